@@ -1,4 +1,4 @@
-//! What a store is opened with.
+//! Configuration of a store.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -10,25 +10,25 @@ use kv_catalog::{KvShape, Namespace, PolicyKind, StoreId, WriteBudget};
 
 use crate::{plane::SharedController, registration::KvPool};
 
-/// Makes the executor that runs the I/O kernel: on opening, and again should one be lost.
+/// Creates the executor that runs the I/O kernel: on opening, and again if one is lost.
 pub type ExecutorFactory = Box<dyn FnMut() -> Result<Box<dyn IoExecutor>, ExecutorError> + Send>;
 
 /// A device of a store.
 #[derive(Debug)]
 pub struct StoreDevice {
-    /// The controller, ready. The store owns it until it is closed.
+    /// The controller, in the ready state. The store owns it until the store is closed.
     pub controller: SharedController,
-    /// The namespace; the first one there is if `None`.
+    /// The namespace; the controller's first one if `None`.
     pub nsid: Option<Nsid>,
     /// First LBA and number of LBAs of the store's region; the whole namespace if `None`.
     pub region: Option<(Lba, u64)>,
-    /// Where its queues live, one entry for each; memory of the controller's address space if
-    /// empty.
+    /// Memory of the device's queues, one entry for each; memory of the controller's address space
+    /// if empty.
     pub queue_memory: Vec<QueueMemory>,
 }
 
 impl StoreDevice {
-    /// All of the controller's first namespace.
+    /// Returns a device that uses the whole of the controller's first namespace.
     #[must_use]
     pub fn new(controller: Controller) -> Self {
         let controller = SharedController::new(controller);
@@ -36,7 +36,7 @@ impl StoreDevice {
     }
 }
 
-/// What [`crate::Store::format`] may overwrite.
+/// Data that [`crate::Store::format`] may overwrite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Overwrite {
     /// Nothing but blank devices.
@@ -44,42 +44,42 @@ pub enum Overwrite {
     Nothing,
     /// Another store, too. Everything in it is lost.
     Store,
-    /// Whatever is there, also what belongs to somebody else.
+    /// Anything, including data of other owners.
     Anything,
 }
 
-/// Which part of a store devices become.
+/// The part of a store that a set of devices becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Part {
     /// All of it, for one process ([`crate::Store`]).
     #[default]
     Whole,
-    /// The catalog of a store with so many ranks and files, on one device
+    /// The catalog of a store with this many ranks and files, on one device
     /// ([`crate::DurableCatalog`]).
     Catalog {
         /// Planes: workers of the engine.
         ranks: u32,
-        /// What every rank has room for: [`kv_catalog::StoreLayout::files`] of its plan.
+        /// Files that fit on every rank: [`kv_catalog::StoreLayout::files`] of its plan.
         files: u32,
     },
     /// The data of one rank ([`crate::Plane::open_rank`]).
     Rank {
-        /// Which, from 0 on.
+        /// The rank's number, from 0 on.
         rank: u32,
-        /// Of how many.
+        /// Number of ranks.
         ranks: u32,
     },
 }
 
-/// How a store is formatted.
+/// Parameters of formatting a store.
 #[derive(Debug, Clone)]
 pub struct Format {
-    /// Names the store. Drawn at random, so that nothing of an earlier store on the same devices
-    /// is taken for this one's.
+    /// Identifier of the store. Drawn at random, so that nothing of an earlier store on the same
+    /// devices is mistaken for part of this one.
     pub store: StoreId,
-    /// Which part of it.
+    /// The part that the devices become.
     pub part: Part,
-    /// What a KV block is made of, on each rank.
+    /// Shape of a KV block on each rank.
     pub shape: KvShape,
     /// Bytes of file data over all devices, padding included; all that fits if `None`.
     pub capacity_bytes: Option<u64>,
@@ -87,14 +87,14 @@ pub struct Format {
     pub group: Option<u32>,
     /// Namespaces that the journal has room for.
     pub namespaces_max: u32,
-    /// Whether a checksum of each object is kept: four bytes of journal and of memory for each.
+    /// Set to keep a checksum of each object: four bytes of journal and of memory for each.
     pub checksums: bool,
-    /// What may be overwritten.
+    /// Data that may be overwritten.
     pub overwrite: Overwrite,
 }
 
 impl Format {
-    /// As large as the devices, with checksums, on blank devices only.
+    /// Returns the format of a store as large as the devices, with checksums, on blank devices.
     #[must_use]
     pub fn new(store: StoreId, shape: KvShape) -> Self {
         let overwrite = Overwrite::Nothing;
@@ -111,46 +111,45 @@ impl Format {
     }
 }
 
-/// When written data counts as stored (decision 6).
+/// The point at which written data counts as stored (decision 6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// Once the devices that have a volatile write cache were flushed: once for all commits that
-    /// wait.
+    /// After a flush of the devices that have a volatile write cache, one for all waiting commits.
     #[default]
     Auto,
-    /// When it was written, with force unit access.
+    /// When a write with force unit access (FUA) completes.
     Fua,
-    /// Never: right where a drive cannot lose power without this host.
+    /// When the write completes, unflushed: right if a drive cannot lose power without this host.
     Volatile,
 }
 
-/// What gets into the memory of [`StoreOptions::dram_bytes`].
+/// Contents of the DRAM cache ([`StoreOptions::dram_bytes`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum DramMode {
-    /// What is stored, what is read from the devices, and what is read ahead. The devices get what
-    /// is stored at once.
+    /// Blocks that are stored, read from the devices, or prefetched. Stored blocks are written to
+    /// the devices immediately.
     #[default]
     WriteThrough,
-    /// What is read ahead alone ([`crate::Plane::prefetch`], [`crate::PacedStore`]). What is stored
-    /// or read into the engine's blocks is not copied out of them.
+    /// Prefetched blocks only ([`crate::Plane::prefetch`], [`crate::PacedStore`]). Blocks that are
+    /// stored from or read into the engine's memory are not copied out of it.
     ReadAhead,
-    /// As `WriteThrough`, but a [`crate::Store`] copies what is stored there alone, and lookups
-    /// find it when it is committed. The devices get it, and it becomes permanent, when nothing
-    /// else is moved, when more of it waits than a quarter of the memory has room for, and at
-    /// [`crate::Store::sync_journal`]. Until then at most
-    /// [`kv_schedule::Config::write_depth_bytes`] are written at a time (without a
-    /// [`crate::PacedStore`] as many as by default), and more at the next commit, allocation or
-    /// [`crate::Store::poll_events`]. What has no room in half of the memory is written through.
-    /// Needs a store with checksums in one process.
+    /// Same as `WriteThrough`, but a [`crate::Store`] copies stored blocks to the cache only, and
+    /// lookups find them when they are committed. They are written to the devices, and become
+    /// permanent, when nothing else is moved, when dirty blocks exceed a quarter of the cache, and
+    /// at [`crate::Store::sync_journal`]. Until then at most
+    /// [`kv_schedule::Config::write_depth_bytes`] are written at a time (its default without a
+    /// [`crate::PacedStore`]), and more at the next commit, allocation or
+    /// [`crate::Store::poll_events`]. Blocks for which half of the cache has no room are written
+    /// through. Needs a store with checksums in one process.
     WriteBack,
 }
 
 impl DramMode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 3] = [Self::WriteThrough, Self::ReadAhead, Self::WriteBack];
 
-    /// Its name, as [`DramMode::from_str`] reads it.
+    /// The mode's name, as parsed by [`DramMode::from_str`].
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -177,69 +176,68 @@ impl FromStr for DramMode {
     }
 }
 
-/// The numbers of a store. The defaults suit a current data-centre drive.
+/// Tunable options of a store. The defaults suit a current data-centre drive.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
     /// Queue pairs per device, each served by one warp.
     pub queues_per_device: u16,
-    /// Entries of each queue, a power of two; cut to what the controller allows.
+    /// Entries of each queue, a power of two; limited to the controller's maximum.
     pub queue_depth: u32,
     /// Neighbouring objects are merged into commands of up to this many bytes, and MDTS. Drives
-    /// reach their bandwidth at about 128 KiB, and larger commands leave them fewer to work on at
-    /// once; but objects of 32 KiB (Llama-3-8B, 16 tokens) need 256 KiB to become at least four
-    /// times fewer commands in a store that has long evicted.
+    /// reach their bandwidth at about 128 KiB, and larger commands give them fewer to work on in
+    /// parallel; but objects of 32 KiB (Llama-3-8B, 16 tokens) need 256 KiB for at least four
+    /// times fewer commands in a store that has been evicting for long.
     pub run_bytes: u32,
     /// Layer operations that may be in flight, a power of two.
     pub iocbs: u32,
-    /// Parts that the staging memory of a staged pool is cut into. Each layer in flight takes one
-    /// and each request has to fit into one: see [`KvPool::staging_bytes`].
+    /// Buffers that the staging memory of a staged pool is cut into. Each layer in flight takes
+    /// one, and each request must fit into one: see [`KvPool::staging_bytes`].
     pub staging_buffers: u32,
-    /// Bytes of memory, shared with the I/O kernel, for what requests bring along: at most 64 bytes
-    /// for each block of a request that is open. More is taken when it is needed; but not beside a
-    /// resident kernel on a GPU, where taking it might wait for the kernel: the request is refused.
+    /// Bytes of memory, shared with the I/O kernel, for per-request tables: at most 64 bytes for
+    /// each block of an open request. More is allocated on demand; but not beside a resident
+    /// kernel on a GPU, where allocating might wait for the kernel: the request is refused.
     pub arena_bytes: usize,
     /// SMs that one operation may use; executors without SMs ignore it.
     pub sms: u32,
-    /// How long a command may take. After two thirds of it the controller is asked to abort the
-    /// command alone; in the end its queue is given up and made anew.
+    /// Time limit of a command. After two thirds of it the controller is asked to abort that
+    /// command; when it expires, the command's queue is abandoned and recreated.
     pub command_timeout: Nanos,
-    /// How long [`crate::Store::wait`] waits before it takes the I/O kernel or a device for dead.
-    /// Has to cover all operations queued before the one waited for, and what the streams that
-    /// they wait for have to do first.
+    /// Time that [`crate::Store::wait`] waits before it declares the I/O kernel or a device dead.
+    /// Must cover all operations queued before the one waited for, and the stream work that they
+    /// wait for.
     pub wait_timeout: Nanos,
-    /// How long the I/O kernel may take to stop: it waits for commands that devices have.
+    /// Time in which the I/O kernel must stop: it waits for commands that devices have.
     pub stop_timeout: Nanos,
-    /// When written data counts as stored.
+    /// The point at which written data counts as stored.
     pub durability: Durability,
-    /// What is evicted first.
+    /// Eviction policy.
     pub policy: PolicyKind,
-    /// Bytes of memory of this process in which blocks that were stored or retrieved are kept
-    /// beside the devices, which have them all the same ([`DramMode::WriteBack`]: later): what is
-    /// found there is copied, and not read. All of it is taken, and with real devices or a GPU
-    /// pinned, when the store is opened. 0: none.
+    /// Bytes of host memory for the DRAM cache, which keeps blocks that were stored or retrieved
+    /// beside the devices; the devices have them, too (with [`DramMode::WriteBack`], later). Hits
+    /// are copied instead of read. All of it is allocated, and with real devices or a GPU pinned,
+    /// when the store is opened. 0: no cache.
     ///
-    /// [`StoreOptions::dram_mode`] says which blocks. With a GPU, on which the pool has to have an
-    /// address, its streams copy, in the order that a layer has: hits to the engine's blocks, and
-    /// everything that is stored or read from the devices out of them, before the blocks are the
-    /// engine's again. So on the direct path, where nothing else crosses host memory, a layer that
-    /// is not found there takes the link twice. It is worth that where blocks come back soon, or
-    /// drives are slower than the link. What is prefetched gets there without it, and
-    /// [`DramMode::ReadAhead`] keeps nothing else.
+    /// [`StoreOptions::dram_mode`] selects the blocks. With a GPU, on which the pool must have an
+    /// address, its streams copy, in the layer's order: hits to the engine's blocks, and stored
+    /// blocks and device reads out of them before the engine may use the blocks again. So on the
+    /// direct path, where nothing else crosses host memory, a layer that misses takes the link
+    /// twice. That pays off if blocks are reused soon, or drives are slower than the link.
+    /// Prefetched blocks do not take it, and [`DramMode::ReadAhead`] keeps only those.
     pub dram_bytes: u64,
-    /// What gets into the memory of `dram_bytes`.
+    /// Contents of the DRAM cache.
     pub dram_mode: DramMode,
-    /// How many bytes a day may be stored, because drives wear; `None`: all that is asked for. The
-    /// store knows the bytes of a file itself.
+    /// Bytes a day that may be stored, to limit drive wear; `None`: no limit. The store fills in
+    /// the bytes of a file.
     pub write_budget: Option<WriteBudget>,
-    /// Whether drives are told of groups of files that hold nothing (Dataset Management). It saves
-    /// them wear; a medium that only keeps the space is better off without.
+    /// Set to send deallocate hints (Dataset Management) for groups of files that hold nothing.
+    /// They save drives wear; a medium that only keeps the space reserved is better off without.
     pub deallocate: bool,
-    /// Whether data of each namespace is kept apart from the journal and from that of others, on
+    /// Set to keep the data of each namespace apart from the journal and from other namespaces, on
     /// drives with placement handles (Flexible Data Placement).
     pub placement: bool,
-    /// Whether opening sends a pattern through every layer and segment first.
+    /// Set to verify every layer and segment with a pattern when the store is opened.
     pub self_test: bool,
-    /// The I/O kernel takes the time from the store's clock, which is a simulated one.
+    /// Set if the store's clock is simulated: the I/O kernel then reads it.
     pub virtual_time: bool,
 }
 
@@ -269,32 +267,32 @@ impl Default for StoreOptions {
     }
 }
 
-/// The GPU that the pool is on, and whose streams layers are put in order with.
+/// The GPU that holds the pool, and whose streams layers are ordered with.
 #[derive(Debug, Clone)]
 pub struct StoreGpu {
-    /// What its streams do for the store.
+    /// Stream operations on this GPU.
     pub streams: Arc<dyn StreamOps>,
-    /// Copies between its memory and this process: how the store verifies a route.
+    /// Copies between GPU memory and this process, with which the store verifies a route.
     pub copies: Arc<dyn CopyEngine>,
 }
 
-/// Everything a store is opened with.
+/// Configuration of [`crate::Store::open`].
 pub struct StoreConfig {
-    /// The devices. All of their controllers have to share one DMA address space with the pool.
+    /// The devices. All of their controllers must share one DMA address space with the pool.
     pub devices: Vec<StoreDevice>,
-    /// Time.
+    /// Clock.
     pub clock: Arc<dyn Clock>,
-    /// Makes the executor of the I/O kernel.
+    /// Creates the executor of the I/O kernel.
     pub executor: ExecutorFactory,
-    /// What a KV block is made of: what the store was formatted for.
+    /// Shape of a KV block, as the store was formatted.
     pub shape: KvShape,
-    /// The namespace that the handle works in ([`crate::Store::within`] makes others).
+    /// The namespace of the handle ([`crate::Store::within`] makes handles for others).
     pub namespace: Namespace,
     /// The engine's KV memory.
     pub pool: KvPool,
     /// The GPU. Needed for a pool on one, and for [`crate::Order`]s that name a stream.
     pub gpu: Option<StoreGpu>,
-    /// The numbers.
+    /// Tunable options.
     pub options: StoreOptions,
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of the store.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub enum RegistrationError {
         /// Rows of the shape.
         shape: u32,
     },
-    /// Blocks and stride make no sense.
+    /// The number of blocks or the stride is invalid.
     #[error(
         "{blocks} blocks of {object}-byte objects, {block_stride} bytes apart: at least one block \
          is needed, and the stride has to be at least the object's size and within 64 bits"
@@ -36,7 +36,7 @@ pub enum RegistrationError {
         /// Bytes of an object.
         object: u64,
     },
-    /// A row is not where it is said to be, or the device sees it in pieces.
+    /// A row lies outside the memory, or is not contiguous for the device.
     #[error(
         "row {row}, {length} bytes at offset {offset}, cannot be registered: {source}; each row's \
          tensor has to be one contiguous range for the device"
@@ -48,22 +48,22 @@ pub enum RegistrationError {
         offset: usize,
         /// Bytes from its first to its last object.
         length: usize,
-        /// Why.
+        /// The cause.
         source: DmaError,
     },
-    /// Memory that the GPU has to reach has no address there.
+    /// Memory that the GPU must reach has no address on it.
     #[error(
         "{what} has no address on the GPU; give GPU memory, or page-locked memory that is mapped \
          there"
     )]
     NoDeviceAddress {
-        /// Which memory.
+        /// Name of the memory.
         what: &'static str,
     },
-    /// Memory that the CPU has to reach has no address in this process.
+    /// Memory that the CPU must reach has no address in this process.
     #[error("{what} has no address in this process; give page-locked host memory")]
     NoHostAddress {
-        /// Which memory.
+        /// Name of the memory.
         what: &'static str,
     },
     /// Objects of two rows share bytes.
@@ -76,10 +76,10 @@ pub enum RegistrationError {
     },
 }
 
-/// One transfer that failed: which layer, whose block, on what.
+/// A failed transfer: its layer, block, file and status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
-    /// Which way.
+    /// Direction of the transfer.
     pub direction: Direction,
     /// The layer.
     pub layer: Layer,
@@ -87,7 +87,7 @@ pub struct Failure {
     pub position: u32,
     /// The file.
     pub file: FileId,
-    /// What became of it.
+    /// Status of the failed command or object.
     pub status: IoStatus,
     /// Commands and objects of the layer that failed; this is one of them.
     pub errors: u32,
@@ -114,11 +114,11 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The store could not do what was asked.
+/// An error of a store or plane.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The layout does not fit.
+    /// The layout is invalid or does not fit the devices.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The configuration contradicts itself or the devices.
@@ -126,27 +126,27 @@ pub enum StoreError {
     Config {
         /// The field.
         field: &'static str,
-        /// What was found, and what to do.
+        /// The problem, and a remedy.
         problem: String,
     },
-    /// Too much waits to be written ([`crate::PacedStore`]).
+    /// The backlog of writes is full ([`crate::PacedStore`]).
     #[error(transparent)]
     Backlog(#[from] BacklogFull),
-    /// A controller refused.
+    /// A controller returned an error.
     #[error("device {device}: {source}")]
     Driver {
         /// The device.
         device: DeviceIndex,
-        /// Why.
+        /// The cause.
         source: nvme_driver::Error,
     },
-    /// The ring refused.
+    /// The ring returned an error.
     #[error(transparent)]
     Ring(#[from] gio_uring::Error),
-    /// No executor could be made.
+    /// The executor could not be created.
     #[error(transparent)]
     Executor(#[from] ExecutorError),
-    /// Data does not get from a device to the pool and back on the path that the pool is
+    /// Data does not get from a device to the pool and back on the path that the pool was
     /// registered for.
     #[error(
         "the {path} path does not work: {why}; nothing was opened. Register the pool for another \
@@ -155,7 +155,7 @@ pub enum StoreError {
     Route {
         /// The path.
         path: Path,
-        /// What was tried, and what came of it.
+        /// The test that failed, and its result.
         why: String,
     },
     /// A pattern did not come back from the devices as it was stored.
@@ -170,17 +170,17 @@ pub enum StoreError {
         segment: u32,
         /// Offset in the object, in bytes.
         offset: u64,
-        /// What was found.
+        /// The mismatch found.
         why: String,
     },
-    /// A device did not take data or journal for good. The store takes no writes any more; what is
-    /// stored can still be retrieved.
+    /// A device failed to make data or journal durable. The store takes no more writes; stored
+    /// blocks can still be retrieved.
     #[error(
         "nothing can be stored any more: {cause}; what is stored can still be retrieved. Check the \
          device, then open the store again"
     )]
     JournalFailed {
-        /// What happened.
+        /// The cause.
         cause: String,
     },
     /// A controller was recovered between the write of data and the flush of its volatile cache.
@@ -189,10 +189,10 @@ pub enum StoreError {
          nothing of the request is visible, its files are free: store it again"
     )]
     Forgotten,
-    /// The catalog refused.
+    /// The catalog returned an error.
     #[error(transparent)]
     Catalog(#[from] kv_catalog::CatalogError),
-    /// Formatting would destroy something.
+    /// Formatting would destroy data.
     #[error(
         "{device} holds {what}, which formatting would destroy; nothing was written. Name another \
          device, or allow it to be overwritten"
@@ -200,19 +200,19 @@ pub enum StoreError {
     Occupied {
         /// The device.
         device: String,
-        /// What is on it.
+        /// Contents of the device.
         what: String,
     },
-    /// The devices do not hold the store that was asked for.
+    /// The devices do not hold the requested store.
     #[error(transparent)]
     Format(#[from] kv_catalog::FormatError),
-    /// The journal cannot be used.
+    /// The journal is not usable.
     #[error(transparent)]
     Journal(#[from] kv_catalog::JournalError),
-    /// A stream was named, but the store knows no GPU.
+    /// A stream was given, but the store has no GPU.
     #[error("a stream was given, but the store was opened without a GPU; set StoreConfig::gpu")]
     NoStreams,
-    /// A stream did not take what the store wanted of it. Nothing of the layer is in flight.
+    /// A stream refused an operation. Nothing of the layer is in flight.
     #[error(
         "a stream did not take an operation: {cause}; give a stream of the store's GPU that still \
          exists, or wait for the layer on the host"
@@ -229,16 +229,16 @@ pub enum StoreError {
     Staging {
         /// Blocks to be moved.
         blocks: usize,
-        /// Blocks that a buffer has room for.
+        /// Blocks that fit into a buffer.
         slots: u32,
     },
     /// Every staging buffer is in use.
     #[error("all {buffers} staging buffers are in use; wait for a layer")]
     StagingBusy {
-        /// Buffers there are.
+        /// Number of staging buffers.
         buffers: u32,
     },
-    /// The media of a device takes no writes any more.
+    /// The media of a device has become read-only.
     #[error(
         "device {device} reports that its media is read-only; what is stored can still be \
          retrieved, but nothing can be stored: replace the drive"
@@ -253,59 +253,59 @@ pub enum StoreError {
         /// Operations in flight.
         in_flight: u32,
     },
-    /// Two lists of a request do not belong together.
+    /// Two lists of a request differ in length.
     #[error("{blocks} blocks were given for {positions} {what}; give one for each")]
     Positions {
         /// Blocks given.
         blocks: usize,
         /// Positions they are for.
         positions: usize,
-        /// What the positions are.
+        /// Kind of the positions.
         what: &'static str,
     },
-    /// A block that does not exist.
+    /// The block does not exist.
     #[error("block {block} was given, but {blocks} blocks are registered")]
     NoSuchBlock {
         /// The block.
         block: BlockId,
-        /// Blocks there are.
+        /// Registered blocks.
         blocks: u32,
     },
-    /// A file that does not exist.
+    /// The file does not exist.
     #[error("file {file} was given, but the store has {files} files")]
     NoSuchFile {
         /// The file.
         file: FileId,
-        /// Files there are.
+        /// Files of the store.
         files: u32,
     },
-    /// A job that does not exist.
+    /// The job does not exist.
     #[error("job {} was given, but it has ended or never began", job.0)]
     NoSuchJob {
         /// The job.
         job: JobId,
     },
-    /// A block given twice as a destination.
+    /// A block is the destination of two blocks of a request.
     #[error("block {block} is the destination of two blocks of one request")]
     DuplicateBlock {
         /// The block.
         block: BlockId,
     },
-    /// A layer that does not exist.
+    /// The layer does not exist.
     #[error("layer {layer} was asked for, but the model has {layers}")]
     NoSuchLayer {
         /// The layer.
         layer: Layer,
-        /// Layers there are.
+        /// Layers of the model.
         layers: u32,
     },
-    /// The layer is being moved already.
+    /// The layer is already in flight.
     #[error("layer {layer} of this request is in flight already; wait for its ticket first")]
     InFlight {
         /// The layer.
         layer: Layer,
     },
-    /// A handle of another store.
+    /// The handle belongs to another store.
     #[error("the {what} belongs to another store")]
     Foreign {
         /// The kind of handle.
@@ -325,14 +325,14 @@ pub enum StoreError {
         /// The file.
         file: FileId,
     },
-    /// Data did not get where it was to go. The devices work, or have been recovered: nothing
-    /// touches the request's blocks any more.
+    /// A transfer failed. The devices work, or have been recovered: nothing accesses the request's
+    /// blocks any more.
     #[error("{failure}")]
     Transfer {
-        /// What failed.
+        /// The failure.
         failure: Failure,
     },
-    /// An earlier layer of the request failed, so no further one is started.
+    /// An earlier layer of the request failed, so no more layers are started.
     #[error("the request failed before: {failure}")]
     RequestFailed {
         /// The first failure.
@@ -344,13 +344,13 @@ pub enum StoreError {
         /// The first such layer.
         layer: Layer,
     },
-    /// The store has failed and does nothing any more.
+    /// The store has failed and refuses every call.
     #[error(
         "the store has failed and has to be opened anew: {cause}; memory the devices might still \
          reach was leaked"
     )]
     Failed {
-        /// What happened.
+        /// The cause.
         cause: String,
     },
 }

@@ -1,22 +1,22 @@
-//! What a layer waits for, and what waits for it.
+//! Ordering of a layer's transfer with streams and events.
 
 use gio_uring::{RawStream, Wait};
 
-/// When a layer's transfer starts, and what waits for it. See the crate's documentation for how an
-/// engine uses this.
+/// Order of a layer's transfer relative to streams and events. See the crate's documentation for
+/// its use in an engine.
 #[derive(Debug, Clone, Copy)]
 pub enum Order<'a> {
-    /// It starts at once. Only a caller that waits for its ticket waits for it.
+    /// It starts immediately. Only the caller that waits for its ticket waits for it.
     Unordered,
-    /// It starts once an event ([`crate::Plane::event`]) has a value. The event must be signalled
-    /// sooner or later.
+    /// It starts once an event ([`crate::Plane::event`]) reaches a value. The event must be
+    /// signalled eventually.
     AfterEvent(&'a Wait),
-    /// It starts after what was enqueued on this stream before the call. What is enqueued later
-    /// does not wait for it.
+    /// It starts after the work enqueued on this stream before the call. Work enqueued later does
+    /// not wait for it.
     AfterStream(RawStream),
-    /// It starts after what was enqueued on this stream before the call, and what is enqueued
-    /// later waits: until the layer's blocks hold the data, or, for a layer that is stored, until
-    /// nothing reads them any more.
+    /// It starts after the work enqueued on this stream before the call. Work enqueued later waits
+    /// until the layer's blocks hold the data, or, for a layer that is stored, until nothing reads
+    /// them any more.
     InStream(RawStream),
 }
 

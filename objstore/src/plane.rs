@@ -1,9 +1,9 @@
-//! The plane: moves files between devices and registered memory. It knows no key.
+//! The plane: moves files between devices and registered memory. It knows no keys.
 //!
-//! A plane is what each worker process of an engine has: its devices, their queues and rings, and
-//! the KV pool. What to move comes from a catalog, which may be in another process; what passes
-//! between them is plain data ([`Move`], [`JobDone`]). A job is begun and finished by its number;
-//! nothing is given back by dropping a handle.
+//! Each worker process of an engine has a plane: its devices, their queues and rings, and the KV
+//! pool. A catalog, which may be in another process, decides which files to move; the two exchange
+//! plain data ([`Move`], [`JobDone`]). Jobs are begun and ended by number; dropping a handle
+//! releases nothing.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -54,8 +54,8 @@ pub use self_test::KvView;
 use staging::Staging;
 use streams::Streams;
 
-/// A controller that a plane and a journal share. Whoever locks it may do I/O on its host queue
-/// and control it; nothing on the data path does.
+/// A controller that a plane and a journal share. The holder of the lock may do I/O on its host
+/// queue and control it; nothing on the data path takes the lock.
 #[derive(Debug, Clone)]
 pub struct SharedController {
     controller: Arc<Mutex<Controller>>,
@@ -70,13 +70,13 @@ impl SharedController {
         Self { controller: Arc::new(Mutex::new(controller)), resets }
     }
 
-    /// Locks it. A thread that panicked while it had it leaves no half-done state: the driver's
-    /// calls are complete in themselves.
+    /// Locks the controller. A thread that panicked while holding the lock leaves no half-done
+    /// state: the driver's calls are complete in themselves.
     pub fn lock(&self) -> MutexGuard<'_, Controller> {
         self.controller.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks it, unless somebody else has it.
+    /// Locks the controller, unless another thread holds the lock.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Controller>> {
         match self.controller.try_lock() {
             Ok(controller) => Some(controller),
@@ -85,56 +85,56 @@ impl SharedController {
         }
     }
 
-    /// How often it was reset, without waiting for who has it.
+    /// Returns the number of resets, without waiting for the lock.
     pub(crate) fn resets(&self) -> u64 {
         self.resets.get()
     }
 
-    /// The controller, when nothing else shares it any more.
+    /// Returns the controller if nothing else shares it any more.
     pub(crate) fn into_inner(self) -> Option<Controller> {
         let mutex = Arc::try_unwrap(self.controller).ok()?;
         Some(mutex.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// A device and what the plane has of it.
+/// A device and the plane's resources on it.
 #[derive(Debug)]
 struct Device {
     controller: SharedController,
     nsid: Nsid,
-    /// Where the files' objects are.
+    /// Region of the files' objects.
     region: Region,
     /// The queue pairs that are granted to the I/O kernel.
     queues: Vec<QueueId>,
-    /// It reports that its media takes no writes any more.
+    /// Set when the media has become read-only.
     read_only: bool,
-    /// Its owner wants it back.
+    /// Set when the device's owner wants it back.
     requested: bool,
-    /// Its queues alone are not enough: it is reset before anything else is done.
+    /// Set when new queues alone are not enough: it is reset before anything else is done.
     must_reset: bool,
 }
 
 /// A layer operation in flight: in the ring, or on a stream behind it.
 #[derive(Debug)]
 struct Op {
-    /// `None`: only a stream copies.
+    /// `None` if only a stream copies.
     iocb: Option<IocbId>,
     job: JobId,
     layer: Layer,
-    /// What became of it in the ring. The IOCB may be used by another operation then.
+    /// Its result in the ring. The IOCB may be used by another operation then.
     outcome: Option<Result<LayerDone, Failure>>,
     /// With streams: reached when it ended in the ring.
     end: Option<Wait>,
-    /// Staged: its buffer.
+    /// The staging buffer, on the staged path.
     buffer: Option<usize>,
-    /// Reached when its objects were moved by a stream: those that were staged and retrieved are in
-    /// the pool, and what memory of this process has to do with it was copied.
+    /// Reached when a stream has moved its objects: staged objects of a retrieve are in the pool,
+    /// and copies to and from the DRAM cache are done.
     moved: Option<Wait>,
-    /// What a stream waits for that moves them. Kept for it.
+    /// The event that a stream waits for before it moves them. Kept alive for the stream.
     first: Option<Wait>,
 }
 
-/// Where the ring moves objects to and from.
+/// Memory that the ring moves objects to and from.
 #[derive(Debug)]
 enum Target {
     /// The engine's memory.
@@ -143,7 +143,7 @@ enum Target {
     Staged(Staging),
 }
 
-/// What the store counts itself.
+/// Counts that the plane keeps itself.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tally {
     stored_bytes: u64,
@@ -151,7 +151,7 @@ struct Tally {
     recoveries: u64,
 }
 
-/// Memory reused from call to call.
+/// Memory reused between calls.
 #[derive(Debug, Default)]
 struct Scratch {
     map: Vec<Affine>,
@@ -173,44 +173,44 @@ pub struct Plane {
     clock: Arc<dyn Clock>,
     executor: Factory,
     options: StoreOptions,
-    /// Checksums are made and compared.
+    /// Set if checksums are computed and compared.
     checksums: bool,
-    /// Writes have force unit access.
+    /// Set if writes have force unit access.
     fua: bool,
-    /// Placement handles that every device has; 0 without.
+    /// Placement handles that every device has; 0 without placement.
     placements: u32,
-    /// A volatile cache has to be flushed before written data counts as stored.
+    /// Set if a volatile cache must be flushed before written data counts as stored.
     must_flush: bool,
     shape: KvShape,
     geometry: Geometry,
     files: u32,
     pool: KvPool,
-    /// Blocks beside the devices.
+    /// The DRAM cache.
     memory: Option<HostMemory>,
-    /// Where padding comes from and goes to. Never read; kept because the devices use it.
+    /// Source and target of padding. Never read; kept because the devices use it.
     pads: Option<Arc<dyn DmaMemory>>,
     jobs: HashMap<JobId, Job>,
     jobs_ever: u64,
     ops: Vec<Op>,
     /// Jobs that were abandoned and have not ended.
     abandoned: usize,
-    /// Abandoned jobs that have ended since they were last asked for.
+    /// Abandoned jobs that have ended, until they are taken.
     ended: Vec<JobId>,
-    /// Files whose read failed since they were last asked for.
+    /// Files whose read failed, until they are taken.
     lost: Vec<FileId>,
-    /// What devices reported and the engine has not asked for.
+    /// Events of devices that the engine has not taken.
     events: VecDeque<StoreEvent>,
-    /// When the devices are polled next.
+    /// Time of the next poll of the devices.
     next_poll: Nanos,
     late: Late,
     id: PlaneId,
     tally: Tally,
     scratch: Scratch,
-    /// Why controllers have to be recovered before anything else is done.
+    /// Set when controllers must be recovered before anything else is done, with the cause.
     fault: Option<String>,
-    /// Why nothing is stored any more: a flush failed.
+    /// Set when a failed flush ended all writes, with the cause.
     read_only: Option<String>,
-    /// Why the plane does nothing any more.
+    /// Set when the plane refuses every call, with the cause.
     failed: Option<String>,
 }
 
@@ -218,21 +218,21 @@ pub struct Plane {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct PlaneStats {
-    /// The route of the data.
+    /// The data path.
     pub path: Path,
     /// Bytes written to the devices, without padding.
     pub stored_bytes: u64,
     /// Bytes read from the devices, without padding.
     pub retrieved_bytes: u64,
-    /// What was retrieved without them.
+    /// Counts of the DRAM cache.
     pub dram: DramStats,
-    /// Times the controllers were recovered from a timeout or a fault.
+    /// Recoveries of the controllers from a timeout or a fault.
     pub recoveries: u64,
-    /// What the I/O kernel counts.
+    /// Counts of the I/O kernel.
     pub ring: Counters,
 }
 
-/// A boxed closure that can be printed.
+/// A boxed closure that implements `Debug`.
 struct Factory(ExecutorFactory);
 
 impl std::fmt::Debug for Factory {
@@ -242,39 +242,39 @@ impl std::fmt::Debug for Factory {
 }
 
 impl Plane {
-    /// The shape of the KV blocks.
+    /// Returns the shape of the KV blocks.
     #[must_use]
     pub fn shape(&self) -> &KvShape {
         &self.shape
     }
 
-    /// Where files live on the devices.
+    /// Returns the placement of files on the devices.
     #[must_use]
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// The engine's memory.
+    /// Returns the engine's memory.
     #[must_use]
     pub fn pool(&self) -> &KvPool {
         &self.pool
     }
 
-    /// An event that layers can wait for ([`crate::Order::AfterEvent`]) and that the engine's
-    /// stream signals. Good until the plane is closed, or had to replace its executor.
+    /// Returns an event that layers can wait for ([`crate::Order::AfterEvent`]) and that the
+    /// engine's stream signals. Valid until the plane is closed or has to replace its executor.
     ///
     /// # Errors
-    /// [`StoreError::Ring`] without memory, [`StoreError::Failed`].
+    /// Returns [`StoreError::Ring`] if memory runs out, or [`StoreError::Failed`].
     pub fn event(&mut self) -> Result<Event, StoreError> {
         Ok(self.ring()?.event()?)
     }
 
-    /// Abandoned jobs that have ended since the last call: no device touches their files any more.
+    /// Returns abandoned jobs that have ended: no device accesses their files any more.
     pub fn take_ended(&mut self) -> Vec<JobId> {
         std::mem::take(&mut self.ended)
     }
 
-    /// Files whose bytes could not be read since the last call, each once: they are misses from
+    /// Returns files that could not be read since the last call, each once: they are misses from
     /// now on.
     pub fn take_lost(&mut self) -> Vec<FileId> {
         let mut lost = std::mem::take(&mut self.lost);
@@ -283,19 +283,19 @@ impl Plane {
         lost
     }
 
-    /// A count that grows when controllers are recovered from a timeout or a fault, and whenever
-    /// one of them is reset, by whomever: its volatile cache may have forgotten what was stored
-    /// and not flushed. For comparing with [`JobDone::recoveries`].
+    /// Returns a count that grows when controllers are recovered from a timeout or a fault, and
+    /// whenever one of them is reset, by any owner: its volatile cache may have lost data that was
+    /// stored and not flushed. For comparing with [`JobDone::recoveries`].
     #[must_use]
     pub fn recoveries(&self) -> u64 {
         let resets = self.devices.iter().map(|device| device.controller.resets());
         self.tally.recoveries + resets.sum::<u64>()
     }
 
-    /// Counts.
+    /// Returns the counts.
     ///
     /// # Errors
-    /// [`StoreError::Failed`].
+    /// Returns [`StoreError::Failed`].
     pub fn stats(&mut self) -> Result<PlaneStats, StoreError> {
         let ring = self.ring()?.counters().total;
         let Tally { stored_bytes, retrieved_bytes, recoveries } = self.tally;
@@ -309,13 +309,13 @@ impl Plane {
         })
     }
 
-    /// Makes everything that was written permanent, where a device has a volatile write cache.
+    /// Makes all written data permanent: flushes the devices if one has a volatile write cache.
     ///
     /// # Errors
-    /// [`StoreError::JournalFailed`]: a device did not flush its cache, now or before. What was
-    /// written since the last flush that succeeded may be lost, and nobody can tell what a later
-    /// one would cover: no device is asked again, and nothing is stored any more until the plane
-    /// is opened anew. What is stored can be retrieved.
+    /// Returns [`StoreError::JournalFailed`] if a device did not flush its cache, now or before.
+    /// Data written since the last successful flush may be lost, and it is unknown what a later
+    /// flush would cover: no device is flushed again, and nothing is stored any more until the
+    /// plane is reopened. Stored blocks can be retrieved.
     pub fn flush(&mut self) -> Result<(), StoreError> {
         self.check_flushed()?;
         if !self.must_flush {
@@ -343,18 +343,18 @@ impl Plane {
         }
     }
 
-    /// Takes note of what happened since the last call: events of devices now and then, and
+    /// Processes everything since the last call: events of devices, at their poll interval, and
     /// completions.
     ///
     /// # Errors
-    /// [`StoreError::Failed`], or why recovering from an earlier operation's fault failed.
+    /// Returns [`StoreError::Failed`], or the error of a recovery from an earlier fault.
     pub fn sync(&mut self) -> Result<(), StoreError> {
         self.check()?;
         self.attend()?;
         self.reap().map(|_| ())
     }
 
-    /// Refuses to go on with a failed plane.
+    /// Refuses calls on a failed plane.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         match &self.failed {
             Some(cause) => Err(StoreError::Failed { cause: cause.clone() }),
@@ -362,7 +362,7 @@ impl Plane {
         }
     }
 
-    /// The ring and the events of streams.
+    /// Returns the ring and the events of streams.
     fn streams(&mut self) -> Result<(&mut Uring, &mut Streams), StoreError> {
         self.check()?;
         match (&mut self.ring, &mut self.streams) {

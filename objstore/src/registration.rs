@@ -1,11 +1,11 @@
-//! The engine's KV memory: which bytes of it belong to which block and row.
+//! The engine's KV memory: the address of each block's object in each row.
 //!
 //! Registration is linear (decision 3): the object of block `b` in row `r` is the `object_bytes`
-//! at `rows[r] + b * block_stride`, and as each row is one range for the device, its address is
-//! `row_iova[r] + b * block_stride`. No table of pages or blocks exists on either side.
+//! at `rows[r] + b * block_stride`. Each row is contiguous for the device, so its address is
+//! `row_iova[r] + b * block_stride`. There is no table of pages or blocks on either side.
 //!
-//! A staged pool is one that no device reaches. Its objects go through staging memory, which the
-//! devices do reach: there they lie by their position in the request and not by their block.
+//! No device reaches a staged pool. Its objects go through staging memory, which the devices do
+//! reach and in which objects are ordered by position in the request, not by block.
 
 use std::{any::Any, fmt, ops::Range, sync::Arc};
 
@@ -15,19 +15,19 @@ use kv_catalog::{BlockId, KvShape, Row};
 
 use crate::{error::RegistrationError, stats::Path};
 
-/// What a page is, for the addresses in staging memory.
+/// Page size of the addresses in staging memory.
 pub(crate) const PAGE: u64 = 4096;
 
-/// A registered pool of KV blocks, and the way that data takes to it. Clones are the same pool.
+/// A registered pool of KV blocks, and its data path. Clones refer to the same pool.
 #[derive(Debug, Clone)]
 pub struct KvPool {
     path: Path,
-    /// What the devices reach: the pool, or its staging memory.
+    /// Memory that the devices reach: the pool, or its staging memory.
     memory: Arc<dyn DmaMemory>,
-    /// Staged: the pool itself.
+    /// The pool itself, if it is staged.
     gpu: Option<GpuMemory>,
     rows: Vec<u64>,
-    /// Where devices find block 0 of each row; empty if they do not.
+    /// Device address of block 0 in each row; empty for a staged pool.
     row_iova: Vec<Iova>,
     block_stride: u64,
     blocks: u32,
@@ -36,14 +36,14 @@ pub struct KvPool {
 
 impl KvPool {
     /// Registers memory of this process. `rows[r]` is the offset of block 0's object of row `r`,
-    /// `block_stride` the bytes from one block's object to the next one's.
+    /// `block_stride` the distance in bytes between the objects of neighbouring blocks.
     ///
     /// A row may lie inside another one's stride (K and V interleaved by block), but no two
-    /// objects may share a byte: one would overwrite the other.
+    /// objects may share a byte.
     ///
     /// # Errors
-    /// [`RegistrationError`] when a row leaves the memory or is not contiguous for the device,
-    /// when objects overlap, or when the shape and the number of rows disagree.
+    /// Returns [`RegistrationError`] if a row leaves the memory or is not contiguous for the
+    /// device, if objects overlap, or if the number of rows is not the shape's.
     pub fn new(
         memory: Arc<dyn DmaMemory>,
         shape: &KvShape,
@@ -64,10 +64,10 @@ impl KvPool {
         Ok(Self { path, memory, gpu: None, rows, row_iova, block_stride, blocks, object_bytes })
     }
 
-    /// As [`KvPool::new`], for memory of a GPU that the devices reach themselves.
+    /// Same as [`KvPool::new`], for GPU memory that the devices reach themselves.
     ///
     /// # Errors
-    /// As for [`KvPool::new`], and [`RegistrationError::NoDeviceAddress`] for memory that has no
+    /// Same as [`KvPool::new`], and [`RegistrationError::NoDeviceAddress`] if the memory has no
     /// address on the GPU.
     pub fn on_gpu(
         memory: Arc<dyn DmaMemory>,
@@ -83,14 +83,14 @@ impl KvPool {
         Ok(Self { path: Path::Direct, ..pool })
     }
 
-    /// Registers memory of a GPU that the devices do not reach, and `staging`, which both they and
-    /// the GPU do: page-locked memory of this process with an address on the GPU. How much of it is
-    /// needed: [`KvPool::staging_bytes`].
+    /// Registers GPU memory that the devices do not reach, and `staging`, which both they and the
+    /// GPU reach: page-locked memory of this process with an address on the GPU.
+    /// [`KvPool::staging_bytes`] computes its size.
     ///
     /// # Errors
-    /// As for [`KvPool::new`], and [`RegistrationError::NoDeviceAddress`] when one of the two has
-    /// no address on the GPU or [`RegistrationError::NoHostAddress`] when staging memory has none
-    /// in this process.
+    /// Same as [`KvPool::new`], and [`RegistrationError::NoDeviceAddress`] if one of the two has
+    /// no address on the GPU or [`RegistrationError::NoHostAddress`] if the staging memory has
+    /// none in this process.
     pub fn staged(
         pool: ExternalMemory,
         staging: Arc<dyn DmaMemory>,
@@ -135,11 +135,11 @@ impl KvPool {
             .saturating_mul(u64::from(buffers))
     }
 
-    /// Registers tensors that lie one after another, a row each: `[rows, blocks, object]`. This is
-    /// how engines lay out one tensor per layer and segment in one allocation.
+    /// Registers contiguous tensors, one per row: `[rows, blocks, object]`. Engines use this layout
+    /// for one tensor per layer and segment in one allocation.
     ///
     /// # Errors
-    /// As for [`KvPool::new`].
+    /// Same as [`KvPool::new`].
     pub fn contiguous(
         memory: Arc<dyn DmaMemory>,
         shape: &KvShape,
@@ -151,12 +151,12 @@ impl KvPool {
         Self::new(memory, shape, rows, stride, blocks)
     }
 
-    /// Gives the memory back to the engine: when this returns, no device has it mapped any more and
-    /// it may be freed. Close the store first ([`crate::Store::close`]).
+    /// Returns the memory to the engine: afterwards no device has it mapped, and it may be freed.
+    /// Close the store first ([`crate::Store::close`]).
     ///
     /// # Errors
-    /// [`InUse`], with the pool, while anything else still holds the mapping: a store, a clone of
-    /// this pool, the engine's own handle.
+    /// Returns [`InUse`], with the pool, if anything else still holds the mapping: a store, a clone
+    /// of this pool, the engine's own handle.
     pub fn unregister(mut self) -> Result<(), InUse> {
         if Arc::get_mut(&mut self.memory).is_none() {
             let others = Arc::strong_count(&self.memory) - 1;
@@ -167,63 +167,63 @@ impl KvPool {
         Ok(())
     }
 
-    /// How data gets to the pool.
+    /// Returns the data path of the pool.
     #[must_use]
     pub fn path(&self) -> Path {
         self.path
     }
 
-    /// The memory that the devices reach: the pool's, or its staging memory.
+    /// Returns the memory that the devices reach: the pool's, or its staging memory.
     #[must_use]
     pub fn memory(&self) -> &Arc<dyn DmaMemory> {
         &self.memory
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> u32 {
         self.rows.len() as u32
     }
 
-    /// Blocks.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// Bytes from one block's object to the next one's.
+    /// Returns the distance in bytes between the objects of neighbouring blocks.
     #[must_use]
     pub fn block_stride(&self) -> u64 {
         self.block_stride
     }
 
-    /// Bytes of one object.
+    /// Returns the bytes of one object.
     #[must_use]
     pub fn object_bytes(&self) -> u32 {
         self.object_bytes
     }
 
-    /// Where the devices find block 0 of each row; empty for a staged pool: they do not reach it.
+    /// Returns the device address of block 0 in each row; empty for a staged pool.
     #[must_use]
     pub fn row_iova(&self) -> &[Iova] {
         &self.row_iova
     }
 
-    /// Offset of an object in the memory; `None` for a block or row that does not exist.
+    /// Returns an object's offset in the memory; `None` if the block or row does not exist.
     #[must_use]
     pub fn offset(&self, block: BlockId, row: Row) -> Option<u64> {
         let base = self.rows.get(row.0 as usize)?;
         (block.0 < self.blocks).then(|| base + u64::from(block.0) * self.block_stride)
     }
 
-    /// Where the GPU finds an object; `None` for a block or row that does not exist, and for memory
-    /// that is not on a GPU.
+    /// Returns an object's address on the GPU; `None` if the block or row does not exist or the
+    /// memory is not on a GPU.
     #[must_use]
     pub fn device(&self, block: BlockId, row: Row) -> Option<DevicePtr> {
         Some(DevicePtr(self.device_base()?.0 + self.offset(block, row)?))
     }
 
-    /// Whether this process cannot read it.
+    /// Returns true if this process cannot read the pool.
     pub(crate) fn is_device_only(&self) -> bool {
         self.gpu.is_some() || self.memory.host().is_none()
     }
@@ -235,7 +235,7 @@ impl KvPool {
         }
     }
 
-    /// Where in [`KvPool::memory`] the part begins and ends that the devices use.
+    /// Returns the range of [`KvPool::memory`] that the devices use.
     pub(crate) fn used(&self) -> Range<u64> {
         if self.gpu.is_some() {
             return 0..self.memory.len() as u64;
@@ -245,14 +245,14 @@ impl KvPool {
         first..self.rows.iter().max().copied().unwrap_or(0) + span
     }
 
-    /// Where the GPU finds block 0 of each row; empty without one.
+    /// Returns the GPU address of block 0 in each row; empty without a GPU.
     pub(crate) fn row_device(&self) -> Vec<u64> {
         let base = self.device_base();
         let rows = self.rows.iter();
         base.map(|base| rows.map(|row| base.0 + row).collect()).unwrap_or_default()
     }
 
-    /// Block 0's object of each row, as an I/O kernel may reach it; empty for a staged pool.
+    /// Returns block 0's object of each row, as an I/O kernel reaches it; empty if staged.
     pub(crate) fn row_places(&self) -> Vec<Place> {
         let place = |(row, iova): (&u64, &Iova)| Place {
             host: self.memory.host().map(|base| base.as_ptr().expose_provenance() as u64 + row),
@@ -262,7 +262,7 @@ impl KvPool {
         self.rows.iter().zip(&self.row_iova).map(place).collect()
     }
 
-    /// Where the devices find an object; `None` for a block or row that does not exist, and for a
+    /// Returns an object's device address; `None` if the block or row does not exist, and for a
     /// staged pool.
     #[must_use]
     pub fn iova(&self, block: BlockId, row: Row) -> Option<Iova> {
@@ -270,25 +270,25 @@ impl KvPool {
         (block.0 < self.blocks).then(|| base.offset(u64::from(block.0) * self.block_stride))
     }
 
-    /// The largest power of two that divides every object's address for the devices and the
-    /// object's size: what descriptors with an alignment rule need to know.
+    /// Returns the largest power of two that divides every object's address for the devices and
+    /// the object's size, for descriptors with an alignment rule.
     #[must_use]
     pub fn alignment(&self) -> u64 {
         let bits = self.row_iova.iter().fold(0, |bits, iova| bits | iova.0);
         if self.gpu.is_some() {
-            // In staging memory objects lie one after another from a page's begin on.
+            // In staging memory objects are contiguous from a page boundary on.
             return 1 << (PAGE | u64::from(self.object_bytes)).trailing_zeros();
         }
         1 << (bits | self.block_stride | u64::from(self.object_bytes)).trailing_zeros()
     }
 }
 
-/// A pool that no device reaches.
+/// GPU memory of a pool that no device reaches.
 #[derive(Clone)]
 struct GpuMemory {
     device: DevicePtr,
     len: usize,
-    /// Frees it.
+    /// Frees the memory when dropped.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -299,7 +299,7 @@ impl fmt::Debug for GpuMemory {
     }
 }
 
-/// Something still holds the mapping of a pool that was to be unregistered.
+/// Error of [`KvPool::unregister`]: something else still holds the mapping.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the pool's memory is still mapped: {others} others hold it; close the store and drop every \
@@ -308,17 +308,17 @@ impl fmt::Debug for GpuMemory {
 pub struct InUse {
     /// The pool, registered as before.
     pub pool: Box<KvPool>,
-    /// How many others hold its memory.
+    /// Number of other handles to its memory.
     pub others: usize,
 }
 
-/// Bytes of one row in a staging buffer for `slots` blocks. Rows start at pages, which suits every
-/// descriptor.
+/// Returns the bytes of one row in a staging buffer for `slots` blocks. Rows start at page
+/// boundaries, which suits every descriptor.
 pub(crate) fn staging_row_bytes(object_bytes: u32, slots: u32) -> u64 {
     (u64::from(object_bytes) * u64::from(slots)).next_multiple_of(PAGE)
 }
 
-/// Checks the numbers of a pool; the bytes from a row's first object to the end of its last one.
+/// Checks a pool's dimensions; returns the bytes from a row's first object to the end of its last.
 fn row_len(
     shape: &KvShape,
     rows: &[u64],
@@ -337,12 +337,12 @@ fn row_len(
     length.and_then(|length| usize::try_from(length).ok()).ok_or(stride)
 }
 
-/// An offset that is beyond the address space is beyond any memory, too.
+/// Converts a row's offset. One beyond the address space is beyond any memory, too.
 fn offset(row: u64) -> usize {
     usize::try_from(row).unwrap_or(usize::MAX)
 }
 
-/// Checks that no two objects of different rows share a byte. Objects of one row cannot: the
+/// Checks that no two objects of different rows share a byte. Objects of one row never do: the
 /// stride is at least their size.
 fn disjoint(rows: &[u64], stride: u64, blocks: u32, object: u64) -> Result<(), RegistrationError> {
     let mut order: Vec<usize> = (0..rows.len()).collect();

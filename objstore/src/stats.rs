@@ -1,9 +1,9 @@
-//! What a store reports about itself.
+//! Statistics of a store.
 
 use std::fmt;
 
-/// The route data takes between SSD and the engine's KV memory (decision 7). It is a value that
-/// the store reports, never a silent fallback.
+/// The path of data between SSD and the engine's KV memory (decision 7). The store reports it;
+/// it never falls back silently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Path {
@@ -25,47 +25,47 @@ impl fmt::Display for Path {
     }
 }
 
-/// What memory of this process beside the devices did ([`crate::StoreOptions::dram_bytes`]).
+/// Counts of the DRAM cache ([`crate::StoreOptions::dram_bytes`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct DramStats {
-    /// Blocks of retrievals that were there: they are copied.
+    /// Retrieved blocks found in the cache: they are copied.
     pub hits: u64,
-    /// Blocks of retrievals that were not: the devices are asked.
+    /// Retrieved blocks not found in the cache: they are read from the devices.
     pub misses: u64,
-    /// Bytes that were retrieved from there.
+    /// Bytes retrieved from the cache.
     pub retrieved_bytes: u64,
-    /// Blocks that are there now.
+    /// Blocks in the cache now.
     pub blocks: u32,
-    /// Blocks that went for others.
+    /// Blocks evicted from the cache.
     pub evictions: u64,
-    /// Bytes that were read from the devices ahead of time.
+    /// Bytes prefetched from the devices.
     pub prefetched_bytes: u64,
-    /// Of these, bytes that went for others, or were written anew, before anybody retrieved them.
+    /// Prefetched bytes that were evicted or overwritten before any retrieval.
     pub wasted_bytes: u64,
-    /// Blocks that are only there now, or are being copied there to be: no device has them yet.
+    /// Dirty blocks: in the cache or being copied there, and not yet on any device.
     pub dirty: u32,
-    /// Bytes that were written to the devices from there.
+    /// Bytes written back to the devices.
     pub written_back_bytes: u64,
-    /// Bytes that were dropped before any device got them.
+    /// Dirty bytes that were dropped without being written back.
     pub spared_bytes: u64,
 }
 
-/// Counts since the store was opened, and what it holds now.
+/// Counts since the store was opened, and its current contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStats {
-    /// The route of the data.
+    /// The data path.
     pub path: Path,
     /// Files in all.
     pub files: u32,
-    /// Files that hold nothing.
+    /// Free files.
     pub files_free: u32,
-    /// Runs of neighbours that the free files form; 1 is not fragmented at all.
+    /// Runs of adjacent free files; 1 means no fragmentation.
     pub free_runs: u32,
     /// Files that lookups can find.
     pub files_stored: u32,
-    /// Files that are being written.
+    /// Files being written.
     pub files_writing: u32,
     /// Files in use by prefixes, transfers and writings.
     pub files_referenced: u32,
@@ -75,9 +75,9 @@ pub struct StoreStats {
     pub lookups: u64,
     /// Blocks that lookups asked for.
     pub blocks_looked_up: u64,
-    /// Blocks that they found.
+    /// Blocks found by lookups.
     pub blocks_hit: u64,
-    /// Files that made room for others.
+    /// Files evicted.
     pub evictions: u64,
     /// Files that lost their key because reading them failed.
     pub files_lost: u64,
@@ -85,20 +85,20 @@ pub struct StoreStats {
     pub stored_bytes: u64,
     /// Bytes retrieved from the devices, without padding.
     pub retrieved_bytes: u64,
-    /// What was retrieved without them.
+    /// Counts of the DRAM cache.
     pub dram: DramStats,
     /// Bytes written to the journal, padding included.
     pub journal_bytes: u64,
-    /// Bytes that drives were told are not needed.
+    /// Bytes of deallocate hints that drives accepted.
     pub deallocated_bytes: u64,
-    /// Drives that refused that, and are not told any more.
+    /// Drives that refused a deallocate hint, and get no more.
     pub deallocations_failed: u64,
-    /// Times the controllers were recovered from a timeout or a fault.
+    /// Recoveries of the controllers from a timeout or a fault.
     pub recoveries: u64,
     /// NVMe commands of the I/O kernel.
     pub commands: u64,
-    /// Submission queue doorbells it rang.
+    /// Submission queue doorbells that it rang.
     pub sq_doorbells: u64,
-    /// Completion queue doorbells it rang.
+    /// Completion queue doorbells that it rang.
     pub cq_doorbells: u64,
 }

@@ -43,11 +43,11 @@ pub use paced::{PacedEnd, PacedStore};
 pub use ranks::{DurableCatalog, RankConfig, RankId};
 pub use salvage::Salvage;
 
-/// A GPU-centric object store for KV cache. See the crate's documentation for how it works.
+/// A GPU-centric object store for KV cache. See the crate's documentation for its use.
 ///
-/// A cheap handle: clones are the same store, and any number of threads may use them. Lookups
+/// A cheap handle: clones refer to the same store, and any number of threads may use them. Lookups
 /// take one short lock and never wait for I/O. Each handle works in one namespace
-/// ([`Store::within`]): it neither finds nor changes what belongs to another one.
+/// ([`Store::within`]): it neither finds nor changes data of another one.
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
@@ -61,41 +61,40 @@ impl fmt::Debug for Store {
     }
 }
 
-/// What the handles share. Locks are taken in this order: drives, commits, ready, published, plane,
-/// keys.
+/// State shared by the handles. Lock order: drives, commits, ready, published, plane, keys.
 struct Inner {
     superblock: Superblock,
     geometry: Geometry,
     clock: Arc<dyn Clock>,
     wait_timeout: Nanos,
-    /// That are told what holds nothing.
+    /// Drives that receive deallocate (TRIM) hints.
     drives: Mutex<Vec<Drive>>,
-    /// Writings that wait to be committed.
+    /// Written requests that wait to be committed.
     ready: Mutex<Vec<Ready>>,
     commits: Mutex<Commits>,
-    /// Writings that lookups find and that are to become permanent.
+    /// Write-back requests that lookups find and that are not permanent yet.
     published: Mutex<Vec<Published>>,
-    /// `None` once it was closed.
+    /// `None` once the store is closed.
     plane: Mutex<Option<Plane>>,
     keys: Mutex<Keys>,
 }
 
-/// What lookups need. Never locked during I/O.
+/// State of lookups. Never locked during I/O.
 #[derive(Debug)]
 struct Keys {
     catalog: Catalog,
-    /// What to give back when a job has ended.
+    /// References and files to release when a job ends.
     held: HashMap<JobId, Held>,
     tally: Tally,
-    /// Storing had to wait until evicted files were free.
+    /// Set when storing had to wait until evicted files were free.
     is_crowded: bool,
-    /// Why nothing can be stored any more.
+    /// Set when nothing can be stored any more, with the cause.
     read_only: Option<String>,
-    /// Why the store does nothing any more.
+    /// Set when the store refuses every call, with the cause.
     failed: Option<String>,
 }
 
-/// What the store counts itself.
+/// Counts that the store keeps itself.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tally {
     lookups: u64,
@@ -105,7 +104,7 @@ struct Tally {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a thread that panicked left is either whole or about a handle of its own.
+    // A thread that panicked leaves state that is either whole or about a handle of its own.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -114,7 +113,7 @@ impl Inner {
         lock(&self.keys)
     }
 
-    /// Does something with the plane, then takes note of what it says of jobs and files.
+    /// Calls `act` on the plane, then applies what the plane reports about jobs and files.
     fn with_plane<T>(
         &self,
         act: impl FnOnce(&mut Plane) -> Result<T, StoreError>,
@@ -141,9 +140,9 @@ impl Inner {
         result
     }
 
-    /// Gives up on a job.
+    /// Abandons a job.
     fn abandon(&self, job: JobId) {
-        // A closed store has nothing left to give back.
+        // A closed store has nothing left to release.
         let _ = self.with_plane(|plane| {
             plane.abandon(job);
             Ok(())
@@ -152,7 +151,7 @@ impl Inner {
 }
 
 impl Keys {
-    /// A job has ended.
+    /// Releases what an ended job held.
     fn end(&mut self, job: JobId) {
         if let Some(held) = self.held.remove(&job) {
             self.give_back(held);
@@ -167,7 +166,7 @@ impl Keys {
         debug_assert!(given_back.is_ok(), "{given_back:?}");
     }
 
-    /// Refuses to change anything once a device did not take the journal, or did not flush.
+    /// Refuses to change anything after a failed journal write or flush.
     fn check_writable(&self) -> Result<(), StoreError> {
         match &self.read_only {
             Some(cause) => Err(StoreError::JournalFailed { cause: cause.clone() }),
@@ -188,33 +187,33 @@ fn closed() -> StoreError {
 }
 
 impl Store {
-    /// The shape of the KV blocks.
+    /// Returns the shape of the KV blocks.
     #[must_use]
     pub fn shape(&self) -> &KvShape {
         &self.inner.superblock.layout.shape
     }
 
-    /// What the first device says of the store.
+    /// Returns the superblock of the first device.
     #[must_use]
     pub fn superblock(&self) -> &Superblock {
         &self.inner.superblock
     }
 
-    /// Where files live on the devices.
+    /// Returns the placement of files on the devices.
     #[must_use]
     pub fn geometry(&self) -> &Geometry {
         &self.inner.geometry
     }
 
-    /// A handle that works in `namespace`, which is registered if it is new.
+    /// Returns a handle that works in `namespace`, which is registered if it is new.
     ///
     /// # Errors
-    /// [`StoreError::Catalog`], [`StoreError::Failed`]; [`StoreError::JournalFailed`] for a new one
-    /// when the store takes no writes any more.
+    /// Returns [`StoreError::Catalog`], [`StoreError::Failed`], or, for a new namespace in a store
+    /// that takes no writes any more, [`StoreError::JournalFailed`].
     pub fn within(&self, namespace: &Namespace) -> Result<Self, StoreError> {
         let registered = self.change(|catalog| Ok(catalog.namespace(namespace)?));
         let namespace = registered.or_else(|error| {
-            // A store that takes no writes can be read.
+            // A store that takes no writes can still be read.
             let digest = namespace.digest();
             self.look(|catalog| {
                 let found = catalog.namespaces().find(|(_, _, other)| *other == digest);
@@ -224,31 +223,31 @@ impl Store {
         Ok(Self { inner: self.inner.clone(), namespace })
     }
 
-    /// The namespace this handle works in.
+    /// Returns the namespace of this handle.
     #[must_use]
     pub fn namespace(&self) -> NamespaceId {
         self.namespace
     }
 
-    /// How many leading `keys` are stored now. Takes no reference and has no effect: the next call
-    /// may evict them.
+    /// Returns how many leading `keys` are stored now. Takes no reference and has no side effects:
+    /// the next call may evict them.
     #[must_use]
     pub fn peek(&self, keys: &[BlockKey]) -> usize {
         // A handle's namespace exists.
         self.inner.keys().catalog.lookup(self.namespace, keys).unwrap_or(0)
     }
 
-    /// Whether `key` is stored now, as [`Store::peek`].
+    /// Returns true if `key` is stored now. Same guarantees as [`Store::peek`].
     #[must_use]
     pub fn contains(&self, key: BlockKey) -> bool {
         self.peek(&[key]) == 1
     }
 
-    /// The longest run of leading `keys` that is stored. Those blocks are not evicted until the
+    /// Returns the longest stored run of leading `keys`. Its blocks are not evicted until the
     /// result is dropped.
     ///
     /// # Errors
-    /// [`StoreError::Failed`], [`StoreError::Catalog`] for a namespace that does not exist.
+    /// Returns [`StoreError::Failed`], or [`StoreError::Catalog`] for an unknown namespace.
     pub fn lookup(&self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
         let mut state = self.inner.keys();
         state.check()?;
@@ -259,15 +258,15 @@ impl Store {
         Ok(Prefix { store: self.inner.clone(), reference })
     }
 
-    /// Pins the stored ones of `keys`: they are not evicted until they are unpinned, also after
-    /// the store was closed and opened again. Says how many were found.
+    /// Pins those of `keys` that are stored: they are not evicted until they are unpinned, even
+    /// after the store was closed and reopened. Returns how many were found.
     ///
-    /// This, like every change of the store but a commit, is permanent when the next
+    /// This, like every change of the store except a commit, is permanent when the next
     /// [`Store::sync_journal`] has returned. A crash before that may undo it.
     ///
     /// # Errors
-    /// As for [`Store::lookup`]; [`StoreError::JournalFailed`] when the store takes no writes any
-    /// more: nothing was changed.
+    /// Same as [`Store::lookup`], and [`StoreError::JournalFailed`] if the store takes no writes
+    /// any more: nothing was changed.
     pub fn pin(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
         self.change(|catalog| Ok(catalog.pin(self.namespace, keys)?))
     }
@@ -275,75 +274,75 @@ impl Store {
     /// Undoes [`Store::pin`].
     ///
     /// # Errors
-    /// As for [`Store::pin`].
+    /// Same as [`Store::pin`].
     pub fn unpin(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
         self.change(|catalog| Ok(catalog.unpin(self.namespace, keys)?))
     }
 
-    /// Drops `keys`, used and pinned ones too, and returns how many were stored. Their files are
-    /// reused once no prefix, transfer or writing refers to them.
+    /// Removes `keys`, including used and pinned ones, and returns how many were stored. Their
+    /// files are reused once no prefix, transfer or writing refers to them.
     ///
     /// # Errors
-    /// As for [`Store::pin`].
+    /// Same as [`Store::pin`].
     pub fn remove(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
         self.change(|catalog| Ok(catalog.remove(self.namespace, keys)?))
     }
 
-    /// Drops everything of the namespace, used and pinned blocks too.
+    /// Removes all blocks of the namespace, including used and pinned ones.
     ///
     /// # Errors
-    /// As for [`Store::pin`].
+    /// Same as [`Store::pin`].
     pub fn clear(&self) -> Result<(), StoreError> {
         self.change(|catalog| Ok(catalog.clear(self.namespace)?))
     }
 
-    /// Starts a new epoch of the namespace: as [`Store::clear`], and what was being stored for the
-    /// old epoch will not be found either. Returns the new epoch.
+    /// Starts a new epoch of the namespace: clears it like [`Store::clear`], and blocks that were
+    /// being stored in the old epoch will not be found either. Returns the new epoch.
     ///
     /// The new epoch is permanent when the next [`Store::sync_journal`] has returned. Call that
-    /// before anything is computed with new weights: after a crash in between, blocks of the old
-    /// ones may be found again.
+    /// before computing anything with new weights: after a crash before it returns, blocks of the
+    /// old ones may be found again.
     ///
     /// # Errors
-    /// As for [`Store::pin`].
+    /// Same as [`Store::pin`].
     pub fn bump_epoch(&self) -> Result<u64, StoreError> {
         self.change(|catalog| Ok(catalog.bump_epoch(self.namespace)?))
     }
 
-    /// Limits the namespace to so many files; `None`: no limit.
+    /// Limits the namespace to this many files; `None`: no limit.
     ///
     /// # Errors
-    /// As for [`Store::pin`].
+    /// Same as [`Store::pin`].
     pub fn set_quota(&self, files: Option<u32>) -> Result<(), StoreError> {
         self.change(|catalog| Ok(catalog.set_quota(self.namespace, files)?))
     }
 
-    /// Says how much longer than those of other namespaces its blocks are kept unused: `weight`
-    /// times as long as with 1, which is the default.
+    /// Sets the eviction weight of the namespace: its unused blocks are kept `weight` times as long
+    /// as with 1, which is the default.
     ///
     /// # Errors
-    /// As for [`Store::pin`]; [`StoreError::Catalog`] for a weight of 0.
+    /// Same as [`Store::pin`], and [`StoreError::Catalog`] for a weight of 0.
     pub fn set_weight(&self, weight: u32) -> Result<(), StoreError> {
         self.change(|catalog| Ok(catalog.set_weight(self.namespace, weight)?))
     }
 
-    /// What the namespace holds.
+    /// Returns the usage of the namespace.
     ///
     /// # Errors
-    /// As for [`Store::lookup`].
+    /// Same as [`Store::lookup`].
     pub fn usage(&self) -> Result<Usage, StoreError> {
         Ok(self.inner.keys().catalog.usage(self.namespace)?)
     }
 
-    /// Evicts up to `files` files of the namespace, and says how many it found.
+    /// Evicts up to `files` files of the namespace, and returns how many it evicted.
     ///
     /// # Errors
-    /// As for [`Store::pin`].
+    /// Same as [`Store::pin`].
     pub fn evict(&self, files: u32) -> Result<u32, StoreError> {
         self.change(|catalog| Ok(catalog.evict(Some(self.namespace), files)?))
     }
 
-    /// Does something that is to become permanent.
+    /// Changes the catalog; the change is to become permanent.
     fn change<T>(
         &self,
         act: impl FnOnce(&mut Catalog) -> Result<T, StoreError>,
@@ -354,7 +353,7 @@ impl Store {
         act(&mut keys.catalog)
     }
 
-    /// Does something that need not become permanent.
+    /// Calls `act` on the catalog, without changes that must become permanent.
     fn look<T>(
         &self,
         act: impl FnOnce(&mut Catalog) -> Result<T, StoreError>,
@@ -364,25 +363,25 @@ impl Store {
         act(&mut keys.catalog)
     }
 
-    /// An event that layers can wait for ([`crate::Order::AfterEvent`]) and that the engine's
-    /// stream signals. Good until the store is closed, or had to replace its executor.
+    /// Returns an event that layers can wait for ([`crate::Order::AfterEvent`]) and that the
+    /// engine's stream signals. Valid until the store is closed or has to replace its executor.
     ///
     /// # Errors
-    /// [`StoreError::Ring`] without memory, [`StoreError::Failed`].
+    /// Returns [`StoreError::Ring`] if memory runs out, or [`StoreError::Failed`].
     pub fn event(&self) -> Result<Event, StoreError> {
         self.inner.with_plane(Plane::event)
     }
 
-    /// As [`Plane::poll_events`].
+    /// Same as [`Plane::poll_events`]; also continues write-back.
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Plane::poll_events`].
     pub fn poll_events(&self) -> Result<Vec<StoreEvent>, StoreError> {
         self.inner.tend();
         self.inner.with_plane(Plane::poll_events)
     }
 
-    /// The devices whose owner wants them back (an unbind, a hot removal): close the store soon.
+    /// Returns the devices that their owner wants back (unbind, hot removal): close the store soon.
     #[must_use]
     pub fn requested_devices(&self) -> Vec<DeviceIndex> {
         lock(&self.inner.plane)
@@ -391,21 +390,21 @@ impl Store {
             .unwrap_or_default()
     }
 
-    /// Sends a pattern through every layer and segment to the devices and back, in a file that is
-    /// there for that alone. `view` is how the engine sees its blocks; `None`: at the addresses
-    /// that were registered. Opening does the latter ([`crate::StoreOptions::self_test`]). The
-    /// pool's first and last block may not be used meanwhile; they are put back as they were.
+    /// Sends a pattern through every layer and segment to the devices and back, in a file reserved
+    /// for that. `view` is the engine's view of its blocks; `None`: the registered addresses, as
+    /// opening does ([`crate::StoreOptions::self_test`]). The pool's first and last block may not
+    /// be used meanwhile; their contents are restored.
     ///
     /// # Errors
-    /// As for [`Plane::self_test`].
+    /// Same as [`Plane::self_test`].
     pub fn self_test(&self, view: Option<&mut dyn KvView>) -> Result<(), StoreError> {
         self.inner.with_plane(|plane| plane.self_test(view))
     }
 
-    /// Counts, and what the store holds now.
+    /// Returns counts, and the current contents of the store.
     ///
     /// # Errors
-    /// As for [`Store::lookup`].
+    /// Same as [`Store::lookup`].
     pub fn stats(&self) -> Result<StoreStats, StoreError> {
         let plane = self.inner.with_plane(|plane| {
             plane.sync()?;

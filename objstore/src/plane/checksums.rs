@@ -1,8 +1,8 @@
-//! The checksums of a job's objects: CRC-32C, made and compared where the objects are moved.
+//! Checksums of a job's objects: CRC-32C, computed and compared by whatever moves the objects.
 //!
-//! On the host and direct paths the I/O kernel does it, for it reaches the pool. A staged pool it
-//! does not reach: there the kernel that moves objects between staging memory and pool does it. For
-//! what is only copied to memory of this process, whoever copies does it.
+//! On the host and direct paths that is the I/O kernel, which reaches the pool. For a staged pool,
+//! which it does not reach, it is the kernel that moves objects between staging memory and pool.
+//! For blocks that are only copied to the DRAM cache, it is the CPU or the stream that copies.
 
 use gio_uring::{BlockMap, Checksums, DeviceArray, IoStatus, MoveChecksums, Uring};
 use kv_catalog::Layer;
@@ -13,23 +13,23 @@ use crate::error::StoreError;
 /// The checksums of one job.
 #[derive(Debug)]
 pub(super) enum JobChecksums {
-    /// The I/O kernel's.
+    /// Computed by the I/O kernel.
     Kernel(Checksums),
-    /// Made by this process, `[block][row]`.
+    /// Computed by the CPU, `[block][row]`.
     Host(Vec<u32>),
-    /// Those of moves on streams.
+    /// Computed by moves on streams.
     Moves {
         /// `[row][position]`.
         values: DeviceArray<u32>,
-        /// By position: whether one of its objects differed.
+        /// By position: set if one of its objects differed.
         status: DeviceArray<u32>,
-        /// Objects that differed.
+        /// Number of objects that differed.
         errors: DeviceArray<u64>,
     },
 }
 
 impl JobChecksums {
-    /// Room for those of a write, or `expected`, `[block][row]`, for a read.
+    /// Allocates the checksums of a write, or uploads `expected`, `[block][row]`, of a read.
     pub(super) fn new(
         ring: &mut Uring,
         map: &BlockMap,
@@ -48,7 +48,7 @@ impl JobChecksums {
         Self::of_copies(ring, rows, count, expected)
     }
 
-    /// The same for `count` blocks that streams move.
+    /// Same as [`JobChecksums::new`], for `count` blocks that streams move.
     pub(super) fn of_copies(
         ring: &mut Uring,
         rows: u32,
@@ -66,7 +66,7 @@ impl JobChecksums {
         })
     }
 
-    /// What a move of `layer` needs of them.
+    /// Returns the part that a move of `layer` uses.
     pub(super) fn of_moves(&self, layer: Layer, segments: u32) -> Option<MoveChecksums> {
         let Self::Moves { values, status, errors } = self else { return None };
         let first = layer.0 as usize * segments as usize * status.len();
@@ -77,7 +77,7 @@ impl JobChecksums {
         })
     }
 
-    /// Positions with an object that was not what its checksum was made of, by moves that are over.
+    /// Returns positions with an object that did not match its checksum, from moves that are over.
     pub(super) fn differing(&self) -> Vec<u32> {
         match self {
             Self::Moves { status, errors, .. } if errors.get(0) > 0 => {
@@ -89,7 +89,7 @@ impl JobChecksums {
         }
     }
 
-    /// All of them, `[block][row]`.
+    /// Returns all of them, `[block][row]`.
     pub(super) fn values(&self, rows: u32, moves: &[Move]) -> Vec<u32> {
         if let Self::Host(values) = self {
             return values.clone();

@@ -5,7 +5,7 @@ use nvme_driver::wait_until;
 use super::{Plane, SharedController, streams::Streams};
 use crate::{error::StoreError, registration::KvPool};
 
-/// What a closed plane leaves.
+/// The parts of a closed plane.
 #[derive(Debug)]
 pub struct ClosedPlane {
     /// The controllers, in the order of the configuration.
@@ -20,20 +20,20 @@ impl Plane {
     /// uses memory of the plane any more.
     ///
     /// # Errors
-    /// [`StoreError::Failed`] when the kernel did not stop, a controller did not give a queue up or
-    /// a stream did not get past its operations for the store in time; memory is leaked then.
+    /// Returns [`StoreError::Failed`] if the kernel did not stop, a controller kept a queue, or a
+    /// stream did not get past its operations for the store in time; memory is leaked then.
     pub fn close(mut self) -> Result<ClosedPlane, StoreError> {
         self.drain()?;
         self.shut()?;
         let controllers = std::mem::take(&mut self.devices).into_iter();
         let pool = self.pool.clone();
-        // The pool's last handle of the store goes with it.
+        // This drops the plane's own handle of the pool.
         let controllers = controllers.map(|device| device.controller).collect();
         drop(self);
         Ok(ClosedPlane { controllers, pool })
     }
 
-    /// Ends the kernel and takes the queues back.
+    /// Stops the kernel and takes the queues back.
     fn shut(&mut self) -> Result<(), StoreError> {
         let deadline = self.clock.now() + self.options.stop_timeout;
         let quiesced = match self.ring()?.stop(deadline) {
@@ -43,7 +43,7 @@ impl Plane {
         for at in 0..self.devices.len() {
             let device = &mut self.devices[at];
             while let Some(qid) = device.queues.last().copied() {
-                // A queue that is not given up the easy way is worth a reset.
+                // If deleting the queue fails, a reset is worth it.
                 let mut controller = device.controller.lock();
                 let taken = controller.reclaim(qid, &quiesced).or_else(|_| {
                     controller.recover(&quiesced)?;
@@ -57,7 +57,7 @@ impl Plane {
             }
         }
         self.wait_for_streams()?;
-        // Stopped, and nothing is granted: dropping it frees its memory.
+        // It is stopped, and nothing is granted: dropping it frees its memory.
         self.ring = None;
         self.failed = Some("it was closed".to_owned());
         Ok(())
@@ -79,7 +79,7 @@ impl Plane {
 impl Drop for Plane {
     fn drop(&mut self) {
         if self.failed.is_none() && self.ring.is_some() {
-            // On failure everything a device might reach was leaked, which is all a drop can do.
+            // On failure, memory that a device might reach was leaked; a drop can do no more.
             if let Err(error) = self.shut() {
                 tracing::error!(%error, "dropping a plane");
             }

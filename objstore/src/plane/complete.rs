@@ -1,4 +1,4 @@
-//! Completions: waiting for them, and what follows from them.
+//! Waiting for completions, and processing them.
 
 use gio_uring::{Completion, IoStatus, Progress, Wait};
 use kv_catalog::Layer;
@@ -8,27 +8,27 @@ use nvme_spec::nvm::Direction;
 use super::{JobId, LayerDone, LayerState, Move, Op, Plane, Target, Ticket};
 use crate::error::{Failure, StoreError};
 
-/// What polling a layer found.
+/// Result of polling a layer.
 #[derive(Debug)]
 pub(crate) enum Polled {
-    /// It is done.
+    /// The layer is done.
     Done(LayerDone),
-    /// It is in flight.
+    /// The layer is in flight.
     Pending(Progress),
 }
 
 impl Plane {
-    /// Waits until all of the layer's data is where it was to go.
+    /// Waits until all of the layer's data is in place.
     ///
-    /// Whatever it returns, nothing touches the layer's blocks any more when it does: after a
-    /// timeout or a fault the I/O kernel was stopped and the controllers were recovered first. What
-    /// else was in flight then has failed as well, with [`IoStatus::Cancelled`] or
-    /// [`IoStatus::Fault`], and its tickets say so.
+    /// When this returns, with any result, nothing accesses the layer's blocks any more: after a
+    /// timeout or a fault the I/O kernel was stopped and the controllers were recovered first.
+    /// Everything else in flight at that time has failed as well, with [`IoStatus::Cancelled`] or
+    /// [`IoStatus::Fault`], which its tickets report.
     ///
     /// # Errors
-    /// [`StoreError::Transfer`] names layer, block, file and status. After a failed read the files
-    /// that failed are among [`Plane::take_lost`]. [`StoreError::Failed`] when the controllers
-    /// could not be recovered.
+    /// Returns [`StoreError::Transfer`] with layer, block, file and status. After a failed read,
+    /// [`Plane::take_lost`] returns the files that failed. Returns [`StoreError::Failed`] if the
+    /// controllers could not be recovered.
     pub fn wait(&mut self, ticket: Ticket) -> Result<LayerDone, StoreError> {
         let clock = self.clock.clone();
         let timeout = self.options.wait_timeout;
@@ -46,11 +46,11 @@ impl Plane {
         }
     }
 
-    /// Checks whether the layer is done, without waiting. After an error, or once it is done, the
-    /// ticket has nothing more to say.
+    /// Checks if the layer is done, without waiting. After an error, or once it is done, the ticket
+    /// is used up.
     ///
     /// # Errors
-    /// As for [`Plane::wait`].
+    /// Same as [`Plane::wait`].
     pub fn poll(&mut self, ticket: &Ticket) -> Result<Option<LayerDone>, StoreError> {
         match self.poll_layer(ticket)? {
             Polled::Done(done) => Ok(Some(done)),
@@ -58,7 +58,7 @@ impl Plane {
         }
     }
 
-    /// As [`Plane::poll`], and whether anything moved.
+    /// Same as [`Plane::poll`], and returns whether anything moved.
     pub(crate) fn poll_layer(&mut self, ticket: &Ticket) -> Result<Polled, StoreError> {
         self.check_ticket(ticket)?;
         let (job, layer) = (ticket.job, ticket.layer);
@@ -79,11 +79,11 @@ impl Plane {
         }
     }
 
-    /// A layer was waited for long enough: takes the I/O kernel or a device for dead, or the
-    /// stream that moves its objects.
+    /// Handles the timeout of a layer: declares the I/O kernel or a device dead, or the stream that
+    /// moves the layer's objects.
     ///
     /// # Errors
-    /// [`StoreError::Failed`].
+    /// Returns [`StoreError::Failed`].
     pub(crate) fn overdue(&mut self, ticket: &Ticket) -> Result<(), StoreError> {
         // It may have completed while the clock was read.
         self.reap()?;
@@ -104,12 +104,12 @@ impl Plane {
     /// Waits for everything in flight. Failures stay with their jobs.
     ///
     /// # Errors
-    /// [`StoreError::Failed`].
+    /// Returns [`StoreError::Failed`].
     pub fn drain(&mut self) -> Result<(), StoreError> {
         self.check()?;
         while let Some(op) = self.ops.first() {
             let ticket = self.ticket(op.job, op.layer, [op.end.clone(), op.moved.clone()]);
-            // What became of it is in the job.
+            // The job holds the result.
             let _ = self.wait(ticket);
             self.check()?;
         }
@@ -121,7 +121,7 @@ impl Plane {
         if ticket.plane == self.id { Ok(()) } else { Err(StoreError::Foreign { what: "ticket" }) }
     }
 
-    /// Whether nothing works on the layer any more, as far as was noted.
+    /// Returns true if no operation of the layer is in flight, as of the last poll.
     pub(crate) fn is_over(&self, ticket: &Ticket) -> bool {
         let job = self.jobs.get(&ticket.job);
         job.is_none_or(|job| job.layers[ticket.layer.0 as usize] != LayerState::InFlight)
@@ -131,13 +131,13 @@ impl Plane {
         self.ops.iter().position(|op| op.job == job && op.layer == layer)
     }
 
-    /// Takes note of all operations that have completed.
+    /// Processes all operations that have completed.
     pub(crate) fn reap(&mut self) -> Result<Progress, StoreError> {
         let mut progress = Progress::Idle;
         if !self.ops.is_empty() {
             match self.ring()?.poll() {
                 Ok(found) => progress = found,
-                // A lost GPU says so to its executor.
+                // The executor of a lost GPU reports that here.
                 Err(error) => self.fault = Some(error.to_string()),
             }
         }
@@ -154,7 +154,7 @@ impl Plane {
                 }
             }
             if self.ops[at].is_over() {
-                // Another one takes its place.
+                // The last operation takes its place.
                 self.complete(at);
             } else {
                 at += 1;
@@ -164,8 +164,8 @@ impl Plane {
         Ok(progress)
     }
 
-    /// Recovers if a completion asked for it, then ends the jobs that were given up. In this
-    /// order: a file is free only when no device can write to it.
+    /// Recovers if a completion requires it, then ends abandoned jobs. In this order: a file is
+    /// free only when no device can write to it.
     pub(super) fn after_completions(&mut self) -> Result<(), StoreError> {
         if let Some(cause) = self.fault.take() {
             self.recover(&cause)?;
@@ -182,7 +182,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Takes note of what the ring said of an operation.
+    /// Processes the ring's completion of an operation.
     pub(super) fn arrived(&mut self, at: usize, completion: Completion) {
         let outcome = self.outcome_of(&self.ops[at], completion);
         self.ops[at].outcome = Some(outcome);
@@ -207,13 +207,13 @@ impl Plane {
         }
         let job = &self.jobs[&op.job];
         let (status, entry) = error.unwrap_or((IoStatus::Incomplete, 0));
-        // For an index that no kernel should report, the first block stands.
+        // For an index that no kernel should report, use the first block.
         let entry = job.moves.get(entry as usize).unwrap_or(&job.moves[0]);
         let (direction, position, file) = (job.direction, entry.position, entry.file);
         Err(Failure { direction, layer, position, file, status, errors })
     }
 
-    /// Ends an operation that nothing works on any more.
+    /// Ends an operation that neither the ring nor a stream works on any more.
     pub(super) fn complete(&mut self, at: usize) {
         let op = self.ops.swap_remove(at);
         if let (Target::Staged(staging), Some(at)) = (&mut self.target, op.buffer) {
@@ -230,7 +230,7 @@ impl Plane {
         let mut outcome = op.outcome.expect("it is over");
         if let (Ok(_), Direction::Read, Some(checksums)) = (outcome, job.direction, &job.checksums)
         {
-            // Which layer it was is not known where several are in flight: all of them fail.
+            // If several layers are in flight, it is unknown which one differs: all of them fail.
             let differing = checksums.differing();
             let files = differing.iter().map(|at| job.moves[*at as usize].file);
             self.lost.extend(files);
@@ -244,7 +244,7 @@ impl Plane {
         let moved = outcome;
         let served = self.memory.as_mut().filter(|_| outcome.is_ok());
         if let Some(Err(failure)) = served.map(|memory| memory.served(job, op.layer)) {
-            // The devices may have it right.
+            // The devices may have the right bytes.
             job.layers[op.layer.0 as usize] = LayerState::Ended(Err(failure));
             job.failure.get_or_insert(failure);
             return;
@@ -277,7 +277,7 @@ impl Plane {
         tracing::warn!(%file, %layer, %status, errors, "{} failed", failure.verb());
         job.failure.get_or_insert(failure);
         if job.is_ahead {
-            // Its files may have been written anew meanwhile. Who needs them finds out.
+            // Its files may have been rewritten meanwhile. A request that needs them finds out.
             return;
         }
         if let (Direction::Read, Some(map)) = (direction, &job.map) {
@@ -291,13 +291,13 @@ impl Plane {
 }
 
 impl Op {
-    /// Whether neither the ring nor a stream works on it.
+    /// Returns true if neither the ring nor a stream works on it.
     pub(super) fn is_over(&self) -> bool {
         self.outcome.is_some() && self.moved.as_ref().is_none_or(Wait::is_reached)
     }
 }
 
-/// Whether a read that ended so says something about the file, and not only about the job.
+/// Returns true if this status of a read is an error of the file, and not only of the job.
 fn is_lost(status: IoStatus) -> bool {
     !matches!(status, IoStatus::Ok | IoStatus::Cancelled | IoStatus::Invalid)
 }

@@ -1,4 +1,4 @@
-//! What the devices report by themselves.
+//! Events that the devices report.
 
 use nvme_driver::{ControllerEvent, Nanos};
 use nvme_spec::log::CriticalWarning;
@@ -8,48 +8,48 @@ use kv_catalog::DeviceIndex;
 
 use crate::error::StoreError;
 
-/// How often calls that plan work poll the devices.
+/// Interval at which calls that plan work poll the devices.
 const POLL_INTERVAL: Nanos = Nanos::from_millis(100);
-/// Events kept for an engine that does not ask for them; older ones are dropped.
+/// Events kept until the engine takes them; older ones are dropped.
 const EVENTS_MAX: usize = 64;
 
-/// Something that a device of a store reported.
+/// An event that a device of a store reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreEvent {
     /// The device.
     pub device: DeviceIndex,
-    /// What it reported.
+    /// The event.
     pub event: ControllerEvent,
 }
 
 impl Plane {
-    /// Polls every device and returns what was reported since the last call. It costs one register
-    /// read a device when nothing was. `lookup`, `allocate` and other calls that plan work poll at
-    /// most every 100 ms, and so does waiting for a layer; starting one does not. So an idle engine
-    /// calls this now and then, once a second for example.
+    /// Polls every device and returns the events since the last call. Without any, it costs one
+    /// register read per device. `lookup`, `allocate` and other calls that plan work poll at most
+    /// every 100 ms, and so does waiting for a layer; starting one does not. So an idle engine
+    /// should call this periodically, for example once a second.
     ///
-    /// The store acts by itself where it can: a controller with a fatal status is recovered, one
+    /// The store reacts by itself where it can: a controller with a fatal status is recovered, one
     /// with a PCIe error is reset, media that became read-only refuses [`crate::Store::allocate`],
     /// and a namespace that changed but still holds the data region gets new grants. After
-    /// [`ControllerEvent::Requested`] the store has to be closed: whoever unbinds the device waits
+    /// [`ControllerEvent::Requested`] the store must be closed: the unbind of the device waits
     /// for that.
     ///
     /// # Errors
-    /// [`StoreError::Failed`] when a device was removed, cannot be recovered, or its namespace no
-    /// longer holds the data region.
+    /// Returns [`StoreError::Failed`] if a device was removed, cannot be recovered, or its
+    /// namespace no longer holds the data region.
     pub fn poll_events(&mut self) -> Result<Vec<StoreEvent>, StoreError> {
         self.check()?;
         self.poll_devices()?;
         Ok(self.events.drain(..).collect())
     }
 
-    /// The devices whose owner wants them back (an unbind, a hot removal): close the store soon.
+    /// Returns the devices that their owner wants back (unbind, hot removal): close the store soon.
     pub fn requested_devices(&self) -> impl Iterator<Item = DeviceIndex> + '_ {
         let devices = (0..).map(DeviceIndex).zip(&self.devices);
         devices.filter(|(_, device)| device.requested).map(|(index, _)| index)
     }
 
-    /// Refuses to write to media that takes no writes any more.
+    /// Refuses to write if media has become read-only.
     pub(super) fn check_writable(&self) -> Result<(), StoreError> {
         match (0..).map(DeviceIndex).zip(&self.devices).find(|(_, device)| device.read_only) {
             Some((device, _)) => Err(StoreError::ReadOnly { device }),
@@ -57,7 +57,7 @@ impl Plane {
         }
     }
 
-    /// What has to be looked after now and then, if it is time to.
+    /// Does the periodic work that is due.
     pub(super) fn attend(&mut self) -> Result<(), StoreError> {
         self.abort_late();
         if self.clock.now() >= self.next_poll { self.poll_devices() } else { Ok(()) }
@@ -66,7 +66,7 @@ impl Plane {
     fn poll_devices(&mut self) -> Result<(), StoreError> {
         self.next_poll = self.clock.now() + POLL_INTERVAL;
         for at in 0..self.devices.len() {
-            // Nobody waits for a layer until a journal or a deallocation is done with it.
+            // A waiter for a layer must not wait for a journal or a deallocation.
             let Some(mut controller) = self.devices[at].controller.try_lock() else { continue };
             let polled = controller.poll_events();
             drop(controller);
@@ -97,7 +97,7 @@ impl Plane {
                 self.check_region(at, &cause)?;
                 self.fault.get_or_insert(cause);
             }
-            // What commands did meanwhile is not known, and what the link lost, neither.
+            // The fate of commands in flight and of data on the link is unknown.
             ControllerEvent::PcieError => {
                 device.must_reset = true;
                 self.fault.get_or_insert_with(|| format!("device {at} had a PCIe error"));
@@ -117,7 +117,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Fails the store if a device's namespace is not what it was.
+    /// Fails the store if a device's namespace no longer holds the data region.
     pub(super) fn check_region(&mut self, at: usize, cause: &str) -> Result<(), StoreError> {
         let Device { controller, nsid, region, .. } = &self.devices[at];
         let holds = controller.lock().namespace(*nsid).is_ok_and(|space| {

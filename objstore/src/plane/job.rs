@@ -10,41 +10,41 @@ use nvme_spec::nvm::Direction;
 use super::{checksums::JobChecksums, memory::Copies};
 use crate::error::Failure;
 
-/// One block of a job. Plain data: a catalog in another process says it.
+/// One block of a job. Plain data, so that a catalog in another process can provide it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
     /// The file.
     pub file: FileId,
     /// The block of the registered pool.
     pub block: BlockId,
-    /// What failures call it: its position in the engine's request.
+    /// The block's position in the engine's request, for error messages.
     pub position: u32,
 }
 
-/// The name of a job within its plane.
+/// Identifier of a job within its plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(pub u64);
 
-/// What became of a job ([`crate::Plane::end`]). Plain data.
+/// Result of a job ([`crate::Plane::end`]). Plain data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobDone {
     /// The job.
     pub job: JobId,
-    /// Why not everything is where it was to go; `None` when it is.
+    /// Reason why some data was not moved; `None` on success.
     pub failure: Option<JobFailure>,
     /// [`crate::Plane::recoveries`] when the job began. If that has grown once the devices were
-    /// flushed, what was stored may be lost: a drive that loses power, and is reset, forgets what
-    /// was in its volatile cache.
+    /// flushed, stored data may be lost: a drive that loses power, and is reset, loses the contents
+    /// of its volatile cache.
     pub recoveries: u64,
-    /// Of what was stored: CRC-32C of the objects, `[block][row]`, blocks in the order of the job.
-    /// Empty when the plane keeps no checksums.
+    /// CRC-32C of the stored objects, `[block][row]`, blocks in the order of the job. Empty for a
+    /// read, or if the plane keeps no checksums.
     pub checksums: Vec<u32>,
-    /// What was stored is in memory of this process only
-    /// ([`crate::DramMode::WriteBack`]): the store writes it to the devices later.
+    /// True when the data was stored in host memory only ([`crate::DramMode::WriteBack`]): the
+    /// store writes it to the devices later.
     pub is_dirty: bool,
 }
 
-/// Why a job is not done.
+/// Reason why a job failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobFailure {
     /// A layer failed.
@@ -53,7 +53,7 @@ pub enum JobFailure {
     Incomplete(Layer),
 }
 
-/// Which plane something belongs to.
+/// Identity of a plane, for checking tickets.
 #[derive(Debug, Clone)]
 pub(crate) struct PlaneId(Arc<()>);
 
@@ -69,28 +69,28 @@ impl PartialEq for PlaneId {
     }
 }
 
-/// One layer of one job, in flight or done. To be waited for; the plane notices the end of other
-/// operations by itself.
+/// One layer of one job, in flight or done. Meant to be waited for; the plane handles the end of
+/// other operations by itself.
 #[derive(Debug)]
 #[must_use = "wait for it before the layer's blocks are used"]
 pub struct Ticket {
     pub(super) job: JobId,
     pub(super) layer: Layer,
     pub(super) plane: PlaneId,
-    /// What a stream waits for that is to see the layer; nothing when there was nothing to move or
-    /// the plane has no streams.
+    /// Events for a stream that must see the layer's data; none if there was nothing to move or the
+    /// plane has no streams.
     pub(super) ends: [Option<Wait>; 2],
 }
 
 impl Ticket {
-    /// The layer.
+    /// Returns the layer.
     #[must_use]
     pub fn layer(&self) -> Layer {
         self.layer
     }
 }
 
-/// A layer whose data is where it was to go, all of it.
+/// Result of a layer whose data was moved completely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerDone {
     /// The layer.
@@ -99,48 +99,48 @@ pub struct LayerDone {
     pub objects: u64,
     /// Bytes moved, without padding.
     pub bytes: u64,
-    /// Of those: what the devices moved. The rest came from host memory, or went there.
+    /// Bytes that the devices moved. The rest was copied from or to the DRAM cache.
     pub device_bytes: u64,
 }
 
-/// How far a layer of a job is.
+/// Progress of a layer of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LayerState {
     /// Not started.
     Idle,
     /// In the ring, or on a stream behind it.
     InFlight,
-    /// It ended.
+    /// Ended.
     Ended(Result<LayerDone, Failure>),
 }
 
-/// What the plane keeps about a job.
+/// State of a job.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) direction: Direction,
-    /// Writes: the placement handle of their data.
+    /// Placement handle of a write.
     pub(super) placement: Option<u16>,
-    /// The uploaded map; `None` when there is nothing to move.
+    /// The uploaded map; `None` if there is nothing to move.
     pub(super) map: Option<BlockMap>,
-    /// Staged: the block of each of the map's entries.
+    /// On the staged path: the block of each of the map's entries.
     pub(super) blocks: Option<DeviceArray<u32>>,
     pub(super) checksums: Option<JobChecksums>,
-    /// What the devices move.
+    /// Blocks that the devices move.
     pub(super) moves: Vec<Move>,
-    /// What is in memory of this process, and is copied from there.
+    /// Cached blocks, which are copied from the DRAM cache.
     pub(super) hits: Vec<(Move, HostBlock)>,
     /// Their checksums, `[block][row]`; empty if there are none.
     pub(super) hit_words: Vec<u32>,
-    /// What is copied there: when the devices have read it, or while they write it.
+    /// Blocks that are copied to the cache: after the devices read them, or while they write them.
     pub(super) fills: Vec<(Move, HostBlock)>,
-    /// It is copied there, all of it, and the devices get it later.
+    /// True when all of it is copied to the cache only, and written to the devices later.
     pub(super) is_kept: bool,
-    /// Both, where streams copy.
+    /// Copies of `hits`, if streams do them.
     pub(super) hit_copies: Option<Copies>,
-    /// See `hit_copies`.
+    /// Copies of `fills`, if streams do them.
     pub(super) fill_copies: Option<Copies>,
-    /// It is read ahead, or written behind: the devices move all rows at once, to or from that
-    /// memory itself.
+    /// True for reading ahead and writing back: the devices move all rows in one operation, to or
+    /// from the cache itself.
     pub(super) is_ahead: bool,
     pub(super) layers: Vec<LayerState>,
     pub(super) in_flight: u32,
@@ -148,7 +148,7 @@ pub(super) struct Job {
     pub(super) recoveries: u64,
     /// The first failure.
     pub(super) failure: Option<Failure>,
-    /// Nobody waits for it any more.
+    /// True when the caller has abandoned it.
     pub(super) abandoned: bool,
 }
 
@@ -176,17 +176,17 @@ impl Job {
         }
     }
 
-    /// Blocks that are copied, and the devices move nothing of them.
+    /// Returns the number of blocks that are copied without any move by the devices.
     pub(super) fn copied(&self) -> usize {
         self.hits.len() + if self.is_kept { self.fills.len() } else { 0 }
     }
 
-    /// Whether streams do all of it.
+    /// Returns true if streams do all of it.
     pub(super) fn is_on_streams(&self) -> bool {
         self.map.is_none() && (self.hit_copies.is_some() || self.fill_copies.is_some())
     }
 
-    /// Why not all of it is done.
+    /// Returns the reason why the job is incomplete; `None` if it is done.
     pub(super) fn verdict(&self) -> Option<JobFailure> {
         if let Some(failure) = self.failure {
             return Some(JobFailure::Transfer(failure));

@@ -1,5 +1,5 @@
-//! Commands that take long. The controller is asked to abort them one by one, before their queue
-//! is given up with all that is outstanding on it.
+//! Slow commands. The controller is asked to abort them one by one, before their queue is abandoned
+//! with everything outstanding on it.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use nvme_driver::Nanos;
 
 use super::Plane;
 
-/// The commands that were outstanding when somebody last looked.
+/// The commands that were outstanding at the last check.
 #[derive(Debug, Default)]
 pub(super) struct Late {
     seen: BTreeMap<Outstanding, Seen>,
@@ -17,14 +17,14 @@ pub(super) struct Late {
 
 #[derive(Debug, Clone, Copy)]
 struct Seen {
-    /// It was outstanding then; the kernel's clock may not be ours.
+    /// First check that saw it outstanding; the kernel's clock may differ from ours.
     since: Nanos,
     is_aborted: bool,
 }
 
 impl Plane {
-    /// Asks controllers to abort what was outstanding for two thirds of the command timeout. What
-    /// becomes of it its completion says. Looks eight times in a timeout, and never waits.
+    /// Asks controllers to abort commands outstanding for two thirds of the command timeout. Their
+    /// completions report the result. Checks eight times per timeout, and never waits.
     pub(super) fn abort_late(&mut self) {
         let now = self.clock.now();
         let timeout = self.options.command_timeout.0;
@@ -38,7 +38,7 @@ impl Plane {
             let mut seen =
                 before.get(&command).copied().unwrap_or(Seen { since: now, is_aborted: false });
             let Outstanding { device, qid, cid, .. } = command;
-            // Nobody waits for a layer until a journal is done with its controller.
+            // A waiter for a layer must not wait for a journal.
             if !seen.is_aborted
                 && now - seen.since >= Nanos(timeout / 3 * 2)
                 && let Some(mut controller) = self.devices[device as usize].controller.try_lock()

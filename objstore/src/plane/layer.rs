@@ -1,7 +1,7 @@
-//! Layers: starting them, in order with the engine's streams.
+//! Starting layers, in order with the engine's streams.
 //!
 //! An operation is issued before a stream is made to wait for it, never the other way round: an
-//! executor may launch its kernel only then, and a GPU may hold such a launch up behind a stream
+//! executor may launch its kernel only on issue, and a GPU may delay such a launch behind a stream
 //! that waits.
 
 use gio_uring::{AffineOp, Error, RawStream, ScatterGather, Signal, Wait};
@@ -22,17 +22,17 @@ use crate::{
 };
 
 impl Plane {
-    /// Starts moving one layer of a job, in order with something else: nothing touches the layer's
-    /// blocks before the order allows it. O(1) in the number of blocks; nothing is allocated.
+    /// Starts moving one layer of a job, with an order: nothing accesses the layer's blocks before
+    /// `order` allows it. O(1) in the number of blocks; nothing is allocated.
     ///
-    /// A stream that waits goes on when the layer failed, too. What its blocks hold then is not
-    /// defined; the ticket says so.
+    /// A stream that waits continues even if the layer failed. The contents of its blocks are then
+    /// undefined; the ticket reports the failure.
     ///
     /// # Errors
-    /// [`StoreError::NoSuchLayer`], [`StoreError::InFlight`], [`StoreError::Busy`],
+    /// Returns [`StoreError::NoSuchLayer`], [`StoreError::InFlight`], [`StoreError::Busy`],
     /// [`StoreError::StagingBusy`], [`StoreError::RequestFailed`] after a layer of the job failed,
-    /// [`StoreError::Failed`]; [`StoreError::NoStreams`] without a GPU; [`StoreError::Stream`] when
-    /// the stream takes nothing, and [`StoreError::Ring`] for another plane's event.
+    /// [`StoreError::Failed`], [`StoreError::NoStreams`] without a GPU, [`StoreError::Stream`] if
+    /// the stream refuses, or [`StoreError::Ring`] for another plane's event.
     pub fn start(
         &mut self,
         id: JobId,
@@ -86,7 +86,7 @@ impl Plane {
                 }
             }
         };
-        // While the devices write it.
+        // Copy to the cache while the devices write the layer.
         let job = self.jobs.get_mut(&id).filter(|job| job.direction == Direction::Write);
         if let (Some(memory), Some(job)) = (&mut self.memory, job) {
             memory.fill(job, layer);
@@ -94,19 +94,19 @@ impl Plane {
         Ok(self.ticket(id, layer, ends))
     }
 
-    /// Makes what is enqueued on `stream` from now on wait for the layer: it sees a retrieved
-    /// layer's data, and may change the blocks of a stored one. Where it failed, the stream goes on
-    /// as well. May be called for any number of streams, for a layer that has ended, too.
+    /// Makes work enqueued on `stream` from now on wait for the layer: it sees a retrieved layer's
+    /// data, and may change the blocks of a stored one. The stream continues even if the layer
+    /// failed. May be called for any number of streams, and for a layer that has ended.
     ///
     /// # Errors
-    /// [`StoreError::NoStreams`] without a GPU, [`StoreError::Stream`] when the stream takes
-    /// nothing, [`StoreError::Foreign`], [`StoreError::Failed`].
+    /// Returns [`StoreError::NoStreams`] without a GPU, [`StoreError::Stream`] if the stream
+    /// refuses, [`StoreError::Foreign`], or [`StoreError::Failed`].
     pub fn join(&mut self, ticket: &Ticket, stream: RawStream) -> Result<(), StoreError> {
         self.check_ticket(ticket)?;
         let (ring, streams) = self.streams()?;
         for end in ticket.ends.iter().flatten() {
-            // Another ring's event, of before a new executor: what streams may still wait for there
-            // is kept for good, what is over needs no waiting.
+            // An event of another ring, from before the executor was replaced: if streams may still
+            // wait for it, it is kept for good; if it is reached, there is nothing to wait for.
             if ring.owns(&end.event) || !end.is_reached() {
                 streams.follow(ring, stream, end)?;
             }
@@ -114,7 +114,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Whether an operation can be started without looking for ones that have ended.
+    /// Returns true if an operation can be started without reaping completions first.
     fn has_room(&self) -> bool {
         let buffer = match &self.target {
             Target::Pool(_) => true,
@@ -126,7 +126,7 @@ impl Plane {
     fn check_order(&mut self, order: Order<'_>) -> Result<(), StoreError> {
         match order {
             Order::Unordered => Ok(()),
-            // What is copied on the host is copied at once.
+            // CPU copies happen immediately, so they cannot wait for an event.
             Order::AfterEvent(_)
                 if self.memory.as_ref().is_some_and(HostMemory::copies_at_once) =>
             {
@@ -159,7 +159,7 @@ impl Plane {
         Ok([end, moved])
     }
 
-    /// Has a stream copy what there is to copy beside an operation on the engine's own memory.
+    /// Has a stream copy to or from the cache, beside an operation on the engine's own memory.
     fn copy_direct(
         &mut self,
         id: JobId,
@@ -171,7 +171,7 @@ impl Plane {
             return Ok(None);
         };
         let (stream, first) = match order {
-            // The operation waits for where it is now.
+            // The operation waits for the same position of the stream.
             Order::InStream(stream) => (stream, None),
             _ => (streams.own(), first),
         };
@@ -180,8 +180,8 @@ impl Plane {
         Ok(kept.or(served))
     }
 
-    /// Starts a staged retrieve. The devices may fill staging memory at once: only the move has to
-    /// wait for what the order names.
+    /// Starts a staged retrieve. The devices may fill staging memory immediately: only the move
+    /// waits for the order.
     fn start_staged_read(
         &mut self,
         id: JobId,
@@ -196,7 +196,7 @@ impl Plane {
             self.after_completions()?;
             return Ok([end, None]);
         }
-        // What is in memory needs not wait for the devices.
+        // Cached blocks need not wait for the devices.
         self.copy_hits(id, layer, copier, first.as_ref())?;
         // The operation, and with it the buffer's use, ends only with the move.
         let moved = self.copy_beside(copier, [first.as_ref(), end.as_ref()], &moves)?;
@@ -231,11 +231,11 @@ impl Plane {
             Some(_) => None,
         };
         self.after_completions()?;
-        // Once the objects were moved, the engine's blocks are its own again.
+        // Once the objects were moved, the engine may use its blocks again.
         Ok([Some(kept.unwrap_or(moved)), None])
     }
 
-    /// What an operation waits for, after telling the stream to say it.
+    /// Returns the condition that an operation waits for; a stream is told to signal it.
     fn start_condition(&mut self, order: Order<'_>) -> Result<Option<Wait>, StoreError> {
         match order {
             Order::Unordered => Ok(None),
@@ -247,7 +247,7 @@ impl Plane {
         }
     }
 
-    /// The stream that moves objects, and what it waits for first.
+    /// Returns the stream that moves objects, and the condition that it waits for first.
     pub(super) fn copy_stream(
         &mut self,
         order: Order<'_>,
@@ -291,7 +291,7 @@ impl Plane {
         }
     }
 
-    /// Submits the operation of one layer: what it signals when it ended, if there are streams.
+    /// Submits the operation of one layer. With streams, returns its completion event.
     pub(super) fn issue(
         &mut self,
         id: JobId,
@@ -360,8 +360,8 @@ impl Plane {
         Ok(end)
     }
 
-    /// A stream does not wait for what was issued: nothing may be in flight when the caller hears
-    /// of it.
+    /// Recovers after a stream failed to wait for an issued operation: nothing may be in flight
+    /// when the caller gets the error.
     pub(super) fn give_up<T>(&mut self, error: StoreError) -> Result<T, StoreError> {
         self.fault.get_or_insert_with(|| error.to_string());
         self.after_completions()?;

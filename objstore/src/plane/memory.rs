@@ -1,11 +1,11 @@
-//! Blocks in memory of this process, beside the devices: what is there is copied, and not read.
+//! The DRAM cache: blocks in host memory beside the devices; hits are copied instead of read.
 //!
-//! The devices have all of it, so that nothing is lost with the process (write-through); unless the
-//! store writes to them later (write-back, `behind.rs`). A block is known by its file. A file gets
-//! other bytes only by being written, and whoever begins that, begins by forgetting what was here.
+//! The devices have all of them, so that nothing is lost with the process (write-through), unless
+//! the store writes to them later (write-back, `behind.rs`). Blocks are keyed by file. The bytes of
+//! a file change only when it is written, and every write begins by dropping its cached block.
 //!
-//! The devices reach this memory, too: what is read ahead ([`Plane::prefetch`]) gets here without
-//! the engine's blocks. So does the GPU that the engine's pool is on: it copies then (`gpu.rs`).
+//! The devices reach this memory, too: [`Plane::prefetch`] reads into it without using the engine's
+//! blocks. If the engine's pool is on a GPU, the GPU reaches it and does the copies (`gpu.rs`).
 
 mod ahead;
 mod behind;
@@ -30,20 +30,20 @@ use crate::{
     stats::{DramStats, Path},
 };
 
-/// How long any block takes to get again: they are all on the same devices.
+/// Reload cost of any block: the same for all, as they are on the same devices.
 pub(crate) const AGAIN: Duration = Duration::from_millis(1);
 
-/// No page is smaller.
+/// The smallest page size.
 const PAGE_BYTES: usize = 4 << 10;
 
-/// The memory, and what is in it.
+/// The memory, and its index.
 #[derive(Debug)]
 pub(super) struct HostMemory {
     tier: Tier<FileId>,
     /// Its blocks.
     pub(super) own: KvPool,
     copier: Copier,
-    /// What the ring calls it.
+    /// The memory as a pool of the ring.
     target: Option<PoolHandle>,
     shape: KvShape,
     retrieved_bytes: u64,
@@ -51,10 +51,10 @@ pub(super) struct HostMemory {
     pub(super) behind: Behind,
 }
 
-/// Who copies between it and the engine's blocks.
+/// Copier between the cache and the engine's blocks.
 #[derive(Debug)]
 enum Copier {
-    /// This process, which has both in its memory: at once.
+    /// The CPU, which reaches both: copies are done immediately.
     Cpu { own: Buffer, engine: Buffer, pool: KvPool },
     /// Kernels on streams: the engine's blocks are on a GPU.
     Gpu(GpuCopier),
@@ -64,8 +64,8 @@ fn buffer(pool: &KvPool) -> Option<Buffer> {
     DmaSlice::whole(pool.memory().clone()).ok().and_then(Buffer::new)
 }
 
-/// Has the system provide all pages now: it takes longer to clear one than to copy to it, and
-/// later somebody would wait for it.
+/// Has the system provide all pages now: it takes longer to clear a page than to copy to it, and
+/// later requests would wait for that.
 fn touch(memory: &mut Buffer) {
     for at in (0..memory.len()).step_by(PAGE_BYTES) {
         memory.write(at, &[0]).expect("it is inside");
@@ -73,7 +73,7 @@ fn touch(memory: &mut Buffer) {
 }
 
 impl HostMemory {
-    /// As much as the options say; `None` if that is nothing.
+    /// Allocates the cache with the size of the options; `None` if that is 0.
     pub(super) fn new(
         bus: &dyn Bus,
         shape: &KvShape,
@@ -133,7 +133,7 @@ impl HostMemory {
         route::prove(devices, scratch, &self.own, None)
     }
 
-    /// Makes it known to a ring, so that operations can name it.
+    /// Registers it with a ring, so that operations can name it.
     pub(super) fn register(
         &mut self,
         ring: &mut Uring,
@@ -147,7 +147,7 @@ impl HostMemory {
         }
     }
 
-    /// What an operation of the ring names.
+    /// Returns the pool for operations of the ring.
     pub(super) fn target(&self) -> &PoolHandle {
         self.target.as_ref().expect("it was registered when the plane was opened")
     }
@@ -170,13 +170,13 @@ impl HostMemory {
         }
     }
 
-    /// Objects of a layer of so many blocks, and their bytes.
+    /// Returns the number of objects of a layer of this many blocks, and their bytes.
     pub(super) fn size(&self, blocks: usize) -> (u64, u64) {
         let objects = blocks as u64 * u64::from(self.shape.segments);
         (objects, objects * u64::from(self.shape.object_bytes))
     }
 
-    /// Takes memory for a block, if there is any; `by`: when it is wanted.
+    /// Allocates memory for a block, if possible; `by` is the time when it is needed.
     fn take(&mut self, entry: &Move, by: Option<Duration>) -> Option<(Move, HostBlock)> {
         let block = Block { key: entry.file, again: AGAIN, by };
         match self.tier.admit(block) {
@@ -185,14 +185,14 @@ impl HostMemory {
         }
     }
 
-    /// Whether what is copied is there when that was said.
+    /// Returns true if a copy is complete when the call that starts it returns.
     pub(super) fn copies_at_once(&self) -> bool {
         matches!(self.copier, Copier::Cpu { .. })
     }
 
-    /// Copies a layer of blocks that are here to the engine, unless a stream does. Where the bytes
-    /// are not those of the checksums, says which block that is, and keeps it no longer: the
-    /// devices may have it right.
+    /// Copies a layer of cached blocks to the engine, unless a stream does. If the bytes do not
+    /// match the checksums, returns the block and drops it from the cache: the devices may have the
+    /// right bytes.
     pub(super) fn serve(&mut self, job: &Job, layer: Layer) -> Result<(), Failure> {
         if !self.copies_at_once() {
             return Ok(());
@@ -209,10 +209,10 @@ impl HostMemory {
         Ok(())
     }
 
-    /// The same of a layer that a stream has copied.
+    /// Checks a layer that a stream has copied in the same way.
     pub(super) fn served(&mut self, job: &Job, layer: Layer) -> Result<(), Failure> {
         let Some(copies) = &job.hit_copies else { return Ok(()) };
-        // Which layer it was is not known where several are in flight: all of them fail.
+        // If several layers are in flight, it is unknown which one differs: all of them fail.
         let differing = copies.differing();
         let entries = differing.iter().filter_map(|at| job.hits.get(*at as usize));
         entries.for_each(|(entry, _)| self.tier.remove(entry.file));
@@ -226,8 +226,8 @@ impl HostMemory {
         }
     }
 
-    /// Copies rows of a block to the engine. `words`: its checksums, if there are any. Says whether
-    /// the bytes are those.
+    /// Copies rows of a block to the engine. `words` are its checksums, if there are any. Returns
+    /// true if the bytes match them.
     fn give(&mut self, to: &Move, host: HostBlock, rows: Range<u32>, words: &[u32]) -> bool {
         let Copier::Cpu { own: from, engine, pool } = &mut self.copier else { return false };
         for row in rows {
@@ -246,7 +246,7 @@ impl HostMemory {
         true
     }
 
-    /// Copies a layer that was read, or is written, here, unless a stream does.
+    /// Copies a layer to the cache that was read or is being written, unless a stream does.
     pub(super) fn fill(&mut self, job: &mut Job, layer: Layer) {
         let Copier::Cpu { own: to, engine, pool } = &mut self.copier else { return };
         let rows = self.shape.rows() as usize;
@@ -267,7 +267,7 @@ impl HostMemory {
     }
 }
 
-/// Memory that the devices reach, and the GPU if there is one.
+/// Allocates memory that the devices reach, and the GPU if there is one.
 fn alloc(
     bus: &dyn Bus,
     gpu: Option<&StoreGpu>,
@@ -283,14 +283,14 @@ fn alloc(
     memory.map_err(|error| error.to_string())
 }
 
-/// The bytes of a block are not those of its checksums.
+/// Returns the failure of a block whose bytes do not match its checksums.
 fn differs(entry: &Move, layer: Layer) -> Failure {
     let (direction, status) = (Direction::Read, IoStatus::Checksum);
     let Move { file, position, .. } = *entry;
     Failure { direction, layer, position, file, status, errors: 1 }
 }
 
-/// Copies `len` bytes, and says their CRC-32C if asked.
+/// Copies `len` bytes. Returns their CRC-32C if `sum` is set.
 fn copy(from: &Buffer, at: u64, to: &mut Buffer, offset: u64, len: usize, sum: bool) -> u32 {
     let mut crc = 0;
     let add = |bytes: &[u8]| {
@@ -303,11 +303,11 @@ fn copy(from: &Buffer, at: u64, to: &mut Buffer, offset: u64, len: usize, sum: b
 }
 
 impl Plane {
-    /// Takes out of a job's moves what is in memory, and takes memory for the rest. The checksums
-    /// of the rest, if those are others.
+    /// Takes the hits out of a job's moves, and allocates cache memory for the rest. Returns the
+    /// checksums of the rest, for a read.
     pub(super) fn divide(&mut self, job: &mut Job, expected: &[u32]) -> Option<Vec<u32>> {
         let memory = self.memory.as_mut()?;
-        // The self-test is about the devices.
+        // The self-test must reach the devices.
         if job.moves.iter().any(|entry| entry.file.0 + 1 == self.files) {
             return None;
         }
@@ -335,8 +335,8 @@ impl Plane {
             DramMode::WriteThrough | DramMode::WriteBack => memory.own.blocks() as usize,
             DramMode::ReadAhead => 0,
         };
-        // The tail first, so that it goes before what it follows; of what has no room, the tail is
-        // left out.
+        // Allocate from the tail, so that it is evicted before its prefix; if there is not enough
+        // room, the tail is left out.
         let first = job.moves.iter().take(kept).rev();
         job.fills = first.filter_map(|entry| memory.take(entry, None)).collect();
         // In the order of the checksums, and of the engine's blocks, which is faster to copy.
@@ -345,11 +345,11 @@ impl Plane {
         (job.direction == Direction::Read).then_some(rest)
     }
 
-    /// A job has ended: what it took from memory may go, and what it brought there is found if all
-    /// of it was moved.
+    /// Releases the cache memory of an ended job: its hits may be evicted, and its fills are found
+    /// if the whole job was moved.
     pub(super) fn let_go(&mut self, job: &Job) {
         let Some(memory) = &mut self.memory else { return };
-        // What was copied ahead, whoever asked for it releases.
+        // Blocks that were copied ahead are released by the caller.
         let hits = job.hits.iter().filter(|_| !job.is_ahead);
         hits.for_each(|(_, at)| memory.tier.release(*at));
         let is_whole = job.map.is_some() && job.verdict().is_none();
@@ -360,24 +360,24 @@ impl Plane {
             && !job.is_ahead
             && job.fills.len() < job.moves.len()
         {
-            // They may have been read ahead while they were written.
+            // These files may have been prefetched while they were written.
             let filled: HashSet<FileId> = job.fills.iter().map(|(entry, _)| entry.file).collect();
             let others = job.moves.iter().filter(|entry| !filled.contains(&entry.file));
             others.for_each(|entry| memory.tier.remove(entry.file));
         }
     }
 
-    /// Which blocks are in memory; `None` if none are ever.
+    /// Returns the index of the cache; `None` without a cache.
     pub(crate) fn tier(&mut self) -> Option<&mut Tier<FileId>> {
         self.memory.as_mut().map(|memory| &mut memory.tier)
     }
 
-    /// Whether blocks are kept in memory of this process.
+    /// Returns true if there is a DRAM cache.
     pub(crate) fn keeps_blocks(&self) -> bool {
         self.memory.is_some()
     }
 
-    /// These files hold nothing any more: their memory is of no use.
+    /// Drops the cached blocks of freed files.
     pub(crate) fn forget(&mut self, files: &[FileId]) {
         if let Some(memory) = &mut self.memory {
             files.iter().for_each(|file| memory.tier.remove(*file));

@@ -30,40 +30,40 @@ use crate::{
 /// A device of a plane.
 #[derive(Debug)]
 pub struct PlaneDevice {
-    /// The controller, ready.
+    /// The controller, in the ready state.
     pub controller: SharedController,
     /// The namespace.
     pub nsid: Nsid,
-    /// Where the files' objects are.
+    /// Region of the files' objects.
     pub data: Region,
-    /// At least 16 KiB that a proof of the path may overwrite.
+    /// At least 16 KiB that the proof of the path may overwrite.
     pub scratch: Region,
-    /// Where its queues live, one entry for each; memory of the controller's address space if
-    /// empty.
+    /// Memory of the device's queues, one entry for each; memory of the controller's address space
+    /// if empty.
     pub queue_memory: Vec<QueueMemory>,
 }
 
-/// What a plane is opened with.
+/// Configuration of a plane.
 pub struct PlaneConfig {
-    /// The devices. All of their controllers have to share one DMA address space with the pool.
+    /// The devices. All of their controllers must share one DMA address space with the pool.
     pub devices: Vec<PlaneDevice>,
-    /// Time.
+    /// Clock.
     pub clock: Arc<dyn Clock>,
-    /// Makes the executor of the I/O kernel.
+    /// Creates the executor of the I/O kernel.
     pub executor: ExecutorFactory,
-    /// What a KV block is made of.
+    /// Shape of a KV block.
     pub shape: KvShape,
-    /// Where files live in the devices' data regions.
+    /// Placement of files in the devices' data regions.
     pub geometry: Geometry,
-    /// How many files there are. The last one is the self-test's.
+    /// Number of files. The last one is reserved for the self-test.
     pub files: u32,
-    /// Whether checksums of what is stored are made, and compared with what is retrieved.
+    /// Set to compute checksums of stored objects, and compare those of retrieved ones.
     pub checksums: bool,
     /// The engine's KV memory.
     pub pool: KvPool,
     /// The GPU. Needed for a pool on one, and for [`crate::Order`]s that name a stream.
     pub gpu: Option<StoreGpu>,
-    /// The numbers.
+    /// Tunable options.
     pub options: StoreOptions,
 }
 
@@ -82,15 +82,15 @@ impl Plane {
     /// Proves that data gets to the pool and back on the path that it is registered for, creates
     /// and grants the queues, starts the I/O kernel, and proves that it reaches every device.
     ///
-    /// The pool's memory may not be used meanwhile: the proof writes to its begin and end, and
-    /// puts back what was there. It also writes to each device's scratch region.
+    /// The pool's memory may not be used meanwhile: the proof writes to both ends of it, and
+    /// restores its contents. It also writes to each device's scratch region.
     ///
     /// # Errors
-    /// [`StoreError::Route`] when a device does not reach the pool, the I/O kernel not a device, or
-    /// the GPU does not move objects to a staged pool;
-    /// [`StoreError::Config`] when the numbers do not fit together;
-    /// [`StoreError::Driver`], [`StoreError::Ring`] and [`StoreError::Executor`] when a part below
-    /// refuses.
+    /// Returns [`StoreError::Route`] if a device does not reach the pool, the I/O kernel does not
+    /// reach a device, or the GPU does not move objects to a staged pool;
+    /// [`StoreError::Config`] if the configuration is inconsistent;
+    /// [`StoreError::Driver`], [`StoreError::Ring`] or [`StoreError::Executor`] if a lower layer
+    /// fails.
     pub fn open(config: PlaneConfig) -> Result<Self, StoreError> {
         let PlaneConfig { devices, clock, mut executor, shape, geometry, .. } = config;
         let (files, checksums, pool) = (config.files, config.checksums, config.pool);
@@ -179,14 +179,14 @@ impl Plane {
     }
 }
 
-/// What of a plane lives in its ring's memory.
+/// Parts of a plane that live in its ring's memory.
 struct Parts {
     target: Target,
     streams: Option<Streams>,
     pads: Option<Arc<dyn DmaMemory>>,
 }
 
-/// What they are made from.
+/// Inputs of [`Parts`].
 struct Plan<'a> {
     pool: &'a KvPool,
     shape: &'a KvShape,
@@ -214,7 +214,7 @@ impl Plan<'_> {
         self.prove_scatter_gather(Parts { target, streams, pads }, ring)
     }
 
-    /// Proves that objects get from staging memory to the pool, where there is staging memory.
+    /// Proves that objects get from staging memory to the pool, if there is staging memory.
     fn prove_scatter_gather(
         &self,
         mut parts: Parts,
@@ -229,14 +229,14 @@ impl Plan<'_> {
         let proof = route::Proof { ring, streams, staging, pool, shape, clock, timeout };
         let Err(error) = route::prove_scatter_gather(proof) else { return Ok(parts) };
         if !parts.streams.as_ref().is_none_or(Streams::is_past) {
-            // It may move objects yet.
+            // The GPU may still move objects.
             std::mem::forget((parts, pool.clone()));
         }
         Err(error)
     }
 }
 
-/// Grants the queues and starts the I/O kernel on them; on failure they are taken back.
+/// Grants the queues and starts the I/O kernel on them; on failure takes them back.
 fn start_ring(
     devices: &mut [Device],
     executor: Box<dyn IoExecutor>,
@@ -254,7 +254,7 @@ fn start_ring(
     started
 }
 
-/// The proof that no kernel has the grants of `devices`.
+/// Returns the proof that no kernel has the grants of `devices`.
 #[allow(unsafe_code, reason = "only the grantor knows that no executor was started")]
 fn never_started(devices: &[Device]) -> Quiesced {
     let mut epochs = Vec::new();
@@ -266,8 +266,8 @@ fn never_started(devices: &[Device]) -> Quiesced {
     unsafe { Quiesced::assert(epochs) }
 }
 
-/// Ends the ring of a plane that could not be opened. A kernel that does not stop keeps its queues,
-/// and the pool is leaked unless no device can write to it any more.
+/// Stops the ring of a plane that could not be opened. A kernel that does not stop keeps its
+/// queues, and the pool is leaked unless no device can write to it any more.
 fn give_up(mut ring: Uring, devices: &mut [Device], pool: KvPool, deadline: Nanos) {
     let quiesced = ring.stop(deadline);
     if !quiesced.is_ok_and(|quiesced| take_back(devices, &quiesced)) {
@@ -275,8 +275,8 @@ fn give_up(mut ring: Uring, devices: &mut [Device], pool: KvPool, deadline: Nano
     }
 }
 
-/// Takes the queues back for a plane that could not be opened, and says whether all came back. What
-/// a device does not give back is leaked.
+/// Takes the queues back for a plane that could not be opened. Returns true if all came back;
+/// queues that a device does not delete are leaked.
 fn take_back(devices: &mut [Device], quiesced: &Quiesced) -> bool {
     let mut all = true;
     for device in devices {
@@ -339,7 +339,7 @@ fn check(
     Ok(())
 }
 
-/// Creates the queues.
+/// Creates the queues of a device.
 fn prepare(at: usize, device: PlaneDevice, options: &StoreOptions) -> Result<Device, StoreError> {
     let PlaneDevice { controller, nsid, data, queue_memory, .. } = device;
     let index = DeviceIndex(at as u32);
@@ -371,7 +371,7 @@ fn prepare(at: usize, device: PlaneDevice, options: &StoreOptions) -> Result<Dev
     })
 }
 
-/// Whether writes bypass volatile caches, and whether these have to be flushed instead.
+/// Returns whether writes use force unit access, and whether volatile caches must be flushed.
 fn durability(options: &StoreOptions, devices: &[Device]) -> (bool, bool) {
     let volatile = devices.iter().any(|device| device.controller.lock().info().vwc);
     match options.durability {
@@ -381,7 +381,7 @@ fn durability(options: &StoreOptions, devices: &[Device]) -> (bool, bool) {
     }
 }
 
-/// Placement handles that every device has and the I/O kernel can name.
+/// Returns the number of placement handles that every device has and the I/O kernel can name.
 fn placements(options: &StoreOptions, devices: &[Device]) -> u32 {
     let handles = |device: &Device| {
         let controller = device.controller.lock();
@@ -409,7 +409,7 @@ pub(super) fn grant_all(devices: &mut [Device]) -> Result<Vec<(u32, QueueGrant)>
 pub(super) fn ring_options(options: &StoreOptions) -> UringOptions {
     UringOptions {
         command_timeout: options.command_timeout,
-        // Whoever waits on the host finds out first, and says what for.
+        // The host's timeout is shorter, so that its error, which names the operation, comes first.
         event_timeout: Nanos(options.wait_timeout.0.saturating_mul(2)),
         virtual_time: options.virtual_time,
         stop_timeout: options.stop_timeout,
@@ -420,7 +420,7 @@ pub(super) fn ring_options(options: &StoreOptions) -> UringOptions {
     }
 }
 
-/// Memory for the padding of objects: zeroes to write, then a place to read to.
+/// Allocates memory for the padding of objects: zeroes to write, then a target for reads.
 fn pads(bus: &dyn Bus, geometry: &Geometry) -> Result<Option<Arc<dyn DmaMemory>>, StoreError> {
     let padding = (geometry.slot_bytes() - geometry.object_bytes()) as usize;
     if padding == 0 {
@@ -433,7 +433,7 @@ fn pads(bus: &dyn Bus, geometry: &Geometry) -> Result<Option<Arc<dyn DmaMemory>>
     }
 }
 
-/// Everything of the ring's pool but where its objects are in memory.
+/// Returns the description of the ring's pool, without the addresses of its objects.
 pub(super) fn describe(
     geometry: &Geometry,
     regions: &[Region],
@@ -459,7 +459,7 @@ pub(super) fn describe(
     }
 }
 
-/// A pool that the devices reach, for the ring.
+/// Completes the description for a pool that the devices reach.
 pub(super) fn of_pool(desc: &PoolDesc, pool: &KvPool, checksums: bool) -> PoolDesc {
     PoolDesc {
         row_iova: pool.row_iova().to_vec(),

@@ -1,13 +1,13 @@
-//! After a timeout or a fault: nothing goes on before no device can touch anything any more.
+//! Recovery from a timeout or a fault: nothing continues before no device can access anything.
 //!
-//! The order is the point. Let operations end that the fault does not concern; stop the I/O kernel,
-//! so that no doorbell is rung; then recover the controllers, so that no command of the past is
-//! carried out any more; only then tell callers that their blocks are theirs again, free files, and
-//! start the kernel on new queues. If any step fails, nothing that a device might still reach is
-//! ever freed, and the store says so for good.
+//! The order matters. Let operations end that the fault does not affect; stop the I/O kernel, so
+//! that no doorbell is rung; then recover the controllers, so that no old command is executed any
+//! more; only then report to callers that their blocks are free, free files, and start the kernel
+//! on new queues. If any step fails, memory that a device might still reach is never freed, and
+//! the store has failed.
 //!
-//! One fault concerns one queue: what is outstanding on others, and on other devices, completes
-//! first. All queues are then made anew, which resets no controller that does as it is told.
+//! A fault affects one queue: commands outstanding on others, and on other devices, complete
+//! first. All queues are then recreated, which resets no controller that responds normally.
 
 use gio_uring::{Completion, IoStatus, Progress, Uring};
 use nvme_driver::{Nanos, Waiter};
@@ -17,11 +17,11 @@ use kv_catalog::Layer;
 
 use crate::error::{Failure, StoreError};
 
-/// Queues that have nothing outstanding for so long get nothing more.
+/// Idle time after which the queues are taken to have completed everything.
 const SETTLED: Nanos = Nanos::from_millis(10);
 
 impl Plane {
-    /// Brings controllers and kernel back. Everything in flight has failed afterwards.
+    /// Recovers controllers and kernel. Everything in flight has failed afterwards.
     pub(super) fn recover(&mut self, cause: &str) -> Result<(), StoreError> {
         tracing::warn!(cause, "stopping the I/O kernel and recovering the controllers");
         self.check()?;
@@ -51,8 +51,8 @@ impl Plane {
         Ok(())
     }
 
-    /// Lets the queues that work complete what they have. What waits for an event does not hold
-    /// this up, and is cancelled.
+    /// Lets working queues complete their commands. Operations that wait for an event do not delay
+    /// this, and are cancelled.
     fn let_others_end(&mut self, deadline: Nanos) {
         let clock = self.clock.clone();
         let mut waiter = Waiter::new(&*clock, deadline);
@@ -76,7 +76,7 @@ impl Plane {
         }
     }
 
-    /// Takes note of everything that was in flight when the kernel was stopped.
+    /// Records the end of everything that was in flight when the kernel was stopped.
     fn collect(&mut self) {
         for at in 0..self.ops.len() {
             if self.ops[at].outcome.is_some() {
@@ -88,7 +88,7 @@ impl Plane {
             let lost = Completion { errors: 1, error: Some((IoStatus::Fault, 0)), objects: 0 };
             self.arrived(at, found.unwrap_or(lost));
         }
-        // What a stream has still to get past stays: it saw the signal, and comes to it.
+        // Operations that a stream has yet to get past stay: the signal was sent, so it gets there.
         for at in (0..self.ops.len()).rev() {
             if self.ops[at].is_over() {
                 self.complete(at);
@@ -96,7 +96,7 @@ impl Plane {
         }
     }
 
-    /// Starts the kernel on new grants; on a new executor if the old one cannot any more.
+    /// Starts the kernel on new grants; on a new executor if the old one cannot be restarted.
     fn restart(&mut self) -> Result<(), StoreError> {
         let grants = open::grant_all(&mut self.devices)?;
         let error = match self.ring()?.restart(&grants) {
@@ -123,12 +123,11 @@ impl Plane {
         }
         let streams = std::mem::replace(&mut self.streams, streams);
         if !streams.as_ref().is_none_or(Streams::is_past) {
-            // They still use events and tables that lie in the old executor's memory.
+            // They still use events and tables in the old executor's memory.
             std::mem::forget((streams, target));
         }
         self.ring = Some(ring);
-        // Maps and tables live in the old executor's memory: the jobs that have some have to start
-        // anew.
+        // Maps and tables live in the old executor's memory: jobs that have them must start over.
         for job in self.jobs.values_mut() {
             let hits = job.hits.iter().map(|(entry, _)| entry);
             let first = job.moves.iter().chain(hits).next();
@@ -147,16 +146,16 @@ impl Plane {
         Ok(())
     }
 
-    /// Ends the store: every later call says why. What a device or kernel might still reach is
-    /// leaked; the controllers do the same with their queues.
+    /// Fails the store: every later call returns the cause. Memory that a device or kernel might
+    /// still reach is leaked; the controllers do the same with their queues.
     pub(super) fn fail(&mut self, cause: String) -> StoreError {
         tracing::error!(cause, "the store has failed");
         let mut ring = self.ring.take();
         if let Some(ring) = &mut ring {
-            // No stream may wait forever for a kernel that was given up.
+            // No stream may wait forever for a kernel that was abandoned.
             ring.abandon();
         }
-        // With the ring go events, maps and tables: its memory is never given back.
+        // The ring owns events, maps and tables: its memory is never freed.
         let memory = self.memory.as_ref().map(|memory| memory.own.clone());
         std::mem::forget((ring, self.pads.take(), self.pool.clone(), memory));
         self.ops.clear();

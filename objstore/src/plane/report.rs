@@ -1,4 +1,4 @@
-//! What a rank says of jobs that have ended.
+//! Reports of a rank on jobs that have ended.
 
 use kv_catalog::{PlantedBug, planted};
 use nvme_spec::nvm::Direction;
@@ -6,20 +6,20 @@ use nvme_spec::nvm::Direction;
 use super::{JobDone, JobFailure, JobId, Plane};
 use crate::error::StoreError;
 
-/// What became of a job.
+/// Result of a job.
 #[derive(Debug)]
 pub struct Report {
     /// The job.
     pub job: JobId,
-    /// Why not everything is where it was to go, and stays there; `None` when it does.
+    /// Reason why the data is not in place, or not durable; `None` on success.
     pub failure: Option<StoreError>,
-    /// Of what was stored: CRC-32C of the objects, `[block][row]`, blocks in the order of the job.
+    /// CRC-32C of the stored objects, `[block][row]`, blocks in the order of the job.
     pub checksums: Vec<u32>,
 }
 
 impl Plane {
-    /// Makes what jobs that have ended ([`Plane::end`]) stored permanent, with one flush for all.
-    /// The reports are for the catalog: [`crate::DurableCatalog`].
+    /// Makes the data of ended jobs ([`Plane::end`]) permanent, with one flush for all. The reports
+    /// are for the catalog: [`crate::DurableCatalog`].
     pub fn report(&mut self, ended: Vec<(Direction, JobDone)>) -> Vec<Report> {
         let stored = ended.iter().any(|(direction, _)| *direction == Direction::Write);
         let is_due = stored && !planted(PlantedBug::RankNeverFlushes);

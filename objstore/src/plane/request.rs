@@ -12,18 +12,18 @@ use crate::error::StoreError;
 
 impl Plane {
     /// Prepares to move blocks. This is the only step whose cost grows with their number. A job
-    /// without moves is fine: all of its layers are done as soon as they are started.
+    /// without moves is valid: its layers are done as soon as they are started.
     ///
-    /// `expected`: for a read, the checksums that [`JobDone`] gave for what was stored, `[block]
-    /// [row]`; what differs fails with [`gio_uring::IoStatus::Checksum`]. Empty: nothing is
+    /// `expected`: for a read, the checksums from the [`JobDone`] of the write, `[block][row]`;
+    /// objects that do not match fail with [`gio_uring::IoStatus::Checksum`]. Empty: nothing is
     /// compared.
     ///
     /// # Errors
-    /// [`StoreError::NoSuchBlock`] and [`StoreError::NoSuchFile`]; [`StoreError::DuplicateBlock`]
-    /// for a read into one block twice; [`StoreError::Staging`] for more blocks than a staging
-    /// buffer has room for; [`StoreError::ReadOnly`] for a write, and [`StoreError::JournalFailed`]
-    /// after a flush that failed; [`StoreError::Ring`] without memory for the job
-    /// ([`crate::StoreOptions::arena_bytes`]); [`StoreError::Failed`].
+    /// Returns [`StoreError::NoSuchBlock`] or [`StoreError::NoSuchFile`];
+    /// [`StoreError::DuplicateBlock`] if a read names a block twice; [`StoreError::Staging`] for
+    /// more blocks than fit into a staging buffer; [`StoreError::ReadOnly`] for a write, and
+    /// [`StoreError::JournalFailed`] after a failed flush; [`StoreError::Ring`] if memory for the
+    /// job runs out ([`crate::StoreOptions::arena_bytes`]); [`StoreError::Failed`].
     pub fn begin(
         &mut self,
         direction: Direction,
@@ -50,13 +50,13 @@ impl Plane {
         Ok(id)
     }
 
-    /// Keeps what a job writes apart from data of other classes, on devices with placement handles
-    /// (Flexible Data Placement): what ends at about the same time should have one class. Handle 0
-    /// is that of all writes that name none: the journal's. Classes take the others in turn. Layers
-    /// that were started before are not affected.
+    /// Keeps a job's data apart from data of other classes, on devices with placement handles
+    /// (Flexible Data Placement): data that expires at about the same time should have one class.
+    /// Handle 0 is used by all writes without a class: the journal's. Classes share the others
+    /// round-robin. Layers that were started before are not affected.
     ///
     /// # Errors
-    /// [`StoreError::NoSuchJob`].
+    /// Returns [`StoreError::NoSuchJob`].
     pub fn place(&mut self, id: JobId, class: u32) -> Result<(), StoreError> {
         let handles = self.placements.saturating_sub(1);
         let job = self.jobs.get_mut(&id).ok_or(StoreError::NoSuchJob { job: id })?;
@@ -64,11 +64,11 @@ impl Plane {
         Ok(())
     }
 
-    /// Ends a job of which nothing is in flight. What was stored may be in volatile caches: before
-    /// it is committed, [`Plane::flush`] the devices and compare [`JobDone::recoveries`].
+    /// Ends a job of which nothing is in flight. Stored data may be in volatile caches: before it
+    /// is committed, [`Plane::flush`] the devices and compare [`JobDone::recoveries`].
     ///
     /// # Errors
-    /// [`StoreError::NoSuchJob`], [`StoreError::InFlight`], [`StoreError::Failed`].
+    /// Returns [`StoreError::NoSuchJob`], [`StoreError::InFlight`] or [`StoreError::Failed`].
     pub fn end(&mut self, id: JobId) -> Result<JobDone, StoreError> {
         self.check()?;
         if let Some(op) = self.ops.iter().find(|op| op.job == id) {
@@ -86,14 +86,14 @@ impl Plane {
         Ok(JobDone { job: id, failure, recoveries, checksums, is_dirty })
     }
 
-    /// A layer of the job that is in flight, if any is.
+    /// Returns a layer of the job that is in flight, if there is one.
     pub(crate) fn in_flight(&self, id: JobId) -> Option<super::Ticket> {
         let op = self.ops.iter().find(|op| op.job == id)?;
         Some(self.ticket(op.job, op.layer, [op.end.clone(), op.moved.clone()]))
     }
 
-    /// Gives up on a job. It ends at once, or when its last operation completes: then it is among
-    /// [`Plane::take_ended`], and no device touches its files or blocks any more.
+    /// Abandons a job. It ends immediately, or when its last operation completes:
+    /// [`Plane::take_ended`] then returns it, and no device accesses its files or blocks any more.
     pub fn abandon(&mut self, id: JobId) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         if job.in_flight == 0 {
@@ -130,7 +130,7 @@ impl Plane {
         Ok(())
     }
 
-    /// A job has to fit into a staging buffer.
+    /// Refuses a job that does not fit into a staging buffer.
     fn check_room(&self, blocks: usize) -> Result<(), StoreError> {
         match &self.target {
             Target::Staged(staging) if blocks > staging.slots() as usize => {
@@ -146,7 +146,7 @@ impl Plane {
             return Ok(());
         }
         let devices = self.geometry.devices();
-        // What is read ahead goes to memory of this process itself.
+        // Blocks that are read ahead go to the DRAM cache itself.
         let staged = matches!(self.target, Target::Staged(_)) && !job.is_ahead;
         let rows = self.shape.rows();
         let wanted = self.checksums && (job.direction == Direction::Write || !expected.is_empty());
@@ -155,7 +155,7 @@ impl Plane {
         map.extend(job.moves.iter().map(|at| Affine { block: at.block.0, file: at.file.0 }));
         let ring = self.ring()?;
         if staged {
-            // The move needs the blocks; for the devices, objects lie by position.
+            // The move needs the blocks; for the devices, objects are ordered by position.
             job.blocks = Some(ring.upload(map.iter().map(|entry| entry.block))?);
             map.iter_mut().zip(0..).for_each(|(entry, position)| entry.block = position);
         }

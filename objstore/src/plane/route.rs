@@ -1,15 +1,15 @@
 //! The proof of a path, before a store reports it.
 //!
-//! Each device writes a known pattern out of the memory that it is to reach and reads one into it,
-//! at both ends of what is registered ([`nvme_driver::platform::p2p::round_trip`]), through its
+//! Each device writes a known pattern out of the memory that it must reach and reads one into it,
+//! at both ends of the registered range ([`nvme_driver::platform::p2p::round_trip`]), through its
 //! driver's own queue: nothing is granted yet. For a staged pool that memory is the staging memory,
-//! and the store's own stream has to move objects to the pool and back, which copies verify.
+//! and the store's own stream must move objects to the pool and back, which copies verify.
 //!
 //! Then the I/O kernel itself reads an LBA of each device through a granted queue
-//! ([`kernel_read`]): its doorbells and its queues, and not those of the driver, are what a
-//! store depends on.
+//! ([`kernel_read`]): a store depends on the kernel's doorbells and queues, not on those of the
+//! driver.
 //!
-//! What the memory held before is put back. On the device, a scratch region is overwritten.
+//! The memory's contents are restored. On the device, a scratch region is overwritten.
 
 use gio_uring::Uring;
 use nvme_driver::{
@@ -34,8 +34,8 @@ pub(super) use device_only::DeviceOnlyMemory;
 pub use kernel_read::kernel_read;
 pub(super) use scatter_gather::{Proof, prove_scatter_gather};
 
-/// Bytes of one proof where there is room for them: more than two pages, so that addresses behind
-/// the first ones are used, too.
+/// Bytes of one proof if there is room: more than two pages, so that data pointers beyond the
+/// first ones are used, too.
 const PROOF_BYTES: u64 = 16 << 10;
 /// Proves that every device reaches the pool, or its staging memory.
 pub(super) fn prove(
@@ -58,7 +58,7 @@ pub(super) fn prove(
             let trip = p2p::round_trip(&mut controller, nsid, scratch.first, &part, copies);
             let report = trip.map_err(|error| wrong(error.to_string()))?;
             if let Some(why) = report.why() {
-                // What is still on its way may overwrite it; there is nothing better to do.
+                // Transfers still in flight may overwrite it; nothing better can be done.
                 let _ = kept.put_back(&part, pool, gpu);
                 return Err(wrong(format!("{why}\n{report}")));
             }
@@ -69,8 +69,8 @@ pub(super) fn prove(
 }
 
 /// Proves that the I/O kernel reaches every device: through one of its queues it reads an LBA
-/// of the scratch region into the pool, or its staging memory, and what arrives is what the driver
-/// reads there.
+/// of the scratch region into the pool, or its staging memory, and the data must match what the
+/// driver reads there.
 pub(super) fn prove_kernel(
     ring: &mut Uring,
     devices: &[Device],
@@ -109,8 +109,8 @@ pub(super) fn prove_kernel(
     Ok(())
 }
 
-/// Both ends of the registered memory, in whole LBAs of up to `bytes` bytes: the same for a small
-/// pool.
+/// Returns both ends of the registered memory, in whole LBAs of up to `bytes` bytes: one part for
+/// a small pool.
 fn parts(pool: &KvPool, lba_bytes: u64, bytes: u64) -> Result<Vec<DmaSlice>, String> {
     let used = pool.used();
     let mut parts: Vec<DmaSlice> = Vec::new();
@@ -123,9 +123,9 @@ fn parts(pool: &KvPool, lba_bytes: u64, bytes: u64) -> Result<Vec<DmaSlice>, Str
     Ok(parts)
 }
 
-/// Whole LBAs at byte `at`, an end of what is used, of up to `bytes` bytes. Inside what is used: a
-/// mapping consists of whole pages, and what is beside a pool in its pages may be somebody else's.
-/// Around the byte if less than an LBA is used.
+/// Returns whole LBAs at byte `at`, an end of the used range, of up to `bytes` bytes. They lie
+/// inside that range: a mapping consists of whole pages, whose other bytes may have other owners.
+/// They surround the byte if less than an LBA is used.
 fn part(pool: &KvPool, at: u64, lba_bytes: u64, bytes: u64) -> Result<DmaSlice, String> {
     let memory = pool.memory();
     let used = pool.used();
@@ -136,7 +136,7 @@ fn part(pool: &KvPool, at: u64, lba_bytes: u64, bytes: u64) -> Result<DmaSlice, 
             first = end;
             continue;
         }
-        // A PRP names dwords.
+        // PRP entries are dword aligned.
         let inside = used.start.max(first).next_multiple_of(4)..used.end.min(end) & !3;
         let room = inside.end.saturating_sub(inside.start).min(bytes);
         if room >= lba_bytes {
@@ -162,7 +162,7 @@ fn part(pool: &KvPool, at: u64, lba_bytes: u64, bytes: u64) -> Result<DmaSlice, 
     Err(format!("no whole LBA of {lba_bytes} bytes is in one range around byte {at} of the memory"))
 }
 
-/// What memory held.
+/// Saved contents of memory.
 struct Kept(Vec<u8>);
 
 impl Kept {

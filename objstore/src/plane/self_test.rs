@@ -1,8 +1,8 @@
 //! The start-up self-test: a pattern through every layer and segment, to the devices and back.
 //!
-//! The proof of the path (`route.rs`) shows that devices reach both ends of the memory. This one
-//! shows that every object is where the engine has it: a wrong stride, a wrong row or two layers
-//! that were swapped would store and retrieve without an error, but other bytes.
+//! The proof of the path (`route.rs`) shows that devices reach both ends of the memory. This test
+//! shows that every object is at the engine's address: with a wrong stride, a wrong row or two
+//! swapped layers, storing and retrieving would succeed, but move other bytes.
 
 use kv_catalog::{BlockId, FileId, Layer, Row};
 use nvme_driver::{DmaSlice, platform::buffer::Buffer};
@@ -11,22 +11,22 @@ use nvme_spec::nvm::Direction;
 use super::{Move, Plane, Tally, route::DeviceOnlyMemory};
 use crate::{config::StoreGpu, error::StoreError, order::Order, registration::KvPool};
 
-/// How an engine sees its KV blocks: through its own tensors.
+/// Access to an engine's KV blocks through its own tensors.
 pub trait KvView {
-    /// The bytes of one object.
+    /// Reads the bytes of one object.
     ///
     /// # Errors
-    /// Why they cannot be had.
+    /// Returns a message if the object cannot be read.
     fn read(&mut self, block: BlockId, row: Row, into: &mut [u8]) -> Result<(), String>;
 
     /// Overwrites one object.
     ///
     /// # Errors
-    /// Why that was not possible.
+    /// Returns a message if the object cannot be written.
     fn write(&mut self, block: BlockId, row: Row, from: &[u8]) -> Result<(), String>;
 }
 
-/// The objects at the addresses that were registered.
+/// The objects at the registered addresses.
 struct PoolView<'a> {
     pool: &'a KvPool,
     gpu: Option<&'a StoreGpu>,
@@ -65,13 +65,13 @@ impl KvView for PoolView<'_> {
 }
 
 impl Plane {
-    /// Stores a pattern of the pool's first block in the last file, which is there for that alone,
-    /// and retrieves it into the last block. Both are put back as they were. `view` is how the
-    /// engine sees its blocks; `None`: at the addresses that were registered.
+    /// Stores a pattern from the pool's first block in the last file, which is reserved for this,
+    /// and retrieves it into the last block. Both blocks are restored. `view` is the engine's view
+    /// of its blocks; `None`: the registered addresses.
     ///
     /// # Errors
-    /// [`StoreError::SelfTest`] with layer, segment and offset of the first wrong byte;
-    /// [`StoreError::Transfer`] and what else a job can fail with.
+    /// Returns [`StoreError::SelfTest`] with layer, segment and offset of the first wrong byte, or
+    /// [`StoreError::Transfer`] and other errors of a job.
     pub fn self_test(&mut self, view: Option<&mut (dyn KvView + '_)>) -> Result<(), StoreError> {
         let (pool, gpu) = (self.pool.clone(), self.streams.as_ref().map(|s| s.gpu().clone()));
         let mut own = PoolView { pool: &pool, gpu: gpu.as_ref() };
@@ -92,13 +92,13 @@ impl Plane {
                 kept.push((block, row, bytes));
             }
         }
-        // What is counted is the engine's.
+        // Only the engine's transfers are counted.
         let tally = self.tally;
         let tested = self.test(blocks, view);
         self.tally = Tally { recoveries: self.tally.recoveries, ..tally };
         for (block, row, bytes) in kept {
             let restored = view.write(block, row, &bytes).map_err(wrong(row, "put back"));
-            // An earlier error says more.
+            // An earlier error takes precedence.
             if tested.is_ok() {
                 restored?;
             }
@@ -139,7 +139,7 @@ impl Plane {
         (0..self.shape.rows()).map(Row)
     }
 
-    /// All layers of one block, one after the other.
+    /// Moves all layers of one block, one after the other.
     fn round(&mut self, direction: Direction, block: BlockId) -> Result<(), StoreError> {
         let file = FileId(self.files - 1);
         let job = self.begin(direction, &[Move { file, block, position: 0 }], &[])?;
@@ -151,7 +151,7 @@ impl Plane {
     }
 }
 
-/// What the object of a row holds: no two rows the same, nor two offsets of one within 256.
+/// Returns a row's test object: no two rows are the same, nor two offsets of one within 256.
 fn pattern(row: Row, bytes: usize) -> Vec<u8> {
     let seed = row.0.wrapping_mul(0x9E37_79B9) | 1;
     (0..bytes as u32).map(|at| (at ^ (at >> 8).wrapping_mul(seed) ^ (seed >> 16)) as u8).collect()

@@ -1,4 +1,4 @@
-//! Staging memory: where the objects of a layer lie between the devices and a pool that no device
+//! Staging memory: buffers for a layer's objects between the devices and a pool that no device
 //! reaches.
 //!
 //! It is cut into buffers, and an operation takes a whole one. The ring has a pool for each, in
@@ -20,20 +20,20 @@ use crate::{
     registration::{KvPool, PAGE, staging_row_bytes},
 };
 
-/// The numbers of the buffers.
+/// Dimensions of the buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StagingLayout {
     pub(super) buffers: u32,
-    /// Blocks that a buffer has room for.
+    /// Blocks that fit into a buffer.
     pub(super) slots: u32,
-    /// Bytes from one row to the next in a buffer.
+    /// Distance in bytes between rows of a buffer.
     pub(super) row_bytes: u64,
     /// Bytes of a buffer.
     pub(super) bytes: u64,
 }
 
 impl StagingLayout {
-    /// StagingLayouts `len` bytes into `buffers` equal parts.
+    /// Divides `len` bytes into `buffers` equal parts.
     pub(super) fn new(len: u64, shape: &KvShape, buffers: u32) -> Result<Self, StoreError> {
         let wrong = |field, problem| Err(StoreError::Config { field, problem });
         if buffers == 0 {
@@ -54,7 +54,7 @@ impl StagingLayout {
         Ok(Self { buffers, slots, row_bytes, bytes: row_bytes * u64::from(shape.segments) })
     }
 
-    /// Buffer `at` of `pool`'s staging memory.
+    /// Returns buffer `at` of `pool`'s staging memory.
     fn slice(&self, at: u32, pool: &KvPool) -> Result<DmaSlice, StoreError> {
         let offset = (u64::from(at) * self.bytes) as usize;
         let slice = DmaSlice::new(pool.memory().clone(), offset, self.bytes as usize);
@@ -64,7 +64,7 @@ impl StagingLayout {
         })
     }
 
-    /// Where the devices find block 0 of each row in buffer `at` of `pool`'s staging memory.
+    /// Returns the device address of block 0 in each row of buffer `at` of `pool`'s staging memory.
     pub(super) fn row_iova(
         &self,
         at: u32,
@@ -77,10 +77,10 @@ impl StagingLayout {
     }
 }
 
-/// What may still use a buffer on a stream.
+/// Use of a buffer by a stream.
 #[derive(Debug, Clone)]
 pub(super) enum Until {
-    /// Nothing.
+    /// None.
     Now,
     /// A move that is over once this is reached.
     Reached(Wait),
@@ -98,7 +98,7 @@ impl Until {
     }
 }
 
-/// Use of a buffer, and what has to be kept meanwhile.
+/// Use of a buffer, and resources kept alive meanwhile.
 #[derive(Debug)]
 struct Held {
     /// An operation of the ring uses it.
@@ -112,7 +112,7 @@ struct Held {
 #[derive(Debug)]
 struct Buffer {
     pool: PoolHandle,
-    /// Its first byte for the GPU.
+    /// GPU address of its first byte.
     device: DevicePtr,
     held: Option<Held>,
 }
@@ -122,7 +122,7 @@ struct Buffer {
 pub(super) struct Staging {
     layout: StagingLayout,
     buffers: Vec<Buffer>,
-    /// Where block 0 of each row of the pool is for the GPU.
+    /// GPU address of block 0 in each row of the pool.
     rows: DeviceArray<u64>,
     segments: u32,
     block_stride: u64,
@@ -130,7 +130,7 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Buffers for the pools that were registered for them.
+    /// Creates buffers for the pools that were registered for them.
     pub(super) fn new(
         ring: &mut Uring,
         layout: StagingLayout,
@@ -154,22 +154,22 @@ impl Staging {
         })
     }
 
-    /// Blocks that a buffer has room for.
+    /// Returns the number of blocks that fit into a buffer.
     pub(super) fn slots(&self) -> u32 {
         self.layout.slots
     }
 
-    /// Buffer `at` of `pool`'s staging memory.
+    /// Returns buffer `at` of `pool`'s staging memory.
     pub(super) fn slice(&self, at: usize, pool: &KvPool) -> Result<DmaSlice, StoreError> {
         self.layout.slice(at as u32, pool)
     }
 
-    /// Where in a buffer the object of a layer's segment and a position is.
+    /// Returns the offset in a buffer of the object of a layer's segment and a position.
     pub(super) fn offset(&self, segment: usize, position: usize) -> usize {
         segment * self.layout.row_bytes as usize + position * self.object_bytes as usize
     }
 
-    /// Whether a buffer is free, and which.
+    /// Returns a free buffer, if there is one.
     pub(super) fn free(&self) -> Option<usize> {
         let is_free = |buffer: &Buffer| match &buffer.held {
             None => true,
@@ -178,17 +178,17 @@ impl Staging {
         self.buffers.iter().position(is_free)
     }
 
-    /// Why there is none.
+    /// Returns the error of having no free buffer.
     pub(super) fn busy(&self) -> StoreError {
         StoreError::StagingBusy { buffers: self.layout.buffers }
     }
 
-    /// The ring's pool for buffer `at`.
+    /// Returns the ring's pool for buffer `at`.
     pub(super) fn pool(&self, at: usize) -> &PoolHandle {
         &self.buffers[at].pool
     }
 
-    /// Takes buffer `at`, and keeps what a move reads beside it.
+    /// Takes buffer `at`, and keeps the other resources of its move alive.
     pub(super) fn hold(
         &mut self,
         at: usize,
@@ -200,32 +200,32 @@ impl Staging {
         self.buffers[at].held = Some(held);
     }
 
-    /// What the stream does with buffer `at`.
+    /// Sets the use of buffer `at` by a stream.
     pub(super) fn set_until(&mut self, at: usize, until: Until) {
         if let Some(held) = &mut self.buffers[at].held {
             held.until = until;
         }
     }
 
-    /// An operation of the ring begins to use buffer `at`.
+    /// Marks buffer `at` as used by an operation of the ring.
     pub(super) fn begin(&mut self, at: usize) {
         if let Some(held) = &mut self.buffers[at].held {
             held.operating = true;
         }
     }
 
-    /// The operation of buffer `at` has ended.
+    /// Marks the operation of buffer `at` as ended.
     pub(super) fn end(&mut self, at: usize) {
         let held = &mut self.buffers[at].held;
         if held.as_ref().is_some_and(|held| held.until.is_over()) {
-            // Now, and not when the buffer is used again: what it kept may have to be freed.
+            // Now, not on the next use of the buffer: its resources may have to be freed.
             *held = None;
         } else if let Some(held) = held {
             held.operating = false;
         }
     }
 
-    /// The objects of `layer` in buffer `at` and in the pool.
+    /// Returns the move of `layer`'s objects between buffer `at` and the pool.
     pub(super) fn scatter_gather(
         &self,
         at: usize,
@@ -253,7 +253,7 @@ impl Staging {
         }
     }
 
-    /// Takes over what streams may still do with the buffers from a ring that is replaced.
+    /// Takes over the streams' uses of the buffers from a ring that is replaced.
     pub(super) fn inherit(&mut self, old: &mut Self) {
         for (new, old) in self.buffers.iter_mut().zip(&mut old.buffers) {
             new.held = old.held.take();

@@ -2,15 +2,14 @@
 //! Events between the engine's streams, the store and the I/O kernel.
 //!
 //! Each stream has one event, signalled only by that stream, with a value that grows by one each
-//! time. Such a *mark* says that the stream is past everything that was enqueued before it: an
-//! operation of the ring waits for it, other streams do, and the host polls it. Each operation in
-//! flight has an event that the I/O kernel signals at its end. The next operation with this event
-//! starts later, so its value grows, too. A value that comes late, of an operation that was
-//! cancelled meanwhile, is never taken for a later one's, and no event has to be renewed after a
-//! recovery.
+//! time. Such a *mark* means that the stream is past everything enqueued before it: operations of
+//! the ring wait for it, other streams do, and the host polls it. Each operation in flight has an
+//! event that the I/O kernel signals at its end. The next operation with this event starts later,
+//! so its value grows, too. A late value, of an operation that was cancelled meanwhile, is never
+//! mistaken for that of a later one, and no event has to be renewed after a recovery.
 //!
-//! When a stream reads an event that it waits for is not known. So every wait is followed by a
-//! mark, and the events are kept until all marks have been reached, or for good.
+//! The time when a stream reads an event that it waits for is not known. So every wait is followed
+//! by a mark, and the events are kept until all marks have been reached, or for good.
 
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ use gio_uring::{RawStream, ScatterGather, StreamError, StreamOps, Uring, Wait};
 
 use crate::{config::StoreGpu, error::StoreError};
 
-/// Streams that are remembered before those that are past everything are forgotten.
+/// Number of remembered streams above which idle ones are forgotten.
 const STREAMS_MAX: usize = 64;
 
 /// The events, and the GPU.
@@ -30,13 +29,13 @@ pub(super) struct Streams {
     seen: Vec<Seen>,
 }
 
-/// A stream that something was enqueued on.
+/// A stream with enqueued work of the store.
 #[derive(Debug)]
 struct Seen {
     stream: RawStream,
     /// Its event, and the value of its last mark.
     mark: Wait,
-    /// Something is enqueued that no mark follows.
+    /// Set if work is enqueued that no mark follows.
     open: bool,
 }
 
@@ -46,11 +45,11 @@ impl Seen {
     }
 }
 
-/// Something was refused by a stream.
+/// Error of a stream that refused an operation.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) error: StoreError,
-    /// The objects will be copied all the same, at an unknown time.
+    /// True when the objects will be copied nevertheless, at an unknown time.
     pub(super) moving: bool,
 }
 
@@ -59,7 +58,7 @@ fn refused(error: StreamError) -> StoreError {
 }
 
 impl Streams {
-    /// An event for each IOCB of `ring`.
+    /// Creates an event for each IOCB of `ring`.
     pub(super) fn new(gpu: StoreGpu, ring: &mut Uring) -> Result<Self, StoreError> {
         let mut ends = Vec::with_capacity(ring.depth() as usize);
         for _ in 0..ring.depth() {
@@ -68,24 +67,24 @@ impl Streams {
         Ok(Self { gpu, ends, seen: Vec::with_capacity(STREAMS_MAX) })
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub(super) fn gpu(&self) -> &StoreGpu {
         &self.gpu
     }
 
-    /// The store's own stream.
+    /// Returns the store's own stream.
     pub(super) fn own(&self) -> RawStream {
         self.gpu.streams.own_stream()
     }
 
-    /// What the next operation signals. There is an event for each IOCB.
+    /// Returns the event that the next operation signals. There is one for each IOCB.
     pub(super) fn take_end(&mut self) -> Wait {
         let mut end = self.ends.pop().expect("fewer operations than IOCBs are in flight");
         end.value = end.value.wrapping_add(1);
         end
     }
 
-    /// The operation that signalled `end` is over: another one may use the event.
+    /// Returns the event of an operation that is over, for use by another one.
     pub(super) fn return_end(&mut self, end: Wait) {
         self.ends.push(end);
     }
@@ -102,7 +101,7 @@ impl Streams {
         Ok(self.seen.last_mut().expect("pushed above"))
     }
 
-    /// Marks where `stream` is now: reached once everything enqueued on it so far is done.
+    /// Marks the current position of `stream`, reached once everything enqueued so far is done.
     pub(super) fn mark(&mut self, ring: &mut Uring, stream: RawStream) -> Result<Wait, StoreError> {
         let streams = self.gpu.streams.clone();
         let seen = self.seen(ring, stream)?;
@@ -125,7 +124,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Makes what is enqueued on `stream` from now on wait.
+    /// Makes work enqueued on `stream` from now on wait.
     pub(super) fn follow(
         &mut self,
         ring: &mut Uring,
@@ -136,9 +135,9 @@ impl Streams {
         self.mark(ring, stream).map(|_| ())
     }
 
-    /// Copies objects on `stream` once all of `waits` are reached; the mark behind it.
+    /// Copies objects on `stream` once all of `waits` are reached; returns the mark behind it.
     ///
-    /// What `moves` names has to be kept until that mark, and for good if there is none.
+    /// The memory that `moves` names must be kept until that mark, and for good if there is none.
     pub(super) fn copy_objects(
         &mut self,
         ring: &mut Uring,
@@ -161,7 +160,7 @@ impl Streams {
         self.mark(ring, stream).map_err(|error| Refused { error, moving: true })
     }
 
-    /// Whether no stream will use any event or object any more.
+    /// Returns true if no stream will use any event or object any more.
     pub(super) fn is_past(&self) -> bool {
         self.seen.iter().all(Seen::is_past)
     }

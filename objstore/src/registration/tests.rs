@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Addresses without bytes behind them: registration is arithmetic.
+/// Addresses without memory behind them: registration is arithmetic.
 #[derive(Debug)]
 struct Addresses(Vec<IovaRange>);
 

@@ -1,4 +1,4 @@
-//! What requests that run soon need is read ahead.
+//! Reads blocks ahead for requests that run soon.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -21,12 +21,12 @@ use crate::{
     plane::{AGAIN, Copied, Move, Ticket},
 };
 
-/// A batch that is read from the devices.
+/// A batch being read from the devices.
 #[derive(Debug)]
 struct Flight {
     op: OpId,
     ticket: Ticket,
-    /// Its files get no other bytes meanwhile.
+    /// Keeps its files from being overwritten meanwhile.
     prefix: Option<Arc<Prefix>>,
 }
 
@@ -35,7 +35,7 @@ struct Flight {
 struct Copying {
     op: OpId,
     request: RequestId,
-    /// What it copies, and where to.
+    /// Files to copy, and their destinations.
     moves: Vec<Move>,
     ticket: Ticket,
 }
@@ -43,16 +43,16 @@ struct Copying {
 /// A request that was announced.
 #[derive(Debug)]
 struct Announced {
-    /// Its blocks stay stored.
+    /// Keeps its blocks stored.
     prefix: Arc<Prefix>,
-    /// Where they are to go; empty before it has any.
+    /// Destination blocks; empty before they are allocated.
     targets: Vec<BlockId>,
-    /// What was copied, and where to.
+    /// Files that were copied, and their destinations.
     copied: HashSet<(FileId, BlockId)>,
 }
 
 impl Announced {
-    /// Where a block is to go: a prompt may have it twice.
+    /// Returns the destinations of a file: a prompt may have it twice.
     fn targets(&self, file: FileId) -> impl Iterator<Item = Move> {
         let places = self.prefix.files().iter().zip(&self.targets);
         let of_file = places.filter(move |(other, _)| **other == file);
@@ -60,21 +60,21 @@ impl Announced {
     }
 }
 
-/// The lookahead of a [`super::PacedStore`]: its batches and what they are of.
+/// The lookahead of a [`super::PacedStore`], and its batches.
 #[derive(Debug)]
 pub(super) struct Ahead {
     store: Store,
     lookahead: Lookahead<FileId>,
-    /// Of copies from host memory to the engine's.
+    /// Scheduler of copies from host memory to the engine's blocks.
     link: Scheduler,
     requests: HashMap<RequestId, Announced>,
     in_flight: Vec<Flight>,
     copying: Vec<Copying>,
-    /// Copies that have ended, of so many bytes: the link's scheduler does not know it yet.
+    /// Ended copies and their bytes that the link's scheduler has yet to be notified of.
     copied: Vec<(OpId, u64)>,
-    /// There may be something to plan.
+    /// Set when there may be something to plan.
     is_due: bool,
-    /// When there is, although nothing happens.
+    /// Time of the next planning if no event occurs before.
     due: Option<Duration>,
 }
 
@@ -90,7 +90,7 @@ impl Ahead {
         self.lookahead.counts()
     }
 
-    /// What has been in flight for the longest time.
+    /// Returns the operation that has been in flight for the longest time.
     pub(super) fn oldest(&self) -> Option<&Ticket> {
         let read = self.in_flight.first().map(|flight| &flight.ticket);
         read.or_else(|| self.copying.first().map(|copying| &copying.ticket))
@@ -105,7 +105,7 @@ impl Ahead {
         self.is_due = true;
     }
 
-    /// Says how many leading blocks are stored.
+    /// Returns how many leading blocks are stored.
     pub(super) fn prefetch(
         &mut self,
         id: RequestId,
@@ -146,7 +146,7 @@ impl Ahead {
         self.settle(|copying| copying.request == id)?;
         if let Some(request) = self.requests.get_mut(&id) {
             request.targets = blocks.to_vec();
-            // Others may have had the rest meanwhile.
+            // Others may have used the other blocks meanwhile.
             request.copied.retain(|(_, block)| blocks.contains(block));
             self.lookahead.allocated(id);
             self.is_due = true;
@@ -167,7 +167,7 @@ impl Ahead {
         Ok(())
     }
 
-    /// Says how many leading blocks are where they are to go.
+    /// Returns how many leading blocks are in place.
     pub(super) fn run(
         &mut self,
         id: RequestId,
@@ -182,22 +182,22 @@ impl Ahead {
         };
         let keys = store.inner.keys();
         let blocks = prefix.files().iter().copied().zip(targets);
-        // What was removed meanwhile, or is of another epoch, is not to be used.
+        // Blocks that were removed meanwhile, or are of another epoch, must not be used.
         let ready = |(file, _): &_| keys.catalog.is_stored(*file);
         Ok(blocks.take_while(|block| copied.contains(block) && ready(block)).count())
     }
 
-    /// Waits for what streams copy: none of it is written to any more.
+    /// Waits for matching copies by streams: their destinations are not written to any more.
     fn settle(&mut self, which: impl Fn(&Copying) -> bool) -> Result<(), StoreError> {
         for copying in self.copying.extract_if(.., |copying| which(copying)).collect::<Vec<_>>() {
-            // What became of it, the job says; without a store, nobody.
+            // The job holds the result; a failed store has none.
             let _ = self.store.inner.wait_for(&copying.ticket);
             self.end_copying(copying)?;
         }
         Ok(())
     }
 
-    /// Takes note of what a stream has copied.
+    /// Records the end of a copy by a stream.
     fn end_copying(&mut self, ended: Copying) -> Result<(), StoreError> {
         let Copying { op, request, moves, ticket } = ended;
         let is_good = self.store.inner.with_plane(|plane| Ok(plane.end_ahead(&ticket)))?;
@@ -206,8 +206,8 @@ impl Ahead {
         Ok(())
     }
 
-    /// The same of any copy, which the scheduler of the link does not know yet. Says how many bytes
-    /// were copied.
+    /// Records the end of any copy, without notifying the scheduler of the link. Returns the bytes
+    /// copied.
     fn end_copy(
         &mut self,
         op: OpId,
@@ -218,7 +218,7 @@ impl Ahead {
         let Self { store, lookahead, .. } = self;
         let moved = with_tier(store, |tier| lookahead.ended(op, is_good, tier))?;
         if let Some(request) = self.requests.get_mut(&request).filter(|_| is_good) {
-            // Its prefix may be another one since: only files that it holds keep their bytes.
+            // Its prefix may have changed since: only files that it holds keep their bytes.
             let files = request.prefix.files();
             let held = moves.iter().filter(|to| files.contains(&to.file));
             request.copied.extend(held.map(|to| (to.file, to.block)));
@@ -227,8 +227,8 @@ impl Ahead {
         Ok(moved.unwrap_or_default())
     }
 
-    /// Takes note of what was read, and hands what may begin to the schedulers. Says when there is
-    /// more, although nothing happens.
+    /// Records completed reads, and passes batches that may begin to the schedulers. Returns the
+    /// time of the next call if no event occurs before.
     pub(super) fn plan(
         &mut self,
         drives: &mut Scheduler,
@@ -259,7 +259,7 @@ impl Ahead {
         })
     }
 
-    /// Starts a batch that is read from the devices.
+    /// Starts reading a batch from the devices.
     pub(super) fn read(
         &mut self,
         op: OpId,
@@ -272,9 +272,9 @@ impl Ahead {
         let files: Vec<FileId> = blocks.iter().map(|(file, _)| *file).collect();
         let expected = store.expected(&files);
         let begun = match blocks.is_empty() {
-            // It got there otherwise.
+            // The blocks got there otherwise.
             true => None,
-            // What could not be started is tried again when it is announced again.
+            // Reads that could not be started are retried when the request is announced again.
             false => store.inner.with_plane(|plane| plane.read_ahead(&blocks, &expected)).ok(),
         };
         if let Some(ticket) = begun {
@@ -289,21 +289,21 @@ impl Ahead {
         Ok(())
     }
 
-    /// A batch cannot be read in time.
+    /// Handles a batch that cannot be read in time.
     pub(super) fn dropped(&mut self, op: OpId) {
         self.lookahead.dropped(op);
         self.is_due = true;
     }
 
-    /// Copies what may be copied to the engine's blocks. Says whether that was anything, and when
-    /// to look again.
+    /// Copies to the engine's blocks as the link allows. Returns whether it copied anything, and
+    /// the time of the next call.
     pub(super) fn copy(&mut self, now: Duration) -> Result<(bool, Option<Duration>), StoreError> {
         let mut moved = false;
         loop {
             match self.link.next(now) {
                 Decision::Wait(until) => return Ok((moved, until)),
                 Decision::Drop(op) => self.dropped(op),
-                // What this process copies takes its time: one batch, and then what is urgent.
+                // CPU copies take time: copy one batch, then let urgent work go first.
                 Decision::Start(op) if self.copy_batch(op, now)? => return Ok((true, Some(now))),
                 Decision::Start(_) => {}
             }
@@ -311,7 +311,7 @@ impl Ahead {
         }
     }
 
-    /// Says whether it took the time that it takes to copy.
+    /// Copies a batch. Returns true if the CPU copied it, which takes time.
     fn copy_batch(&mut self, op: OpId, now: Duration) -> Result<bool, StoreError> {
         let Self { store, lookahead, requests, copying, .. } = self;
         let batch = with_tier(store, |tier| lookahead.start(op, AGAIN, tier))?.flatten();
@@ -334,7 +334,7 @@ impl Ahead {
                 Err(_) => false,
             }
         };
-        // It has begun and ended at the same time: what it cost is not known.
+        // It begins and ends at the same time: its cost is not known.
         self.link.ended(op, 0, now);
         self.end_copy(op, request, &moves, is_good)?;
         Ok(true)
@@ -347,7 +347,7 @@ impl Drop for Ahead {
         let _ = self.settle(|_| true);
         let Self { store: Store { inner, .. }, in_flight, .. } = self;
         for Flight { ticket, prefix, .. } in in_flight.drain(..) {
-            // A closed store has nothing left to give back.
+            // A closed store has nothing left to release.
             let _ = inner.with_plane(|plane| {
                 let job = plane.abandon_ahead(&ticket);
                 let keys = &mut *inner.keys();
@@ -359,7 +359,7 @@ impl Drop for Ahead {
     }
 }
 
-/// Does something with the index of host memory; `None` without such memory.
+/// Calls `act` with the index of the DRAM cache; `None` without one.
 fn with_tier<T>(
     store: &Store,
     act: impl FnOnce(&mut Tier<FileId>) -> T,

@@ -1,9 +1,9 @@
-//! What lookups find, and no device has yet, is written behind the engine's back (write-back).
+//! Write-back: writes published requests to the devices in the background.
 //!
-//! A commit publishes such a writing: its bytes are in memory of this process. It becomes permanent
-//! as every commit does, in the same order: data, flush of the devices, record. Whoever has the
-//! lock of commits does that, for all that was published by then. Nobody waits for it but
-//! [`Store::sync_journal`] and what calls that.
+//! A commit publishes such a request: lookups find its blocks, whose bytes are in host memory only.
+//! It becomes permanent in the same order as every commit: data, flush of the devices, record. The
+//! thread that holds the lock of commits does that, for everything published by then. Only
+//! [`Store::sync_journal`] and its callers wait for it.
 
 use kv_catalog::{PlantedBug, WriteId, planted};
 use nvme_driver::Waiter;
@@ -18,23 +18,23 @@ use crate::{
     plane::{JobId, Plane, Ticket},
 };
 
-/// How often it is written before it is given up.
+/// Write attempts before a request is given up.
 const TRIES_MAX: u32 = 3;
 
-/// A writing that was published.
+/// A request that lookups find and that is not permanent yet.
 #[derive(Debug)]
 pub(super) struct Published {
     pub(super) job: JobId,
     pub(super) write: WriteId,
     pub(super) checksums: Vec<u32>,
-    /// How often it was tried to make it permanent.
+    /// Failed attempts to make it permanent.
     pub(super) tries: u32,
-    /// It is being written to the devices.
+    /// Set while it is being written to the devices.
     pub(super) ticket: Option<Ticket>,
 }
 
 impl Inner {
-    /// Lets lookups find what is in memory of this process.
+    /// Makes the blocks of a request in host memory visible to lookups.
     pub(super) fn publish(&self, published: Published) -> Result<(), StoreError> {
         self.keys().catalog.publish(published.write, &published.checksums)?;
         lock(&self.published).push(published);
@@ -42,9 +42,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Goes on with what was published, unless somebody does or something is being moved that an
-    /// engine waits for. No more than half of the memory for it is waited with. What is written at
-    /// a time is in nobody's way for long.
+    /// Continues write-back, unless another thread does or transfers that an engine waits for are
+    /// in flight. It stops waiting for those when half of the memory for dirty blocks is used. Each
+    /// batch is small, so it delays other transfers only briefly.
     pub(super) fn tend(&self) {
         let Ok(mut commits) = self.commits.try_lock() else { return };
         commits.behind.append(&mut lock(&self.published));
@@ -64,14 +64,14 @@ impl Inner {
             self.start_behind(&mut commits, depth_bytes)
         });
         if let Err(error) = tended {
-            // What was given up is a miss, which the next `sync_journal` says.
+            // Blocks that were given up are misses; the next `sync_journal` returns the error.
             tracing::warn!(%error, "writing back what is in host memory");
             commits.gave_up.get_or_insert(error);
         }
     }
 
-    /// Gives up what was published and nobody wants any more, without writing it. Says whether
-    /// there was any.
+    /// Gives up published requests whose blocks lookups no longer find, without writing them.
+    /// Returns true if there were any.
     pub(super) fn spare(&self) -> bool {
         let Ok(mut commits) = self.commits.try_lock() else { return false };
         commits.behind.append(&mut lock(&self.published));
@@ -90,7 +90,7 @@ impl Inner {
         commits.behind.len() < before
     }
 
-    /// Makes all that was published permanent, or gives it up.
+    /// Makes everything that was published permanent, or gives it up.
     pub(super) fn write_back(&self, commits: &mut Commits) -> Result<(), StoreError> {
         commits.behind.append(&mut lock(&self.published));
         let mut result = commits.gave_up.take().map_or(Ok(()), Err);
@@ -98,11 +98,11 @@ impl Inner {
         while !commits.behind.is_empty() {
             let started = self.start_behind(commits, u64::MAX);
             if let Some(ticket) = commits.behind.iter().find_map(|one| one.ticket.as_ref()) {
-                // What became of it is in the job.
+                // The job holds the result.
                 let _ = self.wait_for(ticket);
                 waiter = Waiter::new(&*self.clock, self.clock.now() + self.wait_timeout);
             } else if started.is_ok() && !commits.behind.is_empty() && !waiter.wait() {
-                // Others have all operations that there are.
+                // Other requests use all IOCBs.
                 result = Err(StoreError::Busy { in_flight: commits.behind.len() as u32 });
                 break;
             }
@@ -114,7 +114,7 @@ impl Inner {
         result
     }
 
-    /// Starts writing what can be started, of up to `bytes_max` or a block.
+    /// Starts writing as many requests as possible, up to `bytes_max` or one block.
     fn start_behind(&self, commits: &mut Commits, bytes_max: u64) -> Result<(), StoreError> {
         let (mut left, mut result) = (Vec::new(), Ok(()));
         let mut blocks = (bytes_max / self.superblock.layout.shape.block_bytes()).max(1) as usize;
@@ -125,7 +125,7 @@ impl Inner {
                     lock(&self.ready).push(Ready::behind(one, 0));
                     continue;
                 }
-                // What was dropped meanwhile need not be written.
+                // Blocks that were dropped meanwhile need not be written.
                 let begun = self.with_plane(|plane| {
                     let wanted = |file| self.keys().catalog.is_stored(file);
                     plane.write_behind(one.job, blocks, wanted)
@@ -136,7 +136,7 @@ impl Inner {
                         (is_writing, blocks) = (true, blocks - started);
                     }
                     Err(StoreError::Busy { .. }) => {}
-                    // The memory is that of others, which are being written.
+                    // Requests that are being written use the memory.
                     Err(StoreError::Ring(_)) if is_writing => {}
                     ended => {
                         self.give_up(one.job, one.write);
@@ -151,7 +151,7 @@ impl Inner {
         result
     }
 
-    /// Commits what has been written. What was not is tried again, or given up.
+    /// Commits requests that have been written. Failed ones are retried, or given up.
     fn end_behind(&self, commits: &mut Commits) -> Result<(), StoreError> {
         let (mut left, mut result) = (Vec::new(), Ok(()));
         for mut one in std::mem::take(&mut commits.behind) {
@@ -187,16 +187,16 @@ impl Inner {
         result
     }
 
-    /// Whether to try again.
+    /// Resets the request for another attempt. Returns false after the last one.
     pub(super) fn again(&self, one: &mut Published) -> bool {
         one.ticket = None;
         one.tries += 1;
         one.tries < TRIES_MAX
     }
 
-    /// What was published is a miss from now on.
+    /// Gives up a published request: its blocks are misses from now on.
     pub(super) fn give_up(&self, job: JobId, write: WriteId) {
-        // A store that has failed has nothing left to give back.
+        // A store that has failed has nothing left to release.
         let _ = self.with_plane(|plane| {
             plane.clean(job);
             let ended = self.keys().catalog.abort(write);

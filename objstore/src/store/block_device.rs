@@ -12,7 +12,7 @@ pub(super) struct BlockDevice {
     name: String,
     nsid: Nsid,
     region: Region,
-    /// Resets of the controller before the first write that no flush has covered.
+    /// Reset count of the controller before the first write that no flush has covered.
     unflushed: Option<u64>,
 }
 
@@ -37,7 +37,7 @@ impl BlockDevice {
         move |error| BlockError { device, action, offset, bytes, reason: error.to_string() }
     }
 
-    /// Refuses what is outside the region: on the device, other data may be there.
+    /// Refuses accesses outside the region, where other data may be.
     fn check(&self, action: BlockAction, offset: u64, bytes: usize) -> Result<(), BlockError> {
         let inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes());
         let unit = u64::from(self.lba_bytes());
@@ -83,8 +83,8 @@ impl BlockIo for BlockDevice {
         written.map_err(self.error(action, offset, from.len()))
     }
 
-    /// As the trait says; it fails when the controller was reset since something was written: after
-    /// a loss of power the device flushes what is left.
+    /// Fails also if the controller was reset since the first unflushed write: after a loss of
+    /// power the device flushes only what is left.
     fn flush(&mut self) -> Result<(), BlockError> {
         let flushed = self.controller.lock().flush(self.nsid);
         flushed.map_err(self.error(BlockAction::Flush, 0, 0))?;

@@ -1,8 +1,8 @@
 //! Commits: data first, then the catalog, then the journal.
 //!
-//! A commit waits for the writing's layers, and queues. Whoever gets the lock next does the work
-//! for all that have queued by then: one flush of each device, one group in the journal. Neither
-//! lookups nor transfers wait for that.
+//! A commit waits for the request's layers, and queues. The thread that gets the lock next does
+//! the work for all commits queued by then: one flush of each device, one group in the journal.
+//! Neither lookups nor transfers wait for that.
 
 use std::collections::HashMap;
 
@@ -21,47 +21,47 @@ use crate::{
     plane::{JobDone, JobFailure, JobId},
 };
 
-/// A writing whose data is on the devices, perhaps in their volatile caches.
+/// A request whose data is on the devices, perhaps in their volatile caches.
 #[derive(Debug)]
 pub(super) struct Ready {
     job: JobId,
     write: WriteId,
     recoveries: u64,
     checksums: Vec<u32>,
-    /// It was published, and tried so often to be written: nobody waits for its result.
+    /// Failed attempts, if it was published for write-back: then no thread waits for its result.
     tries: Option<u32>,
 }
 
 impl Ready {
-    /// What was written to the devices behind the engine's back.
+    /// Creates the entry of a request that was written back.
     pub(super) fn behind(published: Published, recoveries: u64) -> Self {
         let Published { job, write, checksums, tries, .. } = published;
         Self { job, write, recoveries, checksums, tries: Some(tries) }
     }
 }
 
-/// Why a writing was not committed.
+/// Reason why a request was not committed.
 #[derive(Debug)]
 enum Refused {
-    /// Something was not made permanent.
+    /// A device did not make the data or the record permanent.
     Journal(String),
     /// A device was recovered before it was flushed.
     Forgotten,
 }
 
-/// What makes commits permanent.
+/// State of the commit path.
 #[derive(Debug)]
 pub(super) struct Commits {
     pub(super) journal: JournalWriter,
     /// Devices with volatile caches.
     pub(super) volatile: Vec<BlockDevice>,
-    /// What became of writings that another thread committed.
+    /// Results of requests that another thread committed.
     results: HashMap<JobId, Result<(), Refused>>,
-    /// What was published, and is being made permanent.
+    /// Published requests that are being made permanent.
     pub(super) behind: Vec<Published>,
-    /// Why some of these were given up, unless that was said.
+    /// The error of a published request that was given up, until it is returned.
     pub(super) gave_up: Option<StoreError>,
-    /// Bytes of these that are written at a time, or a block.
+    /// Maximum bytes of these requests written at a time; at least a block.
     pub(super) write_depth_bytes: u64,
 }
 
@@ -79,43 +79,42 @@ impl Commits {
 }
 
 impl Store {
-    /// Waits for the layers in flight and, if all of all layers was stored, makes the blocks
-    /// permanent and visible: they are found by lookups, also after a crash or loss of power.
-    /// Otherwise nothing of it is found, and the files are free again; but a record that a device
-    /// did not acknowledge may have got there all the same, and then the blocks, all of them whole,
-    /// are found when the store is opened again.
+    /// Waits for the layers in flight and, if every layer was stored, makes the blocks permanent
+    /// and visible: lookups find them, even after a crash or loss of power. Otherwise no block of
+    /// the request is found, and the files are free again; but a record that a device did not
+    /// acknowledge may have been written, and then the blocks, all of them whole, are found when
+    /// the store is reopened.
     ///
-    /// With [`crate::DramMode::WriteBack`] what was copied to memory of this process becomes
-    /// visible alone. It is permanent when the next [`Store::sync_journal`] has returned, or
-    /// earlier. A crash before leaves all, some or none of these blocks, each of them whole. Blocks
-    /// that cannot be written are misses from then on: [`StoreError::Stale`] for who holds them.
+    /// With [`crate::DramMode::WriteBack`] blocks that were copied to host memory only become
+    /// visible. They are permanent when the next [`Store::sync_journal`] has returned, or earlier.
+    /// A crash before that leaves all, some or none of these blocks, each of them whole. Blocks
+    /// that cannot be written are misses from then on: [`StoreError::Stale`] for holders of them.
     ///
     /// # Errors
-    /// [`StoreError::Transfer`] when a layer failed, [`StoreError::Incomplete`] when one was never
-    /// started, [`StoreError::Forgotten`] when a device may have lost the data again,
-    /// [`StoreError::JournalFailed`] when a device did not take the data or the record for good,
-    /// now or before: nothing is committed after that until the store is opened again.
-    /// [`StoreError::Foreign`], [`StoreError::Failed`].
+    /// Returns [`StoreError::Transfer`] if a layer failed, [`StoreError::Incomplete`] if one was
+    /// never started, [`StoreError::Forgotten`] if a device may have lost the data again, or
+    /// [`StoreError::JournalFailed`] if a device failed to make data or record durable, now or
+    /// before: nothing is committed after that until the store is reopened. Also
+    /// [`StoreError::Foreign`] and [`StoreError::Failed`].
     pub fn commit(&self, writing: Writing) -> Result<Committed, StoreError> {
         self.own(&writing.handle, "writing")?;
         let Writing { handle, accepted, written } = writing;
         let job = handle.job;
         while let Some(ticket) = self.inner.with_plane(|plane| Ok(plane.in_flight(job)))? {
-            // What became of it is in the job.
+            // The job holds the result.
             let _ = self.wait(ticket);
         }
         self.inner.commit(job)?;
         Ok(Committed { accepted, written })
     }
 
-    /// Makes everything permanent that was evicted, pinned, cleared or registered so far, and what
-    /// is only in memory of this process ([`crate::DramMode::WriteBack`]). Other commits are
-    /// permanent when they return.
+    /// Makes all evictions, pins, removals and registrations so far permanent, and writes dirty
+    /// blocks ([`crate::DramMode::WriteBack`]). Other commits are permanent when they return.
     ///
     /// # Errors
-    /// [`StoreError::JournalFailed`], [`StoreError::Failed`]. For blocks that could not be written
-    /// from memory, and are misses now, [`StoreError::Transfer`] or [`StoreError::ReadOnly`] of the
-    /// first; the rest is permanent all the same.
+    /// Returns [`StoreError::JournalFailed`] or [`StoreError::Failed`]. For blocks that could not
+    /// be written back, and are misses now, returns [`StoreError::Transfer`] or
+    /// [`StoreError::ReadOnly`] of the first; the rest is permanent all the same.
     pub fn sync_journal(&self) -> Result<(), StoreError> {
         self.inner.keys().check_writable()?;
         let mut commits = lock(&self.inner.commits);
@@ -130,7 +129,7 @@ impl Store {
 
 impl Inner {
     fn commit(&self, job: JobId) -> Result<(), StoreError> {
-        // The job is the catalog's from here on: dropping the handle finds it gone.
+        // This ends the job: dropping the handle does nothing from here on.
         let done = self.with_plane(|plane| plane.end(job))?;
         let Some(Held::Write(write)) = self.keys().held.remove(&job) else {
             return Err(StoreError::NoSuchJob { job });
@@ -144,7 +143,7 @@ impl Inner {
             });
         }
         if is_dirty {
-            // What could not become permanent is not published.
+            // Blocks that could not become permanent are not published.
             let writable = self.keys().check_writable();
             return match writable {
                 Ok(()) => self.publish(Published { job, write, checksums, tries: 0, ticket: None }),
@@ -157,7 +156,7 @@ impl Inner {
         lock(&self.ready).push(Ready { job, write, recoveries, checksums, tries: None });
         let mut commits = lock(&self.commits);
         if !commits.results.contains_key(&job) {
-            // The result is among the others.
+            // The result is in `commits.results`.
             let _ = self.commit_ready(&mut commits);
         }
         let result = commits.results.remove(&job);
@@ -174,13 +173,13 @@ impl Inner {
         }
     }
 
-    /// Commits all that is ready; on a store that takes no writes any more, nothing of it.
+    /// Commits all that is ready; on a store that takes no writes any more, none of it.
     pub(super) fn commit_ready(&self, commits: &mut Commits) -> Result<(), StoreError> {
         let ready = std::mem::take(&mut *lock(&self.ready));
         let flushed = self.flush_devices(commits);
         let recoveries = self.with_plane(|plane| Ok(plane.recoveries()));
         let is_safe = |ready: &Ready| {
-            // Without a volatile cache nothing is forgotten.
+            // Without a volatile cache no data is lost by a reset.
             let same = commits.volatile.is_empty()
                 || planted(PlantedBug::RecoveryIgnored)
                 || recoveries.as_ref().is_ok_and(|now| *now == ready.recoveries);
@@ -189,7 +188,7 @@ impl Inner {
         let (ready, again): (Vec<Ready>, Vec<Ready>) =
             ready.into_iter().partition(|ready| ready.tries.is_none() || is_safe(ready));
         let safe: Vec<bool> = ready.iter().map(is_safe).collect();
-        // What a device has forgotten is in memory yet.
+        // Data that a device lost is still in host memory.
         for Ready { job, write, checksums, tries, .. } in again {
             let tries = tries.unwrap_or_default();
             let mut one = Published { job, write, checksums, tries, ticket: None };
@@ -221,14 +220,14 @@ impl Inner {
             false => self.write_group(commits),
         });
         if permanent.is_err() {
-            // Whoever is told that a commit failed must not find its blocks.
+            // A caller whose commit failed must not find its blocks.
             let mut keys = self.keys();
             files.into_iter().for_each(|file| keys.catalog.lost(file));
         }
         let cause = permanent.err();
         for (Ready { job, tries, .. }, safe) in ready.into_iter().zip(safe) {
             if tries.is_some() {
-                // A store that has failed has nothing left to give back.
+                // A store that has failed has nothing left to release.
                 let _ = self.with_plane(|plane| {
                     plane.clean(job);
                     Ok(())
@@ -245,14 +244,13 @@ impl Inner {
         cause.map_or(Ok(()), |cause| Err(StoreError::JournalFailed { cause }))
     }
 
-    /// Refuses to make anything permanent after something could not be. A device that failed to
-    /// flush its cache may have dropped from it what was written, and say of the next flush that it
-    /// succeeded.
+    /// Refuses to make anything permanent after a failure. A device that failed to flush its cache
+    /// may have dropped data from it, and still report success for the next flush.
     fn check_permanent(&self) -> Result<(), String> {
         self.keys().read_only.clone().map_or(Ok(()), Err)
     }
 
-    /// Makes the data of everything that is ready permanent.
+    /// Flushes the data of everything that is ready.
     fn flush_devices(&self, commits: &mut Commits) -> Result<(), String> {
         self.check_permanent()?;
         if planted(PlantedBug::CommitBeforeFlush) {
@@ -270,8 +268,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes the records that have queued. Files that only waited for their records are free
-    /// afterwards.
+    /// Writes the queued records. Files that only waited for their records are free afterwards.
     fn write_group(&self, commits: &mut Commits) -> Result<(), String> {
         self.check_permanent()?;
         {
@@ -291,7 +288,7 @@ impl Inner {
         lock(&self.commits).journal.written_bytes()
     }
 
-    /// From now on nothing is stored.
+    /// Refuses all writes from now on; returns the first cause.
     pub(super) fn read_only(&self, cause: String) -> String {
         tracing::error!(cause, "the store takes no writes any more");
         self.keys().read_only.get_or_insert(cause).clone()

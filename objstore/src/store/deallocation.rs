@@ -1,9 +1,9 @@
-//! Telling drives which groups hold nothing (Dataset Management), so that their garbage collection
-//! moves nothing for us.
+//! Deallocates groups that hold nothing (Dataset Management), so that garbage collection of the
+//! drives does not move their data.
 //!
-//! A group is out of everybody's reach while its drives are told: it was free, the journal has that
-//! for good, and the catalog gives its files to nobody meanwhile. Nothing depends on the outcome. A
-//! drive that refuses is not told again.
+//! A group is out of reach while its drives deallocate it: it was free, the journal has made that
+//! permanent, and the catalog does not allocate its files meanwhile. Nothing depends on the
+//! outcome. A drive that refuses gets no more hints.
 
 use kv_catalog::{FileId, Geometry, Region, Slot};
 use nvme_driver::LbaRange;
@@ -15,10 +15,10 @@ use nvme_spec::{
 use super::{Inner, open::Place};
 use crate::plane::SharedController;
 
-/// Groups that drives are told of at once: a committing thread waits for it.
+/// Maximum number of groups in a batch: a committing thread waits for it.
 const GROUPS_MAX: usize = 64;
 
-/// A device that takes Dataset Management, and what was done there.
+/// A device that supports Dataset Management, and its counts.
 #[derive(Debug)]
 pub(super) struct Drive {
     controller: SharedController,
@@ -31,7 +31,7 @@ pub(super) struct Drive {
 }
 
 impl Drive {
-    /// `None` where the device has no Dataset Management.
+    /// Returns `None` if the device has no Dataset Management.
     pub(super) fn new(place: &Place, data: Region) -> Option<Self> {
         let controller = place.controller.lock();
         let has_it = controller.info().nvm_commands.contains(Oncs::DATASET_MANAGEMENT);
@@ -69,8 +69,8 @@ impl Drive {
     }
 }
 
-/// Where `groups`, in order, are: neighbours in one range, cut to what a drive can use, which is
-/// multiples of `granularity` LBAs at multiples of `alignment`.
+/// Returns the LBA ranges of `groups`, which are in order: neighbours in one range, cut to
+/// multiples of `granularity` LBAs at multiples of `alignment`, which is what a drive can use.
 fn ranges(
     geometry: &Geometry,
     data: &Region,
@@ -90,10 +90,10 @@ fn ranges(
 }
 
 impl Inner {
-    /// Tells the drives of some groups that hold nothing. Called without any lock, by a thread that
-    /// waits for no transfer.
+    /// Deallocates some groups that hold nothing. Called without any lock, by a thread that waits
+    /// for no transfer.
     pub(super) fn deallocate(&self) {
-        // Another thread that is at it does this one's part as well.
+        // Another thread that is deallocating does this one's part as well.
         let Ok(mut drives) = self.drives.try_lock() else { return };
         if drives.iter().all(|drive| drive.failed > 0) {
             return;

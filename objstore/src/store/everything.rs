@@ -1,5 +1,5 @@
-//! All that a store holds, whoever's it is: for tools that look after the whole of it. An engine
-//! stays in its own namespaces.
+//! Access to all namespaces of a store, for tools that maintain the whole of it. An engine stays in
+//! its own namespaces.
 
 use kv_catalog::{FileId, JournalError, NamespaceId, StoredFile};
 
@@ -7,27 +7,27 @@ use super::{Prefix, Store, lock};
 use crate::error::StoreError;
 
 impl Store {
-    /// The numbers and labels of all namespaces.
+    /// Returns the numbers and labels of all namespaces.
     #[must_use]
     pub fn namespaces(&self) -> Vec<(NamespaceId, String)> {
         let keys = self.inner.keys();
         keys.catalog.namespaces().map(|(id, label, _)| (id, label.to_owned())).collect()
     }
 
-    /// Up to `max` files with number `first` or higher that lookups find now, in the order of their
-    /// numbers, which is that of their places on the devices.
+    /// Returns up to `max` stored files with number `first` or higher, in the order of their
+    /// numbers, which is the order of their positions on the devices.
     #[must_use]
     pub fn stored_from(&self, first: FileId, max: usize) -> Vec<StoredFile> {
         self.inner.keys().catalog.stored_from(first).take(max).collect()
     }
 
-    /// Reads the journal again: the device may have changed bytes of it since it was opened, which
-    /// the next opening would end at. Returns what is wrong with it; `None` if nothing is. With
-    /// `repair`, all that the store holds is written into the other half of the journal then, so
-    /// that it opens again. Commits wait meanwhile.
+    /// Reads the journal again to find bytes that the device has changed since it was opened, at
+    /// which the next opening would stop. Returns the damage; `None` if there is none. If there is
+    /// and `repair` is set, the whole state is written into the other half of the journal, so that
+    /// it opens again. Commits wait meanwhile.
     ///
     /// # Errors
-    /// [`StoreError::JournalFailed`] when that cannot be written, [`StoreError::Failed`].
+    /// Returns [`StoreError::JournalFailed`] if the repair fails, or [`StoreError::Failed`].
     pub fn verify_journal(&self, repair: bool) -> Result<Option<JournalError>, StoreError> {
         self.inner.keys().check()?;
         let mut commits = lock(&self.inner.commits);
@@ -44,11 +44,11 @@ impl Store {
         Ok(Some(damage))
     }
 
-    /// Those of `files` that lookups find, as a prefix to be retrieved. No use of them: they are
-    /// evicted as if nobody had asked for them, and no lookup is counted.
+    /// Returns those of `files` that are stored, as a prefix to be retrieved. It does not count as
+    /// a use or a lookup: eviction order is unchanged.
     ///
     /// # Errors
-    /// [`StoreError::Failed`].
+    /// Returns [`StoreError::Failed`].
     pub fn hold(&self, files: &[FileId]) -> Result<Prefix, StoreError> {
         let mut keys = self.inner.keys();
         keys.check()?;

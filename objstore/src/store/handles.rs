@@ -1,7 +1,7 @@
-//! The handles a caller holds.
+//! Handles of a store.
 //!
-//! A handle is a name and a promise to give back what it stands for when it is dropped, on any
-//! thread and at any time: everything that a device might still use belongs to the plane.
+//! Dropping a handle, on any thread and at any time, releases what it refers to: everything that a
+//! device might still use belongs to the plane.
 
 use std::{fmt, sync::Arc};
 
@@ -10,8 +10,8 @@ use kv_catalog::{FileId, Reference, ReferenceId, WriteId};
 use super::Inner;
 use crate::plane::JobId;
 
-/// The stored blocks a lookup found: the leading ones of what it was asked for. They stay stored
-/// until this is dropped.
+/// The stored blocks found by a lookup: the leading ones of its keys. They stay stored until this
+/// is dropped.
 #[must_use = "dropping it gives the blocks back"]
 pub struct Prefix {
     pub(super) store: Arc<Inner>,
@@ -19,19 +19,19 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Blocks found.
+    /// Returns the number of blocks found.
     #[must_use]
     pub fn len(&self) -> usize {
         self.reference.files.len()
     }
 
-    /// Whether not even the first block was found.
+    /// Returns true if not even the first block was found.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.reference.files.is_empty()
     }
 
-    /// The files, in the order of the request.
+    /// Returns the files, in the order of the request.
     #[must_use]
     pub fn files(&self) -> &[FileId] {
         &self.reference.files
@@ -51,7 +51,7 @@ impl Drop for Prefix {
     }
 }
 
-/// The part that transfers and writings share.
+/// The common part of transfers and writings.
 pub(super) struct Handle {
     pub(super) store: Arc<Inner>,
     pub(super) job: JobId,
@@ -81,7 +81,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Blocks it moves.
+    /// Returns the number of blocks it moves.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.blocks
@@ -89,9 +89,9 @@ impl Transfer {
 }
 
 /// A request whose blocks are being stored. Nothing of it is visible before
-/// [`crate::Store::commit`]; dropping it gives the files back.
+/// [`crate::Store::commit`]; dropping it frees the files.
 ///
-/// As for a [`Transfer`], blocks may be changed only after the tickets were waited for.
+/// As with a [`Transfer`], blocks may be changed only after the tickets were waited for.
 #[derive(Debug)]
 #[must_use = "dropping it gives the files back"]
 pub struct Writing {
@@ -101,34 +101,34 @@ pub struct Writing {
 }
 
 impl Writing {
-    /// How many leading blocks of the request will be found after the commit: those that this
-    /// writing stores, and those that were stored or on their way already.
+    /// Returns how many leading blocks of the request will be found after the commit: those that
+    /// this request stores, and those already stored or being stored.
     #[must_use]
     pub fn accepted(&self) -> usize {
         self.accepted
     }
 
-    /// How many of them this writing stores itself.
+    /// Returns how many of them this request stores itself.
     #[must_use]
     pub fn written(&self) -> usize {
         self.written
     }
 }
 
-/// What a commit made visible.
+/// Result of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Committed {
-    /// Leading blocks of the request that lookups now find, unless another writing they rely on
-    /// has not been committed.
+    /// Leading blocks of the request that lookups now find, unless another request that they rely
+    /// on has not been committed.
     pub accepted: usize,
-    /// Blocks that this writing added.
+    /// Blocks that this request added.
     pub written: usize,
 }
 
-/// What the store has to give back when a job has ended.
+/// A resource to release when a job ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Held {
-    /// Blocks that were being retrieved.
+    /// Reference to blocks that were being retrieved.
     Read(ReferenceId),
     /// Files that were being written.
     Write(WriteId),

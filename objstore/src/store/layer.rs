@@ -1,4 +1,4 @@
-//! Layers of a request: starting them and waiting for them, on any thread.
+//! Starting and awaiting the layers of a request, on any thread.
 
 use gio_uring::{Progress, RawStream};
 use kv_catalog::Layer;
@@ -18,19 +18,19 @@ impl Store {
     /// Starts reading one layer of a transfer. O(1) in the number of blocks; nothing is allocated.
     ///
     /// # Errors
-    /// As for [`Plane::start`].
+    /// Same as [`Plane::start`].
     pub fn retrieve_layer(&self, transfer: &Transfer, layer: Layer) -> Result<Ticket, StoreError> {
         self.start(&transfer.handle, "transfer", layer, Order::Unordered)
     }
 
-    /// As [`Store::retrieve_layer`], in order with something else: nothing writes to the layer's
-    /// blocks before the order allows it. A stream alone means [`Order::InStream`].
+    /// Same as [`Store::retrieve_layer`], with an order: nothing writes to the layer's blocks
+    /// before `order` allows it. A stream alone means [`Order::InStream`].
     ///
-    /// A stream that waits goes on when the layer failed, too. What its blocks hold then is not
-    /// defined; the ticket says so.
+    /// A stream that waits continues even if the layer failed. The contents of its blocks are then
+    /// undefined; the ticket reports the failure.
     ///
     /// # Errors
-    /// As for [`Plane::start`].
+    /// Same as [`Plane::start`].
     pub fn retrieve_layer_on<'a>(
         &self,
         transfer: &Transfer,
@@ -43,16 +43,16 @@ impl Store {
     /// Starts writing one layer. O(1) in the number of blocks; nothing is allocated.
     ///
     /// # Errors
-    /// As for [`Plane::start`].
+    /// Same as [`Plane::start`].
     pub fn store_layer(&self, writing: &Writing, layer: Layer) -> Result<Ticket, StoreError> {
         self.start(&writing.handle, "writing", layer, Order::Unordered)
     }
 
-    /// As [`Store::store_layer`], in order with something else: nothing reads the layer's blocks
-    /// before the order allows it. A stream alone means [`Order::InStream`].
+    /// Same as [`Store::store_layer`], with an order: nothing reads the layer's blocks before
+    /// `order` allows it. A stream alone means [`Order::InStream`].
     ///
     /// # Errors
-    /// As for [`Plane::start`].
+    /// Same as [`Plane::start`].
     pub fn store_layer_on<'a>(
         &self,
         writing: &Writing,
@@ -73,7 +73,7 @@ impl Store {
         self.inner.with_plane(|plane| plane.start(handle.job, layer, order))
     }
 
-    /// Refuses another store's handle.
+    /// Refuses a handle of another store.
     pub(super) fn own(&self, handle: &Handle, what: &'static str) -> Result<(), StoreError> {
         if std::sync::Arc::ptr_eq(&handle.store, &self.inner) {
             Ok(())
@@ -82,36 +82,36 @@ impl Store {
         }
     }
 
-    /// As [`Plane::join`].
+    /// Same as [`Plane::join`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Plane::join`].
     pub fn join(&self, ticket: &Ticket, stream: RawStream) -> Result<(), StoreError> {
         self.inner.with_plane(|plane| plane.join(ticket, stream))
     }
 
-    /// As [`Plane::wait`]. Other threads use the store meanwhile. After a failed retrieve the
-    /// files that failed are misses.
+    /// Same as [`Plane::wait`]. Other threads may use the store meanwhile. After a failed retrieve,
+    /// the files that failed are misses.
     ///
     /// # Errors
-    /// As for [`Plane::wait`].
+    /// Same as [`Plane::wait`].
     pub fn wait(&self, ticket: Ticket) -> Result<LayerDone, StoreError> {
         self.inner.wait_for(&ticket)
     }
 
-    /// As [`Plane::poll`].
+    /// Same as [`Plane::poll`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Plane::poll`].
     pub fn poll(&self, ticket: &Ticket) -> Result<Option<LayerDone>, StoreError> {
         self.inner.with_plane(|plane| plane.poll(ticket))
     }
 
-    /// Waits for everything in flight, and writes what is only in memory of this process. Failures
-    /// stay with their requests.
+    /// Waits for everything in flight, and writes back dirty blocks. Failures stay with their
+    /// requests.
     ///
     /// # Errors
-    /// [`StoreError::Failed`]; and, when there is something to write, as for
+    /// Returns [`StoreError::Failed`], or, if there are dirty blocks, the errors of
     /// [`Store::sync_journal`].
     pub fn drain(&self) -> Result<(), StoreError> {
         self.inner.with_plane(Plane::drain)?;

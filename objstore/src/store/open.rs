@@ -25,10 +25,10 @@ use crate::{
     registration::KvPool,
 };
 
-/// Files that are kept free ahead, so that storing does not wait for the journal.
+/// Files kept free ahead of time, so that storing does not wait for the journal.
 const FILES_AHEAD: u32 = 1024;
 
-/// What a closed store leaves.
+/// The parts of a closed store.
 #[derive(Debug)]
 pub struct Closed {
     /// The controllers, in the order of the configuration.
@@ -37,11 +37,11 @@ pub struct Closed {
     pub pool: KvPool,
 }
 
-/// A device's region: superblock and journal while no store is open on it.
+/// A device's region, for access to superblock and journal while no store is open on it.
 pub struct Medium {
-    /// To read and write it, by byte offsets from the region's start.
+    /// Reads and writes the region, by byte offsets from its start.
     pub io: Box<dyn kv_catalog::BlockIo>,
-    /// What tells it from other devices.
+    /// Identity of the device.
     pub identity: DeviceIdentity,
     /// The part of the namespace.
     pub region: Region,
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Medium {
     }
 }
 
-/// A device, and the part of it that is the store's.
+/// A device, and the part of it that belongs to the store.
 pub(super) struct Place {
     pub(super) controller: SharedController,
     pub(super) nsid: Nsid,
@@ -114,7 +114,7 @@ impl Place {
     }
 }
 
-/// An identify string as it is on the wire.
+/// Returns an identify string, padded as on the wire.
 fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [b' '; N];
     let len = text.len().min(N);
@@ -123,10 +123,10 @@ fn padded<const N: usize>(text: &str) -> [u8; N] {
 }
 
 impl Store {
-    /// Makes a store of the devices: superblocks, journal, and room for files.
+    /// Formats the devices as a store: superblocks, journal, and room for files.
     ///
     /// # Errors
-    /// [`StoreError::Format`] when a device holds something that may not be overwritten (nothing
+    /// Returns [`StoreError::Format`] if a device holds data that may not be overwritten (nothing
     /// was written then), is too small, or fails.
     pub fn format(devices: &[StoreDevice], format: &Format) -> Result<(), StoreError> {
         let mut superblocks = Self::plan(devices, format)?;
@@ -138,10 +138,10 @@ impl Store {
         Ok(())
     }
 
-    /// What [`Store::format`] would make of the devices. Writes nothing.
+    /// Returns the superblocks that [`Store::format`] would write. Writes nothing.
     ///
     /// # Errors
-    /// As for [`Store::format`].
+    /// Same as [`Store::format`].
     pub fn plan(devices: &[StoreDevice], format: &Format) -> Result<Vec<Superblock>, StoreError> {
         let places = Place::all(devices)?;
         for place in &places {
@@ -152,10 +152,10 @@ impl Store {
         Ok(plan(format, &regions).superblocks()?)
     }
 
-    /// The devices as they are without an open store, for tools that look at what is on them.
+    /// Returns the devices' regions without opening the store, for tools that inspect them.
     ///
     /// # Errors
-    /// [`StoreError::Config`] when a device has no such namespace or region.
+    /// Returns [`StoreError::Config`] if a device lacks the namespace or region.
     pub fn media(devices: &[StoreDevice]) -> Result<Vec<Medium>, StoreError> {
         let medium = |place: Place| Medium {
             io: Box::new(place.medium()),
@@ -165,12 +165,12 @@ impl Store {
         Ok(Place::all(devices)?.into_iter().map(medium).collect())
     }
 
-    /// Bytes that each of `devices` devices with LBAs of `lba_bytes` needs at least to be formatted
-    /// like this: what software controllers are made with. [`Format::capacity_bytes`] has to be
-    /// given, unless it is a catalog.
+    /// Returns the minimum bytes of each of `devices` devices with LBAs of `lba_bytes` for this
+    /// format, for creating software controllers. [`Format::capacity_bytes`] must be set, unless
+    /// it is a catalog.
     ///
     /// # Errors
-    /// [`StoreError::Format`] when that cannot be.
+    /// Returns [`StoreError::Format`] if no size fits.
     pub fn device_bytes(format: &Format, devices: u32, lba_bytes: u32) -> Result<u64, StoreError> {
         let lba_shift = lba_bytes.trailing_zeros() as u8;
         let region = Region { first: Lba(0), lbas: u64::MAX >> (lba_shift + 1), lba_shift };
@@ -193,32 +193,32 @@ impl Store {
     /// Formats the devices, then opens the store.
     ///
     /// # Errors
-    /// As for [`Store::format`] and [`Store::open`].
+    /// Same as [`Store::format`] and [`Store::open`].
     pub fn create(config: StoreConfig, format: &Format) -> Result<Self, StoreError> {
         Self::format(&config.devices, format)?;
         Self::open(config)
     }
 
-    /// Opens the store on these devices: checks that they are the ones it was made of, reads the
-    /// journal, proves that data gets to the pool and back on the path that it is registered for,
-    /// and starts the I/O kernel.
+    /// Opens the store on these devices: checks that they are the ones it was formatted on, reads
+    /// the journal, proves that data gets to the pool and back on the path that it is registered
+    /// for, and starts the I/O kernel.
     ///
-    /// The pool's memory may not be used meanwhile: proof and self-test write to it, and put back
-    /// what was there.
+    /// The pool's memory may not be used meanwhile: proof and self-test write to it, and restore
+    /// its contents.
     ///
     /// # Errors
-    /// [`StoreError::Format`] names the device that is missing, foreign, in another place or
-    /// changed; [`StoreError::Journal`] when the journal is damaged; and as for [`Plane::open`] and
-    /// [`Plane::self_test`].
+    /// Returns [`StoreError::Format`], which names the device that is missing, foreign, in another
+    /// place or changed; [`StoreError::Journal`] if the journal is damaged; and the errors of
+    /// [`Plane::open`] and [`Plane::self_test`].
     pub fn open(config: StoreConfig) -> Result<Self, StoreError> {
         Self::open_with(config, |_, _| {})
     }
 
-    /// As [`Store::open`]. `progress` hears how many bytes of the journal have been read, and how
-    /// many there are at most: a store of millions of files takes seconds.
+    /// Same as [`Store::open`]. Calls `progress` with the bytes of the journal read so far, and
+    /// their maximum: a store of millions of files takes seconds to open.
     ///
     /// # Errors
-    /// As for [`Store::open`].
+    /// Same as [`Store::open`].
     pub fn open_with(
         config: StoreConfig,
         mut progress: impl FnMut(u64, u64),
@@ -260,7 +260,7 @@ impl Store {
             plane.write_back()?;
         }
         if plane.keeps_blocks() {
-            // They are collected from now on.
+            // The plane tracks blocks from now on; freed files until here do not matter.
             catalog.take_freed();
         }
         let (held, tally) = (HashMap::new(), Tally::default());
@@ -289,14 +289,14 @@ impl Store {
 
     /// Waits for everything in flight, makes everything permanent, stops the I/O kernel, takes the
     /// queues back and returns the controllers and the pool, which is still registered
-    /// ([`KvPool::unregister`]). No stream uses memory of the store any more. Other handles of it
-    /// say that it was closed.
+    /// ([`KvPool::unregister`]). No stream uses memory of the store any more. Calls on other
+    /// handles of the store fail from then on.
     ///
     /// # Errors
-    /// [`StoreError::Failed`] when the kernel did not stop, a controller did not give a queue up or
-    /// a stream did not get past its operations for the store in time; memory is leaked then.
-    /// [`StoreError::JournalFailed`] when the journal could not be written: the store is closed
-    /// all the same.
+    /// Returns [`StoreError::Failed`] if the kernel did not stop, a controller did not delete a
+    /// queue, or a stream did not get past its operations for the store in time; memory is leaked
+    /// then. Returns [`StoreError::JournalFailed`] if the journal could not be written: the store
+    /// is closed all the same.
     pub fn close(self) -> Result<Closed, StoreError> {
         self.inner.with_plane(Plane::drain)?;
         let written = self.sync_journal();
@@ -343,7 +343,7 @@ fn plan<'a>(format: &Format, devices: &'a [(DeviceIdentity, Region)]) -> Plan<'a
     }
 }
 
-/// Refuses to overwrite what the caller did not allow.
+/// Refuses to overwrite data unless the caller allowed it.
 fn check_overwrite(medium: &mut BlockDevice, allowed: Overwrite) -> Result<(), StoreError> {
     use kv_catalog::BlockIo as _;
     let found = Superblock::read(medium);
@@ -361,7 +361,7 @@ fn check_overwrite(medium: &mut BlockDevice, allowed: Overwrite) -> Result<(), S
     }
 }
 
-/// The superblocks of devices that make up a store.
+/// Reads the superblocks of devices, and checks that they make up a store.
 pub(super) fn read_superblocks(
     places: &[Place],
     expected: &Expected,
@@ -380,14 +380,14 @@ pub(super) fn read_superblocks(
     Ok(check_set(&members, expected)?)
 }
 
-/// Devices that have to be flushed before what they hold is committed.
+/// Returns the devices that must be flushed before their data is committed.
 fn volatile(places: &[Place], durability: Durability) -> Vec<BlockDevice> {
     let flushes =
         |place: &&Place| durability == Durability::Auto && place.controller.lock().info().vwc;
     places.iter().filter(flushes).map(Place::medium).collect()
 }
 
-/// Devices that are told of groups that hold nothing.
+/// Returns the devices that receive deallocate (TRIM) hints.
 fn drives(places: &[Place], superblocks: &[Superblock], options: &StoreOptions) -> Vec<Drive> {
     if !options.deallocate {
         return Vec::new();
@@ -415,7 +415,7 @@ fn data(superblock: &Superblock) -> Region {
     superblock.data_region().expect("all devices of a rank have the same areas")
 }
 
-/// The catalog as its journal has it.
+/// Opens the catalog, restored from its journal.
 pub(super) fn open_catalog(
     place: &Place,
     superblock: &Superblock,

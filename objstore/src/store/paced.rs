@@ -1,4 +1,4 @@
-//! Layers that move when a scheduler says so, and not when they are asked for.
+//! A store whose layers move when a scheduler decides, not when they are requested.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -20,41 +20,41 @@ use crate::{
     plane::{JobId, LayerDone, Ticket},
 };
 
-/// What became of a layer.
+/// Result of a layer.
 #[derive(Debug)]
 pub enum PacedEnd {
-    /// All of it is where it was to go.
+    /// The whole layer was moved.
     Moved(LayerDone),
-    /// As [`Store::wait`] says, or it could not be started.
+    /// The layer failed as [`Store::wait`] reports, or could not be started.
     Failed(StoreError),
     /// A prefetch that could not be done in time.
     Dropped,
 }
 
-/// A store whose layers move when a [`Scheduler`] says so (paper, section 3.3).
+/// A store whose layers move when a [`Scheduler`] decides (paper, section 3.3).
 ///
-/// The engine asks for layers and says when its own begin and end; [`PacedStore::poll`], to be
-/// called whenever something happened, starts and ends transfers. Times are those of any clock that
-/// never goes back. Whoever uses the [`Store`] itself is not scheduled, and loses nothing.
+/// The engine requests layers and reports when it begins and ends its own;
+/// [`PacedStore::poll`], to be called after every event, starts and ends transfers. Times are those
+/// of any monotonic clock. Calls on the [`Store`] itself are not scheduled, and work as usual.
 #[derive(Debug)]
 pub struct PacedStore {
     store: Store,
     scheduler: Scheduler,
-    /// What operations are that wait.
+    /// Operations that wait to be started.
     waiting: HashMap<OpId, (JobId, Layer)>,
-    /// Of these, those that were started and found no operation free: they are tried again.
+    /// Started operations that found no free IOCB or staging buffer: they are retried.
     refused: Vec<OpId>,
-    /// In the order in which they were started.
+    /// Operations in flight, in the order in which they were started.
     in_flight: Vec<(OpId, Ticket)>,
     ended: Vec<(OpId, PacedEnd)>,
     last: u64,
-    /// When something last moved or was started, by the store's clock.
+    /// Time when something last moved or was started, by the store's clock.
     moved_at: Nanos,
     ahead: Option<Ahead>,
 }
 
 impl PacedStore {
-    /// Lets `scheduler` decide, which has nothing to do yet.
+    /// Paces `store` with `scheduler`, which must be idle.
     #[must_use]
     pub fn new(store: Store, scheduler: Scheduler) -> Self {
         let depth = scheduler.config().write_depth_bytes;
@@ -64,9 +64,9 @@ impl PacedStore {
         Self { store, scheduler, waiting, refused, in_flight, ended, last, moved_at, ahead }
     }
 
-    /// The same, and reads ahead for requests that are announced: from the devices to host memory
-    /// ([`crate::StoreOptions::dram_bytes`]) as the scheduler lets it, and from there to the
-    /// engine's blocks, once there are any, as `link` does. Times have to be those of the store's
+    /// Adds reading ahead for announced requests: from the devices to host memory
+    /// ([`crate::StoreOptions::dram_bytes`]) as the scheduler allows, and from there to the
+    /// engine's blocks, once allocated, as `link` allows. Times must be those of the store's
     /// clock.
     #[must_use]
     pub fn with_lookahead(mut self, link: Scheduler, config: LookaheadConfig) -> Self {
@@ -74,13 +74,13 @@ impl PacedStore {
         self
     }
 
-    /// A request is going to run, with these keys: its blocks are read ahead. Says how many leading
-    /// ones are stored; they stay so until it runs or is cancelled. Said again of the same request,
-    /// the time is another one, and what was left is tried again: what could not be done in time,
-    /// was not read well, or found no room. Without a lookahead or host memory, nothing is read.
+    /// Announces a request with these keys, whose blocks are read ahead. Returns how many leading
+    /// ones are stored; they stay stored until it runs or is cancelled. Calling it again updates
+    /// the time and retries blocks that were late, failed to read, or found no room. Without a
+    /// lookahead or a DRAM cache, nothing is read.
     ///
     /// # Errors
-    /// As for [`Store::lookup`].
+    /// Same as [`Store::lookup`].
     pub fn prefetch(
         &mut self,
         request: RequestId,
@@ -91,98 +91,98 @@ impl PacedStore {
         self.ahead.as_mut().map_or(Ok(0), |ahead| ahead.prefetch(request, keys, when, now))
     }
 
-    /// The request has blocks: what is in host memory may be copied there, until it runs or is
-    /// cancelled. A block for each of its leading keys; those of which nothing is stored are left
-    /// alone. On a GPU, nothing that was enqueued on a stream uses them any more. Said again, it
-    /// has these blocks instead, and none of the others is written to any more; what was copied to
-    /// one that it has no longer, the request retrieves itself.
+    /// Provides the request's blocks, one for each of its leading keys: data in host memory may be
+    /// copied there until it runs or is cancelled. Blocks of keys that are not stored are left
+    /// alone. On a GPU, no work enqueued on a stream may use the blocks any more. Calling it again
+    /// replaces the blocks, and none of the old ones is written to any more; data copied to a block
+    /// that is no longer in the list must be retrieved by the request itself.
     ///
     /// # Errors
-    /// [`StoreError::Failed`].
+    /// Returns [`StoreError::Failed`].
     pub fn allocated(&mut self, request: RequestId, blocks: &[BlockId]) -> Result<(), StoreError> {
         self.ahead.as_mut().map_or(Ok(()), |ahead| ahead.allocated(request, blocks))
     }
 
-    /// The request runs now. Says how many leading blocks are where they are to go: it has to
-    /// retrieve the others itself ([`Store::retrieve_from`]). None of its blocks is written to any
-    /// more: what a GPU copies there is waited for.
+    /// Ends reading ahead for a request that runs now. Returns how many leading blocks are in
+    /// place: the request must retrieve the others itself ([`Store::retrieve_from`]). None of its
+    /// blocks is written to any more: this waits for copies by a GPU.
     ///
     /// # Errors
-    /// [`StoreError::Failed`].
+    /// Returns [`StoreError::Failed`].
     pub fn run(&mut self, request: RequestId) -> Result<usize, StoreError> {
         let scheduler = &mut self.scheduler;
         self.ahead.as_mut().map_or(Ok(0), |ahead| ahead.run(request, scheduler))
     }
 
-    /// The request was aborted or preempted: nothing more is read for it, and none of its blocks is
-    /// written to any more. What only it wanted is the first to go.
+    /// Ends reading ahead for an aborted or preempted request. None of its blocks is written to any
+    /// more. Cached blocks that only it wanted are evicted first.
     ///
     /// # Errors
-    /// [`StoreError::Failed`].
+    /// Returns [`StoreError::Failed`].
     pub fn abort(&mut self, request: RequestId) -> Result<(), StoreError> {
         let scheduler = &mut self.scheduler;
         self.ahead.as_mut().map_or(Ok(()), |ahead| ahead.cancel(request, scheduler))
     }
 
-    /// An iteration of the engine took so long.
+    /// Reports the duration of an iteration of the engine.
     pub fn iteration(&mut self, took: Duration) {
         if let Some(ahead) = &mut self.ahead {
             ahead.iteration(took);
         }
     }
 
-    /// What the lookahead did; `None` without one. Of what was read from the devices for nothing,
-    /// [`crate::DramStats::wasted_bytes`] has the count.
+    /// Returns counts of the lookahead; `None` without one. [`crate::DramStats::wasted_bytes`]
+    /// counts device reads that turned out to be useless.
     #[must_use]
     pub fn lookahead(&self) -> Option<LookaheadCounts> {
         self.ahead.as_ref().map(Ahead::counts)
     }
 
-    /// The store: for everything but layers.
+    /// Returns the store, for everything except layers.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// What it goes by, and what it counts.
+    /// Returns the scheduler, with its configuration and counts.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
-    /// As [`Scheduler::announce`].
+    /// Same as [`Scheduler::announce`].
     pub fn announce(&mut self, step: StepId, shape: StepShape, at: Duration) {
         self.scheduler.announce(step, shape, at);
     }
 
-    /// As [`Scheduler::layer_begins`].
+    /// Same as [`Scheduler::layer_begins`].
     pub fn layer_begins(&mut self, step: StepId, layer: Layer, now: Duration) {
         self.scheduler.layer_begins(step, layer.0, now);
     }
 
-    /// As [`Scheduler::layer_ends`].
+    /// Same as [`Scheduler::layer_ends`].
     pub fn layer_ends(&mut self, step: StepId, now: Duration) {
         self.scheduler.layer_ends(step, now);
     }
 
-    /// As [`Scheduler::step_ends`].
+    /// Same as [`Scheduler::step_ends`].
     pub fn step_ends(&mut self, step: StepId) {
         self.scheduler.step_ends(step);
     }
 
-    /// As [`Scheduler::drain`].
+    /// Same as [`Scheduler::drain`].
     pub fn drain(&mut self) {
         self.scheduler.drain();
     }
 
-    /// Asks for a layer of a transfer; `kind` says when it is needed. The transfer has to live
-    /// until the layer has ended.
+    /// Requests a layer of a transfer; `kind` tells when it is needed. The transfer must live until
+    /// the layer has ended.
     ///
     /// # Errors
-    /// [`StoreError::Foreign`].
+    /// Returns [`StoreError::Foreign`].
     ///
     /// # Panics
-    /// For [`Kind::Write`].
+    /// Panics for [`Kind::Write`].
     pub fn retrieve_layer(
         &mut self,
         transfer: &Transfer,
@@ -199,12 +199,12 @@ impl PacedStore {
         Ok(op.id)
     }
 
-    /// Asks for a layer of a writing to be stored when that is in nobody's way. The writing has to
-    /// live until the layer has ended.
+    /// Requests that a layer be stored when it delays no reads. The writing must live until the
+    /// layer has ended.
     ///
     /// # Errors
-    /// [`StoreError::Foreign`]; [`StoreError::Backlog`] when more waits already than may: give the
-    /// writing up, it is a cache entry and no data.
+    /// Returns [`StoreError::Foreign`], or [`StoreError::Backlog`] if the backlog of writes is
+    /// full: drop the writing, it is only a cache entry.
     pub fn store_layer(
         &mut self,
         writing: &Writing,
@@ -226,7 +226,7 @@ impl PacedStore {
         Ok(op.id)
     }
 
-    /// As [`Scheduler::cancel`]. What is in flight ends by itself.
+    /// Same as [`Scheduler::cancel`]. Operations in flight end by themselves.
     pub fn cancel(&mut self, id: OpId) -> Cancelled {
         let cancelled = self.scheduler.cancel(id);
         let mut started = self.in_flight.iter().map(|(id, _)| id).chain(&self.refused);
@@ -245,14 +245,14 @@ impl PacedStore {
         Op { id: OpId(self.last), flow, bytes, kind }
     }
 
-    /// Takes note of what has ended, and starts what may start. Says whether anything moved, and
-    /// when to call again although nothing happens.
+    /// Records completions, and starts everything that may start. Returns the progress, and the
+    /// time of the next call if no event occurs before.
     ///
-    /// What is in flight for [`crate::StoreOptions::wait_timeout`] while nothing moves has failed,
-    /// as for [`Store::wait`].
+    /// An operation in flight for [`crate::StoreOptions::wait_timeout`] while nothing moves has
+    /// failed, the same as for [`Store::wait`].
     ///
     /// # Errors
-    /// [`StoreError::Failed`]. What a layer fails with is its [`PacedEnd`].
+    /// Returns [`StoreError::Failed`]. Errors of a layer are in its [`PacedEnd`].
     pub fn poll(&mut self, now: Duration) -> Result<(Progress, Option<Duration>), StoreError> {
         let (in_flight, ended) = (&mut self.in_flight, &mut self.ended);
         let before = ended.len();
@@ -297,7 +297,7 @@ impl PacedStore {
             }
             progress = Progress::Moved;
         };
-        // What is read goes first.
+        // Reads go first.
         let mut again = None;
         if let Some(ahead) = &mut self.ahead {
             let (moved, until) = ahead.copy(now)?;
@@ -308,7 +308,7 @@ impl PacedStore {
         Ok((progress, until.into_iter().chain(again).chain(due).min()))
     }
 
-    /// What has been in flight for too long, while nothing moved, is taken for dead.
+    /// Handles an operation that has been in flight for too long while nothing moved as dead.
     fn overdue(&mut self, progress: Progress) -> Result<(), StoreError> {
         let Inner { clock, wait_timeout, .. } = &*self.store.inner;
         let ahead = || self.ahead.as_ref().and_then(Ahead::oldest);
@@ -343,12 +343,12 @@ impl PacedStore {
         }
     }
 
-    /// What has ended since the last call.
+    /// Returns the operations that ended since the last call.
     pub fn ended(&mut self) -> Vec<(OpId, PacedEnd)> {
         std::mem::take(&mut self.ended)
     }
 
-    /// Operations that were started and have not ended, but for those of the lookahead.
+    /// Returns the number of operations in flight, without those of the lookahead.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight.len() + self.refused.len()

@@ -17,26 +17,26 @@ use crate::{
     registration::KvPool,
 };
 
-/// What lookups need. Never locked during I/O.
+/// State of lookups. Never locked during I/O.
 #[derive(Debug)]
 struct State {
     catalog: Catalog,
-    /// Why nothing becomes permanent any more.
+    /// Set when nothing becomes permanent any more, with the cause.
     read_only: Option<String>,
 }
 
-/// A catalog with its journal, on a device of its own: what the process of an engine's scheduler
-/// has when its workers are other processes, each with a [`Plane`] ([`Plane::open_rank`]).
+/// A catalog with its journal, on a device of its own, for the process of an engine's scheduler.
+/// The workers are other processes, each with a [`Plane`] ([`Plane::open_rank`]).
 ///
-/// It is formatted as [`crate::Part::Catalog`]. Between it and the planes plain data passes:
-/// 1. [`Catalog::begin`] gives files for new blocks. Each worker moves them ([`Plane::begin`] with
-///    [`crate::Move`]s, the layers, [`Plane::end`]), makes them permanent ([`Plane::flush`]), and
-///    says so, with the checksums of its objects: [`Catalog::written`]. A worker that failed says
+/// It is formatted as [`crate::Part::Catalog`] and exchanges plain data with the planes:
+/// 1. [`Catalog::begin`] allocates files for new blocks. Each worker moves them ([`Plane::begin`]
+///    with [`crate::Move`]s, the layers, [`Plane::end`]), makes them permanent ([`Plane::flush`]),
+///    and reports the checksums of its objects: [`Catalog::written`]. A worker that failed reports
 ///    [`Catalog::failed`].
 /// 2. When all ranks have reported, [`Catalog::commit`] makes the blocks visible, and
-///    [`DurableCatalog::sync`] makes them survive.
-/// 3. [`Catalog::acquire`] takes references on what is stored; each worker retrieves its part with
-///    the checksums it is given ([`Catalog::checksums`]); [`Catalog::release`] when all have
+///    [`DurableCatalog::sync`] makes them durable.
+/// 3. [`Catalog::acquire`] takes references on stored blocks; each worker retrieves its part with
+///    the checksums from [`Catalog::checksums`]; [`Catalog::release`] follows when all have
 ///    reported. Files that a plane could not read are [`Catalog::lost`].
 #[derive(Debug)]
 pub struct DurableCatalog {
@@ -47,37 +47,37 @@ pub struct DurableCatalog {
     state: Mutex<State>,
 }
 
-/// Which part of which store a worker has. Plain data: the catalog's process says it.
+/// Identifies the part of a store that a worker has. Plain data, provided by the catalog's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankId {
     /// The store.
     pub store: StoreId,
     /// The worker's rank.
     pub rank: u32,
-    /// Of how many.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Files that the catalog may name.
+    /// Files of the catalog.
     pub files: u32,
 }
 
-/// What a rank's plane is opened with.
+/// Configuration of a rank's plane.
 pub struct RankConfig {
-    /// Which rank it is, of which store.
+    /// Identifier of the rank.
     pub id: RankId,
-    /// Its devices, formatted as [`crate::Part::Rank`]. All of their controllers have to share one
-    /// DMA address space with the pool.
+    /// The rank's devices, formatted as [`crate::Part::Rank`]. All of their controllers must share
+    /// one DMA address space with the pool.
     pub devices: Vec<StoreDevice>,
-    /// Time.
+    /// Clock.
     pub clock: Arc<dyn Clock>,
-    /// Makes the executor of the I/O kernel.
+    /// Creates the executor of the I/O kernel.
     pub executor: ExecutorFactory,
-    /// What a KV block is made of on this rank.
+    /// Shape of a KV block on this rank.
     pub shape: KvShape,
     /// The worker's KV memory.
     pub pool: KvPool,
     /// The GPU. Needed for a pool on one, and for [`crate::Order`]s that name a stream.
     pub gpu: Option<StoreGpu>,
-    /// The numbers; those of the catalog are not used.
+    /// Tunable options; those of the catalog are not used.
     pub options: StoreOptions,
 }
 
@@ -93,13 +93,13 @@ impl std::fmt::Debug for RankConfig {
 }
 
 impl DurableCatalog {
-    /// Opens the catalog on `device`. Of `options`, `policy` and `write_budget` count. `progress`
-    /// hears how many bytes of the journal have been read, and how many there are at most.
+    /// Opens the catalog on `device`. Of `options`, only `policy` and `write_budget` are used.
+    /// Calls `progress` with the bytes of the journal read so far, and their maximum.
     ///
     /// # Errors
-    /// [`StoreError::Format`] when the device is not a store's catalog, [`StoreError::Journal`]
-    /// when the journal is damaged, [`StoreError::Config`] when its files hold data as well: that
-    /// is a store of one process ([`crate::Store::open`]).
+    /// Returns [`StoreError::Format`] if the device is not a store's catalog,
+    /// [`StoreError::Journal`] if the journal is damaged, or [`StoreError::Config`] if the device
+    /// also holds data: that is a store of one process ([`crate::Store::open`]).
     pub fn open(
         device: &StoreDevice,
         options: &StoreOptions,
@@ -125,32 +125,32 @@ impl DurableCatalog {
         })
     }
 
-    /// What the device says of the store.
+    /// Returns the superblock of the device.
     #[must_use]
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
 
-    /// What the worker of `rank` opens its plane with.
+    /// Returns the identifier with which the worker of `rank` opens its plane.
     #[must_use]
     pub fn rank(&self, rank: u32) -> RankId {
         let Superblock { store, ranks, layout, .. } = &self.superblock;
         RankId { store: *store, rank, ranks: *ranks, files: layout.files }
     }
 
-    /// Does something with the catalog, which no other thread does meanwhile. The records that
-    /// the catalog makes are taken by [`DurableCatalog::sync`] and by nobody else.
+    /// Calls `act` with the catalog locked. Only [`DurableCatalog::sync`] may take the records that
+    /// the catalog makes.
     pub fn with<T>(&self, act: impl FnOnce(&mut Catalog) -> T) -> T {
         act(&mut lock(&self.state).catalog)
     }
 
-    /// Makes everything permanent that was committed, evicted, pinned, cleared or registered so
-    /// far, also by other threads. Lookups do not wait for it. Files that were evicted can be
-    /// written again afterwards, and some are evicted ahead.
+    /// Makes all commits, evictions, pins, removals and registrations so far permanent, including
+    /// those of other threads. Lookups do not wait for it. Evicted files can be written again
+    /// afterwards, and some are evicted ahead.
     ///
     /// # Errors
-    /// [`StoreError::JournalFailed`]: from then on nothing becomes permanent, so nothing should be
-    /// stored. What is found can be retrieved.
+    /// Returns [`StoreError::JournalFailed`]: from then on nothing becomes permanent, so nothing
+    /// should be stored. Blocks that lookups find can be retrieved.
     pub fn sync(&self) -> Result<(), StoreError> {
         let mut journal = lock(&self.journal);
         let refused = |cause: &String| StoreError::JournalFailed { cause: cause.clone() };
@@ -168,10 +168,10 @@ impl DurableCatalog {
         })
     }
 
-    /// Makes everything permanent and gives the controller back.
+    /// Makes everything permanent and returns the controller.
     ///
     /// # Errors
-    /// As for [`DurableCatalog::sync`]; [`StoreError::Failed`] when something else shares the
+    /// Same as [`DurableCatalog::sync`], and [`StoreError::Failed`] if something else shares the
     /// controller.
     pub fn close(self) -> Result<Controller, StoreError> {
         let written = self.sync();
@@ -184,13 +184,13 @@ impl DurableCatalog {
 }
 
 impl Plane {
-    /// Opens the plane of one rank: checks that the devices are this rank's of this store, and
+    /// Opens the plane of one rank: checks that the devices belong to this rank of this store, and
     /// proves the path and the pool's layout as [`crate::Store::open`] does.
     ///
     /// # Errors
-    /// [`StoreError::Format`] names the device that is missing, foreign, in another place, of
-    /// another rank or changed; [`StoreError::Config`] when the rank has room for fewer files than
-    /// the catalog may name; and as for [`Plane::open`] and [`Plane::self_test`].
+    /// Returns [`StoreError::Format`], which names the device that is missing, foreign, in another
+    /// place, of another rank or changed; [`StoreError::Config`] if the rank has room for fewer
+    /// files than the catalog has; and the errors of [`Plane::open`] and [`Plane::self_test`].
     pub fn open_rank(config: RankConfig) -> Result<Self, StoreError> {
         let RankConfig { id, devices, clock, executor, shape, pool, gpu, options } = config;
         let wrong = |problem| StoreError::Config { field: "devices", problem };

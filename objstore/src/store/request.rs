@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{error::StoreError, plane::Move};
 
-/// How often files are waited for: other threads may take what is free first.
+/// Maximum waits for free files: other threads may take freed ones first.
 const ATTEMPTS_MAX: u32 = 8;
 
 impl Store {
@@ -20,8 +20,8 @@ impl Store {
     /// step whose cost grows with the number of blocks.
     ///
     /// # Errors
-    /// [`StoreError::Positions`], and as for [`crate::Plane::begin`]; [`StoreError::Stale`] when a
-    /// file was lost since the lookup.
+    /// Returns [`StoreError::Positions`], [`StoreError::Stale`] if a file was lost since the
+    /// lookup, and the errors of [`crate::Plane::begin`].
     pub fn retrieve(&self, prefix: &Prefix, blocks: &[BlockId]) -> Result<Transfer, StoreError> {
         if prefix.len() != blocks.len() {
             let (blocks, positions) = (blocks.len(), prefix.len());
@@ -30,11 +30,11 @@ impl Store {
         self.retrieve_from(prefix, 0, blocks)
     }
 
-    /// As [`Store::retrieve`], but only the `blocks.len()` positions from `first` on: where the
-    /// engine has the others already, or wants them in parts.
+    /// Same as [`Store::retrieve`], for only the `blocks.len()` positions from `first` on: for an
+    /// engine that has the others already, or retrieves in parts.
     ///
     /// # Errors
-    /// As for [`Store::retrieve`].
+    /// Same as [`Store::retrieve`].
     pub fn retrieve_from(
         &self,
         prefix: &Prefix,
@@ -66,16 +66,16 @@ impl Store {
         Ok(Transfer { handle, blocks: blocks.len() })
     }
 
-    /// Makes room for the blocks with these keys, evicting what the policy chooses, and takes as
-    /// many leading ones as can be had: [`Writing::accepted`] says how many, which may be none.
+    /// Allocates files for the blocks with these keys, evicting as the policy chooses, and accepts
+    /// as many leading ones as possible: [`Writing::accepted`] returns how many, possibly none.
     ///
-    /// A key that is stored already, is being stored by another writing, or occurs earlier in
-    /// `keys` is not stored again: it is accepted, and its block is not read. (Should that other
-    /// writing fail, the key stays a miss.)
+    /// A key that is stored already, is being stored by another request, or occurs earlier in
+    /// `keys` is not stored again: it is accepted, and its block is not read. (If that other
+    /// request fails, the key stays a miss.)
     ///
     /// # Errors
-    /// [`StoreError::Positions`] and as for [`crate::Plane::begin`]; [`StoreError::ReadOnly`] and
-    /// [`StoreError::JournalFailed`].
+    /// Returns [`StoreError::Positions`], [`StoreError::ReadOnly`], [`StoreError::JournalFailed`],
+    /// and the errors of [`crate::Plane::begin`].
     pub fn allocate(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<Writing, StoreError> {
         if keys.len() != blocks.len() {
             let (blocks, positions) = (blocks.len(), keys.len());
@@ -95,8 +95,8 @@ impl Store {
         Ok(Writing { handle, accepted, written: moves.len() })
     }
 
-    /// Files for as many leading keys as possible. Where files only wait for the journal, or for
-    /// being written, they are, but for what nobody wants any more.
+    /// Takes files for as many leading keys as possible. Writes the journal and dirty blocks if
+    /// files only wait for that; dirty blocks that lookups no longer find are dropped.
     pub(super) fn take_files(&self, keys: &[BlockKey]) -> Result<Write, StoreError> {
         self.inner.tend();
         let mut attempts = 0;
@@ -116,7 +116,7 @@ impl Store {
                     return Ok(write);
                 }
                 state.catalog.abort(write.id)?;
-                // From now on files are evicted ahead, so that the next one need not wait.
+                // From now on files are evicted ahead, so that the next request need not wait.
                 state.is_crowded |= counts.limbo > 0;
             }
             attempts += 1;
@@ -124,31 +124,30 @@ impl Store {
                 continue;
             }
             match self.sync_journal() {
-                // What could not be written is a miss, and its files are free.
+                // Blocks that could not be written are misses, and their files are free.
                 Err(StoreError::Transfer { .. }) => {}
                 synced => synced?,
             }
         }
     }
 
-    /// Gives up on a writing. Its files are free as soon as nothing of it is in flight. The same as
+    /// Abandons a request. Its files are free as soon as nothing of it is in flight. Same as
     /// dropping it.
     pub fn abort(&self, writing: Writing) {
         drop(writing);
     }
 
-    /// Starts reading the longest stored run of leading `keys` into memory of this process
-    /// ([`crate::StoreOptions::dram_bytes`]), but for what is there: a retrieval that comes soon
-    /// copies it. It is kept for one for the time `within`; then it is like other blocks. Says how
-    /// many leading blocks are there or on their way; 0 without such memory, and none more while
-    /// half of all operations are in flight. No use of the blocks, and no lookup, as far as is
-    /// counted.
+    /// Starts reading the longest stored run of leading `keys` into the DRAM cache
+    /// ([`crate::StoreOptions::dram_bytes`]), except blocks that it has: a retrieval that follows
+    /// soon copies them. They are protected from eviction for the time `within`. Returns how many
+    /// leading blocks are cached or being read; 0 without a cache, and no more are started while
+    /// half of all IOCBs are in flight. It counts neither as a use of the blocks nor as a lookup.
     ///
-    /// What is on its way holds up what is started later, for as long as it takes: ask for what
-    /// runs next. [`crate::PacedStore`] reads ahead when that is in nobody's way.
+    /// Reads in flight delay everything started later: prefetch for the requests that run next.
+    /// [`crate::PacedStore`] reads ahead without delaying other transfers.
     ///
     /// # Errors
-    /// As for [`crate::Plane::prefetch`].
+    /// Same as [`crate::Plane::prefetch`].
     pub fn prefetch(&self, keys: &[BlockKey], within: Nanos) -> Result<usize, StoreError> {
         let until = self.inner.clock.now() + within;
         let shared = self.look(|catalog| Ok(catalog.hold_prefix(self.namespace, keys)?))?;
@@ -160,20 +159,20 @@ impl Store {
             }
             Ok((there, job))
         });
-        // A job that has begun gives it back when it ends.
+        // A job that has begun releases it when it ends.
         if !matches!(begun, Ok((_, Some(_)))) {
             self.inner.keys().give_back(Held::Read(shared.id));
         }
         begun.map(|(there, _)| there)
     }
 
-    /// The longest run of leading `keys` that is stored: no use of the blocks, and no lookup.
+    /// Returns the longest stored run of leading `keys`, without counting a use or a lookup.
     pub(super) fn hold_prefix(&self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
         let reference = self.look(|catalog| Ok(catalog.hold_prefix(self.namespace, keys)?))?;
         Ok(Prefix { store: self.inner.clone(), reference })
     }
 
-    /// The checksums of files that are referenced.
+    /// Returns the checksums of files that are referenced.
     pub(super) fn expected(&self, files: &[FileId]) -> Vec<u32> {
         let keys = self.inner.keys();
         if planted(PlantedBug::ChecksumIgnored) {
@@ -182,7 +181,7 @@ impl Store {
         files.iter().flat_map(|file| keys.catalog.checksums(*file)).copied().collect()
     }
 
-    /// Begins a job that holds something, or gives that back.
+    /// Begins a job that owns `held`, or releases it on failure.
     fn begin(
         &self,
         direction: Direction,
@@ -196,7 +195,7 @@ impl Store {
                 plane.forget(&inner.keys().catalog.take_freed());
             }
             let job = plane.begin(direction, moves, expected)?;
-            // What a namespace has ends together, and turns over at a rate of its own.
+            // Blocks of a namespace expire together, and turn over at their own rate.
             plane.place(job, self.namespace.0)?;
             inner.keys().held.insert(job, held);
             Ok(job)

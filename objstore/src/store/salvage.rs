@@ -1,4 +1,4 @@
-//! What is left of a store whose journal is damaged: the blocks whose data proves what they are.
+//! Salvage of a store with a damaged journal: keeps the blocks that their checksums verify.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,18 +10,18 @@ use kv_catalog::{
 use super::Medium;
 use crate::error::StoreError;
 
-/// Bytes that are read at once, or an object.
+/// Bytes per read; at least an object.
 const RUN_BYTES: u64 = 1 << 20;
 
-/// Bytes of records that are copied at once.
+/// Bytes of records per copy.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// What can be kept of a store whose journal is damaged.
+/// The blocks of a store with a damaged journal that can be kept.
 ///
-/// Each Commit record says which block a file holds, and has checksums of all of its objects. If
-/// the objects are what it says, so is the block, whatever happened between; all other blocks are
-/// lost. What is not known is what the damaged part of the journal recorded: a block that was
-/// removed or cleared there, or that is of an epoch which ended there, may be found again.
+/// Each Commit record names the block that a file holds, and has checksums of all of its objects.
+/// If the objects match, the block is valid, whatever happened since; all other blocks are
+/// lost. Records in the damaged part are not known: a block that was removed or cleared there, or
+/// that is of an epoch which ended there, may be found again.
 #[derive(Debug)]
 pub struct Salvage {
     catalog: Catalog,
@@ -32,12 +32,12 @@ pub struct Salvage {
 }
 
 impl Salvage {
-    /// Reads what is left of the journal on `medium`, which carries the catalog. Writes nothing.
-    /// `progress` hears how many bytes were read, and how many there are.
+    /// Reads the rest of the journal on `medium`, which carries the catalog. Writes nothing. Calls
+    /// `progress` with the bytes read so far, and their total.
     ///
     /// # Errors
-    /// [`StoreError::Config`] for a store without checksums, where nothing proves what a file
-    /// holds; [`StoreError::Journal`] when the device does not read much of it, or carries none.
+    /// Returns [`StoreError::Config`] for a store without checksums, which nothing can verify, or
+    /// [`StoreError::Journal`] if the device cannot read much of the journal, or carries none.
     pub fn read(
         medium: &mut Medium,
         superblock: &Superblock,
@@ -69,15 +69,15 @@ impl Salvage {
         Ok(Self { catalog, superblock, journal, verified: BTreeSet::new(), lost: Vec::new() })
     }
 
-    /// Reads what one rank has of all files, and gives up those that are not what their records
-    /// say. `media` are the rank's devices in their order, and `superblock` that of the first.
-    /// `progress` hears how many files were read, and how many there are.
+    /// Reads one rank's part of all files, and gives up those that do not match their records.
+    /// `media` are the rank's devices in their order, and `superblock` that of the first. Calls
+    /// `progress` with the files read so far, and their total.
     ///
     /// # Errors
-    /// [`StoreError::Config`] when these are not the devices of a rank of this store.
+    /// Returns [`StoreError::Config`] if these are not the devices of a rank of this store.
     ///
     /// # Panics
-    /// Never for what is on the devices.
+    /// Never panics because of the contents of the devices.
     pub fn verify(
         &mut self,
         media: &mut [Medium],
@@ -121,8 +121,8 @@ impl Salvage {
         Ok(())
     }
 
-    /// Those of `files`, all of one group, that are not what their records say on this rank, whose
-    /// data begins at this offset.
+    /// Returns those of `files`, all of one group, that do not match their records on this rank,
+    /// whose data begins at this offset.
     fn wrong_files(
         &self,
         media: &mut [Medium],
@@ -158,37 +158,37 @@ impl Salvage {
         wrong
     }
 
-    /// What was read of the journal.
+    /// Returns the result of reading the journal.
     #[must_use]
     pub fn journal(&self) -> &JournalSalvage {
         &self.journal
     }
 
-    /// Blocks that can be kept, as far as their data was read.
+    /// Returns the number of blocks that can be kept, as far as their data was read.
     #[must_use]
     pub fn kept(&self) -> u32 {
         self.catalog.counts().stored
     }
 
-    /// Blocks that a record is left of, and whose data is not what it says: most of them were
+    /// Returns blocks that have a record, but whose data does not match it: most of them were
     /// evicted since.
     #[must_use]
     pub fn lost(&self) -> &[StoredFile] {
         &self.lost
     }
 
-    /// The label of a namespace.
+    /// Returns the label of a namespace.
     #[must_use]
     pub fn label(&self, namespace: kv_catalog::NamespaceId) -> &str {
         let mut all = self.catalog.namespaces();
         all.find(|(id, ..)| *id == namespace).map_or("", |(_, label, _)| label)
     }
 
-    /// Writes a journal of what can be kept. Until its last write the damaged one counts, so that
-    /// nothing is lost by an interruption.
+    /// Writes a journal of the blocks kept. The damaged one stays valid until the last write, so
+    /// that an interruption loses nothing.
     ///
     /// # Errors
-    /// [`StoreError::Config`] before all ranks were verified; [`StoreError::Journal`].
+    /// Returns [`StoreError::Config`] before all ranks were verified, or [`StoreError::Journal`].
     pub fn write(mut self, medium: &mut Medium) -> Result<(), StoreError> {
         if let Some(rank) = (0..self.superblock.ranks).find(|rank| !self.verified.contains(rank)) {
             let problem = format!("the data of rank {rank} was not read yet");
@@ -203,7 +203,7 @@ impl Salvage {
     }
 }
 
-/// Neighbouring slots; those that the device does not read are empty.
+/// Reads adjacent slots; those that the device cannot read are empty.
 fn read_slots(io: &mut dyn BlockIo, offset: u64, slots: usize, slot_bytes: u64) -> Vec<Vec<u8>> {
     let mut bytes = vec![0; slots * slot_bytes as usize];
     if io.read(offset, &mut bytes).is_ok() {

@@ -1,23 +1,23 @@
-//! From the catalog's records to the journal.
+//! Writes the catalog's records to the journal.
 
 use kv_catalog::{
     Appended, Catalog, Group, Journal, JournalError, Lsn, PlantedBug, SnapshotCursor, planted,
 };
 
-/// Bytes of the state that are taken at once, or files that are looked at for it, when a compaction
-/// has to end before anything else is written; twice as many each time that it was begun anew, so
-/// that it ends, however fast records are made meanwhile.
+/// Bytes of the state that are taken, or files that are searched for it, in one round of a
+/// compaction that must end before anything else is written. Doubled each time that it is
+/// restarted, so that it ends, however fast records are made meanwhile.
 const TAKEN: u64 = 1 << 20;
 
-/// The journal, and how far its compaction is.
+/// The journal, and the progress of its compaction.
 #[derive(Debug)]
 pub(super) struct JournalWriter {
-    /// `None` once it was closed.
+    /// `None` once the journal is closed.
     journal: Option<Journal>,
     compacting: Option<SnapshotCursor>,
 }
 
-/// A piece of the state, and where to go on.
+/// A piece of the state, and the position after it.
 struct Piece {
     records: Vec<u8>,
     looked: u64,
@@ -25,7 +25,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// What one call takes; with `least`, as many calls as make so many bytes or looks.
+    /// Takes a piece of the state: at least `least` bytes and searched files if there are so many.
     fn take(catalog: &mut Catalog, cursor: SnapshotCursor, max_bytes: usize, least: u64) -> Self {
         let mut records = Vec::new();
         let mut next = catalog.snapshot(cursor, max_bytes, &mut records);
@@ -45,9 +45,9 @@ impl JournalWriter {
         Self { journal: Some(journal), compacting: None }
     }
 
-    /// Writes the records that have queued, and what of a compaction is due. Files that only waited
-    /// for their records are free afterwards. Records that there is no room for, or too many of,
-    /// are written as a part of the whole state. `with` locks the catalog, never during I/O.
+    /// Writes the queued records, and the part of a compaction that is due. Files that only waited
+    /// for their records are free afterwards. Records that do not fit, or are too many, are written
+    /// as part of the whole state. `with` locks the catalog, never during I/O.
     pub(super) fn write(
         &mut self,
         with: impl Fn(&mut dyn FnMut(&mut Catalog)),
@@ -55,13 +55,13 @@ impl JournalWriter {
         self.write_or_renew(false, with)
     }
 
-    /// Reads the journal again. Returns what is wrong with it.
+    /// Reads the journal again. Returns an error if it is damaged.
     pub(super) fn verify(&mut self) -> Result<(), JournalError> {
         self.journal.as_mut().map_or(Ok(()), Journal::verify)
     }
 
-    /// Writes the whole state into the other half, which is the active one afterwards: a damaged
-    /// journal is whole again.
+    /// Writes the whole state into the other half, which becomes the active one: this repairs a
+    /// damaged journal.
     pub(super) fn renew(
         &mut self,
         with: impl Fn(&mut dyn FnMut(&mut Catalog)),
@@ -76,12 +76,12 @@ impl JournalWriter {
     ) -> Result<(), JournalError> {
         let Self { journal, compacting } = self;
         let Some(journal) = journal else { return Ok(()) };
-        // How often a compaction was begun that has to end, in powers of two.
+        // Restarts of a compaction that must end, in powers of two.
         let mut begun = 0;
         if renew {
             begin_instead(journal, compacting, &mut begun)?;
         }
-        // The last record that is permanent when the compaction has ended.
+        // The last record that becomes permanent with the compaction.
         let mut carried: Option<Lsn> = None;
         for round in 0.. {
             if journal.wants_compaction() {
@@ -120,7 +120,7 @@ impl JournalWriter {
                         Err(JournalError::Full { .. }) => {
                             begin_instead(journal, compacting, &mut begun)?;
                             carried = Some(lsn);
-                            // The piece is one of a copy that was given up.
+                            // The piece belongs to a copy that was abandoned.
                             continue;
                         }
                         Err(error) => return Err(error),
@@ -142,19 +142,19 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// Notes the journal's length, so that the next opening finds out if the device lost the end of
+    /// Records the journal's length, so that the next opening detects if the device lost the end of
     /// it. Nothing is written from now on.
     pub(super) fn close(&mut self) -> Result<(), JournalError> {
         self.journal.take().map_or(Ok(()), Journal::close)
     }
 
-    /// Bytes written since it was opened.
+    /// Returns the bytes written since the journal was opened.
     pub(super) fn written_bytes(&self) -> u64 {
         self.journal.as_ref().map_or(0, |journal| journal.counts().written_bytes)
     }
 }
 
-/// Begins a compaction that has to end before anything else is written.
+/// Begins a compaction that must end before anything else is written.
 fn begin_instead(
     journal: &mut Journal,
     compacting: &mut Option<SnapshotCursor>,

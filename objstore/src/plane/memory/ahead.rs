@@ -1,4 +1,4 @@
-//! What is read ahead: from the devices to memory of this process, without the engine's blocks.
+//! Reading ahead: from the devices to the DRAM cache, without the engine's blocks.
 
 use std::time::Duration;
 
@@ -17,18 +17,18 @@ use crate::{
 };
 
 impl Plane {
-    /// Starts reading files into memory of this process ([`crate::StoreOptions::dram_bytes`]), but
-    /// for those that are there or on their way. All of them are kept for a job that reads them,
-    /// until the time `until`. Without such memory, nothing is done, and nothing more when half of
-    /// all operations are in flight. Says how many leading ones are there or on their way, and
-    /// which job reads: it is among [`Plane::take_ended`] when it has ended. What is written anew
-    /// meanwhile is not kept.
+    /// Starts reading files into the DRAM cache ([`crate::StoreOptions::dram_bytes`]), except those
+    /// that are cached or being read. All of them are protected from eviction until `until`.
+    /// Without a cache, does nothing; while half of all IOCBs are in flight, starts nothing.
+    /// Returns how many leading files are cached or being read, and the job that reads:
+    /// [`Plane::take_ended`] returns it when it has ended. Files that are rewritten meanwhile
+    /// are not kept.
     ///
-    /// `expected`: as for [`Plane::begin`]. What is in flight is not called back, and holds up what
-    /// is started later: ask for what is needed next.
+    /// `expected`: same as for [`Plane::begin`]. Reads in flight are not cancelled, and delay
+    /// everything started later: prefetch what is needed next.
     ///
     /// # Errors
-    /// [`StoreError::NoSuchFile`], [`StoreError::Ring`], [`StoreError::Failed`].
+    /// Returns [`StoreError::NoSuchFile`], [`StoreError::Ring`] or [`StoreError::Failed`].
     pub fn prefetch(
         &mut self,
         files: &[FileId],
@@ -50,7 +50,7 @@ impl Plane {
             block: BlockId(0),
             position,
         });
-        // Of what has no room, the tail is left out.
+        // If there is not enough room, the tail is left out.
         let taken = moves.map_while(|entry| match memory.tier.class(entry.file) {
             Some(_) => Some(None),
             None if is_full => None,
@@ -83,7 +83,7 @@ impl Plane {
         self.ops.len() >= self.options.iocbs as usize / 2
     }
 
-    /// Starts reading files into blocks that were admitted for them. The caller says when they are
+    /// Starts reading files into blocks that were admitted for them. The caller marks these as
     /// filled.
     pub(crate) fn read_ahead(
         &mut self,
@@ -93,8 +93,8 @@ impl Plane {
         self.move_blocks(Direction::Read, blocks, words, None)
     }
 
-    /// Starts moving blocks of memory of this process to or from the devices. While half of all
-    /// operations are in flight, the rest is for what somebody waits for.
+    /// Starts moving blocks between the DRAM cache and the devices. Refused while half of all IOCBs
+    /// are in flight: the rest is for transfers that callers wait for.
     pub(super) fn move_blocks(
         &mut self,
         direction: Direction,
@@ -126,8 +126,8 @@ impl Plane {
         Ok(self.ticket(id, Layer(0), [None, None]))
     }
 
-    /// What is read ends by itself: its blocks are filled then, and the job is among
-    /// [`Plane::take_ended`].
+    /// Lets a read end by itself: its blocks are then marked as filled, and [`Plane::take_ended`]
+    /// returns the job.
     pub(crate) fn abandon_ahead(&mut self, ticket: &Ticket) -> JobId {
         if let Some(job) = self.jobs.get_mut(&ticket.job) {
             job.fills = job.moves.iter().map(|at| (*at, HostBlock(at.block.0))).collect();
@@ -136,13 +136,13 @@ impl Plane {
         ticket.job
     }
 
-    /// Ends what was read. Says whether it is there.
+    /// Ends a read or copy. Returns true if it succeeded.
     pub(crate) fn end_ahead(&mut self, ticket: &Ticket) -> bool {
         self.end(ticket.job).is_ok_and(|done| done.failure.is_none())
     }
 
-    /// Copies blocks to the engine's ones, all rows of them. `words`: their checksums, `[block]
-    /// [row]`; what differs is kept no longer. A stream does not wait for anything first.
+    /// Copies all rows of blocks to the engine's blocks. `words` are their checksums,
+    /// `[block][row]`; blocks that do not match are dropped. A stream waits for nothing first.
     pub(crate) fn copy_ahead(
         &mut self,
         blocks: &[(Move, HostBlock)],
@@ -182,11 +182,11 @@ impl Plane {
     }
 }
 
-/// What became of blocks that were to be copied.
+/// Result of starting a copy.
 #[derive(Debug)]
 pub(crate) enum Copied {
-    /// They are there, with the bytes of their checksums, or they are not.
+    /// The CPU copied them; true if all match their checksums.
     AtOnce(bool),
-    /// A stream copies them: [`Plane::end_ahead`] says it when that is over.
+    /// A stream copies them: [`Plane::end_ahead`] returns the result.
     Started(Ticket),
 }

@@ -1,9 +1,9 @@
-//! What is stored and only here yet: it is written to the devices behind the engine's back
-//! (write-back).
+//! Write-back: dirty blocks, which were stored in the cache only and are written to the devices
+//! later.
 //!
-//! A layer of such a job is over when its rows were copied here. What the devices lack keeps its
-//! memory until [`Plane::clean`]: at most half of the blocks, so that there is room for others. A
-//! job that would be more is written through.
+//! A layer of such a job is over when its rows were copied to the cache. Dirty blocks keep their
+//! memory until [`Plane::clean`]: at most half of the cache, so that there is room for others. A
+//! job that would exceed that is written through.
 
 use std::collections::HashMap;
 
@@ -22,38 +22,38 @@ use crate::{
     },
 };
 
-/// What a job has left here.
+/// Dirty blocks of a job.
 #[derive(Debug)]
 struct Dirty {
     blocks: Vec<(FileId, HostBlock)>,
     /// Their checksums, `[block][row]`.
     words: Vec<u32>,
     placement: Option<u16>,
-    /// Leading blocks that were written, and how often devices had been recovered before.
+    /// Leading blocks that were written, and the count of recoveries when the first write began.
     written: usize,
     recoveries: Option<u64>,
 }
 
-/// What no device has yet.
+/// All dirty blocks.
 #[derive(Debug, Default)]
 pub(in crate::plane) struct Behind {
-    /// Whether anything is kept here without being written.
+    /// Set if write-back is enabled.
     is_on: bool,
     jobs: HashMap<JobId, Dirty>,
-    /// Blocks of memory of these, and of jobs that are going to be among them.
+    /// Blocks of memory of these jobs, and of jobs in progress that will be dirty.
     pub(in crate::plane) blocks: u32,
     pub(in crate::plane) written_bytes: u64,
-    /// Of files that were dropped before.
+    /// Bytes of dirty files that were dropped without being written.
     pub(in crate::plane) spared_bytes: u64,
 }
 
 impl HostMemory {
-    /// Most blocks that no device has.
+    /// Returns the maximum number of dirty blocks.
     fn dirty_max(&self) -> u32 {
         self.own.blocks() / 2
     }
 
-    /// Lets a job that stores be copied here only, if all of it has memory.
+    /// Marks a write for write-back, if all of it has cache memory.
     pub(super) fn keep(&mut self, job: &mut Job) {
         let count = job.fills.len();
         let fits = self.behind.blocks as usize + count <= self.dirty_max() as usize;
@@ -71,12 +71,12 @@ impl HostMemory {
 }
 
 impl Plane {
-    /// What is stored is kept in memory of this process from now on, if there is any, until
-    /// [`Plane::write_behind`].
+    /// Enables write-back: stored blocks stay in the cache only until [`Plane::write_behind`], if
+    /// there is a cache.
     ///
     /// # Errors
-    /// [`StoreError::Config`] without checksums: what a device does not have yet could not be told
-    /// from what it has.
+    /// Returns [`StoreError::Config`] without checksums: they tell if the devices have the bytes
+    /// that were stored.
     pub(crate) fn write_back(&mut self) -> Result<(), StoreError> {
         if !self.checksums {
             let problem = "write-back needs checksums, which the store was formatted without; \
@@ -87,7 +87,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Whether all of a job that has ended is only here; then it is kept until [`Plane::clean`].
+    /// Keeps an ended write-back job as dirty until [`Plane::clean`]. Returns true if it is one.
     pub(in crate::plane) fn is_dirty_now(
         &mut self,
         id: JobId,
@@ -107,11 +107,11 @@ impl Plane {
         true
     }
 
-    /// Whether what is only here should be written now: nothing else is moved, or there is little
-    /// memory left for more of it.
+    /// Returns true if dirty blocks should be written now: nothing else is moved, or they use more
+    /// than half of their limit.
     ///
     /// # Errors
-    /// [`StoreError::Failed`].
+    /// Returns [`StoreError::Failed`].
     pub(crate) fn wants_writing(&mut self) -> Result<bool, StoreError> {
         self.reap()?;
         let memory = self.memory.as_ref();
@@ -119,22 +119,22 @@ impl Plane {
         Ok(self.ops.is_empty() || is_full)
     }
 
-    /// Whether a job's layers are copied here, and written later.
+    /// Returns true if a job's layers are copied to the cache, and written later.
     pub(crate) fn is_kept(&self, id: JobId) -> bool {
         self.jobs.get(&id).is_some_and(|job| job.is_kept)
     }
 
-    /// Whether something is here that no device has, wanted or not.
+    /// Returns true if there are dirty blocks, wanted or not.
     pub(crate) fn is_behind(&self) -> bool {
         self.memory.as_ref().is_some_and(|memory| !memory.behind.jobs.is_empty())
     }
 
-    /// Frees memory of files that nobody wants any more, of what the job `id` has left here and of
-    /// which nothing is being written. Says whether anything is left. Once some of it was written,
-    /// all of it goes or nothing.
+    /// Frees memory of the dirty blocks of job `id` whose files are no longer wanted. Nothing of
+    /// the job may be in flight. Returns true if any blocks are left. Once some of them were
+    /// written, either all are freed or none.
     ///
     /// # Errors
-    /// [`StoreError::NoSuchJob`].
+    /// Returns [`StoreError::NoSuchJob`].
     pub(crate) fn spare(
         &mut self,
         id: JobId,
@@ -160,13 +160,13 @@ impl Plane {
         Ok(!dirty.blocks.is_empty())
     }
 
-    /// Starts writing the next blocks of what the job `id` has left here, up to `blocks_max`, but
-    /// for files that nobody wants any more, and says how many; `None` if there is nothing else.
-    /// After all of them it begins anew.
+    /// Starts writing the next dirty blocks of job `id`, up to `blocks_max`, without files that are
+    /// no longer wanted, and returns how many; `None` if no blocks are left. After the last one it
+    /// starts over.
     ///
     /// # Errors
-    /// [`StoreError::NoSuchJob`], [`StoreError::ReadOnly`], [`StoreError::Busy`],
-    /// [`StoreError::Ring`], [`StoreError::Failed`].
+    /// Returns [`StoreError::NoSuchJob`], [`StoreError::ReadOnly`], [`StoreError::Busy`],
+    /// [`StoreError::Ring`] or [`StoreError::Failed`].
     pub(crate) fn write_behind(
         &mut self,
         id: JobId,
@@ -187,13 +187,13 @@ impl Plane {
         Ok(Some((ticket, blocks.len())))
     }
 
-    /// Ends what was written; if that was the last of it, says how often the devices had been
-    /// recovered when the first began ([`crate::JobDone::recoveries`]). After an error all of it
-    /// has to be written.
+    /// Ends a write of dirty blocks. After the last one, returns the count of recoveries when the
+    /// first began ([`crate::JobDone::recoveries`]). After an error all of the job must be written
+    /// again.
     ///
     /// # Errors
-    /// [`StoreError::Transfer`] when it is not on the devices, or other bytes than were stored;
-    /// [`StoreError::Failed`].
+    /// Returns [`StoreError::Transfer`] if the write failed, or wrote other bytes than were stored,
+    /// or [`StoreError::Failed`].
     pub(crate) fn end_behind(
         &mut self,
         id: JobId,
@@ -226,7 +226,7 @@ impl Plane {
         Err(StoreError::Transfer { failure })
     }
 
-    /// What the job `id` has left here is on the devices for good, or nobody will find its files.
+    /// Releases the dirty blocks of job `id`, which are durable, or no longer found by lookups.
     pub(crate) fn clean(&mut self, id: JobId) {
         let Some(memory) = &mut self.memory else { return };
         let Some(dirty) = memory.behind.jobs.remove(&id) else { return };

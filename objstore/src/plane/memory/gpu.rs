@@ -1,10 +1,10 @@
-//! Copies between memory of this process and an engine's blocks on a GPU: kernels on streams do
-//! them, in the order that a layer has.
+//! Copies between the DRAM cache and an engine's blocks on a GPU, by kernels on streams, in the
+//! layer's order.
 //!
-//! What was found is copied to the blocks by the stream that the layer's order names, or by the
-//! store's own. What is kept is copied from the blocks: of a layer that is stored, when its order
-//! lets the store read them; of one that is read, when the devices have. A layer has ended when
-//! its copies have, for those that wait for it on a stream, too.
+//! The stream of the layer's order, or else the store's own, copies hits to the blocks. Fills are
+//! copied from the blocks: of a layer that is stored, when its order lets the store read them; of
+//! one that is read, when the devices are done. A layer ends with its copies, also for streams
+//! that wait for it.
 
 use std::ops::Range;
 
@@ -27,34 +27,34 @@ use crate::{
     registration::KvPool,
 };
 
-/// Both sides, as the GPU sees them.
+/// GPU addresses of both sides.
 #[derive(Debug)]
 pub(super) struct GpuCopier {
-    /// First byte of the memory of this process.
+    /// First byte of the cache.
     base: DevicePtr,
-    /// Bytes from one row to the next there.
+    /// Distance in bytes between rows of the cache.
     row_bytes: u64,
     engine: KvPool,
-    /// Where block 0 of each row of the engine's is; `None` before a ring has it.
+    /// Address of block 0 in each row of the engine's pool; `None` before it is registered.
     rows: Option<DeviceArray<u64>>,
 }
 
 impl GpuCopier {
-    /// `own` has its rows one after another; `None` if the GPU does not reach it.
+    /// Creates a copier for a cache with contiguous rows; `None` if the GPU does not reach it.
     pub(super) fn new(own: &KvPool, engine: &KvPool) -> Option<Self> {
         let row_bytes = own.block_stride() * u64::from(own.blocks());
         let base = own.memory().device()?;
         Some(Self { base, row_bytes, engine: engine.clone(), rows: None })
     }
 
-    /// Gives a ring what its kernels read.
+    /// Uploads the tables that kernels of a ring read.
     pub(super) fn register(&mut self, ring: &mut Uring) -> Result<(), StoreError> {
         self.rows = Some(ring.upload(self.engine.row_device().into_iter())?);
         Ok(())
     }
 }
 
-/// Which blocks of a job streams copy, position by position.
+/// Blocks of a job that streams copy, by position.
 #[derive(Debug)]
 pub(in crate::plane) struct Copies {
     host: DeviceArray<u32>,
@@ -63,7 +63,7 @@ pub(in crate::plane) struct Copies {
 }
 
 impl Copies {
-    /// `None` if there is nothing to copy. `words`: the checksums, `[block][row]`, or none.
+    /// Returns `None` if there is nothing to copy. `words`: the checksums, `[block][row]`, or none.
     fn new(
         ring: &mut Uring,
         blocks: &[(Move, HostBlock)],
@@ -84,19 +84,19 @@ impl Copies {
         }))
     }
 
-    /// Those of what was copied.
+    /// Returns the checksums of the copied blocks.
     pub(in crate::plane) fn checksums(&self) -> Option<&JobChecksums> {
         self.checksums.as_ref()
     }
 
-    /// Positions with an object that was not what its checksum was made of.
+    /// Returns the positions with an object that did not match its checksum.
     pub(super) fn differing(&self) -> Vec<u32> {
         self.checksums.as_ref().map(JobChecksums::differing).unwrap_or_default()
     }
 }
 
 impl HostMemory {
-    /// What a stream does for a layer.
+    /// Returns the stream operation of a layer.
     fn scatter_gather(
         &self,
         op: ScatterGatherOp,
@@ -126,13 +126,13 @@ impl HostMemory {
 }
 
 impl Plane {
-    /// Tells the GPU which blocks of a job are copied, where it does that.
+    /// Uploads the tables of a job's copies, if the GPU does them.
     pub(in crate::plane) fn upload_copies(&mut self, job: &mut Job) -> Result<(), StoreError> {
         if !self.memory.as_ref().is_some_and(|memory| matches!(memory.copier, Copier::Gpu(_))) {
             return Ok(());
         }
         let rows = self.shape.rows();
-        // What is only copied gets its checksums by that.
+        // The copy computes the checksums of write-back blocks.
         let made = if job.is_kept { job.fills.len() * rows as usize } else { 0 };
         let ring = self.ring()?;
         job.hit_copies = Copies::new(ring, &job.hits, &job.hit_words, rows)?;
@@ -140,7 +140,7 @@ impl Plane {
         Ok(())
     }
 
-    /// What a stream copies of what was found.
+    /// Returns the copy of a layer's hits.
     fn hits(&self, id: JobId, layer: Layer) -> Option<ScatterGather> {
         let (memory, job) = (self.memory.as_ref()?, self.jobs.get(&id)?);
         let copies = job.hit_copies.as_ref()?;
@@ -151,7 +151,7 @@ impl Plane {
         memory.scatter_gather(ScatterGatherOp::Scatter, copies, layer, rows, &self.shape)
     }
 
-    /// What a stream copies to keep it.
+    /// Returns the copy of a layer's fills.
     fn fills(&self, id: JobId, layer: Layer) -> Option<ScatterGather> {
         let (memory, job) = (self.memory.as_ref()?, self.jobs.get(&id)?);
         let copies = job.fill_copies.as_ref()?;
@@ -159,7 +159,7 @@ impl Plane {
         memory.scatter_gather(ScatterGatherOp::Gather, copies, layer, rows, &self.shape)
     }
 
-    /// Has streams copy a layer of which the devices move nothing. What says that it was.
+    /// Has streams copy a layer of which the devices move nothing. Returns the event of its end.
     pub(in crate::plane) fn start_copied(
         &mut self,
         id: JobId,
@@ -192,7 +192,7 @@ impl Plane {
         Ok(Some(moved))
     }
 
-    /// Has a stream copy what was found, beside the operation that was just issued.
+    /// Has a stream copy hits, beside the operation that was just issued.
     pub(in crate::plane) fn copy_hits(
         &mut self,
         id: JobId,
@@ -206,7 +206,7 @@ impl Plane {
         }
     }
 
-    /// Has a stream copy what is kept: for a layer that is read, behind the operation that was just
+    /// Has a stream copy fills: for a layer that is read, behind the operation that was just
     /// issued, which signals `end`.
     pub(in crate::plane) fn copy_fills(
         &mut self,
@@ -240,7 +240,7 @@ impl Plane {
                 }
                 Ok(moved)
             }
-            // Objects will be moved, and nothing says when.
+            // Objects will be moved at an unknown time.
             Err(Refused { error, moving: true }) => Err(self.fail(error.to_string())),
             Err(Refused { error, moving: false }) => self.give_up(error),
         }

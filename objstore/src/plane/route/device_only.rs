@@ -10,21 +10,21 @@ use nvme_driver::{
 
 use crate::{config::StoreGpu, registration::KvPool};
 
-/// How long a copy may take. In the machine's time: a GPU knows no other.
+/// Time limit of a copy. In wall-clock time: a GPU has no simulated one.
 const COPY_TIMEOUT: Nanos = Nanos::from_millis(2_000);
 
-/// The memory of a pool, and a place in this process for what is copied.
+/// The memory of a pool, and a bounce buffer in this process.
 pub(in crate::plane) struct DeviceOnlyMemory<'a> {
     copies: &'a dyn CopyEngine,
     host: NonNull<u8>,
     len: usize,
     owner: Arc<dyn Any + Send + Sync>,
-    /// Keeps the GPU's side.
+    /// Keeps the GPU memory alive.
     pool: &'a KvPool,
 }
 
 impl<'a> DeviceOnlyMemory<'a> {
-    /// For up to `len` bytes at once.
+    /// Creates an accessor for copies of up to `len` bytes.
     pub(in crate::plane) fn new(
         gpu: Option<&'a StoreGpu>,
         pool: &'a KvPool,
@@ -42,7 +42,7 @@ impl<'a> DeviceOnlyMemory<'a> {
         }
     }
 
-    /// What the GPU has at `at`.
+    /// Reads bytes at GPU address `at`.
     pub(in crate::plane) fn read(
         &self,
         at: Option<DevicePtr>,
@@ -54,7 +54,7 @@ impl<'a> DeviceOnlyMemory<'a> {
         Ok(())
     }
 
-    /// Makes the GPU have `bytes` at `at`.
+    /// Writes `bytes` at GPU address `at`.
     pub(in crate::plane) fn write(
         &self,
         at: Option<DevicePtr>,

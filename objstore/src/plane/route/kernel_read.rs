@@ -4,15 +4,15 @@ use gio_uring::{Error, Uring, abi::IoCtx};
 use nvme_driver::{DmaSlice, Nanos};
 use nvme_spec::{ids::Lba, nvm::Direction};
 
-/// How long a device may take.
+/// Time limit of the read.
 const TIMEOUT: Nanos = Nanos::from_millis(2_000);
 
-/// Lets the I/O kernel read one LBA, at `lba` of device number `device`, into `memory`, which is as
-/// long. What arrived is the caller's to compare.
+/// Has the I/O kernel read one LBA, at `lba` of device number `device`, into `memory`, which has
+/// that length. Comparing the data is left to the caller.
 ///
 /// # Errors
-/// In words, when it was not completed without an error within 2 s. The device may then still write
-/// to `memory`, until the ring was stopped and the queues were taken back.
+/// Returns a message if the read was not completed without an error within 2 s. The device may
+/// then still write to `memory`, until the ring is stopped and the queues are taken back.
 pub fn kernel_read(
     ring: &mut Uring,
     device: u32,

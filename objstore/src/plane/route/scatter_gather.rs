@@ -18,7 +18,7 @@ use crate::{
     stats::Path,
 };
 
-/// What the proof uses.
+/// Inputs of the proof.
 pub(in crate::plane) struct Proof<'a> {
     pub(in crate::plane) ring: &'a mut Uring,
     pub(in crate::plane) streams: &'a mut Streams,
@@ -31,7 +31,7 @@ pub(in crate::plane) struct Proof<'a> {
 
 /// Proves that the store's own stream moves objects of the first and the last layer to the pool and
 /// back: a pattern goes from staging memory to the pool, where copies verify it, and back over
-/// something else.
+/// different bytes.
 pub(in crate::plane) fn prove_scatter_gather(mut proof: Proof<'_>) -> Result<(), StoreError> {
     let gpu = proof.streams.gpu().clone();
     let last = Layer(proof.shape.layers - 1);
@@ -49,11 +49,11 @@ pub(in crate::plane) fn prove_scatter_gather(mut proof: Proof<'_>) -> Result<(),
 struct Object {
     block: BlockId,
     row: Row,
-    /// Where it is in the staging buffer.
+    /// Offset in the staging buffer.
     staged: usize,
-    /// What it is to hold.
+    /// Bytes that it must hold.
     pattern: Vec<u8>,
-    /// What the pool held before.
+    /// Bytes that the pool held before.
     kept: Vec<u8>,
 }
 
@@ -74,7 +74,7 @@ impl Proof<'_> {
     fn layer(&mut self, gpu: &StoreGpu, layer: Layer) -> Result<(), String> {
         let bytes = self.shape.object_bytes as usize;
         let gpu_memory = DeviceOnlyMemory::new(Some(gpu), self.pool, bytes)?;
-        // Against the order of the pool, so that a move that ignores the table is seen.
+        // In reverse order of the pool, so that a move that ignores the table is detected.
         let mut blocks = vec![BlockId(self.pool.blocks() - 1), BlockId(0)];
         blocks.truncate(self.staging.slots().min(self.pool.blocks()) as usize);
         let objects = self.objects(&gpu_memory, layer, &blocks)?;
@@ -149,7 +149,7 @@ impl Proof<'_> {
     }
 }
 
-/// Bytes that are like those of no other object of the proof.
+/// Returns bytes that differ from those of every other object of the proof.
 fn pattern(len: usize, salt: u64) -> Vec<u8> {
     let mut state = (salt + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {

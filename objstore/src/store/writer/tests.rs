@@ -1,4 +1,4 @@
-//! What other threads do to a catalog while its journal is written: here, whenever it is locked.
+//! Changes that other threads make to a catalog while its journal is written: here, at each lock.
 
 use std::cell::{Cell, RefCell};
 
@@ -11,10 +11,10 @@ use nvme_spec::ids::Lba;
 use super::*;
 
 const FILES: u32 = 2048;
-/// Room for the journal of each test. What is not written takes no memory.
+/// Room for the journal of each test. Unwritten bytes take no memory.
 const BYTES: u64 = 256 << 20;
 
-/// Bytes that nothing happens to.
+/// A medium without faults.
 #[derive(Clone)]
 struct Bytes(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
 
@@ -116,9 +116,9 @@ fn store(catalog: &mut Catalog, keys: &[BlockKey]) {
     catalog.commit(write.id).unwrap();
 }
 
-/// Each time that the catalog is unlocked, so many files are pinned or unpinned. Whether they are
-/// few, or many more than the journal takes between two pieces of the state: a write ends, and what
-/// was done before it is permanent.
+/// Pins or unpins a number of files each time that the catalog is unlocked. With few files, and
+/// with many more than the journal takes between two pieces of the state, a write ends, and
+/// everything done before it is permanent.
 #[test]
 fn a_write_ends_whatever_is_done_meanwhile() {
     for (pins, rounds) in [(0, 400), (7, 400), (300, 100), (FILES as usize, 30)] {
@@ -160,8 +160,8 @@ fn a_write_ends_whatever_is_done_meanwhile() {
     }
 }
 
-/// A large store that holds little: a compaction looks for it everywhere, and several times. No
-/// commit waits for that, and it ends.
+/// A large store with few files: a compaction searches all of it, several times. No commit waits
+/// for that, and it ends.
 #[test]
 fn no_write_waits_while_a_compaction_searches() {
     let io = formatted(1 << 18);
@@ -185,7 +185,7 @@ fn no_write_waits_while_a_compaction_searches() {
             .unwrap();
         (most, writes) = (locked.get().max(most), writes + 1);
     }
-    // Records, a piece, and that both are permanent.
+    // Locks for the records, a piece, and marking both permanent.
     assert!(most <= 4, "a write locked the catalog {most} times");
     assert!((100..3000).contains(&writes), "{writes} writes");
     assert_eq!(open(&io).0.counts().stored, FILES);
