@@ -1,4 +1,4 @@
-//! What requests that run soon need is read ahead, when that is in nobody's way.
+//! Reading ahead for requests that run soon, without delaying other transfers.
 
 mod schedule;
 mod stack;
@@ -15,7 +15,7 @@ use stack::{Plan, READ, READ_ERROR, Stack, blocks, keys, on};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// A store with so many blocks of host memory, and what schedules it.
+/// Creates a store with this many blocks of DRAM cache, and its scheduler.
 fn stack(dram_blocks: u64) -> (Stack, PacedStore) {
     let mut plan = Plan::default();
     plan.options.dram_bytes = dram_blocks * plan.shape.block_bytes();
@@ -28,7 +28,7 @@ fn now(stack: &Stack) -> Duration {
     stack.clock.now().duration()
 }
 
-/// Lets time go by until nothing is planned or in flight.
+/// Advances the time until nothing is planned or in flight.
 fn settle(stack: &Stack, store: &mut PacedStore) {
     let mut quiet = 0;
     for idle in 0.. {
@@ -42,13 +42,13 @@ fn settle(stack: &Stack, store: &mut PacedStore) {
     }
 }
 
-/// Stores `keys`, and then so much else that host memory has none of them.
+/// Stores `keys`, and then enough others to evict all of them from the DRAM cache.
 fn put_away(stack: &mut Stack, keys: &[BlockKey], others: &[BlockKey]) {
     stack.put(keys, 0);
     stack.put(others, 0);
 }
 
-/// In 50 ms.
+/// Returns a time 50 ms from now.
 fn soon(stack: &Stack) -> When {
     When::At(now(stack) + 50 * MS)
 }
@@ -67,7 +67,7 @@ fn what_a_request_needs_is_where_it_is_to_go_before_it_runs() {
     let stats = stack.store.stats().unwrap();
     let block = stack.shape.block_bytes();
     assert_eq!((stats.dram.prefetched_bytes, stats.retrieved_bytes), (7 * block, 0));
-    // Not one command more: for one that has blocks before it runs, nor for one that has not.
+    // No more commands, with blocks allocated before the request runs, and without.
     let commands = stats.commands;
     stack.faults(Some(on(READ, READ_ERROR)));
     let targets = blocks(30, 7);
@@ -118,13 +118,13 @@ fn what_is_aborted_in_flight_leaves_nothing_behind() {
         store.poll(now(&stack)).unwrap();
     }
     store.abort(REQUEST).unwrap();
-    // One is stored no more while it is read.
+    // One block is removed while it is being read.
     assert_eq!(stack.store.stats().unwrap().files_referenced, 4, "as long as they are read");
     assert_eq!(stack.store.remove(&keys(0..1)).unwrap(), 1);
     settle(&stack, &mut store);
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.files_referenced, store.scheduler().pending()), (0, 0));
-    // What was read for nothing goes before all others, and is counted.
+    // Blocks that were read in vain are evicted before all others, and counted.
     stack.put(&keys(20..24), 0);
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.dram.blocks, stats.retrieved_bytes), (4, 0));
@@ -165,8 +165,8 @@ fn what_could_not_be_read_ahead_the_request_reads_itself() {
     assert_eq!(stack.get(&keys(0..3), 30), 3);
 }
 
-/// Requests come, run or are aborted at any time, while files are evicted and written anew. Every
-/// byte is compared.
+/// Requests arrive, run or are aborted at random times, while files are evicted and rewritten.
+/// Every byte is compared.
 #[test]
 fn bytes_are_right_whatever_happens_meanwhile() {
     for seed in seeds(1, 4) {
@@ -221,14 +221,14 @@ fn what_is_ready_has_the_bytes_where_the_request_has_its_blocks_now() {
     let (mut stack, mut store) = stack(8);
     let [a, b] = [0, 1].map(|n| keys(n..n + 1)[0]);
     put_away(&mut stack, &[a, b], &keys(10..18));
-    // A prompt may have a block twice, and get other blocks.
+    // A prompt may contain a block twice, and get different blocks.
     let asked = [a, b, a];
     assert_eq!(store.prefetch(REQUEST, &asked, soon(&stack), now(&stack)).unwrap(), 3);
     let [first, second] = [30, 40].map(|at| blocks(at, 3));
     store.allocated(REQUEST, &first).unwrap();
     settle(&stack, &mut store);
     assert!(first.iter().zip(asked).all(|(block, key)| stack.holds(*block, key)));
-    // Whoever had the third block meanwhile has written to it.
+    // Another request had the third block meanwhile, and may have written to it.
     store.allocated(REQUEST, &[first[0], first[1], second[2]]).unwrap();
     store.allocated(REQUEST, &first).unwrap();
     settle(&stack, &mut store);
@@ -239,7 +239,7 @@ fn what_is_ready_has_the_bytes_where_the_request_has_its_blocks_now() {
     settle(&stack, &mut store);
     assert_eq!(store.run(REQUEST).unwrap(), 3);
 
-    // Fewer blocks than there are keys.
+    // Fewer blocks than keys.
     store.prefetch(REQUEST, &asked, soon(&stack), now(&stack)).unwrap();
     store.allocated(REQUEST, &second[..1]).unwrap();
     settle(&stack, &mut store);
@@ -251,7 +251,7 @@ fn what_is_ready_has_the_bytes_where_the_request_has_its_blocks_now() {
 fn nothing_is_ready_that_was_not_read_ahead_or_is_not_stored_any_more() {
     let (mut stack, mut store) = stack(8);
     put_away(&mut stack, &keys(0..3), &keys(10..18));
-    // No iteration has ended: when the next one does is not known.
+    // No iteration has ended, so the time of the next one is unknown.
     assert_eq!(store.prefetch(REQUEST, &keys(0..3), When::In(1), now(&stack)).unwrap(), 3);
     store.allocated(REQUEST, &blocks(30, 3)).unwrap();
     settle(&stack, &mut store);

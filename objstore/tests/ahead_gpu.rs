@@ -1,4 +1,4 @@
-//! What requests that run soon need is copied to an engine's blocks on a GPU before they run.
+//! Reading ahead copies to an engine's blocks on a GPU before requests run.
 
 mod gpu;
 mod rig;
@@ -17,7 +17,7 @@ use stack::{Plan, READ, READ_ERROR, blocks, keys, on};
 const MS: Duration = Duration::from_millis(1);
 const REQUEST: RequestId = RequestId(7);
 
-/// Both paths on which the pool is on the GPU, with six blocks that only the devices have.
+/// Runs `test` on both paths with a pool on the GPU, with six blocks that only the devices have.
 fn everywhere(test: impl Fn(Rig, PacedStore, Path)) {
     for (path, seed) in [Path::Direct, Path::Staged].into_iter().flat_map(|p| [(p, 1), (p, 2)]) {
         let mut plan = Plan { seed, ..Plan::default() };
@@ -38,7 +38,7 @@ fn soon(rig: &Rig) -> When {
     When::At(now(rig) + 50 * MS)
 }
 
-/// Lets so much happen that whatever can end has ended.
+/// Runs everything for long enough that all operations that can end have ended.
 fn settle(rig: &Rig, store: &mut PacedStore) {
     for idle in 0..400 {
         store.poll(now(rig)).unwrap();
@@ -61,7 +61,7 @@ fn what_a_request_needs_is_where_it_is_to_go_before_it_runs() {
         for layer in rig.layers() {
             assert!(rig.holds(30, &wanted, layer), "{path}, layer {layer}");
         }
-        // Nothing is pinned any more: others take its place.
+        // Nothing is pinned any more: other blocks replace them.
         rig.faults(None);
         rig.put(&keys(20..28), 0);
         let stats = rig.store.stats().unwrap();
@@ -72,8 +72,8 @@ fn what_a_request_needs_is_where_it_is_to_go_before_it_runs() {
     });
 }
 
-/// Whether a request runs, goes away, or the store does: nothing is written to its blocks any more,
-/// although the stream that copies was held up.
+/// After a request runs or is aborted, or the store is dropped, nothing is written to its blocks
+/// any more, even if the stream that copies was held up.
 #[test]
 fn nothing_is_copied_to_blocks_of_a_request_that_runs_or_went_away() {
     for end in 0..3 {
@@ -81,7 +81,7 @@ fn nothing_is_copied_to_blocks_of_a_request_that_runs_or_went_away() {
             let (wanted, new) = (keys(0..6), keys(40..46));
             store.prefetch(REQUEST, &wanted, soon(&rig), now(&rig)).unwrap();
             settle(&rig, &mut store);
-            // The store's own stream stands behind a layer of somebody else.
+            // The store's own stream is blocked behind a layer of another request.
             let late = rig.gpu.stream(1);
             rig.gpu.gate(late, 1);
             let other = rig.transfer(&keys(10..11), 50);
@@ -112,7 +112,7 @@ fn nothing_is_copied_to_blocks_of_a_request_that_runs_or_went_away() {
             }
             rig.store.wait(ticket).unwrap();
             drop(other);
-            // What was announced to a store that is gone is kept until then.
+            // Blocks announced to a dropped store are protected until this time.
             let until = now(&rig) + 60 * MS;
             (0..).take_while(|_| now(&rig) < until).for_each(|idle| {
                 rig.clock.pause(idle, Nanos::MAX);

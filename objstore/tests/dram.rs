@@ -1,5 +1,5 @@
-//! Blocks in memory of this process beside the devices: what is there is not read, is the right
-//! bytes, and is never all there is.
+//! The DRAM cache: hits need no reads and have the right bytes, and the devices have all blocks,
+//! too.
 
 mod stack;
 
@@ -20,7 +20,7 @@ fn plan(blocks: u64) -> Plan {
     plan
 }
 
-/// Lets so much time go by.
+/// Advances the time.
 fn pass(stack: &Stack, time: Nanos) {
     let until = stack.clock.now() + time;
     for idle in 0.. {
@@ -38,7 +38,7 @@ fn what_was_stored_or_retrieved_is_retrieved_without_a_command() {
     let block = stack.shape.block_bytes();
     assert_eq!(stack.put(&keys[..6], 0), 6);
     let before = stack.store.stats().unwrap();
-    // Not one read gets to a device.
+    // No read may reach a device.
     stack.faults(Some(on(READ, READ_ERROR)));
     assert_eq!(stack.get(&keys[..6], 30), 6);
     stack.faults(None);
@@ -46,14 +46,14 @@ fn what_was_stored_or_retrieved_is_retrieved_without_a_command() {
     assert_eq!((stats.commands, stats.retrieved_bytes), (before.commands, 0));
     assert_eq!((stats.dram.retrieved_bytes, stats.dram.blocks), (6 * block, 6));
 
-    // More than there is room for: the rest comes from the devices.
+    // More than the cache has room for: the rest comes from the devices.
     assert_eq!(stack.put(&keys, 0), 20);
     assert_eq!(stack.get(&keys, 30), 20);
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.dram.blocks, stats.dram.evictions > 0), (8, true));
     assert!(stats.retrieved_bytes >= 12 * block);
     assert_eq!(stats.dram.retrieved_bytes + stats.retrieved_bytes, 26 * block);
-    // What was read is there now, and its head first.
+    // The blocks that were read are cached now, the head of the prefix first.
     assert_eq!(stack.get(&keys[..8], 30), 8);
     let stats = stack.store.stats().unwrap();
     assert_eq!(stack.get(&keys[..8], 30), 8);
@@ -84,7 +84,7 @@ fn what_was_not_moved_well_is_not_kept() {
     stack.faults(None);
     stack.store.commit(writing).unwrap_err();
     assert_eq!(stack.store.stats().unwrap().dram.blocks, 0);
-    // Incomplete ones neither.
+    // Neither are incomplete ones.
     let writing = stack.begin(&keys, 0);
     let ticket = stack.store.store_layer(&writing, objstore::Layer(0)).unwrap();
     stack.store.wait(ticket).unwrap();
@@ -104,7 +104,7 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
     let absent = stack.store.stats().unwrap();
     assert_eq!(stack.store.prefetch(&keys(20..24), soon).unwrap(), 0);
     assert_eq!(stack.store.stats().unwrap(), absent, "nothing is done for what is not stored");
-    // The first of a run that ends at a miss.
+    // Only the leading run, which ends at a miss.
     let asked = [old.clone(), keys(20..21), new.clone()].concat();
     assert_eq!(stack.store.prefetch(&asked, soon).unwrap(), 4);
     stack.store.drain().unwrap();
@@ -112,7 +112,7 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
     assert_eq!(before.dram.prefetched_bytes, 4 * block);
     assert_eq!((before.dram.blocks, before.files_referenced, before.blocks_hit), (4, 0, 0));
     assert_eq!(before.retrieved_bytes, 0);
-    // Once more: they are there.
+    // Again: they are cached.
     assert_eq!(stack.store.prefetch(&old, soon).unwrap(), 4);
     stack.faults(Some(on(READ, READ_ERROR)));
     assert_eq!(stack.get(&old, 30), 4);
@@ -120,7 +120,7 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.commands, stats.dram.hits), (before.commands, 4));
     assert_eq!((stats.dram.prefetched_bytes, stats.dram.wasted_bytes), (4 * block, 0));
-    // It is kept for whoever said so, and not for ever.
+    // The blocks are protected for the caller, but not forever.
     stack.put(&keys(30..34), 0);
     assert_eq!(stack.get(&old, 30), 4);
     assert_eq!(stack.store.stats().unwrap().retrieved_bytes, 0);
@@ -189,7 +189,7 @@ fn what_the_store_holds_no_more_takes_no_memory() {
     assert_eq!(stack.store.remove(&keys(0..4)).unwrap(), 4);
     stack.put(&keys(10..11), 0);
     assert_eq!(stack.store.stats().unwrap().dram.blocks, 3);
-    // A file that is read yet is as it was.
+    // A file that is still referenced keeps its cached block.
     let prefix = stack.store.lookup(&keys(4..6)).unwrap();
     assert_eq!(stack.store.remove(&keys(4..6)).unwrap(), 2);
     assert_eq!(stack.get(&keys(10..11), 30), 1);
@@ -199,11 +199,11 @@ fn what_the_store_holds_no_more_takes_no_memory() {
     assert_eq!(stack.store.stats().unwrap().dram.blocks, 1);
 }
 
-/// Every byte is compared by [`Stack::get`]: a file that was evicted and written again must not be
-/// served as what it was.
+/// Every byte is compared by [`Stack::get`]: a file that was evicted and rewritten must not be
+/// served with its old bytes.
 #[test]
 fn files_that_are_reused_are_served_as_what_they_are() {
-    // Room for less than the store has, and for more.
+    // A cache smaller than the store, and a larger one.
     let modes = [DramMode::WriteThrough, DramMode::ReadAhead, DramMode::WriteBack];
     let rooms = modes.into_iter().flat_map(|mode| [(12, mode), (60, mode)]);
     for (seed, (room, mode)) in seeds(1, 12).zip(rooms.cycle()) {
@@ -218,7 +218,7 @@ fn files_that_are_reused_are_served_as_what_they_are() {
             match random.random_range(0..8) {
                 0 => drop(stack.store.remove(keys).unwrap()),
                 1..4 => drop(stack.put(keys, 0)),
-                // In flight when the next one begins.
+                // It is in flight when the next operation begins.
                 4 => drop(stack.store.prefetch(keys, Nanos(random.random_range(0..1 << 20)))),
                 _ => drop(stack.get(keys, 30)),
             }
@@ -243,7 +243,7 @@ fn nothing_of_it_is_needed_after_a_crash() {
     }
 }
 
-/// What was committed and written back is not, either.
+/// The cache is not needed for committed blocks that were written back, either.
 fn not_needed(dram_mode: DramMode) {
     let bytes = MemoryMedia::new(64 << 20).unwrap();
     let shape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
@@ -281,14 +281,14 @@ fn not_needed(dram_mode: DramMode) {
     let mut stack = open(true);
     assert_eq!(stack.put(&keys, 0), 10);
     if dram_mode == DramMode::WriteBack {
-        // It is not permanent yet, and a crash leaves nothing of it.
+        // It is not permanent yet, and lost in a crash.
         std::mem::forget(stack);
         stack = open(false);
         assert_eq!(stack.get(&keys, 30), 0);
         assert_eq!(stack.put(&keys, 0), 10);
         stack.store.sync_journal().unwrap();
     }
-    // The process is gone: nothing is closed.
+    // The process ends without closing anything.
     std::mem::forget(stack);
     let mut stack = open(false);
     assert_eq!(stack.get(&keys, 30), 10);
@@ -321,14 +321,14 @@ fn what_cannot_be_is_refused() {
     assert!(matches!(error, StoreError::Config { field: "dram_bytes", .. }), "{error}");
 }
 
-/// What is stored is copied to memory, and the devices get it later.
+/// Write-back: stored blocks are copied to memory, and written to the devices later.
 fn written_back(blocks: u64) -> Plan {
     let mut plan = plan(blocks);
     plan.options.dram_mode = DramMode::WriteBack;
     plan
 }
 
-/// Who stores goes on with what is behind, also where that leaves no memory for more of it.
+/// Storing continues write-back, even if that leaves no memory for more dirty blocks.
 #[test]
 fn what_has_no_room_is_written_through_and_others_are_written_back_meanwhile() {
     let mut stack = Stack::new(&written_back(16));
@@ -352,7 +352,7 @@ fn what_is_stored_is_in_memory_before_a_device_has_it() {
     let done = stack.store.poll(&ticket).unwrap().unwrap();
     assert_eq!((done.objects, done.bytes, done.device_bytes), (12, 12 * 4096, 0));
     stack.write_all(&writing).unwrap();
-    // The blocks are the engine's again.
+    // The engine may use its blocks again.
     stack::blocks(0, 6).into_iter().for_each(|block| stack.wipe(block));
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.commands, stats.stored_bytes, stats.dram.dirty), (before.commands, 0, 6));
@@ -369,7 +369,7 @@ fn what_is_stored_is_in_memory_before_a_device_has_it() {
     assert_eq!((stats.dram.dirty, stats.dram.blocks), (0, 6));
     assert_eq!(stack.get(&keys, 30), 6);
     assert_eq!(stack.store.stats().unwrap().commands, stats.commands);
-    // The devices have it, too: others take its place in memory.
+    // The devices have it, too: others replace it in the cache.
     let others = ripieno_testkit::keys(100..116);
     others.chunks(4).for_each(|others| _ = stack.put(others, 0));
     stack.store.sync_journal().unwrap();
@@ -379,7 +379,7 @@ fn what_is_stored_is_in_memory_before_a_device_has_it() {
     assert_eq!(stack.refused_dma(), 0);
 }
 
-/// What is read next waits for no more than is written at a time, of however many writings.
+/// Write-back of any number of requests delays later reads by no more than one batch.
 #[test]
 fn what_is_written_back_is_written_in_parts() {
     let mut plan = Plan::default();
@@ -389,7 +389,7 @@ fn what_is_written_back_is_written_in_parts() {
     (plan.options.dram_bytes, plan.options.dram_mode) = (40 * block, DramMode::WriteBack);
     let mut stack = Stack::new(&plan);
     let depth = kv_schedule::Config::default().write_depth_bytes / block;
-    // One is larger, the others are written together.
+    // One request is larger than a batch, the others are written together.
     for keys in [keys(0..8), keys(10..12), keys(20..23)] {
         assert_eq!(stack.put(&keys, 0), keys.len());
     }
@@ -411,7 +411,7 @@ fn what_is_written_back_is_written_in_parts() {
     }
 }
 
-/// However many are stored at once.
+/// The limit holds for any number of requests at a time.
 #[test]
 fn at_most_half_of_the_memory_has_what_no_device_has() {
     for seed in seeds(1, 4) {
@@ -457,7 +457,7 @@ fn what_could_not_be_written_back_is_tried_again_and_then_a_miss() {
     assert_eq!(stack.put(&lucky, 0), 4);
     stack.store.sync_journal().unwrap();
     assert_eq!(stack.get(&lucky, 30), 4);
-    // Only what is in memory is written by the I/O kernel: the journal is not.
+    // A fault in the data region affects writes by the I/O kernel, not those of the journal.
     let data = stack.data_lba();
     let lbas = Some(nvme_emu::LbaRange { first: data, count: 1 << 20 });
     let when =
@@ -469,7 +469,7 @@ fn what_could_not_be_written_back_is_tried_again_and_then_a_miss() {
     let error = stack.store.sync_journal().unwrap_err();
     assert!(matches!(error, StoreError::Transfer { .. }), "{error}");
     stack.faults(None);
-    // Who found it finds out.
+    // A holder of the prefix gets an error.
     let error = stack.read(&prefix, 30).unwrap_err();
     assert!(matches!(error, StoreError::Stale { .. }), "{error}");
     drop(prefix);
@@ -482,7 +482,7 @@ fn what_could_not_be_written_back_is_tried_again_and_then_a_miss() {
     assert_eq!(stack.get(&lost, 30), 4);
 }
 
-/// A command that is lost ends in a recovery of all controllers: what is in memory is not lost.
+/// A lost command ends in a recovery of all controllers; blocks in memory survive it.
 #[test]
 fn what_was_being_written_back_is_not_lost_with_a_recovery() {
     let mut stack = Stack::new(&written_back(16));
@@ -499,9 +499,9 @@ fn what_was_being_written_back_is_not_lost_with_a_recovery() {
 fn what_is_dropped_before_it_was_written_is_not_written() {
     let mut stack = Stack::new(&written_back(16));
     let (old, new, block) = (keys(0..12), keys(20..24), stack.shape.block_bytes());
-    // More than is kept: it is written through.
+    // More than the limit of dirty blocks: it is written through.
     let busy = stack.begin(&old, 0);
-    // An engine waits for something: nothing is written behind its back meanwhile.
+    // While an engine waits for a transfer, nothing is written back.
     let slow = nvme_emu::FaultAction::Delay { ns: 50_000_000 };
     stack.faults(Some(on(WRITE, slow).limit(1)));
     let ticket = stack.store.store_layer(&busy, objstore::Layer(0)).unwrap();
@@ -515,7 +515,7 @@ fn what_is_dropped_before_it_was_written_is_not_written() {
     assert_eq!((stats.dram.spared_bytes, stats.dram.dirty), (3 * block, 0));
     assert_eq!((stats.dram.written_back_bytes, stack.get(&new[3..], 40)), (block, 1));
     assert_eq!(stack.store.usage().unwrap().pinned, 1);
-    // All of it.
+    // Now all of the request is dropped.
     let busy = stack.begin(&old, 0);
     stack.faults(Some(on(WRITE, slow).limit(1)));
     let ticket = stack.store.store_layer(&busy, objstore::Layer(0)).unwrap();
@@ -530,7 +530,7 @@ fn what_is_dropped_before_it_was_written_is_not_written() {
     assert_eq!((stats.files_stored, stats.files_writing, stats.files_referenced), (0, 0, 0));
 }
 
-/// Although an engine waits for something meanwhile, so that nothing is written behind its back.
+/// A waiting engine meanwhile prevents write-back.
 #[test]
 fn what_is_dropped_before_it_was_written_makes_room_and_is_not_written() {
     let mut plan = written_back(24);
@@ -538,7 +538,7 @@ fn what_is_dropped_before_it_was_written_makes_room_and_is_not_written() {
     let mut stack = Stack::new(&plan);
     let files = stack.store.stats().unwrap().files as usize;
     let (new, block) = (keys(20..24), stack.shape.block_bytes());
-    // More than is kept: it is written through.
+    // More than the limit of dirty blocks: it is written through.
     let busy = stack.begin(&keys(0..files as u32 - 4), 0);
     let slow = nvme_emu::FaultAction::Delay { ns: 50_000_000 };
     stack.faults(Some(on(WRITE, slow).limit(1)));
@@ -553,7 +553,7 @@ fn what_is_dropped_before_it_was_written_makes_room_and_is_not_written() {
     assert_eq!(stack.get(&keys(30..34), 40), 4);
 }
 
-/// A store that is full of what no device has yet makes room.
+/// A store that is full of dirty blocks makes room.
 #[test]
 fn what_is_not_written_yet_makes_room() {
     let mut plan = written_back(32);

@@ -1,5 +1,4 @@
-//! Blocks in memory of this process before the devices, of a pool on a GPU: streams copy, in the
-//! order that a layer has.
+//! The DRAM cache with a pool on a GPU: streams copy, in the layer's order.
 
 mod gpu;
 mod rig;
@@ -27,14 +26,14 @@ fn plan(blocks: u64, seed: u64) -> Plan {
     plan
 }
 
-/// Both paths on which the pool is on the GPU, with several orders of events each.
+/// Runs `test` on both paths with a pool on the GPU, with several orders of events each.
 fn everywhere(room: u64, test: impl Fn(Rig, Path)) {
     everywhere_with(|seed| plan(room, seed), test);
 }
 
 fn everywhere_with(plan: impl Fn(u64) -> Plan, test: impl Fn(Rig, Path)) {
     for path in [Path::Direct, Path::Staged] {
-        // Without a kernel that makes checksums there is no writing back.
+        // Write-back needs a kernel that computes checksums.
         for seed in (1..=5).filter(|seed| {
             path == Path::Staged || plan(*seed).options.dram_mode != DramMode::WriteBack
         }) {
@@ -43,7 +42,7 @@ fn everywhere_with(plan: impl Fn(u64) -> Plan, test: impl Fn(Rig, Path)) {
     }
 }
 
-/// What is stored is copied to memory, and the devices get it later.
+/// Write-back: stored blocks are copied to memory, and written to the devices later.
 fn written_back(blocks: u64, seed: u64) -> Plan {
     let mut plan = plan(blocks, seed);
     plan.options.dram_mode = DramMode::WriteBack;
@@ -56,7 +55,7 @@ fn what_was_stored_or_read_is_retrieved_without_a_command() {
         let (keys, block) = (keys(0..14), rig.shape.block_bytes());
         assert_eq!(rig.put(&keys[..6], 0), 6);
         let before = rig.store.stats().unwrap();
-        // Not one read gets to a device.
+        // No read may reach a device.
         rig.faults(Some(on(READ, READ_ERROR)));
         assert_eq!(rig.get(&keys[..6], 30), 6);
         rig.faults(None);
@@ -64,14 +63,14 @@ fn what_was_stored_or_read_is_retrieved_without_a_command() {
         assert_eq!((stats.commands, stats.retrieved_bytes), (before.commands, 0), "{path}");
         assert_eq!((stats.dram.retrieved_bytes, stats.dram.blocks), (6 * block, 6));
 
-        // More than there is room for: a layer comes from both.
+        // More than the cache has room for: a layer comes from both.
         assert_eq!(rig.put(&keys, 0), 14);
         assert_eq!(rig.get(&keys, 40), 14);
         let stats = rig.store.stats().unwrap();
         assert_eq!((stats.dram.blocks, stats.dram.evictions > 0), (8, true), "{path}");
         assert!(stats.retrieved_bytes >= 6 * block, "{path}");
         assert_eq!(stats.dram.retrieved_bytes + stats.retrieved_bytes, 20 * block, "{path}");
-        // What was read is there now.
+        // The blocks that were read are cached now.
         assert_eq!(rig.get(&keys[..8], 30), 8);
         rig.faults(Some(on(READ, READ_ERROR)));
         assert_eq!(rig.get(&keys[..8], 40), 8);
@@ -79,7 +78,7 @@ fn what_was_stored_or_read_is_retrieved_without_a_command() {
     });
 }
 
-/// Then the engine's blocks take the link once.
+/// In this mode the engine's blocks take the link once.
 #[test]
 fn only_what_is_read_ahead_is_kept_if_that_was_asked_for() {
     for path in [Path::Direct, Path::Staged] {
@@ -114,7 +113,7 @@ fn a_layer_says_what_was_moved_wherever_it_came_from() {
     });
 }
 
-/// Hits and misses alike come after what was enqueued before, and before what is enqueued later.
+/// Hits and misses alike wait for work enqueued before, and work enqueued later waits for them.
 #[test]
 fn hits_are_in_the_order_of_the_stream() {
     for room in [3, 20] {
@@ -163,7 +162,7 @@ fn a_word_of_the_host_starts_a_layer() {
             assert!(!rig.holds(40, &keys[8..], Layer(0)), "{path}");
             assert!(rig.store.poll(&ticket).unwrap().is_none());
             event.set(3);
-            // A stream that comes later looks at it yet: it is nobody else's.
+            // A later stream still reads the event, so it must not be reused.
             drop(event);
             let other = rig.store.event().unwrap();
             rig.store.wait(ticket).unwrap();
@@ -173,8 +172,8 @@ fn a_word_of_the_host_starts_a_layer() {
     }
 }
 
-/// Starts all layers, and has the stream write other bytes to the blocks from `at` on as soon as it
-/// may: it waits for a layer by itself, or is made to (`joined`).
+/// Starts all layers, and has the stream overwrite the blocks from `at` on as soon as it may: the
+/// layer's order makes it wait, or a join does (`joined`).
 fn overwritten(
     rig: &mut Rig,
     joined: bool,
@@ -202,8 +201,8 @@ fn overwritten(
     rig.layers().map(layer).collect()
 }
 
-/// The engine writes to its blocks as soon as the stream lets it: what is kept are the bytes that
-/// were there before.
+/// The engine overwrites its blocks as soon as the stream allows it: the cache keeps the bytes from
+/// before.
 #[test]
 fn what_is_kept_was_copied_before_the_blocks_are_used_again() {
     for (joined, later) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -231,7 +230,7 @@ fn what_is_kept_was_copied_before_the_blocks_are_used_again() {
                 assert_eq!(rig.store.stats().unwrap().retrieved_bytes, 0);
                 rig.faults(None);
                 rig.store.sync_journal().unwrap();
-                // And on the devices.
+                // The devices have them, too.
                 let others = keys(40..60);
                 others.chunks(5).for_each(|others| _ = rig.put(others, 10));
                 rig.store.sync_journal().unwrap();
@@ -243,7 +242,7 @@ fn what_is_kept_was_copied_before_the_blocks_are_used_again() {
     }
 }
 
-/// What a stream has not copied well is not written as if it were what was stored.
+/// A copy that a stream got wrong is not written back.
 #[test]
 fn what_is_not_what_was_stored_is_not_written_back() {
     everywhere_with(
@@ -269,7 +268,7 @@ fn what_is_not_what_was_stored_is_not_written_back() {
     );
 }
 
-/// The same for what is read: it is there for the next one although the stream goes on.
+/// The same for a read: its bytes are cached although the stream goes on.
 #[test]
 fn what_is_read_is_kept_as_it_was_read() {
     for joined in [false, true] {
@@ -292,7 +291,7 @@ fn what_is_read_is_kept_as_it_was_read() {
     }
 }
 
-/// A block of memory is another one's only when no stream reads or writes it any more.
+/// A block of cache memory is reused only when no stream reads or writes it any more.
 #[test]
 fn memory_is_reused_only_behind_the_stream_that_uses_it() {
     everywhere(4, |mut rig, path| {
@@ -302,7 +301,7 @@ fn memory_is_reused_only_behind_the_stream_that_uses_it() {
         rig.gpu.gate(late, 1);
         let transfer = rig.transfer(&old, 40);
         let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), late).unwrap();
-        // All memory is read: nothing else gets there.
+        // All of the cache is being read: nothing else gets in.
         rig.put(&new, 8);
         assert_eq!(rig.store.stats().unwrap().dram.evictions, 0, "{path}");
         drop(transfer);
@@ -330,7 +329,7 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
         rig.put(&old, 0);
         rig.put(&new, 4);
         let moved = rig.gpu.moved();
-        // Each of these has its own place.
+        // Each prefetch has its own memory.
         assert_eq!(rig.store.prefetch(&old[..1], Nanos::from_millis(1000)).unwrap(), 1);
         assert_eq!(rig.store.prefetch(&old, Nanos::from_millis(1000)).unwrap(), 4);
         rig.store.drain().unwrap();
@@ -343,8 +342,8 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
     });
 }
 
-/// Every byte is compared by [`Rig::get`]: a file that was evicted and written again must not be
-/// served as what it was.
+/// Every byte is compared by [`Rig::get`]: a file that was evicted and rewritten must not be served
+/// with its old bytes.
 #[test]
 fn files_that_are_reused_are_served_as_what_they_are() {
     for (seed, room) in seeds(1, 4).zip([12, 60].into_iter().cycle()) {
@@ -363,7 +362,7 @@ fn files_that_are_reused_are_served_as_what_they_are() {
                 match random.random_range(0..8) {
                     0 => drop(rig.store.remove(keys).unwrap()),
                     1..4 => drop(rig.put(keys, 0)),
-                    // In flight when the next one begins.
+                    // It is in flight when the next operation begins.
                     4 => drop(rig.store.prefetch(keys, Nanos(random.random_range(0..1 << 20)))),
                     _ => drop(rig.get(keys, 30)),
                 }
@@ -380,8 +379,8 @@ fn files_that_are_reused_are_served_as_what_they_are() {
     }
 }
 
-/// Devices fail and are recovered while streams are held up: what they copy later is nobody's, and
-/// nothing of it is kept.
+/// Devices fail and are recovered while streams are held up: the cache keeps nothing that they copy
+/// later.
 #[test]
 fn a_recovery_keeps_nothing_that_was_not_moved() {
     for opcode in [READ, WRITE] {
@@ -390,7 +389,7 @@ fn a_recovery_keeps_nothing_that_was_not_moved() {
             rig.put(&c, 20);
             rig.put(&b, 0);
             rig.put(&a, 4);
-            // Hits only, then hits with misses.
+            // First hits only, then hits and misses.
             let (hits, new) = (rig.transfer(&a, 40), keys(30..32));
             rig.fill(20, &new);
             let writing = rig.store.allocate(&new, &blocks(20, 2)).unwrap();
@@ -414,10 +413,10 @@ fn a_recovery_keeps_nothing_that_was_not_moved() {
             rig.gpu.open(1);
             assert!(rig.settle(), "{path}: a stream hangs");
             let mut tickets = tickets.into_iter();
-            // It has nothing to do with the devices.
+            // This one does not involve the devices.
             rig.store.wait(tickets.next().unwrap()).unwrap();
             assert!(rig.holds(40, &a, Layer(0)), "{path}");
-            // Staged, the devices were done with it before.
+            // On the staged path, the devices may have been done with it before.
             let ended = rig.store.wait(tickets.next().unwrap());
             assert!(
                 ended.is_err() || path == Path::Staged && rig.holds(50, &b, Layer(0)),
@@ -425,7 +424,7 @@ fn a_recovery_keeps_nothing_that_was_not_moved() {
             );
             drop((hits, both, broken, writing));
             assert_eq!(rig.get(&a, 40), 4, "{path}");
-            // Files that were being read may be misses now; what is found is right.
+            // Files that were being read may be misses now; hits must be right.
             rig.get(&b, 40);
             rig.get(&c, 40);
             assert_eq!(rig.store.lookup(&new).unwrap().len(), 0);
@@ -477,7 +476,7 @@ fn nothing_is_freed_before_the_streams_are_past_it() {
         let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), late).unwrap();
         let Rig { store, gpu, .. } = rig;
         let living = gpu.living();
-        // Closed while the stream is held up: it reads the memory yet.
+        // Closed while the stream is held up: it still reads the memory.
         store.close().unwrap_err();
         drop((ticket, transfer));
         assert_eq!(gpu.living(), living, "{path}");
@@ -493,13 +492,13 @@ fn nothing_is_freed_before_the_streams_are_past_it() {
         let Rig { store, gpu, .. } = rig;
         let living = gpu.living();
         store.close().unwrap().pool.unregister().unwrap();
-        // The pool, its staging memory, and what was kept.
+        // The pool, its staging memory, and the cache.
         let freed = if path == Path::Staged { 3 } else { 2 };
         assert_eq!(gpu.living(), living - freed, "{path}");
     });
 }
 
-/// A layer that is kept is started without the scheduler, which does not know how many there are.
+/// A write-back layer is started without the scheduler, which does not know how many there are.
 #[test]
 fn a_layer_that_finds_no_free_operation_is_copied_later() {
     everywhere_with(
@@ -540,7 +539,7 @@ fn a_layer_that_finds_no_free_operation_is_copied_later() {
     );
 }
 
-/// Pinned memory of this process that the GPU reaches is no other pool for its streams.
+/// Streams treat a pool in pinned host memory that the GPU reaches like any other.
 #[test]
 fn a_pool_in_pinned_memory_is_copied_to_by_streams() {
     let plan = plan(8, 1);

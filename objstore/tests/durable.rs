@@ -1,6 +1,6 @@
-//! What a store promises across its end: what was committed is there again, tenants stay apart, and
-//! devices that are not the store's are refused by name. Crashes at every point:
-//! `cargo xtask crash`.
+//! Durability of a store: committed blocks are there after reopening, tenants stay apart, and
+//! devices that are not the store's are refused by name. `cargo xtask crash` crashes at every
+//! point.
 
 mod stack;
 
@@ -27,7 +27,7 @@ impl Shelf {
         Self { bytes: (0..devices).map(|_| MemoryMedia::new(bytes).unwrap()).collect() }
     }
 
-    /// Powers devices up, by their numbers; `empty` stands for one that nobody has seen before.
+    /// Powers devices up, by their numbers; `empty` stands for a new, blank one.
     fn devices(&self, order: &[usize]) -> (Vec<StoreDevice>, Arc<EmuDomain>, Arc<SimClock>) {
         let clock = SimClock::new(1);
         let config = |number: &usize| {
@@ -117,7 +117,7 @@ fn tenants_with_equal_tokens_never_share() {
     assert_eq!((mine.peek(&keys), theirs.peek(&keys)), (4, 2));
     assert_eq!(mine.remove(&keys[..1]).unwrap(), 1);
     assert_eq!((mine.peek(&keys), theirs.peek(&keys)), (0, 2));
-    // A new epoch of one is nothing to the other.
+    // A new epoch of one tenant does not affect the other.
     assert_eq!(theirs.bump_epoch().unwrap(), 1);
     assert_eq!((mine.peek(&keys[1..]), theirs.peek(&keys)), (3, 0));
     mine.sync_journal().unwrap();
@@ -151,8 +151,8 @@ fn a_quota_holds_to_the_file() {
     assert_eq!(stack.store.within(&limited).unwrap().usage().unwrap().quota_files, Some(5));
 }
 
-/// One request that fills the whole store, over and over: more records at once than the journal
-/// has room for without a compaction in between.
+/// One request that fills the whole store, repeatedly: more records in a batch than the journal has
+/// room for without a compaction.
 #[test]
 fn a_journal_takes_bursts_as_large_as_the_store() {
     let shape = KvShape { layers: 1, segments: 1, object_bytes: 512, block_tokens: 16 };
@@ -199,7 +199,7 @@ fn devices_that_are_not_the_stores_are_refused_by_name() {
     let shape = KvShape { layers: 3, ..SHAPE };
     let error = shelf.open_as(&[0, 1, 2], shape).err().unwrap().to_string();
     assert!(error.contains("formatted for 2 layers"), "{error}");
-    // Another store's device in the place of one.
+    // One device is replaced by that of another store.
     let other = Shelf { bytes: vec![shelf.bytes[1].clone()] };
     let mut one = format(SHAPE);
     one.overwrite = Overwrite::Nothing;
@@ -251,7 +251,7 @@ fn after_a_failed_journal_write_nothing_is_stored_and_everything_is_still_found(
     assert_eq!(stack.get(&a, 20), 4);
 }
 
-/// A drive that loses its volatile cache between write and flush: nothing of it may be committed.
+/// A drive that loses its volatile cache between write and flush: none of that data is committed.
 #[test]
 fn what_a_drive_forgot_before_its_flush_is_not_committed() {
     let mut stack = Stack::new(&Plan { volatile_cache: true, ..Plan::default() });
@@ -270,7 +270,7 @@ fn what_a_drive_forgot_before_its_flush_is_not_committed() {
     assert_eq!(stack.get(&b, 40), 4);
 }
 
-/// An engine that finds K of its last layer where it said that V is.
+/// An engine that reads K of its last layer at the address that it registered for V.
 struct Shifted<'a>(&'a mut KvMemory);
 
 impl KvView for Shifted<'_> {

@@ -1,4 +1,4 @@
-//! What devices report by themselves reaches the engine, without any I/O.
+//! Events that devices report reach the engine without any I/O.
 
 mod stack;
 
@@ -31,7 +31,7 @@ fn an_idle_store_says_that_a_drive_is_gone() {
     }
 }
 
-/// Not only when it is asked for events: calls that plan work poll, too, but not each time.
+/// Calls that plan work poll, too, not only requests for events; but not each call does.
 #[test]
 fn a_call_that_plans_work_finds_out_as_well() {
     let stack = Stack::new(&Plan::default());
@@ -41,7 +41,7 @@ fn a_call_that_plans_work_finds_out_as_well() {
     run(&stack);
     let error = stack.store.allocate(&keys(0..1), &blocks(0, 1)).unwrap_err();
     assert!(matches!(error, StoreError::Failed { .. }), "{error}");
-    // Lookups do no I/O, but know by then.
+    // Lookups do no I/O, but return the failure by then.
     let error = stack.store.lookup(&keys(0..1)).unwrap_err();
     assert!(matches!(error, StoreError::Failed { .. }), "{error}");
 }

@@ -1,5 +1,5 @@
-//! What the store does when devices fail: nothing wrong is ever called right, nothing touches a
-//! caller's blocks after a wait has returned, and afterwards the store works again or says why not.
+//! Device failures: wrong data is never served, nothing accesses a caller's blocks after a wait has
+//! returned, and afterwards the store works again or returns the cause.
 
 mod stack;
 
@@ -71,13 +71,13 @@ fn a_read_error_names_layer_block_and_file_and_only_that_file_is_lost() {
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.files_lost, stats.files_stored, stats.recoveries), (1, 9, 0));
     assert_eq!(stats.files_free, stats.files - 9);
-    // Stored again, it is found again (the file may be another one).
+    // After storing it again, it is found (perhaps in another file).
     stack.faults(None);
     assert_eq!(stack.put(&keys, 0), 10);
     assert_eq!(stack.get(&keys, 20), 10);
 }
 
-/// Its file is none of the catalog's.
+/// The self-test's file is not one of the catalog's.
 #[test]
 fn a_self_test_that_cannot_read_says_so() {
     let stack = Stack::new(&Plan::default());
@@ -112,7 +112,7 @@ fn a_write_error_makes_the_commit_fail_and_frees_the_files() {
     stack.faults(Some(on(WRITE, WRITE_FAULT).limit(1)));
     let writing = stack.begin(&keys, 0);
     for layer in (0..stack.shape.layers).map(Layer) {
-        // Nobody waits: the commit finds out.
+        // No ticket is waited for: the commit finds the failure.
         let _ = stack.store.store_layer(&writing, layer).unwrap();
     }
     let failed = failure(stack.store.commit(writing).unwrap_err());
@@ -125,7 +125,7 @@ fn a_write_error_makes_the_commit_fail_and_frees_the_files() {
     assert_eq!(stack.get(&keys, 20), 8);
 }
 
-/// Faults of the device that end in a recovery, by whatever means that needs.
+/// Faults of the device that end in a recovery of any kind.
 const BROKEN: [FaultAction; 6] = [
     FaultAction::Drop,
     FaultAction::WrongCid,
@@ -215,7 +215,7 @@ fn everything_in_flight_fails_with_a_recovery_and_innocent_files_stay() {
     }
 }
 
-/// Those whose object of layer 0 is on this device.
+/// Returns the keys whose object of layer 0 is on this device.
 fn on_device(stack: &Stack, keys: &[BlockKey], device: u32) -> Vec<BlockKey> {
     let is_there = |key: &BlockKey| {
         let prefix = stack.store.lookup(&[*key]).unwrap();
@@ -232,7 +232,7 @@ fn read_layer(stack: &Stack, keys: &[BlockKey], first: u32) -> (Prefix, Transfer
     (prefix, transfer, ticket)
 }
 
-/// Time passes in small steps until the layer has failed.
+/// Advances the time in small steps until the layer has failed.
 fn failed_in_steps(stack: &Stack, ticket: &Ticket) -> Failure {
     for _ in 0..1000 {
         stack.clock.run_for(Nanos::from_millis(2));
@@ -244,16 +244,16 @@ fn failed_in_steps(stack: &Stack, ticket: &Ticket) -> Failure {
     panic!("it neither ends nor fails");
 }
 
-/// One object of a layer is one command. One block of a layer is on one device, and moved by its
-/// last queue; several by all.
+/// Each object of a layer is one command. A single block of a layer is on one device, and moved by
+/// its last queue; several blocks are moved by all queues.
 fn one_segment() -> Plan {
     let mut plan = single();
     plan.shape.segments = 1;
     plan
 }
 
-/// The first command of this queue of the first device is not as it should be. The queues that the
-/// plane has are 2 and 3; 1 is the driver's.
+/// Injects a fault into the first command of this queue of the first device. The plane's queues are
+/// 2 and 3; 1 is the driver's.
 fn corrupt(stack: &Stack, qid: u16, then: FaultAction) {
     let when = FaultWhen { qid: Some(qid), admin: Some(false), ..FaultWhen::default() };
     let rules = vec![FaultRule::new(when, then).limit(1)];
@@ -288,7 +288,7 @@ fn a_lost_command_costs_its_queue_and_no_other_layer() {
     assert_eq!(stack.get(&all, 40), 8);
 }
 
-/// Not only what a device has already: commands that are still to be sent, too.
+/// This includes commands that are yet to be sent, not only those in flight.
 #[test]
 fn layers_of_other_queues_end_well_when_a_queue_is_given_up() {
     let mut plan = one_segment();
@@ -338,7 +338,7 @@ fn what_was_cancelled_before_it_reached_a_device_loses_nothing() {
     stack.put(&b, 10);
     let prefix = stack.store.lookup(&b).unwrap();
     let transfer = stack.store.retrieve(&prefix, &blocks(30, 4)).unwrap();
-    // It waits for something that never comes.
+    // It waits for an event that is never signalled.
     let wait = Wait { event: stack.store.event().unwrap(), value: 1 };
     let ticket = stack.store.retrieve_layer_on(&transfer, Layer(0), &wait).unwrap();
     stack.faults(Some(on(READ, FaultAction::Drop).limit(1)));
@@ -445,7 +445,7 @@ fn committed_data_survives_a_drive_that_loses_its_cache() {
         let keys = keys(0..6);
         stack.put(&keys, 0);
         stack.emus.iter().for_each(|emu| emu.power_loss());
-        // The first read finds dead queues and brings them back.
+        // The first read finds the dead queues and triggers a recovery.
         let prefix = stack.store.lookup(&keys[..1]).unwrap();
         stack.read(&prefix, 20).unwrap_err();
         drop(prefix);
@@ -469,7 +469,7 @@ fn committed_data_survives_a_drive_that_loses_its_cache() {
         held
     };
     assert_eq!(survives(&plan), 5);
-    // And this is what the option is for: without it bytes are gone, as their checksums show.
+    // Without the option, bytes are lost, as their checksums show.
     plan.options.durability = objstore::Durability::Volatile;
     assert!(survives(&plan) < 5);
 }
@@ -510,7 +510,7 @@ impl IoExecutor for Once {
 }
 
 /// The kernel does not start, or a queue cannot be granted: no queue stays granted, so the driver
-/// lets go of all its memory.
+/// frees all its memory.
 #[test]
 fn a_store_that_cannot_be_opened_leaves_nothing_behind() {
     let mut plan = Plan::default();
@@ -538,7 +538,7 @@ fn an_executor_that_cannot_go_on_is_replaced() {
     let (a, b) = (keys(0..4), keys(10..14));
     stack.put(&a, 0);
     stack.put(&b, 10);
-    // A transfer from before: its map went with the old executor.
+    // A transfer from before, whose map was in the old executor's memory.
     let prefix = stack.store.lookup(&b).unwrap();
     let transfer = stack.store.retrieve(&prefix, &blocks(30, 4)).unwrap();
     stack.faults(Some(on(READ, FaultAction::Drop).limit(1)));

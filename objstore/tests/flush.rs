@@ -1,5 +1,5 @@
-//! What a store acknowledges when a device does not flush, or forgets what it was to flush: nothing
-//! that is not permanent, then and later. Crashes at every point: `cargo xtask crash`.
+//! Failed flushes and lost caches: a store acknowledges only durable data, then and later. The
+//! command `cargo xtask crash` crashes at every point.
 
 mod shelf;
 mod stack;
@@ -19,7 +19,7 @@ fn write_back(blocks: u64, shape: &KvShape) -> StoreOptions {
     StoreOptions { dram_bytes, dram_mode: DramMode::WriteBack, ..StoreOptions::default() }
 }
 
-/// Writes of the journal fail.
+/// Makes writes of the journal fail.
 fn break_journal(stack: &Stack) {
     let mut rule = on(WRITE, WRITE_FAULT);
     rule.when.lbas = Some(LbaRange { first: 0, count: stack.data_lba() });
@@ -28,7 +28,7 @@ fn break_journal(stack: &Stack) {
 
 #[test]
 fn nothing_is_committed_after_a_flush_that_failed() {
-    // A device that does not say so would be asked again, and might succeed then.
+    // Without "do not retry", the device might be asked again, and succeed then.
     for dnr in [true, false] {
         let (shelf, mut stack) = Shelf::made(2, SHAPE, &StoreOptions::default());
         let (old, a, b) = (keys(0..4), keys(10..14), keys(20..24));
@@ -129,7 +129,7 @@ fn a_store_that_takes_no_writes_changes_nothing() {
     refused(store.evict(1));
     let new = Namespace { adapter: "new".to_owned(), ..Namespace::default() };
     refused(store.within(&new).map(drop));
-    // What is there can be used.
+    // Stored blocks can still be used.
     let usage = store.usage().unwrap();
     assert_eq!((usage.epoch, usage.pinned, usage.quota_files), (0, 0, None));
     assert_eq!(store.within(&other).unwrap().peek(&a), 0);
@@ -156,7 +156,7 @@ fn what_a_drive_forgot_behind_the_stores_back_is_not_committed() {
     let error = stack.store.commit(writing).unwrap_err();
     assert!(matches!(error, StoreError::Forgotten), "{error}");
     assert_eq!(stack.store.peek(&a), 0);
-    // Whoever finds the dead queues brings them back.
+    // The first use of the dead queues triggers a recovery.
     let writing = stack.begin(&a, 32);
     let _ = stack.write_all(&writing);
     let _ = stack.store.commit(writing);
@@ -182,7 +182,7 @@ fn a_medium_that_was_reset_before_its_flush_says_so() {
     }
 }
 
-/// A part of it is written, then the drives lose what they have not flushed.
+/// Some of the blocks are written, then the drives lose everything unflushed.
 #[test]
 fn what_a_drive_forgot_is_written_back_again() {
     let shape = KvShape { object_bytes: 256 << 10, ..SHAPE };
@@ -191,7 +191,7 @@ fn what_a_drive_forgot_is_written_back_again() {
     let (old, a) = (keys(20..22), keys(0..8));
     stack.put(&old, 0);
     stack.store.close().unwrap();
-    // Memory has nothing of the old ones: they are read from the drives.
+    // The old blocks are not in the cache: they are read from the drives.
     let mut stack = shelf.open(&options);
     assert_eq!(stack.put(&a, 0), 8);
     let written =
@@ -217,7 +217,7 @@ fn what_a_drive_forgot_is_written_back_again() {
     assert_eq!(stack.get(&a, 20), 8);
 }
 
-/// Memory of this process that changed before a device had it.
+/// Host memory changes before it is written to a device.
 #[test]
 fn what_is_written_back_is_what_was_stored() {
     let options = write_back(16, &SHAPE);

@@ -1,5 +1,5 @@
-//! The journal of an open store: it goes on when it is full, and it can be written anew when the
-//! device changes bytes of it.
+//! The journal of an open store: it continues when it is full, and is rewritten when the device
+//! changes bytes of it.
 
 mod stack;
 
@@ -15,11 +15,11 @@ use objstore::{
 use ripieno_testkit::{Drives, KvMemory, format, inline_executor};
 use stack::{Stack, blocks, keys};
 
-/// Small, so that a half of the journal is, too: 64 KiB.
+/// A small shape, so that a half of the journal is small, too: 64 KiB.
 const SHAPE: KvShape = KvShape { layers: 1, segments: 1, object_bytes: 4096, block_tokens: 16 };
 const FILES: u32 = 64;
 const LBA: u32 = 4096;
-/// Where half A of the journal begins.
+/// Offset of half A of the journal.
 const JOURNAL: u64 = 1 << 20;
 
 /// A device that outlives the stores on it.
@@ -75,7 +75,7 @@ impl Shelf {
         Self { bytes }
     }
 
-    /// What is on it without a store.
+    /// Returns the superblock and the media, without opening the store.
     fn superblock(&self) -> (Superblock, Vec<Medium>) {
         let mut media = Store::media(&self.device().0).unwrap();
         let found = Superblock::read(&mut *media[0].io).unwrap();
@@ -83,8 +83,7 @@ impl Shelf {
         (*superblock, media)
     }
 
-    /// Changes bytes of the journal's halves behind everybody's back: one sector of each group
-    /// from `from` on.
+    /// Corrupts the journal's halves on the medium: one sector of each group from `from` on.
     fn damage(&self, from: u64, groups: u64) {
         for group in 0..groups {
             self.bytes.poke(JOURNAL + from + group * u64::from(LBA), &[0xee; 512]).unwrap();
@@ -92,7 +91,7 @@ impl Shelf {
     }
 }
 
-/// What a store should hold is there: in this process, and in the next one.
+/// Checks that the store holds these blocks: in this process, and after reopening.
 fn holds(shelf: &Shelf, mut stack: Stack, stored: &[BlockKey], pinned: u32) {
     assert_eq!(stack.get(stored, 0), stored.len());
     drop(stack);
@@ -101,7 +100,7 @@ fn holds(shelf: &Shelf, mut stack: Stack, stored: &[BlockKey], pinned: u32) {
     assert_eq!(again.store.usage().unwrap().pinned, pinned);
 }
 
-/// More records than a half of the journal takes, and nobody commits anything meanwhile.
+/// More records than a half of the journal takes, without any commit meanwhile.
 #[test]
 fn pins_without_a_commit_fill_no_journal() {
     let shelf = Shelf::formatted();
@@ -134,7 +133,7 @@ fn settings_without_a_commit_fill_no_journal() {
     assert_eq!(shelf.open().store.usage().unwrap().weight, 100_000);
 }
 
-/// Uses of files are records, too. Those of a run are one record, so files are used apart.
+/// Uses of files are records, too. Uses of a run are one record, so each block is used separately.
 #[test]
 fn lookups_alone_fill_no_journal() {
     let shelf = Shelf::formatted();
@@ -143,14 +142,14 @@ fn lookups_alone_fill_no_journal() {
     stack.put(&stored, 0);
     for round in 0..20_000 {
         let at = round * 7 % stored.len();
-        // A prefix of one block: the others are looked up by themselves.
+        // A prefix of one block: every other block has its own lookup.
         drop(stack.store.lookup(&stored[at..=at]).unwrap());
     }
     stack.store.sync_journal().unwrap();
     holds(&shelf, stack, &stored, 0);
 }
 
-/// Evictions wait for their records; those of a store that is written over and over are many.
+/// Evictions wait for their records; a store that is constantly overwritten has many.
 #[test]
 fn files_are_free_again_after_records_that_were_too_many() {
     let shelf = Shelf::formatted();
@@ -161,7 +160,7 @@ fn files_are_free_again_after_records_that_were_too_many() {
             stack.store.pin(&some).unwrap();
             stack.store.unpin(&some).unwrap();
         }
-        // What finds no file waits for the journal, and is stored the next time.
+        // A request that finds no file waits for the journal, and then gets one.
         let mut accepted = 0;
         for part in some.chunks(8) {
             let writing = stack.store.allocate(part, &blocks(0, part.len())).unwrap();
@@ -195,7 +194,7 @@ fn a_journal_that_rots_is_written_anew_while_the_store_is_open() {
     assert!(damage.contains("ripieno fsck --salvage"), "{damage}");
     let refused = shelf.try_open().map(drop).unwrap_err().to_string();
     assert!(refused.contains("is missing or damaged") && refused.contains("fsck"), "{refused}");
-    // What is stored meanwhile goes behind the damage.
+    // Records written meanwhile follow the damage.
     stack.put(&more, 0);
     assert!(stack.store.verify_journal(true).unwrap().is_some());
     assert_eq!(stack.store.verify_journal(true).unwrap(), None, "half B is whole");
@@ -203,13 +202,13 @@ fn a_journal_that_rots_is_written_anew_while_the_store_is_open() {
     holds(&shelf, stack, &keys(0..30), 3);
 }
 
-/// The blocks of a store whose journal is damaged, but for those that only the damaged group told
-/// of; a file that was written again since holds no block that anybody knows.
+/// Salvage keeps the blocks of a store with a damaged journal, except those recorded only in the
+/// damaged group; a file that was rewritten since holds no known block.
 #[test]
 fn blocks_are_kept_whose_data_proves_what_they_are() {
     let shelf = Shelf::formatted();
     let mut stack = shelf.open();
-    // A group of the journal for each of these, behind the first one.
+    // One group of the journal for each of these, behind the first one.
     let old = keys(0..4);
     stack.put(&old, 0);
     stack.put(&keys(10..16), 0);

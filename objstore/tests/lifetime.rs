@@ -1,5 +1,5 @@
-//! What a store does for the lifetime of its drives: it tells them which groups hold nothing, and
-//! keeps data of different lifetimes apart.
+//! Drive lifetime: a store deallocates groups that hold nothing, and keeps data of different
+//! lifetimes apart.
 
 mod stack;
 
@@ -19,7 +19,7 @@ use stack::{Plan, Stack, keys, on};
 /// Operations that change a medium, in order: offset, bytes, and the placement handle of a write.
 type Log = Arc<Mutex<Vec<(u64, u64, Option<u16>)>>>;
 
-/// A medium that takes note of what changes it.
+/// A medium that records its changes.
 #[derive(Debug)]
 struct Recorder {
     media: MemoryMedia,
@@ -69,7 +69,7 @@ impl Media for Recorder {
 }
 
 thread_local! {
-    /// The logs of the devices that were made last.
+    /// The logs of the devices that were created last.
     static LOGS: RefCell<Vec<Log>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -77,7 +77,7 @@ const DEVICE_BYTES: u64 = 16 << 20;
 /// Deallocate.
 const DSM: u8 = 9;
 
-/// Groups of 8 files over two devices; 24 KiB of each file.
+/// Returns a plan with groups of 8 files, of 24 KiB each, over two devices.
 fn plan() -> Plan {
     let mut plan = Plan { device_bytes: DEVICE_BYTES, ..Plan::default() };
     plan.format.group = Some(8);
@@ -96,7 +96,7 @@ fn recorded(plan: &Plan) -> (Stack, Vec<Log>) {
     (stack, LOGS.take())
 }
 
-/// What was deallocated since the last call: files from the first to the last one, on each device.
+/// Returns what was deallocated since the last call: ranges of files, on each device.
 fn deallocated(stack: &Stack, logs: &[Log]) -> Vec<Vec<(u64, u64)>> {
     let data = stack.data_lba() * 4096;
     let group = stack.store.geometry().group_bytes_per_device();
@@ -111,7 +111,7 @@ fn deallocated(stack: &Stack, logs: &[Log]) -> Vec<Vec<(u64, u64)>> {
         .collect()
 }
 
-/// Until nothing is left to be told.
+/// Syncs until nothing is left to deallocate.
 fn settle(store: &Store) {
     let told = || store.stats().unwrap().deallocated_bytes;
     let mut before = u64::MAX;
@@ -128,7 +128,7 @@ fn groups_that_hold_nothing_are_deallocated_once_and_no_others() {
     assert_eq!(stack.put(&keys(0..28), 0), 28);
     settle(&stack.store);
     let found = deallocated(&stack, &logs);
-    // 28 files are in 4 groups. The rest may have held anything.
+    // 28 files are in 4 groups. The others may have held data before.
     for device in &found {
         assert_eq!((device[0].0, device[device.len() - 1].1), (32, whole), "{device:?}");
         assert!(device.windows(2).all(|pair| pair[0].1 == pair[1].0), "{device:?}");
@@ -143,7 +143,7 @@ fn groups_that_hold_nothing_are_deallocated_once_and_no_others() {
     assert_eq!(deallocated(&stack, &logs), [[(0, 16)]; 2], "in one range");
     assert_eq!(stack.get(&keys(20..28), 30), 8, "what is left is whole");
 
-    // In use: not yet.
+    // In use: not deallocated yet.
     let prefix = stack.store.lookup(&keys(20..28)).unwrap();
     stack.store.clear().unwrap();
     settle(&stack.store);
@@ -153,7 +153,7 @@ fn groups_that_hold_nothing_are_deallocated_once_and_no_others() {
     settle(&stack.store);
     assert_eq!(deallocated(&stack, &logs), [[(16, 32)]; 2], "a cleared namespace's, too");
 
-    // Written again, and dropped again.
+    // Rewritten, and dropped again.
     stack.put(&keys(50..58), 0);
     stack.store.clear().unwrap();
     settle(&stack.store);
@@ -188,7 +188,7 @@ fn nothing_is_deallocated_unless_wanted() {
     assert_eq!(deallocated(&stack, &logs), [[]; 2]);
 }
 
-/// The placement handles of writes to data, and to the rest.
+/// Returns the placement handles of writes to data, and of all others.
 fn placements(stack: &Stack, logs: &[Log]) -> [Vec<u16>; 2] {
     let data = stack.data_lba() * 4096;
     let mut found = [Vec::new(), Vec::new()];

@@ -1,5 +1,5 @@
-//! Random operations against a store, compared with a set of what should be in it: every byte that
-//! is read, and what is found, evicted and free. `RIPIENO_SOAK=100` runs 100 times as many seeds.
+//! Random operations against a store, compared with a model: every byte that is read, and the sets
+//! of found, evicted and free blocks. `RIPIENO_SOAK=100` runs 100 times as many seeds.
 
 #![allow(clippy::print_stdout, reason = "a failing test shows its seed")]
 
@@ -14,10 +14,10 @@ use ripieno_testkit::seeds;
 use stack::{Plan, READ_ERROR, Stack, WRITE_FAULT, keys};
 
 const KEYS: usize = 40;
-/// Blocks are handed out in rounds, so that nothing in flight shares one.
+/// Blocks are allocated round-robin, so that no two operations in flight share one.
 const BLOCKS: u32 = 256;
 
-/// What a caller holds across operations.
+/// Handles that a caller holds across operations.
 enum Held {
     Prefix(Vec<BlockKey>, Prefix),
     Transfer(Vec<(BlockKey, BlockId)>, Transfer),
@@ -28,13 +28,13 @@ struct World {
     stack: Stack,
     rng: SmallRng,
     all: Vec<BlockKey>,
-    /// What was committed and not seen to be evicted.
+    /// Committed keys that have not been seen to be evicted.
     model: BTreeSet<BlockKey>,
     held: Vec<Held>,
-    /// Keys that were removed at some time, perhaps under a prefix that is still held.
+    /// Keys that were removed at some time, perhaps while a prefix holds them.
     removed: BTreeSet<BlockKey>,
     next_block: u32,
-    /// Devices fail now and then.
+    /// Set if devices fail sometimes.
     faults: bool,
     failures: u32,
     checked: u32,
@@ -59,7 +59,7 @@ impl World {
         }
     }
 
-    /// A run of keys that starts at one of a few places, as requests share their heads.
+    /// Returns a run of keys that starts at one of a few places, as requests share their heads.
     fn request(&mut self) -> Vec<BlockKey> {
         let first = self.rng.random_range(0..4) * 10;
         let len = self.rng.random_range(1..=10);
@@ -68,7 +68,7 @@ impl World {
 
     fn blocks(&mut self, count: usize) -> Vec<BlockId> {
         if self.next_block + count as u32 > BLOCKS {
-            // What is held would move into or out of blocks that belong to somebody else now.
+            // Held transfers would use blocks that belong to other requests from now on.
             self.held.retain(|held| matches!(held, Held::Prefix(..)));
             self.stack.store.drain().unwrap();
             self.next_block = 0;
@@ -85,7 +85,7 @@ impl World {
         layers
     }
 
-    /// A failed operation is fine where devices fail; and a key may be removed under a prefix.
+    /// Accepts a failure if devices fail; and a key may be removed while a prefix holds it.
     fn note(&mut self, error: &StoreError) {
         match error {
             StoreError::Stale { .. } => {}
@@ -96,8 +96,8 @@ impl World {
             {
                 self.failures += 1;
             }
-            // A drive that lost power with a flush in flight: nothing is stored until it is opened
-            // again.
+            // A drive lost power with a flush in flight: nothing is stored until the store is
+            // reopened.
             StoreError::JournalFailed { .. } if self.faults => {
                 self.failures += 1;
                 self.read_only = true;
@@ -118,7 +118,7 @@ impl World {
         (keys, writing)
     }
 
-    /// Starts layers in any order; waits for some of them.
+    /// Starts layers in random order; waits for some of them.
     fn store_layers(&mut self, writing: &Writing) -> Result<(), StoreError> {
         let mut tickets = Vec::new();
         for layer in self.layers() {
@@ -139,7 +139,7 @@ impl World {
         match self.stack.store.commit(writing) {
             Ok(done) => {
                 for key in &keys[..done.accepted] {
-                    // Accepted may also mean that another writing, still held, has it.
+                    // It may also be accepted because another request, still held, has it.
                     if self.stack.store.contains(*key) {
                         self.model.insert(*key);
                     }
@@ -155,7 +155,7 @@ impl World {
         }
     }
 
-    /// A transfer into wiped blocks.
+    /// Begins a transfer into wiped blocks.
     fn retrieve(
         &mut self,
         keys: &[BlockKey],
@@ -172,7 +172,7 @@ impl World {
         }
     }
 
-    /// Starts all layers in any order, waits in another one, and compares every byte.
+    /// Starts all layers in random order, waits in another one, and compares every byte.
     fn load(&mut self, pairs: &[(BlockKey, BlockId)], transfer: &Transfer) {
         let mut tickets = Vec::new();
         for layer in self.layers() {
@@ -206,8 +206,8 @@ impl World {
         (keys, prefix)
     }
 
-    /// The model does not know the order of eviction (the index's own test does): it learns from
-    /// the store which files went, and checks that none of them may not have gone.
+    /// Removes evicted keys from the model. It does not know the order of eviction (the index's own
+    /// test does), so it asks the store which keys are gone, and checks that each was evictable.
     fn forget_evicted(&mut self) {
         let store = &self.stack.store;
         let gone: Vec<BlockKey> =
@@ -246,7 +246,7 @@ impl World {
         self.held.push(held);
     }
 
-    /// Uses something held, or drops it with an operation in flight.
+    /// Uses a held handle, or drops it with an operation in flight.
     fn let_go(&mut self) {
         if self.held.is_empty() {
             return;
@@ -284,7 +284,7 @@ impl World {
                 let keys = self.request();
                 let removed = self.stack.store.remove(&keys).unwrap();
                 self.removed.extend(&keys);
-                // Failed reads may have taken some since.
+                // Failed reads may have dropped some since.
                 let known = keys.iter().filter(|key| self.model.remove(key)).count() as u32;
                 assert!(removed == known || self.faults && removed < known);
             }
@@ -292,8 +292,8 @@ impl World {
         self.forget_evicted();
     }
 
-    /// Now that devices work: a completion that was posted twice may still lie in a queue. The next
-    /// operation finds it and fails, and the recovery from that leaves nothing behind.
+    /// Checks that the store works once devices do: a completion that was posted twice may still be
+    /// in a queue. The next operation finds it and fails, and the recovery from that cleans up.
     fn works_again(&mut self) {
         let keys = keys(900..903);
         let mut store = || {
@@ -308,7 +308,7 @@ impl World {
         self.forget_evicted();
     }
 
-    /// Lets go of everything, and checks that nothing was lost on the way.
+    /// Drops everything, and checks that nothing was lost.
     fn finish(mut self) -> (u32, u32) {
         self.held.clear();
         self.stack.faults(None);
@@ -335,7 +335,7 @@ fn run(seed: u64, steps: u32, plan: &Plan, faults: Option<FaultPlan>) -> (u32, u
         if let Some(faults) = &faults
             && step == 5
         {
-            // Of the data only: a journal that fails ends all storing.
+            // Faults in data only: a failed journal ends all storing.
             let mut faults = faults.clone();
             let data = LbaRange { first: world.stack.data_lba(), count: u64::MAX >> 1 };
             faults.rules.iter_mut().for_each(|rule| rule.when.lbas = Some(data));

@@ -1,4 +1,4 @@
-//! Layers that move when a scheduler says so.
+//! A scheduler decides when layers move.
 
 mod schedule;
 mod stack;
@@ -20,7 +20,7 @@ fn now(stack: &Stack) -> Duration {
     stack.clock.now().duration()
 }
 
-/// Lets time go by until everything has ended, and says in which order that was.
+/// Advances the time until everything has ended, and returns the order of the ends.
 fn finish(stack: &Stack, store: &mut PacedStore) -> Vec<(OpId, PacedEnd)> {
     let mut ended = Vec::new();
     for idle in 0.. {
@@ -44,7 +44,7 @@ fn what_goes_through_it_is_there_and_reads_go_before_writes() {
     let mut stack = Stack::new(&Plan::default());
     let (old, new) = (keys(0..8), keys(8..16));
     stack.put(&old, 0);
-    // One of each at a time.
+    // One read and one write at a time.
     let config = Config { read_depth_bytes: 1, write_depth_bytes: 1, ..Config::default() };
     let mut store = paced(&stack, config);
     let writing = stack.begin(&new, 8);
@@ -95,8 +95,8 @@ fn what_goes_through_it_is_there_and_reads_go_before_writes() {
     assert_eq!(stack.get(&new, 30), 8);
 }
 
-/// Write-back: layers end when they are in host memory. The devices get it in small parts, while
-/// nothing else is moved.
+/// Write-back: layers end when they are in host memory. They are written to the devices in small
+/// parts, while nothing else is moved.
 #[test]
 fn what_is_written_back_is_in_no_reads_way() {
     let mut plan = Plan::default();
@@ -104,7 +104,7 @@ fn what_is_written_back_is_in_no_reads_way() {
     (plan.options.dram_bytes, plan.options.dram_mode) = (32 * block, DramMode::WriteBack);
     let mut stack = Stack::new(&plan);
     let (old, new) = (keys(0..8), keys(8..16));
-    // Host memory forgets it for the others.
+    // The others evict it from the DRAM cache.
     for at in 0..5 {
         assert_eq!(stack.put(&keys(100 * at..100 * at + 8), 0), 8);
         stack.store.sync_journal().unwrap();
@@ -170,7 +170,7 @@ fn nothing_moves_before_it_may_and_a_layer_that_waits_can_be_called_off() {
 fn more_than_may_wait_is_refused_and_a_failure_is_its_layers() {
     let mut stack = Stack::new(&Plan::default());
     stack.put(&keys(0..4), 0);
-    // A layer of four blocks, and no more.
+    // The backlog is limited to one layer of four blocks.
     let layer_bytes = 4 * 2 * 4096;
     let mut store = paced(&stack, Config { backlog_bytes: layer_bytes, ..Config::default() });
     let writing = stack.begin(&keys(4..8), 4);
@@ -187,7 +187,7 @@ fn more_than_may_wait_is_refused_and_a_failure_is_its_layers() {
     let [(_, PacedEnd::Failed(StoreError::Transfer { .. }))] = &ended[..] else {
         panic!("{ended:?}");
     };
-    // A transfer that is gone when its turn comes.
+    // A transfer that is dropped before its turn.
     store.retrieve_layer(&transfer, Layer(1), FLOW, Kind::Soon, now(&stack)).unwrap();
     drop(transfer);
     let ended = finish(&stack, &mut store);

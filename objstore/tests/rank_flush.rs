@@ -1,5 +1,5 @@
-//! What a rank's plane makes permanent, and what it refuses after a device did not flush; and the
-//! catalog beside it.
+//! Durability of a rank's plane and of the catalog beside it, and the calls that a plane refuses
+//! after a failed flush.
 
 mod shelf;
 mod stack;
@@ -26,7 +26,7 @@ use stack::{READ, keys, on};
 const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
 const BLOCKS: u32 = 16;
 
-/// The plane of one rank of one, and an engine's memory.
+/// The plane of the only rank, and an engine's memory.
 struct Rank {
     plane: Plane,
     kv: KvMemory,
@@ -40,7 +40,7 @@ fn made() -> Shelf {
     shelf
 }
 
-/// Opened for a catalog of `more` files than the rank has.
+/// Opens the rank for a catalog with `more` files than the rank has.
 fn open_for(shelf: &Shelf, more: u32) -> Result<Rank, StoreError> {
     let Powered { devices, domain, emus, clock } = shelf.power_on();
     let files = Store::plan(&devices, &shelf.format)?[0].layout.files;
@@ -63,7 +63,7 @@ fn open(shelf: &Shelf) -> Rank {
 }
 
 impl Rank {
-    /// Moves all layers between the files and the blocks of the same numbers.
+    /// Moves all layers between files and blocks of the same numbers.
     fn move_all(
         &mut self,
         direction: Direction,
@@ -88,7 +88,7 @@ impl Rank {
         self.plane.end(job).unwrap()
     }
 
-    /// Returns whether the files hold these keys.
+    /// Returns true if the files hold these keys.
     fn holds(&mut self, keys: &[BlockKey], expected: &[u32]) -> bool {
         let files = 0..keys.len() as u32;
         files.clone().for_each(|block| self.kv.wipe(BlockId(block)));
@@ -130,7 +130,7 @@ fn a_rank_stores_nothing_after_a_flush_that_failed() {
     let old = keys(0..4);
     let sums = rank.write(&old).checksums;
     rank.plane.flush().unwrap();
-    // Begun before, and ended after it.
+    // Begun before the failed flush, and ended after it.
     let moves = [Move { file: FileId(8), block: BlockId(8), position: 0 }];
     let open_write = rank.plane.begin(Direction::Write, &moves, &[]).unwrap();
     rank.write(&old);
@@ -159,7 +159,7 @@ fn a_rank_says_that_a_device_may_have_forgotten() {
     let mut rank = open(&shelf);
     let done = rank.write(&keys(0..4));
     assert_eq!(done.recoveries, rank.plane.recoveries());
-    // It loses power with a read, and is recovered.
+    // It loses power during a read, and is recovered.
     shelf::break_device(&rank.emus[0], on(READ, FaultAction::PowerLoss).limit(1));
     assert!(!rank.holds(&keys(0..4), &[]));
     rank.plane.flush().unwrap();
@@ -177,7 +177,7 @@ fn a_rank_with_fewer_files_than_the_catalog_is_refused() {
 
 type Hook = Box<dyn FnMut() + Send>;
 
-/// A medium that calls something with each write.
+/// A medium that calls a hook on each write.
 struct Watched {
     media: MemoryMedia,
     hook: Arc<Mutex<Option<Hook>>>,
@@ -226,7 +226,7 @@ impl Media for Watched {
     }
 }
 
-/// Nobody else may write to a file while the journal still names its old key.
+/// No other request may write to a file while the journal still records its old key.
 #[test]
 fn files_that_were_evicted_are_not_free_while_their_records_are_written() {
     let clock = SimClock::new(1);

@@ -1,5 +1,5 @@
-//! Paths: proven before they are reported, and what a staged one is made of; and that engine memory
-//! is given back only when nothing uses it.
+//! Paths: proven before they are reported; the limits of staging; and engine memory is returned
+//! only when nothing uses it.
 #![allow(unsafe_code, reason = "memory whose end is watched is made of other memory")]
 
 use std::{
@@ -36,7 +36,7 @@ fn route(path: Path, defect: Defect, corrupt: impl Fn(&Parts)) -> Result<(), Str
             assert_eq!(tried, path);
             Err(why)
         }
-        // It could not even be looked at.
+        // The superblock could not be read.
         Err(error @ StoreError::Format(_)) => Err(error.to_string()),
         Err(error) => panic!("{error}"),
     }
@@ -50,7 +50,7 @@ fn a_route_that_does_not_work_is_not_taken() {
             let opcode = if action == FaultAction::TornWrite { WRITE } else { READ };
             let why = route(path, Defect::None, |parts| {
                 let mut rule = on(opcode, action);
-                // The path is proven in the scratch region, before anything else of the store.
+                // The path is proven in the scratch region, before any other part of the store.
                 rule.when.lbas = Some(LbaRange { first: 64, count: 64 });
                 let rules = vec![rule];
                 parts.emus[1].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
@@ -61,7 +61,7 @@ fn a_route_that_does_not_work_is_not_taken() {
         let why = route(path, Defect::NoCopies, |_| {}).unwrap_err();
         assert!(!why.is_empty());
     }
-    // The queue of the driver is right (1), and the one that the I/O kernel reads through is not.
+    // The driver's queue (1) works, but the one that the I/O kernel reads through does not.
     for path in [Path::Direct, Path::Staged] {
         for action in [FaultAction::CorruptRead, FaultAction::Drop, stack::READ_ERROR] {
             let why = route(path, Defect::None, |parts| {
@@ -84,7 +84,7 @@ fn a_route_that_does_not_work_is_not_taken() {
     ] {
         let why = route(Path::Staged, defect, |_| {}).unwrap_err();
         assert!(why.contains("moving objects of layer"), "{defect:?}: {why}");
-        // Nothing is moved on the other one.
+        // Nothing is moved on the direct path.
         route(Path::Direct, defect, |_| {}).unwrap();
     }
 }
@@ -103,7 +103,7 @@ fn the_proof_leaves_the_pool_as_it_was() {
     }
 }
 
-/// Shapes and drives at the limits of what descriptors can say.
+/// Shapes and drives at the limits of the descriptors.
 #[test]
 fn staged_objects_of_all_sizes() {
     let shape =
@@ -139,7 +139,7 @@ fn requests_have_to_fit_into_staging_buffers() {
     for part in keys.chunks(SLOTS as usize) {
         rig.put(part, 0);
     }
-    // What is stored already needs no room.
+    // Blocks that are already stored need no room.
     let mut more = keys.clone();
     more.extend(stack::keys(50..53));
     assert_eq!(rig.store.allocate(&more, &blocks(0, 43)).unwrap().written(), 3);
@@ -158,7 +158,7 @@ fn requests_have_to_fit_into_staging_buffers() {
     }
 }
 
-/// A buffer is not used again before the stream that moves its objects is past the move.
+/// A buffer is not reused before the stream that moves its objects is past the move.
 #[test]
 fn staging_buffers_run_out_and_come_back() {
     let mut plan = Plan::default();
@@ -214,7 +214,7 @@ fn what_cannot_be_staged_is_refused_in_words() {
     let error = pool(parts.gpu.alloc(bytes).0, far, &rows, 64).unwrap_err();
     assert!(matches!(error, RegistrationError::NoHostAddress { .. }), "{error}");
 
-    // One page for each row of four buffers is what the smallest one needs.
+    // The minimum is one page for each row of four buffers.
     let least = KvPool::staging_bytes(&shape, 1, 4) as usize;
     assert_eq!(least, 4 * 2 * 4096);
     for (len, fits) in [(least, true), (least - 4096, false)] {
@@ -257,7 +257,7 @@ fn without_a_gpu_there_are_no_streams() {
     };
     let error = open(parts, pool, &plan).unwrap_err();
     assert!(matches!(error, StoreError::Config { field: "gpu", .. }), "{error}");
-    // Memory that only a GPU addresses cannot be looked at without it.
+    // Memory that only a GPU addresses cannot be accessed without it.
     let parts = Parts::new(&plan);
     let (pool, _) = parts.pool(&plan, Path::Direct);
     let error = open(parts, pool, &plan).unwrap_err();
@@ -279,7 +279,7 @@ fn without_a_gpu_there_are_no_streams() {
     store.wait(ticket).unwrap();
 }
 
-/// Notes what every controller has carried out when memory is freed.
+/// Records the admin commands that every controller has executed when memory is freed.
 struct Freed {
     emus: Vec<Arc<Emu>>,
     admin_commands: Arc<Mutex<Vec<u64>>>,
@@ -296,7 +296,7 @@ fn admin_commands(emus: &[Arc<Emu>]) -> Vec<u64> {
     emus.iter().map(|emu| emu.counters().admin_commands).collect()
 }
 
-/// Otherwise a command under way would write to memory that is somebody else's by then.
+/// Otherwise a command in flight would write to memory that has been reused.
 #[test]
 fn queues_are_deleted_before_memory_is_freed() {
     for is_closed in [true, false] {
@@ -305,7 +305,7 @@ fn queues_are_deleted_before_memory_is_freed() {
         let (host, device, len, memory) = parts.gpu.alloc_pinned(6 * 64 * 4096).into_parts();
         let (emus, admin) = (parts.emus.clone(), Arc::new(Mutex::new(Vec::new())));
         let freed = Freed { emus: emus.clone(), admin_commands: admin.clone(), _memory: memory };
-        // SAFETY: the same memory; its owner is inside of the new one.
+        // SAFETY: it is the same memory, whose owner is inside the new one.
         let memory = unsafe { ExternalMemory::new(host, device, len, Arc::new(freed)) };
         let memory = parts.domain.import(memory).unwrap();
         let pool = KvPool::contiguous(memory, &plan.shape, 64).unwrap();
@@ -318,14 +318,14 @@ fn queues_are_deleted_before_memory_is_freed() {
         } else {
             drop(store);
         }
-        // Two queues a device, each with a submission and a completion queue.
+        // Two queues per device, each with a submission and a completion queue.
         let found = admin.lock().unwrap().clone();
         let done: Vec<u64> = found.iter().zip(&before).map(|(at, before)| at - before).collect();
         assert!(done.len() == 2 && done.iter().all(|count| *count >= 4), "{is_closed}: {done:?}");
     }
 }
 
-/// The engine's memory, and when it is freed.
+/// The engine's memory is freed only after it is unregistered.
 #[test]
 fn a_pool_is_unregistered_only_when_nothing_uses_it() {
     for path in [Path::Direct, Path::Staged, Path::Host] {
@@ -378,7 +378,7 @@ fn closing_waits_for_streams_that_look_at_the_stores_words() {
             let ticket = rig.store.retrieve_layer(&transfer, Layer(0)).unwrap();
             let compute = rig.gpu.stream(1);
             if opens {
-                // It gets there while the store is being closed.
+                // The stream gets there while the store is being closed.
                 rig.gpu.enqueue(compute, |_| {});
             } else {
                 rig.gpu.gate(compute, 1);
@@ -393,7 +393,7 @@ fn closing_waits_for_streams_that_look_at_the_stores_words() {
                 }
                 Err(error) => panic!("{path}: {error}"),
             }
-            // What it waits for is still there.
+            // The event that it waits for still exists.
             gpu.open(1);
             for _ in 0..20 {
                 gpu.step();
@@ -403,7 +403,7 @@ fn closing_waits_for_streams_that_look_at_the_stores_words() {
     }
 }
 
-/// A stream took the wait, but not what would tell that it is past it.
+/// A stream accepted the wait, but not the mark behind it.
 #[test]
 fn a_wait_of_which_nobody_knows_the_end_keeps_its_word() {
     let mut plan = Plan::default();

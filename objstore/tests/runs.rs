@@ -1,5 +1,5 @@
-//! Files of one prefix are neighbours, and neighbours are one command: also in a store that has
-//! evicted for a long time.
+//! Files of one prefix are adjacent, and adjacent files are one command: even in a store that has
+//! been evicting for a long time.
 
 mod stack;
 
@@ -31,13 +31,13 @@ fn stack() -> Stack {
     })
 }
 
-/// The blocks of a conversation.
+/// Returns the keys of a conversation.
 fn conversation(number: u32, blocks: u32) -> Vec<BlockKey> {
     let mut chain = KeyChain::new(&number.to_le_bytes());
     (0..blocks).map(|block| chain.next(&[block])).collect()
 }
 
-/// Stores what is not stored of `keys`: blocks, and commands.
+/// Stores those of `keys` that are not stored; returns the numbers of blocks and commands.
 fn put(stack: &Stack, keys: &[BlockKey]) -> (u64, u64) {
     let before = stack.store.stats().unwrap();
     let blocks: Vec<BlockId> = (0..keys.len() as u32).map(BlockId).collect();
@@ -48,12 +48,12 @@ fn put(stack: &Stack, keys: &[BlockKey]) -> (u64, u64) {
     (written as u64, stack.store.stats().unwrap().commands - before.commands)
 }
 
-/// Retrieves all of `keys`: commands.
+/// Retrieves all of `keys`; returns the number of commands.
 fn get(stack: &Stack, keys: &[BlockKey]) -> u64 {
     let before = stack.store.stats().unwrap();
     let prefix = stack.store.lookup(keys).unwrap();
     assert_eq!(prefix.len(), keys.len());
-    // As an engine's free blocks are: in no order.
+    // In random order, like an engine's free blocks.
     let mut blocks: Vec<BlockId> = (0..LONG).map(BlockId).collect();
     let mut random = StdRng::seed_from_u64(7);
     (0..keys.len()).for_each(|at| blocks.swap(at, random.random_range(at..LONG as usize)));
@@ -86,7 +86,7 @@ fn churn_leaves_long_runs() {
     let mut random = StdRng::seed_from_u64(3);
     let (mut stored, mut late, mut commands) = (0, 0, 0);
     for round in 0..1_500u32 {
-        // One of the latest goes on, or a new one begins.
+        // One of the latest conversations continues, or a new one begins.
         let number = match random.random_range(0..3) {
             0 => round,
             _ => round.saturating_sub(random.random_range(0..150)),

@@ -1,4 +1,4 @@
-//! The store's promises, one by one, on the whole stack.
+//! The guarantees of a store, one by one, on the whole stack.
 
 mod stack;
 
@@ -16,7 +16,7 @@ fn what_was_committed_is_found_and_every_byte_is_right() {
     let keys = keys(0..20);
     assert_eq!(stack.put(&keys, 0), 20);
     assert_eq!(stack.get(&keys, 30), 20);
-    // A prefix ends where the keys differ.
+    // A prefix ends at the first key that differs.
     let mut other = keys.clone();
     other[7].0[0] ^= 1;
     assert_eq!(stack.get(&other, 30), 7);
@@ -28,8 +28,8 @@ fn what_was_committed_is_found_and_every_byte_is_right() {
     assert_eq!((stats.files_referenced, stats.free_runs), (0, 1));
     assert_eq!(stats.path, Path::Host);
     assert_eq!(stack.refused_dma(), 0);
-    // Neighbouring files are merged: per layer, segment and device one command at the best, and
-    // there are no more doorbells than commands.
+    // Adjacent files are merged: at best one command per layer, segment and device, and no more
+    // doorbells than commands.
     let objects = (20 + 20 + 7) * u64::from(stack.shape.rows());
     assert!(stats.commands < objects / 2, "{} commands, {objects} objects", stats.commands);
     assert!(stats.sq_doorbells <= stats.commands);
@@ -84,7 +84,7 @@ fn a_key_is_stored_once() {
     let mut stack = Stack::new(&Plan::default());
     let all = keys(0..10);
     assert_eq!(stack.put(&all[..4], 0), 4);
-    // Known ones, one that another writing has, one that occurs twice.
+    // Stored keys, one that another request is storing, one that occurs twice.
     let other = stack.begin(&all[8..9], 20);
     let mut request = all.clone();
     request.push(all[5]);
@@ -92,7 +92,7 @@ fn a_key_is_stored_once() {
     assert_eq!((writing.accepted(), writing.written()), (11, 5));
     stack.write_all(&writing).unwrap();
     stack.store.commit(writing).unwrap();
-    // The other one has not committed.
+    // The other request has not committed.
     assert_eq!(stack.get(&all, 32), 8);
     stack.write_all(&other).unwrap();
     stack.store.commit(other).unwrap();
@@ -125,7 +125,7 @@ fn a_writing_that_relied_on_an_aborted_one_leaves_a_miss() {
     assert_eq!(stack.store.stats().unwrap().files_stored, 3);
 }
 
-/// 2 devices, groups of 4 files, 8 files in all.
+/// Returns a plan with 2 devices, groups of 4 files, 8 files in all.
 fn tiny() -> Plan {
     let mut plan = Plan::default();
     plan.format.group = Some(4);
@@ -140,7 +140,7 @@ fn eviction_takes_what_was_unused_longest_and_tails_first() {
     stack.put(&a, 0);
     stack.put(&b, 0);
     assert_eq!(stack.get(&a, 20), 4);
-    // Two files have to go: the tail of b.
+    // Two files must be evicted: the tail of b.
     assert_eq!(stack.put(&c, 0), 2);
     assert_eq!(stack.get(&b, 20), 2);
     assert_eq!(stack.get(&a, 20), 4);
@@ -156,7 +156,7 @@ fn referenced_files_stay() {
     stack.put(&b, 0);
     let pinned = stack.store.lookup(&b[..3]).unwrap();
     let prefix = stack.store.lookup(&a).unwrap();
-    // Only b's last file may go; the request gets its head.
+    // Only b's last file may be evicted; the request gets its head.
     assert_eq!(stack.put(&c, 0), 1);
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.files_referenced, stats.evictions), (7, 1));
@@ -180,7 +180,7 @@ fn a_transfer_keeps_its_files_without_its_prefix() {
     let blocks = blocks(20, 4);
     let transfer = stack.store.retrieve(&prefix, &blocks).unwrap();
     drop(prefix);
-    // There is room for four more, and not for eight.
+    // There is room for four more blocks, but not for eight.
     assert_eq!(stack.store.evict(100).unwrap(), 0);
     assert_eq!(stack.put(&b, 0), 4);
     for layer in (0..stack.shape.layers).map(Layer) {
@@ -198,7 +198,7 @@ fn a_request_does_not_evict_its_own_head() {
     let (a, b) = (keys(0..6), keys(10..14));
     stack.put(&a[..4], 0);
     stack.put(&b, 0);
-    // The head is the oldest there is, and two files have to go.
+    // The head is the oldest in the store, and two files must be evicted.
     assert_eq!(stack.put(&a, 0), 6);
     assert_eq!(stack.get(&a, 20), 6);
     assert_eq!(stack.get(&b, 20), 2);
@@ -221,7 +221,7 @@ fn a_layer_starts_only_after_its_event() {
         stack.clock.pause(looks, Nanos::MAX);
         assert!(tickets.iter().all(|ticket| stack.store.poll(ticket).unwrap().is_none()));
     }
-    // The engine computes only now, and says so layer by layer.
+    // The engine computes only now, and signals each layer.
     keys.iter().zip(&blocks).for_each(|(key, block)| stack.fill(*block, *key));
     for (layer, ticket) in tickets.into_iter().enumerate() {
         event.set(layer as u32 + 1);
@@ -242,7 +242,7 @@ fn a_request_larger_than_the_store_gets_its_head_or_nothing() {
     assert_eq!((none.accepted(), none.written()), (0, 0));
     stack.store.commit(none).unwrap();
     drop(held);
-    // What is found beyond the point where the room ends is not kept.
+    // Hits beyond the point where the room ends are not kept.
     stack.store.remove(&all[..2]).unwrap();
     assert_eq!(stack.put(&keys(60..62), 0), 2);
     let held = stack.store.lookup(&keys(60..62)).unwrap();
@@ -441,8 +441,8 @@ fn closing_gives_controllers_back_that_can_be_used_again() {
     assert_eq!(stack.get(&keys(0..8), 10), 8);
 }
 
-/// Shapes and drives that differ in what they ask of the layers between: padding with and without
-/// bit buckets, 512-byte LBAs, objects larger than MDTS, one segment, PRPs, dword SGLs.
+/// Shapes and drives with different requirements: padding with and without bit buckets, 512-byte
+/// LBAs, objects larger than MDTS, one segment, PRPs, dword SGLs.
 #[test]
 fn every_shape_comes_back_as_it_was_from_every_drive() {
     let shape = |layers, segments, object_bytes| {

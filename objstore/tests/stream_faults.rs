@@ -1,5 +1,5 @@
-//! Streams when something fails: whatever waits for a layer goes on, the ticket says what became of
-//! it, and nobody touches memory that is somebody else's by then.
+//! Streams when something fails: everything that waits for a layer continues, the ticket reports
+//! the failure, and memory that has been reused is not accessed.
 
 #![allow(unsafe_code, reason = "memory of an executor, watched")]
 
@@ -27,7 +27,7 @@ fn plan(seed: u64) -> Plan {
     plan
 }
 
-/// Whether the ticket failed with its layer, or the store with everything.
+/// Returns true if the ticket failed with its layer or with the whole store.
 fn failed(result: Result<objstore::LayerDone, StoreError>) -> bool {
     match result {
         Ok(_) => false,
@@ -48,7 +48,7 @@ fn a_failed_layer_holds_no_stream_up() {
             rig.faults(Some(on(READ, action)));
             let first = rig.store.retrieve_layer_on(&transfer, Layer(0), one).unwrap();
             rig.store.join(&first, two).unwrap();
-            // It may have come to light by now.
+            // The failure may have been detected by now.
             let second =
                 rig.store.retrieve_layer_on(&transfer, Layer(1), Order::AfterStream(three));
             if let Ok(second) = &second {
@@ -96,8 +96,8 @@ fn a_failed_store_holds_no_stream_up() {
     }
 }
 
-/// A layer that waits for a stream is cancelled with another one's recovery. The stream gets to its
-/// place only much later, when the store uses the same IOCBs and buffers again.
+/// A layer that waits for a stream is cancelled by the recovery from another one's fault. The
+/// stream gets there only much later, when the store has reused the IOCBs and buffers.
 #[test]
 fn a_cancelled_layer_is_not_started_by_a_late_word() {
     for (path, seed) in BOTH.into_iter().flat_map(|path| (1..4).map(move |seed| (path, seed))) {
@@ -127,7 +127,7 @@ fn a_cancelled_layer_is_not_started_by_a_late_word() {
         if path == Path::Direct {
             rig.run(50);
             assert!(rig.gpu.is_past(other), "{path}: it waits for a cancelled layer");
-            // IOCBs and words are used again while the late word is still to come.
+            // IOCBs and events are reused while the late signal is still to come.
             assert_eq!(rig.get(&b, 40), 4);
         }
         rig.gpu.open(1);
@@ -140,7 +140,7 @@ fn a_cancelled_layer_is_not_started_by_a_late_word() {
     }
 }
 
-/// A layer was cancelled before its objects were moved to its buffer: they still will be.
+/// A layer was cancelled before its objects were moved to its buffer, and the move still happens.
 #[test]
 fn a_late_move_keeps_its_staging_buffer() {
     let mut plan = plan(1);
@@ -173,17 +173,17 @@ fn a_late_move_keeps_its_staging_buffer() {
     assert!(rig.layers().all(|layer| rig.holds(40, &b, layer)));
 }
 
-/// What an executor does wrong from when a test says so.
+/// Fault of an executor, once the test enables it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExecutorFault {
     None,
-    /// Its kernel does nothing more, and does not end.
+    /// The kernel makes no progress, and does not stop.
     Dead,
     /// The GPU is lost, and with it the kernel.
     Lost,
-    /// It cannot be started again.
+    /// The executor cannot be started again.
     Once,
-    /// It has no memory beside what it gave.
+    /// No more memory can be allocated.
     NoMemory,
 }
 
@@ -195,7 +195,7 @@ struct FaultyExecutor {
     fault: Arc<Mutex<ExecutorFault>>,
     number: u32,
     starts: u32,
-    /// As long as its memory lives.
+    /// Alive as long as its memory is.
     living: Arc<()>,
 }
 
@@ -227,7 +227,7 @@ impl IoExecutor for FaultyExecutor {
         let memory = self.inner.alloc(len)?;
         let (host, address, len) = (memory.host(), memory.address(), memory.len());
         let owner = Box::new((memory, self.living.clone()));
-        // SAFETY: the same memory, which the owner keeps.
+        // SAFETY: it is the same memory, which the owner keeps alive.
         Ok(unsafe { SharedMemory::new(host, address, len, owner) })
     }
     fn address(&self, place: &Place) -> Option<u64> {
@@ -256,13 +256,13 @@ impl IoExecutor for FaultyExecutor {
     fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
         match self.fault() {
             ExecutorFault::Dead => Err(ExecutorError::StopTimeout { executor: "sick" }),
-            // A kernel that died with its GPU runs no more.
+            // A kernel that died with its GPU no longer runs.
             _ => self.inner.stop(deadline),
         }
     }
 }
 
-/// A rig whose executors fail, and a token that the memory of the first one holds.
+/// Returns a rig whose executors fail, and a token that the memory of the first one holds.
 fn faulty(path: Path, seed: u64) -> (Rig, Arc<Mutex<ExecutorFault>>, Weak<()>) {
     faulty_with(&plan(seed), path)
 }
@@ -343,7 +343,7 @@ fn words_are_new_with_a_new_executor() {
         let broken = rig.store.retrieve_layer_on(&transfer, Layer(1), compute).unwrap();
         assert!(failed(rig.store.wait(broken)));
         rig.faults(None);
-        // A ticket of before: what it waits for is in the memory of an executor that is gone.
+        // A ticket from before: its event is in the memory of an executor that was replaced.
         rig.store.join(&done, compute).unwrap();
         drop((done, transfer));
         assert!(living.strong_count() > 0, "{path}: a stream still looks at its words");
@@ -362,8 +362,8 @@ fn words_are_new_with_a_new_executor() {
     }
 }
 
-/// What a stream copies yet, it does with what the executor that is gone left; what was begun with
-/// that and not started has to begin anew.
+/// Pending copies by a stream use the memory of the old executor; jobs that were begun with it and
+/// not started must be begun again.
 #[test]
 fn copies_are_new_with_a_new_executor() {
     for path in BOTH {
@@ -396,7 +396,7 @@ fn copies_are_new_with_a_new_executor() {
     }
 }
 
-/// Where no stream has to do with it, memory of an executor that was replaced is freed.
+/// The memory of a replaced executor is freed if no stream uses it.
 #[test]
 fn a_replaced_executor_leaves_nothing_behind() {
     let (mut rig, fault, living) = faulty(Path::Direct, 1);
@@ -412,7 +412,7 @@ fn a_replaced_executor_leaves_nothing_behind() {
     assert_eq!(living.strong_count(), 0);
 }
 
-/// Without memory for a request there is no request, and the others go on.
+/// A request that finds no memory is refused, and the others continue.
 #[test]
 fn a_request_that_finds_no_memory_is_refused() {
     for path in BOTH {
@@ -446,8 +446,8 @@ fn a_request_that_finds_no_memory_is_refused() {
     }
 }
 
-/// Whatever a stream refuses: nothing is in flight when the caller hears of it, no stream hangs,
-/// and the store works on, unless it says that it does not.
+/// For every operation that a stream may refuse: nothing is in flight when the caller gets the
+/// error, no stream hangs, and the store continues to work, or reports that it has failed.
 #[test]
 fn a_stream_that_refuses_is_an_error_with_nothing_in_flight() {
     for path in BOTH {
@@ -503,7 +503,7 @@ fn a_stream_that_refuses_is_an_error_with_nothing_in_flight() {
     }
 }
 
-/// Objects will be moved to a staging buffer, and nothing will say when they were.
+/// Objects will be moved to a staging buffer, at an unknown time.
 #[test]
 fn a_move_of_which_nobody_knows_the_end_keeps_its_staging_buffer() {
     let mut plan = plan(1);
@@ -520,7 +520,7 @@ fn a_move_of_which_nobody_knows_the_end_keeps_its_staging_buffer() {
     assert!(matches!(error, StoreError::StagingBusy { buffers: 1 }), "{error}");
 }
 
-/// The move of a staged layer waits for a stream that never gets there: the wait has an end, and
+/// The move of a staged layer waits for a stream that never gets there: the wait times out, and
 /// nothing that the move will use is freed.
 #[test]
 fn a_stream_that_never_gets_there_fails_a_staged_store() {

@@ -1,5 +1,5 @@
-//! Layers in order with an engine's streams, on a pool that the devices reach and on a staged one.
-//! The GPU is a model whose streams and moves follow the documents of the seams, and nothing else.
+//! Layers in order with an engine's streams, on a direct and on a staged pool. The GPU is a model
+//! whose streams and moves do what the documentation of the traits promises, and nothing else.
 
 #![allow(clippy::print_stdout, reason = "a failing test shows its seed")]
 
@@ -18,7 +18,7 @@ use rig::{Rig, wait_all};
 use ripieno_testkit::seeds;
 use stack::{Plan, READ, blocks, keys, on};
 
-/// Both paths on which the pool is on the GPU, with several orders of events each.
+/// Runs `test` on both paths with a pool on the GPU, with several orders of events each.
 fn everywhere(test: impl Fn(&Plan, Path)) {
     for path in [Path::Direct, Path::Staged] {
         for seed in 1..=5 {
@@ -36,7 +36,7 @@ fn every_byte_goes_there_and_back() {
         assert_eq!(rig.get(&keys, 40), 12, "{path}");
         let stats = rig.store.stats().unwrap();
         assert_eq!(stats.path, path);
-        // There and back, and the proof's own; one block is the self-test's.
+        // There and back, plus the proof's; one block is the self-test's.
         let objects = 2 * 13 * u64::from(rig.shape.rows());
         let proof = 2 * 2 * 2 * u64::from(rig.shape.segments);
         let moved = if path == Path::Staged { objects + proof } else { 0 };
@@ -45,7 +45,7 @@ fn every_byte_goes_there_and_back() {
     });
 }
 
-/// All loads are started at once, and each layer is waited for where it is used, as vLLM does it.
+/// As in vLLM, all loads are started early, and each layer is awaited where it is used.
 #[test]
 fn a_load_that_was_started_early_is_joined_where_it_is_used() {
     everywhere(|plan, path| {
@@ -59,7 +59,7 @@ fn a_load_that_was_started_early_is_joined_where_it_is_used() {
             rig.store.retrieve_layer_on(&transfer, layer, Order::AfterStream(compute)).unwrap()
         };
         let tickets: Vec<_> = (0..plan.shape.layers).map(Layer).map(start).collect();
-        // Compute goes on meanwhile.
+        // Compute continues meanwhile.
         let nothing = rig.look(compute, 0, &[], Layer(0));
         rig.run(40);
         assert_eq!(nothing.try_recv(), Ok(true));
@@ -89,7 +89,7 @@ fn a_load_that_was_started_early_is_joined_where_it_is_used() {
     });
 }
 
-/// A request with nothing to move holds nobody up.
+/// A request with nothing to move delays no stream.
 #[test]
 fn an_empty_layer_can_be_put_in_order() {
     everywhere(|plan, path| {
@@ -124,7 +124,7 @@ fn a_word_of_the_host_starts_a_layer() {
         wait.event.set(3);
         rig.store.wait(ticket).unwrap();
         assert!(rig.holds(40, &keys, Layer(0)), "{path}");
-        // A word of another store.
+        // An event of another store.
         let foreign = Rig::new(plan, path);
         let wait = Wait { event: foreign.store.event().unwrap(), value: 0 };
         let error = rig.store.retrieve_layer_on(&transfer, Layer(1), &wait).unwrap_err();
@@ -132,19 +132,19 @@ fn a_word_of_the_host_starts_a_layer() {
     });
 }
 
-/// What an engine has started and not yet waited for.
+/// A request that an engine has started and not yet waited for.
 struct Pending {
     keys: Vec<BlockKey>,
     first: u32,
-    /// With what a stream saw that waits for the layer.
+    /// Tickets, with the observation of a stream that waits for the layer.
     tickets: Vec<(Ticket, Option<Receiver<bool>>)>,
-    /// A save; a load otherwise.
+    /// Set for a save; `None` for a load.
     writing: Option<Writing>,
-    /// Keeps a load's request.
+    /// Keeps a load's request alive.
     _transfer: Option<Transfer>,
 }
 
-/// An engine that saves and loads in any order, on any of its streams, some of them held up.
+/// An engine that saves and loads in random order, on any of its streams, some of them held up.
 struct Engine {
     rig: Rig,
     rng: SmallRng,
@@ -161,11 +161,11 @@ const REQUEST: usize = 5;
 
 impl Engine {
     fn stream(&mut self) -> RawStream {
-        // More than the store remembers.
+        // More streams than the store remembers.
         self.rig.gpu.stream(self.rng.random_range(1..100))
     }
 
-    /// Sometimes what is enqueued from now on waits until the engine waits for everything.
+    /// Sometimes holds up the stream until the engine waits for everything.
     fn hold_up(&mut self, stream: RawStream) {
         if self.rng.random_bool(0.3) {
             self.gates += 1;
@@ -184,7 +184,7 @@ impl Engine {
         (self.all[at..at + self.rng.random_range(1..=REQUEST)].to_vec(), first)
     }
 
-    /// Starts a layer; when there is no room for it, everything is waited for once.
+    /// Starts a layer; if there is no room for it, waits for everything and retries.
     fn start(
         &mut self,
         mut layer: impl FnMut(&mut Store) -> Result<Ticket, StoreError>,
@@ -198,7 +198,7 @@ impl Engine {
         self.ok(again)
     }
 
-    /// Requests fail where devices do.
+    /// Accepts failures of requests if devices fail.
     fn ok<T>(&self, result: Result<T, StoreError>) -> Option<T> {
         match result {
             Ok(done) => Some(done),
@@ -211,8 +211,7 @@ impl Engine {
         }
     }
 
-    /// Computes blocks on a stream, stores them, and uses the blocks for something else once the
-    /// stream waits for that.
+    /// Computes blocks on a stream, stores them, and overwrites the blocks as soon as allowed.
     fn save(&mut self) {
         let (keys, first) = self.request();
         let (stream, places) = (self.stream(), self.rig.places());
@@ -228,7 +227,7 @@ impl Engine {
             let order = [Order::AfterStream, Order::InStream][self.rng.random_range(0..2)](stream);
             let Some(ticket) = self.start(|store| store.store_layer_on(&writing, layer, order))
             else {
-                // Given up with layers in flight.
+                // Abandoned with layers in flight.
                 return;
             };
             let joins = self.rng.random_bool(0.5);
@@ -246,7 +245,7 @@ impl Engine {
         self.pending.push(Pending { keys, first, tickets, writing, _transfer: None });
     }
 
-    /// Reads blocks that a stream still uses, and lets another stream look at them.
+    /// Retrieves into blocks that a stream still uses, and has another stream check them.
     fn load(&mut self) {
         let (keys, first) = self.request();
         let (before, places) = (self.stream(), self.rig.places());
@@ -284,7 +283,7 @@ impl Engine {
         self.pending.push(Pending { keys, first, tickets, writing: None, _transfer });
     }
 
-    /// Opens what is held up, waits for all tickets, and checks what streams saw.
+    /// Opens all gates, waits for all tickets, and checks what the streams saw.
     fn wait_for_everything(&mut self) {
         self.rig.gpu.open(u32::MAX);
         for pending in std::mem::take(&mut self.pending) {
@@ -316,7 +315,7 @@ impl Engine {
     }
 }
 
-/// Saves and loads at random, with and without devices that fail.
+/// Saves and loads at random, with and without failing devices.
 fn soak(seed: u64, path: Path, actions: &[FaultAction]) -> u32 {
     println!("seed {seed}, {path}, {actions:?}");
     let rig = Rig::new(&Plan { seed, ..Plan::default() }, path);
@@ -327,7 +326,7 @@ fn soak(seed: u64, path: Path, actions: &[FaultAction]) -> u32 {
     let data = engine.rig.store.superblock().data_region().unwrap();
     let data = LbaRange { first: data.first.0, count: u64::MAX >> 1 };
     let rule = |then: &FaultAction| {
-        // Of the data only: a journal that fails ends all storing.
+        // Faults in data only: a failed journal ends all storing.
         let (admin, probability, lbas) = (Some(false), Some(0.01), Some(data));
         FaultRule::new(FaultWhen { admin, probability, lbas, ..FaultWhen::default() }, *then)
     };

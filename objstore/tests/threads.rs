@@ -1,5 +1,5 @@
-//! The stack as it runs outside of tests: controllers, I/O kernel and caller on their own threads,
-//! in real time. And what a layer costs the caller's thread: the same for any number of blocks.
+//! The stack as it runs in production: controllers, I/O kernel and caller on their own threads, in
+//! real time. A layer costs the caller's thread the same for any number of blocks.
 
 mod gpu;
 
@@ -18,19 +18,19 @@ use ripieno_testkit::{Drives, format, host_executor, keys, memory_drives, object
 const BLOCKS: u32 = 1024;
 const SHAPE: KvShape = KvShape { layers: 4, segments: 2, object_bytes: 4096, block_tokens: 16 };
 
-/// A store in real time, the threads of its controllers, and the address space.
+/// Returns a store in real time, the threads of its controllers, and the address space.
 fn stack() -> (Store, EmuRunner, Arc<EmuDomain>, KvPool) {
     let gpu = Gpu::new(1);
     stack_on(&gpu, Path::Host)
 }
 
-/// A store whose pool takes this path.
+/// Returns a store whose pool uses this path.
 fn stack_on(gpu: &Arc<Gpu>, path: Path) -> (Store, EmuRunner, Arc<EmuDomain>, KvPool) {
     let domain = EmuDomain::with_copies("test", Arc::new(Copies(gpu.clone())));
     let drives = Drives::threaded(domain.clone(), memory_drives(2, 128 << 20, 4096));
     let controllers = drives.attach(&ControllerOptions::default());
     let devices = controllers.into_iter().map(StoreDevice::new).collect();
-    // Only the thread that uses the store lets streams go on.
+    // Only the thread that uses the store advances streams.
     let clock = Arc::new(GpuClock(drives.clock.clone(), gpu.clone()));
     let bytes = BLOCKS as usize * SHAPE.block_bytes() as usize;
     let stride = u64::from(SHAPE.object_bytes);
@@ -59,7 +59,7 @@ fn stack_on(gpu: &Arc<Gpu>, path: Path) -> (Store, EmuRunner, Arc<EmuDomain>, Kv
         options: StoreOptions::default(),
         namespace: Namespace::default(),
     };
-    // This GPU has no kernel that could look at objects.
+    // This GPU has no kernel that could read objects.
     let checksums = path == Path::Host;
     let store = Store::create(config, &Format { checksums, ..format(SHAPE) });
     (store.unwrap(), drives.runner.unwrap(), domain, pool)
@@ -89,7 +89,7 @@ fn a_round_trip_with_threads() {
     store_all(&store, &pool, &domain, &keys);
     let prefix = store.lookup(&keys).unwrap();
     assert_eq!(prefix.len(), 200);
-    // Back to front, so that every block comes from another one's place.
+    // In reverse order, so that every block moves to a different place.
     let blocks: Vec<BlockId> = (500..700).rev().map(BlockId).collect();
     let transfer = store.retrieve(&prefix, &blocks).unwrap();
     // Handles may be dropped by other threads, at any time.
@@ -129,12 +129,12 @@ fn a_layer_allocates_nothing_for_any_number_of_blocks() {
         });
         assert_eq!(allocated.count_total, 0, "with {count} blocks");
     }
-    // In this order: without its controllers a store would wait for them to time out.
+    // In this order: without its controllers the store would wait for them to time out.
     store.close().unwrap();
     drop(runner);
 }
 
-/// With streams, too: and a staged layer costs the same number of their operations for any number
+/// The same with streams: a staged layer costs the same number of stream operations for any number
 /// of blocks.
 #[test]
 fn a_layer_in_order_with_streams_allocates_nothing() {
@@ -144,7 +144,7 @@ fn a_layer_in_order_with_streams_allocates_nothing() {
         let keys = keys(0..1000);
         let blocks: Vec<BlockId> = (0..1000).map(BlockId).collect();
         let compute = gpu.stream(1);
-        // The first pass has the stream seen.
+        // In the first pass the store sees the stream for the first time.
         for pass in 0..2 {
             let writing = store.allocate(&keys[pass * 500..][..500], &blocks[..500]).unwrap();
             let allocated = measure(|| {
@@ -179,7 +179,7 @@ fn a_layer_in_order_with_streams_allocates_nothing() {
     }
 }
 
-/// One store, four threads: each stores and retrieves blocks of its own, and looks up the others'.
+/// One store, four threads: each stores and retrieves its own blocks, and looks up the others'.
 #[test]
 fn threads_share_a_store() {
     let (store, runner, domain, pool) = stack();

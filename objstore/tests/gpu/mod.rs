@@ -1,8 +1,8 @@
 #![allow(unsafe_code, reason = "plays a GPU: reaches memory by the addresses that it is told")]
 #![allow(dead_code, reason = "each test file uses its part")]
-//! A GPU as far as a store sees one: memory at addresses that this process cannot use, streams, and
-//! copies. Streams move only in [`Gpu::step`], which [`GpuClock`] calls whenever somebody waits: in
-//! which order follows from the seed.
+//! A model of a GPU as a store sees it: memory at addresses that this process cannot use, streams,
+//! and copies. Streams advance only in [`Gpu::step`], which [`GpuClock`] calls on every pause, in
+//! an order that follows from the seed.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
@@ -18,12 +18,12 @@ use nvme_driver::{
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
-/// Addresses of the GPU are so much higher than this process's.
+/// Offset of the GPU's addresses from this process's.
 const SHIFT: u64 = 1 << 56;
 /// The store's own stream.
 const OWN: u64 = 1;
 
-/// What an engine computes in a stream.
+/// A computation of an engine in a stream.
 pub type Work = Box<dyn FnOnce(&Memory) + Send>;
 
 /// An operation in a stream.
@@ -37,7 +37,7 @@ enum Op {
         value: u32,
     },
     Move(ScatterGather),
-    /// Goes on once the test opened it.
+    /// Continues once the test opens the gate.
     Gate(u32),
     Work(Work),
 }
@@ -48,12 +48,12 @@ struct Stream {
     ops: VecDeque<Op>,
 }
 
-/// What the GPU does wrong.
+/// Defect of the GPU.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum Defect {
     #[default]
     None,
-    /// Moves ignore which block is whose.
+    /// Moves ignore the block table.
     BlocksInOrder,
     /// Moves do nothing.
     NoMoves,
@@ -63,9 +63,9 @@ pub enum Defect {
     OneRow,
     /// Copies do nothing.
     NoCopies,
-    /// The next so many operations are taken by streams, then none.
+    /// Streams accept this many more operations, then none.
     RefusesAfter(u32),
-    /// Streams take waits, but do not wait.
+    /// Streams accept waits, but do not wait.
     NoWaits,
 }
 
@@ -80,8 +80,8 @@ struct Allocation {
 }
 
 impl Memory {
-    /// The bytes at `address` of the GPU. Addresses that are in no allocation are words of the
-    /// ring, which the executor of these tests has at the same address for everybody.
+    /// Returns the bytes at GPU address `address`. Addresses outside all allocations are words of
+    /// the ring, which the executor of these tests has at the same address for host and GPU.
     fn at(&self, address: u64, len: usize) -> *mut u8 {
         let Some(host) = address.checked_sub(SHIFT).map(|host| host as usize) else {
             return std::ptr::with_exposed_provenance_mut(address as usize);
@@ -95,18 +95,18 @@ impl Memory {
 
     pub fn read(&self, address: DevicePtr, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        // SAFETY: `at` knows the bytes; everything happens on one thread.
+        // SAFETY: `at` returns valid memory; everything happens on one thread.
         unsafe { bytes.as_mut_ptr().copy_from(self.at(address.0, len), len) };
         bytes
     }
 
     pub fn write(&self, address: DevicePtr, bytes: &[u8]) {
-        // SAFETY: as in `read`.
+        // SAFETY: same as in `read`.
         unsafe { self.at(address.0, bytes.len()).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
     fn copy(&self, from: u64, to: u64, len: usize) {
-        // SAFETY: as in `read`.
+        // SAFETY: same as in `read`.
         unsafe { self.at(to, len).copy_from(self.at(from, len), len) };
     }
 
@@ -142,7 +142,7 @@ impl std::fmt::Debug for Gpu {
     }
 }
 
-/// Frees an allocation, and takes note.
+/// Frees an allocation, and records that.
 struct Owner {
     gpu: Arc<Gpu>,
     host: usize,
@@ -196,22 +196,22 @@ impl Gpu {
         (memory, device)
     }
 
-    /// GPU memory, and where it is.
+    /// Allocates GPU memory, and returns its address.
     pub fn alloc(self: &Arc<Self>, len: usize) -> (ExternalMemory, DevicePtr) {
         self.take(len, false)
     }
 
-    /// Page-locked memory of this process.
+    /// Allocates page-locked memory of this process.
     pub fn alloc_pinned(self: &Arc<Self>, len: usize) -> ExternalMemory {
         self.take(len, true).0
     }
 
-    /// Allocations that were not freed.
+    /// Returns the number of allocations that were not freed.
     pub fn living(&self) -> usize {
         self.memory.0.lock().unwrap().len()
     }
 
-    /// A stream of the engine.
+    /// Returns a stream of the engine.
     pub fn stream(&self, number: u64) -> RawStream {
         // SAFETY: streams exist as long as the GPU.
         unsafe { RawStream::new(OWN + number) }
@@ -221,12 +221,12 @@ impl Gpu {
         self.state().defect = defect;
     }
 
-    /// Objects moved by streams.
+    /// Returns the number of objects moved by streams.
     pub fn moved(&self) -> u64 {
         self.state().moved
     }
 
-    /// Operations that streams took.
+    /// Returns the number of operations that streams accepted.
     pub fn enqueued(&self) -> u64 {
         self.state().enqueued
     }
@@ -249,12 +249,12 @@ impl Gpu {
         Ok(())
     }
 
-    /// Work of the engine.
+    /// Enqueues work of the engine.
     pub fn enqueue(&self, stream: RawStream, work: impl FnOnce(&Memory) + Send + 'static) {
         self.push(stream, Op::Work(Box::new(work))).unwrap();
     }
 
-    /// Holds the stream up until [`Gpu::open`] was called with `gate` or more.
+    /// Holds up the stream until [`Gpu::open`] is called with `gate` or more.
     pub fn gate(&self, stream: RawStream, gate: u32) {
         self.push(stream, Op::Gate(gate)).unwrap();
     }
@@ -263,19 +263,19 @@ impl Gpu {
         self.state().open = gate;
     }
 
-    /// Whether nothing is left in any stream.
+    /// Returns true if all streams are empty.
     pub fn is_idle(&self) -> bool {
         self.state().streams.iter().all(|stream| stream.ops.is_empty())
     }
 
-    /// Whether nothing is left in this stream.
+    /// Returns true if this stream is empty.
     pub fn is_past(&self, stream: RawStream) -> bool {
         let state = self.state();
         let mut streams = state.streams.iter();
         streams.find(|s| s.handle == stream.handle()).is_none_or(|s| s.ops.is_empty())
     }
 
-    /// Lets some streams do something, if they can.
+    /// Advances some of the streams, if they can.
     pub fn step(&self) {
         let mut state = self.state();
         let count = state.streams.len();
@@ -296,7 +296,7 @@ impl Gpu {
         }
     }
 
-    /// One operation; it comes back when it has to wait.
+    /// Executes one operation; returns it if it must wait.
     fn carry_out(&self, op: Op, open: u32, defect: Defect) -> Result<(), Op> {
         match op {
             Op::Write { word, value } => {
@@ -317,7 +317,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// What [`ScatterGather`] promises, object by object.
+    /// Does what [`ScatterGather`] promises, object by object.
     fn carry_objects(&self, moves: &ScatterGather, defect: Defect) {
         let back = moves.op == ScatterGatherOp::Gather;
         if defect == Defect::NoMoves || back && defect == Defect::NoMovesBack {
@@ -397,7 +397,7 @@ unsafe impl StreamOps for Gpu {
     }
 }
 
-/// Copies of the GPU: done when they are asked for the second time.
+/// Copy engine of the GPU: a copy is done when it is polled for the second time.
 #[derive(Debug)]
 pub struct Copies(pub Arc<Gpu>);
 
@@ -427,14 +427,14 @@ impl CopyEngine for Copies {
                 CopyDirection::HostToDevice => (copy.host.as_ptr(), device),
                 CopyDirection::DeviceToHost => (device, copy.host.as_ptr()),
             };
-            // SAFETY: whoever submitted the copy vouched for both sides.
+            // SAFETY: the submitter of the copy guarantees that both sides are valid.
             unsafe { to.copy_from(from, copy.len) };
         }
         Ok(false)
     }
 }
 
-/// A clock whose pauses let streams go on.
+/// A clock whose pauses advance the streams.
 #[derive(Debug)]
 pub struct GpuClock<C: ?Sized>(pub Arc<C>, pub Arc<Gpu>);
 

@@ -18,7 +18,7 @@ use crate::{
     stack::{Plan, blocks},
 };
 
-/// The clock of everything.
+/// The clock of the whole rig.
 pub type Ticks = Arc<GpuClock<SimClock>>;
 
 /// A store and everything around it.
@@ -30,11 +30,11 @@ pub struct Rig {
     pub clock: Ticks,
     pub shape: KvShape,
     pub blocks: u32,
-    /// The pool, for the GPU.
+    /// GPU address of the pool.
     pub base: DevicePtr,
 }
 
-/// Everything but the store.
+/// All of a rig except the store.
 pub struct Parts {
     pub gpu: Arc<Gpu>,
     pub domain: Arc<EmuDomain>,
@@ -59,7 +59,7 @@ impl Parts {
         Self { gpu, domain, emus, clock, devices }
     }
 
-    /// A pool that takes this path, and where it is for the GPU.
+    /// Returns a pool that uses this path, and its GPU address.
     pub fn pool(&self, plan: &Plan, path: Path) -> (KvPool, DevicePtr) {
         let shape = &plan.shape;
         let bytes = shape.block_bytes() * u64::from(plan.blocks);
@@ -104,7 +104,7 @@ impl Parts {
             options: plan.options.clone(),
             namespace: Namespace::default(),
         };
-        // This GPU's I/O kernel cannot look at objects: only its streams can.
+        // This GPU's I/O kernel cannot read objects: only its streams can.
         let checksums = plan.options.dram_mode == DramMode::WriteBack && is_staged;
         let format = Format { shape: plan.shape, checksums, ..plan.format.clone() };
         let store = Store::create(config, &format)?;
@@ -113,14 +113,14 @@ impl Parts {
     }
 }
 
-/// Blocks that a staging buffer has room for.
+/// Blocks that fit into a staging buffer.
 pub const SLOTS: u32 = 16;
 
 pub fn inline(_: u32, clock: Ticks) -> Box<dyn IoExecutor> {
     Box::new(InlineExecutor::new(clock))
 }
 
-/// Where an object is for the GPU.
+/// Placement of objects in GPU memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Places {
     pub shape: KvShape,
@@ -151,7 +151,7 @@ impl Places {
         }
     }
 
-    /// Whether `block` holds the KV of `key` in the rows of `layer`, every byte of it.
+    /// Returns true if `block` holds the KV of `key` in the rows of `layer`, every byte of it.
     pub fn holds(&self, memory: &Memory, block: BlockId, key: BlockKey, layer: Layer) -> bool {
         self.shape.layer_rows(layer).map(Row).all(|row| {
             let bytes = memory.read(self.at(block, row), self.shape.object_bytes as usize);
@@ -214,7 +214,7 @@ impl Rig {
         self.store.commit(writing).unwrap().accepted
     }
 
-    /// A transfer of `keys` into wiped blocks from `first` on; all are stored.
+    /// Begins a transfer of `keys` into wiped blocks from `first` on; all are stored.
     pub fn transfer(&mut self, keys: &[BlockKey], first: u32) -> Transfer {
         let prefix = self.store.lookup(keys).unwrap();
         assert_eq!(prefix.len(), keys.len());
@@ -222,7 +222,7 @@ impl Rig {
         self.store.retrieve(&prefix, &blocks(first, keys.len())).unwrap()
     }
 
-    /// Looks up `keys`, reads what is found, checks every byte and returns how many there were.
+    /// Looks up `keys`, reads the hits, checks every byte and returns how many there were.
     pub fn get(&mut self, keys: &[BlockKey], first: u32) -> usize {
         let prefix = self.store.lookup(keys).unwrap();
         self.wipe(first, prefix.len());
@@ -235,7 +235,7 @@ impl Rig {
         prefix.len()
     }
 
-    /// Whether `block`s hold `keys` in `layer` once the stream gets here.
+    /// Has the stream check if `block`s hold `keys` in `layer` once it gets here.
     pub fn look(
         &self,
         stream: RawStream,
@@ -253,16 +253,16 @@ impl Rig {
         seen
     }
 
-    /// Gives the I/O kernel, the controllers and the streams turns: nobody waits for anything.
+    /// Runs the I/O kernel, the controllers and the streams for some turns, without waiting.
     pub fn run(&mut self, turns: u32) {
         for _ in 0..turns {
-            // The inline kernel has no other turns than those of its ring.
+            // The inline kernel runs only when its ring is polled.
             let _ = self.store.stats();
             self.clock.pause(0, Nanos::MAX);
         }
     }
 
-    /// Gives turns until the streams are empty; whether they ever are. Nobody waits for anything.
+    /// Runs turns until the streams are empty, without waiting. Returns false if they never are.
     pub fn settle(&mut self) -> bool {
         for idle in 0..3000 {
             if self.gpu.is_idle() {
@@ -279,7 +279,7 @@ impl Rig {
     }
 }
 
-/// Waits for tickets; the first error.
+/// Waits for tickets; returns the first error.
 pub fn wait_all(store: &mut Store, tickets: Vec<Ticket>) -> Result<(), StoreError> {
     tickets.into_iter().try_for_each(|ticket| store.wait(ticket).map(|_| ()))
 }

@@ -1,4 +1,4 @@
-//! What schedules a store.
+//! Schedulers for a store.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::time::Duration;
@@ -7,7 +7,7 @@ use kv_schedule::{Config, Curve, IoCosts, Scheduler, Setting, SlackTable};
 use kv_tier::LookaheadConfig;
 use objstore::{PacedStore, Store};
 
-/// Of devices that take 80 us and a nanosecond a byte for a batch.
+/// Returns a scheduler for devices that take 80 us per batch and a nanosecond per byte.
 pub fn scheduler(config: Config) -> Scheduler {
     let curve = || Curve::line(Duration::from_micros(80), 1e9).unwrap();
     let [model, gpu, engine] = ["test"; 3].map(str::to_owned);
@@ -16,7 +16,7 @@ pub fn scheduler(config: Config) -> Scheduler {
     Scheduler::new(config, SlackTable::new(setting, costs))
 }
 
-/// Reads ahead in batches of three blocks.
+/// Returns a store that reads ahead in batches of three blocks.
 pub fn looking_ahead(store: &Store) -> PacedStore {
     let [layers, link] = [(); 2].map(|()| scheduler(Config::default()));
     PacedStore::new(store.clone(), layers)

@@ -16,7 +16,7 @@ use ripieno_testkit::{Drives, KvMemory, format, inline_executor};
 use crate::stack::{Stack, on};
 
 pub const FLUSH: u8 = 0;
-/// Write Fault; "do not retry" is the other one.
+/// Write Fault with "do not retry" set.
 pub const FLUSH_FAULT: FaultAction = FaultAction::Status { code: 0x280, dnr: true };
 
 pub struct Shelf {
@@ -24,7 +24,7 @@ pub struct Shelf {
     pub format: Format,
 }
 
-/// Devices with power.
+/// Devices that are powered up.
 pub struct Powered {
     pub devices: Vec<StoreDevice>,
     pub domain: Arc<EmuDomain>,
@@ -38,7 +38,7 @@ impl Shelf {
         Self { bytes: (0..devices).map(medium).collect(), format: format(shape) }
     }
 
-    /// A store that was just made.
+    /// Formats the devices and opens the store on them.
     pub fn made(devices: usize, shape: KvShape, options: &StoreOptions) -> (Self, Stack) {
         let shelf = Self::new(devices, shape);
         shelf.make();
@@ -91,17 +91,17 @@ pub fn crash(stack: Stack) {
     stack.emus.iter().for_each(|emu| emu.power_loss());
 }
 
-/// From now on something is wrong with one device.
+/// Injects a fault into one device from now on.
 pub fn break_device(emu: &Emu, rule: FaultRule) {
     emu.set_faults(FaultPlan { rules: vec![rule], ..FaultPlan::default() });
 }
 
-/// The device fails the next Flush, and would take the one after it.
+/// Fails the device's next Flush; the one after it would succeed.
 pub fn break_flush(emu: &Emu) {
     break_device(emu, on(FLUSH, FLUSH_FAULT).limit(1));
 }
 
-/// Flushes that the devices have done.
+/// Returns the number of flushes that each device has done.
 pub fn flushes(emus: &[Arc<Emu>]) -> Vec<u64> {
     emus.iter().map(|emu| emu.counters().flushes).collect()
 }

@@ -1,5 +1,5 @@
 //! The whole stack below a store, in virtual time and on one thread: software controllers, driver,
-//! ring, and the I/O kernel inline. What happens follows from the seed.
+//! ring, and the I/O kernel inline. The order of events follows from the seed.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use ripieno_testkit::{Drives, KvMemory, format, memory_drives, set_faults};
 #[allow(unused_imports, reason = "each test file uses its part")]
 pub use ripieno_testkit::{blocks, keys};
 
-/// What a stack is made of.
+/// Configuration of a stack.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub seed: u64,
@@ -29,11 +29,11 @@ pub struct Plan {
     pub shape: KvShape,
     pub blocks: u32,
     pub options: StoreOptions,
-    /// How the store is formatted, but for its shape.
+    /// Format of the store, except for its shape.
     pub format: Format,
-    /// Writes are lost with the power until they are flushed, or had FUA.
+    /// Power loss drops writes until they are flushed, unless they had FUA.
     pub volatile_cache: bool,
-    /// Makes the controllers different from good modern drives.
+    /// Changes the configuration of the controllers, which are good modern drives by default.
     pub drive: fn(&mut EmuConfig),
 }
 
@@ -55,7 +55,7 @@ impl Default for Plan {
                 queue_depth: 64,
                 iocbs: 16,
                 command_timeout: Nanos::from_millis(100),
-                // What the tests say of the order of eviction.
+                // The tests assume this order of eviction.
                 policy: PolicyKind::Lru,
                 virtual_time: true,
                 ..StoreOptions::default()
@@ -64,7 +64,7 @@ impl Default for Plan {
     }
 }
 
-/// The controllers of a plan.
+/// Creates the controllers of a plan.
 pub fn drives(plan: &Plan, clock: &Arc<SimClock>) -> Drives {
     let mut configs = memory_drives(plan.devices, plan.device_bytes, plan.lba_bytes);
     for config in &mut configs {
@@ -100,7 +100,7 @@ impl Stack {
         Self::with_executor(plan, clock, move |_| Box::new(InlineExecutor::new(inline.clone())))
     }
 
-    /// `executor` makes the n-th executor, counted from 0.
+    /// Creates a stack; `executor` makes the n-th executor, counted from 0.
     pub fn with_executor(
         plan: &Plan,
         clock: Arc<SimClock>,
@@ -142,7 +142,7 @@ impl Stack {
         self.kv.fill(block, key, 0);
     }
 
-    /// Makes `block` hold nothing of any key.
+    /// Makes `block` hold no data of any key.
     pub fn wipe(&mut self, block: BlockId) {
         self.kv.wipe(block);
     }
@@ -151,7 +151,7 @@ impl Stack {
         (0..self.shape.layers).all(|layer| self.kv.holds(block, Layer(layer), key, 0))
     }
 
-    /// Computes and allocates, but stores nothing yet.
+    /// Fills blocks and allocates files, but stores nothing yet.
     pub fn begin(&mut self, keys: &[BlockKey], first: u32) -> Writing {
         let blocks = blocks(first, keys.len());
         for (key, block) in keys.iter().zip(&blocks) {
@@ -192,7 +192,7 @@ impl Stack {
         result
     }
 
-    /// Looks up `keys`, reads what is found, checks every byte and returns how many there were.
+    /// Looks up `keys`, reads the hits, checks every byte and returns how many there were.
     pub fn get(&mut self, keys: &[BlockKey], first: u32) -> usize {
         let prefix = self.store.lookup(keys).unwrap();
         self.read(&prefix, first).unwrap();
@@ -202,12 +202,12 @@ impl Stack {
         prefix.len()
     }
 
-    /// Makes one rule wrong with every device.
+    /// Injects a fault rule into every device; `None` removes it.
     pub fn faults(&self, rule: Option<FaultRule>) {
         set_faults(&self.emus, rule);
     }
 
-    /// Where the files' objects begin on each device.
+    /// Returns the first LBA of the files' objects on each device.
     pub fn data_lba(&self) -> u64 {
         self.store.superblock().data_region().unwrap().first.0
     }
