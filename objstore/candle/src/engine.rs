@@ -1,4 +1,4 @@
-//! The engine: prompts in, tokens out, and what it does with the store on the way.
+//! The engine: prompts in, tokens out, and its use of the store.
 
 use std::{
     path::Path,
@@ -19,34 +19,34 @@ use crate::{
     pages::{BLOCKS, Pages, SHAPE},
 };
 
-/// Names the weights: those of a real model have a digest.
+/// Identifies the weights; those of a real model have a digest.
 const SEED: u64 = 11;
 
 /// A model, its KV pool, and a store that the pool is registered with.
 #[derive(Debug)]
 pub struct Engine {
     model: Llama,
-    /// Its pool.
+    /// The KV pool.
     pub pages: Arc<Pages>,
     stack: Stack,
 }
 
-/// A prompt and what came after it.
+/// A prompt and the tokens generated after it.
 #[derive(Debug)]
 pub struct Sequence {
     /// The prompt's tokens, and those generated.
     pub tokens: Vec<u32>,
     /// Its blocks in the pool.
     pub table: Vec<BlockId>,
-    /// Tokens that were not computed: their KV was in the store.
+    /// Tokens that were not computed: the store had their KV.
     pub found: usize,
-    /// Tokens whose KV the store has now.
+    /// Tokens whose KV is in the store now.
     pub stored: usize,
-    /// From the call until the first token was there.
+    /// Time from the call to the first token.
     pub first_token: Duration,
 }
 
-/// What must be equal for KV to be used again, besides the tokens.
+/// Returns the namespace: KV is reused only if all of this is equal, besides the tokens.
 fn namespace() -> Namespace {
     let mut weights = [0; 32];
     weights[..8].copy_from_slice(&SEED.to_le_bytes());
@@ -59,20 +59,20 @@ fn namespace() -> Namespace {
     }
 }
 
-/// The names of a prompt's blocks. Not of its last token's: the model has to compute that one.
+/// Returns the keys of a prompt's blocks, without the last token: the model must compute that one.
 fn keys(prompt: &[u32]) -> Vec<BlockKey> {
     let before = prompt.split_last().map_or(prompt, |(_, before)| before);
     KeyChain::new(b"").keys(before, SHAPE.block_tokens)
 }
 
 impl Engine {
-    /// Opens the store in `dir`, or makes one of 64 MiB.
+    /// Opens the store in `dir`, or creates one of 64 MiB.
     ///
     /// # Errors
-    /// When the store cannot be opened: the message says why.
+    /// Returns an error if the store cannot be opened.
     pub fn open(dir: &Path) -> Result<Self> {
         let pages = Pages::new();
-        // Names that nothing else has, for a store that is made.
+        // Unique identifiers, in case the store is created.
         let mut chance = StdRng::from_os_rng();
         let media = HomeMedia::Files { count: 2, bytes: 64 << 20 };
         let options = HomeOptions { id: chance.random(), media, lba_bytes: 4096 };
@@ -92,15 +92,15 @@ impl Engine {
         Ok(Self { model: Llama::new(SEED)?, pages, stack })
     }
 
-    /// Computes a prompt's first token. With the store, what it has of the prompt's KV is not
+    /// Computes a prompt's first token. With the store, KV that it has is loaded instead of
     /// computed, and the rest is stored.
     ///
     /// # Errors
-    /// When the pool is too small, and when the store does not work any more. KV that turns out to
-    /// be lost or damaged is no error: it is computed.
+    /// Returns an error if the pool is too small, or the store has failed. Lost or damaged KV is no
+    /// error: it is computed.
     pub fn prefill(&self, prompt: &[u32], use_store: bool) -> Result<Sequence> {
         let start = Instant::now();
-        // After a failure the lookup finds less. If that fails as well, something else is wrong.
+        // After a failure the lookup finds fewer blocks; the last attempt does without the store.
         for attempt in 0..3 {
             match self.try_prefill(prompt, use_store && attempt < 2, start) {
                 Err(error) if is_lost(&error) => continue,
@@ -113,7 +113,7 @@ impl Engine {
     fn try_prefill(&self, prompt: &[u32], use_store: bool, start: Instant) -> Result<Sequence> {
         let (store, stack) = (self.stack.store(), &self.stack);
         let keys = if use_store { keys(prompt) } else { Vec::new() };
-        // In any order: an engine's blocks are where there is room.
+        // Any order works: an engine's blocks are scattered over the pool.
         let table: Vec<BlockId> = (0..BLOCKS).rev().map(BlockId).collect();
         let room = table.len() * SHAPE.block_tokens as usize;
         let tokens = prompt.len();
@@ -129,14 +129,14 @@ impl Engine {
         let found = hits * SHAPE.block_tokens as usize;
         let mut x = self.model.embed(&prompt[found..])?;
         for layer in 0..LAYERS {
-            // Its KV is there now. Later layers are on their way while this one is computed.
+            // The layer's KV is loaded now; later layers load while this one is computed.
             load.wait(Layer(layer as u32))?;
             x = self.compute(layer, &x, &table, found)?;
             save.start(Layer(layer as u32))?;
         }
         let token = self.model.next_token(&x)?;
         let first_token = start.elapsed();
-        // Waits for the layers. From then on the blocks are found; of a full store, not all.
+        // Waits for the layers. Afterwards lookups find the blocks; if the store is full, not all.
         let accepted = save.commit()?.accepted;
         let tokens = [prompt, &[token]].concat();
         let stored = found + accepted * SHAPE.block_tokens as usize;
@@ -146,7 +146,7 @@ impl Engine {
     /// Generates `count` more tokens.
     ///
     /// # Errors
-    /// When the pool is too small.
+    /// Returns an error if the pool is too small.
     pub fn decode(&self, sequence: &mut Sequence, count: usize) -> Result<()> {
         let Sequence { tokens, table, .. } = sequence;
         for _ in 0..count {
@@ -161,7 +161,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A layer, for the tokens from `first` on; K and V of all those before are in the pages.
+    /// Computes a layer for the tokens from `first` on; K and V of earlier ones are in the pages.
     fn compute(
         &self,
         layer: usize,
@@ -177,16 +177,16 @@ impl Engine {
         })
     }
 
-    /// Makes everything permanent and lets go of the pages.
+    /// Makes everything permanent and unregisters the pages.
     ///
     /// # Errors
-    /// Those of [`Stack::close`].
+    /// Same as [`Stack::close`].
     pub fn close(self) -> Result<()> {
         Ok(self.stack.close()?)
     }
 }
 
-/// Whether KV did not arrive as it was stored, or is gone. The store has forgotten it by now.
+/// Returns true if KV was damaged or is gone. The store has dropped it by now.
 fn is_lost(error: &anyhow::Error) -> bool {
     let kind = error.downcast_ref().map(StackError::kind);
     matches!(kind, Some(ErrorKind::Io | ErrorKind::Stale))

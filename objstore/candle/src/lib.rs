@@ -1,22 +1,22 @@
 //! A Rust engine whose KV cache outlives it: a small Llama with random weights on candle, and a
-//! store for its KV blocks. To be copied from. docs/start/rust.md says how to run it.
+//! store for its KV blocks. Meant as a template; docs/start/rust.md tells how to run it.
 //!
 //! # Architecture
-//! - [`Llama`] (`model.rs`): the model. It knows neither pages nor stores: a layer hands over its
-//!   new K and V, and gets back those of the whole sequence.
-//! - [`Pages`] (`pages.rs`): the KV pool, in one allocation that is registered with the store. What
-//!   the model reads and writes is what the devices read and write.
-//! - [`Engine`] (`engine.rs`): what ties them together. **Start here**: [`Engine::prefill`] is all
-//!   that an engine does with a store.
+//! - [`Llama`] (`model.rs`): the model. It knows neither pages nor stores: each layer passes its
+//!   new K and V to a callback, which returns those of the whole sequence.
+//! - [`Pages`] (`pages.rs`): the KV pool, one allocation that is registered with the store. The
+//!   devices read and write the same memory as the model.
+//! - [`Engine`] (`engine.rs`): connects them. **Start here**: [`Engine::prefill`] contains the
+//!   whole use of a store.
 //!
 //! # Invariants
-//! - A layer's pages are read and written only after the layer was waited for, and before it is
+//! - A layer's pages are read and written only after its load was waited for, and before it is
 //!   stored.
-//! - What was stored is bytes of whole blocks, which are never written again.
+//! - Stored data consists of whole blocks, which are never overwritten.
 //!
 //! # Not implemented
-//! - What does not concern the store: batches, sampling, a tokenizer (tokens are bytes), kernels
-//!   that read pages in place.
+//! - Features that do not involve the store: batches, sampling, a tokenizer (tokens are bytes),
+//!   kernels that read pages in place.
 
 mod engine;
 mod model;

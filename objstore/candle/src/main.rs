@@ -1,4 +1,4 @@
-//! Answers a prompt with KV from a store, and once more without, and compares.
+//! Answers a prompt with KV from a store, once more without it, and compares the answers.
 
 #![allow(clippy::print_stdout, reason = "a command line tool: results go to stdout")]
 
@@ -12,10 +12,10 @@ const SENTENCE: &str = "What was computed once is read and not computed again. "
 
 #[derive(Parser)]
 struct Args {
-    /// The store's directory; made where there is none
+    /// The store's directory; created if it does not exist
     #[arg(long)]
     path: PathBuf,
-    /// What to go on from; a token is a byte
+    /// The prompt to continue; each byte is a token
     #[arg(long, default_value_t = SENTENCE.repeat(30))]
     prompt: String,
     /// Tokens to generate

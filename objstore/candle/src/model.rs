@@ -3,7 +3,7 @@
 use candle_core::{D, Device, Result, Tensor};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
-/// Layers.
+/// Number of layers.
 pub const LAYERS: usize = 4;
 /// Heads of K and V; each serves [`GROUP`] heads of Q.
 pub const KV_HEADS: usize = 2;
@@ -12,10 +12,10 @@ const GROUP: usize = 2;
 pub const HEAD: usize = 32;
 const HIDDEN: usize = KV_HEADS * GROUP * HEAD;
 const MLP: usize = 2 * HIDDEN;
-/// A token is a byte.
+/// Each byte is a token.
 const VOCABULARY: usize = 256;
 
-/// Random weights: the same ones for the same seed.
+/// A Llama with random weights: the same weights for the same seed.
 #[derive(Debug)]
 pub struct Llama {
     embedding: Tensor,
@@ -36,7 +36,7 @@ struct Layer {
 
 impl Llama {
     /// # Errors
-    /// Those of candle.
+    /// Returns candle's errors.
     pub fn new(seed: u64) -> Result<Self> {
         let mut chance = StdRng::seed_from_u64(seed);
         let mut random = |inputs: usize, outputs: usize, gain: f32| {
@@ -48,7 +48,7 @@ impl Llama {
         let kv = KV_HEADS * HEAD;
         let layers = (0..LAYERS).map(|_| {
             Ok(Layer {
-                // Enough that attention prefers some tokens: with less, all answers are the same.
+                // Large enough for attention to prefer some tokens: else all answers are alike.
                 q: random(HIDDEN, HIDDEN, 1.5)?,
                 k: random(HIDDEN, kv, 1.5)?,
                 v: random(HIDDEN, kv, 1.5)?,
@@ -63,19 +63,19 @@ impl Llama {
         Ok(Self { embedding, layers, head: random(HIDDEN, VOCABULARY, 1.0)? })
     }
 
-    /// What goes into the first layer: `[tokens, HIDDEN]`.
+    /// Returns the input of the first layer: `[tokens, HIDDEN]`.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Returns candle's errors.
     pub fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
         self.embedding.index_select(&Tensor::new(tokens, &Device::Cpu)?, 0)
     }
 
-    /// A layer for the tokens from position `first` on. `cache` gets their K and V and returns
-    /// those of all tokens of the sequence, each `[tokens, KV_HEADS, HEAD]`.
+    /// Computes a layer for the tokens from position `first` on. `cache` gets their K and V and
+    /// returns those of all tokens of the sequence, each `[tokens, KV_HEADS, HEAD]`.
     ///
     /// # Errors
-    /// Those of candle and of `cache`.
+    /// Returns errors of candle and of `cache`.
     pub fn layer(
         &self,
         layer: usize,
@@ -96,22 +96,22 @@ impl Llama {
         x + gated.matmul(&layer.down)?
     }
 
-    /// The most likely token after the last one of `x`, which came out of the last layer.
+    /// Returns the most likely token after the last one of `x`, the output of the last layer.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Returns candle's errors.
     pub fn next_token(&self, x: &Tensor) -> Result<u32> {
         let last = norm(&x.narrow(0, x.dim(0)? - 1, 1)?)?;
         last.matmul(&self.head)?.argmax(D::Minus1)?.squeeze(0)?.to_scalar()
     }
 }
 
-/// RMSNorm with weights of one.
+/// Computes RMSNorm with weights of one.
 fn norm(x: &Tensor) -> Result<Tensor> {
     x.broadcast_div(&(x.sqr()?.mean_keepdim(D::Minus1)? + 1e-6)?.sqrt()?)
 }
 
-/// RoPE of `[tokens, heads, HEAD]`, the first of which is at position `first`.
+/// Applies RoPE to `[tokens, heads, HEAD]`, whose first token is at position `first`.
 fn rotate(x: &Tensor, first: usize) -> Result<Tensor> {
     let (tokens, _, _) = x.dims3()?;
     let half = HEAD / 2;
@@ -126,7 +126,7 @@ fn rotate(x: &Tensor, first: usize) -> Result<Tensor> {
     Tensor::cat(&[turned_a, turned_b], 2)
 }
 
-/// Attention of the last tokens of a sequence, from position `first` on, over all of it.
+/// Computes attention of the tokens from position `first` on, over the whole sequence.
 fn attention(q: &Tensor, k: &Tensor, v: &Tensor, first: usize) -> Result<Tensor> {
     let (tokens, all) = (q.dim(0)?, k.dim(0)?);
     // The heads of Q that share one of K and V are rows of the same product.

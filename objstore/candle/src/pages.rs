@@ -20,7 +20,7 @@ use crate::model::{HEAD, KV_HEADS, LAYERS};
 const TOKEN: usize = KV_HEADS * HEAD;
 /// Tokens of a block.
 const BLOCK: usize = 16;
-/// A block of the model: of each layer K and V, 16 tokens of f32.
+/// Shape of a block: K and V of each layer, 16 tokens of f32.
 pub const SHAPE: KvShape = KvShape {
     layers: LAYERS as u32,
     segments: 2,
@@ -32,37 +32,37 @@ pub const BLOCKS: u32 = 128;
 
 /// The pool: `[layers x (K, V), blocks, tokens of a block, heads of K and V, elements of a head]`.
 ///
-/// Not a tensor: candle makes references to all of a tensor's memory, and Rust has none to memory
-/// that a device writes to. So elements are atomics here, and a layer's K and V are gathered into a
-/// tensor. On a GPU, the pool is a tensor, and the attention's kernel reads the pages in place.
+/// Not a tensor: candle makes references to all of a tensor's memory, and Rust allows none to
+/// memory that a device writes to. So elements are atomics, and a layer's K and V are gathered into
+/// a tensor. On a GPU, the pool is a tensor, and the attention kernel reads the pages in place.
 #[derive(Debug)]
 pub struct Pages {
     elements: Box<[AtomicU32]>,
 }
 
 impl Pages {
-    /// Pages of zeros.
+    /// Returns pages of zeros.
     #[must_use]
     pub fn new() -> Arc<Self> {
         let count = SHAPE.block_bytes() as usize / size_of::<f32>() * BLOCKS as usize;
         Arc::new(Self { elements: (0..count).map(|_| AtomicU32::new(0)).collect() })
     }
 
-    /// What a store registers. It keeps the pages until it is closed.
+    /// Returns the memory to register with a store, which keeps it alive until it is closed.
     #[must_use]
     pub fn memory(self: &Arc<Self>) -> PoolMemory {
         let base = NonNull::from(&*self.elements).cast::<u8>();
-        // SAFETY: the memory lives as long as the pages, and references to atomics allow that
-        // others write to them.
+        // SAFETY: the memory lives as long as the pages, and references to atomics allow other
+        // writers.
         let memory = unsafe { EngineMemory::new(base, size_of_val(&*self.elements), self.clone()) };
         PoolMemory::Engine { memory, layout: PoolLayout::contiguous(&SHAPE, BLOCKS) }
     }
 
     /// Writes K (segment 0) or V (segment 1) of a layer for a sequence's tokens from `first` on.
-    /// `table` has the sequence's blocks.
+    /// `table` lists the sequence's blocks.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Returns candle's errors.
     pub fn write(
         &self,
         row: (usize, usize),
@@ -79,17 +79,17 @@ impl Pages {
         Ok(())
     }
 
-    /// K or V of a layer for the first `tokens` tokens of a sequence.
+    /// Returns K or V of a layer for the first `tokens` tokens of a sequence.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Returns candle's errors.
     pub fn read(&self, row: (usize, usize), table: &[BlockId], tokens: usize) -> Result<Tensor> {
         let elements = (0..tokens).flat_map(|token| self.token(row, table, token));
         let values = elements.map(|element| f32::from_bits(element.load(Relaxed))).collect();
         Tensor::from_vec(values, (tokens, KV_HEADS, HEAD), &Device::Cpu)
     }
 
-    /// Where a token of a sequence is.
+    /// Returns the elements of a token of a sequence.
     fn token(
         &self,
         (layer, segment): (usize, usize),

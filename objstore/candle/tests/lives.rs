@@ -1,4 +1,4 @@
-//! Lives of the engine, one process each: killed, and with a damaged store.
+//! Restarts of the engine, each in its own process: after a kill, and with a damaged store.
 
 use std::{
     fs,
@@ -10,14 +10,14 @@ use std::{
 
 use ripieno_candle::{Engine, SHAPE};
 
-/// 18 blocks and 12 tokens.
+/// Tokens of the prompt: 18 blocks and 12 tokens.
 const TOKENS: usize = 300;
 
 fn prompt() -> String {
     (0..TOKENS).map(|at| char::from(b'a' + (at * at / 7 % 26) as u8)).collect()
 }
 
-/// The same, but for the token at a position.
+/// Returns the same prompt, except for the token at a position.
 fn other_prompt(at: usize) -> String {
     let mut prompt = prompt();
     prompt.replace_range(at..=at, "!");
@@ -26,14 +26,14 @@ fn other_prompt(at: usize) -> String {
 
 fn engine(dir: &Path, prompt: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno-candle"));
-    // Threads that wait for each other take long on a machine that is in use.
+    // Threads that wait for each other are slow on a busy machine.
     command.env("RAYON_NUM_THREADS", "1");
     command.arg("--path").arg(dir).args(["--prompt", prompt, "--tokens", "24"]);
     command
 }
 
-/// A whole life: how many tokens were found, and the answer, which the engine compared with the one
-/// that it computed without the store.
+/// Runs the engine once. Returns the number of tokens found, and the answer, which the engine
+/// compared with the one that it computed without the store.
 fn live(dir: &Path, prompt: &str) -> (usize, String) {
     let output = engine(dir, prompt).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -58,7 +58,7 @@ fn a_second_life_goes_on_with_what_a_killed_one_stored() {
     assert_eq!(first.wait().unwrap().signal(), Some(9), "it was still decoding");
 
     assert_eq!(live(&dir, &prompt()), (288, expected.clone()));
-    // What it says depends on the first token: KV that was found is used, and has to be right.
+    // The answer depends on the first token: KV that was found is used, and must be right.
     let (found, other) = live(&dir, &other_prompt(0));
     assert_eq!(found, 0);
     assert_ne!(other, expected);
@@ -86,7 +86,7 @@ fn damaged_kv_is_computed_again() {
         let path = dir.join(device);
         let mut image = fs::read(&path).unwrap();
         for object in image.chunks_exact_mut(page.len()).filter(|object| *object == page) {
-            // Numbers that a model could have computed.
+            // Values that a model could have computed.
             object.fill(0x3F);
             damaged += 1;
         }
