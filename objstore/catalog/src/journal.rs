@@ -119,8 +119,8 @@ fn series(store: StoreId, generation: u64, io: &dyn BlockIo) -> Series {
 }
 
 /// Writes the last group again, with FUA. It may be only in the device's cache, because its write
-/// or a flush failed in another process: a flush that succeeds after a failed one proves nothing.
-/// The groups before it were durable before it was written.
+/// failed or was in flight when another process died. A flush is not enough: one that succeeds
+/// after a failed one proves nothing. The groups before it were durable before it was written.
 fn rewrite_last(
     io: &mut dyn BlockIo,
     area: &JournalArea,
@@ -149,15 +149,10 @@ impl Journal {
     ) -> Result<Self, JournalError> {
         let device = || io.name().to_owned();
         let mut area = superblock.journal.ok_or_else(|| JournalError::None { device: device() })?;
-        // Records read below must not be lost later: another process may have left them in the
-        // device's cache.
-        if !planted(PlantedBug::NoFlushOnOpen) {
-            io.flush()?;
-        }
         let mut replayed = Replayed::default();
         let search = search_bytes(&area);
         replay(&mut *io, &superblock, search, &mut replayed, apply, progress)?;
-        if replayed.end > area.certain_bytes {
+        if replayed.end > area.certain_bytes && !planted(PlantedBug::LastGroupNotRewritten) {
             rewrite_last(&mut *io, &area, &replayed)?;
         }
         // Makes both copies whole and equal, and detects a read-only device now.

@@ -44,8 +44,8 @@ pub enum PlantedBug {
     SnapshotWithoutPins,
     /// A snapshot chooses its next files as if none had been inserted since it began.
     BandsWithoutAge,
-    /// The records replayed by an opening journal are not flushed, and may be lost later.
-    NoFlushOnOpen,
+    /// The last group that an opening journal replays is not written again, and may be lost later.
+    LastGroupNotRewritten,
     /// Records appended during a compaction are missing in the new half.
     AppendNotCopied,
     /// A compaction ends without the last group of its snapshot.
@@ -95,7 +95,7 @@ impl PlantedBug {
         Self::ChecksumIgnored,
         Self::SnapshotWithoutPins,
         Self::BandsWithoutAge,
-        Self::NoFlushOnOpen,
+        Self::LastGroupNotRewritten,
         Self::AppendNotCopied,
         Self::EndNotCopied,
         Self::ClearNotReplayed,

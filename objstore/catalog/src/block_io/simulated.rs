@@ -17,7 +17,7 @@ pub(crate) struct Faults {
     pub power_loss: Option<u64>,
     /// This one fails, and its data is treated as in a power loss.
     pub fail: Option<u64>,
-    /// This write or flush is acknowledged, but not carried out.
+    /// This write is acknowledged, but not carried out.
     pub lost: Option<u64>,
     /// This write goes to another offset: (number, offset).
     pub misdirected: Option<(u64, u64)>,
@@ -207,9 +207,7 @@ impl BlockIo for Medium {
         if state.is_off || faults.fail == number {
             return Err(state.error(BlockAction::Flush, 0, 0));
         }
-        if faults.lost != number {
-            state.flush();
-        }
+        state.flush();
         Ok(())
     }
 }

@@ -91,23 +91,6 @@ fn records(medium: &Medium) -> Result<u64, String> {
     scan.damage.map_or(Ok(scan.records.evict), |damage| Err(damage.to_string()))
 }
 
-/// The write of a group fails and leaves it in the device's cache. A flush after a failed one
-/// succeeds and flushes nothing. Then power is lost: the superblock, which counts the group as
-/// durable, must not be wrong.
-#[test]
-fn a_group_in_the_cache_is_written_again_before_the_superblock_counts_it() {
-    let medium = formatted();
-    let mut journal = open(&medium);
-    journal.append(&evict(2)).unwrap();
-    medium.plan(Faults { fail: Some(0), ..Faults::default() });
-    journal.append(&evict(1)).unwrap_err();
-    medium.plan(Faults { lost: Some(0), ..Faults::default() });
-    drop(open(&medium));
-    assert_eq!(medium.done()[0], None, "an opening begins with a flush");
-    medium.restart(&mut |bound| bound - 1);
-    assert_eq!(records(&medium), Ok(3));
-}
-
 /// Both copies of the superblock revert to their state before an unfinished compaction. The next
 /// compaction has a generation of its own unless the random number is 0 again.
 #[test]
