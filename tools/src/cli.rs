@@ -1,4 +1,4 @@
-//! The command line: what the commands are, and how each of them ends.
+//! The command line: the commands and their exit codes.
 
 use std::io::{self, ErrorKind, IsTerminal as _};
 use std::process::ExitCode;
@@ -252,10 +252,10 @@ struct Raw {
     command: Command,
 }
 
-/// What to do.
+/// Commands.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Replay LLM serving traffic through the whole stack, and check the bytes
+    /// Replay LLM serving traffic through the whole stack and verify the data
     ///
     /// For each request, the longest stored prefix is looked up and retrieved layer by layer into
     /// scattered blocks of a KV pool. The missing blocks are filled, stored layer by layer, and
@@ -268,12 +268,12 @@ enum Command {
     ///
     /// Batches of a layer's objects are stored and retrieved through the whole stack, in sizes that
     /// double; then four operations are kept in flight, from reads only to writes only. With --out
-    /// the costs go into a slack table, which the scheduler goes by; layer times are learned while
+    /// the costs are written to a slack table for the scheduler; layer times are learned while
     /// serving.
     #[command(after_help = PROFILE_HELP)]
     Profile(Box<ProfileFlags>),
 
-    /// Make a store in a home or on drives; refuse to destroy what is there; undo it
+    /// Make a store in a home or on drives, or undo that
     #[command(after_help = FORMAT_HELP)]
     Format(Box<FormatFlags>),
 
@@ -285,14 +285,14 @@ enum Command {
     #[command(after_help = FSCK_HELP)]
     Fsck(FsckFlags),
 
-    /// Read every file of a store, and find those whose bytes are not what was stored
+    /// Read every file of a store and find corrupted ones
     ///
     /// Through the normal path: the I/O kernel compares the checksum of each object. Damaged files
-    /// are dropped from the catalog, so that they are misses and not errors.
+    /// are dropped from the catalog, so that they become misses instead of errors.
     #[command(after_help = SCRUB_HELP)]
     Scrub(ScrubFlags),
 
-    /// Simulate serving with tiers of KV cache, beside the papers' numbers
+    /// Simulate serving with a tiered KV cache, and compare with published results
     #[command(after_help = SIM_HELP)]
     Sim(Box<SimFlags>),
 
@@ -302,12 +302,12 @@ enum Command {
     #[command(after_help = IDENTIFY_HELP)]
     Identify(IdentifyFlags),
 
-    /// Show which routes of the data work here, why the others do not, and how to fix that
+    /// Show which data paths work here, why the others do not, and how to fix that
     ///
     /// Checks the machine as `nvme-bind doctor` does (IOMMU, VFIO, groups, ACS, limits, GPU), then
     /// the NVIDIA driver, the GPU, the I/O kernel on it, and GDRCopy; then tests each route between
-    /// device and KV pool. Software controllers are tested with a small replay, in which every byte
-    /// is checked. Drives are only read, never written.
+    /// device and KV pool. Software controllers are tested with a small replay that checks every
+    /// byte. Drives are only read, never written.
     #[command(after_help = DOCTOR_HELP)]
     Doctor(DoctorFlags),
 }
@@ -320,8 +320,8 @@ struct IdentifyFlags {
     #[arg(long, value_name = "DEVICE", default_value = "emu")]
     device: Vec<String>,
 
-    /// Reset the NVM subsystem of each device first (NSSR): for a drive that cannot be opened
-    /// otherwise. All its controllers lose what they are doing, for other hosts, too
+    /// Reset the NVM subsystem of each device first (NSSR), for a drive that cannot be opened
+    /// otherwise. All its controllers abort their commands, also those of other hosts
     #[arg(long)]
     reset_subsystem: bool,
 
@@ -334,13 +334,13 @@ struct IdentifyFlags {
     verbose: u8,
 }
 
-/// Values that are numbers. A negative one is left to their parsers, which say what is wrong.
+/// Value names of numeric flags. Negative numbers are passed to their parsers, which reject them.
 const NUMBERS: [&str; 11] = [
     "N", "COUNT", "SIZE", "SIZE|off", "BYTES", "RATE", "SEED", "PERCENT", "SECONDS", "FACTOR",
     "DOLLARS",
 ];
 
-/// All that the command line takes.
+/// Returns the complete command line definition.
 #[must_use]
 pub fn command() -> clap::Command {
     fn with_negative(command: clap::Command) -> clap::Command {
@@ -354,7 +354,7 @@ pub fn command() -> clap::Command {
     with_negative(Raw::command())
 }
 
-/// Runs the command line of this process to its exit code.
+/// Runs the command line of this process and returns its exit code.
 #[must_use]
 pub fn run() -> ExitCode {
     let is_json = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
@@ -373,7 +373,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// The names of a command and of those that it belongs to.
+/// The names of a command and its parents.
 struct Path(Vec<String>);
 
 impl Path {
@@ -386,7 +386,7 @@ impl Path {
         Self(names)
     }
 
-    /// Returns whether the command has this flag.
+    /// Returns true if the command has this flag.
     fn has(&self, flag: &str) -> bool {
         let mut command = &command();
         for name in &self.0 {
@@ -435,14 +435,14 @@ fn run_command(command: Command) -> anyhow::Result<u8> {
         Command::Doctor(flags) => {
             log(flags.verbose, flags.verbose == 0);
             let args = DoctorArgs::check(&flags)?;
-            // It writes each finding as it comes.
+            // `doctor` writes each finding as it is made.
             terminal::set_printed();
             doctor::run(&args)
         }
     }
 }
 
-/// Prints help, or why the command line could not be read. Returns the exit code.
+/// Prints help or the parse error. Returns the exit code.
 fn misread(error: &clap::Error, is_json: bool) -> u8 {
     let is_help = !error.use_stderr();
     match error.print() {
@@ -455,16 +455,16 @@ fn misread(error: &clap::Error, is_json: bool) -> u8 {
     if is_json && !is_help {
         let text = error.render().to_string();
         let text = text.strip_prefix("error: ").unwrap_or(&text);
-        // What follows is the usage.
+        // The usage follows the message.
         let message = text.split("\n\n").next().unwrap_or_default();
         print_error("usage", message, "--help shows what can be given");
     }
     u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE)
 }
 
-/// Says what went wrong, in one line and a hint, and chooses the exit code.
+/// Reports an error in one line plus a hint, and chooses the exit code.
 fn complain(error: &anyhow::Error, path: &Path, is_json: bool) -> u8 {
-    // Only doctor is told: its reader has seen enough, but the checks ended there.
+    // Only `doctor` returns this error: its reader closed stdout, and the checks stopped there.
     let closed = |error: &io::Error| error.kind() == ErrorKind::BrokenPipe;
     if error.downcast_ref().is_some_and(closed) {
         return EXIT_UNREAD;
@@ -489,14 +489,14 @@ fn complain(error: &anyhow::Error, path: &Path, is_json: bool) -> u8 {
     code
 }
 
-/// An error, for a program that reads stdout.
+/// Prints an error as JSON on stdout.
 fn print_error(kind: &str, message: &str, hint: &str) {
     let error = json!({ "error": { "kind": kind, "message": message, "hint": hint } });
-    // It was said on stderr.
+    // The error is on stderr already.
     let _ = terminal::print(error);
 }
 
-/// Logs of the layers below go to stderr. `RUST_LOG` wins over -v and -q.
+/// Sends the logs of all crates to stderr. `RUST_LOG` overrides -v and -q.
 fn log(verbose: u8, quiet: bool) {
     let level = match (quiet, verbose) {
         (true, _) => LevelFilter::ERROR,
@@ -521,14 +521,14 @@ fn log(verbose: u8, quiet: bool) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        // It would say on stderr, and panic, that stderr cannot be written to.
+        // It would report on stderr, and panic, when stderr cannot be written to.
         .log_internal_errors(false)
         .finish()
         .with(targets.unwrap_or_else(|| Targets::new().with_default(level)))
         .init();
 }
 
-/// Crates with log messages.
+/// Crates that log.
 const LOGS: [&str; 10] = [
     "gio_kernels",
     "gio_uring",
@@ -542,7 +542,7 @@ const LOGS: [&str; 10] = [
     "ripieno",
 ];
 
-/// Reads `RUST_LOG`. A word that is no level would be a module of that name, which has no messages.
+/// Parses `RUST_LOG`. A word that is no level would name a module, and no such module logs.
 fn targets(text: &str) -> Result<Targets, String> {
     let targets: Targets = text.parse().map_err(|error| format!("{error}"))?;
     let is_known = |name: &str| LOGS.iter().any(|known| name.starts_with(known));

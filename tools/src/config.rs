@@ -1,5 +1,5 @@
-//! What the flags of `ripieno replay` and `ripieno doctor` ask for. What is in [`ReplayArgs`] and
-//! [`DoctorArgs`] was checked and can be built.
+//! Flags of `ripieno replay` and `ripieno doctor`. The values in [`ReplayArgs`] and [`DoctorArgs`]
+//! are validated.
 
 use std::path::PathBuf;
 
@@ -16,13 +16,13 @@ use crate::pace::{Pace, PaceFlags};
 use crate::problem::Problem;
 use crate::size::{self, Size};
 
-/// Devices a store may have; also the most that the layout is tested with.
+/// Maximum number of devices of a store, and the most that the layout is tested with.
 const DEVICES_MAX: u64 = 64;
 
-/// Bytes up to which neighbours are merged, where nobody asked for other ones.
+/// Default size in bytes up to which adjacent objects are merged.
 const COALESCE_DEFAULT: u32 = 256 << 10;
 
-/// Which bytes are checked.
+/// Bytes to verify.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Verify {
     Full,
@@ -30,7 +30,7 @@ pub(crate) enum Verify {
     Off,
 }
 
-/// How commands describe memory.
+/// Format of the data pointers in commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Descriptors {
     Auto,
@@ -38,7 +38,7 @@ pub(crate) enum Descriptors {
     Prp,
 }
 
-/// What runs the I/O kernel.
+/// Executor of the I/O kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Executor {
     Host,
@@ -46,21 +46,21 @@ pub(crate) enum Executor {
     Cuda,
 }
 
-/// When the I/O kernel is launched on a GPU.
+/// Launch mode of the I/O kernel on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Launch {
     PerBatch,
     Resident,
 }
 
-/// Whether progress is shown.
+/// Visibility of the progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ProgressBar {
     Auto,
     Never,
 }
 
-/// Reads `--require`.
+/// Parses `--require`.
 fn route() -> impl TypedValueParser<Value = Route> {
     let help = [
         "the drive reads and writes the GPU's memory",
@@ -72,18 +72,18 @@ fn route() -> impl TypedValueParser<Value = Route> {
         .try_map(|name| name.parse::<Route>())
 }
 
-/// Reads `--dram-mode`.
+/// Parses `--dram-mode`.
 fn dram_mode() -> impl TypedValueParser<Value = DramMode> {
     PossibleValuesParser::new(DramMode::ALL.map(DramMode::name))
         .try_map(|name| name.parse::<DramMode>())
 }
 
-/// What a flag calls this value.
+/// Returns the flag value that stands for this variant.
 pub(crate) fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// Which GPU, and how much of it.
+/// GPU selection and the SMs to reserve on it.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct GpuFlags {
     /// The GPU's number, counted from 0 as CUDA does [default: 0]
@@ -91,8 +91,8 @@ pub(crate) struct GpuFlags {
         value_parser = size::count::<u32>(0..=u64::from(u32::MAX)))]
     gpu: Option<u32>,
 
-    /// Number of SMs reserved for the I/O kernel, rounded up to what the GPU can divide; the report
-    /// shows how many were granted [default: 4]
+    /// Number of SMs reserved for the I/O kernel, rounded up to what the GPU can partition; the
+    /// report shows how many were granted [default: 4]
     #[arg(long, value_name = "N", help_heading = "GPU",
         value_parser = size::count::<u32>(1..=u64::from(u32::MAX)))]
     io_sms: Option<u32>,
@@ -144,14 +144,14 @@ pub(crate) struct ReplayFlags {
     block_tokens: Option<u32>,
 
     /// Number of blocks in the KV pool. A request that needs more is moved in several parts
-    /// [default: what the longest request needs, but at least 64 MiB and at most 256 MiB]
+    /// [default: as many as the longest request needs, but at least 64 MiB and at most 256 MiB]
     #[arg(long, value_name = "N", help_heading = "Workload",
         value_parser = size::count::<u32>(1..=u64::from(u32::MAX)))]
     pub(crate) pool_blocks: Option<u32>,
 
-    /// Which bytes are checked. full: every retrieved byte, and after the last request everything
-    /// that is still stored. sampled: the first and last 64 bytes of every retrieved object, and
-    /// all bytes of 1 object in 16. off: none
+    /// Bytes to verify. full: every retrieved byte, and after the last request everything that is
+    /// still stored. sampled: the first and last 64 bytes of every retrieved object, and all bytes
+    /// of 1 object in 16. off: none
     #[arg(long, value_enum, default_value_t = Verify::Sampled, help_heading = "Workload")]
     pub(crate) verify: Verify,
 
@@ -165,22 +165,20 @@ pub(crate) struct ReplayFlags {
         value_parser = size::count::<u32>(1..=DEVICES_MAX))]
     devices: Option<u32>,
 
-    /// Where the software controllers keep their data: memory, or file:DIR (files in this
-    /// directory, with io_uring and O_DIRECT; without --keep they have no name and go with the
-    /// replay) [default: memory]
+    /// Storage behind the software controllers: memory, or file:DIR (files in this directory, with
+    /// io_uring and O_DIRECT; unnamed and temporary without --keep) [default: memory]
     #[arg(long, value_name = "memory|file:DIR", help_heading = "Devices",
         value_parser = devices::media)]
     media: Option<MediaChoice>,
 
-    /// Keep what is stored for the next replay: in DIR of --media file:DIR, which is made into a
-    /// store's home if it is empty, or on the drives. The store that is there is opened; only a
-    /// blank drive (or with --overwrite, any drive) is formatted. Without this, a replay starts
-    /// with an empty store and leaves nothing that another one could use
+    /// Keep the store for the next replay: in DIR of --media file:DIR, which becomes a store's home
+    /// if it is empty, or on the drives. An existing store is opened; only a blank drive (or with
+    /// --overwrite, any drive) is formatted. Without this flag, a replay starts with an empty store
+    /// and leaves nothing that can be reused
     #[arg(long, help_heading = "Devices")]
     pub(crate) keep: bool,
 
-    /// Keep no checksums: the store does not notice itself when a device returns other bytes than
-    /// were stored, and --verify has to
+    /// Keep no checksums: the store itself does not detect corrupted data, only --verify does
     #[arg(long, help_heading = "Devices")]
     pub(crate) no_checksums: bool,
 
@@ -188,26 +186,25 @@ pub(crate) struct ReplayFlags {
     #[arg(long, help_heading = "Devices")]
     pub(crate) overwrite: bool,
 
-    /// Where queues, descriptors and the KV pool are: host, or peer:0000:00:05.0/2, which is BAR 2
-    /// of another PCIe function bound to vfio-pci. A peer's memory is used only after a test with
-    /// every drive showed that the drive reaches it
+    /// Memory for queues, descriptors and the KV pool: host, or peer:0000:00:05.0/2, which is BAR 2
+    /// of another PCIe function bound to vfio-pci. Peer memory is used only after a test with every
+    /// drive has shown that the drive reaches it
     #[arg(long, value_name = "PLACE", default_value = "host", help_heading = "Devices",
         value_parser = devices::memory)]
     pub(crate) memory: MemoryPlace,
 
-    /// Space for objects, over all devices [default: what the whole workload needs; with --keep,
-    /// that of the store that is there]
+    /// Space for objects, over all devices [default: enough for the whole workload; with --keep,
+    /// the capacity of the existing store]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Devices")]
     pub(crate) capacity: Option<u64>,
 
-    /// Memory of this process in which blocks that were stored or retrieved are kept beside the
-    /// devices, and copied from
+    /// DRAM of this process used as a cache of stored and retrieved blocks
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0",
         help_heading = "Devices")]
     pub(crate) dram: u64,
 
-    /// Which blocks get there: write-through (what is stored, retrieved or read ahead), read-ahead
-    /// (only what --pace reads ahead), or write-back (as write-through, but what is stored is
+    /// Blocks to cache in DRAM: write-through (stored, retrieved and prefetched blocks), read-ahead
+    /// (only blocks that --pace prefetches), or write-back (as write-through, but stored blocks are
     /// written to the drives later)
     #[arg(long, value_name = "MODE", value_parser = dram_mode(),
         default_value_t = DramMode::WriteThrough, requires = "dram", help_heading = "Devices")]
@@ -233,20 +230,19 @@ pub(crate) struct ReplayFlags {
         help_heading = "I/O")]
     pub(crate) depth: u32,
 
-    /// What runs the I/O kernel: host (threads of their own), inline (the calling thread), or cuda
+    /// Executor of the I/O kernel: host (dedicated threads), inline (the calling thread), or cuda
     /// (a GPU, through the NVIDIA driver)
     #[arg(long, value_enum, default_value_t = Executor::Host, help_heading = "I/O")]
     pub(crate) executor: Executor,
 
-    /// When the I/O kernel is launched on the GPU: per-batch (for each layer), or resident (once;
-    /// it then polls a ring) [default: per-batch]
+    /// Launch mode of the I/O kernel on the GPU: per-batch (for each layer), or resident (once; it
+    /// then polls a ring) [default: per-batch]
     #[arg(long, value_enum, help_heading = "GPU")]
     launch: Option<Launch>,
 
     /// Fail unless the data takes this route: direct (drive to GPU memory), staged (through pinned
     /// host memory), or host (the KV pool is in host memory) [default: the first of them that works
-    /// with the chosen executor. The report shows which one that is, and why the ones before it do
-    /// not work]
+    /// with the chosen executor; the report names it, and says why the ones before it do not work]
     #[arg(long, value_parser = route(), value_name = "ROUTE", help_heading = "GPU")]
     pub(crate) require: Option<Route>,
 
@@ -259,7 +255,7 @@ pub(crate) struct ReplayFlags {
     #[arg(long, value_name = "SIZE|off", value_parser = coalesce, help_heading = "I/O")]
     coalesce: Option<u32>,
 
-    /// How commands describe memory. auto: SGLs if the device supports them, else PRPs
+    /// Data pointers of commands. auto: SGLs if the device supports them, else PRPs
     #[arg(long, value_enum, default_value_t = Descriptors::Auto, help_heading = "I/O")]
     pub(crate) descriptors: Descriptors,
 
@@ -270,7 +266,7 @@ pub(crate) struct ReplayFlags {
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 
-    /// Whether to show progress: auto (if stderr is a terminal) or never
+    /// Progress bar: auto (if stderr is a terminal) or never
     #[arg(long, value_enum, default_value_t = ProgressBar::Auto, help_heading = "Output")]
     progress: ProgressBar,
 
@@ -283,25 +279,25 @@ pub(crate) struct ReplayFlags {
     pub(crate) quiet: bool,
 }
 
-/// `ripieno replay`, checked.
+/// Validated arguments of `ripieno replay`.
 #[derive(Debug, Clone)]
 pub(crate) struct ReplayArgs {
     pub(crate) flags: ReplayFlags,
-    /// What is stored.
+    /// Shape of the stored KV blocks.
     pub(crate) shape: Shape,
-    /// What the objects are spread over.
+    /// Devices that the objects are striped over.
     pub(crate) devices: Devices,
     /// The GPU that runs the I/O kernel.
     pub(crate) gpu: Option<CudaChoice>,
-    /// At the pace of the requests.
+    /// Settings of `--pace`.
     pub(crate) pace: Option<Pace>,
 }
 
 impl ReplayArgs {
-    /// Checks everything that can be checked without the workload.
+    /// Validates all that does not depend on the workload.
     ///
     /// # Errors
-    /// The first flag that makes no sense together with another.
+    /// Returns a [`Problem`] for the first flag that contradicts another.
     pub(crate) fn check(flags: ReplayFlags) -> Result<Self, Problem> {
         let model = flags.model;
         let shape = Shape::new(model, flags.block_tokens.unwrap_or(model.block_tokens))?;
@@ -316,7 +312,7 @@ impl ReplayArgs {
         Ok(args)
     }
 
-    /// Sizes that have no room for what they are for.
+    /// Rejects sizes that are too small for their purpose.
     fn check_sizes(&self) -> Result<(), Problem> {
         let (dram, block) = (self.flags.dram, self.shape.block_bytes());
         if dram > 0 && dram < block {
@@ -340,10 +336,10 @@ impl ReplayArgs {
         }
     }
 
-    /// What a command line without the program and `replay` asks for.
+    /// Parses a command line without the program name and `replay`.
     ///
     /// # Errors
-    /// The first flag that makes no sense.
+    /// Returns an error for the first invalid flag.
     pub(crate) fn from_line(line: &str) -> anyhow::Result<Self> {
         #[derive(Parser)]
         #[command(no_binary_name = true)]
@@ -354,10 +350,10 @@ impl ReplayArgs {
         Ok(Self::check(Line::try_parse_from(line.split_whitespace())?.flags)?)
     }
 
-    /// PRPs name whole pages: there is no place for the bytes between an object and its slot's end.
+    /// Rejects PRPs if objects need padding: PRPs cannot skip bytes at the end of a slot.
     ///
     /// # Errors
-    /// When that would be needed on devices with LBAs of `lba_bytes`.
+    /// Returns a [`Problem`] if devices with LBAs of `lba_bytes` need padding.
     pub(crate) fn check_prp(&self, lba_bytes: u32) -> Result<(), Problem> {
         let object = self.shape.object_bytes;
         if self.flags.descriptors == Descriptors::Prp && !object.is_multiple_of(lba_bytes) {
@@ -372,10 +368,10 @@ impl ReplayArgs {
         Ok(())
     }
 
-    /// The same with the software controllers of a home that was found.
+    /// Returns these arguments with the software controllers of an existing home.
     ///
     /// # Errors
-    /// When other ones were asked for.
+    /// Returns a [`Problem`] if the flags ask for different controllers.
     pub(crate) fn in_home(&self, home: &Home) -> Result<Self, Problem> {
         let mut args = self.clone();
         let Devices::Emu(emu) = &mut args.devices else { return Ok(args) };
@@ -399,7 +395,7 @@ impl ReplayArgs {
         Ok(args)
     }
 
-    /// Bytes up to which neighbours are merged.
+    /// Returns the size in bytes up to which adjacent objects are merged.
     pub(crate) fn coalesce(&self) -> u32 {
         match self.flags.coalesce.unwrap_or(COALESCE_DEFAULT) {
             0 => self.shape.object_bytes,
@@ -407,24 +403,24 @@ impl ReplayArgs {
         }
     }
 
-    /// Who runs the I/O kernel.
+    /// Returns the executor of the I/O kernel.
     pub(crate) fn executor(&self) -> ripieno_stack::Executor {
         match (self.gpu, self.flags.executor) {
             (Some(choice), _) => ripieno_stack::Executor::Cuda(choice),
-            // Virtual time passes on one thread.
+            // Virtual time advances on one thread.
             (None, _) if self.pace.is_some() => ripieno_stack::Executor::Inline,
             (None, Executor::Inline) => ripieno_stack::Executor::Inline,
             (None, _) => ripieno_stack::Executor::Host,
         }
     }
 
-    /// Whether to show a progress bar, if stderr is a terminal.
+    /// Returns true if a progress bar is shown when stderr is a terminal.
     pub(crate) fn shows_progress(&self) -> bool {
         let ReplayFlags { progress, json, quiet, .. } = self.flags;
         progress == ProgressBar::Auto && !json && !quiet
     }
 
-    /// How the driver attaches to controllers.
+    /// Returns the options with which the driver attaches to controllers.
     pub(crate) fn controller_options(&self) -> ControllerOptions {
         ControllerOptions {
             io_queues: self.flags.queues,
@@ -439,7 +435,7 @@ impl ReplayArgs {
     }
 }
 
-/// Refuses the first of these flags that was given.
+/// Rejects the first of these flags that was given.
 fn none_of(flags: &[(&str, bool)], why: &str, hint: &str) -> Result<(), Problem> {
     match flags.iter().find(|(_, given)| *given) {
         Some((flag, _)) => Err(Problem::new(format!("{flag}: {why}"), hint)),
@@ -448,13 +444,13 @@ fn none_of(flags: &[(&str, bool)], why: &str, hint: &str) -> Result<(), Problem>
 }
 
 impl ReplayFlags {
-    /// Whether any flag says what to measure.
+    /// Returns true if any flag selects devices to measure.
     pub(crate) fn names_devices(&self) -> bool {
         let is_emu = self.devices.is_some() || self.media.is_some() || self.pace.pace;
         is_emu || !self.device.is_empty()
     }
 
-    /// Checks `--device` together with the flags that only some devices have.
+    /// Validates `--device` together with the flags that apply to one kind of device.
     fn devices(&self) -> Result<Devices, Problem> {
         let drives = devices::drives(&self.device)?;
         if drives.is_empty() {
@@ -499,7 +495,7 @@ impl ReplayFlags {
         Ok(Devices::Vfio(drives))
     }
 
-    /// Checks `--pace` together with what has no virtual time.
+    /// Validates `--pace` against flags that do not support virtual time.
     fn pace(&self, devices: &Devices) -> Result<Option<Pace>, Problem> {
         if !self.pace.pace {
             return Ok(None);
@@ -517,7 +513,7 @@ impl ReplayFlags {
         Ok(Some(Pace::new(&self.pace, self.model.scale)?))
     }
 
-    /// Checks `--executor` together with the flags that only a GPU has.
+    /// Validates `--executor` together with the flags that apply only to a GPU.
     fn gpu(&self) -> Result<Option<CudaChoice>, Problem> {
         let executor = name(self.executor);
         if self.executor == Executor::Cuda {
@@ -557,7 +553,7 @@ fn depth(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("expected a power of two from 2 to {EMU_DEPTH}"))
 }
 
-/// 0 stands for off.
+/// Parses `--coalesce`; 0 means off.
 fn coalesce(text: &str) -> Result<u32, String> {
     if text == "off" {
         return Ok(0);
@@ -571,8 +567,8 @@ fn coalesce(text: &str) -> Result<u32, String> {
 /// Flags of `ripieno doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorFlags {
-    /// Devices to test the routes with: emu (a software controller), or drives,
-    /// vfio:0000:65:00.0[,vfio:...]. May be repeated
+    /// Devices to test: emu (a software controller), or drives, vfio:0000:65:00.0[,vfio:...]. May
+    /// be repeated
     #[arg(long, value_name = "DEVICE", default_value = "emu")]
     device: Vec<String>,
 
@@ -592,22 +588,22 @@ pub(crate) struct DoctorFlags {
     pub(crate) verbose: u8,
 }
 
-/// `ripieno doctor`, checked.
+/// Validated arguments of `ripieno doctor`.
 #[derive(Debug, Clone)]
 pub(crate) struct DoctorArgs {
-    /// Drives; software controllers if there are none.
+    /// Drives to test; software controllers if empty.
     pub(crate) drives: Vec<PciAddress>,
-    /// What is used of a GPU.
+    /// GPU selection.
     pub(crate) gpu: CudaChoice,
-    /// The route that has to work.
+    /// Route that is required to work.
     pub(crate) require: Option<Route>,
-    /// JSON in place of the table.
+    /// True when the output is JSON instead of a table.
     pub(crate) json: bool,
 }
 
 impl DoctorArgs {
     /// # Errors
-    /// The first flag that makes no sense.
+    /// Returns a [`Problem`] for the first invalid flag.
     pub(crate) fn check(flags: &DoctorFlags) -> Result<Self, Problem> {
         let drives = devices::drives(&flags.device)?;
         let (gpu, require, json) = (flags.gpu.choice(None), flags.require, flags.json);

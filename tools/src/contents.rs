@@ -1,22 +1,22 @@
-//! The bytes of a KV block, made from its key: no copy is kept, and any byte can be checked.
+//! The bytes of a KV block, generated from its key: no copy is kept, and any byte can be checked.
 //!
-//! The bytes themselves are [`gio_kernels::pattern`]'s, which host and GPU make alike. Here is what
-//! number they are made from: a mix of the block's key, layer and segment, so that bytes of another
-//! block, of another layer, or from another offset are all found.
+//! [`gio_kernels::pattern`] generates the same bytes on host and GPU. This module derives its seed
+//! from the block's key, layer and segment, so that bytes of another block, layer or offset are
+//! detected.
 
 use gio_kernels::pattern::Pattern;
 
 /// 2^64 divided by the golden ratio.
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The contents of `segment` of `layer` of the block with this key.
+/// Returns the contents of `segment` of `layer` of the block with this key.
 pub(crate) fn of(key: u128, layer: u32, segment: u32) -> Pattern {
     let row = u64::from(layer) << 32 | u64::from(segment);
     let low = finalise(key as u64 ^ finalise(row.wrapping_add(GAMMA)));
     Pattern::new(finalise((key >> 64) as u64 ^ low))
 }
 
-/// The end of splitmix64: every bit of the input moves every bit of the output.
+/// Finaliser of splitmix64: every bit of the input affects every bit of the output.
 fn finalise(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

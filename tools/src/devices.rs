@@ -1,4 +1,4 @@
-//! `--device` and what goes with it: software controllers, or drives, and where memory is.
+//! `--device` and related flags: software controllers or drives, and memory.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -10,21 +10,21 @@ use ripieno_stack::MemoryPlace;
 use crate::problem::Problem;
 use crate::size::{self, Size};
 
-/// Software controllers, where nobody asked for a number.
+/// Default number of software controllers.
 pub(crate) const EMU_DEFAULT: u32 = 2;
-/// MDTS of a software controller, where nobody asked for one.
+/// Default MDTS of a software controller, in bytes.
 pub(crate) const MDTS_DEFAULT: u32 = 512 << 10;
-/// The smallest MDTS there is: 2^1 pages, because 2^0 stands for "no limit".
+/// Smallest MDTS in bytes: 2^1 pages, because 2^0 stands for "no limit".
 const MDTS_MIN: u64 = 8 << 10;
-/// The largest MDTS that is offered: far more than any drive's.
+/// Largest MDTS offered, in bytes: far above any drive's.
 const MDTS_MAX: u64 = 64 << 20;
 
-/// Where the software controllers keep their bytes.
+/// Storage behind the software controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum MediaChoice {
-    /// In memory of this process.
+    /// Memory of this process.
     Memory,
-    /// In nameless files in this directory.
+    /// Unnamed files in this directory.
     File(PathBuf),
 }
 
@@ -40,17 +40,17 @@ impl fmt::Display for MediaChoice {
 /// Software controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EmuChoice {
-    /// How many.
+    /// Number of controllers.
     pub(crate) count: u32,
-    /// Behind them.
+    /// Storage behind them.
     pub(crate) media: MediaChoice,
-    /// Bytes of an LBA.
+    /// LBA size in bytes.
     pub(crate) lba_bytes: u32,
-    /// Bytes of the largest transfer.
+    /// Largest transfer in bytes (MDTS).
     pub(crate) mdts: u32,
 }
 
-/// What the objects are spread over.
+/// Devices that the objects are striped over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Devices {
     /// Software controllers.
@@ -60,7 +60,7 @@ pub(crate) enum Devices {
 }
 
 impl Devices {
-    /// Where software controllers keep their bytes.
+    /// Returns the storage behind the software controllers; `None` for drives.
     pub(crate) fn media(&self) -> Option<&MediaChoice> {
         match self {
             Self::Emu(emu) => Some(&emu.media),
@@ -68,7 +68,7 @@ impl Devices {
         }
     }
 
-    /// How many.
+    /// Returns the number of devices.
     pub(crate) fn count(&self) -> u32 {
         match self {
             Self::Emu(emu) => emu.count,
@@ -89,7 +89,7 @@ impl fmt::Display for Devices {
     }
 }
 
-/// One device, as it is named.
+/// A device named on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Named {
     /// A software controller.
@@ -98,11 +98,11 @@ pub(crate) enum Named {
     Vfio(PciAddress),
 }
 
-/// Takes `--device` apart: values may be repeated, and each may be a list; `vfio:` holds for the
+/// Parses `--device`: values may be repeated, and each may be a list; `vfio:` applies to the
 /// addresses that follow it.
 ///
 /// # Errors
-/// For what is no device, and for a device named twice.
+/// Returns a [`Problem`] for a word that is no device, and for a device named twice.
 pub(crate) fn parse(values: &[String]) -> Result<Vec<Named>, Problem> {
     let mut devices = Vec::new();
     for value in values {
@@ -128,11 +128,11 @@ pub(crate) fn parse(values: &[String]) -> Result<Vec<Named>, Problem> {
     Ok(devices)
 }
 
-/// The drives that `--device` names; none if it names software controllers, which are not counted
-/// there.
+/// Returns the drives that `--device` names; none if it names software controllers, whose number is
+/// a separate flag.
 ///
 /// # Errors
-/// As for [`parse`], for drives together with software controllers, and for those named twice.
+/// Same as [`parse`], and if drives and software controllers are mixed.
 pub(crate) fn drives(values: &[String]) -> Result<Vec<PciAddress>, Problem> {
     let named = parse(values)?;
     let address = |device: &Named| match device {
@@ -172,7 +172,7 @@ fn address(text: &str) -> Result<PciAddress, Problem> {
     })
 }
 
-/// Reads `--memory`.
+/// Parses `--memory`.
 pub(crate) fn memory(text: &str) -> Result<MemoryPlace, String> {
     if text == "host" {
         return Ok(MemoryPlace::Host);
@@ -189,12 +189,12 @@ pub(crate) fn memory(text: &str) -> Result<MemoryPlace, String> {
     Ok(MemoryPlace::Peer { address, bar })
 }
 
-/// Reads `--media`, with a directory that is there.
+/// Parses `--media`; the directory must exist.
 pub(crate) fn media(text: &str) -> Result<MediaChoice, String> {
     media_in(text, false)
 }
 
-/// Reads `--media`, with a directory that is there, or that its parent has room for.
+/// Parses `--media`; the directory or its parent must exist.
 pub(crate) fn media_to_be(text: &str) -> Result<MediaChoice, String> {
     media_in(text, true)
 }
@@ -210,7 +210,7 @@ fn media_in(text: &str, may_be_new: bool) -> Result<MediaChoice, String> {
     let found = match path.metadata() {
         Ok(meta) if meta.is_dir() => return Ok(MediaChoice::File(path.to_owned())),
         Ok(_) => "is not a directory".to_owned(),
-        // The working directory is a parent, too.
+        // An empty parent is the working directory.
         Err(error) if may_be_new && error.kind() == ErrorKind::NotFound => {
             let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
             match (path.file_name(), parent.is_none_or(Path::is_dir)) {
@@ -225,7 +225,7 @@ fn media_in(text: &str, may_be_new: bool) -> Result<MediaChoice, String> {
     ))
 }
 
-/// Reads `--lba`.
+/// Parses `--lba`.
 pub(crate) fn lba(text: &str) -> Result<u32, String> {
     match size::parse(text)? {
         512 => Ok(512),
@@ -234,7 +234,7 @@ pub(crate) fn lba(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Reads `--mdts`.
+/// Parses `--mdts`.
 pub(crate) fn mdts(text: &str) -> Result<u32, String> {
     let bytes = size::parse(text)?;
     if bytes.is_power_of_two() && (MDTS_MIN..=MDTS_MAX).contains(&bytes) {

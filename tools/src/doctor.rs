@@ -1,6 +1,6 @@
-//! `ripieno doctor`: what `nvme-bind doctor` checks of the machine, then which routes of the data
-//! work here, why the others do not, and how to fix that. What fails is a finding, not an error of
-//! the program. Each finding is printed before the next check begins.
+//! `ripieno doctor`: the machine checks of `nvme-bind doctor`, then which data paths work here, why
+//! the others do not, and how to fix that. A failed check is a finding, not a program error. Each
+//! finding is printed before the next check begins.
 
 mod drives;
 mod findings;
@@ -19,12 +19,12 @@ use crate::problem::EXIT_FAILED;
 
 use findings::Findings;
 
-/// Checks, tries, and says what came of it. Returns the exit code.
+/// Runs all checks and prints the findings. Returns the exit code.
 ///
 /// # Errors
-/// When stdout cannot be written to.
+/// Returns an error if stdout cannot be written to.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
-    // Before any other thread starts.
+    // No other thread has started yet.
     crate::gpu::set_environment();
     let mut out = std::io::stdout();
     let paint = Paint(out.is_terminal() && std::env::var_os("NO_COLOR").is_none());
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     Ok(if answered && enough { 0 } else { EXIT_FAILED })
 }
 
-/// The routes that work, with whatever executor, the best first.
+/// Returns the routes that work with any executor, best first.
 fn works(findings: &[Finding]) -> Vec<&'static str> {
     let is_open = |route: &Route| {
         findings.iter().any(|finding| {

@@ -1,4 +1,4 @@
-//! What a replay may do to real drives, in the words of the command line.
+//! Checks of real drives before a replay writes to them.
 
 use anyhow::bail;
 use ripieno_stack::{Drives, Holds};
@@ -6,11 +6,11 @@ use ripieno_stack::{Drives, Holds};
 use crate::problem::{Problem, told};
 use crate::size::Size;
 
-/// Refuses drives that are too small, and those that hold anything but what a replay left. Then
-/// marks them as scratch: from here on, what they hold may be lost.
+/// Rejects drives that are too small, and drives with data that is not left over from a replay.
+/// Then marks them as scratch: from here on, their contents may be lost.
 ///
 /// # Errors
-/// [`Problem`] with the drive; nothing has been written to any of them then.
+/// Returns a [`Problem`] that names the drive. No drive has been written to in that case.
 pub(crate) fn claim(drives: &mut Drives, bytes_each: u64, overwrite: bool) -> anyhow::Result<()> {
     check_room(drives, bytes_each)?;
     let held = if overwrite { Vec::new() } else { drives.holds().map_err(told)? };
@@ -27,10 +27,10 @@ pub(crate) fn claim(drives: &mut Drives, bytes_each: u64, overwrite: bool) -> an
 
 const OVERWRITE: &str = "if nothing on it is needed, say --overwrite; it keeps no copy";
 
-/// Refuses drives that are too small.
+/// Rejects drives that are too small.
 ///
 /// # Errors
-/// [`Problem`] with the drive.
+/// Returns a [`Problem`] that names the drive.
 pub(crate) fn check_room(drives: &Drives, bytes_each: u64) -> Result<(), Problem> {
     match drives.room().find(|(_, found)| *found < bytes_each) {
         None => Ok(()),
@@ -45,10 +45,10 @@ pub(crate) fn check_room(drives: &Drives, bytes_each: u64) -> Result<(), Problem
     }
 }
 
-/// Whether the drives hold a store; if not, they are empty, or a replay's that kept nothing.
+/// Returns true if the drives hold a store; else they are blank, or scratch from an earlier replay.
 ///
 /// # Errors
-/// [`Problem`] with a drive that holds something else, or has no part in the others' store.
+/// Returns a [`Problem`] for a drive with other data, or without its part of the others' store.
 pub(crate) fn hold_store(drives: &mut Drives) -> anyhow::Result<bool> {
     let mut without = None;
     let mut stores = 0;

@@ -1,4 +1,4 @@
-//! Files that flags name: read up to a limit, and written as a whole.
+//! Files named by flags: read up to a size limit, written atomically.
 
 use std::fs::{self, Permissions};
 use std::io::{self, Write as _};
@@ -13,24 +13,24 @@ use crate::problem::Problem;
 /// Reads the text of a regular file of at most `bytes_max` bytes.
 ///
 /// # Errors
-/// As for [`read_file`], and for bytes that are not UTF-8.
+/// Same as [`read_file`], and if the file is not UTF-8.
 pub(crate) fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     let text = String::from_utf8(read_file(path, bytes_max)?);
     text.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not text (UTF-8)"))
 }
 
-/// Refuses a place that [`write`] could not write to, before there is anything to write.
+/// Rejects a path that [`write`] could not write to, before there is anything to write.
 ///
 /// # Errors
-/// [`Problem`] with the flag and the path.
+/// Returns a [`Problem`] with the flag and the path.
 pub(crate) fn check_output(flag: &str, path: &Path) -> Result<(), Problem> {
     beside(path).map(drop).map_err(|error| unwritable(flag, path, &error))
 }
 
-/// Writes a file as a whole, or not at all.
+/// Writes a file completely or not at all.
 ///
 /// # Errors
-/// [`Problem`] with the flag and the path.
+/// Returns a [`Problem`] with the flag and the path.
 pub(crate) fn write(flag: &str, path: &Path, text: &str) -> Result<(), Problem> {
     let write = || {
         let (mut file, path) = beside(path)?;
@@ -47,7 +47,7 @@ fn unwritable(flag: &str, path: &Path, error: &io::Error) -> Problem {
     )
 }
 
-/// A nameless file, and what its name will be: that of the file itself where `path` is a link.
+/// Returns a temporary file and the path to rename it to: the link's target if `path` is a link.
 fn beside(path: &Path) -> io::Result<(NamedTempFile, PathBuf)> {
     let path = match fs::metadata(path) {
         Ok(found) if !found.is_file() => return Err(io::Error::other("it is not a regular file")),
@@ -57,7 +57,7 @@ fn beside(path: &Path) -> io::Result<(NamedTempFile, PathBuf)> {
     };
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let mut new = Builder::new();
-    // Less the umask, as any file has it.
+    // The umask is applied, as for any new file.
     let new = new.permissions(Permissions::from_mode(0o666));
     Ok((new.tempfile_in(directory.unwrap_or(Path::new(".")))?, path))
 }

@@ -20,18 +20,18 @@ use crate::problem::Problem;
 use crate::size::{self, Size};
 use report::{Report, print_undone};
 
-/// Sizes of a home's files are rounded up to this.
+/// Sizes of a home's files are rounded up to a multiple of this.
 const UNIT: u64 = 1 << 20;
 
-/// What may be lost.
+/// Data that may be overwritten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Loss {
-    /// Nothing but what a replay left that kept nothing.
+    /// Nothing but scratch data of a replay without `--keep`.
     #[value(skip)]
     Nothing,
     /// Another store, too.
     Store,
-    /// Whatever is there.
+    /// Any data.
     Anything,
 }
 
@@ -49,11 +49,12 @@ pub(crate) struct FormatFlags {
     #[arg(long, value_name = "N", value_parser = size::count::<u32>(0..=u64::from(u32::MAX)))]
     block_tokens: Option<u32>,
 
-    /// Space for objects, over all devices [default: all that fits; a new home of files is told]
+    /// Space for objects, over all devices [default: all that fits; required for a new home of
+    /// files]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     capacity: Option<u64>,
 
-    /// Keep no checksum of each object: wrong bytes of a device are not noticed then
+    /// Keep no object checksums: corrupted data is not detected then
     #[arg(long)]
     no_checksums: bool,
 
@@ -61,8 +62,8 @@ pub(crate) struct FormatFlags {
     #[arg(long, value_name = "N", value_parser = size::count::<u32>(1..=64))]
     devices: Option<u32>,
 
-    /// Block devices of a new home in place of files; best by their names in /dev/disk/by-id. May
-    /// be repeated
+    /// Block devices of a new home instead of files; best by their names in /dev/disk/by-id. May be
+    /// repeated
     #[arg(long, value_name = "PATH", conflicts_with_all = ["devices", "device"])]
     block: Vec<PathBuf>,
 
@@ -70,23 +71,23 @@ pub(crate) struct FormatFlags {
     #[arg(long, value_name = "BYTES", value_parser = devices::lba)]
     lba: Option<u32>,
 
-    /// Format devices that hold a store, or anything. It is lost, but for --undo
+    /// Format devices that hold a store, or any data. It is lost unless --undo restores it
     #[arg(long, value_enum, value_name = "WHAT")]
     overwrite: Option<Loss>,
 
-    /// Only show what would be written, and what would be lost
+    /// Only show what would be written and lost
     #[arg(long)]
     dry_run: bool,
 
-    /// Where to save what is overwritten [default: ripieno-undo-STORE in this directory]
+    /// File for the overwritten data [default: ripieno-undo-STORE in this directory]
     #[arg(long, value_name = "PATH")]
     undo_file: Option<PathBuf>,
 
-    /// Do not save what is overwritten
+    /// Do not save overwritten data
     #[arg(long, conflicts_with = "undo_file")]
     no_undo: bool,
 
-    /// Put back what formatting has overwritten, as long as the new store was never opened
+    /// Restore what formatting overwrote, as long as the new store was never opened
     #[arg(long, value_name = "PATH", conflicts_with_all = ["overwrite", "dry_run", "capacity"])]
     undo: Option<PathBuf>,
 
@@ -95,13 +96,13 @@ pub(crate) struct FormatFlags {
     json: bool,
 }
 
-/// What a device holds.
+/// Present contents of a device.
 #[derive(Debug)]
 struct Held {
     device: String,
     identity: String,
     bytes: u64,
-    /// In words.
+    /// Description of the contents.
     what: String,
     loss: Loss,
 }
@@ -109,7 +110,7 @@ struct Held {
 /// Formats, or shows what that would do, or undoes it. Returns the exit code.
 ///
 /// # Errors
-/// [`Problem`] for bad input, and where something would be lost; else when a device fails.
+/// Returns a [`Problem`] for bad input and if data would be lost, and an error if a device fails.
 pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
     let _interrupt = Interrupt::listen().context("listening for signals")?;
     if let Some(path) = &flags.undo {
@@ -123,7 +124,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
     let format = Format {
         capacity_bytes: flags.capacity,
         checksums: !flags.no_checksums,
-        // What may be lost is looked at here, with what is beside the store's region.
+        // `allow` checks what may be lost, including data outside the store's region.
         overwrite: Overwrite::Anything,
         ..Format::new(StoreId(OsRng.unwrap_err().random()), shape.kv())
     };
@@ -142,7 +143,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
         }
         _ => Offline::open(&flags.place)?,
     };
-    // A home that was made for this, and does not get a store, goes again.
+    // A home that was created here is removed again if it does not get a store.
     let written = write(flags, &format, &offline);
     let closed = match (&written, flags.dry_run) {
         (Ok(_), false) => offline.close_ready(),
@@ -152,14 +153,14 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
     closed.map(|()| 0)
 }
 
-/// Writes the store, after all that may speak against it was looked at.
+/// Writes the store after all checks have passed.
 fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Result<Report> {
     let held = held(offline)?;
     let superblocks = Store::plan(&offline.fleet.devices, format).map_err(refused)?;
     check_room(format, &superblocks)?;
     let mut report = Report::new(&superblocks, held);
     if flags.dry_run {
-        // The table shows what is in the way of formatting; so does the exit code.
+        // The table and the exit code both show what prevents formatting.
         if let Err(problem) = allow(flags, &report.held) {
             report.print(flags)?;
             return Err(problem.into());
@@ -178,8 +179,7 @@ fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Res
     Ok(report)
 }
 
-/// Refuses to make a store that is smaller than was asked for: devices that are there have their
-/// size.
+/// Rejects a store that is smaller than was asked for: existing devices have a fixed size.
 fn check_room(format: &Format, superblocks: &[Superblock]) -> Result<(), Problem> {
     let Some((asked, first)) = format.capacity_bytes.zip(superblocks.first()) else {
         return Ok(());
@@ -203,7 +203,7 @@ fn not_saved(path: &Path, error: &anyhow::Error) -> Problem {
     Problem::new(message, "nothing was formatted; name another --undo-file, or say --no-undo")
 }
 
-/// Refuses to lose what the user did not name.
+/// Rejects the loss of data that the user did not name.
 fn allow(flags: &FormatFlags, held: &[Held]) -> Result<(), Problem> {
     let allowed = flags.overwrite.unwrap_or(Loss::Nothing);
     let Some(Held { device, what, loss, .. }) = held.iter().find(|held| held.loss > allowed) else {
@@ -237,7 +237,7 @@ fn new_home(flags: &FormatFlags, format: &Format) -> anyhow::Result<HomeOptions>
     Ok(HomeOptions { id, media: HomeMedia::Files { count, bytes }, lba_bytes })
 }
 
-/// What the devices hold, in their order.
+/// Returns the contents of each device, in order.
 fn held(offline: &Offline) -> anyhow::Result<Vec<Held>> {
     let mut held = Vec::new();
     for (mut whole, mut store) in offline.namespaces()?.into_iter().zip(offline.media()?) {
@@ -256,7 +256,7 @@ fn held(offline: &Offline) -> anyhow::Result<Vec<Held>> {
     Ok(held)
 }
 
-/// What is on a drive beside the store's region; `None` without anything that counts.
+/// Returns the data on a drive outside the store's region; `None` if there is none of value.
 fn beside(whole: &mut Medium, store: &Medium) -> anyhow::Result<Option<(String, Loss)>> {
     let [first, last] = edges(whole, store);
     if first.is_empty() && last.is_empty() {
@@ -277,13 +277,13 @@ fn beside(whole: &mut Medium, store: &Medium) -> anyhow::Result<Option<(String, 
     Ok((!blank).then(|| ("data of an unknown kind at its end".to_owned(), Loss::Anything)))
 }
 
-/// Bytes of a namespace before and after the store's region.
+/// Returns the byte ranges of a namespace before and after the store's region.
 fn edges(whole: &Medium, store: &Medium) -> [std::ops::Range<u64>; 2] {
     let first = store.region.first.0 << store.region.lba_shift;
     [0..first, first + store.region.bytes()..whole.region.bytes()]
 }
 
-/// What is on a medium.
+/// Returns the contents of a medium.
 fn on(medium: &mut Medium) -> (String, Loss) {
     match Superblock::read(&mut *medium.io) {
         Ok(OnDevice::Blank) => ("nothing".to_owned(), Loss::Nothing),
@@ -296,7 +296,7 @@ fn on(medium: &mut Medium) -> (String, Loss) {
     }
 }
 
-/// Removes what other formats, and replays, left beside the stores' regions.
+/// Clears the data of other formats and of replays outside the stores' regions.
 fn clear_edges(offline: &Offline) -> anyhow::Result<()> {
     for (mut whole, store) in offline.namespaces()?.into_iter().zip(offline.media()?) {
         for edge in edges(&whole, &store) {
@@ -311,7 +311,7 @@ fn in_the_way(error: impl std::fmt::Display) -> Problem {
     Problem::new(error.to_string(), "")
 }
 
-/// Numbers that do not fit are the user's; what a device does is not.
+/// Turns sizes that do not fit into user errors; device errors stay as they are.
 fn refused(error: StoreError) -> anyhow::Error {
     match error {
         StoreError::Format(FormatError::Block(_)) => error.into(),

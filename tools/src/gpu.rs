@@ -1,20 +1,20 @@
-//! The GPU of `--executor cuda`, as it is reported.
+//! Report on the GPU of `--executor cuda`.
 
 #![allow(unsafe_code, reason = "sets an environment variable that the NVIDIA driver reads")]
 
 use gio_kernels::cuda::{CudaDriver, CudaReport, LaunchMode, StreamKind};
 use serde::Serialize;
 
-/// What the driver reads from the environment. To be called while this process has one thread.
+/// Sets the driver's environment variables. Must run while this process has one thread.
 pub(crate) fn set_environment() {
     // SAFETY: no other thread exists that could read or write the environment.
     unsafe { CudaDriver::set_environment() };
 }
 
-/// The GPU that ran the I/O kernel. Field names are those of the JSON object.
+/// The GPU that ran the I/O kernel. Field names are the JSON keys.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct GpuReport {
-    /// Its number.
+    /// CUDA device number.
     pub(crate) gpu: u32,
     pub(crate) name: String,
     pub(crate) pci: String,
@@ -22,16 +22,16 @@ pub(crate) struct GpuReport {
     pub(crate) driver: String,
     pub(crate) compute_capability: String,
     pub(crate) sms: u32,
-    /// SMs that were asked for, and those the I/O kernel may run on.
+    /// SMs requested; the next field is the number the I/O kernel may run on.
     pub(crate) io_sms_asked: Option<u32>,
     pub(crate) io_sms_granted: u32,
-    /// green context, or priority stream.
+    /// "green context" or "priority stream".
     pub(crate) partition: &'static str,
-    /// Why the SMs are not its own; null if they are.
+    /// Reason why the I/O kernel has no SMs of its own; null if it has.
     pub(crate) partition_missing: Option<String>,
-    /// per-batch, or resident.
+    /// "per-batch" or "resident".
     pub(crate) launch: &'static str,
-    /// For which GPUs' kernels what a peer writes into its memory is in order.
+    /// GPUs whose kernels see a peer's writes to this GPU's memory in order.
     pub(crate) writes_ordering: String,
 }
 
@@ -66,12 +66,12 @@ impl GpuReport {
         }
     }
 
-    /// What it is, in a few words.
+    /// Returns a short description of the GPU.
     pub(crate) fn device_words(&self) -> String {
         format!("GPU {} {} at {}", self.gpu, self.name, self.pci)
     }
 
-    /// How the I/O kernel ran, in a few words.
+    /// Returns a short description of how the I/O kernel was launched.
     pub(crate) fn kernel_words(&self) -> String {
         let launch = match self.launch {
             "resident" => "resident kernel",
@@ -80,7 +80,7 @@ impl GpuReport {
         format!("{launch} on {}", self.partition_words())
     }
 
-    /// The part of the GPU that is used.
+    /// Returns a short description of the SM partition.
     pub(crate) fn partition_words(&self) -> String {
         let asked = self.io_sms_asked.unwrap_or(self.io_sms_granted);
         let Self { io_sms_granted, sms, partition, .. } = self;

@@ -1,4 +1,4 @@
-//! `ripieno identify`: what devices say about themselves.
+//! `ripieno identify`: shows what devices report about themselves.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, told};
 use crate::size::{Size, grouped};
 use crate::terminal::{self, say};
 
-/// Capacity of the software controller that is shown.
+/// Capacity of the software controller that is shown, in bytes.
 const EMU_BYTES: u64 = 1 << 30;
-/// Kelvins at 0 degrees Celsius.
+/// 0 degrees Celsius in kelvins.
 const FREEZING: i32 = 273;
 
-/// One device. Field names are those of the JSON object.
+/// A device. Field names are the JSON keys.
 #[derive(Debug, Serialize)]
 struct Device {
     device: String,
@@ -27,13 +27,13 @@ struct Device {
     serial: String,
     firmware: String,
     nvme_version: String,
-    /// Largest transfer of one command; null for no limit.
+    /// Largest transfer of one command in bytes; null for no limit.
     mdts_bytes: Option<u64>,
     sgl: String,
     sgl_bit_bucket: bool,
     descriptors: &'static str,
     volatile_write_cache: bool,
-    /// Queue pairs that can be granted.
+    /// Queue pairs that the controller grants.
     io_queues: u16,
     queue_entries_max: u32,
     page_bytes: u32,
@@ -47,9 +47,9 @@ struct Namespace {
     bytes: u64,
     lbas: u64,
     lba_bytes: u64,
-    /// Of all formats it can have; the one in use first.
+    /// All supported formats, the current one first.
     formats: Vec<Format>,
-    /// Why it cannot be used; null if it can.
+    /// Reason why the namespace cannot be used; null if it can.
     refused: Option<String>,
 }
 
@@ -72,11 +72,11 @@ struct Health {
     media_errors: u128,
 }
 
-/// Shows each device, after a reset of its NVM subsystem if that is wanted; goes on to the next
-/// where one does not answer.
+/// Shows each device, after a reset of its NVM subsystem if `reset` is set. Continues with the next
+/// device if one does not respond.
 ///
 /// # Errors
-/// When nothing can be shown at all.
+/// Returns an error if nothing can be printed.
 pub(crate) fn run(devices: &[Named], reset: bool, json: bool) -> anyhow::Result<u8> {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let mut found = Vec::new();
@@ -86,7 +86,7 @@ pub(crate) fn run(devices: &[Named], reset: bool, json: bool) -> anyhow::Result<
             Ok(device) => found.push(device),
             Err(error) => {
                 say(format_args!("error: {}", one_line(&error)));
-                // What did not answer counts for more than what cannot be opened here.
+                // A device that does not respond outranks one that cannot be opened here.
                 let is_problem = error.is::<Problem>() && code != EXIT_FAILED;
                 code = if is_problem { EXIT_USAGE } else { EXIT_FAILED };
             }
@@ -154,7 +154,7 @@ fn describe(device: String, mut drive: Controller) -> anyhow::Result<Device> {
             refused,
         });
     }
-    // Some controllers have no SMART log; that is no reason to show nothing.
+    // Controllers without a SMART log are shown without health.
     let health = match drive.smart_log() {
         Ok(log) => Some(Health::new(&log)),
         Err(error) => {
@@ -188,7 +188,7 @@ fn describe(device: String, mut drive: Controller) -> anyhow::Result<Device> {
 impl Health {
     fn new(log: &nvme_spec::log::SmartLog) -> Self {
         let count = u128::from_le_bytes;
-        // Data units are thousands of 512 bytes.
+        // Data units are thousands of 512-byte units.
         let bytes = |units: [u8; 16]| count(units).saturating_mul(512_000);
         let warnings = log.warnings();
         Self {

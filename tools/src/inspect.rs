@@ -1,4 +1,4 @@
-//! `ripieno inspect` and `ripieno fsck`: what is on a store's devices, and what is wrong with it.
+//! `ripieno inspect` and `ripieno fsck`: show a store's on-disk state and check it for damage.
 
 use clap::Args;
 use objstore::Salvage;
@@ -30,21 +30,21 @@ pub(crate) struct FsckFlags {
     #[command(flatten)]
     inspect: InspectFlags,
 
-    /// Write a damaged copy of a superblock again from the other one, and make a damaged journal
-    /// empty: all keys are lost then, and the data is not touched. What will be done is said first
+    /// Rewrite a damaged superblock copy from the other one, and replace a damaged journal by an
+    /// empty one: all keys are lost then, and the data is not touched. The plan is printed first
     #[arg(long)]
     repair: bool,
 
-    /// Read all data of a store with a damaged journal, and say which blocks can be kept: those
-    /// that are what a record says, by their checksums. With --repair, they are kept
+    /// Read all data of a store with a damaged journal, and list the blocks that can be kept: those
+    /// whose checksums match a record. With --repair, they are kept
     #[arg(long)]
     salvage: bool,
 }
 
-/// Shows what is on the devices. Returns the exit code.
+/// Shows the devices' contents. Returns the exit code.
 ///
 /// # Errors
-/// [`crate::problem::Problem`] when there is no store; else when a device cannot be read.
+/// Returns a [`crate::problem::Problem`] if there is no store, and an error if a read fails.
 pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
     let offline = Offline::examine(&flags.place)?;
     let survey = Survey::take(&mut offline.media()?, |_, _| {})?;
@@ -57,10 +57,10 @@ pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Checks all but the data, and repairs it if asked to. Returns the exit code.
+/// Checks everything but the data, and repairs it if asked to. Returns the exit code.
 ///
 /// # Errors
-/// As for [`run`].
+/// Same as [`run`].
 pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
     let offline = Offline::examine(&flags.inspect.place)?;
     let progress = Progress::reading(!flags.inspect.json);
@@ -106,7 +106,7 @@ pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
     Ok(if damage.is_empty() { 0 } else { EXIT_FAILED })
 }
 
-/// What can be repaired, in words.
+/// Describes the possible repairs.
 fn repairs(survey: &Survey, salvage: Option<&Salvage>) -> Vec<String> {
     let copy = |device: &DeviceView| {
         let lost = device.lost_copy?;
@@ -147,7 +147,7 @@ fn repair(
     Ok(())
 }
 
-/// Of the store that the first device with a superblock names.
+/// Describes the store that the first device with a superblock belongs to.
 fn to_json(survey: &Survey) -> serde_json::Value {
     let store = survey.devices.iter().find_map(|device| device.superblock.as_ref());
     let store = store.map(|superblock| {

@@ -1,4 +1,4 @@
-//! `--keep`: where a store stays after the command that used it, and whether it was there before.
+//! `--keep`: the home or drives that keep a store after the command ends, and whether it existed.
 
 use anyhow::bail;
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
@@ -11,22 +11,22 @@ use crate::problem::{Problem, told};
 use crate::size::Size;
 use crate::sizing::Sizing;
 
-/// Sizes of a home's files are rounded down to this.
+/// Sizes of a home's files are rounded to a multiple of this.
 const UNIT: u64 = 1 << 20;
 
-/// Where the store is kept.
+/// Location of the kept store.
 #[derive(Debug)]
 pub(crate) struct Keep {
-    /// None yet where it is still to be made, and for drives.
+    /// `None` until it is created, and for drives.
     home: Option<Home>,
     found: bool,
 }
 
 impl Keep {
-    /// Opens the home that is there. Drives are claimed later.
+    /// Opens an existing home. Drives are claimed later.
     ///
     /// # Errors
-    /// [`Problem`] when another process has the home, or it cannot be used.
+    /// Returns a [`Problem`] if another process uses the home, or if it is unusable.
     pub(crate) fn find(args: &ReplayArgs) -> Result<Self, Problem> {
         let home = match args.devices.media() {
             Some(MediaChoice::File(dir)) if Home::exists(dir) => Some(Home::open(dir)),
@@ -36,10 +36,10 @@ impl Keep {
         Ok(Self { found: home.is_some(), home })
     }
 
-    /// Makes the home if there is none.
+    /// Creates the home if there is none.
     ///
     /// # Errors
-    /// [`Problem`] when that cannot be.
+    /// Returns a [`Problem`] if it cannot be created.
     pub(crate) fn make(&mut self, args: &ReplayArgs, sizing: &Sizing) -> Result<(), Problem> {
         if let (None, Devices::Emu(emu)) = (&self.home, &args.devices) {
             self.home = Some(create(emu, sizing.device_bytes)?);
@@ -47,10 +47,10 @@ impl Keep {
         Ok(())
     }
 
-    /// Looks for the store on the drives, and makes room for one if there is none.
+    /// Looks for the store on the drives, and prepares them for a new one if there is none.
     ///
     /// # Errors
-    /// [`Problem`] when they hold something else.
+    /// Returns a [`Problem`] if they hold other data.
     pub(crate) fn claim(
         &mut self,
         drives: &mut Drives,
@@ -65,20 +65,20 @@ impl Keep {
         Ok(())
     }
 
-    /// The home; none for drives.
+    /// Returns the home; `None` for drives.
     pub(crate) fn home(&self) -> Option<&Home> {
         self.home.as_ref()
     }
 
-    /// Whether the store was there.
+    /// Returns true if the store existed before.
     pub(crate) fn is_found(&self) -> bool {
         self.found
     }
 
-    /// The store is open, with room for so many files. A new home can be found from now on.
+    /// Records that the store is open, with room for `files` files, and marks a new home as ready.
     ///
     /// # Errors
-    /// [`Problem`] when it was there and has another capacity than was asked for.
+    /// Returns a [`Problem`] if an existing store has another capacity than was asked for.
     pub(crate) fn opened(
         &mut self,
         args: &ReplayArgs,
@@ -101,10 +101,10 @@ impl Keep {
     }
 }
 
-/// Makes a home with files of `device_bytes`, rounded up.
+/// Creates a home with files of `device_bytes`, rounded up.
 ///
 /// # Errors
-/// [`Problem`] when that cannot be.
+/// Returns a [`Problem`] if it cannot be created.
 pub(crate) fn create(emu: &EmuChoice, device_bytes: u64) -> Result<Home, Problem> {
     let MediaChoice::File(dir) = &emu.media else {
         return Err(Problem::new("media in memory cannot be kept", "say --media file:DIR"));

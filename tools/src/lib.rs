@@ -1,9 +1,9 @@
-//! The command line of Ripieno. `ripieno replay` drives LLM serving traffic through the whole
-//! stack and checks the bytes that come back.
+//! The command line of Ripieno. `ripieno replay` drives LLM serving traffic through the whole stack
+//! and checks the data that comes back.
 //!
 //! # Architecture
 //!
-//! Each file uses only files below it in this list: there are no circles.
+//! Each file uses only files below it in this list, so there are no cycles.
 //!
 //! ```text
 //!   cli       the commands, their help and exit codes
@@ -33,26 +33,26 @@
 //!
 //! # Invariants
 //!
-//! - The contents of a block follow from its key, layer and segment (`contents`). No copy of what
-//!   was stored is kept, so only the store can bring it back.
-//! - What is going to be checked is overwritten before it is retrieved: bytes that were not moved
-//!   are found.
+//! - The contents of a block follow from its key, layer and segment (`contents`). No copy is kept,
+//!   so only the store can return them.
+//! - Memory that is going to be checked is overwritten before the retrieve, so that bytes that were
+//!   not moved are detected.
 //! - Data goes to stdout, everything else to stderr; with `--json`, stdout is one JSON object.
-//! - The route of the data that the report names was proven before the store used it; a better one
-//!   that is not taken is named with the reason.
-//! - Bad input is refused before anything is built, and names what to do.
+//! - The route in the report was tested before the store used it; a better route that is not taken
+//!   is listed with the reason.
+//! - Bad input is rejected before anything is built, with a hint.
 //!
 //! # Not implemented
 //!
-//! - `--executor cuda` has run over a libcuda without a GPU only, never on a GPU. With
-//!   real drives it has not run at all: their doorbells, and queues and KV pool mapped by GDRCopy,
-//!   are built from parts that are tested one by one.
+//! - `--executor cuda` has run over a libcuda without a GPU only, never on a GPU. With real drives
+//!   it has not run at all: their doorbells, and queues and KV pool mapped by GDRCopy, are built
+//!   from parts that are tested one by one.
 //! - A peer's memory (`--memory peer:...`) together with `--executor cuda`.
-//! - Software controllers and real drives in one store: their DMA has different address spaces.
-//! - `--keep`: the order of uses is not kept when a store is closed, only that of commits. A store
-//!   that has to evict hits less often at first after it was opened.
+//! - Software controllers and real drives in one store: their DMA uses different address spaces.
+//! - `--keep`: closing a store preserves the order of commits, not the order of uses. A store that
+//!   has to evict has a lower hit rate at first after it is reopened.
 //! - `--pace`: preemption, blocks that stay in the GPU's memory, and checking bytes.
-//! - The tokens an engine generates: as in the trace's format, only prompts are stored.
+//! - Tokens that an engine generates: as in the trace format, only prompts are stored.
 
 mod cli;
 mod config;

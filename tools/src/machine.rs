@@ -1,16 +1,16 @@
-//! What this machine has left: memory and disk space.
+//! Free memory and disk space of this machine.
 
 use std::fs;
 use std::path::Path;
 
-/// Memory that can still be used without swapping, in bytes, as the kernel estimates it; less where
-/// this process's control group allows less. `None` where nobody says.
+/// Returns the memory that can be used without swapping, in bytes, as the kernel estimates it, or
+/// less if the process's control group has a lower limit. `None` if unknown.
 pub(crate) fn memory_available() -> Option<u64> {
     let free = meminfo(&fs::read_to_string("/proc/meminfo").ok()?)?;
     Some(group_allows().map_or(free, |allowed| allowed.min(free)))
 }
 
-/// Free bytes on the file system of `directory`, for this user.
+/// Returns the free bytes for this user on the file system of `directory`.
 pub(crate) fn disk_available(directory: &Path) -> std::io::Result<u64> {
     let stat = rustix::fs::statvfs(directory)?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
@@ -22,7 +22,7 @@ fn meminfo(text: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Containers see the whole machine in meminfo, but not their own limit.
+/// Returns the control group's remaining memory: meminfo does not show a container's own limit.
 fn group_allows() -> Option<u64> {
     let number = |name: &str| {
         let text = fs::read_to_string(Path::new("/sys/fs/cgroup").join(name)).ok()?;

@@ -1,4 +1,4 @@
-//! The software controllers of a replay: their media.
+//! Media of a replay's software controllers.
 
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::problem::{Problem, told};
 use crate::size::Size;
 use crate::sizing::Sizing;
 
-/// The software controllers that were asked for: those of a home, or such as go with the replay.
+/// Returns the configurations of the requested controllers, of a home or temporary.
 ///
 /// # Errors
-/// [`Problem`] when the media directory cannot be used; else whatever a layer refuses.
+/// Returns a [`Problem`] if the media directory cannot be used, and any error of the layers below.
 pub(crate) fn controllers(
     choice: &EmuChoice,
     sizing: &Sizing,
@@ -31,10 +31,10 @@ pub(crate) fn controllers(
     Ok(configs)
 }
 
-/// Software controllers in memory, as fast as `dial` says.
+/// Returns software controllers in memory, with the bandwidth that `dial` sets.
 ///
 /// # Errors
-/// When there are no addresses for their bytes.
+/// Returns an error if there is no address space for their bytes.
 pub(crate) fn simulated(
     choice: &EmuChoice,
     sizing: &Sizing,
@@ -44,7 +44,7 @@ pub(crate) fn simulated(
         let media = memory(sizing)?;
         let media = BandwidthMedia::new(media, dial.clone());
         let config = EmuConfig::new(format!("emu{index}")).namespace(media, choice.lba_bytes);
-        // What is stored counts as stored when it is written: commits wait for nothing.
+        // Without a volatile write cache, data is durable once written: commits do not wait.
         Ok(EmuConfig { mdts_bytes: Some(choice.mdts), vwc: false, ..config })
     };
     (0..choice.count).map(controller).collect()
@@ -64,7 +64,7 @@ fn scratch(choice: &EmuChoice, sizing: &Sizing, index: u32) -> anyhow::Result<Em
     })
 }
 
-/// A file without a name: it goes when this process does, however that ends.
+/// Opens an unlinked file: it disappears with this process, however that ends.
 fn file_media(directory: &Path, sizing: &Sizing) -> anyhow::Result<FileMedia> {
     let open = || {
         let file = tempfile::tempfile_in(directory)?;

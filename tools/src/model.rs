@@ -1,4 +1,4 @@
-//! The KV cache shapes of models, and what one object of the store holds.
+//! KV cache shapes of models, and the size of one object of the store.
 
 use objstore::KvShape;
 
@@ -10,19 +10,19 @@ pub(crate) const TRACE_BLOCK_TOKENS: u32 = 512;
 /// The KV cache of a model in bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Model {
-    /// What `--model` calls it.
+    /// Name for `--model`.
     pub(crate) name: &'static str,
     /// Attention layers.
     pub(crate) layers: u32,
-    /// Separate tensors of one layer: 2 for K and V, 1 where they are one (MLA).
+    /// Separate tensors per layer: 2 for K and V, 1 where they are combined (MLA).
     pub(crate) segments: u32,
     /// Bytes of one token in one segment of one layer.
     pub(crate) token_bytes: u32,
-    /// Tokens of a block unless `--block-tokens` says otherwise.
+    /// Default of `--block-tokens`.
     pub(crate) block_tokens: u32,
-    /// LBA size unless `--lba` says otherwise.
+    /// Default of `--lba`, in bytes.
     pub(crate) lba_bytes: u32,
-    /// How many times smaller its objects are than those of a real model.
+    /// Factor by which its objects are smaller than those of a real model.
     pub(crate) scale: u32,
 }
 
@@ -79,7 +79,7 @@ pub(crate) static MODELS: [Model; 5] = [
     },
 ];
 
-/// Reads `--model`.
+/// Parses `--model`.
 pub(crate) fn named(name: &str) -> Result<&'static Model, String> {
     MODELS.iter().find(|model| model.name == name).ok_or_else(|| {
         let names = MODELS.map(|model| model.name);
@@ -96,17 +96,17 @@ pub(crate) struct Shape {
     pub(crate) layers: u32,
     /// Segments of a layer.
     pub(crate) segments: u32,
-    /// Tokens of a store block.
+    /// Tokens per store block.
     pub(crate) block_tokens: u32,
     /// Bytes of one object: one block of one segment of one layer.
     pub(crate) object_bytes: u32,
 }
 
 impl Shape {
-    /// Cuts `model` into blocks of `block_tokens` tokens.
+    /// Divides `model` into blocks of `block_tokens` tokens.
     ///
     /// # Errors
-    /// When a trace block is not a whole number of blocks, or an object not one of 4-byte words.
+    /// Returns a [`Problem`] unless trace blocks are whole blocks, and objects whole 4-byte words.
     pub(crate) fn new(model: &Model, block_tokens: u32) -> Result<Self, Problem> {
         if block_tokens == 0 || !TRACE_BLOCK_TOKENS.is_multiple_of(block_tokens) {
             return Err(Problem::new(
@@ -137,28 +137,28 @@ impl Shape {
         })
     }
 
-    /// As the store wants it.
+    /// Returns the shape as the store's type.
     pub(crate) fn kv(&self) -> KvShape {
         let Self { layers, segments, object_bytes, block_tokens, .. } = *self;
         KvShape { layers, segments, object_bytes, block_tokens }
     }
 
-    /// Bytes of one block on devices with LBAs of `lba_bytes`: each object is padded to whole LBAs.
+    /// Returns the bytes of one block on devices with LBAs of `lba_bytes`, including padding.
     pub(crate) fn file_bytes(&self, lba_bytes: u32) -> u64 {
         u64::from(self.rows()) * u64::from(self.object_bytes.next_multiple_of(lba_bytes))
     }
 
-    /// Objects of one block: one for each segment of each layer.
+    /// Returns the objects of one block: one for each segment of each layer.
     pub(crate) fn rows(&self) -> u32 {
         self.layers * self.segments
     }
 
-    /// Bytes of one block over all layers.
+    /// Returns the bytes of one block over all layers.
     pub(crate) fn block_bytes(&self) -> u64 {
         u64::from(self.rows()) * u64::from(self.object_bytes)
     }
 
-    /// Store blocks of one trace block.
+    /// Returns the number of store blocks in a trace block.
     pub(crate) fn subs(&self) -> u32 {
         TRACE_BLOCK_TOKENS / self.block_tokens
     }
@@ -172,7 +172,7 @@ mod tests {
         Shape::new(named(name).unwrap(), block_tokens)
     }
 
-    /// The sizes that the models' authors and the paper state.
+    /// Sizes from the models' authors and the paper.
     #[test]
     fn objects_have_the_known_sizes() {
         for (model, tokens, object, token) in [

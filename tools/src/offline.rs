@@ -12,7 +12,7 @@ use ripieno_stack::{Fleet, Home, HomeError, Place};
 use crate::devices::{self, MediaChoice};
 use crate::problem::{Problem, told};
 
-/// Where a store is.
+/// Location of a store.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Where {
     /// The store's home: file:DIR
@@ -26,10 +26,10 @@ pub(crate) struct Where {
 }
 
 impl Where {
-    /// The directory; none for drives.
+    /// Returns the directory; `None` for drives.
     ///
     /// # Errors
-    /// For media in memory.
+    /// Returns a [`Problem`] for media in memory.
     pub(crate) fn dir(&self) -> Result<Option<&PathBuf>, Problem> {
         match &self.media {
             Some(MediaChoice::File(dir)) => Ok(Some(dir)),
@@ -42,7 +42,7 @@ impl Where {
     }
 }
 
-/// The devices, attached. Fields are dropped in this order.
+/// The attached devices. Fields are dropped in this order.
 #[derive(Debug)]
 pub(crate) struct Offline {
     pub(crate) fleet: Fleet,
@@ -53,7 +53,7 @@ impl Offline {
     /// Attaches the driver to the store's devices. Writes nothing.
     ///
     /// # Errors
-    /// [`Problem`] when the home is not there or in use; else whatever a layer refuses.
+    /// Returns a [`Problem`] if the home is missing or in use, and any error of the layers below.
     pub(crate) fn open(place: &Where) -> anyhow::Result<Self> {
         match place.dir()? {
             Some(dir) => Self::of_home(Home::open(dir).map_err(|error| told(error.into()))?),
@@ -61,11 +61,11 @@ impl Offline {
         }
     }
 
-    /// As [`Offline::open`], to look for damage: a device that is gone or too short, and a home
-    /// whose parameters cannot be read, are what is looked for, and no mistake of the user.
+    /// Like [`Offline::open`], for damage checks: a device that is missing or too short, and a home
+    /// whose parameters cannot be read, are findings and not user errors.
     ///
     /// # Errors
-    /// As for [`Offline::open`], but for that.
+    /// Same as [`Offline::open`], except that these cases are not a [`Problem`].
     pub(crate) fn examine(place: &Where) -> anyhow::Result<Self> {
         let Some(dir) = place.dir()? else { return Self::of_drives(place) };
         match Home::open(dir) {
@@ -86,41 +86,41 @@ impl Offline {
         Self::attach(Place::drives(&addresses))
     }
 
-    /// The devices of a home.
+    /// Attaches the devices of a home.
     ///
     /// # Errors
-    /// As for [`Offline::open`].
+    /// Same as [`Offline::open`].
     pub(crate) fn of_home(home: Home) -> anyhow::Result<Self> {
         Self::attach(home.into())
     }
 
-    /// Any devices of a store.
+    /// Attaches the devices of a store.
     ///
     /// # Errors
-    /// As for [`Offline::open`].
+    /// Same as [`Offline::open`].
     pub(crate) fn attach(place: Place) -> anyhow::Result<Self> {
         let fleet = place.fleet(&clock(), &ControllerOptions::default(), None).map_err(told)?;
         Ok(Self { fleet, place })
     }
 
-    /// Devices as drives have them, with something beside the store's region.
+    /// Wraps emulated drives with data outside the store's region.
     #[cfg(test)]
     pub(crate) fn of_emulated(fleet: Fleet) -> Self {
         Self { fleet, place: Place::drives(&[]) }
     }
 
-    /// The store's regions.
+    /// Returns the store's regions.
     ///
     /// # Errors
-    /// When a device cannot hold a store.
+    /// Returns an error if a device cannot hold a store.
     pub(crate) fn media(&self) -> anyhow::Result<Vec<Medium>> {
         Ok(Store::media(&self.fleet.devices)?)
     }
 
-    /// The namespaces that the regions are in, as a whole.
+    /// Returns the whole namespaces that contain the regions.
     ///
     /// # Errors
-    /// As for [`Offline::media`].
+    /// Same as [`Offline::media`].
     pub(crate) fn namespaces(&self) -> anyhow::Result<Vec<Medium>> {
         let whole = |device: &StoreDevice| StoreDevice {
             controller: device.controller.clone(),
@@ -132,18 +132,18 @@ impl Offline {
         Ok(Store::media(&devices)?)
     }
 
-    /// Shuts the devices down. No [`Medium`] of them may be left.
+    /// Shuts the devices down. All their [`Medium`] values must have been dropped.
     ///
     /// # Errors
-    /// When one does not shut down.
+    /// Returns an error if a device does not shut down.
     pub(crate) fn close(self) -> anyhow::Result<()> {
         self.shut_down().map(|_| ())
     }
 
-    /// As [`Offline::close`]. A home that was just made can be found from now on.
+    /// Like [`Offline::close`], and marks a new home as ready.
     ///
     /// # Errors
-    /// As for [`Offline::close`], or when the home cannot say so.
+    /// Same as [`Offline::close`], or if the home cannot be marked.
     pub(crate) fn close_ready(self) -> anyhow::Result<()> {
         match self.shut_down()? {
             Place::Home(mut home) => Ok(home.set_ready()?),
@@ -151,10 +151,10 @@ impl Offline {
         }
     }
 
-    /// As [`Offline::close`]. A home that was just made, and got no store, is removed.
+    /// Like [`Offline::close`], and removes a new home that got no store.
     ///
     /// # Errors
-    /// As for [`Offline::close`], or when it cannot be removed.
+    /// Same as [`Offline::close`], or if the home cannot be removed.
     pub(crate) fn close_unused(self) -> anyhow::Result<()> {
         match self.shut_down()? {
             Place::Home(home) => Ok(home.discard()?),
@@ -170,7 +170,7 @@ impl Offline {
     }
 }
 
-/// The time of the devices.
+/// Returns the clock of the devices.
 pub(crate) fn clock() -> Arc<dyn Clock> {
     Arc::new(MonotonicClock::default())
 }

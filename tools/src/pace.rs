@@ -1,5 +1,4 @@
-//! What `--pace` asks for: how long layers compute, how fast the devices are, and who decides when
-//! layers move.
+//! Settings of `--pace`: compute times of layers, bandwidth of the devices, and the I/O policy.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,10 +12,10 @@ use crate::problem::Problem;
 use crate::profile::layers;
 use crate::size;
 
-/// Bytes of a slack table; it has a few hundred thousand at the most.
+/// Maximum size of a slack table in bytes; real ones have at most a few hundred thousand.
 pub(crate) const TABLE_BYTES_MAX: u64 = 16 << 20;
 
-/// Who decides when layers move.
+/// I/O policies to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Schedule {
     Slack,
@@ -24,55 +23,55 @@ pub(crate) enum Schedule {
     Both,
 }
 
-/// Flags of the pace.
+/// Flags of `--pace`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PaceFlags {
     /// Play requests at their arrival times, in virtual time: an engine with continuous batching
     /// that computes layer by layer, waits for layers that are loaded, and stores what it computed.
-    /// The report says how long the GPU waited. Software controllers with the speed of drives; the
-    /// bytes are moved, and not checked. With --dram, the scheduler also reads ahead what requests
-    /// load that wait. The same arguments give the same numbers
+    /// The report shows how long the GPU waited. Software controllers run at the speed of drives;
+    /// data is moved but not checked. With --dram, the scheduler also prefetches for waiting
+    /// requests. The same arguments give the same numbers
     #[arg(long, help_heading = "Pace")]
     pub(crate) pace: bool,
 
-    /// Who decides when layers move. slack: the scheduler, by deadline, and writes when nothing
-    /// waits. naive: nobody; each as soon as it is asked for. both: one after the other, each with
-    /// a store of its own
+    /// I/O policy. slack: the scheduler, which moves layers by deadline and writes when idle.
+    /// naive: each layer as soon as it is requested. both: one after the other, each with its own
+    /// store
     #[arg(long, value_enum, default_value_t = Schedule::Both, requires = "pace",
         help_heading = "Pace")]
     schedule: Schedule,
 
-    /// How long a layer of a step with prompts computes: a time, one more for each 1,000 tokens of
-    /// the step, and one more for each 10 million pairs of a token and one before it. The default
-    /// is Llama-3-8B on an H100, by its FLOPs
+    /// Compute time of a layer in a step with prompts: a fixed time, plus one for each 1,000 tokens
+    /// of the step, plus one for each 10 million pairs of a token and one before it. The default is
+    /// Llama-3-8B on an H100, by its FLOPs
     #[arg(long, value_name = "TIME,TIME,TIME", default_value = "30us,735us,473us",
         value_parser = layer_time, requires = "pace", help_heading = "Pace")]
     layer_time: LayerTime,
 
-    /// The same for steps that only generate
+    /// The same for steps that only decode
     #[arg(long, value_name = "TIME,TIME,TIME", default_value = "216us,0us,17500us",
         value_parser = layer_time, requires = "pace", help_heading = "Pace")]
     decode_layer_time: LayerTime,
 
-    /// What an engine's layers took, in place of both: a slack table or a file of layer times (see
-    /// `ripieno profile`), of whatever model and GPU. The scheduler does not see it, and learns
+    /// Measured layer times of an engine, in place of both: a slack table or a file of layer times
+    /// (see `ripieno profile`), of any model and GPU. Hidden from the scheduler, which learns them
     #[arg(long, value_name = "FILE", requires = "pace", help_heading = "Pace",
         conflicts_with_all = ["layer_time", "decode_layer_time", "slack"])]
     pub(crate) layers: Option<PathBuf>,
 
-    /// Slack table that the scheduler begins with, from `ripieno profile` or an earlier run; what
-    /// is learned is written back. Layer times that it has go before --layer-time
+    /// Slack table that the scheduler starts with, from `ripieno profile` or an earlier run;
+    /// learned times are written back. Its layer times override --layer-time
     #[arg(long, value_name = "FILE", requires = "pace", help_heading = "Pace")]
     pub(crate) slack: Option<PathBuf>,
 
-    /// What the devices do together: bytes a second of reads, of writes, the latency, and which
-    /// part is left while they mix [default: two drives of the Tutti paper,
+    /// Total of all devices: read and write bandwidth in bytes a second, latency, and the fraction
+    /// of bandwidth left while reads and writes mix [default: two drives of the Tutti paper,
     /// 25900MB,9800MB,80us,0.4; 1024 times less for models whose objects are so much smaller]
     #[arg(long, value_name = "READ,WRITE,TIME,PART", value_parser = medium, requires = "pace",
         help_heading = "Pace")]
     medium: Option<Medium>,
 
-    /// Instead of a trace: prompts of about 32,768 tokens of which so many percent are stored,
+    /// Instead of a trace: prompts of about 32,768 tokens of which these percentages are stored,
     /// alone and under two loads, with the scheduler and without [without a list: 13 rates from 50
     /// to 100]
     #[arg(long, value_name = "PERCENT,...", num_args = 0..=1, value_delimiter = ',',
@@ -81,31 +80,31 @@ pub(crate) struct PaceFlags {
         default_missing_value = "50,60,70,75,80,85,90,93.75,95,96.9,98.3,99,100")]
     hit_rates: Option<Vec<f64>>,
 
-    /// How many times faster requests come than the trace says
+    /// Speed-up of arrivals over the trace
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = factor,
         requires = "pace", help_heading = "Pace")]
     speed: f64,
 
-    /// Tokens that a step computes at the most; longer prompts are computed in chunks
+    /// Maximum number of tokens per step; longer prompts are computed in chunks
     #[arg(long, value_name = "N", default_value_t = 8192, requires = "pace",
         value_parser = size::count::<u32>(1..=1 << 24),
         help_heading = "Pace")]
     step_tokens: u32,
 
-    /// Requests that run at the same time at the most
+    /// Maximum number of concurrent requests
     #[arg(long, value_name = "N", default_value_t = 16, requires = "pace",
         value_parser = size::count::<u32>(1..=1 << 16),
         help_heading = "Pace")]
     batch: u32,
 }
 
-/// How long a layer computes.
+/// Compute time of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LayerTime {
     fixed: Duration,
-    /// For each 1,000 tokens.
+    /// Time per 1,000 tokens.
     tokens: Duration,
-    /// For each 10 million pairs.
+    /// Time per 10 million token pairs.
     attended: Duration,
 }
 
@@ -116,7 +115,7 @@ impl LayerTime {
     }
 }
 
-/// What devices do together.
+/// Performance of all devices together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Medium {
     pub(crate) read: f64,
@@ -125,12 +124,12 @@ pub(crate) struct Medium {
     pub(crate) mixed: f64,
 }
 
-/// Two of the paper's drives (figures 6 and 9).
+/// Two of the Tutti paper's drives (figures 6 and 9).
 const PAPER: Medium =
     Medium { read: 25.9e9, write: 9.8e9, latency: Duration::from_micros(80), mixed: 0.4 };
 
 impl Medium {
-    /// What each of `count` devices does, for data from the byte `from` on.
+    /// Returns each device's share for `count` devices, for data from the byte `from` on.
     pub(crate) fn each(&self, count: u32, from: u64) -> Bandwidth {
         let Self { read, write, latency, mixed } = *self;
         let count = f64::from(count);
@@ -138,30 +137,30 @@ impl Medium {
         Bandwidth { read: read / count, write: write / count, latency, mixed, from }
     }
 
-    /// What batches cost.
+    /// Returns the cost of batches.
     ///
     /// # Errors
-    /// None for a bandwidth that is positive.
+    /// Returns no error if the bandwidths are positive.
     pub(crate) fn costs(&self) -> Result<IoCosts, TableError> {
         let curve = |bandwidth| Curve::line(self.latency, bandwidth);
         Ok(IoCosts { read: curve(self.read)?, write: curve(self.write)?, mixed: self.mixed })
     }
 }
 
-/// `--pace`, checked.
+/// Validated settings of `--pace`.
 #[derive(Debug, Clone)]
 pub(crate) struct Pace {
     flags: PaceFlags,
-    /// What layers take, of an engine.
+    /// Measured layer times of an engine.
     layers: Option<SlackTable>,
     pub(crate) medium: Medium,
 }
 
 impl Pace {
-    /// For objects that are `scale` times smaller than those of the real model.
+    /// Scales the default medium for objects that are `scale` times smaller than the real model's.
     ///
     /// # Errors
-    /// When `--layers` does not say how long layers take.
+    /// Returns a [`Problem`] if `--layers` lacks layer times.
     pub(crate) fn new(flags: &PaceFlags, scale: u32) -> Result<Self, Problem> {
         let layers = flags.layers.as_deref().map(engine_layers).transpose()?;
         let scale = f64::from(scale);
@@ -169,7 +168,7 @@ impl Pace {
         Ok(Self { medium: flags.medium.unwrap_or(paper), flags: flags.clone(), layers })
     }
 
-    /// Whether the scheduler decides, in each run.
+    /// Returns, for each run, true if the scheduler decides.
     pub(crate) fn runs(&self) -> &'static [bool] {
         match self.flags.schedule {
             Schedule::Slack => &[true],
@@ -178,9 +177,9 @@ impl Pace {
         }
     }
 
-    /// How the scheduler is set, with or without its say. A read that comes finds no more in its
-    /// way than 2 ms of writes, one batch, or two of 16 ms together, and 16 ms of reads: enough of
-    /// those that latencies of layers overlap, or cost less than a hundredth.
+    /// Returns the scheduler's configuration; without slack awareness it has no limits. A new read
+    /// waits for at most 2 ms of writes, one batch, or two of 16 ms together, and 16 ms of reads:
+    /// enough reads that latencies of layers overlap, or cost less than a hundredth.
     pub(crate) fn config(&self, is_slack_aware: bool) -> Config {
         if !is_slack_aware {
             let (read_depth_bytes, write_depth_bytes, backlog_bytes) =
@@ -203,7 +202,7 @@ impl Pace {
         }
     }
 
-    /// How long a layer of a step computes, where no table says it.
+    /// Returns the compute time of a layer in a step, from `--layers` or else the flags.
     pub(crate) fn layer(&self, step: StepShape) -> Duration {
         if let Some(layer) = self.layers.as_ref().and_then(|layers| layers.layer(step)) {
             return layer;
@@ -216,12 +215,12 @@ impl Pace {
         self.flags.slack.as_ref()
     }
 
-    /// Hit rates to go through.
+    /// Returns the hit rates to sweep.
     pub(crate) fn hit_rates(&self) -> Option<&[f64]> {
         self.flags.hit_rates.as_deref()
     }
 
-    /// When a request comes.
+    /// Returns the arrival time of a request, scaled by `--speed`.
     pub(crate) fn arrival(&self, recorded: Duration) -> Duration {
         recorded.div_f64(self.flags.speed)
     }
@@ -235,21 +234,21 @@ impl Pace {
     }
 }
 
-/// The GPU of `ripieno replay --pace`, as a table names it.
+/// GPU name of `ripieno replay --pace` in slack tables.
 pub(crate) const GPU: &str = "none";
-/// The engine.
+/// Engine name in slack tables.
 pub(crate) const ENGINE: &str = "ripieno replay";
 
-/// What a table of this command holds for.
+/// Returns the setting that a table of this command applies to.
 pub(crate) fn setting(model: &str, drives: Vec<String>) -> Setting {
     let (gpu, engine) = (GPU.to_owned(), ENGINE.to_owned());
     Setting { model: model.to_owned(), gpu, engine, drives }
 }
 
-/// What `--layers` names: a table that knows both kinds of steps.
+/// Reads `--layers`: a table with both kinds of steps.
 ///
 /// # Errors
-/// When it does not say how long layers take.
+/// Returns a [`Problem`] if it lacks layer times.
 pub(crate) fn engine_layers(path: &std::path::Path) -> Result<SlackTable, Problem> {
     let table = layers::table("--layers", path)?;
     for (step, input) in [("prompts", 2), ("generation only", 1)] {
@@ -261,13 +260,13 @@ pub(crate) fn engine_layers(path: &std::path::Path) -> Result<SlackTable, Proble
     Ok(table)
 }
 
-/// What a slack table that cannot be used is to the person who named it.
+/// Turns an error with a slack table into a user error.
 pub(crate) fn unusable(path: &std::path::Path, why: impl std::fmt::Display) -> Problem {
     let what = format!("--slack {}: {why}", path.display());
     Problem::new(what, "name another file; one that is not there yet is made")
 }
 
-/// Reads `30us`, `1.5ms` or `2s`.
+/// Parses `30us`, `1.5ms` or `2s`.
 fn time(text: &str) -> Result<Duration, String> {
     let units = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
     let found = units.iter().find_map(|(unit, seconds)| {
@@ -302,7 +301,7 @@ fn medium(text: &str) -> Result<Medium, String> {
     Ok(Medium { read, write, latency: time(latency)?, mixed })
 }
 
-/// Reads a part in percent.
+/// Parses a percentage.
 pub(crate) fn percent(text: &str) -> Result<f64, String> {
     let found = text.trim().parse().ok().filter(|percent| (1.0..=100.0).contains(percent));
     found.ok_or_else(|| format!("{text:?}: expected a number from 1 to 100"))

@@ -1,4 +1,4 @@
-//! The workload as keys: which blocks each request needs, and what that adds up to.
+//! The workload as keys: the blocks of each request, and their totals.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -8,27 +8,27 @@ use objstore::{BlockKey, KeyChain};
 use crate::model::Shape;
 use crate::trace::Request;
 
-/// When a request comes, and how long it is.
+/// Arrival and length of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {
-    /// Since the trace began; never before the request before it.
+    /// Arrival since the trace began; never before that of the previous request.
     pub(crate) arrival: Duration,
     /// Tokens of the prompt.
     pub(crate) input: u64,
-    /// Tokens that are generated.
+    /// Tokens to generate.
     pub(crate) output: u64,
 }
 
-/// All requests of a replay, as the keys of their store blocks.
+/// All requests of a replay, as keys of their store blocks.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// The keys of all requests, one after the other.
+    /// Concatenated keys of all requests.
     keys: Vec<BlockKey>,
-    /// For each request, where its keys end.
+    /// End index of each request's keys.
     ends: Vec<usize>,
-    /// For each request, when it comes and how long it is.
+    /// Arrival and length of each request.
     times: Vec<Times>,
-    /// Store blocks of a trace block.
+    /// Store blocks per trace block.
     subs: usize,
     distinct: u64,
     longest: usize,
@@ -37,8 +37,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Gives the blocks of `requests` their keys, up to the request that would bring the distinct
-    /// store blocks over `distinct_max`. The first request is always in.
+    /// Derives the block keys of `requests`, up to the request that would raise the distinct store
+    /// blocks above `distinct_max`. The first request is always included.
     pub(crate) fn new(
         requests: impl Iterator<Item = Request>,
         shape: &Shape,
@@ -71,7 +71,7 @@ impl Plan {
                 plan.keys.truncate(before);
                 break;
             }
-            // Keys are chained, so what was seen before is always a prefix.
+            // Keys are chained, so blocks seen before are always a prefix.
             let old = plan.keys.len() - before - new;
             seen.extend(plan.keys[before + old..].iter().copied());
             plan.distinct = distinct;
@@ -89,48 +89,48 @@ impl Plan {
         plan
     }
 
-    /// Number of requests.
+    /// Returns the number of requests.
     pub(crate) fn requests(&self) -> usize {
         self.ends.len()
     }
 
-    /// The keys of the store blocks of one request.
+    /// Returns the keys of a request's store blocks.
     pub(crate) fn keys(&self, request: usize) -> &[BlockKey] {
         let start = if request == 0 { 0 } else { self.ends[request - 1] };
         &self.keys[start..self.ends[request]]
     }
 
-    /// When a request comes, and how long it is.
+    /// Returns the arrival and length of a request.
     pub(crate) fn times(&self, request: usize) -> Times {
         self.times[request]
     }
 
-    /// Trace blocks of all requests.
+    /// Returns the trace blocks of all requests.
     pub(crate) fn trace_blocks(&self) -> u64 {
         (self.keys.len() / self.subs) as u64
     }
 
-    /// Store blocks of one trace block.
+    /// Returns the store blocks per trace block.
     pub(crate) fn subs(&self) -> usize {
         self.subs
     }
 
-    /// Different store blocks: what a store must hold to lose nothing.
+    /// Returns the distinct store blocks: the capacity at which a store evicts nothing.
     pub(crate) fn distinct(&self) -> u64 {
         self.distinct
     }
 
-    /// Store blocks of the longest request.
+    /// Returns the store blocks of the longest request.
     pub(crate) fn longest(&self) -> usize {
         self.longest
     }
 
-    /// Trace blocks that a cache without limits would hit.
+    /// Returns the trace blocks that a cache without limits would hit.
     pub(crate) fn ideal_hits(&self) -> u64 {
         self.ideal_hits
     }
 
-    /// Requests whose number of blocks does not follow from the length of their prompt.
+    /// Returns the requests whose number of blocks does not follow from their prompt length.
     pub(crate) fn uneven(&self) -> u64 {
         self.uneven
     }
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::model::MODELS;
 
-    /// The prefix cache without limits, as a tree: an id names a block only below its parent.
+    /// Unlimited prefix cache as a tree: an ID names a block only below its parent.
     #[derive(Default)]
     struct Tree {
         children: HashMap<(usize, u64), usize>,

@@ -1,6 +1,6 @@
 //! The engine's KV pool: one tensor for each layer and segment, in memory that devices reach.
 //!
-//! Where that memory is, and so who makes and compares the bytes in it, is behind [`Hand`].
+//! [`Hand`] hides where that memory is and whether the CPU or the GPU fills and compares it.
 
 mod cpu;
 mod gpu;
@@ -17,8 +17,8 @@ pub(crate) use cpu::CpuHand;
 pub(crate) use gpu::GpuHand;
 pub(crate) use hand::{Check, Hand, Item, PARTS_MAX, Part};
 
-/// Layers of one request that are in flight at the same time: as in an engine, the next layers
-/// move while this one is worked on.
+/// Layers of one request in flight at the same time: as in an engine, the next layers move while
+/// the current one is computed.
 pub(crate) const LAYERS_AHEAD: usize = 8;
 
 /// Blocks of KV cache memory, handed out in shuffled order, as after a long time of serving.
@@ -26,30 +26,30 @@ pub(crate) const LAYERS_AHEAD: usize = 8;
 pub(crate) struct Pool {
     hand: Box<dyn Hand>,
     shape: Shape,
-    /// All blocks, in the order they are handed out.
+    /// All blocks, in allocation order.
     order: Vec<BlockId>,
     next: usize,
 }
 
 impl Pool {
-    /// Bytes of a pool of `blocks` blocks.
+    /// Returns the bytes of a pool of `blocks` blocks.
     pub(crate) fn bytes(shape: &Shape, blocks: u32) -> u64 {
         shape.block_bytes() * u64::from(blocks)
     }
 
-    /// A pool whose bytes `hand` reaches, with its blocks in shuffled order.
+    /// Returns a pool that `hand` accesses, with its blocks in shuffled order.
     pub(crate) fn new(hand: Box<dyn Hand>, shape: Shape, blocks: u32, seed: u64) -> Self {
         let mut order: Vec<BlockId> = (0..blocks).map(BlockId).collect();
         order.shuffle(&mut StdRng::seed_from_u64(seed));
         Self { hand, shape, order, next: 0 }
     }
 
-    /// Number of blocks.
+    /// Returns the number of blocks.
     pub(crate) fn blocks(&self) -> usize {
         self.order.len()
     }
 
-    /// The next `count` blocks. Whoever had them before has to be done with them.
+    /// Returns the next `count` blocks. Their previous users must be done with them.
     pub(crate) fn take(&mut self, count: usize) -> Vec<BlockId> {
         assert!(count <= self.order.len(), "{count} blocks of a pool of {}", self.order.len());
         let (before, after) = self.order.split_at(self.next);
@@ -58,12 +58,12 @@ impl Pool {
         blocks
     }
 
-    /// Who reaches the bytes.
+    /// Returns the access to the bytes.
     pub(crate) fn hand(&mut self) -> &mut dyn Hand {
         &mut *self.hand
     }
 
-    /// A part of the object that `block` has in this layer and segment, for the block `key`.
+    /// Returns a part of an object: that of the block `key`, in the pool's `block`.
     pub(crate) fn item(
         &self,
         block: BlockId,

@@ -1,4 +1,4 @@
-//! What went wrong, in words for the person at the terminal, and the exit code that goes with it.
+//! Errors in words for the person at the terminal, and their exit codes.
 
 use std::fmt;
 
@@ -10,18 +10,18 @@ use ripieno_stack::{NotTaken, StackError};
 
 use crate::size::Size;
 
-/// Exit code of bad input: the command line, the trace, or what the machine cannot do.
+/// Exit code for bad input: the command line, the trace, or something the machine does not support.
 pub(crate) const EXIT_USAGE: u8 = 2;
-/// Exit code of wrong bytes or failed I/O.
+/// Exit code for wrong data or failed I/O.
 pub(crate) const EXIT_FAILED: u8 = 1;
 
-/// Exit code where the reader of stdout went away before all was known, as shells count it
-/// (128 + SIGPIPE).
+/// Exit code when the reader of stdout closed it before the end, as shells report it (128 +
+/// SIGPIPE).
 pub(crate) const EXIT_UNREAD: u8 = 141;
 
-/// Bad input. Says what was asked and found, and in the hint what to do about it.
+/// Bad input: a message of what was asked and found, and a hint.
 ///
-/// Everything else travels as [`anyhow::Error`] and ends with [`EXIT_FAILED`].
+/// All other errors are an [`anyhow::Error`] and end with [`EXIT_FAILED`].
 #[derive(Debug)]
 pub(crate) struct Problem {
     message: String,
@@ -29,22 +29,22 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    /// `hint` may be empty where the message says it all.
+    /// `hint` may be empty if the message is enough.
     pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { message: message.into(), hint: hint.into() }
     }
 
-    /// As a reason not to take a route.
+    /// Converts it to the reason why a route is not taken.
     pub(crate) fn unfit(self) -> StackError {
         StackError::Unfit { why: self.message, fix: self.hint }
     }
 
-    /// The same, with another hint.
+    /// Replaces the hint.
     pub(crate) fn with_hint(self, hint: impl Into<String>) -> Self {
         Self { hint: hint.into(), ..self }
     }
 
-    /// What to do about it; may be empty.
+    /// Returns the hint, which may be empty.
     pub(crate) fn hint(&self) -> &str {
         &self.hint
     }
@@ -58,7 +58,7 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// A signal ended what has no result before it is complete. With the exit code.
+/// A signal ended a command that has no partial result. Contains the exit code.
 #[derive(Debug)]
 pub(crate) struct Interrupted(pub(crate) u8);
 
@@ -70,11 +70,11 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// What to do without a GPU.
+/// Hint for errors of the GPU.
 const INSTEAD: &str = "use --executor host: the same I/O kernel, compiled for the host and run by \
                        threads; ripieno doctor shows what is missing for the GPU";
 
-/// What the layers below say, in the words of the command line: bad input as [`Problem`].
+/// Translates errors of the layers below; bad input becomes a [`Problem`] with a hint.
 pub(crate) fn told(error: StackError) -> anyhow::Error {
     let problem = match error {
         StackError::Unfit { why, fix } => Problem::new(why, fix),
@@ -85,20 +85,20 @@ pub(crate) fn told(error: StackError) -> anyhow::Error {
             Problem::new(format!("--executor cuda: {error}"), INSTEAD)
         }
         StackError::Home(error) => Problem::new(error.to_string(), ""),
-        // What is there is not what was asked for; it says what to do.
+        // The existing data is not what was asked for; the message has the remedy.
         StackError::Store(StoreError::Format(error)) => Problem::new(error.to_string(), ""),
         StackError::PeerFull { place, wanted, left, all } => {
             let [wanted, left, all] = [wanted, left, all].map(|bytes| Size(bytes as u64));
             let found = format!("{wanted} more are needed, {left} of its {all} are left");
             Problem::new(format!("--memory {place}: {found}"), "set --pool-blocks")
         }
-        // The flags were checked, so what is left is a medium that cannot do what they ask for.
+        // The flags are valid, so the medium does not support what they ask for.
         StackError::Emu(EmuError::Config(error)) => {
             let hint = "make a home with larger logical blocks (ripieno format --lba 4096), or use \
                         media in memory";
             Problem::new(error.to_string(), hint)
         }
-        // All but a drive that does not answer is what this machine does not have.
+        // All VFIO errors but an unresponsive drive are something this machine lacks.
         StackError::Vfio { ref source, .. } if !matches!(source, VfioError::Gone { .. }) => {
             Problem::new(
                 error.to_string(),
@@ -113,12 +113,12 @@ pub(crate) fn told(error: StackError) -> anyhow::Error {
     problem.into()
 }
 
-/// None of the routes that were wanted works.
+/// None of the requested routes works.
 #[derive(Debug)]
 pub(crate) struct NoRoute(pub(crate) Vec<NotTaken>);
 
 impl NoRoute {
-    /// As a mistake in the command line, which asked for them.
+    /// Converts it to a user error: the command line asked for these routes.
     pub(crate) fn problem(&self) -> Problem {
         let Self(tried) = self;
         let asked = match &tried[..] {
@@ -140,7 +140,7 @@ impl fmt::Display for NoRoute {
 
 impl std::error::Error for NoRoute {}
 
-/// The hint for an error that comes from a resource of this process or machine that is used up. It
+/// Returns the hint for an error caused by an exhausted resource of this process or machine. It
 /// names only flags that the command has.
 pub(crate) fn shortage(error: &anyhow::Error, has: &dyn Fn(&str) -> bool) -> Option<String> {
     let code = |cause: &(dyn std::error::Error + 'static)| {
@@ -158,8 +158,8 @@ pub(crate) fn shortage(error: &anyhow::Error, has: &dyn Fn(&str) -> bool) -> Opt
     Some(flags.fold(limit.to_owned(), |hint, flag| hint + &flag))
 }
 
-/// An error and its causes in one line. Causes that the message before them quotes already are left
-/// out.
+/// Formats an error and its causes in one line. Causes that an earlier message already quotes are
+/// left out.
 pub(crate) fn one_line(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {

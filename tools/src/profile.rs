@@ -1,5 +1,5 @@
-//! `ripieno profile`: what batches cost on devices by their size, and what reads and writes do to
-//! each other. That is half of a slack table; layer times, the other half, an engine writes.
+//! `ripieno profile`: measures the cost of batches by size, and the interference of reads and
+//! writes. That is half of a slack table; an engine writes the other half, the layer times.
 
 pub(crate) mod layers;
 mod measure;
@@ -37,13 +37,13 @@ use measure::{Found, Measure, Mix, Point};
 
 /// Parts of the data set: three are read, one is written.
 const PARTS: u64 = 4;
-/// Bytes of a layer in the largest batch, at the most.
+/// Maximum bytes of a layer in the largest batch.
 const BATCH_BYTES_MAX: u64 = 32 << 20;
 
 /// Flags of `ripieno profile`.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileFlags {
-    /// Slack table to write: a new one, or one of the same setting, whose layer times stay
+    /// Slack table to write: a new one, or one of the same setting, whose layer times are kept
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     out: Option<PathBuf>,
 
@@ -59,12 +59,12 @@ pub(crate) struct ProfileFlags {
 
     /// Files of layer times, from an engine that serves (layer_times of the vLLM connector) or from
     /// python -m ripieno.vllm.profile. They name the model, the GPU and the engine. Devices are
-    /// then measured only if flags say which (--device, --devices, --media, --pace); if none do,
-    /// --out keeps what it says of its drives
+    /// then measured only if flags select them (--device, --devices, --media, --pace); otherwise
+    /// --out keeps its drives' costs
     #[arg(long, value_name = "FILE", value_delimiter = ',', help_heading = "Layers")]
     layer_times: Vec<PathBuf>,
 
-    /// Slack table, or file of layer times, that is compared with --layer-times
+    /// Slack table, or file of layer times, to compare with --layer-times
     #[arg(long, value_name = "FILE", requires = "layer_times", help_heading = "Layers")]
     against: Option<PathBuf>,
 
@@ -72,7 +72,7 @@ pub(crate) struct ProfileFlags {
     pub(crate) replay: ReplayFlags,
 }
 
-/// What was found. Field names are those of the JSON object.
+/// Results. Field names are the JSON keys.
 #[derive(Debug, Serialize)]
 struct Report {
     version: &'static str,
@@ -85,25 +85,25 @@ struct Report {
     out: Option<PathBuf>,
 }
 
-/// What devices do.
+/// Measurements of devices.
 #[derive(Debug, Serialize)]
 struct Batches {
-    /// Whether it was measured in virtual time.
+    /// True when measured in virtual time.
     simulated: bool,
-    /// Of the objects that were moved.
+    /// Size of the objects that were moved.
     object_bytes: u32,
     read: Vec<Point>,
     write: Vec<Point>,
-    /// By the part of operations that read.
+    /// Mixtures, by the fraction of operations that read.
     mix: Vec<Mix>,
-    /// Bandwidth of both together, by the mean of each alone.
+    /// Bandwidth of a mixture, relative to the mean of reads alone and writes alone.
     mixed: f64,
 }
 
 /// Measures, writes the table, and reports. Returns the exit code.
 ///
 /// # Errors
-/// [`Problem`] for bad input; anything else is a failure of the stack.
+/// Returns a [`Problem`] for bad input, and an error if the stack fails.
 pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
     check(&flags.replay)?;
@@ -167,7 +167,7 @@ pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Refuses what only requests need.
+/// Rejects flags that apply only to requests.
 fn check(flags: &ReplayFlags) -> Result<(), Problem> {
     let given = [
         ("--trace", flags.trace.is_some()),
@@ -186,7 +186,7 @@ fn check(flags: &ReplayFlags) -> Result<(), Problem> {
     }
 }
 
-/// Refuses a file that the measured table could not go into, whatever the drives' names are.
+/// Rejects a file that cannot take the measured table, whatever the drives' names.
 fn check_table(path: &Path, setting: impl Fn(Vec<String>) -> Setting) -> Result<(), Problem> {
     let text = file::read_text(path, pace::TABLE_BYTES_MAX).map_err(|error| unfit(path, error))?;
     let there = SlackTable::parse(&text).map_err(|error| unfit(path, error))?;
@@ -194,7 +194,7 @@ fn check_table(path: &Path, setting: impl Fn(Vec<String>) -> Setting) -> Result<
     SlackTable::from_json(&text, &wanted).map(drop).map_err(|error| unfit(path, error))
 }
 
-/// The table in the file with new costs, or one without layer times.
+/// Returns the file's table with new costs, or a new table without layer times.
 fn slack_table(
     path: Option<&Path>,
     setting: Setting,
@@ -208,7 +208,7 @@ fn slack_table(
     Ok(table)
 }
 
-/// The table in the file, whose costs stay, for layer times of `steps`.
+/// Returns the file's table for layer times of `steps`; its costs are kept.
 fn known_costs(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
     let text = file::read_text(path, pace::TABLE_BYTES_MAX).map_err(|error| {
         let what = format!("--out {}: {error}, and no device is named", path.display());
@@ -217,7 +217,7 @@ fn known_costs(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
     let table = SlackTable::parse(&text).map_err(|error| unfit(path, error))?;
     let wanted = steps.setting(table.setting().drives.clone());
     if table.is_empty() {
-        // Of devices only: whatever it was meant for.
+        // A table of costs alone fits any setting.
         return Ok(SlackTable::new(wanted, table.costs));
     }
     SlackTable::from_json(&text, &wanted).map_err(|error| unfit(path, error))
@@ -234,7 +234,7 @@ fn costs(found: &Found) -> anyhow::Result<IoCosts> {
         let points: Vec<(u64, Duration)> = points
             .iter()
             .map(|point| {
-                // More bytes do not take less time.
+                // Larger batches must not take less time.
                 longest = longest.max(Duration::from_secs_f64(point.us * 1e-6));
                 (point.bytes, longest)
             })
@@ -248,7 +248,7 @@ fn costs(found: &Found) -> anyhow::Result<IoCosts> {
     Ok(IoCosts { read: curve(&found.read)?, write: curve(&found.write)?, mixed })
 }
 
-/// Measures; `None` if it was interrupted. And the drives' models.
+/// Measures; `None` if interrupted. Also returns the drives' models.
 fn perform(
     args: &ReplayArgs,
     interrupt: &mut Interrupt,
@@ -320,7 +320,7 @@ fn perform(
     Ok((measured?, models))
 }
 
-/// Blocks of the largest batch: so many as fit into the default pool four times.
+/// Returns the blocks of the largest batch: a quarter of the pool.
 fn batch_max(args: &ReplayArgs) -> u32 {
     let layer_bytes = u64::from(args.shape.segments) * u64::from(args.shape.object_bytes);
     let default = (256 << 20) / args.shape.block_bytes() / 4;
@@ -328,7 +328,7 @@ fn batch_max(args: &ReplayArgs) -> u32 {
     (BATCH_BYTES_MAX / layer_bytes).min(pool).clamp(1, 1 << 20) as u32
 }
 
-/// One request with so many blocks.
+/// Returns a plan with one request of `blocks` blocks.
 fn plan(args: &ReplayArgs, blocks: u64) -> Plan {
     let hash_ids = (0..blocks.div_ceil(u64::from(args.shape.subs()))).collect();
     let (arrival, input_tokens, output_tokens) = (Duration::ZERO, 0, 0);

@@ -1,20 +1,20 @@
-//! The progress bar: on stderr, on a terminal only.
+//! The progress bar: on stderr, only if that is a terminal.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// What takes no longer is not worth a bar.
+/// Shorter operations show no bar.
 const SHOWN_AFTER: Duration = Duration::from_millis(500);
 
-/// How far a replay is. It is drawn by the caller: no thread of its own that could fail to start.
+/// Progress of a replay. The caller draws it: there is no thread that could fail to start.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
 }
 
-/// On stderr if that is a terminal, ten times a second.
+/// Draws on stderr ten times a second if that is a terminal.
 fn terminal(wanted: bool) -> ProgressDrawTarget {
     if wanted && std::io::stderr().is_terminal() {
         ProgressDrawTarget::stderr_with_hz(10)
@@ -32,76 +32,76 @@ impl Progress {
         Self { bar }
     }
 
-    /// A bar for `requests` requests, hidden unless `wanted` and stderr is a terminal.
+    /// Returns a bar for `requests` requests, hidden unless `wanted` and stderr is a terminal.
     pub(crate) fn new(requests: usize, wanted: bool) -> Self {
         let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} requests  {wide_msg}";
         Self::with(template, requests as u64, terminal(wanted))
     }
 
-    /// A bar for so many measurements, hidden as above.
+    /// Returns a bar for `all` measurements, hidden as in [`Progress::new`].
     pub(crate) fn measurements(all: usize, wanted: bool) -> Self {
         let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} measurements";
         Self::with(template, all as u64, terminal(wanted))
     }
 
-    /// A bar for bytes that are read, hidden as above. How many there are is said later.
+    /// Returns a bar for bytes to read, hidden as in [`Progress::new`]. The total is set later.
     pub(crate) fn reading(wanted: bool) -> Self {
         Self::with("[{bar:24}] {bytes} of {total_bytes} read", 0, terminal(wanted))
     }
 
-    /// A bar for simulations, on a terminal.
+    /// Returns a bar for simulations, on a terminal.
     pub(crate) fn simulations(all: usize) -> Self {
         let template =
             "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} simulations  {wide_msg}";
         Self::with(template, all as u64, terminal(true))
     }
 
-    /// So many simulations are done, and the next one is this.
+    /// Shows that `done` simulations are complete and that `name` is next.
     pub(crate) fn simulates(&self, done: usize, name: &str) {
         self.bar.set_position(done as u64);
         self.bar.set_message(name.to_owned());
     }
 
-    /// A bar for files that are read, hidden as above.
+    /// Returns a bar for files to read, hidden as in [`Progress::new`].
     pub(crate) fn files(all: u64, wanted: bool) -> Self {
         let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} files  {wide_msg}";
         Self::with(template, all, terminal(wanted))
     }
 
-    /// So many bytes or files of at most `all` have been read.
+    /// Shows that `done` of at most `all` bytes or files have been read.
     pub(crate) fn read(&self, done: u64, all: u64) {
         self.bar.set_length(all);
         self.bar.set_position(done);
     }
 
-    /// One more request is done. `message` is only made where the bar is visible.
+    /// Shows that `done` requests are complete. `message` is called only if the bar is visible.
     pub(crate) fn advance(&self, done: usize, message: impl FnOnce() -> String) {
         if self.bar.is_hidden() {
             return;
         }
         self.bar.set_position(done as u64);
-        // The bar draws ten times a second; texts for each of thousands of requests are waste.
+        // The bar draws ten times a second; a message per request would be wasted.
         if done.is_multiple_of(8) {
             self.bar.set_message(message());
         }
     }
 
-    /// Says what goes on besides.
+    /// Shows a note beside the bar.
     pub(crate) fn note(&self, message: impl Into<std::borrow::Cow<'static, str>>) {
         self.bar.set_message(message);
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// How far the opening of a store is: a bar, hidden as above, once it takes longer than most.
+/// Progress of opening a store: a bar, hidden as in [`Progress::new`], shown if it takes long.
 #[derive(Debug)]
 pub(crate) struct Opening {
     progress: Progress,
-    /// Where to draw, until it is drawn.
+    /// Draw target, until the bar is shown.
     target: Option<ProgressDrawTarget>,
 }
 
@@ -116,7 +116,7 @@ impl Opening {
         Self { progress, target: Some(target) }
     }
 
-    /// So many bytes of at most `all` have been read, in the time since the opening began.
+    /// Shows that `done` of at most `all` bytes have been read, `took` after the start.
     pub(crate) fn read(&mut self, done: u64, all: u64, took: Duration) {
         if let Some(target) = self.target.take_if(|_| took >= SHOWN_AFTER) {
             self.progress.bar.set_draw_target(target);
@@ -124,7 +124,7 @@ impl Opening {
         self.progress.read(done, all);
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
         self.progress.finish();
     }
@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// What a terminal of 80 columns was told.
+    /// Output to a terminal of 80 columns.
     #[derive(Debug, Clone, Default)]
     struct Screen(Arc<Mutex<String>>);
 

@@ -34,12 +34,12 @@ use engine::{Engine, Tally};
 use report::{Dram, Report, RouteNotTaken, Written, ratio};
 use verify::Sampler;
 
-/// Requests of the synthetic workload, where no one asked for a number.
+/// Default number of requests of the synthetic workload.
 const SYNTHETIC_REQUESTS: usize = 4000;
-/// ... but no more than what fits here.
+/// Limit of the default workload's size in bytes.
 const SYNTHETIC_BYTES: u64 = 2 << 30;
 
-/// What was measured and counted when the last request was done.
+/// Measurements and counters after the last request.
 struct Outcome {
     tally: Tally,
     stats: objstore::StoreStats,
@@ -48,7 +48,7 @@ struct Outcome {
     interrupted: bool,
 }
 
-/// What it was done with.
+/// Setup of the replay.
 struct Setting {
     limits: Limits,
     placement: Placement,
@@ -59,10 +59,10 @@ struct Setting {
 /// Replays and reports. Returns the exit code.
 ///
 /// # Errors
-/// [`crate::problem::Problem`] for bad input; anything else is a failure of the stack.
+/// Returns a [`crate::problem::Problem`] for bad input, and an error if the stack fails.
 pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<u8> {
-    // Both before any other thread starts: threads read the environment, and inherit which signals
-    // are blocked.
+    // Both come before any other thread starts: threads read the environment, and inherit the
+    // signal mask.
     if args.gpu.is_some() {
         gpu::set_environment();
     }
@@ -89,17 +89,17 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<u8> {
     })
 }
 
-/// A replay that cannot be interrupted, as a trial of what the arguments name.
+/// Runs an uninterruptible replay to test the arguments' devices and route.
 ///
 /// # Errors
-/// As for [`run`].
+/// Same as [`run`].
 pub(crate) fn trial(args: &ReplayArgs, gpu: Option<&Arc<Gpu>>) -> anyhow::Result<Report> {
     let (report, closed) = perform(args, gpu, &mut Interrupt::never())?;
     closed?;
     Ok(report)
 }
 
-/// Returns the report, and whether the devices were shut down well.
+/// Returns the report, and the result of shutting the devices down.
 fn perform(
     args: &ReplayArgs,
     gpu: Option<&Arc<Gpu>>,
@@ -138,7 +138,7 @@ fn perform(
     Ok((report(args, &plan, &sizing, setting, outcome), closed))
 }
 
-/// What the devices are like, where it matters to the replay.
+/// Device limits that matter to the replay.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     lba_bytes: u32,
@@ -159,7 +159,7 @@ impl Limits {
     }
 }
 
-/// Bytes of an LBA of the devices.
+/// Returns the LBA size of the devices in bytes.
 pub(crate) fn lba_bytes(args: &ReplayArgs, drives: Option<&Drives>) -> u32 {
     Limits::of(args, drives).lba_bytes
 }
@@ -170,14 +170,14 @@ fn open_drives(args: &ReplayArgs, clock: &Arc<dyn Clock>) -> anyhow::Result<Opti
     Drives::open(addresses, args.flags.memory, clock, &options).map(Some).map_err(told)
 }
 
-/// What the requests need; of the synthetic workload that no one sized, only what fits.
+/// Returns the blocks of all requests; for the default synthetic workload, as many as fit.
 fn plan(args: &ReplayArgs) -> Result<Plan, Problem> {
     let requests = args.flags.requests;
     if let Some(path) = &args.flags.trace {
         let requests = trace::read(path, requests)?;
         return Ok(Plan::new(requests.into_iter(), &args.shape, None));
     }
-    // Drives are opened later, and may have the largest LBAs.
+    // Drives are opened later; assume the largest LBAs.
     let lba_bytes = match &args.devices {
         Devices::Emu(emu) => emu.lba_bytes,
         Devices::Vfio(_) => 4096,
@@ -191,7 +191,7 @@ fn plan(args: &ReplayArgs) -> Result<Plan, Problem> {
     Ok(Plan::new(requests_of_workload, &args.shape, requests.is_none().then_some(most)))
 }
 
-/// What a person should know before the numbers come.
+/// Prints notes before the replay starts.
 fn notes(args: &ReplayArgs, plan: &Plan, sizing: &Sizing, opening: Opening) {
     if args.flags.quiet {
         return;
@@ -220,7 +220,7 @@ fn notes(args: &ReplayArgs, plan: &Plan, sizing: &Sizing, opening: Opening) {
     }
 }
 
-/// Why the data does not go by a better route.
+/// Prints why better routes are not taken.
 fn route_notes(args: &ReplayArgs, placement: &Placement) {
     if args.flags.quiet {
         return;
@@ -259,7 +259,7 @@ fn drive(
         progress.advance(index + 1, || engine.tally.line());
     }
     let wall_s = start.elapsed().as_secs_f64();
-    // Before the final check, which is not part of the replay.
+    // Taken before the final check, which is not part of the replay.
     let stats = engine.store.stats()?;
     if args.flags.verify == Verify::Full && !engine.is_over() {
         progress.note("checking everything that is still stored");

@@ -1,5 +1,4 @@
-//! `ripieno fsck --salvage`: which blocks of a store with a damaged journal can be kept, and
-//! keeping them.
+//! `ripieno fsck --salvage`: finds and keeps the intact blocks of a store with a damaged journal.
 
 use anyhow::bail;
 use kv_catalog::{Expected, Member, Superblock, check_set};
@@ -13,10 +12,10 @@ use crate::progress::Progress;
 use crate::size::{Size, grouped};
 use crate::survey::Survey;
 
-/// Lost blocks that the text shows.
+/// Number of lost blocks to show.
 const SHOWN: usize = 32;
 
-/// A block that is not kept. Field names are those of the JSON object.
+/// A block that is not kept. Field names are the JSON keys.
 #[derive(Debug, Serialize)]
 struct Lost {
     file: u32,
@@ -25,7 +24,7 @@ struct Lost {
     key: String,
 }
 
-/// What can be kept.
+/// Blocks that can be kept, and losses.
 #[derive(Debug, Serialize)]
 pub(crate) struct Findings {
     pub(crate) kept: u32,
@@ -35,10 +34,10 @@ pub(crate) struct Findings {
     lost: Vec<Lost>,
 }
 
-/// Reads what is left of the journal and all data that it names. Writes nothing.
+/// Reads the rest of the journal and all data that it refers to. Writes nothing.
 ///
 /// # Errors
-/// [`Problem`] for a store without checksums, or of which a device is missing; else when a device
+/// Returns a [`Problem`] if the store has no checksums or lacks a device, and an error if a device
 /// cannot be read.
 pub(crate) fn find(
     survey: &Survey,
@@ -72,7 +71,7 @@ pub(crate) fn find(
     Ok((salvage, findings))
 }
 
-/// Reads the data of all ranks: they are beside the home of their catalog.
+/// Verifies the data of all ranks, whose homes are next to the catalog's home.
 fn verify_ranks(
     salvage: &mut Salvage,
     catalog: &Superblock,
@@ -114,7 +113,7 @@ fn rank_superblocks(
     set.map_err(|error| Problem::new(format!("--salvage: {error}"), "").into())
 }
 
-/// What cannot be is bad input.
+/// Turns configuration errors into user errors.
 fn refused(error: StoreError) -> anyhow::Error {
     match error {
         StoreError::Config { field: "checksums", problem } => Problem::new(
@@ -147,7 +146,7 @@ impl Findings {
         }
     }
 
-    /// For people.
+    /// Formats the findings for people.
     pub(crate) fn text(&self) -> String {
         let mut lines = vec![
             format!(

@@ -1,9 +1,9 @@
-//! `ripieno scrub`: reads every file of a store through the normal path, and compares checksums.
+//! `ripieno scrub`: reads every file of a store through the normal path and compares checksums.
 //!
-//! A file that cannot be read as it was written is dropped by the store itself, as on any other
-//! retrieve. What was dropped is permanent once the store is closed: with `--report-only` it is
-//! not closed, but left as a process that is killed leaves it. At the end the journal is read
-//! again, while all that it says is in memory: if it is damaged, it is written anew.
+//! The store itself drops a file that fails the comparison, as on any other retrieve. Closing the
+//! store makes that durable; with `--report-only` it is not closed, but left as after a kill. At
+//! the end the journal is read again, while its contents are in memory: if it is damaged, it is
+//! rewritten.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,13 +26,13 @@ use crate::size::{self, Size, grouped};
 use crate::table::{row, table};
 use crate::terminal::print;
 
-/// Bytes that are read at a time, and a file at least.
+/// Bytes to read per batch; a batch has at least one file.
 const BATCH_BYTES: u64 = 16 << 20;
-/// Files that are read at a time, at the most.
+/// Maximum number of files per batch.
 const BATCH_FILES: u64 = 1024;
-/// Damaged files that the table shows.
+/// Number of damaged files in the table.
 const SHOWN: usize = 32;
-/// How long to sleep before looking for Ctrl-C.
+/// Sleep between two checks for Ctrl-C.
 const NAP: Duration = Duration::from_millis(100);
 
 /// Flags of `ripieno scrub`.
@@ -41,11 +41,11 @@ pub(crate) struct ScrubFlags {
     #[command(flatten)]
     place: Where,
 
-    /// Leave damaged files in the catalog: a later retrieve will find them again
+    /// Leave damaged files in the catalog: a later retrieve will detect them again
     #[arg(long, alias = "dry-run")]
     report_only: bool,
 
-    /// Bytes to read in a second, at the most [default: as fast as it goes]
+    /// Maximum bytes to read a second [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = size::above_zero)]
     rate: Option<u64>,
 
@@ -54,19 +54,19 @@ pub(crate) struct ScrubFlags {
     json: bool,
 }
 
-/// A file that is not what was stored. Field names are those of the JSON object.
+/// A corrupted file. Field names are the JSON keys.
 #[derive(Debug, Serialize)]
 struct Damaged {
     file: u32,
     namespace: u32,
     label: String,
     key: String,
-    /// Where it was noticed.
+    /// Layer in which the damage was detected.
     layer: u32,
     what: String,
 }
 
-/// What was found.
+/// Results of the scrub.
 #[derive(Debug, Default, Serialize)]
 struct Findings {
     store: String,
@@ -74,18 +74,18 @@ struct Findings {
     files_read: u64,
     bytes_read: u64,
     seconds: f64,
-    /// Whether damaged files are misses from now on.
+    /// True if damaged files become misses.
     dropped: bool,
     interrupted: bool,
     damaged: Vec<Damaged>,
-    /// What is wrong with the journal; null if nothing is.
+    /// Damage of the journal; null if none.
     journal_damage: Option<String>,
 }
 
 /// Reads all files. Returns the exit code.
 ///
 /// # Errors
-/// [`Problem`] when there is no store, or it keeps no checksums; else when a device fails.
+/// Returns a [`Problem`] without a store or checksums, and an error if a device fails.
 pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen().context("listening for signals")?;
     let mut offline = Offline::examine(&flags.place)?;
@@ -203,7 +203,7 @@ fn scrub(
     Ok(())
 }
 
-/// Sleeps until no more than `rate` bytes a second were read. Whether to end.
+/// Sleeps to keep the rate at `rate` bytes a second. Returns true on an interrupt.
 fn wait(rate: Option<u64>, bytes: u64, start: Instant, interrupt: &mut Interrupt) -> bool {
     let due = rate.map_or(Duration::ZERO, |rate| {
         Duration::from_secs_f64((bytes as f64 / rate as f64).min(1e9))
@@ -217,8 +217,8 @@ fn wait(rate: Option<u64>, bytes: u64, start: Instant, interrupt: &mut Interrupt
     }
 }
 
-/// Reads files, layer by layer, until all that are left are what was stored. As no lookup asks for
-/// them, this is no use of them: they are evicted as if there had been no scrub.
+/// Reads files, layer by layer, until all that remain are intact. Without a lookup, reads do not
+/// count as uses: the eviction order stays the same.
 fn verify(
     store: &Store,
     mut files: Vec<StoredFile>,
@@ -228,7 +228,7 @@ fn verify(
     loop {
         let numbers: Vec<FileId> = files.iter().map(|file| file.file).collect();
         let held = store.hold(&numbers)?;
-        // The store has dropped what was wrong.
+        // The store has dropped the damaged files.
         let is_held = |file: &StoredFile| held.files().binary_search(&file.file).is_ok();
         let (good, bad): (Vec<_>, Vec<_>) = files.into_iter().partition(is_held);
         files = good;

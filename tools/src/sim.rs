@@ -1,4 +1,4 @@
-//! `ripieno sim`: serving with tiers of KV cache, in virtual time.
+//! `ripieno sim`: serving with a tiered KV cache, in virtual time.
 
 mod machine;
 mod plan;
@@ -28,8 +28,8 @@ pub(crate) struct SimFlags {
     #[command(subcommand)]
     command: Option<SimCommand>,
 
-    /// Scenarios to simulate, workloads, or traces in the format of Mooncake (- is stdin); without
-    /// any, scenarios and workloads are listed. "all" stands for all scenarios
+    /// Scenarios, workloads, or traces in the format of Mooncake (- is stdin); without any,
+    /// scenarios and workloads are listed. "all" stands for all scenarios
     #[arg(value_name = "NAME|FILE")]
     names: Vec<String>,
 
@@ -47,10 +47,10 @@ pub(crate) struct SimFlags {
     serving: ServingFlags,
 }
 
-/// What else is simulated.
+/// Other simulations.
 #[derive(Debug, Subcommand)]
 enum SimCommand {
-    /// Which tiers to buy for a workload: hits, TTFT, throughput and cost of each combination
+    /// Find the tiers to buy for a workload: hits, TTFT, throughput and cost of each combination
     #[command(after_help = PLAN_HELP)]
     Plan(Box<PlanFlags>),
 }
@@ -63,7 +63,7 @@ Examples:
 All combinations of host memory and drives are simulated, and none of either. The recommended one is
 the cheapest by tokens that keeps --ttft-p99; without it, the cheapest of all.";
 
-/// What is served, on what, and how it is reported.
+/// Flags of the workload, the machine and the report.
 #[derive(Debug, Args)]
 pub(crate) struct ServingFlags {
     #[command(flatten)]
@@ -88,18 +88,18 @@ pub(crate) struct ReportFlags {
     json: bool,
 }
 
-/// What is simulated.
+/// A simulation to run.
 enum Task {
     Scenario(&'static Scenario),
-    /// The name of a workload or a file, and its requests.
+    /// A comparison of tiers: the name of a workload or file, and its requests.
     Compare(String, Workload),
 }
 
-/// Simulates, and reports.
+/// Simulates and reports.
 ///
 /// # Errors
-/// [`Problem`] for a scenario that there is not, or a trace that cannot be served; when the page
-/// cannot be written.
+/// Returns a [`Problem`] for an unknown scenario or a trace that cannot be served, and an error if
+/// the page cannot be written.
 pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     let serving = match &flags.command {
         Some(SimCommand::Plan(plan)) => plan.serving(),
@@ -166,9 +166,9 @@ fn tasks(flags: &SimFlags, machine: &Machine<'_>) -> Result<Vec<Task>, Problem> 
     flags.names.iter().map(task).collect()
 }
 
-/// Requests of a workload, all of which can be served.
+/// Returns the requests of a workload, all of which can be served.
 fn read(name: &str, flags: &WorkloadFlags, machine: &Machine<'_>) -> Result<Workload, Problem> {
-    // Who misspells a name has not meant a file; - is stdin.
+    // A misspelt name is not taken for a file; - is stdin.
     let is_name = !name.contains(['/', '.']) && name != "-" && !Path::new(name).exists();
     if is_name && !workload::names().any(|known| known == name) {
         let scenarios = Scenario::ALL.iter().map(|it| it.name);
@@ -196,7 +196,7 @@ fn compared(
     named(Outcome { title, ..outcome }, name, workload)
 }
 
-/// What was found for a workload, with its name, and where its requests are from.
+/// Adds the workload's name and the origin of its requests to an outcome.
 fn named(mut outcome: Outcome, name: &str, workload: &Workload) -> Outcome {
     outcome.setting.splice(0..0, workload.setting.iter().cloned());
     let stem = Path::new(name).file_stem().map_or(name.into(), |name| name.to_string_lossy());

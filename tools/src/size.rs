@@ -1,4 +1,4 @@
-//! Sizes in bytes as people write and read them.
+//! Sizes in bytes in human-readable form.
 
 use std::ops::RangeInclusive;
 
@@ -20,8 +20,8 @@ const UNITS: [(&str, u64); 13] = [
     ("B", 1),
 ];
 
-/// Reads `64MiB`, `1.5GB`, `4k` (K, M, G and T alone are powers of 1024) or plain bytes. Parts of a
-/// byte are left out.
+/// Parses `64MiB`, `1.5GB`, `4k` (K, M, G and T alone are powers of 1024) or plain bytes. Fractions
+/// of a byte are dropped.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let upper = text.trim().to_ascii_uppercase();
     let (number, unit) = UNITS
@@ -35,7 +35,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
             "expected a number and a unit, such as 64MiB, 1.5GiB, 500GB or 4096 (bytes)".to_owned()
         );
     };
-    // More places than these are less than a byte.
+    // Further decimal places are less than a byte.
     let places = &part[..part.len().min(15)];
     let numbers = whole.parse::<u128>().ok().zip(places.parse::<u128>().ok());
     let bytes = numbers.and_then(|(whole, part)| {
@@ -45,20 +45,20 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(|| "more than 16 EiB".to_owned())
 }
 
-/// Digits, without the underscores between them.
+/// Returns the digits without the underscores between them.
 fn digits(text: &str) -> Option<String> {
     let all = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_');
     let is_number = all && !text.is_empty() && !text.starts_with('_') && !text.ends_with('_');
     is_number.then(|| text.replace('_', ""))
 }
 
-/// The same, but not nothing.
+/// Same as [`parse`], but rejects zero.
 pub(crate) fn above_zero(text: &str) -> Result<u64, String> {
     let bytes = parse(text)?;
     if bytes > 0 { Ok(bytes) } else { Err("expected more than 0 bytes".to_owned()) }
 }
 
-/// Reads whole numbers of a range, such as 4000 or `4_000`.
+/// Parses a whole number in a range, such as 4000 or `4_000`.
 pub(crate) fn count<T: TryFrom<u64> + Clone + Send + Sync + 'static>(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
@@ -77,7 +77,7 @@ pub(crate) fn count<T: TryFrom<u64> + Clone + Send + Sync + 'static>(
     }
 }
 
-/// Shows a count with a separator every three digits: `288,500`.
+/// Formats a count with a separator every three digits: `288,500`.
 pub(crate) fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);

@@ -1,4 +1,4 @@
-//! How large the store and the KV pool are, and whether this machine has the memory and disk space.
+//! Sizes of the store and the KV pool, checked against this machine's memory and disk space.
 
 use objstore::{Format, Store, StoreId};
 
@@ -10,27 +10,27 @@ use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::size::{Size, grouped};
 
-/// Objects of one row that a group puts next to each other on a device, at the most.
+/// Maximum number of adjacent objects of one row on a device, within a group.
 const WIDTH_MAX: u64 = 64;
-/// Groups that a store has at least, if its files suffice.
+/// Minimum number of groups of a store that has enough files.
 const GROUPS_WANTED: u64 = 8;
-/// A default pool has at least this many bytes, so that it does not live in the caches ...
+/// Minimum size of a default pool in bytes, so that it does not fit into the CPU caches.
 const POOL_BYTES_MIN: u64 = 64 << 20;
-/// ... and at most this many.
+/// Maximum size of a default pool in bytes.
 const POOL_BYTES_MAX: u64 = 256 << 20;
-/// What the process needs besides media and pool: queues, tables, the buffers of the plain copy.
+/// Memory besides media and pool: queues, tables, the buffers of the plain copy.
 const OTHER_BYTES: u64 = 256 << 20;
-/// What the tables of the store take for each file, about.
+/// Approximate memory per file in the tables of the store.
 const FILE_TABLE_BYTES: u64 = 128;
 
-/// The store's size, on the devices and in files.
+/// Size of the store, in bytes and files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sizing {
-    /// Files the store may use.
+    /// Maximum number of files in the store.
     pub(crate) files: u32,
-    /// Files of a group of the layout.
+    /// Files per group of the layout.
     pub(crate) group: u32,
-    /// Bytes of a file on the devices, padding included.
+    /// Bytes of a file on the devices, including padding.
     pub(crate) file_bytes: u64,
     /// Bytes of each device.
     pub(crate) device_bytes: u64,
@@ -38,15 +38,15 @@ pub(crate) struct Sizing {
     pub(crate) needed_bytes: u64,
     /// Blocks of the KV pool.
     pub(crate) pool_blocks: u32,
-    /// Files that the workload can fill.
+    /// Number of files that the workload can fill.
     filled: u64,
 }
 
 impl Sizing {
-    /// Space for `plan`, or as much of it as was asked for, on devices with LBAs of `lba_bytes`.
+    /// Returns the sizes for `plan`, limited by `--capacity`, on devices with LBAs of `lba_bytes`.
     ///
     /// # Errors
-    /// When that is not even one file, or more files than the layout can number.
+    /// Returns a [`Problem`] if no file fits, or if there are more than the layout can number.
     pub(crate) fn new(args: &ReplayArgs, plan: &Plan, lba_bytes: u32) -> Result<Self, Problem> {
         let file_bytes = args.shape.file_bytes(lba_bytes);
         let needed = plan.distinct().max(1);
@@ -95,7 +95,7 @@ impl Sizing {
         })
     }
 
-    /// Bytes that the store may use over all devices, padding included.
+    /// Returns the bytes that the store may use over all devices, including padding.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         u64::from(self.files) * self.file_bytes
     }
@@ -104,15 +104,15 @@ impl Sizing {
         args.shape.block_bytes() * u64::from(self.pool_blocks)
     }
 
-    /// Refuses what would drive this machine out of memory or fill its disk; the media of a store
-    /// that was found have their space.
+    /// Rejects sizes that exceed this machine's memory or disk space; the media of an existing
+    /// store have theirs already.
     ///
     /// # Errors
-    /// When there is less than the replay will fill.
+    /// Returns a [`Problem`] if there is less than the replay will fill.
     pub(crate) fn check_machine(&self, args: &ReplayArgs, found: bool) -> Result<(), Problem> {
         let data = self.filled * self.file_bytes;
         let tables = u64::from(self.files) * FILE_TABLE_BYTES + OTHER_BYTES;
-        // With a GPU it is not known yet where the pool will be.
+        // With a GPU the location of the pool is not yet known.
         let pool = match args.gpu {
             None => self.pool_bytes(args),
             Some(_) => 0,
@@ -150,16 +150,16 @@ impl Sizing {
         fits(memory, &parts.join(", "))
     }
 
-    /// Refuses a KV pool that this machine has no memory for.
+    /// Rejects a KV pool that exceeds this machine's memory.
     ///
     /// # Errors
-    /// When there is less than it takes.
+    /// Returns a [`Problem`] if there is too little.
     pub(crate) fn check_pool(&self, args: &ReplayArgs) -> Result<(), Problem> {
         fits(self.pool_bytes(args), "all of it in the KV pool")
     }
 }
 
-/// Whether this machine has `memory` bytes left for `what`.
+/// Checks that this machine has `memory` bytes left for `what`.
 pub(crate) fn fits(memory: u64, what: &str) -> Result<(), Problem> {
     match machine::memory_available() {
         Some(free) if free < memory => Err(Problem::new(
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(sizing.capacity_bytes(), sizing.needed_bytes);
         assert_eq!((sizing.file_bytes, sizing.group), (4096, 128));
         assert!(2 * sizing.device_bytes >= sizing.needed_bytes);
-        // Superblocks and journal, and the last group.
+        // Superblocks, journal and the last group.
         let more = 2 * (8 << 20) + 2 * 128 * 4096;
         assert!(2 * sizing.device_bytes < sizing.needed_bytes + more);
         assert_eq!(sizing.pool_blocks, 16384);

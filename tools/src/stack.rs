@@ -1,5 +1,4 @@
-//! Builds what a replay drives: controllers, driver, KV pool and store, by the best route that
-//! works.
+//! Builds controllers, driver, KV pool and store for a replay, over the best route that works.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +25,7 @@ use crate::problem::{Problem, told};
 use crate::progress;
 use crate::sizing::Sizing;
 
-/// Everything below the engine. Fields are dropped in this order: who uses before who is used.
+/// Everything below the engine. Fields are dropped in this order: users before what they use.
 #[derive(Debug)]
 pub(crate) struct Stack {
     store: Store,
@@ -35,46 +34,46 @@ pub(crate) struct Stack {
     opening: Opening,
 }
 
-/// What a stack is built from.
+/// Inputs of a stack.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Build<'a> {
     pub(crate) args: &'a ReplayArgs,
     pub(crate) sizing: &'a Sizing,
     pub(crate) clock: &'a Arc<dyn Clock>,
     pub(crate) gpu: Option<&'a Arc<Gpu>>,
-    /// Where the store is kept.
+    /// Location of a kept store.
     pub(crate) keep: Option<&'a Keep>,
-    /// Virtual time.
+    /// Virtual time; `None` for real time.
     pub(crate) sim: Option<&'a Sim>,
 }
 
 /// Software controllers in virtual time.
 #[derive(Debug)]
 pub(crate) struct Sim {
-    /// What lets them run.
+    /// Clock of the controllers.
     pub(crate) clock: Arc<SimClock>,
-    /// How fast they are.
+    /// Bandwidth of the controllers.
     pub(crate) dial: BandwidthDial,
 }
 
-/// How the store was opened.
+/// Result of opening the store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Opening {
-    /// `opened`, if it was there before; `made` or `scratch` if not.
+    /// "opened" if it existed before; "made" or "scratch" if not.
     pub(crate) how: &'static str,
-    /// Files that it held.
+    /// Files in it.
     pub(crate) files: u32,
-    /// Milliseconds that it took, self-test included.
+    /// Milliseconds to open it, including the self-test.
     pub(crate) ms: f64,
 }
 
 impl Stack {
-    /// Builds controllers (or takes the drives that were opened), driver, pool and store, by the
-    /// first route that works.
+    /// Builds controllers (or takes the opened drives), driver, pool and store, over the first
+    /// route that works.
     ///
     /// # Errors
-    /// [`crate::problem::NoRoute`]; [`Problem`] when the media directory cannot be used; else
-    /// whatever a layer refuses.
+    /// Returns [`crate::problem::NoRoute`] if no route works, a [`Problem`] if the media directory
+    /// is unusable, and any error of the layers below.
     pub(crate) fn build(plan: Build<'_>, drives: Option<Drives>) -> anyhow::Result<(Self, Pool)> {
         let Build { args, sizing, gpu, .. } = plan;
         let memory = PoolMemory::Own { blocks: sizing.pool_blocks };
@@ -107,22 +106,22 @@ impl Stack {
         Ok((stack, pool))
     }
 
-    /// The store.
+    /// Returns the store.
     pub(crate) fn store(&mut self) -> &mut Store {
         &mut self.store
     }
 
-    /// How the store was opened.
+    /// Returns the result of opening the store.
     pub(crate) fn opening(&self) -> Opening {
         self.opening
     }
 
-    /// Where things are.
+    /// Returns the route and placement.
     pub(crate) fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// The software controllers, for tests that make them misbehave.
+    /// Returns the software controllers, for fault injection in tests.
     #[cfg(test)]
     pub(crate) fn emus(&self) -> &[Arc<Emu>] {
         self.below.emulation().map_or(&[], |emulation| emulation.emus())
@@ -131,7 +130,7 @@ impl Stack {
     /// Shuts the devices down, then ends the threads that drive them. Returns the devices' models.
     ///
     /// # Errors
-    /// When a device does not shut down.
+    /// Returns an error if a device does not shut down.
     pub(crate) fn close(self) -> anyhow::Result<Vec<String>> {
         let Self { store, below, .. } = self;
         let controllers = store.close().context("closing the store")?.controllers;
@@ -145,12 +144,12 @@ impl Stack {
     }
 }
 
-/// Layers of a request that are in flight at a time: each needs a staging buffer of its own.
+/// Returns the layers of a request in flight at a time: each needs its own staging buffer.
 fn layers_ahead(args: &ReplayArgs) -> u32 {
     args.shape.layers.min(LAYERS_AHEAD as u32)
 }
 
-/// Everything may be asked for at once, and take as long as slow devices need for it.
+/// Returns options for unlimited concurrency and slow simulated devices.
 fn in_virtual_time() -> StoreOptions {
     let long = Nanos::from_millis(1000 * 3600);
     StoreOptions {
@@ -163,7 +162,7 @@ fn in_virtual_time() -> StoreOptions {
 }
 
 impl Build<'_> {
-    /// Controllers with queues where they should be: `drives`, or software controllers.
+    /// Returns controllers with queues in place: `drives`, or software controllers.
     fn fleet(&self, drives: Option<Drives>) -> anyhow::Result<Fleet> {
         let Self { args, sizing, clock, gpu, keep, sim } = *self;
         let (options, gpu) = (args.controller_options(), gpu.map(|gpu| &**gpu));
@@ -179,7 +178,7 @@ impl Build<'_> {
                 Fleet::of_controllers(configs, name, clock, &options, gpu)
             }
             (Devices::Vfio(_), Some(drives), _) => Ok(Fleet::of_drives(drives)),
-            // They went with a store that was opened over a route that does not work.
+            // An earlier attempt over a failed route has consumed the opened drives.
             (Devices::Vfio(addresses), None, _) => {
                 Drives::open(addresses, args.flags.memory, clock, &options).map(Fleet::of_drives)
             }
@@ -223,7 +222,7 @@ impl Build<'_> {
                 dram_bytes: args.flags.dram,
                 dram_mode: args.flags.dram_mode,
                 sms: args.gpu.map_or(1, |gpu| gpu.io_sms),
-                // Files keep the space that they have.
+                // Files keep their disk space.
                 deallocate: !matches!(args.devices.media(), Some(MediaChoice::File(_))),
                 ..sim.map_or_else(StoreOptions::default, |_| in_virtual_time())
             },
@@ -251,14 +250,14 @@ impl Build<'_> {
         Ok((Stack { store, below, placement, opening }, pool))
     }
 
-    /// Who makes and checks what is in the pool.
+    /// Returns the access to the pool's bytes.
     fn hand(&self, route: Route, pool: &KvPool) -> Result<Box<dyn Hand>, StackError> {
         let Self { args, sizing, gpu, .. } = *self;
         let bytes = Pool::bytes(&args.shape, sizing.pool_blocks);
         Ok(match gpu.filter(|_| route != Route::Host) {
             None => Box::new(CpuHand::new(pool, bytes as usize)?),
             Some(gpu) => {
-                // Parts of objects that a batch has at the most, and another one in flight with it.
+                // Parts per batch of objects, times two batches in flight.
                 let blocks = sizing.pool_blocks as usize;
                 let items = blocks * args.shape.segments as usize * PARTS_MAX * 2;
                 Box::new(GpuHand::new(gpu, pool, bytes, items)?)

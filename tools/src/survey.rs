@@ -1,4 +1,4 @@
-//! What is on the devices of a store, and what of it is wrong. Only reads.
+//! On-disk state of a store's devices and its damage. Only reads.
 
 use std::collections::BTreeMap;
 
@@ -15,22 +15,22 @@ use crate::problem::Problem;
 #[derive(Debug, Serialize)]
 pub(crate) struct CopyView {
     pub(crate) sequence: Option<u64>,
-    /// What is wrong with it; null if nothing is.
+    /// Damage of the copy; null if none.
     pub(crate) problem: Option<String>,
 }
 
-/// A device. Field names are those of the JSON object.
+/// A device. Field names are the JSON keys.
 #[derive(Debug, Serialize)]
 pub(crate) struct DeviceView {
     pub(crate) device: String,
     pub(crate) identity: String,
     pub(crate) region_bytes: u64,
     pub(crate) lba_bytes: u32,
-    /// The superblock's copies.
+    /// Copies of the superblock.
     pub(crate) copies: Vec<CopyView>,
     #[serde(skip)]
     pub(crate) superblock: Option<Superblock>,
-    /// The copy that can be written again from the other one.
+    /// The copy that can be rewritten from the other one.
     #[serde(skip)]
     pub(crate) lost_copy: Option<usize>,
 }
@@ -50,14 +50,14 @@ pub(crate) struct JournalView {
     pub(crate) clear_records: u64,
     pub(crate) epoch_records: u64,
     pub(crate) use_records: u64,
-    /// What is wrong with it, so that the store does not open; null if nothing is.
+    /// Damage that keeps the store from opening; null if none.
     pub(crate) damage: Option<String>,
-    /// That can be made empty, or else the device has to be looked at.
+    /// True if an empty journal repairs the damage; else the device needs attention.
     #[serde(skip)]
     pub(crate) can_be_emptied: bool,
 }
 
-/// A namespace, after all records that can be read.
+/// A namespace, after replay of all readable records.
 #[derive(Debug, Serialize)]
 pub(crate) struct NamespaceView {
     pub(crate) id: u32,
@@ -70,27 +70,27 @@ pub(crate) struct NamespaceView {
     pub(crate) weight: u32,
 }
 
-/// What is on the devices.
+/// State of all devices.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Survey {
     pub(crate) devices: Vec<DeviceView>,
     pub(crate) journal: Option<JournalView>,
     pub(crate) namespaces: Vec<NamespaceView>,
-    /// Keys that can be read.
+    /// Number of readable keys.
     pub(crate) stored_files: u32,
-    /// Everything that is wrong.
+    /// All damage found.
     pub(crate) damage: Vec<String>,
-    /// All devices of the rank are there, in their order.
+    /// True if all devices of the rank are present, in order.
     #[serde(skip)]
     pub(crate) is_whole_set: bool,
 }
 
 impl Survey {
-    /// Reads everything but the data. `progress` hears how many bytes of the journal were read,
-    /// and how many there are at most.
+    /// Reads everything but the data. `progress` receives the number of bytes of the journal read,
+    /// and their maximum.
     ///
     /// # Errors
-    /// [`Problem`] when none of the devices has a store; else when one cannot be read.
+    /// Returns a [`Problem`] if no device has a store, and an error if a device cannot be read.
     pub(crate) fn take(
         media: &mut [Medium],
         progress: impl FnMut(u64, u64),
@@ -142,7 +142,7 @@ impl Survey {
         Ok(survey)
     }
 
-    /// The device that carries the journal.
+    /// Returns the device that carries the journal.
     pub(crate) fn carrier(&self) -> Option<usize> {
         let carries = |device: &DeviceView| {
             device.superblock.as_ref().is_some_and(|superblock| superblock.journal.is_some())
@@ -190,7 +190,7 @@ impl Survey {
         catalog.recovered();
         self.stored_files = catalog.counts().stored;
         for (id, (digest, label)) in names {
-            // One that was refused is in the damage.
+            // A refused namespace is part of the damage.
             let Ok(usage) = catalog.usage(NamespaceId(id)) else { continue };
             self.namespaces.push(NamespaceView {
                 id,

@@ -8,23 +8,23 @@ use rand::{Rng, SeedableRng};
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::trace::Request;
 
-/// System prompts; the first is used by about half of the conversations.
+/// Number of system prompts; the first is used by about half of the conversations.
 const PROMPTS: usize = 4;
-/// Conversations that go on at the same time.
+/// Number of concurrent conversations.
 const CONVERSATIONS: usize = 24;
-/// A conversation ends when it is this long, in trace blocks.
+/// Length in trace blocks at which a conversation ends.
 const BLOCKS_MAX: usize = 64;
 
-/// Requests a second, in the mean; their times are those of a Poisson process.
+/// Mean number of requests a second; arrivals are a Poisson process.
 const RATE: f64 = 2.0;
 
-/// Trace blocks of a request, on average; a little less than that.
+/// Upper bound of the mean trace blocks per request.
 pub(crate) const BLOCKS_MEAN: u64 = 16;
 
-/// `count` requests, the same for the same `seed`.
+/// Returns `count` requests; deterministic for a `seed`.
 ///
-/// A turn sends the whole conversation again and adds one to four blocks. Its last block is not
-/// full: in the next turn that block has another content, hence another id, as in a real trace.
+/// A turn repeats the whole conversation and adds one to four blocks. Its last block is not full:
+/// in the next turn that block has another content, hence another ID, as in a real trace.
 pub(crate) fn requests(seed: u64, count: usize) -> impl Iterator<Item = Request> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut ids = 0..u64::MAX;
@@ -41,7 +41,7 @@ pub(crate) fn requests(seed: u64, count: usize) -> impl Iterator<Item = Request>
         }
         prompts[prompt].clone()
     };
-    // Of their own: what is asked does not depend on when.
+    // A separate generator, so that contents do not depend on arrival times.
     let mut times = StdRng::seed_from_u64(seed.rotate_left(32));
     let mut arrival = Duration::ZERO;
     let mut open: Vec<Vec<u64>> = (0..CONVERSATIONS).map(|_| begin(&mut rng)).collect();
@@ -82,7 +82,7 @@ mod tests {
         let made: Vec<_> = requests(1, 2000).collect();
         assert!(made.iter().all(|request| !request.is_uneven()));
         assert!(made.iter().all(|request| (2..=BLOCKS_MAX + 4).contains(&request.hash_ids.len())));
-        // Turns share all but their last block with the turn before.
+        // Turns share all but their last block with the previous turn.
         let blocks: usize = made.iter().map(|request| request.hash_ids.len()).sum();
         assert!((BLOCKS_MEAN..2 * BLOCKS_MEAN).contains(&(blocks as u64 / 2000)), "{blocks}");
         let ids: std::collections::HashSet<_> =

@@ -1,16 +1,16 @@
-//! Tables for people: name, value, and a note, which is folded.
+//! Tables for people: name, value, and a wrapped note.
 
 use comfy_table::{CellAlignment, Table, presets};
 
-/// Characters of a line of a note.
+/// Characters per line of a note.
 const NOTE_COLUMNS: usize = 74;
 
-/// One row.
+/// Returns one row.
 pub(crate) fn row(name: &str, value: impl ToString, note: impl ToString) -> [String; 3] {
     [name.to_owned(), value.to_string(), fold(&note.to_string())]
 }
 
-/// All rows, the values to the right.
+/// Formats all rows, with the values right-aligned.
 pub(crate) fn table(rows: &[[String; 3]]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED).add_rows(rows);
@@ -20,7 +20,7 @@ pub(crate) fn table(rows: &[[String; 3]]) -> String {
     table.to_string()
 }
 
-/// Lines of at most [`NOTE_COLUMNS`] characters, but for words that are longer.
+/// Wraps text at [`NOTE_COLUMNS`] characters; longer words stay whole.
 pub(crate) fn fold(text: &str) -> String {
     let mut folded = String::new();
     for line in text.lines() {

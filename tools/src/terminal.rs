@@ -1,4 +1,4 @@
-//! What a person or a script reads: results on stdout, messages on stderr.
+//! Output for people and scripts: results on stdout, messages on stderr.
 
 use std::fmt::Display;
 use std::io::{self, Write as _};
@@ -9,11 +9,11 @@ use anyhow::Context as _;
 /// Set once something was written to stdout: a second JSON object must not follow.
 static HAS_PRINTED: OnceLock<()> = OnceLock::new();
 
-/// Writes a result to stdout. Where its reader has gone away, it has seen enough: that is no error,
-/// and the exit code is the one of a reader that stays.
+/// Writes a result to stdout. A reader that closed stdout has seen enough: that is no error, and
+/// does not change the exit code.
 ///
 /// # Errors
-/// When stdout cannot be written to. The [`io::Error`] can be taken from it.
+/// Returns an error if stdout cannot be written to. It can be downcast to [`io::Error`].
 pub(crate) fn print(result: impl Display) -> anyhow::Result<()> {
     set_printed();
     let mut out = io::stdout().lock();
@@ -23,17 +23,17 @@ pub(crate) fn print(result: impl Display) -> anyhow::Result<()> {
     }
 }
 
-/// From now on a result, or a part of one, is on stdout.
+/// Records that a result, or a part of one, is on stdout.
 pub(crate) fn set_printed() {
     HAS_PRINTED.get_or_init(|| ());
 }
 
-/// Returns whether it is.
+/// Returns true if something was written to stdout.
 pub(crate) fn has_printed() -> bool {
     HAS_PRINTED.get().is_some()
 }
 
-/// Writes a message to stderr. Where that fails there is no one left to tell.
+/// Writes a message to stderr. A failure cannot be reported and is ignored.
 pub(crate) fn say(message: impl Display) {
     let _ = writeln!(io::stderr(), "{message}");
 }

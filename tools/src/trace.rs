@@ -1,4 +1,4 @@
-//! Reads traces in the format of Mooncake: one request a line, as a JSON object.
+//! Reads traces in the format of Mooncake: one JSON object per line and request.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use serde_json::Value;
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::problem::Problem;
 
-/// A file without line ends (a device, a binary) must not be read into memory as one line.
+/// Maximum bytes of a line: a file without line ends (a device, a binary) must not fill the memory.
 const LINE_BYTES_MAX: u64 = 16 << 20;
-/// Bytes of a trace. All of its requests are in memory, and a pipe may never end.
+/// Maximum bytes of a trace. All its requests are in memory, and a pipe may never end.
 const BYTES_MAX: u64 = 1 << 30;
-/// Stands for stdin.
+/// Path that stands for stdin.
 const STDIN: &str = "-";
-/// How compressed files begin, and what writes them out.
+/// Magic numbers of compressed files, and the commands to decompress them.
 const COMPRESSED: [(&[u8], &str); 3] =
     [(b"\x1f\x8b", "zcat"), (b"\x28\xb5\x2f\xfd", "zstdcat"), (b"\xfd7zXZ", "xzcat")];
 
@@ -26,18 +26,18 @@ const FORMAT: &str = "each line must be one JSON object such as \
 /// One request of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// When it comes, since the trace began.
+    /// Arrival since the trace began.
     pub(crate) arrival: Duration,
     /// Tokens of the prompt.
     pub(crate) input_tokens: u64,
-    /// Tokens that are generated.
+    /// Tokens to generate.
     pub(crate) output_tokens: u64,
-    /// One id for each 512 tokens of the prompt. Behind another prefix, an id is another block.
+    /// One ID per 512 tokens of the prompt. After another prefix, an ID is another block.
     pub(crate) hash_ids: Vec<u64>,
 }
 
 impl Request {
-    /// Whether the number of ids does not follow from the prompt's length.
+    /// Returns true if the number of IDs does not follow from the prompt's length.
     pub(crate) fn is_uneven(&self) -> bool {
         self.input_tokens.div_ceil(u64::from(TRACE_BLOCK_TOKENS)) != self.hash_ids.len() as u64
     }
@@ -46,8 +46,8 @@ impl Request {
 /// Reads the first `limit` requests of the trace at `path`, or all. `-` is stdin.
 ///
 /// # Errors
-/// When the file cannot be read or holds no request, and for the first line that is none: the
-/// message names file, line and field.
+/// Returns a [`Problem`] if the file cannot be read or holds no request, and for the first invalid
+/// line: the message names file, line and field.
 pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Problem> {
     let unreadable = |error: io::Error| {
         let hint = "name a file that you may read, or - to read from stdin what a pipe brings";
@@ -97,7 +97,7 @@ pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Pr
     Ok(requests)
 }
 
-/// Where in a trace something is wrong.
+/// Location in a trace.
 struct Place {
     path: PathBuf,
     line: u64,
@@ -111,7 +111,7 @@ impl Place {
 
 fn request(line: &[u8], at: &Place) -> Result<Request, Problem> {
     let value: Value = serde_json::from_slice(line).map_err(|error| {
-        // The parser counts lines from the start of what it was given, which is one line.
+        // The parser counts lines within its input, which is one line.
         let text = error.to_string();
         let text = text.split(" at line ").next().unwrap_or_default();
         at.problem(&format!("not a JSON object: {text} (column {})", error.column()))
@@ -159,7 +159,7 @@ fn whole(value: &Value, name: &str, at: &Place) -> Result<u64, Problem> {
     })
 }
 
-/// What a value is, in words; numbers and short strings are shown.
+/// Describes a value in words; numbers and short strings are shown.
 fn kind(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(requests[1].hash_ids, [7, u64::MAX]);
         assert!(!requests[0].is_uneven());
         assert_eq!(read_text(&format!("{GOOD}\n{more}"), Some(1)).unwrap().len(), 1);
-        // What lies behind the limit is not looked at.
+        // Lines after the limit are not read.
         assert_eq!(read_text(&format!("{GOOD}\nnonsense"), Some(1)).unwrap().len(), 1);
     }
 

@@ -1,5 +1,5 @@
-//! Routes to real drives: whether each reaches the memory that a route needs. Nothing is written to
-//! them.
+//! Checks that each drive reaches the memory that a route needs. The drives are only read, never
+//! written.
 
 use std::sync::Arc;
 
@@ -20,10 +20,10 @@ use crate::problem::told;
 
 use super::findings::{Findings, check, failed};
 
-/// The check of a drive that could not be looked at.
+/// Name of the check of a drive that could not be examined.
 pub(super) const UNANSWERED: &str = "drive";
 
-/// Every route, for every drive.
+/// Tests every route with every drive.
 pub(super) fn try_all(
     addresses: &[PciAddress],
     choice: CudaChoice,
@@ -64,13 +64,12 @@ pub(super) fn try_all(
     Ok(())
 }
 
-/// A GPU has to ring the drives' doorbells, whatever the route of the data: here is only that they
-/// can be mapped into it.
+/// Checks that the drives' doorbells can be mapped into the GPU, which rings them on every route.
 fn doorbells(drives: &[Controller], gpu: &Gpu) -> Finding {
     let finding = check("doorbells", "Doorbells");
     for drive in drives {
         if let Err(error) = gpu.device().register_doorbells(drive.bus(), DoorbellKind::Io) {
-            // What to do depends on the driver's code, and is in the message.
+            // The remedy depends on the driver's error code and is in the message.
             return failed(finding, &told(error.into()));
         }
     }
@@ -108,7 +107,7 @@ fn try_one(
         Ok(memory) => memory,
         Err(error) => return failed(finding, &error),
     };
-    // The host route is the host's I/O kernel here.
+    // The host route is tested with the host's I/O kernel.
     let gpu = gpu.filter(|_| route != Route::Host);
     let count = drives.len();
     for drive in drives {
@@ -135,7 +134,7 @@ fn try_one(
     finding.says(Verdict::Ok, found)
 }
 
-/// Whether the drive reaches the memory, and the GPU's I/O kernel the drive; `None`, or why not.
+/// Tests that drive and memory, and GPU and drive, reach each other. Returns why not, or `None`.
 fn try_drive(
     drive: &mut Controller,
     choice: CudaChoice,

@@ -1,10 +1,10 @@
-//! What the checks say.
+//! Findings of the checks.
 
 use nvme_bind::doctor::{Finding, Report, Verdict};
 
 use crate::problem::{NoRoute, Problem, one_line};
 
-/// What was found, printed as it came.
+/// Findings, printed as they are added.
 pub(super) struct Findings<'a> {
     pub(super) report: Report<'a>,
     pub(super) all: Vec<Finding>,
@@ -22,7 +22,7 @@ pub(super) fn check(id: impl Into<String>, title: impl Into<String>) -> Finding 
     Finding::new(id, title, &[])
 }
 
-/// It does not work, for this reason.
+/// Marks the finding as failed with this error.
 pub(super) fn failed(finding: Finding, error: &anyhow::Error) -> Finding {
     let found = one_line(error);
     if let Some(problem) = error.downcast_ref::<Problem>() {

@@ -1,4 +1,4 @@
-//! The GPU's part: driver, device, what runs there, and what opens its memory.
+//! Checks of the GPU: driver, device, kernels, and access to its memory.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::findings::{Findings, check};
 const NO_DRIVER: &str = "without the driver there is nothing to look at";
 const NO_GPU: &str = "without a GPU there is nothing to look at";
 
-/// What is there, and the GPU if it can be used.
+/// Checks the GPU and returns it if it is usable.
 pub(super) fn examine(
     choice: CudaChoice,
     findings: &mut Findings<'_>,
@@ -66,7 +66,7 @@ fn gdrcopy(gpu: &Gpu) -> Finding {
     }
 }
 
-/// `last`; the checks after it are skipped for this reason.
+/// Adds `last`, and skips the checks after it for this reason.
 fn skip_after(
     last: Finding,
     why: &str,
@@ -101,7 +101,7 @@ fn partition(gpu: &Gpu) -> Finding {
     }
 }
 
-/// What a drive wrote into GPU memory must be there when its completion is.
+/// Checks that data a drive wrote into GPU memory is visible no later than its completion.
 fn ordering(device: &CudaDevice) -> Finding {
     let finding = check("ordering", "Order of peers' writes");
     let report = device.report();

@@ -1,5 +1,4 @@
-//! Routes to software controllers: each is tried with a small replay, in which every byte that
-//! comes back is checked.
+//! Routes to software controllers, each tested with a small replay that checks every byte.
 
 use std::sync::Arc;
 
@@ -12,13 +11,13 @@ use crate::size::Size;
 
 use super::findings::{Findings, check, failed};
 
-/// Every route with the GPU, a resident kernel, and the way without a GPU.
+/// Tests every route with the GPU, a resident kernel, and the route without a GPU.
 pub(super) fn try_all(
     choice: CudaChoice,
     gpu: Option<&Arc<Gpu>>,
     findings: &mut Findings<'_>,
 ) -> anyhow::Result<()> {
-    // First what needs no GPU: a kernel that hangs keeps the process from going on.
+    // The route without a GPU comes first: a kernel that hangs keeps the process from continuing.
     findings.add(tried(finding(Route::Host, "host"), None, Route::Host, None))?;
     for &route in &Route::ALL {
         let finding = finding(route, "cuda");
@@ -43,8 +42,8 @@ fn finding(route: Route, executor: &str) -> Finding {
     check(format!("{route}-{executor}"), title).about(route.name())
 }
 
-/// A small replay with one software controller, in which every byte is checked: enough requests
-/// that some are found stored, and so few pool blocks that requests are moved in parts.
+/// Returns the arguments of a small replay with one software controller that checks every byte:
+/// enough requests that some hit, and so few pool blocks that requests are moved in parts.
 fn trial(choice: Option<CudaChoice>, route: Route) -> anyhow::Result<ReplayArgs> {
     let executor = if choice.is_some() { "cuda" } else { "host" };
     let line = format!(

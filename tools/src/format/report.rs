@@ -1,4 +1,4 @@
-//! What formatting does or did, for people and programs.
+//! Report of `ripieno format`, for people and programs.
 
 use std::path::{Path, PathBuf};
 
@@ -11,15 +11,15 @@ use crate::size::{Size, grouped};
 use crate::table::{row, table};
 use crate::terminal::print;
 
-/// What is written where, and what that destroys.
+/// The data that is written, and the data that it destroys.
 #[derive(Debug)]
 pub(super) struct Report {
     store: String,
-    /// The first device's; none where the devices are still to be made.
+    /// The first device's superblock; `None` if the devices are not created yet.
     superblock: Option<Superblock>,
-    /// Of the devices, in their order.
+    /// Contents of the devices, in order.
     pub(super) held: Vec<Held>,
-    /// Where what was overwritten is saved.
+    /// File that the overwritten data is saved in.
     pub(super) undo_file: Option<PathBuf>,
 }
 
@@ -30,7 +30,7 @@ impl Report {
         Self { store, superblock, held, undo_file: None }
     }
 
-    /// Of a home of files that does not exist yet.
+    /// Returns the report for a home of files that does not exist yet.
     pub(super) fn of_files(dir: &Path, count: u32, bytes: u64, format: &Format) -> Self {
         let file = |at| Held {
             device: dir.join(format!("device-{at}.img")).display().to_string(),
@@ -43,10 +43,10 @@ impl Report {
         Self { store: format.store.to_string(), superblock: None, held, undo_file: None }
     }
 
-    /// As a table, or as one JSON object.
+    /// Prints a table, or one JSON object.
     ///
     /// # Errors
-    /// When stdout cannot be written to.
+    /// Returns an error if stdout cannot be written to.
     pub(super) fn print(&self, flags: &FormatFlags) -> anyhow::Result<()> {
         if flags.json {
             print(self.to_json(flags.dry_run))
@@ -119,10 +119,10 @@ impl Report {
     }
 }
 
-/// Says what was put back.
+/// Prints how much was restored.
 ///
 /// # Errors
-/// When stdout cannot be written to.
+/// Returns an error if stdout cannot be written to.
 pub(super) fn print_undone(json: bool, path: &Path, bytes: u64) -> anyhow::Result<()> {
     let path = path.display();
     if json {

@@ -1,4 +1,4 @@
-//! What is beside a store's region, as on drives. Homes and block devices: tests/format.rs.
+//! Data outside a store's region, as on drives. Homes and block devices: tests/format.rs.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn flags(line: &str) -> FormatFlags {
     Line::try_parse_from(words.chain(line.split_whitespace())).unwrap().flags
 }
 
-/// A drive of 16 MiB whose store keeps away from its first and last MiB.
+/// A drive of 16 MiB whose store leaves out the first and last MiB.
 fn drive() -> (MemoryMedia, Offline) {
     let media = MemoryMedia::new(BYTES).unwrap();
     let config = EmuConfig::new("drive").namespace(media.clone(), 512);
@@ -78,14 +78,14 @@ fn what_is_beside_the_region_is_guarded_cleared_and_put_back() {
     }
 }
 
-/// Power loss leaves any sectors of a formatting, or of an undo, written. What was there before
-/// comes back from all of these states.
+/// Power loss may leave any subset of the sectors of a format, or of an undo, written. The previous
+/// data can be restored from all of these states.
 #[test]
 fn a_formatting_or_an_undo_that_was_cut_short_is_undone() {
     let (media, offline) = drive();
     let place = tempfile::tempdir().unwrap();
     write(&flags(""), &format(), &offline).unwrap();
-    // Beside the store that is there.
+    // Data outside the region of the existing store.
     for at in (700..MIB).step_by(20 << 10) {
         media.poke(at, b"precious").unwrap();
         media.poke(BYTES - at, b"precious").unwrap();

@@ -1,9 +1,9 @@
-//! What formatting overwrites, in a file: a line of JSON, and the bytes.
+//! Undo file of `ripieno format`: a line of JSON, then the overwritten bytes.
 //!
-//! Formatting erases the start and the end of each region, what is beside it, and writes the
-//! journal's first group. All of that is saved first, so that it can come back byte for byte also
-//! after a formatting that was interrupted. A store that was opened has written its superblock
-//! again, and perhaps its data area: there is no way back from that.
+//! Formatting erases the start and the end of each region and the data outside it, and writes the
+//! journal's first group. All of that is saved first, so that it can be restored byte for byte,
+//! even after an interrupted format. A store that was opened has rewritten its superblock, and
+//! perhaps its data area, and cannot be undone.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -19,31 +19,31 @@ use serde::{Deserialize, Serialize};
 use crate::offline::Offline;
 use crate::problem::Problem;
 
-/// What formatting writes at a region's start: the superblocks' MiB, and the journal's first group,
-/// without records: one LBA of at most 64 KiB.
+/// Bytes that formatting writes at a region's start: 1 MiB for the superblocks, and the journal's
+/// first group, which has no records and takes one LBA of at most 64 KiB.
 const HEAD_BYTES: u64 = (1 << 20) + (64 << 10);
-/// What it writes at a region's end.
+/// Bytes that it writes at a region's end.
 const TAIL_BYTES: u64 = 128 << 10;
-/// Writes of a superblock that formatting makes: opening a store makes one more.
+/// Superblock writes of a format. Opening the store adds one.
 const FORMAT_WRITES: u64 = 2;
-/// Where formatting writes other bytes than zeroes, from the region's start: superblocks and the
-/// journal's first group.
+/// Ranges, from the region's start, where formatting writes anything but zeroes: superblocks and
+/// the journal's first group.
 const WRITTEN: [Range<u64>; 3] = [0..64 << 10, 512 << 10..576 << 10, 1 << 20..HEAD_BYTES];
-/// Bytes of a file: less than 4 MiB for each of at most 64 devices.
+/// Maximum size of an undo file in bytes: less than 4 MiB for each of at most 64 devices.
 const BYTES_MAX: u64 = 256 << 20;
-/// Bytes that are compared at a time: of the smallest LBA.
+/// Unit of comparison in bytes: the smallest LBA.
 const SECTOR: usize = 512;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     ripieno_undo: u32,
-    /// The store that was made.
+    /// ID of the store that was made.
     store: String,
     parts: Vec<Part>,
     crc32c: u32,
 }
 
-/// Bytes of a namespace.
+/// A byte range of a namespace.
 #[derive(Debug, Serialize, Deserialize)]
 struct Part {
     device: usize,
@@ -52,17 +52,17 @@ struct Part {
     bytes: u64,
 }
 
-/// Where formatting writes, in bytes of the namespace.
+/// Returns the ranges that formatting writes, in bytes of the namespace.
 fn parts(whole: &Medium, store: &Medium) -> [Range<u64>; 2] {
     let [first, last] = super::edges(whole, store);
     let head = (first.end + HEAD_BYTES).min(last.start);
     [0..head, last.start.saturating_sub(TAIL_BYTES).max(head)..last.end]
 }
 
-/// Saves what formatting is going to overwrite. It is permanent on return.
+/// Saves the data that formatting is going to overwrite. It is durable on return.
 ///
 /// # Errors
-/// When a device cannot be read, or the file is there already or cannot be written.
+/// Returns an error if a device cannot be read, or if the file exists or cannot be written.
 pub(super) fn save(path: &Path, store: StoreId, offline: &Offline) -> anyhow::Result<()> {
     let (mut list, mut saved) = (Vec::new(), Vec::new());
     let media = offline.namespaces()?.into_iter().zip(offline.media()?);
@@ -86,10 +86,10 @@ pub(super) fn save(path: &Path, store: StoreId, offline: &Offline) -> anyhow::Re
     Ok(())
 }
 
-/// Puts everything back. Returns how many bytes.
+/// Restores everything. Returns the number of bytes.
 ///
 /// # Errors
-/// [`Problem`] when the file is not about these devices, or they were used since.
+/// Returns a [`Problem`] if the file belongs to other devices, or if they were used since.
 pub(super) fn put_back(path: &Path, offline: &Offline) -> anyhow::Result<u64> {
     let file = read_file(path, BYTES_MAX).map_err(|error| {
         let what = format!("--undo {}: it cannot be read: {error}", path.display());
@@ -130,7 +130,7 @@ pub(super) fn put_back(path: &Path, offline: &Offline) -> anyhow::Result<u64> {
     };
     let pairs = head.parts.chunks_exact(2);
     let pieces: Vec<_> = pairs.map(|pair| [piece(&pair[0]), piece(&pair[1])]).collect();
-    // All of them are looked at before the first is written.
+    // All devices are checked before the first is written.
     for (at, (medium, store)) in whole.iter_mut().zip(&mut stores).enumerate() {
         check_untouched(medium, store, &head.store, pieces[at].map(|(_, bytes)| bytes))?;
     }
@@ -143,7 +143,7 @@ pub(super) fn put_back(path: &Path, offline: &Offline) -> anyhow::Result<u64> {
     Ok(saved.len() as u64)
 }
 
-/// Refuses a device that has anything but what was saved, and what formatting made of it.
+/// Rejects a device with data that is neither the saved data nor what formatting wrote.
 fn check_untouched(
     whole: &mut Medium,
     store: &mut Medium,
@@ -159,7 +159,7 @@ fn check_untouched(
     for (range, saved) in parts(whole, store).into_iter().zip(saved) {
         let mut bytes = vec![0; saved.len()];
         whole.io.read(range.start, &mut bytes)?;
-        // What formatting did not reach.
+        // Sectors that the format did not reach still equal the saved ones.
         let sectors = bytes.chunks_mut(SECTOR).zip(saved.chunks(SECTOR));
         sectors.filter(|(now, then)| now == then).for_each(|(now, _)| now.fill(0));
         found.push(bytes);
@@ -178,7 +178,7 @@ fn check_untouched(
                 bail!(refused(format!("store {id} was opened since it was made")))
             }
             Ok(_) => area[..SUPERBLOCK_BYTES].fill(0),
-            // Torn, when formatting was interrupted; or something else, which the marks tell.
+            // Torn by an interrupted format, or other data, which its signature reveals.
             Err(_) => {}
         }
     }

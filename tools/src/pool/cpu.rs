@@ -1,4 +1,4 @@
-//! The CPU at the pool: bytes in memory of this process, made and compared at once.
+//! Pool access by the CPU: bytes in memory of this process, filled and compared synchronously.
 
 #![allow(
     unsafe_code,
@@ -16,10 +16,10 @@ use crate::problem::Problem;
 
 use super::hand::{Check, Hand, Item, Poll};
 
-/// Transfers are looked after at least this often, in bytes made, overwritten or compared.
+/// Interval of polls for completions, in bytes filled, overwritten or compared.
 const POLL_BYTES: usize = 256 << 10;
 
-/// The CPU.
+/// Pool access by the CPU.
 #[derive(Debug, Clone)]
 pub(crate) struct CpuHand {
     base: NonNull<u8>,
@@ -27,15 +27,15 @@ pub(crate) struct CpuHand {
     memory: DmaSlice,
 }
 
-// SAFETY: `base` is an address inside `memory`, which is Send + Sync. A pool has one hand, and who
-// uses it keeps transfers and comparisons of the same bytes apart.
+// SAFETY: `base` is an address inside `memory`, which is Send + Sync. A pool has one hand, and its
+// user keeps transfers and comparisons of the same bytes apart.
 unsafe impl Send for CpuHand {}
 
 impl CpuHand {
-    /// Reaches the `len` bytes of `pool`.
+    /// Gives access to the `len` bytes of `pool`.
     ///
     /// # Errors
-    /// [`StackError::Unfit`] when the CPU does not.
+    /// Returns [`StackError::Unfit`] if the CPU cannot access them.
     pub(crate) fn new(pool: &KvPool, len: usize) -> Result<Self, StackError> {
         let first = pool.offset(BlockId(0), Row(0)).unwrap_or(0) as usize;
         let memory = DmaSlice::new(pool.memory().clone(), first, len)?;
@@ -44,14 +44,14 @@ impl CpuHand {
         Ok(Self { base, memory })
     }
 
-    /// Calls `act` with each item's number and first byte, and `look` now and then.
+    /// Calls `act` with each item's index and first byte, and `poll` after every [`POLL_BYTES`].
     fn each(&self, items: &[Item], poll: Poll<'_>, mut act: impl FnMut(usize, NonNull<u8>)) {
         let mut since_poll = 0;
         for (index, item) in items.iter().enumerate() {
             let (at, len) = (item.at as usize, item.len as usize);
             let end = at.checked_add(len).filter(|end| *end <= self.memory.len());
             assert!(end.is_some(), "{len} bytes at {at} of a pool of {}", self.memory.len());
-            // SAFETY: inside the memory, as was just asserted.
+            // SAFETY: inside the memory, as asserted above.
             act(index, unsafe { self.base.add(at) });
             since_poll += len;
             if since_poll >= POLL_BYTES {
@@ -66,8 +66,8 @@ impl Hand for CpuHand {
     fn make(&mut self, items: &[Item], poll: Poll<'_>) -> anyhow::Result<()> {
         self.each(items, poll, |index, at| {
             let item = &items[index];
-            // SAFETY: `each` gives `len` bytes of the pool; this is the only way to them on this
-            // side, and the engine waits for a block's transfers before it asks.
+            // SAFETY: `each` gives `len` bytes of the pool; this hand is the CPU's only access to
+            // them, and the engine waits for a block's transfers before it calls.
             unsafe { item.contents.write(at, item.offset as usize, item.len as usize) };
         });
         Ok(())
@@ -75,19 +75,19 @@ impl Hand for CpuHand {
 
     fn poison(&mut self, items: &[Item], poll: Poll<'_>) -> anyhow::Result<()> {
         self.each(items, poll, |index, at| {
-            // SAFETY: as in `make`.
+            // SAFETY: same as in `make`.
             unsafe { pattern::poison(at, items[index].len as usize) };
         });
         Ok(())
     }
 
     fn order(&self) -> Order<'static> {
-        // What was asked for has been done.
+        // `make` and `poison` have completed on return.
         Order::Unordered
     }
 
     fn join(&mut self, _store: &mut Store, _ticket: &Ticket) -> Result<(), StoreError> {
-        // The engine waits for the transfer before it looks.
+        // The engine waits for the transfer before it compares.
         Ok(())
     }
 
@@ -96,7 +96,7 @@ impl Hand for CpuHand {
     }
 }
 
-/// Compares when it is asked: before that, the bytes are not there.
+/// Compares on demand: the bytes do not arrive earlier.
 #[derive(Debug)]
 struct CpuCheck {
     hand: CpuHand,
@@ -109,7 +109,7 @@ impl Check for CpuCheck {
         let mut found = Vec::new();
         hand.each(&items, poll, |index, at| {
             let item = &items[index];
-            // SAFETY: as in `make`; nobody writes while the engine looks.
+            // SAFETY: same as in `make`; no transfer writes while the engine compares.
             let same = unsafe { item.contents.check(at, item.offset as usize, item.len as usize) };
             found.extend(same.err().map(|difference| (index, difference)));
         });

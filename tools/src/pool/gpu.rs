@@ -1,4 +1,4 @@
-//! The GPU at the pool: bytes in its memory, made and compared in the order of the engine's stream.
+//! Pool access by the GPU: bytes in its memory, filled and compared in the engine's stream.
 
 #![allow(unsafe_code, reason = "lets kernels write the pool, which is reached by address only")]
 
@@ -16,16 +16,16 @@ use crate::problem::Problem;
 
 use super::hand::{Check, Hand, Item, Poll};
 
-/// How long a comparison may take: the engine has waited for its layer already.
+/// Timeout of a comparison: its layer has arrived by then.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two looks at a comparison.
+/// Sleep between two polls of a comparison.
 const NAP: Duration = Duration::from_micros(50);
 
-/// The GPU.
+/// Pool access by the GPU.
 #[derive(Debug)]
 pub(crate) struct GpuHand {
     pattern: CudaPattern,
-    /// Where the engine's work is: below the I/O kernel's priority, on all SMs.
+    /// The engine's stream: below the I/O kernel's priority, on all SMs.
     stream: CudaStream,
     base: DevicePtr,
     len: u64,
@@ -34,11 +34,11 @@ pub(crate) struct GpuHand {
 }
 
 impl GpuHand {
-    /// Reaches the `len` bytes of `pool`, for batches of up to `items` items. Made before an
-    /// executor starts.
+    /// Gives access to the `len` bytes of `pool`, for batches of up to `items` items. Must be
+    /// called before an executor starts.
     ///
     /// # Errors
-    /// [`StackError::Cuda`] when the GPU has no memory for that.
+    /// Returns [`StackError::Cuda`] if the GPU is out of memory.
     pub(crate) fn new(
         gpu: &Gpu,
         pool: &KvPool,
@@ -54,11 +54,11 @@ impl GpuHand {
     }
 
     fn stream(&self) -> RawStream {
-        // SAFETY: a stream of the GPU that the store has, too; it is kept as long as the pool.
+        // SAFETY: a stream of the store's GPU, which lives as long as the pool.
         unsafe { RawStream::new(self.stream.raw()) }
     }
 
-    /// The items as the GPU has them.
+    /// Converts items to the GPU's format.
     fn lower(&self, items: &[Item]) -> Vec<PatternItem> {
         let lower = |item: &Item| {
             let Item { at, contents, offset, len } = *item;
@@ -73,15 +73,15 @@ impl GpuHand {
 impl Hand for GpuHand {
     fn make(&mut self, items: &[Item], _poll: Poll<'_>) -> anyhow::Result<()> {
         let items = self.lower(items);
-        // SAFETY: the items are parts of the pool, as `lower` asserted, which `_pool` keeps; a
-        // batch has each part once. The stream is the GPU's own, and the engine waits for a
-        // block's transfers before it asks.
+        // SAFETY: the items are parts of the pool, as `lower` asserted, which `_pool` keeps alive;
+        // a batch has each part once. The stream is the GPU's own, and the engine waits for a
+        // block's transfers before it calls.
         Ok(unsafe { self.pattern.fill(self.stream(), &items) }?)
     }
 
     fn poison(&mut self, items: &[Item], _poll: Poll<'_>) -> anyhow::Result<()> {
         let items = self.lower(items);
-        // SAFETY: as in `make`.
+        // SAFETY: same as in `make`.
         Ok(unsafe { self.pattern.poison(self.stream(), &items) }?)
     }
 
@@ -95,13 +95,13 @@ impl Hand for GpuHand {
 
     fn check(&mut self, items: Vec<Item>) -> anyhow::Result<Box<dyn Check>> {
         let items = self.lower(&items);
-        // SAFETY: as in `make`; the layer's transfer is over when the stream gets there.
+        // SAFETY: same as in `make`; the layer's transfer is complete when the stream gets there.
         let check = unsafe { self.pattern.check(self.stream(), &items) }?;
         Ok(Box::new(GpuCheck(check)))
     }
 }
 
-/// Compares once the stream gets there.
+/// A comparison that is complete when the stream reaches it.
 struct GpuCheck(PatternCheck);
 
 impl Check for GpuCheck {

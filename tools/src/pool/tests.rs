@@ -30,7 +30,7 @@ fn blocks_are_handed_out_scattered_and_all_of_them() {
     assert_eq!(pool.take(0), []);
 }
 
-/// Writes all objects, corrupts a part of one, and finds that and nothing else.
+/// Writes all objects, corrupts a part of one, and detects exactly that.
 fn objects_do_not_overlap(mut pool: Pool) {
     let key = |block: u32| BlockKey([block as u8; 32]);
     let places = || (0..5).flat_map(|block| [(0, 0), (0, 1), (1, 0), (1, 1)].map(|at| (block, at)));

@@ -1,5 +1,5 @@
 //! Layer times that an engine wrote (`layer_times` of the vLLM connector): reads them, makes a
-//! table of them, and says how far off it is, and another one.
+//! table of them, and reports its error and that of another table.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 use crate::file::read_text;
 use crate::problem::Problem;
 
-/// What tells a header from other lines: the name of its version.
+/// Key that identifies a header line: the version.
 const HEADER: &str = "ripieno_layer_times";
-/// Of the files.
+/// Version of the file format.
 const VERSION: u32 = 1;
-/// Bytes of a file: what an engine writes in some days.
+/// Maximum size of a file in bytes: several days of an engine's output.
 const BYTES_MAX: u64 = 256 << 20;
-/// Tokens of a request, and microseconds of a layer, are fewer.
+/// Exclusive limit of a request's tokens, and of a layer's microseconds.
 const MOST: u32 = 1 << 30;
 
-/// The first line, and the first one of each engine that went on with the file.
+/// Header: the first line, and one for each engine that appended to the file.
 #[derive(Debug, Deserialize)]
 struct Header {
     model: String,
@@ -29,11 +29,11 @@ struct Header {
     engine: String,
 }
 
-/// Any other line.
+/// A step: any other line.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
-    /// Tokens to compute, and those before them.
+    /// For each request, the tokens to compute and those before them.
     requests: Vec<(u32, u32)>,
     layer_us: f64,
 }
@@ -42,24 +42,24 @@ struct Line {
 #[derive(Debug, Clone, Copy)]
 struct Step {
     shape: StepShape,
-    /// Tokens before those that are computed, over all requests.
+    /// Tokens before the computed ones, over all requests.
     prefix: u64,
     layer: Duration,
 }
 
-/// Steps of one setting, in their order.
+/// Steps of one setting, in order.
 #[derive(Debug)]
 pub(super) struct Steps {
-    /// Without drives.
+    /// Setting without drives.
     setting: Setting,
     steps: Vec<Step>,
 }
 
 impl Steps {
-    /// Reads files.
+    /// Reads the files.
     ///
     /// # Errors
-    /// What cannot be read, or is of another version or of different settings; and no step.
+    /// Returns a [`Problem`] for an unreadable file, another version, mixed settings, or no step.
     pub(super) fn read(paths: &[PathBuf]) -> Result<Self, Problem> {
         let mut found: Option<Self> = None;
         for path in paths {
@@ -77,7 +77,7 @@ impl Steps {
         })
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     fn take(found: &mut Option<Self>, path: &Path, text: &str) -> Result<(), Problem> {
         let mut lines = text.split_inclusive('\n').enumerate();
         let bad = |at: usize, what: String, hint: &str| {
@@ -98,7 +98,7 @@ impl Steps {
                 }
                 match step(line) {
                     Ok(step) => found.steps.push(step),
-                    // The engine is writing it.
+                    // The engine is still writing this line.
                     Err(_) if !line.ends_with('\n') => {}
                     Err(what) => return Err(bad(at, what, "remove the line")),
                 }
@@ -114,17 +114,17 @@ impl Steps {
         Err(format!("times of {} follow those of {}", name(&other), name(&self.setting)))
     }
 
-    /// What they were measured with, and these drives.
+    /// Returns the setting of the measurements, with these drives.
     pub(super) fn setting(&self, drives: Vec<String>) -> Setting {
         Setting { drives, ..self.setting.clone() }
     }
 
-    /// Puts them into a table.
+    /// Adds the steps to a table.
     pub(super) fn teach(&self, table: &mut SlackTable) {
         self.steps.iter().for_each(|step| table.learn(step.shape, step.layer));
     }
 
-    /// What a table made of them says, and how far off `against` is.
+    /// Reports what a table learns from the steps, and how far off `against` is.
     pub(super) fn report(&self, against: Option<(&Path, &SlackTable)>) -> Layers {
         let mut table = empty(self.setting.clone());
         let mut ahead = Vec::new();
@@ -152,7 +152,7 @@ impl Steps {
 }
 
 impl Step {
-    /// Steps that are shown together: about as many tokens, after about as many.
+    /// Returns the group in the report: steps with similar numbers of tokens and prefix tokens.
     fn group(&self) -> (bool, u32, u32) {
         let octave = |number: f64| number.log2().round() as u32;
         let StepShape { is_prefill, tokens, .. } = self.shape;
@@ -160,7 +160,7 @@ impl Step {
     }
 }
 
-/// The setting in a header.
+/// Parses the setting in a header.
 fn setting(line: &str) -> Result<Setting, String> {
     #[derive(Deserialize)]
     struct Head {
@@ -190,16 +190,16 @@ fn step(line: &str) -> Result<Step, String> {
     Ok(Step { shape: StepShape::of(requests), prefix, layer })
 }
 
-/// A table for layer times only.
+/// Returns a table for layer times only.
 pub(super) fn empty(setting: Setting) -> SlackTable {
     let none = || Curve::line(Duration::ZERO, 1e9).expect("a line rises");
     SlackTable::new(setting, IoCosts { read: none(), write: none(), mixed: 1.0 })
 }
 
-/// The table in a file, or one of the layer times in it, for the flag `flag`.
+/// Reads the table in a file, or makes one from the layer times in it, for the flag `flag`.
 ///
 /// # Errors
-/// When it is neither, or no layer time is in it.
+/// Returns a [`Problem`] if it is neither, or has no layer time.
 pub(crate) fn table(flag: &str, path: &Path) -> Result<SlackTable, Problem> {
     let wrong = |what: String| {
         let hint = "name a slack table, or a file of layer times";
@@ -220,10 +220,10 @@ pub(crate) fn table(flag: &str, path: &Path) -> Result<SlackTable, Problem> {
     Ok(table)
 }
 
-/// The same, of the setting of `steps`.
+/// Same as [`table`], for the setting of `steps`.
 ///
 /// # Errors
-/// As for [`table`], and when it is of another setting.
+/// Same as [`table`], and if the setting differs.
 pub(super) fn against(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
     let table = table("--against", path)?;
     let wanted = steps.setting(table.setting().drives.clone());
@@ -238,13 +238,13 @@ pub(super) fn against(path: &Path, steps: &Steps) -> Result<SlackTable, Problem>
     Ok(table)
 }
 
-/// Model, GPU and engine.
+/// Formats model, GPU and engine.
 fn name(setting: &Setting) -> String {
     let Setting { model, gpu, engine, .. } = setting;
     format!("{model} on {gpu} with {engine}")
 }
 
-/// How far off steps are in the median, as a part of what was measured.
+/// Median relative error of predictions.
 #[derive(Debug, Serialize)]
 struct Off {
     prefill: Option<f64>,
@@ -275,35 +275,35 @@ impl Off {
     }
 }
 
-/// `None` of nothing.
+/// Returns the median; `None` for an empty list.
 fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.sort_by(f64::total_cmp);
     numbers.get(numbers.len() / 2).copied()
 }
 
-/// What layer times say. Field names are those of the JSON object.
+/// Report on layer times. Field names are the JSON keys.
 #[derive(Debug, Serialize)]
 pub(super) struct Layers {
     pub(super) steps: usize,
-    /// How far off the table was that was learned from the steps before each.
+    /// Error of a table that has learned only the steps before each.
     ahead: Off,
-    /// How far off three numbers are that were learned from all steps; of each shape the last nine.
+    /// Error of the three-parameter fit to all steps (the last nine of each shape).
     fit: Off,
     against: Option<PathBuf>,
     against_off: Option<Off>,
     shapes: Vec<Group>,
 }
 
-/// Steps of about the same shape. Medians.
+/// Medians of steps with similar shapes.
 #[derive(Debug, Serialize)]
 struct Group {
     is_prefill: bool,
-    /// Tokens to compute, over all requests, and before them.
+    /// Tokens to compute over all requests; the next field counts those before them.
     input: u32,
     prefix: u64,
     steps: usize,
     layer_us: f64,
-    /// What three numbers say, learned from all steps; of each shape the last nine.
+    /// Prediction of the three-parameter fit to all steps (the last nine of each shape).
     fit_us: Option<f64>,
     against_us: Option<f64>,
 }

@@ -1,4 +1,4 @@
-//! Times batches of reads and writes through a store, alone and together.
+//! Times batches of reads and writes through a store, alone and mixed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use serde::Serialize;
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 
-/// Times that each batch is measured; their median counts.
+/// Samples per batch; the median counts.
 const SAMPLES: u32 = 9;
-/// Operations in flight where reads and writes mix.
+/// Operations in flight in a mixture.
 const SLOTS: u32 = 4;
-/// Operations that end while a mixture is measured.
+/// Operations completed per mixture.
 const MIXED_OPS: u32 = 384;
-/// Nothing takes longer.
+/// Upper limit of any wait.
 const LONG: Nanos = Nanos::from_millis(600_000);
 
-/// How long a batch took.
+/// Duration of a batch.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Point {
     pub(super) bytes: u64,
@@ -31,15 +31,15 @@ pub(super) struct Point {
 /// A mixture of reads and writes.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Mix {
-    /// Part of the operations in flight that are reads.
+    /// Fraction of the operations in flight that are reads.
     pub(super) reads: f64,
-    /// Bytes a second of both.
+    /// Bytes a second of reads and writes together.
     pub(super) bytes_s: f64,
     pub(super) read_bytes_s: f64,
     pub(super) write_bytes_s: f64,
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) read: Vec<Point>,
@@ -47,14 +47,14 @@ pub(super) struct Found {
     pub(super) mix: Vec<Mix>,
 }
 
-/// What measures.
+/// State of the measurements.
 pub(super) struct Measure<'a> {
     pub(super) store: Store,
     pub(super) clock: &'a Arc<dyn Clock>,
     pub(super) shape: KvShape,
-    /// Four batches: three are read, one is written.
+    /// Keys of four batches: three are read, one is written.
     pub(super) keys: &'a [BlockKey],
-    /// The pool: four batches.
+    /// Blocks of the pool: four batches.
     pub(super) blocks: Vec<BlockId>,
     /// Blocks of the largest batch.
     pub(super) batch_max: u32,
@@ -63,7 +63,7 @@ pub(super) struct Measure<'a> {
     pub(super) done: usize,
 }
 
-/// A request that moves the same blocks again and again.
+/// A request that moves the same blocks repeatedly.
 enum Job {
     Read(Transfer),
     Write(Writing),
@@ -78,19 +78,19 @@ impl Job {
     }
 }
 
-/// Sizes of batches, in blocks.
+/// Returns the sizes of batches, in blocks.
 fn sizes(batch_max: u32) -> impl Iterator<Item = u32> {
     let powers = (0..32).map(|power| 1 << power).take_while(move |size| *size < batch_max);
     powers.chain(std::iter::once(batch_max))
 }
 
 impl Measure<'_> {
-    /// Measurements that [`Measure::all`] makes.
+    /// Returns the number of measurements of [`Measure::all`].
     pub(super) fn count(batch_max: u32) -> usize {
         2 * sizes(batch_max).count() + SLOTS as usize + 1
     }
 
-    /// Stores what will be read.
+    /// Stores the blocks that will be read.
     pub(super) fn prepare(&mut self) -> anyhow::Result<()> {
         let batch = self.batch_max as usize;
         for part in self.keys.chunks_exact(batch).take(3) {
@@ -104,8 +104,8 @@ impl Measure<'_> {
         Ok(())
     }
 
-    /// Measures everything, with batches of which four fit into queues of `in_flight` entries where
-    /// reads and writes mix. `None` if it was interrupted.
+    /// Takes all measurements. For mixtures, four batches fit into queues of `in_flight` entries.
+    /// Returns `None` if interrupted.
     pub(super) fn all(&mut self, in_flight: u32) -> anyhow::Result<Option<Found>> {
         let (mut read, mut write, mut mix) = (Vec::new(), Vec::new(), Vec::new());
         for size in sizes(self.batch_max) {
@@ -143,7 +143,7 @@ impl Measure<'_> {
         Layer(number % self.shape.layers)
     }
 
-    /// A job of `size` blocks in the `slot`-th part of the pool.
+    /// Returns a job of `size` blocks in the `slot`-th part of the pool.
     fn job(&self, size: u32, slot: u32, is_read: bool) -> anyhow::Result<Job> {
         let (size, batch) = (size as usize, self.batch_max as usize);
         let blocks = &self.blocks[slot as usize * batch..][..size];
@@ -153,14 +153,14 @@ impl Measure<'_> {
             let first = (slot as usize % 3) * batch;
             return Ok(Job::Read(self.store.retrieve_from(&prefix, first, blocks)?));
         }
-        // Of a batch, as many as four slots share; alone, all of it.
+        // In a mixture four slots share the batch; alone, a job uses all of it.
         let first = 3 * batch + (slot as usize * size) % (batch - size + 1).max(1);
         let writing = self.store.allocate(&self.keys[first..][..size], blocks)?;
         ensure!(writing.accepted() == size, "the store has no room for a batch");
         Ok(Job::Write(writing))
     }
 
-    /// One operation at a time.
+    /// Measures one operation at a time.
     fn alone(&self, size: u32, is_read: bool) -> anyhow::Result<Point> {
         let job = self.job(size, 0, is_read)?;
         let mut times = Vec::new();
@@ -175,9 +175,9 @@ impl Measure<'_> {
         Ok(Point { bytes: self.bytes(size), us })
     }
 
-    /// Four operations at all times, `reads` of them reads.
+    /// Measures four concurrent operations, `reads` of them reads.
     fn together(&self, size: u32, reads: u32) -> anyhow::Result<Mix> {
-        // Writings have to have blocks of their own.
+        // Concurrent writes need distinct blocks.
         let size = size.min(self.batch_max / SLOTS).max(1);
         let mut slots = Vec::new();
         for slot in 0..SLOTS {

@@ -1,4 +1,4 @@
-//! Plays the part of the serving engine: one request after the other, layer by layer.
+//! Acts as the serving engine: one request at a time, layer by layer.
 
 use std::collections::HashSet;
 
@@ -15,36 +15,36 @@ use super::rate::Meter;
 use super::report::ratio;
 use super::verify::{Findings, Mismatch, Sampler};
 
-/// After this many transfers that failed the replay gives up.
+/// Failed transfers after which the replay stops.
 const IO_ERRORS_MAX: u64 = 8;
 
-/// What was done so far.
+/// Progress of the replay.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    /// Requests replayed.
+    /// Replayed requests.
     pub(crate) requests: u64,
-    /// Trace blocks of them.
+    /// Their trace blocks.
     pub(crate) trace_blocks: u64,
-    /// Leading trace blocks of a request of which all store blocks were found.
+    /// Leading trace blocks of requests for which all store blocks were found.
     pub(crate) trace_blocks_hit: u64,
-    /// Store blocks for which there was no room.
+    /// Store blocks that the store had no room for.
     pub(crate) blocks_left_out: u64,
     /// Store blocks of the final check.
     pub(crate) blocks_checked: u64,
-    /// Devices to pool.
+    /// Transfers from devices to the pool.
     pub(crate) retrieve: Meter,
-    /// Pool to devices.
+    /// Transfers from the pool to devices.
     pub(crate) store: Meter,
-    /// Devices to pool, in the final check.
+    /// Transfers from devices to the pool in the final check.
     pub(crate) final_check: Meter,
-    /// Transfers that failed.
+    /// Failed transfers.
     pub(crate) io_errors: u64,
-    /// What the checks found.
+    /// Results of the checks.
     pub(crate) findings: Findings,
 }
 
 impl Tally {
-    /// The state of things in a few words.
+    /// Formats a one-line summary.
     pub(crate) fn line(&self) -> String {
         format!(
             "retrieve {:.2} GiB/s, store {:.2} GiB/s, hits {:.1} %",
@@ -55,9 +55,9 @@ impl Tally {
     }
 }
 
-/// A window of a request: some of its blocks, and where they are in the pool.
+/// Some blocks of a request and their places in the pool.
 struct Window<'a> {
-    /// None in the final check.
+    /// `None` in the final check.
     request: Option<u64>,
     /// Index of its first block in the request.
     first: usize,
@@ -66,7 +66,7 @@ struct Window<'a> {
 }
 
 impl Window<'_> {
-    /// What counts a retrieve of this window.
+    /// Returns the meter for retrieves of this window.
     fn meter<'t>(&self, tally: &'t mut Tally) -> &'t mut Meter {
         if self.request.is_some() { &mut tally.retrieve } else { &mut tally.final_check }
     }
@@ -76,11 +76,11 @@ impl Window<'_> {
 #[derive(Debug, Default)]
 struct Batch {
     items: Vec<Item>,
-    /// For each item, its block's index in the window, and its segment.
+    /// Block index in the window and segment of each item.
     objects: Vec<(u32, u32)>,
 }
 
-/// A layer that is going to be checked.
+/// A layer to be checked.
 struct Announced {
     layer: u32,
     bytes: u64,
@@ -88,7 +88,7 @@ struct Announced {
     check: Box<dyn Check>,
 }
 
-/// The engine: a store, a pool, and the books.
+/// The engine: a store, a pool and the counters.
 #[derive(Debug)]
 pub(crate) struct Engine<'a> {
     pub(crate) store: &'a mut Store,
@@ -100,20 +100,20 @@ pub(crate) struct Engine<'a> {
 }
 
 impl Engine<'_> {
-    /// Whether it was interrupted, or the owner of a device wants it back.
+    /// Returns true after an interrupt, or when the owner of a device wants it back.
     pub(crate) fn is_interrupted(&mut self) -> bool {
         self.interrupt.asked() || !self.store.requested_devices().is_empty()
     }
 
-    /// Whether to end: it was interrupted, or too much failed.
+    /// Returns true when the replay should end: interrupted, or too many failures.
     pub(crate) fn is_over(&mut self) -> bool {
         self.is_interrupted() || self.tally.io_errors >= IO_ERRORS_MAX
     }
 
-    /// Replays one request: look up, retrieve what is there, store what is not.
+    /// Replays one request: looks it up, retrieves the hits, and stores the rest.
     ///
     /// # Errors
-    /// When the store cannot go on. Transfers that failed are only counted.
+    /// Returns an error if the store cannot continue. Failed transfers are only counted.
     pub(crate) fn request(&mut self, index: usize, plan: &Plan) -> anyhow::Result<()> {
         for StoreEvent { device, event } in self.store.poll_events()? {
             tracing::warn!(%device, ?event, "a device reported an event");
@@ -131,10 +131,10 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Retrieves and checks whatever is stored of all requests, each block once.
+    /// Retrieves and checks everything that is still stored, each block once.
     ///
     /// # Errors
-    /// As for [`Engine::request`].
+    /// Same as [`Engine::request`].
     pub(crate) fn check_everything(&mut self, plan: &Plan) -> anyhow::Result<()> {
         let mut seen = HashSet::new();
         for index in 0..plan.requests() {
@@ -142,7 +142,7 @@ impl Engine<'_> {
                 break;
             }
             let keys = plan.keys(index);
-            // What was seen of a request is always a prefix: keys are chained.
+            // Keys are chained, so the blocks seen before are always a prefix.
             let start = keys.iter().take_while(|key| seen.contains(*key)).count();
             if start == keys.len() {
                 continue;
@@ -155,8 +155,8 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Retrieves the blocks of `prefix` from `start` on, in windows that fit the pool. Returns how
-    /// many of them arrived, in order.
+    /// Retrieves the blocks of `prefix` from `start` on, in windows that fit the pool. Returns the
+    /// number of leading blocks that arrived.
     fn retrieve(
         &mut self,
         request: Option<u64>,
@@ -205,7 +205,7 @@ impl Engine<'_> {
         self.settle(failed)
     }
 
-    /// Fills and stores the blocks from `start` on, as many as there is room for.
+    /// Fills and stores the blocks from `start` on, as long as there is room.
     fn store_rest(
         &mut self,
         keys: &[BlockKey],
@@ -224,7 +224,7 @@ impl Engine<'_> {
                 break;
             }
             if at < keys.len() {
-                // The request's head must not be evicted to make room for its tail.
+                // Pin the request's head so that it is not evicted to make room for its tail.
                 held = self.store.lookup(&keys[..at])?;
             }
         }
@@ -232,7 +232,7 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Returns how many leading blocks of the window are stored now.
+    /// Returns the number of leading blocks of the window that are now stored.
     fn store_window(&mut self, window: &Window<'_>) -> anyhow::Result<usize> {
         let writing = self.store.allocate(window.keys, &window.blocks)?;
         let accepted = writing.accepted();
@@ -267,7 +267,7 @@ impl Engine<'_> {
         Ok(if self.settle(failed)? { accepted } else { 0 })
     }
 
-    /// Counts a transfer that failed while the store works on; gives any other error back.
+    /// Counts a failed transfer if the store can continue; returns any other error.
     fn settle(&mut self, failed: Option<StoreError>) -> anyhow::Result<bool> {
         match failed {
             None => Ok(true),
@@ -280,7 +280,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Makes one layer of the first `count` blocks, as the engine's model would.
+    /// Fills in one layer of the first `count` blocks, as the engine's model would.
     fn make(
         &mut self,
         window: &Window<'_>,
@@ -294,7 +294,7 @@ impl Engine<'_> {
         self.pool.hand().make(&batch.items, poll)
     }
 
-    /// Makes sure that what is checked later was not there before.
+    /// Overwrites the parts that will be checked, so that stale bytes are detected.
     fn poison(
         &mut self,
         window: &Window<'_>,
@@ -306,7 +306,7 @@ impl Engine<'_> {
         self.pool.hand().poison(&batch.items, poll)
     }
 
-    /// What is going to be checked of a layer that is in flight.
+    /// Announces the check of a layer in flight.
     fn announce(&mut self, window: &Window<'_>, flight: &Flight) -> anyhow::Result<Announced> {
         let layer = flight.layer();
         if let Some(ticket) = flight.ticket() {
@@ -332,7 +332,7 @@ impl Engine<'_> {
         let mut last = None;
         for (item, difference) in found {
             let (index, segment) = objects[item];
-            // One mismatch an object is enough.
+            // Report at most one mismatch per object.
             if last.replace((index, segment)) == Some((index, segment)) {
                 continue;
             }
@@ -343,7 +343,7 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// The parts of a layer that are checked.
+    /// Returns the parts of a layer to check.
     fn sample(&self, window: &Window<'_>, layer: u32) -> Batch {
         let request = window.request.unwrap_or(u64::MAX);
         self.batch(window, window.blocks.len(), layer, |key, segment| {
@@ -351,7 +351,7 @@ impl Engine<'_> {
         })
     }
 
-    /// Parts of one layer of the first `count` blocks.
+    /// Returns parts of one layer of the first `count` blocks.
     fn batch<P: Iterator<Item = Part>>(
         &self,
         window: &Window<'_>,

@@ -6,7 +6,7 @@ use objstore::{LayerDone, Store, StoreError, Ticket};
 
 use super::rate::Meter;
 
-/// One layer that was issued, or was to be.
+/// A layer that was issued, or that the store refused.
 #[derive(Debug)]
 pub(crate) struct Flight {
     layer: u32,
@@ -15,7 +15,7 @@ pub(crate) struct Flight {
 
 #[derive(Debug)]
 enum State {
-    /// With how it ended, once it was polled.
+    /// The result is set once it was polled.
     Issued(Ticket, Option<Result<LayerDone, StoreError>>),
     Refused(StoreError),
 }
@@ -25,12 +25,12 @@ enum State {
 pub(crate) struct Flights(VecDeque<Flight>);
 
 impl Flights {
-    /// How many layers were issued and not taken by [`Flights::pop`].
+    /// Returns the number of layers that were issued and not taken by [`Flights::pop`].
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Takes what issuing a layer returned. `meter` has to have begun before that.
+    /// Records the result of issuing a layer. `meter` must have begun before that.
     pub(crate) fn push(
         &mut self,
         layer: u32,
@@ -47,8 +47,8 @@ impl Flights {
         self.0.push_back(Flight { layer, state });
     }
 
-    /// Notes what has ended, without waiting: so the time of other work is not counted as time of
-    /// transfers, and an executor without threads gets its turn.
+    /// Collects completions without blocking, so that other work does not count as transfer time,
+    /// and an executor without threads makes progress.
     pub(crate) fn poll(&mut self, store: &mut Store, meter: &mut Meter) {
         for flight in &mut self.0 {
             if let State::Issued(ticket, ended @ None) = &mut flight.state
@@ -60,19 +60,19 @@ impl Flights {
         }
     }
 
-    /// Takes the oldest layer. `None` when nothing is in flight.
+    /// Takes the oldest layer, or `None` when nothing is in flight.
     pub(crate) fn pop(&mut self) -> Option<Flight> {
         self.0.pop_front()
     }
 }
 
 impl Flight {
-    /// Which layer it is.
+    /// Returns the layer.
     pub(crate) fn layer(&self) -> u32 {
         self.layer
     }
 
-    /// What others that wait for it name it by; `None` if it was never in flight.
+    /// Returns the ticket for others that wait on it; `None` if it was never in flight.
     pub(crate) fn ticket(&self) -> Option<&Ticket> {
         match &self.state {
             State::Issued(ticket, _) => Some(ticket),
@@ -80,7 +80,7 @@ impl Flight {
         }
     }
 
-    /// Waits until it has ended, and says how.
+    /// Waits for completion and returns the result.
     pub(crate) fn wait(
         self,
         store: &mut Store,
@@ -98,7 +98,7 @@ impl Flight {
     }
 }
 
-/// What a transfer moved without error.
+/// Returns the bytes that a transfer moved without error.
 fn bytes(outcome: &Result<LayerDone, StoreError>) -> u64 {
     outcome.as_ref().map_or(0, |done| done.bytes)
 }

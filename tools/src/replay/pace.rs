@@ -32,13 +32,13 @@ use engine::{Engine, Setup};
 use report::{Report, Run};
 use tally::Tally;
 
-/// What software controllers call themselves.
+/// Model name of the software controllers.
 const DRIVE: &str = "Ripieno software controller";
 
-/// Replays, and reports. Returns the exit code.
+/// Replays and reports. Returns the exit code.
 ///
 /// # Errors
-/// [`Problem`] for bad input; anything else is a failure of the stack.
+/// Returns a [`Problem`] for bad input, and an error if the stack fails.
 pub(super) fn run(
     args: &ReplayArgs,
     pace: &Pace,
@@ -78,7 +78,7 @@ pub(super) fn perform(
     Ok(Report::new(args, pace, plan, runs))
 }
 
-/// Room for a plan.
+/// Returns the sizes for a plan.
 fn sizing(args: &ReplayArgs, plan: &Plan) -> Result<Sizing, Problem> {
     let sizing = Sizing::new(args, plan, super::Limits::of(args, None).lba_bytes)?;
     sizing.check_machine(args, false)?;
@@ -86,7 +86,7 @@ fn sizing(args: &ReplayArgs, plan: &Plan) -> Result<Sizing, Problem> {
     Ok(sizing)
 }
 
-/// Every request has to fit into the pool as a whole.
+/// Rejects a pool that cannot hold the longest request as a whole.
 fn check_pool(args: &ReplayArgs, plan: &Plan, sizing: &Sizing) -> Result<(), Problem> {
     if plan.longest() <= sizing.pool_blocks as usize {
         return Ok(());
@@ -99,7 +99,7 @@ fn check_pool(args: &ReplayArgs, plan: &Plan, sizing: &Sizing) -> Result<(), Pro
     ))
 }
 
-/// The table that is there, or an empty one.
+/// Returns the table in the file, or an empty one.
 fn table(args: &ReplayArgs, pace: &Pace) -> anyhow::Result<SlackTable> {
     let drives = vec![DRIVE.to_owned(); args.devices.count() as usize];
     let setting = pace::setting(args.shape.model, drives);
@@ -115,10 +115,10 @@ fn table(args: &ReplayArgs, pace: &Pace) -> anyhow::Result<SlackTable> {
     }
 }
 
-/// A store of which all has ended, and what came of it.
+/// An idle store and the result of its run.
 type Done<T> = anyhow::Result<(PacedStore, T)>;
 
-/// What runs have in common.
+/// Setup shared by all runs.
 struct RunSetup<'a> {
     args: &'a ReplayArgs,
     pace: &'a Pace,
@@ -128,7 +128,7 @@ struct RunSetup<'a> {
 }
 
 impl RunSetup<'_> {
-    /// All requests, over a store of their own. Returns what was learned, too.
+    /// Serves all requests with a new store. Also returns the learned table.
     fn serve(
         &self,
         is_scheduled: bool,
@@ -152,7 +152,7 @@ impl RunSetup<'_> {
         })
     }
 
-    /// Something over a store of its own, and all of its pool. Returns what was learned, too.
+    /// Runs `act` with a new store and its whole pool. Also returns the learned table.
     fn with_store<T>(
         &self,
         config: Config,
@@ -169,7 +169,7 @@ impl RunSetup<'_> {
         let scheduler = Scheduler::new(config, table.clone());
         let mut store = PacedStore::new(stack.store().clone(), scheduler);
         if config.is_slack_aware && args.flags.dram > 0 {
-            // Nothing is copied before a request has its blocks, and then it is by its loads.
+            // The link copies only after a request has its blocks, as part of its loads.
             let link = Scheduler::new(config, table.clone());
             store = store.with_lookahead(link, LookaheadConfig::default());
         }

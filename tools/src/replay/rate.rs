@@ -1,4 +1,4 @@
-//! How fast bytes moved, and how fast a plain copy would have been.
+//! Bandwidth of transfers, and of a plain memory copy for comparison.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,14 @@ use rand::{SeedableRng, rngs::StdRng};
 
 use crate::model::Shape;
 
-/// Bytes of each of the two buffers of the plain copy: more than caches hold.
+/// Size of both buffers of the plain copy: larger than the CPU caches.
 const COPY_BYTES: usize = 64 << 20;
-/// How long the plain copy is measured at least.
+/// Minimum duration of the plain copy.
 const COPY_TIME: Duration = Duration::from_millis(150);
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Bytes of one direction, and the time in which any of them were in flight.
+/// Bytes moved in one direction, and the time with any in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     bytes: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// A transfer is about to be issued.
+    /// Records that a transfer is about to be issued.
     pub(crate) fn begin(&mut self) {
         if self.in_flight == 0 {
             self.since = Some(Instant::now());
@@ -32,7 +32,7 @@ impl Meter {
         self.in_flight += 1;
     }
 
-    /// A transfer was seen complete; it moved `bytes` bytes without error.
+    /// Records a completed transfer that moved `bytes` bytes without error.
     pub(crate) fn end(&mut self, bytes: u64) {
         assert!(self.in_flight > 0, "a transfer ended that never began");
         self.bytes += bytes;
@@ -44,23 +44,23 @@ impl Meter {
         }
     }
 
-    /// Bytes moved.
+    /// Returns the bytes moved.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Seconds in which transfers were in flight.
+    /// Returns the seconds with transfers in flight.
     pub(crate) fn busy_s(&self) -> f64 {
         self.busy.as_secs_f64()
     }
 
-    /// GiB a second; 0 before anything moved.
+    /// Returns GiB a second; 0 before anything moved.
     pub(crate) fn gib_s(&self) -> f64 {
         if self.busy.is_zero() { 0.0 } else { self.bytes as f64 / GIB / self.busy.as_secs_f64() }
     }
 }
 
-/// GiB a second of one thread that copies objects of this shape between scattered places.
+/// Measures GiB a second of one thread that copies objects of this shape between scattered places.
 pub(crate) fn memcpy_gib_s(shape: &Shape, seed: u64) -> f64 {
     let object = shape.object_bytes as usize;
     let count = (COPY_BYTES / object).max(2);

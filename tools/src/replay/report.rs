@@ -1,4 +1,4 @@
-//! What a replay reports: one JSON object for programs, tables for people.
+//! Report of a replay: one JSON object for programs, tables for people.
 
 use objstore::{DramStats, KvShape, StoreStats};
 use ripieno_stack::NotTaken;
@@ -11,12 +11,12 @@ use crate::terminal;
 
 use super::verify::Mismatch;
 
-/// A route that was tried and not taken. Field names are those of the JSON object.
+/// A route that was tried and not taken. Field names are the JSON keys.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct RouteNotTaken {
     pub(crate) route: &'static str,
     pub(crate) why: String,
-    /// What would open it.
+    /// Remedy.
     pub(crate) fix: String,
 }
 
@@ -32,33 +32,33 @@ impl RouteNotTaken {
     }
 }
 
-/// All there is to say about a replay. Field names are those of the JSON object.
+/// The whole report of a replay. Field names are the JSON keys.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// Of this program.
+    /// Version of this program.
     pub(crate) version: &'static str,
-    /// The route of the data: host, staged or direct.
+    /// Route of the data: host, staged or direct.
     pub(crate) path: String,
-    /// Better routes, and why they were not taken.
+    /// Better routes that were not taken, with the reasons.
     pub(crate) routes_not_taken: Vec<RouteNotTaken>,
-    /// What ran the I/O kernel.
+    /// Executor of the I/O kernel.
     pub(crate) executor: String,
-    /// The GPU that did; null if none.
+    /// GPU of the executor; null if none.
     pub(crate) gpu: Option<GpuReport>,
-    /// What the devices are: emu, or PCI addresses behind vfio.
+    /// Kind of devices: emu, or PCI addresses of VFIO drives.
     pub(crate) device: String,
-    /// How many.
+    /// Number of devices.
     pub(crate) devices: u32,
-    /// Where the software controllers kept their bytes; null for drives.
+    /// Storage behind the software controllers; null for drives.
     pub(crate) media: Option<String>,
-    /// Where queues, descriptors and the KV pool lived.
+    /// Memory for queues, descriptors and the KV pool.
     pub(crate) memory: String,
     pub(crate) lba_bytes: u32,
-    /// Largest transfer of one command, of all devices; null where none has a limit.
+    /// Largest transfer of one command on all devices, in bytes; null for no limit.
     pub(crate) mdts_bytes: Option<u64>,
     pub(crate) queues_per_device: u16,
     pub(crate) queue_depth: u32,
-    /// Bytes up to which neighbours were merged.
+    /// Size in bytes up to which adjacent objects were merged.
     pub(crate) coalesce_bytes: u32,
     pub(crate) descriptors: String,
 
@@ -72,29 +72,29 @@ pub(crate) struct Report {
     /// The trace file; null for the synthetic workload.
     pub(crate) trace: Option<String>,
     pub(crate) seed: u64,
-    /// Requests that were replayed, and how many there are.
+    /// Requests replayed; the next field counts all requests.
     pub(crate) requests: u64,
     pub(crate) requests_planned: u64,
-    /// Trace blocks of the requests replayed, and of all.
+    /// Trace blocks of the replayed requests; the next field counts those of all requests.
     pub(crate) trace_blocks: u64,
     pub(crate) trace_blocks_planned: u64,
     /// Leading trace blocks found.
     pub(crate) trace_blocks_hit: u64,
     pub(crate) hit_ratio: f64,
-    /// Hits of a cache without limits, over all requests planned.
+    /// Hits of an unlimited cache, over all planned requests.
     pub(crate) trace_blocks_hit_unlimited: u64,
     /// Requests whose input_length does not match their number of blocks.
     pub(crate) requests_uneven: u64,
 
-    /// scratch; with --keep, made or opened.
+    /// "scratch"; with --keep, "made" or "opened".
     pub(crate) store: &'static str,
-    /// Blocks that the store held when it was opened.
+    /// Blocks in the store when it was opened.
     pub(crate) files_found: u32,
-    /// Milliseconds that opening the store took, its self-test included.
+    /// Milliseconds to open the store, including its self-test.
     pub(crate) open_ms: f64,
-    /// What the store was given, over all devices.
+    /// Capacity of the store over all devices.
     pub(crate) capacity_bytes: u64,
-    /// What the whole workload needs to lose nothing.
+    /// Capacity at which the whole workload evicts nothing.
     pub(crate) needed_bytes: u64,
     pub(crate) stored_bytes: u64,
     pub(crate) retrieved_bytes: u64,
@@ -103,20 +103,20 @@ pub(crate) struct Report {
     #[serde(flatten)]
     pub(crate) written: Written,
     pub(crate) evicted_files: u64,
-    /// Store blocks for which there was no room.
+    /// Store blocks that the store had no room for.
     pub(crate) blocks_left_out: u64,
 
     pub(crate) verify: String,
     pub(crate) verified_bytes: u64,
     pub(crate) mismatches: u64,
-    /// The first of them.
+    /// The first mismatches.
     pub(crate) mismatches_shown: Vec<Mismatch>,
     /// Stored blocks that were retrieved and checked at the end, and their bytes.
     pub(crate) final_check_blocks: u64,
     pub(crate) final_check_bytes: u64,
-    /// Transfers that failed.
+    /// Failed transfers.
     pub(crate) io_errors: u64,
-    /// Times the store had to recover its controllers.
+    /// Controller recoveries.
     pub(crate) recoveries: u64,
     #[serde(flatten)]
     pub(crate) dram: Dram,
@@ -132,17 +132,17 @@ pub(crate) struct Report {
     pub(crate) commands_per_sq_doorbell: f64,
     pub(crate) objects_per_sq_doorbell: f64,
     pub(crate) objects_per_command: f64,
-    /// From the first request to the last, without the final check.
+    /// Seconds from the first request to the last, without the final check.
     pub(crate) wall_s: f64,
-    /// Whether the user ended the replay early.
+    /// True if the user ended the replay early.
     pub(crate) interrupted: bool,
 }
 
-/// What memory beside the devices served.
+/// Statistics of the DRAM cache.
 #[derive(Debug, Serialize)]
 pub(crate) struct Dram {
     dram_bytes: u64,
-    /// Store blocks that were retrieved from there, and from the devices.
+    /// Store blocks that were retrieved from it; the next field counts those from the devices.
     dram_hits: u64,
     dram_misses: u64,
     dram_retrieved_bytes: u64,
@@ -178,10 +178,10 @@ impl Dram {
     }
 }
 
-/// What the devices were given to write.
+/// Bytes written to the devices.
 #[derive(Debug, Serialize)]
 pub(crate) struct Written {
-    /// Objects with their padding, and the journal.
+    /// Objects with padding, and the journal.
     written_bytes: u64,
     journal_bytes: u64,
     written_per_stored: f64,
@@ -201,13 +201,13 @@ impl Written {
     }
 }
 
-/// `a / b`, and 0 where there is nothing to divide by.
+/// Returns `a / b`, or 0 if `b` is 0.
 pub(crate) fn ratio(a: u64, b: u64) -> f64 {
     if b == 0 { 0.0 } else { a as f64 / b as f64 }
 }
 
 impl Report {
-    /// Whether nothing was wrong.
+    /// Returns true if there were no mismatches and no failed transfers.
     pub(crate) fn is_clean(&self) -> bool {
         self.mismatches == 0 && self.io_errors == 0
     }
@@ -215,13 +215,13 @@ impl Report {
     /// Writes the report to stdout.
     ///
     /// # Errors
-    /// When stdout cannot be written to.
+    /// Returns an error if stdout cannot be written to.
     pub(crate) fn print(&self, json: bool) -> anyhow::Result<()> {
         let text = if json { serde_json::to_string(self)? } else { self.text() };
         terminal::print(text)
     }
 
-    /// The report for people.
+    /// Formats the report for people.
     fn text(&self) -> String {
         let mut text = format!("ripieno {} replay\n\n", self.version);
         text += &table(&self.setting());
@@ -381,7 +381,7 @@ impl Report {
         rows
     }
 
-    /// One line: whether the bytes were right.
+    /// Formats the integrity result in one line.
     pub(crate) fn verdict(&self) -> String {
         let verified = Size(self.verified_bytes);
         let moved = Size(self.retrieved_bytes + self.final_check_bytes);

@@ -1,4 +1,4 @@
-//! Devices that misbehave: the checks have to notice, or they are worth nothing.
+//! Faulty devices: the checks must detect them.
 
 use cuda_mock::{Level, isolated};
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange};
@@ -9,9 +9,9 @@ use super::*;
 const READ: u8 = 2;
 const WRITE: u8 = 1;
 
-/// Replays with every `every`-th command of this kind going wrong on each device.
+/// Replays with every `every`-th command of this kind failing on each device.
 fn replay(line: &str, opcode: u8, every: u64, then: FaultAction) -> Report {
-    // The replay's own check is what is tested: the store would notice first.
+    // Without the store's checksums, which would detect the fault before the replay's check does.
     replay_on(None, &format!("{line} --no-checksums"), opcode, every, then)
 }
 
@@ -41,7 +41,7 @@ fn replay_on(
         admin: Some(false),
         opcode: Some(opcode),
         every: Some(every),
-        // Of the data only: a journal that fails ends all storing.
+        // Only data commands: a failed journal write ends all storing.
         lbas: Some(LbaRange { first: data.first.0, count: u64::MAX >> 1 }),
         ..FaultWhen::default()
     };
@@ -94,8 +94,8 @@ fn without_checks_wrong_bytes_are_not_found() {
     assert!(report.verdict().contains("not checked"));
 }
 
-/// A device that says it has read, and has not. The pool has room for one request only, so the
-/// second request is retrieved to where the bytes of the first still are.
+/// Reads that report success but move nothing. The pool has room for one request only, so the
+/// second request is retrieved into memory that still has the first one's bytes.
 #[test]
 fn reads_that_moved_nothing_are_found_though_the_right_bytes_were_there() {
     let request =
@@ -112,7 +112,7 @@ fn reads_that_moved_nothing_are_found_though_the_right_bytes_were_there() {
     }
 }
 
-/// Unrecovered read error: the block is lost and stored anew; nothing wrong is ever delivered.
+/// Unrecovered read error: the block is lost and stored again; no wrong data is delivered.
 #[test]
 fn failed_transfers_are_counted_and_are_no_mismatches() {
     let failed = FaultAction::Status { code: 0x281, dnr: true };
@@ -124,8 +124,8 @@ fn failed_transfers_are_counted_and_are_no_mismatches() {
     assert!(report.io_errors > 0 && report.mismatches == 0, "{report:?}");
 }
 
-/// With the KV pool in the memory of a GPU. The mock's copies and kernels are late, so that whoever
-/// does not wait for them is found.
+/// KV pool in GPU memory. The mock's copies and kernels are delayed, so that a missing wait is
+/// detected.
 #[test]
 fn a_gpu_finds_what_the_cpu_finds() {
     let copies = [("MOCK_COPY_DELAY_US", "500")];

@@ -1,4 +1,4 @@
-//! Which bytes of a retrieve are checked, and what was found.
+//! Selection of the bytes to check, and the mismatches.
 
 use std::fmt;
 
@@ -9,14 +9,14 @@ use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use crate::config::Verify;
 use crate::pool::{PARTS_MAX, Part};
 
-/// `--verify sampled`: one object in so many is checked as a whole.
+/// `--verify sampled`: one object in this many is checked completely.
 pub(crate) const SAMPLE_ONE_IN: u32 = 16;
-/// `--verify sampled`: bytes checked at each end of every other object.
+/// `--verify sampled`: bytes checked at each end of all other objects.
 const SAMPLE_END_BYTES: usize = 64;
-/// Mismatches that are shown; the rest is only counted.
+/// Mismatches to show; the rest is only counted.
 const SHOWN_MAX: usize = 5;
 
-/// Chooses what is checked: the same for the same seed.
+/// Selects the bytes to check; deterministic for a seed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sampler {
     verify: Verify,
@@ -29,7 +29,7 @@ impl Sampler {
         Self { verify, seed, object_bytes: object_bytes as usize }
     }
 
-    /// The parts of one object that are checked in this request. Another request checks others.
+    /// Returns the parts of one object to check in this request; other requests check other parts.
     pub(crate) fn parts(
         &self,
         request: u64,
@@ -43,7 +43,7 @@ impl Sampler {
             Verify::Sampled if self.chosen(request, key, row) => [Some(all), None],
             Verify::Sampled if self.object_bytes <= 2 * SAMPLE_END_BYTES => [Some(all), None],
             Verify::Sampled => {
-                // Parts start at 8-byte words.
+                // Parts start at multiples of 8 bytes.
                 let start = (self.object_bytes - SAMPLE_END_BYTES) / 8 * 8;
                 [Some((0, SAMPLE_END_BYTES)), Some((start, self.object_bytes - start))]
             }
@@ -60,19 +60,19 @@ impl Sampler {
 /// An object with wrong bytes.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 pub(crate) struct Mismatch {
-    /// Which request, from 0; none in the final check.
+    /// Request index from 0; `None` in the final check.
     pub(crate) request: Option<u64>,
-    /// Which store block of the request, from 0.
+    /// Store block of the request, from 0.
     pub(crate) block: u64,
     /// Layer.
     pub(crate) layer: u32,
     /// Segment of the layer.
     pub(crate) segment: u32,
-    /// Bytes from the start of the object.
+    /// Offset in the object, in bytes.
     pub(crate) offset: usize,
-    /// The 4-byte word that should be there.
+    /// Expected 4-byte word.
     pub(crate) expected: u32,
-    /// The word that is.
+    /// Word that was found.
     pub(crate) found: u32,
 }
 
@@ -102,14 +102,14 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// What the checks found.
+/// Results of the checks.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
-    /// Bytes that were compared.
+    /// Bytes compared.
     pub(crate) bytes: u64,
     /// Objects with wrong bytes.
     pub(crate) mismatches: u64,
-    /// The first of them.
+    /// The first mismatches.
     pub(crate) shown: Vec<Mismatch>,
 }
 

@@ -1,4 +1,4 @@
-//! What it is served on.
+//! The simulated machine.
 
 use std::path::PathBuf;
 
@@ -12,22 +12,22 @@ use crate::pace::engine_layers;
 use crate::problem::Problem;
 use crate::size::{self, Size};
 
-/// Flags of the machine, and prices.
+/// Flags of the machine and the prices.
 #[derive(Debug, Args)]
 pub(crate) struct MachineFlags {
-    /// The model
+    /// Model
     #[arg(long, value_name = "NAME", default_value = LLAMA_3_8B.name, value_parser = model(),
         help_heading = "Machine")]
     model: Model,
 
-    /// The GPU
+    /// GPU
     #[arg(long, value_name = "NAME", default_value = H100.name, value_parser = gpu(),
         ignore_case = true,
         help_heading = "Machine")]
     gpu: Gpu,
 
-    /// What an engine's layers took, in place of what the GPU computes: a slack table or a file of
-    /// layer times (see `ripieno profile`), of whatever model and GPU
+    /// Measured layer times of an engine, instead of the GPU's computed ones: a slack table or a
+    /// file of layer times (see `ripieno profile`), of any model and GPU
     #[arg(long, value_name = "FILE", help_heading = "Machine")]
     layers: Option<PathBuf>,
 
@@ -36,26 +36,26 @@ pub(crate) struct MachineFlags {
         value_parser = size::count::<u32>(1..=64))]
     gpus: u32,
 
-    /// Memory of all GPUs for KV cache [default: 90 % of it, less the weights of the layers]
+    /// Memory of all GPUs for KV cache [default: 90 % of it, minus the weights of the layers]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Machine")]
     kv_memory: Option<u64>,
 
-    /// What a drive has room for
+    /// Capacity of a drive
     #[arg(long, value_name = "SIZE", default_value = "7TB", value_parser = size::parse,
         help_heading = "Machine")]
     drive_size: u64,
 
-    /// Dollars an hour for a GPU. The default prices are the Tutti paper's (section 4.3)
+    /// Dollars an hour per GPU. The default prices are the Tutti paper's (section 4.3)
     #[arg(long, value_name = "DOLLARS", default_value_t = Prices::TUTTI.gpu,
         value_parser = above_zero, help_heading = "Prices")]
     gpu_price: f64,
 
-    /// Dollars an hour for 10^9 bytes of host memory
+    /// Dollars an hour per 10^9 bytes of host memory
     #[arg(long, value_name = "DOLLARS", default_value_t = Prices::TUTTI.dram_gb,
         value_parser = above_zero, help_heading = "Prices")]
     dram_price: f64,
 
-    /// Dollars an hour for 10^9 bytes of drives
+    /// Dollars an hour per 10^9 bytes of drives
     #[arg(long, value_name = "DOLLARS", default_value_t = Prices::TUTTI.drive_gb,
         value_parser = above_zero, help_heading = "Prices")]
     drive_price: f64,
@@ -77,18 +77,18 @@ fn gpu() -> impl TypedValueParser<Value = Gpu> {
 }
 
 impl MachineFlags {
-    /// What layers take, where a file says it.
+    /// Returns the layer times in the file of `--layers`.
     ///
     /// # Errors
-    /// [`Problem`] if it does not.
+    /// Returns a [`Problem`] if the file has none.
     pub(crate) fn layers(&self) -> Result<Option<SlackTable>, Problem> {
         self.layers.as_deref().map(engine_layers).transpose()
     }
 
-    /// The machine, with so many bytes of host memory and drives, and [`Self::layers`].
+    /// Returns the machine, with `dram` bytes of host memory and [`Self::layers`].
     ///
     /// # Errors
-    /// [`Problem`] if the model does not fit.
+    /// Returns a [`Problem`] if the model does not fit.
     pub(crate) fn machine<'a>(
         &self,
         dram: u64,
@@ -113,17 +113,17 @@ impl MachineFlags {
         })
     }
 
-    /// The prices.
+    /// Returns the prices.
     pub(crate) fn prices(&self) -> Prices {
         let Self { gpu_price, dram_price, drive_price, .. } = *self;
         Prices { gpu: gpu_price, dram_gb: dram_price, drive_gb: drive_price }
     }
 }
 
-/// Whether each request fits into the GPUs' memory, alone.
+/// Checks that each request alone fits into the GPUs' memory.
 ///
 /// # Errors
-/// [`Problem`] for the first that does not.
+/// Returns a [`Problem`] for the first that does not.
 pub(crate) fn check_fit(machine: &Machine<'_>, requests: &[Request]) -> Result<(), Problem> {
     let Some(at) = machine.too_long(requests) else { return Ok(()) };
     let Request { input, output, .. } = requests[at];

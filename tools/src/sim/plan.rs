@@ -1,4 +1,4 @@
-//! `ripieno sim plan`: which tiers to buy.
+//! `ripieno sim plan`: finds the tiers to buy.
 
 use clap::Args;
 use ripieno_sim::{Choices, Outcome, plan};
@@ -11,16 +11,16 @@ use crate::size;
 /// Flags of `ripieno sim plan`.
 #[derive(Debug, Args)]
 pub(crate) struct PlanFlags {
-    /// A workload, or a trace in the format of Mooncake (- is stdin)
+    /// Workload, or a trace in the format of Mooncake (- is stdin)
     #[arg(value_name = "NAME|FILE")]
     name: String,
 
-    /// Sizes of host memory that could be bought
+    /// Candidate sizes of host memory
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = size::parse,
         default_value = "64GiB,256GiB,1TiB", help_heading = "Choices")]
     dram: Vec<u64>,
 
-    /// Numbers of drives that could be bought
+    /// Candidate numbers of drives
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1,2,4",
         value_parser = size::count::<u32>(1..=256), help_heading = "Choices")]
     drives: Vec<u32>,
@@ -42,7 +42,7 @@ impl PlanFlags {
 /// Simulates all combinations, and recommends one.
 ///
 /// # Errors
-/// As [`super::run`].
+/// Same as [`super::run`].
 pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
     let serving = &flags.serving;
     let layers = serving.machine.layers()?;

@@ -1,4 +1,4 @@
-//! What is served: a trace, or a workload with a name.
+//! The simulated workload: a trace, or a named workload.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,39 +14,39 @@ use crate::{size, trace};
 /// Flags of the workload.
 #[derive(Debug, Args)]
 pub(crate) struct WorkloadFlags {
-    /// Requests a second, in the mean. The times of a trace are stretched or pressed to it
-    /// [default: a trace's own; 1 for documents, 4 for profiles]
+    /// Mean number of requests a second. The times of a trace are scaled to it [default: a trace's
+    /// own; 1 for documents, 4 for profiles]
     #[arg(long, value_name = "RATE", value_parser = above_zero, help_heading = "Workload")]
     rate: Option<f64>,
 
-    /// Only the first so many requests [default: all of a trace; 4000 of a profile]
+    /// Only the first COUNT requests [default: all of a trace; 4000 of a profile]
     #[arg(long, value_name = "COUNT", help_heading = "Workload",
         value_parser = size::count::<usize>(1..=10_000_000))]
     requests: Option<usize>,
 
-    /// Seed of a workload that is drawn
+    /// Seed of a random workload
     #[arg(long, value_name = "SEED", default_value_t = 1, help_heading = "Workload",
         value_parser = size::count::<u64>(0..=u64::MAX))]
     seed: u64,
 
-    /// So many percent of the clients go away, each at a moment of its own, while its request waits
-    /// or is served; --seed draws who and when
+    /// Percentage of clients that disconnect, each at a random moment while its request waits or is
+    /// served; --seed selects them and the moments
     #[arg(long, value_name = "PERCENT", value_parser = percent, help_heading = "Workload")]
     abort: Option<f64>,
 
-    /// Seconds after their request came, in which they go away
+    /// Seconds after the arrival of a request within which its client disconnects
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds,
         requires = "abort", help_heading = "Workload")]
     abort_within: f64,
 }
 
-/// Reads seconds that virtual time has room for.
+/// Parses seconds that fit into virtual time.
 fn seconds(text: &str) -> Result<f64, String> {
     above_zero(text)
         .and_then(|seconds| if seconds <= 1e9 { Ok(seconds) } else { Err("expected fewer".into()) })
 }
 
-/// Reads a number above zero.
+/// Parses a number above zero.
 pub(crate) fn above_zero(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "expected a number, such as 0.5".to_owned())?;
     if number.is_finite() && number > 0.0 { Ok(number) } else { Err("expected above 0".to_owned()) }
@@ -54,25 +54,25 @@ pub(crate) fn above_zero(text: &str) -> Result<f64, String> {
 
 const DOCUMENTS: [(&str, Documents); 2] = [("l-eval", L_EVAL), ("loogle", LOOGLE)];
 
-/// Names of workloads that are not files.
+/// Returns the names of built-in workloads.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     DOCUMENTS.iter().map(|(name, _)| *name).chain(Profile::ALL.iter().map(|(name, _)| *name))
 }
 
-/// Requests, and what they are.
+/// Requests and their description.
 #[derive(Debug)]
 pub(crate) struct Workload {
-    /// In the order of their arrival.
+    /// Requests in order of arrival.
     pub(crate) requests: Vec<Request>,
-    /// Where they are from, in words.
+    /// Origin of the requests, in words.
     pub(crate) setting: Vec<String>,
 }
 
 impl Workload {
-    /// The workload of a name, or the trace in a file of that name.
+    /// Returns the workload of this name, or reads the trace in a file of this name.
     ///
     /// # Errors
-    /// [`Problem`] for a trace that cannot be read, or has a request that is none.
+    /// Returns a [`Problem`] for a trace that cannot be read, or has an invalid request.
     pub(crate) fn read(
         name: &str,
         flags: &WorkloadFlags,
@@ -117,7 +117,7 @@ impl Workload {
         Ok(workload)
     }
 
-    /// Says how many there are, how long, and how often.
+    /// Describes the number of requests, their rate and their lengths.
     fn measure(&mut self) {
         let count = self.requests.len() as f64;
         let mean = |of: fn(&Request) -> u32| {
@@ -133,7 +133,7 @@ impl Workload {
     }
 }
 
-/// Requests a second; zero if all come at once.
+/// Returns the requests a second; zero if all arrive together.
 fn rate(requests: &[Request]) -> f64 {
     let [Some(first), Some(last)] = [requests.first(), requests.last()] else { return 0.0 };
     let span = (last.arrival - first.arrival).as_secs_f64();
@@ -180,7 +180,7 @@ fn from_trace(path: &Path, flags: &WorkloadFlags, block_tokens: u32) -> Result<W
     Ok(Workload { requests, setting })
 }
 
-/// Names of the full blocks of a prompt: equal behind equal blocks only.
+/// Returns names for the full blocks of a prompt: equal only if all blocks before are equal, too.
 fn blocks(hash_ids: &[u64], input: u32, block_tokens: u32) -> Vec<u64> {
     let each = TRACE_BLOCK_TOKENS / block_tokens;
     let full = (input / block_tokens) as usize;
@@ -192,7 +192,7 @@ fn blocks(hash_ids: &[u64], input: u32, block_tokens: u32) -> Vec<u64> {
     names.take(full).collect()
 }
 
-/// The finalizer of SplitMix64: no two numbers give the same one.
+/// Finaliser of SplitMix64: a bijection.
 fn mix(number: u64) -> u64 {
     let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -232,7 +232,7 @@ mod tests {
         ];
         let requests = read(&text.concat(), None).unwrap().requests;
         let [first, second, third] = &requests[..] else { panic!("{requests:?}") };
-        // 1,100 tokens are 17 full blocks, of which 16 are in the first two of the trace.
+        // 1,100 tokens are 17 full blocks, of which 16 are in the first two trace blocks.
         assert_eq!(first.blocks.len(), 17);
         assert_eq!(first.blocks[..16], second.blocks[..16]);
         assert_ne!(first.blocks[16], second.blocks[16]);
@@ -243,7 +243,7 @@ mod tests {
     fn a_rate_stretches_the_times_and_says_so() {
         let text = [line(2000, 70, "[1]"), line(0, 80, "[2]"), line(1000, 90, "[3]")].concat();
         let recorded = read(&text, None).unwrap();
-        // They come in the order of their arrival.
+        // They are sorted by arrival.
         assert_eq!(recorded.requests.iter().map(|it| it.input).collect::<Vec<_>>(), [80, 90, 70]);
         let slower = read(&text, Some(0.5)).unwrap();
         assert_eq!(slower.requests[2].arrival, Duration::from_secs(6));

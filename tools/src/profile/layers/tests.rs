@@ -16,7 +16,7 @@ fn parse(lines: &[&str]) -> Result<Steps, Problem> {
     Ok(found.unwrap())
 }
 
-/// Microseconds of a layer, as it is when nothing disturbs it.
+/// Microseconds of an undisturbed layer.
 fn truth(input: u32, prefix: u32) -> f64 {
     let shape = StepShape::of([(input, prefix)]);
     200.0 + 700.0 * f64::from(shape.tokens) / 1e3 + 400.0 * shape.attended as f64 / 1e7
@@ -25,7 +25,7 @@ fn truth(input: u32, prefix: u32) -> f64 {
 #[test]
 fn lines_are_steps_of_the_setting_in_the_header() {
     let two = r#"{"requests": [[128, 1024], [1, 30]], "layer_us": 12.5}"#;
-    // The second header is that of the same engine, started again.
+    // The second header is from the same engine after a restart.
     let found = parse(&[HEADER, two, HEADER, &line(1, 7, 3.0)]).unwrap();
     let setting = found.setting(vec!["drive".to_owned()]);
     assert_eq!(name(&setting), "m tp1 on g with vllm 1");
@@ -81,7 +81,7 @@ fn files_without_steps_are_refused() {
     }
 }
 
-/// Four shapes, in turns; one step in four took ten times as long.
+/// Four shapes in turn; one step in four takes ten times as long.
 fn disturbed() -> Steps {
     let mut lines = vec![HEADER.to_owned()];
     for round in 0..24 {

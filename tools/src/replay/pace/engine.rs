@@ -1,5 +1,5 @@
-//! An engine with continuous batching and chunked prefill, whose layers take the time that they are
-//! said to. What it loads and stores goes through the store, in virtual time and on one thread.
+//! An engine with continuous batching and chunked prefill, whose layers take a given time. Its
+//! loads and stores go through the store, in virtual time and on one thread.
 
 mod ahead;
 
@@ -20,16 +20,16 @@ use crate::progress;
 
 use super::tally::Tally;
 
-/// Fruitless polls after which virtual time goes on in large steps: nothing is in flight.
+/// Idle polls after which virtual time advances in large steps: nothing is in flight.
 pub(super) const IDLE: u32 = 64 * 20;
 
-/// What does not change.
+/// Constant setup of the engine.
 pub(super) struct Setup<'a> {
     pub(super) plan: &'a Plan,
     pub(super) pace: &'a Pace,
     pub(super) layers: u32,
     pub(super) block_tokens: u32,
-    /// How long layers take, where it is known.
+    /// Known layer times.
     pub(super) known: Option<&'a SlackTable>,
     pub(super) clock: &'a Arc<SimClock>,
     pub(super) progress: &'a progress::Progress,
@@ -53,50 +53,50 @@ impl Setup<'_> {
         self.pace.arrival(self.plan.times(request).arrival)
     }
 
-    /// Blocks of a prompt that are full: those have a key.
+    /// Returns the number of full blocks of a prompt. Only those have a key.
     fn full_blocks(&self, request: usize) -> usize {
         let full = (self.input(request) / self.block_tokens) as usize;
         full.min(self.plan.keys(request).len())
     }
 
-    /// Keys of the blocks that it may load: one token has to be computed.
+    /// Returns the keys of the loadable blocks: at least one token must be computed.
     fn loadable(&self, request: usize) -> &[BlockKey] {
         let most = ((self.input(request) - 1) / self.block_tokens) as usize;
         &self.plan.keys(request)[..most.min(self.full_blocks(request))]
     }
 }
 
-/// A request that is served.
+/// A request being served.
 struct Active {
     request: usize,
-    /// Tokens of the prompt whose keys and values are there, or come before the first step.
+    /// Prompt tokens whose keys and values are present, or will be loaded before the first step.
     computed: u32,
     generated: u32,
-    /// What is to be loaded with its first step.
+    /// Blocks to load with its first step.
     transfer: Option<Transfer>,
     /// Blocks that were given to the store, or found there.
     stored: usize,
     first: Duration,
 }
 
-/// Blocks of the pool that a request has.
+/// Pool blocks of a request.
 struct Held {
     blocks: Vec<BlockId>,
-    /// The request itself, and its writings.
+    /// Reference count: the request itself and its writes.
     users: u32,
 }
 
-/// Blocks on their way to the devices.
+/// Blocks being written to the devices.
 struct Storing {
     request: usize,
     writing: Writing,
     /// Layers that have not ended.
     left: u32,
-    /// It was given up.
+    /// True after it was dropped.
     is_dropped: bool,
 }
 
-/// What an operation is for.
+/// Purpose of an operation.
 #[derive(Clone, Copy)]
 enum Purpose {
     Load(u32),
@@ -107,21 +107,21 @@ enum Purpose {
 struct Step {
     id: StepId,
     shape: StepShape,
-    /// Of each request in it: tokens that it computes.
+    /// Index of each active request in the step, with the tokens it computes.
     parts: Vec<(usize, u32)>,
-    /// Those that are being loaded.
+    /// Requests being loaded.
     transfers: Vec<Transfer>,
-    /// What becomes of it.
+    /// Writes of the blocks that it fills.
     stores: Vec<u64>,
-    /// Loads of each layer that are not there.
+    /// Pending loads of each layer.
     missing: Vec<u32>,
     layer: u32,
-    /// Whether it goes layer by layer; all of it at once if nothing is loaded or stored.
+    /// True if the step runs layer by layer; it runs as a whole if it loads and stores nothing.
     is_layered: bool,
     began: Duration,
-    /// Since when the GPU waits.
+    /// Time since when the GPU waits.
     waits: Duration,
-    /// When what computes began, and ends.
+    /// Start and end of the current computation.
     computes: Option<(Duration, Duration)>,
 }
 
@@ -129,7 +129,7 @@ struct Step {
 pub(super) struct Engine<'a> {
     setup: Setup<'a>,
     store: PacedStore,
-    /// When the first request might come.
+    /// Time of the first possible arrival.
     begin: Nanos,
     arrived: usize,
     waiting: VecDeque<usize>,
@@ -168,10 +168,10 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Serves all requests, and writes what is left.
+    /// Serves all requests, and completes the pending writes.
     ///
     /// # Errors
-    /// When the store cannot go on. Transfers that failed are only counted.
+    /// Returns an error if the store cannot continue. Failed transfers are only counted.
     pub(super) fn serve(
         mut self,
         interrupt: &mut Interrupt,
@@ -227,7 +227,7 @@ impl<'a> Engine<'a> {
         self.begin + Nanos(time.as_nanos() as u64)
     }
 
-    /// What the engine does by itself.
+    /// Returns the time of the next arrival or end of computation.
     fn next_event(&self) -> Option<Duration> {
         let all = self.setup.plan.requests();
         let arrival = (self.arrived < all).then(|| self.setup.arrival(self.arrived));
@@ -275,7 +275,7 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// A layer of a writing has ended, or was not taken.
+    /// Handles a layer of a write that has ended or was not accepted.
     fn stored(&mut self, number: u64) -> anyhow::Result<()> {
         let storing = self.storing.get_mut(&number).expect("its layers have not ended");
         storing.left -= 1;
@@ -304,7 +304,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Takes a request on, if its blocks fit into the pool.
+    /// Admits a request if its blocks fit into the pool.
     fn admit(&mut self, request: usize) -> anyhow::Result<bool> {
         let input = self.setup.input(request);
         let wanted = self.setup.full_blocks(request);
@@ -333,7 +333,7 @@ impl<'a> Engine<'a> {
         Ok(true)
     }
 
-    /// Begins the next step, if there is something to do.
+    /// Starts the next step if there is work.
     fn plan(&mut self) -> anyhow::Result<()> {
         if self.step.is_some() {
             return Ok(());
@@ -397,7 +397,7 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// What a step is going to store: blocks that become full.
+    /// Allocates the writes of a step: blocks that become full.
     fn plan_stores(&mut self, parts: &[(usize, u32)]) -> anyhow::Result<Vec<u64>> {
         let mut stores = Vec::new();
         for (at, tokens) in parts {
@@ -413,7 +413,7 @@ impl<'a> Engine<'a> {
             let keys = &self.setup.plan.keys(request)[range.clone()];
             let writing = self.store.store().allocate(keys, &held.blocks[range])?;
             let refused = keys.len() - writing.accepted();
-            // Behind a block that is not stored none is found.
+            // Blocks after one that is not stored cannot be found.
             active.stored = if refused > 0 { usize::MAX } else { full };
             self.tally.blocks_dropped += refused as u64;
             if writing.written() == 0 {
@@ -428,7 +428,7 @@ impl<'a> Engine<'a> {
         Ok(stores)
     }
 
-    /// Computes what can be computed now.
+    /// Starts the next computation if its loads have arrived.
     fn compute(&mut self) {
         let now = self.now();
         let Some(step) = &mut self.step else { return };
@@ -454,7 +454,7 @@ impl<'a> Engine<'a> {
         step.layer += if step.is_layered { 1 } else { self.setup.layers };
         step.waits = now;
         let is_over = step.layer == self.setup.layers;
-        // One layer of it, where they were computed at once.
+        // The time of one layer, also if all were computed as a whole.
         let ends = if step.is_layered { now } else { began + self.setup.layer(step.shape) };
         self.store.layer_ends(step.id, ends);
         for number in step.stores.clone() {

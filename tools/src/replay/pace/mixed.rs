@@ -1,5 +1,5 @@
-//! Reads and writes that are all there at the beginning: how fast both are together, each started
-//! when it comes, and by the scheduler.
+//! Bandwidth of reads and writes that are all submitted at the beginning: started in order of
+//! arrival, and by the scheduler.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -18,25 +18,25 @@ use crate::trace::Request;
 use super::RunSetup;
 use super::engine::IDLE;
 
-/// Batches of reads or writes, each of all layers of so many trace blocks.
+/// Batches of reads or writes; each has all layers of [`BLOCKS`] trace blocks.
 const BATCHES: usize = 8;
 const BLOCKS: usize = 16;
 
-/// Bytes a second of both together. Field names are those of the JSON object.
+/// Bytes a second of reads and writes together. Field names are the JSON keys.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Mixed {
-    /// Part of the bytes that is written.
+    /// Fraction of the bytes that are written.
     writes: f64,
-    /// The scheduler decides.
+    /// Bandwidth with the scheduler.
     slack_bytes_s: f64,
-    /// Everything starts when it comes, reads and writes by turns.
+    /// Bandwidth if everything starts on arrival, reads and writes alternating.
     naive_bytes_s: f64,
-    /// One direction after the other, each at its bandwidth.
+    /// Bandwidth of one direction after the other, each at full speed.
     best_bytes_s: f64,
 }
 
 impl Mixed {
-    /// As a row of a table.
+    /// Formats a row of a table.
     pub(super) fn cells(&self) -> [String; 5] {
         let mb = |bytes: f64| format!("{:.2}", bytes / 1e6);
         let Self { writes, slack_bytes_s, naive_bytes_s, best_bytes_s } = *self;
@@ -46,7 +46,7 @@ impl Mixed {
     }
 }
 
-/// What is stored at the beginning, and what is then.
+/// Returns the blocks stored before the measurement, and those stored during it.
 pub(super) fn requests() -> Vec<Request> {
     let blocks = (BATCHES * BLOCKS) as u64;
     let request = |ids: std::ops::Range<u64>| Request {
@@ -70,7 +70,7 @@ impl Mover<'_> {
         self.clock.now().duration()
     }
 
-    /// Whether anything moved, and when to call again at the latest.
+    /// Polls the store. Returns its progress, and the latest time of the next call.
     fn poll(&mut self) -> anyhow::Result<(Progress, Option<Duration>)> {
         let now = self.now();
         let polled = self.store.poll(now)?;
@@ -99,8 +99,8 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Reads and writes blocks, layer by layer: for each batch, what is stored is read, and the
-    /// rest is stored. Returns how long it took.
+    /// Reads or writes the blocks of all batches, layer by layer: stored blocks are read, others
+    /// are stored. Returns the time taken.
     fn go(
         &mut self,
         layers: u32,
@@ -141,7 +141,7 @@ impl Mover<'_> {
 }
 
 impl RunSetup<'_> {
-    /// Reads and writes together, of which so many batches are writes.
+    /// Measures mixtures of reads and writes, for each number of batches that are writes.
     pub(super) fn mixed(&self) -> anyhow::Result<Vec<Mixed>> {
         let Medium { read, write, .. } = self.pace.medium;
         let all = self.args.shape.block_bytes() as f64 * self.plan.keys(0).len() as f64;

@@ -1,4 +1,4 @@
-//! What a replay at a pace reports: one JSON object, or a table with the runs beside each other.
+//! Report of a paced replay: one JSON object, or a table with the runs side by side.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::terminal;
 
 use super::tally::Tally;
 
-/// Times of requests, in milliseconds.
+/// Distribution of times in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) mean: f64,
@@ -39,46 +39,46 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// One way to schedule. Field names are those of the JSON object.
+/// Results of one schedule. Field names are the JSON keys.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Run {
-    /// slack, or naive.
+    /// "slack" or "naive".
     pub(crate) schedule: &'static str,
-    /// Requests that were served.
+    /// Requests served.
     pub(crate) requests: u64,
-    /// Part of all tokens of prompts that was loaded.
+    /// Fraction of all prompt tokens that was loaded.
     pub(crate) hit_ratio: f64,
-    /// From arrival to the first token, in milliseconds.
+    /// Time from arrival to the first token, in milliseconds.
     pub(crate) ttft_ms: Spread,
-    /// From the first token to the last, in milliseconds.
+    /// Time from the first token to the last, in milliseconds.
     pub(crate) decode_ms: Spread,
-    /// Seconds that the GPU waited for loads, and by layer.
+    /// Seconds that the GPU waited for loads, in total and by layer.
     pub(crate) bubble_s: f64,
     pub(crate) bubble_layers_s: Vec<f64>,
-    /// Of layers, in milliseconds for each request.
+    /// Waits by layer, in milliseconds per request.
     pub(crate) bubble_layer_ms: Spread,
     pub(crate) compute_s: f64,
-    /// Seconds in which anything was in flight.
+    /// Seconds with I/O in flight.
     pub(crate) io_busy_s: f64,
-    /// Part of them in which the GPU did not wait.
+    /// Fraction of them in which the GPU did not wait.
     pub(crate) hidden: f64,
-    /// Until everything was written.
+    /// Seconds until everything was written.
     pub(crate) took_s: f64,
     pub(crate) read_bytes: u64,
     pub(crate) write_bytes: u64,
-    /// Of what was read: from host memory.
+    /// Bytes of all reads that came from host memory.
     pub(crate) dram_bytes: u64,
-    /// Read from the devices to host memory ahead of time, for nothing, and batches that were too
-    /// late for it.
+    /// Bytes prefetched from the devices to host memory, those of them never used, and batches too
+    /// late to prefetch.
     pub(crate) prefetched_bytes: u64,
     pub(crate) wasted_bytes: u64,
     pub(crate) late_batches: u64,
-    /// Not stored: no room, or too much waited to be written.
+    /// Blocks that were not stored: no room, or too many pending writes.
     pub(crate) blocks_dropped: u64,
-    /// Reads that started too late to be in time.
+    /// Reads that started too late for their deadline.
     pub(crate) late_reads: u64,
     /// Median and largest relative error of the slack table after the first hundred requests; null
-    /// before them.
+    /// before that.
     pub(crate) slack_error_p50: Option<f64>,
     pub(crate) slack_error_max: Option<f64>,
     pub(crate) io_errors: u64,
@@ -147,7 +147,7 @@ impl Run {
     }
 }
 
-/// What the rows of the table are.
+/// Row titles of the table.
 const ROWS: [&str; 16] = [
     "",
     "requests",
@@ -167,17 +167,17 @@ const ROWS: [&str; 16] = [
     "error of the slack table after 100 requests, p50",
 ];
 
-/// All there is to say. Field names are those of the JSON object.
+/// The whole report. Field names are the JSON keys.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Report {
-    /// Of this program.
+    /// Version of this program.
     version: &'static str,
     model: &'static str,
     layers: u32,
     trace: Option<String>,
     seed: u64,
     requests_planned: u64,
-    /// Bytes a second of the devices together, and what is left of it while they mix.
+    /// Bytes a second of all devices, and the fraction left while reads and writes mix.
     read_bytes_s: f64,
     write_bytes_s: f64,
     mixed: f64,
@@ -206,7 +206,7 @@ impl Report {
         }
     }
 
-    /// Whether all I/O went well.
+    /// Returns true if all I/O succeeded.
     pub(super) fn is_clean(&self) -> bool {
         self.runs.iter().all(|run| run.io_errors == 0)
     }
@@ -214,7 +214,7 @@ impl Report {
     /// Writes the report to stdout.
     ///
     /// # Errors
-    /// When stdout cannot be written to.
+    /// Returns an error if stdout cannot be written to.
     pub(super) fn print(&self, json: bool) -> anyhow::Result<()> {
         terminal::print(if json { serde_json::to_string(self)? } else { self.text() })
     }

@@ -1,5 +1,5 @@
-//! `ripieno replay --pace --hit-rates`: the scheduler and layer-wise order by hit rate, over the
-//! same devices, and where the GPU begins to wait for longer than it computes.
+//! `ripieno replay --pace --hit-rates`: the scheduler and naive order by hit rate, over the same
+//! devices, and the hit rate at which the GPU starts to wait for longer than it computes.
 
 use std::time::Duration;
 
@@ -19,23 +19,23 @@ use crate::trace::Request;
 use super::RunSetup;
 use super::mixed::{self, Mixed};
 
-/// Tokens of a prompt, about: so many that a whole number of its blocks is stored.
+/// Approximate tokens of a prompt, adjusted so that a whole number of its blocks is stored.
 const INPUT: u64 = 32_768;
 const OUTPUT: u64 = 20;
-/// Requests where no one asked for a number: the first one stores what the others have in common.
+/// Default number of requests; the first one stores the shared prefix.
 const REQUESTS: usize = 31;
-/// When the others begin: what the first one stores is on the devices.
+/// Arrival of the second request: the first one's blocks are on the devices by then.
 const SECOND: Duration = Duration::from_secs(60);
 
-/// What part of the time between two requests one of them takes alone, without a scheduler.
+/// Load levels: the fraction of the interval between requests that one takes alone, unscheduled.
 const LOADS: [(&str, f64); 3] = [("alone", 0.05), ("nearly always", 0.9), ("too much", 1.25)];
 
-/// Prompts of which so many percent were stored by the first one, at regular times.
+/// Returns prompts of which `percent` was stored by the first one, at regular intervals.
 fn requests(percent: f64, every: Duration, count: usize) -> Vec<Request> {
     let all = INPUT / u64::from(TRACE_BLOCK_TOKENS);
     let shared = (all as f64 * percent / 100.0).round().max(1.0) as u64;
     let stored = shared * u64::from(TRACE_BLOCK_TOKENS);
-    // One token has to be computed.
+    // At least one token must be computed.
     let input = ((stored as f64 * 100.0 / percent).round() as u64).max(stored + 1);
     let blocks = input.div_ceil(u64::from(TRACE_BLOCK_TOKENS));
     let request = |number: usize| {
@@ -54,26 +54,26 @@ fn requests(percent: f64, every: Duration, count: usize) -> Vec<Request> {
     (0..count).map(request).collect()
 }
 
-/// One schedule at one hit rate. Field names are those of the JSON object; means of all requests
+/// Results of one schedule at one hit rate. Field names are the JSON keys; means of all requests
 /// but the first.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Found {
     hit_ratio: f64,
     ttft_ms: f64,
     bubble_ms: f64,
-    /// Part of the time with I/O in flight in which the GPU did not wait.
+    /// Fraction of the time with I/O in flight in which the GPU did not wait.
     hidden: f64,
 }
 
 impl Found {
-    /// How much longer the GPU waits than it computes before the first token, where a request is
+    /// Returns how much longer the GPU waits than it computes before the first token, for a request
     /// alone.
     fn over(&self) -> f64 {
         2.0 * self.bubble_ms - self.ttft_ms
     }
 }
 
-/// A hit rate under a load.
+/// Results of a hit rate under a load.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Row {
     hit_rate: f64,
@@ -82,8 +82,8 @@ struct Row {
     naive: Found,
 }
 
-/// Where the GPU waits for longer than it computes before the first token, in percent; null where
-/// it never does.
+/// Hit rate in percent above which the GPU waits for longer than it computes before the first
+/// token; null if there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Crossover {
     slack: Option<f64>,
@@ -92,7 +92,7 @@ struct Crossover {
 
 #[derive(Debug, PartialEq, Serialize)]
 struct Sweep {
-    /// Of this program.
+    /// Version of this program.
     version: &'static str,
     model: &'static str,
     requests: usize,
@@ -103,7 +103,7 @@ struct Sweep {
     interrupted: bool,
 }
 
-/// What runs need.
+/// Inputs and state of the runs.
 struct Runs<'a> {
     args: &'a ReplayArgs,
     pace: &'a Pace,
@@ -124,7 +124,7 @@ impl Runs<'_> {
         self.is_interrupted |= tally.is_interrupted;
         let others = (requests.len() - 1) as f64;
         let ms = |sum: Duration| sum.as_secs_f64() * 1e3 / others;
-        // The first one loads nothing, and ends before the second comes.
+        // The first request loads nothing, and ends before the second arrives.
         let input: u64 = requests[1..].iter().map(|it| it.input_tokens).sum();
         Ok(Found {
             hit_ratio: tally.loaded_tokens as f64 / input as f64,
@@ -153,7 +153,7 @@ impl Runs<'_> {
     }
 }
 
-/// Where the sign changes, between two hit rates in their order.
+/// Returns the interpolated zero crossing between two adjacent hit rates.
 fn crossover(rows: &[Row], of: fn(&Row) -> Found) -> Option<f64> {
     let alone = rows.iter().filter(|row| row.load == LOADS[0].0);
     let mut points: Vec<(f64, f64)> = alone.map(|row| (row.hit_rate, of(row).over())).collect();
@@ -164,10 +164,10 @@ fn crossover(rows: &[Row], of: fn(&Row) -> Found) -> Option<f64> {
     })
 }
 
-/// Runs the sweep, and reports. Returns the exit code.
+/// Runs the sweep and reports. Returns the exit code.
 ///
 /// # Errors
-/// As for a replay.
+/// Same as for a replay.
 pub(in crate::replay) fn run(
     args: &ReplayArgs,
     pace: &Pace,

@@ -1,4 +1,4 @@
-//! What a run at the pace of its requests was like.
+//! Counters of a paced run.
 
 use std::time::Duration;
 
@@ -11,35 +11,35 @@ pub(super) const WARM: usize = 100;
 /// Counts of a run.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// From a request's arrival to its first token.
+    /// Times from arrival to the first token.
     pub(super) ttft: Vec<Duration>,
-    /// From its first token to its last.
+    /// Times from the first token to the last.
     pub(super) decode: Vec<Duration>,
-    /// The GPU waited for a load, by layer.
+    /// Time that the GPU waited for loads, by layer.
     pub(super) bubbles: Vec<Duration>,
-    /// The GPU computed.
+    /// Time that the GPU computed.
     pub(super) compute: Duration,
-    /// Anything was in flight, but for what is read ahead.
+    /// Time with I/O in flight, without prefetches.
     pub(super) io_busy: Duration,
-    /// Since when something is.
+    /// Start of the current I/O period.
     io_since: Option<Duration>,
-    /// When everything had ended.
+    /// Time when everything had ended.
     pub(super) took: Duration,
     pub(super) input_tokens: u64,
-    /// Tokens of prompts that were loaded.
+    /// Prompt tokens that were loaded.
     pub(super) loaded_tokens: u64,
     pub(super) read_bytes: u64,
     pub(super) write_bytes: u64,
-    /// Blocks that were not stored: no room, or too much waited.
+    /// Blocks that were not stored: no room, or too many pending writes.
     pub(super) blocks_dropped: u64,
     pub(super) io_errors: u64,
-    /// What host memory served.
+    /// Statistics of the host memory cache.
     pub(super) dram: DramStats,
-    /// Batches that were too late to be read ahead.
+    /// Batches that were too late to prefetch.
     pub(super) late_batches: u64,
-    /// What the scheduler counts.
+    /// Counters of the scheduler.
     pub(super) counts: Counts,
-    /// Relative errors of the table, once it should be warm.
+    /// Relative errors of the table after [`WARM`] requests.
     pub(super) errors: Vec<f64>,
     pub(super) is_interrupted: bool,
 }
@@ -49,12 +49,12 @@ impl Tally {
         Self { bubbles: vec![Duration::ZERO; layers as usize], ..Self::default() }
     }
 
-    /// The GPU waited before it computed a layer.
+    /// Records that the GPU waited before it computed a layer.
     pub(super) fn waited(&mut self, layer: usize, time: Duration) {
         self.bubbles[layer] += time;
     }
 
-    /// Whether anything is in flight from now on.
+    /// Records that I/O is in flight, or not, from now on.
     pub(super) fn io(&mut self, is_busy: bool, now: Duration) {
         match (is_busy, self.io_since) {
             (true, None) => self.io_since = Some(now),
@@ -66,7 +66,7 @@ impl Tally {
         }
     }
 
-    /// What the table said of a layer's time, and what it is, after so many requests.
+    /// Records the predicted and the actual time of a layer, after `requests` requests.
     pub(super) fn predicted(&mut self, said: Option<Duration>, is: Duration, requests: usize) {
         if requests >= WARM {
             let said = said.unwrap_or_default().as_secs_f64();
@@ -78,13 +78,13 @@ impl Tally {
         self.bubbles.iter().sum()
     }
 
-    /// Part of the time with I/O in flight in which the GPU did not wait.
+    /// Returns the fraction of the time with I/O in flight in which the GPU did not wait.
     pub(super) fn hidden(&self) -> f64 {
         let busy = self.io_busy.as_secs_f64();
         if busy > 0.0 { (1.0 - self.bubble().as_secs_f64() / busy).max(0.0) } else { 1.0 }
     }
 
-    /// The state of things in a few words.
+    /// Formats a one-line summary.
     pub(super) fn line(&self) -> String {
         let waited = 100.0 * self.bubble().as_secs_f64();
         let all = (self.bubble() + self.compute).as_secs_f64().max(f64::MIN_POSITIVE);

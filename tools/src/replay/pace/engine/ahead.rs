@@ -1,14 +1,14 @@
-//! What requests that wait are going to load, read ahead to host memory.
+//! Prefetches blocks of waiting requests to host memory.
 
 use kv_tier::{RequestId, When};
 
 use super::Engine;
 
-/// Requests of the queue whose blocks are read ahead.
+/// Number of waiting requests to prefetch for.
 const REQUESTS: usize = 8;
 
 impl Engine<'_> {
-    /// Says which requests run soon: with the next steps, one after the other.
+    /// Announces the next requests, one per step.
     pub(super) fn look_ahead(&mut self) -> anyhow::Result<()> {
         let now = self.now();
         for (at, request) in self.waiting.iter().copied().enumerate().take(REQUESTS) {
@@ -19,7 +19,7 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// A request runs now: what it loads from is known to be asked for.
+    /// Ends the prefetching for a request that now runs.
     pub(super) fn looked_ahead(&mut self, request: usize) -> anyhow::Result<()> {
         self.store.run(RequestId(request as u64))?;
         Ok(())
