@@ -1,4 +1,4 @@
-//! One workload, all policies beside each other.
+//! Comparison of all policies for one workload.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{
     summary::{Prices, Summary, percentile},
 };
 
-/// What is compared where nothing else is asked for.
+/// Default policies of a comparison.
 pub const POLICIES: &[Policy] = &[
     Policy::RECOMPUTE,
     Policy::HBM,
@@ -25,10 +25,10 @@ pub const POLICIES: &[Policy] = &[
     Policy::LOOKAHEAD,
 ];
 
-/// Serves requests with each policy. `next` is called before each, with its name.
+/// Serves the requests with each policy. Calls `next` with the policy's name before each run.
 ///
 /// # Panics
-/// When the GPUs' memory has no room for one of the requests: see [`Machine::too_long`].
+/// Panics if one of the requests does not fit into the GPUs' memory: see [`Machine::too_long`].
 #[must_use]
 pub fn compare(
     machine: &Machine,
@@ -132,7 +132,7 @@ fn table(title: &str, columns: &[&str], rows: Vec<Vec<String>>) -> Table {
     Table { title: title.to_owned(), columns, rows }
 }
 
-/// Tiers and prices, in words.
+/// Describes tiers and prices in words.
 pub(crate) fn tiers(machine: &Machine, prices: &Prices) -> [String; 3] {
     let gb = |bandwidth: f64| number(bandwidth / 1e9);
     let read = |policy| machine.policy(policy).tier.map_or_else(String::new, |it| gb(it.lane.read));
@@ -170,7 +170,7 @@ fn distribution(report: &Report) -> Vec<(f64, f64)> {
     (1..=percents).map(|percent| (percent as f64, percentile(&times, percent))).collect()
 }
 
-/// How busy GPU and tier are: in each minute, or less often in a long run.
+/// Returns a plot of GPU and tier utilisation: by minute, or coarser for a long run.
 pub(crate) fn busy(title: &str, policy: &Policy, report: &Report) -> Plot {
     const POINTS: usize = 120;
     let Report { seconds, .. } = report;

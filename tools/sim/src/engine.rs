@@ -1,8 +1,8 @@
 //! An engine with continuous batching and chunked prefill, its GPU, and the tiers below.
 //!
-//! A step computes a token of each request that decodes, and prompts until its budget is used up
-//! (vLLM's chunked prefill). A step with loads or stores goes layer by layer; any other one is an
-//! event.
+//! A step computes a token of each decoding request, and prompts until its budget is used up
+//! (vLLM's chunked prefill). A step with loads or stores runs layer by layer; any other one is a
+//! single event.
 
 mod below;
 mod host;
@@ -34,20 +34,20 @@ use steps::Step;
 /// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// When it comes.
+    /// Arrival time.
     pub arrival: Duration,
     /// Tokens of the prompt.
     pub input: u32,
-    /// Tokens that are generated.
+    /// Tokens to generate.
     pub output: u32,
-    /// What each full block of the prompt is called: equal names, equal prefixes.
+    /// Name of each full block of the prompt; equal names stand for equal prefixes.
     pub blocks: Vec<u64>,
-    /// How long after that its client goes away, if it has not all tokens by then.
+    /// Time after arrival at which its client disconnects, if it does not have all tokens by then.
     pub leaves: Option<Duration>,
 }
 
 impl Request {
-    /// When its client goes away, and its number.
+    /// Returns the time when its client disconnects, and its number.
     fn leaves(&self, number: usize) -> Option<(Duration, usize)> {
         self.leaves.map(|after| (self.arrival + after, number))
     }
@@ -60,80 +60,79 @@ pub struct Setup<'a> {
     pub model: Model,
     /// The GPU.
     pub gpu: Gpu,
-    /// How long layers took an engine, in place of what `gpu` computes in that time.
+    /// Measured layer times of an engine, used instead of the model of `gpu`.
     pub layers: Option<&'a SlackTable>,
-    /// Bytes of the GPU's memory for KV cache.
+    /// Bytes of GPU memory for KV cache.
     pub kv_bytes: u64,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// Tokens that a step computes at the most.
+    /// Maximum tokens per step.
     pub step_tokens: u32,
-    /// Requests that run at the same time at the most.
+    /// Maximum number of concurrent requests.
     pub requests_max: usize,
 }
 
 impl Setup<'_> {
-    /// How long a layer of a step computes.
+    /// Returns the compute time of a layer of a step.
     fn layer(&self, step: StepShape) -> Duration {
         let measured = self.layers.and_then(|layers| layers.layer(step));
         measured.unwrap_or_else(|| self.gpu.layer(&self.model, step))
     }
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Served {
-    /// From its arrival to its first token.
+    /// Time from arrival to the first token.
     pub ttft: Duration,
-    /// From its first token to its last.
+    /// Time from the first token to the last.
     pub decode: Duration,
-    /// Tokens of its prompt that were in the GPU's memory.
+    /// Prompt tokens found in the GPU's memory.
     pub hbm_tokens: u32,
-    /// Tokens of its prompt that were loaded.
+    /// Prompt tokens that were loaded.
     pub loaded_tokens: u32,
-    /// Of those, tokens from host memory before the drives.
+    /// Loaded tokens that came from the host memory cache.
     pub host_tokens: u32,
-    /// Its client went away before.
+    /// True when its client disconnected early.
     pub is_aborted: bool,
 }
 
-/// What a run was like.
+/// Results of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// Of each request, in the order of arrival.
+    /// Results of all requests, in order of arrival.
     pub served: Vec<Served>,
-    /// When the last one ended.
+    /// Time when the last request ended.
     pub took: Duration,
-    /// The GPU computed.
+    /// Time that the GPU computed.
     pub compute: Duration,
-    /// The GPU waited for a load that a step needs.
+    /// Time that the GPU waited for loads of a step.
     pub bubble: Duration,
-    /// Bytes that were read from the tier.
+    /// Bytes read from the tier.
     pub read_bytes: u64,
-    /// Bytes that were stored.
+    /// Bytes stored.
     pub write_bytes: u64,
-    /// Bytes that came from host memory before it.
+    /// Bytes read from the host memory cache.
     pub host_read_bytes: u64,
-    /// Bytes that were put there.
+    /// Bytes written to it.
     pub host_write_bytes: u64,
-    /// Bytes that were read from the tier ahead of time.
+    /// Bytes prefetched from the tier.
     pub ahead_bytes: u64,
-    /// Of those, bytes that went from host memory without being used.
+    /// Prefetched bytes evicted from host memory before use.
     pub wasted_bytes: u64,
-    /// Bytes that were loaded for requests which were aborted or preempted before their prompt was
-    /// computed.
+    /// Bytes loaded for requests that were aborted or preempted before their prompt was computed.
     pub in_vain_bytes: u64,
-    /// Blocks that were not stored, for want of memory to wait in.
+    /// Blocks that were not stored because the write backlog was full.
     pub blocks_dropped: u64,
-    /// How often a request was put back to where it began, for want of a block.
+    /// Preemptions for lack of a block; the request restarts.
     pub preemptions: u64,
-    /// Requests whose clients went away while they waited.
+    /// Requests whose clients disconnected while they waited.
     pub aborted_waiting: u64,
-    /// The same, while they were served.
+    /// Requests whose clients disconnected while they were served.
     pub aborted_running: u64,
-    /// What was done in each second.
+    /// Totals of each second.
     pub seconds: Vec<Second>,
-    /// What was done for the request that was watched, layer by layer.
+    /// Work for the watched request, layer by layer.
     pub spans: Vec<Span>,
 }
 
@@ -145,12 +144,12 @@ pub struct Run<'a> {
     requests: &'a [Request],
     now: Duration,
     arrived: usize,
-    /// Clients that are going to go away, and when, of requests that came and have not ended.
+    /// Disconnect times of clients whose requests have arrived and not ended.
     leaving: BTreeSet<(Duration, usize)>,
     waiting: VecDeque<Waiting>,
-    /// Something came or began: time to look ahead.
+    /// Set after an arrival or a start: the lookahead has to be updated.
     is_new: bool,
-    /// The first that waits found no room, and nobody has left since.
+    /// Set when the first waiting request found no room, until a request ends.
     is_full: bool,
     active: Vec<Active>,
     hbm: Index,
@@ -171,19 +170,19 @@ fn keys(names: impl IntoIterator<Item = u64>) -> Vec<BlockKey> {
 }
 
 impl<'a> Run<'a> {
-    /// Serves all requests, which come in the order of their arrival.
+    /// Serves all requests, which are sorted by arrival.
     ///
     /// # Panics
-    /// When the GPU's memory has no room for one of them alone.
+    /// Panics if one of them alone does not fit into the GPU's memory.
     #[must_use]
     pub fn serve(setup: &'a Setup<'a>, policy: &'a Policy, requests: &'a [Request]) -> Report {
         Self::watch(setup, policy, requests, usize::MAX)
     }
 
-    /// As [`Run::serve`]; what is done for one of them, by its number, is in the report.
+    /// Like [`Run::serve`]; the report also has the work for the request with this number.
     ///
     /// # Panics
-    /// As [`Run::serve`].
+    /// Same as [`Run::serve`].
     #[must_use]
     pub fn watch(
         setup: &'a Setup<'a>,
@@ -219,7 +218,7 @@ impl<'a> Run<'a> {
             is_new: false,
             is_full: false,
             active: Vec::new(),
-            // As engines have it.
+            // LRU, as engines use it.
             hbm: Index::new(setup.kv_bytes, block_bytes, PolicyKind::Lru),
             below: policy.tier.map(|tier| Below::new(setup, tier, policy.host.as_ref())),
             step: None,
@@ -229,7 +228,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// All that happens, in its order.
+    /// Processes all events in order.
     fn go(&mut self) {
         while let Some(next) = self.next_event() {
             self.now = next;
@@ -255,7 +254,7 @@ impl<'a> Run<'a> {
         Some(next.max(self.now))
     }
 
-    /// When a client comes or goes.
+    /// Returns the time of the next arrival or disconnect.
     fn next_client(&self) -> Option<Duration> {
         let arrival = self.requests.get(self.arrived).map(|request| request.arrival);
         let leaves = self.leaving.first().map(|(time, _)| *time);

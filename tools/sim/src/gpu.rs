@@ -1,25 +1,25 @@
-//! How long a GPU computes: by FLOPs and bytes (a roofline), with factors that are calibrated.
+//! Compute time on a GPU: by FLOPs and bytes (a roofline), with calibrated factors.
 
 use std::time::Duration;
 
 use kv_schedule::StepShape;
 
-/// A dense transformer with grouped-query attention, in 16-bit numbers.
+/// A dense transformer with grouped-query attention and 16-bit numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Model {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
     /// Layers.
     pub layers: u32,
-    /// Elements of a token's state.
+    /// Size of a token's hidden state.
     pub hidden: u32,
-    /// Heads of queries.
+    /// Query heads.
     pub heads: u32,
-    /// Heads of keys and values.
+    /// Key-value heads.
     pub kv_heads: u32,
-    /// Elements of a head.
+    /// Size of a head.
     pub head_dim: u32,
-    /// Elements of the feed-forward state.
+    /// Size of the feed-forward state.
     pub inner: u32,
 }
 
@@ -57,10 +57,10 @@ pub const GLM_4_9B_1M: Model = Model {
 };
 
 impl Model {
-    /// All that there are.
+    /// All models.
     pub const ALL: &[Self] = &[LLAMA_3_8B, LLAMA_3_70B, GLM_4_9B_1M];
 
-    /// Weights of a layer.
+    /// Returns the number of weights of a layer.
     #[must_use]
     pub fn layer_weights(&self) -> f64 {
         let Self { hidden, heads, kv_heads, head_dim, inner, .. } = *self;
@@ -68,39 +68,39 @@ impl Model {
         f64::from(hidden) * (attention + 3.0 * f64::from(inner))
     }
 
-    /// Bytes of a token's keys and values in a layer.
+    /// Returns the bytes of a token's keys and values in a layer.
     #[must_use]
     pub fn token_layer_bytes(&self) -> u64 {
         u64::from(self.kv_heads) * u64::from(self.head_dim) * 2 * 2
     }
 
-    /// Bytes of a token's keys and values.
+    /// Returns the bytes of a token's keys and values.
     #[must_use]
     pub fn token_bytes(&self) -> u64 {
         self.token_layer_bytes() * u64::from(self.layers)
     }
 }
 
-/// A GPU, or several that share a model's tensors.
+/// A GPU, or several with tensor parallelism.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gpu {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// GPUs, for tensor parallelism.
+    /// Number of GPUs, for tensor parallelism.
     pub count: u32,
-    /// Bytes of each one's memory.
+    /// Bytes of memory per GPU.
     pub bytes: u64,
-    /// Dense 16-bit FLOP a second of each, at the peak.
+    /// Peak dense 16-bit FLOP/s per GPU.
     pub flops: f64,
-    /// Bytes a second of each one's memory.
+    /// Memory bandwidth per GPU in bytes a second.
     pub bandwidth: f64,
-    /// Part of the peak that matrix products reach.
+    /// Fraction of the peak that matrix products reach.
     pub linear: f64,
-    /// Part of the peak that attention reaches.
+    /// Fraction of the peak that attention reaches.
     pub attention: f64,
-    /// Part of the memory's bandwidth that decoding reaches.
+    /// Fraction of the memory bandwidth that decoding reaches.
     pub memory: f64,
-    /// Beside the computation: launches of a layer's kernels.
+    /// Time per layer besides the computation: kernel launches.
     pub layer_overhead: Duration,
 }
 
@@ -117,17 +117,17 @@ pub const H100: Gpu = Gpu {
     layer_overhead: Duration::from_micros(30),
 };
 
-/// H200 SXM: the factors are those of [`H100`], and not calibrated.
+/// H200 SXM, with the factors of [`H100`], uncalibrated.
 pub const H200: Gpu = Gpu { name: "H200", bytes: 141_000_000_000, bandwidth: 4.8e12, ..H100 };
 
-/// A100 SXM with 80 GB: as [`H200`].
+/// A100 SXM with 80 GB, with the factors of [`H100`], uncalibrated.
 pub const A100: Gpu = Gpu { name: "A100", flops: 312e12, bandwidth: 2.039e12, ..H100 };
 
 impl Gpu {
-    /// All that there are.
+    /// All GPUs.
     pub const ALL: &[Self] = &[H100, H200, A100];
 
-    /// How long a layer of a step computes.
+    /// Returns the compute time of a layer of a step.
     #[must_use]
     pub fn layer(&self, model: &Model, step: StepShape) -> Duration {
         let count = f64::from(self.count);

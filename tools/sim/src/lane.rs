@@ -1,44 +1,44 @@
-//! A way of bytes: drives, or a link. What came first goes first, in each direction.
+//! A channel: drives or a link. FIFO in each direction.
 
 use std::{collections::VecDeque, time::Duration};
 
 use kv_schedule::{Direction, OpId};
 
-/// What a way can do.
+/// Parameters of a channel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LaneModel {
-    /// Bytes a second, reads alone.
+    /// Bandwidth of reads alone, in bytes a second.
     pub read: f64,
-    /// Bytes a second, writes alone.
+    /// Bandwidth of writes alone, in bytes a second.
     pub write: f64,
-    /// From the last byte's turn to its arrival.
+    /// Latency after the transfer of the last byte.
     pub latency: Duration,
-    /// What an object costs whoever moves it, at the least.
+    /// Minimum time per object.
     pub object: Duration,
-    /// Part of the bandwidth that is left while reads and writes mix, for both together: 0.4 of
-    /// drives, or [`Self::FULL_DUPLEX`].
+    /// Fraction of the bandwidth left for both directions together while reads and writes mix: 0.4
+    /// for drives, or [`Self::FULL_DUPLEX`].
     pub mixed: f64,
-    /// Operations in progress at the most. Others wait, in the order in which they came.
+    /// Maximum number of operations in progress; others wait in FIFO order.
     pub window: usize,
 }
 
 impl LaneModel {
-    /// Each direction has all of its bandwidth, whatever the other one does: a link of PCIe, which
-    /// has wires of its own for each.
+    /// Both directions have their full bandwidth, as on a PCIe link, which has separate lanes for
+    /// each.
     pub const FULL_DUPLEX: f64 = 2.0;
 }
 
-/// Such a way, and what is on it.
+/// A channel and its operations.
 #[derive(Debug)]
 pub(crate) struct Lane {
     model: LaneModel,
-    /// Those that are not in progress: 0 for a read, 1 for a write.
+    /// Operations outside the window, with the index of their queue: 0 for reads, 1 for writes.
     outside: VecDeque<(usize, Waiting)>,
-    /// Reads and writes.
+    /// Queues of reads and writes in progress.
     queues: [VecDeque<Waiting>; 2],
-    /// On their last microseconds: when they arrive, and when it was their turn.
+    /// Transferred operations in their latency phase: arrival time, and start time.
     landing: VecDeque<(Duration, OpId, Duration)>,
-    /// Which part of its rate each direction has: what others leave of a link.
+    /// Granted fraction of each direction's rate, on a shared link.
     share: [f64; 2],
     now: Duration,
 }
@@ -46,13 +46,13 @@ pub(crate) struct Lane {
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     id: OpId,
-    /// Seconds of work that are left, with nothing else on the way.
+    /// Seconds of work left, on an otherwise idle channel.
     left: f64,
-    /// Since when it is its turn, if it is.
+    /// Start time of its transfer.
     since: Duration,
 }
 
-/// What is less has ended: a rounding of times to nanoseconds.
+/// Threshold for completion in seconds: rounding of times to nanoseconds.
 const NOTHING: f64 = 1e-9;
 
 impl Lane {
@@ -61,7 +61,7 @@ impl Lane {
         Self { model, outside, queues, landing, share: [1.0; 2], now: Duration::ZERO }
     }
 
-    /// Puts an operation on the way. `now` is not before what was said last.
+    /// Adds an operation. `now` must not be before that of an earlier call.
     pub(crate) fn push(
         &mut self,
         now: Duration,
@@ -81,7 +81,7 @@ impl Lane {
         self.admit();
     }
 
-    /// Takes operations on as far as there is room for them.
+    /// Admits operations into the window.
     fn admit(&mut self) {
         let queued = self.queues.iter().map(VecDeque::len).sum::<usize>();
         let room = self.model.window.saturating_sub(queued + self.landing.len());
@@ -92,7 +92,7 @@ impl Lane {
         }
     }
 
-    /// Which part of the way each direction has that is in use, if nothing limits it from outside.
+    /// Returns the fraction of its bandwidth that each busy direction has, without outside limits.
     fn alone(&self) -> f64 {
         let both = self.queues.iter().all(|queue| !queue.is_empty());
         if both { self.model.mixed / 2.0 } else { 1.0 }
@@ -102,7 +102,7 @@ impl Lane {
         self.share.map(|share| self.alone() * share)
     }
 
-    /// What has its turn in a direction, and how many bytes a second it would move.
+    /// Returns the operation at the head of a direction, and its demand in bytes a second.
     pub(crate) fn wanted(&self, direction: Direction) -> Option<(OpId, f64)> {
         let (bandwidth, queue) = match direction {
             Direction::Read => (self.model.read, 0),
@@ -111,12 +111,12 @@ impl Lane {
         Some((self.queues[queue].front()?.id, bandwidth * self.alone()))
     }
 
-    /// Reads and writes have so large a part of their rate from now on: from what was said last.
+    /// Sets the granted fractions of reads and writes, from the time of the last call on.
     pub(crate) fn limit(&mut self, share: [f64; 2]) {
         self.share = share;
     }
 
-    /// When something happens by itself.
+    /// Returns the time of the next event.
     pub(crate) fn next_event(&self) -> Option<Duration> {
         let ends = self.queues.iter().zip(self.rates()).filter_map(|(queue, rate)| {
             let left = queue.front()?.left;
@@ -126,7 +126,7 @@ impl Lane {
         ends.chain(lands).min()
     }
 
-    /// What has arrived until `now`, and when it was its turn.
+    /// Returns the operations that arrived until `now`, with their start times.
     pub(crate) fn arrived(&mut self, now: Duration) -> Vec<(OpId, Duration)> {
         let mut arrived = Vec::new();
         while let Some(event) = self.next_event().filter(|event| *event <= now) {
@@ -141,7 +141,7 @@ impl Lane {
         arrived
     }
 
-    /// Lets time go by, to the next event at the most.
+    /// Advances the time, to the next event at most.
     fn advance(&mut self, now: Duration) {
         let (past, rates) = (now.saturating_sub(self.now).as_secs_f64(), self.rates());
         self.now = self.now.max(now);
@@ -170,7 +170,7 @@ mod tests {
         Lane::new(LaneModel { read: 10e9, write: 5e9, latency, object, mixed, window: usize::MAX })
     }
 
-    /// When each operation arrives, in microseconds.
+    /// Returns the arrival of each operation in microseconds.
     fn run(lane: &mut Lane) -> Vec<(u64, u128)> {
         let mut arrived = Vec::new();
         while let Some(now) = lane.next_event() {
@@ -191,7 +191,7 @@ mod tests {
         let mut lane = lane(0.4);
         lane.push(Duration::ZERO, OpId(1), Direction::Read, 10 * MB, 1);
         lane.push(Duration::ZERO, OpId(2), Direction::Write, 10 * MB, 1);
-        // 1 ms of reads at a fifth of the way; 2 ms of writes, of which 1 ms is left then.
+        // 1 ms of reads at a fifth of the bandwidth; 2 ms of writes, of which 1 ms is left then.
         assert_eq!(run(&mut lane), [(1, 5080), (2, 6080)]);
     }
 

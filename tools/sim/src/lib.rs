@@ -1,22 +1,23 @@
-//! Serving with tiers of KV cache, simulated in virtual time.
+//! Simulation of serving with a tiered KV cache, in virtual time.
 //!
 //! # Architecture
-//! - [`Gpu`] and [`Model`]: how long a layer computes (a roofline). [`LaneModel`]: how long bytes
-//!   take. Both have few parameters; scenarios say where those are from.
-//! - [`Run`]: an engine with continuous batching, requests and steps as events. What is stored and
-//!   evicted is the store's own [`kv_catalog::Catalog`], and [`kv_tier::Tier`] for host memory
-//!   before it, with its [`kv_tier::Lookahead`]; what moves when is its own
+//! - [`Gpu`] and [`Model`]: compute time of a layer (a roofline). [`LaneModel`]: transfer time.
+//!   Both have few parameters; scenarios name their sources.
+//! - [`Run`]: an engine with continuous batching; requests and steps are events. Storing and
+//!   evicting is done by the store's own [`kv_catalog::Catalog`], and by [`kv_tier::Tier`] for host
+//!   memory, with its [`kv_tier::Lookahead`]; the order of transfers by its own
 //!   [`kv_schedule::Scheduler`].
-//! - [`Policy`]: where KV cache is kept, and how it gets to the GPU.
-//! - `paging`: an engine whose requests take turns to decode, for TierKV's tables: [`kv_tier`] says
-//!   which of their blocks are in host memory, and which come when.
+//! - [`Policy`]: the tiers that keep KV cache, and the path of the data to the GPU.
+//! - `paging`: an engine whose requests take turns to decode, for TierKV's tables: [`kv_tier`]
+//!   decides which of their blocks are in host memory, and when they are read.
 //! - [`Machine`]: GPUs, host memory and drives; [`compare()`] serves a workload on one, with all
-//!   policies beside each other. [`Summary`], [`Prices`]: how well, and for how much.
-//! - [`Scenario`]: what can be simulated by name. [`Outcome`]: what was found, as tables and plots,
-//!   and a paper's numbers beside ours. [`page`]: as HTML.
+//!   policies side by side. [`Summary`], [`Prices`]: performance and cost.
+//! - [`Scenario`]: simulations by name. [`Outcome`]: results as tables and plots, next to a paper's
+//!   numbers. [`page`]: results as HTML.
 //!
 //! # Invariants
-//! - No threads, clock or chance: the same requests give the same report, on every machine.
+//! - No threads, no clock, no unseeded randomness: equal requests give equal reports on any
+//!   machine.
 //!
 //! # Not implemented
 //! - Replicas of an engine that share tiers.

@@ -1,4 +1,4 @@
-//! A machine to serve on, and the policies on it.
+//! The simulated machine, and the policies on it.
 
 use kv_schedule::{Setting, SlackTable};
 
@@ -11,33 +11,32 @@ use crate::{
 
 /// GPUs that share a model's tensors, host memory and drives.
 ///
-/// With several GPUs each computes and keeps its part of the heads, and loads its part of each
-/// block: bandwidths and memory are those of all of them together. What they say to each other is
-/// not modelled.
+/// Each of several GPUs computes and keeps its part of the heads, and loads its part of each block:
+/// bandwidth and memory are those of all of them together. Communication between GPUs is not
+/// modelled.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine<'a> {
     /// The model.
     pub model: Model,
     /// The GPUs.
     pub gpu: Gpu,
-    /// How long layers of that model took an engine; none: by the GPU's FLOPs and bytes.
+    /// Measured layer times of an engine for that model; if `None`, from the GPU's FLOPs and bytes.
     pub layers: Option<&'a SlackTable>,
-    /// Bytes for KV cache of all GPUs together.
+    /// Bytes for KV cache on all GPUs together.
     pub kv_bytes: u64,
     /// Bytes of host memory for KV cache.
     pub dram_bytes: u64,
-    /// Drives, which all GPUs share.
+    /// Number of drives, shared by all GPUs.
     pub drives: u32,
-    /// Bytes of each.
+    /// Bytes per drive.
     pub drive_bytes: u64,
 }
 
-/// Tokens of a block.
+/// Tokens per block.
 const BLOCK_TOKENS: u32 = 64;
 
 impl Machine<'_> {
-    /// What 90 % of the GPUs' memory leave beside the weights of the layers; none if they do not
-    /// fit.
+    /// Returns 90 % of the GPUs' memory minus the weights of the layers; `None` if they do not fit.
     #[must_use]
     pub fn kv_room(model: &Model, gpu: &Gpu) -> Option<u64> {
         let weights = 2.0 * model.layer_weights() * f64::from(model.layers);
@@ -45,7 +44,7 @@ impl Machine<'_> {
         (bytes > 0.0).then_some(bytes as u64)
     }
 
-    /// The engine on it: blocks of 64 tokens, steps of up to 8,192, up to 256 requests at a time.
+    /// Returns the engine: blocks of 64 tokens, steps of up to 8,192 tokens, up to 256 requests.
     #[must_use]
     pub fn setup(&self) -> Setup<'_> {
         Setup {
@@ -59,8 +58,8 @@ impl Machine<'_> {
         }
     }
 
-    /// The policy with the tier that this machine has: the bandwidth of its drives, and no more for
-    /// each GPU than software or the link can move.
+    /// Returns the policy with this machine's tier: the bandwidth of its drives, limited per GPU to
+    /// what software or the link can move.
     #[must_use]
     pub fn policy(&self, policy: Policy) -> Policy {
         let (gpus, drives) = (f64::from(self.gpu.count), f64::from(self.drives));
@@ -72,7 +71,7 @@ impl Machine<'_> {
                     tier.capacity = self.dram_bytes;
                 }
                 Medium::Drives => {
-                    // What is as fast as two drives is so because of them.
+                    // A policy that reaches the bandwidth of two drives is limited by the drives.
                     let limit = |of: f64, two: f64, link: f64| {
                         let each = if of >= two { link } else { of };
                         (each * gpus).min(two / 2.0 * drives)
@@ -95,7 +94,7 @@ impl Machine<'_> {
         Policy { tier, host, ..policy }
     }
 
-    /// The first of `requests` that the GPUs' memory has no room for, alone.
+    /// Returns the first of `requests` that alone does not fit into the GPUs' memory.
     #[must_use]
     pub fn too_long(&self, requests: &[Request]) -> Option<usize> {
         let room = self.kv_bytes / (self.model.token_bytes() * u64::from(BLOCK_TOKENS));
@@ -105,7 +104,7 @@ impl Machine<'_> {
         requests.iter().position(|request| blocks(request) > room)
     }
 
-    /// Its parts, in words.
+    /// Describes the machine in words.
     #[must_use]
     pub fn setting(&self) -> Vec<String> {
         let Self { model, gpu, kv_bytes, .. } = self;
@@ -160,7 +159,7 @@ mod tests {
             assert_eq!(machine.policy(policy), policy);
         }
         let read = |machine: Machine, policy| machine.policy(policy).tier.unwrap().lane.read;
-        // More drives are of no use to the CPU, and of no more than the link has.
+        // More drives do not help the CPU path, and others only up to the link's bandwidth.
         let four = Machine { drives: 4, ..machine };
         assert_eq!([Policy::SSD, Policy::GDS].map(|it| read(four, it)), [3.4e9, 11.9e9]);
         assert_eq!(read(four, Policy::OURS), 50e9);

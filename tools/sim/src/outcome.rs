@@ -1,118 +1,118 @@
-//! What a scenario found: tables, plots, and the numbers of a paper beside ours.
+//! Results of a scenario: tables, plots, and a paper's numbers next to ours.
 
 use serde::Serialize;
 
 use crate::engine::Work;
 
-/// Whether a number was used to set the model's parameters.
+/// Role of a number in setting the model's parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Basis {
-    /// Yes: that it agrees says nothing.
+    /// Used to calibrate the model: agreement proves nothing.
     Calibrated,
-    /// No.
+    /// Not used.
     Predicted,
 }
 
-/// A number of a paper, and what the simulation has for it.
+/// A paper's number next to the simulation's.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// What it is.
+    /// Name of the quantity.
     pub what: String,
-    /// Its unit.
+    /// Unit.
     pub unit: &'static str,
-    /// The paper's.
+    /// The paper's number.
     pub paper: f64,
-    /// The simulation's; null where it has none.
+    /// The simulation's number; null if it has none.
     pub ours: Option<f64>,
-    /// Whether it was free to differ.
+    /// Role of the number in the calibration.
     pub basis: Basis,
-    /// Why it differs, where it does.
+    /// Reason for a difference.
     pub note: &'static str,
 }
 
 impl Comparison {
-    /// Ours by the paper's, less one.
+    /// Returns the relative difference: ours by the paper's, minus one.
     #[must_use]
     pub fn difference(&self) -> Option<f64> {
         self.ours.map(|ours| ours / self.paper - 1.0)
     }
 }
 
-/// A table: texts, the first column to the left.
+/// A table of texts, with the first column left-aligned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Table {
-    /// What it shows.
+    /// Title.
     pub title: String,
     /// Names of the columns.
     pub columns: Vec<String>,
-    /// As many texts each.
+    /// Rows, with one text per column.
     pub rows: Vec<Vec<String>>,
 }
 
 /// A line of a plot.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Line {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its points, by x.
+    /// Points in order of x.
     pub points: Vec<(f64, f64)>,
 }
 
 /// A plot.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plot {
-    /// What it shows.
+    /// Title.
     pub title: String,
     /// Name of the x axis, with its unit.
     pub x: String,
     /// Name of the y axis, with its unit.
     pub y: String,
-    /// Its lines.
+    /// Lines.
     pub lines: Vec<Line>,
 }
 
-/// Something that is done for a while.
+/// A period of work.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Bar {
     /// Its row, from 0 at the top.
     pub row: u32,
-    /// When it begins.
+    /// Start.
     pub from: f64,
-    /// When it has ended.
+    /// End.
     pub to: f64,
 }
 
-/// What is done when, row by row.
+/// Work over time, in rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Gantt {
-    /// What it shows.
+    /// Title.
     pub title: String,
     /// Name of the x axis, with its unit.
     pub x: String,
     /// Name of the rows.
     pub y: String,
-    /// What is done, by its kind.
+    /// Bars by kind of work.
     pub bars: Vec<(Work, Vec<Bar>)>,
 }
 
-/// What a scenario found.
+/// Results of a scenario.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Outcome {
-    /// The scenario.
+    /// Name of the scenario.
     pub name: String,
-    /// What it is about.
+    /// Title of the scenario.
     pub title: String,
-    /// What was simulated: parameters, for who wants to do it again.
+    /// Parameters of the simulation, to reproduce it.
     pub setting: Vec<String>,
-    /// Numbers.
+    /// Tables.
     pub tables: Vec<Table>,
-    /// The paper's numbers.
+    /// Comparisons with the paper's numbers.
     pub comparisons: Vec<Comparison>,
     /// Plots.
     pub plots: Vec<Plot>,
-    /// What is done when.
+    /// Timelines.
     pub gantts: Vec<Gantt>,
-    /// What to make of it.
+    /// Conclusions.
     pub notes: Vec<String>,
 }

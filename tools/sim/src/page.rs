@@ -1,4 +1,4 @@
-//! A page of HTML with everything in it.
+//! Results as a self-contained HTML page.
 
 use std::{fmt::Write as _, ops::Range};
 
@@ -15,10 +15,10 @@ const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:80rem;margin:2rem a
     td,th{border:1px solid #bbb;padding:.2rem .6rem;text-align:right}\
     td:first-child,th:first-child,td.note{text-align:left}svg{max-width:100%;height:auto}";
 
-/// All outcomes, one after another.
+/// Renders all outcomes in order.
 ///
 /// # Errors
-/// When a plot cannot be drawn.
+/// Returns an error if a plot cannot be drawn.
 pub fn page(outcomes: &[Outcome]) -> Result<String, String> {
     let mut page = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>ripieno sim</title>\
@@ -52,7 +52,7 @@ pub fn page(outcomes: &[Outcome]) -> Result<String, String> {
     Ok(page)
 }
 
-/// The paper's numbers beside ours, as a table; none if there are none.
+/// Returns a table of the paper's numbers next to ours, or `None` if there are none.
 #[must_use]
 pub fn comparisons(outcome: &Outcome) -> Option<Table> {
     if outcome.comparisons.is_empty() {
@@ -79,7 +79,7 @@ pub fn comparisons(outcome: &Outcome) -> Option<Table> {
     Some(Table { title: "Paper and simulation".to_owned(), columns: columns.to_vec(), rows })
 }
 
-/// Three digits or more.
+/// Formats a number with at least three digits.
 pub(crate) fn number(number: f64) -> String {
     let digits = if number.abs() >= 100.0 {
         0
@@ -91,7 +91,7 @@ pub(crate) fn number(number: f64) -> String {
     format!("{number:.digits$}")
 }
 
-/// Bytes in the unit in which they are a whole number, as they were asked for; or gigabytes.
+/// Formats bytes in the largest unit that gives a whole number; else in gigabytes.
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [(&str, u64); 4] =
         [("TiB", 1 << 40), ("GiB", 1 << 30), ("TB", 1_000_000_000_000), ("GB", 1_000_000_000)];
@@ -134,9 +134,9 @@ fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
     if left >= right || high <= 0.0 {
         return Err("there is nothing to be drawn".into());
     }
-    // The legend has a part to itself.
+    // The legend has an area to itself.
     let x = left..right + (right - left) * 0.35;
-    // What is a hundred times smaller would lie on the axis.
+    // Logarithmic if smaller values would lie on the axis.
     if low > 0.0 && high / low > 100.0 {
         lines(plot, x, (low * 0.8..high * 1.25).log_scale())
     } else {
@@ -186,7 +186,7 @@ fn bars(gantt: &Gantt) -> Result<String, Box<dyn std::error::Error>> {
     {
         let root = SVGBackend::with_string(&mut svg, (760, 520)).into_drawing_area();
         root.fill(&WHITE)?;
-        // The first row at the top.
+        // The first row is at the top.
         let mut chart = ChartBuilder::on(&root)
             .caption(&gantt.title, ("sans-serif", 18))
             .margin(12)
@@ -198,7 +198,7 @@ fn bars(gantt: &Gantt) -> Result<String, Box<dyn std::error::Error>> {
         mesh.y_label_formatter(&|row| format!("{row:.0}")).draw()?;
         for (index, (work, bars)) in gantt.bars.iter().enumerate() {
             let color = Palette99::pick(index).filled();
-            // A third of the row each.
+            // A third of the row for each kind of work.
             let thirds = |bar: &Bar| {
                 let top = f64::from(bar.row) + index as f64 / 3.0;
                 Rectangle::new([(bar.from, top), (bar.to, top + 0.33)], color)

@@ -1,5 +1,5 @@
-//! Blocks of requests that are to run, on their way to the GPU: from drives to host memory, and
-//! from there over the link. What moves when is decided by the store's own code.
+//! Movement of scheduled requests' blocks to the GPU: from drives to host memory, and from there
+//! over the link. The store's own code decides what moves when.
 
 mod decode;
 
@@ -21,7 +21,7 @@ use crate::lane::{Lane, LaneModel};
 
 pub(crate) use decode::{Decode, Found, Hbm};
 
-/// Below the GPU.
+/// The tiers below the GPU.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Below {
     pub block_bytes: u64,
@@ -31,22 +31,22 @@ pub(crate) struct Below {
     pub link: LaneModel,
 }
 
-/// A way that bytes go one after another, as fast in both directions.
+/// Returns a FIFO channel with equal bandwidth in both directions.
 pub(crate) const fn way(latency: Duration, bytes_per_second: f64) -> LaneModel {
     let (read, write, object) = (bytes_per_second, bytes_per_second, Duration::ZERO);
     LaneModel { read, write, latency, object, mixed: 1.0, window: usize::MAX }
 }
 
-/// How far ahead blocks are read.
+/// Settings of the lookahead.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ahead {
-    /// Iterations, and blocks of a batch. A window of 0: what is missing is read when it runs.
+    /// Window in iterations, and blocks per batch. With a window of 0, blocks are read on demand.
     pub lookahead: LookaheadConfig,
-    /// Of both hops.
+    /// Scheduler settings of both hops.
     pub schedule: Config,
 }
 
-/// A hop: who decides, and what is on its way.
+/// A hop: its scheduler and its transfers.
 #[derive(Debug)]
 struct Channel {
     scheduler: Scheduler,
@@ -71,7 +71,7 @@ struct Urgent {
     blocks: u64,
 }
 
-/// Host memory, drives, the link, and what moves.
+/// Host memory, drives, the link, and their transfers.
 #[derive(Debug)]
 pub(crate) struct Paging {
     below: Below,
@@ -82,10 +82,10 @@ pub(crate) struct Paging {
     ahead: Lookahead<u64>,
     urgent: BTreeMap<OpId, Urgent>,
     named: u64,
-    /// What the iteration waits for that is to begin.
+    /// Operations that the next iteration waits for.
     awaited: BTreeSet<OpId>,
     now: Duration,
-    /// Bytes that came to the GPU.
+    /// Bytes transferred to the GPU.
     arrived: u64,
 }
 
@@ -108,7 +108,7 @@ impl Paging {
         }
     }
 
-    /// Puts a block into host memory, if there is room.
+    /// Puts a block into host memory if there is room.
     pub(crate) fn keep(&mut self, key: u64) {
         let again = self.again();
         if let Admission::Fill(memory) = self.tier.admit(Block { key, again, by: None }) {
@@ -116,31 +116,31 @@ impl Paging {
         }
     }
 
-    /// A block will never be wanted again.
+    /// Removes a block that is not needed any more.
     pub(crate) fn forget(&mut self, key: u64) {
         self.tier.remove(key);
     }
 
-    /// A request runs after so many iterations, of which the one that is to begin is the first.
+    /// Announces that a request runs in `iterations` iterations, where the next one is 1.
     pub(crate) fn announce(&mut self, id: RequestId, keys: &[u64], iterations: u32) {
         self.ahead.prefetch(id, keys, When::In(iterations), &mut self.tier, self.now);
     }
 
-    /// It has blocks on the GPU.
+    /// Records that a request has blocks on the GPU.
     pub(crate) fn allocated(&mut self, id: RequestId) {
         self.ahead.allocated(id);
     }
 
-    /// It does not run.
+    /// Cancels an announced request.
     pub(crate) fn cancel(&mut self, id: RequestId) {
         let Self { tier, drives, link, ahead, .. } = self;
         ahead.cancel(id, tier, &mut drives.scheduler, &mut link.scheduler);
     }
 
-    /// A request that was announced with these blocks is to run in the next iteration.
+    /// Runs a request that was announced with these blocks, in the next iteration.
     pub(crate) fn run(&mut self, id: RequestId, keys: &[u64]) {
         let Self { tier, drives, link, ahead, .. } = self;
-        // What was announced before the first iteration was ignored.
+        // Announcements before the first iteration were ignored.
         match ahead.run(id, tier, &mut drives.scheduler, &mut link.scheduler) {
             None => self.read(id, keys),
             Some(missing) => {
@@ -150,7 +150,7 @@ impl Paging {
         }
     }
 
-    /// Reads blocks, for which the next iteration waits.
+    /// Reads blocks that the next iteration waits for.
     pub(crate) fn read(&mut self, id: RequestId, keys: &[u64]) {
         let near = keys.iter().filter(|key| self.tier.contains(**key)).count() as u64;
         self.read_from(Hop::Link, id, near);
@@ -175,7 +175,7 @@ impl Paging {
         }
     }
 
-    /// Waits for what was read; says for how long.
+    /// Waits for all reads. Returns the time waited.
     pub(crate) fn wait(&mut self) -> Duration {
         let since = self.now;
         while !self.awaited.is_empty() {
@@ -184,7 +184,7 @@ impl Paging {
         self.now - since
     }
 
-    /// The GPU computes for so long; with what it waited before, this was an iteration.
+    /// Computes for `took`; together with the wait this is an iteration.
     pub(crate) fn compute(&mut self, waited: Duration, took: Duration) {
         self.plan();
         let then = self.now + took;
@@ -198,12 +198,12 @@ impl Paging {
         ahead.plan(tier, &mut drives.scheduler, &mut link.scheduler, *now);
     }
 
-    /// How long a block takes from the drives.
+    /// Returns the reload cost: the time to read a block from the drives.
     fn again(&self) -> Duration {
         self.drives.scheduler.table().costs.read.duration(self.below.block_bytes)
     }
 
-    /// The next thing that happens, up to a time; whether there was one.
+    /// Advances to the next event up to `limit`. Returns false if there is none.
     fn advance(&mut self, limit: Duration) -> bool {
         let wake = self.decide();
         let events = [&self.drives, &self.link].map(|channel| channel.lane.next_event());
@@ -218,7 +218,7 @@ impl Paging {
             let arrived = channel.lane.arrived(self.now);
             let from_drives = hop == Hop::Drives && !arrived.is_empty();
             arrived.into_iter().for_each(|(id, _)| self.ended(hop, id));
-            // What came from the drives may go on.
+            // Blocks that came from the drives may move on over the link.
             if from_drives {
                 self.plan();
             }
@@ -245,7 +245,7 @@ impl Paging {
         }
     }
 
-    /// Starts what starts now; says when to look again.
+    /// Starts all operations that may start. Returns the time of the next decision.
     fn decide(&mut self) -> Option<Duration> {
         let again = self.again();
         let Self { below, tier, drives, link, ahead, urgent, now, .. } = self;
@@ -274,7 +274,7 @@ impl Paging {
         wake
     }
 
-    /// What was done so far.
+    /// Returns the totals so far.
     pub(crate) fn counts(&self) -> Moved {
         let counts = self.ahead.counts();
         Moved {
@@ -291,10 +291,10 @@ impl Paging {
 /// Totals since the beginning.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Moved {
-    /// Blocks of requests that were announced: on the GPU when they ran, and not.
+    /// Blocks of announced requests that were on the GPU in time; the next field: too late.
     pub ready: u64,
     pub late: u64,
-    /// Bytes that were read ahead, by both hops, and those of them that nobody used.
+    /// Bytes prefetched over both hops; the next field counts those never used.
     pub ahead: u64,
     pub wasted: u64,
     /// Bytes over the link.
@@ -303,7 +303,7 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// What was done between two looks.
+    /// Returns the difference to earlier totals.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             ready: self.ready - before.ready,

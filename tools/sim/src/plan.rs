@@ -1,4 +1,4 @@
-//! Which tiers to buy for a workload, and what follows.
+//! Recommends tiers for a workload.
 
 use crate::{
     engine::{Request, Run},
@@ -9,7 +9,7 @@ use crate::{
     summary::{Prices, Summary},
 };
 
-/// What could be bought. Nothing of either is always among the choices.
+/// Candidate tiers. No host memory and no drives are always among the choices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choices {
     /// Bytes of host memory.
@@ -18,7 +18,7 @@ pub struct Choices {
     pub drives: Vec<u32>,
 }
 
-/// Some tiers, and how well they serve for how much.
+/// A combination of tiers, with its performance and cost.
 #[derive(Debug, Clone, Copy)]
 struct Choice {
     dram: u64,
@@ -26,7 +26,7 @@ struct Choice {
     summary: Summary,
     /// Dollars an hour.
     hour: f64,
-    /// Dollars a million tokens.
+    /// Dollars per million tokens.
     million: f64,
 }
 
@@ -37,7 +37,7 @@ impl Choices {
         dram.flat_map(move |dram| each(&self.drives).map(move |drives| (dram, drives)))
     }
 
-    /// How many runs they take.
+    /// Returns the number of runs.
     #[must_use]
     pub fn runs(&self) -> usize {
         (self.dram.len() + 1) * (self.drives.len() + 1)
@@ -94,18 +94,18 @@ fn name(dram: u64, drives: u32) -> String {
     }
 }
 
-/// The cheapest choice by tokens, of those that keep a limit of the TTFT (99 %, in seconds), if
-/// there is one; the first one among equals.
+/// Returns the choice with the lowest cost per token whose P99 TTFT is at most `ttft_p99` seconds,
+/// if given; the first one among equals.
 fn cheapest(choices: &[Choice], ttft_p99: Option<f64>) -> Option<&Choice> {
     let keeps = |it: &&Choice| ttft_p99.is_none_or(|limit| it.summary.ttft.p99 <= limit);
     choices.iter().filter(keeps).min_by(|one, other| one.million.total_cmp(&other.million))
 }
 
-/// Serves requests with each combination of tiers, and says which to buy: the cheapest that keeps
-/// `ttft_p99` (seconds), or the cheapest of all. `next` is called before each run, with its name.
+/// Serves requests with each combination of tiers and recommends one: the cheapest that keeps
+/// `ttft_p99` (seconds), or the cheapest of all. Calls `next` with a name before each run.
 ///
 /// # Panics
-/// As [`crate::compare()`].
+/// Same as [`crate::compare()`].
 #[must_use]
 pub fn plan(
     machine: &Machine,
@@ -206,7 +206,7 @@ fn advice(found: &[Choice], ttft_p99: Option<f64>, requests: &[Request]) -> Vec<
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Cost and TTFT by host memory, a line for each number of drives.
+/// Plots cost and TTFT by host memory, with a line for each number of drives.
 fn plots(choices: &Choices, found: &[Choice]) -> Vec<Plot> {
     if choices.dram.is_empty() {
         return Vec::new();
@@ -279,7 +279,7 @@ mod tests {
         let never = limits[0] / 2.0;
         assert!(cheapest(&found, Some(never)).is_none());
         assert!(advice(&found, Some(never), &requests)[0].starts_with("Recommended: none"));
-        // More than a GPU alone can serve.
+        // A rate above what a GPU alone can serve.
         let most = cheapest(&found, None).unwrap();
         assert!(found.iter().all(|it| it.million >= most.million));
     }

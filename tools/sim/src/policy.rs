@@ -1,4 +1,4 @@
-//! Ways to serve: where KV cache is kept besides the GPU, and how it moves.
+//! Serving policies: the tiers that keep KV cache, and the way it is loaded.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use kv_tier::LookaheadConfig;
 
 use crate::lane::LaneModel;
 
-/// How loads and computation go together.
+/// Overlap of loads and computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loads {
-    /// The load of a layer has to be there before the layer computes, and not before.
+    /// A layer waits only for its own load.
     Layers,
-    /// A step waits for all loads of its requests, and then computes.
+    /// A step waits for all loads of its requests, then computes.
     Step,
-    /// Everything has to be there before a request gets into a step; the others go on meanwhile.
+    /// A request joins a step after all its loads; other requests continue meanwhile.
     Whole,
 }
 
-/// What a tier consists of.
+/// Medium of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Medium {
     /// Host memory.
@@ -31,56 +31,56 @@ pub enum Medium {
 /// A tier below the GPU's memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tier {
-    /// What it consists of.
+    /// Medium.
     pub medium: Medium,
-    /// What its bytes go through.
+    /// Channel between the tier and the GPU.
     pub lane: LaneModel,
-    /// Bytes.
+    /// Capacity in bytes.
     pub capacity: u64,
     /// Tokens that move together: a block, or a chunk.
     pub unit_tokens: u32,
-    /// Objects that a unit has in a layer.
+    /// Objects of a unit in a layer.
     pub objects: u32,
-    /// What it evicts.
+    /// Eviction policy.
     pub eviction: PolicyKind,
-    /// How its loads go.
+    /// Overlap of its loads and computation.
     pub loads: Loads,
-    /// When its operations start.
+    /// Scheduler settings.
     pub schedule: Config,
 }
 
-/// Host memory before a tier: it keeps what was computed and what was loaded (write-through).
+/// Host memory cache above a tier; holds computed and loaded blocks (write-through).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HostMemory {
-    /// What its bytes go through.
+    /// Channel between host memory and the GPU.
     pub lane: LaneModel,
-    /// Bytes.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// What it evicts.
+    /// Eviction policy.
     pub eviction: PolicyKind,
-    /// When copies start.
+    /// Scheduler settings of the copies.
     pub schedule: Config,
-    /// How far ahead what waits is brought there.
+    /// Prefetching for waiting requests; `None` for none.
     pub lookahead: Option<LookaheadConfig>,
 }
 
-/// A way to serve.
+/// A serving policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Policy {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// Whether blocks stay in the GPU's memory when their request has ended.
+    /// True if blocks stay in the GPU's memory after their request has ended.
     pub keeps_hbm: bool,
-    /// What is below.
+    /// Tier below the GPU.
     pub tier: Option<Tier>,
-    /// What is between.
+    /// Host memory cache between the GPU and the tier.
     pub host: Option<HostMemory>,
 }
 
 const GIB: u64 = 1 << 30;
 const TB: u64 = 1_000_000_000_000;
 
-/// Everything starts when it comes: layer-wise without a scheduler.
+/// Operations start on arrival: layer-wise without a scheduler.
 const AT_ONCE: Config = Config {
     read_depth_bytes: u64::MAX,
     write_depth_bytes: u64::MAX,
@@ -91,8 +91,8 @@ const AT_ONCE: Config = Config {
     is_slack_aware: false,
 };
 
-/// Two of the paper's drives, as its own path reaches them (figure 9; section 2.2). The window is
-/// the I/O kernel's: `GIO_WINDOW`.
+/// Two of the Tutti paper's drives, with the bandwidth that its own path reaches (figure 9; section
+/// 2.2). The window is the I/O kernel's: `GIO_WINDOW`.
 pub const TWO_DRIVES: LaneModel = LaneModel {
     read: 25.9e9,
     write: 9.8e9,
@@ -102,11 +102,11 @@ pub const TWO_DRIVES: LaneModel = LaneModel {
     window: 8,
 };
 
-/// The same drives through the CPU, which asks for everything at once.
+/// The same drives through the CPU, which submits everything immediately.
 const THROUGH_CPU: LaneModel = LaneModel { window: usize::MAX, ..TWO_DRIVES };
 
-/// Host memory over the link (section 2.2). Requests for what is loaded go the other way: 24 bytes
-/// for each 512, and so 2.3 of the 13 GB/s that PCIe 5.0 with 16 lanes has beside these 50.
+/// Host memory over the link (section 2.2). Read requests travel in the opposite direction: 24
+/// bytes for each 512, and so 2.3 of the 13 GB/s that PCIe 5.0 with 16 lanes has beside these 50.
 pub(crate) const DRAM_LINK: LaneModel = LaneModel {
     read: 50e9,
     write: 50e9,
@@ -116,7 +116,7 @@ pub(crate) const DRAM_LINK: LaneModel = LaneModel {
     window: usize::MAX,
 };
 
-/// Nothing takes any time.
+/// A channel that takes no time.
 const NO_TIME: LaneModel = LaneModel {
     read: 1e18,
     write: 1e18,
@@ -127,7 +127,7 @@ const NO_TIME: LaneModel = LaneModel {
 };
 
 impl LaneModel {
-    /// A scheduler that knows what operations cost, and nothing of layers.
+    /// Returns a scheduler that knows the cost of operations, but no layer times.
     pub(crate) fn scheduler(&self, schedule: Config) -> Scheduler {
         let curve = |bandwidth| Curve::line(self.latency, bandwidth).expect("bandwidths");
         let (read, write) = (curve(self.read), curve(self.write));
@@ -139,10 +139,10 @@ impl LaneModel {
 }
 
 impl Policy {
-    /// Computes everything again.
+    /// Recomputes everything.
     pub const RECOMPUTE: Self =
         Self { name: "recompute", keeps_hbm: false, tier: None, host: None };
-    /// Keeps what the GPU's memory has room for.
+    /// Caches in the GPU's memory only.
     pub const HBM: Self = Self { name: "HBM", keeps_hbm: true, tier: None, host: None };
     /// Host memory, layer by layer.
     pub const DRAM: Self = Self::of(
@@ -163,7 +163,7 @@ impl Policy {
         "SSD",
         Tier { lane: LaneModel { read: 3.4e9, write: 3e9, ..THROUGH_CPU }, ..CHUNKS },
     );
-    /// As [`Policy::SSD`], layer by layer.
+    /// Same as [`Policy::SSD`], layer by layer.
     pub const SSD_LAYERS: Self = Self::of(
         "SSD by layers",
         Tier {
@@ -177,26 +177,26 @@ impl Policy {
         "GDS",
         Tier { lane: LaneModel { read: 11.9e9, write: 7e9, ..THROUGH_CPU }, ..CHUNKS },
     );
-    /// Drives to GPU, layer by layer, everything as soon as it can.
+    /// Drives to GPU, layer by layer, without scheduling.
     pub const NAIVE: Self =
         Self::of("layer-wise", Tier { schedule: AT_ONCE, eviction: PolicyKind::Lru, ..DIRECT });
     /// Drives to GPU, layer by layer, with the scheduler.
     pub const OURS: Self = Self::of("ours", DIRECT);
-    /// As ours, but what is loaded is there before a request gets into a step.
+    /// Same as [`Policy::OURS`], but a request joins a step after all its loads.
     pub const AHEAD: Self =
         Self::of("ours, before the step", Tier { loads: Loads::Whole, ..DIRECT });
-    /// As ours, from drives that take no time: what no scheduler can be better than.
+    /// Same as [`Policy::OURS`], with drives that take no time: a bound for any scheduler.
     pub const ORACLE: Self =
         Self::of("oracle", Tier { lane: NO_TIME, schedule: AT_ONCE, ..DIRECT });
 
-    /// As ours, from host memory alone.
+    /// Same as [`Policy::OURS`], from host memory alone.
     pub const HOST_ALONE: Self = Self::of(
         "host memory alone",
         Tier { medium: Medium::Host, lane: DRAM_LINK, capacity: 256 * GIB, objects: 1, ..DIRECT },
     );
-    /// As ours, with host memory before the drives.
+    /// Same as [`Policy::OURS`], with a host memory cache above the drives.
     pub const WITH_HOST: Self = Self { name: "ours + host memory", host: Some(HOST), ..Self::OURS };
-    /// As that, and what requests need that wait is brought to host memory meanwhile.
+    /// Same as [`Policy::WITH_HOST`], with prefetching for waiting requests.
     pub const LOOKAHEAD: Self = Self {
         name: "ours + host memory, ahead",
         host: Some(HostMemory { lookahead: Some(LOOKAHEAD), ..HOST }),
@@ -208,10 +208,10 @@ impl Policy {
     }
 }
 
-/// As TierKV has it (section 3.4).
+/// TierKV's settings (section 3.4).
 const LOOKAHEAD: LookaheadConfig = LookaheadConfig { window: 4, drives_window: 8, batch_blocks: 8 };
 
-/// Chunks of 256 tokens, as LMCache has them.
+/// Chunks of 256 tokens, as in LMCache.
 const CHUNKS: Tier = Tier {
     medium: Medium::Drives,
     lane: TWO_DRIVES,
@@ -234,7 +234,7 @@ const DIRECT: Tier = Tier {
     schedule: SCHEDULE,
 };
 
-/// The scheduler's numbers for bandwidths of tens of GB/s.
+/// Scheduler settings for bandwidths of tens of GB/s.
 const SCHEDULE: Config = Config {
     read_depth_bytes: 64 << 20,
     write_depth_bytes: 16 << 20,
@@ -245,7 +245,7 @@ const SCHEDULE: Config = Config {
     is_slack_aware: true,
 };
 
-/// 256 GiB of host memory, as the DRAM tier has.
+/// 256 GiB of host memory, same as the DRAM tier.
 const HOST: HostMemory = HostMemory {
     lane: DRAM_LINK,
     capacity: 256 * GIB,

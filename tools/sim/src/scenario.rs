@@ -1,4 +1,4 @@
-//! What can be simulated by name.
+//! Named simulations.
 
 mod hiding;
 mod io;
@@ -12,15 +12,15 @@ use crate::outcome::{Basis, Comparison, Outcome};
 /// A scenario.
 #[derive(Debug, Clone, Copy)]
 pub struct Scenario {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// What it is about.
+    /// Title.
     pub title: &'static str,
     run: fn() -> Outcome,
 }
 
 impl Scenario {
-    /// All of them.
+    /// All scenarios.
     pub const ALL: &[Self] = &[
         tutti::FIGURE_2,
         io::FIGURE_6,
@@ -38,13 +38,13 @@ impl Scenario {
         vllm::TABLES,
     ];
 
-    /// The one of this name.
+    /// Returns the scenario of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         Self::ALL.iter().find(|scenario| scenario.name == name)
     }
 
-    /// Simulates it.
+    /// Runs the simulation.
     #[must_use]
     pub fn run(&self) -> Outcome {
         let (name, title) = (self.name.to_owned(), self.title.to_owned());

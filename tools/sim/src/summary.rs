@@ -1,4 +1,4 @@
-//! A run in a few numbers, and what it costs.
+//! Performance and cost of a run in a few numbers.
 
 use serde::Serialize;
 
@@ -7,21 +7,21 @@ use crate::{
     policy::{Medium, Policy},
 };
 
-/// Times in seconds.
+/// Distribution of times in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Times {
-    /// The mean.
+    /// Mean.
     pub mean: f64,
-    /// Half of them take no longer.
+    /// Median.
     pub p50: f64,
-    /// 95 % take no longer.
+    /// 95th percentile.
     pub p95: f64,
-    /// 99 % take no longer.
+    /// 99th percentile.
     pub p99: f64,
 }
 
 impl Times {
-    /// Of any times; zeros without one.
+    /// Returns the distribution; zeros if empty.
     fn of(mut times: Vec<f64>) -> Self {
         if times.is_empty() {
             return Self::default();
@@ -33,39 +33,39 @@ impl Times {
     }
 }
 
-/// A part of a whole; zero of nothing, where all were aborted.
+/// Returns a fraction; zero if the whole is zero, as when all requests were aborted.
 fn part(of: f64, whole: f64) -> f64 {
     if whole > 0.0 { of / whole } else { 0.0 }
 }
 
-/// The least of sorted times that so many percent do not exceed.
+/// Returns the smallest of sorted times that is at least as large as `percent` percent of them.
 pub(crate) fn percentile(times: &[f64], percent: usize) -> f64 {
     times[(times.len() * percent).div_ceil(100).max(1) - 1]
 }
 
-/// How well a workload was served: requests that were not aborted.
+/// Performance over the requests that were not aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Summary {
-    /// To the first token.
+    /// Time to the first token.
     pub ttft: Times,
-    /// Between two tokens: of each request, the mean.
+    /// Mean time between two tokens of each request.
     pub itl: Times,
-    /// Part of the prompts' tokens that was in the GPU's memory.
+    /// Fraction of the prompt tokens found in the GPU's memory.
     pub hbm_hits: f64,
-    /// Part of them that was loaded from host memory.
+    /// Fraction loaded from host memory.
     pub host_hits: f64,
-    /// Part of them that was loaded from drives.
+    /// Fraction loaded from drives.
     pub drive_hits: f64,
-    /// Part of the time of all steps that the GPU waited for loads.
+    /// Fraction of the time of all steps that the GPU waited for loads.
     pub bubble: f64,
-    /// Requests a second, from the first one that came to the last one that ended.
+    /// Requests a second, from the first arrival to the last end.
     pub requests_per_second: f64,
-    /// Tokens a second, prompts and output.
+    /// Tokens a second, including prompts and output.
     pub tokens_per_second: f64,
 }
 
 impl Summary {
-    /// Of what `policy` did for `requests`.
+    /// Summarises the run of `policy` over `requests`.
     #[must_use]
     pub fn of(policy: &Policy, requests: &[Request], report: &Report) -> Self {
         let Report { served, took, compute, bubble, .. } = report;
@@ -93,21 +93,21 @@ impl Summary {
         }
     }
 
-    /// Part of the prompts' tokens that was not computed.
+    /// Returns the fraction of the prompt tokens that was not computed.
     #[must_use]
     pub fn hits(&self) -> f64 {
         self.hbm_hits + self.host_hits + self.drive_hits
     }
 }
 
-/// Dollars an hour.
+/// Prices in dollars an hour.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Prices {
-    /// Of a GPU.
+    /// Price of a GPU.
     pub gpu: f64,
-    /// Of 10^9 bytes of host memory.
+    /// Price of 10^9 bytes of host memory.
     pub dram_gb: f64,
-    /// Of 10^9 bytes of drives.
+    /// Price of 10^9 bytes of drives.
     pub drive_gb: f64,
 }
 
@@ -115,7 +115,7 @@ impl Prices {
     /// The Tutti paper's (section 4.3).
     pub const TUTTI: Self = Self { gpu: 5.0, dram_gb: 0.0088, drive_gb: 0.000_082 };
 
-    /// Of so many GPUs and of all that a policy's tiers have, used or not.
+    /// Returns dollars an hour of `gpus` GPUs and the whole capacity of a policy's tiers.
     #[must_use]
     pub fn hour(&self, gpus: u32, policy: &Policy) -> f64 {
         let tier = policy.tier.map_or(0.0, |tier| {
@@ -129,7 +129,7 @@ impl Prices {
         self.gpu * f64::from(gpus) + tier + host
     }
 
-    /// Of a million tokens, at so many a second.
+    /// Returns dollars per million tokens at this throughput.
     #[must_use]
     pub fn million(hour: f64, tokens_per_second: f64) -> f64 {
         hour / (tokens_per_second * 3600.0) * 1e6

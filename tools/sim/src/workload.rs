@@ -1,18 +1,17 @@
-//! Requests at random times: documents that are asked again and again, and prompts that nobody
-//! else has.
+//! Requests at random times: repeated questions about documents, and prompts that share nothing.
 
 use std::time::Duration;
 
-// The standard library's are those of the platform, and the same requests are wanted everywhere.
+// The standard library's functions differ by platform, and the requests must not.
 use libm::{exp, log as ln};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
 use crate::engine::Request;
 
-/// Has so large a part of all clients go away, each at a moment of its own within `within` after
-/// its request came (uniform).
+/// Makes a fraction `part` of all clients disconnect, each at a uniformly random time up to
+/// `within` after its arrival.
 pub fn abort(requests: &mut [Request], part: f64, within: Duration, seed: u64) {
-    // Other numbers than those that drew the requests.
+    // A different generator from that of the requests.
     let mut chance = StdRng::seed_from_u64(!seed);
     for request in requests {
         let [goes, when] = [(); 2].map(|()| chance.random_range(0.0..1.0));
@@ -23,11 +22,11 @@ pub fn abort(requests: &mut [Request], part: f64, within: Duration, seed: u64) {
 /// Documents and questions about them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Documents {
-    /// Documents.
+    /// Number of documents.
     pub count: u64,
-    /// Tokens of the shortest and of the longest one.
+    /// Minimum and maximum tokens of a document.
     pub tokens: (u32, u32),
-    /// Mean of their tokens, about.
+    /// Approximate mean tokens of a document.
     pub mean: f64,
     /// Standard deviation of the logarithm of their tokens.
     pub spread: f64,
@@ -35,13 +34,13 @@ pub struct Documents {
     pub question: u32,
     /// Tokens of an answer.
     pub answer: u32,
-    /// Questions about each document, in the mean.
+    /// Mean number of questions per document.
     pub questions: f64,
 }
 
-/// L-Eval as the Tutti paper uses it. The paper says nothing of how many documents it used, and how
-/// often: so many tokens in all, and so many questions about each, give the hit rates of its
-/// table 1. L-Eval has 508 documents.
+/// L-Eval as the Tutti paper uses it. The paper does not say how many documents it used, and how
+/// often: these total tokens and questions per document give the hit rates of its table 1. L-Eval
+/// has 508 documents.
 pub const L_EVAL: Documents = Documents {
     count: 508,
     tokens: (3_000, 200_000),
@@ -52,7 +51,7 @@ pub const L_EVAL: Documents = Documents {
     questions: 6.7,
 };
 
-/// LooGLE, as [`L_EVAL`]: its documents have about 24K tokens in the mean.
+/// LooGLE, calibrated as [`L_EVAL`]: its documents have about 24K tokens in the mean.
 pub const LOOGLE: Documents = Documents {
     count: 330,
     tokens: (5_000, 125_000),
@@ -63,24 +62,24 @@ pub const LOOGLE: Documents = Documents {
     questions: 8.0,
 };
 
-/// Lengths in tokens: log-normal, cut at both ends.
+/// Lengths in tokens: log-normal, cut off at both ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Lengths {
-    /// The shortest and the longest.
+    /// Minimum and maximum.
     pub tokens: (u32, u32),
-    /// The mean, about.
+    /// Approximate mean.
     pub mean: f64,
-    /// Standard deviation of the logarithm; 0: all are the same.
+    /// Standard deviation of the logarithm; 0 for a constant length.
     pub spread: f64,
 }
 
 impl Lengths {
     pub(crate) fn draw(&self, chance: &mut StdRng) -> u32 {
-        // Twelve uniform numbers are as good as normal.
+        // The sum of twelve uniform numbers is approximately normal.
         let normal: f64 = (0..12).map(|_| chance.random_range(0.0..1.0)).sum::<f64>() - 6.0;
         let median = ln(self.mean) - self.spread * self.spread / 2.0;
         let tokens = exp(median + self.spread * normal);
-        // A whole number of which nothing is lost, where the logarithm goes there and back.
+        // Keeps whole numbers exact after the logarithm and back.
         ((tokens + 1e-6) as u32).clamp(self.tokens.0, self.tokens.1)
     }
 }
@@ -95,8 +94,8 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// TierKV's chatbot: short prompts, short responses (section 4). As for [`Self::SUMMARIZATION`]
-    /// and [`Self::CODE`], the paper has no numbers beside "log-normal": these are ours.
+    /// TierKV's chatbot: short prompts, short responses (section 4). The paper has no numbers
+    /// beside "log-normal" for this, [`Self::SUMMARIZATION`] and [`Self::CODE`]: these are ours.
     pub const CHATBOT: Self = Self {
         input: Lengths { tokens: (16, 2_048), mean: 256.0, spread: 0.8 },
         output: Lengths { tokens: (8, 1_024), mean: 128.0, spread: 0.8 },
@@ -125,7 +124,7 @@ impl Profile {
         ("uniform", Self::UNIFORM),
     ];
 
-    /// So many requests at `rate` a second, Poisson arrivals.
+    /// Returns `count` requests at `rate` a second, with Poisson arrivals.
     #[must_use]
     pub fn requests(&self, count: u64, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
         let mut chance = StdRng::seed_from_u64(seed);
@@ -143,7 +142,7 @@ impl Profile {
 }
 
 impl Documents {
-    /// Questions at `rate` a second, Poisson arrivals, each about a document that is drawn anew.
+    /// Returns questions at `rate` a second, with Poisson arrivals, each about a random document.
     #[must_use]
     pub fn requests(&self, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
         let mut chance = StdRng::seed_from_u64(seed);

@@ -1,4 +1,4 @@
-//! The tiers below the GPU, while a run goes on: their indexes, what moves, and what is stored.
+//! The tiers below the GPU during a run: their indexes, transfers, and stores.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
     policy::{HostMemory, Loads, Tier},
 };
 
-/// Blocks on their way to the tier.
+/// Blocks being written to the tier.
 #[derive(Debug)]
 pub(super) struct Store {
     write: WriteId,
@@ -29,9 +29,9 @@ pub(super) struct Store {
 /// Units that a request loads.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Load {
-    /// From the tier.
+    /// Units from the tier.
     pub(super) tier: u64,
-    /// From host memory before it.
+    /// Units from the host memory cache.
     pub(super) host: u64,
 }
 
@@ -41,17 +41,17 @@ impl Load {
     }
 }
 
-/// What is found must not be evicted before it is loaded.
+/// Blocks found, pinned until they are loaded.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) load: Load,
-    /// Tokens that are loaded.
+    /// Tokens to load.
     pub(super) tokens: u32,
     held: Option<ReferenceId>,
     blocks: Vec<HostBlock>,
 }
 
-/// The tiers that a step writes to: numbers of what they store.
+/// Numbers of a step's writes to each tier.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stores {
     tier: Option<u64>,
@@ -69,7 +69,7 @@ pub(super) struct Below {
     layers: u32,
 }
 
-/// Which part of what it wants each of two has of a link.
+/// Returns the fraction of its demand that each of two users of a link gets.
 fn shares(wanted: [f64; 2], link: f64) -> [f64; 2] {
     let [one, other] = wanted;
     if one + other <= link {
@@ -97,7 +97,7 @@ impl Below {
         }
     }
 
-    /// Keys of the units of a prompt: that of the last block of each.
+    /// Returns the keys of a prompt's units: each is the key of the unit's last block.
     pub(super) fn units(&self, request: &Request, block_tokens: u32) -> Vec<BlockKey> {
         let each = (self.tier.unit_tokens / block_tokens).max(1) as usize;
         keys(request.blocks.chunks_exact(each).map(|unit| unit[each - 1]))
@@ -112,7 +112,7 @@ impl Below {
         self.way.next_event().into_iter().chain(link).min()
     }
 
-    /// Starts what may be started.
+    /// Starts all operations that may start.
     pub(super) fn pump(&mut self, now: Duration) {
         let Some(host) = &mut self.host else { return self.way.pump(now, None) };
         self.way.pump(now, Some(&mut host.memory));
@@ -120,9 +120,9 @@ impl Below {
         self.share_link();
     }
 
-    /// Loads from the drives and copies from host memory cross the same link of the GPU, stores
-    /// both in the other direction: each has what it wants, or half of what there is and what the
-    /// other leaves.
+    /// Loads from the drives and copies from host memory share the GPU's link; stores of both share
+    /// the other direction. Each gets its demand, or half of the link plus the other's unused
+    /// share.
     fn share_link(&mut self) {
         let Some(host) = &mut self.host else { return };
         let LaneModel { read, write, .. } = host.lane;
@@ -135,14 +135,14 @@ impl Below {
         host.link.limit([reads[1], writes[1]]);
     }
 
-    /// How many leading units are in one of the tiers: in the drives alone, and together.
+    /// Returns the number of leading units found in the drives, and in both tiers together.
     pub(super) fn find(&self, units: &[BlockKey]) -> [usize; 2] {
         let tier = self.index.find(units);
         [tier, tier + self.host.as_ref().map_or(0, |host| host.find(&units[tier..]))]
     }
 
-    /// What a request loads of its units, of which the GPU has the first tokens; not more than
-    /// `most` tokens are wanted.
+    /// Pins the units that a request loads beyond the `in_hbm` tokens on the GPU, up to `most`
+    /// tokens.
     pub(super) fn take(&mut self, units: &[BlockKey], in_hbm: u32, most: u32) -> Found {
         let [in_tier, all] = self.find(units);
         let tokens = (all as u32 * self.tier.unit_tokens).min(most).saturating_sub(in_hbm);
@@ -158,7 +158,7 @@ impl Below {
         Found { load: Load { tier: count - host, host }, tokens, held, blocks }
     }
 
-    /// What was found has been loaded, or nobody wants it.
+    /// Unpins found blocks after they are loaded or no longer wanted.
     pub(super) fn release(&mut self, found: &mut Found) {
         if let Some(held) = found.held.take() {
             self.index.release(held);
@@ -168,7 +168,7 @@ impl Below {
         }
     }
 
-    /// Loads all of it, for a request outside of steps: how many operations.
+    /// Loads all units for a request outside of steps. Returns the number of operations.
     pub(super) fn load_whole(&mut self, load: Load, request: usize, now: Duration) -> u32 {
         let add = |way: &mut Way, units: u64| {
             units > 0 && way.add(Purpose::Whole, Kind::Soon, request, (units, self.layers), now)
@@ -177,13 +177,13 @@ impl Below {
         u32::from(add(&mut self.way, load.tier)) + u32::from(link)
     }
 
-    /// Bytes of what is loaded.
+    /// Returns the bytes of a load.
     pub(super) fn bytes(&self, load: Load) -> u64 {
         (load.tier + load.host) * u64::from(self.layers) * self.way.unit_layer_bytes
     }
 
-    /// Nobody waits for what [`Self::load_whole`] loads: how many operations do not begin any more,
-    /// and their bytes. Others end as usual.
+    /// Cancels the pending operations of [`Self::load_whole`]. Returns their number and bytes.
+    /// Operations that have started complete as usual.
     pub(super) fn cancel_whole(&mut self, request: usize) -> (u32, u64) {
         let link = self.host.as_mut().map(|host| &mut host.link);
         let ways = [Some(&mut self.way), link].into_iter().flatten();
@@ -191,7 +191,7 @@ impl Below {
         cancelled.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes))
     }
 
-    /// Loads for a step; counts in `missing` what each layer waits for.
+    /// Adds the loads of a step; counts the pending loads of each layer in `missing`.
     pub(super) fn load_step(
         &mut self,
         load: Load,
@@ -216,8 +216,8 @@ impl Below {
         }
     }
 
-    /// Room for the units that are full after a step, as far as they are not there; host memory
-    /// was asked for the first `offered` of them before. None if nothing is new.
+    /// Reserves room for the new units among those that are full after a step; the first `offered`
+    /// of them were offered to host memory before. Returns `None` if no unit is new.
     pub(super) fn begin_store(
         &mut self,
         units: &[BlockKey],
@@ -238,20 +238,20 @@ impl Below {
         (tier.is_some() || host.is_some()).then_some(Stores { tier, host, request })
     }
 
-    /// A layer of a store has been computed. Blocks that are dropped for it.
+    /// Stores a computed layer. Returns the number of blocks dropped because of it.
     pub(super) fn store(&mut self, stores: Stores, layer: u32, now: Duration) -> u64 {
         if let (Some(number), Some(host)) = (stores.host, &mut self.host) {
             host.fill(number, layer, stores.request, now);
         }
         let Some(number) = stores.tier else { return 0 };
-        // Not if a layer of it was dropped.
+        // Absent if an earlier layer of it was dropped.
         let Some(store) = self.stores.get_mut(number) else { return 0 };
         let (write, units) = (store.write, store.units);
         let purpose = Purpose::Store { number, layer };
         if self.way.add(purpose, Kind::Write, stores.request, (units, 1), now) {
             return 0;
         }
-        // Layers that are on their way are for nothing.
+        // Layers in flight are wasted.
         self.stores.remove(number);
         self.index.abort(write);
         units
@@ -291,7 +291,7 @@ impl Run<'_> {
         }
     }
 
-    /// An operation has ended: of host memory, or of the tier.
+    /// Accounts for a completed operation of host memory or of the tier.
     fn moved(&mut self, moved: Moving, began: Duration, is_host: bool) {
         let Moving { purpose, request, direction, bytes, .. } = moved;
         let second = self.record.second(self.now);

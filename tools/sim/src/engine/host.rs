@@ -1,4 +1,4 @@
-//! Host memory before the drives: what is there, what comes, and what is read ahead.
+//! Host memory cache above the drives: its contents, fills, and prefetches.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use kv_tier::{Admission, Block, HostBlock, Lookahead, Pace, RequestId, Tier, Tie
 use super::way::{Numbered, Purpose, Way};
 use crate::{lane::LaneModel, policy::HostMemory};
 
-/// What is in host memory, and who is going to want it.
+/// Contents of the cache and the lookahead.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) tier: Tier<BlockKey>,
     pub(super) ahead: Option<Lookahead<BlockKey>>,
-    /// How long a block takes to get from the drives.
+    /// Reload cost: time to read a block from the drives.
     again: Duration,
 }
 
 impl Memory {
-    /// A batch may begin: its bytes, and how many blocks it has. None if nothing has to move.
+    /// Starts a batch. Returns its bytes and blocks, or `None` if nothing has to move.
     pub(super) fn start(&mut self, id: OpId) -> Option<(u64, u64)> {
         let ahead = self.ahead.as_mut()?;
         let batch = ahead.start(id, self.again, &mut self.tier)?;
@@ -37,17 +37,17 @@ impl Memory {
         }
     }
 
-    /// A batch has ended: its bytes.
+    /// Ends a batch. Returns its bytes.
     pub(super) fn ended(&mut self, id: OpId) -> u64 {
         self.ahead.as_mut().map_or(0, |ahead| ahead.ended(id, true, &mut self.tier))
     }
 }
 
-/// Blocks on their way to host memory.
+/// Blocks being copied to host memory.
 #[derive(Debug)]
 pub(super) struct Filling {
     blocks: Vec<HostBlock>,
-    /// Layers that are not there yet.
+    /// Layers that are not copied yet.
     left: u32,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Filling {
 pub(super) struct Host {
     pub(super) memory: Memory,
     pub(super) link: Way,
-    /// What the link can do.
+    /// Bandwidth and latency of the link.
     pub(super) lane: LaneModel,
     pub(super) filling: Numbered<Filling>,
     pace: Pace,
@@ -81,12 +81,12 @@ impl Host {
         Self { memory, link, lane: host.lane, filling: Numbered::new(), pace: Pace::default() }
     }
 
-    /// How many of `units` are there, from the first on.
+    /// Returns the number of leading `units` in the cache.
     pub(super) fn find(&self, units: &[BlockKey]) -> usize {
         units.iter().take_while(|unit| self.memory.tier.contains(**unit)).count()
     }
 
-    /// Takes those of `units` that are there, until they are released.
+    /// Pins those of `units` that are in the cache, until they are released.
     pub(super) fn take(&mut self, units: &[BlockKey]) -> Vec<HostBlock> {
         units.iter().filter_map(|unit| self.memory.tier.get(*unit)).collect()
     }
@@ -95,7 +95,7 @@ impl Host {
         blocks.into_iter().for_each(|block| self.memory.tier.release(block));
     }
 
-    /// Room for those of `units` that are not there and worth it: the number of what is filled.
+    /// Reserves room for absent `units` that are admitted. Returns the number of the fill.
     pub(super) fn begin_fill(&mut self, units: &[BlockKey], layers: u32) -> Option<u64> {
         let again = self.memory.again;
         let admitted = units.iter().filter_map(|key| {
@@ -110,7 +110,7 @@ impl Host {
         (!filling.blocks.is_empty()).then(|| self.filling.push(filling))
     }
 
-    /// A layer of what is filled has been computed.
+    /// Copies a computed layer of a fill.
     pub(super) fn fill(&mut self, number: u64, layer: u32, request: usize, now: Duration) {
         let Some(filling) = self.filling.get_mut(number) else { return };
         let units = filling.blocks.len() as u64;
@@ -120,7 +120,7 @@ impl Host {
         }
     }
 
-    /// A layer is there.
+    /// Completes a layer of a fill.
     pub(super) fn filled(&mut self, number: u64) {
         let Some(filling) = self.filling.get_mut(number) else { return };
         filling.left -= 1;
@@ -134,7 +134,7 @@ impl Host {
         blocks.into_iter().for_each(|block| self.memory.tier.filled(block, is_good));
     }
 
-    /// A request that waits is going to run so many steps after `next`, and needs these units.
+    /// Announces that a waiting request needs these units, `after` steps after the time `next`.
     pub(super) fn announce(
         &mut self,
         number: usize,
@@ -149,7 +149,7 @@ impl Host {
         }
     }
 
-    /// Hands the drives' scheduler what should be read ahead.
+    /// Passes the prefetches to the drives' scheduler.
     pub(super) fn plan(&mut self, drives: &mut Scheduler, now: Duration) {
         let Self { memory: Memory { tier, ahead, .. }, link, .. } = self;
         if let Some(ahead) = ahead {
@@ -157,7 +157,7 @@ impl Host {
         }
     }
 
-    /// A request runs now, and reads itself what is not there.
+    /// Ends the prefetching for a request that now runs and reads the rest itself.
     pub(super) fn runs(&mut self, number: usize, drives: &mut Scheduler) {
         let Self { memory: Memory { tier, ahead, .. }, link, .. } = self;
         if let Some(ahead) = ahead {
@@ -165,7 +165,7 @@ impl Host {
         }
     }
 
-    /// A request that waited was aborted: nothing more is read for it.
+    /// Cancels the prefetching for an aborted request.
     pub(super) fn aborted(&mut self, number: usize, drives: &mut Scheduler) {
         let Self { memory: Memory { tier, ahead, .. }, link, .. } = self;
         if let Some(ahead) = ahead {

@@ -1,4 +1,4 @@
-//! Which blocks are where: a catalog of the store, without its I/O.
+//! Index of a tier's blocks: a catalog of the store, without I/O.
 
 use kv_catalog::{
     BlockKey, Catalog, CatalogConfig, Namespace, NamespaceId, PolicyKind, ReferenceId, WriteId,
@@ -30,12 +30,12 @@ impl Index {
         Self { catalog, space }
     }
 
-    /// How many leading blocks are there.
+    /// Returns the number of leading blocks present.
     pub(super) fn find(&self, keys: &[BlockKey]) -> usize {
         self.catalog.lookup(self.space, keys).expect(REGISTERED)
     }
 
-    /// Uses blocks that are there, and keeps them until they are released.
+    /// Uses present blocks, and pins them until they are released.
     pub(super) fn hold(&mut self, keys: &[BlockKey]) -> ReferenceId {
         self.catalog.acquire(self.space, keys).expect(REGISTERED).id
     }
@@ -44,7 +44,7 @@ impl Index {
         self.catalog.release(held).expect("it is held");
     }
 
-    /// Room for blocks: how many of them there is room for, and how many of these are new.
+    /// Reserves room for blocks. Returns the number with room, and how many of those are new.
     pub(super) fn begin(&mut self, keys: &[BlockKey]) -> (WriteId, usize, usize) {
         let write = self.catalog.begin(self.space, keys).expect(REGISTERED);
         (write.id, write.positions.len(), write.own().count())
@@ -54,7 +54,7 @@ impl Index {
         self.catalog.abort(write).expect("it is a write");
     }
 
-    /// All of a write is there.
+    /// Commits a complete write.
     pub(super) fn commit(&mut self, write: WriteId) {
         self.catalog.written(write, 0, &[]).expect("it is a write");
         self.catalog.commit(write).expect("all of it was written");

@@ -1,23 +1,23 @@
-//! What was done when: second by second, and for one request layer by layer.
+//! Records of a run: totals by second, and the work for one request by layer.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// What is done.
+/// Kind of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Work {
-    /// The GPU computes.
+    /// Computation on the GPU.
     Compute,
-    /// Keys and values are loaded.
+    /// Load of keys and values.
     Read,
-    /// They are stored.
+    /// Store of keys and values.
     Write,
 }
 
 impl Work {
-    /// As a page names it.
+    /// Returns its name on a page.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Compute => "computation",
@@ -30,28 +30,28 @@ impl Work {
 /// A layer's work for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// What is done.
+    /// Kind of work.
     pub work: Work,
     /// The layer.
     pub layer: u32,
-    /// When it begins: of I/O, when its first byte has its turn.
+    /// Start time; for I/O, when its first byte is transferred.
     pub from: Duration,
-    /// When it has ended.
+    /// End time.
     pub to: Duration,
 }
 
-/// What was done within a second.
+/// Totals of a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Second {
-    /// The GPU computed for so long.
+    /// Time that the GPU computed.
     pub compute: Duration,
-    /// Bytes whose loads from the tier have ended.
+    /// Bytes of loads from the tier, by time of completion.
     pub read_bytes: u64,
-    /// Bytes whose stores have ended.
+    /// Bytes of stores, by time of completion.
     pub write_bytes: u64,
-    /// Bytes that came from host memory before it.
+    /// Bytes read from the host memory cache.
     pub host_read_bytes: u64,
-    /// Bytes that went there.
+    /// Bytes written to it.
     pub host_write_bytes: u64,
 }
 

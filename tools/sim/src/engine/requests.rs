@@ -1,4 +1,4 @@
-//! Requests: taken on, done, and put back for want of memory.
+//! Requests: admitted, completed, and preempted for lack of memory.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use super::{
 };
 use crate::policy::Loads;
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Waiting {
     pub(super) request: usize,
-    /// Tokens that it had when it was preempted: they are computed again, with its prompt.
+    /// Tokens it had when it was preempted; they are recomputed with its prompt.
     generated: u32,
-    /// When the first of them came.
+    /// Time of its first token.
     first: Duration,
 }
 
@@ -27,57 +27,57 @@ impl Waiting {
     }
 }
 
-/// A request that is served.
+/// A request being served.
 #[derive(Debug)]
 pub(super) struct Active {
     pub(super) request: usize,
-    /// Tokens that are computed before the next one is generated: the prompt, and what was
-    /// generated before it was preempted.
+    /// Tokens to compute before the next one is generated: the prompt, and the tokens generated
+    /// before a preemption.
     pub(super) prompt: u32,
-    /// Those of them whose keys and values are there.
+    /// Tokens of `prompt` whose keys and values are present.
     pub(super) computed: u32,
-    /// Tokens that were generated.
+    /// Generated tokens.
     pub(super) generated: u32,
-    /// Its client has gone away: it ends when nothing moves for it.
+    /// Set after its client disconnected: it ends when it has no loads in flight.
     is_aborted: bool,
-    /// Bytes that are loaded for it.
+    /// Bytes loaded for it.
     pub(super) loaded_bytes: u64,
-    /// What the first step of the request loads.
+    /// Loads of its first step.
     pub(super) to_load: Load,
-    /// Loads that it waits for, outside of steps.
+    /// Pending loads outside of steps.
     pub(super) loading: u32,
-    /// Units that host memory was asked to take.
+    /// Number of units that were offered to host memory.
     pub(super) offered: usize,
-    /// Keys of its blocks, those of its output too as far as they are there.
+    /// Keys of its blocks, including those of its output so far.
     keys: Vec<BlockKey>,
-    /// Keys of the tier's units of its prompt.
+    /// Keys of its prompt's units in the tier.
     pub(super) units: Vec<BlockKey>,
-    /// Blocks of its prompt in the GPU's memory.
+    /// Its prompt's blocks in the GPU's memory.
     hbm: Hbm,
-    /// Those of its output that came later.
+    /// Blocks of its output, added later.
     grown: Vec<ReferenceId>,
-    /// What it loads.
+    /// Blocks to load.
     found: Found,
-    /// When its first token came.
+    /// Time of its first token.
     first: Duration,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Hbm {
-    /// They are being computed.
+    /// Being computed.
     Computing(WriteId),
-    /// They may be found.
+    /// Complete, and visible to other requests.
     Held(ReferenceId),
 }
 
 impl Active {
-    /// Tokens that the next one follows.
+    /// Returns the number of tokens before the next one.
     pub(super) fn context(&self, input: u32) -> u32 {
-        // Some of what was generated was computed as a part of the prompt.
+        // Tokens generated before a preemption are a part of the prompt.
         self.computed + self.generated - (self.prompt - input)
     }
 
-    /// Bytes that were loaded for nothing if it ends now.
+    /// Returns the bytes loaded in vain if it ends now.
     fn in_vain(&self) -> u64 {
         if self.is_decoding() { 0 } else { self.loaded_bytes }
     }
@@ -87,13 +87,13 @@ impl Active {
     }
 }
 
-/// The name of a block that nobody else has.
+/// Returns a name for a block that no other request has.
 fn own(number: usize, at: usize) -> u64 {
     !((number as u64) << 24 | at as u64)
 }
 
 impl Run<'_> {
-    /// Takes on what waits, as far as there is room.
+    /// Admits waiting requests while there is room.
     pub(super) fn admit(&mut self) {
         while self.active.len() < self.setup.requests_max
             && !self.is_full
@@ -106,7 +106,7 @@ impl Run<'_> {
         }
     }
 
-    /// Takes a request on, if the blocks of its prompt fit into the GPU's memory.
+    /// Admits a request if its prompt's blocks fit into the GPU's memory.
     fn admit_one(&mut self, waiting: Waiting) -> bool {
         let Waiting { request: number, generated, first } = waiting;
         let Setup { block_tokens, .. } = *self.setup;
@@ -116,7 +116,7 @@ impl Run<'_> {
         let total = prompt.div_ceil(block_tokens) as usize;
         let own = (shared.len()..total).map(|at| own(number, at));
         let names = keys(shared.iter().copied().chain(own));
-        // One token has to be computed.
+        // At least one token must be computed.
         let most = (prompt - 1) / block_tokens * block_tokens;
         let full = &names[..((prompt / block_tokens) as usize).min(names.len())];
         let cached = if self.policy.keeps_hbm { self.hbm.find(full) } else { 0 };
@@ -170,7 +170,7 @@ impl Run<'_> {
         true
     }
 
-    /// Room for so many more tokens of each request that decodes; false if there is none for one.
+    /// Reserves room for `tokens` more tokens of each decoding request; false if one has none.
     pub(super) fn grow(&mut self, tokens: u32) -> bool {
         (0..self.active.len()).all(|at| self.grow_one(at, tokens))
     }
@@ -183,7 +183,7 @@ impl Run<'_> {
         }
         let context = active.context(requests[active.request].input);
         let there = active.keys.len();
-        // The token that was generated last has no keys and values yet.
+        // The last generated token has no keys and values yet.
         let wanted = (context - 1 + tokens).div_ceil(setup.block_tokens) as usize;
         if wanted <= there {
             return true;
@@ -200,8 +200,8 @@ impl Run<'_> {
         true
     }
 
-    /// Gives every request that decodes room for a token, and preempts those that came last for
-    /// it: they begin again, before all others that wait (vLLM's recomputation).
+    /// Reserves room for a token of every decoding request, and preempts the latest requests to get
+    /// it: they restart before all waiting requests (vLLM's recomputation).
     pub(super) fn make_room(&mut self) {
         let mut at = 0;
         while at < self.active.len() {
@@ -209,7 +209,7 @@ impl Run<'_> {
                 at += 1;
                 continue;
             }
-            // Not one with loads on their way; the one that wants room has none.
+            // A request with loads in flight is not preempted; the one that needs room has none.
             let last = self.active.iter().rposition(|active| active.loading == 0);
             self.preempt(last.expect("who wants room does not load"));
         }
@@ -222,11 +222,11 @@ impl Run<'_> {
         self.waiting.push_front(Waiting { request, generated, first });
         self.report.preemptions += 1;
         self.let_go(active);
-        // Until somebody leaves: what was freed is for those that go on.
+        // No admissions until a request ends: the freed blocks are for the running requests.
         self.is_full = !self.active.is_empty();
     }
 
-    /// Clients go away.
+    /// Handles disconnected clients.
     pub(super) fn leave(&mut self) {
         while let Some(&(time, number)) = self.leaving.first()
             && time <= self.now
@@ -243,7 +243,7 @@ impl Run<'_> {
     fn abort_waiting(&mut self, at: usize) {
         self.report.aborted_waiting += 1;
         let gone = self.waiting.remove(at).expect("it waits");
-        // The next one may need less room.
+        // The next request may need less room.
         self.is_full &= at > 0;
         self.is_new = true;
         if let Some(Below { host: Some(host), way, .. }) = &mut self.below {
@@ -251,7 +251,7 @@ impl Run<'_> {
         }
     }
 
-    /// What has begun ends: the step that it is in, and loads into its blocks.
+    /// Lets started work complete: the step it is in, and loads into its blocks.
     fn abort_active(&mut self, number: usize) {
         self.report.aborted_running += 1;
         let mut active = self.active.iter_mut();
@@ -265,7 +265,7 @@ impl Run<'_> {
         self.report.in_vain_bytes += active.in_vain();
     }
 
-    /// Lets go of requests whose clients have gone, between two steps.
+    /// Removes aborted requests between two steps.
     pub(super) fn aborted_end(&mut self) {
         let is_over = |it: &mut Active| it.is_aborted && it.loading == 0;
         let gone: Vec<Active> = self.active.extract_if(.., is_over).collect();
@@ -275,7 +275,7 @@ impl Run<'_> {
         }
     }
 
-    /// Its blocks may be evicted.
+    /// Unpins the request's blocks.
     fn let_go(&mut self, mut active: Active) {
         if let Some(below) = &mut self.below {
             below.release(&mut active.found);
@@ -290,7 +290,7 @@ impl Run<'_> {
         }
     }
 
-    /// Announces what waits and runs soon, and has what it needs brought to host memory.
+    /// Announces waiting requests that run soon, to prefetch their blocks to host memory.
     pub(super) fn look_ahead(&mut self) {
         if !std::mem::take(&mut self.is_new) {
             return;
@@ -301,7 +301,7 @@ impl Run<'_> {
         let left = self.active.iter().map(|it| u64::from(it.prompt.saturating_sub(it.computed)));
         let mut before: u64 = left.sum();
         let next = self.step.as_ref().map_or(self.now, |step| step.expected_end(self.now));
-        // If nobody else is taken on: until one has all its tokens.
+        // Without other admissions: steps until the first request has all its tokens.
         let is_full = self.is_full || self.active.len() >= self.setup.requests_max;
         let tokens = self
             .active
@@ -309,7 +309,7 @@ impl Run<'_> {
             .map(|it| self.requests[it.request].output.saturating_sub(it.generated));
         let until_room = if is_full { tokens.min().unwrap_or_default() } else { 0 };
         for number in self.waiting.iter().map(|waiting| waiting.request) {
-            // Steps that compute what is before it, after the one that runs.
+            // Steps needed for the tokens before it, after the current step.
             let after = (before / u64::from(step_tokens)) as u32;
             if after >= window.drives_window {
                 break;
@@ -334,7 +334,7 @@ impl Run<'_> {
         }
     }
 
-    /// A request has all of its prompt, and so a token.
+    /// Handles the end of a prompt: the request has its first token.
     pub(super) fn prompt_ends(&mut self, at: usize) {
         let active = &mut self.active[at];
         active.generated += 1;
@@ -352,7 +352,7 @@ impl Run<'_> {
         }
     }
 
-    /// Lets go of requests that have all their tokens.
+    /// Removes requests that have all their tokens.
     pub(super) fn requests_end(&mut self) {
         let requests = self.requests;
         let is_done = |it: &mut Active| it.generated >= requests[it.request].output.max(1);

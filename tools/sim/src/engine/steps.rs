@@ -1,4 +1,4 @@
-//! Steps: what they compute, load and store, and layer by layer how they go on.
+//! Steps: their computation, loads and stores, and their progress by layer.
 
 use std::time::Duration;
 
@@ -14,29 +14,29 @@ use super::{
 pub(super) struct Step {
     id: StepId,
     shape: StepShape,
-    /// Of each request in it, by its place among the active ones: tokens that it computes.
+    /// For each request, by index among the active ones: the tokens it computes.
     parts: Vec<(usize, u32)>,
-    /// Loads of each layer that are not there; none if the step is a single event.
+    /// Pending loads of each layer; empty if the step is a single event.
     missing: Vec<u32>,
     /// Layers of the model.
     layers: u32,
-    /// The layer that computes or waits.
+    /// Current layer.
     layer: u32,
-    /// How long a layer computes.
+    /// Compute time of a layer.
     took: Duration,
-    /// When it was planned.
+    /// Start time of the step.
     began: Duration,
-    /// Since when it waits.
+    /// Time since when it waits.
     waits: Option<Duration>,
-    /// When what computes has ended.
+    /// End of the current computation.
     ends: Option<Duration>,
-    /// Steps of the same kind, one after another: decoding only.
+    /// Number of equal decode-only steps that it stands for.
     times: u32,
-    /// What becomes of it: writes to the tiers.
+    /// Its writes to the tiers.
     stores: Vec<Stores>,
 }
 
-/// Decoding makes contexts longer, and so its steps: not too many are taken for equal.
+/// Limit of equal steps in one event: contexts grow, and steps get slower.
 const EQUAL_STEPS: u32 = 64;
 
 impl Step {
@@ -44,7 +44,7 @@ impl Step {
         self.ends
     }
 
-    /// When it ends, if its loads are there in time.
+    /// Returns the end of the step if its loads are in time.
     pub(super) fn expected_end(&self, now: Duration) -> Duration {
         match self.ends {
             Some(ends) if !self.is_layered() => ends,
@@ -53,7 +53,7 @@ impl Step {
         }
     }
 
-    /// A load of a layer has ended.
+    /// Counts a completed load of a layer.
     pub(super) fn loaded(&mut self, layer: u32) {
         self.missing[layer as usize] -= 1;
     }
@@ -64,7 +64,7 @@ impl Step {
 }
 
 impl Run<'_> {
-    /// Begins the next step, if there is something to do.
+    /// Starts the next step if there is work.
     pub(super) fn plan(&mut self) {
         if self.step.is_some() {
             return;
@@ -115,7 +115,7 @@ impl Run<'_> {
         self.is_new = true;
     }
 
-    /// What the step loads, and what it is going to store: units that become full.
+    /// Plans the step's loads, and the stores of units that become full.
     fn plan_io(&mut self, step: &mut Step, loads: &[(usize, Load)]) {
         let Some(below) = &mut self.below else { return };
         let layers = self.setup.model.layers;
@@ -148,7 +148,7 @@ impl Run<'_> {
         }
     }
 
-    /// Steps that only decode, and change nothing, are one event: how many.
+    /// Returns the number of equal decode-only steps that form one event.
     fn equal_steps(&self, step: &Step) -> u32 {
         if self.active.iter().any(|active| active.loading > 0) {
             return 1;
@@ -166,7 +166,7 @@ impl Run<'_> {
         left.min(until).min(EQUAL_STEPS)
     }
 
-    /// Computes what the step may compute now.
+    /// Starts the next computation if its loads are complete.
     pub(super) fn go_on(&mut self) {
         let Some(step) = &mut self.step else { return };
         if step.ends.is_some() || step.missing.get(step.layer as usize).is_some_and(|it| *it > 0) {

@@ -19,7 +19,7 @@ const SETUP: Setup = Setup {
     requests_max: 16,
 };
 
-/// Prompts of a few documents, one after another.
+/// Prompts of a few documents, at regular times.
 fn requests(count: u64, every: Duration) -> Vec<Request> {
     let request = |number: u64| {
         let input = 2048 + (number % 7) as u32 * 1000;
@@ -79,13 +79,13 @@ fn the_same_requests_give_the_same_report() {
     let requests = documents.requests(8.0, 64, 7);
     let digest = |policy: Policy| {
         let policy = &Policy { keeps_hbm: false, ..policy };
-        // FNV-1a, of all there is in the report.
+        // FNV-1a over the complete report.
         let report = format!("{:?}", Run::watch(&SETUP, policy, &requests, 100));
         report.bytes().fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| {
             (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         })
     };
-    // To be set anew when the model or the scheduler changes, and for no other reason.
+    // Update only after a change of the model or the scheduler.
     let found = [Policy::GDS, Policy::NAIVE, Policy::OURS].map(digest);
     let expected = [0x7075_63ae_b9b2_fb2e, 0x1b86_f68d_db07_5c86, 0x419f_c285_c6d8_1679];
     assert_eq!(found, expected);
@@ -99,7 +99,7 @@ fn blocks_are_stored_once_and_found_by_the_next_request() {
     let report = Run::serve(&SETUP, &policy, &requests);
     let blocks = u64::from(requests[0].input / 64);
     assert_eq!(report.write_bytes, blocks * 64 * SETUP.model.token_bytes());
-    // The last token has to be computed.
+    // At least one token must be computed.
     assert_eq!(report.served[1].loaded_tokens, (requests[0].input - 1) / 64 * 64);
     assert!(report.served[1].ttft < report.served[0].ttft / 2);
 }
@@ -108,31 +108,31 @@ fn blocks_are_stored_once_and_found_by_the_next_request() {
 fn what_two_tiers_load_is_what_was_found_in_each() {
     let requests = requests(120, Duration::from_millis(100));
     let mut policy = Policy { keeps_hbm: false, ..Policy::WITH_HOST };
-    // A part of what is asked for again.
+    // Room for a part of the requested blocks.
     policy.host.as_mut().unwrap().capacity = 2 << 30;
     let report = Run::serve(&SETUP, &policy, &requests);
     let sum = |of: fn(&Served) -> u32| report.served.iter().map(|it| u64::from(of(it))).sum();
     let (loaded, host): (u64, u64) = (sum(|it| it.loaded_tokens), sum(|it| it.host_tokens));
     let token = SETUP.model.token_bytes();
-    // All tokens of these requests are in full blocks, so no more is moved.
+    // All loaded tokens are in full blocks, so no more bytes are moved.
     assert!(host > 0 && host < loaded, "{host} of {loaded}");
     assert_eq!(report.host_read_bytes, host * token);
     assert_eq!(report.read_bytes, (loaded - host) * token);
     let second = |of: fn(&Second) -> u64| report.seconds.iter().map(of).sum::<u64>();
     assert_eq!(second(|it| it.host_read_bytes), report.host_read_bytes);
     assert_eq!(second(|it| it.host_write_bytes), report.host_write_bytes);
-    // With room for everything the drives are not read.
+    // With room for everything, the drives are not read.
     policy.host.as_mut().unwrap().capacity = 64 << 30;
     let all = Run::serve(&SETUP, &policy, &requests);
     assert_eq!((all.read_bytes, all.host_read_bytes), (0, loaded * token));
 }
 
-/// When the last operation ends of so many units, each ten times: loads or stores of the drives
-/// (0), or of host memory (1).
+/// Seconds until the last of the given operations, each repeated ten times: loads or stores of
+/// units on the drives (0), or in host memory (1).
 fn moved(drives: f64, ops: &[(usize, Kind, u64)]) -> f64 {
     let mut tier = Policy::WITH_HOST.tier.unwrap();
     (tier.lane.read, tier.lane.write) = (drives, drives);
-    // What the link can do, and not what a scheduler makes of it.
+    // Without a scheduler's influence on the link.
     let schedule = Policy::NAIVE.tier.unwrap().schedule;
     let host = HostMemory { schedule, ..Policy::WITH_HOST.host.unwrap() };
     let mut below = Below::new(&SETUP, tier, Some(&host));
@@ -160,12 +160,12 @@ fn drives_and_copies_from_host_memory_share_the_link_of_the_gpu() {
     let bytes = 10.0 * 1024.0 * 64.0 * SETUP.model.token_layer_bytes() as f64;
     for kind in [Kind::Soon, Kind::Write] {
         for (drives, units, wanted) in [
-            // The link has 50 GB/s, and the drives what is said.
+            // The link has 50 GB/s; the drives have the given bandwidth.
             (10e9, [1024, 1024], bytes / 10e9),
             (40e9, [1024, 1024], 2.0 * bytes / 50e9),
             (40e9, [1024, 0], bytes / 40e9),
             (40e9, [0, 1024], bytes / 50e9),
-            // 25 GB/s each, until the drives have ended; the copies go on with 50.
+            // 25 GB/s each until the drives have ended; then the copies get 50.
             (50e9, [512, 1024], 1.5 * bytes / 50e9),
         ] {
             let took = moved(drives, &[(0, kind, units[0]), (1, kind, units[1])]);
@@ -182,7 +182,7 @@ fn loads_and_stores_have_a_direction_of_the_link_each() {
         (vec![(1, load, 1024), (1, store, 1024)], bytes / 50e9),
         (vec![(1, load, 1024), (1, store, 512)], bytes / 50e9),
         (vec![(0, load, 1024), (1, store, 1024)], bytes / 40e9),
-        // Drives have one after the other.
+        // The drives process reads and writes one after the other.
         (vec![(0, load, 1024), (0, store, 1024)], 2.0 * bytes / 40e9),
     ] {
         let took = moved(40e9, &ops);
@@ -221,7 +221,7 @@ fn looking_ahead_is_never_worse_by_a_hundredth_and_helps_who_waits() {
             let ttft: Duration = report.served.iter().map(|it| it.ttft).sum();
             [ttft.as_secs_f64(), report.ahead_bytes as f64, report.wasted_bytes as f64]
         };
-        // Three rates: a request that gets into the step before moves all that come after it.
+        // Three rates, because a request that gets into an earlier step shifts all later ones.
         let sum = |policy: Policy| {
             let runs = [every * 19 / 20, every, every * 21 / 20].map(|every| run(policy, every));
             [0, 1, 2].map(|at| runs.iter().map(|run| run[at]).sum::<f64>())
@@ -262,7 +262,7 @@ fn the_scheduler_is_never_worse_than_everything_at_once() {
 
 #[test]
 fn who_finds_no_block_begins_again_and_ends() {
-    // All prompts fit at once, and their output does not.
+    // All prompts fit together, but not with their output.
     let mut requests = requests(12, Duration::ZERO);
     for (number, request) in (1..).zip(&mut requests) {
         request.output = 1500 + number * 40;

@@ -1,4 +1,4 @@
-//! A way of bytes, while a run goes on: who decides what starts, and what moves.
+//! A data path during a run: its scheduler, and its operations.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -8,22 +8,22 @@ use kv_tier::Lookahead;
 use super::host::Memory;
 use crate::lane::{Lane, LaneModel};
 
-/// What an operation is for.
+/// Purpose of an operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Purpose {
-    /// A layer of the step that runs.
+    /// Load of a layer for the current step.
     Layer(u32),
-    /// A request that waits.
+    /// Load for a waiting request.
     Whole,
     /// A layer of a write.
     Store {
-        /// The write's number.
+        /// Number of the write.
         number: u64,
         layer: u32,
     },
 }
 
-/// An operation that waits or moves.
+/// A pending or running operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moving {
     pub(super) purpose: Purpose,
@@ -33,19 +33,19 @@ pub(super) struct Moving {
     objects: u64,
 }
 
-/// Something that was started and has ended.
+/// A completed operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Ended {
-    /// An operation, and when it was its turn.
+    /// An operation, and its start time.
     Op(Moving, Duration),
-    /// Bytes that were read ahead.
+    /// Prefetched bytes.
     Ahead(u64),
 }
 
-/// Values by number, of which the oldest go first, about.
+/// Values by number; roughly the oldest are removed first.
 #[derive(Debug)]
 pub(super) struct Numbered<T> {
-    /// The number of the first one.
+    /// Number of the first value.
     first: u64,
     values: VecDeque<Option<T>>,
 }
@@ -87,9 +87,9 @@ pub(super) struct Way {
     lane: Lane,
     /// Bytes of a unit in a layer.
     pub(super) unit_layer_bytes: u64,
-    /// Objects of it.
+    /// Objects of a unit in a layer.
     objects: u32,
-    /// Bytes of a read at the most.
+    /// Maximum bytes of a read.
     part_bytes: u64,
     pub(super) moving: Numbered<Moving>,
     wake: Option<Duration>,
@@ -107,7 +107,7 @@ impl Way {
             lane: Lane::new(lane),
             unit_layer_bytes,
             objects,
-            // Two may be in flight, so that the devices have the next one when one has ended.
+            // Two may be in flight, so that the devices have the next one when the first ends.
             part_bytes: schedule.read_depth_bytes / 2,
             moving: Numbered::new(),
             wake: None,
@@ -118,7 +118,7 @@ impl Way {
         self.lane.next_event().into_iter().chain(self.wake).min()
     }
 
-    /// Hands an operation to the scheduler; false if there are too many writes.
+    /// Adds an operation to the scheduler; returns false if the write backlog is full.
     pub(super) fn add(
         &mut self,
         purpose: Purpose,
@@ -139,7 +139,7 @@ impl Way {
         is_taken
     }
 
-    /// Reads a layer for a step, in parts; says how many.
+    /// Adds reads of a layer for a step, in parts. Returns their number.
     pub(super) fn add_layer(
         &mut self,
         kind: Kind,
@@ -157,7 +157,7 @@ impl Way {
         parts as u32
     }
 
-    /// Takes back loads of a whole request that have not started: bytes of each.
+    /// Cancels a whole request's loads that have not started. Returns the bytes of each.
     pub(super) fn cancel_whole(&mut self, request: usize) -> Vec<u64> {
         let is_its = |it: &Moving| it.request == request && matches!(it.purpose, Purpose::Whole);
         let mut waiting = self.moving.numbers(is_its);
@@ -166,7 +166,7 @@ impl Way {
         taken.map(|moving| moving.bytes).collect()
     }
 
-    /// Starts what may be started; what is read ahead goes to `memory`.
+    /// Starts all operations that may start; prefetches go to `memory`.
     pub(super) fn pump(&mut self, now: Duration, mut memory: Option<&mut Memory>) {
         loop {
             match self.scheduler.next(now) {
@@ -199,19 +199,19 @@ impl Way {
         }
     }
 
-    /// Bytes a second that it would move between the GPU and what is behind it. What is read ahead
-    /// goes to host memory.
+    /// Returns the demand in bytes a second for the GPU's link. Prefetches go to host memory and do
+    /// not use it.
     pub(super) fn wanted(&self, direction: Direction) -> f64 {
         let found = self.lane.wanted(direction).filter(|(id, _)| !Lookahead::<()>::owns(*id));
         found.map_or(0.0, |(_, wanted)| wanted)
     }
 
-    /// Which parts of that it has, reads and writes.
+    /// Sets the granted fractions of the demand of reads and writes.
     pub(super) fn limit(&mut self, share: [f64; 2]) {
         self.lane.limit(share);
     }
 
-    /// What has ended until `now`.
+    /// Returns the operations completed until `now`.
     pub(super) fn ended(&mut self, now: Duration, mut memory: Option<&mut Memory>) -> Vec<Ended> {
         self.wake = self.wake.filter(|wake| *wake > now);
         let arrived = self.lane.arrived(now);

@@ -3,67 +3,67 @@
 use std::{collections::VecDeque, time::Duration};
 
 use kv_tier::RequestId;
-// The standard library's are those of the platform, and the same requests are wanted everywhere.
+// The standard library's functions differ by platform, and the requests must not.
 use libm::log as ln;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
 use super::{Ahead, Below, Moved, Paging};
 use crate::workload::Profile;
 
-/// Tokens of a block.
+/// Tokens per block.
 const BLOCK_TOKENS: u32 = 16;
-/// Iterations before any is counted.
+/// Iterations before the measurement.
 const WARM_UP: u64 = 100;
 
-/// What leaves the GPU's memory first, of requests that do not run.
+/// Eviction order in the GPU's memory, for requests that do not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hbm {
-    /// What ran longest ago.
+    /// Least recently run first.
     Lru,
-    /// What ran least often.
+    /// Least frequently run first.
     Lfu,
-    /// What runs latest.
+    /// Request that runs latest first.
     Latest,
 }
 
-/// An engine, and its requests.
+/// An engine and its requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Decode<'a> {
-    /// Time of an iteration that waits for nothing: normal, with a deviation of 2 %.
+    /// Time of an iteration without waits: normally distributed, with a deviation of 2 %.
     pub iteration: Duration,
-    /// Requests that fit into the GPU's memory, in the mean, and run together.
+    /// Mean number of requests that fit into the GPU's memory and run together.
     pub batch: u32,
-    /// Blocks of all requests by those that fit.
+    /// Ratio of all requests' blocks to those that fit.
     pub oversubscription: f64,
-    /// Requests that come back into the batch in an iteration, in the mean.
+    /// Mean number of requests that return to the batch per iteration.
     pub exchanged: f64,
     pub profiles: &'a [Profile],
     pub below: Below,
-    /// Whether requests that do not run go to the drives, and not to host memory.
+    /// True if requests that do not run are on the drives instead of in host memory.
     pub on_drives: bool,
     pub hbm: Hbm,
-    /// None: whatever is missing is there at once.
+    /// `None`: missing blocks arrive instantly.
     pub ahead: Option<Ahead>,
-    /// Part of the requests that lose their turn after they were announced.
+    /// Fraction of announced requests that lose their turn.
     pub preempted: f64,
     pub iterations: u64,
 }
 
-/// What came of it.
+/// Results of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Found {
-    /// Mean time of an iteration, with what it waited.
+    /// Mean time of an iteration, including waits.
     pub iteration_ms: f64,
     pub tokens_per_second: f64,
-    /// Time between two tokens of a request, with the turns that it waited.
+    /// Time between two tokens of a request, including turns it waited.
     pub turns_ms: f64,
-    /// Part of the blocks that came from below which were there when their request ran.
+    /// Fraction of the loaded blocks that were present when their request ran.
     pub hits: f64,
-    /// Part of the bytes read ahead that nobody used.
+    /// Fraction of the prefetched bytes that were never used.
     pub wasted: f64,
-    /// Part of the time that the link was busy.
+    /// Fraction of the time that the link was busy.
     pub link: f64,
-    /// Blocks that came over the link in an iteration.
+    /// Blocks over the link per iteration.
     pub blocks: f64,
 }
 
@@ -73,9 +73,9 @@ struct Request {
     prompt: u32,
     output: u32,
     done: u32,
-    /// While it does not run: blocks of its prefix that the GPU's memory still has.
+    /// Blocks of its prefix that stay in the GPU's memory while it does not run.
     resident: u32,
-    /// Blocks of the GPU's memory that wait for others of its blocks.
+    /// Blocks of the GPU's memory that wait for its other blocks.
     staged: u32,
     is_announced: bool,
 }
@@ -94,7 +94,7 @@ impl Request {
     }
 }
 
-/// Twelve uniform numbers are as good as normal.
+/// Draws an approximately normal number, as the sum of twelve uniform ones.
 fn normal(chance: &mut StdRng) -> f64 {
     (0..12).map(|_| chance.random_range(0.0..1.0)).sum::<f64>() - 6.0
 }
@@ -105,27 +105,27 @@ struct Engine<'a> {
     chance: StdRng,
     now: Duration,
     named: u64,
-    /// Blocks of the GPU's memory, and how many of them are free.
+    /// Blocks of the GPU's memory; the next field counts the free ones.
     capacity: u32,
     free: u32,
-    /// In the order in which they came.
+    /// Running requests in order of arrival.
     batch: VecDeque<Request>,
-    /// The others, the next to run first.
+    /// Other requests, the next to run first.
     others: VecDeque<Request>,
     /// Final blocks of both.
     sums: [u32; 2],
-    /// Requests that have arrived and never ran, and when the next one does.
+    /// Arrived requests that have never run; the next field is the next arrival.
     arrived: VecDeque<Request>,
     next_arrival: f64,
     mean_output: f64,
     credit: f64,
-    /// Tokens that were generated, and requests that were there, summed over iterations.
+    /// Generated tokens, and present requests, summed over iterations.
     tokens: u64,
     requests: u64,
 }
 
 impl Decode<'_> {
-    /// Runs the engine, with random numbers of this seed.
+    /// Runs the engine with random numbers of this seed.
     pub(crate) fn run(&self, seed: u64) -> Found {
         let mut engine = Engine::new(self, seed);
         (0..WARM_UP).for_each(|_| engine.iterate());
@@ -175,14 +175,14 @@ impl<'a> Engine<'a> {
         };
         let sample: Vec<Request> = (0..2000).map(|_| engine.request()).collect();
         let output: f64 = sample.iter().map(|it| f64::from(it.output)).sum();
-        // Those that are there longest are there most often.
+        // Weighted by output: longer requests are present for longer.
         let weighed = |it: &Request| f64::from(it.final_blocks()) * f64::from(it.output);
         let blocks = sample.iter().map(weighed).sum::<f64>() / output;
         engine.capacity = (blocks * f64::from(setting.batch)) as u32;
         engine.mean_output = output / sample.len() as f64;
         engine.free = engine.capacity;
         engine.fill();
-        // What the batch leaves of the GPU's memory has a part of each of the others.
+        // The remaining GPU memory is shared by the others in proportion.
         let all: u32 = engine.others.iter().map(Request::blocks).sum();
         let free = engine.free;
         for request in &mut engine.others {
@@ -192,14 +192,14 @@ impl<'a> Engine<'a> {
         engine
     }
 
-    /// All requests that there is room for, somewhere in their answers.
+    /// Adds requests until the memory is full, each at a random point of its output.
     fn fill(&mut self) {
         let all = f64::from(self.capacity) * self.setting.oversubscription;
         let longest = self.setting.profiles.iter().map(|it| it.output.tokens.1).max();
         let longest = longest.expect("there are profiles");
         loop {
             let mut request = self.request();
-            // The longer one is there, the likelier it is found there.
+            // The longer a request is present, the likelier it is found at a random time.
             if self.chance.random_range(0..longest) >= request.output {
                 continue;
             }
@@ -249,8 +249,8 @@ impl<'a> Engine<'a> {
         self.decode();
     }
 
-    /// Whose turn it is comes into the batch, and who was there longest leaves it. Says how long
-    /// blocks had to be waited for.
+    /// Moves the next requests into the batch and the oldest out of it. Returns the time spent
+    /// waiting for blocks.
     fn exchange(&mut self) -> Duration {
         let limit = f64::from(self.capacity) * (self.setting.oversubscription - 1.0);
         self.credit += self.setting.exchanged;
@@ -274,7 +274,7 @@ impl<'a> Engine<'a> {
         self.paging.as_mut().map_or(Duration::ZERO, Paging::wait)
     }
 
-    /// The blocks of a request are needed now.
+    /// Requests the blocks that a request needs now.
     fn bring(&mut self, request: &mut Request) {
         let missing = request.blocks() - request.resident;
         if request.staged == 0 {
@@ -291,14 +291,14 @@ impl<'a> Engine<'a> {
         (request.staged, request.is_announced) = (0, false);
     }
 
-    /// A request stops to run: host memory has all its blocks.
+    /// Takes a request off the GPU: host memory has all its blocks.
     fn put_away(&mut self, request: &Request) {
         if let Some(paging) = self.paging.as_mut().filter(|_| !self.setting.on_drives) {
             request.keys(0).into_iter().for_each(|key| paging.keep(key));
         }
     }
 
-    /// New requests run as soon as there is room.
+    /// Admits new requests as soon as there is room.
     fn admit(&mut self) {
         let seconds = self.setting.iteration.as_secs_f64() * self.mean_output;
         let rate = self.setting.oversubscription * f64::from(self.setting.batch) / seconds;
@@ -318,7 +318,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Says what runs in the next iterations, and makes room for it.
+    /// Announces the requests of the next iterations, and makes room for them.
     fn announce(&mut self) {
         let Some(config) = self.setting.ahead.map(|ahead| ahead.lookahead) else { return };
         let horizon = match self.setting.on_drives {
@@ -352,7 +352,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Some that were announced lose their turn.
+    /// Makes some announced requests lose their turn.
     fn preempt(&mut self) {
         let announced = self.others.iter().take_while(|it| it.is_announced).count();
         let chance = self.setting.preempted * self.setting.exchanged;
@@ -371,8 +371,8 @@ impl<'a> Engine<'a> {
         self.paging.as_mut().expect("it was announced").cancel(request.id);
     }
 
-    /// Takes so many blocks of the GPU's memory, for which others go; if it has to be, such that
-    /// were read ahead.
+    /// Takes `blocks` blocks of the GPU's memory and evicts others for it; if needed, also
+    /// prefetched ones.
     fn take(&mut self, blocks: u32, is_needed: bool) -> bool {
         while self.free < blocks {
             let missing = blocks - self.free;
@@ -405,7 +405,7 @@ impl<'a> Engine<'a> {
         true
     }
 
-    /// One more token for each request of the batch.
+    /// Generates a token for each request of the batch.
     fn decode(&mut self) {
         let mut ended = Vec::new();
         for at in 0..self.batch.len() {

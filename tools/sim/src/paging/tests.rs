@@ -7,7 +7,7 @@ fn ahead(window: u32) -> Ahead {
     Ahead { lookahead, schedule: Config::default() }
 }
 
-/// Few requests that change places often enough for a third of the link.
+/// Few requests that are exchanged often enough to use a third of the link.
 const DECODE: Decode<'static> = Decode {
     iteration: Duration::from_micros(1200),
     batch: 24,
@@ -34,7 +34,7 @@ fn what_is_known_four_iterations_ahead_is_there_and_what_is_not_is_waited_for() 
     assert_eq!((late.hits, early.hits), (0.0, 1.0));
     assert!(late.iteration_ms > oracle.iteration_ms * 1.2, "{late:?}");
     assert!((early.iteration_ms / oracle.iteration_ms - 1.0).abs() < 0.01, "{early:?}");
-    // The wait is what the link needs for the blocks.
+    // The wait equals the link's time for the blocks.
     let reads = late.blocks * (2 << 20) as f64 / 50e9 * 1e3;
     let waits = late.iteration_ms - oracle.iteration_ms;
     assert!((waits / reads - 1.0).abs() < 0.1, "{waits} {reads}");
@@ -62,7 +62,7 @@ fn what_is_preempted_is_wasted_and_counted() {
 #[test]
 fn the_same_seed_gives_the_same_numbers() {
     let digest = |decode: Decode<'_>| {
-        // FNV-1a, of all there is.
+        // FNV-1a over the complete result.
         format!("{:?}", Decode { iterations: 60, ..decode }.run(42))
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| {
@@ -73,7 +73,7 @@ fn the_same_seed_gives_the_same_numbers() {
     let drives = Decode { on_drives: true, iteration: Duration::from_millis(20), ..early };
     let late = Decode { ahead: Some(ahead(0)), hbm: Hbm::Lfu, ..DECODE };
     let busy = Decode { exchanged: 2.0, hbm: Hbm::Latest, ..early };
-    // To be set anew when the model or the scheduler changes, and for no other reason.
+    // Update only after a change of the model or the scheduler.
     assert_eq!(
         [DECODE, early, drives, late, busy].map(digest),
         [

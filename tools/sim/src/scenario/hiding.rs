@@ -1,4 +1,4 @@
-//! The scheduler against layer-wise order: the same requests, the same drives.
+//! The scheduler against layer-wise order, with the same requests and drives.
 
 use std::time::Duration;
 
@@ -27,8 +27,8 @@ struct Found {
     bubble: f64,
 }
 
-/// Prompts that share so many percent with the first one, which is alone for a minute; the others
-/// come as often as is said, at regular times.
+/// Returns prompts that share `hits` percent with the first one, which is alone for a minute; the
+/// others arrive at intervals of `every`.
 fn requests(hits: f64, every: Duration, count: u64) -> Vec<Request> {
     let blocks = INPUT / SETUP.block_tokens;
     let shared = (f64::from(blocks) * hits / 100.0) as u32;
@@ -43,7 +43,7 @@ fn requests(hits: f64, every: Duration, count: u64) -> Vec<Request> {
 }
 
 fn served(policy: &Policy, requests: &[Request], watched: usize) -> Report {
-    // What comes from below is of interest.
+    // GPU caching is off to measure the tier below.
     Run::watch(&SETUP, &Policy { keeps_hbm: false, ..*policy }, requests, watched)
 }
 
@@ -54,11 +54,11 @@ fn found(policy: &Policy, hits: f64, every: Duration, count: u64) -> Found {
     Found { ttft: ttft / others, bubble: bubble.as_secs_f64() / others }
 }
 
-/// Which part of the time requests take, that come one by one, lies between two of them.
+/// Interval between requests, in multiples of the time that one takes alone.
 const LOADS: [(&str, f64); 3] =
     [("alone", 20.0), ("half of the time", 2.0), ("nearly always", 1.1)];
 
-/// With layer-wise order, the scheduler, and drives that take no time.
+/// Results of layer-wise order, the scheduler, and drives that take no time.
 fn row(hits: f64, apart: f64, count: u64) -> [Found; 3] {
     let alone = found(&Policy::NAIVE, hits, Duration::from_secs(60), 2);
     let every = Duration::from_secs_f64(alone.ttft / 1e3 * apart);
@@ -111,7 +111,7 @@ fn hiding() -> Outcome {
     outcome
 }
 
-/// What is done for the last request, layer by layer.
+/// Returns the timeline of the last request, layer by layer.
 fn gantt(policy: &Policy, requests: &[Request]) -> Gantt {
     let watched = requests.len() - 1;
     let arrival = requests[watched].arrival;

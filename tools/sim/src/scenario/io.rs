@@ -1,4 +1,4 @@
-//! The Tutti paper's figures without an engine: bytes, a scheduler, and a way for them.
+//! The Tutti paper's figures without an engine: bytes, a scheduler, and a channel.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
 
 const GB: f64 = 1e9;
 
-/// How long reads and writes take that are all there at the beginning: until the last of each.
+/// Returns the time until the last read and the last write, all submitted at the beginning.
 fn moved(tier: &Tier, reads: &[u64], writes: &[u64]) -> [f64; 2] {
     let (mut lane, mut scheduler) = (Lane::new(tier.lane), tier.lane.scheduler(tier.schedule));
     let directions = [Direction::Read, Direction::Write];
@@ -44,8 +44,8 @@ fn moved(tier: &Tier, reads: &[u64], writes: &[u64]) -> [f64; 2] {
     }
 }
 
-/// A tier of a policy that has one, with room for all writes to wait. Reads and writes come from
-/// where nobody waits for the other: all that mixes does so on the drives.
+/// Returns a policy's tier with an unlimited write backlog. Reads and writes are independent, so
+/// that they mix only on the drives.
 fn tier(policy: &Policy) -> Tier {
     let mut tier = policy.tier.expect("a policy with a tier");
     (tier.schedule.backlog_bytes, tier.lane.window) = (u64::MAX, usize::MAX);
@@ -59,7 +59,7 @@ pub(super) const FIGURE_6: Scenario = Scenario {
     run: figure_6,
 };
 
-/// Gigabytes a second of reads and writes together, of which `writes` are so large a part.
+/// Returns the bandwidth of reads and writes together in GB/s; `writes` is the fraction written.
 fn mixed(policy: &Policy, writes: f64) -> f64 {
     const ALL: u64 = 64 << 30;
     const EACH: u64 = 256 << 20;
@@ -104,7 +104,7 @@ fn figure_6() -> Outcome {
     let [title, x, y] =
         ["Bandwidth by mix", "bytes that are written, %", "GB/s"].map(str::to_owned);
     outcome.plots.push(Plot { title, x, y, lines: lines.to_vec() });
-    // As many of each as both directions do at the same time: none goes on alone at the end.
+    // The mix at which both directions end together, so that neither continues alone.
     let both = lane.write / (lane.read + lane.write);
     let (concurrent, decoupled) = (mixed(&Policy::NAIVE, both), mixed(&Policy::OURS, both));
     const MEAN: &str = "less than the mean of reads alone and writes alone: so is the paper's \
@@ -129,7 +129,7 @@ pub(super) const FIGURE_9: Scenario = Scenario {
     run: figure_9,
 };
 
-/// Gigabytes a second of so many tokens, read or written by layers, or as a whole.
+/// Returns the bandwidth of `tokens` tokens in GB/s, read or written by layers, or as a whole.
 fn bandwidth(policy: &Policy, tokens: u64, direction: Direction) -> f64 {
     let tier = tier(policy);
     let model = tutti::SETUP.model;

@@ -31,7 +31,7 @@ struct Point {
     ttft: f64,
     itl: f64,
     hits: f64,
-    /// Tokens a second, prompts and answers.
+    /// Tokens a second, including prompts and answers.
     throughput: f64,
 }
 
@@ -99,7 +99,7 @@ fn figure_8() -> Outcome {
     let loogle = Sweep::run("LooGLE", &LOOGLE, &[0.2, 0.4, 0.5, 0.6, 0.8, 1.2], &POLICIES);
     [&l_eval, &loogle].into_iter().for_each(|sweep| sweep.show(&mut outcome));
     outcome.plots.extend([Policy::GDS, Policy::OURS].map(|policy| use_over_time(&policy)));
-    // The sweep, its rate, what is compared, with what, and by how many percent it is less.
+    // Sweep, rate, measure, policy to compare with, and the reduction in percent.
     let less = [
         (&l_eval, 1.5, TTFT, Policy::DRAM, 69.1),
         (&l_eval, 1.5, TTFT, Policy::GDS, 78.3),
@@ -124,7 +124,7 @@ fn figure_8() -> Outcome {
     outcome
 }
 
-/// How busy GPU and drives are, minute by minute.
+/// Plots GPU and drive utilisation by minute.
 fn use_over_time(policy: &Policy) -> Plot {
     const RATE: f64 = 0.5;
     let requests = LOOGLE.requests(RATE, SETUP.block_tokens, SEED);
@@ -132,7 +132,7 @@ fn use_over_time(policy: &Policy) -> Plot {
     busy(&format!("LooGLE at {RATE}/s, {}", policy.name), policy, &report)
 }
 
-/// What is measured.
+/// A measured quantity.
 #[derive(Debug, Clone, Copy)]
 struct Measure {
     name: &'static str,
@@ -144,7 +144,7 @@ const TTFT: Measure = Measure { name: "TTFT", unit: "s", of: |it| it.ttft };
 const ITL: Measure = Measure { name: "inter-token latency", unit: "ms", of: |it| it.itl };
 const HITS: Measure = Measure { name: "hit rate", unit: "%", of: |it| it.hits * 100.0 };
 
-/// Policies at rates.
+/// Results of policies at several rates.
 #[derive(Debug)]
 struct Sweep<'a> {
     name: &'a str,
@@ -170,7 +170,7 @@ impl<'a> Sweep<'a> {
         (measure.of)(&self.line(policy)[at.expect("one of the rates")])
     }
 
-    /// The highest rate with a mean TTFT of no more than so many seconds.
+    /// Returns the highest rate with a mean TTFT of at most `ttft` seconds.
     fn rate_within(&self, ttft: f64, policy: &Policy) -> f64 {
         let points = self.rates.iter().zip(self.line(policy));
         points.filter(|(_, it)| it.ttft <= ttft).map(|(rate, _)| *rate).fold(0.0, f64::max)
@@ -207,7 +207,7 @@ impl<'a> Sweep<'a> {
 pub(super) const FIGURE_14: Scenario =
     Scenario { name: "tutti-14", title: "cost of a million tokens", run: figure_14 };
 
-/// Dollars of a million tokens.
+/// Returns dollars per million tokens.
 fn cost(policy: &Policy, point: &Point) -> f64 {
     Prices::million(Prices::TUTTI.hour(1, policy), point.throughput)
 }
@@ -215,7 +215,7 @@ fn cost(policy: &Policy, point: &Point) -> f64 {
 fn figure_14() -> Outcome {
     const POLICIES: [Policy; 5] =
         [Policy::HBM, Policy::DRAM, Policy::SSD, Policy::GDS, Policy::OURS];
-    // The last one is more than anybody can serve.
+    // The last rate exceeds the capacity of all policies.
     let sweeps = [
         Sweep::run("L-Eval", &L_EVAL, &[0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 16.0], &POLICIES),
         Sweep::run("LooGLE", &LOOGLE, &[0.2, 0.4, 0.5, 0.6, 0.8, 1.2, 8.0], &POLICIES),
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_faster_tier_is_no_slower_and_the_largest_one_hits_most() {
-        // Twice what the GPU has room for.
+        // Twice the capacity of the GPU.
         let few =
             Documents { count: 30, tokens: (3_000, 60_000), mean: 30_000.0, spread: 0.4, ..L_EVAL };
         let policies = [Policy::HBM, Policy::SSD, Policy::GDS, Policy::OURS];

@@ -19,8 +19,8 @@ const fn lengths(least: u32, most: u32, mean: f64, spread: f64) -> Lengths {
     Lengths { tokens: (least, most), mean, spread }
 }
 
-/// Requests of four kinds, as many of each. The paper has lengths of the last one only. Its table 6
-/// says that no other is longer than 1,830 tokens: more do not come over the link in four
+/// Equal numbers of four kinds of requests. The paper has lengths of the last one only. Its table 6
+/// implies that no other is longer than 1,830 tokens: more do not come over the link in four
 /// iterations.
 const PROFILES: [Profile; 4] = [
     Profile { input: lengths(16, 512, 160.0, 0.7), output: lengths(16, 512, 150.0, 0.6) },
@@ -30,7 +30,7 @@ const PROFILES: [Profile; 4] = [
 ];
 const NAMES: [&str; 4] = ["chatbot", "summarization", "code", "uniform"];
 
-/// Of 512 GB of host memory and a model of 7 billion parameters (tables 1 and 2).
+/// Tiers with 512 GB of host memory, and a model of 7 billion parameters (tables 1 and 2).
 const BELOW: Below = Below {
     block_bytes: 2 << 20,
     host_blocks: 244_140,
@@ -39,10 +39,10 @@ const BELOW: Below = Below {
 };
 /// Mean TPOT of all policies at 1x (table 5).
 const ITERATION: Duration = Duration::from_micros(1200);
-/// Requests that come back into the batch in an iteration at 2x; at 3x twice as many, and so on.
+/// Requests that return to the batch per iteration at 2x; at 3x twice as many, and so on.
 const EXCHANGED: f64 = 0.98;
 
-/// The paper's engine with LRU, which reads nothing ahead.
+/// The paper's engine with LRU and no prefetching.
 fn lru(oversubscription: f64) -> Decode<'static> {
     Decode {
         iteration: ITERATION,
@@ -59,20 +59,20 @@ fn lru(oversubscription: f64) -> Decode<'static> {
     }
 }
 
-/// The paper's rules: a request's blocks go together if all of them can be in time.
+/// The paper's lookahead: a request's blocks move together if all of them can be in time.
 fn paper(window: u32) -> Ahead {
     let Ahead { lookahead, schedule } = ours(window);
     let lookahead = LookaheadConfig { batch_blocks: 1 << 16, ..lookahead };
     Ahead { lookahead, schedule: Config { margin: 1.0, ..schedule } }
 }
 
-/// The store's.
+/// The store's lookahead.
 fn ours(window: u32) -> Ahead {
     let lookahead = LookaheadConfig { window, drives_window: 2 * window, batch_blocks: 8 };
     Ahead { lookahead, schedule: Config::default() }
 }
 
-/// Medians of the paper's five seeds.
+/// Returns the medians over the paper's five seeds.
 fn median(decode: &Decode<'_>) -> Found {
     let found: Vec<Found> = (42..=46).map(|seed| decode.run(seed)).collect();
     let of = |part: fn(&Found) -> f64| {
@@ -189,7 +189,7 @@ const LFU: &str = "requests that ran more often stay, and some of them run again
 const BATCH: &str = "the paper's tokens a second by its mean TPOT say 288 requests at 1x, and 336 \
     to 373 where it waits; 288 here";
 
-/// All policies, in their order.
+/// Returns the results of all policies, in order.
 fn policies(ratio: f64) -> [Found; 7] {
     let lru = lru(ratio);
     let lfu = median(&Decode { hbm: Hbm::Lfu, ..lru });
@@ -200,12 +200,12 @@ fn policies(ratio: f64) -> [Found; 7] {
     let schedule = Config { high_water: 1.0, ..ahead.schedule };
     let unmarked = median(&Decode { ahead: Some(Ahead { schedule, ..ahead }), ..ours });
     let (lru, ours) = (median(&lru), median(&ours));
-    // Host memory never fills, and then a third tier changes nothing.
+    // Host memory never fills, so a third tier changes nothing.
     [lru, lfu, lru, prefetch, oracle, ours, unmarked]
 }
 
-/// What the paper's simulator computes: each iteration waits for what its own reads take longer
-/// than all iterations of the window, as if each had the link for itself for so long.
+/// Iteration time by the paper's simulator: each iteration waits for the excess of its own reads'
+/// time over all iterations of the window, as if each had the link to itself for that long.
 fn as_the_paper_counts(wait_ms: f64, window: f64) -> f64 {
     let iteration = ITERATION.as_secs_f64() * 1e3;
     iteration + (wait_ms - window * iteration).max(0.0)
@@ -270,7 +270,7 @@ const NOTES_5: [&str; 3] = [
 ];
 
 fn compare(outcome: &mut Outcome, name: &str, paper: &[(f64, f64); 5], found: &[Found; 7]) {
-    // At 1x all are the same.
+    // At 1x all policies are the same.
     let count = if name == "1x" { 1 } else { paper.len() };
     for (at, (tpot, throughput)) in paper.iter().enumerate().take(count) {
         let policy = POLICIES[at];
@@ -330,7 +330,7 @@ pub(super) const TABLE_4: Scenario = Scenario {
     run: table_4,
 };
 
-/// Model, parameters in billions, bytes of a block (table 2), and the paper's ratios of throughput
+/// Model, billions of parameters, bytes of a block (table 2), and the paper's ratios of throughput
 /// and of P95 TTFT.
 const PAPER_4: [(&str, f64, u64, f64, f64); 4] = [
     ("7B", 7.0, 2_097_152, 2.7, 0.48),

@@ -1,5 +1,5 @@
-//! The evaluation of the Tutti paper (section 4), with its setting: Llama-3-8B on an H100, two
-//! drives a GPU.
+//! The evaluation of the Tutti paper (section 4), with its setup: Llama-3-8B on an H100, two drives
+//! per GPU.
 
 use std::time::Duration;
 
@@ -17,15 +17,15 @@ pub(super) const SETUP: Setup = Setup {
     model: LLAMA_3_8B,
     gpu: H100,
     layers: None,
-    // What 80 GB leave beside weights and activations.
+    // The rest of 80 GB after weights and activations.
     kv_bytes: 55 << 30,
     block_tokens: BLOCK,
-    // A prompt in one step: the paper says nothing of chunks.
+    // A prompt in one step: the paper does not mention chunks.
     step_tokens: 131_072,
     requests_max: 64,
 };
 
-/// How one request was served.
+/// Result of one request.
 #[derive(Debug, Clone, Copy)]
 struct One {
     ttft: f64,
@@ -33,7 +33,7 @@ struct One {
     compute: f64,
 }
 
-/// A prompt of which so many tokens were stored by an earlier one, in milliseconds.
+/// Serves a prompt of which an earlier one has stored `stored` tokens. In milliseconds.
 fn one(setup: &Setup, policy: &Policy, input: u32, stored: u32) -> One {
     let request = |arrival, own: u64| {
         let name =
@@ -41,7 +41,7 @@ fn one(setup: &Setup, policy: &Policy, input: u32, stored: u32) -> One {
         let blocks = (0..input / BLOCK).map(name).collect();
         Request { arrival, input, output: 1, blocks, leaves: None }
     };
-    // Only what is below the GPU is of interest.
+    // GPU caching is off to measure the tier below.
     let policy = Policy { keeps_hbm: false, ..*policy };
     let first = request(Duration::ZERO, 1);
     let before = Run::serve(setup, &policy, std::slice::from_ref(&first));
@@ -77,7 +77,7 @@ pub(super) const FIGURE_13: Scenario = Scenario {
     run: figure_13,
 };
 
-/// Where bubble gets larger than compute, by hit rate in percent; both are given at these rates.
+/// Returns the hit rate in percent at which bubble exceeds compute, interpolated.
 fn crossover(points: &[(f64, One)]) -> Option<f64> {
     let over = |one: &One| one.bubble - one.compute;
     points.windows(2).find_map(|pair| {
@@ -201,7 +201,7 @@ pub(super) const FIGURE_12: Scenario = Scenario {
 
 fn figure_12() -> Outcome {
     const KILOS: [u32; 5] = [128, 256, 384, 512, 640];
-    // Both GPUs have 55 GiB for keys and values, and read half of them each from two drives.
+    // Each GPU has 55 GiB for keys and values, and reads half of them from two drives.
     let setup = Setup {
         model: GLM_4_9B_1M,
         gpu: Gpu { count: 2, ..H100 },
@@ -223,7 +223,7 @@ fn figure_12() -> Outcome {
     ));
     outcome.setting.extend(setting().into_iter().skip(1).take(3));
     outcome.setting.push("the whole prompt but its last block is stored".to_owned());
-    // In milliseconds; the prompts are as long as what is stored of them.
+    // In milliseconds; the stored prefix is as long as the prompt.
     let ttft = |policy: &Policy| KILOS.map(|kilo| one(&setup, policy, kilo << 10, kilo << 10).ttft);
     let found = policies.map(|policy| ttft(&policy));
     let names = policies.iter().map(|policy| policy.name.to_owned());

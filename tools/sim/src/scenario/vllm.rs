@@ -1,5 +1,5 @@
-//! The vLLM blog on tiered offloading: what blocks that are not on the GPU cost a decode step, and
-//! how many sequences there is room for.
+//! The vLLM blog on tiered offloading: the cost of offloaded blocks in a decode step, and the
+//! number of sequences that fit.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use crate::{
     paging::{Ahead, Below, Paging, way},
 };
 
-/// Its tables.
+/// The blog's tables.
 pub(super) const TABLES: Scenario = Scenario {
     name: "vllm-offload",
     title: "the vLLM blog: decode steps with blocks from below, and capacity",
     run: tables,
 };
 
-/// Llama-70B on four A100, a part of them each: 80 layers, two of eight KV heads of 128, keys and
-/// values, 2 bytes, 16 tokens.
+/// Bytes of a block of Llama-70B, split over four A100: 80 layers, two of eight KV heads of 128,
+/// keys and values, 2 bytes, 16 tokens.
 const BLOCK_BYTES: u64 = 80 * 2 * 128 * 2 * 2 * 16;
 const LINK: f64 = 24e9;
 const DRIVES: f64 = 7e9;
@@ -34,11 +34,11 @@ const BELOW: Below = Below {
 /// A step of 64 sequences, all on the GPU.
 const STEP: Duration = Duration::from_micros(14_800);
 const BATCH: f64 = 64.0;
-/// Blocks that a step wants, of which a part is below: what half of them on the CPU costs.
+/// Blocks needed by a step, from the blog's cost of half of them on the CPU.
 const WANTED: f64 = 161.0;
 const STEPS: u32 = 200;
 
-/// Mean time of a step of which so many blocks are below, in milliseconds. They are announced one
+/// Mean time of a step with `blocks` blocks below the GPU, in milliseconds. They are announced one
 /// step ahead, two for the drives; or not at all.
 fn step_ms(blocks: u64, on_drives: bool, is_ahead: bool) -> f64 {
     let window = u32::from(is_ahead);
@@ -48,7 +48,7 @@ fn step_ms(blocks: u64, on_drives: bool, is_ahead: bool) -> f64 {
     let mut took = Duration::ZERO;
     for step in 0..STEPS {
         let (id, now): (_, Vec<u64>) = (RequestId(step.into()), keys(step).collect());
-        // How long steps take is known from the second one on.
+        // Step times are known from the second step on.
         if step > 2 {
             if is_ahead { paging.run(id, &now) } else { paging.read(id, &now) }
         }
@@ -71,7 +71,7 @@ fn step_ms(blocks: u64, on_drives: bool, is_ahead: bool) -> f64 {
     took.as_secs_f64() * 1e3 / f64::from(STEPS)
 }
 
-/// Part of the blocks in per cent, whether they are on drives, and the blog's time of a step.
+/// Percentage of offloaded blocks, whether they are on drives, and the blog's step time.
 const STEPS_TABLE: [(f64, bool, f64); 5] = [
     (5.0, false, 15.1),
     (20.0, false, 16.4),
@@ -121,7 +121,7 @@ fn steps(outcome: &mut Outcome) {
     outcome.tables.push(Table { title, columns: columns.to_vec(), rows });
 }
 
-/// What fits into a step, and what a block costs.
+/// Compares transfer times and the blocks that fit into a step.
 fn transfers() -> Vec<Comparison> {
     const ALONE: &str = "the blog's own time over the link; 0.5 ms are 9 blocks, 10 ms are 41";
     const MANY: &str = "64 sequences of 4,096 tokens have 16,384 blocks: then 5 % of them are 44.7 \
@@ -139,7 +139,7 @@ fn transfers() -> Vec<Comparison> {
     ]
 }
 
-/// The blog's rows of sequences by tier: arithmetic.
+/// Compares the blog's numbers of sequences by tier (arithmetic only).
 fn capacity() -> Vec<Comparison> {
     const RANKS: &str = "the blog gives each of four GPUs all of the server's memory and drives; a \
         block has a part on each, so there is room for a quarter";
@@ -197,7 +197,7 @@ mod tests {
             assert!(late > link * 0.95, "{part}: {late} {link}");
             assert!(step_ms(blocks, on_drives, true) < alone * 1.001, "{part}");
         }
-        // More than the link can do in a step.
+        // More than the link can move in a step.
         assert!(step_ms(400, false, true) > 20.0);
     }
 }

@@ -1,4 +1,4 @@
-//! Clients that go away.
+//! Clients that disconnect.
 
 use kv_tier::{Class, Lookahead};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
@@ -8,14 +8,14 @@ use crate::{policy::Tier, workload::abort};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// A policy with tiers that are small enough to be filled.
+/// Returns a policy with tiers small enough to fill up.
 fn small(policy: Policy, host_bytes: u64) -> Policy {
     let tier = policy.tier.map(|tier| Tier { capacity: 8 << 30, ..tier });
     let host = policy.host.map(|host| HostMemory { capacity: host_bytes, ..host });
     Policy { tier, host, ..policy }
 }
 
-/// Nothing is held: all that there is room for may go.
+/// Asserts that no block is pinned: all capacity can be reserved.
 fn nothing_held(index: &mut Index, files: u64, what: &str) {
     let (write, room, new) = index.begin(&keys((0..files).map(|at| u64::MAX / 2 + at)));
     assert_eq!((room as u64, new as u64), (files, files), "{what}");
@@ -94,7 +94,7 @@ fn what_has_not_begun_for_who_goes_away_is_not_read() {
     let bytes = |request: &Request| u64::from((request.input - 1) / 64 * 64) * 131_072;
     let all = bytes(&first) + bytes(&second);
     let policy = Policy { keeps_hbm: false, ..Policy::AHEAD };
-    // Both are stored, and then asked for again at the same time: one read is let go at once.
+    // Both prefixes are stored, then requested at the same time: one read starts immediately.
     let run = |leaves: [Option<Duration>; 2]| {
         let at = |request: &Request, seconds, leaves| Request {
             arrival: Duration::from_secs(seconds),

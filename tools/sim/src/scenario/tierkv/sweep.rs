@@ -1,4 +1,4 @@
-//! How far ahead is enough: table 6, and section 4.7.
+//! Required lookahead: table 6, and section 4.7.
 
 use std::time::Duration;
 
@@ -29,11 +29,11 @@ const PAPER_6: [(u32, f64, f64); 9] = [
     (16, 100.0, 1.20),
 ];
 
-/// What is swept: as the paper's, with a link that is busy for so large a part of the time, with
-/// the longer iterations of section 3.5, and from the drives.
+/// Cases of the sweep: the paper's, with given link utilisations, with the longer iterations of
+/// section 3.5, and from the drives.
 fn cases() -> [(&'static str, Decode<'static>); 6] {
     let paper = lru(3.0);
-    // So much of the link does one request take that comes back, in iterations.
+    // Link time of one returning request, in iterations.
     let blocks = median(&paper).blocks / paper.exchanged;
     let seconds = |bandwidth: f64| blocks * BELOW.block_bytes as f64 / bandwidth;
     let link = |part: f64| {
@@ -55,7 +55,7 @@ fn cases() -> [(&'static str, Decode<'static>); 6] {
     ]
 }
 
-/// In which of them requests lose their turn.
+/// Cases in which requests lose their turn.
 const PREEMPTED: [usize; 3] = [2, 3, 5];
 
 fn table_6() -> Outcome {
@@ -112,7 +112,7 @@ fn table_6() -> Outcome {
     outcome
 }
 
-/// Each profile by itself, and one with longer prompts.
+/// Compares each profile by itself, and one with longer prompts.
 fn by_profile(comparisons: &mut Vec<Comparison>) -> Table {
     let long = [("summarization, 3,000 tokens", Profile::SUMMARIZATION)];
     let alone = NAMES.into_iter().zip(PROFILES).chain(long);
@@ -137,7 +137,7 @@ fn by_profile(comparisons: &mut Vec<Comparison>) -> Table {
     }
 }
 
-/// What follows from what is found without lookahead.
+/// Notes that follow from the results without lookahead.
 fn notes_6(late: &Found) -> Vec<String> {
     let reads = late.blocks * BELOW.block_bytes as f64 / BELOW.link.read * 1e3;
     let computes = ITERATION.as_secs_f64() * 1e3;
@@ -169,7 +169,7 @@ fn compare_6(outcome: &mut Outcome, found: &[Vec<Found>]) {
         };
         let time = what("mean TPOT", "as in table 5");
         if window == 0 {
-            // Nothing is there in time, in the paper neither.
+            // Nothing is in time, as in the paper.
             outcome.comparisons.push(calibrated(&time, "ms", tpot, paper.iteration_ms, ""));
             continue;
         }
