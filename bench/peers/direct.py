@@ -1,4 +1,4 @@
-"""Reads a file with O_DIRECT, and does nothing else: what any store has to take at least."""
+"""Reads a file with O_DIRECT and nothing else: a lower bound for any store."""
 
 import mmap
 import os
@@ -9,7 +9,7 @@ READ = 1 << 20
 
 
 def make(path, size):
-    """A file that is written, not only allocated."""
+    """Creates a file whose blocks are written, not only allocated."""
     piece = os.urandom(READ)
     with path.open("wb") as file:
         for _ in range(-(-size // READ)):
@@ -18,11 +18,11 @@ def make(path, size):
 
 
 def read(path, offset, size):
-    """By how it was read: seconds."""
+    """Returns the seconds of each way to read."""
     memory = mmap.mmap(-1, size + (1 << 21), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     view = memoryview(memory)[:size]
-    # Pages of memory that were never touched cost more than the read.
+    # Page faults on untouched memory would cost more than the read.
     view[::4096] = bytes(len(view[::4096]))
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:

@@ -1,7 +1,7 @@
 """vLLM's tiered offloading on the CPU.
 
-vLLM's own worker copies between a GPU and its CPU tier, and refuses a KV cache in host memory. This
-one copies with memmove. Everything else, tiers included, is vLLM's.
+vLLM's own worker copies between a GPU and its CPU tier, and rejects a KV cache in host memory. This
+one copies with memmove. Everything else, including the tiers, is vLLM's.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ class HostWorker(OffloadingWorker):
         return ended
 
     def wait(self, job_ids):
-        """Nothing is in flight."""
+        """Returns immediately: jobs complete when they are submitted."""
 
     def shutdown(self):
         self.tier.clear()

@@ -1,6 +1,6 @@
-"""One engine: life.py MODEL SIDE FOLDER. A question a line comes in, an answer a line goes out.
+"""One engine process: life.py MODEL SIDE FOLDER. One JSON question per line in, one answer out.
 
-Questions: {"prompt": [tokens], "reset": true to empty vLLM's own prefix cache before}.
+Questions: {"prompt": [tokens], "reset": true to clear vLLM's own prefix cache first}.
 Answers: {"ttft": seconds, "cpu": seconds of all threads, "cached": tokens, "tokens": [...]}.
 """
 
@@ -10,7 +10,7 @@ import sys
 import time
 
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
-# More threads wait for each other, on a machine that is in use.
+# On a busy machine, several threads would wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -19,7 +19,7 @@ BLOCK, BLOCKS, GENERATED = 32, 224, 8
 
 
 def cpu(processes):
-    """CPU seconds of all threads of these processes, those that have ended not counted."""
+    """Returns the CPU seconds of all live threads of these processes."""
     total = 0
     for process in processes:
         for thread in os.listdir(f"/proc/{process}/task"):
@@ -39,7 +39,7 @@ def start(model, transfer, prefix_caching):
         block_size=BLOCK,
         num_gpu_blocks_override=BLOCKS,
         enforce_eager=True,
-        # A prompt is one step: ExampleConnector can store nothing else.
+        # One step per prompt: ExampleConnector cannot store chunked prompts.
         max_num_batched_tokens=4096,
         enable_prefix_caching=prefix_caching,
         prefix_caching_hash_algo="sha256",
@@ -49,8 +49,8 @@ def start(model, transfer, prefix_caching):
 
 
 def rest_as_a_process_does(llm):
-    """vLLM's engine core sleeps after steps that had nothing to compute, and so leaves the
-    processor to whoever loads; but not where it is in its caller's process."""
+    """Sleeps after steps without computation, to yield the processor to threads that load. vLLM's
+    engine core does that in its own process, but not in its caller's."""
     core = llm.llm_engine.engine_core.engine_core
     step = core.step_fn
 
@@ -80,7 +80,7 @@ def ask(llm, name, question, processes):
             if answer is None and output.outputs[0].token_ids:
                 ttft = time.perf_counter() - began
                 answer = {"ttft": ttft, "cpu": cpu(processes) - before}
-    # What is saved after the request's end.
+    # Some connectors save after the request's end.
     for _ in range(3):
         engine.step()
     answer["cached"] = output.num_cached_tokens

@@ -1,6 +1,6 @@
-"""Runs every side in turns, and writes what was found: measure.py FOLDER [--prompts N] [SIDE ...].
+"""Runs all sides alternately and writes the samples: measure.py FOLDER [--prompts N] [SIDE ...].
 
-FOLDER/raw.json has every sample. report.py makes a page of it.
+The samples go to FOLDER/raw.json. report.py makes a page of them.
 """
 
 import argparse
@@ -26,17 +26,17 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 class Dead(Exception):
-    """An engine that said no more."""
+    """An engine process that stopped responding."""
 
 
 class Engine:
-    """A life of one side."""
+    """A process of one side, before or after the restart."""
 
     def __init__(self, place, side, life):
         self.side, self.log = side, place / f"{side}-{life}.log"
         path = [str(HERE), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"PYTHONPATH": ":".join(filter(None, path))}
-        # Without compiled files an engine takes half a minute more to start.
+        # Without bytecode files an engine takes half a minute longer to start.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         command = [sys.executable, HERE / "life.py", place / "model", side, place / side]
         with self.log.open("w") as log:
@@ -87,7 +87,7 @@ class Run:
 
         self.long = [tokens(LONG) for _ in range(prompts)]
         self.short = [tokens(SHORT) for _ in range(prompts)]
-        # Others in each life: the first life stores them, too.
+        # Different ones after the restart, as the first life stores its own.
         self.new = {life: [tokens(NEW) for _ in range(prompts)] for life in ("same", "restart")}
 
     def start(self, life):
@@ -113,16 +113,16 @@ class Run:
         self.engines.clear()
 
     def turn(self, life, kind, number, prompt, stored):
-        """One prompt, asked of every engine."""
+        """Sends one prompt to every engine."""
         names = list(self.engines)
-        # Nobody always comes after the same one.
+        # Random order, so that no engine always follows the same one.
         random.Random(f"{life} {kind} {number}").shuffle(names)
         for name in names:
             engine = self.engines[name]
 
             def act():
                 if name == "prefix" and stored:
-                    # What it has is gone when the next prompts come.
+                    # Its cache does not keep the prefix from an earlier turn.
                     engine.ask(stored, reset=True)
                 return engine.ask(prompt, reset=name != "prefix")
 
@@ -136,22 +136,22 @@ class Run:
         self.refer(life, kind, number, prompt, stored)
 
     def refer(self, life, kind, number, prompt, stored):
-        """What vLLM answers when its own prefix cache has as many tokens as others found: bfloat16
-        rounds differently when fewer tokens are computed at once."""
+        """Adds vLLM's answers with as many tokens in its own prefix cache as other sides found:
+        bfloat16 rounds differently when fewer tokens are computed at once."""
         key = {"life": life, "kind": kind, "number": number}
         answers = [each for each in self.samples if key.items() <= each.items()]
         known = {each["cached"] for each in answers if each["side"] == "prefix"}
         for cached in {each["cached"] for each in answers} - known - {0}:
             if (engine := self.engines.get("prefix")) is None:
                 return
-            # As many tokens were computed at once when it was stored.
+            # Compute the same number of tokens at once as when the prefix was stored.
             others = prompt[::-1][: len(stored) - cached]
             engine.ask(stored[:cached] + others, reset=True)
             answer = engine.ask(prompt)
             self.samples.append({"side": "reference"} | key | answer)
 
     def read(self, life, kind, number, tokens):
-        """The same bytes, with nothing else done."""
+        """Times plain reads of the same bytes."""
         size = tokens * TOKEN_BYTES
         for how, seconds in direct.read(self.place / "plain.img", number * size, size).items():
             sample = {"side": how, "life": life, "kind": kind, "number": number, "ttft": seconds}
@@ -174,7 +174,7 @@ class Run:
             self.turn("fill", "full", number, prompt, None)
         for number, prompt in enumerate(self.short):
             self.turn("fill", "short", number, prompt, None)
-        # Whoever stores later than it answers.
+        # Some sides store after they answer.
         time.sleep(5)
         self.hits("same")
         self.end()
@@ -186,7 +186,7 @@ class Run:
 
 
 def drop(folder):
-    """Drops a folder's files from the page cache. Returns bytes that stayed; None if unknown."""
+    """Drops a folder's files from the page cache. Returns the bytes left; None if unknown."""
     os.sync()
     left = 0
     for path in folder.rglob("*") if folder.exists() else ():
@@ -199,7 +199,7 @@ def drop(folder):
 
 
 def cached_pages(descriptor):
-    """Pages of a file in the page cache; cachestat(2), since Linux 6.5."""
+    """Returns the pages of a file in the page cache (cachestat(2), since Linux 6.5)."""
     libc = ctypes.CDLL(None, use_errno=True)
     everything, counts = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
     failed = libc.syscall(451, descriptor, everything, counts, 0)
@@ -266,7 +266,7 @@ def main():
         "samples": run.samples,
     }
     (place / "raw.json").write_text(json.dumps(raw))
-    # Only what was measured stays, and the logs.
+    # Keep only the samples and the logs.
     (place / "plain.img").unlink()
     for name in [*arguments.sides, "model"]:
         shutil.rmtree(place / name, ignore_errors=True)

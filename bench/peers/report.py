@@ -1,6 +1,6 @@
-"""Makes pages of what measure.py found: report.py RAW FOLDER [COMMAND].
+"""Makes pages from the samples of measure.py: report.py RAW FOLDER [COMMAND].
 
-Writes engines.md, engines.html and engines.svg. The HTML page needs no other file.
+Writes engines.md, engines.html and engines.svg. The HTML page is self-contained.
 """
 
 import html
@@ -28,15 +28,15 @@ class Samples:
             self.by.setdefault(key, {})[sample["number"]] = sample
 
     def of(self, side, life, kind):
-        """By number. What is computed again and vLLM's prefix cache are no different later."""
+        """Returns the samples by number."""
         return self.by.get((side, life, kind), {})
 
     def ttft(self, side, life, kind):
         return [sample["ttft"] for sample in self.of(side, life, kind).values()]
 
     def wrong(self, side, life, kind):
-        """Answers that are neither what is computed, nor what vLLM's own prefix cache makes of as
-        many tokens."""
+        """Counts answers that differ both from a full computation and from vLLM's own prefix cache
+        with as many tokens."""
         key = {"life": life, "kind": kind}
         return sum(
             all(
@@ -52,8 +52,8 @@ class Samples:
         )
 
     def cost(self, side, life, kind):
-        """(bytes/s, CPU seconds per GB) of loading: what it takes longer than vLLM's prefix cache
-        that has the same tokens."""
+        """Returns (bytes/s, CPU seconds per GB) of loading: the difference to vLLM's prefix cache
+        with the same tokens."""
         base = self.of("prefix", life, kind)
         speeds, costs = [], []
         for number, sample in self.of(side, life, kind).items():
@@ -66,12 +66,12 @@ class Samples:
         return (statistics.median(speeds), statistics.median(costs)) if speeds else None
 
     def ratios(self, side, other, life, kind):
-        """Of TTFT, turn by turn."""
+        """Returns the ratio of TTFTs for each turn."""
         ours, theirs = self.of(side, life, kind), self.of(other, life, kind)
         return [ours[turn]["ttft"] / theirs[turn]["ttft"] for turn in ours if turn in theirs]
 
     def plain(self, life, kind):
-        """The fastest way to read the same bytes: its name, and seconds of each turn."""
+        """Returns the fastest way to read the same bytes: its name, and seconds of each turn."""
         names = {side for side, *_ in self.by if side.startswith(PLAIN)}
         found = {name: self.ttft(name, life, kind) for name in names}
         return min(found.items(), key=lambda item: statistics.median(item[1]))
@@ -84,7 +84,7 @@ def spread(values, scale=1e3, digits=0):
 
 
 def row(samples, side, life, kind):
-    """Cells of a table."""
+    """Returns the cells of a table row."""
     if why := samples.raw["failed"].get(side):
         return [f"does not run: {why}", "", "", "", ""]
     found = samples.of(side, life, kind)
@@ -101,7 +101,7 @@ def row(samples, side, life, kind):
 
 
 def verdicts(samples):
-    """The two that are judged, for each way in that is ours."""
+    """Returns the two judged criteria, for each of our connectors."""
     there = [side for side in sides.SIDES if samples.ttft(side, "restart", "full")]
     ours = [side for side in there if side in sides.OURS]
     theirs = [side for side in there if side not in [*ours, "computed", "prefix"]]
@@ -134,7 +134,7 @@ def verdicts(samples):
 
 
 def plot(samples):
-    """A dot for each turn, a line for the median; one panel for each kind of prompt."""
+    """Plots a dot per turn and a line for the median, with one panel per kind of prompt."""
     names = [side for side in sides.SIDES if side not in samples.raw["failed"]]
     panel = len(names) * ROW + TOP
     found = [s["ttft"] for s in samples.raw["samples"] if s["side"] in sides.SIDES]
@@ -188,7 +188,7 @@ HEAD = ["", "TTFT, ms: median (lowest - highest)", "tokens found", "GB/s", "CPU 
 
 
 def sections(samples, command):
-    """Of the page: ("text" | "list" | "table" | "plot" | "head", content)."""
+    """Yields the page's sections: ("text" | "list" | "table" | "plot" | "head", content)."""
     raw = samples.raw
     machine, load = raw["machine"], raw["load"]
     yield "head", "vLLM with Ripieno and with others"
@@ -298,7 +298,7 @@ def page(parts):
 
 
 def inline(text):
-    """Markdown's `code` and **bold**."""
+    """Converts Markdown's `code` and **bold**."""
     text = html.escape(text)
     for mark, tag in (("**", "b"), ("`", "code")):
         parts = text.split(mark)

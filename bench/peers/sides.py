@@ -1,4 +1,4 @@
-"""What is measured: how each engine is configured."""
+"""The configurations to measure."""
 
 import ctypes
 import dataclasses
@@ -19,16 +19,16 @@ class Side:
 
     title: str
     configuration: dict | None = None
-    """KVTransferConfig's; "FOLDER" in its texts is where this side keeps its files."""
+    """Arguments of KVTransferConfig; "FOLDER" in a text stands for this side's directory."""
     prefix_caching: bool = True
     environment: dict = dataclasses.field(default_factory=dict)
     reason: str = ""
-    """Why it can not run."""
+    """Reason why it cannot run; else empty."""
     note: str = ""
-    """What has to be known to read its row."""
+    """Note to its row."""
 
     def prepare(self, folder, processes):
-        """What vLLM is to be given. Programs that are started for it join the processes."""
+        """Returns vLLM's KVTransferConfig. Adds the programs that it starts to `processes`."""
         os.environ.update(replaced(self.environment, folder))
         if self.configuration is None:
             return None
@@ -40,20 +40,20 @@ class Side:
         return KVTransferConfig(kv_role="kv_both", **replaced(self.configuration, folder))
 
     def close(self):
-        """Ends what prepare() started."""
+        """Ends the programs that prepare() started."""
 
     def commands(self):
-        """How it is configured, for the report."""
+        """Returns the configuration as text for the report."""
         settings = "".join(f"{name}={value} " for name, value in self.environment.items())
         return f"{settings}--kv-transfer-config '{json.dumps(self.configuration)}'"
 
 
 @dataclasses.dataclass(frozen=True)
 class Served(Side):
-    """With a server of its own, which lives and ends with the engine."""
+    """A side with its own server, which runs as long as the engine."""
 
     server: list = dataclasses.field(default_factory=list)
-    """Its command line; "PORT" and "HTTP" are free ports."""
+    """Command line; "PORT" and "HTTP" stand for free ports."""
     running: list = dataclasses.field(default_factory=list)
 
     def prepare(self, folder, processes):
@@ -81,8 +81,8 @@ class Served(Side):
 
 
 def hide_cffi():
-    """vLLM's CPU backend looks through all modules for kernels, and stumbles over cffi's libraries,
-    which LMCache imports before (through numba)."""
+    """Hides cffi's libraries from vLLM's CPU backend, which searches all modules for kernels and
+    fails on them. LMCache imports them first (through numba)."""
     from vllm.triton_utils import dispatcher
 
     rebind = dispatcher._rebind_kernels
@@ -97,7 +97,7 @@ def hide_cffi():
 
 
 def end_with_parent():
-    """Also when that is killed."""
+    """Makes the server end with its parent, even if that is killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 

@@ -1,5 +1,5 @@
-//! `bench catalog`: what the catalog does without devices. Lookups against a plain hash map, hit
-//! rates of the eviction policies on a recorded trace, and how long the runs of files stay.
+//! `bench catalog`: the catalog without devices. Lookups against a plain hash map, hit rates of the
+//! eviction policies on a recorded trace, and run lengths of files under churn.
 
 mod cost;
 pub mod eviction;
@@ -19,10 +19,10 @@ use crate::{
     report::{Aim, Ratio, Report},
 };
 
-/// Files of the stores that lookups are measured in.
+/// Sizes of the stores for lookups, in files.
 const FILES: [u32; 2] = [1_000_000, 10_000_000];
 
-/// Capacities, in parts of a hundred of the trace's distinct blocks.
+/// Capacities in percent of the trace's distinct blocks.
 const CAPACITIES: [u32; 5] = [1, 5, 10, 25, 50];
 
 /// The parts of `catalog`.
@@ -32,13 +32,13 @@ enum Part {
     Lookup,
     /// Hit rates of the eviction policies on a trace, and with a scan
     Eviction,
-    /// What a file costs when it is stored, acquired and copied by a snapshot
+    /// Cost of a file when it is stored, acquired and copied by a snapshot
     Cost,
     /// Mean run length of files after a replay with eviction
     Runs,
 }
 
-/// What `catalog` takes.
+/// Arguments of `catalog`.
 #[derive(clap::Args, Debug)]
 pub struct CatalogArgs {
     /// Rounds of each timed measurement; the two sides of a ratio alternate
@@ -47,13 +47,13 @@ pub struct CatalogArgs {
     /// Measure only this part
     #[arg(long, value_enum)]
     only: Option<Part>,
-    /// A recorded trace, one JSON object a line; without it what needs one is left out
+    /// A recorded trace, one JSON object a line; without it, parts that need one are skipped
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// Where to write the plots (SVG)
+    /// Directory for the plots (SVG)
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     plots: PathBuf,
 }
@@ -61,7 +61,7 @@ pub struct CatalogArgs {
 /// Measures everything and prints it.
 ///
 /// # Errors
-/// When the trace cannot be read or a plot not be written.
+/// Returns an error if the trace cannot be read or a plot cannot be written.
 pub fn run(args: &CatalogArgs) -> Result<()> {
     let mut report = Report::new("catalog");
     let wanted = |part| args.only.is_none_or(|only| only == part);

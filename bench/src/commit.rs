@@ -1,6 +1,6 @@
-//! `bench commit`: what it takes to make stored blocks permanent. The time from a block's last
-//! written row to the acknowledged commit, by committers at once; and bytes that the controllers
-//! were given to write for each byte stored.
+//! `bench commit`: the cost of making stored blocks durable. Measures the time from a block's last
+//! written row to the acknowledged commit, with concurrent committers, and the bytes written to the
+//! controllers per byte stored.
 
 use std::{
     fs::File,
@@ -21,25 +21,25 @@ use crate::{
     sample::{Samples, timed},
 };
 
-/// 16 tokens of Llama-3-8B: 8 heads of 128 numbers of 2 bytes, keys and values apart.
+/// 16 tokens of Llama-3-8B: 8 heads of 128 numbers of 2 bytes, keys and values separate.
 const SHAPE: KvShape =
     KvShape { layers: 32, segments: 2, object_bytes: 32 << 10, block_tokens: 16 };
-/// Blocks of the pool; the medium holds about twice as many, and evicts.
+/// Blocks of the pool; the medium holds about twice as many, so the store evicts.
 const BLOCKS: u32 = 64;
-/// A record, where a commit is made of plain system calls.
+/// Bytes of a record in the baseline of plain system calls.
 const RECORD_BYTES: usize = 4096;
 
-/// What `commit` takes.
+/// Arguments of `commit`.
 #[derive(clap::Args, Debug)]
 pub struct CommitArgs {
-    /// Where the files are made, on the file system to be measured
+    /// Directory of the files, on the file system to measure
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
-    /// Committers at once, each with a block of 16 tokens of Llama-3-8B
+    /// Numbers of concurrent committers, each with a block of 16 tokens of Llama-3-8B
     #[arg(long, value_delimiter = ',', default_value = "1,4,16",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(BLOCKS)))]
     committers: Vec<u32>,
-    /// Commits in all of each measurement
+    /// Total commits of each measurement
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..))]
     commits: u32,
     /// Print one JSON object instead of a table
@@ -50,7 +50,7 @@ pub struct CommitArgs {
 /// Measures and prints.
 ///
 /// # Errors
-/// When a part of the stack refuses.
+/// Returns an error if a part of the stack fails.
 pub fn run(args: &CommitArgs) -> Result<()> {
     let mut report = Report::new("commit");
     let folder = Folder::new(&args.dir)?;
@@ -66,7 +66,7 @@ pub fn run(args: &CommitArgs) -> Result<()> {
         // All layers of all committers' blocks.
         let options = StoreOptions { iocbs: BLOCKS * SHAPE.layers, ..StoreOptions::default() };
         let mut stack = Stack::over(configs, options, &format, BLOCKS)?;
-        // What is written for the first time costs the file system more.
+        // The first write of a block costs the file system more.
         measure(&mut stack, 1, 2 * BLOCKS)?;
         let mut alone = None;
         for &committers in &args.committers {
@@ -101,9 +101,9 @@ pub fn run(args: &CommitArgs) -> Result<()> {
 }
 
 struct Found {
-    /// From the last written row to the end of the commit.
+    /// Microseconds from the last written row to the end of the commit.
     us: Samples,
-    /// MiB that the controller took, and MiB of blocks.
+    /// MiB written to the controller; the next field is MiB of blocks.
     written: f64,
     stored: f64,
     commits_a_flush: f64,
@@ -135,10 +135,10 @@ fn measure(stack: &mut Stack, committers: u32, commits: u32) -> Result<Found> {
     })
 }
 
-/// Stores and commits one block after the other; microseconds of each commit.
+/// Stores and commits one block after the other. Returns the microseconds of each commit.
 fn commit(stack: &Stack, (committer, committers): (u32, u32), count: u32) -> Result<Vec<f64>> {
     let store = stack.store.clone();
-    // No keys of an earlier measurement.
+    // Keys that no earlier measurement used.
     let mut keys = KeyChain::new(format!("{committer} of {committers}, {count}").as_bytes());
     let block = BlockId(committer);
     let mut us = Vec::with_capacity(count as usize);
@@ -160,15 +160,15 @@ fn commit(stack: &Stack, (committer, committers): (u32, u32), count: u32) -> Res
     Ok(us)
 }
 
-/// Microseconds of what a commit is made of, by plain system calls: after a block was written past
-/// the page cache, fdatasync, and a small write and fdatasync.
+/// Measures the equivalent of a commit with plain system calls, in microseconds: after a block was
+/// written with O_DIRECT, fdatasync, then a small write and fdatasync.
 fn plain(folder: &Folder, count: u32) -> Result<Samples> {
     let path = folder.path().join("plain");
     let flags = OFlags::DIRECT.bits().cast_signed();
     let file = File::options().write(true).create(true).custom_flags(flags).open(&path);
     let file = file.with_context(|| format!("making {}", path.display()))?;
     let block = SHAPE.block_bytes();
-    // Direct I/O wants it aligned.
+    // Direct I/O requires an aligned buffer.
     let memory = pattern(block as usize + RECORD_BYTES, 1);
     let bytes = &memory[memory.as_ptr().align_offset(RECORD_BYTES)..][..block as usize];
     let record = |at: u32| u64::from(at) * RECORD_BYTES as u64;
@@ -183,7 +183,7 @@ fn plain(folder: &Folder, count: u32) -> Result<Samples> {
                 file.sync_data()
             });
             written?;
-            // The first round makes the file.
+            // The first round allocates the file.
             if round > 0 {
                 us.push(took.as_secs_f64() * 1e6);
             }

@@ -18,40 +18,40 @@ use crate::{
 const LAYERS: u32 = 4;
 const SIDES: [&str; 4] = ["ours", "without checksums", "fio plain", "fio tuned"];
 
-/// What `file` takes.
+/// Arguments of `file`.
 #[derive(clap::Args, Debug)]
 pub struct FileArgs {
-    /// Where the files are made, on the file system to be measured; all sides together take seven
-    /// times --mib
+    /// Directory of the files, on the file system to measure; all sides together take seven times
+    /// --mib
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
-    /// Sizes of an object, and of fio's block
+    /// Sizes of an object, and of fio's blocks
     #[arg(long, value_delimiter = ',', default_value = "4096,32768,131072,1048576")]
     sizes: Vec<u32>,
-    /// Commands in flight for each device
+    /// Commands in flight per device
     #[arg(long, default_value_t = 32)]
     depth: u32,
-    /// Devices, and jobs of fio
+    /// Number of devices, and of fio's jobs
     #[arg(long, default_value_t = 1)]
     devices: u32,
-    /// Data that a turn moves
+    /// MiB that a round moves
     #[arg(long, default_value_t = 256)]
     mib: u32,
-    /// Turns of each side, one after the other
+    /// Rounds; the sides alternate
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(3..=1000))]
     rounds: u32,
-    /// Only reads, or only writes
+    /// Measure only reads, or only writes
     #[arg(long, value_enum)]
     only: Option<Direction>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// Where to write the plots (SVG)
+    /// Directory for the plots (SVG)
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     plots: PathBuf,
 }
 
-/// Which way the data goes.
+/// Direction of the data.
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 enum Direction {
     /// Retrieve, against reads
@@ -60,7 +60,7 @@ enum Direction {
     Write,
 }
 
-/// What both sides do.
+/// The load of both sides.
 struct Load {
     object_bytes: u32,
     depth: u32,
@@ -79,7 +79,7 @@ impl Load {
     }
 }
 
-/// One turn of one side.
+/// One round of one side.
 struct Pass {
     bytes: u64,
     seconds: f64,
@@ -108,7 +108,7 @@ impl Side {
 /// Measures and prints.
 ///
 /// # Errors
-/// [`Missing`] without fio; when a part of the stack refuses.
+/// Returns [`Missing`] without fio, and an error if a part of the stack fails.
 pub fn run(args: &FileArgs) -> Result<()> {
     let mut report = Report::new("file");
     report.notes.push(format!("against {}, io_uring, O_DIRECT", fio::version()?));
@@ -141,7 +141,7 @@ pub fn run(args: &FileArgs) -> Result<()> {
     report.print(args.json)
 }
 
-/// The ratios of the sides, of which there are as many as [`SIDES`].
+/// Adds the ratios of the [`SIDES`].
 fn compare(report: &mut Report, name: &str, sides: &[Side; SIDES.len()]) {
     for (us, against) in [(0, 2), (0, 3), (1, 3), (0, 1)] {
         let name = format!("{name}: {} against {}", SIDES[us], SIDES[against]);
@@ -154,7 +154,7 @@ fn compare(report: &mut Report, name: &str, sides: &[Side; SIDES.len()]) {
     }
 }
 
-/// Each side's turns, one after the other, in the order of [`SIDES`].
+/// Measures all sides alternately, in the order of [`SIDES`].
 fn measure(
     args: &FileArgs,
     object_bytes: u32,
@@ -165,7 +165,7 @@ fn measure(
     let load = Load { object_bytes, depth, devices, mib };
     let store = |checksums| Ours::new(&folder.0, &load, checksums).context("a store over files");
     let (mut with, mut without) = (store(true)?, store(false)?);
-    // The first pass makes the files and writes all of them.
+    // The first pass creates the files and writes all of them.
     fio::pass(&folder.0, &load, Direction::Write, Setting::Tuned)?;
     let mut sides = <[Side; SIDES.len()]>::default();
     for round in 0..=args.rounds {
@@ -182,18 +182,18 @@ fn measure(
     Ok(sides)
 }
 
-/// A folder of this process, which goes with it.
+/// A directory of this process, removed on drop.
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Made below `parent`.
+    /// Creates it in `parent`.
     pub fn new(parent: &Path) -> Result<Self> {
         let path = parent.join(format!("ripieno-bench-{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
         Ok(Self(path))
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.0
     }

@@ -1,7 +1,7 @@
 //! `bench gpu`: the I/O kernel on an NVIDIA GPU.
 //!
-//! Each part is measured by itself, and one that fails does not stop the others. Over a stand-in
-//! for libcuda everything runs as well, so that tests execute this code; its figures are marked.
+//! Parts are independent: a failed part does not stop the others. Everything also runs over a mock
+//! of libcuda, so that tests execute this code; its figures are marked.
 
 mod abi;
 mod caller;
@@ -24,52 +24,52 @@ use crate::report::Report;
 /// The parts of `gpu`.
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Commands a second against a controller that completes at once
+    /// Commands a second against a controller that completes immediately
     Rate,
-    /// What a small operation costs on the same controller, with 1 to 64 warps
+    /// Cost of a small operation on the same controller, with 1 to 64 warps
     Operation,
     /// Retrieve into the GPU's memory against a plain copy
     Retrieve,
-    /// The caller's CPU time a layer
+    /// The caller's CPU time per layer
     Caller,
     /// A matrix product beside the I/O
     Matmul,
 }
 
-/// Beside the benchmarks.
+/// Other commands.
 #[derive(clap::Subcommand, Debug)]
 enum GpuCommand {
-    /// A question about this machine's driver and GPU; each case runs in a process of its own
+    /// Test a property of this machine's driver and GPU; each case runs in its own process
     Experiment(experiment::ExperimentArgs),
 }
 
-/// What `gpu` takes.
+/// Arguments of `gpu`.
 #[derive(clap::Args, Debug)]
 pub struct GpuArgs {
     #[command(subcommand)]
     command: Option<GpuCommand>,
-    /// Which GPU
+    /// CUDA device number
     #[arg(long, default_value_t = 0)]
     gpu: u32,
     /// Rounds of each measurement; the sides of a ratio alternate
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Measure only this part; may be given more than once
+    /// Measure only this part; may be repeated
     #[arg(long, value_enum)]
     only: Vec<Part>,
-    /// Leave out what needs a resident kernel
+    /// Skip parts that need a resident kernel
     #[arg(long)]
     per_batch: bool,
-    /// Sizes that say nothing, to see that everything runs
+    /// Use meaningless small sizes, to check that everything runs
     #[arg(long)]
     tiny: bool,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// Also write the JSON object to this file; refused over a stand-in for the GPU's driver
+    /// Also write the JSON object to this file; refused over a mock of the GPU's driver
     #[arg(long, value_name = "FILE")]
     keep: Option<PathBuf>,
-    /// Where to write the plots (SVG)
+    /// Directory for the plots (SVG)
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     plots: PathBuf,
 }
@@ -77,7 +77,7 @@ pub struct GpuArgs {
 /// Measures everything and prints it.
 ///
 /// # Errors
-/// Without a GPU, or when a part failed; what the others found is printed all the same.
+/// Returns an error without a GPU, or if a part failed; other parts' results are still printed.
 pub fn run(args: &GpuArgs) -> Result<()> {
     if let Some(GpuCommand::Experiment(experiment)) = &args.command {
         return experiment::run(args.gpu, experiment);

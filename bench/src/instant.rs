@@ -1,4 +1,4 @@
-//! A controller that completes at once and moves nothing: what is left is the driver's own path.
+//! A controller that completes immediately and moves no data, to isolate the driver's own path.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use nvme_driver::{
 use nvme_emu::EmuDomain;
 use nvme_spec::ids::{Nsid, QueueId};
 
-/// Identifier of the one queue pair.
+/// Identifier of the only queue pair.
 pub const QID: QueueId = QueueId(1);
 const DESCRIPTOR_BYTES: u32 = 4096;
 
-/// One queue pair and the side of it that a drive would have.
+/// A queue pair and the drive's side of it.
 #[derive(Debug)]
 pub struct Instant {
     domain: Arc<EmuDomain>,
@@ -29,7 +29,7 @@ pub struct Instant {
 }
 
 impl Instant {
-    /// A queue pair of `depth` entries, a power of two.
+    /// Creates a queue pair of `depth` entries, a power of two.
     pub fn new(depth: u32) -> Result<Self> {
         let domain = EmuDomain::new("instant");
         let alloc = |bytes: u32| -> Result<DmaSlice> {
@@ -40,12 +40,12 @@ impl Instant {
         Ok(Self { domain, sq, cq, descriptors, doorbells, depth, head: 0, tail: 0, completed: 0 })
     }
 
-    /// The submission and the completion queue's memory.
+    /// Returns the memory of the submission and completion queues.
     pub fn queues(&self) -> (DmaSlice, DmaSlice) {
         (self.sq.clone(), self.cq.clone())
     }
 
-    /// A bus with the doorbells and nothing else.
+    /// Returns a bus that has only the doorbells.
     pub fn bus(&self) -> Arc<dyn Bus> {
         Arc::new(DoorbellBus {
             space: self.domain.clone() as Arc<dyn DmaSpace>,
@@ -53,7 +53,7 @@ impl Instant {
         })
     }
 
-    /// What an executor is told about the queue.
+    /// Returns the executor's grant of the queue.
     pub fn grant(&self) -> Result<QueueGrant> {
         let doorbell = |is_cq: usize| -> Result<_> {
             Ok(self.doorbells.slice((usize::from(QID.0) * 2 + is_cq) * 4, 4)?.place())
@@ -79,7 +79,7 @@ impl Instant {
         })
     }
 
-    /// Completes everything that was submitted, in order. How much that was.
+    /// Completes all submitted commands in order. Returns their number.
     pub fn complete(&mut self) -> Result<u32> {
         let access = self.domain.access();
         let doorbell = self.doorbells.iova().offset(u64::from(QID.0) * 8);
@@ -93,7 +93,7 @@ impl Instant {
             let phase = u32::from((self.tail / self.depth).is_multiple_of(2));
             access.write_u32(cqe.offset(8), self.head | u32::from(QID.0) << 16)?;
             access.store_release32(cqe.offset(12), cid | phase << 16)?;
-            // Free running over two passes, so that the phase follows from it.
+            // Counts two passes modulo, so that the phase follows from it.
             self.tail = (self.tail + 1) % (2 * self.depth);
             count += 1;
         }
@@ -101,13 +101,13 @@ impl Instant {
         Ok(count)
     }
 
-    /// Commands completed so far.
+    /// Returns the number of completed commands.
     pub fn completed(&self) -> u64 {
         self.completed
     }
 }
 
-/// Doorbells at the start of a page; the registers do not answer.
+/// Doorbells at the start of a page; other registers do not respond.
 #[derive(Debug)]
 struct DoorbellBus {
     space: Arc<dyn DmaSpace>,

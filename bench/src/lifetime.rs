@@ -1,7 +1,7 @@
-//! `bench lifetime`: what a store does for the lifetime of its drive. Bytes of flash that are
-//! written for each byte that the host writes, counted by a simulated flash translation layer below
-//! the software controller, while a full store evicts. In virtual time and on one thread: figures
-//! are counts, and repeat.
+//! `bench lifetime`: the store's effect on the lifetime of its drive. Measures flash bytes written
+//! per host byte written, counted by a simulated flash translation layer below the software
+//! controller, while a full store evicts. Runs in virtual time on one thread: results are counts,
+//! and reproducible.
 
 mod workload;
 
@@ -21,18 +21,18 @@ use self::workload::{Requests, Workload};
 use crate::report::{Ratio, Report};
 
 const LBA_BYTES: u32 = 4096;
-/// Of drives with Flexible Data Placement.
+/// Placement handles of drives with Flexible Data Placement.
 const HANDLES: u16 = 8;
-/// Erase blocks that the drive's capacity is.
+/// Erase blocks of the drive's capacity.
 const ERASE_BLOCKS: u32 = 256;
 
-/// What `lifetime` takes.
+/// Arguments of `lifetime`.
 #[derive(clap::Args, Debug)]
 pub struct LifetimeArgs {
-    /// Capacity of the drive in MiB; its erase blocks are a 256th of it
+    /// Capacity of the drive in MiB; an erase block is a 256th of it
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=16384))]
     drive_mib: u32,
-    /// Flash beyond the capacity, in per cent of it
+    /// Over-provisioned flash, in percent of the capacity
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(..=100))]
     over_provisioning: u32,
     /// KiB of an object; a file has two
@@ -41,13 +41,13 @@ pub struct LifetimeArgs {
     /// Blocks of the longest document; the shortest has an eighth
     #[arg(long, default_value_t = 56, value_parser = clap::value_parser!(u32).range(8..=1024))]
     document_blocks: u32,
-    /// Of the requests
+    /// Seed of the requests
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// What is written before it counts, in capacities of the drive
+    /// Warm-up before the measurement, in drive writes
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=100))]
     warm_up: u32,
-    /// What is written then
+    /// Measurement, in drive writes
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
     drive_writes: u32,
     /// Print one JSON object instead of a table
@@ -62,15 +62,15 @@ impl LifetimeArgs {
     }
 }
 
-/// How a store is used.
+/// Configuration of a store.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     workload: Workload,
     deallocate: bool,
     placement: bool,
-    /// Files of a group; as the format chooses if `None`.
+    /// Files per group; `None` for the format's choice.
     group: Option<u32>,
-    /// Part of the drive that the store never uses, in per cent.
+    /// Percentage of the drive that the store never uses.
     unused: u32,
 }
 
@@ -79,7 +79,7 @@ impl Case {
         Self { workload, deallocate: false, placement: false, group: None, unused: 0 }
     }
 
-    /// What is compared. The first one is what the others are held against.
+    /// Returns all cases. The first one is the baseline.
     fn all(workload: Workload) -> Vec<Self> {
         let mut all = Vec::new();
         for placement in [false, true] {
@@ -109,10 +109,10 @@ impl Case {
     }
 }
 
-/// Counts and prints.
+/// Measures and prints.
 ///
 /// # Errors
-/// When a part of the stack refuses.
+/// Returns an error if a part of the stack fails.
 pub fn run(args: &LifetimeArgs) -> Result<()> {
     let mut report = Report::new("lifetime");
     for workload in Workload::ALL {
@@ -141,17 +141,17 @@ pub fn run(args: &LifetimeArgs) -> Result<()> {
 /// A store on one drive.
 struct Rig {
     case: Case,
-    /// One handle for each namespace.
+    /// One store handle per namespace.
     stores: Vec<Store>,
     meter: FtlMeter,
     drive_bytes: u64,
     requests: Requests,
-    /// New epochs so far.
+    /// Number of epochs started so far.
     epochs: usize,
     _kv: KvMemory,
 }
 
-/// What was counted after the warm-up.
+/// Counters after the warm-up.
 struct Found {
     object_bytes: u32,
     ftl: FtlCounters,
@@ -160,7 +160,7 @@ struct Found {
 }
 
 impl Found {
-    /// The first two depend on how the store is used, the others on what is asked of it.
+    /// The first two results depend on the store's configuration, the others on the workload.
     fn counts(&self) -> [(&'static str, f64); 4] {
         let since = |of: fn(&StoreStats) -> u64| (of(&self.after) - of(&self.before)) as f64;
         let stored = since(|stats| stats.stored_bytes);
@@ -199,7 +199,7 @@ impl Rig {
             deallocate: case.deallocate,
             placement: case.placement,
             virtual_time: true,
-            // 16 objects of 8 KiB a command at most.
+            // At most 16 objects of 8 KiB per command.
             run_bytes: 128 << 10,
             ..StoreOptions::default()
         };
@@ -237,7 +237,7 @@ impl Rig {
         Ok(Found { object_bytes, ftl: self.meter.counters().since(ftl), before, after })
     }
 
-    /// Until so many capacities of the drive were written.
+    /// Serves requests until `drive_writes` capacities of the drive were written.
     fn replay(&mut self, drive_writes: u32) -> Result<()> {
         for _ in 0..drive_writes {
             if self.case.workload == Workload::Turnover {
@@ -254,7 +254,7 @@ impl Rig {
     }
 }
 
-/// The handles of a workload's namespaces, and the files of the store.
+/// Returns the handles of a workload's namespaces, and the number of files.
 fn within(store: &Store, workload: Workload) -> Result<(Vec<Store>, u32)> {
     let files = store.stats()?.files;
     let count = workload.namespaces();
@@ -269,7 +269,7 @@ fn within(store: &Store, workload: Workload) -> Result<(Vec<Store>, u32)> {
     Ok((stores, files))
 }
 
-/// Looks the blocks up, and stores those that are missing.
+/// Looks the blocks up, and stores the missing ones.
 fn serve(store: &Store, keys: &[objstore::BlockKey]) -> Result<()> {
     let prefix = store.lookup(keys)?;
     let missing = &keys[prefix.len()..];
@@ -314,13 +314,13 @@ mod tests {
         let [neither, both] =
             [neither, Case { deallocate: true, placement: true, ..neither }].map(found);
         let [factor, fewer] = [&neither, &both].map(|found| found.ftl.write_amplification());
-        // 1.61 and 1.31: what a drive writes for itself.
+        // 1.61 and 1.31: the parts above 1 are the drive's own writes.
         assert!(fewer - 1.0 < 0.6 * (factor - 1.0), "{fewer} with, {factor} without");
         assert_eq!(neither.after.deallocated_bytes, 0);
         assert!(both.after.deallocated_bytes > 0);
     }
 
-    /// All that it frees is used again.
+    /// All freed space is reused.
     #[test]
     fn a_full_store_deallocates_nothing_and_a_run_repeats() {
         let without = Case::new(Workload::Steady);

@@ -1,7 +1,7 @@
 //! Benchmarks of Ripieno. Each result is a ratio of two things measured side by side in one run,
 //! because absolute speeds of a shared machine say little.
 //!
-//! Results never make the exit code fail: a benchmark informs, tests judge.
+//! Results do not affect the exit code: benchmarks inform, tests judge.
 
 mod catalog;
 mod commit;
@@ -20,13 +20,13 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
-/// This machine lacks a program to measure against.
+/// Exit code if this machine lacks a program to compare with.
 const EXIT_MACHINE: u8 = 3;
 
 /// Benchmarks of Ripieno, each a ratio measured side by side in one run.
 ///
-/// Exit codes: 0 measured, 1 something failed, 2 wrong usage, 3 a program that is measured against
-/// is not on this machine. A ratio that misses its aim is reported, and is not a failure.
+/// Exit codes: 0 measured, 1 something failed, 2 wrong usage, 3 a program to compare with is not on
+/// this machine. A ratio that misses its aim is reported, and is not a failure.
 #[derive(Parser)]
 #[command(name = "bench", version)]
 struct Cli {
@@ -36,27 +36,26 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// The whole path on software controllers: retrieve against memcpy, the caller's CPU time a
-    /// layer, and cycles a command of both submit-and-reap paths
+    /// The whole path on software controllers: retrieve against memcpy, the caller's CPU time per
+    /// layer, and cycles per command of both submit-and-reap paths
     Path(PathArgs),
-    /// What the catalog does without devices: lookups against a plain hash map, hit rates of the
-    /// eviction policies on a recorded trace, and the lengths of runs of files
+    /// The catalog without devices: lookups against a plain hash map, hit rates of the eviction
+    /// policies on a recorded trace, and run lengths of files
     Catalog(catalog::CatalogArgs),
-    /// Commits: how long they take, and what is written for each byte stored
+    /// Commits: latency, and bytes written per byte stored
     Commit(commit::CommitArgs),
     /// Software controllers over files (`--media file:DIR`) against fio's io_uring engine
     File(file::FileArgs),
     /// The I/O kernel on an NVIDIA GPU: commands a second, retrieve against a plain copy, the
-    /// caller's CPU time a layer, and what the I/O costs a matrix product beside it
+    /// caller's CPU time per layer, and the slowdown of a matrix product beside it
     Gpu(gpu::GpuArgs),
-    /// What a store does for the lifetime of its drive: bytes of flash written for each byte of the
-    /// host's, with and without deallocation and placement handles
+    /// Write amplification: flash bytes written per host byte, with and without deallocation and
+    /// placement handles
     Lifetime(lifetime::LifetimeArgs),
-    /// How long a store of so many files takes to open: reading its journal, and building its
-    /// catalog
+    /// Time to open a store: reading its journal and building its catalog
     Open(open::OpenArgs),
-    /// Host memory before the drives: hit rates against LRU and Belady on a recorded trace,
-    /// and blocks that are on the GPU in time, by how far ahead they are announced
+    /// Host memory above the drives: hit rates against LRU and Belady on a recorded trace, by size
+    /// and policy
     Tier(tier::TierArgs),
 }
 
@@ -67,15 +66,15 @@ enum Part {
     Retrieve,
     /// Retrieve with checksums against without
     Checksums,
-    /// Storing and hits with host memory before the media, against the media alone
+    /// Stores and hits with a host memory cache, against the media alone
     Dram,
-    /// The caller's CPU time a layer
+    /// The caller's CPU time per layer
     Caller,
-    /// Cycles a command
+    /// Cycles per command
     Command,
 }
 
-/// What `path` takes.
+/// Arguments of `path`.
 #[derive(clap::Args, Debug)]
 pub struct PathArgs {
     /// Rounds of each measurement; the two sides of a ratio alternate
@@ -87,7 +86,7 @@ pub struct PathArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// Where to write the plots (SVG)
+    /// Directory for the plots (SVG)
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     plots: PathBuf,
 }

@@ -1,8 +1,7 @@
-//! `bench open`: how long a store takes to open, by files: superblock, journal, catalog.
+//! `bench open`: time to open a store, by number of files: superblock, journal, catalog.
 //!
 //! The journal holds the state of a full store, as a compaction leaves it, and is read from memory
-//! and from a file that is in no cache. Against it stands a plain sequential read of the same
-//! bytes.
+//! and from an uncached file. The baseline is a plain sequential read of the same bytes.
 
 mod medium;
 
@@ -21,19 +20,19 @@ use crate::{
     sample::{Samples, timed},
 };
 
-/// What `open` takes.
+/// Arguments of `open`.
 #[derive(clap::Args, Debug)]
 pub struct OpenArgs {
-    /// Files of the store
+    /// Numbers of files
     #[arg(long, value_delimiter = ',', default_value = "1000000,10000000")]
     files: Vec<u32>,
-    /// Checksums of a file: one for each object
+    /// Checksums per file: one per object
     #[arg(long, value_delimiter = ',', default_value = "0,32")]
     checksums: Vec<u32>,
-    /// Where the journal is
+    /// Media of the journal
     #[arg(long, value_enum, value_delimiter = ',', default_value = "memory,file")]
     media: Vec<Kind>,
-    /// Where to make the file: on a disk, and not in memory
+    /// Directory of the file: on a disk, and not in memory
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     dir: PathBuf,
     /// Rounds of each measurement
@@ -46,19 +45,19 @@ pub struct OpenArgs {
 
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// This process's memory
+    /// Memory of this process
     Memory,
-    /// A file, read from its disk
+    /// File on a disk
     File,
 }
 
-/// Blocks that a medium reads at once when nothing is done with them.
+/// Bytes per read of the plain sequential read.
 const PLAIN_READ_BYTES: usize = 8 << 20;
 
 /// Measures everything and prints it.
 ///
 /// # Errors
-/// When the medium cannot be made, or what was stored is not found again.
+/// Returns an error if the medium cannot be created, or stored keys are not found.
 pub fn run(args: &OpenArgs) -> Result<()> {
     let mut report = Report::new("open");
     for &kind in &args.media {
@@ -109,10 +108,10 @@ fn measure(
     Ok(())
 }
 
-/// The superblock of a catalog without data that knows so many files.
+/// Returns the superblocks of a catalog without data, for `files` files.
 fn plan(files: u32, checksums: u32) -> Vec<Superblock> {
     let lba_bytes = 4096;
-    // Far more than needed: what is not written takes no space.
+    // Far more than needed: unwritten space is not allocated.
     let namespace_lbas = 1 << 28;
     let (model, serial, nguid, eui64) = ([b' '; 40], [b' '; 20], [0; 16], [1; 8]);
     let identity =
@@ -134,7 +133,7 @@ fn plan(files: u32, checksums: u32) -> Vec<Superblock> {
         group: None,
     };
     let mut superblocks = plan.superblocks().expect("a file of 1 TiB holds it");
-    // The medium ends where the journal does.
+    // The medium ends with the journal.
     let area = superblocks[0].journal.expect("it carries the catalog");
     let superblock = &mut superblocks[0];
     superblock.region.lbas = (area.offset + 2 * area.half_bytes) >> 12;
@@ -142,7 +141,7 @@ fn plan(files: u32, checksums: u32) -> Vec<Superblock> {
 }
 
 /// Formats the medium and writes the state of a full store by a compaction. Returns its length and
-/// where it is.
+/// offset.
 fn fill(
     medium: &Medium,
     mut superblocks: Vec<Superblock>,
@@ -167,7 +166,7 @@ fn fill(
             key: key(file),
             checksums: words.as_slice().into(),
         };
-        // Whole groups, as long as they may be.
+        // Fill groups up to their maximum length.
         if records.len() + 48 + 4 * words.len() > journal.payload_bytes_max() {
             journal.copy(&records, 0)?;
             records.clear();
@@ -184,7 +183,7 @@ fn fill(
     Ok((area.certain_bytes, area.offset + area.half_bytes))
 }
 
-/// Keys as different as digests are.
+/// Returns keys that are as random as digests.
 fn key(file: u32) -> BlockKey {
     let mut key = [0; 32];
     for (at, part) in (1u64..).zip(key.chunks_exact_mut(8)) {
@@ -206,7 +205,7 @@ fn open<E: std::fmt::Display>(
     Ok(Journal::open(Box::new(medium.clone()), *superblock, apply, |_, _| {})?)
 }
 
-/// As a store opens. The time ends when the catalog can be used.
+/// Opens the catalog as a store does. The time ends when it is usable.
 fn open_catalog(medium: &Medium, files: u32, checksums: u32) -> Result<Duration> {
     let config = CatalogConfig {
         files,
@@ -232,7 +231,7 @@ fn open_catalog(medium: &Medium, files: u32, checksums: u32) -> Result<Duration>
     Ok(took)
 }
 
-/// Reads `bytes` bytes from `offset` on and does nothing with them.
+/// Reads `bytes` bytes from `offset` on and discards them.
 fn read(medium: &Medium, offset: u64, bytes: u64) -> Result<Duration> {
     let (mut medium, mut buffer) = (medium.clone(), vec![0; PLAIN_READ_BYTES]);
     let (result, took) = timed(|| -> Result<()> {

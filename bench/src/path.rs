@@ -20,15 +20,15 @@ use crate::{
 const HEADLINE_BYTES: u32 = 128 << 10;
 /// Object sizes of the plot: 16 to 64 tokens of one segment, smaller and larger.
 const SIZES: [u32; 5] = [4 << 10, 16 << 10, 32 << 10, HEADLINE_BYTES, 512 << 10];
-/// Cycles a command of the best published CPU path.
+/// Cycles per command of the best published CPU path.
 const BEST_PUBLISHED: f64 = 107.0;
-/// Cycles a command of SPDK's driver, as published.
+/// Published cycles per command of SPDK's driver.
 const SPDK_PUBLISHED: f64 = 370.0;
 
 /// Measures everything and prints it.
 ///
 /// # Errors
-/// When a part of the stack refuses, or a byte is wrong.
+/// Returns an error if a part of the stack fails, or data is wrong.
 pub fn run(args: &PathArgs) -> Result<()> {
     let mut report = Report::new("path");
     let wanted = |part| args.only.is_none_or(|only| only == part);

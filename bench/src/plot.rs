@@ -5,18 +5,18 @@ use std::path::Path;
 use anyhow::{Context as _, Result, anyhow};
 use plotters::prelude::*;
 
-/// One line: its name and its points.
+/// A line: its name and its points.
 pub struct Line<'a> {
     /// Legend.
     pub name: &'a str,
-    /// Points, by x.
+    /// Points in order of x.
     pub points: Vec<(f64, f64)>,
 }
 
 /// Draws lines over a logarithmic x axis.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// Returns an error if the file cannot be written.
 pub fn lines(path: &Path, title: &str, x: &str, y: &str, lines: &[Line<'_>]) -> Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)

@@ -1,20 +1,20 @@
-//! Results for people and for scripts.
+//! Results for people and scripts.
 
 use comfy_table::{Cell, Table, presets};
 use serde::Serialize;
 
 use crate::sample::Samples;
 
-/// One ratio.
+/// A ratio of two measurements.
 #[derive(Debug, Serialize)]
 pub struct Ratio {
-    /// What was measured.
+    /// Name of the measurement.
     pub name: String,
-    /// The measured side.
+    /// The measured value.
     pub value: f64,
-    /// What it is held against.
+    /// The value to compare with.
     pub against: f64,
-    /// Where the other side comes from: measured in this run, or published.
+    /// Source of the other value: this run, or a publication.
     pub source: &'static str,
     /// Unit of both.
     pub unit: &'static str,
@@ -22,19 +22,19 @@ pub struct Ratio {
     pub ratio: f64,
     /// The aim for the ratio.
     pub aim: Aim,
-    /// Lowest and highest ratio of a single round; `None` when the other side is published.
+    /// Lowest and highest ratio of a single round; `None` for a published value.
     pub spread: Option<(f64, f64)>,
 }
 
-/// What a ratio should be.
+/// Target of a ratio.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aim {
-    /// Not under the first; the second is hoped for.
+    /// At least the first value; preferably the second.
     AtLeast(f64, f64),
-    /// Not over this.
+    /// At most this value.
     AtMost(f64),
-    /// None is set.
+    /// No target.
     Open,
 }
 
@@ -59,7 +59,7 @@ impl Aim {
 }
 
 impl Ratio {
-    /// A ratio of `value` to `against`.
+    /// Returns the ratio of `value` to `against`.
     pub fn new(name: impl Into<String>, unit: &'static str, value: f64, against: f64) -> Self {
         Self {
             name: name.into(),
@@ -73,8 +73,8 @@ impl Ratio {
         }
     }
 
-    /// The median of the ratios of two sides, round by round, and the lowest and highest: what
-    /// disturbs a round disturbs both of its sides.
+    /// Returns the median of the ratios in each round, with the lowest and highest: disturbances of
+    /// a round affect both of its sides.
     pub fn rounds(
         name: impl Into<String>,
         unit: &'static str,
@@ -86,51 +86,51 @@ impl Ratio {
         Self { ratio, ..Self::new(name, unit, us.median(), them.median()) }.spread(&ratios)
     }
 
-    /// With the lowest and highest of its rounds.
+    /// Adds the lowest and highest ratio of the rounds.
     pub fn spread(self, rounds: &Samples) -> Self {
         Self { spread: Some((rounds.quantile(0.0), rounds.quantile(1.0))), ..self }
     }
 
-    /// With what it should be.
+    /// Sets the target.
     pub fn aim(self, aim: Aim) -> Self {
         Self { aim, ..self }
     }
 
-    /// Held against a published number.
+    /// Marks the other value as published.
     pub fn published(self, source: &'static str) -> Self {
         Self { source, ..self }
     }
 }
 
-/// Everything one benchmark found.
+/// Results of one benchmark.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// The benchmark.
+    /// Name of the benchmark.
     pub benchmark: &'static str,
-    /// Processors it could use.
+    /// Number of available processors.
     pub processors: usize,
-    /// The GPU and its driver; none for a benchmark without one.
+    /// The GPU and its driver; `None` for a benchmark without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
-    /// A stand-in ran the kernels: the code was executed, and no figure means anything.
+    /// True if a mock ran the kernels: the code was executed, but the figures are meaningless.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub mock: bool,
     /// The ratios.
     pub ratios: Vec<Ratio>,
     /// Other counts, by name.
     pub counts: Vec<(String, f64)>,
-    /// Plots written.
+    /// Paths of the plots.
     pub plots: Vec<String>,
-    /// What has to be known to read the figures.
+    /// Notes needed to interpret the figures.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Parts that did not end well, and why.
+    /// Failed parts, with the reasons.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<String>,
 }
 
 impl Report {
-    /// With nothing in it yet.
+    /// Returns an empty report.
     pub fn new(benchmark: &'static str) -> Self {
         Self {
             benchmark,
@@ -145,7 +145,7 @@ impl Report {
         }
     }
 
-    /// Says on stderr what was found so far: a later measurement may not end.
+    /// Prints progress on stderr: a later measurement may not end.
     #[allow(clippy::print_stderr, reason = "for who waits, and for the log")]
     pub fn progress(&self, text: &str) {
         eprintln!("{}: {text}", self.benchmark);
@@ -154,7 +154,7 @@ impl Report {
     /// Prints to stdout.
     ///
     /// # Errors
-    /// When it cannot be serialised.
+    /// Returns an error if it cannot be serialised.
     #[allow(clippy::print_stdout, reason = "the result is what the program prints")]
     pub fn print(&self, json: bool) -> anyhow::Result<()> {
         if json {

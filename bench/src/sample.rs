@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::ClockId;
 
-/// The measurements of one side.
+/// Measurements of one side.
 #[derive(Debug, Default, Clone)]
 pub struct Samples(Vec<f64>);
 
@@ -14,17 +14,17 @@ impl Samples {
         self.0.push(value);
     }
 
-    /// To those of another side, round by round.
+    /// Returns the ratios to another side, by round.
     pub fn ratios(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect())
     }
 
-    /// The middle one; 0 without any.
+    /// Returns the median; 0 without measurements.
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
     }
 
-    /// The value below which `q` of the measurements lie.
+    /// Returns the `q` quantile of the measurements.
     pub fn quantile(&self, q: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -33,19 +33,19 @@ impl Samples {
     }
 }
 
-/// How long `work` takes.
+/// Returns the result of `work` and its duration.
 pub fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();
     let result = work();
     (result, start.elapsed())
 }
 
-/// CPU time of the calling thread so far.
+/// Returns the CPU time of the calling thread so far.
 pub fn thread_cpu() -> Duration {
     cpu_time(ClockId::ThreadCPUTime)
 }
 
-/// CPU time of all threads of this process so far.
+/// Returns the CPU time of all threads of this process so far.
 pub fn process_cpu() -> Duration {
     cpu_time(ClockId::ProcessCPUTime)
 }
@@ -55,11 +55,11 @@ fn cpu_time(clock: ClockId) -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// What [`ticks`] counts.
+/// Unit of [`ticks`].
 pub const TICK: &str = if cfg!(target_arch = "x86_64") { "TSC cycles" } else { "ns" };
 
-/// A time stamp for very short spans: the time stamp counter, which runs at the processor's base
-/// frequency; nanoseconds on other architectures.
+/// Returns a time stamp for very short spans: the time stamp counter, which runs at the processor's
+/// base frequency; nanoseconds on other architectures.
 #[allow(unsafe_code, reason = "reads the time stamp counter")]
 pub fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]

@@ -1,5 +1,5 @@
-//! `bench tier`: host memory before the drives. What is found there by its size and policy. No I/O:
-//! figures repeat. What is on the GPU in time by how far ahead it is announced, `ripieno sim` says.
+//! `bench tier`: hit rates of host memory above the drives, by size and policy. There is no I/O:
+//! results are reproducible. `ripieno sim` measures the effect of lookahead.
 
 mod sizes;
 
@@ -17,15 +17,15 @@ use crate::{
 
 /// Sizes of host memory, in per mille of the distinct blocks.
 const SIZES: [u64; 5] = [10, 20, 50, 100, 250];
-/// Requests in the waiting queue, of which the engine knows.
+/// Length of the engine's waiting queue.
 const QUEUE: usize = 32;
 /// Bytes of a block of 512 tokens: Llama-3-8B.
 const BLOCK_BYTES: u64 = 64 << 20;
 
-/// What `tier` takes.
+/// Arguments of `tier`.
 #[derive(clap::Args, Debug)]
 pub struct TierArgs {
-    /// A recorded trace, one JSON object a line; without it only the synthetic one is measured
+    /// A recorded trace, one JSON object a line; without it, only the synthetic one is measured
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Print one JSON object instead of a table
@@ -36,7 +36,7 @@ pub struct TierArgs {
 /// Measures everything and prints it.
 ///
 /// # Errors
-/// When the trace cannot be read.
+/// Returns an error if the trace cannot be read.
 pub fn run(args: &TierArgs) -> Result<()> {
     let mut report = Report::new("tier");
     hit_rates("Zipf", &zipf(), &mut report);
@@ -76,7 +76,7 @@ fn hit_rates(name: &str, trace: &Trace, report: &mut Report) {
     }
 }
 
-/// Requests for single blocks, the most wanted one most often: exponent 0.9.
+/// Returns requests for single blocks with Zipf-distributed popularity: exponent 0.9.
 fn zipf() -> Trace {
     const BLOCKS: u32 = 20_000;
     let mut random = StdRng::seed_from_u64(1);
@@ -87,7 +87,7 @@ fn zipf() -> Trace {
             sum
         })
         .collect();
-    // Every block once at first, so that all are stored.
+    // Every block once first, so that all are stored.
     let draw = |_| sums.partition_point(|below| *below < random.random_range(0.0..sum)) as u32 + 1;
     Trace::of((1..=BLOCKS).chain((0..10 * BLOCKS).map(draw)).map(|block| vec![block]).collect())
 }

@@ -1,4 +1,4 @@
-//! `bench gpu` over a stand-in for libcuda: every line of it runs, and no figure is believed.
+//! `bench gpu` over a mock of libcuda: every line of it runs, and its figures are ignored.
 
 use std::{path::Path, process::Command};
 
@@ -36,7 +36,7 @@ fn bench_in(
     (output.status.code().unwrap_or(-1), json, format!("{out}\n{err}"))
 }
 
-/// The names of all ratios, and that each is a number.
+/// Returns the names of all ratios, and checks that each is a number.
 fn ratios(json: &Value) -> Vec<String> {
     let all = json["ratios"].as_array().expect("ratios");
     for ratio in all {
@@ -101,7 +101,7 @@ fn a_product_is_right_and_is_timed_beside_retrieves() {
     assert!(counts.contains("retrieve beside the product"), "{counts}");
 }
 
-/// What [`experiment`] prints: an answer a case.
+/// Returns the exit code, and one line of output per case.
 fn experiment(question: &str) -> (i32, Vec<String>) {
     let output = Command::new(env!("CARGO_BIN_EXE_ripieno-bench"))
         .args(["gpu", "experiment", question, "--kernel", "1", "--timeout", "5"])
@@ -112,7 +112,7 @@ fn experiment(question: &str) -> (i32, Vec<String>) {
     (output.status.code().unwrap_or(-1), out.lines().map(str::to_owned).collect())
 }
 
-/// Every answer says that it is a mock's.
+/// Every result is marked as a mock's.
 #[test]
 fn experiments_answer_case_by_case() {
     for (question, cases) in [("partition", 3), ("calls", 8), ("connections", 3)] {
@@ -120,14 +120,14 @@ fn experiments_answer_case_by_case() {
         assert_eq!((code, answers.len()), (0, cases), "{question}: {answers:?}");
         assert!(answers.iter().all(|line| line.contains("MOCK")), "{answers:?}");
         let waited: Vec<&String> = answers.iter().filter(|line| line.contains("WAITED")).collect();
-        // The mock's other calls wait for nothing.
+        // The mock's other calls do not wait.
         let expected: &[&str] = if question == "calls" { &["cuCtxSynchronize"] } else { &[] };
         assert_eq!(waited.len(), expected.len(), "{waited:?}");
         assert!(waited.iter().zip(expected).all(|(line, name)| line.starts_with(name)));
     }
 }
 
-/// More layers than launches are held on a stream, and nobody polls the store.
+/// More layers than launches fit on a stream, without polls of the store.
 #[test]
 fn layers_are_done_although_nobody_polls() {
     let (code, answers) = experiment("layers");
@@ -135,7 +135,7 @@ fn layers_are_done_although_nobody_polls() {
     assert!(answers[0].contains("all layers done"), "{answers:?}");
 }
 
-/// A part that cannot run is said, fails the whole, and does not take the others with it.
+/// A part that cannot run is reported, fails the command, and does not stop the others.
 #[test]
 fn one_part_fails_and_the_others_do_not() {
     let output = bench_with(
@@ -164,7 +164,7 @@ fn figures_of_a_stand_in_are_not_kept() {
 #[test]
 fn without_a_gpu_it_says_so() {
     let (code, _, text) = bench(Level::Nothing, &[]);
-    // A machine that has a GPU all the same measures.
+    // A machine with a GPU measures.
     if code != 0 {
         assert!(text.contains("need an NVIDIA GPU"), "{text}");
     }

@@ -1,4 +1,4 @@
-//! The committed PTX belongs to the sources beside it; no compiler is needed to see that.
+//! Checks that the committed PTX matches its sources, without a compiler.
 
 use std::{fs, path::Path};
 
@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 const SOURCES: &str = include_str!("../ptx/bench_gpu.sources");
 
-/// What is not as it was when the PTX was made, a line each.
+/// Returns the files that changed since the PTX was made, one per line.
 fn differences(sources: &str) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let listed = sources.lines().skip(2).filter_map(|line| line.split_once(' '));

@@ -1,29 +1,29 @@
-//! What a file costs the catalog: stored, acquired, copied by a snapshot.
+//! Cost of a file in the catalog: stored, acquired, copied by a snapshot.
 
 use kv_catalog::{BlockKey, Catalog, CatalogConfig, Namespace, PolicyKind, SnapshotCursor};
 use rand::{RngCore as _, SeedableRng as _, rngs::SmallRng};
 
 use crate::sample::timed;
 
-/// Blocks of a request.
+/// Blocks per request.
 const REQUEST: usize = 1000;
-/// Records that the journal asks for at once.
+/// Bytes of records that the journal requests per piece.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Seconds for all files.
 pub struct Found {
-    /// Begin and commit, until all files are taken.
+    /// Begin and commit, until the catalog is full.
     pub store: f64,
     /// Acquire and release.
     pub acquire: f64,
-    /// The state as records, piece by piece, and the longest piece.
+    /// Encoding the state as records, in pieces; the next field is the longest piece.
     pub snapshot: f64,
     pub piece: f64,
-    /// Bytes of records a file.
+    /// Bytes of records per file.
     pub bytes_a_file: f64,
 }
 
-/// Fills a catalog without checksums, uses all of it, and copies it.
+/// Fills a catalog without checksums, acquires everything, and copies it.
 pub fn measure(files: u32) -> Found {
     let config = CatalogConfig {
         files,

@@ -1,4 +1,4 @@
-//! Hit rates on a trace: the catalog with each policy, and the bound.
+//! Hit rates on a trace: the catalog with each policy, and the optimum.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use kv_catalog::{BlockKey, Catalog, CatalogConfig, FileId, Namespace, NamespaceI
 
 use super::trace::{Trace, key};
 
-/// A catalog without journal and checksums, with one namespace.
+/// Returns a catalog without journal and checksums, with one namespace.
 pub fn catalog(files: u32, policy: PolicyKind) -> (Catalog, NamespaceId) {
     let mut catalog = Catalog::new(CatalogConfig {
         files,
@@ -23,8 +23,8 @@ pub fn catalog(files: u32, policy: PolicyKind) -> (Catalog, NamespaceId) {
     (catalog, namespace)
 }
 
-/// What one request does: finds its longest stored prefix, stores the rest, and gives back what it
-/// found. Returns the files of both.
+/// Serves one request: finds its longest stored prefix, stores the rest, and releases the prefix.
+/// Returns the files of both.
 pub fn request(
     catalog: &mut Catalog,
     namespace: NamespaceId,
@@ -39,7 +39,7 @@ pub fn request(
     (prefix.files, own)
 }
 
-/// Part of the trace's blocks that a store of `files` files finds.
+/// Returns the fraction of the trace's blocks that a store of `files` files finds.
 pub fn hit_rate(trace: &Trace, files: u32, policy: PolicyKind) -> f64 {
     let (mut catalog, namespace) = catalog(files, policy);
     let mut hits = 0;
@@ -50,13 +50,13 @@ pub fn hit_rate(trace: &Trace, files: u32, policy: PolicyKind) -> f64 {
     hits as f64 / trace.blocks() as f64
 }
 
-/// Belady's bound: after each request, keeps those blocks (of all it had and all of the request)
-/// that are used next, and drops what never is.
+/// Belady's bound: after each request, keeps the blocks (of the cache and the request) that are
+/// used next, and drops those never used again.
 ///
-/// Keeping what is used first is optimal for blocks that count one by one (Mattson et al., 1970,
-/// with the choice not to store). A block is used no later than what follows it in its prefix, so
-/// what is kept is closed under prefixes when ties go to the head, and each of its hits is one of
-/// a longest stored prefix: no policy finds more.
+/// Keeping the blocks used first is optimal for blocks that count individually (Mattson et al.,
+/// 1970, with the choice not to store). A block is used no later than its successors in the prefix,
+/// so the cache is closed under prefixes if ties go to the head, and each of its hits belongs to a
+/// longest stored prefix: no policy finds more.
 pub fn min(trace: &Trace, files: u32) -> f64 {
     let mut uses: Vec<Vec<u32>> = vec![Vec::new(); trace.distinct() as usize + 1];
     for (number, blocks) in trace.requests.iter().enumerate().rev() {

@@ -1,4 +1,4 @@
-//! Looking up prefixes, against a plain hash map from key to number.
+//! Prefix lookups, against a plain hash map from key to number.
 
 use std::{collections::HashMap, hint::black_box};
 
@@ -8,18 +8,18 @@ use rand::{RngCore as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _
 use super::eviction::catalog;
 use crate::sample::{Samples, timed};
 
-/// Blocks of a prefix.
+/// Blocks per prefix.
 const PREFIX: usize = 1000;
-/// Prefixes looked up in a round, taken from all over the store.
+/// Prefixes per round, taken from all over the store.
 const PREFIXES: usize = 200;
 const SEED: u64 = 1;
 
-/// Where the files of a prefix are.
+/// Location of a prefix's files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Side by side, as one request got them.
+    /// Adjacent, as one request allocated them.
     Runs,
-    /// Anywhere.
+    /// Scattered over the store.
     Scattered,
 }
 
@@ -30,7 +30,7 @@ pub struct Found {
     pub ratio: Samples,
 }
 
-/// Looks up the same prefixes on both sides, in turns.
+/// Looks up the same prefixes on both sides, alternately.
 pub fn measure(files: u32, order: Order, rounds: u32) -> Found {
     let mut random = SmallRng::seed_from_u64(SEED);
     let keys: Vec<BlockKey> = (0..files)
@@ -49,7 +49,7 @@ pub fn measure(files: u32, order: Order, rounds: u32) -> Found {
     let mut prefixes: Vec<&[BlockKey]> = keys.chunks_exact(PREFIX).collect();
     let mut found =
         Found { catalog: Samples::default(), map: Samples::default(), ratio: Samples::default() };
-    // The first round warms both sides up.
+    // The first round is a warm-up.
     for round in 0..=rounds {
         prefixes.shuffle(&mut random);
         let chosen = &prefixes[..PREFIXES.min(prefixes.len())];

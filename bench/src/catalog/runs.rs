@@ -1,5 +1,5 @@
-//! How long the runs of files are that requests get and find, after long churn: blocks of 16
-//! tokens, so that each block of the trace is 32 files.
+//! Run lengths of the files that requests allocate and find, after long churn: blocks of 16 tokens,
+//! so that each block of the trace is 32 files.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,9 +10,9 @@ use super::{
     trace::{BLOCK_TOKENS, Trace, key},
 };
 
-/// Tokens of a block.
+/// Tokens per block.
 const TOKENS: u32 = 16;
-/// Capacity in parts of a hundred of the distinct blocks.
+/// Capacity in percent of the distinct blocks.
 const PERCENT: u64 = 25;
 
 /// Mean lengths, in files.
@@ -39,13 +39,13 @@ impl Tally {
     }
 }
 
-/// Replays the trace; the second half of it counts.
+/// Replays the trace; only the second half counts.
 pub fn measure(trace: &Trace, policy: PolicyKind) -> Found {
     let (mut catalog, namespace) = catalog(files(trace), policy);
     replay(trace, |keys| request(&mut catalog, namespace, keys))
 }
 
-/// The same with LRU and a stack of free files: what was freed last is used first.
+/// The same with LRU and a LIFO stack of free files.
 pub fn without(trace: &Trace) -> Found {
     let mut store = Stack { free: (0..files(trace)).rev().collect(), ..Stack::default() };
     replay(trace, |keys| store.request(keys))
@@ -75,7 +75,7 @@ fn replay(
     Found { allocated: allocated.mean(), found: found.mean(), hit_rate }
 }
 
-/// A store that does not care where files are.
+/// A store that ignores the location of files.
 #[derive(Default)]
 struct Stack {
     files: HashMap<BlockKey, (FileId, u64)>,
@@ -88,7 +88,7 @@ impl Stack {
     fn request(&mut self, keys: &[BlockKey]) -> (Vec<FileId>, Vec<FileId>) {
         let prefix = keys.iter().map_while(|key| Some(self.files.get(key)?.0)).collect();
         let missing = keys.iter().filter(|key| !self.files.contains_key(key)).count();
-        // What the request has becomes the newest first, so that it is not evicted for it.
+        // The request's blocks become the newest first, so that it does not evict them.
         for key in keys.iter().rev() {
             if let Some((file, last)) = self.files.get(key).copied() {
                 self.by_use.remove(&last);

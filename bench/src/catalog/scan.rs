@@ -1,4 +1,4 @@
-//! A working set that fits, and scans through blocks that are used once: does it stay?
+//! Scan resistance: hit rate of a working set that fits, next to scans of blocks used once.
 
 use kv_catalog::{BlockKey, PolicyKind};
 
@@ -8,23 +8,23 @@ use super::{
 };
 
 const FILES: u32 = 10_000;
-/// Requests whose blocks are used again and again.
+/// Requests of the working set.
 const REQUESTS: u32 = 500;
-/// Blocks of each: together six tenths of the files.
+/// Blocks per request: together six tenths of the files.
 const BLOCKS: u32 = 12;
-/// Blocks used once between two uses of the working set.
+/// Blocks scanned between two uses of the working set.
 const SCAN: u32 = 6_000;
 const ROUNDS: u32 = 40;
 
-/// Part of the working set's blocks found.
+/// Fraction of the working set's blocks found.
 pub struct Found {
-    /// Beside scans.
+    /// With scans.
     pub scanned: f64,
-    /// Without them.
+    /// Without scans.
     pub alone: f64,
 }
 
-/// Uses the working set again and again, with and without scans.
+/// Uses the working set repeatedly, with and without scans.
 pub fn measure(policy: PolicyKind) -> Found {
     Found { scanned: rate(policy, SCAN), alone: rate(policy, 0) }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use kv_catalog::BlockKey;
 use serde::Deserialize;
 
-/// Tokens of a block of the trace.
+/// Tokens per block of the trace.
 pub const BLOCK_TOKENS: u64 = 512;
 
 #[derive(Deserialize)]
@@ -17,17 +17,17 @@ struct Line {
 
 /// All requests, in order.
 pub struct Trace {
-    /// The whole blocks of each. A number stands for a block and all before it.
+    /// Full blocks of each request. A number stands for a block and all blocks before it.
     pub requests: Vec<Vec<u32>>,
     distinct: u32,
 }
 
 impl Trace {
-    /// Reads a trace. Only whole blocks count, as in a store.
+    /// Reads a trace. Only full blocks count, as in a store.
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("reading the trace {}", path.display()))?;
-        // Behind another prefix, an id is another block.
+        // After another prefix, an ID is another block.
         let mut nodes: HashMap<(u32, u64), u32> = HashMap::new();
         let mut requests = Vec::new();
         for (number, line) in text.lines().filter(|line| !line.trim().is_empty()).enumerate() {
@@ -45,24 +45,24 @@ impl Trace {
         Ok(Self { requests, distinct: nodes.len() as u32 })
     }
 
-    /// From blocks that are numbered from 1 on, each request with all before its own.
+    /// Builds a trace from numbers as in [`Trace::requests`], starting at 1.
     pub fn of(requests: Vec<Vec<u32>>) -> Self {
         let distinct = requests.iter().flatten().max().copied().unwrap_or(0);
         Self { requests, distinct }
     }
 
-    /// Distinct blocks.
+    /// Returns the number of distinct blocks.
     pub fn distinct(&self) -> u64 {
         u64::from(self.distinct)
     }
 
-    /// Blocks of all requests.
+    /// Returns the number of blocks of all requests.
     pub fn blocks(&self) -> u64 {
         self.requests.iter().map(|blocks| blocks.len() as u64).sum()
     }
 }
 
-/// The key of part `part` of a block.
+/// Returns the key of part `part` of a block.
 pub fn key(block: u32, part: u32) -> BlockKey {
     let mut digest = [0; 32];
     digest[..4].copy_from_slice(&block.to_le_bytes());

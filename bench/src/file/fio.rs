@@ -1,4 +1,4 @@
-//! The other side: fio, one job for each of our devices.
+//! The baseline: fio, with one job per device.
 
 use std::{fmt, io, path::Path, process::Command};
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{Direction, Load, Pass};
 
-/// The program, and Debian's package.
+/// The program, also the name of Debian's package.
 const FIO: &str = "fio";
 
 /// fio is not on this machine.
@@ -27,10 +27,10 @@ impl fmt::Display for Missing {
 
 impl std::error::Error for Missing {}
 
-/// What fio calls itself.
+/// Returns fio's version.
 ///
 /// # Errors
-/// [`Missing`].
+/// Returns [`Missing`] if fio does not run.
 pub fn version() -> Result<String, Missing> {
     let output = Command::new(FIO).arg("--version").output().map_err(Missing)?;
     if !output.status.success() {
@@ -40,7 +40,7 @@ pub fn version() -> Result<String, Missing> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// What is used of fio's report.
+/// The parts of fio's report that are used.
 #[derive(Deserialize)]
 struct Output {
     jobs: Vec<Job>,
@@ -62,10 +62,10 @@ struct Moved {
     runtime: f64,
 }
 
-/// How fio is set.
+/// Configuration of fio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setting {
-    /// As it comes: each block is submitted by a system call.
+    /// Default: each block is submitted by its own system call.
     Plain,
     /// With registered buffers and files, and blocks submitted and reaped in batches.
     Tuned,
@@ -86,7 +86,7 @@ impl Setting {
     }
 }
 
-/// Moves all bytes of `load` once, from or to files of fio's own in `folder`, which it makes.
+/// Moves all bytes of `load` once, using fio's own files in `folder`, which it creates.
 pub fn pass(folder: &Path, load: &Load, direction: Direction, setting: Setting) -> Result<Pass> {
     let bytes = load.bytes() / u64::from(load.devices);
     let rw = match direction {
@@ -97,7 +97,7 @@ pub fn pass(folder: &Path, load: &Load, direction: Direction, setting: Setting) 
         .args(["--name=bench", "--ioengine=io_uring", "--direct=1", "--output-format=json"])
         .args(["--group_reporting", "--allow_file_create=1", "--filename_format=fio-$jobnum"])
         .args(setting.arguments())
-        // Its buffers are on large pages then, where the system has them, as our KV pool is.
+        // Puts its buffers on huge pages, if available, like our KV pool.
         .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         .arg(format!("--directory={}", folder.display()))
         .arg(format!("--rw={rw}"))
@@ -114,7 +114,7 @@ pub fn pass(folder: &Path, load: &Load, direction: Direction, setting: Setting) 
 }
 
 fn parse(report: &[u8], direction: Direction) -> Result<Pass> {
-    // Warnings come before the object.
+    // Warnings precede the JSON object.
     let start = report.iter().position(|byte| *byte == b'{').context("it is no JSON object")?;
     let output: Output = serde_json::from_slice(&report[start..])?;
     let [job] = &output.jobs[..] else { bail!("it has {} jobs instead of 1", output.jobs.len()) };

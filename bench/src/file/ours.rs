@@ -12,14 +12,14 @@ use crate::{path::Stack, sample::process_cpu};
 
 const SEED: u64 = 1;
 
-/// A filled store, and the blocks of its pool in a scattered order.
+/// A filled store, and the blocks of its pool in scattered order.
 pub struct Ours {
     stack: Stack,
     blocks: Vec<BlockId>,
 }
 
 impl Ours {
-    /// With its media in `folder`.
+    /// Creates a store with its media in `folder`.
     pub fn new(folder: &Path, load: &Load, checksums: bool) -> Result<Self> {
         let shape = KvShape {
             layers: LAYERS,
@@ -38,9 +38,9 @@ impl Ours {
         }
         let options = StoreOptions {
             queue_depth: (2 * load.depth).next_power_of_two(),
-            // A command for each object, as fio has one for each block.
+            // One command per object, as fio has one per block.
             run_bytes: load.object_bytes,
-            // As fio, which is not told to synchronise.
+            // No flushes, as with fio's defaults.
             durability: Durability::Volatile,
             ..StoreOptions::default()
         };
@@ -51,7 +51,7 @@ impl Ours {
         Ok(Self { stack, blocks })
     }
 
-    /// All layers of all blocks once.
+    /// Moves all layers of all blocks once.
     pub fn pass(&mut self, direction: Direction) -> Result<Pass> {
         match direction {
             Direction::Read => self.retrieve(),
@@ -73,7 +73,7 @@ impl Ours {
         })
     }
 
-    /// The same files again: their extents are written, as those of fio are.
+    /// Stores the same blocks again, into allocated extents, as with fio.
     fn store(&mut self) -> Result<Pass> {
         let store = &mut self.stack.store;
         store.remove(&self.stack.keys)?;

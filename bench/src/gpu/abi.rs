@@ -1,8 +1,8 @@
-//! What the kernels of `bench/ptx` are given: twins of its `abi.h`, which asserts the same numbers.
+//! Arguments of the kernels in `bench/ptx`: twins of its `abi.h`, which asserts the same layout.
 
 use std::mem::offset_of;
 
-/// One queue pair, from the controller's side.
+/// A queue pair from the controller's side.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Queue {
@@ -12,7 +12,7 @@ pub struct Queue {
     pub cq: u64,
     /// Submission tail and completion head, 4 bytes each.
     pub doorbells: u64,
-    /// Entries.
+    /// Log2 of the entries.
     pub depth_log2: u32,
     /// Identifier.
     pub qid: u32,
@@ -20,11 +20,11 @@ pub struct Queue {
     pub head: u32,
     /// Next completion entry, free running.
     pub tail: u32,
-    /// `ENDED_*`.
+    /// Result: `ENDED_*`.
     pub ended: u32,
-    /// Where it ran.
+    /// SM that the warp ran on.
     pub sm: u32,
-    /// Commands.
+    /// Commands completed.
     pub completed: u64,
     /// Polls of the doorbells.
     pub polls: u64,
@@ -32,32 +32,32 @@ pub struct Queue {
     pub idle: u64,
     /// Polls that found no room in the completion queue.
     pub full: u64,
-    /// Zero.
+    /// Must be zero.
     pub reserved: [u64; 6],
 }
 
-/// The stop word was seen.
+/// The kernel saw the stop word.
 pub const ENDED_STOPPED: u32 = 1;
-/// It was not stopped in time.
+/// The kernel exceeded its time budget.
 pub const ENDED_BUDGET: u32 = 2;
 
-/// Of `bench_instant`.
+/// Arguments of `bench_instant`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct InstantArgs {
     /// `Queue[count]`.
     pub queues: u64,
-    /// `u32`: nonzero ends it.
+    /// Pointer to a `u32`: nonzero stops the kernel.
     pub stop: u64,
-    /// It ends after this time whatever happens.
+    /// Time in ns after which the kernel ends in any case.
     pub budget_ns: u64,
-    /// Queues.
+    /// Number of queues.
     pub count: u32,
-    /// Zero.
+    /// Must be zero.
     pub reserved: u32,
 }
 
-/// Of `bench_matmul`: c = a * transpose(b).
+/// Arguments of `bench_matmul`: c = a * transpose(b).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct MatmulArgs {
@@ -71,48 +71,48 @@ pub struct MatmulArgs {
     pub m: u32,
     /// Columns of c, a multiple of [`TILE`].
     pub n: u32,
-    /// A multiple of 32.
+    /// Inner dimension, a multiple of 32.
     pub k: u32,
-    /// Zero.
+    /// Must be zero.
     pub reserved: u32,
 }
 
 /// Rows and columns of a block of `bench_matmul`.
 pub const TILE: u32 = 128;
-/// Its threads.
+/// Threads per block of `bench_matmul`.
 pub const MATMUL_THREADS: u32 = 128;
 
-/// Of `bench_fill`.
+/// Arguments of `bench_fill`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct FillArgs {
     /// `bf16[count]`.
     pub at: u64,
-    /// Elements.
+    /// Number of elements.
     pub count: u64,
-    /// Which numbers.
+    /// Seed of the contents.
     pub seed: u64,
 }
 
-/// Of `bench_stamp`.
+/// Arguments of `bench_stamp`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct StampArgs {
-    /// `u64`: the GPU's clock in ns.
+    /// Pointer to a `u64`: the GPU's clock in ns.
     pub at: u64,
 }
 
-/// Of `bench_where`.
+/// Arguments of `bench_where`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct WhereArgs {
-    /// `u32[sms]`: 1 where a block was.
+    /// `u32[sms]`: set to 1 for each SM that ran a block.
     pub at: u64,
-    /// How long a block stays.
+    /// Duration of a block in ns.
     pub hold_ns: u64,
     /// SMs of the GPU.
     pub sms: u32,
-    /// Zero.
+    /// Must be zero.
     pub reserved: u32,
 }
 

@@ -1,10 +1,10 @@
-//! CPU time that the engine's thread spends on one layer, launch per batch and resident, for few
-//! and for many blocks.
+//! CPU time of the engine's thread per layer, launch per batch and resident, for few and for many
+//! blocks.
 //!
-//! The route through host memory shows what issuing costs: all layers of a request are issued ahead
-//! and wait for an event, so no I/O competes for the processors. The staged route adds what the
-//! move to the GPU's memory costs, ordered with a stream as an engine does it: each layer starts
-//! after what is on the stream, and what is enqueued later waits for it.
+//! The host route measures the cost of issuing: all layers of a request are issued ahead and wait
+//! for an event, so no I/O competes for the processors. The staged route adds the cost of the move
+//! to the GPU's memory, ordered with a stream as an engine does it: each layer starts after the
+//! stream's earlier work, and later work waits for it.
 
 use std::{hint::black_box, sync::Arc, time::Duration};
 
@@ -21,13 +21,13 @@ use crate::sample::{Samples, thread_cpu};
 
 /// Passes over all layers of one sample: thread CPU time is read only around them.
 const PASSES: u32 = 2;
-/// Read before each pass: an engine has done other things between two layers, and the larger
-/// request is not to be charged for what its I/O, and not its issuing, put into the cache.
+/// Bytes read before each pass to flush the cache: an engine does other work between two layers,
+/// and the larger request must not be charged for the cache lines of its I/O.
 const CACHE_BYTES: usize = 16 << 20;
-/// What a layer is used for in between.
+/// Sleep in place of a layer's computation.
 const IDLE: Duration = Duration::from_millis(1);
 
-/// Requests of so many blocks.
+/// Numbers of blocks per request.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
     pub few: u32,
@@ -49,7 +49,7 @@ impl Size {
 pub struct Found {
     pub many: Samples,
     pub few: Samples,
-    /// Round by round.
+    /// Ratio of each round.
     pub ratio: Samples,
 }
 
@@ -62,7 +62,7 @@ pub fn measure(
     rounds: u32,
 ) -> Result<Found> {
     let shape = KvShape { layers: size.layers, segments: 2, object_bytes: 512, block_tokens: 16 };
-    // Before a resident kernel runs: some drivers wait for kernels to make a stream.
+    // Created before a resident kernel runs: in some drivers, creating a stream waits for kernels.
     let engine = CudaStream::new(&gpu.device, None)?;
     let mut stack = Stack::filled(
         gpu,
@@ -92,7 +92,7 @@ pub fn measure(
     Ok(found)
 }
 
-/// Mean nanoseconds of CPU time of one call.
+/// Returns the mean CPU time of one call in nanoseconds.
 fn call_ns(
     stack: &mut Stack,
     (engine, other): (&CudaStream, &[u8]),

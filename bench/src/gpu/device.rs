@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "launches kernels on memory that is laid out here")]
-//! The GPU under test, the benchmarks' own kernels on it, and small things about streams.
+//! The GPU under test, the benchmarks' own kernels on it, and stream helpers.
 
 use std::{
     sync::Arc,
@@ -22,16 +22,16 @@ use super::abi::{StampArgs, WhereArgs};
 
 /// Kernels of the benchmarks, compiled from `bench/ptx/bench_gpu.cu`.
 pub const PTX: &str = include_str!("../../ptx/bench_gpu.ptx");
-/// What the stand-in for libcuda calls its GPU.
+/// Name of the mock's GPU.
 const MOCK: &str = "Mock GPU";
-/// How long anything may take that is not given a time of its own.
+/// Default timeout.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A GPU, and the kernels.
+/// A GPU and the kernels.
 #[derive(Debug)]
 pub struct Gpu {
     pub device: Arc<CudaDevice>,
-    /// The I/O kernel, compiled once for the many executors.
+    /// The I/O kernel, compiled once for all executors.
     io: CudaFunction,
     pub instant: CudaFunction,
     pub matmul: CudaFunction,
@@ -41,9 +41,9 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Opens GPU `ordinal` and compiles the kernels. The first thing that the program does.
+    /// Opens GPU `ordinal` and compiles the kernels. Must be called first in the program.
     pub fn open(ordinal: u32) -> Result<Self> {
-        // SAFETY: there is one thread as yet.
+        // SAFETY: there is only one thread so far.
         unsafe { CudaDriver::set_environment() };
         let driver = CudaDriver::load().context("the GPU benchmarks need an NVIDIA GPU")?;
         let device = driver.device(ordinal)?;
@@ -61,7 +61,7 @@ impl Gpu {
         })
     }
 
-    /// Makes executors.
+    /// Creates an executor.
     pub fn executor(
         &self,
         options: CudaOptions,
@@ -70,19 +70,19 @@ impl Gpu {
         CudaExecutor::with_kernel(&self.io, options, clock)
     }
 
-    /// Whether it is the stand-in: its figures mean nothing.
+    /// Returns true for the mock, whose figures are meaningless.
     pub fn is_mock(&self) -> bool {
         self.device.report().name == MOCK
     }
 
-    /// Waits for everything in the primary context, as `torch.cuda.synchronize` does. Without end,
-    /// if a kernel is without end.
+    /// Waits for all work in the primary context, as `torch.cuda.synchronize` does. Never returns
+    /// if a kernel does not end.
     pub fn synchronize(&self) -> Result<()> {
         let mut context = std::ptr::null_mut();
         let mut device = 0;
         let ordinal = i32::try_from(self.device.report().ordinal)?;
-        // SAFETY: a device and its context are written; the context is retained by `self.device`
-        // longer than it is current here, and popped again.
+        // SAFETY: the calls write a device and its context; `self.device` retains the context for
+        // longer than it is current here, and it is popped again.
         let results = unsafe {
             [
                 sys::cuDeviceGet(&raw mut device, ordinal),
@@ -97,29 +97,29 @@ impl Gpu {
         failed.map_or(Ok(()), |result| bail!("waiting for the context: {result:?}"))
     }
 
-    /// The streams' way of naming a stream.
+    /// Converts a stream to a [`RawStream`].
     pub fn raw(stream: &CudaStream) -> RawStream {
-        // SAFETY: a stream of the GPU; its user keeps the stream, as each function
-        // of the benchmarks does until it saw the stream idle.
+        // SAFETY: a stream of the GPU; its user keeps the stream alive, as each function of the
+        // benchmarks does until the stream is idle.
         unsafe { RawStream::new(stream.raw()) }
     }
 
-    /// Which SMs kernels on this stream run on, by number.
+    /// Returns the numbers of the SMs that kernels on this stream run on.
     pub fn sms_of(&self, stream: &CudaStream) -> Result<Vec<u32>> {
         const HOLD_NS: u64 = 300_000;
         let sms = self.device.report().sms;
         let page = self.device.pinned(sms as usize * 4)?;
         let at = page.device().0;
         let args = WhereArgs { at, hold_ns: HOLD_NS, sms, reserved: 0 };
-        // Blocks of 1024 threads, one or two of which fill an SM: enough of them to be everywhere.
-        // SAFETY: the argument's type is that of abi.h, the page lives until the stream is idle.
+        // Blocks of 1024 threads, of which one or two fill an SM: enough to reach every SM.
+        // SAFETY: the argument's type is that of abi.h; the page lives until the stream is idle.
         unsafe { self.place.launch(Self::raw(stream), 4 * sms, 1024, args)? };
         wait_idle(stream, TIMEOUT)?;
         Ok((0..sms).filter(|sm| word(&page, *sm as usize * 4) != 0).collect())
     }
 }
 
-/// Two points of a stream's time, by the GPU's own clock.
+/// Two time stamps in a stream, taken by the GPU's own clock.
 pub struct Span {
     page: PinnedMemory,
 }
@@ -129,7 +129,7 @@ impl Span {
         Ok(Self { page: gpu.device.pinned(16)? })
     }
 
-    /// Puts `work` between two time stamps on `stream`, waits for it, and says how long it took.
+    /// Runs `work` between two time stamps on `stream`, waits for it, and returns the time between.
     pub fn time(
         &self,
         gpu: &Gpu,
@@ -139,7 +139,7 @@ impl Span {
     ) -> Result<Duration> {
         let stamp = |offset: u64| -> Result<()> {
             let args = StampArgs { at: self.page.device().0 + offset };
-            // SAFETY: as `sms_of`.
+            // SAFETY: same as in `sms_of`.
             unsafe { gpu.stamp.launch(Gpu::raw(stream), 1, 32, args)? };
             Ok(())
         };
@@ -154,22 +154,22 @@ impl Span {
     }
 }
 
-/// A word of pinned memory.
+/// Reads a word of pinned memory.
 pub fn word(memory: &PinnedMemory, offset: usize) -> u32 {
     assert!(offset + 4 <= memory.len() && offset.is_multiple_of(4));
     // SAFETY: inside the memory, and aligned.
     unsafe { mmio::load_acquire32(memory.host().byte_add(offset).cast()) }
 }
 
-/// Sets a word of pinned memory.
+/// Writes a word of pinned memory.
 pub fn set_word(memory: &PinnedMemory, offset: usize, value: u32) {
     assert!(offset + 4 <= memory.len() && offset.is_multiple_of(4));
     // SAFETY: inside the memory, and aligned.
     unsafe { mmio::store_release32(memory.host().byte_add(offset).cast(), value) }
 }
 
-/// Waits until everything on the stream is done. It is asked seldom: each question takes a lock of
-/// the driver, which launches need, too.
+/// Waits until the stream is idle. Polls rarely: each query takes a driver lock that launches need,
+/// too.
 pub fn wait_idle(stream: &CudaStream, timeout: Duration) -> Result<()> {
     let start = Instant::now();
     while !stream.is_idle()? {

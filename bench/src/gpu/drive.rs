@@ -1,6 +1,6 @@
 #![allow(unsafe_code, reason = "launches a kernel on memory that is laid out here")]
-//! A controller that completes at once and runs on the GPU itself, on other SMs than the I/O
-//! kernel: queues and doorbells in the GPU's memory, one warp for each queue pair.
+//! A controller that completes immediately and runs on the GPU itself, on other SMs than the I/O
+//! kernel: queues and doorbells in the GPU's memory, one warp per queue pair.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,43 +14,42 @@ use super::{
     device::{Gpu, set_word, wait_idle},
 };
 
-/// Entries of a queue: enough commands under way that neither side waits for the other's latency.
+/// Entries of a queue: enough commands in flight that neither side waits for the other's latency.
 pub const DEPTH: u32 = 256;
-/// Nothing is ever written there: each command has one data block, which is in its entry.
+/// Never written to: each command has one data block, whose descriptor is in the entry.
 const DESCRIPTOR_BYTES: u32 = 256;
-/// Queues do not share cache lines of doorbells, as registers of a function do not.
+/// Stride of doorbells in bytes: queues do not share their cache lines.
 const DOORBELL_BYTES: usize = 128;
 const QUEUES_AT: usize = 128;
 /// Log2 of the LBA size.
 pub const LBA_SHIFT: u8 = 12;
 
-/// Queue pairs, and the kernel on their far side.
+/// Queue pairs, and the controller's kernel.
 pub struct Drive {
     gpu: Arc<Gpu>,
-    /// What it runs on, for the report.
+    /// Stream of the kernel, for the report.
     pub stream: CudaStream,
     /// All queues, then all doorbells.
     memory: DeviceMemory,
-    /// The stop word, then a [`Queue`] for each.
+    /// The stop word, then a [`Queue`] for each queue pair.
     control: PinnedMemory,
     count: u32,
     running: bool,
 }
 
-/// What the far side saw.
+/// Statistics of the controller.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Seen {
     /// Commands completed.
     pub completed: u64,
-    /// Part of the polls that found nothing to do: near 1, the I/O kernel is what limits; near 0,
-    /// the controller.
+    /// Fraction of idle polls: near 1, the I/O kernel is the bottleneck; near 0, the controller is.
     pub idle: f64,
-    /// SMs that it ran on.
+    /// SMs that the controller ran on.
     pub sms: usize,
 }
 
 impl Drive {
-    /// `count` queue pairs, and a place for their controller beside `io_sms` SMs of the I/O kernel.
+    /// Creates `count` queue pairs, and a stream beside `io_sms` SMs of the I/O kernel.
     pub fn new(gpu: &Arc<Gpu>, count: u32, io_sms: Option<u32>) -> Result<Self> {
         let device = &gpu.device;
         let beside = io_sms.map(|sms| CudaStream::beside(device, sms));
@@ -112,7 +111,7 @@ impl Drive {
         }
     }
 
-    /// All queues, as those of device 0.
+    /// Returns the grants of all queues, as queues of device 0.
     pub fn grants(&self) -> Vec<(u32, QueueGrant)> {
         (0..self.count).map(|index| (0, self.grant(index))).collect()
     }
@@ -122,7 +121,7 @@ impl Drive {
     }
 
     fn put(&self, index: u32, queue: Queue) {
-        // SAFETY: inside the memory, aligned; the kernel does not run yet.
+        // SAFETY: inside the memory, and aligned; the kernel is not running yet.
         unsafe {
             let at = self.control.host().byte_add(Self::slot(index)).cast::<Queue>();
             at.write_volatile(queue);
@@ -130,14 +129,14 @@ impl Drive {
     }
 
     fn get(&self, index: u32) -> Queue {
-        // SAFETY: as `put`; the kernel has ended, and every value is a number.
+        // SAFETY: same as in `put`; the kernel has ended, and every bit pattern is valid.
         unsafe {
             let at = self.control.host().byte_add(Self::slot(index)).cast::<Queue>();
             at.read_volatile()
         }
     }
 
-    /// Starts the controller; it ends after `budget` at the latest.
+    /// Starts the controller, which ends after `budget` at the latest.
     pub fn start(&mut self, budget: Duration) -> Result<()> {
         let control = self.control.device().0;
         let args = InstantArgs {
@@ -147,15 +146,15 @@ impl Drive {
             count: self.count,
             reserved: 0,
         };
-        // One warp a block: as many SMs as there are work on it.
-        // SAFETY: the argument's type is that of abi.h; all that it leads to lives in `self`, whose
-        // drop waits for the kernel.
+        // One warp per block uses as many SMs as possible.
+        // SAFETY: the argument's type is that of abi.h; everything it points to lives in `self`,
+        // whose drop waits for the kernel.
         unsafe { self.gpu.instant.launch(Gpu::raw(&self.stream), self.count, 32, args)? };
         self.running = true;
         Ok(())
     }
 
-    /// Ends the controller. Only the I/O kernel's end proves that no doorbell rings any more.
+    /// Stops the controller. Requires proof that the I/O kernel has ended, and rings no doorbell.
     pub fn stop(&mut self, _proof: &Quiesced) -> Result<Seen> {
         set_word(&self.control, 0, 1);
         wait_idle(&self.stream, super::device::TIMEOUT)?;
@@ -182,7 +181,7 @@ impl Drop for Drive {
     fn drop(&mut self) {
         if self.running {
             set_word(&self.control, 0, 1);
-            // What it uses is freed next, which waits for it: it ends, if only by its own time.
+            // Wait before its memory is freed: the kernel ends after its budget at the latest.
             let _ = wait_idle(&self.stream, super::device::TIMEOUT);
         }
     }

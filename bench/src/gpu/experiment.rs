@@ -1,6 +1,6 @@
 #![allow(unsafe_code, reason = "launches kernels, and waits for a context, on a GPU of its own")]
-//! Questions about a driver and its GPU, each case in a process of its own: what never returns is
-//! ended and said, and the next one begins.
+//! Experiments with a driver and its GPU. Each case runs in its own process, which is killed and
+//! reported on a timeout.
 
 use std::{
     io::Write as _,
@@ -23,40 +23,40 @@ use super::{
     stack::{Plan, Route, Stack},
 };
 
-/// Which question.
+/// The experiments.
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
-    /// Which SMs kernels of the primary context run on in green contexts of 2, 4 and 8
+    /// Find the SMs that kernels of the primary context run on in green contexts of 2, 4 and 8
     Partition,
-    /// Which calls of the driver wait for a kernel that does not end
+    /// Find the driver calls that wait for a kernel that does not end
     Calls,
-    /// Whether 64 streams of waits get on beside such a kernel, with 1, 8 and 32 connections
+    /// Test that 64 streams of waits progress beside such a kernel, with 1, 8 and 32 connections
     Connections,
-    /// Whether 300 layers that wait for an event are all done when nobody polls the store
+    /// Test that 300 layers that wait for an event all complete without polls of the store
     Layers,
 }
 
-/// What `experiment` takes.
+/// Arguments of `experiment`.
 #[derive(clap::Args, Debug)]
 pub struct ExperimentArgs {
     #[arg(value_enum)]
     question: Question,
-    /// Ends a case that takes longer, in seconds
+    /// Timeout of a case in seconds
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: u64,
-    /// How long the kernel runs that a call may wait for, in seconds
+    /// Run time of the kernel that calls may wait for, in seconds
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=60))]
     kernel: u64,
-    /// Only this case, in this process
+    /// Run only this case, in this process
     #[arg(long, hide = true)]
     case: Option<String>,
 }
 
 /// Number of streams of [`Question::Connections`].
 const STREAMS: usize = 64;
-/// Layers of [`Question::Layers`]: more than launches are held on a stream.
+/// Layers of [`Question::Layers`]: more than the launches that a stream can hold.
 const LAYERS: u32 = 300;
-/// How often the end of a process is asked for.
+/// Poll interval for the end of a process.
 const POLL: Duration = Duration::from_millis(20);
 /// Calls of [`Question::Calls`].
 const CALLS: [&str; 8] = [
@@ -70,7 +70,7 @@ const CALLS: [&str; 8] = [
     "cuCtxSynchronize",
 ];
 
-/// A kernel with a frame of 8 KiB a thread: the driver may have to allocate memory to launch it.
+/// A kernel with 8 KiB of stack per thread, for which a launch may have to allocate memory.
 const FRAME_PTX: &str = "//
 .version 8.0
 .target sm_90
@@ -99,10 +99,10 @@ const FRAME_PTX: &str = "//
 }
 ";
 
-/// Answers one question, case by case, and prints each answer when it is there.
+/// Runs one experiment case by case, and prints each result.
 ///
 /// # Errors
-/// When a case failed. One that was ended has answered.
+/// Returns an error if a case failed. A timeout is a result.
 pub fn run(ordinal: u32, args: &ExperimentArgs) -> Result<()> {
     if let Some(case) = &args.case {
         return say(&one(ordinal, args, case)?);
@@ -127,7 +127,7 @@ fn say(line: &str) -> Result<()> {
     Ok(std::io::stdout().flush()?)
 }
 
-/// One case in a process of its own; whether it ended well or had to be ended.
+/// Runs one case in its own process. Returns true if it succeeded or was killed on a timeout.
 fn child(ordinal: u32, args: &ExperimentArgs, case: &str) -> Result<bool> {
     let question = clap::ValueEnum::to_possible_value(&args.question).context("it has a name")?;
     let mut command = Command::new(std::env::current_exe()?);
@@ -156,7 +156,7 @@ fn child(ordinal: u32, args: &ExperimentArgs, case: &str) -> Result<bool> {
     }
 }
 
-/// The answer to one case.
+/// Runs one case and returns its result.
 fn one(ordinal: u32, args: &ExperimentArgs, case: &str) -> Result<String> {
     let gpu = Arc::new(Gpu::open(ordinal)?);
     let kernel = Duration::from_secs(args.kernel);
@@ -178,7 +178,7 @@ fn partition(gpu: &Gpu, sms: u32) -> Result<String> {
     Ok(format!("{report}; kernels ran on {count} SMs, {first:?} to {last:?}"))
 }
 
-/// A kernel that does not end for a while, as a resident I/O kernel does not.
+/// A long-running kernel, like a resident I/O kernel.
 struct Resident {
     drive: Drive,
 }
@@ -187,13 +187,13 @@ impl Resident {
     fn start(gpu: &Arc<Gpu>, kernel: Duration) -> Result<Self> {
         let mut drive = Drive::new(gpu, 1, Some(2))?;
         drive.start(kernel)?;
-        // It runs, and not only its launch is enqueued.
+        // Ensures that it runs, instead of only being enqueued.
         std::thread::sleep(Duration::from_millis(100));
         ensure!(!drive.stream.is_idle()?, "the kernel has ended already");
         Ok(Self { drive })
     }
 
-    /// How long something took, and whether the kernel ran on.
+    /// Returns the time since `start`, and whether the kernel is still running.
     fn answer(&self, start: Instant) -> Result<String> {
         let took = start.elapsed().as_secs_f64() * 1e3;
         let waited = self.drive.stream.is_idle()?;
@@ -205,7 +205,7 @@ impl Resident {
 fn call(gpu: &Arc<Gpu>, call: &str, kernel: Duration) -> Result<String> {
     const BYTES: usize = 64 << 20;
     let device = &gpu.device;
-    // What a call needs is there before the kernel is.
+    // Inputs of a call are created before the kernel starts.
     let memory = device.allocate(BYTES)?;
     let page = device.pinned(4096)?;
     let pages = EmuDomain::new("experiment").alloc(4 << 20)?;
@@ -238,7 +238,7 @@ fn call(gpu: &Arc<Gpu>, call: &str, kernel: Duration) -> Result<String> {
     resident.answer(start)
 }
 
-/// A word goes through all streams, each of which waits for the one before it.
+/// Passes a word through all streams, each of which waits for the previous one.
 fn connections(gpu: &Arc<Gpu>, kernel: Duration) -> Result<String> {
     let device = &gpu.device;
     let page = device.pinned(4096)?;
@@ -246,7 +246,7 @@ fn connections(gpu: &Arc<Gpu>, kernel: Duration) -> Result<String> {
         (0..STREAMS).map(|_| CudaStream::lowest(device)).collect::<Result<_, _>>()?;
     let resident = Resident::start(gpu, kernel)?;
     let at = |index: usize| DevicePtr(page.device().0 + index as u64 * 4);
-    // The last one first: nothing that is waited for is enqueued before who waits.
+    // The last stream first: a wait is always enqueued before its signal.
     for (index, stream) in streams.iter().enumerate().rev() {
         // SAFETY: streams of this device; the page lives until all of them are idle.
         unsafe {
@@ -269,7 +269,7 @@ fn connections(gpu: &Arc<Gpu>, kernel: Duration) -> Result<String> {
     Ok(format!("{STREAMS} streams: {answer}"))
 }
 
-/// An engine that issues layers ahead, joins them, and waits for its stream only.
+/// Acts as an engine that issues layers ahead, joins them, and waits only for its stream.
 fn layers(gpu: &Arc<Gpu>, layers: u32, limit: Duration) -> Result<String> {
     let shape = KvShape { layers, segments: 1, object_bytes: 512, block_tokens: 16 };
     let engine = CudaStream::lowest(&gpu.device)?;
@@ -299,7 +299,7 @@ fn layers(gpu: &Arc<Gpu>, layers: u32, limit: Duration) -> Result<String> {
         tickets.push(ticket);
     }
     let start = Instant::now();
-    // One by one, so that each layer finds the one behind it still waiting.
+    // One by one, so that each layer finds the next one still waiting.
     for value in 1..=layers {
         event.set(value);
         std::thread::sleep(Duration::from_micros(200));

@@ -1,9 +1,9 @@
 #![allow(unsafe_code, reason = "launches a kernel on memory that is laid out here")]
-//! How much slower a large bf16 matrix product gets while the I/O kernel works beside it.
+//! Slowdown of a large bf16 matrix product by the I/O kernel running beside it.
 //!
 //! The I/O is the store's: a resident kernel and retrieves into the GPU's memory by the staged
 //! route, as fast as the software controllers allow. So SMs, L2, HBM and the bus are all shared as
-//! an engine would share them. How long products take is told by the GPU's own clock.
+//! in an engine. The GPU's own clock times the products.
 
 use std::{
     sync::{Arc, mpsc},
@@ -23,10 +23,10 @@ use super::{
 use crate::sample::Samples;
 
 const SEEDS: [u64; 2] = [11, 12];
-/// Entries that are compared with a product in whole numbers.
+/// Entries to compare with an exact integer product.
 const CHECKED: u64 = 64;
 
-/// Three matrices on the GPU, and how to multiply them.
+/// Three matrices on the GPU.
 pub struct Matmul {
     gpu: Arc<Gpu>,
     a: DeviceMemory,
@@ -35,13 +35,13 @@ pub struct Matmul {
     m: u32,
     n: u32,
     k: u32,
-    /// Products of a sample.
+    /// Products per sample.
     repeats: u32,
     span: Span,
 }
 
 impl Matmul {
-    /// 8192 x 8192 x 8192: 1.1 TFLOP, a few ms.
+    /// Allocates matrices for 8192 x 8192 x 8192: 1.1 TFLOP, a few ms.
     pub fn new(gpu: &Arc<Gpu>, tiny: bool) -> Result<Self> {
         let (m, n, k, repeats) = if tiny { (256, 384, 64, 2) } else { (8192, 8192, 8192, 40) };
         let matrix =
@@ -58,13 +58,13 @@ impl Matmul {
         for (matrix, seed) in [&self.a, &self.b].into_iter().zip(SEEDS) {
             let args = FillArgs { at: matrix.device().0, count: matrix.len() as u64 / 2, seed };
             // SAFETY: the argument's type is that of abi.h; the wait below ends before the memory
-            // does.
+            // is freed.
             unsafe { self.gpu.fill.launch(Gpu::raw(&stream), 1024, 256, args)? };
         }
         wait_idle(&stream, TIMEOUT)
     }
 
-    /// Milliseconds of one product on this stream.
+    /// Returns the milliseconds of one product on this stream.
     pub fn time(&self, stream: &CudaStream) -> Result<f64> {
         let args = MatmulArgs {
             a: self.a.device().0,
@@ -78,7 +78,7 @@ impl Matmul {
         let blocks = self.m / TILE * (self.n / TILE);
         let took = self.span.time(&self.gpu, stream, TIMEOUT, || {
             for _ in 0..self.repeats {
-                // SAFETY: as `fill`; `time` waits.
+                // SAFETY: same as in `fill`; `time` waits.
                 unsafe {
                     self.gpu.matmul.launch(Gpu::raw(stream), blocks, MATMUL_THREADS, args)?;
                 }
@@ -89,17 +89,17 @@ impl Matmul {
         Ok(took.as_secs_f64() * 1e3 / f64::from(self.repeats))
     }
 
-    /// Floating point operations of one product.
+    /// Returns the floating-point operations of one product.
     pub fn flop(&self) -> f64 {
         2.0 * f64::from(self.m) * f64::from(self.n) * f64::from(self.k)
     }
 
-    /// In a report.
+    /// Formats the dimensions.
     pub fn shape(&self) -> String {
         format!("{} x {} x {}", self.m, self.n, self.k)
     }
 
-    /// Compares some entries of the last product with whole numbers.
+    /// Compares some entries of the last product with the exact results.
     pub fn check(&self) -> Result<()> {
         for index in 0..CHECKED {
             let (i, j) = (hash(index) % u64::from(self.m), hash(!index) % u64::from(self.n));
@@ -132,40 +132,40 @@ fn element(seed: u64, at: u64) -> i32 {
     ((x >> 40) % 31) as i32 - 15
 }
 
-/// The upper half of an f32, rounded to nearest, ties to even.
+/// Returns the upper half of an f32, rounded to nearest, ties to even.
 fn bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16
 }
 
-/// How the I/O kernel and the product share the GPU.
+/// Division of the GPU between the I/O kernel and the product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// A green context each.
+    /// A green context for each.
     Green,
     /// All SMs for both; the I/O kernel has the higher priority.
     Priority,
 }
 
-/// Milliseconds a product, and bandwidths in GiB/s.
+/// Milliseconds per product, and bandwidths in GiB/s.
 #[derive(Default)]
 pub struct Found {
-    /// On all SMs, with nothing else on the GPU.
+    /// On all SMs of an otherwise idle GPU.
     pub alone: Samples,
-    /// On its own SMs, with nothing else on the GPU.
+    /// On its own SMs of an otherwise idle GPU.
     pub part: Samples,
-    /// With the resident I/O kernel, which has nothing to do.
+    /// With an idle resident I/O kernel.
     pub idle: Samples,
     /// With I/O.
     pub busy: Samples,
-    /// `busy` against `alone`, round by round.
+    /// Ratio of `busy` to `alone` in each round.
     pub slowdown: Samples,
-    /// Of retrieves before, and during the product.
+    /// Retrieve bandwidth before the product; the next field is that during it.
     pub io_alone: Samples,
     pub io_busy: Samples,
 }
 
-/// Measures one way of sharing once, and adds it to `found`.
+/// Measures one kind of sharing once, and adds it to `found`.
 pub fn measure(
     matmul: &Matmul,
     (sharing, sms): (Sharing, u32),
@@ -181,7 +181,7 @@ pub fn measure(
     let alone = matmul.time(&all)?;
     let part = matmul.time(&own)?;
     let mut plan = size.plan(Route::Staged, LaunchMode::Resident, io_sms);
-    // As many warps as make one block on each SM.
+    // Enough warps for one block on each SM.
     plan.queues_per_device = (4 * sms).div_ceil(plan.devices) as u16;
     let stack = Stack::filled(gpu, plan)?;
     let idle = matmul.time(&own)?;
@@ -203,22 +203,22 @@ pub fn measure(
     Ok(())
 }
 
-/// Retrieves without an end, in a thread.
+/// Retrieves continuously in a thread.
 struct Load {
     stop: mpsc::Sender<()>,
     ready: mpsc::Receiver<()>,
     thread: JoinHandle<Result<(Stack, Log)>>,
 }
 
-/// When retrieves were done, and how much each was.
+/// Completion times and sizes of retrieves.
 struct Log {
     began: Instant,
     done: Vec<(Instant, u64)>,
 }
 
 impl Log {
-    /// Of what was done in a span of time; each retrieve counts with the part of it that lies
-    /// inside.
+    /// Returns the bandwidth in a span of time; each retrieve counts with the fraction of it inside
+    /// the span.
     fn bandwidth(&self, from: Instant, to: Instant) -> f64 {
         let (mut bytes, mut began) = (0.0, self.began);
         for &(ended, moved) in &self.done {
@@ -236,13 +236,13 @@ impl Load {
         let ((stop, stopped), (notify, ready)) = (mpsc::channel(), mpsc::channel());
         let work = move || {
             let blocks = size.scattered();
-            // The first one warms up.
+            // Warm-up.
             stack.retrieve(&blocks)?;
             let mut log = Log { began: Instant::now(), done: Vec::new() };
             while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
                 let bytes = stack.retrieve(&blocks)?;
                 log.done.push((Instant::now(), bytes));
-                let _ = notify.send(()); // no receiver any more: the thread's end says why
+                let _ = notify.send(()); // no receiver any more: the thread's result has the reason
             }
             Ok((stack, log))
         };
@@ -250,7 +250,7 @@ impl Load {
         Ok(Self { stop, ready, thread })
     }
 
-    /// Waits until some retrieves were done, which are also what it does undisturbed.
+    /// Waits for some retrieves, which also measure the undisturbed bandwidth.
     fn settle(&self) -> Result<()> {
         const RETRIEVES: u32 = 3;
         for _ in 0..RETRIEVES {

@@ -1,5 +1,5 @@
 //! Commands a second that the CUDA executor builds and reaps, against a controller that completes
-//! at once and runs on other SMs of the same GPU.
+//! immediately and runs on other SMs of the same GPU.
 
 use std::{
     sync::Arc,
@@ -17,48 +17,48 @@ use super::{
 };
 use crate::sample::Samples;
 
-/// Objects, and so commands, of one warp in one row of a long operation.
+/// Objects, and so commands, per warp and row of a long operation.
 const SHARE: u32 = 2048;
-/// The same of a small operation: one batch, one doorbell.
+/// The same for a small operation: one batch, one doorbell.
 const SMALL_SHARE: u32 = 32;
 const OBJECT: u32 = 1 << LBA_SHIFT;
 const GROUP: u32 = 32;
 const ROWS_MAX: u32 = 4096;
-/// Operations of a sample.
+/// Operations per sample.
 const REPEATS: u32 = 3;
 const TIMEOUT: Nanos = Nanos::from_millis(20_000);
 
-/// What is measured.
+/// A measured configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
     /// SMs of the I/O kernel.
     pub sms: u32,
-    /// Queue pairs, and so warps, on each of them.
+    /// Queue pairs, and so warps, on each SM.
     pub warps: u32,
-    /// A launch for each operation, and no resident kernel.
+    /// True for a launch per operation instead of a resident kernel.
     pub per_batch: bool,
 }
 
-/// What was found.
+/// Results.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
     /// Millions of commands a second.
     pub rate: Samples,
     /// Microseconds of a small operation, from issue to completion.
     pub operation_us: Samples,
-    /// Commands a submission doorbell.
+    /// Commands per submission doorbell.
     pub per_doorbell: Samples,
-    /// Part of the controller's polls that found nothing.
+    /// Fraction of idle polls of the controller.
     pub controller_idle: Samples,
-    /// SMs that the kernel had.
+    /// SMs granted to the kernel.
     pub granted: u32,
-    /// SMs that controllers ran on.
+    /// SMs that the controller ran on.
     pub controller_sms: usize,
-    /// Why the partition is not a green context.
+    /// Reason why the partition is not a green context.
     pub instead: Option<String>,
 }
 
-/// How long one operation should take.
+/// Target duration of an operation.
 #[derive(Debug, Clone, Copy)]
 pub struct Length {
     pub operation: Duration,
@@ -72,15 +72,15 @@ impl Length {
     }
 }
 
-/// Measures one case once with long operations, and adds it to `found`.
+/// Measures a case once with long operations, and adds it to `found`.
 pub fn measure(gpu: &Arc<Gpu>, case: Case, length: Length, found: &mut Found) -> Result<()> {
     let rate = driven(gpu, case, SHARE, found, |run, ring| run.sample(ring, length))?;
     found.rate.push(rate);
     Ok(())
 }
 
-/// As [`measure`], with `repeats` operations of one batch a warp, one after the other: what an
-/// operation itself costs, and how that grows with the number of warps.
+/// Like [`measure`], with `repeats` consecutive operations of one batch per warp: the fixed cost of
+/// an operation, and how it grows with the number of warps.
 pub fn measure_small(gpu: &Arc<Gpu>, case: Case, repeats: u32, found: &mut Found) -> Result<()> {
     let spent = driven(gpu, case, SMALL_SHARE, found, |run, ring| {
         run.once(ring, 1)?;
@@ -94,8 +94,8 @@ pub fn measure_small(gpu: &Arc<Gpu>, case: Case, repeats: u32, found: &mut Found
     Ok(())
 }
 
-/// Lets `work` issue operations to a ring of this case. It returns what it measured and how many
-/// commands it issued, each of which must have been completed exactly once.
+/// Calls `work` with a ring of this case. It returns its measurement and the number of commands it
+/// issued, each of which must have been completed exactly once.
 fn driven<T>(
     gpu: &Arc<Gpu>,
     case: Case,
@@ -103,8 +103,8 @@ fn driven<T>(
     found: &mut Found,
     work: impl FnOnce(&Run, &mut Uring) -> Result<(T, u64)>,
 ) -> Result<T> {
-    // One block is on one SM, whatever a partition's granularity: that is how a single SM is asked
-    // for. A launch per batch may say how many blocks there are.
+    // One block runs on one SM, whatever a partition's granularity: so one block requests a single
+    // SM. Only a launch per batch can set the number of blocks.
     let per_batch = case.sms == 1 || case.per_batch;
     let mode = if per_batch { LaunchMode::PerBatch } else { LaunchMode::Resident };
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
@@ -142,7 +142,7 @@ fn driven<T>(
     Ok(measured)
 }
 
-/// An operation of any number of rows, in which nothing is merged.
+/// An operation of any number of rows, without merging.
 struct Run {
     map: BlockMap,
     pool: PoolHandle,
@@ -156,7 +156,7 @@ impl Run {
         let entries: Vec<Affine> = (0..count).map(|i| Affine { block: i, file: i }).collect();
         let map = ring.upload_map(&entries, 1)?;
         let pool = ring.register_pool(&PoolDesc {
-            // Nothing is moved, so nothing has to be there.
+            // No data is moved, so the memory need not exist.
             row_iova: vec![Iova(1 << 32); ROWS_MAX as usize],
             row_memory: Vec::new(),
             data_lba: vec![0],
@@ -173,7 +173,7 @@ impl Run {
         Ok(Self { map, pool, count, sms: case.sms })
     }
 
-    /// How long an operation of so many rows takes.
+    /// Returns the time of an operation of `rows` rows.
     fn once(&self, ring: &mut Uring, rows: u32) -> Result<Duration> {
         let op = AffineOp::new(Direction::Read, &self.map, &self.pool, 0..rows);
         let start = Instant::now();
@@ -191,8 +191,8 @@ impl Run {
         Ok(took)
     }
 
-    /// Millions of commands a second over [`REPEATS`] operations, after two that warm up and say
-    /// how long they have to be; and how many commands there were in all.
+    /// Returns millions of commands a second over [`REPEATS`] operations, after two warm-up
+    /// operations that determine their length, and the total number of commands.
     fn sample(&self, ring: &mut Uring, length: Length) -> Result<(f64, u64)> {
         self.once(ring, 1)?;
         let row = self.once(ring, 1)?.as_secs_f64().max(1e-6);

@@ -1,6 +1,6 @@
 #![allow(unsafe_code, reason = "copies between memories that are laid out here")]
-//! Retrieve bandwidth, into the GPU's memory, against a plain copy of as many bytes from pinned
-//! memory of the host.
+//! Retrieve bandwidth into the GPU's memory, against a plain copy of the same number of bytes from
+//! pinned host memory.
 
 use std::{
     any::Any,
@@ -23,7 +23,7 @@ use crate::sample::{Samples, timed};
 
 const SEED: u64 = 1;
 
-/// How much is moved.
+/// Amount of data.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
     pub layers: u32,
@@ -33,7 +33,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// Layers of 64 MiB: far more than a cache holds, and small enough to be many.
+    /// Returns layers of 64 MiB: far larger than a cache, with many objects.
     pub fn new(tiny: bool) -> Self {
         if tiny {
             return Self { layers: 2, object_bytes: 8 << 10, blocks: 16, devices: 2 };
@@ -41,7 +41,7 @@ impl Size {
         Self { layers: 4, object_bytes: 128 << 10, blocks: 512, devices: 4 }
     }
 
-    /// A store of this size.
+    /// Returns the plan of a store of this size.
     pub fn plan(self, route: Route, mode: LaunchMode, sms: Option<u32>) -> Plan {
         let Self { layers, object_bytes, blocks, devices } = self;
         Plan {
@@ -56,7 +56,7 @@ impl Size {
         }
     }
 
-    /// Blocks in an order without neighbours.
+    /// Returns the blocks in an order without neighbours.
     pub fn scattered(self) -> Vec<BlockId> {
         let mut order: Vec<BlockId> = (0..self.blocks).map(BlockId).collect();
         order.shuffle(&mut StdRng::seed_from_u64(SEED));
@@ -73,7 +73,7 @@ impl Size {
 pub struct Found {
     pub retrieve: Samples,
     pub copy: Samples,
-    /// Round by round.
+    /// Ratio of each round.
     pub ratio: Samples,
 }
 
@@ -89,7 +89,7 @@ pub fn measure(
     let mut stack = Stack::filled(gpu, size.plan(route, mode, Some(4)))?;
     let blocks = size.scattered();
     let mut found = Found::default();
-    // The first round warms both sides up.
+    // The first round is a warm-up.
     for round in 0..=rounds {
         let (bytes, took) = timed(|| stack.retrieve(&blocks));
         let bytes = bytes?;
@@ -106,12 +106,12 @@ pub fn measure(
     Ok(found)
 }
 
-/// Bandwidth.
+/// Returns the bandwidth in GiB/s.
 pub fn gib_s(bytes: u64, took: Duration) -> f64 {
     bytes as f64 / took.as_secs_f64() / f64::from(1 << 30)
 }
 
-/// Layers as one copy each, from pinned memory: what the bus gives.
+/// One copy per layer from pinned memory: the bandwidth of the bus.
 struct Copy {
     engine: CudaCopies,
     from: NonNull<u8>,
@@ -133,15 +133,15 @@ impl Copy {
         let (len, start) = (self.size.layer_bytes(), Instant::now());
         let copies: Vec<DeviceCopy> = (0..self.size.layers as usize)
             .map(|layer| DeviceCopy {
-                // SAFETY: inside of the memory.
+                // SAFETY: inside the memory.
                 host: unsafe { self.from.add(layer * len) },
                 device: DevicePtr(self.to.device().0 + (layer * len) as u64),
                 len,
                 direction: CopyDirection::HostToDevice,
             })
             .collect();
-        // SAFETY: both memories live in `self`, and nothing else uses them; the wait is below, and
-        // a copy that is not done by then has lost its GPU.
+        // SAFETY: both memories live in `self`, and nothing else uses them; the loop below waits,
+        // and a copy that exceeds its timeout has lost its GPU.
         let fence = unsafe { self.engine.submit(&copies)? };
         while !self.engine.is_done(fence)? {
             ensure!(start.elapsed() < TIMEOUT, "a plain copy did not end");

@@ -19,12 +19,12 @@ use objstore::{
 
 use super::device::Gpu;
 
-/// Entries of a queue.
+/// Entries per queue.
 const DEPTH: u32 = 256;
-/// Bytes for the descriptors of one command.
+/// Bytes per command for descriptors.
 const DESCRIPTOR_BYTES: usize = 4096;
 
-/// How data gets between drives and pool.
+/// Data path between drives and pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
     /// The pool is in host memory.
@@ -36,7 +36,7 @@ pub enum Route {
 }
 
 impl Route {
-    /// In a report.
+    /// Returns its name in the report.
     pub fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -46,26 +46,26 @@ impl Route {
     }
 }
 
-/// What to build.
+/// Configuration of a stack.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     pub route: Route,
     pub mode: LaunchMode,
-    /// SMs of the I/O kernel's own; `None` shares all of them.
+    /// Dedicated SMs of the I/O kernel; `None` shares all of them.
     pub sms: Option<u32>,
     pub devices: u32,
     pub queues_per_device: u16,
     pub shape: KvShape,
     pub blocks: u32,
-    /// Layers that may be in flight at once, where they need staging memory.
+    /// Layers in flight at once, if they need staging memory.
     pub buffers: u32,
 }
 
-/// Fields are dropped in this order: who uses before who is used.
+/// Fields are dropped in this order: users before what they use.
 pub struct Stack {
     /// The store.
     pub store: Store,
-    /// Keys of all blocks, all of them stored.
+    /// Keys of all blocks, which are stored.
     pub keys: Vec<BlockKey>,
     plan: Plan,
     _registrations: Vec<Arc<Registration>>,
@@ -73,7 +73,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// A store of `plan.blocks` blocks, filled from an equally large KV pool.
+    /// Creates a store of `plan.blocks` blocks, filled from an equally large KV pool.
     pub fn filled(gpu: &Arc<Gpu>, plan: Plan) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
         let domain = EmuDomain::with_copies("bench", Arc::new(CudaCopies::new(&gpu.device)?));
@@ -138,7 +138,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Retrieves all layers of all blocks once, into these blocks; the bytes that were read.
+    /// Retrieves all layers of all blocks once, into these blocks. Returns the bytes read.
     pub fn retrieve(&mut self, blocks: &[BlockId]) -> Result<u64> {
         let prefix = self.store.lookup(&self.keys)?;
         ensure!(prefix.len() == blocks.len(), "only {} blocks were found", prefix.len());
@@ -158,12 +158,12 @@ impl Stack {
         Ok(bytes)
     }
 
-    /// Layers of a block.
+    /// Returns the layers of a block.
     pub fn layers(&self) -> u32 {
         self.plan.shape.layers
     }
 
-    /// Layers that may be in flight at once.
+    /// Returns the number of layers in flight at once.
     pub fn burst(&self) -> usize {
         match self.plan.route {
             Route::Staged => self.plan.buffers as usize,
@@ -171,7 +171,7 @@ impl Stack {
         }
     }
 
-    /// Ends the store and shuts the drives down.
+    /// Closes the store and shuts the drives down.
     pub fn close(self) -> Result<()> {
         let Self { store, _registrations, _runner, .. } = self;
         for mut controller in store.close()?.controllers {
@@ -181,7 +181,7 @@ impl Stack {
     }
 }
 
-/// A drive with room for its part of the files.
+/// Creates a drive with room for its part of the files.
 fn drive(domain: &Arc<EmuDomain>, plan: Plan, at: u32) -> Result<Arc<Emu>> {
     let lba = if plan.shape.object_bytes.is_multiple_of(4096) { 4096 } else { 512 };
     let bytes = plan.shape.block_bytes() * u64::from(plan.blocks) / u64::from(plan.devices);
@@ -190,7 +190,7 @@ fn drive(domain: &Arc<EmuDomain>, plan: Plan, at: u32) -> Result<Arc<Emu>> {
     Ok(Emu::new(domain.clone(), EmuConfig::new(format!("emu{at}")).namespace(media, lba))?)
 }
 
-/// A queue in pinned memory, which host, GPU and controller reach.
+/// Allocates a queue in pinned memory, which host, GPU and controller reach.
 fn queue(gpu: &Gpu, domain: &Arc<EmuDomain>) -> Result<QueueMemory> {
     let depth = DEPTH as usize;
     let [sq, cq, descriptors] = [depth * 64, depth * 16, depth * DESCRIPTOR_BYTES];
@@ -211,7 +211,7 @@ fn pool(gpu: &Gpu, domain: &Arc<EmuDomain>, plan: Plan) -> Result<KvPool> {
     let tensor = stride * u64::from(blocks);
     let rows = (0..u64::from(shape.rows())).map(|row| row * tensor).collect();
     Ok(match plan.route {
-        // Pinned: the I/O kernel reads objects for their checksums.
+        // Pinned: the I/O kernel reads objects to compute their checksums.
         Route::Host => {
             let memory = domain.import(gpu.device.pinned(bytes)?.into_external())?;
             KvPool::new(memory, &shape, rows, stride, blocks)?

@@ -1,4 +1,4 @@
-//! From measurements to ratios, counts and plots.
+//! Conversion of measurements to ratios, counts and plots.
 
 use std::{path::Path, sync::Arc};
 
@@ -19,27 +19,27 @@ use crate::{
     sample::Samples,
 };
 
-/// Commands a second of the best published GPU-initiated path, millions.
+/// Millions of commands a second of the best published GPU-initiated path.
 const BEST_PUBLISHED: f64 = 61.5;
-/// Both ways to run the I/O kernel.
+/// Launch modes of the I/O kernel.
 const MODES: [(LaunchMode, &str); 2] =
     [(LaunchMode::PerBatch, "launch per batch"), (LaunchMode::Resident, "resident")];
 
-/// Those that were asked for.
+/// Returns the requested launch modes.
 fn modes(args: &GpuArgs) -> &'static [(LaunchMode, &'static str)] {
     if args.per_batch { &MODES[..1] } else { &MODES }
 }
-/// Warps of each SM.
+/// Warps per SM.
 const WARPS: [u32; 5] = [1, 2, 4, 8, 12];
 
-/// SMs and warps of each SM that the rate is measured at.
+/// Returns the SMs and warps per SM for the rate measurements.
 fn rate_cases(args: &GpuArgs) -> Vec<Case> {
     let (sms, warps): (&[u32], &[u32]) =
         if args.tiny { (&[1, 2], &WARPS[..2]) } else { (&[1, 2, 4, 6, 8], &WARPS) };
     let mut cases = Vec::new();
     for &sms in sms {
         for &warps in warps {
-            // A single SM is a single block, which has four warps at the most.
+            // A single SM is a single block, which has at most four warps.
             if sms > 1 || warps <= 4 {
                 cases.push(Case { sms, warps, per_batch: args.per_batch });
             }
@@ -48,11 +48,11 @@ fn rate_cases(args: &GpuArgs) -> Vec<Case> {
     cases
 }
 
-/// Commands a second.
+/// Measures commands a second.
 pub fn rate(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
     let mut cases: Vec<(Case, Found)> =
         rate_cases(args).into_iter().map(|case| (case, Found::default())).collect();
-    // The first round warms up: the driver compiles, the GPU's clocks rise.
+    // The first round is a warm-up: the driver compiles, the GPU's clocks rise.
     for round in 0..=args.rounds {
         for (case, found) in &mut cases {
             let mut warm = Found::default();
@@ -70,7 +70,7 @@ pub fn rate(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// What a small operation costs, for more and more warps.
+/// Measures the cost of a small operation by number of warps.
 pub fn operation(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
     let shapes: &[(u32, u32)] = if args.tiny {
         &[(1, 1), (2, 2)]
@@ -153,7 +153,7 @@ fn plot_rates(path: &Path, cases: &[(Case, Found)]) -> Result<()> {
     plot::lines(path, "Commands built and reaped", "SMs", "million/s", &lines)
 }
 
-/// Retrieve bandwidth.
+/// Measures the retrieve bandwidth.
 pub fn retrieve(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
     let size = retrieve::Size::new(args.tiny);
     for route in [Route::Staged, Route::Direct] {
@@ -180,7 +180,7 @@ pub fn retrieve(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<(
     Ok(())
 }
 
-/// The caller's CPU time.
+/// Measures the caller's CPU time.
 pub fn caller(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
     let size = caller::Size::new(args.tiny);
     for route in [Route::Host, Route::Staged] {
@@ -212,7 +212,7 @@ pub fn caller(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()>
     Ok(())
 }
 
-/// What I/O costs a matrix product.
+/// Measures the slowdown of a matrix product by I/O.
 pub fn matmul(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
     if args.per_batch {
         report.notes.push("matmul: left out, it needs a resident kernel".into());
@@ -240,7 +240,7 @@ pub fn matmul(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()>
         }
         cases.push((Sharing::Priority, sms, matmul::Found::default()));
     }
-    // Warms up, and is compared entry by entry.
+    // Warm-up, and correctness check.
     product.time(&CudaStream::lowest(&gpu.device)?)?;
     product.check()?;
     for _ in 0..args.rounds {

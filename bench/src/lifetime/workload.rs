@@ -1,26 +1,26 @@
-//! What is asked of the store.
+//! Workloads of the store.
 
 use std::ops::RangeInclusive;
 
 use objstore::BlockKey;
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
-/// Who asks, and how often things end.
+/// The namespaces of a workload, and their lifetimes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Workload {
-    /// One namespace that fills the store. Half of the requests are for documents that come again,
-    /// some far more often than others; the rest are for documents that never do.
+    /// One namespace that fills the store. Half of the requests are for recurring documents, some
+    /// far more often than others; the rest are for documents requested only once.
     Steady,
-    /// Four namespaces with a quarter of the store each, of which each writes twice as much as the
-    /// one before. One of them starts a new epoch with every drive write.
+    /// Four namespaces with a quarter of the store each; each writes twice as much as the previous
+    /// one. One of them starts a new epoch with every drive write.
     Turnover,
 }
 
 impl Workload {
-    /// Both.
+    /// All workloads.
     pub const ALL: [Self; 2] = [Self::Steady, Self::Turnover];
 
-    /// As the report names it.
+    /// Returns its name in the report.
     pub fn name(self) -> &'static str {
         match self {
             Self::Steady => "one namespace",
@@ -28,7 +28,7 @@ impl Workload {
         }
     }
 
-    /// Namespaces.
+    /// Returns the number of namespaces.
     pub fn namespaces(self) -> usize {
         match self {
             Self::Steady => 1,
@@ -37,28 +37,28 @@ impl Workload {
     }
 }
 
-/// A document that is asked for.
+/// A request for a document.
 pub struct Request {
-    /// By the number of its namespace.
+    /// Index of its namespace.
     pub namespace: usize,
     /// All of its blocks.
     pub keys: Vec<BlockKey>,
 }
 
-/// Makes requests: the same ones with the same seed.
+/// Request generator; deterministic for a seed.
 pub struct Requests {
     workload: Workload,
     rng: SmallRng,
-    /// Blocks of a document.
+    /// Range of a document's blocks.
     blocks: RangeInclusive<u32>,
-    /// Documents of each namespace that come again: half as many blocks again as it has files.
+    /// Recurring documents per namespace, with 1.5 times as many blocks as it has files.
     known: u32,
-    /// Documents that came once.
+    /// Documents requested once so far.
     once: u32,
 }
 
 impl Requests {
-    /// For a store with so many files; documents of up to so many blocks.
+    /// Creates requests for a store of `files` files, with documents of up to `blocks_max` blocks.
     pub fn new(workload: Workload, files: u32, blocks_max: u32, seed: u64) -> Self {
         let blocks = blocks_max.div_ceil(8)..=blocks_max;
         let mean = blocks.start().midpoint(blocks_max);
@@ -66,25 +66,25 @@ impl Requests {
         Self { workload, rng: SmallRng::seed_from_u64(seed), blocks, known, once: 0 }
     }
 
-    /// The next one.
+    /// Returns the next request.
     pub fn next(&mut self) -> Request {
         // 1, 2 to 3, 4 to 7 and 8 to 15.
         let namespace = self.rng.random_range(1..1u32 << self.workload.namespaces()).ilog2();
         let namespace = namespace as usize;
         let document = if self.rng.random_bool(0.5) {
-            // The first tenth of them has nearly half of the requests.
+            // The first tenth of them gets nearly half of the requests.
             (f64::from(self.known) * self.rng.random::<f64>().powi(3)) as u32
         } else {
             self.once += 1;
             self.known + self.once
         };
-        // The same for the same document.
+        // Equal for requests of the same document.
         let blocks = SmallRng::seed_from_u64(document.into()).random_range(self.blocks.clone());
         Request { namespace, keys: (0..blocks).map(|block| key(document, block)).collect() }
     }
 }
 
-/// The key of a block of a document.
+/// Returns the key of a block of a document.
 fn key(document: u32, block: u32) -> BlockKey {
     let mut digest = [0; 32];
     digest[..4].copy_from_slice(&document.to_le_bytes());

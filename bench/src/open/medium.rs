@@ -1,4 +1,4 @@
-//! Memory, or a file, as what a journal is written to.
+//! Memory or a file as the medium of a journal.
 
 use std::{
     fs::File,
@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use kv_catalog::{BlockAction, BlockError, BlockIo};
 use rustix::fs::{Advice, fadvise};
 
-/// A handle; all of them are one medium.
+/// A handle; clones share one medium.
 #[derive(Clone)]
 pub struct Medium {
     bytes: u64,
@@ -25,12 +25,12 @@ enum Store {
 }
 
 impl Medium {
-    /// Memory that takes up what is written to it.
+    /// Returns a medium in memory, which allocates pages as they are written.
     pub fn memory(bytes: u64) -> Self {
         Self { bytes, store: Store::Memory(Arc::new(Mutex::new(vec![0; bytes as usize]))) }
     }
 
-    /// A file without a name in `dir`, that takes up what is written to it.
+    /// Returns a medium in an unlinked sparse file in `dir`.
     pub fn file(dir: &Path, bytes: u64) -> Result<Self> {
         std::fs::create_dir_all(dir)?;
         let path = dir.join("open.img");
@@ -41,7 +41,7 @@ impl Medium {
         Ok(Self { bytes, store: Store::File(Arc::new(file)) })
     }
 
-    /// Takes a file out of the page cache.
+    /// Drops a file from the page cache.
     pub fn forget(&self) -> Result<()> {
         if let Store::File(file) = &self.store {
             file.sync_all()?;

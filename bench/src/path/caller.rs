@@ -1,13 +1,13 @@
-//! CPU time that the engine's thread spends in `retrieve_layer`, for few and for many blocks.
+//! CPU time of the engine's thread in `retrieve_layer`, for few and for many blocks.
 //!
-//! Measured twice. *Held*: all layers are issued ahead and wait for an event, as an engine that
-//! runs ahead of its GPU does; nothing else competes for the processors. *Running*: the I/O starts
-//! at once, so with few processors the threads of the I/O kernel and of the software controller
-//! push the caller's data out of its cache and the caller off its processor.
+//! Measured twice. *Held*: all layers are issued ahead and wait for an event, as in an engine that
+//! runs ahead of its GPU; nothing else competes for the processors. *Running*: the I/O starts
+//! immediately, so with few processors the threads of the I/O kernel and of the software controller
+//! evict the caller's data from its cache and the caller from its processor.
 //!
 //! The first layer of a request wakes the host executor's sleeping thread: a system call, and on a
-//! virtual machine tens of microseconds. It is measured apart, as it is paid once per burst and has
-//! no counterpart on a GPU.
+//! virtual machine tens of microseconds. It is measured separately, as it is paid once per burst
+//! and has no counterpart on a GPU.
 
 use std::{hint::black_box, time::Duration};
 
@@ -20,35 +20,35 @@ use crate::sample::{Samples, thread_cpu};
 
 /// Blocks of the small request.
 pub const FEW: u32 = 64;
-/// Blocks of the large one.
+/// Blocks of the large request.
 pub const MANY: u32 = 8192;
 const LAYERS: u32 = 32;
 /// Passes over all layers of one sample: thread CPU time is read only around them.
 const PASSES: u32 = 8;
 /// Long enough for the executor's threads to fall asleep, whatever the number of blocks.
 const IDLE: Duration = Duration::from_millis(2);
-/// Read before each pass, so that both sides start with the same cold cache: an engine has done
-/// other things between two layers, and the larger request would otherwise be charged for what
-/// its I/O, and not its issuing, put into the cache.
+/// Bytes read before each pass, so that both sides start with the same cold cache: an engine does
+/// other work between two layers, and the larger request must not be charged for the cache lines of
+/// its I/O.
 const CACHE_BYTES: usize = 16 << 20;
 
-/// Whether the I/O runs while the caller issues more.
+/// Start of the I/O.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Io {
-    /// It waits for an event.
+    /// After an event.
     Held,
-    /// It starts at once.
+    /// Immediately.
     Running,
 }
 
-/// Nanoseconds a call.
+/// Nanoseconds per call.
 #[derive(Default)]
 pub struct Found {
     /// With [`MANY`] blocks.
     pub many: Samples,
     /// With [`FEW`] blocks.
     pub few: Samples,
-    /// Round by round.
+    /// Ratio of each round.
     pub ratio: Samples,
     /// The first call of a burst, which wakes the executor.
     pub wake: Samples,
@@ -74,13 +74,13 @@ pub fn measure(io: Io, rounds: u32) -> Result<Found> {
     Ok(found)
 }
 
-/// Mean nanoseconds of CPU time of one call.
+/// Mean CPU time of one call in nanoseconds.
 struct Call {
     first: f64,
     rest: f64,
 }
 
-/// Retrieves `blocks` blocks, [`PASSES`] times all layers.
+/// Retrieves all layers of `blocks` blocks, [`PASSES`] times.
 fn call_ns(stack: &mut Stack, other: &[u8], io: Io, blocks: u32) -> Result<Call> {
     let (mut first, mut rest) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..PASSES {

@@ -1,5 +1,5 @@
-//! What submitting and reaping one command costs, against a controller that completes at once. The
-//! controller's own time is left out.
+//! Cost of submitting and reaping one command, against a controller that completes immediately. The
+//! controller's own time is not included.
 
 use std::sync::{Arc, Mutex};
 
@@ -28,7 +28,7 @@ const BATCHES: u32 = 4096;
 const CONTEXTS: u32 = 2048;
 const OPERATIONS: u32 = 64;
 
-/// The host's queue pair: build an SQE, post, one doorbell for 32, reap 32 with one doorbell.
+/// Measures the host's queue pair: build SQEs, post, one doorbell for 32, reap 32, one doorbell.
 pub fn host_queue(rounds: u32) -> Result<Samples> {
     let mut device = Instant::new(DEPTH)?;
     let (sq, cq) = device.queues();
@@ -62,7 +62,7 @@ pub fn host_queue(rounds: u32) -> Result<Samples> {
     Ok(samples)
 }
 
-/// The I/O kernel compiled for the host: explicit contexts of 4 KiB, 2,048 to an IOCB, SGLs.
+/// Measures the I/O kernel compiled for the host: explicit contexts of 4 KiB, 2,048 per IOCB, SGLs.
 pub fn kernel(rounds: u32) -> Result<Samples> {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let device = Instant::new(DEPTH)?;
@@ -102,7 +102,7 @@ struct Meter {
     spent: u64,
 }
 
-/// Times each poll of the executor, and lets the controller complete in between.
+/// Times each poll of the executor, and lets the controller complete between polls.
 #[derive(Debug)]
 struct Metered {
     inner: InlineExecutor,

@@ -10,32 +10,32 @@ use super::stack::Stack;
 use crate::sample::{Samples, process_cpu, timed};
 
 const LAYERS: u32 = 4;
-/// Bytes of one layer's objects: far more than a cache holds.
+/// Bytes of one layer's objects: far larger than a cache.
 const LAYER_BYTES: u32 = 64 << 20;
 const SEED: u64 = 1;
 
-/// What was measured.
+/// Results.
 pub struct Found {
     /// Bandwidth of the store, GiB/s.
     pub retrieve: Samples,
     /// Bandwidth of the copy, GiB/s.
     pub memcpy: Samples,
-    /// Their ratio, round by round.
+    /// Ratio of each round.
     pub ratio: Samples,
-    /// Commands a submission doorbell, over all retrieves.
+    /// Commands per submission doorbell, over all retrieves.
     pub commands_per_doorbell: f64,
 }
 
-/// The same from a store with checksums and from one without.
+/// Results with and without checksums.
 #[derive(Default)]
 pub struct Checksums {
-    /// With, and without: GiB/s.
+    /// GiB/s with checksums, and without.
     pub gib_s: [Samples; 2],
-    /// CPU time of all threads, ms.
+    /// CPU time of all threads in ms, with checksums, and without.
     pub cpu_ms: [Samples; 2],
 }
 
-/// Retrieves the same objects with and without checksums, in turns.
+/// Retrieves the same objects with and without checksums, alternately.
 pub fn checksums(object_bytes: u32, rounds: u32) -> Result<Checksums> {
     let (blocks, shape) = load(object_bytes);
     let scattered: Vec<BlockId> = scattered(blocks).into_iter().map(BlockId).collect();
@@ -56,16 +56,16 @@ pub fn checksums(object_bytes: u32, rounds: u32) -> Result<Checksums> {
     Ok(found)
 }
 
-/// The same from a store that has all of it in host memory, too, and from one that has not.
+/// Results with and without a host memory cache that holds everything.
 #[derive(Default)]
 pub struct Dram {
-    /// With, and without: GiB/s of retrieving.
+    /// GiB/s of retrieves, with the cache, and without.
     pub hits: [Samples; 2],
-    /// GiB/s of storing.
+    /// GiB/s of stores, with the cache, and without.
     pub storing: [Samples; 2],
 }
 
-/// Stores and retrieves the same objects with and without host memory, in turns.
+/// Stores and retrieves the same objects with and without the cache, alternately.
 pub fn dram(object_bytes: u32, rounds: u32) -> Result<Dram> {
     let (blocks, shape) = load(object_bytes);
     let scattered: Vec<BlockId> = scattered(blocks).into_iter().map(BlockId).collect();
@@ -93,7 +93,7 @@ pub fn dram(object_bytes: u32, rounds: u32) -> Result<Dram> {
     Ok(found)
 }
 
-/// How many blocks, and of what.
+/// Returns the number of blocks, and their shape.
 fn load(object_bytes: u32) -> (u32, KvShape) {
     let shape = KvShape { layers: LAYERS, segments: 1, object_bytes, block_tokens: 64 };
     (LAYER_BYTES / object_bytes, shape)
@@ -105,7 +105,7 @@ fn scattered(blocks: u32) -> Vec<u32> {
     order
 }
 
-/// Retrieves objects of `object_bytes` into scattered blocks, and copies as much.
+/// Retrieves objects of `object_bytes` into scattered blocks, and copies the same amount.
 pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
     let (blocks, shape) = load(object_bytes);
     let mut stack = Stack::filled(shape, blocks)?;
@@ -119,7 +119,7 @@ pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
         ratio: Samples::default(),
         commands_per_doorbell: 0.0,
     };
-    // The first round warms both sides up.
+    // The first round is a warm-up.
     for round in 0..=rounds {
         let ours = retrieve(&mut stack, &scattered)?;
         let theirs = copy.run();
@@ -135,7 +135,7 @@ pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
     Ok(found)
 }
 
-/// All layers of all blocks once; GiB/s.
+/// Retrieves all layers of all blocks once. Returns GiB/s.
 fn retrieve(stack: &mut Stack, blocks: &[BlockId]) -> Result<f64> {
     let prefix = stack.store.lookup(&stack.keys)?;
     ensure!(prefix.len() == blocks.len(), "only {} blocks were found", prefix.len());
@@ -158,8 +158,8 @@ fn gib_s(bytes: u64, time: std::time::Duration) -> f64 {
     bytes as f64 / time.as_secs_f64() / f64::from(1 << 30)
 }
 
-/// The same bytes, copied object by object by one thread, between memory of the same kind as the
-/// KV pool (large pages where the system has them).
+/// Copies the same bytes object by object in one thread, between memory of the same kind as the KV
+/// pool (huge pages if available).
 struct Copy {
     from: DmaSlice,
     to: DmaSlice,
@@ -173,7 +173,7 @@ impl Copy {
         let bytes = object * order.len() * LAYERS as usize;
         let (from, to) = (domain.alloc(bytes)?, domain.alloc(bytes)?);
         let (from, to) = (DmaSlice::whole(from)?, DmaSlice::whole(to)?);
-        // Written once, so that no page is missing or the shared zero page.
+        // Written once, so that all pages are present and none is the shared zero page.
         for slice in [&from, &to] {
             domain.access().fill(slice.iova(), 0x5A, bytes)?;
         }
@@ -195,14 +195,14 @@ impl Copy {
     }
 }
 
-/// `memcpy` of `len` bytes between two mappings.
+/// Copies `len` bytes between two mappings.
 #[allow(unsafe_code, reason = "a plain copy between memories that have no Rust owner")]
 fn copy(from: &DmaSlice, at: usize, to: &DmaSlice, to_at: usize, len: usize) {
     assert!(at + len <= from.len() && to_at + len <= to.len());
     let (Some(source), Some(target)) = (from.host(), to.host()) else {
         unreachable!("the software domain is host memory");
     };
-    // SAFETY: both ranges were checked; the slices keep their different mappings alive, and
-    // nothing else uses them.
+    // SAFETY: both ranges were checked; the slices keep their distinct mappings alive, and nothing
+    // else uses them.
     unsafe { source.add(at).copy_to_nonoverlapping(target.add(to_at), len) };
 }

@@ -13,11 +13,11 @@ use ripieno_testkit::{Drives, host_executor, memory_drives, pattern};
 
 const PATTERN_BYTES: usize = 1 << 20;
 
-/// Fields are dropped in this order: who uses before who is used.
+/// Fields are dropped in this order: users before what they use.
 pub struct Stack {
     /// The store.
     pub store: Store,
-    /// Keys of `blocks` blocks, all of them stored.
+    /// Keys of all blocks, which are stored.
     pub keys: Vec<BlockKey>,
     /// The first controller.
     pub emu: Arc<Emu>,
@@ -26,13 +26,13 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// A store of `blocks` blocks of `shape` on one controller with memory media, filled from an
-    /// equally large KV pool.
+    /// Creates a store of `blocks` blocks of `shape` on one controller with memory media, filled
+    /// from an equally large KV pool.
     pub fn filled(shape: KvShape, blocks: u32) -> Result<Self> {
         Self::in_memory(StoreOptions::default(), &ripieno_testkit::format(shape), blocks)
     }
 
-    /// The same, opened and formatted like that.
+    /// Same as [`Stack::filled`], with these options and this format.
     pub fn in_memory(options: StoreOptions, format: &Format, blocks: u32) -> Result<Self> {
         let shape = format.shape;
         let bytes = shape.block_bytes() * u64::from(blocks);
@@ -42,7 +42,7 @@ impl Stack {
         Self::over(configs, options, format, blocks)
     }
 
-    /// The same on these controllers.
+    /// Same as [`Stack::in_memory`], on these controllers.
     pub fn over(
         configs: Vec<EmuConfig>,
         options: StoreOptions,
@@ -55,7 +55,7 @@ impl Stack {
         let emu = drives.emus[0].clone();
         let controllers = drives.attach(&ControllerOptions::default());
         let memory = drives.domain.alloc(usize::try_from(bytes)?)?;
-        // Media and drives may treat zeroes in a way of their own.
+        // Not zeroes, which media and drives may treat specially.
         let mut contents =
             Buffer::new(DmaSlice::whole(memory.clone())?).context("the KV pool is host memory")?;
         for (at, seed) in (0..bytes as usize).step_by(PATTERN_BYTES).zip(0..) {
@@ -80,7 +80,7 @@ impl Stack {
         Ok(stack)
     }
 
-    /// Stores all blocks, which are not stored. Says how many bytes, of all layers.
+    /// Stores all blocks, none of which may be stored yet. Returns the bytes of all layers.
     pub fn fill(&mut self) -> Result<u64> {
         let ids: Vec<BlockId> = (0..self.keys.len() as u32).map(BlockId).collect();
         let writing = self.store.allocate(&self.keys, &ids)?;

@@ -1,4 +1,4 @@
-//! A trace through host memory.
+//! Replay of a trace through host memory.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -8,23 +8,23 @@ use kv_tier::{Admission, Block, HostBlock, Tier, TierConfig};
 use super::BLOCK_BYTES;
 use crate::catalog::trace::Trace;
 
-/// What served the blocks that were stored.
+/// Blocks served by host memory, and bytes read from the drives.
 pub struct Found {
     pub hits: u64,
     pub drive_bytes: u64,
 }
 
-/// The time of a request, for what is announced: its number.
+/// Returns the virtual time of a request: its number in seconds.
 fn time(request: usize) -> Duration {
     Duration::from_secs(request as u64)
 }
 
-/// Asks for the blocks of all requests; drives have all that came before. The blocks of the next
+/// Serves all requests; the drives have every block requested before. The blocks of the next
 /// `queue` requests are announced.
 pub fn replay(trace: &Trace, blocks: u32, policy: PolicyKind, queue: usize) -> Found {
     let mut tier = Tier::new(TierConfig { blocks, block_bytes: BLOCK_BYTES, policy });
     let mut stored = HashSet::new();
-    // When blocks are wanted by what waits, the soonest last.
+    // Requests in the queue that want each block, the soonest last.
     let mut wanted: Vec<Vec<usize>> = vec![Vec::new(); trace.distinct() as usize + 1];
     let announce = |number: usize, wanted: &mut Vec<Vec<usize>>, tier: &mut Tier<u32>| {
         for block in trace.requests.get(number).into_iter().flatten() {
@@ -48,7 +48,7 @@ pub fn replay(trace: &Trace, blocks: u32, policy: PolicyKind, queue: usize) -> F
                 None => others.push(*block),
             }
         }
-        // The tail first, so that it goes before the blocks it follows.
+        // The tail first, so that it is evicted before the blocks it follows.
         for block in others.iter().rev() {
             stored.insert(*block);
             bring(&mut tier, *block, wanted[*block as usize].last().map(|next| time(*next)));
