@@ -1,5 +1,5 @@
-//! What an actor does to a store that needs no device: at any time, also while another one waits
-//! for a commit.
+//! Changes to a store that need no device, made at any time, also while another actor waits for a
+//! commit.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,20 +22,20 @@ pub enum Change {
     Weight(u32),
 }
 
-/// Something that can be changed.
+/// A store or handle that can be changed.
 pub trait Target {
     fn contains(&self, name: &Name) -> bool;
 
-    /// Makes a change; the epoch that begins with it.
+    /// Makes a change. Returns the new epoch if the change starts one.
     fn change(&self, space: usize, change: &Change) -> Result<Option<u64>>;
 }
 
-/// A change that was made, or refused.
+/// A change that was made or rejected.
 #[derive(Debug)]
 pub struct Done {
     space: usize,
     change: Change,
-    /// Of its keys, those that were stored.
+    /// Keys of the change that were stored.
     found: Vec<Name>,
     pub result: Result<Option<u64>>,
 }
@@ -61,7 +61,7 @@ impl Target for Vec<Store> {
     }
 }
 
-/// Some neighbouring keys.
+/// Returns some adjacent keys.
 pub fn some_keys(rng: &mut SmallRng, keys: &[BlockKey]) -> Vec<BlockKey> {
     let first = rng.random_range(0..keys.len());
     let len = rng.random_range(1..=5);
@@ -76,7 +76,7 @@ impl Change {
             18..25 => Self::Pin(some_keys(rng, keys)),
             25..28 => Self::Unpin(some_keys(rng, keys)),
             28..31 => Self::Unpin(keys.to_vec()),
-            // Seldom where there is much to lose.
+            // Rare if there is much to lose.
             31..33 if rng.random_range(0..keys.len()) < 20 => Self::Clear,
             33..35 if rng.random_range(0..keys.len()) < 20 => Self::Epoch,
             35..38 => {
@@ -100,7 +100,7 @@ impl Change {
 }
 
 impl Done {
-    /// Tells the model, and says which namespace was dropped.
+    /// Records the change in the model. Returns the namespace if it was dropped.
     pub fn note(&self, model: &mut Model) -> Option<usize> {
         let Ok(epoch) = self.result else { return None };
         match self.change {
@@ -118,17 +118,17 @@ impl Done {
     }
 }
 
-/// Changes that were made while somebody waited, in their order.
+/// Changes made while another actor waited, in order.
 #[derive(Clone, Default)]
 pub struct Meanwhile(Arc<Mutex<Vec<Done>>>);
 
 impl Meanwhile {
-    /// Takes what was done since the last call.
+    /// Takes the changes since the last call.
     pub fn take(&self) -> Vec<Done> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What makes a change now and then, for as long as `may_act` says so.
+    /// Returns an actor that makes occasional changes while `may_act` returns true.
     pub fn actor(
         &self,
         mut rng: SmallRng,

@@ -24,22 +24,22 @@ use crate::{
     session::Session,
 };
 
-/// Blocks of the engine.
+/// Blocks of the engine's pool.
 pub const BLOCKS: u32 = 40;
-/// Blocks in host memory beside the devices, in one of so many histories.
+/// Size of the host memory cache in blocks; one in [`DRAM_EVERY`] histories has one.
 const DRAM_BLOCKS: u64 = 10;
 const DRAM_EVERY: u64 = 3;
-/// And in one of so many it is written to the devices later.
+/// One in this many of those uses write-back.
 const BACK_EVERY: u64 = 2;
-/// And in one of so many of those it is written block by block.
+/// One in this many of those writes back in parts of a block.
 const PARTS_EVERY: u64 = 2;
-/// One of so many histories has a few long lives: this one of them.
+/// One in this many histories has a few long lives: seeds with the remainder [`LONG`].
 const LONG_EVERY: u64 = 50;
 const LONG: u64 = 10;
-/// Processes that have the store in one life, one after the other.
+/// Maximum number of consecutive processes in one life.
 const PROCESSES_MAX: u32 = 4;
 
-/// Devices, what should be on them, and chance.
+/// Devices, their expected contents, and randomness.
 pub struct History {
     pub seed: u64,
     pub lies: bool,
@@ -48,7 +48,7 @@ pub struct History {
     pub format: Format,
     pub model: Model,
     pub offline: Offline,
-    /// Devices lose their power without their process in some lives.
+    /// True if devices may lose power in some lives while their process continues.
     pub has_blackouts: bool,
     durability: Durability,
     policy: PolicyKind,
@@ -56,16 +56,16 @@ pub struct History {
     run_bytes: u32,
 }
 
-/// How a process ended.
+/// End of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// With the power.
+    /// Power cut.
     Cut,
-    /// It closed the store.
+    /// Closed the store.
     Closed,
-    /// While its devices kept their power.
+    /// Killed while its devices kept their power.
     Killed,
-    /// Its store could not be opened, or closed, because of a fault.
+    /// Failed to open or close its store because of a fault.
     Failed,
 }
 
@@ -83,12 +83,12 @@ impl History {
         };
         let devices = rng.random_range(1..=2);
         let slot = u64::from(shape.object_bytes.next_multiple_of(lba_bytes));
-        // Room for some of the keys, so that files are evicted and reused all the time.
+        // Room for some of the keys, so that files are constantly evicted and reused.
         let files = if long { rng.random_range(60..140) } else { rng.random_range(6..30) };
         let format = Format {
             capacity_bytes: Some(files * slot * u64::from(shape.rows())),
             group: Some(devices as u32 * rng.random_range(1..=4)),
-            // Without them the promise holds on devices that do not lie.
+            // Without checksums, the guarantees hold for devices that do not lie.
             checksums: lies || rng.random_bool(0.7),
             // A small journal, so that it is compacted.
             namespaces_max: 4,
@@ -119,7 +119,7 @@ impl History {
         let lives = if self.is_long() { 2 } else { 8 };
         let failed = outcome.failed();
         for life in 0..lives {
-            // Most lives end in the middle of something, some after all of it.
+            // Most lives end in the middle of an operation, some after all of them.
             let moments = match self.rng.random_range(0..10) {
                 0 => self.rng.random_range(0..40),
                 _ if self.is_long() => self.rng.random_range(10_000..60_000),
@@ -128,15 +128,15 @@ impl History {
             self.live(life, Some(moments), outcome)?;
             outcome.crashes += 1;
             if outcome.failed() > failed {
-                // What follows from that says no more.
+                // Later failures are consequences of this one.
                 return Ok(());
             }
         }
-        // What is left is checked once more, with power and without faults.
+        // A last check, with power and without faults.
         self.live(lives, None, outcome)
     }
 
-    /// From power-on until the power is cut.
+    /// Runs one life, from power-on until the power is cut.
     fn live(&mut self, life: u64, moments: Option<u64>, outcome: &mut Outcome) -> Result<()> {
         let seed = self.seed.wrapping_mul(16).wrapping_add(life);
         let clock = Turns::new(seed);
@@ -146,7 +146,7 @@ impl History {
             None => SimFaults::default(),
         };
         self.plan_offline(moments.is_some());
-        // Formatting takes less than two hundred.
+        // Formatting takes fewer than two hundred moments.
         let is_early = !self.offline.is_formatted && self.rng.random_bool(0.5);
         let moments = match is_early {
             true => moments.map(|_| self.rng.random_range(0..200)),
@@ -177,13 +177,13 @@ impl History {
         Ok(())
     }
 
-    /// A process opens the store, uses it, and ends.
+    /// Runs a process that opens the store, uses it, and ends.
     fn process(&mut self, powered: &mut Powered, last: bool, outcome: &mut Outcome) -> Result<End> {
         let opened = self.open(powered, outcome);
         let mut session = match opened {
             Ok(session) => session,
             Err(_) if powered.power.is_cut() => return Ok(End::Cut),
-            // Tried again, or the machine is started anew: a device may have given up for good.
+            // Retry, or restart the machine: a device may have failed permanently.
             Err(_) if powered.faults().any() && !self.lies => {
                 return Ok(*[End::Cut, End::Failed].choose(&mut self.rng).expect("two"));
             }
@@ -192,7 +192,7 @@ impl History {
                     outcome.did_not_open += 1;
                     outcome.describe(self.seed, format!("did not open: {error:#}"));
                 }
-                // The next process starts anew, with a store of another name.
+                // The next process starts over with a new store.
                 self.offline = Offline::default();
                 self.format.store = StoreId(self.rng.random());
                 self.model = Model::default();
@@ -210,7 +210,7 @@ impl History {
         match ended {
             Ok(ended) => {
                 match ended {
-                    // Nothing that is in flight ends in order.
+                    // Operations in flight are not completed in order.
                     Ok(End::Cut) => powered.cut(),
                     Ok(End::Killed) => powered.reset(),
                     _ => {}
@@ -223,7 +223,7 @@ impl History {
                 }
                 self.model.retain(|name| session.contains(name));
                 powered.reset();
-                // What it held is not given back: a process that is killed runs none of its code.
+                // Leaked, because a killed process runs no destructors.
                 std::mem::forget(session);
                 Ok(End::Killed)
             }
@@ -253,7 +253,7 @@ impl History {
             let meanwhile = session.meanwhile.take();
             outcome.meanwhile += meanwhile.len() as u64;
             let noted = self.note(session, meanwhile);
-            // What the store evicted meanwhile need not be there any more.
+            // Blocks that the store evicted meanwhile may be absent.
             self.model.retain(|name| session.contains(name));
             self.model.prune(64);
             if powered.power.is_cut() || outcome.failed() > failed {
@@ -292,7 +292,7 @@ impl History {
                 Err(anyhow!("a store that takes no writes said that all is permanent"))
             }
             Ok(_) => {
-                // A closed store finds nothing, and nothing happens after its last record.
+                // A closed store finds nothing, and its last record is final.
                 self.model.sync(&missing, |name| !missing.contains(name));
                 Ok(End::Closed)
             }
@@ -301,7 +301,7 @@ impl History {
         }
     }
 
-    /// Opens the store for a process; makes it first where there is none.
+    /// Opens the store for a process, after creating it if there is none.
     fn open(&mut self, powered: &mut Powered, outcome: &mut Outcome) -> Result<Session> {
         self.prepare(powered, outcome)?;
         let kv = KvMemory::new(&*powered.domain, self.format.shape, BLOCKS);
@@ -369,12 +369,12 @@ impl History {
         dram_blocks * self.format.shape.block_bytes()
     }
 
-    /// What is read comes from the devices in the others, so that they are seen to be wrong.
+    /// Returns true with a host memory cache. The other histories detect corruption on the devices.
     pub fn has_dram(&self) -> bool {
         self.seed.is_multiple_of(DRAM_EVERY)
     }
 
-    /// Whether commits are permanent only with the next sync.
+    /// Returns true if commits become durable only at the next sync.
     pub fn writes_back(&self) -> bool {
         self.has_dram()
             && self.format.checksums
@@ -391,7 +391,7 @@ pub fn namespace(number: usize) -> Namespace {
     Namespace { tenant_salt: vec![number as u8], ..Namespace::default() }
 }
 
-/// Lets a block be written at a time.
+/// Returns a scheduler that allows one block to be written at a time.
 fn scheduler() -> Scheduler {
     let curve = || Curve::line(Duration::from_micros(80), 1e9).expect("it rises");
     let [model, gpu, engine] = ["none"; 3].map(str::to_owned);

@@ -1,4 +1,4 @@
-//! Devices whose bytes outlive power and processes, what is wrong with them, and time.
+//! Devices whose bytes survive power cuts and processes, their faults, and virtual time.
 
 use std::{
     fmt,
@@ -20,19 +20,19 @@ use serde::{Deserialize, Serialize};
 /// Bytes of a device.
 const BYTES: u64 = 4 << 20;
 
-/// Faults that happened.
+/// Counts of faults that happened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Faults {
     pub failed_reads: u64,
     pub failed_writes: u64,
     pub failed_flushes: u64,
-    /// A device lost its power for a moment, and its process did not.
+    /// Power losses of a single device while its process continues.
     pub blackouts: u64,
-    /// Bits flipped in memory of a process.
+    /// Bits flipped in a process's memory.
     pub memory: u64,
-    /// A write was lost, went elsewhere, or bits rotted.
+    /// Lost or misdirected writes, and bit rot.
     pub lies: u64,
-    /// Blocks that power loss cut in two.
+    /// Blocks torn by a power loss.
     pub torn: u64,
 }
 
@@ -47,7 +47,7 @@ impl Faults {
         self.torn += other.torn;
     }
 
-    /// Returns whether an operation may have failed.
+    /// Returns true if an operation may have failed.
     pub fn any(&self) -> bool {
         let failed = self.failed_reads + self.failed_writes + self.failed_flushes;
         failed + self.blackouts + self.memory > 0
@@ -64,7 +64,7 @@ impl Faults {
     }
 }
 
-/// What is wrong with the devices of a life: less where there is more time for it.
+/// Draws the faults of a life's devices: fewer per operation in a long life.
 pub fn ills(rng: &mut SmallRng, lies: bool, is_long: bool) -> SimFaults {
     let torn = SimFaults { tear_bytes: Some(512), ..SimFaults::default() };
     if lies {
@@ -89,7 +89,7 @@ pub fn ills(rng: &mut SmallRng, lies: bool, is_long: bool) -> SimFaults {
     faults
 }
 
-/// Devices without power: their bytes.
+/// Devices without power: only their bytes.
 pub struct Machine {
     pub lba_bytes: u32,
     pub bytes: Vec<MemoryMedia>,
@@ -111,7 +111,7 @@ impl Machine {
         Self { lba_bytes, bytes: (0..devices).map(|_| medium()).collect() }
     }
 
-    /// Powers the devices on, in time of their own process or in `clock`.
+    /// Powers the devices on, with the virtual time of `clock`.
     pub fn power_on(
         &self,
         name: &str,
@@ -144,16 +144,16 @@ impl Machine {
 }
 
 impl Powered {
-    /// A process attaches the driver.
+    /// Attaches the driver for a process.
     pub fn attach(&self) -> Result<Vec<StoreDevice>> {
         let options = ControllerOptions {
             command_timeout: Nanos::from_millis(50),
             admin_timeout: Nanos::from_millis(50),
             abort_grace: Nanos::from_millis(5),
-            // Little memory: a controller that is gone keeps its own for good.
+            // Little memory, because a controller that is gone leaks its own.
             host_depth: 4,
             bounce_bytes: 32 << 10,
-            // A process that ends in any way says nothing to its devices.
+            // A process may end without a shutdown of its devices.
             shutdown_on_drop: false,
             ..ControllerOptions::default()
         };
@@ -164,7 +164,7 @@ impl Powered {
         self.emus.iter().map(attach).collect()
     }
 
-    /// What went wrong since the power came on.
+    /// Returns the faults since power-on.
     pub fn faults(&mut self) -> Faults {
         for fault in self.logs.iter().flat_map(SimFaultLog::take) {
             self.faults.count(fault.kind);
@@ -172,14 +172,14 @@ impl Powered {
         self.faults
     }
 
-    /// A device loses its power for a moment.
+    /// Makes a device lose its power for a moment.
     pub fn blackout(&mut self, device: usize) {
         self.emus[device].power_loss();
         self.faults.blackouts += 1;
     }
 
-    /// A bit flips in the only mapping of so many bytes, if there is one. Not while a device reads
-    /// it: no checksum is of what goes over the bus.
+    /// Flips a bit in the only mapping of `bytes` bytes, if there is exactly one. Not during a
+    /// device's read: no checksum covers the bus.
     pub fn rot_memory(&mut self, bytes: u64, rng: &mut SmallRng) {
         self.clock.sim.run_for(Nanos::from_millis(1));
         let mapped = self.domain.mapped().into_iter();
@@ -194,14 +194,14 @@ impl Powered {
         self.faults.memory += 1;
     }
 
-    /// Its process is gone: the operating system resets the devices.
+    /// Resets the devices, as the operating system does after a process ends.
     pub fn reset(&self) {
         for emu in &self.emus {
             emu.reset_function();
         }
     }
 
-    /// Cuts the power of all devices: what was not permanent may be lost.
+    /// Cuts the power of all devices: unflushed data may be lost.
     pub fn cut(&self) {
         self.power.cut();
         for emu in &self.emus {
@@ -210,11 +210,11 @@ impl Powered {
     }
 }
 
-/// What a process that waits lets others do.
+/// Callback of a waiting process that lets others run.
 type Turn = Box<dyn FnMut() + Send>;
 
-/// Virtual time in which a process that waits for its devices is not alone: others have their turn,
-/// or it is killed.
+/// Virtual time in which a process waits for its devices while others take turns, or until it is
+/// killed.
 pub struct Turns {
     pub sim: Arc<SimClock>,
     state: Mutex<State>,
@@ -223,11 +223,11 @@ pub struct Turns {
 #[derive(Default)]
 struct State {
     turn: Option<Turn>,
-    /// Pauses until the process is killed.
+    /// Remaining pauses until the process is killed.
     kill_in: Option<u64>,
 }
 
-/// How a process that was killed unwinds.
+/// Panic payload of a killed process.
 pub struct Killed;
 
 impl fmt::Debug for Turns {
@@ -245,12 +245,12 @@ impl Turns {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whoever waits from now on is killed after so many pauses; `None`: not at all.
+    /// Kills the waiting process after `pauses` pauses; `None` disables that.
     pub fn kill_in(&self, pauses: Option<u64>) {
         self.state().kill_in = pauses;
     }
 
-    /// Does something, and `turn` at each pause meanwhile.
+    /// Runs `act`, and calls `turn` at each pause.
     pub fn during<T>(&self, turn: impl FnMut() + Send + 'static, act: impl FnOnce() -> T) -> T {
         self.state().turn = Some(Box::new(turn));
         let done = act();
@@ -276,7 +276,7 @@ impl Clock for Turns {
                 Some(left) => *left -= 1,
                 None => {}
             }
-            // It is gone while it runs, so that what it waits for is its own.
+            // Taken while it runs, so that its own waits do not recurse.
             state.turn.take()
         };
         if let Some(mut turn) = turn {

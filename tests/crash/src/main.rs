@@ -1,35 +1,35 @@
-//! Crashes a store at random points and checks what is left: `cargo xtask crash`.
+//! Crashes a store at random points and checks the result: `cargo xtask crash`.
 //!
 //! # Architecture
 //!
-//! A seed makes a [`history::History`]: small devices ([`machine`]), and several lives of a store
-//! on them, from power-on until the power is cut. In each life a few processes have the store, one
-//! after the other: it is closed, or its process is killed while it waits for a device. In each
-//! process writers, readers and others take turns ([`session`]) with the real store, journal,
-//! rings, I/O kernel, driver and software controllers, on one thread and in virtual time; some of
-//! it ([`change`]) happens while another one waits for a commit. Operations fail, a device loses
-//! its power alone, bits in host memory flip. While the store is not open it is formatted, damaged
-//! or repaired ([`offline`]), also by half. What unflushed writes leave is decided by the seed:
-//! kept, dropped, torn at 512 bytes. Whoever opens the store next compares it with
-//! [`model::Model`].
+//! A seed determines a [`history::History`]: small devices ([`machine`]), and several lives of a
+//! store on them, from power-on until the power is cut. In each life a few processes use the store,
+//! one after the other; each closes it, or is killed while it waits for a device. In each process
+//! writers, readers and others take turns ([`session`]) with the real store, journal, rings, I/O
+//! kernel, driver and software controllers, on one thread and in virtual time; some changes
+//! ([`change`]) happen while another actor waits for a commit. Operations fail, a device loses its
+//! power alone, bits in host memory flip. While the store is closed it is formatted, damaged or
+//! repaired ([`offline`]), possibly only in part. The seed decides the fate of unflushed writes:
+//! kept, dropped, or torn at 512 bytes. The next process compares the store with [`model::Model`].
 //!
-//! One of four histories is a [`ranks::RankHistory`]: a catalog and two ranks that crash apart.
+//! One in four histories is a [`ranks::RankHistory`]: a catalog and two ranks that crash
+//! independently.
 //!
 //! # Invariants
 //!
 //! - A seed gives the same history on every machine.
-//! - What is found under a key is one version, whole, that was stored under that key.
-//! - Every commit that was acknowledged is there, unless it was evicted or removed afterwards. What
-//!   cannot be read is not found, unless a device has failed.
-//! - What was cleared or dropped, and acknowledged as permanent, never comes back; nor is anything
-//!   ever found that was not committed.
-//! - Pins, quotas, weights and epochs are what they were at the last sync, or later.
-//! - Once something could not be made permanent, the store acknowledges nothing any more.
+//! - A key that is found has one complete version that was stored under that key.
+//! - Every acknowledged commit is found, unless it was evicted or removed later. Unreadable data is
+//!   not found, unless a device has failed.
+//! - Data that was cleared or dropped, acknowledged as durable, never comes back, and uncommitted
+//!   data is never found.
+//! - Pins, quotas, weights and epochs are those of the last sync, or later.
+//! - After a failure to make something durable, the store acknowledges nothing.
 //!
 //! # Not implemented
 //!
-//! - Several threads: the turns of actors end where the store waits.
-//! - Real files: what a medium in a file asks of the kernel is tested in nvme-emu.
+//! - Several threads: actors switch only where the store waits.
+//! - Real files: system calls of file media are tested in nvme-emu.
 
 #![allow(clippy::print_stdout, reason = "the report goes to stdout")]
 
@@ -60,11 +60,11 @@ use machine::Faults;
 use outcome::Outcome;
 use ranks::RankHistory;
 
-/// Seeds of one process.
+/// Seeds per process.
 const PART: u64 = 50;
-/// How long they may take.
+/// Timeout of a process.
 const PART_TIMEOUT: Duration = Duration::from_secs(600);
-/// One of so many histories is of a store with ranks.
+/// One in this many histories is of a store with ranks.
 const RANKS_EVERY: u64 = 4;
 
 const EXIT_CODES: &str = "\
@@ -73,7 +73,7 @@ Exit codes:
   1  something was; the seeds are printed
   2  the command line could not be parsed";
 
-/// Crashes a store at random points and checks what is left.
+/// Crash a store at random points and check the result
 #[derive(Debug, Clone, Parser)]
 #[command(name = "cargo xtask crash", after_help = EXIT_CODES)]
 struct Args {
@@ -81,12 +81,12 @@ struct Args {
     #[arg(long, value_parser = seeds, default_value = "0..2500")]
     seeds: Range<u64>,
 
-    /// Let the devices lie, too: writes that are lost or go elsewhere, bits that rot. Then commits
-    /// may be lost, but no wrong byte may be found
+    /// Also make the devices lie: lost and misdirected writes, bit rot. Then commits may be lost,
+    /// but no wrong data may be found
     #[arg(long)]
     lies: bool,
 
-    /// Switch on one bug after the other, and count the seeds until it is caught
+    /// Enable one bug after the other, and count the seeds until it is caught
     #[cfg(feature = "planted-bugs")]
     #[arg(long)]
     planted: bool,
@@ -99,7 +99,7 @@ struct Args {
     #[arg(long, hide = true)]
     part: bool,
 
-    /// With this bug
+    /// Plant this bug
     #[arg(long, hide = true)]
     plant: Option<String>,
 }
@@ -184,7 +184,7 @@ fn run_part(args: &Args) -> Result<Outcome> {
             ran.with_context(|| format!("seed {seed}"))?;
             continue;
         }
-        // With a bug, a history may end anyhow.
+        // With a planted bug, any end is possible.
         outcome.did_not_open += u64::from(ran.is_err());
         if !outcome.is_clean() {
             break;
@@ -193,12 +193,12 @@ fn run_part(args: &Args) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Runs a command, but not for longer than [`PART_TIMEOUT`].
+/// Runs a command with a timeout of [`PART_TIMEOUT`].
 fn output_of(mut command: Command) -> Result<Output> {
     let child = command.stdout(Stdio::piped()).spawn();
     let mut child = child.context("starting a process for some seeds")?;
     let end = Instant::now() + PART_TIMEOUT;
-    // What it prints fits into the pipe.
+    // Its output fits into the pipe.
     while child.try_wait()?.is_none() {
         if Instant::now() > end {
             child.kill()?;
@@ -208,7 +208,7 @@ fn output_of(mut command: Command) -> Result<Output> {
     Ok(child.wait_with_output()?)
 }
 
-/// Runs seeds in a process of their own.
+/// Runs seeds in a separate process.
 fn run_process(args: &Args, seeds: Range<u64>) -> Result<Outcome> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--part", "--seeds", &format!("{}..{}", seeds.start, seeds.end)]);
@@ -221,8 +221,8 @@ fn run_process(args: &Args, seeds: Range<u64>) -> Result<Outcome> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Runs all seeds on all cores, in processes of their own: what a store leaks when its devices are
-/// gone, because they could still write to it, ends with them.
+/// Runs all seeds on all cores, in separate processes: memory that a store leaks, because a lost
+/// device could still write to it, is freed with the process.
 fn run(args: &Args) -> Result<Outcome> {
     let parts = Mutex::new(args.seeds.clone().step_by(PART as usize));
     let threads = thread::available_parallelism().context("counting cores")?.get();

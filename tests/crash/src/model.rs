@@ -1,23 +1,23 @@
-//! What a store may hold after a crash.
+//! Model of the valid contents of a store after a crash.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use objstore::{BlockKey, Usage};
 
-/// Namespaces of a store.
+/// Number of namespaces in a store.
 pub const SPACES: usize = 2;
 
-/// A key of one of the namespaces.
+/// A key in one of the namespaces.
 pub type Name = (usize, BlockKey);
 
-/// How far the storing of a version got.
+/// State of a stored version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// It is being written: nobody may find it.
+    /// Being written: must not be found.
     Open,
-    /// A commit of it was tried: it may be found.
+    /// A commit was attempted: may be found.
     Tried,
-    /// It was given up, dropped for good, or was not there after a crash: nobody may find it.
+    /// Abandoned, dropped for good, or absent after a crash: must not be found.
     Gone,
 }
 
@@ -25,13 +25,13 @@ enum Fate {
 #[derive(Debug, Clone, Copy)]
 struct Current {
     version: u64,
-    /// It survives a crash.
+    /// True if it survives a crash.
     permanent: bool,
-    /// It was acknowledged after a fault of a device.
+    /// True if it was acknowledged after a device fault.
     after_fault: bool,
 }
 
-/// A value that is permanent with the next sync: the last one that was made so, and all since.
+/// Values of a setting that may be found after a crash: the last durable one, and all since.
 #[derive(Debug, Clone)]
 pub struct Setting<T>(Vec<T>);
 
@@ -61,52 +61,52 @@ impl<T: PartialEq + Copy> Setting<T> {
 
 #[derive(Debug, Clone)]
 struct Block {
-    /// All versions that were begun to be stored, in that order.
+    /// All versions whose storing was started, in order.
     versions: Vec<(u64, Fate)>,
     current: Option<Current>,
     pinned: Setting<bool>,
 }
 
-/// What a namespace was told.
+/// Settings of a namespace.
 #[derive(Debug, Clone)]
 struct Space {
     quota: Setting<Option<u32>>,
     weight: Setting<u32>,
     epoch: Setting<u64>,
-    /// Versions below were dropped, by a call that is not yet permanent.
+    /// Older versions were dropped, by a call that is not yet durable.
     dropped: u64,
 }
 
-/// What was stored, and what has to be there.
+/// Stored blocks, and the expected ones.
 #[derive(Debug, Clone)]
 pub struct Model {
-    /// The number of the next version; every version is written once.
+    /// Number of the next version; a version is written only once.
     next: u64,
     blocks: BTreeMap<Name, Block>,
     spaces: [Space; SPACES],
 }
 
-/// What is wrong with what was found under a key.
+/// Error in the data found under a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wrong {
-    /// An acknowledged commit is not there.
+    /// An acknowledged commit is lost.
     Lost,
-    /// And it was acknowledged after a device had failed.
+    /// A commit acknowledged after a device failure is lost.
     FalselyAcknowledged,
-    /// It holds what was dropped for good, given up, or never committed.
+    /// Data is found that was dropped for good, abandoned, or never committed.
     CameBack,
-    /// Another version than the acknowledged one.
+    /// Another version than the acknowledged one is found.
     Stale,
 }
 
-/// What a read of a key found.
+/// Result of reading a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Held {
-    /// No lookup finds it.
+    /// Not found by a lookup.
     Nothing,
-    /// A lookup finds it, and its bytes cannot be read.
+    /// Found by a lookup, but unreadable.
     Unreadable,
-    /// All bytes of this version.
+    /// All bytes are those of this version.
     Version(u64),
 }
 
@@ -123,13 +123,13 @@ impl Default for Model {
 }
 
 impl Model {
-    /// A version that no block had.
+    /// Returns a version that no block has had.
     pub fn new_version(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    /// A version of `name` is being written from now on.
+    /// Records that a version of `name` is being written.
     pub fn begin(&mut self, name: Name, version: u64) {
         let new = || Block { versions: Vec::new(), current: None, pinned: Setting::new(false) };
         self.blocks.entry(name).or_insert_with(new).versions.push((version, Fate::Open));
@@ -140,7 +140,7 @@ impl Model {
         versions.iter_mut().rev().find(|(of, _)| *of == version).map(|(_, fate)| fate)
     }
 
-    /// A commit is tried: some of these may be found from now on.
+    /// Records a commit attempt: some of these may be found from now on.
     pub fn try_to(&mut self, names: &[(Name, u64)]) {
         for (name, version) in names {
             if let Some(fate @ Fate::Open) = self.fate(name, *version) {
@@ -149,7 +149,7 @@ impl Model {
         }
     }
 
-    /// These were given up: nobody may find them.
+    /// Records that these were abandoned: they must not be found.
     pub fn give_up(&mut self, names: &[(Name, u64)]) {
         for (name, version) in names {
             if let Some(fate) = self.fate(name, *version) {
@@ -158,7 +158,7 @@ impl Model {
         }
     }
 
-    /// The commit of `name` returned.
+    /// Records that the commit of `name` returned.
     pub fn publish(&mut self, name: Name, version: u64, permanent: bool, after_fault: bool) {
         if let Some(block) = self.blocks.get_mut(&name) {
             block.current = Some(Current { version, permanent, after_fault });
@@ -166,7 +166,7 @@ impl Model {
         }
     }
 
-    /// The store may have forgotten all but what `contains` says.
+    /// Records that the store may have evicted all blocks that `contains` denies.
     pub fn retain(&mut self, contains: impl Fn(&Name) -> bool) {
         for (name, block) in &mut self.blocks {
             let is_known = block.current.is_some() || block.pinned.now();
@@ -177,12 +177,12 @@ impl Model {
         }
     }
 
-    /// Names that no lookup finds.
+    /// Returns the names that no lookup finds.
     pub fn missing(&self, contains: impl Fn(&Name) -> bool) -> BTreeSet<Name> {
         self.blocks.keys().filter(|name| !contains(name)).copied().collect()
     }
 
-    /// Everything that was done before is permanent. `missing` was so before that began.
+    /// Records that all earlier changes are durable. `missing` was taken before the sync began.
     pub fn sync(&mut self, missing: &BTreeSet<Name>, contains: impl Fn(&Name) -> bool) {
         for space in &mut self.spaces {
             space.quota.settle();
@@ -204,8 +204,8 @@ impl Model {
         }
     }
 
-    /// All of a namespace was dropped; what is being written will not be found either. With an
-    /// `epoch`: that is the namespace's now.
+    /// Records that all blocks of a namespace were dropped, including those being written. `epoch`
+    /// is the namespace's new epoch.
     pub fn drop_all(&mut self, space: usize, epoch: Option<u64>) {
         self.spaces[space].dropped = self.next + 1;
         for (_, block) in self.blocks.iter_mut().filter(|(name, _)| name.0 == space) {
@@ -233,7 +233,7 @@ impl Model {
         self.spaces[space].weight.set(weight);
     }
 
-    /// Versions of `name` that may ever have been stored, the most likely ones first.
+    /// Returns versions of `name` that were ever stored, the most likely ones first.
     pub fn versions(&self, name: &Name) -> impl Iterator<Item = u64> + '_ {
         let block = self.blocks.get(name);
         let current = block.and_then(|block| block.current).map(|current| current.version);
@@ -241,7 +241,7 @@ impl Model {
         current.into_iter().chain(all.map(|(version, _)| *version))
     }
 
-    /// The versions that a lookup of `name` may find now.
+    /// Returns the versions that a lookup of `name` may find now.
     pub fn findable(&self, name: &Name) -> Vec<u64> {
         let Some(block) = self.blocks.get(name) else { return Vec::new() };
         if let Some(current) = block.current {
@@ -252,7 +252,7 @@ impl Model {
         block.versions.iter().filter(may_be).map(|(version, _)| *version).collect()
     }
 
-    /// Judges what was found under `name` after a crash.
+    /// Checks the data found under `name` after a crash.
     pub fn judge(&self, name: &Name, held: Held) -> Option<Wrong> {
         let block = self.blocks.get(name)?;
         let expected = block.current.filter(|current| current.permanent);
@@ -269,7 +269,7 @@ impl Model {
         }
     }
 
-    /// Says how the settings of a namespace that was just opened differ from what they may be.
+    /// Returns how the settings of a newly opened namespace differ from the allowed ones.
     pub fn judge_space(&self, space: usize, usage: &Usage) -> Option<String> {
         let Space { quota, weight, epoch, .. } = &self.spaces[space];
         if !quota.may_be(usage.quota_files) {
@@ -284,13 +284,13 @@ impl Model {
         None
     }
 
-    /// Says how a pin differs from what it may be.
+    /// Returns how a pin differs from the allowed state.
     pub fn judge_pin(&self, name: &Name, pinned: bool) -> Option<String> {
         let may_be = &self.blocks.get(name)?.pinned;
         (!may_be.may_be(pinned)).then(|| format!("pinned: {pinned} and not {may_be:?}"))
     }
 
-    /// From here on, what was found counts.
+    /// Continues from the contents found after a crash.
     pub fn restart(&mut self, found: &BTreeMap<Name, Held>, usages: &[Usage; SPACES]) {
         for (name, block) in &mut self.blocks {
             let held = found.get(name).copied().unwrap_or(Held::Nothing);
@@ -320,14 +320,14 @@ impl Model {
         }
     }
 
-    /// What is pinned is so, by what was found.
+    /// Continues from the pin state found after a crash.
     pub fn restart_pin(&mut self, name: &Name, pinned: bool) {
         if let Some(block) = self.blocks.get_mut(name) {
             block.pinned = Setting::new(pinned);
         }
     }
 
-    /// The store was made empty: nothing of it may be found.
+    /// Records that the store was emptied: nothing in it may be found.
     pub fn empty(&mut self) {
         let Self { next, mut blocks, .. } = std::mem::take(self);
         for block in blocks.values_mut() {
@@ -338,7 +338,7 @@ impl Model {
         (self.next, self.blocks) = (next, blocks);
     }
 
-    /// Forgets versions that cannot be told from others any more: of long lives there are many.
+    /// Drops old versions, of which long lives have many.
     pub fn prune(&mut self, keep: usize) {
         for block in self.blocks.values_mut() {
             let surplus = block.versions.len().saturating_sub(keep);

@@ -1,5 +1,4 @@
-//! What is done to a store that is not open: it is formatted, damaged, and repaired. Any of it may
-//! be cut short.
+//! Operations on a closed store: format, damage, repair. Each may be interrupted.
 
 use anyhow::{Result, bail};
 use kv_catalog::{OnDevice, Superblock, rewrite_journal};
@@ -9,23 +8,23 @@ use ripieno_testkit::KvMemory;
 
 use crate::{history::History, machine::Powered, model::Model, outcome::Outcome};
 
-/// Where a superblock's copies are.
+/// Offsets of the superblock's copies.
 const COPIES: [u64; 2] = [0, 512 << 10];
-/// Bytes at the start of what is damaged.
+/// Bytes damaged at the start of the target.
 const DAMAGED_BYTES: u64 = 64;
 
-/// What the devices hold, as far as it is not the store as it should be.
+/// Differences of the devices' contents from those of an intact store.
 #[derive(Default)]
 pub struct Offline {
-    /// Formatting was acknowledged.
+    /// True if formatting was acknowledged.
     pub is_formatted: bool,
-    /// Formatting was begun.
+    /// True if formatting was started.
     is_begun: bool,
-    /// The store that was there before that.
+    /// The previous store, before that format.
     before: Option<Box<(Format, Model)>>,
-    /// What is to be damaged before the next process opens the store.
+    /// Damage to do before the next process opens the store.
     damage: Option<Damage>,
-    /// The journal was damaged, and may be empty by now.
+    /// True if the journal was damaged, and may be empty by now.
     is_reset: bool,
 }
 
@@ -36,7 +35,7 @@ enum Damage {
 }
 
 impl History {
-    /// Decides what happens while the store is not open.
+    /// Draws the operations on the closed store.
     pub fn plan_offline(&mut self, may_damage: bool) {
         let is_whole = self.offline.is_formatted && !self.offline.is_reset && !self.lies;
         if !is_whole || !may_damage {
@@ -58,14 +57,14 @@ impl History {
         }
     }
 
-    /// Formats what has no store, and damages what is to be damaged.
+    /// Formats devices without a store, and does the planned damage.
     pub fn prepare(&mut self, powered: &mut Powered, outcome: &mut Outcome) -> Result<()> {
         if self.offline.is_formatted {
             let Some(damage) = self.offline.damage.take() else { return Ok(()) };
             outcome.offline += 1;
             return self.damage(damage, &powered.attach()?);
         }
-        // What was begun may be whole, or not there at all.
+        // An interrupted format may be complete, or have had no effect.
         if self.offline.is_begun && self.rng.random_bool(0.5) {
             let kv = KvMemory::new(&*powered.domain, self.format.shape, 1);
             match self.open_store(powered, &kv) {
@@ -84,7 +83,7 @@ impl History {
         Ok(())
     }
 
-    /// The store was opened: which one it is after a formatting that was cut short.
+    /// Records which store was opened, after an interrupted format.
     pub fn opened(&mut self, store: &Store) -> Result<()> {
         let found = store.superblock().store;
         if found != self.format.store {
@@ -108,7 +107,7 @@ impl History {
         let copies = Superblock::read_copies(io)?;
         let [Ok(a), Ok(b)] = &copies else { return Ok(()) };
         if a.sequence != b.sequence {
-            // One more fault would be one too many.
+            // A second fault would exceed the redundancy.
             return Ok(());
         }
         let copy = self.rng.random_range(0..2);
@@ -122,7 +121,7 @@ impl History {
         };
         self.machine.bytes[at].rot(offset, DAMAGED_BYTES, self.rng.random())?;
         if let (Damage::Superblock, true) = (damage, self.rng.random_bool(0.5)) {
-            // As fsck does it. Opening does it, too.
+            // As fsck does it. Opening the store does it, too.
             if Superblock::read_copies(io)?[copy].is_err() {
                 a.write_copy(io, copy)?;
             }
@@ -131,7 +130,7 @@ impl History {
         Ok(())
     }
 
-    /// Makes a journal empty that was damaged, and opens the store.
+    /// Empties a damaged journal, and opens the store.
     pub fn repair(
         &mut self,
         powered: &mut Powered,
@@ -143,7 +142,7 @@ impl History {
             return Err(error.into());
         }
         outcome.offline += 1;
-        // From here on it is as it was, or empty.
+        // From here on the store is unchanged or empty.
         self.model.empty();
         let mut media = Store::media(&powered.attach()?)?;
         let OnDevice::Ours(mut superblock) = Superblock::read(&mut *media[0].io)? else {

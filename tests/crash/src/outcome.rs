@@ -1,4 +1,4 @@
-//! What became of some histories.
+//! Results of histories.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,54 +7,54 @@ use crate::{
     model::{Held, Name, Wrong},
 };
 
-/// Failures that are described.
+/// Maximum number of failures to describe.
 const SHOWN_MAX: usize = 20;
 
-/// What became of some histories.
+/// Results of histories.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     pub seeds: u64,
-    /// Power cuts.
+    /// Number of power cuts.
     pub crashes: u64,
-    /// Processes that were killed while their devices kept their power.
+    /// Number of processes killed while their devices kept their power.
     pub kills: u64,
-    /// Stores that were closed, and opened again.
+    /// Number of stores closed and reopened.
     pub closes: u64,
-    /// Formattings, repairs and the like that were cut short or not.
+    /// Number of formats, repairs and the like, complete or interrupted.
     pub offline: u64,
-    /// Things that actors did.
+    /// Number of actors' steps.
     pub steps: u64,
-    /// Of these, while another one waited for a commit.
+    /// Number of those made while another actor waited for a commit.
     pub meanwhile: u64,
     pub faults: Faults,
     pub wrong_bytes: u64,
     pub lost_commits: u64,
-    /// Lost commits that were acknowledged after a device had failed, and commits and changes that
-    /// a store acknowledged which takes none any more.
+    /// Lost commits acknowledged after a device failure, and commits and changes acknowledged by a
+    /// store that has become read-only.
     pub false_acks: u64,
     pub came_back: u64,
-    /// Pins, quotas, weights and epochs that are not what they were, and errors without a reason.
+    /// Wrong pins, quotas, weights and epochs, and unexplained errors.
     pub wrong_state: u64,
     pub did_not_open: u64,
-    /// Blocks whose bytes were compared.
+    /// Number of blocks whose bytes were compared.
     pub checked: u64,
     pub failures: Vec<String>,
 }
 
 impl Outcome {
-    /// Returns whether nothing was wrong.
+    /// Returns true if there were no errors.
     pub fn is_clean(&self) -> bool {
         self.failed() == 0
     }
 
-    /// How much was wrong.
+    /// Returns the number of errors.
     pub fn failed(&self) -> u64 {
         let Self { wrong_bytes, lost_commits, false_acks, came_back, .. } = self;
         let found = wrong_bytes + lost_commits + false_acks + came_back;
         found + self.wrong_state + self.did_not_open
     }
 
-    /// What was wrong first.
+    /// Returns the first kind of error.
     #[cfg(feature = "planted-bugs")]
     pub fn caught_by(&self) -> &'static str {
         match self {
@@ -87,7 +87,7 @@ impl Outcome {
         self.failures.truncate(SHOWN_MAX);
     }
 
-    /// A kind of fault, or of thing that is done, that never came: nothing is known of it.
+    /// Returns a kind of fault or operation that never happened, and so was not tested.
     pub fn never(&self) -> Option<&'static str> {
         let Faults { failed_reads, failed_writes, failed_flushes, blackouts, memory, torn, .. } =
             self.faults;
@@ -109,7 +109,7 @@ impl Outcome {
     }
 
     pub fn describe(&mut self, seed: u64, what: String) {
-        // The first ones of a seed say most.
+        // The first failures of a seed are the most useful.
         let seed = format!("seed {seed}: ");
         let shown = self.failures.iter().filter(|shown| shown.starts_with(&seed)).count();
         if self.failures.len() < SHOWN_MAX && shown < 3 {
@@ -117,7 +117,7 @@ impl Outcome {
         }
     }
 
-    /// Notes what is wrong with what was found under a key.
+    /// Counts an error in the data found under a key.
     pub fn note(&mut self, seed: u64, name: &Name, wrong: Wrong, held: Held) {
         *match wrong {
             Wrong::Lost | Wrong::Stale => &mut self.lost_commits,
@@ -127,13 +127,13 @@ impl Outcome {
         self.describe(seed, format!("{}/{}: {wrong:?}, {held:?}", name.0, name.1));
     }
 
-    /// Notes that bytes are those of no version.
+    /// Counts data that belongs to no version.
     pub fn note_bytes(&mut self, seed: u64, name: &Name) {
         self.wrong_bytes += 1;
         self.describe(seed, format!("{}/{}: wrong bytes", name.0, name.1));
     }
 
-    /// Notes something else that is wrong.
+    /// Counts another error.
     pub fn note_state(&mut self, seed: u64, what: String) {
         self.wrong_state += 1;
         self.describe(seed, what);

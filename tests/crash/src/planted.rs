@@ -1,4 +1,4 @@
-//! Bugs that are switched on, one after the other: after how many seeds each is caught, by what.
+//! Planted bugs, enabled one at a time: counts the seeds until each is caught, and names the check.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use kv_catalog::PlantedBug;
 
 use crate::{Args, PART, outcome::Outcome, run_process};
 
-/// Switches a bug on for this thread.
+/// Enables a bug on this thread.
 pub fn plant(name: Option<&str>) -> Result<()> {
     let bug = |name: &str| PlantedBug::ALL.iter().find(|bug| format!("{bug:?}") == name).copied();
     let bug = name.map(|name| bug(name).context("no such bug")).transpose()?;
@@ -20,7 +20,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let (mut rows, mut missed) = (Vec::new(), 0);
     for bug in PlantedBug::ALL {
         let name = format!("{bug:?}");
-        // What a device that lies would be caught by.
+        // Bugs that only a lying device reveals.
         let lies = matches!(bug, PlantedBug::NoGroupPosition | PlantedBug::ChecksumIgnored);
         let args = Args { plant: Some(name.clone()), lies, ..args.clone() };
         let mut outcome = Outcome::default();
@@ -30,7 +30,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             let end = args.seeds.end.min(first + PART);
             match run_process(&args, first..end) {
                 Ok(found) => outcome.merge(found),
-                // An assertion in the store counts as well.
+                // An assertion in the store also counts.
                 Err(_) => crashed = true,
             }
             first = end;

@@ -1,7 +1,7 @@
-//! One seed of a store in several processes: a catalog and two ranks that crash apart.
+//! One seed of a store in several processes: a catalog and two ranks that crash independently.
 //!
-//! The catalog and each rank have devices, a process and a power of their own. Which files are
-//! written, and what became of that, goes between them as an engine's connector does it.
+//! The catalog and each rank have their own devices, process and power. They exchange the files to
+//! write and the results as an engine's connector does.
 
 mod process;
 
@@ -33,10 +33,10 @@ use crate::{
 
 const KEYS: u32 = 24;
 const WRITES_MAX: usize = 4;
-/// Things that are done in one history.
+/// Steps of one history.
 const STEPS: u32 = 700;
 
-/// A catalog, two ranks, and chance.
+/// A catalog, two ranks, and randomness.
 pub struct RankHistory {
     seed: u64,
     rng: SmallRng,
@@ -49,7 +49,7 @@ pub struct RankHistory {
     writes: Vec<Writing>,
     free: Vec<BlockId>,
     lives: u64,
-    /// Nothing goes wrong any more.
+    /// True in the last check: nothing fails any more.
     is_last: bool,
 }
 
@@ -81,7 +81,7 @@ impl RankHistory {
             powered: None,
             worker: None,
         };
-        // How many files it has the ranks say.
+        // The ranks determine the number of files.
         let part = Part::Catalog { ranks: RANKS as u32, files: 0 };
         let head = Head {
             machine: Machine::new(1, lba_bytes),
@@ -117,14 +117,14 @@ impl RankHistory {
                 return Ok(());
             }
         }
-        // What is left is checked once more, without faults.
+        // A last check without faults.
         self.is_last = true;
         self.crash_head(outcome);
         (0..RANKS).for_each(|rank| self.crash_rank(rank, outcome));
         self.start(outcome)
     }
 
-    /// Looks for processes that have lost their power, and for errors without a reason.
+    /// Handles processes that have lost their power, and reports unexplained errors.
     fn settle(&mut self, outcome: &mut Outcome, stepped: Result<()>) -> Result<()> {
         if let Some(catalog) = &self.head.catalog {
             self.model.retain(|name| catalog.contains(name));
@@ -185,7 +185,7 @@ impl RankHistory {
         self.head.format.part = Part::Catalog { ranks: RANKS as u32, files };
         let powered = self.head.machine.power_on("head", 9, SimFaults::default(), &self.clock);
         Store::format(&powered.attach()?, &self.head.format)?;
-        // A rank that has not so many files must not be taken.
+        // A rank with fewer files must be rejected.
         let id =
             |files| RankId { store: self.head.format.store, rank: 0, ranks: RANKS as u32, files };
         let rank = &mut self.ranks[0];
@@ -214,7 +214,7 @@ impl RankHistory {
         let is_up = self.ranks.iter().all(|rank| rank.worker.is_some());
         match was_down && is_up {
             true => self.check(&catalog, outcome),
-            // What was found counts only when it was read.
+            // An interrupted check is repeated.
             false if was_down => {
                 self.crash_head(outcome);
                 Ok(())
@@ -279,7 +279,7 @@ impl RankHistory {
             outcome.faults.merge(powered.faults());
             outcome.crashes += 1;
         }
-        // Nobody may write to files that a new catalog gives to others.
+        // The ranks must not write to files that a new catalog allocates to other blocks.
         for writing in std::mem::take(&mut self.writes) {
             self.free.extend(writing.own.iter().map(|(.., block)| *block));
             for (rank, stage) in self.ranks.iter().zip(writing.stages) {
@@ -307,7 +307,7 @@ impl RankHistory {
         self.writes.retain(|writing| !writing.own.is_empty());
     }
 
-    /// Tells the catalog what became of a rank's part of a write.
+    /// Reports the result of a rank's part of a write to the catalog.
     fn report(&mut self, at: usize, rank: usize, sums: Option<&[u32]>) {
         let Some(catalog) = &self.head.catalog else { return };
         let writing = &mut self.writes[at];
@@ -368,7 +368,7 @@ impl RankHistory {
         Ok(())
     }
 
-    /// The catalog gives files to some blocks.
+    /// Allocates files to some blocks in the catalog.
     fn begin(&mut self, catalog: &DurableCatalog) {
         if self.writes.len() >= WRITES_MAX || self.free.len() < 5 {
             return;
@@ -382,7 +382,7 @@ impl RankHistory {
         self.writes.push(writing);
     }
 
-    /// A rank starts to move its part of a write.
+    /// Starts a rank's part of a write.
     fn move_part(&mut self, rank: usize) -> Result<()> {
         let Some(worker) = self.ranks[rank].worker.clone() else { return Ok(()) };
         let idle = |writing: &&mut Writing| writing.stages[rank] == Stage::Idle;
@@ -391,7 +391,7 @@ impl RankHistory {
         Ok(())
     }
 
-    /// A rank ends all that it has begun, with one flush, and reports.
+    /// Ends some of a rank's started parts, with one flush, and reports them.
     fn end_parts(&mut self, rank: usize) -> Result<()> {
         let Some(worker) = self.ranks[rank].worker.clone() else { return Ok(()) };
         let mut parts = Vec::new();
@@ -409,7 +409,7 @@ impl RankHistory {
         };
         let powered = self.ranks[rank].powered.as_ref();
         if powered.is_none_or(|powered| powered.power.is_cut()) {
-            // Nobody is left to report.
+            // There is no process left to report.
             return Ok(());
         }
         match ended {
@@ -431,7 +431,7 @@ impl RankHistory {
     /// Commits a write that all ranks have reported.
     fn commit(&mut self, catalog: &Arc<DurableCatalog>, outcome: &mut Outcome) -> Result<()> {
         let Some(at) = self.writes.iter().position(|writing| writing.is_whole) else {
-            // Nor can one that is not whole be committed.
+            // An incomplete write must be rejected.
             let Some(writing) = self.writes.first() else { return Ok(()) };
             if catalog.with(|catalog| catalog.commit(writing.id)).is_ok() {
                 bail!("a write was committed that a rank has not reported");
@@ -452,7 +452,7 @@ impl RankHistory {
         self.sync(catalog, outcome)
     }
 
-    /// Makes all permanent, while blocks are stored that find files.
+    /// Syncs the catalog while other blocks are allocated and stored.
     fn sync(&mut self, catalog: &Arc<DurableCatalog>, outcome: &mut Outcome) -> Result<()> {
         let missing = self.model.missing(|name| catalog.contains(name));
         let (space, keys) =
@@ -565,7 +565,7 @@ impl RankHistory {
         })
     }
 
-    /// Compares all that the catalog finds after it was opened.
+    /// Compares everything that the catalog finds after it was opened.
     fn check(&mut self, catalog: &Arc<DurableCatalog>, outcome: &mut Outcome) -> Result<()> {
         let mut found = BTreeMap::new();
         let is_cut = |history: &Self| {
@@ -603,7 +603,7 @@ impl RankHistory {
         Ok(())
     }
 
-    /// As for a store of one process: finds out whether it is pinned by taking the pin away.
+    /// Finds out whether a block is pinned by unpinning it, as for a store of one process.
     fn check_pin(
         &mut self,
         catalog: &DurableCatalog,

@@ -1,5 +1,5 @@
-//! What a process has while it has the store open, and what its actors do one after the other:
-//! writers, readers, and whoever changes something.
+//! An open store in a process, and the steps of its actors: writers, readers, and those that make
+//! changes.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,24 +19,24 @@ use crate::{
     outcome::Outcome,
 };
 
-/// Writers and readers at a time.
+/// Maximum number of concurrent writers, and of readers.
 const ACTORS_MAX: usize = 6;
 
-/// A store that is open.
+/// An open store.
 pub struct Session {
     /// One handle for each namespace.
     pub stores: Vec<Store>,
-    /// Goes on with what is written back, in parts of a block.
+    /// Continues write-back in parts of a block.
     pub paced: Option<PacedStore>,
     pub kv: KvMemory,
     pub keys: Vec<BlockKey>,
     pub writers: Vec<Writer>,
     pub readers: Vec<Reader>,
-    /// Blocks of the engine that nobody uses.
+    /// Unused pool blocks.
     pub free: Vec<BlockId>,
-    /// Blocks that a device may still use.
+    /// Pool blocks that a device may still access.
     pub used: Vec<BlockId>,
-    /// A commit or sync has failed for good: nothing is stored any more.
+    /// True after a commit or sync has failed permanently: nothing is stored any more.
     pub read_only: bool,
     pub meanwhile: Meanwhile,
 }
@@ -45,9 +45,9 @@ pub struct Session {
 pub struct Writer {
     writing: Writing,
     space: usize,
-    /// What it stores, and with which versions; empty where that is not known.
+    /// Blocks that it stores, with their versions; empty if unknown.
     names: Vec<(Name, u64)>,
-    /// What it may store.
+    /// Blocks that it may store.
     all: Vec<(Name, u64)>,
     layers: Vec<Layer>,
     tickets: Vec<Ticket>,
@@ -57,7 +57,7 @@ pub struct Writer {
 /// Retrieves some blocks.
 pub struct Reader {
     transfer: Transfer,
-    /// What it reads, and the versions that could be found when it was.
+    /// Blocks that it reads, with the versions that could be found at its start.
     names: Vec<(Name, Vec<u64>)>,
     layers: Vec<Layer>,
     tickets: Vec<Ticket>,
@@ -70,7 +70,7 @@ impl Session {
         self.stores.contains(name)
     }
 
-    /// Blocks that nobody uses; `None` if there are not so many.
+    /// Takes unused blocks; `None` if there are too few.
     fn take_blocks(&mut self, count: usize) -> Result<Option<Vec<BlockId>>> {
         if self.free.len() < count && !self.used.is_empty() {
             self.stores[0].drain()?;
@@ -80,7 +80,7 @@ impl Session {
         Ok(left.map(|left| self.free.split_off(left)))
     }
 
-    /// Gives up all that is being done.
+    /// Abandons all operations.
     pub fn end_all(&mut self) {
         for writer in self.writers.drain(..) {
             self.used.extend(writer.blocks);
@@ -92,7 +92,7 @@ impl Session {
 }
 
 impl History {
-    /// One thing that one actor does.
+    /// Performs one step of one actor.
     pub fn step(
         &mut self,
         session: &mut Session,
@@ -103,7 +103,7 @@ impl History {
         let space = self.rng.random_range(0..SPACES);
         let store = session.stores[space].clone();
         if let Some(paced) = &mut session.paced {
-            // It has no layers: the time does not matter.
+            // It has no layers, so the time is irrelevant.
             paced.poll(Duration::ZERO)?;
         }
         match self.rng.random_range(0..100) {
@@ -149,11 +149,11 @@ impl History {
         Ok(())
     }
 
-    /// Tells the model of changes.
+    /// Records changes in the model.
     pub fn note(&mut self, session: &mut Session, all: Vec<Done>) -> Result<()> {
         for done in all {
             if let Some(space) = done.note(&mut self.model) {
-                // What is being stored for it will not be found either.
+                // Blocks being stored for it will not be found either.
                 for writer in session.writers.iter_mut().filter(|writer| writer.space == space) {
                     writer.names.clear();
                     self.model.give_up(&writer.all);
@@ -164,7 +164,7 @@ impl History {
         Ok(())
     }
 
-    /// Computes some blocks and begins to store them.
+    /// Computes some blocks and starts to store them.
     fn begin_writing(&mut self, session: &mut Session, space: usize) -> Result<()> {
         if session.writers.len() >= ACTORS_MAX {
             return Ok(());
@@ -194,7 +194,7 @@ impl History {
         let accepted = all.iter().zip(own).take(writing.accepted());
         let mut names: Vec<_> = accepted.filter(|(_, own)| *own).map(|(name, _)| *name).collect();
         if writing.written() != names.len() {
-            // Something was evicted meanwhile, or a writer whose names are not known has it.
+            // A block was evicted meanwhile, or is being stored by a writer with unknown names.
             names.clear();
         }
         let mut layers: Vec<Layer> = (0..self.format.shape.layers).map(Layer).collect();
@@ -204,7 +204,7 @@ impl History {
         Ok(())
     }
 
-    /// A writer stores layers, waits, commits or gives up.
+    /// Makes a writer store a layer, wait, commit, or abandon its blocks.
     fn go_on_writing(
         &mut self,
         session: &mut Session,
@@ -226,7 +226,7 @@ impl History {
             }
             match started {
                 Ok(ticket) => writer.tickets.push(ticket),
-                // The commit says why.
+                // The commit reports the reason.
                 Err(StoreError::RequestFailed { .. }) => {}
                 Err(error) => return self.failed(session, error),
             }
@@ -238,7 +238,7 @@ impl History {
                 Err(error @ StoreError::Transfer { .. }) if !powered.faults().any() => {
                     return Err(error.into());
                 }
-                // The commit says so.
+                // The commit reports it.
                 _ => {}
             }
         }
@@ -270,7 +270,7 @@ impl History {
         let writer = session.writers.swap_remove(at);
         let Writer { writing, names, all, layers, blocks, .. } = writer;
         let tried = if names.is_empty() { &all } else { &names };
-        // These may be stored, and dropped while the commit waits.
+        // These may be stored, and dropped during the commit.
         tried.iter().for_each(|(name, _)| _ = missing.remove(name));
         if layers.is_empty() {
             self.model.try_to(tried);
@@ -307,7 +307,7 @@ impl History {
             Err(error @ StoreError::JournalFailed { .. }) => self.failed(session, error),
             Err(StoreError::Incomplete { .. }) if !layers.is_empty() => Ok(()),
             Err(error) => {
-                // It is known not to be stored.
+                // Known not to be stored.
                 self.model.give_up(&all);
                 self.failed(session, error)
             }
@@ -337,7 +337,7 @@ impl History {
         }
     }
 
-    /// Does what waits for devices, while others change what they like.
+    /// Runs an operation that waits for devices, while others make changes.
     fn meanwhile<T>(&mut self, session: &Session, powered: &Powered, act: impl FnOnce() -> T) -> T {
         if self.rng.random_bool(0.5) {
             return act();
@@ -349,7 +349,7 @@ impl History {
         powered.clock.during(actor, act)
     }
 
-    /// An operation failed: remembers that the store takes nothing any more.
+    /// Handles a failed operation: records that the store has become read-only.
     fn failed(&mut self, session: &mut Session, error: StoreError) -> Result<()> {
         let is_for_good =
             matches!(error, StoreError::JournalFailed { .. } | StoreError::Failed { .. });
@@ -375,7 +375,7 @@ impl History {
             Err(error) => {
                 session.free.extend(blocks);
                 return match error {
-                    // It was dropped while blocks were waited for.
+                    // It was dropped while blocks were awaited.
                     StoreError::Stale { .. } => Ok(()),
                     error => Err(error.into()),
                 };
@@ -441,7 +441,7 @@ impl History {
         Ok(())
     }
 
-    /// Which version of `name` a block holds, all of it.
+    /// Returns the version of `name` that a block holds completely.
     fn identify(
         &self,
         session: &Session,
@@ -462,7 +462,7 @@ impl History {
         version
     }
 
-    /// Retrieves a block at once.
+    /// Retrieves a block and waits for it.
     pub fn read(
         &mut self,
         session: &mut Session,
@@ -475,7 +475,7 @@ impl History {
         if prefix.is_empty() {
             return Ok(Held::Nothing);
         }
-        // The last block is for this alone.
+        // The last block is reserved for this purpose.
         let block = BlockId(BLOCKS - 1);
         session.kv.wipe(block);
         let transfer = store.retrieve(&prefix, &[block])?;
@@ -504,7 +504,7 @@ impl History {
         Ok(version.map_or(Held::Unreadable, Held::Version))
     }
 
-    /// Compares all that is found after the store was opened.
+    /// Compares everything that is found after the store was opened.
     pub fn check(
         &mut self,
         session: &mut Session,
@@ -538,7 +538,7 @@ impl History {
         Ok(())
     }
 
-    /// Pins can only be counted: finds out whether this one is there by taking it away.
+    /// Finds out whether a block is pinned by unpinning it, because pins can only be counted.
     fn check_pin(&mut self, session: &Session, name: &Name, outcome: &mut Outcome) -> Result<()> {
         let store = &session.stores[name.0];
         let pins = || -> Result<u32> { Ok(store.usage()?.pinned) };
@@ -558,7 +558,7 @@ impl History {
     }
 }
 
-/// Equal tokens of two tenants have different contents, so that a mix-up is seen.
+/// Returns the contents of a block, which differ by tenant for equal tokens, to detect mix-ups.
 pub fn tag(space: usize, version: u64) -> u64 {
     version << 1 | space as u64
 }

@@ -1,4 +1,4 @@
-//! `nvme-bind` on a running kernel, which has the drives.
+//! `nvme-bind` on a running kernel that has the drives.
 
 mod crash;
 mod refuse;
@@ -49,7 +49,7 @@ fn nvme_bind(arguments: &[&str]) -> Result<Ran> {
     program::run("nvme-bind", arguments)
 }
 
-/// Both drives with the kernel, and no trace of anything else: how each test begins and ends.
+/// Checks the state around each test: the kernel has both drives, and there are no records.
 fn as_at_boot() -> Result<()> {
     for (bdf, disks) in [(DRIVE_A, 1), (DRIVE_B, 2)] {
         pci::wait_for_driver(bdf, NVME)?;
@@ -66,14 +66,14 @@ fn journals() -> Vec<PathBuf> {
     let folders = ["/run/nvme-bind", "/var/lib/nvme-bind"].into_iter();
     let entries = folders.filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
     let is_record = |path: &PathBuf| {
-        // A name with a dot in front is of a file that was not finished: no record, and no harm.
+        // A name with a leading dot is an unfinished file: harmless, and not a record.
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         name != "lock" && !name.starts_with('.')
     };
     entries.map(|entry| entry.path()).filter(is_record).collect()
 }
 
-/// The entry of a drive in an answer with `drives`.
+/// Returns the entry of a drive in an answer with `drives`.
 fn entry(answer: &Value, bdf: &str) -> Result<Value> {
     let drives = answer["drives"].as_array().context("an answer without drives")?;
     let drive = drives.iter().find(|drive| drive["bdf"] == bdf);
@@ -110,7 +110,7 @@ fn a_rehearsal_changes_nothing() -> Result<()> {
     as_at_boot()
 }
 
-/// The first of the tests that binds: it also finds out whether the modules get loaded.
+/// The first test that binds: also checks that the modules get loaded.
 fn a_drive_goes_and_comes_back() -> Result<()> {
     as_at_boot()?;
     ensure!(!Path::new("/sys/module/vfio_pci").exists(), "VFIO was there before");
@@ -125,7 +125,7 @@ fn a_drive_goes_and_comes_back() -> Result<()> {
     ensure!(Path::new(&node).exists(), "there is no {node}");
     let status = nvme_bind(&["status", "--json"])?.success()?.json()?;
     ensure!(entry(&status, DRIVE_A)?["state"] == "bound", "{status}");
-    // Asking twice is no mistake.
+    // Binding twice is no error.
     nvme_bind(&["bind", DRIVE_A])?.success()?;
     nvme_bind(&["unbind", DRIVE_A])?.success()?;
     as_at_boot()?;
@@ -138,12 +138,12 @@ fn its_bytes_are_untouched() -> Result<()> {
     let path = format!("/dev/{disk}");
     let text = vec![0x5a; 1 << 20];
     fs::write(&path, &text)?;
-    // By its disk this time.
+    // Named by its disk this time.
     nvme_bind(&["bind", &path])?.success()?;
     ensure!(!Path::new(&path).exists(), "{path} is still there");
     nvme_bind(&["restore"])?.success()?;
     let disk = pci::wait_for_disks(DRIVE_A, 1)?.remove(0);
-    // Not all of it: some of its LBAs cannot be read.
+    // Only a part: some of its LBAs cannot be read.
     let mut found = vec![0; text.len()];
     fs::File::open(format!("/dev/{disk}"))?.read_exact(&mut found)?;
     ensure!(found == text, "{disk} reads as something else");
@@ -196,7 +196,7 @@ fn what_binds_at_boot_is_removed_again() -> Result<()> {
     as_at_boot()
 }
 
-/// All files below a folder.
+/// Returns all files below a folder.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)?.flatten() {
@@ -209,7 +209,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// A program of busybox that must succeed.
+/// Runs a program of busybox that must succeed.
 fn tool(line: &str) -> Result<()> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let output =

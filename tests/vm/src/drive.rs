@@ -17,18 +17,18 @@ use crate::pci;
 pub const FIRST: Nsid = Nsid(1);
 pub const SECOND: Nsid = Nsid(2);
 
-/// An address space with nothing in it yet. All devices are bound to VFIO afterwards.
+/// Returns an empty address space. Binds all devices to VFIO.
 pub fn space() -> Result<Arc<VfioSpace>> {
     pci::give_to_vfio(&[DRIVE_A, DRIVE_B, PEER])?;
     Ok(VfioSpace::open("vm", SpaceOptions::default())?)
 }
 
-/// A drive's bus in `space`.
+/// Opens a drive's bus in `space`.
 pub fn bus(space: &Arc<VfioSpace>, bdf: &str) -> Result<Arc<VfioBus>> {
     Ok(VfioBus::open(space, bdf.parse()?, &BusOptions::default())?)
 }
 
-/// Options with deadlines that a slow machine meets and a test can wait for.
+/// Returns options with timeouts that a slow machine meets and a test can wait for.
 pub fn options() -> ControllerOptions {
     ControllerOptions {
         io_queues: 4,
@@ -41,12 +41,12 @@ pub fn clock() -> Arc<dyn Clock> {
     Arc::new(MonotonicClock::default())
 }
 
-/// A controller that is ready.
+/// Attaches a controller.
 pub fn attach(bus: &Arc<VfioBus>, options: ControllerOptions) -> Result<Controller> {
     Ok(Controller::attach(bus.clone(), clock(), options)?)
 }
 
-/// A drive in a space of its own, with the usual options.
+/// Attaches a drive in its own space, with the usual options.
 pub fn alone(bdf: &str, options: ControllerOptions) -> Result<(Arc<VfioSpace>, Controller)> {
     let space = space()?;
     let bus = bus(&space, bdf)?;
@@ -54,12 +54,12 @@ pub fn alone(bdf: &str, options: ControllerOptions) -> Result<(Arc<VfioSpace>, C
     Ok((space, controller))
 }
 
-/// Memory of the address space of a controller.
+/// Allocates memory in the address space of a controller.
 pub fn memory(bus: &dyn Bus, bytes: usize) -> Result<DmaSlice> {
     Ok(DmaSlice::whole(bus.dma().alloc(bytes)?)?)
 }
 
-/// The bytes of a slice; volatile accesses, so that device memory is fine, too.
+/// Returns the bytes of a slice, with volatile accesses that suit device memory, too.
 pub fn bytes_of(slice: &DmaSlice) -> Result<Vec<u8>> {
     let mut bytes = vec![0; slice.len()];
     window(slice)?.read(0, &mut bytes)?;
@@ -75,12 +75,12 @@ fn window(slice: &DmaSlice) -> Result<Window> {
     Window::new(slice.clone()).context("memory that the CPU does not reach")
 }
 
-/// Where the device finds a slice.
+/// Returns the IOVA range of a slice.
 pub fn range(slice: &DmaSlice) -> IovaRange {
     IovaRange { iova: slice.iova(), len: slice.len() as u64 }
 }
 
-/// Bytes that no other seed has, with no period that a block or a page has (xorshift64*).
+/// Returns bytes that differ for each seed, and do not repeat by block or page (xorshift64*).
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -94,7 +94,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Compares without printing megabytes.
+/// Compares bytes without printing megabytes.
 pub fn same(what: &str, found: &[u8], expected: &[u8]) -> Result<()> {
     ensure!(found.len() == expected.len(), "{what}: {} bytes", found.len());
     if let Some(at) = (0..found.len()).find(|&at| found[at] != expected[at]) {

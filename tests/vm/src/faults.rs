@@ -1,5 +1,5 @@
-//! What goes wrong on real machines: stray DMA, lost queues, media errors, commands that never end,
-//! processes that die, drives that are pulled.
+//! Faults of real machines: stray DMA, lost queues, media errors, commands that never complete,
+//! killed processes, pulled drives.
 
 mod dma;
 mod media;
@@ -50,12 +50,12 @@ pub const SUITE: Suite = Suite {
         a_killed_process_leaves_a_usable_drive,
         wanted_back_by_its_driver,
         a_lost_link_ends_in_an_error,
-        // The last one: the drive is gone afterwards.
+        // Must be last: the drive is gone afterwards.
         a_pulled_drive,
     ],
 };
 
-/// Waits until the controller says that it has failed for good.
+/// Waits until the controller reports a fatal error.
 fn wait_until_fatal(drive: &mut Controller) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(5);
     loop {
@@ -68,7 +68,7 @@ fn wait_until_fatal(drive: &mut Controller) -> Result<()> {
     }
 }
 
-/// Waits for a file that another process makes.
+/// Waits for a file that another process creates.
 fn wait_for_file(path: &str) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(15);
     while fs::metadata(path).is_err() {

@@ -1,23 +1,22 @@
-//! What can be asked of the computer outside, over the second serial line: see
-//! xtask/src/vm/host.rs.
+//! Requests to the host over the second serial line: see xtask/src/vm/host.rs.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-/// The line to the host. It answers one request at a time.
+/// Connection to the host. It answers one request at a time.
 #[derive(Debug)]
 pub struct Host(BufReader<File>);
 
 impl Host {
-    /// Opens the line.
+    /// Opens the serial line.
     pub fn open() -> Result<Self> {
         let line = OpenOptions::new().read(true).write(true).open("/dev/ttyS1");
         Ok(Self(BufReader::new(line.context("/dev/ttyS1")?)))
     }
 
-    /// Sends a request and waits for its answer.
+    /// Sends a request and returns the answer.
     pub fn ask(&mut self, request: &str) -> Result<String> {
         self.0.get_mut().write_all(format!("{request}\n").as_bytes())?;
         let mut answer = String::new();
@@ -30,18 +29,18 @@ impl Host {
         }
     }
 
-    /// A line for QEMU's monitor. Some of its commands say their errors only in words.
+    /// Runs a command of QEMU's monitor. Some commands report errors only as text.
     pub fn monitor(&mut self, line: &str) -> Result<String> {
         self.ask(&format!("monitor {line}"))
     }
 
-    /// The hash of bytes in a file behind a device.
+    /// Returns the hash of a byte range in a backing file.
     pub fn hash(&mut self, file: &str, offset: u64, bytes: usize) -> Result<String> {
         self.ask(&format!("hash {file} {offset} {bytes}"))
     }
 }
 
-/// The same hash (FNV-1a, 64 bits) of bytes that we have.
+/// Returns the same hash (FNV-1a, 64 bits) of local bytes.
 pub fn hash(bytes: &[u8]) -> String {
     let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! The kernel's log, from some moment on.
+//! The kernel's log, from a given time on.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -16,34 +16,34 @@ pub struct Kmsg {
 }
 
 impl Kmsg {
-    /// From the messages that come after this call.
+    /// Opens the log at the messages after this call.
     pub fn from_now() -> Result<Self> {
         let mut kmsg = Self::from_boot()?;
         kmsg.file.seek(SeekFrom::End(0)).context("/dev/kmsg")?;
         Ok(kmsg)
     }
 
-    /// From the first message that is still there.
+    /// Opens the log at its first remaining message.
     pub fn from_boot() -> Result<Self> {
         let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits())?;
         let file = OpenOptions::new().read(true).custom_flags(nonblocking).open("/dev/kmsg");
         Ok(Self { file: file.context("/dev/kmsg")?, seen: Vec::new() })
     }
 
-    /// All messages so far.
+    /// Returns all messages so far.
     pub fn lines(&mut self) -> Vec<String> {
-        // The kernel gives one whole record a read, and an error if it does not fit.
+        // The kernel returns one whole record per read, and an error if it does not fit.
         let mut record = [0; 8192];
         loop {
             match self.file.read(&mut record) {
                 Ok(0) => break,
                 Ok(len) => {
                     let record = String::from_utf8_lossy(&record[..len]);
-                    // `priority,sequence,time,flags;text`, then lines with more about it.
+                    // `priority,sequence,time,flags;text`, then continuation lines.
                     let text = record.lines().next().and_then(|line| line.split_once(';'));
                     self.seen.extend(text.map(|(_, text)| text.to_owned()));
                 }
-                // A record that was overwritten before we came to it.
+                // A record was overwritten before it was read.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
                 Err(_) => break,
             }
@@ -51,7 +51,7 @@ impl Kmsg {
         self.seen.clone()
     }
 
-    /// The first message with `text` in it; waits for it up to `limit`.
+    /// Returns the first message that contains `text`; waits up to `limit`.
     pub fn wait(&mut self, text: &str, limit: Duration) -> Result<String> {
         let until = Instant::now() + limit;
         loop {

@@ -1,19 +1,19 @@
-//! The tests that run inside the virtual machine of `cargo xtask vm`: the real VFIO, the real
-//! IOMMU code of Linux, and a third party's model of an NVMe controller, with no hardware.
+//! Tests that run inside the virtual machine of `cargo xtask vm`: the real VFIO, the real IOMMU
+//! code of Linux, and a third party's model of an NVMe controller, without hardware.
 //!
 //! # Architecture
 //!
-//! A suite is a list of plain functions; [`runner`] runs them one after the other and tells the
-//! console. [`hardware`] names what the machine consists of, [`pci`] reads and changes which driver
-//! has what, [`kmsg`] reads the kernel's log, [`host`] asks the computer outside: QEMU's monitor,
-//! and hashes of the bytes that really are on a drive. [`program`] runs other programs.
+//! A suite is a list of plain functions; [`runner`] runs them one after the other and reports on
+//! the console. [`hardware`] names the machine's devices, [`pci`] reads and changes their drivers,
+//! [`kmsg`] reads the kernel's log, [`host`] sends requests to the host: to QEMU's monitor, and for
+//! hashes of the bytes on a drive. [`program`] runs other programs.
 //!
 //! # Invariants
 //!
 //! - Nothing here runs outside the virtual machine: it binds drivers and writes to whole drives.
-//! - A suite leaves nothing to the next one; each has a machine of its own. Tests of one suite
-//!   share it and leave it as they found it, or say that they do not.
-//! - A test that does not end is ended, and named.
+//! - Suites are independent; each has its own machine. Tests of a suite share it and leave it as
+//!   they found it, or document that they do not.
+//! - A test that hangs is killed, and reported by name.
 
 #![allow(
     clippy::print_stdout,

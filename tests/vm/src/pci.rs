@@ -1,4 +1,4 @@
-//! Which driver has which function, read and changed without the program under test.
+//! Drivers of PCI functions, read and changed without the program under test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use nvme_pci::{DEVICES, Function, PROBE, Root, VFIO};
 
 use crate::program;
 
-/// The folder of a function.
+/// Returns the sysfs folder of a function.
 pub fn folder(bdf: &str) -> PathBuf {
     Path::new(DEVICES).join(bdf)
 }
@@ -20,25 +20,25 @@ fn function(bdf: &str) -> Option<Function> {
     Function::read(&Root::machine(), bdf.parse().ok()?)
 }
 
-/// The driver that has a function.
+/// Returns the driver of a function.
 pub fn driver(bdf: &str) -> Option<String> {
     function(bdf)?.driver
 }
 
-/// The IOMMU group of a function.
+/// Returns the IOMMU group of a function.
 pub fn group(bdf: &str) -> Result<String> {
     let group = function(bdf).and_then(|function| function.group);
     Ok(group.with_context(|| format!("{bdf} is in no IOMMU group"))?.to_string())
 }
 
-/// A file of a function, without the newline.
+/// Returns an attribute file of a function, without the newline.
 pub fn attribute(bdf: &str, name: &str) -> Result<String> {
     let path = folder(bdf).join(name);
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     Ok(text.trim().to_owned())
 }
 
-/// The kernel's names of the disks of an NVMe function: one for each namespace, by number.
+/// Returns the disks of an NVMe function: one per namespace, sorted.
 pub fn disks(bdf: &str) -> Result<Vec<String>> {
     let mut disks = Vec::new();
     for controller in names(&folder(bdf).join("nvme"))? {
@@ -59,7 +59,7 @@ pub fn wait_for_driver(bdf: &str, wanted: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the disks of a drive to be there.
+/// Waits until a drive has this number of disks.
 pub fn wait_for_disks(bdf: &str, number: usize) -> Result<Vec<String>> {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
@@ -74,7 +74,7 @@ pub fn wait_for_disks(bdf: &str, number: usize) -> Result<Vec<String>> {
     }
 }
 
-/// Loads what VFIO consists of.
+/// Loads the VFIO modules.
 pub fn load_vfio() -> Result<()> {
     for module in [VFIO, "vfio_iommu_type1"] {
         program::run("modprobe", &[module])?.success()?;
@@ -83,7 +83,7 @@ pub fn load_vfio() -> Result<()> {
     Ok(())
 }
 
-/// Gives functions to vfio-pci.
+/// Binds functions to vfio-pci.
 pub fn give_to_vfio(functions: &[&str]) -> Result<()> {
     load_vfio()?;
     for bdf in functions {
@@ -98,7 +98,7 @@ pub fn give_to_vfio(functions: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The sorted names in a folder.
+/// Returns the sorted names in a folder.
 pub fn names(folder: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     let mut names: Vec<String> =

@@ -1,5 +1,5 @@
-//! Queues, descriptors and data in the memory of another device: what a GPU's memory is for the
-//! drives. The CPU moves no byte of it, and the host sees them in the file behind that memory.
+//! Queues, descriptors and data in the memory of another device, which stands in for a GPU. The CPU
+//! moves none of the bytes, and the host sees them in the file behind that memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub const SUITE: Suite = Suite {
 const LIMIT: Duration = Duration::from_secs(20);
 const BAR: u8 = 2;
 
-/// Both drives and the peer, in one address space.
+/// Both drives and the peer in one address space.
 struct Peers {
     space: Arc<VfioSpace>,
     a: Controller,
@@ -59,7 +59,7 @@ impl Peers {
         Ok(Self { space, a, b, bar })
     }
 
-    /// `len` bytes of the peer's memory from `offset` on.
+    /// Returns `len` bytes of the peer's memory from `offset` on.
     fn slice(&self, offset: usize, len: usize) -> Result<DmaSlice> {
         Ok(DmaSlice::new(self.bar.memory().clone(), offset, len)?)
     }
@@ -79,21 +79,21 @@ fn both_drives_are_shown_to_reach_it() -> Result<()> {
     Ok(())
 }
 
-/// Ordinary memory, under an address that the IOMMU does not know: what a wrong platform looks
-/// like. The drive's commands succeed; only the bytes tell.
+/// Ordinary memory at an address unknown to the IOMMU, like a faulty platform. The drive's commands
+/// succeed; only the bytes reveal it.
 fn what_cannot_be_reached_is_not_taken_for_reached() -> Result<()> {
     let mut peers = Peers::open(DescriptorPreference::Sgl)?;
     let stray = Stray::new(p2p::scratch_bytes(&peers.a), crate::stray::NOWHERE)?;
     let report = p2p::prove(&mut peers.a, FIRST, &stray.slice()?)?;
     ensure!(!report.is_ok(), "{report}");
     ensure!(report.why().is_some_and(|why| !why.is_empty()), "{report}");
-    // And the drive is as good as before.
+    // The drive still works.
     let scratch = peers.slice(0, p2p::scratch_bytes(&peers.a))?;
     ensure!(p2p::prove(&mut peers.a, FIRST, &scratch)?.is_ok());
     Ok(())
 }
 
-/// Small and large, at odd places, as seen by the CPU, by the host, and by the drive.
+/// Small and large transfers at odd offsets, as seen by the CPU, the host and the drive.
 fn data_goes_in_and_out() -> Result<()> {
     let mut peers = Peers::open(DescriptorPreference::Sgl)?;
     let mut host = Host::open()?;
@@ -133,7 +133,7 @@ fn a_part_of_the_bar() -> Result<()> {
 }
 
 /// The IOMMU can use large pages only where I/O virtual addresses are aligned like physical ones:
-/// of memory of a GPU, like the GPU's own addresses, whatever the address in this process is.
+/// for GPU memory, like the GPU's own addresses, whatever the address in this process is.
 fn gpu_memory_is_aligned_like_on_the_gpu() -> Result<()> {
     const LARGE: u64 = 2 << 20;
     let (space, _drive) = alone(DRIVE_A, options())?;
@@ -146,8 +146,8 @@ fn gpu_memory_is_aligned_like_on_the_gpu() -> Result<()> {
     Ok(())
 }
 
-/// Nothing of a queue pair is in main memory: the drive fetches commands and segments from the
-/// peer, moves the data there, and puts its completions there.
+/// No part of a queue pair is in main memory: the drive fetches commands and segments from the
+/// peer, moves the data there, and posts its completions there.
 fn queues_and_descriptors_live_there() -> Result<()> {
     let mut peers = Peers::open(DescriptorPreference::Sgl)?;
     let memory = queue_memory(&peers.slice(1 << 20, queue_bytes(64))?, 64)?;
@@ -158,7 +158,7 @@ fn queues_and_descriptors_live_there() -> Result<()> {
     let (base, expected) = (16 << 20, pattern(20, 300 * 1024));
     let mut parts: Vec<IovaRange> = Vec::new();
     for (index, piece) in expected.chunks(len).enumerate() {
-        // Odd places, in the reverse order.
+        // Odd offsets in reverse order.
         let slice = peers.slice(base + (blocks - 1 - index) * (len + 31) + 1, len)?;
         fill(&slice, piece)?;
         parts.push(range(&slice));
@@ -175,7 +175,7 @@ fn queues_and_descriptors_live_there() -> Result<()> {
     queue.give_back(&mut peers.a)
 }
 
-/// A KV pool in small: many objects, in batches, through rings that go round many times.
+/// A small KV pool: many objects, in batches, through rings that wrap many times.
 fn thousands_of_commands_from_there() -> Result<()> {
     const OBJECT: usize = 4096;
     const BATCH: u64 = 31;
@@ -208,7 +208,7 @@ fn thousands_of_commands_from_there() -> Result<()> {
     queue.give_back(&mut peers.b)
 }
 
-/// What the driver's own queue does with parts in the peer's memory and in main memory, mixed.
+/// The driver's own queue with parts in both the peer's memory and main memory.
 fn blocks_scattered_all_over() -> Result<()> {
     let mut peers = Peers::open(DescriptorPreference::Sgl)?;
     let main = crate::drive::memory(&**peers.a.bus(), 64 << 10)?;
@@ -251,7 +251,7 @@ fn everything_is_given_back() -> Result<()> {
     let peers = Peers::open(DescriptorPreference::Auto)?;
     let (space, memory) = (peers.space.clone(), peers.bar.memory().clone());
     drop(peers);
-    // Whoever still holds the memory keeps it mapped, and its function with it.
+    // The memory's last owner keeps it mapped, and its function open.
     ensure!(space.status().mappings == 1 && space.status().groups == 1, "{:?}", space.status());
     drop(memory);
     ensure!(space.status().mappings == 0 && space.status().groups == 0, "{:?}", space.status());

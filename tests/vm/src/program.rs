@@ -1,4 +1,4 @@
-//! Other programs, and this one in another part.
+//! Other programs, and this one in another role.
 
 use std::process::{Child, Command, ExitCode, Stdio};
 
@@ -7,26 +7,26 @@ use serde_json::Value;
 
 use crate::faults;
 
-/// First argument of a process that plays a part in a test.
+/// First argument of a process that plays a role in a test.
 pub const ROLE: &str = "role";
 
-/// What a program left behind.
+/// Result of a program.
 #[derive(Debug)]
 pub struct Ran {
     pub line: String,
-    /// None if a signal ended it.
+    /// `None` if a signal ended it.
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
 impl Ran {
-    /// Itself, if it ended with 0.
+    /// Returns itself if the exit code is 0.
     pub fn success(self) -> Result<Self> {
         self.with_code(0)
     }
 
-    /// Itself, if it ended with this code.
+    /// Returns itself if the exit code is `code`.
     pub fn with_code(self, code: i32) -> Result<Self> {
         ensure!(
             self.code == Some(code),
@@ -39,14 +39,14 @@ impl Ran {
         Ok(self)
     }
 
-    /// Its answer, if it was JSON.
+    /// Parses its output as JSON.
     pub fn json(&self) -> Result<Value> {
         serde_json::from_str(&self.out)
             .with_context(|| format!("`{}` answers `{}`", self.line, self.out))
     }
 }
 
-/// Runs a program to its end.
+/// Runs a program to completion.
 pub fn run(program: &str, arguments: &[&str]) -> Result<Ran> {
     let line = format!("{program} {}", arguments.join(" "));
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
@@ -60,21 +60,21 @@ pub fn run(program: &str, arguments: &[&str]) -> Result<Ran> {
     })
 }
 
-/// Starts a program whose output nobody needs.
+/// Starts a program and discards its output.
 pub fn start(program: &str, arguments: &[&str]) -> Result<Child> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().with_context(|| format!("cannot run {program} {}", arguments.join(" ")))
 }
 
-/// Starts a program that says what it has to say where we do.
+/// Starts a program that shares our output.
 pub fn start_talking(program: &str, arguments: &[&str]) -> Result<Child> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null());
     command.spawn().with_context(|| format!("cannot run {program} {}", arguments.join(" ")))
 }
 
-/// What this program does when a test started it in another part.
+/// Runs a role that a test has started this program in.
 pub fn play(words: &[&str]) -> Result<ExitCode> {
     match *words {
         ["hold", bdf] => faults::hold(bdf)?,

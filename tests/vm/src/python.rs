@@ -1,4 +1,4 @@
-//! The Python package, on a file system on drive B: the kernel's own driver, direct I/O, io_uring.
+//! The Python package on a file system on drive B: the kernel's own driver, direct I/O, io_uring.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::runner::{Suite, tests};
 pub const SUITE: Suite =
     Suite { name: "python", tests: tests![the_package_is_imported, a_store_is_made_and_loaded] };
 
-/// Where xtask/src/vm/python.rs puts them on the file system `LABEL`.
+/// Label and paths on the file system that xtask/src/vm/python.rs makes.
 const LABEL: &str = "ripieno";
 const PYTHON: &str = "python";
 const PACKAGES: &str = "packages";
@@ -22,7 +22,7 @@ fn the_package_is_imported() -> Result<()> {
     python(&["-c", "import ripieno"])
 }
 
-/// With this machine's CPU, which `smoke` looks at.
+/// Runs with this machine's minimal CPU, which `smoke` checks.
 fn a_store_is_made_and_loaded() -> Result<()> {
     python(&[PROGRAM])
 }

@@ -1,4 +1,4 @@
-//! A queue pair that a test drives itself, as an executor would.
+//! A queue pair that a test drives itself, like an executor.
 #![allow(unsafe_code, reason = "a test that owns a queue says itself that nobody else uses it")]
 
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use nvme_spec::ids::{Cid, Lba, Lbas, Nsid, QueueId};
 use nvme_spec::nvm::{BlockRange, NvmOpcode};
 use nvme_spec::sqe::Sqe;
 
-/// Bytes of the descriptor area of an entry: more than 255 SGL entries make a chain.
+/// Bytes per entry for descriptors: more than 255 SGL entries make a chain.
 const AREA_BYTES: usize = 16 << 10;
-/// Bytes of a segment in it.
+/// Bytes per segment in it.
 const SEGMENT_BYTES: u32 = 4096;
 
 /// A queue pair and the descriptor areas of its entries.
@@ -28,20 +28,20 @@ pub struct Queue {
     next: u64,
 }
 
-/// Proof for the queues of a test. Its threads have ended whenever it asks for one.
+/// Returns proof that the queues of a test are idle. Its threads have ended before every call.
 pub fn quiesced(controller: &Controller) -> Quiesced {
-    // SAFETY: queues are driven by the thread of the test that asks, and by nobody else.
+    // SAFETY: queues are driven only by the calling thread of the test.
     unsafe { Quiesced::assert(controller.grants().map(|grant| grant.epoch)) }
 }
 
-/// How much of one piece of memory a queue of `depth` needs, descriptor areas included.
+/// Returns the memory needed by a queue of `depth`, including descriptor areas.
 pub fn queue_bytes(depth: u32) -> usize {
     let pages = |bytes: usize| bytes.next_multiple_of(4096);
     let depth = depth as usize;
     pages(depth * 64) + pages(depth * 16) + depth * AREA_BYTES
 }
 
-/// A queue pair's memory, cut from one piece.
+/// Divides one piece of memory into a queue pair's parts.
 pub fn queue_memory(memory: &DmaSlice, depth: u32) -> Result<QueueMemory> {
     let entries = depth as usize;
     let (sq, cq) = (entries * 64, entries * 16);
@@ -55,7 +55,7 @@ pub fn queue_memory(memory: &DmaSlice, depth: u32) -> Result<QueueMemory> {
 }
 
 impl Queue {
-    /// Makes a queue pair on the controller and takes it over.
+    /// Creates a queue pair on the controller and takes it over.
     pub fn make(controller: &mut Controller, memory: QueueMemory, nsid: Nsid) -> Result<Self> {
         let qid = controller.create_queue_pair_in(memory.clone())?;
         let grant = controller.grant(qid, nsid)?;
@@ -73,7 +73,7 @@ impl Queue {
         self.pair.depth()
     }
 
-    /// Writes a command into the queue; `user` comes back with its completion.
+    /// Posts a command; its completion returns `user`.
     pub fn post(
         &mut self,
         opcode: NvmOpcode,
@@ -91,24 +91,24 @@ impl Queue {
         Ok(self.pair.post(&sqe, user)?)
     }
 
-    /// One doorbell for everything that was posted.
+    /// Rings the doorbell once for all posted commands.
     pub fn ring(&mut self) {
         self.pair.update_tail();
     }
 
-    /// Nobody waits for this command any more.
+    /// Abandons a command.
     pub fn abandon(&mut self, cid: Cid) -> bool {
         self.pair.abandon(cid)
     }
 
-    /// What has completed by now.
+    /// Returns the completions so far.
     pub fn reap(&mut self) -> Result<Vec<Completion>> {
         let mut done = Vec::new();
         self.pair.reap(u32::MAX, |completion| done.push(completion))?;
         Ok(done)
     }
 
-    /// Waits for so many completions.
+    /// Waits for `number` completions.
     pub fn wait(&mut self, number: usize, limit: Duration) -> Result<Vec<Completion>> {
         let until = Instant::now() + limit;
         let mut done = Vec::new();
@@ -121,7 +121,7 @@ impl Queue {
         Ok(done)
     }
 
-    /// One command from the doorbell to its completion, which must be a success.
+    /// Runs one command to completion; it must succeed.
     pub fn run(
         &mut self,
         opcode: NvmOpcode,
@@ -136,7 +136,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Ends it on the controller.
+    /// Deletes the queue pair on the controller.
     pub fn give_back(self, controller: &mut Controller) -> Result<()> {
         let proof = quiesced(controller);
         drop(controller.reclaim(self.qid, &proof)?);
@@ -144,7 +144,7 @@ impl Queue {
     }
 }
 
-/// Memory for a queue pair from the controller's own space.
+/// Allocates memory for a queue pair in the controller's own space.
 pub fn own_memory(controller: &Controller, depth: u32) -> Result<QueueMemory> {
     let bus = Arc::clone(controller.bus());
     queue_memory(&crate::drive::memory(&*bus, queue_bytes(depth))?, depth)

@@ -34,7 +34,7 @@ pub const SUITE: Suite = Suite {
     ],
 };
 
-/// Exit codes of `ripieno`, as its help has them.
+/// Exit codes of `ripieno`, as in its help.
 const FAILED: i32 = 1;
 const REFUSED: i32 = 2;
 const INTERRUPTED: i32 = 130;
@@ -48,10 +48,10 @@ fn ripieno(arguments: &[&str]) -> Result<Ran> {
     program::run("ripieno", arguments)
 }
 
-/// A replay that checks all bytes, and must find them right. What it counted.
+/// Runs a replay that checks all bytes and must find no error. Returns its report.
 fn replay(device: &str, more: &[&str]) -> Result<Value> {
     let mut log = Kmsg::from_now()?;
-    // A small pool: making, pinning and mapping it would take longer than the replay.
+    // A small pool: allocating, pinning and mapping a large one would take longer than the replay.
     let all = ["replay", "--device", device, "--verify", "full", "--json", "--pool-blocks", "2048"];
     let report = ripieno(&[&all, more].concat())?.success()?.json()?;
     let count = |name: &str| -> Result<u64> {
@@ -79,7 +79,7 @@ fn both_drives_are_identified() -> Result<()> {
     Ok(())
 }
 
-/// No GPU is here: the route through host memory is all there is, and both drives take it.
+/// Without a GPU, the host route is the only one, and both drives take it.
 fn the_doctor_tries_both_drives_and_writes_to_none() -> Result<()> {
     let text = pattern(701, 1 << 16);
     let zeroes = vec![0; text.len()];
@@ -111,7 +111,7 @@ fn both_drives_with_every_byte_checked() -> Result<()> {
 }
 
 fn one_drive_with_prps_and_one_thread() -> Result<()> {
-    // Of 512-byte LBAs: PRPs cannot pad an object to more than it has.
+    // A drive with 512-byte LBAs: PRPs cannot pad objects.
     let one = format!("vfio:{DRIVE_A}");
     let more = ["--requests", "60", "--descriptors", "prp", "--executor", "inline"];
     replay(&one, &more)?;
@@ -124,7 +124,7 @@ fn too_little_room_evicts() -> Result<()> {
     Ok(())
 }
 
-/// Queues, descriptors and the KV pool: nothing that a drive touches is in main memory.
+/// Queues, descriptors and the KV pool: drives access nothing in main memory.
 fn everything_in_peer_memory() -> Result<()> {
     let peer = format!("peer:{PEER}/2");
     let more = ["--memory", &peer, "--requests", "100"];
@@ -133,7 +133,7 @@ fn everything_in_peer_memory() -> Result<()> {
     Ok(())
 }
 
-/// Nothing is written to a drive that holds something, unless somebody says so.
+/// A drive with data is not written to without --overwrite.
 fn a_drive_with_data_is_refused() -> Result<()> {
     let text = pattern(700, 4096);
     let write = |bytes: &[u8]| -> Result<()> {
@@ -148,12 +148,12 @@ fn a_drive_with_data_is_refused() -> Result<()> {
     let mut found = vec![0; text.len()];
     alone(DRIVE_B, options())?.1.read(FIRST, Lba(0), &mut found)?;
     same("what the drive held", &found, &text)?;
-    // It leaves its mark: the next one need not ask.
+    // It leaves its scratch mark, so the next replay needs no --overwrite.
     ripieno(&[&all[..], &["--overwrite"]].concat())?.success()?;
     Ok(())
 }
 
-/// The region of drive A goes over an LBA that can be written and not read.
+/// The region of drive A includes an LBA that can be written but not read.
 fn an_lba_that_fails_is_no_wrong_byte() -> Result<()> {
     let device = both();
     let more = ["--requests", "450", "--verify", "full", "--json"];
@@ -164,7 +164,7 @@ fn an_lba_that_fails_is_no_wrong_byte() -> Result<()> {
     Ok(())
 }
 
-/// A replay that takes far longer than the test, once it has the drives.
+/// Starts a replay that takes far longer than the test, and waits until it has the drives.
 fn start(more: &[&str]) -> Result<Child> {
     pci::give_to_vfio(&[DRIVE_A, DRIVE_B])?;
     let device = both();
@@ -175,7 +175,7 @@ fn start(more: &[&str]) -> Result<Child> {
         ensure!(Instant::now() < until, "the replay does not open the drives");
         thread::sleep(Duration::from_millis(20));
     }
-    // Into the middle of its I/O.
+    // Continue in the middle of its I/O.
     thread::sleep(Duration::from_millis(1_000));
     Ok(child)
 }
@@ -208,7 +208,7 @@ fn killed_and_run_again() -> Result<()> {
     Ok(())
 }
 
-/// What one process stored, the next one finds, and writes nothing.
+/// A process finds the blocks that another one stored, and writes nothing.
 fn what_was_kept_is_found() -> Result<()> {
     let keep = ["--keep", "--requests", "60"];
     let first = replay(&both(), &[&keep[..], &["--overwrite"]].concat())?;
@@ -225,7 +225,7 @@ fn what_was_kept_is_found() -> Result<()> {
     Ok(())
 }
 
-/// Kills in the middle of a replay that evicts: the store opens, and no byte in it is wrong.
+/// Kills a replay that evicts: the store opens, and all its data is right.
 fn a_store_survives_a_kill() -> Result<()> {
     let room = ["--keep", "--capacity", "5MiB"];
     replay(&both(), &[&room[..], &["--requests", "60", "--overwrite"]].concat())?;
@@ -238,7 +238,7 @@ fn a_store_survives_a_kill() -> Result<()> {
         ensure!(again["store"] == "opened", "{again}");
         ensure!(again["files_found"].as_u64() > Some(0), "{again}");
     }
-    // The next tests need not ask.
+    // The next tests need no --overwrite.
     replay(&both(), &["--requests", "60", "--overwrite"])?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Runs the tests of a suite and tells the console, in the words of xtask/src/vm/console.rs.
+//! Runs the tests of a suite and reports on the console, in the format of xtask/src/vm/console.rs.
 
 use std::fmt;
 use std::process::{Child, ExitCode};
@@ -32,7 +32,7 @@ macro_rules! tests {
 }
 pub(crate) use tests;
 
-/// The error of a test that has nothing to run on.
+/// The error of a test that lacks its hardware.
 #[derive(Debug)]
 pub struct Skipped(pub String);
 
@@ -44,15 +44,15 @@ impl fmt::Display for Skipped {
 
 impl std::error::Error for Skipped {}
 
-/// What one test may take; translated code is slow, and other machines may be slower.
+/// Timeout of a test in seconds; emulated code is slow, and other machines may be slower.
 const SECONDS_MAX: u64 = 60;
 const KERNEL_LINES: usize = 25;
 
 /// First argument of a process that runs one test.
 pub const TEST: &str = "test";
 
-/// Runs the tests whose name has one of the texts of `filter` in it, each in a process of its own:
-/// what one that fails has open or leaks is then no matter to the next. How many failed.
+/// Runs the tests whose name contains one of the texts of `filter`, each in its own process, so
+/// that a failure's open files and leaks do not affect the next. Returns the number of failures.
 pub fn run(suite: &Suite, filter: Option<&str>) -> Result<u32> {
     let wanted = |test: &&Test| {
         filter.is_none_or(|texts| texts.split(',').any(|text| test.name.contains(text)))
@@ -66,7 +66,7 @@ pub fn run(suite: &Suite, filter: Option<&str>) -> Result<u32> {
         let mut log = Kmsg::from_now()?;
         let child = program::start_talking("vm-tests", &[TEST, suite.name, test.name])?;
         let verdict = match wait(child)? {
-            // It has said so itself.
+            // The test has reported its result itself.
             Some(0) => continue,
             Some(1) => None,
             Some(code) => Some(format!("it ended with {code}")),
@@ -84,7 +84,7 @@ pub fn run(suite: &Suite, filter: Option<&str>) -> Result<u32> {
     Ok(failed)
 }
 
-/// The exit code; None if a signal ended the process, also ours when its time was up.
+/// Returns the exit code; `None` after a signal, including our own on a timeout.
 fn wait(mut child: Child) -> Result<Option<i32>> {
     let until = Instant::now() + Duration::from_secs(SECONDS_MAX);
     loop {
@@ -93,14 +93,14 @@ fn wait(mut child: Child) -> Result<Option<i32>> {
         }
         if Instant::now() > until {
             child.kill()?;
-            // One that waits in the kernel does not hear the signal; the host's deadline does then.
+            // A process blocked in the kernel ignores the signal; the host's deadline handles that.
             return Ok(child.wait()?.code());
         }
         thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Runs one test in this process, and says how it ended.
+/// Runs one test in this process, and reports the result.
 pub fn run_one(suite: &Suite, test: &Test) -> ExitCode {
     let name = format!("{}::{}", suite.name, test.name);
     let error = match (test.run)() {

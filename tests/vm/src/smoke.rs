@@ -1,4 +1,4 @@
-//! The machine itself. If this fails, the other suites say nothing.
+//! The machine itself. If this fails, the other suites are meaningless.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub const SUITE: Suite = Suite {
     ],
 };
 
-/// All suites then show that nothing needs more.
+/// All suites then show that no more is needed.
 fn the_cpu_is_the_least() -> Result<()> {
     let text = fs::read_to_string("/proc/cpuinfo").context("/proc/cpuinfo")?;
     let flags = text.lines().find(|line| line.starts_with("flags")).context("no flags")?;

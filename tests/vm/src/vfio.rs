@@ -1,5 +1,5 @@
-//! The driver through VFIO: what it says about the drives, and bytes in every form it can describe.
-//! Where bytes went is asked of the host, which sees the files behind the drives.
+//! The driver through VFIO: its information on the drives, and data in all descriptor formats. The
+//! host, which sees the files behind the drives, checks where bytes went.
 
 mod data;
 mod queues;
@@ -97,7 +97,7 @@ fn namespaces_do_not_mix() -> Result<()> {
     Ok(())
 }
 
-/// Both vectors fire, the data is right, and nobody had to fall back to looking.
+/// Both vectors fire, the data is right, and no wait fell back to polling.
 fn interrupts_end_the_waits() -> Result<()> {
     const READS: u64 = 40;
     let wait = WaitMode::Interrupt;
@@ -111,8 +111,8 @@ fn interrupts_end_the_waits() -> Result<()> {
         same("by interrupt", &found, &expected)?;
     }
     drive.smart_log()?;
-    // The driver also looks at the queue, so on a busy machine the last interrupt may come after
-    // the completion was seen.
+    // The driver also polls the queue, so on a busy machine the last interrupt may come after the
+    // completion was seen.
     let since = || -> Result<Vec<u64>> {
         let after = interrupts(DRIVE_B)?;
         Ok(after.iter().zip(&before).map(|(after, before)| after - before).collect())
@@ -131,7 +131,7 @@ fn interrupts_end_the_waits() -> Result<()> {
     Ok(())
 }
 
-/// How often each vector of a function fired, in the kernel's count.
+/// Returns the kernel's interrupt count of each vector of a function.
 fn interrupts(bdf: &str) -> Result<Vec<u64>> {
     let table = std::fs::read_to_string("/proc/interrupts").context("/proc/interrupts")?;
     let lines = table.lines().filter(|line| line.contains("vfio-msix") && line.contains(bdf));
@@ -174,7 +174,7 @@ fn a_reset_keeps_the_data() -> Result<()> {
     Ok(())
 }
 
-/// The reset of the function, by the kernel. The interrupt pin stays off before and after it.
+/// The kernel resets the function. The interrupt pin stays disabled before and after it.
 fn a_function_reset_leaves_bus_memory_and_interrupts() -> Result<()> {
     let wait = WaitMode::Interrupt;
     let (_space, mut drive) = alone(DRIVE_A, nvme_driver::ControllerOptions { wait, ..options() })?;
@@ -199,13 +199,13 @@ fn a_function_reset_leaves_bus_memory_and_interrupts() -> Result<()> {
     Ok(())
 }
 
-/// Bit 10 of the command register, as the function itself has it.
+/// Returns bit 10 of the command register, as the function itself has it.
 fn has_no_intx(bdf: &str) -> Result<bool> {
     let config = std::fs::read(crate::pci::folder(bdf).join("config"))?;
     Ok(config.get(5).is_some_and(|command| command & 1 << 2 != 0))
 }
 
-/// Nothing stays mapped, open or claimed when everything is dropped.
+/// Nothing stays mapped, open or claimed after everything is dropped.
 fn again_and_again() -> Result<()> {
     let space = space()?;
     for round in 0..6 {
@@ -213,7 +213,7 @@ fn again_and_again() -> Result<()> {
         let mut drive = attach(&bus_a, options())?;
         let expected = pattern(round, 4096);
         drive.write(FIRST, Lba(8), &expected, false)?;
-        // With and without a word to the drive.
+        // With and without a shutdown of the drive.
         if round % 2 == 0 {
             drive.shutdown()?;
         }
@@ -233,7 +233,7 @@ fn nothing_is_left(space: &Arc<VfioSpace>) -> Result<()> {
     Ok(())
 }
 
-/// Whether the drive has reported an error of its own accord.
+/// Returns true if the drive has reported an asynchronous error.
 fn reported(drive: &mut Controller) -> Result<bool> {
     let events = drive.poll_events()?;
     Ok(events.iter().any(|event| matches!(event, ControllerEvent::Error { .. })))

@@ -36,17 +36,17 @@ pub struct Rank {
     pub worker: Option<Arc<Mutex<Worker>>>,
 }
 
-/// The process that has the catalog, and its device.
+/// The process with the catalog, and its device.
 pub struct Head {
     pub machine: Machine,
     pub format: Format,
     pub powered: Option<Powered>,
     pub catalog: Option<Arc<DurableCatalog>>,
-    /// A sync has failed for good.
+    /// True after a sync has failed permanently.
     pub read_only: bool,
 }
 
-/// How far a rank is with a write.
+/// Progress of a rank's part of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     Idle,
@@ -57,10 +57,10 @@ pub enum Stage {
 /// Blocks that all ranks store.
 pub struct Writing {
     pub id: WriteId,
-    /// What this write stores itself, where, and from which block.
+    /// Blocks of this write: name, version, file, and pool block.
     pub own: Vec<(Name, u64, FileId, BlockId)>,
     pub stages: [Stage; RANKS],
-    /// All ranks have it: it can be committed.
+    /// True if all ranks have reported it: it can be committed.
     pub is_whole: bool,
 }
 
@@ -68,7 +68,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Contents differ by rank, too.
+/// Returns the contents of a block, which differ by rank, too.
 pub fn tag(rank: usize, space: usize, version: u64) -> u64 {
     version << 2 | (rank as u64) << 1 | space as u64
 }
@@ -111,7 +111,7 @@ impl Target for Arc<DurableCatalog> {
 }
 
 impl Worker {
-    /// Begins to store its part.
+    /// Starts to store its part.
     pub fn store(&mut self, rank: usize, writing: &mut Writing) -> Result<(), StoreError> {
         let mut moves = Vec::new();
         for ((name, version, file, block), position) in writing.own.iter().zip(0..) {
@@ -121,15 +121,15 @@ impl Worker {
         let job = self.plane.begin(Direction::Write, &moves, &[])?;
         writing.stages[rank] = Stage::Moving(job);
         for layer in (0..self.kv.shape.layers).map(Layer) {
-            // What could not be started the end of the job says.
+            // The end of the job reports failures to start.
             let Ok(_) = self.plane.start(job, layer, Order::Unordered) else { break };
         }
         Ok(())
     }
 
-    /// Reads a block. Whether all of it was read.
+    /// Reads a block. Returns true if all of it was read.
     pub fn read(&mut self, file: FileId, block: BlockId, sums: &[u32]) -> Result<bool, StoreError> {
-        // Writes may have all operations that there are.
+        // Writes may occupy all operations.
         self.plane.drain()?;
         self.kv.wipe(block);
         let moves = [Move { file, block, position: 0 }];
@@ -143,9 +143,9 @@ impl Worker {
         Ok(self.plane.end(job)?.failure.is_none())
     }
 
-    /// Ends jobs: of each the checksums of what is permanent, or `None`.
+    /// Ends jobs. Returns the checksums of each durable one, or `None`.
     pub fn end(&mut self, jobs: &[JobId]) -> Result<Vec<Option<Vec<u32>>>, StoreError> {
-        // The end of a job waits for what is in flight.
+        // A job cannot end before its I/O in flight.
         self.plane.drain()?;
         let done = jobs.iter().map(|job| Ok((Direction::Write, self.plane.end(*job)?)));
         let done = done.collect::<Result<Vec<_>, StoreError>>()?;
@@ -159,7 +159,7 @@ impl Rank {
         self.powered.as_mut().is_some_and(|powered| powered.faults().any())
     }
 
-    /// Its process and its power are gone.
+    /// Cuts its power, which also ends its process.
     pub fn crash(&mut self, outcome: &mut Outcome) {
         let Some(mut powered) = self.powered.take() else { return };
         powered.cut();
@@ -185,7 +185,7 @@ impl Rank {
     }
 }
 
-/// The catalog gives files to blocks with these names and versions; `None`: to none of them.
+/// Allocates files to blocks with these names and versions; returns `None` if there are none.
 pub fn begin(
     catalog: &DurableCatalog,
     versions: &[(Name, u64)],
@@ -208,7 +208,7 @@ pub fn begin(
     Some(Writing { id: write.id, own, stages: [Stage::Idle; RANKS], is_whole: false })
 }
 
-/// What others do while the catalog waits for its journal: they take files, and ranks write them.
+/// Actions while the catalog waits for its journal: files are allocated, and ranks write them.
 pub struct Meanwhile {
     pub catalog: Arc<DurableCatalog>,
     pub workers: [Option<Arc<Mutex<Worker>>>; RANKS],
@@ -222,7 +222,7 @@ pub struct Meanwhile {
 
 impl Meanwhile {
     pub fn turn(&mut self) {
-        // A process without power would wait for its devices, and so take its turn in its turn.
+        // A process without power would wait for its devices, and so recurse into its own turn.
         let is_up = |power: &Option<PowerSwitch>| power.as_ref().is_some_and(|it| !it.is_cut());
         if !self.powers.iter().all(is_up) {
             return;
@@ -234,7 +234,7 @@ impl Meanwhile {
         for (rank, worker) in self.workers.iter().enumerate() {
             let (Some(worker), Some(writing)) = (worker, &mut self.begun) else { continue };
             let worker = &mut *lock(worker);
-            // What fails the end of the job says.
+            // The end of the job reports failures.
             let _ = match writing.stages[rank] {
                 Stage::Idle => worker.store(rank, writing),
                 _ => worker.plane.sync(),

@@ -1,4 +1,4 @@
-//! `nvme-bind` killed in the middle, and two of it at the same time.
+//! `nvme-bind` killed in the middle, and two concurrent runs of it.
 
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -10,14 +10,14 @@ use crate::hardware::{DRIVE_A, DRIVE_B};
 use crate::pci;
 use crate::program;
 
-/// Moments, spread over the time that a whole run takes; and how many rounds of them are tried at
-/// most, until enough runs were killed in the middle.
+/// Kill times per round, spread over the duration of a run, and the maximum number of rounds until
+/// enough runs were killed in the middle.
 const MOMENTS: u32 = 16;
 const ROUNDS: u32 = 4;
 const ENOUGH: u32 = 3;
 
-/// Kills a bind, and then an unbind, at every moment there is. `status` must tell the truth, and
-/// one `restore` must bring everything back.
+/// Kills a bind, and then an unbind, at many points. `status` must report the true state, and one
+/// `restore` must undo everything.
 pub fn killed_at_any_moment() -> Result<()> {
     as_at_boot()?;
     let time = |arguments: &[&str]| -> Result<Duration> {
@@ -39,11 +39,11 @@ pub fn killed_at_any_moment() -> Result<()> {
         if !is_bind {
             nvme_bind(&["bind", DRIVE_A])?.success()?;
         }
-        // Most of the time goes into starting the program and looking around; the steps come last.
+        // Start-up and checks take most of the time; the steps come last.
         let delay = whole.mul_f64(0.4 + 0.6 * f64::from(moment) / f64::from(MOMENTS));
         kill_after(&[command, DRIVE_A], delay)?;
         let what = format!("{command} killed after {delay:?} of {whole:?}");
-        // A write that a driver's removal waits in ends later than the process that made it.
+        // A write that waits for a driver's removal ends after its process.
         thread::sleep(Duration::from_millis(50));
         let status = nvme_bind(&["status", "--json"])?;
         let answer = status.json().with_context(|| what.clone())?;
@@ -72,7 +72,7 @@ fn kill_after(arguments: &[&str], delay: Duration) -> Result<()> {
     Ok(())
 }
 
-/// One of the two does it. The other one says so, or finds it done.
+/// One of two concurrent runs does it. The other one reports that, or finds it done.
 pub fn two_at_once_on_one_drive() -> Result<()> {
     as_at_boot()?;
     for round in 0..4 {
@@ -85,7 +85,7 @@ pub fn two_at_once_on_one_drive() -> Result<()> {
         let status = nvme_bind(&["status", "--json"])?.success()?.json()?;
         ensure!(entry(&status, DRIVE_A)?["state"] == "bound", "{status}");
         ensure!(entry(&status, DRIVE_A)?["former"] == "nvme", "{status}");
-        // And back, by two again.
+        // And back, with two concurrent runs again.
         let runs = at_once(&["restore"], &["unbind", DRIVE_A])?;
         ensure!(runs.contains(&Some(0)), "round {round}: neither gave it back: {runs:?}");
         as_at_boot().with_context(|| format!("round {round}: {runs:?}"))?;
@@ -109,7 +109,7 @@ pub fn two_at_once_on_two_drives() -> Result<()> {
     as_at_boot()
 }
 
-/// Exit codes of two runs that start together.
+/// Returns the exit codes of two runs that start together.
 fn at_once(first: &[&str], second: &[&str]) -> Result<[Option<i32>; 2]> {
     let mut first = program::start("nvme-bind", first)?;
     let mut second = program::start("nvme-bind", second)?;

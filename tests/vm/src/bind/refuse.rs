@@ -1,4 +1,4 @@
-//! Drives that somebody uses.
+//! Drives in use.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::{NVME, VFIO, as_at_boot, entry, nvme_bind, tool};
 use crate::hardware::{DRIVE_A, DRIVE_B};
 use crate::pci;
 
-/// Asks for the drive in all ways there are; it must stay where it is.
+/// Tries all ways to bind the drive, which must keep its driver.
 fn is_refused(bdf: &str, words: &[&str]) -> Result<()> {
     let attempts: [&[&str]; 3] =
         [&["bind", bdf], &["bind", bdf, "--dry-run"], &["bind", bdf, "--ignore-members"]];
@@ -25,7 +25,7 @@ fn is_refused(bdf: &str, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The second namespace is mounted; the first one goes with it, and so does the drive.
+/// A mount of the second namespace protects the first one and the drive.
 pub fn mounted() -> Result<()> {
     as_at_boot()?;
     let disk = pci::disks(DRIVE_B)?.remove(1);
@@ -37,7 +37,7 @@ pub fn mounted() -> Result<()> {
     tool("umount /mnt")?;
     refused?;
     ensure!(text? == "kept");
-    // What is on it does not stop anybody, and is there afterwards.
+    // An unmounted file system does not prevent it, and is intact afterwards.
     nvme_bind(&["bind", DRIVE_B])?.success()?;
     ensure!(pci::driver(DRIVE_B).as_deref() == VFIO);
     nvme_bind(&["unbind", DRIVE_B])?.success()?;
@@ -67,7 +67,7 @@ pub fn open() -> Result<()> {
     let refused = is_refused(DRIVE_A, &["open", "vm-tests", &disk]);
     drop(held);
     refused?;
-    // The character device of the controller is a use, too.
+    // The controller's open character device is a use, too.
     let name = pci::names(&pci::folder(DRIVE_A).join("nvme"))?.remove(0);
     let held = File::open(format!("/dev/{name}"))?;
     let refused = is_refused(DRIVE_A, &["open", &name]);
@@ -76,7 +76,7 @@ pub fn open() -> Result<()> {
     as_at_boot()
 }
 
-/// The kernel would wait for the user of the group, and whoever asked would wait with it.
+/// The kernel would block the unbind until the group's user closes it.
 pub fn a_group_in_use_is_not_taken_back() -> Result<()> {
     nvme_bind(&["bind", DRIVE_A])?.success()?;
     let node = format!("/dev/vfio/{}", pci::group(DRIVE_A)?);

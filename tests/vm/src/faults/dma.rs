@@ -1,5 +1,5 @@
-//! DMA to addresses that nobody mapped. The drive itself reports success: only the IOMMU knows, and
-//! the kernel's log says so.
+//! DMA to unmapped addresses. The drive itself reports success: only the IOMMU detects it, and the
+//! kernel logs it.
 
 use std::thread;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use crate::kmsg::Kmsg;
 use crate::queue::{Queue, own_memory, quiesced};
 use crate::stray::{NOWHERE, Stray};
 
-/// Does something that the IOMMU must stop drive A from, until the kernel's log tells of it: the
-/// kernel logs only ten faults in five seconds.
+/// Repeats DMA of drive A that the IOMMU must block, until the kernel logs it: the kernel logs only
+/// ten faults in five seconds.
 fn is_stopped(direction: &str, mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
     let mut last = None;
     for _ in 0..3 {
@@ -42,7 +42,7 @@ pub fn stray_reads_are_stopped() -> Result<()> {
     let (_space, mut drive) = alone(DRIVE_A, options())?;
     drive.write(FIRST, Lba(10), &pattern(1, 4096), true)?;
     let stray = Stray::new(4096, NOWHERE)?;
-    // Reading from the medium is writing to memory.
+    // A read from the medium is a write to memory.
     is_stopped("Write", || Ok(drive.read_dma(FIRST, Lba(10), &[stray.slice()?])?))?;
     same("memory that only claimed to be there", &bytes_of(&stray.slice()?)?, &[0; 4096])
 }
@@ -55,26 +55,26 @@ pub fn stray_writes_are_stopped() -> Result<()> {
     is_stopped("Read", || Ok(drive.write_dma(FIRST, Lba(20), &[stray.slice()?], true)?))?;
     let found = Host::open()?.hash(FILE_A, 20 * 512, secret.len())?;
     ensure!(found != host::hash(&secret), "bytes that nobody mapped are on the drive");
-    // The drive works on.
+    // The drive still works.
     let mut found = vec![0; 512];
     Ok(drive.read(FIRST, Lba(20), &mut found)?)
 }
 
-/// Memory that was given back, used by a command that still has its address: the bug that IOMMUs
-/// are for. Whoever has the memory by then loses nothing.
+/// Use-after-free by DMA, which IOMMUs prevent: a command uses the address of freed memory. The
+/// memory's next owner loses nothing.
 pub fn freed_memory_is_out_of_reach() -> Result<()> {
     let space = space()?;
     let bus_a = bus(&space, DRIVE_A)?;
     let mut drive = attach(&bus_a, options())?;
     drive.write(FIRST, Lba(30), &pattern(3, 8192), true)?;
-    // The bounce buffer is there now; what is made and dropped next leaves a hole behind.
+    // The bounce buffer exists by now, so a later allocation leaves a hole when it is freed.
     let old = memory(&*bus_a, 8192)?;
     let (iova, before) = (old.iova(), space.status().mappings);
     drop(old);
     ensure!(space.status().mappings == before - 1, "the memory is still mapped");
     let stray = Stray::new(8192, iova)?;
     is_stopped("Write", || Ok(drive.read_dma(FIRST, Lba(30), &[stray.slice()?])?))?;
-    // The next one may get the address, and then it is reached again.
+    // The next allocation may get the address, which is mapped again.
     let next = DmaSlice::whole(space.alloc(8192)?)?;
     ensure!(next.iova() == iova, "{} was expected to be free", iova);
     drive.read_dma(FIRST, Lba(30), std::slice::from_ref(&next))?;
@@ -89,7 +89,7 @@ pub fn a_lost_submission_queue_is_recovered() -> Result<()> {
     lost_queue(|memory, stray| QueueMemory { sq: stray, ..memory })
 }
 
-/// A queue whose memory the drive does not reach is fatal for the drive (CSTS.CFS).
+/// Tests a queue whose memory the drive cannot reach, which is fatal for the drive (CSTS.CFS).
 fn lost_queue(lose: impl Fn(QueueMemory, DmaSlice) -> QueueMemory) -> Result<()> {
     let (_space, mut drive) = alone(DRIVE_A, options())?;
     let expected = pattern(4, 4096);
@@ -105,7 +105,7 @@ fn lost_queue(lose: impl Fn(QueueMemory, DmaSlice) -> QueueMemory) -> Result<()>
     ensure!(matches!(drive.state(), State::Failed(_)), "{:?}", drive.state());
     let refused = drive.read(FIRST, Lba(40), &mut [0; 512]);
     ensure!(matches!(refused, Err(Error::Failed { .. })), "{refused:?}");
-    // The executor stops; its queues are made anew, and this one is given up.
+    // The executor stops; its queues are recreated, and this one is deleted.
     let qid = queue.qid();
     drop(queue);
     let proof = quiesced(&drive);

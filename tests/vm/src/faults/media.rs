@@ -1,4 +1,4 @@
-//! LBAs that fail, by blkdebug on the host.
+//! LBAs that fail, injected by blkdebug on the host.
 
 use anyhow::{Result, ensure};
 use nvme_driver::Error;
@@ -8,7 +8,7 @@ use nvme_spec::status::Status;
 use crate::drive::{FIRST, alone, options, pattern, same};
 use crate::hardware::{BAD_READ_LBA, BAD_WRITE_LBA, DRIVE_A};
 
-/// An error must name the command: what, where, and the drive's reason.
+/// Checks that an error names the command, the LBAs and the drive's status.
 fn names(error: Result<(), Error>, what: &str, status: Status, lba: u64, lbas: u64) -> Result<()> {
     let Err(error) = error else { anyhow::bail!("{what} of LBA {lba} succeeded") };
     ensure!(error.status().map(Status::code) == Some(status), "{error}");
@@ -29,14 +29,14 @@ pub fn an_lba_that_cannot_be_read() -> Result<()> {
         drive.read(FIRST, Lba(bad - 1), &mut block)?;
         drive.read(FIRST, Lba(bad + 1), &mut block)?;
     }
-    // In the middle of several commands: the one it is in is named.
+    // A long read of several commands: the error names the failed one.
     let mut many = vec![0; 1 << 20];
     let Err(error) = drive.read(FIRST, Lba(bad - 700), &mut many) else {
         anyhow::bail!("a long read over LBA {bad} succeeded");
     };
     let (lba, lbas) = error.command().and_then(|c| c.range).unwrap_or((Lba(0), 0));
     ensure!((lba.0..lba.0 + lbas).contains(&bad), "{error}");
-    // Around it everything is as it was written.
+    // The LBAs around it have the written data.
     let expected = pattern(5, 512 * 700);
     drive.write(FIRST, Lba(bad - 700), &expected, false)?;
     let mut found = vec![0; expected.len()];

@@ -1,4 +1,4 @@
-//! Processes that want the same drive, may little, or die with commands in flight.
+//! Processes that compete for a drive, lack permissions, or die with commands in flight.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -22,7 +22,7 @@ use crate::pci;
 use crate::program::{self, ROLE, Ran};
 use crate::queue::{Queue, own_memory};
 
-/// Made by a process in another part once it is where it should be.
+/// Created by a process in a role once it is ready.
 const MARK: &str = "/tmp/ready";
 const USER: u32 = 1234;
 
@@ -33,7 +33,7 @@ fn play(part: &str, bdf: &str) -> Result<Child> {
     Ok(child)
 }
 
-/// The part of a process that has a drive and does nothing with it.
+/// Role of a process that has a drive open and idle.
 pub fn hold(bdf: &str) -> Result<()> {
     let space = space()?;
     let _bus = bus(&space, bdf)?;
@@ -42,7 +42,7 @@ pub fn hold(bdf: &str) -> Result<()> {
     Ok(())
 }
 
-/// A group can be open only once; whoever comes second learns who was first.
+/// A group can be opened only once; a second process gets an error that names the first.
 pub fn one_drive_has_one_owner() -> Result<()> {
     let mut other = play("hold", DRIVE_A)?;
     let tried = (|| -> Result<()> {
@@ -50,10 +50,10 @@ pub fn one_drive_has_one_owner() -> Result<()> {
         let Some(VfioError::Busy { holders, .. }) = refused.downcast_ref() else { bail!(refused) };
         let known = holders.iter().any(|holder| holder.contains(&format!("(pid {})", other.id())));
         ensure!(known, "process {} is not among {holders:?}", other.id());
-        // nvme-bind does not take it away, either.
+        // nvme-bind does not take it away either.
         let refused = program::run("nvme-bind", &["unbind", DRIVE_A])?.with_code(3)?;
         ensure!(refused.err.contains(&other.id().to_string()), "{}", refused.err);
-        // Another drive is another matter.
+        // Another drive is not affected.
         alone(DRIVE_B, options())?;
         Ok(())
     })();
@@ -69,9 +69,9 @@ pub fn one_drive_has_one_owner() -> Result<()> {
     Ok(())
 }
 
-/// The part of a process of an ordinary user that reads one LBA.
+/// Role of a process of an ordinary user that reads one LBA.
 pub fn read_one(bdf: &str) -> Result<()> {
-    // There is one thread, so this is all of the process; it cannot come back.
+    // This is the process's only thread, and the privileges are dropped for good.
     set_thread_gid(Gid::from_raw(USER))?;
     set_thread_uid(Uid::from_raw(USER))?;
     let bus = bus(&VfioSpace::open("user", SpaceOptions::default())?, bdf)?;
@@ -81,7 +81,7 @@ pub fn read_one(bdf: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs that, with so many KiB of memory that it may lock.
+/// Runs the role as a user, with this limit of locked memory in KiB.
 fn as_user(bdf: &str, lock_kib: u32) -> Result<Ran> {
     let line = format!("ulimit -l {lock_kib}; exec vm-tests {ROLE} read-one {bdf}");
     program::run("sh", &["-c", &line])
@@ -99,7 +99,7 @@ fn with_node_of_user(run: impl FnOnce() -> Result<()>) -> Result<()> {
 pub fn a_user_without_rights_drives_a_drive() -> Result<()> {
     with_node_of_user(|| {
         as_user(DRIVE_B, 16 << 10)?.success()?;
-        // The node of the other drive is not the user's.
+        // The user does not own the other drive's node.
         let refused = as_user(DRIVE_A, 16 << 10)?.with_code(2)?;
         ensure!(refused.err.contains("/dev/vfio"), "{}", refused.err);
         Ok(())
@@ -116,7 +116,7 @@ pub fn a_lock_limit_is_explained() -> Result<()> {
     })
 }
 
-/// The part of a process that writes as much as it can, until somebody kills it.
+/// Role of a process that writes at full speed until it is killed.
 pub fn hammer(bdf: &str) -> Result<()> {
     let space = space()?;
     let mut drive =
@@ -138,8 +138,8 @@ pub fn hammer(bdf: &str) -> Result<()> {
     Ok(())
 }
 
-/// Killed with a full queue, over and over. The kernel stops the drive before it frees the memory,
-/// and the next process finds a drive that works.
+/// Kills a process with a full queue, repeatedly. The kernel stops the drive before it frees the
+/// memory, and the next process finds a working drive.
 pub fn a_killed_process_leaves_a_usable_drive() -> Result<()> {
     let mut log = Kmsg::from_now()?;
     for round in 0..5_u64 {

@@ -1,4 +1,4 @@
-//! Drives that go away while somebody uses them.
+//! Drives that disappear while in use.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use crate::hardware::{DRIVE_A, DRIVE_B, PORT};
 use crate::host::Host;
 use crate::pci;
 
-/// Unbinding a driver waits for whoever uses the device. The bus says so, and letting go is enough.
+/// Unbinding waits for the device's user. The bus reports the request; closing it is enough.
 pub fn wanted_back_by_its_driver() -> Result<()> {
     let space = space()?;
     let bus_b = bus(&space, DRIVE_B)?;
@@ -32,12 +32,12 @@ pub fn wanted_back_by_its_driver() -> Result<()> {
     drop((drive, bus_b));
     unbind.join().map_err(|_| anyhow::anyhow!("the other thread panicked"))?.context("unbind")?;
     ensure!(pci::driver(DRIVE_B).is_none(), "it has {:?}", pci::driver(DRIVE_B));
-    // And back, for the tests that follow.
+    // Rebind it for the next tests.
     pci::give_to_vfio(&[DRIVE_B])
 }
 
-/// The port above the drive passes nothing on: as a card that has lost its link, except that
-/// registers read as zeroes here.
+/// The port above the drive blocks all traffic, like a lost link, except that registers read as
+/// zeroes here.
 pub fn a_lost_link_ends_in_an_error() -> Result<()> {
     let options = ControllerOptions {
         command_timeout: Nanos::from_millis(300),
@@ -61,17 +61,17 @@ pub fn a_lost_link_ends_in_an_error() -> Result<()> {
         anyhow::bail!("without a link a read ends with {lost:?}");
     };
     ensure!(matches!(again, Err(Error::Failed { .. })), "and then with {again:?}");
-    // CAP.TO is 7.5 s; everything else is shorter.
+    // CAP.TO is 7.5 s; all other timeouts are shorter.
     ensure!(took < Duration::from_secs(20), "that took {took:?}");
     ensure!(matches!(drive.state(), State::Failed(_)), "{:?}", drive.state());
-    // The link is back.
+    // The link is up again.
     drive.reset()?;
     let mut found = vec![0; expected.len()];
     drive.read(FIRST, Lba(80), &mut found)?;
     same("after the link came back", &found, &expected)
 }
 
-/// The drive is pulled (orderly: the slot asks first) while commands run.
+/// Pulls the drive (orderly: the slot asks first) while commands run.
 pub fn a_pulled_drive() -> Result<()> {
     let space = space()?;
     let bus_a = bus(&space, DRIVE_A)?;
@@ -86,9 +86,9 @@ pub fn a_pulled_drive() -> Result<()> {
         drive.read(FIRST, Lba(reads % 1000), &mut [0; 4096])?;
         reads += 1;
     }
-    // Until the owner lets go, everything works.
+    // Everything works until the owner closes the drive.
     drive.read(FIRST, Lba(0), &mut [0; 4096])?;
-    // From here on it is taken for absent, although it still answers: errors at once, no hang.
+    // From here on the driver treats it as absent, although it still responds: errors, no hang.
     bus_a.set_gone();
     let start = Instant::now();
     let gone = drive.poll_events();
@@ -99,8 +99,8 @@ pub fn a_pulled_drive() -> Result<()> {
     ensure!(matches!(gone, Err(Error::Gone { .. })), "{gone:?}");
     ensure!(start.elapsed() < Duration::from_secs(2), "that took {:?}", start.elapsed());
     drop((drive, bus_a));
-    // Not by QEMU's event: a drive that was once stopped in the middle of a command is never
-    // freed there, and the event is sent only then.
+    // QEMU's event is unusable: QEMU never frees a drive that was once stopped in the middle of a
+    // command, and sends the event only then.
     let until = Instant::now() + Duration::from_secs(10);
     while pci::folder(DRIVE_A).exists()
         || host.ask("qmp {\"execute\": \"query-pci\"}")?.contains("\"nv0\"")
@@ -110,7 +110,7 @@ pub fn a_pulled_drive() -> Result<()> {
     }
     let error = bus(&space, DRIVE_A).err().context("a drive that was pulled can be opened")?;
     ensure!(error.to_string().contains(DRIVE_A), "{error}");
-    // The other one does not mind.
+    // The other drive is not affected.
     let mut other = attach(&bus(&space, DRIVE_B)?, options())?;
     Ok(other.read(FIRST, Lba(0), &mut [0; 4096])?)
 }

@@ -1,8 +1,8 @@
-//! Commands that do not come back in time.
+//! Commands that miss their deadline.
 //!
-//! A command that QEMU holds (`break`) must be let go again before its queue is deleted: QEMU waits
-//! for it there and answers nobody meanwhile. What a drive that never lets go costs is tested on
-//! the software controller.
+//! A command that QEMU holds (`break`) must be resumed before its queue is deleted: QEMU waits for
+//! it and is blocked meanwhile. A drive that never completes a command is tested with the software
+//! controller.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ fn let_go(host: &mut Host) -> Result<()> {
     Ok(())
 }
 
-/// The deadline passes, the command is aborted, and ends while its memory is still there.
+/// The deadline passes, the command is aborted, and completes before its memory is freed.
 pub fn a_held_command_is_aborted() -> Result<()> {
     let expected = pattern(7, 4096);
     let options = ControllerOptions {
@@ -60,15 +60,15 @@ pub fn a_held_command_is_aborted() -> Result<()> {
         took > Duration::from_millis(1_400),
         "it returned after {took:?}, while the drive could still write into the memory"
     );
-    // It did write: that is why the memory had to stay.
+    // It did write: this is why the memory had to stay allocated.
     same("written after the deadline", &bytes_of(&data)?, &expected)?;
     let mut found = vec![0; 4096];
     drive.read(FIRST, Lba(50), &mut found)?;
     same("afterwards", &found, &expected)
 }
 
-/// Nobody waits for a command any more, and the others go on beside it. Its identifier comes back
-/// only with its completion, which is known as a late one.
+/// An abandoned command does not block the others. Its CID is reused only after its completion,
+/// which is marked as late.
 pub fn an_abandoned_command_stays_away() -> Result<()> {
     let (_space, mut drive) = alone(DRIVE_A, options())?;
     let expected = pattern(8, 4096);
@@ -84,7 +84,7 @@ pub fn an_abandoned_command_stays_away() -> Result<()> {
     thread::sleep(Duration::from_millis(300));
     ensure!(queue.reap()?.is_empty(), "it was not held");
     ensure!(queue.abandon(held), "it is not known as outstanding");
-    // More commands than the queue has entries, all through the slots that are left.
+    // More commands than the queue has entries, all in the remaining slots.
     for index in 0..10 {
         let cid = queue.post(NvmOpcode::READ, FIRST, (60, 8), &[range(&other)], index)?;
         ensure!(cid != held, "the identifier of a command in flight was used again");
@@ -100,7 +100,7 @@ pub fn an_abandoned_command_stays_away() -> Result<()> {
     queue.give_back(&mut drive)
 }
 
-/// A drive that works, but far too slowly: an abort does not help, deleting the queue does.
+/// A drive that works far too slowly: an abort fails, deleting the queue succeeds.
 pub fn a_slow_command_costs_its_queue() -> Result<()> {
     let options = ControllerOptions {
         command_timeout: Nanos::from_millis(300),
@@ -129,7 +129,7 @@ pub fn a_slow_command_costs_its_queue() -> Result<()> {
     same("afterwards", &found, &expected)
 }
 
-/// Commands a second; 0 is no limit.
+/// Limits the commands a second; 0 means no limit.
 fn throttle(host: &mut Host, iops: u32) -> Result<()> {
     let rest = "\"bps\": 0, \"bps_rd\": 0, \"bps_wr\": 0, \"iops_rd\": 0, \"iops_wr\": 0";
     host.ask(&format!(

@@ -1,4 +1,4 @@
-//! Data in every form: copied, in pages, in blocks at odd addresses, in chained segments.
+//! Data in all forms: copied, in pages, in blocks at odd addresses, in chained segments.
 
 use anyhow::{Context, Result, ensure};
 use nvme_driver::{
@@ -14,7 +14,7 @@ use crate::drive::{
 use crate::hardware::{DRIVE_A, DRIVE_B, FILE_A, FILE_B};
 use crate::host::{self, Host};
 
-/// Namespaces of the machine: the drive, the namespace, and the file behind it.
+/// Namespaces of the machine: drive, namespace, and backing file.
 const SPACES: [(&str, Nsid, &str); 3] =
     [(DRIVE_A, FIRST, FILE_A), (DRIVE_B, FIRST, FILE_B[0]), (DRIVE_B, SECOND, FILE_B[1])];
 
@@ -22,7 +22,7 @@ fn with(descriptors: DescriptorPreference) -> ControllerOptions {
     ControllerOptions { descriptors, ..options() }
 }
 
-/// Through the driver's own buffers, in both ways of describing and of waiting.
+/// Through the driver's own buffers, with both descriptor formats and both wait modes.
 pub fn copies_of_all_sizes() -> Result<()> {
     let mut host = Host::open()?;
     let mut seed = 100;
@@ -52,7 +52,7 @@ pub fn copies_of_all_sizes() -> Result<()> {
     Ok(())
 }
 
-/// Writes from `parts` and reads into them, against the host and against themselves.
+/// Writes from `parts` and reads into them, and compares with the host and with each other.
 fn both_ways(drive: &mut Controller, lba: u64, parts: &[DmaSlice], seed: u64) -> Result<()> {
     let len = parts.iter().map(DmaSlice::len).sum();
     let (out, back) = (pattern(seed, len), pattern(seed + 1, len));
@@ -74,7 +74,7 @@ fn both_ways(drive: &mut Controller, lba: u64, parts: &[DmaSlice], seed: u64) ->
     same("what was scattered", &found, &back)
 }
 
-/// Cuts scattered parts out of a larger memory, and says whether the bytes around them stay.
+/// Scattered parts of a larger memory, which detect writes to the bytes around them.
 struct Scattered {
     all: DmaSlice,
     parts: Vec<DmaSlice>,
@@ -83,7 +83,7 @@ struct Scattered {
 const AROUND: u8 = 0xee;
 
 impl Scattered {
-    /// Parts of these lengths, `gap` bytes apart, the first at `start`; from the last to the first.
+    /// Returns parts of these lengths, `gap` bytes apart, the first at `start`; in reverse order.
     fn new(drive: &Controller, lengths: &[usize], start: usize, gap: usize) -> Result<Self> {
         let total = start + lengths.iter().map(|len| len + gap).sum::<usize>();
         let all = memory(&*dyn_bus(drive), total.next_multiple_of(4096))?;
@@ -128,11 +128,11 @@ pub fn pages_everywhere() -> Result<()> {
 pub fn prp_refuses_what_it_cannot_say() -> Result<()> {
     let (_space, mut drive) = alone(DRIVE_A, with(DescriptorPreference::Prp))?;
     let all = memory(&*dyn_bus(&drive), 16 << 10)?;
-    // A hole in the middle of a page.
+    // A gap within a page.
     let parts = [all.slice(0, 512)?, all.slice(8192, 512)?];
     let refused = drive.read_dma(FIRST, Lba(0), &parts);
     ensure!(matches!(refused, Err(Error::Descriptor { .. })), "{refused:?}");
-    // Nothing was sent, and nothing is wrong with the drive.
+    // Nothing was sent, and the drive still works.
     Ok(drive.read_dma(FIRST, Lba(0), &[all.slice(0, 1024)?])?)
 }
 
@@ -148,7 +148,7 @@ pub fn odd_bytes_in_one_block() -> Result<()> {
     Ok(())
 }
 
-/// `blocks` lengths of `len` bytes, the last one longer, so that they are whole LBAs together.
+/// Returns `blocks` lengths of `len` bytes, the last one longer, so that the total is whole LBAs.
 fn lengths(blocks: usize, len: usize) -> Vec<usize> {
     let mut lengths = vec![len; blocks];
     let total = blocks * len;
@@ -156,12 +156,12 @@ fn lengths(blocks: usize, len: usize) -> Vec<usize> {
     lengths
 }
 
-/// Up to 256 blocks of odd lengths: a last segment, and no others.
+/// Up to 256 blocks of odd lengths: only a last segment.
 pub fn odd_bytes_in_one_segment() -> Result<()> {
     blocks_of_odd_lengths(&[(2, 255), (3, 341), (255, 77), (256, 513)], 310)
 }
 
-/// One block more than a segment holds, and as many as the driver's areas can name.
+/// One block more than a segment holds, and as many as the driver's areas can describe.
 pub fn segments_in_a_chain() -> Result<()> {
     blocks_of_odd_lengths(&[(257, 513), (511, 1023)], 330)
 }
@@ -180,7 +180,7 @@ fn blocks_of_odd_lengths(shapes: &[(usize, usize)], seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// One call, several commands: exactly as many as MDTS asks for.
+/// One call, several commands: exactly as many as MDTS requires.
 pub fn splits_at_mdts() -> Result<()> {
     const BYTES: usize = 3 << 20;
     for descriptors in [DescriptorPreference::Prp, DescriptorPreference::Sgl] {
@@ -198,7 +198,7 @@ pub fn splits_at_mdts() -> Result<()> {
     Ok(())
 }
 
-/// Read commands that the drive has seen.
+/// Returns the read commands that the drive has counted.
 fn reads(drive: &mut Controller) -> Result<u128> {
     Ok(u128::from_le_bytes(drive.smart_log()?.host_reads))
 }
@@ -216,7 +216,7 @@ pub fn zeroes_without_data() -> Result<()> {
     drive.deallocate(FIRST, &[range(60_000, 16), range(60_064, 16)])?;
     let mut found = vec![0; text.len()];
     drive.read(FIRST, Lba(60_000), &mut found)?;
-    // What deallocated LBAs read as is the drive's choice; the others keep what they had.
+    // The drive chooses what deallocated LBAs read as; the others keep their data.
     for (from, to) in [(16, 64), (80, 128)] {
         let part = from * 512..to * 512;
         same("beside deallocated LBAs", &found[part.clone()], &text[part])?;

@@ -1,4 +1,4 @@
-//! Queue pairs that somebody else than the driver fills.
+//! Queue pairs that are not driven by the driver itself.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::queue::{Queue, own_memory, quiesced};
 const LIMIT: Duration = Duration::from_secs(20);
 const BLOCK: usize = 4096;
 
-/// A full queue, one doorbell, all completions in one go.
+/// A full queue, one doorbell, all completions in one poll.
 pub fn many_commands_for_one_doorbell() -> Result<()> {
     let (_space, mut drive) = alone(DRIVE_B, options())?;
     let queue_memory = own_memory(&drive, 64)?;
@@ -47,14 +47,14 @@ pub fn many_commands_for_one_doorbell() -> Result<()> {
     queue.give_back(&mut drive)
 }
 
-/// Phases, wrapped heads and tails, and CIDs that are used again.
+/// Phases, wrapped heads and tails, and reused CIDs.
 pub fn a_queue_goes_round() -> Result<()> {
     let (_space, mut drive) = alone(DRIVE_A, options())?;
     let queue_memory = own_memory(&drive, 8)?;
     let mut queue = Queue::make(&mut drive, queue_memory, FIRST)?;
     let data = memory(&*dyn_bus(&drive), 8 * BLOCK)?;
     for round in 0..100_u64 {
-        // Another number of commands each time, so that batches begin anywhere.
+        // A different number of commands each time, so that batches begin at any entry.
         let number = 1 + round % 7;
         for index in 0..number {
             let part = data.slice(index as usize * BLOCK, 512)?;
@@ -102,7 +102,7 @@ pub fn queues_of_many_depths() -> Result<()> {
     Ok(())
 }
 
-/// A tail that cannot be is the drive's to notice; the driver hears of it.
+/// The drive detects an invalid tail and reports it to the driver.
 pub fn a_wrong_doorbell_is_reported() -> Result<()> {
     let (_space, mut drive) = alone(DRIVE_A, options())?;
     let queue_memory = own_memory(&drive, 16)?;
@@ -119,7 +119,7 @@ pub fn a_wrong_doorbell_is_reported() -> Result<()> {
     queue.give_back(&mut drive)
 }
 
-/// An executor ends with commands outstanding: its queue is made anew, in the same memory.
+/// An executor ends with commands in flight: its queue is recreated in the same memory.
 pub fn commands_in_flight_are_recovered() -> Result<()> {
     let descriptors = DescriptorPreference::Prp;
     let (_space, mut drive) = alone(DRIVE_B, ControllerOptions { descriptors, ..options() })?;
