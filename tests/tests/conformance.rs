@@ -16,7 +16,7 @@ use ripieno_tests::{
 const SEED: u64 = 0xc0ff;
 const BLOCKS: [(u32, u64); 2] = [(512, 64 << 10), (4096, 8 << 10)];
 
-/// A software controller as a target.
+/// Returns a software controller as a target, with its facts and known differences.
 fn target(name: &'static str, config: EmuConfig, differences: &[Difference]) -> (Target, Arc<Emu>) {
     let config = BLOCKS.iter().fold(config, |config, &(lba_bytes, lbas)| {
         let media = MemoryMedia::new(lbas * u64::from(lba_bytes)).unwrap();
@@ -124,7 +124,7 @@ fn a_drive_without_sgls_and_with_scattered_queues_conforms() {
     assert_conforms(&target);
 }
 
-/// The suite finds what is wrong, and lists of differences do not outlive their reasons.
+/// The suite detects errors, and stale entries in the list of differences.
 #[test]
 fn a_wrong_status_and_a_stale_difference_are_found() {
     const STALE: &[Difference] = &[
@@ -146,10 +146,10 @@ fn a_wrong_status_and_a_stale_difference_are_found() {
         },
     ];
     let (target, emu) = target("software controller, broken", EmuConfig::new("emu2"), STALE);
-    // Everything about the second namespace succeeds, and does nothing.
+    // All commands to the second namespace succeed, and do nothing.
     let when = FaultWhen { admin: Some(false), nsid: Some(2), ..FaultWhen::default() };
     let then = FaultAction::Status { code: Status::SUCCESS.0, dnr: false };
-    // And writes past the end of the first are fatal.
+    // Writes past the end of the first namespace are fatal.
     let lbas = Some(LbaRange { first: BLOCKS[0].1, count: 1 });
     let past = FaultWhen { opcode: Some(1), nsid: Some(1), lbas, ..when.clone() };
     let rules = vec![FaultRule::new(when, then), FaultRule::new(past, FaultAction::FatalStatus)];
@@ -171,6 +171,6 @@ fn a_wrong_status_and_a_stale_difference_are_found() {
     found("write one past the end", "or as known");
     found("write and read back, second namespace", "wrong data");
     found("write across the end of the second namespace", "found 00/00h");
-    // Cases about the first namespace are as they should be.
+    // Cases about the first namespace pass.
     assert!(!wrong.iter().any(|line| line.starts_with("flush all")), "{wrong:#?}");
 }

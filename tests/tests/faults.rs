@@ -1,7 +1,7 @@
-//! Controllers that lie about themselves, vanish at any moment, or get any one admin command wrong.
+//! Controllers that report false capabilities, vanish at any moment, or fail any one admin command.
 //!
-//! What must hold of the driver's blocking calls: an error or a usable controller, in bounded
-//! virtual time, never a panic; and once the controller has no fault, it can be attached.
+//! The driver's blocking calls must return an error or a usable controller, in bounded virtual
+//! time, and never panic; and once the controller has no fault, it can be attached.
 
 use std::sync::{Arc, Mutex};
 
@@ -22,11 +22,11 @@ use nvme_spec::{
 use proptest::prelude::*;
 use ripieno_tests::pattern;
 
-/// Virtual time in which attaching, some I/O and a reset end, whatever the controller does: a few
-/// times CAP.TO, and as many timeouts as commands may have.
+/// Limit of virtual time for attaching, some I/O and a reset, whatever the controller does: a few
+/// times CAP.TO, and the maximum number of command timeouts.
 const BOUND: Nanos = Nanos::from_millis(200_000);
 
-/// Bytes of a block, in truth.
+/// Actual bytes of a block.
 const BLOCK: usize = 512;
 
 struct Rig {
@@ -54,7 +54,7 @@ impl Rig {
         Controller::attach(bus, self.clock.clone(), options)
     }
 
-    /// Everything an owner does, until the first error.
+    /// Does what an owner does, until the first error.
     fn use_it(&self, bus: Arc<dyn Bus>) -> Result<(), Error> {
         let mut ctrl = self.attach(bus)?;
         let namespaces = ctrl.namespaces().to_vec();
@@ -66,7 +66,7 @@ impl Rig {
             let written = ctrl.write(ns.nsid, Lba(0), data, true);
             let read = ctrl.read(ns.nsid, Lba(0), &mut back);
             match (written, read) {
-                // PRPs have no length: who lies about the size of blocks moves as much as it likes.
+                // PRPs have no length: a false block size moves any number of bytes.
                 (Ok(()), Ok(())) if block != BLOCK => {}
                 (Ok(()), Ok(())) => assert!(back == data, "not what was written: {ns:?}"),
                 (Err(error), _) | (_, Err(error)) => unless_alive(&ctrl, error)?,
@@ -81,7 +81,7 @@ impl Rig {
         ctrl.shutdown()
     }
 
-    /// The same, which must end in time.
+    /// Same as [`Rig::use_it`], with a time limit.
     fn use_it_in_time(&self, bus: Arc<dyn Bus>, context: &str) -> Result<(), Error> {
         let start = self.clock.now();
         let result = self.use_it(bus);
@@ -94,16 +94,16 @@ impl Rig {
     }
 }
 
-/// An error of a command does not end the use of a controller; a failed controller does.
+/// Ignores an error of a command, but not a failed controller.
 fn unless_alive(ctrl: &Controller, error: Error) -> Result<(), Error> {
     if ctrl.state() == State::Ready { Ok(()) } else { Err(error) }
 }
 
-/// What a [`HookedBus`] does to a register access.
+/// Callback of a [`HookedBus`] for a register access.
 type Hook = Box<dyn FnMut(u32, Option<u32>) -> Result<Option<u32>, Gone> + Send>;
 
-/// A bus with something between it and the driver. The function gets the offset and what was read
-/// (`None`: it is a write), and says what the driver is to get instead of what was read.
+/// A bus that intercepts register accesses. The callback gets the offset and the value read (`None`
+/// for a write), and returns the value to replace it.
 struct HookedBus {
     bus: Arc<dyn Bus>,
     hook: Mutex<Hook>,
@@ -172,7 +172,7 @@ fn a_good_controller_is_used_to_the_end() {
         Ok(None)
     });
     rig.use_it_in_time(bus, "nothing wrong").unwrap();
-    // Or the next test would prove nothing.
+    // Otherwise the next test would prove nothing.
     let accesses = *accesses.lock().unwrap();
     assert!((30..400).contains(&accesses), "{accesses} register accesses");
 }
@@ -180,7 +180,7 @@ fn a_good_controller_is_used_to_the_end() {
 #[test]
 fn a_controller_may_vanish_at_any_register_access() {
     for at in 1.. {
-        // Once as a bus that knows, once as a function that reads as all ones.
+        // Once as a bus that reports it, once as a function that reads as all ones.
         let mut vanished = false;
         for knows in [true, false] {
             let rig = Rig::new(EmuConfig::new("emu0"));
@@ -200,7 +200,7 @@ fn a_controller_may_vanish_at_any_register_access() {
             match rig.use_it_in_time(bus, &context) {
                 Ok(()) => {}
                 Err(Error::Gone { .. }) => vanished = true,
-                // CAP is read as two halves, and all ones in one of them is no answer of its own.
+                // CAP is read in two halves, and all ones in one half is implausible.
                 Err(Error::Implausible { .. }) if at <= 3 => vanished = true,
                 Err(error) => panic!("{error}: {context}"),
             }
@@ -247,8 +247,8 @@ fn any_one_admin_command_may_go_wrong() {
             let again = rig.use_it_in_time(rig.emu.bus(), &context);
             again.unwrap_or_else(|error| panic!("{error}: {context}, then well again"));
         }
-        // What goes wrong once while it is set up is survived. In use, a controller that is not to
-        // be trusted any more fails, and its owner decides.
+        // A single fault during setup is tolerated. In use, an untrustworthy controller fails, and
+        // its owner decides.
         let fails = matches!(
             action,
             FaultAction::Duplicate
@@ -291,7 +291,7 @@ fn waiting_for_ready_ends_with_cap_to() {
             let late = Nanos(given.0 * 8);
             assert!((given..late).contains(&took), "{took:?} of {given:?}");
         }
-        // Just in time is in time.
+        // A controller just within the limit is accepted.
         let slow_rdy_ns = Some(given.0 - 1_000_000);
         let registers = RegisterFaults { slow_rdy_ns, ..Default::default() };
         let faults = FaultPlan { registers, ..FaultPlan::default() };
@@ -300,7 +300,7 @@ fn waiting_for_ready_ends_with_cap_to() {
     }
 }
 
-/// Bytes over an identify page: a run of random ones, or one field that matters with any value.
+/// Patches to an identify page: a run of random bytes, or any value in one relevant field.
 fn patch() -> impl Strategy<Value = IdentifyPatch> {
     let cns = prop::sample::select(vec![Cns::NAMESPACE.0, Cns::CONTROLLER.0, 2, 3]);
     // Controller: cntlid, ver, oacs, acl, lpa, elpe, mdts, sqes, cqes, nn, oncs, vwc, sgls.
@@ -320,14 +320,14 @@ fn patch() -> impl Strategy<Value = IdentifyPatch> {
 }
 
 fn cases(number: u32) -> ProptestConfig {
-    // The failing case is printed; a file of seeds would lie in the source tree.
+    // The failing case is printed; a seed file would be written to the source tree.
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(number) }
 }
 
 proptest! {
     #![proptest_config(cases(400))]
 
-    /// Whatever it says about itself: an error, or a controller whose data is right.
+    /// Random identify data: an error, or a controller whose data is right.
     #[test]
     fn any_identify_data_is_an_error_or_usable(
         patches in prop::collection::vec(patch(), 1..5),
@@ -343,7 +343,7 @@ proptest! {
         prop_assert!(again.is_ok(), "{again:?}, once it told the truth");
     }
 
-    /// Whatever its capability registers say, and its status register at some time.
+    /// Random capability registers, and a status register that changes at a random time.
     #[test]
     fn any_capabilities_are_an_error_or_usable(
         low in any::<u32>(),
@@ -368,14 +368,14 @@ proptest! {
         });
         let start = rig.clock.now();
         let _ = rig.use_it(bus);
-        // CAP.TO is a lie as well, of up to 127.5 s, for each of a few waits.
+        // CAP.TO is random as well, up to 127.5 s, for each of a few waits.
         prop_assert!(rig.clock.now() - start < Nanos::from_millis(1_200_000));
         let again = rig.use_it_in_time(rig.emu.bus(), "well again");
         prop_assert!(again.is_ok(), "{again:?}, once it told the truth");
     }
 }
 
-/// The namespace of these tests is the one the driver finds.
+/// The driver finds the namespace of these tests.
 #[test]
 fn the_truth_is_one_namespace() {
     let rig = Rig::new(EmuConfig::new("emu0"));

@@ -1,9 +1,9 @@
 //! The whole path on one thread and in virtual time: store, ring, I/O kernel, driver, controllers.
-//! Random machines, random work, random faults; and a map of what should be stored.
+//! Random machines, operations and faults, compared with a map of the expected contents.
 //!
-//! What must hold: a layer that was read without an error is right, every byte of it; nothing is
-//! stored that was not committed; whatever is asked ends in bounded virtual time; and nothing
-//! panics. `RIPIENO_SEED=n` runs one seed alone.
+//! Invariants: a layer read without an error is right in every byte; uncommitted data is never
+//! stored; every call ends in bounded virtual time; and nothing panics. `RIPIENO_SEED=n` runs one
+//! seed alone.
 
 use std::{
     collections::BTreeMap,
@@ -28,25 +28,24 @@ use rand::{
 use ripieno_testkit::{Drives, keys};
 use ripieno_tests::store::{Plan, Rig};
 
-/// Worlds that are run unless `RIPIENO_SEED` names one.
+/// Number of worlds to run, unless `RIPIENO_SEED` names one.
 const WORLDS: u64 = 160;
-/// And when to stop all the same, on a machine that is busy with other things.
+/// Time limit for all worlds, on a busy machine.
 const TIME: Duration = Duration::from_secs(20);
-/// A test that takes this long hangs.
+/// Timeout after which a test is considered to hang.
 const TIMEOUT: Duration = Duration::from_secs(120);
 const STEPS: u32 = 60;
 const KEYS: u32 = 40;
 const BLOCKS: u32 = 64;
 /// Virtual time within which any call ends: the store's own deadline, and a recovery of every
-/// device that climbs all of the driver's ladder.
+/// device through all steps of the driver's escalation.
 const BOUND: Nanos = Nanos::from_millis(120_000);
 
 fn one_of<T: Copy>(rng: &mut SmallRng, choices: &[T]) -> T {
     *choices.choose(rng).expect("choices")
 }
 
-/// What happened over all worlds: a run in which nothing went wrong, or nothing right, proves
-/// nothing.
+/// Totals over all worlds: a run without failures, or without successes, proves nothing.
 #[derive(Debug, Default)]
 struct Tally {
     layers_right: u64,
@@ -62,19 +61,19 @@ struct World {
     domain: Arc<EmuDomain>,
     emus: Vec<Arc<Emu>>,
     all: Vec<BlockKey>,
-    /// Key -> version, of what was committed and not seen to be gone.
+    /// Key -> version of blocks that were committed and not seen to be gone.
     model: BTreeMap<BlockKey, u64>,
     versions: u64,
-    /// Operations may be in flight that nobody holds a handle of.
+    /// Set if operations without handles may be in flight.
     in_flight: bool,
-    /// Something may be wrong with the devices, or was.
+    /// Set if the devices may have faults, or had some.
     faulty: bool,
-    /// Something was done that a store need not survive.
+    /// Set after something that a store need not survive.
     mortal: bool,
     context: String,
 }
 
-/// What an operation came to: the store may be at its end.
+/// Result of an operation; the store may have failed permanently.
 type Step = Result<(), StoreError>;
 
 impl World {
@@ -114,7 +113,7 @@ impl World {
         }
     }
 
-    /// A run of keys from one of a few places, as requests share their heads.
+    /// Returns a run of keys from one of a few places, as requests share their prefixes.
     fn request(&mut self) -> Vec<BlockKey> {
         let first = self.rng.random_range(0..4) as usize * 10;
         let len = 1 + self.rng.random_range(0..10) as usize;
@@ -123,7 +122,7 @@ impl World {
 
     fn blocks(&mut self, count: usize) -> Result<Vec<BlockId>, StoreError> {
         if self.in_flight {
-            // Whoever lets go of a handle has no way to know when its blocks are free again.
+            // Without a handle, only a drain shows that its blocks are free again.
             self.rig.store.drain()?;
             self.in_flight = false;
         }
@@ -139,7 +138,7 @@ impl World {
         layers
     }
 
-    /// Stores a run of keys, or begins to.
+    /// Stores a run of keys, or starts to.
     fn put(&mut self) -> Step {
         let keys = self.request();
         let blocks = self.blocks(keys.len())?;
@@ -147,7 +146,7 @@ impl World {
         for (key, block) in keys.iter().zip(&blocks) {
             self.rig.kv.fill(*block, *key, self.versions);
         }
-        // What is stored already is not stored again: it keeps its version.
+        // Stored blocks are not stored again: they keep their version.
         let old = |world: &Self, key| world.rig.store.contains(key);
         let fresh: Vec<bool> = keys.iter().map(|key| !old(self, *key)).collect();
         let writing = self.rig.store.allocate(&keys, &blocks)?;
@@ -173,7 +172,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads the stored head of a run of keys, and compares.
+    /// Reads the stored prefix of a run of keys, and compares.
     fn get(&mut self, tally: &mut Tally) -> Step {
         let keys = self.request();
         let prefix = self.rig.store.lookup(&keys)?;
@@ -239,7 +238,7 @@ impl World {
             status(Status::WRITE_FAULT),
             status(Status::INTERNAL_ERROR),
         ];
-        // Of the data only: a journal that fails ends all storing.
+        // Only data commands: a failed journal write ends all storing.
         let data = self.rig.store.superblock().data_region().expect("a store with data");
         let data = LbaRange { first: data.first.0, count: u64::MAX >> 1 };
         let mut rules = Vec::new();
@@ -250,7 +249,7 @@ impl World {
             rules.push(FaultRule::new(when, one_of(&mut self.rng, &actions)));
         }
         if self.rng.random_range(0..6) == 0 {
-            // Recovery itself fails now and then; when it does every time, that is the end.
+            // Recovery itself fails at times; if it always fails, the store fails permanently.
             self.mortal = true;
             let probability = Some(0.02 * f64::from(1 << self.rng.random_range(0..5)));
             let when = FaultWhen { admin: Some(true), probability, ..FaultWhen::default() };
@@ -276,7 +275,7 @@ impl World {
                 Ok(())
             }
             12 => {
-                // Something in flight, and its handles gone.
+                // An operation in flight whose handles are dropped.
                 let keys = self.request();
                 let prefix = self.rig.store.lookup(&keys)?;
                 let blocks = self.blocks(prefix.len())?;
@@ -292,7 +291,7 @@ impl World {
         }
     }
 
-    /// Learns from the store what went, and checks that nothing came.
+    /// Removes evicted keys from the model, and checks that no uncommitted key is stored.
     fn forget(&mut self) {
         for key in &self.all {
             if !self.rig.store.contains(*key) {
@@ -303,7 +302,7 @@ impl World {
         }
     }
 
-    /// One operation. `false`: the store is at its end, as it may be.
+    /// Performs one operation. Returns false if the store has failed, as it may.
     fn step(&mut self, tally: &mut Tally) -> bool {
         let start = self.clock.now();
         let result = self.act(tally);
@@ -317,7 +316,7 @@ impl World {
                 tally.ended += 1;
                 return false;
             }
-            // A drive that lost power with a flush in flight.
+            // A drive lost power during a flush.
             Err(StoreError::JournalFailed { cause }) => {
                 assert!(self.faulty, "{cause}, {}", self.context);
                 tally.ended += 1;
@@ -333,10 +332,10 @@ impl World {
         true
     }
 
-    /// With devices that are well again, everything works and nothing is lost.
+    /// Checks that with working devices everything works and nothing is lost.
     fn finish(&mut self, tally: &mut Tally) {
         self.emus.iter().for_each(|emu| emu.set_faults(FaultPlan::default()));
-        // What the faults left behind shows up in the next operation on each queue, or two.
+        // Late effects of the faults show in the next one or two operations on each queue.
         for _ in 0..20 {
             for get in [false, true] {
                 let result = if get { self.get(tally) } else { self.put() };
@@ -369,7 +368,7 @@ impl World {
     }
 }
 
-/// What a world's devices are like.
+/// Properties of a world's devices.
 #[derive(Debug)]
 struct Machine {
     devices: u32,
@@ -406,7 +405,7 @@ fn machine(rng: &mut SmallRng) -> (Machine, Plan) {
         volatile: rng.random_range(0..3) == 0,
         mdts_bytes: one_of(rng, &[8 << 10, 64 << 10, 512 << 10]),
     };
-    // PRPs can neither pad nor leave a page but at its end.
+    // PRPs can neither pad nor end a part within a page, except the last.
     let sizes: &[u32] =
         if sgl == SglSupport::None { &[4096, 8192] } else { &[1536, 4096, 4224, 12288] };
     let shape = KvShape {
@@ -451,7 +450,7 @@ fn run(seed: u64, tally: &mut Tally) {
     let mut world = World::new(seed);
     for _ in 0..STEPS {
         if !world.step(tally) {
-            // And it stays at its end, whatever is asked of it.
+            // All later calls fail, too.
             let one = world.all[..1].to_vec();
             let stored = world.rig.store.allocate(&one, &[BlockId(0)]);
             assert!(stored.is_err(), "{}", world.context);
@@ -461,8 +460,8 @@ fn run(seed: u64, tally: &mut Tally) {
     world.finish(tally);
 }
 
-/// Ends the process when `done` does not: virtual time bounds every wait, but not a loop in which
-/// none passes.
+/// Aborts the process on a hang: virtual time bounds every wait, but not a loop in which no time
+/// passes.
 fn watchdog() -> mpsc::Sender<u64> {
     let (sender, seeds) = mpsc::channel::<u64>();
     std::thread::spawn(move || {

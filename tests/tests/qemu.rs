@@ -1,7 +1,7 @@
-//! The conformance suite against QEMU's NVMe controller: a model by other authors.
+//! The conformance suite against QEMU's NVMe controller, an independent model.
 //!
-//! Needs `qemu-system-x86_64`, and no privileges. Without it the test fails, unless
-//! `RIPIENO_SKIP_QEMU=1` says that this is known: then it is reported as ignored.
+//! Needs `qemu-system-x86_64`, but no privileges. Without it the test fails, unless
+//! `RIPIENO_SKIP_QEMU=1` is set: then it is reported as ignored.
 
 use std::{process::ExitCode, sync::Arc};
 
@@ -35,7 +35,7 @@ const fn accepts(case: &'static str, why: &'static str) -> Difference {
     differs(case, Status::SUCCESS, why)
 }
 
-/// Seen in QEMU 7.2.
+/// Known differences of QEMU 7.2.
 const DIFFERENCES: &[Difference] = &[
     differs("create sq on cq 0", Status::COMPLETION_QUEUE_INVALID, CQ_INVALID),
     differs(
@@ -109,7 +109,7 @@ const DIFFERENCES: &[Difference] = &[
     accepts("a CID that is in use", "it does not compare CIDs"),
 ];
 
-/// Runs a test on QEMU's controller, unless told not to.
+/// Runs a test on QEMU's controller, unless it is to be skipped.
 fn with_qemu(test: impl FnOnce(&Qemu)) -> Result<Completion, Failed> {
     if std::env::var_os("RIPIENO_SKIP_QEMU").is_some_and(|value| value == "1") {
         return Ok(Completion::ignored_with("RIPIENO_SKIP_QEMU=1"));
@@ -145,10 +145,10 @@ fn conforms(qemu: &Qemu) {
     });
 }
 
-/// Store, ring and I/O kernel on a controller that is not ours.
+/// Tests store, ring and I/O kernel on a third party's controller.
 fn store(qemu: &Qemu) {
     const COUNT: u32 = 24;
-    // The second shape is padded to blocks, which takes bit buckets or their replacement.
+    // The second object size is padded to blocks, with bit buckets or their replacement.
     let cases = [
         (DescriptorPreference::Sgl, 8192),
         (DescriptorPreference::Sgl, 4608 - 128),

@@ -1,7 +1,7 @@
-//! `ripieno replay` of a recorded trace, against a count made here in another way.
+//! `ripieno replay` of a recorded trace, against an independent count of hits.
 //!
 //! The trace is `RIPIENO_TRACE`, or `shared/traces/conversation_trace.jsonl` beside the repository;
-//! where neither is, the test is reported as ignored.
+//! if neither exists, the test is reported as ignored.
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,7 @@ use std::{
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use serde_json::Value;
 
-/// Where the trace is, or where it is not.
+/// Returns the path of the trace, or the path where it is missing.
 fn trace() -> Result<PathBuf, PathBuf> {
     let beside = || root().join("../shared/traces/conversation_trace.jsonl");
     let path = std::env::var_os("RIPIENO_TRACE").map_or_else(beside, PathBuf::from);
@@ -23,22 +23,22 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is in the workspace")
 }
 
-/// Requests that are replayed on a GPU that is none.
+/// Requests to replay on the mock GPU.
 const GPU_REQUESTS: usize = 400;
 
-/// Set in the process that is `ripieno` and not a test.
+/// Set in a process that acts as `ripieno` instead of a test.
 const BE_RIPIENO: &str = "RIPIENO_TESTS_BE_RIPIENO";
 
-/// The program. It is this file's own, whose `main` calls what that of `ripieno` calls: cargo
-/// builds programs only for the tests of their own package.
+/// Returns the program: this test itself, whose `main` calls that of `ripieno`. Cargo builds
+/// programs only for the tests of their own package.
 fn program() -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(BE_RIPIENO, "1");
     command
 }
 
-/// What a cache without limits hits: a request's blocks count up to the first that does not follow
-/// in the same place of an earlier request with the same beginning.
+/// Hits of an unlimited cache: a request's blocks count up to the first that does not follow at the
+/// same place of an earlier request with the same beginning.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Count {
     requests: u64,
@@ -48,7 +48,7 @@ struct Count {
 
 fn count(text: &str) -> Count {
     let mut found = Count::default();
-    // Each beginning seen so far is a node: (the one before it, block) -> itself.
+    // Each prefix seen so far is a node: (previous node, block) -> node.
     let mut nodes: HashMap<(usize, u64), usize> = HashMap::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let request: Value = serde_json::from_str(line).unwrap();
@@ -93,7 +93,7 @@ fn hits(path: &Path, lines: usize, command: &mut Command, flags: &[&str]) -> Val
     report
 }
 
-/// Runs a test that needs the trace, where it is.
+/// Runs a test if the trace exists.
 fn with_trace(test: fn(&Path)) -> Result<Completion, Failed> {
     match trace() {
         Ok(path) => {
@@ -108,8 +108,8 @@ fn replay(path: &Path) {
     hits(path, usize::MAX, &mut program(), &[]);
 }
 
-/// The beginning of it with the KV pool in the memory of a GPU, which is a libcuda without one:
-/// made, moved and checked there, by both routes and both ways of running the I/O kernel.
+/// Replays the beginning with the KV pool in GPU memory, over a mock of libcuda: filled, moved and
+/// checked there, by both routes and both launch modes.
 fn replay_on_a_gpu(path: &Path) {
     for (route, launch) in [("direct", "resident"), ("staged", "per-batch")] {
         let mut command = program();
@@ -122,7 +122,7 @@ fn replay_on_a_gpu(path: &Path) {
     }
 }
 
-/// The count itself, where the answer is plain.
+/// Checks the count itself with obvious results.
 fn counting() {
     let requests = ["[1, 2, 3]", "[1, 2, 4]", "[1, 2, 3, 5]", "[2, 3]", "[1, 9, 3]", "[]"];
     let lines = requests.map(|ids| format!(r#"{{"hash_ids": {ids}}}"#)).join("\n");

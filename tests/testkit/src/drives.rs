@@ -1,11 +1,11 @@
-//! Software controllers and what drives them.
+//! Software controllers and their threads or clocks.
 
 use std::{fmt, sync::Arc};
 
 use nvme_driver::{Bus, Clock, Controller, ControllerOptions, MonotonicClock};
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, FaultPlan, FaultRule, MemoryMedia, SimClock};
 
-/// Configurations `emu0`, `emu1` and so on, each with one namespace of `bytes` in memory.
+/// Returns configurations `emu0`, `emu1` and so on, each with one namespace of `bytes` in memory.
 #[must_use]
 pub fn memory_drives(count: usize, bytes: u64, lba_bytes: u32) -> Vec<EmuConfig> {
     let drive = |at| {
@@ -21,9 +21,9 @@ pub struct Drives {
     pub domain: Arc<EmuDomain>,
     /// The controllers.
     pub emus: Vec<Arc<Emu>>,
-    /// The time they live in.
+    /// Their clock.
     pub clock: Arc<dyn Clock>,
-    /// Their threads, in real time. Without them the controllers stand still.
+    /// Their threads, in real time. Without threads the controllers make no progress.
     pub runner: Option<EmuRunner>,
 }
 
@@ -40,7 +40,7 @@ impl Drives {
         Self { domain, emus, clock, runner: None }
     }
 
-    /// In virtual time: whoever waits on `sim` lets them run.
+    /// Creates controllers in virtual time: waiting on `sim` runs them.
     #[must_use]
     pub fn simulated(domain: Arc<EmuDomain>, configs: Vec<EmuConfig>, sim: &Arc<SimClock>) -> Self {
         let drives = Self::new(domain, configs, sim.clone());
@@ -48,7 +48,7 @@ impl Drives {
         drives
     }
 
-    /// In real time, on threads.
+    /// Creates controllers in real time, on threads.
     #[must_use]
     pub fn threaded(domain: Arc<EmuDomain>, configs: Vec<EmuConfig>) -> Self {
         let mut drives = Self::new(domain, configs, Arc::new(MonotonicClock::default()));
@@ -62,7 +62,7 @@ impl Drives {
         self.runner = Some(runner.expect("threads"));
     }
 
-    /// The controllers as buses.
+    /// Returns the controllers as buses.
     #[must_use]
     pub fn buses(&self) -> Vec<Arc<dyn Bus>> {
         self.emus.iter().map(|emu| emu.bus() as Arc<dyn Bus>).collect()
@@ -77,7 +77,7 @@ impl Drives {
     }
 }
 
-/// Sets this rule in every controller, or none.
+/// Sets this rule in every controller, or clears the rules.
 pub fn set_faults(emus: &[Arc<Emu>], rule: Option<FaultRule>) {
     let plan = FaultPlan { seed: 1, rules: rule.into_iter().collect(), ..FaultPlan::default() };
     emus.iter().for_each(|emu| emu.set_faults(plan.clone()));

@@ -1,4 +1,4 @@
-//! An engine's KV blocks, and what they should contain.
+//! An engine's KV blocks and their expected contents.
 
 use std::{ops::Range, sync::Arc};
 
@@ -11,15 +11,15 @@ use objstore::{
     StoreId,
 };
 
-/// How test stores are formatted: over anything.
+/// Returns the format of test stores, which overwrites anything.
 #[must_use]
 pub fn format(shape: KvShape) -> Format {
-    // Two stores on the same devices must not have one name.
+    // Stores on the same devices must have different IDs.
     let store = StoreId(OsRng.unwrap_err().random());
     Format { overwrite: Overwrite::Anything, ..Format::new(store, shape) }
 }
 
-/// Keys, all different.
+/// Returns keys, all different.
 #[must_use]
 pub fn keys(range: Range<u32>) -> Vec<BlockKey> {
     let mut chain = KeyChain::new(b"test");
@@ -27,26 +27,26 @@ pub fn keys(range: Range<u32>) -> Vec<BlockKey> {
     all[range.start as usize..].to_vec()
 }
 
-/// The blocks from `first` on.
+/// Returns the blocks from `first` on.
 #[must_use]
 pub fn blocks(first: u32, count: usize) -> Vec<BlockId> {
     (first..).take(count).map(BlockId).collect()
 }
 
-/// The object of `row` in version `version` of the block with `key`.
+/// Returns the object of `row` in version `version` of the block with `key`.
 #[must_use]
 pub fn object(key: BlockKey, version: u64, row: Row, bytes: u32) -> Vec<u8> {
     let seed = (key.seed() as u64) ^ version << 40 ^ u64::from(row.0) << 20;
     crate::pattern(bytes as usize, seed)
 }
 
-/// The I/O kernel on the caller's thread.
+/// Returns the I/O kernel on the caller's thread.
 #[must_use]
 pub fn inline_executor(clock: Arc<dyn Clock>) -> ExecutorFactory {
     Box::new(move || Ok(Box::new(InlineExecutor::new(clock.clone()))))
 }
 
-/// The I/O kernel on threads of the host.
+/// Returns the I/O kernel on host threads.
 #[must_use]
 pub fn host_executor(clock: Arc<dyn Clock>) -> ExecutorFactory {
     Box::new(move || Ok(Box::new(HostExecutor::new(HostOptions::default(), clock.clone()))))
@@ -55,15 +55,15 @@ pub fn host_executor(clock: Arc<dyn Clock>) -> ExecutorFactory {
 /// A KV pool in host memory.
 #[derive(Debug)]
 pub struct KvMemory {
-    /// What a block consists of.
+    /// Shape of a block.
     pub shape: KvShape,
-    /// As a store takes it.
+    /// The pool in a store's format.
     pub pool: KvPool,
     memory: Buffer,
 }
 
 impl KvMemory {
-    /// `blocks` blocks of `shape` in memory of `space`.
+    /// Allocates `blocks` blocks of `shape` in memory of `space`.
     #[must_use]
     pub fn new(space: &dyn DmaSpace, shape: KvShape, blocks: u32) -> Self {
         let bytes = shape.block_bytes() * u64::from(blocks);
@@ -87,24 +87,24 @@ impl KvMemory {
         self.memory.write(offset as usize, bytes).expect("inside the pool");
     }
 
-    /// The bytes of an object.
+    /// Reads an object.
     pub fn read(&self, block: BlockId, row: Row, into: &mut [u8]) {
         let offset = self.pool.offset(block, row).expect("a block and row that exist");
         self.memory.read(offset as usize, into).expect("inside the pool");
     }
 
-    /// Computes version `version` of `key` into `block`.
+    /// Fills version `version` of `key` into `block`.
     pub fn fill(&mut self, block: BlockId, key: BlockKey, version: u64) {
         self.rows().for_each(|row| self.write(block, row, &self.object(key, version, row)));
     }
 
-    /// Makes `block` hold nothing of any key.
+    /// Overwrites `block` with bytes that belong to no key.
     pub fn wipe(&mut self, block: BlockId) {
         let nothing = vec![0xEE; self.shape.object_bytes as usize];
         self.rows().for_each(|row| self.write(block, row, &nothing));
     }
 
-    /// Whether `block` holds version `version` of `key` in `layer`, every byte of it.
+    /// Returns true if `block` holds all bytes of version `version` of `key` in `layer`.
     #[must_use]
     pub fn holds(&self, block: BlockId, layer: Layer, key: BlockKey, version: u64) -> bool {
         let mut bytes = vec![0; self.shape.object_bytes as usize];

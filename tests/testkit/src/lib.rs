@@ -1,15 +1,14 @@
-//! What the tests and benchmarks of several crates share.
+//! Shared helpers for the tests and benchmarks of several crates.
 //!
 //! # Architecture
 //!
 //! [`Drives`] are software controllers in one address space, in virtual or in real time.
-//! [`KvMemory`] is the KV pool of an engine that knows what each block should contain. Contents
-//! come from [`pattern`]: `rand` with a seed, so a failure repeats.
+//! [`KvMemory`] is the KV pool of an engine that knows the expected contents of each block.
+//! Contents come from [`pattern`]: `rand` with a seed, so failures are reproducible.
 //!
 //! # Invariants
 //!
-//! Nothing here stands in for one of our own parts. What cannot be built panics: that is a failed
-//! test.
+//! There are no mocks of our own parts. A failure to build something panics, which fails the test.
 //!
 //! # Not implemented
 //!
@@ -24,17 +23,17 @@ use rand::{RngCore as _, SeedableRng as _, rngs::SmallRng};
 pub use drives::{Drives, memory_drives, set_faults};
 pub use kv::{KvMemory, blocks, format, host_executor, inline_executor, keys, object};
 
-/// `count` seeds from `first` on, times what the environment variable `RIPIENO_SOAK` says.
+/// Returns `count` seeds from `first` on, times the environment variable `RIPIENO_SOAK`.
 ///
 /// # Panics
-/// When that is no number.
+/// Panics if that is not a number.
 #[must_use]
 pub fn seeds(first: u64, count: u64) -> std::ops::Range<u64> {
     let times = std::env::var("RIPIENO_SOAK").map_or(1, |times| times.parse().expect("a number"));
     first..first + count * times
 }
 
-/// Pseudo-random bytes, the same for the same `seed`.
+/// Returns pseudo-random bytes, the same for the same `seed`.
 #[must_use]
 pub fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
     let mut pattern = vec![0; bytes];

@@ -1,4 +1,4 @@
-//! Rules about code: where atomics, fences and `unsafe` may be.
+//! Rules about code: allowed places of atomics, fences and `unsafe`.
 
 use crate::Rule;
 use crate::mask::{Language, Mask, mask, words};
@@ -74,7 +74,7 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
-/// The files that may name atomics, and why.
+/// The files that may name atomics, with the reasons.
 const ATOMICS: &[(&str, &str)] = &[
     ("gio-uring/src/sync.rs", "the one shim between the rings and std or loom"),
     ("driver/host/src/platform/mmio.rs", "the accessors of memory that a device writes"),
@@ -115,11 +115,11 @@ fn atomics_in_one_place(tree: &Tree) -> Vec<Violation> {
     found
 }
 
-/// Whether the word at `at` is the `atomic` of `std::sync::atomic` and the like, also where the
-/// path is spread over a tree of `use`.
+/// Returns true if the word at `at` is the `atomic` of `std::sync::atomic` and the like, also in a
+/// nested `use` tree.
 fn is_path_to_atomics(code: &str, at: usize) -> bool {
     let start = code[..at].rfind(';').map_or(0, |semicolon| semicolon + 1);
-    // The path so far, and the paths in front of the braces that are still open.
+    // The path so far, and the paths in front of open braces.
     let (mut path, mut open) = (String::new(), Vec::new());
     for letter in code[start..at].chars().filter(|letter| !letter.is_whitespace()) {
         match letter {
@@ -138,7 +138,7 @@ fn fences_in_one_header(tree: &Tree) -> Vec<Violation> {
     let mut found = Vec::new();
     let inside = |file: &&File| file.path.starts_with("kernels/") && file.path != ORDER_HEADER;
     for file in tree.with(&["cuh", "cu", "h", "hpp", "cpp", "c"]).filter(inside) {
-        // Strings stay: that is where PTX is.
+        // Strings are kept, because they contain PTX.
         let code = mask(&file.text, Language::Cpp, Mask::Comments);
         let named =
             ["__threadfence", "__atomic_", "__sync_", "atomic_thread_fence", "atomic_signal_fence"]
@@ -189,7 +189,7 @@ fn unsafe_with_a_reason(tree: &Tree) -> Vec<Violation> {
     found
 }
 
-/// Whether the attribute around byte `at` says why: inside, beside, or on the line above.
+/// Returns true if the attribute at byte `at` has a reason: inside, beside, or on the line above.
 fn has_reason(file: &File, code: &str, at: usize) -> bool {
     let end = code[at..].find(']').map_or(code.len(), |end| at + end);
     if words(&code[at..end], "reason").next().is_some() {

@@ -1,4 +1,4 @@
-//! Rules about documentation: that it is there, is found, and points at things that exist.
+//! Rules about documentation: that it exists, is linked, and has valid links.
 
 use std::collections::HashMap;
 
@@ -156,7 +156,7 @@ fn links_lead_somewhere(tree: &Tree) -> Vec<Violation> {
     found
 }
 
-/// Markdown with its code, blocks and spans, blanked out.
+/// Returns Markdown with code blocks and spans blanked out.
 fn prose(text: &str) -> String {
     let (mut prose, mut fence) = (String::new(), None);
     for line in text.lines() {
@@ -176,7 +176,7 @@ fn prose(text: &str) -> String {
     prose
 }
 
-/// What the links of one line point at: `](x)`, `[a]: x`, `src="x"` and `href="x"`.
+/// Returns the targets of links in a line: `](x)`, `[a]: x`, `src="x"` and `href="x"`.
 fn targets(line: &str) -> Vec<&str> {
     let mut targets = Vec::new();
     for (mark, ends) in [
@@ -198,7 +198,7 @@ fn targets(line: &str) -> Vec<&str> {
     targets
 }
 
-/// Why a link cannot be followed, if it can be said without the network.
+/// Returns the reason why a link is broken, if that is known without the network.
 fn broken(tree: &Tree, from: &File, target: &str) -> Option<String> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
@@ -219,7 +219,7 @@ fn broken(tree: &Tree, from: &File, target: &str) -> Option<String> {
     (!exists).then(|| format!("but `{full}` has no heading `#{anchor}`"))
 }
 
-/// `path` as seen from `folder`, without dots; None above the root.
+/// Returns `path` relative to `folder`, without dots; `None` above the root.
 fn resolved(folder: &str, path: &str) -> Option<String> {
     let base = if path.starts_with('/') { "" } else { folder };
     let mut parts: Vec<&str> = Vec::new();
@@ -235,7 +235,7 @@ fn resolved(folder: &str, path: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// The anchors of a page, made as GitHub does.
+/// Returns the anchors of a page, as GitHub generates them.
 fn headings(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter(|line| line.starts_with('#')).map(|line| {
         let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);

@@ -1,8 +1,8 @@
 //! The house rules that a compiler does not check. One rule is one function from the tree to its
 //! violations; `docs/testing.md` lists them in words.
 //!
-//! Every rule carries a bad sample with the places where it must complain, and is tested on it
-//! first: a rule that cannot fail says nothing about the tree.
+//! Every rule has a bad sample with the places of its violations, and is tested on it first: a rule
+//! that cannot fail proves nothing about the tree.
 
 mod code;
 mod docs;
@@ -17,9 +17,9 @@ use tree::{Tree, Violation};
 struct Rule {
     name: &'static str,
     check: fn(&Tree) -> Vec<Violation>,
-    /// Files (path, text) that break the rule, or come close.
+    /// Files (path, text) that violate the rule, or nearly do.
     sample: fn() -> Vec<(&'static str, String)>,
-    /// Where the sample breaks it: all the places, and no others.
+    /// Places of all violations in the sample.
     finds: &'static [&'static str],
 }
 
@@ -46,7 +46,7 @@ fn every_rule_finds_what_is_wrong_with_its_sample() {
 #[test]
 fn the_tree_is_tidy() {
     let tree = Tree::of_repository();
-    // Guards against a walk that finds nothing and is content with it.
+    // Guards against a walk that finds no files.
     for file in ["Cargo.toml", "README.md", "tests/tests/tidy/main.rs"] {
         assert!(tree.contains(file), "{file} is not among the {} files seen", tree.files().len());
     }

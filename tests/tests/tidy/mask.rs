@@ -1,9 +1,9 @@
-//! Source code with its comments, and if wanted its strings, blanked out.
+//! Source code with its comments, and optionally its strings, blanked out.
 //!
 //! Not a parser: just enough of the lexical rules of Rust and C++ that a word in a comment is not
 //! taken for code. Offsets and line numbers stay those of the source.
 
-/// What is blanked out.
+/// Parts to blank out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mask {
     Comments,
@@ -16,14 +16,14 @@ pub enum Language {
     Cpp,
 }
 
-/// A byte range that is not code.
+/// A byte range, by kind, with its end.
 enum Found {
     Comment(usize),
     Text(usize),
     Code,
 }
 
-/// `source`, with the masked parts turned into spaces, byte for byte.
+/// Returns `source` with the masked parts replaced by spaces, byte for byte.
 pub fn mask(source: &str, language: Language, what: Mask) -> String {
     let bytes = source.as_bytes();
     let mut masked = bytes.to_vec();
@@ -42,7 +42,7 @@ pub fn mask(source: &str, language: Language, what: Mask) -> String {
     String::from_utf8(masked).expect("only whole tokens were replaced by ASCII")
 }
 
-/// What starts at `at`, and where it ends.
+/// Returns the kind and the end of the token at `at`.
 fn next(bytes: &[u8], at: usize, language: Language) -> Found {
     let rest = &bytes[at..];
     if rest.starts_with(b"//") {
@@ -67,7 +67,7 @@ fn next(bytes: &[u8], at: usize, language: Language) -> Found {
     }
 }
 
-/// The end of a block comment; in Rust they nest.
+/// Returns the end of a block comment; in Rust they nest.
 fn block_comment(bytes: &[u8], at: usize, language: Language) -> usize {
     let (mut depth, mut end) = (1, at + 2);
     while depth > 0 && end < bytes.len() {
@@ -82,7 +82,7 @@ fn block_comment(bytes: &[u8], at: usize, language: Language) -> usize {
     end
 }
 
-/// Raw, byte and C strings: r"", r#""#, b"", br"", c"", cr"".
+/// Matches raw, byte and C strings: r"", r#""#, b"", br"", c"", cr"".
 fn rust_prefixed(bytes: &[u8], at: usize) -> Found {
     let letters = bytes[at..].iter().take_while(|b| b"rbc".contains(b)).count();
     let raw = bytes[at..at + letters].contains(&b'r');
@@ -98,7 +98,7 @@ fn rust_prefixed(bytes: &[u8], at: usize) -> Found {
     if hashes == 0 { Found::Text(quoted(bytes, quote)) } else { Found::Code }
 }
 
-/// A character, or a lifetime.
+/// Matches a character, or a lifetime.
 fn rust_quote(bytes: &[u8], at: usize) -> Found {
     let rest = &bytes[at + 1..];
     let width = match rest.first() {
@@ -110,7 +110,7 @@ fn rust_quote(bytes: &[u8], at: usize) -> Found {
     if rest.get(width) == Some(&b'\'') { Found::Text(at + width + 2) } else { Found::Code }
 }
 
-/// The end of what the quotation mark at `at` opens, with backslash escapes.
+/// Returns the end of the literal that the quotation mark at `at` opens, with backslash escapes.
 fn quoted(bytes: &[u8], at: usize) -> usize {
     let mut end = at + 1;
     while end < bytes.len() {
@@ -134,7 +134,7 @@ pub fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
 }
 
-/// Where `word` stands in `text` as a word of its own, not as a part of a longer one.
+/// Returns the offsets of `word` in `text` as a whole word.
 pub fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let bytes = text.as_bytes();
     text.match_indices(word).map(|(at, _)| at).filter(move |&at| {

@@ -61,7 +61,7 @@ fn planted_bugs_apply(tree: &Tree) -> Vec<Violation> {
         };
         let mut from = 0;
         for mutant in list.mutant {
-            // In the order of the file; the search goes on behind the entry before.
+            // In the order of the file; the search continues after the previous entry.
             from += file.text[from..].find(&mutant.name).unwrap_or(0);
             let line = line_of(&file.text, from);
             from += mutant.name.len();

@@ -1,5 +1,5 @@
-//! Rules about names: words that a reader from the field would have to look up, and the crates that
-//! the architecture's picture shows.
+//! Rules about names: words that a reader from the field would have to look up, and the crates in
+//! the architecture's picture.
 
 use crate::Rule;
 use crate::tree::{File, Tree, Violation, line_of};
@@ -35,7 +35,7 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
-/// The beginning of a word that only this project would use, and what to write.
+/// Prefixes of words that only this project would use, and their replacements.
 const WORDS: &[(&str, &str)] = &[
     ("aloft", "in flight"),
     ("drib", "batch minimum"),
@@ -47,7 +47,7 @@ const WORDS: &[(&str, &str)] = &[
     ("suffer", "have a fault"),
 ];
 
-/// Files that may use them, and why.
+/// Files that may use them, with the reasons.
 const EXEMPT: &[(&str, &str)] =
     &[("CHANGELOG.md", "it names what was renamed"), ("tests/tests/tidy/names.rs", "this list")];
 

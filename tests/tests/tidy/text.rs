@@ -1,4 +1,4 @@
-//! Rules about files as text: size, names, leftovers, and what must not leave a machine.
+//! Rules about files as text: size, names, leftovers, and machine-specific content.
 
 use crate::Rule;
 use crate::mask::{is_word, words};
@@ -74,7 +74,7 @@ const SOURCES_AND_TOML: &[&str] = &["rs", "cuh", "cu", "h", "hpp", "cpp", "c", "
 const WRITTEN_BY_HAND: &[&str] =
     &["rs", "cuh", "cu", "h", "hpp", "cpp", "c", "toml", "sh", "py", "md", "yml", "yaml"];
 
-/// Violations of a rule about single lines, in these files.
+/// Returns the violations of a rule about single lines, in these files.
 fn in_lines<'a>(
     files: impl Iterator<Item = &'a File>,
     wrong: impl Fn(&str) -> Option<String>,
@@ -119,7 +119,7 @@ fn nothing_left_undone(tree: &Tree) -> Vec<Violation> {
     let macros = [concat!("to", "do!"), concat!("unimpl", "emented!"), concat!("d", "bg!")];
     in_lines(tree.with(WRITTEN_BY_HAND), |line| {
         let note = notes.iter().find(|note| words(line, note).next().is_some());
-        // The name as a word, then the parenthesis: `a_todo!(` is another macro.
+        // The name as a word, then a bracket: `a_todo!(` is another macro.
         let call = macros.iter().find(|call| {
             let starts = |at: usize| at == 0 || !is_word(line.as_bytes()[at - 1]);
             line.match_indices(*call).any(|(at, _)| {
@@ -181,7 +181,7 @@ fn no_registry_hosts(tree: &Tree) -> Vec<Violation> {
 fn no_machine_paths(tree: &Tree) -> Vec<Violation> {
     let folders = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];
     in_lines(tree.files().iter(), |line| {
-        // Absolute only: not inside a URL, and not below a variable.
+        // Only absolute paths: not inside a URL, and not after a variable.
         let absolute =
             |at: usize| at == 0 || !is_word(line.as_bytes()[at - 1]) && !ends_path(&line[..at]);
         let hit =

@@ -1,18 +1,18 @@
-//! The files a rule sees: the repository's, or a sample's.
+//! Files visible to a rule: the repository's, or a sample's.
 
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// One text file.
+/// A text file.
 pub struct File {
-    /// From the root of the repository, with `/`.
+    /// Path from the root of the repository, with `/`.
     pub path: String,
     pub text: String,
 }
 
-/// Something to put right.
+/// A violation of a rule.
 #[derive(Debug)]
 pub struct Violation {
     path: String,
@@ -21,7 +21,7 @@ pub struct Violation {
 }
 
 impl Violation {
-    /// `message` says what is wrong, why that matters and what to do; lines count from 1.
+    /// Creates a violation: `message` has the error, its effect and the remedy; lines count from 1.
     pub fn new(file: &File, line: usize, message: impl Into<String>) -> Self {
         Self { path: file.path.clone(), line, message: message.into() }
     }
@@ -42,7 +42,7 @@ impl File {
         self.path.rsplit('/').next().unwrap_or(&self.path)
     }
 
-    /// The folder, without a slash at its end; empty at the root.
+    /// Returns the folder, without a trailing slash; empty at the root.
     pub fn folder(&self) -> &str {
         self.path.rsplit_once('/').map_or("", |(folder, _)| folder)
     }
@@ -51,18 +51,18 @@ impl File {
         self.name().rsplit_once('.').is_some_and(|(_, ext)| extensions.contains(&ext))
     }
 
-    /// Lines with their numbers.
+    /// Returns the numbered lines.
     pub fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         numbered(&self.text)
     }
 }
 
-/// Lines with their numbers, from 1.
+/// Returns the lines with their numbers, from 1.
 pub fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().map(|(index, line)| (index + 1, line))
 }
 
-/// The number of the line that holds byte `at`.
+/// Returns the number of the line that contains byte `at`.
 pub fn line_of(text: &str, at: usize) -> usize {
     1 + text.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count()
 }
@@ -70,7 +70,7 @@ pub fn line_of(text: &str, at: usize) -> usize {
 /// All files of a repository.
 pub struct Tree {
     files: Vec<File>,
-    /// Those that are not text, too: something may link to them.
+    /// All paths, including those of binary files: links may point to them.
     paths: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ impl Tree {
         &self.files
     }
 
-    /// The files with one of these extensions.
+    /// Returns the files with one of these extensions.
     pub fn with(&self, extensions: &'static [&str]) -> impl Iterator<Item = &File> {
         self.files.iter().filter(|file| file.is(extensions))
     }
@@ -112,7 +112,7 @@ impl Tree {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// Whether there is such a file or folder; the root is the empty path.
+    /// Returns true if there is such a file or folder; the root is the empty path.
     pub fn contains(&self, path: &str) -> bool {
         let inside = |file: &String| {
             file.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -121,15 +121,15 @@ impl Tree {
     }
 }
 
-/// Tracked files, and outside CI new ones that are not ignored; None if this is no git checkout.
+/// Lists tracked files, and outside CI new ones that are not ignored; `None` outside a checkout.
 fn listed_by_git(root: &Path) -> Option<Vec<String>> {
     if !root.join(".git").exists() {
-        return None; // An unpacked archive inside somebody else's repository.
+        return None; // An unpacked archive inside another repository.
     }
     let mut git = Command::new("git");
     git.args(["ls-files", "-z", "--cached"]);
     if std::env::var_os("CI").is_none() {
-        // A contributor wants to hear about a file before it is committed; CI judges the commit.
+        // Contributors get errors before a commit; CI checks the commit.
         git.args(["--others", "--exclude-standard"]);
     }
     let listed = git.current_dir(root).output().ok().filter(|output| output.status.success())?;
@@ -137,7 +137,7 @@ fn listed_by_git(root: &Path) -> Option<Vec<String>> {
     Some(paths.map(|path| String::from_utf8_lossy(path).into_owned()).collect())
 }
 
-/// All files under `root` but build output.
+/// Lists all files under `root` except build output.
 fn walked(root: &Path) -> Vec<String> {
     let (mut folders, mut paths) = (vec![PathBuf::new()], Vec::new());
     while let Some(folder) = folders.pop() {
