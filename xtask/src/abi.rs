@@ -1,4 +1,4 @@
-//! The structs that host code and kernels share: Rust made from the C headers, by bindgen.
+//! Structs shared by host code and kernels: Rust generated from the C headers by bindgen.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,14 +12,14 @@ use crate::programs;
 use crate::pypi::{self, Packages};
 use crate::step::{SaidNo, shown};
 
-/// Both pinned: another version may write other text.
+/// Both pinned: another version may generate different text.
 const BINDGEN: &str = "bindgen-cli@0.72.1";
 const LIBCLANG: &[&str] = &["libclang==18.1.1"];
 
-/// What every struct derives. `IntoBytes` proves that it has no padding.
+/// Derives of every struct. `IntoBytes` proves that it has no padding.
 const DERIVES: &str = "PartialEq,Eq,zerocopy::FromBytes,zerocopy::IntoBytes,zerocopy::Immutable";
 
-/// A header, what is made of it, and the names to take.
+/// A header, the generated file, and the names to include.
 struct Binding {
     header: &'static str,
     rust: &'static str,
@@ -39,22 +39,22 @@ const BINDINGS: &[Binding] = &[
     },
 ];
 
-/// libclang.
+/// Returns the package with libclang.
 pub fn packages() -> Packages {
     pypi::packages(&folder::target("abi"), LIBCLANG.iter().copied(), "libclang (25 MB)")
 }
 
-/// Installs bindgen and libclang, unless they are there.
+/// Installs bindgen and libclang, unless they are installed.
 pub fn fetch() -> Result<()> {
     packages().fetch()?;
     programs::cargo_install(BINDGEN).map(drop)
 }
 
-/// Makes every binding, and compares it with what is committed, or replaces that. Returns the files
-/// that are not what the headers give, and how many there are.
+/// Generates every binding, and compares it with the committed file or replaces that. Returns the
+/// files that differ, and the number of bindings.
 ///
 /// # Errors
-/// Says what this machine lacks, or that a header is refused ([`SaidNo`]).
+/// Returns an error if this machine lacks something, or if a header is rejected ([`SaidNo`]).
 pub fn run(check_only: bool) -> Result<(Vec<&'static str>, usize)> {
     let bindgen = programs::cargo_install(BINDGEN)?;
     let libclang = packages().find("clang/native")?;

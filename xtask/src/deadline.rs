@@ -1,4 +1,4 @@
-//! The moment at which a run has taken too long, and what then happens to the running step.
+//! The deadline of a run, and the end of the running step.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// CI stops a run after longer than this, but without saying which step hung.
+/// CI kills a run later than this, but without naming the step that hung.
 const CI_MINUTES: u64 = 40;
 
-/// None without a limit: a person at a terminal has Ctrl-C.
+/// `None` for no limit: a user at a terminal has Ctrl-C.
 #[derive(Clone, Copy)]
 pub struct Deadline(Option<Instant>);
 
@@ -31,10 +31,9 @@ impl Deadline {
         self.0.is_some()
     }
 
-    /// Starts watching over `group`, a child that leads its own process group.
+    /// Starts a watch on `group`, a child that leads its own process group.
     ///
-    /// The group and not the child alone: a hung test is a grandchild, and it would hold the pipe
-    /// that we read from.
+    /// It kills the whole group: a hung test is a grandchild, which would keep our pipe open.
     pub fn watch(self, group: u32) -> Watch {
         let (stop, stopped) = mpsc::channel::<()>();
         let thread = self.0.map(|at| {
@@ -44,7 +43,7 @@ impl Deadline {
                     return false;
                 }
                 if let Some(pid) = i32::try_from(group).ok().and_then(Pid::from_raw) {
-                    // ESRCH: it ended by itself in this very moment.
+                    // ESRCH: it has just ended by itself.
                     let _ = kill_process_group(pid, Signal::KILL);
                 }
                 true
@@ -60,7 +59,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Ends the watch; true if the deadline passed and the group was killed.
+    /// Ends the watch. Returns true if the deadline passed and the group was killed.
     pub fn finish(self) -> bool {
         drop(self.stop);
         self.thread.is_some_and(|thread| thread.join().unwrap_or(false))
@@ -81,7 +80,7 @@ mod tests {
     #[test]
     fn a_past_deadline_kills_the_group() {
         use std::os::unix::process::{CommandExt, ExitStatusExt};
-        // The grandchild keeps running after its parent unless the whole group is killed.
+        // The grandchild outlives its parent unless the whole group is killed.
         let mut child = std::process::Command::new("sh")
             .args(["-c", "sleep 600 & wait"])
             .process_group(0)

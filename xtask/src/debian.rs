@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //!
-//! No package of the machine is removed. What apt installs is printed before it does.
+//! No package of the machine is removed. apt's installations are printed first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,25 +13,25 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::programs::{is_installed, succeeds};
 
-/// Recommended packages are many and not needed; the rest is an invariant.
+/// Recommended packages are numerous and not needed.
 const INSTALL: &str = "install --no-install-recommends";
 
-/// What apt would do on this machine.
+/// The changes that apt would make on this machine.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Plan {
     installs: Vec<String>,
     removes: Vec<String>,
 }
 
-/// Installs `package` and what it depends on.
+/// Installs `package` and its dependencies.
 ///
 /// # Errors
-/// The command for root, where this is no Debian or we are not root; the packages that apt would
-/// remove; or that apt failed.
+/// Returns an error with the command for root if this is no Debian or we are not root, with the
+/// packages that apt would remove, or if apt failed.
 pub fn install(package: &str) -> Result<()> {
     let line = format!("apt-get {INSTALL} --no-remove -y {package}");
     ensure!(is_debian_root(), "not installed\n  hint: as root on Debian, run `{line}`");
-    // A new machine has no package lists, and an old machine has lists of packages that are gone.
+    // A new machine has no package lists, and old lists have packages that no longer exist.
     update_package_lists();
     let plan = plan(package)?;
     plan.removes_nothing(package)?;
@@ -40,8 +40,8 @@ pub fn install(package: &str) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks `package` and what it depends on and this machine lacks into the folder
-/// `folder/PACKAGE`, unless an earlier run did.
+/// Unpacks `package` and its missing dependencies into the folder `folder/PACKAGE`, unless an
+/// earlier run did.
 pub fn unpack_with_dependencies(folder: &Path, package: &str) -> Result<PathBuf> {
     let tree = folder.join(package);
     if tree.exists() {
@@ -52,7 +52,7 @@ pub fn unpack_with_dependencies(folder: &Path, package: &str) -> Result<PathBuf>
         plan(package)
     })?;
     let mut names = asked.installs;
-    // apt does not plan what is installed, which may be somewhere else than on the PATH.
+    // apt omits installed packages, which may be missing from the PATH.
     if !names.iter().any(|name| name == package) {
         names.push(package.to_owned());
     }
@@ -62,11 +62,11 @@ pub fn unpack_with_dependencies(folder: &Path, package: &str) -> Result<PathBuf>
 /// Unpacks `packages` into the folder `folder/NAME`. An unfinished one ends with `.part`.
 pub fn unpack(folder: &Path, name: &str, packages: &[String]) -> Result<PathBuf> {
     let part = folder.join(format!("{name}.part"));
-    // Of a run that was stopped.
+    // Left by a run that was stopped.
     let _ = fs::remove_dir_all(&part);
     fs::create_dir_all(&part).with_context(|| format!("cannot make {}", part.display()))?;
     eprintln!("unpacking into {}: {}", folder.join(name).display(), packages.join(" "));
-    // As root, apt would download as a user who may not write here.
+    // As root, apt would download as a user without write access here.
     let mut get = vec!["-q", "-o", "APT::Sandbox::User=root", "download"];
     get.extend(packages.iter().map(String::as_str));
     if let Err(error) = run(&part, "apt-get", &get) {
@@ -87,7 +87,7 @@ pub fn unpack(folder: &Path, name: &str, packages: &[String]) -> Result<PathBuf>
     Ok(tree)
 }
 
-/// Updates apt's package lists, once in a run, if we may.
+/// Updates apt's package lists, once per run, if permitted.
 pub fn update_package_lists() -> bool {
     static UPDATED: OnceLock<bool> = OnceLock::new();
     *UPDATED.get_or_init(|| is_debian_root() && succeeds("apt-get update"))
@@ -119,7 +119,7 @@ fn plan(package: &str) -> Result<Plan> {
     Ok(planned(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// What `apt-get -s` says that it would do: lines like `Inst NAME [OLD] (NEW ...)`.
+/// Parses the output of `apt-get -s`: lines like `Inst NAME [OLD] (NEW ...)`.
 fn planned(simulated: &str) -> Plan {
     let mut plan = Plan::default();
     for line in simulated.lines() {

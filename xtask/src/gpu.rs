@@ -1,5 +1,5 @@
-//! What a machine with a GPU and without a toolchain gets: programs, kernels, and a script that
-//! runs them and writes down what came of it.
+//! A package for a machine with a GPU and without a toolchain: programs, kernels, and a script that
+//! runs them and records the results.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,22 +13,22 @@ use crate::folder;
 use crate::needs::{self, Need};
 use crate::step::SaidNo;
 
-/// Uploads of more are refused here and there.
+/// Limit of the size in bytes; some services reject larger uploads.
 const BYTES_MAX: u64 = 60 << 20;
-/// What the machine with the GPU has at least: Ubuntu 22.04, Debian 12, RHEL 9.
+/// Minor version of the oldest supported glibc: Ubuntu 22.04, Debian 12, RHEL 9.
 const GLIBC: u32 = 34;
 const RUN: &str = include_str!("gpu/run.sh");
-/// Kernels, which the programs contain already: to read, or to compile by hand.
+/// Kernels, which are also embedded in the programs: to read, or to compile by hand.
 const PTX: &[&str] =
     &["kernels/ptx/gio_kernel.ptx", "kernels/ptx/gio_pool.ptx", "bench/ptx/bench_gpu.ptx"];
 
-/// A program of the folder.
+/// A program of the package.
 struct Program {
-    /// Its name there.
+    /// Name in the package.
     name: &'static str,
-    /// What cargo builds it with.
+    /// Cargo command that builds it.
     build: &'static str,
-    /// What cargo calls it.
+    /// Name of the cargo target.
     target: &'static str,
 }
 
@@ -42,10 +42,10 @@ const PROGRAMS: &[Program] = &[
     },
 ];
 
-/// Builds everything into `folder`, which is made; what is in it is replaced. How large it is.
+/// Builds everything into `folder`, and replaces existing files. Returns the size in bytes.
 ///
 /// # Errors
-/// [`SaidNo`], what this machine lacks, or what cannot be written.
+/// Returns [`SaidNo`] if a build fails, and an error if a tool is missing or a write fails.
 pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
     needs::satisfy([Need::Cxx, Need::Binutils])?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -84,7 +84,7 @@ pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Builds one program; where it is.
+/// Builds one program. Returns its path.
 fn build(program: &Program) -> Result<PathBuf> {
     let mut command = Command::new("cargo");
     command.args(program.build.split_whitespace()).args(["--release", "--message-format=json"]);
@@ -101,7 +101,7 @@ fn build(program: &Program) -> Result<PathBuf> {
     }
 }
 
-/// The program of that target in cargo's messages, which are a JSON object a line.
+/// Finds the program of a target in cargo's messages, one JSON object per line.
 fn executable(messages: &str, target: &str) -> Option<PathBuf> {
     messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|found| {
         let named = found["target"]["name"] == target;
@@ -111,7 +111,7 @@ fn executable(messages: &str, target: &str) -> Option<PathBuf> {
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let what = || format!("cannot copy {} to {}", from.display(), to.display());
-    // A program that runs cannot be overwritten, and the permissions are the source's.
+    // A running program cannot be overwritten, and the permissions must be the source's.
     let _ = fs::remove_file(to);
     fs::copy(from, to).map(drop).with_context(what)
 }
@@ -122,7 +122,7 @@ fn strip(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The minor version of glibc 2 that a program needs: the highest that it names.
+/// Returns the minor version of glibc 2 that a program needs: the highest one that it names.
 fn glibc(program: &[u8]) -> u32 {
     let name = b"GLIBC_2.";
     let found = program.windows(name.len()).enumerate().filter(|(_, bytes)| bytes == name);
@@ -133,7 +133,7 @@ fn glibc(program: &[u8]) -> u32 {
     found.map(|(at, _)| minor(at)).max().unwrap_or(0)
 }
 
-/// What it was packed from.
+/// Describes the sources of the package.
 fn described(root: &Path) -> String {
     let said = |program: &str, args: &[&str]| -> String {
         let output = Command::new(program).args(args).current_dir(root).output();
@@ -151,7 +151,7 @@ fn size(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
     for entry in entries {
         let meta = entry?.metadata()?;
-        // What a run left there is not what was packed.
+        // Results of a run are not part of the package.
         bytes += if meta.is_file() { meta.len() } else { 0 };
     }
     Ok(bytes)

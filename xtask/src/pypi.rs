@@ -8,19 +8,19 @@ use anyhow::{Context, Result, bail};
 
 use crate::step;
 
-/// Packages in a folder of their own.
+/// Packages in their own folder.
 #[derive(Debug)]
 pub struct Packages {
     pub folder: PathBuf,
     pub packages: Vec<String>,
-    /// Installs what they depend on, too; else they are all there is.
+    /// True to install their dependencies, too.
     pub with_dependencies: bool,
-    /// What they are and how large, for who waits for them.
+    /// Description and size, printed before the download.
     pub what: &'static str,
 }
 
 impl Packages {
-    /// Whether an earlier run installed all of them.
+    /// Returns true if an earlier run installed all of them.
     pub fn are_installed(&self) -> bool {
         fs::read_to_string(self.stamp()).is_ok_and(|found| found == self.packages.join("\n"))
     }
@@ -30,31 +30,31 @@ impl Packages {
         self.fetch_and(|_| Ok(()))
     }
 
-    /// Installs them and does what else it takes, unless an earlier run did.
+    /// Installs them and calls `finish`, unless an earlier run did.
     pub fn fetch_and(&self, finish: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
         if self.are_installed() {
             return Ok(());
         }
         eprintln!("{} from PyPI, into {}:", self.what, self.folder.display());
-        // Of a run that was stopped, or of other versions.
+        // Left by a run that was stopped, or with other versions.
         let _ = fs::remove_dir_all(&self.folder);
         self.run(Command::new("python3").args(["-m", "venv"]).arg(&self.folder))?;
         let mut pip = Command::new(self.folder.join("bin/python"));
         pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off"]);
-        // A machine without a network is told so soon.
+        // Few retries, so that a machine without a network fails soon.
         pip.arg("--retries=2");
-        // Nothing is built; Python compiles what it uses, when it does.
+        // No builds; Python compiles modules on first use.
         pip.args(["--only-binary=:all:", "--no-compile"]);
         pip.args((!self.with_dependencies).then_some("--no-deps"));
         self.run(pip.args(&self.packages))?;
         finish(self)?;
-        // Last of all: it says that the rest is there.
+        // Written last, to mark the rest as complete.
         let stamp = self.stamp();
         fs::write(&stamp, self.packages.join("\n"))
             .with_context(|| format!("cannot write {}", stamp.display()))
     }
 
-    /// The first folder `name` that a package has.
+    /// Returns the first folder `name` in a package.
     pub fn find(&self, name: &str) -> Result<PathBuf> {
         let lib = self.folder.join("lib");
         let pythons = fs::read_dir(&lib).with_context(|| format!("no {}", lib.display()))?;
@@ -89,7 +89,7 @@ impl Packages {
     }
 }
 
-/// [`Packages`] in the virtual environment of `folder`: pinned, without what they depend on.
+/// Returns [`Packages`] in the virtual environment of `folder`: pinned, without dependencies.
 pub fn packages(
     folder: &Path,
     packages: impl IntoIterator<Item = &'static str>,

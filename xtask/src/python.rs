@@ -1,4 +1,4 @@
-//! The Python package: what builds and tests it, and how it gets into an environment.
+//! The Python package: its tools, and its installation into an environment.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,8 +35,8 @@ struct Extras {
     test: Vec<String>,
 }
 
-/// What pyproject.toml says that a build and the tests need, in an environment that stays: later
-/// runs need no network.
+/// Returns the packages that pyproject.toml names for builds and tests, in a persistent
+/// environment: later runs need no network.
 pub fn tools() -> Result<Packages> {
     let path = source().join("pyproject.toml");
     let text = fs::read_to_string(&path).with_context(|| format!("no {}", path.display()))?;

@@ -1,5 +1,5 @@
-//! QEMU, for whole machines and for single programs: this machine's own, or Debian's, unpacked
-//! below `target/qemu` and not installed. Installing it could remove packages of the machine.
+//! QEMU for whole machines and for single programs: this machine's own, or Debian's, unpacked below
+//! `target/qemu`, because an installation could remove packages of the machine.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -11,25 +11,24 @@ use anyhow::{Context, Result, ensure};
 use crate::programs::find;
 use crate::{debian, folder};
 
-/// One of QEMU's programs.
+/// A program of QEMU.
 #[derive(Clone, Copy, Debug)]
 pub struct Qemu {
     name: &'static str,
-    /// Of Debian.
+    /// Debian's package.
     package: &'static str,
 }
 
-/// Emulates a machine.
+/// Emulator of a machine.
 pub const SYSTEM: Qemu = Qemu { name: "qemu-system-x86_64", package: "qemu-system-x86" };
-/// Runs one program on an emulated CPU.
+/// Emulator of a CPU for one program.
 pub const USER: Qemu = Qemu { name: "qemu-x86_64", package: "qemu-user" };
 
-/// The least CPU that our programs are made for, as a model of QEMU's: x86-64-v2 and no more. It
-/// has SSE4.2 and POPCNT, and no AVX.
+/// Minimum CPU of our programs as a QEMU model: exactly x86-64-v2. It has SSE4.2 and POPCNT, and no
+/// AVX.
 pub const LEAST_CPU: &str = "Nehalem";
 
-/// Starts the unpacked program $0, whose libraries are unpacked as well. A program that it runs has
-/// its own.
+/// Starts the unpacked program $0 with its unpacked libraries. An emulated program uses its own.
 const START: &str = r#"#!/bin/sh
 root=$(dirname "$(readlink -f "$0")")/PACKAGE
 libraries=$root/usr/lib/MACHINE-linux-gnu:$root/lib/MACHINE-linux-gnu
@@ -38,12 +37,12 @@ exec "$root/usr/bin/NAME" "$@"
 "#;
 
 impl Qemu {
-    /// Where it is, or will be once it is fetched.
+    /// Returns its path, or its future path if it is not fetched yet.
     pub fn program(self) -> PathBuf {
         find(self.name).unwrap_or_else(|| self.own())
     }
 
-    /// Where that is below `target/`.
+    /// Returns its path if it is below `target/`.
     pub fn unpacked(self) -> Option<PathBuf> {
         find(self.name).is_none().then(|| self.own())
     }
@@ -62,7 +61,7 @@ impl Qemu {
             .with_context(this)?;
         let script = START.replace("PACKAGE", self.package).replace("NAME", self.name);
         let script = script.replace("MACHINE", std::env::consts::ARCH);
-        // Under its name only if it starts.
+        // Renamed only if it starts.
         let (own, part) = (self.own(), self.own().with_extension("part"));
         fs::write(&part, script).with_context(|| format!("cannot write {}", part.display()))?;
         fs::set_permissions(&part, Permissions::from_mode(0o755))?;

@@ -1,4 +1,4 @@
-//! Running steps in order, and what is printed at the end.
+//! Runs steps in order, and prints a summary.
 
 use std::io;
 use std::process::ExitCode;
@@ -11,16 +11,16 @@ use crate::step::{Outcome, Step, Verdict};
 use crate::tally::Tally;
 use crate::{EXIT_STEP_FAILED, RunArgs, needs};
 
-/// A test program of a step is named if it took longer.
+/// Duration above which a test program is listed.
 const SLOW: Duration = Duration::from_secs(2);
-/// How many are named.
+/// Maximum number of listed programs.
 const SHOWN: usize = 10;
 
-/// Gets what the steps need, then runs all of them, also after one that failed: one run shows all
-/// that is wrong. A step that needs what could not be had is skipped.
+/// Installs the steps' needs, then runs all steps, even after a failure: one run shows all errors.
+/// Steps with unavailable needs are skipped.
 ///
 /// # Errors
-/// Says what this machine lacks, if no step can do without it.
+/// Returns an error if this machine lacks an essential need.
 pub fn run_all(steps: Vec<Step>, args: RunArgs) -> Result<ExitCode> {
     let (start, deadline, count) = (Instant::now(), args.deadline(), steps.len());
     let lacking = needs::provide(steps.iter().flat_map(Step::all_needs))?;
@@ -52,8 +52,8 @@ pub fn run_all(steps: Vec<Step>, args: RunArgs) -> Result<ExitCode> {
     Ok(if total.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// The sum over all steps. One that failed with no failed test (a lint, a crash, a build) counts
-/// as one failure, so that the total of a run that failed never says `0 failed`.
+/// Returns the sum over all steps. A step that failed without a failed test (a lint, a crash, a
+/// build) counts as one failure, so that the total of a failed run never says `0 failed`.
 fn total<'a>(outcomes: impl Iterator<Item = &'a Outcome>) -> Tally {
     let mut total = Tally::default();
     for outcome in outcomes {
@@ -102,7 +102,7 @@ fn table(done: &[(Step, Outcome)], not_run: usize, took: Duration) -> String {
     lines.join("\n")
 }
 
-/// The parts that took longest, each with its step.
+/// Returns the slowest parts, each with its step.
 fn slowest(done: &[(Step, Outcome)]) -> Vec<String> {
     let of_step = |(step, outcome): &'_ (Step, Outcome)| {
         let line = |part: &Part| (part.took, format!("{}: {}", step.name, part.name));
@@ -116,7 +116,7 @@ fn slowest(done: &[(Step, Outcome)]) -> Vec<String> {
     heading.into_iter().chain(lines).collect()
 }
 
-/// Minutes and seconds.
+/// Formats minutes and seconds.
 fn clock(took: Duration) -> String {
     let seconds = took.as_secs_f64().round() as u64;
     format!("{}:{:02}", seconds / 60, seconds % 60)

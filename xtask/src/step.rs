@@ -1,4 +1,4 @@
-//! One command of a run: how it is shown, run and judged.
+//! One command of a run: its display, execution and verdict.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
@@ -14,36 +14,35 @@ use crate::needs::{Lacking, Need};
 use crate::parts::{self, Part};
 use crate::tally::Tally;
 
-/// A command line, and what it takes to pass.
+/// A command line, and its conditions to pass.
 #[derive(Clone, Debug)]
 pub struct Step {
     pub name: String,
     program: String,
     args: Vec<String>,
     env: Vec<(&'static str, String)>,
-    /// Some if the output is libtest's, to be counted: how many tests must have passed.
+    /// If set, the output is libtest's and is counted: the minimum number of passed tests.
     tests_at_least: Option<u64>,
     skip: Option<String>,
-    /// Satisfied before the first step of a run.
+    /// Needs of the whole step, satisfied before a run's first step.
     pub needs: Vec<Need>,
-    /// Of a part of the step, which a variable switches off: `NAME=1`.
+    /// Needs of a part of the step, each with the variable that disables the part: `NAME=1`.
     part_needs: Vec<(Need, &'static str)>,
-    /// Parts that are switched off, each with the reason.
+    /// Disabled parts, each with the reason.
     pub skipped_parts: Vec<String>,
 }
 
-/// What came of a step.
+/// Result of a step.
 #[derive(Debug)]
 pub struct Outcome {
     pub verdict: Verdict,
     pub tally: Tally,
     pub took: Duration,
-    /// What the step consists of, where its output says it.
+    /// Parts of the step, if its output names them.
     pub parts: Vec<Part>,
 }
 
-/// A program that a command runs said no, and why is above: a failure of what it was given, and not
-/// of the machine.
+/// A program reported an error in its input, printed above, as opposed to a problem of the machine.
 #[derive(Debug)]
 pub struct SaidNo(pub String);
 
@@ -55,7 +54,7 @@ impl fmt::Display for SaidNo {
 
 impl std::error::Error for SaidNo {}
 
-/// How a step ended.
+/// Verdict on a step.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     Ok,
@@ -64,7 +63,7 @@ pub enum Verdict {
 }
 
 impl Step {
-    /// `cargo` with `args`, split at spaces.
+    /// Returns a step of `cargo` with `args`, split at spaces.
     pub fn cargo(name: impl Into<String>, args: &str) -> Self {
         Self::new(name, "cargo").args(args.split_whitespace()).needs(&[Need::Crates])
     }
@@ -98,8 +97,8 @@ impl Step {
         self
     }
 
-    /// What only a part of the step needs, and the variable that switches that part off. Tests that
-    /// it switches off are ignored, and so counted.
+    /// Adds a need of only a part of the step, and the variable that disables the part. Its
+    /// disabled tests are reported as ignored, and so counted.
     pub fn part_needs(mut self, need: Need, off: &'static str) -> Self {
         self.part_needs.push((need, off));
         self
@@ -111,14 +110,14 @@ impl Step {
         self
     }
 
-    /// Keeps the step in the table, with the reason why it does not run.
+    /// Keeps the step in the table, with the reason for skipping it.
     pub fn skipped(mut self, why: impl Into<String>) -> Self {
         self.skip = Some(why.into());
         self.needs.clear();
         self
     }
 
-    /// Skips the step, or the parts of it, that need something of this.
+    /// Skips the step, or its parts, whose needs are in `lacking`.
     pub fn without(mut self, lacking: &Lacking) -> Self {
         if let Some(why) = self.needs.iter().find_map(|need| lacking.why(*need)) {
             return self.skipped(why);
@@ -132,12 +131,12 @@ impl Step {
         self
     }
 
-    /// All that the step needs, for a part or as a whole.
+    /// Returns all needs of the step and its parts.
     pub fn all_needs(&self) -> impl Iterator<Item = Need> {
         self.needs.iter().copied().chain(self.part_needs.iter().map(|(need, _)| *need))
     }
 
-    /// Runs the step as part of a run; output that is counted is copied to `out`.
+    /// Runs the step as part of a run; counted output is copied to `out`.
     pub fn run(&self, deadline: Deadline, out: &mut impl Write) -> Outcome {
         let start = Instant::now();
         let mut heard = Heard::default();
@@ -155,7 +154,7 @@ impl Step {
         Outcome { verdict, tally, took: start.elapsed(), parts }
     }
 
-    /// Runs the step as the only one, with no table around it, and ends with its exit code.
+    /// Runs only this step, without a table, and returns its exit code.
     pub fn run_alone(&self) -> Result<ExitCode> {
         eprintln!("    $ {self}");
         let status = self.command().status().with_context(|| format!("cannot run `{self}`"))?;
@@ -169,7 +168,7 @@ impl Step {
         command
     }
 
-    /// Returns whether it is a run of `cargo test`.
+    /// Returns true if it is a run of `cargo test`.
     fn names_parts(&self) -> bool {
         self.program == "cargo" && self.args.first().is_some_and(|arg| arg == "test")
     }
@@ -192,7 +191,7 @@ impl Step {
             }
         }
         if deadline.is_set() {
-            // Only then: in a group of its own it would not hear Ctrl-C at a terminal.
+            // Only with a deadline: a separate group does not receive Ctrl-C from a terminal.
             command.process_group(0);
         }
         let mut child = command.spawn().with_context(|| format!("cannot run `{self}`"))?;
@@ -221,15 +220,14 @@ impl Step {
     }
 }
 
-/// What a step's output says.
+/// Information from a step's output.
 #[derive(Debug, Default)]
 struct Heard {
     tally: Tally,
     parts: Vec<Part>,
 }
 
-/// Copies a child's output, line by line; counts the tests in it, and how long each program of them
-/// took.
+/// Copies a child's output line by line. Returns the test counts and each program's duration.
 fn copy_and_count(output: impl Read, out: &mut impl Write) -> io::Result<(Tally, Vec<Duration>)> {
     let (mut tally, mut took) = (Tally::default(), Vec::new());
     copy(output, out, |line| {
@@ -239,10 +237,10 @@ fn copy_and_count(output: impl Read, out: &mut impl Write) -> io::Result<(Tally,
     Ok((tally, took))
 }
 
-/// Copies what a child says on stderr, line by line; returns the names of its test programs.
+/// Copies a child's stderr line by line. Returns the names of its test programs.
 fn copy_and_name(errors: impl Read) -> Vec<String> {
     let mut names = Vec::new();
-    // Who cannot be told cannot be told that either.
+    // An error on stderr cannot be reported.
     let _ = copy(errors, &mut io::stderr(), |line| names.extend(parts::name(line)));
     names
 }
@@ -250,7 +248,7 @@ fn copy_and_name(errors: impl Read) -> Vec<String> {
 fn copy(from: impl Read, to: &mut impl Write, mut hear: impl FnMut(&str)) -> io::Result<()> {
     let (mut from, mut line) = (BufReader::new(from), Vec::new());
     while from.read_until(b'\n', &mut line)? > 0 {
-        // Bytes, not text: a test may print anything.
+        // Bytes instead of text: a test may print anything.
         to.write_all(&line)?;
         hear(&String::from_utf8_lossy(&line));
         line.clear();
@@ -258,7 +256,7 @@ fn copy(from: impl Read, to: &mut impl Write, mut hear: impl FnMut(&str)) -> io:
     to.flush()
 }
 
-/// The command line as one would type it.
+/// Formats the command line as in a shell.
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (key, value) in &self.env {
@@ -269,7 +267,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// A word as a POSIX shell reads it back.
+/// Quotes a word for a POSIX shell.
 pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -278,7 +276,7 @@ pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// A command line of plain words.
+/// Formats a command line of plain words.
 pub fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
@@ -293,7 +291,7 @@ mod tests {
     }
 
     fn run(step: &Step) -> Outcome {
-        // Not to stdout: a run of these very tests would count the made-up results below.
+        // Not to stdout: an outer run of these tests would count the made-up results below.
         step.run(Deadline::new(None, false), &mut io::sink())
     }
 

@@ -1,4 +1,4 @@
-//! Counting tests from what libtest prints.
+//! Test counts from libtest's output.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -12,14 +12,14 @@ pub struct Tally {
     pub skipped: u64,
 }
 
-/// What such a test says before its name.
+/// Prefix of a skipped test's name in the output.
 const SKIPPED: &str = "SKIPPED ";
 
 impl Tally {
-    /// What a line of output adds: libtest closes each binary, and each crate's doc tests, with
+    /// Counts the tests in a line of output. libtest ends each binary, and crate's doc tests, with
     /// `test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; ...`.
     ///
-    /// A test that finds that it cannot run here passes, and says `SKIPPED` and why.
+    /// A test that cannot run here passes, and prints `SKIPPED` and the reason.
     pub fn of_line(line: &str) -> Self {
         let skipped = line.contains(SKIPPED).into();
         let mut tally = Self { skipped, ..Self::default() };
@@ -41,7 +41,7 @@ impl Tally {
         tally
     }
 
-    /// Such a line, for a command whose tests are not libtest's.
+    /// Formats such a line, for a command that does not use libtest.
     pub fn line(self, took: Duration) -> String {
         let Self { passed, failed, skipped } = self;
         let word = if failed > 0 { "FAILED" } else { "ok" };

@@ -1,4 +1,4 @@
-//! A small virtual machine in which the VFIO path runs with no hardware: two emulated NVMe
+//! A small virtual machine in which the VFIO path runs without hardware: two emulated NVMe
 //! controllers behind an emulated IOMMU, and a device whose memory stands in for a GPU's.
 //!
 //! ```text
@@ -7,11 +7,11 @@
 //!   initramfs   all of it in one archive
 //!   python      a drive with Python and the package
 //!   machine     QEMU's command line
-//!   suite       one boot: console, host (what the guest asks of us), qmp
+//!   suite       one boot: console, host (requests of the guest), qmp
 //! ```
 //!
-//! Nothing of the host but files below `target/vm` and two sockets is used. The guest's tests are
-//! in tests/vm; the two sides share the protocols of [`console`] and [`host`], and nothing else.
+//! It uses only files below `target/vm` and two sockets of the host. The guest's tests are in
+//! tests/vm; the two sides share only the protocols of [`console`] and [`host`].
 
 pub mod console;
 mod guest;
@@ -33,21 +33,21 @@ use crate::folder;
 
 pub use suite::{SUITES, Suite, Wishes, shell};
 
-/// What every boot needs, made once.
+/// Inputs of every boot, made once.
 #[derive(Debug)]
 pub struct Prepared {
     kernel: PathBuf,
     initrd: PathBuf,
     folder: PathBuf,
-    /// Two runs would write to the same drives.
+    /// Prevents two runs from writing to the same drives.
     _lock: File,
 }
 
 impl Prepared {
-    /// Downloads and builds whatever is not there yet.
+    /// Downloads and builds everything that is missing.
     ///
     /// # Errors
-    /// Says what this machine lacks, and how to get it.
+    /// Returns an error with what this machine lacks, and how to get it.
     pub fn new() -> Result<Self> {
         let folder = folder::target("vm");
         std::fs::create_dir_all(&folder)
@@ -59,7 +59,7 @@ impl Prepared {
         Ok(Self { kernel: packages.kernel, initrd, folder, _lock: lock })
     }
 
-    /// Where the console of a suite's last boot is kept.
+    /// Returns the path of the console log of a suite's last boot.
     pub fn log(&self, suite: &str) -> PathBuf {
         self.folder.join("logs").join(format!("{suite}.log"))
     }
@@ -68,7 +68,7 @@ impl Prepared {
 /// Downloads the guest's kernel and busybox, unless they are there.
 ///
 /// # Errors
-/// Says what this machine lacks, and how to get it.
+/// Returns an error with what this machine lacks, and how to get it.
 pub fn fetch() -> Result<()> {
     install::packages(&folder::target("vm")).map(drop)
 }

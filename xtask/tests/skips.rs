@@ -1,11 +1,11 @@
-//! A run on machines that lack things, and have no network to get them.
+//! A run on machines that lack programs and a network to get them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::{env, fs};
 
-/// Steps pass; crates are there; nothing can be installed.
+/// Mock of cargo: steps pass, crates are present, nothing can be installed.
 const CARGO: &str = r#"#!/bin/sh
 case "$1" in
 install) exit 101 ;;
@@ -14,7 +14,7 @@ esac
 "#;
 const NOTHING: &str = "#!/bin/sh\n";
 
-/// `cargo xtask ARGS` on a machine that has these programs and no others.
+/// Runs `cargo xtask ARGS` on a machine that has only these programs.
 fn xtask(name: &str, programs: &[(&str, &str)], args: &[&str]) -> Output {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&home);
@@ -47,7 +47,7 @@ fn what_is_optional_and_cannot_be_had_is_skipped_by_name() {
         err.contains("\ntests: skipped in part: this machine lacks qemu-system-x86_64"),
         "{err}"
     );
-    // Of QEMU, one test; `tests` and `loom` are the steps that ran tests.
+    // QEMU's part is one test; `tests` and `loom` are the steps that ran tests.
     let total = format!("6 passed, 0 failed, {} skipped", skipped.len() + 1);
     assert_eq!(out.lines().last(), Some(&*total), "{out}{err}");
 }

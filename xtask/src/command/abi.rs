@@ -1,4 +1,4 @@
-//! `cargo xtask abi`: the Rust half of the headers that host code and kernels share.
+//! `cargo xtask abi`: generates the Rust half of the headers shared by host code and kernels.
 
 use std::process::ExitCode;
 
@@ -12,14 +12,14 @@ use crate::step::Step;
 
 #[derive(Args)]
 pub struct AbiArgs {
-    /// Change nothing: fail if what is committed is not what the headers give
+    /// Change nothing: fail if the committed files differ from what the headers give
     #[arg(long)]
     check: bool,
 }
 
 const NEEDS: &[Need] = &[Need::Bindgen];
 
-/// The step of `cargo xtask ci`.
+/// Returns the step of `cargo xtask ci`.
 pub fn step() -> Step {
     Step::cargo("abi", "xtask abi --check").needs(NEEDS)
 }

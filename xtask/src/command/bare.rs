@@ -1,7 +1,7 @@
-//! `cargo xtask bare`: the README's commands on a machine that has nothing but what it asks for.
+//! `cargo xtask bare`: runs the README's commands on a machine with nothing preinstalled.
 //!
-//! The machine is a minimal Debian in a folder, entered with `chroot`. It takes from this machine
-//! the Rust toolchain (read-only), the network's configuration, and where packages come from.
+//! The machine is a minimal Debian in a folder, entered with `chroot`. It shares this machine's
+//! Rust toolchain (read-only), network configuration, and package sources.
 
 use std::env;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::needs::{self, Need};
 use crate::step::{Step, quoted};
 use crate::{RunArgs, folder, report};
 
-/// Files and folders of this machine that say how the network and its packages are reached.
+/// Files and folders of this machine that configure the network and its packages.
 const NETWORK: &[&str] = &[
     "/etc/resolv.conf",
     "/etc/hosts",
@@ -26,7 +26,7 @@ const NETWORK: &[&str] = &[
     "/usr/local/share/ca-certificates",
     "/usr/share/keyrings",
 ];
-/// Variables that do the same, by the beginning of their name.
+/// Prefixes of variables that do the same.
 const VARIABLES: &[&str] = &[
     "http_",
     "https_",
@@ -48,12 +48,12 @@ const VARIABLES: &[&str] = &[
     "RUSTUP_AUTO",
 ];
 const ENTER: &str = include_str!("bare.sh");
-/// Where the clone lies in the new root.
+/// Path of the clone in the new root.
 const CLONE: &str = "/ripieno";
 
 #[derive(Args)]
 pub struct BareArgs {
-    /// Make the minimal Debian anew instead of taking that of an earlier run
+    /// Create the minimal Debian anew instead of reusing that of an earlier run
     #[arg(long)]
     fresh: bool,
     #[command(flatten)]
@@ -84,7 +84,7 @@ pub fn run(args: &BareArgs) -> Result<ExitCode> {
 
 const QUICK_START: &str = "## Quick start";
 
-/// The command lines of the README's quick start, in their order.
+/// Returns the commands of the README's quick start, in order.
 fn commands(readme: &str) -> Vec<String> {
     let section = readme.split(QUICK_START).nth(1).unwrap_or_default();
     let section = section.split("\n## ").next().unwrap_or_default();
@@ -92,7 +92,7 @@ fn commands(readme: &str) -> Vec<String> {
     lines.map(|line| line.split(" #").next().unwrap_or(line).trim().to_owned()).collect()
 }
 
-/// The packages that every Debian has, and apt.
+/// Creates a Debian with only its essential packages and apt.
 fn make_debian(debian: &Path) -> Result<()> {
     if debian.exists() {
         return Ok(());
@@ -109,7 +109,7 @@ fn make_debian(debian: &Path) -> Result<()> {
     fs::rename(&part, debian).context("cannot rename the new Debian")
 }
 
-/// This machine's lists of where packages come from.
+/// Returns this machine's lists of package sources.
 fn package_sources() -> Vec<PathBuf> {
     let entries = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten();
     let one = PathBuf::from("/etc/apt/sources.list");
@@ -118,7 +118,7 @@ fn package_sources() -> Vec<PathBuf> {
         .collect()
 }
 
-/// A copy of the Debian, so that nothing of an earlier run is in it, with a clone of HEAD.
+/// Creates a clean copy of the Debian, with a clone of HEAD.
 fn make_root(debian: &Path, root: &Path) -> Result<()> {
     let _ = fs::remove_dir_all(root);
     finish(Command::new("cp").arg("-a").arg(debian).arg(root))?;
@@ -126,7 +126,7 @@ fn make_root(debian: &Path, root: &Path) -> Result<()> {
         let to = root.join(path.strip_prefix("/")?);
         let parent = to.parent().unwrap_or(root);
         fs::create_dir_all(parent)?;
-        // Follows links, which may point to what the root has not.
+        // Follows links, whose targets may be missing in the root.
         finish(Command::new("cp").args(["-rL", "--remove-destination"]).arg(path).arg(parent))?;
     }
     let mut clone = Command::new("git");
@@ -143,7 +143,7 @@ fn finish(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The script that runs a command line in the root, with this machine's toolchain and network.
+/// Returns the script that runs a command in the root, with this machine's toolchain and network.
 fn entry(root: &Path) -> Result<String> {
     let home = PathBuf::from(env::var_os("HOME").context("HOME is not set")?);
     let place = |name: &str, default: &str| {
@@ -167,7 +167,7 @@ fn entry(root: &Path) -> Result<String> {
     Ok(format!("clone={CLONE}\nline=$1\n{assigned}set -- {variables}\n{ENTER}"))
 }
 
-/// A command line of the README, run in the root. There is no `sudo`, and no package list either.
+/// Returns a step that runs a command in the root, which has no `sudo` and no package lists.
 fn in_root(script: &Path, line: &str) -> Step {
     let inside = match line.strip_prefix("sudo ") {
         Some(line) => format!("apt-get -qq update && {line}"),

@@ -1,5 +1,5 @@
-# Runs the command line $line in $clone of $root, with the variables $@ and no others. $rustup and
-# $programs are this machine's, read-only. The mounts end with the process's namespace.
+# Runs the command line $line in $clone of $root, with only the variables $@. $rustup and $programs
+# are this machine's, mounted read-only. The mounts end with the process's namespace.
 set -eu
 mount -t proc proc "$root/proc"
 mount -t sysfs sys "$root/sys"

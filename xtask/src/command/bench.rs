@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: one benchmark, built for release.
+//! `cargo xtask bench`: runs one benchmark, built for release.
 
 use std::process::ExitCode;
 

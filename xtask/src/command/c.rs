@@ -1,4 +1,4 @@
-//! `cargo xtask c`: the C interface as others use it: its header, and what is installed.
+//! `cargo xtask c`: the C interface as others use it: its header, and the installed files.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,29 +19,29 @@ pub struct CArgs {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Make objstore/c/include/ripieno.h of the sources
+    /// Generate objstore/c/include/ripieno.h from the sources
     Header,
     /// Install the shared and the static library, the header and the pkg-config file
     Install {
-        /// Where: PREFIX/lib, PREFIX/lib/pkgconfig, PREFIX/include
+        /// Prefix of PREFIX/lib, PREFIX/lib/pkgconfig and PREFIX/include
         #[arg(long, value_name = "DIR", default_value = "/usr/local")]
         prefix: PathBuf,
     },
-    /// Install into target/c, build the example engine with pkg-config, shared and static, run
-    /// both, and the shared one in valgrind, too (unless RIPIENO_SKIP_VALGRIND is set)
+    /// Install into target/c, build the example engine with pkg-config, shared and static, and run
+    /// both, the shared one also in valgrind (unless RIPIENO_SKIP_VALGRIND is set)
     Check,
 }
 
 const NEEDS: &[Need] = &[Need::Cxx];
 const CHECK_NEEDS: &[Need] = &[Need::Cxx, Need::PkgConfig];
 
-/// Switches off the run in valgrind; c.sh looks at it as well.
+/// Disables the run in valgrind; c.sh reads it as well.
 const NO_VALGRIND: &str = "RIPIENO_SKIP_VALGRIND";
 
-/// The libraries have the version of the workspace, as this program has.
+/// Version of the libraries: that of the workspace, which is also this program's.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The step of `cargo xtask ci`. The header is compared by a test of ripieno-c.
+/// Returns the step of `cargo xtask ci`. A test of ripieno-c compares the header.
 pub fn step() -> Step {
     Step::cargo("c", "xtask c check").needs(CHECK_NEEDS).part_needs(Need::Valgrind, NO_VALGRIND)
 }
@@ -67,9 +67,9 @@ pub fn run(args: &CArgs) -> Result<ExitCode> {
 }
 
 fn check() -> Result<ExitCode> {
-    // Absolute: the script changes its folder.
+    // Absolute, because the script changes its folder.
     let place = std::path::absolute(folder::target("c"))?;
-    // What an earlier version installed must not help this one.
+    // Files installed by an earlier version must not affect this one.
     match fs::remove_dir_all(&place) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             bail!("cannot empty {}: {error}", place.display())
@@ -88,7 +88,7 @@ fn check() -> Result<ExitCode> {
         .run_alone()
 }
 
-/// Builds and installs the libraries. A failed build is an exit code.
+/// Builds and installs the libraries. A failed build is returned as an exit code.
 fn install(prefix: &Path) -> Result<ExitCode> {
     let built = Step::cargo("build", "build --release --package ripieno-c").run_alone()?;
     if built != ExitCode::SUCCESS {
@@ -114,7 +114,7 @@ fn install(prefix: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The name that programs look for; objstore/c/build.rs puts the same one into the library.
+/// Returns the soname of the library; objstore/c/build.rs sets the same one.
 fn soname() -> String {
     let mut numbers = VERSION.split('.');
     let mut next = || numbers.next().unwrap_or_default();
@@ -124,7 +124,7 @@ fn soname() -> String {
     }
 }
 
-/// Puts a file in the place of what is there. A program that runs keeps the library it has open.
+/// Replaces a file. A running program keeps its open library.
 fn place(to: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<()> {
     match fs::remove_file(to) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -1,4 +1,4 @@
-//! `cargo xtask ci`: what `.ci/run` runs, and the README's test command.
+//! `cargo xtask ci`: the checks of `.ci/run`, and the README's test command.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::{RunArgs, command, report};
 
 pub fn run(args: RunArgs) -> Result<ExitCode> {
-    // Not lint's own tidy step: the workspace's tests contain it, and it must not count twice.
+    // Without lint's own tidy step: the workspace's tests contain it, and it must not count twice.
     let mut steps = command::lint::checks();
     steps.push(command::lint::deny());
     steps.extend(command::test::steps());

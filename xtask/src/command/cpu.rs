@@ -1,4 +1,4 @@
-//! `cargo xtask cpu`: our programs on the least CPU that they are made for, emulated.
+//! `cargo xtask cpu`: runs our programs on an emulation of their minimum CPU.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -16,12 +16,12 @@ use crate::{EXIT_STEP_FAILED, folder, qemu};
 
 const SIGILL: i32 = 4;
 
-/// Ends at once where there is no AVX2.
+/// Crashes on a CPU without AVX2.
 const AVX2: &str = "int main() { __asm__ volatile(\"vpaddd %ymm0, %ymm0, %ymm0\"); }";
 
 const NEEDS: &[Need] = &[Need::Cxx, Need::QemuUser];
 
-/// A program, its CPU, and how it has to end.
+/// A program, its CPU, and its expected end.
 struct Trial<'a> {
     name: &'static str,
     cpu: &'static str,
@@ -29,7 +29,7 @@ struct Trial<'a> {
     signal: Option<i32>,
 }
 
-/// The step of `cargo xtask ci`.
+/// Returns the step of `cargo xtask ci`.
 pub fn step() -> Step {
     Step::cargo("cpu", "xtask cpu").needs(NEEDS).tests_at_least(1)
 }
@@ -79,10 +79,10 @@ pub fn run() -> Result<ExitCode> {
 }
 
 impl Trial<'_> {
-    /// What went wrong.
+    /// Runs the program. Returns the error, if any.
     fn run(&self) -> Result<Option<String>> {
         let mut command = Command::new(absolute(&qemu::USER.program())?);
-        // QEMU leaves the core of a program that was killed.
+        // QEMU writes the core dump of a killed program.
         command.args(["-cpu", self.cpu]).args(&self.command).current_dir(folder::target("cpu"));
         let line = shown(&command);
         eprintln!("    $ {line}");

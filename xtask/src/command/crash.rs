@@ -1,4 +1,4 @@
-//! `cargo xtask crash`: the power is cut at random points, and what is left is checked.
+//! `cargo xtask crash`: cuts the power at random points, and checks the result.
 
 use std::process::ExitCode;
 
@@ -22,7 +22,7 @@ pub fn run(args: &CrashArgs) -> Result<ExitCode> {
     harness("crash").args(&args.args).run_alone()
 }
 
-/// What CI runs: over 15,000 power cuts, and every planted bug.
+/// Returns the steps of CI: over 15,000 power cuts, and every planted bug.
 pub fn steps() -> [Step; 2] {
     let part = |name, args: &str| harness(name).args(args.split(' ')).needs(&[Need::Cxx]);
     [part("crash", "--seeds 0..1500"), part("planted bugs", "--planted --seeds 0..1500")]

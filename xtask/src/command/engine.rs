@@ -1,4 +1,4 @@
-//! `cargo xtask engine`: the connector's tests in a real vLLM.
+//! `cargo xtask engine`: runs the connector's tests in a real vLLM.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -16,17 +16,17 @@ pub struct EngineArgs {
     /// Modules of python/tests/with_vllm, such as `restart` [default: all]
     #[arg(value_name = "MODULE")]
     modules: Vec<String>,
-    /// How many run at a time [default: a core each]
+    /// Number of parallel jobs [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     jobs: Option<u64>,
-    /// What pytest gets, too
+    /// Further arguments of pytest
     #[arg(last = true, value_name = "ARGS")]
     pytest: Vec<String>,
 }
 
 pub const NEEDS: &[Need] = &[Need::Cxx, Need::Binutils, Need::Numa, Need::Vllm];
 
-/// The step of `cargo xtask ci`.
+/// Returns the step of `cargo xtask ci`.
 pub fn step() -> Step {
     Step::cargo("engine", "xtask engine").needs(NEEDS).tests_at_least(1)
 }
@@ -41,9 +41,9 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
     }
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let jobs = args.jobs.map_or(cores, |jobs| usize::try_from(jobs).unwrap_or(cores));
-    // Each job imports vLLM, and takes whole modules: engines of one share what they ask.
+    // Each job imports vLLM, and takes whole modules, whose tests share engines.
     let jobs = jobs.min(modules.len());
-    // Not below /tmp, which may have no direct I/O.
+    // Not below /tmp, which may not support direct I/O.
     let place = engine::place().join("tests");
     let status = Command::new(engine::place().join("venv/bin/python"))
         .args(["-m", "pytest", "-p", "no:cacheprovider", "--durations=10", "--dist=loadfile"])
@@ -51,7 +51,7 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
         .arg(place)
         .args(modules)
         .args(&args.pytest)
-        // Importing vLLM takes 20 seconds otherwise.
+        // Importing vLLM would take 20 seconds otherwise.
         .env_remove("PYTHONDONTWRITEBYTECODE")
         .status()
         .context("cannot run pytest")?;
@@ -63,7 +63,7 @@ pub fn install() -> Result<ExitCode> {
     python::install(&engine::place().join("venv"))
 }
 
-/// The files of the modules that were asked for.
+/// Returns the files of the requested modules.
 fn modules(tests: &Path, asked: &[String]) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(tests).with_context(|| format!("no {}", tests.display()))?;
     let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();

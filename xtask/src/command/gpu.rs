@@ -1,4 +1,4 @@
-//! `cargo xtask gpu`: everything that a GPU is needed for, packed for a machine that has one.
+//! `cargo xtask gpu`: packs everything that needs a GPU for a machine that has one.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,10 +10,10 @@ use crate::gpu;
 
 #[derive(Args)]
 pub struct GpuArgs {
-    /// Where to put programs, kernels and run.sh; the folder is made
+    /// Folder to create for programs, kernels and run.sh
     #[arg(long, value_name = "DIR")]
     pack: PathBuf,
-    /// A trace that run.sh replays instead of a synthetic workload
+    /// Trace that run.sh replays instead of a synthetic workload
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }

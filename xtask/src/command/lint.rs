@@ -1,4 +1,4 @@
-//! `cargo xtask lint`: what can be said about the tree without running it.
+//! `cargo xtask lint`: static checks of the tree.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,8 +23,8 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     report::run_all(steps, args)
 }
 
-/// All of lint but the rules for dependencies, which take a program of their own, and the tidy
-/// rules, which are a test of the workspace.
+/// Returns all checks of lint except the rules for dependencies, which need a separate program, and
+/// the tidy rules, which are a test of the workspace.
 pub fn checks() -> Vec<Step> {
     vec![
         Step::cargo("fmt", "fmt --all -- --check"),
@@ -37,14 +37,14 @@ pub fn checks() -> Vec<Step> {
     ]
 }
 
-/// The rules for dependencies.
+/// Returns the rules for dependencies.
 pub fn deny() -> Step {
     Step::new("deny", our_deny().to_string_lossy())
         .args(DENY.split_whitespace())
         .needs(&[Need::CargoDeny])
 }
 
-/// The rules for dependencies, where that costs no build.
+/// Returns the rules for dependencies, skipped if their program would have to be built.
 fn deny_if_installed() -> Step {
     if our_deny().is_file() {
         deny()

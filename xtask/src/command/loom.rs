@@ -1,4 +1,4 @@
-//! `cargo xtask loom`: the rings under every interleaving that loom can tell apart.
+//! `cargo xtask loom`: tests the rings under every interleaving that loom distinguishes.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     report::run_all(vec![step()], args)
 }
 
-/// The models are the unit tests of gio-uring with `loom` in their path.
+/// Returns the step of the models: the unit tests of gio-uring with `loom` in their path.
 pub fn step() -> Step {
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     Step::cargo("loom", "test --package gio-uring --release --lib loom")

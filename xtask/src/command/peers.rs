@@ -12,7 +12,7 @@ use crate::pypi::{self, Packages};
 use crate::step::Step;
 use crate::{engine, folder, needs};
 
-/// LMCache, and of what it depends on what it loads here and vLLM's environment lacks.
+/// LMCache and those of its dependencies that it loads here and vLLM's environment lacks.
 const LMCACHE: &[&str] = &[
     "lmcache==0.5.6",
     "aiofile==3.12.3",
@@ -26,14 +26,14 @@ const LMCACHE: &[&str] = &[
 
 #[derive(Args)]
 pub struct PeersArgs {
-    /// Prompts of each kind: each one is a turn
+    /// Prompts of each kind
     #[arg(long, value_name = "N", default_value_t = 7)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     prompts: u32,
-    /// Where stores, logs and samples go: on the file system that is to be measured, 10 GB
+    /// Folder for stores, logs and samples, on the file system to measure; 10 GB
     #[arg(long, value_name = "FOLDER", default_value = "target/peers/run")]
     folder: PathBuf,
-    /// Where engines.md, engines.html and engines.svg go
+    /// Folder for engines.md, engines.html and engines.svg
     #[arg(long, value_name = "FOLDER", default_value = "target/peers/report")]
     report: PathBuf,
     /// Engines to measure, of those in bench/peers/sides.py [default: all]
@@ -70,7 +70,7 @@ pub fn run(args: &PeersArgs) -> Result<ExitCode> {
     Ok(reported)
 }
 
-/// vLLM is not installed twice.
+/// Adds vLLM's environment to the path instead of installing it twice.
 fn lay_over_engine(packages: &Packages) -> Result<()> {
     let below = engine::place().join("venv/lib");
     let site = packages.find("")?;

@@ -1,4 +1,4 @@
-//! `cargo xtask ptx`: the kernels for GPUs, compiled anew and looked into.
+//! `cargo xtask ptx`: compiles the kernels for GPUs, and inspects them.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::step::Step;
 
 #[derive(Args)]
 pub struct PtxArgs {
-    /// Change nothing: fail if what is committed is not what the sources give
+    /// Change nothing: fail if the committed files differ from what the sources give
     #[arg(long)]
     check: bool,
     /// Print the report as JSON
@@ -23,7 +23,7 @@ pub struct PtxArgs {
 
 const NEEDS: &[Need] = &[Need::Gxx, Need::Nvcc];
 
-/// The step of `cargo xtask ci`. A process of its own, so that its deadline can end nvcc, too.
+/// Returns the step of `cargo xtask ci`. A separate process, so that its deadline also ends nvcc.
 pub fn step() -> Step {
     Step::cargo("ptx", "xtask ptx --check").needs(NEEDS).tests_at_least(1)
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask python`: the Python package as pip installs it, and its tests.
+//! `cargo xtask python`: installs the Python package with pip, and runs its tests.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use crate::{folder, python};
 
 const NEEDS: &[Need] = &[Need::Cxx, Need::PythonTools];
 
-/// The step of `cargo xtask ci`.
+/// Returns the step of `cargo xtask ci`.
 pub fn step() -> Step {
     Step::cargo("python", "xtask python").needs(NEEDS).tests_at_least(1)
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every test that needs no hardware, and a replay that checks every byte.
+//! `cargo xtask test`: runs every test that needs no hardware, and a replay that checks every byte.
 
 use std::env;
 use std::process::ExitCode;
@@ -28,8 +28,8 @@ pub fn steps() -> Vec<Step> {
     steps
 }
 
-/// Unit, integration and doc tests. Not nextest: it runs no doc tests, and two runners would mean
-/// two ways to fail.
+/// Returns the step of the unit, integration and doc tests. Not nextest, which runs no doc tests,
+/// so there would be two test runners.
 fn tests() -> Step {
     let step = Step::cargo("tests", "test --workspace --all-features --no-fail-fast")
         .needs(&[Need::Cxx])

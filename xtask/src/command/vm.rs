@@ -1,4 +1,4 @@
-//! `cargo xtask vm`: the driver's tests in a virtual machine.
+//! `cargo xtask vm`: runs the driver's tests in a virtual machine.
 
 use std::iter;
 use std::process::ExitCode;
@@ -17,32 +17,32 @@ use crate::vm::{self, Prepared, SUITES, Suite, Wishes};
 
 #[derive(Args)]
 pub struct VmArgs {
-    /// Run only this suite; may be given more than once [default: all]
+    /// Run only this suite; may be repeated [default: all]
     #[arg(long, value_name = "NAME", value_parser = names())]
     suite: Vec<String>,
-    /// Run only the tests with this in their name; several texts with commas
+    /// Run only the tests whose name contains this text; several texts with commas
     #[arg(long, value_name = "TEXT")]
     test: Option<String>,
-    /// Show the suites and stop
+    /// List the suites
     #[arg(long, conflicts_with_all = ["suite", "shell"])]
     list: bool,
-    /// Leave the drives' files in target/vm/run
+    /// Keep the drives' files in target/vm/run
     #[arg(long)]
     keep: bool,
     /// Boot into a shell on this terminal; Ctrl-A X ends it
     #[arg(long, conflicts_with_all = ["suite", "test"])]
     shell: bool,
-    /// With --shell: let the kernel's own driver have the drives
+    /// With --shell: bind the drives to the kernel's own driver
     #[arg(long, requires = "shell")]
     nvme: bool,
-    /// Show all that the guest says
+    /// Show all output of the guest
     #[arg(short, long)]
     verbose: bool,
 }
 
 const NEEDS: &[Need] = &[Need::Cxx, Need::Binutils, Need::Qemu, Need::Guest];
 
-/// The step of `cargo xtask ci`. A process of its own, so that its deadline can end QEMU, too.
+/// Returns the step of `cargo xtask ci`. A separate process, so that its deadline also ends QEMU.
 pub fn step() -> Step {
     Step::cargo("vm", "xtask vm").needs(NEEDS).tests_at_least(1)
 }
@@ -61,7 +61,7 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
     }
     let wishes = Wishes { verbose: args.verbose, keep: args.keep, filter: args.test.as_deref() };
     let (mut total, mut again) = (Tally::default(), Vec::new());
-    // A machine has one processor. All that a guest says can only be read of one at a time.
+    // Each machine has one processor. Verbose output is readable only for one machine at a time.
     let at_once = if args.verbose { 1 } else { thread::available_parallelism()?.get() };
     let next = Mutex::new(suites.into_iter());
     let take = || next.lock().expect("nobody panics with it").next();
@@ -87,7 +87,7 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
     Ok(if total.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// Runs a suite, once more if QEMU crashes, and shows how it ended.
+/// Runs a suite, a second time if QEMU crashes, and prints the result.
 fn attempt(suite: &Suite, prepared: &Prepared, wishes: Wishes<'_>) -> Result<Tally> {
     eprintln!("==> {}: {}", suite.name, suite.about);
     if let Some(why) = suite.lacks() {
@@ -109,7 +109,7 @@ fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(SUITES.iter().map(|suite| suite.name))
 }
 
-/// In the order of the list, whatever order they were named in.
+/// Returns the suites in the order of the list, whatever the order of the names.
 fn chosen(names: &[String]) -> Vec<&'static Suite> {
     let is_chosen =
         |suite: &&Suite| names.is_empty() || names.iter().any(|name| name == suite.name);

@@ -1,4 +1,4 @@
-//! `cargo xtask wheel`: the Python package for machines without a compiler.
+//! `cargo xtask wheel`: builds the Python package for machines without a compiler.
 
 use std::env;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::step::Step;
 
 const PACKAGES: &[&str] = &["maturin==1.16.0"];
 const NEEDS: &[Need] = &[Need::Cxx, Need::GxxAarch64, Need::Python];
-/// Of the machines that wheels are made for; the rest of the target's name follows.
+/// Architectures to build wheels for: the first part of the target's name.
 const MACHINES: [&str; 2] = ["x86_64", "aarch64"];
 
 fn packages(place: &Path) -> Packages {
@@ -24,7 +24,7 @@ fn packages(place: &Path) -> Packages {
 
 pub fn run() -> Result<ExitCode> {
     needs::satisfy(NEEDS.iter().copied())?;
-    // pip and maturin run in folders of their own.
+    // pip and maturin run in their own folders.
     let place = std::path::absolute(folder::target("wheel"))?;
     let packages = packages(&place);
     packages.fetch()?;
@@ -58,9 +58,9 @@ pub fn run() -> Result<ExitCode> {
 }
 
 /// Builds the wheel for a target, into an empty folder. maturin names it after the oldest glibc
-/// that has what it needs: where it is built on an older system, it runs on more.
+/// that suffices: a wheel built on an older system runs on more systems.
 fn build(target: &str, bin: &Path, wheels: &Path) -> Result<ExitCode> {
-    // What an earlier version built.
+    // Built by an earlier version.
     let _ = fs::remove_dir_all(wheels);
     Step::new("wheel", bin.join("maturin").to_string_lossy())
         .args("build --release --locked --target".split(' '))
@@ -71,7 +71,7 @@ fn build(target: &str, bin: &Path, wheels: &Path) -> Result<ExitCode> {
         .run_alone()
 }
 
-/// Whether Rust's library for a target is there, or could be fetched.
+/// Returns true if Rust's library for a target is installed, or could be fetched.
 fn has_library(target: &str) -> bool {
     let asked =
         Command::new("rustc").args(["--print", "target-libdir", "--target", target]).output();
@@ -94,7 +94,7 @@ fn only_file(folder: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Installs the wheel into an environment that has nothing else, and stores and loads blocks there.
+/// Installs the wheel into an otherwise empty environment, and stores and loads blocks there.
 fn check(place: &Path, wheel: &Path) -> Result<ExitCode> {
     let words = [place, wheel].map(|path| path.display().to_string());
     Step::new("check", "sh")

@@ -1,23 +1,22 @@
 #!/usr/bin/env bash
-# Runs what is packed beside it on a machine with an NVIDIA GPU, and writes down what came of it.
+# Runs the packed programs on a machine with an NVIDIA GPU, and records the results.
 # Needs bash, coreutils, tar, gzip and the NVIDIA driver; no compiler, no CUDA toolkit, no network.
 #
-#   ./run.sh [RESULTS]              the first ten minutes: 9 at the most
-#   ./run.sh --second [RESULTS]     what takes another ten; read the first results before
-#   ./run.sh --rehearse [RESULTS]   the same steps in tiny; figures are not kept
+#   ./run.sh [RESULTS]              the first steps, within ten minutes: at most 9
+#   ./run.sh --second [RESULTS]     further steps for another ten; read the first results before
+#   ./run.sh --rehearse [RESULTS]   the same steps with tiny sizes; figures are not kept
 #   ./run.sh --plan [--second]      the steps and their limits in seconds; runs nothing
 #
-# The steps are those of the table "Run first on a GPU" in docs/results/gpu.md, the cheapest answers
-# first. Every step has a limit; their sum is the limit of the whole. After the first step with a
-# resident kernel that did not end, the others are left out.
+# The steps are those of the table "Run first on a GPU" in docs/results/gpu.md, the cheapest first.
+# Every step has a time limit; their sum is the limit of the run. After a step whose resident kernel
+# did not end, the other steps with resident kernels are skipped.
 #
-# For machines that end a command after ten minutes, show the end of its output and return few
+# For machines that kill a command after ten minutes, show the end of its output and return few
 # files: RESULTS holds one archive, results.tgz, which is replaced after each step, and at the end
-# summary.txt, which is also the last that is printed. A run that is killed leaves the archive of
-# the steps before.
+# summary.txt, which is also printed last. A killed run leaves the archive of the completed steps.
 #
-# Ends with 0 when all passed, 1 when one failed or there was no time for it, 2 when there is nothing
-# to run on. RIPIENO_SECONDS: time for all of it, 540 by default.
+# Exit codes: 0 all steps passed, 1 a step failed or there was no time for it, 2 no GPU to run on.
+# RIPIENO_SECONDS: time limit of the run, 540 by default.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
 rehearse='' plan='' second=''
@@ -31,15 +30,15 @@ done
 out=${1:-results${second:+-second}}
 total=${RIPIENO_SECONDS:-540}
 least=2
-# Bytes of one file in the archive, and of the summary.
+# Maximum bytes of one file in the archive, and of the summary.
 file_max=131072 summary_max=8000
 passed=0 failed=0 skipped=0 late=0 stuck='' child='' results='' summary=/dev/null
 
-# Puts everything so far into the archive. The old one stays until the new one is whole.
+# Archives all results so far. The old archive stays until the new one is complete.
 pack() {
   tar -czf "$out/results.tgz.part" -C "$work" results && mv -f "$out/results.tgz.part" "$out/results.tgz"
 }
-# The first and the last bytes of a file that is too long.
+# Truncates a long file to its first and last bytes.
 shorten() { # file
   local bytes half=$((file_max / 2))
   bytes=$(stat -c %s "$1")
@@ -50,7 +49,7 @@ shorten() { # file
     tail -c "$half" "$1"
   } >"$1.short" && mv -f "$1.short" "$1"
 }
-# Failures first, in whole lines, so many that the end of the output shows all of them.
+# Prints failures first, in whole lines, up to the length that the end of the output shows.
 summarise() {
   local line used=0 left=0
   {
@@ -84,8 +83,8 @@ if [ -z "$plan" ]; then
   mkdir -p "$results" "$work/cache" || exit 2
   summary=$results/summary.txt
   : >"$summary"
-  # Compiled kernels are kept from one step to the next; loaded when they are compiled, because a
-  # resident kernel would hold a later loading up; and streams share no hardware queue.
+  # Steps share a cache of compiled kernels; kernels are loaded when they are compiled, because a
+  # resident kernel would block loading later; and streams do not share hardware queues.
   export CUDA_CACHE_PATH=$work/cache CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
   trap finish EXIT
   trap 'exit 143' INT TERM HUP
@@ -98,7 +97,7 @@ skip() { # name, why
   skipped=$((skipped + 1))
   note skipped 0 "$1: $2"
 }
-# Runs a command with a limit in seconds. Its output goes to NAME.out, the rest to NAME.log.
+# Runs a command with a time limit in seconds. Its stdout goes to NAME.out, the rest to NAME.log.
 run() { # name, limit, command...
   local name=$1 limit=$2 start=$SECONDS left=$((total - SECONDS)) code
   shift 2
@@ -109,7 +108,7 @@ run() { # name, limit, command...
   fi
   [ "$limit" -le "$left" ] || limit=$left
   printf '$ %s\n' "$*" >"$results/$name.log"
-  # In the background, so that a signal to this script does not wait for it.
+  # In the background, so that signals to this script are handled immediately.
   timeout -k 2 "$limit" "$@" >"$results/$name.out" 2>>"$results/$name.log" &
   child=$!
   wait "$child"
@@ -142,7 +141,7 @@ step() { # name, limit, command...
   fi
   run "$@"
 }
-# As step, of what runs a resident kernel.
+# Same as step, for a command that runs a resident kernel.
 resident() { # name, limit, command...
   if [ -n "$stuck" ]; then
     skip "$1" "a resident kernel did not end before, in $stuck"
@@ -173,7 +172,7 @@ about() {
   cat /proc/driver/nvidia/version /proc/driver/nvidia/params 2>/dev/null
   ls -l /dev/nvidia* /dev/gdrdrv 2>/dev/null
 }
-# What the kernel has said of the GPU's errors; needs the right to read its log.
+# Prints the kernel's messages on errors of the GPU; needs permission to read its log.
 xids() {
   { dmesg 2>/dev/null || journalctl -k --no-pager 2>/dev/null; } | grep -iE 'xid|nvrm' | tail -n 50
 }
@@ -195,7 +194,7 @@ else
   skip nvidia-smi 'not found'
 fi
 
-# 1. What there is. It tries a resident kernel at its end, and prints what it finds as it goes.
+# 1. The machine. It tests a resident kernel at its end, and prints its findings as it goes.
 resident doctor 60 ./ripieno doctor
 show doctor
 if [ -z "$plan" ] && grep -q -i 'no nvidia driver' "$results/doctor.out" "$results/doctor.log"; then
@@ -211,13 +210,13 @@ tiny='' rounds=3 each=''
 [ -z "$rehearse" ] || tiny=--tiny rounds=1
 bench() { # how, part, limit
   local keep=()
-  # Over a stand-in for the driver nothing is kept.
+  # Results over a mock of the driver are not kept.
   [ -n "$rehearse" ] || keep=(--keep "$results/bench-$2.json")
   "$1" "bench-$2" "$3" ./bench gpu --only "$2" --rounds "$rounds" $tiny $each \
     --plots "$results" ${keep[@]+"${keep[@]}"}
   show "bench-$2"
 }
-# What is measured without a resident kernel, once one did not end.
+# Measures without a resident kernel if one did not end before.
 either() { # part, limit
   if [ -n "$stuck" ]; then
     each=--per-batch
@@ -241,11 +240,11 @@ gpu_test() { # how, limit, test
 first() {
   # 2. Partitions, and kernels of the primary context in them.
   experiment step partition 12
-  # 3 and 4. Smoke tests, and the handshake of a kernel that leaves while the host submits.
+  # 3 and 4. Smoke tests, and the handshake of a kernel that exits while the host submits.
   gpu_test step 20 gpu::a_launch_per_batch_moves_the_right_bytes
   gpu_test resident 20 gpu::a_resident_kernel_moves_the_right_bytes
   gpu_test resident 30 gpu::no_submission_is_lost_while_the_kernel_leaves
-  # 5 to 7. What waits for a kernel that does not end; the kernel of 5 and 7 ends by itself.
+  # 5 to 7. Calls that wait for a kernel that does not end; the kernel of 5 and 7 ends by itself.
   experiment step calls 45
   experiment step layers 10
   experiment step connections 25
@@ -262,10 +261,10 @@ first() {
   replay resident resident direct
 }
 
-# For when the first results were read.
+# Steps to run after the first results were read.
 second() {
-  # The other tests, each in a process of its own: after an error that stays, or in a call that does
-  # not return, a process is of no more use. One limit for all of them.
+  # The other tests, each in its own process: a process is unusable after a sticky error, or in a
+  # call that does not return. One time limit for all of them.
   if [ -n "$plan" ]; then
     echo '90 other-tests'
   else

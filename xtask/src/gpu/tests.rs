@@ -13,7 +13,7 @@ fn a_program_is_found_in_cargos_messages() {
     assert_eq!(executable(text, "cuda"), None);
 }
 
-/// The script knows the programs by the names they are packed with, and bash reads it.
+/// The script uses the names of the packed programs, and is valid bash.
 #[test]
 fn the_script_runs_what_is_packed() {
     for program in PROGRAMS {
@@ -23,7 +23,7 @@ fn the_script_runs_what_is_packed() {
     assert!(read.success());
 }
 
-/// Limits and names of the steps.
+/// Returns the sum of the limits, and the names of the steps.
 fn plan(args: &[&str]) -> (u32, Vec<String>) {
     let plan = Command::new("bash").args(["-c", RUN, "run.sh", "--plan"]).args(args).output();
     let plan = String::from_utf8(plan.expect("bash").stdout).expect("text");
@@ -33,7 +33,7 @@ fn plan(args: &[&str]) -> (u32, Vec<String>) {
     (sum, names.into_iter().map(str::to_owned).collect())
 }
 
-/// In the order of docs/results/gpu.md; and no step can take another one's time.
+/// In the order of docs/results/gpu.md; no step can use up another one's time.
 #[test]
 fn the_limits_of_all_steps_fit_and_cheap_answers_come_first() {
     let first = [
@@ -52,7 +52,7 @@ fn the_limits_of_all_steps_fit_and_cheap_answers_come_first() {
     let second = ["doctor", "other-tests", "bench-retrieve", "bench-matmul", "memcheck"];
     for (args, order) in [(&[][..], &first[..]), (&["--second"], &second)] {
         let (sum, names) = plan(args);
-        // Ten minutes, less what starting and packing take.
+        // Ten minutes, minus the time for start-up and packing.
         assert!(sum <= 540, "{sum} s\n{names:?}");
         let place = |wanted: &&str| names.iter().position(|name| name == *wanted);
         let places: Vec<Option<usize>> = order.iter().map(place).collect();
@@ -66,14 +66,14 @@ fn the_newest_glibc_that_a_program_names_is_found() {
     assert_eq!(glibc(b"static"), 0);
 }
 
-/// A folder with run.sh and programs that only say what they were asked for. `cases` are arms of a
-/// shell `case` over their arguments.
+/// A folder with run.sh and mock programs that print their arguments. `cases` are arms of a shell
+/// `case` over the arguments.
 struct Packed(tempfile::TempDir);
 
 impl Packed {
     fn new(cases: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        // `seen` gets how many steps the archive holds while each program runs.
+        // `seen` gets the number of steps in the archive while each program runs.
         let program = format!(
             r#"#!/bin/bash
 case $* in --version) exit 0 ;; esac
@@ -102,14 +102,14 @@ echo "was asked for $*"
         command.stdout(Stdio::piped()).spawn().expect("bash")
     }
 
-    /// Runs it to its end: the exit code, and what was printed.
+    /// Runs it to completion. Returns the exit code and the output.
     fn run(&self, seconds: u32, args: &[&str]) -> (i32, String) {
         let output = self.start(seconds, args).wait_with_output().expect("it ends");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         (output.status.code().expect("not killed"), text)
     }
 
-    /// What the archive has of one file.
+    /// Returns the archive's copy of a file.
     fn archived(&self, name: &str) -> Option<String> {
         let archive = self.results().join("results.tgz");
         let mut tar = Command::new("tar");
@@ -134,7 +134,7 @@ fn after_each_step_the_archive_is_whole() {
     for name in names.iter().filter(|name| !name.starts_with("nvidia-smi")) {
         let log = packed.archived(&format!("{name}.log")).expect("its log");
         assert!(log.contains("# exit code "), "{name}: {log}");
-        // 300,000 bytes of one step were cut.
+        // 300,000 bytes of one step were truncated.
         assert!(log.len() < 140_000, "{name}: {} bytes", log.len());
     }
     let doctor = packed.archived("doctor.out").expect("its output");
@@ -159,7 +159,7 @@ fn a_step_that_hangs_is_killed_and_the_rest_has_its_place_in_the_summary() {
     assert!(text.ends_with(&summary), "it is what is printed last:\n{text}");
 }
 
-/// The machine ends a command without asking, or asks first.
+/// A machine may kill a command without a warning, or terminate it first.
 #[test]
 fn a_run_that_is_ended_leaves_the_steps_before() {
     for signal in ["KILL", "TERM"] {

@@ -1,38 +1,38 @@
-//! What the kernel has to be like once it is assembled.
+//! Required properties of the assembled kernels.
 //!
-//! Each check counts instructions and compares with what the PTX asks for: the assembler may make
-//! copies of an access, so that more is right and fewer is not. Where the PTX itself has too few,
-//! somebody took the access out of the source, and the check fails, too.
+//! Each check counts instructions and compares with the PTX: the assembler may copy an access, so
+//! more are fine and fewer are not. If the PTX itself has too few, the access was removed from the
+//! source, and the check fails, too.
 
 use crate::ptx::compile::{Kernel, Resources};
 use crate::ptx::sass::{Instruction, in_loop};
 
-/// With more, three blocks of 128 threads no longer fit the 65,536 registers of an SM.
+/// Limit at which three blocks of 128 threads still fit the 65,536 registers of an SM.
 const REGISTERS_MAX: u64 = 168;
-/// The same for the kernels of the pool, in blocks of 256: four of them.
+/// Limit at which four blocks of 256 threads of a pool kernel fit.
 const POOL_REGISTERS_MAX: u64 = 64;
-/// What the hardware has; a benchmark's kernels take what they need.
+/// Limit of the hardware; a benchmark's kernels may use all of it.
 const OTHER_REGISTERS_MAX: u64 = 255;
-/// Loads that a thread of gio_scatter_gather has under way before its first store.
+/// Loads that a thread of gio_scatter_gather issues before its first store.
 const LOADS_UNDER_WAY: usize = 4;
 /// Tail of the submission queue, head of the completion queue.
 const DOORBELLS: u64 = 2;
-/// Quarters of an SQE; each has a store of its own.
+/// Quarters of an SQE, each written by its own store.
 const SQE_QUARTERS: u64 = 4;
 /// CQE, clock, ring entry, event, stop word.
 const POLLED: u64 = 5;
-/// The half of a CQE that has the phase.
+/// Offset of the half of a CQE that has the phase.
 const CQE_PHASE_AT: u64 = 8;
-/// In front of a doorbell, behind a CQE, in front of a signal and of a completion.
+/// Before a doorbell, after a CQE, before a signal and before a completion.
 const SYSTEM_FENCES: u64 = 4;
 
-/// One property of the kernel, on one GPU.
+/// A property of a kernel on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     pub name: &'static str,
     pub wanted: Wanted,
     pub found: u64,
-    /// What makes it fail although the number is right.
+    /// Reason for a failure despite the right number.
     pub wrong: Option<String>,
 }
 
@@ -55,14 +55,14 @@ impl Check {
         Self { name, wanted: Wanted::AtMost(most), found, wrong: None }
     }
 
-    /// `least` is a count in the PTX, of which the source must have `source` or more.
+    /// Creates a check for `least`, a count in the PTX, which must itself be at least `source`.
     fn at_least(name: &'static str, source: u64, least: u64, found: usize) -> Self {
         let wanted = Wanted::AtLeast(least.max(source));
         Self { name, wanted, found: found as u64, wrong: None }
     }
 }
 
-/// What holds for every kernel: nothing of a thread is in memory.
+/// Returns the checks for every kernel: no per-thread data is in memory.
 fn resources(kernel: &Kernel, registers_max: u64) -> Vec<Check> {
     let Resources { registers, stack_bytes, spill_bytes } = kernel.resources;
     let local = kernel.sass.iter().filter(|one| one.is("LDL", &[]) || one.is("STL", &[])).count();
@@ -74,12 +74,12 @@ fn resources(kernel: &Kernel, registers_max: u64) -> Vec<Check> {
     ]
 }
 
-/// All checks of a benchmark's kernel.
+/// Returns all checks of a benchmark's kernel.
 pub fn other(_ptx: &str, kernel: &Kernel) -> Vec<Check> {
     resources(kernel, OTHER_REGISTERS_MAX)
 }
 
-/// All checks of a kernel of `gio_pool`.
+/// Returns all checks of a kernel of `gio_pool`.
 pub fn pool(ptx: &str, kernel: &Kernel) -> Vec<Check> {
     let sass = &kernel.sass;
     let count = |is: &dyn Fn(&Instruction) -> bool| sass.iter().filter(|one| is(one)).count();
@@ -106,7 +106,7 @@ pub fn pool(ptx: &str, kernel: &Kernel) -> Vec<Check> {
     checks
 }
 
-/// The most 16-byte loads that stand together with no store between them.
+/// Returns the largest number of 16-byte loads without a store between them.
 fn wide_loads_together(sass: &[Instruction]) -> usize {
     let (mut most, mut now) = (0, 0);
     for one in sass {
@@ -120,7 +120,7 @@ fn wide_loads_together(sass: &[Instruction]) -> usize {
     most
 }
 
-/// All checks of the I/O kernel.
+/// Returns all checks of the I/O kernel.
 pub fn io(ptx: &str, kernel: &Kernel) -> Vec<Check> {
     let sass = &kernel.sass;
     let count = |is: &dyn Fn(&Instruction) -> bool| sass.iter().filter(|one| is(one)).count();
@@ -183,14 +183,14 @@ pub fn io(ptx: &str, kernel: &Kernel) -> Vec<Check> {
     checks
 }
 
-/// How many instructions of the PTX start with one of these.
+/// Returns the number of PTX instructions with one of these prefixes.
 fn asked_for(ptx: &str, prefixes: &[&str]) -> u64 {
     let statements = ptx.split([';', '{', '}', '\n']).map(str::trim);
     statements.filter(|one| prefixes.iter().any(|prefix| one.starts_with(prefix))).count() as u64
 }
 
-/// Loads of words that others write, and not of objects, which are wider. One that is not repeated
-/// was hoisted out of the polling loop.
+/// Checks the loads of words that others write (loads of objects are wider). A load outside a loop
+/// was hoisted out of polling.
 fn polls(sass: &[Instruction], asked: u64) -> Check {
     let loads: Vec<&Instruction> = sass
         .iter()
@@ -203,9 +203,9 @@ fn polls(sass: &[Instruction], asked: u64) -> Check {
     check
 }
 
-/// The one sequentially consistent fence: a kernel that leaves has it between its store of `left`
-/// and its last look at the ring (gio_over). A weaker one lets both sides miss what the other
-/// wrote, and a second one where commands are sent would cost every batch.
+/// Checks the only sequentially consistent fence: a kernel that exits has it between its store of
+/// `left` and its last check of the ring (gio_over). A weaker fence would let both sides miss the
+/// other's write, and a second one on the submission path would slow down every batch.
 fn leaving(sass: &[Instruction], asked: u64) -> Check {
     let fence = |one: &Instruction| one.is("MEMBAR", &["SC", "SYS"]);
     let fences = (0..sass.len()).filter(|&at| fence(&sass[at])).count();
@@ -223,7 +223,7 @@ fn leaving(sass: &[Instruction], asked: u64) -> Check {
     check
 }
 
-/// Where CQEs are looked at: the only 64-bit words that are not first in what they are part of.
+/// Returns the polls of CQEs: the only 64-bit loads at a nonzero offset of their structure.
 fn completion_polls(sass: &[Instruction]) -> impl Iterator<Item = usize> {
     (0..sass.len()).filter(|&at| {
         let offset = sass[at].address_operand().map(|(_, offset)| offset);
@@ -231,7 +231,7 @@ fn completion_polls(sass: &[Instruction]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Looks at a CQE that a system fence follows before anything is written.
+/// Returns the polls of a CQE that a system fence follows before any write.
 fn completions_before_a_fence(sass: &[Instruction]) -> usize {
     let writes =
         |one: &&Instruction| one.is_store(&[]) || one.is("ATOMG", &[]) || one.is("RED", &[]);
@@ -242,7 +242,7 @@ fn completions_before_a_fence(sass: &[Instruction]) -> usize {
     completion_polls(sass).filter(fenced).count()
 }
 
-/// Doorbells with a system fence in front of them, no other store in between, and no way in.
+/// Returns the doorbells directly after a system fence, without a store or branch target between.
 fn doorbells_behind_a_fence(sass: &[Instruction]) -> usize {
     let fenced = |at: usize| {
         let before = sass[..at].iter().rev();
@@ -257,7 +257,7 @@ fn doorbells_behind_a_fence(sass: &[Instruction]) -> usize {
     (0..sass.len()).filter(|&at| sass[at].is_store(&["MMIO", "SYS"]) && fenced(at)).count()
 }
 
-/// A minimum that nobody waits for; newer GPUs have another name for it.
+/// Returns true for a minimum without a result; newer GPUs name it differently.
 fn is_reduction(one: &Instruction) -> bool {
     one.is("RED", &["MIN"]) || one.is("REDG", &["MIN"])
 }
@@ -266,7 +266,7 @@ fn ends_block(one: &Instruction) -> bool {
     ["BRA", "EXIT", "CALL", "RET", "BSYNC"].iter().any(|name| one.is(name, &[]))
 }
 
-/// Groups of four 16-byte stores to one address and the next three.
+/// Returns the groups of four adjacent 16-byte stores.
 fn whole_entries(sass: &[Instruction]) -> usize {
     let wide: Vec<(&str, u64)> = sass
         .iter()
@@ -341,7 +341,7 @@ mod tests {
         "@P0 BRA 0x0",
     ];
 
-    /// The names of what fails once `change` was made to something that passes.
+    /// Returns the names of the checks that fail after `change` was made to a passing kernel.
     fn failures(change: impl Fn(&mut Vec<String>, &mut Resources)) -> Vec<&'static str> {
         let mut lines: Vec<String> = SASS.iter().map(ToString::to_string).collect();
         let mut resources = Resources { registers: 160, stack_bytes: 0, spill_bytes: 0 };
@@ -413,7 +413,7 @@ mod tests {
     #[test]
     fn a_kernel_that_leaves_looks_once_more_behind_the_strongest_fence() {
         let leaving = ["leaving: MEMBAR.SC.SYS, LD"];
-        // What fence.acq_rel.sys becomes.
+        // The form of fence.acq_rel.sys.
         assert_eq!(replaced("MEMBAR.SC.SYS", "MEMBAR.ALL.SYS"), leaving);
         assert_eq!(replaced("MEMBAR.SC.SYS", "MEMBAR.SC.GPU")[0], leaving[0]);
         assert_eq!(replaced("@P3 BRA 0x1f0", "STG.E [R2], R3"), leaving);
@@ -448,7 +448,7 @@ mod tests {
         "REDG.E.MIN.64.STRONG.GPU desc[UR6][R4.64], R2",
     ];
 
-    /// The names of what fails of a kernel of the pool, where `from` became `to`.
+    /// Returns the names of the failed checks of a pool kernel after replacing `from` by `to`.
     fn pool_failures(name: &str, from: &str, to: &str) -> Vec<&'static str> {
         let lines = POOL_SASS.iter().enumerate();
         let listing: String =

@@ -1,4 +1,4 @@
-//! From source to PTX, and from PTX to what a GPU runs.
+//! Compilation from source to PTX, and from PTX to SASS.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,33 +11,33 @@ use crate::ptx::install::Toolkit;
 use crate::ptx::sass::{self, Instruction};
 use crate::step::{SaidNo, shown};
 
-/// A warning is an error; the compute capability is added.
+/// Compiler flags, without the compute capability. Warnings are errors.
 pub const FLAGS: &[&str] = &["-std=c++17", "-O3", "-ptx", "--Werror", "all-warnings"];
 
-/// The version of PTX that a module says it is: the oldest that has every instruction used, so that
-/// drivers since CUDA 12.7 read it. The compiler says its own version, which only drivers as new as
-/// the compiler read. The assembler refuses what the version does not have.
+/// PTX version declared by the modules: the oldest that has every instruction used, so that drivers
+/// since CUDA 12.7 accept it. The compiler declares its own version, which only equally new drivers
+/// accept. The assembler rejects instructions that the version lacks.
 pub const ISA: &str = "8.6";
 
-/// A module, its compiler, and where to put what comes of it.
+/// A module, its compiler, and the output folder.
 #[derive(Debug)]
 pub struct Source<'a> {
     pub toolkit: &'a Toolkit,
     pub module: &'a Module,
-    /// The module's folder.
+    /// Folder of the module.
     pub home: &'a Path,
     pub folder: &'a Path,
 }
 
-/// What the compiler made of a module.
+/// The compiler's output for a module.
 #[derive(Debug)]
 pub struct Compiled {
     pub ptx: String,
-    /// What it read of ours, from the module's folder.
+    /// Our source files that it read, from the module's folder.
     pub sources: Vec<String>,
 }
 
-/// What the assembler made of a kernel for one GPU.
+/// The assembler's output for a kernel on one GPU.
 #[derive(Debug, Default)]
 pub struct Kernel {
     pub name: String,
@@ -45,22 +45,22 @@ pub struct Kernel {
     pub sass: Vec<Instruction>,
 }
 
-/// What one thread of the kernel takes.
+/// Resources of one thread of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     pub registers: u64,
     pub stack_bytes: u64,
-    /// Stores and loads together.
+    /// Bytes of stores and loads together.
     pub spill_bytes: u64,
 }
 
 impl Source<'_> {
-    /// PTX for a compute capability.
+    /// Compiles to PTX for a compute capability.
     pub fn compile(&self, capability: u32) -> Result<Compiled> {
         let out = self.ptx(capability);
         let list = out.with_extension("d");
         let mut nvcc = self.toolkit.program("nvcc");
-        // In that folder, so that no path of this machine is seen by the compiler.
+        // In this folder, so that the compiler sees no absolute paths.
         nvcc.current_dir(self.home).args(FLAGS).arg(format!("-arch=compute_{capability}"));
         nvcc.args(["-I", self.module.include]).arg(self.module.file("cu")).arg("-o").arg(&out);
         output(nvcc.args(["-MMD", "-MF"]).arg(&list))?;
@@ -73,8 +73,8 @@ impl Source<'_> {
         Ok(Compiled { ptx, sources: own_sources(&read(&list)?) })
     }
 
-    /// The kernels of the PTX of that compute capability, which was compiled before, for the GPU
-    /// `sm`.
+    /// Assembles the kernels of this compute capability's PTX, which must have been compiled, for
+    /// the GPU `sm`.
     pub fn assemble(&self, capability: u32, sm: u32) -> Result<Vec<Kernel>> {
         let cubin = self.folder.join(format!("{}.{capability}.sm_{sm}.cubin", self.module.name));
         let mut ptxas = self.toolkit.program("ptxas");
@@ -102,7 +102,7 @@ impl Source<'_> {
     }
 }
 
-/// The same PTX, said to be of another version.
+/// Replaces the version that the PTX declares.
 fn with_isa(ptx: &str, isa: &str) -> Option<String> {
     const WORD: &str = "\n.version ";
     let (before, rest) = ptx.split_once(WORD)?;
@@ -110,7 +110,7 @@ fn with_isa(ptx: &str, isa: &str) -> Option<String> {
     Some(format!("{before}{WORD}{isa}\n{after}"))
 }
 
-/// What of a make rule is ours: the compiler's own headers have absolute paths.
+/// Returns our files in a make rule: the compiler's own headers have absolute paths.
 fn own_sources(rule: &str) -> Vec<String> {
     let (_, files) = rule.split_once(" : ").unwrap_or_default();
     let files = files.split_whitespace().filter(|word| *word != "\\");
@@ -132,7 +132,7 @@ fn output(command: &mut Command) -> Result<Output> {
     Ok(output)
 }
 
-/// The numbers in what `ptxas -v` says, for each kernel, by name.
+/// Parses the output of `ptxas -v`, for each kernel by name.
 fn resources(said: &str) -> Vec<(String, Resources)> {
     let kernels = said.split("Compiling entry function '").skip(1);
     let mut all: Vec<_> = kernels
@@ -146,7 +146,7 @@ fn resources(said: &str) -> Vec<(String, Resources)> {
 }
 
 fn resources_of(said: &str) -> Option<Resources> {
-    // The frame of the kernel itself; subroutines, which come later, have lines of their own.
+    // The kernel's own frame comes first; those of subroutines follow.
     let frame = said.lines().find(|line| line.contains("bytes stack frame"))?;
     let mut bytes = frame.split(',').map(|part| part.trim().split(' ').next()?.parse().ok());
     let (stack_bytes, stores, loads): (u64, u64, u64) =

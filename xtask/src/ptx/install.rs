@@ -1,4 +1,4 @@
-//! nvcc, the assembler and a disassembler, from PyPI into a virtual environment of their own.
+//! nvcc, the assembler and a disassembler, from PyPI into their own virtual environment.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,11 +7,11 @@ use anyhow::Result;
 
 use crate::pypi::{self, Packages};
 
-/// The compiler's version, a part of what the committed PTX is made from.
+/// Version of the compiler, which the committed PTX records.
 pub const NVCC: &str = "13.0.88";
 
-/// Pinned together: a newer nvvm emits PTX that this ptxas rejects. None of the dependencies that
-/// they name is needed to compile a kernel.
+/// Pinned together: a newer nvvm emits PTX that this ptxas rejects. Their declared dependencies are
+/// not needed to compile a kernel.
 const PACKAGES: &[&str] = &[
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-nvvm==13.0.88",
@@ -21,7 +21,7 @@ const PACKAGES: &[&str] = &[
     "nvidia-cuda-nvdisasm==13.2.78",
 ];
 
-/// Where its packages are.
+/// Returns its packages.
 pub fn packages(folder: &Path) -> Packages {
     pypi::packages(folder, PACKAGES.iter().copied(), "nvcc (100 MB)")
 }
@@ -40,7 +40,7 @@ impl Toolkit {
         Ok(Self { home: packages.find("nvidia/cu13")? })
     }
 
-    /// One of its programs, which find each other on the PATH.
+    /// Returns a command for one of its programs, which find each other on the PATH.
     pub fn program(&self, name: &str) -> Command {
         let folder = self.home.join("bin");
         let mut command = Command::new(folder.join(name));

@@ -1,4 +1,4 @@
-//! The checks of all GPUs: a line each, a column for each GPU.
+//! The checks of all GPUs: one line per check, one column per GPU.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::ptx::checks::{Check, Wanted};
 use crate::tally::Tally;
 
-/// A kernel and what it has to be like.
+/// A kernel and its checks.
 #[derive(Debug)]
 pub struct Checked {
     pub kernel: String,
@@ -17,31 +17,31 @@ pub struct Checked {
 /// A module on one GPU.
 #[derive(Debug)]
 pub struct Target {
-    /// Of the PTX.
+    /// Compute capability of the PTX.
     pub capability: u32,
-    /// Of the GPU.
+    /// Architecture of the GPU.
     pub sm: u32,
     pub kernels: Vec<Checked>,
 }
 
-/// All that is known about a module.
+/// Report on a module.
 #[derive(Debug)]
 pub struct ModuleReport {
     pub name: &'static str,
     pub source_hash: String,
-    /// Committed files that are not what the sources give.
+    /// Committed files that differ from what the sources give.
     pub stale: Vec<String>,
     pub targets: Vec<Target>,
 }
 
-/// All that is known about the kernels.
+/// Report on all kernels.
 #[derive(Debug)]
 pub struct Report {
     pub modules: Vec<ModuleReport>,
 }
 
 impl Report {
-    /// A test each: every check on every GPU, and whether what is committed is current.
+    /// Counts as tests: every check on every GPU, and for each module that its files are current.
     pub fn tally(&self) -> Tally {
         let mut sum = Tally { passed: 0, failed: 0, skipped: 0 };
         for module in &self.modules {
@@ -54,17 +54,17 @@ impl Report {
         sum
     }
 
-    /// For a person. A number that fails has an exclamation mark.
+    /// Formats a table. A failed number has an exclamation mark.
     pub fn table(&self) -> String {
         self.modules.iter().map(ModuleReport::table).collect::<Vec<_>>().join("\n")
     }
 
-    /// What is wrong, a line each.
+    /// Returns the failures, one per line.
     pub fn failures(&self) -> Vec<String> {
         self.modules.iter().flat_map(ModuleReport::failures).collect()
     }
 
-    /// For a program.
+    /// Formats the report as JSON.
     pub fn json(&self) -> Value {
         json!({ "modules": self.modules.iter().map(ModuleReport::json).collect::<Vec<_>>() })
     }

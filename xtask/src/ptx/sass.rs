@@ -1,6 +1,6 @@
 //! Instructions, as the disassembler prints them.
 
-/// One instruction, without its predicate.
+/// An instruction, without its predicate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instruction {
     pub address: u64,
@@ -9,25 +9,25 @@ pub struct Instruction {
 }
 
 impl Instruction {
-    /// Whether the opcode is `name` with all of these modifiers: `STG.E.MMIO.SYS` is `STG` with
-    /// `MMIO` and `SYS`.
+    /// Returns true if the opcode is `name` with all of these modifiers: `STG.E.MMIO.SYS` is `STG`
+    /// with `MMIO` and `SYS`.
     pub fn is(&self, name: &str, modifiers: &[&str]) -> bool {
         let mut parts = self.opcode.split('.');
         parts.next() == Some(name)
             && modifiers.iter().all(|wanted| self.opcode.split('.').any(|part| part == *wanted))
     }
 
-    /// A load from memory that others see: global, or of a space not known to the compiler.
+    /// Returns true for a load from memory that others see: global, or of an unknown space.
     pub fn is_load(&self, modifiers: &[&str]) -> bool {
         self.is("LDG", modifiers) || self.is("LD", modifiers)
     }
 
-    /// A store to memory that others see.
+    /// Returns true for a store to memory that others see.
     pub fn is_store(&self, modifiers: &[&str]) -> bool {
         self.is("STG", modifiers) || self.is("ST", modifiers)
     }
 
-    /// Where a branch goes.
+    /// Returns the target of a branch.
     pub fn target(&self) -> Option<u64> {
         if !self.is("BRA", &[]) {
             return None;
@@ -36,7 +36,7 @@ impl Instruction {
         u64::from_str_radix(last.trim().strip_prefix("0x")?, 16).ok()
     }
 
-    /// Base register and offset of a memory operand: `desc[UR6][R134.64+0x20], R44`.
+    /// Returns base register and offset of a memory operand: `desc[UR6][R134.64+0x20], R44`.
     pub fn address_operand(&self) -> Option<(&str, u64)> {
         let close = self.operands.rfind(']')?;
         let open = self.operands[..close].rfind('[')?;
@@ -46,12 +46,12 @@ impl Instruction {
     }
 }
 
-/// The instructions of a listing in which a line is `/*0be0*/ @!P1 STG.E.MMIO.SYS [R40], R53 ;`.
+/// Parses a listing with lines like `/*0be0*/ @!P1 STG.E.MMIO.SYS [R40], R53 ;`.
 pub fn parse(listing: &str) -> Vec<Instruction> {
     listing.lines().filter_map(instruction).collect()
 }
 
-/// The part of a listing of several functions that is this one.
+/// Returns the part of a listing for one function.
 pub fn function<'a>(listing: &'a str, name: &str) -> &'a str {
     const HEAD: &str = "Function : ";
     let mut parts = listing.split(HEAD).skip(1);
@@ -70,7 +70,7 @@ fn instruction(line: &str) -> Option<Instruction> {
     (!opcode.is_empty()).then_some(Instruction { address, opcode, operands })
 }
 
-/// Whether an instruction is between a branch backwards and its target.
+/// Returns true if an instruction is between a backward branch and its target.
 pub fn in_loop(all: &[Instruction], address: u64) -> bool {
     all.iter().any(|branch| {
         branch.address >= address && branch.target().is_some_and(|target| target <= address)

@@ -1,5 +1,5 @@
-//! What the committed PTX was made from, as text beside it. A test of `gio-kernels` reads it, with
-//! no compiler at hand, and says which source is newer than the PTX.
+//! The sources of the committed PTX, as text beside it. A test of `gio-kernels` reads it, without a
+//! compiler, and reports sources that are newer than the PTX.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::ptx::compile::{Compiled, Source};
 use crate::ptx::{COMMITTED, compile, install};
 
-/// A hash of all the other lines; compiler and flags; hash and path of each source and of the PTX.
+/// Returns a hash of the other lines; compiler and flags; hashes and paths of sources and PTX.
 pub fn manifest(source: &Source<'_>, compiled: &Compiled) -> Result<String> {
     let flags = compile::FLAGS.join(" ");
     let isa = compile::ISA;
@@ -25,7 +25,7 @@ pub fn manifest(source: &Source<'_>, compiled: &Compiled) -> Result<String> {
     Ok(format!("{:032x}\n{lines}", xxh3_128(lines.as_bytes())))
 }
 
-/// The hash that names them all.
+/// Returns the hash of the whole manifest.
 pub fn hash_of(manifest: &str) -> &str {
     manifest.lines().next().unwrap_or_default()
 }

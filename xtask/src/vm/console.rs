@@ -1,4 +1,4 @@
-//! What the guest's program says on the console, line by line:
+//! Output of the guest's program on the console, line by line:
 //!
 //! ```text
 //!   vm: suite NAME has N tests
@@ -9,14 +9,14 @@
 //!   vm: suite NAME ended
 //! ```
 //!
-//! Everything else is the guest's own talk. A suite has passed only if it ended and every test that
-//! it announced was heard of: a machine that stops in the middle is a failure.
+//! All other output is the guest's own. A suite has passed only if it ended and every announced
+//! test was reported: a machine that stops in the middle is a failure.
 
 use crate::tally::Tally;
 
 const MARK: &str = "vm: ";
 
-/// How one test ended.
+/// Result of one test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     Ok,
@@ -24,7 +24,7 @@ pub enum Heard {
     Skipped(String),
 }
 
-/// The console of one boot, as far as it was read.
+/// State of the console of one boot.
 #[derive(Debug, Default)]
 pub struct Console {
     tally: Tally,
@@ -35,7 +35,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// Takes one line. Returns the test that it reports, if any.
+    /// Processes one line. Returns the test that it reports, if any.
     pub fn line(&mut self, line: &str) -> Option<(String, Heard)> {
         let line = line.trim_matches(|c: char| c.is_control() || c == ' ');
         self.panicked |= line.contains("Kernel panic - not syncing");
@@ -82,8 +82,8 @@ impl Console {
         }
     }
 
-    /// The tests so far, and what is wrong with the run as a whole, if anything is. Whatever was
-    /// announced and never heard of is counted as failed.
+    /// Returns the tests so far, and the error of the run as a whole, if any. Announced but
+    /// unreported tests count as failed.
     pub fn finish(&self) -> (Tally, Option<String>) {
         let mut tally = self.tally;
         let heard = tally.passed + tally.failed + tally.skipped;

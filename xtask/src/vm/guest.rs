@@ -1,4 +1,4 @@
-//! The programs that run in the guest, and the libraries that they load.
+//! The programs that run in the guest, and their libraries.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,11 +10,11 @@ use crate::step::SaidNo;
 
 const PROGRAMS: &[&str] = &["vm-tests", "nvme-bind", "ripieno"];
 
-/// Builds the programs as the workspace's tests build them, so that CI compiles everything once.
-/// Where they are.
+/// Builds the programs with the same options as the workspace's tests, so that CI compiles
+/// everything once. Returns their paths.
 pub fn build() -> Result<Vec<PathBuf>> {
     let mut command = Command::new("cargo");
-    // Without the example's dependencies, which have other features here than in the tests.
+    // Without the example's dependencies, which have different features here than in the tests.
     let words = "build --workspace --all-features --bins --exclude ripieno-candle";
     command.args(words.split(' '));
     eprintln!("building for the guest: {}", PROGRAMS.join(", "));
@@ -25,7 +25,7 @@ pub fn build() -> Result<Vec<PathBuf>> {
     Ok(PROGRAMS.iter().map(|name| folder::target("debug").join(name)).collect())
 }
 
-/// The files that the dynamic linker loads for a program.
+/// Returns the files that the dynamic linker loads for a program.
 pub fn libraries(program: &PathBuf) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
     if !output.status.success() {

@@ -1,4 +1,4 @@
-//! What the guest may ask of the machine it runs in, over the second serial line.
+//! Requests of the guest to the host, over the second serial line.
 //!
 //! A request is one line, and so is its answer: `ok TEXT` or `error TEXT`.
 //!
@@ -9,7 +9,7 @@
 //!   hash FILE OFFSET BYTES   FNV-1a, 64 bits, of bytes in a file behind a device
 //! ```
 //!
-//! `hash` is how a test learns where its bytes really went, from outside of the guest.
+//! With `hash`, a test learns from outside the guest where its bytes really went.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -73,8 +73,8 @@ fn answer(request: &str, qmp: &mut Qmp, folder: &Path) -> Result<String> {
     }
 }
 
-/// FNV-1a. The guest has its own copy: a hash that both sides took from one crate could be wrong
-/// on both in the same way.
+/// Returns the FNV-1a hash. The guest has its own copy: one from a shared crate could be wrong on
+/// both sides in the same way.
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,16 +1,16 @@
 #!/bin/busybox sh
-# The guest's first process: sets the stage and runs one suite.
+# The guest's first process: sets up the system and runs one suite.
 /bin/busybox mkdir -p /bin /sbin /dev /proc /sys /run /tmp /etc /mnt
 /bin/busybox --install -s /bin
 export PATH=/bin:/sbin
-# A root file system in memory is anybody's; --persist wants a program that only root can change.
+# Anybody may write to a root file system in memory; --persist needs programs that only root can.
 chmod 755 /
 mount -t devtmpfs dev /dev
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t tmpfs run /run
 mount -t tmpfs tmp /tmp
-# The line to the host carries bytes as they are.
+# The serial line to the host must not change bytes.
 stty -F /dev/ttyS1 raw -echo
 suite=$(sed -n 's/.*ripieno\.suite=\([^ ]*\).*/\1/p' /proc/cmdline)
 if [ "$suite" = shell ]; then
@@ -18,6 +18,6 @@ if [ "$suite" = shell ]; then
     setsid cttyhack sh
     poweroff -f
 fi
-# Ends the machine with an exit code, unless it dies before.
+# Ends the machine with an exit code, unless it crashes.
 vm-tests "$suite"
 poweroff -f

@@ -1,4 +1,4 @@
-//! The archive that the guest boots from: busybox, the modules of VFIO, the programs, and `/init`.
+//! The archive that the guest boots from: busybox, the VFIO modules, the programs, and `/init`.
 
 use std::fs::{self, File, Permissions};
 use std::io::Write;
@@ -12,11 +12,10 @@ use crate::vm::guest;
 use crate::vm::install::Packages;
 
 const INIT: &str = include_str!("init.sh");
-/// Folders and files of the kernel's modules, in which all that VFIO needs is found whatever the
-/// version calls its parts.
+/// Folders and files of the kernel's modules that contain all VFIO modules in any kernel version.
 const MODULES: &[&str] = &["kernel/drivers/vfio", "kernel/virt/lib", "kernel/drivers/iommu"];
 
-/// Packs the archive anew; that takes less time than finding out whether it is needed.
+/// Always packs the archive again, which is faster than checking whether it is current.
 pub fn pack(folder: &Path, packages: &Packages, programs: &[PathBuf]) -> Result<PathBuf> {
     let tree = folder.join("initramfs");
     if tree.exists() {
@@ -27,7 +26,7 @@ pub fn pack(folder: &Path, packages: &Packages, programs: &[PathBuf]) -> Result<
     fs::copy(&packages.busybox, bin.join("busybox"))?;
     for program in programs {
         let name = program.file_name().unwrap_or_default();
-        // The guest reads all of it into memory at boot.
+        // Stripped, because the guest reads all of it into memory at boot.
         let mut strip = Command::new("strip");
         done(strip.arg("-o").arg(bin.join(name)).arg(program), "strip")?;
         for library in guest::libraries(program)? {
@@ -53,7 +52,7 @@ fn modules(tree: &Path, packages: &Packages) -> Result<()> {
             copy_modules(&packages.busybox, &from, &to.join(part))?;
         }
     }
-    // depmod asks for both.
+    // depmod requires both.
     for name in ["modules.builtin", "modules.order"] {
         fs::copy(packages.modules.join(name), to.join(name))?;
     }
@@ -77,7 +76,7 @@ fn copy_modules(busybox: &Path, from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Not compressed: QEMU reads it faster than the guest would unpack it.
+/// Creates an uncompressed archive: QEMU reads it faster than the guest would decompress it.
 fn archive_tree(busybox: &Path, tree: &Path, archive: &Path) -> Result<()> {
     let mut names = Vec::new();
     list(tree, tree, &mut names)?;

@@ -1,4 +1,4 @@
-//! What runs inside the guest: a kernel and busybox, unpacked and not installed.
+//! The guest's kernel and busybox, unpacked and not installed.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::debian;
 
-/// Depends on the current kernel without drivers for hardware, which has all that we need.
+/// Depends on the current kernel without hardware drivers, which is sufficient.
 const KERNEL: &str = "linux-image-cloud-amd64";
 
 /// Files of packages, in `target/vm/packages`.
@@ -23,7 +23,7 @@ pub struct Packages {
     pub busybox: PathBuf,
 }
 
-/// Downloads and unpacks what is not there yet.
+/// Downloads and unpacks missing packages.
 pub fn packages(folder: &Path) -> Result<Packages> {
     let folder = folder.join("packages");
     let kernel = match unpacked(&folder, "linux-image-") {
@@ -43,7 +43,7 @@ pub fn packages(folder: &Path) -> Result<Packages> {
     })
 }
 
-/// A package that was unpacked by an earlier run; its folder got its name last of all.
+/// Returns a package unpacked by an earlier run; its folder is renamed last.
 fn unpacked(folder: &Path, prefix: &str) -> Option<PathBuf> {
     let names = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name());
     let tree = |name: &OsStr| {
@@ -56,7 +56,7 @@ fn unpacked(folder: &Path, prefix: &str) -> Option<PathBuf> {
     trees.pop()
 }
 
-/// Not pinned: the archive keeps only the newest, and security updates change its name.
+/// Returns the kernel's package. Not pinned: security updates change its name in the archive.
 fn kernel_package() -> Result<String> {
     let ask = || -> Result<Option<String>> {
         let output = Command::new("apt-cache").args(["depends", KERNEL]).output();
@@ -83,7 +83,7 @@ fn dependency(depends: &str) -> Option<String> {
     names.map(str::trim).find(|name| name.starts_with("linux-image-")).map(str::to_owned)
 }
 
-/// Without what it depends on, which is for a machine that starts from it.
+/// Unpacks a package without its dependencies, which are for booting an installed machine.
 fn unpack(folder: &Path, package: &str) -> Result<PathBuf> {
     debian::unpack(folder, package, &[package.to_owned()])
         .with_context(|| format!("the guest needs the package {package}"))

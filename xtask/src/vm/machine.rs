@@ -1,7 +1,7 @@
-//! The virtual machine as data: what it consists of, and the command line that makes it.
+//! The virtual machine as data: its devices, and the command line that creates it.
 //!
-//! TCG always: /dev/kvm may exist and be useless, and a test that runs differently on two machines
-//! is two tests. Addresses of devices are fixed, because the guest cannot ask a drive for its name
+//! Always TCG: /dev/kvm may exist and be unusable, and a test that runs differently on two machines
+//! is two tests. Device addresses are fixed, because the guest cannot ask a drive for its name
 //! before a driver has it. tests/vm/src/hardware.rs is the guest's copy of this page.
 
 use std::fs::File;
@@ -15,45 +15,45 @@ use crate::qemu::LEAST_CPU;
 pub const DRIVE_A: (&str, u64) = ("a.img", 256 << 20);
 pub const DRIVE_B1: (&str, u64) = ("b1.img", 128 << 20);
 const DRIVE_B2: (&str, u64) = ("b2.img", 64 << 20);
-/// What stands in for a GPU's memory.
+/// Backing file of the memory that stands in for a GPU's.
 pub const BAR: (&str, u64) = ("bar.bin", 64 << 20);
 const FILES: &[(&str, u64)] = &[DRIVE_A, DRIVE_B1, DRIVE_B2, BAR];
 
-/// LBAs of 512 bytes of drive A that cannot be read, and that cannot be written. The faults are of
-/// one sector, and an I/O that touches it fails as a whole.
+/// 512-byte LBAs of drive A that fail reads, and that fail writes. A fault covers one sector, and
+/// any I/O that touches it fails completely.
 const BAD_READ_LBA: u64 = 15_000;
 const BAD_WRITE_LBA: u64 = 200_000;
 
-/// Where the first serial line goes.
+/// Destination of the first serial line.
 #[derive(Debug)]
 pub enum Console {
-    /// To a socket. Not to QEMU's output, where it says things of its own in the middle of a line.
+    /// A socket, because QEMU's own output would appear in the middle of lines.
     Socket(PathBuf),
-    /// To and from the terminal we were started in.
+    /// The terminal of this process.
     Terminal,
 }
 
-/// What differs from boot to boot.
+/// Parameters of a boot.
 #[derive(Debug)]
 pub struct Machine<'a> {
     pub kernel: &'a Path,
     pub initrd: &'a Path,
-    /// Added to the kernel's command line.
+    /// Additional kernel arguments.
     pub arguments: String,
-    /// We listen on the sockets, and QEMU connects: no wait for a socket to appear.
+    /// We listen on the sockets, and QEMU connects, so there is no wait for a socket to appear.
     pub console: Console,
     pub control: PathBuf,
     pub qmp: PathBuf,
 }
 
 impl Machine<'_> {
-    /// QEMU's arguments. Names of files are relative to the folder that QEMU is started in.
+    /// Returns QEMU's arguments. File names are relative to QEMU's working folder.
     pub fn arguments(&self) -> Vec<String> {
         let mut all: Vec<String> = Vec::new();
         let mut add = |words: &str| all.extend(words.split(' ').map(str::to_owned));
         add("-nodefaults -no-user-config -display none -no-reboot");
-        // Interrupt remapping needs the split chip, and VFIO needs interrupt remapping.
-        // One processor: with two, QEMU 7.2 crashes now and then, when one of them looks up an
+        // Interrupt remapping needs the split irqchip, and VFIO needs interrupt remapping. One
+        // processor: with two, QEMU 7.2 crashes occasionally, when one of them translates an
         // address while the other one moves a device's BAR. It is no slower on two cores.
         add("-machine q35,kernel-irqchip=split -accel tcg -smp 1 -m 1G");
         add(&format!("-cpu {LEAST_CPU}"));
@@ -87,9 +87,9 @@ impl Machine<'_> {
             all.push(path.display().to_string());
         }
         all.push("-append".into());
-        // Only emergencies on the console: any other message could break a line of the protocol.
-        // On a busy host the timer is late, and the kernel's check of it would panic. The TSC is
-        // timed with it at boot, and on a busy host a second was a quarter of one.
+        // Only emergencies on the console: any other message could break a line of the protocol. On
+        // a busy host the timer is late, and the kernel's check of it would panic. The TSC is
+        // calibrated with it at boot, and on a busy host a second was a quarter of one.
         all.push(format!(
             "console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check tsc=unstable intel_iommu=on {}",
             self.arguments
@@ -98,7 +98,7 @@ impl Machine<'_> {
     }
 }
 
-/// One namespace of 512-byte LBAs, injected errors, behind a port that it can be pulled from.
+/// Adds one namespace of 512-byte LBAs with injected errors, behind a hot-plug port.
 fn drive_a(add: &mut impl FnMut(&str)) {
     let (file, _) = DRIVE_A;
     add("-device pcie-root-port,id=port0,slot=1,chassis=1,addr=02.0");
@@ -113,7 +113,7 @@ fn drive_a(add: &mut impl FnMut(&str)) {
     add("-device nvme,id=nv0,bus=port0,serial=RIPIENO-A,drive=a");
 }
 
-/// Two namespaces: of 4096-byte and of 512-byte LBAs.
+/// Adds two namespaces: of 4096-byte and of 512-byte LBAs.
 fn drive_b(add: &mut impl FnMut(&str)) {
     add("-device nvme,id=nv1,addr=03.0,serial=RIPIENO-B");
     for ((file, _), nsid, lba) in [(DRIVE_B1, 1, 4096), (DRIVE_B2, 2, 512)] {
@@ -126,7 +126,7 @@ fn drive_b(add: &mut impl FnMut(&str)) {
     }
 }
 
-/// Makes the files of a boot, all zeroes.
+/// Creates the files of a boot, all zeroes.
 pub fn make_files(folder: &Path) -> Result<()> {
     for (name, bytes) in FILES {
         let path = folder.join(name);
@@ -136,7 +136,7 @@ pub fn make_files(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The file of this name, if it is one that the guest may ask about.
+/// Returns the file of this name, if the guest may access it.
 pub fn known_file(name: &str) -> Option<&'static str> {
     FILES.iter().map(|&(known, _)| known).find(|&known| known == name)
 }

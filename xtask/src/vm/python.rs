@@ -13,7 +13,7 @@ use crate::vm::guest;
 /// Stores blocks, opens the store again, and loads them.
 const STORE: &str = include_str!("../command/wheel.py");
 
-/// What that loaded: the interpreter, where packages are, and files, a line each.
+/// Lists the loaded modules: the interpreter, the folder of packages, and files, one per line.
 const LIST: &str = r#"
 import sys
 paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
@@ -22,14 +22,14 @@ print("LOADED", executable, os.path.dirname(os.path.dirname(ripieno.__file__)), 
 print(executable, *filter(None, paths), sep="\n")
 "#;
 
-/// What tests/vm/src/python.rs asks for.
+/// Label that tests/vm/src/python.rs looks for.
 const LABEL: &str = "ripieno";
 
 fn python() -> PathBuf {
     folder::target("python").join("venv/bin/python")
 }
 
-/// Why this machine cannot make it.
+/// Returns the reason why this machine cannot make it.
 pub fn lacks() -> Option<&'static str> {
     let works = |command: &mut Command| command.output().is_ok_and(|done| done.status.success());
     if !works(Command::new(python()).args(["-c", "import ripieno"])) {
@@ -41,14 +41,14 @@ pub fn lacks() -> Option<&'static str> {
     None
 }
 
-/// Writes it into `drive`, a file; `folder` is for what that takes.
+/// Writes the file system into the file `drive`; `folder` is for temporary files.
 pub fn write(drive: &Path, folder: &Path) -> Result<()> {
     let (tree, here) = (folder.join("python"), folder.join("python-here"));
     for folder in [&tree, &here] {
         let _ = fs::remove_dir_all(folder);
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    // What it loads here is what it needs there.
+    // The modules loaded here are those needed there.
     let mut python = Command::new(std::path::absolute(python())?);
     python.args(["-c", &format!("{STORE}{LIST}")]).current_dir(&here);
     let said = output(&mut python, "the program for the suite `python`")?;
@@ -82,7 +82,7 @@ fn copy(path: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Not on the PATH of everybody.
+/// Returns a command for mke2fs, which may not be on the user's PATH.
 fn mke2fs() -> Command {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new("mke2fs");

@@ -1,4 +1,4 @@
-//! A client of QEMU's monitor: one command at a time, events kept until `wait` asks for them.
+//! A client of QEMU's monitor: one command at a time; events are queued until `wait` asks for them.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Write};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 
-/// Far more than QEMU takes, unless it hangs.
+/// Timeout of an answer: far longer than QEMU takes, unless it hangs.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 
 /// A connection to the monitor.
@@ -21,7 +21,7 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Takes QEMU's end of a fresh connection through the greeting.
+    /// Negotiates the greeting on a new connection.
     pub fn new(stream: UnixStream) -> Result<Self> {
         let reader = BufReader::new(stream);
         let mut qmp = Self { reader, part: Vec::new(), events: VecDeque::new() };
@@ -33,7 +33,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs one command, given as QMP's JSON; what it returned.
+    /// Runs one command, given as QMP's JSON. Returns its result.
     pub fn execute(&mut self, command: &Value) -> Result<Value> {
         let mut line = command.to_string();
         line.push('\n');
@@ -52,7 +52,7 @@ impl Qmp {
         }
     }
 
-    /// Runs a line of the monitor for humans, which can do things that QMP cannot.
+    /// Runs a line of the human monitor, which has commands that QMP lacks.
     pub fn monitor(&mut self, line: &str) -> Result<String> {
         let arguments = json!({ "command-line": line });
         let command = json!({ "execute": "human-monitor-command", "arguments": arguments });
@@ -60,7 +60,7 @@ impl Qmp {
         Ok(said.as_str().unwrap_or_default().trim().to_owned())
     }
 
-    /// The next event of this name, also one that has happened already.
+    /// Returns the next event of this name, including queued ones.
     pub fn wait(&mut self, name: &str, limit: Duration) -> Result<Value> {
         let until = Instant::now() + limit;
         let is_it = |event: &Value| event.get("event").and_then(Value::as_str) == Some(name);
@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    /// A monitor that answers each line with the next batch.
+    /// Returns a monitor that answers each line with the next batch.
     fn monitor(batches: &'static [&'static str]) -> Result<Qmp> {
         let (ours, theirs) = UnixStream::pair()?;
         thread::spawn(move || -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! One boot: a machine, its console until it ends, and a deadline.
+//! One boot: a machine, its console, and a deadline.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
@@ -26,15 +26,15 @@ use crate::vm::qmp::Qmp;
 pub struct Suite {
     pub name: &'static str,
     pub about: &'static str,
-    /// The kernel's own driver takes the drives at boot, as on any computer.
+    /// True if the kernel's own driver binds the drives at boot, as on any computer.
     nvme: bool,
-    /// Drive B has a file system with Python and the package.
+    /// True if drive B has a file system with Python and the package.
     python: bool,
-    /// For one that hangs: several times what it takes on two cores that others use, too.
+    /// Timeout in seconds: several times its duration on two busy cores.
     seconds_max: u64,
 }
 
-/// All suites, in the order in which they begin.
+/// All suites, in starting order.
 pub const SUITES: &[Suite] = &[
     Suite {
         name: "smoke",
@@ -87,30 +87,30 @@ pub const SUITES: &[Suite] = &[
     },
 ];
 
-/// What is asked of a run, beside the suite.
+/// Options of a run, besides the suite.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes<'a> {
-    /// Show all that the guest says.
+    /// Show all output of the guest.
     pub verbose: bool,
-    /// Leave drives and memory in `target/vm/run`.
+    /// Keep drives and memory in `target/vm/run`.
     pub keep: bool,
-    /// Only tests with this in their name.
+    /// Run only tests whose name contains this.
     pub filter: Option<&'a str>,
 }
 
-/// How a suite ended.
+/// Result of a suite.
 #[derive(Debug)]
 pub struct Ended {
     pub tally: Tally,
-    /// What is wrong beside the tests that failed.
+    /// Error besides the failed tests.
     pub wrong: Option<String>,
-    /// QEMU crashed, which no guest should be able to bring about.
+    /// True if QEMU crashed, which no guest should be able to cause.
     pub crashed: bool,
     pub took: Duration,
 }
 
 impl Suite {
-    /// Why it cannot run.
+    /// Returns the reason why it cannot run.
     pub fn lacks(&self) -> Option<&'static str> {
         if self.python { python::lacks() } else { None }
     }
@@ -152,7 +152,7 @@ impl Suite {
     }
 
     fn kernel_arguments(&self) -> String {
-        // The driver is part of the kernel and would take the drives.
+        // The driver is built into the kernel and would bind the drives.
         let nvme = if self.nvme { "" } else { " initcall_blacklist=nvme_init" };
         format!("ripieno.suite={}{nvme}", self.name)
     }
@@ -170,7 +170,7 @@ pub fn shell(prepared: &Prepared, with_nvme: bool) -> Result<()> {
     Ok(())
 }
 
-/// What isa-debug-exit made of the guest's exit code; None if the guest did not get there.
+/// Decodes the guest's exit code from isa-debug-exit; `None` if the guest did not get there.
 fn guest_code(status: ExitStatus) -> Option<i32> {
     status.code().filter(|code| code & 1 == 1).map(|code| code >> 1)
 }
@@ -179,9 +179,9 @@ fn guest_code(status: ExitStatus) -> Option<i32> {
 struct Place {
     /// Drives and memory.
     folder: PathBuf,
-    /// Sockets; the path of one may not have more than 107 bytes.
+    /// Sockets, whose paths are limited to 107 bytes.
     sockets: PathBuf,
-    /// What QEMU says on stderr.
+    /// QEMU's stderr.
     complaints: PathBuf,
     keep: bool,
 }
@@ -200,7 +200,7 @@ impl Place {
         Ok(Self { folder, sockets, complaints, keep })
     }
 
-    /// Why QEMU does not run, in its own words.
+    /// Returns QEMU's error messages.
     fn complaints(&self) -> String {
         let text = fs::read_to_string(&self.complaints).unwrap_or_default();
         format!("QEMU says: {}", text.trim())
@@ -209,7 +209,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // The next boot overwrites what is left.
+        // The next boot overwrites leftovers.
         let _ = fs::remove_dir_all(&self.sockets);
         if !self.keep {
             let _ = fs::remove_dir_all(&self.folder);
@@ -220,7 +220,7 @@ impl Drop for Place {
 /// A running machine.
 struct Boot {
     child: Child,
-    /// None if it is on the terminal.
+    /// `None` if it is on the terminal.
     console: Option<UnixListener>,
     control: UnixListener,
     qmp: UnixListener,
@@ -250,7 +250,7 @@ impl Boot {
         let mut command = Command::new(std::path::absolute(qemu::SYSTEM.program())?);
         command.args(machine.arguments()).current_dir(&place.folder);
         if !interactive {
-            // QEMU also reports the errors that it injects.
+            // QEMU also reports injected errors.
             let complaints = File::create(&place.complaints)?;
             command.stdin(Stdio::null()).stdout(complaints.try_clone()?).stderr(complaints);
         }
@@ -258,7 +258,7 @@ impl Boot {
         Ok(Self { child, console, control, qmp })
     }
 
-    /// Starts answering what the guest asks.
+    /// Starts to answer the guest's requests.
     fn serve(&mut self, place: &Place) -> Result<thread::JoinHandle<()>> {
         let control = accept(&self.control, &mut self.child)?;
         let qmp = Qmp::new(accept(&self.qmp, &mut self.child)?)?;
@@ -270,7 +270,7 @@ impl Boot {
         }))
     }
 
-    /// Reads the console to its end, or to the deadline; the latter ends the machine.
+    /// Reads the console to its end, or until the deadline, which ends the machine.
     fn read(&mut self, log: &Path, limit: Duration, verbose: bool) -> Result<(Console, bool)> {
         let socket = self.console.as_ref().context("the console is on the terminal")?;
         let lines = lines_of(accept(socket, &mut self.child)?);
@@ -297,7 +297,7 @@ impl Boot {
                     in_time = false;
                     self.child.kill()?;
                 }
-                // What came before the kill is still read.
+                // Output from before the kill is still read.
                 Err(RecvTimeoutError::Timeout) => thread::yield_now(),
                 Err(RecvTimeoutError::Disconnected) => return Ok((console, in_time)),
             }
@@ -311,7 +311,7 @@ impl Boot {
 
 impl Drop for Boot {
     fn drop(&mut self) {
-        // Nothing happens to one that has ended and was waited for.
+        // No effect on a child that has ended and was waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -325,7 +325,7 @@ fn listen(path: &Path) -> Result<UnixListener> {
     socket.with_context(|| format!("cannot listen on {}", path.display()))
 }
 
-/// QEMU's connection, unless it ends without making one.
+/// Accepts QEMU's connection, unless QEMU ends first.
 fn accept(socket: &UnixListener, child: &mut Child) -> Result<UnixStream> {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
@@ -347,7 +347,7 @@ fn accept(socket: &UnixListener, child: &mut Child) -> Result<UnixStream> {
     }
 }
 
-/// The lines that come from a socket, until it is closed.
+/// Returns the lines from a socket, until it is closed.
 fn lines_of(stream: UnixStream) -> mpsc::Receiver<Vec<u8>> {
     let (send, lines) = mpsc::channel();
     thread::spawn(move || {
