@@ -160,7 +160,7 @@ struct Found {
 }
 
 impl Found {
-    /// The first two results depend on the store's configuration, the others on the workload.
+    /// Returns the results. The first two depend on the configuration, the others on the workload.
     fn counts(&self) -> [(&'static str, f64); 4] {
         let since = |of: fn(&StoreStats) -> u64| (of(&self.after) - of(&self.before)) as f64;
         let stored = since(|stats| stats.stored_bytes);

@@ -300,7 +300,7 @@ fn waiting_for_ready_ends_with_cap_to() {
     }
 }
 
-/// Patches to an identify page: a run of random bytes, or any value in one relevant field.
+/// Returns patches to an identify page: random bytes, or any value in one relevant field.
 fn patch() -> impl Strategy<Value = IdentifyPatch> {
     let cns = prop::sample::select(vec![Cns::NAMESPACE.0, Cns::CONTROLLER.0, 2, 3]);
     // Controller: cntlid, ver, oacs, acl, lpa, elpe, mdts, sqes, cqes, nn, oncs, vwc, sgls.

@@ -16,7 +16,7 @@ pub(crate) fn of(key: u128, layer: u32, segment: u32) -> Pattern {
     Pattern::new(finalise((key >> 64) as u64 ^ low))
 }
 
-/// Finaliser of splitmix64: every bit of the input affects every bit of the output.
+/// Applies splitmix64's finaliser: every bit of the input affects every bit of the output.
 fn finalise(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -11,7 +11,7 @@ use crate::problem::{Problem, told};
 use crate::size::Size;
 use crate::sizing::Sizing;
 
-/// Sizes of a home's files are rounded to a multiple of this.
+/// Sizes of a home's files are rounded up to a multiple of this.
 const UNIT: u64 = 1 << 20;
 
 /// Location of the kept store.

@@ -10,24 +10,24 @@
 //!   doctor    tests which routes of the data work here
 //!   identify  shows devices
 //!   format    makes a store, and can undo that
-//!   inspect   shows and checks a store that is not open (survey reads it, salvage what is left of
-//!             a damaged one, offline has its devices)
+//!   inspect   shows and checks a closed store (survey reads it, salvage recovers a damaged one,
+//!             offline has its devices)
 //!   scrub     reads all of a store, and compares checksums
-//!   sim       simulates serving, and shows what it found
+//!   sim       simulates serving, and shows the results
 //!   profile   measures devices, and writes a slack table (measure: batches, alone and mixed)
-//!   replay    engine (look up, retrieve, store), verify (what is checked), rate (what is
-//!             measured), report (one JSON object, or tables)
-//!   stack     store and pool, from what ripieno-stack opens: controllers, drives, GPU, routes
-//!   drives    what a replay may overwrite on real drives
+//!   replay    engine (look up, retrieve, store), verify (checks), rate (bandwidth),
+//!             report (one JSON object, or tables)
+//!   stack     store and pool, on top of ripieno-stack: controllers, drives, GPU, routes
+//!   drives    checks of real drives before a replay overwrites them
 //!   pool      the KV memory; the CPU or a GPU fills and checks it
-//!   keep      where a store stays, and whether it was there before
-//!   media     what is behind the software controllers of a replay
-//!   sizing    how large the store and the pool are; whether the machine has that
-//!   gpu       the GPU as it is reported
+//!   keep      the location of a kept store
+//!   media     the media of a replay's software controllers
+//!   sizing    sizes of the store and the pool, checked against the machine
+//!   gpu       the report on the GPU
 //!   plan      the workload as keys; requests come from trace or synthetic
-//!   config    the flags, checked; devices: those that name devices and memory
-//!   pace      --pace: layer times, speed of the devices, who decides
-//!   model     the shape of a block
+//!   config    validated flags; devices: the flags for devices and memory
+//!   pace      --pace: layer times, bandwidth of the devices, I/O policy
+//!   model     shapes of blocks
 //!   contents, file, interrupt, machine, problem, progress, size, table, terminal
 //! ```
 //!

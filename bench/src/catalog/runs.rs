@@ -45,7 +45,7 @@ pub fn measure(trace: &Trace, policy: PolicyKind) -> Found {
     replay(trace, |keys| request(&mut catalog, namespace, keys))
 }
 
-/// The same with LRU and a LIFO stack of free files.
+/// Replays the trace with LRU and a LIFO stack of free files.
 pub fn without(trace: &Trace) -> Found {
     let mut store = Stack { free: (0..files(trace)).rev().collect(), ..Stack::default() };
     replay(trace, |keys| store.request(keys))

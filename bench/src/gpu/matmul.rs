@@ -125,7 +125,7 @@ fn hash(x: u64) -> u64 {
     (x ^ x >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 20
 }
 
-/// Twin of `bench_element` in `bench/ptx/matmul.cuh`.
+/// Returns an element of a matrix. Twin of `bench_element` in `bench/ptx/matmul.cuh`.
 fn element(seed: u64, at: u64) -> i32 {
     let x = seed.wrapping_add(at).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let x = (x ^ x >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93);

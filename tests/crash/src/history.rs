@@ -31,7 +31,7 @@ const DRAM_BLOCKS: u64 = 10;
 const DRAM_EVERY: u64 = 3;
 /// One in this many of those uses write-back.
 const BACK_EVERY: u64 = 2;
-/// One in this many of those writes back in parts of a block.
+/// One in this many of those writes back block by block.
 const PARTS_EVERY: u64 = 2;
 /// One in this many histories has a few long lives: seeds with the remainder [`LONG`].
 const LONG_EVERY: u64 = 50;

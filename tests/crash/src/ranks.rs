@@ -214,7 +214,7 @@ impl RankHistory {
         let is_up = self.ranks.iter().all(|rank| rank.worker.is_some());
         match was_down && is_up {
             true => self.check(&catalog, outcome),
-            // An interrupted check is repeated.
+            // Without all ranks nothing can be checked: the catalog must be started again later.
             false if was_down => {
                 self.crash_head(outcome);
                 Ok(())

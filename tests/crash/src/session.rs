@@ -26,7 +26,7 @@ const ACTORS_MAX: usize = 6;
 pub struct Session {
     /// One handle for each namespace.
     pub stores: Vec<Store>,
-    /// Continues write-back in parts of a block.
+    /// Continues write-back, block by block.
     pub paced: Option<PacedStore>,
     pub kv: KvMemory,
     pub keys: Vec<BlockKey>,
@@ -558,7 +558,7 @@ impl History {
     }
 }
 
-/// Returns the contents of a block, which differ by tenant for equal tokens, to detect mix-ups.
+/// Returns the content tag of a version, which differs by tenant to detect mix-ups of equal tokens.
 pub fn tag(space: usize, version: u64) -> u64 {
     version << 1 | space as u64
 }

@@ -25,7 +25,7 @@ fn flags(line: &str) -> FormatFlags {
     Line::try_parse_from(words.chain(line.split_whitespace())).unwrap().flags
 }
 
-/// A drive of 16 MiB whose store leaves out the first and last MiB.
+/// Returns a drive of 16 MiB whose store leaves out the first and last MiB.
 fn drive() -> (MemoryMedia, Offline) {
     let media = MemoryMedia::new(BYTES).unwrap();
     let config = EmuConfig::new("drive").namespace(media.clone(), 512);

@@ -192,7 +192,7 @@ fn blocks(hash_ids: &[u64], input: u32, block_tokens: u32) -> Vec<u64> {
     names.take(full).collect()
 }
 
-/// Finaliser of SplitMix64: a bijection.
+/// Applies SplitMix64's finaliser, which is a bijection.
 fn mix(number: u64) -> u64 {
     let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -23,7 +23,7 @@ const SQE_QUARTERS: u64 = 4;
 const POLLED: u64 = 5;
 /// Offset of the half of a CQE that has the phase.
 const CQE_PHASE_AT: u64 = 8;
-/// Before a doorbell, after a CQE, before a signal and before a completion.
+/// Fences before a doorbell, after a CQE, before a signal and before a completion.
 const SYSTEM_FENCES: u64 = 4;
 
 /// A property of a kernel on one GPU.

@@ -68,7 +68,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the contents of a block, which differ by rank, too.
+/// Returns the content tag of a version, which differs by rank, too.
 pub fn tag(rank: usize, space: usize, version: u64) -> u64 {
     version << 2 | (rank as u64) << 1 | space as u64
 }

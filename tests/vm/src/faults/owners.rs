@@ -33,7 +33,7 @@ fn play(part: &str, bdf: &str) -> Result<Child> {
     Ok(child)
 }
 
-/// Role of a process that has a drive open and idle.
+/// Plays a process that has a drive open and idle.
 pub fn hold(bdf: &str) -> Result<()> {
     let space = space()?;
     let _bus = bus(&space, bdf)?;
@@ -69,7 +69,7 @@ pub fn one_drive_has_one_owner() -> Result<()> {
     Ok(())
 }
 
-/// Role of a process of an ordinary user that reads one LBA.
+/// Plays a process of an ordinary user that reads one LBA.
 pub fn read_one(bdf: &str) -> Result<()> {
     // This is the process's only thread, and the privileges are dropped for good.
     set_thread_gid(Gid::from_raw(USER))?;
@@ -116,7 +116,7 @@ pub fn a_lock_limit_is_explained() -> Result<()> {
     })
 }
 
-/// Role of a process that writes at full speed until it is killed.
+/// Plays a process that writes at full speed until it is killed.
 pub fn hammer(bdf: &str) -> Result<()> {
     let space = space()?;
     let mut drive =

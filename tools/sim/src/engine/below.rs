@@ -120,9 +120,9 @@ impl Below {
         self.share_link();
     }
 
-    /// Loads from the drives and copies from host memory share the GPU's link; stores of both share
-    /// the other direction. Each gets its demand, or half of the link plus the other's unused
-    /// share.
+    /// Shares the GPU's link between loads from the drives and copies from host memory, and its
+    /// other direction between stores of both. Each gets its demand, or half of the link plus the
+    /// other's unused share.
     fn share_link(&mut self) {
         let Some(host) = &mut self.host else { return };
         let LaneModel { read, write, .. } = host.lane;

@@ -19,7 +19,7 @@ const SETUP: Setup = Setup {
     requests_max: 16,
 };
 
-/// Prompts of a few documents, at regular times.
+/// Returns prompts of a few documents, at regular times.
 fn requests(count: u64, every: Duration) -> Vec<Request> {
     let request = |number: u64| {
         let input = 2048 + (number % 7) as u32 * 1000;
@@ -127,8 +127,8 @@ fn what_two_tiers_load_is_what_was_found_in_each() {
     assert_eq!((all.read_bytes, all.host_read_bytes), (0, loaded * token));
 }
 
-/// Seconds until the last of the given operations, each repeated ten times: loads or stores of
-/// units on the drives (0), or in host memory (1).
+/// Returns the seconds until the last of the given operations ends, each repeated ten times: loads
+/// or stores of units on the drives (0), or in host memory (1).
 fn moved(drives: f64, ops: &[(usize, Kind, u64)]) -> f64 {
     let mut tier = Policy::WITH_HOST.tier.unwrap();
     (tier.lane.read, tier.lane.write) = (drives, drives);

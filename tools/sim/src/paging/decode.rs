@@ -274,7 +274,7 @@ impl<'a> Engine<'a> {
         self.paging.as_mut().map_or(Duration::ZERO, Paging::wait)
     }
 
-    /// Requests the blocks that a request needs now.
+    /// Brings the blocks of a request that runs now to the GPU.
     fn bring(&mut self, request: &mut Request) {
         let missing = request.blocks() - request.resident;
         if request.staged == 0 {

@@ -58,7 +58,7 @@ fn found(policy: &Policy, hits: f64, every: Duration, count: u64) -> Found {
 const LOADS: [(&str, f64); 3] =
     [("alone", 20.0), ("half of the time", 2.0), ("nearly always", 1.1)];
 
-/// Results of layer-wise order, the scheduler, and drives that take no time.
+/// Returns the results of layer-wise order, the scheduler, and drives that take no time.
 fn row(hits: f64, apart: f64, count: u64) -> [Found; 3] {
     let alone = found(&Policy::NAIVE, hits, Duration::from_secs(60), 2);
     let every = Duration::from_secs_f64(alone.ttft / 1e3 * apart);

@@ -42,7 +42,7 @@ const ITERATION: Duration = Duration::from_micros(1200);
 /// Requests that return to the batch per iteration at 2x; at 3x twice as many, and so on.
 const EXCHANGED: f64 = 0.98;
 
-/// The paper's engine with LRU and no prefetching.
+/// Returns the paper's engine with LRU and no prefetching.
 fn lru(oversubscription: f64) -> Decode<'static> {
     Decode {
         iteration: ITERATION,
@@ -59,14 +59,14 @@ fn lru(oversubscription: f64) -> Decode<'static> {
     }
 }
 
-/// The paper's lookahead: a request's blocks move together if all of them can be in time.
+/// Returns the paper's lookahead: a request's blocks move together if all of them can be in time.
 fn paper(window: u32) -> Ahead {
     let Ahead { lookahead, schedule } = ours(window);
     let lookahead = LookaheadConfig { batch_blocks: 1 << 16, ..lookahead };
     Ahead { lookahead, schedule: Config { margin: 1.0, ..schedule } }
 }
 
-/// The store's lookahead.
+/// Returns the store's lookahead.
 fn ours(window: u32) -> Ahead {
     let lookahead = LookaheadConfig { window, drives_window: 2 * window, batch_blocks: 8 };
     Ahead { lookahead, schedule: Config::default() }
@@ -204,8 +204,8 @@ fn policies(ratio: f64) -> [Found; 7] {
     [lru, lfu, lru, prefetch, oracle, ours, unmarked]
 }
 
-/// Iteration time by the paper's simulator: each iteration waits for the excess of its own reads'
-/// time over all iterations of the window, as if each had the link to itself for that long.
+/// Returns the iteration time by the paper's simulator: each iteration waits for the excess of its
+/// own reads' time over the window's iterations, as if each had the link to itself for that long.
 fn as_the_paper_counts(wait_ms: f64, window: f64) -> f64 {
     let iteration = ITERATION.as_secs_f64() * 1e3;
     iteration + (wait_ms - window * iteration).max(0.0)
@@ -316,7 +316,7 @@ fn compare(outcome: &mut Outcome, name: &str, paper: &[(f64, f64); 5], found: &[
     }
 }
 
-/// A number that is not simulated.
+/// Returns a comparison for a number that is not simulated.
 fn nothing(what: &str, unit: &'static str, paper: f64) -> Comparison {
     const TTFT: &str = "the paper's simulator has it from prefill alone, for all policies the \
         same; it says nothing of memory";

@@ -38,8 +38,8 @@ const BATCH: f64 = 64.0;
 const WANTED: f64 = 161.0;
 const STEPS: u32 = 200;
 
-/// Mean time of a step with `blocks` blocks below the GPU, in milliseconds. They are announced one
-/// step ahead, two for the drives; or not at all.
+/// Returns the mean milliseconds of a step with `blocks` blocks below the GPU, which are announced
+/// one step ahead, two for the drives; or not at all.
 fn step_ms(blocks: u64, on_drives: bool, is_ahead: bool) -> f64 {
     let window = u32::from(is_ahead);
     let lookahead = LookaheadConfig { window, drives_window: 2 * window, batch_blocks: 8 };

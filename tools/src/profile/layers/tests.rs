@@ -16,7 +16,7 @@ fn parse(lines: &[&str]) -> Result<Steps, Problem> {
     Ok(found.unwrap())
 }
 
-/// Microseconds of an undisturbed layer.
+/// Returns the microseconds of an undisturbed layer.
 fn truth(input: u32, prefix: u32) -> f64 {
     let shape = StepShape::of([(input, prefix)]);
     200.0 + 700.0 * f64::from(shape.tokens) / 1e3 + 400.0 * shape.attended as f64 / 1e7
@@ -81,7 +81,7 @@ fn files_without_steps_are_refused() {
     }
 }
 
-/// Four shapes in turn; one step in four takes ten times as long.
+/// Returns steps of four shapes in turn; one step in four takes ten times as long.
 fn disturbed() -> Steps {
     let mut lines = vec![HEADER.to_owned()];
     for round in 0..24 {

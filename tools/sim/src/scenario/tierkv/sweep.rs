@@ -29,8 +29,8 @@ const PAPER_6: [(u32, f64, f64); 9] = [
     (16, 100.0, 1.20),
 ];
 
-/// Cases of the sweep: the paper's, with given link utilisations, with the longer iterations of
-/// section 3.5, and from the drives.
+/// Returns the cases of the sweep: the paper's, with given link utilisations, with the longer
+/// iterations of section 3.5, and from the drives.
 fn cases() -> [(&'static str, Decode<'static>); 6] {
     let paper = lru(3.0);
     // Link time of one returning request, in iterations.
@@ -137,7 +137,7 @@ fn by_profile(comparisons: &mut Vec<Comparison>) -> Table {
     }
 }
 
-/// Notes that follow from the results without lookahead.
+/// Returns notes that follow from the results without lookahead.
 fn notes_6(late: &Found) -> Vec<String> {
     let reads = late.blocks * BELOW.block_bytes as f64 / BELOW.link.read * 1e3;
     let computes = ITERATION.as_secs_f64() * 1e3;
