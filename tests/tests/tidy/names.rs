@@ -1,5 +1,5 @@
-//! Rules about names: words that a reader from the field would have to look up, and the crates in
-//! the architecture's picture.
+//! Rules about words: terms a reader from the field would have to look up, and how sentences begin;
+//! and the crates that the picture in the architecture document shows.
 
 use crate::Rule;
 use crate::tree::{File, Tree, Violation, line_of};
@@ -16,6 +16,17 @@ pub const RULES: &[Rule] = &[
             files
         },
         finds: &["a.rs:1", "a.rs:2", "b.md:1"],
+    },
+    Rule {
+        name: "sentences begin with a noun or a verb",
+        check: sentences_begin_with_a_noun_or_a_verb,
+        sample: || {
+            let code = "/// What is read.\n// Bytes. Whether they are right\n\
+                        //! Bytes of what is read. What now?\nlet what = \"What is\";\n";
+            let text = "# What it is\nA thing.\nAs for another one, it is. What Whether\n";
+            vec![("a.rs", code.into()), ("b.py", "# What is\n".into()), ("c.md", text.into())]
+        },
+        finds: &["a.rs:1", "a.rs:2", "b.py:1", "c.md:3"],
     },
     Rule {
         name: "the picture shows all crates",
@@ -47,9 +58,14 @@ const WORDS: &[(&str, &str)] = &[
     ("suffer", "have a fault"),
 ];
 
-/// Files that may use them, with the reasons.
-const EXEMPT: &[(&str, &str)] =
-    &[("CHANGELOG.md", "it names what was renamed"), ("tests/tests/tidy/names.rs", "this list")];
+/// Files that may use them, and why.
+const EXEMPT: &[(&str, &str)] = &[("tests/tests/tidy/names.rs", "this list")];
+
+/// Beginnings of sentences that name neither a thing nor an action.
+const CLAUSES: &[&str] = &["What ", "Whether ", "As for "];
+
+/// Files whose sentences may begin so: programs write them.
+const GENERATED: &[&str] = &["docs/results/engines.md", "docs/results/sim.md"];
 
 const PICTURE: &str = "docs/pictures/crates.svg";
 
@@ -69,6 +85,31 @@ fn words_of_the_field(tree: &Tree) -> Vec<Violation> {
                 );
                 Violation::new(file, number, message)
             }));
+        }
+    }
+    found
+}
+
+fn sentences_begin_with_a_noun_or_a_verb(tree: &Tree) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let written = tree.with(&["rs", "cuh", "cu", "h", "hpp", "cpp", "py", "md"]);
+    for file in written.filter(|file| !GENERATED.contains(&file.path.as_str())) {
+        let is_text = file.path.ends_with(".md");
+        let marks: &[&str] =
+            if file.path.ends_with(".py") { &["#"] } else { &["///", "//!", "//"] };
+        for (number, line) in file.lines() {
+            let line = line.trim_start();
+            let prose = match is_text {
+                true => Some(line).filter(|line| !line.starts_with('#')),
+                false => marks.iter().find_map(|mark| line.strip_prefix(mark)),
+            };
+            let Some(prose) = prose.filter(|prose| !prose.contains('?')) else { continue };
+            let mut sentences = prose.split(". ").map(str::trim_start);
+            if sentences.any(|text| CLAUSES.iter().any(|clause| text.starts_with(clause))) {
+                let message = "a sentence that begins with a clause; a reader looks for the thing: \
+                               begin with its name, or with a verb";
+                found.push(Violation::new(file, number, message));
+            }
         }
     }
     found
