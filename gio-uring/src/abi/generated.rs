@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 4b9d2162af5aae53e5bda4c0805153e3 kernels/include/gio/abi.h
+// 45774aeba9b326d3335383caa95e3c40 kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;

@@ -116,8 +116,8 @@ typedef struct gio_iocb {
   uint64_t reserved;
 } gio_iocb;           // 128 bytes
 
-// What the warps did of one operation so far. Kept where the kernel runs, one for each IOCB; the
-// last warp writes the sums to the IOCB, and makes this ready for the next operation.
+// Progress of one operation over all warps. In memory near the kernel, one for each IOCB. The last
+// warp writes the sums to the IOCB and resets this for the next operation.
 typedef struct gio_progress {
   uint32_t warps_left; // warps that have not finished their part
   uint32_t errors;
@@ -149,7 +149,7 @@ typedef struct gio_active {
   uint64_t status;      // gio_iocb.status
   uint32_t opcode;      // gio_iocb.opcode
   uint32_t splits;      // gio_op.splits
-  uint64_t checksums;   // gio_iocb.checksums of a read, else 0. What follows is for them:
+  uint64_t checksums;   // gio_iocb.checksums of a read, else 0. The rest is for them:
   uint64_t ioctx;       // of gio_iocb
   uint64_t row_base;    // of gio_pool
   uint64_t block_stride;
@@ -242,7 +242,7 @@ typedef struct gio_warp {
   uint64_t reserved[6];
 } gio_warp;                  // 1344 bytes: whole cache lines, warps on different threads share none
 
-// What a kernel launch, or a host thread's turn, is given.
+// Arguments of a kernel launch or of a host thread's turn.
 typedef struct gio_args {
   uint64_t warps;      // gio_warp[warp_count]
   uint64_t iocbs;      // gio_iocb[ring_mask + 1]

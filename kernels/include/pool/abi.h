@@ -19,7 +19,7 @@
 #define GIO_PATTERN_POISON 1u
 #define GIO_PATTERN_CHECK 2u
 
-// What gio_pattern_args.found has for an item without a difference.
+// gio_pattern_args.found of an item without a difference.
 #define GIO_PATTERN_NONE 0xffffffffffffffffull
 
 // clang-format off

@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// f14a73f6ec69318c031d933ed0d35d19 kernels/include/pool/abi.h
+// a5140bd6f9e57377470b2c6f3339b377 kernels/include/pool/abi.h
 pub const GIO_TILE: u32 = 2048;
 pub const GIO_POOL_THREADS_MAX: u32 = 256;
 pub const GIO_SCATTER: u32 = 0;
