@@ -124,6 +124,8 @@ GIO_FN void gio_op_load(const gio_state &s, gio_op &op, const gio_iocb *iocb) {
     op.pool = *gio_ptr<const gio_pool>(op.iocb.pool);
     usable = usable && gio_pool_usable(op.pool, op.iocb, w);
     longest = op.pool.slot_bytes;
+  } else {
+    usable = usable && op.iocb.kind == GIO_KIND_EXPLICIT;
   }
   if (op.iocb.checksums != 0u) usable = usable && op.affine != 0u && op.pool.row_base != 0u;
   if (!usable) { // rejected as one row: each class once, by the device of its number

@@ -3,7 +3,7 @@
 
 use gio_uring::{
     IoExecutor,
-    abi::{self, Affine, IoCtx},
+    abi::{self, Affine, IoCtx, Iocb},
 };
 use nvme_driver::Nanos;
 
@@ -173,6 +173,23 @@ fn operations_that_make_no_sense_are_refused_whole() {
         assert_eq!(count(&done, abi::STATUS_INVALID), 5, "{config:?} {shape:?}");
         assert_eq!((done.iocb.objects, done.iocb.errors), (0, 5));
         assert_eq!(rig.warp(0).commands, 0);
+        rig.assert_at_rest();
+    }
+}
+
+/// The contexts of another kind would be of another size.
+#[test]
+fn operations_of_an_unknown_kind_are_refused_whole() {
+    for kind in [2, u32::MAX] {
+        let mut rig = Rig::new(Config::default(), 4);
+        let area = rig.memory.take_data(8192, 4096);
+        let iova = rig.memory.iova(area.address);
+        let entry = |lba| IoCtx { iova, lba, bytes: 4096, device: 0 };
+        let iocb = rig.explicit(abi::OP_READ, &mut [entry(1), entry(2)]);
+        rig.issue(Iocb { kind, ..iocb });
+        let done = rig.finish(1).remove(0);
+        assert_eq!(done.statuses, [abi::STATUS_INVALID; 2]);
+        assert_eq!((done.iocb.objects, rig.warp(0).commands), (0, 0));
         rig.assert_at_rest();
     }
 }
