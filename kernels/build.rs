@@ -24,6 +24,17 @@ fn main() {
         .flag_if_supported("-Wconversion")
         // Nothing of the C++ library is used.
         .cpp_link_stdlib(None);
+    println!("cargo::rustc-check-cfg=cfg(sanitize_address)");
+    if let Ok(sanitizer) = std::env::var("CARGO_CFG_SANITIZE") {
+        // As Rust is. rustc links the runtime, whose functions gcc's code calls as well.
+        build.flag(format!("-fsanitize={sanitizer}")).flag("-g").flag("-fno-omit-frame-pointer");
+        // The one fence of the host's kernel is for kernels that leave, as those of a GPU do.
+        build.flag_if_supported("-Wno-tsan");
+        if sanitizer == "address" {
+            // For tests that forbid it parts of their memory.
+            println!("cargo::rustc-cfg=sanitize_address");
+        }
+    }
     if std::env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
         // For popcnt, which every lane asks for its rank; in every x86-64 since 2008.
         build.flag_if_supported("-mpopcnt");

@@ -15,6 +15,7 @@ pub mod mutants;
 pub mod peers;
 pub mod ptx;
 pub mod python;
+pub mod sanitize;
 pub mod test;
 pub mod vm;
 pub mod wheel;

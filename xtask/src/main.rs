@@ -130,6 +130,11 @@ enum Command {
     /// Two emulated NVMe controllers behind an emulated IOMMU, in QEMU without KVM, which Debian's
     /// packages are unpacked for below target/; needs neither hardware nor rights.
     Vm(command::vm::VmArgs),
+    /// Run tests of the I/O kernel on the host, and of the rings, under sanitizers
+    ///
+    /// ThreadSanitizer and AddressSanitizer, in C++ alone and in Rust and C++ together, which is
+    /// built in target/sanitize.
+    Sanitize(command::sanitize::SanitizeArgs),
     /// Pack what a machine with an NVIDIA GPU and no toolchain needs: tests, replays, measurements
     ///
     /// Programs, kernels and a script that runs them within 8 minutes and writes down what came of
@@ -185,6 +190,7 @@ fn main() -> ExitCode {
         Command::Peers(args) => command::peers::run(&args),
         Command::Wheel => command::wheel::run(),
         Command::Vm(args) => command::vm::run(&args),
+        Command::Sanitize(args) => command::sanitize::run(&args),
         Command::Gpu(args) => command::gpu::run(&args),
         Command::Mutants(args) => command::mutants::run(&args),
         Command::Bench(args) => command::bench::run(&args),

@@ -38,6 +38,8 @@ pub enum Need {
     Bindgen,
     /// cargo-deny, in `target/tools`.
     CargoDeny,
+    /// Runtimes of the sanitizers, in the Rust toolchain.
+    Sanitizers,
 }
 
 impl Need {

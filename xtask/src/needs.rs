@@ -9,6 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::command::sanitize;
 pub use crate::need::Need;
 use crate::programs::{cargo_install, has_library, is_installed};
 use crate::{abi, debian, engine, ptx, python, qemu, vm};
@@ -120,6 +121,7 @@ impl Need {
             Self::Vllm => engine::fetch(),
             Self::Bindgen => abi::fetch(),
             Self::CargoDeny => cargo_install(CARGO_DENY).map(drop),
+            Self::Sanitizers => sanitize::look_for_runtimes(),
         }
     }
 }

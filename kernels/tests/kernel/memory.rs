@@ -31,7 +31,9 @@ pub struct Memory {
 
 impl Memory {
     pub fn new(executor: &InlineExecutor, len: usize) -> Self {
-        Self { pages: executor.alloc(len).expect("an arena"), used: 0, data: Vec::new() }
+        let pages = executor.alloc(len).expect("an arena");
+        asan::forbid(pages.address(), pages.len() as u64);
+        Self { pages, used: 0, data: Vec::new() }
     }
 
     /// Allocates zeroed bytes; aligned to `align`, and never adjacent to the previous allocation.
@@ -39,7 +41,9 @@ impl Memory {
         let start = (self.used + 64).next_multiple_of(align);
         self.used = start + len;
         assert!(self.used <= self.pages.len() as u64, "the arena is too small");
-        Region { address: self.pages.address() + start, len }
+        let region = Region { address: self.pages.address() + start, len };
+        asan::allow(region.address, region.len);
+        region
     }
 
     /// The same, for data of commands.
@@ -108,6 +112,40 @@ impl Memory {
         self.read(region.address, &mut bytes);
         bytes
     }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // The next mapping may be at the same address.
+        asan::allow(self.pages.address(), self.pages.len() as u64);
+    }
+}
+
+/// Tells AddressSanitizer what of the arena was taken: to it, an arena is all one allocation.
+#[cfg(sanitize_address)]
+mod asan {
+    unsafe extern "C" {
+        fn __asan_poison_memory_region(start: *const u8, len: usize);
+        fn __asan_unpoison_memory_region(start: *const u8, len: usize);
+    }
+
+    pub fn forbid(address: u64, len: u64) {
+        let start = std::ptr::with_exposed_provenance(address as usize);
+        // SAFETY: the runtime takes any range of mapped memory.
+        unsafe { __asan_poison_memory_region(start, len as usize) }
+    }
+
+    pub fn allow(address: u64, len: u64) {
+        let start = std::ptr::with_exposed_provenance(address as usize);
+        // SAFETY: as above.
+        unsafe { __asan_unpoison_memory_region(start, len as usize) }
+    }
+}
+
+#[cfg(not(sanitize_address))]
+mod asan {
+    pub fn forbid(_address: u64, _len: u64) {}
+    pub fn allow(_address: u64, _len: u64) {}
 }
 
 /// A random generator: every failure prints its seed.

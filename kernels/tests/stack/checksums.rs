@@ -11,7 +11,7 @@ use nvme_driver::Nanos;
 use nvme_emu::{FaultAction, FaultRule, FaultWhen, SimClock};
 use ripieno_testkit::set_faults;
 
-use crate::{Pool, Stack};
+use crate::rig::{Pool, Stack};
 
 /// Runs rows `rows` of a map; returns the number of failed objects.
 fn run(

@@ -1,6 +1,8 @@
-// The host build of the I/O kernel under ThreadSanitizer: two kernel threads with two queues each,
-// a controller thread for each device, and a caller who fills IOCBs, reads completions, and checks
-// every byte. All of it shares plain memory, so a missing release or acquire anywhere is a report.
+// The host build of the I/O kernel under a sanitizer: two kernel threads with two queues each, a
+// controller thread for each device, and a caller who fills IOCBs, reads completions, and checks
+// every byte. All of it shares plain memory, so ThreadSanitizer reports each missing release or
+// acquire. Every array is an allocation of its own, so AddressSanitizer reports each access behind
+// its end.
 #define GIO_HOST 1
 #include <sched.h>
 #include <stdio.h>
@@ -17,9 +19,16 @@ const uint32_t DEVICES = 2, PARTS = 2, WARPS = DEVICES * PARTS;
 const uint32_t DEPTH_LOG2 = 4, DEPTH = 1u << DEPTH_LOG2, MASK = DEPTH - 1;
 const uint32_t AREA = 256, LBA_SHIFT = 9, LBA_BYTES = 1u << LBA_SHIFT;
 const uint32_t RING = 8, IOCTXS = 48, ROWS = 2, FILES = 64;
+const uint64_t DATA_LBA = 3;
 const uint32_t ERROR_EVERY = 61; // LBAs that the controllers refuse to read
 
+// N of T, in an allocation of their own.
+template <class T, size_t N> struct Array : std::vector<T> {
+  Array() : std::vector<T>(N) {}
+};
+
 uint64_t address(const void *p) { return reinterpret_cast<uint64_t>(p); }
+template <class T> uint64_t address(const std::vector<T> &array) { return address(array.data()); }
 
 void check(bool right, const char *what) {
   if (right) return;
@@ -29,12 +38,12 @@ void check(bool right, const char *what) {
 
 // A queue pair and the controller's end of it.
 struct Queue {
-  alignas(64) uint64_t sq[DEPTH * 8] = {};
-  alignas(64) uint32_t cq[DEPTH * 4] = {};
-  alignas(64) uint64_t descriptors[DEPTH * AREA / 8] = {};
-  alignas(64) uint32_t doorbell[2] = {};
-  gio_slot slots[DEPTH] = {};
-  uint16_t free_slots[DEPTH] = {};
+  Array<uint64_t, DEPTH * 8> sq;
+  Array<uint32_t, DEPTH * 4> cq;
+  Array<uint64_t, DEPTH * AREA / 8> descriptors;
+  Array<uint32_t, 2> doorbell;
+  Array<gio_slot, DEPTH> slots;
+  Array<uint16_t, DEPTH> free_slots;
   uint32_t head = 0, tail = 0, qid = 0, device = 0;
   std::vector<std::vector<uint64_t>> pending;
 };
@@ -70,7 +79,8 @@ bool controller_step(Queue &q, uint32_t &dice) {
   const uint32_t tail = gio_ld_acquire_sys(&q.doorbell[0]);
   bool moved = false;
   for (; q.head != tail; q.head = (q.head + 1) & MASK, moved = true) {
-    q.pending.emplace_back(q.sq + q.head * 8, q.sq + q.head * 8 + 8);
+    const uint64_t *sqe = q.sq.data() + q.head * 8;
+    q.pending.emplace_back(sqe, sqe + 8);
   }
   while (!q.pending.empty() && ((q.tail + 1) & MASK) != gio_ld_acquire_sys(&q.doorbell[1])) {
     dice = dice * 1664525 + 1013904223;
@@ -80,7 +90,7 @@ bool controller_step(Queue &q, uint32_t &dice) {
     q.pending.pop_back();
     const bool refused = (sqe[0] & 0xff) == GIO_OP_READ && sqe[5] % ERROR_EVERY == 0;
     if (!refused) move(q, sqe);
-    uint32_t *cqe = q.cq + (q.tail & MASK) * 4;
+    uint32_t *cqe = q.cq.data() + (q.tail & MASK) * 4;
     const uint32_t phase = (q.tail >> DEPTH_LOG2 & 1) ^ 1;
     cqe[2] = q.head | q.qid << 16; // plain, as DMA is: the kernel has no business there before
     const uint32_t cid = static_cast<uint32_t>(sqe[0] >> 16) & 0xffff;
@@ -93,10 +103,12 @@ bool controller_step(Queue &q, uint32_t &dice) {
 }
 
 struct Ring {
-  gio_warp warps[WARPS] = {};
-  gio_iocb iocbs[RING] = {};
-  gio_progress progress[RING] = {};
-  uint64_t sq[RING] = {}, cq[RING] = {}, stop = 0;
+  Array<gio_warp, WARPS> warps;
+  Array<gio_iocb, RING> iocbs;
+  Array<gio_progress, RING> progress;
+  Array<uint64_t, RING> sq;
+  Array<uint64_t, RING> cq;
+  uint64_t stop = 0;
   uint32_t cq_tail = 0, event = 0;
   gio_args args = {};
 };
@@ -128,20 +140,23 @@ void lay_out(Ring &ring, Queue *queues) {
 
 // One IOCB's memory: the KV pool of its own, the map, the statuses.
 struct Op {
-  uint64_t memory[ROWS * IOCTXS * LBA_BYTES / 8] = {};
-  gio_affine map[IOCTXS] = {};
-  uint32_t starts[DEVICES + 1] = {}, status[IOCTXS] = {}, checksums[ROWS * IOCTXS] = {};
-  uint64_t row_iova[ROWS] = {}, data_lba[DEVICES] = {3, 3};
-  gio_pool pool = {};
+  Array<uint64_t, ROWS * IOCTXS * LBA_BYTES / 8> memory;
+  Array<gio_affine, IOCTXS> map;
+  Array<uint32_t, DEVICES + 1> starts;
+  Array<uint32_t, IOCTXS> status;
+  Array<uint32_t, ROWS * IOCTXS> checksums;
+  Array<uint64_t, ROWS> row_iova;
+  Array<uint64_t, DEVICES> data_lba;
+  Array<gio_pool, 1> pool;
   uint64_t *object(uint32_t row, uint32_t block) {
-    return memory + (row * IOCTXS + block) * LBA_BYTES / 8;
+    return memory.data() + (row * IOCTXS + block) * LBA_BYTES / 8;
   }
 };
 
 void place(uint32_t file, uint32_t row, uint32_t &device, uint64_t &lba) {
   const uint32_t group = 8, g = file / group, k = file % group;
   device = (k + row) % DEVICES;
-  lba = 3 + (g * ROWS + row) * (group / DEVICES) + k / DEVICES;
+  lba = DATA_LBA + (g * ROWS + row) * (group / DEVICES) + k / DEVICES;
 }
 
 // Of an object that begins with `word`.
@@ -175,22 +190,23 @@ void fill(Ring &ring, Op &op, uint32_t id, uint32_t turn) {
     }
   }
   for (uint32_t r = 0; r < ROWS; ++r) op.row_iova[r] = address(op.object(r, 0));
-  op.pool = {address(op.row_iova),
-             address(op.data_lba),
-             LBA_BYTES,
-             IOCTXS,
-             FILES,
-             ROWS,
-             DEVICES,
-             8,
-             LBA_BYTES,
-             LBA_BYTES,
-             4 * LBA_BYTES,
-             0,
-             0,
-             address(op.row_iova)};
+  for (uint64_t &lba : op.data_lba) lba = DATA_LBA;
+  op.pool[0] = {address(op.row_iova),
+                address(op.data_lba),
+                LBA_BYTES,
+                IOCTXS,
+                FILES,
+                ROWS,
+                DEVICES,
+                8,
+                LBA_BYTES,
+                LBA_BYTES,
+                4 * LBA_BYTES,
+                0,
+                0,
+                address(op.row_iova)};
   b.kind = GIO_KIND_AFFINE, b.count = n, b.ioctx = address(op.map);
-  b.starts = address(op.starts), b.status = address(op.status), b.pool = address(&op.pool);
+  b.starts = address(op.starts), b.status = address(op.status), b.pool = address(op.pool);
   b.row_count = ROWS, b.devices = DEVICES, b.checksums = address(op.checksums);
   b.wait = address(&ring.event), b.wait_value = turn / 3;
 }

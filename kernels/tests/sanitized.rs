@@ -1,4 +1,5 @@
-//! Compiles `tsan/main.cpp` with the kernel's own headers under ThreadSanitizer, and runs it.
+//! Compiles `sanitized/main.cpp` with the kernel's own headers under sanitizers, and runs it.
+//! `cargo xtask sanitize` has Rust's side as well.
 
 use std::{
     path::Path,
@@ -25,16 +26,19 @@ fn run(program: &Path) -> Output {
     command.expect("setarch (util-linux) starts the program without randomisation")
 }
 
-#[test]
-fn no_data_race_between_kernel_controllers_and_caller() {
+/// Compiles the program as `name` with `sanitizers`, of the compiler's libraries `libraries`, and
+/// runs it.
+fn compile_and_run(name: &str, sanitizers: &str, libraries: &str) {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gio-tsan");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     let compiled = Command::new(&compiler)
-        .args(["-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread"])
+        .args(["-std=c++17", "-O1", "-g", "-pthread", "-fno-strict-aliasing"])
+        .arg(format!("-fsanitize={sanitizers}"))
+        .arg("-fno-sanitize-recover=all")
         .arg("-I")
         .arg(here.join("include"))
-        .arg(here.join("tests/tsan/main.cpp"))
+        .arg(here.join("tests/sanitized/main.cpp"))
         .arg("-o")
         .arg(&program)
         .output()
@@ -43,11 +47,21 @@ fn no_data_race_between_kernel_controllers_and_caller() {
         });
     assert!(
         compiled.status.success(),
-        "{compiler} cannot build with -fsanitize=thread; install libtsan (part of g++), or set CXX \
-         to a compiler that has it:\n{}",
+        "{compiler} cannot build with -fsanitize={sanitizers}; install {libraries} (part of g++), \
+         or set CXX to a compiler that has it:\n{}",
         text(&compiled)
     );
     let output = run(&program);
     assert!(output.status.success(), "{}", text(&output));
     assert!(text(&output).contains("no wrong byte"), "{}", text(&output));
+}
+
+#[test]
+fn no_data_race_between_kernel_controllers_and_caller() {
+    compile_and_run("gio-thread", "thread", "libtsan");
+}
+
+#[test]
+fn no_access_out_of_bounds_and_nothing_undefined() {
+    compile_and_run("gio-address", "address,undefined", "libasan and libubsan");
 }
