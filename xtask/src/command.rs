@@ -5,6 +5,7 @@ pub mod bare;
 pub mod bench;
 pub mod c;
 pub mod ci;
+pub mod coverage;
 pub mod cpu;
 pub mod crash;
 pub mod engine;

@@ -110,6 +110,11 @@ enum Command {
     ///
     /// vLLM comes from PyPI (900 MB, once) and takes 2.5 GB in target/engine.
     Engine(command::engine::EngineArgs),
+    /// Count which lines of driver, rings and store the tests run
+    ///
+    /// Builds and runs the tests in target/coverage, prints tables by crate and by file, and leaves
+    /// counts of all lines in lcov.info there. LLVM's tools come from PyPI (94 MB, once).
+    Coverage(command::coverage::CoverageArgs),
     /// Measure vLLM's time to first token with Ripieno and with others, and write a report
     ///
     /// In the environment of `engine`, with LMCache (100 MB, once) in one of its own in
@@ -184,6 +189,7 @@ fn main() -> ExitCode {
         Command::Abi(args) => command::abi::run(&args),
         Command::C(args) => command::c::run(&args),
         Command::Ptx(args) => command::ptx::run(&args),
+        Command::Coverage(args) => command::coverage::run(&args),
         Command::Python => command::python::run(),
         Command::Cpu => command::cpu::run(),
         Command::Engine(args) => command::engine::run(&args),

@@ -40,6 +40,8 @@ pub enum Need {
     CargoDeny,
     /// Runtimes of the sanitizers, in the Rust toolchain.
     Sanitizers,
+    /// llvm-cov and llvm-profdata, in `target/coverage`.
+    LlvmTools,
 }
 
 impl Need {

