@@ -298,7 +298,11 @@ pub(crate) fn check_files(
     Err(HomeError::Resized {
         dir: store.to_owned(),
         found_files: sizes.len(),
-        found_bytes: all * sizes.iter().sum::<u64>(),
+        // Whoever edited the parameters may have written anything.
+        found_bytes: sizes
+            .iter()
+            .fold(0, |sum: u64, size| sum.saturating_add(*size))
+            .saturating_mul(all),
         asked_files: *count as usize,
         asked_bytes: all * u64::from(*count) * each,
     })

@@ -54,6 +54,16 @@ fn a_home_is_found_again_with_its_parameters() {
 }
 
 #[test]
+fn sizes_that_no_file_has_are_refused() {
+    let place = tempfile::tempdir().unwrap();
+    drop(made(place.path(), 2, 2 * MIB));
+    let file = place.path().join("home.json");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replace(&MIB.to_string(), &u64::MAX.to_string())).unwrap();
+    said(Home::open_or_create(place.path(), &options(2, 2 * MIB)), "capacity or devices changed");
+}
+
+#[test]
 fn files_that_a_killed_process_still_writes_are_waited_for() {
     let place = tempfile::tempdir().unwrap();
     let home = made(place.path(), 1, MIB);
