@@ -134,7 +134,7 @@ fn open(media: &MemoryMedia, formats: bool) -> Result<Stack, StoreError> {
 #[test]
 fn image() {
     static WHOLE: LazyLock<Image> = LazyLock::new(Image::new);
-    check!().with_type::<Input>().with_iterations(150).for_each(|input| {
+    check!(name = "image").with_type::<Input>().with_iterations(150).for_each(|input| {
         let mut image = WHOLE.clone();
         input.edits.iter().take(8).for_each(|edit| image.edit(edit));
         if input.seals {

@@ -62,6 +62,8 @@ mod doctor;
 mod drives;
 mod file;
 mod format;
+#[cfg(test)]
+mod fuzz;
 mod gpu;
 mod identify;
 mod inspect;

@@ -2,7 +2,7 @@
 
 mod machine;
 mod plan;
-mod workload;
+pub(crate) mod workload;
 
 use std::path::{Path, PathBuf};
 

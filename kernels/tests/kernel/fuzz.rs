@@ -133,8 +133,8 @@ fn iocb(rig: &mut Rig, operation: &Operation, kv: &crate::rig::Kv) -> Iocb {
 }
 
 #[test]
-fn iocbs_of_any_content_complete_once() {
-    check!().with_type::<Input>().with_iterations(30).for_each(|input| {
+fn iocbs() {
+    check!(name = "iocbs").with_type::<Input>().with_iterations(30).for_each(|input| {
         let mut rig = Rig::new(config(input), u64::from(input.seed));
         let object = 512 * (1 + u32::from(input.object_sectors % 16));
         let kv = rig.kv(Shape {

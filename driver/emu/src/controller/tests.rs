@@ -5,6 +5,8 @@
 mod admin;
 mod allocations;
 mod arbitration;
+#[path = "../../../host/tests/emulated/choices.rs"]
+mod choices;
 mod commands;
 mod copies;
 mod events;

@@ -1,10 +1,13 @@
 //! A controller that answers garbage: in registers, in identify data, and in every byte of memory
-//! that was mapped for it.
+//! that was mapped for it. Or one that is honest, and fails.
 //!
-//! What must hold: no panic, and every call ends. `RIPIENO_SOAK=100` tries 100 times as many seeds.
+//! There must be no panic, and every call must end. With an honest one, a read that returns Ok has
+//! the right bytes, and only memory that was given to the device is reached. `RIPIENO_SOAK=100`
+//! tries 100 times as many seeds.
 
 use std::sync::{Arc, Mutex};
 
+use bolero::{TypeGenerator, check};
 use nvme_driver::{
     Bus, Clock, Controller, ControllerOptions, DmaSpace, DoorbellPage, Gone, Interrupt,
     InterruptError, LbaRange, Nanos, PassthroughData, ResetError, State,
@@ -16,9 +19,13 @@ use nvme_spec::{
     reg,
     sqe::Sqe,
 };
-use rand::{Rng, SeedableRng, rngs::SmallRng};
+use rand::Rng;
 
-use crate::{LBA, Rig};
+use crate::{
+    LBA, Rig,
+    choices::{Choices, Draws},
+    soak::{self, Model},
+};
 
 const NS: Nsid = Nsid(1);
 /// Longer than the longest call: three attempts of a reset, each with CAP.TO at its largest, and
@@ -28,7 +35,9 @@ const LONGEST: Nanos = Nanos::from_millis(3_600_000);
 /// Chance, and how much of it is bad: one in so many reads and pauses.
 #[derive(Debug)]
 struct Malice {
-    random: SmallRng,
+    random: Draws,
+    /// If not set, it only fails, by its plan of faults.
+    lies: bool,
     registers: u32,
     memory: u32,
 }
@@ -49,7 +58,7 @@ impl Bus for Evil {
         let value = self.bus.read32(offset)?;
         let mut malice = self.malice.lock().unwrap();
         let one_in = malice.registers;
-        if !malice.random.random_ratio(1, one_in) {
+        if !malice.lies || !malice.random.random_ratio(1, one_in) {
             return Ok(value);
         }
         let random = malice.random.random::<u32>();
@@ -112,7 +121,7 @@ impl Clock for Evil {
         self.rig.clock.pause(idle, until);
         let mut malice = self.malice.lock().unwrap();
         let (one_in, ranges) = (malice.memory, self.rig.domain.mapped());
-        if ranges.is_empty() || !malice.random.random_ratio(1, one_in) {
+        if !malice.lies || ranges.is_empty() || !malice.random.random_ratio(1, one_in) {
             return;
         }
         let range = ranges[malice.random.random_range(0..ranges.len())];
@@ -127,16 +136,43 @@ impl Clock for Evil {
     }
 }
 
-/// Everything that the driver's user can do.
-fn call(ctrl: &mut Controller, random: &mut SmallRng) {
-    let mut data = vec![0; LBA * random.random_range(1..200)];
+/// Makes one of the calls that a user of the driver has. Compares blocks with `model`, if there is
+/// one.
+fn call(ctrl: &mut Controller, random: &mut Draws, salt: u64, mut model: Option<&mut Model>) {
+    let lbas = random.random_range(1..200);
+    let mut data = vec![0; LBA * lbas as usize];
     let lba = Lba(random.random_range(0..1000));
-    let _ = match random.random_range(0..13) {
-        0 => ctrl.read(NS, lba, &mut data),
-        1 => ctrl.write(NS, lba, &data, true),
+    let range = LbaRange { lba, lbas: 77 };
+    // Bytes are compared: most calls move some.
+    let kinds = if model.is_some() { 26 } else { 13 };
+    let mut wrote = |lbas: u64, salt: Option<u64>| {
+        if let Some(model) = &mut model {
+            model.fill(lba.0, lbas, salt);
+        }
+    };
+    let _ = match random.random_range(0..kinds) {
+        0 | 13..19 => {
+            let read = ctrl.read(NS, lba, &mut data);
+            if let (Ok(()), Some(model)) = (&read, &model) {
+                model.check(lba.0, &data, "read");
+            }
+            read
+        }
+        1 | 19..26 => {
+            let written = ctrl.write(NS, lba, &Model::data(salt, lba.0, lbas), true);
+            wrote(lbas, written.is_ok().then_some(salt));
+            written
+        }
         2 => ctrl.flush(NS),
-        3 => ctrl.deallocate(NS, &[LbaRange { lba, lbas: 77 }]),
-        4 => ctrl.write_zeroes(NS, LbaRange { lba, lbas: 77 }, true),
+        3 => {
+            wrote(range.lbas, None);
+            ctrl.deallocate(NS, &[range])
+        }
+        4 => {
+            let written = ctrl.write_zeroes(NS, range, true);
+            wrote(range.lbas, written.is_ok().then_some(0));
+            written
+        }
         5 => ctrl.poll_events().map(|_| ()),
         6 => ctrl.smart_log().map(|_| ()).and_then(|()| ctrl.error_log().map(|_| ())),
         7 => ctrl.rescan(),
@@ -159,42 +195,62 @@ fn call(ctrl: &mut Controller, random: &mut SmallRng) {
     }
 }
 
-fn torment(seed: u64) {
-    let mut random = SmallRng::seed_from_u64(seed);
+/// Input of the fuzzer.
+#[derive(Debug, TypeGenerator)]
+struct Input {
+    lies: bool,
+    device: Choices,
+    user: Choices,
+}
+
+fn torment(Input { lies, device, user }: &Input) {
+    let (lies, mut device, mut random) = (*lies, device.draws(), user.draws());
     let rig = Arc::new(Rig::new(EmuConfig { mqes: 64, ..EmuConfig::new("emu0") }));
-    let malice = Malice {
-        registers: random.random_range(20..2000),
-        memory: random.random_range(5..500),
-        random: SmallRng::seed_from_u64(!seed),
-    };
-    let malice = Arc::new(Mutex::new(malice));
+    let (registers, memory) = (device.random_range(20..2000), device.random_range(5..500));
+    let malice = Arc::new(Mutex::new(Malice { random: device, lies, registers, memory }));
     let evil = Arc::new(Evil { bus: rig.emu.bus(), rig: rig.clone(), malice });
-    for _ in 0..3 {
-        let patches = (0..random.random_range(0..4)).map(|_| IdentifyPatch {
-            cns: random.random_range(0..7),
-            offset: random.random_range(0..600),
-            bytes: (0..random.random_range(1..40)).map(|_| random.random()).collect(),
-        });
-        let identify = IdentifyOverrides { patches: patches.collect(), ..Default::default() };
-        rig.emu.set_faults(FaultPlan { seed, identify, ..FaultPlan::default() });
-        let options = ControllerOptions { io_queues: 4, ..Default::default() };
-        let ended = |what: &str, since: Nanos| {
-            let took = rig.clock.now() - since;
-            assert!(took < LONGEST, "seed {seed}: {what} took {took:?}");
-        };
+    let ended = |what: &str, since: Nanos| {
+        let took = rig.clock.now() - since;
+        assert!(took < LONGEST, "{what} took {took:?}");
+    };
+    let mut model = (!lies).then(Model::new);
+    for round in 0..3 {
+        let faults = if lies { lies_about_itself(&mut random) } else { FaultPlan::default() };
+        rig.emu.set_faults(faults);
+        let options =
+            ControllerOptions { io_queues: 4, bounce_bytes: 64 << 10, ..Default::default() };
         let since = rig.clock.now();
         let attached = Controller::attach(evil.clone(), evil.clone(), options);
         ended("attach", since);
         let Ok(mut ctrl) = attached else { continue };
-        for _ in 0..20 {
+        if !lies {
+            rig.emu.set_faults(soak::plan(&mut random));
+        }
+        for step in 1..=20 {
             let since = rig.clock.now();
-            call(&mut ctrl, &mut random);
+            call(&mut ctrl, &mut random, 20 * round + step, model.as_mut());
             ended("a call", since);
+        }
+        // Queues that stay granted keep the controller and its media for good.
+        for qid in ctrl.queue_ids().collect::<Vec<_>>() {
+            let proof = crate::grants::quiesced(&ctrl);
+            let _ = ctrl.reclaim(qid, &proof);
         }
         let since = rig.clock.now();
         let _ = ctrl.shutdown();
         ended("shutdown", since);
     }
+    assert!(lies || rig.domain.refused() == 0, "DMA to memory not its own");
+}
+
+fn lies_about_itself(random: &mut Draws) -> FaultPlan {
+    let patches = (0..random.random_range(0..4)).map(|_| IdentifyPatch {
+        cns: random.random_range(0..7),
+        offset: random.random_range(0..600),
+        bytes: (0..random.random_range(1..40)).map(|_| random.random()).collect(),
+    });
+    let identify = IdentifyOverrides { patches: patches.collect(), ..Default::default() };
+    FaultPlan { seed: random.random(), identify, ..FaultPlan::default() }
 }
 
 #[test]
@@ -202,6 +258,14 @@ fn garbage_never_panics_and_every_call_ends() {
     let times = std::env::var("RIPIENO_SOAK").map_or(1, |times| times.parse().expect("a number"));
     let seeds = 60 * times;
     for seed in 0..seeds {
-        torment(seed);
+        let [device, user] = [!seed, seed].map(Choices::of);
+        let input = Input { lies: seed % 4 > 0, device, user };
+        let done = std::panic::catch_unwind(|| torment(&input));
+        done.unwrap_or_else(|_| panic!("seed {seed}"));
     }
+}
+
+#[test]
+fn device() {
+    check!(name = "device").with_type::<Input>().with_iterations(300).for_each(torment);
 }

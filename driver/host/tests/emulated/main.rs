@@ -1,6 +1,7 @@
 //! The driver on the software controller, on one thread in virtual time.
 
 mod attach;
+mod choices;
 mod evil;
 mod faults;
 mod grants;

@@ -10,7 +10,7 @@ use nvme_spec::{
     ids::{Lba, Nsid},
     status::Status,
 };
-use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
+use rand::{Rng, SeedableRng as _, rngs::SmallRng};
 
 use crate::{LBA, Rig, bytes, fill, pattern};
 
@@ -18,7 +18,7 @@ const NS: Nsid = Nsid(1);
 /// Blocks that the work covers.
 const SPAN: u64 = 4096;
 
-fn plan(rng: &mut SmallRng) -> FaultPlan {
+pub(crate) fn plan(rng: &mut impl Rng) -> FaultPlan {
     let actions = [
         FaultAction::Drop,
         FaultAction::Delay { ns: 1_000_000 },
@@ -48,18 +48,27 @@ fn plan(rng: &mut SmallRng) -> FaultPlan {
 }
 
 /// Contents of each block: `None` after a write to it that failed halfway.
-struct Model(Vec<Option<u64>>);
+pub(crate) struct Model(Vec<Option<u64>>);
 
 impl Model {
+    /// All zeros.
+    pub(crate) fn new() -> Self {
+        Self(vec![Some(0); SPAN as usize])
+    }
+
+    pub(crate) fn fill(&mut self, lba: u64, lbas: u64, salt: Option<u64>) {
+        self.0[lba as usize..(lba + lbas) as usize].fill(salt);
+    }
+
     fn block(salt: u64, lba: u64) -> Vec<u8> {
         pattern(LBA, salt.wrapping_mul(1 << 20) + lba)
     }
 
-    fn data(salt: u64, lba: u64, lbas: u64) -> Vec<u8> {
+    pub(crate) fn data(salt: u64, lba: u64, lbas: u64) -> Vec<u8> {
         (lba..lba + lbas).flat_map(|lba| Self::block(salt, lba)).collect()
     }
 
-    fn check(&self, lba: u64, found: &[u8], context: &str) {
+    pub(crate) fn check(&self, lba: u64, found: &[u8], context: &str) {
         for (i, block) in found.chunks_exact(LBA).enumerate() {
             let lba = lba + i as u64;
             if let Some(salt) = self.0[lba as usize] {
@@ -83,19 +92,18 @@ fn soak(seed: u64) {
         ..Default::default()
     };
     let mut ctrl = rig.attach_with(options).unwrap();
-    let mut model = Model(vec![Some(0); SPAN as usize]);
+    let mut model = Model::new();
     rig.emu.set_faults(plan(&mut rng));
     for step in 1..=40u64 {
         let context = format!("seed {seed}, step {step}, {descriptors:?}");
         let lba = rng.random_range(0..SPAN - 512);
         let lbas = 1 + rng.random_range(0..512);
-        let range = lba as usize..(lba + lbas) as usize;
         let mut given_up = None;
         let result = match rng.random_range(0..6) {
             0 | 1 => {
                 let data = Model::data(step, lba, lbas);
                 let result = ctrl.write(NS, Lba(lba), &data, false);
-                model.0[range].fill(result.is_ok().then_some(step));
+                model.fill(lba, lbas, result.is_ok().then_some(step));
                 result
             }
             2 | 3 => {

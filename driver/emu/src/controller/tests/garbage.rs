@@ -1,15 +1,20 @@
-//! A host that writes garbage: commands, lists, doorbells and registers, each as a seed says.
+//! A host that writes garbage: commands, lists, doorbells and registers, each as a seed or a fuzzer
+//! says.
 //!
-//! What must hold: no panic, a bounded amount of work in a step, no access outside what was named,
-//! and a controller that works after a reset. `RIPIENO_SOAK=N` runs N seeds instead of a few
-//! hundred, `RIPIENO_SEED=S` repeats seed S.
+//! There must be no panic, a bounded amount of work in a step, no access outside the memory that
+//! was named, and a controller that works after a reset. `RIPIENO_SOAK=N` runs N seeds instead of a
+//! few hundred, `RIPIENO_SEED=S` repeats seed S.
 
 use std::panic::catch_unwind;
 
+use bolero::check;
 use nvme_spec::sgl::{SglDescriptor, SglKind};
-use rand::{Rng, RngCore, SeedableRng, rngs::SmallRng};
+use rand::{Rng, RngCore};
 
-use super::*;
+use super::{
+    choices::{Choices, Draws},
+    *,
+};
 use crate::{EmuCounters, Latency, SimMedia, SimOptions};
 
 const SEEDS: u64 = 300;
@@ -41,7 +46,7 @@ const NVM: [NvmOpcode; 5] = [
 ];
 
 struct Garbage {
-    rng: SmallRng,
+    rng: Draws,
     host: Host,
     memory: Arc<dyn DmaMemory>,
     /// Mapped, and never named.
@@ -49,11 +54,12 @@ struct Garbage {
 }
 
 impl Garbage {
-    fn new(seed: u64) -> Self {
-        let mut rng = SmallRng::seed_from_u64(seed);
+    fn new(choices: &Choices) -> Self {
+        let mut rng = choices.draws();
         let latency = Latency { min_ns: 100, mean_ns: 5_000, ..Latency::default() };
         let (read, write, flush) = (latency, latency, latency);
-        let options = SimOptions { seed, read, write, flush, ..SimOptions::default() };
+        let options =
+            SimOptions { seed: rng.random(), read, write, flush, ..SimOptions::default() };
         let slow: bool = rng.random();
         let host = Host::off(|mut config| {
             config.mdts_bytes = Some(MDTS);
@@ -235,10 +241,10 @@ impl Garbage {
     }
 }
 
-fn run(seed: u64) -> EmuCounters {
-    let mut garbage = Garbage::new(seed);
+fn run(choices: &Choices, events: u32) -> EmuCounters {
+    let mut garbage = Garbage::new(choices);
     garbage.make_good();
-    (0..EVENTS).for_each(|_| garbage.event());
+    (0..events).for_each(|_| garbage.event());
     garbage.check();
     garbage.host.controller.counters()
 }
@@ -250,11 +256,19 @@ fn garbage_does_bounded_work_and_a_reset_helps() {
     let seeds = one.map_or(0..number("RIPIENO_SOAK").unwrap_or(SEEDS), |seed| seed..seed + 1);
     let (mut right, mut wrong) = (0, 0);
     for seed in seeds {
-        let counters = catch_unwind(|| run(seed));
+        let counters = catch_unwind(|| run(&Choices::of(seed), EVENTS));
         let counters = counters.unwrap_or_else(|_| panic!("RIPIENO_SEED={seed} repeats it"));
         right += counters.completions - counters.errors;
         wrong += counters.errors;
     }
     let least = if one.is_some() { 0 } else { 5_000 };
     assert!(right > least && wrong > least, "{right} right and {wrong} wrong prove little");
+}
+
+/// Runs fewer events than with a seed alone, so that more inputs are tried.
+#[test]
+fn guest() {
+    check!(name = "guest").with_type::<Choices>().with_iterations(1500).for_each(|choices| {
+        run(choices, EVENTS / 4);
+    });
 }
