@@ -9,6 +9,7 @@ pub mod coverage;
 pub mod cpu;
 pub mod crash;
 pub mod engine;
+pub mod fuzz;
 pub mod gpu;
 pub mod lint;
 pub mod loom;

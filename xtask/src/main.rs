@@ -150,6 +150,11 @@ enum Command {
     /// In a copy of the work tree, in target/mutants. Takes a build and a test for each: minutes
     /// for an area, hours for all.
     Mutants(command::mutants::MutantsArgs),
+    /// Run the fuzz targets, guided by coverage
+    ///
+    /// In a build of their own, in target/fuzz, where new inputs stay for the next run. Not a part
+    /// of CI, where the tests run all inputs that are committed and some random ones.
+    Fuzz(command::fuzz::FuzzArgs),
     /// Run one benchmark
     ///
     /// Without a name, the benchmark program lists what it has.
@@ -199,6 +204,7 @@ fn main() -> ExitCode {
         Command::Sanitize(args) => command::sanitize::run(&args),
         Command::Gpu(args) => command::gpu::run(&args),
         Command::Mutants(args) => command::mutants::run(&args),
+        Command::Fuzz(args) => command::fuzz::run(&args),
         Command::Bench(args) => command::bench::run(&args),
         Command::Crash(args) => command::crash::run(&args),
     };
