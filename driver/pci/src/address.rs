@@ -1,4 +1,4 @@
-//! Where a PCI function is: `0000:65:00.0`.
+//! Address of a PCI function: `0000:65:00.0`.
 
 use std::{fmt, str::FromStr};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct PciAddress {
-    /// Domain (segment). Domains that VMD makes are longer than 16 bits.
+    /// Domain (segment). Domains of Intel VMD need more than 16 bits.
     pub domain: u32,
     /// Bus.
     pub bus: u8,
@@ -18,23 +18,23 @@ pub struct PciAddress {
     pub function: u8,
 }
 
-/// A text that is not the address of a PCI function.
+/// Error for a text that is not the address of a PCI function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not the address of a PCI function: {why}; expected something like 0000:65:00.0 \
      or 65:00.0 (hexadecimal, as lspci -D prints it)"
 )]
 pub struct AddressError {
-    /// What was given.
+    /// The text.
     pub text: String,
-    /// What is wrong with it.
+    /// The reason.
     pub why: &'static str,
 }
 
 impl FromStr for PciAddress {
     type Err = AddressError;
 
-    /// Reads `domain:bus:device.function` or, in domain 0, `bus:device.function`.
+    /// Parses `domain:bus:device.function` or, in domain 0, `bus:device.function`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         parse(text).map_err(|why| AddressError { text: text.to_owned(), why })
     }
@@ -52,7 +52,8 @@ fn parse(text: &str) -> Result<PciAddress, &'static str> {
     })
 }
 
-/// A number of at most `digits` digits, at most `max`. No sign, which `from_str_radix` would take.
+/// Parses a number of at most `digits` digits, at most `max`. Refuses a sign, which
+/// `from_str_radix` would accept.
 fn hex(text: &str, digits: usize, max: u32, why: &'static str) -> Result<u32, &'static str> {
     if text.len() > digits || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Err(why);

@@ -2,44 +2,44 @@
 
 use crate::{address::PciAddress, root::Root};
 
-/// The functions of this machine.
+/// Directory with the functions of this machine.
 pub const DEVICES: &str = "/sys/bus/pci/devices";
-/// The drivers for them.
+/// Directory with the PCI drivers.
 pub const DRIVERS: &str = "/sys/bus/pci/drivers";
-/// Has the kernel look for a driver.
+/// File that makes the kernel look for a driver of the function written to it.
 pub const PROBE: &str = "/sys/bus/pci/drivers_probe";
-/// The driver that hands functions to userspace.
+/// Driver that hands functions to userspace.
 pub const VFIO: &str = "vfio-pci";
 /// Class code of an NVM Express I/O controller (mass storage, NVM, I/O programming interface).
 pub const CLASS_NVME: u32 = 0x01_08_02;
 
-/// A function and what sysfs says about it.
+/// A function as sysfs describes it.
 #[derive(Debug, Clone)]
 pub struct Function {
-    /// Where it is.
+    /// Its address.
     pub bdf: PciAddress,
-    /// 24 bits: base class, subclass, programming interface.
+    /// Class code, 24 bits: base class, subclass, programming interface.
     pub class: u32,
-    /// Who made it.
+    /// Vendor ID.
     pub vendor: u16,
-    /// What they call it.
+    /// Device ID.
     pub device: u16,
-    /// The driver that has it.
+    /// The driver that is bound to it.
     pub driver: Option<String>,
-    /// The only driver that may have it, if that is set.
+    /// The only driver that may bind to it, if that is set.
     pub driver_override: Option<String>,
     /// Its IOMMU group, if an IOMMU translates for it.
     pub group: Option<u32>,
-    /// The memory node nearest to it, if there are several and the firmware says.
+    /// The nearest NUMA node, if there are several and the firmware names it.
     pub numa: Option<u32>,
-    /// The functions from the root port down to this one, which is the last.
+    /// The functions on the path from the root port to this one, which is the last.
     pub chain: Vec<PciAddress>,
     /// The host bridge: `pci0000:64`.
     pub host_bridge: String,
 }
 
 impl Function {
-    /// Reads one function; None if there is no such.
+    /// Reads one function; None if it does not exist.
     #[must_use]
     pub fn read(root: &Root, bdf: PciAddress) -> Option<Self> {
         let path = sysfs(bdf);
@@ -60,7 +60,7 @@ impl Function {
             driver: root.link_name(format!("{path}/driver")),
             driver_override: forced.filter(|name| !name.is_empty() && name != "(null)"),
             group: root.link_name(format!("{path}/iommu_group")).and_then(|n| n.parse().ok()),
-            // -1 says that the firmware does not know.
+            // -1 means that the firmware names no node.
             numa: root.number(format!("{path}/numa_node")),
             chain: parts.iter().filter_map(|part| full_address(part)).collect(),
             host_bridge: parts
@@ -71,39 +71,39 @@ impl Function {
         })
     }
 
-    /// Whether it is an NVMe I/O controller.
+    /// Returns true if it is an NVMe I/O controller.
     #[must_use]
     pub fn is_nvme(&self) -> bool {
         self.class == CLASS_NVME
     }
 
-    /// Whether it is a bridge.
+    /// Returns true if it is a bridge.
     #[must_use]
     pub fn is_bridge(&self) -> bool {
         self.class >> 16 == 0x06
     }
 
-    /// Whether it drives a display, or could.
+    /// Returns true if it is a display controller (base class 03h).
     #[must_use]
     pub fn is_display(&self) -> bool {
         self.class >> 16 == 0x03
     }
 
-    /// Whether it is a GPU.
+    /// Returns true if it is a GPU that can compute.
     #[must_use]
     pub fn is_gpu(&self) -> bool {
-        // 0300h is a VGA card: a GPU if one of the makers whose cards compute made it.
+        // 0300h is a VGA card: a GPU if it is from a vendor whose cards compute (NVIDIA, AMD).
         self.class >> 8 == 0x0302 || self.is_display() && [0x10de, 0x1002].contains(&self.vendor)
     }
 
-    /// Whether a VFIO driver has it.
+    /// Returns true if a VFIO driver is bound to it.
     #[must_use]
     pub fn is_vfio(&self) -> bool {
         self.driver.as_deref().is_some_and(is_vfio_driver)
     }
 
-    /// Whether the group can be used by VFIO with this function as it is (the kernel's
-    /// `driver_managed_dma`, and the list of older kernels).
+    /// Returns true if this function, with its current driver, lets VFIO use the group (the
+    /// kernel's `driver_managed_dma`, and the list of older kernels).
     #[must_use]
     pub fn is_viable(&self) -> bool {
         match self.driver.as_deref() {
@@ -112,13 +112,13 @@ impl Function {
         }
     }
 
-    /// `144d:a80a`.
+    /// Returns vendor and device ID: `144d:a80a`.
     #[must_use]
     pub fn ids(&self) -> String {
         format!("{:04x}:{:04x}", self.vendor, self.device)
     }
 
-    /// What kind of thing it is, in a word or two.
+    /// Returns a name for its class, in a word or two.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match (self.class >> 16, self.class >> 8) {
@@ -140,26 +140,26 @@ fn is_vfio_driver(name: &str) -> bool {
     name.ends_with("vfio-pci") || name.ends_with("vfio_pci")
 }
 
-/// The folder of a function.
+/// Returns the sysfs directory of a function.
 #[must_use]
 pub fn sysfs(bdf: PciAddress) -> String {
     format!("{DEVICES}/{bdf}")
 }
 
-/// An address in full, as sysfs spells it; the parts of a path also have other things with dots.
+/// Parses an address in full, as sysfs spells it; other parts of a path contain dots, too.
 #[must_use]
 pub fn full_address(text: &str) -> Option<PciAddress> {
     text.parse().ok().filter(|bdf: &PciAddress| bdf.to_string() == text)
 }
 
-/// All functions, by address.
+/// Returns all functions, sorted by address.
 #[must_use]
 pub fn functions(root: &Root) -> Vec<Function> {
     let names = root.names(DEVICES);
     names.iter().filter_map(|name| Function::read(root, full_address(name)?)).collect()
 }
 
-/// The functions of an IOMMU group, by address.
+/// Returns the functions of an IOMMU group, sorted by address.
 #[must_use]
 pub fn group_members(root: &Root, group: u32) -> Vec<Function> {
     let names = root.names(format!("/sys/kernel/iommu_groups/{group}/devices"));

@@ -6,14 +6,14 @@
 //!
 //! ```text
 //!   PciAddress    0000:65:00.0                               address
-//!   Function      what sysfs says about one                  function
+//!   Function      a function as sysfs describes it           function
 //!   OpenFile      a device node that a process has open      open
-//!   Root          all reading, below / or a copy of it       root
+//!   Root          file access below / or a copy of it        root
 //! ```
 //!
 //! # Invariants
 //!
-//! - Nothing is written. What cannot be read is `None` or an error, never a panic.
+//! - Nothing is written. An unreadable file gives `None` or an error, never a panic.
 //!
 //! # Not implemented
 //!

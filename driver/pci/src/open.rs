@@ -2,28 +2,29 @@
 
 use crate::Root;
 
-/// A descriptor that leads into /dev.
+/// An open file descriptor of a file in /dev.
 #[derive(Debug, Clone)]
 pub struct OpenFile {
-    /// Whose it is.
+    /// The process that has it open.
     pub pid: u32,
     /// The name of that process.
     pub command: String,
-    /// The node.
+    /// Path of the node.
     pub path: String,
     /// `major:minor`, if it is a block device.
     pub number: Option<String>,
 }
 
 impl OpenFile {
-    /// `fio (pid 88)`.
+    /// Returns name and number of the process: `fio (pid 88)`.
     #[must_use]
     pub fn process(&self) -> String {
         format!("{} (pid {})", self.command, self.pid)
     }
 }
 
-/// All of them, and how many processes do not show theirs.
+/// Returns the open device nodes of all other processes, and the number of processes whose
+/// descriptors may not be read.
 #[must_use]
 pub fn open_files(root: &Root) -> (Vec<OpenFile>, usize) {
     let (mut found, mut hidden) = (Vec::new(), 0);
@@ -36,7 +37,7 @@ pub fn open_files(root: &Root) -> (Vec<OpenFile>, usize) {
         let names = match root.try_names(&folder) {
             Ok(names) => names,
             Err(error) => {
-                // Others have just ended.
+                // Any other error: the process has just ended.
                 hidden += usize::from(error.kind() == std::io::ErrorKind::PermissionDenied);
                 continue;
             }
@@ -46,8 +47,8 @@ pub fn open_files(root: &Root) -> (Vec<OpenFile>, usize) {
             let Some(path) = root.link(&file).filter(|path| path.starts_with("/dev/")) else {
                 continue;
             };
-            // A container may have the disk under another name. In a copy of a machine the link
-            // would lead out of it.
+            // The number, because a container may have the disk under another name. In a copy of a
+            // machine the link would lead out of it.
             let number = root.is_real().then(|| root.block_device(&file)).flatten();
             let command = root.text(format!("/proc/{pid}/comm")).unwrap_or_default();
             found.push(OpenFile { pid, command, path, number });

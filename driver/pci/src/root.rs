@@ -1,80 +1,80 @@
-//! All reading of the file system, below one folder: `/`, or a copy of another machine's files.
+//! Access to files below one folder: `/`, or a copy of another machine's files.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Files that are read whole are never larger than this; /proc and /sys have no honest sizes.
+/// Maximum that is read of a text file; files in /proc and /sys report wrong sizes.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
 
-/// What an attempt to be the only user of a disk says.
+/// Result of an attempt to open a disk exclusively.
 #[derive(Debug)]
 pub enum Claim {
-    /// Nobody else has claimed it, and nobody can while the file is open.
+    /// It is claimed for as long as the file is open.
     Held(File),
-    /// The kernel says that it is claimed: mounted, swap, or part of something.
+    /// It is in use (`EBUSY`): mounted, swap, or part of another device.
     Busy,
-    /// It could not be asked, and why.
+    /// It could not be opened; the reason.
     Unknown(String),
 }
 
-/// A folder that is taken for `/`. Paths given to it are absolute and without its own path.
+/// A folder that stands for `/`. Paths passed to it are absolute, without the folder's own path.
 #[derive(Debug, Clone)]
 pub struct Root {
     base: PathBuf,
 }
 
 impl Root {
-    /// `base` instead of `/`.
+    /// Uses `base` instead of `/`.
     ///
     /// # Errors
-    /// When there is no such folder.
+    /// Returns an error if there is no such folder.
     pub fn new(base: &Path) -> io::Result<Self> {
         Ok(Self { base: fs::canonicalize(base)? })
     }
 
-    /// The machine we run on.
+    /// Uses `/`: the machine we run on.
     #[must_use]
     pub fn machine() -> Self {
         Self { base: PathBuf::from("/") }
     }
 
-    /// Whether this is the machine we run on.
+    /// Returns true if this is `/`.
     pub fn is_real(&self) -> bool {
         self.base == Path::new("/")
     }
 
-    /// Where `path` really is.
+    /// Returns the path below the folder for `path`.
     pub fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.base.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The trimmed contents; None if there are none to be had.
+    /// Returns the trimmed contents; None if the file cannot be read.
     pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         self.try_text(path).ok()
     }
 
-    /// The trimmed contents.
+    /// Returns the trimmed contents.
     ///
     /// # Errors
-    /// As reading the file.
+    /// Returns an error if the file cannot be opened or read.
     pub fn try_text(&self, path: impl AsRef<Path>) -> io::Result<String> {
         let mut bytes = Vec::new();
         File::open(self.at(path))?.take(TEXT_BYTES_MAX).read_to_end(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// A file with one number.
+    /// Returns the number that a file contains; None if it cannot be read or parsed.
     pub fn number<T: std::str::FromStr>(&self, path: impl AsRef<Path>) -> Option<T> {
         self.text(path)?.parse().ok()
     }
 
-    /// `len` bytes from `offset`, or fewer at the end of the file.
+    /// Returns `len` bytes from `offset` on, or fewer at the end of the file.
     ///
     /// # Errors
-    /// As reading the file.
+    /// Returns an error if the file cannot be opened or read.
     pub fn bytes(&self, path: impl AsRef<Path>, offset: u64, len: usize) -> io::Result<Vec<u8>> {
         let file = File::open(self.at(path))?;
         let mut bytes = vec![0; len];
@@ -89,20 +89,20 @@ impl Root {
         Ok(bytes)
     }
 
-    /// Whether there is such a file or folder.
+    /// Returns true if there is such a file or folder.
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.at(path).exists()
     }
 
-    /// The sorted names in a folder; none if it cannot be read.
+    /// Returns the sorted names in a folder; none if it cannot be read.
     pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         self.try_names(path).unwrap_or_default()
     }
 
-    /// The sorted names in a folder.
+    /// Returns the sorted names in a folder.
     ///
     /// # Errors
-    /// As reading the folder.
+    /// Returns an error if the folder cannot be read.
     pub fn try_names(&self, path: impl AsRef<Path>) -> io::Result<Vec<String>> {
         let mut names: Vec<String> = fs::read_dir(self.at(path))?
             .flatten()
@@ -112,26 +112,26 @@ impl Root {
         Ok(names)
     }
 
-    /// What a symbolic link says.
+    /// Returns the target of a symbolic link.
     pub fn link(&self, path: impl AsRef<Path>) -> Option<String> {
         let target = fs::read_link(self.at(path)).ok()?;
         Some(target.to_string_lossy().into_owned())
     }
 
-    /// The last part of what a link says: how sysfs names drivers, groups and modules.
+    /// Returns the last part of a link's target. Sysfs names drivers, groups and modules so.
     pub fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
         let target = self.link(path)?;
         target.rsplit('/').next().map(str::to_owned)
     }
 
-    /// `path` with all links followed.
+    /// Returns `path` with all links resolved; None if that leads out of the folder.
     pub fn resolve(&self, path: impl AsRef<Path>) -> Option<PathBuf> {
         let full = fs::canonicalize(self.at(path)).ok()?;
         let inside = full.strip_prefix(&self.base).ok()?;
         Some(Path::new("/").join(inside))
     }
 
-    /// `major:minor` of the block device that `path` leads to.
+    /// Returns `major:minor` of the block device at `path`.
     pub fn block_device(&self, path: impl AsRef<Path>) -> Option<String> {
         let found = fs::metadata(self.at(path)).ok()?;
         let number = found.rdev();
@@ -139,15 +139,15 @@ impl Root {
         found.file_type().is_block_device().then(text)
     }
 
-    /// Owner, group and permissions of a node.
+    /// Returns owner, group and permissions of a node.
     pub fn owner(&self, path: impl AsRef<Path>) -> Option<(u32, u32, u32)> {
         let found = fs::metadata(self.at(path)).ok()?;
         Some((found.uid(), found.gid(), found.mode() & 0o7777))
     }
 
-    /// Tries to become the only user of a disk, as mounting it would.
+    /// Tries to open a disk exclusively, as mounting it would.
     pub fn claim(&self, path: &str) -> Claim {
-        // In a copy of a machine, disks are files that nobody mounts.
+        // In a copy of a machine, disks are plain files.
         if !self.is_real() {
             return match File::open(self.at(path)) {
                 Ok(file) => Claim::Held(file),
@@ -158,7 +158,7 @@ impl Root {
             return Claim::Unknown(format!("{path} is not a block device"));
         }
         let exclusive = i32::try_from(rustix::fs::OFlags::EXCL.bits()).unwrap_or(0);
-        // Exclusive without create is what the kernel takes for a claim (open(2), O_EXCL).
+        // O_EXCL without O_CREAT claims a block device (open(2), O_EXCL).
         match OpenOptions::new().read(true).custom_flags(exclusive).open(self.at(path)) {
             Ok(file) => Claim::Held(file),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Claim::Busy,
