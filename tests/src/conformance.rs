@@ -1,5 +1,5 @@
-//! One suite for every controller: cases that say what the specification wants, and a list per
-//! target of where it is known to do something else.
+//! One suite for every controller: cases with the result that the specification requires, and for
+//! each target a list of its known differences.
 
 mod admin;
 mod driver;
@@ -19,7 +19,7 @@ use nvme_spec::status::Status;
 
 use crate::{raw::Raw, target::Target};
 
-/// What a controller did.
+/// Observed behaviour of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// It completed the command with this status, without Do Not Retry and More.
@@ -28,15 +28,15 @@ pub enum Found {
     Silence,
     /// It set CSTS.CFS.
     Fatal,
-    /// It did something that is not in the specification.
+    /// It did something that the specification does not allow.
     Wrong(&'static str),
 }
 
 impl Found {
-    /// It did what it was told.
+    /// The command succeeded.
     pub const OK: Self = Self::Status(Status::SUCCESS);
 
-    /// [`Found::OK`] if `right`, else what was wrong.
+    /// Returns [`Found::OK`] if `right`, else [`Found::Wrong`] with `what`.
     #[must_use]
     pub const fn wrong_unless(right: bool, what: &'static str) -> Self {
         if right { Self::OK } else { Self::Wrong(what) }
@@ -54,38 +54,38 @@ impl fmt::Display for Found {
     }
 }
 
-/// How a case is run.
+/// Function that runs a case.
 #[derive(Clone, Copy)]
 pub enum Run {
-    /// With a controller that was just enabled.
+    /// Gets a controller that was just enabled.
     Raw(fn(&mut Raw<'_>) -> anyhow::Result<Found>),
-    /// With the real driver, or in a way of its own.
+    /// Gets the target, for the real driver or its own initialization.
     Target(fn(&Target) -> anyhow::Result<Found>),
 }
 
-/// One thing that can be done to a controller, and what should come of it.
+/// One test of a controller, and the result that it should have.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// What it is called; unique.
+    /// Its unique name.
     pub name: &'static str,
-    /// What the specification wants.
+    /// The result that the specification requires.
     pub expected: Found,
-    /// What to do.
+    /// The function to run.
     pub run: Run,
 }
 
-/// A case in which a target is known to do something else than expected.
+/// A case in which a target is known to differ from the expected result.
 #[derive(Debug, Clone, Copy)]
 pub struct Difference {
-    /// Which case.
+    /// Name of the case.
     pub case: &'static str,
-    /// What the target does.
+    /// The target's result.
     pub found: Found,
-    /// Why it may.
+    /// The reason why that is accepted.
     pub why: &'static str,
 }
 
-/// A case that ends with `status`.
+/// Makes a case that ends with `status`.
 const fn status(
     name: &'static str,
     status: Status,
@@ -94,17 +94,17 @@ const fn status(
     Case { name, expected: Found::Status(status), run: Run::Raw(run) }
 }
 
-/// A case that succeeds.
+/// Makes a case that succeeds.
 const fn works(name: &'static str, run: fn(&mut Raw<'_>) -> anyhow::Result<Found>) -> Case {
     status(name, Status::SUCCESS, run)
 }
 
-/// A case with the real driver that succeeds.
+/// Makes a case with the real driver that succeeds.
 const fn driver(name: &'static str, run: fn(&Target) -> anyhow::Result<Found>) -> Case {
     Case { name, expected: Found::OK, run: Run::Target(run) }
 }
 
-/// All cases.
+/// Returns all cases.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     [
@@ -121,7 +121,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 impl Case {
-    /// Runs the case and says what is wrong with what came of it, if anything.
+    /// Runs the case. Returns a message if the result is neither expected nor a known difference.
     fn check(&self, target: &Target, differences: &[Difference]) -> Option<String> {
         let known = differences.iter().find(|difference| difference.case == self.name);
         let run = || match self.run {
@@ -173,7 +173,7 @@ pub fn run(target: &Target, cases: &[Case]) -> Vec<String> {
 /// Runs all cases and panics with the list of what went wrong.
 ///
 /// # Panics
-/// When anything did.
+/// Panics if any case went wrong.
 pub fn assert_conforms(target: &Target) {
     let cases = cases();
     let mut names: Vec<_> = cases.iter().map(|case| case.name).collect();

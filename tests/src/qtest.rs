@@ -30,13 +30,13 @@ use ram::{Map, PAGE, Ram};
 
 /// Bytes of guest memory.
 const RAM_BYTES: usize = 256 << 20;
-/// Where BAR0 is put: free in QEMU's q35 machine.
+/// Address that BAR0 is given: unused in QEMU's q35 machine.
 const BAR0: u64 = 0xe000_0000;
 /// PCI class code of an NVMe controller.
 const CLASS_NVME: u32 = 0x01_08_02;
 /// Queue pairs that have doorbells, the admin queue included.
 const QUEUES: usize = 65;
-/// What a doorbell holds until it is rung: no queue is that long.
+/// Value of a doorbell that was not rung: no queue is that long.
 const QUIET: u32 = u32::MAX;
 
 /// One namespace of the controller.
@@ -44,11 +44,11 @@ const QUIET: u32 = u32::MAX;
 pub struct QemuNamespace {
     /// Bytes of a logical block.
     pub lba_bytes: u32,
-    /// Bytes in all.
+    /// Total bytes.
     pub bytes: u64,
 }
 
-/// Where QEMU is: `RIPIENO_QEMU`, else on the PATH.
+/// Returns the path of QEMU: `RIPIENO_QEMU`, else from the PATH.
 #[must_use]
 pub fn find() -> Option<PathBuf> {
     const NAME: &str = "qemu-system-x86_64";
@@ -63,7 +63,7 @@ pub fn find() -> Option<PathBuf> {
 #[derive(Debug)]
 pub struct Qemu {
     bus: Arc<QtestBus>,
-    /// Declared after the bus, so that the process goes last.
+    /// Declared after the bus, so that the process is killed last.
     _process: Process,
 }
 
@@ -75,14 +75,14 @@ struct Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It has no state worth an orderly end, and may already be gone.
+        // It has no state that needs an orderly shutdown, and may have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Process {
-    /// What it had to say, for the message of a failure.
+    /// Returns its stderr, for the message of a failure.
     fn complaint(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("stderr")).unwrap_or_default()
     }
@@ -92,7 +92,7 @@ impl Qemu {
     /// Starts `program` with a controller that has `namespaces`.
     ///
     /// # Errors
-    /// When it does not start, or has no controller in the end.
+    /// Returns an error if QEMU does not start, or if no controller is found.
     pub fn start(program: &Path, namespaces: &[QemuNamespace]) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir_in(scratch())?;
         let ram = File::create_new(folder.path().join("ram"))?;
@@ -113,20 +113,20 @@ impl Qemu {
         }
     }
 
-    /// The bus with the controller.
+    /// Returns the bus with the controller.
     #[must_use]
     pub fn bus(&self) -> Arc<QtestBus> {
         self.bus.clone()
     }
 
-    /// The machine's time, whose pauses forward doorbells.
+    /// Returns a clock in real time whose pauses forward doorbells.
     #[must_use]
     pub fn clock(&self) -> Arc<QtestClock> {
         Arc::new(QtestClock { real: MonotonicClock::default(), bus: self.bus.clone() })
     }
 }
 
-/// A folder in memory where there is one.
+/// Returns a folder in memory if there is one.
 fn scratch() -> PathBuf {
     let shm = PathBuf::from("/dev/shm");
     if shm.is_dir() { shm } else { std::env::temp_dir() }
@@ -135,7 +135,7 @@ fn scratch() -> PathBuf {
 fn arguments(folder: &Path, namespaces: &[QemuNamespace]) -> anyhow::Result<Vec<OsString>> {
     let path = |name: &str| folder.join(name).display().to_string();
     let fixed = [
-        // Debian's QEMU has no qtest accelerator; with a stopped CPU any other does as well.
+        // Debian's QEMU has no qtest accelerator; with a stopped CPU any other one works.
         "-accel tcg -S -nodefaults -display none -qtest-log none -m 256M".into(),
         "-machine q35,memory-backend=ram".into(),
         format!("-object memory-backend-file,id=ram,size=256M,share=on,mem-path={}", path("ram")),
@@ -162,7 +162,7 @@ fn arguments(folder: &Path, namespaces: &[QemuNamespace]) -> anyhow::Result<Vec<
     Ok(words)
 }
 
-/// The controller's function, driven through qtest.
+/// The controller's PCI function, accessed through qtest.
 #[derive(Debug)]
 pub struct QtestBus {
     client: Mutex<Client>,
@@ -194,10 +194,10 @@ impl QtestBus {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forwards the doorbells rung since the last time; whether there were any.
+    /// Forwards the doorbells rung since the last call. Returns true if there were any.
     ///
-    /// A store between the poll and the reset to quiet would be lost: the thread that rings is
-    /// the thread that also waits.
+    /// A store between the load and the reset to `QUIET` would be lost, so the thread that rings
+    /// must be the one that waits.
     pub fn forward_doorbells(&self) -> bool {
         self.forward(&mut self.client())
     }
@@ -218,7 +218,7 @@ impl QtestBus {
     }
 }
 
-/// Finds the controller, gives it an address, and lets it decode and master the bus.
+/// Finds the controller, gives it an address, and enables memory decoding and bus mastering.
 fn enable_function(client: &mut Client) -> anyhow::Result<()> {
     const COMMAND: u8 = 0x04;
     const CLASS: u8 = 0x08;
@@ -290,7 +290,7 @@ impl Bus for QtestBus {
     }
 }
 
-/// Real time; a pause is also when doorbells reach QEMU.
+/// Real time; a pause also forwards doorbells to QEMU.
 #[derive(Debug)]
 pub struct QtestClock {
     real: MonotonicClock,
@@ -304,7 +304,7 @@ impl Clock for QtestClock {
 
     fn pause(&self, idle: u32, until: Nanos) {
         if !self.bus.forward_doorbells() {
-            // QEMU is another process, perhaps on this very core: spinning would only delay it.
+            // QEMU is another process, possibly on the same core: spinning would only delay it.
             self.real.pause(idle.saturating_add(64), until);
         }
     }

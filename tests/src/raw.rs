@@ -1,5 +1,5 @@
-//! A controller without a driver: commands as the test wrote them, so that errors can be provoked
-//! which the driver would never cause.
+//! A controller without a driver: commands are sent as the test wrote them, to provoke errors that
+//! the driver would never cause.
 
 use std::sync::Arc;
 
@@ -25,23 +25,23 @@ use crate::{conformance::Found, target::Target};
 pub const ADMIN_DEPTH: u32 = 32;
 /// Entries of [`Raw::io`]'s queue.
 const IO_DEPTH: u32 = 64;
-/// How long an answer may take. Only failures take that long.
+/// Timeout for an answer. Only failures take that long.
 const ANSWER: Nanos = Nanos::from_millis(5_000);
-/// How long nothing must happen before it counts as silence.
+/// Time without a completion that counts as silence.
 const SILENCE: Nanos = Nanos::from_millis(30);
 
-/// A completion as it came.
+/// A completion as the controller wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     /// Command specific result.
     pub dw0: u32,
-    /// Submission queue head.
+    /// Submission queue head pointer.
     pub sqhd: u16,
-    /// Submission queue.
+    /// Submission queue identifier.
     pub sqid: u16,
-    /// Command.
+    /// Command identifier.
     pub cid: u16,
-    /// How it ended.
+    /// Status of the command.
     pub status: Status,
 }
 
@@ -62,7 +62,7 @@ impl Sq {
         self.tail = (self.tail + 1) % self.depth;
     }
 
-    /// The same with a CID that no other command of the queue has had lately.
+    /// Same as [`Sq::post_with`], with a CID that no recent command of the queue has had.
     pub fn post(&mut self, sqe: &Sqe) -> u16 {
         let cid = self.next_cid;
         self.next_cid = self.next_cid.wrapping_add(1);
@@ -70,12 +70,12 @@ impl Sq {
         cid
     }
 
-    /// Tells the controller.
+    /// Rings the doorbell with the tail.
     pub fn ring(&self) {
         self.bell.ring(self.tail);
     }
 
-    /// Rings with a value that is not the tail.
+    /// Rings the doorbell with any value.
     pub fn ring_with(&self, value: u32) {
         self.bell.ring(value);
     }
@@ -87,12 +87,12 @@ pub struct Cq {
     ring: CqRing,
     bell: Doorbell,
     depth: u32,
-    /// Free running.
+    /// Index of the next entry, free running.
     head: u32,
 }
 
 impl Cq {
-    /// The next entry, if there is one. Its slot is not given back before [`Cq::acknowledge`].
+    /// Takes the next entry, if there is one. Its slot is released by [`Cq::acknowledge`].
     pub fn take(&mut self) -> Option<Answer> {
         let dw3 = self.ring.load_dw3(self.head);
         let phase = dw3 >> 16 & 1 == 1;
@@ -111,13 +111,13 @@ impl Cq {
         Some(answer)
     }
 
-    /// Gives all slots taken back to the controller.
+    /// Releases the slots of all entries taken: rings the doorbell with the head.
     pub fn acknowledge(&self) {
         self.bell.ring(self.head % self.depth);
     }
 }
 
-/// What waiting takes.
+/// Bus and clock, for waiting.
 #[derive(Debug)]
 struct Watch {
     bus: Arc<dyn Bus>,
@@ -151,7 +151,7 @@ impl Watch {
         self.until(span, || {
             answer = cq.take();
             polls += 1;
-            // A failed controller will not answer, but asking each time would slow down the rest.
+            // A failed controller will not answer, but reading CSTS each time would be slow.
             Ok(answer.is_some() || polls.is_multiple_of(64) && self.csts()?.cfs() != 0)
         })?;
         if answer.is_some() {
@@ -164,7 +164,7 @@ impl Watch {
 /// An enabled controller and its admin queue.
 #[derive(Debug)]
 pub struct Raw<'a> {
-    /// What is being tested.
+    /// The controller under test.
     pub target: &'a Target,
     bus: Arc<dyn Bus>,
     watch: Watch,
@@ -184,7 +184,7 @@ impl<'a> Raw<'a> {
         Ok(raw)
     }
 
-    /// Resets the controller and tells it where the admin queues are, but does not enable it.
+    /// Resets the controller and writes AQA, ASQ and ACQ, but does not enable it.
     pub fn prepare(target: &'a Target) -> anyhow::Result<Self> {
         let (bus, clock) = (target.bus.clone(), target.clock.clone());
         bus.write32(reg::CC, 0)?;
@@ -210,7 +210,7 @@ impl<'a> Raw<'a> {
         Ok(())
     }
 
-    /// CC as it should be, but for EN.
+    /// Returns a correct value of CC, but for EN.
     #[must_use]
     pub fn good_cc(&self) -> Cc {
         Cc(0).with_iosqes(6).with_iocqes(4)
@@ -235,7 +235,7 @@ impl<'a> Raw<'a> {
         Ok(())
     }
 
-    /// Calls `done` until it says so or `span` is over; whether it did.
+    /// Calls `done` until it returns true or `span` is over. Returns true in the former case.
     pub fn until(
         &self,
         span: Nanos,
@@ -244,24 +244,24 @@ impl<'a> Raw<'a> {
         self.watch.until(span, done)
     }
 
-    /// Lets time pass in which nothing should happen.
+    /// Waits for the time `SILENCE`, in which nothing should happen.
     pub fn settle(&self) -> anyhow::Result<()> {
         self.until(SILENCE, || Ok(false)).map(drop)
     }
 
-    /// `bytes` zeroed bytes, aligned to a page.
+    /// Allocates `bytes` zeroed bytes, aligned to a page.
     pub fn alloc(&self, bytes: usize) -> anyhow::Result<Buffer> {
         buffer(alloc(&*self.bus, bytes)?)
     }
 
-    /// Sends an admin command and waits for its end.
+    /// Sends an admin command and waits for its completion.
     pub fn admin(&mut self, sqe: &Sqe) -> anyhow::Result<Found> {
         self.admin_sq.post(sqe);
         self.admin_sq.ring();
         self.admin_answer(ANSWER)
     }
 
-    /// The same, and its result if it was a success.
+    /// Same as [`Raw::admin`], but returns dword 0 of a successful completion.
     pub fn admin_result(&mut self, sqe: &Sqe) -> anyhow::Result<u32> {
         self.admin_sq.post(sqe);
         self.admin_sq.ring();
@@ -272,12 +272,12 @@ impl<'a> Raw<'a> {
         Ok(answer.dw0)
     }
 
-    /// The next admin completion, waiting for as long as an answer may take.
+    /// Waits up to 5 s (`ANSWER`) for the next admin completion.
     pub fn next_admin(&mut self) -> anyhow::Result<Found> {
         self.admin_answer(ANSWER)
     }
 
-    /// Whether the admin queue stays silent.
+    /// Waits for the time `SILENCE`; returns [`Found::Silence`] if no admin completion came.
     pub fn admin_silence(&mut self) -> anyhow::Result<Found> {
         self.admin_answer(SILENCE)
     }
@@ -289,22 +289,22 @@ impl<'a> Raw<'a> {
         })
     }
 
-    /// The next admin completion within `span`.
+    /// Waits up to `span` for the next admin completion.
     pub fn admin_completion(&mut self, span: Nanos) -> anyhow::Result<Option<Answer>> {
         self.watch.take(&mut self.admin_cq, span)
     }
 
-    /// The next completion of `cq` that comes in time, acknowledged.
+    /// Waits up to `span` for the next completion of `cq`, and acknowledges it.
     pub fn take(&self, cq: &mut Cq, span: Nanos) -> anyhow::Result<Option<Answer>> {
         self.watch.take(cq, span)
     }
 
-    /// The next completion of `cq`, waiting for as long as an answer may take.
+    /// Waits up to 5 s (`ANSWER`) for the next completion of `cq`, and acknowledges it.
     pub fn answer(&self, cq: &mut Cq) -> anyhow::Result<Answer> {
         self.take(cq, ANSWER)?.context("no answer")
     }
 
-    /// What no answer means.
+    /// Returns the result of a command without an answer: a fatal error or silence, by CSTS.CFS.
     pub fn silence(&self) -> anyhow::Result<Found> {
         Ok(if self.csts()?.cfs() == 0 { Found::Silence } else { Found::Fatal })
     }
@@ -325,23 +325,23 @@ impl<'a> Raw<'a> {
         new_sq(&self.bus, qid, depth, &memory)
     }
 
-    /// A pair of the same identifier.
+    /// Creates a queue pair in which both queues have the same identifier.
     pub fn create_pair(&mut self, qid: u16, depth: u32) -> anyhow::Result<(Sq, Cq)> {
         let cq = self.create_cq(qid, depth)?;
         Ok((self.create_sq(qid, qid, depth)?, cq))
     }
 
-    /// Handles for queues in memory that the controller was told about in another way.
+    /// Returns a handle of a submission queue that was created in `memory` by other means.
     pub fn sq_at(&self, qid: u16, depth: u32, memory: &DmaSlice) -> anyhow::Result<Sq> {
         new_sq(&self.bus, qid, depth, memory)
     }
 
-    /// As [`Raw::sq_at`].
+    /// Returns a handle of a completion queue that was created in `memory` by other means.
     pub fn cq_at(&self, qid: u16, depth: u32, memory: &DmaSlice) -> anyhow::Result<Cq> {
         new_cq(&self.bus, qid, depth, memory)
     }
 
-    /// An admin command whose failure makes the case pointless.
+    /// Sends an admin command that must succeed for the case to have a meaning.
     pub fn expect_ok(&mut self, sqe: &Sqe) -> anyhow::Result<()> {
         match self.admin(sqe)? {
             Found::OK => Ok(()),
@@ -349,7 +349,7 @@ impl<'a> Raw<'a> {
         }
     }
 
-    /// Sends a command to an I/O queue, made with the first one, and waits for its end.
+    /// Sends a command to an I/O queue, created by the first call, and waits for its completion.
     pub fn io(&mut self, sqe: &Sqe) -> anyhow::Result<Found> {
         let (mut sq, mut cq) = match self.io.take() {
             Some(pair) => pair,
@@ -366,19 +366,19 @@ impl<'a> Raw<'a> {
         })
     }
 
-    /// Rings a doorbell by its index, whether its queue exists or not.
+    /// Rings a doorbell by its index. Its queue need not exist.
     pub fn ring_doorbell(&self, index: u32, value: u32) -> anyhow::Result<()> {
         Doorbell::new(&self.bus, index).context("no such doorbell")?.ring(value);
         Ok(())
     }
 }
 
-/// Memory that the controller reaches.
+/// Allocates memory that the controller can access.
 fn alloc(bus: &dyn Bus, bytes: usize) -> anyhow::Result<DmaSlice> {
     Ok(DmaSlice::whole(bus.dma().alloc(bytes)?)?)
 }
 
-/// The same as a buffer.
+/// Makes a buffer of memory.
 pub fn buffer(memory: DmaSlice) -> anyhow::Result<Buffer> {
     Buffer::new(memory).context("memory that this process cannot reach")
 }
@@ -393,13 +393,13 @@ fn new_cq(bus: &Arc<dyn Bus>, qid: u16, depth: u32, memory: &DmaSlice) -> anyhow
     Ok(Cq { ring: CqRing::new(memory.clone(), depth)?, bell, depth, head: 0 })
 }
 
-/// An admin command for no namespace.
+/// Makes an admin command without a namespace.
 #[must_use]
 pub fn admin(opcode: AdminOpcode) -> Sqe {
     Sqe::new(opcode.0, Cid(0), Nsid(0))
 }
 
-/// Create I/O Completion Queue, contiguous and without interrupts.
+/// Makes Create I/O Completion Queue, contiguous and without interrupts.
 #[must_use]
 pub fn create_cq(qid: u16, depth: u32, at: u64) -> Sqe {
     let mut sqe = admin(AdminOpcode::CREATE_IO_CQ).with_prps(at, 0);
@@ -409,7 +409,7 @@ pub fn create_cq(qid: u16, depth: u32, at: u64) -> Sqe {
     sqe
 }
 
-/// Create I/O Submission Queue, contiguous.
+/// Makes Create I/O Submission Queue, contiguous.
 #[must_use]
 pub fn create_sq(qid: u16, cqid: u16, depth: u32, at: u64) -> Sqe {
     let mut sqe = admin(AdminOpcode::CREATE_IO_SQ).with_prps(at, 0);
@@ -420,7 +420,7 @@ pub fn create_sq(qid: u16, cqid: u16, depth: u32, at: u64) -> Sqe {
     sqe
 }
 
-/// Delete I/O Submission or Completion Queue.
+/// Makes Delete I/O Submission or Completion Queue.
 #[must_use]
 pub fn delete_queue(opcode: AdminOpcode, qid: u16) -> Sqe {
     let mut sqe = admin(opcode);

@@ -1,4 +1,4 @@
-//! A store over any controllers, on one thread, and blocks whose right contents are known.
+//! A store over any controllers, on one thread, and blocks of known contents.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use nvme_driver::{Bus, Clock, Controller, ControllerOptions};
 use objstore::{Format, KvShape, Namespace, Store, StoreConfig, StoreDevice, StoreOptions};
 use ripieno_testkit::{KvMemory, inline_executor};
 
-/// What a [`Rig`] is made with.
+/// Settings of a [`Rig`].
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The KV blocks.
+    /// Shape of the KV blocks.
     pub shape: KvShape,
-    /// How many of them the engine has.
+    /// KV blocks of the engine.
     pub blocks: u32,
-    /// How the driver is set.
+    /// Options of the driver.
     pub driver: ControllerOptions,
-    /// How it is formatted, but for its shape.
+    /// Format of the store, except for its shape.
     pub format: Format,
-    /// How the store is set. Its time is always the clock's.
+    /// Options of the store. Its time is always the clock's.
     pub store: StoreOptions,
 }
 

@@ -1,4 +1,4 @@
-//! What a conformance run is about: a controller, and what is true of it.
+//! Target of a conformance run: a controller and its properties.
 
 use std::{fmt, sync::Arc};
 
@@ -6,7 +6,7 @@ use nvme_driver::{Bus, Clock, Iova};
 
 use crate::conformance::Difference;
 
-/// Which SGLs a controller takes.
+/// SGLs that a controller accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sgls {
     /// None.
@@ -17,28 +17,28 @@ pub enum Sgls {
     Dwords,
 }
 
-/// A namespace and what is true of it.
+/// A namespace and its properties.
 #[derive(Debug, Clone, Copy)]
 pub struct Namespace {
     /// Its identifier.
     pub nsid: u32,
     /// Bytes of a logical block.
     pub lba_bytes: u32,
-    /// Blocks.
+    /// Number of logical blocks.
     pub lbas: u64,
 }
 
-/// A controller to be tested, what is true of it, and where it is known to differ.
+/// A controller under test, its properties, and its known differences.
 pub struct Target {
-    /// What people call it.
+    /// Its name, for messages.
     pub name: &'static str,
-    /// Where it is.
+    /// The bus with the controller.
     pub bus: Arc<dyn Bus>,
-    /// The time it lives in.
+    /// Clock of the controller.
     pub clock: Arc<dyn Clock>,
     /// Its namespaces; the first two have different block sizes.
     pub namespaces: Vec<Namespace>,
-    /// Bytes that one command may move.
+    /// Maximum bytes of one command's transfer.
     pub mdts_bytes: u32,
     /// Entries of the longest queue.
     pub entries_max: u32,
@@ -46,13 +46,13 @@ pub struct Target {
     pub qid_max: u16,
     /// Interrupt vectors of the function.
     pub vectors: u16,
-    /// Asynchronous event requests that may wait (AERL, counted from 1).
+    /// Asynchronous event requests that may be outstanding (AERL, counted from 1).
     pub event_requests: u32,
-    /// Which SGLs it takes.
+    /// SGLs that it accepts.
     pub sgls: Sgls,
-    /// An address that is not memory.
+    /// An address without memory.
     pub unmapped: Iova,
-    /// Cases in which it is known to do something else than expected.
+    /// Cases in which it is known to differ from the expected result.
     pub differences: Vec<Difference>,
 }
 

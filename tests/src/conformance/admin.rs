@@ -1,4 +1,4 @@
-//! Identify, log pages, features, Abort, Format NVM, and what every admin command has in common.
+//! Identify, log pages, features, Abort, Format NVM, and checks common to all admin commands.
 
 use nvme_spec::{
     admin::{
@@ -16,7 +16,7 @@ use crate::raw::{Raw, admin};
 
 /// Bytes of an identify structure.
 const PAGE: usize = 4096;
-/// A feature and a log page that no controller has.
+/// Feature and log page identifiers that no controller has.
 const NO_FEATURE: FeatureId = FeatureId(0x7e);
 const NO_LOG: LogPageId = LogPageId(0xbe);
 

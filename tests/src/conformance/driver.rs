@@ -159,7 +159,7 @@ fn memory(target: &Target, bytes: usize) -> anyhow::Result<DmaSlice> {
     Ok(DmaSlice::whole(memory)?)
 }
 
-/// Whether asking for SGLs is refused, as it has to be without any.
+/// Returns true if the driver refuses to use SGLs, as it must on a controller without them.
 fn refuses_sgls(target: &Target) -> bool {
     let options =
         ControllerOptions { descriptors: DescriptorPreference::Sgl, ..Default::default() };
@@ -196,7 +196,7 @@ fn scattered(target: &Target) -> anyhow::Result<Found> {
     };
     let mut ctrl = attach(target, DescriptorPreference::Sgl)?;
     let pool = memory(target, 1 << 20)?;
-    // More than one segment of 4096 bytes holds, so that segments are chained.
+    // More descriptors than fit into one segment of 4096 bytes, so that segments are chained.
     let mut parts = Vec::new();
     for index in 0..400 {
         parts.push(pool.slice(index * 2000 + odd, 1020 + odd)?);
@@ -205,7 +205,7 @@ fn scattered(target: &Target) -> anyhow::Result<Found> {
     scatter_round_trip(&mut ctrl, &target.namespaces[0], &parts)
 }
 
-/// The first namespace with the second one's block size, and as it was.
+/// Formats the first namespace with the second one's block size, then with its own again.
 fn other_blocks(target: &Target) -> anyhow::Result<Found> {
     let mut ctrl = attach(target, DescriptorPreference::Auto)?;
     let sizes = [target.namespaces[1].lba_bytes, target.namespaces[0].lba_bytes];

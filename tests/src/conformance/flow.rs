@@ -1,4 +1,4 @@
-//! What happens over time: full and wrapping queues, resets, shutdowns, failures.
+//! Sequences of commands: full and wrapping queues, resets, shutdowns, failures.
 
 use anyhow::bail;
 use nvme_driver::Nanos;
@@ -46,7 +46,7 @@ pub(super) const CASES: &[Case] = &[
     works("reset forgets the queues", |raw| {
         raw.create_pair(1, 16)?;
         let mut raw = Raw::enable(raw.target)?;
-        // Makes queue 1 anew.
+        // Recreates queue 1.
         expect_ok(&mut raw, &flush(1)).map(|()| Found::OK)
     }),
     works("data survives a reset", |raw| {
@@ -124,7 +124,7 @@ pub(super) const CASES: &[Case] = &[
     }),
 ];
 
-/// Sends 200 commands through queues of these depths, as many at once as they hold.
+/// Sends 200 commands through queues of these depths, with as many in flight as fit.
 fn wrap(raw: &mut Raw<'_>, sq_depth: u32, cq_depth: u32) -> anyhow::Result<Found> {
     const COMMANDS: u32 = 200;
     let mut cq = raw.create_cq(1, cq_depth)?;
@@ -151,7 +151,7 @@ fn wrap(raw: &mut Raw<'_>, sq_depth: u32, cq_depth: u32) -> anyhow::Result<Found
     Ok(Found::wrong_unless(cq.take().is_none(), "more completions than commands"))
 }
 
-/// Waits for `count` completions without giving their slots back, and checks whether more come.
+/// Waits for `count` completions without releasing their slots. Returns these and any that follow.
 fn drain(raw: &Raw<'_>, cq: &mut Cq, count: usize) -> anyhow::Result<Vec<Answer>> {
     let mut answers = Vec::new();
     raw.until(Nanos::from_millis(2_000), || {
@@ -200,7 +200,7 @@ fn shared_completion_queue(raw: &mut Raw<'_>) -> anyhow::Result<Found> {
         seen.push((answer.sqid, answer.cid));
     }
     seen.sort_unstable();
-    // Queue 1 can still not go: it is in use by all three.
+    // Completion queue 1 cannot be deleted: all three submission queues use it.
     let in_use = raw.admin(&delete_queue(AdminOpcode::DELETE_IO_CQ, 1))?;
     if in_use != Found::Status(Status::INVALID_QUEUE_DELETION) {
         return Ok(Found::Wrong("a completion queue was deleted under its users"));
@@ -208,7 +208,7 @@ fn shared_completion_queue(raw: &mut Raw<'_>) -> anyhow::Result<Found> {
     Ok(Found::wrong_unless(seen == sent, "not each command once"))
 }
 
-/// Two commands with one CID, of which the first cannot complete before the second is fetched.
+/// Sends two commands with one CID; the first cannot complete before the second is fetched.
 fn cid_in_use(raw: &mut Raw<'_>) -> anyhow::Result<Found> {
     let harmless = get_feature(FeatureId::NUMBER_OF_QUEUES, FeatureSelect::CURRENT, 0);
     raw.admin_sq.post_with(&admin(AdminOpcode::ASYNC_EVENT_REQUEST), 7);
@@ -257,7 +257,7 @@ fn created_again(raw: &mut Raw<'_>) -> anyhow::Result<Found> {
     Ok(Found::OK)
 }
 
-/// After CSTS.RDY went to 0, the controller touches neither data nor queues.
+/// Checks that the controller accesses neither data nor queues after CSTS.RDY went to 0.
 fn reset_in_flight(raw: &mut Raw<'_>) -> anyhow::Result<Found> {
     const COMMANDS: usize = 32;
     let ns = raw.target.namespaces[0];
@@ -297,7 +297,7 @@ fn shutdown(raw: &mut Raw<'_>, how: ShutdownNotification) -> anyhow::Result<Foun
     if !done {
         return Ok(Found::Wrong("CSTS.SHST does not become complete"));
     }
-    // And it can be used again.
+    // The controller can be enabled again.
     let mut raw = Raw::enable(raw.target)?;
     if raw.csts()?.shst() != ShutdownStatus::NORMAL.0 {
         return Ok(Found::Wrong("CSTS.SHST stays complete"));
@@ -305,7 +305,7 @@ fn shutdown(raw: &mut Raw<'_>, how: ShutdownNotification) -> anyhow::Result<Foun
     expect_ok(&mut raw, &flush(1)).map(|()| Found::OK)
 }
 
-/// What came of enabling a controller that should not become ready.
+/// Returns the result of enabling a controller that should not become ready.
 fn not_ready(raw: &Raw<'_>) -> anyhow::Result<Found> {
     raw.settle()?;
     let csts = raw.csts()?;
@@ -316,7 +316,7 @@ fn not_ready(raw: &Raw<'_>) -> anyhow::Result<Found> {
     } else {
         Found::Silence
     };
-    // Leave it as the next case wants it.
+    // Restore CC for the next case.
     raw.write_cc(raw.good_cc())?;
     Ok(found)
 }

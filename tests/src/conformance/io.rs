@@ -149,7 +149,7 @@ pub(super) const CASES: &[Case] = &[
     }),
 ];
 
-/// A command about `lbas` blocks from `lba` on.
+/// Makes a command for `lbas` blocks from `lba` on.
 pub(super) fn block(opcode: NvmOpcode, ns: &Namespace, lba: u64, lbas: u32) -> Sqe {
     let mut sqe = Sqe::new(opcode.0, Cid(0), Nsid(ns.nsid));
     let range = BlockRange::new(Lba(lba), Lbas(lbas)).expect("1 to 65536 blocks");
@@ -175,7 +175,7 @@ fn change(sqe: &mut Sqe, how: impl FnOnce(&mut BlockRange)) {
     range.write_to(sqe);
 }
 
-/// An I/O command whose failure makes the case pointless.
+/// Sends an I/O command that must succeed for the case to have a meaning.
 pub(super) fn expect_ok(raw: &mut Raw<'_>, sqe: &Sqe) -> anyhow::Result<()> {
     match raw.io(sqe)? {
         Found::OK => Ok(()),
@@ -193,7 +193,7 @@ pub(super) fn bytes(memory: &Buffer, offset: usize, len: usize) -> anyhow::Resul
     Ok(data)
 }
 
-/// Writes one page (or one block) at `lba` and reads it back into other memory.
+/// Writes one page (or one block) at `lba` and reads it back into different memory.
 fn round_trip(raw: &mut Raw<'_>, namespace: usize, lba: u64) -> anyhow::Result<Found> {
     let ns = raw.target.namespaces[namespace];
     let (from, to) = (raw.alloc(PAGE)?, raw.alloc(PAGE)?);
@@ -221,7 +221,7 @@ fn out_of_range(
     raw.io(&sqe.with_prps(at, at + PAGE as u64))
 }
 
-/// One block more than MDTS, with memory enough for all of it.
+/// Sends a command for one block more than MDTS allows, with enough memory for it.
 fn over_mdts(raw: &mut Raw<'_>, opcode: NvmOpcode) -> anyhow::Result<Found> {
     let ns = raw.target.namespaces[0];
     let pages = raw.target.mdts_bytes as usize / PAGE + 1;
@@ -234,7 +234,7 @@ fn over_mdts(raw: &mut Raw<'_>, opcode: NvmOpcode) -> anyhow::Result<Found> {
     raw.io(&sqe.with_prps(memory.iova().0, list.iova().0))
 }
 
-/// Writes eight blocks, sends what `make` makes, and checks that blocks 1 to 6 are zero.
+/// Writes eight blocks, sends the command from `make`, and checks that blocks 1 to 6 are zero.
 fn zeroes(raw: &mut Raw<'_>, make: fn(&Namespace) -> Sqe) -> anyhow::Result<Found> {
     let ns = raw.target.namespaces[0];
     let memory = raw.alloc(PAGE)?;

@@ -11,7 +11,7 @@ use super::{
 use crate::{pattern, raw::Raw};
 
 const PAGE: usize = 4096;
-/// Pages of the data memory. Odd ones are used, so that an entry taken for the next page shows.
+/// Pages of the data memory. Only odd ones are used: an access to the page after one is noticed.
 const PAGES: usize = 64;
 
 pub(super) const CASES: &[Case] = &[
@@ -70,17 +70,17 @@ pub(super) const CASES: &[Case] = &[
 const LONG: [(usize, usize); 9] =
     [(1, 0), (5, 0), (3, 0), (7, 0), (21, 0), (9, 0), (11, 0), (13, 0), (63, 0)];
 
-/// Where the list lies.
+/// Location of the PRP list.
 #[derive(Clone, Copy)]
 enum List {
-    /// There is none.
+    /// No list.
     None,
-    /// At this offset of a page. What does not fit goes on in the next page but one.
+    /// At this offset in a page. Entries that do not fit continue in the next page but one.
     At(usize),
 }
 
-/// Writes from and reads into the places of `parts` (page, offset), one page each but for the
-/// first, and compares with what a transfer from one page at a time says.
+/// Writes from and reads into the pages of `parts` (page, offset), one page each except for the
+/// first, and compares the result with reads of one page at a time.
 fn transfer(
     raw: &mut Raw<'_>,
     parts: &[(usize, usize)],
@@ -94,7 +94,7 @@ fn transfer(
     let (data, lbas) = (pattern(len, parts.len() as u64), (len / 512) as u32);
     scatter(&memory, parts, &data)?;
     expect_ok(raw, &write(&ns, 40, lbas).with_prps(prp1, prp2))?;
-    // What is on the medium, seen through the simplest of pointers.
+    // Read the medium with one PRP per command.
     let simple = raw.alloc(PAGE)?;
     for (index, part) in data.chunks(PAGE).enumerate() {
         let sqe = read(&ns, 40 + index as u64 * 8, (part.len() / 512) as u32);
@@ -149,8 +149,8 @@ fn scatter(memory: &Buffer, parts: &[(usize, usize)], data: &[u8]) -> anyhow::Re
     Ok(())
 }
 
-/// Reads `pages` pages with the pointers that `make` makes from the addresses of data and of a
-/// list. The list is good, but for its entry at offset 2048.
+/// Reads `pages` pages with the pointers that `make` derives from the addresses of data and of a
+/// list. The list is valid, except for its entry at offset 2048.
 fn bad(raw: &mut Raw<'_>, make: fn(u64, u64) -> (u64, u64), pages: u32) -> anyhow::Result<Found> {
     let ns = raw.target.namespaces[0];
     let (memory, list) = (raw.alloc(8 * PAGE)?, raw.alloc(PAGE)?);

@@ -94,7 +94,7 @@ pub(super) const CASES: &[Case] = &[
         raw.expect_ok(&delete_queue(DELETE_SQ, 1))?;
         raw.admin(&delete_queue(DELETE_SQ, 1))
     }),
-    // What CAP.CQR = 1 forbids, and CAP.CQR = 0 allows.
+    // Forbidden with CAP.CQR = 1, allowed with CAP.CQR = 0.
     status("queues in scattered pages", Status::INVALID_FIELD, scattered),
     works("create the longest queues", |raw| {
         let depth = raw.target.entries_max;
@@ -117,14 +117,14 @@ pub(super) const CASES: &[Case] = &[
     }),
 ];
 
-/// Sends what `make` makes for some memory.
+/// Sends the command that `make` returns for newly allocated memory.
 fn cq(raw: &mut Raw<'_>, make: fn(&Raw<'_>, u64) -> Sqe) -> anyhow::Result<Found> {
     let memory = raw.alloc(1 << 16)?;
     let sqe = make(raw, memory.iova().0);
     raw.admin(&sqe)
 }
 
-/// The same, with completion queue 1 in place.
+/// Same as `cq`, after creating completion queue 1.
 fn sq(raw: &mut Raw<'_>, make: fn(&Raw<'_>, u64) -> Sqe) -> anyhow::Result<Found> {
     raw.create_cq(1, 16)?;
     cq(raw, make)
@@ -146,8 +146,8 @@ fn sq_with(at: u64, change: impl FnOnce(&mut CreateIoSq)) -> Sqe {
     sqe
 }
 
-/// Completion queue 1 of 512 entries in two pages, the second below the first, and
-/// commands that go around it more than once.
+/// Creates completion queue 1 of 512 entries in two pages, the second below the first, and sends
+/// enough commands to wrap it more than once.
 fn scattered(raw: &mut Raw<'_>) -> anyhow::Result<Found> {
     const PAGE: usize = 4096;
     const ENTRIES: u32 = 512;

@@ -157,21 +157,21 @@ pub(super) const CASES: &[Case] = &[
     }),
 ];
 
-/// What controllers with byte granularity do with odd addresses.
+/// Status of commands with odd addresses on controllers with byte granularity.
 const ODD_ADDRESSES: Status = Status::SUCCESS;
 
-/// How the descriptors of a transfer are laid out.
+/// Layout of a transfer's descriptors.
 #[derive(Clone, Copy)]
 enum Shape {
     /// One data block, in the command.
     Inline,
-    /// One last segment.
+    /// One Last Segment.
     Last,
-    /// Segments of at most this many descriptors, the last of each leading on.
+    /// Segments of at most this many descriptors, the last of which points to the next segment.
     Chain(usize),
 }
 
-/// Writes from and reads into `parts` (offset, length), and compares with simple reads.
+/// Writes from and reads into `parts` (offset, length), and compares with plain reads.
 fn transfer(raw: &mut Raw<'_>, parts: &[(usize, usize)], shape: Shape) -> anyhow::Result<Found> {
     let ns = raw.target.namespaces[0];
     let (memory, lists) = (raw.alloc(ROOM)?, raw.alloc(64 * PAGE)?);
@@ -232,7 +232,7 @@ fn describe(
         segments.push(std::mem::replace(&mut left, rest));
     }
     segments.push(left);
-    // Each lies a page or more behind the next, so that none is found by going on.
+    // One page each, so that reading on after a short segment does not find the next one.
     let step = (size * 16).next_multiple_of(PAGE).min(PAGE);
     let (mut at, mut next) = (segments.len() * step, None);
     for mut segment in segments.into_iter().rev() {
@@ -252,14 +252,14 @@ fn last(list: &Buffer, count: u32) -> SglDescriptor {
     SglDescriptor::last_segment(list.iova().0, count * 16)
 }
 
-/// Reads 4096 bytes with the descriptor that `make` makes.
+/// Reads 4096 bytes with the descriptor from `make`.
 fn inline(raw: &mut Raw<'_>, make: fn(u64) -> SglDescriptor) -> anyhow::Result<Found> {
     let memory = raw.alloc(4 * PAGE)?;
     let sqe = page_read(raw).with_sgl(make(memory.iova().0));
     raw.io(&sqe)
 }
 
-/// The same with a last segment of the descriptors that `make` makes.
+/// Same as `inline`, with a Last Segment of the descriptors from `make`.
 fn segment(raw: &mut Raw<'_>, make: fn(u64) -> Vec<SglDescriptor>) -> anyhow::Result<Found> {
     let len = make(0).len() as u32 * 16;
     with_segment(raw, SglKind::LAST_SEGMENT, len, make)

@@ -1,4 +1,4 @@
-//! The qtest protocol: a line of text for each access, a line back.
+//! Client of the qtest protocol: a line of text for each access, a line back.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -9,13 +9,13 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 
-/// How long QEMU may take to open its socket, and to answer one access.
+/// Timeout for QEMU to open its socket, and to answer one access.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// The ports of PCI configuration mechanism #1.
 const CONFIG_ADDRESS: u16 = 0xcf8;
 const CONFIG_DATA: u16 = 0xcfc;
 
-/// A connection to a machine without a running CPU, whose bus this process drives.
+/// Connection to a machine with a stopped CPU, whose bus this process accesses.
 #[derive(Debug)]
 pub struct Client {
     reader: BufReader<UnixStream>,
@@ -23,7 +23,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the socket at `path`, which QEMU may still be about to make.
+    /// Connects to the socket at `path`, which QEMU may not have created yet.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
         let start = Instant::now();
         let stream = loop {
@@ -39,7 +39,7 @@ impl Client {
         Ok(Self { reader: BufReader::new(stream), line: String::new() })
     }
 
-    /// Sends `command`; the words after "OK" of the answer.
+    /// Sends `command` and returns the answer's words after "OK".
     fn ask(&mut self, command: &str) -> anyhow::Result<&str> {
         self.reader.get_mut().write_all(format!("{command}\n").as_bytes())?;
         loop {
@@ -47,7 +47,7 @@ impl Client {
             if self.reader.read_line(&mut self.line)? == 0 {
                 bail!("QEMU closed the connection at {command:?}");
             }
-            // Lines about interrupts come unasked.
+            // QEMU sends lines about interrupts at any time.
             if !self.line.starts_with("IRQ") {
                 break;
             }

@@ -1,4 +1,4 @@
-//! The guest's memory as this process sees it: a file that both map.
+//! The guest's memory as this process sees it: a file that QEMU and this process map.
 #![allow(unsafe_code, reason = "maps memory that a device model in another process uses too")]
 
 use std::{
@@ -17,7 +17,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
-/// First guest address given out. Below are the holes and tables of a PC.
+/// First guest address that is allocated. Below are the holes and tables of a PC.
 const FIRST: u64 = 16 << 20;
 /// Unused bytes after each allocation, so that overruns do not hit a neighbour.
 const GUARD: u64 = PAGE as u64;
@@ -29,7 +29,7 @@ pub struct Map {
     len: usize,
 }
 
-// SAFETY: an address; all accesses go through the accessors of `platform::mmio`.
+// SAFETY: it is an address; all accesses go through the accessors of `platform::mmio`.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
@@ -44,7 +44,7 @@ impl Map {
         Self::new(base.cast(), len)
     }
 
-    /// Zeroed memory of this process alone.
+    /// Maps zeroed memory that is private to this process.
     pub fn anonymous(len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as in `file`.
@@ -58,26 +58,26 @@ impl Map {
         Ok(Self { base, len })
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The dword at `offset`; what was written before it is visible afterwards.
+    /// Loads the dword at `offset`, with acquire ordering.
     #[must_use]
     pub fn load(&self, offset: usize) -> u32 {
         // SAFETY: `dword` checked bounds and alignment; all accesses to these dwords are atomic.
         unsafe { mmio::load_acquire32(self.dword(offset)) }
     }
 
-    /// Stores the dword at `offset`.
+    /// Stores the dword at `offset`, with release ordering.
     pub fn store(&self, offset: usize, value: u32) {
         // SAFETY: as in `load`.
         unsafe { mmio::store_release32(self.dword(offset), value) };
@@ -98,17 +98,17 @@ impl Drop for Map {
     }
 }
 
-/// Guest memory, given out in pages. There is no IOMMU: the device's address of a byte is its
+/// Allocator of guest memory, in pages. There is no IOMMU: the device's address of a byte is its
 /// guest physical address, which is its offset in the file.
 pub struct Ram {
     map: Map,
-    /// Free ranges: start and length.
+    /// Free ranges: length by start.
     free: Mutex<BTreeMap<u64, u64>>,
     this: std::sync::Weak<Self>,
 }
 
 impl Ram {
-    /// All of `map` but its first megabytes.
+    /// Makes all of `map` free but its first megabytes.
     #[must_use]
     pub fn new(map: Map) -> Arc<Self> {
         let free = BTreeMap::from([(FIRST, map.len() as u64 - FIRST)]);
@@ -175,7 +175,7 @@ impl DmaSpace for Ram {
     }
 }
 
-/// Some pages of the guest.
+/// Allocated pages of the guest.
 #[derive(Debug)]
 struct Part {
     ram: Arc<Ram>,
@@ -218,7 +218,7 @@ mod tests {
         let mut parts: Vec<_> = [1, 4096, 4097, 1 << 20].map(|len| ram.alloc(len)).into();
         assert_eq!(parts[2].as_ref().unwrap().len(), 8192);
         assert!(ram.alloc(32 << 20).is_err());
-        // Not in the order in which they were taken.
+        // Free them in another order than that of the allocation.
         parts.swap(0, 2);
         drop(parts);
         assert_eq!(*ram.free(), all);
