@@ -1,4 +1,4 @@
-// What the host gives to the kernels of the benchmarks. Each struct exists twice: here and in
+// Arguments of the benchmark kernels, and their queue state. Each struct exists twice: here and in
 // bench/src/gpu/abi.rs; both sides assert the same sizes and offsets.
 #pragma once
 #include <stddef.h>
@@ -13,22 +13,22 @@ typedef struct bench_queue {
   uint64_t doorbells;  // u32 submission tail, u32 completion head; 8-byte aligned
   uint32_t depth_log2;
   uint32_t qid;
-  // the controller's own
+  // written by the controller only
   uint32_t head;       // next submission entry
   uint32_t tail;       // next completion entry, free running
   uint32_t ended;      // BENCH_ENDED_*
-  uint32_t sm;         // where it ran
+  uint32_t sm;         // on which it ran
   uint64_t completed;  // commands
-  uint64_t looks;      // at the doorbells
-  uint64_t idle;       // looks that found nothing to do
-  uint64_t full;       // looks that found no room in the completion queue
+  uint64_t looks;      // polls of the doorbells
+  uint64_t idle;       // polls that found no command
+  uint64_t full;       // polls that found the completion queue full
   uint64_t reserved[6];
 } bench_queue;         // 128 bytes: a cache line each
 
 typedef struct bench_instant_args {
   uint64_t queues;     // bench_queue[count]
   uint64_t stop;       // u32: nonzero = end
-  uint64_t budget_ns;  // end after this time whatever happens
+  uint64_t budget_ns;  // time limit, also without a stop
   uint32_t count;
   uint32_t reserved;
 } bench_instant_args;  // 32 bytes
@@ -42,7 +42,7 @@ typedef struct bench_matmul_args {
   uint32_t reserved;
 } bench_matmul_args;   // 40 bytes
 
-// Small whole numbers that follow from seed and position.
+// Small integers, derived from seed and position.
 typedef struct bench_fill_args {
   uint64_t at;         // bf16[count]
   uint64_t count;
@@ -55,8 +55,8 @@ typedef struct bench_stamp_args {
 
 // Which SMs the blocks of a launch ran on.
 typedef struct bench_where_args {
-  uint64_t at;         // u32[sms]: 1 where a block was
-  uint64_t hold_ns;    // a block stays for so long, so that the next one goes elsewhere
+  uint64_t at;         // u32[sms]: 1 if a block ran there
+  uint64_t hold_ns;    // a block spins for this long, so that the next one gets another SM
   uint32_t sms;
   uint32_t reserved;
 } bench_where_args;    // 24 bytes
@@ -66,11 +66,11 @@ typedef struct bench_where_args {
 // bench_queue.ended
 #define BENCH_ENDED_NOT 0u
 #define BENCH_ENDED_STOPPED 1u
-#define BENCH_ENDED_BUDGET 2u // nobody stopped it in time
+#define BENCH_ENDED_BUDGET 2u // not stopped within budget_ns
 #define BENCH_ENDED_BROKEN 3u // a doorbell outside of the queue
 
 #define BENCH_TILE 128u // rows and columns of c that one block computes
-#define BENCH_STEP 32u  // of k at a time
+#define BENCH_STEP 32u  // part of k in one iteration
 
 static_assert(sizeof(bench_queue) == 128 && offsetof(bench_queue, depth_log2) == 24 &&
                   offsetof(bench_queue, head) == 32 && offsetof(bench_queue, completed) == 48 &&

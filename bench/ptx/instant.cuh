@@ -1,18 +1,18 @@
-// A controller that completes at once and moves nothing, one warp for each queue pair. What is left
-// is the I/O kernel's own path: build an entry, ring, see the completion, free the slot.
+// A controller that completes commands immediately and moves no data, one warp per queue pair. So
+// only the I/O kernel's path is measured: build an entry, ring, see the completion, free the slot.
 //
-// It takes up to 32 entries a look, in order, and honours both doorbells: it never overruns the
-// completion queue. It reads of an entry what it needs, the CID, and writes of a completion the
-// half that says something; the other one stays zero.
+// It takes up to 32 entries per poll, in order, and honours both doorbells: it never overruns the
+// completion queue. It reads only the dword of an entry that has the CID, and writes only the upper
+// half of a completion; the lower half stays zero.
 //
 // Ordering: (1) the doorbell is read with acquire, before the entries; it pairs with the I/O
-// kernel's fence and doorbell. (2) a completion is one 64-bit store, its phase in it. Nothing else
-// is told by it: no data moved, and the entry was read before, since its CID is in the completion.
+// kernel's fence and doorbell. (2) a completion is one 64-bit store that includes the phase. It
+// publishes nothing else: no data moved, and the entry was read before, for its CID.
 #pragma once
 #include "abi.h"
 #include "gio/warp.cuh"
 
-#define BENCH_LOOKS 256u // between two looks at stop word and clock
+#define BENCH_LOOKS 256u // polls between two reads of stop word and clock
 
 struct bench_controller {
   bench_queue *q;
@@ -53,7 +53,7 @@ GIO_FN void bench_store(bench_controller &c, uint32_t sm) {
   }
 }
 
-// Completes up to 32 commands. Returns whether there were any.
+// Completes up to 32 commands. Returns true if there were any.
 GIO_FN bool bench_look(bench_controller &c) {
   const uint64_t both = gio_common_acquire(c.doorbells);
   const uint32_t sq_tail = static_cast<uint32_t>(both);
@@ -82,7 +82,7 @@ GIO_FN bool bench_look(bench_controller &c) {
 #if GIO_DEVICE
     gio_st_relaxed_sys(to, value);
 #else
-    gio_st_release_sys(to, value); // as every store that the host's kernel waits for
+    gio_st_release_sys(to, value); // like every store that the I/O kernel on the host waits for
 #endif
   }
   c.head = (c.head + n) & c.mask;
@@ -91,7 +91,7 @@ GIO_FN bool bench_look(bench_controller &c) {
   return true;
 }
 
-// Whether it has to end: asked now and then.
+// Returns true if it has to end. Called every BENCH_LOOKS polls; on the host, in each.
 GIO_FN bool bench_over(bench_controller &c, const bench_instant_args &args, uint64_t since) {
   if (gio_common_acquire(gio_ptr<const uint32_t>(args.stop)) != 0u) {
     c.ended = BENCH_ENDED_STOPPED;
@@ -111,8 +111,8 @@ GIO_FN uint32_t bench_sm() {
   return sm;
 }
 
-// One warp per queue pair, all of which must be able to run at the same time: a block is small, and
-// the host makes no more of them than there are SMs for.
+// One warp per queue pair. All must be resident at the same time: a block is small, and the host
+// launches no more blocks than there are SMs.
 extern "C" __global__ void __launch_bounds__(128)
     bench_instant(const __grid_constant__ bench_instant_args args) {
   const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / GIO_WARP;
@@ -129,9 +129,9 @@ extern "C" __global__ void __launch_bounds__(128)
   bench_store(c, bench_sm());
 }
 
-#else // host: what the stand-in for libcuda runs
+#else // host: run by the mock libcuda
 
-// All queues by turns. `pause` lets others run, and says whether to go on.
+// Polls all queues in turn. `pause` yields to other threads, and returns false to stop.
 template <class Pause> static void bench_instant_host(const bench_instant_args &args, Pause pause) {
   const uint64_t since = gio_clock_ns();
   for (bool going = true; going;) {

@@ -1,4 +1,4 @@
-// Where kernels run, and when.
+// Kernels that record the SMs they ran on, and the time.
 #pragma once
 #include "abi.h"
 #include "gio/warp.cuh"
@@ -6,8 +6,8 @@
 
 #if GIO_DEVICE
 
-// The GPU's own clock into memory: two of these around other launches of a stream say how long
-// those took, whatever the host was doing meanwhile.
+// Stores the GPU's clock. Two of these around other launches of a stream measure how long those
+// took, independent of the host.
 extern "C" __global__ void __launch_bounds__(32)
     bench_stamp(const __grid_constant__ bench_stamp_args args) {
   if (threadIdx.x == 0u) gio_st_release_sys(gio_ptr<uint64_t>(args.at), gio_clock_ns());
