@@ -166,7 +166,7 @@ enum Command {
     Crash(command::crash::CrashArgs),
 }
 
-/// What the commands made of steps have in common.
+/// Flags of all commands that run a list of steps.
 #[derive(Args, Clone, Copy)]
 struct RunArgs {
     /// Stop at the first step that fails
