@@ -1,5 +1,5 @@
-//! The simulator and the replay of the same run: one has models of engine and drives, the other the
-//! store, the driver and the I/O kernel over software controllers. Both have the scheduler.
+//! Compares the simulator and the replay of the same run: one models engine and drives, the other
+//! has the store, the driver and the I/O kernel over software controllers. Both use the scheduler.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -40,7 +40,7 @@ fn requests(rate: f64, question: u32) -> Vec<Request> {
     documents.requests(rate, BLOCK_TOKENS, 1)
 }
 
-/// As flags have it.
+/// Returns the GPU's layer times as flags of the replay.
 fn layer_time() -> Vec<String> {
     let layer = |tokens, attended| {
         let step = StepShape { tokens, attended, is_prefill: true };
@@ -53,7 +53,7 @@ fn layer_time() -> Vec<String> {
     flags.into_iter().flat_map(|flag| [flag.to_owned(), times.clone()]).collect()
 }
 
-/// The same requests as a trace; the last block of a prompt is not full, and nobody else's.
+/// Writes the requests as a trace; the last block of a prompt is partial and not shared.
 fn trace(requests: &[Request]) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut text = String::new();
@@ -69,7 +69,7 @@ fn trace(requests: &[Request]) -> tempfile::NamedTempFile {
     file
 }
 
-/// Layers of an engine, which are no sum of three numbers.
+/// Layer times as of an engine: not the sum of three terms.
 fn engine_layers() -> SlackTable {
     let [model, gpu, engine] = ["a model", "a GPU", "an engine"].map(str::to_owned);
     let curve = || Curve::line(Duration::ZERO, 1e9).unwrap();
@@ -79,7 +79,7 @@ fn engine_layers() -> SlackTable {
     for (input, prefix) in octaves(14).flat_map(|input| octaves(16).map(move |it| (input, it))) {
         let StepShape { tokens, attended, is_prefill } = StepShape::of([(input, prefix)]);
         let sum = 300.0 + 2.0 * f64::from(tokens) + attended as f64 / 5e4;
-        // A third more or less, by the shape.
+        // Up to a third more or less, depending on the shape.
         let off = f64::from((input / 3 + prefix / 7) % 5) / 6.0 - 0.33;
         let layer = Duration::from_secs_f64(sum * (1.0 + off) * 1e-6);
         table.learn(StepShape { tokens, attended, is_prefill }, layer);
@@ -87,7 +87,7 @@ fn engine_layers() -> SlackTable {
     table
 }
 
-/// The replay: with the scheduler, and without.
+/// Runs the replay, with the scheduler and without.
 fn replay(requests: &[Request], layers: &[String]) -> [Value; 2] {
     let file = trace(requests);
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
@@ -100,7 +100,7 @@ fn replay(requests: &[Request], layers: &[String]) -> [Value; 2] {
     [0, 1].map(|at: usize| report["runs"][at].clone())
 }
 
-/// The simulation, with the depths that the replay has.
+/// Runs the simulation, with the replay's queue depths in bytes.
 fn simulate(setup: &Setup<'_>, requests: &[Request], policy: Policy) -> Report {
     let tier = policy.tier.map(|tier| {
         let (read, write) = (tier.lane.read, tier.lane.write);
@@ -123,13 +123,13 @@ fn mean_ms(times: impl ExactSizeIterator<Item = Duration>) -> f64 {
     times.sum::<Duration>().as_secs_f64() * 1e3 / count
 }
 
-/// What both say of a run: what it is, by the replay, by the simulator.
+/// Returns the metrics of a run: name, value of the replay, value of the simulator.
 fn both(run: &Value, report: &Report, requests: &[Request]) -> [(&'static str, f64, f64); 6] {
     let loaded: u64 = report.served.iter().map(|it| u64::from(it.loaded_tokens)).sum();
     let input: u64 = requests.iter().map(|it| u64::from(it.input)).sum();
     let ttft = mean_ms(report.served.iter().map(|it| it.ttft));
     let number = |value: &Value| value.as_f64().unwrap();
-    // Of a model with a 1024th of the bytes.
+    // The replay's model has a 1024th of the bytes.
     let scale = 1024.0;
     [
         ("TTFT", number(&run["ttft_ms"]["mean"]), ttft),
@@ -141,7 +141,7 @@ fn both(run: &Value, report: &Report, requests: &[Request]) -> [(&'static str, f
     ]
 }
 
-/// `layers`: flags of the replay that say what `setup` says.
+/// Checks that both agree. `layers`: flags of the replay that are equivalent to `setup`.
 fn agree(setup: &Setup<'_>, layers: &[String], (rate, question): (f64, u32)) {
     let requests = requests(rate, question);
     for (run, policy) in replay(&requests, layers).iter().zip([Policy::OURS, Policy::NAIVE]) {

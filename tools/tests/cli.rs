@@ -1,4 +1,4 @@
-//! Runs the command as a person or a script would.
+//! Runs the command as a user or a script would.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-/// A command that takes this long hangs.
+/// Timeout after which a command counts as hung.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn ripieno(line: &str) -> Command {
@@ -32,7 +32,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs with --json and checks what holds for every replay that went well.
+/// Runs with --json and checks the invariants of every successful replay.
 fn report(line: &str) -> Value {
     let output = run(&format!("{line} --json"));
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -80,7 +80,7 @@ fn request(ids: &[u64]) -> String {
     )
 }
 
-/// Bad input ends with 2, says `error:` with these words, and gives a hint; nothing is on stdout.
+/// Checks that bad input exits with 2, an `error:` with these words, a hint, and an empty stdout.
 fn refused(line: &str, wanted: &str) {
     let output = run(line);
     let err = text(&output.stderr);
@@ -113,7 +113,7 @@ fn what_is_in_dram_is_not_read_from_the_devices() {
     let line = "--requests 300 --verify full --seed 3";
     let (without, with) = (report(line), report(&format!("{line} --dram 64MiB")));
     assert_eq!(count(&without, "dram_hits") + count(&without, "dram_misses"), 0);
-    // Everything that was stored fits.
+    // All blocks stored fit.
     assert_eq!(count(&with, "dram_misses"), 0);
     assert_eq!(with["dram_retrieved_bytes"], with["retrieved_bytes"]);
     assert_eq!(with["retrieved_bytes"], without["retrieved_bytes"]);
@@ -146,15 +146,15 @@ fn bad_flags_are_refused() {
         ("--dram 1KiB", "a block of model tiny has 4 KiB"),
         ("--coalesce 1", "one object has 1 KiB"),
         ("--device emu,emu", "emu is named 2 times"),
-        // It is the tables that need the memory.
+        // The tables need the memory.
         ("--capacity 900TiB --model llama-3-8b --dram 900TiB", "for tables of 11"),
-        // Far more than the workload's keys have room for; none of them is made.
+        // Far more keys than fit into memory; none is made.
         ("--requests 1000000000", "for the keys of 1000000000 requests"),
         ("--requests 18446744073709551615", "for the keys of 18446744073709551615 requests"),
     ] {
         refused_with_hint(line, wanted);
     }
-    // These are the parser's own, which says it in its own way.
+    // These are refused by the parser, in its own format.
     for (line, wanted) in [
         ("--capacity lots", "such as 64MiB"),
         ("--capacity -5MiB", "such as 64MiB"),
@@ -182,8 +182,8 @@ fn bad_flags_are_refused() {
     }
 }
 
-/// What one process may have is used up: that is bad input, and says which limit it was. Nothing is
-/// left behind.
+/// Exceeding a resource limit of the process is bad input, and the message names the limit. No file
+/// is left behind.
 #[test]
 fn limits_of_the_process_are_refused_and_named() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -193,8 +193,8 @@ fn limits_of_the_process_are_refused_and_named() {
         ("-n 4", &media, "Too many open files"),
         ("-v 100000", "--capacity 1GiB", "ulimit -v"),
     ] {
-        // Whoever started the tests may have left files open in them: of those that `-n 4` allows,
-        // 3 is the one after the standard ones.
+        // The tests may have inherited open files. `-n 4` allows one besides the standard ones: 3,
+        // which is closed here.
         let replay = "exec \"$0\" replay --lba 4096 --requests 20";
         let line = format!("exec 3>&-; ulimit {limit}; {replay} {flags}");
         let mut shell = Command::new("sh");
@@ -222,7 +222,7 @@ fn full_outputs_are_named_and_no_panic() {
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
     assert!(err.contains("error: cannot write to stdout: No space left on device"), "{err}");
-    // Notes and logs are lost; the report and the exit code are not.
+    // Only notes and logs are lost, not the report and the exit code.
     for (line, code) in [("--requests 5 --json", 0), ("--requests 5 -vv", 0), ("--gpu 1", 2)] {
         let output = ripieno(line).stderr(full()).output().unwrap();
         assert_eq!(output.status.code(), Some(code), "{line}");
@@ -259,7 +259,7 @@ fn a_trace_hits_as_a_cache_without_limits_does() {
         assert_eq!(count(&report, "trace_blocks"), 3 + 3 + 3 + 4 + 3);
         assert_eq!(count(&report, "trace_blocks_hit"), 2 + 3 + 3, "{flags}");
         assert_eq!(count(&report, "evicted_files"), 0);
-        // 1, 2, 3; 4, 2, 3; 9; 1: each is checked once more at the end.
+        // Eight distinct blocks (1, 2, 3; 4, 2, 3; 9; 1), each checked once more at the end.
         let blocks = 8 * 512 / count(&report, "block_tokens");
         assert_eq!(count(&report, "final_check_blocks"), blocks);
     }
@@ -360,7 +360,7 @@ fn real_shapes_are_replayed() {
 
 #[test]
 fn too_little_room_means_eviction_and_not_wrong_bytes() {
-    // Some requests alone are longer than this: 64 blocks.
+    // Some requests are longer than the capacity of 64 blocks.
     for flags in ["", "--pool-blocks 5", "--executor inline --block-tokens 128"] {
         let report =
             report(&format!("--requests 300 --capacity 256KiB --verify full --seed 9 {flags}"));
@@ -375,7 +375,7 @@ fn too_little_room_means_eviction_and_not_wrong_bytes() {
 
 #[test]
 fn file_media_leave_nothing_behind() {
-    // Not the temporary directory: that may be a tmpfs without direct I/O.
+    // The temporary directory may be a tmpfs without direct I/O.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path: &Path = directory.path();
     let line = format!("--requests 30 --lba 4096 --verify full --media file:{}", path.display());
@@ -392,18 +392,18 @@ fn people_get_a_table_and_a_verdict() {
     for wanted in ["tiny", "of memcpy", "Integrity: OK: every retrieved byte was checked"] {
         assert!(out.contains(wanted), "{wanted} is not in\n{out}");
     }
-    // No terminal, no bar.
+    // No progress bar without a terminal.
     assert!(!text(&output.stderr).contains('\r'));
     let unchecked = text(&run("--requests 5 --verify off").stdout);
     assert!(unchecked.contains("Integrity: not checked"), "{unchecked}");
 }
 
-/// A trace that never ends, and a reader that has nothing to shut down yet.
+/// The trace never ends, and there is nothing to shut down yet.
 #[test]
 fn ctrl_c_ends_the_reading_of_a_trace() {
     let mut child = ripieno("--trace -").stdin(Stdio::piped()).spawn().unwrap();
     let mut writer = child.stdin.take().unwrap();
-    // More than a pipe has room for: it is being read.
+    // More than a pipe holds, so the trace is being read.
     for _ in 0..2000 {
         writeln!(writer, "{}", request(&[1, 2])).unwrap();
     }
@@ -412,7 +412,7 @@ fn ctrl_c_ends_the_reading_of_a_trace() {
     while child.try_wait().unwrap().is_none() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
     }
-    // It must not be the end of the pipe that ends it.
+    // Checked before the pipe is closed: the signal must have ended it.
     let ended = child.try_wait().unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
@@ -422,7 +422,7 @@ fn ctrl_c_ends_the_reading_of_a_trace() {
 
 const LONG: &str = "--requests 200000 --capacity 8MiB --queues 1 --depth 2 --coalesce off --json";
 
-/// Ends a replay by a signal, once it has promised an orderly end. `program` runs it.
+/// Runs `program` and sends it a signal after its first note, once it handles signals.
 fn interrupted(program: &mut Command, signal: Signal) -> Output {
     let mut child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -434,7 +434,7 @@ fn interrupted(program: &mut Command, signal: Signal) -> Output {
 #[test]
 fn each_signal_is_reported_with_its_exit_code() {
     for (signal, code) in [(Signal::TERM, 143), (Signal::HUP, 129)] {
-        // Whoever runs the tests may have been started with nohup.
+        // The tests may run under nohup, which ignores SIGHUP.
         let mut command = Command::new("env");
         command.args(["--default-signal", env!("CARGO_BIN_EXE_ripieno"), "replay"]);
         command.args(LONG.split_whitespace()).env_remove("RUST_LOG");
@@ -443,7 +443,7 @@ fn each_signal_is_reported_with_its_exit_code() {
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(report["interrupted"], true);
     }
-    // nohup starts it with SIGHUP ignored, and means that.
+    // Under nohup, SIGHUP stays ignored.
     let mut nohup = Command::new("nohup");
     nohup.arg(env!("CARGO_BIN_EXE_ripieno")).args(["replay", "--requests", "100", "--json"]);
     let output = interrupted(&mut nohup, Signal::HUP);
@@ -470,11 +470,11 @@ fn an_interrupted_profile_says_that_there_is_no_result() {
 #[test]
 fn ctrl_c_ends_in_an_orderly_way() {
     let mut child = ripieno(LONG).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // From its first note on, an orderly end is promised. A little later it moves bytes.
+    // After its first note, it shuts down cleanly on a signal. A little later it moves bytes.
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     stderr.read_line(&mut String::new()).unwrap();
     std::thread::sleep(Duration::from_millis(1000));
-    // Every thread besides the first has a name of its own: none draws a bar that is not shown.
+    // Every thread except the first has a name of its own: none draws a bar that is not shown.
     let threads = format!("/proc/{}/task", child.id());
     let unnamed = std::fs::read_dir(threads).unwrap().filter(|task| {
         let name = std::fs::read_to_string(task.as_ref().unwrap().path().join("comm"));
@@ -503,7 +503,7 @@ fn devices_are_shown_to_people_and_programs() {
     assert_eq!(shown["devices"][1]["namespaces"][0]["lba_bytes"], 512);
 }
 
-/// An address no machine has: the rest of the stack has to say so, and nothing may hang.
+/// The address exists on no machine: the driver has to report that, and nothing may hang.
 #[test]
 fn a_drive_that_is_not_there_is_named() {
     for name in ["identify", "replay"] {
@@ -514,7 +514,7 @@ fn a_drive_that_is_not_there_is_named() {
     }
 }
 
-/// For whoever asked for JSON, an error is JSON, too, and all there is on stdout.
+/// With --json, an error is JSON, too, and the only output on stdout.
 #[test]
 fn an_error_is_an_object_with_json() {
     for (words, code, kind, wanted) in [
@@ -537,7 +537,7 @@ fn an_error_is_an_object_with_json() {
     }
 }
 
-/// As `head` does.
+/// Closes the pipe early, as `head` does.
 #[test]
 fn a_reader_that_goes_away_changes_no_exit_code() {
     for (words, code) in [
@@ -572,7 +572,7 @@ fn logs_are_chosen_by_words_that_mean_something() {
     assert!(err.contains("DEBUG") && !err.contains("ignored"), "{err}");
 }
 
-/// A hint that names a flag of another command says which command that is.
+/// A hint with a flag of another command names that command.
 #[test]
 fn hints_name_flags_of_the_same_command() {
     let root = ripieno::command();

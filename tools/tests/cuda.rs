@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use cuda_mock::Level;
 use serde_json::{Value, json};
 
-/// The program with this libcuda and these variables.
+/// Runs the program with this libcuda and these environment variables.
 fn run(level: Level, variables: &[(&str, &str)], line: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
     command.args(line.split_whitespace()).env_remove("RUST_LOG");
@@ -17,7 +17,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a replay with --json that must go well.
+/// Runs a replay with --json that must succeed.
 fn report(level: Level, variables: &[(&str, &str)], line: &str) -> (Value, String) {
     let output = run(level, variables, &format!("replay --executor cuda --json {line}"));
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -32,7 +32,7 @@ fn count(report: &Value, field: &str) -> u64 {
     report[field].as_u64().unwrap_or_else(|| panic!("{field} is no count in {report}"))
 }
 
-/// Ends with 2, says why, and what to do.
+/// Checks that it exits with 2, with the cause and a hint.
 fn refused(level: Level, variables: &[(&str, &str)], line: &str, wanted: &[&str]) {
     let output = run(level, variables, line);
     let err = text(&output.stderr);
@@ -45,7 +45,7 @@ fn refused(level: Level, variables: &[(&str, &str)], line: &str, wanted: &[&str]
     }
 }
 
-/// Whether this machine has a driver of its own, which the loader finds in any case.
+/// Returns true if this machine has an NVIDIA driver, which the loader finds in any case.
 fn has_driver() -> bool {
     let folders = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/cuda/compat"];
     folders.iter().any(|folder| std::path::Path::new(folder).join("libcuda.so.1").exists())
@@ -99,7 +99,7 @@ fn every_route_and_every_launch_move_the_same_bytes() {
     }
 }
 
-/// Blocks in host memory before the drives: the GPU copies them.
+/// The GPU copies the blocks of the DRAM tier.
 #[test]
 fn host_memory_serves_hits() {
     let line = "--requests 40 --seed 5 --verify full --pool-blocks 20 --dram 96MiB";
@@ -116,7 +116,7 @@ fn host_memory_serves_hits() {
             assert!(count(&report, "dram_retrieved_bytes") > 0, "{line}: {report}");
         }
     }
-    // A pool without an address on the GPU is out of its streams' reach.
+    // The GPU's streams cannot access a pool without an address on the GPU.
     let line = format!("replay --executor cuda {line} --require host");
     let said = text(&run(Level::Full, &[], &line).stderr);
     assert!(said.contains("dram_bytes") && said.contains("leave it 0"), "{said}");
@@ -139,14 +139,14 @@ fn shapes_windows_and_samples() {
     }
 }
 
-/// The best route that works is taken, and it is said why there is no better one. Nothing else is
-/// taken where a route is required.
+/// The best route that works is taken, and the reasons against better ones are reported. With
+/// --require, no other route is taken.
 #[test]
 fn a_route_that_does_not_work_is_said() {
     let (best, err) = report(Level::Full, &[], "--requests 10 --verify full");
     assert_eq!(best["path"], "direct", "{err}");
     assert_eq!(best["routes_not_taken"].as_array().unwrap().len(), 0);
-    // No GPU memory at the first time that somebody asks.
+    // The first allocation of GPU memory fails.
     let no_memory = [("MOCK_CUDA_INJECT", "cuMemAlloc:0:2"), ("MOCK_GDR", "off")];
     let (next, err) = report(Level::Full, &no_memory, "--requests 10 --verify full");
     assert_eq!(next["path"], "staged", "{err}");
@@ -157,7 +157,7 @@ fn a_route_that_does_not_work_is_said() {
     assert!(not["why"].as_str().unwrap().contains("OUT_OF_MEMORY"), "{not}");
     let line = "replay --executor cuda --requests 10 --require direct";
     refused(Level::Full, &no_memory, line, &["--require direct", "OUT_OF_MEMORY"]);
-    // The store proves a route before it uses it.
+    // The store tests a route before it uses it.
     let no_copies = [("MOCK_CUDA_INJECT", "cuMemcpyBatchAsync_v2:0:1")];
     let (next, err) = report(Level::Full, &no_copies, "--requests 10 --verify full");
     assert_eq!(next["path"], "staged", "{err}");
@@ -165,7 +165,8 @@ fn a_route_that_does_not_work_is_said() {
     refused(Level::Full, &no_copies, line, &["--require direct", "copying"]);
 }
 
-/// Software controllers write into queues with the CPU: it must see the GPU's memory as memory.
+/// Software controllers write into queues with the CPU, which must be able to map the GPU's memory
+/// cached.
 #[test]
 fn queues_are_in_gpu_memory_where_the_host_reaches_it() {
     let line = "--requests 30 --verify full --queues 2";
@@ -186,11 +187,11 @@ fn doorbells_out_of_reach_are_said() {
     refused(Level::Full, &unreachable, line, &["the doorbells of emu0", "--executor host"]);
 }
 
-/// A kernel that dies takes the GPU with it: the replay ends, says why, and shuts down.
+/// A kernel that crashes makes the GPU unusable: the replay ends, reports the cause, and shuts down.
 #[test]
 fn a_lost_gpu_ends_a_replay() {
     for launch in ["per-batch", "resident"] {
-        // While it starts, and while it runs.
+        // During its start, and while it runs.
         for call in [40, 2000] {
             let dies = [("MOCK_CUDA_INJECT", &*format!("cuStreamQuery:{call}:700"))];
             let line = format!("replay --executor cuda --requests 200 --launch {launch}");
@@ -241,7 +242,7 @@ fn the_doctor_tries_every_route() {
     let (code, well) = doctor(Level::Full, &[], "--require direct");
     assert_eq!(code, Some(0), "{well}");
     assert_eq!(well["works"], json!(["direct", "staged", "host"]));
-    // Of the machine's own checks nothing is known here: those have read files.
+    // Checks that read files of the machine are left out: their results differ between machines.
     let checks = well["checks"].as_array().unwrap();
     let tried: Vec<_> = checks.iter().filter(|check| check["looked_at"] == json!([])).collect();
     assert!(tried.len() >= 11 && tried.len() < checks.len(), "{well}");
@@ -268,7 +269,7 @@ fn the_doctor_says_what_does_not_work_and_what_would_help() {
     assert_eq!(verdict(&report, "host-host").0, "ok");
     assert_eq!(doctor(Level::Full, &none, "--require staged").0, Some(1));
     assert_eq!(doctor(Level::Full, &none, "--require host").0, Some(0));
-    // A kernel that dies takes the GPU with it, and nothing else.
+    // A kernel that crashes makes the GPU unusable, and nothing else.
     let dies = [("MOCK_CUDA_INJECT", "cuLaunchKernel:0:700")];
     let (code, report) = doctor(Level::Full, &dies, "");
     assert_eq!((code, &report["works"]), (Some(0), &json!(["host"])), "{report}");

@@ -1,7 +1,6 @@
-//! What a process finds when its store's directory or disk is not as it should be: a message that
-//! says what was found and what to do, nothing half-done, and the next opening works. What devices
-//! do wrong: objstore/tests/faults.rs and objstore/stack/tests/failures.rs. Killed in the middle:
-//! keep.rs and format.rs.
+//! Faults of a store's directory or disks: the message says what was found and what to do, nothing
+//! is left half-done, and the store opens again afterwards. Device faults are in
+//! objstore/tests/faults.rs and objstore/stack/tests/failures.rs, kills in keep.rs and format.rs.
 
 mod home;
 
@@ -11,18 +10,18 @@ use std::process::{Command, Stdio};
 
 use home::{FORMAT, Place, REPLAY, is_root, said};
 
-/// All commands that use a home that is there.
+/// All commands that use an existing home.
 const COMMANDS: [&str; 5] = ["inspect", "fsck", "scrub", "format --overwrite anything", REPLAY];
 /// Those of them that look for damage.
 const EXAMINE: [&str; 3] = ["inspect", "fsck", "scrub"];
 
-/// A store with something in it.
+/// Makes a store and stores blocks in it.
 fn stored(place: &Place) {
     place.run(FORMAT, 0);
     place.run(REPLAY, 0);
 }
 
-/// It opens, and has everything.
+/// Checks that the store opens and has all blocks.
 fn is_whole(place: &Place) {
     place.run("fsck", 0);
     place.run("scrub", 0);
@@ -39,7 +38,7 @@ fn one_process_has_a_home_and_the_others_are_told_who() {
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));
     lines.find(|line| line.as_ref().unwrap().contains("is permanent")).unwrap().unwrap();
     let holder = format!("in use by process {}", child.id());
-    // What it says from now on nobody reads, but it may not wait for that.
+    // Drain its stderr, so that it does not block on a full pipe.
     let rest = std::thread::spawn(move || lines.map_while(Result::ok).count());
     for line in COMMANDS {
         place.refused(line, &[&holder, "one process at a time"]);
@@ -82,7 +81,7 @@ fn a_device_that_is_not_what_it_was_is_named() {
     let refused = |wanted: &[&str]| {
         for line in COMMANDS {
             if EXAMINE.contains(&line) {
-                // What they look for is no mistake of who asked.
+                // Damage found by these is a failure (1), not bad input (2).
                 let said = place.run(line, 1);
                 assert!(wanted.iter().all(|wanted| said.contains(wanted)), "{line}: {said}");
                 let error = place.json(line, 1);
@@ -93,21 +92,21 @@ fn a_device_that_is_not_what_it_was_is_named() {
         }
     };
     refused(&["device-1.img: device 1 of the home is gone", "bring back what was there"]);
-    // Another one in its place: as large, and without a store.
+    // Replaced by a device of the same size without a store.
     fs::copy(&spare, &device).unwrap();
     place.poke(1, 0, &vec![0; 1 << 20]);
     place.refused(REPLAY, &["device-1.img", "there is no store on it", "format it first"]);
     assert!(place.run("fsck", 1).contains("device-1.img: there is no store on it"));
-    // Of another store.
+    // Replaced by a device of another store.
     let other = Place::new();
     stored(&other);
     fs::copy(other.device(1), &device).unwrap();
     place.refused(REPLAY, &["device-1.img", "belongs to store"]);
-    // A part of it.
+    // Truncated.
     fs::copy(&spare, &device).unwrap();
     fs::File::options().write(true).open(&device).unwrap().set_len(5 << 20).unwrap();
     refused(&["device-1.img: device 1 of the home has 5242880 bytes and had"]);
-    // The two in each other's place.
+    // Swapped.
     fs::rename(place.device(0), &device).unwrap();
     fs::copy(&spare, place.device(0)).unwrap();
     place.refused(
@@ -119,7 +118,7 @@ fn a_device_that_is_not_what_it_was_is_named() {
     is_whole(&place);
 }
 
-/// 1 is for wrong bytes, and bad input never has it; whether somebody reads the report or not.
+/// Exit code 1 is for wrong bytes, and never for bad input, also if the report cannot be written.
 #[test]
 fn wrong_bytes_have_an_exit_code_of_their_own() {
     let place = Place::new();
@@ -139,10 +138,10 @@ fn wrong_bytes_have_an_exit_code_of_their_own() {
 fn a_device_that_was_added_changes_nothing_or_is_refused() {
     let place = Place::new();
     stored(&place);
-    // A file nobody asked for.
+    // A file that the home does not list.
     fs::copy(place.device(1), place.device(2)).unwrap();
     is_whole(&place);
-    // One more in the home's parameters, by hand.
+    // One more device in the home's parameters, added by hand.
     let path = place.home().join("home.json");
     let good = fs::read_to_string(&path).unwrap();
     let mut home: serde_json::Value = serde_json::from_str(&good).unwrap();
@@ -161,7 +160,7 @@ fn a_device_that_was_added_changes_nothing_or_is_refused() {
     is_whole(&place);
 }
 
-/// Something mounted, until this is dropped.
+/// A mount, unmounted when it is dropped.
 struct Mount(PathBuf);
 
 impl Mount {
@@ -190,7 +189,7 @@ fn a_full_disk_is_refused_before_and_does_not_matter_after() {
         assert!(place.files().is_empty(), "nothing half-done is left");
     }
     place.run(FORMAT, 0);
-    // Others fill what is left. The store has all of its space.
+    // Other files fill the rest. The store's space is preallocated.
     let filler = place.home().join("filler");
     let full = fs::File::create(&filler)
         .and_then(|mut file| std::io::copy(&mut std::io::repeat(1), &mut file))
@@ -202,7 +201,7 @@ fn a_full_disk_is_refused_before_and_does_not_matter_after() {
     is_whole(&place);
 }
 
-/// The file system says that there is room, and does not give it.
+/// There is enough free space, but the file may not grow (RLIMIT_FSIZE).
 #[test]
 fn a_file_that_may_not_become_so_large_is_named_and_removed() {
     let place = Place::new();
@@ -239,7 +238,7 @@ fn a_directory_that_became_read_only_is_refused_and_opens_again() {
     drop(mount);
     assert!(place.files() == before, "nothing was touched");
     is_whole(&place);
-    // None is made there either.
+    // No home is made in a read-only directory either.
     let empty = Place::new();
     let mount = read_only(&empty.home());
     for line in [FORMAT, REPLAY] {

@@ -9,7 +9,7 @@ use std::process::Command;
 use home::{FORMAT, Place, REPLAY, is_root, said, skipped};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 
-/// Marks of other formats: what is said of them, where they are, and what they are.
+/// Signatures of other formats: name in the message, offset, bytes.
 const FOREIGN: &[(&str, u64, &[u8])] = &[
     ("a partition table (GPT)", 512, b"EFI PART"),
     ("an ext4 filesystem", 0x438, b"\x53\xef"),
@@ -25,7 +25,7 @@ fn a_home_is_made_and_found_by_a_replay() {
     let plan = place.json(&format!("{FORMAT} --dry-run"), 0);
     assert_eq!((&plan["dry_run"], plan["devices"].as_array().unwrap().len()), (&true.into(), 2));
     assert!(place.files().is_empty(), "a dry run leaves nothing");
-    // The first example of its help: a directory that is not there yet.
+    // The first example of its help: a directory that does not exist yet.
     let (new, nowhere) = (place.path().join("new"), place.path().join("no/such"));
     let made = |dir: &std::path::Path, words: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
@@ -95,7 +95,7 @@ fn what_is_there_is_refused_unless_told_and_comes_back_byte_for_byte() {
     let back = place.json(&format!("format --undo {undo}"), 0);
     assert_eq!(back["bytes_put_back"], 2 * ((1 << 20) + (64 << 10) + (128 << 10)));
     assert_eq!(place.files(), before);
-    // It opens, and everything is in it.
+    // It opens, and has all blocks.
     assert_eq!(place.json(REPLAY, 0)["stored_bytes"], 0);
 }
 
@@ -133,7 +133,7 @@ fn a_store_that_was_used_is_not_undone() {
     place.run(FORMAT, 0);
     place.run(REPLAY, 0);
     place.run("format --overwrite store --undo-file first", 0);
-    // Something else since: over a copy of the superblock, and beside it.
+    // Foreign bytes written since: over a copy of the superblock, and beside it.
     for at in [0, 100 << 10] {
         let before = place.files();
         place.poke(0, at, b"XFSB");
@@ -149,7 +149,7 @@ fn a_store_that_was_used_is_not_undone() {
     assert_eq!(place.json(REPLAY, 0)["stored_bytes"], 0, "nothing was touched");
 }
 
-/// kill -9 in the middle: the next command works, and so does the undo file.
+/// After kill -9 at any time, the next command works, and so does the undo file.
 #[test]
 fn a_format_that_was_killed_is_done_again_or_undone() {
     let place = Place::new();
@@ -168,7 +168,7 @@ fn a_format_that_was_killed_is_done_again_or_undone() {
     }
     place.run(&many, 0);
     place.run(REPLAY, 0);
-    // One with a store in it.
+    // A home with a store.
     let before = place.files();
     let again = "format --overwrite store --undo-file undo";
     for round in 0..12 {
@@ -180,7 +180,7 @@ fn a_format_that_was_killed_is_done_again_or_undone() {
         let _ = fs::remove_file(place.path().join("undo"));
     }
     assert!(killed.iter().all(|killed| *killed > 0), "{killed:?} of them were killed");
-    // And without undoing it: done again.
+    // Formatting again also works without an undo.
     kill(&place, again, 30);
     let _ = fs::remove_file(place.path().join("undo"));
     place.run(again, 0);
@@ -192,7 +192,7 @@ fn complete(place: &Place) -> bool {
     manifest.is_ok_and(|manifest| manifest.contains("ready"))
 }
 
-/// Starts a command and kills it after so long; whether it was still running.
+/// Starts a command and kills it after `ms`. Returns true if it was still running.
 fn kill(place: &Place, line: &str, ms: u64) -> bool {
     let mut command = place.command(line);
     let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
@@ -237,7 +237,7 @@ fn block_devices_are_guarded_and_undone() {
     let before = fs::read(&device.0).unwrap();
     place.refused(&line, &[&device.0, "a partition table (GPT)", "--overwrite anything"]);
     assert!(place.files().is_empty(), "nothing half-done is left");
-    // As mkfs and mount open it.
+    // O_EXCL, as mkfs and mount open it.
     let busy = fs::File::options().write(true).custom_flags(libc::O_EXCL).open(&device.0).unwrap();
     place.refused(&format!("{line} --overwrite anything"), &[&device.0, "busy"]);
     drop(busy);

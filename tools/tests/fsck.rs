@@ -1,4 +1,4 @@
-//! `ripieno inspect` and `ripieno fsck`, on a home whose bytes are changed behind its back.
+//! `ripieno inspect` and `ripieno fsck`, on a home whose bytes were corrupted.
 
 #![allow(unsafe_code, reason = "hands out an engine's memory")]
 
@@ -23,7 +23,7 @@ use ripieno_stack::{
 };
 use serde_json::{Value, json};
 
-/// Where half A of the journal begins.
+/// Offset of half A of the journal.
 const JOURNAL: u64 = 1 << 20;
 
 #[test]
@@ -88,7 +88,7 @@ fn blocks_of_a_damaged_journal_are_kept_when_their_data_says_so() {
     assert!(done.contains("repairing: the journal, with the") && done.contains("clean"), "{done}");
     place.run("fsck", 0);
     assert_eq!(place.json("scrub", 0)["files_read"], kept);
-    // What was lost is stored again, and all is what it was.
+    // The lost blocks are stored again, and the store is complete.
     let again = place.json(REPLAY, 0);
     assert_eq!((&again["store"], &again["files_found"]), (&"opened".into(), &kept.into()));
     assert_eq!((&again["mismatches"], &again["final_check_blocks"]), (&0.into(), &stored.into()));
@@ -97,8 +97,8 @@ fn blocks_of_a_damaged_journal_are_kept_when_their_data_says_so() {
 const SHAPE: KvShape = KvShape { layers: 2, segments: 1, object_bytes: 4096, block_tokens: 16 };
 const KEYS: u8 = 6;
 
-/// A store of a catalog and two ranks with a block for each key. The bytes of key `n` are all
-/// `0x80 + n`.
+/// Makes a store of a catalog and two ranks with a block for each key. The bytes of key `n` are
+/// all `0x80 + n`.
 fn store_on_two_ranks(dir: &Path) {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
@@ -111,7 +111,7 @@ fn store_on_two_ranks(dir: &Path) {
     let open = |rank| {
         let memory = Arc::new(Mutex::new(vec![0_u8; bytes]));
         let base = NonNull::new(memory.lock().unwrap().as_mut_ptr()).unwrap();
-        // SAFETY: so many bytes, and nobody else uses them.
+        // SAFETY: the memory has `bytes` bytes, and nothing else uses it.
         let memory = unsafe { EngineMemory::new(base, bytes, memory) };
         let config = RankStackConfig {
             place: ranks.place(rank).unwrap(),
@@ -131,7 +131,7 @@ fn store_on_two_ranks(dir: &Path) {
         let write = durable.with(|catalog| catalog.begin(space, &key)).unwrap();
         let file = write.own().next().unwrap();
         for (rank, (stack, base)) in (0..).zip(&stacks) {
-            // SAFETY: the engine's memory; no job uses it now.
+            // SAFETY: it is the engine's memory, and no job uses it now.
             unsafe { base.write_bytes(0x80 + n, bytes) };
             let moves = [Move { file, block: BlockId(0), position: 0 }];
             let job = stack.begin(Direction::Write, &moves, &[]).unwrap();
@@ -140,7 +140,7 @@ fn store_on_two_ranks(dir: &Path) {
             durable.with(|catalog| catalog.written(write.id, rank, &sums)).unwrap();
         }
         durable.with(|catalog| catalog.commit(write.id)).unwrap();
-        // A group of the journal for each.
+        // One journal group per key.
         durable.sync().unwrap();
     }
     stacks.iter().for_each(|(stack, _)| stack.close().unwrap());
@@ -162,8 +162,8 @@ fn blocks_are_kept_that_are_whole_on_all_ranks() {
     assert_eq!(fsck("--salvage", 0)["stored_files"], KEYS);
 
     let image = |home| File::options().read(true).write(true).open(dir.join(home)).unwrap();
-    // One of the journal's groups behind the first and that of the namespace, and a byte of the
-    // last block on the second rank.
+    // A journal group after the first and the namespace's, and a byte of the last block on the
+    // second rank.
     image("catalog/device-0.img").write_all_at(&[0xee; 64], JOURNAL + 3 * 4096 + 60).unwrap();
     let rank = image("rank-1/device-0.img");
     let mut object = [0; 4096];

@@ -1,5 +1,5 @@
-//! Files that flags name, and that are not what they should be. No command waits, and none reads
-//! more than it says; what is wrong with a file for results is said before there are any.
+//! Unusable files given to flags. No command blocks, and none reads without a limit; an error
+//! of an output file is reported before any work.
 
 mod home;
 
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use clap::builder::ValueParser;
 use home::{FORMAT, Place, text};
 
-/// A command that takes this long waits for something.
+/// Timeout after which a command counts as blocked.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Memory that a command may take which refuses a file.
+/// Memory limit of a command that refuses a file.
 const RSS_BYTES_MAX: u64 = 512 << 20;
 
-/// How each argument that names a file is given: the command, the argument, and words that get as
-/// far as the file, which is `@`. `%` is a home, `+` an empty directory, `=` a file of layer times.
+/// Every argument that names a file: the command, the argument, and a command line that reaches the
+/// file, which is `@`. `%` is a home, `+` an empty directory, `=` a file of layer times.
 const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("replay", "trace", "--trace @"),
     ("replay", "media", "--media file:@"),
@@ -46,7 +46,7 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("sim plan", "html", "l-eval --html @"),
 ];
 
-/// All arguments that name a file or a directory: by their type, or by what stands for the value.
+/// Collects all arguments that name a file or a directory, by their type or their value's name.
 fn arguments(command: &clap::Command, path: &str, found: &mut Vec<(String, String)>) {
     let of_path = ValueParser::path_buf().type_id();
     let names_file = |arg: &&clap::Arg| {
@@ -63,7 +63,7 @@ fn arguments(command: &clap::Command, path: &str, found: &mut Vec<(String, Strin
     }
 }
 
-/// Ends with the process; what it took of memory at the most is looked at on the way.
+/// Waits for the process, and kills it if it takes too much time or memory.
 fn watch(mut child: Child, line: &str) -> Output {
     let start = Instant::now();
     let status = PathBuf::from(format!("/proc/{}/status", child.id()));
@@ -91,7 +91,7 @@ fn start(line: &str) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// A refusal is exit code 2, and says something.
+/// Checks that it exits with 2 and prints an error, which is returned.
 fn refused(line: &str) -> String {
     let output = watch(start(line), line);
     let error = text(&output.stderr);
@@ -100,7 +100,7 @@ fn refused(line: &str) -> String {
     error
 }
 
-/// Files that are none: what they are called, and where they are.
+/// Makes files that no command can use as input: name and path.
 fn wrong_files(place: &Path) -> Vec<(&'static str, PathBuf)> {
     let [directory, fifo, line] = ["directory", "fifo", "line"].map(|name| place.join(name));
     fs::create_dir(&directory).unwrap();
@@ -130,7 +130,7 @@ fn no_file_argument_waits_or_reads_without_a_limit() {
             if kind == "directory" && *arg == "media" {
                 continue;
             }
-            // A file that can be written is a good place for results.
+            // A regular file is a valid place for results.
             if kind == "line" && *arg == "html" {
                 continue;
             }
@@ -144,7 +144,7 @@ fn no_file_argument_waits_or_reads_without_a_limit() {
     }
 }
 
-/// What is in the place of the parameters or of the lock.
+/// An unusable file replaces the parameters or the lock.
 #[test]
 fn a_home_with_something_else_in_it_is_refused() {
     let place = Place::new();
@@ -155,7 +155,7 @@ fn a_home_with_something_else_in_it_is_refused() {
         fs::rename(&path, &spare).unwrap();
         let scratch = tempfile::tempdir_in(place.path()).unwrap();
         for (kind, file) in wrong_files(scratch.path()) {
-            // The lock is never read before it is locked, and anything can be.
+            // The lock is not read before it is locked, and a regular file can be locked.
             if name == "lock" && kind == "line" {
                 continue;
             }
@@ -172,7 +172,7 @@ fn a_home_with_something_else_in_it_is_refused() {
 #[test]
 fn files_for_results_are_checked_before_anything_else() {
     for (line, wanted) in [
-        // The drive is not there either, which is said when it is opened.
+        // The drive does not exist either, which is reported later, when it is opened.
         ("profile --device vfio:ffff:ff:1f.7 --out /no/such/x", "--out /no/such/x: it cannot be"),
         ("sim /no/such.jsonl --html /no/such/x", "--html /no/such/x: it cannot be"),
         ("sim plan /no/such.jsonl --html /no/such/x", "--html /no/such/x: it cannot be"),
@@ -181,7 +181,7 @@ fn files_for_results_are_checked_before_anything_else() {
         let error = refused(line);
         assert!(error.contains(wanted) && error.contains("\n hint: "), "{line}: {error}");
     }
-    // It is there, and of another model.
+    // An existing table of another model.
     let directory = tempfile::tempdir().unwrap();
     let table = directory.path().join("table");
     let profile = format!("profile --pace --model mini --pool-blocks 8 --out {}", table.display());

@@ -1,4 +1,5 @@
-//! `ripieno replay --keep`: what one process stored, the next one finds, however the first ended.
+//! `ripieno replay --keep`: a process finds the blocks that an earlier one stored, however that
+//! ended.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -8,13 +9,13 @@ use rand::{Rng as _, SeedableRng as _, TryRngCore as _, rngs::OsRng, rngs::StdRn
 use serde_json::Value;
 use tempfile::{NamedTempFile, TempDir};
 
-/// Rounds of the test that kills; RIPIENO_SOAK=1 has more.
+/// Rounds of the test with kills; RIPIENO_SOAK=1 runs more.
 const KILLS: u32 = 3;
 const KILLS_SOAK: u32 = 100;
-/// A home is full of other rounds' blocks after this many.
+/// Rounds after which a home is full of other rounds' blocks.
 const KILLS_A_HOME: u32 = 10;
 
-/// Not the temporary directory: that may be a tmpfs without direct I/O.
+/// Makes a directory beside the build: the temporary one may be a tmpfs without direct I/O.
 fn place() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -83,7 +84,7 @@ fn another_store_than_the_one_that_is_there_is_refused() {
     ] {
         refused(place.path(), line, wanted);
     }
-    // Nothing was lost meanwhile.
+    // No block was lost.
     assert_eq!(count(&report(place.path(), "--requests 10"), "stored_bytes"), 0);
     let home = place.path().join("home.json");
     std::fs::write(place.path().join("precious"), "x").unwrap();
@@ -101,7 +102,7 @@ fn trace(requests: impl Iterator<Item = [u64; 3]>) -> NamedTempFile {
     trace
 }
 
-/// Uses are kept too: a store that was closed evicts what it would have evicted.
+/// Uses are kept, too: a store that was reopened evicts the same blocks as one that stayed open.
 #[test]
 fn a_restart_costs_no_hits() {
     let mut random = StdRng::seed_from_u64(5);
@@ -115,7 +116,7 @@ fn a_restart_costs_no_hits() {
     let half = requests.len() / 2;
     let replay = |dir: &TempDir, requests: &[[u64; 3]]| {
         let trace = trace(requests.iter().copied());
-        // No check at the end: that would use every block once more.
+        // No check at the end, which would use every block once more.
         let line = format!("--lba 4096 --capacity 2MiB --json --trace {}", trace.path().display());
         report_of(&ripieno(dir.path(), &line).output().unwrap())
     };
@@ -124,12 +125,12 @@ fn a_restart_costs_no_hits() {
     let halves = [replay(&restarted, &requests[..half]), replay(&restarted, &requests[half..])];
     let hits = |report: &Value| count(report, "trace_blocks_hit");
     assert!(count(&all, "evicted_files") > 100 && hits(&all) > 100, "{all}");
-    // Requests overlap, so what is in use when something is evicted differs a little.
+    // Requests overlap, so the blocks in use during an eviction differ a little.
     let both = hits(&halves[0]) + hits(&halves[1]);
     assert!(both.abs_diff(hits(&all)) * 20 <= hits(&all), "{both} of {all}");
 }
 
-/// Kills a replay after `requests` of its requests were acknowledged; says how many were.
+/// Kills a replay after `requests` of its requests were acknowledged. Returns how many were.
 fn killed_after(dir: &Path, line: &str, requests: u64) -> u64 {
     let mut command = ripieno(dir, &format!("{line} --lba 4096"));
     command.env("RUST_LOG", "ripieno::replay=debug").env("NO_COLOR", "1");
@@ -150,7 +151,7 @@ fn killed_after(dir: &Path, line: &str, requests: u64) -> u64 {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    // What it said before it died.
+    // Lines that it wrote before it was killed.
     lines
         .map_while(Result::ok)
         .filter_map(|line| acknowledged(&line))
@@ -182,7 +183,7 @@ fn what_was_acknowledged_before_a_kill_is_found_and_right() {
         let wanted = (&again["trace_blocks"], 0);
         assert_eq!(blocks, wanted, "seed {seed}, round {round}, {done} requests: {again}");
         if round + 1 == kills {
-            // Everything is right, also what nobody acknowledged.
+            // All blocks are right, also those that were not acknowledged.
             report(home.path(), &line);
         }
     }

@@ -1,4 +1,4 @@
-//! `ripieno replay --pace`, as a person or a script runs it.
+//! `ripieno replay --pace`, as a user or a script runs it.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -79,7 +79,7 @@ fn by_hit_rate_the_scheduler_is_never_worse_by_a_hundredth() {
             assert!(slack < naive * 0.7, "{row}");
         }
     }
-    // As the simulator has it (docs/results/sim.md).
+    // Same as in the simulator (docs/results/sim.md).
     let [slack, naive] = ["slack", "naive"].map(|it| number(&found["crossover"], it));
     assert!((96.0..97.2).contains(&slack) && (94.4..95.4).contains(&naive), "{slack}, {naive}");
     for row in found["mixed"].as_array().unwrap() {
@@ -121,8 +121,8 @@ fn layer_times_are_known_within_a_hundred_requests() {
     assert!(number(run, "slack_error_max") < 0.05, "{run}");
 }
 
-/// Two requests with the same prompt, the second long after the first: it loads all blocks but the
-/// last, which has to be computed.
+/// Makes a trace of two requests with the same prompt, the second long after the first: it loads
+/// all blocks except the last, which has to be computed.
 fn again(tokens: u64) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     let ids: Vec<u64> = (0..tokens.div_ceil(512)).collect();
@@ -143,9 +143,9 @@ fn times_are_what_arithmetic_says() {
     let (layers, bytes) = (32.0, 63.0 * 2048.0);
     let (load, latency) = (bytes / 20e6, 80e-6);
     for (layer_ms, wanted) in [
-        // The load of each layer is waited for.
+        // Each layer waits for its load.
         (1.0, layers * load + latency + 1e-3),
-        // Only that of the first is.
+        // Only the first layer waits.
         (20.0, load + latency + layers * 20e-3),
     ] {
         let line = format!(
@@ -175,7 +175,7 @@ fn what_was_learned_is_kept_for_the_same_setting() {
     let first = report(&line("mini", "--schedule slack"));
     let text = fs::read_to_string(&path).unwrap();
     assert!(text.contains("\"ripieno_slack\":1"), "{text}");
-    // The times of the table go before those of the command line.
+    // The times of the table take precedence over those of the command line.
     let again = report(&line("mini", "--schedule slack --layer-time 1s,0us,0us"));
     let ratio = number(&again["runs"][0], "compute_s") / number(&first["runs"][0], "compute_s");
     assert!((0.8..1.2).contains(&ratio), "{ratio}");

@@ -1,4 +1,4 @@
-//! `ripieno profile`, as a person or a script runs it.
+//! `ripieno profile`, as a user or a script runs it.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn report(line: &str) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Two devices, each of which reads 4 MB a second and writes 1 MB.
+/// Two devices, each of which reads 4 MB/s and writes 1 MB/s.
 const MEDIUM: &str = "--pace --model mini --medium 8MB,2MB,100us,0.4";
 
 #[test]
@@ -31,7 +31,7 @@ fn what_is_measured_is_what_the_medium_does() {
         for point in points {
             let (bytes, us) = (point["bytes"].as_f64().unwrap(), point["us"].as_f64().unwrap());
             let wanted = 100.0 + bytes / bytes_s * 1e6;
-            // A small batch is not on all devices alike.
+            // A small batch is not spread evenly over all devices.
             let most = if bytes < 65536.0 { 2.0 } else { 1.05 };
             assert!((0.98..most).contains(&(us / wanted)), "{direction} of {bytes}: {us} us");
         }
@@ -64,7 +64,7 @@ fn a_table_goes_to_the_replay_and_keeps_what_it_learns() {
     report(&profile);
     let again = table(&path);
     assert_eq!((&again["cells"], &again["costs"]), (&learned["cells"], &first["costs"]));
-    // Not over a table of something else.
+    // A table of another model is not overwritten.
     let output = run(&format!("profile --pace --model tiny --out {}", path.display()));
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(table(&path), again);
@@ -93,7 +93,7 @@ fn what_only_requests_need_is_refused() {
     }
 }
 
-/// What an engine writes: two shapes of prompts, and decode.
+/// Writes layer times as an engine does: two shapes of prompts, and decode.
 fn layer_times(path: &Path, gpu: &str, factor: f64) {
     let mut text = format!(
         "{{\"ripieno_layer_times\": 1, \"model\": \"m tp2\", \"gpu\": \"{gpu}\", \
@@ -133,7 +133,7 @@ fn layer_times_of_an_engine_go_into_the_table() {
     fs::write(&out, newer).unwrap();
     refused(&format!("profile --layer-times {times} --against {out}"), "of version 2");
     fs::remove_file(&out).unwrap();
-    // Devices first, layers later; or both at once.
+    // Devices first, layers later; or both in one run.
     let table = || serde_json::from_slice::<Value>(&fs::read(&out).unwrap()).unwrap();
     report(&format!("profile {MEDIUM} --out {out}"));
     let costs = table()["costs"].clone();
@@ -177,7 +177,7 @@ fn a_replay_computes_as_long_as_an_engine_did() {
     };
     let (once, twice) = (replay(&times), replay(&slower));
     assert!((twice / once - 2.0).abs() < 0.02, "{once} {twice}");
-    // A table of prompts says nothing of decoding.
+    // A table of prompts has no times for decoding.
     let text = fs::read_to_string(&times).unwrap();
     let lines = text.lines().filter(|line| !line.contains("[[1, 9]]"));
     fs::write(&prompts, lines.collect::<Vec<_>>().join("\n")).unwrap();

@@ -1,4 +1,4 @@
-//! `ripieno scrub`: bits that rot in a home's files are found, and are misses afterwards.
+//! `ripieno scrub`: blocks with flipped bits are found, and are misses afterwards.
 
 mod home;
 
@@ -8,7 +8,7 @@ use std::fs;
 use home::{FORMAT, Place, REPLAY};
 use serde_json::Value;
 
-/// Files named in a report.
+/// Returns the files named in a report.
 fn files(report: &Value) -> BTreeSet<u64> {
     let damaged = report["damaged"].as_array().unwrap();
     damaged.iter().map(|damaged| damaged["file"].as_u64().unwrap()).collect()
@@ -18,7 +18,7 @@ fn count(report: &Value, field: &str) -> u64 {
     report[field].as_u64().unwrap_or_else(|| panic!("{field} is no count in {report}"))
 }
 
-/// Turns a bit in the data area of a device at each of these objects; `tiny` has slots of an LBA.
+/// Flips a bit of each of these objects in a device's data area; slots of `tiny` are one LBA.
 fn rot(place: &Place, device: u32, data: u64, slots: &[u64]) {
     let bytes = fs::read(place.device(device)).unwrap();
     for slot in slots {
@@ -59,12 +59,12 @@ fn bits_that_rot_are_found_and_are_misses_afterwards() {
     assert_eq!(files(&place.json("scrub", 1)), damaged);
     assert_eq!(count(&place.json("inspect", 0), "stored_files"), stored - 4);
     assert!(place.run("scrub", 0).contains("every byte"));
-    // They are misses, and can be stored again.
+    // These are misses, and can be stored again.
     let again = place.json(REPLAY, 0);
     assert_eq!((count(&again, "mismatches"), count(&again, "final_check_blocks")), (0, stored));
     assert!(count(&again, "stored_bytes") > 0);
     place.run("scrub", 0);
-    // None is left.
+    // All blocks are damaged.
     place.poke(0, data, &vec![0xee; count(&store, "data_bytes") as usize]);
     assert_eq!(files(&place.json("scrub", 1)).len() as u64, stored);
     assert_eq!(count(&place.json("inspect", 0), "stored_files"), 0);

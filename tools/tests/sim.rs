@@ -17,7 +17,7 @@ fn json(args: &[&str]) -> Value {
     found[0].clone()
 }
 
-/// Conversations of three turns each.
+/// Makes a trace of conversations of three turns each.
 fn trace() -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     let line = |number: u64| {
@@ -34,7 +34,7 @@ fn trace() -> tempfile::NamedTempFile {
     file
 }
 
-/// The number in a table's row of that name.
+/// Returns the number in this row and column of a table.
 fn cell(outcome: &Value, table: usize, row: &str, column: &str) -> f64 {
     let table = &outcome["tables"][table];
     let columns = table["columns"].as_array().unwrap();
@@ -49,7 +49,7 @@ fn a_trace_is_served_with_all_policies() {
     let path = file.path().to_str().unwrap();
     let found = json(&[path, "--rate", "1"]);
     assert_eq!(cell(&found, 1, "recompute", "together, %"), 0.0);
-    // The second and the third turn find what the one before had: 4 and 8 of 24 thousand.
+    // The second and the third turn find the previous turn's tokens: 4 and 8 of 24 thousand.
     let hits = cell(&found, 1, "ours", "together, %");
     assert!((49.0..=50.0).contains(&hits), "{hits}");
     assert!(cell(&found, 0, "ours", "TTFT, ms") < cell(&found, 0, "recompute", "TTFT, ms"));
@@ -81,7 +81,7 @@ fn layers_take_as_long_as_an_engine_says() {
         let ratio = of(&long, what) / of(&short, what);
         assert!((1.9..2.1).contains(&ratio), "{what}: {ratio}");
     }
-    // 32 layers a step.
+    // 32 layers per step.
     assert!((31.0..33.0).contains(&of(&short, "inter-token latency, ms")));
     let more = served(1000, &["--gpus", "2"]);
     assert_eq!(of(&more, "TTFT, ms"), of(&short, "TTFT, ms"), "they are the engine's GPUs");

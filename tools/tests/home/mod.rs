@@ -1,4 +1,4 @@
-//! A home in a directory of its own, and the commands on it.
+//! A home in a directory of its own, and the commands to use it.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The smallest replay that stores something and checks all of it.
+/// The smallest replay that stores blocks and verifies all of them.
 pub const REPLAY: &str = "replay --keep --lba 4096 --requests 20 --verify full --quiet";
 /// The store that [`REPLAY`] can use.
 pub const FORMAT: &str = "format --lba 4096 --capacity 16MiB";
@@ -22,7 +22,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Not in the temporary directory: that may be a tmpfs without direct I/O.
+    /// Makes it beside the build: the temporary directory may be a tmpfs without direct I/O.
     pub fn new() -> Self {
         Self { dir: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() }
     }
@@ -31,7 +31,7 @@ impl Place {
         self.dir.path()
     }
 
-    /// The home's directory; beside it is room for other files.
+    /// Returns the home's directory. Other files can be put beside it.
     pub fn home(&self) -> PathBuf {
         let home = self.path().join("home");
         if !home.exists() {
@@ -44,38 +44,38 @@ impl Place {
         self.home().join(format!("device-{at}.img"))
     }
 
-    /// Changes bytes behind everybody's back.
+    /// Overwrites bytes of a device's file directly.
     pub fn poke(&self, at: u32, offset: u64, bytes: &[u8]) {
         let file = fs::File::options().write(true).open(self.device(at)).unwrap();
         file.write_all_at(bytes, offset).unwrap();
     }
 
-    /// `ripieno` with the words of `line`, on the home; in the directory that it is in.
+    /// Returns `ripieno` with the arguments of `line`, on the home, run in the home's parent.
     pub fn command(&self, line: &str) -> Command {
         let mut command = self.bare(line);
         command.arg("--media").arg(format!("file:{}", self.home().display()));
         command
     }
 
-    /// The same, without saying where the home is.
+    /// Same as `command`, without --media.
     pub fn bare(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
         command.args(line.split_whitespace()).env_remove("RUST_LOG").current_dir(self.path());
         command
     }
 
-    /// Runs it and wants this exit code. Returns what it said.
+    /// Runs it and checks the exit code. Returns stdout and stderr.
     pub fn run(&self, line: &str, code: i32) -> String {
         said(line, self.command(line).output().unwrap(), code)
     }
 
-    /// The same, and the object that it printed.
+    /// Same as `run`, with --json. Returns the object that it printed.
     pub fn json(&self, line: &str, code: i32) -> Value {
         let text = self.run(&format!("{line} --json"), code);
         serde_json::from_str(text.lines().find(|line| line.starts_with('{')).unwrap()).unwrap()
     }
 
-    /// It is refused as bad input, with all of `wanted`, and says nothing on stdout.
+    /// Checks that it is refused as bad input, with all of `wanted`, and prints nothing on stdout.
     pub fn refused(&self, line: &str, wanted: &[&str]) {
         let output = self.command(line).output().unwrap();
         assert!(output.stdout.is_empty(), "{line}: {}", text(&output.stdout));
@@ -86,7 +86,7 @@ impl Place {
         }
     }
 
-    /// The home's files, but not its lock.
+    /// Returns name and contents of the home's files, except its lock.
     pub fn files(&self) -> Vec<(String, Vec<u8>)> {
         let mut files = Vec::new();
         for entry in fs::read_dir(self.home()).unwrap() {
@@ -105,14 +105,14 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What a command said, if it ended with `code`.
+/// Returns stdout and stderr of a command, which must have exited with `code`.
 pub fn said(line: &str, output: Output, code: i32) -> String {
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(code), "{line}\n{out}\n{err}");
     out + &err
 }
 
-/// Root's rights are needed. A test that cannot run says so, and why.
+/// Returns true if the tests run as root; else prints that `test` is skipped.
 pub fn is_root(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -121,8 +121,8 @@ pub fn is_root(test: &str) -> bool {
     root
 }
 
-/// A test that cannot run here.
+/// Prints that a test cannot run here, and why.
 pub fn skipped(test: &str, why: &str) {
-    // Not println: what tests that pass print is not shown, and could not be counted.
+    // Not println: the harness captures that of tests that pass, so it could not be counted.
     let _ = writeln!(std::io::stdout(), "SKIPPED {test}: {why}");
 }
