@@ -1,4 +1,4 @@
-"""Lines for `cargo xtask ci`: why tests were skipped, and one that it counts by."""
+"""Prints lines for `cargo xtask ci`: the reasons of skipped tests, and one with the counts."""
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,4 +1,4 @@
-"""A directory's capacity is for all stores in it."""
+"""A directory's capacity is shared by all stores in it."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_stores_share_what_the_directory_has(tmp_path):
     assert "others there are a (16777216 bytes)" in str(refused.value)
     assert f"rm -r {path}/NAME" in str(refused.value)
     assert sizes(path) == {"a": 16 * MIB}, "nothing was made"
-    # With more, the new one gets what is more; and both are found again.
+    # With more capacity, the new one gets the difference; and both are found again.
     prepared(path, "b", 24 * MIB)
     assert sizes(path) == {"a": 16 * MIB, "b": 8 * MIB}
     assert prepared(path, "a", 24 * MIB) == made

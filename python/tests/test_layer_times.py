@@ -1,4 +1,4 @@
-"""What the vLLM connector writes of its layers' times, without vLLM."""
+"""Layer times that the vLLM connector writes, tested without vLLM."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ HEADER = {"ripieno_layer_times": 1, "model": "m", "gpu": "g", "engine": "e", "la
 
 
 class Gpu:
-    """A clock that a test sets, and events that are over when a test says so."""
+    """A clock that a test sets, and events that a test completes."""
 
     def __init__(self):
         self.now = self.reached = 0.0
@@ -63,7 +63,7 @@ def lines(made):
 
 
 def step(made, gpu, requests, wait=0.0, layers=range(LAYERS), layer=2.0):
-    """Layers of 2 ms; before each, `wait` ms for its load."""
+    """Records a step with layers of `layer` ms; before each, `wait` ms for its load."""
     made.begin(requests)
     for at in layers:
         made.layer(at, wait > 0)

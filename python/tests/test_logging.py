@@ -1,4 +1,4 @@
-"""What the crates have to say, in Python's logging."""
+"""Log messages of the crates, in Python's logging."""
 
 import logging
 import subprocess
@@ -27,7 +27,7 @@ def open_one():
 
 
 def live(path, level, code):
-    """Runs a process; it may take a while, but not for ever."""
+    """Runs a process, with a timeout."""
     program = LIFE.replace("LEVEL", level) + code
     run = subprocess.run(
         [sys.executable, "-c", program, path], timeout=120, capture_output=True, text=True
@@ -71,7 +71,7 @@ def test_events_are_logged_from_the_level_of_the_loggers_on(tmp_path, caplog):
     assert message.startswith("controller is ready ctrl=") and " namespaces=1 " in message
     assert record.pathname.endswith("controller.rs") and record.lineno > 0
     assert before <= record.created <= time.time()
-    # The lowest level of all of them counts.
+    # The lowest level of all loggers applies.
     before = time.time()
     logging.getLogger("ripieno").setLevel(logging.ERROR)
     logging.getLogger(DRIVER).setLevel(logging.INFO)
@@ -101,7 +101,7 @@ def test_a_level_that_is_changed_while_a_store_is_open_counts(tmp_path, caplog, 
 
 
 def test_a_thread_that_logs_while_the_gil_is_held_is_no_deadlock(tmp_path):
-    """A store that is dropped waits for its threads, with the GIL, and they log that they end."""
+    """A dropped store waits for its threads while it holds the GIL, and they log their end."""
     said = live(tmp_path / "s", "1", "store = open_one()\ndel store\n")
     assert "ripieno.nvme_emu.runner DEBUG a thread of software controllers ended" in said
 

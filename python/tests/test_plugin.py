@@ -1,4 +1,4 @@
-"""What vLLM loads at its start, beside another version of vLLM than ours."""
+"""The plugin that vLLM loads at its start, with another version of vLLM than ours."""
 
 import pathlib
 import subprocess
@@ -14,7 +14,7 @@ CONNECTORS += "    register_connector = classmethod(lambda cls, name, *of: cls._
 
 
 def other_vllm(path, files):
-    """A vLLM 0.31 that has these modules and no others."""
+    """Makes a vLLM 0.31 that has only these modules."""
     for name, text in files.items():
         for folder in pathlib.PurePath(name).parents:
             (path / folder).mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ def key(number):
 
 
 def content(number, rank):
-    """A block, as a rank has it."""
+    """Returns the contents of a block on a rank."""
     seed = int.from_bytes(key((number, rank))[:8], "little")
     size = (SHAPE.rows, SHAPE.object_bytes)
     return numpy.random.default_rng(seed).integers(0, 256, size, numpy.uint8)
@@ -68,7 +68,7 @@ class Engine:
         ours, theirs = SPAWN.Pipe()
         process = SPAWN.Process(target=worker, args=(theirs, self.path, self.catalog.rank(rank)))
         process.start()
-        # So that a worker that ends is the end of the pipe.
+        # With no other open end, the pipe is closed when the worker ends.
         theirs.close()
         if error := ours.recv():
             raise error
@@ -99,7 +99,7 @@ class Engine:
         return state
 
     def load(self, numbers):
-        """How many were found; errors of the ranks; whether each block is right on all of them."""
+        """Returns the count found, the ranks' errors, and per block if it is right on all ranks."""
         found = self.catalog.acquire(self.namespace, [key(n) for n in numbers])
         count = len(found.files)
         for rank, (_, pipe) in enumerate(self.workers):
@@ -113,11 +113,11 @@ class Engine:
         return count, [report[0] for report in reports if report[0]], right
 
     def crash(self):
-        """Nobody is asked to end."""
+        """Kills the workers."""
         for process, _ in self.workers:
             process.kill()
             process.join()
-        # Without close(): what was not synced is lost.
+        # Without close(), unsynced changes are lost.
         del self.catalog
 
     def close(self):
@@ -253,7 +253,7 @@ def test_devices_and_executors_that_cannot_be_are_refused(tmp_path):
     for devices, error, said in [
         (["/dev/nvme0"], ripieno.InvalidError, "give vfio:0000:65:00.0"),
         (["vfio:1:00.0", "vfio:2:00.0", "vfio:3:00.0"], ripieno.InvalidError, "cannot be divided"),
-        # Without VFIO, or where there is no such function.
+        # No VFIO, or no such function.
         (["vfio:ffff:ff:1f.6", "vfio:ffff:ff:1f.7"], ripieno.DeviceError, "opening"),
     ]:
         with pytest.raises(error, match=said):

@@ -288,7 +288,7 @@ def test_the_readme_works_with_torch(tmp_path, monkeypatch):
 
 
 def test_a_forked_process_leaves_alone_what_is_open(tmp_path):
-    """It has no threads of the store, and would wait for them."""
+    """A fork does not copy the store's threads, so the child must not wait for them."""
     pool = ripieno.Pool.contiguous(memory(), SHAPE)
     store = ripieno.Store(tmp_path / "kv", SHAPE, pool, capacity=CAPACITY)
     request = store.store(keys(1), [0])

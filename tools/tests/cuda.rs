@@ -187,7 +187,7 @@ fn doorbells_out_of_reach_are_said() {
     refused(Level::Full, &unreachable, line, &["the doorbells of emu0", "--executor host"]);
 }
 
-/// A kernel that crashes makes the GPU unusable: the replay ends, reports the cause, and shuts down.
+/// A kernel that crashes makes the GPU unusable: the replay reports the cause and shuts down.
 #[test]
 fn a_lost_gpu_ends_a_replay() {
     for launch in ["per-batch", "resident"] {

@@ -1,4 +1,4 @@
-"""A model, and what vLLM says without a connector. Who uses this has imported vLLM."""
+"""A model, and vLLM's answers without a connector. Tests that use these have imported vLLM."""
 
 import os
 import shutil
@@ -6,9 +6,9 @@ import shutil
 import pytest
 from prompts import SHARED, alone
 
-# Before torch is there: a child would wait for threads that a fork does not copy.
+# Set before torch is imported: a child would wait for threads that a fork does not copy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Before vLLM is: each engine would compile anew, for seconds, what takes milliseconds.
+# Set before vLLM is imported: each engine would compile for seconds, to save milliseconds.
 os.environ |= {"NUMBA_DISABLE_JIT": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 
@@ -23,7 +23,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def computed(model):
-    """Answers and bytes of each prompt without a store."""
+    """Answers and KV bytes of each prompt, without a store."""
     from forked import live
 
     answers = live(alone, model=model)
@@ -33,13 +33,13 @@ def computed(model):
 
 @pytest.fixture(scope="session")
 def said(computed):
-    """Tokens of each prompt."""
+    """Tokens of each prompt's answer."""
     return [said for said, _, _ in computed]
 
 
 @pytest.fixture(scope="session")
 def filled(model, computed, tmp_path_factory):
-    """A store that an engine filled, and the bytes of what is in it."""
+    """A store that an engine filled, and the digests of its blocks."""
     from forked import live
 
     options = {"path": str(tmp_path_factory.mktemp("filled") / "store")}
@@ -48,7 +48,7 @@ def filled(model, computed, tmp_path_factory):
     for (said, cached, written), (expected, _, bytes_of), begin in zip(
         answers, computed, SHARED, strict=True
     ):
-        # The others that begin alike had that from the store at once.
+        # The other prompts with the same prefix already had it from the store.
         assert (said, cached) == (expected, begin)
         if begin == 0:
             assert written == bytes_of
@@ -58,18 +58,18 @@ def filled(model, computed, tmp_path_factory):
 
 @pytest.fixture
 def options(tmp_path):
-    """Of a connector with a store of its own."""
+    """Options of a connector with a store of its own."""
     return {"path": str(tmp_path / "store")}
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def both(request, options):
-    """The same, with loads layer by layer, and with loads between steps."""
+    """Same as options, with loads layer by layer, and with loads between steps."""
     return options | {"load_async": request.param}
 
 
 @pytest.fixture
 def stored(filled, both):
-    """The same, of a store that has the prompts."""
+    """Same as both, with a store that has the prompts."""
     shutil.copytree(filled[0]["path"], both["path"])
     return both

@@ -1,6 +1,6 @@
-"""What goes wrong between the connector and the store: stand in for ripieno.Plane and Catalog.
+"""Faults between the connector and the store: wrappers of ripieno.Plane and Catalog.
 
-Each passes everything on to the real one. A test gives a subclass that does something else, too.
+Each passes all calls on to the real one. A test uses a subclass that injects a fault.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ class Report:
 
 
 class Plane:
-    """Counts, and says when a layer of a load has arrived."""
+    """Counts blocks, and calls arrived() when a layer of a load has arrived."""
 
     made = []
 
@@ -39,16 +39,16 @@ class Plane:
         self.shape, self.pool = shape, pool
         self.memory = (ctypes.c_char * pool.length).from_address(pool.address)
         self.loads, self.stores = {}, {}
-        """By job: its blocks, and the layers that have not arrived."""
+        """By job: its blocks, and for loads the layers that have not arrived."""
         self.loaded = self.stored = 0
-        """Blocks."""
+        """Counts of blocks."""
         self.made.append(self)
 
     def __getattr__(self, name):
         return getattr(self.real, name)
 
     def page(self, layer, block):
-        """A block's bytes in a layer, as vLLM sees them: [heads, tokens, K and then V]."""
+        """Returns a block's bytes in a layer in vLLM's layout: [heads, tokens, K and then V]."""
         at = self.pool.rows[layer] + block * self.pool.block_stride
         return numpy.frombuffer(self.memory, numpy.uint8, self.shape.object_bytes, at)
 
@@ -91,15 +91,15 @@ class Plane:
             self.arrived(blocks, layer)
 
     def arrived(self, blocks, layer):
-        """For subclasses: the layer's load is done."""
+        """Called when the layer's load is done."""
 
     def ended(self, report):
-        """For subclasses: what is reported of a load or store."""
+        """Returns the report of a load or store, for subclasses to change."""
         return report
 
 
 class Corrupt(Plane):
-    """A page has other bytes."""
+    """Overwrites a page of each load."""
 
     def arrived(self, blocks, layer):
         page = self.page(layer, blocks[0]).view(numpy.float32)
@@ -107,7 +107,7 @@ class Corrupt(Plane):
 
 
 class SwappedV(Plane):
-    """K and V have changed places."""
+    """Swaps K and V."""
 
     def arrived(self, blocks, layer):
         for block in blocks:
@@ -116,7 +116,7 @@ class SwappedV(Plane):
 
 
 class ShiftedRows(Plane):
-    """Each layer has the bytes of the one before."""
+    """Moves each layer's bytes to the row of the next layer."""
 
     def __init__(self, path, rank, shape, pool, **options):
         shifted = replace(pool, rows=[*pool.rows[1:], pool.rows[0]])
@@ -124,7 +124,7 @@ class ShiftedRows(Plane):
 
 
 class Idle(Plane):
-    """A load that does nothing."""
+    """Undoes loads: the blocks keep their bytes."""
 
     def begin_load(self, files, blocks, checksums=None):
         layers = range(self.shape.layers)
@@ -137,7 +137,7 @@ class Idle(Plane):
 
 
 class SwappedBlocks(Plane):
-    """Two blocks have changed places."""
+    """Swaps two blocks of a load."""
 
     def arrived(self, blocks, layer):
         one, other = self.page(layer, blocks[0]), self.page(layer, blocks[-1])
@@ -145,7 +145,7 @@ class SwappedBlocks(Plane):
 
 
 class LoadsFail(Plane):
-    """The first load has failed when it ends; poisoned bytes are left."""
+    """Fails the first load at its end, and leaves poisoned bytes."""
 
     def arrived(self, blocks, layer):
         if self.loaded == len(blocks):
@@ -159,7 +159,7 @@ class LoadsFail(Plane):
 
 
 class SavesFail(Plane):
-    """No store of the last rank succeeds."""
+    """Fails all stores of the last rank."""
 
     def __init__(self, path, rank, shape, pool, **options):
         super().__init__(path, rank, shape, pool, **options)
@@ -172,8 +172,8 @@ class SavesFail(Plane):
 
 
 class Late(Plane):
-    """A layer's load takes this long, one after the other, and ends no earlier. A store begins so
-    late."""
+    """Delays each layer's load by `seconds`, one after the other, and the begin of each store by
+    `store_seconds`."""
 
     seconds = 0.1
     store_seconds = 0
@@ -205,7 +205,7 @@ class Late(Plane):
 
 
 class Held(Plane):
-    """Each layer of a store waits until it may go, or so long."""
+    """Holds each layer of a store until may_go is set, or for `seconds`."""
 
     seconds = 60
 
@@ -221,7 +221,7 @@ class Held(Plane):
 
 
 class Lazy(Plane):
-    """Loads do nothing until somebody ends them."""
+    """Starts the layers of loads only when end() is called."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -262,14 +262,14 @@ class Catalog:
         return call
 
     def called(self, name):
-        """For subclasses."""
+        """Called before each call of the real one."""
 
     def returned(self, name):
-        """For subclasses."""
+        """Called after each call of the real one."""
 
 
 def killed_at(name, count, after=False):
-    """A Catalog that kills its process with the count-th call of a method, or after it."""
+    """Returns a Catalog class that kills its process before or after a method's count-th call."""
 
     class Killer(Catalog):
         def kill(self, called):

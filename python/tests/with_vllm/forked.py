@@ -1,7 +1,7 @@
 """Engines for tests: vLLM on the CPU, each in a process of its own that is forked from this one.
 
-vLLM is imported once, here. A child has it already, and takes a second to become an engine; what it
-does wrong, or is made to do wrong, dies with it.
+vLLM is imported once, here, so a child becomes an engine within a second. Faults of a child, or
+injected into it, end with it.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from typing import Any
 
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
-    # More threads wait for each other, on a machine that is in use.
+    # More threads would wait for each other on a busy machine.
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # So that a test can step its engine.
+    # In one process, so that a test can step its engine.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 
@@ -41,20 +41,20 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
-# Two thirds of what a child's start would cost. Kernels are found in all modules; it is done once.
+# This scans all modules for kernels, two thirds of a child's start, so it is done once, here.
 current_platform.register_triton_kernel_overrides()
 type(current_platform).register_triton_kernel_overrides = lambda *_: None
-# vLLM collects garbage several times at its start: not in what it has from here.
+# vLLM collects garbage several times at its start: exclude the objects from before the fork.
 gc.collect()
 gc.freeze()
 
 SECONDS = 180
-"""What a life may take."""
+"""Timeout of a child process."""
 
 
 @dataclass
 class Answer:
-    """What came of a request."""
+    """Result of a request."""
 
     tokens: list = field(default_factory=list)
     cached: int | None = None
@@ -64,8 +64,8 @@ class Answer:
 
 
 class Engine:
-    """options: of the connector, which is left out without them; role: its kv_role. args: of
-    vLLM."""
+    """vLLM in this process. options: the connector's, which is left out without them; role: its
+    kv_role; args: vLLM's."""
 
     def __init__(
         self, model, options=None, policy="fail", module="ripieno.vllm", role="kv_both", **args
@@ -91,12 +91,12 @@ class Engine:
             "kv_transfer_config": transfer,
         }
         config = EngineArgs(**(defaults | args)).create_engine_config()
-        # On the CPU that was set to "spawn": processes that import vLLM again, and have no faults.
+        # vLLM sets "spawn" on the CPU: such processes import vLLM again, without the faults.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         self.llm = LLMEngine.from_vllm_config(config)
         self.answers = {}
 
-    # What follows is of an engine in this process.
+    # The rest needs an engine in this process.
 
     @property
     def core(self):
@@ -108,12 +108,12 @@ class Engine:
 
     @property
     def connector(self):
-        """The scheduler's half of ours."""
+        """The scheduler's half of our connector."""
         return self.scheduler.connector._scheduler
 
     @property
     def worker(self):
-        """The worker's."""
+        """The worker's half of our connector."""
         return get_kv_transfer_group()._worker
 
     @property
@@ -122,11 +122,11 @@ class Engine:
 
     @property
     def caches(self):
-        """Of each layer: [block, ...]."""
+        """KV cache of each layer: [block, ...]."""
         return self.core.model_executor.driver_worker.worker.model_runner.kv_caches
 
     def add(self, prompt, name=None, salt=None, lora=None, **sampling):
-        """Returns the name of the request. Tokens are the most likely ones, 24 of them."""
+        """Adds a request and returns its name. Greedy sampling, 24 tokens by default."""
         name = name or f"r{len(self.answers)}"
         defaults = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "detokenize": False}
         tokens = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
@@ -148,26 +148,26 @@ class Engine:
             self.step()
 
     def ask(self, *prompts, **more):
-        """All at once; their tokens, and how many of each prompt were cached."""
+        """Runs all prompts together. Returns their tokens and each prompt's cached tokens."""
         names = [self.add(prompt, **more) for prompt in prompts]
         self.run()
         answers = [self.answers[name] for name in names]
         return [answer.tokens for answer in answers], [answer.cached for answer in answers]
 
     def settle(self):
-        """Waits until what was computed is stored."""
+        """Waits until all computed blocks are stored."""
         until = time.monotonic() + 60
         while self.scheduler.has_requests():
             assert time.monotonic() < until, "loads or saves do not end"
             self.step()
 
     def forget(self):
-        """Empties vLLM's own cache; what is stored is found in the store only."""
+        """Empties vLLM's own prefix cache, so that blocks are found in the store only."""
         self.settle()
         assert self.scheduler.kv_cache_manager.reset_prefix_cache()
 
     def blocks(self):
-        """Each block's bytes in each layer, by its key; the oldest first."""
+        """Returns each block's bytes in each layer, by its key; the oldest first."""
         pool = self.scheduler.kv_cache_manager.block_pool
         found = {}
         for key, block in pool.cached_block_hash_to_block._cache.items():
@@ -177,7 +177,7 @@ class Engine:
         return found
 
     def pages(self):
-        """Digest of each block's bytes in all layers, by its key."""
+        """Returns the digest of each block's bytes in all layers, by its key."""
         blocks = self.blocks().items()
         return {key: hashlib.sha256(b"".join(pages)).hexdigest() for key, pages in blocks}
 
@@ -186,7 +186,7 @@ class Engine:
 
 
 def metric(name, **labels):
-    """The value of a sample of this process, or None."""
+    """Returns the value of this process's Prometheus sample, or None."""
     for family in prometheus_client.REGISTRY.collect():
         for sample in family.samples:
             if sample.name == name and labels.items() <= sample.labels.items():
@@ -196,22 +196,22 @@ def metric(name, **labels):
 
 @dataclass
 class Life:
-    """What came of a process."""
+    """Result of a process."""
 
     value: Any
     said: str
-    """All that it wrote."""
+    """All of its output."""
     error: str | None
-    """Where it ended early, if it did."""
+    """Traceback or reason, if it failed."""
     signal: int
 
 
 def live(body, *args, environment=None, plane=faults.Plane, catalog=faults.Catalog, **settings):
-    """What body(engine, *args) returns, in an engine with these settings that is then shut down."""
+    """Returns body(engine, *args), run on an engine with these settings that is then shut down."""
     life = life_of(
         body, *args, environment=environment, plane=plane, catalog=catalog, **settings
     )
-    # From the stacks on, if it hung: the innermost call comes first.
+    # If it hung, the log from the stacks on: the innermost call comes first.
     since = life.said.find("Timeout (")
     said = life.said[since:][:9000] if since >= 0 else life.said[-6000:]
     assert life.error is None, f"{said}\n{life.error}"
@@ -219,7 +219,7 @@ def live(body, *args, environment=None, plane=faults.Plane, catalog=faults.Catal
 
 
 def life_of(body, *args, environment=None, plane=faults.Plane, catalog=faults.Catalog, **settings):
-    """The same, with what the engine logged, and whether it failed or was killed."""
+    """Same as live, but returns a Life: also the engine's output, its error and its signal."""
     result, into = Pipe(duplex=False)
     with tempfile.TemporaryFile() as log:
         child = os.fork()
@@ -230,7 +230,7 @@ def life_of(body, *args, environment=None, plane=faults.Plane, catalog=faults.Ca
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
             for handler in logging.getLogger("vllm").handlers:
                 handler.stream = sys.stdout
-            # All threads' stacks, if it hangs.
+            # Log all threads' stacks if it hangs.
             faulthandler.dump_traceback_later(SECONDS, file=log, exit=True)
             os.environ |= environment or {}
             faults.install(plane, catalog)
@@ -248,7 +248,7 @@ def life_of(body, *args, environment=None, plane=faults.Plane, catalog=faults.Ca
         with contextlib.suppress(EOFError):
             late = None, f"{SECONDS} seconds passed"
             value, error = result.recv() if result.poll(SECONDS + 10) else late
-        # Also what it started.
+        # Kill it with all processes that it started.
         if error is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""A small random Gemma 3: two layers of three see a window of 64 tokens only, so that vLLM keeps
-several groups of KV cache."""
+"""A small random Gemma 3: two of three layers have a sliding window of 64 tokens, so that vLLM
+has several KV cache groups."""
 
 import json
 import pathlib
@@ -33,7 +33,7 @@ def make(path):
         weights[name + "mlp.gate_proj.weight"] = weight(INNER, HIDDEN)
         weights[name + "mlp.up_proj.weight"] = weight(INNER, HIDDEN)
         weights[name + "mlp.down_proj.weight"] = weight(HIDDEN, INNER)
-        # Gemma's norms multiply by 1 more than this.
+        # Gemma's norms multiply by this plus 1.
         for part, gain in [
             ("input_layernorm", 0.0),
             ("post_attention_layernorm", 3.0),

@@ -1,6 +1,6 @@
 """vLLM's tiered offloading where the "GPU" is the host.
 
-vLLM's own workers copy with CUDA. This copies with the CPU instead; all else is vLLM's.
+vLLM's own workers copy with CUDA. This copies with the CPU instead; the rest is vLLM's code.
 """
 
 import time
@@ -55,7 +55,7 @@ class HostWorker(OffloadingWorker):
         return done
 
     def wait(self, job_ids):
-        """Copies have ended when they were submitted."""
+        """Copies are complete when submit returns."""
 
     def shutdown(self):
         self.pages, self.chunks = [], []

@@ -1,4 +1,4 @@
-"""What tests ask."""
+"""Prompts of the tests."""
 
 import random
 
@@ -12,24 +12,24 @@ def tokens(count):
 
 
 _begin = tokens(320)
-# Three begin alike. All but the shortest are computed in chunks. No block closes while 24 tokens
-# are generated: whatever a block of theirs is computed with is the same in each run.
+# Three share a prefix. All but the shortest are computed in chunks. No block becomes full while 24
+# tokens are generated, so each block is computed in the same way in each run.
 PROMPTS = [_begin + tokens(100), _begin + tokens(71), _begin + tokens(7), tokens(517), tokens(38)]
 
 
 def whole(prompt, block=BLOCK):
-    """Tokens that can be found: whole blocks, without the last token."""
+    """Returns how many tokens can be found: whole blocks, without the last token."""
     return (len(prompt) - 1) // block * block
 
 
 SHARED = [0, 320, 320, 0, 0]
-"""What vLLM finds without a store when it is asked all of them."""
+"""Tokens that vLLM's own prefix cache has of each prompt, without a store."""
 STORED = [whole(prompt) for prompt in PROMPTS]
-"""What is found in a store."""
+"""Tokens of each prompt that are found in a store."""
 
 
 def alone(engine):
-    """Answers and bytes, one after the other; nothing but a store remembers them."""
+    """Returns answers and KV bytes of each prompt; vLLM's own cache is reset after each."""
     answers = []
     for prompt in PROMPTS:
         (said,), (cached,) = engine.ask(prompt)
@@ -45,5 +45,5 @@ def together(engine):
 
 
 def tokens_of(engine):
-    """Answers to all at once, and how much of each prompt was cached."""
+    """Runs all prompts together. Returns their answers and each prompt's cached tokens."""
     return engine.ask(*PROMPTS)

@@ -14,7 +14,7 @@ from ripieno import ClosedError  # noqa: E402
 
 
 def ask_first(engine):
-    """A prompt whose load may fail, with another one that has nothing to do with it."""
+    """Asks a prompt whose load may fail, together with an unrelated one."""
     first, other = engine.add(PROMPTS[0]), engine.add(PROMPTS[4])
     engine.run()
     reason = engine.answers[first].output.outputs[0].finish_reason
@@ -24,7 +24,7 @@ def ask_first(engine):
 def test_a_request_whose_load_fails_ends_with_an_error(model, stored, said):
     reason, _, other = live(ask_first, model=model, options=stored, plane=faults.LoadsFail)
     assert (reason, other) == ("error", said[4])
-    # Nothing of it was stored, or is in the cache.
+    # No block of it was stored or stayed in the cache.
     assert live(tokens_of, model=model, options=stored)[0] == said
 
 
@@ -54,7 +54,7 @@ def test_another_request_meets_the_recomputation(steps, model, stored, said):
         return engine.answers[one].tokens, engine.answers[other].tokens
 
     settings = {"model": model, "options": stored, "policy": "recompute"}
-    # Small chunks: there is room for the other one beside each of them.
+    # Small chunks, so that the other request fits into each step, too.
     settings["long_prefill_token_threshold"] = 64
     assert live(meet, plane=faults.LoadsFail, **settings) == (said[3], said[3])
 
@@ -84,7 +84,7 @@ def test_damaged_pages_are_misses(model, stored, said):
 
 
 class Dies(faults.Plane):
-    """After some loads and stores nothing works any more."""
+    """After some loads and stores, every further one fails."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -117,7 +117,7 @@ def test_serving_goes_on_without_a_drive(model, stored, said):
 
     settings = {"model": model, "options": stored, "policy": "recompute"}
     life = life_of(ask, plane=Dies, **settings)
-    # Nothing is found but what vLLM itself has from the prompts before.
+    # Only vLLM's own cache has blocks, from the prompts before.
     assert life.value == (said, said, SHARED, 0)
     assert life.said.count("serving goes on without the store") == 1
 

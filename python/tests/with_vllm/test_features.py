@@ -1,4 +1,4 @@
-"""What the connector does beside finding blocks."""
+"""Features of the connector besides finding blocks."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def test_the_plugin_is_installed_and_imports_little():
 
 
 class Told:
-    """The events that vLLM publishes."""
+    """Collects the events that vLLM publishes."""
 
     def __init__(self, engine):
         self.events, publisher = [], engine.scheduler.kv_event_publisher
@@ -89,7 +89,7 @@ def counts_and_events(engine):
     assert again[1] == [192]
     assert engine.ask(A[:200]) == again, "vLLM's own cache has as much"
     assert engine.ask(A) == (said, [416])
-    # 192 of 416 tokens were in vLLM's own one.
+    # 192 of 416 tokens were in vLLM's own cache.
     by_source = "vllm:prompt_tokens_cached_by_source_total"
     assert metric(by_source, source="disk") == 192 + 224
     assert metric(by_source, source="device") == 192 + 192
@@ -114,7 +114,7 @@ def resets(engine, told, said):
     assert engine.ask(A) == (said, [416]), "it is stored again"
     engine.settle()
 
-    # Nor is there what is on its way meanwhile.
+    # Blocks whose stores were in flight are not found either.
     assert engine.llm.reset_prefix_cache(reset_connector=True)
     engine.plane.may_go.clear()
     engine.ask(A, max_tokens=1)
@@ -181,7 +181,7 @@ def test_steps_without_hooks_wait_for_their_loads(model, options):
 
 
 def damage(store, content):
-    """Flips a bit of a page, which is found by its content."""
+    """Flips a bit of a page, located on the medium by its contents."""
     (medium,) = pathlib.Path(store).glob("*/rank-0/device-0.img")
     with medium.open("r+b") as image:
         at = image.read().index(content) + 1000
@@ -190,7 +190,7 @@ def damage(store, content):
 
 
 def computed_by(engine):
-    """Says how many tokens were computed since."""
+    """Counts the tokens computed from now on."""
     schedule, total = engine.scheduler.schedule, [0]
 
     def counted(*args, **more):
@@ -218,14 +218,14 @@ def test_blocks_before_one_that_failed_are_used(model, both, said):
         engine.settle()
         failures = metric("vllm:ripieno_load_failures_total") - failures
         mismatches = metric("vllm:ripieno_checksum_mismatches_total")
-        # All of it is there again.
+        # All blocks are stored again.
         engine.forget()
         return answer, computed, failures, mismatches, engine.ask(A + tokens(64))[1]
 
     settings = {"model": model, "options": both, "policy": "recompute"}
     answer, computed, *rest = live(ask, **settings)
     assert (answer, rest) == ([said[0]], [1, 1, [whole(A)]])
-    # From the damaged block on, and what was generated.
+    # Computed: the blocks from the damaged one on, and the generated tokens.
     assert computed < len(A) - 8 * BLOCK + len(A) - whole(A) + 40, "the first eight were kept"
 
 
@@ -248,7 +248,7 @@ def test_the_end_with_saves_on_their_way(model, options, mode, dropped):
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_blocks_are_used_again_when_their_saves_have_ended(model, options, waits):
-    """At once, while their saves wait. A test notices if they do not."""
+    """Blocks are reused while their saves wait. Without the wait, wrong bytes are noticed."""
     some = [tokens(310) for _ in range(6)]
 
     def ask(engine):
@@ -286,7 +286,7 @@ MLA = {
     "torch_dtype": "float32",
     "bos_token_id": 1,
     "eos_token_id": 2,
-    # One row of 576 numbers a token.
+    # One row of 576 elements per token.
     "kv_lora_rank": 512,
     "q_lora_rank": None,
     "qk_nope_head_dim": 128,
@@ -301,11 +301,11 @@ MLA = {
 
 @pytest.mark.parametrize("kind", ["latent", "windows"])
 def test_other_kinds_of_attention(tmp_path, options, kind):
-    """All bytes of all layers are what was computed. vLLM has no prefix cache for latents on the
-    CPU, and weights that it draws give tokens that know no context."""
+    """Compares all bytes of all layers. vLLM has no prefix cache for latents on the CPU, and the
+    tokens of its dummy weights do not depend on the context."""
 
     def contents(engine):
-        """Tokens, how many were cached, and the bytes of each block of the prompt."""
+        """Returns tokens, the number of cached ones, and the bytes of each block of the prompt."""
         for cache in engine.caches:
             cache[:] = 0
         answer = engine.add(A, max_tokens=2)
@@ -321,7 +321,7 @@ def test_other_kinds_of_attention(tmp_path, options, kind):
 
     def ask(engine):
         first = contents(engine)
-        # Of which the store keeps all.
+        # The store keeps all of these blocks.
         assert engine.llm.reset_prefix_cache(reset_connector=True)
         return first, contents(engine)
 

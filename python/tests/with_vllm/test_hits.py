@@ -1,4 +1,4 @@
-"""What is found in the store is what would have been computed."""
+"""Blocks found in the store equal the ones that would have been computed."""
 
 import json
 import shutil
@@ -53,10 +53,10 @@ def test_what_waiting_requests_need_is_read_ahead(model, said, filled, tmp_path)
         (answers, cached), stats = engine.ask(*PROMPTS), engine.plane.stats()
         return answers, cached, stats
 
-    # One after the other: all but the first wait for it.
+    # With max_num_seqs=1, all but the first wait for it.
     answers, cached, stats = live(ask, model=model, options=options, max_num_seqs=1)
     assert (answers, cached) == (said, STORED)
-    # vLLM has what begins alike itself.
+    # vLLM's own cache has the shared prefixes.
     first, *waiting = [(asked - own) // BLOCK for asked, own in zip(STORED, SHARED, strict=True)]
     assert stats["dram_prefetched_bytes"] > 0
     assert (stats["dram_misses"], stats["dram_hits"]) == (first, sum(waiting))
@@ -69,7 +69,7 @@ def test_what_waiting_requests_need_is_read_ahead(model, said, filled, tmp_path)
         (faults.SwappedV, "tokens"),
         (faults.ShiftedRows, "tokens"),
         (faults.Idle, "tokens"),
-        # Positions are in K: attention does not care where it lies.
+        # K includes the positions: attention does not depend on the order of the blocks.
         (faults.SwappedBlocks, "bytes"),
     ],
 )
@@ -79,7 +79,7 @@ def test_that_test_notices(plane, notices, model, said, filled):
 
 
 def test_a_conversation_goes_on_after_a_restart(model, both):
-    """What was generated is found, too."""
+    """Generated tokens are found, too."""
     question = tokens(32)
 
     def first(engine):
@@ -122,13 +122,13 @@ def test_several_answers_to_a_prompt(model, both):
     settings = {"model": model, "max_num_batched_tokens": 2048}
     expected, _ = live(ask, **settings)
     assert len({tuple(one) for one in expected[0]}) == 3
-    # All but the first answer find the prompt in vLLM's own cache: what they report says nothing.
+    # All but the first answer find the prompt in vLLM's own cache, so their counts are not checked.
     for found in (False, True):
         assert live(ask, options=both, **settings) == (expected, found)
 
 
 def test_prompt_logprobs_are_of_the_whole_prompt(model, both):
-    """They need all tokens to be computed, whatever is stored."""
+    """These need all tokens to be computed, also if they are stored."""
 
     def ask(engine):
         engine.ask(PROMPTS[0])
@@ -166,7 +166,7 @@ def test_guessed_tokens_that_are_wrong_are_not_stored(model, both):
 
 
 def adapter(path):
-    """A LoRA for all attention layers."""
+    """Writes a LoRA for all attention layers."""
     path.mkdir()
     generator = torch.Generator().manual_seed(3)
     weights = {}

@@ -1,4 +1,4 @@
-"""What is in the namespace: of vLLM's whole configuration, all that changes bytes."""
+"""Contents of the namespace: all of vLLM's configuration that changes KV bytes."""
 
 import copy
 import dataclasses
@@ -154,10 +154,10 @@ IGNORED = {
         " speculative_config.draft_parallel_config"
     ),
 }
-"""By reason: what may change, and blocks are found all the same."""
+"""By reason: fields that may change without a change of the namespace."""
 
 PARALLEL = "how work is shared out among processes; each rank's part is in the store's name"
-"""Of all of parallel_config that is not kept."""
+"""Reason for all fields of parallel_config that are not kept."""
 
 NESTED = {
     "model_config": ModelConfig,
@@ -168,7 +168,7 @@ NESTED = {
 
 
 def classes():
-    """The configurations of which fields are kept, by name."""
+    """Returns the configuration classes with kept fields, by name."""
     types_of = typing.get_type_hints(VllmConfig)
     found = {name: NESTED.get(name) or types_of[name] for name in KEPT if name in types_of}
     for name, kind in found.items():
@@ -220,7 +220,7 @@ def cache(block_size=32):
 
 
 def changed(config, name, value):
-    """A copy with another value in `model_config.dtype`, say."""
+    """Returns a copy with another value in a field such as `model_config.dtype`."""
     config = copy.copy(config)
     first, _, rest = name.partition(".")
     value = changed(getattr(config, first), rest, value) if rest else value
@@ -237,7 +237,7 @@ def test_each_of_them_changes_it(config):
     for name, fields in KEPT.items():
         for field in fields.split():
             if name == "model_config" and field == "revision":
-                continue  # With the model: the next test.
+                continue  # Part of the model: see the next test.
             at = config
             for part in name.split("."):
                 at = at and getattr(at, part)
@@ -247,9 +247,9 @@ def test_each_of_them_changes_it(config):
             whole = f"{name}.{field}"
             if whole in KEPT:
                 continue
-            # A draft is a model, too.
+            # A draft is a model, too, so its dtype is changed.
             whole += ".dtype" if field == "draft_model_config" else ""
-            # Of another type: nothing else is called so.
+            # A value of another type, equal to no real one.
             other = changed(config, whole, "another value")
             assert namespace_of(other, cache(), OPTIONS) != before, whole
     assert namespace_of(config, cache(16), OPTIONS) != before

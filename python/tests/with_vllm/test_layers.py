@@ -1,4 +1,4 @@
-"""Layer times that the connector writes are those of what was run."""
+"""Layer times that the connector writes are those of the steps that ran."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ A = PROMPTS[3]
 
 
 class Late(faults.Late):
-    """Every layer of a load comes so late."""
+    """Delays every layer of a load."""
 
     seconds = 0.3
 
@@ -72,7 +72,7 @@ def test_without_the_option_nothing_is_written_or_counted(model, options, tmp_pa
 
 
 def test_a_sweep_runs_what_fits(model, tmp_path):
-    """Prompts after prefixes that vLLM has, and several requests at once."""
+    """Prompts with prefixes in vLLM's cache, and several concurrent requests."""
     vllm = "--dtype float32 --skip-tokenizer-init --enforce-eager --block-size 32"
     vllm += f" --max-model-len 1024 --model {model}"
     sweep = f"--inputs 40,900 --prefixes 0,128 --decode-batches 1,3 --rounds 1 --out {tmp_path}/times"

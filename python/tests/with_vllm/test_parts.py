@@ -113,7 +113,7 @@ def test_loads_are_between_steps_where_vllm_can_do_no_others(runner, policy, ask
 
 
 def configured(policy="fail", runner=1):
-    """What check() reads of vLLM's configuration."""
+    """Returns the parts of vLLM's configuration that check() reads."""
     of = types.SimpleNamespace
     config = of(
         parallel_config=of(pipeline_parallel_size=1, prefill_context_parallel_size=1),
@@ -243,7 +243,7 @@ def test_layers_of_two_models_have_no_time():
 
 
 class Plane:
-    """Stores when it is let."""
+    """Starts stores when may_start is set."""
 
     def __init__(self):
         self.may_start, self.calls = threading.Event(), []
@@ -278,7 +278,7 @@ def test_a_step_waits_for_saves_whose_blocks_it_reuses():
     plane.may_start.set()
     waits.join(20)
     assert not waits.is_alive()
-    # The layer that was told of first, and all others; one flush.
+    # The layer that was reported first, then all others; one flush.
     assert plane.calls == [(11, 1), (12, 1), (11, 0), (12, 0), [11, 12]]
     assert [(saved.id, saved.checksums) for saved in saver.take()] == [(1, b"\x0b"), (2, b"\x0c")]
     saver.close(1)
@@ -307,7 +307,7 @@ def test_saves_are_dropped_at_the_end():
 
 
 def scheduled(bytes=1, waiting=2):
-    """A saver that goes after loads, and its plane; a load is on its way."""
+    """Returns a saver that yields to loads, and its plane; a load is in flight."""
     plane = Plane()
     plane.may_start.set()
     saver = Saver(plane, [0, 1], schedule=waiting, layer_bytes=bytes)
@@ -339,7 +339,7 @@ def test_saves_do_not_wait_for_loads_when_somebody_waits_for_them():
     saver.begin_step([Job(1, "a", [11], [5])], [])
     saver.begin_step([], [1])
     assert plane.calls == [(11, 0), (11, 1), [11]]
-    # Too many of them; and the end.
+    # More than may wait; and the end.
     saver.begin_step([Job(2, "a", [12, 13, 14], [6, 7, 8])], [])
     saver.end_step()
     until(lambda: plane.calls[3:] == [(12, 0), (12, 1), [12]])

@@ -1,4 +1,4 @@
-"""Engines one after the other on one store: killed, of several processes, of other settings."""
+"""Successive engines on one store: killed, with several processes, with other settings."""
 
 import os
 import random
@@ -24,11 +24,11 @@ SOAK = int(os.environ.get("RIPIENO_SOAK", "1"))
     [
         ("begin", 2, False),
         ("written", 2, False),
-        # The data is there, and nobody knows it.
+        # The data is written, but not committed.
         ("commit", 3, False),
         ("commit", 3, True),
         ("sync", 1, False),
-        # There may be no second one: what is committed meanwhile is made permanent together.
+        # There may be no second one: commits during a sync are made durable together.
         ("sync", 1, True),
     ],
 )
@@ -72,7 +72,7 @@ def test_processes(args, model, options, said):
 
 
 def test_what_workers_store_at_the_end_is_found(model, options):
-    """They are processes of their own, and end before the scheduler does."""
+    """Workers are processes of their own, and end before the scheduler does."""
     settings = {"model": model, "options": options, "tensor_parallel_size": 2}
 
     class Late(faults.Late):
@@ -111,7 +111,7 @@ def test_roles_are_kept(model, options, said):
 
 
 def test_shutdown_while_blocks_are_stored_and_loaded(model, both, said):
-    """What is not finished is dropped; what is left is right."""
+    """Unfinished jobs are dropped; the remaining blocks are right."""
 
     def leave(engine, steps):
         for prompt in PROMPTS:
@@ -139,11 +139,11 @@ def test_shutdown_while_blocks_are_stored_and_loaded(model, both, said):
 def test_others_in_the_same_directory_find_nothing(
     change, is_alike, model, filled, options, said, tmp_path
 ):
-    """Other weights, types, block sizes, shapes and numbers of workers. is_alike: they would say
+    """Other weights, types, block sizes, shapes and numbers of workers. is_alike: the answers are
     the same."""
     shutil.copytree(filled[0]["path"], options["path"])
     if change.keys() & {"dtype", "block_size", "tensor_parallel_size"}:
-        # A store of its own beside the other one: one capacity for both.
+        # This makes a second store, and both share one capacity.
         options["capacity"] = "64MiB"
     others = {"model": model, "options": options} | change
     if "model" in change:

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler does to requests while blocks are loaded and stored."""
+"""Preemption, aborts and eviction while blocks are loaded and stored."""
 
 import os
 import random
@@ -15,14 +15,14 @@ SOAK = int(os.environ.get("RIPIENO_SOAK", "1"))
 
 
 class Slow(faults.Late):
-    """Loads and stores take a few steps."""
+    """Makes loads and stores take a few steps."""
 
     seconds = 0.02
     store_seconds = 0.1
 
 
 def is_idle(engine):
-    """No block is held by vLLM, no file by the connector."""
+    """Checks that vLLM holds no block and the connector no file."""
     engine.settle()
     pool = engine.scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
@@ -32,8 +32,8 @@ def is_idle(engine):
 
 @pytest.mark.parametrize("schedule", [False, True])
 def test_preempted_requests_and_blocks_that_are_used_again(model, both, schedule):
-    """A preempted request's blocks are another's in the same step, whether or not they are still
-    being stored."""
+    """A preempted request's blocks are reused in the same step, even if they are still being
+    stored."""
     some = [tokens(200) for _ in range(4)]
     both |= {"schedule": schedule}
     few = {"model": model, "num_gpu_blocks_override": 29, "max_model_len": 704}
@@ -53,12 +53,12 @@ def test_preempted_requests_and_blocks_that_are_used_again(model, both, schedule
     said, preempted = live(ask, **few)
     assert preempted >= 2
     assert live(ask_and_look, options=both, plane=Slow, **few)[0] == said
-    # What was stored meanwhile is right.
+    # The blocks stored by the first run are right.
     assert live(ask_and_look, options=both, plane=Slow, **few)[0] == said
 
 
 def test_a_request_is_aborted_at_each_step(model, stored, said):
-    """Before, while and after it is loaded, computed and stored. Another one begins like it."""
+    """Aborts before, during and after load, compute and store. Another one shares its prefix."""
 
     def ask(engine):
         for steps in range(8):
@@ -78,7 +78,7 @@ def test_a_request_is_aborted_at_each_step(model, stored, said):
 
 
 def test_blocks_that_were_evicted_are_computed_again(model, both):
-    """The store is smaller than what it is given."""
+    """The store is smaller than the blocks that it is given."""
     some = [tokens(300) for _ in range(12)]
 
     def ask(engine, prompts):
@@ -91,7 +91,7 @@ def test_blocks_that_were_evicted_are_computed_again(model, both):
     expected, _ = live(ask, some, model=model)
     small = {"model": model, "options": both | {"capacity": "16MiB"}}
     assert live(ask, some, **small) == (expected, [0] * 12)
-    # In the same order each would be evicted just before it is asked.
+    # In the same order, each would be evicted just before it is asked for.
     said, cached = live(ask, some[::-1], **small)
     assert said == expected[::-1]
     assert 0 in cached, "some were evicted"
@@ -100,7 +100,7 @@ def test_blocks_that_were_evicted_are_computed_again(model, both):
 
 @pytest.mark.parametrize("budget", [96, 4096], ids=["chunks", "whole"])
 def test_tails_go_before_heads_however_a_prompt_is_cut(budget, model, options, tmp_path):
-    """A store with room for less than what it is given keeps what can be found."""
+    """A store that is too small keeps blocks that can be found."""
     one, other = [tokens(31 * BLOCK + 1) for _ in range(2)]
 
     def found(engine, *prompts):
@@ -125,7 +125,7 @@ LARGE = {"capacity": "14MiB"}
 
 
 def test_a_store_that_is_full_of_blocks_in_use(model, options):
-    """Nothing can be evicted while it is loaded: what is new is not stored."""
+    """Blocks cannot be evicted while they are loaded, so new ones are not stored."""
     some, others = [[tokens(270) for _ in range(6)] for _ in range(2)]
     small = {"model": model, "options": options | {"capacity": "16MiB", "load_async": True}}
     expected = live(lambda engine: engine.ask(*some)[0] + engine.ask(*others)[0], model=model)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_loads_overlap_with_what_is_computed(tmp_path, capsys):
-    """2,000 stored and 1,000 new tokens; each layer's load takes 100 ms more. In turns."""
+    """2,000 stored and 1,000 new tokens; each layer's load takes 100 ms more. Runs alternate."""
     models.make(tmp_path / "model", layers=8, hidden=1024, heads=8)
     stored = tokens(2016)
 
@@ -37,7 +37,7 @@ def test_loads_overlap_with_what_is_computed(tmp_path, capsys):
         return took
 
     for load_async in (False, True):
-        # A store each: both ask the same.
+        # A store each: both ask the same prompts.
         path = tmp_path / f"store-{load_async}"
         took = live(
             ask,
@@ -57,8 +57,8 @@ def test_loads_overlap_with_what_is_computed(tmp_path, capsys):
 
 
 class Drive(faults.Plane):
-    """As fast as a drive in proportion to a CPU's layers. Eight operations are in progress, in
-    their order; reads and writes together have 0.4 of the bandwidth (Tutti, figure 6)."""
+    """A drive scaled to the speed of a CPU's layers. Eight operations are in flight, in order;
+    mixed reads and writes have 0.4 of the bandwidth (Tutti, figure 6)."""
 
     READ, WRITE, MIXED, WINDOW = 200e6, 75e6, 0.4, 8
 
@@ -118,7 +118,7 @@ class Drive(faults.Plane):
 
 @pytest.mark.parametrize("plane", [Drive, faults.Plane], ids=["drive", "file"])
 def test_saves_that_go_after_loads_make_no_token_later(tmp_path, capsys, plane):
-    """Prompts of which 2,016 tokens are stored and 300 are not, one after the other. In turns."""
+    """Prompts with 2,016 stored tokens and 300 new ones, one at a time. Settings alternate."""
     models.make(tmp_path / "model", layers=8, hidden=256, heads=8)
     stored, turns, each = tokens(2016), 12, 3
 
@@ -131,7 +131,7 @@ def test_saves_that_go_after_loads_make_no_token_later(tmp_path, capsys, plane):
             for saver.schedule, times in found.items():
                 engine.settle()
                 for _ in range(each):
-                    # What was stored before is still on its way.
+                    # Saves of the previous prompt are still in flight.
                     assert engine.scheduler.kv_cache_manager.reset_prefix_cache()
                     name, said = engine.add(stored + tokens(300), max_tokens=12), []
                     start = time.perf_counter()
@@ -153,7 +153,7 @@ def test_saves_that_go_after_loads_make_no_token_later(tmp_path, capsys, plane):
         max_num_batched_tokens=1024,
         num_gpu_blocks_override=1024,
     )
-    # Of all, the quarters: others use the machine, too.
+    # Quartiles, because other programs use the machine, too.
     first, later = (
         [statistics.quantiles([it[at] for it in each]) for each in took.values()] for at in (0, 1)
     )

@@ -1,4 +1,4 @@
-"""The tier by itself, in a region of shared memory as vLLM's, without an engine."""
+"""The tier by itself, in a shared memory region like vLLM's, without an engine."""
 
 import dataclasses
 import mmap
@@ -49,7 +49,7 @@ def config(name="model", dtype="bfloat16", tp=1):
 
 
 class Engine:
-    """A tier, and the region that it moves chunks from and to."""
+    """A tier, and the region of memory that it loads into and stores from."""
 
     def __init__(self, path, capacity="4MiB", chunk=CHUNK, like=None, **options):
         self.memory = mmap.mmap(-1, CHUNKS * chunk)
@@ -67,20 +67,20 @@ class Engine:
         return job
 
     def ended(self, count=1):
-        """Waits for so many jobs, as vLLM does: it asks again and again."""
+        """Waits for so many jobs by polling, as vLLM does."""
         results = []
         while len(results) < count:
             results += self.tier.get_finished_jobs()
         return results
 
     def store(self, keys, fill):
-        """Stores chunks that are filled with a number each."""
+        """Stores chunks, each filled with a number."""
         self.region[: len(keys)] = np.array(fill, np.int8)[:, None]
         self.start(self.tier.submit_store, keys, range(len(keys)), False)
         return self.ended()[0]
 
     def load(self, keys):
-        """Loads into the last chunks; what is in them then, where it is the same all over."""
+        """Loads into the last chunks. Returns the result and each number, None if mixed."""
         chunks = list(range(CHUNKS - len(keys), CHUNKS))
         self.region[chunks] = -1
         self.start(self.tier.submit_load, keys, chunks, True)
@@ -93,7 +93,7 @@ class Engine:
 
     def close(self):
         self.tier.shutdown()
-        # As vLLM does: raises while the store still has it.
+        # As vLLM does. It raises if the store still uses the view.
         self.view.release()
         del self.region
         self.memory.close()
@@ -101,7 +101,7 @@ class Engine:
 
 @pytest.fixture
 def engine(tmp_path):
-    """Opens tiers; closes the one before."""
+    """Opens tiers; closes the previous one."""
     opened = []
 
     def open_tier(path="kv", **settings):
@@ -218,7 +218,7 @@ def test_chunks_of_another_size_have_a_store_of_their_own(engine):
     engine().store([A], [1])
     with pytest.raises(ValueError, match="others there are tier-chunk12288"):
         engine(chunk=2 * CHUNK)
-    # One capacity for both.
+    # Both share one capacity.
     tier = engine(chunk=2 * CHUNK, capacity="8MiB")
     assert tier.hits([A]) == [False]
     tier.store([A], [2])
@@ -233,7 +233,7 @@ def test_a_reset_forgets_unless_it_is_told_to_keep(engine, tmp_path, keep):
     tier.tier.drain_jobs()
     assert len(list(tier.tier.get_finished_jobs())) == 1, "nothing is in flight after it"
     assert tier.hits([A, B]) == [keep, keep]
-    # Also where the power is cut now.
+    # Also after a power cut at this point.
     shutil.copytree(tmp_path / "kv", tmp_path / "cut")
     assert engine(path="cut").hits([A, B]) == [keep, keep]
 
@@ -313,7 +313,7 @@ def test_what_can_not_be_is_refused_in_words(tmp_path, settings, message):
 
 
 def test_its_short_name_is_known(monkeypatch):
-    # Of vLLM's connectors, too: another test wants to see them loaded by their entry point.
+    # Copies for this test only, also of vLLM's connectors: another test checks their entry point.
     monkeypatch.setattr(KVConnectorFactory, "_registry", dict(KVConnectorFactory._registry))
     monkeypatch.setattr(SecondaryTierFactory, "_registry", dict(SecondaryTierFactory._registry))
     plugin.register()

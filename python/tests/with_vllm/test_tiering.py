@@ -1,4 +1,4 @@
-"""vLLM's tiered offloading with the tier at its end, on the CPU."""
+"""vLLM's tiered offloading with ours as the secondary tier, on the CPU."""
 
 import os
 import pathlib
@@ -25,8 +25,8 @@ CHUNK = 4 * 32 * 8 * 2 * 32 * 4
 
 
 def life_of(body, *args, model, store=None, cpu=128 * CHUNK, blocks=1, **settings):
-    """As forked.life_of. store: options of the tier; cpu: bytes of vLLM's own one; blocks: of a
-    chunk."""
+    """Same as forked.life_of. store: options of the tier; cpu: bytes of vLLM's CPU tier; blocks:
+    blocks per chunk."""
     name = uuid.uuid4().hex
     if store is not None:
         extra = {
@@ -52,12 +52,12 @@ def life_of(body, *args, model, store=None, cpu=128 * CHUNK, blocks=1, **setting
     try:
         return forked.life_of(body, *args, model=model, **settings)
     finally:
-        # What vLLM leaves behind when it is killed.
+        # vLLM leaves this file behind when it is killed.
         pathlib.Path(f"/dev/shm/vllm_offload_{name}.mmap").unlink(missing_ok=True)
 
 
 def live(body, *args, **settings):
-    """What the body returns, and what the engine logged."""
+    """Returns the body's result and the engine's output."""
     life = life_of(body, *args, **settings)
     assert life.error is None, f"{life.said[-6000:]}\n{life.error}"
     return life.value, life.said
@@ -68,10 +68,10 @@ def tier_of(engine):
 
 
 def asked(engine):
-    """Tokens, how many were cached, and the tier's metrics."""
+    """Returns tokens, each prompt's cached ones, and the tier's metrics."""
     prefix = "vllm:ripieno_tier_"
     said, cached = engine.ask(*PROMPTS)
-    # The tier is asked for news once more in the next step.
+    # vLLM polls the tier once more in the next step.
     engine.ask(PROMPTS[-1])
     metrics = [each for each in get_metrics_snapshot() if each.name.startswith(prefix)]
     return said, cached, {each.name.removeprefix(prefix): each.value for each in metrics}
@@ -133,7 +133,7 @@ HYBRID = {"disable_hybrid_kv_cache_manager": False}
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_a_model_with_several_groups(gemma, gemma_said, store, blocks):
-    """Two of its three groups are of layers that see a window only."""
+    """Two of its three KV cache groups have layers with a sliding window."""
     settings = {"model": gemma, "store": store, "blocks": blocks, **HYBRID}
     (found, _), said = live(tokens_of, **settings)
     assert found == gemma_said
@@ -152,7 +152,7 @@ def test_that_test_notices_keys_without_a_group(gemma, gemma_said, store, monkey
 
 @pytest.mark.parametrize("salt", [None, "tenant"])
 def test_another_model_or_salt_finds_nothing(model, said, filled, tmp_path, salt):
-    """Its blocks are as large, and without a salt its tokens have the same hashes."""
+    """Its blocks have the same size, and without a salt its tokens have the same hashes."""
 
     def body(engine):
         return engine.ask(PROMPTS[0], PROMPTS[3], salt=salt)
@@ -166,7 +166,7 @@ def test_another_model_or_salt_finds_nothing(model, said, filled, tmp_path, salt
 def test_an_engine_that_was_killed(model, said, store, seconds):
     def body(engine):
         engine.ask(PROMPTS[0])
-        # vLLM passes chunks on in later steps.
+        # vLLM passes chunks to the tier in later steps.
         engine.ask(PROMPTS[-1])
         while tier_of(engine).store.usage()["stored"] < STORED[0] // BLOCK:
             time.sleep(0.01)
@@ -184,7 +184,7 @@ def test_damaged_chunks_are_computed_again(model, said, filled, store):
     shutil.copytree(filled["path"], store["path"])
     (medium,) = pathlib.Path(store["path"]).glob("*/device-0.img")
     with medium.open("r+b") as image:
-        # Wherever the chunks begin: a byte of every third one.
+        # A byte of every third chunk, wherever the chunks begin.
         for at in range(2 << 20, 12 << 20, 3 * CHUNK):
             image.seek(at)
             byte = image.read(1)
@@ -212,7 +212,7 @@ def test_more_than_there_is_room_for(model, said, store):
 
 
 def test_a_store_that_died(model, said, filled):
-    """Whatever it held is computed, and nothing else happens."""
+    """The lost blocks are computed again, without further effects."""
 
     def body(engine):
         tier_of(engine).store.close()
