@@ -18,16 +18,16 @@
 //
 // Rules for all functions:
 //
-// - Results. A function that can fail returns a ripieno_status; ripieno_last_error returns the reason
-//   of the thread's last failure. Outputs are written on success only. In addition to the failures
-//   listed for it, each function can return RIPIENO_STATUS_PANIC, and one that takes a struct
-//   RIPIENO_STATUS_VERSION.
-// - Threads. Any number of threads may use a handle at the same time, except in the call that ends it
-//   (ripieno_close, _prefix_release, _commit, _request_end): no other call may use the handle then or
-//   later. Calls that move data or wait do not block lookups.
+// - Results. A function that can fail returns a ripieno_status; ripieno_last_error returns the
+//   reason of the thread's last failure. Outputs are written on success only. In addition to the
+//   failures listed for it, each function can return RIPIENO_STATUS_PANIC, and one that takes a
+//   struct RIPIENO_STATUS_VERSION.
+// - Threads. Any number of threads may use a handle at the same time, except in the call that ends
+//   it (ripieno_close, _prefix_release, _commit, _request_end): no other call may use the handle
+//   then or later. Calls that move data or wait do not block lookups.
 // - Pointers. Memory passed by pointer belongs to the caller and is not kept after the call, except
-//   that of the pool, which must stay valid until the store is closed (see ripieno_pool). A required
-//   pointer that is null is refused. Pointers have C's alignment.
+//   that of the pool, which must stay valid until the store is closed (see ripieno_pool). A
+//   required pointer that is null is refused. Pointers have C's alignment.
 // - Structs begin with their size. Set it to sizeof and all unneeded fields to zero, as
 //   RIPIENO_CONFIG_INIT and the other initializers do. Later versions only add fields at the end.
 // - Units. Sizes and offsets are in bytes, blocks and layers count from 0.
