@@ -147,7 +147,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
     let written = write(flags, &format, &offline);
     let closed = match (&written, flags.dry_run) {
         (Ok(_), false) => offline.close_ready(),
-        _ => offline.close_unused(),
+        _ => offline.close(),
     };
     written?.print(flags)?;
     closed.map(|()| 0)

@@ -132,7 +132,8 @@ impl Offline {
         Ok(Store::media(&devices)?)
     }
 
-    /// Shuts the devices down. All their [`Medium`] values must have been dropped.
+    /// Shuts the devices down, and removes a new home that got no store. All their [`Medium`]
+    /// values must have been dropped.
     ///
     /// # Errors
     /// Returns an error if a device does not shut down.
@@ -147,17 +148,6 @@ impl Offline {
     pub(crate) fn close_ready(self) -> anyhow::Result<()> {
         match self.shut_down()? {
             Place::Home(mut home) => Ok(home.set_ready()?),
-            Place::Drives(_) => Ok(()),
-        }
-    }
-
-    /// Like [`Offline::close`], and removes a new home that got no store.
-    ///
-    /// # Errors
-    /// Same as [`Offline::close`], or if the home cannot be removed.
-    pub(crate) fn close_unused(self) -> anyhow::Result<()> {
-        match self.shut_down()? {
-            Place::Home(home) => Ok(home.discard()?),
             Place::Drives(_) => Ok(()),
         }
     }

@@ -157,10 +157,15 @@ pub(crate) fn submissions_while_the_kernel_leaves(device: &Arc<CudaDevice>, ling
     let options = CudaOptions { linger, ..rig::options(LaunchMode::Resident) };
     let mut ring = rig.ring(options, UringOptions::default());
     let pool = rig.pool(&mut ring, 1, 16);
-    for i in 0..1500u64 {
+    for i in 0..4000u64 {
         let id = issue(&mut ring, &pool, None);
         complete_without_poll(&mut ring, id);
-        let pause = std::time::Duration::from_nanos(i * 7919 % (2 * linger.0 + 50_000));
+        // Half of them around its exit, microseconds after it has lingered; others at any time.
+        let pause = match i % 2 {
+            0 => linger.0 + i * 37 % 20_000,
+            _ => i * 7919 % (2 * linger.0 + 50_000),
+        };
+        let pause = std::time::Duration::from_nanos(pause);
         let start = std::time::Instant::now();
         while start.elapsed() < pause {
             std::hint::spin_loop();

@@ -172,15 +172,8 @@ impl Home {
         Ok(())
     }
 
-    /// Removes a home that is not ready, with its files, as dropping it does: only the lock is
-    /// left, in a directory that existed before. Keeps a home that is ready.
-    ///
-    /// # Errors
-    /// Returns [`HomeError::Os`] if a file cannot be removed.
-    pub fn discard(self) -> Result<(), HomeError> {
-        self.remove_unused()
-    }
-
+    /// Removes a home that is not ready, with its files: only the lock is left, in a directory that
+    /// existed before.
     fn remove_unused(&self) -> Result<(), HomeError> {
         if self.is_ready() {
             return Ok(());

@@ -102,3 +102,19 @@ fn format_loses_the_data_and_looks_again() {
     assert!(back.iter().all(|b| *b == 0));
     assert_eq!(ctrl.namespaces().len(), 1);
 }
+
+/// A grant holds the LBA size, which a format may change.
+#[test]
+fn a_format_beside_a_granted_queue_is_refused() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    let data = pattern(LBA, 1);
+    ctrl.write(NS, Lba(0), &data, false).unwrap();
+    let qid = ctrl.create_queue_pair(16).unwrap();
+    ctrl.grant(qid, NS).unwrap();
+    let error = ctrl.format(NS, FormatNvm::default()).unwrap_err().to_string();
+    assert!(error.contains("is granted; reclaim() it before formatting"), "{error}");
+    let mut back = vec![0; LBA];
+    ctrl.read(NS, Lba(0), &mut back).unwrap();
+    assert!(back == data, "nothing was formatted");
+}
