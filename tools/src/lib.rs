@@ -62,8 +62,6 @@ mod doctor;
 mod drives;
 mod file;
 mod format;
-#[cfg(test)]
-mod fuzz;
 mod gpu;
 mod identify;
 mod inspect;
@@ -90,6 +88,8 @@ mod survey;
 mod synthetic;
 mod table;
 mod terminal;
+#[cfg(test)]
+mod tests;
 mod trace;
 
 pub use cli::{command, run};

@@ -2,12 +2,54 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
 
 use crate::folder;
-use crate::step::Step;
+use crate::step::{SaidNo, Step};
+
+/// A part of cargo's message about something that it built.
+#[derive(Deserialize)]
+pub struct Built {
+    pub executable: Option<PathBuf>,
+    #[serde(default)]
+    pub filenames: Vec<PathBuf>,
+    pub target: Option<Target>,
+    profile: Option<Profile>,
+}
+
+#[derive(Deserialize)]
+pub struct Target {
+    pub kind: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+impl Built {
+    /// Returns true for a test program.
+    pub fn is_test(&self) -> bool {
+        self.profile.as_ref().is_some_and(|profile| profile.test) && self.executable.is_some()
+    }
+}
+
+/// Builds the programs of a `cargo test`, and runs none.
+pub fn build(tests: &Step) -> Result<Vec<Built>> {
+    let mut cargo = tests.command();
+    cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
+    eprintln!("    $ {tests} --no-run");
+    let output = cargo.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
+    ensure!(output.status.success(), SaidNo(format!("{tests} --no-run")));
+    messages(&output.stdout)
+}
+
+fn messages(json: &[u8]) -> Result<Vec<Built>> {
+    Ok(serde_json::Deserializer::from_slice(json).into_iter().collect::<Result<_, _>>()?)
+}
 
 /// Builds the program `NAME@VERSION` with `cargo install`, unless an earlier run did; takes a
 /// minute or two. Returns its path.
@@ -59,6 +101,17 @@ pub fn succeeds(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_test_program_is_found_in_cargos_messages() {
+        let text = "{\"profile\":{\"test\":false},\"executable\":\"/a/bin\"}\n\
+                    {\"reason\":\"build-finished\"}\n\
+                    {\"profile\":{\"test\":true},\"executable\":\"/a/test\"}\n";
+        let built = messages(text.as_bytes()).unwrap();
+        let tests: Vec<_> = built.into_iter().filter(Built::is_test).collect();
+        assert_eq!(tests.len(), 1);
+        assert_eq!(tests[0].executable, Some("/a/test".into()));
+    }
 
     #[test]
     fn finds_only_what_is_there() {

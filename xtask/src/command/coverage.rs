@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::command::test::with_qemu;
 use crate::deadline::Deadline;
 use crate::needs::{self, Need};
+use crate::programs;
 use crate::pypi::{self, Packages};
 use crate::step::{SaidNo, Step, Verdict, shown};
 use crate::{EXIT_STEP_FAILED, folder};
@@ -51,20 +52,6 @@ struct Metadata {
 struct Package {
     name: String,
     manifest_path: PathBuf,
-}
-
-/// A part of a line of `cargo test --no-run --message-format=json`.
-#[derive(Deserialize)]
-struct Message {
-    executable: Option<PathBuf>,
-    #[serde(default)]
-    filenames: Vec<PathBuf>,
-    target: Option<Target>,
-}
-
-#[derive(Deserialize)]
-struct Target {
-    kind: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -153,15 +140,12 @@ fn tests(packages: &[String], measured: &[(String, PathBuf)], profiles: &Path) -
 
 /// Builds the tests; returns their programs, those that they start, and shared libraries.
 fn build(tests: &Step) -> Result<Vec<PathBuf>> {
-    let mut cargo = tests.command();
-    let messages = output(cargo.args(["--no-run", "--message-format=json-render-diagnostics"]))?;
     let mut programs = Vec::new();
-    for message in serde_json::Deserializer::from_slice(&messages).into_iter::<Message>() {
-        let message = message?;
-        programs.extend(message.executable);
-        if message.target.is_some_and(|target| target.kind.iter().any(|kind| kind == "cdylib")) {
+    for built in programs::build(tests)? {
+        programs.extend(built.executable);
+        if built.target.is_some_and(|target| target.kind.iter().any(|kind| kind == "cdylib")) {
             let is_shared = |file: &PathBuf| file.extension().is_some_and(|so| so == "so");
-            programs.extend(message.filenames.into_iter().filter(is_shared));
+            programs.extend(built.filenames.into_iter().filter(is_shared));
         }
     }
     Ok(programs)

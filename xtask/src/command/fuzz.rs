@@ -12,13 +12,13 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use serde_json::Value;
 
 use crate::needs::{self, Need};
-use crate::step::{SaidNo, shown};
+use crate::programs;
+use crate::step::{Step, shown};
 use crate::tally::Tally;
 use crate::{EXIT_STEP_FAILED, folder};
 
@@ -63,7 +63,7 @@ const TARGETS: [Target; 6] = [
     Target {
         name: "texts",
         program: "--package ripieno --lib",
-        test: "fuzz::texts",
+        test: "tests::texts",
         folder: "tools/src",
     },
     Target {
@@ -153,38 +153,18 @@ impl Target {
 
     fn build(&self) -> Result<Built<'_>> {
         let target = folder::target("fuzz");
-        let mut cargo = Command::new("cargo");
-        cargo.arg("test").args(self.program.split(' ')).args(["--no-run", "--target", &host()?]);
-        cargo.arg("--target-dir").arg(target.join("build")).arg("--message-format=json");
         // With `--target`, build scripts and procedural macros are built without these flags.
-        let line = format!("RUSTFLAGS=\"{RUSTFLAGS}\" {}", shown(&cargo));
-        eprintln!("    $ {line}");
-        cargo.env("RUSTFLAGS", RUSTFLAGS).current_dir(folder::workspace());
-        let output = cargo.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
-        if !output.status.success() {
-            bail!(SaidNo(line));
-        }
-        let messages = String::from_utf8_lossy(&output.stdout);
-        let program = test_program(&messages).context("cargo did not say where the program is")?;
+        let step = Step::cargo(self.name, "test --target host-tuple")
+            .args(self.program.split(' '))
+            .env("RUSTFLAGS", RUSTFLAGS)
+            .env("CARGO_TARGET_DIR", target.join("build").to_string_lossy());
+        let built = programs::build(&step)?.into_iter().find(programs::Built::is_test);
+        let program = built.and_then(|built| built.executable);
+        let program = program.context("cargo did not say where the program is")?;
         let work = target.join(self.name);
         fs::create_dir_all(work.join("found"))?;
         Ok(Built { target: self, program, work })
     }
-}
-
-/// The architecture and system of this machine, as rustc calls them.
-fn host() -> Result<String> {
-    let said = Command::new("rustc").arg("-vV").output().context("cannot run rustc")?;
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned).context("rustc does not say what it runs on")
-}
-
-/// The test program in cargo's messages, which are a JSON object a line.
-fn test_program(messages: &str) -> Option<PathBuf> {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut tests = messages.filter(|found| found["profile"]["test"] == true);
-    tests.find_map(|found| found["executable"].as_str().map(PathBuf::from))
 }
 
 /// A target with its program.
@@ -381,13 +361,5 @@ mod tests {
                        FT 1 2 3 4 5\nSTARTED 2 9\nFT 2 4 5\n";
         assert_eq!(cover(control), [PathBuf::from("/b"), PathBuf::from("/a")]);
         assert!(cover("").is_empty());
-    }
-
-    #[test]
-    fn a_test_program_is_found_in_cargos_messages() {
-        let text = "{\"profile\":{\"test\":false},\"executable\":\"/a/bin\"}\nnoise\n\
-                    {\"profile\":{\"test\":true},\"executable\":\"/a/test\"}\n";
-        assert_eq!(test_program(text), Some(PathBuf::from("/a/test")));
-        assert_eq!(test_program("{}"), None);
     }
 }
