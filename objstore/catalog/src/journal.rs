@@ -16,7 +16,7 @@ mod scan;
 use std::fmt::Display;
 
 use crate::{
-    block_io::{BlockError, BlockIo},
+    block_io::{BlockAction, BlockError, BlockIo},
     planted::{PlantedBug, planted},
     record::{Record, Records},
     superblock::{COPIES, Half, JournalArea, SUPERBLOCK_BYTES, StoreId, Superblock},
@@ -121,14 +121,28 @@ fn series(store: StoreId, generation: u64, io: &dyn BlockIo) -> Series {
 /// Writes the last group again, with FUA. It may be only in the device's cache, because its write
 /// failed or was in flight when another process died. A flush is not enough: one that succeeds
 /// after a failed one proves nothing. The groups before it were durable before it was written.
+///
+/// It is read once more for this. Bytes that are no longer the group are an error: writing them
+/// would destroy what may be durable.
 fn rewrite_last(
     io: &mut dyn BlockIo,
+    superblock: &Superblock,
     area: &JournalArea,
     replayed: &Replayed,
 ) -> Result<(), BlockError> {
     let mut group = vec![0; (replayed.end - replayed.last) as usize];
     let offset = area.half_offset(area.active) + replayed.last;
     io.read(offset, &mut group)?;
+    let series = series(superblock.store, area.generation, io);
+    if series.group_in(&group).is_none_or(|found| found.position != replayed.last) {
+        return Err(BlockError {
+            device: io.name().to_owned(),
+            action: BlockAction::Read,
+            offset,
+            bytes: group.len() as u64,
+            reason: "the journal's last group has other bytes than at the first read".to_owned(),
+        });
+    }
     io.write(offset, &group, true)
 }
 
@@ -153,7 +167,7 @@ impl Journal {
         let search = search_bytes(&area);
         replay(&mut *io, &superblock, search, &mut replayed, apply, progress)?;
         if replayed.end > area.certain_bytes && !planted(PlantedBug::LastGroupNotRewritten) {
-            rewrite_last(&mut *io, &area, &replayed)?;
+            rewrite_last(&mut *io, &superblock, &area, &replayed)?;
         }
         // Makes both copies whole and equal, and detects a read-only device now.
         area.certain_bytes = replayed.end;

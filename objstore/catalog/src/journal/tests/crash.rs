@@ -5,8 +5,11 @@ use super::{
     plain::{evict, open},
 };
 use crate::{
-    block_io::simulated::{Faults, Medium},
-    journal::{Journal, scan_journal},
+    block_io::{
+        BlockIo as _,
+        simulated::{Faults, Medium},
+    },
+    journal::{Journal, Replayed, rewrite_last, scan_journal},
     planted::{PlantedBug, plant},
     record::Record,
 };
@@ -114,4 +117,22 @@ fn groups_of_a_generation_that_was_forgotten_do_not_count() {
         journal.finish_compaction().unwrap();
         assert_eq!(records(&medium) == Ok(10), chance != 0, "{:?}", records(&medium));
     }
+}
+
+/// A device that returns other bytes at the second read must not make them durable.
+#[test]
+fn a_last_group_that_changed_since_it_was_replayed_is_not_written() {
+    let medium = formatted();
+    let mut journal = open(&medium);
+    journal.append(&evict(1)).unwrap();
+    let (superblock, area) = (superblock(&medium).unwrap(), journal.area);
+    let end = journal.active.end;
+    let replayed = Replayed { end, last: end - u64::from(medium.lba_bytes()), groups: 2 };
+    drop(journal);
+    medium.plan(Faults::default());
+    rewrite_last(&mut medium.clone(), &superblock, &area, &replayed).unwrap();
+    medium.corrupt(area.half_offset(area.active) + replayed.last + 50, |bytes| bytes[0] ^= 1);
+    let error = rewrite_last(&mut medium.clone(), &superblock, &area, &replayed).unwrap_err();
+    assert!(error.to_string().contains("other bytes than at the first read"), "{error}");
+    assert_eq!(medium.done().len(), 1, "the first time only");
 }
