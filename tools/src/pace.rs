@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use kv_schedule::{Config, Curve, IoCosts, Setting, SlackTable, StepShape, TableError};
+use kv_schedule::{Config, Curve, CurveError, IoCosts, Setting, SlackTable, StepShape};
 use nvme_driver::Nanos;
 use nvme_emu::Bandwidth;
 
@@ -141,7 +141,7 @@ impl Medium {
     ///
     /// # Errors
     /// Returns no error if the bandwidths are positive.
-    pub(crate) fn costs(&self) -> Result<IoCosts, TableError> {
+    pub(crate) fn costs(&self) -> Result<IoCosts, CurveError> {
         let curve = |bandwidth| Curve::line(self.latency, bandwidth);
         Ok(IoCosts { read: curve(self.read)?, write: curve(self.write)?, mixed: self.mixed })
     }

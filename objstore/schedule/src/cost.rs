@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-
-use crate::table::TableError;
+use thiserror::Error;
 
 /// Rate at which a curve's factor follows measurements.
 const FOLLOW: f64 = 0.1;
@@ -24,6 +23,11 @@ pub enum Direction {
     Write,
 }
 
+/// The points of a curve do not rise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the cost of I/O by size is no curve that rises; profile the devices again")]
+pub struct CurveError;
+
 /// Duration of batches by size, with nothing else in flight.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
@@ -37,8 +41,8 @@ impl Curve {
     /// Makes a curve from measured points: bytes and duration of a batch.
     ///
     /// # Errors
-    /// Returns [`TableError::Curve`] if there is no point, or if more bytes take less time.
-    pub fn new(points: &[(u64, Duration)]) -> Result<Self, TableError> {
+    /// Returns [`CurveError`] if there is no point, or if more bytes take less time.
+    pub fn new(points: &[(u64, Duration)]) -> Result<Self, CurveError> {
         let nanos = |took: &Duration| u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let points = points.iter().map(|(bytes, took)| (*bytes, nanos(took))).collect();
         let curve = Self { points, factor: 1.0 };
@@ -48,24 +52,24 @@ impl Curve {
     /// Makes a curve from a latency and a bandwidth (TierKV, equation 1).
     ///
     /// # Errors
-    /// Returns [`TableError::Curve`] if the bandwidth is zero.
-    pub fn line(latency: Duration, bytes_per_second: f64) -> Result<Self, TableError> {
+    /// Returns [`CurveError`] if the bandwidth is zero.
+    pub fn line(latency: Duration, bytes_per_second: f64) -> Result<Self, CurveError> {
         const LARGE: u64 = 1 << 40;
         let took = |bytes: u64| bytes as f64 / bytes_per_second;
         let at = |bytes| {
             let seconds = Duration::try_from_secs_f64(took(bytes));
-            seconds.map(|seconds| (bytes, latency + seconds)).map_err(|_| TableError::Curve)
+            seconds.map(|seconds| (bytes, latency + seconds)).map_err(|_| CurveError)
         };
         Self::new(&[at(1)?, at(LARGE)?])
     }
 
-    pub(crate) fn check(&self) -> Result<(), TableError> {
+    pub(crate) fn check(&self) -> Result<(), CurveError> {
         let rises = |pair: &[(u64, u64)]| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1;
         let first = self.points.first().is_some_and(|(bytes, took)| *bytes > 0 && *took > 0);
         let is_good = first
             && self.points.windows(2).all(rises)
             && (FACTOR.0..=FACTOR.1).contains(&self.factor);
-        if is_good { Ok(()) } else { Err(TableError::Curve) }
+        if is_good { Ok(()) } else { Err(CurveError) }
     }
 
     /// Returns the duration of `bytes`.
@@ -151,51 +155,12 @@ impl IoCosts {
         }
     }
 
-    pub(crate) fn check(&self) -> Result<(), TableError> {
+    pub(crate) fn check(&self) -> Result<(), CurveError> {
         self.read.check()?;
         self.write.check()?;
-        if (0.0..=2.0).contains(&self.mixed) { Ok(()) } else { Err(TableError::Curve) }
+        if (0.0..=2.0).contains(&self.mixed) { Ok(()) } else { Err(CurveError) }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MS: Duration = Duration::from_millis(1);
-
-    #[test]
-    fn between_points_and_beyond_them() {
-        let curve = Curve::new(&[(1000, MS), (3000, 2 * MS), (4000, 4 * MS)]).unwrap();
-        for (bytes, micros) in [(0, 0), (500, 750), (2000, 1500), (3500, 3000), (5000, 6000)] {
-            assert_eq!(curve.duration(bytes).as_micros(), micros, "{bytes}");
-            assert_eq!(curve.fits(Duration::from_micros(micros as u64)), bytes);
-        }
-    }
-
-    #[test]
-    fn a_latency_and_a_bandwidth() {
-        let curve = Curve::line(Duration::from_micros(80), 7e9).unwrap();
-        let micros = curve.duration(7_000_000).as_micros();
-        assert!((1079..=1080).contains(&micros), "{micros}");
-    }
-
-    #[test]
-    fn it_follows_slower_devices_and_not_a_single_hiccup() {
-        let mut curve = Curve::line(Duration::from_micros(80), 7e9).unwrap();
-        let alone = curve.duration(1 << 20);
-        curve.learn(1 << 20, alone * 1000);
-        assert!(curve.duration(1 << 20) < alone * 12 / 10);
-        (0..100).for_each(|_| curve.learn(1 << 20, alone * 3));
-        let slower = curve.duration(1 << 20).as_secs_f64() / alone.as_secs_f64();
-        assert!((2.9..3.1).contains(&slower), "{slower}");
-    }
-
-    #[test]
-    fn what_is_no_curve_is_refused() {
-        for points in [&[][..], &[(2, MS), (1, MS)], &[(1, 2 * MS), (2, MS)], &[(0, MS)]] {
-            assert!(Curve::new(points).is_err(), "{points:?}");
-        }
-        assert!(Curve::line(MS, 0.0).is_err());
-    }
-}
+mod tests;

@@ -21,7 +21,7 @@ mod op;
 mod scheduler;
 mod table;
 
-pub use cost::{Curve, Direction, IoCosts};
+pub use cost::{Curve, CurveError, Direction, IoCosts};
 pub use op::{BacklogFull, Cancelled, Decision, Flow, Kind, Op, OpId, StepId};
 pub use scheduler::{Config, Counts, Scheduler};
 pub use table::{Setting, SlackTable, StepShape, TableError};

@@ -99,6 +99,24 @@ impl Step {
     }
 }
 
+/// The window of the layer that computes.
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    /// Bytes that may still start in it.
+    budget: u64,
+    /// True once something has started in it.
+    is_used: bool,
+}
+
+impl Window {
+    const UNLIMITED: Self = Self { budget: u64::MAX, is_used: false };
+
+    fn spend(&mut self, bytes: u64) {
+        self.budget = self.budget.saturating_sub(bytes);
+        self.is_used = true;
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct InFlight {
     op: Op,
@@ -124,10 +142,7 @@ pub struct Scheduler {
     /// Bytes of needed reads, writes and prefetches in flight.
     moving: [u64; 3],
     waiting_writes: u64,
-    /// Bytes that may still start in this layer's window.
-    budget: u64,
-    /// True once something has started in this window.
-    is_used: bool,
+    window: Window,
     shares: Shares,
     utilisation: Utilisation,
     is_draining: bool,
@@ -158,8 +173,7 @@ impl Scheduler {
             alone: None,
             moving: [0; 3],
             waiting_writes: 0,
-            budget: u64::MAX,
-            is_used: false,
+            window: Window::UNLIMITED,
             shares: Shares::default(),
             utilisation: Utilisation::default(),
             is_draining: false,
@@ -196,12 +210,12 @@ impl Scheduler {
     pub fn layer_begins(&mut self, step: StepId, layer: u32, now: Duration) {
         let Some(found) = self.steps.get_mut(&step) else { return };
         (found.layer, found.since, found.is_computing) = (layer, now, true);
-        self.is_used = false;
-        self.budget = match self.config.window_share {
+        let budget = match self.config.window_share {
             // Reads may use the window; writes get the rest.
             Some(share) => self.table.costs.read.fits(found.window.mul_f64(share)),
             None => u64::MAX,
         };
+        self.window = Window { budget, is_used: false };
     }
 
     /// Reports that the layer has ended, and learns its duration. Does nothing if none computed.
@@ -221,7 +235,7 @@ impl Scheduler {
     pub fn step_ends(&mut self, step: StepId) {
         self.steps.remove(&step);
         if !self.steps.values().any(|step| step.is_computing) {
-            self.budget = u64::MAX;
+            self.window.budget = u64::MAX;
         }
     }
 
@@ -329,7 +343,7 @@ impl Scheduler {
                 Ok(()) => {
                     self.writes.pop_front();
                     self.counts.write_bytes += op.bytes;
-                    self.spend(op.bytes);
+                    self.window.spend(op.bytes);
                     return self.start(op, now);
                 }
                 Err(until) => wake = wake.into_iter().chain(until).min(),
@@ -353,7 +367,7 @@ impl Scheduler {
         if reads > 0 && reads.saturating_add(op.bytes) > self.config.read_depth_bytes {
             return Err(None);
         }
-        if op.bytes <= self.budget {
+        if op.bytes <= self.window.budget {
             return Ok(());
         }
         // The reads behind it must be in time, too.
@@ -375,13 +389,8 @@ impl Scheduler {
         let reads = self.moving[0];
         let is_late = now + self.table.costs.read.duration(op.bytes + reads) > due;
         self.counts.late_reads += u64::from(is_late && matches!(op.kind, Kind::Layer { .. }));
-        self.spend(op.bytes);
+        self.window.spend(op.bytes);
         self.start(op, now)
-    }
-
-    fn spend(&mut self, bytes: u64) {
-        self.budget = self.budget.saturating_sub(bytes);
-        self.is_used = true;
     }
 
     /// Decides whether the first waiting write starts; if not, returns when it may at the latest.
@@ -398,8 +407,8 @@ impl Scheduler {
         }
         let mixes = reads + prefetches == 0 || self.table.costs.mixes_well();
         // A write larger than any window gets one for itself.
-        let is_whole = !self.is_used && reads == 0 && self.reads.is_empty();
-        let fits = self.is_draining || op.bytes <= self.budget || is_whole;
+        let is_whole = !self.window.is_used && reads == 0 && self.reads.is_empty();
+        let fits = self.is_draining || op.bytes <= self.window.budget || is_whole;
         if !mixes || !fits || !(self.reads.is_empty() || self.has_slack(op, now)) {
             return Err(None);
         }

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::cost::{Direction, IoCosts};
+use crate::cost::{CurveError, Direction, IoCosts};
 
 /// Version of the table's file.
 const VERSION: u32 = 1;
@@ -25,8 +25,8 @@ const STEPS: f64 = 4.0;
 #[non_exhaustive]
 pub enum TableError {
     /// The curve has no points, or its times do not rise with bytes.
-    #[error("the cost of I/O by size is no curve that rises; profile the devices again")]
-    Curve,
+    #[error(transparent)]
+    Curve(#[from] CurveError),
     /// The file is no table.
     #[error("this is no slack table: {0}; profile again, or remove the file")]
     Syntax(#[from] serde_json::Error),

@@ -107,7 +107,7 @@ fn it_survives_a_file_and_refuses_others() {
     assert!(matches!(refused(&newer, setting()), TableError::Version { found: 2 }));
     assert!(matches!(refused("{}", setting()), TableError::Syntax(_)));
     let none = text.replace("\"mixed\":0.4", "\"mixed\":-1");
-    assert!(matches!(refused(&none, setting()), TableError::Curve));
+    assert!(matches!(refused(&none, setting()), TableError::Curve(_)));
     let first = text.find("{\"is_prefill\"").unwrap();
     let end = first + text[first..].find('}').unwrap() + 1;
     let twice = [&text[..end], ",", &text[first..]].concat();
