@@ -52,12 +52,12 @@ mod stream;
 mod streams;
 
 pub use copy::CudaCopies;
-pub use device::CudaDevice;
+pub use device::{CudaDevice, Registration};
 pub use driver::CudaDriver;
 pub use error::{CudaError, ErrorCode};
 pub use executor::{CudaExecutor, CudaOptions, CudaReport, LaunchMode};
 pub use gdr::{Gdr, GdrError, GdrMapping, MappingKind};
-pub use memory::{DeviceMemory, DoorbellKind, PinnedMemory, Registration};
+pub use memory::{DeviceMemory, DoorbellKind, PinnedMemory};
 pub use module::{CudaFunction, CudaModule};
 pub use pool::{CudaPattern, PatternCheck, PatternItem};
 pub use report::{DeviceReport, PartitionReport, StreamKind, WritesOrdering};

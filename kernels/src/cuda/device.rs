@@ -7,17 +7,28 @@ use std::{
     marker::PhantomData,
     mem,
     ptr::NonNull,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUgreenCtx, CUmodule, CUstream};
 
+use nvme_driver::DevicePtr;
+
 use super::{
     api::Api,
     error::{CudaError, ErrorCode},
-    memory::{Pinned, Range},
     report::DeviceReport,
 };
+
+/// Pinned memory as allocated by the driver, and the aligned part in use.
+#[derive(Clone, Copy)]
+pub(super) struct Pinned {
+    /// Return value of cuMemHostAlloc.
+    pub(super) base: NonNull<u8>,
+    pub(super) host: NonNull<u8>,
+    pub(super) address: u64,
+    pub(super) len: usize,
+}
 
 /// A resource to be returned to the driver eventually.
 pub(super) enum Resource {
@@ -61,6 +72,55 @@ impl Drop for Held {
         if let Some(resource) = self.resource.take() {
             self.device.release(resource);
         }
+    }
+}
+
+/// Memory of another owner, mapped into the GPU. Executors find it by its host address and keep
+/// what they use. Keep the registration as long as the device is used.
+pub struct Registration {
+    pub(super) address: u64,
+    pub(super) len: usize,
+    pub(super) held: Held,
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, len, held } = self;
+        write!(f, "Registration({len} bytes at {address:#x} of {:?})", held.device())
+    }
+}
+
+impl Registration {
+    /// Returns the first byte's address in a kernel.
+    #[must_use]
+    pub fn device(&self) -> DevicePtr {
+        DevicePtr(self.address)
+    }
+
+    /// Returns the length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns true if the length is zero.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// Host range of registered memory. Plain numbers and a weak reference: a search under a lock must
+/// not become the last owner of a registration.
+pub(super) struct Range {
+    pub(super) start: u64,
+    pub(super) len: usize,
+    pub(super) registration: Weak<Registration>,
+}
+
+impl Range {
+    fn is_alive(&self) -> bool {
+        self.registration.strong_count() > 0
     }
 }
 

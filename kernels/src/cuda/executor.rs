@@ -14,10 +14,10 @@ use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
 use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced};
 
 use super::{
-    device::CudaDevice,
+    device::{CudaDevice, Registration},
     driver,
     error::{CudaError, NAME},
-    memory::{PinnedMemory, Registration},
+    memory::PinnedMemory,
     module::{CudaFunction, Kernel, Shape},
     report::{DeviceReport, PartitionReport},
     state::State,

@@ -1,12 +1,7 @@
 #![allow(unsafe_code, reason = "memory that host and GPU share is allocated and registered here")]
 //! Memory shared by host and GPU, and memory of the GPU.
 
-use std::{
-    ffi::c_void,
-    fmt,
-    ptr::NonNull,
-    sync::{Arc, Weak},
-};
+use std::{ffi::c_void, fmt, ptr::NonNull, sync::Arc};
 
 use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
@@ -15,22 +10,12 @@ use cudarc::driver::sys::{
 use nvme_driver::{Bus, DevicePtr, DmaMemory, ExternalMemory, platform::mmio};
 
 use super::{
-    device::{CudaDevice, Held, Resource},
+    device::{CudaDevice, Held, Pinned, Range, Registration, Resource},
     error::CudaError,
 };
 
 /// Alignment required by `SharedMemory` and queues; lengths are rounded up to it.
 const ALIGN: usize = 4096;
-
-/// Pinned memory as allocated by the driver, and the aligned part in use.
-#[derive(Clone, Copy)]
-pub(super) struct Pinned {
-    /// Return value of cuMemHostAlloc.
-    pub(super) base: NonNull<u8>,
-    pub(super) host: NonNull<u8>,
-    pub(super) address: u64,
-    pub(super) len: usize,
-}
 
 /// Zeroed host memory, page aligned, pinned, and mapped into the GPU. Freed after drop, once no
 /// executor of the device runs any more.
@@ -167,55 +152,6 @@ pub enum DoorbellKind {
     Memory,
     /// Registers of a PCIe function, mapped by VFIO.
     Io,
-}
-
-/// Memory of another owner, mapped into the GPU. Executors find it by its host address and keep
-/// what they use. Keep the registration as long as the device is used.
-pub struct Registration {
-    address: u64,
-    len: usize,
-    held: Held,
-}
-
-impl fmt::Debug for Registration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, len, held } = self;
-        write!(f, "Registration({len} bytes at {address:#x} of {:?})", held.device())
-    }
-}
-
-impl Registration {
-    /// Returns the first byte's address in a kernel.
-    #[must_use]
-    pub fn device(&self) -> DevicePtr {
-        DevicePtr(self.address)
-    }
-
-    /// Returns the length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns true if the length is zero.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
-
-/// Host range of registered memory. Plain numbers and a weak reference: a search under a lock must
-/// not become the last owner of a registration.
-pub(super) struct Range {
-    start: u64,
-    len: usize,
-    registration: Weak<Registration>,
-}
-
-impl Range {
-    pub(super) fn is_alive(&self) -> bool {
-        self.registration.strong_count() > 0
-    }
 }
 
 impl CudaDevice {
