@@ -10,7 +10,6 @@ use zerocopy::IntoBytes;
 
 use crate::{
     admin::{alloc_aligned, unreachable_by_host},
-    clock::Nanos,
     controller::Controller,
     descriptor::transfer_bytes_max,
     dma::{DmaError, DmaSlice},
@@ -18,7 +17,7 @@ use crate::{
     grant::DescriptorMode,
     grants::{HOST_QUEUE, QueueShape},
     info::DsmLimits,
-    io::{AREA_BYTES, Data, HostMemory, HostQueue, PASSTHROUGH, Policy, Work},
+    io::{AREA_BYTES, Data, HostMemory, HostQueue, Policy, Work},
     namespace::{LbaRange, NamespaceInfo},
     platform::buffer::Buffer,
     queue::QueuePair,
@@ -242,14 +241,9 @@ impl Controller {
     }
 
     /// Runs `work` on the driver's own queue and turns failures into errors.
-    pub(crate) fn run(&mut self, work: Work<'_>) -> Result<(), Error> {
-        self.run_within(work, self.options.command_timeout).map(|_| ())
-    }
-
-    /// Same as [`Controller::run`] with another timeout. Returns dword 0 of the last completion.
-    pub(crate) fn run_within(&mut self, mut work: Work<'_>, timeout: Nanos) -> Result<u32, Error> {
+    pub(crate) fn run(&mut self, mut work: Work<'_>) -> Result<(), Error> {
         if work.lbas == 0 {
-            return Ok(0);
+            return Ok(());
         }
         if matches!(work.data, Data::In(_) | Data::Out(_)) {
             self.ensure_bounce()?;
@@ -262,15 +256,17 @@ impl Controller {
             && work.opcode == NvmOpcode::DATASET_MANAGEMENT;
         let policy = Policy {
             env: Env::new(&self.clock, &self.bus, self.info.pause_max),
-            timeout,
+            timeout: self.options.command_timeout,
             mode: match self.info.descriptor_mode {
                 DescriptorMode::Sgl { .. } if prp_only => DescriptorMode::Prp { page_bytes },
                 mode => mode,
             },
-            crdt: is_repeatable(&work).then_some(self.info.crdt),
+            // The device may have dropped the data that a failed Flush could not make permanent;
+            // the next one would succeed without it.
+            crdt: (work.opcode != NvmOpcode::FLUSH).then_some(self.info.crdt),
         };
         match host.run(&policy, memory, &mut work) {
-            Ok(result) => Ok(result),
+            Ok(()) => Ok(()),
             Err(fault) => Err(self.io_failed(&work, fault)),
         }
     }
@@ -337,13 +333,6 @@ impl Controller {
             bounce_bytes: 0,
         })
     }
-}
-
-/// Returns whether a failed command may be retried. Passthrough commands are retried by their
-/// caller. A Flush is not retried: the device may have dropped the data that it could not make
-/// permanent, and the next Flush would succeed without it.
-fn is_repeatable(work: &Work<'_>) -> bool {
-    work.what != PASSTHROUGH && work.opcode != NvmOpcode::FLUSH
 }
 
 /// Splits `ranges` into commands that respect `limits`.

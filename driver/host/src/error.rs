@@ -157,16 +157,6 @@ pub enum Error {
         /// The register.
         csts: u32,
     },
-    /// The command cannot be passed through; nothing was sent.
-    #[error("{ctrl}: passthrough of opcode {opcode:#04x}: {what}; nothing was sent")]
-    Passthrough {
-        /// The controller.
-        ctrl: Arc<str>,
-        /// The opcode.
-        opcode: u8,
-        /// The reason, and the alternative.
-        what: String,
-    },
     /// A completion was invalid; the controller is now failed.
     #[error("{ctrl}: the controller misbehaved: {source}")]
     Misbehaved {

@@ -25,8 +25,6 @@ use crate::{
 
 /// Bytes of one lane's descriptor area: a list or segment of one page and a chained second one.
 pub(crate) const AREA_BYTES: usize = 8192;
-/// Name of passthrough commands, which are never retried.
-pub(crate) const PASSTHROUGH: &str = "passthrough";
 /// Longest SGL segment; longer lists are chained.
 const SEGMENT_BYTES: u32 = 4096;
 
@@ -153,8 +151,6 @@ pub(crate) struct HostQueue {
     free: Vec<u16>,
     parts: Vec<IovaRange>,
     done: Vec<Completion>,
-    /// Completion dword 0 of the last successful command.
-    result: u32,
 }
 
 impl HostQueue {
@@ -166,7 +162,6 @@ impl HostQueue {
             free: (0..lanes).rev().collect(),
             parts: Vec::new(),
             done: Vec::with_capacity(lanes as usize),
-            result: 0,
         }
     }
 
@@ -175,7 +170,7 @@ impl HostQueue {
         self.lanes.len() - self.free.len()
     }
 
-    /// Executes all of `work` and returns dword 0 of the last completion. After the first failure
+    /// Executes all of `work`. After the first failure
     /// nothing more is sent, but commands in flight are waited for. After any fault but `Command`,
     /// commands may still be in flight.
     pub(crate) fn run(
@@ -183,7 +178,7 @@ impl HostQueue {
         policy: &Policy<'_>,
         memory: &mut HostMemory,
         work: &mut Work<'_>,
-    ) -> Result<u32, IoFault> {
+    ) -> Result<(), IoFault> {
         let (mut next, mut failure) = (0, None);
         let interrupt = self.interrupt.clone();
         let mut waiter = Watch::new(policy.env, interrupt.as_ref());
@@ -201,7 +196,7 @@ impl HostQueue {
             }
             self.pair.update_tail();
             if self.in_flight() == 0 {
-                return failure.map_or(Ok(self.result), Err);
+                return failure.map_or(Ok(()), Err);
             }
             if self.collect(policy, memory, work, &mut failure)? > 0 {
                 waiter.moved();
@@ -332,7 +327,7 @@ impl HostQueue {
     ) -> Result<usize, IoFault> {
         self.reap()?;
         let count = self.done.len();
-        for Completion { user, status, result, .. } in self.done.drain(..) {
+        for Completion { user, status, .. } in self.done.drain(..) {
             let lane = user as usize;
             let Some(flight) = self.lanes.get_mut(lane).and_then(Option::take) else { continue };
             let again = policy.crdt.and_then(|crdt| retry_delay(status, crdt, flight.attempt));
@@ -346,7 +341,6 @@ impl HostQueue {
                 failure.get_or_insert(IoFault::Command(flight, status));
                 continue;
             }
-            self.result = result;
             if let (Data::In(all), Some(bounce)) = (&mut work.data, &memory.bounce) {
                 let to = &mut all[flight.offset..flight.offset + flight.bytes];
                 bounce.read(lane * memory.bounce_bytes, to).map_err(IoFault::Dma)?;

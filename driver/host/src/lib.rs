@@ -7,7 +7,6 @@
 //!   Controller    state machine: attach, reset, shutdown          controller
 //!    |- admin     one admin command at a time, plus events         admin, command, health
 //!    |- block     blocking read, write, flush, deallocate          block, io
-//!    |- passthrough   commands unknown to the driver                passthrough
 //!    |- grants    queue pairs for executors                        grant (plain data), grants
 //!    '- recovery  Abort -> delete queue -> controller reset        recovery
 //!   QueuePair     post, update_tail, reap; CID table               queue, cid
@@ -45,9 +44,9 @@
 //! # Not implemented
 //!
 //! Metadata and protection information, namespace management, multi-path, weighted round robin,
-//! controller memory buffers, power states, persistent event log (features that are plain commands
-//! can be passed through). Only PCI vendor and device select a row of [`quirks`]. The feature
-//! `vfio` adds the bus of PCIe functions; the software controller's bus is in nvme-emu.
+//! controller memory buffers, power states, persistent event log, passthrough of commands unknown
+//! to the driver. Only PCI vendor and device select a row of [`quirks`]. The feature `vfio` adds
+//! the bus of PCIe functions; the software controller's bus is in nvme-emu.
 
 mod admin;
 mod block;
@@ -67,7 +66,6 @@ mod info;
 mod io;
 mod namespace;
 mod options;
-mod passthrough;
 mod placement;
 pub mod platform;
 pub mod queue;
@@ -93,6 +91,5 @@ pub use health::ControllerEvent;
 pub use info::{Capabilities, ControllerInfo, DsmLimits};
 pub use namespace::{LbaRange, NamespaceError, NamespaceInfo};
 pub use options::{ControllerOptions, DescriptorPreference, WaitMode};
-pub use passthrough::PassthroughData;
 pub use recovery::{Recovered, RecoveryLevel};
 pub use resets::ResetCount;

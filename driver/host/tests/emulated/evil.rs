@@ -10,14 +10,13 @@ use std::sync::{Arc, Mutex};
 use bolero::{TypeGenerator, check};
 use nvme_driver::{
     Bus, Clock, Controller, ControllerOptions, DmaSpace, DoorbellPage, Gone, Interrupt,
-    InterruptError, LbaRange, Nanos, PassthroughData, ResetError, State,
+    InterruptError, LbaRange, Nanos, ResetError, State,
 };
 use nvme_emu::{EmuConfig, FaultPlan, IdentifyOverrides, IdentifyPatch};
 use nvme_spec::{
-    admin::AdminOpcode,
-    ids::{Cid, Lba, Nsid},
+    admin::LogPageId,
+    ids::{Lba, Nsid},
     reg,
-    sqe::Sqe,
 };
 use rand::Rng;
 
@@ -184,9 +183,8 @@ fn call(ctrl: &mut Controller, random: &mut Draws, salt: u64, mut model: Option<
             qid.map_or(Ok(()), |qid| ctrl.reclaim(qid, &proof).map(|_| ()))
         }
         11 => {
-            let sqe = Sqe::new(AdminOpcode(0xc2).0, Cid(0), NS);
-            let timeout = Nanos::from_millis(1_000);
-            ctrl.admin_passthrough(sqe, PassthroughData::In(&mut data), timeout).map(|_| ())
+            let len = data.len().min(4096);
+            ctrl.log_bytes(LogPageId(0xc2), NS, 0, &mut data[..len])
         }
         _ => ctrl.reset(),
     };

@@ -8,7 +8,6 @@ mod grants;
 mod health;
 mod io;
 mod limits;
-mod passthrough;
 mod placement;
 mod retry;
 mod seams;
