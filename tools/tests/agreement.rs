@@ -7,7 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use kv_schedule::{Config, Curve, IoCosts, Setting, SlackTable, StepShape};
-use ripieno_sim::{Documents, Gpu, H100, LLAMA_3_8B, Policy, Report, Request, Run, Setup, Tier};
+use ripieno_sim::{
+    Documents, Gpu, H100, LLAMA_3_8B, LayerTimes, Policy, Report, Request, Setup, Tier, serve,
+};
 use serde_json::Value;
 
 const BLOCK_TOKENS: u32 = 512;
@@ -19,7 +21,7 @@ fn setup(layers: Option<&SlackTable>) -> Setup<'_> {
     Setup {
         model: LLAMA_3_8B,
         gpu: GPU,
-        layers,
+        layers: layers.map(|layers| layers as &dyn LayerTimes),
         kv_bytes: 200 << 30,
         block_tokens: BLOCK_TOKENS,
         step_tokens: 8192,
@@ -115,7 +117,7 @@ fn simulate(setup: &Setup<'_>, requests: &[Request], policy: Policy) -> Report {
         };
         Tier { unit_tokens: BLOCK_TOKENS, schedule, ..tier }
     });
-    Run::serve(setup, &Policy { keeps_hbm: false, tier, ..policy }, requests)
+    serve(setup, &Policy { keeps_hbm: false, tier, ..policy }, requests)
 }
 
 fn mean_ms(times: impl ExactSizeIterator<Item = Duration>) -> f64 {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    engine::{Report, Request, Run, Second},
+    engine::{Report, Request, Second, serve},
     machine::Machine,
     outcome::{Line, Outcome, Plot, Table},
     page::{number, size},
@@ -44,7 +44,7 @@ pub fn compare(
     for policy in POLICIES {
         next(policy.name);
         let policy = machine.policy(*policy);
-        let report = Run::serve(&setup, &policy, requests);
+        let report = serve(&setup, &policy, requests);
         let summary = Summary::of(&policy, requests, &report);
         latency.push(row(policy.name, &latencies(&summary, &report)));
         places.push(row(policy.name, &traffic(&summary, &report)));

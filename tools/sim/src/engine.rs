@@ -2,22 +2,28 @@
 //!
 //! A step computes a token of each decoding request, and prompts until its budget is used up
 //! (vLLM's chunked prefill). A step with loads or stores runs layer by layer; any other one is a
-//! single event.
+//! single event. [`Tiers`] holds and moves the keys and values: [`serve`] runs over the model of
+//! this crate, [`serve_over`] over any other, such as a store.
 
 mod below;
+mod hbm;
 mod host;
 mod index;
+mod link;
+mod memory;
+mod numbered;
 mod record;
 mod requests;
 mod steps;
-mod way;
+mod tiers;
 
 use std::{
     collections::{BTreeSet, VecDeque},
+    fmt::Debug,
     time::Duration,
 };
 
-use kv_catalog::{BlockKey, PolicyKind};
+use kv_catalog::BlockKey;
 use kv_schedule::{SlackTable, StepShape};
 
 use crate::{
@@ -25,11 +31,13 @@ use crate::{
     policy::Policy,
 };
 use below::Below;
+use hbm::Hbm;
 use index::Index;
 use record::Record;
 pub use record::{Second, Span, Work};
 use requests::{Active, Waiting};
 use steps::Step;
+pub use tiers::{Ended, Found, Purpose, Tiers};
 
 /// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +61,18 @@ impl Request {
     }
 }
 
+/// Compute times of layers.
+pub trait LayerTimes: Debug {
+    /// Returns the compute time of a layer of a step; `None` if it is not known.
+    fn layer(&self, step: StepShape) -> Option<Duration>;
+}
+
+impl LayerTimes for SlackTable {
+    fn layer(&self, step: StepShape) -> Option<Duration> {
+        Self::layer(self, step)
+    }
+}
+
 /// The machine and the engine on it.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup<'a> {
@@ -60,9 +80,9 @@ pub struct Setup<'a> {
     pub model: Model,
     /// The GPU.
     pub gpu: Gpu,
-    /// Measured layer times of an engine, used instead of the model of `gpu`.
-    pub layers: Option<&'a SlackTable>,
-    /// Bytes of GPU memory for KV cache.
+    /// Layer times, used instead of the model of `gpu`.
+    pub layers: Option<&'a dyn LayerTimes>,
+    /// Bytes of GPU memory for KV cache; `u64::MAX` for as much as it takes, with no cache.
     pub kv_bytes: u64,
     /// Tokens per block.
     pub block_tokens: u32,
@@ -138,9 +158,8 @@ pub struct Report {
 
 /// A run.
 #[derive(Debug)]
-pub struct Run<'a> {
+struct Engine<'a, T: Tiers> {
     setup: &'a Setup<'a>,
-    policy: &'a Policy,
     requests: &'a [Request],
     now: Duration,
     arrived: usize,
@@ -151,10 +170,10 @@ pub struct Run<'a> {
     is_new: bool,
     /// Set when the first waiting request found no room, until a request ends.
     is_full: bool,
-    active: Vec<Active>,
-    hbm: Index,
-    below: Option<Below>,
-    step: Option<Step>,
+    active: Vec<Active<T::Held>>,
+    hbm: Hbm,
+    tiers: Option<T>,
+    step: Option<Step<T::Store>>,
     steps: u64,
     record: Record,
     report: Report,
@@ -169,47 +188,69 @@ fn keys(names: impl IntoIterator<Item = u64>) -> Vec<BlockKey> {
     names.into_iter().map(key).collect()
 }
 
-impl<'a> Run<'a> {
-    /// Serves all requests, which are sorted by arrival.
-    ///
-    /// # Panics
-    /// Panics if one of them alone does not fit into the GPU's memory.
-    #[must_use]
-    pub fn serve(setup: &'a Setup<'a>, policy: &'a Policy, requests: &'a [Request]) -> Report {
-        Self::watch(setup, policy, requests, usize::MAX)
-    }
+/// Serves all requests, which are sorted by arrival, over a model of the policy's tiers.
+///
+/// # Panics
+/// Panics if one of them alone does not fit into the GPU's memory.
+#[must_use]
+pub fn serve(setup: &Setup<'_>, policy: &Policy, requests: &[Request]) -> Report {
+    watch(setup, policy, requests, usize::MAX)
+}
 
-    /// Like [`Run::serve`]; the report also has the work for the request with this number.
-    ///
-    /// # Panics
-    /// Same as [`Run::serve`].
-    #[must_use]
-    pub fn watch(
-        setup: &'a Setup<'a>,
-        policy: &'a Policy,
-        requests: &'a [Request],
-        watched: usize,
-    ) -> Report {
-        let mut run = Self::new(setup, policy, requests, watched);
-        run.go();
-        run.report.took = run.now;
-        if let Some(host) = run.below.as_ref().and_then(|below| below.host.as_ref()) {
-            run.report.wasted_bytes = host.memory.tier.counts().wasted_bytes;
-        }
-        (run.report.seconds, run.report.spans) = run.record.end();
-        run.report
-    }
+/// Like [`serve`]; the report also has the work for the request with this number.
+///
+/// # Panics
+/// Same as [`serve`].
+#[must_use]
+pub fn watch(setup: &Setup<'_>, policy: &Policy, requests: &[Request], watched: usize) -> Report {
+    let mut engine = Engine::over_model(setup, policy, requests, watched);
+    let Ok(()) = engine.run(&mut || true);
+    let wasted_bytes = engine.tiers.as_ref().map_or(0, Below::wasted_bytes);
+    Report { wasted_bytes, ..engine.end().0 }
+}
 
-    fn new(
+/// Serves all requests, which are sorted by arrival, over `tiers`. `goes_on` is called after each
+/// event; once it returns false, the requests that wait or have yet to arrive are left out.
+///
+/// # Errors
+/// Returns an error of the tiers.
+///
+/// # Panics
+/// Same as [`serve`].
+pub fn serve_over<T: Tiers>(
+    setup: &Setup<'_>,
+    tiers: T,
+    requests: &[Request],
+    goes_on: &mut dyn FnMut() -> bool,
+) -> Result<(Report, T), T::Error> {
+    let mut engine = Engine::new(setup, Hbm::new(setup, false), Some(tiers), requests, usize::MAX);
+    engine.run(goes_on)?;
+    let (report, tiers) = engine.end();
+    Ok((report, tiers.expect("it was given")))
+}
+
+impl<'a> Engine<'a, Below> {
+    fn over_model(
         setup: &'a Setup<'a>,
-        policy: &'a Policy,
+        policy: &Policy,
         requests: &'a [Request],
         watched: usize,
     ) -> Self {
-        let block_bytes = setup.model.token_bytes() * u64::from(setup.block_tokens);
+        let tiers = policy.tier.map(|tier| Below::new(setup, tier, policy.host.as_ref()));
+        Self::new(setup, Hbm::new(setup, policy.keeps_hbm), tiers, requests, watched)
+    }
+}
+
+impl<'a, T: Tiers> Engine<'a, T> {
+    fn new(
+        setup: &'a Setup<'a>,
+        hbm: Hbm,
+        tiers: Option<T>,
+        requests: &'a [Request],
+        watched: usize,
+    ) -> Self {
         Self {
             setup,
-            policy,
             requests,
             now: Duration::ZERO,
             arrived: 0,
@@ -218,9 +259,8 @@ impl<'a> Run<'a> {
             is_new: false,
             is_full: false,
             active: Vec::new(),
-            // LRU, as engines use it.
-            hbm: Index::new(setup.kv_bytes, block_bytes, PolicyKind::Lru),
-            below: policy.tier.map(|tier| Below::new(setup, tier, policy.host.as_ref())),
+            hbm,
+            tiers,
             step: None,
             steps: 0,
             record: Record::new(watched),
@@ -229,29 +269,45 @@ impl<'a> Run<'a> {
     }
 
     /// Processes all events in order.
-    fn go(&mut self) {
-        while let Some(next) = self.next_event() {
-            self.now = next;
-            self.io_ends();
-            self.compute_ends();
+    fn run(&mut self, goes_on: &mut dyn FnMut() -> bool) -> Result<(), T::Error> {
+        while let Some(next) = self.wait() {
+            self.now = next.max(self.now);
+            self.io_ends()?;
+            self.compute_ends()?;
+            if !goes_on() {
+                self.arrived = self.requests.len();
+                self.waiting.clear();
+                self.leaving.clear();
+            }
             self.arrive();
-            self.leave();
-            self.plan();
-            self.look_ahead();
+            self.leave()?;
+            self.plan()?;
+            self.look_ahead()?;
             self.go_on();
-            if let Some(below) = &mut self.below {
-                below.pump(next);
+            let is_last = self.arrived == self.requests.len() && self.waiting.is_empty();
+            if let Some(tiers) = &mut self.tiers {
+                tiers.pump(is_last && self.active.is_empty(), self.now)?;
             }
         }
         let (setup, first) = (self.setup, self.waiting.front());
         assert!(first.is_none(), "{setup:?} has no room for {first:?}");
+        Ok(())
     }
 
-    fn next_event(&self) -> Option<Duration> {
-        let compute = self.step.as_ref().and_then(Step::ends);
-        let io = self.below.as_ref().and_then(Below::next_event);
-        let next = [self.next_client(), compute, io].into_iter().flatten().min()?;
-        Some(next.max(self.now))
+    fn end(mut self) -> (Report, Option<T>) {
+        self.report.took = self.now;
+        (self.report.seconds, self.report.spans) = self.record.end();
+        (self.report, self.tiers)
+    }
+
+    /// Waits for the next event. Returns its time, or `None` if all is done.
+    fn wait(&mut self) -> Option<Duration> {
+        let computed = self.step.as_ref().and_then(Step::ends);
+        let until = self.next_client().into_iter().chain(computed).min();
+        match &mut self.tiers {
+            Some(tiers) => tiers.wait(until, self.now),
+            None => until,
+        }
     }
 
     /// Returns the time of the next arrival or disconnect.
@@ -259,6 +315,47 @@ impl<'a> Run<'a> {
         let arrival = self.requests.get(self.arrived).map(|request| request.arrival);
         let leaves = self.leaving.first().map(|(time, _)| *time);
         [arrival, leaves].into_iter().flatten().min()
+    }
+
+    fn io_ends(&mut self) -> Result<(), T::Error> {
+        let ended = self.tiers.as_mut().map_or(Ok(Vec::new()), |tiers| tiers.ended(self.now))?;
+        ended.into_iter().for_each(|ended| self.moved(ended));
+        Ok(())
+    }
+
+    /// Accounts for a completed transfer.
+    fn moved(&mut self, ended: Ended) {
+        let Ended { purpose, request, is_host, bytes, began } = ended;
+        let (second, report) = (self.record.second(self.now), &mut self.report);
+        let is_read = !matches!(purpose, Purpose::Store { .. });
+        let (all, part) = match (is_host, is_read) {
+            (false, true) => (&mut report.read_bytes, &mut second.read_bytes),
+            (false, false) => (&mut report.write_bytes, &mut second.write_bytes),
+            (true, true) => (&mut report.host_read_bytes, &mut second.host_read_bytes),
+            (true, false) => (&mut report.host_write_bytes, &mut second.host_write_bytes),
+        };
+        *all += bytes;
+        *part += bytes;
+        let (work, layer) = match purpose {
+            Purpose::Ahead => {
+                self.report.ahead_bytes += bytes;
+                return;
+            }
+            Purpose::Layer(layer) => {
+                self.step.as_mut().expect("a step waits for its loads").loaded(layer);
+                (Work::Read, layer)
+            }
+            Purpose::Whole => {
+                let mut active = self.active.iter_mut();
+                let active = active.find(|active| active.request == request);
+                active.expect("it waits for its loads").loading -= 1;
+                (Work::Read, 0)
+            }
+            Purpose::Store { layer, .. } => (Work::Write, layer),
+        };
+        if self.record.is_watched(request) {
+            self.record.span(work, layer, began, self.now);
+        }
     }
 
     fn arrive(&mut self) {

@@ -3,10 +3,10 @@
 //! # Architecture
 //! - [`Gpu`] and [`Model`]: compute time of a layer (a roofline). [`LaneModel`]: transfer time.
 //!   Both have few parameters; scenarios name their sources.
-//! - [`Run`]: an engine with continuous batching; requests and steps are events. Storing and
-//!   evicting is done by the store's own [`kv_catalog::Catalog`], and by [`kv_tier::Tier`] for host
-//!   memory, with its [`kv_tier::Lookahead`]; the order of transfers by its own
-//!   [`kv_schedule::Scheduler`].
+//! - [`serve`]: an engine with continuous batching; requests and steps are events. In the model of
+//!   its [`Tiers`], storing and evicting is done by the store's own [`kv_catalog::Catalog`], and by
+//!   [`kv_tier::Tier`] for host memory, with its [`kv_tier::Lookahead`]; the order of transfers by
+//!   its own [`kv_schedule::Scheduler`]. [`serve_over`]: the same engine over other [`Tiers`].
 //! - [`Policy`]: the tiers that keep KV cache, and the path of the data to the GPU.
 //! - `paging`: an engine whose requests take turns to decode, for TierKV's tables: [`kv_tier`]
 //!   decides which of their blocks are in host memory, and when they are read.
@@ -37,7 +37,10 @@ mod summary;
 mod workload;
 
 pub use compare::{POLICIES, compare};
-pub use engine::{Report, Request, Run, Second, Served, Setup, Span, Work};
+pub use engine::{
+    Ended, Found, LayerTimes, Purpose, Report, Request, Second, Served, Setup, Span, Tiers, Work,
+    serve, serve_over, watch,
+};
 pub use gpu::{A100, GLM_4_9B_1M, Gpu, H100, H200, LLAMA_3_8B, LLAMA_3_70B, Model};
 pub use lane::LaneModel;
 pub use machine::Machine;

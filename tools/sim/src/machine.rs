@@ -3,7 +3,7 @@
 use kv_schedule::{Setting, SlackTable};
 
 use crate::{
-    engine::{Request, Setup},
+    engine::{LayerTimes, Request, Setup},
     gpu::{Gpu, Model},
     lane::LaneModel,
     policy::{DRAM_LINK, Medium, Policy, TWO_DRIVES},
@@ -50,7 +50,7 @@ impl Machine<'_> {
         Setup {
             model: self.model,
             gpu: self.gpu,
-            layers: self.layers,
+            layers: self.layers.map(|layers| layers as &dyn LayerTimes),
             kv_bytes: self.kv_bytes,
             block_tokens: BLOCK_TOKENS,
             step_tokens: 8192,

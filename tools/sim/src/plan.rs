@@ -1,7 +1,7 @@
 //! Recommends tiers for a workload.
 
 use crate::{
-    engine::{Request, Run},
+    engine::{Request, serve},
     machine::Machine,
     outcome::{Line, Outcome, Plot, Table},
     page::{number, size},
@@ -58,7 +58,7 @@ impl Choice {
             (_, 0) => Policy::HOST_ALONE,
             _ => Policy::LOOKAHEAD,
         });
-        let report = Run::serve(&machine.setup(), &policy, requests);
+        let report = serve(&machine.setup(), &policy, requests);
         let summary = Summary::of(&policy, requests, &report);
         let hour = prices.hour(machine.gpu.count, &policy);
         Self {

@@ -1,36 +1,38 @@
 //! `ripieno replay --pace`: requests at their arrival times, in virtual time, with the scheduler
 //! and without.
 
-mod engine;
 mod mixed;
 mod report;
 pub(super) mod sweep;
 mod tally;
+mod tiers;
 
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
-use kv_schedule::{Config, Scheduler, SlackTable};
+use kv_schedule::{Config, Scheduler, SlackTable, StepShape};
 use kv_tier::LookaheadConfig;
 use nvme_driver::Clock;
 use nvme_emu::{BandwidthDial, SimClock};
-use objstore::{BlockId, PacedStore};
+use objstore::PacedStore;
+use ripieno_sim::{H100, LLAMA_3_8B, LayerTimes, Model, Request, Setup, serve_over};
 
 use crate::config::ReplayArgs;
 use crate::file;
 use crate::interrupt::Interrupt;
 use crate::pace::{self, Pace};
-use crate::plan::Plan;
+use crate::plan::{Plan, Times};
 use crate::problem::{EXIT_FAILED, Problem};
 use crate::progress::Progress;
 use crate::size::Size;
 use crate::sizing::Sizing;
 use crate::stack::{Build, Sim, Stack};
 
-use engine::{Engine, Setup};
 use report::{Report, Run};
 use tally::Tally;
+use tiers::StoreTiers;
 
 /// Model name of the software controllers.
 const DRIVE: &str = "Ripieno software controller";
@@ -66,14 +68,15 @@ pub(super) fn perform(
     }
     interrupt.orderly();
     let table = table(args, pace)?;
+    let requests = requests(pace, plan);
     let mut runs = Vec::new();
     for is_scheduled in pace.runs().iter().copied() {
         let setup = RunSetup { args, pace, plan, sizing: &sizing, table: &table };
-        let (tally, learned) = setup.serve(is_scheduled, interrupt)?;
+        let (served, learned) = setup.serve(&requests, is_scheduled, interrupt)?;
         if let (Some(path), true) = (pace.slack(), is_scheduled) {
             file::write("--slack", path, &learned.to_json())?;
         }
-        runs.push(Run::new(is_scheduled, tally));
+        runs.push(Run::new(is_scheduled, &requests, served));
     }
     Ok(Report::new(args, pace, plan, runs))
 }
@@ -115,8 +118,36 @@ fn table(args: &ReplayArgs, pace: &Pace) -> anyhow::Result<SlackTable> {
     }
 }
 
-/// An idle store and the result of its run.
-type Done<T> = anyhow::Result<(PacedStore, T)>;
+/// Returns the requests as the engine takes them: blocks have their keys in `plan`.
+fn requests(pace: &Pace, plan: &Plan) -> Vec<Request> {
+    let tokens = |tokens| u32::try_from(tokens).unwrap_or(u32::MAX).max(1);
+    let request = |number| {
+        let Times { arrival, input, output } = plan.times(number);
+        let (arrival, blocks) = (pace.arrival(arrival), Vec::new());
+        Request { arrival, input: tokens(input), output: tokens(output), blocks, leaves: None }
+    };
+    (0..plan.requests()).map(request).collect()
+}
+
+/// Layer times: known ones, and others from the settings.
+#[derive(Debug)]
+struct LayerTable<'a> {
+    known: &'a SlackTable,
+    pace: &'a Pace,
+}
+
+impl LayerTimes for LayerTable<'_> {
+    fn layer(&self, step: StepShape) -> Option<Duration> {
+        Some(self.known.layer(step).unwrap_or_else(|| self.pace.layer(step)))
+    }
+}
+
+/// Result of a run.
+struct Served {
+    report: ripieno_sim::Report,
+    tally: Tally,
+    is_interrupted: bool,
+}
 
 /// Setup shared by all runs.
 struct RunSetup<'a> {
@@ -131,34 +162,45 @@ impl RunSetup<'_> {
     /// Serves all requests with a new store. Also returns the learned table.
     fn serve(
         &self,
+        requests: &[Request],
         is_scheduled: bool,
         interrupt: &mut Interrupt,
-    ) -> anyhow::Result<(Tally, SlackTable)> {
-        let Self { args, pace, plan, table, .. } = *self;
-        let progress = Progress::new(plan.requests(), args.shows_progress());
-        self.with_store(pace.config(is_scheduled), |clock, store, free| {
-            let setup = Setup {
-                plan,
-                pace,
-                layers: args.shape.layers,
-                block_tokens: args.shape.block_tokens,
-                known: Some(table),
-                clock,
-                progress: &progress,
-            };
-            let served = Engine::new(setup, store, free).serve(interrupt)?;
-            progress.finish();
-            Ok(served)
-        })
+    ) -> anyhow::Result<(Served, SlackTable)> {
+        let Self { args, pace, table, .. } = *self;
+        let progress = Progress::new(requests.len(), args.shows_progress());
+        let times = LayerTable { known: table, pace };
+        let setup = Setup {
+            // Of the model only the layers count, and of the GPU nothing: layer times are given.
+            model: Model { layers: args.shape.layers, ..LLAMA_3_8B },
+            gpu: H100,
+            layers: Some(&times),
+            kv_bytes: u64::MAX,
+            block_tokens: args.shape.block_tokens,
+            step_tokens: pace.step_tokens(),
+            requests_max: pace.batch(),
+        };
+        let mut is_interrupted = false;
+        let ((report, tally), learned) =
+            self.with_store(pace.config(is_scheduled), &progress, |tiers| {
+                let (report, tiers) = serve_over(&setup, tiers, requests, &mut || {
+                    is_interrupted |= interrupt.asked();
+                    !is_interrupted
+                })?;
+                progress.finish();
+                let tally = tiers.tally()?;
+                Ok((tiers, (report, tally)))
+            })?;
+        Ok((Served { report, tally, is_interrupted }, learned))
     }
 
     /// Runs `act` with a new store and its whole pool. Also returns the learned table.
     fn with_store<T>(
         &self,
         config: Config,
-        act: impl FnOnce(&Arc<SimClock>, PacedStore, Vec<BlockId>) -> Done<T>,
+        progress: &Progress,
+        act: impl FnOnce(StoreTiers<'_>) -> anyhow::Result<(StoreTiers<'_>, T)>,
     ) -> anyhow::Result<(T, SlackTable)> {
-        let Self { args, pace, sizing, table, .. } = *self;
+        let Self { args, pace, plan, sizing, table } = *self;
         let sim = Sim { clock: SimClock::new(args.flags.seed), dial: BandwidthDial::default() };
         let clock: Arc<dyn Clock> = sim.clock.clone();
         let build = Build { args, sizing, clock: &clock, gpu: None, keep: None, sim: Some(&sim) };
@@ -174,10 +216,12 @@ impl RunSetup<'_> {
             store = store.with_lookahead(link, LookaheadConfig::default());
         }
         let free = pool.take(pool.blocks());
-        let (store, result) = act(&sim.clock, store, free)?;
+        let shape = (args.shape.layers, args.shape.block_tokens);
+        let tiers = StoreTiers::new(plan, shape, &sim.clock, progress, (store, free));
+        let (tiers, result) = act(tiers)?;
         sim.dial.set(None);
-        let learned = store.scheduler().table().clone();
-        drop(store);
+        let learned = tiers.table();
+        drop(tiers);
         stack.close()?;
         Ok((result, learned))
     }

@@ -1,16 +1,18 @@
-//! The tiers below the GPU during a run: their indexes, transfers, and stores.
+//! The model of the tiers below the GPU: their indexes, transfers, and stores.
 
-use std::time::Duration;
+use std::{convert::Infallible, mem::take, time::Duration};
 
 use kv_catalog::{BlockKey, ReferenceId, WriteId};
-use kv_schedule::{Direction, Kind, StepId};
+use kv_schedule::{Direction, Kind, StepId, StepShape};
 use kv_tier::HostBlock;
 
 use super::{
-    Index, Request, Run, Setup, Work,
+    Index, Request, Setup,
     host::Host,
     keys,
-    way::{Ended, Moving, Numbered, Purpose, Way},
+    link::Link,
+    numbered::Numbered,
+    tiers::{Ended, Found, Purpose, Tiers},
 };
 use crate::{
     lane::LaneModel,
@@ -28,27 +30,25 @@ pub(super) struct Store {
 
 /// Units that a request loads.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Load {
+struct Load {
     /// Units from the tier.
-    pub(super) tier: u64,
+    tier: u64,
     /// Units from the host memory cache.
-    pub(super) host: u64,
+    host: u64,
 }
 
-impl Load {
-    pub(super) fn is_none(&self) -> bool {
-        self.tier + self.host == 0
-    }
-}
-
-/// Blocks found, pinned until they are loaded.
+/// State of a request.
 #[derive(Debug, Default)]
-pub(super) struct Found {
-    pub(super) load: Load,
-    /// Tokens to load.
-    pub(super) tokens: u32,
-    held: Option<ReferenceId>,
+pub(super) struct Held {
+    /// Keys of its prompt's units.
+    units: Vec<BlockKey>,
+    /// Loads of its first step.
+    to_load: Load,
+    /// Units to load, pinned.
+    pinned: Option<ReferenceId>,
     blocks: Vec<HostBlock>,
+    /// Number of units that were offered to host memory.
+    offered: usize,
 }
 
 /// Numbers of a step's writes to each tier.
@@ -63,10 +63,12 @@ pub(super) struct Stores {
 pub(super) struct Below {
     pub(super) tier: Tier,
     pub(super) index: Index,
-    pub(super) way: Way,
+    /// The link between the tier and the GPU.
+    pub(super) link: Link,
     pub(super) host: Option<Host>,
     pub(super) stores: Numbered<Store>,
     layers: u32,
+    block_tokens: u32,
 }
 
 /// Returns the fraction of its demand that each of two users of a link gets.
@@ -90,34 +92,32 @@ impl Below {
         Self {
             tier,
             index: Index::new(capacity, unit_layer_bytes * u64::from(layers), eviction),
-            way: Way::new(lane, schedule, unit_layer_bytes, objects),
+            link: Link::new(lane, schedule, unit_layer_bytes, objects),
             host: host.map(|host| Host::new(host, &lane, unit_layer_bytes, layers)),
             stores: Numbered::new(),
             layers,
+            block_tokens: setup.block_tokens,
         }
     }
 
+    /// Returns the bytes that were prefetched to host memory for nothing.
+    pub(super) fn wasted_bytes(&self) -> u64 {
+        self.host.as_ref().map_or(0, |host| host.memory.tier.counts().wasted_bytes)
+    }
+
     /// Returns the keys of a prompt's units: each is the key of the unit's last block.
-    pub(super) fn units(&self, request: &Request, block_tokens: u32) -> Vec<BlockKey> {
-        let each = (self.tier.unit_tokens / block_tokens).max(1) as usize;
+    pub(super) fn units(&self, request: &Request) -> Vec<BlockKey> {
+        let each = (self.tier.unit_tokens / self.block_tokens).max(1) as usize;
         keys(request.blocks.chunks_exact(each).map(|unit| unit[each - 1]))
     }
 
-    pub(super) fn units_of(&self, tokens: u32) -> u64 {
+    fn units_of(&self, tokens: u32) -> u64 {
         u64::from(tokens.div_ceil(self.tier.unit_tokens))
     }
 
     pub(super) fn next_event(&self) -> Option<Duration> {
         let link = self.host.as_ref().and_then(|host| host.link.next_event());
-        self.way.next_event().into_iter().chain(link).min()
-    }
-
-    /// Starts all operations that may start.
-    pub(super) fn pump(&mut self, now: Duration) {
-        let Some(host) = &mut self.host else { return self.way.pump(now, None) };
-        self.way.pump(now, Some(&mut host.memory));
-        host.link.pump(now, None);
-        self.share_link();
+        self.link.next_event().into_iter().chain(link).min()
     }
 
     /// Shares the GPU's link between loads from the drives and copies from host memory, and its
@@ -128,118 +128,54 @@ impl Below {
         let LaneModel { read, write, .. } = host.lane;
         let directions = [(Direction::Read, read), (Direction::Write, write)];
         let [reads, writes] = directions.map(|(direction, link)| {
-            let wanted = [self.way.wanted(direction), host.link.wanted(direction)];
+            let wanted = [self.link.wanted(direction), host.link.wanted(direction)];
             shares(wanted, link)
         });
-        self.way.limit([reads[0], writes[0]]);
+        self.link.limit([reads[0], writes[0]]);
         host.link.limit([reads[1], writes[1]]);
     }
 
     /// Returns the number of leading units found in the drives, and in both tiers together.
-    pub(super) fn find(&self, units: &[BlockKey]) -> [usize; 2] {
+    fn find(&self, units: &[BlockKey]) -> [usize; 2] {
         let tier = self.index.find(units);
         [tier, tier + self.host.as_ref().map_or(0, |host| host.find(&units[tier..]))]
     }
 
     /// Pins the units that a request loads beyond the `in_hbm` tokens on the GPU, up to `most`
-    /// tokens.
-    pub(super) fn take(&mut self, units: &[BlockKey], in_hbm: u32, most: u32) -> Found {
+    /// tokens. Returns the number of those tokens.
+    fn pin(&mut self, held: &mut Held, in_hbm: u32, most: u32) -> u32 {
+        let units = &held.units;
         let [in_tier, all] = self.find(units);
         let tokens = (all as u32 * self.tier.unit_tokens).min(most).saturating_sub(in_hbm);
         if tokens == 0 {
-            return Found::default();
+            return 0;
         }
-        let held = (in_tier > 0).then(|| self.index.hold(&units[..in_tier]));
+        held.pinned = (in_tier > 0).then(|| self.index.hold(&units[..in_tier]));
         let count = self.units_of(tokens);
         let first = (in_hbm / self.tier.unit_tokens) as usize;
         let wanted = &units[first..(first + count as usize).min(units.len())];
-        let blocks = self.host.as_mut().map_or_else(Vec::new, |host| host.take(wanted));
-        let host = blocks.len() as u64;
-        Found { load: Load { tier: count - host, host }, tokens, held, blocks }
-    }
-
-    /// Unpins found blocks after they are loaded or no longer wanted.
-    pub(super) fn release(&mut self, found: &mut Found) {
-        if let Some(held) = found.held.take() {
-            self.index.release(held);
-        }
-        if let Some(host) = &mut self.host {
-            host.release(std::mem::take(&mut found.blocks));
-        }
+        held.blocks = self.host.as_mut().map_or_else(Vec::new, |host| host.take(wanted));
+        let host = held.blocks.len() as u64;
+        held.to_load = Load { tier: count - host, host };
+        tokens
     }
 
     /// Loads all units for a request outside of steps. Returns the number of operations.
-    pub(super) fn load_whole(&mut self, load: Load, request: usize, now: Duration) -> u32 {
-        let add = |way: &mut Way, units: u64| {
-            units > 0 && way.add(Purpose::Whole, Kind::Soon, request, (units, self.layers), now)
+    fn load_whole(&mut self, load: Load, request: usize, now: Duration) -> u32 {
+        let add = |link: &mut Link, units: u64| {
+            units > 0 && link.add(Purpose::Whole, Kind::Soon, request, (units, self.layers), now)
         };
-        let link = self.host.as_mut().is_some_and(|host| add(&mut host.link, load.host));
-        u32::from(add(&mut self.way, load.tier)) + u32::from(link)
+        let host = self.host.as_mut().is_some_and(|host| add(&mut host.link, load.host));
+        u32::from(add(&mut self.link, load.tier)) + u32::from(host)
     }
 
     /// Returns the bytes of a load.
-    pub(super) fn bytes(&self, load: Load) -> u64 {
-        (load.tier + load.host) * u64::from(self.layers) * self.way.unit_layer_bytes
-    }
-
-    /// Cancels the pending operations of [`Self::load_whole`]. Returns their number and bytes.
-    /// Operations that have started complete as usual.
-    pub(super) fn cancel_whole(&mut self, request: usize) -> (u32, u64) {
-        let link = self.host.as_mut().map(|host| &mut host.link);
-        let ways = [Some(&mut self.way), link].into_iter().flatten();
-        let cancelled = ways.flat_map(|way| way.cancel_whole(request));
-        cancelled.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes))
-    }
-
-    /// Adds the loads of a step; counts the pending loads of each layer in `missing`.
-    pub(super) fn load_step(
-        &mut self,
-        load: Load,
-        step: StepId,
-        request: usize,
-        missing: &mut [u32],
-        now: Duration,
-    ) {
-        if self.tier.loads == Loads::Step {
-            let kind = Kind::Layer { step, layer: 0 };
-            let size = (load.tier, self.layers);
-            self.way.add(Purpose::Layer(0), kind, request, size, now);
-            missing[0] += 1;
-            return;
-        }
-        for (layer, missing) in (0..).zip(missing) {
-            let kind = Kind::Layer { step, layer };
-            *missing += self.way.add_layer(kind, layer, request, load.tier, now);
-            if let Some(host) = &mut self.host {
-                *missing += host.link.add_layer(kind, layer, request, load.host, now);
-            }
-        }
-    }
-
-    /// Reserves room for the new units among those that are full after a step; the first `offered`
-    /// of them were offered to host memory before. Returns `None` if no unit is new.
-    pub(super) fn begin_store(
-        &mut self,
-        units: &[BlockKey],
-        offered: usize,
-        request: usize,
-    ) -> Option<Stores> {
-        let (write, _, own) = self.index.begin(units);
-        let tier = if own > 0 {
-            let store = Store { write, left: self.layers, units: own as u64 };
-            Some(self.stores.push(store))
-        } else {
-            self.index.abort(write);
-            None
-        };
-        let layers = self.layers;
-        let fill = |host: &mut Host| host.begin_fill(&units[offered.min(units.len())..], layers);
-        let host = self.host.as_mut().and_then(fill);
-        (tier.is_some() || host.is_some()).then_some(Stores { tier, host, request })
+    fn bytes(&self, load: Load) -> u64 {
+        (load.tier + load.host) * u64::from(self.layers) * self.link.unit_layer_bytes
     }
 
     /// Stores a computed layer. Returns the number of blocks dropped because of it.
-    pub(super) fn store(&mut self, stores: Stores, layer: u32, now: Duration) -> u64 {
+    fn store(&mut self, stores: Stores, layer: u32, now: Duration) -> u64 {
         if let (Some(number), Some(host)) = (stores.host, &mut self.host) {
             host.fill(number, layer, stores.request, now);
         }
@@ -248,7 +184,7 @@ impl Below {
         let Some(store) = self.stores.get_mut(number) else { return 0 };
         let (write, units) = (store.write, store.units);
         let purpose = Purpose::Store { number, layer };
-        if self.way.add(purpose, Kind::Write, stores.request, (units, 1), now) {
+        if self.link.add(purpose, Kind::Write, stores.request, (units, 1), now) {
             return 0;
         }
         // Layers in flight are wasted.
@@ -268,67 +204,225 @@ impl Below {
     }
 }
 
-impl Run<'_> {
-    pub(super) fn io_ends(&mut self) {
-        let Some(below) = &mut self.below else { return };
-        let mut host = below.host.as_mut();
-        let ended = below.way.ended(self.now, host.as_mut().map(|host| &mut host.memory));
-        let linked = host.map_or_else(Vec::new, |host| host.link.ended(self.now, None));
-        for ended in ended {
-            match ended {
-                Ended::Ahead(bytes) => {
-                    self.report.read_bytes += bytes;
-                    self.report.ahead_bytes += bytes;
-                    self.record.second(self.now).read_bytes += bytes;
-                }
-                Ended::Op(moved, began) => self.moved(moved, began, false),
-            }
+impl Tiers for Below {
+    type Held = Held;
+    type Store = Stores;
+    type Error = Infallible;
+
+    /// Contexts grow, and steps get slower.
+    const EQUAL_STEPS: u32 = 64;
+
+    fn has_room(&self, _number: usize, _request: &Request) -> bool {
+        true
+    }
+
+    fn begin(
+        &mut self,
+        number: usize,
+        request: &Request,
+        in_hbm: u32,
+        most: u32,
+        now: Duration,
+    ) -> Result<Found<Held>, Infallible> {
+        let mut held = Held { units: self.units(request), ..Held::default() };
+        if let Some(host) = &mut self.host {
+            host.runs(number, &mut self.link.scheduler);
         }
-        for ended in linked {
-            if let Ended::Op(moved, began) = ended {
-                self.moved(moved, began, true);
-            }
+        let tokens = self.pin(&mut held, in_hbm, most);
+        let host_tokens = (held.to_load.host as u32 * self.tier.unit_tokens).min(tokens);
+        let (mut loading, mut loading_bytes) = (0, 0);
+        if self.tier.loads == Loads::Whole {
+            let load = take(&mut held.to_load);
+            (loading, loading_bytes) = (self.load_whole(load, number, now), self.bytes(load));
+        }
+        Ok(Found { tokens, host_tokens, loading, loading_bytes, held })
+    }
+
+    fn loaded(&mut self, held: &mut Held) {
+        if let Some(pinned) = held.pinned.take() {
+            self.index.release(pinned);
+        }
+        if let Some(host) = &mut self.host {
+            host.release(take(&mut held.blocks));
         }
     }
 
-    /// Accounts for a completed operation of host memory or of the tier.
-    fn moved(&mut self, moved: Moving, began: Duration, is_host: bool) {
-        let Moving { purpose, request, direction, bytes, .. } = moved;
-        let second = self.record.second(self.now);
-        let (all, part) = match (is_host, direction) {
-            (false, Direction::Read) => (&mut self.report.read_bytes, &mut second.read_bytes),
-            (false, Direction::Write) => (&mut self.report.write_bytes, &mut second.write_bytes),
-            (true, Direction::Read) => {
-                (&mut self.report.host_read_bytes, &mut second.host_read_bytes)
-            }
-            (true, Direction::Write) => {
-                (&mut self.report.host_write_bytes, &mut second.host_write_bytes)
-            }
-        };
-        *all += bytes;
-        *part += bytes;
-        let below = self.below.as_mut().expect("something moved");
-        let (work, layer) = match purpose {
-            Purpose::Layer(layer) => {
-                self.step.as_mut().expect("a step waits for its loads").loaded(layer);
-                (Work::Read, layer)
-            }
-            Purpose::Whole => {
-                let mut active = self.active.iter_mut();
-                let active = active.find(|active| active.request == request);
-                active.expect("it waits for its loads").loading -= 1;
-                (Work::Read, 0)
-            }
-            Purpose::Store { number, layer } => {
-                match &mut below.host {
-                    Some(host) if is_host => host.filled(number),
-                    _ => below.stored(number),
-                }
-                (Work::Write, layer)
-            }
-        };
-        if self.record.is_watched(request) {
-            self.record.span(work, layer, began, self.now);
+    fn end(&mut self, _number: usize, mut held: Held) {
+        self.loaded(&mut held);
+    }
+
+    fn cancel(&mut self, number: usize) -> (u32, u64) {
+        let host = self.host.as_mut().map(|host| &mut host.link);
+        let links = [Some(&mut self.link), host].into_iter().flatten();
+        let cancelled = links.flat_map(|link| link.cancel_whole(number));
+        cancelled.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes))
+    }
+
+    fn cancel_ahead(&mut self, number: usize) -> Result<(), Infallible> {
+        if let Some(host) = &mut self.host {
+            host.aborted(number, &mut self.link.scheduler);
         }
+        Ok(())
+    }
+
+    fn steps_ahead(&self) -> Option<u32> {
+        self.host.as_ref()?.steps_ahead
+    }
+
+    fn announce(
+        &mut self,
+        number: usize,
+        request: &Request,
+        in_hbm: u32,
+        when: (Duration, u32),
+        now: Duration,
+    ) -> Result<u32, Infallible> {
+        let units = self.units(request);
+        let [in_tier, all] = self.find(&units);
+        let first = (in_hbm / self.tier.unit_tokens) as usize;
+        if let Some(host) = &mut self.host
+            && first < in_tier
+        {
+            host.announce(number, &units[first..in_tier], when, now);
+        }
+        Ok(all as u32 * self.tier.unit_tokens)
+    }
+
+    fn plan_ahead(&mut self, now: Duration) {
+        if let Some(host) = &mut self.host {
+            host.plan(&mut self.link.scheduler, now);
+        }
+    }
+
+    fn step_begins(&mut self, step: StepId, shape: StepShape, _layer: Duration, now: Duration) {
+        self.link.scheduler.announce(step, shape, now);
+        if let Some(host) = &mut self.host {
+            host.link.scheduler.announce(step, shape, now);
+        }
+    }
+
+    fn load(
+        &mut self,
+        held: &mut Held,
+        number: usize,
+        step: StepId,
+        missing: &mut [u32],
+        now: Duration,
+    ) -> Result<u64, Infallible> {
+        let load = take(&mut held.to_load);
+        if load.tier + load.host == 0 {
+            return Ok(0);
+        }
+        if self.tier.loads == Loads::Step {
+            let kind = Kind::Layer { step, layer: 0 };
+            let size = (load.tier, self.layers);
+            self.link.add(Purpose::Layer(0), kind, number, size, now);
+            missing[0] += 1;
+            return Ok(self.bytes(load));
+        }
+        for (layer, missing) in (0..).zip(missing) {
+            let kind = Kind::Layer { step, layer };
+            *missing += self.link.add_layer(kind, layer, number, load.tier, now);
+            if let Some(host) = &mut self.host {
+                *missing += host.link.add_layer(kind, layer, number, load.host, now);
+            }
+        }
+        Ok(self.bytes(load))
+    }
+
+    fn begin_store(
+        &mut self,
+        held: &mut Held,
+        number: usize,
+        tokens: u32,
+    ) -> Result<Option<Stores>, Infallible> {
+        let full = (tokens / self.tier.unit_tokens) as usize;
+        let units = &held.units[..full.min(held.units.len())];
+        let offered = std::mem::replace(&mut held.offered, units.len());
+        if units.is_empty() {
+            return Ok(None);
+        }
+        let (write, _, own) = self.index.begin(units);
+        let tier = if own > 0 {
+            let store = Store { write, left: self.layers, units: own as u64 };
+            Some(self.stores.push(store))
+        } else {
+            self.index.abort(write);
+            None
+        };
+        let layers = self.layers;
+        let fill = |host: &mut Host| host.begin_fill(&units[offered.min(units.len())..], layers);
+        let host = self.host.as_mut().and_then(fill);
+        let any = tier.is_some() || host.is_some();
+        Ok(any.then_some(Stores { tier, host, request: number }))
+    }
+
+    fn layer_begins(
+        &mut self,
+        step: StepId,
+        layer: u32,
+        _waited: Duration,
+        _takes: Duration,
+        now: Duration,
+    ) {
+        self.link.scheduler.layer_begins(step, layer, now);
+        if let Some(host) = &mut self.host {
+            host.link.scheduler.layer_begins(step, layer, now);
+        }
+    }
+
+    fn layer_ends(
+        &mut self,
+        step: StepId,
+        layer: u32,
+        stores: &[Stores],
+        now: Duration,
+    ) -> Result<u64, Infallible> {
+        self.link.scheduler.layer_ends(step, now);
+        if let Some(host) = &mut self.host {
+            host.link.scheduler.layer_ends(step, now);
+        }
+        Ok(stores.iter().map(|stores| self.store(*stores, layer, now)).sum())
+    }
+
+    /// Such a step stands for several: the scheduler learns nothing from it.
+    fn computed_at_once(&mut self, _step: StepId, _first: Duration) {}
+
+    fn step_ends(&mut self, step: StepId, took: Duration) {
+        self.link.scheduler.step_ends(step);
+        if let Some(host) = &mut self.host {
+            host.link.scheduler.step_ends(step);
+            host.iteration(took);
+        }
+    }
+
+    fn ended(&mut self, now: Duration) -> Result<Vec<Ended>, Infallible> {
+        let mut host = self.host.as_mut();
+        let mut ended = self.link.ended(now, host.as_mut().map(|host| &mut host.memory));
+        let copied = host.map_or_else(Vec::new, |host| host.link.ended(now, None));
+        ended.extend(copied.into_iter().map(|copied| Ended { is_host: true, ..copied }));
+        for Ended { purpose, is_host, .. } in &ended {
+            let Purpose::Store { number, .. } = *purpose else { continue };
+            match &mut self.host {
+                Some(host) if *is_host => host.filled(number),
+                _ => self.stored(number),
+            }
+        }
+        Ok(ended)
+    }
+
+    fn pump(&mut self, _is_last: bool, now: Duration) -> Result<(), Infallible> {
+        let Some(host) = &mut self.host else {
+            self.link.pump(now, None);
+            return Ok(());
+        };
+        self.link.pump(now, Some(&mut host.memory));
+        host.link.pump(now, None);
+        self.share_link();
+        Ok(())
+    }
+
+    fn wait(&mut self, until: Option<Duration>, _now: Duration) -> Option<Duration> {
+        self.next_event().into_iter().chain(until).min()
     }
 }

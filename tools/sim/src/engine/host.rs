@@ -3,45 +3,11 @@
 use std::time::Duration;
 
 use kv_catalog::BlockKey;
-use kv_schedule::{Kind, OpId, Scheduler};
+use kv_schedule::{Kind, Scheduler};
 use kv_tier::{Admission, Block, HostBlock, Lookahead, Pace, RequestId, Tier, TierConfig, When};
 
-use super::way::{Numbered, Purpose, Way};
+use super::{link::Link, memory::Memory, numbered::Numbered, tiers::Purpose};
 use crate::{lane::LaneModel, policy::HostMemory};
-
-/// Contents of the cache and the lookahead.
-#[derive(Debug)]
-pub(super) struct Memory {
-    pub(super) tier: Tier<BlockKey>,
-    pub(super) ahead: Option<Lookahead<BlockKey>>,
-    /// Reload cost: time to read a block from the drives.
-    again: Duration,
-}
-
-impl Memory {
-    /// Starts a batch. Returns its bytes and blocks, or `None` if nothing has to move.
-    pub(super) fn start(&mut self, id: OpId) -> Option<(u64, u64)> {
-        let ahead = self.ahead.as_mut()?;
-        let batch = ahead.start(id, self.again, &mut self.tier)?;
-        let blocks = batch.blocks.len() as u64;
-        if blocks == 0 {
-            ahead.ended(id, true, &mut self.tier);
-            return None;
-        }
-        Some((blocks * self.tier.config().block_bytes, blocks))
-    }
-
-    pub(super) fn dropped(&mut self, id: OpId) {
-        if let Some(ahead) = &mut self.ahead {
-            ahead.dropped(id);
-        }
-    }
-
-    /// Ends a batch. Returns its bytes.
-    pub(super) fn ended(&mut self, id: OpId) -> u64 {
-        self.ahead.as_mut().map_or(0, |ahead| ahead.ended(id, true, &mut self.tier))
-    }
-}
 
 /// Blocks being copied to host memory.
 #[derive(Debug)]
@@ -54,10 +20,12 @@ pub(super) struct Filling {
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) memory: Memory,
-    pub(super) link: Way,
+    pub(super) link: Link,
     /// Bandwidth and latency of the link.
     pub(super) lane: LaneModel,
     pub(super) filling: Numbered<Filling>,
+    /// Steps ahead of which blocks are prefetched.
+    pub(super) steps_ahead: Option<u32>,
     pace: Pace,
 }
 
@@ -75,10 +43,17 @@ impl Host {
         let memory = Memory {
             tier: Tier::new(config),
             ahead: host.lookahead.map(Lookahead::new),
-            again: drives.latency + read,
+            reload_cost: drives.latency + read,
         };
-        let link = Way::new(host.lane, host.schedule, unit_layer_bytes, 1);
-        Self { memory, link, lane: host.lane, filling: Numbered::new(), pace: Pace::default() }
+        let link = Link::new(host.lane, host.schedule, unit_layer_bytes, 1);
+        Self {
+            memory,
+            link,
+            lane: host.lane,
+            filling: Numbered::new(),
+            steps_ahead: host.lookahead.map(|ahead| ahead.drives_window),
+            pace: Pace::default(),
+        }
     }
 
     /// Returns the number of leading `units` in the cache.
@@ -97,7 +72,7 @@ impl Host {
 
     /// Reserves room for absent `units` that are admitted. Returns the number of the fill.
     pub(super) fn begin_fill(&mut self, units: &[BlockKey], layers: u32) -> Option<u64> {
-        let again = self.memory.again;
+        let again = self.memory.reload_cost;
         let admitted = units.iter().filter_map(|key| {
             let block = Block { key: *key, again, by: None };
             match self.memory.tier.admit(block) {

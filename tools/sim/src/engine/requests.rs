@@ -2,14 +2,11 @@
 
 use std::time::Duration;
 
-use kv_catalog::{BlockKey, ReferenceId, WriteId};
-
 use super::{
-    Run, Setup,
-    below::{Below, Found, Load},
-    keys,
+    Engine, Setup,
+    hbm::Blocks,
+    tiers::{Found, Tiers},
 };
-use crate::policy::Loads;
 
 /// A waiting request.
 #[derive(Debug, Clone, Copy)]
@@ -29,12 +26,12 @@ impl Waiting {
 
 /// A request being served.
 #[derive(Debug)]
-pub(super) struct Active {
+pub(super) struct Active<H> {
     pub(super) request: usize,
     /// Tokens to compute before the next one is generated: the prompt, and the tokens generated
     /// before a preemption.
     pub(super) prompt: u32,
-    /// Tokens of `prompt` whose keys and values are present.
+    /// Tokens of `prompt` whose keys and values are present, or loaded with its first step.
     pub(super) computed: u32,
     /// Generated tokens.
     pub(super) generated: u32,
@@ -42,35 +39,17 @@ pub(super) struct Active {
     is_aborted: bool,
     /// Bytes loaded for it.
     pub(super) loaded_bytes: u64,
-    /// Loads of its first step.
-    pub(super) to_load: Load,
     /// Pending loads outside of steps.
     pub(super) loading: u32,
-    /// Number of units that were offered to host memory.
-    pub(super) offered: usize,
-    /// Keys of its blocks, including those of its output so far.
-    keys: Vec<BlockKey>,
-    /// Keys of its prompt's units in the tier.
-    pub(super) units: Vec<BlockKey>,
-    /// Its prompt's blocks in the GPU's memory.
-    hbm: Hbm,
-    /// Blocks of its output, added later.
-    grown: Vec<ReferenceId>,
-    /// Blocks to load.
-    found: Found,
+    /// Its blocks in the GPU's memory.
+    blocks: Blocks,
+    /// Its state in the tiers; `None` without any.
+    pub(super) held: Option<H>,
     /// Time of its first token.
     first: Duration,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Hbm {
-    /// Being computed.
-    Computing(WriteId),
-    /// Complete, and visible to other requests.
-    Held(ReferenceId),
-}
-
-impl Active {
+impl<H> Active<H> {
     /// Returns the number of tokens before the next one.
     pub(super) fn context(&self, input: u32) -> u32 {
         // Tokens generated before a preemption are a part of the prompt.
@@ -87,45 +66,39 @@ impl Active {
     }
 }
 
-/// Returns a name for a block that no other request has.
-fn own(number: usize, at: usize) -> u64 {
-    !((number as u64) << 24 | at as u64)
-}
-
-impl Run<'_> {
+impl<T: Tiers> Engine<'_, T> {
     /// Admits waiting requests while there is room.
-    pub(super) fn admit(&mut self) {
+    pub(super) fn admit(&mut self) -> Result<(), T::Error> {
         while self.active.len() < self.setup.requests_max
             && !self.is_full
             && let Some(first) = self.waiting.front().copied()
+            && self.has_room(first.request)
         {
-            self.is_full = !self.admit_one(first);
+            self.is_full = !self.admit_one(first)?;
             if !self.is_full {
                 self.waiting.pop_front();
             }
         }
+        Ok(())
+    }
+
+    fn has_room(&self, number: usize) -> bool {
+        let request = &self.requests[number];
+        self.tiers.as_ref().is_none_or(|tiers| tiers.has_room(number, request))
     }
 
     /// Admits a request if its prompt's blocks fit into the GPU's memory.
-    fn admit_one(&mut self, waiting: Waiting) -> bool {
+    fn admit_one(&mut self, waiting: Waiting) -> Result<bool, T::Error> {
         let Waiting { request: number, generated, first } = waiting;
         let Setup { block_tokens, .. } = *self.setup;
         let request = &self.requests[number];
         let prompt = request.input + generated;
-        let shared = &request.blocks;
-        let total = prompt.div_ceil(block_tokens) as usize;
-        let own = (shared.len()..total).map(|at| own(number, at));
-        let names = keys(shared.iter().copied().chain(own));
+        let Some((blocks, cached)) = self.hbm.begin(number, request, prompt) else {
+            return Ok(false);
+        };
         // At least one token must be computed.
         let most = (prompt - 1) / block_tokens * block_tokens;
-        let full = &names[..((prompt / block_tokens) as usize).min(names.len())];
-        let cached = if self.policy.keeps_hbm { self.hbm.find(full) } else { 0 };
-        let (write, room, _) = self.hbm.begin(&names);
-        if room < names.len() {
-            self.hbm.abort(write);
-            return false;
-        }
-        let in_hbm = (cached as u32 * block_tokens).min(most);
+        let in_hbm = cached.min(most);
         let mut active = Active {
             request: number,
             prompt,
@@ -133,41 +106,27 @@ impl Run<'_> {
             generated,
             is_aborted: false,
             loaded_bytes: 0,
-            to_load: Load::default(),
             loading: 0,
-            offered: 0,
-            keys: names,
-            units: Vec::new(),
-            hbm: Hbm::Computing(write),
-            grown: Vec::new(),
-            found: Found::default(),
+            blocks,
+            held: None,
             first,
         };
-        if let Some(below) = &mut self.below {
-            active.units = below.units(request, block_tokens);
-            if let Some(host) = &mut below.host {
-                host.runs(number, &mut below.way.scheduler);
-            }
-            active.found = below.take(&active.units, in_hbm, most);
-            let Found { load, tokens, .. } = active.found;
+        let served = &mut self.report.served[number];
+        if let Some(tiers) = &mut self.tiers {
+            let found = tiers.begin(number, request, in_hbm, most, self.now)?;
+            let Found { tokens, host_tokens, loading, loading_bytes, held } = found;
             active.computed += tokens;
-            if below.tier.loads == Loads::Whole {
-                active.loading = below.load_whole(load, number, self.now);
-                active.loaded_bytes = below.bytes(load);
-            } else {
-                active.to_load = load;
-            }
+            (active.loading, active.loaded_bytes) = (loading, loading_bytes);
+            active.held = Some(held);
             if generated == 0 {
-                let from_host = (load.host as u32 * below.tier.unit_tokens).min(tokens);
-                self.report.served[number].host_tokens = from_host;
+                served.host_tokens = host_tokens;
             }
         }
         if generated == 0 {
-            let served = &mut self.report.served[number];
             (served.hbm_tokens, served.loaded_tokens) = (in_hbm, active.computed - in_hbm);
         }
         self.active.push(active);
-        true
+        Ok(true)
     }
 
     /// Reserves room for `tokens` more tokens of each decoding request; false if one has none.
@@ -176,28 +135,14 @@ impl Run<'_> {
     }
 
     fn grow_one(&mut self, at: usize, tokens: u32) -> bool {
-        let Self { active, hbm, requests, setup, .. } = self;
+        let Self { active, hbm, requests, .. } = self;
         let active = &mut active[at];
         if !active.is_decoding() {
             return true;
         }
         let context = active.context(requests[active.request].input);
-        let there = active.keys.len();
         // The last generated token has no keys and values yet.
-        let wanted = (context - 1 + tokens).div_ceil(setup.block_tokens) as usize;
-        if wanted <= there {
-            return true;
-        }
-        let names = keys((there..wanted).map(|at| own(active.request, at)));
-        let (write, room, _) = hbm.begin(&names);
-        if room < names.len() {
-            hbm.abort(write);
-            return false;
-        }
-        hbm.commit(write);
-        active.grown.push(hbm.hold(&names));
-        active.keys.extend(names);
-        true
+        hbm.grow(active.request, &mut active.blocks, context - 1 + tokens)
     }
 
     /// Reserves room for a token of every decoding request, and preempts the latest requests to get
@@ -227,28 +172,27 @@ impl Run<'_> {
     }
 
     /// Handles disconnected clients.
-    pub(super) fn leave(&mut self) {
+    pub(super) fn leave(&mut self) -> Result<(), T::Error> {
         while let Some(&(time, number)) = self.leaving.first()
             && time <= self.now
         {
             self.leaving.pop_first();
             self.report.served[number].is_aborted = true;
             match self.waiting.iter().position(|waiting| waiting.request == number) {
-                Some(at) => self.abort_waiting(at),
+                Some(at) => self.abort_waiting(at)?,
                 None => self.abort_active(number),
             }
         }
+        Ok(())
     }
 
-    fn abort_waiting(&mut self, at: usize) {
+    fn abort_waiting(&mut self, at: usize) -> Result<(), T::Error> {
         self.report.aborted_waiting += 1;
         let gone = self.waiting.remove(at).expect("it waits");
         // The next request may need less room.
         self.is_full &= at > 0;
         self.is_new = true;
-        if let Some(Below { host: Some(host), way, .. }) = &mut self.below {
-            host.aborted(gone.request, &mut way.scheduler);
-        }
+        self.tiers.as_mut().map_or(Ok(()), |tiers| tiers.cancel_ahead(gone.request))
     }
 
     /// Lets started work complete: the step it is in, and loads into its blocks.
@@ -257,8 +201,8 @@ impl Run<'_> {
         let mut active = self.active.iter_mut();
         let active = active.find(|active| active.request == number).expect("it waits, or runs");
         active.is_aborted = true;
-        if let Some(below) = &mut self.below {
-            let (loads, bytes) = below.cancel_whole(number);
+        if let Some(tiers) = &mut self.tiers {
+            let (loads, bytes) = tiers.cancel(number);
             active.loading -= loads;
             active.loaded_bytes -= bytes;
         }
@@ -267,8 +211,8 @@ impl Run<'_> {
 
     /// Removes aborted requests between two steps.
     pub(super) fn aborted_end(&mut self) {
-        let is_over = |it: &mut Active| it.is_aborted && it.loading == 0;
-        let gone: Vec<Active> = self.active.extract_if(.., is_over).collect();
+        let is_over = |it: &mut Active<T::Held>| it.is_aborted && it.loading == 0;
+        let gone: Vec<_> = self.active.extract_if(.., is_over).collect();
         for active in gone {
             self.is_full = false;
             self.let_go(active);
@@ -276,28 +220,20 @@ impl Run<'_> {
     }
 
     /// Unpins the request's blocks.
-    fn let_go(&mut self, mut active: Active) {
-        if let Some(below) = &mut self.below {
-            below.release(&mut active.found);
+    fn let_go(&mut self, active: Active<T::Held>) {
+        if let (Some(tiers), Some(held)) = (&mut self.tiers, active.held) {
+            tiers.end(active.request, held);
         }
-        match active.hbm {
-            Hbm::Computing(write) => self.hbm.abort(write),
-            Hbm::Held(held) => self.hbm.release(held),
-        }
-        active.grown.into_iter().for_each(|held| self.hbm.release(held));
-        if !self.policy.keeps_hbm {
-            self.hbm.remove(&active.keys);
-        }
+        self.hbm.end(active.blocks);
     }
 
     /// Announces waiting requests that run soon, to prefetch their blocks to host memory.
-    pub(super) fn look_ahead(&mut self) {
+    pub(super) fn look_ahead(&mut self) -> Result<(), T::Error> {
         if !std::mem::take(&mut self.is_new) {
-            return;
+            return Ok(());
         }
-        let Some(below) = &mut self.below else { return };
-        let Some(Some(window)) = self.policy.host.map(|host| host.lookahead) else { return };
-        let Setup { block_tokens, step_tokens, .. } = *self.setup;
+        let Some(tiers) = &mut self.tiers else { return Ok(()) };
+        let Some(steps_ahead) = tiers.steps_ahead() else { return Ok(()) };
         let left = self.active.iter().map(|it| u64::from(it.prompt.saturating_sub(it.computed)));
         let mut before: u64 = left.sum();
         let next = self.step.as_ref().map_or(self.now, |step| step.expected_end(self.now));
@@ -310,28 +246,18 @@ impl Run<'_> {
         let until_room = if is_full { tokens.min().unwrap_or_default() } else { 0 };
         for number in self.waiting.iter().map(|waiting| waiting.request) {
             // Steps needed for the tokens before it, after the current step.
-            let after = (before / u64::from(step_tokens)) as u32;
-            if after >= window.drives_window {
+            let after = (before / u64::from(self.setup.step_tokens)) as u32;
+            if after >= steps_ahead {
                 break;
             }
             let request = &self.requests[number];
-            let units = below.units(request, block_tokens);
-            let [in_tier, all] = below.find(&units);
-            let blocks = keys(request.blocks.iter().copied());
-            let in_hbm = self.hbm.find(&blocks) as u32 * block_tokens;
-            let first = (in_hbm / below.tier.unit_tokens) as usize;
-            if let Some(host) = &mut below.host
-                && first < in_tier
-            {
-                let when = (next, after + until_room);
-                host.announce(number, &units[first..in_tier], when, self.now);
-            }
-            let there = in_hbm.max(all as u32 * below.tier.unit_tokens);
-            before += u64::from(request.input.saturating_sub(there));
+            let in_hbm = self.hbm.find(request);
+            let when = (next, after + until_room);
+            let stored = tiers.announce(number, request, in_hbm, when, self.now)?;
+            before += u64::from(request.input.saturating_sub(in_hbm.max(stored)));
         }
-        if let Some(host) = &mut below.host {
-            host.plan(&mut below.way.scheduler, self.now);
-        }
+        tiers.plan_ahead(self.now);
+        Ok(())
     }
 
     /// Handles the end of a prompt: the request has its first token.
@@ -343,20 +269,17 @@ impl Run<'_> {
             let arrival = self.requests[active.request].arrival;
             self.report.served[active.request].ttft = self.now - arrival;
         }
-        if let Some(below) = &mut self.below {
-            below.release(&mut active.found);
+        if let (Some(tiers), Some(held)) = (&mut self.tiers, &mut active.held) {
+            tiers.loaded(held);
         }
-        if let Hbm::Computing(write) = active.hbm {
-            self.hbm.commit(write);
-            active.hbm = Hbm::Held(self.hbm.hold(&active.keys));
-        }
+        self.hbm.computed(&mut active.blocks);
     }
 
     /// Removes requests that have all their tokens.
     pub(super) fn requests_end(&mut self) {
         let requests = self.requests;
-        let is_done = |it: &mut Active| it.generated >= requests[it.request].output.max(1);
-        let done: Vec<Active> = self.active.extract_if(.., is_done).collect();
+        let is_done = |it: &mut Active<T::Held>| it.generated >= requests[it.request].output.max(1);
+        let done: Vec<_> = self.active.extract_if(.., is_done).collect();
         for active in done {
             self.is_full = false;
             self.report.served[active.request].decode = self.now - active.first;

@@ -4,14 +4,11 @@ use std::time::Duration;
 
 use kv_schedule::{StepId, StepShape};
 
-use super::{
-    Run, Work,
-    below::{Load, Stores},
-};
+use super::{Engine, Work, tiers::Tiers};
 
 /// A step of the engine.
 #[derive(Debug)]
-pub(super) struct Step {
+pub(super) struct Step<S> {
     id: StepId,
     shape: StepShape,
     /// For each request, by index among the active ones: the tokens it computes.
@@ -33,13 +30,10 @@ pub(super) struct Step {
     /// Number of equal decode-only steps that it stands for.
     times: u32,
     /// Its writes to the tiers.
-    stores: Vec<Stores>,
+    stores: Vec<S>,
 }
 
-/// Limit of equal steps in one event: contexts grow, and steps get slower.
-const EQUAL_STEPS: u32 = 64;
-
-impl Step {
+impl<S> Step<S> {
     pub(super) fn ends(&self) -> Option<Duration> {
         self.ends
     }
@@ -63,29 +57,26 @@ impl Step {
     }
 }
 
-impl Run<'_> {
+impl<T: Tiers> Engine<'_, T> {
     /// Starts the next step if there is work.
-    pub(super) fn plan(&mut self) {
+    pub(super) fn plan(&mut self) -> Result<(), T::Error> {
         if self.step.is_some() {
-            return;
+            return Ok(());
         }
         self.aborted_end();
         self.make_room();
-        self.admit();
+        self.admit()?;
         let mut left = self.setup.step_tokens;
-        let (mut parts, mut loads) = (Vec::with_capacity(self.active.len()), Vec::new());
-        for (at, active) in self.active.iter_mut().enumerate() {
+        let mut parts = Vec::with_capacity(self.active.len());
+        for (at, active) in self.active.iter().enumerate() {
             let wanted = if active.is_decoding() { 1 } else { active.prompt - active.computed };
             if active.loading == 0 && left > 0 {
                 parts.push((at, wanted.min(left)));
                 left -= wanted.min(left);
-                if !active.to_load.is_none() {
-                    loads.push((at, std::mem::take(&mut active.to_load)));
-                }
             }
         }
         if parts.is_empty() {
-            return;
+            return Ok(());
         }
         let shape = StepShape::of(parts.iter().map(|(at, tokens)| {
             let active = &self.active[*at];
@@ -106,50 +97,46 @@ impl Run<'_> {
             stores: Vec::new(),
             parts,
         };
-        self.plan_io(&mut step, &loads);
+        self.plan_io(&mut step)?;
         if !shape.is_prefill && !step.is_layered() {
             let times = self.equal_steps(&step);
             step.times = if self.grow(times) { times } else { 1 };
         }
         self.step = Some(step);
         self.is_new = true;
+        Ok(())
     }
 
     /// Plans the step's loads, and the stores of units that become full.
-    fn plan_io(&mut self, step: &mut Step, loads: &[(usize, Load)]) {
-        let Some(below) = &mut self.below else { return };
-        let layers = self.setup.model.layers;
-        below.way.scheduler.announce(step.id, step.shape, self.now);
-        if let Some(host) = &mut below.host {
-            host.link.scheduler.announce(step.id, step.shape, self.now);
-        }
+    fn plan_io(&mut self, step: &mut Step<T::Store>) -> Result<(), T::Error> {
+        let Some(tiers) = &mut self.tiers else { return Ok(()) };
+        tiers.step_begins(step.id, step.shape, step.took, self.now);
         for (at, tokens) in &step.parts {
             let active = &mut self.active[*at];
-            if active.is_decoding() {
-                continue;
-            }
-            let full = |tokens: u32| (tokens / below.tier.unit_tokens) as usize;
-            let units = full(active.computed + tokens).min(active.units.len());
-            let offered = std::mem::replace(&mut active.offered, units);
-            if units > 0
-                && let Some(stores) =
-                    below.begin_store(&active.units[..units], offered, active.request)
-            {
-                step.stores.push(stores);
+            if let (false, Some(held)) = (active.is_decoding(), &mut active.held) {
+                let computed = active.computed + tokens;
+                step.stores.extend(tiers.begin_store(held, active.request, computed)?);
             }
         }
-        if !loads.is_empty() || !step.stores.is_empty() {
-            step.missing = vec![0; layers as usize];
-        }
-        for (at, load) in loads {
+        let mut missing = vec![0; self.setup.model.layers as usize];
+        let mut any = !step.stores.is_empty();
+        for (at, _) in &step.parts {
             let active = &mut self.active[*at];
-            active.loaded_bytes = below.bytes(*load);
-            below.load_step(*load, step.id, active.request, &mut step.missing, self.now);
+            if let (false, Some(held)) = (active.is_decoding(), &mut active.held) {
+                let number = active.request;
+                let bytes = tiers.load(held, number, step.id, &mut missing, self.now)?;
+                active.loaded_bytes += bytes;
+                any |= bytes > 0;
+            }
         }
+        if any {
+            step.missing = missing;
+        }
+        Ok(())
     }
 
     /// Returns the number of equal decode-only steps that form one event.
-    fn equal_steps(&self, step: &Step) -> u32 {
+    fn equal_steps(&self, step: &Step<T::Store>) -> u32 {
         if self.active.iter().any(|active| active.loading > 0) {
             return 1;
         }
@@ -163,7 +150,7 @@ impl Run<'_> {
             let wait = next.saturating_sub(self.now).as_secs_f64();
             (wait / took.as_secs_f64()).ceil().max(1.0) as u32
         });
-        left.min(until).min(EQUAL_STEPS)
+        left.min(until).min(T::EQUAL_STEPS)
     }
 
     /// Starts the next computation if its loads are complete.
@@ -174,9 +161,8 @@ impl Run<'_> {
         }
         let all = self.setup.model.layers * step.times;
         let took = if step.is_layered() { step.took } else { step.took * all };
-        if let Some(since) = step.waits.take() {
-            self.report.bubble += self.now - since;
-        }
+        let waited = step.waits.take().map_or(Duration::ZERO, |since| self.now - since);
+        self.report.bubble += waited;
         let ends = self.now + took;
         step.ends = Some(ends);
         self.report.compute += took;
@@ -185,48 +171,38 @@ impl Run<'_> {
         if step.is_layered() && requests.any(|request| self.record.is_watched(request)) {
             self.record.span(Work::Compute, step.layer, self.now, ends);
         }
-        if let Some(below) = &mut self.below {
-            below.way.scheduler.layer_begins(step.id, step.layer, self.now);
-            if let Some(host) = &mut below.host {
-                host.link.scheduler.layer_begins(step.id, step.layer, self.now);
-            }
+        if let Some(tiers) = &mut self.tiers {
+            tiers.layer_begins(step.id, step.layer, waited, took, self.now);
         }
     }
 
-    pub(super) fn compute_ends(&mut self) {
-        let Some(step) = &mut self.step else { return };
+    pub(super) fn compute_ends(&mut self) -> Result<(), T::Error> {
+        let Some(step) = &mut self.step else { return Ok(()) };
         if step.ends.is_none_or(|ends| ends > self.now) {
-            return;
+            return Ok(());
         }
         step.ends = None;
         if step.is_layered() {
-            if let Some(below) = &mut self.below {
-                below.way.scheduler.layer_ends(step.id, self.now);
-                if let Some(host) = &mut below.host {
-                    host.link.scheduler.layer_ends(step.id, self.now);
-                }
-                for stores in &step.stores {
-                    self.report.blocks_dropped += below.store(*stores, step.layer, self.now);
-                }
+            if let Some(tiers) = &mut self.tiers {
+                let dropped = tiers.layer_ends(step.id, step.layer, &step.stores, self.now)?;
+                self.report.blocks_dropped += dropped;
             }
             (step.layer, step.waits) = (step.layer + 1, Some(self.now));
             if step.layer < self.setup.model.layers {
-                return;
+                return Ok(());
             }
+        } else if let Some(tiers) = &mut self.tiers {
+            tiers.computed_at_once(step.id, step.began + step.took);
         }
         if let Some(step) = self.step.take() {
             self.step_ends(&step);
         }
+        Ok(())
     }
 
-    fn step_ends(&mut self, step: &Step) {
-        if let Some(below) = &mut self.below {
-            below.way.scheduler.step_ends(step.id);
-            if let Some(host) = &mut below.host {
-                host.link.scheduler.step_ends(step.id);
-                let took = self.now - step.began;
-                host.iteration(took / step.times);
-            }
+    fn step_ends(&mut self, step: &Step<T::Store>) {
+        if let Some(tiers) = &mut self.tiers {
+            tiers.step_ends(step.id, (self.now - step.began) / step.times);
         }
         for (at, tokens) in &step.parts {
             let active = &mut self.active[*at];

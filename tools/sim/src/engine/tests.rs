@@ -2,7 +2,7 @@ mod aborts;
 
 use kv_schedule::Kind;
 
-use super::{way::Purpose, *};
+use super::*;
 use crate::{
     gpu::{H100, LLAMA_3_8B},
     policy::HostMemory,
@@ -51,7 +51,7 @@ const ALL: [Policy; 11] = [
 fn every_request_is_served_and_every_token_accounted_for() {
     let requests = requests(60, Duration::from_millis(100));
     for policy in ALL {
-        let report = Run::serve(&SETUP, &policy, &requests);
+        let report = serve(&SETUP, &policy, &requests);
         for (request, served) in requests.iter().zip(&report.served) {
             assert!(served.ttft > Duration::ZERO && served.decode > Duration::ZERO, "{policy:?}");
             assert!(served.hbm_tokens + served.loaded_tokens < request.input);
@@ -80,7 +80,7 @@ fn the_same_requests_give_the_same_report() {
     let digest = |policy: Policy| {
         let policy = &Policy { keeps_hbm: false, ..policy };
         // FNV-1a over the complete report.
-        let report = format!("{:?}", Run::watch(&SETUP, policy, &requests, 100));
+        let report = format!("{:?}", watch(&SETUP, policy, &requests, 100));
         report.bytes().fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| {
             (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         })
@@ -96,7 +96,7 @@ fn blocks_are_stored_once_and_found_by_the_next_request() {
     let again = |arrival| Request { arrival, ..requests(1, Duration::ZERO)[0].clone() };
     let requests = [again(Duration::ZERO), again(Duration::from_secs(10))];
     let policy = Policy { keeps_hbm: false, ..Policy::OURS };
-    let report = Run::serve(&SETUP, &policy, &requests);
+    let report = serve(&SETUP, &policy, &requests);
     let blocks = u64::from(requests[0].input / 64);
     assert_eq!(report.write_bytes, blocks * 64 * SETUP.model.token_bytes());
     // At least one token must be computed.
@@ -110,7 +110,7 @@ fn what_two_tiers_load_is_what_was_found_in_each() {
     let mut policy = Policy { keeps_hbm: false, ..Policy::WITH_HOST };
     // Room for a part of the requested blocks.
     policy.host.as_mut().unwrap().capacity = 2 << 30;
-    let report = Run::serve(&SETUP, &policy, &requests);
+    let report = serve(&SETUP, &policy, &requests);
     let sum = |of: fn(&Served) -> u32| report.served.iter().map(|it| u64::from(of(it))).sum();
     let (loaded, host): (u64, u64) = (sum(|it| it.loaded_tokens), sum(|it| it.host_tokens));
     let token = SETUP.model.token_bytes();
@@ -123,7 +123,7 @@ fn what_two_tiers_load_is_what_was_found_in_each() {
     assert_eq!(second(|it| it.host_write_bytes), report.host_write_bytes);
     // With room for everything, the drives are not read.
     policy.host.as_mut().unwrap().capacity = 64 << 30;
-    let all = Run::serve(&SETUP, &policy, &requests);
+    let all = serve(&SETUP, &policy, &requests);
     assert_eq!((all.read_bytes, all.host_read_bytes), (0, loaded * token));
 }
 
@@ -137,19 +137,19 @@ fn moved(drives: f64, ops: &[(usize, Kind, u64)]) -> f64 {
     let host = HostMemory { schedule, ..Policy::WITH_HOST.host.unwrap() };
     let mut below = Below::new(&SETUP, tier, Some(&host));
     let host = below.host.as_mut().unwrap();
-    let ways = [&mut below.way, &mut host.link];
+    let links = [&mut below.link, &mut host.link];
     for (at, kind, units) in ops {
         for _ in 0..10 {
-            assert!(ways[*at].add(Purpose::Whole, *kind, 0, (*units, 1), Duration::ZERO));
+            assert!(links[*at].add(Purpose::Whole, *kind, 0, (*units, 1), Duration::ZERO));
         }
     }
-    below.pump(Duration::ZERO);
+    let Ok(()) = below.pump(false, Duration::ZERO);
     let mut last = Duration::ZERO;
     while let Some(now) = below.next_event() {
         last = now;
-        below.way.ended(now, None);
+        below.link.ended(now, None);
         below.host.as_mut().unwrap().link.ended(now, None);
-        below.pump(now);
+        let Ok(()) = below.pump(false, now);
     }
     last.as_secs_f64()
 }
@@ -217,7 +217,7 @@ fn looking_ahead_is_never_worse_by_a_hundredth_and_helps_who_waits() {
             let mut policy = Policy { keeps_hbm: false, ..policy };
             policy.host.as_mut().unwrap().capacity = capacity << 30;
             policy.tier.as_mut().unwrap().lane.read = 7e9;
-            let report = Run::serve(&setup, &policy, &requests);
+            let report = serve(&setup, &policy, &requests);
             let ttft: Duration = report.served.iter().map(|it| it.ttft).sum();
             [ttft.as_secs_f64(), report.ahead_bytes as f64, report.wasted_bytes as f64]
         };
@@ -239,7 +239,7 @@ fn looking_ahead_is_never_worse_by_a_hundredth_and_helps_who_waits() {
 fn more_requests_than_fit_wait_and_none_is_lost() {
     let small = Setup { kv_bytes: 2 << 30, ..SETUP };
     let requests = requests(50, Duration::ZERO);
-    let report = Run::serve(&small, &Policy::OURS, &requests);
+    let report = serve(&small, &Policy::OURS, &requests);
     assert!(report.served.iter().all(|it| it.decode > Duration::ZERO));
 }
 
@@ -250,7 +250,7 @@ fn the_scheduler_is_never_worse_than_everything_at_once() {
         requests.iter_mut().for_each(|request| request.output = output);
         let mean = |policy: Policy| {
             let policy = Policy { keeps_hbm: false, ..policy };
-            let report = Run::serve(&SETUP, &policy, &requests);
+            let report = serve(&SETUP, &policy, &requests);
             let ttft: f64 = report.served.iter().map(|it| it.ttft.as_secs_f64()).sum();
             (ttft, report.bubble.as_secs_f64())
         };
@@ -274,7 +274,7 @@ fn who_finds_no_block_begins_again_and_ends() {
     for policy in ALL {
         let serve = |blocks: u32| {
             let setup = Setup { kv_bytes: block * u64::from(blocks), ..SETUP };
-            Run::serve(&setup, &policy, &requests)
+            serve(&setup, &policy, &requests)
         };
         let enough = serve(prompts + outputs + 12);
         assert_eq!(enough.preemptions, 0, "{}", policy.name);
@@ -299,7 +299,7 @@ fn more_requests_than_there_is_memory_for_are_served_however_they_come() {
             let mut requests = requests(80, Duration::from_millis(40));
             requests.iter_mut().for_each(|request| request.output = 700);
             for policy in [Policy::HBM, Policy::GDS, Policy::AHEAD, Policy::LOOKAHEAD] {
-                let report = Run::serve(&setup, &policy, &requests);
+                let report = serve(&setup, &policy, &requests);
                 assert!(report.served.iter().all(|it| it.decode > Duration::ZERO));
                 let tokens: u64 = report.served.iter().map(|it| u64::from(it.loaded_tokens)).sum();
                 let read = report.read_bytes + report.host_read_bytes;
@@ -316,7 +316,7 @@ fn what_is_watched_is_in_the_order_of_causes() {
     let end = requests[1].blocks.len() - 1;
     requests[1].blocks[end] = 77;
     let policy = Policy { keeps_hbm: false, ..Policy::OURS };
-    let report = Run::watch(&SETUP, &policy, &requests, 1);
+    let report = watch(&SETUP, &policy, &requests, 1);
     let of = |work: Work, layer: u32| {
         let mut spans = report.spans.iter();
         *spans.find(|span| (span.work, span.layer) == (work, layer)).expect("it was done")
@@ -338,5 +338,5 @@ fn what_is_watched_is_in_the_order_of_causes() {
 #[should_panic(expected = "has no room for")]
 fn a_request_larger_than_the_memory_is_refused() {
     let small = Setup { kv_bytes: 100 << 20, ..SETUP };
-    let _ = Run::serve(&small, &Policy::HBM, &requests(1, Duration::ZERO));
+    let _ = serve(&small, &Policy::HBM, &requests(1, Duration::ZERO));
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Scenario, tutti};
 use crate::{
-    engine::{Report, Request, Run, Setup, Work},
+    engine::{Report, Request, Setup, Work, watch},
     outcome::{Bar, Gantt, Line, Outcome, Plot, Table},
     page::number,
     policy::Policy,
@@ -44,7 +44,7 @@ fn requests(hits: f64, every: Duration, count: u64) -> Vec<Request> {
 
 fn served(policy: &Policy, requests: &[Request], watched: usize) -> Report {
     // GPU caching is off to measure the tier below.
-    Run::watch(&SETUP, &Policy { keeps_hbm: false, ..*policy }, requests, watched)
+    watch(&SETUP, &Policy { keeps_hbm: false, ..*policy }, requests, watched)
 }
 
 fn found(policy: &Policy, hits: f64, every: Duration, count: u64) -> Found {

@@ -3,7 +3,7 @@
 use super::{Scenario, predicted, tutti};
 use crate::{
     compare::busy,
-    engine::{Report, Run, Setup},
+    engine::{Report, Setup, serve},
     outcome::{Basis, Comparison, Line, Outcome, Plot, Table},
     page::number,
     policy::Policy,
@@ -37,7 +37,7 @@ struct Point {
 
 fn point(documents: &Documents, rate: f64, policy: &Policy) -> Point {
     let requests = documents.requests(rate, SETUP.block_tokens, SEED);
-    let Report { served, took, .. } = Run::serve(&SETUP, policy, &requests);
+    let Report { served, took, .. } = serve(&SETUP, policy, &requests);
     let count = served.len() as f64;
     let mean = |of: &dyn Fn(usize) -> f64| (0..served.len()).map(of).sum::<f64>() / count;
     let input: f64 = requests.iter().map(|it| f64::from(it.input)).sum();
@@ -128,7 +128,7 @@ fn figure_8() -> Outcome {
 fn use_over_time(policy: &Policy) -> Plot {
     const RATE: f64 = 0.5;
     let requests = LOOGLE.requests(RATE, SETUP.block_tokens, SEED);
-    let report = Run::serve(&SETUP, policy, &requests);
+    let report = serve(&SETUP, policy, &requests);
     busy(&format!("LooGLE at {RATE}/s, {}", policy.name), policy, &report)
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Scenario, calibrated, predicted};
 use crate::{
-    engine::{Report, Request, Run, Setup},
+    engine::{Report, Request, Setup, serve},
     gpu::{GLM_4_9B_1M, Gpu, H100, LLAMA_3_8B},
     outcome::{Line, Outcome, Plot, Table},
     page::number,
@@ -44,9 +44,9 @@ fn one(setup: &Setup, policy: &Policy, input: u32, stored: u32) -> One {
     // GPU caching is off to measure the tier below.
     let policy = Policy { keeps_hbm: false, ..*policy };
     let first = request(Duration::ZERO, 1);
-    let before = Run::serve(setup, &policy, std::slice::from_ref(&first));
+    let before = serve(setup, &policy, std::slice::from_ref(&first));
     let second = request(before.took + Duration::from_secs(60), 2);
-    let report: Report = Run::serve(setup, &policy, &[first, second]);
+    let report: Report = serve(setup, &policy, &[first, second]);
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let (ttft, compute) = (ms(report.served[1].ttft), ms(report.compute - before.compute));
     One { ttft, compute, bubble: ttft - compute }

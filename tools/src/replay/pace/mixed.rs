@@ -1,22 +1,18 @@
 //! Bandwidth of reads and writes that are all submitted at the beginning: started in order of
 //! arrival, and by the scheduler.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
-use gio_uring::Progress;
-use kv_schedule::{Config, Flow, Kind, OpId};
-use nvme_driver::{Clock as _, Nanos};
-use nvme_emu::SimClock;
-use objstore::{BlockId, BlockKey, Layer, PacedEnd, PacedStore};
+use kv_schedule::Config;
+use objstore::BlockKey;
 use serde::Serialize;
 
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::pace::Medium;
+use crate::progress::Progress;
 use crate::trace::Request;
 
 use super::RunSetup;
-use super::engine::IDLE;
 
 /// Batches of reads or writes; each has all layers of [`BLOCKS`] trace blocks.
 const BATCHES: usize = 8;
@@ -58,88 +54,6 @@ pub(super) fn requests() -> Vec<Request> {
     vec![request(0..blocks), request(blocks..2 * blocks)]
 }
 
-/// Operations over a store, until all have ended.
-struct Mover<'a> {
-    clock: &'a SimClock,
-    store: PacedStore,
-    left: HashSet<OpId>,
-}
-
-impl Mover<'_> {
-    fn now(&self) -> Duration {
-        self.clock.now().duration()
-    }
-
-    /// Polls the store. Returns its progress, and the latest time of the next call.
-    fn poll(&mut self) -> anyhow::Result<(Progress, Option<Duration>)> {
-        let now = self.now();
-        let polled = self.store.poll(now)?;
-        for (id, end) in self.store.ended() {
-            self.left.remove(&id);
-            if let PacedEnd::Failed(error) = end {
-                return Err(error.into());
-            }
-        }
-        Ok(polled)
-    }
-
-    fn finish(&mut self) -> anyhow::Result<()> {
-        self.store.drain();
-        let mut idle = 0;
-        loop {
-            let (moved, wake) = self.poll()?;
-            idle = if moved == Progress::Idle { idle + 1 } else { 0 };
-            if self.left.is_empty() {
-                break;
-            }
-            let idle = if self.store.in_flight() == 0 { IDLE } else { idle };
-            let until = wake.map_or(Nanos::MAX, |wake| Nanos(wake.as_nanos() as u64));
-            self.clock.pause(idle, until);
-        }
-        Ok(())
-    }
-
-    /// Reads or writes the blocks of all batches, layer by layer: stored blocks are read, others
-    /// are stored. Returns the time taken.
-    fn go(
-        &mut self,
-        layers: u32,
-        batches: &[(&[BlockKey], &[BlockId])],
-    ) -> anyhow::Result<Duration> {
-        let (mut transfers, mut writings) = (Vec::new(), Vec::new());
-        for (keys, blocks) in batches {
-            let store = self.store.store();
-            let prefix = store.lookup(keys)?;
-            if prefix.is_empty() {
-                writings.push(store.allocate(keys, blocks)?);
-            } else {
-                transfers.push(store.retrieve(&prefix, blocks)?);
-            }
-        }
-        let begin = self.now();
-        for layer in (0..layers).map(Layer) {
-            for at in 0..batches.len() {
-                let (now, flow) = (self.now(), Flow::default());
-                if let Some(transfer) = transfers.get(at) {
-                    let id = self.store.retrieve_layer(transfer, layer, flow, Kind::Soon, now)?;
-                    self.left.insert(id);
-                    self.poll()?;
-                }
-                if let Some(writing) = writings.get(at) {
-                    self.left.insert(self.store.store_layer(writing, layer, flow, now)?);
-                    self.poll()?;
-                }
-            }
-        }
-        self.finish()?;
-        let took = self.now() - begin;
-        for writing in writings {
-            self.store.store().commit(writing)?;
-        }
-        Ok(took)
-    }
-}
-
 impl RunSetup<'_> {
     /// Measures mixtures of reads and writes, for each number of batches that are writes.
     pub(super) fn mixed(&self) -> anyhow::Result<Vec<Mixed>> {
@@ -160,16 +74,14 @@ impl RunSetup<'_> {
 
     fn moved(&self, writes: usize, is_scheduled: bool) -> anyhow::Result<Duration> {
         let config = Config { backlog_bytes: u64::MAX, ..self.pace.config(is_scheduled) };
-        let (took, _) = self.with_store(config, |clock, store, blocks| {
-            let mut mover = Mover { clock, store, left: HashSet::new() };
-            let layers = self.args.shape.layers;
+        let progress = Progress::new(0, false);
+        let (took, _) = self.with_store(config, &progress, |mut tiers| {
             let each = self.plan.keys(0).len() / BATCHES;
             let keys = [0, 1].map(|request| self.plan.keys(request).chunks_exact(each));
-            let all = keys.into_iter().flatten().zip(blocks.chunks_exact(each));
-            let all: Vec<(&[BlockKey], &[BlockId])> = all.collect();
-            mover.go(layers, &all[..BATCHES])?;
-            let took = mover.go(layers, &all[writes..][..BATCHES])?;
-            Ok((mover.store, took))
+            let all: Vec<&[BlockKey]> = keys.into_iter().flatten().collect();
+            tiers.move_all(&all[..BATCHES])?;
+            let took = tiers.move_all(&all[writes..][..BATCHES])?;
+            Ok((tiers, took))
         })?;
         Ok(took)
     }

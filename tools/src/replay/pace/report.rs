@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
+use ripieno_sim::Request;
 use serde::Serialize;
 
 use crate::config::ReplayArgs;
@@ -11,7 +12,7 @@ use crate::plan::Plan;
 use crate::size::{Size, grouped};
 use crate::terminal;
 
-use super::tally::Tally;
+use super::Served;
 
 /// Distribution of times in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -86,39 +87,41 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(super) fn new(is_scheduled: bool, tally: Tally) -> Self {
-        let bubble_s = tally.bubble().as_secs_f64();
-        let io_busy_s = tally.io_busy.as_secs_f64();
-        let hidden = tally.hidden();
-        let served = tally.ttft.len() as u32;
-        let mut errors = tally.errors;
+    pub(super) fn new(is_scheduled: bool, requests: &[Request], served: Served) -> Self {
+        let Served { report, tally, is_interrupted } = served;
+        let both = || requests.iter().zip(&report.served).filter(|(_, it)| !it.ttft.is_zero());
+        let sum = |of: fn(&(&Request, &ripieno_sim::Served)) -> u32| {
+            both().map(|it| f64::from(of(&it))).sum::<f64>()
+        };
+        let count = both().count();
+        let mut errors = tally.errors.clone();
         errors.sort_by(f64::total_cmp);
-        let each = tally.bubbles.iter().map(|time| *time / served.max(1));
+        let each = tally.bubbles.iter().map(|time| *time / (count as u32).max(1));
         Self {
             schedule: if is_scheduled { "slack" } else { "naive" },
-            requests: u64::from(served),
-            hit_ratio: tally.loaded_tokens as f64 / (tally.input_tokens as f64).max(1.0),
-            ttft_ms: Spread::new(tally.ttft),
-            decode_ms: Spread::new(tally.decode),
-            bubble_s,
+            requests: count as u64,
+            hit_ratio: sum(|it| it.1.loaded_tokens) / sum(|it| it.0.input).max(1.0),
+            ttft_ms: Spread::new(both().map(|(_, it)| it.ttft).collect()),
+            decode_ms: Spread::new(both().map(|(_, it)| it.decode).collect()),
+            bubble_s: tally.bubble().as_secs_f64(),
             bubble_layer_ms: Spread::new(each.collect()),
             bubble_layers_s: tally.bubbles.iter().map(Duration::as_secs_f64).collect(),
             compute_s: tally.compute.as_secs_f64(),
-            io_busy_s,
-            hidden,
-            took_s: tally.took.as_secs_f64(),
-            read_bytes: tally.read_bytes,
-            write_bytes: tally.write_bytes,
+            io_busy_s: tally.io_busy.as_secs_f64(),
+            hidden: tally.hidden(),
+            took_s: report.took.as_secs_f64(),
+            read_bytes: report.read_bytes,
+            write_bytes: report.write_bytes,
             dram_bytes: tally.dram.retrieved_bytes,
             prefetched_bytes: tally.dram.prefetched_bytes,
             wasted_bytes: tally.dram.wasted_bytes,
             late_batches: tally.late_batches,
-            blocks_dropped: tally.blocks_dropped,
+            blocks_dropped: report.blocks_dropped + tally.blocks_refused,
             late_reads: tally.counts.late_reads,
             slack_error_p50: errors.get(errors.len() / 2).copied(),
             slack_error_max: errors.last().copied(),
             io_errors: tally.io_errors,
-            interrupted: tally.is_interrupted,
+            interrupted: is_interrupted,
         }
     }
 

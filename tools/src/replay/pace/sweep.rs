@@ -16,8 +16,8 @@ use crate::problem::EXIT_FAILED;
 use crate::terminal;
 use crate::trace::Request;
 
-use super::RunSetup;
 use super::mixed::{self, Mixed};
+use super::{RunSetup, Served};
 
 /// Approximate tokens of a prompt, adjusted so that a whole number of its blocks is stored.
 const INPUT: u64 = 32_768;
@@ -119,16 +119,18 @@ impl Runs<'_> {
         let plan = &Plan::new(requests.iter().cloned(), &args.shape, None);
         let sizing = &super::sizing(args, plan)?;
         let setup = RunSetup { args, pace, plan, sizing, table };
-        let (tally, _) = setup.serve(is_scheduled, self.interrupt)?;
+        let (Served { report, tally, is_interrupted }, _) =
+            setup.serve(&super::requests(pace, plan), is_scheduled, self.interrupt)?;
         self.io_errors += tally.io_errors;
-        self.is_interrupted |= tally.is_interrupted;
+        self.is_interrupted |= is_interrupted;
         let others = (requests.len() - 1) as f64;
         let ms = |sum: Duration| sum.as_secs_f64() * 1e3 / others;
         // The first request loads nothing, and ends before the second arrives.
         let input: u64 = requests[1..].iter().map(|it| it.input_tokens).sum();
+        let loaded: u64 = report.served.iter().map(|it| u64::from(it.loaded_tokens)).sum();
         Ok(Found {
-            hit_ratio: tally.loaded_tokens as f64 / input as f64,
-            ttft_ms: ms(tally.ttft.iter().skip(1).sum()),
+            hit_ratio: loaded as f64 / input as f64,
+            ttft_ms: ms(report.served[1..].iter().map(|it| it.ttft).sum()),
             bubble_ms: ms(tally.bubble()),
             hidden: tally.hidden(),
         })

@@ -1,4 +1,4 @@
-//! Counters of a paced run.
+//! Counters of the store in a paced run.
 
 use std::time::Duration;
 
@@ -9,12 +9,8 @@ use objstore::DramStats;
 pub(super) const WARM: usize = 100;
 
 /// Counts of a run.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Tally {
-    /// Times from arrival to the first token.
-    pub(super) ttft: Vec<Duration>,
-    /// Times from the first token to the last.
-    pub(super) decode: Vec<Duration>,
     /// Time that the GPU waited for loads, by layer.
     pub(super) bubbles: Vec<Duration>,
     /// Time that the GPU computed.
@@ -23,15 +19,8 @@ pub(super) struct Tally {
     pub(super) io_busy: Duration,
     /// Start of the current I/O period.
     io_since: Option<Duration>,
-    /// Time when everything had ended.
-    pub(super) took: Duration,
-    pub(super) input_tokens: u64,
-    /// Prompt tokens that were loaded.
-    pub(super) loaded_tokens: u64,
-    pub(super) read_bytes: u64,
-    pub(super) write_bytes: u64,
-    /// Blocks that were not stored: no room, or too many pending writes.
-    pub(super) blocks_dropped: u64,
+    /// Blocks that the store had no room for.
+    pub(super) blocks_refused: u64,
     pub(super) io_errors: u64,
     /// Statistics of the host memory cache.
     pub(super) dram: DramStats,
@@ -41,7 +30,6 @@ pub(super) struct Tally {
     pub(super) counts: Counts,
     /// Relative errors of the table after [`WARM`] requests.
     pub(super) errors: Vec<f64>,
-    pub(super) is_interrupted: bool,
 }
 
 impl Tally {
@@ -49,9 +37,10 @@ impl Tally {
         Self { bubbles: vec![Duration::ZERO; layers as usize], ..Self::default() }
     }
 
-    /// Records that the GPU waited before it computed a layer.
-    pub(super) fn waited(&mut self, layer: usize, time: Duration) {
-        self.bubbles[layer] += time;
+    /// Records that the GPU waited before a layer, and computes for `takes`.
+    pub(super) fn computes(&mut self, layer: usize, waited: Duration, takes: Duration) {
+        self.bubbles[layer] += waited;
+        self.compute += takes;
     }
 
     /// Records that I/O is in flight, or not, from now on.

@@ -22,25 +22,25 @@ fn nothing_held(index: &mut Index, files: u64, what: &str) {
     index.abort(write);
 }
 
-fn nothing_moves(way: &way::Way, what: &str) {
-    assert_eq!(way.scheduler.pending(), 0, "{what}");
-    assert!(way.moving.numbers(|_| true).is_empty(), "{what}");
-    assert_eq!(way.next_event(), None, "{what}");
+fn nothing_moves(link: &link::Link, what: &str) {
+    assert_eq!(link.scheduler.pending(), 0, "{what}");
+    assert!(link.moving.numbers(|_| true).is_empty(), "{what}");
+    assert_eq!(link.next_event(), None, "{what}");
 }
 
-fn nothing_is_left(mut run: Run<'_>, what: &str) {
+fn nothing_is_left(mut run: Engine<'_, Below>, what: &str) {
     assert!(run.active.is_empty() && run.step.is_none() && run.leaving.is_empty(), "{what}");
     let block_bytes = run.setup.model.token_bytes() * u64::from(run.setup.block_tokens);
-    nothing_held(&mut run.hbm, run.setup.kv_bytes / block_bytes, what);
-    let Some(mut below) = run.below else { return };
-    nothing_moves(&below.way, what);
+    nothing_held(run.hbm.index.as_mut().unwrap(), run.setup.kv_bytes / block_bytes, what);
+    let Some(mut below) = run.tiers else { return };
+    nothing_moves(&below.link, what);
     let unit_bytes = run.setup.model.token_bytes() * u64::from(below.tier.unit_tokens);
     if let Some(host) = &below.host {
         nothing_moves(&host.link, what);
         assert!(host.filling.numbers(|_| true).is_empty(), "{what}");
         assert_eq!(host.memory.ahead.as_ref().map_or(0, Lookahead::pending), 0, "{what}");
         for request in run.requests {
-            for key in below.units(request, run.setup.block_tokens) {
+            for key in below.units(request) {
                 let class = host.memory.tier.class(key);
                 assert!(!matches!(class, Some(Class::Active | Class::Expected)), "{what} {key:?}");
             }
@@ -68,8 +68,8 @@ fn who_goes_away_leaves_nothing_behind() {
         let part = chance.random_range(0.05..1.0);
         abort(&mut requests, part, MS * chance.random_range(10..20_000), seed);
         let what = format!("seed {seed}: {}, {setup:?}", policy.name);
-        let mut run = Run::new(&setup, &policy, &requests, usize::MAX);
-        run.go();
+        let mut run = Engine::over_model(&setup, &policy, &requests, usize::MAX);
+        let Ok(()) = run.run(&mut || true);
         let Report { served, aborted_waiting, aborted_running, in_vain_bytes, .. } = &run.report;
         let aborted = served.iter().filter(|it| it.is_aborted).count() as u64;
         assert_eq!(aborted, aborted_waiting + aborted_running, "{what}");
@@ -103,7 +103,7 @@ fn what_has_not_begun_for_who_goes_away_is_not_read() {
         };
         let again = [at(&first, 20, leaves[0]), at(&second, 20, leaves[1])];
         let requests = [at(&first, 0, None), at(&second, 10, None)].into_iter().chain(again);
-        let report = Run::serve(&SETUP, &policy, &requests.collect::<Vec<_>>());
+        let report = serve(&SETUP, &policy, &requests.collect::<Vec<_>>());
         assert_eq!(report.aborted_running, leaves.iter().flatten().count() as u64);
         (report.read_bytes, report.in_vain_bytes)
     };
@@ -124,7 +124,7 @@ fn when_the_first_that_waits_goes_away_the_next_one_is_taken_on() {
         request(1, 12_000, 10, Some(Duration::from_secs(1))),
         request(1, 640, 10, None),
     ];
-    let served = Run::serve(&setup, &Policy::HBM, &requests).served;
+    let served = serve(&setup, &Policy::HBM, &requests).served;
     assert!(served[1].is_aborted && served[1].ttft == Duration::ZERO, "{served:?}");
     let (first, last) = (served[0].ttft + served[0].decode, served[2].ttft);
     assert!(last >= Duration::from_secs(1) && last < Duration::from_millis(1200), "{served:?}");

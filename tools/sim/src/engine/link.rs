@@ -1,88 +1,29 @@
-//! A data path during a run: its scheduler, and its operations.
+//! A link during a run: its scheduler, and its operations.
 
-use std::{collections::VecDeque, time::Duration};
+use std::time::Duration;
 
 use kv_schedule::{Cancelled, Config, Decision, Direction, Flow, Kind, Op, OpId, Scheduler};
 use kv_tier::Lookahead;
 
-use super::host::Memory;
+use super::{
+    memory::Memory,
+    numbered::Numbered,
+    tiers::{Ended, Purpose},
+};
 use crate::lane::{Lane, LaneModel};
-
-/// Purpose of an operation.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Purpose {
-    /// Load of a layer for the current step.
-    Layer(u32),
-    /// Load for a waiting request.
-    Whole,
-    /// A layer of a write.
-    Store {
-        /// Number of the write.
-        number: u64,
-        layer: u32,
-    },
-}
 
 /// A pending or running operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moving {
-    pub(super) purpose: Purpose,
-    pub(super) request: usize,
-    pub(super) direction: Direction,
-    pub(super) bytes: u64,
+    purpose: Purpose,
+    request: usize,
+    direction: Direction,
+    bytes: u64,
     objects: u64,
 }
 
-/// A completed operation.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Ended {
-    /// An operation, and its start time.
-    Op(Moving, Duration),
-    /// Prefetched bytes.
-    Ahead(u64),
-}
-
-/// Values by number; roughly the oldest are removed first.
 #[derive(Debug)]
-pub(super) struct Numbered<T> {
-    /// Number of the first value.
-    first: u64,
-    values: VecDeque<Option<T>>,
-}
-
-impl<T> Numbered<T> {
-    pub(super) const fn new() -> Self {
-        Self { first: 0, values: VecDeque::new() }
-    }
-
-    pub(super) fn push(&mut self, value: T) -> u64 {
-        self.values.push_back(Some(value));
-        self.first + self.values.len() as u64 - 1
-    }
-
-    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut T> {
-        let at = number.checked_sub(self.first)?;
-        self.values.get_mut(at as usize)?.as_mut()
-    }
-
-    pub(super) fn numbers(&self, is_one: impl Fn(&T) -> bool) -> Vec<u64> {
-        let all = (self.first..).zip(&self.values);
-        all.filter(|(_, it)| it.as_ref().is_some_and(&is_one)).map(|(number, _)| number).collect()
-    }
-
-    pub(super) fn remove(&mut self, number: u64) -> Option<T> {
-        let at = number.checked_sub(self.first)?;
-        let value = self.values.get_mut(at as usize)?.take();
-        while let Some(None) = self.values.front() {
-            self.values.pop_front();
-            self.first += 1;
-        }
-        value
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct Link {
     pub(super) scheduler: Scheduler,
     lane: Lane,
     /// Bytes of a unit in a layer.
@@ -95,7 +36,7 @@ pub(super) struct Way {
     wake: Option<Duration>,
 }
 
-impl Way {
+impl Link {
     pub(super) fn new(
         lane: LaneModel,
         schedule: Config,
@@ -217,18 +158,17 @@ impl Way {
         let arrived = self.lane.arrived(now);
         let mut ended = Vec::with_capacity(arrived.len());
         for (id, began) in arrived {
-            let (moved, end) = match &mut memory {
+            let (purpose, request, bytes) = match &mut memory {
                 Some(memory) if Lookahead::<()>::owns(id) => {
-                    let moved = memory.ended(id);
-                    (moved, Ended::Ahead(moved))
+                    (Purpose::Ahead, usize::MAX, memory.ended(id))
                 }
                 _ => {
                     let op = self.moving.remove(id.0).expect("it was started");
-                    (op.bytes, Ended::Op(op, began))
+                    (op.purpose, op.request, op.bytes)
                 }
             };
-            self.scheduler.ended(id, moved, now);
-            ended.push(end);
+            self.scheduler.ended(id, bytes, now);
+            ended.push(Ended { purpose, request, is_host: false, bytes, began });
         }
         ended
     }
