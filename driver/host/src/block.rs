@@ -1,7 +1,12 @@
 //! Blocking reads, writes, flushes and deallocation of a namespace.
+//!
+//! A command that is not answered in time is aborted, else the driver's own queue is recreated,
+//! else the controller is reset. Memory that a command may still use is quarantined until one of
+//! these steps has ended the command; if the last one fails, it is kept forever.
 
 use nvme_spec::{
-    identify::Oncs,
+    admin::FdpMode,
+    identify::{Ctratt, Oncs},
     ids::{Cid, Lba, Nsid},
     nvm::{DatasetManagement, DatasetRange, NvmOpcode},
     sqe::Sqe,
@@ -9,20 +14,19 @@ use nvme_spec::{
 use zerocopy::IntoBytes;
 
 use crate::{
-    admin::{alloc_aligned, unreachable_by_host},
+    admin::{AdminFault, DATA_BYTES, abort_sqe},
     controller::Controller,
     descriptor::transfer_bytes_max,
-    dma::{DmaError, DmaSlice},
-    error::Error,
-    grant::DescriptorMode,
-    grants::{HOST_QUEUE, QueueShape},
+    dma::DmaSlice,
+    error::{CommandId, Error, TimeoutOutcome},
+    grant::{DescriptorMode, HOST_QUEUE},
     info::DsmLimits,
-    io::{AREA_BYTES, Data, HostMemory, HostQueue, Policy, Work},
+    io::{AREA_BYTES, Data, Flight, HostMemory, HostQueue, IoFault, Policy, Work},
     namespace::{LbaRange, NamespaceInfo},
-    platform::buffer::Buffer,
+    placement,
     queue::QueuePair,
     quirks::Quirks,
-    wait::Env,
+    state::State,
 };
 
 /// Largest number of LBAs that the NLB field can encode.
@@ -118,8 +122,8 @@ impl Controller {
         self.usable()?;
         let namespace = self.namespace(nsid)?.clone();
         if !self.info.nvm_commands.contains(Oncs::DATASET_MANAGEMENT) {
-            let (what, hint) = ("Dataset Management".into(), "see ONCS; overwrite instead");
-            return Err(Error::Unsupported { ctrl: self.id.clone(), what, hint });
+            let hint = "see ONCS; overwrite instead";
+            return Err(self.port.unsupported("Dataset Management", hint));
         }
         for range in ranges {
             self.check_range(&namespace, range.lba, range.lbas)?;
@@ -148,8 +152,7 @@ impl Controller {
         let namespace = self.namespace(nsid)?.clone();
         let broken = self.quirks.contains(Quirks::NO_WRITE_ZEROES);
         if broken || !self.info.nvm_commands.contains(Oncs::WRITE_ZEROES) {
-            let (what, hint) = ("Write Zeroes".into(), "see ONCS; write zeroes instead");
-            return Err(Error::Unsupported { ctrl: self.id.clone(), what, hint });
+            return Err(self.port.unsupported("Write Zeroes", "see ONCS; write zeroes instead"));
         }
         self.check_range(&namespace, range.lba, range.lbas)?;
         let limit = self.info.write_zeroes_bytes.unwrap_or(u64::MAX);
@@ -189,7 +192,7 @@ impl Controller {
         if !len.is_multiple_of(1 << lba_shift) {
             let size = namespace.lba_bytes();
             let what = format!("{len} bytes are not a multiple of the LBA size of {size} bytes");
-            return Err(Error::Range { ctrl: self.id.clone(), nsid, what });
+            return Err(self.port.range(nsid, what));
         }
         let lbas = (len >> lba_shift) as u64;
         self.check_range(&namespace, lba, lbas)?;
@@ -222,7 +225,7 @@ impl Controller {
             return Ok(());
         }
         let what = format!("{lbas} LBAs from {lba} on end past its {} LBAs", namespace.lbas);
-        Err(Error::Range { ctrl: self.id.clone(), nsid: namespace.nsid, what })
+        Err(self.port.range(namespace.nsid, what))
     }
 
     /// Returns the most LBAs that one command may transfer.
@@ -235,7 +238,7 @@ impl Controller {
         let lbas = (bytes >> lba_shift).min(NLB_MAX);
         if lbas == 0 {
             let what = format!("at most {bytes} bytes a command, but LBAs of 2^{lba_shift} bytes");
-            return Err(Error::Implausible { ctrl: self.id.clone(), what });
+            return Err(self.port.implausible(what));
         }
         Ok(lbas)
     }
@@ -246,16 +249,16 @@ impl Controller {
             return Ok(());
         }
         if matches!(work.data, Data::In(_) | Data::Out(_)) {
-            self.ensure_bounce()?;
+            self.host_memory.ensure_bounce(&self.port)?;
         }
-        let (Some(host), Some(memory)) = (self.host.as_mut(), self.host_memory.as_mut()) else {
-            return Err(Error::Closed { ctrl: self.id.clone() });
+        let Some(host) = self.host.as_mut() else {
+            return Err(Error::Closed { ctrl: self.port.id.clone() });
         };
-        let page_bytes = self.caps.page_bytes;
+        let page_bytes = self.port.caps.page_bytes;
         let prp_only = self.quirks.contains(Quirks::NO_SGL_FOR_DSM)
             && work.opcode == NvmOpcode::DATASET_MANAGEMENT;
         let policy = Policy {
-            env: Env::new(&self.clock, &self.bus, self.info.pause_max),
+            env: self.port.env(self.info.pause_max),
             timeout: self.options.command_timeout,
             mode: match self.info.descriptor_mode {
                 DescriptorMode::Sgl { .. } if prp_only => DescriptorMode::Prp { page_bytes },
@@ -265,73 +268,175 @@ impl Controller {
             // the next one would succeed without it.
             crdt: (work.opcode != NvmOpcode::FLUSH).then_some(self.info.crdt),
         };
-        match host.run(&policy, memory, &mut work) {
-            Ok(()) => Ok(()),
-            Err(fault) => Err(self.io_failed(&work, fault)),
-        }
+        let done = host.run(&policy, &mut self.host_memory, &mut work);
+        done.map_err(|fault| self.io_failed(&work, fault))
     }
 
-    fn ensure_bounce(&mut self) -> Result<(), Error> {
-        let bounce_bytes = self.options.bounce_bytes as usize;
-        let Some(memory) = self.host_memory.as_mut() else { return Ok(()) };
-        if memory.bounce.is_some() {
-            return Ok(());
-        }
-        let page = self.caps.page_bytes as usize;
-        let bytes = bounce_bytes * memory.lanes as usize;
-        let made = alloc_aligned(&*self.bus, bytes, page)
-            .and_then(|all| Buffer::new(all).ok_or_else(|| unreachable_by_host(&*self.bus)));
-        memory.bounce = Some(made.map_err(|source| Error::Dma { ctrl: self.id.clone(), source })?);
-        memory.bounce_bytes = bounce_bytes;
-        Ok(())
-    }
-
-    /// Creates the queue of the blocking calls, reusing its memory if there is some.
+    /// Creates the queue of the blocking calls in its memory, which is used again after each reset.
     pub(crate) fn create_host_queue(&mut self) -> Result<(), Error> {
-        let ctrl = self.id.clone();
-        let dma = |source: DmaError| Error::Dma { ctrl: ctrl.clone(), source };
-        let memory = match self.host_memory.take() {
-            Some(memory) => memory,
-            None => self.alloc_host_memory().map_err(dma)?,
-        };
-        let (sq, cq, depth, lanes) =
-            (memory.sq.clone(), memory.cq.clone(), memory.depth, memory.lanes);
-        // Stored before the controller learns the addresses, so that the memory is kept on failure.
-        self.host_memory = Some(memory);
-        for slice in [&sq, &cq] {
-            let buffer = Buffer::new(slice.clone());
-            buffer.ok_or_else(|| dma(unreachable_by_host(&*self.bus)))?.zero();
-        }
+        let HostMemory { depth, lanes, sq, cq, .. } = self.host_memory.clone();
         // Vector 0 is the admin queue's; a function with one vector shares it.
-        let interrupt = match self.interrupt(1) {
-            Ok(interrupt) => interrupt,
-            Err(_) => self.interrupt(0)?,
-        };
-        let qid = HOST_QUEUE;
+        let mode = self.options.wait;
+        let interrupt = self.port.interrupt(mode, 1).or_else(|_| self.port.interrupt(mode, 0))?;
         let vector = interrupt.as_ref().map(|interrupt| interrupt.vector);
-        self.make_on_device(QueueShape { qid, depth, sq: sq.iova(), cq: cq.iova(), vector })?;
-        let pair = QueuePair::new(&self.bus, qid, depth, sq, cq)
-            .map_err(|source| Error::Queue { ctrl: ctrl.clone(), source })?;
+        self.make_queue(HOST_QUEUE, depth, [&sq, &cq], vector)?;
+        let pair = QueuePair::new(&self.port.bus, HOST_QUEUE, depth, sq, cq)
+            .map_err(|source| Error::Queue { ctrl: self.port.id.clone(), source })?;
         self.host = Some(HostQueue::new(pair, lanes, interrupt));
         Ok(())
     }
 
-    fn alloc_host_memory(&self) -> Result<HostMemory, DmaError> {
-        let page = self.caps.page_bytes as usize;
-        let most = 1 << self.caps.entries_max.ilog2();
-        let depth = (u32::from(self.options.host_depth) + 1).next_power_of_two().min(most);
-        let lanes = self.options.host_depth.min((depth - 1) as u16);
-        let part = |len| alloc_aligned(&*self.bus, len, page);
-        let descriptors = part(lanes as usize * AREA_BYTES)?;
-        Ok(HostMemory {
-            depth,
-            lanes,
-            sq: part(depth as usize * 64)?,
-            cq: part(depth as usize * 16)?,
-            descriptors: Buffer::new(descriptors).ok_or_else(|| unreachable_by_host(&*self.bus))?,
-            bounce: None,
-            bounce_bytes: 0,
+    /// Queries the placement handles of all namespaces. A drive that has none, or rejects the
+    /// query, is used without.
+    pub(crate) fn discover_placement(&mut self) -> Result<(), Error> {
+        if !self.info.attributes.contains(Ctratt::FLEXIBLE_DATA_PLACEMENT) {
+            return Ok(());
+        }
+        for at in 0..self.namespaces.usable.len() {
+            let NamespaceInfo { nsid, endurance_group, .. } = self.namespaces.usable[at];
+            if endurance_group == 0 {
+                continue;
+            }
+            let found = answered(self.read_placement(nsid, endurance_group))?;
+            if let Some((ids, bytes)) = found.flatten() {
+                let namespace = &mut self.namespaces.usable[at];
+                (namespace.placement_ids, namespace.reclaim_unit_bytes) = (ids, bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the Placement Identifiers of a namespace, and the size of a reclaim unit (0 if the
+    /// log does not report it); `None` if placement is disabled.
+    fn read_placement(&mut self, nsid: Nsid, group: u16) -> Result<Option<(Vec<u16>, u64)>, Error> {
+        let mode = self.admin_command("get features", placement::get_mode(group))?;
+        let FdpMode { enabled, configuration } = FdpMode::from_dword(mode.result);
+        if !enabled {
+            return Ok(None);
+        }
+        let mut page = [0; DATA_BYTES];
+        let sqe = placement::get_handles(nsid);
+        self.single("reclaim unit handle status", sqe, Data::In(&mut page))?;
+        let ids = placement::placement_ids(&page);
+        let sqe = placement::get_configurations(group);
+        let read = answered(self.admin_read("get log page", sqe, &mut page))?;
+        let bytes = read.and_then(|()| placement::reclaim_unit_bytes(&page, configuration));
+        Ok(Some((ids, bytes.unwrap_or(0))))
+    }
+
+    /// Returns the Placement Identifier of `handle` for writes to `namespace`.
+    fn placement_id(
+        &self,
+        namespace: &NamespaceInfo,
+        handle: Option<u16>,
+    ) -> Result<Option<u16>, Error> {
+        let Some(handle) = handle else { return Ok(None) };
+        if let Some(id) = namespace.placement_ids.get(usize::from(handle)) {
+            return Ok(Some(*id));
+        }
+        let (nsid, count) = (namespace.nsid, namespace.placement_handles());
+        let what = format!("placement handle {handle} of namespace {nsid}, which has {count}");
+        let hint = "name one below NamespaceInfo::placement_handles(), or none";
+        Err(self.port.unsupported(what, hint))
+    }
+
+    /// Turns the failure of a blocking call into an error and recovers from it.
+    pub(crate) fn io_failed(&mut self, work: &Work<'_>, fault: IoFault) -> Error {
+        if self.host.as_ref().is_some_and(|host| host.in_flight() > 0)
+            && let Data::Parts(slices) = &work.data
+        {
+            self.quarantine.extend(slices.iter().cloned());
+        }
+        let error = match fault {
+            IoFault::Command(flight, status) => {
+                Error::Command { command: self.io_id(work, &flight), status }
+            }
+            IoFault::Timeout(flight) => self.io_timeout(work, &flight),
+            IoFault::Device(source) => self.misbehaved(source),
+            IoFault::Dead(dead) => self.dead(dead),
+            IoFault::Descriptor(source) => Error::Descriptor { ctrl: self.port.id.clone(), source },
+            IoFault::Dma(source) => self.port.dma(source),
+        };
+        if let Some(suppressed) = self.warnings.allow(self.port.clock.now()) {
+            let (ctrl, nsid) = (&self.port.id, work.nsid.0);
+            tracing::warn!(%ctrl, nsid, %error, suppressed, "I/O failed");
+        }
+        error
+    }
+
+    fn io_id(&self, work: &Work<'_>, flight: &Flight) -> Box<CommandId> {
+        Box::new(CommandId {
+            ctrl: self.port.id.clone(),
+            what: work.what,
+            nsid: work.nsid,
+            qid: HOST_QUEUE,
+            cid: flight.cid,
+            range: work.range(flight),
         })
+    }
+
+    fn io_timeout(&mut self, work: &Work<'_>, flight: &Flight) -> Error {
+        let command = self.io_id(work, flight);
+        tracing::warn!(ctrl = %self.port.id, %command, "not answered in time");
+        // During set-up there is no recovery here: set-up itself fails.
+        let outcome = if self.state != State::Ready {
+            TimeoutOutcome::ControllerFailed
+        } else if self.abort_host_command(flight) {
+            TimeoutOutcome::Aborted
+        } else if self.remake_host_queue() {
+            TimeoutOutcome::QueueRecreated
+        } else if self.reset_controller().is_ok() {
+            TimeoutOutcome::ControllerReset
+        } else {
+            TimeoutOutcome::ControllerFailed
+        };
+        if outcome != TimeoutOutcome::ControllerFailed {
+            // Each of these steps ends all commands of the queue.
+            self.quarantine.clear();
+        }
+        Error::Timeout { command, waited: self.options.command_timeout, outcome }
+    }
+
+    /// First step. Returns whether nothing is in flight on the host queue any more.
+    fn abort_host_command(&mut self, flight: &Flight) -> bool {
+        let sqe = abort_sqe(HOST_QUEUE, flight.cid);
+        let env = self.port.env(self.info.pause_max);
+        match self.admin.execute(env, &sqe, self.options.command_timeout) {
+            // Whatever the status of the Abort, the command may be about to complete.
+            Ok(completion) => {
+                let status = completion.status;
+                tracing::debug!(ctrl = %self.port.id, %status, result = completion.result, "abort");
+            }
+            Err(fault) => {
+                tracing::warn!(ctrl = %self.port.id, ?fault, "abort failed");
+                if let AdminFault::Timeout(cid) = fault {
+                    self.admin.forget(cid);
+                }
+                return false;
+            }
+        }
+        let deadline = self.port.clock.now() + self.options.abort_grace;
+        self.host.as_mut().is_some_and(|host| host.drain(env, deadline).unwrap_or(false))
+    }
+
+    /// Second step: deletes the host queue, which ends its commands, and recreates it.
+    fn remake_host_queue(&mut self) -> bool {
+        if self.delete_on_device(HOST_QUEUE).is_err() {
+            return false;
+        }
+        self.host = None;
+        self.create_host_queue().is_ok()
+    }
+}
+
+/// Turns a command that the controller rejected into `None`.
+fn answered<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
+    match result {
+        Err(error @ Error::Command { .. }) => {
+            tracing::debug!(%error, "used without placement handles");
+            Ok(None)
+        }
+        result => result.map(Some),
     }
 }
 

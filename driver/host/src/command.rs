@@ -1,151 +1,53 @@
-//! Admin commands: submission, retries, aborts on timeout, and abandonment.
-//!
-//! A command that times out is aborted first. If that fails, a command that changes no state is
-//! abandoned: the memory it may still write is kept until the next reset, and granted queues keep
-//! working. Other commands lead to a reset, except those that may run for hours.
+//! Admin commands: submission, retries, recovery from timeouts; identify, logs, features, events,
+//! format, abort.
 
 use nvme_spec::{
-    admin::{AdminOpcode, Cns, FeatureId, Identify, SetFeatures},
+    admin::{
+        AdminOpcode, AsyncEvent, AsyncEventKind, Cns, FeatureId, FeatureSelect, FormatNvm,
+        GetFeatures, GetLogPage, Identify, LogPageId, SetFeatures,
+    },
+    identify::{ActiveNamespaces, IdentifyController, IdentifyNamespace, Oacs},
     ids::{Cid, Nsid, QueueId},
+    log::{ErrorLogEntry, FirmwareSlotLog, SmartLog},
+    reg::Version,
     sqe::Sqe,
-    status::Status,
 };
 use zerocopy::FromBytes;
 
 use crate::{
-    admin::{ADMIN_DEPTH, AdminFault, AdminMemory, DATA_BYTES},
+    admin::{AdminFault, DATA_BYTES, abort_sqe},
     clock::{Nanos, wait_until},
-    controller::{Controller, State},
+    controller::Controller,
     error::{CommandId, Error, FailCause, TimeoutOutcome},
-    health::abort_sqe,
+    event::ControllerEvent,
+    namespace::{NamespaceError, NamespaceInfo, Namespaces},
     queue::Completion,
-    wait::Env,
+    state::State,
+    wait::{health, retry_delay},
 };
 
-/// Number of retries of a command.
-pub(crate) const RETRIES: u32 = 4;
-/// Minimum delay before the first retry; doubled each time.
-const RETRY_DELAY: Nanos = Nanos::from_millis(10);
-/// Maximum delay, whatever the controller asks for.
-const RETRY_DELAY_MAX: Nanos = Nanos::from_millis(10_000);
-/// Abandoned commands allowed; one more resets the controller.
-const ABANDONED_MAX: u32 = ADMIN_DEPTH / 4;
+/// Most namespaces identified; further ones are ignored.
+const NAMESPACES_MAX: usize = 4096;
 
-/// Returns the delay before retry number `attempt` (from 0) of a command that ended with `status`,
-/// or `None` if it must not be retried. `crdt` holds the controller's retry delay times in units of
-/// 100 ms, which the CRD field of the status selects (Base, "Command Retry Delay").
-pub(crate) fn retry_delay(status: Status, crdt: [u16; 3], attempt: u32) -> Option<Nanos> {
-    if attempt >= RETRIES || !status.may_retry() {
-        return None;
-    }
-    let asked = match usize::from(status.crd()) {
-        0 => Nanos(0),
-        index => Nanos::from_millis(u64::from(crdt[index - 1]) * 100),
-    };
-    Some(asked.max(Nanos(RETRY_DELAY.0 << attempt)).min(RETRY_DELAY_MAX))
-}
-
-/// Reaction to the timeout of a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Late {
-    /// The command changes no state: abort it, else abandon it.
-    AbortOrAbandon,
-    /// The driver needs the outcome: abort the command, else reset the controller.
-    AbortOrReset,
-    /// Stopping the command halfway would do harm: let the controller finish it.
-    Abandon,
-}
-
-impl Late {
-    fn of(opcode: AdminOpcode) -> Self {
-        match opcode {
-            AdminOpcode::FORMAT_NVM | AdminOpcode::SANITIZE | AdminOpcode::FIRMWARE_COMMIT => {
-                Self::Abandon
-            }
-            AdminOpcode::CREATE_IO_CQ
-            | AdminOpcode::CREATE_IO_SQ
-            | AdminOpcode::DELETE_IO_CQ
-            | AdminOpcode::DELETE_IO_SQ
-            | AdminOpcode::SET_FEATURES => Self::AbortOrReset,
-            _ => Self::AbortOrAbandon,
-        }
-    }
-}
+/// Asynchronous event configuration (feature 0Bh): all SMART warnings, and two notices of OAES:
+/// changed namespaces (bit 8) and firmware activation (bit 9).
+const EVENTS_SMART: u32 = 0x1F;
+const EVENTS_NOTICES: u32 = 1 << 8 | 1 << 9;
+/// Notice information values.
+const NOTICE_NAMESPACES: u8 = 0;
+const NOTICE_FIRMWARE: u8 = 1;
 
 impl Controller {
-    /// Returns an Identify data structure in its wire format.
-    ///
-    /// # Errors
-    /// Same as any admin command.
-    pub(crate) fn identify<T: FromBytes>(&mut self, cns: Cns, nsid: Nsid) -> Result<T, Error> {
-        let mut sqe = Sqe::new(AdminOpcode::IDENTIFY.0, Cid(0), nsid);
-        Identify { cns, ..Default::default() }.write_to(&mut sqe);
-        let mut bytes = [0u8; DATA_BYTES];
-        self.admin_read_bytes("identify", sqe, &mut bytes)?;
-        self.read_from("identify", &bytes)
-    }
-
-    /// Parses `bytes`, the data returned by the command `what`.
-    pub(crate) fn read_from<T: FromBytes>(
-        &self,
-        what: &'static str,
-        bytes: &[u8],
-    ) -> Result<T, Error> {
-        T::read_from_prefix(bytes).map(|(value, _)| value).map_err(|_| Error::Implausible {
-            ctrl: self.id.clone(),
-            what: format!("{what} returned {} bytes, too few", bytes.len()),
-        })
-    }
-
-    /// Runs an admin command that returns at most one page of data.
-    pub(crate) fn admin_read_bytes(
+    /// Sends an admin command and waits for it. Retries it if the status allows.
+    pub(crate) fn admin_command(
         &mut self,
         what: &'static str,
         sqe: Sqe,
-        into: &mut [u8],
-    ) -> Result<(), Error> {
-        let ctrl = self.id.clone();
-        let Some(memory) = self.admin_memory.as_mut() else { return Err(Error::Closed { ctrl }) };
-        memory.data.zero();
-        let prp1 = memory.data.iova().0;
-        self.admin_command(what, sqe.with_prps(prp1, 0), self.options.admin_timeout)?;
-        let Some(memory) = self.admin_memory.as_ref() else { return Err(Error::Closed { ctrl }) };
-        memory.data.read(0, into).map_err(|source| Error::Dma { ctrl, source })
+    ) -> Result<Completion, Error> {
+        self.admin_within(what, sqe, self.options.admin_timeout)
     }
 
-    /// Sets a feature and returns completion dword 0.
-    ///
-    /// # Errors
-    /// Same as any admin command.
-    pub fn set_feature(&mut self, fid: FeatureId, nsid: Nsid, value: u32) -> Result<u32, Error> {
-        let mut sqe = Sqe::new(AdminOpcode::SET_FEATURES.0, Cid(0), nsid);
-        SetFeatures { fid, save: false, value }.write_to(&mut sqe);
-        Ok(self.admin_command("set features", sqe, self.options.admin_timeout)?.result)
-    }
-
-    /// Announces that the host honors retry delays (ACRE); a controller reports none before that
-    /// (Base, "Host Behavior Support").
-    pub(crate) fn enable_retry_delays(&mut self) -> Result<(), Error> {
-        if self.info.crdt == [0; 3] {
-            return Ok(());
-        }
-        let ctrl = self.id.clone();
-        let Some(memory) = self.admin_memory.as_mut() else { return Err(Error::Closed { ctrl }) };
-        memory.data.zero();
-        memory.data.write(0, &[1]).map_err(|source| Error::Dma { ctrl, source })?;
-        let mut sqe = Sqe::new(AdminOpcode::SET_FEATURES.0, Cid(0), Nsid(0));
-        sqe = sqe.with_prps(memory.data.iova().0, 0);
-        let fid = FeatureId::HOST_BEHAVIOR_SUPPORT;
-        SetFeatures { fid, ..Default::default() }.write_to(&mut sqe);
-        match self.admin_command("set features", sqe, self.options.admin_timeout) {
-            // Not worth failing for: the controller then reports no delays.
-            Ok(_) | Err(Error::Command { .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Sends an admin command and waits for it. Retries it if the status allows.
-    pub(crate) fn admin_command(
+    fn admin_within(
         &mut self,
         what: &'static str,
         sqe: Sqe,
@@ -160,151 +62,49 @@ impl Controller {
             let Some(delay) = retry_delay(status, self.info.crdt, attempt) else {
                 return Err(error);
             };
-            tracing::debug!(ctrl = %self.id, what, %status, attempt, "sent again");
-            wait_until(&*self.clock, self.clock.now() + delay, || false);
+            tracing::debug!(ctrl = %self.port.id, what, %status, attempt, "sent again");
+            wait_until(&*self.port.clock, self.port.clock.now() + delay, || false);
         }
         unreachable!("the number of attempts is limited")
     }
 
     /// Sends an admin command once. Misbehavior of the controller moves it to Failed.
-    pub(crate) fn admin_once(
+    fn admin_once(
         &mut self,
         what: &'static str,
         sqe: &Sqe,
         timeout: Nanos,
     ) -> Result<Completion, Error> {
         self.usable()?;
-        let done = match self.admin_raw(sqe, timeout) {
-            Err(AdminFault::Timeout(cid)) => self.admin_late(what, sqe, timeout, cid),
-            Err(fault) => Err(self.admin_fault(what, sqe, timeout, fault)),
-            Ok(completion) => Ok(completion),
-        };
-        let completion = done?;
-        if completion.status.is_success() {
-            return Ok(completion);
-        }
-        let command = self.admin_id(what, sqe, completion.cid);
-        Err(Error::Command { command, status: completion.status })
-    }
-
-    /// Same as [`Controller::admin_once`] without any recovery. After a timeout the command is
-    /// still outstanding: [`Controller::admin_abandon`] or a reset must follow.
-    pub(crate) fn admin_raw(
-        &mut self,
-        sqe: &Sqe,
-        timeout: Nanos,
-    ) -> Result<Completion, AdminFault> {
-        let env = Env::new(&self.clock, &self.bus, self.info.pause_max);
-        let Some(admin) = self.admin.as_mut() else { return Err(AdminFault::Full) };
-        admin.execute(env, sqe, timeout)
-    }
-
-    /// Handles the timeout of an admin command.
-    fn admin_late(
-        &mut self,
-        what: &'static str,
-        sqe: &Sqe,
-        waited: Nanos,
-        cid: Cid,
-    ) -> Result<Completion, Error> {
-        let late = Late::of(AdminOpcode(sqe.opcode));
-        tracing::warn!(ctrl = %self.id, what, cid = cid.0, ?late, "not answered in time");
-        let timeout = |outcome, command| Err(Error::Timeout { command, waited, outcome });
-        let command = self.admin_id(what, sqe, cid);
-        // During set-up there is no recovery here: set-up itself fails.
-        if self.state == State::Ready && late != Late::Abandon {
-            match self.admin_abort(cid) {
-                Ok(Some(done)) if done.status.code() == Status::ABORTED_BY_REQUEST => {
-                    return timeout(TimeoutOutcome::Aborted, command);
-                }
-                Ok(Some(done)) => return Ok(done),
-                Ok(None) => {}
-                Err(fault) => return Err(self.admin_fault("abort", sqe, waited, fault)),
+        let env = self.port.env(self.info.pause_max);
+        let mut done = self.admin.execute(env, sqe, timeout);
+        if let Err(AdminFault::Timeout(cid)) = done {
+            tracing::warn!(ctrl = %self.port.id, what, cid = cid.0, "not answered in time");
+            // During set-up there is no recovery here: set-up itself fails.
+            if self.state == State::Ready {
+                done = self.admin.end_late(&self.port, env, &self.options, sqe, cid);
             }
         }
-        let outcome = if self.state != State::Ready {
-            TimeoutOutcome::ControllerFailed
-        } else if late != Late::AbortOrReset && self.admin_abandon(cid) {
-            TimeoutOutcome::Abandoned
-        } else {
-            self.reset_for(FailCause::AdminTimeout { what })
-        };
-        timeout(outcome, command)
+        let (ctrl, nsid, qid) = (self.port.id.clone(), sqe.nsid(), QueueId::ADMIN);
+        let id = |cid| Box::new(CommandId { ctrl, what, nsid, qid, cid, range: None });
+        let late = |command, outcome| Error::Timeout { command, waited: timeout, outcome };
+        Err(match done {
+            Ok(completion) if completion.status.is_success() => return Ok(completion),
+            Ok(Completion { cid, status, .. }) => Error::Command { command: id(cid), status },
+            Err(AdminFault::Dead(dead)) => self.dead(dead),
+            Err(AdminFault::Device(source)) => self.misbehaved(source),
+            Err(AdminFault::Ended(cid, outcome)) => late(id(cid), outcome),
+            Err(AdminFault::Timeout(cid)) => late(id(cid), self.reset_late(what)),
+            Err(AdminFault::Full) => late(id(Cid(0xFFFF)), self.reset_late(what)),
+        })
     }
 
-    /// Aborts an admin command. Returns its completion if that arrives within the grace period.
-    fn admin_abort(&mut self, cid: Cid) -> Result<Option<Completion>, AdminFault> {
-        match self.admin_raw(&abort_sqe(QueueId::ADMIN, cid), self.options.command_timeout) {
-            // Whatever the status of the Abort, the command may be about to complete.
-            Ok(_) => {}
-            Err(AdminFault::Timeout(abort)) => self.admin_forget(abort),
-            Err(fault) => return Err(fault),
-        }
-        let env = Env::new(&self.clock, &self.bus, self.info.pause_max);
-        let Some(admin) = self.admin.as_mut() else { return Ok(None) };
-        match admin.wait(env, cid, self.options.abort_grace) {
-            Ok(completion) => Ok(Some(completion)),
-            Err(AdminFault::Timeout(_)) => Ok(None),
-            Err(fault) => Err(fault),
-        }
-    }
-
-    /// Abandons an admin command that has no data.
-    pub(crate) fn admin_forget(&mut self, cid: Cid) {
-        if let Some(admin) = self.admin.as_mut() {
-            admin.abandon(cid);
-        }
-    }
-
-    /// Abandons an admin command and quarantines its data page, which may still be written. Returns
-    /// `false` if too many commands are abandoned or there is no memory for a new page.
-    pub(crate) fn admin_abandon(&mut self, cid: Cid) -> bool {
-        let (Some(admin), Some(memory)) = (self.admin.as_mut(), self.admin_memory.as_mut()) else {
-            return false;
-        };
-        admin.abandon(cid);
-        if admin.abandoned() > ABANDONED_MAX {
-            return false;
-        }
-        match AdminMemory::data_page(&*self.bus, self.caps.page_bytes) {
-            Ok(fresh) => {
-                let old = std::mem::replace(&mut memory.data, fresh);
-                self.abandoned.push(old.memory().clone());
-                true
-            }
-            Err(error) => {
-                tracing::warn!(ctrl = %self.id, %error, "no page instead of an abandoned one");
-                false
-            }
-        }
-    }
-
-    fn admin_fault(
-        &mut self,
-        what: &'static str,
-        sqe: &Sqe,
-        waited: Nanos,
-        fault: AdminFault,
-    ) -> Error {
-        let ctrl = self.id.clone();
-        match fault {
-            AdminFault::Dead(dead) => self.dead(dead),
-            AdminFault::Device(source) => {
-                self.fail(FailCause::Misbehaved(source));
-                Error::Misbehaved { ctrl, source }
-            }
-            AdminFault::Timeout(_) | AdminFault::Full => {
-                let command = self.admin_id(what, sqe, Cid(0xFFFF));
-                let outcome = self.reset_for(FailCause::AdminTimeout { what });
-                Error::Timeout { command, waited, outcome }
-            }
-        }
-    }
-
-    /// Resets a ready controller. During set-up, only reports the failure.
-    fn reset_for(&mut self, cause: FailCause) -> TimeoutOutcome {
+    /// Resets a ready controller because the admin command `what` is late. During set-up, only
+    /// reports the failure.
+    fn reset_late(&mut self, what: &'static str) -> TimeoutOutcome {
         if self.state == State::Ready {
-            tracing::error!(ctrl = %self.id, %cause, "resetting the controller");
+            let cause = FailCause::AdminTimeout { what };
+            tracing::error!(ctrl = %self.port.id, %cause, "resetting the controller");
             if self.reset_controller().is_ok() {
                 return TimeoutOutcome::ControllerReset;
             }
@@ -313,8 +113,330 @@ impl Controller {
         TimeoutOutcome::ControllerFailed
     }
 
-    fn admin_id(&self, what: &'static str, sqe: &Sqe, cid: Cid) -> Box<CommandId> {
-        let (ctrl, qid) = (self.id.clone(), QueueId::ADMIN);
-        Box::new(CommandId { ctrl, what, nsid: sqe.nsid(), qid, cid, range: None })
+    /// Runs an admin command that returns at most one page of data.
+    pub(crate) fn admin_read(
+        &mut self,
+        what: &'static str,
+        sqe: Sqe,
+        into: &mut [u8],
+    ) -> Result<(), Error> {
+        let sqe = self.admin.with_data(sqe, &[]).map_err(|source| self.port.dma(source))?;
+        self.admin_command(what, sqe)?;
+        self.admin.read_data(into).map_err(|source| self.port.dma(source))
+    }
+
+    /// Returns an Identify data structure in its wire format.
+    ///
+    /// # Errors
+    /// Same as any admin command.
+    pub(crate) fn identify<T: FromBytes>(&mut self, cns: Cns, nsid: Nsid) -> Result<T, Error> {
+        let mut sqe = Sqe::new(AdminOpcode::IDENTIFY.0, Cid(0), nsid);
+        Identify { cns, ..Default::default() }.write_to(&mut sqe);
+        let mut bytes = [0u8; DATA_BYTES];
+        self.admin_read("identify", sqe, &mut bytes)?;
+        let parsed = T::read_from_prefix(&bytes).map(|(value, _)| value);
+        parsed.map_err(|_| self.port.implausible("identify data is too short".into()))
+    }
+
+    /// Sets a feature and returns completion dword 0.
+    ///
+    /// # Errors
+    /// Same as any admin command.
+    pub fn set_feature(&mut self, fid: FeatureId, nsid: Nsid, value: u32) -> Result<u32, Error> {
+        let mut sqe = Sqe::new(AdminOpcode::SET_FEATURES.0, Cid(0), nsid);
+        SetFeatures { fid, save: false, value }.write_to(&mut sqe);
+        Ok(self.admin_command("set features", sqe)?.result)
+    }
+
+    /// Announces that the host honors retry delays (ACRE); a controller reports none before that
+    /// (Base, "Host Behavior Support").
+    pub(crate) fn enable_retry_delays(&mut self) -> Result<(), Error> {
+        if self.info.crdt == [0; 3] {
+            return Ok(());
+        }
+        let sqe = Sqe::new(AdminOpcode::SET_FEATURES.0, Cid(0), Nsid(0));
+        let sqe = self.admin.with_data(sqe, &[1]);
+        let mut sqe = sqe.map_err(|source| self.port.dma(source))?;
+        let fid = FeatureId::HOST_BEHAVIOR_SUPPORT;
+        SetFeatures { fid, ..Default::default() }.write_to(&mut sqe);
+        match self.admin_command("set features", sqe) {
+            // Not worth failing for: the controller then reports no delays.
+            Ok(_) | Err(Error::Command { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the Identify Controller data structure.
+    ///
+    /// # Errors
+    /// Same as any admin command.
+    pub fn identify_controller(&mut self) -> Result<IdentifyController, Error> {
+        self.identify(Cns::CONTROLLER, Nsid(0))
+    }
+
+    /// Returns the Identify Namespace data structure.
+    ///
+    /// # Errors
+    /// Same as any admin command.
+    pub fn identify_namespace(&mut self, nsid: Nsid) -> Result<IdentifyNamespace, Error> {
+        self.identify(Cns::NAMESPACE, nsid)
+    }
+
+    /// Returns the SMART / Health Information of the whole controller.
+    ///
+    /// # Errors
+    /// Same as any admin command.
+    pub fn smart_log(&mut self) -> Result<SmartLog, Error> {
+        self.log_page(LogPageId::SMART, Nsid::ALL)
+    }
+
+    /// Returns the Firmware Slot Information log.
+    ///
+    /// # Errors
+    /// Same as any admin command.
+    pub fn firmware_slot_log(&mut self) -> Result<FirmwareSlotLog, Error> {
+        self.log_page(LogPageId::FIRMWARE_SLOT, Nsid::ALL)
+    }
+
+    /// Returns the valid entries of the error log, newest first; at most 64 (one page).
+    ///
+    /// # Errors
+    /// Same as any admin command.
+    pub fn error_log(&mut self) -> Result<Vec<ErrorLogEntry>, Error> {
+        const ENTRY: usize = size_of::<ErrorLogEntry>();
+        let entries = (self.info.error_log_entries as usize).min(DATA_BYTES / ENTRY);
+        let mut bytes = vec![0u8; entries * ENTRY];
+        self.log_bytes(LogPageId::ERROR, Nsid::ALL, 0, &mut bytes)?;
+        let entries =
+            bytes.chunks_exact(ENTRY).filter_map(|b| ErrorLogEntry::read_from_bytes(b).ok());
+        Ok(entries.filter(|entry| entry.error_count != 0).collect())
+    }
+
+    fn log_page<T: FromBytes>(&mut self, lid: LogPageId, nsid: Nsid) -> Result<T, Error> {
+        let mut bytes = [0u8; DATA_BYTES];
+        let len = size_of::<T>().min(DATA_BYTES);
+        self.log_bytes(lid, nsid, 0, &mut bytes[..len])?;
+        T::read_from_bytes(&bytes[..len])
+            .map_err(|_| self.port.implausible(format!("log page {lid} has a wrong size")))
+    }
+
+    /// Reads `into.len()` bytes (a multiple of 4, at most 4096) of a log page from `offset` on,
+    /// which clears the asynchronous event that refers to the page.
+    ///
+    /// # Errors
+    /// Same as any admin command, and [`Error::Range`] for an unsupported length.
+    pub fn log_bytes(
+        &mut self,
+        lid: LogPageId,
+        nsid: Nsid,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), Error> {
+        let len = into.len();
+        if len == 0 || len > DATA_BYTES || !len.is_multiple_of(4) {
+            let what = format!("a log read of {len} bytes; 4 to {DATA_BYTES}, in dwords, work");
+            return Err(self.port.range(nsid, what));
+        }
+        let mut sqe = Sqe::new(AdminOpcode::GET_LOG_PAGE.0, Cid(0), nsid);
+        let numd_z = (len / 4 - 1) as u32;
+        GetLogPage { lid, numd_z, offset, ..Default::default() }.write_to(&mut sqe);
+        self.admin_read("get log page", sqe, into)
+    }
+
+    /// Returns a feature's current value (completion dword 0).
+    ///
+    /// # Errors
+    /// Same as any admin command.
+    pub fn get_feature(&mut self, fid: FeatureId, nsid: Nsid) -> Result<u32, Error> {
+        let mut sqe = Sqe::new(AdminOpcode::GET_FEATURES.0, Cid(0), nsid);
+        GetFeatures { fid, select: FeatureSelect::CURRENT }.write_to(&mut sqe);
+        Ok(self.admin_command("get features", sqe)?.result)
+    }
+
+    /// Formats a namespace, which destroys all its data, and identifies the namespaces again.
+    ///
+    /// # Errors
+    /// Same as any admin command. Returns [`Error::Unsupported`] without Format NVM, and
+    /// [`Error::QueueState`] while a queue is granted, because the grant holds the old LBA size.
+    pub fn format(&mut self, nsid: Nsid, format: FormatNvm) -> Result<(), Error> {
+        if !self.info.admin_commands.contains(Oacs::FORMAT) {
+            return Err(self.port.unsupported("Format NVM", "see OACS in identify controller"));
+        }
+        self.refuse_granted("is granted; reclaim() it before formatting")?;
+        let mut sqe = Sqe::new(AdminOpcode::FORMAT_NVM.0, Cid(0), nsid);
+        format.write_to(&mut sqe);
+        self.admin_within("format", sqe, self.options.format_timeout)?;
+        self.rescan()
+    }
+
+    /// Asks the controller to abort a command and returns whether it reports success. The command
+    /// itself completes on its own queue either way.
+    ///
+    /// # Errors
+    /// Same as any admin command.
+    pub fn abort(&mut self, sqid: QueueId, cid: Cid) -> Result<bool, Error> {
+        let completion = self.admin_command("abort", abort_sqe(sqid, cid))?;
+        Ok(completion.result & 1 == 0)
+    }
+
+    /// Same as [`Controller::abort`] without waiting for the answer. Returns whether the request
+    /// was sent: it is not while too many are unanswered.
+    pub fn begin_abort(&mut self, sqid: QueueId, cid: Cid) -> bool {
+        let queue = self.admin.queue.as_mut().filter(|_| self.state == State::Ready);
+        queue.is_some_and(|queue| queue.send(&abort_sqe(sqid, cid)))
+    }
+
+    pub(crate) fn enable_events(&mut self) -> Result<(), Error> {
+        let value = EVENTS_SMART | (self.info.oaes & EVENTS_NOTICES);
+        match self.set_feature(FeatureId::ASYNC_EVENT_CONFIG, Nsid(0), value) {
+            Ok(_) => {}
+            // Not worth failing for: the controller then uses its default configuration.
+            Err(Error::Command { status, .. }) => {
+                tracing::info!(ctrl = %self.port.id, %status, "events cannot be configured");
+            }
+            Err(error) => return Err(error),
+        }
+        if let Some(queue) = self.admin.queue.as_mut() {
+            queue.set_event_limit(self.info.event_limit);
+            queue.request_events();
+        }
+        Ok(())
+    }
+
+    /// Checks that the controller is alive and returns its events since the last call. Without
+    /// events this costs one register read. It waits only for the log pages that clear the reported
+    /// events.
+    ///
+    /// # Errors
+    /// Returns [`Error::Gone`] (removed, link lost: registers read as all ones), [`Error::Fatal`]
+    /// (CSTS.CFS) or [`Error::Misbehaved`] if the controller died, which moves it to Failed;
+    /// [`Error::Failed`] if it had failed before; and the errors of any admin command.
+    pub fn poll_events(&mut self) -> Result<Vec<ControllerEvent>, Error> {
+        self.usable()?;
+        let paused = match health(&*self.port.bus) {
+            Ok(csts) => csts.pp() == 1,
+            Err(dead) => return Err(self.dead(dead)),
+        };
+        let polled = self.admin.queue.as_mut().map_or(Ok(()), |queue| queue.poll());
+        polled.map_err(|source| self.misbehaved(source))?;
+        let mut events = Vec::new();
+        if std::mem::replace(&mut self.seen.paused, paused) != paused {
+            events.push(if paused { ControllerEvent::Paused } else { ControllerEvent::Resumed });
+        }
+        if !self.seen.requested && self.port.bus.requested() {
+            self.seen.requested = true;
+            events.push(ControllerEvent::Requested);
+        }
+        if self.port.bus.pcie_error() {
+            events.push(ControllerEvent::PcieError);
+        }
+        while let Some(dword) = self.admin.queue.as_mut().and_then(|queue| queue.next_event()) {
+            let event = AsyncEvent::from_dword(dword);
+            if let Some(before) = self.warnings.allow(self.port.clock.now()) {
+                tracing::warn!(
+                    ctrl = %self.port.id, kind = %event.kind, info = event.info,
+                    log_page = %event.log_page, suppressed = before, "asynchronous event"
+                );
+            }
+            events.push(self.read_event(event)?);
+        }
+        if self.state == State::Ready
+            && let Some(queue) = self.admin.queue.as_mut()
+        {
+            queue.request_events();
+        }
+        Ok(events)
+    }
+
+    /// Reads the log page that an event refers to: the controller masks events of that kind until
+    /// then.
+    fn read_event(&mut self, event: AsyncEvent) -> Result<ControllerEvent, Error> {
+        let info = event.info;
+        match event.kind {
+            AsyncEventKind::ERROR => {
+                self.error_log()?;
+                Ok(ControllerEvent::Error { info })
+            }
+            AsyncEventKind::SMART => {
+                let warnings = self.smart_log()?.warnings();
+                Ok(ControllerEvent::Health { info, warnings })
+            }
+            AsyncEventKind::NOTICE if info == NOTICE_NAMESPACES => {
+                let mut bytes = [0u8; DATA_BYTES];
+                self.log_bytes(LogPageId::CHANGED_NAMESPACES, Nsid::ALL, 0, &mut bytes)?;
+                let nsids =
+                    bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                let nsids = nsids.take_while(|n| *n != 0 && *n != u32::MAX).map(Nsid).collect();
+                self.rescan()?;
+                Ok(ControllerEvent::NamespacesChanged { nsids, stale: self.stale_grants() })
+            }
+            AsyncEventKind::NOTICE if info == NOTICE_FIRMWARE => {
+                self.firmware_slot_log()?;
+                Ok(ControllerEvent::FirmwareActivating)
+            }
+            _ => {
+                // Pages that cannot be read (vendor specific, unsupported) keep the event masked.
+                match self.log_bytes(event.log_page, Nsid::ALL, 0, &mut [0; 512]) {
+                    Ok(()) | Err(Error::Command { .. }) => Ok(ControllerEvent::Other(event)),
+                    Err(error) => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Identifies the namespaces again. [`Controller::poll_events`] calls this when the controller
+    /// reports a change.
+    ///
+    /// # Errors
+    /// Same as any admin command.
+    pub fn rescan(&mut self) -> Result<(), Error> {
+        self.usable()?;
+        let nsids = self.active_namespaces()?;
+        let mut found = Namespaces::default();
+        for nsid in nsids {
+            let checked = match self.identify_namespace(nsid) {
+                Ok(data) => NamespaceInfo::check(nsid, &data),
+                Err(Error::Command { status, .. }) => Err(NamespaceError::Identify { status }),
+                Err(error) => return Err(error),
+            };
+            match checked {
+                Ok(info) => found.usable.push(info),
+                Err(why) => {
+                    let ctrl = &self.port.id;
+                    tracing::warn!(%ctrl, nsid = nsid.0, %why, "namespace not usable");
+                    found.refused.push((nsid, why));
+                }
+            }
+        }
+        self.namespaces = found;
+        // During set-up the queue that this needs does not exist yet.
+        if self.host.is_some() { self.discover_placement() } else { Ok(()) }
+    }
+
+    fn active_namespaces(&mut self) -> Result<Vec<Nsid>, Error> {
+        if self.port.caps.version < Version::new(1, 1, 0) {
+            // Version 1.0 has no list; all identifiers up to NN are valid.
+            return Ok((1..=self.info.nn.min(NAMESPACES_MAX as u32)).map(Nsid).collect());
+        }
+        let mut found: Vec<Nsid> = Vec::new();
+        loop {
+            let (before, after) = (found.len(), found.last().copied().unwrap_or(Nsid(0)));
+            let list: ActiveNamespaces = self.identify(Cns::ACTIVE_NAMESPACES, after)?;
+            for &nsid in list.nsids.iter().take_while(|n| **n != 0) {
+                let last = found.last().copied().unwrap_or(Nsid(0));
+                if nsid <= last.0 || nsid >= 0xFFFF_FFFE {
+                    let what = format!("namespace {nsid} follows {last} in its ascending list");
+                    return Err(self.port.implausible(what));
+                }
+                found.push(Nsid(nsid));
+                if found.len() == NAMESPACES_MAX {
+                    return Ok(found);
+                }
+            }
+            // Count, not last entry: a malformed page may have a last entry but no first one.
+            if found.len() - before < list.nsids.len() {
+                return Ok(found);
+            }
+        }
     }
 }

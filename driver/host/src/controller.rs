@@ -4,81 +4,54 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use nvme_spec::{
     admin::{Cns, FeatureId, NumberOfQueues},
-    identify::{ActiveNamespaces, IdentifyController, IdentifyNvmController},
+    identify::{IdentifyController, IdentifyNvmController},
     ids::{Nsid, QueueId},
-    reg::{self, Aqa, Cap, Cc, Crto, Csts, ShutdownNotification, ShutdownStatus, Version},
+    reg::{self, Cap, Cc, Csts, ShutdownNotification, ShutdownStatus, Version},
 };
 
 use crate::{
-    admin::{ADMIN_DEPTH, AdminMemory, AdminQueue},
-    bus::{Bus, DoorbellPage, Interrupt},
+    admin::Admin,
+    bus::Bus,
     clock::{Clock, Nanos, Waiter, wait_until},
     dma::DmaSlice,
     error::{Error, FailCause},
-    grants::{HOST_QUEUE, IoQueue, OnDevice},
-    health::Seen,
-    info::{Capabilities, ControllerInfo},
+    event::Seen,
+    grant::{HOST_QUEUE, IoQueue, OnDevice},
+    info::ControllerInfo,
     io::{HostMemory, HostQueue},
-    namespace::{NamespaceError, NamespaceInfo},
-    options::{ControllerOptions, DescriptorPreference, WaitMode},
+    namespace::{NamespaceError, NamespaceInfo, Namespaces},
+    options::{ControllerOptions, DescriptorPreference},
+    port::Port,
+    queue::DeviceError,
     quirks::{Quirks, READY_CHECK_DELAY},
     rate::RateLimit,
-    resets::ResetCount,
+    state::{ResetCount, State},
     wait::Dead,
 };
-
-/// Most namespaces identified; further ones are ignored.
-const NAMESPACES_MAX: usize = 4096;
 
 /// Time that a link takes to go down after a reset.
 const LINK_SETTLES: Nanos = Nanos::from_millis(100);
 /// Time limit for the link to come back.
 const LINK_TIMEOUT: Nanos = Nanos::from_millis(10_000);
 
-/// The state of a controller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum State {
-    /// CC.EN is 0 or not known yet.
-    Disabled,
-    /// Initial set-up is in progress.
-    Enabling,
-    /// The controller accepts commands.
-    Ready,
-    /// A reset and the set-up after it are in progress.
-    Resetting,
-    /// The controller is no longer used.
-    Failed(FailCause),
-    /// The controller was shut down in an orderly way.
-    Shutdown,
-}
-
 /// A controller owned by this process.
 ///
 /// Blocking calls take `&mut self`: one owner, no locks. Executors drive granted queues meanwhile.
 #[derive(Debug)]
 pub struct Controller {
-    pub(crate) bus: Arc<dyn Bus>,
-    /// Mapping that contains all granted doorbells.
-    pub(crate) doorbells: DoorbellPage,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) id: Arc<str>,
+    pub(crate) port: Port,
     pub(crate) options: ControllerOptions,
     pub(crate) state: State,
-    pub(crate) caps: Capabilities,
     pub(crate) quirks: Quirks,
     pub(crate) info: ControllerInfo,
-    pub(crate) namespaces: Vec<NamespaceInfo>,
-    pub(crate) refused: Vec<(Nsid, NamespaceError)>,
-    pub(crate) admin: Option<AdminQueue>,
-    pub(crate) admin_memory: Option<AdminMemory>,
+    pub(crate) namespaces: Namespaces,
+    pub(crate) admin: Admin,
     pub(crate) host: Option<HostQueue>,
-    pub(crate) host_memory: Option<HostMemory>,
+    pub(crate) host_memory: HostMemory,
     pub(crate) queues: BTreeMap<QueueId, IoQueue>,
-    /// Data of commands that the controller may still execute: `quarantine` until the driver's own
-    /// queue is deleted, `abandoned` (admin commands) until the next reset.
+    /// Data of commands that the controller may still execute, until the driver's own queue is
+    /// deleted.
     pub(crate) quarantine: Vec<DmaSlice>,
-    pub(crate) abandoned: Vec<DmaSlice>,
     /// Set while the controller knows addresses of this process's memory and may use them.
     pub(crate) may_dma: bool,
     pub(crate) warnings: RateLimit,
@@ -98,38 +71,29 @@ impl Controller {
         clock: Arc<dyn Clock>,
         options: ControllerOptions,
     ) -> Result<Self, Error> {
-        let id: Arc<str> = Arc::from(bus.id());
-        let span = tracing::info_span!("attach", ctrl = %id);
+        let span = tracing::info_span!("attach", ctrl = bus.id());
         let _entered = span.enter();
         let options = options.clamped();
-        let caps = read_capabilities(&*bus, &id)?;
-        let quirks = bus
+        let port = Port::open(bus, clock)?;
+        let quirks = port
+            .bus
             .pci_id()
             .map_or(Quirks::empty(), |(vendor, device)| Quirks::of(vendor, Some(device)));
         let blank = IdentifyController { sqes: 0x66, cqes: 0x44, ..Default::default() };
-        let info = ControllerInfo::check(&blank, &caps, Default::default())
-            .map_err(|what| Error::Implausible { ctrl: id.clone(), what })?;
-        let admin_memory = AdminMemory::alloc(&*bus, caps.page_bytes)
-            .map_err(|source| Error::Dma { ctrl: id.clone(), source })?;
+        let info = ControllerInfo::check(&blank, &port.caps, Default::default())
+            .map_err(|what| port.implausible(what))?;
         let mut controller = Self {
-            doorbells: bus.doorbells(),
-            bus,
-            clock,
-            id,
+            admin: Admin::new(&port)?,
+            host_memory: HostMemory::new(&port, &options)?,
+            port,
             options,
             state: State::Disabled,
-            caps,
             quirks,
             info,
-            namespaces: Vec::new(),
-            refused: Vec::new(),
-            admin: None,
-            admin_memory: Some(admin_memory),
+            namespaces: Namespaces::default(),
             host: None,
-            host_memory: None,
             queues: BTreeMap::new(),
             quarantine: Vec::new(),
-            abandoned: Vec::new(),
             may_dma: false,
             warnings: RateLimit::default(),
             seen: Seen::default(),
@@ -153,19 +117,19 @@ impl Controller {
     /// Returns the display name, which the bus assigns.
     #[must_use]
     pub fn id(&self) -> &str {
-        &self.id
+        &self.port.id
     }
 
     /// Returns the usable namespaces, by ascending identifier.
     #[must_use]
     pub fn namespaces(&self) -> &[NamespaceInfo] {
-        &self.namespaces
+        &self.namespaces.usable
     }
 
     /// Returns active namespaces that cannot be used, with the reasons.
     #[must_use]
     pub fn refused_namespaces(&self) -> &[(Nsid, NamespaceError)] {
-        &self.refused
+        &self.namespaces.refused
     }
 
     /// Returns the current state.
@@ -177,13 +141,13 @@ impl Controller {
     /// Returns the bus.
     #[must_use]
     pub fn bus(&self) -> &Arc<dyn Bus> {
-        &self.bus
+        &self.port.bus
     }
 
     /// Returns the clock that deadlines are measured with.
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn Clock> {
-        &self.clock
+        &self.port.clock
     }
 
     /// Returns a usable namespace.
@@ -191,12 +155,9 @@ impl Controller {
     /// # Errors
     /// Returns [`Error::Namespace`] with the reason if the namespace is not usable.
     pub fn namespace(&self, nsid: Nsid) -> Result<&NamespaceInfo, Error> {
-        if let Some(found) = self.namespaces.iter().find(|n| n.nsid == nsid) {
-            return Ok(found);
-        }
-        let refused = self.refused.iter().find(|(id, _)| *id == nsid).map(|(_, why)| *why);
-        let source = refused.unwrap_or(NamespaceError::Unknown);
-        Err(Error::Namespace { ctrl: self.id.clone(), nsid, source })
+        let ctrl = &self.port.id;
+        let found = self.namespaces.get(nsid);
+        found.map_err(|source| Error::Namespace { ctrl: ctrl.clone(), nsid, source })
     }
 
     /// Resets the controller from any state and sets it up again. This deletes all queues from the
@@ -207,7 +168,7 @@ impl Controller {
     /// Same as [`Controller::attach`], and [`Error::Closed`] after a shutdown.
     pub fn reset(&mut self) -> Result<(), Error> {
         if self.state == State::Shutdown {
-            return Err(Error::Closed { ctrl: self.id.clone() });
+            return Err(Error::Closed { ctrl: self.port.id.clone() });
         }
         self.reset_controller()
     }
@@ -219,12 +180,12 @@ impl Controller {
     }
 
     pub(crate) fn reset_controller(&mut self) -> Result<(), Error> {
-        let span = tracing::info_span!("reset", ctrl = %self.id);
+        let span = tracing::info_span!("reset", ctrl = %self.port.id);
         let _entered = span.enter();
         self.resets.add();
         let done = self.bring_up(State::Resetting);
         if let Err(error) = &done {
-            tracing::error!(ctrl = %self.id, %error, "the controller could not be reset");
+            tracing::error!(ctrl = %self.port.id, %error, "the controller could not be reset");
             self.fail(error.cause());
         }
         done
@@ -241,9 +202,10 @@ impl Controller {
             Err(error) if error.is_transient() => error,
             result => return result,
         };
-        tracing::warn!(ctrl = %self.id, %error, "the controller could not be set up; once more");
-        if let Err(error) = self.bus.reset() {
-            tracing::warn!(ctrl = %self.id, %error, "no reset of its function");
+        let ctrl = &self.port.id;
+        tracing::warn!(%ctrl, %error, "the controller could not be set up; once more");
+        if let Err(error) = self.port.bus.reset() {
+            tracing::warn!(ctrl = %self.port.id, %error, "no reset of its function");
         }
         self.set_state(state);
         self.set_up()
@@ -292,8 +254,8 @@ impl Controller {
         // recursively from in here.
         self.set_state(State::Ready);
         tracing::info!(
-            ctrl = %self.id, model = %self.info.model, firmware = %self.info.firmware,
-            version = %self.info.version, namespaces = self.namespaces.len(),
+            ctrl = %self.port.id, model = %self.info.model, firmware = %self.info.firmware,
+            version = %self.info.version, namespaces = self.namespaces.usable.len(),
             io_queues = self.info.io_queues, "controller is ready"
         );
         Ok(())
@@ -302,72 +264,40 @@ impl Controller {
     /// Clears CC.EN and waits for CSTS.RDY = 0. From then on the controller does no DMA, so
     /// quarantined memory is freed.
     pub(crate) fn disable(&mut self) -> Result<(), Error> {
-        self.admin = None;
+        self.admin.queue = None;
         self.host = None;
-        let cc = Cc(self.read32(reg::CC)?);
-        let csts = self.status()?;
+        let cc = Cc(self.port.read32(reg::CC)?);
+        let csts = self.port.status()?;
         if cc.en() == 1 {
             if csts.rdy() == 0 && csts.cfs() == 0 {
                 // Clearing CC.EN before CSTS.RDY follows it has undefined results (Base, CC.EN).
-                let _ = self.wait_ready(1);
+                let _ = self.port.wait_ready(1);
             }
-            self.write32(reg::CC, cc.with_en(0).with_shn(0).0)?;
+            self.port.write32(reg::CC, cc.with_en(0).with_shn(0).0)?;
             if self.quirks.contains(Quirks::DELAY_BEFORE_READY_CHECK) {
-                wait_until(&*self.clock, self.clock.now() + READY_CHECK_DELAY, || false);
+                wait_until(&*self.port.clock, self.port.clock.now() + READY_CHECK_DELAY, || false);
             }
         }
-        self.wait_ready(0)?;
+        self.port.wait_ready(0)?;
         self.may_dma = false;
         for queue in self.queues.values_mut() {
             queue.device = OnDevice::Absent;
         }
         self.quarantine.clear();
-        self.abandoned.clear();
+        self.admin.all_ended();
         Ok(())
     }
 
     fn enable(&mut self) -> Result<(), Error> {
-        let interrupt = self.interrupt(0)?;
-        let Some(memory) = self.admin_memory.as_mut() else {
-            return Err(Error::Closed { ctrl: self.id.clone() });
-        };
-        memory.zero();
-        let (sq, cq) = (memory.sq.iova().0, memory.cq.iova().0);
-        let admin = AdminQueue::new(&self.bus, memory, interrupt)
-            .map_err(|source| Error::Queue { ctrl: self.id.clone(), source })?;
-        let size_z = (ADMIN_DEPTH - 1) as u16;
-        let aqa = Aqa::default().with_asqs_z(size_z).with_acqs_z(size_z);
-        self.write32(reg::AQA, aqa.0)?;
-        // 64-bit registers are written as two halves, which every controller must accept.
-        for (register, value) in [(reg::ASQ, sq), (reg::ACQ, cq)] {
-            self.write32(register, value as u32)?;
-            self.write32(register + 4, (value >> 32) as u32)?;
-        }
-        let mps = (self.caps.page_bytes / 4096).trailing_zeros() as u8;
+        let interrupt = self.port.interrupt(self.options.wait, 0)?;
+        let queue = self.admin.set_up(&self.port, interrupt)?;
+        let mps = (self.port.caps.page_bytes / 4096).trailing_zeros() as u8;
         let cc = Cc::default().with_mps(mps).with_iosqes(6).with_iocqes(4).with_en(1);
         self.may_dma = true;
-        self.write32(reg::CC, cc.0)?;
-        self.wait_ready(1)?;
-        self.admin = Some(admin);
+        self.port.write32(reg::CC, cc.0)?;
+        self.port.wait_ready(1)?;
+        self.admin.queue = Some(queue);
         Ok(())
-    }
-
-    fn wait_ready(&self, ready: u8) -> Result<(), Error> {
-        let waited = self.caps.ready_timeout;
-        let mut waiter = Waiter::new(&*self.clock, self.clock.now() + waited);
-        loop {
-            let csts = self.status()?;
-            if csts.rdy() == ready {
-                return Ok(());
-            }
-            if ready == 1 && csts.cfs() != 0 {
-                return Err(Error::Fatal { ctrl: self.id.clone(), csts: csts.0 });
-            }
-            if !waiter.wait() {
-                let ctrl = self.id.clone();
-                return Err(Error::NotReady { ctrl, ready, waited, csts: csts.0 });
-            }
-        }
     }
 
     fn identify_all(&mut self) -> Result<(), Error> {
@@ -380,8 +310,8 @@ impl Controller {
             }
             wanted => wanted,
         };
-        self.info = ControllerInfo::check(&data, &self.caps, descriptors)
-            .map_err(|what| Error::Implausible { ctrl: self.id.clone(), what })?;
+        self.info = ControllerInfo::check(&data, &self.port.caps, descriptors)
+            .map_err(|what| self.port.implausible(what))?;
         self.info.io_queues = io_queues;
         self.identify_limits()?;
         self.rescan()
@@ -389,73 +319,18 @@ impl Controller {
 
     /// Reads limits of individual NVM commands, which MDTS does not cover. Added in version 2.0.
     fn identify_limits(&mut self) -> Result<(), Error> {
-        if self.caps.version < Version::new(2, 0, 0) {
+        if self.port.caps.version < Version::new(2, 0, 0) {
             return Ok(());
         }
         match self.identify::<IdentifyNvmController>(Cns::COMMAND_SET_CONTROLLER, Nsid(0)) {
-            Ok(data) => self.info.limit(&data, &self.caps),
+            Ok(data) => self.info.limit(&data, &self.port.caps),
             // The page is optional.
             Err(Error::Command { status, .. }) => {
-                tracing::debug!(ctrl = %self.id, %status, "no limits of NVM commands");
+                tracing::debug!(ctrl = %self.port.id, %status, "no limits of NVM commands");
             }
             Err(error) => return Err(error),
         }
         Ok(())
-    }
-
-    /// Identifies the namespaces again. [`Controller::poll_events`] calls this when the controller
-    /// reports a change.
-    ///
-    /// # Errors
-    /// Same as any admin command.
-    pub fn rescan(&mut self) -> Result<(), Error> {
-        self.usable()?;
-        let nsids = self.active_namespaces()?;
-        let (mut good, mut refused) = (Vec::new(), Vec::new());
-        for nsid in nsids {
-            let checked = match self.identify_namespace(nsid) {
-                Ok(data) => NamespaceInfo::check(nsid, &data),
-                Err(Error::Command { status, .. }) => Err(NamespaceError::Identify { status }),
-                Err(error) => return Err(error),
-            };
-            match checked {
-                Ok(info) => good.push(info),
-                Err(why) => {
-                    tracing::warn!(ctrl = %self.id, nsid = nsid.0, %why, "namespace not usable");
-                    refused.push((nsid, why));
-                }
-            }
-        }
-        (self.namespaces, self.refused) = (good, refused);
-        // During set-up the queue that this needs does not exist yet.
-        if self.host.is_some() { self.discover_placement() } else { Ok(()) }
-    }
-
-    fn active_namespaces(&mut self) -> Result<Vec<Nsid>, Error> {
-        if self.caps.version < Version::new(1, 1, 0) {
-            // Version 1.0 has no list; all identifiers up to NN are valid.
-            return Ok((1..=self.info.nn.min(NAMESPACES_MAX as u32)).map(Nsid).collect());
-        }
-        let mut found: Vec<Nsid> = Vec::new();
-        loop {
-            let (before, after) = (found.len(), found.last().copied().unwrap_or(Nsid(0)));
-            let list: ActiveNamespaces = self.identify(Cns::ACTIVE_NAMESPACES, after)?;
-            for &nsid in list.nsids.iter().take_while(|n| **n != 0) {
-                let last = found.last().copied().unwrap_or(Nsid(0));
-                if nsid <= last.0 || nsid >= 0xFFFF_FFFE {
-                    let what = format!("namespace {nsid} follows {last} in its ascending list");
-                    return Err(Error::Implausible { ctrl: self.id.clone(), what });
-                }
-                found.push(Nsid(nsid));
-                if found.len() == NAMESPACES_MAX {
-                    return Ok(found);
-                }
-            }
-            // Count, not last entry: a malformed page may have a last entry but no first one.
-            if found.len() - before < list.nsids.len() {
-                return Ok(found);
-            }
-        }
     }
 
     fn set_number_of_queues(&mut self) -> Result<(), Error> {
@@ -479,10 +354,7 @@ impl Controller {
         if self.state == State::Shutdown {
             return Ok(());
         }
-        if let Some((&qid, _)) = self.queues.iter().find(|(_, q)| q.granted.is_some()) {
-            let what = "is granted; reclaim() it before the shutdown".into();
-            return Err(Error::QueueState { ctrl: self.id.clone(), qid, what });
-        }
+        self.refuse_granted("is granted; reclaim() it before the shutdown")?;
         self.delete_io_queues();
         let done = self.notify_shutdown(ShutdownNotification::NORMAL).and_then(|()| self.disable());
         match &done {
@@ -516,16 +388,16 @@ impl Controller {
     }
 
     fn notify_shutdown(&mut self, how: ShutdownNotification) -> Result<(), Error> {
-        let cc = Cc(self.read32(reg::CC)?);
-        if cc.en() == 0 || self.status()?.rdy() == 0 {
+        let cc = Cc(self.port.read32(reg::CC)?);
+        if cc.en() == 0 || self.port.status()?.rdy() == 0 {
             return Ok(());
         }
-        self.write32(reg::CC, cc.with_shn(how.0).0)?;
+        self.port.write32(reg::CC, cc.with_shn(how.0).0)?;
         let waited = self.info.shutdown_timeout;
-        let clock = self.clock.clone();
+        let clock = self.port.clock.clone();
         let mut waiter = Waiter::new(&*clock, clock.now() + waited);
         loop {
-            let csts = self.status()?;
+            let csts = self.port.status()?;
             if csts.shst() == ShutdownStatus::COMPLETE.0 {
                 return Ok(());
             }
@@ -533,14 +405,14 @@ impl Controller {
                 return Err(self.dead(Dead::Fatal(csts.0)));
             }
             if !waiter.wait() {
-                return Err(Error::Shutdown { ctrl: self.id.clone(), waited, csts: csts.0 });
+                return Err(Error::Shutdown { ctrl: self.port.id.clone(), waited, csts: csts.0 });
             }
         }
     }
 
     /// Returns an error unless commands may be sent.
     pub(crate) fn usable(&self) -> Result<(), Error> {
-        let ctrl = self.id.clone();
+        let ctrl = self.port.id.clone();
         match self.state {
             State::Failed(cause) => Err(Error::Failed { ctrl, cause }),
             State::Shutdown => Err(Error::Closed { ctrl }),
@@ -551,13 +423,13 @@ impl Controller {
     /// Moves to Failed, unless already there: the first cause is the one to keep.
     pub(crate) fn fail(&mut self, cause: FailCause) {
         if !matches!(self.state, State::Failed(_)) {
-            tracing::error!(ctrl = %self.id, %cause, "controller failed");
+            tracing::error!(ctrl = %self.port.id, %cause, "controller failed");
             self.set_state(State::Failed(cause));
         }
     }
 
     pub(crate) fn dead(&mut self, dead: Dead) -> Error {
-        let ctrl = self.id.clone();
+        let ctrl = self.port.id.clone();
         match dead {
             Dead::Gone => {
                 self.fail(FailCause::Gone);
@@ -570,81 +442,49 @@ impl Controller {
         }
     }
 
+    /// Moves to Failed because of an invalid completion.
+    pub(crate) fn misbehaved(&mut self, source: DeviceError) -> Error {
+        self.fail(FailCause::Misbehaved(source));
+        Error::Misbehaved { ctrl: self.port.id.clone(), source }
+    }
+
     fn set_state(&mut self, state: State) {
-        tracing::debug!(ctrl = %self.id, from = ?self.state, to = ?state, "state");
+        tracing::debug!(ctrl = %self.port.id, from = ?self.state, to = ?state, "state");
         self.state = state;
     }
-
-    /// Returns interrupt `vector` if the blocking calls wait for interrupts.
-    pub(crate) fn interrupt(&self, vector: u16) -> Result<Option<Interrupt>, Error> {
-        if self.options.wait == WaitMode::Poll {
-            return Ok(None);
-        }
-        let ctrl = self.id.clone();
-        self.bus.interrupt(vector).map(Some).map_err(|source| Error::Interrupt { ctrl, source })
-    }
-
-    fn read32(&self, offset: u32) -> Result<u32, Error> {
-        self.bus.read32(offset).map_err(|_| Error::Gone { ctrl: self.id.clone() })
-    }
-
-    fn write32(&self, offset: u32, value: u32) -> Result<(), Error> {
-        self.bus.write32(offset, value).map_err(|_| Error::Gone { ctrl: self.id.clone() })
-    }
-
-    fn status(&self) -> Result<Csts, Error> {
-        let csts = Csts(self.read32(reg::CSTS)?);
-        if csts.is_gone() { Err(Error::Gone { ctrl: self.id.clone() }) } else { Ok(csts) }
-    }
-}
-
-fn read_capabilities(bus: &dyn Bus, id: &Arc<str>) -> Result<Capabilities, Error> {
-    let gone = || Error::Gone { ctrl: id.clone() };
-    let read = |offset| bus.read32(offset).map_err(|_| gone());
-    let (low, high) = (read(reg::CAP)?, read(reg::CAP + 4)?);
-    if (low, high) == (reg::ALL_ONES, reg::ALL_ONES) {
-        return Err(gone());
-    }
-    let cap = Cap(u64::from(low) | u64::from(high) << 32);
-    let version = Version(read(reg::VS)?);
-    let crto = if cap.crms() == 0 { Crto::default() } else { Crto(read(reg::CRTO)?) };
-    Capabilities::check(cap, crto, version, bus.doorbells().stride())
-        .map_err(|what| Error::Implausible { ctrl: id.clone(), what })
 }
 
 impl Drop for Controller {
     fn drop(&mut self) {
-        let granted: Vec<u16> =
-            self.queues.iter().filter(|(_, q)| q.granted.is_some()).map(|(qid, _)| qid.0).collect();
+        let granted: Vec<u16> = self.grants().map(|grant| grant.qid.0).collect();
         if self.state == State::Ready && self.options.shutdown_on_drop {
             if granted.is_empty() {
                 self.delete_io_queues();
             }
             let done = self.notify_shutdown(ShutdownNotification::NORMAL);
             if let Err(error) = done {
-                tracing::warn!(ctrl = %self.id, %error, "shutdown was not acknowledged");
+                tracing::warn!(ctrl = %self.port.id, %error, "shutdown was not acknowledged");
             }
         }
         let gone = self.state == State::Failed(FailCause::Gone);
         if self.may_dma && (gone || self.disable().is_err()) {
             tracing::error!(
-                ctrl = %self.id,
+                ctrl = %self.port.id,
                 "the controller may still do DMA and could not be stopped; its memory is leaked"
             );
-            std::mem::forget(self.admin_memory.take());
-            std::mem::forget(self.host_memory.take());
+            self.admin.leak();
+            std::mem::forget(self.host_memory.clone());
             std::mem::forget(std::mem::take(&mut self.quarantine));
-            std::mem::forget(std::mem::take(&mut self.abandoned));
             std::mem::forget(std::mem::take(&mut self.queues));
         }
         if !granted.is_empty() {
             // An executor may still write these entries and ring these doorbells.
             tracing::error!(
-                ctrl = %self.id, queues = ?granted,
+                ctrl = %self.port.id, queues = ?granted,
                 "dropped while queues are granted: their memory and the bus are leaked"
             );
             std::mem::forget(std::mem::take(&mut self.queues));
-            std::mem::forget((self.bus.clone(), self.doorbells.clone()));
+            std::mem::forget((self.port.bus.clone(), self.port.doorbells.clone()));
         }
     }
 }

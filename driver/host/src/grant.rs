@@ -1,10 +1,13 @@
-//! Queue pairs granted to an executor, and the proof of quiescence that ends a grant.
+//! Queue pairs, the grant of one to an executor, and the proof of quiescence that ends a grant.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvme_spec::ids::{Nsid, QueueId};
 
-use crate::dma::Place;
+use crate::{
+    cid::DEPTH_MAX,
+    dma::{DmaSlice, Place},
+};
 
 /// Format of a command's data pointer (DPTR).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,4 +110,93 @@ impl Quiesced {
     pub fn covers(&self, grant: GrantEpoch) -> bool {
         self.0.contains(&grant)
     }
+}
+
+/// The queue of the driver's own blocking calls.
+pub(crate) const HOST_QUEUE: QueueId = QueueId(1);
+
+/// Memory of one queue pair. All three slices are page aligned for the controller.
+#[derive(Debug, Clone)]
+pub struct QueueMemory {
+    /// Submission queue of 64-byte entries; its length sets the depth.
+    pub sq: DmaSlice,
+    /// Completion queue: at least 16 bytes per entry.
+    pub cq: DmaSlice,
+    /// Descriptor areas: at least 64 bytes per entry.
+    pub descriptors: DmaSlice,
+}
+
+impl QueueMemory {
+    /// Checks the memory of a queue of `depth` entries, at most `entries_max`, for a controller
+    /// with pages of `page` bytes. Returns the bytes of one descriptor area.
+    pub(crate) fn check(&self, depth: u32, entries_max: u32, page: u32) -> Result<u32, String> {
+        check_depth(depth, entries_max)?;
+        let named = [("sq", &self.sq), ("cq", &self.cq), ("descriptors", &self.descriptors)];
+        for (name, slice) in named {
+            let iova = slice.iova();
+            if iova.0 % u64::from(page) != 0 {
+                return Err(format!("{name} memory at {iova} is not page aligned ({page})"));
+            }
+        }
+        let len = self.cq.len();
+        if len < depth as usize * 16 {
+            return Err(format!("{len} bytes cannot hold {depth} completions of 16 bytes"));
+        }
+        let each = (self.descriptors.len() / depth as usize).min(page as usize) as u32;
+        if each < 64 {
+            return Err(format!("{each} descriptor bytes for each entry; 64 is the least"));
+        }
+        Ok(1 << each.ilog2())
+    }
+}
+
+/// Checks that a controller allows queues of `depth` entries.
+pub(crate) fn check_depth(depth: u32, entries_max: u32) -> Result<(), String> {
+    let max = entries_max.min(DEPTH_MAX);
+    if depth.is_power_of_two() && (2..=max).contains(&depth) {
+        return Ok(());
+    }
+    Err(format!("{depth} entries; a power of two from 2 to {max} is possible"))
+}
+
+/// A queue pair that can be granted.
+#[derive(Debug)]
+pub(crate) struct IoQueue {
+    pub(crate) memory: QueueMemory,
+    pub(crate) depth: u32,
+    pub(crate) descriptor_bytes: u32,
+    /// The grant held by its executor.
+    pub(crate) granted: Option<QueueGrant>,
+    /// State on the device.
+    pub(crate) device: OnDevice,
+}
+
+/// State of a queue on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnDevice {
+    /// The queue is usable.
+    Live,
+    /// Its deletion failed: it is unusable, and the device may still access its memory.
+    Stuck,
+    /// Deleted, or ended by a reset: the device does not access its memory.
+    Absent,
+}
+
+/// The step that recovered the granted queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RecoveryLevel {
+    /// The queues were deleted and recreated.
+    Queues,
+    /// The controller was reset.
+    Controller,
+}
+
+/// Result of [`crate::Controller::recover`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recovered {
+    /// The step that was needed.
+    pub level: RecoveryLevel,
+    /// Queues that can be granted again: same identifiers, same memory, zeroed.
+    pub queues: Vec<QueueId>,
 }

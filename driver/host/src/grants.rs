@@ -1,4 +1,4 @@
-//! I/O queue pairs: creation, grants to executors, reclaim.
+//! I/O queue pairs: creation, grants to executors, reclaim, recovery.
 //!
 //! A queue's memory is freed only when neither the device can use it (its queues are deleted or the
 //! controller is disabled) nor an executor (the caller presented a [`Quiesced`]).
@@ -10,64 +10,20 @@ use nvme_spec::{
 };
 
 use crate::{
-    Nanos,
-    admin::{AdminFault, alloc_aligned, unreachable_by_host},
+    admin::AdminFault,
     bus::DoorbellPage,
-    cid::DEPTH_MAX,
-    controller::{Controller, State},
+    clock::Nanos,
+    controller::Controller,
     descriptor::transfer_bytes_max,
     dma::{DevicePtr, DmaSlice, Iova, Place},
     error::{Error, FailCause},
-    grant::{GrantEpoch, PLACEMENTS_MAX, QueueGrant, Quiesced},
-    platform::buffer::Buffer,
+    grant::{
+        GrantEpoch, HOST_QUEUE, IoQueue, OnDevice, PLACEMENTS_MAX, QueueGrant, QueueMemory,
+        Quiesced, Recovered, RecoveryLevel, check_depth,
+    },
+    state::State,
+    wait::health,
 };
-
-/// The queue of the driver's own blocking calls.
-pub(crate) const HOST_QUEUE: QueueId = QueueId(1);
-
-/// Memory of one queue pair. All three slices are page aligned for the controller.
-#[derive(Debug, Clone)]
-pub struct QueueMemory {
-    /// Submission queue of 64-byte entries; its length sets the depth.
-    pub sq: DmaSlice,
-    /// Completion queue: at least 16 bytes per entry.
-    pub cq: DmaSlice,
-    /// Descriptor areas: at least 64 bytes per entry.
-    pub descriptors: DmaSlice,
-}
-
-/// A queue pair that can be granted.
-#[derive(Debug)]
-pub(crate) struct IoQueue {
-    pub(crate) memory: QueueMemory,
-    pub(crate) depth: u32,
-    pub(crate) descriptor_bytes: u32,
-    /// The grant held by its executor.
-    pub(crate) granted: Option<QueueGrant>,
-    /// State on the device.
-    pub(crate) device: OnDevice,
-}
-
-/// State of a queue on the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OnDevice {
-    /// The queue is usable.
-    Live,
-    /// Its deletion failed: it is unusable, and the device may still access its memory.
-    Stuck,
-    /// Deleted, or ended by a reset: the device does not access its memory.
-    Absent,
-}
-
-/// Parameters of a queue to create on the device.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct QueueShape {
-    pub(crate) qid: QueueId,
-    pub(crate) depth: u32,
-    pub(crate) sq: Iova,
-    pub(crate) cq: Iova,
-    pub(crate) vector: Option<u16>,
-}
 
 impl Controller {
     /// Creates a queue pair of `depth` entries in memory of the bus. A depth of 0 means
@@ -81,17 +37,13 @@ impl Controller {
         let max = 1 << self.info.entries_max.ilog2();
         let depth = if depth == 0 { self.options.io_depth.min(max) } else { depth };
         let qid = self.free_queue_id()?;
-        self.check_depth(qid, depth)?;
-        let page = self.caps.page_bytes as usize;
-        let bytes = depth as usize * self.options.descriptor_bytes as usize;
-        let part = |len: usize| {
-            alloc_aligned(&*self.bus, len, page)
-                .map_err(|source| Error::Dma { ctrl: self.id.clone(), source })
-        };
+        let checked = check_depth(depth, self.info.entries_max);
+        checked.map_err(|what| self.port.queue_state(qid, what))?;
+        let depth = depth as usize;
         let memory = QueueMemory {
-            sq: part(depth as usize * 64)?,
-            cq: part(depth as usize * 16)?,
-            descriptors: part(bytes)?,
+            sq: self.port.alloc(depth * 64)?,
+            cq: self.port.alloc(depth * 16)?,
+            descriptors: self.port.alloc(depth * self.options.descriptor_bytes as usize)?,
         };
         self.create_queue_pair_in(memory)
     }
@@ -106,13 +58,13 @@ impl Controller {
         self.usable()?;
         let qid = self.free_queue_id()?;
         let depth = u32::try_from(memory.sq.len() / 64).unwrap_or(u32::MAX);
-        self.check_depth(qid, depth)?;
-        let descriptor_bytes = self.check_memory(qid, depth, &memory)?;
+        let checked = memory.check(depth, self.info.entries_max, self.port.caps.page_bytes);
+        let descriptor_bytes = checked.map_err(|what| self.port.queue_state(qid, what))?;
         // Kept from here on: the device may know the memory even if creating the queue fails.
         let kept = self.quarantine.len();
         let QueueMemory { sq, cq, descriptors } = memory.clone();
         self.quarantine.extend([sq, cq, descriptors]);
-        let created = self.make_io_queue(qid, depth, &memory);
+        let created = self.make_queue(qid, depth, [&memory.sq, &memory.cq], None);
         if !matches!(self.state, State::Failed(_)) {
             // It was created or refused, or a reset ended all DMA (and emptied the quarantine).
             self.quarantine.truncate(kept);
@@ -127,89 +79,42 @@ impl Controller {
     fn free_queue_id(&self) -> Result<QueueId, Error> {
         let last = HOST_QUEUE.0 + self.info.io_queues;
         let free = (HOST_QUEUE.0 + 1..=last).map(QueueId).find(|q| !self.queues.contains_key(q));
-        free.ok_or_else(|| Error::QueueState {
-            ctrl: self.id.clone(),
-            qid: QueueId(last),
-            what: format!(
+        free.ok_or_else(|| {
+            let what = format!(
                 "all {} queue pairs the controller gave are in use; reclaim one, or ask for more \
                  with ControllerOptions::io_queues",
                 self.info.io_queues
-            ),
+            );
+            self.port.queue_state(QueueId(last), what)
         })
     }
 
-    fn check_depth(&self, qid: QueueId, depth: u32) -> Result<(), Error> {
-        let max = self.info.entries_max.min(DEPTH_MAX);
-        if depth.is_power_of_two() && (2..=max).contains(&depth) {
-            return Ok(());
-        }
-        let what = format!("{depth} entries; a power of two from 2 to {max} is possible");
-        Err(Error::QueueState { ctrl: self.id.clone(), qid, what })
-    }
-
-    /// Checks a queue's memory and returns the bytes of one descriptor area.
-    fn check_memory(&self, qid: QueueId, depth: u32, memory: &QueueMemory) -> Result<u32, Error> {
-        let wrong = |what: String| Error::QueueState { ctrl: self.id.clone(), qid, what };
-        let page = u64::from(self.caps.page_bytes);
-        let named = [("sq", &memory.sq), ("cq", &memory.cq), ("descriptors", &memory.descriptors)];
-        for (name, slice) in named {
-            if slice.iova().0 % page != 0 {
-                let iova = slice.iova();
-                return Err(wrong(format!("{name} memory at {iova} is not page aligned ({page})")));
-            }
-        }
-        if memory.cq.len() < depth as usize * 16 {
-            let len = memory.cq.len();
-            return Err(wrong(format!("{len} bytes cannot hold {depth} completions of 16 bytes")));
-        }
-        let each = (memory.descriptors.len() / depth as usize).min(page as usize) as u32;
-        if each < 64 {
-            return Err(wrong(format!("{each} descriptor bytes for each entry; 64 is the least")));
-        }
-        Ok(1 << each.ilog2())
-    }
-
-    /// Zeroes a queue's memory and creates the queue on the device.
-    fn make_io_queue(
+    /// Zeroes the memory of a queue pair (SQ, CQ) and creates it on the device, the CQ first. If
+    /// the SQ is refused, the CQ is deleted again.
+    pub(crate) fn make_queue(
         &mut self,
         qid: QueueId,
         depth: u32,
-        memory: &QueueMemory,
+        [sq, cq]: [&DmaSlice; 2],
+        vector: Option<u16>,
     ) -> Result<(), Error> {
-        for slice in [&memory.sq, &memory.cq] {
-            let mut buffer = Buffer::new(slice.clone()).ok_or_else(|| Error::Dma {
-                ctrl: self.id.clone(),
-                source: unreachable_by_host(&*self.bus),
-            })?;
-            buffer.zero();
+        for slice in [sq, cq] {
+            self.port.mapped(slice.clone())?.zero();
         }
-        let (sq, cq) = (memory.sq.iova(), memory.cq.iova());
-        self.make_on_device(QueueShape { qid, depth, sq, cq, vector: None })
-    }
-
-    /// Sends Create I/O CQ, then Create I/O SQ. If the second fails, the CQ is deleted again.
-    pub(crate) fn make_on_device(&mut self, shape: QueueShape) -> Result<(), Error> {
-        let QueueShape { qid, depth, sq, cq, vector } = shape;
-        let qsize_z = (depth - 1) as u16;
-        let mut sqe = Sqe::new(AdminOpcode::CREATE_IO_CQ.0, Cid(0), Nsid(0)).with_prps(cq.0, 0);
+        let (sq, cq, qsize_z) = (sq.iova().0, cq.iova().0, (depth - 1) as u16);
+        let mut sqe = Sqe::new(AdminOpcode::CREATE_IO_CQ.0, Cid(0), Nsid(0)).with_prps(cq, 0);
         let (interrupts, vector) = (vector.is_some(), vector.unwrap_or(0));
         CreateIoCq { qid, qsize_z, contiguous: true, interrupts, vector }.write_to(&mut sqe);
-        self.admin_command("create I/O completion queue", sqe, self.options.admin_timeout)?;
-        let mut sqe = Sqe::new(AdminOpcode::CREATE_IO_SQ.0, Cid(0), Nsid(0)).with_prps(sq.0, 0);
+        self.admin_command("create I/O completion queue", sqe)?;
+        let mut sqe = Sqe::new(AdminOpcode::CREATE_IO_SQ.0, Cid(0), Nsid(0)).with_prps(sq, 0);
         CreateIoSq { qid, qsize_z, contiguous: true, priority: 0, cqid: qid }.write_to(&mut sqe);
-        let made =
-            self.admin_command("create I/O submission queue", sqe, self.options.admin_timeout);
-        if let Err(error) = made {
-            if matches!(error, Error::Command { .. })
-                && self
-                    .delete_one(AdminOpcode::DELETE_IO_CQ, qid, self.options.admin_timeout)
-                    .is_err()
-            {
-                self.fail(FailCause::QueueStuck { qid });
-            }
-            return Err(error);
+        let made = self.admin_command("create I/O submission queue", sqe).map(drop);
+        if let Err(Error::Command { .. }) = made
+            && self.delete_one(AdminOpcode::DELETE_IO_CQ, qid, self.options.admin_timeout).is_err()
+        {
+            self.fail(FailCause::QueueStuck { qid });
         }
-        Ok(())
+        made
     }
 
     /// Sends Delete I/O SQ, then Delete I/O CQ. The device then holds no command of the queue.
@@ -226,21 +131,21 @@ impl Controller {
     fn delete_one(&mut self, opcode: AdminOpcode, qid: QueueId, timeout: Nanos) -> Result<(), ()> {
         let mut sqe = Sqe::new(opcode.0, Cid(0), Nsid(0));
         DeleteQueue { qid }.write_to(&mut sqe);
-        let result = self.admin_raw(&sqe, timeout);
-        match result {
+        let env = self.port.env(self.info.pause_max);
+        match self.admin.execute(env, &sqe, timeout) {
             Ok(completion) if completion.status.is_success() => Ok(()),
             Ok(completion) => {
                 let status = completion.status;
-                tracing::warn!(ctrl = %self.id, qid = qid.0, %opcode, %status, "not deleted");
+                tracing::warn!(ctrl = %self.port.id, qid = qid.0, %opcode, %status, "not deleted");
                 Err(())
             }
             Err(fault) => {
-                tracing::warn!(ctrl = %self.id, qid = qid.0, %opcode, ?fault, "not deleted");
+                tracing::warn!(ctrl = %self.port.id, qid = qid.0, %opcode, ?fault, "not deleted");
                 match fault {
                     // A reset may help.
-                    AdminFault::Timeout(cid) => self.admin_forget(cid),
+                    AdminFault::Timeout(cid) => self.admin.forget(cid),
                     AdminFault::Device(source) => self.fail(FailCause::Misbehaved(source)),
-                    AdminFault::Dead(_) | AdminFault::Full => {}
+                    AdminFault::Ended(..) | AdminFault::Dead(_) | AdminFault::Full => {}
                 }
                 Err(())
             }
@@ -255,7 +160,7 @@ impl Controller {
         };
         let idle: Vec<_> = self.queues.iter().filter_map(idle).collect();
         for (qid, depth, memory) in idle {
-            self.make_io_queue(qid, depth, &memory)?;
+            self.make_queue(qid, depth, [&memory.sq, &memory.cq], None)?;
             if let Some(queue) = self.queues.get_mut(&qid) {
                 queue.device = OnDevice::Live;
             }
@@ -272,15 +177,14 @@ impl Controller {
     /// reset, and [`Error::Namespace`] if the namespace is not usable.
     pub fn grant(&mut self, qid: QueueId, nsid: Nsid) -> Result<QueueGrant, Error> {
         self.usable()?;
-        let ctrl = self.id.clone();
         let namespace = self.namespace(nsid)?;
         let (lba_shift, lbas) = (namespace.lba_shift, namespace.lbas);
         let boundary_lbas = u32::from(namespace.boundary_lbas);
         let mut placement_ids = [0; PLACEMENTS_MAX];
         let ids = namespace.placement_ids.iter().take(PLACEMENTS_MAX);
         let placements = ids.zip(&mut placement_ids).map(|(id, slot)| *slot = *id).count() as u32;
-        let wrong = |what: &str| Error::QueueState { ctrl: ctrl.clone(), qid, what: what.into() };
-        let page = &self.doorbells;
+        let wrong = |what: &str| self.port.queue_state(qid, what);
+        let page = &self.port.doorbells;
         let sq_doorbell = doorbell(page, u32::from(qid.0) * 2);
         let cq_doorbell = doorbell(page, u32::from(qid.0) * 2 + 1);
         let (Some(sq_doorbell), Some(cq_doorbell)) = (sq_doorbell, cq_doorbell) else {
@@ -315,7 +219,7 @@ impl Controller {
             placement_ids,
         };
         queue.granted = Some(grant);
-        tracing::debug!(ctrl = %ctrl, qid = qid.0, nsid = nsid.0, "queue granted");
+        tracing::debug!(ctrl = %self.port.id, qid = qid.0, nsid = nsid.0, "queue granted");
         Ok(grant)
     }
 
@@ -327,9 +231,9 @@ impl Controller {
     /// Returns queues whose grant no longer matches its namespace.
     #[must_use]
     pub fn stale_grants(&self) -> Vec<QueueId> {
-        let now = |nsid: Nsid| self.namespaces.iter().find(|namespace| namespace.nsid == nsid);
         let stale = |grant: &&QueueGrant| {
-            now(grant.nsid).is_none_or(|n| (n.lbas, n.lba_shift) != (grant.lbas, grant.lba_shift))
+            let now = self.namespaces.get(grant.nsid);
+            now.map_or(true, |n| (n.lbas, n.lba_shift) != (grant.lbas, grant.lba_shift))
         };
         self.grants().filter(stale).map(|grant| grant.qid).collect()
     }
@@ -340,8 +244,13 @@ impl Controller {
         if grant.is_none_or(|grant| proof.covers(grant.epoch)) {
             return Ok(());
         }
-        let what = "its executor was not shown to have ended: the proof is of other grants".into();
-        Err(Error::QueueState { ctrl: self.id.clone(), qid, what })
+        let what = "its executor was not shown to have ended: the proof is of other grants";
+        Err(self.port.queue_state(qid, what))
+    }
+
+    /// Returns an error with `what` if a queue is granted.
+    pub(crate) fn refuse_granted(&self, what: &str) -> Result<(), Error> {
+        self.grants().next().map_or(Ok(()), |grant| Err(self.port.queue_state(grant.qid, what)))
     }
 
     fn grant_transfer_bytes(&self, qid: QueueId, lba_shift: u8) -> Result<u32, Error> {
@@ -354,7 +263,7 @@ impl Controller {
         let whole = bytes >> lba_shift << lba_shift;
         if whole == 0 {
             let what = format!("at most {bytes} bytes a command, but LBAs of 2^{lba_shift} bytes");
-            return Err(Error::Implausible { ctrl: self.id.clone(), what });
+            return Err(self.port.implausible(what));
         }
         Ok(u32::try_from(whole).unwrap_or(1 << 31))
     }
@@ -368,19 +277,80 @@ impl Controller {
     /// controller is then failed and the memory kept until [`Controller::recover`] or
     /// [`Controller::reset`].
     pub fn reclaim(&mut self, qid: QueueId, proof: &Quiesced) -> Result<QueueMemory, Error> {
-        let ctrl = self.id.clone();
-        let Some(queue) = self.queues.get(&qid) else {
-            return Err(Error::QueueState { ctrl, qid, what: "there is no such queue".into() });
-        };
+        let unknown = || self.port.queue_state(qid, "there is no such queue");
+        let device = self.queues.get(&qid).ok_or_else(unknown)?.device;
         self.check_proof(qid, proof)?;
-        if queue.device != OnDevice::Absent && self.may_dma && self.delete_on_device(qid).is_err() {
-            self.fail(FailCause::QueueStuck { qid });
-            return Err(Error::Failed { ctrl, cause: FailCause::QueueStuck { qid } });
+        if device != OnDevice::Absent && self.may_dma && self.delete_on_device(qid).is_err() {
+            let cause = FailCause::QueueStuck { qid };
+            self.fail(cause);
+            return Err(Error::Failed { ctrl: self.port.id.clone(), cause });
         }
-        match self.queues.remove(&qid) {
-            Some(queue) => Ok(queue.memory),
-            None => Err(Error::QueueState { ctrl, qid, what: "there is no such queue".into() }),
+        let unknown = || self.port.queue_state(qid, "there is no such queue");
+        self.queues.remove(&qid).map(|queue| queue.memory).ok_or_else(unknown)
+    }
+
+    /// Ends all outstanding commands of executors and recreates their queues in the same memory:
+    /// first by deleting the queues, and if the controller fails to do so or has failed, by
+    /// resetting it. All grants are void afterwards; take new ones.
+    ///
+    /// Outstanding commands are not aborted individually: their identifiers belong to the executor,
+    /// and deleting a queue aborts all of them (Base, "Delete I/O Submission Queue").
+    ///
+    /// # Errors
+    /// Returns [`Error::QueueState`], without any effect, if `proof` does not cover every grant of
+    /// this controller. If the reset fails, returns [`Error`]: the controller stays failed, and the
+    /// queues' memory is kept by this value and leaked when it is dropped. Returns
+    /// [`Error::Closed`] after a shutdown.
+    pub fn recover(&mut self, proof: &Quiesced) -> Result<Recovered, Error> {
+        let span = tracing::info_span!("recover", ctrl = %self.port.id);
+        let _entered = span.enter();
+        if self.state == State::Shutdown {
+            return Err(Error::Closed { ctrl: self.port.id.clone() });
         }
+        for qid in self.queues.keys() {
+            self.check_proof(*qid, proof)?;
+        }
+        let mut level = RecoveryLevel::Queues;
+        if !(self.state == State::Ready && health(&*self.port.bus).is_ok() && self.remake_queues())
+        {
+            level = RecoveryLevel::Controller;
+            // The proof covers all grants, and the reset ends all DMA.
+            for queue in self.queues.values_mut() {
+                queue.granted = None;
+            }
+            let whole = |c: &Self| {
+                let mut queues = c.queues.values();
+                c.state == State::Ready && queues.all(|queue| queue.device == OnDevice::Live)
+            };
+            // An admin timeout on the way may have reset the controller already.
+            if !(whole(self) && health(&*self.port.bus).is_ok()) {
+                self.reset_controller()?;
+            }
+        }
+        let queues = self.queues.keys().copied().collect();
+        tracing::info!(ctrl = %self.port.id, ?level, ?queues, "queues recovered");
+        Ok(Recovered { level, queues })
+    }
+
+    /// Recreates granted and lost queues. Returns whether all of it worked.
+    fn remake_queues(&mut self) -> bool {
+        let granted: Vec<QueueId> =
+            self.queues.iter().filter(|(_, q)| q.granted.is_some()).map(|(qid, _)| *qid).collect();
+        for qid in granted {
+            let absent = |c: &Self| c.queues.get(&qid).map(|q| q.device) == Some(OnDevice::Absent);
+            let deleted = absent(self) || self.delete_on_device(qid).is_ok();
+            let Some(queue) = self.queues.get_mut(&qid) else { continue };
+            if !deleted {
+                // An admin timeout on the way resets the controller, and then the queue is absent.
+                if queue.device == OnDevice::Live {
+                    queue.device = OnDevice::Stuck;
+                }
+                return false;
+            }
+            queue.device = OnDevice::Absent;
+            queue.granted = None;
+        }
+        self.recreate_idle_queues().is_ok()
     }
 
     /// Returns the existing queues, granted or not.

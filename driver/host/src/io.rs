@@ -14,13 +14,15 @@ use nvme_spec::{
 use crate::{
     bus::Interrupt,
     clock::Nanos,
-    command::retry_delay,
     descriptor::{BufferArea, DescriptorError, describe},
     dma::{DmaError, DmaSlice, IovaRange},
+    error::Error,
     grant::DescriptorMode,
+    options::ControllerOptions,
     platform::buffer::Buffer,
+    port::Port,
     queue::{Completion, DeviceError, QueuePair},
-    wait::{Dead, Env, Watch},
+    wait::{Dead, Env, Watch, retry_delay},
 };
 
 /// Bytes of one lane's descriptor area: a list or segment of one page and a chained second one.
@@ -29,16 +31,41 @@ pub(crate) const AREA_BYTES: usize = 8192;
 const SEGMENT_BYTES: u32 = 4096;
 
 /// Memory of the driver's own queue. Allocated once and reused after each reset.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct HostMemory {
     pub(crate) depth: u32,
     pub(crate) lanes: u16,
     pub(crate) sq: DmaSlice,
     pub(crate) cq: DmaSlice,
-    pub(crate) descriptors: Buffer,
+    descriptors: Buffer,
     /// `bounce_bytes` per lane, allocated by the first call that needs it.
-    pub(crate) bounce: Option<Buffer>,
-    pub(crate) bounce_bytes: usize,
+    bounce: Option<Buffer>,
+    bounce_bytes: usize,
+}
+
+impl HostMemory {
+    pub(crate) fn new(port: &Port, options: &ControllerOptions) -> Result<Self, Error> {
+        let most = 1 << port.caps.entries_max.ilog2();
+        let depth = (u32::from(options.host_depth) + 1).next_power_of_two().min(most);
+        let lanes = options.host_depth.min((depth - 1) as u16);
+        Ok(Self {
+            depth,
+            lanes,
+            sq: port.alloc(depth as usize * 64)?,
+            cq: port.alloc(depth as usize * 16)?,
+            descriptors: port.buffer(lanes as usize * AREA_BYTES)?,
+            bounce: None,
+            bounce_bytes: options.bounce_bytes as usize,
+        })
+    }
+
+    /// Allocates the bounce buffers, if this was not done yet.
+    pub(crate) fn ensure_bounce(&mut self, port: &Port) -> Result<(), Error> {
+        if self.bounce.is_none() {
+            self.bounce = Some(port.buffer(self.bounce_bytes * self.lanes as usize)?);
+        }
+        Ok(())
+    }
 }
 
 /// The command in a lane.

@@ -4,11 +4,13 @@
 //! # Architecture
 //!
 //! ```text
-//!   Controller    state machine: attach, reset, shutdown          controller
-//!    |- admin     one admin command at a time, plus events         admin, command, health
-//!    |- block     blocking read, write, flush, deallocate          block, io
-//!    |- grants    queue pairs for executors                        grant (plain data), grants
-//!    '- recovery  Abort -> delete queue -> controller reset        recovery
+//!   Controller    state machine: attach, reset, shutdown          controller, state
+//!    |- commands  identify, logs, features, format, events         command, event, placement
+//!    |- block     blocking read, write, flush, deallocate          block
+//!    |- grants    queue pairs for executors, recovery              grants, grant (plain data)
+//!   Admin         one admin command at a time; Abort, abandonment   admin
+//!   HostQueue     the driver's own queue: splits, retries           io
+//!   Port          registers, memory, clock and name                 port, wait
 //!   QueuePair     post, update_tail, reap; CID table               queue, cid
 //!   Bus, DmaSpace, Clock    interfaces to hardware and time       bus, dma, clock
 //!   CopyEngine    interface to a GPU's copies                      copy
@@ -59,37 +61,38 @@ mod copy;
 pub mod descriptor;
 mod dma;
 mod error;
+mod event;
 mod grant;
 mod grants;
-mod health;
 mod info;
 mod io;
 mod namespace;
 mod options;
 mod placement;
 pub mod platform;
+mod port;
 pub mod queue;
 pub mod quirks;
 mod rate;
-mod recovery;
-mod resets;
+mod state;
 mod wait;
 
 pub use block::WriteOptions;
 pub use bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError, ResetError};
 pub use cid::DEPTH_MAX;
 pub use clock::{Clock, MonotonicClock, Nanos, Waiter, wait_until};
-pub use controller::{Controller, State};
+pub use controller::Controller;
 pub use copy::{CopyDirection, CopyEngine, CopyError, CopyFence, DeviceCopy};
 pub use dma::{
     DevicePtr, DmaError, DmaMemory, DmaSlice, DmaSpace, ExternalMemory, Iova, IovaRange, Place,
 };
 pub use error::{CommandId, Error, FailCause, TimeoutOutcome};
-pub use grant::{DescriptorMode, GrantEpoch, PLACEMENTS_MAX, QueueGrant, Quiesced};
-pub use grants::QueueMemory;
-pub use health::ControllerEvent;
+pub use event::ControllerEvent;
+pub use grant::{
+    DescriptorMode, GrantEpoch, PLACEMENTS_MAX, QueueGrant, QueueMemory, Quiesced, Recovered,
+    RecoveryLevel,
+};
 pub use info::{Capabilities, ControllerInfo, DsmLimits};
 pub use namespace::{LbaRange, NamespaceError, NamespaceInfo};
 pub use options::{ControllerOptions, DescriptorPreference, WaitMode};
-pub use recovery::{Recovered, RecoveryLevel};
-pub use resets::ResetCount;
+pub use state::{ResetCount, State};

@@ -48,6 +48,22 @@ pub struct NamespaceInfo {
     pub reclaim_unit_bytes: u64,
 }
 
+/// The namespaces of a controller, by ascending identifier.
+#[derive(Debug, Default)]
+pub(crate) struct Namespaces {
+    pub(crate) usable: Vec<NamespaceInfo>,
+    pub(crate) refused: Vec<(Nsid, NamespaceError)>,
+}
+
+impl Namespaces {
+    /// Returns a namespace, or why it is not usable.
+    pub(crate) fn get(&self, nsid: Nsid) -> Result<&NamespaceInfo, NamespaceError> {
+        let refused = || self.refused.iter().find(|(id, _)| *id == nsid).map(|(_, why)| *why);
+        let found = self.usable.iter().find(|namespace| namespace.nsid == nsid);
+        found.ok_or_else(|| refused().unwrap_or(NamespaceError::Unknown))
+    }
+}
+
 /// A contiguous range of LBAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LbaRange {

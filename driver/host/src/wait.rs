@@ -1,8 +1,11 @@
-//! Waits with a deadline that detect a dead or paused controller.
+//! Waits with a deadline that detect a dead or paused controller, and delays before retries.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use nvme_spec::reg::{CSTS, Csts};
+use nvme_spec::{
+    reg::{CSTS, Csts},
+    status::Status,
+};
 
 use crate::{
     bus::{Bus, Interrupt},
@@ -13,6 +16,13 @@ use crate::{
 const HEALTH_EVERY: Nanos = Nanos::from_millis(50);
 /// Longest sleep for an interrupt; the queue is then polled even without one.
 const INTERRUPT_NAP: Nanos = Nanos::from_millis(5);
+
+/// Number of retries of a command.
+const RETRIES: u32 = 4;
+/// Minimum delay before the first retry; doubled each time.
+const RETRY_DELAY: Nanos = Nanos::from_millis(10);
+/// Maximum delay, whatever the controller asks for.
+const RETRY_DELAY_MAX: Nanos = Nanos::from_millis(10_000);
 
 /// Reasons to stop waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,12 +52,6 @@ pub(crate) struct Env<'a> {
     pub(crate) bus: &'a dyn Bus,
     /// Limit of the extra time for a paused controller.
     pub(crate) pause_max: Nanos,
-}
-
-impl<'a> Env<'a> {
-    pub(crate) fn new(clock: &'a Arc<dyn Clock>, bus: &'a Arc<dyn Bus>, pause_max: Nanos) -> Self {
-        Self { clock: &**clock, bus: &**bus, pause_max }
-    }
 }
 
 impl<'a> Watch<'a> {
@@ -112,4 +116,18 @@ fn sleep(interrupt: &Interrupt, span: Nanos) {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&*interrupt.eventfd, &mut count);
     }
+}
+
+/// Returns the delay before retry number `attempt` (from 0) of a command that ended with `status`,
+/// or `None` if it must not be retried. `crdt` holds the controller's retry delay times in units of
+/// 100 ms, which the CRD field of the status selects (Base, "Command Retry Delay").
+pub(crate) fn retry_delay(status: Status, crdt: [u16; 3], attempt: u32) -> Option<Nanos> {
+    if attempt >= RETRIES || !status.may_retry() {
+        return None;
+    }
+    let asked = match usize::from(status.crd()) {
+        0 => Nanos(0),
+        index => Nanos::from_millis(u64::from(crdt[index - 1]) * 100),
+    };
+    Some(asked.max(Nanos(RETRY_DELAY.0 << attempt)).min(RETRY_DELAY_MAX))
 }

@@ -81,7 +81,7 @@ const ATOMICS: &[(&str, &str)] = &[
     ("objstore/candle/src/pages.rs", "an engine's KV memory, which devices write"),
     ("driver/host/src/platform/vfio/mapping.rs", "a signal handler may use nothing else"),
     ("driver/host/src/grant.rs", "a counter, so that each grant has a number of its own"),
-    ("driver/host/src/resets.rs", "a counter that is read while others use the controller"),
+    ("driver/host/src/state.rs", "a counter that is read while others use the controller"),
     ("kernels/src/cuda/executor.rs", "the host's half of gio_over, which loom checks in gio-uring"),
 ];
 

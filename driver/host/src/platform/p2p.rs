@@ -23,13 +23,13 @@ use nvme_spec::{
 use super::{buffer::Buffer, window::Window};
 use crate::{
     clock::Nanos,
-    controller::{Controller, State},
+    controller::Controller,
     descriptor::{BufferArea, describe},
     dma::{DmaSlice, IovaRange, Place},
     error::{Error, TimeoutOutcome},
-    grant::{DescriptorMode, Quiesced},
-    grants::QueueMemory,
+    grant::{DescriptorMode, QueueMemory, Quiesced},
     queue::{Completion, QueuePair},
+    state::State,
 };
 
 pub use round_trip::round_trip;
@@ -193,7 +193,7 @@ pub fn prove(
 }
 
 fn divide(controller: &Controller, nsid: Nsid, scratch: &DmaSlice) -> Result<Layout, Error> {
-    let ctrl = controller.id.clone();
+    let ctrl = controller.port.id.clone();
     let namespace = controller.namespace(nsid)?;
     let page = controller.info.page_bytes as usize;
     let lba = 1usize << namespace.lba_shift;
@@ -222,7 +222,7 @@ fn divide(controller: &Controller, nsid: Nsid, scratch: &DmaSlice) -> Result<Lay
 }
 
 fn dma(controller: &Controller) -> impl FnOnce(crate::DmaError) -> Error + use<> {
-    let ctrl = controller.id.clone();
+    let ctrl = controller.port.id.clone();
     move |source| Error::Dma { ctrl, source }
 }
 
@@ -262,11 +262,10 @@ fn admin_data(
     poison(data, &truth).map_err(dma(controller))?;
     let mut sqe = Sqe::new(AdminOpcode::IDENTIFY.0, Cid(0), Nsid(0));
     Identify { cns: Cns::CONTROLLER, ..Default::default() }.write_to(&mut sqe);
-    let timeout = controller.options.admin_timeout;
     // Kept from here on: a controller that does not answer may still write it.
     let kept = controller.quarantine.len();
     controller.quarantine.push(scratch.clone());
-    let sent = controller.admin_command("identify", sqe.with_prps(data.iova().0, 0), timeout);
+    let sent = controller.admin_command("identify", sqe.with_prps(data.iova().0, 0));
     if !matches!(controller.state, State::Failed(_)) {
         controller.quarantine.truncate(kept);
     }
@@ -325,15 +324,15 @@ impl<'a> Prober<'a> {
         layout: &'a Layout,
     ) -> Result<Self, Error> {
         let QueueMemory { sq, cq, descriptors } = layout.memory.clone();
-        let pair = QueuePair::new(&controller.bus, qid, DEPTH, sq, cq)
-            .map_err(|source| Error::Queue { ctrl: controller.id.clone(), source })?;
+        let pair = QueuePair::new(&controller.port.bus, qid, DEPTH, sq, cq)
+            .map_err(|source| Error::Queue { ctrl: controller.port.id.clone(), source })?;
         let area = Buffer::new(descriptors).ok_or_else(|| Error::QueueState {
-            ctrl: controller.id.clone(),
+            ctrl: controller.port.id.clone(),
             qid,
             what: "its descriptors have no address in this process".into(),
         })?;
         let can_compare = controller.info.nvm_commands.contains(Oncs::COMPARE);
-        let (mode, clock) = (controller.info.descriptor_mode, controller.clock.clone());
+        let (mode, clock) = (controller.info.descriptor_mode, controller.port.clock.clone());
         Ok(Self { pair, clock, layout, mode, area, nsid, can_compare })
     }
 

@@ -50,7 +50,7 @@ pub fn round_trip(
     let len = memory.len();
     if len == 0 || !len.is_multiple_of(lba_bytes) {
         let what = format!("{len} bytes of memory are not whole LBAs of {lba_bytes} bytes");
-        return Err(Error::Range { ctrl: controller.id.clone(), nsid, what });
+        return Err(Error::Range { ctrl: controller.port.id.clone(), nsid, what });
     }
     let mut report = RouteReport {
         ctrl: controller.id().to_owned(),
@@ -61,7 +61,7 @@ pub fn round_trip(
     let span = tracing::info_span!("round_trip", ctrl = %report.ctrl, iova = %memory.iova());
     let _entered = span.enter();
     let access = Access::new(memory, copies)
-        .map_err(|source| Error::Dma { ctrl: controller.id.clone(), source })?;
+        .map_err(|source| Error::Dma { ctrl: controller.port.id.clone(), source })?;
     let mut trip = Trip { controller, nsid, lba, memory, access };
     match trip.access.check(memory) {
         Some(Ok(())) => report.add(RouteCheck::Copies, Outcome::Works),

@@ -1,9 +1,29 @@
-//! Reset counter of a controller.
+//! The state of a controller, and the count of its resets.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
+
+use crate::error::FailCause;
+
+/// The state of a controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum State {
+    /// CC.EN is 0 or not known yet.
+    Disabled,
+    /// Initial set-up is in progress.
+    Enabling,
+    /// The controller accepts commands.
+    Ready,
+    /// A reset and the set-up after it are in progress.
+    Resetting,
+    /// The controller is no longer used.
+    Failed(FailCause),
+    /// The controller was shut down in an orderly way.
+    Shutdown,
+}
 
 /// Number of resets of one controller since it was attached. Clones count the same controller, and
 /// reading one does not block on users of the controller.
