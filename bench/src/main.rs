@@ -8,7 +8,6 @@ mod commit;
 mod file;
 mod gpu;
 mod instant;
-mod lifetime;
 mod open;
 mod path;
 mod plot;
@@ -49,9 +48,6 @@ enum Command {
     /// The I/O kernel on an NVIDIA GPU: commands a second, retrieve against a plain copy, the
     /// caller's CPU time per layer, and the slowdown of a matrix product beside it
     Gpu(gpu::GpuArgs),
-    /// Write amplification: flash bytes written per host byte, with and without deallocation and
-    /// placement handles
-    Lifetime(lifetime::LifetimeArgs),
     /// Time to open a store: reading its journal and building its catalog
     Open(open::OpenArgs),
     /// Host memory above the drives: hit rates against LRU and Belady on a recorded trace, by size
@@ -99,7 +95,6 @@ fn main() -> ExitCode {
         Command::Commit(args) => commit::run(&args),
         Command::File(args) => file::run(&args),
         Command::Gpu(args) => gpu::run(&args),
-        Command::Lifetime(args) => lifetime::run(&args),
         Command::Open(args) => open::run(&args),
         Command::Tier(args) => tier::run(&args),
     };

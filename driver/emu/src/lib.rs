@@ -24,8 +24,7 @@
 //! - [`SimMedia`] loses the contents of a volatile cache on power loss, and has its own faults
 //!   ([`SimFaults`]): operations that fail, and silent corruption. A [`PowerSwitch`] cuts the power
 //!   of several controllers together, at a moment that can be enumerated; the bytes below survive.
-//! - [`BandwidthMedia`] gives another medium the speed of a drive, in virtual time. [`FtlMedia`]
-//!   counts the writes of a drive's flash translation layer.
+//! - [`BandwidthMedia`] gives another medium the speed of a drive, in virtual time.
 //!
 //! # Invariants
 //!
@@ -83,9 +82,9 @@ pub use fault::{
 };
 pub use interrupt::Interrupts;
 pub use media::{
-    Bandwidth, BandwidthDial, BandwidthMedia, DataFault, FileMedia, FileOptions, FtlCounters,
-    FtlMedia, FtlMeter, FtlOptions, Latency, Media, MediaDone, MediaError, MediaKind, MediaOp,
-    MemoryMedia, SimFault, SimFaultKind, SimFaultLog, SimFaults, SimMedia, SimOptions,
+    Bandwidth, BandwidthDial, BandwidthMedia, DataFault, FileMedia, FileOptions, Latency, Media,
+    MediaDone, MediaError, MediaKind, MediaOp, MemoryMedia, SimFault, SimFaultKind, SimFaultLog,
+    SimFaults, SimMedia, SimOptions,
 };
 pub use power::PowerSwitch;
 pub use progress::{EmuCounters, Progress};

@@ -5,7 +5,6 @@
 
 mod bandwidth;
 mod file;
-mod ftl;
 mod gpu_copies;
 mod memory;
 mod overlay;
@@ -18,7 +17,6 @@ use nvme_driver::{Clock, CopyError, MonotonicClock, Nanos, wait_until};
 pub use self::{
     bandwidth::{Bandwidth, BandwidthDial, BandwidthMedia},
     file::{FileMedia, FileOptions},
-    ftl::{FtlCounters, FtlMedia, FtlMeter, FtlOptions},
     memory::MemoryMedia,
     overlay::DataFault,
     sim::{Latency, SimFault, SimFaultKind, SimFaultLog, SimFaults, SimMedia, SimOptions},

@@ -408,7 +408,6 @@ fn bad_operations_move_nothing() {
         Rig::new(MemoryMedia::new(CAPACITY).unwrap()),
         Rig::new(sim),
         Rig::new(file),
-        Rig::new(FtlMedia::new(MemoryMedia::new(CAPACITY).unwrap(), FtlOptions::default())),
         Rig::new(Overlay::new(Box::new(MemoryMedia::new(CAPACITY).unwrap()))),
     ] {
         let error = rig.read(CAPACITY - 512, 1024).unwrap_err();

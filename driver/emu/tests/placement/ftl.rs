@@ -5,9 +5,9 @@ mod mapping;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nvme_driver::Nanos;
+use nvme_emu::{Media, MediaDone, MediaKind, MediaOp};
 
 use self::mapping::{Mapping, PAGE_BYTES};
-use super::{Media, MediaDone, MediaKind, MediaOp};
 
 /// Flash below a [`FtlMedia`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +84,8 @@ impl FtlMeter {
 ///
 /// The flash writes pages of 4096 bytes. A write programs each page that it touches. Deallocating
 /// or zeroing a whole page invalidates it. When free blocks run out, the block with the fewest
-/// valid pages is collected (greedy). An operation counts when it is submitted.
+/// valid pages is collected (greedy). An operation counts when it is submitted; it must be inside the
+/// capacity.
 #[derive(Debug)]
 pub struct FtlMedia {
     inner: Box<dyn Media>,
@@ -147,9 +148,7 @@ impl Media for FtlMedia {
     }
 
     fn submit(&mut self, op: MediaOp, now: Nanos) -> Option<MediaDone> {
-        if op.check(self.capacity_bytes()).is_ok() {
-            self.account(&op);
-        }
+        self.account(&op);
         self.inner.submit(op, now)
     }
 
@@ -174,5 +173,4 @@ impl Media for FtlMedia {
     }
 }
 
-#[cfg(test)]
 mod tests;

@@ -1,9 +1,10 @@
 use std::collections::VecDeque;
 
-use proptest::prelude::*;
+use nvme_emu::{DataFault, MemoryMedia, SgList};
+use proptest::prelude::{Strategy, prop_assert_eq, proptest};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
 use super::*;
-use crate::{DataFault, MemoryMedia, SgList, random::SplitMix64};
 
 const PAGE: u64 = PAGE_BYTES;
 
@@ -159,7 +160,7 @@ struct Groups {
     media: FtlMedia,
     live: Vec<u64>,
     free: VecDeque<u64>,
-    rng: SplitMix64,
+    rng: StdRng,
 }
 
 /// Bytes of a group; 8 groups make up an erase block.
@@ -175,7 +176,7 @@ impl Groups {
             media,
             live: Vec::new(),
             free: (0..GROUPS).collect(),
-            rng: SplitMix64::new(1, 0),
+            rng: StdRng::seed_from_u64(1),
         };
         (0..GROUPS * 4 / 5).for_each(|_| groups.store());
         groups
@@ -189,7 +190,7 @@ impl Groups {
 
     /// Frees a random group: files do not end in the order in which they were written.
     fn evict(&mut self, deallocate: bool) {
-        let place = self.rng.below(self.live.len() as u64) as usize;
+        let place = self.rng.random_range(0..self.live.len());
         let group = self.live.swap_remove(place);
         if deallocate {
             run(&mut self.media, MediaKind::Deallocate, group * GROUP, GROUP, 0);

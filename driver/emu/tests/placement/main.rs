@@ -1,9 +1,10 @@
 //! Placement handles from the driver's calls to the flash translation layer.
 
+mod ftl;
+
+use ftl::{FtlMedia, FtlOptions};
 use nvme_driver::{Controller, ControllerOptions, LbaRange, WriteOptions};
-use nvme_emu::{
-    Emu, EmuConfig, EmuDomain, FtlMedia, FtlOptions, MemoryMedia, PlacementConfig, SimClock,
-};
+use nvme_emu::{Emu, EmuConfig, EmuDomain, MemoryMedia, PlacementConfig, SimClock};
 use nvme_spec::ids::{Lba, Nsid};
 
 const NSID: Nsid = Nsid(1);
