@@ -2,15 +2,16 @@
 
 use std::{
     fmt, io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::Thread,
 };
 
-use nvme_driver::{Clock, Nanos};
+use nvme_driver::{
+    Bus, Clock, DmaSpace, DoorbellPage, Gone, Interrupt, InterruptError, Nanos, ResetError,
+};
 use nvme_spec::{ids::Nsid, log::CriticalWarning};
 
 use crate::{
-    bus::EmuBus,
     config::{ConfigError, EmuConfig},
     controller::Controller,
     domain::EmuDomain,
@@ -22,9 +23,11 @@ use crate::{
 
 /// A software controller. It works only in [`Emu::step`], called by an [`crate::EmuRunner`] in real
 /// time, a [`crate::SimClock`] in virtual time, or a test.
+///
+/// As a [`Bus`], an unplugged controller reads as all ones, like a function behind a dead PCIe link:
+/// the bus knows no more than a real one, so drivers must detect the removal themselves.
 pub struct Emu {
     id: String,
-    this: Weak<Emu>,
     /// Held while waiting for `state`. Its holder is next in line, so a loop of steps cannot starve
     /// a register access (a std mutex alone is unfair).
     fair_lock: Mutex<()>,
@@ -35,6 +38,8 @@ pub struct Emu {
     doorbells: Doorbells,
     interrupts: Interrupts,
     domain: Arc<EmuDomain>,
+    /// `domain`, as a [`Bus`] returns it.
+    dma: Arc<dyn DmaSpace>,
 }
 
 struct State {
@@ -72,9 +77,8 @@ impl Emu {
         let pci_id = config.pci_id;
         let controller =
             Controller::new(config, domain.clone(), doorbells.clone(), interrupts.clone());
-        Ok(Arc::new_cyclic(|this| Self {
+        Ok(Arc::new(Self {
             id,
-            this: this.clone(),
             fair_lock: Mutex::new(()),
             state: Mutex::new(State { controller, now: Nanos::default() }),
             attached: Mutex::new(Attached::default()),
@@ -82,6 +86,7 @@ impl Emu {
             platform: Mutex::new(Platform::default()),
             doorbells,
             interrupts,
+            dma: domain.clone(),
             domain,
         }))
     }
@@ -112,11 +117,8 @@ impl Emu {
 
     /// Returns the bus for a driver to attach to.
     #[must_use]
-    pub fn bus(&self) -> Arc<EmuBus> {
-        // The weak handle can be upgraded as long as a caller can hold `&self`, except inside
-        // `new`, which hands nothing out.
-        let emu = self.this.upgrade().expect("an Emu is only ever inside an Arc");
-        Arc::new(EmuBus::new(emu))
+    pub fn bus(self: &Arc<Self>) -> Arc<dyn Bus> {
+        self.clone()
     }
 
     /// Performs the work due at `now`, fetching at most `budget` commands.
@@ -130,18 +132,14 @@ impl Emu {
     /// Reads a register.
     #[must_use]
     pub fn read32(&self, offset: u32) -> u32 {
-        let told = self.time();
-        let mut state = self.state();
-        state.now = state.now.max(told);
+        let mut state = self.state_now();
         let now = state.now;
         state.controller.read32(offset, now)
     }
 
     /// Writes a register and wakes the thread that steps this controller.
     pub fn write32(&self, offset: u32, value: u32) {
-        let told = self.time();
-        let mut state = self.state();
-        state.now = state.now.max(told);
+        let mut state = self.state_now();
         let now = state.now;
         state.controller.write32(offset, value, now);
         drop(state);
@@ -172,9 +170,7 @@ impl Emu {
 
     /// Performs a Function Level Reset and wakes the stepping thread. Returns false if it has none.
     pub fn reset_function(&self) -> bool {
-        let told = self.time();
-        let mut state = self.state();
-        state.now = state.now.max(told);
+        let mut state = self.state_now();
         let now = state.now;
         let done = state.controller.reset_function(now);
         drop(state);
@@ -185,10 +181,6 @@ impl Emu {
     /// Simulates an uncorrectable PCIe error of this function.
     pub fn report_pcie_error(&self) {
         self.platform().pcie_error = true;
-    }
-
-    pub(crate) fn take_pcie_error(&self) -> bool {
-        std::mem::take(&mut self.platform().pcie_error)
     }
 
     /// Removes the controller from its slot: registers read as all ones, nothing completes.
@@ -214,14 +206,6 @@ impl Emu {
         self.platform().requested = true;
     }
 
-    pub(crate) fn pci_id(&self) -> Option<(u16, u16)> {
-        self.pci_id
-    }
-
-    pub(crate) fn requested(&self) -> bool {
-        self.platform().requested
-    }
-
     /// Sets the clock for register accesses and the thread to wake.
     pub(crate) fn attach(&self, clock: Option<Arc<dyn Clock>>, thread: Option<Thread>) {
         *self.attached() = Attached { clock, thread };
@@ -233,8 +217,12 @@ impl Emu {
         self.state().controller.set_exclusive(exclusive);
     }
 
-    fn time(&self) -> Nanos {
-        self.attached().clock.as_ref().map_or(Nanos::default(), |clock| clock.now())
+    /// Returns the state, with the time of the clock if there is one.
+    fn state_now(&self) -> MutexGuard<'_, State> {
+        let now = self.attached().clock.as_ref().map_or(Nanos::default(), |clock| clock.now());
+        let mut state = self.state();
+        state.now = state.now.max(now);
+        state
     }
 
     fn wake(&self) {
@@ -254,6 +242,56 @@ impl Emu {
     fn state(&self) -> MutexGuard<'_, State> {
         let _next = self.fair_lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Bus for Emu {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn read32(&self, offset: u32) -> Result<u32, Gone> {
+        Ok(self.read32(offset))
+    }
+
+    fn write32(&self, offset: u32, value: u32) -> Result<(), Gone> {
+        self.write32(offset, value);
+        Ok(())
+    }
+
+    fn doorbells(&self) -> DoorbellPage {
+        self.doorbells.page()
+    }
+
+    fn dma(&self) -> &Arc<dyn DmaSpace> {
+        &self.dma
+    }
+
+    fn pci_id(&self) -> Option<(u16, u16)> {
+        self.pci_id
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
+    fn requested(&self) -> bool {
+        self.platform().requested
+    }
+
+    fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError> {
+        self.interrupts.listen(&self.id, vector)
+    }
+
+    fn reset(&self) -> Result<(), ResetError> {
+        if !self.reset_function() {
+            return Err(ResetError::Unsupported { bus: self.id.clone() });
+        }
+        Ok(())
+    }
+
+    fn pcie_error(&self) -> bool {
+        std::mem::take(&mut self.platform().pcie_error)
     }
 }
 
@@ -282,7 +320,7 @@ pub enum EmuError {
 
 #[cfg(test)]
 mod tests {
-    use nvme_driver::{Bus, InterruptError, platform::mmio};
+    use nvme_driver::platform::mmio;
 
     use super::*;
 

@@ -4,8 +4,8 @@
 //! # Architecture
 //!
 //! ```text
-//!   nvme_driver::Bus  <- EmuBus -> Emu { Mutex<Controller>, Doorbells, Interrupts, EmuDomain }
-//!                                     ^ step(now, budget)        EmuRunner (threads) or SimClock
+//!   nvme_driver::Bus  <- Emu { Mutex<Controller>, Doorbells, Interrupts, EmuDomain }
+//!                         ^ step(now, budget)        EmuRunner (threads) or SimClock
 //!   Controller: registers, admin, queues, PRP/SGL walkers  ->  GpuCopies -> Overlay -> Media
 //!   EmuDomain:  IOVA -> memory, the software IOMMU                MemoryMedia, FileMedia, SimMedia
 //! ```
@@ -55,7 +55,6 @@
 pub mod controller;
 
 mod bounce;
-mod bus;
 mod config;
 mod domain;
 mod doorbell;
@@ -71,7 +70,6 @@ mod runner;
 mod sg_list;
 mod sim;
 
-pub use bus::EmuBus;
 pub use config::{ConfigError, EmuConfig, NamespaceConfig, PlacementConfig, SglSupport};
 pub use domain::{DmaAccess, DmaFault, DmaFaultKind, EmuDomain, SgEntry, SgList};
 pub use doorbell::Doorbells;
