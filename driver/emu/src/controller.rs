@@ -1,9 +1,13 @@
 //! The controller protocol: registers, admin commands, I/O queues, PRP and SGL walkers.
 //!
 //! [`Controller::step`] polls the media and the doorbells, executes delayed commands, fetches new
-//! ones in round-robin order, and signals interrupts. A command is executed when it is fetched; it
-//! is stored in a slab only while it waits for media, a delay or an event. Each part of the
-//! protocol is a file with its own `impl Controller`.
+//! ones in round-robin order, and signals interrupts. A command is executed when it is fetched, and
+//! stored only while it waits for media, a delay or an event.
+//!
+//! Each part of the controller is a type with its own state: `Queues` with doorbells and
+//! interrupts, waiting `Commands`, `Storage` with its media, `Features`, `Logs` with events,
+//! `Faults`, `Registers`. Only a change of several of them is a function of [`Controller`]:
+//! `lifecycle.rs` (enable to removal), `execute.rs` (fetch to completion) and `admin.rs`.
 //!
 //! # Not implemented
 //!
@@ -18,15 +22,20 @@
 
 mod admin;
 mod command;
-mod complete;
+mod create_queue;
+mod events;
+mod execute;
 mod faults;
-mod fetch;
+mod features;
+mod identify;
 mod io;
 mod lifecycle;
+mod logs;
 mod namespace;
 mod placement;
 mod queues;
 mod registers;
+mod storage;
 mod transfer;
 
 #[cfg(test)]
@@ -35,71 +44,40 @@ mod tests;
 use std::sync::Arc;
 
 use nvme_driver::Nanos;
-use nvme_spec::{identify::Sgls, reg};
+use nvme_spec::reg;
 
 use self::{
-    admin::{Events, Features, Identity, Logs},
-    command::{Slab, Wait},
-    faults::DeviceFault,
+    command::Commands,
+    faults::{DeviceFault, Faults},
+    features::Features,
+    identify::Identity,
     lifecycle::Lifecycle,
+    logs::Logs,
     namespace::Namespace,
     queues::Queues,
     registers::Registers,
+    storage::Storage,
     transfer::Rules,
 };
-use crate::{
-    Doorbells, EmuConfig, EmuCounters, EmuDomain, FaultPlan, Interrupts, PlacementConfig,
-    PowerSwitch, Progress, SglSupport, domain::SgList, fault::FaultEngine, media::MediaDone,
-};
+use crate::{Doorbells, EmuConfig, EmuCounters, EmuDomain, FaultPlan, Interrupts, Progress};
 
 /// The controller as a step machine.
 #[derive(Debug)]
 pub struct Controller {
     // On the I/O path.
-    doorbells: Doorbells,
     queues: Queues,
+    commands: Commands,
+    storage: Storage,
     rules: Rules,
-    /// Largest transfer of one command in bytes.
-    transfer_bytes_max: u64,
-    namespaces: Vec<Namespace>,
-    /// Empty lists kept for their capacity.
-    spare: Vec<SgList>,
-    counters: EmuCounters,
-    /// Set if the fault plan has command rules.
-    faulty: bool,
-    faults: FaultEngine,
-    commands: Slab,
-    /// Delayed commands as (time, token), unordered: there are few.
-    delayed: Vec<(Nanos, u64)>,
-    /// Tokens of commands whose media operations have all ended.
-    finished: Vec<u64>,
-    done: Vec<MediaDone>,
-    /// Completion queues with an interrupt to signal.
-    signals: Vec<u16>,
-    /// Position in the round robin of the submission queues.
-    rr_index: usize,
-    /// Next queue identifier to check for doorbells rung without a queue.
-    unused_qid: u16,
-    /// Fault of the whole device, applied once no DMA is in progress.
-    pending_fault: Option<DeviceFault>,
+    faults: Faults,
+    features: Features,
+    logs: Logs,
 
     // Not on the I/O path.
     domain: Arc<EmuDomain>,
-    interrupts: Interrupts,
-    /// Vectors signalled while masked.
-    withheld: u32,
     registers: Registers,
     lifecycle: Lifecycle,
     identity: Identity,
-    features: Features,
-    events: Events,
-    logs: Logs,
-    /// Submission queues being deleted.
-    deletions: u32,
-    /// Set if writes must reach stable media before they complete (no write cache).
-    write_through: bool,
-    placement: Option<PlacementConfig>,
-    power: Option<PowerSwitch>,
 }
 
 impl Controller {
@@ -111,46 +89,24 @@ impl Controller {
         doorbells: Doorbells,
         interrupts: Interrupts,
     ) -> Self {
-        let registers = Registers::new(&config);
-        let identity = Identity::new(&config);
-        let features = Features::new(&config);
-        let faults = FaultEngine::new(config.faults);
-        let namespace = |config| Namespace::new(config, domain.copies());
-        let namespaces = config.namespaces.into_iter().map(namespace).collect();
-        let mut controller = Self {
-            doorbells,
-            queues: Queues::new(config.io_queues_max),
-            rules: Rules { page_bytes: 4096, sgl: config.sgl, bit_bucket: config.bit_bucket },
-            transfer_bytes_max: config.mdts_bytes.map_or(u64::MAX, u64::from),
-            namespaces,
-            spare: Vec::new(),
-            counters: EmuCounters::default(),
-            faulty: !faults.plan().rules.is_empty(),
-            faults,
-            commands: Slab::default(),
-            delayed: Vec::new(),
-            finished: Vec::new(),
-            done: Vec::new(),
-            signals: Vec::new(),
-            rr_index: 0,
-            unused_qid: 0,
-            pending_fault: None,
-            domain,
-            interrupts,
-            withheld: 0,
-            registers,
-            lifecycle: Lifecycle::default(),
-            identity,
-            features,
-            events: Events::default(),
+        Self {
+            queues: Queues::new(config.io_queues_max, doorbells, interrupts),
+            commands: Commands::default(),
+            rules: Rules {
+                page_bytes: 4096,
+                sgl: config.sgl,
+                bit_bucket: config.bit_bucket,
+                bytes_max: config.mdts_bytes.map_or(u64::MAX, u64::from),
+            },
+            features: Features::new(&config),
             logs: Logs::default(),
-            deletions: 0,
-            write_through: false,
-            placement: config.placement,
-            power: config.power,
-        };
-        controller.update_write_cache();
-        controller
+            registers: Registers::new(&config),
+            lifecycle: Lifecycle::default(),
+            identity: Identity::new(&config),
+            storage: Storage::new(config.namespaces, config.placement, domain.copies()),
+            faults: Faults::new(config.faults, config.power),
+            domain,
+        }
     }
 
     /// Reads the 32-bit register at `offset`; a 64-bit register takes two reads.
@@ -162,7 +118,7 @@ impl Controller {
         self.tick(now);
         match offset {
             reg::CSTS => {
-                let paused = self.faults.plan().registers.paused;
+                let paused = self.faults.registers().paused;
                 self.lifecycle.status().with_pp(paused.into()).0
             }
             _ => self.registers.read(offset),
@@ -185,7 +141,7 @@ impl Controller {
             reg::INTMS => self.registers.masked |= value,
             reg::INTMC => {
                 self.registers.masked &= !value;
-                self.signal_withheld();
+                self.queues.signal_withheld(self.registers.masked, &mut self.logs.counters);
             }
             _ => self.registers.write(offset, value),
         }
@@ -196,8 +152,8 @@ impl Controller {
         self.check_power();
         let mut work = self.tick(now);
         work += self.poll_media(now);
-        let paused = self.faults.plan().registers.paused;
-        if !paused && self.lifecycle.serving() && self.observe_doorbells(now) {
+        let paused = self.faults.registers().paused;
+        if !paused && self.lifecycle.serving() && self.observe(now) {
             let domain = Arc::clone(&self.domain);
             let dma = domain.access();
             work += self.settle(&dma);
@@ -206,47 +162,58 @@ impl Controller {
             work += self.finish_deletions(&dma);
             work += self.report_events(&dma);
         }
-        self.signal();
+        self.queues.signal(self.registers.masked, &mut self.logs.counters);
         work += self.apply_device_fault(now);
         work += self.advance_shutdown(now);
         Progress {
             work,
-            outstanding: u32::try_from(self.commands.len().max(self.in_flight()))
+            outstanding: u32::try_from(self.commands.len().max(self.storage.in_flight()))
                 .unwrap_or(u32::MAX),
             next_event: self.next_event(),
             listening: self.lifecycle.serving() || self.lifecycle.shutting_down(),
         }
     }
 
+    /// Reads new doorbell values. Returns whether there may be work for this step.
+    fn observe(&mut self, now: Nanos) -> bool {
+        let ready = self.commands.ready(now);
+        self.queues.observe(&mut self.logs) || ready || self.logs.events.waiting()
+    }
+
+    /// Applies the pending fault of the device.
+    fn apply_device_fault(&mut self, now: Nanos) -> u32 {
+        match self.faults.pending.take() {
+            None => return 0,
+            Some(DeviceFault::PowerLoss) => self.power_loss(now),
+            Some(DeviceFault::Gone) => self.unplug(),
+            Some(DeviceFault::GpuLost) => self.fail("a GPU whose memory it moves data to is lost"),
+        }
+        1
+    }
+
     /// Sets whether only the calling thread steps the controller from now on.
     pub(crate) fn set_exclusive(&mut self, exclusive: bool) {
-        self.namespaces.iter_mut().for_each(|namespace| namespace.set_exclusive(exclusive));
+        self.storage.set_exclusive(exclusive);
     }
 
     /// Returns the time of the next state change without a host access, if known.
     #[must_use]
     pub fn next_event(&self) -> Option<Nanos> {
-        let delays = self.delayed.iter().map(|(time, _)| *time);
-        let delays = delays.filter(|_| self.lifecycle.serving());
-        let media = self.namespaces.iter().filter_map(|namespace| namespace.media_event()).min();
+        let delay = self.commands.next_delay().filter(|_| self.lifecycle.serving());
+        let media = self.storage.next_event();
         // A transition that is due still waits for media.
-        let phase = match self.in_flight() {
+        let phase = match self.storage.in_flight() {
             0 => self.lifecycle.next_event(),
             _ => self.lifecycle.next_event().max(media).filter(|_| media.is_some()),
         };
-        delays.chain(media).chain(phase).min()
-    }
-
-    /// Returns the number of operations in flight on media, including cancelled ones.
-    fn in_flight(&self) -> usize {
-        self.namespaces.iter().map(Namespace::in_flight).sum()
+        [delay, media, phase].into_iter().flatten().min()
     }
 
     /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> EmuCounters {
-        let mut counters = self.counters;
-        for (copies, batches) in self.namespaces.iter().map(Namespace::copies) {
+        let mut counters = self.logs.counters;
+        for (copies, batches) in self.storage.namespaces.iter().map(Namespace::copies) {
             counters.copies += copies;
             counters.copy_batches += batches;
         }
@@ -255,9 +222,8 @@ impl Controller {
 
     /// Replaces the fault plan and restarts its counters.
     pub fn set_faults(&mut self, faults: FaultPlan) {
-        self.faulty = !faults.rules.is_empty();
-        self.faults = FaultEngine::new(faults);
-        self.lifecycle.faults_changed(&self.faults.plan().registers);
+        self.faults.set_plan(faults);
+        self.lifecycle.faults_changed(self.faults.registers());
     }
 
     /// Cuts the power and restores it.
@@ -274,31 +240,10 @@ impl Controller {
         self.lifecycle.gone = true;
     }
 
-    /// Counts an event of the power switch, if there is one. Returns whether the power is off: then
-    /// nothing may happen any more, and the controller is gone once no memory is being accessed.
-    #[inline]
-    fn pass_moment(&mut self) -> bool {
-        let off = self.power.as_ref().is_some_and(PowerSwitch::pass_moment);
-        if off {
-            self.pending_fault = Some(DeviceFault::Gone);
-        }
-        off
-    }
-
     /// Unplugs the controller if the power is off.
     fn check_power(&mut self) {
-        if !self.lifecycle.gone && self.power.as_ref().is_some_and(PowerSwitch::is_cut) {
+        if !self.lifecycle.gone && self.faults.power_is_cut() {
             self.unplug();
         }
-    }
-
-    /// Returns SGLS of the identify data.
-    fn sgls(&self) -> Sgls {
-        let kinds = match self.rules.sgl {
-            SglSupport::None => return Sgls(0),
-            SglSupport::Byte => 1,
-            SglSupport::Dword => 2,
-        };
-        Sgls(kinds | if self.rules.bit_bucket { Sgls::BIT_BUCKET } else { 0 })
     }
 }

@@ -24,8 +24,8 @@ use crate::{
 /// A software controller. It works only in [`Emu::step`], called by an [`crate::EmuRunner`] in real
 /// time, a [`crate::SimClock`] in virtual time, or a test.
 ///
-/// As a [`Bus`], an unplugged controller reads as all ones, like a function behind a dead PCIe link:
-/// the bus knows no more than a real one, so drivers must detect the removal themselves.
+/// As a [`Bus`], an unplugged controller reads as all ones, like a function behind a dead PCIe
+/// link: the bus knows no more than a real one, so drivers must detect the removal themselves.
 pub struct Emu {
     id: String,
     /// Held while waiting for `state`. Its holder is next in line, so a loop of steps cannot starve

@@ -1,19 +1,14 @@
-//! Application of the fault plan to commands.
+//! The fault plan and the power switch: faults of commands and of the whole device.
 
-use nvme_driver::Nanos;
 use nvme_spec::{
     nvm::{BlockRange, NvmOpcode},
     sqe::Sqe,
-    status::Status,
 };
 
-use super::{
-    Controller,
-    command::{Command, CqeFault, Outcome, Ticket, Wait},
-};
+use super::{command::Ticket, namespace::Namespace};
 use crate::{
-    domain::DmaAccess,
-    fault::{CommandView, FaultAction, FaultHit},
+    FaultPlan, PowerSwitch,
+    fault::{CommandView, FaultAction, FaultEngine, FaultHit, RegisterFaults},
     media::DataFault,
 };
 
@@ -25,106 +20,56 @@ pub(super) enum DeviceFault {
     GpuLost,
 }
 
-impl Controller {
-    /// Injects the plan's faults for a command. Returns `None` if that ended the command.
-    pub(super) fn inject(
-        &mut self,
-        dma: &DmaAccess<'_>,
-        now: Nanos,
-        ticket: &mut Ticket,
-        sqe: &Sqe,
-    ) -> Option<DataFault> {
-        let Some(hit) = self.faults.decide(&view(ticket, sqe)) else {
-            return Some(DataFault::None);
-        };
-        self.counters.faults += 1;
-        tracing::debug!(
-            ctrl = self.identity.id(),
-            qid = ticket.sqid,
-            cid = ticket.cid,
-            rule = hit.rule,
-            action = ?hit.action,
-            "fault"
-        );
-        match hit.action {
-            FaultAction::Status { code, dnr } => {
-                let status = Status(code & 0x1fff);
-                let status = if dnr { status.with_dnr() } else { status };
-                self.complete(dma, *ticket, Outcome::failed(status));
-                return None;
-            }
-            FaultAction::Drop => {
-                self.abandon(*ticket);
-                return None;
-            }
-            FaultAction::Delay { ns } => {
-                let wait = Wait::Delay { sqe: Box::new(*sqe) };
-                let token = self.commands.insert(Command { ticket: *ticket, wait });
-                self.delayed.push((now + Nanos(ns), token));
-                return None;
-            }
-            FaultAction::PowerLoss => {
-                self.pending_fault = Some(DeviceFault::PowerLoss);
-                return None;
-            }
-            FaultAction::Gone => {
-                self.pending_fault = Some(DeviceFault::Gone);
-                return None;
-            }
-            FaultAction::FatalStatus => {
-                self.fail("the fault plan says so");
-                return None;
-            }
-            FaultAction::Duplicate => ticket.cqe_fault = CqeFault::Duplicate,
-            FaultAction::WrongCid => ticket.cqe_fault = CqeFault::Cid,
-            FaultAction::WrongPhase => ticket.cqe_fault = CqeFault::Phase,
-            FaultAction::WrongSqhd => ticket.cqe_fault = CqeFault::Sqhd,
-            FaultAction::WrongSqid => ticket.cqe_fault = CqeFault::Sqid,
-            FaultAction::TornWrite
-            | FaultAction::MisdirectedWrite { .. }
-            | FaultAction::CorruptRead => return Some(self.data_fault(ticket, sqe, hit)),
-        }
-        Some(DataFault::None)
+/// Faults of commands and of the device.
+#[derive(Debug)]
+pub(super) struct Faults {
+    engine: FaultEngine,
+    /// Fault of the whole device, applied once no DMA is in progress.
+    pub pending: Option<DeviceFault>,
+    power: Option<PowerSwitch>,
+}
+
+impl Faults {
+    pub(super) fn new(plan: FaultPlan, power: Option<PowerSwitch>) -> Self {
+        Self { engine: FaultEngine::new(plan), pending: None, power }
     }
 
-    /// Returns the data fault of `hit`, if it applies to the command.
-    fn data_fault(&self, ticket: &Ticket, sqe: &Sqe, hit: FaultHit) -> DataFault {
-        let Some(namespace) = self.namespaces.get(sqe.nsid.wrapping_sub(1) as usize) else {
-            return DataFault::None;
-        };
-        let bytes = u64::from(BlockRange::from_sqe(sqe).lbas().0) << namespace.lba_shift;
-        match (NvmOpcode(ticket.opcode), hit.action) {
-            (NvmOpcode::WRITE, FaultAction::TornWrite) => {
-                let unit = namespace.tear_bytes();
-                DataFault::Torn { keep_bytes: hit.roll % bytes.div_ceil(unit) * unit }
-            }
-            (NvmOpcode::WRITE, FaultAction::MisdirectedWrite { lba_delta }) => {
-                let delta = i128::from(lba_delta) << namespace.lba_shift;
-                DataFault::Misdirected { delta_bytes: i64::try_from(delta).unwrap_or(i64::MAX) }
-            }
-            (NvmOpcode::READ, FaultAction::CorruptRead) => DataFault::Corrupt { seed: hit.roll },
-            _ => DataFault::None,
-        }
+    /// Replaces the plan and restarts its counters.
+    pub(super) fn set_plan(&mut self, plan: FaultPlan) {
+        self.engine = FaultEngine::new(plan);
     }
 
-    /// Drops a command: it will never complete, and its slot becomes free.
-    fn abandon(&mut self, ticket: Ticket) {
-        self.unreserve(ticket.sqid);
-        if let Some(sq) = self.queues.sq(ticket.sqid) {
-            sq.outstanding -= 1;
-            sq.cids.remove(ticket.cid);
-        }
+    pub(super) fn plan(&self) -> &FaultPlan {
+        self.engine.plan()
     }
 
-    /// Applies the pending fault of the device.
-    pub(super) fn apply_device_fault(&mut self, now: Nanos) -> u32 {
-        match self.pending_fault.take() {
-            None => return 0,
-            Some(DeviceFault::PowerLoss) => self.power_loss(now),
-            Some(DeviceFault::Gone) => self.unplug(),
-            Some(DeviceFault::GpuLost) => self.fail("a GPU whose memory it moves data to is lost"),
+    pub(super) fn registers(&self) -> &RegisterFaults {
+        &self.engine.plan().registers
+    }
+
+    /// Returns the plan's fault for a fetched command.
+    #[inline]
+    pub(super) fn decide(&mut self, ticket: &Ticket, sqe: &Sqe) -> Option<FaultHit> {
+        if self.plan().rules.is_empty() {
+            return None;
         }
-        1
+        self.engine.decide(&view(ticket, sqe))
+    }
+
+    /// Counts an event of the power switch, if there is one. Returns whether the power is off: then
+    /// nothing may happen any more, and the controller is gone once no memory is being accessed.
+    #[inline]
+    pub(super) fn pass_moment(&mut self) -> bool {
+        let off = self.power.as_ref().is_some_and(PowerSwitch::pass_moment);
+        if off {
+            self.pending = Some(DeviceFault::Gone);
+        }
+        off
+    }
+
+    /// Returns whether the power is off.
+    pub(super) fn power_is_cut(&self) -> bool {
+        self.power.as_ref().is_some_and(PowerSwitch::is_cut)
     }
 }
 
@@ -142,5 +87,22 @@ fn view(ticket: &Ticket, sqe: &Sqe) -> CommandView {
         nsid: sqe.nsid,
         qid: ticket.sqid,
         lbas: (!admin && ranged).then(|| (range.slba, u64::from(range.lbas().0))),
+    }
+}
+
+/// Returns the data fault of `hit`, if it applies to a command of `namespace`.
+pub(super) fn data_fault(namespace: &Namespace, sqe: &Sqe, hit: FaultHit) -> DataFault {
+    let bytes = u64::from(BlockRange::from_sqe(sqe).lbas().0) << namespace.lba_shift;
+    match (NvmOpcode(sqe.opcode), hit.action) {
+        (NvmOpcode::WRITE, FaultAction::TornWrite) => {
+            let unit = namespace.tear_bytes();
+            DataFault::Torn { keep_bytes: hit.roll % bytes.div_ceil(unit) * unit }
+        }
+        (NvmOpcode::WRITE, FaultAction::MisdirectedWrite { lba_delta }) => {
+            let delta = i128::from(lba_delta) << namespace.lba_shift;
+            DataFault::Misdirected { delta_bytes: i64::try_from(delta).unwrap_or(i64::MAX) }
+        }
+        (NvmOpcode::READ, FaultAction::CorruptRead) => DataFault::Corrupt { seed: hit.roll },
+        _ => DataFault::None,
     }
 }

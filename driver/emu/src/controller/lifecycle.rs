@@ -3,17 +3,8 @@
 use nvme_driver::Nanos;
 use nvme_spec::reg::{Cc, Csts, ShutdownNotification, ShutdownStatus};
 
-use super::{
-    Controller,
-    queues::{CompletionQueue, Ring, SubmissionQueue},
-};
-use crate::{
-    fault::RegisterFaults,
-    media::{DataFault, MediaKind, MediaOp},
-};
-
-/// Token of the flushes of a shutdown, which the slab never assigns.
-const SHUTDOWN_TOKEN: u64 = u64::MAX;
+use super::Controller;
+use crate::fault::RegisterFaults;
 
 /// Duration of the link loss after a reset of the NVM subsystem.
 const LINK_LOSS: Nanos = Nanos::from_millis(500);
@@ -140,7 +131,7 @@ impl Controller {
     /// Returns whether media have stopped using memory.
     fn media_idle(&mut self, now: Nanos) -> bool {
         self.poll_media(now);
-        self.in_flight() == 0
+        self.storage.in_flight() == 0
     }
 
     pub(super) fn write_cc(&mut self, value: u32, now: Nanos) {
@@ -158,7 +149,7 @@ impl Controller {
         let shn = ShutdownNotification(new.shn());
         let asked = shn != ShutdownNotification::NONE && new.shn() != old.shn();
         if asked && self.lifecycle.shutdown == Shutdown::None {
-            self.counters.resets += 1;
+            self.logs.counters.resets += 1;
             let flush = shn == ShutdownNotification::NORMAL;
             self.lifecycle.shutdown = Shutdown::Draining { flush };
         }
@@ -173,18 +164,11 @@ impl Controller {
             self.fail(why);
             return;
         }
-        let registers = &self.registers;
         // A shutdown requested while disabled is over.
         self.lifecycle.shutdown = Shutdown::None;
-        let sq_size = u32::from(registers.aqa.asqs_z()) + 1;
-        let cq_size = u32::from(registers.aqa.acqs_z()) + 1;
-        let cq = CompletionQueue::new(Ring::contiguous(registers.acq, 16, cq_size), Some(0));
-        let sq = SubmissionQueue::new(Ring::contiguous(registers.asq, 64, sq_size), 0);
-        self.rules.page_bytes = registers.page_bytes();
-        self.doorbells.clear_all();
-        self.queues.add_cq(0, cq);
-        self.queues.add_sq(0, sq);
-        let faults = &self.faults.plan().registers;
+        self.rules.page_bytes = self.registers.page_bytes();
+        self.queues.add_admin(&self.registers);
+        let faults = self.faults.registers();
         let at = (!faults.stuck_rdy).then(|| now + Nanos(faults.slow_rdy_ns.unwrap_or(0)));
         self.lifecycle.phase = Phase::Enabling { at };
         self.tick(now);
@@ -193,16 +177,13 @@ impl Controller {
     /// Handles CC.EN going to 0: "Controller Level Reset". Commands end without completions, I/O
     /// queues are deleted, and no DMA happens once CSTS.RDY is 0.
     fn reset(&mut self, now: Nanos) {
-        self.counters.resets += 1;
-        for namespace in &mut self.namespaces {
-            namespace.cancel();
-        }
+        self.logs.counters.resets += 1;
+        self.storage.cancel();
         self.forget();
         self.features.reset();
-        self.update_write_cache();
         self.lifecycle.fatal = false;
         self.lifecycle.shutdown = Shutdown::None;
-        let faults = &self.faults.plan().registers;
+        let faults = self.faults.registers();
         self.lifecycle.phase = match self.lifecycle.phase {
             Phase::Disabled | Phase::Enabling { .. } => Phase::Disabled,
             Phase::Ready | Phase::Disabling { .. } => {
@@ -216,7 +197,7 @@ impl Controller {
     /// Performs a Function Level Reset (Base, "Controller Level Reset"): like clearing CC.EN, but
     /// all registers return to power-on values, and only copies in progress keep CSTS.RDY at 1.
     pub fn reset_function(&mut self, now: Nanos) -> bool {
-        if !self.lifecycle.answers(now) || self.faults.plan().registers.no_function_reset {
+        if !self.lifecycle.answers(now) || self.faults.registers().no_function_reset {
             return false;
         }
         self.reset_all(now);
@@ -226,7 +207,7 @@ impl Controller {
     /// Performs an NVM Subsystem Reset: a Function Level Reset plus a link loss.
     pub(super) fn reset_subsystem(&mut self, now: Nanos) {
         self.reset_all(now);
-        self.counters.subsystem_resets += 1;
+        self.logs.counters.subsystem_resets += 1;
         self.lifecycle.link_back = now + LINK_LOSS;
     }
 
@@ -242,18 +223,15 @@ impl Controller {
 
     /// Loses everything in the controller and in volatile caches.
     pub(super) fn lose_power(&mut self) {
-        for namespace in &mut self.namespaces {
-            namespace.power_loss();
-        }
+        self.storage.power_loss();
         if !self.lifecycle.safe() {
             self.logs.unsafe_shutdown();
         }
         self.forget();
         self.features.reset();
-        self.update_write_cache();
         self.registers.clear();
         // Cannot be enabled while media use memory.
-        let phase = match self.in_flight() {
+        let phase = match self.storage.in_flight() {
             0 => Phase::Disabled,
             _ => Phase::Disabling { at: Some(Nanos(0)) },
         };
@@ -263,15 +241,9 @@ impl Controller {
     /// Drops all commands and queues.
     fn forget(&mut self) {
         self.commands.clear();
-        self.delayed.clear();
-        self.finished.clear();
-        self.signals.clear();
-        self.withheld = 0;
-        self.deletions = 0;
-        self.pending_fault = None;
+        self.faults.pending = None;
         self.queues.clear();
-        self.events.clear();
-        self.doorbells.clear_all();
+        self.logs.events.clear();
     }
 
     /// Sets CSTS.CFS: nothing more happens until a reset.
@@ -285,32 +257,16 @@ impl Controller {
 
     /// Advances a "Shutdown": drains commands in flight, flushes, reports completion.
     pub(super) fn advance_shutdown(&mut self, now: Nanos) -> u32 {
-        if !self.lifecycle.shutting_down() || self.in_flight() > 0 {
+        if !self.lifecycle.shutting_down() || self.storage.in_flight() > 0 {
             return 0;
         }
         self.lifecycle.shutdown = match self.lifecycle.shutdown {
             Shutdown::Draining { flush: true } => {
-                self.flush_all(now);
+                self.storage.flush_all(now);
                 Shutdown::Flushing
             }
             _ => Shutdown::Complete,
         };
         1
-    }
-
-    /// Starts a flush of each namespace.
-    fn flush_all(&mut self, now: Nanos) {
-        for namespace in &mut self.namespaces {
-            let op = MediaOp {
-                token: SHUTDOWN_TOKEN,
-                kind: MediaKind::Flush,
-                offset: 0,
-                len: 0,
-                sg_list: self.spare.pop().unwrap_or_default(),
-                placement: 0,
-                fault: DataFault::None,
-            };
-            self.spare.extend(namespace.submit(op, now).map(|done| done.sg_list));
-        }
     }
 }

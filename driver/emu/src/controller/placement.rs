@@ -14,15 +14,15 @@ use nvme_spec::{
 use zerocopy::IntoBytes;
 
 use super::{
-    Controller,
     command::{Flow, Outcome},
+    storage::Storage,
+    transfer::Request,
 };
-use crate::domain::DmaAccess;
 
 /// The endurance group of all namespaces.
 pub(super) const ENDURANCE_GROUP: u16 = 1;
 
-impl Controller {
+impl Storage {
     /// Returns ENDGID and ENDGIDMAX.
     pub(super) fn endurance_group(&self) -> u16 {
         if self.placement.is_some() { ENDURANCE_GROUP } else { 0 }
@@ -45,21 +45,17 @@ impl Controller {
     }
 
     /// Executes an "I/O Management Receive command".
-    pub(super) fn io_management_receive(
-        &mut self,
-        dma: &DmaAccess<'_>,
-        sqe: &Sqe,
-    ) -> Result<Flow, Status> {
-        let index = self.namespace_index(sqe)?;
+    pub(super) fn io_management_receive(&self, request: &Request<'_>) -> Result<Flow, Status> {
+        let index = self.index(request.sqe)?;
         let placement = self.placement.ok_or(Status::INVALID_OPCODE)?;
-        let command = IoManagementReceive::from_sqe(sqe);
+        let command = IoManagementReceive::from_sqe(request.sqe);
         let bytes = (u64::from(command.numd_z) + 1) * 4;
         match command.operation {
             ManagementOperation::NONE => return Ok(Flow::Done(Outcome::OK)),
             ManagementOperation::RECLAIM_UNIT_HANDLE_STATUS => {}
             _ => return Err(Status::INVALID_FIELD),
         }
-        if bytes > self.transfer_bytes_max {
+        if bytes > request.rules.bytes_max {
             return Err(Status::INVALID_FIELD);
         }
         let ruamw = placement.reclaim_unit_bytes >> self.namespaces[index].lba_shift;
@@ -69,7 +65,8 @@ impl Controller {
             let handle = RuhStatus { pid, ruhid: pid, ruamw, ..Default::default() };
             status.extend_from_slice(handle.as_bytes());
         }
-        self.deliver(dma, sqe, &status, bytes)
+        request.deliver(&status, bytes)?;
+        Ok(Flow::Done(Outcome::OK))
     }
 
     /// Builds "FDP Configurations": one configuration with one reclaim group.

@@ -1,21 +1,24 @@
-//! Translation of a command's data pointer to memory ranges.
+//! A command in execution, and the translation of its data pointer to memory ranges.
 
 pub(super) mod prp;
 pub(super) mod sgl;
 
-use nvme_driver::Iova;
+use nvme_driver::{Iova, Nanos};
 use nvme_spec::{
+    identify::Sgls,
     nvm::Direction,
     sqe::{Psdt, Sqe},
     status::Status,
 };
 
+use super::command::Ticket;
 use crate::{
     config::SglSupport,
     domain::{DmaAccess, DmaFault, SgList},
+    media::DataFault,
 };
 
-/// Data pointer formats that the enabled controller accepts.
+/// Data pointers that the enabled controller accepts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
     /// Bytes of a memory page (CC.MPS).
@@ -24,6 +27,34 @@ pub(super) struct Rules {
     pub sgl: SglSupport,
     /// Set if bit buckets are supported.
     pub bit_bucket: bool,
+    /// Largest transfer of one command in bytes.
+    pub bytes_max: u64,
+}
+
+impl Rules {
+    /// Returns SGLS of the identify data.
+    pub(super) fn sgls(&self) -> Sgls {
+        let kinds = match self.sgl {
+            SglSupport::None => return Sgls(0),
+            SglSupport::Byte => 1,
+            SglSupport::Dword => 2,
+        };
+        Sgls(kinds | if self.bit_bucket { Sgls::BIT_BUCKET } else { 0 })
+    }
+}
+
+/// A command in execution.
+pub(super) struct Request<'a> {
+    pub dma: &'a DmaAccess<'a>,
+    pub rules: Rules,
+    pub now: Nanos,
+    pub ticket: Ticket,
+    pub sqe: &'a Sqe,
+    /// Token of its media operations.
+    pub token: u64,
+    pub fault: DataFault,
+    /// Set if writes must reach stable media before they complete (no write cache).
+    pub write_through: bool,
 }
 
 /// Consumer of the byte ranges that a data pointer names, in order.
@@ -34,27 +65,37 @@ pub(super) trait Sink {
     fn hole(&mut self, len: usize);
 }
 
-/// Passes `len` bytes as `sqe` describes them to `sink`.
-///
-/// # Errors
-/// Returns the status for the command if its description is invalid. The sink may have seen a part.
-#[inline]
-pub(super) fn walk(
-    dma: &DmaAccess<'_>,
-    rules: &Rules,
-    sqe: &Sqe,
-    direction: Direction,
-    len: u64,
-    sink: &mut impl Sink,
-) -> Result<(), Status> {
-    // Base, "Common Command Format": PSDT. SGLs need SGLS; 10b needs MPTR SGLs, which this
-    // controller lacks; 11b is reserved.
-    match sqe.psdt() {
-        Psdt::PRP => prp::walk(dma, rules.page_bytes, sqe.dptr, len, sink),
-        Psdt::SGL_MPTR_ADDRESS if rules.sgl != SglSupport::None => {
-            sgl::walk(dma, rules, sqe.dptr, direction, len, sink)
+impl Request<'_> {
+    /// Passes `len` bytes as the command describes them to `sink`.
+    ///
+    /// # Errors
+    /// Returns the status for the command if its description is invalid. The sink may have seen a
+    /// part.
+    #[inline]
+    pub(super) fn walk(
+        &self,
+        direction: Direction,
+        len: u64,
+        sink: &mut impl Sink,
+    ) -> Result<(), Status> {
+        let Self { dma, rules, sqe, .. } = self;
+        // Base, "Common Command Format": PSDT. SGLs need SGLS; 10b needs MPTR SGLs, which this
+        // controller lacks; 11b is reserved.
+        match sqe.psdt() {
+            Psdt::PRP => prp::walk(dma, rules.page_bytes, sqe.dptr, len, sink),
+            Psdt::SGL_MPTR_ADDRESS if rules.sgl != SglSupport::None => {
+                sgl::walk(dma, rules, sqe.dptr, direction, len, sink)
+            }
+            _ => Err(Status::INVALID_FIELD),
         }
-        _ => Err(Status::INVALID_FIELD),
+    }
+
+    /// Copies `from` to the host, followed by zeroes up to `len` bytes.
+    ///
+    /// # Errors
+    /// Like [`Request::walk`].
+    pub(super) fn deliver(&self, from: &[u8], len: u64) -> Result<(), Status> {
+        self.walk(Direction::Read, len, &mut Deliver { dma: self.dma, from })
     }
 }
 
@@ -85,9 +126,9 @@ impl Sink for Gather<'_, '_> {
 
 /// Copies bytes from the controller to the host: identify data, log pages. Pads with zeroes past
 /// the end of `from`.
-pub(super) struct Deliver<'a, 'b> {
-    pub dma: &'a DmaAccess<'b>,
-    pub from: &'a [u8],
+struct Deliver<'a, 'b> {
+    dma: &'a DmaAccess<'b>,
+    from: &'a [u8],
 }
 
 impl Sink for Deliver<'_, '_> {

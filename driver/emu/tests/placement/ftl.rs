@@ -84,8 +84,8 @@ impl FtlMeter {
 ///
 /// The flash writes pages of 4096 bytes. A write programs each page that it touches. Deallocating
 /// or zeroing a whole page invalidates it. When free blocks run out, the block with the fewest
-/// valid pages is collected (greedy). An operation counts when it is submitted; it must be inside the
-/// capacity.
+/// valid pages is collected (greedy). An operation counts when it is submitted; it must be inside
+/// the capacity.
 #[derive(Debug)]
 pub struct FtlMedia {
     inner: Box<dyn Media>,

@@ -57,5 +57,6 @@ fn pieces_are_used_again_and_do_not_pile_up() {
     });
     warmed_up(&mut host);
     // As many as were in flight at the same time.
-    assert!(host.controller.spare.len() <= 9, "{}", host.controller.spare.len());
+    let spare = host.controller.storage.spare.len();
+    assert!(spare <= 9, "{spare}");
 }

@@ -120,7 +120,7 @@ fn writes_name_a_handle() {
         let mut sqe = nvm(opcode, 0, 1);
         sqe.cdw12 |= kind << 20;
         sqe.cdw13 |= pid << 16;
-        host.controller.placement_handle(&sqe)
+        host.controller.storage.placement_handle(&sqe)
     };
     let write = NvmOpcode::WRITE;
     assert_eq!(named(&host, write, 2, 2), Ok(2));

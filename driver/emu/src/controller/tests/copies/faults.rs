@@ -190,7 +190,7 @@ fn copies_that_are_not_taken_fail_their_commands_alone() {
         rig.gpu.refuse(None);
         assert_eq!(rig.io(rig.page(opcode, 0, 0)), Status::SUCCESS, "{opcode}");
     }
-    assert_eq!(rig.host.controller.logs.media_errors, 0, "no error of the medium");
+    assert_eq!(rig.host.controller.storage.media_errors, 0, "no error of the medium");
 }
 
 #[test]

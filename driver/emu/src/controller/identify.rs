@@ -3,20 +3,16 @@
 use nvme_spec::{
     admin::{Cns, Identify},
     identify::{
-        ActiveNamespaces, Ctratt, IdentifyController, IdentifyNamespace, LbaFormat, Oacs, Oncs, Vwc,
+        ActiveNamespaces, Ctratt, IdentifyController, IdentifyNamespace, LbaFormat, Oacs, Oncs,
+        Sgls, Vwc,
     },
     sqe::Sqe,
     status::Status,
 };
 use zerocopy::IntoBytes;
 
-use super::super::{
-    Controller,
-    command::Flow,
-    namespace::{LBA_SHIFTS, Namespace},
-    registers::VERSION,
-};
-use crate::{config::EmuConfig, domain::DmaAccess};
+use super::{namespace::LBA_SHIFTS, registers::VERSION, storage::Storage, transfer::Rules};
+use crate::{config::EmuConfig, fault::IdentifyOverrides};
 
 /// Bytes of every identify structure.
 const PAGE: usize = 4096;
@@ -37,14 +33,14 @@ const RTD3E_US: u32 = 60_000_000;
 
 /// Constant identify data of the controller.
 #[derive(Debug)]
-pub(in super::super) struct Identity {
+pub(super) struct Identity {
     id: String,
     serial: [u8; 20],
     model: [u8; 40],
     firmware: [u8; 8],
     mdts: u8,
     /// Set if there is a volatile write cache.
-    pub vwc: bool,
+    vwc: bool,
     /// Hash of the serial number, for identifiers.
     unique: u64,
 }
@@ -58,7 +54,7 @@ fn padded<const N: usize>(text: &str) -> [u8; N] {
 }
 
 impl Identity {
-    pub(in super::super) fn new(config: &EmuConfig) -> Self {
+    pub(super) fn new(config: &EmuConfig) -> Self {
         // FNV-1a: it only has to give different serial numbers different identifiers.
         let unique = config.serial.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -74,7 +70,7 @@ impl Identity {
         }
     }
 
-    pub(in super::super) fn id(&self) -> &str {
+    pub(super) fn id(&self) -> &str {
         &self.id
     }
 
@@ -92,29 +88,37 @@ impl Identity {
     fn eui64(&self, nsid: u32) -> [u8; 8] {
         (self.unique ^ u64::from(nsid)).to_be_bytes()
     }
-}
 
-impl Controller {
-    pub(super) fn identify(&mut self, dma: &DmaAccess<'_>, sqe: &Sqe) -> Result<Flow, Status> {
+    /// Returns the data that an Identify asks for, as the `faults` change it.
+    pub(super) fn page(
+        &self,
+        sqe: &Sqe,
+        storage: &Storage,
+        rules: &Rules,
+        faults: &IdentifyOverrides,
+    ) -> Result<[u8; PAGE], Status> {
         let command = Identify::from_sqe(sqe);
         let mut page = match command.cns {
-            Cns::NAMESPACE => self.identify_namespace(sqe.nsid)?,
-            Cns::CONTROLLER => self.identify_controller(),
-            Cns::ACTIVE_NAMESPACES => self.active_namespaces(sqe.nsid)?,
+            Cns::NAMESPACE => self.namespace(sqe.nsid, storage, faults)?,
+            Cns::CONTROLLER => self.controller(storage, rules, faults),
+            Cns::ACTIVE_NAMESPACES => active_namespaces(sqe.nsid, storage)?,
             // No limits by default; faults may patch some in.
             Cns::COMMAND_SET_CONTROLLER if command.csi == 0 => [0; PAGE],
-            Cns::NAMESPACE_DESCRIPTORS => self.namespace_descriptors(sqe.nsid)?,
+            Cns::NAMESPACE_DESCRIPTORS => self.descriptors(sqe.nsid, storage)?,
             _ => return Err(Status::INVALID_FIELD),
         };
-        self.faults.plan().identify.patch(command.cns.0, &mut page);
-        self.deliver(dma, sqe, &page, PAGE as u64)
+        faults.patch(command.cns.0, &mut page);
+        Ok(page)
     }
 
-    fn identify_controller(&self) -> [u8; PAGE] {
-        let lies = &self.faults.plan().identify;
-        let identity = &self.identity;
-        let vwc = if identity.vwc { Vwc::PRESENT } else { Vwc::empty() };
-        let attributes = match self.placement {
+    fn controller(
+        &self,
+        storage: &Storage,
+        rules: &Rules,
+        faults: &IdentifyOverrides,
+    ) -> [u8; PAGE] {
+        let vwc = if self.vwc { Vwc::PRESENT } else { Vwc::empty() };
+        let attributes = match storage.placement {
             Some(_) => Ctratt::ENDURANCE_GROUPS | Ctratt::FLEXIBLE_DATA_PLACEMENT,
             None => Ctratt::empty(),
         };
@@ -122,17 +126,17 @@ impl Controller {
         let mut data = IdentifyController {
             vid: 0x1af4,
             ssvid: 0x1af4,
-            sn: identity.serial,
-            mn: identity.model,
-            fr: identity.firmware,
+            sn: self.serial,
+            mn: self.model,
+            fr: self.firmware,
             rab: 3,
             ieee: [0x00, 0x54, 0x52],
-            mdts: lies.mdts.unwrap_or(identity.mdts),
+            mdts: faults.mdts.unwrap_or(self.mdts),
             ver: VERSION.0,
             rtd3e: RTD3E_US,
             oaes: OAES,
             ctratt: attributes.bits(),
-            endgidmax: self.endurance_group(),
+            endgidmax: storage.endurance_group(),
             cntrltype: 1,
             oacs: Oacs::FORMAT.bits(),
             acl_z: ACL_Z,
@@ -143,29 +147,33 @@ impl Controller {
             elpe_z: ELPE_Z,
             wctemp: WCTEMP,
             cctemp: WCTEMP + 15,
-            sqes: lies.sqes.unwrap_or(0x66),
+            sqes: faults.sqes.unwrap_or(0x66),
             cqes: 0x44,
-            nn: self.namespaces.len() as u32,
+            nn: storage.namespaces.len() as u32,
             oncs: optional.bits(),
             vwc: (vwc | Vwc::FLUSH_ALL | Vwc::FLUSH_ALL_KNOWN).bits(),
             awun_z: 0,
             awupf_z: 0,
-            sgls: lies.sgls.map_or(self.sgls(), nvme_spec::identify::Sgls),
+            sgls: faults.sgls.map_or(rules.sgls(), Sgls),
             ..IdentifyController::default()
         };
-        let serial = std::str::from_utf8(&identity.serial).unwrap_or("").trim();
+        let serial = std::str::from_utf8(&self.serial).unwrap_or("").trim();
         let nqn = format!("nqn.2024-01.io.ripieno:nvme-emu:{serial}");
         data.subnqn[..nqn.len()].copy_from_slice(nqn.as_bytes());
         data.psd[0][..2].copy_from_slice(&2500u16.to_le_bytes());
         copy(data.as_bytes())
     }
 
-    fn identify_namespace(&self, nsid: u32) -> Result<[u8; PAGE], Status> {
+    fn namespace(
+        &self,
+        nsid: u32,
+        storage: &Storage,
+        faults: &IdentifyOverrides,
+    ) -> Result<[u8; PAGE], Status> {
         // Without Namespace Management there is no common data to report for FFFFFFFFh, and
         // identifiers above NN are invalid.
-        let namespace = self.active(nsid)?;
-        let lies = &self.faults.plan().identify;
-        let lbas = lies.nsze.unwrap_or(namespace.lbas);
+        let namespace = storage.active(nsid)?;
+        let lbas = faults.nsze.unwrap_or(namespace.lbas);
         let index = LBA_SHIFTS.iter().position(|shift| *shift == namespace.lba_shift);
         // Preferred Deallocate Granularity and Alignment, zero-based. Writes have no preference.
         let advice = namespace.deallocate_bytes.map(|bytes| (bytes >> namespace.lba_shift) - 1);
@@ -174,7 +182,7 @@ impl Controller {
             nsfeat: if advice.is_some() { IdentifyNamespace::OPTPERF } else { 0 },
             npdg_z: advice_z,
             npda_z: advice_z,
-            endgid: self.endurance_group(),
+            endgid: storage.endurance_group(),
             nsze: lbas,
             ncap: lbas,
             nuse: lbas,
@@ -183,33 +191,20 @@ impl Controller {
             // Deallocated blocks read as zeroes; Write Zeroes may deallocate.
             dlfeat: 0b1001,
             nvmcap: u128::from(namespace.bytes()).to_le_bytes(),
-            nguid: self.identity.nguid(nsid),
-            eui64: self.identity.eui64(nsid),
+            nguid: self.nguid(nsid),
+            eui64: self.eui64(nsid),
             ..IdentifyNamespace::default()
         };
         for (format, shift) in data.lbaf.iter_mut().zip(LBA_SHIFTS) {
             // Size 0 marks an unavailable format.
             let lbads = if namespace.can_format(shift) { shift } else { 0 };
-            *format = LbaFormat::new(lies.lbads.unwrap_or(lbads), 0);
+            *format = LbaFormat::new(faults.lbads.unwrap_or(lbads), 0);
         }
         Ok(copy(data.as_bytes()))
     }
 
-    fn active_namespaces(&self, above: u32) -> Result<[u8; PAGE], Status> {
-        // "Active Namespace ID list": no identifier can follow these two.
-        if above >= 0xffff_fffe {
-            return Err(Status::INVALID_NAMESPACE);
-        }
-        let mut list = ActiveNamespaces::default();
-        let nsids = above + 1..=self.namespaces.len() as u32;
-        for (place, nsid) in list.nsids.iter_mut().zip(nsids) {
-            *place = nsid;
-        }
-        Ok(copy(list.as_bytes()))
-    }
-
-    fn namespace_descriptors(&self, nsid: u32) -> Result<[u8; PAGE], Status> {
-        self.active(nsid)?;
+    fn descriptors(&self, nsid: u32, storage: &Storage) -> Result<[u8; PAGE], Status> {
+        storage.active(nsid)?;
         let mut page = [0; PAGE];
         let mut at = 0;
         // "Namespace Identification Descriptor": type, length, two reserved bytes, identifier.
@@ -218,15 +213,24 @@ impl Controller {
             page[at + 4..at + 4 + id.len()].copy_from_slice(id);
             at += 4 + id.len();
         };
-        put(1, &self.identity.eui64(nsid));
-        put(2, &self.identity.nguid(nsid));
+        put(1, &self.eui64(nsid));
+        put(2, &self.nguid(nsid));
         put(4, &[0]);
         Ok(page)
     }
+}
 
-    fn active(&self, nsid: u32) -> Result<&Namespace, Status> {
-        self.namespaces.get(nsid.wrapping_sub(1) as usize).ok_or(Status::INVALID_NAMESPACE)
+fn active_namespaces(above: u32, storage: &Storage) -> Result<[u8; PAGE], Status> {
+    // "Active Namespace ID list": no identifier can follow these two.
+    if above >= 0xffff_fffe {
+        return Err(Status::INVALID_NAMESPACE);
     }
+    let mut list = ActiveNamespaces::default();
+    let nsids = above + 1..=storage.namespaces.len() as u32;
+    for (place, nsid) in list.nsids.iter_mut().zip(nsids) {
+        *place = nsid;
+    }
+    Ok(copy(list.as_bytes()))
 }
 
 fn copy(bytes: &[u8]) -> [u8; PAGE] {

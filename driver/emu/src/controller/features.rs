@@ -11,12 +11,8 @@ use nvme_spec::{
 };
 
 use super::{
-    super::{
-        Controller,
-        command::{Flow, Outcome},
-        placement::ENDURANCE_GROUP,
-    },
     identify::{OAES, WCTEMP},
+    placement::ENDURANCE_GROUP,
 };
 use crate::config::EmuConfig;
 
@@ -60,7 +56,7 @@ struct Traits {
 
 /// Values of all features.
 #[derive(Debug)]
-pub(in super::super) struct Features {
+pub(super) struct Features {
     arbitration: Value,
     power: Value,
     over_temperature: Value,
@@ -80,7 +76,7 @@ pub(in super::super) struct Features {
 }
 
 impl Features {
-    pub(in super::super) fn new(config: &EmuConfig) -> Self {
+    pub(super) fn new(config: &EmuConfig) -> Self {
         let last = config.io_queues_max - 1;
         let vector = |index| Value::new(if index == 0 { COALESCING_DISABLED } else { 0 });
         Self {
@@ -105,7 +101,7 @@ impl Features {
     }
 
     /// Returns the number of commands to fetch from a queue per turn.
-    pub(in super::super) fn burst(&self) -> u32 {
+    pub(super) fn burst(&self) -> u32 {
         match self.arbitration.current & 7 {
             7 => u32::MAX,
             log2 => 1 << log2,
@@ -136,7 +132,7 @@ impl Features {
     }
 
     /// Resets all values: to the saved ones, else to the defaults.
-    pub(in super::super) fn reset(&mut self) {
+    pub(super) fn reset(&mut self) {
         let values = [
             &mut self.arbitration,
             &mut self.power,
@@ -211,18 +207,17 @@ impl Features {
         let last = self.queues_max - 1;
         Ok(NumberOfQueues { nsq_z: nsq_z.min(last), ncq_z: ncq_z.min(last) }.to_dword())
     }
-}
 
-impl Controller {
-    pub(super) fn get_features(&mut self, sqe: &Sqe) -> Result<Flow, Status> {
+    /// Executes a Get Features of a controller with `namespaces`. Returns completion dword 0.
+    pub(super) fn get(&mut self, sqe: &Sqe, namespaces: usize) -> Result<u32, Status> {
         let GetFeatures { fid, select } = GetFeatures::from_sqe(sqe);
-        let traits = self.features.traits(fid)?;
+        let traits = self.traits(fid)?;
         // "Get Features command": the broadcast identifier is invalid for a per-namespace value.
-        if traits.namespace && !self.has_namespace(sqe.nsid) {
+        if traits.namespace && !exists(sqe.nsid, namespaces) {
             return Err(Status::INVALID_NAMESPACE);
         }
-        let value = *self.features.value(fid, sqe.cdw11)?;
-        let dw0 = match select {
+        let value = *self.value(fid, sqe.cdw11)?;
+        Ok(match select {
             FeatureSelect::CURRENT => value.current,
             FeatureSelect::DEFAULT => value.default,
             // "Select": without a saved value, a reset restores the default.
@@ -234,13 +229,19 @@ impl Controller {
             }
             .to_dword(),
             _ => return Err(Status::INVALID_FIELD),
-        };
-        Ok(Flow::Done(Outcome::dw0(dw0)))
+        })
     }
 
-    pub(super) fn set_features(&mut self, sqe: &Sqe) -> Result<Flow, Status> {
+    /// Executes a Set Features of a controller with `namespaces`; `queues` is set if it has I/O
+    /// queues. Returns completion dword 0.
+    pub(super) fn set(
+        &mut self,
+        sqe: &Sqe,
+        namespaces: usize,
+        queues: bool,
+    ) -> Result<u32, Status> {
         let SetFeatures { fid, save, value } = SetFeatures::from_sqe(sqe);
-        let traits = self.features.traits(fid)?;
+        let traits = self.traits(fid)?;
         if save && !traits.saveable {
             return Err(Status::FEATURE_NOT_SAVEABLE);
         }
@@ -248,18 +249,16 @@ impl Controller {
         if !everywhere && !traits.namespace {
             return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
         }
-        if traits.namespace && sqe.nsid() != Nsid::ALL && !self.has_namespace(sqe.nsid) {
+        if traits.namespace && sqe.nsid() != Nsid::ALL && !exists(sqe.nsid, namespaces) {
             return Err(Status::INVALID_NAMESPACE);
         }
         let mut dw0 = 0;
         let mut new = value & traits.mask;
         match fid {
             // "Number of Queues": only before the first I/O queue is created.
-            FeatureId::NUMBER_OF_QUEUES if self.queues.any_io() => {
-                return Err(Status::COMMAND_SEQUENCE_ERROR);
-            }
+            FeatureId::NUMBER_OF_QUEUES if queues => return Err(Status::COMMAND_SEQUENCE_ERROR),
             FeatureId::NUMBER_OF_QUEUES => {
-                new = self.features.grant(value)?;
+                new = self.grant(value)?;
                 dw0 = new;
             }
             // "Flexible Data Placement": only while the endurance group has no namespaces.
@@ -271,26 +270,22 @@ impl Controller {
             }
             _ => {}
         }
-        let alarm = self.features.temperature_alarm();
-        let slot = self.features.value(fid, value)?;
+        let slot = self.value(fid, value)?;
         slot.current = new;
         if save {
             slot.saved = Some(new);
         }
-        if !alarm && self.features.temperature_alarm() {
-            self.raise_temperature();
-        }
-        self.update_write_cache();
-        Ok(Flow::Done(Outcome::dw0(dw0)))
+        Ok(dw0)
     }
 
-    fn has_namespace(&self, nsid: u32) -> bool {
-        (1..=self.namespaces.len() as u64).contains(&u64::from(nsid))
+    /// Returns whether a write completes only when it is durable: there is no enabled volatile
+    /// cache.
+    #[inline]
+    pub(super) fn write_through(&self) -> bool {
+        !self.has_write_cache || self.write_cache.current & 1 == 0
     }
+}
 
-    /// Sets write-through: without an enabled volatile cache, a write completes when it is durable.
-    pub(in super::super) fn update_write_cache(&mut self) {
-        let cached = self.features.has_write_cache && self.features.write_cache.current & 1 == 1;
-        self.write_through = !cached;
-    }
+fn exists(nsid: u32, namespaces: usize) -> bool {
+    (1..=namespaces as u64).contains(&u64::from(nsid))
 }

@@ -1,57 +1,54 @@
-//! Log pages (Base, "Get Log Page command").
+//! Counters and log pages (Base, "Get Log Page command"), and the events that refer to them.
 
 use std::collections::VecDeque;
 
 use nvme_driver::Nanos;
 use nvme_spec::{
-    admin::{AdminOpcode, GetLogPage, LogPageId},
-    ids::Nsid,
-    log::{CriticalWarning, ErrorLogEntry, FirmwareSlotLog, SmartLog},
+    admin::{AdminOpcode, AsyncEventKind, LogPageId},
+    log::{CriticalWarning, ErrorLogEntry, SmartLog},
     nvm::NvmOpcode,
-    sqe::Sqe,
     status::Status,
 };
 use zerocopy::IntoBytes;
 
 use super::{
-    super::{
-        Controller,
-        command::{Flow, Ticket},
-    },
+    command::Ticket,
+    events::{ErrorEvent, Events},
     features::TEMPERATURE,
     identify::ELPE_Z,
 };
-use crate::domain::DmaAccess;
+use crate::EmuCounters;
 
 /// Bytes of the largest page.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// Entries of the error log.
 const ERRORS_MAX: usize = ELPE_Z as usize + 1;
 /// One hour in nanoseconds.
 const HOUR: u64 = 3_600_000_000_000;
 
-/// Data of the log pages. Resets do not clear it.
+/// Data of the log pages, which resets do not clear, and the events that refer to it.
 #[derive(Debug)]
-pub(in super::super) struct Logs {
+pub(super) struct Logs {
+    pub counters: EmuCounters,
+    pub events: Events,
     /// Newest first.
     errors: VecDeque<ErrorLogEntry>,
     error_count: u64,
     changed: Vec<u32>,
-    /// Operations that failed on media.
-    pub media_errors: u64,
     power_cycles: u64,
     unsafe_shutdowns: u64,
     /// Critical warnings other than those derived from thresholds.
-    pub(super) warnings: CriticalWarning,
+    warnings: CriticalWarning,
 }
 
 impl Default for Logs {
     fn default() -> Self {
         Self {
+            counters: EmuCounters::default(),
+            events: Events::default(),
             errors: VecDeque::with_capacity(ERRORS_MAX),
             error_count: 0,
             changed: Vec::new(),
-            media_errors: 0,
             power_cycles: 1,
             unsafe_shutdowns: 0,
             warnings: CriticalWarning::empty(),
@@ -62,7 +59,8 @@ impl Default for Logs {
 impl Logs {
     /// Records a command that completed with an error.
     #[cold]
-    pub(in super::super) fn command_failed(&mut self, ticket: Ticket, status: Status) {
+    pub(super) fn command_failed(&mut self, ticket: Ticket, status: Status) {
+        self.counters.errors += 1;
         self.push(ErrorLogEntry {
             sqid: ticket.sqid,
             cid: ticket.cid,
@@ -73,9 +71,37 @@ impl Logs {
         });
     }
 
-    /// Records a doorbell error, which belongs to no command.
-    pub(super) fn doorbell_failed(&mut self) {
+    /// Counts a command that completed without error.
+    pub(super) fn command_succeeded(&mut self, ticket: Ticket, bytes: u64) {
+        let counters = &mut self.counters;
+        if ticket.sqid == 0 {
+            return;
+        }
+        match NvmOpcode(ticket.opcode) {
+            NvmOpcode::READ => {
+                counters.reads += 1;
+                counters.bytes_read += bytes;
+            }
+            NvmOpcode::WRITE => {
+                counters.writes += 1;
+                counters.bytes_written += bytes;
+            }
+            NvmOpcode::FLUSH => counters.flushes += 1,
+            _ => {}
+        }
+    }
+
+    /// Records a doorbell error, which belongs to no command and is always reported.
+    #[cold]
+    pub(super) fn raise_error(&mut self, event: ErrorEvent) {
         self.push(ErrorLogEntry { sqid: 0xffff, cid: 0xffff, ..ErrorLogEntry::default() });
+        self.events.raise(AsyncEventKind::ERROR, event as u8, LogPageId::ERROR);
+    }
+
+    /// Sets the SMART critical warnings.
+    pub(super) fn warn(&mut self, warnings: CriticalWarning) {
+        self.warnings = warnings;
+        self.events.raise(AsyncEventKind::SMART, 0, LogPageId::SMART);
     }
 
     fn push(&mut self, entry: ErrorLogEntry) {
@@ -92,72 +118,28 @@ impl Logs {
         }
     }
 
-    pub(in super::super) fn unsafe_shutdown(&mut self) {
+    pub(super) fn unsafe_shutdown(&mut self) {
         self.unsafe_shutdowns += 1;
     }
 
-    pub(in super::super) fn power_cycle(&mut self) {
+    pub(super) fn power_cycle(&mut self) {
         self.power_cycles += 1;
     }
-}
 
-impl Controller {
-    pub(super) fn get_log_page(
-        &mut self,
-        dma: &DmaAccess<'_>,
-        now: Nanos,
-        sqe: &Sqe,
-    ) -> Result<Flow, Status> {
-        let command = GetLogPage::from_sqe(sqe);
-        // LPA bit 0 is 0: no page is per namespace.
-        if sqe.nsid != 0 && sqe.nsid() != Nsid::ALL {
-            return Err(Status::INVALID_FIELD);
-        }
-        let mut page = [0u8; PAGE];
-        let len = match command.lid {
-            LogPageId::SUPPORTED_LOG_PAGES => supported_pages(&mut page, self.placement.is_some()),
-            LogPageId::ERROR => self.error_page(&mut page),
-            LogPageId::SMART => put(&mut page, self.smart(now).as_bytes()),
-            LogPageId::FIRMWARE_SLOT => {
-                let mut log = FirmwareSlotLog { active: 1, ..FirmwareSlotLog::default() };
-                log.revisions[0] = self.identity.firmware();
-                put(&mut page, log.as_bytes())
-            }
-            LogPageId::CHANGED_NAMESPACES => self.changed_page(&mut page),
-            LogPageId::COMMANDS_SUPPORTED => commands_page(&mut page, self.placement.is_some()),
-            LogPageId::FDP_CONFIGURATIONS => self.fdp_page(&mut page, command.lsi)?,
-            _ => return Err(Status::INVALID_LOG_PAGE),
-        };
-        // "Log Page Offset": a multiple of a dword, inside the page.
-        if command.offset & 3 != 0 || command.offset > len as u64 {
-            return Err(Status::INVALID_FIELD);
-        }
-        let bytes = (u64::from(command.numd_z) + 1) * 4;
-        if bytes > self.transfer_bytes_max {
-            return Err(Status::INVALID_FIELD);
-        }
-        let flow = self.deliver(dma, sqe, &page[command.offset as usize..len], bytes)?;
-        if !command.rae {
-            self.events.acknowledge(command.lid);
-            if command.lid == LogPageId::CHANGED_NAMESPACES {
-                self.logs.changed.clear();
-            }
-        }
-        Ok(flow)
+    /// Forgets the changed namespaces, whose list was read.
+    pub(super) fn clear_changed(&mut self) {
+        self.changed.clear();
     }
 
-    fn smart(&self, now: Nanos) -> SmartLog {
-        let (counters, logs) = (&self.counters, &self.logs);
+    /// Builds the SMART log; `alarm` is set if the temperature is outside its thresholds.
+    pub(super) fn smart(&self, now: Nanos, alarm: bool, media_errors: u64) -> SmartLog {
+        let counters = &self.counters;
         let wide = |value: u64| u128::from(value).to_le_bytes();
         // In thousands of 512 bytes, rounded up.
         let units = |bytes: u64| wide(bytes.div_ceil(512_000));
-        let warning = if self.features.temperature_alarm() {
-            CriticalWarning::TEMPERATURE
-        } else {
-            CriticalWarning::empty()
-        };
+        let warning = if alarm { CriticalWarning::TEMPERATURE } else { CriticalWarning::empty() };
         SmartLog {
-            critical_warning: (warning | logs.warnings).bits(),
+            critical_warning: (warning | self.warnings).bits(),
             composite_temperature: TEMPERATURE.to_le_bytes(),
             available_spare: 100,
             available_spare_threshold: 10,
@@ -165,25 +147,25 @@ impl Controller {
             data_units_written: units(counters.bytes_written),
             host_reads: wide(counters.reads),
             host_writes: wide(counters.writes),
-            power_cycles: wide(logs.power_cycles),
+            power_cycles: wide(self.power_cycles),
             power_on_hours: wide(now.0 / HOUR),
-            unsafe_shutdowns: wide(logs.unsafe_shutdowns),
-            media_errors: wide(logs.media_errors),
-            error_log_entries: wide(logs.error_count),
+            unsafe_shutdowns: wide(self.unsafe_shutdowns),
+            media_errors: wide(media_errors),
+            error_log_entries: wide(self.error_count),
             ..SmartLog::default()
         }
     }
 
-    fn error_page(&self, page: &mut [u8; PAGE]) -> usize {
+    pub(super) fn error_page(&self, page: &mut [u8; PAGE]) -> usize {
         const ENTRY: usize = size_of::<ErrorLogEntry>();
-        for (place, entry) in page.chunks_exact_mut(ENTRY).zip(&self.logs.errors) {
+        for (place, entry) in page.chunks_exact_mut(ENTRY).zip(&self.errors) {
             place.copy_from_slice(entry.as_bytes());
         }
         ERRORS_MAX * ENTRY
     }
 
-    fn changed_page(&self, page: &mut [u8; PAGE]) -> usize {
-        let changed = &self.logs.changed;
+    pub(super) fn changed_page(&self, page: &mut [u8; PAGE]) -> usize {
+        let changed = &self.changed;
         // Overflow is marked by the first entry, "Changed Attached Namespace List".
         let list = if changed.len() > PAGE / 4 { &[u32::MAX][..] } else { &changed[..] };
         put(page, list.as_bytes());
@@ -191,13 +173,14 @@ impl Controller {
     }
 }
 
-fn put(page: &mut [u8; PAGE], bytes: &[u8]) -> usize {
+/// Copies `bytes` to the page. Returns their number.
+pub(super) fn put(page: &mut [u8; PAGE], bytes: &[u8]) -> usize {
     page[..bytes.len()].copy_from_slice(bytes);
     bytes.len()
 }
 
 /// "Supported Log Pages": a dword per page, bit 0 = supported.
-fn supported_pages(page: &mut [u8; PAGE], placement: bool) -> usize {
+pub(super) fn supported_pages(page: &mut [u8; PAGE], placement: bool) -> usize {
     page[4 * usize::from(LogPageId::FDP_CONFIGURATIONS.0)] = placement.into();
     for lid in [
         LogPageId::SUPPORTED_LOG_PAGES,
@@ -213,7 +196,7 @@ fn supported_pages(page: &mut [u8; PAGE], placement: bool) -> usize {
 }
 
 /// "Commands Supported and Effects": a dword per opcode, admin commands first.
-fn commands_page(page: &mut [u8; PAGE], placement: bool) -> usize {
+pub(super) fn commands_page(page: &mut [u8; PAGE], placement: bool) -> usize {
     const SUPPORTED: u8 = 1;
     const CHANGES_DATA: u8 = 1 << 1;
     const CHANGES_NAMESPACE: u8 = 1 << 2;
