@@ -134,20 +134,11 @@ pub enum DramMode {
     /// Prefetched blocks only ([`crate::Plane::prefetch`], [`crate::PacedStore`]). Blocks that are
     /// stored from or read into the engine's memory are not copied out of it.
     ReadAhead,
-    /// Same as `WriteThrough`, but a [`crate::Store`] copies stored blocks to the cache only, and
-    /// lookups find them when they are committed. They are written to the devices, and become
-    /// permanent, when nothing else is moved, when dirty blocks exceed a quarter of the cache, and
-    /// at [`crate::Store::sync_journal`]. Until then at most
-    /// [`kv_schedule::Config::write_depth_bytes`] are written at a time (its default without a
-    /// [`crate::PacedStore`]), and more at the next commit, allocation or
-    /// [`crate::Store::poll_events`]. Blocks for which half of the cache has no room are written
-    /// through. Needs a store with checksums in one process.
-    WriteBack,
 }
 
 impl DramMode {
     /// All modes.
-    pub const ALL: [Self; 3] = [Self::WriteThrough, Self::ReadAhead, Self::WriteBack];
+    pub const ALL: [Self; 2] = [Self::WriteThrough, Self::ReadAhead];
 
     /// The mode's name, as parsed by [`DramMode::from_str`].
     #[must_use]
@@ -155,7 +146,6 @@ impl DramMode {
         match self {
             Self::WriteThrough => "write-through",
             Self::ReadAhead => "read-ahead",
-            Self::WriteBack => "write-back",
         }
     }
 }
@@ -213,9 +203,8 @@ pub struct StoreOptions {
     /// Eviction policy.
     pub policy: PolicyKind,
     /// Bytes of host memory for the DRAM cache, which keeps blocks that were stored or retrieved
-    /// beside the devices; the devices have them, too (with [`DramMode::WriteBack`], later). Hits
-    /// are copied instead of read. All of it is allocated, and with real devices or a GPU pinned,
-    /// when the store is opened. 0: no cache.
+    /// beside the devices; the devices have them, too. Hits are copied instead of read. All of it
+    /// is allocated, and with real devices or a GPU pinned, when the store is opened. 0: no cache.
     ///
     /// [`StoreOptions::dram_mode`] selects the blocks. With a GPU, on which the pool must have an
     /// address, its streams copy, in the layer's order: hits to the engine's blocks, and stored

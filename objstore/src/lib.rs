@@ -174,9 +174,7 @@
 //! # Durability
 //! A store lives on its devices ([`Store::format`], [`Store::open`]). Blocks of a [`Store::commit`]
 //! that returned survive a crash or loss of power, and a lookup never finds bytes other than those
-//! stored under the key: see docs/adr/0008-durable-store.md. With [`DramMode::WriteBack`], of
-//! blocks that a commit only copied to host memory, a crash keeps those that
-//! [`Store::sync_journal`] has returned for, and all, some or none of the later ones.
+//! stored under the key: see docs/adr/0008-durable-store.md.
 //!
 //! # Architecture
 //! - [`kv_catalog`] does everything that needs no data I/O: keys, files, references, namespaces,
@@ -191,19 +189,17 @@
 //!   through a trait: [`gio_uring::StreamOps`]. `plane/events.rs` polls the controllers for events.
 //!   `memory.rs` is the DRAM cache ([`StoreOptions::dram_bytes`]): blocks in host memory that the
 //!   devices reach, too; [`kv_tier`] chooses them. `memory/gpu.rs` has streams copy them if the
-//!   pool is on a GPU, `memory/behind.rs` writes back dirty ones.
+//!   pool is on a GPU.
 //! - [`Store`] is catalog, plane and journal in one process, for any number of threads.
-//!   `store/commit.rs` makes commits permanent, many in one batch; `store/behind.rs` does so for
-//!   write-back commits. [`DurableCatalog`] is the half that a scheduler's process holds when the
-//!   planes are in other processes (`store/ranks.rs`). [`PacedStore`] lets a
-//!   [`kv_schedule::Scheduler`] decide when layers move (`store/paced.rs`), and reads ahead for
-//!   announced requests (`store/ahead.rs`). Handles ([`Prefix`], [`Transfer`], [`Writing`]) are
-//!   only names: they may be dropped anywhere and at any time.
+//!   `store/commit.rs` makes commits permanent, many in one batch. [`DurableCatalog`] is the half
+//!   that a scheduler's process holds when the planes are in other processes (`store/ranks.rs`).
+//!   [`PacedStore`] lets a [`kv_schedule::Scheduler`] decide when layers move (`store/paced.rs`),
+//!   and reads ahead for announced requests (`store/ahead.rs`). Handles ([`Prefix`], [`Transfer`],
+//!   [`Writing`]) are only names: they may be dropped anywhere and at any time.
 //!
 //! # Invariants
 //! - A key is found only after every row of its block was written without an error
-//!   ([`Store::commit`]) and is durable; or, with [`DramMode::WriteBack`], was copied to host
-//!   memory, which serves it until then. No journal record names it before its bytes are durable.
+//!   ([`Store::commit`]) and is durable. No journal record names it before its bytes are durable.
 //! - A key is in one file at most: a key that is stored or being stored is not stored again.
 //! - A file with a reference (prefix, transfer, writing) is neither evicted nor reused, even if
 //!   it lost its key meanwhile; a file is free only when no device can write to it any more and
@@ -231,7 +227,6 @@
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
 //! - Telling a stream that a layer failed.
 //! - Streams and a scheduler together: layers of a [`PacedStore`] have no [`Order`].
-//! - Write-back where the catalog is a [`DurableCatalog`], and without checksums.
 //! - Where the catalog is a [`DurableCatalog`], dropping cached blocks of evicted files: they stay
 //!   in host memory until other blocks need the space.
 //! - Deallocate hints for less than a whole free group; and, where the catalog is a

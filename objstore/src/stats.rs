@@ -43,12 +43,6 @@ pub struct DramStats {
     pub prefetched_bytes: u64,
     /// Prefetched bytes that were evicted or overwritten before any retrieval.
     pub wasted_bytes: u64,
-    /// Dirty blocks: in the cache or being copied there, and not yet on any device.
-    pub dirty: u32,
-    /// Bytes written back to the devices.
-    pub written_back_bytes: u64,
-    /// Dirty bytes that were dropped without being written back.
-    pub spared_bytes: u64,
 }
 
 /// Counts since the store was opened, and its current contents.

@@ -19,7 +19,6 @@ use crate::{
 };
 
 mod ahead;
-mod behind;
 mod block_device;
 mod commit;
 mod deallocation;
@@ -33,7 +32,6 @@ mod request;
 mod salvage;
 mod writer;
 
-use behind::Published;
 use commit::{Commits, Ready};
 use deallocation::Drive;
 use handles::Held;
@@ -61,7 +59,7 @@ impl fmt::Debug for Store {
     }
 }
 
-/// State shared by the handles. Lock order: drives, commits, ready, published, plane, keys.
+/// State shared by the handles. Lock order: drives, commits, ready, plane, keys.
 struct Inner {
     superblock: Superblock,
     geometry: Geometry,
@@ -72,8 +70,6 @@ struct Inner {
     /// Written requests that wait to be committed.
     ready: Mutex<Vec<Ready>>,
     commits: Mutex<Commits>,
-    /// Write-back requests that lookups find and that are not permanent yet.
-    published: Mutex<Vec<Published>>,
     /// `None` once the store is closed.
     plane: Mutex<Option<Plane>>,
     keys: Mutex<Keys>,
@@ -372,12 +368,11 @@ impl Store {
         self.inner.with_plane(Plane::event)
     }
 
-    /// Same as [`Plane::poll_events`]; also continues write-back.
+    /// Same as [`Plane::poll_events`].
     ///
     /// # Errors
     /// Same as [`Plane::poll_events`].
     pub fn poll_events(&self) -> Result<Vec<StoreEvent>, StoreError> {
-        self.inner.tend();
         self.inner.with_plane(Plane::poll_events)
     }
 

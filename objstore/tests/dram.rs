@@ -204,7 +204,7 @@ fn what_the_store_holds_no_more_takes_no_memory() {
 #[test]
 fn files_that_are_reused_are_served_as_what_they_are() {
     // A cache smaller than the store, and a larger one.
-    let modes = [DramMode::WriteThrough, DramMode::ReadAhead, DramMode::WriteBack];
+    let modes = [DramMode::WriteThrough, DramMode::ReadAhead];
     let rooms = modes.into_iter().flat_map(|mode| [(12, mode), (60, mode)]);
     for (seed, (room, mode)) in seeds(1, 12).zip(rooms.cycle()) {
         let mut random = StdRng::seed_from_u64(seed);
@@ -227,24 +227,15 @@ fn files_that_are_reused_are_served_as_what_they_are() {
         stack.store.sync_journal().unwrap();
         stack.store.drain().unwrap();
         let stats = stack.store.stats().unwrap();
-        assert_eq!((stats.files_referenced, stats.dram.dirty), (0, 0));
+        assert_eq!(stats.files_referenced, 0);
         let has_all = room > 48 && mode != DramMode::ReadAhead;
         assert_eq!(stats.dram.prefetched_bytes > 0, !has_all, "seed {seed}: {stats:?}");
-        let written_back = stats.dram.written_back_bytes > 0;
-        assert_eq!(written_back, mode == DramMode::WriteBack, "seed {seed}: {stats:?}");
         assert!(stats.evictions > 0 && stats.dram.retrieved_bytes > 0, "seed {seed}: {stats:?}");
     }
 }
 
 #[test]
 fn nothing_of_it_is_needed_after_a_crash() {
-    for mode in [DramMode::WriteThrough, DramMode::WriteBack] {
-        not_needed(mode);
-    }
-}
-
-/// The cache is not needed for committed blocks that were written back, either.
-fn not_needed(dram_mode: DramMode) {
     let bytes = MemoryMedia::new(64 << 20).unwrap();
     let shape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
     let open = |create: bool| {
@@ -266,7 +257,6 @@ fn not_needed(dram_mode: DramMode) {
             options: StoreOptions {
                 virtual_time: true,
                 dram_bytes: 64 * shape.block_bytes(),
-                dram_mode,
                 ..StoreOptions::default()
             },
         };
@@ -280,20 +270,11 @@ fn not_needed(dram_mode: DramMode) {
     let keys = keys(0..10);
     let mut stack = open(true);
     assert_eq!(stack.put(&keys, 0), 10);
-    if dram_mode == DramMode::WriteBack {
-        // It is not permanent yet, and lost in a crash.
-        std::mem::forget(stack);
-        stack = open(false);
-        assert_eq!(stack.get(&keys, 30), 0);
-        assert_eq!(stack.put(&keys, 0), 10);
-        stack.store.sync_journal().unwrap();
-    }
     // The process ends without closing anything.
     std::mem::forget(stack);
     let mut stack = open(false);
     assert_eq!(stack.get(&keys, 30), 10);
     assert_eq!(stack.store.stats().unwrap().dram.retrieved_bytes, 0);
-    // Closing makes all of it permanent.
     let more = ripieno_testkit::keys(20..30);
     assert_eq!(stack.put(&more, 0), 10);
     stack.store.close().unwrap();
@@ -307,10 +288,6 @@ fn what_cannot_be_is_refused() {
     small.options.dram_bytes -= 1;
     let refused = Stack::open(&small).err().unwrap().to_string();
     assert!(refused.contains("dram_bytes") && refused.contains("have no room"), "{refused}");
-    let mut without = written_back(4);
-    without.format.checksums = false;
-    let refused = Stack::open(&without).err().unwrap().to_string();
-    assert!(refused.contains("dram_mode") && refused.contains("checksums"), "{refused}");
     let mut stack = Stack::new(&plan(4));
     assert_eq!(stack.put(&keys(0..2), 0), 2);
     let prefix = stack.store.lookup(&keys(0..2)).unwrap();
@@ -319,251 +296,4 @@ fn what_cannot_be_is_refused() {
     let order = Order::AfterEvent(&wait);
     let error = stack.store.retrieve_layer_on(&transfer, objstore::Layer(0), order).unwrap_err();
     assert!(matches!(error, StoreError::Config { field: "dram_bytes", .. }), "{error}");
-}
-
-/// Write-back: stored blocks are copied to memory, and written to the devices later.
-fn written_back(blocks: u64) -> Plan {
-    let mut plan = plan(blocks);
-    plan.options.dram_mode = DramMode::WriteBack;
-    plan
-}
-
-/// Storing continues write-back, even if that leaves no memory for more dirty blocks.
-#[test]
-fn what_has_no_room_is_written_through_and_others_are_written_back_meanwhile() {
-    let mut stack = Stack::new(&written_back(16));
-    let dirty = |stack: &Stack| stack.store.stats().unwrap().dram.dirty;
-    assert_eq!((stack.put(&keys(0..8), 0), dirty(&stack)), (8, 8));
-    let writing = stack.begin(&keys(8..16), 0);
-    stack.write_all(&writing).unwrap();
-    assert_eq!(dirty(&stack), 8, "the others are written through");
-    stack.store.commit(writing).unwrap();
-    assert_eq!(dirty(&stack), 0);
-    assert_eq!((stack.put(&keys(16..24), 0), dirty(&stack)), (8, 8));
-}
-
-#[test]
-fn what_is_stored_is_in_memory_before_a_device_has_it() {
-    let mut stack = Stack::new(&written_back(16));
-    let (keys, block) = (keys(0..6), stack.shape.block_bytes());
-    let before = stack.store.stats().unwrap();
-    let writing = stack.begin(&keys, 0);
-    let ticket = stack.store.store_layer(&writing, objstore::Layer(1)).unwrap();
-    let done = stack.store.poll(&ticket).unwrap().unwrap();
-    assert_eq!((done.objects, done.bytes, done.device_bytes), (12, 12 * 4096, 0));
-    stack.write_all(&writing).unwrap();
-    // The engine may use its blocks again.
-    stack::blocks(0, 6).into_iter().for_each(|block| stack.wipe(block));
-    let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.commands, stats.stored_bytes, stats.dram.dirty), (before.commands, 0, 6));
-    stack.store.commit(writing).unwrap();
-    // It is found, and served, before it is written.
-    stack.faults(Some(on(READ, READ_ERROR)));
-    assert_eq!(stack.get(&keys, 30), 6);
-    stack.faults(None);
-    let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.files_stored, stats.dram.dirty), (6, 6));
-    stack.store.sync_journal().unwrap();
-    let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.stored_bytes, stats.dram.written_back_bytes), (6 * block, 6 * block));
-    assert_eq!((stats.dram.dirty, stats.dram.blocks), (0, 6));
-    assert_eq!(stack.get(&keys, 30), 6);
-    assert_eq!(stack.store.stats().unwrap().commands, stats.commands);
-    // The devices have it, too: others replace it in the cache.
-    let others = ripieno_testkit::keys(100..116);
-    others.chunks(4).for_each(|others| _ = stack.put(others, 0));
-    stack.store.sync_journal().unwrap();
-    assert_eq!(stack.get(&others, 30), 16);
-    assert_eq!(stack.get(&keys, 30), 6);
-    assert!(stack.store.stats().unwrap().retrieved_bytes > 0);
-    assert_eq!(stack.refused_dma(), 0);
-}
-
-/// Write-back of any number of requests delays later reads by no more than one batch.
-#[test]
-fn what_is_written_back_is_written_in_parts() {
-    let mut plan = Plan::default();
-    plan.shape.object_bytes = 256 << 10;
-    plan.format = format(plan.shape);
-    let block = plan.shape.block_bytes();
-    (plan.options.dram_bytes, plan.options.dram_mode) = (40 * block, DramMode::WriteBack);
-    let mut stack = Stack::new(&plan);
-    let depth = kv_schedule::Config::default().write_depth_bytes / block;
-    // One request is larger than a batch, the others are written together.
-    for keys in [keys(0..8), keys(10..12), keys(20..23)] {
-        assert_eq!(stack.put(&keys, 0), keys.len());
-    }
-    let written = |stack: &Stack| stack.store.stats().unwrap().dram.written_back_bytes / block;
-    let mut parts = vec![written(&stack)];
-    for idle in 0.. {
-        stack.store.poll_events().unwrap();
-        let before: u64 = parts.iter().sum();
-        parts.extend(Some(written(&stack) - before).filter(|part| *part > 0));
-        if stack.store.stats().unwrap().dram.dirty == 0 {
-            break;
-        }
-        assert!(idle < 100_000, "{parts:?}, and never more");
-        stack.clock.pause(idle % 4, Nanos::MAX);
-    }
-    assert_eq!((depth, parts), (5, vec![0, 5, 5, 3]));
-    for keys in [keys(0..8), keys(10..12), keys(20..23)] {
-        assert_eq!(stack.get(&keys, 30), keys.len());
-    }
-}
-
-/// The limit holds for any number of requests at a time.
-#[test]
-fn at_most_half_of_the_memory_has_what_no_device_has() {
-    for seed in seeds(1, 4) {
-        let mut random = StdRng::seed_from_u64(seed);
-        let mut stack = Stack::new(&Plan { seed, ..written_back(12) });
-        let (mut open, mut most, mut through) = (Vec::new(), 0, 0);
-        for n in 0..150 {
-            let keys = keys(10 * n..10 * n + random.random_range(1..6));
-            match random.random_range(0..8) {
-                0..4 => {
-                    let before = stack.store.stats().unwrap().stored_bytes;
-                    let writing = stack.begin(&keys, 0);
-                    stack.write_all(&writing).unwrap();
-                    through += stack.store.stats().unwrap().stored_bytes - before;
-                    open.push((writing, keys));
-                }
-                4 => open.clear(),
-                _ if open.is_empty() => {}
-                5 => drop(open.swap_remove(random.random_range(0..open.len()))),
-                _ => {
-                    let at = random.random_range(0..open.len());
-                    let (writing, keys) = open.swap_remove(at);
-                    stack.store.commit(writing).unwrap();
-                    assert_eq!(stack.get(&keys, 30), keys.len());
-                }
-            }
-            let dirty = stack.store.stats().unwrap().dram.dirty;
-            assert!(dirty <= 6, "seed {seed}: {dirty}");
-            most = most.max(dirty);
-        }
-        assert!(most == 6 && through > 0, "seed {seed}: at most {most}, {through} through");
-        open.clear();
-        stack.store.sync_journal().unwrap();
-        assert_eq!(stack.store.stats().unwrap().dram.dirty, 0, "seed {seed}");
-    }
-}
-
-#[test]
-fn what_could_not_be_written_back_is_tried_again_and_then_a_miss() {
-    let mut stack = Stack::new(&written_back(16));
-    let (lucky, lost) = (keys(0..4), keys(10..14));
-    stack.faults(Some(on(WRITE, WRITE_FAULT).limit(1)));
-    assert_eq!(stack.put(&lucky, 0), 4);
-    stack.store.sync_journal().unwrap();
-    assert_eq!(stack.get(&lucky, 30), 4);
-    // A fault in the data region affects writes by the I/O kernel, not those of the journal.
-    let data = stack.data_lba();
-    let lbas = Some(nvme_emu::LbaRange { first: data, count: 1 << 20 });
-    let when =
-        nvme_emu::FaultWhen { opcode: Some(WRITE), lbas, admin: Some(false), ..Default::default() };
-    stack.faults(Some(nvme_emu::FaultRule::new(when, WRITE_FAULT)));
-    assert_eq!(stack.put(&lost, 0), 4);
-    assert_eq!(stack.get(&lost, 30), 4);
-    let prefix = stack.store.lookup(&lost).unwrap();
-    let error = stack.store.sync_journal().unwrap_err();
-    assert!(matches!(error, StoreError::Transfer { .. }), "{error}");
-    stack.faults(None);
-    // A holder of the prefix gets an error.
-    let error = stack.read(&prefix, 30).unwrap_err();
-    assert!(matches!(error, StoreError::Stale { .. }), "{error}");
-    drop(prefix);
-    assert_eq!(stack.get(&lost, 30), 0);
-    let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.dram.dirty, stats.dram.blocks, stats.files_writing), (0, 4, 0));
-    assert_eq!(stats.files_free, stats.files - 4);
-    assert_eq!(stack.put(&lost, 0), 4);
-    stack.store.sync_journal().unwrap();
-    assert_eq!(stack.get(&lost, 30), 4);
-}
-
-/// A lost command ends in a recovery of all controllers; blocks in memory survive it.
-#[test]
-fn what_was_being_written_back_is_not_lost_with_a_recovery() {
-    let mut stack = Stack::new(&written_back(16));
-    let keys = keys(0..6);
-    stack.faults(Some(on(WRITE, nvme_emu::FaultAction::Drop).limit(1)));
-    assert_eq!(stack.put(&keys, 0), 6);
-    stack.store.sync_journal().unwrap();
-    let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.recoveries, stats.files_stored, stats.dram.dirty), (1, 6, 0));
-    assert_eq!(stack.get(&keys, 30), 6);
-}
-
-#[test]
-fn what_is_dropped_before_it_was_written_is_not_written() {
-    let mut stack = Stack::new(&written_back(16));
-    let (old, new, block) = (keys(0..12), keys(20..24), stack.shape.block_bytes());
-    // More than the limit of dirty blocks: it is written through.
-    let busy = stack.begin(&old, 0);
-    // While an engine waits for a transfer, nothing is written back.
-    let slow = nvme_emu::FaultAction::Delay { ns: 50_000_000 };
-    stack.faults(Some(on(WRITE, slow).limit(1)));
-    let ticket = stack.store.store_layer(&busy, objstore::Layer(0)).unwrap();
-    assert_eq!(stack.put(&new, 40), 4);
-    assert_eq!(stack.store.remove(&new[..3]).unwrap(), 3);
-    stack.store.wait(ticket).unwrap();
-    drop(busy);
-    stack.store.pin(&new[3..]).unwrap();
-    stack.store.sync_journal().unwrap();
-    let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.dram.spared_bytes, stats.dram.dirty), (3 * block, 0));
-    assert_eq!((stats.dram.written_back_bytes, stack.get(&new[3..], 40)), (block, 1));
-    assert_eq!(stack.store.usage().unwrap().pinned, 1);
-    // Now all of the request is dropped.
-    let busy = stack.begin(&old, 0);
-    stack.faults(Some(on(WRITE, slow).limit(1)));
-    let ticket = stack.store.store_layer(&busy, objstore::Layer(0)).unwrap();
-    assert_eq!(stack.put(&new[..3], 40), 3);
-    stack.store.clear().unwrap();
-    stack.store.wait(ticket).unwrap();
-    drop(busy);
-    stack.store.drain().unwrap();
-    let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.dram.spared_bytes, stats.dram.dirty), (6 * block, 0));
-    assert_eq!(stats.dram.written_back_bytes, block);
-    assert_eq!((stats.files_stored, stats.files_writing, stats.files_referenced), (0, 0, 0));
-}
-
-/// A waiting engine meanwhile prevents write-back.
-#[test]
-fn what_is_dropped_before_it_was_written_makes_room_and_is_not_written() {
-    let mut plan = written_back(24);
-    plan.format.capacity_bytes = Some(20 * plan.shape.block_bytes());
-    let mut stack = Stack::new(&plan);
-    let files = stack.store.stats().unwrap().files as usize;
-    let (new, block) = (keys(20..24), stack.shape.block_bytes());
-    // More than the limit of dirty blocks: it is written through.
-    let busy = stack.begin(&keys(0..files as u32 - 4), 0);
-    let slow = nvme_emu::FaultAction::Delay { ns: 50_000_000 };
-    stack.faults(Some(on(WRITE, slow).limit(1)));
-    let ticket = stack.store.store_layer(&busy, objstore::Layer(0)).unwrap();
-    assert_eq!((stack.put(&new, 40), stack.store.remove(&new).unwrap()), (4, 4));
-    assert_eq!(stack.put(&keys(30..34), 44), 4);
-    let stats = stack.store.stats().unwrap().dram;
-    assert_eq!((stats.spared_bytes, stats.written_back_bytes), (4 * block, 0));
-    stack.store.wait(ticket).unwrap();
-    drop(busy);
-    stack.store.sync_journal().unwrap();
-    assert_eq!(stack.get(&keys(30..34), 40), 4);
-}
-
-/// A store that is full of dirty blocks makes room.
-#[test]
-fn what_is_not_written_yet_makes_room() {
-    let mut plan = written_back(32);
-    plan.format.capacity_bytes = Some(8 * plan.shape.block_bytes());
-    let mut stack = Stack::new(&plan);
-    let files = stack.store.stats().unwrap().files;
-    for n in 0..6 {
-        let keys = keys(100 * n..100 * n + files);
-        assert_eq!(stack.put(&keys, 0), files as usize, "time {n}");
-        assert_eq!(stack.get(&keys, 30), files as usize);
-    }
-    assert_eq!(stack.store.stats().unwrap().evictions, u64::from(5 * files));
 }

@@ -5,9 +5,8 @@ mod rig;
 mod schedule;
 mod stack;
 
-use gio_uring::IoStatus;
 use gpu::Defect;
-use kv_schedule::{Cancelled, Config, Flow};
+use kv_schedule::{Cancelled, Config, Flow, Kind};
 use nvme_driver::{Clock as _, DmaSpace as _, Nanos};
 use nvme_emu::FaultAction;
 use objstore::{
@@ -28,25 +27,11 @@ fn plan(blocks: u64, seed: u64) -> Plan {
 
 /// Runs `test` on both paths with a pool on the GPU, with several orders of events each.
 fn everywhere(room: u64, test: impl Fn(Rig, Path)) {
-    everywhere_with(|seed| plan(room, seed), test);
-}
-
-fn everywhere_with(plan: impl Fn(u64) -> Plan, test: impl Fn(Rig, Path)) {
     for path in [Path::Direct, Path::Staged] {
-        // Write-back needs a kernel that computes checksums.
-        for seed in (1..=5).filter(|seed| {
-            path == Path::Staged || plan(*seed).options.dram_mode != DramMode::WriteBack
-        }) {
-            test(Rig::new(&plan(seed), path), path);
+        for seed in 1..=5 {
+            test(Rig::new(&plan(room, seed), path), path);
         }
     }
-}
-
-/// Write-back: stored blocks are copied to memory, and written to the devices later.
-fn written_back(blocks: u64, seed: u64) -> Plan {
-    let mut plan = plan(blocks, seed);
-    plan.options.dram_mode = DramMode::WriteBack;
-    plan
 }
 
 #[test]
@@ -205,67 +190,29 @@ fn overwritten(
 /// before.
 #[test]
 fn what_is_kept_was_copied_before_the_blocks_are_used_again() {
-    for (joined, later) in [(false, false), (true, false), (false, true), (true, true)] {
-        let plan = if later { written_back } else { plan };
-        everywhere_with(
-            |seed| plan(20, seed),
-            |mut rig, path| {
-                let (stored, new) = (keys(0..6), keys(20..26));
-                rig.fill(0, &stored);
-                let writing = rig.store.allocate(&stored, &blocks(0, 6)).unwrap();
-                let tickets = overwritten(&mut rig, joined, 0, &new, |store, layer, order| {
-                    store.store_layer_on(&writing, layer, order)
-                });
-                wait_all(&mut rig.store, tickets).unwrap();
-                let stats = rig.store.stats().unwrap();
-                assert_eq!(
-                    (stats.stored_bytes == 0, stats.dram.dirty > 0),
-                    (later, later),
-                    "{path}"
-                );
-                rig.store.commit(writing).unwrap();
-                assert!(rig.settle());
-                rig.faults(Some(on(READ, READ_ERROR)));
-                assert_eq!(rig.get(&stored, 40), 6, "{path}");
-                assert_eq!(rig.store.stats().unwrap().retrieved_bytes, 0);
-                rig.faults(None);
-                rig.store.sync_journal().unwrap();
-                // The devices have them, too.
-                let others = keys(40..60);
-                others.chunks(5).for_each(|others| _ = rig.put(others, 10));
-                rig.store.sync_journal().unwrap();
-                assert_eq!(rig.get(&others[..10], 40) + rig.get(&others[10..], 40), 20, "{path}");
-                assert_eq!(rig.get(&stored, 40), 6, "{path}");
-                assert!(rig.store.stats().unwrap().retrieved_bytes > 0);
-            },
-        );
-    }
-}
-
-/// A copy that a stream got wrong is not written back.
-#[test]
-fn what_is_not_what_was_stored_is_not_written_back() {
-    everywhere_with(
-        |seed| written_back(20, seed),
-        |mut rig, path| {
-            let keys = keys(0..4);
-            rig.fill(0, &keys);
-            let writing = rig.store.allocate(&keys, &blocks(0, 4)).unwrap();
-            rig.gpu.break_it(Defect::NoMovesBack);
-            let layers: Vec<_> = rig.layers().collect();
-            let tickets = layers.iter().map(|at| rig.store.store_layer(&writing, *at).unwrap());
-            let tickets = tickets.collect();
+    for joined in [false, true] {
+        everywhere(20, |mut rig, path| {
+            let (stored, new) = (keys(0..6), keys(20..26));
+            rig.fill(0, &stored);
+            let writing = rig.store.allocate(&stored, &blocks(0, 6)).unwrap();
+            let tickets = overwritten(&mut rig, joined, 0, &new, |store, layer, order| {
+                store.store_layer_on(&writing, layer, order)
+            });
             wait_all(&mut rig.store, tickets).unwrap();
-            rig.gpu.break_it(Defect::None);
-            let written = rig.store.commit(writing).and_then(|_| rig.store.sync_journal());
-            let Err(StoreError::Transfer { failure }) = written else {
-                panic!("{path}: {written:?}")
-            };
-            assert_eq!(failure.status, IoStatus::Checksum, "{path}");
-            assert_eq!(rig.get(&keys, 40), 0, "{path}");
-            assert_eq!(rig.store.stats().unwrap().dram.blocks, 0, "{path}");
-        },
-    );
+            rig.store.commit(writing).unwrap();
+            assert!(rig.settle());
+            rig.faults(Some(on(READ, READ_ERROR)));
+            assert_eq!(rig.get(&stored, 40), 6, "{path}");
+            assert_eq!(rig.store.stats().unwrap().retrieved_bytes, 0);
+            rig.faults(None);
+            // The devices have them, too.
+            let others = keys(40..60);
+            others.chunks(5).for_each(|others| _ = rig.put(others, 10));
+            assert_eq!(rig.get(&others[..10], 40) + rig.get(&others[10..], 40), 20, "{path}");
+            assert_eq!(rig.get(&stored, 40), 6, "{path}");
+            assert!(rig.store.stats().unwrap().retrieved_bytes > 0);
+        });
+    }
 }
 
 /// The same for a read: its bytes are cached although the stream goes on.
@@ -347,13 +294,9 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
 #[test]
 fn files_that_are_reused_are_served_as_what_they_are() {
     for (seed, room) in seeds(1, 4).zip([12, 60].into_iter().cycle()) {
-        let through = DramMode::WriteThrough;
-        for (path, mode) in
-            [(Path::Direct, through), (Path::Staged, through), (Path::Staged, DramMode::WriteBack)]
-        {
+        for path in [Path::Direct, Path::Staged] {
             let mut random = SmallRng::seed_from_u64(seed);
             let mut plan = plan(room, seed);
-            plan.options.dram_mode = mode;
             plan.format.capacity_bytes = Some(48 * plan.shape.block_bytes());
             let mut rig = Rig::new(&plan, path);
             let all: Vec<_> = (0..12).map(|n| keys(100 * n..100 * n + 10)).collect();
@@ -371,9 +314,7 @@ fn files_that_are_reused_are_served_as_what_they_are() {
             rig.store.sync_journal().unwrap();
             rig.store.drain().unwrap();
             let stats = rig.store.stats().unwrap();
-            assert_eq!((stats.files_referenced, stats.dram.dirty), (0, 0));
-            let written_back = stats.dram.written_back_bytes > 0;
-            assert_eq!(written_back, mode != through && (written_back || room > 48));
+            assert_eq!(stats.files_referenced, 0);
             assert!(stats.evictions > 0 && stats.dram.retrieved_bytes > 0, "{seed}: {stats:?}");
         }
     }
@@ -498,45 +439,43 @@ fn nothing_is_freed_before_the_streams_are_past_it() {
     });
 }
 
-/// A write-back layer is started without the scheduler, which does not know how many there are.
+/// The scheduler counts bytes, not operations: it starts more layers than the plane has room for.
 #[test]
 fn a_layer_that_finds_no_free_operation_is_copied_later() {
-    everywhere_with(
-        |seed| written_back(64, seed),
-        |mut rig, _| {
-            let mut store =
-                PacedStore::new(rig.store.clone(), schedule::scheduler(Config::default()));
-            let now = || rig.clock.now().duration();
-            let flow = Flow { tenant: 0, request: 1 };
-            let (mut writings, mut ids) = (Vec::new(), Vec::new());
-            for n in 0..6 {
-                let (keys, first) = (keys(10 * n..10 * n + 2), 2 * n);
-                rig.fill(first, &keys);
-                let writing = rig.store.allocate(&keys, &blocks(first, 2)).unwrap();
-                let started = rig.layers().map(|l| store.store_layer(&writing, l, flow, now()));
-                ids.extend(started.map(Result::unwrap));
-                writings.push(writing);
+    everywhere(64, |mut rig, _| {
+        let config = Config { read_depth_bytes: u64::MAX, ..Config::default() };
+        let mut store = PacedStore::new(rig.store.clone(), schedule::scheduler(config));
+        let flow = Flow { tenant: 0, request: 1 };
+        let all: Vec<_> = (0..6).map(|n| keys(10 * n..10 * n + 2)).collect();
+        all.iter().for_each(|keys| assert_eq!(rig.put(keys, 0), 2));
+        let transfers: Vec<_> =
+            all.iter().zip(0..).map(|(keys, n)| rig.transfer(keys, 30 + 2 * n)).collect();
+        let now = || rig.clock.now().duration();
+        let mut ids = Vec::new();
+        for (transfer, layer) in
+            transfers.iter().flat_map(|one| rig.layers().map(move |l| (one, l)))
+        {
+            ids.push(store.retrieve_layer(transfer, layer, flow, Kind::Soon, now()).unwrap());
+        }
+        store.poll(now()).unwrap();
+        assert!(ids.len() > plan(0, 1).options.iocbs as usize && store.in_flight() == ids.len());
+        assert!(ids.iter().all(|id| store.cancel(*id) == Cancelled::InFlight));
+        let mut ended = Vec::new();
+        for idle in 0.. {
+            store.poll(now()).unwrap();
+            ended.extend(store.ended());
+            if ended.len() == ids.len() {
+                break;
             }
-            assert!(
-                ids.len() > plan(0, 1).options.iocbs as usize && store.in_flight() == ids.len()
-            );
-            assert!(ids.iter().all(|id| store.cancel(*id) == Cancelled::InFlight));
-            let mut ended = Vec::new();
-            for idle in 0.. {
-                store.poll(now()).unwrap();
-                ended.extend(store.ended());
-                if ended.len() == ids.len() {
-                    break;
-                }
-                assert!(idle < 10_000, "{ended:?}");
-                rig.clock.pause(idle, Nanos::MAX);
-            }
-            let moved = |(_, end): &_| matches!(end, PacedEnd::Moved(done) if done.objects == 4);
-            assert!(ended.iter().all(moved), "{ended:?}");
-            writings.into_iter().for_each(|one| _ = rig.store.commit(one).unwrap());
-            (0..6).for_each(|n| assert_eq!(rig.get(&keys(10 * n..10 * n + 2), 30), 2));
-        },
-    );
+            assert!(idle < 10_000, "{ended:?}");
+            rig.clock.pause(idle, Nanos::MAX);
+        }
+        let moved = |(_, end): &_| matches!(end, PacedEnd::Moved(done) if done.objects == 4);
+        assert!(ended.iter().all(moved), "{ended:?}");
+        for (keys, n) in all.iter().zip(0..) {
+            rig.layers().for_each(|layer| assert!(rig.holds(30 + 2 * n, keys, layer)));
+        }
+    });
 }
 
 /// Streams treat a pool in pinned host memory that the GPU reaches like any other.

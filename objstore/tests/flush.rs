@@ -4,20 +4,14 @@
 mod shelf;
 mod stack;
 
-use nvme_driver::{Clock as _, Nanos};
 use nvme_emu::{FaultAction, LbaRange};
-use objstore::{DramMode, KvShape, Namespace, Row, Store, StoreError, StoreOptions};
+use objstore::{KvShape, Namespace, Store, StoreError, StoreOptions};
 use shelf::{FLUSH, Shelf, break_device, break_flush, crash, flushes, refused};
-use stack::{READ, Stack, WRITE, WRITE_FAULT, blocks, keys, on};
+use stack::{Stack, WRITE, WRITE_FAULT, blocks, keys, on};
 
 const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
 /// Dataset Management.
 const DSM: u8 = 9;
-
-fn write_back(blocks: u64, shape: &KvShape) -> StoreOptions {
-    let dram_bytes = blocks * shape.block_bytes();
-    StoreOptions { dram_bytes, dram_mode: DramMode::WriteBack, ..StoreOptions::default() }
-}
 
 /// Makes writes of the journal fail.
 fn break_journal(stack: &Stack) {
@@ -59,52 +53,18 @@ fn nothing_is_committed_after_a_flush_that_failed() {
 }
 
 #[test]
-fn nothing_is_written_back_after_a_flush_that_failed() {
-    let options = write_back(16, &SHAPE);
-    let (shelf, mut stack) = Shelf::made(2, SHAPE, &options);
-    let (old, a, b) = (keys(0..2), keys(10..14), keys(20..24));
+fn what_the_journal_did_not_take_is_not_found() {
+    let (_shelf, mut stack) = Shelf::made(2, SHAPE, &StoreOptions::default());
+    let (old, a) = (keys(0..4), keys(10..14));
     stack.put(&old, 0);
     stack.store.sync_journal().unwrap();
-    let open = stack.begin(&b, 10);
-    stack.write_all(&open).unwrap();
-    break_flush(&stack.emus[1]);
-    assert_eq!(stack.put(&a, 0), 4, "it is in memory");
-    refused(stack.store.sync_journal());
-    let before = flushes(&stack.emus);
-    assert_eq!(stack.store.peek(&a), 0, "what could not be written is a miss");
-    refused(stack.store.commit(open));
-    assert_eq!(stack.store.peek(&b), 0);
-    refused(stack.store.sync_journal());
-    assert_eq!(flushes(&stack.emus), before, "a device was asked again");
-    let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.dram.dirty, stats.files_writing), (0, 0));
-    assert_eq!(stack.get(&old, 20), 2);
-    crash(stack);
-    let mut stack = shelf.open(&options);
-    assert_eq!(stack.get(&old, 20), 2);
-    assert_eq!((stack.store.peek(&a), stack.store.peek(&b)), (0, 0));
-}
-
-#[test]
-fn what_the_journal_did_not_take_is_not_found() {
-    for options in [StoreOptions::default(), write_back(16, &SHAPE)] {
-        let (_shelf, mut stack) = Shelf::made(2, SHAPE, &options);
-        let (old, a) = (keys(0..4), keys(10..14));
-        stack.put(&old, 0);
-        stack.store.sync_journal().unwrap();
-        let writing = stack.begin(&a, 0);
-        stack.write_all(&writing).unwrap();
-        break_journal(&stack);
-        if options.dram_mode == DramMode::WriteBack {
-            stack.store.commit(writing).unwrap();
-            refused(stack.store.sync_journal());
-        } else {
-            refused(stack.store.commit(writing));
-        }
-        stack.faults(None);
-        assert_eq!(stack.store.peek(&a), 0, "{:?}", options.dram_mode);
-        assert_eq!(stack.get(&old, 20), 4);
-    }
+    let writing = stack.begin(&a, 0);
+    stack.write_all(&writing).unwrap();
+    break_journal(&stack);
+    refused(stack.store.commit(writing));
+    stack.faults(None);
+    assert_eq!(stack.store.peek(&a), 0);
+    assert_eq!(stack.get(&old, 20), 4);
 }
 
 #[test]
@@ -180,79 +140,4 @@ fn a_medium_that_was_reset_before_its_flush_says_so() {
         let flushed = medium.flush();
         assert_eq!(flushed.is_ok(), wanted, "{flushed:?}");
     }
-}
-
-/// Some of the blocks are written, then the drives lose everything unflushed.
-#[test]
-fn what_a_drive_forgot_is_written_back_again() {
-    let shape = KvShape { object_bytes: 256 << 10, ..SHAPE };
-    let options = write_back(40, &shape);
-    let (shelf, mut stack) = Shelf::made(2, shape, &options);
-    let (old, a) = (keys(20..22), keys(0..8));
-    stack.put(&old, 0);
-    stack.store.close().unwrap();
-    // The old blocks are not in the cache: they are read from the drives.
-    let mut stack = shelf.open(&options);
-    assert_eq!(stack.put(&a, 0), 8);
-    let written =
-        |stack: &Stack| stack.store.stats().unwrap().dram.written_back_bytes / shape.block_bytes();
-    for idle in 0.. {
-        assert!(idle < 100_000, "nothing is written back");
-        if written(&stack) > 0 {
-            break;
-        }
-        stack.store.poll_events().unwrap();
-        stack.clock.pause(idle % 4, Nanos::MAX);
-    }
-    assert!(written(&stack) < 8, "all of it was written at once");
-    stack.faults(Some(on(READ, FaultAction::PowerLoss).limit(1)));
-    let prefix = stack.store.lookup(&old).unwrap();
-    assert!(stack.read(&prefix, 20).is_err(), "the power was lost");
-    drop(prefix);
-    stack.faults(None);
-    stack.store.sync_journal().unwrap();
-    assert_eq!(stack.store.stats().unwrap().dram.dirty, 0);
-    crash(stack);
-    let mut stack = shelf.open(&options);
-    assert_eq!(stack.get(&a, 20), 8);
-}
-
-/// Host memory changes before it is written to a device.
-#[test]
-fn what_is_written_back_is_what_was_stored() {
-    let options = write_back(16, &SHAPE);
-    let (shelf, mut stack) = Shelf::made(2, SHAPE, &options);
-    let a = keys(0..4);
-    let writing = stack.begin(&a, 0);
-    stack.write_all(&writing).unwrap();
-    blocks(0, 4).into_iter().for_each(|block| stack.wipe(block));
-    corrupt(&stack, &ripieno_testkit::object(a[2], 0, Row(3), SHAPE.object_bytes));
-    stack.store.commit(writing).unwrap();
-    let error = stack.store.sync_journal().unwrap_err();
-    assert!(
-        matches!(&error, StoreError::Transfer { failure }
-        if failure.status == gio_uring::IoStatus::Checksum && failure.layer.0 == 1
-        && failure.position == 2),
-        "{error}"
-    );
-    assert_eq!(stack.store.peek(&a), 0);
-    assert_eq!((stack.put(&a, 0), stack.get(&a, 20)), (4, 4));
-    stack.store.sync_journal().unwrap();
-    crash(stack);
-    assert_eq!(shelf.open(&options).get(&a, 20), 4);
-}
-
-/// Flips a bit of the only copy of `object` in memory that devices reach.
-fn corrupt(stack: &Stack, object: &[u8]) {
-    let memory = stack.domain.access();
-    let mut found = Vec::new();
-    for range in stack.domain.mapped() {
-        let mut bytes = vec![0; range.len as usize];
-        if memory.read(range.iova, &mut bytes).is_ok() {
-            let at = bytes.chunks(object.len()).position(|part| part == object);
-            found.extend(at.map(|at| range.iova.offset((at * object.len()) as u64)));
-        }
-    }
-    assert_eq!(found.len(), 1, "copies of the object");
-    memory.write(found[0], &[object[0] ^ 1]).unwrap();
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kv_schedule::{Cancelled, Config, Flow, Kind, OpId, StepId, StepShape};
 use nvme_driver::{Clock, Nanos};
-use objstore::{DramMode, Layer, PacedEnd, PacedStore, StoreError};
+use objstore::{Layer, PacedEnd, PacedStore, StoreError};
 use stack::{Plan, READ, READ_ERROR, Stack, blocks, keys, on};
 
 const FLOW: Flow = Flow { tenant: 0, request: 1 };
@@ -93,59 +93,6 @@ fn what_goes_through_it_is_there_and_reads_go_before_writes() {
     }
     stack.store.commit(writing).unwrap();
     assert_eq!(stack.get(&new, 30), 8);
-}
-
-/// Write-back: layers end when they are in host memory. They are written to the devices in small
-/// parts, while nothing else is moved.
-#[test]
-fn what_is_written_back_is_in_no_reads_way() {
-    let mut plan = Plan::default();
-    let block = plan.shape.block_bytes();
-    (plan.options.dram_bytes, plan.options.dram_mode) = (32 * block, DramMode::WriteBack);
-    let mut stack = Stack::new(&plan);
-    let (old, new) = (keys(0..8), keys(8..16));
-    // The others evict it from the DRAM cache.
-    for at in 0..5 {
-        assert_eq!(stack.put(&keys(100 * at..100 * at + 8), 0), 8);
-        stack.store.sync_journal().unwrap();
-    }
-    let mut store = paced(&stack, Config { write_depth_bytes: 2 * block, ..Config::default() });
-    let stored = || stack.store.stats().unwrap().stored_bytes;
-    let before = stored();
-    let allocated = stack.store.allocate(&new, &blocks(8, 8)).unwrap();
-    for layer in layers(&stack) {
-        let id = store.store_layer(&allocated, layer, FLOW, now(&stack)).unwrap();
-        assert_eq!(store.cancel(id), Cancelled::InFlight, "nobody was told that it has ended");
-    }
-    store.poll(now(&stack)).unwrap();
-    let ended = store.ended();
-    assert!(
-        ended.iter().all(|(_, end)| matches!(end, PacedEnd::Moved(done) if done.objects == 16))
-    );
-    assert_eq!((ended.len(), store.scheduler().pending(), stored()), (3, 0, before));
-    let prefix = stack.store.lookup(&old).unwrap();
-    let transfer = stack.store.retrieve(&prefix, &blocks(20, 8)).unwrap();
-    for layer in layers(&stack) {
-        store.retrieve_layer(&transfer, layer, FLOW, Kind::Soon, now(&stack)).unwrap();
-    }
-    store.poll(now(&stack)).unwrap();
-    assert!(store.in_flight() > 0, "the devices have them");
-    stack.store.commit(allocated).unwrap();
-    assert_eq!(stack.store.lookup(&new).unwrap().len(), 8);
-    finish(&stack, &mut store);
-    assert_eq!(stored(), before, "reads were in flight");
-    let mut last = before;
-    for idle in 0.. {
-        store.poll(now(&stack)).unwrap();
-        assert!(stored() - last <= 2 * block, "{} bytes in a part", stored() - last);
-        last = stored();
-        if stack.store.stats().unwrap().dram.dirty == 0 {
-            break;
-        }
-        assert!(idle < 100_000, "{last} bytes, and never more");
-        stack.clock.pause(idle % 4, Nanos::MAX);
-    }
-    assert_eq!(last - before, 8 * block);
 }
 
 #[test]

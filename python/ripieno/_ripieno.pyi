@@ -150,7 +150,7 @@ class Store(_Context):
         require: Literal["direct", "staged", "host"] | None = None,
         io_sms: int | None = None,
         dram_bytes: int = 0,
-        dram_mode: Literal["write-through", "read-ahead", "write-back"] = "write-through",
+        dram_mode: Literal["write-through", "read-ahead"] = "write-through",
     ) -> Store: ...
     def __enter__(self) -> Store: ...
     @property

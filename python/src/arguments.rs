@@ -272,10 +272,7 @@ pub(crate) fn dram_items(dict: &Bound<'_, PyDict>, dram: &DramStats) -> PyResult
     dict.set_item("dram_blocks", dram.blocks)?;
     dict.set_item("dram_evictions", dram.evictions)?;
     dict.set_item("dram_prefetched_bytes", dram.prefetched_bytes)?;
-    dict.set_item("dram_wasted_bytes", dram.wasted_bytes)?;
-    dict.set_item("dram_dirty", dram.dirty)?;
-    dict.set_item("dram_written_back_bytes", dram.written_back_bytes)?;
-    dict.set_item("dram_spared_bytes", dram.spared_bytes)
+    dict.set_item("dram_wasted_bytes", dram.wasted_bytes)
 }
 
 /// Parses a time in seconds.

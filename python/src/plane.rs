@@ -104,7 +104,7 @@ impl Plane {
     ///
     /// executor: runs the I/O kernel on host (threads) or cuda (the GPU, on io_sms SMs: 4); None:
     /// cuda if the pool is on a GPU. require: the data path (direct, staged or host); None: the
-    /// best that works. dram_bytes, dram_mode: same as for Store, without write-back.
+    /// best that works. dram_bytes, dram_mode: same as for Store.
     #[new]
     #[pyo3(signature = (
         path, rank, shape, pool, *, executor = None, require = None, io_sms = None, dram_bytes = 0,

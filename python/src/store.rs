@@ -64,9 +64,8 @@ impl Store {
     /// Opens the store in a directory. With a capacity (bytes on disk, allocated immediately), it
     /// is created first if there is none. Opening uses part of the pool for tests and restores its
     /// contents. dram_bytes: memory of this process that keeps copies of blocks above the devices.
-    /// dram_mode: the blocks kept there: write-through (stored, loaded or prefetched), read-ahead
-    /// (only prefetched), or write-back (like write-through, but stored blocks are written to the
-    /// devices later).
+    /// dram_mode: the blocks kept there: write-through (stored, loaded or prefetched), or
+    /// read-ahead (only prefetched).
     #[new]
     #[pyo3(signature = (
         path, shape, pool, *, namespace = None, capacity = None, devices = 1, executor = None,
@@ -216,8 +215,8 @@ impl Store {
         self.handle.bump_epoch().or_raise()
     }
 
-    /// Makes all earlier evictions, pins, removals and clears durable, and with write-back also
-    /// commits. Without write-back, commits are durable when they return.
+    /// Makes all earlier evictions, pins, removals and clears durable. Commits are durable when
+    /// they return.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.handle.sync_journal()).or_raise()
     }
@@ -325,7 +324,6 @@ impl Request {
     }
 
     /// Makes the stored blocks durable and visible. Returns how many leading keys lookups now find.
-    /// With write-back they may be durable only after the next sync.
     fn commit(&self, py: Python<'_>) -> PyResult<usize> {
         py.detach(|| {
             let request = unpoisoned(self.request.write()).take().ok_or_else(closed)?;

@@ -108,19 +108,6 @@ def test_only_what_is_prefetched_is_in_dram(tmp_path):
         assert (stats["dram_hits"], stats["dram_misses"], stats["dram_blocks"]) == (2, 1, 2)
 
 
-def test_what_is_written_back_is_permanent_when_it_is_synced(tmp_path):
-    pool = ripieno.Pool.contiguous(random(), SHAPE)
-    block = SHAPE.rows * SHAPE.object_bytes
-    given = {"capacity": CAPACITY, "dram_bytes": 8 * block, "dram_mode": "write-back"}
-    with ripieno.Store(tmp_path / "s", SHAPE, pool, **given) as store:
-        save(store, keys(1, 2, 3), [4, 5, 6])
-        assert store.lookup(keys(1, 2, 3)) == 3
-        store.sync()
-        stats = store.stats()
-        assert (stats["dram_dirty"], stats["dram_spared_bytes"]) == (0, 0)
-        assert stats["dram_written_back_bytes"] == stats["stored_bytes"] == 3 * block
-
-
 def test_memory_of_any_alignment(tmp_path):
     raw = bytearray(SHAPE.rows * BLOCKS * SHAPE.object_bytes + 1)
     kv = memoryview(raw)[1:]

@@ -203,9 +203,8 @@ pub(crate) struct ReplayFlags {
         help_heading = "Devices")]
     pub(crate) dram: u64,
 
-    /// Blocks to cache in DRAM: write-through (stored, retrieved and prefetched blocks), read-ahead
-    /// (only blocks that --pace prefetches), or write-back (as write-through, but stored blocks are
-    /// written to the drives later)
+    /// Blocks to cache in DRAM: write-through (stored, retrieved and prefetched blocks), or
+    /// read-ahead (only blocks that --pace prefetches)
     #[arg(long, value_name = "MODE", value_parser = dram_mode(),
         default_value_t = DramMode::WriteThrough, requires = "dram", help_heading = "Devices")]
     pub(crate) dram_mode: DramMode,

@@ -63,10 +63,6 @@
 // For ripieno_config.dram_mode: only prefetched blocks are cached.
 #define RIPIENO_DRAM_READ_AHEAD 1
 
-// For ripieno_config.dram_mode: same as DRAM_WRITE_THROUGH, but stored blocks are copied there,
-// and written to the devices later.
-#define RIPIENO_DRAM_WRITE_BACK 2
-
 // Bytes of a key.
 #define RIPIENO_KEY_BYTES 32
 
@@ -236,8 +232,7 @@ typedef struct {
     // Bytes of this process's memory that cache blocks beside the devices: cached blocks are
     // copied, not read. 0 for none.
     uint64_t dram_bytes;
-    // Contents of that cache: RIPIENO_DRAM_WRITE_THROUGH, RIPIENO_DRAM_READ_AHEAD or
-    // RIPIENO_DRAM_WRITE_BACK.
+    // Contents of that cache: RIPIENO_DRAM_WRITE_THROUGH or RIPIENO_DRAM_READ_AHEAD.
     uint32_t dram_mode;
     // Zero.
     uint32_t reserved;
@@ -322,12 +317,6 @@ typedef struct {
     uint64_t dram_prefetched_bytes;
     // Of these, bytes evicted before they were retrieved.
     uint64_t dram_wasted_bytes;
-    // Dirty blocks: those that no device has yet (RIPIENO_DRAM_WRITE_BACK).
-    uint64_t dram_dirty;
-    // Bytes written back to the devices.
-    uint64_t dram_written_back_bytes;
-    // Dirty bytes dropped before they were written back.
-    uint64_t dram_spared_bytes;
 } ripieno_stats;
 
 #ifdef __cplusplus
@@ -479,9 +468,8 @@ ripieno_status ripieno_set_quota(const ripieno_store *store, uint32_t blocks);
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_set_weight(const ripieno_store *store, uint32_t weight);
 
-// Makes all evictions, pins, removals, clears and registrations so far durable, and with
-// RIPIENO_DRAM_WRITE_BACK also commits. Without it, a commit is durable when ripieno_commit
-// returns.
+// Makes all evictions, pins, removals, clears and registrations so far durable. A commit is
+// durable when ripieno_commit returns.
 //
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_sync(const ripieno_store *store);
@@ -553,9 +541,8 @@ ripieno_status ripieno_layer_wait(const ripieno_request *request, uint32_t layer
 ripieno_status ripieno_layer_poll(const ripieno_request *request, uint32_t layer, bool *done);
 
 // Makes the stored blocks of a request durable, and visible to lookups. Waits for its layers in
-// flight. With RIPIENO_DRAM_WRITE_BACK they may be durable only after the next ripieno_sync. After
-// RIPIENO_STATUS_OK, the blocks are found again after a crash or power loss. Otherwise no block of
-// the request is visible.
+// flight. After RIPIENO_STATUS_OK, the blocks are found again after a crash or power loss.
+// Otherwise no block of the request is visible.
 //
 // Releases the request, also if this fails.
 //

@@ -23,9 +23,6 @@ pub const CREATE: u64 = 1;
 pub const DRAM_WRITE_THROUGH: u32 = 0;
 /// For ripieno_config.dram_mode: only prefetched blocks are cached.
 pub const DRAM_READ_AHEAD: u32 = 1;
-/// For ripieno_config.dram_mode: same as DRAM_WRITE_THROUGH, but stored blocks are copied there,
-/// and written to the devices later.
-pub const DRAM_WRITE_BACK: u32 = 2;
 
 /// Shape of a KV block. An object is the data of one layer and segment for the tokens of one block.
 #[repr(C)]
@@ -131,8 +128,7 @@ pub struct Config {
     /// Bytes of this process's memory that cache blocks beside the devices: cached blocks are
     /// copied, not read. 0 for none.
     pub dram_bytes: u64,
-    /// Contents of that cache: RIPIENO_DRAM_WRITE_THROUGH, RIPIENO_DRAM_READ_AHEAD or
-    /// RIPIENO_DRAM_WRITE_BACK.
+    /// Contents of that cache: RIPIENO_DRAM_WRITE_THROUGH or RIPIENO_DRAM_READ_AHEAD.
     pub dram_mode: u32,
     /// Zero.
     pub reserved: u32,
@@ -275,11 +271,9 @@ impl Config {
         match self.dram_mode {
             DRAM_WRITE_THROUGH => Ok(DramMode::WriteThrough),
             DRAM_READ_AHEAD => Ok(DramMode::ReadAhead),
-            DRAM_WRITE_BACK => Ok(DramMode::WriteBack),
             other => Err(Failure::invalid(format!(
                 "config.dram_mode: there is no mode {other}; use RIPIENO_DRAM_WRITE_THROUGH \
-                 ({DRAM_WRITE_THROUGH}), RIPIENO_DRAM_READ_AHEAD ({DRAM_READ_AHEAD}) or \
-                 RIPIENO_DRAM_WRITE_BACK ({DRAM_WRITE_BACK})"
+                 ({DRAM_WRITE_THROUGH}) or RIPIENO_DRAM_READ_AHEAD ({DRAM_READ_AHEAD})"
             ))),
         }
     }

@@ -255,9 +255,8 @@ pub unsafe extern "C" fn ripieno_set_weight(store: *const Store, weight: u32) ->
     guard(|| Ok(unsafe { handle(store, "store")? }.handle.set_weight(weight)?))
 }
 
-/// Makes all evictions, pins, removals, clears and registrations so far durable, and with
-/// RIPIENO_DRAM_WRITE_BACK also commits. Without it, a commit is durable when ripieno_commit
-/// returns.
+/// Makes all evictions, pins, removals, clears and registrations so far durable. A commit is
+/// durable when ripieno_commit returns.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]

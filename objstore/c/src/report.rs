@@ -103,12 +103,6 @@ pub struct Stats {
     pub dram_prefetched_bytes: u64,
     /// Of these, bytes evicted before they were retrieved.
     pub dram_wasted_bytes: u64,
-    /// Dirty blocks: those that no device has yet (RIPIENO_DRAM_WRITE_BACK).
-    pub dram_dirty: u64,
-    /// Bytes written back to the devices.
-    pub dram_written_back_bytes: u64,
-    /// Dirty bytes dropped before they were written back.
-    pub dram_spared_bytes: u64,
 }
 
 /// Fills a caller's struct up to the size of the caller's version.
@@ -200,9 +194,6 @@ pub unsafe extern "C" fn ripieno_get_stats(store: *const Store, stats: *mut Stat
             dram_evictions: found.dram.evictions,
             dram_prefetched_bytes: found.dram.prefetched_bytes,
             dram_wasted_bytes: found.dram.wasted_bytes,
-            dram_dirty: found.dram.dirty.into(),
-            dram_written_back_bytes: found.dram.written_back_bytes,
-            dram_spared_bytes: found.dram.spared_bytes,
         };
         // SAFETY: as the header requires.
         unsafe { write(stats, "stats", value) }

@@ -149,9 +149,8 @@ pub unsafe extern "C" fn ripieno_layer_poll(
 }
 
 /// Makes the stored blocks of a request durable, and visible to lookups. Waits for its layers in
-/// flight. With RIPIENO_DRAM_WRITE_BACK they may be durable only after the next ripieno_sync. After
-/// RIPIENO_STATUS_OK, the blocks are found again after a crash or power loss. Otherwise no block of
-/// the request is visible.
+/// flight. After RIPIENO_STATUS_OK, the blocks are found again after a crash or power loss.
+/// Otherwise no block of the request is visible.
 ///
 /// Releases the request, also if this fails.
 ///

@@ -287,7 +287,7 @@ impl Engine {
             queues_per_device: 1,
             queue_depth: 16,
             dram_bytes: u64::from(input.dram_blocks % 8) * u64::from(LAYERS) * OBJECT as u64,
-            dram_mode: u32::from(input.dram_mode) % 3,
+            dram_mode: u32::from(input.dram_mode) % 2,
             reserved: 0,
         };
         let mut store = null_mut();

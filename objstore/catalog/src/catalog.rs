@@ -224,7 +224,7 @@ impl Catalog {
         }
         for file in files.iter().rev() {
             self.refer(*file);
-            if self.is_evictable(*file) {
+            if !self.entry(*file).pinned {
                 self.use_file(namespace, *file, UseKind::Touched);
                 self.log.used(*file, UseKind::Touched);
             }
@@ -313,19 +313,12 @@ impl Catalog {
         }))
     }
 
-    /// Returns true when `file` holds a block that lookups can find: a committed or published one.
+    /// Returns true when `file` holds a committed block that lookups can find.
     /// Returns `false` for a file outside the catalog: a store has one more, for its self-test.
     #[must_use]
     pub fn is_stored(&self, file: FileId) -> bool {
         let Some(entry) = self.entries.get(file.at()) else { return false };
-        let is_found = matches!(entry.state, State::Stored | State::Published);
-        is_found && self.is_current(entry.space)
-    }
-
-    /// Returns true when the policy tracks `file`, which lookups find: Use records may name it.
-    fn is_evictable(&self, file: FileId) -> bool {
-        let entry = self.entry(file);
-        entry.state == State::Stored && !entry.pinned
+        entry.state == State::Stored && self.is_current(entry.space)
     }
 
     /// Returns the checksums of a file's objects, all rows of rank 0 first; empty when none are
@@ -370,13 +363,9 @@ impl Catalog {
     }
 
     fn set_pin(&mut self, file: FileId, pinned: bool) {
-        let Entry { space, pinned: before, state, .. } = *self.entry(file);
+        let Entry { space, pinned: before, .. } = *self.entry(file);
         if before == pinned {
             return;
-        }
-        if state == State::Published {
-            // The commit hands it to the policy and logs the pin.
-            return self.change(file, |entry| entry.pinned = pinned);
         }
         let namespace = self.spaces[space as usize].namespace;
         match pinned {

@@ -32,10 +32,6 @@ pub enum PlantedBug {
     RecordWithoutFua,
     /// A commit returns before its record is written.
     AcknowledgeBeforeRecord,
-    /// A block in host memory is committed before it is written to the devices.
-    RecordBeforeWriteBack,
-    /// A block in host memory is committed when its first part is written.
-    RecordAfterFirstPart,
     /// Checksums are those of the first file of the write.
     ChecksumOfAnother,
     /// Retrieved bytes are not compared with their checksums.
@@ -60,8 +56,6 @@ pub enum PlantedBug {
     RecoveryIgnored,
     /// Files are freed when their records are passed to the journal, not when they are durable.
     FreeBeforeAppend,
-    /// Data written back is not compared with the stored data.
-    WriteBackNotCompared,
     /// Data from host memory is not compared with its checksums.
     HitsUnchecked,
     /// Only the first row of data from host memory is compared with its checksum.
@@ -89,8 +83,6 @@ impl PlantedBug {
         Self::CommitBeforeFlush,
         Self::RecordWithoutFua,
         Self::AcknowledgeBeforeRecord,
-        Self::RecordBeforeWriteBack,
-        Self::RecordAfterFirstPart,
         Self::ChecksumOfAnother,
         Self::ChecksumIgnored,
         Self::SnapshotWithoutPins,
@@ -103,7 +95,6 @@ impl PlantedBug {
         Self::FlushErrorIgnored,
         Self::RecoveryIgnored,
         Self::FreeBeforeAppend,
-        Self::WriteBackNotCompared,
         Self::HitsUnchecked,
         Self::HitsCheckedOnce,
         Self::RankFlushesFirst,

@@ -2,7 +2,6 @@
 //!
 //! On the host and direct paths that is the I/O kernel, which reaches the pool. For a staged pool,
 //! which it does not reach, it is the kernel that moves objects between staging memory and pool.
-//! For blocks that are only copied to the DRAM cache, it is the CPU or the stream that copies.
 
 use gio_uring::{BlockMap, Checksums, DeviceArray, IoStatus, MoveChecksums, Uring};
 use kv_catalog::Layer;
@@ -15,8 +14,6 @@ use crate::error::StoreError;
 pub(super) enum JobChecksums {
     /// Computed by the I/O kernel.
     Kernel(Checksums),
-    /// Computed by the CPU, `[block][row]`.
-    Host(Vec<u32>),
     /// Computed by moves on streams.
     Moves {
         /// `[row][position]`.
@@ -91,9 +88,6 @@ impl JobChecksums {
 
     /// Returns all of them, `[block][row]`.
     pub(super) fn values(&self, rows: u32, moves: &[Move]) -> Vec<u32> {
-        if let Self::Host(values) = self {
-            return values.clone();
-        }
         let (rows, count) = (rows as usize, moves.len());
         let mut all = vec![0; rows * count];
         for row in 0..rows {
@@ -108,7 +102,6 @@ impl JobChecksums {
                         all[at * rows + row] = values.get(row * count + at);
                     }
                 }
-                Self::Host(_) => {}
             }
         }
         all

@@ -250,15 +250,12 @@ impl Plane {
             return;
         }
         if let (Ok(done), Some(memory), true) = (&outcome, &mut self.memory, job.is_ahead) {
-            match job.direction {
-                Direction::Read => memory.prefetched_bytes += done.bytes,
-                Direction::Write => memory.behind.written_bytes += done.bytes,
-            }
+            memory.prefetched_bytes += done.bytes;
         } else if let (Ok(done), Some(memory)) = (&mut outcome, &mut self.memory) {
             if job.direction == Direction::Read {
                 memory.fill(job, op.layer);
             }
-            let (objects, bytes) = memory.size(job.copied());
+            let (objects, bytes) = memory.size(job.hits.len());
             done.objects += objects;
             done.bytes += bytes;
         }

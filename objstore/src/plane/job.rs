@@ -39,9 +39,6 @@ pub struct JobDone {
     /// CRC-32C of the stored objects, `[block][row]`, blocks in the order of the job. Empty for a
     /// read, or if the plane keeps no checksums.
     pub checksums: Vec<u32>,
-    /// True when the data was stored in host memory only ([`crate::DramMode::WriteBack`]): the
-    /// store writes it to the devices later.
-    pub is_dirty: bool,
 }
 
 /// Reason why a job failed.
@@ -133,14 +130,11 @@ pub(super) struct Job {
     pub(super) hit_words: Vec<u32>,
     /// Blocks that are copied to the cache: after the devices read them, or while they write them.
     pub(super) fills: Vec<(Move, HostBlock)>,
-    /// True when all of it is copied to the cache only, and written to the devices later.
-    pub(super) is_kept: bool,
     /// Copies of `hits`, if streams do them.
     pub(super) hit_copies: Option<Copies>,
     /// Copies of `fills`, if streams do them.
     pub(super) fill_copies: Option<Copies>,
-    /// True for reading ahead and writing back: the devices move all rows in one operation, to or
-    /// from the cache itself.
+    /// True for reading ahead: the devices read all rows in one operation, to the cache itself.
     pub(super) is_ahead: bool,
     pub(super) layers: Vec<LayerState>,
     pub(super) in_flight: u32,
@@ -164,7 +158,6 @@ impl Job {
             hits: Vec::new(),
             hit_words: Vec::new(),
             fills: Vec::new(),
-            is_kept: false,
             hit_copies: None,
             fill_copies: None,
             is_ahead: false,
@@ -176,14 +169,9 @@ impl Job {
         }
     }
 
-    /// Returns the number of blocks that are copied without any move by the devices.
-    pub(super) fn copied(&self) -> usize {
-        self.hits.len() + if self.is_kept { self.fills.len() } else { 0 }
-    }
-
     /// Returns true if streams do all of it.
     pub(super) fn is_on_streams(&self) -> bool {
-        self.map.is_none() && (self.hit_copies.is_some() || self.fill_copies.is_some())
+        self.map.is_none() && self.hit_copies.is_some()
     }
 
     /// Returns the reason why the job is incomplete; `None` if it is done.
@@ -191,7 +179,7 @@ impl Job {
         if let Some(failure) = self.failure {
             return Some(JobFailure::Transfer(failure));
         }
-        if self.map.is_none() && self.copied() == 0 {
+        if self.map.is_none() && self.hits.is_empty() {
             return None;
         }
         let done = |state: &LayerState| matches!(state, LayerState::Ended(Ok(_)));

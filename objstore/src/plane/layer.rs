@@ -62,7 +62,7 @@ impl Plane {
         let (mut objects, mut bytes) = (0, 0);
         let mut served = Ok(());
         if let Some(memory) = &mut self.memory {
-            (objects, bytes) = memory.size(job.copied());
+            (objects, bytes) = memory.size(job.hits.len());
             served = memory.serve(job, layer);
         }
         let is_on_streams = job.is_on_streams();
@@ -87,7 +87,7 @@ impl Plane {
             }
         };
         // Copy to the cache while the devices write the layer.
-        let job = self.jobs.get_mut(&id).filter(|job| job.direction == Direction::Write);
+        let job = self.jobs.get(&id).filter(|job| job.direction == Direction::Write);
         if let (Some(memory), Some(job)) = (&mut self.memory, job) {
             memory.fill(job, layer);
         }

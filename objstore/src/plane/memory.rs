@@ -1,14 +1,13 @@
 //! The DRAM cache: blocks in host memory beside the devices; hits are copied instead of read.
 //!
-//! The devices have all of them, so that nothing is lost with the process (write-through), unless
-//! the store writes to them later (write-back, `behind.rs`). Blocks are keyed by file. The bytes of
-//! a file change only when it is written, and every write begins by dropping its cached block.
+//! The devices have all of them, so that nothing is lost with the process (write-through). Blocks
+//! are keyed by file. The bytes of a file change only when it is written, and every write begins by
+//! dropping its cached block.
 //!
 //! The devices reach this memory, too: [`Plane::prefetch`] reads into it without using the engine's
 //! blocks. If the engine's pool is on a GPU, the GPU reaches it and does the copies (`gpu.rs`).
 
 mod ahead;
-mod behind;
 mod gpu;
 
 use std::{collections::HashSet, ops::Range, sync::Arc, time::Duration};
@@ -21,8 +20,8 @@ use nvme_spec::nvm::Direction;
 
 pub(crate) use self::ahead::Copied;
 pub(super) use self::gpu::Copies;
-use self::{behind::Behind, gpu::GpuCopier};
-use super::{Device, Move, Plane, checksums::JobChecksums, job::Job, open, route};
+use self::gpu::GpuCopier;
+use super::{Device, Move, Plane, job::Job, open, route};
 use crate::{
     config::{DramMode, StoreGpu, StoreOptions},
     error::{Failure, StoreError},
@@ -48,7 +47,6 @@ pub(super) struct HostMemory {
     shape: KvShape,
     retrieved_bytes: u64,
     pub(super) prefetched_bytes: u64,
-    pub(super) behind: Behind,
 }
 
 /// Copier between the cache and the engine's blocks.
@@ -124,7 +122,6 @@ impl HostMemory {
             shape: *shape,
             retrieved_bytes: 0,
             prefetched_bytes: 0,
-            behind: Behind::default(),
         }))
     }
 
@@ -164,9 +161,6 @@ impl HostMemory {
             evictions,
             prefetched_bytes,
             wasted_bytes,
-            dirty: self.behind.blocks,
-            written_back_bytes: self.behind.written_bytes,
-            spared_bytes: self.behind.spared_bytes,
         }
     }
 
@@ -247,21 +241,14 @@ impl HostMemory {
     }
 
     /// Copies a layer to the cache that was read or is being written, unless a stream does.
-    pub(super) fn fill(&mut self, job: &mut Job, layer: Layer) {
+    pub(super) fn fill(&mut self, job: &Job, layer: Layer) {
         let Copier::Cpu { own: to, engine, pool } = &mut self.copier else { return };
-        let rows = self.shape.rows() as usize;
-        for (at, (entry, host)) in job.fills.iter().enumerate() {
+        for (entry, host) in &job.fills {
             for row in self.shape.layer_rows(layer) {
                 let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");
                 let offset = pool.offset(entry.block, Row(row)).expect("it was checked");
                 let bytes = self.shape.object_bytes as usize;
-                match &mut job.checksums {
-                    Some(JobChecksums::Host(words)) => {
-                        let sum = copy(engine, offset, to, own, bytes, true);
-                        words[at * rows + row as usize] = sum;
-                    }
-                    _ => _ = copy(engine, offset, to, own, bytes, false),
-                }
+                copy(engine, offset, to, own, bytes, false);
             }
         }
     }
@@ -332,7 +319,7 @@ impl Plane {
             });
         }
         let kept = match self.options.dram_mode {
-            DramMode::WriteThrough | DramMode::WriteBack => memory.own.blocks() as usize,
+            DramMode::WriteThrough => memory.own.blocks() as usize,
             DramMode::ReadAhead => 0,
         };
         // Allocate from the tail, so that it is evicted before its prefix; if there is not enough
@@ -341,7 +328,6 @@ impl Plane {
         job.fills = first.filter_map(|entry| memory.take(entry, None)).collect();
         // In the order of the checksums, and of the engine's blocks, which is faster to copy.
         job.fills.reverse();
-        memory.keep(job);
         (job.direction == Direction::Read).then_some(rest)
     }
 
@@ -354,12 +340,7 @@ impl Plane {
         hits.for_each(|(_, at)| memory.tier.release(*at));
         let is_whole = job.map.is_some() && job.verdict().is_none();
         job.fills.iter().rev().for_each(|(_, at)| memory.tier.filled(*at, is_whole));
-        if job.is_kept {
-            memory.behind.blocks -= job.fills.len() as u32;
-        } else if job.direction == Direction::Write
-            && !job.is_ahead
-            && job.fills.len() < job.moves.len()
-        {
+        if job.direction == Direction::Write && job.fills.len() < job.moves.len() {
             // These files may have been prefetched while they were written.
             let filled: HashSet<FileId> = job.fills.iter().map(|(entry, _)| entry.file).collect();
             let others = job.moves.iter().filter(|entry| !filled.contains(&entry.file));

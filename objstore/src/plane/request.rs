@@ -74,16 +74,13 @@ impl Plane {
         if let Some(op) = self.ops.iter().find(|op| op.job == id) {
             return Err(StoreError::InFlight { layer: op.layer });
         }
-        let mut job = self.jobs.remove(&id).ok_or(StoreError::NoSuchJob { job: id })?;
+        let job = self.jobs.remove(&id).ok_or(StoreError::NoSuchJob { job: id })?;
         let (failure, recoveries) = (job.verdict(), job.recoveries);
-        let copies = job.fill_copies.as_ref();
-        let made = job.checksums.as_ref().or_else(|| copies?.checksums());
-        let made = made.filter(|_| job.direction == Direction::Write);
+        let made = job.checksums.as_ref().filter(|_| job.direction == Direction::Write);
         let checksums = made.map(|made| made.values(self.shape.rows(), &job.moves));
         let checksums = checksums.unwrap_or_default();
-        let is_dirty = failure.is_none() && self.is_dirty_now(id, &mut job, &checksums);
         self.let_go(&job);
-        Ok(JobDone { job: id, failure, recoveries, checksums, is_dirty })
+        Ok(JobDone { job: id, failure, recoveries, checksums })
     }
 
     /// Returns a layer of the job that is in flight, if there is one.
@@ -142,7 +139,7 @@ impl Plane {
 
     /// Uploads the job's map; an empty one needs none.
     pub(super) fn upload(&mut self, job: &mut Job, expected: &[u32]) -> Result<(), StoreError> {
-        if job.moves.is_empty() || job.is_kept {
+        if job.moves.is_empty() {
             return Ok(());
         }
         let devices = self.geometry.devices();

@@ -10,7 +10,6 @@ use kv_catalog::{BlockIo as _, PlantedBug, WriteId, planted};
 
 use super::{
     Inner, Store,
-    behind::Published,
     block_device::BlockDevice,
     handles::{Committed, Held, Writing},
     lock,
@@ -28,16 +27,6 @@ pub(super) struct Ready {
     write: WriteId,
     recoveries: u64,
     checksums: Vec<u32>,
-    /// Failed attempts, if it was published for write-back: then no thread waits for its result.
-    tries: Option<u32>,
-}
-
-impl Ready {
-    /// Creates the entry of a request that was written back.
-    pub(super) fn behind(published: Published, recoveries: u64) -> Self {
-        let Published { job, write, checksums, tries, .. } = published;
-        Self { job, write, recoveries, checksums, tries: Some(tries) }
-    }
 }
 
 /// Reason why a request was not committed.
@@ -57,24 +46,11 @@ pub(super) struct Commits {
     pub(super) volatile: Vec<BlockDevice>,
     /// Results of requests that another thread committed.
     results: HashMap<JobId, Result<(), Refused>>,
-    /// Published requests that are being made permanent.
-    pub(super) behind: Vec<Published>,
-    /// The error of a published request that was given up, until it is returned.
-    pub(super) gave_up: Option<StoreError>,
-    /// Maximum bytes of these requests written at a time; at least a block.
-    pub(super) write_depth_bytes: u64,
 }
 
 impl Commits {
     pub(super) fn new(journal: JournalWriter, volatile: Vec<BlockDevice>) -> Self {
-        Self {
-            journal,
-            volatile,
-            results: HashMap::new(),
-            behind: Vec::new(),
-            gave_up: None,
-            write_depth_bytes: kv_schedule::Config::default().write_depth_bytes,
-        }
+        Self { journal, volatile, results: HashMap::new() }
     }
 }
 
@@ -84,11 +60,6 @@ impl Store {
     /// the request is found, and the files are free again; but a record that a device did not
     /// acknowledge may have been written, and then the blocks, all of them whole, are found when
     /// the store is reopened.
-    ///
-    /// With [`crate::DramMode::WriteBack`] blocks that were copied to host memory only become
-    /// visible. They are permanent when the next [`Store::sync_journal`] has returned, or earlier.
-    /// A crash before that leaves all, some or none of these blocks, each of them whole. Blocks
-    /// that cannot be written are misses from then on: [`StoreError::Stale`] for holders of them.
     ///
     /// # Errors
     /// Returns [`StoreError::Transfer`] if a layer failed, [`StoreError::Incomplete`] if one was
@@ -108,22 +79,19 @@ impl Store {
         Ok(Committed { accepted, written })
     }
 
-    /// Makes all evictions, pins, removals and registrations so far permanent, and writes dirty
-    /// blocks ([`crate::DramMode::WriteBack`]). Other commits are permanent when they return.
+    /// Makes all evictions, pins, removals and registrations so far permanent. Commits are
+    /// permanent when they return.
     ///
     /// # Errors
-    /// Returns [`StoreError::JournalFailed`] or [`StoreError::Failed`]. For blocks that could not
-    /// be written back, and are misses now, returns [`StoreError::Transfer`] or
-    /// [`StoreError::ReadOnly`] of the first; the rest is permanent all the same.
+    /// Returns [`StoreError::JournalFailed`].
     pub fn sync_journal(&self) -> Result<(), StoreError> {
         self.inner.keys().check_writable()?;
         let mut commits = lock(&self.inner.commits);
-        let behind = self.inner.write_back(&mut commits);
         let written = self.inner.write_group(&mut commits);
         drop(commits);
         written.map_err(|cause| StoreError::JournalFailed { cause })?;
         self.inner.deallocate();
-        behind
+        Ok(())
     }
 }
 
@@ -134,7 +102,7 @@ impl Inner {
         let Some(Held::Write(write)) = self.keys().held.remove(&job) else {
             return Err(StoreError::NoSuchJob { job });
         };
-        let JobDone { failure, recoveries, checksums, is_dirty, .. } = done;
+        let JobDone { failure, recoveries, checksums, .. } = done;
         if let Some(failure) = failure {
             self.keys().catalog.abort(write)?;
             return Err(match failure {
@@ -142,26 +110,13 @@ impl Inner {
                 JobFailure::Incomplete(layer) => StoreError::Incomplete { layer },
             });
         }
-        if is_dirty {
-            // Blocks that could not become permanent are not published.
-            let writable = self.keys().check_writable();
-            return match writable {
-                Ok(()) => self.publish(Published { job, write, checksums, tries: 0, ticket: None }),
-                Err(error) => {
-                    self.give_up(job, write);
-                    Err(error)
-                }
-            };
-        }
-        lock(&self.ready).push(Ready { job, write, recoveries, checksums, tries: None });
+        lock(&self.ready).push(Ready { job, write, recoveries, checksums });
         let mut commits = lock(&self.commits);
         if !commits.results.contains_key(&job) {
-            // The result is in `commits.results`.
-            let _ = self.commit_ready(&mut commits);
+            self.commit_ready(&mut commits);
         }
         let result = commits.results.remove(&job);
         drop(commits);
-        self.tend();
         match result {
             Some(Ok(())) => {
                 self.deallocate();
@@ -173,8 +128,9 @@ impl Inner {
         }
     }
 
-    /// Commits all that is ready; on a store that takes no writes any more, none of it.
-    pub(super) fn commit_ready(&self, commits: &mut Commits) -> Result<(), StoreError> {
+    /// Commits all that is ready; on a store that takes no writes any more, none of it. Adds the
+    /// results to those of `commits`.
+    fn commit_ready(&self, commits: &mut Commits) {
         let ready = std::mem::take(&mut *lock(&self.ready));
         let flushed = self.flush_devices(commits);
         let recoveries = self.with_plane(|plane| Ok(plane.recoveries()));
@@ -185,18 +141,7 @@ impl Inner {
                 || recoveries.as_ref().is_ok_and(|now| *now == ready.recoveries);
             flushed.is_ok() && same
         };
-        let (ready, again): (Vec<Ready>, Vec<Ready>) =
-            ready.into_iter().partition(|ready| ready.tries.is_none() || is_safe(ready));
         let safe: Vec<bool> = ready.iter().map(is_safe).collect();
-        // Data that a device lost is still in host memory.
-        for Ready { job, write, checksums, tries, .. } in again {
-            let tries = tries.unwrap_or_default();
-            let mut one = Published { job, write, checksums, tries, ticket: None };
-            match flushed.is_ok() && self.again(&mut one) {
-                true => commits.behind.push(one),
-                false => self.give_up(job, write),
-            }
-        }
         let mut files = Vec::new();
         {
             let mut keys = self.keys();
@@ -225,15 +170,7 @@ impl Inner {
             files.into_iter().for_each(|file| keys.catalog.lost(file));
         }
         let cause = permanent.err();
-        for (Ready { job, tries, .. }, safe) in ready.into_iter().zip(safe) {
-            if tries.is_some() {
-                // A store that has failed has nothing left to release.
-                let _ = self.with_plane(|plane| {
-                    plane.clean(job);
-                    Ok(())
-                });
-                continue;
-            }
+        for (Ready { job, .. }, safe) in ready.into_iter().zip(safe) {
             let result = match (&cause, safe) {
                 (Some(cause), _) => Err(Refused::Journal(cause.clone())),
                 (None, false) => Err(Refused::Forgotten),
@@ -241,7 +178,6 @@ impl Inner {
             };
             commits.results.insert(job, result);
         }
-        cause.map_or(Ok(()), |cause| Err(StoreError::JournalFailed { cause }))
     }
 
     /// Refuses to make anything permanent after a failure. A device that failed to flush its cache

@@ -107,16 +107,12 @@ impl Store {
         self.inner.with_plane(|plane| plane.poll(ticket))
     }
 
-    /// Waits for everything in flight, and writes back dirty blocks. Failures stay with their
-    /// requests.
+    /// Waits for everything in flight. Failures stay with their requests.
     ///
     /// # Errors
-    /// Returns [`StoreError::Failed`], or, if there are dirty blocks, the errors of
-    /// [`Store::sync_journal`].
+    /// Returns [`StoreError::Failed`].
     pub fn drain(&self) -> Result<(), StoreError> {
-        self.inner.with_plane(Plane::drain)?;
-        let is_behind = self.inner.with_plane(|plane| Ok(plane.is_behind()))?;
-        if is_behind { self.sync_journal() } else { Ok(()) }
+        self.inner.with_plane(Plane::drain)
     }
 }
 

@@ -17,9 +17,7 @@ use super::{
     lock, writer::JournalWriter,
 };
 use crate::{
-    config::{
-        DramMode, Durability, Format, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions,
-    },
+    config::{Durability, Format, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
     error::StoreError,
     plane::{Plane, PlaneConfig, PlaneDevice, SharedController},
     registration::KvPool,
@@ -242,8 +240,7 @@ impl Store {
         }
         let plane_devices = plane_devices(&places, &superblocks, devices);
         let (wait_timeout, self_test) = (options.wait_timeout, options.self_test);
-        let write_back = options.dram_mode == DramMode::WriteBack;
-        let mut plane = Plane::open(PlaneConfig {
+        let plane = Plane::open(PlaneConfig {
             devices: plane_devices,
             clock: clock.clone(),
             executor,
@@ -256,9 +253,6 @@ impl Store {
             gpu,
             options,
         })?;
-        if write_back {
-            plane.write_back()?;
-        }
         if plane.keeps_blocks() {
             // The plane tracks blocks from now on; freed files until here do not matter.
             catalog.take_freed();
@@ -275,7 +269,6 @@ impl Store {
                 drives: Mutex::new(drives),
                 ready: Mutex::new(Vec::new()),
                 commits: Mutex::new(Commits::new(journal, volatile)),
-                published: Mutex::new(Vec::new()),
                 plane: Mutex::new(Some(plane)),
                 keys: Mutex::new(keys),
             }),

@@ -12,7 +12,6 @@ use super::{
     Inner, Store,
     ahead::Ahead,
     handles::{Transfer, Writing},
-    lock,
 };
 use crate::{
     error::StoreError,
@@ -57,8 +56,6 @@ impl PacedStore {
     /// Paces `store` with `scheduler`, which must be idle.
     #[must_use]
     pub fn new(store: Store, scheduler: Scheduler) -> Self {
-        let depth = scheduler.config().write_depth_bytes;
-        lock(&store.inner.commits).write_depth_bytes = depth;
         let (waiting, refused, in_flight, ended) = Default::default();
         let (last, moved_at, ahead) = (0, store.inner.clock.now(), None);
         Self { store, scheduler, waiting, refused, in_flight, ended, last, moved_at, ahead }
@@ -214,27 +211,17 @@ impl PacedStore {
     ) -> Result<OpId, StoreError> {
         self.store.own(&writing.handle, "writing")?;
         let op = self.op(writing.written, flow, Kind::Write);
-        let job = writing.handle.job;
-        let is_kept = self.store.inner.with_plane(|plane| Ok(plane.is_kept(job)))?;
-        if !is_kept {
-            self.scheduler.add(op, now)?;
-        }
-        self.waiting.insert(op.id, (job, layer));
-        if is_kept {
-            self.start(op.id, now);
-        }
+        self.scheduler.add(op, now)?;
+        self.waiting.insert(op.id, (writing.handle.job, layer));
         Ok(op.id)
     }
 
     /// Same as [`Scheduler::cancel`]. Operations in flight end by themselves.
     pub fn cancel(&mut self, id: OpId) -> Cancelled {
         let cancelled = self.scheduler.cancel(id);
-        let mut started = self.in_flight.iter().map(|(id, _)| id).chain(&self.refused);
-        // With write-back a layer is started without the scheduler.
-        if started.any(|started| *started == id) {
-            return Cancelled::InFlight;
+        if cancelled != Cancelled::InFlight {
+            self.waiting.remove(&id);
         }
-        self.waiting.remove(&id);
         cancelled
     }
 
@@ -304,7 +291,6 @@ impl PacedStore {
             again = until;
             progress = if moved { Progress::Moved } else { progress };
         }
-        self.store.inner.tend();
         Ok((progress, until.into_iter().chain(again).chain(due).min()))
     }
 

@@ -11,7 +11,7 @@ use super::{
     writer::JournalWriter,
 };
 use crate::{
-    config::{DramMode, ExecutorFactory, StoreDevice, StoreGpu, StoreOptions},
+    config::{ExecutorFactory, StoreDevice, StoreGpu, StoreOptions},
     error::StoreError,
     plane::{Plane, PlaneConfig, SharedController},
     registration::KvPool,
@@ -194,11 +194,6 @@ impl Plane {
     pub fn open_rank(config: RankConfig) -> Result<Self, StoreError> {
         let RankConfig { id, devices, clock, executor, shape, pool, gpu, options } = config;
         let wrong = |problem| StoreError::Config { field: "devices", problem };
-        if options.dram_mode == DramMode::WriteBack {
-            let problem = "a rank cannot write back: its catalog is in another process; write \
-                           through";
-            return Err(StoreError::Config { field: "dram_mode", problem: problem.to_owned() });
-        }
         let places = Place::all(&devices)?;
         let expected = Expected { store: Some(id.store), rank: id.rank, shape: Some(shape) };
         let superblocks = read_superblocks(&places, &expected)?;

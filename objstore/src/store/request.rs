@@ -95,39 +95,27 @@ impl Store {
         Ok(Writing { handle, accepted, written: moves.len() })
     }
 
-    /// Takes files for as many leading keys as possible. Writes the journal and dirty blocks if
-    /// files only wait for that; dirty blocks that lookups no longer find are dropped.
+    /// Takes files for as many leading keys as possible. Writes the journal if files only wait for
+    /// that.
     pub(super) fn take_files(&self, keys: &[BlockKey]) -> Result<Write, StoreError> {
-        self.inner.tend();
         let mut attempts = 0;
         loop {
-            let is_behind = self.inner.with_plane(|plane| Ok(plane.is_behind()))?;
             {
                 let mut state = self.inner.keys();
                 state.check()?;
                 state.check_writable()?;
                 state.catalog.advance(self.inner.clock.now().0);
                 let write = state.catalog.begin(self.namespace, keys)?;
-                let counts = state.catalog.counts();
-                if write.positions.len() == keys.len()
-                    || attempts == ATTEMPTS_MAX
-                    || counts.limbo == 0 && !is_behind
-                {
+                let limbo = state.catalog.counts().limbo;
+                if write.positions.len() == keys.len() || attempts == ATTEMPTS_MAX || limbo == 0 {
                     return Ok(write);
                 }
                 state.catalog.abort(write.id)?;
                 // From now on files are evicted ahead, so that the next request need not wait.
-                state.is_crowded |= counts.limbo > 0;
+                state.is_crowded = true;
             }
             attempts += 1;
-            if is_behind && self.inner.spare() {
-                continue;
-            }
-            match self.sync_journal() {
-                // Blocks that could not be written are misses, and their files are free.
-                Err(StoreError::Transfer { .. }) => {}
-                synced => synced?,
-            }
+            self.sync_journal()?;
         }
     }
 

@@ -8,8 +8,8 @@ use gio_uring::{IoExecutor, RawStream};
 use nvme_driver::{Clock, ControllerOptions, DevicePtr, DmaSpace, Nanos};
 use nvme_emu::{Emu, EmuDomain, FaultRule, SimClock};
 use objstore::{
-    BlockId, BlockKey, DramMode, ExecutorFactory, Format, KvPool, KvShape, Layer, Namespace, Path,
-    Row, Store, StoreConfig, StoreDevice, StoreError, StoreGpu, Ticket, Transfer,
+    BlockId, BlockKey, ExecutorFactory, Format, KvPool, KvShape, Layer, Namespace, Path, Row,
+    Store, StoreConfig, StoreDevice, StoreError, StoreGpu, Ticket, Transfer,
 };
 use ripieno_testkit::{Drives, memory_drives, object, set_faults};
 
@@ -93,7 +93,6 @@ impl Parts {
             made += 1;
             Ok(executor(made - 1, ticks.clone()))
         });
-        let is_staged = pool.path() == Path::Staged;
         let config = StoreConfig {
             devices,
             clock: clock.clone(),
@@ -105,8 +104,7 @@ impl Parts {
             namespace: Namespace::default(),
         };
         // This GPU's I/O kernel cannot read objects: only its streams can.
-        let checksums = plan.options.dram_mode == DramMode::WriteBack && is_staged;
-        let format = Format { shape: plan.shape, checksums, ..plan.format.clone() };
+        let format = Format { shape: plan.shape, checksums: false, ..plan.format.clone() };
         let store = Store::create(config, &format)?;
         let (shape, blocks) = (plan.shape, plan.blocks);
         Ok(Rig { store, gpu, domain, emus, clock, shape, blocks, base })

@@ -204,14 +204,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         Some(memory)
     }
 
-    /// Holds a block that is filled or being filled, without counting a lookup: it has bytes that
-    /// no drive has yet.
-    pub fn hold(&mut self, memory: HostBlock) {
-        let id = self.owners[memory.0 as usize];
-        self.entry_mut(id).readers += 1;
-    }
-
-    /// Ends a read or hold of a block.
+    /// Ends a read of a block.
     pub fn release(&mut self, memory: HostBlock) {
         let id = self.owners[memory.0 as usize];
         self.entry_mut(id).readers -= 1;

@@ -1,17 +1,13 @@
 //! One seed: devices, and the lives of a store on them.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    time::Duration,
-};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use anyhow::{Result, anyhow};
-use kv_schedule::{Config, Curve, IoCosts, Scheduler, Setting, SlackTable};
 use nvme_driver::Nanos;
 use nvme_emu::SimFaults;
 use objstore::{
-    BlockId, DramMode, Durability, Format, KvShape, Namespace, Overwrite, PacedStore, PolicyKind,
-    Store, StoreConfig, StoreError, StoreId, StoreOptions,
+    BlockId, Durability, Format, KvShape, Namespace, Overwrite, PolicyKind, Store, StoreConfig,
+    StoreError, StoreId, StoreOptions,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
 use ripieno_testkit::{KvMemory, inline_executor, keys};
@@ -29,10 +25,6 @@ pub const BLOCKS: u32 = 40;
 /// Size of the host memory cache in blocks; one in [`DRAM_EVERY`] histories has one.
 const DRAM_BLOCKS: u64 = 10;
 const DRAM_EVERY: u64 = 3;
-/// One in this many of those uses write-back.
-const BACK_EVERY: u64 = 2;
-/// One in this many of those writes back block by block.
-const PARTS_EVERY: u64 = 2;
 /// One in this many histories has a few long lives: seeds with the remainder [`LONG`].
 const LONG_EVERY: u64 = 50;
 const LONG: u64 = 10;
@@ -278,7 +270,6 @@ impl History {
 
     fn close(&mut self, session: &mut Session, powered: &mut Powered) -> Result<End> {
         session.end_all();
-        session.paced = None;
         let store = session.stores[0].clone();
         let drained = store.drain();
         self.model.retain(|name| session.contains(name));
@@ -311,10 +302,8 @@ impl History {
         };
         self.opened(&store)?;
         let other = store.within(&namespace(1))?;
-        let paced = self.has_parts().then(|| PacedStore::new(store.clone(), scheduler()));
         Ok(Session {
             stores: vec![store, other],
-            paced,
             kv,
             keys: keys(0..if self.is_long() { 100 } else { 24 }),
             writers: Vec::new(),
@@ -356,10 +345,6 @@ impl History {
             deallocate: self.deallocate,
             virtual_time: true,
             dram_bytes: self.dram_bytes(),
-            dram_mode: match self.writes_back() {
-                true => DramMode::WriteBack,
-                false => DramMode::WriteThrough,
-            },
             ..StoreOptions::default()
         }
     }
@@ -373,30 +358,9 @@ impl History {
     pub fn has_dram(&self) -> bool {
         self.seed.is_multiple_of(DRAM_EVERY)
     }
-
-    /// Returns true if commits become durable only at the next sync.
-    pub fn writes_back(&self) -> bool {
-        self.has_dram()
-            && self.format.checksums
-            && (self.seed / DRAM_EVERY).is_multiple_of(BACK_EVERY)
-    }
-
-    fn has_parts(&self) -> bool {
-        self.writes_back() && (self.seed / (DRAM_EVERY * BACK_EVERY)).is_multiple_of(PARTS_EVERY)
-    }
 }
 
 pub fn namespace(number: usize) -> Namespace {
     debug_assert!(number < SPACES);
     Namespace { tenant_salt: vec![number as u8], ..Namespace::default() }
-}
-
-/// Returns a scheduler that allows one block to be written at a time.
-fn scheduler() -> Scheduler {
-    let curve = || Curve::line(Duration::from_micros(80), 1e9).expect("it rises");
-    let [model, gpu, engine] = ["none"; 3].map(str::to_owned);
-    let setting = Setting { model, gpu, engine, drives: Vec::new() };
-    let costs = IoCosts { read: curve(), write: curve(), mixed: 0.4 };
-    let config = Config { write_depth_bytes: 1, ..Config::default() };
-    Scheduler::new(config, SlackTable::new(setting, costs))
 }

@@ -1,13 +1,11 @@
 //! An open store in a process, and the steps of its actors: writers, readers, and those that make
 //! changes.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use nvme_driver::Nanos;
-use objstore::{
-    BlockId, BlockKey, Layer, PacedStore, Store, StoreError, Ticket, Transfer, Usage, Writing,
-};
+use objstore::{BlockId, BlockKey, Layer, Store, StoreError, Ticket, Transfer, Usage, Writing};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 use ripieno_testkit::KvMemory;
 
@@ -26,8 +24,6 @@ const ACTORS_MAX: usize = 6;
 pub struct Session {
     /// One handle for each namespace.
     pub stores: Vec<Store>,
-    /// Continues write-back, block by block.
-    pub paced: Option<PacedStore>,
     pub kv: KvMemory,
     pub keys: Vec<BlockKey>,
     pub writers: Vec<Writer>,
@@ -102,10 +98,6 @@ impl History {
         outcome.steps += 1;
         let space = self.rng.random_range(0..SPACES);
         let store = session.stores[space].clone();
-        if let Some(paced) = &mut session.paced {
-            // It has no layers, so the time is irrelevant.
-            paced.poll(Duration::ZERO)?;
-        }
         match self.rng.random_range(0..100) {
             0..18 => self.begin_writing(session, space)?,
             18..58 => self.go_on_writing(session, powered, outcome)?,
@@ -291,16 +283,10 @@ impl History {
                 if is_partial {
                     bail!("a commit without all layers was acknowledged");
                 }
-                let permanent = !self.writes_back();
-                if permanent {
-                    self.model.sync(&missing, |name| session.contains(name));
-                }
-                if !permanent && self.has_blackouts && self.rng.random_bool(0.2) {
-                    powered.rot_memory(self.dram_bytes(), &mut self.rng);
-                }
+                self.model.sync(&missing, |name| session.contains(name));
                 let after_fault = powered.faults().any();
                 for (name, version) in names {
-                    self.model.publish(name, version, permanent, after_fault);
+                    self.model.publish(name, version, true, after_fault);
                 }
                 Ok(())
             }

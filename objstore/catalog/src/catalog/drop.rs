@@ -239,17 +239,14 @@ impl Catalog {
     }
 
     fn drop_files(&mut self, files: &[FileId]) {
-        let mut told = Vec::with_capacity(files.len());
         for file in files {
             let entry = *self.entry(*file);
-            if self.is_evictable(*file) {
+            if !entry.pinned {
                 self.policy.remove(self.spaces[entry.space as usize].namespace, *file);
             }
-            // No record names the others, and the write that references them releases them.
-            told.extend((entry.state == State::Stored).then_some(*file));
             self.doom(*file);
         }
-        self.log_dropped(&mut told);
+        self.log_dropped(&mut files.to_vec());
     }
 
     /// Sends a doomed, unreferenced file to limbo, or frees it if no record is outstanding.

@@ -8,9 +8,6 @@ pub enum State {
     Free,
     /// Has a key that lookups do not find yet.
     Writing,
-    /// Lookups find it, but no record names it: it does not survive a crash. The write holds a
-    /// reference until it commits or aborts, so the file is not reused.
-    Published,
     /// Committed.
     Stored,
     /// Has lost its key; freed with its last reference.
@@ -41,8 +38,6 @@ impl Entry {
 pub struct Space {
     pub namespace: u32,
     pub stored: u32,
-    /// Stored, but not committed.
-    pub published: u32,
     pub writing: u32,
     pub doomed: u32,
     /// Stored and in use.
@@ -55,12 +50,11 @@ pub struct Space {
 impl Space {
     /// Adds `entry` to the counts, or subtracts it.
     pub fn count(&mut self, entry: &Entry, add: bool) {
-        let stored = matches!(entry.state, State::Stored | State::Published);
+        let stored = entry.state == State::Stored;
         let step = |count: &mut u32, holds: bool| {
             *count = if add { *count + u32::from(holds) } else { *count - u32::from(holds) };
         };
         step(&mut self.stored, stored);
-        step(&mut self.published, entry.state == State::Published);
         step(&mut self.writing, entry.state == State::Writing);
         step(&mut self.doomed, entry.state == State::Doomed);
         step(&mut self.active, stored && entry.refs > 0);

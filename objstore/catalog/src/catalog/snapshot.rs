@@ -1,6 +1,6 @@
 //! The whole state as records, piece by piece.
 
-use super::{Catalog, State, sharing};
+use super::{Catalog, sharing};
 use crate::{
     ids::{FileId, NamespaceId},
     planted::{PlantedBug, planted},
@@ -90,10 +90,7 @@ impl Catalog {
             }
             let file = FileId(cursor.file);
             // Checks the band first: it touches less memory.
-            let is_told = self.band(file) == cursor.band
-                && self.is_stored(file)
-                && self.entry(file).state == State::Stored;
-            if is_told {
+            if self.band(file) == cursor.band && self.is_stored(file) {
                 self.encode_file(file, out);
                 told += 1;
             }

@@ -67,8 +67,6 @@ pub struct CatalogCounts {
     pub limbo: u32,
     /// Files that lookups find.
     pub stored: u32,
-    /// Stored, published and not committed.
-    pub published: u32,
     /// Stored and in use.
     pub active: u32,
     /// Stored and pinned.
@@ -137,7 +135,6 @@ impl Catalog {
         for tenant in &self.namespaces {
             let space = &self.spaces[tenant.space as usize];
             counts.stored += space.stored;
-            counts.published += space.published;
             counts.active += space.active;
             counts.pinned += space.pinned;
             counts.evictable += space.evictable;

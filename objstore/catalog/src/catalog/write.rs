@@ -182,35 +182,6 @@ impl Catalog {
         positions.filter(|position| position.own).map(|position| position.file).collect()
     }
 
-    /// Lets lookups find the own files of a write before it is committed: their data can be read,
-    /// but does not survive a crash yet. Until [`Catalog::commit`] no record names them, and they
-    /// are not evicted. `checksums`: for each own file those of all ranks, in the order of
-    /// [`Catalog::checksums`]. The ranks must still report.
-    ///
-    /// # Errors
-    /// Returns [`CatalogError::Write`] or [`CatalogError::Checksums`].
-    pub fn publish(&mut self, id: WriteId, checksums: &[u32]) -> Result<(), CatalogError> {
-        let words = self.config.words_per_file as usize;
-        let writing = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
-        let expected = writing.own * words;
-        if checksums.len() != expected {
-            return Err(CatalogError::Checksums { found: checksums.len(), expected });
-        }
-        let own = writing.positions.iter().filter(|position| position.own);
-        for (at, file) in
-            own.map(|position| position.file).collect::<Vec<_>>().into_iter().enumerate()
-        {
-            let made = &checksums[at * words..][..words];
-            self.checksums[file.at() * words..][..words].copy_from_slice(made);
-            if self.entry(file).state == State::Writing {
-                self.change(file, |entry| {
-                    (entry.state, entry.refs) = (State::Published, entry.refs + 1);
-                });
-            }
-        }
-        Ok(())
-    }
-
     /// Reports that `rank` failed to write its part, and none of its devices still writes to it.
     /// The write ends when the last rank has reported: until then another may write to the files.
     ///
@@ -243,34 +214,22 @@ impl Catalog {
         let head = writing.positions.iter().take_while(|position| !position.own).count();
         for (at, Position { file, own }) in writing.positions.into_iter().enumerate().rev() {
             if !own {
-                if self.is_stored(file) && self.is_evictable(file) {
+                if self.is_stored(file) && !self.entry(file).pinned {
                     // A block behind the head was not reachable before; now it is.
                     let how = if at < head { UseKind::Refreshed } else { UseKind::Touched };
                     self.use_file(namespace, file, how);
                     self.log.used(file, how);
                 }
                 self.let_go(file);
-            } else if self.entry(file).state == State::Doomed {
-                // It was published, and dropped before the commit.
-                self.let_go(file);
             } else if self.is_current(self.entry(file).space) {
-                let Entry { state, pinned, .. } = *self.entry(file);
                 self.change(file, |entry| entry.state = State::Stored);
-                if !pinned {
-                    self.hand_to_policy(namespace, file);
-                }
+                self.hand_to_policy(namespace, file);
                 self.namespaces[namespace.0 as usize].committed += 1;
                 let words = self.config.words_per_file as usize;
                 let checksums = &self.checksums[file.at() * words..][..words];
                 let key = self.entries[file.at()].key;
                 let checksums = checksums.into();
                 self.log.push(&Record::Commit { file, namespace, key, checksums });
-                if pinned {
-                    self.log.push(&Record::Pin { file, pinned });
-                }
-                if state == State::Published {
-                    self.let_go(file);
-                }
             } else {
                 self.give_up(file);
             }
@@ -278,9 +237,8 @@ impl Catalog {
         Ok(self.log.last())
     }
 
-    /// Ends a write without a commit: its published blocks become misses. Call it only when no
-    /// rank's devices still write to its files: they are freed immediately, except published ones
-    /// that are referenced.
+    /// Ends a write without a commit. Call it only when no rank's devices still write to its files:
+    /// they are freed immediately.
     ///
     /// # Errors
     /// Returns [`CatalogError::Write`] if the write is unknown.
@@ -295,14 +253,7 @@ impl Catalog {
     /// Drops a file of an aborted write. No record names it, so it need not wait for the journal;
     /// but another write may have found its key here and may reference it.
     fn give_up(&mut self, file: FileId) {
-        let state = self.entry(file).state;
-        if state != State::Doomed {
-            self.doom(file);
-        }
-        if state != State::Writing {
-            // It was published: it may have been read.
-            return self.let_go(file);
-        }
+        self.doom(file);
         if self.entry(file).refs == 0 {
             self.reset(file);
             self.pool.free(file);

@@ -84,23 +84,12 @@ impl Plane {
     }
 
     /// Starts reading files into blocks that were admitted for them. The caller marks these as
-    /// filled.
+    /// filled. Refused while half of all IOCBs are in flight: the rest is for transfers that
+    /// callers wait for.
     pub(crate) fn read_ahead(
         &mut self,
         blocks: &[(FileId, HostBlock)],
         words: &[u32],
-    ) -> Result<Ticket, StoreError> {
-        self.move_blocks(Direction::Read, blocks, words, None)
-    }
-
-    /// Starts moving blocks between the DRAM cache and the devices. Refused while half of all IOCBs
-    /// are in flight: the rest is for transfers that callers wait for.
-    pub(super) fn move_blocks(
-        &mut self,
-        direction: Direction,
-        blocks: &[(FileId, HostBlock)],
-        words: &[u32],
-        placement: Option<u16>,
     ) -> Result<Ticket, StoreError> {
         if self.is_full() {
             return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
@@ -112,8 +101,8 @@ impl Plane {
         });
         let moves: Vec<Move> = moves.collect();
         // One operation moves all rows.
-        let mut job = Job::new(direction, 1, &moves, self.recoveries());
-        (job.is_ahead, job.placement) = (true, placement);
+        let mut job = Job::new(Direction::Read, 1, &moves, self.recoveries());
+        job.is_ahead = true;
         self.upload(&mut job, words)?;
         self.jobs_ever += 1;
         let id = JobId(self.jobs_ever);

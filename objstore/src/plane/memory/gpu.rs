@@ -84,11 +84,6 @@ impl Copies {
         }))
     }
 
-    /// Returns the checksums of the copied blocks.
-    pub(in crate::plane) fn checksums(&self) -> Option<&JobChecksums> {
-        self.checksums.as_ref()
-    }
-
     /// Returns the positions with an object that did not match its checksum.
     pub(super) fn differing(&self) -> Vec<u32> {
         self.checksums.as_ref().map(JobChecksums::differing).unwrap_or_default()
@@ -132,11 +127,9 @@ impl Plane {
             return Ok(());
         }
         let rows = self.shape.rows();
-        // The copy computes the checksums of write-back blocks.
-        let made = if job.is_kept { job.fills.len() * rows as usize } else { 0 };
         let ring = self.ring()?;
         job.hit_copies = Copies::new(ring, &job.hits, &job.hit_words, rows)?;
-        job.fill_copies = Copies::new(ring, &job.fills, &vec![0; made], rows)?;
+        job.fill_copies = Copies::new(ring, &job.fills, &[], rows)?;
         Ok(())
     }
 
@@ -166,8 +159,7 @@ impl Plane {
         layer: Layer,
         order: Order<'_>,
     ) -> Result<Option<Wait>, StoreError> {
-        let moves = self.hits(id, layer).or_else(|| self.fills(id, layer));
-        let moves = moves.ok_or(StoreError::Ended { layer })?;
+        let moves = self.hits(id, layer).ok_or(StoreError::Ended { layer })?;
         let (stream, first) = self.copy_stream(order)?;
         let (ring, streams) = self.streams()?;
         let moved = match streams.copy_objects(ring, stream, [first.as_ref(), None], &moves) {

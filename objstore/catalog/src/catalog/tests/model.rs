@@ -20,7 +20,6 @@ enum Step {
     Release(usize),
     Begin(u32, Vec<u32>),
     Report(usize, u32, bool),
-    Publish(usize),
     Commit(usize),
     Abort(usize),
     Pin(u32, Vec<u32>, bool),
@@ -61,7 +60,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         8 => (ns(), keys()).prop_map(|(ns, keys)| Step::Begin(ns, keys)),
         16 => (at(), 0..RANKS, prop::bool::weighted(0.95))
             .prop_map(|(at, rank, ok)| Step::Report(at, rank, ok)),
-        4 => at().prop_map(Step::Publish),
         8 => at().prop_map(Step::Commit),
         1 => at().prop_map(Step::Abort),
         2 => (ns(), keys(), any::<bool>()).prop_map(|(ns, keys, on)| Step::Pin(ns, keys, on)),
@@ -90,8 +88,6 @@ type Written = (u64, Vec<u8>);
 struct Block {
     file: u32,
     stored: bool,
-    /// Found by lookups, but no record may name it.
-    published: bool,
     pinned: bool,
     content: Content,
 }
@@ -155,7 +151,7 @@ impl Model {
     /// Drops a key, which record `lsn` records.
     fn drop_key(&mut self, key: (u32, u32), lsn: u64) {
         let block = self.keys.remove(&key).unwrap();
-        if block.stored && !block.published {
+        if block.stored {
             self.dropped.insert(block.file, lsn);
         }
         if self.in_use(block.file) {
@@ -227,7 +223,6 @@ impl Both {
             }
             Step::Begin(ns, keys) => self.begin(*ns, keys),
             Step::Report(at, rank, ok) if !self.writes.is_empty() => self.report(*at, *rank, *ok),
-            Step::Publish(at) if !self.writes.is_empty() => self.publish(*at),
             Step::Commit(at) if !self.writes.is_empty() => self.commit(*at),
             Step::Abort(at) if !self.writes.is_empty() => {
                 let write = self.writes.swap_remove(at % self.writes.len());
@@ -346,8 +341,7 @@ impl Both {
             // From here on the ranks write to it.
             model.medium.insert(file.0, content);
             model.writing.insert(file.0);
-            let (stored, published, pinned) = (false, false, false);
-            let block = Block { file: file.0, stored, published, pinned, content };
+            let block = Block { file: file.0, stored: false, pinned: false, content };
             model.keys.insert((ns, *key), block);
         }
         let own = write.own().count() as u32;
@@ -401,27 +395,6 @@ impl Both {
         }
     }
 
-    fn publish(&mut self, at: usize) {
-        let open = &self.writes[at % self.writes.len()];
-        let sums = |file: FileId| {
-            let content = self.model.medium[&file.0];
-            [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(rank, row)| checksum(content, rank, row))
-        };
-        let all: Vec<u32> = open.write.own().flat_map(sums).collect();
-        let (id, expected) = (open.write.id, all.len());
-        if expected > 0 {
-            let error = CatalogError::Checksums { found: expected - 1, expected };
-            assert_eq!(self.catalog.publish(id, &all[1..]), Err(error));
-        }
-        self.catalog.publish(id, &all).unwrap();
-        open.write.own().for_each(|file| assert_eq!(self.catalog.checksums(file), sums(file)));
-        for (position, key) in open.write.positions.iter().zip(&open.keys) {
-            let block = self.model.keys.get_mut(&(open.namespace, *key));
-            let own = block.filter(|block| position.own && block.file == position.file.0);
-            own.into_iter().for_each(|block| (block.stored, block.published) = (true, true));
-        }
-    }
-
     fn commit(&mut self, at: usize) {
         let at = at % self.writes.len();
         let open = &self.writes[at];
@@ -444,14 +417,9 @@ impl Both {
             let block = self.model.keys.get_mut(&key);
             let block = block.filter(|block| position.own && block.file == position.file.0);
             if let Some(block) = block {
-                (block.stored, block.published) = (true, false);
+                block.stored = true;
                 lsn += 1;
                 self.model.commits.push((lsn, key, block.content));
-                // Another record pins it.
-                if block.pinned {
-                    lsn += 1;
-                    self.model.pins.push((lsn, key));
-                }
             }
         }
         assert_eq!(committed, Ok(Lsn(lsn)));
@@ -467,7 +435,7 @@ impl Both {
                 continue;
             }
             let block = self.model.keys.get(&key).filter(|block| block.file == file).copied();
-            if block.is_some_and(|block| !block.stored || block.published) {
+            if block.is_some_and(|block| !block.stored) {
                 self.model.drop_key(key, 0);
             }
             self.model.writing.remove(&file);
@@ -611,8 +579,6 @@ impl Both {
                 let found = again.find(NamespaceId(ns), &key(number)).unwrap();
                 let Some(found) = found else { continue };
                 let Found::Stored(file) = found else { panic!("{found:?}") };
-                let early = |block: &Block| block.file == file.0 && block.published;
-                assert!(!self.model.keys.values().any(early), "a record told of file {file}");
                 let content = self.model.medium[&file.0];
                 assert_eq!((content.0, content.2), (ns, number), "wrong bytes in file {file}");
                 let epoch = again.usage(NamespaceId(ns)).unwrap().epoch;
@@ -643,7 +609,7 @@ impl Both {
             };
             let open = model.commits.iter().any(is_commit)
                 || model.pins.iter().any(|(lsn, of)| *lsn > written && of == key);
-            if block.stored && !block.published && !open {
+            if block.stored && !open {
                 let pinned = again.entry(FileId(block.file)).pinned;
                 assert_eq!(pinned, block.pinned, "{key:?} in file {}", block.file);
             }
@@ -666,7 +632,7 @@ impl Both {
                 let Some(Found::Stored(FileId(file))) = found else { continue };
                 let content = self.model.medium[&file];
                 let pinned = again.entry(FileId(file)).pinned;
-                let block = Block { file, stored: true, published: false, pinned, content };
+                let block = Block { file, stored: true, pinned, content };
                 self.model.keys.insert((ns, number), block);
             }
         }
@@ -689,7 +655,6 @@ impl Both {
         };
         let counts = self.catalog.counts();
         assert_eq!(counts.stored, count(&|block| block.stored));
-        assert_eq!(counts.published, count(&|block| block.published));
         assert_eq!(counts.writing, count(&|block| !block.stored));
         assert_eq!(counts.active, count(&|block| block.stored && model.in_use(block.file)));
         assert_eq!(counts.pinned, count(&|block| block.pinned));
@@ -699,9 +664,8 @@ impl Both {
             let at = ns as usize;
             let (held, writing) = (model.held(ns), usage.stored + usage.writing);
             assert_eq!(usage.doomed + writing, held, "namespace {ns}");
-            let known = |(key, block): &(&(u32, u32), &Block)| {
-                key.0 == ns && block.stored && !block.published && !block.pinned
-            };
+            let known =
+                |(key, block): &(&(u32, u32), &Block)| key.0 == ns && block.stored && !block.pinned;
             let known = model.keys.iter().filter(known).count() as u32;
             assert_eq!(usage.recent + usage.idle, known);
             assert_eq!(
