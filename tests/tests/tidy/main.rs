@@ -9,6 +9,7 @@ mod docs;
 mod mask;
 mod mutants;
 mod names;
+mod structure;
 mod text;
 mod tree;
 
@@ -23,7 +24,8 @@ struct Rule {
     finds: &'static [&'static str],
 }
 
-const RULES: &[&[Rule]] = &[text::RULES, code::RULES, docs::RULES, mutants::RULES, names::RULES];
+const RULES: &[&[Rule]] =
+    &[text::RULES, code::RULES, docs::RULES, mutants::RULES, names::RULES, structure::RULES];
 
 fn rules() -> impl Iterator<Item = &'static Rule> {
     RULES.iter().copied().flatten()
