@@ -72,7 +72,9 @@ fn hits(path: &Path, lines: usize, command: &mut Command, flags: &[&str]) -> Val
     let text = std::fs::read_to_string(path).unwrap();
     let first: Vec<&str> = text.lines().take(lines).collect();
     let expected = count(&first.join("\n"));
-    let command = command.args(["replay", "--json", "--progress", "never", "--trace"]).arg(path);
+    let command = command
+        .args(["replay", "--json", "--model", "tiny", "--progress", "never", "--trace"])
+        .arg(path);
     command.args(flags);
     if lines < usize::MAX {
         command.args(["--requests", &expected.requests.to_string()]);

@@ -11,9 +11,10 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::config::{DoctorArgs, DoctorFlags, ReplayArgs, ReplayFlags};
+use crate::config::{CommonFlags, DoctorArgs, DoctorFlags, ReplayFlags, StoreArgs};
 use crate::format::{self, FormatFlags};
 use crate::inspect::{self, FsckFlags, InspectFlags};
+use crate::pace::{self, PaceFlags};
 use crate::problem::{
     EXIT_FAILED, EXIT_UNREAD, EXIT_USAGE, Interrupted, Problem, one_line, shortage,
 };
@@ -22,17 +23,6 @@ use crate::scrub::{self, ScrubFlags};
 use crate::sim::{self, SimFlags};
 use crate::terminal::{self, say};
 use crate::{devices, doctor, identify, replay};
-
-const EXIT_CODES: &str = "\
-Exit codes:
-  0    everything was replayed and every checked byte was right
-  1    wrong bytes were found, I/O failed, or stdout could not be written to
-  2    bad input: the command line, the trace, or something that this machine does not have
-       (memory, file descriptors, threads, VFIO, a GPU, the route that --require names)
-  130  interrupted by Ctrl-C (SIGINT); 143 by SIGTERM, 129 by SIGHUP; what was done until then is
-       reported
-
-A reader of stdout that goes away early, such as head, changes none of them.";
 
 const ENVIRONMENT: &str = "\
 Exit codes:
@@ -50,81 +40,69 @@ With --json, an error is an object on stdout, too: {\"error\": {\"kind\", \"mess
 RUST_LOG chooses log messages and goes before -v and -q: a level (off, error, warn, info, debug,
 trace), or levels of modules: RUST_LOG=warn,nvme_driver=debug.";
 
-const REPLAY_EXAMPLES: &str = "\
+const REPLAY_HELP: &str = "\
+For each request, the longest stored prefix is looked up and retrieved layer by layer into scattered
+blocks of a KV pool. The missing blocks are filled, stored layer by layer, and committed. This needs
+no GPU and no spare SSD: the defaults are software NVMe controllers, and the I/O kernel compiled for
+the host. The default workload has the KV cache of Llama-3-8B, and 1 GiB of it.
+
 Examples:
-  A synthetic workload, on two software controllers with their media in memory:
-    ripieno replay
-  A recorded trace; every retrieved byte is checked:
-    ripieno replay --trace conversation_trace.jsonl --verify full
-  The KV cache of a real model; the store is too small for it and evicts files:
-    ripieno replay --model llama-3-8b --capacity 1GiB
-  Requests at their arrival times, in virtual time, with the scheduler and without it:
-    ripieno replay --pace --model mini --requests 1000 --speed 4
-  Media in files, through io_uring and O_DIRECT; the report as JSON:
-    ripieno replay --media file:/mnt/scratch --json
-  The same store again in the next replay (the second one finds what the first one stored):
-    ripieno replay --keep --media file:/mnt/scratch/store --verify full
-  Two drives (bind them first: nvme-bind bind 65:00.0 66:00.0):
-    ripieno replay --device vfio:0000:65:00.0,vfio:0000:66:00.0 --verify full
-  The I/O kernel on 4 SMs of a GPU (ripieno doctor shows whether this works here):
-    ripieno replay --executor cuda --io-sms 4 --launch resident --verify full
+  ripieno replay
+  ripieno replay --trace conversation_trace.jsonl --model tiny --verify full
+  ripieno replay --capacity 1GiB                           # blocks are evicted
+  ripieno replay --keep --media file:/mnt/scratch/store    # the next replay finds the blocks
+  ripieno replay --device vfio:0000:65:00.0,vfio:0000:66:00.0 --verify full
+  ripieno replay --executor cuda --io-sms 4 --launch resident --verify full
 
-Sizes are numbers with a unit: 512, 4K, 1.5MiB, 2GiB (powers of 1024), 500GB (of 1000). In all
-numbers, underscores may separate digits: 4_000.
+Sizes have a unit: 4K, 1.5MiB, 2GiB (powers of 1024), 500GB (of 1000). Digits may be separated:
+4_000. The report goes to stdout, everything else to stderr. retrieve and store are bytes per time
+with transfers in flight; memcpy is one thread that copies objects of the same size.
+All flags in detail: docs/reference/cli.md
 
-The report goes to stdout: a table, or with --json exactly one JSON object. Progress (only on a
-terminal), notes, warnings and logs go to stderr.
+Exit codes:
+  0    everything was replayed and every checked byte was right
+  1    wrong bytes were found, I/O failed, or stdout could not be written to
+  2    bad input: the command line, the trace, or something that this machine does not have
+  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); reports what was done until then";
 
-What is measured:
-  retrieve, store  bytes per time. The time counts while at least one transfer of that
-                   direction is in flight: from its submission until its completion was
-                   polled. Meanwhile the same thread also fills and checks the bytes of
-                   other layers, and polls for completions after every 256 KiB of them.
-                   --verify off has the least of this work. Media in memory are allocated
-                   when they are first written; this is part of the store time. With
-                   --executor cuda, work in the GPU's stream that a transfer waits for is
-                   part of its time, too.
-  memcpy           one thread copies objects of the same size between scattered places of
-                   two buffers; measured before the replay, by the same process
+const PACE_HELP: &str = "\
+An engine with continuous batching computes layer by layer, waits for layers that are loaded, and
+stores what it computed. Its requests, transfers and bytes go through the whole stack. The report
+shows how long the GPU waited.
 
-Ctrl-C (or SIGTERM, or SIGHUP) while the trace is read ends at once. Later, it finishes the current
-transfers, shuts the devices down and reports what was done; a second one ends at once. Without
---keep, media files have no name, so none is left behind, however the replay ends.
+Examples:
+  ripieno pace
+  ripieno pace --requests 1000 --speed 4
+  ripieno pace --trace conversation_trace.jsonl --dram 64MiB --json
+  ripieno pace --hit-rates 90,93.75,96.9
+  ripieno pace --slack slack.json --schedule slack
 
-With --keep, what was stored is found by the next replay, also after this one was killed. A file
-of the directory belongs to one process at a time. Remove the directory to remove the store.
+Software controllers run at the speed of drives (--medium), and layers take the time of a GPU:
+by default Llama-3-8B on an H100 with two drives of the Tutti paper. The bytes of mini are 1024
+times fewer, and its devices 1024 times slower. Data is moved and not checked. The same arguments
+give the same numbers. All flags in detail: docs/reference/cli.md
 
-";
+Exit codes:
+  0    all requests were served
+  1    I/O failed
+  2    bad input: the command line, the trace, or something that this machine does not have
+  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); reports what was done until then";
 
 const PROFILE_HELP: &str = "\
+Batches of a layer's objects are stored and retrieved through the whole stack, in sizes that double;
+then four operations are kept in flight, from reads only to writes only. With --out the costs are
+written to a slack table for the scheduler; layer times are learned while serving.
+
 Examples:
-  Software controllers, and a table for what they do:
-    ripieno profile --model llama-3-8b --out slack.json
-  Drives; what is on them is lost:
-    ripieno profile --device vfio:0000:65:00.0,vfio:0000:66:00.0 --overwrite --out slack.json
-  Software controllers with the speed of drives, in virtual time; then requests with this table:
-    ripieno profile --pace --model mini --out slack.json
-    ripieno replay --pace --model mini --slack slack.json
-  Layer times of an engine that serves (the vLLM connector's option layer_times), beside those that
-  python -m ripieno.vllm.profile measured; then into the table that has the drives:
-    ripieno profile --layer-times serving.jsonl --against offline.jsonl
-    ripieno profile --layer-times serving.jsonl --out slack.json
+  ripieno profile --out slack.json
+  ripieno profile --device vfio:0000:65:00.0,vfio:0000:66:00.0 --overwrite --out slack.json
+  ripieno profile --pace --out slack.json       # then: ripieno pace --slack slack.json
+  ripieno profile --layer-times serving.jsonl --against offline.jsonl
+  ripieno profile --layer-times serving.jsonl --out slack.json
 
-Layer times: a layer of a step with about so many tokens to compute (input) and before them
-(prefix), over all its requests, in the median. A table keeps the median of the last nine of each
-shape, and three numbers that fit all of them, for other shapes.
-
-Flags that say what requests are (--trace, --requests, --capacity, --keep, --slack, --layers) are
-refused; the others mean what they do for ripieno replay. Larger batches need a larger pool
-(--pool-blocks). On drives, what was just written may be read from their cache.
-
-What --json prints: {\"setting\", \"simulated\", \"object_bytes\",
-\"read\": [{\"bytes\", \"us\"}], \"write\",
-\"mix\": [{\"reads\", \"bytes_s\", \"read_bytes_s\", \"write_bytes_s\"}], \"mixed\",
-\"layers\": {\"steps\", \"ahead\", \"fit\", \"against\", \"against_off\", \"shapes\":
-[{\"is_prefill\", \"input\", \"prefix\", \"steps\", \"layer_us\", \"fit_us\",
-\"against_us\"}]}, \"out\"}; \"simulated\" to \"mixed\"
-where devices were measured, \"layers\" with --layer-times.
+Flags of requests (--trace, --requests, --capacity, --keep) are refused. Larger batches need a
+larger pool (--pool-blocks). On drives, what was just written may be read from their cache.
+All flags, the layer times and the JSON fields in detail: docs/reference/cli.md
 
 Exit codes:
   0    measured, and with --out written
@@ -134,6 +112,11 @@ Exit codes:
   130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); nothing was written";
 
 const DOCTOR_HELP: &str = "\
+Checks the machine as nvme-bind doctor does (IOMMU, VFIO, groups, ACS, limits, GPU), then the
+NVIDIA driver, the GPU, the I/O kernel on it, and GDRCopy; then tests each route between device and
+KV pool. Software controllers are tested with a small replay that checks every byte. Drives are only
+read.
+
 Examples:
   ripieno doctor
   ripieno doctor --device vfio:0000:65:00.0,vfio:0000:66:00.0
@@ -149,6 +132,8 @@ Exit codes:
   2  bad input: the command line";
 
 const IDENTIFY_HELP: &str = "\
+Attaches the driver, reads, and shuts the device down again. Nothing is written to it.
+
 Examples:
   ripieno identify
   ripieno identify --device vfio:0000:65:00.0 --json
@@ -209,6 +194,9 @@ Exit codes:
   2  bad input: the command line, no store, or a store in use";
 
 const SCRUB_HELP: &str = "\
+The I/O kernel compares the checksum of each object, as for any read. Damaged files are dropped
+from the catalog, so that they become misses instead of errors.
+
 Examples:
   ripieno scrub --media file:/var/tmp/store
   ripieno scrub --media file:/var/tmp/store --report-only --rate 100MB --json
@@ -256,20 +244,14 @@ struct Raw {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Replay LLM serving traffic through the whole stack and verify the data
-    ///
-    /// For each request, the longest stored prefix is looked up and retrieved layer by layer into
-    /// scattered blocks of a KV pool. The missing blocks are filled, stored layer by layer, and
-    /// committed. This needs no GPU and no spare SSD: the defaults are software NVMe controllers,
-    /// and the I/O kernel compiled for the host.
-    #[command(after_help = format!("{REPLAY_EXAMPLES}{EXIT_CODES}"))]
+    #[command(after_help = REPLAY_HELP)]
     Replay(Box<ReplayFlags>),
 
-    /// Measure what batches of reads and writes cost on devices, alone and together
-    ///
-    /// Batches of a layer's objects are stored and retrieved through the whole stack, in sizes that
-    /// double; then four operations are kept in flight, from reads only to writes only. With --out
-    /// the costs are written to a slack table for the scheduler; layer times are learned while
-    /// serving.
+    /// Serve requests at their arrival times in virtual time, with the scheduler and without
+    #[command(after_help = PACE_HELP)]
+    Pace(Box<PaceFlags>),
+
+    /// Measure the cost of batches of reads and writes on devices, alone and together
     #[command(after_help = PROFILE_HELP)]
     Profile(Box<ProfileFlags>),
 
@@ -286,9 +268,6 @@ enum Command {
     Fsck(FsckFlags),
 
     /// Read every file of a store and find corrupted ones
-    ///
-    /// Through the normal path: the I/O kernel compares the checksum of each object. Damaged files
-    /// are dropped from the catalog, so that they become misses instead of errors.
     #[command(after_help = SCRUB_HELP)]
     Scrub(ScrubFlags),
 
@@ -297,17 +276,10 @@ enum Command {
     Sim(Box<SimFlags>),
 
     /// Show devices: model, sizes, limits, formats, health
-    ///
-    /// Attaches the driver, reads, and shuts the device down again. Nothing is written to it.
     #[command(after_help = IDENTIFY_HELP)]
     Identify(IdentifyFlags),
 
     /// Show which data paths work here, why the others do not, and how to fix that
-    ///
-    /// Checks the machine as `nvme-bind doctor` does (IOMMU, VFIO, groups, ACS, limits, GPU), then
-    /// the NVIDIA driver, the GPU, the I/O kernel on it, and GDRCopy; then tests each route between
-    /// device and KV pool. Software controllers are tested with a small replay that checks every
-    /// byte. Drives are only read, never written.
     #[command(after_help = DOCTOR_HELP)]
     Doctor(DoctorFlags),
 }
@@ -400,11 +372,16 @@ impl Path {
 fn run_command(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Replay(flags) => {
-            log(flags.verbose, flags.quiet);
-            replay::run(&ReplayArgs::check(*flags)?)
+            log(flags.common.verbose, flags.common.quiet);
+            replay::run(&StoreArgs::check(*flags, false)?)
+        }
+        Command::Pace(flags) => {
+            log(flags.common.verbose, flags.common.quiet);
+            pace::run(*flags)
         }
         Command::Profile(flags) => {
-            log(flags.replay.verbose, flags.replay.quiet);
+            let CommonFlags { verbose, quiet, .. } = flags.replay.common;
+            log(verbose, quiet);
             profile::run(&flags)
         }
         Command::Format(flags) => {

@@ -1,9 +1,9 @@
-//! Flags of `ripieno replay` and `ripieno doctor`. The values in [`ReplayArgs`] and [`DoctorArgs`]
-//! are validated.
+//! Flags of the commands that run a store, and of `ripieno doctor`. The values in [`StoreArgs`] and
+//! [`DoctorArgs`] are validated.
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, ValueEnum};
 use nvme_driver::platform::vfio::PciAddress;
 use nvme_driver::{ControllerOptions, DescriptorPreference};
@@ -12,7 +12,6 @@ use ripieno_stack::{CudaChoice, EMU_DEPTH, EMU_QUEUES, Home, MemoryPlace, Route}
 
 use crate::devices::{self, Devices, EmuChoice, MediaChoice};
 use crate::model::{self, Model, Shape};
-use crate::pace::{Pace, PaceFlags};
 use crate::problem::Problem;
 use crate::size::{self, Size};
 
@@ -23,9 +22,10 @@ const DEVICES_MAX: u64 = 64;
 const COALESCE_DEFAULT: u32 = 256 << 10;
 
 /// Bytes to verify.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Verify {
     Full,
+    #[default]
     Sampled,
     Off,
 }
@@ -39,8 +39,9 @@ pub(crate) enum Descriptors {
 }
 
 /// Executor of the I/O kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Executor {
+    #[default]
     Host,
     Inline,
     Cuda,
@@ -62,14 +63,7 @@ pub(crate) enum ProgressBar {
 
 /// Parses `--require`.
 fn route() -> impl TypedValueParser<Value = Route> {
-    let help = [
-        "the drive reads and writes the GPU's memory",
-        "the drive reads and writes pinned host memory, which is copied from and to the GPU",
-        "the KV pool is in host memory",
-    ];
-    let value = |(route, help): (Route, &'static str)| PossibleValue::new(route.name()).help(help);
-    PossibleValuesParser::new(Route::ALL.into_iter().zip(help).map(value))
-        .try_map(|name| name.parse::<Route>())
+    PossibleValuesParser::new(Route::ALL.map(Route::name)).try_map(|name| name.parse::<Route>())
 }
 
 /// Parses `--dram-mode`.
@@ -84,16 +78,15 @@ pub(crate) fn name(value: impl ValueEnum) -> String {
 }
 
 /// GPU selection and the SMs to reserve on it.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct GpuFlags {
-    /// The GPU's number, counted from 0 as CUDA does [default: 0]
-    #[arg(long, value_name = "N", help_heading = "GPU",
+    /// The GPU's number in CUDA [default: 0]
+    #[arg(long, value_name = "N",
         value_parser = size::count::<u32>(0..=u64::from(u32::MAX)))]
     gpu: Option<u32>,
 
-    /// Number of SMs reserved for the I/O kernel, rounded up to what the GPU can partition; the
-    /// report shows how many were granted [default: 4]
-    #[arg(long, value_name = "N", help_heading = "GPU",
+    /// SMs reserved for the I/O kernel, rounded up to a partition [default: 4]
+    #[arg(long, value_name = "N",
         value_parser = size::count::<u32>(1..=u64::from(u32::MAX)))]
     io_sms: Option<u32>,
 }
@@ -108,165 +101,94 @@ impl GpuFlags {
     }
 }
 
-/// Flags of `ripieno replay`.
+/// Flags of the workload, the store and the report, of all commands that run a store.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct ReplayFlags {
-    /// Trace file in Mooncake's format: one JSON object per line with timestamp, input_length,
-    /// output_length and hash_ids (one id per block of 512 tokens). Other fields are ignored.
-    /// A dash is stdin: zcat trace.jsonl.gz | ripieno replay --trace -.
-    /// Without --pace, times and output are ignored, too: each request starts when the one before
-    /// it ends. [default: a synthetic workload of conversations, two requests a second]
+pub(crate) struct CommonFlags {
+    /// Trace in the format of Mooncake; - is stdin [default: synthetic conversations]
     #[arg(long, value_name = "FILE", help_heading = "Workload")]
     pub(crate) trace: Option<PathBuf>,
 
-    /// Stop after this many requests [default: the whole trace; for the synthetic workload 4000, or
-    /// as many as fit into 2 GiB]
+    /// Maximum number of requests [default: all; 500 synthetic ones, or up to 1 GiB]
     #[arg(long, value_name = "N", help_heading = "Workload",
         value_parser = size::count::<usize>(1..=u64::MAX))]
     pub(crate) requests: Option<usize>,
 
-    /// Seed of the synthetic workload, of the order of pool blocks, and of the objects that are
-    /// sampled
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload",
-        value_parser = size::count::<u64>(0..=u64::MAX))]
-    pub(crate) seed: u64,
+    /// llama-3-8b, qwen3-32b, deepseek-v3-mla, mini or tiny [default: llama-3-8b; pace: mini]
+    #[arg(long, value_name = "NAME", help_heading = "Workload", value_parser = model::named)]
+    model: Option<&'static Model>,
 
-    /// Model that gives the shape of the KV cache: tiny (1 KiB objects, for long traces on small
-    /// machines), mini (the 32 layers of llama-3-8b with a 1024th of its bytes, for --pace),
-    /// llama-3-8b, qwen3-32b or deepseek-v3-mla
-    #[arg(long, value_name = "NAME", default_value = "tiny", help_heading = "Workload",
-        value_parser = model::named)]
-    model: &'static Model,
-
-    /// Tokens per block, a divisor of 512 [default: 512 for tiny, else 64]
+    /// Tokens per block, a divisor of 512 [default: 64; mini, tiny: 512]
     #[arg(long, value_name = "N", help_heading = "Workload",
         value_parser = size::count::<u32>(0..=u64::from(u32::MAX)))]
     block_tokens: Option<u32>,
 
-    /// Number of blocks in the KV pool. A request that needs more is moved in several parts
-    /// [default: as many as the longest request needs, but at least 64 MiB and at most 256 MiB]
-    #[arg(long, value_name = "N", help_heading = "Workload",
+    /// Seed of the synthetic workload, the order of pool blocks, and samples
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload",
+        value_parser = size::count::<u64>(0..=u64::MAX))]
+    pub(crate) seed: u64,
+
+    /// Space for objects [default: enough for the whole workload]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Store")]
+    pub(crate) capacity: Option<u64>,
+
+    /// Size of the DRAM cache above the devices
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0",
+        help_heading = "Store")]
+    pub(crate) dram: u64,
+
+    /// write-through, or read-ahead: prefetched blocks only
+    #[arg(long, value_name = "MODE", value_parser = dram_mode(), hide_possible_values = true,
+        default_value_t = DramMode::WriteThrough, requires = "dram", help_heading = "Store")]
+    pub(crate) dram_mode: DramMode,
+
+    /// Blocks of the KV pool [default: the longest request's, 64 to 256 MiB]
+    #[arg(long, value_name = "N", help_heading = "Store",
         value_parser = size::count::<u32>(1..=u64::from(u32::MAX)))]
     pub(crate) pool_blocks: Option<u32>,
 
-    /// Bytes to verify. full: every retrieved byte, and after the last request everything that is
-    /// still stored. sampled: the first and last 64 bytes of every retrieved object, and all bytes
-    /// of 1 object in 16. off: none
-    #[arg(long, value_enum, default_value_t = Verify::Sampled, help_heading = "Workload")]
-    pub(crate) verify: Verify,
+    /// Keep no checksums of objects
+    #[arg(long, help_heading = "Store")]
+    pub(crate) no_checksums: bool,
 
-    /// Devices that store the objects: emu (software controllers), or drives bound to vfio-pci,
-    /// vfio:0000:65:00.0[,vfio:0000:66:00.0...]. May be repeated [default: emu]
-    #[arg(long, value_name = "DEVICE", help_heading = "Devices")]
-    device: Vec<String>,
-
-    /// Number of software controllers, 1 to 64 [default: 2]
+    /// Software controllers, 1 to 64 [default: 2]
     #[arg(long, value_name = "N", help_heading = "Devices",
         value_parser = size::count::<u32>(1..=DEVICES_MAX))]
     devices: Option<u32>,
 
-    /// Storage behind the software controllers: memory, or file:DIR (files in this directory, with
-    /// io_uring and O_DIRECT; unnamed and temporary without --keep) [default: memory]
-    #[arg(long, value_name = "memory|file:DIR", help_heading = "Devices",
-        value_parser = devices::media)]
-    media: Option<MediaChoice>,
-
-    /// Keep the store for the next replay: in DIR of --media file:DIR, which becomes a store's home
-    /// if it is empty, or on the drives. An existing store is opened; only a blank drive (or with
-    /// --overwrite, any drive) is formatted. Without this flag, a replay starts with an empty store
-    /// and leaves nothing that can be reused
-    #[arg(long, help_heading = "Devices")]
-    pub(crate) keep: bool,
-
-    /// Keep no checksums: the store itself does not detect corrupted data, only --verify does
-    #[arg(long, help_heading = "Devices")]
-    pub(crate) no_checksums: bool,
-
-    /// Use drives that contain data. The data is lost
-    #[arg(long, help_heading = "Devices")]
-    pub(crate) overwrite: bool,
-
-    /// Memory for queues, descriptors and the KV pool: host, or peer:0000:00:05.0/2, which is BAR 2
-    /// of another PCIe function bound to vfio-pci. Peer memory is used only after a test with every
-    /// drive has shown that the drive reaches it
-    #[arg(long, value_name = "PLACE", default_value = "host", help_heading = "Devices",
-        value_parser = devices::memory)]
-    pub(crate) memory: MemoryPlace,
-
-    /// Space for objects, over all devices [default: enough for the whole workload; with --keep,
-    /// the capacity of the existing store]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Devices")]
-    pub(crate) capacity: Option<u64>,
-
-    /// DRAM of this process used as a cache of stored and retrieved blocks
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0",
-        help_heading = "Devices")]
-    pub(crate) dram: u64,
-
-    /// Blocks to cache in DRAM: write-through (stored, retrieved and prefetched blocks), or
-    /// read-ahead (only blocks that --pace prefetches)
-    #[arg(long, value_name = "MODE", value_parser = dram_mode(),
-        default_value_t = DramMode::WriteThrough, requires = "dram", help_heading = "Devices")]
-    pub(crate) dram_mode: DramMode,
-
-    /// Logical block size of a software controller, 512 or 4096 bytes [default: 512 for tiny, else
-    /// 4096]
+    /// Their LBA size, 512 or 4096 [default: 4096; mini, tiny: 512]
     #[arg(long, value_name = "BYTES", value_parser = devices::lba, help_heading = "Devices")]
     lba: Option<u32>,
 
-    /// Largest transfer of one command of a software controller (MDTS), a power of two from 8KiB to
-    /// 64MiB
+    /// Their largest transfer (MDTS), 8KiB to 64MiB [default: 512KiB]
     #[arg(long, value_name = "SIZE", value_parser = devices::mdts, help_heading = "Devices")]
     mdts: Option<u32>,
 
-    /// Queue pairs of each device, 1 to 64. One warp drives each queue pair
+    /// Queue pairs per device, 1 to 64, each with one warp
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "I/O",
         value_parser = size::count::<u16>(1..=u64::from(EMU_QUEUES)))]
     pub(crate) queues: u16,
 
-    /// Entries of each queue, a power of two from 2 to 1024
+    /// Entries per queue, a power of two from 2 to 1024
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = depth,
         help_heading = "I/O")]
     pub(crate) depth: u32,
 
-    /// Executor of the I/O kernel: host (dedicated threads), inline (the calling thread), or cuda
-    /// (a GPU, through the NVIDIA driver)
-    #[arg(long, value_enum, default_value_t = Executor::Host, help_heading = "I/O")]
-    pub(crate) executor: Executor,
-
-    /// Launch mode of the I/O kernel on the GPU: per-batch (for each layer), or resident (once; it
-    /// then polls a ring) [default: per-batch]
-    #[arg(long, value_enum, help_heading = "GPU")]
-    launch: Option<Launch>,
-
-    /// Fail unless the data takes this route: direct (drive to GPU memory), staged (through pinned
-    /// host memory), or host (the KV pool is in host memory) [default: the first of them that works
-    /// with the chosen executor; the report names it, and says why the ones before it do not work]
-    #[arg(long, value_parser = route(), value_name = "ROUTE", help_heading = "GPU")]
-    pub(crate) require: Option<Route>,
-
-    #[command(flatten)]
-    gpu: GpuFlags,
-
-    /// Merge objects that are adjacent on the device into commands of up to this size (and MDTS).
-    /// off: one command per object. Drives reach their bandwidth at about 128KiB; with larger
-    /// commands, fewer are in flight at once [default: 256KiB]
+    /// Maximum size of merged commands; off: one per object [default: 256KiB]
     #[arg(long, value_name = "SIZE|off", value_parser = coalesce, help_heading = "I/O")]
     coalesce: Option<u32>,
 
-    /// Data pointers of commands. auto: SGLs if the device supports them, else PRPs
-    #[arg(long, value_enum, default_value_t = Descriptors::Auto, help_heading = "I/O")]
+    /// Data pointers of commands; auto: SGLs where supported
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = Descriptors::Auto,
+        help_heading = "I/O")]
     pub(crate) descriptors: Descriptors,
 
-    #[command(flatten)]
-    pub(crate) pace: PaceFlags,
-
-    /// Print one JSON object on stdout instead of the table
+    /// Print one JSON object on stdout instead of a table
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 
-    /// Progress bar: auto (if stderr is a terminal) or never
-    #[arg(long, value_enum, default_value_t = ProgressBar::Auto, help_heading = "Output")]
+    /// Progress bar; auto: if stderr is a terminal
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = ProgressBar::Auto,
+        help_heading = "Output")]
     progress: ProgressBar,
 
     /// Print more log messages; repeat for even more
@@ -278,32 +200,95 @@ pub(crate) struct ReplayFlags {
     pub(crate) quiet: bool,
 }
 
-/// Validated arguments of `ripieno replay`.
+/// Flags of the devices and the I/O kernel, of the commands that run in real time.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct DeviceFlags {
+    /// Bytes to verify; full: all, and at the end all that is stored
+    #[arg(long, value_name = "KIND", value_enum, default_value_t, help_heading = "Workload")]
+    pub(crate) verify: Verify,
+
+    /// Keep the store for the next replay: in --media file:DIR, or on drives
+    #[arg(long, help_heading = "Store")]
+    pub(crate) keep: bool,
+
+    /// emu (software controllers), or drives: vfio:0000:65:00.0[,...] [default: emu]
+    #[arg(long, value_name = "DEVICE", help_heading = "Devices", display_order = 0)]
+    device: Vec<String>,
+
+    /// Media of software controllers: memory or file:DIR [default: memory]
+    #[arg(long, value_name = "memory|file:DIR", help_heading = "Devices",
+        value_parser = devices::media)]
+    media: Option<MediaChoice>,
+
+    /// Use drives that contain data. The data is lost
+    #[arg(long, help_heading = "Devices")]
+    pub(crate) overwrite: bool,
+
+    /// Memory of queues and KV pool: host, or a BAR: peer:0000:00:05.0/2
+    #[arg(long, value_name = "PLACE", default_value = "host", help_heading = "Devices",
+        value_parser = devices::memory)]
+    pub(crate) memory: MemoryPlace,
+
+    /// Where the I/O kernel runs: threads, the calling thread, or a GPU
+    #[arg(long, value_name = "WHERE", value_enum, default_value_t, help_heading = "I/O")]
+    pub(crate) executor: Executor,
+
+    /// Launch of the I/O kernel: for each layer, or once [default: per-batch]
+    #[arg(long, value_name = "WHEN", value_enum, help_heading = "I/O")]
+    launch: Option<Launch>,
+
+    /// Fail unless the data path is this: direct, staged or host
+    #[arg(long, value_parser = route(), value_name = "ROUTE", hide_possible_values = true,
+        help_heading = "I/O")]
+    pub(crate) require: Option<Route>,
+
+    #[command(flatten, next_help_heading = "I/O")]
+    gpu: GpuFlags,
+}
+
+/// Flags of `ripieno replay`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReplayFlags {
+    #[command(flatten)]
+    pub(crate) common: CommonFlags,
+
+    #[command(flatten)]
+    pub(crate) devices: DeviceFlags,
+}
+
+/// Validated arguments of a command that runs a store.
 #[derive(Debug, Clone)]
-pub(crate) struct ReplayArgs {
-    pub(crate) flags: ReplayFlags,
+pub(crate) struct StoreArgs {
+    pub(crate) common: CommonFlags,
+    pub(crate) flags: DeviceFlags,
     /// Shape of the stored KV blocks.
     pub(crate) shape: Shape,
     /// Devices that the objects are striped over.
     pub(crate) devices: Devices,
     /// The GPU that runs the I/O kernel.
     pub(crate) gpu: Option<CudaChoice>,
-    /// Settings of `--pace`.
-    pub(crate) pace: Option<Pace>,
+    /// True if it runs in virtual time.
+    pub(crate) is_virtual: bool,
+    /// Factor by which the model's objects are smaller than those of a real one.
+    pub(crate) scale: u32,
 }
 
-impl ReplayArgs {
+impl StoreArgs {
     /// Validates all that does not depend on the workload.
     ///
     /// # Errors
     /// Returns a [`Problem`] for the first flag that contradicts another.
-    pub(crate) fn check(flags: ReplayFlags) -> Result<Self, Problem> {
-        let model = flags.model;
-        let shape = Shape::new(model, flags.block_tokens.unwrap_or(model.block_tokens))?;
-        let devices = flags.devices()?;
-        let gpu = flags.gpu()?;
-        let pace = flags.pace(&devices)?;
-        let args = Self { flags, shape, devices, gpu, pace };
+    pub(crate) fn check(flags: ReplayFlags, is_virtual: bool) -> Result<Self, Problem> {
+        let ReplayFlags { common, devices: flags } = flags;
+        let default = if is_virtual { "mini" } else { model::DEFAULT };
+        let model = common.model.map_or_else(|| model::named(default), Ok).expect("it is there");
+        let shape = Shape::new(model, common.block_tokens.unwrap_or(model.block_tokens))?;
+        let devices = flags.devices(&common, model)?;
+        if is_virtual {
+            flags.check_virtual(&devices)?;
+        }
+        let (gpu, scale) = (flags.gpu()?, model.scale);
+        let args = Self { common, flags, shape, devices, gpu, is_virtual, scale };
         args.check_sizes()?;
         if let Devices::Emu(emu) = &args.devices {
             args.check_prp(emu.lba_bytes)?;
@@ -313,7 +298,7 @@ impl ReplayArgs {
 
     /// Rejects sizes that are too small for their purpose.
     fn check_sizes(&self) -> Result<(), Problem> {
-        let (dram, block) = (self.flags.dram, self.shape.block_bytes());
+        let (dram, block) = (self.common.dram, self.shape.block_bytes());
         if dram > 0 && dram < block {
             let [found, needed] = [dram, block].map(Size);
             return Err(Problem::new(
@@ -322,7 +307,7 @@ impl ReplayArgs {
             ));
         }
         let object = self.shape.object_bytes;
-        match self.flags.coalesce {
+        match self.common.coalesce {
             Some(bytes @ 1..) if bytes < object => Err(Problem::new(
                 format!(
                     "--coalesce {}: one object has {}",
@@ -346,7 +331,7 @@ impl ReplayArgs {
             #[command(flatten)]
             flags: ReplayFlags,
         }
-        Ok(Self::check(Line::try_parse_from(line.split_whitespace())?.flags)?)
+        Ok(Self::check(Line::try_parse_from(line.split_whitespace())?.flags, false)?)
     }
 
     /// Rejects PRPs if objects need padding: PRPs cannot skip bytes at the end of a slot.
@@ -355,7 +340,7 @@ impl ReplayArgs {
     /// Returns a [`Problem`] if devices with LBAs of `lba_bytes` need padding.
     pub(crate) fn check_prp(&self, lba_bytes: u32) -> Result<(), Problem> {
         let object = self.shape.object_bytes;
-        if self.flags.descriptors == Descriptors::Prp && !object.is_multiple_of(lba_bytes) {
+        if self.common.descriptors == Descriptors::Prp && !object.is_multiple_of(lba_bytes) {
             return Err(Problem::new(
                 format!(
                     "--descriptors prp: an object has {object} bytes, which is not a multiple of \
@@ -375,7 +360,7 @@ impl ReplayArgs {
         let mut args = self.clone();
         let Devices::Emu(emu) = &mut args.devices else { return Ok(args) };
         let (count, lba_bytes) = (home.devices().len() as u32, home.lba_bytes());
-        let (devices, lba) = (self.flags.devices, self.flags.lba);
+        let (devices, lba) = (self.common.devices, self.common.lba);
         let wrong = [
             ("--devices", devices.filter(|asked| *asked != count), count),
             ("--lba", lba.filter(|asked| *asked != lba_bytes), lba_bytes),
@@ -396,7 +381,7 @@ impl ReplayArgs {
 
     /// Returns the size in bytes up to which adjacent objects are merged.
     pub(crate) fn coalesce(&self) -> u32 {
-        match self.flags.coalesce.unwrap_or(COALESCE_DEFAULT) {
+        match self.common.coalesce.unwrap_or(COALESCE_DEFAULT) {
             0 => self.shape.object_bytes,
             bytes => bytes,
         }
@@ -407,7 +392,7 @@ impl ReplayArgs {
         match (self.gpu, self.flags.executor) {
             (Some(choice), _) => ripieno_stack::Executor::Cuda(choice),
             // Virtual time advances on one thread.
-            (None, _) if self.pace.is_some() => ripieno_stack::Executor::Inline,
+            (None, _) if self.is_virtual => ripieno_stack::Executor::Inline,
             (None, Executor::Inline) => ripieno_stack::Executor::Inline,
             (None, _) => ripieno_stack::Executor::Host,
         }
@@ -415,16 +400,16 @@ impl ReplayArgs {
 
     /// Returns true if a progress bar is shown when stderr is a terminal.
     pub(crate) fn shows_progress(&self) -> bool {
-        let ReplayFlags { progress, json, quiet, .. } = self.flags;
+        let CommonFlags { progress, json, quiet, .. } = self.common;
         progress == ProgressBar::Auto && !json && !quiet
     }
 
     /// Returns the options with which the driver attaches to controllers.
     pub(crate) fn controller_options(&self) -> ControllerOptions {
         ControllerOptions {
-            io_queues: self.flags.queues,
-            io_depth: self.flags.depth,
-            descriptors: match self.flags.descriptors {
+            io_queues: self.common.queues,
+            io_depth: self.common.depth,
+            descriptors: match self.common.descriptors {
                 Descriptors::Auto => DescriptorPreference::Auto,
                 Descriptors::Sgl => DescriptorPreference::Sgl,
                 Descriptors::Prp => DescriptorPreference::Prp,
@@ -445,12 +430,14 @@ fn none_of(flags: &[(&str, bool)], why: &str, hint: &str) -> Result<(), Problem>
 impl ReplayFlags {
     /// Returns true if any flag selects devices to measure.
     pub(crate) fn names_devices(&self) -> bool {
-        let is_emu = self.devices.is_some() || self.media.is_some() || self.pace.pace;
-        is_emu || !self.device.is_empty()
+        let Self { common, devices } = self;
+        common.devices.is_some() || devices.media.is_some() || !devices.device.is_empty()
     }
+}
 
+impl DeviceFlags {
     /// Validates `--device` together with the flags that apply to one kind of device.
-    fn devices(&self) -> Result<Devices, Problem> {
+    fn devices(&self, common: &CommonFlags, model: &Model) -> Result<Devices, Problem> {
         let drives = devices::drives(&self.device)?;
         if drives.is_empty() {
             none_of(
@@ -471,18 +458,18 @@ impl ReplayFlags {
                 "leave it out, or name drives with --device vfio:...",
             )?;
             return Ok(Devices::Emu(EmuChoice {
-                count: self.devices.unwrap_or(devices::EMU_DEFAULT),
+                count: common.devices.unwrap_or(devices::EMU_DEFAULT),
                 media: self.media.clone().unwrap_or(MediaChoice::Memory),
-                lba_bytes: self.lba.unwrap_or(self.model.lba_bytes),
-                mdts: self.mdts.unwrap_or(devices::MDTS_DEFAULT),
+                lba_bytes: common.lba.unwrap_or(model.lba_bytes),
+                mdts: common.mdts.unwrap_or(devices::MDTS_DEFAULT),
             }));
         }
         none_of(
             &[
-                ("--devices", self.devices.is_some()),
+                ("--devices", common.devices.is_some()),
                 ("--media", self.media.is_some()),
-                ("--lba", self.lba.is_some()),
-                ("--mdts", self.mdts.is_some()),
+                ("--lba", common.lba.is_some()),
+                ("--mdts", common.mdts.is_some()),
             ],
             "only software controllers take this; a drive has its own",
             "leave it out, or use --device emu; ripieno identify shows what a drive has",
@@ -494,11 +481,8 @@ impl ReplayFlags {
         Ok(Devices::Vfio(drives))
     }
 
-    /// Validates `--pace` against flags that do not support virtual time.
-    fn pace(&self, devices: &Devices) -> Result<Option<Pace>, Problem> {
-        if !self.pace.pace {
-            return Ok(None);
-        }
+    /// Rejects flags that do not support virtual time.
+    fn check_virtual(&self, devices: &Devices) -> Result<(), Problem> {
         let is_memory = devices.media() == Some(&MediaChoice::Memory);
         none_of(
             &[
@@ -506,10 +490,9 @@ impl ReplayFlags {
                 ("--media file", !is_memory),
                 ("--executor cuda", self.executor == Executor::Cuda),
             ],
-            "it does not know virtual time, which --pace needs",
+            "it does not support virtual time, which --pace needs",
             "leave it out; --pace takes software controllers with media in memory",
-        )?;
-        Ok(Some(Pace::new(&self.pace, self.model.scale)?))
+        )
     }
 
     /// Validates `--executor` together with the flags that apply only to a GPU.
@@ -616,23 +599,25 @@ mod tests {
 
     #[test]
     fn defaults_follow_the_model() {
-        let args = ReplayArgs::from_line("").unwrap();
+        let args = StoreArgs::from_line("").unwrap();
+        assert_eq!((args.shape.model, args.shape.object_bytes), ("llama-3-8b", 128 << 10));
+        let args = StoreArgs::from_line("--model tiny").unwrap();
         assert_eq!((args.shape.object_bytes, args.coalesce()), (1024, 256 << 10));
         assert_eq!(args.flags.verify, Verify::Sampled);
         let media = MediaChoice::Memory;
         let emu = EmuChoice { count: 2, media, lba_bytes: 512, mdts: 512 << 10 };
         assert_eq!((args.devices, args.gpu), (Devices::Emu(emu), None));
-        let args = ReplayArgs::from_line("--model deepseek-v3-mla --coalesce off").unwrap();
+        let args = StoreArgs::from_line("--model deepseek-v3-mla --coalesce off").unwrap();
         assert_eq!((args.shape.block_tokens, args.coalesce()), (64, 72 << 10));
-        assert_eq!(ReplayArgs::from_line("--coalesce 1MiB").unwrap().coalesce(), 1 << 20);
+        assert_eq!(StoreArgs::from_line("--coalesce 1MiB").unwrap().coalesce(), 1 << 20);
         for line in ["--json", "-q", "--progress never"] {
-            assert!(!ReplayArgs::from_line(line).unwrap().shows_progress());
+            assert!(!StoreArgs::from_line(line).unwrap().shows_progress());
         }
     }
 
     #[test]
     fn the_gpu_is_chosen_in_full_or_by_default() {
-        let gpu = |line| ReplayArgs::from_line(line).unwrap().gpu;
+        let gpu = |line| StoreArgs::from_line(line).unwrap().gpu;
         assert_eq!(gpu("--executor inline --require host"), None);
         let default = CudaChoice { ordinal: 0, io_sms: 4, is_resident: false };
         assert_eq!(gpu("--executor cuda"), Some(default));
@@ -647,19 +632,19 @@ mod tests {
         for (line, wanted) in [
             ("--model gpt-9", "llama-3-8b"),
             ("--block-tokens 48", "cannot be cut"),
-            ("--block-tokens 1", "not a multiple of 4"),
+            ("--model tiny --block-tokens 1", "not a multiple of 4"),
             ("--queues 0", "from 1 to 64"),
             ("--queues 65", "from 1 to 64"),
             ("--depth 100", "power of two"),
             ("--depth 2048", "2 to 1024"),
             ("--coalesce lots", "number and a unit"),
             ("--coalesce 0", "at least one object"),
-            ("--coalesce 1", "one object has 1 KiB"),
-            ("--dram 1KiB", "a block of model tiny has 4 KiB"),
+            ("--model tiny --coalesce 1", "one object has 1 KiB"),
+            ("--model tiny --dram 1KiB", "a block of model tiny has 4 KiB"),
             ("--device emu,emu", "named 2 times"),
             ("--requests 0", "1 or more"),
             ("--pool-blocks 0", "1 or more"),
-            ("--descriptors prp --lba 4096", "cannot pad"),
+            ("--model tiny --descriptors prp --lba 4096", "cannot pad"),
             ("--executor mpi", "possible values: host, inline, cuda"),
             ("--gpu 0", "no GPU runs"),
             ("--io-sms 2", "no GPU runs"),
@@ -688,7 +673,7 @@ mod tests {
             ("--media file:/no/such/place", "No such file"),
             ("--media file:/dev/null", "is not a directory"),
         ] {
-            let error = ReplayArgs::from_line(line).unwrap_err();
+            let error = StoreArgs::from_line(line).unwrap_err();
             assert!(error.to_string().contains(wanted), "{line}: {error}");
             let problem = error.downcast_ref::<Problem>();
             assert!(problem.is_none_or(|problem| !problem.hint().is_empty()), "{line}");

@@ -42,7 +42,7 @@ pub(crate) struct FormatFlags {
     place: Where,
 
     /// Model that gives the shape of the KV cache: tiny, llama-3-8b, qwen3-32b or deepseek-v3-mla
-    #[arg(long, value_name = "NAME", default_value = "tiny", value_parser = model::named)]
+    #[arg(long, value_name = "NAME", default_value = model::DEFAULT, value_parser = model::named)]
     model: &'static Model,
 
     /// Tokens per block, a divisor of 512 [default: 512 for tiny, else 64]

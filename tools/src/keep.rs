@@ -4,7 +4,7 @@ use anyhow::bail;
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{Drives, Home, HomeMedia, HomeOptions};
 
-use crate::config::ReplayArgs;
+use crate::config::StoreArgs;
 use crate::devices::{Devices, EmuChoice, MediaChoice};
 use crate::drives;
 use crate::problem::{Problem, told};
@@ -27,7 +27,7 @@ impl Keep {
     ///
     /// # Errors
     /// Returns a [`Problem`] if another process uses the home, or if it is unusable.
-    pub(crate) fn find(args: &ReplayArgs) -> Result<Self, Problem> {
+    pub(crate) fn find(args: &StoreArgs) -> Result<Self, Problem> {
         let home = match args.devices.media() {
             Some(MediaChoice::File(dir)) if Home::exists(dir) => Some(Home::open(dir)),
             _ => None,
@@ -40,7 +40,7 @@ impl Keep {
     ///
     /// # Errors
     /// Returns a [`Problem`] if it cannot be created.
-    pub(crate) fn make(&mut self, args: &ReplayArgs, sizing: &Sizing) -> Result<(), Problem> {
+    pub(crate) fn make(&mut self, args: &StoreArgs, sizing: &Sizing) -> Result<(), Problem> {
         if let (None, Devices::Emu(emu)) = (&self.home, &args.devices) {
             self.home = Some(create(emu, sizing.device_bytes)?);
         }
@@ -54,7 +54,7 @@ impl Keep {
     pub(crate) fn claim(
         &mut self,
         drives: &mut Drives,
-        args: &ReplayArgs,
+        args: &StoreArgs,
         sizing: &Sizing,
     ) -> anyhow::Result<()> {
         self.found = !args.flags.overwrite && drives::hold_store(drives)?;
@@ -81,13 +81,13 @@ impl Keep {
     /// Returns a [`Problem`] if an existing store has another capacity than was asked for.
     pub(crate) fn opened(
         &mut self,
-        args: &ReplayArgs,
+        args: &StoreArgs,
         asked: &Sizing,
         files: u32,
     ) -> anyhow::Result<Sizing> {
         let mut sizing = *asked;
         sizing.files = files;
-        if self.found && args.flags.capacity.is_some() && files != asked.files {
+        if self.found && args.common.capacity.is_some() && files != asked.files {
             let (found, asked) = (Size(sizing.capacity_bytes()), Size(asked.capacity_bytes()));
             bail!(Problem::new(
                 format!("--capacity: the store was made with {found} for objects, and not {asked}"),

@@ -15,6 +15,8 @@
 //!   scrub     reads all of a store, and compares checksums
 //!   sim       simulates serving, and shows the results
 //!   profile   measures devices, and writes a slack table (measure: batches, alone and mixed)
+//!   pace      serves requests at their arrival times, in virtual time (tiers: the store below the
+//!             simulator's engine; sweep: by hit rate)
 //!   replay    engine (look up, retrieve, store), verify (checks), rate (bandwidth),
 //!             report (one JSON object, or tables)
 //!   stack     store and pool, on top of ripieno-stack: controllers, drives, GPU, routes
@@ -26,7 +28,7 @@
 //!   gpu       the report on the GPU
 //!   plan      the workload as keys; requests come from trace or synthetic
 //!   config    validated flags; devices: the flags for devices and memory
-//!   pace      --pace: layer times, bandwidth of the devices, I/O policy
+//!   timing    layer times, bandwidth of the devices, I/O policy
 //!   model     shapes of blocks
 //!   contents, file, interrupt, machine, problem, progress, size, table, terminal
 //! ```
@@ -51,7 +53,7 @@
 //! - Software controllers and real drives in one store: their DMA uses different address spaces.
 //! - `--keep`: closing a store preserves the order of commits, not the order of uses. A store that
 //!   has to evict has a lower hit rate at first after it is reopened.
-//! - `--pace`: preemption, blocks that stay in the GPU's memory, and checking bytes.
+//! - `ripieno pace`: preemption, blocks that stay in the GPU's memory, and checking bytes.
 //! - Tokens that an engine generates: as in the trace format, only prompts are stored.
 
 mod cli;
@@ -90,6 +92,7 @@ mod table;
 mod terminal;
 #[cfg(test)]
 mod tests;
+mod timing;
 mod trace;
 
 pub use cli::{command, run};

@@ -12,6 +12,9 @@ use crate::problem::{Problem, told};
 use crate::size::Size;
 use crate::sizing::Sizing;
 
+/// Smallest size of a page of memory.
+const PAGE_BYTES: usize = 4096;
+
 /// Returns the configurations of the requested controllers, of a home or temporary.
 ///
 /// # Errors
@@ -54,10 +57,22 @@ fn memory(sizing: &Sizing) -> anyhow::Result<MemoryMedia> {
     MemoryMedia::new(sizing.device_bytes).context("reserving addresses for the media")
 }
 
+/// Writes to each page, so that the first writes of the replay do not allocate memory.
+fn touch(media: &MemoryMedia, bytes: u64) -> anyhow::Result<()> {
+    let mut pages = (0..bytes).step_by(PAGE_BYTES);
+    Ok(pages.try_for_each(|at| media.poke(at, &[0]))?)
+}
+
 fn scratch(choice: &EmuChoice, sizing: &Sizing, index: u32) -> anyhow::Result<EmuConfig> {
     let config = EmuConfig::new(format!("emu{index}"));
     Ok(match &choice.media {
-        MediaChoice::Memory => config.namespace(memory(sizing)?, choice.lba_bytes),
+        MediaChoice::Memory => {
+            let media = memory(sizing)?;
+            if sizing.is_filled() {
+                touch(&media, sizing.device_bytes)?;
+            }
+            config.namespace(media, choice.lba_bytes)
+        }
         MediaChoice::File(directory) => {
             config.namespace(file_media(directory, sizing)?, choice.lba_bytes)
         }

@@ -26,7 +26,10 @@ pub(crate) struct Model {
     pub(crate) scale: u32,
 }
 
-/// All models, the default first.
+/// Default model.
+pub(crate) const DEFAULT: &str = "llama-3-8b";
+
+/// All models.
 pub(crate) static MODELS: [Model; 5] = [
     // Not a real model: 1 KiB objects, so that a long trace fits into the memory of a laptop.
     Model {
@@ -38,7 +41,7 @@ pub(crate) static MODELS: [Model; 5] = [
         lba_bytes: 512,
         scale: 1024,
     },
-    // Llama-3-8B with a 1024th of its bytes, for --pace.
+    // Llama-3-8B with a 1024th of its bytes, for virtual time.
     Model {
         name: "mini",
         layers: 32,

@@ -1,336 +1,247 @@
-//! Settings of `--pace`: compute times of layers, bandwidth of the devices, and the I/O policy.
+//! `ripieno pace`: requests at their arrival times, in virtual time, with the scheduler and without
+//! it. The engine is the simulator's; its transfers go through the store.
 
-use std::path::PathBuf;
+mod mixed;
+mod report;
+mod sweep;
+mod tally;
+mod tiers;
+
+use std::io::ErrorKind;
+use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
-use kv_schedule::{Config, Curve, CurveError, IoCosts, Setting, SlackTable, StepShape};
-use nvme_driver::Nanos;
-use nvme_emu::Bandwidth;
+use anyhow::Context as _;
+use kv_schedule::{Config, Scheduler, SlackTable, StepShape};
+use kv_tier::LookaheadConfig;
+use nvme_driver::Clock;
+use nvme_emu::{BandwidthDial, SimClock};
+use objstore::PacedStore;
+use ripieno_sim::{H100, LLAMA_3_8B, LayerTimes, Model, Request, Setup, serve_over};
 
-use crate::problem::Problem;
-use crate::profile::layers;
-use crate::size;
+use clap::Args;
 
-/// Maximum size of a slack table in bytes; real ones have at most a few hundred thousand.
-pub(crate) const TABLE_BYTES_MAX: u64 = 16 << 20;
+use crate::config::{CommonFlags, DeviceFlags, ReplayFlags, StoreArgs};
+use crate::file;
+use crate::interrupt::Interrupt;
+use crate::plan::{Plan, Times};
+use crate::problem::{EXIT_FAILED, Problem};
+use crate::progress::Progress;
+use crate::replay;
+use crate::size::Size;
+use crate::sizing::Sizing;
+use crate::stack::{Build, Sim, Stack};
+use crate::timing::{self, Timing, TimingFlags};
 
-/// I/O policies to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Schedule {
-    Slack,
-    Naive,
-    Both,
-}
+use report::{Report, Run};
+use tally::Tally;
+use tiers::StoreTiers;
 
-/// Flags of `--pace`.
-#[derive(Debug, Clone, Args)]
+/// Model name of the software controllers.
+const DRIVE: &str = "Ripieno software controller";
+
+/// Default number of synthetic requests.
+const REQUESTS: usize = 500;
+
+/// Flags of `ripieno pace`.
+#[derive(Debug, Args)]
 pub(crate) struct PaceFlags {
-    /// Play requests at their arrival times, in virtual time: an engine with continuous batching
-    /// that computes layer by layer, waits for layers that are loaded, and stores what it computed.
-    /// The report shows how long the GPU waited. Software controllers run at the speed of drives;
-    /// data is moved but not checked. With --dram, the scheduler also prefetches for waiting
-    /// requests. The same arguments give the same numbers
-    #[arg(long, help_heading = "Pace")]
-    pub(crate) pace: bool,
+    #[command(flatten)]
+    pub(crate) common: CommonFlags,
 
-    /// I/O policy. slack: the scheduler, which moves layers by deadline and writes when idle.
-    /// naive: each layer as soon as it is requested. both: one after the other, each with its own
-    /// store
-    #[arg(long, value_enum, default_value_t = Schedule::Both, requires = "pace",
-        help_heading = "Pace")]
-    schedule: Schedule,
-
-    /// Compute time of a layer in a step with prompts: a fixed time, plus one for each 1,000 tokens
-    /// of the step, plus one for each 10 million pairs of a token and one before it. The default is
-    /// Llama-3-8B on an H100, by its FLOPs
-    #[arg(long, value_name = "TIME,TIME,TIME", default_value = "30us,735us,473us",
-        value_parser = layer_time, requires = "pace", help_heading = "Pace")]
-    layer_time: LayerTime,
-
-    /// The same for steps that only decode
-    #[arg(long, value_name = "TIME,TIME,TIME", default_value = "216us,0us,17500us",
-        value_parser = layer_time, requires = "pace", help_heading = "Pace")]
-    decode_layer_time: LayerTime,
-
-    /// Measured layer times of an engine, in place of both: a slack table or a file of layer times
-    /// (see `ripieno profile`), of any model and GPU. Hidden from the scheduler, which learns them
-    #[arg(long, value_name = "FILE", requires = "pace", help_heading = "Pace",
-        conflicts_with_all = ["layer_time", "decode_layer_time", "slack"])]
-    pub(crate) layers: Option<PathBuf>,
-
-    /// Slack table that the scheduler starts with, from `ripieno profile` or an earlier run;
-    /// learned times are written back. Its layer times override --layer-time
-    #[arg(long, value_name = "FILE", requires = "pace", help_heading = "Pace")]
-    pub(crate) slack: Option<PathBuf>,
-
-    /// Total of all devices: read and write bandwidth in bytes a second, latency, and the fraction
-    /// of bandwidth left while reads and writes mix [default: two drives of the Tutti paper,
-    /// 25900MB,9800MB,80us,0.4; 1024 times less for models whose objects are so much smaller]
-    #[arg(long, value_name = "READ,WRITE,TIME,PART", value_parser = medium, requires = "pace",
-        help_heading = "Pace")]
-    medium: Option<Medium>,
-
-    /// Instead of a trace: prompts of about 32,768 tokens of which these percentages are stored,
-    /// alone and under two loads, with the scheduler and without [without a list: 13 rates from 50
-    /// to 100]
-    #[arg(long, value_name = "PERCENT,...", num_args = 0..=1, value_delimiter = ',',
-        value_parser = percent, requires = "pace", help_heading = "Pace",
-        conflicts_with_all = ["trace", "slack", "speed", "schedule"],
-        default_missing_value = "50,60,70,75,80,85,90,93.75,95,96.9,98.3,99,100")]
-    hit_rates: Option<Vec<f64>>,
-
-    /// Speed-up of arrivals over the trace
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = factor,
-        requires = "pace", help_heading = "Pace")]
-    speed: f64,
-
-    /// Maximum number of tokens per step; longer prompts are computed in chunks
-    #[arg(long, value_name = "N", default_value_t = 8192, requires = "pace",
-        value_parser = size::count::<u32>(1..=1 << 24),
-        help_heading = "Pace")]
-    step_tokens: u32,
-
-    /// Maximum number of concurrent requests
-    #[arg(long, value_name = "N", default_value_t = 16, requires = "pace",
-        value_parser = size::count::<u32>(1..=1 << 16),
-        help_heading = "Pace")]
-    batch: u32,
+    #[command(flatten)]
+    timing: TimingFlags,
 }
 
-/// Compute time of a layer.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct LayerTime {
-    fixed: Duration,
-    /// Time per 1,000 tokens.
-    tokens: Duration,
-    /// Time per 10 million token pairs.
-    attended: Duration,
-}
-
-impl LayerTime {
-    fn of(&self, step: StepShape) -> Duration {
-        let tokens = self.tokens.mul_f64(f64::from(step.tokens) / 1e3);
-        self.fixed + tokens + self.attended.mul_f64(step.attended as f64 / 1e7)
-    }
-}
-
-/// Performance of all devices together.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Medium {
-    pub(crate) read: f64,
-    pub(crate) write: f64,
-    pub(crate) latency: Duration,
-    pub(crate) mixed: f64,
-}
-
-/// Two of the Tutti paper's drives (figures 6 and 9).
-const PAPER: Medium =
-    Medium { read: 25.9e9, write: 9.8e9, latency: Duration::from_micros(80), mixed: 0.4 };
-
-impl Medium {
-    /// Returns each device's share for `count` devices, for data from the byte `from` on.
-    pub(crate) fn each(&self, count: u32, from: u64) -> Bandwidth {
-        let Self { read, write, latency, mixed } = *self;
-        let count = f64::from(count);
-        let latency = Nanos(latency.as_nanos() as u64);
-        Bandwidth { read: read / count, write: write / count, latency, mixed, from }
-    }
-
-    /// Returns the cost of batches.
-    ///
-    /// # Errors
-    /// Returns no error if the bandwidths are positive.
-    pub(crate) fn costs(&self) -> Result<IoCosts, CurveError> {
-        let curve = |bandwidth| Curve::line(self.latency, bandwidth);
-        Ok(IoCosts { read: curve(self.read)?, write: curve(self.write)?, mixed: self.mixed })
-    }
-}
-
-/// Validated settings of `--pace`.
-#[derive(Debug, Clone)]
-pub(crate) struct Pace {
-    flags: PaceFlags,
-    /// Measured layer times of an engine.
-    layers: Option<SlackTable>,
-    pub(crate) medium: Medium,
-}
-
-impl Pace {
-    /// Scales the default medium for objects that are `scale` times smaller than the real model's.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if `--layers` lacks layer times.
-    pub(crate) fn new(flags: &PaceFlags, scale: u32) -> Result<Self, Problem> {
-        let layers = flags.layers.as_deref().map(engine_layers).transpose()?;
-        let scale = f64::from(scale);
-        let paper = Medium { read: PAPER.read / scale, write: PAPER.write / scale, ..PAPER };
-        Ok(Self { medium: flags.medium.unwrap_or(paper), flags: flags.clone(), layers })
-    }
-
-    /// Returns, for each run, true if the scheduler decides.
-    pub(crate) fn runs(&self) -> &'static [bool] {
-        match self.flags.schedule {
-            Schedule::Slack => &[true],
-            Schedule::Naive => &[false],
-            Schedule::Both => &[true, false],
-        }
-    }
-
-    /// Returns the scheduler's configuration; without slack awareness it has no limits. A new read
-    /// waits for at most 2 ms of writes, one batch, or two of 16 ms together, and 16 ms of reads:
-    /// enough reads that latencies of layers overlap, or cost less than a hundredth.
-    pub(crate) fn config(&self, is_slack_aware: bool) -> Config {
-        if !is_slack_aware {
-            let (read_depth_bytes, write_depth_bytes, backlog_bytes) =
-                (u64::MAX, u64::MAX, u64::MAX);
-            return Config {
-                read_depth_bytes,
-                write_depth_bytes,
-                backlog_bytes,
-                margin: 1.0,
-                high_water: 1.0,
-                is_slack_aware,
-                window_share: None,
-            };
-        }
-        Config {
-            read_depth_bytes: (self.medium.read * 16e-3) as u64,
-            write_depth_bytes: (self.medium.write * 2e-3) as u64,
-            backlog_bytes: (self.medium.write * 0.5) as u64,
-            ..Config::default()
-        }
-    }
-
-    /// Returns the compute time of a layer in a step, from `--layers` or else the flags.
-    pub(crate) fn layer(&self, step: StepShape) -> Duration {
-        if let Some(layer) = self.layers.as_ref().and_then(|layers| layers.layer(step)) {
-            return layer;
-        }
-        let PaceFlags { layer_time, decode_layer_time, .. } = &self.flags;
-        (if step.is_prefill { layer_time } else { decode_layer_time }).of(step)
-    }
-
-    pub(crate) fn slack(&self) -> Option<&PathBuf> {
-        self.flags.slack.as_ref()
-    }
-
-    /// Returns the hit rates to sweep.
-    pub(crate) fn hit_rates(&self) -> Option<&[f64]> {
-        self.flags.hit_rates.as_deref()
-    }
-
-    /// Returns the arrival time of a request, scaled by `--speed`.
-    pub(crate) fn arrival(&self, recorded: Duration) -> Duration {
-        recorded.div_f64(self.flags.speed)
-    }
-
-    pub(crate) fn step_tokens(&self) -> u32 {
-        self.flags.step_tokens
-    }
-
-    pub(crate) fn batch(&self) -> usize {
-        self.flags.batch as usize
-    }
-}
-
-/// GPU name of `ripieno replay --pace` in slack tables.
-pub(crate) const GPU: &str = "none";
-/// Engine name in slack tables.
-pub(crate) const ENGINE: &str = "ripieno replay";
-
-/// Returns the setting that a table of this command applies to.
-pub(crate) fn setting(model: &str, drives: Vec<String>) -> Setting {
-    let (gpu, engine) = (GPU.to_owned(), ENGINE.to_owned());
-    Setting { model: model.to_owned(), gpu, engine, drives }
-}
-
-/// Reads `--layers`: a table with both kinds of steps.
+/// Serves the requests and reports. Returns the exit code.
 ///
 /// # Errors
-/// Returns a [`Problem`] if it lacks layer times.
-pub(crate) fn engine_layers(path: &std::path::Path) -> Result<SlackTable, Problem> {
-    let table = layers::table("--layers", path)?;
-    for (step, input) in [("prompts", 2), ("generation only", 1)] {
-        if table.layer(StepShape::of([(input, 1)])).is_none() {
-            let what = format!("--layers {}: it has no steps with {step}", path.display());
-            return Err(Problem::new(what, "measure prompts and decoding on the same engine"));
-        }
+/// Returns a [`Problem`] for bad input, and an error if the stack fails.
+pub(crate) fn run(PaceFlags { common, timing }: PaceFlags) -> anyhow::Result<u8> {
+    let mut interrupt = Interrupt::listen()?;
+    let devices = DeviceFlags::default();
+    let mut args = StoreArgs::check(ReplayFlags { common, devices }, true)?;
+    let timing = Timing::new(timing, args.scale)?;
+    if let Some(rates) = timing.hit_rates() {
+        return sweep::run(&args, &timing, rates, &mut interrupt);
     }
-    Ok(table)
+    if args.common.trace.is_none() {
+        args.common.requests.get_or_insert(REQUESTS);
+    }
+    let report = perform(&args, &timing, &replay::plan(&args)?, &mut interrupt)?;
+    report.print(args.common.json)?;
+    Ok(match (report.is_clean(), report.interrupted) {
+        (false, _) => EXIT_FAILED,
+        (true, true) => interrupt.exit_code(),
+        (true, false) => 0,
+    })
 }
 
-/// Turns an error with a slack table into a user error.
-pub(crate) fn unusable(path: &std::path::Path, why: impl std::fmt::Display) -> Problem {
-    let what = format!("--slack {}: {why}", path.display());
-    Problem::new(what, "name another file; one that is not there yet is made")
+fn perform(
+    args: &StoreArgs,
+    timing: &Timing,
+    plan: &Plan,
+    interrupt: &mut Interrupt,
+) -> anyhow::Result<Report> {
+    let sizing = sizing(args, plan)?;
+    if let Some(path) = timing.slack() {
+        file::check_output("--slack", path)?;
+    }
+    interrupt.orderly();
+    let table = table(args, timing)?;
+    let requests = requests(timing, plan);
+    let mut runs = Vec::new();
+    for is_scheduled in timing.runs().iter().copied() {
+        let setup = RunSetup { args, timing, plan, sizing: &sizing, table: &table };
+        let (served, learned) = setup.serve(&requests, is_scheduled, interrupt)?;
+        if let (Some(path), true) = (timing.slack(), is_scheduled) {
+            file::write("--slack", path, &learned.to_json())?;
+        }
+        runs.push(Run::new(is_scheduled, &requests, served));
+    }
+    Ok(Report::new(args, timing, plan, runs))
 }
 
-/// Parses `30us`, `1.5ms` or `2s`.
-fn time(text: &str) -> Result<Duration, String> {
-    let units = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
-    let found = units.iter().find_map(|(unit, seconds)| {
-        let number: f64 = text.trim().strip_suffix(unit)?.trim_end().parse().ok()?;
-        Duration::try_from_secs_f64(number * seconds).ok()
-    });
-    found.ok_or_else(|| format!("{text:?} is no time; write it as 30us, 1.5ms or 2s"))
+/// Returns the sizes for a plan.
+fn sizing(args: &StoreArgs, plan: &Plan) -> Result<Sizing, Problem> {
+    let sizing = Sizing::new(args, plan, replay::lba_bytes(args, None))?;
+    sizing.check_machine(args, false)?;
+    check_pool(args, plan, &sizing)?;
+    Ok(sizing)
 }
 
-fn layer_time(text: &str) -> Result<LayerTime, String> {
-    let times = text.split(',').map(time).collect::<Result<Vec<_>, _>>()?;
-    let [fixed, tokens, attended] = times[..] else {
-        return Err("expected three times, such as 30us,735us,473us".to_owned());
+/// Rejects a pool that cannot hold the longest request as a whole.
+fn check_pool(args: &StoreArgs, plan: &Plan, sizing: &Sizing) -> Result<(), Problem> {
+    if plan.longest() <= sizing.pool_blocks as usize {
+        return Ok(());
+    }
+    let (longest, has) = (plan.longest(), sizing.pool_blocks);
+    let bytes = Size(args.shape.block_bytes() * longest as u64);
+    Err(Problem::new(
+        format!("the longest request has {longest} blocks, and the KV pool {has}"),
+        format!("use --pool-blocks {longest} ({bytes}) or more, or --model mini"),
+    ))
+}
+
+/// Returns the table in the file, or an empty one.
+fn table(args: &StoreArgs, timing: &Timing) -> anyhow::Result<SlackTable> {
+    let drives = vec![DRIVE.to_owned(); args.devices.count() as usize];
+    let setting = timing::setting(args.shape.model, drives);
+    let new = || Ok(SlackTable::new(setting.clone(), timing.medium.costs()?));
+    let Some(path) = timing.slack() else { return new() };
+    match file::read_text(path, timing::TABLE_BYTES_MAX) {
+        Ok(text) => Ok(SlackTable::from_json(&text, &setting)
+            .map_err(|error| timing::unusable(path, error))?),
+        Err(error) if error.kind() == ErrorKind::NotFound => new(),
+        Err(error) => Err(timing::unusable(path, error).into()),
+    }
+}
+
+/// Returns the requests as the engine takes them: blocks have their keys in `plan`.
+fn requests(timing: &Timing, plan: &Plan) -> Vec<Request> {
+    let tokens = |tokens| u32::try_from(tokens).unwrap_or(u32::MAX).max(1);
+    let request = |number| {
+        let Times { arrival, input, output } = plan.times(number);
+        let (arrival, blocks) = (timing.arrival(arrival), Vec::new());
+        Request { arrival, input: tokens(input), output: tokens(output), blocks, leaves: None }
     };
-    if fixed.is_zero() && tokens.is_zero() {
-        return Err("a layer takes some time".to_owned());
+    (0..plan.requests()).map(request).collect()
+}
+
+/// Layer times: known ones, and others from the settings.
+#[derive(Debug)]
+struct LayerTable<'a> {
+    known: &'a SlackTable,
+    timing: &'a Timing,
+}
+
+impl LayerTimes for LayerTable<'_> {
+    fn layer(&self, step: StepShape) -> Option<Duration> {
+        Some(self.known.layer(step).unwrap_or_else(|| self.timing.layer(step)))
     }
-    Ok(LayerTime { fixed, tokens, attended })
 }
 
-fn medium(text: &str) -> Result<Medium, String> {
-    let parts: Vec<&str> = text.split(',').collect();
-    let [read, write, latency, mixed] = parts[..] else {
-        return Err("expected four values, such as 25900MB,9800MB,80us,0.4".to_owned());
-    };
-    let (read, write) = (size::parse(read)? as f64, size::parse(write)? as f64);
-    if read == 0.0 || write == 0.0 {
-        return Err("devices move more than 0 bytes a second".to_owned());
+/// Result of a run.
+struct Served {
+    report: ripieno_sim::Report,
+    tally: Tally,
+    is_interrupted: bool,
+}
+
+/// Setup shared by all runs.
+struct RunSetup<'a> {
+    args: &'a StoreArgs,
+    timing: &'a Timing,
+    plan: &'a Plan,
+    sizing: &'a Sizing,
+    table: &'a SlackTable,
+}
+
+impl RunSetup<'_> {
+    /// Serves all requests with a new store. Also returns the learned table.
+    fn serve(
+        &self,
+        requests: &[Request],
+        is_scheduled: bool,
+        interrupt: &mut Interrupt,
+    ) -> anyhow::Result<(Served, SlackTable)> {
+        let Self { args, timing, table, .. } = *self;
+        let progress = Progress::new(requests.len(), args.shows_progress());
+        let times = LayerTable { known: table, timing };
+        let setup = Setup {
+            // Of the model only the layers count, and of the GPU nothing: layer times are given.
+            model: Model { layers: args.shape.layers, ..LLAMA_3_8B },
+            gpu: H100,
+            layers: Some(&times),
+            kv_bytes: u64::MAX,
+            block_tokens: args.shape.block_tokens,
+            step_tokens: timing.step_tokens(),
+            requests_max: timing.batch(),
+        };
+        let mut is_interrupted = false;
+        let ((report, tally), learned) =
+            self.with_store(timing.config(is_scheduled), &progress, |tiers| {
+                let (report, tiers) = serve_over(&setup, tiers, requests, &mut || {
+                    is_interrupted |= interrupt.asked();
+                    !is_interrupted
+                })?;
+                progress.finish();
+                let tally = tiers.tally()?;
+                Ok((tiers, (report, tally)))
+            })?;
+        Ok((Served { report, tally, is_interrupted }, learned))
     }
-    let part = mixed.trim().parse().ok().filter(|part| (0.01..=2.0).contains(part));
-    let mixed = part.ok_or_else(|| format!("{mixed:?}: expected a number from 0.01 to 2"))?;
-    Ok(Medium { read, write, latency: time(latency)?, mixed })
-}
 
-/// Parses a percentage.
-pub(crate) fn percent(text: &str) -> Result<f64, String> {
-    let found = text.trim().parse().ok().filter(|percent| (1.0..=100.0).contains(percent));
-    found.ok_or_else(|| format!("{text:?}: expected a number from 1 to 100"))
-}
-
-fn factor(text: &str) -> Result<f64, String> {
-    let found = text.parse().ok().filter(|factor| (1e-6..=1e6).contains(factor));
-    found.ok_or_else(|| format!("{text:?}: expected a number from 0.000001 to 1000000"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_and_media_are_read() {
-        assert_eq!(time("30us"), Ok(Duration::from_micros(30)));
-        assert_eq!(time("1.5ms"), Ok(Duration::from_micros(1500)));
-        assert_eq!(time("2s"), Ok(Duration::from_secs(2)));
-        for text in ["", "30", "us", "-1ms", "30us,", "nans"] {
-            assert!(time(text).is_err(), "{text}");
+    /// Runs `act` with a new store and its whole pool. Also returns the learned table.
+    fn with_store<T>(
+        &self,
+        config: Config,
+        progress: &Progress,
+        act: impl FnOnce(StoreTiers<'_>) -> anyhow::Result<(StoreTiers<'_>, T)>,
+    ) -> anyhow::Result<(T, SlackTable)> {
+        let Self { args, timing, plan, sizing, table } = *self;
+        let sim = Sim { clock: SimClock::new(args.common.seed), dial: BandwidthDial::default() };
+        let clock: Arc<dyn Clock> = sim.clock.clone();
+        let build = Build { args, sizing, clock: &clock, gpu: None, keep: None, sim: Some(&sim) };
+        let (mut stack, mut pool) = Stack::build(build, None)?;
+        let from = stack.store().superblock().data_region().context("a store has data")?.first.0;
+        let lba_bytes = u64::from(replay::lba_bytes(args, None));
+        sim.dial.set(Some(timing.medium.each(args.devices.count(), from * lba_bytes)));
+        let scheduler = Scheduler::new(config, table.clone());
+        let mut store = PacedStore::new(stack.store().clone(), scheduler);
+        if config.is_slack_aware && args.common.dram > 0 {
+            // The link copies only after a request has its blocks, as part of its loads.
+            let link = Scheduler::new(config, table.clone());
+            store = store.with_lookahead(link, LookaheadConfig::default());
         }
-        let of = layer_time("30us,700us,400us").unwrap().of(StepShape::of([(1000, 9500)]));
-        assert_eq!(of.as_micros(), 1130);
-        assert!(layer_time("1us,1us").is_err() && layer_time("0us,0us,1us").is_err());
-        let found = medium("2GB,500MB,80us,0.4").unwrap();
-        assert_eq!((found.read, found.write, found.mixed), (2e9, 5e8, 0.4));
-        for text in ["2GB,500MB,80us", "0,1,1us,1", "1,1,1us,0", "x,1,1us,1", "1,1,1,1"] {
-            assert!(medium(text).is_err(), "{text}");
-        }
+        let free = pool.take(pool.blocks());
+        let shape = (args.shape.layers, args.shape.block_tokens);
+        let tiers = StoreTiers::new(plan, shape, &sim.clock, progress, (store, free));
+        let (tiers, result) = act(tiers)?;
+        sim.dial.set(None);
+        let learned = tiers.table();
+        drop(tiers);
+        stack.close()?;
+        Ok((result, learned))
     }
 }

@@ -16,11 +16,10 @@ use nvme_emu::{BandwidthDial, SimClock};
 use ripieno_stack::Drives;
 use serde::Serialize;
 
-use crate::config::{ReplayArgs, ReplayFlags};
+use crate::config::{ReplayFlags, StoreArgs};
 use crate::devices::Devices;
 use crate::file;
 use crate::interrupt::Interrupt;
-use crate::pace;
 use crate::plan::Plan;
 use crate::problem::{Interrupted, Problem, told};
 use crate::progress::Progress;
@@ -29,6 +28,7 @@ use crate::size::Size;
 use crate::sizing::Sizing;
 use crate::stack::{Build, Sim, Stack};
 use crate::table::{row, table};
+use crate::timing::{self, Medium};
 use crate::trace::Request;
 use crate::{drives, terminal};
 
@@ -43,30 +43,36 @@ const BATCH_BYTES_MAX: u64 = 32 << 20;
 /// Flags of `ripieno profile`.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileFlags {
-    /// Slack table to write: a new one, or one of the same setting, whose layer times are kept
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    /// Slack table to write; layer times of one for the same setting are kept
+    #[arg(long, value_name = "FILE", help_heading = "Profile")]
     out: Option<PathBuf>,
 
     /// GPU that the table is for
-    #[arg(long, value_name = "NAME", default_value = pace::GPU, help_heading = "Output",
+    #[arg(long, value_name = "NAME", default_value = timing::GPU, help_heading = "Profile",
         conflicts_with = "layer_times")]
     for_gpu: String,
 
     /// Engine that the table is for, with its version
-    #[arg(long, value_name = "NAME", default_value = pace::ENGINE, help_heading = "Output",
+    #[arg(long, value_name = "NAME", default_value = timing::ENGINE, help_heading = "Profile",
         conflicts_with = "layer_times")]
     for_engine: String,
 
-    /// Files of layer times, from an engine that serves (layer_times of the vLLM connector) or from
-    /// python -m ripieno.vllm.profile. They name the model, the GPU and the engine. Devices are
-    /// then measured only if flags select them (--device, --devices, --media, --pace); otherwise
-    /// --out keeps its drives' costs
-    #[arg(long, value_name = "FILE", value_delimiter = ',', help_heading = "Layers")]
+    /// Layer times of an engine; devices are then measured only if named
+    #[arg(long, value_name = "FILE", value_delimiter = ',', help_heading = "Profile")]
     layer_times: Vec<PathBuf>,
 
     /// Slack table, or file of layer times, to compare with --layer-times
-    #[arg(long, value_name = "FILE", requires = "layer_times", help_heading = "Layers")]
+    #[arg(long, value_name = "FILE", requires = "layer_times", help_heading = "Profile")]
     against: Option<PathBuf>,
+
+    /// Measure software controllers at the speed of drives, in virtual time
+    #[arg(long, help_heading = "Profile")]
+    pace: bool,
+
+    /// Read and write bandwidth, latency, mixing factor [default: as for pace]
+    #[arg(long, value_name = "R,W,TIME,PART", value_parser = timing::medium, requires = "pace",
+        help_heading = "Profile")]
+    medium: Option<Medium>,
 
     #[command(flatten)]
     pub(crate) replay: ReplayFlags,
@@ -118,9 +124,9 @@ pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
         (Some(path), Some(steps)) => Some((&**path, layers::against(path, steps)?)),
         _ => None,
     };
-    let args = ReplayArgs::check(flags.replay.clone())?;
+    let args = StoreArgs::check(flags.replay.clone(), flags.pace)?;
     let (mut table, devices) = match &steps {
-        Some(steps) if !flags.replay.names_devices() => match &flags.out {
+        Some(steps) if !(flags.pace || flags.replay.names_devices()) => match &flags.out {
             Some(path) => (known_costs(path, steps)?, None),
             None => (layers::empty(steps.setting(Vec::new())), None),
         },
@@ -137,13 +143,13 @@ pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
             if let Some(path) = flags.out.as_deref().filter(|path| path.exists()) {
                 check_table(path, setting)?;
             }
-            let (found, drives) = perform(&args, &mut interrupt)?;
+            let (found, drives) = perform(&args, flags.medium, &mut interrupt)?;
             let Some(found) = found else {
                 return Err(Interrupted(interrupt.exit_code()).into());
             };
             let costs = costs(&found).context("the measured times make no curve")?;
             let Found { read, write, mix } = found;
-            let (simulated, mixed) = (args.pace.is_some(), costs.mixed);
+            let (simulated, mixed) = (args.is_virtual, costs.mixed);
             let object_bytes = args.shape.kv().object_bytes;
             let table = slack_table(flags.out.as_deref(), setting(drives), costs)?;
             (table, Some(Batches { simulated, object_bytes, read, write, mix, mixed }))
@@ -162,24 +168,23 @@ pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
         layers: steps.map(|steps| steps.report(against.as_ref().map(|(path, of)| (*path, of)))),
         out: flags.out.clone(),
     };
-    let is_json = args.flags.json;
+    let is_json = args.common.json;
     terminal::print(if is_json { serde_json::to_string(&report)? } else { report.text() })?;
     Ok(0)
 }
 
 /// Rejects flags that apply only to requests.
 fn check(flags: &ReplayFlags) -> Result<(), Problem> {
+    let ReplayFlags { common, devices } = flags;
     let given = [
-        ("--trace", flags.trace.is_some()),
-        ("--requests", flags.requests.is_some()),
-        ("--keep", flags.keep),
-        ("--capacity", flags.capacity.is_some()),
-        ("--slack", flags.pace.slack.is_some()),
-        ("--layers", flags.pace.layers.is_some()),
+        ("--trace", common.trace.is_some()),
+        ("--requests", common.requests.is_some()),
+        ("--keep", devices.keep),
+        ("--capacity", common.capacity.is_some()),
     ];
     match given.iter().find(|(_, is_given)| *is_given) {
         Some((flag, _)) => Err(Problem::new(
-            format!("{flag}: ripieno profile plays no requests, and keeps nothing"),
+            format!("{flag}: ripieno profile serves no requests, and keeps nothing"),
             "leave it out; --out names the table that is written",
         )),
         None => Ok(()),
@@ -188,7 +193,8 @@ fn check(flags: &ReplayFlags) -> Result<(), Problem> {
 
 /// Rejects a file that cannot take the measured table, whatever the drives' names.
 fn check_table(path: &Path, setting: impl Fn(Vec<String>) -> Setting) -> Result<(), Problem> {
-    let text = file::read_text(path, pace::TABLE_BYTES_MAX).map_err(|error| unfit(path, error))?;
+    let text =
+        file::read_text(path, timing::TABLE_BYTES_MAX).map_err(|error| unfit(path, error))?;
     let there = SlackTable::parse(&text).map_err(|error| unfit(path, error))?;
     let wanted = setting(there.setting().drives.clone());
     SlackTable::from_json(&text, &wanted).map(drop).map_err(|error| unfit(path, error))
@@ -202,7 +208,8 @@ fn slack_table(
 ) -> Result<SlackTable, Problem> {
     let there = path.filter(|path| path.exists());
     let Some(path) = there else { return Ok(SlackTable::new(setting, costs)) };
-    let text = file::read_text(path, pace::TABLE_BYTES_MAX).map_err(|error| unfit(path, error))?;
+    let text =
+        file::read_text(path, timing::TABLE_BYTES_MAX).map_err(|error| unfit(path, error))?;
     let mut table = SlackTable::from_json(&text, &setting).map_err(|error| unfit(path, error))?;
     table.costs = costs;
     Ok(table)
@@ -210,7 +217,7 @@ fn slack_table(
 
 /// Returns the file's table for layer times of `steps`; its costs are kept.
 fn known_costs(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
-    let text = file::read_text(path, pace::TABLE_BYTES_MAX).map_err(|error| {
+    let text = file::read_text(path, timing::TABLE_BYTES_MAX).map_err(|error| {
         let what = format!("--out {}: {error}, and no device is named", path.display());
         Problem::new(what, "name devices to measure (--device), or a table that has them")
     })?;
@@ -250,12 +257,13 @@ fn costs(found: &Found) -> anyhow::Result<IoCosts> {
 
 /// Measures; `None` if interrupted. Also returns the drives' models.
 fn perform(
-    args: &ReplayArgs,
+    args: &StoreArgs,
+    medium: Option<Medium>,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<(Option<Found>, Vec<String>)> {
     let gpu = args.executor().gpu().map_err(told)?;
     let dial = BandwidthDial::default();
-    let sim = args.pace.is_some().then(|| Sim { clock: SimClock::new(args.flags.seed), dial });
+    let sim = args.is_virtual.then(|| Sim { clock: SimClock::new(args.common.seed), dial });
     let clock: Arc<dyn Clock> = match &sim {
         Some(sim) => sim.clock.clone(),
         None => Arc::new(MonotonicClock::default()),
@@ -304,12 +312,13 @@ fn perform(
         done: 0,
     };
     measure.prepare()?;
-    if let (Some(sim), Some(pace)) = (&sim, &args.pace) {
+    if let Some(sim) = &sim {
         let from = stack.store().superblock().data_region().context("a store has data")?.first.0;
         let from = from * u64::from(lba_bytes);
-        sim.dial.set(Some(pace.medium.each(args.devices.count(), from)));
+        let medium = Medium::or_scaled(medium, args.scale);
+        sim.dial.set(Some(medium.each(args.devices.count(), from)));
     }
-    let in_flight = u32::from(args.flags.queues) * args.flags.depth * args.devices.count();
+    let in_flight = u32::from(args.common.queues) * args.common.depth * args.devices.count();
     let measured = measure.all(in_flight);
     drop(measure);
     progress.finish();
@@ -321,15 +330,15 @@ fn perform(
 }
 
 /// Returns the blocks of the largest batch: a quarter of the pool.
-fn batch_max(args: &ReplayArgs) -> u32 {
+fn batch_max(args: &StoreArgs) -> u32 {
     let layer_bytes = u64::from(args.shape.segments) * u64::from(args.shape.object_bytes);
     let default = (256 << 20) / args.shape.block_bytes() / 4;
-    let pool = args.flags.pool_blocks.map_or(default, |blocks| u64::from(blocks / 4));
+    let pool = args.common.pool_blocks.map_or(default, |blocks| u64::from(blocks / 4));
     (BATCH_BYTES_MAX / layer_bytes).min(pool).clamp(1, 1 << 20) as u32
 }
 
 /// Returns a plan with one request of `blocks` blocks.
-fn plan(args: &ReplayArgs, blocks: u64) -> Plan {
+fn plan(args: &StoreArgs, blocks: u64) -> Plan {
     let hash_ids = (0..blocks.div_ceil(u64::from(args.shape.subs()))).collect();
     let (arrival, input_tokens, output_tokens) = (Duration::ZERO, 0, 0);
     let request = Request { arrival, input_tokens, output_tokens, hash_ids };

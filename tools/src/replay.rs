@@ -2,7 +2,6 @@
 
 mod engine;
 mod flight;
-mod pace;
 mod rate;
 mod report;
 mod verify;
@@ -14,7 +13,7 @@ use nvme_driver::{Clock, MonotonicClock};
 use objstore::BlockKey;
 use ripieno_stack::{Drives, Gpu, Placement};
 
-use crate::config::{self, ReplayArgs, Verify};
+use crate::config::{self, StoreArgs, Verify};
 use crate::devices::Devices;
 use crate::drives;
 use crate::gpu::{self, GpuReport};
@@ -37,7 +36,7 @@ use verify::Sampler;
 /// Default number of requests of the synthetic workload.
 const SYNTHETIC_REQUESTS: usize = 4000;
 /// Limit of the default workload's size in bytes.
-const SYNTHETIC_BYTES: u64 = 2 << 30;
+const SYNTHETIC_BYTES: u64 = 1 << 30;
 
 /// Measurements and counters after the last request.
 struct Outcome {
@@ -60,19 +59,13 @@ struct Setting {
 ///
 /// # Errors
 /// Returns a [`crate::problem::Problem`] for bad input, and an error if the stack fails.
-pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<u8> {
+pub(crate) fn run(args: &StoreArgs) -> anyhow::Result<u8> {
     // Both come before any other thread starts: threads read the environment, and inherit the
     // signal mask.
     if args.gpu.is_some() {
         gpu::set_environment();
     }
     let mut interrupt = Interrupt::listen()?;
-    if let Some(pace) = &args.pace {
-        if let Some(rates) = pace.hit_rates() {
-            return pace::sweep::run(args, pace, rates, &mut interrupt);
-        }
-        return pace::run(args, pace, &plan(args)?, &mut interrupt);
-    }
     let gpu = args.executor().gpu().map_err(told)?;
     let (report, closed) = perform(args, gpu.as_ref(), &mut interrupt).map_err(|error| {
         match error.downcast_ref::<NoRoute>() {
@@ -80,7 +73,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<u8> {
             None => error,
         }
     })?;
-    report.print(args.flags.json)?;
+    report.print(args.common.json)?;
     closed?;
     Ok(match (report.is_clean(), report.interrupted) {
         (false, _) => EXIT_FAILED,
@@ -93,7 +86,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<u8> {
 ///
 /// # Errors
 /// Same as [`run`].
-pub(crate) fn trial(args: &ReplayArgs, gpu: Option<&Arc<Gpu>>) -> anyhow::Result<Report> {
+pub(crate) fn trial(args: &StoreArgs, gpu: Option<&Arc<Gpu>>) -> anyhow::Result<Report> {
     let (report, closed) = perform(args, gpu, &mut Interrupt::never())?;
     closed?;
     Ok(report)
@@ -101,7 +94,7 @@ pub(crate) fn trial(args: &ReplayArgs, gpu: Option<&Arc<Gpu>>) -> anyhow::Result
 
 /// Returns the report, and the result of shutting the devices down.
 fn perform(
-    args: &ReplayArgs,
+    args: &StoreArgs,
     gpu: Option<&Arc<Gpu>>,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<(Report, anyhow::Result<()>)> {
@@ -146,7 +139,7 @@ struct Limits {
 }
 
 impl Limits {
-    fn of(args: &ReplayArgs, drives: Option<&Drives>) -> Self {
+    fn of(args: &StoreArgs, drives: Option<&Drives>) -> Self {
         match (&args.devices, drives) {
             (_, Some(drives)) => {
                 Self { lba_bytes: drives.lba_bytes(), mdts_bytes: drives.mdts_bytes() }
@@ -160,20 +153,23 @@ impl Limits {
 }
 
 /// Returns the LBA size of the devices in bytes.
-pub(crate) fn lba_bytes(args: &ReplayArgs, drives: Option<&Drives>) -> u32 {
+pub(crate) fn lba_bytes(args: &StoreArgs, drives: Option<&Drives>) -> u32 {
     Limits::of(args, drives).lba_bytes
 }
 
-fn open_drives(args: &ReplayArgs, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Drives>> {
+fn open_drives(args: &StoreArgs, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Drives>> {
     let Devices::Vfio(addresses) = &args.devices else { return Ok(None) };
     let options = args.controller_options();
     Drives::open(addresses, args.flags.memory, clock, &options).map(Some).map_err(told)
 }
 
 /// Returns the blocks of all requests; for the default synthetic workload, as many as fit.
-fn plan(args: &ReplayArgs) -> Result<Plan, Problem> {
-    let requests = args.flags.requests;
-    if let Some(path) = &args.flags.trace {
+///
+/// # Errors
+/// Returns a [`Problem`] for a trace that cannot be read, and if there is not enough memory.
+pub(crate) fn plan(args: &StoreArgs) -> Result<Plan, Problem> {
+    let requests = args.common.requests;
+    if let Some(path) = &args.common.trace {
         let requests = trace::read(path, requests)?;
         return Ok(Plan::new(requests.into_iter(), &args.shape, None));
     }
@@ -187,13 +183,13 @@ fn plan(args: &ReplayArgs) -> Result<Plan, Problem> {
     let blocks = synthetic::BLOCKS_MEAN * u64::from(args.shape.subs());
     let keys = (count as u64).saturating_mul(blocks * size_of::<BlockKey>() as u64);
     sizing::fits(keys, &format!("for the keys of {count} requests"))?;
-    let requests_of_workload = synthetic::requests(args.flags.seed, count);
+    let requests_of_workload = synthetic::requests(args.common.seed, count);
     Ok(Plan::new(requests_of_workload, &args.shape, requests.is_none().then_some(most)))
 }
 
 /// Prints notes before the replay starts.
-fn notes(args: &ReplayArgs, plan: &Plan, sizing: &Sizing, opening: Opening) {
-    if args.flags.quiet {
+fn notes(args: &StoreArgs, plan: &Plan, sizing: &Sizing, opening: Opening) {
+    if args.common.quiet {
         return;
     }
     if args.flags.keep {
@@ -215,14 +211,14 @@ fn notes(args: &ReplayArgs, plan: &Plan, sizing: &Sizing, opening: Opening) {
             plan.requests()
         ));
     }
-    if args.flags.requests.is_some_and(|asked| asked > plan.requests()) {
+    if args.common.requests.is_some_and(|asked| asked > plan.requests()) {
         say(format_args!("note: the trace has only {} requests", plan.requests()));
     }
 }
 
 /// Prints why better routes are not taken.
-fn route_notes(args: &ReplayArgs, placement: &Placement) {
-    if args.flags.quiet {
+fn route_notes(args: &StoreArgs, placement: &Placement) {
+    if args.common.quiet {
         return;
     }
     for not in &placement.not_taken {
@@ -234,19 +230,19 @@ fn route_notes(args: &ReplayArgs, placement: &Placement) {
 }
 
 fn drive(
-    args: &ReplayArgs,
+    args: &StoreArgs,
     plan: &Plan,
     stack: &mut Stack,
     pool: Pool,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<Outcome> {
-    let memcpy_gib_s = rate::memcpy_gib_s(&args.shape, args.flags.seed);
+    let memcpy_gib_s = rate::memcpy_gib_s(&args.shape, args.common.seed);
     let progress = Progress::new(plan.requests(), args.shows_progress());
     let mut engine = Engine {
         store: stack.store(),
         pool,
         shape: args.shape,
-        sampler: Sampler::new(args.flags.verify, args.flags.seed, args.shape.object_bytes),
+        sampler: Sampler::new(args.flags.verify, args.common.seed, args.shape.object_bytes),
         interrupt,
         tally: Tally::default(),
     };
@@ -271,7 +267,7 @@ fn drive(
 }
 
 fn report(
-    args: &ReplayArgs,
+    args: &StoreArgs,
     plan: &Plan,
     sizing: &Sizing,
     Setting { limits, placement, opening, gpu }: Setting,
@@ -293,18 +289,18 @@ fn report(
         routes_not_taken: placement.not_taken.iter().map(RouteNotTaken::new).collect(),
         lba_bytes: limits.lba_bytes,
         mdts_bytes: limits.mdts_bytes,
-        queues_per_device: args.flags.queues,
-        queue_depth: args.flags.depth,
+        queues_per_device: args.common.queues,
+        queue_depth: args.common.depth,
         coalesce_bytes: args.coalesce(),
-        descriptors: config::name(args.flags.descriptors),
+        descriptors: config::name(args.common.descriptors),
         model: args.shape.model,
         layers: args.shape.layers,
         segments: args.shape.segments,
         block_tokens: args.shape.block_tokens,
         object_bytes: args.shape.object_bytes,
         pool_blocks: sizing.pool_blocks,
-        trace: args.flags.trace.as_ref().map(|path| path.display().to_string()),
-        seed: args.flags.seed,
+        trace: args.common.trace.as_ref().map(|path| path.display().to_string()),
+        seed: args.common.seed,
         requests: tally.requests,
         requests_planned: plan.requests() as u64,
         trace_blocks: tally.trace_blocks,
@@ -332,7 +328,7 @@ fn report(
         final_check_bytes: tally.final_check.bytes(),
         io_errors: tally.io_errors,
         recoveries: stats.recoveries,
-        dram: Dram::new(args.flags.dram, &stats.dram),
+        dram: Dram::new(args.common.dram, &stats.dram),
         retrieve_gib_s: tally.retrieve.gib_s(),
         store_gib_s: tally.store.gib_s(),
         memcpy_gib_s,

@@ -2,7 +2,7 @@
 
 use objstore::{Format, Store, StoreId};
 
-use crate::config::ReplayArgs;
+use crate::config::StoreArgs;
 use crate::devices::MediaChoice;
 use crate::machine;
 use crate::model::Shape;
@@ -47,12 +47,12 @@ impl Sizing {
     ///
     /// # Errors
     /// Returns a [`Problem`] if no file fits, or if there are more than the layout can number.
-    pub(crate) fn new(args: &ReplayArgs, plan: &Plan, lba_bytes: u32) -> Result<Self, Problem> {
+    pub(crate) fn new(args: &StoreArgs, plan: &Plan, lba_bytes: u32) -> Result<Self, Problem> {
         let file_bytes = args.shape.file_bytes(lba_bytes);
         let needed = plan.distinct().max(1);
-        let files = args.flags.capacity.map_or(needed, |bytes| bytes / file_bytes);
+        let files = args.common.capacity.map_or(needed, |bytes| bytes / file_bytes);
         if files == 0 {
-            let asked = args.flags.capacity.unwrap_or(0);
+            let asked = args.common.capacity.unwrap_or(0);
             return Err(Problem::new(
                 format!(
                     "--capacity {asked} bytes: one block of model {} in {} layers needs \
@@ -90,7 +90,7 @@ impl Sizing {
             file_bytes,
             device_bytes,
             needed_bytes: plan.distinct() * file_bytes,
-            pool_blocks: args.flags.pool_blocks.unwrap_or_else(|| pool_blocks(&args.shape, plan)),
+            pool_blocks: args.common.pool_blocks.unwrap_or_else(|| pool_blocks(&args.shape, plan)),
             filled: u64::from(files).min(plan.distinct()),
         })
     }
@@ -100,7 +100,12 @@ impl Sizing {
         u64::from(self.files) * self.file_bytes
     }
 
-    fn pool_bytes(&self, args: &ReplayArgs) -> u64 {
+    /// Returns true if the workload fills the whole store.
+    pub(crate) fn is_filled(&self) -> bool {
+        self.filled == u64::from(self.files)
+    }
+
+    fn pool_bytes(&self, args: &StoreArgs) -> u64 {
         args.shape.block_bytes() * u64::from(self.pool_blocks)
     }
 
@@ -109,7 +114,7 @@ impl Sizing {
     ///
     /// # Errors
     /// Returns a [`Problem`] if there is less than the replay will fill.
-    pub(crate) fn check_machine(&self, args: &ReplayArgs, found: bool) -> Result<(), Problem> {
+    pub(crate) fn check_machine(&self, args: &StoreArgs, found: bool) -> Result<(), Problem> {
         let data = self.filled * self.file_bytes;
         let tables = u64::from(self.files) * FILE_TABLE_BYTES + OTHER_BYTES;
         // With a GPU the location of the pool is not yet known.
@@ -117,7 +122,7 @@ impl Sizing {
             None => self.pool_bytes(args),
             Some(_) => 0,
         };
-        let dram = args.flags.dram;
+        let dram = args.common.dram;
         let mut memory = pool.saturating_add(tables).saturating_add(dram);
         let mut parts = vec![
             format!("{} in the KV pool", Size(pool)),
@@ -154,7 +159,7 @@ impl Sizing {
     ///
     /// # Errors
     /// Returns a [`Problem`] if there is too little.
-    pub(crate) fn check_pool(&self, args: &ReplayArgs) -> Result<(), Problem> {
+    pub(crate) fn check_pool(&self, args: &StoreArgs) -> Result<(), Problem> {
         fits(self.pool_bytes(args), "all of it in the KV pool")
     }
 }
@@ -186,17 +191,17 @@ mod tests {
     use super::*;
     use crate::synthetic;
 
-    fn args(line: &str) -> ReplayArgs {
-        ReplayArgs::from_line(line).unwrap()
+    fn args(line: &str) -> StoreArgs {
+        StoreArgs::from_line(line).unwrap()
     }
 
-    fn plan(args: &ReplayArgs, requests: usize) -> Plan {
+    fn plan(args: &StoreArgs, requests: usize) -> Plan {
         Plan::new(synthetic::requests(1, requests), &args.shape, None)
     }
 
     #[test]
     fn the_default_is_what_the_workload_needs() {
-        let args = args("");
+        let args = args("--model tiny");
         let plan = plan(&args, 1000);
         let sizing = Sizing::new(&args, &plan, 512).unwrap();
         assert_eq!(u64::from(sizing.files), plan.distinct());
@@ -212,7 +217,7 @@ mod tests {
 
     #[test]
     fn objects_are_padded_on_the_device() {
-        let args = args("--lba 4096 --capacity 1MiB --devices 3");
+        let args = args("--model tiny --lba 4096 --capacity 1MiB --devices 3");
         let sizing = Sizing::new(&args, &plan(&args, 10), 4096).unwrap();
         assert_eq!((sizing.file_bytes, sizing.files), (4 * 4096, 64));
         assert_eq!(sizing.group % 3, 0);

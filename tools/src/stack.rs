@@ -16,7 +16,7 @@ use ripieno_stack::{
     StackError, by_first_route,
 };
 
-use crate::config::ReplayArgs;
+use crate::config::StoreArgs;
 use crate::devices::{Devices, MediaChoice};
 use crate::keep::Keep;
 use crate::media;
@@ -37,7 +37,7 @@ pub(crate) struct Stack {
 /// Inputs of a stack.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Build<'a> {
-    pub(crate) args: &'a ReplayArgs,
+    pub(crate) args: &'a StoreArgs,
     pub(crate) sizing: &'a Sizing,
     pub(crate) clock: &'a Arc<dyn Clock>,
     pub(crate) gpu: Option<&'a Arc<Gpu>>,
@@ -145,7 +145,7 @@ impl Stack {
 }
 
 /// Returns the layers of a request in flight at a time: each needs its own staging buffer.
-fn layers_ahead(args: &ReplayArgs) -> u32 {
+fn layers_ahead(args: &StoreArgs) -> u32 {
     args.shape.layers.min(LAYERS_AHEAD as u32)
 }
 
@@ -184,7 +184,7 @@ impl Build<'_> {
             }
         };
         let mut fleet = fleet.map_err(told)?;
-        fleet.outfit(args.flags.queues, args.flags.depth, gpu).map_err(told)?;
+        fleet.outfit(args.common.queues, args.common.depth, gpu).map_err(told)?;
         Ok(fleet)
     }
 
@@ -202,7 +202,7 @@ impl Build<'_> {
             capacity_bytes: Some(sizing.capacity_bytes()),
             group: Some(sizing.group),
             // A CPU reads another function's memory far too slowly.
-            checksums: !args.flags.no_checksums && args.flags.memory == MemoryPlace::Host,
+            checksums: !args.common.no_checksums && args.flags.memory == MemoryPlace::Host,
             // Homes and drives were checked when they were claimed.
             overwrite: Overwrite::Anything,
             ..Format::new(StoreId(OsRng.unwrap_err().random()), args.shape.kv())
@@ -215,12 +215,12 @@ impl Build<'_> {
             pool,
             gpu: gpu.map(|gpu| gpu.for_store()),
             options: StoreOptions {
-                queues_per_device: args.flags.queues,
-                queue_depth: args.flags.depth,
+                queues_per_device: args.common.queues,
+                queue_depth: args.common.depth,
                 run_bytes: args.coalesce(),
                 staging_buffers: layers_ahead(args),
-                dram_bytes: args.flags.dram,
-                dram_mode: args.flags.dram_mode,
+                dram_bytes: args.common.dram,
+                dram_mode: args.common.dram_mode,
                 sms: args.gpu.map_or(1, |gpu| gpu.io_sms),
                 // Files keep their disk space.
                 deallocate: !matches!(args.devices.media(), Some(MediaChoice::File(_))),
@@ -246,7 +246,7 @@ impl Build<'_> {
         };
         let opening = Opening { how, files: store.stats()?.files_stored, ms };
         let placement = Placement { route, queues, pool: place, not_taken: Vec::new() };
-        let pool = Pool::new(hand, args.shape, sizing.pool_blocks, args.flags.seed);
+        let pool = Pool::new(hand, args.shape, sizing.pool_blocks, args.common.seed);
         Ok((Stack { store, below, placement, opening }, pool))
     }
 

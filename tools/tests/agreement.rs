@@ -93,7 +93,7 @@ fn engine_layers() -> SlackTable {
 fn replay(requests: &[Request], layers: &[String]) -> [Value; 2] {
     let file = trace(requests);
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
-    command.args(["replay", "--pace", "--model", "mini", "--json", "--trace"]).arg(file.path());
+    command.args(["pace", "--json", "--trace"]).arg(file.path());
     command.args(layers);
     let output = command.output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();

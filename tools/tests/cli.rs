@@ -15,6 +15,10 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 fn ripieno(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
     command.arg("replay").args(line.split_whitespace()).env_remove("RUST_LOG");
+    // The objects of the default model are large.
+    if !line.contains("--model") && !line.contains("help") {
+        command.args(["--model", "tiny"]);
+    }
     command
 }
 
@@ -109,6 +113,18 @@ fn help_states_units_examples_and_exit_codes() {
 }
 
 #[test]
+fn every_help_fits_two_screens() {
+    let all =
+        ["replay", "pace", "profile", "sim", "sim plan", "format", "inspect", "fsck", "scrub"];
+    for name in all.into_iter().chain(["identify", "doctor"]) {
+        let words: Vec<&str> = name.split(' ').chain(["--help"]).collect();
+        let out = text(&command(&words).stdout);
+        assert!(out.lines().count() <= 100, "{name}: {} lines", out.lines().count());
+        assert!(out.lines().all(|line| line.chars().count() <= 100), "{name}: {out}");
+    }
+}
+
+#[test]
 fn what_is_in_dram_is_not_read_from_the_devices() {
     let line = "--requests 300 --verify full --seed 3";
     let (without, with) = (report(line), report(&format!("{line} --dram 64MiB")));
@@ -159,7 +175,6 @@ fn bad_flags_are_refused() {
         ("--dram -1", "such as 64MiB"),
         ("--requests 1k", "without a unit"),
         ("--requests -3", "without a unit"),
-        ("--pace --speed -1", "from 0.000001"),
         ("--dram 1MiB --dram-mode back", "write-through, read-ahead"),
         ("--dram-mode read-ahead", "--dram <SIZE>"),
         ("--seed=-3", "0 or more"),
@@ -192,7 +207,7 @@ fn limits_of_the_process_are_refused_and_named() {
     ] {
         // The tests may have inherited open files. `-n 4` allows one besides the standard ones: 3,
         // which is closed here.
-        let replay = "exec \"$0\" replay --lba 4096 --requests 20";
+        let replay = "exec \"$0\" replay --model tiny --lba 4096 --requests 20";
         let line = format!("exec 3>&-; ulimit {limit}; {replay} {flags}");
         let mut shell = Command::new("sh");
         shell.args(["-c", &line, env!("CARGO_BIN_EXE_ripieno")]).env_remove("RUST_LOG");
@@ -417,7 +432,8 @@ fn ctrl_c_ends_the_reading_of_a_trace() {
     drop(writer);
 }
 
-const LONG: &str = "--requests 200000 --capacity 8MiB --queues 1 --depth 2 --coalesce off --json";
+const LONG: &str =
+    "--model tiny --requests 200000 --capacity 8MiB --queues 1 --depth 2 --coalesce off --json";
 
 /// Runs `program` and sends it a signal after its first note, once it handles signals.
 fn interrupted(program: &mut Command, signal: Signal) -> Output {
@@ -442,7 +458,14 @@ fn each_signal_is_reported_with_its_exit_code() {
     }
     // Under nohup, SIGHUP stays ignored.
     let mut nohup = Command::new("nohup");
-    nohup.arg(env!("CARGO_BIN_EXE_ripieno")).args(["replay", "--requests", "100", "--json"]);
+    nohup.arg(env!("CARGO_BIN_EXE_ripieno")).args([
+        "replay",
+        "--model",
+        "tiny",
+        "--requests",
+        "100",
+        "--json",
+    ]);
     let output = interrupted(&mut nohup, Signal::HUP);
     assert_eq!(output.status.code(), Some(0));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -519,7 +542,7 @@ fn an_error_is_an_object_with_json() {
         ("replay --json --capacity lots", 2, "usage", "invalid value 'lots' for '--capacity"),
         ("replay --json --no-such-flag", 2, "usage", "unexpected argument '--no-such-flag'"),
         ("sim no-such-scenario --json", 2, "usage", "no such scenario"),
-        ("profile --json --trace x", 2, "usage", "plays no requests"),
+        ("profile --json --trace x", 2, "usage", "serves no requests"),
         ("inspect --json --media file:/tmp/no/such", 2, "usage", "cannot be made"),
         ("fsck --json", 2, "usage", "required"),
     ] {
@@ -538,8 +561,8 @@ fn an_error_is_an_object_with_json() {
 #[test]
 fn a_reader_that_goes_away_changes_no_exit_code() {
     for (words, code) in [
-        ("replay --requests 5", 0),
-        ("replay --requests 5 --json", 0),
+        ("replay --model tiny --requests 5", 0),
+        ("replay --model tiny --requests 5 --json", 0),
         ("sim", 0),
         ("identify", 0),
         ("--help", 0),

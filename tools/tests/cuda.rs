@@ -9,6 +9,9 @@ use serde_json::{Value, json};
 fn run(level: Level, variables: &[(&str, &str)], line: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
     command.args(line.split_whitespace()).env_remove("RUST_LOG");
+    if line.starts_with("replay") && !line.contains("--model") {
+        command.args(["--model", "tiny"]);
+    }
     command.env("LD_LIBRARY_PATH", cuda_mock::folder(level)).envs(variables.iter().copied());
     command.output().unwrap()
 }

@@ -32,7 +32,8 @@ fn is_whole(place: &Place) {
 fn one_process_has_a_home_and_the_others_are_told_who() {
     let place = Place::new();
     stored(&place);
-    let mut command = place.command("replay --keep --lba 4096 --verify full --requests 100000");
+    let mut command =
+        place.command("replay --model tiny --keep --lba 4096 --verify full --requests 100000");
     let command = command.env("RUST_LOG", "ripieno::replay=debug").stdout(Stdio::null());
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));

@@ -22,15 +22,14 @@ const RSS_BYTES_MAX: u64 = 512 << 20;
 const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("replay", "trace", "--trace @"),
     ("replay", "media", "--media file:@"),
-    ("replay", "layers", "--pace --model mini --layers @"),
-    ("replay", "slack", "--pace --model mini --slack @"),
+    ("pace", "trace", "--trace @"),
+    ("pace", "layers", "--layers @"),
+    ("pace", "slack", "--slack @"),
     ("profile", "out", "--pace --model mini --out @"),
     ("profile", "layer_times", "--layer-times @"),
     ("profile", "against", "--layer-times = --against @"),
     ("profile", "trace", "--trace @"),
     ("profile", "media", "--media file:@"),
-    ("profile", "layers", "--pace --layers @"),
-    ("profile", "slack", "--pace --slack @"),
     ("format", "media", "--media file:@ --capacity 16MiB"),
     ("format", "block", "--media file:+ --block @"),
     ("format", "undo_file", "--media file:% --overwrite store --undo-file @"),
@@ -176,7 +175,7 @@ fn files_for_results_are_checked_before_anything_else() {
         ("profile --device vfio:ffff:ff:1f.7 --out /no/such/x", "--out /no/such/x: it cannot be"),
         ("sim /no/such.jsonl --html /no/such/x", "--html /no/such/x: it cannot be"),
         ("sim plan /no/such.jsonl --html /no/such/x", "--html /no/such/x: it cannot be"),
-        ("replay --pace --model mini --slack /no/such/x", "--slack /no/such/x: it cannot be"),
+        ("pace --slack /no/such/x", "--slack /no/such/x: it cannot be"),
     ] {
         let error = refused(line);
         assert!(error.contains(wanted) && error.contains("\n hint: "), "{line}: {error}");
@@ -195,7 +194,7 @@ fn files_for_results_are_checked_before_anything_else() {
 #[test]
 fn a_trace_comes_from_a_pipe_and_a_compressed_one_is_told_how() {
     let request = r#"{"timestamp":1,"input_length":512,"output_length":1,"hash_ids":[1]}"#;
-    for line in ["replay --trace - --json", "sim - --json", "sim plan - --json"] {
+    for line in ["replay --model tiny --trace - --json", "sim - --json", "sim plan - --json"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
         command.args(line.split_whitespace()).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();

@@ -23,6 +23,9 @@ fn place() -> TempDir {
 fn ripieno(dir: &Path, line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
     command.args(["replay", "--keep", "--media"]).arg(format!("file:{}", dir.display()));
+    if !line.contains("--model") {
+        command.args(["--model", "tiny"]);
+    }
     command.args(line.split_whitespace()).env_remove("RUST_LOG");
     command
 }

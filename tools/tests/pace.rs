@@ -1,4 +1,4 @@
-//! `ripieno replay --pace`, as a user or a script runs it.
+//! `ripieno pace`, as a user or a script runs it.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 fn run(line: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
-    command.args(["replay", "--pace"]).args(line.split_whitespace()).env_remove("RUST_LOG");
+    command.arg("pace").args(line.split_whitespace()).env_remove("RUST_LOG");
     command.output().unwrap()
 }
 
@@ -187,12 +187,13 @@ fn what_was_learned_is_kept_for_the_same_setting() {
 #[test]
 fn what_has_no_virtual_time_is_refused() {
     for (line, wanted) in [
-        ("--device vfio:65:00.0", "virtual time"),
-        ("--media file:/tmp", "virtual time"),
-        ("--executor cuda", "virtual time"),
+        ("--device vfio:65:00.0", "unexpected argument"),
+        ("--media file:/tmp", "unexpected argument"),
+        ("--executor cuda", "unexpected argument"),
         ("--layer-time 1ms", "three times"),
         ("--medium 1GB,1GB", "four values"),
         ("--speed 0", "expected a number"),
+        ("--speed -1", "from 0.000001"),
         ("--hit-rates 101", "from 1 to 100"),
         ("--hit-rates --speed 2", "cannot be used with"),
         ("--model llama-3-8b --requests 5", "--pool-blocks"),
@@ -201,7 +202,7 @@ fn what_has_no_virtual_time_is_refused() {
     }
     let line = ["replay", "--speed", "2"];
     let output = Command::new(env!("CARGO_BIN_EXE_ripieno")).args(line).output().unwrap();
-    assert_eq!(output.status.code(), Some(2), "--speed means nothing without --pace");
+    assert_eq!(output.status.code(), Some(2), "a replay has no arrival times");
 }
 
 #[test]

@@ -19,11 +19,11 @@ fn report(line: &str) -> Value {
 }
 
 /// Two devices, each of which reads 4 MB/s and writes 1 MB/s.
-const MEDIUM: &str = "--pace --model mini --medium 8MB,2MB,100us,0.4";
+const MEDIUM: &str = "--model mini --medium 8MB,2MB,100us,0.4";
 
 #[test]
 fn what_is_measured_is_what_the_medium_does() {
-    let found = report(&format!("profile {MEDIUM}"));
+    let found = report(&format!("profile --pace {MEDIUM}"));
     assert_eq!((&found["simulated"], &found["object_bytes"]), (&true.into(), &1024.into()));
     for (direction, bytes_s) in [("read", 8e6), ("write", 2e6)] {
         let points = found[direction].as_array().unwrap();
@@ -44,7 +44,7 @@ fn what_is_measured_is_what_the_medium_does() {
     let rate = |at: usize| mix[at]["bytes_s"].as_f64().unwrap();
     assert!((7.5e6..8.1e6).contains(&rate(0)) && (1.9e6..2.1e6).contains(&rate(4)), "{mix:?}");
     assert!(rate(2) < rate(0) / 2.0, "writes slow reads down: {mix:?}");
-    assert_eq!(report(&format!("profile {MEDIUM}")), found, "virtual time repeats itself");
+    assert_eq!(report(&format!("profile --pace {MEDIUM}")), found, "virtual time repeats itself");
 }
 
 #[test]
@@ -54,11 +54,11 @@ fn a_table_goes_to_the_replay_and_keeps_what_it_learns() {
     let table = |path: &Path| -> Value {
         serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
     };
-    let profile = format!("profile {MEDIUM} --out {}", path.display());
+    let profile = format!("profile --pace {MEDIUM} --out {}", path.display());
     report(&profile);
     let first = table(&path);
     assert_eq!(first["cells"].as_array().unwrap().len(), 0);
-    report(&format!("replay {MEDIUM} --requests 20 --schedule slack --slack {}", path.display()));
+    report(&format!("pace {MEDIUM} --requests 20 --schedule slack --slack {}", path.display()));
     let learned = table(&path);
     assert!(learned["cells"].as_array().unwrap().len() > 3, "{learned}");
     report(&profile);
@@ -83,13 +83,11 @@ fn devices_are_measured_in_real_time_and_shown_as_tables() {
 
 #[test]
 fn what_only_requests_need_is_refused() {
-    for flag in
-        ["--requests 3", "--trace x", "--capacity 1GiB", "--pace --slack x", "--pace --layers x"]
-    {
+    for flag in ["--requests 3", "--trace x", "--capacity 1GiB", "--keep --media file:/tmp"] {
         let output = run(&format!("profile {flag}"));
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{flag}: {error}");
-        assert!(error.contains("plays no requests"), "{flag}: {error}");
+        assert!(error.contains("serves no requests"), "{flag}: {error}");
     }
 }
 
@@ -135,7 +133,7 @@ fn layer_times_of_an_engine_go_into_the_table() {
     fs::remove_file(&out).unwrap();
     // Devices first, layers later; or both in one run.
     let table = || serde_json::from_slice::<Value>(&fs::read(&out).unwrap()).unwrap();
-    report(&format!("profile {MEDIUM} --out {out}"));
+    report(&format!("profile --pace {MEDIUM} --out {out}"));
     let costs = table()["costs"].clone();
     report(&format!("profile --layer-times {times} --out {out}"));
     let learned = table();
@@ -144,7 +142,7 @@ fn layer_times_of_an_engine_go_into_the_table() {
     refused(&format!("profile --layer-times {other} --out {out}"), "profile this setting");
     assert_eq!(table(), learned);
     fs::remove_file(&out).unwrap();
-    report(&format!("profile {MEDIUM} --layer-times {times} --out {out}"));
+    report(&format!("profile --pace {MEDIUM} --layer-times {times} --out {out}"));
     assert_eq!(table(), learned);
     // A file of times, and a table.
     for against in [&times, &out] {
@@ -170,8 +168,7 @@ fn a_replay_computes_as_long_as_an_engine_did() {
     layer_times(Path::new(&times), "g", 1.0);
     layer_times(Path::new(&slower), "g", 2.0);
     let replay = |path: &str| {
-        let line =
-            "replay --pace --model mini --requests 8 --schedule naive --medium 8GB,8GB,1us,1";
+        let line = "pace --requests 8 --schedule naive --medium 8GB,8GB,1us,1";
         let found = report(&format!("{line} --layers {path}"));
         found["runs"][0]["compute_s"].as_f64().unwrap()
     };
@@ -181,7 +178,7 @@ fn a_replay_computes_as_long_as_an_engine_did() {
     let text = fs::read_to_string(&times).unwrap();
     let lines = text.lines().filter(|line| !line.contains("[[1, 9]]"));
     fs::write(&prompts, lines.collect::<Vec<_>>().join("\n")).unwrap();
-    let output = run(&format!("replay --pace --model mini --layers {prompts}"));
+    let output = run(&format!("pace --layers {prompts}"));
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(error.contains("no steps with generation only"), "{error}");
     assert_eq!(output.status.code(), Some(2));

@@ -52,7 +52,18 @@ fn ripieno(arguments: &[&str]) -> Result<Ran> {
 fn replay(device: &str, more: &[&str]) -> Result<Value> {
     let mut log = Kmsg::from_now()?;
     // A small pool: allocating, pinning and mapping a large one would take longer than the replay.
-    let all = ["replay", "--device", device, "--verify", "full", "--json", "--pool-blocks", "2048"];
+    let all = [
+        "replay",
+        "--model",
+        "tiny",
+        "--device",
+        device,
+        "--verify",
+        "full",
+        "--json",
+        "--pool-blocks",
+        "2048",
+    ];
     let report = ripieno(&[&all, more].concat())?.success()?.json()?;
     let count = |name: &str| -> Result<u64> {
         report[name].as_u64().with_context(|| format!("no `{name}` in {report}"))
@@ -142,7 +153,8 @@ fn a_drive_with_data_is_refused() -> Result<()> {
     };
     write(&text)?;
     let device = both();
-    let all = ["replay", "--device", &device, "--requests", "20", "--verify", "full"];
+    let all =
+        ["replay", "--model", "tiny", "--device", &device, "--requests", "20", "--verify", "full"];
     let refused = ripieno(&all)?.with_code(REFUSED)?;
     ensure!(refused.err.contains(DRIVE_B) && refused.err.contains("--overwrite"), "{refused:?}");
     let mut found = vec![0; text.len()];
@@ -157,7 +169,7 @@ fn a_drive_with_data_is_refused() -> Result<()> {
 fn an_lba_that_fails_is_no_wrong_byte() -> Result<()> {
     let device = both();
     let more = ["--requests", "450", "--verify", "full", "--json"];
-    let ran = ripieno(&[&["replay", "--device", &device], &more[..]].concat())?;
+    let ran = ripieno(&[&["replay", "--model", "tiny", "--device", &device], &more[..]].concat())?;
     let report = ran.with_code(FAILED)?.json()?;
     ensure!(report["mismatches"] == 0, "{report}");
     ensure!(report["io_errors"].as_u64() > Some(0), "LBA {BAD_READ_LBA} was not read: {report}");
@@ -168,7 +180,17 @@ fn an_lba_that_fails_is_no_wrong_byte() -> Result<()> {
 fn start(more: &[&str]) -> Result<Child> {
     pci::give_to_vfio(&[DRIVE_A, DRIVE_B])?;
     let device = both();
-    let all = ["replay", "--device", &device, "--requests", "3000", "--pool-blocks", "2048"];
+    let all = [
+        "replay",
+        "--model",
+        "tiny",
+        "--device",
+        &device,
+        "--requests",
+        "3000",
+        "--pool-blocks",
+        "2048",
+    ];
     let child = program::start("ripieno", &[&all, more].concat())?;
     let until = Instant::now() + Duration::from_secs(20);
     while !has_drives(&child) {
@@ -219,8 +241,8 @@ fn what_was_kept_is_found() -> Result<()> {
         ensure!(again[found] == again[wanted], "{found}: {again}");
     }
     ensure!(again["stored_bytes"] == 0, "{again}");
-    let marked =
-        ripieno(&["replay", "--device", &both(), "--requests", "20"])?.with_code(REFUSED)?;
+    let marked = ripieno(&["replay", "--model", "tiny", "--device", &both(), "--requests", "20"])?
+        .with_code(REFUSED)?;
     ensure!(marked.err.contains("a store is on it"), "{marked:?}");
     Ok(())
 }

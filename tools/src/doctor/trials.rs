@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nvme_bind::doctor::{Finding, Verdict};
 use ripieno_stack::{CudaChoice, Gpu, Route};
 
-use crate::config::ReplayArgs;
+use crate::config::StoreArgs;
 use crate::replay;
 use crate::size::Size;
 
@@ -44,13 +44,13 @@ fn finding(route: Route, executor: &str) -> Finding {
 
 /// Returns the arguments of a small replay with one software controller that checks every byte:
 /// enough requests that some hit, and so few pool blocks that requests are moved in parts.
-fn trial(choice: Option<CudaChoice>, route: Route) -> anyhow::Result<ReplayArgs> {
+fn trial(choice: Option<CudaChoice>, route: Route) -> anyhow::Result<StoreArgs> {
     let executor = if choice.is_some() { "cuda" } else { "host" };
     let line = format!(
-        "--requests 24 --pool-blocks 32 --verify full --devices 1 --depth 64 --quiet \
+        "--model tiny --requests 24 --pool-blocks 32 --verify full --devices 1 --depth 64 --quiet \
          --executor {executor} --require {route}"
     );
-    Ok(ReplayArgs { gpu: choice, ..ReplayArgs::from_line(&line)? })
+    Ok(StoreArgs { gpu: choice, ..StoreArgs::from_line(&line)? })
 }
 
 fn tried(

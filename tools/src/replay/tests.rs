@@ -29,7 +29,7 @@ fn replay_on(
     every: u64,
     then: FaultAction,
 ) -> Report {
-    let args = ReplayArgs::from_line(&format!("-q {line}")).unwrap();
+    let args = StoreArgs::from_line(&format!("-q --model tiny {line}")).unwrap();
     let limits = Limits::of(&args, None);
     let plan = plan(&args).unwrap();
     let sizing = Sizing::new(&args, &plan, limits.lba_bytes).unwrap();

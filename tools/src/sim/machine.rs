@@ -8,9 +8,9 @@ use kv_schedule::SlackTable;
 use ripieno_sim::{Gpu, H100, LLAMA_3_8B, Machine, Model, Prices, Request};
 
 use super::workload::above_zero;
-use crate::pace::engine_layers;
 use crate::problem::Problem;
 use crate::size::{self, Size};
+use crate::timing::engine_layers;
 
 /// Flags of the machine and the prices.
 #[derive(Debug, Args)]

@@ -7,8 +7,8 @@ use clap::Args;
 use ripieno_sim::{Documents, L_EVAL, LOOGLE, Profile, Request, abort};
 
 use crate::model::TRACE_BLOCK_TOKENS;
-use crate::pace::percent;
 use crate::problem::Problem;
+use crate::timing::percent;
 use crate::{size, trace};
 
 /// Flags of the workload.

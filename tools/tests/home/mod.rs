@@ -12,9 +12,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// The smallest replay that stores blocks and verifies all of them.
-pub const REPLAY: &str = "replay --keep --lba 4096 --requests 20 --verify full --quiet";
+pub const REPLAY: &str =
+    "replay --model tiny --keep --lba 4096 --requests 20 --verify full --quiet";
 /// The store that [`REPLAY`] can use.
-pub const FORMAT: &str = "format --lba 4096 --capacity 16MiB";
+pub const FORMAT: &str = "format --model tiny --lba 4096 --capacity 16MiB";
 
 /// A home's directory.
 pub struct Place {
@@ -61,6 +62,9 @@ impl Place {
     pub fn bare(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
         command.args(line.split_whitespace()).env_remove("RUST_LOG").current_dir(self.path());
+        if line.starts_with("format") && !line.contains("--model") {
+            command.args(["--model", "tiny"]);
+        }
         command
     }
 

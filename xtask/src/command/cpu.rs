@@ -43,7 +43,7 @@ pub fn run() -> Result<ExitCode> {
     let avx2 = build_avx2()?;
     let (avx2, ripieno) = (absolute(&avx2)?, absolute(&folder::target("release/ripieno"))?);
     let replay = |more: &'static str| {
-        let line = "replay --requests 50 --verify full";
+        let line = "replay --model tiny --requests 50 --verify full";
         [&*ripieno].into_iter().chain(line.split(' ')).chain(more.split_whitespace()).collect()
     };
     let trials = [

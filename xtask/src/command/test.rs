@@ -21,7 +21,7 @@ pub fn steps() -> Vec<Step> {
     let mut steps = vec![
         tests(),
         loom::step(),
-        Step::cargo("replay", "run --release --bin ripieno -- replay --verify full")
+        Step::cargo("replay", "run --release --bin ripieno -- replay --model tiny --verify full")
             .needs(&[Need::Cxx]),
     ];
     steps.extend(crash::steps());

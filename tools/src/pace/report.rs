@@ -6,11 +6,11 @@ use comfy_table::{CellAlignment, Table, presets};
 use ripieno_sim::Request;
 use serde::Serialize;
 
-use crate::config::ReplayArgs;
-use crate::pace::Pace;
+use crate::config::StoreArgs;
 use crate::plan::Plan;
 use crate::size::{Size, grouped};
 use crate::terminal;
+use crate::timing::Timing;
 
 use super::Served;
 
@@ -191,19 +191,19 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(super) fn new(args: &ReplayArgs, pace: &Pace, plan: &Plan, runs: Vec<Run>) -> Self {
+    pub(super) fn new(args: &StoreArgs, timing: &Timing, plan: &Plan, runs: Vec<Run>) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             model: args.shape.model,
             layers: args.shape.layers,
-            trace: args.flags.trace.as_ref().map(|path| path.display().to_string()),
-            seed: args.flags.seed,
+            trace: args.common.trace.as_ref().map(|path| path.display().to_string()),
+            seed: args.common.seed,
             requests_planned: plan.requests() as u64,
-            read_bytes_s: pace.medium.read,
-            write_bytes_s: pace.medium.write,
-            mixed: pace.medium.mixed,
-            step_tokens: pace.step_tokens(),
-            batch: pace.batch(),
+            read_bytes_s: timing.medium.read,
+            write_bytes_s: timing.medium.write,
+            mixed: timing.medium.mixed,
+            step_tokens: timing.step_tokens(),
+            batch: timing.batch(),
             interrupted: runs.iter().any(|run| run.interrupted),
             runs,
         }
@@ -235,7 +235,7 @@ impl Report {
             column.set_cell_alignment(CellAlignment::Right);
         }
         format!(
-            "ripieno {} replay --pace: {workload}, {} requests; model {}, {} layers; reads {}/s, \
+            "ripieno {} pace: {workload}, {} requests; model {}, {} layers; reads {}/s, \
              writes {}/s, mixed {}\n\n{table}\n\nIn virtual time; the bytes were moved and not \
              checked.",
             self.version,

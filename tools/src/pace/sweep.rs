@@ -1,4 +1,4 @@
-//! `ripieno replay --pace --hit-rates`: the scheduler and naive order by hit rate, over the same
+//! `ripieno pace --hit-rates`: the scheduler and naive order by hit rate, over the same
 //! devices, and the hit rate at which the GPU starts to wait for longer than it computes.
 
 use std::time::Duration;
@@ -7,13 +7,13 @@ use comfy_table::{CellAlignment, Table, presets};
 use kv_schedule::SlackTable;
 use serde::Serialize;
 
-use crate::config::ReplayArgs;
+use crate::config::StoreArgs;
 use crate::interrupt::Interrupt;
 use crate::model::TRACE_BLOCK_TOKENS;
-use crate::pace::Pace;
 use crate::plan::Plan;
 use crate::problem::EXIT_FAILED;
 use crate::terminal;
+use crate::timing::Timing;
 use crate::trace::Request;
 
 use super::mixed::{self, Mixed};
@@ -105,8 +105,8 @@ struct Sweep {
 
 /// Inputs and state of the runs.
 struct Runs<'a> {
-    args: &'a ReplayArgs,
-    pace: &'a Pace,
+    args: &'a StoreArgs,
+    timing: &'a Timing,
     table: &'a SlackTable,
     interrupt: &'a mut Interrupt,
     io_errors: u64,
@@ -115,12 +115,12 @@ struct Runs<'a> {
 
 impl Runs<'_> {
     fn run(&mut self, requests: &[Request], is_scheduled: bool) -> anyhow::Result<Found> {
-        let Self { args, pace, table, .. } = *self;
+        let Self { args, timing, table, .. } = *self;
         let plan = &Plan::new(requests.iter().cloned(), &args.shape, None);
         let sizing = &super::sizing(args, plan)?;
-        let setup = RunSetup { args, pace, plan, sizing, table };
+        let setup = RunSetup { args, timing, plan, sizing, table };
         let (Served { report, tally, is_interrupted }, _) =
-            setup.serve(&super::requests(pace, plan), is_scheduled, self.interrupt)?;
+            setup.serve(&super::requests(timing, plan), is_scheduled, self.interrupt)?;
         self.io_errors += tally.io_errors;
         self.is_interrupted |= is_interrupted;
         let others = (requests.len() - 1) as f64;
@@ -137,10 +137,10 @@ impl Runs<'_> {
     }
 
     fn mixed(&self) -> anyhow::Result<Vec<Mixed>> {
-        let Self { args, pace, table, .. } = *self;
+        let Self { args, timing, table, .. } = *self;
         let plan = &Plan::new(mixed::requests().into_iter(), &args.shape, None);
         let sizing = &super::sizing(args, plan)?;
-        RunSetup { args, pace, plan, sizing, table }.mixed()
+        RunSetup { args, timing, plan, sizing, table }.mixed()
     }
 
     fn rows(&mut self, percent: f64, count: usize) -> anyhow::Result<Vec<Row>> {
@@ -170,16 +170,16 @@ fn crossover(rows: &[Row], of: fn(&Row) -> Found) -> Option<f64> {
 ///
 /// # Errors
 /// Same as for a replay.
-pub(in crate::replay) fn run(
-    args: &ReplayArgs,
-    pace: &Pace,
+pub(super) fn run(
+    args: &StoreArgs,
+    timing: &Timing,
     rates: &[f64],
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<u8> {
     interrupt.orderly();
-    let table = &super::table(args, pace)?;
-    let count = args.flags.requests.unwrap_or(REQUESTS).max(2);
-    let mut runs = Runs { args, pace, table, interrupt, io_errors: 0, is_interrupted: false };
+    let table = &super::table(args, timing)?;
+    let count = args.common.requests.unwrap_or(REQUESTS).max(2);
+    let mut runs = Runs { args, timing, table, interrupt, io_errors: 0, is_interrupted: false };
     let mut rows = Vec::new();
     for rate in rates {
         if !runs.is_interrupted {
@@ -199,7 +199,7 @@ pub(in crate::replay) fn run(
         io_errors: runs.io_errors,
         interrupted: runs.is_interrupted,
     };
-    terminal::print(if args.flags.json { serde_json::to_string(&sweep)? } else { sweep.text() })?;
+    terminal::print(if args.common.json { serde_json::to_string(&sweep)? } else { sweep.text() })?;
     Ok(match (sweep.io_errors, sweep.interrupted) {
         (0, false) => 0,
         (0, true) => interrupt.exit_code(),
@@ -252,7 +252,7 @@ impl Sweep {
         }
         let at = |it: Option<f64>| it.map_or("no rate".to_owned(), |it| format!("{it:.1} %"));
         format!(
-            "ripieno {} replay --pace --hit-rates: model {}, {} prompts of about {INPUT} tokens, \
+            "ripieno {} pace --hit-rates: model {}, {} prompts of about {INPUT} tokens, \
              of which so many were stored\n\n{table}\n\nMeans of all but the first. Alone, the \
              GPU waits for longer than it computes from {} on, and without the scheduler from {} \
              on.\n\nReads and writes that are all there at the beginning, both together:\n\n\

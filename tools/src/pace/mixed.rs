@@ -8,8 +8,8 @@ use objstore::BlockKey;
 use serde::Serialize;
 
 use crate::model::TRACE_BLOCK_TOKENS;
-use crate::pace::Medium;
 use crate::progress::Progress;
+use crate::timing::Medium;
 use crate::trace::Request;
 
 use super::RunSetup;
@@ -57,7 +57,7 @@ pub(super) fn requests() -> Vec<Request> {
 impl RunSetup<'_> {
     /// Measures mixtures of reads and writes, for each number of batches that are writes.
     pub(super) fn mixed(&self) -> anyhow::Result<Vec<Mixed>> {
-        let Medium { read, write, .. } = self.pace.medium;
+        let Medium { read, write, .. } = self.timing.medium;
         let all = self.args.shape.block_bytes() as f64 * self.plan.keys(0).len() as f64;
         let row = |count: usize| {
             let writes = count as f64 / BATCHES as f64;
@@ -73,7 +73,7 @@ impl RunSetup<'_> {
     }
 
     fn moved(&self, writes: usize, is_scheduled: bool) -> anyhow::Result<Duration> {
-        let config = Config { backlog_bytes: u64::MAX, ..self.pace.config(is_scheduled) };
+        let config = Config { backlog_bytes: u64::MAX, ..self.timing.config(is_scheduled) };
         let progress = Progress::new(0, false);
         let (took, _) = self.with_store(config, &progress, |mut tiers| {
             let each = self.plan.keys(0).len() / BATCHES;
