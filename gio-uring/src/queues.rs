@@ -342,8 +342,8 @@ fn warp(device: u32, grant: &QueueGrant, executor: &dyn IoExecutor) -> Result<Wa
         qid: u32::from(qid),
         device,
         boundary_lbas: grant.boundary_lbas,
-        placements: grant.placements,
-        placement_ids: grant.placement_ids,
+        placements: grant.placements.count,
+        placement_ids: grant.placements.ids,
         cursor_active: abi::WINDOW as u32,
         ..Warp::default()
     })

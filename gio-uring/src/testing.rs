@@ -23,7 +23,7 @@ use nvme_spec::ids::{Nsid, QueueId};
 use crate::{
     abi::{self, Affine, Args, IoCtx, Iocb, OpProgress, Pool, Warp},
     executor::{ExecutorError, IoExecutor, Progress, SharedMemory},
-    ring::{CompleteProducer, SharedTail, SharedWords, SubmitConsumer},
+    ring::{CompleteProducer, Consumer, SharedTail, SharedWords},
     shared::{Plain, Region},
     sync::Ordering,
 };
@@ -115,7 +115,7 @@ pub(crate) struct Model {
 #[derive(Debug)]
 struct Run {
     args: Args,
-    warps: Vec<(SubmitConsumer<SharedWords>, Option<u32>)>,
+    warps: Vec<(Consumer<SharedWords>, Option<u32>)>,
     done: CompleteProducer<SharedWords, SharedTail>,
 }
 
@@ -168,7 +168,7 @@ impl Model {
         let sq = SharedWords(self.region(args.sq_ring, bytes));
         let cq = SharedWords(self.region(args.cq_ring, bytes));
         let tail = SharedTail(self.region(args.cq_tail, size_of::<u32>()));
-        let warp = |_| (SubmitConsumer::new(sq.clone(), args.ring_mask), None);
+        let warp = |_| (Consumer::new(sq.clone(), args.ring_mask), None);
         let warps = (0..args.warp_count).map(warp).collect();
         Run { args, warps, done: CompleteProducer::new(cq, tail, args.ring_mask) }
     }
@@ -414,7 +414,6 @@ pub(crate) fn grant(qid: u16) -> QueueGrant {
         boundary_lbas: 0,
         transfer_bytes_max: 128 << 10,
         descriptor_mode: DescriptorMode::Sgl { bit_bucket: true, granularity: 4 },
-        placements: 0,
-        placement_ids: [0; 8],
+        placements: nvme_driver::Placements::default(),
     }
 }

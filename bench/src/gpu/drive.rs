@@ -106,8 +106,7 @@ impl Drive {
             boundary_lbas: 0,
             transfer_bytes_max: 512 << 10,
             descriptor_mode: DescriptorMode::Sgl { bit_bucket: true, granularity: 1 },
-            placements: 0,
-            placement_ids: [0; 8],
+            placements: nvme_driver::Placements::default(),
         }
     }
 

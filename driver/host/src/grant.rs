@@ -81,10 +81,17 @@ pub struct QueueGrant {
     pub transfer_bytes_max: u32,
     /// Format of data pointers.
     pub descriptor_mode: DescriptorMode,
-    /// Number of placement handles in `placement_ids`.
-    pub placements: u32,
+    /// Placement handles of the namespace.
+    pub placements: Placements,
+}
+
+/// Placement handles that an executor can use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Placements {
+    /// Number of handles.
+    pub count: u32,
     /// Placement identifier of each handle, for the DSPEC field of a write.
-    pub placement_ids: [u16; PLACEMENTS_MAX],
+    pub ids: [u16; PLACEMENTS_MAX],
 }
 
 /// Proof that certain grants are no longer in use: no running thread or kernel can ring their

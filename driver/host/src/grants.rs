@@ -18,8 +18,8 @@ use crate::{
     dma::{DevicePtr, DmaSlice, Iova, Place},
     error::{Error, FailCause},
     grant::{
-        GrantEpoch, HOST_QUEUE, IoQueue, OnDevice, PLACEMENTS_MAX, QueueGrant, QueueMemory,
-        Quiesced, Recovered, RecoveryLevel, check_depth,
+        GrantEpoch, HOST_QUEUE, IoQueue, OnDevice, Placements, QueueGrant, QueueMemory, Quiesced,
+        Recovered, RecoveryLevel, check_depth,
     },
     state::State,
     wait::health,
@@ -180,9 +180,11 @@ impl Controller {
         let namespace = self.namespace(nsid)?;
         let (lba_shift, lbas) = (namespace.lba_shift, namespace.lbas);
         let boundary_lbas = u32::from(namespace.boundary_lbas);
-        let mut placement_ids = [0; PLACEMENTS_MAX];
-        let ids = namespace.placement_ids.iter().take(PLACEMENTS_MAX);
-        let placements = ids.zip(&mut placement_ids).map(|(id, slot)| *slot = *id).count() as u32;
+        let mut placements = Placements::default();
+        for (id, slot) in namespace.placement_ids.iter().zip(&mut placements.ids) {
+            *slot = *id;
+            placements.count += 1;
+        }
         let wrong = |what: &str| self.port.queue_state(qid, what);
         let page = &self.port.doorbells;
         let sq_doorbell = doorbell(page, u32::from(qid.0) * 2);
@@ -216,7 +218,6 @@ impl Controller {
             transfer_bytes_max,
             descriptor_mode: mode,
             placements,
-            placement_ids,
         };
         queue.granted = Some(grant);
         tracing::debug!(ctrl = %self.port.id, qid = qid.0, nsid = nsid.0, "queue granted");

@@ -89,8 +89,8 @@ pub use dma::{
 pub use error::{CommandId, Error, FailCause, TimeoutOutcome};
 pub use event::ControllerEvent;
 pub use grant::{
-    DescriptorMode, GrantEpoch, PLACEMENTS_MAX, QueueGrant, QueueMemory, Quiesced, Recovered,
-    RecoveryLevel,
+    DescriptorMode, GrantEpoch, PLACEMENTS_MAX, Placements, QueueGrant, QueueMemory, Quiesced,
+    Recovered, RecoveryLevel,
 };
 pub use info::{Capabilities, ControllerInfo, DsmLimits};
 pub use namespace::{LbaRange, NamespaceError, NamespaceInfo};
