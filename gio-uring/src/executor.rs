@@ -74,17 +74,11 @@ impl SharedMemory {
     }
 
     /// Makes the host's writes visible to a kernel started afterwards.
-    ///
-    /// # Errors
-    /// Same as [`Mirror::push`].
     pub fn push(&self) -> Result<(), ExecutorError> {
         self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.push())
     }
 
     /// Makes the kernel's writes visible to the host.
-    ///
-    /// # Errors
-    /// Same as [`Mirror::pull`].
     pub fn pull(&self) -> Result<(), ExecutorError> {
         self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.pull())
     }

@@ -85,6 +85,7 @@ impl Table {
     }
 
     /// Returns the number of free IOCBs.
+    #[cfg(test)]
     pub(crate) fn free(&self) -> u32 {
         self.free.len() as u32
     }

@@ -3,7 +3,7 @@
 use crate::{
     abi::{IoCtx, Iocb},
     error::Error,
-    ring::{CompleteConsumer, SharedWords, SubmitProducer},
+    ring::{Consumer, SharedWords, SubmitProducer},
     shared::Region,
 };
 
@@ -94,12 +94,12 @@ impl Layout {
     pub(crate) fn rings(
         &self,
         region: &Region,
-    ) -> (SubmitProducer<SharedWords>, CompleteConsumer<SharedWords>) {
+    ) -> (SubmitProducer<SharedWords>, Consumer<SharedWords>) {
         let words = |at| SharedWords(region.slice(at, self.depth as usize * size_of::<u64>()));
         let mask = self.depth - 1;
         (
             SubmitProducer::new(words(self.sq_ring()), mask),
-            CompleteConsumer::new(words(self.cq_ring()), mask),
+            Consumer::new(words(self.cq_ring()), mask),
         )
     }
 

@@ -17,13 +17,13 @@
 //! most n completions are unconsumed, so the consumer has passed p - n.
 //!
 //! Ordering: three pairs.
-//! 1. [`SubmitProducer::publish`] stores the entry with Release, [`SubmitConsumer::take`] (in the
-//!    kernel: `gio_poll`, relaxed, and the fence of `gio_accept`) loads it with Acquire: the IOCB,
-//!    its contexts, and the pool are visible to the warp that sees the entry.
-//! 2. [`CompleteProducer::complete`] stores the entry with Release, [`CompleteConsumer::take`]
-//!    loads it with Acquire: results and statuses are visible to the caller, and so is the end of
-//!    every warp's use of the IOCB, because the counter `warps_left` that chose the last warp is
-//!    itself decremented with Acquire and Release.
+//! 1. [`SubmitProducer::publish`] stores the entry with Release, [`Consumer::take`] (in the kernel:
+//!    `gio_poll`, relaxed, and the fence of `gio_accept`) loads it with Acquire: the IOCB, its
+//!    contexts, and the pool are visible to the warp that sees the entry.
+//! 2. [`CompleteProducer::complete`] stores the entry with Release, [`Consumer::take`] loads it
+//!    with Acquire: results and statuses are visible to the caller, and so is the end of every
+//!    warp's use of the IOCB, because the counter `warps_left` that chose the last warp is itself
+//!    decremented with Acquire and Release.
 //! 3. Reserving a completion position is also Acquire and Release. Position p may be reserved by a
 //!    warp that has seen nothing newer than its own old IOCB; the chain consumer of p - n ->
 //!    publication of a later IOCB -> reservation of an earlier position -> reservation of p orders
@@ -43,13 +43,6 @@ pub(crate) trait Words {
     fn store(&self, slot: u32, word: u64, order: Ordering);
 }
 
-/// A 32-bit word that producers increment.
-#[cfg(test)]
-pub(crate) trait Tail {
-    /// Adds 1 and returns the previous value.
-    fn next(&self, order: Ordering) -> u32;
-}
-
 /// Ring words in shared memory.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedWords(pub(crate) Region);
@@ -61,18 +54,6 @@ impl Words for SharedWords {
 
     fn store(&self, slot: u32, word: u64, order: Ordering) {
         self.0.store64(slot as usize * size_of::<u64>(), word, order);
-    }
-}
-
-/// The completion ring's tail in shared memory.
-#[cfg(all(test, not(loom)))]
-#[derive(Debug, Clone)]
-pub(crate) struct SharedTail(pub(crate) Region);
-
-#[cfg(all(test, not(loom)))]
-impl Tail for SharedTail {
-    fn next(&self, order: Ordering) -> u32 {
-        self.0.add32(0, 1, order)
     }
 }
 
@@ -115,23 +96,24 @@ impl<W: Words> SubmitProducer<W> {
     }
 }
 
-/// The caller's end of the completion ring.
+/// A reader's end of a ring: the caller's of the completion ring, or one warp's of the submission
+/// ring.
 #[derive(Debug)]
-pub(crate) struct CompleteConsumer<W> {
+pub(crate) struct Consumer<W> {
     words: W,
     mask: u32,
     head: u32,
 }
 
-impl<W: Words> CompleteConsumer<W> {
+impl<W: Words> Consumer<W> {
     /// Creates a consumer over `mask + 1` zeroed words.
     pub(crate) fn new(words: W, mask: u32) -> Self {
         Self { words, mask, head: 0 }
     }
 
-    /// Returns the next completed IOCB, if any.
+    /// Returns the IOCB of the next entry, if there is one.
     pub(crate) fn take(&mut self) -> Option<u32> {
-        // Acquire: pair 2 of the module's `Ordering:`.
+        // Acquire: pair 1 (submission) or 2 (completion) of the module's `Ordering:`.
         let word = self.words.load(self.head & self.mask, Ordering::Acquire);
         let iocb = decode(word, self.head)?;
         self.head = self.head.wrapping_add(1);
@@ -139,56 +121,14 @@ impl<W: Words> CompleteConsumer<W> {
     }
 }
 
-/// One warp's end of the submission ring.
 #[cfg(test)]
-#[derive(Debug)]
-pub(crate) struct SubmitConsumer<W> {
-    words: W,
-    mask: u32,
-    head: u32,
-}
-
+mod testing;
 #[cfg(test)]
-impl<W: Words> SubmitConsumer<W> {
-    /// Creates a consumer over the producer's words.
-    pub(crate) fn new(words: W, mask: u32) -> Self {
-        Self { words, mask, head: 0 }
-    }
-
-    /// Returns the next IOCB, if published.
-    pub(crate) fn take(&mut self) -> Option<u32> {
-        // Acquire: pair 1 of the module's `Ordering:`.
-        let word = self.words.load(self.head & self.mask, Ordering::Acquire);
-        let iocb = decode(word, self.head)?;
-        self.head = self.head.wrapping_add(1);
-        Some(iocb)
-    }
-}
-
-/// The warps' end of the completion ring.
+pub(crate) use testing::CompleteProducer;
+#[cfg(all(test, not(loom)))]
+pub(crate) use testing::SharedTail;
 #[cfg(test)]
-#[derive(Debug)]
-pub(crate) struct CompleteProducer<W, T> {
-    words: W,
-    tail: T,
-    mask: u32,
-}
-
-#[cfg(test)]
-impl<W: Words, T: Tail> CompleteProducer<W, T> {
-    /// Creates a producer over the consumer's words.
-    pub(crate) fn new(words: W, tail: T, mask: u32) -> Self {
-        Self { words, tail, mask }
-    }
-
-    /// Makes the completion of `iocb` visible to the caller.
-    pub(crate) fn complete(&self, iocb: u32) {
-        // Acquire and Release: pair 3 of the module's `Ordering:`.
-        let position = self.tail.next(Ordering::AcqRel);
-        // Release: pair 2.
-        self.words.store(position & self.mask, entry(position, iocb), Ordering::Release);
-    }
-}
+use testing::Tail;
 
 #[cfg(all(test, loom))]
 #[path = "ring/loom_tests.rs"]

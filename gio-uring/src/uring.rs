@@ -21,7 +21,7 @@ use crate::{
     options::UringOptions,
     pool::{PoolDesc, PoolHandle},
     queues::{self, Queues},
-    ring::{CompleteConsumer, SharedWords, SubmitProducer},
+    ring::{Consumer, SharedWords, SubmitProducer},
     shared::Region,
     status::IoStatus,
     sync::Ordering,
@@ -60,7 +60,7 @@ pub struct Uring {
     region: Region,
     queues: Queues,
     submit: SubmitProducer<SharedWords>,
-    complete: CompleteConsumer<SharedWords>,
+    complete: Consumer<SharedWords>,
     table: Table,
     arena: Arc<Arena>,
     state: State,
@@ -152,22 +152,10 @@ impl Uring {
         self.table.len()
     }
 
-    /// Returns the number of free IOCBs.
-    #[must_use]
-    pub fn free_iocbs(&self) -> u32 {
-        self.table.free()
-    }
-
     /// Returns the number of devices.
     #[must_use]
     pub fn devices(&self) -> u32 {
         self.queues.devices.len() as u32
-    }
-
-    /// Returns true if operations can be submitted.
-    #[must_use]
-    pub fn is_running(&self) -> bool {
-        self.state == State::Running
     }
 
     /// Returns the current time on the ring's clock, to compute deadlines.

@@ -8,7 +8,7 @@
 
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
-use super::{CompleteConsumer, CompleteProducer, SubmitConsumer, SubmitProducer, Tail, Words};
+use super::{CompleteProducer, Consumer, SubmitProducer, Tail, Words};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// A ring's words in loom's model.
@@ -142,7 +142,7 @@ fn circulate<W: Words + Clone + Send + 'static>(
     let jobs: Arc<Vec<Job>> = Arc::new((0..depth).map(|_| Job::new()).collect());
     let warps: Vec<_> = (0..2usize)
         .map(|warp| {
-            let mut entries = SubmitConsumer::new(sq.clone(), mask);
+            let mut entries = Consumer::new(sq.clone(), mask);
             let done = CompleteProducer::new(cq.clone(), tail.clone(), mask);
             let jobs = jobs.clone();
             thread::spawn(move || {
@@ -156,7 +156,7 @@ fn circulate<W: Words + Clone + Send + 'static>(
         })
         .collect();
     let mut issue = SubmitProducer::new(sq, mask);
-    let mut completions = CompleteConsumer::new(cq, mask);
+    let mut completions = Consumer::new(cq, mask);
     let (mut free, mut orders): (Vec<u32>, _) = ((0..depth).collect(), vec![0; depth as usize]);
     let (mut issued, mut completed) = (0, 0);
     while completed < rounds {
@@ -205,7 +205,7 @@ fn two_producers_of_completions() {
                 done.complete(id);
             });
         }
-        let mut completions = CompleteConsumer::new(cq, 1);
+        let mut completions = Consumer::new(cq, 1);
         let first = look_for(|| completions.take())?;
         let second = look_for(|| completions.take())?;
         assert_eq!(first + second, 1, "each of 0 and 1 once");
@@ -245,7 +245,7 @@ fn a_torn_reservation_is_found() {
         for warp in warps {
             warp.join().unwrap();
         }
-        let mut completions = CompleteConsumer::new(cq, 1);
+        let mut completions = Consumer::new(cq, 1);
         assert!(completions.take().is_some());
         assert!(completions.take().is_some(), "the second completion was lost");
         Some(())
@@ -262,7 +262,7 @@ fn leave(fenced: bool) -> Option<()> {
         }
     };
     let warps = [0, 1].map(|warp| {
-        let (mut entries, left) = (SubmitConsumer::new(sq.clone(), 0), left.clone());
+        let (mut entries, left) = (Consumer::new(sq.clone(), 0), left.clone());
         thread::spawn(move || {
             // Warp 0 decides. The other stays, and finds the entry later, unless it sees that.
             if warp == 0 {

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use proptest::prelude::*;
 
-use super::{CompleteConsumer, CompleteProducer, SubmitConsumer, SubmitProducer, Tail, Words};
+use super::{CompleteProducer, Consumer, SubmitProducer, Tail, Words};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 #[derive(Clone)]
@@ -32,9 +32,9 @@ impl Tail for Position {
 /// A pair of rings and the expected contents.
 struct World {
     submit: SubmitProducer<Ring>,
-    warps: Vec<(SubmitConsumer<Ring>, VecDeque<u32>)>,
+    warps: Vec<(Consumer<Ring>, VecDeque<u32>)>,
     producer: CompleteProducer<Ring, Position>,
-    complete: CompleteConsumer<Ring>,
+    complete: Consumer<Ring>,
     completions: VecDeque<u32>,
     /// Number of warps that have not read each id yet.
     unread: Vec<usize>,
@@ -55,12 +55,12 @@ impl World {
         let mut submit = SubmitProducer::new(sq.clone(), mask);
         submit.tail = first;
         let consumer = |_| {
-            let mut consumer = SubmitConsumer::new(sq.clone(), mask);
+            let mut consumer = Consumer::new(sq.clone(), mask);
             consumer.head = first;
             (consumer, VecDeque::new())
         };
         let tail = Position(Arc::new(AtomicU32::new(first)));
-        let mut complete = CompleteConsumer::new(cq.clone(), mask);
+        let mut complete = Consumer::new(cq.clone(), mask);
         complete.head = first;
         Self {
             submit,
@@ -135,6 +135,6 @@ proptest! {
 #[test]
 fn an_empty_ring_is_zeroed_memory() {
     let ring = Ring((0..4).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().into());
-    assert_eq!(SubmitConsumer::new(ring.clone(), 3).take(), None);
-    assert_eq!(CompleteConsumer::new(ring, 3).take(), None);
+    assert_eq!(Consumer::new(ring.clone(), 3).take(), None);
+    assert_eq!(Consumer::new(ring, 3).take(), None);
 }
