@@ -50,50 +50,30 @@ macro_rules! functions {
                 // SAFETY: the caller checked that the library exists, so this does not panic; it
                 // stays loaded.
                 let library = unsafe { sys::culib() };
-                $(
-                    // SAFETY: the caller's promise; the type was checked against cudarc's above.
-                    let $name = unsafe {
-                        library.get::<unsafe extern "C" fn($($arg),*) -> ErrorCode>(
-                            concat!(stringify!($name), "\0").as_bytes(),
-                        )
+                macro_rules! get {
+                    ($symbol:ident($of:ty)) => {
+                        // SAFETY: the caller's promise. The type was checked against cudarc's
+                        // above, or by eye: a number instead of the enum, or a function that
+                        // cudarc declares for CUDA 12 only.
+                        unsafe { library.get::<$of>(concat!(stringify!($symbol), "\0").as_bytes()) }
+                            .map(|found| *found)
+                            .map_err(|_| stringify!($symbol))
                     };
-                    if $name.is_err() {
-                        missing.push(stringify!($name));
-                    }
+                }
+                $(
+                    let $name = get!($name(unsafe extern "C" fn($($arg),*) -> ErrorCode));
+                    missing.extend($name.err());
                 )*
                 $(
-                    // SAFETY: as above, but checked by eye: a number instead of the enum.
-                    let $loose = unsafe {
-                        library.get::<unsafe extern "C" fn($($loose_arg),*) -> ErrorCode>(
-                            concat!(stringify!($loose), "\0").as_bytes(),
-                        )
-                    };
-                    if $loose.is_err() {
-                        missing.push(stringify!($loose));
-                    }
-                )*
-                $(
-                    // SAFETY: as above.
-                    let $extra = unsafe {
-                        library.get::<unsafe extern "C" fn($($extra_arg),*) -> ErrorCode>(
-                            concat!(stringify!($extra), "\0").as_bytes(),
-                        )
-                    };
-                )*
-                $(
-                    // SAFETY: as above, checked by eye: cudarc declares it for CUDA 12 only.
-                    let $odd = unsafe {
-                        library.get::<unsafe extern "C" fn($($odd_arg),*) -> ErrorCode>(
-                            concat!(stringify!($odd), "\0").as_bytes(),
-                        )
-                    };
+                    let $loose = get!($loose(unsafe extern "C" fn($($loose_arg),*) -> ErrorCode));
+                    missing.extend($loose.err());
                 )*
                 match ($($name,)* $($loose,)*) {
                     ($(Ok($name),)* $(Ok($loose),)*) => Ok(Self {
-                        $($name: *$name,)*
-                        $($loose: *$loose,)*
-                        $($extra: $extra.ok().map(|symbol| *symbol),)*
-                        $($odd: $odd.ok().map(|symbol| *symbol),)*
+                        $($name,)*
+                        $($loose,)*
+                        $($extra: get!($extra(_)).ok(),)*
+                        $($odd: get!($odd(_)).ok(),)*
                     }),
                     _ => Err(missing),
                 }

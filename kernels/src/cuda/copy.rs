@@ -112,9 +112,6 @@ impl CudaCopies {
 
     /// Same as [`CudaCopies::new`], with `len` bytes for [`CopyEngine::host_memory`]: all memory
     /// that will be requested while an executor is started.
-    ///
-    /// # Errors
-    /// Same as [`CudaCopies::new`].
     pub fn with_host_memory(device: &Arc<CudaDevice>, len: usize) -> Result<Self, CudaError> {
         let call = match (device.api.cuMemcpyBatchAsync_v2, device.api.cuMemcpyBatchAsync) {
             (Some(_), _) => Call::Batch,
@@ -166,21 +163,10 @@ impl CudaCopies {
         unsafe { mmio::load_acquire32(self.word.host().cast()) }
     }
 
-    /// Returns true if all work on the stream is done.
-    fn is_idle(&self) -> Result<bool, CudaError> {
-        let _entered = self.device.enter()?;
-        // SAFETY: the stream lives as long as `self`.
-        let code = unsafe { (self.device.api.cuStreamQuery)(handle(&self.stream)) };
-        match code {
-            ErrorCode::NOT_READY => Ok(false),
-            code => self.device.check("copying", "cuStreamQuery", code).map(|()| true),
-        }
-    }
-
     /// Waits until all work on the stream is done.
     fn drain(&self) -> Result<(), CudaError> {
         let start = Instant::now();
-        while !self.is_idle()? {
+        while !self.stream.is_idle()? {
             if start.elapsed() > TIMEOUT {
                 let text = format!("copies did not end within {} s", TIMEOUT.as_secs());
                 return Err(CudaError::Argument(text));
@@ -289,7 +275,7 @@ impl CudaCopies {
 
     /// Asks the driver about the copies, because the word has not arrived.
     fn ask(&self, queue: &mut Queue, fence: CopyFence) -> Result<bool, CopyError> {
-        let error = match self.is_idle() {
+        let error = match self.stream.is_idle() {
             Ok(false) => return Ok(false),
             // The stream finished between the poll and the query.
             Ok(true) if queue.done(self.word()) >= fence.0 => return Ok(true),

@@ -96,18 +96,6 @@ impl Registration {
     pub fn device(&self) -> DevicePtr {
         DevicePtr(self.address)
     }
-
-    /// Returns the length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns true if the length is zero.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
 }
 
 /// Host range of registered memory. Plain numbers and a weak reference: a search under a lock must

@@ -18,11 +18,12 @@ use super::{
     driver,
     error::{CudaError, NAME},
     memory::PinnedMemory,
-    module::{CudaFunction, Kernel, Shape},
+    module::{CudaFunction, CudaModule, Kernel, Shape},
     report::{DeviceReport, PartitionReport},
     state::State,
     stream::CudaStream,
 };
+use crate::ptx;
 
 /// Condition under which the kernel exits. In both modes, an operation issued while it runs needs
 /// no launch, and at most two launches are on the stream: one that is exiting, and the next.
@@ -124,24 +125,12 @@ impl CudaExecutor {
         options: CudaOptions,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, CudaError> {
-        Self::with_ptx(device, crate::ptx::PTX, options, clock)
+        let module = CudaModule::compile(device, ptx::PTX, "the I/O kernel")?;
+        Self::with_kernel(&module.function(ptx::ENTRY)?, options, clock)
     }
 
-    /// Same as [`CudaExecutor::new`], with PTX of the I/O kernel other than [`crate::ptx::PTX`].
-    ///
-    /// # Errors
-    /// Same as [`CudaExecutor::new`].
-    pub fn with_ptx(
-        device: &Arc<CudaDevice>,
-        ptx: &str,
-        options: CudaOptions,
-        clock: Arc<dyn Clock>,
-    ) -> Result<Self, CudaError> {
-        Self::make(device, Kernel::compile(device, ptx)?, options, clock)
-    }
-
-    /// Same as [`CudaExecutor::new`], with the precompiled kernel [`crate::ptx::ENTRY`] of
-    /// [`crate::ptx::PTX`], for callers that create many executors.
+    /// Creates an executor of the precompiled kernel [`ptx::ENTRY`] of [`ptx::PTX`], for callers
+    /// that create many.
     ///
     /// # Errors
     /// Returns [`CudaError::Argument`] for a kernel with another argument, or [`CudaError::Call`].
@@ -150,15 +139,7 @@ impl CudaExecutor {
         options: CudaOptions,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, CudaError> {
-        Self::make(kernel.device(), Kernel::of(kernel.clone())?, options, clock)
-    }
-
-    fn make(
-        device: &Arc<CudaDevice>,
-        kernel: Kernel,
-        options: CudaOptions,
-        clock: Arc<dyn Clock>,
-    ) -> Result<Self, CudaError> {
+        let (device, kernel) = (kernel.device(), Kernel::of(kernel.clone())?);
         if options.mode == LaunchMode::Resident {
             driver::enough_connections()?;
         }

@@ -338,9 +338,6 @@ impl DeviceMemory {
     }
 
     /// Copies from `offset` into `bytes`; returns when the copy is done.
-    ///
-    /// # Errors
-    /// Same as [`DeviceMemory::write`].
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
         let from = self.inside(offset, bytes.len())?;
         let device = self.held.device();

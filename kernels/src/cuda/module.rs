@@ -15,7 +15,7 @@ use super::{
     error::{CudaError, ErrorCode},
     stream::CudaStream,
 };
-use crate::ptx::{BLOCK_THREADS_MAX, ENTRY};
+use crate::ptx::BLOCK_THREADS_MAX;
 
 /// Threads per warp.
 const WARP: u32 = 32;
@@ -257,11 +257,6 @@ impl CudaFunction {
 pub(super) struct Kernel(CudaFunction);
 
 impl Kernel {
-    /// Compiles `ptx`.
-    pub(super) fn compile(device: &Arc<CudaDevice>, ptx: &str) -> Result<Self, CudaError> {
-        Self::of(CudaModule::compile(device, ptx, "the I/O kernel")?.function(ENTRY)?)
-    }
-
     /// Wraps a compiled kernel.
     pub(super) fn of(function: CudaFunction) -> Result<Self, CudaError> {
         function.takes::<Args>()?;

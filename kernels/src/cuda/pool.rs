@@ -105,9 +105,6 @@ impl CudaPattern {
     /// Same as [`CudaPattern::new`], with capacity for `items` items: the items of all launches in
     /// flight and of all checks not yet dropped, each rounded up to 2,048. The capacity grows on
     /// demand, but not while an executor of the device is started.
-    ///
-    /// # Errors
-    /// Same as [`CudaPattern::new`].
     pub fn with_items(device: &Arc<CudaDevice>, items: usize) -> Result<Self, CudaError> {
         let module = CudaModule::compile(device, POOL_PTX, "the pool's kernels")?;
         let function = module.function(PATTERN_ENTRY)?;

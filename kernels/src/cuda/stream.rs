@@ -165,7 +165,7 @@ impl CudaStream {
         // SAFETY: a stream that is alive.
         match unsafe { (device.api.cuStreamQuery)(self.handle) } {
             ErrorCode::NOT_READY => Ok(false),
-            code => device.check("running the I/O kernel", "cuStreamQuery", code).map(|()| true),
+            code => device.check("working on a stream", "cuStreamQuery", code).map(|()| true),
         }
     }
 }

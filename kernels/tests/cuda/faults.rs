@@ -45,9 +45,11 @@ fn no_pinned_memory() {
     });
 }
 
-fn refused(device: &Arc<CudaDevice>, ptx: &str) -> CudaError {
+fn refused(device: &Arc<CudaDevice>, text: &str) -> CudaError {
     let clock = Arc::new(MonotonicClock::default());
-    let made = CudaExecutor::with_ptx(device, ptx, CudaOptions::default(), clock);
+    let made = CudaModule::compile(device, text, "the I/O kernel")
+        .and_then(|module| module.function(ENTRY))
+        .and_then(|kernel| CudaExecutor::with_kernel(&kernel, CudaOptions::default(), clock));
     made.expect_err("not the I/O kernel")
 }
 
