@@ -126,9 +126,6 @@ impl Controller {
     }
 
     /// Returns an Identify data structure in its wire format.
-    ///
-    /// # Errors
-    /// Same as any admin command.
     pub(crate) fn identify<T: FromBytes>(&mut self, cns: Cns, nsid: Nsid) -> Result<T, Error> {
         let mut sqe = Sqe::new(AdminOpcode::IDENTIFY.0, Cid(0), nsid);
         Identify { cns, ..Default::default() }.write_to(&mut sqe);
@@ -139,9 +136,6 @@ impl Controller {
     }
 
     /// Sets a feature and returns completion dword 0.
-    ///
-    /// # Errors
-    /// Same as any admin command.
     pub fn set_feature(&mut self, fid: FeatureId, nsid: Nsid, value: u32) -> Result<u32, Error> {
         let mut sqe = Sqe::new(AdminOpcode::SET_FEATURES.0, Cid(0), nsid);
         SetFeatures { fid, save: false, value }.write_to(&mut sqe);
@@ -167,41 +161,26 @@ impl Controller {
     }
 
     /// Returns the Identify Controller data structure.
-    ///
-    /// # Errors
-    /// Same as any admin command.
     pub fn identify_controller(&mut self) -> Result<IdentifyController, Error> {
         self.identify(Cns::CONTROLLER, Nsid(0))
     }
 
     /// Returns the Identify Namespace data structure.
-    ///
-    /// # Errors
-    /// Same as any admin command.
     pub fn identify_namespace(&mut self, nsid: Nsid) -> Result<IdentifyNamespace, Error> {
         self.identify(Cns::NAMESPACE, nsid)
     }
 
     /// Returns the SMART / Health Information of the whole controller.
-    ///
-    /// # Errors
-    /// Same as any admin command.
     pub fn smart_log(&mut self) -> Result<SmartLog, Error> {
         self.log_page(LogPageId::SMART, Nsid::ALL)
     }
 
     /// Returns the Firmware Slot Information log.
-    ///
-    /// # Errors
-    /// Same as any admin command.
     pub fn firmware_slot_log(&mut self) -> Result<FirmwareSlotLog, Error> {
         self.log_page(LogPageId::FIRMWARE_SLOT, Nsid::ALL)
     }
 
     /// Returns the valid entries of the error log, newest first; at most 64 (one page).
-    ///
-    /// # Errors
-    /// Same as any admin command.
     pub fn error_log(&mut self) -> Result<Vec<ErrorLogEntry>, Error> {
         const ENTRY: usize = size_of::<ErrorLogEntry>();
         let entries = (self.info.error_log_entries as usize).min(DATA_BYTES / ENTRY);
@@ -224,7 +203,7 @@ impl Controller {
     /// which clears the asynchronous event that refers to the page.
     ///
     /// # Errors
-    /// Same as any admin command, and [`Error::Range`] for an unsupported length.
+    /// Returns [`Error::Range`] for an unsupported length.
     pub fn log_bytes(
         &mut self,
         lid: LogPageId,
@@ -244,9 +223,6 @@ impl Controller {
     }
 
     /// Returns a feature's current value (completion dword 0).
-    ///
-    /// # Errors
-    /// Same as any admin command.
     pub fn get_feature(&mut self, fid: FeatureId, nsid: Nsid) -> Result<u32, Error> {
         let mut sqe = Sqe::new(AdminOpcode::GET_FEATURES.0, Cid(0), nsid);
         GetFeatures { fid, select: FeatureSelect::CURRENT }.write_to(&mut sqe);
@@ -256,8 +232,8 @@ impl Controller {
     /// Formats a namespace, which destroys all its data, and identifies the namespaces again.
     ///
     /// # Errors
-    /// Same as any admin command. Returns [`Error::Unsupported`] without Format NVM, and
-    /// [`Error::QueueState`] while a queue is granted, because the grant holds the old LBA size.
+    /// Returns [`Error::Unsupported`] without Format NVM, and [`Error::QueueState`] while a queue
+    /// is granted, because the grant holds the old LBA size.
     pub fn format(&mut self, nsid: Nsid, format: FormatNvm) -> Result<(), Error> {
         if !self.info.admin_commands.contains(Oacs::FORMAT) {
             return Err(self.port.unsupported("Format NVM", "see OACS in identify controller"));
@@ -271,9 +247,6 @@ impl Controller {
 
     /// Asks the controller to abort a command and returns whether it reports success. The command
     /// itself completes on its own queue either way.
-    ///
-    /// # Errors
-    /// Same as any admin command.
     pub fn abort(&mut self, sqid: QueueId, cid: Cid) -> Result<bool, Error> {
         let completion = self.admin_command("abort", abort_sqe(sqid, cid))?;
         Ok(completion.result & 1 == 0)
@@ -386,9 +359,6 @@ impl Controller {
 
     /// Identifies the namespaces again. [`Controller::poll_events`] calls this when the controller
     /// reports a change.
-    ///
-    /// # Errors
-    /// Same as any admin command.
     pub fn rescan(&mut self) -> Result<(), Error> {
         self.usable()?;
         let nsids = self.active_namespaces()?;

@@ -37,6 +37,13 @@ const LINK_TIMEOUT: Nanos = Nanos::from_millis(10_000);
 /// A controller owned by this process.
 ///
 /// Blocking calls take `&mut self`: one owner, no locks. Executors drive granted queues meanwhile.
+///
+/// # Errors
+/// Every method that sends a command returns [`Error::Command`] if the controller rejects it,
+/// [`Error::Timeout`] with the recovery that followed, [`Error::Gone`], [`Error::Fatal`] or
+/// [`Error::Misbehaved`] if the controller died, and [`Error::Failed`] or [`Error::Closed`] without
+/// sending anything if it had failed or was shut down before. Only further errors are listed with a
+/// method.
 #[derive(Debug)]
 pub struct Controller {
     pub(crate) port: Port,

@@ -83,9 +83,6 @@ pub trait DmaSpace: Send + Sync + fmt::Debug {
     fn alloc_on(&self, len: usize, node: Option<u32>) -> Result<Arc<dyn DmaMemory>, DmaError>;
 
     /// Calls [`DmaSpace::alloc_on`] without a node preference.
-    ///
-    /// # Errors
-    /// Same as [`DmaSpace::alloc_on`].
     fn alloc(&self, len: usize) -> Result<Arc<dyn DmaMemory>, DmaError> {
         self.alloc_on(len, None)
     }

@@ -312,12 +312,6 @@ impl IdentifyController {
         text(&self.fr)
     }
 
-    /// Returns the NVM subsystem qualified name.
-    #[must_use]
-    pub fn nqn(&self) -> &str {
-        text(&self.subnqn)
-    }
-
     /// Returns the controller attributes.
     #[must_use]
     pub const fn attributes(&self) -> Ctratt {
@@ -368,12 +362,6 @@ impl LbaFormat {
     #[must_use]
     pub const fn lbads(self) -> u8 {
         (self.0 >> 16) as u8
-    }
-
-    /// Returns the relative performance, 0 = best.
-    #[must_use]
-    pub const fn rp(self) -> u8 {
-        (self.0 >> 24) as u8 & 3
     }
 }
 

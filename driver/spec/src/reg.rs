@@ -2,10 +2,7 @@
 
 use core::fmt;
 
-use crate::{
-    dwords::{field, with_field},
-    ids::QueueId,
-};
+use crate::dwords::{field, with_field};
 
 /// Controller Capabilities, 64 bits.
 pub const CAP: u32 = 0x00;
@@ -36,12 +33,6 @@ pub const DOORBELLS: u32 = 0x1000;
 
 /// Value of every register of an absent function.
 pub const ALL_ONES: u32 = 0xffff_ffff;
-
-/// Returns the offset in bytes of a doorbell from BAR0: `1000h + (2 * qid + is_cq) * (4 << dstrd)`.
-#[must_use]
-pub const fn doorbell_offset(qid: QueueId, is_cq: bool, dstrd: u8) -> u32 {
-    DOORBELLS + (2 * qid.0 as u32 + is_cq as u32) * (4 << dstrd)
-}
 
 macro_rules! register_fields {
     ($name:ident($int:ty) {

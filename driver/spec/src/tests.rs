@@ -20,14 +20,6 @@ fn sqe() -> Sqe {
 }
 
 #[test]
-fn doorbells_follow_the_stride() {
-    assert_eq!(reg::doorbell_offset(QueueId(0), false, 0), 0x1000);
-    assert_eq!(reg::doorbell_offset(QueueId(0), true, 0), 0x1004);
-    assert_eq!(reg::doorbell_offset(QueueId(3), false, 0), 0x1018);
-    assert_eq!(reg::doorbell_offset(QueueId(3), true, 2), 0x1000 + 7 * 16);
-}
-
-#[test]
 fn register_fields_do_not_disturb_each_other() {
     let cap = Cap(u64::MAX).with_mqes_z(1023).with_to_500ms(20).with_dstrd(0).with_mpsmax(4);
     assert_eq!((cap.mqes_z(), cap.to_500ms(), cap.dstrd(), cap.mpsmax()), (1023, 20, 0, 4));
