@@ -7,7 +7,7 @@
 //! ```text
 //!   init_queue -> register_pool, upload_map        once a pool, once a request
 //!     submit                                       once a layer: 128 bytes and one ring word
-//!       -> wait_completion -> map_status
+//!       -> wait_completion -> BlockMap::statuses
 //!     stop -> (controllers recover) -> restart     when a queue failed
 //! ```
 //!

@@ -146,8 +146,8 @@ impl BlockMap {
         order.map(|(at, &index)| (index, self.status_at(at))).filter(|(_, status)| !status.is_ok())
     }
 
-    /// Returns the status of every entry in the caller's order. Statuses are sticky: an entry that
-    /// failed in one layer stays failed.
+    /// Returns the status of every entry in the caller's order, as of the last completion waited
+    /// for. Statuses are sticky: an entry that failed in one layer stays failed.
     #[must_use]
     pub fn statuses(&self) -> Vec<IoStatus> {
         let mut statuses = vec![IoStatus::Ok; self.len()];

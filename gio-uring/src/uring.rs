@@ -200,15 +200,6 @@ impl Uring {
         Ok(BlockMap::upload(entries, devices, block))
     }
 
-    /// Returns every entry's status in the caller's order, as of the last completion waited for.
-    ///
-    /// # Errors
-    /// Returns [`Error::Foreign`] if the map belongs to another ring.
-    pub fn map_status(&self, map: &BlockMap) -> Result<Vec<IoStatus>, Error> {
-        self.own("map", map.is_of(&self.arena))?;
-        Ok(map.statuses())
-    }
-
     /// Registers a KV pool: checks that no object can lie outside its memory or a namespace, and
     /// uploads the description for the kernel.
     ///
@@ -294,7 +285,7 @@ impl Uring {
     }
 
     /// Waits for the completion of `id` until `deadline`, polling the executor; then frees `id`.
-    /// [`Uring::map_status`] or [`Uring::iocb_status`] returns the statuses.
+    /// [`BlockMap::statuses`] or [`Uring::iocb_status`] returns the statuses.
     ///
     /// # Errors
     /// Returns [`Error::Timeout`] (`id` stays issued and can be waited for again),
