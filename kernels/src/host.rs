@@ -9,7 +9,7 @@ use std::{
 };
 
 use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
-use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced};
+use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced, Waiter};
 
 use crate::{ffi, memory};
 
@@ -172,16 +172,14 @@ impl IoExecutor for HostExecutor {
     }
 
     fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
-        let mut idle = 0;
+        let mut waiter = Waiter::new(&*self.clock, deadline);
         while !self.threads.iter().all(JoinHandle::is_finished) {
             for thread in &self.threads {
                 thread.thread().unpark();
             }
-            if self.clock.now() >= deadline {
+            if !waiter.wait() {
                 return Err(ExecutorError::StopTimeout { executor: NAME });
             }
-            self.clock.pause(idle, deadline);
-            idle += 1;
         }
         join(&mut self.threads);
         self.running = false;

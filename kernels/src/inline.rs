@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
-use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced};
+use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced, Waiter};
 
 use crate::{ffi, memory};
 
@@ -75,19 +75,16 @@ impl IoExecutor for InlineExecutor {
     }
 
     fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
-        let mut idle = 0;
+        let clock = self.clock.clone();
+        let mut waiter = Waiter::new(&*clock, deadline);
         while self.args.is_some() {
             let result = self.turn()?;
             if result & ffi::RUN_FINISHED != 0 {
                 self.args = None;
             } else if result & ffi::RUN_MOVED != 0 {
-                idle = 0;
-            } else {
-                if self.clock.now() >= deadline {
-                    return Err(ExecutorError::StopTimeout { executor: NAME });
-                }
-                self.clock.pause(idle, deadline);
-                idle += 1;
+                waiter.moved();
+            } else if !waiter.wait() {
+                return Err(ExecutorError::StopTimeout { executor: NAME });
             }
         }
         // SAFETY: only `turn` uses the grants, and it has no arguments any more.

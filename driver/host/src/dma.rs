@@ -148,9 +148,7 @@ impl DmaSlice {
     /// Returns [`DmaError::OutOfRange`] past the end, [`DmaError::NotContiguous`] across segments.
     pub fn new(memory: Arc<dyn DmaMemory>, offset: usize, len: usize) -> Result<Self, DmaError> {
         let total = memory.len();
-        if offset.checked_add(len).is_none_or(|end| end > total) {
-            return Err(DmaError::OutOfRange { offset, len, total });
-        }
+        check_range(offset, len, total)?;
         let mut start = 0u64;
         for range in memory.segments() {
             let end = start + range.len;
@@ -180,9 +178,7 @@ impl DmaSlice {
     /// # Errors
     /// Returns [`DmaError::OutOfRange`] past the end.
     pub fn slice(&self, offset: usize, len: usize) -> Result<Self, DmaError> {
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            return Err(DmaError::OutOfRange { offset, len, total: self.len });
-        }
+        check_range(offset, len, self.len)?;
         Ok(Self {
             memory: self.memory.clone(),
             offset: self.offset + offset,
@@ -242,6 +238,14 @@ impl DmaSlice {
     #[must_use]
     pub fn memory(&self) -> &Arc<dyn DmaMemory> {
         &self.memory
+    }
+}
+
+/// Checks that `len` bytes at `offset` are inside a mapping of `total` bytes.
+pub(crate) fn check_range(offset: usize, len: usize, total: usize) -> Result<(), DmaError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= total => Ok(()),
+        _ => Err(DmaError::OutOfRange { offset, len, total }),
     }
 }
 

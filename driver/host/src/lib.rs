@@ -4,17 +4,17 @@
 //! # Architecture
 //!
 //! ```text
-//!   Controller    state machine: attach, reset, shutdown          controller, state
-//!    |- commands  identify, logs, features, format, events         command, event, placement
-//!    |- block     blocking read, write, flush, deallocate          block
-//!    |- grants    queue pairs for executors, recovery              grants, grant (plain data)
-//!   Admin         one admin command at a time; Abort, abandonment   admin
-//!   HostQueue     the driver's own queue: splits, retries           io
-//!   Port          registers, memory, clock and name                 port, wait
-//!   QueuePair     post, update_tail, reap; CID table               queue, cid
-//!   Bus, DmaSpace, Clock    interfaces to hardware and time       bus, dma, clock
-//!   CopyEngine    interface to a GPU's copies                      copy
-//!   platform      all unsafe code                                  platform
+//!   Controller    state machine: attach, reset, shutdown             controller, state
+//!    |- commands  identify, logs, features, format, events            command, event, placement
+//!    |- block     blocking read, write, flush, deallocate             block
+//!    '- grants    queue pairs for executors; their recovery           grants, grant (plain data)
+//!   Admin         one admin command at a time; Abort, abandonment     admin
+//!   HostQueue     the driver's own queue: splits, retries             io
+//!   Port          registers, memory, clock and name; waits            port, wait
+//!   QueuePair     post, update_tail, reap; CID table                  queue, cid
+//!   Bus, DmaSpace, Clock    interfaces to hardware and time           bus, dma, clock
+//!   CopyEngine    interface to a GPU's copies                         copy
+//!   platform      all unsafe code                                     platform
 //! ```
 //!
 //! The implementation of [`Bus`] decides whether this is a PCIe function or the software

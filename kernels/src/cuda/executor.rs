@@ -11,7 +11,7 @@ use std::{
 };
 
 use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
-use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced};
+use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced, Waiter};
 
 use super::{
     device::{CudaDevice, Registration},
@@ -333,16 +333,14 @@ impl IoExecutor for CudaExecutor {
     }
 
     fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
-        let mut idle = 0;
         if self.run.is_some() {
+            let mut waiter = Waiter::new(&*self.clock, deadline);
             // An error here means a lost GPU. CUDA does not say when and how its kernels were
             // killed, so there is no proof, and the queues stay quarantined.
             while !self.parts.stream.is_idle()? {
-                if self.clock.now() >= deadline {
+                if !waiter.wait() {
                     return Err(ExecutorError::StopTimeout { executor: NAME });
                 }
-                self.clock.pause(idle, deadline);
-                idle = idle.saturating_add(1);
             }
             self.parts.device.ended();
         }

@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 
 use super::mmio;
-use crate::dma::{DmaError, DmaSlice, Iova};
+use crate::dma::{DmaError, DmaSlice, Iova, check_range};
 
 /// Chunk size of a copy: fits in the L1 cache with room to spare.
 const PIECE_BYTES: usize = 4 << 10;
@@ -56,9 +56,7 @@ impl Buffer {
     }
 
     fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, DmaError> {
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            return Err(DmaError::OutOfRange { offset, len, total: self.len });
-        }
+        check_range(offset, len, self.len)?;
         // SAFETY: inside the `len` bytes that DmaMemory promises behind `base`.
         Ok(unsafe { self.base.add(offset) })
     }

@@ -22,7 +22,7 @@ use nvme_spec::{
 
 use super::{buffer::Buffer, window::Window};
 use crate::{
-    clock::Nanos,
+    clock::{Nanos, Waiter},
     controller::Controller,
     descriptor::{BufferArea, describe},
     dma::{DmaSlice, IovaRange, Place},
@@ -416,9 +416,8 @@ impl<'a> Prober<'a> {
     fn command(&mut self, sqe: &Sqe) -> Result<Status, String> {
         self.pair.post(sqe, 0).map_err(|error| error.to_string())?;
         self.pair.update_tail();
-        let deadline = self.clock.now() + TIMEOUT;
+        let mut waiter = Waiter::new(&*self.clock, self.clock.now() + TIMEOUT);
         let mut found: Option<Completion> = None;
-        let mut idle = 0;
         loop {
             self.pair
                 .reap(1, |completion| found = Some(completion))
@@ -426,15 +425,13 @@ impl<'a> Prober<'a> {
             if let Some(completion) = found {
                 return Ok(completion.status);
             }
-            if self.clock.now() >= deadline {
+            if !waiter.wait() {
                 return Err(format!(
                     "no completion within {} ms: the controller does not see the command in this \
                      memory, or its completion went elsewhere",
                     TIMEOUT.0 / 1_000_000
                 ));
             }
-            self.clock.pause(idle, deadline);
-            idle = idle.saturating_add(1);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 
-use crate::dma::{DmaError, DmaSlice, Iova};
+use crate::dma::{DmaError, DmaSlice, Iova, check_range};
 
 /// Part of DMA memory, accessed in dwords if address and length allow, else in bytes.
 ///
@@ -50,11 +50,8 @@ impl Window {
     }
 
     fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, DmaError> {
-        let total = self.len();
-        if offset.checked_add(len).is_none_or(|end| end > total) {
-            return Err(DmaError::OutOfRange { offset, len, total });
-        }
-        // SAFETY: inside the `total` bytes that DmaMemory promises behind `base`.
+        check_range(offset, len, self.len())?;
+        // SAFETY: inside the `len()` bytes that DmaMemory promises behind `base`.
         Ok(unsafe { self.base.add(offset) })
     }
 

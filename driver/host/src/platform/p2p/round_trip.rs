@@ -9,7 +9,7 @@ use nvme_spec::ids::{Lba, Nsid};
 
 use super::{Outcome, RouteCheck, RouteReport, differences};
 use crate::{
-    clock::{Clock, MonotonicClock, Nanos},
+    clock::{Clock, MonotonicClock, Nanos, Waiter},
     controller::Controller,
     copy::{CopyDirection, CopyEngine, CopyError, DeviceCopy},
     dma::{DevicePtr, DmaError, DmaSlice, ExternalMemory},
@@ -264,10 +264,9 @@ impl Copies<'_> {
         // it does not end, both are leaked below.
         let fence = unsafe { self.engine.submit(&[copy]) }.map_err(words)?;
         let clock = MonotonicClock::default();
-        let deadline = clock.now() + COPY_TIMEOUT;
-        let mut idle = 0;
+        let mut waiter = Waiter::new(&clock, clock.now() + COPY_TIMEOUT);
         while !self.engine.is_done(fence).map_err(words)? {
-            if clock.now() >= deadline {
+            if !waiter.wait() {
                 std::mem::forget((self.staging.owner.clone(), memory.clone()));
                 let millis = COPY_TIMEOUT.0 / 1_000_000;
                 return Err(format!(
@@ -276,8 +275,6 @@ impl Copies<'_> {
                     memory.len()
                 ));
             }
-            clock.pause(idle, deadline);
-            idle = idle.saturating_add(1);
         }
         Ok(())
     }
