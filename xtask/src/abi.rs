@@ -4,13 +4,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::child;
 use crate::folder;
 use crate::programs;
 use crate::pypi::{self, Packages};
-use crate::step::{SaidNo, shown};
 
 /// Both pinned: another version may generate different text.
 const BINDGEN: &str = "bindgen-cli@0.72.1";
@@ -58,19 +58,11 @@ pub fn fetch() -> Result<()> {
 pub fn run(check_only: bool) -> Result<(Vec<&'static str>, usize)> {
     let bindgen = programs::cargo_install(BINDGEN)?;
     let libclang = packages().find("clang/native")?;
-    let root = folder::workspace();
     let mut stale = Vec::new();
     for binding in BINDINGS {
         let text = binding.make(&bindgen, &libclang)?;
-        let file = root.join(binding.rust);
-        if fs::read_to_string(&file).is_ok_and(|found| found == text) {
-            continue;
-        }
-        if check_only {
+        if !folder::update(binding.rust, &text, check_only)? {
             stale.push(binding.rust);
-        } else {
-            fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
-            eprintln!("wrote {}", binding.rust);
         }
     }
     Ok((stale, BINDINGS.len()))
@@ -93,12 +85,7 @@ impl Binding {
             .arg(root.join("rustfmt.toml"))
             .arg(self.header)
             .args(["--", "-x", "c", "-I", "kernels/include"]);
-        let line = shown(&command);
-        let output = command.output().with_context(|| format!("cannot run `{line}`"))?;
-        if !output.status.success() {
-            eprint!("{}", String::from_utf8_lossy(&output.stderr));
-            bail!(SaidNo(line));
-        }
+        let output = child::compile(&mut command)?;
         let body = String::from_utf8(output.stdout).context("bindgen wrote no text")?;
         let (hash, path) = (xxh3_128(&header), self.header);
         Ok(format!("// Made by `cargo xtask abi`: do not edit.\n// {hash:032x} {path}\n{body}"))

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::child;
 use crate::programs::{is_installed, succeeds};
 
 /// Recommended packages are numerous and not needed.
@@ -134,13 +135,7 @@ fn planned(simulated: &str) -> Plan {
 }
 
 fn run(folder: &Path, program: &str, args: &[&str]) -> Result<()> {
-    eprintln!("    $ {program} {}", args.join(" "));
-    let status = Command::new(program).args(args).current_dir(folder).status();
-    let status = status.with_context(|| format!("cannot run {program}: this is no Debian"))?;
-    if !status.success() {
-        bail!("{program} failed ({status}); its output is above");
-    }
-    Ok(())
+    child::run(Command::new(program).args(args).current_dir(folder))
 }
 
 #[cfg(test)]

@@ -10,11 +10,10 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
-use crate::folder;
 use crate::pypi::{self, Packages};
-use crate::step::shown;
+use crate::{child, folder};
 
 /// Pinned, with all dependencies.
 const REQUIREMENTS: &str = include_str!("engine/requirements.txt");
@@ -124,7 +123,7 @@ fn stand_in(packages: &Packages) -> Result<()> {
     let script = write("no-cuda.map", nodes.collect())?;
     let mut link = Command::new("c++");
     link.args(["-shared", "-nostdlib", "-o"]).arg(lib.join(NO_CUDA)).arg(assembly);
-    output(link.arg(format!("-Wl,--version-script={}", script.display())))?;
+    child::output(link.arg(format!("-Wl,--version-script={}", script.display())))?;
     for name in ABSENT {
         let link = lib.join(name);
         symlink(NO_CUDA, &link).with_context(|| format!("cannot write {}", link.display()))?;
@@ -132,7 +131,7 @@ fn stand_in(packages: &Packages) -> Result<()> {
     eprintln!("    {} symbols of CUDA's libraries stand for themselves", symbols.len());
     // This also compiles its modules, which makes later starts faster.
     let mut probe = probe(&packages.folder.join("bin/python"));
-    output(probe.env_remove("PYTHONDONTWRITEBYTECODE"))
+    child::output(probe.env_remove("PYTHONDONTWRITEBYTECODE"))
         .context("vLLM's kernels do not load on this machine")?;
     Ok(())
 }
@@ -149,7 +148,7 @@ fn missing_symbols(lib: &Path) -> Result<BTreeSet<String>> {
     let files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     let libraries = || files.iter().filter(|path| path.to_string_lossy().contains(".so"));
     let symbols =
-        |which: &str| output(Command::new("nm").args(["-D", "-j", which]).args(libraries()));
+        |which: &str| child::text(Command::new("nm").args(["-D", "-j", which]).args(libraries()));
     let (wanted, defined) = (symbols("--undefined-only")?, symbols("--defined-only")?);
     let name = |symbol: &str| symbol.split('@').next().unwrap_or_default().to_owned();
     let defined: BTreeSet<String> = defined.lines().map(name).collect();
@@ -163,66 +162,5 @@ fn missing_symbols(lib: &Path) -> Result<BTreeSet<String>> {
     Ok(missing.map(str::to_owned).collect())
 }
 
-fn output(command: &mut Command) -> Result<String> {
-    let line = shown(command);
-    let output = command.output().with_context(|| format!("cannot run `{line}`"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("`{line}` failed ({}):\n{said}", output.status);
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
 #[cfg(test)]
-mod tests {
-    use std::os::unix::process::ExitStatusExt as _;
-
-    use super::*;
-
-    /// Creates a mock of vLLM's packages, in which `import_kernels` runs `body`.
-    fn probed(name: &str, body: &str) -> Option<std::process::ExitStatus> {
-        if !crate::programs::is_installed("python3") {
-            // Not with a macro, whose output libtest would capture.
-            let _ = std::io::Write::write_all(
-                &mut std::io::stdout(),
-                b"SKIPPED engine::tests: python3 is not installed\n",
-            );
-            return None;
-        }
-        let folder = std::env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
-        let platforms = format!(
-            "class current_platform:\n  @staticmethod\n  def import_kernels():\n    {body}\n"
-        );
-        let illegal = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n";
-        for (file, text) in [
-            ("torch/__init__.py", "class ops:\n    class _C:\n        pass\n"),
-            ("vllm/__init__.py", ""),
-            ("vllm/platforms.py", &platforms),
-            // As on a CPU that it was not built for.
-            ("vllm/_C.py", illegal),
-            ("vllm/_C_AVX2.py", "import torch\ntorch.ops._C.init_cpu_memory_env = 1\n"),
-        ] {
-            let path = folder.join(file);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        let output = probe(Path::new("python3")).env("PYTHONPATH", &folder).output().unwrap();
-        fs::remove_dir_all(folder).unwrap();
-        Some(output.status)
-    }
-
-    #[test]
-    fn vllm_chooses_its_kernels_itself() {
-        let Some(status) = probed("chooses", "import vllm._C_AVX2") else { return };
-        assert!(status.success(), "{status}");
-    }
-
-    #[test]
-    fn kernels_that_do_not_load_are_noticed() {
-        // vLLM only warns.
-        let Some(status) = probed("warns", "print('cannot import')") else { return };
-        assert_eq!(status.code(), Some(1));
-        let Some(status) = probed("illegal", "import vllm._C") else { return };
-        assert_eq!(status.signal(), Some(4));
-    }
-}
+mod tests;

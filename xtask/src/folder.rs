@@ -1,6 +1,9 @@
-//! Paths of the workspace and its build folder.
+//! Paths of the workspace and its build folder, and committed files that are generated.
 
+use std::fs;
 use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
 
 /// Returns the workspace's root.
 pub fn workspace() -> &'static Path {
@@ -12,4 +15,27 @@ pub fn workspace() -> &'static Path {
 pub fn target(name: &str) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     target.unwrap_or_else(|| workspace().join("target")).join(name)
+}
+
+/// Replaces the committed file `path` by `text`, unless it is the same or `check_only` is set.
+/// Returns false if it stays another one.
+pub fn update(path: &str, text: &str, check_only: bool) -> Result<bool> {
+    let file = workspace().join(path);
+    let is_same = fs::read_to_string(&file).is_ok_and(|found| found == text);
+    if !is_same && !check_only {
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        eprintln!("wrote {path}");
+    }
+    Ok(is_same || !check_only)
+}
+
+/// Returns the only entry of `folder` whose name begins with `prefix`.
+pub fn only_file(folder: &Path, prefix: &str) -> Result<PathBuf> {
+    let entries = fs::read_dir(folder).with_context(|| format!("no {}", folder.display()))?;
+    let names = entries.flatten().map(|entry| entry.file_name());
+    let found: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with(prefix)).collect();
+    match &found[..] {
+        [name] => Ok(folder.join(name)),
+        _ => bail!("{} has {} files `{prefix}*`, not one", folder.display(), found.len()),
+    }
 }

@@ -4,14 +4,15 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use anyhow::{Context, Result, ensure};
 
+use crate::child;
 use crate::folder;
 use crate::needs::{self, Need};
-use crate::step::SaidNo;
+use crate::programs::{self, Built};
+use crate::step::Step;
 
 /// Limit of the size in bytes; some services reject larger uploads.
 const BYTES_MAX: u64 = 60 << 20;
@@ -45,14 +46,15 @@ const PROGRAMS: &[Program] = &[
 /// Builds everything into `folder`, and replaces existing files. Returns the size in bytes.
 ///
 /// # Errors
-/// Returns [`SaidNo`] if a build fails, and an error if a tool is missing or a write fails.
+/// Fails with [`SaidNo`](crate::child::SaidNo) if a build fails, and with another error if a tool
+/// is missing or a write fails.
 pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
     needs::satisfy([Need::Cxx, Need::Binutils])?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     for program in PROGRAMS {
         let built = build(program)?;
         copy(&built, &folder.join(program.name))?;
-        strip(&folder.join(program.name))?;
+        child::run(Command::new("strip").arg(folder.join(program.name)))?;
         let needs = glibc(&fs::read(&built)?);
         ensure!(
             needs <= GLIBC,
@@ -86,27 +88,10 @@ pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
 
 /// Builds one program. Returns its path.
 fn build(program: &Program) -> Result<PathBuf> {
-    let mut command = Command::new("cargo");
-    command.args(program.build.split_whitespace()).args(["--release", "--message-format=json"]);
-    let line = format!("cargo {} --release", program.build);
-    eprintln!("    $ {line}");
-    let output = command.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
-    if !output.status.success() {
-        bail!(SaidNo(line));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    match executable(&text, program.target) {
-        Some(path) => Ok(path),
-        None => bail!("cargo built {} and did not say where", program.target),
-    }
-}
-
-/// Finds the program of a target in cargo's messages, one JSON object per line.
-fn executable(messages: &str, target: &str) -> Option<PathBuf> {
-    messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|found| {
-        let named = found["target"]["name"] == target;
-        found["executable"].as_str().filter(|_| named).map(PathBuf::from)
-    })
+    let built = programs::build(&Step::cargo(program.name, program.build).args(["--release"]))?;
+    let is_it = |built: &Built| built.target.as_ref().is_some_and(|it| it.name == program.target);
+    let path = built.into_iter().filter(is_it).find_map(|built| built.executable);
+    path.with_context(|| format!("cargo built {} and did not say where", program.target))
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
@@ -114,12 +99,6 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     // A running program cannot be overwritten, and the permissions must be the source's.
     let _ = fs::remove_file(to);
     fs::copy(from, to).map(drop).with_context(what)
-}
-
-fn strip(file: &Path) -> Result<()> {
-    let status = Command::new("strip").arg(file).status().context("cannot run strip")?;
-    ensure!(status.success(), "`strip {}` failed ({status})", file.display());
-    Ok(())
 }
 
 /// Returns the minor version of glibc 2 that a program needs: the highest one that it names.
@@ -135,11 +114,9 @@ fn glibc(program: &[u8]) -> u32 {
 
 /// Describes the sources of the package.
 fn described(root: &Path) -> String {
-    let said = |program: &str, args: &[&str]| -> String {
-        let output = Command::new(program).args(args).current_dir(root).output();
-        let output = output.ok().filter(|output| output.status.success());
-        let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-        text.unwrap_or_else(|| "not known".into())
+    let said = |program: &str, args: &[&str]| {
+        let text = child::text(Command::new(program).args(args).current_dir(root));
+        text.map_or_else(|_| "not known".into(), |text| text.trim().to_owned())
     };
     let commit = said("git", &["describe", "--always", "--dirty", "--abbrev=12"]);
     let rustc = said("rustc", &["--version"]);

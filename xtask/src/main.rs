@@ -19,6 +19,7 @@
 )]
 
 mod abi;
+mod child;
 mod command;
 mod deadline;
 mod debian;
@@ -28,7 +29,6 @@ mod gpu;
 mod mutants;
 mod need;
 mod needs;
-mod parts;
 mod programs;
 mod ptx;
 mod pypi;
@@ -43,8 +43,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::child::SaidNo;
 use crate::deadline::Deadline;
-use crate::step::SaidNo;
 
 /// Some step failed; the table says which.
 const EXIT_STEP_FAILED: u8 = 1;

@@ -1,5 +1,7 @@
 //! Names of requirements of a step; `needs` provides them.
 
+use std::collections::BTreeMap;
+
 /// A requirement of a step that a machine may lack. Provided in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
@@ -48,5 +50,26 @@ impl Need {
     /// Returns true if every step needs it. Steps are skipped without their other needs.
     pub fn is_essential(self) -> bool {
         matches!(self, Self::Cxx | Self::Crates)
+    }
+}
+
+/// Unsatisfied needs of a run, each with a one-line reason.
+#[derive(Debug, Default)]
+pub struct Lacking(BTreeMap<Need, String>);
+
+impl Lacking {
+    /// Returns the reason if `need` is unsatisfied.
+    pub fn why(&self, need: Need) -> Option<&str> {
+        self.0.get(&need).map(String::as_str)
+    }
+
+    /// Adds a need that could not be satisfied.
+    pub fn add(&mut self, need: Need, why: &str) {
+        self.0.insert(need, why.to_owned());
+    }
+
+    #[cfg(test)]
+    pub fn only(need: Need, why: &str) -> Self {
+        Self([(need, why.to_owned())].into())
     }
 }

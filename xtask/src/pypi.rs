@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::step;
+use crate::child;
 
 /// Packages in their own folder.
 #[derive(Debug)]
@@ -74,18 +74,14 @@ impl Packages {
     }
 
     fn run(&self, command: &mut Command) -> Result<()> {
-        let line = step::shown(command);
-        eprintln!("    $ {line}");
-        let status = command.status().with_context(|| format!("cannot run `{line}`"))?;
-        if !status.success() {
-            bail!(
-                "{} could not be installed from PyPI ({status})\n  hint: pip's output is above; \
-                 without a network, copy {} from a machine that has it at the same path",
+        child::run(command).with_context(|| {
+            format!(
+                "{} could not be installed from PyPI\n  hint: pip's output is above; without a \
+                 network, copy {} from a machine that has it at the same path",
                 self.what,
                 self.folder.display()
-            );
-        }
-        Ok(())
+            )
+        })
     }
 }
 

@@ -1,7 +1,6 @@
 //! The Python package: its tools, and its installation into an environment.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::{env, fs};
 
 use anyhow::{Context, Result};
@@ -60,7 +59,7 @@ fn source() -> PathBuf {
 }
 
 /// Builds the package and installs it into the environment `venv`, which has maturin.
-pub fn install(venv: &Path) -> Result<ExitCode> {
+pub fn install(venv: &Path) -> Result<()> {
     let bin = venv.join("bin");
     let old = env::var_os("PATH").unwrap_or_default();
     let path = env::join_paths([bin.clone()].into_iter().chain(env::split_paths(&old)))?;
@@ -69,7 +68,7 @@ pub fn install(venv: &Path) -> Result<ExitCode> {
         .args(["--no-build-isolation", "--force-reinstall"])
         .args([source().to_string_lossy()])
         .env("PATH", path.to_string_lossy())
-        .run_alone()
+        .demand()
 }
 
 #[cfg(test)]

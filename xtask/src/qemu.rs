@@ -6,10 +6,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::programs::find;
-use crate::{debian, folder};
+use crate::{child, debian, folder};
 
 /// A program of QEMU.
 #[derive(Clone, Copy, Debug)]
@@ -65,9 +65,7 @@ impl Qemu {
         let (own, part) = (self.own(), self.own().with_extension("part"));
         fs::write(&part, script).with_context(|| format!("cannot write {}", part.display()))?;
         fs::set_permissions(&part, Permissions::from_mode(0o755))?;
-        let started = Command::new(&part).arg("--version").output()?;
-        let said = String::from_utf8_lossy(&started.stderr);
-        ensure!(started.status.success(), "{} does not start: {}", own.display(), said.trim());
+        child::output(Command::new(&part).arg("--version")).context("it does not start")?;
         fs::rename(&part, &own).with_context(|| format!("cannot write {}", own.display()))
     }
 }

@@ -6,15 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::parts::Part;
 use crate::step::{Outcome, Step, Verdict};
 use crate::tally::Tally;
 use crate::{EXIT_STEP_FAILED, RunArgs, needs};
-
-/// Duration above which a test program is listed.
-const SLOW: Duration = Duration::from_secs(2);
-/// Maximum number of listed programs.
-const SHOWN: usize = 10;
 
 /// Installs the steps' needs, then runs all steps, even after a failure: one run shows all errors.
 /// Steps with unavailable needs are skipped.
@@ -93,27 +87,12 @@ fn table(done: &[(Step, Outcome)], not_run: usize, took: Duration) -> String {
         again.push(format!("{not_run} more not run (--fail-fast)"));
     }
     lines.push(row("total", "", &clock(took), ""));
-    lines.extend(slowest(done));
     if !again.is_empty() {
         lines.push(String::new());
         lines.append(&mut again);
     }
     lines.push("\n".into());
     lines.join("\n")
-}
-
-/// Returns the slowest parts, each with its step.
-fn slowest(done: &[(Step, Outcome)]) -> Vec<String> {
-    let of_step = |(step, outcome): &'_ (Step, Outcome)| {
-        let line = |part: &Part| (part.took, format!("{}: {}", step.name, part.name));
-        outcome.parts.iter().filter(|part| part.took >= SLOW).map(line).collect::<Vec<_>>()
-    };
-    let mut parts: Vec<(Duration, String)> = done.iter().flat_map(of_step).collect();
-    parts.sort_by(|a, b| b.cmp(a));
-    parts.truncate(SHOWN);
-    let heading = (!parts.is_empty()).then(|| "\nslowest test programs".to_owned());
-    let lines = parts.into_iter().map(|(took, name)| format!("{:>6}  {name}", clock(took)));
-    heading.into_iter().chain(lines).collect()
 }
 
 /// Formats minutes and seconds.
@@ -123,63 +102,4 @@ fn clock(took: Duration) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::needs::{Lacking, Need};
-
-    fn outcome(verdict: Verdict, tally: Tally) -> Outcome {
-        Outcome { verdict, tally, took: Duration::from_secs(61), parts: Vec::new() }
-    }
-
-    #[test]
-    fn a_failure_without_a_failed_test_still_counts() {
-        let tests = Tally { passed: 9, failed: 0, skipped: 1 };
-        let all = [
-            outcome(Verdict::Ok, tests),
-            outcome(Verdict::Failed("exit status: 101".into()), Tally::default()),
-        ];
-        assert_eq!(total(all.iter()).to_string(), "9 passed, 1 failed, 1 skipped");
-    }
-
-    #[test]
-    fn failed_tests_count_once() {
-        let tests = Tally { passed: 9, failed: 2, skipped: 0 };
-        let all = [outcome(Verdict::Failed("exit status: 101".into()), tests)];
-        assert_eq!(total(all.iter()).to_string(), "9 passed, 2 failed");
-    }
-
-    #[test]
-    fn the_table_names_what_failed_and_how_to_run_it_again() {
-        let step = Step::cargo("clippy", "clippy --workspace");
-        let failed = outcome(Verdict::Failed("exit status: 101".into()), Tally::default());
-        let table = table(&[(step, failed)], 2, Duration::from_secs(125));
-        for part in ["FAILED", "1:01", "2:05", "$ cargo clippy --workspace", "2 more not run"] {
-            assert!(table.contains(part), "{part:?} is missing in:\n{table}");
-        }
-    }
-    #[test]
-    fn the_table_names_what_was_skipped_and_what_was_slow() {
-        let lacking = Lacking::only(Need::Qemu, "no QEMU");
-        let tests = Step::cargo("tests", "test").part_needs(Need::Qemu, "OFF").without(&lacking);
-        let mut ran = outcome(Verdict::Ok, Tally { passed: 9, failed: 0, skipped: 2 });
-        ran.parts = [("fast", 1), ("slow", 65), ("slower", 121)]
-            .map(|(name, seconds)| Part { name: name.into(), took: Duration::from_secs(seconds) })
-            .to_vec();
-        let vm = Step::cargo("vm", "xtask vm").needs(&[Need::Qemu]).without(&lacking);
-        let one = Tally { passed: 0, failed: 0, skipped: 1 };
-        let skipped = outcome(Verdict::Skipped("no QEMU".into()), one);
-        let all = [(tests, ran), (vm, skipped)];
-        let table = table(&all, 0, Duration::from_secs(125));
-        for part in [
-            "tests: skipped in part: no QEMU",
-            "vm: skipped: no QEMU",
-            "\nslowest test programs\n  2:01  tests: slower\n  1:05  tests: slow\n",
-        ] {
-            assert!(table.contains(part), "{part:?} is missing in:\n{table}");
-        }
-        assert!(!table.contains("fast"), "{table}");
-        assert!(!super::table(&all[1..], 0, Duration::ZERO).contains("slowest"));
-        let total = total(all.iter().map(|(_, outcome)| outcome));
-        assert_eq!(total.to_string(), "9 passed, 0 failed, 3 skipped");
-    }
-}
+mod tests;

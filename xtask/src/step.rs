@@ -1,21 +1,20 @@
 //! One command of a run: its display, execution and verdict.
 
-use std::ffi::OsStr;
-use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
-use std::{env, fmt, thread};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
+use crate::child::{SaidNo, quoted};
 use crate::deadline::Deadline;
-use crate::needs::{Lacking, Need};
-use crate::parts::{self, Part};
+use crate::need::{Lacking, Need};
 use crate::tally::Tally;
 
 /// A command line, and its conditions to pass.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Step {
     pub name: String,
     program: String,
@@ -38,21 +37,7 @@ pub struct Outcome {
     pub verdict: Verdict,
     pub tally: Tally,
     pub took: Duration,
-    /// Parts of the step, if its output names them.
-    pub parts: Vec<Part>,
 }
-
-/// A program reported an error in its input, printed above, as opposed to a problem of the machine.
-#[derive(Debug)]
-pub struct SaidNo(pub String);
-
-impl fmt::Display for SaidNo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` failed; its output is above", self.0)
-    }
-}
-
-impl std::error::Error for SaidNo {}
 
 /// Verdict on a step.
 #[derive(Debug, PartialEq, Eq)]
@@ -69,17 +54,7 @@ impl Step {
     }
 
     pub fn new(name: impl Into<String>, program: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            program: program.into(),
-            args: Vec::new(),
-            env: Vec::new(),
-            tests_at_least: None,
-            skip: None,
-            needs: Vec::new(),
-            part_needs: Vec::new(),
-            skipped_parts: Vec::new(),
-        }
+        Self { name: name.into(), program: program.into(), ..Self::default() }
     }
 
     pub fn args(mut self, args: impl IntoIterator<Item = impl Into<String>>) -> Self {
@@ -139,19 +114,18 @@ impl Step {
     /// Runs the step as part of a run; counted output is copied to `out`.
     pub fn run(&self, deadline: Deadline, out: &mut impl Write) -> Outcome {
         let start = Instant::now();
-        let mut heard = Heard::default();
+        let mut tally = Tally::default();
         let verdict = match &self.skip {
             Some(why) => {
-                heard.tally.skipped = 1;
+                tally.skipped = 1;
                 Verdict::Skipped(why.clone())
             }
-            None => match self.execute(deadline, out, &mut heard) {
+            None => match self.execute(deadline, out, &mut tally) {
                 Ok(verdict) => verdict,
                 Err(error) => Verdict::Failed(format!("{error:#}")),
             },
         };
-        let Heard { tally, parts } = heard;
-        Outcome { verdict, tally, took: start.elapsed(), parts }
+        Outcome { verdict, tally, took: start.elapsed() }
     }
 
     /// Runs only this step, without a table, and returns its exit code.
@@ -162,6 +136,15 @@ impl Step {
         Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
     }
 
+    /// Runs only this step, without a table.
+    ///
+    /// # Errors
+    /// Fails with [`SaidNo`] if the program does not succeed.
+    pub fn demand(&self) -> Result<()> {
+        ensure!(self.run_alone()? == ExitCode::SUCCESS, SaidNo(self.to_string()));
+        Ok(())
+    }
+
     /// The command itself, to run it in another way.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
@@ -169,27 +152,16 @@ impl Step {
         command
     }
 
-    /// Returns true if it is a run of `cargo test`.
-    fn names_parts(&self) -> bool {
-        self.program == "cargo" && self.args.first().is_some_and(|arg| arg == "test")
-    }
-
     fn execute(
         &self,
         deadline: Deadline,
         out: &mut impl Write,
-        heard: &mut Heard,
+        tally: &mut Tally,
     ) -> Result<Verdict> {
         let mut command = self.command();
         command.stdin(Stdio::null());
         if self.tests_at_least.is_some() {
             command.stdout(Stdio::piped());
-        }
-        if self.names_parts() {
-            command.stderr(Stdio::piped());
-            if io::stderr().is_terminal() && env::var_os("CARGO_TERM_COLOR").is_none() {
-                command.env("CARGO_TERM_COLOR", "always");
-            }
         }
         if deadline.is_set() {
             // Only with a deadline: a separate group does not receive Ctrl-C from a terminal.
@@ -197,13 +169,10 @@ impl Step {
         }
         let mut child = command.spawn().with_context(|| format!("cannot run `{self}`"))?;
         let watch = deadline.watch(child.id());
-        let names = child.stderr.take().map(|errors| thread::spawn(|| copy_and_name(errors)));
         let counted = child.stdout.take().map(|output| copy_and_count(output, out)).transpose();
         let status = child.wait();
         let timed_out = watch.finish();
-        let names = names.map(|names| names.join().unwrap_or_default()).unwrap_or_default();
-        let (tally, took) = counted?.unwrap_or_default();
-        *heard = Heard { tally, parts: parts::pair(names, took) };
+        *tally = counted?.unwrap_or_default();
         let status = status?;
         if timed_out {
             return Ok(Verdict::Failed("stopped: the run's deadline passed".into()));
@@ -212,49 +181,26 @@ impl Step {
             return Ok(Verdict::Failed(status.to_string()));
         }
         Ok(match self.tests_at_least {
-            Some(least) if heard.tally.passed < least => Verdict::Failed(format!(
+            Some(least) if tally.passed < least => Verdict::Failed(format!(
                 "{} tests passed where at least {least} must exist",
-                heard.tally.passed
+                tally.passed
             )),
             _ => Verdict::Ok,
         })
     }
 }
 
-/// Information from a step's output.
-#[derive(Debug, Default)]
-struct Heard {
-    tally: Tally,
-    parts: Vec<Part>,
-}
-
-/// Copies a child's output line by line. Returns the test counts and each program's duration.
-fn copy_and_count(output: impl Read, out: &mut impl Write) -> io::Result<(Tally, Vec<Duration>)> {
-    let (mut tally, mut took) = (Tally::default(), Vec::new());
-    copy(output, out, |line| {
-        tally += Tally::of_line(line);
-        took.extend(parts::took(line));
-    })?;
-    Ok((tally, took))
-}
-
-/// Copies a child's stderr line by line. Returns the names of its test programs.
-fn copy_and_name(errors: impl Read) -> Vec<String> {
-    let mut names = Vec::new();
-    // An error on stderr cannot be reported.
-    let _ = copy(errors, &mut io::stderr(), |line| names.extend(parts::name(line)));
-    names
-}
-
-fn copy(from: impl Read, to: &mut impl Write, mut hear: impl FnMut(&str)) -> io::Result<()> {
-    let (mut from, mut line) = (BufReader::new(from), Vec::new());
-    while from.read_until(b'\n', &mut line)? > 0 {
+/// Copies a child's output line by line, and counts its tests.
+fn copy_and_count(output: impl Read, out: &mut impl Write) -> io::Result<Tally> {
+    let (mut output, mut line, mut tally) = (BufReader::new(output), Vec::new(), Tally::default());
+    while output.read_until(b'\n', &mut line)? > 0 {
         // Bytes instead of text: a test may print anything.
-        to.write_all(&line)?;
-        hear(&String::from_utf8_lossy(&line));
+        out.write_all(&line)?;
+        tally += Tally::of_line(&String::from_utf8_lossy(&line));
         line.clear();
     }
-    to.flush()
+    out.flush()?;
+    Ok(tally)
 }
 
 /// Formats the command line as in a shell.
@@ -268,98 +214,5 @@ impl fmt::Display for Step {
     }
 }
 
-/// Quotes a word for a POSIX shell.
-pub fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
-/// Formats a command line of plain words.
-pub fn shown(command: &Command) -> String {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn shell(script: &str) -> Step {
-        Step::new("a step", "sh").args(["-c", script])
-    }
-
-    fn run(step: &Step) -> Outcome {
-        // Not to stdout: an outer run of these tests would count the made-up results below.
-        step.run(Deadline::new(None, false), &mut io::sink())
-    }
-
-    #[test]
-    fn a_command_line_is_shown_so_that_it_can_be_pasted() {
-        let step = Step::cargo("docs", "doc --no-deps").env("RUSTDOCFLAGS", "-D warnings");
-        assert_eq!(step.to_string(), "RUSTDOCFLAGS='-D warnings' cargo doc --no-deps");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
-        assert_eq!(quoted(""), "''");
-    }
-
-    #[test]
-    fn the_exit_code_decides() {
-        assert_eq!(run(&shell("exit 0")).verdict, Verdict::Ok);
-        assert!(matches!(run(&shell("exit 7")).verdict, Verdict::Failed(why) if why.contains('7')));
-        let missing = Step::new("a step", "no-such-program-anywhere");
-        assert!(matches!(run(&missing).verdict, Verdict::Failed(_)));
-    }
-
-    #[test]
-    fn a_step_that_ran_no_test_has_failed() {
-        let none = shell("echo 'test result: ok. 0 passed; 0 failed; 2 ignored; 0 measured'");
-        let outcome = run(&none.tests_at_least(1));
-        assert!(matches!(outcome.verdict, Verdict::Failed(_)));
-        assert_eq!(outcome.tally.skipped, 2);
-        let one = shell("echo 'test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured'");
-        assert_eq!(run(&one.tests_at_least(1)).verdict, Verdict::Ok);
-    }
-
-    #[test]
-    fn binaries_add_up() {
-        let two = "test result: ok. 2 passed; 0 failed; 0 ignored\n\
-                   noise \u{fffd}\n\
-                   test result: FAILED. 3 passed; 1 failed; 0 ignored";
-        let mut copy = Vec::new();
-        let (tally, took) = copy_and_count(two.as_bytes(), &mut copy).unwrap();
-        assert!(took.is_empty());
-        assert_eq!(copy, two.as_bytes());
-        assert_eq!(tally, Tally { passed: 5, failed: 1, skipped: 0 });
-    }
-
-    #[test]
-    fn a_skipped_step_does_not_run() {
-        let outcome = run(&shell("exit 1").skipped("why"));
-        assert_eq!(outcome.verdict, Verdict::Skipped("why".into()));
-        assert_eq!(outcome.tally.skipped, 1);
-    }
-
-    #[test]
-    fn a_step_without_what_it_needs_is_skipped_with_the_reason() {
-        let step = || shell("exit 1").needs(&[Need::Cxx, Need::Vllm]);
-        let lacking = Lacking::only(Need::Vllm, "no network");
-        let outcome = run(&step().without(&lacking));
-        assert_eq!(outcome.verdict, Verdict::Skipped("no network".into()));
-        let other = Lacking::only(Need::Qemu, "no network");
-        assert!(matches!(run(&step().without(&other)).verdict, Verdict::Failed(_)));
-    }
-
-    #[test]
-    fn a_step_without_what_a_part_needs_runs_without_that_part() {
-        let step = shell("exit ${OFF:-7}").part_needs(Need::Qemu, "OFF");
-        assert_eq!(step.all_needs().collect::<Vec<_>>(), [Need::Qemu]);
-        let without = step.clone().without(&Lacking::only(Need::Qemu, "no network"));
-        assert!(matches!(run(&without).verdict, Verdict::Failed(why) if why.contains('1')));
-        assert_eq!(without.skipped_parts, ["no network"]);
-        let with = step.without(&Lacking::default());
-        assert!(matches!(run(&with).verdict, Verdict::Failed(why) if why.contains('7')));
-        assert!(with.skipped_parts.is_empty());
-    }
-}
+mod tests;

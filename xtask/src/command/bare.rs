@@ -8,12 +8,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 
+use crate::child::quoted;
 use crate::needs::{self, Need};
-use crate::step::{Step, quoted};
-use crate::{RunArgs, folder, report};
+use crate::step::Step;
+use crate::{RunArgs, child, folder, report};
 
 /// Files and folders of this machine that configure the network and its packages.
 const NETWORK: &[&str] = &[
@@ -26,27 +27,9 @@ const NETWORK: &[&str] = &[
     "/usr/local/share/ca-certificates",
     "/usr/share/keyrings",
 ];
-/// Prefixes of variables that do the same.
-const VARIABLES: &[&str] = &[
-    "http_",
-    "https_",
-    "no_proxy",
-    "all_",
-    "HTTP_",
-    "HTTPS_",
-    "NO_PROXY",
-    "ALL_PROXY",
-    "SSL_CERT_",
-    "CURL_CA_",
-    "PIP_",
-    "CARGO_HTTP_",
-    "CARGO_NET_",
-    "CARGO_REGISTR",
-    "CARGO_SOURCE_",
-    "RUSTUP_DIST",
-    "RUSTUP_UPDATE",
-    "RUSTUP_AUTO",
-];
+/// Prefixes of variables that do the same, in either case.
+const VARIABLES: &str = "http_ https_ no_proxy all_ ssl_cert_ curl_ca_ pip_ cargo_http_ cargo_net_ \
+    cargo_registr cargo_source_ rustup_dist rustup_update rustup_auto";
 const ENTER: &str = include_str!("bare.sh");
 /// Path of the clone in the new root.
 const CLONE: &str = "/ripieno";
@@ -105,7 +88,7 @@ fn make_debian(debian: &Path) -> Result<()> {
     fs::create_dir_all(&part)?;
     let mut command = Command::new("mmdebstrap");
     command.args(["--variant=minbase", suite]).arg(&part).args(package_sources());
-    finish(&mut command)?;
+    child::run(&mut command)?;
     fs::rename(&part, debian).context("cannot rename the new Debian")
 }
 
@@ -121,26 +104,17 @@ fn package_sources() -> Vec<PathBuf> {
 /// Creates a clean copy of the Debian, with a clone of HEAD.
 fn make_root(debian: &Path, root: &Path) -> Result<()> {
     let _ = fs::remove_dir_all(root);
-    finish(Command::new("cp").arg("-a").arg(debian).arg(root))?;
+    child::run(Command::new("cp").arg("-a").arg(debian).arg(root))?;
     for path in NETWORK.iter().map(Path::new).filter(|path| path.exists()) {
         let to = root.join(path.strip_prefix("/")?);
         let parent = to.parent().unwrap_or(root);
         fs::create_dir_all(parent)?;
         // Follows links, whose targets may be missing in the root.
-        finish(Command::new("cp").args(["-rL", "--remove-destination"]).arg(path).arg(parent))?;
+        child::run(Command::new("cp").args(["-rL", "--remove-destination"]).arg(path).arg(parent))?;
     }
     let mut clone = Command::new("git");
     clone.args(["clone", "--quiet"]).arg(folder::workspace()).arg(root.join(&CLONE[1..]));
-    finish(&mut clone)
-}
-
-fn finish(command: &mut Command) -> Result<()> {
-    eprintln!("    $ {command:?}");
-    let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
-    if !status.success() {
-        bail!("{command:?} failed ({status}); its output is above");
-    }
-    Ok(())
+    child::run(&mut clone)
 }
 
 /// Returns the script that runs a command in the root, with this machine's toolchain and network.
@@ -158,7 +132,10 @@ fn entry(root: &Path) -> Result<String> {
         ("CARGO_HOME".to_owned(), cargo.display().to_string()),
         ("PATH".to_owned(), path),
     ];
-    variables.extend(env::vars().filter(|(name, _)| VARIABLES.iter().any(|v| name.starts_with(v))));
+    variables.extend(env::vars().filter(|(name, _)| {
+        let name = name.to_lowercase();
+        VARIABLES.split_whitespace().any(|prefix| name.starts_with(prefix))
+    }));
     let assigned = [("root", root), ("rustup", &rustup), ("programs", &programs)]
         .map(|(name, path)| format!("{name}={}\n", quoted(&path.to_string_lossy())))
         .concat();

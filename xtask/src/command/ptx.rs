@@ -16,9 +16,6 @@ pub struct PtxArgs {
     /// Change nothing: fail if the committed files differ from what the sources give
     #[arg(long)]
     check: bool,
-    /// Print the report as JSON
-    #[arg(long)]
-    json: bool,
 }
 
 const NEEDS: &[Need] = &[Need::Gxx, Need::Nvcc];
@@ -33,12 +30,8 @@ pub fn run(args: &PtxArgs) -> Result<ExitCode> {
     needs::satisfy(NEEDS.iter().copied())?;
     let report = ptx::run(args.check)?;
     let tally = report.tally();
-    if args.json {
-        println!("{:#}", report.json());
-    } else {
-        print!("\n{}\n", report.table());
-        println!("{}", tally.line(start.elapsed()));
-    }
+    print!("\n{}\n", report.table());
+    println!("{}", tally.line(start.elapsed()));
     report.failures().iter().for_each(|line| eprintln!("error: {line}"));
     Ok(if tally.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
 }

@@ -1,11 +1,9 @@
 //! `cargo xtask sanitize`: the I/O kernel for the host and the rings under ThreadSanitizer and
 //! AddressSanitizer.
 
-use std::fs;
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::needs::Need;
@@ -39,22 +37,6 @@ pub fn run(args: &SanitizeArgs) -> Result<ExitCode> {
     let all = [Sanitizer::Thread, Sanitizer::Address];
     let chosen = all.into_iter().filter(|one| args.sanitizer.is_none_or(|only| only == *one));
     report::run_all(chosen.flat_map(Sanitizer::steps).collect(), args.run)
-}
-
-/// Returns an error unless the Rust toolchain has the sanitizers' runtimes for this machine.
-pub fn look_for_runtimes() -> Result<()> {
-    let mut rustc = Command::new("rustc");
-    let output = rustc.args(["--print", "target-libdir"]).output().context("cannot run rustc")?;
-    let folder = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
-    let files = fs::read_dir(&folder).with_context(|| format!("no {}", folder.display()))?;
-    let names: Vec<_> = files.flatten().map(|file| file.file_name()).collect();
-    let has = |end| names.iter().any(|name| name.to_string_lossy().ends_with(end));
-    ensure!(
-        has("_rt.tsan.a") && has("_rt.asan.a"),
-        "the Rust toolchain has no sanitizers for this machine's target ({})",
-        folder.display()
-    );
-    Ok(())
 }
 
 impl Sanitizer {

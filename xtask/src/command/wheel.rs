@@ -2,14 +2,14 @@
 
 use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::path::Path;
+use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
 use crate::folder;
 use crate::needs::{self, Need};
-use crate::programs::succeeds;
+use crate::programs::{rust_library, succeeds};
 use crate::pypi::{self, Packages};
 use crate::step::Step;
 
@@ -37,16 +37,10 @@ pub fn run() -> Result<ExitCode> {
             continue;
         }
         let wheels = place.join("wheels").join(machine);
-        let built = build(&target, &bin, &wheels)?;
-        if built != ExitCode::SUCCESS {
-            return Ok(built);
-        }
-        let wheel = only_file(&wheels)?;
+        build(&target, &bin, &wheels)?;
+        let wheel = folder::only_file(&wheels, "")?;
         if machine == env::consts::ARCH {
-            let checked = check(&place, &wheel)?;
-            if checked != ExitCode::SUCCESS {
-                return Ok(checked);
-            }
+            check(&place, &wheel)?;
             said.push(format!("{}: installed, imported, stored and loaded", wheel.display()));
         } else {
             let here = env::consts::ARCH;
@@ -59,7 +53,7 @@ pub fn run() -> Result<ExitCode> {
 
 /// Builds the wheel for a target, into an empty folder. maturin names it after the oldest glibc
 /// that suffices: a wheel built on an older system runs on more systems.
-fn build(target: &str, bin: &Path, wheels: &Path) -> Result<ExitCode> {
+fn build(target: &str, bin: &Path, wheels: &Path) -> Result<()> {
     // Built by an earlier version.
     let _ = fs::remove_dir_all(wheels);
     Step::new("wheel", bin.join("maturin").to_string_lossy())
@@ -68,38 +62,21 @@ fn build(target: &str, bin: &Path, wheels: &Path) -> Result<ExitCode> {
         .args([folder::workspace().join("python/Cargo.toml").to_string_lossy()])
         .args(["--out".into(), wheels.to_string_lossy()])
         .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
-        .run_alone()
+        .demand()
 }
 
 /// Returns true if Rust's library for a target is installed, or could be fetched.
 fn has_library(target: &str) -> bool {
-    let asked =
-        Command::new("rustc").args(["--print", "target-libdir", "--target", target]).output();
-    let is_there = asked.is_ok_and(|asked| {
-        let folder = PathBuf::from(String::from_utf8_lossy(&asked.stdout).trim());
-        fs::read_dir(folder).is_ok_and(|mut files| files.next().is_some())
-    });
+    let is_there = rust_library(Some(target)).is_ok_and(|files| !files.is_empty());
     is_there || succeeds(&format!("rustup target add {target}"))
 }
 
-fn only_file(folder: &Path) -> Result<PathBuf> {
-    let files: Vec<_> = fs::read_dir(folder)
-        .with_context(|| format!("maturin made no {}", folder.display()))?
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
-    match <[PathBuf; 1]>::try_from(files) {
-        Ok([file]) => Ok(file),
-        Err(files) => bail!("{} has {} files, and not one wheel", folder.display(), files.len()),
-    }
-}
-
 /// Installs the wheel into an otherwise empty environment, and stores and loads blocks there.
-fn check(place: &Path, wheel: &Path) -> Result<ExitCode> {
+fn check(place: &Path, wheel: &Path) -> Result<()> {
     let words = [place, wheel].map(|path| path.display().to_string());
     Step::new("check", "sh")
         .args(["-euxc", include_str!("wheel.sh"), "sh"])
         .args(words)
         .args([include_str!("wheel.py")])
-        .run_alone()
+        .demand()
 }

@@ -1,17 +1,7 @@
-use std::process::Child;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use super::*;
-
-#[test]
-fn a_program_is_found_in_cargos_messages() {
-    let text = "{\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"bench\"},\
-                \"executable\":null}\nnoise\n\
-                {\"target\":{\"name\":\"other\"},\"executable\":\"/a/other\"}\n\
-                {\"target\":{\"name\":\"bench\"},\"executable\":\"/a/bench\"}\n";
-    assert_eq!(executable(text, "bench"), Some(PathBuf::from("/a/bench")));
-    assert_eq!(executable(text, "cuda"), None);
-}
 
 /// The script uses the names of the packed programs, and is valid bash.
 #[test]

@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use anyhow::{Context, Result, bail};
 
+use crate::child::compile;
 use crate::ptx::Module;
 use crate::ptx::install::Toolkit;
 use crate::ptx::sass::{self, Instruction};
-use crate::step::{SaidNo, shown};
 
 /// Compiler flags, without the compute capability. Warnings are errors.
 pub const FLAGS: &[&str] = &["-std=c++17", "-O3", "-ptx", "--Werror", "all-warnings"];
@@ -63,7 +62,7 @@ impl Source<'_> {
         // In this folder, so that the compiler sees no absolute paths.
         nvcc.current_dir(self.home).args(FLAGS).arg(format!("-arch=compute_{capability}"));
         nvcc.args(["-I", self.module.include]).arg(self.module.file("cu")).arg("-o").arg(&out);
-        output(nvcc.args(["-MMD", "-MF"]).arg(&list))?;
+        compile(nvcc.args(["-MMD", "-MF"]).arg(&list))?;
         let read = |file: &Path| {
             fs::read_to_string(file).with_context(|| format!("nvcc left no {}", file.display()))
         };
@@ -79,13 +78,13 @@ impl Source<'_> {
         let cubin = self.folder.join(format!("{}.{capability}.sm_{sm}.cubin", self.module.name));
         let mut ptxas = self.toolkit.program("ptxas");
         ptxas.arg("-v").arg(format!("-arch=sm_{sm}")).arg(self.ptx(capability));
-        let said = output(ptxas.arg("-o").arg(&cubin))?;
+        let said = compile(ptxas.arg("-o").arg(&cubin))?;
         let said = String::from_utf8_lossy(&said.stderr).into_owned();
         let all = resources(&said);
         if all.is_empty() {
             bail!("ptxas said nothing about the kernels' registers, but this:\n{said}");
         }
-        let dump = output(self.toolkit.program("cuobjdump").arg("-sass").arg(&cubin))?;
+        let dump = compile(self.toolkit.program("cuobjdump").arg("-sass").arg(&cubin))?;
         let text = String::from_utf8_lossy(&dump.stdout).into_owned();
         let listing = cubin.with_extension("sass");
         fs::write(&listing, &text)
@@ -119,17 +118,6 @@ fn own_sources(rule: &str) -> Vec<String> {
     own.sort();
     own.dedup();
     own
-}
-
-fn output(command: &mut Command) -> Result<Output> {
-    let line = shown(command);
-    eprintln!("    $ {line}");
-    let output = command.output().with_context(|| format!("cannot run `{line}`"))?;
-    if !output.status.success() {
-        eprint!("{}", String::from_utf8_lossy(&output.stderr));
-        bail!(SaidNo(line));
-    }
-    Ok(output)
 }
 
 /// Parses the output of `ptxas -v`, for each kernel by name.

@@ -2,8 +2,6 @@
 
 use std::fmt::Write;
 
-use serde_json::{Value, json};
-
 use crate::ptx::checks::{Check, Wanted};
 use crate::tally::Tally;
 
@@ -63,11 +61,6 @@ impl Report {
     pub fn failures(&self) -> Vec<String> {
         self.modules.iter().flat_map(ModuleReport::failures).collect()
     }
-
-    /// Formats the report as JSON.
-    pub fn json(&self) -> Value {
-        json!({ "modules": self.modules.iter().map(ModuleReport::json).collect::<Vec<_>>() })
-    }
 }
 
 impl ModuleReport {
@@ -123,33 +116,6 @@ impl ModuleReport {
         }
         lines
     }
-
-    fn json(&self) -> Value {
-        let check = |check: &Check| {
-            let (least, most) = match check.wanted {
-                Wanted::AtLeast(least) => (Some(least), None),
-                Wanted::AtMost(most) => (None, Some(most)),
-            };
-            json!({
-                "name": check.name, "passed": check.passed(), "found": check.found,
-                "at_least": least, "at_most": most, "wrong": check.wrong,
-            })
-        };
-        let kernel = |one: &Checked| {
-            let checks: Vec<Value> = one.checks.iter().map(check).collect();
-            json!({ "name": one.kernel, "checks": checks })
-        };
-        let target = |target: &Target| {
-            json!({
-                "sm": target.sm, "compute": target.capability,
-                "kernels": target.kernels.iter().map(kernel).collect::<Vec<_>>(),
-            })
-        };
-        json!({
-            "name": self.name, "source_hash": self.source_hash, "stale": self.stale,
-            "targets": self.targets.iter().map(target).collect::<Vec<_>>(),
-        })
-    }
 }
 
 #[cfg(test)]
@@ -170,8 +136,6 @@ mod tests {
         assert_eq!(bad.tally(), Tally { passed: 1, failed: 1, skipped: 0 });
         assert!(bad.table().contains("1!"), "{}", bad.table());
         assert_eq!(bad.failures(), ["sm_90: gio_kernel: doorbells: 1, fewer than 2"]);
-        let kernel = &bad.json()["modules"][0]["targets"][0]["kernels"][0];
-        assert_eq!(kernel["checks"][0]["passed"], false);
         let good = report(2, Vec::new());
         assert_eq!(good.tally(), Tally { passed: 2, failed: 0, skipped: 0 });
         assert!(!good.table().contains('!') && good.failures().is_empty());

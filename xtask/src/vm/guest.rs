@@ -5,8 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::child::{self, SaidNo};
 use crate::folder;
-use crate::step::SaidNo;
 
 const PROGRAMS: &[&str] = &["vm-tests", "nvme-bind", "ripieno"];
 
@@ -27,11 +27,7 @@ pub fn build() -> Result<Vec<PathBuf>> {
 
 /// Returns the files that the dynamic linker loads for a program.
 pub fn libraries(program: &PathBuf) -> Result<Vec<PathBuf>> {
-    let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
-    if !output.status.success() {
-        bail!("`ldd {}` failed: {}", program.display(), String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(paths(&String::from_utf8_lossy(&output.stdout)))
+    Ok(paths(&child::text(Command::new("ldd").arg(program))?))
 }
 
 fn paths(ldd: &str) -> Vec<PathBuf> {

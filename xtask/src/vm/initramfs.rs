@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use crate::child;
 use crate::vm::guest;
 use crate::vm::install::Packages;
 
@@ -28,7 +29,7 @@ pub fn pack(folder: &Path, packages: &Packages, programs: &[PathBuf]) -> Result<
         let name = program.file_name().unwrap_or_default();
         // Stripped, because the guest reads all of it into memory at boot.
         let mut strip = Command::new("strip");
-        done(strip.arg("-o").arg(bin.join(name)).arg(program), "strip")?;
+        child::output(strip.arg("-o").arg(bin.join(name)).arg(program))?;
         for library in guest::libraries(program)? {
             let to = tree.join(library.strip_prefix("/")?);
             fs::create_dir_all(to.parent().unwrap_or(&tree))?;
@@ -57,7 +58,7 @@ fn modules(tree: &Path, packages: &Packages) -> Result<()> {
         fs::copy(packages.modules.join(name), to.join(name))?;
     }
     let mut depmod = Command::new(&packages.busybox);
-    done(depmod.arg("depmod").arg("-b").arg(tree).arg(version), "busybox depmod")
+    child::output(depmod.arg("depmod").arg("-b").arg(tree).arg(version)).map(drop)
 }
 
 fn copy_modules(busybox: &Path, from: &Path, to: &Path) -> Result<()> {
@@ -68,7 +69,7 @@ fn copy_modules(busybox: &Path, from: &Path, to: &Path) -> Result<()> {
             copy_modules(busybox, &path, &to.join(name))?;
         } else if path.extension().is_some_and(|end| end == "xz") {
             let plain = File::create(to.join(name).with_extension(""))?;
-            done(Command::new(busybox).arg("xzcat").arg(&path).stdout(plain), "busybox xzcat")?;
+            child::output(Command::new(busybox).arg("xzcat").arg(&path).stdout(plain))?;
         } else {
             fs::copy(&path, to.join(name))?;
         }
@@ -107,14 +108,6 @@ fn list(root: &Path, folder: &Path, names: &mut Vec<String>) -> Result<()> {
         if path.is_dir() {
             list(root, &path, names)?;
         }
-    }
-    Ok(())
-}
-
-fn done(command: &mut Command, what: &str) -> Result<()> {
-    let status = command.status().with_context(|| format!("cannot run {what}"))?;
-    if !status.success() {
-        bail!("{what} failed ({status})");
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::debian;
+use crate::{debian, folder};
 
 /// Depends on the current kernel without hardware drivers, which is sufficient.
 const KERNEL: &str = "linux-image-cloud-amd64";
@@ -37,8 +37,8 @@ pub fn packages(folder: &Path) -> Result<Packages> {
     let busybox = first(&[busybox.join("bin/busybox"), busybox.join("usr/bin/busybox")])?;
     let modules = first(&[kernel.join("lib/modules"), kernel.join("usr/lib/modules")])?;
     Ok(Packages {
-        kernel: only_file(&kernel.join("boot"), "vmlinuz-")?,
-        modules: only_file(&modules, "")?,
+        kernel: folder::only_file(&kernel.join("boot"), "vmlinuz-")?,
+        modules: folder::only_file(&modules, "")?,
         busybox,
     })
 }
@@ -93,18 +93,6 @@ fn first(paths: &[PathBuf]) -> Result<PathBuf> {
     match paths.iter().find(|path| path.exists()) {
         Some(path) => Ok(path.clone()),
         None => bail!("the package has no {}", paths[0].display()),
-    }
-}
-
-fn only_file(folder: &Path, prefix: &str) -> Result<PathBuf> {
-    let entries = fs::read_dir(folder).with_context(|| format!("no {}", folder.display()))?;
-    let mut found = entries
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
-        .map(|entry| entry.path());
-    match found.next() {
-        Some(path) => Ok(path),
-        None => bail!("{} has no file `{prefix}*`", folder.display()),
     }
 }
 

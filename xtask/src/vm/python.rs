@@ -4,11 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
-use crate::folder;
-use crate::step::shown;
 use crate::vm::guest;
+use crate::{child, folder};
 
 /// Stores blocks, opens the store again, and loads them.
 const STORE: &str = include_str!("../command/wheel.py");
@@ -51,7 +50,7 @@ pub fn write(drive: &Path, folder: &Path) -> Result<()> {
     // The modules loaded here are those needed there.
     let mut python = Command::new(std::path::absolute(python())?);
     python.args(["-c", &format!("{STORE}{LIST}")]).current_dir(&here);
-    let said = output(&mut python, "the program for the suite `python`")?;
+    let said = child::text(&mut python).context("the program for the suite `python`")?;
     let mut lines = said.lines().skip_while(|line| *line != "LOADED").skip(1);
     for (name, text) in
         [("python", lines.next()), ("packages", lines.next()), ("store.py", Some(STORE))]
@@ -70,8 +69,7 @@ pub fn write(drive: &Path, folder: &Path) -> Result<()> {
     }
     let mut make = mke2fs();
     make.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-L", LABEL, "-d"]).arg(&tree).arg(drive);
-    let line = shown(&make);
-    output(&mut make, &line).map(drop)
+    child::output(&mut make).map(drop)
 }
 
 /// Copies a file to the same path below `root`.
@@ -88,13 +86,4 @@ fn mke2fs() -> Command {
     let mut command = Command::new("mke2fs");
     command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     command
-}
-
-fn output(command: &mut Command, what: &str) -> Result<String> {
-    let output = command.output().with_context(|| format!("cannot run {what}"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{what} failed ({}): {}", output.status, said.trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

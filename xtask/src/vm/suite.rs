@@ -134,16 +134,17 @@ impl Suite {
         if answers.join().is_err() {
             bail!("the thread that answers the guest panicked");
         }
-        let (mut tally, mut wrong) = console.finish();
-        if !in_time {
-            let late = format!("it did not end within {} s", self.seconds_max);
-            wrong = Some(wrong.map_or(late.clone(), |wrong| format!("{wrong}; {late}")));
-        } else if let Some(signal) = status.signal() {
-            let crash = format!("QEMU was ended by signal {signal}");
-            wrong = Some(wrong.map_or(crash.clone(), |wrong| format!("{wrong}; {crash}")));
-        } else if wrong.is_none() && (guest_code(status) == Some(0)) != (tally.failed == 0) {
-            wrong = Some(format!("its exit code does not go with its tests ({status})"));
-        }
+        let (mut tally, wrong) = console.finish();
+        let ended = match status.signal() {
+            _ if !in_time => Some(format!("it did not end within {} s", self.seconds_max)),
+            Some(signal) => Some(format!("QEMU was ended by signal {signal}")),
+            None if wrong.is_none() && (guest_code(status) == Some(0)) != (tally.failed == 0) => {
+                Some(format!("its exit code does not go with its tests ({status})"))
+            }
+            None => None,
+        };
+        let wrong: Vec<String> = [wrong, ended].into_iter().flatten().collect();
+        let wrong = (!wrong.is_empty()).then(|| wrong.join("; "));
         if wrong.is_some() && tally.failed == 0 {
             tally.failed = 1;
         }

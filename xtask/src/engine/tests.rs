@@ -1,0 +1,49 @@
+use std::os::unix::process::ExitStatusExt as _;
+
+use super::*;
+
+/// Creates a mock of vLLM's packages, in which `import_kernels` runs `body`.
+fn probed(name: &str, body: &str) -> Option<std::process::ExitStatus> {
+    if !crate::programs::is_installed("python3") {
+        // Not with a macro, whose output libtest would capture.
+        let _ = std::io::Write::write_all(
+            &mut std::io::stdout(),
+            b"SKIPPED engine::tests: python3 is not installed\n",
+        );
+        return None;
+    }
+    let folder = std::env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
+    let platforms =
+        format!("class current_platform:\n  @staticmethod\n  def import_kernels():\n    {body}\n");
+    let illegal = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n";
+    for (file, text) in [
+        ("torch/__init__.py", "class ops:\n    class _C:\n        pass\n"),
+        ("vllm/__init__.py", ""),
+        ("vllm/platforms.py", &platforms),
+        // As on a CPU that it was not built for.
+        ("vllm/_C.py", illegal),
+        ("vllm/_C_AVX2.py", "import torch\ntorch.ops._C.init_cpu_memory_env = 1\n"),
+    ] {
+        let path = folder.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    let output = probe(Path::new("python3")).env("PYTHONPATH", &folder).output().unwrap();
+    fs::remove_dir_all(folder).unwrap();
+    Some(output.status)
+}
+
+#[test]
+fn vllm_chooses_its_kernels_itself() {
+    let Some(status) = probed("chooses", "import vllm._C_AVX2") else { return };
+    assert!(status.success(), "{status}");
+}
+
+#[test]
+fn kernels_that_do_not_load_are_noticed() {
+    // vLLM only warns.
+    let Some(status) = probed("warns", "print('cannot import')") else { return };
+    assert_eq!(status.code(), Some(1));
+    let Some(status) = probed("illegal", "import vllm._C") else { return };
+    assert_eq!(status.signal(), Some(4));
+}

@@ -1,0 +1,50 @@
+use super::*;
+use crate::need::{Lacking, Need};
+
+fn outcome(verdict: Verdict, tally: Tally) -> Outcome {
+    Outcome { verdict, tally, took: Duration::from_secs(61) }
+}
+
+#[test]
+fn a_failure_without_a_failed_test_still_counts() {
+    let tests = Tally { passed: 9, failed: 0, skipped: 1 };
+    let all = [
+        outcome(Verdict::Ok, tests),
+        outcome(Verdict::Failed("exit status: 101".into()), Tally::default()),
+    ];
+    assert_eq!(total(all.iter()).to_string(), "9 passed, 1 failed, 1 skipped");
+}
+
+#[test]
+fn failed_tests_count_once() {
+    let tests = Tally { passed: 9, failed: 2, skipped: 0 };
+    let all = [outcome(Verdict::Failed("exit status: 101".into()), tests)];
+    assert_eq!(total(all.iter()).to_string(), "9 passed, 2 failed");
+}
+
+#[test]
+fn the_table_names_what_failed_and_how_to_run_it_again() {
+    let step = Step::cargo("clippy", "clippy --workspace");
+    let failed = outcome(Verdict::Failed("exit status: 101".into()), Tally::default());
+    let table = table(&[(step, failed)], 2, Duration::from_secs(125));
+    for part in ["FAILED", "1:01", "2:05", "$ cargo clippy --workspace", "2 more not run"] {
+        assert!(table.contains(part), "{part:?} is missing in:\n{table}");
+    }
+}
+
+#[test]
+fn the_table_names_what_was_skipped() {
+    let lacking = Lacking::only(Need::Qemu, "no QEMU");
+    let tests = Step::cargo("tests", "test").part_needs(Need::Qemu, "OFF").without(&lacking);
+    let ran = outcome(Verdict::Ok, Tally { passed: 9, failed: 0, skipped: 2 });
+    let vm = Step::cargo("vm", "xtask vm").needs(&[Need::Qemu]).without(&lacking);
+    let one = Tally { passed: 0, failed: 0, skipped: 1 };
+    let skipped = outcome(Verdict::Skipped("no QEMU".into()), one);
+    let all = [(tests, ran), (vm, skipped)];
+    let table = table(&all, 0, Duration::from_secs(125));
+    for part in ["tests: skipped in part: no QEMU", "vm: skipped: no QEMU"] {
+        assert!(table.contains(part), "{part:?} is missing in:\n{table}");
+    }
+    let total = total(all.iter().map(|(_, outcome)| outcome));
+    assert_eq!(total.to_string(), "9 passed, 0 failed, 3 skipped");
+}
