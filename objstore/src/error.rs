@@ -6,7 +6,7 @@ use gio_uring::{ExecutorError, IoStatus};
 use nvme_driver::DmaError;
 use nvme_spec::nvm::Direction;
 
-use kv_catalog::{BlockId, DeviceIndex, FileId, Layer, LayoutError};
+use kv_catalog::{BlockId, DeviceIndex, FileId, Layer, LayoutError, NotDurable};
 use kv_schedule::BacklogFull;
 
 use crate::{plane::JobId, stats::Path};
@@ -353,4 +353,10 @@ pub enum StoreError {
         /// The cause.
         cause: String,
     },
+}
+
+impl From<NotDurable> for StoreError {
+    fn from(NotDurable { cause }: NotDurable) -> Self {
+        Self::JournalFailed { cause }
+    }
 }

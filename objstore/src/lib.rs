@@ -178,7 +178,8 @@
 //!
 //! # Architecture
 //! - [`kv_catalog`] does everything that needs no data I/O: keys, files, references, namespaces,
-//!   eviction, the layout of files, the on-disk format and the journal.
+//!   eviction, the layout of files, the on-disk format and the journal. Its [`DurableCatalog`] is
+//!   what a scheduler's process holds when the planes are in other processes ([`open_catalog`]).
 //! - [`Plane`] owns the devices, the ring and the registered pool, and moves files by number. It
 //!   knows no keys. Its inputs and outputs are plain data, so that a catalog in another process
 //!   can drive it. `plane/open.rs` creates and grants the queues, `route.rs` proves the path,
@@ -190,12 +191,11 @@
 //!   `memory.rs` is the DRAM cache ([`StoreOptions::dram_bytes`]): blocks in host memory that the
 //!   devices reach, too; [`kv_tier`] chooses them. `memory/gpu.rs` has streams copy them if the
 //!   pool is on a GPU.
-//! - [`Store`] is catalog, plane and journal in one process, for any number of threads.
-//!   `store/commit.rs` makes commits permanent, many in one batch. [`DurableCatalog`] is the half
-//!   that a scheduler's process holds when the planes are in other processes (`store/ranks.rs`).
-//!   [`PacedStore`] lets a [`kv_schedule::Scheduler`] decide when layers move (`store/paced.rs`),
-//!   and reads ahead for announced requests (`store/ahead.rs`). Handles ([`Prefix`], [`Transfer`],
-//!   [`Writing`]) are only names: they may be dropped anywhere and at any time.
+//! - [`Store`] is a [`DurableCatalog`] and a [`Plane`] in one process, for any number of threads.
+//!   `store/commit.rs` makes commits permanent, many in one batch. [`PacedStore`] lets a
+//!   [`kv_schedule::Scheduler`] decide when layers move (`store/paced.rs`), and reads ahead for
+//!   announced requests (`store/ahead.rs`). Handles ([`Prefix`], [`Transfer`], [`Writing`]) are
+//!   only names: they may be dropped anywhere and at any time.
 //!
 //! # Invariants
 //! - A key is found only after every row of its block was written without an error
@@ -246,10 +246,10 @@ pub use config::{
 };
 pub use error::{Failure, RegistrationError, StoreError};
 pub use kv_catalog::{
-    BlockId, BlockKey, Catalog, CatalogCounts, CatalogError, DeviceIndex, FileId, FormatError,
-    Geometry, JournalError, KeyChain, KvShape, Layer, LayoutError, Namespace, NamespaceId,
-    ObjectPlace, PolicyKind, Reference, ReferenceId, Region, Reported, Row, Slot, StoreId,
-    StoredFile, Usage, Write, WriteBudget, WriteId,
+    BlockId, BlockKey, Catalog, CatalogCounts, CatalogError, DeviceIndex, DurableCatalog, FileId,
+    FormatError, Geometry, JournalError, KeyChain, KvShape, Layer, LayoutError, Namespace,
+    NamespaceId, NotDurable, ObjectPlace, PolicyKind, Reference, ReferenceId, Region, Reported,
+    Row, Slot, StoreId, StoredFile, Usage, Write, WriteBudget, WriteId,
 };
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;
@@ -260,6 +260,6 @@ pub use plane::{
 pub use registration::{InUse, KvPool};
 pub use stats::{DramStats, Path, StoreStats};
 pub use store::{
-    Closed, Committed, DurableCatalog, Medium, PacedEnd, PacedStore, Prefix, RankConfig, RankId,
-    Salvage, Store, Transfer, Writing,
+    Closed, Committed, Medium, PacedEnd, PacedStore, Prefix, RankConfig, RankId, Salvage, Store,
+    Transfer, Writing, open_catalog,
 };

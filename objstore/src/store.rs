@@ -8,7 +8,8 @@ use std::{
 
 use gio_uring::Event;
 use kv_catalog::{
-    BlockKey, Catalog, DeviceIndex, Geometry, KvShape, Namespace, NamespaceId, Superblock, Usage,
+    BlockKey, Catalog, DeviceIndex, DurableCatalog, FileId, Geometry, JournalError, KvShape,
+    Namespace, NamespaceId, StoredFile, Superblock, Usage,
 };
 use nvme_driver::{Clock, Nanos};
 
@@ -22,7 +23,6 @@ mod ahead;
 mod block_device;
 mod commit;
 mod deallocation;
-mod everything;
 mod handles;
 mod layer;
 mod open;
@@ -30,7 +30,6 @@ mod paced;
 mod ranks;
 mod request;
 mod salvage;
-mod writer;
 
 use commit::{Commits, Ready};
 use deallocation::Drive;
@@ -38,7 +37,7 @@ use handles::Held;
 pub use handles::{Committed, Prefix, Transfer, Writing};
 pub use open::{Closed, Medium};
 pub use paced::{PacedEnd, PacedStore};
-pub use ranks::{DurableCatalog, RankConfig, RankId};
+pub use ranks::{RankConfig, RankId, open_catalog};
 pub use salvage::Salvage;
 
 /// A GPU-centric object store for KV cache. See the crate's documentation for its use.
@@ -59,9 +58,10 @@ impl fmt::Debug for Store {
     }
 }
 
-/// State shared by the handles. Lock order: drives, commits, ready, plane, keys.
+/// State shared by the handles. Lock order: drives, commits, ready, plane, jobs,
+/// catalog.
 struct Inner {
-    superblock: Superblock,
+    catalog: DurableCatalog,
     geometry: Geometry,
     clock: Arc<dyn Clock>,
     wait_timeout: Nanos,
@@ -72,20 +72,15 @@ struct Inner {
     commits: Mutex<Commits>,
     /// `None` once the store is closed.
     plane: Mutex<Option<Plane>>,
-    keys: Mutex<Keys>,
+    jobs: Mutex<Jobs>,
 }
 
-/// State of lookups. Never locked during I/O.
-#[derive(Debug)]
-struct Keys {
-    catalog: Catalog,
+/// State of requests. Never locked during I/O.
+#[derive(Debug, Default)]
+struct Jobs {
     /// References and files to release when a job ends.
     held: HashMap<JobId, Held>,
     tally: Tally,
-    /// Set when storing had to wait until evicted files were free.
-    is_crowded: bool,
-    /// Set when nothing can be stored any more, with the cause.
-    read_only: Option<String>,
     /// Set when the store refuses every call, with the cause.
     failed: Option<String>,
 }
@@ -105,8 +100,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inner {
-    fn keys(&self) -> MutexGuard<'_, Keys> {
-        lock(&self.keys)
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        lock(&self.jobs)
     }
 
     /// Calls `act` on the plane, then applies what the plane reports about jobs and files.
@@ -120,20 +115,32 @@ impl Inner {
         let (ended, lost) = (plane.take_ended(), plane.take_lost());
         let failed = plane.check().err();
         if !ended.is_empty() || !lost.is_empty() || failed.is_some() {
-            let mut keys = self.keys();
-            for file in lost {
-                keys.tally.files_lost += u64::from(keys.catalog.is_stored(file));
-                keys.catalog.lost(file);
+            let mut jobs = self.jobs();
+            self.catalog.with(|catalog| {
+                for file in lost {
+                    jobs.tally.files_lost += u64::from(catalog.is_stored(file));
+                    catalog.lost(file);
+                }
+            });
+            for held in ended.iter().filter_map(|job| jobs.held.remove(job)) {
+                self.give_back(held);
             }
-            ended.into_iter().for_each(|job| keys.end(job));
-            if let (Some(error), None) = (failed, &keys.failed) {
-                keys.failed = Some(match error {
+            if let (Some(error), None) = (failed, &jobs.failed) {
+                jobs.failed = Some(match error {
                     StoreError::Failed { cause } => cause,
                     error => error.to_string(),
                 });
             }
         }
         result
+    }
+
+    fn give_back(&self, held: Held) {
+        let given_back = self.catalog.with(|catalog| match held {
+            Held::Read(reference) => catalog.release(reference),
+            Held::Write(write) => catalog.abort(write),
+        });
+        debug_assert!(given_back.is_ok(), "{given_back:?}");
     }
 
     /// Abandons a job.
@@ -146,30 +153,7 @@ impl Inner {
     }
 }
 
-impl Keys {
-    /// Releases what an ended job held.
-    fn end(&mut self, job: JobId) {
-        if let Some(held) = self.held.remove(&job) {
-            self.give_back(held);
-        }
-    }
-
-    fn give_back(&mut self, held: Held) {
-        let given_back = match held {
-            Held::Read(reference) => self.catalog.release(reference),
-            Held::Write(write) => self.catalog.abort(write),
-        };
-        debug_assert!(given_back.is_ok(), "{given_back:?}");
-    }
-
-    /// Refuses to change anything after a failed journal write or flush.
-    fn check_writable(&self) -> Result<(), StoreError> {
-        match &self.read_only {
-            Some(cause) => Err(StoreError::JournalFailed { cause: cause.clone() }),
-            None => Ok(()),
-        }
-    }
-
+impl Jobs {
     fn check(&self) -> Result<(), StoreError> {
         match &self.failed {
             Some(cause) => Err(StoreError::Failed { cause: cause.clone() }),
@@ -186,13 +170,13 @@ impl Store {
     /// Returns the shape of the KV blocks.
     #[must_use]
     pub fn shape(&self) -> &KvShape {
-        &self.inner.superblock.layout.shape
+        &self.superblock().layout.shape
     }
 
     /// Returns the superblock of the first device.
     #[must_use]
     pub fn superblock(&self) -> &Superblock {
-        &self.inner.superblock
+        self.inner.catalog.superblock()
     }
 
     /// Returns the placement of files on the devices.
@@ -230,7 +214,7 @@ impl Store {
     #[must_use]
     pub fn peek(&self, keys: &[BlockKey]) -> usize {
         // A handle's namespace exists.
-        self.inner.keys().catalog.lookup(self.namespace, keys).unwrap_or(0)
+        self.inner.catalog.with(|catalog| catalog.lookup(self.namespace, keys)).unwrap_or(0)
     }
 
     /// Returns true if `key` is stored now. Same guarantees as [`Store::peek`].
@@ -245,12 +229,12 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::Failed`], or [`StoreError::Catalog`] for an unknown namespace.
     pub fn lookup(&self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
-        let mut state = self.inner.keys();
-        state.check()?;
-        let reference = state.catalog.acquire(self.namespace, keys)?;
-        state.tally.lookups += 1;
-        state.tally.blocks_looked_up += keys.len() as u64;
-        state.tally.blocks_hit += reference.files.len() as u64;
+        let mut jobs = self.inner.jobs();
+        jobs.check()?;
+        let reference = self.inner.catalog.with(|catalog| catalog.acquire(self.namespace, keys))?;
+        jobs.tally.lookups += 1;
+        jobs.tally.blocks_looked_up += keys.len() as u64;
+        jobs.tally.blocks_hit += reference.files.len() as u64;
         Ok(Prefix { store: self.inner.clone(), reference })
     }
 
@@ -327,7 +311,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::lookup`].
     pub fn usage(&self) -> Result<Usage, StoreError> {
-        Ok(self.inner.keys().catalog.usage(self.namespace)?)
+        Ok(self.inner.catalog.with(|catalog| catalog.usage(self.namespace))?)
     }
 
     /// Evicts up to `files` files of the namespace, and returns how many it evicted.
@@ -343,10 +327,8 @@ impl Store {
         &self,
         act: impl FnOnce(&mut Catalog) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let mut keys = self.inner.keys();
-        keys.check()?;
-        keys.check_writable()?;
-        act(&mut keys.catalog)
+        self.inner.jobs().check()?;
+        self.inner.catalog.change(act)
     }
 
     /// Calls `act` on the catalog, without changes that must become permanent.
@@ -354,9 +336,8 @@ impl Store {
         &self,
         act: impl FnOnce(&mut Catalog) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let mut keys = self.inner.keys();
-        keys.check()?;
-        act(&mut keys.catalog)
+        self.inner.jobs().check()?;
+        self.inner.catalog.with(act)
     }
 
     /// Returns an event that layers can wait for ([`crate::Order::AfterEvent`]) and that the
@@ -405,16 +386,14 @@ impl Store {
             plane.sync()?;
             plane.stats()
         })?;
-        let journal_bytes = self.inner.journal_bytes();
+        let journal_bytes = self.inner.catalog.written_bytes();
         let (deallocated_bytes, deallocations_failed) = {
             let drives = lock(&self.inner.drives);
             let bytes = drives.iter().map(|drive| drive.bytes).sum();
             (bytes, drives.iter().map(|drive| drive.failed).sum())
         };
-        let keys = self.inner.keys();
-        keys.check()?;
-        let counts = keys.catalog.counts();
-        let Tally { lookups, blocks_looked_up, blocks_hit, files_lost } = keys.tally;
+        let counts = self.look(|catalog| Ok(catalog.counts()))?;
+        let Tally { lookups, blocks_looked_up, blocks_hit, files_lost } = self.inner.jobs().tally;
         Ok(StoreStats {
             path: plane.path,
             files: counts.files,
@@ -440,5 +419,41 @@ impl Store {
             sq_doorbells: plane.ring.sq_doorbells,
             cq_doorbells: plane.ring.cq_doorbells,
         })
+    }
+
+    /// Returns the numbers and labels of all namespaces: for tools that maintain the whole store.
+    /// An engine stays in its own.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<(NamespaceId, String)> {
+        self.inner.catalog.with(|catalog| {
+            catalog.namespaces().map(|(id, label, _)| (id, label.to_owned())).collect()
+        })
+    }
+
+    /// Returns up to `max` stored files of all namespaces with number `first` or higher, in the
+    /// order of their numbers, which is the order of their positions on the devices.
+    #[must_use]
+    pub fn stored_from(&self, first: FileId, max: usize) -> Vec<StoredFile> {
+        self.inner.catalog.with(|catalog| catalog.stored_from(first).take(max).collect())
+    }
+
+    /// Returns those of `files`, of any namespace, that are stored, as a prefix to be retrieved. It
+    /// does not count as a use or a lookup: eviction order is unchanged.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn hold(&self, files: &[FileId]) -> Result<Prefix, StoreError> {
+        let reference = self.look(|catalog| Ok(catalog.hold(files)))?;
+        Ok(Prefix { store: self.inner.clone(), reference })
+    }
+
+    /// Reads the journal again, and repairs it if it is damaged and `repair` is set, as
+    /// [`DurableCatalog::verify`] does. Commits wait meanwhile.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::JournalFailed`] if the repair fails, or [`StoreError::Failed`].
+    pub fn verify_journal(&self, repair: bool) -> Result<Option<JournalError>, StoreError> {
+        self.inner.jobs().check()?;
+        Ok(self.inner.catalog.verify(repair)?)
     }
 }

@@ -238,7 +238,7 @@ fn files_that_were_evicted_are_not_free_while_their_records_are_written() {
     let devices = [StoreDevice::new(device)];
     let part = Part::Catalog { ranks: 1, files: 16 };
     Store::format(&devices, &Format { part, checksums: false, ..format(SHAPE) }).unwrap();
-    let catalog = DurableCatalog::open(&devices[0], &StoreOptions::default(), |_, _| {}).unwrap();
+    let catalog = objstore::open_catalog(&devices[0], &StoreOptions::default(), |_, _| {}).unwrap();
     let catalog = Arc::new(catalog);
     let keys = keys(0..4);
     let space = catalog.with(|catalog| {

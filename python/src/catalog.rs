@@ -7,7 +7,7 @@ use std::{
 
 use nvme_driver::{Clock, MonotonicClock};
 use objstore::{
-    CatalogCounts, DurableCatalog, FileId, NamespaceId, ReferenceId, Reported, StoreId,
+    CatalogCounts, DurableCatalog, FileId, NamespaceId, ReferenceId, Reported, StoreError, StoreId,
     StoreOptions, WriteId,
 };
 use pyo3::{
@@ -323,7 +323,7 @@ impl Catalog {
     /// Makes all earlier commits, evictions, pins and clears durable. Lookups of other threads do
     /// not wait for it.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.with(|durable| durable.sync().or_raise()))
+        py.detach(|| self.with(|durable| durable.sync().map_err(StoreError::from).or_raise()))
     }
 
     /// Makes all changes durable, and releases the directory. Every later call raises ClosedError,

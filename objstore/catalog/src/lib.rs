@@ -6,6 +6,8 @@
 //!   namespaces. In `catalog/`: `table.rs` (from key to file), `write.rs` (new blocks), `drop.rs`
 //!   (eviction, removal, loss), `log.rs` (records for the journal, and files that wait for them),
 //!   `recovery.rs` and `snapshot.rs` (from and to records).
+//! - [`DurableCatalog`]: a catalog with its journal, for any number of threads. `durable/writer.rs`
+//!   writes groups of records, and pieces of a snapshot between them.
 //! - `policy.rs`: eviction order ([`PolicyKind`]). `file_pool.rs`: free files, in runs.
 //! - [`Namespace`]: separates one engine's blocks from another's.
 //! - [`BlockKey`] and [`KeyChain`]: names of KV blocks by content.
@@ -14,7 +16,8 @@
 //!   written to a [`BlockIo`]; docs/on-disk-format.md gives their bytes.
 //!
 //! # Invariants
-//! - The only I/O is that of the superblocks and the journal; no threads, no clock, no randomness.
+//! - The only I/O is that of the superblocks and the journal; no threads of its own, no clock, no
+//!   randomness.
 //! - A key is in one file at most.
 //! - A file that is referenced, pinned or being written is not evicted, and one that is in use is
 //!   not reused. A file that lost its key is not reused before that is durable in the journal.
@@ -29,6 +32,7 @@
 
 mod block_io;
 mod catalog;
+mod durable;
 mod error;
 mod file_pool;
 mod ids;
@@ -47,6 +51,7 @@ pub use catalog::{
     Catalog, CatalogConfig, CatalogCounts, CatalogError, Found, Group, Position, Reference,
     ReferenceId, Reported, SnapshotCursor, StoredFile, Usage, Write, WriteBudget, WriteId,
 };
+pub use durable::{DurableCatalog, DurableConfig, NotDurable};
 pub use error::LayoutError;
 pub use ids::{BlockId, DeviceIndex, FileId, Layer, Lsn, NamespaceId, Row, Slot};
 pub use journal::{

@@ -180,11 +180,12 @@ impl Ahead {
         let Some(Announced { prefix, targets, copied }) = self.requests.remove(&id) else {
             return Ok(0);
         };
-        let keys = store.inner.keys();
         let blocks = prefix.files().iter().copied().zip(targets);
         // Blocks that were removed meanwhile, or are of another epoch, must not be used.
-        let ready = |(file, _): &_| keys.catalog.is_stored(*file);
-        Ok(blocks.take_while(|block| copied.contains(block) && ready(block)).count())
+        Ok(store.inner.catalog.with(|catalog| {
+            let ready = |(file, _): &_| catalog.is_stored(*file);
+            blocks.take_while(|block| copied.contains(block) && ready(block)).count()
+        }))
     }
 
     /// Waits for matching copies by streams: their destinations are not written to any more.
@@ -350,9 +351,9 @@ impl Drop for Ahead {
             // A closed store has nothing left to release.
             let _ = inner.with_plane(|plane| {
                 let job = plane.abandon_ahead(&ticket);
-                let keys = &mut *inner.keys();
                 let files = prefix.as_ref().map_or(&[][..], |prefix| prefix.files());
-                keys.held.insert(job, Held::Read(keys.catalog.hold(files).id));
+                let reference = inner.catalog.with(|catalog| catalog.hold(files));
+                inner.jobs().held.insert(job, Held::Read(reference.id));
                 Ok(())
             });
         }

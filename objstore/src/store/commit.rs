@@ -6,14 +6,13 @@
 
 use std::collections::HashMap;
 
-use kv_catalog::{BlockIo as _, PlantedBug, WriteId, planted};
+use kv_catalog::{BlockIo as _, NotDurable, PlantedBug, WriteId, planted};
 
 use super::{
     Inner, Store,
     block_device::BlockDevice,
     handles::{Committed, Held, Writing},
     lock,
-    writer::JournalWriter,
 };
 use crate::{
     error::StoreError,
@@ -29,28 +28,18 @@ pub(super) struct Ready {
     checksums: Vec<u32>,
 }
 
-/// Reason why a request was not committed.
-#[derive(Debug)]
-enum Refused {
-    /// A device did not make the data or the record permanent.
-    Journal(String),
-    /// A device was recovered before it was flushed.
-    Forgotten,
-}
-
 /// State of the commit path.
 #[derive(Debug)]
 pub(super) struct Commits {
-    pub(super) journal: JournalWriter,
     /// Devices with volatile caches.
     pub(super) volatile: Vec<BlockDevice>,
     /// Results of requests that another thread committed.
-    results: HashMap<JobId, Result<(), Refused>>,
+    results: HashMap<JobId, Result<(), StoreError>>,
 }
 
 impl Commits {
-    pub(super) fn new(journal: JournalWriter, volatile: Vec<BlockDevice>) -> Self {
-        Self { journal, volatile, results: HashMap::new() }
+    pub(super) fn new(volatile: Vec<BlockDevice>) -> Self {
+        Self { volatile, results: HashMap::new() }
     }
 }
 
@@ -85,11 +74,7 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::JournalFailed`].
     pub fn sync_journal(&self) -> Result<(), StoreError> {
-        self.inner.keys().check_writable()?;
-        let mut commits = lock(&self.inner.commits);
-        let written = self.inner.write_group(&mut commits);
-        drop(commits);
-        written.map_err(|cause| StoreError::JournalFailed { cause })?;
+        self.inner.sync()?;
         self.inner.deallocate();
         Ok(())
     }
@@ -99,12 +84,12 @@ impl Inner {
     fn commit(&self, job: JobId) -> Result<(), StoreError> {
         // This ends the job: dropping the handle does nothing from here on.
         let done = self.with_plane(|plane| plane.end(job))?;
-        let Some(Held::Write(write)) = self.keys().held.remove(&job) else {
+        let Some(Held::Write(write)) = self.jobs().held.remove(&job) else {
             return Err(StoreError::NoSuchJob { job });
         };
         let JobDone { failure, recoveries, checksums, .. } = done;
         if let Some(failure) = failure {
-            self.keys().catalog.abort(write)?;
+            self.catalog.with(|catalog| catalog.abort(write))?;
             return Err(match failure {
                 JobFailure::Transfer(failure) => StoreError::Transfer { failure },
                 JobFailure::Incomplete(layer) => StoreError::Incomplete { layer },
@@ -117,15 +102,9 @@ impl Inner {
         }
         let result = commits.results.remove(&job);
         drop(commits);
-        match result {
-            Some(Ok(())) => {
-                self.deallocate();
-                Ok(())
-            }
-            Some(Err(Refused::Journal(cause))) => Err(StoreError::JournalFailed { cause }),
-            Some(Err(Refused::Forgotten)) => Err(StoreError::Forgotten),
-            None => Err(StoreError::NoSuchJob { job }),
-        }
+        result.ok_or(StoreError::NoSuchJob { job })??;
+        self.deallocate();
+        Ok(())
     }
 
     /// Commits all that is ready; on a store that takes no writes any more, none of it. Adds the
@@ -143,10 +122,8 @@ impl Inner {
         };
         let safe: Vec<bool> = ready.iter().map(is_safe).collect();
         let mut files = Vec::new();
-        {
-            let mut keys = self.keys();
+        self.catalog.with(|catalog| {
             for (Ready { write, checksums, .. }, safe) in ready.iter().zip(&safe) {
-                let catalog = &mut keys.catalog;
                 if *safe {
                     files.extend(catalog.own_files(*write));
                 }
@@ -159,36 +136,28 @@ impl Inner {
                 };
                 debug_assert!(ended.is_ok(), "{ended:?}");
             }
-        }
+        });
         let permanent = flushed.and_then(|()| match planted(PlantedBug::AcknowledgeBeforeRecord) {
             true => Ok(()),
-            false => self.write_group(commits),
+            false => self.sync(),
         });
         if permanent.is_err() {
             // A caller whose commit failed must not find its blocks.
-            let mut keys = self.keys();
-            files.into_iter().for_each(|file| keys.catalog.lost(file));
+            self.catalog.with(|catalog| files.into_iter().for_each(|file| catalog.lost(file)));
         }
-        let cause = permanent.err();
         for (Ready { job, .. }, safe) in ready.into_iter().zip(safe) {
-            let result = match (&cause, safe) {
-                (Some(cause), _) => Err(Refused::Journal(cause.clone())),
-                (None, false) => Err(Refused::Forgotten),
-                (None, true) => Ok(()),
+            let result = match (&permanent, safe) {
+                (Err(refused), _) => Err(refused.clone().into()),
+                (Ok(()), false) => Err(StoreError::Forgotten),
+                (Ok(()), true) => Ok(()),
             };
             commits.results.insert(job, result);
         }
     }
 
-    /// Refuses to make anything permanent after a failure. A device that failed to flush its cache
-    /// may have dropped data from it, and still report success for the next flush.
-    fn check_permanent(&self) -> Result<(), String> {
-        self.keys().read_only.clone().map_or(Ok(()), Err)
-    }
-
     /// Flushes the data of everything that is ready.
-    fn flush_devices(&self, commits: &mut Commits) -> Result<(), String> {
-        self.check_permanent()?;
+    fn flush_devices(&self, commits: &mut Commits) -> Result<(), NotDurable> {
+        self.catalog.check()?;
         if planted(PlantedBug::CommitBeforeFlush) {
             return Ok(());
         }
@@ -198,35 +167,17 @@ impl Inner {
             }
             let flushed = device.flush();
             if let (Err(error), false) = (flushed, planted(PlantedBug::FlushErrorIgnored)) {
-                return Err(self.read_only(error.to_string()));
+                return Err(self.catalog.fail(error.to_string()));
             }
         }
         Ok(())
     }
 
-    /// Writes the queued records. Files that only waited for their records are free afterwards.
-    fn write_group(&self, commits: &mut Commits) -> Result<(), String> {
-        self.check_permanent()?;
-        {
-            let mut keys = self.keys();
-            let ahead = if keys.is_crowded { keys.catalog.wants_space() } else { 0 };
-            let evicted = keys.catalog.evict(None, ahead);
-            debug_assert!(evicted.is_ok(), "{evicted:?}");
-        }
+    /// Writes the queued records.
+    fn sync(&self) -> Result<(), NotDurable> {
         if planted(PlantedBug::DeallocateBeforeEvictRecord) {
             self.deallocate();
         }
-        let written = commits.journal.write(|act| act(&mut self.keys().catalog));
-        written.map_err(|error| self.read_only(error.to_string()))
-    }
-
-    pub(super) fn journal_bytes(&self) -> u64 {
-        lock(&self.commits).journal.written_bytes()
-    }
-
-    /// Refuses all writes from now on; returns the first cause.
-    pub(super) fn read_only(&self, cause: String) -> String {
-        tracing::error!(cause, "the store takes no writes any more");
-        self.keys().read_only.get_or_insert(cause).clone()
+        self.catalog.sync()
     }
 }

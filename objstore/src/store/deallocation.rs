@@ -98,7 +98,7 @@ impl Inner {
         if drives.iter().all(|drive| drive.failed > 0) {
             return;
         }
-        let mut groups = self.keys().catalog.unused_groups(GROUPS_MAX);
+        let mut groups = self.catalog.with(|catalog| catalog.unused_groups(GROUPS_MAX));
         if groups.is_empty() {
             return;
         }
@@ -106,7 +106,7 @@ impl Inner {
         for drive in drives.iter_mut() {
             drive.deallocate(&self.geometry, &groups);
         }
-        self.keys().catalog.deallocated(&groups);
+        self.catalog.with(|catalog| catalog.deallocated(&groups));
     }
 }
 

@@ -46,7 +46,7 @@ impl fmt::Debug for Prefix {
 
 impl Drop for Prefix {
     fn drop(&mut self) {
-        let released = self.store.keys().catalog.release(self.reference.id);
+        let released = self.store.catalog.with(|catalog| catalog.release(self.reference.id));
         debug_assert!(released.is_ok(), "{released:?}");
     }
 }

@@ -1,20 +1,16 @@
 //! Formatting, opening and closing a store.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use std::sync::{Arc, Mutex};
 
 use kv_catalog::{
-    Catalog, CatalogConfig, DeviceIdentity, Expected, FormatError, Journal, Member, OnDevice, Plan,
-    Region, SCRATCH, StoreLayout, Superblock, WriteBudget, check_set,
+    Catalog, DeviceIdentity, DurableCatalog, DurableConfig, Expected, FormatError, Member,
+    OnDevice, Plan, Region, SCRATCH, Superblock, check_set,
 };
 use nvme_driver::Controller;
 use nvme_spec::ids::{Lba, Nsid};
 
 use super::{
-    Inner, Keys, Store, Tally, block_device::BlockDevice, commit::Commits, deallocation::Drive,
-    lock, writer::JournalWriter,
+    Inner, Jobs, Store, block_device::BlockDevice, commit::Commits, deallocation::Drive, lock,
 };
 use crate::{
     config::{Durability, Format, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
@@ -22,9 +18,6 @@ use crate::{
     plane::{Plane, PlaneConfig, PlaneDevice, SharedController},
     registration::KvPool,
 };
-
-/// Files kept free ahead of time, so that storing does not wait for the journal.
-const FILES_AHEAD: u32 = 1024;
 
 /// The parts of a closed store.
 #[derive(Debug)]
@@ -219,24 +212,23 @@ impl Store {
     /// Same as [`Store::open`].
     pub fn open_with(
         config: StoreConfig,
-        mut progress: impl FnMut(u64, u64),
+        progress: impl FnMut(u64, u64),
     ) -> Result<Self, StoreError> {
         let StoreConfig { devices, clock, executor, shape, namespace, pool, gpu, options } = config;
         let places = Place::all(&devices)?;
         let expected = Expected { shape: Some(shape), ..Expected::default() };
         let superblocks = read_superblocks(&places, &expected)?;
-        let superblock = superblocks[0].clone();
+        let superblock = &superblocks[0];
         let no_data = || StoreError::Config {
             field: "devices",
             problem: "they carry a catalog without data; give those that hold the data".to_owned(),
         };
         let geometry = superblock.geometry().ok_or_else(no_data)?;
-        let (mut catalog, journal) =
-            open_catalog(&places[0], &superblock, geometry.file_bytes(), &options, &mut progress)?;
+        let catalog = durable(&places[0], superblock, &options, progress)?;
         let volatile = volatile(&places, options.durability);
         let drives = drives(&places, &superblocks, &options);
         if !drives.is_empty() {
-            catalog.watch_groups(geometry.group());
+            catalog.with(|catalog| catalog.watch_groups(geometry.group()));
         }
         let plane_devices = plane_devices(&places, &superblocks, devices);
         let (wait_timeout, self_test) = (options.wait_timeout, options.self_test);
@@ -255,22 +247,20 @@ impl Store {
         })?;
         if plane.keeps_blocks() {
             // The plane tracks blocks from now on; freed files until here do not matter.
-            catalog.take_freed();
+            catalog.with(Catalog::take_freed);
         }
-        let (held, tally) = (HashMap::new(), Tally::default());
-        let id = catalog.namespace(&namespace)?;
-        let keys = Keys { catalog, held, tally, is_crowded: false, read_only: None, failed: None };
+        let id = catalog.with(|catalog| catalog.namespace(&namespace))?;
         let store = Self {
             inner: Arc::new(Inner {
-                superblock,
+                catalog,
                 geometry,
                 clock,
                 wait_timeout,
                 drives: Mutex::new(drives),
                 ready: Mutex::new(Vec::new()),
-                commits: Mutex::new(Commits::new(journal, volatile)),
+                commits: Mutex::new(Commits::new(volatile)),
                 plane: Mutex::new(Some(plane)),
-                keys: Mutex::new(keys),
+                jobs: Mutex::new(Jobs::default()),
             }),
             namespace: id,
         };
@@ -293,22 +283,29 @@ impl Store {
     pub fn close(self) -> Result<Closed, StoreError> {
         self.inner.with_plane(Plane::drain)?;
         let written = self.sync_journal();
-        let mut commits = lock(&self.inner.commits);
-        let noted = commits.journal.close();
-        let noted = noted.map_err(|error| StoreError::JournalFailed { cause: error.to_string() });
-        commits.volatile.clear();
-        drop(commits);
+        let noted = self.inner.catalog.close();
+        lock(&self.inner.commits).volatile.clear();
         lock(&self.inner.drives).clear();
         let plane = lock(&self.inner.plane).take().ok_or_else(super::closed)?;
-        self.inner.keys().failed.get_or_insert_with(|| "it was closed".to_owned());
+        self.inner.jobs().failed.get_or_insert_with(|| "it was closed".to_owned());
         let closed = plane.close()?;
-        written.and(noted)?;
+        written.and(noted.map_err(StoreError::from))?;
         let controllers = closed.controllers.into_iter().map(unshare).collect::<Result<_, _>>()?;
         Ok(Closed { controllers, pool: closed.pool })
     }
 }
 
-pub(super) fn unshare(controller: SharedController) -> Result<Controller, StoreError> {
+impl StoreDevice {
+    /// Returns the controller.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`] if something else still shares it.
+    pub fn into_controller(self) -> Result<Controller, StoreError> {
+        unshare(self.controller)
+    }
+}
+
+fn unshare(controller: SharedController) -> Result<Controller, StoreError> {
     controller.into_inner().ok_or_else(|| StoreError::Failed {
         cause: "something else still shares a controller".to_owned(),
     })
@@ -409,31 +406,17 @@ fn data(superblock: &Superblock) -> Region {
 }
 
 /// Opens the catalog, restored from its journal.
-pub(super) fn open_catalog(
+pub(super) fn durable(
     place: &Place,
     superblock: &Superblock,
-    file_bytes: u64,
     options: &StoreOptions,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<(Catalog, JournalWriter), StoreError> {
-    let StoreLayout { files, words_per_file, namespaces_max, .. } = superblock.layout;
-    let mut catalog = Catalog::new(CatalogConfig {
-        files,
-        ranks: superblock.ranks,
-        words_per_file,
-        namespaces_max,
-        journal: true,
-        files_ahead: FILES_AHEAD,
+    progress: impl FnMut(u64, u64),
+) -> Result<DurableCatalog, StoreError> {
+    let config = DurableConfig {
         policy: options.policy,
-        write_budget: options.write_budget.map(|budget| WriteBudget { file_bytes, ..budget }),
-        seed: u64::from_le_bytes(superblock.store.0[..8].try_into().expect("8 of 16 bytes")),
-    });
-    let mut apply = |record: kv_catalog::Record<'_>| catalog.apply(&record);
-    let mut superblock = superblock.clone();
-    // The low bits of nanoseconds.
-    superblock.skip_sequence(place.controller.lock().clock().now().0);
-    let journal = Journal::open(Box::new(place.medium()), superblock, &mut apply, progress)?;
-    catalog.recovered();
-    catalog.limit_pending(journal.append_bytes_max());
-    Ok((catalog, JournalWriter::new(journal)))
+        write_budget: options.write_budget,
+        // The low bits of nanoseconds.
+        chance: place.controller.lock().clock().now().0,
+    };
+    Ok(DurableCatalog::open(Box::new(place.medium()), superblock.clone(), config, progress)?)
 }

@@ -1,51 +1,17 @@
 //! A store in several processes: the catalog with its journal in one, and a plane for each rank.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use kv_catalog::{Catalog, Expected, KvShape, PlantedBug, StoreId, Superblock, planted};
-use nvme_driver::{Clock, Controller};
+use kv_catalog::{DurableCatalog, Expected, KvShape, PlantedBug, StoreId, Superblock, planted};
+use nvme_driver::Clock;
 
-use super::{
-    lock,
-    open::{Place, open_catalog, plane_devices, read_superblocks},
-    writer::JournalWriter,
-};
+use super::open::{Place, durable, plane_devices, read_superblocks};
 use crate::{
     config::{ExecutorFactory, StoreDevice, StoreGpu, StoreOptions},
     error::StoreError,
-    plane::{Plane, PlaneConfig, SharedController},
+    plane::{Plane, PlaneConfig},
     registration::KvPool,
 };
-
-/// State of lookups. Never locked during I/O.
-#[derive(Debug)]
-struct State {
-    catalog: Catalog,
-    /// Set when nothing becomes permanent any more, with the cause.
-    read_only: Option<String>,
-}
-
-/// A catalog with its journal, on a device of its own, for the process of an engine's scheduler.
-/// The workers are other processes, each with a [`Plane`] ([`Plane::open_rank`]).
-///
-/// It is formatted as [`crate::Part::Catalog`] and exchanges plain data with the planes:
-/// 1. [`Catalog::begin`] allocates files for new blocks. Each worker moves them ([`Plane::begin`]
-///    with [`crate::Move`]s, the layers, [`Plane::end`]), makes them permanent ([`Plane::flush`]),
-///    and reports the checksums of its objects: [`Catalog::written`]. A worker that failed reports
-///    [`Catalog::failed`].
-/// 2. When all ranks have reported, [`Catalog::commit`] makes the blocks visible, and
-///    [`DurableCatalog::sync`] makes them durable.
-/// 3. [`Catalog::acquire`] takes references on stored blocks; each worker retrieves its part with
-///    the checksums from [`Catalog::checksums`]; [`Catalog::release`] follows when all have
-///    reported. Files that a plane could not read are [`Catalog::lost`].
-#[derive(Debug)]
-pub struct DurableCatalog {
-    superblock: Superblock,
-    controller: SharedController,
-    /// Locked before the state.
-    journal: Mutex<JournalWriter>,
-    state: Mutex<State>,
-}
 
 /// Identifies the part of a store that a worker has. Plain data, provided by the catalog's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,95 +58,63 @@ impl std::fmt::Debug for RankConfig {
     }
 }
 
-impl DurableCatalog {
-    /// Opens the catalog on `device`. Of `options`, only `policy` and `write_budget` are used.
-    /// Calls `progress` with the bytes of the journal read so far, and their maximum.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::Format`] if the device is not a store's catalog,
-    /// [`StoreError::Journal`] if the journal is damaged, or [`StoreError::Config`] if the device
-    /// also holds data: that is a store of one process ([`crate::Store::open`]).
-    pub fn open(
-        device: &StoreDevice,
-        options: &StoreOptions,
-        mut progress: impl FnMut(u64, u64),
-    ) -> Result<Self, StoreError> {
-        let place = Place::new(device)?;
-        let superblock = read_superblocks(std::slice::from_ref(&place), &Expected::default())?
-            .pop()
-            .expect("one for each device");
-        if superblock.data.is_some() {
-            let name = place.controller.lock().id().to_owned();
-            let problem = format!("{name} carries data; a catalog by itself was asked for");
-            return Err(StoreError::Config { field: "device", problem });
-        }
-        let file_bytes = superblock.layout.shape.block_bytes() * u64::from(superblock.ranks);
-        let (catalog, journal) =
-            open_catalog(&place, &superblock, file_bytes, options, &mut progress)?;
-        Ok(Self {
-            superblock,
-            controller: place.controller,
-            journal: Mutex::new(journal),
-            state: Mutex::new(State { catalog, read_only: None }),
-        })
-    }
-
-    /// Returns the superblock of the device.
+impl RankId {
+    /// Returns the identifier with which the worker of `rank` opens its plane. `superblock` is the
+    /// catalog's.
     #[must_use]
-    pub fn superblock(&self) -> &Superblock {
-        &self.superblock
+    pub fn of(superblock: &Superblock, rank: u32) -> Self {
+        let Superblock { store, ranks, layout, .. } = superblock;
+        Self { store: *store, rank, ranks: *ranks, files: layout.files }
     }
+}
 
-    /// Returns the identifier with which the worker of `rank` opens its plane.
-    #[must_use]
-    pub fn rank(&self, rank: u32) -> RankId {
-        let Superblock { store, ranks, layout, .. } = &self.superblock;
-        RankId { store: *store, rank, ranks: *ranks, files: layout.files }
+/// Opens the catalog on `device`, for the process of an engine's scheduler. The workers are other
+/// processes, each with a [`Plane`] ([`Plane::open_rank`]). Of `options`, only `policy` and
+/// `write_budget` are used. Calls `progress` with the bytes of the journal read so far, and their
+/// maximum.
+///
+/// The device is formatted as [`crate::Part::Catalog`]. The catalog exchanges plain data with the
+/// planes:
+/// 1. [`Catalog::begin`] allocates files for new blocks. Each worker moves them ([`Plane::begin`]
+///    with [`crate::Move`]s, the layers, [`Plane::end`]), makes them permanent ([`Plane::flush`]),
+///    and reports the checksums of its objects: [`Catalog::written`]. A worker that failed reports
+///    [`Catalog::failed`].
+/// 2. When all ranks have reported, [`Catalog::commit`] makes the blocks visible, and
+///    [`DurableCatalog::sync`] makes them durable.
+/// 3. [`Catalog::acquire`] takes references on stored blocks; each worker retrieves its part with
+///    the checksums from [`Catalog::checksums`]; [`Catalog::release`] follows when all have
+///    reported. Files that a plane could not read are [`Catalog::lost`].
+///
+/// [`DurableCatalog::close`] gives the device back ([`StoreDevice::into_controller`]).
+///
+/// [`Catalog::begin`]: kv_catalog::Catalog::begin
+/// [`Catalog::written`]: kv_catalog::Catalog::written
+/// [`Catalog::failed`]: kv_catalog::Catalog::failed
+/// [`Catalog::commit`]: kv_catalog::Catalog::commit
+/// [`Catalog::acquire`]: kv_catalog::Catalog::acquire
+/// [`Catalog::checksums`]: kv_catalog::Catalog::checksums
+/// [`Catalog::release`]: kv_catalog::Catalog::release
+/// [`Catalog::lost`]: kv_catalog::Catalog::lost
+///
+/// # Errors
+/// Returns [`StoreError::Format`] if the device is not a store's catalog, [`StoreError::Journal`]
+/// if the journal is damaged, or [`StoreError::Config`] if the device also holds data: that is a
+/// store of one process ([`crate::Store::open`]).
+pub fn open_catalog(
+    device: &StoreDevice,
+    options: &StoreOptions,
+    progress: impl FnMut(u64, u64),
+) -> Result<DurableCatalog, StoreError> {
+    let place = Place::new(device)?;
+    let superblocks = read_superblocks(std::slice::from_ref(&place), &Expected::default())?;
+    if superblocks[0].data.is_some() {
+        let name = place.controller.lock().id().to_owned();
+        let problem = format!("{name} carries data; a catalog by itself was asked for");
+        return Err(StoreError::Config { field: "device", problem });
     }
-
-    /// Calls `act` with the catalog locked. Only [`DurableCatalog::sync`] may take the records that
-    /// the catalog makes.
-    pub fn with<T>(&self, act: impl FnOnce(&mut Catalog) -> T) -> T {
-        act(&mut lock(&self.state).catalog)
-    }
-
-    /// Makes all commits, evictions, pins, removals and registrations so far permanent, including
-    /// those of other threads. Lookups do not wait for it. Evicted files can be written again
-    /// afterwards, and some are evicted ahead.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::JournalFailed`]: from then on nothing becomes permanent, so nothing
-    /// should be stored. Blocks that lookups find can be retrieved.
-    pub fn sync(&self) -> Result<(), StoreError> {
-        let mut journal = lock(&self.journal);
-        let refused = |cause: &String| StoreError::JournalFailed { cause: cause.clone() };
-        {
-            let State { catalog, read_only } = &mut *lock(&self.state);
-            if let Some(cause) = read_only {
-                return Err(refused(cause));
-            }
-            let ahead = catalog.wants_space();
-            catalog.evict(None, ahead)?;
-        }
-        journal.write(|act| self.with(|catalog| act(catalog))).map_err(|error| {
-            tracing::error!(%error, "the catalog takes no records any more");
-            refused(lock(&self.state).read_only.insert(error.to_string()))
-        })
-    }
-
-    /// Makes everything permanent and returns the controller.
-    ///
-    /// # Errors
-    /// Same as [`DurableCatalog::sync`], and [`StoreError::Failed`] if something else shares the
-    /// controller.
-    pub fn close(self) -> Result<Controller, StoreError> {
-        let written = self.sync();
-        let noted = lock(&self.journal).close();
-        written?;
-        noted.map_err(|error| StoreError::JournalFailed { cause: error.to_string() })?;
-        drop(self.journal);
-        super::open::unshare(self.controller)
-    }
+    let catalog = durable(&place, &superblocks[0], options, progress)?;
+    catalog.evict_ahead();
+    Ok(catalog)
 }
 
 impl Plane {

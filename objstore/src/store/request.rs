@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_catalog::{BlockId, BlockKey, CatalogError, FileId, PlantedBug, Write, planted};
+use kv_catalog::{BlockId, BlockKey, Catalog, CatalogError, FileId, PlantedBug, Write, planted};
 use nvme_driver::Nanos;
 use nvme_spec::nvm::Direction;
 
@@ -98,25 +98,24 @@ impl Store {
     /// Takes files for as many leading keys as possible. Writes the journal if files only wait for
     /// that.
     pub(super) fn take_files(&self, keys: &[BlockKey]) -> Result<Write, StoreError> {
-        let mut attempts = 0;
-        loop {
-            {
-                let mut state = self.inner.keys();
-                state.check()?;
-                state.check_writable()?;
-                state.catalog.advance(self.inner.clock.now().0);
-                let write = state.catalog.begin(self.namespace, keys)?;
-                let limbo = state.catalog.counts().limbo;
-                if write.positions.len() == keys.len() || attempts == ATTEMPTS_MAX || limbo == 0 {
-                    return Ok(write);
+        for attempt in 0.. {
+            let write = self.change(|catalog| {
+                catalog.advance(self.inner.clock.now().0);
+                let write = catalog.begin(self.namespace, keys)?;
+                let is_short = write.positions.len() < keys.len() && catalog.counts().limbo > 0;
+                if is_short && attempt < ATTEMPTS_MAX {
+                    catalog.abort(write.id)?;
+                    return Ok(None);
                 }
-                state.catalog.abort(write.id)?;
-                // From now on files are evicted ahead, so that the next request need not wait.
-                state.is_crowded = true;
+                Ok(Some(write))
+            })?;
+            if let Some(write) = write {
+                return Ok(write);
             }
-            attempts += 1;
+            self.inner.catalog.evict_ahead();
             self.sync_journal()?;
         }
+        unreachable!("the last attempt takes what there is")
     }
 
     /// Abandons a request. Its files are free as soon as nothing of it is in flight. Same as
@@ -143,13 +142,13 @@ impl Store {
         let begun = self.inner.with_plane(|plane| {
             let (there, job) = plane.prefetch(&shared.files, &expected, until)?;
             if let Some(job) = job {
-                self.inner.keys().held.insert(job, Held::Read(shared.id));
+                self.inner.jobs().held.insert(job, Held::Read(shared.id));
             }
             Ok((there, job))
         });
         // A job that has begun releases it when it ends.
         if !matches!(begun, Ok((_, Some(_)))) {
-            self.inner.keys().give_back(Held::Read(shared.id));
+            self.inner.give_back(Held::Read(shared.id));
         }
         begun.map(|(there, _)| there)
     }
@@ -162,11 +161,12 @@ impl Store {
 
     /// Returns the checksums of files that are referenced.
     pub(super) fn expected(&self, files: &[FileId]) -> Vec<u32> {
-        let keys = self.inner.keys();
         if planted(PlantedBug::ChecksumIgnored) {
             return Vec::new();
         }
-        files.iter().flat_map(|file| keys.catalog.checksums(*file)).copied().collect()
+        self.inner.catalog.with(|catalog| {
+            files.iter().flat_map(|file| catalog.checksums(*file)).copied().collect()
+        })
     }
 
     /// Begins a job that owns `held`, or releases it on failure.
@@ -180,16 +180,16 @@ impl Store {
         let inner = &self.inner;
         let begun = inner.with_plane(|plane| {
             if plane.keeps_blocks() {
-                plane.forget(&inner.keys().catalog.take_freed());
+                plane.forget(&inner.catalog.with(Catalog::take_freed));
             }
             let job = plane.begin(direction, moves, expected)?;
             // Blocks of a namespace expire together, and turn over at their own rate.
             plane.place(job, self.namespace.0)?;
-            inner.keys().held.insert(job, held);
+            inner.jobs().held.insert(job, held);
             Ok(job)
         });
         if begun.is_err() {
-            inner.keys().give_back(held);
+            inner.give_back(held);
         }
         Ok(Handle { store: inner.clone(), job: begun? })
     }

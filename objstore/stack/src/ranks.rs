@@ -23,7 +23,8 @@ use std::{
 
 use nvme_driver::{Clock, ControllerOptions, Nanos, platform::vfio::PciAddress, wait_until};
 use objstore::{
-    DurableCatalog, Format, KvShape, Overwrite, Part, RankId, Store, StoreId, StoreOptions,
+    DurableCatalog, Format, KvShape, Overwrite, Part, RankId, Store, StoreDevice, StoreError,
+    StoreId, StoreOptions, open_catalog,
 };
 use serde::{Deserialize, Serialize};
 
@@ -491,6 +492,7 @@ fn make(
 #[derive(Debug)]
 pub struct CatalogStack {
     catalog: DurableCatalog,
+    device: StoreDevice,
     below: Below,
     place: Place,
 }
@@ -499,7 +501,7 @@ impl CatalogStack {
     /// Opens the catalog of a store in several processes.
     ///
     /// # Errors
-    /// Same as [`Home::open`] and [`DurableCatalog::open`].
+    /// Same as [`Home::open`] and [`open_catalog`].
     pub fn open(
         ranks: &Ranks,
         options: &StoreOptions,
@@ -507,9 +509,10 @@ impl CatalogStack {
     ) -> Result<Self, StackError> {
         let place = Place::from(Home::open(&ranks.catalog_dir())?);
         let fleet = place.fleet(clock, &ControllerOptions::default(), None)?;
-        let (below, devices, _) = fleet.into_parts();
-        let catalog = DurableCatalog::open(&devices[0], options, |_, _| {})?;
-        Ok(Self { catalog, below, place })
+        let (below, mut devices, _) = fleet.into_parts();
+        let device = devices.remove(0);
+        let catalog = open_catalog(&device, options, |_, _| {})?;
+        Ok(Self { catalog, device, below, place })
     }
 
     /// Returns the catalog.
@@ -523,8 +526,9 @@ impl CatalogStack {
     /// # Errors
     /// Returns [`StackError::Shutdown`], or an error of [`DurableCatalog::close`].
     pub fn close(self) -> Result<(), StackError> {
-        let Self { catalog, below, place } = self;
-        shut_down(&mut catalog.close()?)?;
+        let Self { catalog, device, below, place } = self;
+        catalog.close().map_err(StoreError::from)?;
+        shut_down(&mut device.into_controller()?)?;
         drop((below, place));
         Ok(())
     }

@@ -8,7 +8,7 @@ use gio_uring::IoStatus;
 use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, MonotonicClock, Nanos};
 use objstore::{
     BlockId, BlockKey, Direction, FileId, JobId, KvShape, Layer, Move, Namespace, Overwrite,
-    PolicyKind, StoreError, StoreId, StoreOptions,
+    PolicyKind, RankId, StoreError, StoreId, StoreOptions,
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
@@ -82,7 +82,7 @@ fn a_block_of_all_ranks_is_found_again() {
     let ranks = Ranks::prepare(&dir, &options(), &clock()).unwrap();
     let key = [BlockKey([7; 32])];
     let catalog = CatalogStack::open(&ranks, &StoreOptions::default(), &clock()).unwrap();
-    assert_eq!(catalog.catalog().rank(1), ranks.rank(1));
+    assert_eq!(RankId::of(catalog.catalog().superblock(), 1), ranks.rank(1));
     let durable = catalog.catalog();
     let space = durable.with(|catalog| catalog.namespace(&Namespace::default())).unwrap();
     let write = durable.with(|catalog| catalog.begin(space, &key)).unwrap();

@@ -13,7 +13,7 @@ use nvme_emu::EmuDomain;
 use objstore::{
     BlockId, BlockKey, Direction, DurableCatalog, FileId, Format, KvShape, Layer, Move, Namespace,
     NamespaceId, Part, Plane, RankConfig, RankId, Store, StoreDevice, StoreError, StoreId,
-    StoreOptions,
+    StoreOptions, open_catalog,
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{Emulation, Executor, Home, HomeMedia, HomeOptions};
@@ -226,10 +226,10 @@ impl<'a> Engine<'a> {
     fn open(dir: &'a Path) -> Self {
         let home = Home::open(&dir.join("catalog")).unwrap();
         let (emulation, devices, _) = attach(&home);
-        let catalog = DurableCatalog::open(&devices[0], &options(), |_, _| {}).unwrap();
+        let catalog = open_catalog(&devices[0], &options(), |_, _| {}).unwrap();
         drop(devices);
         let namespace = catalog.with(|catalog| catalog.namespace(&Namespace::default())).unwrap();
-        let store = catalog.rank(0).store;
+        let store = catalog.superblock().store;
         let workers = (0..RANKS).map(|rank| {
             let (worker, opened) = Worker::start(&rank_dir(dir, rank), store, rank);
             opened.unwrap();
@@ -365,9 +365,9 @@ fn a_part_that_is_another_one_is_refused() {
     let open = |dir: &Path| {
         let home = Home::open(dir).unwrap();
         let (emulation, devices, _) = attach(&home);
-        let opened = DurableCatalog::open(&devices[0], &options(), |_, _| {});
+        let opened = open_catalog(&devices[0], &options(), |_, _| {});
         drop(devices);
-        let result = opened.map(|catalog| (catalog.rank(0).store, drop(catalog)).0);
+        let result = opened.map(|catalog| catalog.superblock().store);
         drop(emulation);
         result
     };

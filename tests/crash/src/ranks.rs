@@ -15,7 +15,7 @@ use kv_catalog::NamespaceId;
 use nvme_emu::SimFaults;
 use objstore::{
     BlockId, BlockKey, DurableCatalog, Format, JobId, KvShape, Layer, Overwrite, Part, RankId,
-    Reported, Store, StoreId, Usage,
+    Reported, Store, StoreError, StoreId, Usage, open_catalog,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
 use ripieno_testkit::keys;
@@ -209,7 +209,7 @@ impl RankHistory {
             {
                 continue;
             }
-            self.start_rank(at, catalog.rank(at as u32), outcome);
+            self.start_rank(at, RankId::of(catalog.superblock(), at as u32), outcome);
         }
         let is_up = self.ranks.iter().all(|rank| rank.worker.is_some());
         match was_down && is_up {
@@ -250,7 +250,7 @@ impl RankHistory {
         let mut powered = Self::power_on(&head.machine, "head", *lives, rng, clock, *is_last);
         let mut devices = powered.attach()?;
         let device = devices.pop().context("it has one device")?;
-        match DurableCatalog::open(&device, &options(), |_, _| {}) {
+        match open_catalog(&device, &options(), |_, _| {}) {
             Ok(catalog) => {
                 for space in 0..SPACES {
                     catalog.with(|catalog| catalog.namespace(&namespace(space)))?;
@@ -500,7 +500,7 @@ impl RankHistory {
             Ok(()) => self.model.sync(&missing, |name| catalog.contains(name)),
             Err(error) => {
                 self.head.read_only = true;
-                return Err(error.into());
+                return Err(StoreError::from(error).into());
             }
         }
         Ok(())

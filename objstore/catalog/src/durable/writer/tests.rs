@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use kv_catalog::{
+use crate::{
     BlockError, BlockIo, BlockKey, CatalogConfig, DeviceIdentity, KvShape, NamespaceId, OnDevice,
     Plan, PolicyKind, Region, StoreId, Superblock, format_devices,
 };

@@ -1,7 +1,10 @@
 //! Writes the catalog's records to the journal.
 
-use kv_catalog::{
-    Appended, Catalog, Group, Journal, JournalError, Lsn, PlantedBug, SnapshotCursor, planted,
+use crate::{
+    catalog::{Catalog, Group, SnapshotCursor},
+    ids::Lsn,
+    journal::{Appended, Journal, JournalError},
+    planted::{PlantedBug, planted},
 };
 
 /// Bytes of the state that are taken, or files that are searched for it, in one round of a
@@ -11,7 +14,7 @@ const TAKEN: u64 = 1 << 20;
 
 /// The journal, and the progress of its compaction.
 #[derive(Debug)]
-pub(super) struct JournalWriter {
+pub struct JournalWriter {
     /// `None` once the journal is closed.
     journal: Option<Journal>,
     compacting: Option<SnapshotCursor>,
@@ -41,14 +44,14 @@ impl Piece {
 }
 
 impl JournalWriter {
-    pub(super) fn new(journal: Journal) -> Self {
+    pub fn new(journal: Journal) -> Self {
         Self { journal: Some(journal), compacting: None }
     }
 
     /// Writes the queued records, and the part of a compaction that is due. Files that only waited
     /// for their records are free afterwards. Records that do not fit, or are too many, are written
     /// as part of the whole state. `with` locks the catalog, never during I/O.
-    pub(super) fn write(
+    pub fn write(
         &mut self,
         with: impl Fn(&mut dyn FnMut(&mut Catalog)),
     ) -> Result<(), JournalError> {
@@ -56,13 +59,13 @@ impl JournalWriter {
     }
 
     /// Reads the journal again. Returns an error if it is damaged.
-    pub(super) fn verify(&mut self) -> Result<(), JournalError> {
+    pub fn verify(&mut self) -> Result<(), JournalError> {
         self.journal.as_mut().map_or(Ok(()), Journal::verify)
     }
 
     /// Writes the whole state into the other half, which becomes the active one: this repairs a
     /// damaged journal.
-    pub(super) fn renew(
+    pub fn renew(
         &mut self,
         with: impl Fn(&mut dyn FnMut(&mut Catalog)),
     ) -> Result<(), JournalError> {
@@ -144,12 +147,12 @@ impl JournalWriter {
 
     /// Records the journal's length, so that the next opening detects if the device lost the end of
     /// it. Nothing is written from now on.
-    pub(super) fn close(&mut self) -> Result<(), JournalError> {
+    pub fn close(&mut self) -> Result<(), JournalError> {
         self.journal.take().map_or(Ok(()), Journal::close)
     }
 
     /// Returns the bytes written since the journal was opened.
-    pub(super) fn written_bytes(&self) -> u64 {
+    pub fn written_bytes(&self) -> u64 {
         self.journal.as_ref().map_or(0, |journal| journal.counts().written_bytes)
     }
 }
