@@ -8,12 +8,7 @@ use std::collections::HashMap;
 
 use kv_catalog::{BlockIo as _, NotDurable, PlantedBug, WriteId, planted};
 
-use super::{
-    Inner, Store,
-    block_device::BlockDevice,
-    handles::{Committed, Held, Writing},
-    lock,
-};
+use super::{Inner, block_device::BlockDevice, handles::Held, lock};
 use crate::{
     error::StoreError,
     plane::{JobDone, JobFailure, JobId},
@@ -43,45 +38,8 @@ impl Commits {
     }
 }
 
-impl Store {
-    /// Waits for the layers in flight and, if every layer was stored, makes the blocks permanent
-    /// and visible: lookups find them, even after a crash or loss of power. Otherwise no block of
-    /// the request is found, and the files are free again; but a record that a device did not
-    /// acknowledge may have been written, and then the blocks, all of them whole, are found when
-    /// the store is reopened.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::Transfer`] if a layer failed, [`StoreError::Incomplete`] if one was
-    /// never started, [`StoreError::Forgotten`] if a device may have lost the data again, or
-    /// [`StoreError::JournalFailed`] if a device failed to make data or record durable, now or
-    /// before: nothing is committed after that until the store is reopened. Also
-    /// [`StoreError::Foreign`] and [`StoreError::Failed`].
-    pub fn commit(&self, writing: Writing) -> Result<Committed, StoreError> {
-        self.own(&writing.handle, "writing")?;
-        let Writing { handle, accepted, written } = writing;
-        let job = handle.job;
-        while let Some(ticket) = self.inner.with_plane(|plane| Ok(plane.in_flight(job)))? {
-            // The job holds the result.
-            let _ = self.wait(ticket);
-        }
-        self.inner.commit(job)?;
-        Ok(Committed { accepted, written })
-    }
-
-    /// Makes all evictions, pins, removals and registrations so far permanent. Commits are
-    /// permanent when they return.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::JournalFailed`].
-    pub fn sync_journal(&self) -> Result<(), StoreError> {
-        self.inner.sync()?;
-        self.inner.deallocate();
-        Ok(())
-    }
-}
-
 impl Inner {
-    fn commit(&self, job: JobId) -> Result<(), StoreError> {
+    pub(super) fn commit(&self, job: JobId) -> Result<(), StoreError> {
         // This ends the job: dropping the handle does nothing from here on.
         let done = self.with_plane(|plane| plane.end(job))?;
         let Some(Held::Write(write)) = self.jobs().held.remove(&job) else {
@@ -174,7 +132,7 @@ impl Inner {
     }
 
     /// Writes the queued records.
-    fn sync(&self) -> Result<(), NotDurable> {
+    pub(super) fn sync(&self) -> Result<(), NotDurable> {
         if planted(PlantedBug::DeallocateBeforeEvictRecord) {
             self.deallocate();
         }

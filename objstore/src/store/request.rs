@@ -8,7 +8,7 @@ use nvme_spec::nvm::Direction;
 
 use super::{
     Store,
-    handles::{Handle, Held, Prefix, Transfer, Writing},
+    handles::{Committed, Handle, Held, Prefix, Transfer, Writing},
 };
 use crate::{error::StoreError, plane::Move};
 
@@ -122,6 +122,41 @@ impl Store {
     /// dropping it.
     pub fn abort(&self, writing: Writing) {
         drop(writing);
+    }
+
+    /// Waits for the layers in flight and, if every layer was stored, makes the blocks permanent
+    /// and visible: lookups find them, even after a crash or loss of power. Otherwise no block of
+    /// the request is found, and the files are free again; but a record that a device did not
+    /// acknowledge may have been written, and then the blocks, all of them whole, are found when
+    /// the store is reopened.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Transfer`] if a layer failed, [`StoreError::Incomplete`] if one was
+    /// never started, [`StoreError::Forgotten`] if a device may have lost the data again, or
+    /// [`StoreError::JournalFailed`] if a device failed to make data or record durable, now or
+    /// before: nothing is committed after that until the store is reopened. Also
+    /// [`StoreError::Foreign`] and [`StoreError::Failed`].
+    pub fn commit(&self, writing: Writing) -> Result<Committed, StoreError> {
+        self.own(&writing.handle, "writing")?;
+        let Writing { handle, accepted, written } = writing;
+        let job = handle.job;
+        while let Some(ticket) = self.inner.with_plane(|plane| Ok(plane.in_flight(job)))? {
+            // The job holds the result.
+            let _ = self.wait(ticket);
+        }
+        self.inner.commit(job)?;
+        Ok(Committed { accepted, written })
+    }
+
+    /// Makes all evictions, pins, removals and registrations so far permanent. Commits are
+    /// permanent when they return.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::JournalFailed`].
+    pub fn sync_journal(&self) -> Result<(), StoreError> {
+        self.inner.sync()?;
+        self.inner.deallocate();
+        Ok(())
     }
 
     /// Starts reading the longest stored run of leading `keys` into the DRAM cache
