@@ -530,40 +530,4 @@ fn targets(text: &str) -> Result<Targets, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flags_are_consistent() {
-        command().debug_assert();
-    }
-
-    #[test]
-    fn what_chooses_logs_is_checked() {
-        for good in ["debug", "warn,nvme_driver=debug", "ripieno::replay=debug", "objstore", "off"]
-        {
-            assert!(targets(good).is_ok(), "{good}");
-        }
-        for bad in ["garbage", "debug,garbage=warn", "ripieno=loud", "=", "objstore=debug=warn"] {
-            assert!(targets(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_hint_of_a_shortage_names_flags_that_the_command_has() {
-        let error = |code| anyhow::Error::from(io::Error::from_raw_os_error(code));
-        for (names, code, wanted) in [
-            (&["replay"][..], libc::ENOMEM, "(ulimit -v), or a smaller --capacity, or a smaller"),
-            (&["replay"], libc::EMFILE, "(ulimit -n), or a smaller --devices"),
-            (&["scrub"], libc::EMFILE, "(ulimit -n)"),
-            (&["sim", "plan"], libc::ENOMEM, "(ulimit -v)"),
-        ] {
-            let path = Path(names.iter().map(|name| (*name).to_owned()).collect());
-            let hint = shortage(&error(code), &|flag| path.has(flag)).unwrap();
-            assert!(
-                hint.contains(wanted) && hint.contains("--") == wanted.contains("--"),
-                "{hint}"
-            );
-        }
-    }
-}
+mod tests;

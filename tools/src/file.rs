@@ -11,9 +11,6 @@ use tempfile::{Builder, NamedTempFile};
 use crate::problem::Problem;
 
 /// Reads the text of a regular file of at most `bytes_max` bytes.
-///
-/// # Errors
-/// Same as [`read_file`], and if the file is not UTF-8.
 pub(crate) fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     let text = String::from_utf8(read_file(path, bytes_max)?);
     text.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not text (UTF-8)"))

@@ -58,9 +58,6 @@ pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
 }
 
 /// Checks everything but the data, and repairs it if asked to. Returns the exit code.
-///
-/// # Errors
-/// Same as [`run`].
 pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
     let offline = Offline::examine(&flags.inspect.place)?;
     let progress = Progress::reading(!flags.inspect.json);

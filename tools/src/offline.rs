@@ -63,9 +63,6 @@ impl Offline {
 
     /// Like [`Offline::open`], for damage checks: a device that is missing or too short, and a home
     /// whose parameters cannot be read, are findings and not user errors.
-    ///
-    /// # Errors
-    /// Same as [`Offline::open`], except that these cases are not a [`Problem`].
     pub(crate) fn examine(place: &Where) -> anyhow::Result<Self> {
         let Some(dir) = place.dir()? else { return Self::of_drives(place) };
         match Home::open(dir) {
@@ -87,17 +84,11 @@ impl Offline {
     }
 
     /// Attaches the devices of a home.
-    ///
-    /// # Errors
-    /// Same as [`Offline::open`].
     pub(crate) fn of_home(home: Home) -> anyhow::Result<Self> {
         Self::attach(home.into())
     }
 
     /// Attaches the devices of a store.
-    ///
-    /// # Errors
-    /// Same as [`Offline::open`].
     pub(crate) fn attach(place: Place) -> anyhow::Result<Self> {
         let fleet = place.fleet(&clock(), &ControllerOptions::default(), None).map_err(told)?;
         Ok(Self { fleet, place })
@@ -118,9 +109,6 @@ impl Offline {
     }
 
     /// Returns the whole namespaces that contain the regions.
-    ///
-    /// # Errors
-    /// Same as [`Offline::media`].
     pub(crate) fn namespaces(&self) -> anyhow::Result<Vec<Medium>> {
         let whole = |device: &StoreDevice| StoreDevice {
             controller: device.controller.clone(),
@@ -142,9 +130,6 @@ impl Offline {
     }
 
     /// Like [`Offline::close`], and marks a new home as ready.
-    ///
-    /// # Errors
-    /// Same as [`Offline::close`], or if the home cannot be marked.
     pub(crate) fn close_ready(self) -> anyhow::Result<()> {
         match self.shut_down()? {
             Place::Home(mut home) => Ok(home.set_ready()?),

@@ -186,7 +186,7 @@ impl RunSetup<'_> {
         interrupt: &mut Interrupt,
     ) -> anyhow::Result<(Served, SlackTable)> {
         let Self { args, timing, table, .. } = *self;
-        let progress = Progress::new(requests.len(), args.shows_progress());
+        let progress = Progress::new("requests", requests.len(), args.shows_progress());
         let times = LayerTable { known: table, timing };
         let setup = Setup {
             // Of the model only the layers count, and of the GPU nothing: layer times are given.
@@ -235,8 +235,7 @@ impl RunSetup<'_> {
             store = store.with_lookahead(link, LookaheadConfig::default());
         }
         let free = pool.take(pool.blocks());
-        let shape = (args.shape.layers, args.shape.block_tokens);
-        let tiers = StoreTiers::new(plan, shape, &sim.clock, progress, (store, free));
+        let tiers = StoreTiers::new(plan, args.shape, &sim.clock, progress, (store, free));
         let (tiers, result) = act(tiers)?;
         sim.dial.set(None);
         let learned = tiers.table();

@@ -298,7 +298,7 @@ fn perform(
     };
     let (mut stack, mut pool) = Stack::build(build, found)?;
     let batch_max = batch_max.min(sizing.pool_blocks / 4).max(1);
-    let progress = Progress::measurements(Measure::count(batch_max), args.shows_progress());
+    let progress = Progress::new("measurements", Measure::count(batch_max), args.shows_progress());
     let blocks = pool.take(pool.blocks());
     let mut measure = Measure {
         store: stack.store().clone(),

@@ -32,16 +32,10 @@ impl Progress {
         Self { bar }
     }
 
-    /// Returns a bar for `requests` requests, hidden unless `wanted` and stderr is a terminal.
-    pub(crate) fn new(requests: usize, wanted: bool) -> Self {
-        let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} requests  {wide_msg}";
-        Self::with(template, requests as u64, terminal(wanted))
-    }
-
-    /// Returns a bar for `all` measurements, hidden as in [`Progress::new`].
-    pub(crate) fn measurements(all: usize, wanted: bool) -> Self {
-        let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} measurements";
-        Self::with(template, all as u64, terminal(wanted))
+    /// Returns a bar for `all` of `what`, hidden unless `wanted` and stderr is a terminal.
+    pub(crate) fn new(what: &str, all: usize, wanted: bool) -> Self {
+        let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} ";
+        Self::with(&format!("{template}{what}  {{wide_msg}}"), all as u64, terminal(wanted))
     }
 
     /// Returns a bar for bytes to read, hidden as in [`Progress::new`]. The total is set later.
@@ -49,23 +43,10 @@ impl Progress {
         Self::with("[{bar:24}] {bytes} of {total_bytes} read", 0, terminal(wanted))
     }
 
-    /// Returns a bar for simulations, on a terminal.
-    pub(crate) fn simulations(all: usize) -> Self {
-        let template =
-            "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} simulations  {wide_msg}";
-        Self::with(template, all as u64, terminal(true))
-    }
-
     /// Shows that `done` simulations are complete and that `name` is next.
     pub(crate) fn simulates(&self, done: usize, name: &str) {
         self.bar.set_position(done as u64);
         self.bar.set_message(name.to_owned());
-    }
-
-    /// Returns a bar for files to read, hidden as in [`Progress::new`].
-    pub(crate) fn files(all: u64, wanted: bool) -> Self {
-        let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} files  {wide_msg}";
-        Self::with(template, all, terminal(wanted))
     }
 
     /// Shows that `done` of at most `all` bytes or files have been read.
@@ -131,64 +112,4 @@ impl Opening {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io;
-    use std::sync::{Arc, Mutex};
-
-    use super::*;
-
-    /// Output to a terminal of 80 columns.
-    #[derive(Debug, Clone, Default)]
-    struct Screen(Arc<Mutex<String>>);
-
-    impl indicatif::TermLike for Screen {
-        fn width(&self) -> u16 {
-            80
-        }
-
-        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn write_line(&self, text: &str) -> io::Result<()> {
-            self.write_str(text)
-        }
-
-        fn write_str(&self, text: &str) -> io::Result<()> {
-            self.0.lock().unwrap().push_str(text);
-            Ok(())
-        }
-
-        fn clear_line(&self) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn flush(&self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn only_an_opening_that_takes_long_is_shown() {
-        let screen = Screen::default();
-        let target = ProgressDrawTarget::term_like_with_hz(Box::new(screen.clone()), 255);
-        let mut opening = Opening::on(target);
-        opening.read(1 << 20, 64 << 20, Duration::from_millis(499));
-        assert_eq!(*screen.0.lock().unwrap(), "");
-        opening.read(16 << 20, 64 << 20, Duration::from_millis(500));
-        let shown = screen.0.lock().unwrap().clone();
-        assert!(shown.contains("opening the store: 16.00 MiB of 64.00 MiB"), "{shown:?}");
-    }
-}
+mod tests;

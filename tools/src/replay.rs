@@ -12,6 +12,7 @@ use std::time::Instant;
 use nvme_driver::{Clock, MonotonicClock};
 use objstore::BlockKey;
 use ripieno_stack::{Drives, Gpu, Placement};
+use serde::Serialize;
 
 use crate::config::{self, StoreArgs, Verify};
 use crate::devices::Devices;
@@ -83,9 +84,6 @@ pub(crate) fn run(args: &StoreArgs) -> anyhow::Result<u8> {
 }
 
 /// Runs an uninterruptible replay to test the arguments' devices and route.
-///
-/// # Errors
-/// Same as [`run`].
 pub(crate) fn trial(args: &StoreArgs, gpu: Option<&Arc<Gpu>>) -> anyhow::Result<Report> {
     let (report, closed) = perform(args, gpu, &mut Interrupt::never())?;
     closed?;
@@ -131,10 +129,11 @@ fn perform(
     Ok((report(args, &plan, &sizing, setting, outcome), closed))
 }
 
-/// Device limits that matter to the replay.
-#[derive(Debug, Clone, Copy)]
-struct Limits {
+/// Device limits that matter to the replay. Field names are JSON keys.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Limits {
     lba_bytes: u32,
+    /// Largest transfer of one command on all devices, in bytes; null for no limit.
     mdts_bytes: Option<u64>,
 }
 
@@ -237,7 +236,7 @@ fn drive(
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<Outcome> {
     let memcpy_gib_s = rate::memcpy_gib_s(&args.shape, args.common.seed);
-    let progress = Progress::new(plan.requests(), args.shows_progress());
+    let progress = Progress::new("requests", plan.requests(), args.shows_progress());
     let mut engine = Engine {
         store: stack.store(),
         pool,
@@ -287,17 +286,12 @@ fn report(
         media: args.devices.media().map(ToString::to_string),
         memory: placement.memory(),
         routes_not_taken: placement.not_taken.iter().map(RouteNotTaken::new).collect(),
-        lba_bytes: limits.lba_bytes,
-        mdts_bytes: limits.mdts_bytes,
+        limits,
         queues_per_device: args.common.queues,
         queue_depth: args.common.depth,
         coalesce_bytes: args.coalesce(),
         descriptors: config::name(args.common.descriptors),
-        model: args.shape.model,
-        layers: args.shape.layers,
-        segments: args.shape.segments,
-        block_tokens: args.shape.block_tokens,
-        object_bytes: args.shape.object_bytes,
+        shape: args.shape,
         pool_blocks: sizing.pool_blocks,
         trace: args.common.trace.as_ref().map(|path| path.display().to_string()),
         seed: args.common.seed,

@@ -58,7 +58,7 @@ pub(crate) fn find(
     let read = Salvage::read(&mut media[at], &superblock, |done, all| progress.read(done, all));
     progress.finish();
     let mut salvage = read.map_err(refused)?;
-    let progress = Progress::files(salvage.kept().into(), !quiet);
+    let progress = Progress::new("files", salvage.kept() as usize, !quiet);
     if superblock.data.is_some() {
         salvage
             .verify(media, &superblock, |done, all| progress.read(done, all))

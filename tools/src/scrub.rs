@@ -173,7 +173,7 @@ fn scrub(
     let labels: BTreeMap<_, _> = store.namespaces().into_iter().collect();
     findings.store = store.superblock().store.to_string();
     findings.files = store.stats()?.files_stored.into();
-    let progress = Progress::files(findings.files, !flags.json);
+    let progress = Progress::new("files", findings.files as usize, !flags.json);
     let start = Instant::now();
     let mut next = FileId(0);
     loop {

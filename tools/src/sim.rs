@@ -124,7 +124,7 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
         Task::Scenario(_) => 1,
         Task::Compare(..) => POLICIES.len(),
     };
-    let progress = Progress::simulations(tasks.iter().map(runs).sum());
+    let progress = Progress::new("simulations", tasks.iter().map(runs).sum(), true);
     let mut done = 0;
     let mut outcomes = Vec::new();
     for task in tasks {

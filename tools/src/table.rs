@@ -10,6 +10,21 @@ pub(crate) fn row(name: &str, value: impl ToString, note: impl ToString) -> [Str
     [name.to_owned(), value.to_string(), fold(&note.to_string())]
 }
 
+/// Formats a table with a header, which may be empty. All columns but the first `left` are
+/// right-aligned.
+pub(crate) fn grid(header: &[&str], rows: Vec<Vec<String>>, left: usize) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    if !header.is_empty() {
+        table.set_header(header);
+    }
+    table.add_rows(rows);
+    for column in table.column_iter_mut().skip(left) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
 /// Formats all rows, with the values right-aligned.
 pub(crate) fn table(rows: &[[String; 3]]) -> String {
     let mut table = Table::new();

@@ -46,14 +46,15 @@ pub fn compare(
         let policy = machine.policy(*policy);
         let report = serve(&setup, &policy, requests);
         let summary = Summary::of(&policy, requests, &report);
-        latency.push(row(policy.name, &latencies(&summary, &report)));
-        places.push(row(policy.name, &traffic(&summary, &report)));
+        let cells = |columns: [Column; 10]| columns.map(|(_, of)| of(&summary, &report));
+        latency.push(row(policy.name, cells(LATENCY)));
+        places.push(row(policy.name, cells(TRAFFIC)));
         let hour = prices.hour(machine.gpu.count, &policy);
         let tokens = summary.tokens_per_second;
         let million = format!("{:.3}", Prices::million(hour, tokens));
         costs.push(row(
             policy.name,
-            &[number(summary.requests_per_second), number(tokens), number(hour), million],
+            [number(summary.requests_per_second), number(tokens), number(hour), million],
         ));
         lines.push(Line { name: policy.name.to_owned(), points: distribution(&report) });
         if policy.tier.is_some() && report.seconds.len() > 1 {
@@ -70,65 +71,63 @@ pub fn compare(
         },
     );
     outcome.tables = vec![
-        table("TTFT and inter-token latency", &LATENCY, latency),
-        table("Where prompts' tokens were, and what was moved", &TRAFFIC, places),
-        table("Cost", &["requests/s", "tokens/s", "$ an hour", "$ a million tokens"], costs),
+        table("TTFT and inter-token latency", LATENCY.map(|(name, _)| name), latency),
+        table(
+            "Where prompts' tokens were, and what was moved",
+            TRAFFIC.map(|(name, _)| name),
+            places,
+        ),
+        table("Cost", ["requests/s", "tokens/s", "$ an hour", "$ a million tokens"], costs),
     ];
     outcome
 }
 
-const LATENCY: [&str; 10] = [
-    "TTFT, ms",
-    "p50",
-    "p95",
-    "p99",
-    "inter-token latency, ms",
-    "p95",
-    "p99",
-    "bubble, % of steps",
-    "preempted",
-    "aborted",
+/// A column: its name, and its value for a policy.
+type Column = (&'static str, fn(&Summary, &Report) -> String);
+
+const LATENCY: [Column; 10] = [
+    ("TTFT, ms", |it, _| ms(it.ttft.mean)),
+    ("p50", |it, _| ms(it.ttft.p50)),
+    ("p95", |it, _| ms(it.ttft.p95)),
+    ("p99", |it, _| ms(it.ttft.p99)),
+    ("inter-token latency, ms", |it, _| ms(it.itl.mean)),
+    ("p95", |it, _| ms(it.itl.p95)),
+    ("p99", |it, _| ms(it.itl.p99)),
+    ("bubble, % of steps", |it, _| number(it.bubble * 100.0)),
+    ("preempted", |_, run| run.preemptions.to_string()),
+    ("aborted", |_, run| (run.aborted_waiting + run.aborted_running).to_string()),
 ];
-const TRAFFIC: [&str; 10] = [
-    "GPU, %",
-    "host memory, %",
-    "drives, %",
-    "together, %",
-    "read, GB",
-    "written, GB",
-    "from host memory",
-    "read ahead",
-    "wasted",
-    "loaded in vain",
+const TRAFFIC: [Column; 10] = [
+    ("GPU, %", |it, _| number(it.hbm_hits * 100.0)),
+    ("host memory, %", |it, _| number(it.host_hits * 100.0)),
+    ("drives, %", |it, _| number(it.drive_hits * 100.0)),
+    ("together, %", |it, _| number(it.hits() * 100.0)),
+    ("read, GB", |_, run| gb(run.read_bytes)),
+    ("written, GB", |_, run| gb(run.write_bytes)),
+    ("from host memory", |_, run| gb(run.host_read_bytes)),
+    ("read ahead", |_, run| gb(run.ahead_bytes)),
+    ("wasted", |_, run| gb(run.wasted_bytes)),
+    ("loaded in vain", |_, run| gb(run.in_vain_bytes)),
 ];
 
-fn latencies(summary: &Summary, report: &Report) -> [String; 10] {
-    let Summary { ttft, itl, bubble, .. } = summary;
-    let ms = |seconds: f64| number(seconds * 1e3);
-    let [first, half, most, nearly] = [ttft.mean, ttft.p50, ttft.p95, ttft.p99].map(ms);
-    let [between, often, rarely] = [itl.mean, itl.p95, itl.p99].map(ms);
-    let (waits, again) = (number(bubble * 100.0), report.preemptions.to_string());
-    let aborted = (report.aborted_waiting + report.aborted_running).to_string();
-    [first, half, most, nearly, between, often, rarely, waits, again, aborted]
+fn ms(seconds: f64) -> String {
+    number(seconds * 1e3)
 }
 
-fn traffic(summary: &Summary, report: &Report) -> [String; 10] {
-    let parts = [summary.hbm_hits, summary.host_hits, summary.drive_hits, summary.hits()];
-    let [gpu, host, drives, all] = parts.map(|part| number(part * 100.0));
-    let Report { read_bytes, write_bytes, host_read_bytes, .. } = report;
-    let Report { ahead_bytes, wasted_bytes, in_vain_bytes, .. } = report;
-    let gb = |bytes: &u64| format!("{:.0}", *bytes as f64 / 1e9);
-    let [read, written, copied] = [read_bytes, write_bytes, host_read_bytes].map(gb);
-    let [ahead, wasted, in_vain] = [ahead_bytes, wasted_bytes, in_vain_bytes].map(gb);
-    [gpu, host, drives, all, read, written, copied, ahead, wasted, in_vain]
+fn gb(bytes: u64) -> String {
+    format!("{:.0}", bytes as f64 / 1e9)
 }
 
-fn row(name: &str, cells: &[String]) -> Vec<String> {
-    std::iter::once(name.to_owned()).chain(cells.iter().cloned()).collect()
+fn row(name: &str, cells: impl IntoIterator<Item = String>) -> Vec<String> {
+    std::iter::once(name.to_owned()).chain(cells).collect()
 }
 
-fn table(title: &str, columns: &[&str], rows: Vec<Vec<String>>) -> Table {
-    let columns = std::iter::once("").chain(columns.iter().copied()).map(str::to_owned).collect();
+fn table<'a>(
+    title: &str,
+    columns: impl IntoIterator<Item = &'a str>,
+    rows: Vec<Vec<String>>,
+) -> Table {
+    let columns = row("", columns.into_iter().map(str::to_owned));
     Table { title: title.to_owned(), columns, rows }
 }
 

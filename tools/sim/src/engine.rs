@@ -33,6 +33,8 @@ use crate::{
 use below::Below;
 use hbm::Hbm;
 use index::Index;
+pub(crate) use link::Link;
+pub(crate) use memory::Memory;
 use record::Record;
 pub use record::{Second, Span, Work};
 use requests::{Active, Waiting};
@@ -286,7 +288,7 @@ impl<'a, T: Tiers> Engine<'a, T> {
             self.go_on();
             let is_last = self.arrived == self.requests.len() && self.waiting.is_empty();
             if let Some(tiers) = &mut self.tiers {
-                tiers.pump(is_last && self.active.is_empty(), self.now)?;
+                tiers.pump(is_last && self.active.is_empty())?;
             }
         }
         let (setup, first) = (self.setup, self.waiting.front());
@@ -305,7 +307,7 @@ impl<'a, T: Tiers> Engine<'a, T> {
         let computed = self.step.as_ref().and_then(Step::ends);
         let until = self.next_client().into_iter().chain(computed).min();
         match &mut self.tiers {
-            Some(tiers) => tiers.wait(until, self.now),
+            Some(tiers) => tiers.wait(until),
             None => until,
         }
     }
@@ -318,7 +320,7 @@ impl<'a, T: Tiers> Engine<'a, T> {
     }
 
     fn io_ends(&mut self) -> Result<(), T::Error> {
-        let ended = self.tiers.as_mut().map_or(Ok(Vec::new()), |tiers| tiers.ended(self.now))?;
+        let ended = self.tiers.as_mut().map_or(Ok(Vec::new()), |tiers| tiers.ended())?;
         ended.into_iter().for_each(|ended| self.moved(ended));
         Ok(())
     }

@@ -49,5 +49,5 @@ pub use page::{comparisons, page};
 pub use plan::{Choices, plan};
 pub use policy::{HostMemory, Loads, Medium, Policy, TWO_DRIVES, Tier};
 pub use scenario::Scenario;
-pub use summary::{Prices, Summary, Times};
+pub use summary::{Prices, Summary, Times, median, percentile};
 pub use workload::{Documents, L_EVAL, LOOGLE, Lengths, Profile, abort};

@@ -3,21 +3,16 @@
 
 mod decode;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use kv_catalog::PolicyKind;
-use kv_schedule::{
-    Config, Curve, Decision, Direction, Flow, IoCosts, Kind, Op, OpId, Scheduler, Setting,
-    SlackTable,
-};
-use kv_tier::{
-    Admission, Block, Hop, Lookahead, LookaheadConfig, RequestId, Tier, TierConfig, When,
-};
+use kv_schedule::{Config, Kind, OpId};
+use kv_tier::{Admission, Block, Hop, Lookahead, LookaheadConfig, RequestId, TierConfig, When};
 
-use crate::lane::{Lane, LaneModel};
+use crate::{
+    engine::{Ended, Link, Memory, Purpose},
+    lane::LaneModel,
+};
 
 pub(crate) use decode::{Decode, Found, Hbm};
 
@@ -32,7 +27,7 @@ pub(crate) struct Below {
 }
 
 /// Returns a FIFO channel with equal bandwidth in both directions.
-pub(crate) const fn way(latency: Duration, bytes_per_second: f64) -> LaneModel {
+pub(crate) const fn lane(latency: Duration, bytes_per_second: f64) -> LaneModel {
     let (read, write, object) = (bytes_per_second, bytes_per_second, Duration::ZERO);
     LaneModel { read, write, latency, object, mixed: 1.0, window: usize::MAX }
 }
@@ -46,43 +41,17 @@ pub(crate) struct Ahead {
     pub schedule: Config,
 }
 
-/// A hop: its scheduler and its transfers.
-#[derive(Debug)]
-struct Channel {
-    scheduler: Scheduler,
-    lane: Lane,
-}
-
-impl Channel {
-    fn new(config: Config, model: LaneModel) -> Self {
-        let curve = |bandwidth| Curve::line(model.latency, bandwidth).expect("it rises");
-        let costs = IoCosts { read: curve(model.read), write: curve(model.write), mixed: 1.0 };
-        let [name, gpu, engine] = ["", "", "ripieno sim"].map(str::to_owned);
-        let setting = Setting { model: name, gpu, engine, drives: Vec::new() };
-        let scheduler = Scheduler::new(config, SlackTable::new(setting, costs));
-        Self { scheduler, lane: Lane::new(model) }
-    }
-}
-
-/// A read that a request waits for.
-#[derive(Debug)]
-struct Urgent {
-    request: RequestId,
-    blocks: u64,
-}
-
 /// Host memory, drives, the link, and their transfers.
 #[derive(Debug)]
 pub(crate) struct Paging {
     below: Below,
     batch_blocks: u64,
-    tier: Tier<u64>,
-    drives: Channel,
-    link: Channel,
-    ahead: Lookahead<u64>,
-    urgent: BTreeMap<OpId, Urgent>,
-    named: u64,
-    /// Operations that the next iteration waits for.
+    memory: Memory<u64>,
+    drives: Link,
+    link: Link,
+    /// Reads that the next iteration waits for, beside prefetches.
+    reading: u32,
+    /// Prefetches that it waits for.
     awaited: BTreeSet<OpId>,
     now: Duration,
     /// Bytes transferred to the GPU.
@@ -93,15 +62,16 @@ impl Paging {
     pub(crate) fn new(below: Below, ahead: Ahead) -> Self {
         let Below { block_bytes, host_blocks, drives, link } = below;
         let tier = TierConfig { blocks: host_blocks, block_bytes, policy: PolicyKind::Lru };
+        let [drives, link] =
+            [drives, link].map(|lane| Link::new(lane, ahead.schedule, block_bytes, 1));
+        let reload_cost = drives.scheduler.table().costs.read.duration(block_bytes);
         Self {
             below,
             batch_blocks: u64::from(ahead.lookahead.batch_blocks),
-            tier: Tier::new(tier),
-            drives: Channel::new(ahead.schedule, drives),
-            link: Channel::new(ahead.schedule, link),
-            ahead: Lookahead::new(ahead.lookahead),
-            urgent: BTreeMap::new(),
-            named: 0,
+            memory: Memory::new(tier, Some(ahead.lookahead), reload_cost),
+            drives,
+            link,
+            reading: 0,
             awaited: BTreeSet::new(),
             now: Duration::ZERO,
             arrived: 0,
@@ -110,38 +80,40 @@ impl Paging {
 
     /// Puts a block into host memory if there is room.
     pub(crate) fn keep(&mut self, key: u64) {
-        let again = self.again();
-        if let Admission::Fill(memory) = self.tier.admit(Block { key, again, by: None }) {
-            self.tier.filled(memory, true);
+        let Memory { tier, reload_cost, .. } = &mut self.memory;
+        if let Admission::Fill(memory) = tier.admit(Block { key, again: *reload_cost, by: None }) {
+            tier.filled(memory, true);
         }
     }
 
     /// Removes a block that is not needed any more.
     pub(crate) fn forget(&mut self, key: u64) {
-        self.tier.remove(key);
+        self.memory.tier.remove(key);
     }
 
     /// Announces that a request runs in `iterations` iterations, where the next one is 1.
     pub(crate) fn announce(&mut self, id: RequestId, keys: &[u64], iterations: u32) {
-        self.ahead.prefetch(id, keys, When::In(iterations), &mut self.tier, self.now);
+        self.memory.announce(id, keys, When::In(iterations), self.now);
+    }
+
+    fn ahead(&mut self) -> &mut Lookahead<u64> {
+        self.memory.ahead.as_mut().expect("it was made with one")
     }
 
     /// Records that a request has blocks on the GPU.
     pub(crate) fn allocated(&mut self, id: RequestId) {
-        self.ahead.allocated(id);
+        self.ahead().allocated(id);
     }
 
     /// Cancels an announced request.
     pub(crate) fn cancel(&mut self, id: RequestId) {
-        let Self { tier, drives, link, ahead, .. } = self;
-        ahead.cancel(id, tier, &mut drives.scheduler, &mut link.scheduler);
+        self.memory.cancel(id, &mut self.drives.scheduler, &mut self.link.scheduler);
     }
 
     /// Runs a request that was announced with these blocks, in the next iteration.
     pub(crate) fn run(&mut self, id: RequestId, keys: &[u64]) {
-        let Self { tier, drives, link, ahead, .. } = self;
         // Announcements before the first iteration were ignored.
-        match ahead.run(id, tier, &mut drives.scheduler, &mut link.scheduler) {
+        match self.memory.run(id, &mut self.drives.scheduler, &mut self.link.scheduler) {
             None => self.read(id, keys),
             Some(missing) => {
                 self.awaited.extend(missing.in_flight);
@@ -152,33 +124,33 @@ impl Paging {
 
     /// Reads blocks that the next iteration waits for.
     pub(crate) fn read(&mut self, id: RequestId, keys: &[u64]) {
-        let near = keys.iter().filter(|key| self.tier.contains(**key)).count() as u64;
-        self.read_from(Hop::Link, id, near);
-        self.read_from(Hop::Drives, id, keys.len() as u64 - near);
+        let tier = &self.memory.tier;
+        let near = keys.iter().filter(|key| tier.contains(**key)).count() as u64;
+        self.read_from(Hop::Link, id.0 as usize, near);
+        self.read_from(Hop::Drives, id.0 as usize, keys.len() as u64 - near);
     }
 
-    fn read_from(&mut self, hop: Hop, request: RequestId, mut blocks: u64) {
+    fn read_from(&mut self, hop: Hop, request: usize, mut blocks: u64) {
         while blocks > 0 {
             let part = blocks.min(self.batch_blocks);
             blocks -= part;
-            self.named += 1;
-            let id = OpId(self.named);
-            let flow = Flow { tenant: 0, request: request.0 };
-            let op = Op { id, flow, bytes: part * self.below.block_bytes, kind: Kind::Soon };
-            self.urgent.insert(id, Urgent { request, blocks: part });
-            self.awaited.insert(id);
-            let channel = match hop {
-                Hop::Drives => &mut self.drives,
-                Hop::Link => &mut self.link,
-            };
-            channel.scheduler.add(op, self.now).expect("only writes are refused");
+            self.reading += 1;
+            let now = self.now;
+            self.hop(hop).add(Purpose::Whole, Kind::Soon, request, (part, 1), now);
+        }
+    }
+
+    fn hop(&mut self, hop: Hop) -> &mut Link {
+        match hop {
+            Hop::Drives => &mut self.drives,
+            Hop::Link => &mut self.link,
         }
     }
 
     /// Waits for all reads. Returns the time waited.
     pub(crate) fn wait(&mut self) -> Duration {
         let since = self.now;
-        while !self.awaited.is_empty() {
+        while self.reading > 0 || !self.awaited.is_empty() {
             assert!(self.advance(Duration::MAX), "what is read arrives");
         }
         self.now - since
@@ -190,34 +162,31 @@ impl Paging {
         let then = self.now + took;
         while self.advance(then) {}
         self.now = then;
-        self.ahead.iteration(waited + took);
+        self.ahead().iteration(waited + took);
     }
 
     fn plan(&mut self) {
-        let Self { tier, drives, link, ahead, now, .. } = self;
-        ahead.plan(tier, &mut drives.scheduler, &mut link.scheduler, *now);
-    }
-
-    /// Returns the reload cost: the time to read a block from the drives.
-    fn again(&self) -> Duration {
-        self.drives.scheduler.table().costs.read.duration(self.below.block_bytes)
+        self.memory.plan(&mut self.drives.scheduler, &mut self.link.scheduler, self.now);
     }
 
     /// Advances to the next event up to `limit`. Returns false if there is none.
     fn advance(&mut self, limit: Duration) -> bool {
-        let wake = self.decide();
-        let events = [&self.drives, &self.link].map(|channel| channel.lane.next_event());
-        let next = events.into_iter().flatten().chain(wake).min();
-        let Some(next) = next.filter(|next| *next <= limit) else { return false };
+        let Self { drives, link, memory, now, .. } = self;
+        let links = [drives, link];
+        let next = links.map(|link| {
+            link.pump(*now, Some(memory));
+            link.next_event()
+        });
+        let Some(next) = next.into_iter().flatten().min().filter(|next| *next <= limit) else {
+            return false;
+        };
         self.now = self.now.max(next);
         for hop in [Hop::Drives, Hop::Link] {
-            let channel = match hop {
-                Hop::Drives => &mut self.drives,
-                Hop::Link => &mut self.link,
-            };
-            let arrived = channel.lane.arrived(self.now);
-            let from_drives = hop == Hop::Drives && !arrived.is_empty();
-            arrived.into_iter().for_each(|(id, _)| self.ended(hop, id));
+            let Self { drives, link, memory, now, .. } = self;
+            let link = if hop == Hop::Drives { drives } else { link };
+            let ended = link.ended(*now, Some(memory));
+            let from_drives = hop == Hop::Drives && !ended.is_empty();
+            ended.into_iter().for_each(|(id, ended)| self.ended(hop, id, ended));
             // Blocks that came from the drives may move on over the link.
             if from_drives {
                 self.plan();
@@ -226,62 +195,26 @@ impl Paging {
         true
     }
 
-    fn ended(&mut self, hop: Hop, id: OpId) {
+    fn ended(&mut self, hop: Hop, id: OpId, Ended { purpose, request, bytes, .. }: Ended) {
         self.awaited.remove(&id);
-        let scheduler = match hop {
-            Hop::Drives => &mut self.drives.scheduler,
-            Hop::Link => &mut self.link.scheduler,
-        };
-        if Lookahead::<u64>::owns(id) {
-            let moved = self.ahead.ended(id, true, &mut self.tier);
-            scheduler.ended(id, moved, self.now);
+        if purpose == Purpose::Ahead {
             return;
         }
-        let Urgent { request, blocks } = self.urgent.remove(&id).expect("it was started");
-        scheduler.ended(id, blocks * self.below.block_bytes, self.now);
+        self.reading -= 1;
         match hop {
-            Hop::Drives => self.read_from(Hop::Link, request, blocks),
-            Hop::Link => self.arrived += blocks * self.below.block_bytes,
+            Hop::Drives => self.read_from(Hop::Link, request, bytes / self.below.block_bytes),
+            Hop::Link => self.arrived += bytes,
         }
-    }
-
-    /// Starts all operations that may start. Returns the time of the next decision.
-    fn decide(&mut self) -> Option<Duration> {
-        let again = self.again();
-        let Self { below, tier, drives, link, ahead, urgent, now, .. } = self;
-        let mut wake = None;
-        for channel in [drives, link] {
-            loop {
-                match channel.scheduler.next(*now) {
-                    Decision::Start(id) => {
-                        let blocks = match urgent.get(&id) {
-                            Some(read) => read.blocks,
-                            None => {
-                                ahead.start(id, again, tier).map_or(0, |it| it.blocks.len() as u64)
-                            }
-                        };
-                        let bytes = blocks * below.block_bytes;
-                        channel.lane.push(*now, id, Direction::Read, bytes, blocks);
-                    }
-                    Decision::Drop(id) => ahead.dropped(id),
-                    Decision::Wait(until) => {
-                        wake = wake.into_iter().chain(until.filter(|until| until > now)).min();
-                        break;
-                    }
-                }
-            }
-        }
-        wake
     }
 
     /// Returns the totals so far.
     pub(crate) fn counts(&self) -> Moved {
-        let counts = self.ahead.counts();
+        let counts = self.memory.ahead.as_ref().map(Lookahead::counts).unwrap_or_default();
         Moved {
             ready: counts.ready_blocks,
             late: counts.late_blocks,
             ahead: counts.drives_bytes + counts.link_bytes,
-            wasted: counts.wasted_link_bytes + self.tier.counts().wasted_bytes,
+            wasted: counts.wasted_link_bytes + self.memory.tier.counts().wasted_bytes,
             link: counts.link_bytes + self.arrived,
             now: self.now,
         }

@@ -1,4 +1,4 @@
-//! Serving policies: the tiers that keep KV cache, and the way it is loaded.
+//! Serving policies: the tiers that keep KV cache, and the overlap of loads and computation.
 
 use std::time::Duration;
 

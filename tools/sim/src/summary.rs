@@ -38,9 +38,20 @@ fn part(of: f64, whole: f64) -> f64 {
     if whole > 0.0 { of / whole } else { 0.0 }
 }
 
-/// Returns the smallest of sorted times that is at least as large as `percent` percent of them.
-pub(crate) fn percentile(times: &[f64], percent: usize) -> f64 {
-    times[(times.len() * percent).div_ceil(100).max(1) - 1]
+/// Returns the smallest of sorted numbers that is at least as large as `percent` percent of them.
+///
+/// # Panics
+/// Panics if there is none.
+#[must_use]
+pub fn percentile(sorted: &[f64], percent: usize) -> f64 {
+    sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1]
+}
+
+/// Returns the upper median; `None` without numbers.
+#[must_use]
+pub fn median(mut numbers: Vec<f64>) -> Option<f64> {
+    numbers.sort_unstable_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied()
 }
 
 /// Performance over the requests that were not aborted.

@@ -73,12 +73,15 @@ pub struct Lengths {
     pub spread: f64,
 }
 
+/// Draws an approximately normal number, as the sum of twelve uniform ones.
+pub(crate) fn normal(chance: &mut StdRng) -> f64 {
+    (0..12).map(|_| chance.random_range(0.0..1.0)).sum::<f64>() - 6.0
+}
+
 impl Lengths {
     pub(crate) fn draw(&self, chance: &mut StdRng) -> u32 {
-        // The sum of twelve uniform numbers is approximately normal.
-        let normal: f64 = (0..12).map(|_| chance.random_range(0.0..1.0)).sum::<f64>() - 6.0;
         let median = ln(self.mean) - self.spread * self.spread / 2.0;
-        let tokens = exp(median + self.spread * normal);
+        let tokens = exp(median + self.spread * normal(chance));
         // Keeps whole numbers exact after the logarithm and back.
         ((tokens + 1e-6) as u32).clamp(self.tokens.0, self.tokens.1)
     }
@@ -168,66 +171,4 @@ impl Documents {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_are_as_many_as_long_and_as_often_as_was_asked() {
-        let documents = Documents {
-            count: 400,
-            tokens: (3_000, 200_000),
-            mean: 30_000.0,
-            spread: 0.8,
-            question: 100,
-            answer: 50,
-            questions: 6.0,
-        };
-        let requests = documents.requests(2.0, 64, 1);
-        assert_eq!(requests.len(), 2400);
-        let took = requests.last().unwrap().arrival.as_secs_f64();
-        assert!((1100.0..1300.0).contains(&took), "{took}");
-        let mean = requests.iter().map(|it| f64::from(it.input)).sum::<f64>() / 2400.0;
-        assert!((27_000.0..33_000.0).contains(&mean), "{mean}");
-        let mut blocks: Vec<u64> = requests.iter().flat_map(|it| it.blocks.clone()).collect();
-        let all = blocks.len() as f64;
-        blocks.sort_unstable();
-        blocks.dedup();
-        let hits = 1.0 - blocks.len() as f64 / all;
-        assert!((0.80..0.86).contains(&hits), "{hits}");
-    }
-
-    #[test]
-    fn as_many_clients_go_away_as_was_asked_and_in_time() {
-        let mut requests = Profile::UNIFORM.requests(4000, 5.0, 16, 3);
-        abort(&mut requests, 0.1, Duration::from_secs(8), 3);
-        let mut leaves: Vec<_> = requests.iter().filter_map(|it| it.leaves).collect();
-        assert!((350..450).contains(&leaves.len()), "{}", leaves.len());
-        leaves.sort_unstable();
-        let half = leaves[leaves.len() / 2].as_secs_f64();
-        assert!((3.5..4.5).contains(&half) && leaves[leaves.len() - 1] < Duration::from_secs(8));
-        abort(&mut requests, 0.0, Duration::from_secs(8), 3);
-        assert!(requests.iter().all(|it| it.leaves.is_none()));
-    }
-
-    #[test]
-    fn profiles_are_as_long_as_they_say_and_share_nothing() {
-        for (name, profile) in Profile::ALL {
-            let requests = profile.requests(4000, 5.0, 16, 3);
-            assert_eq!(requests, profile.requests(4000, 5.0, 16, 3));
-            let mean = |of: fn(&Request) -> u32| {
-                requests.iter().map(|it| f64::from(of(it))).sum::<f64>() / 4000.0
-            };
-            let (input, output) = (mean(|it| it.input), mean(|it| it.output));
-            for (found, lengths) in [(input, profile.input), (output, profile.output)] {
-                let exact = lengths.spread == 0.0;
-                let off = (found / lengths.mean - 1.0).abs();
-                assert!(off <= if exact { 0.0 } else { 0.08 }, "{name}: {found}, {lengths:?}");
-            }
-            let mut blocks: Vec<u64> = requests.iter().flat_map(|it| it.blocks.clone()).collect();
-            let all = blocks.len();
-            blocks.sort_unstable();
-            blocks.dedup();
-            assert_eq!(blocks.len(), all, "{name}");
-        }
-    }
-}
+mod tests;

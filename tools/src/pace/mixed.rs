@@ -74,7 +74,7 @@ impl RunSetup<'_> {
 
     fn moved(&self, writes: usize, is_scheduled: bool) -> anyhow::Result<Duration> {
         let config = Config { backlog_bytes: u64::MAX, ..self.timing.config(is_scheduled) };
-        let progress = Progress::new(0, false);
+        let progress = Progress::new("", 0, false);
         let (took, _) = self.with_store(config, &progress, |mut tiers| {
             let each = self.plan.keys(0).len() / BATCHES;
             let keys = [0, 1].map(|request| self.plan.keys(request).chunks_exact(each));

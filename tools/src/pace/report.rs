@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
-use ripieno_sim::Request;
+use ripieno_sim::{Request, median, percentile};
 use serde::Serialize;
 
 use crate::config::StoreArgs;
 use crate::plan::Plan;
 use crate::size::{Size, grouped};
+use crate::table::grid;
 use crate::terminal;
 use crate::timing::Timing;
 
 use super::Served;
 
 /// Distribution of times in milliseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) mean: f64,
     pub(crate) p50: f64,
@@ -24,20 +24,20 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    fn new(mut times: Vec<Duration>) -> Self {
-        times.sort_unstable();
-        let at = |part: f64| {
-            let place = (times.len() as f64 * part).ceil() as usize;
-            times.get(place.saturating_sub(1)).copied().map_or(0.0, ms)
-        };
-        let sum: Duration = times.iter().sum();
-        let mean = ms(sum) / (times.len() as f64).max(1.0);
-        Self { mean, p50: at(0.5), p99: at(0.99), max: at(1.0) }
+    fn new(times: impl IntoIterator<Item = Duration>) -> Self {
+        let mut ms: Vec<f64> = times.into_iter().map(|it| it.as_secs_f64() * 1e3).collect();
+        if ms.is_empty() {
+            return Self::default();
+        }
+        ms.sort_unstable_by(f64::total_cmp);
+        let mean = ms.iter().sum::<f64>() / ms.len() as f64;
+        let [p50, p99, max] = [50, 99, 100].map(|part| percentile(&ms, part));
+        Self { mean, p50, p99, max }
     }
-}
 
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
+    fn text(&self) -> String {
+        format!("{:.1}, {:.1}, {:.1}", self.mean, self.p50, self.p99)
+    }
 }
 
 /// Results of one schedule. Field names are the JSON keys.
@@ -94,17 +94,15 @@ impl Run {
             both().map(|it| f64::from(of(&it))).sum::<f64>()
         };
         let count = both().count();
-        let mut errors = tally.errors.clone();
-        errors.sort_by(f64::total_cmp);
         let each = tally.bubbles.iter().map(|time| *time / (count as u32).max(1));
         Self {
             schedule: if is_scheduled { "slack" } else { "naive" },
             requests: count as u64,
             hit_ratio: sum(|it| it.1.loaded_tokens) / sum(|it| it.0.input).max(1.0),
-            ttft_ms: Spread::new(both().map(|(_, it)| it.ttft).collect()),
-            decode_ms: Spread::new(both().map(|(_, it)| it.decode).collect()),
+            ttft_ms: Spread::new(both().map(|(_, it)| it.ttft)),
+            decode_ms: Spread::new(both().map(|(_, it)| it.decode)),
             bubble_s: tally.bubble().as_secs_f64(),
-            bubble_layer_ms: Spread::new(each.collect()),
+            bubble_layer_ms: Spread::new(each),
             bubble_layers_s: tally.bubbles.iter().map(Duration::as_secs_f64).collect(),
             compute_s: tally.compute.as_secs_f64(),
             io_busy_s: tally.io_busy.as_secs_f64(),
@@ -118,57 +116,43 @@ impl Run {
             late_batches: tally.late_batches,
             blocks_dropped: report.blocks_dropped + tally.blocks_refused,
             late_reads: tally.counts.late_reads,
-            slack_error_p50: errors.get(errors.len() / 2).copied(),
-            slack_error_max: errors.last().copied(),
+            slack_error_p50: median(tally.errors.clone()),
+            slack_error_max: tally.errors.iter().copied().max_by(f64::total_cmp),
             io_errors: tally.io_errors,
             interrupted: is_interrupted,
         }
     }
-
-    fn column(&self) -> Vec<String> {
-        let spread = |it: &Spread| format!("{:.1}, {:.1}, {:.1}", it.mean, it.p50, it.p99);
-        let error =
-            |it: Option<f64>| it.map_or("-".to_owned(), |it| format!("{:.1} %", 100.0 * it));
-        vec![
-            self.schedule.to_owned(),
-            grouped(self.requests),
-            format!("{:.1} %", 100.0 * self.hit_ratio),
-            spread(&self.ttft_ms),
-            spread(&self.decode_ms),
-            format!("{:.3}", self.bubble_s),
-            spread(&self.bubble_layer_ms),
-            format!("{:.3}", self.compute_s),
-            format!("{:.3}", self.io_busy_s),
-            format!("{:.1} %", 100.0 * self.hidden),
-            Size(self.read_bytes).to_string(),
-            Size(self.dram_bytes).to_string(),
-            format!("{}, {}", Size(self.prefetched_bytes), Size(self.wasted_bytes)),
-            Size(self.write_bytes).to_string(),
-            grouped(self.blocks_dropped),
-            error(self.slack_error_p50),
-        ]
-    }
 }
 
-/// Row titles of the table.
-const ROWS: [&str; 16] = [
-    "",
-    "requests",
-    "hits, of tokens",
-    "time to first token, ms: mean, p50, p99",
-    "generation, ms: mean, p50, p99",
-    "the GPU waited, s",
-    "of that by layer, ms a request: mean, p50, p99",
-    "the GPU computed, s",
-    "I/O was in flight, s",
-    "of that hidden",
-    "loaded",
-    "of that from host memory",
-    "read ahead to it, for nothing",
-    "stored",
-    "blocks not stored",
-    "error of the slack table after 100 requests, p50",
+type Value = fn(&Run) -> String;
+
+/// Rows of the table: a title, and the value of a run.
+const ROWS: [(&str, Value); 16] = [
+    ("", |it| it.schedule.to_owned()),
+    ("requests", |it| grouped(it.requests)),
+    ("hits, of tokens", |it| percent(it.hit_ratio)),
+    ("time to first token, ms: mean, p50, p99", |it| it.ttft_ms.text()),
+    ("generation, ms: mean, p50, p99", |it| it.decode_ms.text()),
+    ("the GPU waited, s", |it| format!("{:.3}", it.bubble_s)),
+    ("of that by layer, ms a request: mean, p50, p99", |it| it.bubble_layer_ms.text()),
+    ("the GPU computed, s", |it| format!("{:.3}", it.compute_s)),
+    ("I/O was in flight, s", |it| format!("{:.3}", it.io_busy_s)),
+    ("of that hidden", |it| percent(it.hidden)),
+    ("loaded", |it| Size(it.read_bytes).to_string()),
+    ("of that from host memory", |it| Size(it.dram_bytes).to_string()),
+    ("read ahead to it, for nothing", |it| {
+        format!("{}, {}", Size(it.prefetched_bytes), Size(it.wasted_bytes))
+    }),
+    ("stored", |it| Size(it.write_bytes).to_string()),
+    ("blocks not stored", |it| grouped(it.blocks_dropped)),
+    ("error of the slack table after 100 requests, p50", |it| {
+        it.slack_error_p50.map_or("-".to_owned(), percent)
+    }),
 ];
+
+fn percent(part: f64) -> String {
+    format!("{:.1} %", 100.0 * part)
+}
 
 /// The whole report. Field names are the JSON keys.
 #[derive(Debug, PartialEq, Serialize)]
@@ -224,16 +208,10 @@ impl Report {
 
     fn text(&self) -> String {
         let workload = self.trace.as_deref().unwrap_or("synthetic");
-        let mut table = Table::new();
-        table.load_preset(presets::UTF8_FULL_CONDENSED);
-        let columns: Vec<Vec<String>> = self.runs.iter().map(Run::column).collect();
-        for (at, name) in ROWS.iter().enumerate() {
-            let values = columns.iter().map(|column| column[at].clone());
-            table.add_row(std::iter::once((*name).to_owned()).chain(values));
-        }
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        let row = |(title, value): &(&str, Value)| {
+            std::iter::once((*title).to_owned()).chain(self.runs.iter().map(value)).collect()
+        };
+        let table = grid(&[], ROWS.iter().map(row).collect(), 1);
         format!(
             "ripieno {} pace: {workload}, {} requests; model {}, {} layers; reads {}/s, \
              writes {}/s, mixed {}\n\n{table}\n\nIn virtual time; the bytes were moved and not \

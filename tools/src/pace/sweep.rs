@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
 use kv_schedule::SlackTable;
 use serde::Serialize;
 
@@ -12,6 +11,7 @@ use crate::interrupt::Interrupt;
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::plan::Plan;
 use crate::problem::EXIT_FAILED;
+use crate::table::grid;
 use crate::terminal;
 use crate::timing::Timing;
 use crate::trace::Request;
@@ -167,9 +167,6 @@ fn crossover(rows: &[Row], of: fn(&Row) -> Found) -> Option<f64> {
 }
 
 /// Runs the sweep and reports. Returns the exit code.
-///
-/// # Errors
-/// Same as for a replay.
 pub(super) fn run(
     args: &StoreArgs,
     timing: &Timing,
@@ -209,8 +206,7 @@ pub(super) fn run(
 
 impl Sweep {
     fn text(&self) -> String {
-        let mut table = Table::new();
-        table.load_preset(presets::UTF8_FULL_CONDENSED).set_header([
+        let header = [
             "hit rate",
             "GPU used",
             "TTFT, ms: naive",
@@ -220,10 +216,10 @@ impl Sweep {
             "slack",
             "I/O hidden: naive",
             "slack",
-        ]);
-        for Row { hit_rate, load, slack, naive } in &self.rows {
+        ];
+        let row = |Row { hit_rate, load, slack, naive }: &Row| {
             let less = 100.0 * (1.0 - slack.ttft_ms / naive.ttft_ms);
-            table.add_row([
+            vec![
                 format!("{hit_rate} %"),
                 (*load).to_owned(),
                 format!("{:.1}", naive.ttft_ms),
@@ -233,23 +229,11 @@ impl Sweep {
                 format!("{:.2}", slack.bubble_ms),
                 format!("{:.1} %", 100.0 * naive.hidden),
                 format!("{:.1} %", 100.0 * slack.hidden),
-            ]);
-        }
-        for column in table.column_iter_mut().skip(2) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        let mut mixed = Table::new();
-        mixed.load_preset(presets::UTF8_FULL_CONDENSED).set_header([
-            "writes",
-            "MB/s: naive",
-            "slack",
-            "at best",
-            "lost by naive",
-        ]);
-        mixed.add_rows(self.mixed.iter().map(Mixed::cells));
-        for column in mixed.column_iter_mut() {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+            ]
+        };
+        let table = grid(&header, self.rows.iter().map(row).collect(), 2);
+        let header = ["writes", "MB/s: naive", "slack", "at best", "lost by naive"];
+        let mixed = grid(&header, self.mixed.iter().map(|it| it.cells().to_vec()).collect(), 0);
         let at = |it: Option<f64>| it.map_or("no rate".to_owned(), |it| format!("{it:.1} %"));
         format!(
             "ripieno {} pace --hit-rates: model {}, {} prompts of about {INPUT} tokens, \

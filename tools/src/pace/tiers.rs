@@ -14,6 +14,7 @@ use nvme_emu::SimClock;
 use objstore::{BlockId, BlockKey, Layer, PacedEnd, PacedStore, StoreError, Transfer, Writing};
 use ripieno_sim::{Ended, Found, Purpose, Request, Tiers};
 
+use crate::model::Shape;
 use crate::plan::Plan;
 use crate::progress;
 
@@ -51,13 +52,14 @@ pub(super) struct Held {
 /// A paced store, its KV pool, and their use.
 pub(super) struct StoreTiers<'a> {
     plan: &'a Plan,
-    layers: u32,
-    block_tokens: u32,
+    shape: Shape,
     clock: &'a Arc<SimClock>,
     progress: &'a progress::Progress,
     store: PacedStore,
     /// Time at which the engine begins.
     begin: Nanos,
+    /// Time since then.
+    now: Duration,
     free: Vec<BlockId>,
     pooled: HashMap<usize, Pooled>,
     /// Request and purpose of each operation.
@@ -76,7 +78,7 @@ pub(super) struct StoreTiers<'a> {
 impl<'a> StoreTiers<'a> {
     pub(super) fn new(
         plan: &'a Plan,
-        (layers, block_tokens): (u32, u32),
+        shape: Shape,
         clock: &'a Arc<SimClock>,
         progress: &'a progress::Progress,
         (store, free): (PacedStore, Vec<BlockId>),
@@ -84,12 +86,12 @@ impl<'a> StoreTiers<'a> {
         let (pooled, ops) = Default::default();
         Self {
             plan,
-            layers,
-            block_tokens,
+            shape,
             clock,
             progress,
             store,
             begin: clock.now(),
+            now: Duration::ZERO,
             free,
             pooled,
             ops,
@@ -98,7 +100,7 @@ impl<'a> StoreTiers<'a> {
             done: 0,
             idle: 0,
             wake: None,
-            tally: Tally::new(layers),
+            tally: Tally::new(shape.layers),
         }
     }
 
@@ -121,7 +123,7 @@ impl<'a> StoreTiers<'a> {
 
     /// Returns the number of full blocks among a prompt's first tokens. Only those have a key.
     fn full_blocks(&self, number: usize, tokens: u32) -> usize {
-        let full = (tokens / self.block_tokens) as usize;
+        let full = (tokens / self.shape.block_tokens) as usize;
         full.min(self.plan.keys(number).len())
     }
 
@@ -131,8 +133,8 @@ impl<'a> StoreTiers<'a> {
     }
 
     /// Polls the store, and notes whether anything moved.
-    fn poll(&mut self, now: Duration) -> anyhow::Result<()> {
-        let (progress, wake) = self.store.poll(now)?;
+    fn poll(&mut self) -> anyhow::Result<()> {
+        let (progress, wake) = self.store.poll(self.now)?;
         self.wake = wake;
         if progress != Progress::Idle {
             self.idle = 0;
@@ -144,12 +146,12 @@ impl<'a> StoreTiers<'a> {
         Flow { tenant: 0, request: number as u64 }
     }
 
-    fn store_layer(&mut self, number: u64, layer: u32, now: Duration) -> anyhow::Result<u64> {
+    fn store_layer(&mut self, number: u64, layer: u32) -> anyhow::Result<u64> {
         let storing = self.storing.get_mut(&number).expect("its layers have not ended");
         let mut dropped = 0;
         if !storing.is_dropped {
             let flow = Self::flow(storing.request);
-            match self.store.store_layer(&storing.writing, Layer(layer), flow, now) {
+            match self.store.store_layer(&storing.writing, Layer(layer), flow, self.now) {
                 Ok(op) => {
                     self.ops.insert(op, (storing.request, Purpose::Store { number, layer }));
                     return Ok(0);
@@ -192,7 +194,7 @@ impl<'a> StoreTiers<'a> {
     /// # Errors
     /// Returns an error if the store cannot continue, or if a transfer fails.
     pub(super) fn move_all(&mut self, batches: &[&[BlockKey]]) -> anyhow::Result<Duration> {
-        let begin = (self.clock.now() - self.begin).duration();
+        let begin = self.now;
         let (mut transfers, mut writes) = (Vec::new(), Vec::new());
         for (number, keys) in batches.iter().enumerate() {
             let blocks = self.free.split_off(self.free.len() - keys.len());
@@ -207,36 +209,34 @@ impl<'a> StoreTiers<'a> {
             self.pooled.insert(number, Pooled { blocks, users: 1 });
             writes.extend(writing.map(|writing| self.add_write(number, writing)));
         }
-        for layer in 0..self.layers {
+        for layer in 0..self.shape.layers {
             for at in 0..batches.len() {
                 if let Some(transfer) = transfers.get(at) {
                     let (flow, layer) = (Flow::default(), Layer(layer));
                     let op = self.store.retrieve_layer(transfer, layer, flow, Kind::Soon, begin)?;
                     self.ops.insert(op, (at, Purpose::Whole));
-                    self.ended(begin)?;
+                    self.ended()?;
                 }
                 if let Some(number) = writes.get(at) {
-                    self.store_layer(*number, layer, begin)?;
-                    self.ended(begin)?;
+                    self.store_layer(*number, layer)?;
+                    self.ended()?;
                 }
             }
         }
-        self.pump(true, begin)?;
-        let mut now = begin;
-        while let Some(next) = self.wait(None, now) {
-            now = next;
-            self.ended(now)?;
-            self.pump(true, now)?;
+        self.pump(true)?;
+        while self.wait(None).is_some() {
+            self.ended()?;
+            self.pump(true)?;
         }
         ensure!(self.tally.io_errors == 0, "a transfer failed");
         (0..batches.len()).for_each(|number| self.release(number));
-        Ok(now - begin)
+        Ok(self.now - begin)
     }
 
     fn add_write(&mut self, request: usize, writing: Writing) -> u64 {
         self.pooled.get_mut(&request).expect("it has blocks").users += 1;
         self.numbers += 1;
-        let (left, is_dropped) = (self.layers, false);
+        let (left, is_dropped) = (self.shape.layers, false);
         self.storing.insert(self.numbers, Storing { request, writing, left, is_dropped });
         self.numbers
     }
@@ -268,7 +268,6 @@ impl Tiers for StoreTiers<'_> {
         request: &Request,
         _in_hbm: u32,
         _most: u32,
-        _now: Duration,
     ) -> anyhow::Result<Found<Held>> {
         let left = self.free.len() - self.full_blocks(number, request.input);
         let blocks = self.free.split_off(left);
@@ -281,7 +280,7 @@ impl Tiers for StoreTiers<'_> {
         self.store.run(RequestId(number as u64))?;
         self.pooled.insert(number, Pooled { blocks, users: 1 });
         Ok(Found {
-            tokens: found as u32 * self.block_tokens,
+            tokens: found as u32 * self.shape.block_tokens,
             host_tokens: 0,
             loading: 0,
             loading_bytes: 0,
@@ -318,19 +317,18 @@ impl Tiers for StoreTiers<'_> {
         request: &Request,
         _in_hbm: u32,
         (_, after): (Duration, u32),
-        now: Duration,
     ) -> anyhow::Result<u32> {
         let (id, keys) = (RequestId(number as u64), self.loadable(number, request));
-        let stored = self.store.prefetch(id, keys, When::In(after + 1), now)?;
-        Ok(stored as u32 * self.block_tokens)
+        let stored = self.store.prefetch(id, keys, When::In(after + 1), self.now)?;
+        Ok(stored as u32 * self.shape.block_tokens)
     }
 
     /// The store plans when it is polled.
-    fn plan_ahead(&mut self, _now: Duration) {}
+    fn plan_ahead(&mut self) {}
 
-    fn step_begins(&mut self, step: StepId, shape: StepShape, layer: Duration, now: Duration) {
+    fn step_begins(&mut self, step: StepId, shape: StepShape, layer: Duration) {
         self.tally.predicted(self.store.scheduler().table().layer(shape), layer, self.done);
-        self.store.announce(step, shape, now);
+        self.store.announce(step, shape, self.now);
     }
 
     fn load(
@@ -339,7 +337,6 @@ impl Tiers for StoreTiers<'_> {
         number: usize,
         step: StepId,
         missing: &mut [u32],
-        now: Duration,
     ) -> anyhow::Result<u64> {
         let Some(transfer) = &held.transfer else { return Ok(0) };
         if std::mem::replace(&mut held.is_loaded, true) {
@@ -347,7 +344,7 @@ impl Tiers for StoreTiers<'_> {
         }
         for (layer, missing) in (0..).zip(missing) {
             let (flow, kind) = (Self::flow(number), Kind::Layer { step, layer });
-            let op = self.store.retrieve_layer(transfer, Layer(layer), flow, kind, now)?;
+            let op = self.store.retrieve_layer(transfer, Layer(layer), flow, kind, self.now)?;
             self.ops.insert(op, (number, Purpose::Layer(layer)));
             *missing += 1;
         }
@@ -375,27 +372,14 @@ impl Tiers for StoreTiers<'_> {
         Ok((writing.written() > 0).then(|| self.add_write(number, writing)))
     }
 
-    fn layer_begins(
-        &mut self,
-        step: StepId,
-        layer: u32,
-        waited: Duration,
-        takes: Duration,
-        now: Duration,
-    ) {
+    fn layer_begins(&mut self, step: StepId, layer: u32, waited: Duration, takes: Duration) {
         self.tally.computes(layer as usize, waited, takes);
-        self.store.layer_begins(step, Layer(layer), now);
+        self.store.layer_begins(step, Layer(layer), self.now);
     }
 
-    fn layer_ends(
-        &mut self,
-        step: StepId,
-        layer: u32,
-        stores: &[u64],
-        now: Duration,
-    ) -> anyhow::Result<u64> {
-        self.store.layer_ends(step, now);
-        stores.iter().map(|number| self.store_layer(*number, layer, now)).sum()
+    fn layer_ends(&mut self, step: StepId, layer: u32, stores: &[u64]) -> anyhow::Result<u64> {
+        self.store.layer_ends(step, self.now);
+        stores.iter().map(|number| self.store_layer(*number, layer)).sum()
     }
 
     fn computed_at_once(&mut self, step: StepId, first: Duration) {
@@ -407,9 +391,9 @@ impl Tiers for StoreTiers<'_> {
         self.store.iteration(took);
     }
 
-    fn ended(&mut self, now: Duration) -> anyhow::Result<Vec<Ended>> {
-        self.poll(now)?;
-        self.tally.io(self.store.in_flight() > 0, now);
+    fn ended(&mut self) -> anyhow::Result<Vec<Ended>> {
+        self.poll()?;
+        self.tally.io(self.store.in_flight() > 0, self.now);
         let mut all = Vec::new();
         for (id, end) in self.store.ended() {
             let Some((request, purpose)) = self.ops.remove(&id) else { continue };
@@ -426,29 +410,30 @@ impl Tiers for StoreTiers<'_> {
             if let Purpose::Store { number, .. } = purpose {
                 self.stored(number)?;
             }
-            all.push(Ended { purpose, request, is_host: false, bytes, began: now });
+            all.push(Ended { purpose, request, is_host: false, bytes, began: self.now });
         }
         Ok(all)
     }
 
-    fn pump(&mut self, is_last: bool, now: Duration) -> anyhow::Result<()> {
+    fn pump(&mut self, is_last: bool) -> anyhow::Result<()> {
         if is_last {
             self.store.drain();
         }
-        self.poll(now)
+        self.poll()
     }
 
-    fn wait(&mut self, until: Option<Duration>, now: Duration) -> Option<Duration> {
+    fn wait(&mut self, until: Option<Duration>) -> Option<Duration> {
         match until {
             None if self.ops.is_empty() => return None,
-            Some(until) if until <= now => return Some(now),
+            Some(until) if until <= self.now => return Some(self.now),
             _ => {}
         }
         self.idle = if self.store.in_flight() == 0 { IDLE } else { self.idle };
-        let at = |time: Duration| self.begin + Nanos(time.max(now).as_nanos() as u64);
+        let at = |time: Duration| self.begin + Nanos(time.max(self.now).as_nanos() as u64);
         let until = until.into_iter().chain(self.wake).min().map_or(Nanos::MAX, at);
         self.clock.pause(self.idle, until);
         self.idle += 1;
-        Some((self.clock.now() - self.begin).duration())
+        self.now = (self.clock.now() - self.begin).duration();
+        Some(self.now)
     }
 }

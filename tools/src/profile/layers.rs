@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
 use kv_schedule::{Curve, IoCosts, Setting, SlackTable, StepShape};
+use ripieno_sim::median;
 use serde::{Deserialize, Serialize};
 
 use crate::file::read_text;
 use crate::problem::Problem;
+use crate::table::grid;
 
 /// Key that identifies a header line: the version.
 const HEADER: &str = "ripieno_layer_times";
@@ -221,9 +222,6 @@ pub(crate) fn table(flag: &str, path: &Path) -> Result<SlackTable, Problem> {
 }
 
 /// Same as [`table`], for the setting of `steps`.
-///
-/// # Errors
-/// Same as [`table`], and if the setting differs.
 pub(super) fn against(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
     let table = table("--against", path)?;
     let wanted = steps.setting(table.setting().drives.clone());
@@ -273,12 +271,6 @@ impl Off {
             });
         parts.join(", ")
     }
-}
-
-/// Returns the median; `None` for an empty list.
-fn median(mut numbers: Vec<f64>) -> Option<f64> {
-    numbers.sort_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied()
 }
 
 /// Report on layer times. Field names are the JSON keys.
@@ -353,15 +345,8 @@ impl Layers {
         if is_compared {
             head.extend(["against, us", "off"]);
         }
-        let columns = head.len();
-        let mut table = Table::new();
-        table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(head);
-        self.shapes.iter().for_each(|group| _ = table.add_row(group.cells(is_compared)));
-        for column in 1..columns {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
+        let cells = self.shapes.iter().map(|group| group.cells(is_compared));
+        let table = grid(&head, cells.collect(), 1);
         let mut text = format!(
             "{table}\n\nOff by, in the median of {} steps:\n  learned from the steps before each: \
              {}\n  the three numbers (fit): {}",

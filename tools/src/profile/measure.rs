@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use nvme_driver::{Clock, Nanos, Waiter};
 use objstore::{BlockId, BlockKey, KvShape, Layer, Store, StoreError, Ticket, Transfer, Writing};
+use ripieno_sim::median;
 use serde::Serialize;
 
 use crate::interrupt::Interrupt;
@@ -168,10 +169,9 @@ impl Measure<'_> {
             let begin = self.clock.now();
             let ticket = job.start(&self.store, self.layer(sample))?;
             self.store.wait(ticket)?;
-            times.push(self.clock.now() - begin);
+            times.push((self.clock.now() - begin).0 as f64 / 1e3);
         }
-        times.sort_unstable();
-        let us = times[times.len() / 2].0 as f64 / 1e3;
+        let us = median(times).expect("there are samples");
         Ok(Point { bytes: self.bytes(size), us })
     }
 

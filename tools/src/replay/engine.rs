@@ -132,9 +132,6 @@ impl Engine<'_> {
     }
 
     /// Retrieves and checks everything that is still stored, each block once.
-    ///
-    /// # Errors
-    /// Same as [`Engine::request`].
     pub(crate) fn check_everything(&mut self, plan: &Plan) -> anyhow::Result<()> {
         let mut seen = HashSet::new();
         for index in 0..plan.requests() {

@@ -5,10 +5,12 @@ use ripieno_stack::NotTaken;
 use serde::Serialize;
 
 use crate::gpu::GpuReport;
+use crate::model::Shape;
 use crate::size::{Size, grouped};
 use crate::table::{row, table};
 use crate::terminal;
 
+use super::Limits;
 use super::verify::Mismatch;
 
 /// A route that was tried and not taken. Field names are the JSON keys.
@@ -53,20 +55,16 @@ pub(crate) struct Report {
     pub(crate) media: Option<String>,
     /// Memory for queues, descriptors and the KV pool.
     pub(crate) memory: String,
-    pub(crate) lba_bytes: u32,
-    /// Largest transfer of one command on all devices, in bytes; null for no limit.
-    pub(crate) mdts_bytes: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) limits: Limits,
     pub(crate) queues_per_device: u16,
     pub(crate) queue_depth: u32,
     /// Size in bytes up to which adjacent objects were merged.
     pub(crate) coalesce_bytes: u32,
     pub(crate) descriptors: String,
 
-    pub(crate) model: &'static str,
-    pub(crate) layers: u32,
-    pub(crate) segments: u32,
-    pub(crate) block_tokens: u32,
-    pub(crate) object_bytes: u32,
+    #[serde(flatten)]
+    pub(crate) shape: Shape,
     pub(crate) pool_blocks: u32,
 
     /// The trace file; null for the synthetic workload.
@@ -242,20 +240,20 @@ impl Report {
         let workload =
             self.trace.clone().unwrap_or_else(|| format!("synthetic, seed {}", self.seed));
         let merged = match self.coalesce_bytes {
-            bytes if bytes < 2 * self.object_bytes => "no merging".to_owned(),
+            bytes if bytes < 2 * self.shape.object_bytes => "no merging".to_owned(),
             bytes => format!("merged up to {}", Size(u64::from(bytes))),
         };
         let mut rows = vec![
             row("workload", workload, format!("{} requests", grouped(self.requests_planned))),
             row(
                 "model",
-                self.model,
+                self.shape.model,
                 format!(
                     "{} layers x {} segments, {} tokens a block, objects of {}",
-                    self.layers,
-                    self.segments,
-                    self.block_tokens,
-                    Size(u64::from(self.object_bytes))
+                    self.shape.layers,
+                    self.shape.segments,
+                    self.shape.block_tokens,
+                    Size(u64::from(self.shape.object_bytes))
                 ),
             ),
             row("path", &self.path, self.path_note()),
@@ -302,12 +300,13 @@ impl Report {
     }
 
     fn facts(&self) -> String {
-        let limit = self.mdts_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
+        let limit =
+            self.limits.mdts_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
         let what = match &self.media {
             Some(media) => format!("software controllers, media: {media}"),
             None => self.device.clone(),
         };
-        format!("{what}, LBA {} bytes, MDTS {limit}", self.lba_bytes)
+        format!("{what}, LBA {} bytes, MDTS {limit}", self.limits.lba_bytes)
     }
 
     fn results(&self) -> Vec<[String; 3]> {

@@ -40,9 +40,6 @@ impl PlanFlags {
 }
 
 /// Simulates all combinations, and recommends one.
-///
-/// # Errors
-/// Same as [`super::run`].
 pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
     let serving = &flags.serving;
     let layers = serving.machine.layers()?;
@@ -54,7 +51,7 @@ pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
     choices.dram.dedup();
     choices.drives.sort_unstable();
     choices.drives.dedup();
-    let progress = Progress::simulations(choices.runs());
+    let progress = Progress::new("simulations", choices.runs(), true);
     let mut done = 0;
     let next = |name: &str| {
         progress.simulates(done, name);

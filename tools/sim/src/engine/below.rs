@@ -4,13 +4,14 @@ use std::{convert::Infallible, mem::take, time::Duration};
 
 use kv_catalog::{BlockKey, ReferenceId, WriteId};
 use kv_schedule::{Direction, Kind, StepId, StepShape};
-use kv_tier::HostBlock;
+use kv_tier::{HostBlock, RequestId};
 
 use super::{
     Index, Request, Setup,
     host::Host,
     keys,
     link::Link,
+    memory::Memory,
     numbered::Numbered,
     tiers::{Ended, Found, Purpose, Tiers},
 };
@@ -69,7 +70,11 @@ pub(super) struct Below {
     pub(super) stores: Numbered<Store>,
     layers: u32,
     block_tokens: u32,
+    now: Duration,
 }
+
+/// No prefetches over a link.
+const ALONE: Option<&mut Memory<BlockKey>> = None;
 
 /// Returns the fraction of its demand that each of two users of a link gets.
 fn shares(wanted: [f64; 2], link: f64) -> [f64; 2] {
@@ -97,6 +102,7 @@ impl Below {
             stores: Numbered::new(),
             layers,
             block_tokens: setup.block_tokens,
+            now: Duration::ZERO,
         }
     }
 
@@ -161,9 +167,10 @@ impl Below {
     }
 
     /// Loads all units for a request outside of steps. Returns the number of operations.
-    fn load_whole(&mut self, load: Load, request: usize, now: Duration) -> u32 {
+    fn load_whole(&mut self, load: Load, request: usize) -> u32 {
         let add = |link: &mut Link, units: u64| {
-            units > 0 && link.add(Purpose::Whole, Kind::Soon, request, (units, self.layers), now)
+            units > 0
+                && link.add(Purpose::Whole, Kind::Soon, request, (units, self.layers), self.now)
         };
         let host = self.host.as_mut().is_some_and(|host| add(&mut host.link, load.host));
         u32::from(add(&mut self.link, load.tier)) + u32::from(host)
@@ -175,16 +182,16 @@ impl Below {
     }
 
     /// Stores a computed layer. Returns the number of blocks dropped because of it.
-    fn store(&mut self, stores: Stores, layer: u32, now: Duration) -> u64 {
+    fn store(&mut self, stores: Stores, layer: u32) -> u64 {
         if let (Some(number), Some(host)) = (stores.host, &mut self.host) {
-            host.fill(number, layer, stores.request, now);
+            host.fill(number, layer, stores.request, self.now);
         }
         let Some(number) = stores.tier else { return 0 };
         // Absent if an earlier layer of it was dropped.
         let Some(store) = self.stores.get_mut(number) else { return 0 };
         let (write, units) = (store.write, store.units);
         let purpose = Purpose::Store { number, layer };
-        if self.link.add(purpose, Kind::Write, stores.request, (units, 1), now) {
+        if self.link.add(purpose, Kind::Write, stores.request, (units, 1), self.now) {
             return 0;
         }
         // Layers in flight are wasted.
@@ -222,18 +229,18 @@ impl Tiers for Below {
         request: &Request,
         in_hbm: u32,
         most: u32,
-        now: Duration,
     ) -> Result<Found<Held>, Infallible> {
         let mut held = Held { units: self.units(request), ..Held::default() };
         if let Some(host) = &mut self.host {
-            host.runs(number, &mut self.link.scheduler);
+            let id = RequestId(number as u64);
+            let _ = host.memory.run(id, &mut self.link.scheduler, &mut host.link.scheduler);
         }
         let tokens = self.pin(&mut held, in_hbm, most);
         let host_tokens = (held.to_load.host as u32 * self.tier.unit_tokens).min(tokens);
         let (mut loading, mut loading_bytes) = (0, 0);
         if self.tier.loads == Loads::Whole {
             let load = take(&mut held.to_load);
-            (loading, loading_bytes) = (self.load_whole(load, number, now), self.bytes(load));
+            (loading, loading_bytes) = (self.load_whole(load, number), self.bytes(load));
         }
         Ok(Found { tokens, host_tokens, loading, loading_bytes, held })
     }
@@ -260,7 +267,8 @@ impl Tiers for Below {
 
     fn cancel_ahead(&mut self, number: usize) -> Result<(), Infallible> {
         if let Some(host) = &mut self.host {
-            host.aborted(number, &mut self.link.scheduler);
+            let id = RequestId(number as u64);
+            host.memory.cancel(id, &mut self.link.scheduler, &mut host.link.scheduler);
         }
         Ok(())
     }
@@ -275,7 +283,6 @@ impl Tiers for Below {
         request: &Request,
         in_hbm: u32,
         when: (Duration, u32),
-        now: Duration,
     ) -> Result<u32, Infallible> {
         let units = self.units(request);
         let [in_tier, all] = self.find(&units);
@@ -283,21 +290,22 @@ impl Tiers for Below {
         if let Some(host) = &mut self.host
             && first < in_tier
         {
-            host.announce(number, &units[first..in_tier], when, now);
+            host.announce(number, &units[first..in_tier], when, self.now);
         }
         Ok(all as u32 * self.tier.unit_tokens)
     }
 
-    fn plan_ahead(&mut self, now: Duration) {
+    fn plan_ahead(&mut self) {
         if let Some(host) = &mut self.host {
-            host.plan(&mut self.link.scheduler, now);
+            let Host { memory, link, .. } = host;
+            memory.plan(&mut self.link.scheduler, &mut link.scheduler, self.now);
         }
     }
 
-    fn step_begins(&mut self, step: StepId, shape: StepShape, _layer: Duration, now: Duration) {
-        self.link.scheduler.announce(step, shape, now);
+    fn step_begins(&mut self, step: StepId, shape: StepShape, _layer: Duration) {
+        self.link.scheduler.announce(step, shape, self.now);
         if let Some(host) = &mut self.host {
-            host.link.scheduler.announce(step, shape, now);
+            host.link.scheduler.announce(step, shape, self.now);
         }
     }
 
@@ -307,7 +315,6 @@ impl Tiers for Below {
         number: usize,
         step: StepId,
         missing: &mut [u32],
-        now: Duration,
     ) -> Result<u64, Infallible> {
         let load = take(&mut held.to_load);
         if load.tier + load.host == 0 {
@@ -316,15 +323,15 @@ impl Tiers for Below {
         if self.tier.loads == Loads::Step {
             let kind = Kind::Layer { step, layer: 0 };
             let size = (load.tier, self.layers);
-            self.link.add(Purpose::Layer(0), kind, number, size, now);
+            self.link.add(Purpose::Layer(0), kind, number, size, self.now);
             missing[0] += 1;
             return Ok(self.bytes(load));
         }
         for (layer, missing) in (0..).zip(missing) {
             let kind = Kind::Layer { step, layer };
-            *missing += self.link.add_layer(kind, layer, number, load.tier, now);
+            *missing += self.link.add_layer(kind, layer, number, load.tier, self.now);
             if let Some(host) = &mut self.host {
-                *missing += host.link.add_layer(kind, layer, number, load.host, now);
+                *missing += host.link.add_layer(kind, layer, number, load.host, self.now);
             }
         }
         Ok(self.bytes(load))
@@ -357,17 +364,10 @@ impl Tiers for Below {
         Ok(any.then_some(Stores { tier, host, request: number }))
     }
 
-    fn layer_begins(
-        &mut self,
-        step: StepId,
-        layer: u32,
-        _waited: Duration,
-        _takes: Duration,
-        now: Duration,
-    ) {
-        self.link.scheduler.layer_begins(step, layer, now);
+    fn layer_begins(&mut self, step: StepId, layer: u32, _waited: Duration, _takes: Duration) {
+        self.link.scheduler.layer_begins(step, layer, self.now);
         if let Some(host) = &mut self.host {
-            host.link.scheduler.layer_begins(step, layer, now);
+            host.link.scheduler.layer_begins(step, layer, self.now);
         }
     }
 
@@ -376,13 +376,12 @@ impl Tiers for Below {
         step: StepId,
         layer: u32,
         stores: &[Stores],
-        now: Duration,
     ) -> Result<u64, Infallible> {
-        self.link.scheduler.layer_ends(step, now);
+        self.link.scheduler.layer_ends(step, self.now);
         if let Some(host) = &mut self.host {
-            host.link.scheduler.layer_ends(step, now);
+            host.link.scheduler.layer_ends(step, self.now);
         }
-        Ok(stores.iter().map(|stores| self.store(*stores, layer, now)).sum())
+        Ok(stores.iter().map(|stores| self.store(*stores, layer)).sum())
     }
 
     /// Such a step stands for several: the scheduler learns nothing from it.
@@ -396,33 +395,35 @@ impl Tiers for Below {
         }
     }
 
-    fn ended(&mut self, now: Duration) -> Result<Vec<Ended>, Infallible> {
+    fn ended(&mut self) -> Result<Vec<Ended>, Infallible> {
         let mut host = self.host.as_mut();
-        let mut ended = self.link.ended(now, host.as_mut().map(|host| &mut host.memory));
-        let copied = host.map_or_else(Vec::new, |host| host.link.ended(now, None));
-        ended.extend(copied.into_iter().map(|copied| Ended { is_host: true, ..copied }));
-        for Ended { purpose, is_host, .. } in &ended {
+        let mut ended = self.link.ended(self.now, host.as_mut().map(|host| &mut host.memory));
+        let copied = host.map_or_else(Vec::new, |host| host.link.ended(self.now, ALONE));
+        ended.extend(copied.into_iter().map(|(id, it)| (id, Ended { is_host: true, ..it })));
+        for (_, Ended { purpose, is_host, .. }) in &ended {
             let Purpose::Store { number, .. } = *purpose else { continue };
             match &mut self.host {
                 Some(host) if *is_host => host.filled(number),
                 _ => self.stored(number),
             }
         }
-        Ok(ended)
+        Ok(ended.into_iter().map(|(_, ended)| ended).collect())
     }
 
-    fn pump(&mut self, _is_last: bool, now: Duration) -> Result<(), Infallible> {
+    fn pump(&mut self, _is_last: bool) -> Result<(), Infallible> {
         let Some(host) = &mut self.host else {
-            self.link.pump(now, None);
+            self.link.pump(self.now, ALONE);
             return Ok(());
         };
-        self.link.pump(now, Some(&mut host.memory));
-        host.link.pump(now, None);
+        self.link.pump(self.now, Some(&mut host.memory));
+        host.link.pump(self.now, ALONE);
         self.share_link();
         Ok(())
     }
 
-    fn wait(&mut self, until: Option<Duration>, _now: Duration) -> Option<Duration> {
-        self.next_event().into_iter().chain(until).min()
+    fn wait(&mut self, until: Option<Duration>) -> Option<Duration> {
+        let next = self.next_event().into_iter().chain(until).min()?;
+        self.now = self.now.max(next);
+        Some(self.now)
     }
 }

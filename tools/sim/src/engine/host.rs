@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use kv_catalog::BlockKey;
-use kv_schedule::{Kind, Scheduler};
-use kv_tier::{Admission, Block, HostBlock, Lookahead, Pace, RequestId, Tier, TierConfig, When};
+use kv_schedule::Kind;
+use kv_tier::{Admission, Block, HostBlock, Pace, RequestId, TierConfig, When};
 
 use super::{link::Link, memory::Memory, numbered::Numbered, tiers::Purpose};
 use crate::{lane::LaneModel, policy::HostMemory};
@@ -19,7 +19,7 @@ pub(super) struct Filling {
 
 #[derive(Debug)]
 pub(super) struct Host {
-    pub(super) memory: Memory,
+    pub(super) memory: Memory<BlockKey>,
     pub(super) link: Link,
     /// Bandwidth and latency of the link.
     pub(super) lane: LaneModel,
@@ -40,11 +40,7 @@ impl Host {
         let blocks = u32::try_from(host.capacity / block_bytes).unwrap_or(u32::MAX - 2);
         let config = TierConfig { blocks, block_bytes, policy: host.eviction };
         let read = Duration::from_secs_f64(block_bytes as f64 / drives.read);
-        let memory = Memory {
-            tier: Tier::new(config),
-            ahead: host.lookahead.map(Lookahead::new),
-            reload_cost: drives.latency + read,
-        };
+        let memory = Memory::new(config, host.lookahead, drives.latency + read);
         let link = Link::new(host.lane, host.schedule, unit_layer_bytes, 1);
         Self {
             memory,
@@ -117,35 +113,8 @@ impl Host {
         (next, after): (Duration, u32),
         now: Duration,
     ) {
-        let Memory { tier, ahead, .. } = &mut self.memory;
-        if let Some(ahead) = ahead {
-            let by = When::At(next + self.pace.of(after).unwrap_or_default());
-            ahead.prefetch(RequestId(number as u64), units, by, tier, now);
-        }
-    }
-
-    /// Passes the prefetches to the drives' scheduler.
-    pub(super) fn plan(&mut self, drives: &mut Scheduler, now: Duration) {
-        let Self { memory: Memory { tier, ahead, .. }, link, .. } = self;
-        if let Some(ahead) = ahead {
-            ahead.plan(tier, drives, &mut link.scheduler, now);
-        }
-    }
-
-    /// Ends the prefetching for a request that now runs and reads the rest itself.
-    pub(super) fn runs(&mut self, number: usize, drives: &mut Scheduler) {
-        let Self { memory: Memory { tier, ahead, .. }, link, .. } = self;
-        if let Some(ahead) = ahead {
-            let _ = ahead.run(RequestId(number as u64), tier, drives, &mut link.scheduler);
-        }
-    }
-
-    /// Cancels the prefetching for an aborted request.
-    pub(super) fn aborted(&mut self, number: usize, drives: &mut Scheduler) {
-        let Self { memory: Memory { tier, ahead, .. }, link, .. } = self;
-        if let Some(ahead) = ahead {
-            ahead.cancel(RequestId(number as u64), tier, drives, &mut link.scheduler);
-        }
+        let by = When::At(next + self.pace.of(after).unwrap_or_default());
+        self.memory.announce(RequestId(number as u64), units, by, now);
     }
 
     pub(super) fn iteration(&mut self, took: Duration) {

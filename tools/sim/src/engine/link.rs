@@ -1,6 +1,6 @@
 //! A link during a run: its scheduler, and its operations.
 
-use std::time::Duration;
+use std::{fmt::Debug, hash::Hash, time::Duration};
 
 use kv_schedule::{Cancelled, Config, Decision, Direction, Flow, Kind, Op, OpId, Scheduler};
 use kv_tier::Lookahead;
@@ -14,7 +14,7 @@ use crate::lane::{Lane, LaneModel};
 
 /// A pending or running operation.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Moving {
+pub(crate) struct Moving {
     purpose: Purpose,
     request: usize,
     direction: Direction,
@@ -23,21 +23,21 @@ pub(super) struct Moving {
 }
 
 #[derive(Debug)]
-pub(super) struct Link {
-    pub(super) scheduler: Scheduler,
+pub(crate) struct Link {
+    pub(crate) scheduler: Scheduler,
     lane: Lane,
     /// Bytes of a unit in a layer.
-    pub(super) unit_layer_bytes: u64,
+    pub(crate) unit_layer_bytes: u64,
     /// Objects of a unit in a layer.
     objects: u32,
     /// Maximum bytes of a read.
     part_bytes: u64,
-    pub(super) moving: Numbered<Moving>,
+    pub(crate) moving: Numbered<Moving>,
     wake: Option<Duration>,
 }
 
 impl Link {
-    pub(super) fn new(
+    pub(crate) fn new(
         lane: LaneModel,
         schedule: Config,
         unit_layer_bytes: u64,
@@ -55,12 +55,12 @@ impl Link {
         }
     }
 
-    pub(super) fn next_event(&self) -> Option<Duration> {
+    pub(crate) fn next_event(&self) -> Option<Duration> {
         self.lane.next_event().into_iter().chain(self.wake).min()
     }
 
     /// Adds an operation to the scheduler; returns false if the write backlog is full.
-    pub(super) fn add(
+    pub(crate) fn add(
         &mut self,
         purpose: Purpose,
         kind: Kind,
@@ -81,7 +81,7 @@ impl Link {
     }
 
     /// Adds reads of a layer for a step, in parts. Returns their number.
-    pub(super) fn add_layer(
+    pub(crate) fn add_layer(
         &mut self,
         kind: Kind,
         layer: u32,
@@ -99,7 +99,7 @@ impl Link {
     }
 
     /// Cancels a whole request's loads that have not started. Returns the bytes of each.
-    pub(super) fn cancel_whole(&mut self, request: usize) -> Vec<u64> {
+    pub(crate) fn cancel_whole(&mut self, request: usize) -> Vec<u64> {
         let is_its = |it: &Moving| it.request == request && matches!(it.purpose, Purpose::Whole);
         let mut waiting = self.moving.numbers(is_its);
         waiting.retain(|number| self.scheduler.cancel(OpId(*number)) == Cancelled::Pending);
@@ -108,7 +108,11 @@ impl Link {
     }
 
     /// Starts all operations that may start; prefetches go to `memory`.
-    pub(super) fn pump(&mut self, now: Duration, mut memory: Option<&mut Memory>) {
+    pub(crate) fn pump<K: Copy + Eq + Hash + Debug>(
+        &mut self,
+        now: Duration,
+        mut memory: Option<&mut Memory<K>>,
+    ) {
         loop {
             match self.scheduler.next(now) {
                 Decision::Start(id) if Lookahead::<()>::owns(id) => {
@@ -142,18 +146,22 @@ impl Link {
 
     /// Returns the demand in bytes a second for the GPU's link. Prefetches go to host memory and do
     /// not use it.
-    pub(super) fn wanted(&self, direction: Direction) -> f64 {
+    pub(crate) fn wanted(&self, direction: Direction) -> f64 {
         let found = self.lane.wanted(direction).filter(|(id, _)| !Lookahead::<()>::owns(*id));
         found.map_or(0.0, |(_, wanted)| wanted)
     }
 
     /// Sets the granted fractions of the demand of reads and writes.
-    pub(super) fn limit(&mut self, share: [f64; 2]) {
+    pub(crate) fn limit(&mut self, share: [f64; 2]) {
         self.lane.limit(share);
     }
 
     /// Returns the operations completed until `now`.
-    pub(super) fn ended(&mut self, now: Duration, mut memory: Option<&mut Memory>) -> Vec<Ended> {
+    pub(crate) fn ended<K: Copy + Eq + Hash + Debug>(
+        &mut self,
+        now: Duration,
+        mut memory: Option<&mut Memory<K>>,
+    ) -> Vec<(OpId, Ended)> {
         self.wake = self.wake.filter(|wake| *wake > now);
         let arrived = self.lane.arrived(now);
         let mut ended = Vec::with_capacity(arrived.len());
@@ -168,7 +176,7 @@ impl Link {
                 }
             };
             self.scheduler.ended(id, bytes, now);
-            ended.push(Ended { purpose, request, is_host: false, bytes, began });
+            ended.push((id, Ended { purpose, request, is_host: false, bytes, began }));
         }
         ended
     }

@@ -113,7 +113,7 @@ impl<T: Tiers> Engine<'_, T> {
         };
         let served = &mut self.report.served[number];
         if let Some(tiers) = &mut self.tiers {
-            let found = tiers.begin(number, request, in_hbm, most, self.now)?;
+            let found = tiers.begin(number, request, in_hbm, most)?;
             let Found { tokens, host_tokens, loading, loading_bytes, held } = found;
             active.computed += tokens;
             (active.loading, active.loaded_bytes) = (loading, loading_bytes);
@@ -253,10 +253,10 @@ impl<T: Tiers> Engine<'_, T> {
             let request = &self.requests[number];
             let in_hbm = self.hbm.find(request);
             let when = (next, after + until_room);
-            let stored = tiers.announce(number, request, in_hbm, when, self.now)?;
+            let stored = tiers.announce(number, request, in_hbm, when)?;
             before += u64::from(request.input.saturating_sub(in_hbm.max(stored)));
         }
-        tiers.plan_ahead(self.now);
+        tiers.plan_ahead();
         Ok(())
     }
 

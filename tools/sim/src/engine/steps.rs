@@ -110,7 +110,7 @@ impl<T: Tiers> Engine<'_, T> {
     /// Plans the step's loads, and the stores of units that become full.
     fn plan_io(&mut self, step: &mut Step<T::Store>) -> Result<(), T::Error> {
         let Some(tiers) = &mut self.tiers else { return Ok(()) };
-        tiers.step_begins(step.id, step.shape, step.took, self.now);
+        tiers.step_begins(step.id, step.shape, step.took);
         for (at, tokens) in &step.parts {
             let active = &mut self.active[*at];
             if let (false, Some(held)) = (active.is_decoding(), &mut active.held) {
@@ -123,8 +123,7 @@ impl<T: Tiers> Engine<'_, T> {
         for (at, _) in &step.parts {
             let active = &mut self.active[*at];
             if let (false, Some(held)) = (active.is_decoding(), &mut active.held) {
-                let number = active.request;
-                let bytes = tiers.load(held, number, step.id, &mut missing, self.now)?;
+                let bytes = tiers.load(held, active.request, step.id, &mut missing)?;
                 active.loaded_bytes += bytes;
                 any |= bytes > 0;
             }
@@ -172,7 +171,7 @@ impl<T: Tiers> Engine<'_, T> {
             self.record.span(Work::Compute, step.layer, self.now, ends);
         }
         if let Some(tiers) = &mut self.tiers {
-            tiers.layer_begins(step.id, step.layer, waited, took, self.now);
+            tiers.layer_begins(step.id, step.layer, waited, took);
         }
     }
 
@@ -184,7 +183,7 @@ impl<T: Tiers> Engine<'_, T> {
         step.ends = None;
         if step.is_layered() {
             if let Some(tiers) = &mut self.tiers {
-                let dropped = tiers.layer_ends(step.id, step.layer, &step.stores, self.now)?;
+                let dropped = tiers.layer_ends(step.id, step.layer, &step.stores)?;
                 self.report.blocks_dropped += dropped;
             }
             (step.layer, step.waits) = (step.layer + 1, Some(self.now));

@@ -143,13 +143,13 @@ fn moved(drives: f64, ops: &[(usize, Kind, u64)]) -> f64 {
             assert!(links[*at].add(Purpose::Whole, *kind, 0, (*units, 1), Duration::ZERO));
         }
     }
-    let Ok(()) = below.pump(false, Duration::ZERO);
+    let Ok(()) = below.pump(false);
     let mut last = Duration::ZERO;
-    while let Some(now) = below.next_event() {
+    while let Some(now) = below.wait(None) {
         last = now;
-        below.link.ended(now, None);
-        below.host.as_mut().unwrap().link.ended(now, None);
-        let Ok(()) = below.pump(false, now);
+        below.link.ended::<BlockKey>(now, None);
+        below.host.as_mut().unwrap().link.ended::<BlockKey>(now, None);
+        let Ok(()) = below.pump(false);
     }
     last.as_secs_f64()
 }

@@ -55,7 +55,10 @@ pub struct Found<H> {
     pub held: H,
 }
 
-/// Tiers below the GPU's memory. All times are those of the engine.
+/// Tiers below the GPU's memory, and the clock.
+///
+/// Requests have the numbers of their order. After an error, serving cannot continue.
+#[allow(clippy::missing_errors_doc, reason = "the errors are those of the tiers")]
 pub trait Tiers {
     /// State of a request that is being served: the blocks to load, pinned, and those to store.
     type Held;
@@ -72,16 +75,12 @@ pub trait Tiers {
 
     /// Pins what an admitted request loads beyond the first `in_hbm` tokens, which are on the GPU,
     /// up to `most` tokens.
-    ///
-    /// # Errors
-    /// Returns an error after which serving cannot continue.
     fn begin(
         &mut self,
         number: usize,
         request: &Request,
         in_hbm: u32,
         most: u32,
-        now: Duration,
     ) -> Result<Found<Self::Held>, Self::Error>;
 
     /// Unpins what was loaded for a request whose prompt is computed.
@@ -95,9 +94,6 @@ pub trait Tiers {
     fn cancel(&mut self, number: usize) -> (u32, u64);
 
     /// Cancels the prefetches of a waiting request.
-    ///
-    /// # Errors
-    /// Same as [`Tiers::begin`].
     fn cancel_ahead(&mut self, number: usize) -> Result<(), Self::Error>;
 
     /// Returns how many steps ahead blocks are prefetched; `None` for no prefetching.
@@ -105,43 +101,32 @@ pub trait Tiers {
 
     /// Announces a waiting request with `in_hbm` tokens on the GPU. It is expected to run `when.1`
     /// steps after the time `when.0`. Returns how many of its tokens are stored in any tier.
-    ///
-    /// # Errors
-    /// Same as [`Tiers::begin`].
     fn announce(
         &mut self,
         number: usize,
         request: &Request,
         in_hbm: u32,
         when: (Duration, u32),
-        now: Duration,
     ) -> Result<u32, Self::Error>;
 
     /// Plans the prefetches of all announced requests.
-    fn plan_ahead(&mut self, now: Duration);
+    fn plan_ahead(&mut self);
 
     /// Records that a step begins whose layers take `layer` each.
-    fn step_begins(&mut self, step: StepId, shape: StepShape, layer: Duration, now: Duration);
+    fn step_begins(&mut self, step: StepId, shape: StepShape, layer: Duration);
 
     /// Adds the loads of a request in its first step; counts those of each layer in `missing`.
     /// Returns their bytes: 0 if it has none.
-    ///
-    /// # Errors
-    /// Same as [`Tiers::begin`].
     fn load(
         &mut self,
         held: &mut Self::Held,
         number: usize,
         step: StepId,
         missing: &mut [u32],
-        now: Duration,
     ) -> Result<u64, Self::Error>;
 
     /// Reserves room for the new blocks among those that are full when `tokens` tokens of a prompt
     /// are computed. Returns `None` if none of them is new.
-    ///
-    /// # Errors
-    /// Same as [`Tiers::begin`].
     fn begin_store(
         &mut self,
         held: &mut Self::Held,
@@ -151,26 +136,15 @@ pub trait Tiers {
 
     /// Records that a layer begins, for which the GPU `waited`, and that the computation up to the
     /// next event takes `takes`.
-    fn layer_begins(
-        &mut self,
-        step: StepId,
-        layer: u32,
-        waited: Duration,
-        takes: Duration,
-        now: Duration,
-    );
+    fn layer_begins(&mut self, step: StepId, layer: u32, waited: Duration, takes: Duration);
 
     /// Records that a layer ends, and stores it. Returns the number of blocks dropped because of
     /// it.
-    ///
-    /// # Errors
-    /// Same as [`Tiers::begin`].
     fn layer_ends(
         &mut self,
         step: StepId,
         layer: u32,
         stores: &[Self::Store],
-        now: Duration,
     ) -> Result<u64, Self::Error>;
 
     /// Records that a step without loads and stores was computed at once; its first layer ended at
@@ -181,18 +155,12 @@ pub trait Tiers {
     fn step_ends(&mut self, step: StepId, took: Duration);
 
     /// Returns the transfers that have ended.
-    ///
-    /// # Errors
-    /// Same as [`Tiers::begin`].
-    fn ended(&mut self, now: Duration) -> Result<Vec<Ended>, Self::Error>;
+    fn ended(&mut self) -> Result<Vec<Ended>, Self::Error>;
 
     /// Starts all transfers that may start; with `is_last` no more requests will be served.
-    ///
-    /// # Errors
-    /// Same as [`Tiers::begin`].
-    fn pump(&mut self, is_last: bool, now: Duration) -> Result<(), Self::Error>;
+    fn pump(&mut self, is_last: bool) -> Result<(), Self::Error>;
 
-    /// Waits for an event of the tiers, at most until the time `until`. Returns the time then, or
-    /// `None` if there is nothing to wait for.
-    fn wait(&mut self, until: Option<Duration>, now: Duration) -> Option<Duration>;
+    /// Waits for an event of the tiers, at most until the time `until`. Returns the time then,
+    /// which all other methods use, or `None` if there is nothing to wait for.
+    fn wait(&mut self, until: Option<Duration>) -> Option<Duration>;
 }

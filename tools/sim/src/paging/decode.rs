@@ -8,7 +8,7 @@ use libm::log as ln;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
 use super::{Ahead, Below, Moved, Paging};
-use crate::workload::Profile;
+use crate::workload::{Profile, normal};
 
 /// Tokens per block.
 const BLOCK_TOKENS: u32 = 16;
@@ -92,11 +92,6 @@ impl Request {
     fn keys(&self, from: u32) -> Vec<u64> {
         (from..self.blocks()).map(|at| self.id.0 << 16 | u64::from(at)).collect()
     }
-}
-
-/// Draws an approximately normal number, as the sum of twelve uniform ones.
-fn normal(chance: &mut StdRng) -> f64 {
-    (0..12).map(|_| chance.random_range(0.0..1.0)).sum::<f64>() - 6.0
 }
 
 struct Engine<'a> {

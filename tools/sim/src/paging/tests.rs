@@ -17,8 +17,8 @@ const DECODE: Decode<'static> = Decode {
     below: Below {
         block_bytes: 2 << 20,
         host_blocks: 8192,
-        drives: way(Duration::from_micros(80), 7e9),
-        link: way(Duration::from_micros(5), 50e9),
+        drives: lane(Duration::from_micros(80), 7e9),
+        link: lane(Duration::from_micros(5), 50e9),
     },
     on_drives: false,
     hbm: Hbm::Lru,

@@ -11,7 +11,8 @@ use super::{Scenario, calibrated, predicted};
 use crate::{
     outcome::{Comparison, Outcome, Table},
     page::number,
-    paging::{Ahead, Below, Decode, Found, Hbm, way},
+    paging::{Ahead, Below, Decode, Found, Hbm, lane},
+    summary,
     workload::{Lengths, Profile},
 };
 
@@ -34,8 +35,8 @@ const NAMES: [&str; 4] = ["chatbot", "summarization", "code", "uniform"];
 const BELOW: Below = Below {
     block_bytes: 2 << 20,
     host_blocks: 244_140,
-    drives: way(Duration::from_micros(80), 7e9),
-    link: way(Duration::from_micros(5), 50e9),
+    drives: lane(Duration::from_micros(80), 7e9),
+    link: lane(Duration::from_micros(5), 50e9),
 };
 /// Mean TPOT of all policies at 1x (table 5).
 const ITERATION: Duration = Duration::from_micros(1200);
@@ -76,9 +77,7 @@ fn ours(window: u32) -> Ahead {
 fn median(decode: &Decode<'_>) -> Found {
     let found: Vec<Found> = (42..=46).map(|seed| decode.run(seed)).collect();
     let of = |part: fn(&Found) -> f64| {
-        let mut parts: Vec<f64> = found.iter().map(part).collect();
-        parts.sort_by(f64::total_cmp);
-        parts[parts.len() / 2]
+        summary::median(found.iter().map(part).collect()).expect("there are five")
     };
     Found {
         iteration_ms: of(|it| it.iteration_ms),

@@ -10,7 +10,7 @@ use super::{Scenario, calibrated, predicted};
 use crate::{
     outcome::{Comparison, Outcome, Table},
     page::number,
-    paging::{Ahead, Below, Paging, way},
+    paging::{Ahead, Below, Paging, lane},
 };
 
 /// The blog's tables.
@@ -28,8 +28,8 @@ const DRIVES: f64 = 7e9;
 const BELOW: Below = Below {
     block_bytes: BLOCK_BYTES,
     host_blocks: 4096,
-    drives: way(Duration::from_micros(10), DRIVES),
-    link: way(Duration::from_micros(1), LINK),
+    drives: lane(Duration::from_micros(10), DRIVES),
+    link: lane(Duration::from_micros(1), LINK),
 };
 /// A step of 64 sequences, all on the GPU.
 const STEP: Duration = Duration::from_micros(14_800);

@@ -1,0 +1,63 @@
+use std::io::Write as _;
+
+use super::*;
+
+fn flags(rate: Option<f64>) -> WorkloadFlags {
+    WorkloadFlags { rate, requests: None, seed: 1, abort: None, abort_within: 10.0 }
+}
+
+fn read(text: &str, rate: Option<f64>) -> Result<Workload, Problem> {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    Workload::read(file.path().to_str().unwrap(), &flags(rate), 64)
+}
+
+fn line(time: u64, input: u64, ids: &str) -> String {
+    format!(
+        "{{\"timestamp\": {time}, \"input_length\": {input}, \"output_length\": 5, \
+         \"hash_ids\": {ids}}}\n"
+    )
+}
+
+#[test]
+fn blocks_are_equal_where_all_before_them_are() {
+    let text =
+        [line(0, 1100, "[1, 2, 3]"), line(500, 1100, "[1, 2, 4]"), line(1000, 1100, "[5, 2, 3]")];
+    let requests = read(&text.concat(), None).unwrap().requests;
+    let [first, second, third] = &requests[..] else { panic!("{requests:?}") };
+    // 1,100 tokens are 17 full blocks, of which 16 are in the first two trace blocks.
+    assert_eq!(first.blocks.len(), 17);
+    assert_eq!(first.blocks[..16], second.blocks[..16]);
+    assert_ne!(first.blocks[16], second.blocks[16]);
+    assert!(first.blocks.iter().all(|name| !third.blocks.contains(name)));
+}
+
+#[test]
+fn a_rate_stretches_the_times_and_says_so() {
+    let text = [line(2000, 70, "[1]"), line(0, 80, "[2]"), line(1000, 90, "[3]")].concat();
+    let recorded = read(&text, None).unwrap();
+    // They are sorted by arrival.
+    assert_eq!(recorded.requests.iter().map(|it| it.input).collect::<Vec<_>>(), [80, 90, 70]);
+    let slower = read(&text, Some(0.5)).unwrap();
+    assert_eq!(slower.requests[2].arrival, Duration::from_secs(6));
+    assert!(slower.setting[1].contains("3.000 times"), "{:?}", slower.setting);
+    let at_once = read(&line(7, 70, "[1]"), Some(1.0)).unwrap_err().to_string();
+    assert!(at_once.contains("come at once"), "{at_once}");
+}
+
+#[test]
+fn requests_that_are_none_are_named() {
+    let good = line(0, 70, "[1]");
+    let empty = read(&(good.clone() + &line(0, 0, "[]")), None).unwrap_err().to_string();
+    assert!(empty.contains("request 2: its prompt has no tokens"), "{empty}");
+    let long = read(&(good + &line(0, 1 << 40, "[]")), None).unwrap_err().to_string();
+    assert!(long.contains("request 2: it has 1099511627776"), "{long}");
+}
+
+#[test]
+fn names_are_workloads() {
+    for name in names() {
+        let workload = Workload::read(name, &flags(Some(2.0)), 64).unwrap();
+        assert!((1.8..2.2).contains(&rate(&workload.requests)), "{name}");
+    }
+}
