@@ -1,6 +1,6 @@
-"""Makes pages from the samples of measure.py: report.py RAW FOLDER [COMMAND].
+"""Makes a page from the samples of measure.py: report.py RAW FOLDER [COMMAND].
 
-Writes engines.md, engines.html and engines.svg. The HTML page is self-contained.
+Writes engines.md and engines.svg.
 """
 
 import html
@@ -221,7 +221,7 @@ def sections(samples, command):
         "computed at once, for bfloat16 rounds differently then; so right is as well what vLLM's "
         "own prefix cache answers when it has as many tokens.",
     ]
-    yield "plot", plot(samples)
+    yield "plot", ""
     yield "head", "Verdicts"
     yield "list", verdicts(samples)
     for kind, title in KINDS.items():
@@ -275,46 +275,11 @@ def markdown(parts):
             yield "\n".join(lines) + "\n"
 
 
-def page(parts):
-    yield (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>vLLM with Ripieno and with '
-        "others</title><style>body{font:15px sans-serif;max-width:1100px;margin:2em auto}"
-        "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:3px 8px}"
-        "code{word-break:break-all}</style>"
-    )
-    for kind, content in parts:
-        if kind == "head":
-            yield f"<h2>{html.escape(content)}</h2>"
-        elif kind == "text":
-            yield f"<p>{inline(content)}</p>"
-        elif kind == "list":
-            yield "<ul>" + "".join(f"<li>{inline(line)}</li>" for line in content) + "</ul>"
-        elif kind == "plot":
-            yield content
-        else:
-            rows = ["".join(f"<th>{cell}</th>" for cell in HEAD)]
-            rows += ["".join(f"<td>{inline(cell)}</td>" for cell in cells) for cells in content]
-            yield "<table>" + "".join(f"<tr>{cells}</tr>" for cells in rows) + "</table>"
-
-
-def inline(text):
-    """Converts Markdown's `code` and **bold**."""
-    text = html.escape(text)
-    for mark, tag in (("**", "b"), ("`", "code")):
-        parts = text.split(mark)
-        text = "".join(
-            part if at % 2 == 0 else f"<{tag}>{part}</{tag}>" for at, part in enumerate(parts)
-        )
-    return text
-
-
 def main(raw, folder, command="cargo xtask peers"):
     samples = Samples(json.loads(pathlib.Path(raw).read_text()))
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    parts = list(sections(samples, command))
-    (folder / "engines.md").write_text("\n".join(markdown(parts)))
-    (folder / "engines.html").write_text("\n".join(page(parts)) + "\n")
+    (folder / "engines.md").write_text("\n".join(markdown(sections(samples, command))))
     (folder / "engines.svg").write_text(plot(samples))
 
 

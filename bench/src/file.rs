@@ -10,7 +10,6 @@ use anyhow::{Context as _, Result};
 pub use self::fio::Missing;
 use self::{fio::Setting, ours::Ours};
 use crate::{
-    plot::{self, Line},
     report::{Aim, Ratio, Report},
     sample::Samples,
 };
@@ -46,9 +45,6 @@ pub struct FileArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// Directory for the plots (SVG)
-    #[arg(long, value_name = "DIR", default_value = "target/bench")]
-    plots: PathBuf,
 }
 
 /// Direction of the data.
@@ -124,19 +120,11 @@ pub fn run(args: &FileArgs) -> Result<()> {
         if args.only.is_some_and(|only| only != direction) {
             continue;
         }
-        let mut lines = SIDES.map(|side| Line { name: side, points: Vec::new() });
         for &object_bytes in &args.sizes {
             let sides = measure(args, object_bytes, direction)?;
             let kib = f64::from(object_bytes) / 1024.0;
             compare(&mut report, &format!("{name}, {kib} KiB"), &sides);
-            for (line, side) in lines.iter_mut().zip(&sides) {
-                line.points.push((kib, side.mib_s.median()));
-            }
         }
-        let path = args.plots.join(format!("file-{name}.svg"));
-        let title = format!("{name} with {} devices in files, depth {}", args.devices, args.depth);
-        plot::lines(&path, &title, "object, KiB", "MiB/s", &lines)?;
-        report.plots.push(path.display().to_string());
     }
     report.print(args.json)
 }

@@ -69,9 +69,6 @@ pub struct GpuArgs {
     /// Also write the JSON object to this file; refused over a mock of the GPU's driver
     #[arg(long, value_name = "FILE")]
     keep: Option<PathBuf>,
-    /// Directory for the plots (SVG)
-    #[arg(long, value_name = "DIR", default_value = "target/bench")]
-    plots: PathBuf,
 }
 
 /// Measures everything and prints it.

@@ -10,12 +10,13 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use kv_catalog::{
     BlockIo, BlockKey, Catalog, CatalogConfig, DeviceIdentity, FileId, Journal, KvShape,
-    NamespaceId, OnDevice, Plan, PolicyKind, Record, Region, StoreId, Superblock, format_devices,
+    NamespaceId, OnDevice, Plan, Record, Region, StoreId, Superblock, format_devices,
 };
 use nvme_spec::ids::Lba;
 
 use self::medium::Medium;
 use crate::{
+    catalog::eviction,
     report::{Ratio, Report},
     sample::{Samples, timed},
 };
@@ -207,17 +208,8 @@ fn open<E: std::fmt::Display>(
 
 /// Opens the catalog as a store does. The time ends when it is usable.
 fn open_catalog(medium: &Medium, files: u32, checksums: u32) -> Result<Duration> {
-    let config = CatalogConfig {
-        files,
-        ranks: 1,
-        words_per_file: checksums,
-        namespaces_max: 1,
-        journal: true,
-        files_ahead: 0,
-        seed: 1,
-        policy: PolicyKind::default(),
-        write_budget: None,
-    };
+    let config =
+        CatalogConfig { words_per_file: checksums, journal: true, ..eviction::config(files) };
     let (catalog, took) = timed(|| -> Result<Catalog> {
         let mut catalog = Catalog::new(config);
         open(medium, |record| catalog.apply(&record))?;

@@ -1,6 +1,6 @@
 //! `bench gpu` over a mock of libcuda: every line of it runs, and its figures are ignored.
 
-use std::{path::Path, process::Command};
+use std::process::Command;
 
 use cuda_mock::Level;
 use serde_json::Value;
@@ -12,19 +12,8 @@ fn bench(level: Level, args: &[&str]) -> (i32, Value, String) {
 }
 
 fn bench_with(level: Level, args: &[&str], variables: Variables<'_>) -> (i32, Value, String) {
-    let folder = tempfile::tempdir().expect("a folder");
-    bench_in(folder.path(), level, args, variables)
-}
-
-fn bench_in(
-    folder: &Path,
-    level: Level,
-    args: &[&str],
-    variables: Variables<'_>,
-) -> (i32, Value, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_ripieno-bench"))
-        .args(["gpu", "--tiny", "--json", "--rounds", "1", "--plots"])
-        .arg(folder)
+        .args(["gpu", "--tiny", "--json", "--rounds", "1"])
         .args(args)
         .env("LD_LIBRARY_PATH", cuda_mock::folder(level))
         .envs(variables.iter().copied())
@@ -155,8 +144,7 @@ fn one_part_fails_and_the_others_do_not() {
 fn figures_of_a_stand_in_are_not_kept() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("gpu.json");
-    let (code, _, text) =
-        bench_in(folder.path(), Level::Full, &["--keep", &file.display().to_string()], &[]);
+    let (code, _, text) = bench_with(Level::Full, &["--keep", &file.display().to_string()], &[]);
     assert_eq!(code, 1, "{text}");
     assert!(text.contains("stand-in") && !file.exists(), "{text}");
 }

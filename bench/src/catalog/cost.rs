@@ -1,8 +1,9 @@
 //! Cost of a file in the catalog: stored, acquired, copied by a snapshot.
 
-use kv_catalog::{BlockKey, Catalog, CatalogConfig, Namespace, PolicyKind, SnapshotCursor};
+use kv_catalog::{BlockKey, Catalog, CatalogConfig, Namespace, SnapshotCursor};
 use rand::{RngCore as _, SeedableRng as _, rngs::SmallRng};
 
+use super::eviction::config;
 use crate::sample::timed;
 
 /// Blocks per request.
@@ -25,18 +26,7 @@ pub struct Found {
 
 /// Fills a catalog without checksums, acquires everything, and copies it.
 pub fn measure(files: u32) -> Found {
-    let config = CatalogConfig {
-        files,
-        ranks: 1,
-        words_per_file: 0,
-        namespaces_max: 1,
-        journal: true,
-        files_ahead: 0,
-        seed: 1,
-        policy: PolicyKind::default(),
-        write_budget: None,
-    };
-    let mut catalog = Catalog::new(config);
+    let mut catalog = Catalog::new(CatalogConfig { journal: true, ..config(files) });
     let namespace = catalog.namespace(&Namespace::default()).expect("the label is short");
     let mut random = SmallRng::seed_from_u64(1);
     let mut keys = vec![BlockKey([0; 32]); files as usize];

@@ -6,9 +6,9 @@ use kv_catalog::{BlockKey, Catalog, CatalogConfig, FileId, Namespace, NamespaceI
 
 use super::trace::{Trace, key};
 
-/// Returns a catalog without journal and checksums, with one namespace.
-pub fn catalog(files: u32, policy: PolicyKind) -> (Catalog, NamespaceId) {
-    let mut catalog = Catalog::new(CatalogConfig {
+/// Returns the configuration of a catalog of one rank without journal and checksums.
+pub fn config(files: u32) -> CatalogConfig {
+    CatalogConfig {
         files,
         ranks: 1,
         words_per_file: 0,
@@ -16,9 +16,14 @@ pub fn catalog(files: u32, policy: PolicyKind) -> (Catalog, NamespaceId) {
         journal: false,
         files_ahead: 0,
         seed: 1,
-        policy,
+        policy: PolicyKind::default(),
         write_budget: None,
-    });
+    }
+}
+
+/// Returns such a catalog with one namespace.
+pub fn catalog(files: u32, policy: PolicyKind) -> (Catalog, NamespaceId) {
+    let mut catalog = Catalog::new(CatalogConfig { policy, ..config(files) });
     let namespace = catalog.namespace(&Namespace::default()).expect("the label is short");
     (catalog, namespace)
 }

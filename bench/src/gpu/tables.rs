@@ -1,6 +1,6 @@
-//! Conversion of measurements to ratios, counts and plots.
+//! Conversion of measurements to ratios and counts.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use gio_kernels::cuda::{CudaStream, LaunchMode};
@@ -14,7 +14,6 @@ use super::{
     stack::Route,
 };
 use crate::{
-    plot::{self, Line},
     report::{Aim, Ratio, Report},
     sample::Samples,
 };
@@ -64,9 +63,6 @@ pub fn rate(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
         }
     }
     rate_table(&cases, report);
-    let path = args.plots.join("gpu-rate.svg");
-    plot_rates(&path, &cases)?;
-    report.plots.push(path.display().to_string());
     Ok(())
 }
 
@@ -135,22 +131,6 @@ fn rate_table(cases: &[(Case, Found)], report: &mut Report) {
             report.notes.push(note);
         }
     }
-}
-
-fn plot_rates(path: &Path, cases: &[(Case, Found)]) -> Result<()> {
-    let mut lines: Vec<Line<'_>> = Vec::new();
-    let names = ["1 warp", "2 warps", "4 warps", "8 warps", "12 warps"];
-    for (warps, name) in WARPS.into_iter().zip(names) {
-        let points: Vec<(f64, f64)> = cases
-            .iter()
-            .filter(|(case, _)| case.warps == warps)
-            .map(|(case, found)| (f64::from(case.sms), found.rate.median()))
-            .collect();
-        if !points.is_empty() {
-            lines.push(Line { name, points });
-        }
-    }
-    plot::lines(path, "Commands built and reaped", "SMs", "million/s", &lines)
 }
 
 /// Measures the retrieve bandwidth.

@@ -33,7 +33,7 @@ pub struct PeersArgs {
     /// Folder for stores, logs and samples, on the file system to measure; 10 GB
     #[arg(long, value_name = "FOLDER", default_value = "target/peers/run")]
     folder: PathBuf,
-    /// Folder for engines.md, engines.html and engines.svg
+    /// Folder for engines.md and engines.svg
     #[arg(long, value_name = "FOLDER", default_value = "target/peers/report")]
     report: PathBuf,
     /// Engines to measure, of those in bench/peers/sides.py [default: all]
@@ -60,7 +60,7 @@ pub fn run(args: &PeersArgs) -> Result<ExitCode> {
             [program("report.py"), raw, args.report.clone()].map(|path| path.display().to_string()),
         )
         .demand()?;
-    println!("{}", args.report.join("engines.html").display());
+    println!("{}", args.report.join("engines.md").display());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -213,7 +213,7 @@ bench() { # how, part, limit
   # Results over a mock of the driver are not kept.
   [ -n "$rehearse" ] || keep=(--keep "$results/bench-$2.json")
   "$1" "bench-$2" "$3" ./bench gpu --only "$2" --rounds "$rounds" $tiny $each \
-    --plots "$results" ${keep[@]+"${keep[@]}"}
+    ${keep[@]+"${keep[@]}"}
   show "bench-$2"
 }
 # Measures without a resident kernel if one did not end before.
@@ -295,7 +295,7 @@ second() {
     step memcheck 20 "$sanitizer" --tool memcheck --error-exitcode 9 ./cuda-tests --ignored --exact \
       gpu::a_launch_per_batch_moves_the_right_bytes
     step racecheck 20 "$sanitizer" --tool racecheck --error-exitcode 9 ./bench gpu --only matmul \
-      --tiny --rounds 1 --plots "$results/sanitizer"
+      --tiny --rounds 1
   else
     skip sanitizer 'no compute-sanitizer on this machine'
   fi
