@@ -104,9 +104,6 @@ enum Command {
     Unbind(release::Request),
     /// Give back everything the journal knows of, finished or half-done
     Restore(release::Restore),
-    /// Print the manual page (nvme-bind man > nvme-bind.1)
-    #[command(hide = true)]
-    Man,
 }
 
 /// Runs the program with the arguments of this process.
@@ -197,9 +194,6 @@ fn dispatch(
     notes: &RefCell<Vec<String>>,
     out: &mut dyn Write,
 ) -> Result<Reply> {
-    if matches!(raw.command, Command::Man) {
-        return manual();
-    }
     let opened = Root::new(&raw.root).and_then(|root| match root.at("/").is_dir() {
         true => Ok(root),
         false => Err(io::ErrorKind::NotADirectory.into()),
@@ -229,49 +223,9 @@ fn dispatch(
         Command::Bind(args) => bind::run(&host, &args),
         Command::Unbind(args) => release::unbind(&host, &args),
         Command::Restore(args) => release::restore(&host, &args.into()),
-        Command::Man => manual(),
     };
     notes.replace(host.notes.into_inner());
     reply
-}
-
-fn manual() -> Result<Reply> {
-    let text = page().map_err(|error| Problem::io("writing the manual page", &error))?;
-    Ok(Reply::new(text.clone(), json!({ "roff": text })))
-}
-
-/// Renders one page: the program's own sections, then one section per subcommand.
-fn page() -> io::Result<String> {
-    let mut program = command();
-    program.build();
-    let mut page = Vec::new();
-    let man = clap_mangen::Man::new(program.clone());
-    man.render_title(&mut page)?;
-    man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
-    man.render_description_section(&mut page)?;
-    man.render_options_section(&mut page)?;
-    for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
-        let name = command.get_name().to_owned();
-        if name == "help" {
-            continue;
-        }
-        let man = clap_mangen::Man::new(command.clone());
-        let mut section = Vec::new();
-        man.render_synopsis_section(&mut section)?;
-        man.render_description_section(&mut section)?;
-        man.render_options_section(&mut section)?;
-        let section = String::from_utf8_lossy(&section).replace(".SH ", ".SS ");
-        writeln!(page, ".SH \"COMMAND {}\"", name.to_uppercase())?;
-        page.write_all(section.as_bytes())?;
-    }
-    for (title, text) in [("EXAMPLES", EXAMPLES), ("EXIT STATUS", EXIT_CODES)] {
-        let lines: Vec<&str> = text.lines().skip(1).collect();
-        // A backslash, or a dot or quote at the start of a line, is roff syntax.
-        let body = lines.join("\n").replace('\\', "\\e").replace("\n.", "\n\\&.");
-        writeln!(page, ".SH \"{title}\"\n.nf\n{}\n.fi", body.trim_end())?;
-    }
-    Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
 fn absolute(text: &str) -> std::result::Result<String, String> {
@@ -288,8 +242,6 @@ mod tests {
     #[test]
     fn the_definition_holds_together() {
         command().debug_assert();
-        let page = manual().unwrap().text;
-        assert!(page.contains("vfio\\-pci") && page.contains("COMMAND RESTORE"), "{page}");
     }
 
     #[test]
