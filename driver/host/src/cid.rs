@@ -137,13 +137,6 @@ impl CidTable {
     pub fn outstanding(&self) -> u32 {
         (self.free.len() - self.free_len) as u32
     }
-
-    /// Returns the number of commands that may still be posted.
-    #[must_use]
-    #[inline]
-    pub fn free(&self) -> u32 {
-        self.free_len as u32
-    }
 }
 
 #[cfg(test)]

@@ -75,8 +75,6 @@ pub struct ControllerInfo {
     pub serial: String,
     /// Firmware revision.
     pub firmware: String,
-    /// Controller identifier in its subsystem.
-    pub controller_id: u16,
     /// NVMe version.
     pub version: Version,
     /// Largest data transfer of one command in bytes; `None` = no limit.
@@ -101,8 +99,6 @@ pub struct ControllerInfo {
     pub io_queues: u16,
     /// Largest namespace identifier.
     pub nn: u32,
-    /// Limit of outstanding Abort commands.
-    pub abort_limit: u16,
     /// Limit of outstanding asynchronous event requests.
     pub event_limit: u16,
     /// Optional asynchronous events (OAES).
@@ -173,7 +169,6 @@ impl ControllerInfo {
             model: data.model().to_owned(),
             serial: data.serial().to_owned(),
             firmware: data.firmware().to_owned(),
-            controller_id: data.cntlid,
             version: caps.version,
             mdts_bytes,
             sgls: data.sgls,
@@ -186,7 +181,6 @@ impl ControllerInfo {
             page_bytes: caps.page_bytes,
             io_queues: 0,
             nn: data.nn,
-            abort_limit: u16::from(data.acl_z) + 1,
             event_limit: u16::from(data.aerl_z) + 1,
             oaes: data.oaes,
             crdt: data.crdt,

@@ -15,8 +15,6 @@ pub struct NamespaceInfo {
     pub lbas: u64,
     /// log2 of the LBA size in bytes, 9 to 16.
     pub lba_shift: u8,
-    /// Metadata bytes per LBA. Always 0: formats with metadata are refused.
-    pub metadata_bytes: u16,
     /// Index of the LBA format in use.
     pub format: u8,
     /// LBA formats the namespace can be formatted with.
@@ -157,7 +155,6 @@ impl NamespaceInfo {
             nsid,
             lbas: data.nsze,
             lba_shift: lbads,
-            metadata_bytes: bytes,
             format: index as u8,
             formats: data.lbaf.iter().take(count).copied().collect(),
             deallocated_reads_zero: data.dlfeat & 7 == 1,

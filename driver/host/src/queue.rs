@@ -274,23 +274,10 @@ impl QueuePair {
         self.mask + 1
     }
 
-    /// Returns the number of commands that may be posted now.
-    #[must_use]
-    #[inline]
-    pub fn free(&self) -> u32 {
-        self.cids.free()
-    }
-
     /// Returns the number of commands posted and not completed.
     #[must_use]
     #[inline]
     pub fn outstanding(&self) -> u32 {
         self.cids.outstanding()
-    }
-
-    /// Returns the memory of the submission queue and of the completion queue.
-    #[must_use]
-    pub fn memory(&self) -> (&DmaSlice, &DmaSlice) {
-        (self.sq.memory(), self.cq.memory())
     }
 }

@@ -52,10 +52,11 @@ fn check(memory: &DmaSlice, depth: u32, entry: usize) -> Result<NonNull<u8>, Rin
 pub struct SqRing {
     base: NonNull<u8>,
     mask: u32,
-    memory: DmaSlice,
+    /// Keeps the entries mapped.
+    _memory: DmaSlice,
 }
 
-// SAFETY: `memory` (Send + Sync) keeps what `base` points to mapped; writes need `&mut self`.
+// SAFETY: `_memory` (Send + Sync) keeps what `base` points to mapped; writes need `&mut self`.
 unsafe impl Send for SqRing {}
 
 impl SqRing {
@@ -65,7 +66,7 @@ impl SqRing {
     /// Returns [`RingError`] if the memory is too small, misaligned or not mapped in this process.
     pub fn new(memory: DmaSlice, depth: u32) -> Result<Self, RingError> {
         let base = check(&memory, depth, SQE_BYTES)?;
-        Ok(Self { base, mask: depth - 1, memory })
+        Ok(Self { base, mask: depth - 1, _memory: memory })
     }
 
     /// Writes `sqe` into entry `index` (taken modulo the depth), with `cid` in place of its own.
@@ -80,12 +81,6 @@ impl SqRing {
         // lies outside what the last tail doorbell covers: the owner posts at most depth - 1.
         unsafe { mmio::write_sqe(self.base.add(at), first, words) };
     }
-
-    /// Returns the memory of the entries.
-    #[must_use]
-    pub fn memory(&self) -> &DmaSlice {
-        &self.memory
-    }
 }
 
 /// The entries of a completion queue.
@@ -93,10 +88,11 @@ impl SqRing {
 pub struct CqRing {
     base: NonNull<u32>,
     mask: u32,
-    memory: DmaSlice,
+    /// Keeps the entries mapped.
+    _memory: DmaSlice,
 }
 
-// SAFETY: `memory` (Send + Sync) keeps what `base` points to mapped; reads are atomic.
+// SAFETY: `_memory` (Send + Sync) keeps what `base` points to mapped; reads are atomic.
 unsafe impl Send for CqRing {}
 
 impl CqRing {
@@ -106,7 +102,7 @@ impl CqRing {
     /// Returns [`RingError`] if the memory is too small, misaligned or not mapped in this process.
     pub fn new(memory: DmaSlice, depth: u32) -> Result<Self, RingError> {
         let base = check(&memory, depth, CQE_BYTES)?.cast();
-        Ok(Self { base, mask: depth - 1, memory })
+        Ok(Self { base, mask: depth - 1, _memory: memory })
     }
 
     /// Loads dword 3 of entry `index` (taken modulo the depth): CID, phase and status. Earlier
@@ -131,12 +127,6 @@ impl CqRing {
         let at = (index & self.mask) as usize * (CQE_BYTES / 4) + which as usize;
         // SAFETY: `check` saw depth * 16 bytes from `base` on; index is masked and which < 4.
         unsafe { self.base.add(at) }
-    }
-
-    /// Returns the memory of the entries.
-    #[must_use]
-    pub fn memory(&self) -> &DmaSlice {
-        &self.memory
     }
 }
 

@@ -43,12 +43,6 @@ impl Window {
         self.memory.iova()
     }
 
-    /// Returns the memory.
-    #[must_use]
-    pub fn memory(&self) -> &DmaSlice {
-        &self.memory
-    }
-
     fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, DmaError> {
         check_range(offset, len, self.len())?;
         // SAFETY: inside the `len()` bytes that DmaMemory promises behind `base`.

@@ -76,12 +76,6 @@ impl PeerBar {
         Window::new(DmaSlice::whole(self.memory.clone()).ok()?)
     }
 
-    /// Returns the function that owns the memory.
-    #[must_use]
-    pub fn address(&self) -> PciAddress {
-        self.address
-    }
-
     /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
