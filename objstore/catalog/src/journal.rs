@@ -22,7 +22,6 @@ use crate::{
     superblock::{COPIES, Half, JournalArea, SUPERBLOCK_BYTES, StoreId, Superblock},
 };
 
-pub(crate) use self::group::{GROUP_BYTES_MAX, HEADER_BYTES};
 pub use self::{
     error::{DamageProof, JournalError},
     rewrite::rewrite_journal,

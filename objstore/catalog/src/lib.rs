@@ -11,7 +11,8 @@
 //! - `policy.rs`: eviction order ([`PolicyKind`]). `file_pool.rs`: free files, in runs.
 //! - [`Namespace`]: separates one engine's blocks from another's.
 //! - [`BlockKey`] and [`KeyChain`]: names of KV blocks by content.
-//! - [`Superblock`]: a device's part of a store; [`Plan`], [`format_devices`], [`check_set`].
+//! - [`Superblock`]: a device's part of a store; [`check_set`]. `format.rs` is above superblock and
+//!   journal, and makes both: [`Plan`], [`format_devices`].
 //! - [`Journal`]: [`Record`]s in an order that survives power loss. Superblocks and journal are
 //!   written to a [`BlockIo`]; docs/on-disk-format.md gives their bytes.
 //!
@@ -35,6 +36,7 @@ mod catalog;
 mod durable;
 mod error;
 mod file_pool;
+mod format;
 mod ids;
 mod journal;
 mod key;
@@ -53,6 +55,7 @@ pub use catalog::{
 };
 pub use durable::{DurableCatalog, DurableConfig, NotDurable};
 pub use error::LayoutError;
+pub use format::{Plan, SCRATCH, format_devices};
 pub use ids::{BlockId, DeviceIndex, FileId, Layer, Lsn, NamespaceId, Row, Slot};
 pub use journal::{
     Appended, DamageProof, Journal, JournalCounts, JournalError, JournalSalvage, JournalScan,
@@ -69,6 +72,6 @@ pub use record::{CHECKSUMS_MAX, LABEL_BYTES_MAX, Record, RecordError, Records, U
 pub use shape::{KvShape, ROWS_MAX};
 pub use superblock::{
     CopyFault, DEVICES_MAX, DataArea, DeviceIdentity, Expected, FORMAT_VERSION, FormatError, Half,
-    JournalArea, Member, OnDevice, Plan, SCRATCH, SUPERBLOCK_BYTES, State, StoreId, StoreLayout,
-    Superblock, check_set, foreign_signature, format_devices,
+    JournalArea, Member, OnDevice, SUPERBLOCK_BYTES, State, StoreId, StoreLayout, Superblock,
+    check_set, foreign_signature,
 };

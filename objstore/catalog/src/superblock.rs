@@ -6,7 +6,6 @@
 mod check;
 mod error;
 mod foreign;
-mod plan;
 mod wire;
 
 use crate::{
@@ -17,12 +16,11 @@ use crate::{
     shape::KvShape,
 };
 
-use self::plan::HEAD_BYTES;
+pub(crate) use self::wire::{GROUP_BYTES_MAX, GROUP_HEADER_BYTES};
 pub use self::{
     check::{Expected, Member, check_set},
     error::{CopyFault, FormatError},
     foreign::foreign_signature,
-    plan::{Plan, SCRATCH, format_devices},
     wire::DEVICES_MAX,
 };
 
@@ -38,8 +36,11 @@ const COPY_OFFSETS: [u64; COPIES] = [0, 512 << 10];
 /// Number of copies.
 pub(crate) const COPIES: usize = 2;
 
+/// Bytes reserved for the copies at the start of a region.
+pub(crate) const HEAD_BYTES: u64 = 1 << 20;
+
 /// Bytes at the end of a region in which other formats keep metadata.
-const TAIL_BYTES: u64 = 128 << 10;
+pub(crate) const TAIL_BYTES: u64 = 128 << 10;
 
 /// [`Superblock::skip_sequence`] skips fewer sequence numbers than this.
 const SKIPPED: u64 = 1 << 16;

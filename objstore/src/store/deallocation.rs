@@ -12,7 +12,7 @@ use nvme_spec::{
     ids::{Lba, Nsid},
 };
 
-use super::{Inner, open::Place};
+use super::Inner;
 use crate::plane::SharedController;
 
 /// Maximum number of groups in a batch: a committing thread waits for it.
@@ -32,13 +32,13 @@ pub(super) struct Drive {
 
 impl Drive {
     /// Returns `None` if the device has no Dataset Management.
-    pub(super) fn new(place: &Place, data: Region) -> Option<Self> {
-        let controller = place.controller.lock();
+    pub(super) fn new(shared: &SharedController, nsid: Nsid, data: Region) -> Option<Self> {
+        let controller = shared.lock();
         let has_it = controller.info().nvm_commands.contains(Oncs::DATASET_MANAGEMENT);
-        let space = controller.namespace(place.nsid).ok().filter(|_| has_it)?;
+        let space = controller.namespace(nsid).ok().filter(|_| has_it)?;
         Some(Self {
-            controller: place.controller.clone(),
-            nsid: place.nsid,
+            controller: shared.clone(),
+            nsid,
             data,
             units: [space.deallocate_granularity_lbas, space.deallocate_alignment_lbas]
                 .map(u64::from),

@@ -382,7 +382,9 @@ fn drives(places: &[Place], superblocks: &[Superblock], options: &StoreOptions) 
     if !options.deallocate {
         return Vec::new();
     }
-    let drive = |(place, superblock): (_, &Superblock)| Drive::new(place, data(superblock));
+    let drive = |(place, superblock): (&Place, _)| {
+        Drive::new(&place.controller, place.nsid, data(superblock))
+    };
     places.iter().zip(superblocks).filter_map(drive).collect()
 }
 

@@ -7,7 +7,7 @@ use zerocopy::{
 
 use crate::{
     planted::{PlantedBug, planted},
-    superblock::StoreId,
+    superblock::{GROUP_HEADER_BYTES, StoreId},
 };
 
 const MAGIC: [u8; 8] = *b"RIPGROUP";
@@ -23,13 +23,7 @@ struct Header {
     /// CRC-32C of this header, with zeroes here, and the payload.
     crc: U32,
 }
-const _: () = assert!(size_of::<Header>() as u64 == HEADER_BYTES);
-
-/// Bytes before a group's records.
-pub(crate) const HEADER_BYTES: u64 = 48;
-
-/// Maximum bytes of a group, whatever a superblock says.
-pub(crate) const GROUP_BYTES_MAX: u64 = 1 << 20;
+const _: () = assert!(size_of::<Header>() as u64 == GROUP_HEADER_BYTES);
 
 /// Fields common to all groups of one generation of a half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +47,7 @@ pub(super) struct Group<'a> {
 impl Series {
     /// Returns the length of a group with this payload, with header and padding.
     pub fn group_bytes(&self, payload: usize) -> u64 {
-        (HEADER_BYTES + payload as u64).next_multiple_of(self.lba_bytes)
+        (GROUP_HEADER_BYTES + payload as u64).next_multiple_of(self.lba_bytes)
     }
 
     /// Encodes the group at `position` with this payload into `out`.

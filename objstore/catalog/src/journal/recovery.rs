@@ -2,15 +2,12 @@
 
 use std::fmt::Display;
 
-use super::{
-    DamageProof, JournalError,
-    group::{HEADER_BYTES, Series},
-};
+use super::{DamageProof, JournalError, group::Series};
 use crate::{
     block_io::{BlockError, BlockIo},
     planted::{PlantedBug, planted},
     record::{Record, Records},
-    superblock::{JournalArea, Superblock},
+    superblock::{GROUP_HEADER_BYTES, JournalArea, Superblock},
 };
 
 /// Groups per read.
@@ -130,5 +127,5 @@ impl<'a> Window<'a> {
 
 /// Returns the bytes of records that fit into one group.
 pub(super) fn payload_bytes_max(area: &JournalArea) -> usize {
-    (u64::from(area.group_bytes_max) - HEADER_BYTES) as usize
+    (u64::from(area.group_bytes_max) - GROUP_HEADER_BYTES) as usize
 }

@@ -1,7 +1,10 @@
 use nvme_spec::ids::Lba;
 
 use super::*;
-use crate::block_io::simulated::{Faults, Medium};
+use crate::{
+    block_io::simulated::{Faults, Medium},
+    format::{Plan, format_devices},
+};
 
 mod foreign;
 mod format;

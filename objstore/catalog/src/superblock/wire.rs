@@ -13,11 +13,16 @@ use super::{
 };
 use crate::{
     ids::DeviceIndex,
-    journal::{GROUP_BYTES_MAX, HEADER_BYTES},
     layout::Region,
     record::{CHECKSUMS_MAX, NAMESPACE_BYTES_MAX, commit_bytes},
     shape::KvShape,
 };
+
+/// Bytes of a journal group before its records.
+pub(crate) const GROUP_HEADER_BYTES: u64 = 48;
+
+/// Maximum bytes of a journal group, whatever a superblock says.
+pub(crate) const GROUP_BYTES_MAX: u64 = 1 << 20;
 
 const MAGIC: [u8; 8] = *b"RIPIENO\n";
 const CATALOG: u32 = 1;
@@ -249,7 +254,7 @@ impl Superblock {
             let end = half.checked_mul(2).and_then(|bytes| journal.offset.checked_add(bytes));
             inside(end)
                 && (group.is_power_of_two() && group <= GROUP_BYTES_MAX)
-                && (HEADER_BYTES + largest as u64 <= group && group.is_multiple_of(lba_bytes))
+                && (GROUP_HEADER_BYTES + largest as u64 <= group && group.is_multiple_of(lba_bytes))
                 && (half.is_multiple_of(group) && half / group >= 2)
                 && journal.offset.is_multiple_of(lba_bytes)
         };

@@ -7,13 +7,12 @@ use nvme_spec::ids::Lba;
 use super::model::{FILES, Model, Numbers, WORDS, change};
 use crate::{
     block_io::simulated::Medium,
+    format::{Plan, format_devices},
     journal::{Appended, Journal, JournalError},
     layout::Region,
     record::Records,
     shape::KvShape,
-    superblock::{
-        DeviceIdentity, JournalArea, OnDevice, Plan, StoreId, Superblock, format_devices,
-    },
+    superblock::{DeviceIdentity, JournalArea, OnDevice, StoreId, Superblock},
 };
 
 /// A small journal, which is full after some dozens of groups.

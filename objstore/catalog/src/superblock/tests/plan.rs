@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{error::LayoutError, journal::HEADER_BYTES, record};
+use crate::{error::LayoutError, record, superblock::GROUP_HEADER_BYTES};
 
 proptest! {
     #[test]
@@ -36,9 +36,10 @@ proptest! {
         let more = record::PIN_BYTES.max(record::USE_BYTES) as u64;
         let raw = u64::from(layout.files) * (commit + more)
             + u64::from(namespaces_max) * record::NAMESPACE_BYTES_MAX as u64;
-        let groups = raw.div_ceil(group - HEADER_BYTES - largest) + 1;
+        let groups = raw.div_ceil(group - GROUP_HEADER_BYTES - largest) + 1;
         prop_assert!(3 * groups * group <= half, "{} groups of {} in {}", groups, group, half);
-        prop_assert!(group >= HEADER_BYTES + 2 * largest && group <= 1 << 20 && half >= 16 * group);
+        prop_assert!(group >= GROUP_HEADER_BYTES + 2 * largest && group <= 1 << 20);
+        prop_assert!(half >= 16 * group);
         // All of them can be decoded, and only the first has a journal.
         for (number, superblock) in superblocks.iter().enumerate() {
             let again = Superblock::decode(&superblock.encode());

@@ -4,22 +4,19 @@ use std::ops::Range;
 
 use nvme_spec::ids::Lba;
 
-use super::{
-    DEVICES_MAX, DataArea, DeviceIdentity, FormatError, Half, JournalArea, State, StoreId,
-    StoreLayout, Superblock, TAIL_BYTES,
-};
 use crate::{
     block_io::BlockIo,
     error::LayoutError,
     ids::DeviceIndex,
-    journal::{self, GROUP_BYTES_MAX},
+    journal,
     layout::{Geometry, Region},
     record::{self, CHECKSUMS_MAX},
     shape::KvShape,
+    superblock::{
+        DEVICES_MAX, DataArea, DeviceIdentity, FormatError, GROUP_BYTES_MAX, GROUP_HEADER_BYTES,
+        HEAD_BYTES, Half, JournalArea, State, StoreId, StoreLayout, Superblock, TAIL_BYTES,
+    },
 };
-
-/// Bytes reserved for the superblocks' copies at the start of a region.
-pub(super) const HEAD_BYTES: u64 = 1 << 20;
 
 /// Scratch range for device self-tests: part of that head, from the region's start.
 pub const SCRATCH: Range<u64> = 256 << 10..512 << 10;
@@ -200,10 +197,10 @@ impl Plan<'_> {
         let lba_bytes = 1 << self.devices[0].1.lba_shift;
         // A group has room for two of the largest records: it is cut between records, and would
         // otherwise be half empty.
-        let least = (journal::HEADER_BYTES + 2 * largest).next_power_of_two();
+        let least = (GROUP_HEADER_BYTES + 2 * largest).next_power_of_two();
         let least = least.max(lba_bytes).max(GROUP_BYTES_MIN);
         let group = (raw / 4).next_power_of_two().max(least).min(GROUP_BYTES_MAX);
-        let snapshot = raw.div_ceil(group - journal::HEADER_BYTES - largest) + 1;
+        let snapshot = raw.div_ceil(group - GROUP_HEADER_BYTES - largest) + 1;
         let groups = (SNAPSHOTS_A_HALF * snapshot).max(GROUPS_A_HALF_MIN);
         JournalArea {
             offset: HEAD_BYTES,
