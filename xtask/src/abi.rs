@@ -54,7 +54,7 @@ pub fn fetch() -> Result<()> {
 /// files that differ, and the number of bindings.
 ///
 /// # Errors
-/// Returns an error if this machine lacks something, or if a header is rejected ([`SaidNo`]).
+/// Fails if this machine lacks something, or if a header is rejected ([`child::SaidNo`]).
 pub fn run(check_only: bool) -> Result<(Vec<&'static str>, usize)> {
     let bindgen = programs::cargo_install(BINDGEN)?;
     let libclang = packages().find("clang/native")?;
