@@ -11,10 +11,9 @@ mod recovery;
 mod sharing;
 mod snapshot;
 mod table;
+mod tenants;
 mod usage;
 mod write;
-
-use std::collections::HashMap;
 
 pub use budget::WriteBudget;
 pub use error::CatalogError;
@@ -25,13 +24,13 @@ pub use write::{Position, Reported, Write, WriteId};
 
 use self::{
     budget::Bucket,
-    drop::Sweep,
+    drop::{Gone, Sweep},
     entry::{Entry, Space, State},
     handle::Handles,
     log::Log,
-    sharing::Tenant,
-    snapshot::Bands,
+    snapshot::Ages,
     table::KeyTable,
+    tenants::Tenants,
     write::Writing,
 };
 use crate::{
@@ -122,15 +121,9 @@ pub struct Catalog {
     checksums: Vec<u32>,
     pool: FilePool,
     policy: Box<dyn Policy>,
-    /// Files handed to the policy so far: the clock of its ages.
-    inserted: u64,
-    bands: Bands,
+    ages: Ages,
     bucket: Option<Bucket>,
-    namespaces: Vec<Tenant>,
-    by_digest: HashMap<[u8; 32], NamespaceId>,
-    spaces: Vec<Space>,
-    /// Numbers of spaces that have no entries left, for reuse.
-    spare_spaces: Vec<u32>,
+    tenants: Tenants,
     sweep: Sweep,
     references: Handles<Held>,
     writes: Handles<Writing>,
@@ -139,10 +132,7 @@ pub struct Catalog {
     recovering: bool,
     /// First files of the groups that [`Catalog::unused_groups`] handed out.
     deallocating: Vec<FileId>,
-    /// Files for [`Catalog::take_freed`], collected since its first call.
-    freed: Option<Vec<FileId>>,
-    /// Keys for [`Catalog::take_dropped`], collected since its first call.
-    dropped: Option<Vec<(NamespaceId, BlockKey)>>,
+    gone: Gone,
 }
 
 impl Catalog {
@@ -163,21 +153,16 @@ impl Catalog {
             checksums: vec![0; files as usize * words_per_file as usize],
             pool: FilePool::new(files),
             policy: config.policy.policy(files),
-            inserted: 0,
-            bands: Bands::default(),
+            ages: Ages::default(),
             bucket: config.write_budget.map(Bucket::new),
-            namespaces: Vec::new(),
-            by_digest: HashMap::new(),
-            spaces: Vec::new(),
-            spare_spaces: Vec::new(),
+            tenants: Tenants::default(),
             sweep: Sweep::default(),
             references: Handles::new(),
             writes: Handles::new(),
             log: Log::new(config.journal),
             recovering: false,
             deallocating: Vec::new(),
-            freed: None,
-            dropped: None,
+            gone: Gone::default(),
             config,
         }
     }
@@ -187,7 +172,7 @@ impl Catalog {
     /// # Errors
     /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
     pub fn lookup(&self, namespace: NamespaceId, keys: &[BlockKey]) -> Result<usize, CatalogError> {
-        let space = self.tenant(namespace)?.space;
+        let space = self.tenants.get(namespace)?.space;
         let mut hits = 0;
         for batch in keys.chunks(BATCH) {
             let found = self.find_batch(space, batch);
@@ -211,7 +196,7 @@ impl Catalog {
         namespace: NamespaceId,
         keys: &[BlockKey],
     ) -> Result<Reference, CatalogError> {
-        let space = self.tenant(namespace)?.space;
+        let space = self.tenants.get(namespace)?.space;
         let mut files = Vec::with_capacity(keys.len());
         'keys: for batch in keys.chunks(BATCH) {
             let found = self.find_batch(space, batch);
@@ -229,7 +214,7 @@ impl Catalog {
                 self.log.used(*file, UseKind::Touched);
             }
         }
-        let tenant = &mut self.namespaces[namespace.0 as usize];
+        let tenant = &mut self.tenants.all[namespace.0 as usize];
         tenant.asked += keys.len() as u64;
         tenant.hits += files.len() as u64;
         let held = Held { files: files.clone() };
@@ -305,7 +290,7 @@ impl Catalog {
         namespace: NamespaceId,
         key: &BlockKey,
     ) -> Result<Option<Found>, CatalogError> {
-        let space = self.tenant(namespace)?.space;
+        let space = self.tenants.get(namespace)?.space;
         let [found, ..] = self.find_batch(space, std::slice::from_ref(key));
         Ok(found.map(|file| match self.entry(file).state {
             State::Writing => Found::Writing(file),
@@ -318,7 +303,7 @@ impl Catalog {
     #[must_use]
     pub fn is_stored(&self, file: FileId) -> bool {
         let Some(entry) = self.entries.get(file.at()) else { return false };
-        entry.state == State::Stored && self.is_current(entry.space)
+        entry.state == State::Stored && self.tenants.is_current(entry.space)
     }
 
     /// Returns the checksums of a file's objects, all rows of rank 0 first; empty when none are
@@ -367,7 +352,7 @@ impl Catalog {
         if before == pinned {
             return;
         }
-        let namespace = self.spaces[space as usize].namespace;
+        let namespace = self.tenants.spaces[space as usize].namespace;
         match pinned {
             true => self.policy.remove(namespace, file),
             false => self.hand_to_policy(NamespaceId(namespace), file),
@@ -381,12 +366,6 @@ impl Catalog {
         if let Some(bucket) = &mut self.bucket {
             bucket.advance(now_ns);
         }
-    }
-
-    /// Returns true when records are to be written. Uses do not count: they go with the next group.
-    #[must_use]
-    pub fn is_pending(&self) -> bool {
-        self.log.is_pending()
     }
 
     /// Returns the records to be written next, as one group of at most `max_bytes` (or one record).
@@ -422,7 +401,7 @@ impl Catalog {
         namespace: NamespaceId,
         keys: &[BlockKey],
     ) -> Result<Vec<FileId>, CatalogError> {
-        let space = self.tenant(namespace)?.space;
+        let space = self.tenants.get(namespace)?.space;
         let mut files = Vec::with_capacity(keys.len());
         for batch in keys.chunks(BATCH) {
             let found = self.find_batch(space, batch);
@@ -451,17 +430,13 @@ impl Catalog {
         &self.entries[file.at()]
     }
 
-    fn is_current(&self, space: u32) -> bool {
-        self.namespaces[self.spaces[space as usize].namespace as usize].space == space
-    }
-
     /// Changes an entry. Every change goes through here, so that the counts stay correct.
     fn change(&mut self, file: FileId, change: impl FnOnce(&mut Entry)) {
         let entry = &mut self.entries[file.at()];
         let before = *entry;
         change(entry);
-        self.spaces[before.space as usize].count(&before, false);
-        self.spaces[entry.space as usize].count(entry, true);
+        self.tenants.spaces[before.space as usize].count(&before, false);
+        self.tenants.spaces[entry.space as usize].count(entry, true);
     }
 
     fn refer(&mut self, file: FileId) {
@@ -479,7 +454,7 @@ impl Catalog {
     /// Makes a stored file evictable, in the order that the policy decides.
     fn hand_to_policy(&mut self, namespace: NamespaceId, file: FileId) {
         self.policy.insert(namespace.0, file, self.hash_of(file));
-        self.inserted += 1;
+        self.ages.inserted += 1;
     }
 
     /// Returns the hash of a file's key.

@@ -201,12 +201,6 @@ impl Journal {
         (self.reserve() / 2) as usize
     }
 
-    /// Returns why the journal accepts no more writes; `None` while it does.
-    #[must_use]
-    pub fn failed(&self) -> Option<&str> {
-        self.failed.as_deref()
-    }
-
     /// Returns the write counters since it was opened.
     #[must_use]
     pub fn counts(&self) -> JournalCounts {
@@ -270,12 +264,6 @@ impl Journal {
         self.compaction.is_none()
             && self.failed.is_none()
             && left <= self.area.half_bytes / LEFT_AT_COMPACTION + self.reserve()
-    }
-
-    /// Returns true while a compaction is in progress.
-    #[must_use]
-    pub fn is_compacting(&self) -> bool {
-        self.compaction.is_some()
     }
 
     /// Begins a compaction: a copy of the current state into the other half. Then, until everything

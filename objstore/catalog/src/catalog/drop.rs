@@ -22,6 +22,15 @@ pub struct Sweep {
     left: u32,
 }
 
+/// Files and keys that callers collect.
+#[derive(Debug, Default)]
+pub struct Gone {
+    /// Files for [`Catalog::take_freed`], collected since its first call.
+    freed: Option<Vec<FileId>>,
+    /// Keys for [`Catalog::take_dropped`], collected since its first call.
+    dropped: Option<Vec<(NamespaceId, BlockKey)>>,
+}
+
 /// A namespace's next victim. The greatest is evicted first.
 struct Next {
     candidate: Candidate,
@@ -64,7 +73,7 @@ impl Catalog {
         self.check_recovered()?;
         match namespace {
             Some(namespace) => {
-                self.tenant(namespace)?;
+                self.tenants.get(namespace)?;
                 Ok(self.evict_from(namespace, files))
             }
             None => {
@@ -113,13 +122,13 @@ impl Catalog {
     /// Returns the keys evicted, removed or lost since the last call, without those of cleared
     /// namespaces. They are collected from the first call on.
     pub fn take_dropped(&mut self) -> Vec<(NamespaceId, BlockKey)> {
-        self.dropped.replace(Vec::new()).unwrap_or_default()
+        self.gone.dropped.replace(Vec::new()).unwrap_or_default()
     }
 
     /// Returns the files that became empty and unreferenced since the last call. They are collected
     /// from the first call on. A returned file may already have been allocated again.
     pub fn take_freed(&mut self) -> Vec<FileId> {
-        self.freed.replace(Vec::new()).unwrap_or_default()
+        self.gone.freed.replace(Vec::new()).unwrap_or_default()
     }
 
     /// Drops all blocks of a namespace, including pinned ones and those being written, in one step.
@@ -128,7 +137,7 @@ impl Catalog {
     /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].
     pub fn clear(&mut self, namespace: NamespaceId) -> Result<(), CatalogError> {
         self.check_recovered()?;
-        self.tenant(namespace)?;
+        self.tenants.get(namespace)?;
         self.forget(namespace);
         self.log.push(&Record::Clear { namespace });
         Ok(())
@@ -141,7 +150,7 @@ impl Catalog {
     /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].
     pub fn bump_epoch(&mut self, namespace: NamespaceId) -> Result<u64, CatalogError> {
         self.check_recovered()?;
-        let epoch = self.tenant(namespace)?.epoch + 1;
+        let epoch = self.tenants.get(namespace)?.epoch + 1;
         self.set_epoch(namespace, epoch);
         self.log.push(&Record::Epoch { namespace, epoch });
         Ok(epoch)
@@ -152,17 +161,17 @@ impl Catalog {
         if !planted(PlantedBug::EpochIgnored) {
             self.forget(namespace);
         }
-        self.namespaces[namespace.0 as usize].epoch = epoch;
+        self.tenants.all[namespace.0 as usize].epoch = epoch;
     }
 
     /// Makes all blocks of a namespace misses.
     pub(super) fn forget(&mut self, namespace: NamespaceId) {
-        let before = self.namespaces[namespace.0 as usize].space;
-        if self.spaces[before as usize].is_empty() {
+        let before = self.tenants.all[namespace.0 as usize].space;
+        if self.tenants.spaces[before as usize].is_empty() {
             return;
         }
-        let space = self.new_space(namespace);
-        let tenant = &mut self.namespaces[namespace.0 as usize];
+        let space = self.tenants.new_space(namespace);
+        let tenant = &mut self.tenants.all[namespace.0 as usize];
         tenant.space = space;
         tenant.former.push(before);
         self.policy.clear(namespace.0);
@@ -172,7 +181,7 @@ impl Catalog {
     /// Evicts the least valuable files of all namespaces.
     pub(super) fn evict_any(&mut self, files: u32) -> u32 {
         let mut victims = Vec::new();
-        let namespaces = (0..self.namespaces.len() as u32).map(NamespaceId);
+        let namespaces = (0..self.tenants.all.len() as u32).map(NamespaceId);
         let mut next: BinaryHeap<Next> =
             namespaces.filter_map(|namespace| self.next_victim(namespace)).collect();
         while victims.len() < files as usize
@@ -199,8 +208,8 @@ impl Catalog {
     }
 
     fn next_victim(&mut self, namespace: NamespaceId) -> Option<Next> {
-        let tenant = &self.namespaces[namespace.0 as usize];
-        if self.spaces[tenant.space as usize].evictable == 0 {
+        let tenant = &self.tenants.all[namespace.0 as usize];
+        if self.tenants.spaces[tenant.space as usize].evictable == 0 {
             return None;
         }
         let may_go = |file: FileId| self.entries[file.at()].refs == 0;
@@ -210,7 +219,7 @@ impl Catalog {
 
     fn take_victim(&mut self, namespace: NamespaceId, file: FileId) {
         self.policy.evict(namespace.0, file, self.hash_of(file));
-        self.namespaces[namespace.0 as usize].evicted += 1;
+        self.tenants.all[namespace.0 as usize].evicted += 1;
         self.doom(file);
     }
 
@@ -219,8 +228,8 @@ impl Catalog {
         self.table.remove(self.hash_of(file), file);
         let Entry { key, space, .. } = *self.entry(file);
         let was_found = self.is_stored(file);
-        if let Some(dropped) = self.dropped.as_mut().filter(|_| was_found) {
-            dropped.push((NamespaceId(self.spaces[space as usize].namespace), key));
+        if let Some(dropped) = self.gone.dropped.as_mut().filter(|_| was_found) {
+            dropped.push((NamespaceId(self.tenants.spaces[space as usize].namespace), key));
         }
         self.change(file, |entry| entry.state = State::Doomed);
     }
@@ -242,7 +251,7 @@ impl Catalog {
         for file in files {
             let entry = *self.entry(*file);
             if !entry.pinned {
-                self.policy.remove(self.spaces[entry.space as usize].namespace, *file);
+                self.policy.remove(self.tenants.spaces[entry.space as usize].namespace, *file);
             }
             self.doom(*file);
         }
@@ -252,7 +261,7 @@ impl Catalog {
     /// Sends a doomed, unreferenced file to limbo, or frees it if no record is outstanding.
     pub(super) fn set_free(&mut self, file: FileId) {
         self.reset(file);
-        if let Some(freed) = &mut self.freed {
+        if let Some(freed) = &mut self.gone.freed {
             freed.push(file);
         }
         // During recovery the free files are computed after the last record.
@@ -267,11 +276,7 @@ impl Catalog {
         self.change(file, |entry| {
             (entry.state, entry.pinned) = (State::Free, false);
         });
-        if self.spaces[space as usize].is_empty() && !self.is_current(space) {
-            let namespace = self.spaces[space as usize].namespace;
-            self.namespaces[namespace as usize].former.retain(|former| *former != space);
-            self.spare_spaces.push(space);
-        }
+        self.tenants.spare_if_empty(space);
     }
 
     /// Scans for files of cleared namespaces, until `wanted` of them are free or in limbo. Returns
@@ -286,7 +291,7 @@ impl Catalog {
             self.sweep.left -= 1;
             self.sweep.next = (self.sweep.next + 1) % self.config.files;
             let entry = *self.entry(file);
-            if entry.state != State::Stored || self.is_current(entry.space) {
+            if entry.state != State::Stored || self.tenants.is_current(entry.space) {
                 continue;
             }
             self.doom(file);

@@ -40,7 +40,7 @@ impl Catalog {
                 for file in self.range(first, count).map_err(damaged)?.rev() {
                     let entry = *self.entry(file);
                     if self.is_stored(file) && !entry.pinned {
-                        let namespace = self.spaces[entry.space as usize].namespace;
+                        let namespace = self.tenants.spaces[entry.space as usize].namespace;
                         self.use_file(NamespaceId(namespace), file, how);
                     }
                 }
@@ -57,13 +57,15 @@ impl Catalog {
             }
             Record::Clear { .. } if planted(PlantedBug::ClearNotReplayed) => Ok(()),
             Record::Clear { namespace } => {
-                self.tenant(namespace).map_err(|_| damaged("is of an unknown namespace"))?;
+                self.tenants.get(namespace).map_err(|_| damaged("is of an unknown namespace"))?;
                 self.forget(namespace);
                 Ok(())
             }
             Record::Epoch { namespace, epoch } => {
-                let tenant =
-                    self.tenant(namespace).map_err(|_| damaged("is of an unknown namespace"))?;
+                let tenant = self
+                    .tenants
+                    .get(namespace)
+                    .map_err(|_| damaged("is of an unknown namespace"))?;
                 if epoch < tenant.epoch {
                     return Err(damaged("goes back to an earlier epoch"));
                 }
@@ -85,7 +87,7 @@ impl Catalog {
             Record::Commit { file, namespace, key, checksums }
                 if self.check_commit(file, namespace, checksums).is_ok() =>
             {
-                let space = self.namespaces[namespace.0 as usize].space;
+                let space = self.tenants.all[namespace.0 as usize].space;
                 let [found, ..] = self.find_batch(space, std::slice::from_ref(&key));
                 if let Some(other) = found.filter(|found| *found != file) {
                     self.unstore(other);
@@ -95,8 +97,8 @@ impl Catalog {
                 }
             }
             Record::Namespace { id, epoch, digest, .. } => {
-                let known = self.by_digest.get(&digest) == Some(&id);
-                if known && self.namespaces[id.0 as usize].epoch < epoch {
+                let known = self.tenants.by_digest.get(&digest) == Some(&id);
+                if known && self.tenants.all[id.0 as usize].epoch < epoch {
                     self.set_epoch(id, epoch);
                 }
             }
@@ -123,17 +125,17 @@ impl Catalog {
         if weight == 0 {
             return Err("has a weight of zero");
         }
-        match (self.by_digest.get(&digest), self.namespaces.len() as u32) {
+        match (self.tenants.by_digest.get(&digest), self.tenants.all.len() as u32) {
             (Some(known), _) if *known != id => return Err("has the digest of another namespace"),
             (None, there_are) if id.0 < there_are => return Err("has another digest than before"),
             (None, there_are) if id.0 > there_are => return Err("skips a number"),
             (None, _) => _ = self.register(digest, label.to_owned()),
             (Some(_), _) => {}
         }
-        if epoch < self.namespaces[id.0 as usize].epoch {
+        if epoch < self.tenants.all[id.0 as usize].epoch {
             return Err("goes back to an earlier epoch");
         }
-        let tenant = &mut self.namespaces[id.0 as usize];
+        let tenant = &mut self.tenants.all[id.0 as usize];
         (tenant.epoch, tenant.quota, tenant.weight) = (epoch, quota_files, weight);
         label.clone_into(&mut tenant.label);
         Ok(())
@@ -148,7 +150,7 @@ impl Catalog {
         if file.0 >= self.config.files {
             return Err("names a file that the store does not have");
         }
-        if self.tenant(namespace).is_err() {
+        if self.tenants.get(namespace).is_err() {
             return Err("is of an unknown namespace");
         }
         if checksums.len() != self.config.words_per_file as usize {
@@ -165,14 +167,14 @@ impl Catalog {
         checksums: Words<'_>,
         damaged: impl FnOnce(&'static str) -> CatalogError,
     ) -> Result<(), CatalogError> {
-        let space = self.namespaces[namespace.0 as usize].space;
+        let space = self.tenants.all[namespace.0 as usize].space;
         let found = self.find_batch(space, std::slice::from_ref(&key))[0];
         if let Some(first) = found.filter(|found| *found != file) {
             return Err(CatalogError::TwoFiles { key, first, second: file });
         }
         let before = *self.entry(file);
         if found.is_none() && before.state == State::Stored {
-            if self.is_current(before.space) {
+            if self.tenants.is_current(before.space) {
                 return Err(damaged("is for a file that holds another key"));
             }
             self.doom(file);
@@ -196,7 +198,7 @@ impl Catalog {
     fn unstore(&mut self, file: FileId) {
         let entry = *self.entry(file);
         if !entry.pinned {
-            let namespace = self.spaces[entry.space as usize].namespace;
+            let namespace = self.tenants.spaces[entry.space as usize].namespace;
             self.policy.evict(namespace, file, self.hash_of(file));
         }
         self.doom(file);
@@ -205,7 +207,7 @@ impl Catalog {
 
     fn apply_pin(&mut self, file: FileId, pinned: bool) {
         let entry = *self.entry(file);
-        let namespace = self.spaces[entry.space as usize].namespace;
+        let namespace = self.tenants.spaces[entry.space as usize].namespace;
         match (entry.pinned, pinned) {
             (false, true) => self.policy.remove(namespace, file),
             (true, false) => self.hand_to_policy(NamespaceId(namespace), file),

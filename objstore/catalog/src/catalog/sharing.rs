@@ -1,30 +1,7 @@
 //! Namespaces: identity, quota and weight.
 
-use super::{Catalog, CatalogError, Space};
-use crate::{
-    ids::NamespaceId,
-    namespace::Namespace,
-    record::{LABEL_BYTES_MAX, Record},
-};
-
-/// A registered namespace.
-#[derive(Debug, Clone)]
-pub struct Tenant {
-    pub digest: [u8; 32],
-    pub label: String,
-    pub epoch: u64,
-    /// The space number that is part of its keys, until it is cleared.
-    pub space: u32,
-    /// Earlier spaces that still have files.
-    pub former: Vec<u32>,
-    pub quota: Option<u32>,
-    pub weight: u32,
-    pub asked: u64,
-    pub hits: u64,
-    pub committed: u64,
-    pub evicted: u64,
-    pub refused: u64,
-}
+use super::{Catalog, CatalogError};
+use crate::{ids::NamespaceId, namespace::Namespace, record::LABEL_BYTES_MAX};
 
 impl Catalog {
     /// Returns the namespace of this descriptor. A new one is registered without a quota, weight 1.
@@ -39,11 +16,11 @@ impl Catalog {
             return Err(CatalogError::Label { bytes, max: LABEL_BYTES_MAX });
         }
         let digest = descriptor.digest();
-        if let Some(id) = self.by_digest.get(&digest) {
+        if let Some(id) = self.tenants.by_digest.get(&digest) {
             return Ok(*id);
         }
         let max = self.config.namespaces_max;
-        if self.namespaces.len() >= max as usize {
+        if self.tenants.all.len() >= max as usize {
             return Err(CatalogError::Namespaces { max });
         }
         let id = self.register(digest, descriptor.label.clone());
@@ -53,7 +30,7 @@ impl Catalog {
 
     /// Returns ids, labels and digests of all namespaces.
     pub fn namespaces(&self) -> impl Iterator<Item = (NamespaceId, &str, [u8; 32])> {
-        let numbered = (0..).map(NamespaceId).zip(&self.namespaces);
+        let numbered = (0..).map(NamespaceId).zip(&self.tenants.all);
         numbered.map(|(id, tenant)| (id, tenant.label.as_str(), tenant.digest))
     }
 
@@ -69,11 +46,11 @@ impl Catalog {
         files: Option<u32>,
     ) -> Result<(), CatalogError> {
         self.check_recovered()?;
-        self.tenant(namespace)?;
-        self.namespaces[namespace.0 as usize].quota = files;
+        self.tenants.get(namespace)?;
+        self.tenants.all[namespace.0 as usize].quota = files;
         self.log_namespace(namespace);
         if let Some(files) = files {
-            self.evict_from(namespace, self.held(namespace).saturating_sub(files));
+            self.evict_from(namespace, self.tenants.held(namespace).saturating_sub(files));
         }
         Ok(())
     }
@@ -85,17 +62,13 @@ impl Catalog {
     /// [`CatalogError::Recovering`].
     pub fn set_weight(&mut self, namespace: NamespaceId, weight: u32) -> Result<(), CatalogError> {
         self.check_recovered()?;
-        self.tenant(namespace)?;
+        self.tenants.get(namespace)?;
         if weight == 0 {
             return Err(CatalogError::Weight);
         }
-        self.namespaces[namespace.0 as usize].weight = weight;
+        self.tenants.all[namespace.0 as usize].weight = weight;
         self.log_namespace(namespace);
         Ok(())
-    }
-
-    pub(super) fn tenant(&self, namespace: NamespaceId) -> Result<&Tenant, CatalogError> {
-        self.namespaces.get(namespace.0 as usize).ok_or(CatalogError::Namespace { namespace })
     }
 
     pub(super) fn check_recovered(&self) -> Result<(), CatalogError> {
@@ -103,59 +76,12 @@ impl Catalog {
     }
 
     pub(super) fn register(&mut self, digest: [u8; 32], label: String) -> NamespaceId {
-        let id = NamespaceId(self.namespaces.len() as u32);
-        let space = self.new_space(id);
-        self.namespaces.push(Tenant {
-            digest,
-            label,
-            epoch: 0,
-            space,
-            former: Vec::new(),
-            quota: None,
-            weight: 1,
-            asked: 0,
-            hits: 0,
-            committed: 0,
-            evicted: 0,
-            refused: 0,
-        });
-        self.by_digest.insert(digest, id);
+        let id = self.tenants.add(digest, label);
         self.policy.add_namespace();
         id
     }
 
     pub(super) fn log_namespace(&mut self, id: NamespaceId) {
-        let record = record(id, &self.namespaces[id.0 as usize]);
-        self.log.push(&record);
-    }
-
-    pub(super) fn new_space(&mut self, id: NamespaceId) -> u32 {
-        let space = Space { namespace: id.0, ..Space::default() };
-        if let Some(at) = self.spare_spaces.pop() {
-            self.spaces[at as usize] = space;
-            return at;
-        }
-        self.spaces.push(space);
-        self.spaces.len() as u32 - 1
-    }
-
-    /// Returns the number of files that count towards the namespace's quota.
-    pub(super) fn held(&self, namespace: NamespaceId) -> u32 {
-        let tenant = &self.namespaces[namespace.0 as usize];
-        let space = &self.spaces[tenant.space as usize];
-        let former = tenant.former.iter().map(|at| self.spaces[*at as usize].in_use());
-        space.stored + space.writing + space.doomed + former.sum::<u32>()
-    }
-}
-
-/// Returns the journal record of a namespace.
-pub fn record(id: NamespaceId, tenant: &Tenant) -> Record<'_> {
-    Record::Namespace {
-        id,
-        digest: tenant.digest,
-        epoch: tenant.epoch,
-        quota_files: tenant.quota,
-        weight: tenant.weight,
-        label: &tenant.label,
+        self.log.push(&self.tenants.all[id.0 as usize].record(id));
     }
 }

@@ -1,6 +1,6 @@
 //! The whole state as records, piece by piece.
 
-use super::{Catalog, sharing};
+use super::Catalog;
 use crate::{
     ids::{FileId, NamespaceId},
     planted::{PlantedBug, planted},
@@ -42,11 +42,19 @@ impl SnapshotCursor {
 /// The order in which a snapshot writes files: the oldest first, in a few bands. Recovery takes the
 /// order of commits for the order of uses.
 #[derive(Debug, Default)]
-pub struct Bands {
+struct Bands {
     /// Files inserted before the snapshot began.
     inserted: u64,
     /// Ages at that time, descending: the limits between bands.
     limits: Vec<u32>,
+}
+
+/// The clock of the files' ages, and the bands of the snapshot in progress.
+#[derive(Debug, Default)]
+pub struct Ages {
+    /// Files handed to the policy so far.
+    pub inserted: u64,
+    bands: Bands,
 }
 
 impl Catalog {
@@ -71,9 +79,9 @@ impl Catalog {
         let end = out.len() + max_bytes;
         let mut cursor = cursor;
         if !cursor.started {
-            self.bands = self.age_bands();
-            for (id, tenant) in (0..).map(NamespaceId).zip(&self.namespaces) {
-                sharing::record(id, tenant).encode(out);
+            self.ages.bands = self.age_bands();
+            for (id, tenant) in (0..).map(NamespaceId).zip(&self.tenants.all) {
+                tenant.record(id).encode(out);
             }
             cursor.started = true;
         }
@@ -82,7 +90,7 @@ impl Catalog {
             if cursor.file == self.config.files {
                 (cursor.band, cursor.file) = (cursor.band + 1, 0);
             }
-            if cursor.band > self.bands.limits.len() || self.config.files == 0 {
+            if cursor.band > self.ages.bands.limits.len() || self.config.files == 0 {
                 return None;
             }
             if out.len() >= end || told == TOLD_A_CALL {
@@ -102,7 +110,7 @@ impl Catalog {
 
     fn encode_file(&self, file: FileId, out: &mut Vec<u8>) {
         let entry = self.entry(file);
-        let namespace = NamespaceId(self.spaces[entry.space as usize].namespace);
+        let namespace = NamespaceId(self.tenants.spaces[entry.space as usize].namespace);
         let checksums = self.checksums(file).into();
         Record::Commit { file, namespace, key: entry.key, checksums }.encode(out);
         if entry.pinned && !planted(PlantedBug::SnapshotWithoutPins) {
@@ -120,15 +128,16 @@ impl Catalog {
         let mut ages: Vec<u32> = stored.map(|file| self.policy.age(file)).collect();
         ages.sort_unstable_by(|a, b| b.cmp(a));
         let limit = |band| ages.get(band * ages.len() / BANDS).copied();
-        Bands { inserted: self.inserted, limits: (1..BANDS).filter_map(limit).collect() }
+        Bands { inserted: self.ages.inserted, limits: (1..BANDS).filter_map(limit).collect() }
     }
 
     /// Returns the current band of `file`. A use moves it to the last band, which is either still
     /// to come or already has this file: no file that stays stored is left out.
     fn band(&self, file: FileId) -> usize {
-        let since = u32::try_from(self.inserted - self.bands.inserted).unwrap_or(u32::MAX);
+        let since =
+            u32::try_from(self.ages.inserted - self.ages.bands.inserted).unwrap_or(u32::MAX);
         let since = if planted(PlantedBug::BandsWithoutAge) { 0 } else { since };
         let age = self.policy.age(file).saturating_sub(since);
-        self.bands.limits.partition_point(|limit| *limit > age)
+        self.ages.bands.limits.partition_point(|limit| *limit > age)
     }
 }

@@ -88,8 +88,8 @@ impl Catalog {
     /// # Errors
     /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
     pub fn usage(&self, namespace: NamespaceId) -> Result<Usage, CatalogError> {
-        let tenant = self.tenant(namespace)?;
-        let space = &self.spaces[tenant.space as usize];
+        let tenant = self.tenants.get(namespace)?;
+        let space = &self.tenants.spaces[tenant.space as usize];
         let tiers = self.policy.tiers(namespace.0);
         Ok(Usage {
             stored: space.stored,
@@ -99,7 +99,7 @@ impl Catalog {
             recent: tiers.recent,
             idle: tiers.idle,
             writing: space.writing,
-            doomed: self.held(namespace) - space.stored - space.writing,
+            doomed: self.tenants.held(namespace) - space.stored - space.writing,
             quota_files: tenant.quota,
             weight: tenant.weight,
             epoch: tenant.epoch,
@@ -116,7 +116,7 @@ impl Catalog {
         let rest = self.entries.get(first.at()..).unwrap_or_default();
         (first.0..).map(FileId).zip(rest).filter(|(file, _)| self.is_stored(*file)).map(
             |(file, entry)| {
-                let namespace = NamespaceId(self.spaces[entry.space as usize].namespace);
+                let namespace = NamespaceId(self.tenants.spaces[entry.space as usize].namespace);
                 StoredFile { file, namespace, key: entry.key }
             },
         )
@@ -132,8 +132,8 @@ impl Catalog {
             limbo: self.log.limbo(),
             ..CatalogCounts::default()
         };
-        for tenant in &self.namespaces {
-            let space = &self.spaces[tenant.space as usize];
+        for tenant in &self.tenants.all {
+            let space = &self.tenants.spaces[tenant.space as usize];
             counts.stored += space.stored;
             counts.active += space.active;
             counts.pinned += space.pinned;

@@ -80,7 +80,7 @@ impl Catalog {
         keys: &[BlockKey],
     ) -> Result<Write, CatalogError> {
         self.check_recovered()?;
-        let space = self.tenant(namespace)?.space;
+        let space = self.tenants.get(namespace)?.space;
         // References stored blocks first: making room must not evict them.
         let mut found = Vec::with_capacity(keys.len());
         for batch in keys.chunks(super::BATCH) {
@@ -129,15 +129,18 @@ impl Catalog {
     /// Takes up to `wanted` files from the pool, as quota and write budget allow.
     fn take_files(&mut self, namespace: NamespaceId, wanted: u32) -> Vec<FileId> {
         let mut files = Vec::with_capacity(wanted as usize);
-        let tenant = &mut self.namespaces[namespace.0 as usize];
+        let tenant = &mut self.tenants.all[namespace.0 as usize];
         let mut allowed = wanted;
         if let Some(bucket) = &self.bucket {
             allowed = allowed.min(bucket.files());
             tenant.refused += u64::from(wanted - allowed);
         }
         if let Some(quota) = tenant.quota {
-            self.evict_from(namespace, (self.held(namespace) + allowed).saturating_sub(quota));
-            allowed = allowed.min(quota.saturating_sub(self.held(namespace)));
+            self.evict_from(
+                namespace,
+                (self.tenants.held(namespace) + allowed).saturating_sub(quota),
+            );
+            allowed = allowed.min(quota.saturating_sub(self.tenants.held(namespace)));
         }
         self.make_room(allowed);
         self.pool.allocate(allowed, &mut files);
@@ -221,10 +224,10 @@ impl Catalog {
                     self.log.used(file, how);
                 }
                 self.let_go(file);
-            } else if self.is_current(self.entry(file).space) {
+            } else if self.tenants.is_current(self.entry(file).space) {
                 self.change(file, |entry| entry.state = State::Stored);
                 self.hand_to_policy(namespace, file);
-                self.namespaces[namespace.0 as usize].committed += 1;
+                self.tenants.all[namespace.0 as usize].committed += 1;
                 let words = self.config.words_per_file as usize;
                 let checksums = &self.checksums[file.at() * words..][..words];
                 let key = self.entries[file.at()].key;

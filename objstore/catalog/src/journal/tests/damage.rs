@@ -139,7 +139,7 @@ fn after_a_failure_the_journal_takes_no_more() {
         }
         let written = history.medium.done().len();
         let journal = history.journal();
-        assert_eq!(journal.failed(), Some(why.as_str()));
+        assert_eq!(journal.failed.as_deref(), Some(why.as_str()));
         let reason = why.clone();
         let failed = JournalError::Failed { reason };
         let mut record = Vec::new();

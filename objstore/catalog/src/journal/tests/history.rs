@@ -188,7 +188,7 @@ impl History {
         for _ in 0..steps {
             let many = if self.numbers.one_in(12) { 80 } else { 6 };
             self.append(many)?;
-            let soon = self.numbers.one_in(12) && !self.journal().is_compacting();
+            let soon = self.numbers.one_in(12) && self.journal().compaction.is_none();
             if soon || self.journal().wants_compaction() {
                 self.journal().begin_compaction()?;
                 self.copied = 0;
@@ -196,7 +196,7 @@ impl History {
             while self.journal().copy_due() {
                 self.copy()?;
             }
-            if self.journal().is_compacting() && self.numbers.one_in(4) {
+            if self.journal().compaction.is_some() && self.numbers.one_in(4) {
                 self.copy()?;
             }
             if self.numbers.one_in(25) {
@@ -237,9 +237,9 @@ impl History {
         }
         if appended != Some(Appended::Permanent) {
             // The snapshot includes these records, and carries those made meanwhile.
-            while self.journal().is_compacting() {
+            while self.journal().compaction.is_some() {
                 self.copy()?;
-                let goes_on = self.journal().is_compacting() && self.numbers.one_in(2);
+                let goes_on = self.journal().compaction.is_some() && self.numbers.one_in(2);
                 if goes_on {
                     let records = self.changes(many)?;
                     match self.append_if_room(&records)? {

@@ -120,7 +120,7 @@ fn a_full_half_is_compacted_and_takes_more() {
         }
     };
     assert!(matches!(full, JournalError::Full { needed: 1536, room: 1024, .. }), "{full:?}");
-    assert!(journal.wants_compaction() && journal.failed().is_none());
+    assert!(journal.wants_compaction() && journal.failed.is_none());
     let end = journal.active.end;
     journal.begin_compaction().unwrap();
     assert!(journal.copy_due());
@@ -144,7 +144,7 @@ fn a_state_that_does_not_fit_ends_the_journal() {
         }
     };
     assert_eq!(outgrown, JournalError::Outgrown { device: "sim0".into(), half_bytes: 48 << 10 });
-    assert_eq!(journal.failed(), Some(outgrown.to_string().as_str()));
+    assert_eq!(journal.failed.as_deref(), Some(outgrown.to_string().as_str()));
 }
 
 /// Lookups wait while a piece is taken, so pieces are small. Small pieces, with the appends in
