@@ -8,7 +8,7 @@ use nvme_spec::ids::{Lba, Nsid};
 
 use kv_catalog::{KvShape, Namespace, PolicyKind, StoreId, WriteBudget};
 
-use crate::{plane::SharedController, registration::KvPool};
+use crate::{device::SharedController, registration::KvPool};
 
 /// Creates the executor that runs the I/O kernel: on opening, and again if one is lost.
 pub type ExecutorFactory = Box<dyn FnMut() -> Result<Box<dyn IoExecutor>, ExecutorError> + Send>;

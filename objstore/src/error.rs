@@ -9,7 +9,7 @@ use nvme_spec::nvm::Direction;
 use kv_catalog::{BlockId, DeviceIndex, FileId, Layer, LayoutError, NotDurable};
 use kv_schedule::BacklogFull;
 
-use crate::{plane::JobId, stats::Path};
+use crate::{data_path::Route, ids::JobId};
 
 /// The engine's memory cannot be registered.
 #[derive(Debug, thiserror::Error)]
@@ -154,7 +154,7 @@ pub enum StoreError {
     )]
     Route {
         /// The path.
-        path: Path,
+        path: Route,
         /// The test that failed, and its result.
         why: String,
     },
@@ -232,6 +232,19 @@ pub enum StoreError {
         /// Blocks that fit into a buffer.
         slots: u32,
     },
+    /// Too few bounce buffers are free.
+    #[error(
+        "{wanted} blocks are to be copied through bounce buffers, and {free} of {all} are free; \
+         end a request first, or ask for fewer blocks at a time"
+    )]
+    Bounce {
+        /// Blocks to be moved.
+        wanted: usize,
+        /// Bounce buffers free, in blocks.
+        free: usize,
+        /// Bounce buffers in total, in blocks.
+        all: usize,
+    },
     /// Every staging buffer is in use.
     #[error("all {buffers} staging buffers are in use; wait for a layer")]
     StagingBusy {
@@ -300,7 +313,7 @@ pub enum StoreError {
         layers: u32,
     },
     /// The layer is already in flight.
-    #[error("layer {layer} of this request is in flight already; wait for its ticket first")]
+    #[error("layer {layer} of this request is in flight already; wait for it first")]
     InFlight {
         /// The layer.
         layer: Layer,
@@ -311,10 +324,16 @@ pub enum StoreError {
         /// The kind of handle.
         what: &'static str,
     },
-    /// The request of a ticket has ended.
-    #[error("the request this ticket of layer {layer} belongs to has ended")]
+    /// The job of a layer has ended.
+    #[error("layer {layer} was named, but its request has ended")]
     Ended {
-        /// The ticket's layer.
+        /// The layer.
+        layer: Layer,
+    },
+    /// The layer was not started.
+    #[error("layer {layer} of this request is not in flight; start it before you wait for it")]
+    NotStarted {
+        /// The layer.
         layer: Layer,
     },
     /// A file of the prefix was dropped from the index after the lookup.

@@ -74,8 +74,8 @@
 //!
 //! # Paths
 //! The constructor that registers the pool selects the data path: [`KvPool::on_gpu`] for GPU memory
-//! that the drives reach ([`Path::Direct`]), [`KvPool::staged`] for GPU memory that they do not
-//! reach ([`Path::Staged`]), [`KvPool::new`] for memory of this process ([`Path::Host`]).
+//! that the drives reach ([`Route::Direct`]), [`KvPool::staged`] for GPU memory that they do not
+//! reach ([`Route::Staged`]), [`KvPool::new`] for memory of this process ([`Route::Host`]).
 //! [`Store::open`] proves the path before [`StoreStats::path`] reports it: each drive writes a
 //! known pattern out of the memory and reads one into it, at both ends; for a staged pool, the GPU
 //! moves objects both ways. A path that does not work is [`StoreError::Route`], never a fallback.
@@ -180,17 +180,18 @@
 //! - [`kv_catalog`] does everything that needs no data I/O: keys, files, references, namespaces,
 //!   eviction, the layout of files, the on-disk format and the journal. Its [`DurableCatalog`] is
 //!   what a scheduler's process holds when the planes are in other processes ([`open_catalog`]).
-//! - [`Plane`] owns the devices, the ring and the registered pool, and moves files by number. It
-//!   knows no keys. Its inputs and outputs are plain data, so that a catalog in another process
-//!   can drive it. `plane/open.rs` creates and grants the queues, `route.rs` proves the path,
-//!   `self_test.rs` the layout, `request.rs` and `layer.rs` start work, `complete.rs` handles
-//!   completions, `recover.rs` recovers from a timeout or a fault.
-//! - `plane/streams.rs` has the events between streams, I/O kernel and plane, and the proof that no
-//!   stream uses them any more; `staging.rs` the buffers of staging memory. Stream operations go
-//!   through a trait: [`gio_uring::StreamOps`]. `plane/events.rs` polls the controllers for events.
-//!   `memory.rs` is the DRAM cache ([`StoreOptions::dram_bytes`]): blocks in host memory that the
-//!   devices reach, too; [`kv_tier`] chooses them. `memory/gpu.rs` has streams copy them if the
-//!   pool is on a GPU.
+//! - [`Plane`] moves files by number: a handle that any number of threads use. It knows no keys.
+//!   Its inputs and outputs are plain data, so that a catalog in another process can drive it. It
+//!   names a layer of a job by a [`Ticket`] and has the only wait (`plane/wait.rs`).
+//! - `plane/mover.rs` is its state: jobs, their beginning and end. `start.rs` starts layers,
+//!   `complete.rs` ends them, `ahead.rs` reads ahead. `transport.rs` has the ring, the table of
+//!   operations in flight and their recovery; `devices.rs` queues, events and slow commands.
+//! - Data goes through other memory in three cases: `staging.rs` for a pool on a GPU that no device
+//!   reaches, `bounce.rs` for memory that no device can describe, and `memory.rs` for the DRAM
+//!   cache ([`StoreOptions::dram_bytes`]), whose blocks [`kv_tier`] chooses. `streams.rs` has the
+//!   events between streams, I/O kernel and plane, and the proof that no stream uses them any more.
+//!   Stream operations go through a trait: [`gio_uring::StreamOps`].
+//! - `plane/open.rs` opens a plane, `route.rs` proves the path, `self_test.rs` the layout.
 //! - [`Store`] is a [`DurableCatalog`] and a [`Plane`] in one process, for any number of threads.
 //!   `store/commit.rs` makes commits permanent, many in one batch. [`PacedStore`] lets a
 //!   [`kv_schedule::Scheduler`] decide when layers move (`store/paced.rs`), and reads ahead for
@@ -233,7 +234,11 @@
 //!   [`DurableCatalog`], any.
 
 mod config;
+mod data_path;
+mod device;
+mod engine_memory;
 mod error;
+mod ids;
 mod order;
 mod plane;
 mod registration;
@@ -244,7 +249,10 @@ pub use config::{
     DramMode, Durability, ExecutorFactory, Format, Overwrite, Part, StoreConfig, StoreDevice,
     StoreGpu, StoreOptions,
 };
+pub use data_path::Route;
+pub use device::SharedController;
 pub use error::{Failure, RegistrationError, StoreError};
+pub use ids::{JobId, LayerDone, Move, Ticket};
 pub use kv_catalog::{
     BlockId, BlockKey, Catalog, CatalogCounts, CatalogError, DeviceIndex, DurableCatalog, FileId,
     FormatError, Geometry, JournalError, KeyChain, KvShape, Layer, LayoutError, Namespace,
@@ -254,11 +262,11 @@ pub use kv_catalog::{
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;
 pub use plane::{
-    ClosedPlane, JobDone, JobFailure, JobId, KvView, LayerDone, Move, Plane, PlaneConfig,
-    PlaneDevice, PlaneStats, Report, SharedController, StoreEvent, Ticket, kernel_read,
+    ClosedPlane, JobDone, KvView, Plane, PlaneConfig, PlaneDevice, PlaneStats, StoreEvent,
+    kernel_read,
 };
 pub use registration::{InUse, KvPool};
-pub use stats::{DramStats, Path, StoreStats};
+pub use stats::{DramStats, StoreStats};
 pub use store::{
     Closed, Committed, Medium, PacedEnd, PacedStore, Prefix, RankConfig, RankId, Salvage, Store,
     Transfer, Writing, open_catalog,

@@ -2,262 +2,335 @@
 //!
 //! Each worker process of an engine has a plane: its devices, their queues and rings, and the KV
 //! pool. A catalog, which may be in another process, decides which files to move; the two exchange
-//! plain data ([`Move`], [`JobDone`]). Jobs are begun and ended by number; dropping a handle
-//! releases nothing.
+//! plain data ([`Move`], [`JobDone`]). Jobs are begun and ended by number, and a layer of a job is
+//! named by a [`Ticket`]; dropping either releases nothing.
 
 use std::{
-    collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use gio_uring::{Affine, Counters, Event, IocbId, PoolHandle, Uring, Wait};
-use kv_catalog::{DeviceIndex, FileId, Geometry, KvShape, Layer, PlantedBug, Region, planted};
-use nvme_driver::{Clock, Controller, DmaMemory, Nanos, ResetCount};
-use nvme_spec::ids::{Nsid, QueueId};
+use gio_uring::{Event, RawStream};
+use kv_catalog::{DeviceIndex, FileId, Geometry, KvShape};
+use nvme_driver::{Clock, Nanos, Waiter};
+use nvme_spec::nvm::Direction;
 
 use crate::{
-    config::{ExecutorFactory, StoreOptions},
-    error::{Failure, StoreError},
+    device::SharedController,
+    error::StoreError,
+    ids::{JobId, LayerDone, Move, Ticket},
+    order::Order,
     registration::KvPool,
-    stats::{DramStats, Path},
 };
 
+mod ahead;
+mod bounce;
 mod checksums;
-mod close;
 mod complete;
-mod events;
+mod devices;
 mod job;
-mod late;
-mod layer;
 mod memory;
+mod mover;
 mod open;
-mod recover;
-mod report;
-mod request;
 mod route;
 mod self_test;
 mod staging;
+mod start;
 mod streams;
+mod target;
+mod transport;
+mod wait;
 
-pub use close::ClosedPlane;
-pub(crate) use complete::Polled;
-pub use events::StoreEvent;
-use job::{Job, LayerState, PlaneId};
-pub use job::{JobDone, JobFailure, JobId, LayerDone, Move, Ticket};
-use late::Late;
-use memory::HostMemory;
-pub(crate) use memory::{AGAIN, Copied};
-pub use open::{PlaneConfig, PlaneDevice};
-pub use report::Report;
+pub(crate) use ahead::Copied;
+pub use devices::{PlaneDevice, StoreEvent};
+pub use job::JobDone;
+pub(crate) use memory::RELOAD_COST;
+pub(crate) use mover::Mover;
+pub use mover::PlaneStats;
+pub use open::PlaneConfig;
 pub use route::kernel_read;
 pub use self_test::KvView;
-use staging::Staging;
-use streams::Streams;
+pub(crate) use wait::Polled;
+use wait::wait_for;
 
-/// A controller that a plane and a journal share. The holder of the lock may do I/O on its host
-/// queue and control it; nothing on the data path takes the lock.
-#[derive(Debug, Clone)]
-pub struct SharedController {
-    controller: Arc<Mutex<Controller>>,
-    resets: ResetCount,
-}
-
-impl SharedController {
-    /// Shares `controller`.
-    #[must_use]
-    pub fn new(controller: Controller) -> Self {
-        let resets = controller.resets().clone();
-        Self { controller: Arc::new(Mutex::new(controller)), resets }
-    }
-
-    /// Locks the controller. A thread that panicked while holding the lock leaves no half-done
-    /// state: the driver's calls are complete in themselves.
-    pub fn lock(&self) -> MutexGuard<'_, Controller> {
-        self.controller.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Locks the controller, unless another thread holds the lock.
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Controller>> {
-        match self.controller.try_lock() {
-            Ok(controller) => Some(controller),
-            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
-    /// Returns the number of resets, without waiting for the lock.
-    pub(crate) fn resets(&self) -> u64 {
-        self.resets.get()
-    }
-
-    /// Returns the controller if nothing else shares it any more.
-    pub(crate) fn into_inner(self) -> Option<Controller> {
-        let mutex = Arc::try_unwrap(self.controller).ok()?;
-        Some(mutex.into_inner().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// A device and the plane's resources on it.
+/// The parts of a closed plane.
 #[derive(Debug)]
-struct Device {
-    controller: SharedController,
-    nsid: Nsid,
-    /// Region of the files' objects.
-    region: Region,
-    /// The queue pairs that are granted to the I/O kernel.
-    queues: Vec<QueueId>,
-    /// Set when the media has become read-only.
-    read_only: bool,
-    /// Set when the device's owner wants it back.
-    requested: bool,
-    /// Set when new queues alone are not enough: it is reset before anything else is done.
-    must_reset: bool,
-}
-
-/// A layer operation in flight: in the ring, or on a stream behind it.
-#[derive(Debug)]
-struct Op {
-    /// `None` if only a stream copies.
-    iocb: Option<IocbId>,
-    job: JobId,
-    layer: Layer,
-    /// Its result in the ring. The IOCB may be used by another operation then.
-    outcome: Option<Result<LayerDone, Failure>>,
-    /// With streams: reached when it ended in the ring.
-    end: Option<Wait>,
-    /// The staging buffer, on the staged path.
-    buffer: Option<usize>,
-    /// Reached when a stream has moved its objects: staged objects of a retrieve are in the pool,
-    /// and copies to and from the DRAM cache are done.
-    moved: Option<Wait>,
-    /// The event that a stream waits for before it moves them. Kept alive for the stream.
-    first: Option<Wait>,
-}
-
-/// Memory that the ring moves objects to and from.
-#[derive(Debug)]
-enum Target {
-    /// The engine's memory.
-    Pool(PoolHandle),
-    /// Staging memory, for a pool that no device reaches.
-    Staged(Staging),
-}
-
-/// Counts that the plane keeps itself.
-#[derive(Debug, Clone, Copy, Default)]
-struct Tally {
-    stored_bytes: u64,
-    retrieved_bytes: u64,
-    recoveries: u64,
-}
-
-/// Memory reused between calls.
-#[derive(Debug, Default)]
-struct Scratch {
-    map: Vec<Affine>,
-    /// By block: the job that last used it as a destination.
-    used: Vec<u64>,
+pub struct ClosedPlane {
+    /// The controllers, in the order of the configuration.
+    pub controllers: Vec<SharedController>,
+    /// The engine's pool, still registered.
+    pub pool: KvPool,
 }
 
 /// Devices, rings and registered memory: moves files by number.
 ///
-/// One thread uses it at a time; [`crate::Store`] shares it between threads.
-#[derive(Debug)]
+/// A cheap handle: clones refer to the same plane, and any number of threads may use them. A thread
+/// that waits does not block the others.
+#[derive(Debug, Clone)]
 pub struct Plane {
-    /// `None` only after the plane failed: then it was leaked, with everything its kernel uses.
-    ring: Option<Uring>,
-    target: Target,
-    /// The events of streams; `None` without a GPU.
-    streams: Option<Streams>,
-    devices: Vec<Device>,
-    clock: Arc<dyn Clock>,
-    executor: Factory,
-    options: StoreOptions,
-    /// Set if checksums are computed and compared.
-    checksums: bool,
-    /// Set if writes have force unit access.
-    fua: bool,
-    /// Placement handles that every device has; 0 without placement.
-    placements: u32,
-    /// Set if a volatile cache must be flushed before written data counts as stored.
-    must_flush: bool,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
     shape: KvShape,
     geometry: Geometry,
-    files: u32,
-    pool: KvPool,
-    /// The DRAM cache.
-    memory: Option<HostMemory>,
-    /// Source and target of padding. Never read; kept because the devices use it.
-    pads: Option<Arc<dyn DmaMemory>>,
-    jobs: HashMap<JobId, Job>,
-    jobs_ever: u64,
-    ops: Vec<Op>,
-    /// Jobs that were abandoned and have not ended.
-    abandoned: usize,
-    /// Abandoned jobs that have ended, until they are taken.
-    ended: Vec<JobId>,
-    /// Files whose read failed, until they are taken.
-    lost: Vec<FileId>,
-    /// Events of devices that the engine has not taken.
-    events: VecDeque<StoreEvent>,
-    /// Time of the next poll of the devices.
-    next_poll: Nanos,
-    late: Late,
-    id: PlaneId,
-    tally: Tally,
-    scratch: Scratch,
-    /// Set when controllers must be recovered before anything else is done, with the cause.
-    fault: Option<String>,
-    /// Set when a failed flush ended all writes, with the cause.
-    read_only: Option<String>,
-    /// Set when the plane refuses every call, with the cause.
-    failed: Option<String>,
+    is_bounced: bool,
+    clock: Arc<dyn Clock>,
+    wait_timeout: Nanos,
+    state: Mutex<State>,
+    listener: OnceLock<Listener>,
 }
 
-/// Counts since a plane was opened.
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub struct PlaneStats {
-    /// The data path.
-    pub path: Path,
-    /// Bytes written to the devices, without padding.
-    pub stored_bytes: u64,
-    /// Bytes read from the devices, without padding.
-    pub retrieved_bytes: u64,
-    /// Counts of the DRAM cache.
-    pub dram: DramStats,
-    /// Recoveries of the controllers from a timeout or a fault.
-    pub recoveries: u64,
-    /// Counts of the I/O kernel.
-    pub ring: Counters,
+#[derive(Debug)]
+enum State {
+    Open(Box<Mover>),
+    /// Closed, for this reason.
+    Closed(String),
 }
 
-/// A boxed closure that implements `Debug`.
-struct Factory(ExecutorFactory);
+/// Called with the plane locked, after each use of it.
+struct Listener(Box<dyn Fn(&mut Mover) + Send + Sync>);
 
-impl std::fmt::Debug for Factory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ExecutorFactory")
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listener")
     }
 }
 
 impl Plane {
+    /// Proves that data gets to the pool and back on the path that it is registered for, creates
+    /// and grants the queues, starts the I/O kernel, and proves that it reaches every device.
+    ///
+    /// The pool's memory may not be used meanwhile: the proof writes to both ends of it, and
+    /// restores its contents. It also writes to each device's scratch region.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Route`] if a device does not reach the pool, the I/O kernel does not
+    /// reach a device, or the GPU does not move objects to a staged pool;
+    /// [`StoreError::Config`] if the configuration is inconsistent;
+    /// [`StoreError::Driver`], [`StoreError::Ring`] or [`StoreError::Executor`] if a lower layer
+    /// fails.
+    pub fn open(config: PlaneConfig) -> Result<Self, StoreError> {
+        let mover = open::open(config)?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                shape: mover.setup.shape,
+                geometry: mover.setup.geometry,
+                is_bounced: mover.bounce.is_some(),
+                clock: mover.clock.clone(),
+                wait_timeout: mover.setup.options.wait_timeout,
+                state: Mutex::new(State::Open(Box::new(mover))),
+                listener: OnceLock::new(),
+            }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A thread that panicked left the plane between two of its operations.
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `act` with the plane locked.
+    pub(crate) fn with<T>(
+        &self,
+        act: impl FnOnce(&mut Mover) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        match &mut *self.state() {
+            State::Open(mover) => {
+                let result = act(mover);
+                if let Some(Listener(listener)) = self.shared.listener.get() {
+                    listener(mover);
+                }
+                result
+            }
+            State::Closed(cause) => Err(StoreError::Failed { cause: cause.clone() }),
+        }
+    }
+
+    /// Calls `listener` with the plane locked, after each use of it. Only one can be set.
+    pub(crate) fn listen(&self, listener: impl Fn(&mut Mover) + Send + Sync + 'static) {
+        let _ = self.shared.listener.set(Listener(Box::new(listener)));
+    }
+
     /// Returns the shape of the KV blocks.
     #[must_use]
     pub fn shape(&self) -> &KvShape {
-        &self.shape
+        &self.shared.shape
     }
 
     /// Returns the placement of files on the devices.
     #[must_use]
     pub fn geometry(&self) -> &Geometry {
-        &self.geometry
+        &self.shared.geometry
     }
 
-    /// Returns the engine's memory.
+    /// Returns true if the CPU copies blocks, because the devices cannot describe their memory.
     #[must_use]
-    pub fn pool(&self) -> &KvPool {
-        &self.pool
+    pub fn is_bounced(&self) -> bool {
+        self.shared.is_bounced
+    }
+
+    /// Prepares to move blocks. This is the only step whose cost grows with their number. A job
+    /// without moves is valid: its layers are done as soon as they are started.
+    ///
+    /// `expected`: for a read, the checksums from the [`JobDone`] of the write, `[block][row]`;
+    /// objects that do not match fail with [`gio_uring::IoStatus::Checksum`]. Empty: nothing is
+    /// compared.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::NoSuchBlock`] or [`StoreError::NoSuchFile`];
+    /// [`StoreError::DuplicateBlock`] if a read names a block twice; [`StoreError::Staging`] for
+    /// more blocks than fit into a staging buffer, and [`StoreError::Bounce`] for more than bounce
+    /// buffers are free; [`StoreError::ReadOnly`] for a write, and [`StoreError::JournalFailed`]
+    /// after a failed flush; [`StoreError::Ring`] if memory for the job runs out
+    /// ([`crate::StoreOptions::arena_bytes`]); [`StoreError::Failed`].
+    pub fn begin(
+        &self,
+        direction: Direction,
+        moves: &[Move],
+        expected: &[u32],
+    ) -> Result<JobId, StoreError> {
+        self.with(|mover| mover.begin(direction, moves.to_vec(), expected))
+    }
+
+    /// Starts moving a layer of a job, with an order: nothing accesses the layer's blocks before
+    /// `order` allows it. Waits while as many layers are in flight as there may be; otherwise O(1)
+    /// in the number of blocks.
+    ///
+    /// A stream that waits continues even if the layer failed. The contents of its blocks are then
+    /// undefined; [`Plane::wait`] and [`Plane::end`] report the failure.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::NoSuchLayer`], [`StoreError::InFlight`], [`StoreError::Ended`],
+    /// [`StoreError::Busy`] or [`StoreError::StagingBusy`] if none ends in time,
+    /// [`StoreError::RequestFailed`] after a layer of the job failed, [`StoreError::Failed`],
+    /// [`StoreError::NoStreams`] without a GPU, [`StoreError::Stream`] if the stream refuses, or
+    /// [`StoreError::Ring`] for another plane's event.
+    pub fn start(&self, ticket: Ticket, order: Order<'_>) -> Result<(), StoreError> {
+        let Shared { clock, wait_timeout, .. } = &*self.shared;
+        let mut waiter = Waiter::new(&**clock, clock.now() + *wait_timeout);
+        loop {
+            let started = self.with(|mover| mover.start(ticket, order));
+            let is_full =
+                matches!(started, Err(StoreError::Busy { .. } | StoreError::StagingBusy { .. }));
+            if !is_full || !waiter.wait() {
+                return started;
+            }
+        }
+    }
+
+    /// Makes work enqueued on `stream` from now on wait for a layer that was started: it sees a
+    /// retrieved layer's data, and may change the blocks of a stored one. The stream continues even
+    /// if the layer failed. May be called for any number of streams, and for a layer that has
+    /// ended. Does not block.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::NoStreams`] without a GPU, [`StoreError::Stream`] if the stream
+    /// refuses, [`StoreError::NotStarted`], [`StoreError::Ended`], or [`StoreError::Failed`].
+    pub fn join(&self, ticket: Ticket, stream: RawStream) -> Result<(), StoreError> {
+        self.with(|mover| mover.join(ticket, stream))
+    }
+
+    /// Waits until all of the layer's data is in place.
+    ///
+    /// When this returns, with any result, nothing accesses the layer's blocks any more: after a
+    /// timeout or a fault the I/O kernel was stopped and the controllers were recovered first.
+    /// Everything else in flight at that time has failed as well, with
+    /// [`gio_uring::IoStatus::Cancelled`] or [`gio_uring::IoStatus::Fault`].
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Transfer`] with layer, block, file and status. After a failed read,
+    /// [`Plane::take_lost`] returns the files that failed. Returns [`StoreError::NotStarted`],
+    /// [`StoreError::Ended`] after the end of the job, and [`StoreError::Failed`] if the
+    /// controllers could not be recovered.
+    pub fn wait(&self, ticket: Ticket) -> Result<LayerDone, StoreError> {
+        let Shared { clock, wait_timeout, .. } = &*self.shared;
+        wait_for(&**clock, *wait_timeout, |step| self.with(|mover| mover.step(ticket, step)))
+    }
+
+    /// Checks if the layer is done, without waiting.
+    ///
+    /// # Errors
+    /// Same as [`Plane::wait`].
+    pub fn poll(&self, ticket: Ticket) -> Result<Option<LayerDone>, StoreError> {
+        match self.with(|mover| mover.poll(ticket))? {
+            Polled::Done(done) => Ok(Some(done)),
+            Polled::Pending(_) => Ok(None),
+        }
+    }
+
+    /// Waits for the layers of a job that are in flight. The job holds their results.
+    pub(crate) fn wait_for_job(&self, job: JobId) -> Result<(), StoreError> {
+        while let Some(ticket) = self.with(|mover| Ok(mover.in_flight(job)))? {
+            let _ = self.wait(ticket);
+        }
+        Ok(())
+    }
+
+    /// Ends jobs: waits for their layers in flight, and makes the stored data permanent, with one
+    /// flush for all. The results are for the catalog: [`kv_catalog::Catalog::written`].
+    ///
+    /// A failed flush fails every job that stored something ([`StoreError::JournalFailed`]), in
+    /// this call and in all later ones, and no new job may store: it is unknown what a later flush
+    /// would cover. Open the plane again.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::NoSuchJob`] or [`StoreError::Failed`].
+    pub fn end(&self, jobs: &[JobId]) -> Result<Vec<JobDone>, StoreError> {
+        let mut ended = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            self.wait_for_job(*job)?;
+            ended.push(self.with(|mover| mover.end(*job))?);
+        }
+        self.with(|mover| {
+            mover.settle(&mut ended);
+            Ok(ended)
+        })
+    }
+
+    /// Abandons a job, whose layers in flight end by themselves. Wait for them before the engine
+    /// uses their blocks.
+    pub fn abandon(&self, job: JobId) {
+        // A closed plane has nothing left to release.
+        let _ = self.with(|mover| {
+            mover.abandon(job);
+            Ok(())
+        });
+    }
+
+    /// Starts reading files into the DRAM cache ([`crate::StoreOptions::dram_bytes`]), except those
+    /// that are cached or being read. All of them are protected from eviction for the time
+    /// `within`. Without a cache, does nothing; while half of all IOCBs are in flight, starts
+    /// nothing. Returns how many leading files are cached or being read. Files that are rewritten
+    /// meanwhile are not kept.
+    ///
+    /// `expected`: same as for [`Plane::begin`]. Reads in flight are not cancelled, and delay
+    /// everything started later: prefetch what is needed next.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::NoSuchFile`], [`StoreError::Ring`] or [`StoreError::Failed`].
+    pub fn prefetch(
+        &self,
+        files: &[FileId],
+        expected: &[u32],
+        within: Nanos,
+    ) -> Result<usize, StoreError> {
+        let until = self.shared.clock.now() + within;
+        self.with(|mover| {
+            // Discards finished prefetches, for which no caller waits.
+            mover.take_ended();
+            Ok(mover.prefetch(files, expected, until)?.0)
+        })
+    }
+
+    /// Returns the files that could not be read since the last call, each once: they are misses
+    /// from now on.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`] once the plane was closed.
+    pub fn take_lost(&self) -> Result<Vec<FileId>, StoreError> {
+        self.with(|mover| Ok(mover.take_lost()))
     }
 
     /// Returns an event that layers can wait for ([`crate::Order::AfterEvent`]) and that the
@@ -265,82 +338,8 @@ impl Plane {
     ///
     /// # Errors
     /// Returns [`StoreError::Ring`] if memory runs out, or [`StoreError::Failed`].
-    pub fn event(&mut self) -> Result<Event, StoreError> {
-        Ok(self.ring()?.event()?)
-    }
-
-    /// Returns abandoned jobs that have ended: no device accesses their files any more.
-    pub fn take_ended(&mut self) -> Vec<JobId> {
-        std::mem::take(&mut self.ended)
-    }
-
-    /// Returns files that could not be read since the last call, each once: they are misses from
-    /// now on.
-    pub fn take_lost(&mut self) -> Vec<FileId> {
-        let mut lost = std::mem::take(&mut self.lost);
-        lost.sort_unstable();
-        lost.dedup();
-        lost
-    }
-
-    /// Returns a count that grows when controllers are recovered from a timeout or a fault, and
-    /// whenever one of them is reset, by any owner: its volatile cache may have lost data that was
-    /// stored and not flushed. For comparing with [`JobDone::recoveries`].
-    #[must_use]
-    pub fn recoveries(&self) -> u64 {
-        let resets = self.devices.iter().map(|device| device.controller.resets());
-        self.tally.recoveries + resets.sum::<u64>()
-    }
-
-    /// Returns the counts.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::Failed`].
-    pub fn stats(&mut self) -> Result<PlaneStats, StoreError> {
-        let ring = self.ring()?.counters().total;
-        let Tally { stored_bytes, retrieved_bytes, recoveries } = self.tally;
-        Ok(PlaneStats {
-            path: self.pool.path(),
-            stored_bytes,
-            retrieved_bytes,
-            dram: self.memory.as_ref().map(HostMemory::stats).unwrap_or_default(),
-            recoveries,
-            ring,
-        })
-    }
-
-    /// Makes all written data permanent: flushes the devices if one has a volatile write cache.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::JournalFailed`] if a device did not flush its cache, now or before.
-    /// Data written since the last successful flush may be lost, and it is unknown what a later
-    /// flush would cover: no device is flushed again, and nothing is stored any more until the
-    /// plane is reopened. Stored blocks can be retrieved.
-    pub fn flush(&mut self) -> Result<(), StoreError> {
-        self.check_flushed()?;
-        if !self.must_flush {
-            return Ok(());
-        }
-        for (device, index) in self.devices.iter().zip(0..) {
-            if index > 0 && planted(PlantedBug::RankFlushesFirst) {
-                continue;
-            }
-            if let Err(source) = device.controller.lock().flush(device.nsid) {
-                let error = StoreError::Driver { device: DeviceIndex(index), source };
-                tracing::error!(%error, "the plane takes no writes any more");
-                self.read_only = Some(error.to_string());
-                break;
-            }
-        }
-        self.check_flushed()
-    }
-
-    /// Refuses to store once a flush has failed.
-    fn check_flushed(&self) -> Result<(), StoreError> {
-        match &self.read_only {
-            Some(cause) => Err(StoreError::JournalFailed { cause: cause.clone() }),
-            None => Ok(()),
-        }
+    pub fn event(&self) -> Result<Event, StoreError> {
+        self.with(Mover::event)
     }
 
     /// Processes everything since the last call: events of devices, at their poll interval, and
@@ -348,37 +347,80 @@ impl Plane {
     ///
     /// # Errors
     /// Returns [`StoreError::Failed`], or the error of a recovery from an earlier fault.
-    pub fn sync(&mut self) -> Result<(), StoreError> {
-        self.check()?;
-        self.attend()?;
-        self.reap().map(|_| ())
+    pub fn sync(&self) -> Result<(), StoreError> {
+        self.with(Mover::sync)
     }
 
-    /// Refuses calls on a failed plane.
-    pub(crate) fn check(&self) -> Result<(), StoreError> {
-        match &self.failed {
-            Some(cause) => Err(StoreError::Failed { cause: cause.clone() }),
-            None => Ok(()),
+    /// Polls every device and returns the events since the last call. Without any, it costs one
+    /// register read per device. Calls that plan work poll at most every 100 ms, and so does
+    /// waiting for a layer; starting one does not. So an idle engine should call this periodically,
+    /// for example once a second.
+    ///
+    /// The plane reacts by itself where it can: a controller with a fatal status is recovered, one
+    /// with a PCIe error is reset, media that became read-only refuses writes, and a namespace that
+    /// changed but still holds the data region gets new grants. After
+    /// [`nvme_driver::ControllerEvent::Requested`] the plane must be closed: the unbind of the
+    /// device waits for that.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`] if a device was removed, cannot be recovered, or its
+    /// namespace no longer holds the data region.
+    pub fn poll_events(&self) -> Result<Vec<StoreEvent>, StoreError> {
+        self.with(Mover::poll_events)
+    }
+
+    /// Returns the devices that their owner wants back (unbind, hot removal): close the plane soon.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`] once the plane was closed.
+    pub fn requested_devices(&self) -> Result<Vec<DeviceIndex>, StoreError> {
+        self.with(|mover| Ok(mover.requested_devices()))
+    }
+
+    /// Returns the counts.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn stats(&self) -> Result<PlaneStats, StoreError> {
+        self.with(Mover::stats)
+    }
+
+    /// Waits for everything in flight. Failures stay with their jobs.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn drain(&self) -> Result<(), StoreError> {
+        while let Some(ticket) = self.with(|mover| Ok(mover.oldest()))? {
+            let _ = self.wait(ticket);
+            self.with(|mover| mover.check())?;
         }
+        self.sync()
     }
 
-    /// Returns the ring and the events of streams.
-    fn streams(&mut self) -> Result<(&mut Uring, &mut Streams), StoreError> {
-        self.check()?;
-        match (&mut self.ring, &mut self.streams) {
-            (Some(ring), Some(streams)) => Ok((ring, streams)),
-            _ => Err(StoreError::NoStreams),
+    /// Waits for everything in flight, stops the I/O kernel, takes the queues back and returns the
+    /// controllers and the pool, which is still registered ([`KvPool::unregister`]); `None` if the
+    /// plane was closed before. No stream uses memory of the plane any more. Later calls, on any
+    /// handle, return `why`.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`] if the kernel did not stop, a controller kept a queue, or a
+    /// stream did not get past its operations for the store in time; memory is leaked then.
+    pub fn close(&self, why: &str) -> Result<Option<ClosedPlane>, StoreError> {
+        // Held to the end: no caller may see it closed while a device uses the engine's blocks.
+        let mut state = self.state();
+        if matches!(*state, State::Closed(_)) {
+            return Ok(None);
         }
-    }
-
-    fn ring(&mut self) -> Result<&mut Uring, StoreError> {
-        match (&mut self.ring, &self.failed) {
-            (Some(ring), None) => Ok(ring),
-            (_, cause) => Err(StoreError::Failed { cause: cause.clone().unwrap_or_default() }),
+        match std::mem::replace(&mut *state, State::Closed(why.to_owned())) {
+            State::Open(mut mover) => {
+                let closed = mover.close();
+                if let Some(Listener(listener)) = self.shared.listener.get() {
+                    listener(&mut mover);
+                }
+                let (controllers, pool) = closed?;
+                Ok(Some(ClosedPlane { controllers, pool }))
+            }
+            State::Closed(_) => Ok(None),
         }
-    }
-
-    fn ticket(&self, job: JobId, layer: Layer, ends: [Option<Wait>; 2]) -> Ticket {
-        Ticket { job, layer, plane: self.id.clone(), ends }
     }
 }

@@ -13,7 +13,7 @@ use nvme_driver::{DevicePtr, DmaError, DmaMemory, DmaSlice, ExternalMemory, Iova
 
 use kv_catalog::{BlockId, KvShape, Row};
 
-use crate::{error::RegistrationError, stats::Path};
+use crate::{data_path::Route, engine_memory::EngineMemory, error::RegistrationError};
 
 /// Page size of the addresses in staging memory.
 pub(crate) const PAGE: u64 = 4096;
@@ -21,11 +21,13 @@ pub(crate) const PAGE: u64 = 4096;
 /// A registered pool of KV blocks, and its data path. Clones refer to the same pool.
 #[derive(Debug, Clone)]
 pub struct KvPool {
-    path: Path,
+    path: Route,
     /// Memory that the devices reach: the pool, or its staging memory.
     memory: Arc<dyn DmaMemory>,
     /// The pool itself, if it is staged.
     gpu: Option<GpuMemory>,
+    /// The engine's memory, if this pool has its bounce buffers.
+    engine: Option<Arc<EngineMemory>>,
     rows: Vec<u64>,
     /// Device address of block 0 in each row; empty for a staged pool.
     row_iova: Vec<Iova>,
@@ -59,9 +61,19 @@ impl KvPool {
             row_iova.push(slice.iova());
         }
         disjoint(&rows, block_stride, blocks, u64::from(shape.object_bytes))?;
-        let object_bytes = shape.object_bytes;
-        let path = Path::Host;
-        Ok(Self { path, memory, gpu: None, rows, row_iova, block_stride, blocks, object_bytes })
+        let path = Route::Host;
+        let (gpu, engine) = (None, None);
+        Ok(Self {
+            path,
+            memory,
+            gpu,
+            engine,
+            rows,
+            row_iova,
+            block_stride,
+            blocks,
+            object_bytes: shape.object_bytes,
+        })
     }
 
     /// Same as [`KvPool::new`], for GPU memory that the devices reach themselves.
@@ -80,7 +92,7 @@ impl KvPool {
             return Err(RegistrationError::NoDeviceAddress { what: "the pool" });
         }
         let pool = Self::new(memory, shape, rows, block_stride, blocks)?;
-        Ok(Self { path: Path::Direct, ..pool })
+        Ok(Self { path: Route::Direct, ..pool })
     }
 
     /// Registers GPU memory that the devices do not reach, and `staging`, which both they and the
@@ -116,9 +128,10 @@ impl KvPool {
         }
         disjoint(&rows, block_stride, blocks, u64::from(shape.object_bytes))?;
         Ok(Self {
-            path: Path::Staged,
+            path: Route::Staged,
             memory: staging,
             gpu: Some(GpuMemory { device, len: total, _owner: owner }),
+            engine: None,
             rows,
             row_iova: Vec::new(),
             block_stride,
@@ -151,6 +164,24 @@ impl KvPool {
         Self::new(memory, shape, rows, stride, blocks)
     }
 
+    /// Makes this pool the bounce buffers of an engine's memory that no device describes: jobs name
+    /// the engine's blocks, and the CPU copies them. `rows`, `block_stride` and `blocks` are those
+    /// of the engine's memory, of this process.
+    ///
+    /// # Errors
+    /// Returns [`RegistrationError`] if a row leaves the memory, or this process cannot reach it.
+    pub fn bounced(
+        self,
+        memory: ExternalMemory,
+        shape: &KvShape,
+        rows: Vec<u64>,
+        block_stride: u64,
+        blocks: u32,
+    ) -> Result<Self, RegistrationError> {
+        let engine = EngineMemory::new(memory, shape, rows, block_stride, blocks)?;
+        Ok(Self { engine: Some(Arc::new(engine)), ..self })
+    }
+
     /// Returns the memory to the engine: afterwards no device has it mapped, and it may be freed.
     /// Close the store first ([`crate::Store::close`]).
     ///
@@ -169,7 +200,7 @@ impl KvPool {
 
     /// Returns the data path of the pool.
     #[must_use]
-    pub fn path(&self) -> Path {
+    pub fn path(&self) -> Route {
         self.path
     }
 
@@ -177,6 +208,17 @@ impl KvPool {
     #[must_use]
     pub fn memory(&self) -> &Arc<dyn DmaMemory> {
         &self.memory
+    }
+
+    /// Returns the engine's memory, if this pool has its bounce buffers.
+    pub(crate) fn engine(&self) -> Option<&EngineMemory> {
+        self.engine.as_deref()
+    }
+
+    /// Returns true if blocks are copied through this pool, which has bounce buffers.
+    #[must_use]
+    pub fn is_bounced(&self) -> bool {
+        self.engine.is_some()
     }
 
     /// Returns the number of rows.

@@ -1,29 +1,6 @@
 //! Statistics of a store.
 
-use std::fmt;
-
-/// The path of data between SSD and the engine's KV memory (decision 7). The store reports it;
-/// it never falls back silently.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Path {
-    /// SSD to GPU memory and back, peer to peer.
-    Direct,
-    /// SSD to pinned host memory, copied from and to the GPU.
-    Staged,
-    /// SSD to host memory; there is no GPU.
-    Host,
-}
-
-impl fmt::Display for Path {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Direct => "direct",
-            Self::Staged => "staged",
-            Self::Host => "host",
-        })
-    }
-}
+use crate::data_path::Route;
 
 /// Counts of the DRAM cache ([`crate::StoreOptions::dram_bytes`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -50,7 +27,7 @@ pub struct DramStats {
 #[non_exhaustive]
 pub struct StoreStats {
     /// The data path.
-    pub path: Path,
+    pub path: Route,
     /// Files in all.
     pub files: u32,
     /// Free files.

@@ -15,7 +15,8 @@ use nvme_driver::{Clock, Nanos};
 
 use crate::{
     error::StoreError,
-    plane::{JobId, KvView, Plane, StoreEvent},
+    ids::JobId,
+    plane::{KvView, Mover, Plane, StoreEvent},
     stats::StoreStats,
 };
 
@@ -70,8 +71,7 @@ struct Inner {
     /// Written requests that wait to be committed.
     ready: Mutex<Vec<Ready>>,
     commits: Mutex<Commits>,
-    /// `None` once the store is closed.
-    plane: Mutex<Option<Plane>>,
+    plane: Plane,
     jobs: Mutex<Jobs>,
 }
 
@@ -104,35 +104,29 @@ impl Inner {
         lock(&self.jobs)
     }
 
-    /// Calls `act` on the plane, then applies what the plane reports about jobs and files.
-    fn with_plane<T>(
-        &self,
-        act: impl FnOnce(&mut Plane) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let mut guard = lock(&self.plane);
-        let plane = guard.as_mut().ok_or_else(closed)?;
-        let result = act(plane);
+    /// Applies what the plane reports about jobs and files. The plane is locked.
+    fn apply_reports(&self, plane: &mut Mover) {
         let (ended, lost) = (plane.take_ended(), plane.take_lost());
         let failed = plane.check().err();
-        if !ended.is_empty() || !lost.is_empty() || failed.is_some() {
-            let mut jobs = self.jobs();
-            self.catalog.with(|catalog| {
-                for file in lost {
-                    jobs.tally.files_lost += u64::from(catalog.is_stored(file));
-                    catalog.lost(file);
-                }
-            });
-            for held in ended.iter().filter_map(|job| jobs.held.remove(job)) {
-                self.give_back(held);
-            }
-            if let (Some(error), None) = (failed, &jobs.failed) {
-                jobs.failed = Some(match error {
-                    StoreError::Failed { cause } => cause,
-                    error => error.to_string(),
-                });
-            }
+        if ended.is_empty() && lost.is_empty() && failed.is_none() {
+            return;
         }
-        result
+        let mut jobs = self.jobs();
+        self.catalog.with(|catalog| {
+            for file in lost {
+                jobs.tally.files_lost += u64::from(catalog.is_stored(file));
+                catalog.lost(file);
+            }
+        });
+        for held in ended.iter().filter_map(|job| jobs.held.remove(job)) {
+            self.give_back(held);
+        }
+        if let (Some(error), None) = (failed, &jobs.failed) {
+            jobs.failed = Some(match error {
+                StoreError::Failed { cause } => cause,
+                error => error.to_string(),
+            });
+        }
     }
 
     fn give_back(&self, held: Held) {
@@ -141,15 +135,6 @@ impl Inner {
             Held::Write(write) => catalog.abort(write),
         });
         debug_assert!(given_back.is_ok(), "{given_back:?}");
-    }
-
-    /// Abandons a job.
-    fn abandon(&self, job: JobId) {
-        // A closed store has nothing left to release.
-        let _ = self.with_plane(|plane| {
-            plane.abandon(job);
-            Ok(())
-        });
     }
 }
 
@@ -160,10 +145,6 @@ impl Jobs {
             None => Ok(()),
         }
     }
-}
-
-fn closed() -> StoreError {
-    StoreError::Failed { cause: "it was closed".to_owned() }
 }
 
 impl Store {
@@ -346,7 +327,7 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::Ring`] if memory runs out, or [`StoreError::Failed`].
     pub fn event(&self) -> Result<Event, StoreError> {
-        self.inner.with_plane(Plane::event)
+        self.inner.plane.event()
     }
 
     /// Same as [`Plane::poll_events`].
@@ -354,16 +335,13 @@ impl Store {
     /// # Errors
     /// Same as [`Plane::poll_events`].
     pub fn poll_events(&self) -> Result<Vec<StoreEvent>, StoreError> {
-        self.inner.with_plane(Plane::poll_events)
+        self.inner.plane.poll_events()
     }
 
     /// Returns the devices that their owner wants back (unbind, hot removal): close the store soon.
     #[must_use]
     pub fn requested_devices(&self) -> Vec<DeviceIndex> {
-        lock(&self.inner.plane)
-            .as_ref()
-            .map(|plane| plane.requested_devices().collect())
-            .unwrap_or_default()
+        self.inner.plane.requested_devices().unwrap_or_default()
     }
 
     /// Sends a pattern through every layer and segment to the devices and back, in a file reserved
@@ -374,7 +352,7 @@ impl Store {
     /// # Errors
     /// Same as [`Plane::self_test`].
     pub fn self_test(&self, view: Option<&mut dyn KvView>) -> Result<(), StoreError> {
-        self.inner.with_plane(|plane| plane.self_test(view))
+        self.inner.plane.self_test(view)
     }
 
     /// Returns counts, and the current contents of the store.
@@ -382,7 +360,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::lookup`].
     pub fn stats(&self) -> Result<StoreStats, StoreError> {
-        let plane = self.inner.with_plane(|plane| {
+        let plane = self.inner.plane.with(|plane| {
             plane.sync()?;
             plane.stats()
         })?;

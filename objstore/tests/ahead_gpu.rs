@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use kv_tier::{RequestId, When};
 use nvme_driver::{Clock as _, Nanos};
-use objstore::{Order, PacedStore, Path};
+use objstore::{Order, PacedStore, Route};
 use rig::Rig;
 use schedule::looking_ahead;
 use stack::{Plan, READ, READ_ERROR, blocks, keys, on};
@@ -18,8 +18,8 @@ const MS: Duration = Duration::from_millis(1);
 const REQUEST: RequestId = RequestId(7);
 
 /// Runs `test` on both paths with a pool on the GPU, with six blocks that only the devices have.
-fn everywhere(test: impl Fn(Rig, PacedStore, Path)) {
-    for (path, seed) in [Path::Direct, Path::Staged].into_iter().flat_map(|p| [(p, 1), (p, 2)]) {
+fn everywhere(test: impl Fn(Rig, PacedStore, Route)) {
+    for (path, seed) in [Route::Direct, Route::Staged].into_iter().flat_map(|p| [(p, 1), (p, 2)]) {
         let mut plan = Plan { seed, ..Plan::default() };
         plan.options.dram_bytes = 8 * plan.shape.block_bytes();
         let mut rig = Rig::new(&plan, path);

@@ -10,7 +10,7 @@ use kv_schedule::{Cancelled, Config, Flow, Kind};
 use nvme_driver::{Clock as _, DmaSpace as _, Nanos};
 use nvme_emu::FaultAction;
 use objstore::{
-    BlockId, BlockKey, DramMode, KvPool, Layer, Order, PacedEnd, PacedStore, Path, Row, Store,
+    BlockId, BlockKey, DramMode, KvPool, Layer, Order, PacedEnd, PacedStore, Route, Row, Store,
     StoreError, Ticket,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
@@ -26,8 +26,8 @@ fn plan(blocks: u64, seed: u64) -> Plan {
 }
 
 /// Runs `test` on both paths with a pool on the GPU, with several orders of events each.
-fn everywhere(room: u64, test: impl Fn(Rig, Path)) {
-    for path in [Path::Direct, Path::Staged] {
+fn everywhere(room: u64, test: impl Fn(Rig, Route)) {
+    for path in [Route::Direct, Route::Staged] {
         for seed in 1..=5 {
             test(Rig::new(&plan(room, seed), path), path);
         }
@@ -66,7 +66,7 @@ fn what_was_stored_or_read_is_retrieved_without_a_command() {
 /// In this mode the engine's blocks take the link once.
 #[test]
 fn only_what_is_read_ahead_is_kept_if_that_was_asked_for() {
-    for path in [Path::Direct, Path::Staged] {
+    for path in [Route::Direct, Route::Staged] {
         let mut plan = plan(8, 1);
         plan.options.dram_mode = DramMode::ReadAhead;
         let mut rig = Rig::new(&plan, path);
@@ -74,7 +74,7 @@ fn only_what_is_read_ahead_is_kept_if_that_was_asked_for() {
         let moved = rig.gpu.moved();
         rig.put(&keys, 0);
         assert_eq!(rig.get(&keys, 30), 6);
-        assert_eq!(rig.gpu.moved() == moved, path == Path::Direct, "{path}: staged ones are");
+        assert_eq!(rig.gpu.moved() == moved, path == Route::Direct, "{path}: staged ones are");
         let stats = rig.store.stats().unwrap();
         assert_eq!((stats.dram.blocks, stats.retrieved_bytes), (0, 6 * block), "{path}");
         assert_eq!(rig.store.prefetch(&keys[..4], Nanos::from_millis(1000)).unwrap(), 4);
@@ -247,7 +247,7 @@ fn memory_is_reused_only_behind_the_stream_that_uses_it() {
         let late = rig.gpu.stream(1);
         rig.gpu.gate(late, 1);
         let transfer = rig.transfer(&old, 40);
-        let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), late).unwrap();
+        rig.store.retrieve_layer_on(&transfer, Layer(0), late).unwrap();
         // All of the cache is being read: nothing else gets in.
         rig.put(&new, 8);
         assert_eq!(rig.store.stats().unwrap().dram.evictions, 0, "{path}");
@@ -262,7 +262,6 @@ fn memory_is_reused_only_behind_the_stream_that_uses_it() {
         rig.gpu.open(1);
         assert!(rig.settle());
         assert!(rig.holds(40, &old, Layer(0)), "{path}");
-        drop(ticket);
         rig.store.drain().unwrap();
         rig.put(&keys(30..34), 16);
         assert!(rig.store.stats().unwrap().dram.evictions > 0, "{path}");
@@ -294,7 +293,7 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
 #[test]
 fn files_that_are_reused_are_served_as_what_they_are() {
     for (seed, room) in seeds(1, 4).zip([12, 60].into_iter().cycle()) {
-        for path in [Path::Direct, Path::Staged] {
+        for path in [Route::Direct, Route::Staged] {
             let mut random = SmallRng::seed_from_u64(seed);
             let mut plan = plan(room, seed);
             plan.format.capacity_bytes = Some(48 * plan.shape.block_bytes());
@@ -360,7 +359,7 @@ fn a_recovery_keeps_nothing_that_was_not_moved() {
             // On the staged path, the devices may have been done with it before.
             let ended = rig.store.wait(tickets.next().unwrap());
             assert!(
-                ended.is_err() || path == Path::Staged && rig.holds(50, &b, Layer(0)),
+                ended.is_err() || path == Route::Staged && rig.holds(50, &b, Layer(0)),
                 "{path}"
             );
             drop((hits, both, broken, writing));
@@ -376,7 +375,7 @@ fn a_recovery_keeps_nothing_that_was_not_moved() {
 
 #[test]
 fn a_stream_that_refuses_keeps_nothing_in_flight() {
-    for path in [Path::Direct, Path::Staged] {
+    for path in [Route::Direct, Route::Staged] {
         for after in 0..14 {
             let mut rig = Rig::new(&plan(3, 1), path);
             let keys = keys(0..6);
@@ -434,7 +433,7 @@ fn nothing_is_freed_before_the_streams_are_past_it() {
         let living = gpu.living();
         store.close().unwrap().pool.unregister().unwrap();
         // The pool, its staging memory, and the cache.
-        let freed = if path == Path::Staged { 3 } else { 2 };
+        let freed = if path == Route::Staged { 3 } else { 2 };
         assert_eq!(gpu.living(), living - freed, "{path}");
     });
 }
@@ -502,7 +501,7 @@ fn a_pool_in_pinned_memory_is_copied_to_by_streams() {
     assert_eq!(seen.try_recv(), Ok(true));
     rig.store.wait(ticket).unwrap();
     let stats = rig.store.stats().unwrap();
-    assert_eq!((stats.path, stats.retrieved_bytes), (Path::Host, 0));
+    assert_eq!((stats.path, stats.retrieved_bytes), (Route::Host, 0));
 }
 
 #[test]

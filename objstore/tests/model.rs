@@ -183,7 +183,7 @@ impl World {
         }
         tickets.shuffle(&mut self.rng);
         for ticket in tickets {
-            let layer = ticket.layer();
+            let layer = ticket.layer;
             match self.stack.store.wait(ticket) {
                 Err(error) => self.note(&error),
                 Ok(_) => {

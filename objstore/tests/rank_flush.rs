@@ -17,7 +17,7 @@ use nvme_emu::{
 use objstore::{
     BlockId, BlockKey, Direction, DurableCatalog, FileId, Format, JobDone, JobId, KvShape, Layer,
     Move, Namespace, Order, Part, Plane, RankConfig, RankId, Store, StoreDevice, StoreError,
-    StoreOptions,
+    StoreOptions, Ticket,
 };
 use ripieno_testkit::{Drives, KvMemory, format, inline_executor};
 use shelf::{Powered, Shelf, break_flush, flushes, refused};
@@ -73,19 +73,27 @@ impl Rank {
         let entry = |n| Move { file: FileId(n), block: BlockId(n), position: n };
         let moves: Vec<Move> = files.map(entry).collect();
         let job = self.plane.begin(direction, &moves, expected)?;
-        for layer in (0..SHAPE.layers).map(Layer) {
-            let ticket = self.plane.start(job, layer, Order::Unordered)?;
-            self.plane.wait(ticket)?;
-        }
+        self.move_layers(job)?;
         Ok(job)
     }
 
-    fn write(&mut self, keys: &[BlockKey]) -> JobDone {
+    fn move_layers(&self, job: JobId) -> Result<(), StoreError> {
+        for layer in (0..SHAPE.layers).map(Layer) {
+            self.plane.start(Ticket { job, layer }, Order::Unordered)?;
+            self.plane.wait(Ticket { job, layer })?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, keys: &[BlockKey]) -> JobId {
         for (key, block) in keys.iter().zip((0..).map(BlockId)) {
             self.kv.fill(block, *key, 0);
         }
-        let job = self.move_all(Direction::Write, 0..keys.len() as u32, &[]).unwrap();
-        self.plane.end(job).unwrap()
+        self.move_all(Direction::Write, 0..keys.len() as u32, &[]).unwrap()
+    }
+
+    fn end(&self, job: JobId) -> JobDone {
+        self.plane.end(&[job]).unwrap().remove(0)
     }
 
     /// Returns true if the files hold these keys.
@@ -96,8 +104,7 @@ impl Rank {
         let holds = |(key, block): (&BlockKey, u32)| {
             (0..SHAPE.layers).all(|l| self.kv.holds(BlockId(block), Layer(l), *key, 0))
         };
-        read.is_ok_and(|job| self.plane.end(job).unwrap().failure.is_none())
-            && keys.iter().zip(files).all(holds)
+        read.is_ok_and(|job| self.end(job).failure.is_none()) && keys.iter().zip(files).all(holds)
     }
 
     fn lose_power(self) {
@@ -106,20 +113,23 @@ impl Rank {
 }
 
 #[test]
-fn what_was_flushed_is_there_after_a_loss_of_power_on_every_device() {
+fn what_was_ended_is_there_after_a_loss_of_power_on_every_device() {
     let keys = keys(0..BLOCKS);
-    for is_flushed in [true, false] {
+    for is_ended in [true, false] {
         let shelf = made();
         let mut rank = open(&shelf);
-        let sums = rank.write(&keys).checksums;
+        let job = rank.write(&keys);
         let before = flushes(&rank.emus);
-        if is_flushed {
-            rank.plane.flush().unwrap();
+        let mut sums = Vec::new();
+        if is_ended {
+            let done = rank.end(job);
+            assert!(done.failure.is_none(), "{done:?}");
+            sums = done.checksums;
             let after = flushes(&rank.emus);
             assert!(before.iter().zip(&after).all(|(was, is)| was + 1 == *is), "{after:?}");
         }
         rank.lose_power();
-        assert_eq!(open(&shelf).holds(&keys, &sums), is_flushed);
+        assert_eq!(open(&shelf).holds(&keys, &sums), is_ended);
     }
 }
 
@@ -128,42 +138,44 @@ fn a_rank_stores_nothing_after_a_flush_that_failed() {
     let shelf = made();
     let mut rank = open(&shelf);
     let old = keys(0..4);
-    let sums = rank.write(&old).checksums;
-    rank.plane.flush().unwrap();
+    let first = rank.write(&old);
+    let sums = rank.end(first).checksums;
     // Begun before the failed flush, and ended after it.
     let moves = [Move { file: FileId(8), block: BlockId(8), position: 0 }];
-    let open_write = rank.plane.begin(Direction::Write, &moves, &[]).unwrap();
-    rank.write(&old);
+    let late = rank.plane.begin(Direction::Write, &moves, &[]).unwrap();
+    let both = [(); 2].map(|()| rank.write(&old));
     break_flush(&rank.emus[1]);
-    let said = refused(rank.plane.flush());
-    assert!(said.contains("device 1") && said.contains("Write Fault"), "{said}");
-    let before = flushes(&rank.emus);
-    for layer in (0..SHAPE.layers).map(Layer) {
-        let ticket = rank.plane.start(open_write, layer, Order::Unordered).unwrap();
-        rank.plane.wait(ticket).unwrap();
+    for done in rank.plane.end(&both).unwrap() {
+        let said = refused(done.failure.map_or(Ok(()), Err));
+        assert!(said.contains("device 1") && said.contains("Write Fault"), "{said}");
     }
-    rank.plane.end(open_write).unwrap();
-    refused(rank.plane.flush());
+    let before = flushes(&rank.emus);
+    rank.move_layers(late).unwrap();
+    refused(rank.end(late).failure.map_or(Ok(()), Err));
     refused(rank.plane.begin(Direction::Write, &moves, &[]));
     assert_eq!(flushes(&rank.emus), before, "a device was asked again");
     assert!(rank.holds(&old, &sums), "what is stored can be retrieved");
     rank.lose_power();
     let mut rank = open(&shelf);
-    rank.write(&old);
-    rank.plane.flush().unwrap();
+    let job = rank.write(&old);
+    assert!(rank.end(job).failure.is_none(), "opened again, it stores");
 }
 
 #[test]
 fn a_rank_says_that_a_device_may_have_forgotten() {
-    let shelf = made();
+    let (shelf, keys) = (made(), keys(0..4));
     let mut rank = open(&shelf);
-    let done = rank.write(&keys(0..4));
-    assert_eq!(done.recoveries, rank.plane.recoveries());
+    let job = rank.write(&keys);
     // It loses power during a read, and is recovered.
     shelf::break_device(&rank.emus[0], on(READ, FaultAction::PowerLoss).limit(1));
-    assert!(!rank.holds(&keys(0..4), &[]));
-    rank.plane.flush().unwrap();
-    assert!(done.recoveries < rank.plane.recoveries());
+    assert!(!rank.holds(&keys, &[]));
+    let failure = rank.end(job).failure.expect("a device may have forgotten it");
+    assert!(matches!(failure, StoreError::Forgotten), "{failure}");
+    let job = rank.write(&keys);
+    let done = rank.end(job);
+    assert!(done.failure.is_none(), "{done:?}");
+    rank.lose_power();
+    assert!(open(&shelf).holds(&keys, &done.checksums));
 }
 
 #[test]

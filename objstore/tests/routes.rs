@@ -16,12 +16,13 @@ use nvme_driver::{DmaSpace, ExternalMemory, Nanos};
 
 use nvme_emu::{Emu, EmuConfig, FaultAction, FaultPlan, LbaRange, SglSupport};
 use objstore::{
-    BlockId, KvPool, KvShape, Layer, Order, Path, RegistrationError, Store, StoreConfig, StoreError,
+    BlockId, KvPool, KvShape, Layer, Order, RegistrationError, Route, Store, StoreConfig,
+    StoreError,
 };
 use rig::{Parts, Rig, SLOTS, inline};
 use stack::{Plan, READ, WRITE, blocks, keys, on};
 
-fn route(path: Path, defect: Defect, corrupt: impl Fn(&Parts)) -> Result<(), String> {
+fn route(path: Route, defect: Defect, corrupt: impl Fn(&Parts)) -> Result<(), String> {
     let plan = Plan::default();
     let parts = Parts::new(&plan);
     let (pool, base) = parts.pool(&plan, path);
@@ -44,7 +45,7 @@ fn route(path: Path, defect: Defect, corrupt: impl Fn(&Parts)) -> Result<(), Str
 
 #[test]
 fn a_route_that_does_not_work_is_not_taken() {
-    for path in [Path::Direct, Path::Staged] {
+    for path in [Route::Direct, Route::Staged] {
         route(path, Defect::None, |_| {}).unwrap();
         for action in [FaultAction::CorruptRead, FaultAction::TornWrite, stack::READ_ERROR] {
             let opcode = if action == FaultAction::TornWrite { WRITE } else { READ };
@@ -62,7 +63,7 @@ fn a_route_that_does_not_work_is_not_taken() {
         assert!(!why.is_empty());
     }
     // The driver's queue (1) works, but the one that the I/O kernel reads through does not.
-    for path in [Path::Direct, Path::Staged] {
+    for path in [Route::Direct, Route::Staged] {
         for action in [FaultAction::CorruptRead, FaultAction::Drop, stack::READ_ERROR] {
             let why = route(path, Defect::None, |parts| {
                 let mut rule = on(READ, action);
@@ -82,16 +83,16 @@ fn a_route_that_does_not_work_is_not_taken() {
         Defect::RefusesAfter(0),
         Defect::RefusesAfter(3),
     ] {
-        let why = route(Path::Staged, defect, |_| {}).unwrap_err();
+        let why = route(Route::Staged, defect, |_| {}).unwrap_err();
         assert!(why.contains("moving objects of layer"), "{defect:?}: {why}");
         // Nothing is moved on the direct path.
-        route(Path::Direct, defect, |_| {}).unwrap();
+        route(Route::Direct, defect, |_| {}).unwrap();
     }
 }
 
 #[test]
 fn the_proof_leaves_the_pool_as_it_was() {
-    for path in [Path::Direct, Path::Staged] {
+    for path in [Route::Direct, Route::Staged] {
         let plan = Plan::default();
         let parts = Parts::new(&plan);
         let (pool, base) = parts.pool(&plan, path);
@@ -120,7 +121,7 @@ fn staged_objects_of_all_sizes() {
     ] {
         let mut plan = Plan { shape, lba_bytes, drive, ..Plan::default() };
         plan.options.staging_buffers = buffers;
-        let mut rig = Rig::new(&plan, Path::Staged);
+        let mut rig = Rig::new(&plan, Route::Staged);
         let keys = keys(0..SLOTS);
         assert_eq!(rig.put(&keys, 0), SLOTS as usize, "{shape:?}");
         assert_eq!(rig.get(&keys, 40), SLOTS as usize, "{shape:?}");
@@ -130,7 +131,7 @@ fn staged_objects_of_all_sizes() {
 
 #[test]
 fn requests_have_to_fit_into_staging_buffers() {
-    let mut rig = Rig::new(&Plan::default(), Path::Staged);
+    let mut rig = Rig::new(&Plan::default(), Route::Staged);
     let keys = keys(0..40);
     let error = rig.store.allocate(&keys, &blocks(0, 40)).unwrap_err();
     assert!(matches!(error, StoreError::Staging { blocks: 40, slots: SLOTS }), "{error}");
@@ -164,7 +165,7 @@ fn staging_buffers_run_out_and_come_back() {
     let mut plan = Plan::default();
     plan.options.staging_buffers = 2;
     for seed in 1..6 {
-        let mut rig = Rig::new(&Plan { seed, ..plan.clone() }, Path::Staged);
+        let mut rig = Rig::new(&Plan { seed, ..plan.clone() }, Route::Staged);
         let sets: Vec<_> = (0..3).map(|n| keys(n * 100..n * 100 + 8)).collect();
         sets.iter().for_each(|keys| assert_eq!(rig.put(keys, 0), 8));
         let compute = rig.gpu.stream(1);
@@ -238,7 +239,7 @@ fn without_a_gpu_there_are_no_streams() {
     let plan = Plan::default();
     let parts = Parts::new(&plan);
     let stream = parts.gpu.stream(1);
-    let (pool, _) = parts.pool(&plan, Path::Staged);
+    let (pool, _) = parts.pool(&plan, Route::Staged);
     let open = |parts: Parts, pool, plan: &Plan| {
         let inline = parts.clock.clone();
         let config = StoreConfig {
@@ -259,15 +260,15 @@ fn without_a_gpu_there_are_no_streams() {
     assert!(matches!(error, StoreError::Config { field: "gpu", .. }), "{error}");
     // Memory that only a GPU addresses cannot be accessed without it.
     let parts = Parts::new(&plan);
-    let (pool, _) = parts.pool(&plan, Path::Direct);
+    let (pool, _) = parts.pool(&plan, Route::Direct);
     let error = open(parts, pool, &plan).unwrap_err();
-    assert!(matches!(error, StoreError::Route { path: Path::Direct, .. }), "{error}");
+    assert!(matches!(error, StoreError::Route { path: Route::Direct, .. }), "{error}");
 
     let parts = Parts::new(&plan);
     let memory = parts.domain.alloc(6 * 64 * 4096).unwrap();
     let pool = KvPool::contiguous(memory, &plan.shape, 64).unwrap();
     let store = open(parts, pool, &plan).unwrap();
-    assert_eq!(store.stats().unwrap().path, Path::Host);
+    assert_eq!(store.stats().unwrap().path, Route::Host);
     let writing = store.allocate(&keys(0..2), &blocks(0, 2)).unwrap();
     for order in [Order::AfterStream(stream), Order::InStream(stream)] {
         let error = store.store_layer_on(&writing, Layer(0), order).unwrap_err();
@@ -328,10 +329,10 @@ fn queues_are_deleted_before_memory_is_freed() {
 /// The engine's memory is freed only after it is unregistered.
 #[test]
 fn a_pool_is_unregistered_only_when_nothing_uses_it() {
-    for path in [Path::Direct, Path::Staged, Path::Host] {
+    for path in [Route::Direct, Route::Staged, Route::Host] {
         let plan = Plan::default();
         let parts = Parts::new(&plan);
-        let (pool, base) = if path == Path::Host {
+        let (pool, base) = if path == Route::Host {
             let memory = parts.domain.import(parts.gpu.alloc_pinned(6 * 64 * 4096)).unwrap();
             let pool = KvPool::contiguous(memory, &plan.shape, 64).unwrap();
             let base = pool.device(BlockId(0), objstore::Row(0)).unwrap();
@@ -360,14 +361,14 @@ fn a_pool_is_unregistered_only_when_nothing_uses_it() {
         drop(own);
         assert_eq!(gpu.living(), living, "{path}: freed while it was registered");
         closed.pool.unregister().unwrap();
-        let freed = if path == Path::Staged { 2 } else { 1 };
+        let freed = if path == Route::Staged { 2 } else { 1 };
         assert_eq!(gpu.living(), living - freed, "{path}");
     }
 }
 
 #[test]
 fn closing_waits_for_streams_that_look_at_the_stores_words() {
-    for path in [Path::Direct, Path::Staged] {
+    for path in [Route::Direct, Route::Staged] {
         for opens in [true, false] {
             let mut plan = Plan::default();
             plan.options.stop_timeout = Nanos::from_millis(200);
@@ -408,7 +409,7 @@ fn closing_waits_for_streams_that_look_at_the_stores_words() {
 fn a_wait_of_which_nobody_knows_the_end_keeps_its_word() {
     let mut plan = Plan::default();
     plan.options.stop_timeout = Nanos::from_millis(200);
-    let mut rig = Rig::new(&plan, Path::Direct);
+    let mut rig = Rig::new(&plan, Route::Direct);
     let keys = keys(0..4);
     rig.put(&keys, 0);
     let transfer = rig.transfer(&keys, 20);

@@ -6,7 +6,7 @@ use gio_uring::Wait;
 use nvme_driver::{Clock, Nanos};
 use nvme_emu::{EmuConfig, SglSupport};
 use objstore::{
-    BlockId, FormatError, Geometry, KvShape, Layer, LayoutError, Path, StoreError, StoreOptions,
+    BlockId, FormatError, Geometry, KvShape, Layer, LayoutError, Route, StoreError, StoreOptions,
 };
 use stack::{Plan, Stack, blocks, keys};
 
@@ -26,7 +26,7 @@ fn what_was_committed_is_found_and_every_byte_is_right() {
     assert_eq!((stats.lookups, stats.blocks_looked_up, stats.blocks_hit), (2, 40, 27));
     assert_eq!((stats.files_stored, stats.files_free), (20, stats.files - 20));
     assert_eq!((stats.files_referenced, stats.free_runs), (0, 1));
-    assert_eq!(stats.path, Path::Host);
+    assert_eq!(stats.path, Route::Host);
     assert_eq!(stack.refused_dma(), 0);
     // Adjacent files are merged: at best one command per layer, segment and device, and no more
     // doorbells than commands.
@@ -383,7 +383,7 @@ fn what_makes_no_sense_is_refused() {
     assert!(layer.contains("layer 3") && layer.contains("has 3"), "{layer}");
     let ticket = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
     let foreign = other.store.wait(ticket).unwrap_err().to_string();
-    assert!(foreign.contains("ticket"), "{foreign}");
+    assert!(foreign.contains("has ended"), "{foreign}");
     // A request of the other store with the same number.
     other.put(&keys, 0);
     let found = other.store.lookup(&keys).unwrap();

@@ -14,11 +14,11 @@ use gio_uring::{ExecutorError, IoExecutor, IoStatus, Progress, SharedMemory, abi
 use gpu::Defect;
 use nvme_driver::{GrantEpoch, Nanos, Place, Quiesced};
 use nvme_emu::FaultAction;
-use objstore::{Layer, Order, Path, StoreError};
+use objstore::{Layer, Order, Route, StoreError};
 use rig::{Rig, Ticks};
 use stack::{Plan, READ, READ_ERROR, WRITE, WRITE_FAULT, blocks, keys, on};
 
-const BOTH: [Path; 2] = [Path::Direct, Path::Staged];
+const BOTH: [Route; 2] = [Route::Direct, Route::Staged];
 
 fn plan(seed: u64) -> Plan {
     let mut plan = Plan { seed, ..Plan::default() };
@@ -124,7 +124,7 @@ fn a_cancelled_layer_is_not_started_by_a_late_word() {
         }
         drop((writing, broken));
         rig.faults(None);
-        if path == Path::Direct {
+        if path == Route::Direct {
             rig.run(50);
             assert!(rig.gpu.is_past(other), "{path}: it waits for a cancelled layer");
             // IOCBs and events are reused while the late signal is still to come.
@@ -145,7 +145,7 @@ fn a_cancelled_layer_is_not_started_by_a_late_word() {
 fn a_late_move_keeps_its_staging_buffer() {
     let mut plan = plan(1);
     plan.options.staging_buffers = 2;
-    let mut rig = Rig::new(&plan, Path::Staged);
+    let mut rig = Rig::new(&plan, Route::Staged);
     let (a, b) = (keys(0..4), keys(10..14));
     rig.put(&a, 0);
     rig.put(&b, 0);
@@ -263,11 +263,11 @@ impl IoExecutor for FaultyExecutor {
 }
 
 /// Returns a rig whose executors fail, and a token that the memory of the first one holds.
-fn faulty(path: Path, seed: u64) -> (Rig, Arc<Mutex<ExecutorFault>>, Weak<()>) {
+fn faulty(path: Route, seed: u64) -> (Rig, Arc<Mutex<ExecutorFault>>, Weak<()>) {
     faulty_with(&plan(seed), path)
 }
 
-fn faulty_with(plan: &Plan, path: Path) -> (Rig, Arc<Mutex<ExecutorFault>>, Weak<()>) {
+fn faulty_with(plan: &Plan, path: Route) -> (Rig, Arc<Mutex<ExecutorFault>>, Weak<()>) {
     let fault = Arc::new(Mutex::new(ExecutorFault::None));
     let shared = fault.clone();
     let token = Arc::new(());
@@ -399,7 +399,7 @@ fn copies_are_new_with_a_new_executor() {
 /// The memory of a replaced executor is freed if no stream uses it.
 #[test]
 fn a_replaced_executor_leaves_nothing_behind() {
-    let (mut rig, fault, living) = faulty(Path::Direct, 1);
+    let (mut rig, fault, living) = faulty(Route::Direct, 1);
     let keys = keys(0..4);
     rig.put(&keys, 0);
     let transfer = rig.transfer(&keys, 40);
@@ -499,7 +499,7 @@ fn a_stream_that_refuses_is_an_error_with_nothing_in_flight() {
             }
         }
         assert!(ends[0] > 0 && ends[1] > 0, "{path}: {ends:?}");
-        assert_eq!(ends[2] > 0, path == Path::Staged, "{path}: {ends:?}");
+        assert_eq!(ends[2] > 0, path == Route::Staged, "{path}: {ends:?}");
     }
 }
 
@@ -508,7 +508,7 @@ fn a_stream_that_refuses_is_an_error_with_nothing_in_flight() {
 fn a_move_of_which_nobody_knows_the_end_keeps_its_staging_buffer() {
     let mut plan = plan(1);
     plan.options.staging_buffers = 1;
-    let mut rig = Rig::new(&plan, Path::Staged);
+    let mut rig = Rig::new(&plan, Route::Staged);
     let compute = rig.gpu.stream(1);
     let writing = rig.store.allocate(&keys(0..4), &blocks(0, 4)).unwrap();
     rig.gpu.break_it(Defect::RefusesAfter(1));
@@ -524,7 +524,7 @@ fn a_move_of_which_nobody_knows_the_end_keeps_its_staging_buffer() {
 /// nothing that the move will use is freed.
 #[test]
 fn a_stream_that_never_gets_there_fails_a_staged_store() {
-    let mut rig = Rig::new(&plan(1), Path::Staged);
+    let mut rig = Rig::new(&plan(1), Route::Staged);
     let keys = keys(0..4);
     rig.put(&keys, 0);
     let transfer = rig.transfer(&keys, 40);

@@ -12,15 +12,15 @@ use std::{collections::BTreeSet, sync::mpsc::Receiver};
 use gio_uring::{RawStream, Wait};
 use nvme_driver::{Clock, Nanos};
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange};
-use objstore::{BlockKey, Layer, Order, Path, Store, StoreError, Ticket, Transfer, Writing};
+use objstore::{BlockKey, Layer, Order, Route, Store, StoreError, Ticket, Transfer, Writing};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use rig::{Rig, wait_all};
 use ripieno_testkit::seeds;
 use stack::{Plan, READ, blocks, keys, on};
 
 /// Runs `test` on both paths with a pool on the GPU, with several orders of events each.
-fn everywhere(test: impl Fn(&Plan, Path)) {
-    for path in [Path::Direct, Path::Staged] {
+fn everywhere(test: impl Fn(&Plan, Route)) {
+    for path in [Route::Direct, Route::Staged] {
         for seed in 1..=5 {
             test(&Plan { seed, ..Plan::default() }, path);
         }
@@ -39,7 +39,7 @@ fn every_byte_goes_there_and_back() {
         // There and back, plus the proof's; one block is the self-test's.
         let objects = 2 * 13 * u64::from(rig.shape.rows());
         let proof = 2 * 2 * 2 * u64::from(rig.shape.segments);
-        let moved = if path == Path::Staged { objects + proof } else { 0 };
+        let moved = if path == Route::Staged { objects + proof } else { 0 };
         assert_eq!(rig.gpu.moved(), moved, "{path}");
         assert_eq!(rig.domain.refused(), 0);
     });
@@ -290,7 +290,7 @@ impl Engine {
             let loads = pending._transfer.is_some();
             let mut seen = Vec::new();
             for (ticket, looked) in pending.tickets {
-                let layer = ticket.layer();
+                let layer = ticket.layer;
                 let waited = self.rig.store.wait(ticket);
                 if self.ok(waited).is_some() && loads {
                     assert!(self.rig.holds(pending.first, &pending.keys, layer), "wrong bytes");
@@ -316,7 +316,7 @@ impl Engine {
 }
 
 /// Saves and loads at random, with and without failing devices.
-fn soak(seed: u64, path: Path, actions: &[FaultAction]) -> u32 {
+fn soak(seed: u64, path: Route, actions: &[FaultAction]) -> u32 {
     println!("seed {seed}, {path}, {actions:?}");
     let rig = Rig::new(&Plan { seed, ..Plan::default() }, path);
     let (rng, all) = (SmallRng::seed_from_u64(seed), keys(0..24));
@@ -348,7 +348,7 @@ fn soak(seed: u64, path: Path, actions: &[FaultAction]) -> u32 {
 
 #[test]
 fn an_engine_sees_what_it_stored_whatever_its_streams_wait_for() {
-    for path in [Path::Direct, Path::Staged] {
+    for path in [Route::Direct, Route::Staged] {
         let checked: u32 = seeds(1, 6).map(|seed| soak(seed, path, &[])).sum();
         assert!(checked > 100, "{path}: only {checked} layers");
     }
@@ -363,7 +363,7 @@ fn no_stream_hangs_and_no_byte_is_wrong_when_devices_fail() {
         FaultAction::Delay { ns: 300_000_000 },
         stack::READ_ERROR,
     ];
-    for path in [Path::Direct, Path::Staged] {
+    for path in [Route::Direct, Route::Staged] {
         let checked: u32 = seeds(10_000, 6).map(|seed| soak(seed, path, &actions)).sum();
         assert!(checked > 20, "{path}: only {checked} layers");
     }

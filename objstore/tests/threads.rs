@@ -10,7 +10,7 @@ use gpu::{Copies, Gpu, GpuClock};
 use nvme_driver::{ControllerOptions, DmaSpace};
 use nvme_emu::{EmuDomain, EmuRunner};
 use objstore::{
-    BlockId, BlockKey, Format, KvPool, KvShape, Layer, Namespace, Order, Path, Row, Store,
+    BlockId, BlockKey, Format, KvPool, KvShape, Layer, Namespace, Order, Route, Row, Store,
     StoreConfig, StoreDevice, StoreGpu, StoreOptions,
 };
 use ripieno_testkit::{Drives, format, host_executor, keys, memory_drives, object};
@@ -21,11 +21,11 @@ const SHAPE: KvShape = KvShape { layers: 4, segments: 2, object_bytes: 4096, blo
 /// Returns a store in real time, the threads of its controllers, and the address space.
 fn stack() -> (Store, EmuRunner, Arc<EmuDomain>, KvPool) {
     let gpu = Gpu::new(1);
-    stack_on(&gpu, Path::Host)
+    stack_on(&gpu, Route::Host)
 }
 
 /// Returns a store whose pool uses this path.
-fn stack_on(gpu: &Arc<Gpu>, path: Path) -> (Store, EmuRunner, Arc<EmuDomain>, KvPool) {
+fn stack_on(gpu: &Arc<Gpu>, path: Route) -> (Store, EmuRunner, Arc<EmuDomain>, KvPool) {
     let domain = EmuDomain::with_copies("test", Arc::new(Copies(gpu.clone())));
     let drives = Drives::threaded(domain.clone(), memory_drives(2, 128 << 20, 4096));
     let controllers = drives.attach(&ControllerOptions::default());
@@ -37,12 +37,12 @@ fn stack_on(gpu: &Arc<Gpu>, path: Path) -> (Store, EmuRunner, Arc<EmuDomain>, Kv
     let rows: Vec<u64> =
         (0..u64::from(SHAPE.rows())).map(|row| row * stride * u64::from(BLOCKS)).collect();
     let pool = match path {
-        Path::Staged => {
+        Route::Staged => {
             let staging = KvPool::staging_bytes(&SHAPE, BLOCKS, 4) as usize;
             let staging = domain.import(gpu.alloc_pinned(staging)).unwrap();
             KvPool::staged(gpu.alloc(bytes).0, staging, &SHAPE, rows, stride, BLOCKS)
         }
-        Path::Direct => {
+        Route::Direct => {
             let memory = domain.import(gpu.alloc(bytes).0).unwrap();
             KvPool::on_gpu(memory, &SHAPE, rows, stride, BLOCKS)
         }
@@ -60,7 +60,7 @@ fn stack_on(gpu: &Arc<Gpu>, path: Path) -> (Store, EmuRunner, Arc<EmuDomain>, Kv
         namespace: Namespace::default(),
     };
     // This GPU has no kernel that could read objects.
-    let checksums = path == Path::Host;
+    let checksums = path == Route::Host;
     let store = Store::create(config, &Format { checksums, ..format(SHAPE) });
     (store.unwrap(), drives.runner.unwrap(), domain, pool)
 }
@@ -138,7 +138,7 @@ fn a_layer_allocates_nothing_for_any_number_of_blocks() {
 /// of blocks.
 #[test]
 fn a_layer_in_order_with_streams_allocates_nothing() {
-    for path in [Path::Direct, Path::Staged] {
+    for path in [Route::Direct, Route::Staged] {
         let gpu = Gpu::new(1);
         let (store, runner, _domain, _pool) = stack_on(&gpu, path);
         let keys = keys(0..1000);

@@ -4,7 +4,10 @@ use std::{path::PathBuf, sync::Arc};
 
 use gio_uring::IoStatus;
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
-use objstore::{BlockId, Direction, FileId, JobId, Layer, Move, StoreError, StoreOptions};
+use objstore::{
+    BlockId, Direction, FileId, JobDone, JobId, Layer, Move, Order, StoreError, StoreOptions,
+    Ticket,
+};
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict, PyTuple},
@@ -73,26 +76,27 @@ impl Plane {
                 position,
             })
             .collect();
-        let job = py.detach(|| self.stack.begin(direction, &moves, &expected)).or_raise()?;
+        let job =
+            py.detach(|| self.stack.plane().begin(direction, &moves, &expected)).or_raise()?;
         Ok(job.0)
     }
 
     /// Parses the checksums of `files` files.
     fn expected(&self, files: usize, given: &[u8]) -> PyResult<Vec<u32>> {
         let expected = arguments::words(given)?;
-        let (found, words) = (expected.len(), files * self.stack.shape().rows() as usize);
+        let (found, words) = (expected.len(), files * self.stack.plane().shape().rows() as usize);
         if found != 0 && found != words {
             return Err(invalid(format!("{found} checksums were given for {words} objects")));
         }
         Ok(expected)
     }
 
-    fn layer(&self, layer: u32) -> PyResult<Layer> {
-        let layers = self.stack.shape().layers;
+    fn ticket(&self, job: u64, layer: u32) -> PyResult<Ticket> {
+        let layers = self.stack.plane().shape().layers;
         if layer >= layers {
             return Err(invalid(format!("layer {layer} was given; there are {layers}")));
         }
-        Ok(Layer(layer))
+        Ok(Ticket { job: JobId(job), layer: Layer(layer) })
     }
 }
 
@@ -149,7 +153,7 @@ impl Plane {
     /// True if the CPU copies blocks, because the devices cannot address their memory.
     #[getter]
     fn is_bounced(&self) -> bool {
-        self.stack.is_bounced()
+        self.stack.plane().is_bounced()
     }
 
     /// The data path: direct, staged or host.
@@ -197,7 +201,7 @@ impl Plane {
         let expected = self.expected(files.len(), checksums.unwrap_or_default())?;
         let within = arguments::seconds("within", within)?;
         let files: Vec<FileId> = files.into_iter().map(FileId).collect();
-        py.detach(|| self.stack.prefetch(&files, &expected, within)).or_raise()
+        py.detach(|| self.stack.plane().prefetch(&files, &expected, within)).or_raise()
     }
 
     /// Starts a layer of a job. Blocks while the maximum number of layers is in flight.
@@ -207,28 +211,29 @@ impl Plane {
     /// work enqueued there so far is done. It must not be destroyed before the plane is closed.
     #[pyo3(signature = (job, layer, stream = None))]
     fn start(&self, py: Python<'_>, job: u64, layer: u32, stream: Option<u64>) -> PyResult<()> {
-        let (layer, stream) = (self.layer(layer)?, stream.map(arguments::stream));
-        py.detach(|| self.stack.start(JobId(job), layer, stream)).or_raise()
+        let ticket = self.ticket(job, layer)?;
+        let order = stream.map_or(Order::Unordered, |at| Order::AfterStream(arguments::stream(at)));
+        py.detach(|| self.stack.plane().start(ticket, order)).or_raise()
     }
 
     /// Makes later work on a CUDA stream wait for a layer that was started, and returns
     /// immediately. The stream continues even if the layer fails: end() reports the failure.
     fn join(&self, py: Python<'_>, job: u64, layer: u32, stream: u64) -> PyResult<()> {
-        let (layer, stream) = (self.layer(layer)?, arguments::stream(stream));
-        py.detach(|| self.stack.join(JobId(job), layer, stream)).or_raise()
+        let (ticket, stream) = (self.ticket(job, layer)?, arguments::stream(stream));
+        py.detach(|| self.stack.plane().join(ticket, stream)).or_raise()
     }
 
     /// Waits for a layer that was started. Raises TransferError if it failed; then the contents of
     /// the layer's blocks are undefined. Either way, no transfer uses them any more.
     fn wait(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<()> {
-        let layer = self.layer(layer)?;
-        py.detach(|| self.stack.wait(JobId(job), layer)).or_raise().map(|_| ())
+        let ticket = self.ticket(job, layer)?;
+        py.detach(|| self.stack.plane().wait(ticket)).or_raise().map(|_| ())
     }
 
     /// Same as wait(), without blocking: False while the layer is in flight.
     fn poll(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<bool> {
-        let layer = self.layer(layer)?;
-        Ok(py.detach(|| self.stack.poll(JobId(job), layer)).or_raise()?.is_some())
+        let ticket = self.ticket(job, layer)?;
+        Ok(py.detach(|| self.stack.plane().poll(ticket)).or_raise()?.is_some())
     }
 
     /// Ends jobs: waits for their layers in flight, and flushes the devices once for all stores
@@ -236,8 +241,8 @@ impl Plane {
     /// storing jobs have an error, and begin_store() raises ReadOnlyError: open the plane again.
     fn end(&self, py: Python<'_>, jobs: Vec<u64>) -> PyResult<Vec<Report>> {
         let jobs: Vec<JobId> = jobs.into_iter().map(JobId).collect();
-        let reports = py.detach(|| self.stack.end(&jobs)).or_raise()?;
-        let report = |report: ripieno_stack::Report| Report {
+        let reports = py.detach(|| self.stack.plane().end(&jobs)).or_raise()?;
+        let report = |report: JobDone| Report {
             job: report.job.0,
             is_mismatch: matches!(
                 &report.failure,
@@ -252,7 +257,7 @@ impl Plane {
     /// Returns the files that could not be read, or whose checksums did not match, since the last
     /// call: for Catalog.lost().
     fn take_lost(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        let lost = py.detach(|| self.stack.take_lost()).or_raise()?;
+        let lost = py.detach(|| self.stack.plane().take_lost()).or_raise()?;
         Ok(lost.into_iter().map(|file| file.0).collect())
     }
 
@@ -262,12 +267,12 @@ impl Plane {
     /// of a drive wants it back (requested), it waits for transfers in flight and closes itself;
     /// later calls raise ClosedError.
     fn poll_events(&self, py: Python<'_>) -> PyResult<Vec<(u32, &'static str)>> {
-        Ok(arguments::events(&py.detach(|| self.stack.poll_events()).or_raise()?))
+        Ok(arguments::events(&py.detach(|| self.stack.plane().poll_events()).or_raise()?))
     }
 
     /// Returns counters since opening.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = py.detach(|| self.stack.stats()).or_raise()?;
+        let stats = py.detach(|| self.stack.plane().stats()).or_raise()?;
         let dict = PyDict::new(py);
         dict.set_item("path", stats.path.to_string())?;
         dict.set_item("stored_bytes", stats.stored_bytes)?;

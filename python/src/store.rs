@@ -46,12 +46,13 @@ impl Store {
     fn request(
         &self,
         py: Python<'_>,
-        make: impl Send + FnOnce(&Stack) -> Result<(ripieno_stack::Request, usize), StackError>,
+        make: impl Send + FnOnce() -> Result<(ripieno_stack::Request, usize), StackError>,
     ) -> PyResult<Request> {
         let stack = self.stack.clone();
         py.detach(|| {
             let stack = unpoisoned(stack.read());
-            let (request, blocks) = make(stack.as_ref().ok_or_else(closed)?).or_raise()?;
+            stack.as_ref().ok_or_else(closed)?;
+            let (request, blocks) = make().or_raise()?;
             let layers = self.handle.shape().layers;
             let request = Own::new(RwLock::new(Some(request)));
             Ok(Request { request, layers, blocks })
@@ -159,11 +160,10 @@ impl Store {
             let (keys, blocks) = (keys.len(), blocks.len());
             return Err(invalid(format!("{keys} keys and {blocks} blocks; give one for each")));
         }
-        self.request(py, |stack| {
+        self.request(py, || {
             let prefix = self.handle.lookup(&keys)?;
             let blocks = &blocks[..prefix.len()];
-            let request =
-                ripieno_stack::Request::retrieve(stack, &self.handle, &prefix, 0, blocks)?;
+            let request = ripieno_stack::Request::retrieve(&self.handle, &prefix, 0, blocks)?;
             Ok((request, blocks.len()))
         })
     }
@@ -177,8 +177,8 @@ impl Store {
         blocks: Vec<u32>,
     ) -> PyResult<Request> {
         let (keys, blocks) = (arguments::keys(keys)?, arguments::blocks(blocks));
-        self.request(py, |stack| {
-            let request = ripieno_stack::Request::store(stack, &self.handle, &keys, &blocks)?;
+        self.request(py, || {
+            let request = ripieno_stack::Request::store(&self.handle, &keys, &blocks)?;
             let accepted = request.accepted().map_or(0, |(accepted, _)| accepted);
             Ok((request, accepted))
         })

@@ -189,7 +189,7 @@ impl World {
         tickets.shuffle(&mut self.rng);
         let mut result = Ok(());
         for ticket in tickets {
-            let layer = ticket.layer();
+            let layer = ticket.layer;
             if let Err(error) = self.rig.store.wait(ticket) {
                 result = Err(error);
                 continue;

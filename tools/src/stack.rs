@@ -77,7 +77,8 @@ impl Stack {
     pub(crate) fn build(plan: Build<'_>, drives: Option<Drives>) -> anyhow::Result<(Self, Pool)> {
         let Build { args, sizing, gpu, .. } = plan;
         let memory = PoolMemory::Own { blocks: sizing.pool_blocks };
-        let routes = Route::of(args.executor(), &memory, args.flags.require).map_err(told)?;
+        let routes =
+            ripieno_stack::routes(args.executor(), &memory, args.flags.require).map_err(told)?;
         if routes == [Route::Host] {
             sizing.check_pool(args)?;
         }

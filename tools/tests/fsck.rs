@@ -15,7 +15,8 @@ use std::{
 use home::{FORMAT, Place, REPLAY};
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use objstore::{
-    BlockId, BlockKey, Direction, KvShape, Layer, Move, Namespace, StoreId, StoreOptions,
+    BlockId, BlockKey, Direction, KvShape, Layer, Move, Namespace, Order, StoreId, StoreOptions,
+    Ticket,
 };
 use ripieno_stack::{
     CatalogStack, EngineMemory, Executor, PoolLayout, PoolMemory, RankMedia, RankStack,
@@ -134,9 +135,12 @@ fn store_on_two_ranks(dir: &Path) {
             // SAFETY: it is the engine's memory, and no job uses it now.
             unsafe { base.write_bytes(0x80 + n, bytes) };
             let moves = [Move { file, block: BlockId(0), position: 0 }];
-            let job = stack.begin(Direction::Write, &moves, &[]).unwrap();
-            (0..SHAPE.layers).for_each(|layer| stack.start(job, Layer(layer), None).unwrap());
-            let sums = stack.end(&[job]).unwrap().remove(0).checksums;
+            let plane = stack.plane();
+            let job = plane.begin(Direction::Write, &moves, &[]).unwrap();
+            for layer in (0..SHAPE.layers).map(Layer) {
+                plane.start(Ticket { job, layer }, Order::Unordered).unwrap();
+            }
+            let sums = plane.end(&[job]).unwrap().remove(0).checksums;
             durable.with(|catalog| catalog.written(write.id, rank, &sums)).unwrap();
         }
         durable.with(|catalog| catalog.commit(write.id)).unwrap();

@@ -48,8 +48,7 @@ pub unsafe extern "C" fn ripieno_retrieve_begin(
         let (store, prefix) = unsafe { (handle(store, "store")?, handle(prefix, "prefix")?) };
         // SAFETY: as the header requires.
         let (to, blocks) = unsafe { (output(request, "request")?, self::blocks(blocks, count)?) };
-        let (stack, handle) = (&store.stack, &store.handle);
-        let made = ripieno_stack::Request::retrieve(stack, handle, &prefix.0, first, &blocks)?;
+        let made = ripieno_stack::Request::retrieve(&store.handle, &prefix.0, first, &blocks)?;
         *to = Box::into_raw(Box::new(Request(made)));
         Ok(())
     })
@@ -83,8 +82,7 @@ pub unsafe extern "C" fn ripieno_store_begin(
         let (to, room) = unsafe { (output(request, "request")?, output(accepted, "accepted")?) };
         // SAFETY: as the header requires.
         let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
-        let (stack, handle) = (&store.stack, &store.handle);
-        let made = ripieno_stack::Request::store(stack, handle, &keys, &blocks)?;
+        let made = ripieno_stack::Request::store(&store.handle, &keys, &blocks)?;
         *room = made.accepted().map_or(0, |(accepted, _)| accepted);
         *to = Box::into_raw(Box::new(Request(made)));
         Ok(())

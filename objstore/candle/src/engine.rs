@@ -111,7 +111,7 @@ impl Engine {
     }
 
     fn try_prefill(&self, prompt: &[u32], use_store: bool, start: Instant) -> Result<Sequence> {
-        let (store, stack) = (self.stack.store(), &self.stack);
+        let store = self.stack.store();
         let keys = if use_store { keys(prompt) } else { Vec::new() };
         // Any order works: an engine's blocks are scattered over the pool.
         let table: Vec<BlockId> = (0..BLOCKS).rev().map(BlockId).collect();
@@ -121,8 +121,8 @@ impl Engine {
 
         let prefix = store.lookup(&keys)?;
         let hits = prefix.len();
-        let load = Request::retrieve(stack, store, &prefix, 0, &table[..hits])?;
-        let save = Request::store(stack, store, &keys[hits..], &table[hits..keys.len()])?;
+        let load = Request::retrieve(store, &prefix, 0, &table[..hits])?;
+        let save = Request::store(store, &keys[hits..], &table[hits..keys.len()])?;
         for layer in 0..LAYERS as u32 {
             load.start(Layer(layer))?;
         }

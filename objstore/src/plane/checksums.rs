@@ -6,8 +6,7 @@
 use gio_uring::{BlockMap, Checksums, DeviceArray, IoStatus, MoveChecksums, Uring};
 use kv_catalog::Layer;
 
-use super::job::Move;
-use crate::error::StoreError;
+use crate::{error::StoreError, ids::Move};
 
 /// The checksums of one job.
 #[derive(Debug)]

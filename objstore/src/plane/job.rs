@@ -1,103 +1,37 @@
 //! Jobs: blocks to move between files and the pool, layer by layer.
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
 
 use gio_uring::{BlockMap, DeviceArray, Wait};
-use kv_catalog::{BlockId, FileId, Layer};
-use kv_tier::HostBlock;
+use kv_catalog::{FileId, KvShape, Layer};
 use nvme_spec::nvm::Direction;
 
-use super::{checksums::JobChecksums, memory::Copies};
-use crate::error::Failure;
+use super::{bounce::Bounced, checksums::JobChecksums, memory::Cached};
+use crate::{
+    error::{Failure, StoreError},
+    ids::{JobId, LayerDone, Move, Ticket},
+};
 
-/// One block of a job. Plain data, so that a catalog in another process can provide it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Move {
-    /// The file.
-    pub file: FileId,
-    /// The block of the registered pool.
-    pub block: BlockId,
-    /// The block's position in the engine's request, for error messages.
-    pub position: u32,
-}
-
-/// Identifier of a job within its plane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct JobId(pub u64);
-
-/// Result of a job ([`crate::Plane::end`]). Plain data.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Result of a job.
+#[derive(Debug)]
 pub struct JobDone {
     /// The job.
     pub job: JobId,
-    /// Reason why some data was not moved; `None` on success.
-    pub failure: Option<JobFailure>,
-    /// [`crate::Plane::recoveries`] when the job began. If that has grown once the devices were
-    /// flushed, stored data may be lost: a drive that loses power, and is reset, loses the contents
-    /// of its volatile cache.
-    pub recoveries: u64,
+    /// Direction of the job.
+    pub direction: Direction,
+    /// Reason why some data was not moved, or is not durable; `None` on success.
+    pub failure: Option<StoreError>,
+    /// Recoveries of the controllers when the job began. If the number has grown once the devices
+    /// were flushed, stored data may be lost: a drive that loses power, and is reset, loses the
+    /// contents of its volatile cache.
+    pub(crate) recoveries: u64,
     /// CRC-32C of the stored objects, `[block][row]`, blocks in the order of the job. Empty for a
     /// read, or if the plane keeps no checksums.
     pub checksums: Vec<u32>,
-}
-
-/// Reason why a job failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum JobFailure {
-    /// A layer failed.
-    Transfer(Failure),
-    /// A layer was never started.
-    Incomplete(Layer),
-}
-
-/// Identity of a plane, for checking tickets.
-#[derive(Debug, Clone)]
-pub(crate) struct PlaneId(Arc<()>);
-
-impl PlaneId {
-    pub(super) fn new() -> Self {
-        Self(Arc::new(()))
-    }
-}
-
-impl PartialEq for PlaneId {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-/// One layer of one job, in flight or done. Meant to be waited for; the plane handles the end of
-/// other operations by itself.
-#[derive(Debug)]
-#[must_use = "wait for it before the layer's blocks are used"]
-pub struct Ticket {
-    pub(super) job: JobId,
-    pub(super) layer: Layer,
-    pub(super) plane: PlaneId,
-    /// Events for a stream that must see the layer's data; none if there was nothing to move or the
-    /// plane has no streams.
-    pub(super) ends: [Option<Wait>; 2],
-}
-
-impl Ticket {
-    /// Returns the layer.
-    #[must_use]
-    pub fn layer(&self) -> Layer {
-        self.layer
-    }
-}
-
-/// Result of a layer whose data was moved completely.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LayerDone {
-    /// The layer.
-    pub layer: Layer,
-    /// Objects moved.
-    pub objects: u64,
-    /// Bytes moved, without padding.
-    pub bytes: u64,
-    /// Bytes that the devices moved. The rest was copied from or to the DRAM cache.
-    pub device_bytes: u64,
 }
 
 /// Progress of a layer of a job.
@@ -109,6 +43,15 @@ pub(super) enum LayerState {
     InFlight,
     /// Ended.
     Ended(Result<LayerDone, Failure>),
+}
+
+/// A layer of a job.
+#[derive(Debug, Clone)]
+pub(super) struct LayerEntry {
+    pub(super) state: LayerState,
+    /// Events for a stream that must see the layer's data; none if there was nothing to move or the
+    /// plane has no streams.
+    pub(super) ends: [Option<Wait>; 2],
 }
 
 /// State of a job.
@@ -124,19 +67,13 @@ pub(super) struct Job {
     pub(super) checksums: Option<JobChecksums>,
     /// Blocks that the devices move.
     pub(super) moves: Vec<Move>,
-    /// Cached blocks, which are copied from the DRAM cache.
-    pub(super) hits: Vec<(Move, HostBlock)>,
-    /// Their checksums, `[block][row]`; empty if there are none.
-    pub(super) hit_words: Vec<u32>,
-    /// Blocks that are copied to the cache: after the devices read them, or while they write them.
-    pub(super) fills: Vec<(Move, HostBlock)>,
-    /// Copies of `hits`, if streams do them.
-    pub(super) hit_copies: Option<Copies>,
-    /// Copies of `fills`, if streams do them.
-    pub(super) fill_copies: Option<Copies>,
-    /// True for reading ahead: the devices read all rows in one operation, to the cache itself.
+    /// Blocks that are copied from and to the DRAM cache.
+    pub(super) cached: Cached,
+    /// Bounce buffers of the blocks.
+    pub(super) bounced: Option<Bounced>,
+    /// True for reading ahead: the devices move all rows in one operation, to the cache itself.
     pub(super) is_ahead: bool,
-    pub(super) layers: Vec<LayerState>,
+    pub(super) layers: Vec<LayerEntry>,
     pub(super) in_flight: u32,
     /// [`JobDone::recoveries`].
     pub(super) recoveries: u64,
@@ -147,21 +84,24 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(direction: Direction, layers: u32, moves: &[Move], recoveries: u64) -> Self {
+    pub(super) fn new(
+        direction: Direction,
+        layers: u32,
+        moves: Vec<Move>,
+        recoveries: u64,
+    ) -> Self {
+        let entry = LayerEntry { state: LayerState::Idle, ends: [None, None] };
         Self {
             direction,
             placement: None,
             map: None,
             blocks: None,
             checksums: None,
-            moves: moves.to_vec(),
-            hits: Vec::new(),
-            hit_words: Vec::new(),
-            fills: Vec::new(),
-            hit_copies: None,
-            fill_copies: None,
+            moves,
+            cached: Cached::default(),
+            bounced: None,
             is_ahead: false,
-            layers: vec![LayerState::Idle; layers as usize],
+            layers: vec![entry; layers as usize],
             in_flight: 0,
             recoveries,
             failure: None,
@@ -169,21 +109,113 @@ impl Job {
         }
     }
 
+    pub(super) fn layer(&mut self, layer: Layer) -> &mut LayerEntry {
+        &mut self.layers[layer.0 as usize]
+    }
+
+    /// Returns the rows that the operation of a layer moves.
+    pub(super) fn rows(&self, shape: &KvShape, layer: Layer) -> Range<u32> {
+        if self.is_ahead { 0..shape.rows() } else { shape.layer_rows(layer) }
+    }
+
+    /// Marks a layer as in flight.
+    pub(super) fn started(&mut self, layer: Layer) {
+        self.layer(layer).state = LayerState::InFlight;
+        self.in_flight += 1;
+    }
+
     /// Returns true if streams do all of it.
     pub(super) fn is_on_streams(&self) -> bool {
-        self.map.is_none() && self.hit_copies.is_some()
+        self.map.is_none() && self.cached.is_on_streams()
+    }
+
+    /// Fails the job, unless it has failed before.
+    pub(super) fn fail(&mut self, failure: Failure) {
+        self.failure.get_or_insert(failure);
     }
 
     /// Returns the reason why the job is incomplete; `None` if it is done.
-    pub(super) fn verdict(&self) -> Option<JobFailure> {
+    pub(super) fn verdict(&self) -> Option<StoreError> {
         if let Some(failure) = self.failure {
-            return Some(JobFailure::Transfer(failure));
+            return Some(StoreError::Transfer { failure });
         }
-        if self.map.is_none() && self.hits.is_empty() {
+        if self.map.is_none() && self.cached.hits.is_empty() {
             return None;
         }
-        let done = |state: &LayerState| matches!(state, LayerState::Ended(Ok(_)));
-        let missing = self.layers.iter().position(|state| !done(state))?;
-        Some(JobFailure::Incomplete(Layer(missing as u32)))
+        let done = |entry: &LayerEntry| matches!(entry.state, LayerState::Ended(Ok(_)));
+        let missing = self.layers.iter().position(|entry| !done(entry))?;
+        Some(StoreError::Incomplete { layer: Layer(missing as u32) })
+    }
+}
+
+/// Returns an identifier that no job of this process has.
+pub(super) fn next_id() -> JobId {
+    static LAST: Mutex<u64> = Mutex::new(0);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    *last += 1;
+    JobId(*last)
+}
+
+/// The jobs of a plane.
+#[derive(Debug, Default)]
+pub(super) struct Jobs {
+    all: HashMap<JobId, Job>,
+    /// Jobs that were abandoned and have not ended.
+    abandoned: usize,
+    /// Abandoned jobs that have ended, until they are taken.
+    pub(super) ended: Vec<JobId>,
+    /// Files whose read failed, until they are taken.
+    pub(super) lost: Vec<FileId>,
+}
+
+impl Jobs {
+    pub(super) fn insert(&mut self, id: JobId, job: Job) {
+        self.all.insert(id, job);
+    }
+
+    pub(super) fn get(&self, id: JobId) -> Option<&Job> {
+        self.all.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: JobId) -> Result<&mut Job, StoreError> {
+        self.all.get_mut(&id).ok_or(StoreError::NoSuchJob { job: id })
+    }
+
+    pub(super) fn remove(&mut self, id: JobId) -> Result<Job, StoreError> {
+        self.all.remove(&id).ok_or(StoreError::NoSuchJob { job: id })
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Job> {
+        self.all.values_mut()
+    }
+
+    /// Returns the state of a layer; `None` if its job has ended.
+    pub(super) fn state(&self, Ticket { job, layer }: Ticket) -> Option<LayerState> {
+        let entry = self.all.get(&job)?.layers.get(layer.0 as usize);
+        Some(entry.map_or(LayerState::Idle, |entry| entry.state))
+    }
+
+    /// Abandons a job. Returns it if nothing of it is in flight: it has ended.
+    pub(super) fn abandon(&mut self, id: JobId) -> Option<Job> {
+        let job = self.all.get_mut(&id)?;
+        if job.in_flight == 0 {
+            self.ended.push(id);
+            return self.all.remove(&id);
+        }
+        self.abandoned += usize::from(!std::mem::replace(&mut job.abandoned, true));
+        None
+    }
+
+    /// Removes abandoned jobs of which nothing is in flight any more, and returns them.
+    pub(super) fn take_abandoned(&mut self) -> Vec<Job> {
+        if self.abandoned == 0 {
+            return Vec::new();
+        }
+        let over = |job: &Job| job.abandoned && job.in_flight == 0;
+        let mut over: Vec<_> = self.all.extract_if(|_, job| over(job)).collect();
+        over.sort_unstable_by_key(|(id, _)| *id);
+        self.abandoned -= over.len();
+        self.ended.extend(over.iter().map(|(id, _)| *id));
+        over.into_iter().map(|(_, job)| job).collect()
     }
 }

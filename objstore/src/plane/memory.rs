@@ -1,36 +1,35 @@
 //! The DRAM cache: blocks in host memory beside the devices; hits are copied instead of read.
 //!
-//! The devices have all of them, so that nothing is lost with the process (write-through). Blocks
-//! are keyed by file. The bytes of a file change only when it is written, and every write begins by
-//! dropping its cached block.
+//! The devices have all of them, so that nothing is lost with the process. Blocks are keyed by
+//! file. The bytes of a file change only when it is written, and every write begins by dropping its
+//! cached block.
 //!
-//! The devices reach this memory, too: [`Plane::prefetch`] reads into it without using the engine's
-//! blocks. If the engine's pool is on a GPU, the GPU reaches it and does the copies (`gpu.rs`).
+//! The devices reach this memory, too: reading ahead does not use the engine's blocks. If the
+//! engine's pool is on a GPU, the GPU reaches it and does the copies (`gpu.rs`).
 
-mod ahead;
 mod gpu;
 
 use std::{collections::HashSet, ops::Range, sync::Arc, time::Duration};
 
-use gio_uring::{IoStatus, PoolDesc, PoolHandle, Uring};
+use gio_uring::{IoStatus, PoolDesc, PoolHandle, ScatterGather, ScatterGatherOp, Uring};
 use kv_catalog::{BlockId, FileId, KvShape, Layer, PlantedBug, Region, Row, planted};
 use kv_tier::{Admission, Block, HostBlock, Tier, TierConfig, TierCounts};
 use nvme_driver::{Bus, DmaMemory, DmaSlice, platform::buffer::Buffer};
 use nvme_spec::nvm::Direction;
 
-pub(crate) use self::ahead::Copied;
-pub(super) use self::gpu::Copies;
-use self::gpu::GpuCopier;
-use super::{Device, Move, Plane, job::Job, open, route};
+use self::gpu::{Copies, GpuCopier};
+use super::{devices::Device, route, target::with_objects};
 use crate::{
     config::{DramMode, StoreGpu, StoreOptions},
+    data_path::Route,
     error::{Failure, StoreError},
+    ids::Move,
     registration::KvPool,
-    stats::{DramStats, Path},
+    stats::DramStats,
 };
 
 /// Reload cost of any block: the same for all, as they are on the same devices.
-pub(crate) const AGAIN: Duration = Duration::from_millis(1);
+pub(crate) const RELOAD_COST: Duration = Duration::from_millis(1);
 
 /// The smallest page size.
 const PAGE_BYTES: usize = 4 << 10;
@@ -38,15 +37,49 @@ const PAGE_BYTES: usize = 4 << 10;
 /// The memory, and its index.
 #[derive(Debug)]
 pub(super) struct HostMemory {
-    tier: Tier<FileId>,
+    pub(super) tier: Tier<FileId>,
     /// Its blocks.
     pub(super) own: KvPool,
     copier: Copier,
     /// The memory as a pool of the ring.
     target: Option<PoolHandle>,
     shape: KvShape,
+    /// Blocks that a job may copy to the cache: all, or none for reading ahead only.
+    fill_max: usize,
     retrieved_bytes: u64,
     pub(super) prefetched_bytes: u64,
+}
+
+/// The blocks of a job that are copied from and to the cache.
+#[derive(Debug, Default)]
+pub(super) struct Cached {
+    /// Cached blocks, which are copied to the engine's.
+    pub(super) hits: Vec<(Move, HostBlock)>,
+    /// Their checksums, `[block][row]`; empty if there are none.
+    words: Vec<u32>,
+    /// Blocks that are copied to the cache: after the devices read them, or while they write them.
+    fills: Vec<(Move, HostBlock)>,
+    /// Copies of `hits`, if streams do them.
+    hit_copies: Option<Copies>,
+    /// Copies of `fills`, if streams do them.
+    fill_copies: Option<Copies>,
+}
+
+impl Cached {
+    /// Creates the part of a job that only copies blocks to the engine's.
+    pub(super) fn of_hits(hits: Vec<(Move, HostBlock)>, words: Vec<u32>) -> Self {
+        Self { hits, words, ..Self::default() }
+    }
+
+    /// Creates the part of a job that reads ahead, whose blocks are marked as filled when it ends.
+    pub(super) fn of_fills(fills: Vec<(Move, HostBlock)>) -> Self {
+        Self { fills, ..Self::default() }
+    }
+
+    /// Returns true if streams copy any blocks.
+    pub(super) fn is_on_streams(&self) -> bool {
+        self.hit_copies.is_some() || self.fill_copies.is_some()
+    }
 }
 
 /// Copier between the cache and the engine's blocks.
@@ -93,7 +126,7 @@ impl HostMemory {
         }
         let is_reached = match gpu {
             Some(_) => engine.device(BlockId(0), Row(0)).is_some(),
-            None => engine.path() == Path::Host,
+            None => engine.path() == Route::Host,
         };
         if !is_reached {
             let problem = "the pool is out of reach of whoever copies: the GPU if there is one";
@@ -114,12 +147,17 @@ impl HostMemory {
         };
         let copier = copier.ok_or_else(|| wrong("it has no address".to_owned()))?;
         let tier = Tier::new(TierConfig { blocks, block_bytes, policy: options.policy });
+        let fill_max = match options.dram_mode {
+            DramMode::ReadAhead => 0,
+            _ => blocks as usize,
+        };
         Ok(Some(Self {
             tier,
             own,
             copier,
             target: None,
             shape: *shape,
+            fill_max,
             retrieved_bytes: 0,
             prefetched_bytes: 0,
         }))
@@ -137,7 +175,7 @@ impl HostMemory {
         desc: &PoolDesc,
         checksums: bool,
     ) -> Result<(), StoreError> {
-        self.target = Some(ring.register_pool(&open::of_pool(desc, &self.own, checksums))?);
+        self.target = Some(ring.register_pool(&with_objects(desc, &self.own, checksums))?);
         match &mut self.copier {
             Copier::Gpu(gpu) => gpu.register(ring),
             Copier::Cpu { .. } => Ok(()),
@@ -172,7 +210,7 @@ impl HostMemory {
 
     /// Allocates memory for a block, if possible; `by` is the time when it is needed.
     fn take(&mut self, entry: &Move, by: Option<Duration>) -> Option<(Move, HostBlock)> {
-        let block = Block { key: entry.file, again: AGAIN, by };
+        let block = Block { key: entry.file, again: RELOAD_COST, by };
         match self.tier.admit(block) {
             Admission::Fill(at) => Some((*entry, at)),
             _ => None,
@@ -184,40 +222,133 @@ impl HostMemory {
         matches!(self.copier, Copier::Cpu { .. })
     }
 
+    /// Takes the cached blocks out of a job's moves, and cache memory for the others. Returns both,
+    /// and the checksums of the other blocks for a read. `expected`: those of all, or none.
+    pub(super) fn divide(
+        &mut self,
+        direction: Direction,
+        moves: &mut Vec<Move>,
+        expected: &[u32],
+        now: Duration,
+    ) -> (Cached, Option<Vec<u32>>) {
+        self.tier.expire(now);
+        let (mut cached, mut rest) = (Cached::default(), Vec::new());
+        if direction == Direction::Write {
+            moves.iter().for_each(|entry| self.tier.remove(entry.file));
+        } else {
+            let mut words = expected.chunks_exact(self.shape.rows() as usize);
+            moves.retain(|entry| {
+                let words = words.next().unwrap_or_default();
+                let found = self.tier.get(entry.file);
+                match found {
+                    Some(at) => {
+                        cached.hits.push((*entry, at));
+                        cached.words.extend(words);
+                    }
+                    None => rest.extend(words),
+                }
+                found.is_none()
+            });
+        }
+        // Allocate from the tail, so that it is evicted before its prefix; if there is not enough
+        // room, the tail is left out.
+        let first = moves.iter().take(self.fill_max).rev();
+        cached.fills = first.filter_map(|entry| self.take(entry, None)).collect();
+        // In the order of the checksums, and of the engine's blocks, which is faster to copy.
+        cached.fills.reverse();
+        (cached, (direction == Direction::Read).then_some(rest))
+    }
+
+    /// Releases the memory of an ended job: its hits may be evicted, and its fills are found if
+    /// `is_whole`, which means that the devices moved all of it. Drops `written` files from the
+    /// cache unless they were filled: they may have been prefetched while they were written.
+    pub(super) fn release(&mut self, cached: &Cached, is_whole: bool, written: &[Move]) {
+        let Cached { hits, fills, .. } = cached;
+        hits.iter().for_each(|(_, at)| self.tier.release(*at));
+        fills.iter().rev().for_each(|(_, at)| self.tier.filled(*at, is_whole));
+        if fills.len() < written.len() {
+            let filled: HashSet<FileId> = fills.iter().map(|(entry, _)| entry.file).collect();
+            let others = written.iter().filter(|entry| !filled.contains(&entry.file));
+            others.for_each(|entry| self.tier.remove(entry.file));
+        }
+    }
+
+    /// Takes memory for files to be read ahead, except for those that are there or being read. All
+    /// of them are protected from eviction until `by`. Returns how many leading files there are,
+    /// and the memory taken; with `is_full`, takes none.
+    pub(super) fn admit(
+        &mut self,
+        files: &[FileId],
+        is_full: bool,
+        now: Duration,
+        by: Duration,
+    ) -> (usize, Vec<(Move, HostBlock)>) {
+        self.tier.expire(now);
+        files.iter().for_each(|file| self.tier.expect(*file, by));
+        let (mut there, mut taken) = (0, Vec::new());
+        for (file, position) in files.iter().copied().zip(0..) {
+            if self.tier.class(file).is_none() {
+                // If there is not enough room, the tail is left out.
+                let entry = Move { file, block: BlockId(0), position };
+                match (!is_full).then(|| self.take(&entry, Some(by))).flatten() {
+                    Some(block) => taken.push(block),
+                    None => break,
+                }
+            }
+            there += 1;
+        }
+        (there, taken)
+    }
+
     /// Copies a layer of cached blocks to the engine, unless a stream does. If the bytes do not
     /// match the checksums, returns the block and drops it from the cache: the devices may have the
     /// right bytes.
-    pub(super) fn serve(&mut self, job: &Job, layer: Layer) -> Result<(), Failure> {
+    pub(super) fn serve(&mut self, cached: &Cached, layer: Layer) -> Result<(), Failure> {
         if !self.copies_at_once() {
             return Ok(());
         }
-        let words = job.hit_words.chunks_exact(self.shape.rows() as usize);
+        let words = cached.words.chunks_exact(self.shape.rows() as usize);
         let mut words = words.chain(std::iter::repeat(&[][..]));
-        for (entry, host) in &job.hits {
+        for (entry, host) in &cached.hits {
             let words = words.next().unwrap_or_default();
             if !self.give(entry, *host, self.shape.layer_rows(layer), words) {
                 return Err(differs(entry, layer));
             }
         }
-        self.retrieved_bytes += self.size(job.hits.len()).1;
+        self.retrieved_bytes += self.size(cached.hits.len()).1;
         Ok(())
     }
 
-    /// Checks a layer that a stream has copied in the same way.
-    pub(super) fn served(&mut self, job: &Job, layer: Layer) -> Result<(), Failure> {
-        let Some(copies) = &job.hit_copies else { return Ok(()) };
+    /// Checks a layer that a stream has copied in the same way. Blocks that were copied `ahead` do
+    /// not count as retrieved.
+    pub(super) fn served(
+        &mut self,
+        cached: &Cached,
+        layer: Layer,
+        ahead: bool,
+    ) -> Result<(), Failure> {
+        let Some(copies) = &cached.hit_copies else { return Ok(()) };
         // If several layers are in flight, it is unknown which one differs: all of them fail.
         let differing = copies.differing();
-        let entries = differing.iter().filter_map(|at| job.hits.get(*at as usize));
+        let entries = differing.iter().filter_map(|at| cached.hits.get(*at as usize));
         entries.for_each(|(entry, _)| self.tier.remove(entry.file));
-        match differing.first().and_then(|at| job.hits.get(*at as usize)) {
-            Some((entry, _)) => Err(differs(entry, layer)),
-            None if job.is_ahead => Ok(()),
-            None => {
-                self.retrieved_bytes += self.size(job.hits.len()).1;
-                Ok(())
-            }
+        match differing.first().and_then(|at| cached.hits.get(*at as usize)) {
+            Some((entry, _)) => return Err(differs(entry, layer)),
+            None if !ahead => self.retrieved_bytes += self.size(cached.hits.len()).1,
+            None => {}
         }
+        Ok(())
+    }
+
+    /// Copies all rows of blocks to the engine's by the CPU. `words` are their checksums,
+    /// `[block][row]`; blocks that do not match are dropped. Returns true if all match.
+    pub(super) fn give_all(&mut self, blocks: &[(Move, HostBlock)], words: &[u32]) -> bool {
+        let rows = self.shape.rows();
+        let mut words = words.chunks_exact(rows as usize).chain(std::iter::repeat(&[][..]));
+        let copied = blocks
+            .iter()
+            .map(|(to, host)| self.give(to, *host, 0..rows, words.next().unwrap_or_default()));
+        copied.fold(true, |all, is_good| all & is_good)
     }
 
     /// Copies rows of a block to the engine. `words` are its checksums, if there are any. Returns
@@ -241,16 +372,32 @@ impl HostMemory {
     }
 
     /// Copies a layer to the cache that was read or is being written, unless a stream does.
-    pub(super) fn fill(&mut self, job: &Job, layer: Layer) {
+    pub(super) fn fill(&mut self, cached: &Cached, layer: Layer) {
         let Copier::Cpu { own: to, engine, pool } = &mut self.copier else { return };
-        for (entry, host) in &job.fills {
+        for (entry, host) in &cached.fills {
             for row in self.shape.layer_rows(layer) {
                 let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");
                 let offset = pool.offset(entry.block, Row(row)).expect("it was checked");
-                let bytes = self.shape.object_bytes as usize;
-                copy(engine, offset, to, own, bytes, false);
+                copy(engine, offset, to, own, self.shape.object_bytes as usize, false);
             }
         }
+    }
+
+    /// Returns the copy by a stream of a layer's hits to the engine's blocks.
+    pub(super) fn copy_of_hits(
+        &self,
+        cached: &Cached,
+        layer: Layer,
+        rows: Range<u32>,
+    ) -> Option<ScatterGather> {
+        let copies = cached.hit_copies.as_ref()?;
+        self.scatter_gather(ScatterGatherOp::Scatter, copies, layer, rows)
+    }
+
+    /// Returns the copy by a stream of a layer's fills out of the engine's blocks.
+    pub(super) fn copy_of_fills(&self, cached: &Cached, layer: Layer) -> Option<ScatterGather> {
+        let copies = cached.fill_copies.as_ref()?;
+        self.scatter_gather(ScatterGatherOp::Gather, copies, layer, self.shape.layer_rows(layer))
     }
 }
 
@@ -287,81 +434,4 @@ fn copy(from: &Buffer, at: u64, to: &mut Buffer, offset: u64, len: usize, sum: b
     };
     to.copy_from(offset as usize, from, at as usize, len, add).expect("the pool was checked");
     crc
-}
-
-impl Plane {
-    /// Takes the hits out of a job's moves, and allocates cache memory for the rest. Returns the
-    /// checksums of the rest, for a read.
-    pub(super) fn divide(&mut self, job: &mut Job, expected: &[u32]) -> Option<Vec<u32>> {
-        let memory = self.memory.as_mut()?;
-        // The self-test must reach the devices.
-        if job.moves.iter().any(|entry| entry.file.0 + 1 == self.files) {
-            return None;
-        }
-        memory.tier.expire(Duration::from_nanos(self.clock.now().0));
-        let mut rest = Vec::new();
-        if job.direction == Direction::Write {
-            job.moves.iter().for_each(|entry| memory.tier.remove(entry.file));
-        } else {
-            let mut words = expected.chunks_exact(self.shape.rows() as usize);
-            let Job { moves, hits, hit_words, .. } = job;
-            moves.retain(|entry| {
-                let words = words.next().unwrap_or_default();
-                let found = memory.tier.get(entry.file);
-                match found {
-                    Some(at) => {
-                        hits.push((*entry, at));
-                        hit_words.extend(words);
-                    }
-                    None => rest.extend(words),
-                }
-                found.is_none()
-            });
-        }
-        let kept = match self.options.dram_mode {
-            DramMode::WriteThrough => memory.own.blocks() as usize,
-            DramMode::ReadAhead => 0,
-        };
-        // Allocate from the tail, so that it is evicted before its prefix; if there is not enough
-        // room, the tail is left out.
-        let first = job.moves.iter().take(kept).rev();
-        job.fills = first.filter_map(|entry| memory.take(entry, None)).collect();
-        // In the order of the checksums, and of the engine's blocks, which is faster to copy.
-        job.fills.reverse();
-        (job.direction == Direction::Read).then_some(rest)
-    }
-
-    /// Releases the cache memory of an ended job: its hits may be evicted, and its fills are found
-    /// if the whole job was moved.
-    pub(super) fn let_go(&mut self, job: &Job) {
-        let Some(memory) = &mut self.memory else { return };
-        // Blocks that were copied ahead are released by the caller.
-        let hits = job.hits.iter().filter(|_| !job.is_ahead);
-        hits.for_each(|(_, at)| memory.tier.release(*at));
-        let is_whole = job.map.is_some() && job.verdict().is_none();
-        job.fills.iter().rev().for_each(|(_, at)| memory.tier.filled(*at, is_whole));
-        if job.direction == Direction::Write && job.fills.len() < job.moves.len() {
-            // These files may have been prefetched while they were written.
-            let filled: HashSet<FileId> = job.fills.iter().map(|(entry, _)| entry.file).collect();
-            let others = job.moves.iter().filter(|entry| !filled.contains(&entry.file));
-            others.for_each(|entry| memory.tier.remove(entry.file));
-        }
-    }
-
-    /// Returns the index of the cache; `None` without a cache.
-    pub(crate) fn tier(&mut self) -> Option<&mut Tier<FileId>> {
-        self.memory.as_mut().map(|memory| &mut memory.tier)
-    }
-
-    /// Returns true if there is a DRAM cache.
-    pub(crate) fn keeps_blocks(&self) -> bool {
-        self.memory.is_some()
-    }
-
-    /// Drops the cached blocks of freed files.
-    pub(crate) fn forget(&mut self, files: &[FileId]) {
-        if let Some(memory) = &mut self.memory {
-            files.iter().for_each(|file| memory.tier.remove(*file));
-        }
-    }
 }

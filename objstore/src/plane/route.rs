@@ -11,7 +11,6 @@
 //!
 //! The memory's contents are restored. On the device, a scratch region is overwritten.
 
-use gio_uring::Uring;
 use nvme_driver::{
     DmaSlice,
     platform::{buffer::Buffer, p2p},
@@ -19,7 +18,7 @@ use nvme_driver::{
 
 use kv_catalog::Region;
 
-use super::Device;
+use super::{devices::Device, transport::Transport};
 use crate::{
     config::StoreGpu,
     error::StoreError,
@@ -72,16 +71,16 @@ pub(super) fn prove(
 /// of the scratch region into the pool, or its staging memory, and the data must match what the
 /// driver reads there.
 pub(super) fn prove_kernel(
-    ring: &mut Uring,
-    devices: &[Device],
+    transport: &mut Transport,
     scratch: &[Region],
     pool: &KvPool,
     gpu: Option<&StoreGpu>,
 ) -> Result<(), StoreError> {
     let path = pool.path();
-    for (at, (device, scratch)) in (0..).zip(devices.iter().zip(scratch)) {
+    for (at, scratch) in (0..).zip(scratch) {
         let mut expected = vec![0; 1 << scratch.lba_shift];
         let (id, held) = {
+            let device = &transport.devices.all[at as usize];
             let mut controller = device.controller.lock();
             let held = controller.read(device.nsid, scratch.first, &mut expected);
             (controller.id().to_owned(), held)
@@ -93,7 +92,7 @@ pub(super) fn prove_kernel(
         let kept = Kept::new(&part, pool, gpu).map_err(wrong)?;
         let opposite = Kept(expected.iter().map(|byte| !byte).collect());
         opposite.put_back(&part, pool, gpu).map_err(wrong)?;
-        let read = kernel_read(ring, at, scratch.first, &part);
+        let read = kernel_read(transport.ring()?, at, scratch.first, &part);
         let found = Kept::new(&part, pool, gpu);
         kept.put_back(&part, pool, gpu).map_err(wrong)?;
         read.map_err(wrong)?;

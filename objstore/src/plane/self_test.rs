@@ -8,8 +8,14 @@ use kv_catalog::{BlockId, FileId, Layer, Row};
 use nvme_driver::{DmaSlice, platform::buffer::Buffer};
 use nvme_spec::nvm::Direction;
 
-use super::{Move, Plane, Tally, route::DeviceOnlyMemory};
-use crate::{config::StoreGpu, error::StoreError, order::Order, registration::KvPool};
+use super::{Plane, mover::Mover, route::DeviceOnlyMemory, wait::wait_for};
+use crate::{
+    config::StoreGpu,
+    error::StoreError,
+    ids::{Move, Ticket},
+    order::Order,
+    registration::KvPool,
+};
 
 /// Access to an engine's KV blocks through its own tensors.
 pub trait KvView {
@@ -67,88 +73,94 @@ impl KvView for PoolView<'_> {
 impl Plane {
     /// Stores a pattern from the pool's first block in the last file, which is reserved for this,
     /// and retrieves it into the last block. Both blocks are restored. `view` is the engine's view
-    /// of its blocks; `None`: the registered addresses.
+    /// of its blocks; `None`: the registered addresses. Other callers wait meanwhile.
     ///
     /// # Errors
     /// Returns [`StoreError::SelfTest`] with layer, segment and offset of the first wrong byte, or
     /// [`StoreError::Transfer`] and other errors of a job.
-    pub fn self_test(&mut self, view: Option<&mut (dyn KvView + '_)>) -> Result<(), StoreError> {
-        let (pool, gpu) = (self.pool.clone(), self.streams.as_ref().map(|s| s.gpu().clone()));
-        let mut own = PoolView { pool: &pool, gpu: gpu.as_ref() };
-        match view {
-            Some(view) => self.test_in(view),
-            None => self.test_in(&mut own),
-        }
-    }
-
-    fn test_in(&mut self, view: &mut dyn KvView) -> Result<(), StoreError> {
-        let pool = self.pool.clone();
-        let blocks = [BlockId(0), BlockId(pool.blocks() - 1)];
-        let mut kept = Vec::new();
-        for block in blocks {
-            for row in self.rows() {
-                let mut bytes = vec![0; pool.object_bytes() as usize];
-                view.read(block, row, &mut bytes).map_err(wrong(row, "read"))?;
-                kept.push((block, row, bytes));
+    pub fn self_test(&self, view: Option<&mut (dyn KvView + '_)>) -> Result<(), StoreError> {
+        self.with(|mover| {
+            let pool = mover.pool.clone();
+            let gpu = mover.transport.streams.as_ref().map(|streams| streams.gpu().clone());
+            let mut own = PoolView { pool: &pool, gpu: gpu.as_ref() };
+            match view {
+                Some(view) => test_and_restore(mover, view),
+                None => test_and_restore(mover, &mut own),
             }
-        }
-        // Only the engine's transfers are counted.
-        let tally = self.tally;
-        let tested = self.test(blocks, view);
-        self.tally = Tally { recoveries: self.tally.recoveries, ..tally };
-        for (block, row, bytes) in kept {
-            let restored = view.write(block, row, &bytes).map_err(wrong(row, "put back"));
-            // An earlier error takes precedence.
-            if tested.is_ok() {
-                restored?;
-            }
-        }
-        tested
+        })
     }
+}
 
-    fn test(
-        &mut self,
-        [first, last]: [BlockId; 2],
-        view: &mut dyn KvView,
-    ) -> Result<(), StoreError> {
-        let bytes = self.shape.object_bytes as usize;
-        for row in self.rows() {
-            view.write(first, row, &pattern(row, bytes)).map_err(wrong(row, "write"))?;
+fn test_and_restore(mover: &mut Mover, view: &mut dyn KvView) -> Result<(), StoreError> {
+    let (blocks, bytes) = (mover.pool.blocks(), mover.pool.object_bytes() as usize);
+    let blocks = [BlockId(0), BlockId(blocks - 1)];
+    let mut kept = Vec::new();
+    for block in blocks {
+        for row in rows(mover) {
+            let mut object = vec![0; bytes];
+            view.read(block, row, &mut object).map_err(wrong(row, "read"))?;
+            kept.push((block, row, object));
         }
-        self.round(Direction::Write, first)?;
-        for row in self.rows() {
-            let inverse: Vec<u8> = pattern(row, bytes).iter().map(|byte| !byte).collect();
-            view.write(last, row, &inverse).map_err(wrong(row, "write"))?;
-        }
-        self.round(Direction::Read, last)?;
-        let mut found = vec![0; bytes];
-        for row in self.rows() {
-            view.read(last, row, &mut found).map_err(wrong(row, "read"))?;
-            let expected = pattern(row, bytes);
-            if let Some(at) = (0..bytes).find(|at| found[*at] != expected[*at]) {
-                let why = format!("{:#04x} came back instead of {:#04x}", found[at], expected[at]);
-                let layer = self.shape.layer_of(row);
-                let segment = row.0 % self.shape.segments;
-                return Err(StoreError::SelfTest { layer, segment, offset: at as u64, why });
-            }
-        }
-        Ok(())
     }
+    // Only the engine's transfers are counted.
+    let tally = mover.tally;
+    let tested = test(mover, blocks, view);
+    mover.tally = tally;
+    for (block, row, bytes) in kept {
+        let restored = view.write(block, row, &bytes).map_err(wrong(row, "put back"));
+        // An earlier error takes precedence.
+        if tested.is_ok() {
+            restored?;
+        }
+    }
+    tested
+}
 
-    fn rows(&self) -> impl Iterator<Item = Row> + use<> {
-        (0..self.shape.rows()).map(Row)
+fn test(
+    mover: &mut Mover,
+    [first, last]: [BlockId; 2],
+    view: &mut dyn KvView,
+) -> Result<(), StoreError> {
+    let shape = mover.setup.shape;
+    let bytes = shape.object_bytes as usize;
+    for row in rows(mover) {
+        view.write(first, row, &pattern(row, bytes)).map_err(wrong(row, "write"))?;
     }
-
-    /// Moves all layers of one block, one after the other.
-    fn round(&mut self, direction: Direction, block: BlockId) -> Result<(), StoreError> {
-        let file = FileId(self.files - 1);
-        let job = self.begin(direction, &[Move { file, block, position: 0 }], &[])?;
-        for layer in (0..self.shape.layers).map(Layer) {
-            let ticket = self.start(job, layer, Order::Unordered)?;
-            self.wait(ticket)?;
+    round(mover, Direction::Write, first)?;
+    for row in rows(mover) {
+        let inverse: Vec<u8> = pattern(row, bytes).iter().map(|byte| !byte).collect();
+        view.write(last, row, &inverse).map_err(wrong(row, "write"))?;
+    }
+    round(mover, Direction::Read, last)?;
+    let mut found = vec![0; bytes];
+    for row in rows(mover) {
+        view.read(last, row, &mut found).map_err(wrong(row, "read"))?;
+        let expected = pattern(row, bytes);
+        if let Some(at) = (0..bytes).find(|at| found[*at] != expected[*at]) {
+            let why = format!("{:#04x} came back instead of {:#04x}", found[at], expected[at]);
+            let (layer, segment) = (shape.layer_of(row), row.0 % shape.segments);
+            return Err(StoreError::SelfTest { layer, segment, offset: at as u64, why });
         }
-        self.end(job).map(|_| ())
     }
+    Ok(())
+}
+
+fn rows(mover: &Mover) -> impl Iterator<Item = Row> + use<> {
+    (0..mover.setup.shape.rows()).map(Row)
+}
+
+/// Moves all layers of one block of the pool, one after the other.
+fn round(mover: &mut Mover, direction: Direction, block: BlockId) -> Result<(), StoreError> {
+    let file = FileId(mover.setup.files - 1);
+    let moves = vec![Move { file, block, position: 0 }];
+    let job = mover.begin_in_pool(direction, moves, &[])?;
+    let (clock, timeout) = (mover.clock.clone(), mover.setup.options.wait_timeout);
+    for layer in (0..mover.setup.shape.layers).map(Layer) {
+        let ticket = Ticket { job, layer };
+        mover.start(ticket, Order::Unordered)?;
+        wait_for(&*clock, timeout, |step| mover.step(ticket, step))?;
+    }
+    mover.end(job).map(|_| ())
 }
 
 /// Returns a row's test object: no two rows are the same, nor two offsets of one within 256.

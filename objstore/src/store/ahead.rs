@@ -18,7 +18,8 @@ use super::{
 };
 use crate::{
     error::StoreError,
-    plane::{AGAIN, Copied, Move, Ticket},
+    ids::{Move, Ticket},
+    plane::{Copied, RELOAD_COST},
 };
 
 /// A batch being read from the devices.
@@ -192,7 +193,7 @@ impl Ahead {
     fn settle(&mut self, which: impl Fn(&Copying) -> bool) -> Result<(), StoreError> {
         for copying in self.copying.extract_if(.., |copying| which(copying)).collect::<Vec<_>>() {
             // The job holds the result; a failed store has none.
-            let _ = self.store.inner.wait_for(&copying.ticket);
+            let _ = self.store.inner.plane.wait(copying.ticket);
             self.end_copying(copying)?;
         }
         Ok(())
@@ -201,7 +202,7 @@ impl Ahead {
     /// Records the end of a copy by a stream.
     fn end_copying(&mut self, ended: Copying) -> Result<(), StoreError> {
         let Copying { op, request, moves, ticket } = ended;
-        let is_good = self.store.inner.with_plane(|plane| Ok(plane.end_ahead(&ticket)))?;
+        let is_good = self.store.inner.plane.with(|plane| Ok(plane.end_ahead(ticket)))?;
         let moved = self.end_copy(op, request, &moves, is_good)?;
         self.copied.push((op, moved));
         Ok(())
@@ -236,19 +237,19 @@ impl Ahead {
         now: Duration,
     ) -> Result<Option<Duration>, StoreError> {
         let inner = &self.store.inner;
-        let over = inner.with_plane(|plane| {
-            let over = self.copying.extract_if(.., |copying| plane.is_over(&copying.ticket));
+        let over = inner.plane.with(|plane| {
+            let over = self.copying.extract_if(.., |copying| plane.is_over(copying.ticket));
             Ok(over.collect::<Vec<_>>())
         })?;
         over.into_iter().try_for_each(|copying| self.end_copying(copying))?;
         self.copied.drain(..).for_each(|(op, moved)| self.link.ended(op, moved, now));
         let Self { store, lookahead, link, in_flight, is_due, due, .. } = self;
         *is_due |= due.is_some_and(|due| due <= now);
-        store.inner.with_plane(|plane| {
-            let over = in_flight.extract_if(.., |flight| plane.is_over(&flight.ticket));
+        store.inner.plane.with(|plane| {
+            let over = in_flight.extract_if(.., |flight| plane.is_over(flight.ticket));
             let over: Vec<Flight> = over.collect();
             for Flight { op, ticket, .. } in over {
-                let is_good = plane.end_ahead(&ticket);
+                let is_good = plane.end_ahead(ticket);
                 let tier = plane.tier().expect("its memory was read to");
                 drives.ended(op, lookahead.ended(op, is_good, tier), now);
                 *is_due = true;
@@ -268,7 +269,7 @@ impl Ahead {
         now: Duration,
     ) -> Result<(), StoreError> {
         let Self { store, lookahead, .. } = self;
-        let batch = with_tier(store, |tier| lookahead.start(op, AGAIN, tier))?.flatten();
+        let batch = with_tier(store, |tier| lookahead.start(op, RELOAD_COST, tier))?.flatten();
         let Some(Batch { request, blocks, .. }) = batch else { return Ok(()) };
         let files: Vec<FileId> = blocks.iter().map(|(file, _)| *file).collect();
         let expected = store.expected(&files);
@@ -276,7 +277,7 @@ impl Ahead {
             // The blocks got there otherwise.
             true => None,
             // Reads that could not be started are retried when the request is announced again.
-            false => store.inner.with_plane(|plane| plane.read_ahead(&blocks, &expected)).ok(),
+            false => store.inner.plane.with(|plane| plane.read_ahead(&blocks, &expected)).ok(),
         };
         if let Some(ticket) = begun {
             let announced = self.requests.get(&request);
@@ -315,7 +316,7 @@ impl Ahead {
     /// Copies a batch. Returns true if the CPU copied it, which takes time.
     fn copy_batch(&mut self, op: OpId, now: Duration) -> Result<bool, StoreError> {
         let Self { store, lookahead, requests, copying, .. } = self;
-        let batch = with_tier(store, |tier| lookahead.start(op, AGAIN, tier))?.flatten();
+        let batch = with_tier(store, |tier| lookahead.start(op, RELOAD_COST, tier))?.flatten();
         let Some(Batch { request, blocks, .. }) = batch else { return Ok(false) };
         let blocks: Vec<(Move, HostBlock)> = requests.get(&request).map_or(Vec::new(), |request| {
             let to = |(file, host)| request.targets(file).map(move |to| (to, host));
@@ -326,7 +327,7 @@ impl Ahead {
             false
         } else {
             let expected = store.expected(&moves.iter().map(|to| to.file).collect::<Vec<_>>());
-            match store.inner.with_plane(|plane| plane.copy_ahead(&blocks, &expected)) {
+            match store.inner.plane.with(|plane| plane.copy_ahead(&blocks, &expected)) {
                 Ok(Copied::Started(ticket)) => {
                     copying.push(Copying { op, request, moves, ticket });
                     return Ok(false);
@@ -349,8 +350,8 @@ impl Drop for Ahead {
         let Self { store: Store { inner, .. }, in_flight, .. } = self;
         for Flight { ticket, prefix, .. } in in_flight.drain(..) {
             // A closed store has nothing left to release.
-            let _ = inner.with_plane(|plane| {
-                let job = plane.abandon_ahead(&ticket);
+            let _ = inner.plane.with(|plane| {
+                let job = plane.abandon_ahead(ticket);
                 let files = prefix.as_ref().map_or(&[][..], |prefix| prefix.files());
                 let reference = inner.catalog.with(|catalog| catalog.hold(files));
                 inner.jobs().held.insert(job, Held::Read(reference.id));
@@ -365,5 +366,5 @@ fn with_tier<T>(
     store: &Store,
     act: impl FnOnce(&mut Tier<FileId>) -> T,
 ) -> Result<Option<T>, StoreError> {
-    store.inner.with_plane(|plane| Ok(plane.tier().map(act)))
+    store.inner.plane.with(|plane| Ok(plane.tier().map(act)))
 }

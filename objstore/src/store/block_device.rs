@@ -3,7 +3,7 @@
 use kv_catalog::{BlockAction, BlockError, BlockIo, PlantedBug, Region, planted};
 use nvme_spec::ids::{Lba, Nsid};
 
-use crate::plane::SharedController;
+use crate::device::SharedController;
 
 /// A region of a namespace.
 #[derive(Debug, Clone)]

@@ -9,10 +9,7 @@ use std::collections::HashMap;
 use kv_catalog::{BlockIo as _, NotDurable, PlantedBug, WriteId, planted};
 
 use super::{Inner, block_device::BlockDevice, handles::Held, lock};
-use crate::{
-    error::StoreError,
-    plane::{JobDone, JobFailure, JobId},
-};
+use crate::{error::StoreError, ids::JobId, plane::JobDone};
 
 /// A request whose data is on the devices, perhaps in their volatile caches.
 #[derive(Debug)]
@@ -41,17 +38,14 @@ impl Commits {
 impl Inner {
     pub(super) fn commit(&self, job: JobId) -> Result<(), StoreError> {
         // This ends the job: dropping the handle does nothing from here on.
-        let done = self.with_plane(|plane| plane.end(job))?;
+        let done = self.plane.with(|plane| plane.end(job))?;
         let Some(Held::Write(write)) = self.jobs().held.remove(&job) else {
             return Err(StoreError::NoSuchJob { job });
         };
         let JobDone { failure, recoveries, checksums, .. } = done;
         if let Some(failure) = failure {
             self.catalog.with(|catalog| catalog.abort(write))?;
-            return Err(match failure {
-                JobFailure::Transfer(failure) => StoreError::Transfer { failure },
-                JobFailure::Incomplete(layer) => StoreError::Incomplete { layer },
-            });
+            return Err(failure);
         }
         lock(&self.ready).push(Ready { job, write, recoveries, checksums });
         let mut commits = lock(&self.commits);
@@ -70,7 +64,7 @@ impl Inner {
     fn commit_ready(&self, commits: &mut Commits) {
         let ready = std::mem::take(&mut *lock(&self.ready));
         let flushed = self.flush_devices(commits);
-        let recoveries = self.with_plane(|plane| Ok(plane.recoveries()));
+        let recoveries = self.plane.with(|plane| Ok(plane.recoveries()));
         let is_safe = |ready: &Ready| {
             // Without a volatile cache no data is lost by a reset.
             let same = commits.volatile.is_empty()

@@ -13,7 +13,7 @@ use nvme_spec::{
 };
 
 use super::Inner;
-use crate::plane::SharedController;
+use crate::device::SharedController;
 
 /// Maximum number of groups in a batch: a committing thread waits for it.
 const GROUPS_MAX: usize = 64;

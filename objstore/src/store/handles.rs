@@ -5,10 +5,10 @@
 
 use std::{fmt, sync::Arc};
 
-use kv_catalog::{FileId, Reference, ReferenceId, WriteId};
+use kv_catalog::{FileId, Layer, Reference, ReferenceId, WriteId};
 
 use super::Inner;
-use crate::plane::JobId;
+use crate::ids::{JobId, Ticket};
 
 /// The stored blocks found by a lookup: the leading ones of its keys. They stay stored until this
 /// is dropped.
@@ -57,6 +57,12 @@ pub(super) struct Handle {
     pub(super) job: JobId,
 }
 
+impl Handle {
+    fn ticket(&self, layer: Layer) -> Ticket {
+        Ticket { job: self.job, layer }
+    }
+}
+
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Handle").field(&self.job).finish()
@@ -65,7 +71,7 @@ impl fmt::Debug for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.store.abandon(self.job);
+        self.store.plane.abandon(self.job);
     }
 }
 
@@ -85,6 +91,12 @@ impl Transfer {
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.blocks
+    }
+
+    /// Returns the name of a layer's operation.
+    #[must_use]
+    pub fn ticket(&self, layer: Layer) -> Ticket {
+        self.handle.ticket(layer)
     }
 }
 
@@ -112,6 +124,12 @@ impl Writing {
     #[must_use]
     pub fn written(&self) -> usize {
         self.written
+    }
+
+    /// Returns the name of a layer's operation.
+    #[must_use]
+    pub fn ticket(&self, layer: Layer) -> Ticket {
+        self.handle.ticket(layer)
     }
 }
 

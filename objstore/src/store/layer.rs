@@ -1,24 +1,23 @@
 //! Starting and awaiting the layers of a request, on any thread.
 
-use gio_uring::{Progress, RawStream};
+use gio_uring::RawStream;
 use kv_catalog::Layer;
-use nvme_driver::Waiter;
 
 use super::{
-    Inner, Store,
+    Store,
     handles::{Handle, Transfer, Writing},
 };
 use crate::{
     error::StoreError,
+    ids::{LayerDone, Ticket},
     order::Order,
-    plane::{LayerDone, Plane, Polled, Ticket},
 };
 
 impl Store {
     /// Starts reading one layer of a transfer. O(1) in the number of blocks; nothing is allocated.
     ///
     /// # Errors
-    /// Same as [`Plane::start`].
+    /// Same as [`crate::Plane::start`].
     pub fn retrieve_layer(&self, transfer: &Transfer, layer: Layer) -> Result<Ticket, StoreError> {
         self.start(&transfer.handle, "transfer", layer, Order::Unordered)
     }
@@ -30,7 +29,7 @@ impl Store {
     /// undefined; the ticket reports the failure.
     ///
     /// # Errors
-    /// Same as [`Plane::start`].
+    /// Same as [`crate::Plane::start`].
     pub fn retrieve_layer_on<'a>(
         &self,
         transfer: &Transfer,
@@ -43,7 +42,7 @@ impl Store {
     /// Starts writing one layer. O(1) in the number of blocks; nothing is allocated.
     ///
     /// # Errors
-    /// Same as [`Plane::start`].
+    /// Same as [`crate::Plane::start`].
     pub fn store_layer(&self, writing: &Writing, layer: Layer) -> Result<Ticket, StoreError> {
         self.start(&writing.handle, "writing", layer, Order::Unordered)
     }
@@ -52,7 +51,7 @@ impl Store {
     /// `order` allows it. A stream alone means [`Order::InStream`].
     ///
     /// # Errors
-    /// Same as [`Plane::start`].
+    /// Same as [`crate::Plane::start`].
     pub fn store_layer_on<'a>(
         &self,
         writing: &Writing,
@@ -70,7 +69,9 @@ impl Store {
         order: Order<'_>,
     ) -> Result<Ticket, StoreError> {
         self.own(handle, what)?;
-        self.inner.with_plane(|plane| plane.start(handle.job, layer, order))
+        let ticket = Ticket { job: handle.job, layer };
+        self.inner.plane.with(|mover| mover.start(ticket, order))?;
+        Ok(ticket)
     }
 
     /// Refuses a handle of another store.
@@ -82,54 +83,36 @@ impl Store {
         }
     }
 
-    /// Same as [`Plane::join`].
+    /// Same as [`crate::Plane::join`].
     ///
     /// # Errors
-    /// Same as [`Plane::join`].
+    /// Same as [`crate::Plane::join`].
     pub fn join(&self, ticket: &Ticket, stream: RawStream) -> Result<(), StoreError> {
-        self.inner.with_plane(|plane| plane.join(ticket, stream))
+        self.inner.plane.join(*ticket, stream)
     }
 
-    /// Same as [`Plane::wait`]. Other threads may use the store meanwhile. After a failed retrieve,
-    /// the files that failed are misses.
+    /// Same as [`crate::Plane::wait`]. Other threads may use the store meanwhile. After a failed
+    /// retrieve, the files that failed are misses.
     ///
     /// # Errors
-    /// Same as [`Plane::wait`].
+    /// Same as [`crate::Plane::wait`].
     pub fn wait(&self, ticket: Ticket) -> Result<LayerDone, StoreError> {
-        self.inner.wait_for(&ticket)
+        self.inner.plane.wait(ticket)
     }
 
-    /// Same as [`Plane::poll`].
+    /// Same as [`crate::Plane::poll`].
     ///
     /// # Errors
-    /// Same as [`Plane::poll`].
+    /// Same as [`crate::Plane::poll`].
     pub fn poll(&self, ticket: &Ticket) -> Result<Option<LayerDone>, StoreError> {
-        self.inner.with_plane(|plane| plane.poll(ticket))
+        self.inner.plane.poll(*ticket)
     }
 
-    /// Waits for everything in flight. Failures stay with their requests.
+    /// Same as [`crate::Plane::drain`].
     ///
     /// # Errors
-    /// Returns [`StoreError::Failed`].
+    /// Same as [`crate::Plane::drain`].
     pub fn drain(&self) -> Result<(), StoreError> {
-        self.inner.with_plane(Plane::drain)
-    }
-}
-
-impl Inner {
-    pub(super) fn wait_for(&self, ticket: &Ticket) -> Result<LayerDone, StoreError> {
-        let clock = &self.clock;
-        loop {
-            let mut waiter = Waiter::new(&**clock, clock.now() + self.wait_timeout);
-            loop {
-                match self.with_plane(|plane| plane.poll_layer(ticket))? {
-                    Polled::Done(done) => return Ok(done),
-                    Polled::Pending(Progress::Moved) => waiter.moved(),
-                    Polled::Pending(Progress::Idle) if waiter.wait() => {}
-                    Polled::Pending(Progress::Idle) => break,
-                }
-            }
-            self.with_plane(|plane| plane.overdue(ticket))?;
-        }
+        self.inner.plane.drain()
     }
 }

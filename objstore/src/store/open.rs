@@ -14,8 +14,9 @@ use super::{
 };
 use crate::{
     config::{Durability, Format, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
+    device::SharedController,
     error::StoreError,
-    plane::{Plane, PlaneConfig, PlaneDevice, SharedController},
+    plane::{Plane, PlaneConfig, PlaneDevice},
     registration::KvPool,
 };
 
@@ -245,7 +246,7 @@ impl Store {
             gpu,
             options,
         })?;
-        if plane.keeps_blocks() {
+        if plane.with(|plane| Ok(plane.keeps_blocks()))? {
             // The plane tracks blocks from now on; freed files until here do not matter.
             catalog.with(Catalog::take_freed);
         }
@@ -259,11 +260,17 @@ impl Store {
                 drives: Mutex::new(drives),
                 ready: Mutex::new(Vec::new()),
                 commits: Mutex::new(Commits::new(volatile)),
-                plane: Mutex::new(Some(plane)),
+                plane,
                 jobs: Mutex::new(Jobs::default()),
             }),
             namespace: id,
         };
+        let inner = Arc::downgrade(&store.inner);
+        store.inner.plane.listen(move |plane| {
+            if let Some(inner) = inner.upgrade() {
+                inner.apply_reports(plane);
+            }
+        });
         if self_test {
             store.self_test(None)?;
         }
@@ -281,14 +288,16 @@ impl Store {
     /// then. Returns [`StoreError::JournalFailed`] if the journal could not be written: the store
     /// is closed all the same.
     pub fn close(self) -> Result<Closed, StoreError> {
-        self.inner.with_plane(Plane::drain)?;
+        self.inner.plane.drain()?;
         let written = self.sync_journal();
         let noted = self.inner.catalog.close();
         lock(&self.inner.commits).volatile.clear();
         lock(&self.inner.drives).clear();
-        let plane = lock(&self.inner.plane).take().ok_or_else(super::closed)?;
-        self.inner.jobs().failed.get_or_insert_with(|| "it was closed".to_owned());
-        let closed = plane.close()?;
+        let why = "it was closed";
+        let closed = self.inner.plane.close(why);
+        self.inner.jobs().failed.get_or_insert_with(|| why.to_owned());
+        let failed = || StoreError::Failed { cause: why.to_owned() };
+        let closed = closed?.ok_or_else(failed)?;
         written.and(noted.map_err(StoreError::from))?;
         let controllers = closed.controllers.into_iter().map(unshare).collect::<Result<_, _>>()?;
         Ok(Closed { controllers, pool: closed.pool })

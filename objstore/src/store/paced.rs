@@ -15,8 +15,9 @@ use super::{
 };
 use crate::{
     error::StoreError,
+    ids::{LayerDone, Ticket},
     order::Order,
-    plane::{JobId, LayerDone, Ticket},
+    plane::Polled,
 };
 
 /// Result of a layer.
@@ -40,7 +41,7 @@ pub struct PacedStore {
     store: Store,
     scheduler: Scheduler,
     /// Operations that wait to be started.
-    waiting: HashMap<OpId, (JobId, Layer)>,
+    waiting: HashMap<OpId, Ticket>,
     /// Started operations that found no free IOCB or staging buffer: they are retried.
     refused: Vec<OpId>,
     /// Operations in flight, in the order in which they were started.
@@ -192,7 +193,7 @@ impl PacedStore {
         self.store.own(&transfer.handle, "transfer")?;
         let op = self.op(transfer.blocks, flow, kind);
         self.scheduler.add(op, now).expect("only writes are refused");
-        self.waiting.insert(op.id, (transfer.handle.job, layer));
+        self.waiting.insert(op.id, transfer.ticket(layer));
         Ok(op.id)
     }
 
@@ -212,16 +213,18 @@ impl PacedStore {
         self.store.own(&writing.handle, "writing")?;
         let op = self.op(writing.written, flow, Kind::Write);
         self.scheduler.add(op, now)?;
-        self.waiting.insert(op.id, (writing.handle.job, layer));
+        self.waiting.insert(op.id, writing.ticket(layer));
         Ok(op.id)
     }
 
     /// Same as [`Scheduler::cancel`]. Operations in flight end by themselves.
     pub fn cancel(&mut self, id: OpId) -> Cancelled {
         let cancelled = self.scheduler.cancel(id);
-        if cancelled != Cancelled::InFlight {
-            self.waiting.remove(&id);
+        let mut started = self.in_flight.iter().map(|(id, _)| id).chain(&self.refused);
+        if started.any(|started| *started == id) {
+            return Cancelled::InFlight;
         }
+        self.waiting.remove(&id);
         cancelled
     }
 
@@ -243,13 +246,13 @@ impl PacedStore {
     pub fn poll(&mut self, now: Duration) -> Result<(Progress, Option<Duration>), StoreError> {
         let (in_flight, ended) = (&mut self.in_flight, &mut self.ended);
         let before = ended.len();
-        let mut progress = self.store.inner.with_plane(|plane| {
+        let mut progress = self.store.inner.plane.with(|plane| {
             let progress = plane.reap()?;
-            let over = in_flight.extract_if(.., |(_, ticket)| plane.is_over(ticket));
+            let over = in_flight.extract_if(.., |(_, ticket)| plane.is_over(*ticket));
             let over: Vec<(OpId, Ticket)> = over.collect();
-            ended.extend(over.into_iter().map(|(id, ticket)| match plane.poll(&ticket) {
-                Ok(Some(done)) => (id, PacedEnd::Moved(done)),
-                Ok(None) => unreachable!("it is over"),
+            ended.extend(over.into_iter().map(|(id, ticket)| match plane.poll(ticket) {
+                Ok(Polled::Done(done)) => (id, PacedEnd::Moved(done)),
+                Ok(Polled::Pending(_)) => unreachable!("it is over"),
                 Err(error) => (id, PacedEnd::Failed(error)),
             }));
             Ok(progress)
@@ -301,7 +304,7 @@ impl PacedStore {
         let oldest = self.in_flight.first().map(|(_, ticket)| ticket).or_else(ahead);
         let is_quiet = progress == Progress::Idle && clock.now() > self.moved_at + *wait_timeout;
         if let Some(ticket) = oldest.filter(|_| is_quiet) {
-            self.store.inner.with_plane(|plane| plane.overdue(ticket))?;
+            self.store.inner.plane.with(|plane| plane.overdue(*ticket))?;
         }
         if oldest.is_none() || is_quiet || progress == Progress::Moved {
             self.moved_at = clock.now();
@@ -310,15 +313,15 @@ impl PacedStore {
     }
 
     fn start(&mut self, id: OpId, now: Duration) {
-        let (job, layer) = self.waiting[&id];
+        let ticket = self.waiting[&id];
         let inner = &self.store.inner;
-        let started = inner.with_plane(|plane| plane.start(job, layer, Order::Unordered));
+        let started = inner.plane.with(|plane| plane.start(ticket, Order::Unordered));
         if let Err(StoreError::Busy { .. } | StoreError::StagingBusy { .. }) = started {
             return self.refused.push(id);
         }
         self.waiting.remove(&id);
         match started {
-            Ok(ticket) => {
+            Ok(()) => {
                 self.moved_at = inner.clock.now();
                 self.in_flight.push((id, ticket));
             }

@@ -144,7 +144,7 @@ impl Plane {
             )));
         }
         let self_test = options.self_test;
-        let mut plane = Self::open(PlaneConfig {
+        let plane = Self::open(PlaneConfig {
             devices: plane_devices(&places, &superblocks, devices),
             clock,
             executor,

@@ -10,7 +10,7 @@ use super::{
     Store,
     handles::{Committed, Handle, Held, Prefix, Transfer, Writing},
 };
-use crate::{error::StoreError, plane::Move};
+use crate::{error::StoreError, ids::Move};
 
 /// Maximum waits for free files: other threads may take freed ones first.
 const ATTEMPTS_MAX: u32 = 8;
@@ -140,10 +140,7 @@ impl Store {
         self.own(&writing.handle, "writing")?;
         let Writing { handle, accepted, written } = writing;
         let job = handle.job;
-        while let Some(ticket) = self.inner.with_plane(|plane| Ok(plane.in_flight(job)))? {
-            // The job holds the result.
-            let _ = self.wait(ticket);
-        }
+        self.inner.plane.wait_for_job(job)?;
         self.inner.commit(job)?;
         Ok(Committed { accepted, written })
     }
@@ -174,7 +171,7 @@ impl Store {
         let until = self.inner.clock.now() + within;
         let shared = self.look(|catalog| Ok(catalog.hold_prefix(self.namespace, keys)?))?;
         let expected = self.expected(&shared.files);
-        let begun = self.inner.with_plane(|plane| {
+        let begun = self.inner.plane.with(|plane| {
             let (there, job) = plane.prefetch(&shared.files, &expected, until)?;
             if let Some(job) = job {
                 self.inner.jobs().held.insert(job, Held::Read(shared.id));
@@ -213,11 +210,11 @@ impl Store {
         held: Held,
     ) -> Result<Handle, StoreError> {
         let inner = &self.inner;
-        let begun = inner.with_plane(|plane| {
+        let begun = inner.plane.with(|plane| {
             if plane.keeps_blocks() {
                 plane.forget(&inner.catalog.with(Catalog::take_freed));
             }
-            let job = plane.begin(direction, moves, expected)?;
+            let job = plane.begin(direction, moves.to_vec(), expected)?;
             // Blocks of a namespace expire together, and turn over at their own rate.
             plane.place(job, self.namespace.0)?;
             inner.jobs().held.insert(job, held);

@@ -1,51 +1,21 @@
 //! Builds the devices and memory of a store or a plane, by the first route that works.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use nvme_driver::{Clock, ControllerOptions};
-use objstore::{ExecutorFactory, Format, KvPool, KvShape, StoreDevice, StoreGpu, StoreOptions};
+use objstore::{
+    ExecutorFactory, Format, KvPool, KvShape, Route, StoreDevice, StoreGpu, StoreOptions,
+};
 
 use crate::{
-    bounce::Bounce,
+    chosen::Placement,
     error::StackError,
     executor::Executor,
     fleet::{Below, Fleet},
     place::Place,
     pool::PoolMemory,
-    route::{NotTaken, PoolPlan, Prepared, Route, by_first_route},
+    route::{PoolPlan, Prepared, by_first_route, routes},
 };
-
-/// Location of queues and pool, and the reasons against better routes.
-#[derive(Debug, Clone)]
-pub struct Placement {
-    /// The route of the data.
-    pub route: Route,
-    /// Location of queues and descriptors.
-    pub queues: String,
-    /// Location of the KV pool.
-    pub pool: String,
-    /// Better routes, with the reasons why they were not taken.
-    pub not_taken: Vec<NotTaken>,
-}
-
-impl Placement {
-    /// Returns the locations as a short text.
-    #[must_use]
-    pub fn memory(&self) -> String {
-        let Self { queues, pool, .. } = self;
-        if queues == pool {
-            return pool.clone();
-        }
-        format!("queues in {queues}, KV pool in {pool}")
-    }
-}
-
-impl fmt::Display for Placement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.route, self.memory())?;
-        self.not_taken.iter().try_for_each(|not| write!(f, "; not {not}"))
-    }
-}
 
 /// Parameters of a build.
 pub(crate) struct Plan<'a> {
@@ -74,7 +44,6 @@ pub(crate) struct Parts {
 /// what they use.
 #[derive(Debug)]
 pub(crate) struct Built {
-    pub(crate) bounce: Option<Arc<Bounce>>,
     pub(crate) pool: KvPool,
     pub(crate) placement: Placement,
     pub(crate) below: Below,
@@ -91,7 +60,7 @@ impl Plan<'_> {
         mut open: impl FnMut(Parts) -> Result<T, StackError>,
     ) -> Result<(T, Built), StackError> {
         let Self { mut place, executor, require, shape, pool, controller, clock, .. } = self;
-        let routes = Route::of(executor, pool, require)?;
+        let routes = routes(executor, pool, require)?;
         let gpu = executor.gpu()?;
         let (mut options, mut format) = (self.options, self.format);
         if let Executor::Cuda(choice) = executor {
@@ -110,7 +79,7 @@ impl Plan<'_> {
         };
         let taken = by_first_route(routes, fleet, prepare, |fleet, (route, prepared)| {
             let (below, devices, queues) = fleet.into_parts();
-            let Prepared { pool, place: at, bounce } = prepared;
+            let Prepared { pool, place: at } = prepared;
             if let Some(format) = format.take() {
                 place.format(&devices, format)?;
             }
@@ -122,14 +91,14 @@ impl Plan<'_> {
                 options: options.clone(),
             };
             let placement = Placement { route, queues, pool: at, not_taken: Vec::new() };
-            Ok((open(parts)?, bounce, pool, placement, below))
+            Ok((open(parts)?, pool, placement, below))
         });
-        let ((opened, bounce, pool, placement, below), not_taken) = taken?;
+        let ((opened, pool, placement, below), not_taken) = taken?;
         if self.format.is_some() {
             place.set_ready()?;
         }
         let placement = Placement { not_taken, ..placement };
-        Ok((opened, Built { bounce, pool, placement, below, place }))
+        Ok((opened, Built { pool, placement, below, place }))
     }
 }
 
@@ -137,7 +106,7 @@ impl Built {
     /// Releases the engine's memory after the store was closed. Drop the rest after the controllers
     /// were shut down.
     pub(crate) fn unmap(self) -> (Below, Place) {
-        drop((self.bounce, self.pool));
+        drop(self.pool);
         (self.below, self.place)
     }
 }

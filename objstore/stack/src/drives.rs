@@ -12,37 +12,22 @@ use nvme_driver::{
 use nvme_spec::ids::Lba;
 use objstore::StoreDevice;
 
-use crate::{arena::Arena, error::StackError, place::DriveIdentity};
+use crate::{arena::Arena, chosen::MemoryPlace, error::StackError};
+
+/// Identity of a drive, independent of its address.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DriveIdentity {
+    /// Serial number.
+    pub serial: String,
+    /// The namespace in use.
+    pub nsid: u32,
+}
 
 /// Bytes kept free at both ends of a namespace: partition tables, file systems and volume managers
 /// keep their signatures there, which tell a drive in use from an empty one.
 const EDGE_BYTES: u64 = 1 << 20;
 /// Written to the first LBA of a drive that a replay used: the next replay may overwrite it.
 pub(crate) const MARK: &[u8] = b"ripieno replay: scratch data, may be overwritten\n";
-
-/// Location of the drives' queues and descriptors, and of a KV pool allocated for them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum MemoryPlace {
-    /// Memory of this process.
-    #[default]
-    Host,
-    /// A BAR of another function.
-    Peer {
-        /// The function.
-        address: PciAddress,
-        /// The BAR's number.
-        bar: u8,
-    },
-}
-
-impl fmt::Display for MemoryPlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => f.write_str("host"),
-            Self::Peer { address, bar } => write!(f, "peer:{address}/{bar}"),
-        }
-    }
-}
 
 /// Open drives and the memory they share.
 #[derive(Debug)]

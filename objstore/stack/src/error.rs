@@ -6,12 +6,11 @@ use gio_kernels::cuda::CudaError;
 use kv_catalog::{FormatError, LayoutError};
 use nvme_driver::{DmaError, platform::vfio::VfioError};
 use nvme_emu::EmuError;
-use objstore::{Layer, RegistrationError, StoreError};
+use objstore::{RegistrationError, Route, StoreError};
 
 use crate::{
-    drives::MemoryPlace,
+    chosen::{MemoryPlace, NotTaken},
     home::HomeError,
-    route::{NotTaken, Route},
 };
 
 /// An error, whose message says what was asked, what was found and what to do.
@@ -58,19 +57,6 @@ pub enum StackError {
     /// The KV pool's layout is invalid.
     #[error("registering the KV pool: {0}")]
     Pool(#[from] RegistrationError),
-    /// Too few bounce buffers are free.
-    #[error(
-        "{wanted} blocks are to be copied through bounce buffers, and {free} of {all} are free; \
-         end a request first, or ask for fewer blocks at a time"
-    )]
-    Bounce {
-        /// Blocks of the request.
-        wanted: usize,
-        /// Bounce buffers free, in blocks.
-        free: usize,
-        /// Bounce buffers in total, in blocks.
-        all: usize,
-    },
     /// VFIO, or this function, cannot be opened.
     #[error("opening {what}: {source}")]
     Vfio {
@@ -158,12 +144,6 @@ pub enum StackError {
         /// The problem, with advice.
         problem: String,
     },
-    /// The layer was not started, or was already waited for.
-    #[error("layer {layer} of this request is not in flight; start it before you wait for it")]
-    NotStarted {
-        /// The layer.
-        layer: Layer,
-    },
     /// A request of the other direction was committed.
     #[error("this request retrieves blocks, and only one that stores them can be committed")]
     NotWriting,
@@ -239,13 +219,10 @@ impl StackError {
         match self {
             Self::Home(error) => of_home(error),
             Self::Store(error) => of_store(error),
-            Self::Memory(_)
-            | Self::Pool(_)
-            | Self::Config { .. }
-            | Self::NotStarted { .. }
-            | Self::NotWriting => ErrorKind::Invalid,
+            Self::Memory(_) | Self::Pool(_) | Self::Config { .. } | Self::NotWriting => {
+                ErrorKind::Invalid
+            }
             Self::NotEmpty { .. } => ErrorKind::Occupied,
-            Self::Bounce { .. } => ErrorKind::Busy,
             _ => ErrorKind::System,
         }
     }
@@ -272,7 +249,9 @@ fn of_store(error: &StoreError) -> ErrorKind {
         | StoreError::Executor(_)
         | StoreError::Route { .. }
         | StoreError::SelfTest { .. } => ErrorKind::System,
-        StoreError::Busy { .. } | StoreError::StagingBusy { .. } => ErrorKind::Busy,
+        StoreError::Busy { .. } | StoreError::StagingBusy { .. } | StoreError::Bounce { .. } => {
+            ErrorKind::Busy
+        }
         StoreError::Transfer { .. } | StoreError::RequestFailed { .. } | StoreError::Forgotten => {
             ErrorKind::Io
         }

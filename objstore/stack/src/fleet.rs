@@ -11,7 +11,8 @@ use objstore::StoreDevice;
 
 use crate::{
     arena::Arena,
-    drives::{self, Drives, MemoryPlace, Peer},
+    chosen::MemoryPlace,
+    drives::{self, Drives, Peer},
     emulation::Emulation,
     error::StackError,
     gpu::Gpu,

@@ -37,7 +37,7 @@
 //! let pool = stack.pool_host().ok_or("the pool is not in this process's memory")?;
 //! // SAFETY: the pool is as large, and no request uses it now.
 //! unsafe { pool.write_bytes(0xAB, 8 * shape.block_bytes() as usize) };
-//! let request = Request::store(&stack, stack.store(), &keys, &[BlockId(0), BlockId(1)])?;
+//! let request = Request::store(stack.store(), &keys, &[BlockId(0), BlockId(1)])?;
 //! request.move_all()?;
 //! request.commit()?;
 //! stack.close()?;
@@ -46,7 +46,7 @@
 //! let stack = Stack::open(config(Home::open(&dir)?), clock)?;
 //! let prefix = stack.store().lookup(&keys)?;
 //! assert_eq!(prefix.len(), 2);
-//! let request = Request::retrieve(&stack, stack.store(), &prefix, 0, &[BlockId(6), BlockId(7)])?;
+//! let request = Request::retrieve(stack.store(), &prefix, 0, &[BlockId(6), BlockId(7)])?;
 //! for layer in (0..shape.layers).map(Layer) {
 //!     request.start(layer)?;
 //! }
@@ -72,8 +72,7 @@
 //!   takes the first route that is proven; [`Placement`] reports it, and why no better one was
 //!   taken.
 //! - [`Stack`]: devices, driver, executor, KV pool and store, in the order in which they are built
-//!   and torn down (`build.rs`). `bounce.rs` has the buffers for engine memory that devices cannot
-//!   describe.
+//!   and torn down (`build.rs`).
 //! - [`Ranks`]: the directory of a store in several processes. [`CatalogStack`] and [`RankStack`]:
 //!   the parts of the engine's scheduler and of each of its workers. A thread of each [`RankStack`]
 //!   watches its devices, so that a device is given back when its owner requests it, and a removal
@@ -96,13 +95,13 @@
 //! - Resizing a home or changing its devices. Adding drives to a store.
 //! - Requests larger than a staging buffer (for a pool on a GPU that the devices do not reach):
 //!   they are refused.
-//! - Streams for [`Request`]; jobs of a [`RankStack`] have them.
+//! - Streams for [`Request`]; jobs of a [`objstore::Plane`] have them.
 //! - No part of this has run on a GPU, or with drives and a GPU together: only over a mock libcuda,
 //!   with software controllers.
 
 mod arena;
-mod bounce;
 mod build;
+mod chosen;
 mod drives;
 mod emulation;
 mod error;
@@ -123,10 +122,10 @@ mod trial;
 
 pub use gio_uring::RawStream;
 
-pub use build::Placement;
+pub use chosen::{MemoryPlace, NotTaken, Placement};
 pub use drives::{
-    Drives, Holds, MemoryPlace, check_drive, is_scratch, open_drive, prove_reach, reset_subsystem,
-    vfio_space,
+    DriveIdentity, Drives, Holds, check_drive, is_scratch, open_drive, prove_reach,
+    reset_subsystem, vfio_space,
 };
 pub use emulation::{EMU_DEPTH, EMU_QUEUES, Emulation};
 pub use error::{ErrorKind, StackError};
@@ -135,13 +134,13 @@ pub use fleet::{Below, Fleet};
 pub use gpu::{CudaChoice, Gpu};
 pub use home::{Home, HomeDevice, HomeError, HomeMedia, HomeOptions};
 pub use input::{open_file, read_file};
-pub use objstore::Report;
-pub use place::{Drive, DriveIdentity, Place};
+pub use objstore::Route;
+pub use place::{Drive, Place};
 pub use pool::{EngineMemory, GpuMemory, PoolLayout, PoolMemory};
 pub use rank::{RankStack, RankStackConfig};
 pub use ranks::{CatalogStack, RankMedia, Ranks, RanksOptions};
 pub use request::Request;
-pub use route::{NotTaken, PoolPlan, Prepared, Route, by_first_route};
+pub use route::{PoolPlan, Prepared, by_first_route, routes};
 pub use size::Size;
 pub use stack::{Stack, StackConfig};
 pub use trial::{trial_bytes, try_kernel};

@@ -7,7 +7,8 @@ use nvme_driver::{Clock, ControllerOptions, platform::vfio::PciAddress};
 use objstore::{Format, Overwrite, Store, StoreDevice, StoreId};
 
 use crate::{
-    drives::{self, Drives, Holds, MemoryPlace},
+    chosen::MemoryPlace,
+    drives::{self, DriveIdentity, Drives, Holds},
     error::StackError,
     fleet::Fleet,
     gpu::Gpu,
@@ -31,15 +32,6 @@ pub struct Drive {
     pub address: PciAddress,
     /// The expected drive; with `None`, only the store's own check applies.
     pub identity: Option<DriveIdentity>,
-}
-
-/// Identity of a drive, independent of its address.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct DriveIdentity {
-    /// Serial number.
-    pub serial: String,
-    /// The namespace in use.
-    pub nsid: u32,
 }
 
 impl From<Home> for Place {

@@ -46,12 +46,7 @@ impl EngineMemory {
         self.base
     }
 
-    /// Returns the length in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    fn external(&self) -> ExternalMemory {
+    pub(crate) fn external(&self) -> ExternalMemory {
         // SAFETY: the contract of `EngineMemory::new`.
         unsafe { ExternalMemory::new(Some(self.base), None, self.bytes, self.owner.clone()) }
     }

@@ -29,11 +29,11 @@ use objstore::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    drives,
+    drives::{self, DriveIdentity},
     error::StackError,
     fleet::Below,
     home::{self, Home, HomeError, HomeMedia, HomeOptions, Lock, State},
-    place::{Drive, DriveIdentity, Place},
+    place::{Drive, Place},
     stack::shut_down,
 };
 

@@ -1,14 +1,11 @@
 //! Requests for callers in other languages, which name a layer's operation by the layer.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use nvme_spec::nvm::Direction;
 use objstore::{
     BlockId, BlockKey, Committed, Layer, LayerDone, Prefix, Store, StoreError, Ticket, Transfer,
     Writing,
 };
 
-use crate::{bounce::Bounced, error::StackError, stack::Stack};
+use crate::error::StackError;
 
 /// A retrieval or storing of blocks, layer by layer. Several threads may use it.
 ///
@@ -19,9 +16,6 @@ pub struct Request {
     store: Store,
     /// `None` once it was committed.
     job: Option<Job>,
-    /// The ticket of each layer in flight.
-    tickets: Mutex<Vec<Option<Ticket>>>,
-    bounced: Option<Bounced>,
 }
 
 #[derive(Debug)]
@@ -34,44 +28,33 @@ impl Request {
     /// Retrieves the positions of `prefix` from `first` on into `blocks`.
     ///
     /// # Errors
-    /// Returns [`StackError::Bounce`], or an error of [`Store::retrieve_from`].
+    /// Returns an error of [`Store::retrieve_from`].
     pub fn retrieve(
-        stack: &Stack,
         store: &Store,
         prefix: &Prefix,
         first: usize,
         blocks: &[BlockId],
     ) -> Result<Self, StackError> {
-        let bounced = stack.bounce(blocks)?;
-        let targets = bounced.as_ref().map_or(blocks, Bounced::buffers);
-        let job = Job::Retrieve(store.retrieve_from(prefix, first, targets)?);
-        Ok(Self::new(store, job, bounced))
+        let job = Job::Retrieve(store.retrieve_from(prefix, first, blocks)?);
+        Ok(Self { store: store.clone(), job: Some(job) })
     }
 
     /// Stores `blocks` under `keys`, as many leading ones as there is room for; see
     /// [`Store::allocate`].
     ///
     /// # Errors
-    /// Returns [`StackError::Bounce`], or an error of [`Store::allocate`].
-    pub fn store(
-        stack: &Stack,
-        store: &Store,
-        keys: &[BlockKey],
-        blocks: &[BlockId],
-    ) -> Result<Self, StackError> {
-        let bounced = stack.bounce(blocks)?;
-        let sources = bounced.as_ref().map_or(blocks, Bounced::buffers);
-        let job = Job::Store(store.allocate(keys, sources)?);
-        Ok(Self::new(store, job, bounced))
+    /// Returns an error of [`Store::allocate`].
+    pub fn store(store: &Store, keys: &[BlockKey], blocks: &[BlockId]) -> Result<Self, StackError> {
+        let job = Job::Store(store.allocate(keys, blocks)?);
+        Ok(Self { store: store.clone(), job: Some(job) })
     }
 
-    fn new(store: &Store, job: Job, bounced: Option<Bounced>) -> Self {
-        let layers = (0..store.shape().layers).map(|_| None).collect();
-        Self { store: store.clone(), job: Some(job), tickets: Mutex::new(layers), bounced }
-    }
-
-    fn tickets(&self) -> MutexGuard<'_, Vec<Option<Ticket>>> {
-        self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ticket(&self, layer: Layer) -> Result<Ticket, StackError> {
+        match &self.job {
+            Some(Job::Retrieve(transfer)) => Ok(transfer.ticket(layer)),
+            Some(Job::Store(writing)) => Ok(writing.ticket(layer)),
+            None => Err(StoreError::NotStarted { layer }.into()),
+        }
     }
 
     /// Returns, for a storing request, the number of leading blocks stored after the commit, and
@@ -89,32 +72,20 @@ impl Request {
     /// # Errors
     /// Same as [`Store::retrieve_layer`].
     pub fn start(&self, layer: Layer) -> Result<(), StackError> {
-        let mut tickets = self.tickets();
-        let ticket = match &self.job {
+        match &self.job {
             Some(Job::Retrieve(transfer)) => self.store.retrieve_layer(transfer, layer)?,
-            Some(Job::Store(writing)) => {
-                if let Some(bounced) = &self.bounced {
-                    bounced.copy(layer, Direction::Write);
-                }
-                self.store.store_layer(writing, layer)?
-            }
-            None => return Err(StackError::NotStarted { layer }),
+            Some(Job::Store(writing)) => self.store.store_layer(writing, layer)?,
+            None => return Err(StoreError::NotStarted { layer }.into()),
         };
-        tickets[layer.0 as usize] = Some(ticket);
         Ok(())
     }
 
-    /// Waits for a started layer. On return, no device uses the layer's blocks. Only one thread may
-    /// wait for a layer.
+    /// Waits for a started layer. On return, no device uses the layer's blocks.
     ///
     /// # Errors
-    /// Returns [`StackError::NotStarted`], or an error of [`Store::wait`].
+    /// Same as [`Store::wait`].
     pub fn wait(&self, layer: Layer) -> Result<LayerDone, StackError> {
-        let ticket = self.tickets().get_mut(layer.0 as usize).and_then(Option::take);
-        let ticket = ticket.ok_or(StackError::NotStarted { layer })?;
-        let done = self.store.wait(ticket)?;
-        self.arrived(layer);
-        Ok(done)
+        Ok(self.store.wait(self.ticket(layer)?)?)
     }
 
     /// Polls a layer: `None` while it is in flight.
@@ -122,20 +93,7 @@ impl Request {
     /// # Errors
     /// Same as [`Request::wait`].
     pub fn poll(&self, layer: Layer) -> Result<Option<LayerDone>, StackError> {
-        let mut tickets = self.tickets();
-        let slot = tickets.get_mut(layer.0 as usize);
-        let slot = slot.ok_or(StackError::NotStarted { layer })?;
-        let ticket = slot.as_ref().ok_or(StackError::NotStarted { layer })?;
-        let polled = self.store.poll(ticket);
-        if !matches!(polled, Ok(None)) {
-            *slot = None;
-        }
-        drop(tickets);
-        let done = polled?;
-        if done.is_some() {
-            self.arrived(layer);
-        }
-        Ok(done)
+        Ok(self.store.poll(&self.ticket(layer)?)?)
     }
 
     /// Moves all layers: starts as many as may be in flight, and waits for all of them. On return,
@@ -168,13 +126,6 @@ impl Request {
         result
     }
 
-    /// Copies a retrieved layer out of its bounce buffers.
-    fn arrived(&self, layer: Layer) {
-        if let (Some(bounced), Some(Job::Retrieve(_))) = (&self.bounced, &self.job) {
-            bounced.copy(layer, Direction::Read);
-        }
-    }
-
     /// Makes the stored blocks durable and visible; see [`Store::commit`].
     ///
     /// # Errors
@@ -192,10 +143,11 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        let tickets = std::mem::take(&mut *self.tickets());
-        for ticket in tickets.into_iter().flatten() {
-            // The result is no longer of interest.
-            let _ = self.store.wait(ticket);
+        for layer in (0..self.store.shape().layers).map(Layer) {
+            if let Ok(ticket) = self.ticket(layer) {
+                // The result is no longer of interest, nor are layers that were not started.
+                let _ = self.store.wait(ticket);
+            }
         }
     }
 }

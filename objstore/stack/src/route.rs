@@ -1,12 +1,12 @@
 //! Routes of the data between devices and KV pool: each is built, and taken only if proven.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::sync::Arc;
 
 use nvme_driver::{Controller, DescriptorMode};
-use objstore::{KvPool, KvShape};
+use objstore::{KvPool, KvShape, Route};
 
 use crate::{
-    bounce::{self, Bounce},
+    chosen::NotTaken,
     error::StackError,
     executor::Executor,
     fleet::Fleet,
@@ -18,105 +18,49 @@ use crate::{
 /// Maximum bytes of staging memory for an engine's pool; but at least a block per buffer.
 const STAGING_MAX: u64 = 1 << 30;
 
-/// The data path between devices and KV pool; the best first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Route {
-    /// The device reads and writes the GPU's memory.
-    Direct,
-    /// The device reads and writes pinned host memory, which is copied from and to the GPU.
-    Staged,
-    /// The pool is in host memory.
-    Host,
-}
+/// Maximum bytes of bounce buffers; but at least one block.
+const BOUNCE_MAX: u64 = 64 << 20;
 
-impl Route {
-    /// All routes, the best first.
-    pub const ALL: [Self; 3] = [Self::Direct, Self::Staged, Self::Host];
-
-    /// Returns the name in messages and options.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::Staged => "staged",
-            Self::Host => "host",
-        }
-    }
-
-    /// Returns the routes to try for this pool, the best first; only `require`, if given.
-    ///
-    /// # Errors
-    /// Returns [`StackError::Config`] if there is none.
-    pub fn of(
-        executor: Executor,
-        pool: &PoolMemory,
-        require: Option<Self>,
-    ) -> Result<&'static [Self], StackError> {
-        let wrong = |field, problem| Err(StackError::Config { field, problem });
-        let all: &[Self] = match (pool, executor) {
-            (PoolMemory::Gpu { memory, .. }, Executor::Cuda(choice)) => {
-                let (pool, gpu) = (memory.ordinal(), choice.ordinal);
-                if pool != gpu {
-                    return wrong(
-                        "executor",
-                        format!("the pool is on GPU {pool} and the I/O kernel on GPU {gpu}"),
-                    );
-                }
-                &[Self::Direct, Self::Staged]
-            }
-            (PoolMemory::Gpu { .. }, Executor::Host | Executor::Inline) => {
+/// Returns the routes to try for this pool, the best first; only `require`, if given.
+///
+/// # Errors
+/// Returns [`StackError::Config`] if there is none.
+pub fn routes(
+    executor: Executor,
+    pool: &PoolMemory,
+    require: Option<Route>,
+) -> Result<&'static [Route], StackError> {
+    let wrong = |field, problem| Err(StackError::Config { field, problem });
+    let all: &[Route] = match (pool, executor) {
+        (PoolMemory::Gpu { memory, .. }, Executor::Cuda(choice)) => {
+            let (pool, gpu) = (memory.ordinal(), choice.ordinal);
+            if pool != gpu {
                 return wrong(
                     "executor",
-                    "the pool is in a GPU's memory, and only executor cuda, on that GPU, moves \
-                     data there"
-                        .to_owned(),
+                    format!("the pool is on GPU {pool} and the I/O kernel on GPU {gpu}"),
                 );
             }
-            (PoolMemory::Own { .. }, Executor::Cuda(_)) => &Self::ALL,
-            _ => &[Self::Host],
-        };
-        let Some(route) = require else { return Ok(all) };
-        match all.iter().position(|found| *found == route) {
-            Some(at) => Ok(&all[at..=at]),
-            None => {
-                let names: Vec<&str> = all.iter().map(|route| route.name()).collect();
-                let names = names.join(" and ");
-                wrong("require", format!("{route} was asked for; to this pool there is {names}"))
-            }
+            &[Route::Direct, Route::Staged]
         }
-    }
-}
-
-impl fmt::Display for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Route {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|route| route.name() == text);
-        found.ok_or_else(|| format!("there is no route {text}; use direct, staged or host"))
-    }
-}
-
-/// A route that was tried and not taken.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotTaken {
-    /// The route.
-    pub route: Route,
-    /// The reason.
-    pub why: String,
-    /// Advice to enable it; may be empty.
-    pub fix: String,
-}
-
-impl fmt::Display for NotTaken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.route, self.why)?;
-        if self.fix.is_empty() { Ok(()) } else { write!(f, "; {}", self.fix) }
+        (PoolMemory::Gpu { .. }, Executor::Host | Executor::Inline) => {
+            return wrong(
+                "executor",
+                "the pool is in a GPU's memory, and only executor cuda, on that GPU, moves \
+                 data there"
+                    .to_owned(),
+            );
+        }
+        (PoolMemory::Own { .. }, Executor::Cuda(_)) => &Route::ALL,
+        _ => &[Route::Host],
+    };
+    let Some(route) = require else { return Ok(all) };
+    match all.iter().position(|found| *found == route) {
+        Some(at) => Ok(&all[at..=at]),
+        None => {
+            let names: Vec<&str> = all.iter().map(|route| route.name()).collect();
+            let names = names.join(" and ");
+            wrong("require", format!("{route} was asked for; to this pool there is {names}"))
+        }
     }
 }
 
@@ -164,8 +108,6 @@ pub struct Prepared {
     pub pool: KvPool,
     /// Its location, as a text.
     pub place: String,
-    /// Bounce buffers for the engine's blocks.
-    pub(crate) bounce: Option<Arc<Bounce>>,
 }
 
 /// Parameters of a pool.
@@ -209,7 +151,7 @@ impl PoolPlan<'_> {
                 let (memory, place) = fleet.pool_memory(bytes)?;
                 let layout = layout.after(memory.offset());
                 let pool = layout.register(memory.memory().clone(), self.shape)?;
-                Prepared { pool, place, bounce: None }
+                Prepared { pool, place }
             }
             PoolMemory::Engine { memory, layout } => self.of_engine(memory, layout, fleet)?,
             PoolMemory::Gpu { .. } => {
@@ -244,7 +186,7 @@ impl PoolPlan<'_> {
         let pool = KvPool::staged(memory, staging, self.shape, rows, block_stride, blocks)?;
         let staging = Size(bytes as u64);
         let place = format!("GPU memory, staged through {staging} of pinned host memory");
-        Ok(Prepared { pool, place, bounce: None })
+        Ok(Prepared { pool, place })
     }
 
     /// Registers a pool in the GPU's memory, which the devices reach directly.
@@ -278,7 +220,7 @@ impl PoolPlan<'_> {
         }
         let PoolLayout { rows, block_stride, blocks } = layout.after(head);
         let pool = KvPool::on_gpu(memory, self.shape, rows, block_stride, blocks)?;
-        Ok(Prepared { pool, place, bounce: None })
+        Ok(Prepared { pool, place })
     }
 
     /// Returns the layout and size of memory allocated for the pool.
@@ -309,15 +251,17 @@ impl PoolPlan<'_> {
         // The store's proof of access uses an LBA at each end of the pool, and must not touch
         // memory beside it.
         if layout.span(shape) >= 2 * lba_bytes && layout.is_aligned(base, unit) {
-            return Ok(Prepared { pool, place, bounce: None });
+            return Ok(Prepared { pool, place });
         }
         drop(pool);
-        let blocks = bounce::blocks(shape, layout.blocks);
+        let room = (BOUNCE_MAX / shape.block_bytes()).max(1);
+        let blocks = u32::try_from(room).unwrap_or(u32::MAX).min(layout.blocks);
         tracing::info!(blocks, unit, "the KV pool is not aligned: bounce buffers are used");
         let (ours, bytes) = self.own(blocks);
         let ours = ours.register(fleet.space.alloc(bytes)?, shape)?;
-        let bounce = Bounce::new(memory.clone(), layout.clone(), ours.clone(), *shape);
-        Ok(Prepared { pool: ours, place, bounce: Some(bounce) })
+        let PoolLayout { rows, block_stride, blocks } = layout.clone();
+        let pool = ours.bounced(memory.external(), shape, rows, block_stride, blocks)?;
+        Ok(Prepared { pool, place })
     }
 
     /// Refuses objects in a GPU's memory that devices cannot describe: a kernel can copy them.

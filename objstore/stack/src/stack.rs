@@ -3,16 +3,15 @@
 use std::{ptr::NonNull, sync::Arc};
 
 use nvme_driver::{Clock, Controller, ControllerOptions};
-use objstore::{BlockId, Format, KvShape, Namespace, Store, StoreConfig, StoreOptions};
+use objstore::{Format, KvShape, Namespace, Route, Store, StoreConfig, StoreOptions};
 
 use crate::{
-    bounce::Bounced,
-    build::{Built, Parts, Placement, Plan},
+    build::{Built, Parts, Plan},
+    chosen::Placement,
     error::StackError,
     executor::Executor,
     place::Place,
     pool::PoolMemory,
-    route::Route,
 };
 
 /// Parameters of a stack.
@@ -131,18 +130,13 @@ impl Stack {
     /// describe the engine's memory.
     #[must_use]
     pub fn is_bounced(&self) -> bool {
-        self.built.bounce.is_some()
+        self.built.pool.is_bounced()
     }
 
     /// Returns the route, the locations, and the reasons against better routes.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.built.placement
-    }
-
-    /// Takes bounce buffers for a request, if they are needed.
-    pub(crate) fn bounce(&self, blocks: &[BlockId]) -> Result<Option<Bounced>, StackError> {
-        self.built.bounce.as_ref().map(|bounce| bounce.take(blocks)).transpose()
     }
 
     /// Closes the store, shuts the devices down, and releases the engine's memory. Other handles of

@@ -15,13 +15,13 @@ use gio_kernels::cuda::{
 use gio_uring::RawStream;
 use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, DevicePtr, MonotonicClock};
 use objstore::{
-    BlockId, Direction, FileId, Format, JobId, KvShape, Layer, Move, Namespace, StoreId,
-    StoreOptions,
+    BlockId, Direction, FileId, Format, JobDone, JobId, KvShape, Layer, Move, Namespace, Order,
+    StoreError, StoreId, StoreOptions, Ticket,
 };
 use ripieno_stack::{
     CudaChoice, ErrorKind, Executor, GpuMemory, Home, HomeMedia, HomeOptions, Place, PoolLayout,
-    PoolMemory, RankMedia, RankStack, RankStackConfig, Ranks, RanksOptions, Report, Request, Route,
-    Stack, StackConfig, StackError,
+    PoolMemory, RankMedia, RankStack, RankStackConfig, Ranks, RanksOptions, Request, Route, Stack,
+    StackConfig, StackError,
 };
 use ripieno_testkit::{keys, pattern};
 
@@ -141,8 +141,7 @@ fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
             let stack = Stack::create(config(home(&dir).into()), &format, clock()).unwrap();
             assert_eq!(stack.placement().route, route);
             (0..3).for_each(|block| engine.fill(block, block.into()));
-            let request =
-                Request::store(&stack, stack.store(), &keys(0..3), &blocks(0..3)).unwrap();
+            let request = Request::store(stack.store(), &keys(0..3), &blocks(0..3)).unwrap();
             request.move_all().unwrap();
             assert_eq!(request.commit().unwrap().written, 3);
             stack.close().unwrap();
@@ -150,8 +149,7 @@ fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
             let stack = Stack::open(config(Home::open(&dir).unwrap().into()), clock()).unwrap();
             let prefix = stack.store().lookup(&keys(0..3)).unwrap();
             assert_eq!(prefix.len(), 3);
-            let request =
-                Request::retrieve(&stack, stack.store(), &prefix, 0, &blocks(5..8)).unwrap();
+            let request = Request::retrieve(stack.store(), &prefix, 0, &blocks(5..8)).unwrap();
             request.move_all().unwrap();
             for block in 0..3 {
                 assert!(engine.holds(block + 5, block.into()), "{route}: block {block}");
@@ -262,9 +260,20 @@ impl Rank {
         unsafe { self.word.host().cast::<u32>().write_volatile(1) };
     }
 
+    /// Starts a layer after the work enqueued on the stream.
+    fn start(&self, job: JobId, layer: Layer) {
+        let order = Order::AfterStream(self.stream());
+        self.stack.plane().start(Ticket { job, layer }, order).unwrap();
+    }
+
+    /// Makes the stream wait for a layer.
+    fn join(&self, job: JobId, layer: Layer) {
+        self.stack.plane().join(Ticket { job, layer }, self.stream()).unwrap();
+    }
+
     fn begin(&self, direction: Direction, block: u32, sums: &[u32]) -> JobId {
         let moves = [Move { file: FileId(0), block: BlockId(block), position: 0 }];
-        self.stack.begin(direction, &moves, sums).unwrap()
+        self.stack.plane().begin(direction, &moves, sums).unwrap()
     }
 
     /// Returns true when the engine's kernels find this content in a block, in stream order.
@@ -300,37 +309,46 @@ fn layers_are_stored_after_the_stream_and_used_after_they_were_loaded() {
                 let items = rank.engine.items(1, layer, 5);
                 // SAFETY: objects of the cache, which is kept.
                 unsafe { rank.work.fill(rank.stream(), &items) }.unwrap();
-                rank.stack.start(job, layer, Some(rank.stream())).unwrap();
+                rank.start(job, layer);
             }
             let start = Instant::now();
             while start.elapsed() < Duration::from_millis(100) {
-                assert!(rank.stack.poll(job, Layer(0)).unwrap().is_none(), "{route}: too early");
+                assert!(
+                    rank.stack.plane().poll(Ticket { job, layer: Layer(0) }).unwrap().is_none(),
+                    "{route}: too early"
+                );
             }
             rank.go_on();
-            let report = rank.stack.end(&[job]).unwrap().pop().unwrap();
+            let report = rank.stack.plane().end(&[job]).unwrap().pop().unwrap();
             assert!(report.failure.is_none(), "{report:?}");
 
             // It loads the layers, and uses each in stream order: the CPU waits for none.
             let job = rank.begin(Direction::Read, 6, &report.checksums);
             for layer in (0..SHAPE.layers).map(Layer) {
-                rank.stack.start(job, layer, Some(rank.stream())).unwrap();
+                rank.start(job, layer);
             }
             for layer in (0..SHAPE.layers).map(Layer) {
-                rank.stack.join(job, layer, rank.stream()).unwrap();
+                rank.join(job, layer);
             }
             assert!(rank.finds(6, 5), "{route}: used before it was there");
-            assert!(rank.stack.end(&[job]).unwrap()[0].failure.is_none());
-            let error = rank.stack.join(job, Layer(0), rank.stream()).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+            assert!(rank.stack.plane().end(&[job]).unwrap()[0].failure.is_none());
+            let error = rank
+                .stack
+                .plane()
+                .join(Ticket { job, layer: Layer(0) }, rank.stream())
+                .unwrap_err();
+            assert!(matches!(error, StoreError::Ended { .. }), "{error}");
             rank.stack.close().unwrap();
         }
     });
 }
 
 /// Runs all layers of a job.
-fn all(rank: &Rank, job: JobId) -> Report {
-    (0..SHAPE.layers).for_each(|layer| rank.stack.start(job, Layer(layer), None).unwrap());
-    rank.stack.end(&[job]).unwrap().pop().unwrap()
+fn all(rank: &Rank, job: JobId) -> JobDone {
+    (0..SHAPE.layers).for_each(|layer| {
+        rank.stack.plane().start(Ticket { job, layer: Layer(layer) }, Order::Unordered).unwrap()
+    });
+    rank.stack.plane().end(&[job]).unwrap().pop().unwrap()
 }
 
 #[test]
@@ -342,7 +360,7 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
             let options =
                 StoreOptions { dram_bytes: 4 * SHAPE.block_bytes(), ..StoreOptions::default() };
             let rank = Rank::open_with(&ranks(place.path()), route, options);
-            let stats = || rank.stack.stats().unwrap();
+            let stats = || rank.stack.plane().stats().unwrap();
             // The block is copied before the stream continues and overwrites it.
             let job = rank.begin(Direction::Write, 1, &[]);
             for layer in (0..SHAPE.layers).map(Layer) {
@@ -352,30 +370,33 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
                     unsafe { rank.work.fill(rank.stream(), &items) }.unwrap();
                 };
                 compute(5);
-                rank.stack.start(job, layer, Some(rank.stream())).unwrap();
-                rank.stack.join(job, layer, rank.stream()).unwrap();
+                rank.start(job, layer);
+                rank.join(job, layer);
                 compute(77);
             }
-            let stored = rank.stack.end(&[job]).unwrap().pop().unwrap();
+            let stored = rank.stack.plane().end(&[job]).unwrap().pop().unwrap();
             assert!(stored.failure.is_none(), "{stored:?}");
 
             rank.pause();
             let job = rank.begin(Direction::Read, 6, &stored.checksums);
             for layer in (0..SHAPE.layers).map(Layer) {
-                rank.stack.start(job, layer, Some(rank.stream())).unwrap();
+                rank.start(job, layer);
             }
             let layers = (0..SHAPE.layers).map(Layer);
-            layers.for_each(|layer| rank.stack.join(job, layer, rank.stream()).unwrap());
+            layers.for_each(|layer| rank.join(job, layer));
             let start = Instant::now();
             while start.elapsed() < Duration::from_millis(100) {
-                assert!(rank.stack.poll(job, Layer(0)).unwrap().is_none(), "{route}: too early");
+                assert!(
+                    rank.stack.plane().poll(Ticket { job, layer: Layer(0) }).unwrap().is_none(),
+                    "{route}: too early"
+                );
             }
             let mut found = [0; 8];
             rank.engine.memory.read(rank.engine.offset(6, 0), &mut found).unwrap();
             assert_eq!(found, [OTHERS; 8], "{route}: the stream was not there yet");
             rank.go_on();
             assert!(rank.finds(6, 5), "{route}: used before it was there");
-            assert!(rank.stack.end(&[job]).unwrap()[0].failure.is_none());
+            assert!(rank.stack.plane().end(&[job]).unwrap()[0].failure.is_none());
             assert_eq!((stats().retrieved_bytes, stats().dram.hits), (0, 1), "{route}");
 
             // The checksums differ from the cached bytes: the devices may be right.
@@ -384,7 +405,7 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
             let failure = all(&rank, rank.begin(Direction::Read, 5, &others)).failure;
             let failure = failure.expect("the bytes are other ones").to_string();
             assert!(failure.contains("bytes differ from what was written"), "{route}: {failure}");
-            assert_eq!(rank.stack.take_lost().unwrap(), []);
+            assert_eq!(rank.stack.plane().take_lost().unwrap(), []);
             // It is read from the devices, and cached again.
             for hits in [2, 3] {
                 let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
@@ -394,8 +415,8 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
             }
             // A file is cached only when all layers were copied.
             let job = rank.begin(Direction::Read, 4, &stored.checksums);
-            rank.stack.start(job, Layer(1), None).unwrap();
-            let failure = rank.stack.end(&[job]).unwrap().pop().unwrap().failure;
+            rank.stack.plane().start(Ticket { job, layer: Layer(1) }, Order::Unordered).unwrap();
+            let failure = rank.stack.plane().end(&[job]).unwrap().pop().unwrap().failure;
             assert!(failure.is_some(), "{route}: two layers were never copied");
             // The file gets new content: the old one is no longer served.
             let stored = all(&rank, rank.begin(Direction::Write, 1, &[]));
@@ -434,7 +455,7 @@ fn damaged_bytes_are_noticed_on_every_route() {
             let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
             let failure = loaded.failure.expect("the bytes are other ones").to_string();
             assert!(failure.contains("bytes differ from what was written"), "{route}: {failure}");
-            assert_eq!(rank.stack.take_lost().unwrap(), [FileId(0)]);
+            assert_eq!(rank.stack.plane().take_lost().unwrap(), [FileId(0)]);
             rank.stack.close().unwrap();
         }
     });

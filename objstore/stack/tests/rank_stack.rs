@@ -7,8 +7,8 @@ use std::{path::Path, ptr::NonNull, sync::Arc};
 use gio_uring::IoStatus;
 use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, MonotonicClock, Nanos};
 use objstore::{
-    BlockId, BlockKey, Direction, FileId, JobId, KvShape, Layer, Move, Namespace, Overwrite,
-    PolicyKind, RankId, StoreError, StoreId, StoreOptions,
+    BlockId, BlockKey, Direction, FileId, JobId, KvShape, Layer, Move, Namespace, Order, Overwrite,
+    PolicyKind, RankId, StoreError, StoreId, StoreOptions, Ticket,
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
@@ -64,14 +64,16 @@ fn open_with(
         },
         clock(),
     )?;
-    assert_eq!(stack.is_bounced(), rank == 1);
+    assert_eq!(stack.plane().is_bounced(), rank == 1);
     Ok((stack, base))
 }
 
 fn begin(stack: &RankStack, direction: Direction, file: FileId, block: u32, sums: &[u32]) -> JobId {
     let moves = [Move { file, block: BlockId(block), position: 0 }];
-    let job = stack.begin(direction, &moves, sums).unwrap();
-    (0..SHAPE.layers).for_each(|layer| stack.start(job, Layer(layer), None).unwrap());
+    let job = stack.plane().begin(direction, &moves, sums).unwrap();
+    (0..SHAPE.layers).for_each(|layer| {
+        stack.plane().start(Ticket { job, layer: Layer(layer) }, Order::Unordered).unwrap()
+    });
     job
 }
 
@@ -92,12 +94,13 @@ fn a_block_of_all_ranks_is_found_again() {
         // SAFETY: the engine's memory; no job uses it now.
         unsafe { base.write_bytes(0xA0 + rank as u8, BYTES) };
         let job = begin(&stack, Direction::Write, file, 1, &[]);
-        let reports = stack.end(&[job]).unwrap();
+        let reports = stack.plane().end(&[job]).unwrap();
         assert!(reports[0].failure.is_none(), "{reports:?}");
         let sums = &reports[0].checksums;
         durable.with(|catalog| catalog.written(write.id, rank, sums)).unwrap();
         stack.close().unwrap();
-        assert_eq!(stack.end(&[job]).unwrap_err().kind(), ErrorKind::Failed);
+        let closed = stack.plane().end(&[job]).unwrap_err();
+        assert!(matches!(closed, StoreError::Failed { .. }), "{closed}");
     }
     durable.with(|catalog| catalog.commit(write.id)).unwrap();
     catalog.close().unwrap();
@@ -110,8 +113,8 @@ fn a_block_of_all_ranks_is_found_again() {
     for (rank, sums) in (0..2).zip(sums.chunks(SHAPE.rows() as usize)) {
         let (stack, base) = open(&ranks, rank).unwrap();
         let job = begin(&stack, Direction::Read, file, 2, sums);
-        stack.wait(job, Layer(2)).unwrap();
-        assert!(stack.end(&[job]).unwrap()[0].failure.is_none());
+        stack.plane().wait(Ticket { job, layer: Layer(2) }).unwrap();
+        assert!(stack.plane().end(&[job]).unwrap()[0].failure.is_none());
         for row in 0..SHAPE.rows() as usize {
             // SAFETY: inside the memory; nothing is in flight.
             let block = |block: usize| unsafe {
@@ -135,31 +138,31 @@ fn what_is_copied_from_host_memory_is_compared_with_its_checksums() {
         // SAFETY: the engine's memory; no job uses it now.
         unsafe { base.write_bytes(0xA0, BYTES) };
         let job = begin(&stack, Direction::Write, FileId(0), 1, &[]);
-        let sums = stack.end(&[job]).unwrap().remove(0).checksums;
+        let sums = stack.plane().end(&[job]).unwrap().remove(0).checksums;
         let mut others = sums.clone();
         others[5] ^= 1;
         for (expected, is_right, hits, misses) in
             [(&sums, true, 1, 0), (&others, false, 2, 0), (&sums, true, 2, 1), (&sums, true, 3, 1)]
         {
             let job = begin(&stack, Direction::Read, FileId(0), 2, expected);
-            let failure = stack.end(&[job]).unwrap().remove(0).failure;
+            let failure = stack.plane().end(&[job]).unwrap().remove(0).failure;
             let is_mismatch = matches!(&failure, Some(StoreError::Transfer { failure })
                 if failure.status == IoStatus::Checksum && failure.layer == Layer(2));
             assert_eq!((failure.is_none(), is_mismatch), (is_right, !is_right), "{failure:?}");
-            let dram = stack.stats().unwrap().dram;
+            let dram = stack.plane().stats().unwrap().dram;
             assert_eq!((dram.hits, dram.misses), (hits, misses), "what differs goes");
         }
         // The devices have the correct data.
-        assert_eq!(stack.take_lost().unwrap(), []);
+        assert_eq!(stack.plane().take_lost().unwrap(), []);
         // A file is overwritten although its old block was never dropped.
         // SAFETY: as above.
         unsafe { base.write_bytes(0xB0, BYTES) };
         let job = begin(&stack, Direction::Write, FileId(0), 1, &[]);
-        let sums = stack.end(&[job]).unwrap().remove(0).checksums;
+        let sums = stack.plane().end(&[job]).unwrap().remove(0).checksums;
         // SAFETY: as above.
         unsafe { base.write_bytes(0, BYTES) };
         let job = begin(&stack, Direction::Read, FileId(0), 2, &sums);
-        assert!(stack.end(&[job]).unwrap()[0].failure.is_none());
+        assert!(stack.plane().end(&[job]).unwrap()[0].failure.is_none());
         // SAFETY: inside the memory; nothing is in flight.
         assert_eq!(unsafe { base.add(2 * 4096).read() }, 0xB0);
         stack.close().unwrap();
@@ -176,18 +179,18 @@ fn what_is_read_ahead_while_it_is_written_is_not_kept() {
     let (stack, base) = open_with(&ranks, 0, options).unwrap();
     for file in [FileId(0), FileId(1)] {
         let job = begin(&stack, Direction::Write, file, 1, &[]);
-        stack.end(&[job]).unwrap();
+        stack.plane().end(&[job]).unwrap();
     }
     // The memory is used for file 1, and then for file 0, whose deadline is earlier.
-    let prefetch = |file, ms| stack.prefetch(&[file], &[], Nanos::from_millis(ms)).unwrap();
+    let prefetch = |file, ms| stack.plane().prefetch(&[file], &[], Nanos::from_millis(ms)).unwrap();
     assert_eq!(prefetch(FileId(1), 60_000), 1);
     let moves = [Move { file: FileId(0), block: BlockId(1), position: 0 }];
-    let job = stack.begin(Direction::Write, &moves, &[]).unwrap();
+    let job = stack.plane().begin(Direction::Write, &moves, &[]).unwrap();
     assert_eq!(prefetch(FileId(0), 50_000), 1);
     for tries in 0.. {
         // Processes completions.
-        stack.prefetch(&[], &[], Nanos(0)).unwrap();
-        if stack.stats().unwrap().dram.prefetched_bytes == dram_bytes {
+        stack.plane().prefetch(&[], &[], Nanos(0)).unwrap();
+        if stack.plane().stats().unwrap().dram.prefetched_bytes == dram_bytes {
             break;
         }
         assert!(tries < 5000, "it was not read");
@@ -195,10 +198,12 @@ fn what_is_read_ahead_while_it_is_written_is_not_kept() {
     }
     // SAFETY: the engine's memory; no layer was started.
     unsafe { base.write_bytes(0xB0, BYTES) };
-    (0..SHAPE.layers).for_each(|layer| stack.start(job, Layer(layer), None).unwrap());
-    let sums = stack.end(&[job]).unwrap().remove(0).checksums;
+    (0..SHAPE.layers).for_each(|layer| {
+        stack.plane().start(Ticket { job, layer: Layer(layer) }, Order::Unordered).unwrap()
+    });
+    let sums = stack.plane().end(&[job]).unwrap().remove(0).checksums;
     let job = begin(&stack, Direction::Read, FileId(0), 2, &sums);
-    let failure = stack.end(&[job]).unwrap().remove(0).failure;
+    let failure = stack.plane().end(&[job]).unwrap().remove(0).failure;
     assert!(failure.is_none(), "{failure:?}");
     stack.close().unwrap();
 }
@@ -209,9 +214,9 @@ fn a_layer_that_was_not_started_is_reported() {
     let ranks = Ranks::prepare(place.path(), &options(), &clock()).unwrap();
     let (stack, _) = open(&ranks, 0).unwrap();
     let moves = [Move { file: FileId(0), block: BlockId(0), position: 0 }];
-    let job = stack.begin(Direction::Write, &moves, &[]).unwrap();
-    stack.start(job, Layer(0), None).unwrap();
-    let report = stack.end(&[job]).unwrap().pop().unwrap();
+    let job = stack.plane().begin(Direction::Write, &moves, &[]).unwrap();
+    stack.plane().start(Ticket { job, layer: Layer(0) }, Order::Unordered).unwrap();
+    let report = stack.plane().end(&[job]).unwrap().pop().unwrap();
     assert!(report.failure.unwrap().to_string().contains("layer 1 was not stored"));
     stack.close().unwrap();
 }

@@ -13,7 +13,7 @@ use nvme_emu::EmuDomain;
 use objstore::{
     BlockId, BlockKey, Direction, DurableCatalog, FileId, Format, KvShape, Layer, Move, Namespace,
     NamespaceId, Part, Plane, RankConfig, RankId, Store, StoreDevice, StoreError, StoreId,
-    StoreOptions, open_catalog,
+    StoreOptions, Ticket, open_catalog,
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{Emulation, Executor, Home, HomeMedia, HomeOptions};
@@ -105,7 +105,7 @@ fn worker() {
     let say = |report: &Report| {
         writeln!(std::io::stdout(), "{}", serde_json::to_string(report).unwrap()).unwrap();
     };
-    let mut plane = match opened {
+    let plane = match opened {
         Ok(plane) => plane,
         Err(error) => return say(&Report::Open(Err(error.to_string()))),
     };
@@ -137,15 +137,12 @@ fn worker() {
             .collect();
         let job = plane.begin(direction, &moves, &expected).unwrap();
         for layer in layers.map(Layer) {
-            let ticket = plane.start(job, layer, objstore::Order::Unordered).unwrap();
-            plane.wait(ticket).unwrap();
+            plane.start(Ticket { job, layer }, objstore::Order::Unordered).unwrap();
+            plane.wait(Ticket { job, layer }).unwrap();
         }
-        let done = plane.end(job).unwrap();
+        let done = plane.end(&[job]).unwrap().remove(0);
         say(&match direction {
-            Direction::Write => {
-                let flushed = plane.flush().is_ok() && done.recoveries == plane.recoveries();
-                Report::Stored((flushed && done.failure.is_none()).then_some(done.checksums))
-            }
+            Direction::Write => Report::Stored(done.failure.is_none().then_some(done.checksums)),
             Direction::Read => {
                 let holds = |(_, block, key): &Piece| {
                     let block = BlockId(*block);
@@ -157,7 +154,7 @@ fn worker() {
             }
         });
     }
-    plane.close().unwrap();
+    plane.close("it was closed").unwrap();
 }
 
 struct Worker {

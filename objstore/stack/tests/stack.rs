@@ -109,7 +109,7 @@ fn layers() -> impl Iterator<Item = Layer> {
 fn store(stack: &Stack, engine: &Engine, range: Range<u32>) {
     let count = range.len() as u32;
     (0..count).zip(range.clone()).for_each(|(block, key)| engine.fill(block, key.into()));
-    let request = Request::store(stack, stack.store(), &keys(range), &blocks(0..count)).unwrap();
+    let request = Request::store(stack.store(), &keys(range), &blocks(0..count)).unwrap();
     assert_eq!(request.accepted(), Some((count as usize, count as usize)));
     for layer in layers() {
         request.start(layer).unwrap();
@@ -126,7 +126,7 @@ fn retrieve(stack: &Stack, engine: &Engine, range: Range<u32>) {
     assert_eq!(prefix.len() as u32, count);
     let targets = blocks(BLOCKS - count..BLOCKS);
     targets.iter().for_each(|block| engine.fill(block.0, 0xEE));
-    let request = Request::retrieve(stack, stack.store(), &prefix, 0, &targets).unwrap();
+    let request = Request::retrieve(stack.store(), &prefix, 0, &targets).unwrap();
     layers().for_each(|layer| request.start(layer).unwrap());
     for layer in layers() {
         if layer.0 == 1 {
@@ -181,13 +181,16 @@ fn bounce_buffers_come_back_with_their_request() {
     let engine = Engine::new(GAP);
     let stack = created(place.path(), &engine, DescriptorPreference::Prp);
     for round in 0..4 {
-        let begin = |count: u32| {
-            let keys = keys(100 * round..100 * round + count);
-            Request::store(&stack, stack.store(), &keys, &blocks(0..count))
+        let begin = |first: u32, count: u32| {
+            let first = 100 * round + first;
+            Request::store(stack.store(), &keys(first..first + count), &blocks(0..count))
         };
-        let (first, second) = (begin(5).unwrap(), begin(3).unwrap());
-        let none = begin(1).unwrap_err();
-        assert!(matches!(none, StackError::Bounce { wanted: 1, free: 0, all: 8 }), "{none}");
+        let (first, second) = (begin(0, 5).unwrap(), begin(5, 3).unwrap());
+        let none = begin(8, 1).unwrap_err();
+        assert!(
+            matches!(none, StackError::Store(StoreError::Bounce { wanted: 1, free: 0, all: 8 })),
+            "{none}"
+        );
         // One with a layer in flight, one without.
         first.start(Layer(0)).unwrap();
         drop((first, second));
@@ -207,7 +210,7 @@ fn all_layers_move_where_fewer_may_be_in_flight() {
     (0..4).for_each(|key| engine.fill(key, key.into()));
     // If this thread is preempted, a layer may have ended meanwhile.
     let is_busy = (0..100).any(|_| {
-        let request = Request::store(&stack, stack.store(), &keys(0..4), &blocks(0..4)).unwrap();
+        let request = Request::store(stack.store(), &keys(0..4), &blocks(0..4)).unwrap();
         request.start(Layer(0)).unwrap();
         request.start(Layer(1)).unwrap();
         let third = request.start(Layer(2));
@@ -216,11 +219,11 @@ fn all_layers_move_where_fewer_may_be_in_flight() {
         matches!(third, Err(StackError::Store(StoreError::Busy { .. })))
     });
     assert!(is_busy, "three layers are in flight at a time");
-    let request = Request::store(&stack, stack.store(), &keys(0..4), &blocks(0..4)).unwrap();
+    let request = Request::store(stack.store(), &keys(0..4), &blocks(0..4)).unwrap();
     request.move_all().unwrap();
     request.commit().unwrap();
     let prefix = stack.store().lookup(&keys(0..4)).unwrap();
-    let request = Request::retrieve(&stack, stack.store(), &prefix, 0, &blocks(4..8)).unwrap();
+    let request = Request::retrieve(stack.store(), &prefix, 0, &blocks(4..8)).unwrap();
     request.move_all().unwrap();
     for (block, row) in (4..8).flat_map(|block| (0..SHAPE.rows()).map(move |row| (block, row))) {
         assert!(engine.holds(block, row, u64::from(block) - 4), "block {block}, row {row}");
@@ -256,10 +259,16 @@ fn what_makes_no_sense_is_refused() {
     let stack = created(place.path(), &engine, DescriptorPreference::Auto);
     store(&stack, &engine, 0..2);
     let prefix = stack.store().lookup(&keys(0..2)).unwrap();
-    let request = Request::retrieve(&stack, stack.store(), &prefix, 0, &blocks(0..2)).unwrap();
+    let request = Request::retrieve(stack.store(), &prefix, 0, &blocks(0..2)).unwrap();
     for layer in [Layer(0), Layer(99)] {
-        assert!(matches!(request.wait(layer), Err(StackError::NotStarted { .. })));
-        assert!(matches!(request.poll(layer), Err(StackError::NotStarted { .. })));
+        assert!(matches!(
+            request.wait(layer),
+            Err(StackError::Store(StoreError::NotStarted { .. }))
+        ));
+        assert!(matches!(
+            request.poll(layer),
+            Err(StackError::Store(StoreError::NotStarted { .. }))
+        ));
     }
     assert!(request.start(Layer(99)).is_err());
     request.start(Layer(0)).unwrap();

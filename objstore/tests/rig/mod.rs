@@ -8,7 +8,7 @@ use gio_uring::{IoExecutor, RawStream};
 use nvme_driver::{Clock, ControllerOptions, DevicePtr, DmaSpace, Nanos};
 use nvme_emu::{Emu, EmuDomain, FaultRule, SimClock};
 use objstore::{
-    BlockId, BlockKey, ExecutorFactory, Format, KvPool, KvShape, Layer, Namespace, Path, Row,
+    BlockId, BlockKey, ExecutorFactory, Format, KvPool, KvShape, Layer, Namespace, Route, Row,
     Store, StoreConfig, StoreDevice, StoreError, StoreGpu, Ticket, Transfer,
 };
 use ripieno_testkit::{Drives, memory_drives, object, set_faults};
@@ -60,7 +60,7 @@ impl Parts {
     }
 
     /// Returns a pool that uses this path, and its GPU address.
-    pub fn pool(&self, plan: &Plan, path: Path) -> (KvPool, DevicePtr) {
+    pub fn pool(&self, plan: &Plan, path: Route) -> (KvPool, DevicePtr) {
         let shape = &plan.shape;
         let bytes = shape.block_bytes() * u64::from(plan.blocks);
         let (memory, base) = self.gpu.alloc(bytes as usize);
@@ -68,7 +68,7 @@ impl Parts {
         let rows: Vec<u64> =
             (0..u64::from(shape.rows())).map(|row| row * stride * u64::from(plan.blocks)).collect();
         let blocks = plan.blocks;
-        let pool = if path == Path::Staged {
+        let pool = if path == Route::Staged {
             let buffers = plan.options.staging_buffers;
             let staging = KvPool::staging_bytes(shape, SLOTS, buffers) as usize;
             let staging = self.domain.import(self.gpu.alloc_pinned(staging)).unwrap();
@@ -159,13 +159,13 @@ impl Places {
 }
 
 impl Rig {
-    pub fn new(plan: &Plan, path: Path) -> Self {
+    pub fn new(plan: &Plan, path: Route) -> Self {
         Self::with_executor(plan, path, inline)
     }
 
     pub fn with_executor(
         plan: &Plan,
-        path: Path,
+        path: Route,
         executor: impl Fn(u32, Ticks) -> Box<dyn IoExecutor> + Send + 'static,
     ) -> Self {
         let parts = Parts::new(plan);

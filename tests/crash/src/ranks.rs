@@ -532,7 +532,7 @@ impl RankHistory {
                 readable = false;
                 let cut = self.ranks[rank].powered.as_ref().is_none_or(|it| it.power.is_cut());
                 if !cut {
-                    let lost = worker.plane.take_lost().into_iter();
+                    let lost = worker.plane.take_lost().unwrap_or_default().into_iter();
                     catalog.with(|catalog| lost.for_each(|file| catalog.lost(file)));
                 }
                 if !cut && !self.ranks[rank].faults() {

@@ -9,13 +9,13 @@ use kv_catalog::{BlockId, KvShape, Layer, Row};
 
 use crate::{
     config::StoreGpu,
+    data_path::Route,
     error::StoreError,
     plane::{
         staging::{Staging, Until},
         streams::{Refused, Streams},
     },
     registration::KvPool,
-    stats::Path,
 };
 
 /// Inputs of the proof.
@@ -38,7 +38,7 @@ pub(in crate::plane) fn prove_scatter_gather(mut proof: Proof<'_>) -> Result<(),
     for layer in [Layer(0), last] {
         let moved = proof.layer(&gpu, layer);
         moved.map_err(|why| StoreError::Route {
-            path: Path::Staged,
+            path: Route::Staged,
             why: format!("moving objects of layer {layer} on the GPU: {why}"),
         })?;
     }

@@ -8,10 +8,12 @@ use std::{
 use nvme_driver::MonotonicClock;
 use nvme_emu::Emu;
 use nvme_spec::reg::{self, Cc};
-use objstore::{BlockId, StoreId};
+use objstore::{
+    BlockId, Direction, FileId, JobId, Layer, Move, Order, StoreError, StoreId, Ticket,
+};
 
 use super::*;
-use crate::{ErrorKind, RankMedia, Ranks, RanksOptions};
+use crate::{RankMedia, Ranks, RanksOptions};
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 1, object_bytes: 4096, block_tokens: 16 };
 /// A generous time limit.
@@ -39,13 +41,15 @@ fn open(dir: &Path) -> (RankStack, Arc<Emu>) {
         options: StoreOptions::default(),
     };
     let stack = RankStack::open(config, clock).unwrap();
-    let emus = stack.with(|open| Ok(open.built.below.emulation().unwrap().emus().to_vec()));
-    (stack, emus.unwrap().remove(0))
+    let built = stack.shared.built.lock().unwrap();
+    let mut emus = built.as_ref().unwrap().below.emulation().unwrap().emus().to_vec();
+    drop(built);
+    (stack, emus.remove(0))
 }
 
-fn begin(stack: &RankStack, file: u32) -> Result<JobId, StackError> {
+fn begin(stack: &RankStack, file: u32) -> Result<JobId, StoreError> {
     let moves = [Move { file: FileId(file), block: BlockId(1), position: 0 }];
-    stack.begin(Direction::Write, &moves, &[])
+    stack.plane().begin(Direction::Write, &moves, &[])
 }
 
 /// Returns the error of calls once the thread has noticed the event.
@@ -53,10 +57,10 @@ fn refusal(stack: &RankStack) -> String {
     let begun = Instant::now();
     loop {
         // Returns the plane's error, without checking devices itself.
-        match stack.take_lost().and_then(|_| stack.stats()) {
+        match stack.plane().take_lost().and_then(|_| stack.plane().stats()) {
             Ok(_) => assert!(begun.elapsed() < TIMEOUT, "nobody looks after the devices"),
             Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::Failed);
+                assert!(matches!(error, StoreError::Failed { .. }), "{error}");
                 return error.to_string();
             }
         }
@@ -69,13 +73,15 @@ fn a_drive_whose_owner_wants_it_back_is_drained_and_given_back() {
     let place = temporary();
     let (stack, emu) = open(&place.path().join("store"));
     let job = begin(&stack, 0).unwrap();
-    stack.start(job, Layer(0), None).unwrap();
+    stack.plane().start(Ticket { job, layer: Layer(0) }, Order::Unordered).unwrap();
     let writes = emu.counters().writes;
     emu.request();
     assert!(refusal(&stack).contains("wants it back"));
     assert!(emu.counters().writes > writes, "what was in flight was completed");
     assert_eq!(Cc(emu.read32(reg::CC)).en(), 0, "the controller was shut down");
-    assert!(begin(&stack, 1).is_err() && stack.wait(job, Layer(0)).is_err());
+    assert!(
+        begin(&stack, 1).is_err() && stack.plane().wait(Ticket { job, layer: Layer(0) }).is_err()
+    );
     stack.close().unwrap();
     assert_eq!(Arc::strong_count(&emu), 1, "nothing has the device any more");
 }
@@ -92,17 +98,19 @@ fn a_drive_that_is_removed_ends_the_kernel_though_nobody_asks() {
 fn an_engine_can_ask_what_happened() {
     let place = temporary();
     let (stack, emu) = open(&place.path().join("store"));
-    assert_eq!(stack.poll_events().unwrap(), []);
+    assert_eq!(stack.plane().poll_events().unwrap(), []);
     emu.report_pcie_error();
     let begun = Instant::now();
-    while stack.stats().unwrap().recoveries == 0 {
+    while stack.plane().stats().unwrap().recoveries == 0 {
         assert!(begun.elapsed() < TIMEOUT);
         std::thread::sleep(Duration::from_millis(10));
     }
-    let events = stack.poll_events().unwrap();
+    let events = stack.plane().poll_events().unwrap();
     assert_eq!(events.iter().map(|event| event.event.name()).collect::<Vec<_>>(), ["pcie-error"]);
     let job = begin(&stack, 0).unwrap();
-    (0..SHAPE.layers).for_each(|layer| stack.start(job, Layer(layer), None).unwrap());
-    assert!(stack.end(&[job]).unwrap()[0].failure.is_none(), "it works again");
+    for layer in (0..SHAPE.layers).map(Layer) {
+        stack.plane().start(Ticket { job, layer }, Order::Unordered).unwrap();
+    }
+    assert!(stack.plane().end(&[job]).unwrap()[0].failure.is_none(), "it works again");
     stack.close().unwrap();
 }

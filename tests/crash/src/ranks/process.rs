@@ -8,7 +8,7 @@ use nvme_driver::Nanos;
 use nvme_emu::PowerSwitch;
 use objstore::{
     BlockId, Direction, DurableCatalog, FileId, Format, JobId, Layer, Move, Order, Plane,
-    RankConfig, RankId, StoreError, StoreOptions,
+    RankConfig, RankId, StoreError, StoreOptions, Ticket,
 };
 use ripieno_testkit::{KvMemory, inline_executor};
 
@@ -122,7 +122,8 @@ impl Worker {
         writing.stages[rank] = Stage::Moving(job);
         for layer in (0..self.kv.shape.layers).map(Layer) {
             // The end of the job reports failures to start.
-            let Ok(_) = self.plane.start(job, layer, Order::Unordered) else { break };
+            let ticket = Ticket { job, layer };
+            let Ok(()) = self.plane.start(ticket, Order::Unordered) else { break };
         }
         Ok(())
     }
@@ -135,22 +136,19 @@ impl Worker {
         let moves = [Move { file, block, position: 0 }];
         let job = self.plane.begin(Direction::Read, &moves, sums)?;
         for layer in (0..self.kv.shape.layers).map(Layer) {
-            let moved = self.plane.start(job, layer, Order::Unordered);
-            if moved.and_then(|ticket| self.plane.wait(ticket)).is_err() {
+            let ticket = Ticket { job, layer };
+            let started = self.plane.start(ticket, Order::Unordered);
+            if started.and_then(|()| self.plane.wait(ticket)).is_err() {
                 break;
             }
         }
-        Ok(self.plane.end(job)?.failure.is_none())
+        Ok(self.plane.end(&[job])?.iter().all(|done| done.failure.is_none()))
     }
 
     /// Ends jobs. Returns the checksums of each durable one, or `None`.
     pub fn end(&mut self, jobs: &[JobId]) -> Result<Vec<Option<Vec<u32>>>, StoreError> {
-        // A job cannot end before its I/O in flight.
-        self.plane.drain()?;
-        let done = jobs.iter().map(|job| Ok((Direction::Write, self.plane.end(*job)?)));
-        let done = done.collect::<Result<Vec<_>, StoreError>>()?;
-        let reports = self.plane.report(done).into_iter();
-        Ok(reports.map(|it| it.failure.is_none().then_some(it.checksums)).collect())
+        let done = self.plane.end(jobs)?.into_iter();
+        Ok(done.map(|it| it.failure.is_none().then_some(it.checksums)).collect())
     }
 }
 

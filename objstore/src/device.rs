@@ -1,0 +1,48 @@
+//! A controller that several parts of a store share.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use nvme_driver::{Controller, ResetCount};
+
+/// A controller that a plane and a journal share. The holder of the lock may do I/O on its host
+/// queue and control it; nothing on the data path takes the lock.
+#[derive(Debug, Clone)]
+pub struct SharedController {
+    controller: Arc<Mutex<Controller>>,
+    resets: ResetCount,
+}
+
+impl SharedController {
+    /// Shares `controller`.
+    #[must_use]
+    pub fn new(controller: Controller) -> Self {
+        let resets = controller.resets().clone();
+        Self { controller: Arc::new(Mutex::new(controller)), resets }
+    }
+
+    /// Locks the controller. A thread that panicked while holding the lock leaves no half-done
+    /// state: the driver's calls are complete in themselves.
+    pub fn lock(&self) -> MutexGuard<'_, Controller> {
+        self.controller.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the controller, unless another thread holds the lock.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Controller>> {
+        match self.controller.try_lock() {
+            Ok(controller) => Some(controller),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Returns the number of resets, without waiting for the lock.
+    pub(crate) fn resets(&self) -> u64 {
+        self.resets.get()
+    }
+
+    /// Returns the controller if nothing else shares it any more.
+    pub(crate) fn into_inner(self) -> Option<Controller> {
+        let mutex = Arc::try_unwrap(self.controller).ok()?;
+        Some(mutex.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+}

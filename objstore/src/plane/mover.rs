@@ -1,0 +1,533 @@
+//! The state of a plane: its jobs, and what moves them.
+
+use std::{sync::Arc, time::Duration};
+
+use gio_uring::{Affine, Counters, Event, Progress};
+use kv_catalog::{DeviceIndex, FileId, Geometry, KvShape, PlantedBug, planted};
+use nvme_driver::{Clock, DmaMemory};
+use nvme_spec::nvm::Direction;
+
+use super::{
+    bounce::Bounce,
+    checksums::JobChecksums,
+    devices::StoreEvent,
+    job::{Job, JobDone, Jobs, LayerState, next_id},
+    memory::HostMemory,
+    target::{self, Target},
+    transport::Transport,
+    wait::{Polled, Step, wait_for},
+};
+use crate::{
+    config::StoreOptions,
+    data_path::Route,
+    device::SharedController,
+    error::{Failure, StoreError},
+    ids::{JobId, Move, Ticket},
+    registration::KvPool,
+    stats::DramStats,
+};
+
+/// Parameters that do not change while a plane is open.
+#[derive(Debug)]
+pub(super) struct Setup {
+    pub(super) shape: KvShape,
+    pub(super) geometry: Geometry,
+    pub(super) files: u32,
+    /// Set if checksums are computed and compared.
+    pub(super) checksums: bool,
+    /// Set if writes have force unit access.
+    pub(super) fua: bool,
+    /// Set if a volatile cache must be flushed before written data counts as stored.
+    pub(super) must_flush: bool,
+    /// Placement handles that every device has; 0 without placement.
+    pub(super) placements: u32,
+    pub(super) options: StoreOptions,
+}
+
+/// Counts that the plane keeps itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Tally {
+    pub(super) stored_bytes: u64,
+    pub(super) retrieved_bytes: u64,
+}
+
+/// Memory reused between calls.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    pub(super) map: Vec<Affine>,
+    /// By block: the job that last used it as a destination.
+    pub(super) used: Vec<u64>,
+}
+
+/// Counts since a plane was opened.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct PlaneStats {
+    /// The data path.
+    pub path: Route,
+    /// Bytes written to the devices, without padding.
+    pub stored_bytes: u64,
+    /// Bytes read from the devices, without padding.
+    pub retrieved_bytes: u64,
+    /// Counts of the DRAM cache.
+    pub dram: DramStats,
+    /// Recoveries of the controllers from a timeout or a fault.
+    pub recoveries: u64,
+    /// Counts of the I/O kernel.
+    pub ring: Counters,
+}
+
+/// The state of an open plane. One thread uses it at a time.
+#[derive(Debug)]
+pub(crate) struct Mover {
+    pub(super) transport: Transport,
+    pub(super) jobs: Jobs,
+    pub(super) target: Target,
+    pub(super) pool: KvPool,
+    /// The DRAM cache.
+    pub(super) memory: Option<HostMemory>,
+    /// The bounce buffers, if the pool has them.
+    pub(super) bounce: Option<Bounce>,
+    /// Source and target of padding. Never read; kept because the devices use it.
+    pub(super) pads: Option<Arc<dyn DmaMemory>>,
+    pub(super) setup: Setup,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) tally: Tally,
+    pub(super) scratch: Scratch,
+    /// Set when a failed flush ended all writes, with the cause.
+    pub(super) read_only: Option<String>,
+}
+
+impl Mover {
+    /// Refuses calls on a failed plane.
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        self.transport.check()
+    }
+
+    pub(crate) fn event(&mut self) -> Result<Event, StoreError> {
+        Ok(self.transport.ring()?.event()?)
+    }
+
+    /// Returns abandoned jobs that have ended: no device accesses their files any more.
+    pub(crate) fn take_ended(&mut self) -> Vec<JobId> {
+        std::mem::take(&mut self.jobs.ended)
+    }
+
+    /// Returns files that could not be read since the last call, each once.
+    pub(crate) fn take_lost(&mut self) -> Vec<FileId> {
+        let mut lost = std::mem::take(&mut self.jobs.lost);
+        lost.sort_unstable();
+        lost.dedup();
+        lost
+    }
+
+    /// Returns a count that grows when controllers are recovered from a timeout or a fault, and
+    /// whenever one of them is reset, by any owner: its volatile cache may have lost data that was
+    /// stored and not flushed. For comparing with [`JobDone::recoveries`].
+    pub(crate) fn recoveries(&self) -> u64 {
+        self.transport.recoveries + self.transport.devices.resets()
+    }
+
+    pub(crate) fn stats(&mut self) -> Result<PlaneStats, StoreError> {
+        let Tally { stored_bytes, retrieved_bytes } = self.tally;
+        Ok(PlaneStats {
+            path: self.pool.path(),
+            stored_bytes,
+            retrieved_bytes,
+            dram: self.memory.as_ref().map(HostMemory::stats).unwrap_or_default(),
+            recoveries: self.transport.recoveries,
+            ring: self.transport.ring()?.counters().total,
+        })
+    }
+
+    /// Processes everything since the last call: events of devices, at their poll interval, and
+    /// completions.
+    pub(crate) fn sync(&mut self) -> Result<(), StoreError> {
+        self.check()?;
+        self.attend()?;
+        self.reap().map(|_| ())
+    }
+
+    /// Does the periodic work that is due.
+    pub(super) fn attend(&mut self) -> Result<(), StoreError> {
+        let attended = self.transport.attend();
+        self.or_fail(attended)?;
+        self.after_completions()
+    }
+
+    pub(crate) fn poll_events(&mut self) -> Result<Vec<StoreEvent>, StoreError> {
+        self.check()?;
+        let polled = self.transport.poll_devices();
+        self.or_fail(polled)?;
+        self.after_completions()?;
+        Ok(self.transport.devices.take_events())
+    }
+
+    pub(crate) fn requested_devices(&self) -> Vec<DeviceIndex> {
+        self.transport.devices.requested()
+    }
+
+    /// Makes all written data permanent: flushes the devices if one has a volatile write cache.
+    pub(crate) fn flush(&mut self) -> Result<(), StoreError> {
+        self.check_flushed()?;
+        if !self.setup.must_flush {
+            return Ok(());
+        }
+        for (device, index) in self.transport.devices.all.iter().zip(0..) {
+            if index > 0 && planted(PlantedBug::RankFlushesFirst) {
+                continue;
+            }
+            if let Err(source) = device.controller.lock().flush(device.nsid) {
+                let error = StoreError::Driver { device: DeviceIndex(index), source };
+                tracing::error!(%error, "the plane takes no writes any more");
+                self.read_only = Some(error.to_string());
+                break;
+            }
+        }
+        self.check_flushed()
+    }
+
+    /// Refuses to store once a flush has failed.
+    fn check_flushed(&self) -> Result<(), StoreError> {
+        match &self.read_only {
+            Some(cause) => Err(StoreError::JournalFailed { cause: cause.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Prepares to move blocks of the engine.
+    pub(crate) fn begin(
+        &mut self,
+        direction: Direction,
+        mut moves: Vec<Move>,
+        expected: &[u32],
+    ) -> Result<JobId, StoreError> {
+        let bounced = self.bounce.as_mut().map(|bounce| bounce.take(&mut moves)).transpose()?;
+        let begun = self.begin_in_pool(direction, moves, expected);
+        if let (Some(bounce), Some(bounced)) = (&mut self.bounce, bounced) {
+            match &begun {
+                Ok(id) => self.jobs.get_mut(*id)?.bounced = Some(bounced),
+                Err(_) => bounce.give_back(bounced),
+            }
+        }
+        begun
+    }
+
+    /// Prepares to move blocks of the pool.
+    pub(super) fn begin_in_pool(
+        &mut self,
+        direction: Direction,
+        moves: Vec<Move>,
+        expected: &[u32],
+    ) -> Result<JobId, StoreError> {
+        self.sync()?;
+        if direction == Direction::Write {
+            self.transport.devices.check_writable()?;
+            self.check_flushed()?;
+        }
+        let id = next_id();
+        self.check_moves(id, direction, &moves)?;
+        let mut job = Job::new(direction, self.setup.shape.layers, moves, self.recoveries());
+        // The self-test must reach the devices.
+        let is_test = job.moves.iter().any(|entry| entry.file.0 + 1 == self.setup.files);
+        let mut rest = None;
+        if let Some(memory) = self.memory.as_mut().filter(|_| !is_test) {
+            let now = Duration::from_nanos(self.clock.now().0);
+            (job.cached, rest) = memory.divide(direction, &mut job.moves, expected, now);
+        }
+        let uploaded = self.upload(&mut job, rest.as_deref().unwrap_or(expected));
+        if let Err(error) = uploaded.and_then(|()| self.upload_copies(&mut job)) {
+            self.let_go(job);
+            return Err(error);
+        }
+        self.jobs.insert(id, job);
+        Ok(id)
+    }
+
+    /// Keeps a job's data apart from data of other classes, on devices with placement handles
+    /// (Flexible Data Placement): data that expires at about the same time should have one class.
+    /// Handle 0 is used by all writes without a class: the journal's. Classes share the others
+    /// round-robin. Layers that were started before are not affected.
+    pub(crate) fn place(&mut self, id: JobId, class: u32) -> Result<(), StoreError> {
+        let handles = self.setup.placements.saturating_sub(1);
+        let placement = (handles > 0).then(|| 1 + (class % handles) as u16);
+        self.jobs.get_mut(id)?.placement = placement;
+        Ok(())
+    }
+
+    /// Ends a job of which nothing is in flight. Stored data may be in volatile caches: before it
+    /// is committed, the devices must be flushed, and [`JobDone::recoveries`] compared.
+    pub(crate) fn end(&mut self, id: JobId) -> Result<JobDone, StoreError> {
+        self.check()?;
+        if let Some(Ticket { layer, .. }) = self.transport.oldest(Some(id)) {
+            return Err(StoreError::InFlight { layer });
+        }
+        let job = self.jobs.remove(id)?;
+        let (direction, failure, recoveries) = (job.direction, job.verdict(), job.recoveries);
+        let made = job.checksums.as_ref().filter(|_| direction == Direction::Write);
+        let rows = self.setup.shape.rows();
+        let checksums = made.map(|made| made.values(rows, &job.moves)).unwrap_or_default();
+        self.let_go(job);
+        Ok(JobDone { job: id, direction, failure, recoveries, checksums })
+    }
+
+    /// Makes the data of ended jobs permanent, with one flush for all.
+    pub(super) fn settle(&mut self, ended: &mut [JobDone]) {
+        let stored = ended.iter().any(|done| done.direction == Direction::Write);
+        let is_due = stored && !planted(PlantedBug::RankNeverFlushes);
+        let flushed = if is_due { self.flush() } else { Ok(()) };
+        let flushed = flushed.map_err(|error| match error {
+            StoreError::JournalFailed { cause } => cause,
+            error => error.to_string(),
+        });
+        let recoveries = self.recoveries();
+        let stored =
+            |done: &&mut JobDone| done.failure.is_none() && done.direction == Direction::Write;
+        for done in ended.iter_mut().filter(stored) {
+            let is_same = done.recoveries == recoveries || planted(PlantedBug::RankIgnoresRecovery);
+            done.failure = match &flushed {
+                Err(cause) => Some(StoreError::JournalFailed { cause: cause.clone() }),
+                Ok(()) if !is_same => Some(StoreError::Forgotten),
+                Ok(()) => None,
+            };
+        }
+    }
+
+    /// Abandons a job. It ends immediately, or when its last operation completes:
+    /// [`Mover::take_ended`] then returns it, and no device accesses its files or blocks any more.
+    pub(crate) fn abandon(&mut self, id: JobId) {
+        if let Some(job) = self.jobs.abandon(id) {
+            self.let_go(job);
+        }
+    }
+
+    /// Releases the memory of an ended job.
+    pub(super) fn let_go(&mut self, mut job: Job) {
+        if let (Some(bounce), Some(bounced)) = (&mut self.bounce, job.bounced.take()) {
+            bounce.give_back(bounced);
+        }
+        let Some(memory) = &mut self.memory else { return };
+        if job.is_ahead {
+            // Blocks that were copied ahead are released by the caller.
+            job.cached.hits.clear();
+        }
+        let is_whole = job.map.is_some() && job.verdict().is_none();
+        let written = if job.direction == Direction::Write { &job.moves[..] } else { &[] };
+        memory.release(&job.cached, is_whole, written);
+    }
+
+    fn check_moves(
+        &mut self,
+        id: JobId,
+        direction: Direction,
+        moves: &[Move],
+    ) -> Result<(), StoreError> {
+        let (blocks, files) = (self.pool.blocks(), self.setup.files);
+        for Move { file, block, .. } in moves.iter().copied() {
+            if block.0 >= blocks {
+                return Err(StoreError::NoSuchBlock { block, blocks });
+            }
+            if file.0 >= files {
+                return Err(StoreError::NoSuchFile { file, files });
+            }
+            // Two blocks read into the same place would leave a mixture.
+            let used = &mut self.scratch.used[block.0 as usize];
+            let before = std::mem::replace(used, id.0);
+            if direction == Direction::Read && before == id.0 {
+                return Err(StoreError::DuplicateBlock { block });
+            }
+        }
+        match &self.target {
+            Target::Staged(staging) if moves.len() > staging.slots() as usize => {
+                Err(StoreError::Staging { blocks: moves.len(), slots: staging.slots() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Uploads the job's map; an empty one needs none.
+    pub(super) fn upload(&mut self, job: &mut Job, expected: &[u32]) -> Result<(), StoreError> {
+        if job.moves.is_empty() {
+            return Ok(());
+        }
+        let devices = self.setup.geometry.devices();
+        // Blocks that are read ahead go to the DRAM cache itself.
+        let staged = matches!(self.target, Target::Staged(_)) && !job.is_ahead;
+        let rows = self.setup.shape.rows();
+        let is_write = job.direction == Direction::Write;
+        let wanted = self.setup.checksums && (is_write || !expected.is_empty());
+        let mut map = std::mem::take(&mut self.scratch.map);
+        map.clear();
+        map.extend(job.moves.iter().map(|at| Affine { block: at.block.0, file: at.file.0 }));
+        let ring = self.transport.ring()?;
+        if staged {
+            // The move needs the blocks; for the devices, objects are ordered by position.
+            job.blocks = Some(ring.upload(map.iter().map(|entry| entry.block))?);
+            map.iter_mut().zip(0..).for_each(|(entry, position)| entry.block = position);
+        }
+        let uploaded = ring.upload_map(&map, devices)?;
+        if wanted {
+            let count = map.len();
+            let made = JobChecksums::new(ring, &uploaded, rows, count, expected, staged)?;
+            job.checksums = Some(made);
+        }
+        job.map = Some(uploaded);
+        self.scratch.map = map;
+        Ok(())
+    }
+
+    /// Uploads the tables of a job's copies, if streams do them.
+    pub(super) fn upload_copies(&mut self, job: &mut Job) -> Result<(), StoreError> {
+        match &self.memory {
+            Some(memory) => memory.upload(self.transport.ring()?, &mut job.cached),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for everything in flight. Failures stay with their jobs.
+    fn drain(&mut self) -> Result<(), StoreError> {
+        self.check()?;
+        let (clock, timeout) = (self.clock.clone(), self.setup.options.wait_timeout);
+        while let Some(ticket) = self.transport.oldest(None) {
+            // The job holds the result.
+            let _ = wait_for(&*clock, timeout, |step| self.step(ticket, step));
+            self.check()?;
+        }
+        self.sync()
+    }
+
+    /// Waits for everything in flight, stops the I/O kernel, takes the queues back and returns the
+    /// controllers and the pool.
+    pub(super) fn close(&mut self) -> Result<(Vec<SharedController>, KvPool), StoreError> {
+        self.drain()?;
+        let shut = self.transport.shut();
+        self.or_fail(shut)?;
+        let controllers = self.transport.devices.take_controllers();
+        Ok((controllers, self.pool.clone()))
+    }
+
+    /// Recovers controllers and kernel. Everything in flight has failed afterwards.
+    pub(super) fn recover(&mut self, cause: &str) -> Result<(), StoreError> {
+        tracing::warn!(cause, "stopping the I/O kernel and recovering the controllers");
+        self.check()?;
+        let recovered = self.transport.recover(cause);
+        self.or_fail(recovered)?;
+        self.complete_over();
+        let restarted = self.restart().map_err(|error| format!("{cause}; then {error}"));
+        self.or_fail(restarted)?;
+        self.transport.recoveries += 1;
+        Ok(())
+    }
+
+    /// Starts the kernel again, and registers everything with a new ring if that was replaced.
+    fn restart(&mut self) -> Result<(), StoreError> {
+        let Some(replaced) = self.transport.restart()? else { return Ok(()) };
+        let Setup { shape, geometry, files, checksums, options, .. } = &self.setup;
+        let regions = self.transport.devices.regions();
+        let desc = target::describe(geometry, &regions, *files, self.pads.as_ref(), options);
+        let ring = self.transport.ring()?;
+        let target = target::target(ring, &self.pool, shape, &desc, *checksums, options)?;
+        if let Some(memory) = &mut self.memory {
+            memory.register(ring, &desc, *checksums)?;
+        }
+        let mut target = std::mem::replace(&mut self.target, target);
+        if let (Target::Staged(new), Target::Staged(old)) = (&mut self.target, &mut target) {
+            new.inherit(old);
+        }
+        if replaced.is_used() {
+            // They still use events and tables in the old executor's memory.
+            std::mem::forget((replaced, target));
+        }
+        // Maps and tables live in the old executor's memory: jobs that have them must start over.
+        for job in self.jobs.iter_mut() {
+            let hits = job.cached.hits.iter().map(|(entry, _)| entry);
+            let first = job.moves.iter().chain(hits).next().copied();
+            let has_some = job.map.is_some() || job.is_on_streams();
+            if let Some(Move { position, file, .. }) = first.filter(|_| has_some) {
+                let (direction, layer) = (job.direction, kv_catalog::Layer(0));
+                let status = gio_uring::IoStatus::Cancelled;
+                job.fail(Failure { direction, layer, position, file, status, errors: 1 });
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails the plane if a step that it cannot do without has failed.
+    pub(super) fn or_fail<T>(&mut self, result: Result<T, String>) -> Result<T, StoreError> {
+        result.map_err(|cause| self.fail(cause))
+    }
+
+    /// Fails the plane: every later call returns the cause. Memory that a device or kernel might
+    /// still reach is leaked; the controllers do the same with their queues.
+    pub(super) fn fail(&mut self, cause: String) -> StoreError {
+        tracing::error!(cause, "the store has failed");
+        self.transport.fail(&cause);
+        let memory = self.memory.as_ref().map(|memory| memory.own.clone());
+        std::mem::forget((self.pads.take(), self.pool.clone(), memory));
+        for layer in self.jobs.iter_mut().flat_map(|job| &mut job.layers) {
+            if matches!(layer.state, LayerState::InFlight) {
+                layer.state = LayerState::Idle;
+            }
+        }
+        StoreError::Failed { cause }
+    }
+
+    /// Does a step of waiting for a layer.
+    pub(super) fn step(&mut self, ticket: Ticket, step: Step) -> Result<Polled, StoreError> {
+        match step {
+            Step::Poll => self.poll(ticket),
+            Step::Overdue => self.overdue(ticket).map(|()| Polled::Pending(Progress::Moved)),
+        }
+    }
+
+    /// Polls a layer that was started, and returns whether anything moved.
+    pub(crate) fn poll(&mut self, ticket: Ticket) -> Result<Polled, StoreError> {
+        self.check()?;
+        let mut progress = Progress::Idle;
+        if self.transport.has(ticket) {
+            progress = self.reap()?;
+            if progress == Progress::Idle {
+                self.attend()?;
+            }
+        }
+        let layer = ticket.layer;
+        match self.jobs.state(ticket).ok_or(StoreError::Ended { layer })? {
+            LayerState::Idle => Err(StoreError::NotStarted { layer }),
+            LayerState::InFlight => Ok(Polled::Pending(progress)),
+            LayerState::Ended(Ok(done)) => Ok(Polled::Done(done)),
+            LayerState::Ended(Err(failure)) => Err(StoreError::Transfer { failure }),
+        }
+    }
+
+    /// Returns a layer of the job that is in flight, if there is one.
+    pub(super) fn in_flight(&self, id: JobId) -> Option<Ticket> {
+        self.transport.oldest(Some(id))
+    }
+
+    /// Returns a layer of any job that is in flight, if there is one.
+    pub(super) fn oldest(&self) -> Option<Ticket> {
+        self.transport.oldest(None)
+    }
+
+    /// Handles the timeout of a layer: declares the I/O kernel or a device dead, or the stream that
+    /// moves the layer's objects.
+    pub(crate) fn overdue(&mut self, ticket: Ticket) -> Result<(), StoreError> {
+        // It may have completed while the clock was read.
+        self.reap()?;
+        let overdue = self.transport.overdue(ticket);
+        self.or_fail(overdue)?;
+        self.after_completions()
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        if self.transport.is_open()
+            // On failure, memory that a device might reach was leaked; a drop can do no more.
+            && let Err(cause) = self.transport.shut()
+        {
+            let error = self.fail(cause);
+            tracing::error!(%error, "dropping a plane");
+        }
+    }
+}
