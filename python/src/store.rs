@@ -5,13 +5,12 @@ use std::{
     sync::{Arc, RwLock},
 };
 
-use nvme_driver::{ControllerOptions, MonotonicClock};
-use objstore::{Format, Layer, StoreId, StoreOptions};
+use objstore::{Layer, StoreOptions};
 use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
 };
-use ripieno_stack::{Home, HomeMedia, HomeOptions, Stack, StackConfig, StackError};
+use ripieno_stack::{Builder, Stack, StackError};
 
 use crate::{
     arguments::{self, OrRaise as _, unpoisoned},
@@ -94,30 +93,17 @@ impl Store {
         let require = arguments::route(require)?;
         let dram_mode = arguments::dram_mode(dram_mode)?;
         let namespace = namespace.map_or(Ok(Default::default()), arguments::Namespace::check)?;
-        let random = arguments::random()?;
-        let stack = py.detach(|| {
-            let home = match capacity {
-                Some(bytes) => {
-                    let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16"));
-                    let media = HomeMedia::Files { count: devices, bytes };
-                    Home::open_or_create(&path, &HomeOptions { id, media, lba_bytes: 4096 })?
-                }
-                None => Home::open(&path)?,
-            };
-            let config = StackConfig {
-                place: home.into(),
-                executor,
-                require,
-                shape,
-                namespace,
-                pool,
-                controller: ControllerOptions::default(),
-                options: StoreOptions { dram_bytes, dram_mode, ..StoreOptions::default() },
-            };
-            let clock = Arc::new(MonotonicClock::default());
-            Stack::open_or_create(config, &Format::new(StoreId(random), shape), clock)
-        });
-        let stack = stack.or_raise()?;
+        let mut builder = Builder::new(path, shape)
+            .devices(devices)
+            .executor(executor)
+            .require(require)
+            .namespace(namespace)
+            .pool(pool)
+            .options(StoreOptions { dram_bytes, dram_mode, ..StoreOptions::default() });
+        if let Some(bytes) = capacity {
+            builder = builder.capacity(bytes);
+        }
+        let stack = py.detach(|| builder.open()).or_raise()?;
         let handle = Own::new(stack.store().clone());
         Ok(Self { handle, stack: Own::new(Arc::new(RwLock::new(Some(stack)))) })
     }

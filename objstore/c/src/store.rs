@@ -2,13 +2,11 @@
 
 #![allow(unsafe_code, reason = "the C interface: handles and outputs of callers")]
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
-use nvme_driver::{ControllerOptions, MonotonicClock};
-use objstore::{Format, StoreError, StoreId, StoreOptions};
-use ripieno_stack::{
-    Executor, Home, HomeError, HomeMedia, HomeOptions, Stack, StackConfig, StackError,
-};
+use nvme_driver::ControllerOptions;
+use objstore::{StoreError, StoreOptions};
+use ripieno_stack::{Builder, Home, Stack, StackError};
 
 use crate::{
     config::{self, CREATE, Config, Namespace},
@@ -40,15 +38,6 @@ pub(crate) unsafe fn handle<'a, T>(from: *const T, name: &str) -> Result<&'a T, 
 pub(crate) unsafe fn output<'a, T>(to: *mut T, name: &str) -> Result<&'a mut T, Failure> {
     // SAFETY: the caller's contract.
     unsafe { to.as_mut() }.ok_or_else(|| Failure::invalid(format!("{name}: it is null")))
-}
-
-fn random() -> Result<[u8; 16], Failure> {
-    let mut bytes = [0; 16];
-    let found = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    match found {
-        Ok(16) => Ok(bytes),
-        other => Err(Failure::new(Status::System, format!("no random numbers: {other:?}"))),
-    }
 }
 
 /// Opens the store in a home. With RIPIENO_CREATE, a missing or incomplete home is made first.
@@ -89,33 +78,23 @@ unsafe fn open(config: &Config) -> Result<Stack, Failure> {
         return Err(Failure::invalid(why));
     }
     let make = config.flags & CREATE != 0 && !Home::exists(&dir);
-    let home = if make { create(config, &dir)? } else { Home::open(&dir)? };
-    let config = StackConfig {
-        place: home.into(),
-        executor: Executor::Host,
-        require: None,
-        shape,
-        namespace,
-        pool,
-        controller: ControllerOptions {
-            io_queues: queues as u16,
-            io_depth: depth,
-            ..ControllerOptions::default()
-        },
-        options: StoreOptions {
-            queues_per_device: queues as u16,
-            queue_depth: depth,
-            dram_bytes: config.dram_bytes,
-            dram_mode,
-            ..StoreOptions::default()
-        },
+    let queues = queues as u16;
+    let controller =
+        ControllerOptions { io_queues: queues, io_depth: depth, ..ControllerOptions::default() };
+    let options = StoreOptions {
+        queues_per_device: queues,
+        queue_depth: depth,
+        dram_bytes: config.dram_bytes,
+        dram_mode,
+        ..StoreOptions::default()
     };
-    let clock = Arc::new(MonotonicClock::default());
-    Ok(if make {
-        Stack::create(config, &Format::new(StoreId(random()?), shape), clock).map_err(refused)?
-    } else {
-        Stack::open(config, clock)?
-    })
+    let builder = Builder::new(dir, shape).namespace(namespace).pool(pool);
+    let builder = builder.controller(controller).options(options);
+    if !make {
+        return Ok(builder.open()?);
+    }
+    let builder = builder.devices(or(config.devices, 1)).lba_bytes(or(config.lba_bytes, 4096));
+    builder.capacity(config.capacity_bytes).open().map_err(refused)
 }
 
 /// Converts an error of invalid format options, which does not mean damage.
@@ -123,19 +102,6 @@ fn refused(error: StackError) -> Failure {
     match error {
         StackError::Store(StoreError::Format(_)) => Failure::invalid(error.to_string()),
         error => error.into(),
-    }
-}
-
-fn create(config: &Config, dir: &Path) -> Result<Home, Failure> {
-    let [a, b, c, d, e, f, g, h, ..] = random()?;
-    let or = |given: u32, default: u32| if given == 0 { default } else { given };
-    let media = HomeMedia::Files { count: or(config.devices, 1), bytes: config.capacity_bytes };
-    let id = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-    let made = Home::create(dir, &HomeOptions { id, media, lba_bytes: or(config.lba_bytes, 4096) });
-    match made {
-        // Another process was faster.
-        Err(HomeError::Exists { .. }) => Ok(Home::open(dir)?),
-        made => Ok(made?),
     }
 }
 

@@ -7,12 +7,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use nvme_driver::{ControllerOptions, MonotonicClock};
-use objstore::{BlockId, BlockKey, Format, KeyChain, Layer, Namespace, StoreId, StoreOptions};
-use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use ripieno_stack::{
-    ErrorKind, Executor, Home, HomeMedia, HomeOptions, Request, Stack, StackConfig, StackError,
-};
+use objstore::{BlockId, BlockKey, KeyChain, Layer, Namespace};
+use ripieno_stack::{Builder, ErrorKind, Request, Stack, StackError};
 
 use crate::{
     model::{LAYERS, Llama},
@@ -72,23 +68,8 @@ impl Engine {
     /// Returns an error if the store cannot be opened.
     pub fn open(dir: &Path) -> Result<Self> {
         let pages = Pages::new();
-        // Unique identifiers, in case the store is created.
-        let mut chance = StdRng::from_os_rng();
-        let media = HomeMedia::Files { count: 2, bytes: 64 << 20 };
-        let options = HomeOptions { id: chance.random(), media, lba_bytes: 4096 };
-        let format = Format::new(StoreId(chance.random()), SHAPE);
-        let home = Home::open_or_create(dir, &options)?;
-        let config = StackConfig {
-            place: home.into(),
-            executor: Executor::Host,
-            require: None,
-            shape: SHAPE,
-            namespace: namespace(),
-            pool: pages.memory(),
-            controller: ControllerOptions::default(),
-            options: StoreOptions::default(),
-        };
-        let stack = Stack::open_or_create(config, &format, Arc::new(MonotonicClock::default()))?;
+        let builder = Builder::new(dir, SHAPE).capacity(64 << 20).devices(2);
+        let stack = builder.namespace(namespace()).pool(pages.memory()).open()?;
         Ok(Self { model: Llama::new(SEED)?, pages, stack })
     }
 

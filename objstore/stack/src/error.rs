@@ -144,6 +144,12 @@ pub enum StackError {
         /// The problem, with advice.
         problem: String,
     },
+    /// The operating system gave no random bytes.
+    #[error("drawing the identity of a new store: the system gave no random bytes ({found})")]
+    Random {
+        /// Its answer.
+        found: String,
+    },
     /// A request of the other direction was committed.
     #[error("this request retrieves blocks, and only one that stores them can be committed")]
     NotWriting,

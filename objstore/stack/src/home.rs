@@ -200,7 +200,11 @@ impl Home {
     /// [`Home::open`] or [`Home::create`].
     pub fn open_or_create(dir: &Path, options: &HomeOptions) -> Result<Self, HomeError> {
         if !Self::exists(dir) {
-            return Self::create(dir, options);
+            match Self::create(dir, options) {
+                // Another process was faster.
+                Err(HomeError::Exists { .. }) => {}
+                created => return created,
+            }
         }
         check_files(dir, 1, dir, &options.media)?;
         Self::open(dir)

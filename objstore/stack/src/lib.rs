@@ -1,68 +1,27 @@
-//! Builds a store from a plain configuration, for the command line and for other languages.
+//! Builds a store in a directory or on drives. This program stores a block, and finds it when it is
+//! run again:
 //!
-//! ```
-//! use std::sync::Arc;
+//! ```no_run
+//! use ripieno_stack::{BlockId, BlockKey, Builder, KvShape};
 //!
-//! use nvme_driver::{ControllerOptions, MonotonicClock};
-//! use objstore::{
-//!     BlockId, BlockKey, Format, KvShape, Layer, Namespace, StoreId, StoreOptions,
-//! };
-//! use ripieno_stack::{
-//!     Executor, Home, HomeMedia, HomeOptions, PoolMemory, Request, Stack, StackConfig,
-//! };
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let place = tempfile::tempdir()?;
-//! # let dir = place.path().join("store");
-//! # use rand::{Rng as _, SeedableRng as _};
-//! # let random: [u8; 16] = rand::rngs::StdRng::from_os_rng().random();
-//! let shape = KvShape { layers: 4, segments: 2, object_bytes: 8192, block_tokens: 16 };
-//! let config = |home: Home| StackConfig {
-//!     place: home.into(),
-//!     executor: Executor::Host,
-//!     require: None,
-//!     shape,
-//!     namespace: Namespace::default(),
-//!     pool: PoolMemory::Own { blocks: 8 },
-//!     controller: ControllerOptions::default(),
-//!     options: StoreOptions::default(),
-//! };
-//! let clock = Arc::new(MonotonicClock::default());
-//! let keys = [BlockKey([1; 32]), BlockKey([2; 32])]; // an engine has digests here
-//!
-//! let media = HomeMedia::Files { count: 2, bytes: 64 << 20 };
-//! let home = Home::create(&dir, &HomeOptions { id: 7, media, lba_bytes: 4096 })?;
-//! let format = Format::new(StoreId(random), shape);
-//! let stack = Stack::create(config(home), &format, clock.clone())?;
-//! let pool = stack.pool_host().ok_or("the pool is not in this process's memory")?;
-//! // SAFETY: the pool is as large, and no request uses it now.
-//! unsafe { pool.write_bytes(0xAB, 8 * shape.block_bytes() as usize) };
-//! let request = Request::store(stack.store(), &keys, &[BlockId(0), BlockId(1)])?;
-//! request.move_all()?;
-//! request.commit()?;
-//! stack.close()?;
-//!
-//! // Another process, perhaps after this one was killed.
-//! let stack = Stack::open(config(Home::open(&dir)?), clock)?;
-//! let prefix = stack.store().lookup(&keys)?;
-//! assert_eq!(prefix.len(), 2);
-//! let request = Request::retrieve(stack.store(), &prefix, 0, &[BlockId(6), BlockId(7)])?;
-//! for layer in (0..shape.layers).map(Layer) {
-//!     request.start(layer)?;
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let shape = KvShape { layers: 4, segments: 2, object_bytes: 8192, block_tokens: 16 };
+//!     let store = Builder::new("hello-store", shape).capacity(64 << 20).open()?;
+//!     // An engine has a digest of the tokens here, and its own memory.
+//!     let (key, block) = (BlockKey([7; 32]), BlockId(0));
+//!     if store.load(&[key], &[block])? == 1 {
+//!         println!("found: {:#x}", store.read(block)?[0]);
+//!     } else {
+//!         store.write(block, &vec![0xAB; shape.block_bytes() as usize])?;
+//!         store.save(&[key], &[block])?;
+//!         println!("stored; run it again");
+//!     }
+//!     Ok(store.close()?)
 //! }
-//! for layer in (0..shape.layers).map(Layer) {
-//!     request.wait(layer)?; // and now the layer's attention
-//! }
-//! let pool = stack.pool_host().ok_or("the pool is not in this process's memory")?;
-//! // SAFETY: block 7 of the first row; the layers were waited for.
-//! assert_eq!(unsafe { pool.add(7 * 8192).read() }, 0xAB);
-//! drop((request, prefix));
-//! stack.close()?;
-//! # Ok(())
-//! # }
 //! ```
 //!
 //! # Architecture
+//! - [`Builder`]: opens or creates a store; all but its place and shape have defaults.
 //! - [`Home`]: a store's directory on this machine. One file, or block device, for each software
 //!   controller; their parameters; a lock.
 //! - [`Place`]: a home, or drives ([`Drives`]) that are opened through VFIO. [`Fleet`]: its
@@ -87,7 +46,8 @@
 //!   once it exists, no write fails because a disk is full.
 //! - A drive is formatted only if it is empty, or has remains of a replay or a part of the same
 //!   store, unless the caller allows more.
-//! - Randomness and time are arguments: identities and the clock come from the caller.
+//! - Randomness and time are arguments, except for [`Builder`], which draws the identity of a store
+//!   that it creates, and uses the monotonic clock.
 //! - After the end of a request, no device and no copy accesses the engine's blocks.
 //! - libcuda and libgdrapi are loaded only for [`Executor::Cuda`].
 //!
@@ -101,6 +61,7 @@
 
 mod arena;
 mod build;
+mod builder;
 mod chosen;
 mod drives;
 mod emulation;
@@ -122,6 +83,7 @@ mod trial;
 
 pub use gio_uring::RawStream;
 
+pub use builder::Builder;
 pub use chosen::{MemoryPlace, NotTaken, Placement};
 pub use drives::{
     DriveIdentity, Drives, Holds, check_drive, is_scratch, open_drive, prove_reach,
@@ -134,7 +96,7 @@ pub use fleet::{Below, Fleet};
 pub use gpu::{CudaChoice, Gpu};
 pub use home::{Home, HomeDevice, HomeError, HomeMedia, HomeOptions};
 pub use input::{open_file, read_file};
-pub use objstore::Route;
+pub use objstore::{BlockId, BlockKey, KvShape, Route};
 pub use place::{Drive, Place};
 pub use pool::{EngineMemory, GpuMemory, PoolLayout, PoolMemory};
 pub use rank::{RankStack, RankStackConfig};
@@ -142,5 +104,5 @@ pub use ranks::{CatalogStack, RankMedia, Ranks, RanksOptions};
 pub use request::Request;
 pub use route::{PoolPlan, Prepared, by_first_route, routes};
 pub use size::Size;
-pub use stack::{Stack, StackConfig};
+pub use stack::Stack;
 pub use trial::{trial_bytes, try_kernel};

@@ -109,15 +109,6 @@ impl Place {
         }
     }
 
-    /// Returns true when the devices were formatted. Assumed for drives: a caller that makes a
-    /// store on them passes a format.
-    pub(crate) fn is_ready(&self) -> bool {
-        match self {
-            Self::Home(home) => home.is_ready(),
-            Self::Drives(_) => true,
-        }
-    }
-
     /// Marks the devices as formatted.
     ///
     /// # Errors

@@ -1,39 +1,11 @@
 //! A store with its devices, driver, executor and KV pool.
 
-use std::{ptr::NonNull, sync::Arc};
+use std::ptr::NonNull;
 
-use nvme_driver::{Clock, Controller, ControllerOptions};
-use objstore::{Format, KvShape, Namespace, Route, Store, StoreConfig, StoreOptions};
+use nvme_driver::{Controller, DmaSlice, platform::buffer::Buffer};
+use objstore::{BlockId, BlockKey, Row, Store};
 
-use crate::{
-    build::{Built, Parts, Plan},
-    chosen::Placement,
-    error::StackError,
-    executor::Executor,
-    place::Place,
-    pool::PoolMemory,
-};
-
-/// Parameters of a stack.
-#[derive(Debug)]
-pub struct StackConfig {
-    /// The store's devices.
-    pub place: Place,
-    /// The executor of the I/O kernel.
-    pub executor: Executor,
-    /// The required route; `None`: the best that works.
-    pub require: Option<Route>,
-    /// Shape of a KV block.
-    pub shape: KvShape,
-    /// The namespace of the first handle.
-    pub namespace: Namespace,
-    /// Location of the KV pool.
-    pub pool: PoolMemory,
-    /// Options for attaching to controllers.
-    pub controller: ControllerOptions,
-    /// Options of the store.
-    pub options: StoreOptions,
-}
+use crate::{build::Built, chosen::Placement, error::StackError, request::Request};
 
 /// A store, and the resources that must outlive it. Fields are dropped in this order: users before
 /// what they use.
@@ -44,74 +16,8 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Builds the devices and opens the store on them.
-    ///
-    /// # Errors
-    /// Returns the [`StackError`] of the part that fails.
-    pub fn open(config: StackConfig, clock: Arc<dyn Clock>) -> Result<Self, StackError> {
-        Self::build(config, None, clock)
-    }
-
-    /// Formats the devices of a newly created home, or drives, and opens the store on them. Marks a
-    /// home as ready.
-    ///
-    /// # Errors
-    /// Same as [`Stack::open`], and [`StackError::NotEmpty`].
-    pub fn create(
-        config: StackConfig,
-        format: &Format,
-        clock: Arc<dyn Clock>,
-    ) -> Result<Self, StackError> {
-        Self::build(config, Some(format), clock)
-    }
-
-    /// Opens the store of a home that is ready, or formats one that was just created: for use after
-    /// [`crate::Home::open_or_create`].
-    ///
-    /// # Errors
-    /// Same as [`Stack::open`].
-    pub fn open_or_create(
-        config: StackConfig,
-        format: &Format,
-        clock: Arc<dyn Clock>,
-    ) -> Result<Self, StackError> {
-        let format = (!config.place.is_ready()).then_some(format);
-        Self::build(config, format, clock)
-    }
-
-    fn build(
-        config: StackConfig,
-        format: Option<&Format>,
-        clock: Arc<dyn Clock>,
-    ) -> Result<Self, StackError> {
-        let StackConfig { place, executor, require, shape, namespace, pool, controller, options } =
-            config;
-        let plan = Plan {
-            place,
-            executor,
-            require,
-            shape: &shape,
-            pool: &pool,
-            controller: &controller,
-            options,
-            format,
-            clock: &clock,
-        };
-        let (store, built) = plan.open(|parts| {
-            let Parts { devices, pool, gpu, executor, options } = parts;
-            let (clock, namespace) = (clock.clone(), namespace.clone());
-            Ok(Store::open(StoreConfig {
-                devices,
-                executor,
-                clock,
-                shape,
-                namespace,
-                pool,
-                gpu,
-                options,
-            })?)
-        })?;
-        Ok(Self { store, built })
+    pub(crate) fn new(store: Store, built: Built) -> Self {
+        Self { store, built }
     }
 
     /// Returns the store. Its clones are handles of the same store.
@@ -124,6 +30,76 @@ impl Stack {
     #[must_use]
     pub fn pool_host(&self) -> Option<NonNull<u8>> {
         self.built.pool.memory().host()
+    }
+
+    /// Writes a block of a pool in host memory: the objects of all rows, one after the other.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Config`] for a block that is not there, another length than that of a
+    /// block, or a pool on a GPU.
+    pub fn write(&self, block: BlockId, bytes: &[u8]) -> Result<(), StackError> {
+        let each = self.object_bytes(bytes.len())?;
+        for (row, object) in (0..).map(Row).zip(bytes.chunks_exact(each)) {
+            self.object(block, row)?.write(0, object)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a block, as [`Stack::write`] writes it.
+    ///
+    /// # Errors
+    /// Same as [`Stack::write`].
+    pub fn read(&self, block: BlockId) -> Result<Vec<u8>, StackError> {
+        let mut bytes = vec![0; self.store.shape().block_bytes() as usize];
+        let each = self.object_bytes(bytes.len())?;
+        for (row, object) in (0..).map(Row).zip(bytes.chunks_exact_mut(each)) {
+            self.object(block, row)?.read(0, object)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Returns the bytes of an object, if a block has `len` bytes.
+    fn object_bytes(&self, len: usize) -> Result<usize, StackError> {
+        let shape = self.store.shape();
+        if len as u64 == shape.block_bytes() {
+            return Ok(shape.object_bytes as usize);
+        }
+        let problem = format!("{len} bytes were given; a block has {}", shape.block_bytes());
+        Err(StackError::Config { field: "block", problem })
+    }
+
+    fn object(&self, block: BlockId, row: Row) -> Result<Buffer, StackError> {
+        let pool = &self.built.pool;
+        let wrong = |problem| StackError::Config { field: "block", problem };
+        let missing = || wrong(format!("there is no block {block}; there are {}", pool.blocks()));
+        let offset = pool.offset(block, row).ok_or_else(missing)? as usize;
+        let bytes = pool.object_bytes() as usize;
+        let slice = DmaSlice::new(pool.memory().clone(), offset, bytes)?;
+        let remote = || wrong("the pool is not in memory of this process".to_owned());
+        Buffer::new(slice).ok_or_else(remote)
+    }
+
+    /// Stores blocks under keys, as many leading ones as there is room for, and returns their
+    /// number. They are durable then.
+    ///
+    /// # Errors
+    /// Returns an error of [`Request::store`] or of its layers.
+    pub fn save(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<usize, StackError> {
+        let request = Request::store(&self.store, keys, blocks)?;
+        request.move_all()?;
+        Ok(request.commit()?.accepted)
+    }
+
+    /// Loads the longest stored prefix of the keys into the leading ones of these blocks, and
+    /// returns its length.
+    ///
+    /// # Errors
+    /// Returns an error of [`Request::retrieve`] or of its layers.
+    pub fn load(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<usize, StackError> {
+        let prefix = self.store.lookup(&keys[..keys.len().min(blocks.len())])?;
+        let request = Request::retrieve(&self.store, &prefix, 0, &blocks[..prefix.len()])?;
+        request.move_all()?;
+        Ok(prefix.len())
     }
 
     /// Returns true when blocks are copied through bounce buffers, because the devices cannot

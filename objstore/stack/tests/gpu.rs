@@ -15,13 +15,13 @@ use gio_kernels::cuda::{
 use gio_uring::RawStream;
 use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, DevicePtr, MonotonicClock};
 use objstore::{
-    BlockId, Direction, FileId, Format, JobDone, JobId, KvShape, Layer, Move, Namespace, Order,
-    StoreError, StoreId, StoreOptions, Ticket,
+    BlockId, Direction, FileId, Format, JobDone, JobId, KvShape, Layer, Move, Order, StoreError,
+    StoreId, StoreOptions, Ticket,
 };
 use ripieno_stack::{
-    CudaChoice, ErrorKind, Executor, GpuMemory, Home, HomeMedia, HomeOptions, Place, PoolLayout,
-    PoolMemory, RankMedia, RankStack, RankStackConfig, Ranks, RanksOptions, Request, Route, Stack,
-    StackConfig, StackError,
+    Builder, CudaChoice, ErrorKind, Executor, GpuMemory, Home, HomeMedia, HomeOptions, Place,
+    PoolLayout, PoolMemory, RankMedia, RankStack, RankStackConfig, Ranks, RanksOptions, Request,
+    Route, StackError,
 };
 use ripieno_testkit::{keys, pattern};
 
@@ -104,17 +104,9 @@ fn temporary() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-fn config(place: Place, engine: &Engine, require: Option<Route>) -> StackConfig {
-    StackConfig {
-        place,
-        executor: Executor::Cuda(CHOICE),
-        require,
-        shape: SHAPE,
-        namespace: Namespace::default(),
-        pool: engine.pool(),
-        controller: ControllerOptions::default(),
-        options: StoreOptions::default(),
-    }
+fn config(place: Place, engine: &Engine, require: Option<Route>) -> Builder {
+    let builder = Builder::on(place, SHAPE).executor(Executor::Cuda(CHOICE));
+    builder.require(require).pool(engine.pool())
 }
 
 fn home(dir: &Path) -> Home {
@@ -138,7 +130,7 @@ fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
             let engine = Engine::new(512);
             let format = Format::new(StoreId([7; 16]), SHAPE);
             let config = |place| config(place, &engine, Some(route));
-            let stack = Stack::create(config(home(&dir).into()), &format, clock()).unwrap();
+            let stack = config(home(&dir).into()).format(format).open().unwrap();
             assert_eq!(stack.placement().route, route);
             (0..3).for_each(|block| engine.fill(block, block.into()));
             let request = Request::store(stack.store(), &keys(0..3), &blocks(0..3)).unwrap();
@@ -146,7 +138,7 @@ fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
             assert_eq!(request.commit().unwrap().written, 3);
             stack.close().unwrap();
 
-            let stack = Stack::open(config(Home::open(&dir).unwrap().into()), clock()).unwrap();
+            let stack = config(Home::open(&dir).unwrap().into()).open().unwrap();
             let prefix = stack.store().lookup(&keys(0..3)).unwrap();
             assert_eq!(prefix.len(), 3);
             let request = Request::retrieve(stack.store(), &prefix, 0, &blocks(5..8)).unwrap();
@@ -171,8 +163,7 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
         let dir = place.path().join("home");
         let engine = Engine::new(512);
         let format = Format::new(StoreId([7; 16]), SHAPE);
-        let stack =
-            Stack::create(config(home(&dir).into(), &engine, None), &format, clock()).unwrap();
+        let stack = config(home(&dir).into(), &engine, None).format(format).open().unwrap();
         let text = stack.placement().to_string();
         assert!(text.starts_with("direct (queues in pinned host memory, KV pool in GPU"), "{text}");
         stack.close().unwrap();
@@ -185,7 +176,7 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
         let open = |require| {
             let place = Home::open(&dir).unwrap().into();
             let controller = controller.clone();
-            Stack::open(StackConfig { controller, ..config(place, &odd, require) }, clock())
+            config(place, &odd, require).controller(controller).open()
         };
         let stack = open(None).unwrap();
         let text = stack.placement().to_string();
@@ -202,8 +193,7 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
             (Executor::Cuda(CudaChoice::new(1)), "the pool is on GPU 0"),
         ] {
             let place = Home::open(&dir).unwrap().into();
-            let config = StackConfig { executor, ..config(place, &engine, None) };
-            let error = Stack::open(config, clock()).unwrap_err();
+            let error = config(place, &engine, None).executor(executor).open().unwrap_err();
             assert!(error.to_string().contains(wanted), "{error}");
         }
     });

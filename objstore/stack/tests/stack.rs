@@ -4,11 +4,11 @@
 
 use std::{ops::Range, path::Path, ptr::NonNull, sync::Arc};
 
-use nvme_driver::{ControllerOptions, DescriptorPreference, MonotonicClock};
-use objstore::{BlockId, Format, KvShape, Layer, Namespace, StoreError, StoreId, StoreOptions};
+use nvme_driver::{ControllerOptions, DescriptorPreference};
+use objstore::{BlockId, Format, KvShape, Layer, StoreError, StoreId, StoreOptions};
 use ripieno_stack::{
-    EngineMemory, Executor, Home, HomeMedia, HomeOptions, PoolLayout, PoolMemory, Request, Stack,
-    StackConfig, StackError,
+    Builder, EngineMemory, Home, HomeMedia, HomeOptions, PoolLayout, PoolMemory, Request, Stack,
+    StackError,
 };
 use ripieno_testkit::{keys, pattern};
 
@@ -69,32 +69,21 @@ impl Engine {
     }
 }
 
-fn config(home: Home, engine: &Engine, descriptors: DescriptorPreference) -> StackConfig {
-    StackConfig {
-        place: home.into(),
-        executor: Executor::Host,
-        require: None,
-        shape: SHAPE,
-        namespace: Namespace::default(),
-        pool: PoolMemory::Engine { memory: engine.memory.clone(), layout: engine.layout.clone() },
-        controller: ControllerOptions { descriptors, ..ControllerOptions::default() },
-        options: StoreOptions::default(),
-    }
-}
-
-fn clock() -> Arc<MonotonicClock> {
-    Arc::new(MonotonicClock::default())
+fn config(home: Home, engine: &Engine, descriptors: DescriptorPreference) -> Builder {
+    let pool = PoolMemory::Engine { memory: engine.memory.clone(), layout: engine.layout.clone() };
+    let controller = ControllerOptions { descriptors, ..ControllerOptions::default() };
+    Builder::on(home, SHAPE).pool(pool).controller(controller)
 }
 
 fn created(dir: &Path, engine: &Engine, descriptors: DescriptorPreference) -> Stack {
     let media = HomeMedia::Files { count: 2, bytes: 64 << 20 };
     let home = Home::create(dir, &HomeOptions { id: 7, media, lba_bytes: 4096 }).unwrap();
     let format = Format::new(StoreId([7; 16]), SHAPE);
-    Stack::create(config(home, engine, descriptors), &format, clock()).unwrap()
+    config(home, engine, descriptors).format(format).open().unwrap()
 }
 
 fn reopened(dir: &Path, engine: &Engine, descriptors: DescriptorPreference) -> Stack {
-    Stack::open(config(Home::open(dir).unwrap(), engine, descriptors), clock()).unwrap()
+    config(Home::open(dir).unwrap(), engine, descriptors).open().unwrap()
 }
 
 fn blocks(range: Range<u32>) -> Vec<BlockId> {
@@ -204,9 +193,9 @@ fn all_layers_move_where_fewer_may_be_in_flight() {
     let engine = Engine::new(0);
     created(place.path(), &engine, DescriptorPreference::Auto).close().unwrap();
     let home = Home::open(place.path()).unwrap();
-    let mut config = config(home, &engine, DescriptorPreference::Auto);
-    config.options.iocbs = 2;
-    let stack = Stack::open(config, clock()).unwrap();
+    let options = StoreOptions { iocbs: 2, ..StoreOptions::default() };
+    let config = config(home, &engine, DescriptorPreference::Auto).options(options);
+    let stack = config.open().unwrap();
     (0..4).for_each(|key| engine.fill(key, key.into()));
     // If this thread is preempted, a layer may have ended meanwhile.
     let is_busy = (0..100).any(|_| {
@@ -246,7 +235,7 @@ fn a_home_whose_files_were_swapped_is_refused() {
         std::fs::rename(from, to).unwrap();
     }
     let home = Home::open(place.path()).unwrap();
-    let opened = Stack::open(config(home, &engine, DescriptorPreference::Auto), clock());
+    let opened = config(home, &engine, DescriptorPreference::Auto).open();
     let error = opened.unwrap_err();
     assert!(matches!(error, StackError::Store(StoreError::Format(_))), "{error}");
     assert!(error.to_string().contains("device-"), "{error}");
@@ -277,8 +266,24 @@ fn what_makes_no_sense_is_refused() {
     short.blocks += 1;
     drop(prefix);
     stack.close().unwrap();
-    let mut config = config(Home::open(place.path()).unwrap(), &engine, DescriptorPreference::Auto);
-    config.pool = PoolMemory::Engine { memory: engine.memory.clone(), layout: short };
-    let error = Stack::open(config, clock()).unwrap_err();
+    let config = config(Home::open(place.path()).unwrap(), &engine, DescriptorPreference::Auto);
+    let pool = PoolMemory::Engine { memory: engine.memory.clone(), layout: short };
+    let error = config.pool(pool).open().unwrap_err();
     assert!(matches!(error, StackError::Memory(_)), "{error}");
+}
+
+#[test]
+fn the_example_finds_its_block_in_a_second_run() {
+    let place = tempfile::tempdir().unwrap();
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let run = || {
+        let mut cargo = std::process::Command::new(env!("CARGO"));
+        cargo.args(["run", "--quiet", "--offline", "--manifest-path", manifest]);
+        let done = cargo.args(["--example", "hello"]).current_dir(place.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.success(), "{said}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    assert_eq!(run(), "stored; run it again\n");
+    assert_eq!(run(), "found: 0xab\n");
 }

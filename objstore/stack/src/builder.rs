@@ -1,0 +1,201 @@
+//! Builds a store from a directory or drives, with a default for everything else.
+
+use std::{path::PathBuf, sync::Arc};
+
+use nvme_driver::{ControllerOptions, MonotonicClock};
+use objstore::{Format, KvShape, Namespace, Route, Store, StoreConfig, StoreId, StoreOptions};
+
+use crate::{
+    build::{Parts, Plan},
+    error::StackError,
+    executor::Executor,
+    home::{Home, HomeMedia, HomeOptions},
+    place::Place,
+    pool::PoolMemory,
+    stack::Stack,
+};
+
+/// Blocks of a pool that the store allocates, unless another number is given.
+const BLOCKS: u32 = 64;
+
+/// Parameters of a store. All but place and shape have defaults.
+#[derive(Debug)]
+#[must_use = "open it"]
+pub struct Builder {
+    place: Location,
+    shape: KvShape,
+    files: Files,
+    format: Option<Format>,
+    executor: Executor,
+    require: Option<Route>,
+    namespace: Namespace,
+    pool: PoolMemory,
+    controller: ControllerOptions,
+    options: StoreOptions,
+}
+
+#[derive(Debug)]
+enum Location {
+    Directory(PathBuf),
+    Place(Place),
+}
+
+/// Files of a directory that is created.
+#[derive(Debug)]
+struct Files {
+    /// Bytes in all; `None`: the directory must exist.
+    capacity: Option<u64>,
+    devices: u32,
+    lba_bytes: u32,
+}
+
+impl Builder {
+    /// Starts with the store in a directory of files, one for each software controller.
+    pub fn new(dir: impl Into<PathBuf>, shape: KvShape) -> Self {
+        Self::at(Location::Directory(dir.into()), shape)
+    }
+
+    /// Starts with the store in an opened directory, or on drives.
+    pub fn on(place: impl Into<Place>, shape: KvShape) -> Self {
+        Self::at(Location::Place(place.into()), shape)
+    }
+
+    fn at(place: Location, shape: KvShape) -> Self {
+        Self {
+            place,
+            shape,
+            files: Files { capacity: None, devices: 1, lba_bytes: 4096 },
+            format: None,
+            executor: Executor::Host,
+            require: None,
+            namespace: Namespace::default(),
+            pool: PoolMemory::Own { blocks: BLOCKS },
+            controller: ControllerOptions::default(),
+            options: StoreOptions::default(),
+        }
+    }
+
+    /// Creates the store if the directory has none, with files of this many bytes in all. They are
+    /// allocated immediately.
+    pub fn capacity(mut self, bytes: u64) -> Self {
+        self.files.capacity = Some(bytes);
+        self
+    }
+
+    /// Sets the number of software controllers of a directory that is created; default: 1.
+    pub fn devices(mut self, count: u32) -> Self {
+        self.files.devices = count;
+        self
+    }
+
+    /// Sets the bytes of an LBA of a directory that is created; default: 4096.
+    pub fn lba_bytes(mut self, bytes: u32) -> Self {
+        self.files.lba_bytes = bytes;
+        self
+    }
+
+    /// Formats the devices first, and marks a directory as ready. Not needed with
+    /// [`Builder::capacity`].
+    pub fn format(mut self, format: Format) -> Self {
+        self.format = Some(format);
+        self
+    }
+
+    /// Sets the executor of the I/O kernel; default: host threads.
+    pub fn executor(mut self, executor: Executor) -> Self {
+        self.executor = executor;
+        self
+    }
+
+    /// Requires a route; default: the best that works.
+    pub fn require(mut self, route: Option<Route>) -> Self {
+        self.require = route;
+        self
+    }
+
+    /// Sets the namespace of the first handle; default: the empty one.
+    pub fn namespace(mut self, namespace: Namespace) -> Self {
+        self.namespace = namespace;
+        self
+    }
+
+    /// Sets the location of the KV pool; default: 64 blocks that the store allocates.
+    pub fn pool(mut self, pool: PoolMemory) -> Self {
+        self.pool = pool;
+        self
+    }
+
+    /// Sets the options for attaching to controllers.
+    pub fn controller(mut self, options: ControllerOptions) -> Self {
+        self.controller = options;
+        self
+    }
+
+    /// Sets the options of the store.
+    pub fn options(mut self, options: StoreOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Opens the store; with [`Builder::capacity`], creates it if there is none.
+    ///
+    /// # Errors
+    /// Returns the [`StackError`] of the part that fails; [`StackError::NotEmpty`] if drives hold
+    /// data that may not be overwritten.
+    pub fn open(self) -> Result<Stack, StackError> {
+        let Self { place, shape, files, mut format, executor, .. } = self;
+        let place = match place {
+            Location::Place(place) => place,
+            Location::Directory(dir) => match files.capacity {
+                None => Home::open(&dir)?.into(),
+                Some(bytes) => {
+                    let random = random()?;
+                    let Files { devices: count, lba_bytes, .. } = files;
+                    let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16 bytes"));
+                    let media = HomeMedia::Files { count, bytes };
+                    let home = Home::open_or_create(&dir, &HomeOptions { id, media, lba_bytes })?;
+                    if !home.is_ready() {
+                        format = format.or(Some(Format::new(StoreId(random), shape)));
+                    }
+                    home.into()
+                }
+            },
+        };
+        let clock: Arc<dyn nvme_driver::Clock> = Arc::new(MonotonicClock::default());
+        let plan = Plan {
+            place,
+            executor,
+            require: self.require,
+            shape: &shape,
+            pool: &self.pool,
+            controller: &self.controller,
+            options: self.options,
+            format: format.as_ref(),
+            clock: &clock,
+        };
+        let (store, built) = plan.open(|parts| {
+            let Parts { devices, pool, gpu, executor, options } = parts;
+            let (clock, namespace) = (clock.clone(), self.namespace.clone());
+            Ok(Store::open(StoreConfig {
+                devices,
+                executor,
+                clock,
+                shape,
+                namespace,
+                pool,
+                gpu,
+                options,
+            })?)
+        })?;
+        Ok(Stack::new(store, built))
+    }
+}
+
+/// Returns random bytes from the operating system, for identities of stores.
+fn random() -> Result<[u8; 16], StackError> {
+    let mut bytes = [0; 16];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(16) => Ok(bytes),
+        other => Err(StackError::Random { found: format!("{other:?}") }),
+    }
+}
