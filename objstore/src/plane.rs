@@ -139,8 +139,10 @@ impl Plane {
         match &mut *self.state() {
             State::Open(mover) => {
                 let result = act(mover);
-                if let Some(Listener(listener)) = self.shared.listener.get() {
-                    listener(mover);
+                match self.shared.listener.get() {
+                    Some(Listener(listener)) => listener(mover),
+                    // No caller waits for the end of an abandoned job.
+                    None => _ = mover.take_ended(),
                 }
                 result
             }
@@ -317,11 +319,7 @@ impl Plane {
         within: Nanos,
     ) -> Result<usize, StoreError> {
         let until = self.shared.clock.now() + within;
-        self.with(|mover| {
-            // Discards finished prefetches, for which no caller waits.
-            mover.take_ended();
-            Ok(mover.prefetch(files, expected, until)?.0)
-        })
+        self.with(|mover| Ok(mover.prefetch(files, expected, until)?.0))
     }
 
     /// Returns the files that could not be read since the last call, each once: they are misses
@@ -385,12 +383,12 @@ impl Plane {
         self.with(Mover::stats)
     }
 
-    /// Waits for everything in flight. Failures stay with their jobs.
+    /// Waits for everything that is in flight now. Failures stay with their jobs.
     ///
     /// # Errors
     /// Returns [`StoreError::Failed`].
     pub fn drain(&self) -> Result<(), StoreError> {
-        while let Some(ticket) = self.with(|mover| Ok(mover.oldest()))? {
+        for ticket in self.with(|mover| Ok(mover.all_in_flight()))? {
             let _ = self.wait(ticket);
             self.with(|mover| mover.check())?;
         }

@@ -158,7 +158,10 @@ impl DurableCatalog {
     /// Returns [`NotDurable`]: from then on nothing becomes durable, so nothing should be stored.
     /// Blocks that lookups find can be retrieved.
     pub fn sync(&self) -> Result<(), NotDurable> {
-        let mut journal = lock(&self.journal);
+        self.write(&mut lock(&self.journal))
+    }
+
+    fn write(&self, journal: &mut JournalWriter) -> Result<(), NotDurable> {
         {
             let state = &mut *lock(&self.state);
             state.check()?;
@@ -201,8 +204,12 @@ impl DurableCatalog {
     /// # Errors
     /// Same as [`DurableCatalog::sync`]: the device is given back all the same.
     pub fn close(&self) -> Result<(), NotDurable> {
-        let written = self.sync();
-        let noted = lock(&self.journal).close();
+        let mut journal = lock(&self.journal);
+        let written = self.write(&mut journal);
+        // A commit in another thread must not succeed without its record.
+        let closed = NotDurable { cause: "the store was closed".to_owned() };
+        lock(&self.state).failed.get_or_insert(closed);
+        let noted = journal.close();
         written.and(noted.map_err(|error| NotDurable { cause: error.to_string() }))
     }
 }

@@ -124,7 +124,9 @@ fn lost_files(job: &Job, failure: Failure) -> Vec<kv_catalog::FileId> {
         return Vec::new();
     }
     let of_map = job.map.iter().flat_map(|map| map.failures());
-    let differing = job.checksums.iter().flat_map(|checksums| checksums.differing());
+    // Of a layer that was cancelled, a stream moves a staging buffer that no device has filled.
+    let compared = job.checksums.iter().filter(|_| failure.status == IoStatus::Checksum);
+    let differing = compared.flat_map(|checksums| checksums.differing());
     let failed = of_map.chain(differing.map(|at| (at, IoStatus::Checksum)));
     let failed = failed.filter_map(|(at, status)| Some((job.moves.get(at as usize)?.file, status)));
     let failed = failed.chain([(failure.file, failure.status)]);

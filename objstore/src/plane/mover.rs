@@ -202,6 +202,8 @@ impl Mover {
         mut moves: Vec<Move>,
         expected: &[u32],
     ) -> Result<JobId, StoreError> {
+        // Jobs that have ended give their bounce buffers back.
+        self.sync()?;
         let bounced = self.bounce.as_mut().map(|bounce| bounce.take(&mut moves)).transpose()?;
         let begun = self.begin_in_pool(direction, moves, expected);
         if let (Some(bounce), Some(bounced)) = (&mut self.bounce, bounced) {
@@ -220,7 +222,6 @@ impl Mover {
         moves: Vec<Move>,
         expected: &[u32],
     ) -> Result<JobId, StoreError> {
-        self.sync()?;
         if direction == Direction::Write {
             self.transport.devices.check_writable()?;
             self.check_flushed()?;
@@ -259,7 +260,7 @@ impl Mover {
     /// is committed, the devices must be flushed, and [`JobDone::recoveries`] compared.
     pub(crate) fn end(&mut self, id: JobId) -> Result<JobDone, StoreError> {
         self.check()?;
-        if let Some(Ticket { layer, .. }) = self.transport.oldest(Some(id)) {
+        if let Some(Ticket { layer, .. }) = self.transport.of_job(id) {
             return Err(StoreError::InFlight { layer });
         }
         let job = self.jobs.remove(id)?;
@@ -388,7 +389,7 @@ impl Mover {
     fn drain(&mut self) -> Result<(), StoreError> {
         self.check()?;
         let (clock, timeout) = (self.clock.clone(), self.setup.options.wait_timeout);
-        while let Some(ticket) = self.transport.oldest(None) {
+        for ticket in self.all_in_flight() {
             // The job holds the result.
             let _ = wait_for(&*clock, timeout, |step| self.step(ticket, step));
             self.check()?;
@@ -435,8 +436,8 @@ impl Mover {
             new.inherit(old);
         }
         if replaced.is_used() {
-            // They still use events and tables in the old executor's memory.
-            std::mem::forget((replaced, target));
+            // It has tables in the old executor's memory.
+            std::mem::forget(target);
         }
         // Maps and tables live in the old executor's memory: jobs that have them must start over.
         for job in self.jobs.iter_mut() {
@@ -501,12 +502,12 @@ impl Mover {
 
     /// Returns a layer of the job that is in flight, if there is one.
     pub(super) fn in_flight(&self, id: JobId) -> Option<Ticket> {
-        self.transport.oldest(Some(id))
+        self.transport.of_job(id)
     }
 
-    /// Returns a layer of any job that is in flight, if there is one.
-    pub(super) fn oldest(&self) -> Option<Ticket> {
-        self.transport.oldest(None)
+    /// Returns all layers in flight.
+    pub(super) fn all_in_flight(&self) -> Vec<Ticket> {
+        self.transport.tickets().collect()
     }
 
     /// Handles the timeout of a layer: declares the I/O kernel or a device dead, or the stream that

@@ -153,6 +153,7 @@ fn rows(mover: &Mover) -> impl Iterator<Item = Row> + use<> {
 fn round(mover: &mut Mover, direction: Direction, block: BlockId) -> Result<(), StoreError> {
     let file = FileId(mover.setup.files - 1);
     let moves = vec![Move { file, block, position: 0 }];
+    mover.sync()?;
     let job = mover.begin_in_pool(direction, moves, &[])?;
     let (clock, timeout) = (mover.clock.clone(), mover.setup.options.wait_timeout);
     for layer in (0..mover.setup.shape.layers).map(Layer) {

@@ -86,10 +86,11 @@ pub(super) struct Transport {
     pub(super) recoveries: u64,
 }
 
-/// Ring and streams that were replaced, because their executor could not go on.
+/// Ring and streams that were replaced, because their executor could not go on. They are leaked if
+/// a stream still uses events and tables in the old executor's memory.
 #[derive(Debug)]
 pub(super) struct Replaced {
-    _ring: Option<Uring>,
+    ring: Option<Uring>,
     streams: Option<Streams>,
 }
 
@@ -97,6 +98,14 @@ impl Replaced {
     /// Returns true if a stream still uses events and tables in the old executor's memory.
     pub(super) fn is_used(&self) -> bool {
         !self.streams.as_ref().is_none_or(Streams::is_past)
+    }
+}
+
+impl Drop for Replaced {
+    fn drop(&mut self) {
+        if self.is_used() {
+            std::mem::forget((self.ring.take(), self.streams.take()));
+        }
     }
 }
 
@@ -166,10 +175,14 @@ impl Transport {
         self.ops.len()
     }
 
-    /// Returns an operation in flight, of `job` if one is named.
-    pub(super) fn oldest(&self, job: Option<JobId>) -> Option<Ticket> {
-        let mut tickets = self.ops.iter().map(|op| op.ticket);
-        tickets.find(|ticket| job.is_none_or(|job| ticket.job == job))
+    /// Returns the operations in flight.
+    pub(super) fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
+        self.ops.iter().map(|op| op.ticket)
+    }
+
+    /// Returns an operation in flight of a job.
+    pub(super) fn of_job(&self, job: JobId) -> Option<Ticket> {
+        self.tickets().find(|ticket| ticket.job == job)
     }
 
     pub(super) fn has(&self, ticket: Ticket) -> bool {
@@ -478,7 +491,7 @@ impl Transport {
         let gpu = self.streams.as_ref().map(|streams| streams.gpu().clone());
         let streams = gpu.map(|gpu| Streams::new(gpu, &mut ring)).transpose()?;
         let streams = std::mem::replace(&mut self.streams, streams);
-        Ok(Some(Replaced { _ring: self.ring.replace(ring), streams }))
+        Ok(Some(Replaced { ring: self.ring.replace(ring), streams }))
     }
 
     /// Stops the kernel and takes the queues back, after everything in flight has ended. Waits

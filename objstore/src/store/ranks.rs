@@ -76,8 +76,8 @@ impl RankId {
 /// The device is formatted as [`crate::Part::Catalog`]. The catalog exchanges plain data with the
 /// planes:
 /// 1. [`Catalog::begin`] allocates files for new blocks. Each worker moves them ([`Plane::begin`]
-///    with [`crate::Move`]s, the layers, [`Plane::end`]), makes them permanent ([`Plane::flush`]),
-///    and reports the checksums of its objects: [`Catalog::written`]. A worker that failed reports
+///    with [`crate::Move`]s, the layers, [`Plane::end`], which makes them permanent) and
+///    reports the checksums of its objects: [`Catalog::written`]. A worker that failed reports
 ///    [`Catalog::failed`].
 /// 2. When all ranks have reported, [`Catalog::commit`] makes the blocks visible, and
 ///    [`DurableCatalog::sync`] makes them durable.

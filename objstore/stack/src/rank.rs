@@ -61,9 +61,10 @@ struct Shared {
 
 impl Shared {
     fn close(&self, why: &str) -> Result<(), StackError> {
+        // Held to the end: another caller returns when the devices were given back.
+        let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = self.plane.close(why);
-        let built = self.built.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let _below = built.map(Built::unmap);
+        let _below = built.take().map(Built::unmap);
         let controllers = closed?.map(|closed| closed.controllers).unwrap_or_default();
         controllers.iter().try_for_each(|controller| shut_down(&mut controller.lock()))
     }
@@ -80,6 +81,15 @@ impl Shared {
             tracing::error!(%error, "closing the store for the owner of a device");
         }
         false
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Other handles of the plane may be left.
+        if let Err(error) = self.close("its devices were given back") {
+            tracing::error!(%error, "dropping the plane of a rank");
+        }
     }
 }
 
