@@ -4,18 +4,15 @@
 
 use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 
-use kv_catalog::{BlockId, KvShape, Row};
-use nvme_driver::{DmaError, ExternalMemory};
+use kv_catalog::{BlockId, Row};
 
-use crate::error::RegistrationError;
-
-/// An engine's memory and its layout.
+/// An engine's memory, and its layout, of which every object is inside the memory.
 pub(crate) struct EngineMemory {
-    base: NonNull<u8>,
-    rows: Vec<u64>,
-    block_stride: u64,
-    blocks: u32,
-    _owner: Arc<dyn Any + Send + Sync>,
+    pub(crate) base: NonNull<u8>,
+    pub(crate) rows: Vec<u64>,
+    pub(crate) block_stride: u64,
+    pub(crate) blocks: u32,
+    pub(crate) _owner: Arc<dyn Any + Send + Sync>,
 }
 
 // SAFETY: a plain address; the owner is Send + Sync.
@@ -30,28 +27,6 @@ impl fmt::Debug for EngineMemory {
 }
 
 impl EngineMemory {
-    pub(crate) fn new(
-        memory: ExternalMemory,
-        shape: &KvShape,
-        rows: Vec<u64>,
-        block_stride: u64,
-        blocks: u32,
-    ) -> Result<Self, RegistrationError> {
-        let (base, _, total, owner) = memory.into_parts();
-        let base = base.ok_or(RegistrationError::NoHostAddress { what: "the pool" })?;
-        let object = u64::from(shape.object_bytes);
-        for (row, first) in rows.iter().enumerate() {
-            let gap = u64::from(blocks.saturating_sub(1)).saturating_mul(block_stride);
-            if first.saturating_add(gap).saturating_add(object) > total as u64 {
-                let offset = usize::try_from(*first).unwrap_or(usize::MAX);
-                let length = usize::try_from(gap.saturating_add(object)).unwrap_or(usize::MAX);
-                let source = DmaError::OutOfRange { offset, len: length, total };
-                return Err(RegistrationError::Row { row, offset, length, source });
-            }
-        }
-        Ok(Self { base, rows, block_stride, blocks, _owner: owner })
-    }
-
     pub(crate) fn blocks(&self) -> u32 {
         self.blocks
     }
@@ -60,7 +35,8 @@ impl EngineMemory {
     pub(crate) fn object(&self, block: BlockId, row: Row) -> Option<NonNull<u8>> {
         let row = self.rows.get(row.0 as usize).filter(|_| block.0 < self.blocks)?;
         let offset = row + u64::from(block.0) * self.block_stride;
-        // SAFETY: inside the memory (`new`), which the contract of `ExternalMemory::new` covers.
+        // SAFETY: inside the memory (`KvPool::bounced` checked it), which the contract of
+        // `ExternalMemory::new` covers.
         Some(unsafe { self.base.add(offset as usize) })
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use gio_uring::{Event, RawStream};
-use kv_catalog::{DeviceIndex, FileId, Geometry, KvShape};
+use kv_catalog::{DeviceIndex, FileId, KvShape};
 use nvme_driver::{Clock, Nanos, Waiter};
 use nvme_spec::nvm::Direction;
 
@@ -74,7 +74,6 @@ pub struct Plane {
 #[derive(Debug)]
 struct Shared {
     shape: KvShape,
-    geometry: Geometry,
     is_bounced: bool,
     clock: Arc<dyn Clock>,
     wait_timeout: Nanos,
@@ -116,7 +115,6 @@ impl Plane {
         Ok(Self {
             shared: Arc::new(Shared {
                 shape: mover.setup.shape,
-                geometry: mover.setup.geometry,
                 is_bounced: mover.bounce.is_some(),
                 clock: mover.clock.clone(),
                 wait_timeout: mover.setup.options.wait_timeout,
@@ -159,12 +157,6 @@ impl Plane {
     #[must_use]
     pub fn shape(&self) -> &KvShape {
         &self.shared.shape
-    }
-
-    /// Returns the placement of files on the devices.
-    #[must_use]
-    pub fn geometry(&self) -> &Geometry {
-        &self.shared.geometry
     }
 
     /// Returns true if the CPU copies blocks, because the devices cannot describe their memory.

@@ -61,13 +61,11 @@ impl KvPool {
             row_iova.push(slice.iova());
         }
         disjoint(&rows, block_stride, blocks, u64::from(shape.object_bytes))?;
-        let path = Route::Host;
-        let (gpu, engine) = (None, None);
         Ok(Self {
-            path,
+            path: Route::Host,
             memory,
-            gpu,
-            engine,
+            gpu: None,
+            engine: None,
             rows,
             row_iova,
             block_stride,
@@ -120,12 +118,7 @@ impl KvPool {
         if staging.host().is_none() {
             return Err(RegistrationError::NoHostAddress { what: "the staging memory" });
         }
-        for (row, offset) in rows.iter().map(|row| offset(*row)).enumerate() {
-            if offset.checked_add(length).is_none_or(|end| end > total) {
-                let source = DmaError::OutOfRange { offset, len: length, total };
-                return Err(RegistrationError::Row { row, offset, length, source });
-            }
-        }
+        check_inside(&rows, length, total)?;
         disjoint(&rows, block_stride, blocks, u64::from(shape.object_bytes))?;
         Ok(Self {
             path: Route::Staged,
@@ -178,7 +171,11 @@ impl KvPool {
         block_stride: u64,
         blocks: u32,
     ) -> Result<Self, RegistrationError> {
-        let engine = EngineMemory::new(memory, shape, rows, block_stride, blocks)?;
+        let length = row_len(shape, &rows, block_stride, blocks)?;
+        let (base, _, total, owner) = memory.into_parts();
+        let base = base.ok_or(RegistrationError::NoHostAddress { what: "the pool" })?;
+        check_inside(&rows, length, total)?;
+        let engine = EngineMemory { base, rows, block_stride, blocks, _owner: owner };
         Ok(Self { engine: Some(Arc::new(engine)), ..self })
     }
 
@@ -358,6 +355,17 @@ pub struct InUse {
 /// boundaries, which suits every descriptor.
 pub(crate) fn staging_row_bytes(object_bytes: u32, slots: u32) -> u64 {
     (u64::from(object_bytes) * u64::from(slots)).next_multiple_of(PAGE)
+}
+
+/// Refuses rows of `length` bytes that leave memory of `total` bytes.
+fn check_inside(rows: &[u64], length: usize, total: usize) -> Result<(), RegistrationError> {
+    for (row, offset) in rows.iter().map(|row| offset(*row)).enumerate() {
+        if offset.checked_add(length).is_none_or(|end| end > total) {
+            let source = DmaError::OutOfRange { offset, len: length, total };
+            return Err(RegistrationError::Row { row, offset, length, source });
+        }
+    }
+    Ok(())
 }
 
 /// Checks a pool's dimensions; returns the bytes from a row's first object to the end of its last.

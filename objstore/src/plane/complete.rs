@@ -1,6 +1,7 @@
 //! Processing completions.
 
 use gio_uring::{IoStatus, Progress};
+use kv_catalog::FileId;
 use nvme_spec::nvm::Direction;
 
 use super::{
@@ -117,7 +118,7 @@ fn outcome(op: &Op, job: &Job, object_bytes: u32) -> Result<LayerDone, Failure> 
 }
 
 /// Returns the files that a failed layer could not read.
-fn lost_files(job: &Job, failure: Failure) -> Vec<kv_catalog::FileId> {
+fn lost_files(job: &Job, failure: Failure) -> Vec<FileId> {
     // Files that are read ahead may have been rewritten meanwhile. A request that needs them finds
     // out.
     if job.is_ahead || failure.direction == Direction::Write {

@@ -2,8 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gio_uring::{Affine, Counters, Event, Progress};
-use kv_catalog::{DeviceIndex, FileId, Geometry, KvShape, PlantedBug, planted};
+use gio_uring::{Affine, Counters, Event, IoStatus, Progress};
+use kv_catalog::{DeviceIndex, FileId, Geometry, KvShape, Layer, PlantedBug, planted};
 use nvme_driver::{Clock, DmaMemory};
 use nvme_spec::nvm::Direction;
 
@@ -445,8 +445,8 @@ impl Mover {
             let first = job.moves.iter().chain(hits).next().copied();
             let has_some = job.map.is_some() || job.is_on_streams();
             if let Some(Move { position, file, .. }) = first.filter(|_| has_some) {
-                let (direction, layer) = (job.direction, kv_catalog::Layer(0));
-                let status = gio_uring::IoStatus::Cancelled;
+                let (direction, layer) = (job.direction, Layer(0));
+                let status = IoStatus::Cancelled;
                 job.fail(Failure { direction, layer, position, file, status, errors: 1 });
             }
         }
