@@ -1,48 +1,34 @@
 //! Keys, files, references, pins, eviction and namespaces of one store, for all of its ranks.
 
 mod budget;
-mod deallocation;
 mod drop;
-mod entry;
 mod error;
 mod handle;
+mod index;
 mod log;
-mod recovery;
 mod sharing;
-mod snapshot;
-mod table;
-mod tenants;
-mod usage;
 mod write;
 
 pub use budget::WriteBudget;
 pub use error::CatalogError;
+pub use index::{CatalogCounts, SnapshotCursor, StoredFile, Usage};
 pub use log::Group;
-pub use snapshot::SnapshotCursor;
-pub use usage::{CatalogCounts, StoredFile, Usage};
 pub use write::{Position, Reported, Write, WriteId};
 
 use self::{
     budget::Bucket,
-    drop::{Gone, Sweep},
-    entry::{Entry, Space, State},
     handle::Handles,
+    index::{Index, State},
     log::Log,
-    snapshot::Ages,
-    table::KeyTable,
-    tenants::Tenants,
     write::Writing,
 };
 use crate::{
     file_pool::FilePool,
     ids::{FileId, Lsn, NamespaceId},
     key::BlockKey,
-    policy::{Policy, PolicyKind},
+    policy::PolicyKind,
     record::{Record, UseKind},
 };
-
-/// Keys looked up together so that their cache misses overlap: about what a core has in flight.
-const BATCH: usize = 16;
 
 /// Parameters of a catalog.
 #[derive(Debug, Clone)]
@@ -114,17 +100,9 @@ struct Held {
 #[derive(Debug)]
 pub struct Catalog {
     config: CatalogConfig,
-    entries: Vec<Entry>,
-    table: KeyTable,
-    /// `words_per_file` checksums of each file, in one array: a file's are never moved or freed
-    /// alone, and untouched pages cost nothing.
-    checksums: Vec<u32>,
+    index: Index,
     pool: FilePool,
-    policy: Box<dyn Policy>,
-    ages: Ages,
     bucket: Option<Bucket>,
-    tenants: Tenants,
-    sweep: Sweep,
     references: Handles<Held>,
     writes: Handles<Writing>,
     log: Log,
@@ -132,7 +110,8 @@ pub struct Catalog {
     recovering: bool,
     /// First files of the groups that [`Catalog::unused_groups`] handed out.
     deallocating: Vec<FileId>,
-    gone: Gone,
+    /// Files for [`Catalog::take_freed`], collected since its first call.
+    freed: Option<Vec<FileId>>,
 }
 
 impl Catalog {
@@ -148,21 +127,15 @@ impl Catalog {
         assert!(words_per_file.is_multiple_of(ranks), "every rank has the same rows");
         assert_ne!(files, u32::MAX, "one number is needed for \"none\"");
         Self {
-            entries: vec![Entry::FREE; files as usize],
-            table: KeyTable::new(files, config.seed),
-            checksums: vec![0; files as usize * words_per_file as usize],
+            index: Index::new(&config),
             pool: FilePool::new(files),
-            policy: config.policy.policy(files),
-            ages: Ages::default(),
             bucket: config.write_budget.map(Bucket::new),
-            tenants: Tenants::default(),
-            sweep: Sweep::default(),
             references: Handles::new(),
             writes: Handles::new(),
             log: Log::new(config.journal),
             recovering: false,
             deallocating: Vec::new(),
-            gone: Gone::default(),
+            freed: None,
             config,
         }
     }
@@ -172,18 +145,7 @@ impl Catalog {
     /// # Errors
     /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
     pub fn lookup(&self, namespace: NamespaceId, keys: &[BlockKey]) -> Result<usize, CatalogError> {
-        let space = self.tenants.get(namespace)?.space;
-        let mut hits = 0;
-        for batch in keys.chunks(BATCH) {
-            let found = self.find_batch(space, batch);
-            let stored = |file: &Option<FileId>| file.is_some_and(|file| self.is_stored(file));
-            let run = found[..batch.len()].iter().take_while(|file| stored(file)).count();
-            hits += run;
-            if run < batch.len() {
-                break;
-            }
-        }
-        Ok(hits)
+        Ok(self.index.stored_prefix(namespace, keys)?.count())
     }
 
     /// Returns the longest stored prefix of `keys`, with a reference on each of its files until
@@ -196,25 +158,14 @@ impl Catalog {
         namespace: NamespaceId,
         keys: &[BlockKey],
     ) -> Result<Reference, CatalogError> {
-        let space = self.tenants.get(namespace)?.space;
-        let mut files = Vec::with_capacity(keys.len());
-        'keys: for batch in keys.chunks(BATCH) {
-            let found = self.find_batch(space, batch);
-            for file in &found[..batch.len()] {
-                match *file {
-                    Some(file) if self.is_stored(file) => files.push(file),
-                    _ => break 'keys,
-                }
-            }
-        }
+        let files: Vec<FileId> = self.index.stored_prefix(namespace, keys)?.collect();
         for file in files.iter().rev() {
-            self.refer(*file);
-            if !self.entry(*file).pinned {
+            self.index.refer(*file);
+            if !self.index.entry(*file).pinned {
                 self.use_file(namespace, *file, UseKind::Touched);
-                self.log.used(*file, UseKind::Touched);
             }
         }
-        let tenant = &mut self.tenants.all[namespace.0 as usize];
+        let tenant = self.index.tenants.get_mut(namespace);
         tenant.asked += keys.len() as u64;
         tenant.hits += files.len() as u64;
         let held = Held { files: files.clone() };
@@ -230,8 +181,7 @@ impl Catalog {
         namespace: NamespaceId,
         keys: &[BlockKey],
     ) -> Result<Reference, CatalogError> {
-        let found = self.lookup(namespace, keys)?;
-        let files = self.stored_files(namespace, &keys[..found])?;
+        let files: Vec<FileId> = self.index.stored_prefix(namespace, keys)?.collect();
         Ok(self.hold(&files))
     }
 
@@ -264,7 +214,7 @@ impl Catalog {
     pub fn hold(&mut self, files: &[FileId]) -> Reference {
         let files: Vec<FileId> =
             files.iter().copied().filter(|file| self.is_stored(*file)).collect();
-        files.iter().for_each(|file| self.refer(*file));
+        files.iter().for_each(|file| self.index.refer(*file));
         let held = Held { files: files.clone() };
         Reference { id: ReferenceId(self.references.insert(held)), files }
     }
@@ -290,9 +240,8 @@ impl Catalog {
         namespace: NamespaceId,
         key: &BlockKey,
     ) -> Result<Option<Found>, CatalogError> {
-        let space = self.tenants.get(namespace)?.space;
-        let [found, ..] = self.find_batch(space, std::slice::from_ref(key));
-        Ok(found.map(|file| match self.entry(file).state {
+        let space = self.index.tenants.get(namespace)?.space;
+        Ok(self.index.find(space, key).map(|file| match self.index.entry(file).state {
             State::Writing => Found::Writing(file),
             _ => Found::Stored(file),
         }))
@@ -302,16 +251,14 @@ impl Catalog {
     /// Returns `false` for a file outside the catalog: a store has one more, for its self-test.
     #[must_use]
     pub fn is_stored(&self, file: FileId) -> bool {
-        let Some(entry) = self.entries.get(file.at()) else { return false };
-        entry.state == State::Stored && self.tenants.is_current(entry.space)
+        self.index.is_stored(file)
     }
 
     /// Returns the checksums of a file's objects, all rows of rank 0 first; empty when none are
     /// kept. They are valid only while the file is referenced.
     #[must_use]
     pub fn checksums(&self, file: FileId) -> &[u32] {
-        let words = self.config.words_per_file as usize;
-        &self.checksums[file.at() * words..][..words]
+        self.index.checksums(file)
     }
 
     /// Protects the stored ones of `keys` from eviction. Returns their number.
@@ -340,25 +287,13 @@ impl Catalog {
         keys: &[BlockKey],
         pinned: bool,
     ) -> Result<u32, CatalogError> {
-        let files = self.stored_files(namespace, keys)?;
-        for file in files.iter().rev() {
-            self.set_pin(*file, pinned);
+        let files = self.index.stored_files(namespace, keys)?;
+        for file in files.iter().copied().rev() {
+            if self.index.set_pinned(file, pinned) {
+                self.log.push(&Record::Pin { file, pinned });
+            }
         }
         Ok(files.len() as u32)
-    }
-
-    fn set_pin(&mut self, file: FileId, pinned: bool) {
-        let Entry { space, pinned: before, .. } = *self.entry(file);
-        if before == pinned {
-            return;
-        }
-        let namespace = self.tenants.spaces[space as usize].namespace;
-        match pinned {
-            true => self.policy.remove(namespace, file),
-            false => self.hand_to_policy(NamespaceId(namespace), file),
-        }
-        self.change(file, |entry| entry.pinned = pinned);
-        self.log.push(&Record::Pin { file, pinned });
     }
 
     /// Sets the time for the write budget, from any monotonic clock. Nothing else depends on time.
@@ -395,77 +330,90 @@ impl Catalog {
         }
     }
 
-    /// Returns the files of those `keys` that are stored.
-    fn stored_files(
-        &self,
-        namespace: NamespaceId,
-        keys: &[BlockKey],
-    ) -> Result<Vec<FileId>, CatalogError> {
-        let space = self.tenants.get(namespace)?.space;
-        let mut files = Vec::with_capacity(keys.len());
-        for batch in keys.chunks(BATCH) {
-            let found = self.find_batch(space, batch);
-            files.extend(found.into_iter().flatten().filter(|file| self.is_stored(*file)));
+    /// Returns the counts of a namespace.
+    ///
+    /// # Errors
+    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
+    pub fn usage(&self, namespace: NamespaceId) -> Result<Usage, CatalogError> {
+        self.index.usage(namespace)
+    }
+
+    /// Returns the files numbered `first` or higher that lookups find, in order.
+    pub fn stored_from(&self, first: FileId) -> impl Iterator<Item = StoredFile> {
+        self.index.stored_from(first)
+    }
+
+    /// Returns the counts of all namespaces together.
+    #[must_use]
+    pub fn counts(&self) -> CatalogCounts {
+        self.index.counts(&self.pool, self.log.limbo())
+    }
+
+    /// Appends the next piece of the whole state to `out`, as records of about `max_bytes`, and
+    /// returns the cursor to continue from; `None` at the end. A piece may be shorter, or empty.
+    /// The first one has all namespaces. The oldest files come first, so that recovery restores
+    /// roughly the eviction order.
+    ///
+    /// It reflects all records made so far. In the journal's new half it must therefore follow them
+    /// and precede all later ones: take the pending records first, without a change in between.
+    /// One snapshot at a time: starting a new one ends the one before.
+    ///
+    /// # Panics
+    /// Panics if records are pending.
+    pub fn snapshot(
+        &mut self,
+        cursor: SnapshotCursor,
+        max_bytes: usize,
+        out: &mut Vec<u8>,
+    ) -> Option<SnapshotCursor> {
+        assert!(self.log.is_empty(), "records come before a snapshot that has their effect");
+        self.index.snapshot(cursor, max_bytes, out)
+    }
+
+    /// Applies one record of the journal. Only for a catalog that is otherwise unused;
+    /// [`Catalog::recovered`] ends recovery.
+    ///
+    /// A snapshot is written while changes go on, so a record may name a file before the snapshot
+    /// does: evictions and pins of empty files are ignored, and a commit may occur twice.
+    ///
+    /// # Errors
+    /// Returns [`CatalogError::Damaged`] or [`CatalogError::TwoFiles`] if it contradicts earlier
+    /// ones.
+    pub fn apply(&mut self, record: &Record<'_>) -> Result<(), CatalogError> {
+        self.recovering = true;
+        self.index.apply(record)
+    }
+
+    /// Applies one record of a damaged journal: like [`Catalog::apply`], but if records contradict
+    /// each other, because others between them are missing, the later one wins.
+    ///
+    /// # Errors
+    /// Returns [`CatalogError::Damaged`], and changes nothing, if the record is not of this store,
+    /// or of a namespace whose record is missing.
+    pub fn salvage(&mut self, record: &Record<'_>) -> Result<(), CatalogError> {
+        self.recovering = true;
+        self.index.salvage(record)
+    }
+
+    /// Ends recovery: files without a block become free, and the catalog can be used.
+    pub fn recovered(&mut self) {
+        let mut entries = self.config.files;
+        while let Some(file) = self.index.sweep(&mut entries) {
+            self.index.reset(file);
         }
-        Ok(files)
+        let used = self.index.entries().iter().map(|entry| entry.state != State::Free);
+        self.pool = FilePool::from_used(used);
+        self.recovering = false;
     }
 
-    /// Looks up at most [`BATCH`] keys. Hashing all of them first lets their cache misses overlap.
-    fn find_batch(&self, space: u32, keys: &[BlockKey]) -> [Option<FileId>; BATCH] {
-        let mut hashes = [0; BATCH];
-        for (hash, key) in hashes.iter_mut().zip(keys) {
-            *hash = self.table.hash(space, key);
-        }
-        let mut found = [None; BATCH];
-        for ((found, hash), key) in found.iter_mut().zip(hashes).zip(keys) {
-            *found = self.table.find(hash, |file| {
-                let entry = self.entry(file);
-                entry.key == *key && entry.space == space
-            });
-        }
-        found
-    }
-
-    fn entry(&self, file: FileId) -> &Entry {
-        &self.entries[file.at()]
-    }
-
-    /// Changes an entry. Every change goes through here, so that the counts stay correct.
-    fn change(&mut self, file: FileId, change: impl FnOnce(&mut Entry)) {
-        let entry = &mut self.entries[file.at()];
-        let before = *entry;
-        change(entry);
-        self.tenants.spaces[before.space as usize].count(&before, false);
-        self.tenants.spaces[entry.space as usize].count(entry, true);
-    }
-
-    fn refer(&mut self, file: FileId) {
-        self.change(file, |entry| entry.refs += 1);
-    }
-
+    /// Counts a use of `file`, for the policy and for the journal.
     fn use_file(&mut self, namespace: NamespaceId, file: FileId, how: UseKind) {
-        match how {
-            UseKind::Touched => self.policy.touch(namespace.0, file),
-            UseKind::Refreshed => self.policy.refresh(namespace.0, file),
-            UseKind::Known => self.policy.know(namespace.0, file),
-        }
-    }
-
-    /// Makes a stored file evictable, in the order that the policy decides.
-    fn hand_to_policy(&mut self, namespace: NamespaceId, file: FileId) {
-        self.policy.insert(namespace.0, file, self.hash_of(file));
-        self.ages.inserted += 1;
-    }
-
-    /// Returns the hash of a file's key.
-    fn hash_of(&self, file: FileId) -> u64 {
-        let entry = self.entry(file);
-        self.table.hash(entry.space, &entry.key)
+        self.index.use_file(namespace, file, how);
+        self.log.used(file, how);
     }
 
     fn let_go(&mut self, file: FileId) {
-        self.change(file, |entry| entry.refs -= 1);
-        if self.entry(file).refs == 0 && self.entry(file).state == State::Doomed {
+        if self.index.unrefer(file) {
             self.set_free(file);
         }
     }

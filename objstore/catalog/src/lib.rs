@@ -2,10 +2,10 @@
 //!
 //! # Architecture
 //! - [`KvShape`] and [`Geometry`]: the place of each object (affine, in groups).
-//! - [`Catalog`]: the file of each key, references, pins, writes reported by several ranks,
-//!   namespaces. In `catalog/`: `table.rs` (from key to file), `write.rs` (new blocks), `drop.rs`
-//!   (eviction, removal, loss), `log.rs` (records for the journal, and files that wait for them),
-//!   `recovery.rs` and `snapshot.rs` (from and to records).
+//! - [`Catalog`]: references, pins, writes reported by several ranks. In `catalog/`: `index.rs`
+//!   (the block of each file: entries, table of keys, checksums, namespaces, eviction order; from
+//!   and to records), `write.rs` (new blocks), `drop.rs` (eviction, removal, loss), `sharing.rs`
+//!   (namespaces), `log.rs` (records for the journal, and files that wait for them).
 //! - [`DurableCatalog`]: a catalog with its journal, for any number of threads. `durable/writer.rs`
 //!   writes groups of records, and pieces of a snapshot between them.
 //! - `policy.rs`: eviction order ([`PolicyKind`]). `file_pool.rs`: free files, in runs.

@@ -1,8 +1,9 @@
-//! Removal of blocks: eviction, removal, loss, and clearing of a whole namespace.
+//! Removal of blocks: eviction, removal, loss, clearing of a whole namespace, and groups of files
+//! that hold no data, for drives that receive deallocate (TRIM) hints.
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
-use super::{Catalog, CatalogError, Entry, State};
+use super::{Catalog, CatalogError, State};
 use crate::{
     ids::{FileId, NamespaceId},
     key::BlockKey,
@@ -12,24 +13,7 @@ use crate::{
 };
 
 /// Entries that one call scans for files of cleared namespaces: some hundred microseconds.
-pub(super) const SWEEP_ENTRIES: u32 = 1 << 16;
-
-/// Progress of the scan for files of cleared namespaces.
-#[derive(Debug, Default)]
-pub struct Sweep {
-    next: u32,
-    /// Entries left until every one has been scanned.
-    left: u32,
-}
-
-/// Files and keys that callers collect.
-#[derive(Debug, Default)]
-pub struct Gone {
-    /// Files for [`Catalog::take_freed`], collected since its first call.
-    freed: Option<Vec<FileId>>,
-    /// Keys for [`Catalog::take_dropped`], collected since its first call.
-    dropped: Option<Vec<(NamespaceId, BlockKey)>>,
-}
+const SWEEP_ENTRIES: u32 = 1 << 16;
 
 /// A namespace's next victim. The greatest is evicted first.
 struct Next {
@@ -71,16 +55,12 @@ impl Catalog {
         files: u32,
     ) -> Result<u32, CatalogError> {
         self.check_recovered()?;
+        let mut swept = 0;
         match namespace {
-            Some(namespace) => {
-                self.tenants.get(namespace)?;
-                Ok(self.evict_from(namespace, files))
-            }
-            None => {
-                let swept = self.sweep(files, SWEEP_ENTRIES);
-                Ok(swept + self.evict_any(files - swept))
-            }
+            Some(namespace) => _ = self.index.tenants.get(namespace)?,
+            None => swept = self.sweep(files),
         }
+        Ok(swept + self.evict_from(namespace, files - swept))
     }
 
     /// Returns the number of files to evict now, so that the next writes find free ones without
@@ -90,8 +70,12 @@ impl Catalog {
         if !self.config.journal {
             return 0;
         }
-        let ahead = (self.config.files / 64).min(self.config.files_ahead);
-        ahead.saturating_sub(self.pool.free_files() + self.log.limbo())
+        self.files_ahead().saturating_sub(self.pool.free_files() + self.log.limbo())
+    }
+
+    /// Returns the number of files to keep free ahead.
+    fn files_ahead(&self) -> u32 {
+        (self.config.files / 64).min(self.config.files_ahead)
     }
 
     /// Drops the stored ones of `keys`, pinned or not. Returns their number.
@@ -104,7 +88,7 @@ impl Catalog {
         keys: &[BlockKey],
     ) -> Result<u32, CatalogError> {
         self.check_recovered()?;
-        let mut files = self.stored_files(namespace, keys)?;
+        let mut files = self.index.stored_files(namespace, keys)?;
         files.sort_unstable();
         files.dedup();
         self.drop_files(&files);
@@ -122,13 +106,13 @@ impl Catalog {
     /// Returns the keys evicted, removed or lost since the last call, without those of cleared
     /// namespaces. They are collected from the first call on.
     pub fn take_dropped(&mut self) -> Vec<(NamespaceId, BlockKey)> {
-        self.gone.dropped.replace(Vec::new()).unwrap_or_default()
+        self.index.dropped.replace(Vec::new()).unwrap_or_default()
     }
 
     /// Returns the files that became empty and unreferenced since the last call. They are collected
     /// from the first call on. A returned file may already have been allocated again.
     pub fn take_freed(&mut self) -> Vec<FileId> {
-        self.gone.freed.replace(Vec::new()).unwrap_or_default()
+        self.freed.replace(Vec::new()).unwrap_or_default()
     }
 
     /// Drops all blocks of a namespace, including pinned ones and those being written, in one step.
@@ -137,8 +121,8 @@ impl Catalog {
     /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].
     pub fn clear(&mut self, namespace: NamespaceId) -> Result<(), CatalogError> {
         self.check_recovered()?;
-        self.tenants.get(namespace)?;
-        self.forget(namespace);
+        self.index.tenants.get(namespace)?;
+        self.index.forget(namespace);
         self.log.push(&Record::Clear { namespace });
         Ok(())
     }
@@ -150,44 +134,24 @@ impl Catalog {
     /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].
     pub fn bump_epoch(&mut self, namespace: NamespaceId) -> Result<u64, CatalogError> {
         self.check_recovered()?;
-        let epoch = self.tenants.get(namespace)?.epoch + 1;
-        self.set_epoch(namespace, epoch);
+        let epoch = self.index.tenants.get(namespace)?.epoch + 1;
+        self.index.set_epoch(namespace, epoch);
         self.log.push(&Record::Epoch { namespace, epoch });
         Ok(epoch)
     }
 
-    /// Sets the epoch: all blocks of the namespace belong to an earlier one.
-    pub(super) fn set_epoch(&mut self, namespace: NamespaceId, epoch: u64) {
-        if !planted(PlantedBug::EpochIgnored) {
-            self.forget(namespace);
-        }
-        self.tenants.all[namespace.0 as usize].epoch = epoch;
-    }
-
-    /// Makes all blocks of a namespace misses.
-    pub(super) fn forget(&mut self, namespace: NamespaceId) {
-        let before = self.tenants.all[namespace.0 as usize].space;
-        if self.tenants.spaces[before as usize].is_empty() {
-            return;
-        }
-        let space = self.tenants.new_space(namespace);
-        let tenant = &mut self.tenants.all[namespace.0 as usize];
-        tenant.space = space;
-        tenant.former.push(before);
-        self.policy.clear(namespace.0);
-        self.sweep.left = self.config.files;
-    }
-
-    /// Evicts the least valuable files of all namespaces.
-    pub(super) fn evict_any(&mut self, files: u32) -> u32 {
+    /// Evicts the least valuable files of a namespace, or of all. Returns their number.
+    pub(super) fn evict_from(&mut self, namespace: Option<NamespaceId>, files: u32) -> u32 {
+        let all = 0..self.index.tenants.all.len() as u32;
+        let namespaces = namespace.map_or(all, |id| id.0..id.0 + 1);
         let mut victims = Vec::new();
-        let namespaces = (0..self.tenants.all.len() as u32).map(NamespaceId);
         let mut next: BinaryHeap<Next> =
-            namespaces.filter_map(|namespace| self.next_victim(namespace)).collect();
+            namespaces.filter_map(|id| self.next_victim(NamespaceId(id))).collect();
         while victims.len() < files as usize
             && let Some(Next { candidate, namespace }) = next.pop()
         {
-            self.take_victim(namespace, candidate.file);
+            self.index.evict(namespace, candidate.file);
+            self.index.tenants.get_mut(namespace).evicted += 1;
             victims.push(candidate.file);
             next.extend(self.next_victim(namespace));
         }
@@ -195,43 +159,9 @@ impl Catalog {
         victims.len() as u32
     }
 
-    pub(super) fn evict_from(&mut self, namespace: NamespaceId, files: u32) -> u32 {
-        let mut victims = Vec::new();
-        while victims.len() < files as usize
-            && let Some(Next { candidate, .. }) = self.next_victim(namespace)
-        {
-            self.take_victim(namespace, candidate.file);
-            victims.push(candidate.file);
-        }
-        self.log_dropped(&mut victims);
-        victims.len() as u32
-    }
-
     fn next_victim(&mut self, namespace: NamespaceId) -> Option<Next> {
-        let tenant = &self.tenants.all[namespace.0 as usize];
-        if self.tenants.spaces[tenant.space as usize].evictable == 0 {
-            return None;
-        }
-        let may_go = |file: FileId| self.entries[file.at()].refs == 0;
-        let candidate = self.policy.candidate(namespace.0, tenant.weight, &may_go)?;
+        let candidate = self.index.candidate(namespace)?;
         Some(Next { candidate, namespace })
-    }
-
-    fn take_victim(&mut self, namespace: NamespaceId, file: FileId) {
-        self.policy.evict(namespace.0, file, self.hash_of(file));
-        self.tenants.all[namespace.0 as usize].evicted += 1;
-        self.doom(file);
-    }
-
-    /// Takes the key from a file.
-    pub(super) fn doom(&mut self, file: FileId) {
-        self.table.remove(self.hash_of(file), file);
-        let Entry { key, space, .. } = *self.entry(file);
-        let was_found = self.is_stored(file);
-        if let Some(dropped) = self.gone.dropped.as_mut().filter(|_| was_found) {
-            dropped.push((NamespaceId(self.tenants.spaces[space as usize].namespace), key));
-        }
-        self.change(file, |entry| entry.state = State::Doomed);
     }
 
     /// Logs the eviction of files that lost their keys, and frees those that are not in use.
@@ -241,27 +171,21 @@ impl Catalog {
             self.log.push(&Record::Evict { first: run[0], count: run.len() as u32 });
         }
         for file in files.iter() {
-            if self.entry(*file).refs == 0 {
+            if self.index.entry(*file).refs == 0 {
                 self.set_free(*file);
             }
         }
     }
 
     fn drop_files(&mut self, files: &[FileId]) {
-        for file in files {
-            let entry = *self.entry(*file);
-            if !entry.pinned {
-                self.policy.remove(self.tenants.spaces[entry.space as usize].namespace, *file);
-            }
-            self.doom(*file);
-        }
+        files.iter().for_each(|file| self.index.drop_file(*file));
         self.log_dropped(&mut files.to_vec());
     }
 
     /// Sends a doomed, unreferenced file to limbo, or frees it if no record is outstanding.
     pub(super) fn set_free(&mut self, file: FileId) {
-        self.reset(file);
-        if let Some(freed) = &mut self.gone.freed {
+        self.index.reset(file);
+        if let Some(freed) = &mut self.freed {
             freed.push(file);
         }
         // During recovery the free files are computed after the last record.
@@ -270,32 +194,14 @@ impl Catalog {
         }
     }
 
-    /// Resets a file's entry to that of a free file.
-    pub(super) fn reset(&mut self, file: FileId) {
-        let space = self.entry(file).space;
-        self.change(file, |entry| {
-            (entry.state, entry.pinned) = (State::Free, false);
-        });
-        self.tenants.spare_if_empty(space);
-    }
-
     /// Scans for files of cleared namespaces, until `wanted` of them are free or in limbo. Returns
     /// their number.
-    pub(super) fn sweep(&mut self, wanted: u32, entries: u32) -> u32 {
-        let mut found = 0;
-        for _ in 0..entries.min(self.sweep.left) {
-            if found >= wanted {
-                break;
-            }
-            let file = FileId(self.sweep.next);
-            self.sweep.left -= 1;
-            self.sweep.next = (self.sweep.next + 1) % self.config.files;
-            let entry = *self.entry(file);
-            if entry.state != State::Stored || self.tenants.is_current(entry.space) {
-                continue;
-            }
-            self.doom(file);
-            if entry.refs == 0 {
+    fn sweep(&mut self, wanted: u32) -> u32 {
+        let (mut found, mut entries) = (0, SWEEP_ENTRIES);
+        while found < wanted
+            && let Some(file) = self.index.sweep(&mut entries)
+        {
+            if self.index.entry(file).refs == 0 {
                 self.set_free(file);
                 found += 1;
             }
@@ -309,10 +215,54 @@ impl Catalog {
         let missing =
             |catalog: &Self| files.saturating_sub(catalog.pool.free_files() + catalog.log.limbo());
         if missing(self) > 0 {
-            self.sweep(missing(self), SWEEP_ENTRIES);
+            self.sweep(missing(self));
         }
         if missing(self) > 0 {
-            self.evict_any(missing(self));
+            self.evict_from(None, missing(self));
+        }
+    }
+
+    /// Starts to track groups of `files` files that are free as a whole
+    /// ([`Geometry::group`](crate::Geometry::group)). Call it after recovery.
+    ///
+    /// # Panics
+    /// Panics if `files` is 0.
+    pub fn watch_groups(&mut self, files: u32) {
+        self.pool.watch_groups(files);
+    }
+
+    /// Returns up to `most` groups, by their first files, that hold nothing and should stay empty
+    /// for a while: all of their files are free, durably so in the journal, and the number of files
+    /// kept free ahead remains without them. Their files are not allocated before
+    /// [`Catalog::deallocated`]. A group is returned again only after it was written.
+    pub fn unused_groups(&mut self, most: usize) -> Vec<FileId> {
+        if planted(PlantedBug::DeallocateBeforeEvictRecord) {
+            let size = self.pool.group_files();
+            let firsts = self.log.limbo_files().map(|file| FileId(file.0 / size * size));
+            let holds_nothing = |first: &FileId| {
+                let group = self.index.entries().get(first.at()..first.at() + size as usize);
+                group.is_some_and(|group| group.iter().all(|entry| entry.state == State::Free))
+            };
+            return firsts.filter(holds_nothing).collect();
+        }
+        self.sweep(u32::MAX);
+        let ahead = self.files_ahead();
+        let groups = std::iter::from_fn(|| self.pool.take_group(ahead));
+        let groups: Vec<FileId> = groups.take(most).collect();
+        self.deallocating.extend(&groups);
+        groups
+    }
+
+    /// Returns the files of these groups to the pool, whether their drives deallocated them or not.
+    /// Ignores groups that were not handed out.
+    pub fn deallocated(&mut self, groups: &[FileId]) {
+        for first in groups {
+            let Some(at) = self.deallocating.iter().position(|group| group == first) else {
+                continue;
+            };
+            self.deallocating.swap_remove(at);
+            let files = self.pool.group_files();
+            (first.0..first.0 + files).for_each(|file| self.pool.free(FileId(file)));
         }
     }
 }

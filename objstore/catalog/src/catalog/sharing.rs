@@ -16,21 +16,21 @@ impl Catalog {
             return Err(CatalogError::Label { bytes, max: LABEL_BYTES_MAX });
         }
         let digest = descriptor.digest();
-        if let Some(id) = self.tenants.by_digest.get(&digest) {
+        if let Some(id) = self.index.tenants.by_digest.get(&digest) {
             return Ok(*id);
         }
         let max = self.config.namespaces_max;
-        if self.tenants.all.len() >= max as usize {
+        if self.index.tenants.all.len() >= max as usize {
             return Err(CatalogError::Namespaces { max });
         }
-        let id = self.register(digest, descriptor.label.clone());
+        let id = self.index.register(digest, descriptor.label.clone());
         self.log_namespace(id);
         Ok(id)
     }
 
     /// Returns ids, labels and digests of all namespaces.
     pub fn namespaces(&self) -> impl Iterator<Item = (NamespaceId, &str, [u8; 32])> {
-        let numbered = (0..).map(NamespaceId).zip(&self.tenants.all);
+        let numbered = (0..).map(NamespaceId).zip(&self.index.tenants.all);
         numbered.map(|(id, tenant)| (id, tenant.label.as_str(), tenant.digest))
     }
 
@@ -46,11 +46,12 @@ impl Catalog {
         files: Option<u32>,
     ) -> Result<(), CatalogError> {
         self.check_recovered()?;
-        self.tenants.get(namespace)?;
-        self.tenants.all[namespace.0 as usize].quota = files;
+        self.index.tenants.get(namespace)?;
+        self.index.tenants.get_mut(namespace).quota = files;
         self.log_namespace(namespace);
         if let Some(files) = files {
-            self.evict_from(namespace, self.tenants.held(namespace).saturating_sub(files));
+            let excess = self.index.tenants.held(namespace).saturating_sub(files);
+            self.evict_from(Some(namespace), excess);
         }
         Ok(())
     }
@@ -62,11 +63,11 @@ impl Catalog {
     /// [`CatalogError::Recovering`].
     pub fn set_weight(&mut self, namespace: NamespaceId, weight: u32) -> Result<(), CatalogError> {
         self.check_recovered()?;
-        self.tenants.get(namespace)?;
+        self.index.tenants.get(namespace)?;
         if weight == 0 {
             return Err(CatalogError::Weight);
         }
-        self.tenants.all[namespace.0 as usize].weight = weight;
+        self.index.tenants.get_mut(namespace).weight = weight;
         self.log_namespace(namespace);
         Ok(())
     }
@@ -75,13 +76,7 @@ impl Catalog {
         if self.recovering { Err(CatalogError::Recovering) } else { Ok(()) }
     }
 
-    pub(super) fn register(&mut self, digest: [u8; 32], label: String) -> NamespaceId {
-        let id = self.tenants.add(digest, label);
-        self.policy.add_namespace();
-        id
-    }
-
-    pub(super) fn log_namespace(&mut self, id: NamespaceId) {
-        self.log.push(&self.tenants.all[id.0 as usize].record(id));
+    fn log_namespace(&mut self, id: NamespaceId) {
+        self.log.push(&self.index.tenants.get_mut(id).record(id));
     }
 }

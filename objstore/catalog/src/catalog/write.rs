@@ -1,6 +1,6 @@
 //! New blocks: allocation, reports of the ranks, and commit.
 
-use super::{Catalog, CatalogError, Entry, State};
+use super::{Catalog, CatalogError, State};
 use crate::{
     ids::{FileId, Lsn, NamespaceId},
     key::BlockKey,
@@ -80,13 +80,10 @@ impl Catalog {
         keys: &[BlockKey],
     ) -> Result<Write, CatalogError> {
         self.check_recovered()?;
-        let space = self.tenants.get(namespace)?.space;
+        let space = self.index.tenants.get(namespace)?.space;
         // References stored blocks first: making room must not evict them.
-        let mut found = Vec::with_capacity(keys.len());
-        for batch in keys.chunks(super::BATCH) {
-            found.extend_from_slice(&self.find_batch(space, batch)[..batch.len()]);
-        }
-        found.iter().flatten().for_each(|file| self.refer(*file));
+        let found: Vec<Option<FileId>> = self.index.find_all(space, keys).collect();
+        found.iter().flatten().for_each(|file| self.index.refer(*file));
         let missing = found.iter().filter(|file| file.is_none()).count() as u32;
         let mut fresh = self.take_files(namespace, missing).into_iter();
         let mut positions = Vec::with_capacity(keys.len());
@@ -94,14 +91,12 @@ impl Catalog {
         for (key, file) in keys.iter().zip(&found) {
             let position = if let Some(file) = *file {
                 Position { file, own: false }
-            } else if let Some(earlier) = self.find_batch(space, std::slice::from_ref(key))[0] {
+            } else if let Some(earlier) = self.index.find(space, key) {
                 // A duplicate key within the request.
-                self.refer(earlier);
+                self.index.refer(earlier);
                 Position { file: earlier, own: false }
             } else if let Some(file) = fresh.next() {
-                self.table.insert(self.table.hash(space, key), file);
-                let new = Entry { key: *key, space, state: State::Writing, ..Entry::FREE };
-                self.change(file, |entry| *entry = new);
+                self.index.insert(file, space, *key, State::Writing);
                 own += 1;
                 if let Some(bucket) = &mut self.bucket {
                     bucket.take_file();
@@ -129,18 +124,16 @@ impl Catalog {
     /// Takes up to `wanted` files from the pool, as quota and write budget allow.
     fn take_files(&mut self, namespace: NamespaceId, wanted: u32) -> Vec<FileId> {
         let mut files = Vec::with_capacity(wanted as usize);
-        let tenant = &mut self.tenants.all[namespace.0 as usize];
+        let tenant = self.index.tenants.get_mut(namespace);
         let mut allowed = wanted;
         if let Some(bucket) = &self.bucket {
             allowed = allowed.min(bucket.files());
             tenant.refused += u64::from(wanted - allowed);
         }
         if let Some(quota) = tenant.quota {
-            self.evict_from(
-                namespace,
-                (self.tenants.held(namespace) + allowed).saturating_sub(quota),
-            );
-            allowed = allowed.min(quota.saturating_sub(self.tenants.held(namespace)));
+            let held = self.index.tenants.held(namespace);
+            self.evict_from(Some(namespace), (held + allowed).saturating_sub(quota));
+            allowed = allowed.min(quota.saturating_sub(self.index.tenants.held(namespace)));
         }
         self.make_room(allowed);
         self.pool.allocate(allowed, &mut files);
@@ -171,8 +164,8 @@ impl Catalog {
             for (position, words) in own.zip(checksums.chunks_exact(rows)) {
                 let of_first = planted(PlantedBug::ChecksumOfAnother);
                 let words = if of_first { &checksums[..rows] } else { words };
-                let first = position.file.at() * self.config.words_per_file as usize;
-                self.checksums[first + rank as usize * rows..][..rows].copy_from_slice(words);
+                let all = self.index.checksums_mut(position.file);
+                all[rank as usize * rows..][..rows].copy_from_slice(words);
             }
         }
         Ok(self.report(id, rank, false))
@@ -217,21 +210,17 @@ impl Catalog {
         let head = writing.positions.iter().take_while(|position| !position.own).count();
         for (at, Position { file, own }) in writing.positions.into_iter().enumerate().rev() {
             if !own {
-                if self.is_stored(file) && !self.entry(file).pinned {
+                if self.is_stored(file) && !self.index.entry(file).pinned {
                     // A block behind the head was not reachable before; now it is.
                     let how = if at < head { UseKind::Refreshed } else { UseKind::Touched };
                     self.use_file(namespace, file, how);
-                    self.log.used(file, how);
                 }
                 self.let_go(file);
-            } else if self.tenants.is_current(self.entry(file).space) {
-                self.change(file, |entry| entry.state = State::Stored);
-                self.hand_to_policy(namespace, file);
-                self.tenants.all[namespace.0 as usize].committed += 1;
-                let words = self.config.words_per_file as usize;
-                let checksums = &self.checksums[file.at() * words..][..words];
-                let key = self.entries[file.at()].key;
-                let checksums = checksums.into();
+            } else if self.index.tenants.is_current(self.index.entry(file).space) {
+                self.index.store(namespace, file);
+                self.index.tenants.get_mut(namespace).committed += 1;
+                let key = self.index.entry(file).key;
+                let checksums = self.index.checksums(file).into();
                 self.log.push(&Record::Commit { file, namespace, key, checksums });
             } else {
                 self.give_up(file);
@@ -256,9 +245,9 @@ impl Catalog {
     /// Drops a file of an aborted write. No record names it, so it need not wait for the journal;
     /// but another write may have found its key here and may reference it.
     fn give_up(&mut self, file: FileId) {
-        self.doom(file);
-        if self.entry(file).refs == 0 {
-            self.reset(file);
+        self.index.doom(file);
+        if self.index.entry(file).refs == 0 {
+            self.index.reset(file);
             self.pool.free(file);
         }
     }

@@ -610,7 +610,7 @@ impl Both {
             let open = model.commits.iter().any(is_commit)
                 || model.pins.iter().any(|(lsn, of)| *lsn > written && of == key);
             if block.stored && !open {
-                let pinned = again.entry(FileId(block.file)).pinned;
+                let pinned = again.index.entry(FileId(block.file)).pinned;
                 assert_eq!(pinned, block.pinned, "{key:?} in file {}", block.file);
             }
         }
@@ -631,7 +631,7 @@ impl Both {
                 let found = again.find(NamespaceId(ns), &key(number)).unwrap();
                 let Some(Found::Stored(FileId(file))) = found else { continue };
                 let content = self.model.medium[&file];
-                let pinned = again.entry(FileId(file)).pinned;
+                let pinned = again.index.entry(FileId(file)).pinned;
                 let block = Block { file, stored: true, pinned, content };
                 self.model.keys.insert((ns, number), block);
             }

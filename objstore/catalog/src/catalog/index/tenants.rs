@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::{CatalogError, Space};
-use crate::{ids::NamespaceId, record::Record};
+use super::entry::Space;
+use crate::{catalog::CatalogError, ids::NamespaceId, record::Record};
 
 /// A registered namespace.
 #[derive(Debug, Clone)]
@@ -53,6 +53,11 @@ impl Tenants {
         self.all.get(namespace.0 as usize).ok_or(CatalogError::Namespace { namespace })
     }
 
+    /// Same as [`Tenants::get`] for a namespace that is known.
+    pub fn get_mut(&mut self, namespace: NamespaceId) -> &mut Tenant {
+        &mut self.all[namespace.0 as usize]
+    }
+
     /// Adds a namespace without a quota, with weight 1.
     pub fn add(&mut self, digest: [u8; 32], label: String) -> NamespaceId {
         let id = NamespaceId(self.all.len() as u32);
@@ -75,7 +80,7 @@ impl Tenants {
         id
     }
 
-    pub fn new_space(&mut self, id: NamespaceId) -> u32 {
+    fn new_space(&mut self, id: NamespaceId) -> u32 {
         let space = Space { namespace: id.0, ..Space::default() };
         if let Some(at) = self.spare.pop() {
             self.spaces[at as usize] = space;
@@ -83,6 +88,19 @@ impl Tenants {
         }
         self.spaces.push(space);
         self.spaces.len() as u32 - 1
+    }
+
+    /// Gives the namespace a new space for its keys. Returns false if the old one has no files.
+    pub fn clear(&mut self, namespace: NamespaceId) -> bool {
+        let before = self.all[namespace.0 as usize].space;
+        if self.spaces[before as usize].is_empty() {
+            return false;
+        }
+        let space = self.new_space(namespace);
+        let tenant = self.get_mut(namespace);
+        tenant.space = space;
+        tenant.former.push(before);
+        true
     }
 
     /// Returns true if the space is that of its namespace's keys: it was not cleared since.

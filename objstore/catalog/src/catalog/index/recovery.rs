@@ -1,26 +1,17 @@
 //! Recovery of the catalog from journal records.
 
-use super::{Catalog, CatalogError, Entry, State};
+use super::{Index, State};
 use crate::{
-    file_pool::FilePool,
+    catalog::CatalogError,
     ids::{FileId, NamespaceId},
     key::BlockKey,
     planted::{PlantedBug, planted},
     record::{Record, Words},
 };
 
-impl Catalog {
-    /// Applies one record of the journal. Only for a catalog that is otherwise unused;
-    /// [`Catalog::recovered`] ends recovery.
-    ///
-    /// A snapshot is written while changes go on, so a record may name a file before the snapshot
-    /// does: evictions and pins of empty files are ignored, and a commit may occur twice.
-    ///
-    /// # Errors
-    /// Returns [`CatalogError::Damaged`] or [`CatalogError::TwoFiles`] if it contradicts earlier
-    /// ones.
+impl Index {
+    /// Applies one record of the journal ([`Catalog::apply`](crate::Catalog::apply)).
     pub fn apply(&mut self, record: &Record<'_>) -> Result<(), CatalogError> {
-        self.recovering = true;
         let damaged = |problem| CatalogError::Damaged { record: describe(record), problem };
         match *record {
             Record::Namespace { .. } => self.apply_namespace(record).map_err(damaged),
@@ -38,20 +29,18 @@ impl Catalog {
             }
             Record::Use { first, count, how } => {
                 for file in self.range(first, count).map_err(damaged)?.rev() {
-                    let entry = *self.entry(file);
-                    if self.is_stored(file) && !entry.pinned {
-                        let namespace = self.tenants.spaces[entry.space as usize].namespace;
-                        self.use_file(NamespaceId(namespace), file, how);
+                    if self.is_stored(file) && !self.entry(file).pinned {
+                        self.use_file(self.namespace_of(file), file, how);
                     }
                 }
                 Ok(())
             }
             Record::Pin { file, pinned } => {
-                if file.0 >= self.config.files {
+                if file.0 >= self.files() {
                     return Err(damaged("names a file that the store does not have"));
                 }
                 if self.is_stored(file) {
-                    self.apply_pin(file, pinned);
+                    self.set_pinned(file, pinned);
                 }
                 Ok(())
             }
@@ -75,20 +64,14 @@ impl Catalog {
         }
     }
 
-    /// Applies one record of a damaged journal: like [`Catalog::apply`], but if records contradict
-    /// each other, because others between them are missing, the later one wins.
-    ///
-    /// # Errors
-    /// Returns [`CatalogError::Damaged`], and changes nothing, if the record is not of this store,
-    /// or of a namespace whose record is missing.
+    /// Applies one record of a damaged journal ([`Catalog::salvage`](crate::Catalog::salvage)).
     pub fn salvage(&mut self, record: &Record<'_>) -> Result<(), CatalogError> {
-        self.recovering = true;
         match *record {
             Record::Commit { file, namespace, key, checksums }
                 if self.check_commit(file, namespace, checksums).is_ok() =>
             {
                 let space = self.tenants.all[namespace.0 as usize].space;
-                let [found, ..] = self.find_batch(space, std::slice::from_ref(&key));
+                let found = self.find(space, &key);
                 if let Some(other) = found.filter(|found| *found != file) {
                     self.unstore(other);
                 }
@@ -113,7 +96,7 @@ impl Catalog {
         first: FileId,
         count: u32,
     ) -> Result<impl DoubleEndedIterator<Item = FileId> + use<>, &'static str> {
-        let end = first.0.checked_add(count).filter(|end| *end <= self.config.files);
+        let end = first.0.checked_add(count).filter(|end| *end <= self.files());
         let end = end.ok_or("names files that the store does not have")?;
         Ok((first.0..end).map(FileId))
     }
@@ -147,13 +130,13 @@ impl Catalog {
         namespace: NamespaceId,
         checksums: Words<'_>,
     ) -> Result<(), &'static str> {
-        if file.0 >= self.config.files {
+        if file.0 >= self.files() {
             return Err("names a file that the store does not have");
         }
         if self.tenants.get(namespace).is_err() {
             return Err("is of an unknown namespace");
         }
-        if checksums.len() != self.config.words_per_file as usize {
+        if checksums.len() != self.words_per_file {
             return Err("has another number of checksums than this store keeps");
         }
         Ok(())
@@ -168,7 +151,7 @@ impl Catalog {
         damaged: impl FnOnce(&'static str) -> CatalogError,
     ) -> Result<(), CatalogError> {
         let space = self.tenants.all[namespace.0 as usize].space;
-        let found = self.find_batch(space, std::slice::from_ref(&key))[0];
+        let found = self.find(space, &key);
         if let Some(first) = found.filter(|found| *found != file) {
             return Err(CatalogError::TwoFiles { key, first, second: file });
         }
@@ -180,14 +163,11 @@ impl Catalog {
             self.doom(file);
             self.reset(file);
         }
-        let first = file.at() * self.config.words_per_file as usize;
-        for (at, word) in checksums.iter().enumerate() {
-            self.checksums[first + at] = word;
+        for (kept, word) in self.checksums_mut(file).iter_mut().zip(checksums.iter()) {
+            *kept = word;
         }
         if found.is_none() {
-            self.table.insert(self.table.hash(space, &key), file);
-            let new = Entry { key, space, state: State::Stored, ..Entry::FREE };
-            self.change(file, |entry| *entry = new);
+            self.insert(file, space, key, State::Stored);
             self.hand_to_policy(namespace, file);
         } else if !before.pinned {
             self.policy.refresh(namespace.0, file);
@@ -196,34 +176,11 @@ impl Catalog {
     }
 
     fn unstore(&mut self, file: FileId) {
-        let entry = *self.entry(file);
-        if !entry.pinned {
-            let namespace = self.tenants.spaces[entry.space as usize].namespace;
-            self.policy.evict(namespace, file, self.hash_of(file));
+        match self.entry(file).pinned {
+            true => self.doom(file),
+            false => self.evict(self.namespace_of(file), file),
         }
-        self.doom(file);
         self.reset(file);
-    }
-
-    fn apply_pin(&mut self, file: FileId, pinned: bool) {
-        let entry = *self.entry(file);
-        let namespace = self.tenants.spaces[entry.space as usize].namespace;
-        match (entry.pinned, pinned) {
-            (false, true) => self.policy.remove(namespace, file),
-            (true, false) => self.hand_to_policy(NamespaceId(namespace), file),
-            _ => {}
-        }
-        self.change(file, |entry| entry.pinned = pinned);
-    }
-
-    /// Ends recovery: files without a block become free, and the catalog can be used.
-    pub fn recovered(&mut self) {
-        // No file is free yet: otherwise the files that the sweep finds would be freed twice.
-        self.pool = FilePool::from_used(self.entries.iter().map(|_| true));
-        self.sweep(u32::MAX, u32::MAX);
-        let used = self.entries.iter().map(|entry| entry.state != State::Free);
-        self.pool = FilePool::from_used(used);
-        self.recovering = false;
     }
 }
 

@@ -1,7 +1,9 @@
 //! Counts of files by state.
 
-use super::{Catalog, CatalogError};
+use super::Index;
 use crate::{
+    catalog::CatalogError,
+    file_pool::FilePool,
     ids::{FileId, NamespaceId},
     key::BlockKey,
 };
@@ -82,11 +84,7 @@ pub struct CatalogCounts {
     pub dropped: u32,
 }
 
-impl Catalog {
-    /// Returns the counts of a namespace.
-    ///
-    /// # Errors
-    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
+impl Index {
     pub fn usage(&self, namespace: NamespaceId) -> Result<Usage, CatalogError> {
         let tenant = self.tenants.get(namespace)?;
         let space = &self.tenants.spaces[tenant.space as usize];
@@ -111,25 +109,23 @@ impl Catalog {
         })
     }
 
-    /// Returns the files numbered `first` or higher that lookups find, in order.
-    pub fn stored_from(&self, first: FileId) -> impl Iterator<Item = StoredFile> + '_ {
+    pub fn stored_from(&self, first: FileId) -> impl Iterator<Item = StoredFile> {
         let rest = self.entries.get(first.at()..).unwrap_or_default();
         (first.0..).map(FileId).zip(rest).filter(|(file, _)| self.is_stored(*file)).map(
             |(file, entry)| {
-                let namespace = NamespaceId(self.tenants.spaces[entry.space as usize].namespace);
+                let namespace = self.namespace_of(file);
                 StoredFile { file, namespace, key: entry.key }
             },
         )
     }
 
-    /// Returns the counts of all namespaces together.
-    #[must_use]
-    pub fn counts(&self) -> CatalogCounts {
+    /// Returns the counts of all namespaces together, in a store with `limbo` files in limbo.
+    pub fn counts(&self, pool: &FilePool, limbo: u32) -> CatalogCounts {
         let mut counts = CatalogCounts {
-            files: self.config.files,
-            free: self.pool.free_files(),
-            free_runs: self.pool.runs() as u32,
-            limbo: self.log.limbo(),
+            files: self.files(),
+            free: pool.free_files(),
+            free_runs: pool.runs() as u32,
+            limbo,
             ..CatalogCounts::default()
         };
         for tenant in &self.tenants.all {

@@ -1,6 +1,6 @@
 //! The whole state as records, piece by piece.
 
-use super::Catalog;
+use super::Index;
 use crate::{
     ids::{FileId, NamespaceId},
     planted::{PlantedBug, planted},
@@ -57,25 +57,15 @@ pub struct Ages {
     bands: Bands,
 }
 
-impl Catalog {
-    /// Appends the next piece of the whole state to `out`, as records of about `max_bytes`, and
-    /// returns the cursor to continue from; `None` at the end. A piece may be shorter, or empty.
-    /// The first one has all namespaces. The oldest files come first, so that recovery restores
-    /// roughly the eviction order.
-    ///
-    /// It reflects all records made so far. In the journal's new half it must therefore follow them
-    /// and precede all later ones: take the pending records first, without a change in between.
-    /// One snapshot at a time: starting a new one ends the one before.
-    ///
-    /// # Panics
-    /// Panics if records are pending.
+impl Index {
+    /// Appends the next piece of the whole state to `out`
+    /// ([`Catalog::snapshot`](crate::Catalog::snapshot)).
     pub fn snapshot(
         &mut self,
         cursor: SnapshotCursor,
         max_bytes: usize,
         out: &mut Vec<u8>,
     ) -> Option<SnapshotCursor> {
-        assert!(self.log.is_empty(), "records come before a snapshot that has their effect");
         let end = out.len() + max_bytes;
         let mut cursor = cursor;
         if !cursor.started {
@@ -87,10 +77,10 @@ impl Catalog {
         }
         let mut told = 0;
         for _ in 0..FILES_A_CALL {
-            if cursor.file == self.config.files {
+            if cursor.file == self.files() {
                 (cursor.band, cursor.file) = (cursor.band + 1, 0);
             }
-            if cursor.band > self.ages.bands.limits.len() || self.config.files == 0 {
+            if cursor.band > self.ages.bands.limits.len() || self.files() == 0 {
                 return None;
             }
             if out.len() >= end || told == TOLD_A_CALL {
@@ -110,8 +100,7 @@ impl Catalog {
 
     fn encode_file(&self, file: FileId, out: &mut Vec<u8>) {
         let entry = self.entry(file);
-        let namespace = NamespaceId(self.tenants.spaces[entry.space as usize].namespace);
-        let checksums = self.checksums(file).into();
+        let (namespace, checksums) = (self.namespace_of(file), self.checksums(file).into());
         Record::Commit { file, namespace, key: entry.key, checksums }.encode(out);
         if entry.pinned && !planted(PlantedBug::SnapshotWithoutPins) {
             Record::Pin { file, pinned: true }.encode(out);
@@ -122,8 +111,8 @@ impl Catalog {
 
     /// Computes the bands for a snapshot that begins now.
     fn age_bands(&self) -> Bands {
-        let step = (self.config.files / SAMPLES).max(1) as usize;
-        let files = (0..self.config.files).step_by(step).map(FileId);
+        let step = (self.files() / SAMPLES).max(1) as usize;
+        let files = (0..self.files()).step_by(step).map(FileId);
         let stored = files.filter(|file| self.is_stored(*file));
         let mut ages: Vec<u32> = stored.map(|file| self.policy.age(file)).collect();
         ages.sort_unstable_by(|a, b| b.cmp(a));

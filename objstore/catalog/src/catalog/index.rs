@@ -1,0 +1,300 @@
+//! The block of each file: entries, the table of their keys, checksums, namespaces, and the order
+//! of eviction. All that a journal restores; references and writes in progress are above it.
+
+mod entry;
+mod recovery;
+mod snapshot;
+mod table;
+mod tenants;
+mod usage;
+
+pub use self::{
+    entry::{Entry, State},
+    snapshot::SnapshotCursor,
+    tenants::Tenants,
+    usage::{CatalogCounts, StoredFile, Usage},
+};
+
+use self::{snapshot::Ages, table::KeyTable};
+use super::{CatalogConfig, CatalogError};
+use crate::{
+    ids::{FileId, NamespaceId},
+    key::BlockKey,
+    planted::{PlantedBug, planted},
+    policy::{Candidate, Policy},
+    record::UseKind,
+};
+
+/// Keys looked up together so that their cache misses overlap: about what a core has in flight.
+const BATCH: usize = 16;
+
+/// Progress of the scan for files of cleared namespaces.
+#[derive(Debug, Default)]
+struct Sweep {
+    next: u32,
+    /// Entries left until every one has been scanned.
+    left: u32,
+}
+
+/// The block of each file.
+#[derive(Debug)]
+pub struct Index {
+    entries: Vec<Entry>,
+    table: KeyTable,
+    /// `words_per_file` checksums of each file, in one array: a file's are never moved or freed
+    /// alone, and untouched pages cost nothing.
+    checksums: Vec<u32>,
+    words_per_file: usize,
+    pub tenants: Tenants,
+    policy: Box<dyn Policy>,
+    ages: Ages,
+    sweep: Sweep,
+    /// Keys for [`Catalog::take_dropped`](super::Catalog::take_dropped), collected since its first
+    /// call.
+    pub dropped: Option<Vec<(NamespaceId, BlockKey)>>,
+}
+
+impl Index {
+    /// Makes an index of free files.
+    pub fn new(config: &CatalogConfig) -> Self {
+        let words_per_file = config.words_per_file as usize;
+        Self {
+            entries: vec![Entry::FREE; config.files as usize],
+            table: KeyTable::new(config.files, config.seed),
+            checksums: vec![0; config.files as usize * words_per_file],
+            words_per_file,
+            tenants: Tenants::default(),
+            policy: config.policy.policy(config.files),
+            ages: Ages::default(),
+            sweep: Sweep::default(),
+            dropped: None,
+        }
+    }
+
+    pub fn files(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    pub fn entry(&self, file: FileId) -> &Entry {
+        &self.entries[file.at()]
+    }
+
+    /// Returns the files of `keys`, in order, `None` for a key without one.
+    pub fn find_all<'a>(
+        &'a self,
+        space: u32,
+        keys: &'a [BlockKey],
+    ) -> impl Iterator<Item = Option<FileId>> + 'a {
+        keys.chunks(BATCH)
+            .flat_map(move |batch| self.find_batch(space, batch).into_iter().take(batch.len()))
+    }
+
+    /// Returns the file of a key.
+    pub fn find(&self, space: u32, key: &BlockKey) -> Option<FileId> {
+        self.find_batch(space, std::slice::from_ref(key))[0]
+    }
+
+    /// Looks up at most [`BATCH`] keys. Hashing all of them first lets their cache misses overlap.
+    fn find_batch(&self, space: u32, keys: &[BlockKey]) -> [Option<FileId>; BATCH] {
+        let mut hashes = [0; BATCH];
+        for (hash, key) in hashes.iter_mut().zip(keys) {
+            *hash = self.table.hash(space, key);
+        }
+        let mut found = [None; BATCH];
+        for ((found, hash), key) in found.iter_mut().zip(hashes).zip(keys) {
+            *found = self.table.find(hash, |file| {
+                let entry = self.entry(file);
+                entry.key == *key && entry.space == space
+            });
+        }
+        found
+    }
+
+    /// Returns true when lookups find `file`; false for a file outside the index.
+    pub fn is_stored(&self, file: FileId) -> bool {
+        let Some(entry) = self.entries.get(file.at()) else { return false };
+        entry.state == State::Stored && self.tenants.is_current(entry.space)
+    }
+
+    /// Returns the leading `keys` that are stored, by their files.
+    pub fn stored_prefix<'a>(
+        &'a self,
+        namespace: NamespaceId,
+        keys: &'a [BlockKey],
+    ) -> Result<impl Iterator<Item = FileId> + 'a, CatalogError> {
+        let space = self.tenants.get(namespace)?.space;
+        let found = self.find_all(space, keys);
+        Ok(found.map_while(|file| file.filter(|file| self.is_stored(*file))))
+    }
+
+    /// Returns the files of those `keys` that are stored.
+    pub fn stored_files(
+        &self,
+        namespace: NamespaceId,
+        keys: &[BlockKey],
+    ) -> Result<Vec<FileId>, CatalogError> {
+        let space = self.tenants.get(namespace)?.space;
+        Ok(self.find_all(space, keys).flatten().filter(|file| self.is_stored(*file)).collect())
+    }
+
+    /// Returns the namespace of the file's key.
+    pub fn namespace_of(&self, file: FileId) -> NamespaceId {
+        NamespaceId(self.tenants.spaces[self.entry(file).space as usize].namespace)
+    }
+
+    pub fn checksums(&self, file: FileId) -> &[u32] {
+        &self.checksums[file.at() * self.words_per_file..][..self.words_per_file]
+    }
+
+    pub fn checksums_mut(&mut self, file: FileId) -> &mut [u32] {
+        &mut self.checksums[file.at() * self.words_per_file..][..self.words_per_file]
+    }
+
+    /// Changes an entry. Every change goes through here, so that the counts stay correct.
+    fn change(&mut self, file: FileId, change: impl FnOnce(&mut Entry)) {
+        let entry = &mut self.entries[file.at()];
+        let before = *entry;
+        change(entry);
+        self.tenants.spaces[before.space as usize].count(&before, false);
+        self.tenants.spaces[entry.space as usize].count(entry, true);
+    }
+
+    pub fn refer(&mut self, file: FileId) {
+        self.change(file, |entry| entry.refs += 1);
+    }
+
+    /// Takes a reference back. Returns true when it was the last one of a doomed file.
+    pub fn unrefer(&mut self, file: FileId) -> bool {
+        self.change(file, |entry| entry.refs -= 1);
+        self.entry(file).refs == 0 && self.entry(file).state == State::Doomed
+    }
+
+    /// Gives a key to a free file.
+    pub fn insert(&mut self, file: FileId, space: u32, key: BlockKey, state: State) {
+        self.table.insert(self.table.hash(space, &key), file);
+        self.change(file, |entry| *entry = Entry { key, space, state, ..Entry::FREE });
+    }
+
+    /// Makes a written file visible to lookups.
+    pub fn store(&mut self, namespace: NamespaceId, file: FileId) {
+        self.change(file, |entry| entry.state = State::Stored);
+        self.hand_to_policy(namespace, file);
+    }
+
+    pub fn use_file(&mut self, namespace: NamespaceId, file: FileId, how: UseKind) {
+        match how {
+            UseKind::Touched => self.policy.touch(namespace.0, file),
+            UseKind::Refreshed => self.policy.refresh(namespace.0, file),
+            UseKind::Known => self.policy.know(namespace.0, file),
+        }
+    }
+
+    /// Makes a stored file evictable, in the order that the policy decides.
+    fn hand_to_policy(&mut self, namespace: NamespaceId, file: FileId) {
+        self.policy.insert(namespace.0, file, self.hash_of(file));
+        self.ages.inserted += 1;
+    }
+
+    /// Returns the hash of a file's key.
+    fn hash_of(&self, file: FileId) -> u64 {
+        let entry = self.entry(file);
+        self.table.hash(entry.space, &entry.key)
+    }
+
+    /// Pins a stored file, or undoes it. Returns false if it already is as asked.
+    pub fn set_pinned(&mut self, file: FileId, pinned: bool) -> bool {
+        if self.entry(file).pinned == pinned {
+            return false;
+        }
+        let namespace = self.namespace_of(file);
+        match pinned {
+            true => self.policy.remove(namespace.0, file),
+            false => self.hand_to_policy(namespace, file),
+        }
+        self.change(file, |entry| entry.pinned = pinned);
+        true
+    }
+
+    /// Adds a namespace.
+    pub fn register(&mut self, digest: [u8; 32], label: String) -> NamespaceId {
+        self.policy.add_namespace();
+        self.tenants.add(digest, label)
+    }
+
+    /// Sets the epoch: all blocks of the namespace belong to an earlier one.
+    pub fn set_epoch(&mut self, namespace: NamespaceId, epoch: u64) {
+        if !planted(PlantedBug::EpochIgnored) {
+            self.forget(namespace);
+        }
+        self.tenants.get_mut(namespace).epoch = epoch;
+    }
+
+    /// Makes all blocks of a namespace misses.
+    pub fn forget(&mut self, namespace: NamespaceId) {
+        if self.tenants.clear(namespace) {
+            self.policy.clear(namespace.0);
+            self.sweep.left = self.files();
+        }
+    }
+
+    /// Returns the namespace's next victim.
+    pub fn candidate(&mut self, namespace: NamespaceId) -> Option<Candidate> {
+        let tenant = self.tenants.get(namespace).ok()?;
+        if self.tenants.spaces[tenant.space as usize].evictable == 0 {
+            return None;
+        }
+        let may_go = |file: FileId| self.entries[file.at()].refs == 0;
+        self.policy.candidate(namespace.0, tenant.weight, &may_go)
+    }
+
+    /// Takes the key from a victim of the policy.
+    pub fn evict(&mut self, namespace: NamespaceId, file: FileId) {
+        self.policy.evict(namespace.0, file, self.hash_of(file));
+        self.doom(file);
+    }
+
+    /// Takes the key from a stored file.
+    pub fn drop_file(&mut self, file: FileId) {
+        if !self.entry(file).pinned {
+            self.policy.remove(self.namespace_of(file).0, file);
+        }
+        self.doom(file);
+    }
+
+    /// Takes the key from a file that the policy does not have.
+    pub fn doom(&mut self, file: FileId) {
+        self.table.remove(self.hash_of(file), file);
+        let (namespace, was_found) = (self.namespace_of(file), self.is_stored(file));
+        if let Some(dropped) = self.dropped.as_mut().filter(|_| was_found) {
+            dropped.push((namespace, self.entries[file.at()].key));
+        }
+        self.change(file, |entry| entry.state = State::Doomed);
+    }
+
+    /// Resets a file's entry to that of a free file.
+    pub fn reset(&mut self, file: FileId) {
+        let space = self.entry(file).space;
+        self.change(file, |entry| (entry.state, entry.pinned) = (State::Free, false));
+        self.tenants.spare_if_empty(space);
+    }
+
+    /// Scans up to `entries` entries for a file of a cleared namespace, and takes its key.
+    pub fn sweep(&mut self, entries: &mut u32) -> Option<FileId> {
+        while *entries > 0 && self.sweep.left > 0 {
+            let file = FileId(self.sweep.next);
+            self.sweep.next = (self.sweep.next + 1) % self.files();
+            self.sweep.left -= 1;
+            *entries -= 1;
+            let entry = self.entry(file);
+            if entry.state == State::Stored && !self.tenants.is_current(entry.space) {
+                self.doom(file);
+                return Some(file);
+            }
+        }
+        None
+    }
+}
