@@ -15,6 +15,8 @@ pub enum Need {
     GxxAarch64,
     /// `strip`.
     Binutils,
+    /// `cmake`.
+    Cmake,
     Mmdebstrap,
     /// libnuma.
     Numa,

@@ -36,6 +36,7 @@ impl Need {
             Self::Binutils if lacks("strip") => {
                 ["strip", "programs are packed without their symbols", "binutils"]
             }
+            Self::Cmake if lacks("cmake") => ["cmake", "the C interface is found with it", "cmake"],
             Self::Mmdebstrap if lacks("mmdebstrap") => {
                 ["mmdebstrap", "it makes a minimal Debian", "mmdebstrap"]
             }
@@ -83,6 +84,7 @@ impl Need {
             | Self::Gxx
             | Self::GxxAarch64
             | Self::Binutils
+            | Self::Cmake
             | Self::Mmdebstrap
             | Self::Numa
             | Self::PkgConfig

@@ -1,7 +1,8 @@
 // Ripieno: NVMe SSDs as a memory tier for the KV cache of LLM engines.
 //
 // A store keeps KV blocks under 256-bit keys. The engine registers its KV memory once, when it
-// opens the store in its home, a directory. Then, for each request of its own:
+// opens the store in its home, a directory. ripieno_load and ripieno_save then move whole blocks
+// (examples/hello.c). Layer by layer, while the engine computes the others (examples/engine.c):
 //
 //     ripieno_lookup          the longest run of blocks that is stored
 //     ripieno_retrieve_begin  which blocks of the pool they go to
@@ -13,8 +14,6 @@
 //     ripieno_store_begin     what is to be stored under which keys
 //     ripieno_layer_start     for each layer, once it was computed
 //     ripieno_commit          permanent, and visible, when it returns
-//
-// ripieno_move_all moves all layers at once. examples/engine.c does all of that.
 //
 // Rules for all functions:
 //
@@ -473,6 +472,32 @@ ripieno_status ripieno_set_weight(const ripieno_store *store, uint32_t weight);
 //
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_sync(const ripieno_store *store);
+
+// Retrieves the longest stored run of leading keys into the leading ones of blocks, and returns
+// when it has arrived. found: the number of its blocks, which may be 0.
+//
+// keys: count keys, see ripieno_peek.
+// blocks: count different blocks of the pool. After a failure their contents are undefined.
+//
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY, RIPIENO_STATUS_IO,
+// RIPIENO_STATUS_STALE, RIPIENO_STATUS_FAILED.
+ripieno_status ripieno_load(const ripieno_store *store,
+                            const uint8_t *keys,
+                            const uint32_t *blocks,
+                            size_t count,
+                            size_t *found);
+
+// Stores blocks under keys, and returns when they are durable and lookups find them.
+//
+// keys, blocks, accepted: see ripieno_store_begin.
+//
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY, RIPIENO_STATUS_IO,
+// RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED. No block is visible then.
+ripieno_status ripieno_save(const ripieno_store *store,
+                            const uint8_t *keys,
+                            const uint32_t *blocks,
+                            size_t count,
+                            size_t *accepted);
 
 // Prepares to retrieve blocks of a prefix: the one at position first goes to the first of blocks,
 // and so on. Nothing moves before ripieno_layer_start. Release the request with

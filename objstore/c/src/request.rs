@@ -24,6 +24,61 @@ unsafe fn blocks(from: *const u32, count: usize) -> Result<Vec<BlockId>, Failure
     Ok(unsafe { array(from, count, "blocks")? }.iter().copied().map(BlockId).collect())
 }
 
+/// Retrieves the longest stored run of leading keys into the leading ones of blocks, and returns
+/// when it has arrived. found: the number of its blocks, which may be 0.
+///
+/// keys: count keys, see ripieno_peek.
+/// blocks: count different blocks of the pool. After a failure their contents are undefined.
+///
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY, RIPIENO_STATUS_IO,
+/// RIPIENO_STATUS_STALE, RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_load(
+    store: *const Store,
+    keys: *const u8,
+    blocks: *const u32,
+    count: usize,
+    found: *mut usize,
+) -> Status {
+    guard(|| {
+        // SAFETY: as the header requires.
+        let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
+        // SAFETY: as above.
+        let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
+        let prefix = store.handle.lookup(&keys)?;
+        let blocks = &blocks[..prefix.len()];
+        ripieno_stack::Request::retrieve(&store.handle, &prefix, 0, blocks)?.move_all()?;
+        *to = blocks.len();
+        Ok(())
+    })
+}
+
+/// Stores blocks under keys, and returns when they are durable and lookups find them.
+///
+/// keys, blocks, accepted: see ripieno_store_begin.
+///
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY, RIPIENO_STATUS_IO,
+/// RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED. No block is visible then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_save(
+    store: *const Store,
+    keys: *const u8,
+    blocks: *const u32,
+    count: usize,
+    accepted: *mut usize,
+) -> Status {
+    guard(|| {
+        // SAFETY: as the header requires.
+        let (store, to) = unsafe { (handle(store, "store")?, output(accepted, "accepted")?) };
+        // SAFETY: as above.
+        let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
+        let request = ripieno_stack::Request::store(&store.handle, &keys, &blocks)?;
+        request.move_all()?;
+        *to = request.commit()?.accepted;
+        Ok(())
+    })
+}
+
 /// Prepares to retrieve blocks of a prefix: the one at position first goes to the first of blocks,
 /// and so on. Nothing moves before ripieno_layer_start. Release the request with
 /// ripieno_request_end.

@@ -346,6 +346,27 @@ static void test_threads(ripieno_store *store) {
     INVALID("events", ripieno_poll_events(store, NULL));
 }
 
+static void test_whole_blocks(ripieno_store *store) {
+    unsigned char key[4 * RIPIENO_KEY_BYTES];
+    uint32_t from[3] = { 0, 1, 2 }, to[4] = { 8, 9, 10, 11 }, far[1] = { BLOCKS };
+    size_t moved;
+    for (uint32_t at = 0; at < 3; at++) fill(2000 + at, from[at]);
+    OK(ripieno_save(store, keys(2000, 3, key), from, 3, &moved));
+    CHECK(moved == 3 && peek(store, 2000, 4) == 3);
+    fill(0, 11);
+    OK(ripieno_load(store, keys(2000, 4, key), to, 4, &moved));
+    CHECK(moved == 3);
+    for (uint32_t at = 0; at < 3; at++) compare(2000 + at, to[at]);
+    compare(0, 11);
+    OK(ripieno_load(store, keys(3000, 1, key), to, 1, &moved));
+    CHECK(moved == 0);
+    INVALID("24", ripieno_save(store, key, far, 1, &moved));
+    INVALID("keys", ripieno_save(store, NULL, from, 1, &moved));
+    INVALID("accepted: it is null", ripieno_save(store, key, from, 1, NULL));
+    INVALID("24", ripieno_load(store, keys(2000, 1, key), far, 1, &moved));
+    INVALID("found: it is null", ripieno_load(store, key, to, 1, NULL));
+}
+
 static void test_close(const char *home, ripieno_store *store) {
     ripieno_store *again;
     unsigned char key[4 * RIPIENO_KEY_BYTES];
@@ -368,6 +389,7 @@ static void test_close(const char *home, ripieno_store *store) {
     CHECK(released == 2);
     OK(open_with(home, NULL, &again));
     CHECK(peek(again, 1000, 4) == 4);
+    test_whole_blocks(again);
     OK(ripieno_close(again));
     CHECK(released == 3);
 }

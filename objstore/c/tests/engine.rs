@@ -1,5 +1,5 @@
 //! C programs against the shared library and the static one: the example engine, killed after
-//! random numbers of commits, and every function of the header.
+//! random numbers of commits, the smallest example, and every function of the header.
 
 use std::{
     env, fs,
@@ -94,6 +94,18 @@ fn every_function_does_what_the_header_says() {
         let program = compile(place.path(), "tests/api.c", shared);
         output(Command::new(program).arg(place.path().join("home")));
     }
+}
+
+#[test]
+fn hello_finds_its_block_when_it_is_run_again() {
+    let place = tempfile::tempdir().unwrap();
+    let hello = compile(place.path(), "examples/hello.c", true);
+    for expected in ["stored; run it again\n", "found\n", "found\n"] {
+        let said = output(Command::new(&hello).arg(place.path().join("home"))).stdout;
+        assert_eq!(String::from_utf8_lossy(&said), expected);
+    }
+    let lines = fs::read_to_string(source("examples/hello.c")).unwrap().lines().count();
+    assert!(lines <= 40, "hello.c has {lines} lines; it is the first thing that people read");
 }
 
 #[test]

@@ -21,29 +21,32 @@ pub struct CArgs {
 enum Action {
     /// Generate objstore/c/include/ripieno.h from the sources
     Header,
-    /// Install the shared and the static library, the header and the pkg-config file
+    /// Install both libraries, the header, and the files for pkg-config and CMake
     Install {
-        /// Prefix of PREFIX/lib, PREFIX/lib/pkgconfig and PREFIX/include
+        /// Prefix of PREFIX/lib, PREFIX/lib/pkgconfig, PREFIX/lib/cmake and PREFIX/include
         #[arg(long, value_name = "DIR", default_value = "/usr/local")]
         prefix: PathBuf,
     },
     /// Install into target/c, build the example engine with pkg-config, shared and static, and run
-    /// both, the shared one also in valgrind (unless RIPIENO_SKIP_VALGRIND is set)
+    /// both, the shared one also in valgrind (unless RIPIENO_SKIP_VALGRIND is set); build the
+    /// examples with CMake (unless RIPIENO_SKIP_CMAKE is set), and run them
     Check,
 }
 
 const NEEDS: &[Need] = &[Need::Cxx];
 const CHECK_NEEDS: &[Need] = &[Need::Cxx, Need::PkgConfig];
 
-/// Disables the run in valgrind; c.sh reads it as well.
-const NO_VALGRIND: &str = "RIPIENO_SKIP_VALGRIND";
+/// Needs of a part of the check, each with the variable that disables it; c.sh reads it as well.
+const PARTS: [(Need, &str); 2] =
+    [(Need::Valgrind, "RIPIENO_SKIP_VALGRIND"), (Need::Cmake, "RIPIENO_SKIP_CMAKE")];
 
 /// Version of the libraries: that of the workspace, which is also this program's.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Returns the step of `cargo xtask ci`. A test of ripieno-c compares the header.
 pub fn step() -> Step {
-    Step::cargo("c", "xtask c check").needs(CHECK_NEEDS).part_needs(Need::Valgrind, NO_VALGRIND)
+    let step = Step::cargo("c", "xtask c check").needs(CHECK_NEEDS);
+    PARTS.into_iter().fold(step, |step, (need, off)| step.part_needs(need, off))
 }
 
 pub fn run(args: &CArgs) -> Result<ExitCode> {
@@ -60,8 +63,8 @@ pub fn run(args: &CArgs) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Action::Check => {
-            let valgrind = env::var_os(NO_VALGRIND).is_none().then_some(Need::Valgrind);
-            needs::satisfy(CHECK_NEEDS.iter().copied().chain(valgrind))?;
+            let wanted = PARTS.into_iter().filter(|(_, off)| env::var_os(off).is_none());
+            needs::satisfy(CHECK_NEEDS.iter().copied().chain(wanted.map(|(need, _)| need)))?;
             check()
         }
     }
@@ -78,10 +81,10 @@ fn check() -> Result<ExitCode> {
         _ => {}
     }
     install(&place.join("prefix"))?;
-    let engine = folder::workspace().join("objstore/c/examples/engine.c");
+    let examples = folder::workspace().join("objstore/c/examples");
     Step::new("engines", "sh")
         .args(["-euxc", include_str!("c.sh"), "sh"])
-        .args([place, engine].map(|path| path.display().to_string()))
+        .args([place, examples].map(|path| path.display().to_string()))
         .args([VERSION])
         .run_alone()
 }
@@ -91,8 +94,8 @@ fn install(prefix: &Path) -> Result<()> {
     Step::cargo("build", "build --release --package ripieno-c").demand()?;
     let (from, source) = (folder::target("release"), folder::workspace().join("objstore/c"));
     let (lib, include) = (prefix.join("lib"), prefix.join("include"));
-    let pkgconfig = lib.join("pkgconfig");
-    for folder in [&include, &pkgconfig] {
+    let (pkgconfig, cmake) = (lib.join("pkgconfig"), lib.join("cmake/Ripieno"));
+    for folder in [&include, &pkgconfig, &cmake] {
         let made = fs::create_dir_all(folder);
         made.with_context(|| format!("cannot make {}", folder.display()))?;
     }
@@ -102,10 +105,21 @@ fn install(prefix: &Path) -> Result<()> {
     place(&lib.join(&real), |to| copy(&from.join("libripieno_c.so"), to))?;
     place(&lib.join(soname()), |to| symlink(&real, to))?;
     place(&lib.join("libripieno.so"), |to| symlink(soname(), to))?;
-    let template = source.join("ripieno.pc.in");
-    let text = fs::read_to_string(&template).context("cannot read ripieno.pc.in")?;
-    let text = text.replace("@VERSION@", VERSION);
-    place(&pkgconfig.join("ripieno.pc"), |to| fs::write(to, text))
+    let templates = [
+        ("ripieno.pc", &pkgconfig),
+        ("RipienoConfig.cmake", &cmake),
+        ("RipienoConfigVersion.cmake", &cmake),
+    ];
+    templates.iter().try_for_each(|(name, to)| fill_in(&source.join(format!("{name}.in")), to))
+}
+
+/// Writes the file of a template into a folder.
+fn fill_in(template: &Path, folder: &Path) -> Result<()> {
+    let text = fs::read_to_string(template);
+    let text = text.with_context(|| format!("cannot read {}", template.display()))?;
+    let text = text.replace("@VERSION@", VERSION).replace("@SONAME@", &soname());
+    let name = template.file_stem().unwrap_or_default();
+    place(&folder.join(name), |to| fs::write(to, text))
 }
 
 /// Returns the soname of the library; objstore/c/build.rs sets the same one.
