@@ -144,16 +144,16 @@ fn commit(stack: &Stack, (committer, committers): (u32, u32), count: u32) -> Res
     let mut us = Vec::with_capacity(count as usize);
     for at in 0..count {
         let key = keys.next(&[at]);
-        let writing = store.allocate(&[key], &[block])?;
-        ensure!(writing.written() == 1, "the store is too small");
+        let save = store.allocate(&[key], &[block])?;
+        ensure!(save.written() == 1, "the store is too small");
         let mut tickets = Vec::with_capacity(SHAPE.layers as usize);
         for layer in 0..SHAPE.layers {
-            tickets.push(store.store_layer(&writing, Layer(layer))?);
+            tickets.push(store.store_layer(&save, Layer(layer))?);
         }
         for ticket in tickets {
             store.wait(ticket)?;
         }
-        let (committed, took) = timed(|| store.commit(writing));
+        let (committed, took) = timed(|| store.commit(save));
         ensure!(committed?.written == 1, "nothing was committed");
         us.push(took.as_secs_f64() * 1e6);
     }

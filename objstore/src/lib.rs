@@ -6,12 +6,12 @@
 //! per request, on the CPU; per-layer work costs the same for any number of blocks.
 //!
 //! ```text
-//!   lookup(keys) -> Prefix          allocate(keys, blocks) -> Writing       once a request
+//!   lookup(keys) -> Prefix          allocate(keys, blocks) -> StoreRequest       once a request
 //!   retrieve(prefix, blocks)          |
-//!     -> Transfer                     |
+//!     -> LoadRequest                     |
 //!   retrieve_layer(layer) -> Ticket store_layer(layer) -> Ticket            once a layer, O(1)
 //!   wait(ticket)                    wait(ticket)
-//!   drop                            commit(writing)
+//!   drop                            commit(save)
 //! ```
 //!
 //! A store on two software controllers, built with `ripieno_testkit`; `ripieno_stack` builds one
@@ -50,23 +50,23 @@
 //! for (block, key) in sources.into_iter().zip(keys) {
 //!     kv.fill(block, key, 0); // stands in for the engine's computation
 //! }
-//! let writing = store.allocate(&keys, &sources)?;
+//! let save = store.allocate(&keys, &sources)?;
 //! for layer in (0..shape.layers).map(Layer) {
-//!     store.store_layer(&writing, layer)?;
+//!     store.store_layer(&save, layer)?;
 //! }
-//! store.commit(writing)?; // waits for the layers; permanent when it returns
+//! store.commit(save)?; // waits for the layers; permanent when it returns
 //!
 //! // Later, another prompt that begins like this one.
 //! let prefix = store.lookup(&keys)?;
 //! let targets = [BlockId(9), BlockId(4)];
-//! let transfer = store.retrieve(&prefix, &targets)?;
+//! let load = store.retrieve(&prefix, &targets)?;
 //! let layers = (0..shape.layers).map(Layer);
-//! let tickets: Result<Vec<_>, _> = layers.map(|l| store.retrieve_layer(&transfer, l)).collect();
+//! let tickets: Result<Vec<_>, _> = layers.map(|l| store.retrieve_layer(&load, l)).collect();
 //! for (layer, ticket) in (0..).map(Layer).zip(tickets?) {
 //!     store.wait(ticket)?; // then run the layer's attention
 //!     assert!(kv.holds(targets[0], layer, keys[0], 0) && kv.holds(targets[1], layer, keys[1], 0));
 //! }
-//! drop((transfer, prefix));
+//! drop((load, prefix));
 //! store.close()?;
 //! # Ok(())
 //! # }
@@ -104,18 +104,18 @@
 //!
 //! ```
 //! use gio_uring::RawStream;
-//! use objstore::{Layer, Order, Store, StoreError, Ticket, Transfer, Writing};
+//! use objstore::{Layer, Order, Store, StoreError, Ticket, LoadRequest, StoreRequest};
 //!
 //! /// Before the forward pass. The blocks may have been in use until now: `AfterStream` keeps the
 //! /// store from writing to them before the enqueued work is done, and delays no later work.
 //! fn start_load_kv(
 //!     store: &Store,
-//!     transfer: &Transfer,
+//!     load: &LoadRequest,
 //!     compute: RawStream,
 //! ) -> Result<Vec<Ticket>, StoreError> {
 //!     let layers = (0..store.shape().layers).map(Layer);
 //!     let order = Order::AfterStream(compute);
-//!     layers.map(|layer| store.retrieve_layer_on(transfer, layer, order)).collect()
+//!     layers.map(|layer| store.retrieve_layer_on(load, layer, order)).collect()
 //! }
 //!
 //! /// Before a layer's attention: work enqueued from here on sees its KV.
@@ -131,11 +131,11 @@
 //! /// later wait for that read, so they may overwrite the blocks.
 //! fn save_kv_layer(
 //!     store: &Store,
-//!     writing: &Writing,
+//!     save: &StoreRequest,
 //!     layer: Layer,
 //!     compute: RawStream,
 //! ) -> Result<Ticket, StoreError> {
-//!     store.store_layer_on(writing, layer, compute)
+//!     store.store_layer_on(save, layer, compute)
 //! }
 //!
 //! /// After the pass, before its results are used: fails if any layer failed.
@@ -195,16 +195,16 @@
 //! - [`Store`] is a [`DurableCatalog`] and a [`Plane`] in one process, for any number of threads.
 //!   `store/commit.rs` makes commits permanent, many in one batch. [`PacedStore`] lets a
 //!   [`kv_schedule::Scheduler`] decide when layers move (`store/paced.rs`), and reads ahead for
-//!   announced requests (`store/ahead.rs`). Handles ([`Prefix`], [`Transfer`], [`Writing`]) are
-//!   only names: they may be dropped anywhere and at any time.
+//!   announced requests (`store/ahead.rs`). Handles ([`Prefix`], [`LoadRequest`], [`StoreRequest`])
+//!   are only names: they may be dropped anywhere and at any time.
 //!
 //! # Invariants
 //! - A key is found only after every row of its block was written without an error
 //!   ([`Store::commit`]) and is durable. No journal record names it before its bytes are durable.
 //! - A key is in one file at most: a key that is stored or being stored is not stored again.
-//! - A file with a reference (prefix, transfer, writing) is neither evicted nor reused, even if
-//!   it lost its key meanwhile; a file is free only when no device can write to it any more and
-//!   the journal no longer says that it holds a key.
+//! - A file with a reference (prefix, load request, store request) is neither evicted nor reused,
+//!   even if it lost its key meanwhile; a file is free only when no device can write to it any more
+//!   and the journal no longer says that it holds a key.
 //! - A file whose read failed is a miss from then on.
 //! - When [`Store::wait`] returns, no device and no move accesses a retrieved layer's blocks any
 //!   more, and none reads a stored layer's except a move whose result is discarded. If that cannot
@@ -268,6 +268,6 @@ pub use plane::{
 pub use registration::{InUse, KvPool};
 pub use stats::{DramStats, StoreStats};
 pub use store::{
-    Closed, Committed, Medium, PacedEnd, PacedStore, Prefix, RankConfig, RankId, Salvage, Store,
-    Transfer, Writing, open_catalog,
+    Closed, Committed, LoadRequest, Medium, PacedEnd, PacedStore, Prefix, RankConfig, RankId,
+    Salvage, Store, StoreRequest, open_catalog,
 };

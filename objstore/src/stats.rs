@@ -38,7 +38,7 @@ pub struct StoreStats {
     pub files_stored: u32,
     /// Files being written.
     pub files_writing: u32,
-    /// Files in use by prefixes, transfers and writings.
+    /// Files in use by prefixes, load requests and store requests.
     pub files_referenced: u32,
     /// Bytes that one file takes on the devices, padding included.
     pub file_bytes: u64,

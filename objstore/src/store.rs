@@ -35,7 +35,7 @@ mod salvage;
 use commit::{Commits, Ready};
 use deallocation::Drive;
 use handles::Held;
-pub use handles::{Committed, Prefix, Transfer, Writing};
+pub use handles::{Committed, LoadRequest, Prefix, StoreRequest};
 pub use open::{Closed, Medium};
 pub use paced::{PacedEnd, PacedStore};
 pub use ranks::{RankConfig, RankId, open_catalog};
@@ -241,7 +241,7 @@ impl Store {
     }
 
     /// Removes `keys`, including used and pinned ones, and returns how many were stored. Their
-    /// files are reused once no prefix, transfer or writing refers to them.
+    /// files are reused once no prefix, load request or store request refers to them.
     ///
     /// # Errors
     /// Same as [`Store::pin`].

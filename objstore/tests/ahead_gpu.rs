@@ -84,7 +84,7 @@ fn nothing_is_copied_to_blocks_of_a_request_that_runs_or_went_away() {
             // The store's own stream is blocked behind a layer of another request.
             let late = rig.gpu.stream(1);
             rig.gpu.gate(late, 1);
-            let other = rig.transfer(&keys(10..11), 50);
+            let other = rig.load(&keys(10..11), 50);
             let order = Order::AfterStream(late);
             let ticket = rig.store.retrieve_layer_on(&other, objstore::Layer(0), order).unwrap();
             rig.wipe(30, 6);
@@ -130,7 +130,7 @@ fn a_stream_that_never_gets_there_is_noticed_by_who_only_polls() {
         settle(&rig, &mut store);
         let late = rig.gpu.stream(1);
         rig.gpu.gate(late, 1);
-        let other = rig.transfer(&keys(10..11), 50);
+        let other = rig.load(&keys(10..11), 50);
         let order = Order::AfterStream(late);
         let _ticket = rig.store.retrieve_layer_on(&other, objstore::Layer(0), order).unwrap();
         store.allocated(REQUEST, &blocks(30, 6)).unwrap();

@@ -68,8 +68,8 @@ fn a_layer_says_what_was_moved_wherever_it_came_from() {
     let keys = keys(0..5);
     assert_eq!(stack.put(&keys, 0), 5);
     let prefix = stack.store.lookup(&keys).unwrap();
-    let transfer = stack.store.retrieve(&prefix, &stack::blocks(30, 5)).unwrap();
-    let ticket = stack.store.retrieve_layer(&transfer, objstore::Layer(1)).unwrap();
+    let load = stack.store.retrieve(&prefix, &stack::blocks(30, 5)).unwrap();
+    let ticket = stack.store.retrieve_layer(&load, objstore::Layer(1)).unwrap();
     let done = stack.store.wait(ticket).unwrap();
     assert_eq!((done.objects, done.bytes, done.device_bytes), (10, 10 * 4096, 6 * 4096));
 }
@@ -78,17 +78,17 @@ fn a_layer_says_what_was_moved_wherever_it_came_from() {
 fn what_was_not_moved_well_is_not_kept() {
     let mut stack = Stack::new(&plan(8));
     let keys = keys(0..4);
-    let writing = stack.begin(&keys, 0);
+    let save = stack.begin(&keys, 0);
     stack.faults(Some(on(WRITE, WRITE_FAULT)));
-    stack.write_all(&writing).unwrap_err();
+    stack.write_all(&save).unwrap_err();
     stack.faults(None);
-    stack.store.commit(writing).unwrap_err();
+    stack.store.commit(save).unwrap_err();
     assert_eq!(stack.store.stats().unwrap().dram.blocks, 0);
     // Neither are incomplete ones.
-    let writing = stack.begin(&keys, 0);
-    let ticket = stack.store.store_layer(&writing, objstore::Layer(0)).unwrap();
+    let save = stack.begin(&keys, 0);
+    let ticket = stack.store.store_layer(&save, objstore::Layer(0)).unwrap();
     stack.store.wait(ticket).unwrap();
-    drop(writing);
+    drop(save);
     assert_eq!(stack.store.stats().unwrap().dram.blocks, 0);
     assert_eq!(stack.put(&keys, 0), 4);
     assert_eq!(stack.get(&keys, 30), 4);
@@ -291,9 +291,9 @@ fn what_cannot_be_is_refused() {
     let mut stack = Stack::new(&plan(4));
     assert_eq!(stack.put(&keys(0..2), 0), 2);
     let prefix = stack.store.lookup(&keys(0..2)).unwrap();
-    let transfer = stack.store.retrieve(&prefix, &stack::blocks(30, 2)).unwrap();
+    let load = stack.store.retrieve(&prefix, &stack::blocks(30, 2)).unwrap();
     let wait = gio_uring::Wait { event: stack.store.event().unwrap(), value: 1 };
     let order = Order::AfterEvent(&wait);
-    let error = stack.store.retrieve_layer_on(&transfer, objstore::Layer(0), order).unwrap_err();
+    let error = stack.store.retrieve_layer_on(&load, objstore::Layer(0), order).unwrap_err();
     assert!(matches!(error, StoreError::Config { field: "dram_bytes", .. }), "{error}");
 }

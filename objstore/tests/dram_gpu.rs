@@ -91,8 +91,8 @@ fn a_layer_says_what_was_moved_wherever_it_came_from() {
     everywhere(2, |mut rig, path| {
         let keys = keys(0..5);
         assert_eq!(rig.put(&keys, 0), 5);
-        let transfer = rig.transfer(&keys, 30);
-        let ticket = rig.store.retrieve_layer(&transfer, Layer(1)).unwrap();
+        let load = rig.load(&keys, 30);
+        let ticket = rig.store.retrieve_layer(&load, Layer(1)).unwrap();
         let done = rig.store.wait(ticket).unwrap();
         assert_eq!((done.objects, done.bytes), (10, 10 * 4096), "{path}");
     });
@@ -106,15 +106,15 @@ fn hits_are_in_the_order_of_the_stream() {
             let (old, new) = (keys(0..9), keys(20..29));
             rig.put(&old, 0);
             let [compute, other] = [1, 2].map(|n| rig.gpu.stream(n));
-            let transfer = rig.transfer(&old, 40);
+            let load = rig.load(&old, 40);
             // The blocks are in use until the gate opens: nothing may be written there.
             rig.fill(40, &new);
             rig.gpu.gate(compute, 1);
             let used = rig.look(compute, 40, &new, Layer(0));
-            let first = rig.store.retrieve_layer_on(&transfer, Layer(0), compute).unwrap();
+            let first = rig.store.retrieve_layer_on(&load, Layer(0), compute).unwrap();
             let seen = rig.look(compute, 40, &old, Layer(0));
             let order = Order::AfterStream(compute);
-            let second = rig.store.retrieve_layer_on(&transfer, Layer(1), order).unwrap();
+            let second = rig.store.retrieve_layer_on(&load, Layer(1), order).unwrap();
             rig.store.join(&second, other).unwrap();
             let joined = rig.look(other, 40, &old, Layer(1));
             rig.run(30);
@@ -137,10 +137,10 @@ fn a_word_of_the_host_starts_a_layer() {
         everywhere(room, |mut rig, path| {
             let keys = keys(0..9);
             rig.put(&keys, 0);
-            let transfer = rig.transfer(&keys, 40);
+            let load = rig.load(&keys, 40);
             let wait = gio_uring::Wait { event: rig.store.event().unwrap(), value: 3 };
             let order = Order::AfterEvent(&wait);
-            let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), order).unwrap();
+            let ticket = rig.store.retrieve_layer_on(&load, Layer(0), order).unwrap();
             let event = wait.event.clone();
             drop(wait);
             rig.run(30);
@@ -194,12 +194,12 @@ fn what_is_kept_was_copied_before_the_blocks_are_used_again() {
         everywhere(20, |mut rig, path| {
             let (stored, new) = (keys(0..6), keys(20..26));
             rig.fill(0, &stored);
-            let writing = rig.store.allocate(&stored, &blocks(0, 6)).unwrap();
+            let save = rig.store.allocate(&stored, &blocks(0, 6)).unwrap();
             let tickets = overwritten(&mut rig, joined, 0, &new, |store, layer, order| {
-                store.store_layer_on(&writing, layer, order)
+                store.store_layer_on(&save, layer, order)
             });
             wait_all(&mut rig.store, tickets).unwrap();
-            rig.store.commit(writing).unwrap();
+            rig.store.commit(save).unwrap();
             assert!(rig.settle());
             rig.faults(Some(on(READ, READ_ERROR)));
             assert_eq!(rig.get(&stored, 40), 6, "{path}");
@@ -223,12 +223,12 @@ fn what_is_read_is_kept_as_it_was_read() {
             let (stored, new) = (keys(0..6), keys(20..26));
             rig.put(&stored, 0);
             rig.put(&keys(40..46), 0);
-            let transfer = rig.transfer(&stored, 40);
+            let load = rig.load(&stored, 40);
             let tickets = overwritten(&mut rig, joined, 40, &new, |store, layer, order| {
-                store.retrieve_layer_on(&transfer, layer, order)
+                store.retrieve_layer_on(&load, layer, order)
             });
             wait_all(&mut rig.store, tickets).unwrap();
-            drop(transfer);
+            drop(load);
             assert!(rig.settle());
             let before = rig.store.stats().unwrap();
             assert_eq!(before.retrieved_bytes, 6 * rig.shape.block_bytes(), "{path}");
@@ -246,12 +246,12 @@ fn memory_is_reused_only_behind_the_stream_that_uses_it() {
         rig.put(&old, 0);
         let late = rig.gpu.stream(1);
         rig.gpu.gate(late, 1);
-        let transfer = rig.transfer(&old, 40);
-        rig.store.retrieve_layer_on(&transfer, Layer(0), late).unwrap();
+        let load = rig.load(&old, 40);
+        rig.store.retrieve_layer_on(&load, Layer(0), late).unwrap();
         // All of the cache is being read: nothing else gets in.
         rig.put(&new, 8);
         assert_eq!(rig.store.stats().unwrap().dram.evictions, 0, "{path}");
-        drop(transfer);
+        drop(load);
         rig.run(10);
         rig.put(&keys(20..24), 12);
         assert_eq!(
@@ -330,22 +330,22 @@ fn a_recovery_keeps_nothing_that_was_not_moved() {
             rig.put(&b, 0);
             rig.put(&a, 4);
             // First hits only, then hits and misses.
-            let (hits, new) = (rig.transfer(&a, 40), keys(30..32));
+            let (hits, new) = (rig.load(&a, 40), keys(30..32));
             rig.fill(20, &new);
-            let writing = rig.store.allocate(&new, &blocks(20, 2)).unwrap();
-            let both = rig.transfer(&b, 50);
+            let save = rig.store.allocate(&new, &blocks(20, 2)).unwrap();
+            let both = rig.load(&b, 50);
             assert_eq!(rig.store.stats().unwrap().dram.hits, 6, "{path}");
-            let broken = rig.transfer(&c, 30);
+            let broken = rig.load(&c, 30);
             let late = rig.gpu.stream(1);
             rig.gpu.gate(late, 1);
             rig.faults(Some(on(opcode, FaultAction::Drop).limit(1)));
             let failing = match opcode {
                 READ => rig.store.retrieve_layer(&broken, Layer(0)).unwrap(),
-                _ => rig.store.store_layer(&writing, Layer(0)).unwrap(),
+                _ => rig.store.store_layer(&save, Layer(0)).unwrap(),
             };
             let mut tickets = Vec::new();
-            for transfer in [&hits, &both] {
-                tickets.push(rig.store.retrieve_layer_on(transfer, Layer(0), late).unwrap());
+            for load in [&hits, &both] {
+                tickets.push(rig.store.retrieve_layer_on(load, Layer(0), late).unwrap());
             }
             rig.store.wait(failing).unwrap_err();
             assert_eq!(rig.store.stats().unwrap().recoveries, 1, "{path}");
@@ -362,7 +362,7 @@ fn a_recovery_keeps_nothing_that_was_not_moved() {
                 ended.is_err() || path == Route::Staged && rig.holds(50, &b, Layer(0)),
                 "{path}"
             );
-            drop((hits, both, broken, writing));
+            drop((hits, both, broken, save));
             assert_eq!(rig.get(&a, 40), 4, "{path}");
             // Files that were being read may be misses now; hits must be right.
             rig.get(&b, 40);
@@ -381,12 +381,12 @@ fn a_stream_that_refuses_keeps_nothing_in_flight() {
             let keys = keys(0..6);
             rig.put(&keys, 0);
             let compute = rig.gpu.stream(1);
-            let transfer = rig.transfer(&keys, 40);
+            let load = rig.load(&keys, 40);
             rig.gpu.break_it(Defect::RefusesAfter(after));
             let layers: Vec<_> = rig.layers().collect();
             let started: Result<Vec<_>, _> = layers
                 .iter()
-                .map(|layer| rig.store.retrieve_layer_on(&transfer, *layer, compute))
+                .map(|layer| rig.store.retrieve_layer_on(&load, *layer, compute))
                 .collect();
             rig.gpu.break_it(Defect::None);
             if let Err(error) = started {
@@ -396,7 +396,7 @@ fn a_stream_that_refuses_keeps_nothing_in_flight() {
                 );
             }
             assert!(rig.settle(), "{path}, {after}: a stream hangs");
-            drop(transfer);
+            drop(load);
             if rig.store.drain().is_ok() {
                 assert_eq!(rig.get(&keys, 50), 6, "{path}, {after}");
                 assert_eq!(rig.store.stats().unwrap().files_referenced, 0);
@@ -411,14 +411,14 @@ fn nothing_is_freed_before_the_streams_are_past_it() {
         let keys = keys(0..4);
         rig.put(&keys, 0);
         let late = rig.gpu.stream(1);
-        let transfer = rig.transfer(&keys, 40);
+        let load = rig.load(&keys, 40);
         rig.gpu.gate(late, 1);
-        let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), late).unwrap();
+        let ticket = rig.store.retrieve_layer_on(&load, Layer(0), late).unwrap();
         let Rig { store, gpu, .. } = rig;
         let living = gpu.living();
         // Closed while the stream is held up: it still reads the memory.
         store.close().unwrap_err();
-        drop((ticket, transfer));
+        drop((ticket, load));
         assert_eq!(gpu.living(), living, "{path}");
         gpu.open(1);
         while !gpu.is_idle() {
@@ -447,14 +447,12 @@ fn a_layer_that_finds_no_free_operation_is_copied_later() {
         let flow = Flow { tenant: 0, request: 1 };
         let all: Vec<_> = (0..6).map(|n| keys(10 * n..10 * n + 2)).collect();
         all.iter().for_each(|keys| assert_eq!(rig.put(keys, 0), 2));
-        let transfers: Vec<_> =
-            all.iter().zip(0..).map(|(keys, n)| rig.transfer(keys, 30 + 2 * n)).collect();
+        let loads: Vec<_> =
+            all.iter().zip(0..).map(|(keys, n)| rig.load(keys, 30 + 2 * n)).collect();
         let now = || rig.clock.now().duration();
         let mut ids = Vec::new();
-        for (transfer, layer) in
-            transfers.iter().flat_map(|one| rig.layers().map(move |l| (one, l)))
-        {
-            ids.push(store.retrieve_layer(transfer, layer, flow, Kind::Soon, now()).unwrap());
+        for (load, layer) in loads.iter().flat_map(|one| rig.layers().map(move |l| (one, l))) {
+            ids.push(store.retrieve_layer(load, layer, flow, Kind::Soon, now()).unwrap());
         }
         store.poll(now()).unwrap();
         assert!(ids.len() > plan(0, 1).options.iocbs as usize && store.in_flight() == ids.len());
@@ -491,8 +489,8 @@ fn a_pool_in_pinned_memory_is_copied_to_by_streams() {
     rig.put(&keys, 0);
     let compute = rig.gpu.stream(1);
     rig.gpu.gate(compute, 1);
-    let transfer = rig.transfer(&keys, 40);
-    let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), compute).unwrap();
+    let load = rig.load(&keys, 40);
+    let ticket = rig.store.retrieve_layer_on(&load, Layer(0), compute).unwrap();
     let seen = rig.look(compute, 40, &keys, Layer(0));
     rig.run(10);
     assert!(!rig.holds(40, &keys[..1], Layer(0)));

@@ -149,12 +149,12 @@ fn a_namespace_that_no_longer_holds_the_data_region_fails_the_store() {
     let mut stack = Stack::new(&Plan::default());
     stack.put(&keys(0..4), 0);
     let prefix = stack.store.lookup(&keys(0..4)).unwrap();
-    let transfer = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
+    let load = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
     resize(&stack, 16);
     run(&stack);
     match stack.store.poll_events().unwrap_err() {
         StoreError::Failed { cause } => assert!(cause.contains("no longer holds"), "{cause}"),
         other => panic!("{other}"),
     }
-    assert!(stack.store.retrieve_layer(&transfer, Layer(0)).is_err());
+    assert!(stack.store.retrieve_layer(&load, Layer(0)).is_err());
 }

@@ -9,7 +9,7 @@ use gio_kernels::InlineExecutor;
 use gio_uring::{ExecutorError, IoExecutor, IoStatus, Progress, SharedMemory, Wait, abi::Args};
 use nvme_driver::{GrantEpoch, Nanos, Place, Quiesced};
 use nvme_emu::{FaultAction, FaultRule, FaultWhen, LbaRange, SimClock};
-use objstore::{BlockKey, Direction, Failure, Layer, Prefix, Row, StoreError, Ticket, Transfer};
+use objstore::{BlockKey, Direction, Failure, Layer, LoadRequest, Prefix, Row, StoreError, Ticket};
 use stack::{Plan, READ, READ_ERROR, Stack, WRITE, WRITE_FAULT, blocks, keys, on};
 
 /// No merging: one command for each object.
@@ -95,12 +95,12 @@ fn after_a_failed_layer_the_request_goes_no_further() {
     let keys = keys(0..4);
     stack.put(&keys, 0);
     let prefix = stack.store.lookup(&keys).unwrap();
-    let transfer = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
+    let load = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
     stack.faults(Some(on(READ, READ_ERROR)));
-    let ticket = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+    let ticket = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
     failure(stack.store.wait(ticket).unwrap_err());
     stack.faults(None);
-    let error = stack.store.retrieve_layer(&transfer, Layer(1)).unwrap_err();
+    let error = stack.store.retrieve_layer(&load, Layer(1)).unwrap_err();
     assert!(matches!(error, StoreError::RequestFailed { .. }), "{error}");
     assert_eq!(stack.store.lookup(&keys).unwrap().len(), 0);
 }
@@ -110,12 +110,12 @@ fn a_write_error_makes_the_commit_fail_and_frees_the_files() {
     let mut stack = Stack::new(&Plan::default());
     let keys = keys(0..8);
     stack.faults(Some(on(WRITE, WRITE_FAULT).limit(1)));
-    let writing = stack.begin(&keys, 0);
+    let save = stack.begin(&keys, 0);
     for layer in (0..stack.shape.layers).map(Layer) {
         // No ticket is waited for: the commit finds the failure.
-        let _ = stack.store.store_layer(&writing, layer).unwrap();
+        let _ = stack.store.store_layer(&save, layer).unwrap();
     }
-    let failed = failure(stack.store.commit(writing).unwrap_err());
+    let failed = failure(stack.store.commit(save).unwrap_err());
     assert_eq!(failed.direction, Direction::Write);
     assert_eq!(nvme(failed.status), (2, 0x80));
     let stats = stack.store.stats().unwrap();
@@ -168,10 +168,10 @@ fn after_a_write_that_breaks_the_queue_nothing_is_visible_and_the_store_works() 
         let (a, b) = (keys(0..6), keys(10..16));
         stack.put(&b, 10);
         stack.faults(Some(on(WRITE, action).limit(1)));
-        let writing = stack.begin(&a, 0);
-        let failed = failure(stack.write_all(&writing).unwrap_err());
+        let save = stack.begin(&a, 0);
+        let failed = failure(stack.write_all(&save).unwrap_err());
         assert_eq!(failed.layer, Layer(0), "{action:?}: {failed}");
-        failure(stack.store.commit(writing).unwrap_err());
+        failure(stack.store.commit(save).unwrap_err());
         stack.faults(None);
         assert_eq!(stack.get(&a, 20), 0, "{action:?}");
         assert_eq!(stack.get(&b, 30), 6, "{action:?}");
@@ -192,9 +192,9 @@ fn everything_in_flight_fails_with_a_recovery_and_innocent_files_stay() {
     let prefixes = [&a, &b].map(|keys| stack.store.lookup(keys).unwrap());
     let first = stack.store.retrieve(&prefixes[0], &blocks(20, 4)).unwrap();
     let second = stack.store.retrieve(&prefixes[1], &blocks(30, 4)).unwrap();
-    let writing = stack.begin(&c, 40);
+    let save = stack.begin(&c, 40);
     let broken = stack.store.retrieve_layer(&first, Layer(0)).unwrap();
-    let write = stack.store.store_layer(&writing, Layer(0)).unwrap();
+    let write = stack.store.store_layer(&save, Layer(0)).unwrap();
     let other = stack.store.retrieve_layer(&second, Layer(0)).unwrap();
     failure(stack.store.wait(broken).unwrap_err());
     assert_eq!(stack.store.stats().unwrap().recoveries, 1);
@@ -206,7 +206,7 @@ fn everything_in_flight_fails_with_a_recovery_and_innocent_files_stay() {
         }
     }
     drop((first, second, prefixes));
-    stack.store.abort(writing);
+    stack.store.abort(save);
     assert_eq!(stack.put(&a, 0), 4);
     assert_eq!(stack.put(&b, 0), 4);
     assert_eq!(stack.put(&c, 0), 4);
@@ -225,11 +225,11 @@ fn on_device(stack: &Stack, keys: &[BlockKey], device: u32) -> Vec<BlockKey> {
 }
 
 /// Reads layer 0 into blocks from `first` on.
-fn read_layer(stack: &Stack, keys: &[BlockKey], first: u32) -> (Prefix, Transfer, Ticket) {
+fn read_layer(stack: &Stack, keys: &[BlockKey], first: u32) -> (Prefix, LoadRequest, Ticket) {
     let prefix = stack.store.lookup(keys).unwrap();
-    let transfer = stack.store.retrieve(&prefix, &blocks(first, keys.len())).unwrap();
-    let ticket = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
-    (prefix, transfer, ticket)
+    let load = stack.store.retrieve(&prefix, &blocks(first, keys.len())).unwrap();
+    let ticket = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
+    (prefix, load, ticket)
 }
 
 /// Advances the time in small steps until the layer has failed.
@@ -337,16 +337,16 @@ fn what_was_cancelled_before_it_reached_a_device_loses_nothing() {
     stack.put(&a, 0);
     stack.put(&b, 10);
     let prefix = stack.store.lookup(&b).unwrap();
-    let transfer = stack.store.retrieve(&prefix, &blocks(30, 4)).unwrap();
+    let load = stack.store.retrieve(&prefix, &blocks(30, 4)).unwrap();
     // It waits for an event that is never signalled.
     let wait = Wait { event: stack.store.event().unwrap(), value: 1 };
-    let ticket = stack.store.retrieve_layer_on(&transfer, Layer(0), &wait).unwrap();
+    let ticket = stack.store.retrieve_layer_on(&load, Layer(0), &wait).unwrap();
     stack.faults(Some(on(READ, FaultAction::Drop).limit(1)));
     let broken = stack.store.lookup(&a).unwrap();
     failure(stack.read(&broken, 20).unwrap_err());
     stack.faults(None);
     assert_eq!(failure(stack.store.wait(ticket).unwrap_err()).status, IoStatus::Cancelled);
-    drop((prefix, transfer, broken));
+    drop((prefix, load, broken));
     assert_eq!(stack.get(&b, 30), 4);
 }
 
@@ -380,9 +380,9 @@ fn a_late_write_does_not_touch_files_that_were_reused() {
     let (a, b) = (keys(0..4), keys(10..14));
     let late = FaultAction::Delay { ns: 400_000_000 };
     stack.faults(Some(on(WRITE, late)));
-    let writing = stack.begin(&a, 0);
-    failure(stack.write_all(&writing).unwrap_err());
-    drop(writing);
+    let save = stack.begin(&a, 0);
+    failure(stack.write_all(&save).unwrap_err());
+    drop(save);
     stack.faults(None);
     // The same files, as they are the first free ones.
     assert_eq!(stack.put(&b, 10), 4);
@@ -400,11 +400,11 @@ fn handles_dropped_while_a_command_hangs() {
         ..Default::default()
     });
     let prefix = stack.store.lookup(&a).unwrap();
-    let transfer = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
-    let _ = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
-    let writing = stack.begin(&b, 10);
-    let _ = stack.store.store_layer(&writing, Layer(0)).unwrap();
-    drop((prefix, transfer, writing));
+    let load = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
+    let _ = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
+    let save = stack.begin(&b, 10);
+    let _ = stack.store.store_layer(&save, Layer(0)).unwrap();
+    drop((prefix, load, save));
     stack.store.drain().unwrap();
     let stats = stack.store.stats().unwrap();
     assert!(stats.recoveries >= 1);
@@ -540,14 +540,14 @@ fn an_executor_that_cannot_go_on_is_replaced() {
     stack.put(&b, 10);
     // A transfer from before, whose map was in the old executor's memory.
     let prefix = stack.store.lookup(&b).unwrap();
-    let transfer = stack.store.retrieve(&prefix, &blocks(30, 4)).unwrap();
+    let load = stack.store.retrieve(&prefix, &blocks(30, 4)).unwrap();
     stack.faults(Some(on(READ, FaultAction::Drop).limit(1)));
     let broken = stack.store.lookup(&a).unwrap();
     failure(stack.read(&broken, 20).unwrap_err());
     stack.faults(None);
-    let error = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap_err();
+    let error = stack.store.retrieve_layer(&load, Layer(0)).unwrap_err();
     assert!(matches!(error, StoreError::RequestFailed { .. }), "{error}");
-    drop((prefix, transfer, broken));
+    drop((prefix, load, broken));
     assert_eq!(stack.get(&b, 20), 4);
     assert_eq!(stack.put(&a, 0), 4);
     assert_eq!(stack.get(&a, 30), 4);

@@ -153,9 +153,9 @@ fn image() {
         }
         // It takes new blocks, or says why not.
         let new = keys(100..104);
-        if let Ok(writing) = stack.store.allocate(&new, &stack::blocks(50, new.len())) {
-            let _ = stack.write_all(&writing);
-            let _ = stack.store.commit(writing);
+        if let Ok(save) = stack.store.allocate(&new, &stack::blocks(50, new.len())) {
+            let _ = stack.write_all(&save);
+            let _ = stack.store.commit(save);
         }
         let _ = stack.store.close();
     });

@@ -163,11 +163,11 @@ fn files_are_free_again_after_records_that_were_too_many() {
         // A request that finds no file waits for the journal, and then gets one.
         let mut accepted = 0;
         for part in some.chunks(8) {
-            let writing = stack.store.allocate(part, &blocks(0, part.len())).unwrap();
+            let save = stack.store.allocate(part, &blocks(0, part.len())).unwrap();
             let part = part.to_vec();
             part.iter().zip(blocks(0, 8)).for_each(|(key, block)| stack.fill(block, *key));
-            stack.write_all(&writing).unwrap();
-            accepted += stack.store.commit(writing).unwrap().accepted;
+            stack.write_all(&save).unwrap();
+            accepted += stack.store.commit(save).unwrap().accepted;
             stack.store.pin(&part).unwrap();
             stack.store.unpin(&part).unwrap();
         }

@@ -8,7 +8,7 @@ mod stack;
 use std::collections::BTreeSet;
 
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange};
-use objstore::{BlockId, BlockKey, Layer, Prefix, StoreError, Transfer, Writing};
+use objstore::{BlockId, BlockKey, Layer, LoadRequest, Prefix, StoreError, StoreRequest};
 use rand::{Rng, SeedableRng, rngs::SmallRng, seq::SliceRandom};
 use ripieno_testkit::seeds;
 use stack::{Plan, READ_ERROR, Stack, WRITE_FAULT, keys};
@@ -20,8 +20,8 @@ const BLOCKS: u32 = 256;
 /// Handles that a caller holds across operations.
 enum Held {
     Prefix(Vec<BlockKey>, Prefix),
-    Transfer(Vec<(BlockKey, BlockId)>, Transfer),
-    Writing(Writing),
+    Load(Vec<(BlockKey, BlockId)>, LoadRequest),
+    Store(StoreRequest),
 }
 
 struct World {
@@ -106,23 +106,23 @@ impl World {
         }
     }
 
-    fn begin(&mut self) -> (Vec<BlockKey>, Writing) {
+    fn begin(&mut self) -> (Vec<BlockKey>, StoreRequest) {
         let keys = self.request();
         let blocks = self.blocks(keys.len());
         for (key, block) in keys.iter().zip(&blocks) {
             self.stack.fill(*block, *key);
         }
-        let writing = self.stack.store.allocate(&keys, &blocks).unwrap();
+        let save = self.stack.store.allocate(&keys, &blocks).unwrap();
         self.forget_evicted();
-        assert!(writing.accepted() <= keys.len() && writing.written() <= writing.accepted());
-        (keys, writing)
+        assert!(save.accepted() <= keys.len() && save.written() <= save.accepted());
+        (keys, save)
     }
 
     /// Starts layers in random order; waits for some of them.
-    fn store_layers(&mut self, writing: &Writing) -> Result<(), StoreError> {
+    fn store_layers(&mut self, save: &StoreRequest) -> Result<(), StoreError> {
         let mut tickets = Vec::new();
         for layer in self.layers() {
-            tickets.push(self.stack.store.store_layer(writing, layer)?);
+            tickets.push(self.stack.store.store_layer(save, layer)?);
             if self.rng.random_bool(0.5) {
                 let at = self.rng.random_range(0..tickets.len());
                 self.stack.store.wait(tickets.swap_remove(at))?;
@@ -132,11 +132,11 @@ impl World {
     }
 
     fn put(&mut self) {
-        let (keys, writing) = self.begin();
-        if let Err(error) = self.store_layers(&writing) {
+        let (keys, save) = self.begin();
+        if let Err(error) = self.store_layers(&save) {
             self.note(&error);
         }
-        match self.stack.store.commit(writing) {
+        match self.stack.store.commit(save) {
             Ok(done) => {
                 for key in &keys[..done.accepted] {
                     // It may also be accepted because another request, still held, has it.
@@ -150,8 +150,8 @@ impl World {
     }
 
     fn get(&mut self, keys: &[BlockKey], prefix: &Prefix) {
-        if let Some((pairs, transfer)) = self.retrieve(keys, prefix) {
-            self.load(&pairs, &transfer);
+        if let Some((pairs, load)) = self.retrieve(keys, prefix) {
+            self.load(&pairs, &load);
         }
     }
 
@@ -160,11 +160,11 @@ impl World {
         &mut self,
         keys: &[BlockKey],
         prefix: &Prefix,
-    ) -> Option<(Vec<(BlockKey, BlockId)>, Transfer)> {
+    ) -> Option<(Vec<(BlockKey, BlockId)>, LoadRequest)> {
         let blocks = self.blocks(prefix.len());
         blocks.iter().for_each(|block| self.stack.wipe(*block));
         match self.stack.store.retrieve(prefix, &blocks) {
-            Ok(transfer) => Some((keys.iter().copied().zip(blocks).collect(), transfer)),
+            Ok(load) => Some((keys.iter().copied().zip(blocks).collect(), load)),
             Err(error) => {
                 self.note(&error);
                 None
@@ -173,10 +173,10 @@ impl World {
     }
 
     /// Starts all layers in random order, waits in another one, and compares every byte.
-    fn load(&mut self, pairs: &[(BlockKey, BlockId)], transfer: &Transfer) {
+    fn load(&mut self, pairs: &[(BlockKey, BlockId)], load: &LoadRequest) {
         let mut tickets = Vec::new();
         for layer in self.layers() {
-            match self.stack.store.retrieve_layer(transfer, layer) {
+            match self.stack.store.retrieve_layer(load, layer) {
                 Ok(ticket) => tickets.push(ticket),
                 Err(error) => self.note(&error),
             }
@@ -216,8 +216,8 @@ impl World {
             self.model.remove(&key);
             let held = self.held.iter().any(|held| match held {
                 Held::Prefix(keys, prefix) => keys[..prefix.len()].contains(&key),
-                Held::Transfer(pairs, _) => pairs.iter().any(|(held, _)| *held == key),
-                Held::Writing(_) => false,
+                Held::Load(pairs, _) => pairs.iter().any(|(held, _)| *held == key),
+                Held::Store(_) => false,
             });
             let excused = self.faults || self.removed.contains(&key);
             assert!(!held || excused, "{key} was evicted under a prefix or transfer");
@@ -237,11 +237,11 @@ impl World {
             1 => {
                 let (keys, prefix) = self.lookup();
                 match self.retrieve(&keys, &prefix) {
-                    Some((pairs, transfer)) => Held::Transfer(pairs, transfer),
+                    Some((pairs, load)) => Held::Load(pairs, load),
                     None => return,
                 }
             }
-            _ => Held::Writing(self.begin().1),
+            _ => Held::Store(self.begin().1),
         };
         self.held.push(held);
     }
@@ -256,11 +256,9 @@ impl World {
         let in_flight = self.rng.random_bool(0.3);
         let started = match self.held.swap_remove(at) {
             Held::Prefix(keys, prefix) => return self.get(&keys, &prefix),
-            Held::Transfer(_, transfer) if in_flight => {
-                self.stack.store.retrieve_layer(&transfer, layer)
-            }
-            Held::Transfer(pairs, transfer) => return self.load(&pairs, &transfer),
-            Held::Writing(writing) => self.stack.store.store_layer(&writing, layer),
+            Held::Load(_, load) if in_flight => self.stack.store.retrieve_layer(&load, layer),
+            Held::Load(pairs, load) => return self.load(&pairs, &load),
+            Held::Store(save) => self.stack.store.store_layer(&save, layer),
         };
         if let Err(error) = started {
             self.note(&error);
@@ -297,9 +295,9 @@ impl World {
     fn works_again(&mut self) {
         let keys = keys(900..903);
         let mut store = || {
-            let writing = self.stack.begin(&keys, 0);
-            let written = self.stack.write_all(&writing);
-            written.and_then(|()| self.stack.store.commit(writing)).map(drop)
+            let save = self.stack.begin(&keys, 0);
+            let written = self.stack.write_all(&save);
+            written.and_then(|()| self.stack.store.commit(save)).map(drop)
         };
         let first = store();
         assert!(first.is_ok() || self.faults, "{first:?}");

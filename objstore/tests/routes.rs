@@ -150,9 +150,9 @@ fn requests_have_to_fit_into_staging_buffers() {
     for first in (0..40).step_by(SLOTS as usize) {
         let count = (40 - first).min(SLOTS as usize);
         rig.wipe(0, count);
-        let transfer = rig.store.retrieve_from(&prefix, first, &blocks(0, count)).unwrap();
+        let load = rig.store.retrieve_from(&prefix, first, &blocks(0, count)).unwrap();
         for layer in rig.layers() {
-            let ticket = rig.store.retrieve_layer(&transfer, layer).unwrap();
+            let ticket = rig.store.retrieve_layer(&load, layer).unwrap();
             rig.store.wait(ticket).unwrap();
             assert!(rig.holds(0, &keys[first..first + count], layer));
         }
@@ -170,20 +170,19 @@ fn staging_buffers_run_out_and_come_back() {
         sets.iter().for_each(|keys| assert_eq!(rig.put(keys, 0), 8));
         let compute = rig.gpu.stream(1);
         rig.gpu.gate(compute, 1);
-        let transfers: Vec<_> =
-            (0..3).map(|at| rig.transfer(&sets[at], 10 + 10 * at as u32)).collect();
+        let loads: Vec<_> = (0..3).map(|at| rig.load(&sets[at], 10 + 10 * at as u32)).collect();
         let mut tickets = Vec::new();
-        for transfer in &transfers[..2] {
-            tickets.push(rig.store.retrieve_layer_on(transfer, Layer(0), compute).unwrap());
+        for load in &loads[..2] {
+            tickets.push(rig.store.retrieve_layer_on(load, Layer(0), compute).unwrap());
         }
         // Their data is in staging memory by now, but their blocks are in use.
         rig.run(200);
-        let error = rig.store.retrieve_layer(&transfers[2], Layer(0)).unwrap_err();
+        let error = rig.store.retrieve_layer(&loads[2], Layer(0)).unwrap_err();
         assert!(matches!(error, StoreError::StagingBusy { buffers: 2 }), "{error}");
         assert!(rig.store.poll(&tickets[0]).unwrap().is_none());
         rig.gpu.open(1);
         rig::wait_all(&mut rig.store, tickets).unwrap();
-        let ticket = rig.store.retrieve_layer(&transfers[2], Layer(0)).unwrap();
+        let ticket = rig.store.retrieve_layer(&loads[2], Layer(0)).unwrap();
         rig.store.wait(ticket).unwrap();
         for (at, keys) in sets.iter().enumerate() {
             assert!(rig.holds(10 + 10 * at as u32, keys, Layer(0)), "request {at}, seed {seed}");
@@ -269,12 +268,12 @@ fn without_a_gpu_there_are_no_streams() {
     let pool = KvPool::contiguous(memory, &plan.shape, 64).unwrap();
     let store = open(parts, pool, &plan).unwrap();
     assert_eq!(store.stats().unwrap().path, Route::Host);
-    let writing = store.allocate(&keys(0..2), &blocks(0, 2)).unwrap();
+    let save = store.allocate(&keys(0..2), &blocks(0, 2)).unwrap();
     for order in [Order::AfterStream(stream), Order::InStream(stream)] {
-        let error = store.store_layer_on(&writing, Layer(0), order).unwrap_err();
+        let error = store.store_layer_on(&save, Layer(0), order).unwrap_err();
         assert!(matches!(error, StoreError::NoStreams), "{error}");
     }
-    let ticket = store.store_layer(&writing, Layer(0)).unwrap();
+    let ticket = store.store_layer(&save, Layer(0)).unwrap();
     let error = store.join(&ticket, stream).unwrap_err();
     assert!(matches!(error, StoreError::NoStreams), "{error}");
     store.wait(ticket).unwrap();
@@ -345,8 +344,8 @@ fn a_pool_is_unregistered_only_when_nothing_uses_it() {
         let keys = keys(0..4);
         rig.put(&keys, 0);
         let compute = rig.gpu.stream(1);
-        let transfer = rig.transfer(&keys, 20);
-        let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), compute).unwrap();
+        let load = rig.load(&keys, 20);
+        let ticket = rig.store.retrieve_layer_on(&load, Layer(0), compute).unwrap();
         rig.store.wait(ticket).unwrap();
         let refused = own.unregister().unwrap_err();
         assert!(refused.others >= 1 && refused.to_string().contains("close the store"));
@@ -375,8 +374,8 @@ fn closing_waits_for_streams_that_look_at_the_stores_words() {
             let mut rig = Rig::new(&plan, path);
             let keys = keys(0..4);
             rig.put(&keys, 0);
-            let transfer = rig.transfer(&keys, 20);
-            let ticket = rig.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+            let load = rig.load(&keys, 20);
+            let ticket = rig.store.retrieve_layer(&load, Layer(0)).unwrap();
             let compute = rig.gpu.stream(1);
             if opens {
                 // The stream gets there while the store is being closed.
@@ -412,8 +411,8 @@ fn a_wait_of_which_nobody_knows_the_end_keeps_its_word() {
     let mut rig = Rig::new(&plan, Route::Direct);
     let keys = keys(0..4);
     rig.put(&keys, 0);
-    let transfer = rig.transfer(&keys, 20);
-    let ticket = rig.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+    let load = rig.load(&keys, 20);
+    let ticket = rig.store.retrieve_layer(&load, Layer(0)).unwrap();
     let compute = rig.gpu.stream(1);
     rig.gpu.gate(compute, 1);
     rig.gpu.break_it(Defect::RefusesAfter(1));

@@ -41,10 +41,10 @@ fn conversation(number: u32, blocks: u32) -> Vec<BlockKey> {
 fn put(stack: &Stack, keys: &[BlockKey]) -> (u64, u64) {
     let before = stack.store.stats().unwrap();
     let blocks: Vec<BlockId> = (0..keys.len() as u32).map(BlockId).collect();
-    let writing = stack.store.allocate(keys, &blocks).unwrap();
-    assert_eq!(writing.accepted(), keys.len());
-    stack.store.wait(stack.store.store_layer(&writing, Layer(0)).unwrap()).unwrap();
-    let written = stack.store.commit(writing).unwrap().written;
+    let save = stack.store.allocate(keys, &blocks).unwrap();
+    assert_eq!(save.accepted(), keys.len());
+    stack.store.wait(stack.store.store_layer(&save, Layer(0)).unwrap()).unwrap();
+    let written = stack.store.commit(save).unwrap().written;
     (written as u64, stack.store.stats().unwrap().commands - before.commands)
 }
 
@@ -57,8 +57,8 @@ fn get(stack: &Stack, keys: &[BlockKey]) -> u64 {
     let mut blocks: Vec<BlockId> = (0..LONG).map(BlockId).collect();
     let mut random = StdRng::seed_from_u64(7);
     (0..keys.len()).for_each(|at| blocks.swap(at, random.random_range(at..LONG as usize)));
-    let transfer = stack.store.retrieve(&prefix, &blocks[..keys.len()]).unwrap();
-    stack.store.wait(stack.store.retrieve_layer(&transfer, Layer(0)).unwrap()).unwrap();
+    let load = stack.store.retrieve(&prefix, &blocks[..keys.len()]).unwrap();
+    stack.store.wait(stack.store.retrieve_layer(&load, Layer(0)).unwrap()).unwrap();
     stack.store.stats().unwrap().commands - before.commands
 }
 

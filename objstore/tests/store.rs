@@ -39,12 +39,12 @@ fn what_was_committed_is_found_and_every_byte_is_right() {
 fn nothing_is_visible_before_the_commit_and_only_all_of_it_after() {
     let mut stack = Stack::new(&Plan::default());
     let keys = keys(0..6);
-    let writing = stack.begin(&keys, 0);
-    assert_eq!((writing.accepted(), writing.written()), (6, 6));
-    stack.write_all(&writing).unwrap();
+    let save = stack.begin(&keys, 0);
+    assert_eq!((save.accepted(), save.written()), (6, 6));
+    stack.write_all(&save).unwrap();
     assert_eq!(stack.store.lookup(&keys).unwrap().len(), 0);
     assert!(!stack.store.contains(keys[0]));
-    stack.store.commit(writing).unwrap();
+    stack.store.commit(save).unwrap();
     assert_eq!(stack.get(&keys, 10), 6);
 }
 
@@ -54,11 +54,11 @@ fn a_commit_without_all_layers_is_refused_and_frees_the_files() {
     let keys = keys(0..6);
     let layers = || (0..3).map(Layer);
     for missing in layers() {
-        let writing = stack.begin(&keys, 0);
+        let save = stack.begin(&keys, 0);
         for layer in layers().filter(|layer| *layer != missing) {
-            let _ = stack.store.store_layer(&writing, layer).unwrap();
+            let _ = stack.store.store_layer(&save, layer).unwrap();
         }
-        let error = stack.store.commit(writing).unwrap_err();
+        let error = stack.store.commit(save).unwrap_err();
         let named = matches!(error, StoreError::Incomplete { layer } if layer == missing);
         assert!(named, "without layer {missing}: {error}");
         let stats = stack.store.stats().unwrap();
@@ -71,11 +71,11 @@ fn a_commit_without_all_layers_is_refused_and_frees_the_files() {
 fn a_commit_waits_for_tickets_nobody_waited_for() {
     let mut stack = Stack::new(&Plan::default());
     let keys = keys(0..6);
-    let writing = stack.begin(&keys, 0);
+    let save = stack.begin(&keys, 0);
     for layer in (0..stack.shape.layers).map(Layer) {
-        let _ = stack.store.store_layer(&writing, layer).unwrap();
+        let _ = stack.store.store_layer(&save, layer).unwrap();
     }
-    stack.store.commit(writing).unwrap();
+    stack.store.commit(save).unwrap();
     assert_eq!(stack.get(&keys, 10), 6);
 }
 
@@ -88,10 +88,10 @@ fn a_key_is_stored_once() {
     let other = stack.begin(&all[8..9], 20);
     let mut request = all.clone();
     request.push(all[5]);
-    let writing = stack.begin(&request, 0);
-    assert_eq!((writing.accepted(), writing.written()), (11, 5));
-    stack.write_all(&writing).unwrap();
-    stack.store.commit(writing).unwrap();
+    let save = stack.begin(&request, 0);
+    assert_eq!((save.accepted(), save.written()), (11, 5));
+    stack.write_all(&save).unwrap();
+    stack.store.commit(save).unwrap();
     // The other request has not committed.
     assert_eq!(stack.get(&all, 32), 8);
     stack.write_all(&other).unwrap();
@@ -178,17 +178,17 @@ fn a_transfer_keeps_its_files_without_its_prefix() {
     stack.put(&a, 0);
     let prefix = stack.store.lookup(&a).unwrap();
     let blocks = blocks(20, 4);
-    let transfer = stack.store.retrieve(&prefix, &blocks).unwrap();
+    let load = stack.store.retrieve(&prefix, &blocks).unwrap();
     drop(prefix);
     // There is room for four more blocks, but not for eight.
     assert_eq!(stack.store.evict(100).unwrap(), 0);
     assert_eq!(stack.put(&b, 0), 4);
     for layer in (0..stack.shape.layers).map(Layer) {
-        let ticket = stack.store.retrieve_layer(&transfer, layer).unwrap();
+        let ticket = stack.store.retrieve_layer(&load, layer).unwrap();
         stack.store.wait(ticket).unwrap();
     }
     assert!(a.iter().zip(&blocks).all(|(key, block)| stack.holds(*block, *key)));
-    drop(transfer);
+    drop(load);
     assert_eq!(stack.store.evict(100).unwrap(), 8);
 }
 
@@ -211,11 +211,11 @@ fn a_layer_starts_only_after_its_event() {
     let blocks = blocks(0, 4);
     blocks.iter().for_each(|block| stack.wipe(*block));
     let event = stack.store.event().unwrap();
-    let writing = stack.store.allocate(&keys, &blocks).unwrap();
+    let save = stack.store.allocate(&keys, &blocks).unwrap();
     let mut tickets = Vec::new();
     for layer in 0..stack.shape.layers {
         let wait = Wait { event: event.clone(), value: layer + 1 };
-        tickets.push(stack.store.store_layer_on(&writing, Layer(layer), &wait).unwrap());
+        tickets.push(stack.store.store_layer_on(&save, Layer(layer), &wait).unwrap());
     }
     for looks in 0..200 {
         stack.clock.pause(looks, Nanos::MAX);
@@ -227,7 +227,7 @@ fn a_layer_starts_only_after_its_event() {
         event.set(layer as u32 + 1);
         stack.store.wait(ticket).unwrap();
     }
-    stack.store.commit(writing).unwrap();
+    stack.store.commit(save).unwrap();
     assert_eq!(stack.get(&keys, 20), 4);
 }
 
@@ -260,14 +260,14 @@ fn removed_keys_are_gone_but_not_under_a_reader() {
     stack.put(&all, 0);
     let prefix = stack.store.lookup(&all).unwrap();
     let blocks = blocks(20, 8);
-    let transfer = stack.store.retrieve(&prefix, &blocks).unwrap();
+    let load = stack.store.retrieve(&prefix, &blocks).unwrap();
     assert_eq!(stack.store.remove(&all[..2]).unwrap(), 2);
     assert_eq!(stack.store.lookup(&all).unwrap().len(), 0);
     // Their files are not reused while the transfer reads them.
     let other = keys(30..34);
     assert_eq!(stack.put(&other, 40), 0);
     for layer in (0..stack.shape.layers).map(Layer) {
-        let ticket = stack.store.retrieve_layer(&transfer, layer).unwrap();
+        let ticket = stack.store.retrieve_layer(&load, layer).unwrap();
         let done = stack.store.wait(ticket).unwrap();
         assert_eq!(done.objects, 8 * u64::from(stack.shape.segments));
         assert!(all.iter().zip(&blocks).all(|(key, block)| stack.kv.holds(*block, layer, *key, 0)));
@@ -275,7 +275,7 @@ fn removed_keys_are_gone_but_not_under_a_reader() {
     // But a new transfer of them is refused.
     let stale = stack.store.retrieve(&prefix, &blocks).unwrap_err();
     assert!(matches!(stale, StoreError::Stale { position: 0, .. }), "{stale}");
-    drop((prefix, transfer));
+    drop((prefix, load));
     assert_eq!(stack.put(&other, 40), 4);
     assert_eq!(stack.get(&other, 20), 4);
 }
@@ -287,9 +287,9 @@ fn part_of_a_prefix() {
     stack.put(&keys, 0);
     let prefix = stack.store.lookup(&keys).unwrap();
     let blocks = [BlockId(50), BlockId(33), BlockId(41)];
-    let transfer = stack.store.retrieve_from(&prefix, 4, &blocks).unwrap();
+    let load = stack.store.retrieve_from(&prefix, 4, &blocks).unwrap();
     for layer in (0..stack.shape.layers).map(Layer) {
-        let ticket = stack.store.retrieve_layer(&transfer, layer).unwrap();
+        let ticket = stack.store.retrieve_layer(&load, layer).unwrap();
         stack.store.wait(ticket).unwrap();
     }
     for (key, block) in keys[4..7].iter().zip(blocks) {
@@ -305,13 +305,13 @@ fn handles_dropped_in_flight_are_drained_by_the_store() {
     let (a, b) = (keys(0..4), keys(10..14));
     stack.put(&a, 0);
     for _ in 0..20 {
-        let writing = stack.begin(&b, 10);
-        let _ = stack.store.store_layer(&writing, Layer(1)).unwrap();
-        drop(writing);
+        let save = stack.begin(&b, 10);
+        let _ = stack.store.store_layer(&save, Layer(1)).unwrap();
+        drop(save);
         let prefix = stack.store.lookup(&a).unwrap();
-        let transfer = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
-        let ticket = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
-        drop((prefix, transfer));
+        let load = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
+        let ticket = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
+        drop((prefix, load));
         stack.store.drain().unwrap();
         let error = stack.store.wait(ticket).unwrap_err();
         assert!(matches!(error, StoreError::Ended { layer: Layer(0) }), "{error}");
@@ -327,10 +327,10 @@ fn tickets_can_be_polled_and_layers_moved_in_any_order() {
     let keys = keys(0..6);
     stack.put(&keys, 0);
     let prefix = stack.store.lookup(&keys).unwrap();
-    let transfer = stack.store.retrieve(&prefix, &blocks(20, 6)).unwrap();
+    let load = stack.store.retrieve(&prefix, &blocks(20, 6)).unwrap();
     for layer in [2, 0, 1, 1].map(Layer) {
-        let ticket = stack.store.retrieve_layer(&transfer, layer).unwrap();
-        let twice = stack.store.retrieve_layer(&transfer, layer).unwrap_err();
+        let ticket = stack.store.retrieve_layer(&load, layer).unwrap();
+        let twice = stack.store.retrieve_layer(&load, layer).unwrap_err();
         assert!(matches!(twice, StoreError::InFlight { .. }), "{twice}");
         let mut looks = 0;
         while stack.store.poll(&ticket).unwrap().is_none() {
@@ -351,13 +351,13 @@ fn when_all_iocbs_are_in_flight_the_caller_is_told() {
     let keys = keys(0..2);
     stack.put(&keys, 0);
     let prefix = stack.store.lookup(&keys).unwrap();
-    let transfer = stack.store.retrieve(&prefix, &blocks(20, 2)).unwrap();
-    let first = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
-    let second = stack.store.retrieve_layer(&transfer, Layer(1)).unwrap();
-    let busy = stack.store.retrieve_layer(&transfer, Layer(2)).unwrap_err();
+    let load = stack.store.retrieve(&prefix, &blocks(20, 2)).unwrap();
+    let first = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
+    let second = stack.store.retrieve_layer(&load, Layer(1)).unwrap();
+    let busy = stack.store.retrieve_layer(&load, Layer(2)).unwrap_err();
     assert!(matches!(busy, StoreError::Busy { in_flight: 2 }), "{busy}");
     stack.store.wait(first).unwrap();
-    let third = stack.store.retrieve_layer(&transfer, Layer(2)).unwrap();
+    let third = stack.store.retrieve_layer(&load, Layer(2)).unwrap();
     stack.store.wait(third).unwrap();
     stack.store.wait(second).unwrap();
 }
@@ -378,20 +378,20 @@ fn what_makes_no_sense_is_refused() {
     assert!(wrong(stack.store.retrieve(&prefix, &outside)).contains("64 blocks are registered"));
     assert!(wrong(stack.store.retrieve(&prefix, &blocks(0, 3))).contains("3 blocks"));
     assert!(wrong(other.store.retrieve(&prefix, &blocks(0, 2))).contains("another store"));
-    let transfer = stack.store.retrieve(&prefix, &blocks(0, 2)).unwrap();
-    let layer = stack.store.retrieve_layer(&transfer, Layer(3)).unwrap_err().to_string();
+    let load = stack.store.retrieve(&prefix, &blocks(0, 2)).unwrap();
+    let layer = stack.store.retrieve_layer(&load, Layer(3)).unwrap_err().to_string();
     assert!(layer.contains("layer 3") && layer.contains("has 3"), "{layer}");
-    let ticket = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+    let ticket = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
     let foreign = other.store.wait(ticket).unwrap_err().to_string();
     assert!(foreign.contains("has ended"), "{foreign}");
     // A request of the other store with the same number.
     other.put(&keys, 0);
     let found = other.store.lookup(&keys).unwrap();
     let own = other.store.retrieve(&found, &blocks(8, 2)).unwrap();
-    assert!(wrong(other.store.retrieve_layer(&transfer, Layer(0))).contains("another store"));
-    let writing = stack.store.allocate(&stack::keys(5..6), &blocks(9, 1)).unwrap();
-    assert!(wrong(other.store.store_layer(&writing, Layer(0))).contains("another store"));
-    assert!(wrong(other.store.commit(writing)).contains("another store"));
+    assert!(wrong(other.store.retrieve_layer(&load, Layer(0))).contains("another store"));
+    let save = stack.store.allocate(&stack::keys(5..6), &blocks(9, 1)).unwrap();
+    assert!(wrong(other.store.store_layer(&save, Layer(0))).contains("another store"));
+    assert!(wrong(other.store.commit(save)).contains("another store"));
     let ticket = other.store.retrieve_layer(&own, Layer(0)).unwrap();
     other.store.wait(ticket).unwrap();
     let few = stack.store.allocate(&keys, &blocks(0, 1)).unwrap_err().to_string();

@@ -43,14 +43,13 @@ fn a_failed_layer_holds_no_stream_up() {
             let mut rig = Rig::new(&plan(seed), path);
             let keys = keys(0..9);
             rig.put(&keys, 0);
-            let transfer = rig.transfer(&keys, 40);
+            let load = rig.load(&keys, 40);
             let [one, two, three] = [1, 2, 3].map(|n| rig.gpu.stream(n));
             rig.faults(Some(on(READ, action)));
-            let first = rig.store.retrieve_layer_on(&transfer, Layer(0), one).unwrap();
+            let first = rig.store.retrieve_layer_on(&load, Layer(0), one).unwrap();
             rig.store.join(&first, two).unwrap();
             // The failure may have been detected by now.
-            let second =
-                rig.store.retrieve_layer_on(&transfer, Layer(1), Order::AfterStream(three));
+            let second = rig.store.retrieve_layer_on(&load, Layer(1), Order::AfterStream(three));
             if let Ok(second) = &second {
                 rig.store.join(second, three).unwrap();
             }
@@ -63,7 +62,7 @@ fn a_failed_layer_holds_no_stream_up() {
             if action == FaultAction::Gone {
                 assert!(rig.store.stats().is_err());
             } else {
-                drop(transfer);
+                drop(load);
                 rig.put(&keys, 0);
                 assert_eq!(rig.get(&keys, 40), 9, "{path}, {action:?}");
             }
@@ -81,14 +80,14 @@ fn a_failed_store_holds_no_stream_up() {
         let keys = keys(0..9);
         rig.fill(0, &keys);
         let compute = rig.gpu.stream(1);
-        let writing = rig.store.allocate(&keys, &blocks(0, 9)).unwrap();
+        let save = rig.store.allocate(&keys, &blocks(0, 9)).unwrap();
         rig.faults(Some(on(WRITE, action)));
         for layer in rig.layers() {
-            if let Ok(ticket) = rig.store.store_layer_on(&writing, layer, compute) {
+            if let Ok(ticket) = rig.store.store_layer_on(&save, layer, compute) {
                 rig.store.join(&ticket, rig.gpu.stream(2)).unwrap();
             }
         }
-        assert!(rig.store.commit(writing).is_err());
+        assert!(rig.store.commit(save).is_err());
         assert!(rig.settle(), "{path}, {action:?}");
         rig.faults(None);
         assert_eq!(rig.put(&keys, 0), 9);
@@ -108,11 +107,11 @@ fn a_cancelled_layer_is_not_started_by_a_late_word() {
         let writing_keys = keys(20..24);
         let late = rig.gpu.stream(1);
         rig.gpu.gate(late, 1);
-        let broken = rig.transfer(&a, 40);
+        let broken = rig.load(&a, 40);
         rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
         let first = rig.store.retrieve_layer(&broken, Layer(0)).unwrap();
-        let writing = rig.store.allocate(&writing_keys, &blocks(30, 4)).unwrap();
-        let held = rig.store.store_layer_on(&writing, Layer(0), Order::AfterStream(late)).unwrap();
+        let save = rig.store.allocate(&writing_keys, &blocks(30, 4)).unwrap();
+        let held = rig.store.store_layer_on(&save, Layer(0), Order::AfterStream(late)).unwrap();
         let other = rig.gpu.stream(2);
         rig.store.join(&held, other).unwrap();
         assert!(failed(rig.store.wait(first)));
@@ -122,7 +121,7 @@ fn a_cancelled_layer_is_not_started_by_a_late_word() {
             }
             error => panic!("{path}: {error}"),
         }
-        drop((writing, broken));
+        drop((save, broken));
         rig.faults(None);
         if path == Route::Direct {
             rig.run(50);
@@ -151,24 +150,24 @@ fn a_late_move_keeps_its_staging_buffer() {
     rig.put(&b, 0);
     let (late, compute) = (rig.gpu.stream(1), rig.gpu.stream(2));
     rig.gpu.gate(late, 1);
-    let broken = rig.transfer(&a, 40);
+    let broken = rig.load(&a, 40);
     rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
     let first = rig.store.retrieve_layer_on(&broken, Layer(0), compute).unwrap();
-    let writing = rig.store.allocate(&keys(20..24), &blocks(30, 4)).unwrap();
-    let held = rig.store.store_layer_on(&writing, Layer(0), late).unwrap();
+    let save = rig.store.allocate(&keys(20..24), &blocks(30, 4)).unwrap();
+    let held = rig.store.store_layer_on(&save, Layer(0), late).unwrap();
     assert!(failed(rig.store.wait(first)));
     assert!(failed(rig.store.wait(held)));
-    drop((writing, broken));
+    drop((save, broken));
     rig.faults(None);
-    let transfer = rig.transfer(&b, 40);
-    let one = rig.store.retrieve_layer_on(&transfer, Layer(0), compute).unwrap();
-    let error = rig.store.retrieve_layer_on(&transfer, Layer(1), compute).unwrap_err();
+    let load = rig.load(&b, 40);
+    let one = rig.store.retrieve_layer_on(&load, Layer(0), compute).unwrap();
+    let error = rig.store.retrieve_layer_on(&load, Layer(1), compute).unwrap_err();
     assert!(matches!(error, StoreError::StagingBusy { buffers: 2 }), "{error}");
     rig.store.wait(one).unwrap();
     rig.gpu.open(1);
     assert!(rig.settle());
     let tickets =
-        [1, 2].map(|layer| rig.store.retrieve_layer_on(&transfer, Layer(layer), compute).unwrap());
+        [1, 2].map(|layer| rig.store.retrieve_layer_on(&load, Layer(layer), compute).unwrap());
     rig::wait_all(&mut rig.store, tickets.into()).unwrap();
     assert!(rig.layers().all(|layer| rig.holds(40, &b, layer)));
 }
@@ -287,14 +286,14 @@ fn a_kernel_that_died_holds_no_stream_up() {
         let (mut rig, fault, _) = faulty(path, 1);
         let keys = keys(0..9);
         rig.put(&keys, 0);
-        let transfer = rig.transfer(&keys, 40);
+        let load = rig.load(&keys, 40);
         *fault.lock().unwrap() = ExecutorFault::Dead;
-        let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), rig.gpu.stream(1)).unwrap();
+        let ticket = rig.store.retrieve_layer_on(&load, Layer(0), rig.gpu.stream(1)).unwrap();
         rig.store.join(&ticket, rig.gpu.stream(2)).unwrap();
         let error = rig.store.wait(ticket).unwrap_err();
         assert!(matches!(error, StoreError::Failed { .. }), "{path}: {error}");
         assert!(rig.settle(), "{path}: a stream waits for a kernel that is no more");
-        let error = rig.store.retrieve_layer(&transfer, Layer(1)).unwrap_err();
+        let error = rig.store.retrieve_layer(&load, Layer(1)).unwrap_err();
         assert!(matches!(error, StoreError::Failed { .. }), "{path}: {error}");
     }
 }
@@ -306,9 +305,9 @@ fn a_lost_gpu_fails_the_store_with_its_own_words() {
             let (mut rig, fault, _) = faulty(path, 1);
             let keys = keys(0..9);
             rig.put(&keys, 0);
-            let transfer = rig.transfer(&keys, 40);
+            let load = rig.load(&keys, 40);
             *fault.lock().unwrap() = if late { ExecutorFault::None } else { ExecutorFault::Lost };
-            let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), rig.gpu.stream(1));
+            let ticket = rig.store.retrieve_layer_on(&load, Layer(0), rig.gpu.stream(1));
             *fault.lock().unwrap() = ExecutorFault::Lost;
             let result = ticket.and_then(|ticket| rig.store.wait(ticket));
             match result.unwrap_err() {
@@ -331,8 +330,8 @@ fn words_are_new_with_a_new_executor() {
         rig.put(&a, 0);
         rig.put(&b, 0);
         let (compute, slow) = (rig.gpu.stream(1), rig.gpu.stream(2));
-        let transfer = rig.transfer(&a, 40);
-        let done = rig.store.retrieve_layer_on(&transfer, Layer(0), compute).unwrap();
+        let load = rig.load(&a, 40);
+        let done = rig.store.retrieve_layer_on(&load, Layer(0), compute).unwrap();
         rig.gpu.gate(slow, 1);
         rig.store.join(&done, slow).unwrap();
         while rig.store.poll(&done).unwrap().is_none() {
@@ -340,19 +339,19 @@ fn words_are_new_with_a_new_executor() {
         }
         *fault.lock().unwrap() = ExecutorFault::Once;
         rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
-        let broken = rig.store.retrieve_layer_on(&transfer, Layer(1), compute).unwrap();
+        let broken = rig.store.retrieve_layer_on(&load, Layer(1), compute).unwrap();
         assert!(failed(rig.store.wait(broken)));
         rig.faults(None);
         // A ticket from before: its event is in the memory of an executor that was replaced.
         rig.store.join(&done, compute).unwrap();
-        drop((done, transfer));
+        drop((done, load));
         assert!(living.strong_count() > 0, "{path}: a stream still looks at its words");
         rig.gpu.open(1);
         assert!(rig.settle(), "{path}");
         rig.put(&a, 0);
         for keys in [&a, &b] {
-            let transfer = rig.transfer(keys, 40);
-            let ticket = rig.store.retrieve_layer_on(&transfer, Layer(2), compute).unwrap();
+            let load = rig.load(keys, 40);
+            let ticket = rig.store.retrieve_layer_on(&load, Layer(2), compute).unwrap();
             let seen = rig.look(compute, 40, keys, Layer(2));
             assert!(rig.settle(), "{path}");
             assert_eq!(seen.try_recv(), Ok(true), "{path}");
@@ -375,7 +374,7 @@ fn copies_are_new_with_a_new_executor() {
         rig.put(&a, 0);
         let slow = rig.gpu.stream(1);
         rig.gpu.gate(slow, 1);
-        let [hits, broken] = [rig.transfer(&a, 40), rig.transfer(&b, 50)];
+        let [hits, broken] = [rig.load(&a, 40), rig.load(&b, 50)];
         let copied = rig.store.retrieve_layer_on(&hits, Layer(0), slow).unwrap();
         *fault.lock().unwrap() = ExecutorFault::Once;
         rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
@@ -402,12 +401,12 @@ fn a_replaced_executor_leaves_nothing_behind() {
     let (mut rig, fault, living) = faulty(Route::Direct, 1);
     let keys = keys(0..4);
     rig.put(&keys, 0);
-    let transfer = rig.transfer(&keys, 40);
+    let load = rig.load(&keys, 40);
     *fault.lock().unwrap() = ExecutorFault::Once;
     rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
-    let broken = rig.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+    let broken = rig.store.retrieve_layer(&load, Layer(0)).unwrap();
     assert!(failed(rig.store.wait(broken)));
-    drop(transfer);
+    drop(load);
     rig.store.stats().unwrap();
     assert_eq!(living.strong_count(), 0);
 }
@@ -421,7 +420,7 @@ fn a_request_that_finds_no_memory_is_refused() {
         let (mut rig, fault, _) = faulty_with(&plan, path);
         let (stored, new) = (keys(0..9), keys(20..29));
         rig.put(&stored, 0);
-        let (compute, mut open) = (rig.gpu.stream(1), vec![rig.transfer(&stored, 40)]);
+        let (compute, mut open) = (rig.gpu.stream(1), vec![rig.load(&stored, 40)]);
         let ticket = rig.store.retrieve_layer_on(&open[0], Layer(0), compute).unwrap();
         rig.store.wait(ticket).unwrap();
         *fault.lock().unwrap() = ExecutorFault::NoMemory;
@@ -429,7 +428,7 @@ fn a_request_that_finds_no_memory_is_refused() {
             assert!(open.len() < 1000, "{path}: 4 KiB do not end");
             let prefix = rig.store.lookup(&stored).unwrap();
             match rig.store.retrieve(&prefix, &blocks(40, 9)) {
-                Ok(transfer) => open.push(transfer),
+                Ok(load) => open.push(load),
                 Err(error) => break error,
             }
         };
@@ -462,13 +461,13 @@ fn a_stream_that_refuses_is_an_error_with_nothing_in_flight() {
                     [Order::Unordered, Order::AfterStream(compute), Order::InStream(compute)]
                         [which as usize % 3];
                 rig.fill(30, &stack::keys(50..56));
-                let transfer = rig.transfer(&keys, 40);
-                let writing = rig.store.allocate(&stack::keys(50..56), &blocks(30, 6)).unwrap();
+                let load = rig.load(&keys, 40);
+                let save = rig.store.allocate(&stack::keys(50..56), &blocks(30, 6)).unwrap();
                 rig.gpu.break_it(Defect::RefusesAfter(taken));
                 let started = if which < 3 {
-                    rig.store.retrieve_layer_on(&transfer, Layer(0), order)
+                    rig.store.retrieve_layer_on(&load, Layer(0), order)
                 } else {
-                    rig.store.store_layer_on(&writing, Layer(0), order)
+                    rig.store.store_layer_on(&save, Layer(0), order)
                 };
                 rig.gpu.break_it(Defect::None);
                 let context = format!("{path}, {order:?}, {taken} taken, {which}");
@@ -485,7 +484,7 @@ fn a_stream_that_refuses_is_an_error_with_nothing_in_flight() {
                         rig.run(100);
                         let place = rig.places().at(blocks(40, 1)[0], objstore::Row(0));
                         assert_eq!(rig.gpu.memory.read(place, 3), [0xEE; 3], "{context}");
-                        drop((transfer, writing));
+                        drop((load, save));
                         assert_eq!(rig.put(&keys, 0), 6, "{context}");
                         assert_eq!(rig.get(&keys, 40), 6, "{context}");
                     }
@@ -510,13 +509,13 @@ fn a_move_of_which_nobody_knows_the_end_keeps_its_staging_buffer() {
     plan.options.staging_buffers = 1;
     let mut rig = Rig::new(&plan, Route::Staged);
     let compute = rig.gpu.stream(1);
-    let writing = rig.store.allocate(&keys(0..4), &blocks(0, 4)).unwrap();
+    let save = rig.store.allocate(&keys(0..4), &blocks(0, 4)).unwrap();
     rig.gpu.break_it(Defect::RefusesAfter(1));
-    let error = rig.store.store_layer_on(&writing, Layer(0), compute).unwrap_err();
+    let error = rig.store.store_layer_on(&save, Layer(0), compute).unwrap_err();
     assert!(matches!(error, StoreError::Stream { .. }), "{error}");
     rig.gpu.break_it(Defect::None);
     assert!(rig.settle());
-    let error = rig.store.store_layer(&writing, Layer(0)).unwrap_err();
+    let error = rig.store.store_layer(&save, Layer(0)).unwrap_err();
     assert!(matches!(error, StoreError::StagingBusy { buffers: 1 }), "{error}");
 }
 
@@ -527,15 +526,15 @@ fn a_stream_that_never_gets_there_fails_a_staged_store() {
     let mut rig = Rig::new(&plan(1), Route::Staged);
     let keys = keys(0..4);
     rig.put(&keys, 0);
-    let transfer = rig.transfer(&keys, 40);
+    let load = rig.load(&keys, 40);
     let compute = rig.gpu.stream(1);
     rig.gpu.gate(compute, 1);
-    let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), compute).unwrap();
+    let ticket = rig.store.retrieve_layer_on(&load, Layer(0), compute).unwrap();
     let error = rig.store.wait(ticket).unwrap_err();
     assert!(matches!(error, StoreError::Failed { .. }), "{error}");
     let living = rig.gpu.living();
     let Rig { store, gpu, clock, .. } = rig;
-    drop((transfer, store));
+    drop((load, store));
     assert_eq!(gpu.living(), living, "memory was freed that a move will use");
     gpu.open(1);
     for _ in 0..50 {

@@ -12,7 +12,9 @@ use std::{collections::BTreeSet, sync::mpsc::Receiver};
 use gio_uring::{RawStream, Wait};
 use nvme_driver::{Clock, Nanos};
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange};
-use objstore::{BlockKey, Layer, Order, Route, Store, StoreError, Ticket, Transfer, Writing};
+use objstore::{
+    BlockKey, Layer, LoadRequest, Order, Route, Store, StoreError, StoreRequest, Ticket,
+};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use rig::{Rig, wait_all};
 use ripieno_testkit::seeds;
@@ -52,12 +54,11 @@ fn a_load_that_was_started_early_is_joined_where_it_is_used() {
         let mut rig = Rig::new(plan, path);
         let keys = keys(0..9);
         rig.put(&keys, 0);
-        let transfer = rig.transfer(&keys, 40);
+        let load = rig.load(&keys, 40);
         let (compute, other) = (rig.gpu.stream(1), rig.gpu.stream(2));
         rig.faults(Some(on(READ, FaultAction::Delay { ns: 20_000_000 })));
-        let start = |layer| {
-            rig.store.retrieve_layer_on(&transfer, layer, Order::AfterStream(compute)).unwrap()
-        };
+        let start =
+            |layer| rig.store.retrieve_layer_on(&load, layer, Order::AfterStream(compute)).unwrap();
         let tickets: Vec<_> = (0..plan.shape.layers).map(Layer).map(start).collect();
         // Compute continues meanwhile.
         let nothing = rig.look(compute, 0, &[], Layer(0));
@@ -76,7 +77,7 @@ fn a_load_that_was_started_early_is_joined_where_it_is_used() {
         assert!(rig.settle());
         seen.iter().for_each(|seen| assert_eq!(seen.try_recv(), Ok(true), "{path}"));
         // A layer that has ended can be joined as well.
-        let last = rig.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+        let last = rig.store.retrieve_layer(&load, Layer(0)).unwrap();
         let deadline = rig.clock.now() + Nanos::from_millis(1000);
         while rig.store.poll(&last).unwrap().is_none() {
             rig.clock.pause(3, deadline);
@@ -116,9 +117,9 @@ fn a_word_of_the_host_starts_a_layer() {
         let mut rig = Rig::new(plan, path);
         let keys = keys(0..9);
         rig.put(&keys, 0);
-        let transfer = rig.transfer(&keys, 40);
+        let load = rig.load(&keys, 40);
         let wait = Wait { event: rig.store.event().unwrap(), value: 3 };
-        let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), &wait).unwrap();
+        let ticket = rig.store.retrieve_layer_on(&load, Layer(0), &wait).unwrap();
         rig.run(300);
         assert!(!rig.holds(40, &keys, Layer(0)), "{path}");
         wait.event.set(3);
@@ -127,7 +128,7 @@ fn a_word_of_the_host_starts_a_layer() {
         // An event of another store.
         let foreign = Rig::new(plan, path);
         let wait = Wait { event: foreign.store.event().unwrap(), value: 0 };
-        let error = rig.store.retrieve_layer_on(&transfer, Layer(1), &wait).unwrap_err();
+        let error = rig.store.retrieve_layer_on(&load, Layer(1), &wait).unwrap_err();
         assert!(matches!(error, StoreError::Ring(_)), "{error}");
     });
 }
@@ -139,9 +140,9 @@ struct Pending {
     /// Tickets, with the observation of a stream that waits for the layer.
     tickets: Vec<(Ticket, Option<Receiver<bool>>)>,
     /// Set for a save; `None` for a load.
-    writing: Option<Writing>,
+    save: Option<StoreRequest>,
     /// Keeps a load's request alive.
-    _transfer: Option<Transfer>,
+    _load: Option<LoadRequest>,
 }
 
 /// An engine that saves and loads in random order, on any of its streams, some of them held up.
@@ -216,7 +217,7 @@ impl Engine {
         let (keys, first) = self.request();
         let (stream, places) = (self.stream(), self.rig.places());
         self.hold_up(stream);
-        let writing = self.rig.store.allocate(&keys, &blocks(first, keys.len())).unwrap();
+        let save = self.rig.store.allocate(&keys, &blocks(first, keys.len())).unwrap();
         let mut tickets = Vec::new();
         for layer in self.rig.layers() {
             let pairs: Vec<_> = keys.iter().copied().zip(blocks(first, keys.len())).collect();
@@ -225,8 +226,7 @@ impl Engine {
                 computed.iter().for_each(|(key, block)| places.fill(memory, *block, *key, layer));
             });
             let order = [Order::AfterStream, Order::InStream][self.rng.random_range(0..2)](stream);
-            let Some(ticket) = self.start(|store| store.store_layer_on(&writing, layer, order))
-            else {
+            let Some(ticket) = self.start(|store| store.store_layer_on(&save, layer, order)) else {
                 // Abandoned with layers in flight.
                 return;
             };
@@ -241,8 +241,8 @@ impl Engine {
             }
             tickets.push((ticket, None));
         }
-        let writing = Some(writing);
-        self.pending.push(Pending { keys, first, tickets, writing, _transfer: None });
+        let save = Some(save);
+        self.pending.push(Pending { keys, first, tickets, save, _load: None });
     }
 
     /// Retrieves into blocks that a stream still uses, and has another stream check them.
@@ -255,7 +255,7 @@ impl Engine {
         let known = keys.iter().take_while(|key| self.stored.contains(key)).count();
         assert!(self.faults || known == found.len(), "a committed block is lost");
         self.hold_up(before);
-        let transfer = self.rig.store.retrieve(&prefix, &blocks(first, found.len())).unwrap();
+        let load = self.rig.store.retrieve(&prefix, &blocks(first, found.len())).unwrap();
         drop(prefix);
         let mut tickets = Vec::new();
         for layer in self.rig.layers() {
@@ -264,7 +264,7 @@ impl Engine {
                 used.iter().for_each(|block| places.wipe(memory, *block, layer));
             });
             let order = [Order::AfterStream, Order::InStream][self.rng.random_range(0..2)](before);
-            let Some(ticket) = self.start(|store| store.retrieve_layer_on(&transfer, layer, order))
+            let Some(ticket) = self.start(|store| store.retrieve_layer_on(&load, layer, order))
             else {
                 break;
             };
@@ -279,15 +279,15 @@ impl Engine {
             let seen = looks.then(|| self.rig.look(after, first, &found, layer));
             tickets.push((ticket, seen));
         }
-        let (keys, _transfer) = (found, Some(transfer));
-        self.pending.push(Pending { keys, first, tickets, writing: None, _transfer });
+        let (keys, _load) = (found, Some(load));
+        self.pending.push(Pending { keys, first, tickets, save: None, _load });
     }
 
     /// Opens all gates, waits for all tickets, and checks what the streams saw.
     fn wait_for_everything(&mut self) {
         self.rig.gpu.open(u32::MAX);
         for pending in std::mem::take(&mut self.pending) {
-            let loads = pending._transfer.is_some();
+            let loads = pending._load.is_some();
             let mut seen = Vec::new();
             for (ticket, looked) in pending.tickets {
                 let layer = ticket.layer;
@@ -298,8 +298,8 @@ impl Engine {
                     seen.extend(looked);
                 }
             }
-            if let Some(writing) = pending.writing {
-                let committed = self.rig.store.commit(writing);
+            if let Some(save) = pending.save {
+                let committed = self.rig.store.commit(save);
                 if let Some(done) = self.ok(committed) {
                     let found = |key: &&BlockKey| self.rig.store.contains(**key);
                     self.stored.extend(pending.keys[..done.accepted].iter().filter(found));

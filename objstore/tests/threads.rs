@@ -73,13 +73,13 @@ fn store_all(store: &Store, pool: &KvPool, domain: &EmuDomain, keys: &[BlockKey]
             domain.access().write(iova, &object(*key, 0, row, SHAPE.object_bytes)).unwrap();
         }
     }
-    let writing = store.allocate(keys, &blocks).unwrap();
+    let save = store.allocate(keys, &blocks).unwrap();
     let tickets: Vec<_> =
-        (0..SHAPE.layers).map(|layer| store.store_layer(&writing, Layer(layer)).unwrap()).collect();
+        (0..SHAPE.layers).map(|layer| store.store_layer(&save, Layer(layer)).unwrap()).collect();
     for ticket in tickets {
         store.wait(ticket).unwrap();
     }
-    assert_eq!(store.commit(writing).unwrap().accepted, keys.len());
+    assert_eq!(store.commit(save).unwrap().accepted, keys.len());
 }
 
 #[test]
@@ -91,11 +91,11 @@ fn a_round_trip_with_threads() {
     assert_eq!(prefix.len(), 200);
     // In reverse order, so that every block moves to a different place.
     let blocks: Vec<BlockId> = (500..700).rev().map(BlockId).collect();
-    let transfer = store.retrieve(&prefix, &blocks).unwrap();
+    let load = store.retrieve(&prefix, &blocks).unwrap();
     // Handles may be dropped by other threads, at any time.
     std::thread::spawn(move || drop(prefix)).join().unwrap();
     for layer in (0..SHAPE.layers).map(Layer) {
-        let ticket = store.retrieve_layer(&transfer, layer).unwrap();
+        let ticket = store.retrieve_layer(&load, layer).unwrap();
         assert_eq!(store.wait(ticket).unwrap().objects, 400);
         let mut bytes = vec![0; SHAPE.object_bytes as usize];
         for (key, block) in keys.iter().zip(&blocks) {
@@ -106,7 +106,7 @@ fn a_round_trip_with_threads() {
             }
         }
     }
-    drop(transfer);
+    drop(load);
     assert_eq!(store.stats().unwrap().files_referenced, 0);
     assert_eq!(store.close().unwrap().controllers.len(), 2);
     drop(runner);
@@ -120,10 +120,10 @@ fn a_layer_allocates_nothing_for_any_number_of_blocks() {
     for count in [1, 30, 1000] {
         let blocks: Vec<BlockId> = (0..count as u32).map(BlockId).collect();
         let prefix = store.lookup(&keys[..count]).unwrap();
-        let transfer = store.retrieve(&prefix, &blocks).unwrap();
+        let load = store.retrieve(&prefix, &blocks).unwrap();
         let allocated = measure(|| {
             for layer in (0..SHAPE.layers).map(Layer) {
-                let ticket = store.retrieve_layer(&transfer, layer).unwrap();
+                let ticket = store.retrieve_layer(&load, layer).unwrap();
                 store.wait(ticket).unwrap();
             }
         });
@@ -146,26 +146,26 @@ fn a_layer_in_order_with_streams_allocates_nothing() {
         let compute = gpu.stream(1);
         // In the first pass the store sees the stream for the first time.
         for pass in 0..2 {
-            let writing = store.allocate(&keys[pass * 500..][..500], &blocks[..500]).unwrap();
+            let save = store.allocate(&keys[pass * 500..][..500], &blocks[..500]).unwrap();
             let allocated = measure(|| {
                 for layer in (0..SHAPE.layers).map(Layer) {
-                    let ticket = store.store_layer_on(&writing, layer, compute).unwrap();
+                    let ticket = store.store_layer_on(&save, layer, compute).unwrap();
                     store.wait(ticket).unwrap();
                 }
             });
             assert!(pass == 0 || allocated.count_total == 0, "{path}: storing");
-            store.commit(writing).unwrap();
+            store.commit(save).unwrap();
         }
         let mut enqueued = Vec::new();
         for count in [1, 30, 1000] {
             let prefix = store.lookup(&keys[..count]).unwrap();
-            let transfer = store.retrieve(&prefix, &blocks[..count]).unwrap();
+            let load = store.retrieve(&prefix, &blocks[..count]).unwrap();
             let ops = gpu.enqueued();
             let allocated = measure(|| {
                 for layer in (0..SHAPE.layers).map(Layer) {
                     let odd = layer.0 % 2 == 1;
                     let order = if odd { compute.into() } else { Order::AfterStream(compute) };
-                    let ticket = store.retrieve_layer_on(&transfer, layer, order).unwrap();
+                    let ticket = store.retrieve_layer_on(&load, layer, order).unwrap();
                     store.join(&ticket, compute).unwrap();
                     store.wait(ticket).unwrap();
                 }
@@ -198,18 +198,18 @@ fn threads_share_a_store() {
                         domain.access().write(iova, &object).unwrap();
                     }
                 }
-                let writing = store.allocate(&keys, &blocks).unwrap();
+                let save = store.allocate(&keys, &blocks).unwrap();
                 for layer in (0..SHAPE.layers).map(Layer) {
-                    let ticket = store.store_layer(&writing, layer).unwrap();
+                    let ticket = store.store_layer(&save, layer).unwrap();
                     store.wait(ticket).unwrap();
                 }
-                commits += store.commit(writing).unwrap().written;
+                commits += store.commit(save).unwrap().written;
                 let prefix = store.lookup(&keys).unwrap();
                 assert_eq!(prefix.len(), 8);
                 let blocks: Vec<BlockId> = (thread * 16 + 8..).take(8).map(BlockId).collect();
-                let transfer = store.retrieve(&prefix, &blocks).unwrap();
+                let load = store.retrieve(&prefix, &blocks).unwrap();
                 for layer in (0..SHAPE.layers).map(Layer) {
-                    let ticket = store.retrieve_layer(&transfer, layer).unwrap();
+                    let ticket = store.retrieve_layer(&load, layer).unwrap();
                     store.wait(ticket).unwrap();
                 }
                 let mut bytes = vec![0; SHAPE.object_bytes as usize];

@@ -140,7 +140,7 @@ class RipienoTier(SecondaryTierManager):
         seed = hashing.get_none_hash_seed()
         known = (hashing.DEFAULT_NONE_HASH_SEED, os.environ.get("PYTHONHASHSEED"))
         if seed not in known and not self.dead:
-            self._die(
+            self._fail_permanently(
                 "vLLM's block hashes are random, and would not be found after a restart; use "
                 "--prefix-caching-hash-algo sha256_cbor, or set PYTHONHASHSEED"
             )
@@ -246,7 +246,7 @@ class RipienoTier(SecondaryTierManager):
             self.store.bump_epoch()
             self.store.sync()
         except ripieno.Error as error:
-            self._die(f"it could not be reset: {error}")
+            self._fail_permanently(f"it could not be reset: {error}")
 
     def shutdown(self):
         waiting = sum(not future.done() for future, _ in self.jobs.values())
@@ -266,12 +266,12 @@ class RipienoTier(SecondaryTierManager):
 
     def _failed(self, error):
         if isinstance(error, ripieno.ClosedError):
-            self._die(str(error))
+            self._fail_permanently(str(error))
         elif type(error) not in self.told:
             self.told.add(type(error))
             logger.warning("ripieno: %s (further ones of this kind are not logged)", error)
 
-    def _die(self, why):
+    def _fail_permanently(self, why):
         if not self.dead:
             self.dead, self.news = why, True
             logger.error("ripieno: serving goes on without the tier in %s: %s", self.path, why)

@@ -174,9 +174,8 @@ impl Devices {
         };
         match self {
             Self::Files(count) => {
-                let bytes = capacity.ok_or_else(|| {
-                    invalid("capacity: files have to be told their size, in bytes")
-                })?;
+                let bytes =
+                    capacity.ok_or_else(|| invalid("capacity: files need a size in bytes"))?;
                 Ok(RankMedia::Files { bytes, count, lba_bytes: 4096 })
             }
             Self::Drives(names) => {

@@ -39,12 +39,13 @@ pub(crate) fn refused(error: impl Into<StackError>) -> PyErr {
     }
 }
 
-/// Same as [`refused`] for the store in `home`; adds the command that examines a damaged store.
-pub(crate) fn refused_in(error: StackError, home: &Path) -> PyErr {
+/// Same as [`refused`] for the store in `store_dir`; adds the command that examines a damaged
+/// store.
+pub(crate) fn refused_in(error: StackError, store_dir: &Path) -> PyErr {
     match error.kind() {
         ErrorKind::Damaged => DamagedError::new_err(format!(
             "{error}; `ripieno fsck --media file:{}` says what is damaged",
-            home.display()
+            store_dir.display()
         )),
         _ => refused(error),
     }

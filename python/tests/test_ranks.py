@@ -258,7 +258,7 @@ def test_devices_and_executors_that_cannot_be_are_refused(tmp_path):
     ]:
         with pytest.raises(error, match=said):
             ripieno.prepare(tmp_path / "kv", SHAPE, ranks=2, devices=devices)
-    with pytest.raises(ripieno.InvalidError, match="capacity: files have to be told"):
+    with pytest.raises(ripieno.InvalidError, match="capacity: files need a size"):
         ripieno.prepare(tmp_path / "kv", SHAPE)
     with pytest.raises(ripieno.InvalidError, match="overwrite is all"):
         ripieno.prepare(tmp_path / "kv", SHAPE, capacity=CAPACITY, overwrite="all")

@@ -168,7 +168,7 @@ def hold(path, ready, done):
 
 def test_errors_say_what_to_do(tmp_path):
     pool = ripieno.Pool.contiguous(memory(), SHAPE)
-    with pytest.raises(ripieno.NotFoundError, match="no store's home here; create one"):
+    with pytest.raises(ripieno.NotFoundError, match="no store here; create one"):
         ripieno.Store(tmp_path / "none", SHAPE, pool)
     with pytest.raises(ripieno.NoSpaceError, match="are free"):
         ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=1 << 50)

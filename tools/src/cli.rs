@@ -145,9 +145,9 @@ Exit codes:
 
 const FORMAT_HELP: &str = "\
 Examples:
-  A home of two files, for a model's KV cache:
+  A store directory of two files, for a model's KV cache:
     ripieno format --media file:/var/tmp/store --model llama-3-8b --capacity 10GiB
-  A home over two block devices, and drives bound to vfio-pci; first only shown:
+  A store directory over two block devices, and drives bound to vfio-pci; first only shown:
     ripieno format --media file:/var/lib/ripieno --block /dev/disk/by-id/nvme-A --dry-run
     ripieno format --device vfio:0000:65:00.0,vfio:0000:66:00.0 --dry-run
   A store in place of what is there; then what was there again:
@@ -255,7 +255,7 @@ enum Command {
     #[command(after_help = PROFILE_HELP)]
     Profile(Box<ProfileFlags>),
 
-    /// Make a store in a home or on drives, or undo that
+    /// Make a store in a directory or on drives, or undo that
     #[command(after_help = FORMAT_HELP)]
     Format(Box<FormatFlags>),
 

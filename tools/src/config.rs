@@ -8,7 +8,7 @@ use clap::{Args, Parser, ValueEnum};
 use nvme_driver::platform::vfio::PciAddress;
 use nvme_driver::{ControllerOptions, DescriptorPreference};
 use objstore::DramMode;
-use ripieno_stack::{CudaChoice, EMU_DEPTH, EMU_QUEUES, Home, MemoryPlace, Route};
+use ripieno_stack::{CudaChoice, EMU_DEPTH, EMU_QUEUES, MemoryPlace, Route, StoreDir};
 
 use crate::devices::{self, Devices, EmuChoice, MediaChoice};
 use crate::model::{self, Model, Shape};
@@ -352,14 +352,14 @@ impl StoreArgs {
         Ok(())
     }
 
-    /// Returns these arguments with the software controllers of an existing home.
+    /// Returns these arguments with the software controllers of an existing store directory.
     ///
     /// # Errors
     /// Returns a [`Problem`] if the flags ask for different controllers.
-    pub(crate) fn in_home(&self, home: &Home) -> Result<Self, Problem> {
+    pub(crate) fn in_store_dir(&self, store_dir: &StoreDir) -> Result<Self, Problem> {
         let mut args = self.clone();
         let Devices::Emu(emu) = &mut args.devices else { return Ok(args) };
-        let (count, lba_bytes) = (home.devices().len() as u32, home.lba_bytes());
+        let (count, lba_bytes) = (store_dir.devices().len() as u32, store_dir.lba_bytes());
         let (devices, lba) = (self.common.devices, self.common.lba);
         let wrong = [
             ("--devices", devices.filter(|asked| *asked != count), count),
@@ -367,7 +367,7 @@ impl StoreArgs {
         ];
         for (flag, asked, found) in wrong {
             if let Some(asked) = asked {
-                let dir = home.dir().display();
+                let dir = store_dir.dir().display();
                 return Err(Problem::new(
                     format!("{flag} {asked}: the store in {dir} was made with {found}"),
                     "leave it out, or name another directory for another store",

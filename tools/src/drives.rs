@@ -3,7 +3,7 @@
 use anyhow::bail;
 use ripieno_stack::{Drives, Holds};
 
-use crate::problem::{Problem, told};
+use crate::problem::{Problem, user_error};
 use crate::size::Size;
 
 /// Rejects drives that are too small, and drives with data that is not left over from a replay.
@@ -13,7 +13,7 @@ use crate::size::Size;
 /// Returns a [`Problem`] that names the drive. No drive has been written to in that case.
 pub(crate) fn claim(drives: &mut Drives, bytes_each: u64, overwrite: bool) -> anyhow::Result<()> {
     check_room(drives, bytes_each)?;
-    let held = if overwrite { Vec::new() } else { drives.holds().map_err(told)? };
+    let held = if overwrite { Vec::new() } else { drives.holds().map_err(user_error)? };
     for (drive, found) in held {
         if let Holds::Store | Holds::Data = found {
             let message = format!(
@@ -22,7 +22,7 @@ pub(crate) fn claim(drives: &mut Drives, bytes_each: u64, overwrite: bool) -> an
             bail!(Problem::new(message, OVERWRITE));
         }
     }
-    drives.mark_as_scratch().map_err(told)
+    drives.mark_as_scratch().map_err(user_error)
 }
 
 const OVERWRITE: &str = "if nothing on it is needed, say --overwrite; it keeps no copy";
@@ -52,7 +52,7 @@ pub(crate) fn check_room(drives: &Drives, bytes_each: u64) -> Result<(), Problem
 pub(crate) fn hold_store(drives: &mut Drives) -> anyhow::Result<bool> {
     let mut without = None;
     let mut stores = 0;
-    for (drive, found) in drives.holds().map_err(told)? {
+    for (drive, found) in drives.holds().map_err(user_error)? {
         match found {
             Holds::Store => stores += 1,
             Holds::Nothing | Holds::Scratch => without = Some(drive),

@@ -10,17 +10,17 @@ use clap::{Args, ValueEnum};
 use kv_catalog::{FormatError, OnDevice, Superblock};
 use objstore::{Format, Medium, Overwrite, Store, StoreError, StoreId};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
-use ripieno_stack::{Home, HomeMedia, HomeOptions};
+use ripieno_stack::{StoreDir, StoreDirMedia, StoreDirOptions};
 
 use crate::devices;
 use crate::interrupt::Interrupt;
 use crate::model::{self, Model, Shape};
-use crate::offline::{Offline, Where};
+use crate::offline::{Offline, StoreLocation};
 use crate::problem::Problem;
 use crate::size::{self, Size};
 use report::{Report, print_undone};
 
-/// Sizes of a home's files are rounded up to a multiple of this.
+/// Sizes of a store directory's files are rounded up to a multiple of this.
 const UNIT: u64 = 1 << 20;
 
 /// Data that may be overwritten.
@@ -39,7 +39,7 @@ enum Loss {
 #[derive(Debug, Args)]
 pub(crate) struct FormatFlags {
     #[command(flatten)]
-    place: Where,
+    place: StoreLocation,
 
     /// Model that gives the shape of the KV cache: tiny, llama-3-8b, qwen3-32b or deepseek-v3-mla
     #[arg(long, value_name = "NAME", default_value = model::DEFAULT, value_parser = model::named)]
@@ -49,8 +49,8 @@ pub(crate) struct FormatFlags {
     #[arg(long, value_name = "N", value_parser = size::count::<u32>(0..=u64::from(u32::MAX)))]
     block_tokens: Option<u32>,
 
-    /// Space for objects, over all devices [default: all that fits; required for a new home of
-    /// files]
+    /// Space for objects, over all devices [default: all that fits; required for a new store
+    /// directory of files]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     capacity: Option<u64>,
 
@@ -58,16 +58,17 @@ pub(crate) struct FormatFlags {
     #[arg(long)]
     no_checksums: bool,
 
-    /// Files of a new home, one for each software controller, 1 to 64 [default: 2]
+    /// Files of a new store directory, one for each software controller, 1 to 64 [default: 2]
     #[arg(long, value_name = "N", value_parser = size::count::<u32>(1..=64))]
     devices: Option<u32>,
 
-    /// Block devices of a new home instead of files; best by their names in /dev/disk/by-id. May be
-    /// repeated
+    /// Block devices of a new store directory instead of files; best by their names in
+    /// /dev/disk/by-id. May be repeated
     #[arg(long, value_name = "PATH", conflicts_with_all = ["devices", "device"])]
     block: Vec<PathBuf>,
 
-    /// Logical block size of a new home, 512 or 4096 bytes [default: 512 for tiny, else 4096]
+    /// Logical block size of a new store directory, 512 or 4096 bytes [default: 512 for tiny, else
+    /// 4096]
     #[arg(long, value_name = "BYTES", value_parser = devices::lba)]
     lba: Option<u32>,
 
@@ -129,13 +130,13 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
         ..Format::new(StoreId(OsRng.unwrap_err().random()), shape.kv())
     };
     let offline = match flags.place.dir()? {
-        Some(dir) if !Home::exists(dir) => {
-            let options = new_home(flags, &format)?;
-            if let (true, HomeMedia::Files { count, bytes }) = (flags.dry_run, &options.media) {
+        Some(dir) if !StoreDir::exists(dir) => {
+            let options = new_store_dir(flags, &format)?;
+            if let (true, StoreDirMedia::Files { count, bytes }) = (flags.dry_run, &options.media) {
                 Report::of_files(dir, *count, *bytes, &format).print(flags)?;
                 return Ok(0);
             }
-            Offline::of_home(Home::create(dir, &options).map_err(in_the_way)?)?
+            Offline::of_store_dir(StoreDir::create(dir, &options).map_err(in_the_way)?)?
         }
         _ if flags.devices.is_some() || flags.lba.is_some() || !flags.block.is_empty() => {
             let hint = "leave out --devices, --block and --lba, or name an empty directory";
@@ -143,7 +144,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
         }
         _ => Offline::open(&flags.place)?,
     };
-    // A home that was created here is removed again if it does not get a store.
+    // A store directory that was created here is removed again if it does not get a store.
     let written = write(flags, &format, &offline);
     let closed = match (&written, flags.dry_run) {
         (Ok(_), false) => offline.close_ready(),
@@ -156,7 +157,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
 /// Writes the store after all checks have passed.
 fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Result<Report> {
     let held = held(offline)?;
-    let superblocks = Store::plan(&offline.fleet.devices, format).map_err(refused)?;
+    let superblocks = Store::plan(&offline.controllers.devices, format).map_err(refused)?;
     check_room(format, &superblocks)?;
     let mut report = Report::new(&superblocks, held);
     if flags.dry_run {
@@ -175,7 +176,7 @@ fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Res
         report.undo_file = Some(path);
     }
     clear_edges(offline)?;
-    Store::format(&offline.fleet.devices, format).map_err(refused)?;
+    Store::format(&offline.controllers.devices, format).map_err(refused)?;
     Ok(report)
 }
 
@@ -193,8 +194,8 @@ fn check_room(format: &Format, superblocks: &[Superblock]) -> Result<(), Problem
     let [asked, room] = [asked, room].map(Size);
     Err(Problem::new(
         format!("--capacity {asked}: the devices have room for {room} of objects"),
-        "leave it out to use all of that; a home gets another size only if it is removed and made \
-         again",
+        "leave it out to use all of that; a store directory changes its size only by being removed \
+         and made again",
     ))
 }
 
@@ -216,25 +217,25 @@ fn allow(flags: &FormatFlags, held: &[Held]) -> Result<(), Problem> {
     ))
 }
 
-fn new_home(flags: &FormatFlags, format: &Format) -> anyhow::Result<HomeOptions> {
+fn new_store_dir(flags: &FormatFlags, format: &Format) -> anyhow::Result<StoreDirOptions> {
     let lba_bytes = flags.lba.unwrap_or(flags.model.lba_bytes);
     let id = OsRng.unwrap_err().random();
     if !flags.block.is_empty() {
-        let media = HomeMedia::BlockDevices(flags.block.clone());
-        return Ok(HomeOptions { id, media, lba_bytes });
+        let media = StoreDirMedia::BlockDevices(flags.block.clone());
+        return Ok(StoreDirOptions { id, media, lba_bytes });
     }
     if flags.undo_file.is_some() {
         let hint = "leave out --undo-file; removing the directory removes the store";
-        bail!(Problem::new("a new home overwrites nothing that could be saved", hint));
+        bail!(Problem::new("a new store directory overwrites nothing that could be saved", hint));
     }
     if flags.capacity.is_none() {
         let hint = "say --capacity 10GiB, or as much as you want";
-        bail!(Problem::new("a new home of files has to be told its size", hint));
+        bail!(Problem::new("a new store in files needs a size", hint));
     }
     let count = flags.devices.unwrap_or(devices::EMU_DEFAULT);
     let each = Store::device_bytes(format, count, lba_bytes).map_err(refused)?;
     let bytes = each.next_multiple_of(UNIT).saturating_mul(count.into());
-    Ok(HomeOptions { id, media: HomeMedia::Files { count, bytes }, lba_bytes })
+    Ok(StoreDirOptions { id, media: StoreDirMedia::Files { count, bytes }, lba_bytes })
 }
 
 /// Returns the contents of each device, in order.

@@ -10,7 +10,7 @@ use ripieno_stack::{open_drive, reset_subsystem, vfio_space};
 use serde::Serialize;
 
 use crate::devices::Named;
-use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, told};
+use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, user_error};
 use crate::size::{Size, grouped};
 use crate::terminal::{self, say};
 
@@ -116,12 +116,12 @@ fn examine(device: Named, reset: bool, clock: &Arc<dyn Clock>) -> anyhow::Result
             describe("emu".to_owned(), controller)
         }
         Named::Vfio(address) => {
-            let space = vfio_space().map_err(told)?;
+            let space = vfio_space().map_err(user_error)?;
             if reset {
-                reset_subsystem(&space, address, clock).map_err(told)?;
+                reset_subsystem(&space, address, clock).map_err(user_error)?;
             }
             let options = ControllerOptions::default();
-            let controller = open_drive(&space, address, clock, options).map_err(told)?;
+            let controller = open_drive(&space, address, clock, options).map_err(user_error)?;
             describe(format!("vfio:{address}"), controller)
         }
     }

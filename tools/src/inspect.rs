@@ -4,7 +4,7 @@ use clap::Args;
 use objstore::Salvage;
 use serde_json::json;
 
-use crate::offline::{Offline, Where};
+use crate::offline::{Offline, StoreLocation};
 use crate::problem::EXIT_FAILED;
 use crate::progress::Progress;
 use crate::salvage;
@@ -17,7 +17,7 @@ use crate::terminal::{print, say};
 #[derive(Debug, Args)]
 pub(crate) struct InspectFlags {
     #[command(flatten)]
-    place: Where,
+    place: StoreLocation,
 
     /// Print one JSON object on stdout instead of the tables
     #[arg(long)]

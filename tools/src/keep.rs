@@ -1,48 +1,50 @@
-//! `--keep`: the home or drives that keep a store after the command ends, and whether it existed.
+//! `--keep`: the store directory or drives that keep a store after the command ends, and whether it
+//! existed.
 
 use anyhow::bail;
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
-use ripieno_stack::{Drives, Home, HomeMedia, HomeOptions};
+use ripieno_stack::{Drives, StoreDir, StoreDirMedia, StoreDirOptions};
 
 use crate::config::StoreArgs;
 use crate::devices::{Devices, EmuChoice, MediaChoice};
 use crate::drives;
-use crate::problem::{Problem, told};
+use crate::problem::{Problem, user_error};
 use crate::size::Size;
 use crate::sizing::Sizing;
 
-/// Sizes of a home's files are rounded up to a multiple of this.
+/// Sizes of a store directory's files are rounded up to a multiple of this.
 const UNIT: u64 = 1 << 20;
 
 /// Location of the kept store.
 #[derive(Debug)]
 pub(crate) struct Keep {
     /// `None` until it is created, and for drives.
-    home: Option<Home>,
+    store_dir: Option<StoreDir>,
     found: bool,
 }
 
 impl Keep {
-    /// Opens an existing home. Drives are claimed later.
+    /// Opens an existing store directory. Drives are claimed later.
     ///
     /// # Errors
-    /// Returns a [`Problem`] if another process uses the home, or if it is unusable.
+    /// Returns a [`Problem`] if another process uses the store directory, or if it is unusable.
     pub(crate) fn find(args: &StoreArgs) -> Result<Self, Problem> {
-        let home = match args.devices.media() {
-            Some(MediaChoice::File(dir)) if Home::exists(dir) => Some(Home::open(dir)),
+        let store_dir = match args.devices.media() {
+            Some(MediaChoice::File(dir)) if StoreDir::exists(dir) => Some(StoreDir::open(dir)),
             _ => None,
         };
-        let home = home.transpose().map_err(|error| Problem::new(error.to_string(), ""))?;
-        Ok(Self { found: home.is_some(), home })
+        let store_dir =
+            store_dir.transpose().map_err(|error| Problem::new(error.to_string(), ""))?;
+        Ok(Self { found: store_dir.is_some(), store_dir })
     }
 
-    /// Creates the home if there is none.
+    /// Creates the store directory if there is none.
     ///
     /// # Errors
     /// Returns a [`Problem`] if it cannot be created.
     pub(crate) fn make(&mut self, args: &StoreArgs, sizing: &Sizing) -> Result<(), Problem> {
-        if let (None, Devices::Emu(emu)) = (&self.home, &args.devices) {
-            self.home = Some(create(emu, sizing.device_bytes)?);
+        if let (None, Devices::Emu(emu)) = (&self.store_dir, &args.devices) {
+            self.store_dir = Some(create(emu, sizing.device_bytes)?);
         }
         Ok(())
     }
@@ -60,14 +62,14 @@ impl Keep {
         self.found = !args.flags.overwrite && drives::hold_store(drives)?;
         if !self.found {
             drives::check_room(drives, sizing.device_bytes)?;
-            drives.clear_edges().map_err(told)?;
+            drives.clear_edges().map_err(user_error)?;
         }
         Ok(())
     }
 
-    /// Returns the home; `None` for drives.
-    pub(crate) fn home(&self) -> Option<&Home> {
-        self.home.as_ref()
+    /// Returns the store directory; `None` for drives.
+    pub(crate) fn store_dir(&self) -> Option<&StoreDir> {
+        self.store_dir.as_ref()
     }
 
     /// Returns true if the store existed before.
@@ -75,7 +77,8 @@ impl Keep {
         self.found
     }
 
-    /// Records that the store is open, with room for `files` files, and marks a new home as ready.
+    /// Records that the store is open, with room for `files` files, and marks a new store directory
+    /// as ready.
     ///
     /// # Errors
     /// Returns a [`Problem`] if an existing store has another capacity than was asked for.
@@ -94,24 +97,24 @@ impl Keep {
                 "leave it out; a store keeps its size until it is formatted again",
             ));
         }
-        if let (false, Some(home)) = (self.found, &mut self.home) {
-            home.set_ready()?;
+        if let (false, Some(store_dir)) = (self.found, &mut self.store_dir) {
+            store_dir.set_ready()?;
         }
         Ok(sizing)
     }
 }
 
-/// Creates a home with files of `device_bytes`, rounded up.
+/// Creates a store directory with files of `device_bytes`, rounded up.
 ///
 /// # Errors
 /// Returns a [`Problem`] if it cannot be created.
-pub(crate) fn create(emu: &EmuChoice, device_bytes: u64) -> Result<Home, Problem> {
+pub(crate) fn create(emu: &EmuChoice, device_bytes: u64) -> Result<StoreDir, Problem> {
     let MediaChoice::File(dir) = &emu.media else {
         return Err(Problem::new("media in memory cannot be kept", "say --media file:DIR"));
     };
     let bytes = device_bytes.next_multiple_of(UNIT).saturating_mul(emu.count.into());
-    let media = HomeMedia::Files { count: emu.count, bytes };
+    let media = StoreDirMedia::Files { count: emu.count, bytes };
     let id = OsRng.unwrap_err().random();
-    let options = HomeOptions { id, media, lba_bytes: emu.lba_bytes };
-    Home::create(dir, &options).map_err(|error| Problem::new(error.to_string(), ""))
+    let options = StoreDirOptions { id, media, lba_bytes: emu.lba_bytes };
+    StoreDir::create(dir, &options).map_err(|error| Problem::new(error.to_string(), ""))
 }

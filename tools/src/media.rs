@@ -5,27 +5,27 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use nvme_emu::{BandwidthDial, BandwidthMedia, EmuConfig, FileMedia, FileOptions, MemoryMedia};
-use ripieno_stack::Home;
+use ripieno_stack::StoreDir;
 
 use crate::devices::{EmuChoice, MediaChoice};
-use crate::problem::{Problem, told};
+use crate::problem::{Problem, user_error};
 use crate::size::Size;
 use crate::sizing::Sizing;
 
 /// Smallest size of a page of memory.
 const PAGE_BYTES: usize = 4096;
 
-/// Returns the configurations of the requested controllers, of a home or temporary.
+/// Returns the configurations of the requested controllers, of a store directory or temporary.
 ///
 /// # Errors
 /// Returns a [`Problem`] if the media directory cannot be used, and any error of the layers below.
 pub(crate) fn controllers(
     choice: &EmuChoice,
     sizing: &Sizing,
-    home: Option<&Home>,
+    store_dir: Option<&StoreDir>,
 ) -> anyhow::Result<Vec<EmuConfig>> {
-    let mut configs = match home {
-        Some(home) => home.controllers().map_err(|error| told(error.into()))?,
+    let mut configs = match store_dir {
+        Some(store_dir) => store_dir.controllers().map_err(|error| user_error(error.into()))?,
         None => (0..choice.count)
             .map(|index| scratch(choice, sizing, index))
             .collect::<anyhow::Result<_>>()?,

@@ -7,15 +7,15 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use objstore::{Medium, Store, StoreDevice};
-use ripieno_stack::{Fleet, Home, HomeError, Place};
+use ripieno_stack::{Controllers, Place, StoreDir, StoreDirError};
 
 use crate::devices::{self, MediaChoice};
-use crate::problem::{Problem, told};
+use crate::problem::{Problem, user_error};
 
 /// Location of a store.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct Where {
-    /// The store's home: file:DIR
+pub(crate) struct StoreLocation {
+    /// The store: file:DIR
     #[arg(long, value_name = "file:DIR", value_parser = devices::media_to_be,
         required_unless_present = "device", conflicts_with = "device")]
     pub(crate) media: Option<MediaChoice>,
@@ -25,7 +25,7 @@ pub(crate) struct Where {
     pub(crate) device: Vec<String>,
 }
 
-impl Where {
+impl StoreLocation {
     /// Returns the directory; `None` for drives.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl Where {
 /// The attached devices. Fields are dropped in this order.
 #[derive(Debug)]
 pub(crate) struct Offline {
-    pub(crate) fleet: Fleet,
+    pub(crate) controllers: Controllers,
     place: Place,
 }
 
@@ -53,51 +53,55 @@ impl Offline {
     /// Attaches the driver to the store's devices. Writes nothing.
     ///
     /// # Errors
-    /// Returns a [`Problem`] if the home is missing or in use, and any error of the layers below.
-    pub(crate) fn open(place: &Where) -> anyhow::Result<Self> {
+    /// Returns a [`Problem`] if the store directory is missing or in use, and any error of the
+    /// layers below.
+    pub(crate) fn open(place: &StoreLocation) -> anyhow::Result<Self> {
         match place.dir()? {
-            Some(dir) => Self::of_home(Home::open(dir).map_err(|error| told(error.into()))?),
+            Some(dir) => {
+                Self::of_store_dir(StoreDir::open(dir).map_err(|error| user_error(error.into()))?)
+            }
             None => Self::of_drives(place),
         }
     }
 
-    /// Like [`Offline::open`], for damage checks: a device that is missing or too short, and a home
-    /// whose parameters cannot be read, are findings and not user errors.
-    pub(crate) fn examine(place: &Where) -> anyhow::Result<Self> {
+    /// Like [`Offline::open`], for damage checks: a device that is missing or too short, and a
+    /// store directory whose parameters cannot be read, are findings and not user errors.
+    pub(crate) fn examine(place: &StoreLocation) -> anyhow::Result<Self> {
         let Some(dir) = place.dir()? else { return Self::of_drives(place) };
-        match Home::open(dir) {
-            Ok(home) => Self::of_home(home),
-            Err(error @ (HomeError::Device { .. } | HomeError::Damaged { .. })) => {
+        match StoreDir::open(dir) {
+            Ok(store_dir) => Self::of_store_dir(store_dir),
+            Err(error @ (StoreDirError::Device { .. } | StoreDirError::Damaged { .. })) => {
                 Err(error.into())
             }
-            Err(error) => Err(told(error.into())),
+            Err(error) => Err(user_error(error.into())),
         }
     }
 
-    fn of_drives(place: &Where) -> anyhow::Result<Self> {
+    fn of_drives(place: &StoreLocation) -> anyhow::Result<Self> {
         let addresses = devices::drives(&place.device)?;
         if addresses.is_empty() {
-            let message = "--device emu: a software controller's store is in its home";
+            let message = "--device emu: a software controller's store is in a directory";
             bail!(Problem::new(message, "say --media file:DIR, or --device vfio:..."));
         }
         Self::attach(Place::drives(&addresses))
     }
 
-    /// Attaches the devices of a home.
-    pub(crate) fn of_home(home: Home) -> anyhow::Result<Self> {
-        Self::attach(home.into())
+    /// Attaches the devices of a store directory.
+    pub(crate) fn of_store_dir(store_dir: StoreDir) -> anyhow::Result<Self> {
+        Self::attach(store_dir.into())
     }
 
     /// Attaches the devices of a store.
     pub(crate) fn attach(place: Place) -> anyhow::Result<Self> {
-        let fleet = place.fleet(&clock(), &ControllerOptions::default(), None).map_err(told)?;
-        Ok(Self { fleet, place })
+        let controllers =
+            place.controllers(&clock(), &ControllerOptions::default(), None).map_err(user_error)?;
+        Ok(Self { controllers, place })
     }
 
     /// Wraps emulated drives with data outside the store's region.
     #[cfg(test)]
-    pub(crate) fn of_emulated(fleet: Fleet) -> Self {
-        Self { fleet, place: Place::drives(&[]) }
+    pub(crate) fn of_emulated(controllers: Controllers) -> Self {
+        Self { controllers, place: Place::drives(&[]) }
     }
 
     /// Returns the store's regions.
@@ -105,7 +109,7 @@ impl Offline {
     /// # Errors
     /// Returns an error if a device cannot hold a store.
     pub(crate) fn media(&self) -> anyhow::Result<Vec<Medium>> {
-        Ok(Store::media(&self.fleet.devices)?)
+        Ok(Store::media(&self.controllers.devices)?)
     }
 
     /// Returns the whole namespaces that contain the regions.
@@ -116,12 +120,12 @@ impl Offline {
             region: None,
             queue_memory: Vec::new(),
         };
-        let devices: Vec<StoreDevice> = self.fleet.devices.iter().map(whole).collect();
+        let devices: Vec<StoreDevice> = self.controllers.devices.iter().map(whole).collect();
         Ok(Store::media(&devices)?)
     }
 
-    /// Shuts the devices down, and removes a new home that got no store. All their [`Medium`]
-    /// values must have been dropped.
+    /// Shuts the devices down, and removes a new store directory that got no store. All their
+    /// [`Medium`] values must have been dropped.
     ///
     /// # Errors
     /// Returns an error if a device does not shut down.
@@ -129,16 +133,16 @@ impl Offline {
         self.shut_down().map(|_| ())
     }
 
-    /// Like [`Offline::close`], and marks a new home as ready.
+    /// Like [`Offline::close`], and marks a new store directory as ready.
     pub(crate) fn close_ready(self) -> anyhow::Result<()> {
         match self.shut_down()? {
-            Place::Home(mut home) => Ok(home.set_ready()?),
+            Place::StoreDir(mut store_dir) => Ok(store_dir.set_ready()?),
             Place::Drives(_) => Ok(()),
         }
     }
 
     fn shut_down(self) -> anyhow::Result<Place> {
-        for device in &self.fleet.devices {
+        for device in &self.controllers.devices {
             device.controller.lock().shutdown().context("shutting a device down")?;
         }
         Ok(self.place)

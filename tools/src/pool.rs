@@ -1,10 +1,10 @@
 //! The engine's KV pool: one tensor for each layer and segment, in memory that devices reach.
 //!
-//! [`Hand`] hides where that memory is and whether the CPU or the GPU fills and compares it.
+//! [`PoolAccess`] hides where that memory is and whether the CPU or the GPU fills and compares it.
 
+mod access;
 mod cpu;
 mod gpu;
-mod hand;
 
 use objstore::{BlockId, BlockKey};
 use rand::seq::SliceRandom as _;
@@ -13,9 +13,9 @@ use rand::{SeedableRng, rngs::StdRng};
 use crate::contents;
 use crate::model::Shape;
 
-pub(crate) use cpu::CpuHand;
-pub(crate) use gpu::GpuHand;
-pub(crate) use hand::{Check, Hand, Item, PARTS_MAX, Part};
+pub(crate) use access::{Check, Item, PARTS_MAX, Part, PoolAccess};
+pub(crate) use cpu::CpuAccess;
+pub(crate) use gpu::GpuAccess;
 
 /// Layers of one request in flight at the same time: as in an engine, the next layers move while
 /// the current one is computed.
@@ -24,7 +24,7 @@ pub(crate) const LAYERS_AHEAD: usize = 8;
 /// Blocks of KV cache memory, handed out in shuffled order, as after a long time of serving.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    hand: Box<dyn Hand>,
+    access: Box<dyn PoolAccess>,
     shape: Shape,
     /// All blocks, in allocation order.
     order: Vec<BlockId>,
@@ -38,10 +38,10 @@ impl Pool {
     }
 
     /// Returns a pool that `hand` accesses, with its blocks in shuffled order.
-    pub(crate) fn new(hand: Box<dyn Hand>, shape: Shape, blocks: u32, seed: u64) -> Self {
+    pub(crate) fn new(access: Box<dyn PoolAccess>, shape: Shape, blocks: u32, seed: u64) -> Self {
         let mut order: Vec<BlockId> = (0..blocks).map(BlockId).collect();
         order.shuffle(&mut StdRng::seed_from_u64(seed));
-        Self { hand, shape, order, next: 0 }
+        Self { access, shape, order, next: 0 }
     }
 
     /// Returns the number of blocks.
@@ -59,8 +59,8 @@ impl Pool {
     }
 
     /// Returns the access to the bytes.
-    pub(crate) fn hand(&mut self) -> &mut dyn Hand {
-        &mut *self.hand
+    pub(crate) fn access(&mut self) -> &mut dyn PoolAccess {
+        &mut *self.access
     }
 
     /// Returns a part of an object: that of the block `key`, in the pool's `block`.

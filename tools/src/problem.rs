@@ -75,7 +75,7 @@ const INSTEAD: &str = "use --executor host: the same I/O kernel, compiled for th
                        threads; ripieno doctor shows what is missing for the GPU";
 
 /// Translates errors of the layers below; bad input becomes a [`Problem`] with a hint.
-pub(crate) fn told(error: StackError) -> anyhow::Error {
+pub(crate) fn user_error(error: StackError) -> anyhow::Error {
     let problem = match error {
         StackError::Unfit { why, fix } => Problem::new(why, fix),
         StackError::Drive { drive, why, hint } => {
@@ -84,7 +84,7 @@ pub(crate) fn told(error: StackError) -> anyhow::Error {
         StackError::Cuda(error) if !error.code().is_some_and(ErrorCode::is_sticky) => {
             Problem::new(format!("--executor cuda: {error}"), INSTEAD)
         }
-        StackError::Home(error) => Problem::new(error.to_string(), ""),
+        StackError::StoreDir(error) => Problem::new(error.to_string(), ""),
         // The existing data is not what was asked for; the message has the remedy.
         StackError::Store(StoreError::Format(error)) => Problem::new(error.to_string(), ""),
         StackError::PeerFull { place, wanted, left, all } => {
@@ -94,8 +94,8 @@ pub(crate) fn told(error: StackError) -> anyhow::Error {
         }
         // The flags are valid, so the medium does not support what they ask for.
         StackError::Emu(EmuError::Config(error)) => {
-            let hint = "make a home with larger logical blocks (ripieno format --lba 4096), or use \
-                        media in memory";
+            let hint = "make a store directory with larger logical blocks (ripieno format --lba \
+                        4096), or use media in memory";
             Problem::new(error.to_string(), hint)
         }
         // All VFIO errors but an unresponsive drive are something this machine lacks.

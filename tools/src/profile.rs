@@ -21,7 +21,7 @@ use crate::devices::Devices;
 use crate::file;
 use crate::interrupt::Interrupt;
 use crate::plan::Plan;
-use crate::problem::{Interrupted, Problem, told};
+use crate::problem::{Interrupted, Problem, user_error};
 use crate::progress::Progress;
 use crate::replay;
 use crate::size::Size;
@@ -261,7 +261,7 @@ fn perform(
     medium: Option<Medium>,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<(Option<Found>, Vec<String>)> {
-    let gpu = args.executor().gpu().map_err(told)?;
+    let gpu = args.executor().gpu().map_err(user_error)?;
     let dial = BandwidthDial::default();
     let sim = args.is_virtual.then(|| Sim { clock: SimClock::new(args.common.seed), dial });
     let clock: Arc<dyn Clock> = match &sim {
@@ -274,7 +274,7 @@ fn perform(
         Devices::Vfio(addresses) => {
             let options = args.controller_options();
             let opened = Drives::open(addresses, args.flags.memory, &clock, &options);
-            Some(opened.map_err(told)?)
+            Some(opened.map_err(user_error)?)
         }
     };
     let lba_bytes = replay::lba_bytes(args, found.as_ref());

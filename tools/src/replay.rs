@@ -22,7 +22,7 @@ use crate::interrupt::Interrupt;
 use crate::keep::Keep;
 use crate::plan::Plan;
 use crate::pool::Pool;
-use crate::problem::{EXIT_FAILED, NoRoute, Problem, told};
+use crate::problem::{EXIT_FAILED, NoRoute, Problem, user_error};
 use crate::progress::Progress;
 use crate::size::Size;
 use crate::sizing::{self, Sizing};
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &StoreArgs) -> anyhow::Result<u8> {
         gpu::set_environment();
     }
     let mut interrupt = Interrupt::listen()?;
-    let gpu = args.executor().gpu().map_err(told)?;
+    let gpu = args.executor().gpu().map_err(user_error)?;
     let (report, closed) = perform(args, gpu.as_ref(), &mut interrupt).map_err(|error| {
         match error.downcast_ref::<NoRoute>() {
             Some(none) => none.problem().into(),
@@ -98,8 +98,9 @@ fn perform(
 ) -> anyhow::Result<(Report, anyhow::Result<()>)> {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let mut keep = args.flags.keep.then(|| Keep::find(args)).transpose()?;
-    let home = keep.as_ref().and_then(Keep::home);
-    let args = &home.map_or_else(|| Ok(args.clone()), |home| args.in_home(home))?;
+    let store_dir = keep.as_ref().and_then(Keep::store_dir);
+    let args =
+        &store_dir.map_or_else(|| Ok(args.clone()), |store_dir| args.in_store_dir(store_dir))?;
     let plan = plan(args)?;
     interrupt.orderly();
     let mut drives = open_drives(args, &clock)?;
@@ -159,7 +160,7 @@ pub(crate) fn lba_bytes(args: &StoreArgs, drives: Option<&Drives>) -> u32 {
 fn open_drives(args: &StoreArgs, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Drives>> {
     let Devices::Vfio(addresses) = &args.devices else { return Ok(None) };
     let options = args.controller_options();
-    Drives::open(addresses, args.flags.memory, clock, &options).map(Some).map_err(told)
+    Drives::open(addresses, args.flags.memory, clock, &options).map(Some).map_err(user_error)
 }
 
 /// Returns the blocks of all requests; for the default synthetic workload, as many as fit.

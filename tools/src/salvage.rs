@@ -6,8 +6,8 @@ use objstore::{Medium, Salvage, StoreError};
 use ripieno_stack::Ranks;
 use serde::Serialize;
 
-use crate::offline::{Offline, Where};
-use crate::problem::{Problem, told};
+use crate::offline::{Offline, StoreLocation};
+use crate::problem::{Problem, user_error};
 use crate::progress::Progress;
 use crate::size::{Size, grouped};
 use crate::survey::Survey;
@@ -42,7 +42,7 @@ pub(crate) struct Findings {
 pub(crate) fn find(
     survey: &Survey,
     media: &mut [Medium],
-    place: &Where,
+    place: &StoreLocation,
     quiet: bool,
 ) -> anyhow::Result<(Salvage, Findings)> {
     let Some(at) = survey.carrier() else {
@@ -71,21 +71,21 @@ pub(crate) fn find(
     Ok((salvage, findings))
 }
 
-/// Verifies the data of all ranks, whose homes are next to the catalog's home.
+/// Verifies the data of all ranks, whose directories are next to the catalog's.
 fn verify_ranks(
     salvage: &mut Salvage,
     catalog: &Superblock,
-    place: &Where,
+    place: &StoreLocation,
     progress: &Progress,
 ) -> anyhow::Result<()> {
     let above = place.dir()?.and_then(|dir| dir.parent());
     let Some(dir) = above else {
-        let hint = "name the catalog's home as it is in the store's directory: file:DIR/catalog";
+        let hint = "name the catalog's directory below the store's: file:DIR/catalog";
         bail!(Problem::new("--salvage: the catalog does not say where its ranks are", hint));
     };
-    let ranks = Ranks::open(dir).map_err(told)?;
+    let ranks = Ranks::open(dir).map_err(user_error)?;
     for rank in 0..catalog.ranks {
-        let offline = Offline::attach(ranks.place(rank).map_err(told)?)?;
+        let offline = Offline::attach(ranks.place(rank).map_err(user_error)?)?;
         let mut media = offline.media()?;
         let superblocks = rank_superblocks(&mut media, catalog, rank)?;
         salvage

@@ -19,7 +19,7 @@ use ripieno_stack::Executor;
 use serde::Serialize;
 
 use crate::interrupt::Interrupt;
-use crate::offline::{self, Offline, Where};
+use crate::offline::{self, Offline, StoreLocation};
 use crate::problem::{EXIT_FAILED, Problem};
 use crate::progress::{Opening, Progress};
 use crate::size::{self, Size, grouped};
@@ -39,7 +39,7 @@ const NAP: Duration = Duration::from_millis(100);
 #[derive(Debug, Args)]
 pub(crate) struct ScrubFlags {
     #[command(flatten)]
-    place: Where,
+    place: StoreLocation,
 
     /// Leave damaged files in the catalog: a later retrieve will detect them again
     #[arg(long, alias = "dry-run")]
@@ -140,7 +140,7 @@ fn open(offline: &mut Offline, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec
     let clock = offline::clock();
     let (mut opening, start) = (Opening::new(!flags.json), Instant::now());
     let config = StoreConfig {
-        devices: std::mem::take(&mut offline.fleet.devices),
+        devices: std::mem::take(&mut offline.controllers.devices),
         executor: Executor::Host.factory(&clock, None),
         clock,
         shape,
@@ -159,7 +159,7 @@ fn pool(offline: &Offline, shape: &KvShape, blocks: u32) -> anyhow::Result<KvPoo
     let tensor = stride * u64::from(blocks);
     let rows = (0..u64::from(shape.rows())).map(|row| row * tensor).collect();
     let bytes = usize::try_from(tensor * u64::from(shape.rows()))?;
-    let memory = offline.fleet.space().alloc(bytes).context("memory to read into")?;
+    let memory = offline.controllers.space().alloc(bytes).context("memory to read into")?;
     Ok(KvPool::new(memory, shape, rows, stride, blocks)?)
 }
 
@@ -240,8 +240,8 @@ fn verify(
         if files.is_empty() {
             return Ok(damaged);
         }
-        let transfer = store.retrieve(&held, &blocks[..held.len()])?;
-        let read = |layer| store.wait(store.retrieve_layer(&transfer, layer)?);
+        let load = store.retrieve(&held, &blocks[..held.len()])?;
+        let read = |layer| store.wait(store.retrieve_layer(&load, layer)?);
         let mut layers = (0..store.shape().layers).map(Layer);
         match layers.find_map(|layer| read(layer).err()) {
             None => return Ok(damaged),

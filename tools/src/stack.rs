@@ -12,16 +12,16 @@ use nvme_emu::{BandwidthDial, SimClock};
 use objstore::{Format, KvPool, Namespace, Overwrite, Store, StoreConfig, StoreId, StoreOptions};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
-    Below, Drives, Fleet, Gpu, Home, MemoryPlace, Placement, PoolMemory, PoolPlan, Prepared, Route,
-    StackError, by_first_route,
+    Backend, Controllers, Drives, Gpu, MemoryPlace, Placement, PoolMemory, PoolPlan, Prepared,
+    Route, StackError, StoreDir, by_first_route,
 };
 
 use crate::config::StoreArgs;
 use crate::devices::{Devices, MediaChoice};
 use crate::keep::Keep;
 use crate::media;
-use crate::pool::{CpuHand, GpuHand, Hand, LAYERS_AHEAD, PARTS_MAX, Pool};
-use crate::problem::{Problem, told};
+use crate::pool::{CpuAccess, GpuAccess, LAYERS_AHEAD, PARTS_MAX, Pool, PoolAccess};
+use crate::problem::{Problem, user_error};
 use crate::progress;
 use crate::sizing::Sizing;
 
@@ -29,7 +29,7 @@ use crate::sizing::Sizing;
 #[derive(Debug)]
 pub(crate) struct Stack {
     store: Store,
-    below: Below,
+    backend: Backend,
     placement: Placement,
     opening: Opening,
 }
@@ -77,30 +77,30 @@ impl Stack {
     pub(crate) fn build(plan: Build<'_>, drives: Option<Drives>) -> anyhow::Result<(Self, Pool)> {
         let Build { args, sizing, gpu, .. } = plan;
         let memory = PoolMemory::Own { blocks: sizing.pool_blocks };
-        let routes =
-            ripieno_stack::routes(args.executor(), &memory, args.flags.require).map_err(told)?;
+        let routes = ripieno_stack::routes(args.executor(), &memory, args.flags.require)
+            .map_err(user_error)?;
         if routes == [Route::Host] {
             sizing.check_pool(args)?;
         }
         let shape = args.shape.kv();
         let staging_buffers = layers_ahead(args);
         let pool = PoolPlan { memory: &memory, shape: &shape, staging_buffers };
-        let prepare = |route, fleet: &mut Fleet| {
+        let prepare = |route, controllers: &mut Controllers| {
             if route == Route::Host {
                 sizing.check_pool(args).map_err(Problem::unfit)?;
             }
-            Ok((route, pool.prepare(route, fleet, gpu)?))
+            Ok((route, pool.prepare(route, controllers, gpu)?))
         };
         let mut drives = drives;
         let opened = by_first_route(
             routes,
-            || plan.fleet(drives.take()),
+            || plan.controllers(drives.take()),
             prepare,
-            |fleet, (route, prepared)| plan.open(fleet, route, prepared),
+            |controllers, (route, prepared)| plan.open(controllers, route, prepared),
         );
         let ((mut stack, pool), not_taken) =
             opened.map_err(|error| match error.downcast::<StackError>() {
-                Ok(error) => told(error),
+                Ok(error) => user_error(error),
                 Err(error) => error,
             })?;
         stack.placement.not_taken = not_taken;
@@ -125,7 +125,7 @@ impl Stack {
     /// Returns the software controllers, for fault injection in tests.
     #[cfg(test)]
     pub(crate) fn emus(&self) -> &[Arc<Emu>] {
-        self.below.emulation().map_or(&[], |emulation| emulation.emus())
+        self.backend.emulation().map_or(&[], |emulation| emulation.emus())
     }
 
     /// Shuts the devices down, then ends the threads that drive them. Returns the devices' models.
@@ -133,14 +133,14 @@ impl Stack {
     /// # Errors
     /// Returns an error if a device does not shut down.
     pub(crate) fn close(self) -> anyhow::Result<Vec<String>> {
-        let Self { store, below, .. } = self;
+        let Self { store, backend, .. } = self;
         let controllers = store.close().context("closing the store")?.controllers;
         let mut models = Vec::new();
         for mut controller in controllers {
             models.push(controller.info().model.clone());
             controller.shutdown().context("shutting a device down")?;
         }
-        drop(below);
+        drop(backend);
         Ok(models)
     }
 }
@@ -164,47 +164,48 @@ fn in_virtual_time() -> StoreOptions {
 
 impl Build<'_> {
     /// Returns controllers with queues in place: `drives`, or software controllers.
-    fn fleet(&self, drives: Option<Drives>) -> anyhow::Result<Fleet> {
+    fn controllers(&self, drives: Option<Drives>) -> anyhow::Result<Controllers> {
         let Self { args, sizing, clock, gpu, keep, sim } = *self;
         let (options, gpu) = (args.controller_options(), gpu.map(|gpu| &**gpu));
-        let fleet = match (&args.devices, drives, sim) {
+        let controllers = match (&args.devices, drives, sim) {
             (Devices::Emu(choice), _, Some(sim)) => {
                 let configs = media::simulated(choice, sizing, &sim.dial)?;
-                Fleet::simulated(configs, &sim.clock, &options)
+                Controllers::simulated(configs, &sim.clock, &options)
             }
             (Devices::Emu(choice), _, None) => {
-                let home = keep.and_then(Keep::home);
-                let configs = media::controllers(choice, sizing, home)?;
-                let name = home.map_or(Path::new("replay"), Home::dir);
-                Fleet::of_controllers(configs, name, clock, &options, gpu)
+                let store_dir = keep.and_then(Keep::store_dir);
+                let configs = media::controllers(choice, sizing, store_dir)?;
+                let name = store_dir.map_or(Path::new("replay"), StoreDir::dir);
+                Controllers::emulated(configs, name, clock, &options, gpu)
             }
-            (Devices::Vfio(_), Some(drives), _) => Ok(Fleet::of_drives(drives)),
+            (Devices::Vfio(_), Some(drives), _) => Ok(Controllers::of_drives(drives)),
             // An earlier attempt over a failed route has consumed the opened drives.
             (Devices::Vfio(addresses), None, _) => {
-                Drives::open(addresses, args.flags.memory, clock, &options).map(Fleet::of_drives)
+                Drives::open(addresses, args.flags.memory, clock, &options)
+                    .map(Controllers::of_drives)
             }
         };
-        let mut fleet = fleet.map_err(told)?;
-        fleet.outfit(args.common.queues, args.common.depth, gpu).map_err(told)?;
-        Ok(fleet)
+        let mut controllers = controllers.map_err(user_error)?;
+        controllers.outfit(args.common.queues, args.common.depth, gpu).map_err(user_error)?;
+        Ok(controllers)
     }
 
     fn open(
         &self,
-        fleet: Fleet,
+        controllers: Controllers,
         route: Route,
         prepared: Prepared,
     ) -> Result<(Stack, Pool), StackError> {
         let Self { args, sizing, clock, gpu, keep, sim } = *self;
-        let (below, devices, queues) = fleet.into_parts();
+        let (backend, devices, queues) = controllers.into_parts();
         let Prepared { pool, place, .. } = prepared;
-        let hand = self.hand(route, &pool)?;
+        let access = self.access(route, &pool)?;
         let format = Format {
             capacity_bytes: Some(sizing.capacity_bytes()),
             group: Some(sizing.group),
             // A CPU reads another function's memory far too slowly.
             checksums: !args.common.no_checksums && args.flags.memory == MemoryPlace::Host,
-            // Homes and drives were checked when they were claimed.
+            // Store directories and drives were checked when they were claimed.
             overwrite: Overwrite::Anything,
             ..Format::new(StoreId(OsRng.unwrap_err().random()), args.shape.kv())
         };
@@ -247,21 +248,21 @@ impl Build<'_> {
         };
         let opening = Opening { how, files: store.stats()?.files_stored, ms };
         let placement = Placement { route, queues, pool: place, not_taken: Vec::new() };
-        let pool = Pool::new(hand, args.shape, sizing.pool_blocks, args.common.seed);
-        Ok((Stack { store, below, placement, opening }, pool))
+        let pool = Pool::new(access, args.shape, sizing.pool_blocks, args.common.seed);
+        Ok((Stack { store, backend, placement, opening }, pool))
     }
 
     /// Returns the access to the pool's bytes.
-    fn hand(&self, route: Route, pool: &KvPool) -> Result<Box<dyn Hand>, StackError> {
+    fn access(&self, route: Route, pool: &KvPool) -> Result<Box<dyn PoolAccess>, StackError> {
         let Self { args, sizing, gpu, .. } = *self;
         let bytes = Pool::bytes(&args.shape, sizing.pool_blocks);
         Ok(match gpu.filter(|_| route != Route::Host) {
-            None => Box::new(CpuHand::new(pool, bytes as usize)?),
+            None => Box::new(CpuAccess::new(pool, bytes as usize)?),
             Some(gpu) => {
                 // Parts per batch of objects, times two batches in flight.
                 let blocks = sizing.pool_blocks as usize;
                 let items = blocks * args.shape.segments as usize * PARTS_MAX * 2;
-                Box::new(GpuHand::new(gpu, pool, bytes, items)?)
+                Box::new(GpuAccess::new(gpu, pool, bytes, items)?)
             }
         })
     }

@@ -12,7 +12,7 @@ use bolero::{TypeGenerator, check};
 use clap::Parser;
 use kv_schedule::{Curve, Direction, IoCosts, Setting, SlackTable, StepShape};
 use nvme_emu::{Emu, EmuDomain};
-use ripieno_stack::{Home, HomeMedia, HomeOptions};
+use ripieno_stack::{StoreDir, StoreDirMedia, StoreDirOptions};
 use tempfile::TempDir;
 
 use crate::model::{MODELS, Shape};
@@ -60,7 +60,7 @@ enum Kind {
     Trace,
     LayerTimes,
     Slack,
-    Home,
+    StoreDir,
 }
 
 impl Kind {
@@ -70,7 +70,7 @@ impl Kind {
             0..90 => Self::Trace,
             90..160 => Self::LayerTimes,
             160..230 => Self::Slack,
-            _ => Self::Home,
+            _ => Self::StoreDir,
         }
     }
 }
@@ -175,23 +175,23 @@ fn slack() -> SlackTable {
     table
 }
 
-/// A directory with a home, whose parameters are edited in place.
+/// A store directory whose parameters are edited in place.
 struct Files {
     place: TempDir,
-    home: String,
+    store_dir: String,
     slack: String,
 }
 
 static FILES: LazyLock<Files> = LazyLock::new(|| {
     let place = tempfile::tempdir().unwrap();
-    let media = HomeMedia::Files { count: 2, bytes: 2 << 20 };
-    let options = HomeOptions { id: 7, media, lba_bytes: 4096 };
-    let mut home = Home::create(&place.path().join("home"), &options).unwrap();
+    let media = StoreDirMedia::Files { count: 2, bytes: 2 << 20 };
+    let options = StoreDirOptions { id: 7, media, lba_bytes: 4096 };
+    let mut store_dir = StoreDir::create(&place.path().join("store"), &options).unwrap();
     // One that is not ready is removed.
-    home.set_ready().unwrap();
-    drop(home);
-    let home = fs::read_to_string(place.path().join("home/home.json")).unwrap();
-    Files { place, home, slack: slack().to_json() }
+    store_dir.set_ready().unwrap();
+    drop(store_dir);
+    let store_dir = fs::read_to_string(place.path().join("store/home.json")).unwrap();
+    Files { place, store_dir, slack: slack().to_json() }
 });
 
 fn named<T, E: ToString>(result: Result<T, E>, path: &Path) -> Option<T> {
@@ -244,49 +244,49 @@ fn check_table(path: &Path) {
     SlackTable::parse(&table.to_json()).expect("what was read can be written and read");
 }
 
-fn check_home(dir: &Path) {
-    if let Some(home) = named(Home::open(dir), dir) {
-        assert!(home.is_ready());
-        if let Ok(controllers) = home.controllers() {
-            let domain = EmuDomain::new("home");
+fn check_store_dir(dir: &Path) {
+    if let Some(store_dir) = named(StoreDir::open(dir), dir) {
+        assert!(store_dir.is_ready());
+        if let Ok(controllers) = store_dir.controllers() {
+            let domain = EmuDomain::new("store");
             let made = controllers.into_iter().map(|it| Emu::new(Arc::clone(&domain), it));
             made.for_each(drop);
         }
     }
     // It would be made anew, and then it is no longer what was edited.
-    if Home::exists(dir) {
-        let media = HomeMedia::Files { count: 3, bytes: 3 << 20 };
-        let other = HomeOptions { id: 8, media, lba_bytes: 512 };
-        let opened = Home::open_or_create(dir, &other);
-        assert!(!opened.is_ok_and(|home| home.devices().len() != 3), "of another size");
+    if StoreDir::exists(dir) {
+        let media = StoreDirMedia::Files { count: 3, bytes: 3 << 20 };
+        let other = StoreDirOptions { id: 8, media, lba_bytes: 512 };
+        let opened = StoreDir::open_or_create(dir, &other);
+        assert!(!opened.is_ok_and(|store_dir| store_dir.devices().len() != 3), "of another size");
     }
 }
 
 #[test]
 fn texts() {
     check!(name = "texts").with_type::<Input>().with_iterations(300).for_each(|input| {
-        let Files { place, home, slack } = &*FILES;
-        let (dir, file) = (place.path().join("home"), place.path().join("file"));
+        let Files { place, store_dir, slack } = &*FILES;
+        let (dir, file) = (place.path().join("store"), place.path().join("file"));
         let kind = Kind::of(input.kind);
         let (good, path) = match kind {
             Kind::Trace => (TRACE, &file),
             Kind::LayerTimes => (LAYER_TIMES, &file),
             Kind::Slack => (slack.as_str(), &file),
-            Kind::Home => (home.as_str(), &dir.join("home.json")),
+            Kind::StoreDir => (store_dir.as_str(), &dir.join("home.json")),
         };
         let edits = &input.edits[..input.edits.len().min(1 + usize::from(input.count % 4))];
         fs::write(path, edit(good, edits)).unwrap();
         match kind {
             Kind::Trace => check_trace(&file),
             Kind::LayerTimes | Kind::Slack => check_table(&file),
-            Kind::Home => check_home(&dir),
+            Kind::StoreDir => check_store_dir(&dir),
         }
     });
 }
 
 #[test]
 fn what_is_edited_is_good() {
-    let Files { place, home, slack } = &*FILES;
+    let Files { place, store_dir, slack } = &*FILES;
     let file = place.path().join("good");
     fs::write(&file, TRACE).unwrap();
     assert_eq!(trace::read(&file, None).unwrap().len(), 3);
@@ -294,7 +294,7 @@ fn what_is_edited_is_good() {
         fs::write(&file, good).unwrap();
         assert!(!layers::table("--layers", &file).unwrap().is_empty());
     }
-    for good in [TRACE, LAYER_TIMES, slack, home] {
+    for good in [TRACE, LAYER_TIMES, slack, store_dir] {
         assert_eq!(edit(good, &[]), good.as_bytes());
     }
 }

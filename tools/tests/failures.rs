@@ -2,15 +2,15 @@
 //! is left half-done, and the store opens again afterwards. Device faults are in
 //! objstore/tests/faults.rs and objstore/stack/tests/failures.rs, kills in keep.rs and format.rs.
 
-mod home;
+mod store_dir;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use home::{FORMAT, Place, REPLAY, is_root, said};
+use store_dir::{FORMAT, Place, REPLAY, is_root, said};
 
-/// All commands that use an existing home.
+/// All commands that use an existing store directory.
 const COMMANDS: [&str; 5] = ["inspect", "fsck", "scrub", "format --overwrite anything", REPLAY];
 /// Those of them that look for damage.
 const EXAMINE: [&str; 3] = ["inspect", "fsck", "scrub"];
@@ -56,13 +56,13 @@ fn one_process_has_a_home_and_the_others_are_told_who() {
 fn of_two_that_make_a_home_at_once_one_does() {
     for _ in 0..4 {
         let place = Place::new();
-        place.home();
+        place.store_dir();
         let start = || place.command(FORMAT).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let children: Vec<_> = (0..3).map(|_| start().unwrap()).collect();
         let mut codes = Vec::new();
         for child in children {
             let output = child.wait_with_output().unwrap();
-            let err = home::text(&output.stderr);
+            let err = store_dir::text(&output.stderr);
             codes.push(output.status.code().unwrap());
             let told = ["in use by", "is here already", "it holds store"];
             assert!(output.status.success() || told.iter().any(|told| err.contains(told)), "{err}");
@@ -92,7 +92,7 @@ fn a_device_that_is_not_what_it_was_is_named() {
             }
         }
     };
-    refused(&["device-1.img: device 1 of the home is gone", "bring back what was there"]);
+    refused(&["device-1.img: device 1 of the store is gone", "restore the original"]);
     // Replaced by a device of the same size without a store.
     fs::copy(&spare, &device).unwrap();
     place.poke(1, 0, &vec![0; 1 << 20]);
@@ -106,7 +106,7 @@ fn a_device_that_is_not_what_it_was_is_named() {
     // Truncated.
     fs::copy(&spare, &device).unwrap();
     fs::File::options().write(true).open(&device).unwrap().set_len(5 << 20).unwrap();
-    refused(&["device-1.img: device 1 of the home has 5242880 bytes and had"]);
+    refused(&["device-1.img: device 1 of the store has 5242880 bytes and had"]);
     // Swapped.
     fs::rename(place.device(0), &device).unwrap();
     fs::copy(&spare, place.device(0)).unwrap();
@@ -139,19 +139,19 @@ fn wrong_bytes_have_an_exit_code_of_their_own() {
 fn a_device_that_was_added_changes_nothing_or_is_refused() {
     let place = Place::new();
     stored(&place);
-    // A file that the home does not list.
+    // A file that the store directory does not list.
     fs::copy(place.device(1), place.device(2)).unwrap();
     is_whole(&place);
-    // One more device in the home's parameters, added by hand.
-    let path = place.home().join("home.json");
+    // One more device in the store directory's parameters, added by hand.
+    let path = place.store_dir().join("home.json");
     let good = fs::read_to_string(&path).unwrap();
-    let mut home: serde_json::Value = serde_json::from_str(&good).unwrap();
-    let devices = home["devices"].as_array_mut().unwrap();
+    let mut store_dir: serde_json::Value = serde_json::from_str(&good).unwrap();
+    let devices = store_dir["devices"].as_array_mut().unwrap();
     let mut added = devices[1].clone();
     added["path"] = "device-2.img".into();
     added["serial"] = "added-2".into();
     devices.push(added);
-    fs::write(&path, home.to_string()).unwrap();
+    fs::write(&path, store_dir.to_string()).unwrap();
     place.refused(REPLAY, &["device-1.img and", "both say that they are device 1"]);
     place.poke(2, 0, &vec![0; 1 << 20]);
     place.refused(REPLAY, &["device-2.img: there is no store on it"]);
@@ -184,14 +184,14 @@ fn a_full_disk_is_refused_before_and_does_not_matter_after() {
         return;
     }
     let place = Place::new();
-    let _disk = Mount::new(&["-t", "tmpfs", "-o", "size=64M", "disk"], &place.home());
+    let _disk = Mount::new(&["-t", "tmpfs", "-o", "size=64M", "disk"], &place.store_dir());
     for line in ["format --lba 4096 --capacity 100MiB", &format!("{REPLAY} --capacity 100MiB")] {
         place.refused(line, &["bytes of files are asked for", "are free", "ask for less"]);
         assert!(place.files().is_empty(), "nothing half-done is left");
     }
     place.run(FORMAT, 0);
     // Other files fill the rest. The store's space is preallocated.
-    let filler = place.home().join("filler");
+    let filler = place.store_dir().join("filler");
     let full = fs::File::create(&filler)
         .and_then(|mut file| std::io::copy(&mut std::io::repeat(1), &mut file))
         .unwrap_err();
@@ -225,23 +225,23 @@ fn a_directory_that_became_read_only_is_refused_and_opens_again() {
     let place = Place::new();
     stored(&place);
     let before = place.files();
-    let home = place.home();
+    let store_dir = place.store_dir();
     let read_only = |at: &Path| {
         let mount = Mount::new(&["--bind", &at.display().to_string()], at);
         let again = Command::new("mount").args(["-o", "remount,bind,ro"]).arg(at).status();
         assert!(again.unwrap().success());
         mount
     };
-    let mount = read_only(&home);
+    let mount = read_only(&store_dir);
     for line in COMMANDS {
         place.refused(line, &["Read-only file system", "name a directory that you may write to"]);
     }
     drop(mount);
     assert!(place.files() == before, "nothing was touched");
     is_whole(&place);
-    // No home is made in a read-only directory either.
+    // No store directory is made in a read-only directory either.
     let empty = Place::new();
-    let mount = read_only(&empty.home());
+    let mount = read_only(&empty.store_dir());
     for line in [FORMAT, REPLAY] {
         empty.refused(line, &["Read-only file system", "that you may write to"]);
     }

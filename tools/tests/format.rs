@@ -1,13 +1,13 @@
 //! `ripieno format`: what it refuses, what it writes, and what `--undo` brings back.
 
-mod home;
+mod store_dir;
 
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::Command;
 
-use home::{FORMAT, Place, REPLAY, is_root, said, skipped};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
+use store_dir::{FORMAT, Place, REPLAY, is_root, said, skipped};
 
 /// Signatures of other formats: name in the message, offset, bytes.
 const FOREIGN: &[(&str, u64, &[u8])] = &[
@@ -45,7 +45,7 @@ fn a_home_is_made_and_found_by_a_replay() {
     assert!(new.join("home.json").exists());
     let refused = made(&nowhere, "--capacity 16MiB --dry-run");
     assert!(refused.contains("the directory that it would be in is not there"), "{refused}");
-    place.refused("format", &["has to be told its size", "--capacity"]);
+    place.refused("format", &["needs a size", "--capacity"]);
     place.refused(&format!("{FORMAT} --undo-file x"), &["overwrites nothing"]);
     let made = place.json(FORMAT, 0);
     assert_eq!(made["undo_file"], serde_json::Value::Null, "nothing was there");
@@ -69,7 +69,7 @@ fn what_is_there_is_refused_unless_told_and_comes_back_byte_for_byte() {
     assert!(place.run("format --dry-run", 2).contains(&store), "the table has it as well");
     assert_eq!(place.files(), before, "refused, and so untouched");
 
-    // A home keeps its size.
+    // A store directory keeps its size.
     place.refused(
         "format --overwrite store --capacity 64MiB",
         &["--capacity 64 MiB: the devices have room for", "leave it out"],
@@ -114,7 +114,7 @@ fn somebody_elses_data_is_named_and_comes_back() {
             place.refused(&line, &["device-1.img", what, "--overwrite anything"]);
         }
         let plan = place.command("format --dry-run").output().unwrap();
-        assert!(home::text(&plan.stdout).contains(what), "the table shows what is in the way");
+        assert!(store_dir::text(&plan.stdout).contains(what), "the table shows what is in the way");
         said("format --dry-run", plan, 2);
         assert_eq!(place.files(), before, "{what}");
         place.run(&format!("format --overwrite anything --undo-file {round}"), 0);
@@ -156,19 +156,19 @@ fn a_format_that_was_killed_is_done_again_or_undone() {
     let many = format!("{FORMAT} --devices 24");
     let mut killed = [0, 0];
     let mut random = OsRng.unwrap_err();
-    // A new home.
+    // A new store directory.
     for _ in 0..12 {
         killed[0] += u32::from(kill(&place, &many, random.random_range(1..60)));
         if complete(&place) {
             place.run("inspect", 0);
-            fs::remove_dir_all(place.home()).unwrap();
+            fs::remove_dir_all(place.store_dir()).unwrap();
         } else {
             place.refused("inspect", &["create"]);
         }
     }
     place.run(&many, 0);
     place.run(REPLAY, 0);
-    // A home with a store.
+    // A directory with a store.
     let before = place.files();
     let again = "format --overwrite store --undo-file undo";
     for round in 0..12 {
@@ -188,7 +188,7 @@ fn a_format_that_was_killed_is_done_again_or_undone() {
 }
 
 fn complete(place: &Place) -> bool {
-    let manifest = fs::read_to_string(place.home().join("home.json"));
+    let manifest = fs::read_to_string(place.store_dir().join("home.json"));
     manifest.is_ok_and(|manifest| manifest.contains("ready"))
 }
 
@@ -209,7 +209,7 @@ struct Loop(String);
 impl Loop {
     fn over(path: &std::path::Path) -> Option<Self> {
         let output = Command::new("losetup").args(["-f", "--show"]).arg(path).output().ok()?;
-        let name = home::text(&output.stdout).trim().to_owned();
+        let name = store_dir::text(&output.stdout).trim().to_owned();
         output.status.success().then_some(Self(name))
     }
 }

@@ -1,8 +1,8 @@
-//! `ripieno inspect` and `ripieno fsck`, on a home whose bytes were corrupted.
+//! `ripieno inspect` and `ripieno fsck`, on a store directory whose bytes were corrupted.
 
 #![allow(unsafe_code, reason = "hands out an engine's memory")]
 
-mod home;
+mod store_dir;
 
 use std::{
     fs::File,
@@ -12,7 +12,6 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use home::{FORMAT, Place, REPLAY};
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use objstore::{
     BlockId, BlockKey, Direction, KvShape, Layer, Move, Namespace, Order, StoreId, StoreOptions,
@@ -23,6 +22,7 @@ use ripieno_stack::{
     RankStackConfig, Ranks, RanksOptions,
 };
 use serde_json::{Value, json};
+use store_dir::{FORMAT, Place, REPLAY};
 
 /// Offset of half A of the journal.
 const JOURNAL: u64 = 1 << 20;
@@ -30,7 +30,7 @@ const JOURNAL: u64 = 1 << 20;
 #[test]
 fn damage_is_shown_and_repaired_only_when_asked() {
     let place = Place::new();
-    assert!(place.run("inspect", 2).contains("no store's home here"));
+    assert!(place.run("inspect", 2).contains("no store here"));
     let stored = place.json(REPLAY, 0)["final_check_blocks"].clone();
 
     let found = place.json("inspect", 0);
@@ -159,13 +159,14 @@ fn blocks_are_kept_that_are_whole_on_all_ranks() {
     let fsck = |words: &str, code| {
         let line = format!("fsck --media file:{}/catalog --json {words}", dir.display());
         let output = place.bare(&line).output().unwrap();
-        let said = home::said(&line, output, code);
+        let said = store_dir::said(&line, output, code);
         serde_json::from_str::<Value>(said.lines().find(|line| line.starts_with('{')).unwrap())
             .unwrap()
     };
     assert_eq!(fsck("--salvage", 0)["stored_files"], KEYS);
 
-    let image = |home| File::options().read(true).write(true).open(dir.join(home)).unwrap();
+    let image =
+        |store_dir| File::options().read(true).write(true).open(dir.join(store_dir)).unwrap();
     // A journal group after the first and the namespace's, and a byte of the last block on the
     // second rank.
     image("catalog/device-0.img").write_all_at(&[0xee; 64], JOURNAL + 3 * 4096 + 60).unwrap();

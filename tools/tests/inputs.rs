@@ -1,7 +1,7 @@
 //! Unusable files given to flags. No command blocks, and none reads without a limit; an error
 //! of an output file is reported before any work.
 
-mod home;
+mod store_dir;
 
 use std::fs;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::builder::ValueParser;
-use home::{FORMAT, Place, text};
+use store_dir::{FORMAT, Place, text};
 
 /// Timeout after which a command counts as blocked.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const RSS_BYTES_MAX: u64 = 512 << 20;
 
 /// Every argument that names a file: the command, the argument, and a command line that reaches the
-/// file, which is `@`. `%` is a home, `+` an empty directory, `=` a file of layer times.
+/// file, which is `@`. `%` is a store directory, `+` an empty directory, `=` a file of layer times.
 const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("replay", "trace", "--trace @"),
     ("replay", "media", "--media file:@"),
@@ -134,7 +134,7 @@ fn no_file_argument_waits_or_reads_without_a_limit() {
                 continue;
             }
             let line = words
-                .replace('%', &place.home().display().to_string())
+                .replace('%', &place.store_dir().display().to_string())
                 .replace('+', &empty.display().to_string())
                 .replace('=', &times.display().to_string())
                 .replace('@', &file.display().to_string());
@@ -149,7 +149,7 @@ fn a_home_with_something_else_in_it_is_refused() {
     let place = Place::new();
     place.run(FORMAT, 0);
     for name in ["home.json", "lock"] {
-        let path = place.home().join(name);
+        let path = place.store_dir().join(name);
         let spare = place.path().join(name);
         fs::rename(&path, &spare).unwrap();
         let scratch = tempfile::tempdir_in(place.path()).unwrap();
@@ -159,7 +159,7 @@ fn a_home_with_something_else_in_it_is_refused() {
                 continue;
             }
             std::os::unix::fs::symlink(&file, &path).unwrap();
-            let error = refused(&format!("inspect --media file:{}", place.home().display()));
+            let error = refused(&format!("inspect --media file:{}", place.store_dir().display()));
             assert!(error.contains(name), "{kind}: {error}");
             fs::remove_file(&path).unwrap();
         }

@@ -12,7 +12,7 @@ use tempfile::{NamedTempFile, TempDir};
 /// Rounds of the test with kills; RIPIENO_SOAK=1 runs more.
 const KILLS: u32 = 3;
 const KILLS_SOAK: u32 = 100;
-/// Rounds after which a home is full of other rounds' blocks.
+/// Rounds after which a store directory is full of other rounds' blocks.
 const KILLS_A_HOME: u32 = 10;
 
 /// Makes a directory beside the build: the temporary one may be a tmpfs without direct I/O.
@@ -89,9 +89,9 @@ fn another_store_than_the_one_that_is_there_is_refused() {
     }
     // No block was lost.
     assert_eq!(count(&report(place.path(), "--requests 10"), "stored_bytes"), 0);
-    let home = place.path().join("home.json");
+    let store_dir = place.path().join("home.json");
     std::fs::write(place.path().join("precious"), "x").unwrap();
-    std::fs::remove_file(home).unwrap();
+    std::fs::remove_file(store_dir).unwrap();
     refused(place.path(), "", "precious");
     refused(Path::new("/proc/self"), "", "error: ");
 }
@@ -168,10 +168,10 @@ fn what_was_acknowledged_before_a_kill_is_found_and_right() {
     let kills = if soak { KILLS_SOAK } else { KILLS };
     let seed: u64 = OsRng.unwrap_err().random();
     let mut random = StdRng::seed_from_u64(seed);
-    let mut home = place();
+    let mut store_dir = place();
     for round in 0..kills {
         if round > 0 && round % KILLS_A_HOME == 0 {
-            home = place();
+            store_dir = place();
         }
         // Blocks of this round only, the first of them shared by ten requests.
         let base = u64::from(round) * 100_000 + 1;
@@ -179,15 +179,15 @@ fn what_was_acknowledged_before_a_kill_is_found_and_right() {
             [base + request / 10, base + 10_000 + 2 * request, base + 10_001 + 2 * request]
         }));
         let line = format!("--trace {} --capacity 96MiB", trace.path().display());
-        let done = killed_after(home.path(), &line, random.random_range(1..60));
-        let again = report(home.path(), &format!("{line} --requests {done}"));
+        let done = killed_after(store_dir.path(), &line, random.random_range(1..60));
+        let again = report(store_dir.path(), &format!("{line} --requests {done}"));
         assert_eq!(again["store"], "opened");
         let blocks = (&again["trace_blocks_hit"], count(&again, "stored_bytes"));
         let wanted = (&again["trace_blocks"], 0);
         assert_eq!(blocks, wanted, "seed {seed}, round {round}, {done} requests: {again}");
         if round + 1 == kills {
             // All blocks are right, also those that were not acknowledged.
-            report(home.path(), &line);
+            report(store_dir.path(), &line);
         }
     }
 }

@@ -1,12 +1,12 @@
 //! `ripieno scrub`: blocks with flipped bits are found, and are misses afterwards.
 
-mod home;
+mod store_dir;
 
 use std::collections::BTreeSet;
 use std::fs;
 
-use home::{FORMAT, Place, REPLAY};
 use serde_json::Value;
+use store_dir::{FORMAT, Place, REPLAY};
 
 /// Returns the files named in a report.
 fn files(report: &Value) -> BTreeSet<u64> {
@@ -30,7 +30,7 @@ fn rot(place: &Place, device: u32, data: u64, slots: &[u64]) {
 #[test]
 fn bits_that_rot_are_found_and_are_misses_afterwards() {
     let place = Place::new();
-    place.refused("scrub", &["no store's home here"]);
+    place.refused("scrub", &["no store here"]);
     place.refused("scrub --rate 0", &["expected more than 0 bytes"]);
     place.run(FORMAT, 0);
     assert_eq!(count(&place.json("scrub", 0), "files_read"), 0);

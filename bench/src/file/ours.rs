@@ -63,11 +63,11 @@ impl Ours {
         let store = &mut self.stack.store;
         let prefix = store.lookup(&self.stack.keys)?;
         ensure!(prefix.len() == self.blocks.len(), "only {} blocks were found", prefix.len());
-        let transfer = store.retrieve(&prefix, &self.blocks)?;
+        let load = store.retrieve(&prefix, &self.blocks)?;
         measured(|| {
             let mut tickets = Vec::with_capacity(LAYERS as usize);
             for layer in 0..LAYERS {
-                tickets.push(store.retrieve_layer(&transfer, Layer(layer))?);
+                tickets.push(store.retrieve_layer(&load, Layer(layer))?);
             }
             tickets.into_iter().try_fold(0, |bytes, ticket| Ok(bytes + store.wait(ticket)?.bytes))
         })
@@ -77,16 +77,16 @@ impl Ours {
     fn store(&mut self) -> Result<Pass> {
         let store = &mut self.stack.store;
         store.remove(&self.stack.keys)?;
-        let writing = store.allocate(&self.stack.keys, &self.blocks)?;
-        ensure!(writing.written() == self.blocks.len(), "the store is too small");
+        let save = store.allocate(&self.stack.keys, &self.blocks)?;
+        ensure!(save.written() == self.blocks.len(), "the store is too small");
         let pass = measured(|| {
             let mut tickets = Vec::with_capacity(LAYERS as usize);
             for layer in 0..LAYERS {
-                tickets.push(store.store_layer(&writing, Layer(layer))?);
+                tickets.push(store.store_layer(&save, Layer(layer))?);
             }
             tickets.into_iter().try_fold(0, |bytes, ticket| Ok(bytes + store.wait(ticket)?.bytes))
         })?;
-        store.commit(writing)?;
+        store.commit(save)?;
         Ok(pass)
     }
 }

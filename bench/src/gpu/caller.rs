@@ -103,7 +103,7 @@ fn call_ns(
     let (mut spent, mut calls) = (Duration::ZERO, 0u32);
     for _ in 0..PASSES {
         let prefix = stack.store.lookup(&stack.keys[..blocks as usize])?;
-        let transfer = stack.store.retrieve(&prefix, &ids)?;
+        let load = stack.store.retrieve(&prefix, &ids)?;
         let layers: Vec<u32> = (0..stack.layers()).collect();
         for burst in layers.chunks(stack.burst()) {
             let event = stack.store.event()?;
@@ -117,7 +117,7 @@ fn call_ns(
             black_box(other.iter().step_by(64).map(|byte| u64::from(*byte)).sum::<u64>());
             let start = thread_cpu();
             for &layer in burst {
-                tickets.push(stack.store.retrieve_layer_on(&transfer, Layer(layer), order)?);
+                tickets.push(stack.store.retrieve_layer_on(&load, Layer(layer), order)?);
             }
             spent += thread_cpu() - start;
             calls += burst.len() as u32;

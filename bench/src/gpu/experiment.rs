@@ -288,13 +288,13 @@ fn layers(gpu: &Arc<Gpu>, layers: u32, limit: Duration) -> Result<String> {
     )?;
     let ids: Vec<BlockId> = (0..4).map(BlockId).collect();
     let prefix = stack.store.lookup(&stack.keys)?;
-    let transfer = stack.store.retrieve(&prefix, &ids)?;
+    let load = stack.store.retrieve(&prefix, &ids)?;
     let event = stack.store.event()?;
     let mut tickets = Vec::new();
     for layer in 0..layers {
         let wait = Wait { event: event.clone(), value: layer + 1 };
         let order = Order::AfterEvent(&wait);
-        let ticket = stack.store.retrieve_layer_on(&transfer, Layer(layer), order)?;
+        let ticket = stack.store.retrieve_layer_on(&load, Layer(layer), order)?;
         stack.store.join(&ticket, Gpu::raw(&engine))?;
         tickets.push(ticket);
     }

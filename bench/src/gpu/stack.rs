@@ -128,13 +128,13 @@ impl Stack {
 
     fn fill(&mut self) -> Result<()> {
         let ids: Vec<BlockId> = (0..self.plan.blocks).map(BlockId).collect();
-        let writing = self.store.allocate(&self.keys, &ids)?;
-        ensure!(writing.written() == ids.len(), "the store is too small");
+        let save = self.store.allocate(&self.keys, &ids)?;
+        ensure!(save.written() == ids.len(), "the store is too small");
         for layer in 0..self.plan.shape.layers {
-            let ticket = self.store.store_layer(&writing, Layer(layer))?;
+            let ticket = self.store.store_layer(&save, Layer(layer))?;
             self.store.wait(ticket)?;
         }
-        self.store.commit(writing)?;
+        self.store.commit(save)?;
         Ok(())
     }
 
@@ -142,14 +142,14 @@ impl Stack {
     pub fn retrieve(&mut self, blocks: &[BlockId]) -> Result<u64> {
         let prefix = self.store.lookup(&self.keys)?;
         ensure!(prefix.len() == blocks.len(), "only {} blocks were found", prefix.len());
-        let transfer = self.store.retrieve(&prefix, blocks)?;
+        let load = self.store.retrieve(&prefix, blocks)?;
         let burst = self.burst();
         let layers: Vec<u32> = (0..self.plan.shape.layers).collect();
         let mut bytes = 0;
         for some in layers.chunks(burst) {
             let mut tickets = Vec::with_capacity(burst);
             for &layer in some {
-                tickets.push(self.store.retrieve_layer(&transfer, Layer(layer))?);
+                tickets.push(self.store.retrieve_layer(&load, Layer(layer))?);
             }
             for ticket in tickets {
                 bytes += self.store.wait(ticket)?.bytes;

@@ -88,15 +88,15 @@ fn call_ns(stack: &mut Stack, other: &[u8], io: Io, blocks: u32) -> Result<Call>
         let wait = Wait { event: event.clone(), value: u32::from(io == Io::Held) };
         let prefix = stack.store.lookup(&stack.keys[..blocks as usize])?;
         let ids: Vec<BlockId> = (0..blocks).map(BlockId).collect();
-        let transfer = stack.store.retrieve(&prefix, &ids)?;
+        let load = stack.store.retrieve(&prefix, &ids)?;
         let mut tickets = Vec::with_capacity(LAYERS as usize);
         std::thread::sleep(IDLE);
         black_box(other.iter().step_by(64).map(|byte| u64::from(*byte)).sum::<u64>());
         let start = thread_cpu();
-        tickets.push(stack.store.retrieve_layer_on(&transfer, Layer(0), &wait)?);
+        tickets.push(stack.store.retrieve_layer_on(&load, Layer(0), &wait)?);
         let woken = thread_cpu();
         for layer in 1..LAYERS {
-            tickets.push(stack.store.retrieve_layer_on(&transfer, Layer(layer), &wait)?);
+            tickets.push(stack.store.retrieve_layer_on(&load, Layer(layer), &wait)?);
         }
         rest += thread_cpu() - woken;
         first += woken - start;

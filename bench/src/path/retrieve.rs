@@ -139,11 +139,11 @@ pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
 fn retrieve(stack: &mut Stack, blocks: &[BlockId]) -> Result<f64> {
     let prefix = stack.store.lookup(&stack.keys)?;
     ensure!(prefix.len() == blocks.len(), "only {} blocks were found", prefix.len());
-    let transfer = stack.store.retrieve(&prefix, blocks)?;
+    let load = stack.store.retrieve(&prefix, blocks)?;
     let (bytes, time) = timed(|| -> Result<u64> {
         let mut tickets = Vec::with_capacity(LAYERS as usize);
         for layer in 0..LAYERS {
-            tickets.push(stack.store.retrieve_layer(&transfer, Layer(layer))?);
+            tickets.push(stack.store.retrieve_layer(&load, Layer(layer))?);
         }
         let mut bytes = 0;
         for ticket in tickets {

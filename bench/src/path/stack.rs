@@ -83,15 +83,15 @@ impl Stack {
     /// Stores all blocks, none of which may be stored yet. Returns the bytes of all layers.
     pub fn fill(&mut self) -> Result<u64> {
         let ids: Vec<BlockId> = (0..self.keys.len() as u32).map(BlockId).collect();
-        let writing = self.store.allocate(&self.keys, &ids)?;
-        anyhow::ensure!(writing.written() == ids.len(), "the store is too small");
-        let layers = (0..self.shape.layers).map(|at| self.store.store_layer(&writing, Layer(at)));
+        let save = self.store.allocate(&self.keys, &ids)?;
+        anyhow::ensure!(save.written() == ids.len(), "the store is too small");
+        let layers = (0..self.shape.layers).map(|at| self.store.store_layer(&save, Layer(at)));
         let tickets: Vec<_> = layers.collect::<Result<_, _>>()?;
         let mut bytes = 0;
         for ticket in tickets {
             bytes += self.store.wait(ticket)?.bytes;
         }
-        self.store.commit(writing)?;
+        self.store.commit(save)?;
         Ok(bytes)
     }
 }

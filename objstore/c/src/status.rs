@@ -10,7 +10,7 @@ use std::{
 };
 
 use objstore::StoreError;
-use ripieno_stack::{ErrorKind, HomeError, StackError};
+use ripieno_stack::{ErrorKind, StackError, StoreDirError};
 
 /// Version of the library that this header belongs to. A new major version may break compatibility;
 /// a new minor one only adds (before 1.0, it may break compatibility); a new patch only fixes. The
@@ -96,8 +96,8 @@ impl From<StackError> for Failure {
     }
 }
 
-impl From<HomeError> for Failure {
-    fn from(error: HomeError) -> Self {
+impl From<StoreDirError> for Failure {
+    fn from(error: StoreDirError) -> Self {
         StackError::from(error).into()
     }
 }

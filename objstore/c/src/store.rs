@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nvme_driver::ControllerOptions;
 use objstore::{StoreError, StoreOptions};
-use ripieno_stack::{Builder, Home, Stack, StackError};
+use ripieno_stack::{Builder, Stack, StackError, StoreDir};
 
 use crate::{
     config::{self, CREATE, Config, Namespace},
@@ -77,7 +77,7 @@ unsafe fn open(config: &Config) -> Result<Stack, Failure> {
         );
         return Err(Failure::invalid(why));
     }
-    let make = config.flags & CREATE != 0 && !Home::exists(&dir);
+    let make = config.flags & CREATE != 0 && !StoreDir::exists(&dir);
     let queues = queues as u16;
     let controller =
         ControllerOptions { io_queues: queues, io_depth: depth, ..ControllerOptions::default() };

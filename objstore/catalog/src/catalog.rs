@@ -20,7 +20,7 @@ use self::{
     handle::Handles,
     index::{Index, State},
     log::Log,
-    write::Writing,
+    write::OpenWrite,
 };
 use crate::{
     file_pool::FilePool,
@@ -68,7 +68,7 @@ pub struct Reference {
 
 /// The file and state of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum Hit {
     /// Committed in this file.
     Stored(FileId),
     /// Being written to this file.
@@ -104,7 +104,7 @@ pub struct Catalog {
     pool: FilePool,
     bucket: Option<Bucket>,
     references: Handles<Held>,
-    writes: Handles<Writing>,
+    writes: Handles<OpenWrite>,
     log: Log,
     /// True while records are applied and the free files are not known yet.
     recovering: bool,
@@ -239,11 +239,11 @@ impl Catalog {
         &self,
         namespace: NamespaceId,
         key: &BlockKey,
-    ) -> Result<Option<Found>, CatalogError> {
+    ) -> Result<Option<Hit>, CatalogError> {
         let space = self.index.tenants.get(namespace)?.space;
         Ok(self.index.find(space, key).map(|file| match self.index.entry(file).state {
-            State::Writing => Found::Writing(file),
-            _ => Found::Stored(file),
+            State::Writing => Hit::Writing(file),
+            _ => Hit::Stored(file),
         }))
     }
 

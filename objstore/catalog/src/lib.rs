@@ -50,7 +50,7 @@ mod superblock;
 
 pub use block_io::{BlockAction, BlockError, BlockIo};
 pub use catalog::{
-    Catalog, CatalogConfig, CatalogCounts, CatalogError, Found, Group, Position, Reference,
+    Catalog, CatalogConfig, CatalogCounts, CatalogError, Group, Hit, Position, Reference,
     ReferenceId, Reported, SnapshotCursor, StoredFile, Usage, Write, WriteBudget, WriteId,
 };
 pub use durable::{DurableCatalog, DurableConfig, NotDurable};

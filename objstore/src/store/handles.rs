@@ -51,7 +51,7 @@ impl Drop for Prefix {
     }
 }
 
-/// The common part of transfers and writings.
+/// The common part of load and store requests.
 pub(super) struct Handle {
     pub(super) store: Arc<Inner>,
     pub(super) job: JobId,
@@ -81,12 +81,12 @@ impl Drop for Handle {
 /// ticket was waited for, or after [`crate::Store::drain`].
 #[derive(Debug)]
 #[must_use = "dropping it ends the request"]
-pub struct Transfer {
+pub struct LoadRequest {
     pub(super) handle: Handle,
     pub(super) blocks: usize,
 }
 
-impl Transfer {
+impl LoadRequest {
     /// Returns the number of blocks it moves.
     #[must_use]
     pub fn blocks(&self) -> usize {
@@ -103,16 +103,16 @@ impl Transfer {
 /// A request whose blocks are being stored. Nothing of it is visible before
 /// [`crate::Store::commit`]; dropping it frees the files.
 ///
-/// As with a [`Transfer`], blocks may be changed only after the tickets were waited for.
+/// As with a [`LoadRequest`], blocks may be changed only after the tickets were waited for.
 #[derive(Debug)]
 #[must_use = "dropping it gives the files back"]
-pub struct Writing {
+pub struct StoreRequest {
     pub(super) handle: Handle,
     pub(super) accepted: usize,
     pub(super) written: usize,
 }
 
-impl Writing {
+impl StoreRequest {
     /// Returns how many leading blocks of the request will be found after the commit: those that
     /// this request stores, and those already stored or being stored.
     #[must_use]

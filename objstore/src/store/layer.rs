@@ -5,7 +5,7 @@ use kv_catalog::Layer;
 
 use super::{
     Store,
-    handles::{Handle, Transfer, Writing},
+    handles::{Handle, LoadRequest, StoreRequest},
 };
 use crate::{
     error::StoreError,
@@ -14,12 +14,12 @@ use crate::{
 };
 
 impl Store {
-    /// Starts reading one layer of a transfer. O(1) in the number of blocks; nothing is allocated.
+    /// Starts reading one layer of a request. O(1) in the number of blocks; nothing is allocated.
     ///
     /// # Errors
     /// Same as [`crate::Plane::start`].
-    pub fn retrieve_layer(&self, transfer: &Transfer, layer: Layer) -> Result<Ticket, StoreError> {
-        self.start(&transfer.handle, "transfer", layer, Order::Unordered)
+    pub fn retrieve_layer(&self, load: &LoadRequest, layer: Layer) -> Result<Ticket, StoreError> {
+        self.start(&load.handle, "load request", layer, Order::Unordered)
     }
 
     /// Same as [`Store::retrieve_layer`], with an order: nothing writes to the layer's blocks
@@ -32,19 +32,19 @@ impl Store {
     /// Same as [`crate::Plane::start`].
     pub fn retrieve_layer_on<'a>(
         &self,
-        transfer: &Transfer,
+        load: &LoadRequest,
         layer: Layer,
         order: impl Into<Order<'a>>,
     ) -> Result<Ticket, StoreError> {
-        self.start(&transfer.handle, "transfer", layer, order.into())
+        self.start(&load.handle, "load request", layer, order.into())
     }
 
     /// Starts writing one layer. O(1) in the number of blocks; nothing is allocated.
     ///
     /// # Errors
     /// Same as [`crate::Plane::start`].
-    pub fn store_layer(&self, writing: &Writing, layer: Layer) -> Result<Ticket, StoreError> {
-        self.start(&writing.handle, "writing", layer, Order::Unordered)
+    pub fn store_layer(&self, save: &StoreRequest, layer: Layer) -> Result<Ticket, StoreError> {
+        self.start(&save.handle, "store request", layer, Order::Unordered)
     }
 
     /// Same as [`Store::store_layer`], with an order: nothing reads the layer's blocks before
@@ -54,11 +54,11 @@ impl Store {
     /// Same as [`crate::Plane::start`].
     pub fn store_layer_on<'a>(
         &self,
-        writing: &Writing,
+        save: &StoreRequest,
         layer: Layer,
         order: impl Into<Order<'a>>,
     ) -> Result<Ticket, StoreError> {
-        self.start(&writing.handle, "writing", layer, order.into())
+        self.start(&save.handle, "store request", layer, order.into())
     }
 
     fn start(

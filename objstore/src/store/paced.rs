@@ -11,7 +11,7 @@ use nvme_driver::Nanos;
 use super::{
     Inner, Store,
     ahead::Ahead,
-    handles::{Transfer, Writing},
+    handles::{LoadRequest, StoreRequest},
 };
 use crate::{
     error::StoreError,
@@ -173,8 +173,8 @@ impl PacedStore {
         self.scheduler.drain();
     }
 
-    /// Requests a layer of a transfer; `kind` tells when it is needed. The transfer must live until
-    /// the layer has ended.
+    /// Requests a layer of a load request; `kind` tells when it is needed. The request must live
+    /// until the layer has ended.
     ///
     /// # Errors
     /// Returns [`StoreError::Foreign`].
@@ -183,37 +183,37 @@ impl PacedStore {
     /// Panics for [`Kind::Write`].
     pub fn retrieve_layer(
         &mut self,
-        transfer: &Transfer,
+        load: &LoadRequest,
         layer: Layer,
         flow: Flow,
         kind: Kind,
         now: Duration,
     ) -> Result<OpId, StoreError> {
-        assert!(kind != Kind::Write, "a transfer is read");
-        self.store.own(&transfer.handle, "transfer")?;
-        let op = self.op(transfer.blocks, flow, kind);
+        assert!(kind != Kind::Write, "a load request only reads");
+        self.store.own(&load.handle, "load request")?;
+        let op = self.op(load.blocks, flow, kind);
         self.scheduler.add(op, now).expect("only writes are refused");
-        self.waiting.insert(op.id, transfer.ticket(layer));
+        self.waiting.insert(op.id, load.ticket(layer));
         Ok(op.id)
     }
 
-    /// Requests that a layer be stored when it delays no reads. The writing must live until the
+    /// Requests that a layer be stored when it delays no reads. The request must live until the
     /// layer has ended.
     ///
     /// # Errors
     /// Returns [`StoreError::Foreign`], or [`StoreError::Backlog`] if the backlog of writes is
-    /// full: drop the writing, it is only a cache entry.
+    /// full: drop the request, it is only a cache entry.
     pub fn store_layer(
         &mut self,
-        writing: &Writing,
+        save: &StoreRequest,
         layer: Layer,
         flow: Flow,
         now: Duration,
     ) -> Result<OpId, StoreError> {
-        self.store.own(&writing.handle, "writing")?;
-        let op = self.op(writing.written, flow, Kind::Write);
+        self.store.own(&save.handle, "store request")?;
+        let op = self.op(save.written, flow, Kind::Write);
         self.scheduler.add(op, now)?;
-        self.waiting.insert(op.id, writing.ticket(layer));
+        self.waiting.insert(op.id, save.ticket(layer));
         Ok(op.id)
     }
 

@@ -8,7 +8,7 @@ use nvme_spec::nvm::Direction;
 
 use super::{
     Store,
-    handles::{Committed, Handle, Held, Prefix, Transfer, Writing},
+    handles::{Committed, Handle, Held, LoadRequest, Prefix, StoreRequest},
 };
 use crate::{error::StoreError, ids::Move};
 
@@ -22,7 +22,7 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::Positions`], [`StoreError::Stale`] if a file was lost since the
     /// lookup, and the errors of [`crate::Plane::begin`].
-    pub fn retrieve(&self, prefix: &Prefix, blocks: &[BlockId]) -> Result<Transfer, StoreError> {
+    pub fn retrieve(&self, prefix: &Prefix, blocks: &[BlockId]) -> Result<LoadRequest, StoreError> {
         if prefix.len() != blocks.len() {
             let (blocks, positions) = (blocks.len(), prefix.len());
             return Err(StoreError::Positions { blocks, positions, what: "blocks of the prefix" });
@@ -40,7 +40,7 @@ impl Store {
         prefix: &Prefix,
         first: usize,
         blocks: &[BlockId],
-    ) -> Result<Transfer, StoreError> {
+    ) -> Result<LoadRequest, StoreError> {
         if !Arc::ptr_eq(&prefix.store, &self.inner) {
             return Err(StoreError::Foreign { what: "prefix" });
         }
@@ -49,7 +49,7 @@ impl Store {
             let (blocks, positions) = (blocks.len(), prefix.len().saturating_sub(first));
             return Err(StoreError::Positions { blocks, positions, what: "blocks of the prefix" });
         }
-        // A reference of its own: the transfer may outlive the prefix.
+        // A reference of its own: the request may outlive the prefix.
         let shared = self.look(|catalog| {
             let shared = catalog.share(prefix.reference.id, first..end);
             shared.map_err(|error| match error {
@@ -63,11 +63,12 @@ impl Store {
             .collect();
         let expected = self.expected(&shared.files);
         let handle = self.begin(Direction::Read, &moves, &expected, Held::Read(shared.id))?;
-        Ok(Transfer { handle, blocks: blocks.len() })
+        Ok(LoadRequest { handle, blocks: blocks.len() })
     }
 
     /// Allocates files for the blocks with these keys, evicting as the policy chooses, and accepts
-    /// as many leading ones as possible: [`Writing::accepted`] returns how many, possibly none.
+    /// as many leading ones as possible: [`StoreRequest::accepted`] returns how many, possibly
+    /// none.
     ///
     /// A key that is stored already, is being stored by another request, or occurs earlier in
     /// `keys` is not stored again: it is accepted, and its block is not read. (If that other
@@ -76,7 +77,11 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::Positions`], [`StoreError::ReadOnly`], [`StoreError::JournalFailed`],
     /// and the errors of [`crate::Plane::begin`].
-    pub fn allocate(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<Writing, StoreError> {
+    pub fn allocate(
+        &self,
+        keys: &[BlockKey],
+        blocks: &[BlockId],
+    ) -> Result<StoreRequest, StoreError> {
         if keys.len() != blocks.len() {
             let (blocks, positions) = (blocks.len(), keys.len());
             return Err(StoreError::Positions { blocks, positions, what: "keys" });
@@ -92,7 +97,7 @@ impl Store {
             })
             .collect();
         let handle = self.begin(Direction::Write, &moves, &[], Held::Write(write.id))?;
-        Ok(Writing { handle, accepted, written: moves.len() })
+        Ok(StoreRequest { handle, accepted, written: moves.len() })
     }
 
     /// Takes files for as many leading keys as possible. Writes the journal if files only wait for
@@ -120,8 +125,8 @@ impl Store {
 
     /// Abandons a request. Its files are free as soon as nothing of it is in flight. Same as
     /// dropping it.
-    pub fn abort(&self, writing: Writing) {
-        drop(writing);
+    pub fn abort(&self, save: StoreRequest) {
+        drop(save);
     }
 
     /// Waits for the layers in flight and, if every layer was stored, makes the blocks permanent
@@ -136,9 +141,9 @@ impl Store {
     /// [`StoreError::JournalFailed`] if a device failed to make data or record durable, now or
     /// before: nothing is committed after that until the store is reopened. Also
     /// [`StoreError::Foreign`] and [`StoreError::Failed`].
-    pub fn commit(&self, writing: Writing) -> Result<Committed, StoreError> {
-        self.own(&writing.handle, "writing")?;
-        let Writing { handle, accepted, written } = writing;
+    pub fn commit(&self, save: StoreRequest) -> Result<Committed, StoreError> {
+        self.own(&save.handle, "store request")?;
+        let StoreRequest { handle, accepted, written } = save;
         let job = handle.job;
         self.inner.plane.wait_for_job(job)?;
         self.inner.commit(job)?;

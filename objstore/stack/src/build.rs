@@ -9,9 +9,9 @@ use objstore::{
 
 use crate::{
     chosen::Placement,
+    controllers::{Backend, Controllers},
     error::StackError,
     executor::Executor,
-    fleet::{Below, Fleet},
     place::Place,
     pool::PoolMemory,
     route::{PoolPlan, Prepared, by_first_route, routes},
@@ -46,7 +46,7 @@ pub(crate) struct Parts {
 pub(crate) struct Built {
     pub(crate) pool: KvPool,
     pub(crate) placement: Placement,
-    pub(crate) below: Below,
+    pub(crate) backend: Backend,
     pub(crate) place: Place,
 }
 
@@ -69,16 +69,16 @@ impl Plan<'_> {
         // Files do not gain from deallocation: zeroing them only costs time.
         options.deallocate &= !place.is_on_files();
         let plan = PoolPlan { memory: pool, shape, staging_buffers: options.staging_buffers };
-        let fleet = || -> Result<Fleet, StackError> {
-            let mut fleet = place.fleet(clock, controller, gpu.as_deref())?;
-            fleet.outfit(options.queues_per_device, options.queue_depth, gpu.as_deref())?;
-            Ok(fleet)
+        let attach = || -> Result<Controllers, StackError> {
+            let mut controllers = place.controllers(clock, controller, gpu.as_deref())?;
+            controllers.outfit(options.queues_per_device, options.queue_depth, gpu.as_deref())?;
+            Ok(controllers)
         };
-        let prepare = |route, fleet: &mut _| {
-            plan.prepare(route, fleet, gpu.as_ref()).map(|prepared| (route, prepared))
+        let prepare = |route, controllers: &mut _| {
+            plan.prepare(route, controllers, gpu.as_ref()).map(|prepared| (route, prepared))
         };
-        let taken = by_first_route(routes, fleet, prepare, |fleet, (route, prepared)| {
-            let (below, devices, queues) = fleet.into_parts();
+        let taken = by_first_route(routes, attach, prepare, |controllers, (route, prepared)| {
+            let (backend, devices, queues) = controllers.into_parts();
             let Prepared { pool, place: at } = prepared;
             if let Some(format) = format.take() {
                 place.format(&devices, format)?;
@@ -91,22 +91,22 @@ impl Plan<'_> {
                 options: options.clone(),
             };
             let placement = Placement { route, queues, pool: at, not_taken: Vec::new() };
-            Ok((open(parts)?, pool, placement, below))
+            Ok((open(parts)?, pool, placement, backend))
         });
-        let ((opened, pool, placement, below), not_taken) = taken?;
+        let ((opened, pool, placement, backend), not_taken) = taken?;
         if self.format.is_some() {
             place.set_ready()?;
         }
         let placement = Placement { not_taken, ..placement };
-        Ok((opened, Built { pool, placement, below, place }))
+        Ok((opened, Built { pool, placement, backend, place }))
     }
 }
 
 impl Built {
     /// Releases the engine's memory after the store was closed. Drop the rest after the controllers
     /// were shut down.
-    pub(crate) fn unmap(self) -> (Below, Place) {
+    pub(crate) fn unmap(self) -> (Backend, Place) {
         drop(self.pool);
-        (self.below, self.place)
+        (self.backend, self.place)
     }
 }

@@ -9,10 +9,10 @@ use crate::{
     build::{Parts, Plan},
     error::StackError,
     executor::Executor,
-    home::{Home, HomeMedia, HomeOptions},
     place::Place,
     pool::PoolMemory,
     stack::Stack,
+    store_dir::{StoreDir, StoreDirMedia, StoreDirOptions},
 };
 
 /// Blocks of a pool that the store allocates, unless another number is given.
@@ -147,17 +147,18 @@ impl Builder {
         let place = match place {
             Location::Place(place) => place,
             Location::Directory(dir) => match files.capacity {
-                None => Home::open(&dir)?.into(),
+                None => StoreDir::open(&dir)?.into(),
                 Some(bytes) => {
                     let random = random()?;
                     let Files { devices: count, lba_bytes, .. } = files;
                     let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16 bytes"));
-                    let media = HomeMedia::Files { count, bytes };
-                    let home = Home::open_or_create(&dir, &HomeOptions { id, media, lba_bytes })?;
-                    if !home.is_ready() {
+                    let media = StoreDirMedia::Files { count, bytes };
+                    let options = StoreDirOptions { id, media, lba_bytes };
+                    let dir = StoreDir::open_or_create(&dir, &options)?;
+                    if !dir.is_ready() {
                         format = format.or(Some(Format::new(StoreId(random), shape)));
                     }
-                    home.into()
+                    dir.into()
                 }
             },
         };

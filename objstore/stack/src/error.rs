@@ -10,16 +10,16 @@ use objstore::{RegistrationError, Route, StoreError};
 
 use crate::{
     chosen::{MemoryPlace, NotTaken},
-    home::HomeError,
+    store_dir::StoreDirError,
 };
 
 /// An error, whose message says what was asked, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StackError {
-    /// An error of the home.
+    /// An error of the store directory.
     #[error(transparent)]
-    Home(#[from] HomeError),
+    StoreDir(#[from] StoreDirError),
     /// An error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -160,15 +160,15 @@ pub enum StackError {
 pub enum ErrorKind {
     /// An argument is invalid: out of range, or of another store.
     Invalid,
-    /// The directory has no home, or an incomplete one.
+    /// The directory holds no store, or an incomplete one.
     NotFound,
     /// The directory or a device holds other data, which would be lost.
     Occupied,
-    /// Another process uses the home.
+    /// Another process uses the store directory.
     Locked,
     /// The disk has too little space.
     NoSpace,
-    /// Home, devices or journal are damaged or changed.
+    /// Directory, devices or journal are damaged or changed.
     Damaged,
     /// The operating system or a device refused a request.
     System,
@@ -223,7 +223,7 @@ impl StackError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Home(error) => of_home(error),
+            Self::StoreDir(error) => of_store_dir(error),
             Self::Store(error) => of_store(error),
             Self::Memory(_) | Self::Pool(_) | Self::Config { .. } | Self::NotWriting => {
                 ErrorKind::Invalid
@@ -234,14 +234,14 @@ impl StackError {
     }
 }
 
-fn of_home(error: &HomeError) -> ErrorKind {
+fn of_store_dir(error: &StoreDirError) -> ErrorKind {
     match error {
-        HomeError::Missing { .. } | HomeError::HalfMade { .. } => ErrorKind::NotFound,
-        HomeError::Exists { .. } | HomeError::NotEmpty { .. } => ErrorKind::Occupied,
-        HomeError::Locked { .. } => ErrorKind::Locked,
-        HomeError::Damaged { .. } | HomeError::Device { .. } => ErrorKind::Damaged,
-        HomeError::DiskFull { .. } => ErrorKind::NoSpace,
-        HomeError::Options { .. } | HomeError::Resized { .. } => ErrorKind::Invalid,
+        StoreDirError::Missing { .. } | StoreDirError::HalfMade { .. } => ErrorKind::NotFound,
+        StoreDirError::Exists { .. } | StoreDirError::NotEmpty { .. } => ErrorKind::Occupied,
+        StoreDirError::Locked { .. } => ErrorKind::Locked,
+        StoreDirError::Damaged { .. } | StoreDirError::Device { .. } => ErrorKind::Damaged,
+        StoreDirError::DiskFull { .. } => ErrorKind::NoSpace,
+        StoreDirError::Options { .. } | StoreDirError::Resized { .. } => ErrorKind::Invalid,
         _ => ErrorKind::System,
     }
 }

@@ -22,10 +22,10 @@
 //!
 //! # Architecture
 //! - [`Builder`]: opens or creates a store; all but its place and shape have defaults.
-//! - [`Home`]: a store's directory on this machine. One file, or block device, for each software
-//!   controller; their parameters; a lock.
-//! - [`Place`]: a home, or drives ([`Drives`]) that are opened through VFIO. [`Fleet`]: its
-//!   attached controllers, with memory for their queues.
+//! - [`StoreDir`]: a store's directory on this machine. One file, or block device, for each
+//!   software controller; their parameters; a lock.
+//! - [`Place`]: a store directory, or drives ([`Drives`]) that are opened through VFIO.
+//!   [`Controllers`]: its attached controllers, with memory for their queues.
 //! - [`Executor`]: host threads, the calling thread, or a [`Gpu`], to run the I/O kernel.
 //! - [`Route`]: the data path to the KV pool, whose memory is a [`PoolMemory`]. [`by_first_route`]
 //!   takes the first route that is proven; [`Placement`] reports it, and why no better one was
@@ -40,10 +40,10 @@
 //! - [`read_file`]: reads untrusted files, up to a limit.
 //!
 //! # Invariants
-//! - A home, or a drive, belongs to one process at a time. An incomplete home is recognised; so is
-//!   an incomplete store of ranks on drives.
-//! - The files of a home have all their space from the beginning, and never more than requested:
-//!   once it exists, no write fails because a disk is full.
+//! - A directory, or a drive, belongs to one process at a time. An incomplete directory is
+//!   recognised; so is an incomplete store of ranks on drives.
+//! - The files of a directory have all their space from the beginning, and never more than
+//!   requested: once it exists, no write fails because a disk is full.
 //! - A drive is formatted only if it is empty, or has remains of a replay or a part of the same
 //!   store, unless the caller allows more.
 //! - Randomness and time are arguments, except for [`Builder`], which draws the identity of a store
@@ -52,7 +52,7 @@
 //! - libcuda and libgdrapi are loaded only for [`Executor::Cuda`].
 //!
 //! # Not implemented
-//! - Resizing a home or changing its devices. Adding drives to a store.
+//! - Resizing a store directory or changing its devices. Adding drives to a store.
 //! - Requests larger than a staging buffer (for a pool on a GPU that the devices do not reach):
 //!   they are refused.
 //! - Streams for [`Request`]; jobs of a [`objstore::Plane`] have them.
@@ -63,13 +63,12 @@ mod arena;
 mod build;
 mod builder;
 mod chosen;
+mod controllers;
 mod drives;
 mod emulation;
 mod error;
 mod executor;
-mod fleet;
 mod gpu;
-pub mod home;
 mod input;
 mod place;
 mod pool;
@@ -79,12 +78,14 @@ mod request;
 mod route;
 mod size;
 mod stack;
+pub mod store_dir;
 mod trial;
 
 pub use gio_uring::RawStream;
 
 pub use builder::Builder;
 pub use chosen::{MemoryPlace, NotTaken, Placement};
+pub use controllers::{Backend, Controllers};
 pub use drives::{
     DriveIdentity, Drives, Holds, check_drive, is_scratch, open_drive, prove_reach,
     reset_subsystem, vfio_space,
@@ -92,9 +93,7 @@ pub use drives::{
 pub use emulation::{EMU_DEPTH, EMU_QUEUES, Emulation};
 pub use error::{ErrorKind, StackError};
 pub use executor::Executor;
-pub use fleet::{Below, Fleet};
 pub use gpu::{CudaChoice, Gpu};
-pub use home::{Home, HomeDevice, HomeError, HomeMedia, HomeOptions};
 pub use input::{open_file, read_file};
 pub use objstore::{BlockId, BlockKey, KvShape, Route};
 pub use place::{Drive, Place};
@@ -105,4 +104,5 @@ pub use request::Request;
 pub use route::{PoolPlan, Prepared, by_first_route, routes};
 pub use size::Size;
 pub use stack::Stack;
+pub use store_dir::{StoreDir, StoreDirDevice, StoreDirError, StoreDirMedia, StoreDirOptions};
 pub use trial::{trial_bytes, try_kernel};

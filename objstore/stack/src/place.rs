@@ -8,18 +8,18 @@ use objstore::{Format, Overwrite, Store, StoreDevice, StoreId};
 
 use crate::{
     chosen::MemoryPlace,
+    controllers::Controllers,
     drives::{self, DriveIdentity, Drives, Holds},
     error::StackError,
-    fleet::Fleet,
     gpu::Gpu,
-    home::Home,
+    store_dir::StoreDir,
 };
 
 /// Location of the devices.
 #[derive(Debug)]
 pub enum Place {
     /// Files, or block devices, behind software controllers.
-    Home(Home),
+    StoreDir(StoreDir),
     /// Drives that are bound to vfio-pci, in the store's order. A drive belongs to one process at a
     /// time.
     Drives(Vec<Drive>),
@@ -34,9 +34,9 @@ pub struct Drive {
     pub identity: Option<DriveIdentity>,
 }
 
-impl From<Home> for Place {
-    fn from(home: Home) -> Self {
-        Self::Home(home)
+impl From<StoreDir> for Place {
+    fn from(dir: StoreDir) -> Self {
+        Self::StoreDir(dir)
     }
 }
 
@@ -51,17 +51,17 @@ impl Place {
     /// Attaches the driver to the controllers. Writes nothing.
     ///
     /// # Errors
-    /// Returns [`StackError::Home`], [`StackError::Drive`] if a drive is not the expected one, or
-    /// an error of [`Fleet::of_controllers`] or [`Drives::open`].
-    pub fn fleet(
+    /// Returns [`StackError::StoreDir`], [`StackError::Drive`] if a drive is not the expected one,
+    /// or an error of [`Controllers::emulated`] or [`Drives::open`].
+    pub fn controllers(
         &self,
         clock: &Arc<dyn Clock>,
         options: &ControllerOptions,
         gpu: Option<&Gpu>,
-    ) -> Result<Fleet, StackError> {
+    ) -> Result<Controllers, StackError> {
         match self {
-            Self::Home(home) => {
-                Fleet::of_controllers(home.controllers()?, home.dir(), clock, options, gpu)
+            Self::StoreDir(dir) => {
+                Controllers::emulated(dir.controllers()?, dir.dir(), clock, options, gpu)
             }
             Self::Drives(expected) => {
                 let addresses: Vec<PciAddress> =
@@ -70,7 +70,7 @@ impl Place {
                 for (drive, found) in expected.iter().zip(drives.identities()) {
                     drive.check(&found)?;
                 }
-                Ok(Fleet::of_drives(drives))
+                Ok(Controllers::of_drives(drives))
             }
         }
     }
@@ -78,13 +78,13 @@ impl Place {
     /// Returns true when the devices are files, which keep their space.
     pub(crate) fn is_on_files(&self) -> bool {
         match self {
-            Self::Home(home) => home.devices().any(|device| device.path.starts_with(home.dir())),
+            Self::StoreDir(dir) => dir.devices().any(|device| device.path.starts_with(dir.dir())),
             Self::Drives(_) => false,
         }
     }
 
     /// Formats a store on the devices. A drive must be blank, or have only remains of a replay or a
-    /// part of this store, unless `format` allows more. A home was made for the store.
+    /// part of this store, unless `format` allows more. A directory was made for the store.
     ///
     /// # Errors
     /// Returns [`StackError::NotEmpty`], with nothing written, or an error of [`Store::format`].
@@ -94,7 +94,7 @@ impl Place {
         format: &Format,
     ) -> Result<(), StackError> {
         match self {
-            Self::Home(_) => Store::format(devices, format).map_err(StackError::of_format),
+            Self::StoreDir(_) => Store::format(devices, format).map_err(StackError::of_format),
             Self::Drives(_) => {
                 check_vacant(devices, format.overwrite, format.store)?;
                 let overwrite = Overwrite::Anything;
@@ -112,10 +112,10 @@ impl Place {
     /// Marks the devices as formatted.
     ///
     /// # Errors
-    /// Returns [`StackError::Home`] if the mark cannot be written.
+    /// Returns [`StackError::StoreDir`] if the mark cannot be written.
     pub(crate) fn set_ready(&mut self) -> Result<(), StackError> {
         match self {
-            Self::Home(home) => Ok(home.set_ready()?),
+            Self::StoreDir(dir) => Ok(dir.set_ready()?),
             // The superblocks on the drives record it.
             Self::Drives(_) => Ok(()),
         }
@@ -180,66 +180,66 @@ mod tests {
     const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 1024, block_tokens: 16 };
 
     /// Makes a drive whose store leaves its first and last MiB free, and its medium.
-    fn drive() -> (MemoryMedia, Fleet) {
+    fn drive() -> (MemoryMedia, Controllers) {
         let media = MemoryMedia::new(BYTES).unwrap();
         let config = EmuConfig::new("drive").namespace(media.clone(), 512);
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
         let options = ControllerOptions::default();
-        let mut fleet =
-            Fleet::of_controllers([config], Path::new("drive"), &clock, &options, None).unwrap();
-        fleet.devices[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
-        (media, fleet)
+        let mut controllers =
+            Controllers::emulated([config], Path::new("drive"), &clock, &options, None).unwrap();
+        controllers.devices[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
+        (media, controllers)
     }
 
-    fn format(fleet: &Fleet, store: u8, overwrite: Overwrite) -> Result<(), StackError> {
+    fn format(on: &Controllers, store: u8, overwrite: Overwrite) -> Result<(), StackError> {
         let format = Format { overwrite, ..Format::new(StoreId([store; 16]), SHAPE) };
-        Place::drives(&[]).format(&fleet.devices, &format)
+        Place::drives(&[]).format(&on.devices, &format)
     }
 
-    fn holds(fleet: &Fleet) -> Holds {
-        drives::holds(&mut fleet.devices[0].controller.lock()).unwrap()
+    fn holds(controllers: &Controllers) -> Holds {
+        drives::holds(&mut controllers.devices[0].controller.lock()).unwrap()
     }
 
     #[test]
     fn a_drive_is_formatted_only_where_nothing_is_lost() {
-        let (_, fleet) = drive();
-        format(&fleet, 1, Overwrite::Nothing).unwrap();
+        let (_, controllers) = drive();
+        format(&controllers, 1, Overwrite::Nothing).unwrap();
         // Like after a crash while the store was made.
-        format(&fleet, 1, Overwrite::Nothing).unwrap();
-        let error = format(&fleet, 2, Overwrite::Nothing).unwrap_err();
+        format(&controllers, 1, Overwrite::Nothing).unwrap();
+        let error = format(&controllers, 2, Overwrite::Nothing).unwrap_err();
         assert!(error.to_string().contains("not empty (store 0101"), "{error}");
         assert_eq!(error.kind(), crate::ErrorKind::Occupied);
-        format(&fleet, 2, Overwrite::Store).unwrap();
-        format(&fleet, 2, Overwrite::Nothing).unwrap();
-        assert_eq!(holds(&fleet), Holds::Store);
+        format(&controllers, 2, Overwrite::Store).unwrap();
+        format(&controllers, 2, Overwrite::Nothing).unwrap();
+        assert_eq!(holds(&controllers), Holds::Store);
     }
 
     #[test]
     fn what_is_beside_a_store_is_guarded_and_then_cleared() {
-        let (media, fleet) = drive();
+        let (media, controllers) = drive();
         media.poke(BYTES - 512, b"EFI PART").unwrap();
         for allowed in [Overwrite::Nothing, Overwrite::Store] {
-            let error = format(&fleet, 1, allowed).unwrap_err();
+            let error = format(&controllers, 1, allowed).unwrap_err();
             assert!(matches!(error, StackError::NotEmpty { .. }), "{error}");
-            assert_eq!(holds(&fleet), Holds::Data);
+            assert_eq!(holds(&controllers), Holds::Data);
         }
-        format(&fleet, 1, Overwrite::Anything).unwrap();
-        assert_eq!(holds(&fleet), Holds::Store);
+        format(&controllers, 1, Overwrite::Anything).unwrap();
+        assert_eq!(holds(&controllers), Holds::Store);
     }
 
     #[test]
     fn what_a_replay_left_may_be_lost() {
-        let (media, fleet) = drive();
+        let (media, controllers) = drive();
         media.poke(0, drives::MARK).unwrap();
         media.poke(MIB, b"a store that was not kept").unwrap();
-        format(&fleet, 1, Overwrite::Nothing).unwrap();
-        assert_eq!(holds(&fleet), Holds::Store);
+        format(&controllers, 1, Overwrite::Nothing).unwrap();
+        assert_eq!(holds(&controllers), Holds::Store);
     }
 
     #[test]
     fn another_drive_than_expected_is_named() {
-        let (_, fleet) = drive();
-        let found = drives::identity(&fleet.devices[0].controller.lock());
+        let (_, controllers) = drive();
+        let found = drives::identity(&controllers.devices[0].controller.lock());
         let address = "0000:65:00.0".parse().unwrap();
         let drive = |identity| Drive { address, identity };
         drive(None).check(&found).unwrap();

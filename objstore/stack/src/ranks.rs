@@ -1,10 +1,10 @@
-//! A directory for a store in several processes: the home of its catalog, and one per rank.
+//! A directory for a store in several processes: one for its catalog, and one for each rank.
 //!
 //! ```text
 //!   DIR/store.json   identity of the store: state, id, ranks, files, shape
 //!   DIR/lock         locked while the rest is being made
-//!   DIR/catalog/     the home of the catalog
-//!   DIR/rank-0/      the home of the first rank's data, unless that is on drives
+//!   DIR/catalog/     store directory of the catalog
+//!   DIR/rank-0/      store directory of the first rank's data, unless that is on drives
 //! ```
 //!
 //! Drives are divided among the ranks; `store.json` has their addresses and identities. Only the
@@ -29,18 +29,18 @@ use objstore::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    controllers::Backend,
     drives::{self, DriveIdentity},
     error::StackError,
-    fleet::Below,
-    home::{self, Home, HomeError, HomeMedia, HomeOptions, Lock, State},
     place::{Drive, Place},
     stack::shut_down,
+    store_dir::{self, Lock, State, StoreDir, StoreDirError, StoreDirMedia, StoreDirOptions},
 };
 
 const NAME: &str = "store.json";
 const FIELD: &str = "ripieno_ranks";
 const VERSION: u32 = 1;
-/// Time limit for another process to make the homes.
+/// Time limit for another process to make the directories.
 const MAKE_TIMEOUT: Nanos = Nanos::from_millis(120_000);
 /// Minimum space on a catalog's device beside its journal.
 const CATALOG_SPARE: u64 = 4 << 20;
@@ -61,7 +61,7 @@ pub struct RanksOptions {
 /// Media of the ranks' data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RankMedia {
-    /// Files, in a home for each rank.
+    /// Files, in a directory for each rank.
     Files {
         /// Maximum bytes of all ranks together; allocated immediately.
         bytes: u64,
@@ -105,7 +105,7 @@ struct Manifest {
     segments: u32,
     object_bytes: u32,
     block_tokens: u32,
-    /// Those of the first rank first; empty if the ranks have homes.
+    /// Those of the first rank first; empty if the ranks have store directories.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     drives: Vec<RankDrive>,
     /// With drives: requested bytes of all ranks; 0: all that fits. Missing in older stores.
@@ -131,11 +131,11 @@ impl Ranks {
     /// Makes the missing parts: none if the store exists. Waits while another process makes it.
     ///
     /// # Errors
-    /// Returns [`HomeError::Options`] if the existing store has other ranks or another shape;
-    /// [`HomeError::Resized`] or [`StackError::Config`] if it has another size;
-    /// [`HomeError::NotEmpty`] if the directory has foreign files; [`StackError::NotEmpty`] if a
-    /// drive has data that may not be lost; [`StackError::Config`] if the drives cannot be divided,
-    /// or are not the store's; or an error of [`Home::create`], [`Store::format`] or
+    /// Returns [`StoreDirError::Options`] if the existing store has other ranks or another shape;
+    /// [`StoreDirError::Resized`] or [`StackError::Config`] if it has another size;
+    /// [`StoreDirError::NotEmpty`] if the directory has foreign files; [`StackError::NotEmpty`] if
+    /// a drive has data that may not be lost; [`StackError::Config`] if the drives cannot be
+    /// divided, or are not the store's; or an error of [`StoreDir::create`], [`Store::format`] or
     /// [`crate::Drives::open`]. Files made until then are removed; drives formatted until then are
     /// recognised the next time.
     pub fn prepare(
@@ -145,9 +145,9 @@ impl Ranks {
     ) -> Result<Self, StackError> {
         fs::create_dir_all(dir).map_err(|error| {
             let hint = "name a directory that you may write to";
-            home::os(dir, "making the directory", hint, error)
+            store_dir::os(dir, "making the directory", hint, error)
         })?;
-        let found = home::read_json::<Manifest>(dir, NAME, FIELD, VERSION)?;
+        let found = store_dir::read_json::<Manifest>(dir, NAME, FIELD, VERSION)?;
         let found = match found.filter(|found| found.state == State::Ready) {
             Some(found) => found,
             None => Self::make(dir, options, clock)?,
@@ -163,7 +163,7 @@ impl Ranks {
                 options.ranks,
                 options.shape
             );
-            return Err(HomeError::Options { why }.into());
+            return Err(StoreDirError::Options { why }.into());
         }
         let mut found = Self { dir: dir.to_owned(), manifest: found };
         found.find_drives(&options.media)?;
@@ -176,8 +176,8 @@ impl Ranks {
         let Manifest { ranks, drive_bytes, .. } = self.manifest;
         match (media, drive_bytes) {
             (RankMedia::Files { bytes, count, .. }, _) => {
-                let media = HomeMedia::Files { count: *count, bytes: bytes / u64::from(ranks) };
-                Ok(home::check_files(&self.dir, ranks, &self.rank_dir(0), &media)?)
+                let media = StoreDirMedia::Files { count: *count, bytes: bytes / u64::from(ranks) };
+                Ok(store_dir::check_files(&self.dir, ranks, &self.rank_dir(0), &media)?)
             }
             (RankMedia::Drives { bytes, .. }, Some(found)) if found != bytes.unwrap_or(0) => {
                 let said = |bytes| match bytes {
@@ -224,20 +224,22 @@ impl Ranks {
         }
         // They may have moved: serial numbers are compared when they are opened.
         drives.iter_mut().zip(asked).for_each(|(drive, address)| drive.address = address);
-        Ok(home::write_json(&self.dir, NAME, &self.manifest)?)
+        Ok(store_dir::write_json(&self.dir, NAME, &self.manifest)?)
     }
 
     /// Opens an existing store.
     ///
     /// # Errors
-    /// Returns [`HomeError::Missing`], [`HomeError::HalfMade`], [`HomeError::Damaged`] or
-    /// [`HomeError::Os`].
+    /// Returns [`StoreDirError::Missing`], [`StoreDirError::HalfMade`], [`StoreDirError::Damaged`]
+    /// or [`StoreDirError::Os`].
     pub fn open(dir: &Path) -> Result<Self, StackError> {
-        let found = home::read_json::<Manifest>(dir, NAME, FIELD, VERSION)?;
+        let found = store_dir::read_json::<Manifest>(dir, NAME, FIELD, VERSION)?;
         let dir = dir.to_owned();
         match found {
-            None => Err(HomeError::Missing { dir }.into()),
-            Some(found) if found.state == State::Making => Err(HomeError::HalfMade { dir }.into()),
+            None => Err(StoreDirError::Missing { dir }.into()),
+            Some(found) if found.state == State::Making => {
+                Err(StoreDirError::HalfMade { dir }.into())
+            }
             Some(manifest) => Ok(Self { dir, manifest }),
         }
     }
@@ -255,7 +257,7 @@ impl Ranks {
         self.manifest.shape()
     }
 
-    /// Returns the directory of the catalog's home.
+    /// Returns the directory of the catalog.
     #[must_use]
     pub fn catalog_dir(&self) -> PathBuf {
         self.dir.join("catalog")
@@ -264,11 +266,11 @@ impl Ranks {
     /// Opens the devices of a rank, for its process only.
     ///
     /// # Errors
-    /// Returns [`HomeError::Damaged`], or an error of [`Home::open`].
+    /// Returns [`StoreDirError::Damaged`], or an error of [`StoreDir::open`].
     pub fn place(&self, rank: u32) -> Result<Place, StackError> {
         let Manifest { drives, ranks, .. } = &self.manifest;
         if drives.is_empty() {
-            return Ok(Home::open(&self.rank_dir(rank))?.into());
+            return Ok(StoreDir::open(&self.rank_dir(rank))?.into());
         }
         let each = drives.len() / *ranks as usize;
         let own = drives.iter().skip(rank as usize * each).take(each);
@@ -276,13 +278,13 @@ impl Ranks {
             Ok(address) => Ok(Drive { address, identity: Some(drive.identity.clone()) }),
             Err(error) => {
                 let why = format!("{}: {error}", drive.address);
-                Err(HomeError::Damaged { path: self.dir.join(NAME), why })
+                Err(StoreDirError::Damaged { path: self.dir.join(NAME), why })
             }
         };
         Ok(Place::Drives(own.map(drive).collect::<Result<_, _>>()?))
     }
 
-    /// Returns the directory of the home of a rank's data.
+    /// Returns the directory of a rank's data.
     #[must_use]
     pub fn rank_dir(&self, rank: u32) -> PathBuf {
         self.dir.join(format!("rank-{rank}"))
@@ -294,7 +296,7 @@ impl Ranks {
         clock: &Arc<dyn Clock>,
     ) -> Result<Manifest, StackError> {
         let mut lock = Lock::take(dir);
-        let is_locked = |lock: &Result<Lock, _>| matches!(lock, Err(HomeError::Locked { .. }));
+        let is_locked = |lock: &Result<Lock, _>| matches!(lock, Err(StoreDirError::Locked { .. }));
         wait_until(&**clock, clock.now() + MAKE_TIMEOUT, || {
             if is_locked(&lock) {
                 lock = Lock::take(dir);
@@ -303,7 +305,7 @@ impl Ranks {
         });
         let _lock = lock?;
         let mut id = options.id.0;
-        match home::read_json::<Manifest>(dir, NAME, FIELD, VERSION)? {
+        match store_dir::read_json::<Manifest>(dir, NAME, FIELD, VERSION)? {
             Some(found) if found.state == State::Ready => return Ok(found),
             Some(found) => {
                 tracing::warn!(dir = %dir.display(), "removing a store that was not completed");
@@ -333,7 +335,7 @@ impl Ranks {
                 RankMedia::Drives { bytes, .. } => Some(bytes.unwrap_or(0)),
             },
         };
-        home::write_json(dir, NAME, &manifest)?;
+        store_dir::write_json(dir, NAME, &manifest)?;
         let mut made = Self { dir: dir.to_owned(), manifest };
         if let Err(error) = made.make_parts(options, clock) {
             // Reports the first failure; files that cannot be removed are recognised later.
@@ -344,7 +346,7 @@ impl Ranks {
             return Err(error);
         }
         made.manifest.state = State::Ready;
-        home::write_json(dir, NAME, &made.manifest)?;
+        store_dir::write_json(dir, NAME, &made.manifest)?;
         Ok(made.manifest)
     }
 
@@ -355,19 +357,19 @@ impl Ranks {
     ) -> Result<(), StackError> {
         let RanksOptions { ranks, shape, ref media, .. } = *options;
         if ranks == 0 {
-            return Err(HomeError::Options { why: "needs at least one rank".to_owned() }.into());
+            return Err(StoreDirError::Options { why: "needs at least one rank".to_owned() }.into());
         }
         let id = StoreId(self.manifest.id);
         let format = |part| Format { part, ..Format::new(id, shape) };
         let mut files = u32::MAX;
         let lba_bytes = match media {
             RankMedia::Files { bytes, count, lba_bytes } => {
-                let media = HomeMedia::Files { count: *count, bytes: bytes / u64::from(ranks) };
+                let media = StoreDirMedia::Files { count: *count, bytes: bytes / u64::from(ranks) };
                 for rank in 0..ranks {
                     let format = format(Part::Rank { rank, ranks });
                     let dir = self.rank_dir(rank);
-                    let options = home_options(id, rank + 1, media.clone(), *lba_bytes);
-                    files = files.min(make_home(&dir, &options, &format, clock)?);
+                    let options = dir_options(id, rank + 1, media.clone(), *lba_bytes);
+                    files = files.min(make_store_dir(&dir, &options, &format, clock)?);
                 }
                 *lba_bytes
             }
@@ -390,26 +392,26 @@ impl Ranks {
         };
         let format = format(Part::Catalog { ranks, files });
         let bytes = Store::device_bytes(&format, 1, lba_bytes)? + CATALOG_SPARE;
-        let options = home_options(id, 0, HomeMedia::Files { count: 1, bytes }, lba_bytes);
-        make_home(&self.catalog_dir(), &options, &format, clock)?;
+        let options = dir_options(id, 0, StoreDirMedia::Files { count: 1, bytes }, lba_bytes);
+        make_store_dir(&self.catalog_dir(), &options, &format, clock)?;
         self.manifest.files = files;
         Ok(())
     }
 
-    /// Removes the homes of a store that is not ready.
-    fn remove_parts(&self) -> Result<(), HomeError> {
+    /// Removes the directories of a store that is not ready.
+    fn remove_parts(&self) -> Result<(), StoreDirError> {
         let ranks = (0..self.manifest.ranks).map(|rank| self.rank_dir(rank));
         for part in ranks.chain([self.catalog_dir()]) {
             removed(&part, fs::remove_dir_all(&part))?;
         }
-        home::sync_directory(&self.dir)
+        store_dir::sync_directory(&self.dir)
     }
 
     /// Removes the manifest of a store that is not ready.
-    fn forget(&self) -> Result<(), HomeError> {
+    fn forget(&self) -> Result<(), StoreDirError> {
         let path = self.dir.join(NAME);
         removed(&path, fs::remove_file(&path))?;
-        home::sync_directory(&self.dir)
+        store_dir::sync_directory(&self.dir)
     }
 }
 
@@ -429,42 +431,42 @@ fn shares(addresses: &[PciAddress], ranks: u32) -> Result<usize, StackError> {
     }
 }
 
-fn removed(path: &Path, result: io::Result<()>) -> Result<(), HomeError> {
+fn removed(path: &Path, result: io::Result<()>) -> Result<(), StoreDirError> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(home::os(path, "removing it", "remove it by hand", error))
+            Err(store_dir::os(path, "removing it", "remove it by hand", error))
         }
         _ => Ok(()),
     }
 }
 
 /// Refuses a directory with foreign files.
-fn check_empty(dir: &Path) -> Result<(), HomeError> {
-    let os = |error| home::os(dir, "reading it", "name a directory that you may read", error);
+fn check_empty(dir: &Path) -> Result<(), StoreDirError> {
+    let os = |error| store_dir::os(dir, "reading it", "name a directory that you may read", error);
     for entry in fs::read_dir(dir).map_err(os)? {
         let found = entry.map_err(os)?.file_name().to_string_lossy().into_owned();
-        let ours = [home::LOCK, "store.json.new", home::LOST_AND_FOUND];
+        let ours = [store_dir::LOCK, "store.json.new", store_dir::LOST_AND_FOUND];
         if !ours.contains(&found.as_str()) {
-            return Err(HomeError::NotEmpty { dir: dir.to_owned(), found });
+            return Err(StoreDirError::NotEmpty { dir: dir.to_owned(), found });
         }
     }
     Ok(())
 }
 
-fn home_options(id: StoreId, number: u32, media: HomeMedia, lba_bytes: u32) -> HomeOptions {
+fn dir_options(id: StoreId, number: u32, media: StoreDirMedia, lba_bytes: u32) -> StoreDirOptions {
     let [a, b, c, d, e, f, g, h, ..] = id.0;
     let id = u64::from_le_bytes([a, b, c, d, e, f, g, h]).wrapping_add(number.into());
-    HomeOptions { id, media, lba_bytes }
+    StoreDirOptions { id, media, lba_bytes }
 }
 
-/// Makes a home and formats its devices. Returns its number of files.
-fn make_home(
+/// Makes a store directory and formats its devices. Returns its number of files.
+fn make_store_dir(
     dir: &Path,
-    options: &HomeOptions,
+    options: &StoreDirOptions,
     format: &Format,
     clock: &Arc<dyn Clock>,
 ) -> Result<u32, StackError> {
-    let mut place = Home::create(dir, options)?.into();
+    let mut place = StoreDir::create(dir, options)?.into();
     make(&mut place, format, clock).map(|(files, _)| files)
 }
 
@@ -475,7 +477,7 @@ fn make(
     clock: &Arc<dyn Clock>,
 ) -> Result<(u32, Vec<DriveIdentity>), StackError> {
     let (_below, devices, _) =
-        place.fleet(clock, &ControllerOptions::default(), None)?.into_parts();
+        place.controllers(clock, &ControllerOptions::default(), None)?.into_parts();
     let files = Store::plan(&devices, format).map_err(StackError::of_format)?[0].layout.files;
     place.format(&devices, format)?;
     place.set_ready()?;
@@ -493,7 +495,7 @@ fn make(
 pub struct CatalogStack {
     catalog: DurableCatalog,
     device: StoreDevice,
-    below: Below,
+    backend: Backend,
     place: Place,
 }
 
@@ -501,18 +503,18 @@ impl CatalogStack {
     /// Opens the catalog of a store in several processes.
     ///
     /// # Errors
-    /// Same as [`Home::open`] and [`open_catalog`].
+    /// Same as [`StoreDir::open`] and [`open_catalog`].
     pub fn open(
         ranks: &Ranks,
         options: &StoreOptions,
         clock: &Arc<dyn Clock>,
     ) -> Result<Self, StackError> {
-        let place = Place::from(Home::open(&ranks.catalog_dir())?);
-        let fleet = place.fleet(clock, &ControllerOptions::default(), None)?;
-        let (below, mut devices, _) = fleet.into_parts();
+        let place = Place::from(StoreDir::open(&ranks.catalog_dir())?);
+        let controllers = place.controllers(clock, &ControllerOptions::default(), None)?;
+        let (backend, mut devices, _) = controllers.into_parts();
         let device = devices.remove(0);
         let catalog = open_catalog(&device, options, |_, _| {})?;
-        Ok(Self { catalog, device, below, place })
+        Ok(Self { catalog, device, backend, place })
     }
 
     /// Returns the catalog.
@@ -521,15 +523,15 @@ impl CatalogStack {
         &self.catalog
     }
 
-    /// Makes everything durable, and releases the home.
+    /// Makes everything durable, and releases the store directory.
     ///
     /// # Errors
     /// Returns [`StackError::Shutdown`], or an error of [`DurableCatalog::close`].
     pub fn close(self) -> Result<(), StackError> {
-        let Self { catalog, device, below, place } = self;
+        let Self { catalog, device, backend, place } = self;
         catalog.close().map_err(StoreError::from)?;
         shut_down(&mut device.into_controller()?)?;
-        drop((below, place));
+        drop((backend, place));
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! Requests for callers in other languages, which name a layer's operation by the layer.
 
 use objstore::{
-    BlockId, BlockKey, Committed, Layer, LayerDone, Prefix, Store, StoreError, Ticket, Transfer,
-    Writing,
+    BlockId, BlockKey, Committed, Layer, LayerDone, LoadRequest, Prefix, Store, StoreError,
+    StoreRequest, Ticket,
 };
 
 use crate::error::StackError;
@@ -20,8 +20,8 @@ pub struct Request {
 
 #[derive(Debug)]
 enum Job {
-    Retrieve(Transfer),
-    Store(Writing),
+    Retrieve(LoadRequest),
+    Store(StoreRequest),
 }
 
 impl Request {
@@ -51,8 +51,8 @@ impl Request {
 
     fn ticket(&self, layer: Layer) -> Result<Ticket, StackError> {
         match &self.job {
-            Some(Job::Retrieve(transfer)) => Ok(transfer.ticket(layer)),
-            Some(Job::Store(writing)) => Ok(writing.ticket(layer)),
+            Some(Job::Retrieve(load)) => Ok(load.ticket(layer)),
+            Some(Job::Store(save)) => Ok(save.ticket(layer)),
             None => Err(StoreError::NotStarted { layer }.into()),
         }
     }
@@ -62,7 +62,7 @@ impl Request {
     #[must_use]
     pub fn accepted(&self) -> Option<(usize, usize)> {
         match &self.job {
-            Some(Job::Store(writing)) => Some((writing.accepted(), writing.written())),
+            Some(Job::Store(save)) => Some((save.accepted(), save.written())),
             _ => None,
         }
     }
@@ -73,8 +73,8 @@ impl Request {
     /// Same as [`Store::retrieve_layer`].
     pub fn start(&self, layer: Layer) -> Result<(), StackError> {
         match &self.job {
-            Some(Job::Retrieve(transfer)) => self.store.retrieve_layer(transfer, layer)?,
-            Some(Job::Store(writing)) => self.store.store_layer(writing, layer)?,
+            Some(Job::Retrieve(load)) => self.store.retrieve_layer(load, layer)?,
+            Some(Job::Store(save)) => self.store.store_layer(save, layer)?,
             None => return Err(StoreError::NotStarted { layer }.into()),
         };
         Ok(())
@@ -132,7 +132,7 @@ impl Request {
     /// Returns [`StackError::NotWriting`], or an error of [`Store::commit`].
     pub fn commit(mut self) -> Result<Committed, StackError> {
         match self.job.take() {
-            Some(Job::Store(writing)) => Ok(self.store.commit(writing)?),
+            Some(Job::Store(save)) => Ok(self.store.commit(save)?),
             other => {
                 self.job = other;
                 Err(StackError::NotWriting)

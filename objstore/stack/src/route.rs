@@ -7,9 +7,9 @@ use objstore::{KvPool, KvShape, Route};
 
 use crate::{
     chosen::NotTaken,
+    controllers::Controllers,
     error::StackError,
     executor::Executor,
-    fleet::Fleet,
     gpu::Gpu,
     pool::{self, EngineMemory, GpuMemory, PoolLayout, PoolMemory, whole_pages},
     size::Size,
@@ -65,22 +65,22 @@ pub fn routes(
 }
 
 /// Opens something by the first of `routes` that works; also returns those not taken. `prepare`
-/// must leave the fleet unchanged if it fails, and `open` consumes it.
+/// must leave the controllers unchanged if it fails, and `open` consumes it.
 ///
 /// # Errors
 /// Returns [`StackError::NoRoute`], or the first error other than [`StackError::Unfit`] and
 /// [`objstore::StoreError::Route`], which concern a single route.
 pub fn by_first_route<P, T, E: From<StackError>>(
     routes: &[Route],
-    mut fleet: impl FnMut() -> Result<Fleet, E>,
-    mut prepare: impl FnMut(Route, &mut Fleet) -> Result<P, StackError>,
-    mut open: impl FnMut(Fleet, P) -> Result<T, StackError>,
+    mut attach: impl FnMut() -> Result<Controllers, E>,
+    mut prepare: impl FnMut(Route, &mut Controllers) -> Result<P, StackError>,
+    mut open: impl FnMut(Controllers, P) -> Result<T, StackError>,
 ) -> Result<(T, Vec<NotTaken>), E> {
     let (mut spare, mut not_taken) = (None, Vec::new());
     for &route in routes {
         let mut ready = match spare.take() {
-            Some(fleet) => fleet,
-            None => fleet()?,
+            Some(attached) => attached,
+            None => attach()?,
         };
         let built = match prepare(route, &mut ready) {
             Ok(prepared) => open(ready, prepared),
@@ -130,13 +130,13 @@ impl PoolPlan<'_> {
     pub fn prepare(
         &self,
         route: Route,
-        fleet: &mut Fleet,
+        attached: &mut Controllers,
         gpu: Option<&Arc<Gpu>>,
     ) -> Result<Prepared, StackError> {
         match (route, gpu) {
-            (Route::Host, _) => self.host(fleet, gpu),
-            (Route::Staged, Some(gpu)) => self.staged(fleet, gpu),
-            (Route::Direct, Some(gpu)) => self.direct(fleet, gpu),
+            (Route::Host, _) => self.host(attached, gpu),
+            (Route::Staged, Some(gpu)) => self.staged(attached, gpu),
+            (Route::Direct, Some(gpu)) => self.direct(attached, gpu),
             (Route::Staged | Route::Direct, None) => {
                 Err(StackError::unfit("no GPU takes part", ""))
             }
@@ -144,29 +144,29 @@ impl PoolPlan<'_> {
     }
 
     /// Registers a pool in host memory, mapped for a GPU if one is used.
-    fn host(&self, fleet: &mut Fleet, gpu: Option<&Arc<Gpu>>) -> Result<Prepared, StackError> {
+    fn host(&self, on: &mut Controllers, gpu: Option<&Arc<Gpu>>) -> Result<Prepared, StackError> {
         let mut prepared = match self.memory {
             PoolMemory::Own { blocks } => {
                 let (layout, bytes) = self.own(*blocks);
-                let (memory, place) = fleet.pool_memory(bytes)?;
+                let (memory, place) = on.pool_memory(bytes)?;
                 let layout = layout.after(memory.offset());
                 let pool = layout.register(memory.memory().clone(), self.shape)?;
                 Prepared { pool, place }
             }
-            PoolMemory::Engine { memory, layout } => self.of_engine(memory, layout, fleet)?,
+            PoolMemory::Engine { memory, layout } => self.of_engine(memory, layout, on)?,
             PoolMemory::Gpu { .. } => {
                 return Err(StackError::unfit("the pool is in a GPU's memory", ""));
             }
         };
         if let Some(gpu) = gpu {
-            fleet.register(gpu, prepared.pool.memory())?;
+            on.register(gpu, prepared.pool.memory())?;
             prepared.place = "host memory, mapped into the GPU".into();
         }
         Ok(prepared)
     }
 
     /// Registers a pool in the GPU's memory, staged through pinned host memory.
-    fn staged(&self, fleet: &mut Fleet, gpu: &Arc<Gpu>) -> Result<Prepared, StackError> {
+    fn staged(&self, attached: &mut Controllers, gpu: &Arc<Gpu>) -> Result<Prepared, StackError> {
         let (layout, slots) = match self.memory {
             PoolMemory::Own { blocks } => (self.own(*blocks).0, *blocks),
             PoolMemory::Gpu { layout, .. } => (layout.clone(), self.staging_blocks(layout.blocks)),
@@ -176,8 +176,8 @@ impl PoolPlan<'_> {
         };
         let bytes = KvPool::staging_bytes(self.shape, slots, self.staging_buffers);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let staging = gpu.staging(&*fleet.space, bytes.max(fleet.scratch_bytes()))?;
-        fleet.prove(&staging)?;
+        let staging = gpu.staging(&*attached.space, bytes.max(attached.scratch_bytes()))?;
+        attached.prove(&staging)?;
         let memory = match self.memory {
             PoolMemory::Gpu { memory, .. } => memory.external(),
             _ => gpu.memory(self.own(layout.blocks).1)?,
@@ -190,33 +190,33 @@ impl PoolPlan<'_> {
     }
 
     /// Registers a pool in the GPU's memory, which the devices reach directly.
-    fn direct(&self, fleet: &mut Fleet, gpu: &Arc<Gpu>) -> Result<Prepared, StackError> {
+    fn direct(&self, attached: &mut Controllers, gpu: &Arc<Gpu>) -> Result<Prepared, StackError> {
         let (layout, memory) = match self.memory {
             PoolMemory::Own { blocks } => {
                 let (layout, bytes) = self.own(*blocks);
-                (layout, gpu.memory(bytes.max(fleet.scratch_bytes()))?)
+                (layout, gpu.memory(bytes.max(attached.scratch_bytes()))?)
             }
             PoolMemory::Gpu { memory, layout } => {
                 layout.check(self.shape, memory.bytes())?;
-                self.check_objects(memory, layout, fleet)?;
+                self.check_objects(memory, layout, attached)?;
                 (layout.clone(), memory.external())
             }
             PoolMemory::Engine { .. } => {
                 return Err(StackError::unfit("the pool is in host memory", ""));
             }
         };
-        let (memory, head, place) = if fleet.is_emulated() {
+        let (memory, head, place) = if attached.is_emulated() {
             let (pages, head) = whole_pages(memory);
             let place = "GPU memory, reached by its copy engine".to_owned();
-            (fleet.space.import(pages)?, head, place)
+            (attached.space.import(pages)?, head, place)
         } else {
-            fleet.check_order(gpu.is_coherent())?;
-            let (memory, head, kind) = gpu.map(&*fleet.space, memory)?;
+            attached.check_order(gpu.is_coherent())?;
+            let (memory, head, kind) = gpu.map(&*attached.space, memory)?;
             (memory, head, format!("GPU memory, mapped by GDRCopy ({kind})"))
         };
         if let PoolMemory::Own { .. } = self.memory {
             // An engine's memory is not overwritten: the store tests it, and restores it.
-            fleet.prove(&memory)?;
+            attached.prove(&memory)?;
         }
         let PoolLayout { rows, block_stride, blocks } = layout.after(head);
         let pool = KvPool::on_gpu(memory, self.shape, rows, block_stride, blocks)?;
@@ -241,12 +241,12 @@ impl PoolPlan<'_> {
         &self,
         memory: &EngineMemory,
         layout: &PoolLayout,
-        fleet: &Fleet,
+        attached: &Controllers,
     ) -> Result<Prepared, StackError> {
         let Self { shape, .. } = *self;
-        let pool = pool::register(memory, layout.clone(), &*fleet.space, shape)?;
+        let pool = pool::register(memory, layout.clone(), &*attached.space, shape)?;
         let base = memory.base().as_ptr().addr() as u64;
-        let (unit, lba_bytes) = limits(fleet);
+        let (unit, lba_bytes) = limits(attached);
         let place = "host".to_owned();
         // The store's proof of access uses an LBA at each end of the pool, and must not touch
         // memory beside it.
@@ -258,7 +258,7 @@ impl PoolPlan<'_> {
         let blocks = u32::try_from(room).unwrap_or(u32::MAX).min(layout.blocks);
         tracing::info!(blocks, unit, "the KV pool is not aligned: bounce buffers are used");
         let (ours, bytes) = self.own(blocks);
-        let ours = ours.register(fleet.space.alloc(bytes)?, shape)?;
+        let ours = ours.register(attached.space.alloc(bytes)?, shape)?;
         let PoolLayout { rows, block_stride, blocks } = layout.clone();
         let pool = ours.bounced(memory.external(), shape, rows, block_stride, blocks)?;
         Ok(Prepared { pool, place })
@@ -269,9 +269,9 @@ impl PoolPlan<'_> {
         &self,
         memory: &GpuMemory,
         layout: &PoolLayout,
-        fleet: &Fleet,
+        attached: &Controllers,
     ) -> Result<(), StackError> {
-        let (unit, lba_bytes) = limits(fleet);
+        let (unit, lba_bytes) = limits(attached);
         if !layout.is_aligned(memory.base().0, unit) {
             let why = format!("objects of the pool do not begin at multiples of {unit} bytes");
             return Err(StackError::unfit(why, "align the KV cache"));
@@ -285,9 +285,9 @@ impl PoolPlan<'_> {
 }
 
 /// Returns the alignment of addresses for all devices, and the largest LBA size in bytes.
-fn limits(fleet: &Fleet) -> (u64, u64) {
+fn limits(attached: &Controllers) -> (u64, u64) {
     let (mut unit, mut lba_bytes) = (1, 512);
-    for device in &fleet.devices {
+    for device in &attached.devices {
         let controller = device.controller.lock();
         unit = unit.max(granularity(&controller));
         let spaces = controller.namespaces().iter();

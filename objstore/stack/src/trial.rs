@@ -131,7 +131,7 @@ mod tests {
     use nvme_emu::{EmuConfig, FaultAction, FaultPlan, FaultRule, FaultWhen, MemoryMedia};
 
     use super::*;
-    use crate::fleet::Fleet;
+    use crate::controllers::Controllers;
 
     /// Tries a drive with these faults, and once more without them.
     fn tried(faults: FaultPlan) -> [Option<String>; 2] {
@@ -140,11 +140,11 @@ mod tests {
         let config = EmuConfig::new("drive").namespace(media, 4096);
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
         let options = ControllerOptions::default();
-        let fleet =
-            Fleet::of_controllers([config], Path::new("drive"), &clock, &options, None).unwrap();
-        let emu = fleet.below.emulation().unwrap().emus()[0].clone();
-        let mut drive = fleet.devices[0].controller.lock();
-        let memory = fleet.space.alloc(trial_bytes(&drive)).unwrap();
+        let controllers =
+            Controllers::emulated([config], Path::new("drive"), &clock, &options, None).unwrap();
+        let emu = controllers.backend.emulation().unwrap().emus()[0].clone();
+        let mut drive = controllers.devices[0].controller.lock();
+        let memory = controllers.space.alloc(trial_bytes(&drive)).unwrap();
         [faults, FaultPlan::default()].map(|faults| {
             emu.set_faults(faults);
             let executor = Box::new(HostExecutor::new(HostOptions::default(), clock.clone()));

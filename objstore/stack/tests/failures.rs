@@ -1,4 +1,4 @@
-//! A store in a home with failures below it: no wrong data is served, the message explains the
+//! A store in a directory with failures below it: no wrong data is served, the message explains the
 //! failure, and the next opening finds all committed blocks. Failures visible from outside of a
 //! process, such as a full disk: tools/tests/failures.rs. All others: objstore/tests/faults.rs.
 
@@ -14,32 +14,32 @@ use objstore::{
     StoreOptions,
 };
 use rand::{TryRngCore as _, rngs::OsRng};
-use ripieno_stack::{Emulation, Executor, Home, HomeMedia, HomeOptions};
+use ripieno_stack::{Emulation, Executor, StoreDir, StoreDirMedia, StoreDirOptions};
 use ripieno_testkit::KvMemory;
 use stack::{READ, READ_ERROR, Stack, WRITE, WRITE_FAULT, blocks, keys, on};
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
 const MIB: u64 = 1 << 20;
 
-/// A store in a home, and the controllers for fault injection. Dropped in this order.
+/// A store in a directory, and the controllers for fault injection. Dropped in this order.
 struct Open {
     stack: Stack,
     _emulation: Emulation,
-    _home: Home,
+    _store_dir: StoreDir,
 }
 
 impl Open {
-    /// Opens the store; formats the home's devices first if `format` is given.
-    fn new(mut home: Home, format: Option<&Format>) -> Result<Self, StoreError> {
+    /// Opens the store; formats the store directory's devices first if `format` is given.
+    fn new(mut store_dir: StoreDir, format: Option<&Format>) -> Result<Self, StoreError> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-        let domain = EmuDomain::new("home");
-        let (configs, options) = (home.controllers().unwrap(), ControllerOptions::default());
+        let domain = EmuDomain::new("store");
+        let (configs, options) = (store_dir.controllers().unwrap(), ControllerOptions::default());
         let (emulation, controllers) =
             Emulation::start(configs, &domain, &clock, &options).unwrap();
         let devices: Vec<StoreDevice> = controllers.into_iter().map(StoreDevice::new).collect();
         if let Some(format) = format {
             Store::format(&devices, format)?;
-            home.set_ready().unwrap();
+            store_dir.set_ready().unwrap();
         }
         let kv = KvMemory::new(&*domain, SHAPE, 64);
         let store = Store::open(StoreConfig {
@@ -55,22 +55,23 @@ impl Open {
         let emus = emulation.emus().to_vec();
         // The store has a real clock: this one is unused.
         let stack = Stack { store, shape: SHAPE, kv, domain, emus, clock: SimClock::new(1) };
-        Ok(Self { stack, _emulation: emulation, _home: home })
+        Ok(Self { stack, _emulation: emulation, _store_dir: store_dir })
     }
 
     fn made(dir: &Path, files: Option<u64>) -> Self {
-        let media = HomeMedia::Files { count: 2, bytes: 32 * MIB };
+        let media = StoreDirMedia::Files { count: 2, bytes: 32 * MIB };
         let id = OsRng.try_next_u64().unwrap();
-        let home = Home::create(dir, &HomeOptions { id, media, lba_bytes: 4096 }).unwrap();
+        let store_dir =
+            StoreDir::create(dir, &StoreDirOptions { id, media, lba_bytes: 4096 }).unwrap();
         let mut store = [0; 16];
         OsRng.try_fill_bytes(&mut store).unwrap();
         let capacity_bytes = files.map(|files| files * SHAPE.block_bytes());
         let format = Format { capacity_bytes, ..Format::new(StoreId(store), SHAPE) };
-        Self::new(home, Some(&format)).unwrap()
+        Self::new(store_dir, Some(&format)).unwrap()
     }
 
     fn again(dir: &Path) -> Self {
-        Self::new(Home::open(dir).unwrap(), None).unwrap()
+        Self::new(StoreDir::open(dir).unwrap(), None).unwrap()
     }
 
     /// Makes the second device fail like this, in the data area.
@@ -102,9 +103,9 @@ fn a_device_that_fails_in_the_middle_gives_misses_and_says_so() {
         assert!(errors <= 10, "what cannot be read is found again and again");
     }
     open.fail(WRITE, WRITE_FAULT);
-    let writing = open.stack.begin(&b, 0);
-    assert!(open.stack.write_all(&writing).is_err());
-    let error = open.stack.store.commit(writing).unwrap_err();
+    let save = open.stack.begin(&b, 0);
+    assert!(open.stack.write_all(&save).is_err());
+    let error = open.stack.store.commit(save).unwrap_err();
     assert!(error.to_string().contains("Write Fault"), "{error}");
     assert_eq!(open.stack.store.peek(&b), 0, "nothing half-written is visible");
     open.heal();
@@ -127,12 +128,12 @@ fn a_device_that_disappears_ends_the_store_and_takes_nothing_with_it() {
     let mut open = Open::made(place.path(), None);
     let (a, b) = (keys(0..10), keys(20..24));
     assert_eq!(open.stack.put(&a, 0), 10);
-    let writing = open.stack.begin(&b, 20);
+    let save = open.stack.begin(&b, 20);
     open.stack.emus[1].unplug();
-    open.stack.write_all(&writing).unwrap_err();
+    open.stack.write_all(&save).unwrap_err();
     let error = open.stack.store.lookup(&a).unwrap_err().to_string();
     assert!(error.contains("device-1.img") && error.contains("has to be opened anew"), "{error}");
-    assert!(open.stack.store.commit(writing).is_err());
+    assert!(open.stack.store.commit(save).is_err());
     assert!(open.stack.store.clone().close().is_err());
     drop(open);
     let mut again = Open::again(place.path());
@@ -156,9 +157,9 @@ fn a_full_store_evicts_what_it_may_and_keeps_what_is_pinned() {
     for key in kept.iter().chain(&fresh) {
         assert_eq!(open.stack.store.pin(&[*key]).unwrap(), 1);
     }
-    let writing = open.stack.store.allocate(&keys(2000..2004), &blocks(0, 4)).unwrap();
-    assert_eq!((writing.accepted(), writing.written()), (0, 0), "there is no room, and it says so");
-    drop(writing);
+    let save = open.stack.store.allocate(&keys(2000..2004), &blocks(0, 4)).unwrap();
+    assert_eq!((save.accepted(), save.written()), (0, 0), "there is no room, and it says so");
+    drop(save);
     open.stack.store.sync_journal().unwrap();
     drop(open);
     let mut again = Open::again(place.path());

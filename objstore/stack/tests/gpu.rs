@@ -19,9 +19,9 @@ use objstore::{
     StoreId, StoreOptions, Ticket,
 };
 use ripieno_stack::{
-    Builder, CudaChoice, ErrorKind, Executor, GpuMemory, Home, HomeMedia, HomeOptions, Place,
-    PoolLayout, PoolMemory, RankMedia, RankStack, RankStackConfig, Ranks, RanksOptions, Request,
-    Route, StackError,
+    Builder, CudaChoice, ErrorKind, Executor, GpuMemory, Place, PoolLayout, PoolMemory, RankMedia,
+    RankStack, RankStackConfig, Ranks, RanksOptions, Request, Route, StackError, StoreDir,
+    StoreDirMedia, StoreDirOptions,
 };
 use ripieno_testkit::{keys, pattern};
 
@@ -109,9 +109,9 @@ fn config(place: Place, engine: &Engine, require: Option<Route>) -> Builder {
     builder.require(require).pool(engine.pool())
 }
 
-fn home(dir: &Path) -> Home {
-    let media = HomeMedia::Files { count: 2, bytes: 64 << 20 };
-    Home::create(dir, &HomeOptions { id: 7, media, lba_bytes: 4096 }).unwrap()
+fn store_dir(dir: &Path) -> StoreDir {
+    let media = StoreDirMedia::Files { count: 2, bytes: 64 << 20 };
+    StoreDir::create(dir, &StoreDirOptions { id: 7, media, lba_bytes: 4096 }).unwrap()
 }
 
 fn blocks(range: std::ops::Range<u32>) -> Vec<BlockId> {
@@ -125,12 +125,12 @@ fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
     isolated(test, Level::Full, &[("MOCK_COPY_DELAY_US", "300")], || {
         for route in [Route::Direct, Route::Staged] {
             let place = temporary();
-            let dir = place.path().join("home");
+            let dir = place.path().join("store");
             // Like PyTorch's allocator: at any offset in a page.
             let engine = Engine::new(512);
             let format = Format::new(StoreId([7; 16]), SHAPE);
             let config = |place| config(place, &engine, Some(route));
-            let stack = config(home(&dir).into()).format(format).open().unwrap();
+            let stack = config(store_dir(&dir).into()).format(format).open().unwrap();
             assert_eq!(stack.placement().route, route);
             (0..3).for_each(|block| engine.fill(block, block.into()));
             let request = Request::store(stack.store(), &keys(0..3), &blocks(0..3)).unwrap();
@@ -138,7 +138,7 @@ fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
             assert_eq!(request.commit().unwrap().written, 3);
             stack.close().unwrap();
 
-            let stack = config(Home::open(&dir).unwrap().into()).open().unwrap();
+            let stack = config(StoreDir::open(&dir).unwrap().into()).open().unwrap();
             let prefix = stack.store().lookup(&keys(0..3)).unwrap();
             assert_eq!(prefix.len(), 3);
             let request = Request::retrieve(stack.store(), &prefix, 0, &blocks(5..8)).unwrap();
@@ -160,10 +160,10 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
     let test = "the_best_route_is_taken_and_the_others_are_explained";
     isolated(test, Level::Full, &[], || {
         let place = temporary();
-        let dir = place.path().join("home");
+        let dir = place.path().join("store");
         let engine = Engine::new(512);
         let format = Format::new(StoreId([7; 16]), SHAPE);
-        let stack = config(home(&dir).into(), &engine, None).format(format).open().unwrap();
+        let stack = config(store_dir(&dir).into(), &engine, None).format(format).open().unwrap();
         let text = stack.placement().to_string();
         assert!(text.starts_with("direct (queues in pinned host memory, KV pool in GPU"), "{text}");
         stack.close().unwrap();
@@ -174,7 +174,7 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
             ..ControllerOptions::default()
         };
         let open = |require| {
-            let place = Home::open(&dir).unwrap().into();
+            let place = StoreDir::open(&dir).unwrap().into();
             let controller = controller.clone();
             config(place, &odd, require).controller(controller).open()
         };
@@ -192,7 +192,7 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
             (Executor::Host, "only executor cuda"),
             (Executor::Cuda(CudaChoice::new(1)), "the pool is on GPU 0"),
         ] {
-            let place = Home::open(&dir).unwrap().into();
+            let place = StoreDir::open(&dir).unwrap().into();
             let error = config(place, &engine, None).executor(executor).open().unwrap_err();
             assert!(error.to_string().contains(wanted), "{error}");
         }

@@ -323,7 +323,9 @@ fn drives_that_moved_are_looked_for_where_they_are_named_now() {
     let RankMedia::Drives { bytes, .. } = &mut moved.media else { unreachable!() };
     *bytes = Some(4096);
     Ranks::prepare(dir, &moved, &clock()).unwrap();
-    let Place::Drives(own) = Ranks::open(dir).unwrap().place(1).unwrap() else { panic!("a home") };
+    let Place::Drives(own) = Ranks::open(dir).unwrap().place(1).unwrap() else {
+        panic!("a store directory")
+    };
     assert_eq!(own[0].address.to_string(), "0000:06:00.0");
     assert_eq!(own[0].identity.as_ref().unwrap().serial, "S2");
     assert_eq!(own.len(), 1);

@@ -16,7 +16,7 @@ use objstore::{
     StoreOptions, Ticket, open_catalog,
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
-use ripieno_stack::{Emulation, Executor, Home, HomeMedia, HomeOptions};
+use ripieno_stack::{Emulation, Executor, StoreDir, StoreDirMedia, StoreDirOptions};
 use ripieno_testkit::{KvMemory, format, keys};
 use serde::{Deserialize, Serialize};
 
@@ -55,20 +55,20 @@ fn options() -> StoreOptions {
     StoreOptions { deallocate: false, ..StoreOptions::default() }
 }
 
-/// Makes a part of the store in its own home.
+/// Makes a part of the store in its own store directory.
 fn make(dir: &Path, format: &Format) {
-    let media = HomeMedia::Files { count: 1, bytes: 32 << 20 };
-    let options = HomeOptions { id: OsRng.unwrap_err().random(), media, lba_bytes: 4096 };
-    let mut home = Home::create(dir, &options).unwrap();
-    let (_emulation, devices, _) = attach(&home);
+    let media = StoreDirMedia::Files { count: 1, bytes: 32 << 20 };
+    let options = StoreDirOptions { id: OsRng.unwrap_err().random(), media, lba_bytes: 4096 };
+    let mut store_dir = StoreDir::create(dir, &options).unwrap();
+    let (_emulation, devices, _) = attach(&store_dir);
     Store::format(&devices, format).unwrap();
-    home.set_ready().unwrap();
+    store_dir.set_ready().unwrap();
 }
 
-fn attach(home: &Home) -> (Emulation, Vec<StoreDevice>, Arc<EmuDomain>) {
+fn attach(store_dir: &StoreDir) -> (Emulation, Vec<StoreDevice>, Arc<EmuDomain>) {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let domain = EmuDomain::new("ranks");
-    let configs = home.controllers().unwrap();
+    let configs = store_dir.controllers().unwrap();
     let options = ControllerOptions::default();
     let (emulation, controllers) = Emulation::start(configs, &domain, &clock, &options).unwrap();
     (emulation, controllers.into_iter().map(StoreDevice::new).collect(), domain)
@@ -97,8 +97,8 @@ fn open_plane(
 fn worker() {
     let Ok(line) = std::env::var("RIPIENO_TEST_RANK") else { return };
     let (dir, store, rank): (String, [u8; 16], u32) = serde_json::from_str(&line).unwrap();
-    let home = Home::open(dir.as_ref()).unwrap();
-    let (_emulation, devices, domain) = attach(&home);
+    let store_dir = StoreDir::open(dir.as_ref()).unwrap();
+    let (_emulation, devices, domain) = attach(&store_dir);
     let mut memory = KvMemory::new(&*domain, SHAPE, BLOCKS);
     let id = RankId { store: StoreId(store), rank, ranks: RANKS, files: FILES };
     let opened = open_plane(id, devices, &memory);
@@ -216,13 +216,13 @@ struct Engine<'a> {
     namespace: NamespaceId,
     workers: Vec<Worker>,
     _emulation: Emulation,
-    _home: Home,
+    _store_dir: StoreDir,
 }
 
 impl<'a> Engine<'a> {
     fn open(dir: &'a Path) -> Self {
-        let home = Home::open(&dir.join("catalog")).unwrap();
-        let (emulation, devices, _) = attach(&home);
+        let store_dir = StoreDir::open(&dir.join("catalog")).unwrap();
+        let (emulation, devices, _) = attach(&store_dir);
         let catalog = open_catalog(&devices[0], &options(), |_, _| {}).unwrap();
         drop(devices);
         let namespace = catalog.with(|catalog| catalog.namespace(&Namespace::default())).unwrap();
@@ -233,7 +233,7 @@ impl<'a> Engine<'a> {
             worker
         });
         let workers = workers.collect();
-        Self { dir, catalog, namespace, workers, _emulation: emulation, _home: home }
+        Self { dir, catalog, namespace, workers, _emulation: emulation, _store_dir: store_dir }
     }
 
     /// Stores keys, if all ranks succeed; rank `breaks` does not finish, rank `dies` ends.
@@ -360,8 +360,8 @@ fn what_one_rank_did_not_store_nobody_finds() {
 fn a_part_that_is_another_one_is_refused() {
     let (dir, other) = (made(), made());
     let open = |dir: &Path| {
-        let home = Home::open(dir).unwrap();
-        let (emulation, devices, _) = attach(&home);
+        let store_dir = StoreDir::open(dir).unwrap();
+        let (emulation, devices, _) = attach(&store_dir);
         let opened = open_catalog(&devices[0], &options(), |_, _| {});
         drop(devices);
         let result = opened.map(|catalog| catalog.superblock().store);

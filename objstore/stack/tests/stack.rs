@@ -1,4 +1,4 @@
-//! A store in a home, with KV memory owned by the test.
+//! A store in a directory, with KV memory owned by the test.
 
 #![allow(unsafe_code, reason = "the memory of an engine, as the store sees it: by its address")]
 
@@ -7,8 +7,8 @@ use std::{ops::Range, path::Path, ptr::NonNull, sync::Arc};
 use nvme_driver::{ControllerOptions, DescriptorPreference};
 use objstore::{BlockId, Format, KvShape, Layer, StoreError, StoreId, StoreOptions};
 use ripieno_stack::{
-    Builder, EngineMemory, Home, HomeMedia, HomeOptions, PoolLayout, PoolMemory, Request, Stack,
-    StackError,
+    Builder, EngineMemory, PoolLayout, PoolMemory, Request, Stack, StackError, StoreDir,
+    StoreDirMedia, StoreDirOptions,
 };
 use ripieno_testkit::{keys, pattern};
 
@@ -69,21 +69,22 @@ impl Engine {
     }
 }
 
-fn config(home: Home, engine: &Engine, descriptors: DescriptorPreference) -> Builder {
+fn config(store_dir: StoreDir, engine: &Engine, descriptors: DescriptorPreference) -> Builder {
     let pool = PoolMemory::Engine { memory: engine.memory.clone(), layout: engine.layout.clone() };
     let controller = ControllerOptions { descriptors, ..ControllerOptions::default() };
-    Builder::on(home, SHAPE).pool(pool).controller(controller)
+    Builder::on(store_dir, SHAPE).pool(pool).controller(controller)
 }
 
 fn created(dir: &Path, engine: &Engine, descriptors: DescriptorPreference) -> Stack {
-    let media = HomeMedia::Files { count: 2, bytes: 64 << 20 };
-    let home = Home::create(dir, &HomeOptions { id: 7, media, lba_bytes: 4096 }).unwrap();
+    let media = StoreDirMedia::Files { count: 2, bytes: 64 << 20 };
+    let store_dir =
+        StoreDir::create(dir, &StoreDirOptions { id: 7, media, lba_bytes: 4096 }).unwrap();
     let format = Format::new(StoreId([7; 16]), SHAPE);
-    config(home, engine, descriptors).format(format).open().unwrap()
+    config(store_dir, engine, descriptors).format(format).open().unwrap()
 }
 
 fn reopened(dir: &Path, engine: &Engine, descriptors: DescriptorPreference) -> Stack {
-    config(Home::open(dir).unwrap(), engine, descriptors).open().unwrap()
+    config(StoreDir::open(dir).unwrap(), engine, descriptors).open().unwrap()
 }
 
 fn blocks(range: Range<u32>) -> Vec<BlockId> {
@@ -133,7 +134,7 @@ fn retrieve(stack: &Stack, engine: &Engine, range: Range<u32>) {
 
 fn survives(shift: usize, descriptors: DescriptorPreference, bounced: bool) {
     let place = tempfile::tempdir().unwrap();
-    let dir = place.path().join("home");
+    let dir = place.path().join("store");
     let engine = Engine::new(shift);
     let stack = created(&dir, &engine, descriptors);
     assert_eq!(stack.is_bounced(), bounced);
@@ -148,7 +149,7 @@ fn survives(shift: usize, descriptors: DescriptorPreference, bounced: bool) {
 }
 
 #[test]
-fn blocks_survive_in_a_home() {
+fn blocks_survive_in_a_store_dir() {
     survives(0, DescriptorPreference::Auto, false);
 }
 
@@ -192,9 +193,9 @@ fn all_layers_move_where_fewer_may_be_in_flight() {
     let place = tempfile::tempdir().unwrap();
     let engine = Engine::new(0);
     created(place.path(), &engine, DescriptorPreference::Auto).close().unwrap();
-    let home = Home::open(place.path()).unwrap();
+    let store_dir = StoreDir::open(place.path()).unwrap();
     let options = StoreOptions { iocbs: 2, ..StoreOptions::default() };
-    let config = config(home, &engine, DescriptorPreference::Auto).options(options);
+    let config = config(store_dir, &engine, DescriptorPreference::Auto).options(options);
     let stack = config.open().unwrap();
     (0..4).for_each(|key| engine.fill(key, key.into()));
     // If this thread is preempted, a layer may have ended meanwhile.
@@ -234,8 +235,8 @@ fn a_home_whose_files_were_swapped_is_refused() {
     for (from, to) in [(name(0), spare.clone()), (name(1), name(0)), (spare, name(1))] {
         std::fs::rename(from, to).unwrap();
     }
-    let home = Home::open(place.path()).unwrap();
-    let opened = config(home, &engine, DescriptorPreference::Auto).open();
+    let store_dir = StoreDir::open(place.path()).unwrap();
+    let opened = config(store_dir, &engine, DescriptorPreference::Auto).open();
     let error = opened.unwrap_err();
     assert!(matches!(error, StackError::Store(StoreError::Format(_))), "{error}");
     assert!(error.to_string().contains("device-"), "{error}");
@@ -266,7 +267,7 @@ fn what_makes_no_sense_is_refused() {
     short.blocks += 1;
     drop(prefix);
     stack.close().unwrap();
-    let config = config(Home::open(place.path()).unwrap(), &engine, DescriptorPreference::Auto);
+    let config = config(StoreDir::open(place.path()).unwrap(), &engine, DescriptorPreference::Auto);
     let pool = PoolMemory::Engine { memory: engine.memory.clone(), layout: short };
     let error = config.pool(pool).open().unwrap_err();
     assert!(matches!(error, StackError::Memory(_)), "{error}");

@@ -72,8 +72,8 @@ fn a_name_is_given_to_what_is_on_the_disk_and_is_there_itself_afterwards() {
     // Each is written twice: `making`, then `ready`.
     renamed.sort();
     renamed.dedup();
-    let homes = ["catalog", "rank-0", "rank-1"].map(|home| format!("{home}/home.json"));
-    let all: Vec<String> = homes.into_iter().chain(["store.json".to_owned()]).collect();
+    let dirs = ["catalog", "rank-0", "rank-1"].map(|store_dir| format!("{store_dir}/home.json"));
+    let all: Vec<String> = dirs.into_iter().chain(["store.json".to_owned()]).collect();
     assert_eq!(renamed, all);
     assert_eq!(calls.iter().filter(|call| is_rename(call)).count(), 2 * all.len());
 }

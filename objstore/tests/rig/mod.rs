@@ -8,8 +8,8 @@ use gio_uring::{IoExecutor, RawStream};
 use nvme_driver::{Clock, ControllerOptions, DevicePtr, DmaSpace, Nanos};
 use nvme_emu::{Emu, EmuDomain, FaultRule, SimClock};
 use objstore::{
-    BlockId, BlockKey, ExecutorFactory, Format, KvPool, KvShape, Layer, Namespace, Route, Row,
-    Store, StoreConfig, StoreDevice, StoreError, StoreGpu, Ticket, Transfer,
+    BlockId, BlockKey, ExecutorFactory, Format, KvPool, KvShape, Layer, LoadRequest, Namespace,
+    Route, Row, Store, StoreConfig, StoreDevice, StoreError, StoreGpu, Ticket,
 };
 use ripieno_testkit::{Drives, memory_drives, object, set_faults};
 
@@ -204,16 +204,16 @@ impl Rig {
     /// Stores `keys` from blocks `first` on, waiting on the host.
     pub fn put(&mut self, keys: &[BlockKey], first: u32) -> usize {
         self.fill(first, keys);
-        let writing = self.store.allocate(keys, &blocks(first, keys.len())).unwrap();
+        let save = self.store.allocate(keys, &blocks(first, keys.len())).unwrap();
         for layer in self.layers() {
-            let ticket = self.store.store_layer(&writing, layer).unwrap();
+            let ticket = self.store.store_layer(&save, layer).unwrap();
             self.store.wait(ticket).unwrap();
         }
-        self.store.commit(writing).unwrap().accepted
+        self.store.commit(save).unwrap().accepted
     }
 
     /// Begins a transfer of `keys` into wiped blocks from `first` on; all are stored.
-    pub fn transfer(&mut self, keys: &[BlockKey], first: u32) -> Transfer {
+    pub fn load(&mut self, keys: &[BlockKey], first: u32) -> LoadRequest {
         let prefix = self.store.lookup(keys).unwrap();
         assert_eq!(prefix.len(), keys.len());
         self.wipe(first, keys.len());
@@ -224,9 +224,9 @@ impl Rig {
     pub fn get(&mut self, keys: &[BlockKey], first: u32) -> usize {
         let prefix = self.store.lookup(keys).unwrap();
         self.wipe(first, prefix.len());
-        let transfer = self.store.retrieve(&prefix, &blocks(first, prefix.len())).unwrap();
+        let load = self.store.retrieve(&prefix, &blocks(first, prefix.len())).unwrap();
         for layer in self.layers() {
-            let ticket = self.store.retrieve_layer(&transfer, layer).unwrap();
+            let ticket = self.store.retrieve_layer(&load, layer).unwrap();
             self.store.wait(ticket).unwrap();
             assert!(self.holds(first, &keys[..prefix.len()], layer), "layer {layer}");
         }

@@ -13,7 +13,7 @@ use nvme_emu::{
 };
 use objstore::{
     BlockId, BlockKey, ExecutorFactory, Format, KvShape, Layer, Namespace, PolicyKind, Prefix,
-    Store, StoreConfig, StoreDevice, StoreError, StoreOptions, Writing,
+    Store, StoreConfig, StoreDevice, StoreError, StoreOptions, StoreRequest,
 };
 use ripieno_testkit::{Drives, KvMemory, format, memory_drives, set_faults};
 #[allow(unused_imports, reason = "each test file uses its part")]
@@ -152,7 +152,7 @@ impl Stack {
     }
 
     /// Fills blocks and allocates files, but stores nothing yet.
-    pub fn begin(&mut self, keys: &[BlockKey], first: u32) -> Writing {
+    pub fn begin(&mut self, keys: &[BlockKey], first: u32) -> StoreRequest {
         let blocks = blocks(first, keys.len());
         for (key, block) in keys.iter().zip(&blocks) {
             self.fill(*block, *key);
@@ -160,10 +160,10 @@ impl Stack {
         self.store.allocate(keys, &blocks).unwrap()
     }
 
-    /// Stores every layer of a writing, waiting for each.
-    pub fn write_all(&mut self, writing: &Writing) -> Result<(), StoreError> {
+    /// Stores every layer of a store request, waiting for each.
+    pub fn write_all(&mut self, save: &StoreRequest) -> Result<(), StoreError> {
         for layer in (0..self.shape.layers).map(Layer) {
-            let ticket = self.store.store_layer(writing, layer)?;
+            let ticket = self.store.store_layer(save, layer)?;
             self.store.wait(ticket)?;
         }
         Ok(())
@@ -171,19 +171,19 @@ impl Stack {
 
     /// Stores `keys` from blocks `first` on, and returns how many were accepted.
     pub fn put(&mut self, keys: &[BlockKey], first: u32) -> usize {
-        let writing = self.begin(keys, first);
-        self.write_all(&writing).unwrap();
-        self.store.commit(writing).unwrap().accepted
+        let save = self.begin(keys, first);
+        self.write_all(&save).unwrap();
+        self.store.commit(save).unwrap().accepted
     }
 
     /// Reads a prefix into wiped blocks from `first` on, layer by layer.
     pub fn read(&mut self, prefix: &Prefix, first: u32) -> Result<(), StoreError> {
         let blocks = blocks(first, prefix.len());
         blocks.iter().for_each(|block| self.wipe(*block));
-        let transfer = self.store.retrieve(prefix, &blocks)?;
+        let load = self.store.retrieve(prefix, &blocks)?;
         let mut tickets = Vec::new();
         for layer in (0..self.shape.layers).map(Layer) {
-            tickets.push(self.store.retrieve_layer(&transfer, layer)?);
+            tickets.push(self.store.retrieve_layer(&load, layer)?);
         }
         let mut result = Ok(());
         for ticket in tickets {

@@ -47,7 +47,7 @@ class Reports(KVConnectorWorkerMetadata):
 
     loaded: Counter = field(default_factory=Counter)
     """Number of workers that have ended each load."""
-    spoilt: set[int] = field(default_factory=set)
+    corrupted: set[int] = field(default_factory=set)
     """Loads with blocks that failed to load."""
     lost: set[int] = field(default_factory=set)
     """Files that could not be read."""
@@ -62,7 +62,7 @@ class Reports(KVConnectorWorkerMetadata):
             written.setdefault(job, {}).update(ranks)
         return Reports(
             self.loaded + other.loaded,
-            self.spoilt | other.spoilt,
+            self.corrupted | other.corrupted,
             self.lost | other.lost,
             written,
             self.dead or other.dead,
@@ -85,7 +85,7 @@ class Legacy:
         }
         name = os.path.join(path, f"reports-{rank}.json")
         with open(f"{name}.new", "w") as file:
-            fields = [reports.loaded, list(reports.spoilt), list(reports.lost), written]
+            fields = [reports.loaded, list(reports.corrupted), list(reports.lost), written]
             json.dump([*fields, reports.dead], file)
         os.replace(f"{name}.new", name)
 
@@ -95,7 +95,7 @@ class Legacy:
         taken = None
         for name in glob.glob(os.path.join(glob.escape(path), "reports-*.json")):
             with open(name) as file:
-                loaded, spoilt, lost, written, dead = json.load(file)
+                loaded, corrupted, lost, written, dead = json.load(file)
             os.remove(name)
             written = {
                 int(job): {
@@ -105,6 +105,6 @@ class Legacy:
                 for job, ranks in written.items()
             }
             loaded = Counter({int(job): count for job, count in loaded.items()})
-            reports = Reports(loaded, set(spoilt), set(lost), written, dead)
+            reports = Reports(loaded, set(corrupted), set(lost), written, dead)
             taken = reports if taken is None else taken.aggregate(reports)
         return taken

@@ -18,7 +18,7 @@ from .protocol import Job, Legacy, Tasks
 logger = init_logger("vllm.ripieno")
 
 KEY_BYTES = 32
-STRIKES = 8
+MAX_CONSECUTIVE_FAILURES = 8
 """Consecutive failed loads after which the store is no longer used, and consecutive failed saves
 after which nothing is stored."""
 
@@ -328,10 +328,10 @@ class Scheduler:
         if reports is None:
             return
         if reports.dead:
-            self._die(reports.dead)
+            self._fail_permanently(reports.dead)
         self.catalog.lost(sorted(reports.lost))
         for job, count in reports.loaded.items():
-            self._loaded(job, count, job in reports.spoilt)
+            self._loaded(job, count, job in reports.corrupted)
         for job, ranks in reports.written.items():
             self._written(job, ranks)
         if reports.lost or reports.written:
@@ -351,7 +351,7 @@ class Scheduler:
             return
         self.stats.count("load_failures")
         if self._struck("loads"):
-            self._die(f"{STRIKES} loads failed one after the other")
+            self._fail_permanently(f"{MAX_CONSECUTIVE_FAILURES} loads failed one after the other")
 
     def _written(self, job, ranks):
         save, state = self.saves[job], None
@@ -382,13 +382,13 @@ class Scheduler:
             self.stats.count("save_failures")
             self.stats.count("dropped_blocks", len(save.blocks))
             if self._struck("saves"):
-                self._fail(f"{STRIKES} saves failed one after the other")
+                self._fail(f"{MAX_CONSECUTIVE_FAILURES} saves failed one after the other")
 
     def _struck(self, what):
         self.strikes[what] += 1
-        return self.strikes[what] == STRIKES
+        return self.strikes[what] == MAX_CONSECUTIVE_FAILURES
 
-    def _die(self, why):
+    def _fail_permanently(self, why):
         if not self.dead:
             self.dead = why
             logger.error("ripieno: serving goes on without the store: %s", why)
@@ -431,7 +431,7 @@ class Scheduler:
                     self.catalog.bump_epoch(space)
         except ripieno.Error as error:
             # The blocks cannot be dropped, so lookups must not find them.
-            self._die(f"it could not be reset: {error}")
+            self._fail_permanently(f"it could not be reset: {error}")
             return False
         # Pending saves are stale, too, and so are blocks that requests compute from stale ones.
         for save in self.saves.values():

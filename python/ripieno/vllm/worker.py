@@ -221,7 +221,7 @@ class Worker:
                 self.stats.count("loaded_bytes", len(task.files) * self.block_bytes)
                 self._arrived(task, len(task.files))
             else:
-                good = self._good(task)
+                good = self._valid_prefix_len(task)
                 self.stats.count("checksum_mismatches", int(bool(report and report.is_mismatch)))
                 self._fail(task, good, error)
 
@@ -232,10 +232,10 @@ class Worker:
             self.reports.lost.update(self.plane.take_lost())
             return reports
         except ripieno.Error as error:
-            self._die(str(error))
+            self._fail_permanently(str(error))
             return {}
 
-    def _good(self, task):
+    def _valid_prefix_len(self, task):
         """Returns how many leading blocks of a failed load have the right contents."""
         lost = (at for at, file in enumerate(task.files) if file in self.reports.lost)
         good = next(lost, 0)
@@ -256,7 +256,7 @@ class Worker:
 
     def _fail(self, task, good, error):
         if isinstance(error, ripieno.ClosedError):
-            self._die(str(error))
+            self._fail_permanently(str(error))
         bad, all = len(task.blocks) - good, len(task.blocks)
         self._warn(f"{task.request}: {bad} of {all} blocks did not arrive: {error}")
         self._arrived(task, good)
@@ -271,13 +271,13 @@ class Worker:
         invalid, because each depends on those before it."""
         self.reports.loaded[task.id] += 1
         if bad := task.blocks[good:]:
-            self.reports.spoilt.add(task.id)
+            self.reports.corrupted.add(task.id)
             self.invalid.update(bad)
             for page in self.pages:
                 # The stale contents might be NaNs.
                 page[bad] = 0
 
-    def _die(self, why):
+    def _fail_permanently(self, why):
         self.dead = self.dead or why
         self.reports.dead = self.dead
 
@@ -331,7 +331,7 @@ class Worker:
                 self._warn(f"{saved.blocks} blocks were not stored: {saved.error}")
             self.reports.written.setdefault(saved.id, {})[self.rank] = saved.checksums
         if self.saver.dead:
-            self._die(self.saver.dead)
+            self._fail_permanently(self.saver.dead)
 
     def take_stats(self):
         stats, self.stats = self.stats, Stats()

@@ -18,7 +18,7 @@ from ripieno.vllm.metrics import Stats  # noqa: E402
 from ripieno.vllm.options import Options  # noqa: E402
 from ripieno.vllm.protocol import Job, Legacy, Reports  # noqa: E402
 from ripieno.vllm.saver import DEPTH_BYTES, Saver  # noqa: E402
-from ripieno.vllm.scheduler import STRIKES, Load, Scheduler, Watchers  # noqa: E402
+from ripieno.vllm.scheduler import MAX_CONSECUTIVE_FAILURES, Load, Scheduler, Watchers  # noqa: E402
 from vllm.v1.core.block_pool import BlockPool  # noqa: E402
 
 
@@ -42,13 +42,13 @@ def test_stats_of_workers_and_steps_add_up():
 
 
 def test_reports_of_workers_add_up():
-    one = Reports(loaded={1: 1}, spoilt={1}, lost={9}, written={4: {0: b"a"}})
+    one = Reports(loaded={1: 1}, corrupted={1}, lost={9}, written={4: {0: b"a"}})
     one.loaded = type(Reports().loaded)(one.loaded)
     other = Reports(written={4: {1: None}}, dead="gone")
     other.loaded.update({1: 1, 2: 1})
     both = one.aggregate(other)
     assert both.loaded == {1: 2, 2: 1}
-    assert (both.spoilt, both.lost, both.dead) == ({1}, {9}, "gone")
+    assert (both.corrupted, both.lost, both.dead) == ({1}, {9}, "gone")
     assert both.written == {4: {0: b"a", 1: None}}
 
 
@@ -190,7 +190,7 @@ def test_reports_reach_a_scheduler_in_another_process(tmp_path):
 def test_a_load_that_fails_on_the_first_rank_only_counts_as_failed():
     half = Scheduler.__new__(Scheduler)
     half.stats, half.dead = Stats(), None
-    half.strikes = Counter(loads=STRIKES - 1)
+    half.strikes = Counter(loads=MAX_CONSECUTIVE_FAILURES - 1)
     half.catalog = types.SimpleNamespace(release=lambda reference: None)
     half.loads = {1: Load("r", 5, 3, workers=2)}
     half._loaded(1, 1, True)

@@ -294,7 +294,7 @@ def test_metrics_are_reported_when_something_happened(engine):
     assert (stats[tiering.LOST], stats[tiering.EVICTED], stats[tiering.HEALTHY]) == (1, 0, 1)
     assert set(stats) == set(tier.tier.build_metric_definitions({}))
     assert tier.tier.get_stats() is None
-    tier.tier._die("why")
+    tier.tier._fail_permanently("why")
     assert tier.tier.get_stats().reduce()[tiering.HEALTHY] == 0
 
 

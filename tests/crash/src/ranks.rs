@@ -21,7 +21,7 @@ use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
 use ripieno_testkit::keys;
 
 use self::process::{
-    BLOCKS, Head, Meanwhile, RANKS, Rank, Stage, Writing, begin, lock, options, tag,
+    BLOCKS, Head, Meanwhile, OpenWrite, RANKS, Rank, Stage, begin, lock, options, tag,
 };
 use crate::{
     change::{Change, Target as _, some_keys},
@@ -46,7 +46,7 @@ pub struct RankHistory {
     shape: KvShape,
     model: Model,
     keys: Vec<BlockKey>,
-    writes: Vec<Writing>,
+    writes: Vec<OpenWrite>,
     free: Vec<BlockId>,
     lives: u64,
     /// True in the last check: nothing fails any more.
@@ -280,9 +280,9 @@ impl RankHistory {
             outcome.crashes += 1;
         }
         // The ranks must not write to files that a new catalog allocates to other blocks.
-        for writing in std::mem::take(&mut self.writes) {
-            self.free.extend(writing.own.iter().map(|(.., block)| *block));
-            for (rank, stage) in self.ranks.iter().zip(writing.stages) {
+        for write in std::mem::take(&mut self.writes) {
+            self.free.extend(write.own.iter().map(|(.., block)| *block));
+            for (rank, stage) in self.ranks.iter().zip(write.stages) {
                 if let (Some(worker), Stage::Moving(job)) = (&rank.worker, stage) {
                     lock(worker).plane.abandon(job);
                 }
@@ -304,24 +304,24 @@ impl RankHistory {
                 self.report(at, rank, None);
             }
         }
-        self.writes.retain(|writing| !writing.own.is_empty());
+        self.writes.retain(|write| !write.own.is_empty());
     }
 
     /// Reports the result of a rank's part of a write to the catalog.
     fn report(&mut self, at: usize, rank: usize, sums: Option<&[u32]>) {
         let Some(catalog) = &self.head.catalog else { return };
-        let writing = &mut self.writes[at];
-        writing.stages[rank] = Stage::Reported;
+        let write = &mut self.writes[at];
+        write.stages[rank] = Stage::Reported;
         let reported = catalog.with(|catalog| match sums {
-            Some(sums) => catalog.written(writing.id, rank as u32, sums),
-            None => catalog.failed(writing.id, rank as u32),
+            Some(sums) => catalog.written(write.id, rank as u32, sums),
+            None => catalog.failed(write.id, rank as u32),
         });
         match reported {
-            Ok(Reported::All) => writing.is_whole = true,
+            Ok(Reported::All) => write.is_whole = true,
             Ok(Reported::Failed) => {
-                let names: Vec<_> = writing.own.iter().map(|own| (own.0, own.1)).collect();
+                let names: Vec<_> = write.own.iter().map(|own| (own.0, own.1)).collect();
                 self.model.give_up(&names);
-                self.free.extend(writing.own.drain(..).map(|(.., block)| block));
+                self.free.extend(write.own.drain(..).map(|(.., block)| block));
             }
             Ok(Reported::Waiting) => {}
             Err(error) => panic!("the catalog refused a report: {error}"),
@@ -377,17 +377,17 @@ impl RankHistory {
             (self.rng.random_range(0..SPACES), some_keys(&mut self.rng, &self.keys));
         let versions: Vec<_> =
             keys.iter().map(|key| ((space, *key), self.model.new_version())).collect();
-        let Some(writing) = begin(catalog, &versions, &mut self.free) else { return };
-        writing.own.iter().for_each(|own| self.model.begin(own.0, own.1));
-        self.writes.push(writing);
+        let Some(write) = begin(catalog, &versions, &mut self.free) else { return };
+        write.own.iter().for_each(|own| self.model.begin(own.0, own.1));
+        self.writes.push(write);
     }
 
     /// Starts a rank's part of a write.
     fn move_part(&mut self, rank: usize) -> Result<()> {
         let Some(worker) = self.ranks[rank].worker.clone() else { return Ok(()) };
-        let idle = |writing: &&mut Writing| writing.stages[rank] == Stage::Idle;
-        let Some(writing) = self.writes.iter_mut().find(idle) else { return Ok(()) };
-        lock(&worker).store(rank, writing)?;
+        let idle = |write: &&mut OpenWrite| write.stages[rank] == Stage::Idle;
+        let Some(write) = self.writes.iter_mut().find(idle) else { return Ok(()) };
+        lock(&worker).store(rank, write)?;
         Ok(())
     }
 
@@ -395,8 +395,8 @@ impl RankHistory {
     fn end_parts(&mut self, rank: usize) -> Result<()> {
         let Some(worker) = self.ranks[rank].worker.clone() else { return Ok(()) };
         let mut parts = Vec::new();
-        for (at, writing) in self.writes.iter().enumerate() {
-            if let Stage::Moving(job) = writing.stages[rank]
+        for (at, write) in self.writes.iter().enumerate() {
+            if let Stage::Moving(job) = write.stages[rank]
                 && self.rng.random_bool(0.7)
             {
                 parts.push((at, job));
@@ -420,29 +420,29 @@ impl RankHistory {
             }
             Err(error) => {
                 parts.into_iter().for_each(|(at, _)| self.report(at, rank, None));
-                self.writes.retain(|writing| !writing.own.is_empty());
+                self.writes.retain(|write| !write.own.is_empty());
                 return Err(error.into());
             }
         }
-        self.writes.retain(|writing| !writing.own.is_empty());
+        self.writes.retain(|write| !write.own.is_empty());
         Ok(())
     }
 
     /// Commits a write that all ranks have reported.
     fn commit(&mut self, catalog: &Arc<DurableCatalog>, outcome: &mut Outcome) -> Result<()> {
-        let Some(at) = self.writes.iter().position(|writing| writing.is_whole) else {
+        let Some(at) = self.writes.iter().position(|write| write.is_whole) else {
             // An incomplete write must be rejected.
-            let Some(writing) = self.writes.first() else { return Ok(()) };
-            if catalog.with(|catalog| catalog.commit(writing.id)).is_ok() {
+            let Some(write) = self.writes.first() else { return Ok(()) };
+            if catalog.with(|catalog| catalog.commit(write.id)).is_ok() {
                 bail!("a write was committed that a rank has not reported");
             }
             return Ok(());
         };
-        let writing = self.writes.remove(at);
-        let names: Vec<_> = writing.own.iter().map(|own| (own.0, own.1)).collect();
-        self.free.extend(writing.own.iter().map(|(.., block)| *block));
+        let write = self.writes.remove(at);
+        let names: Vec<_> = write.own.iter().map(|own| (own.0, own.1)).collect();
+        self.free.extend(write.own.iter().map(|(.., block)| *block));
         self.model.try_to(&names);
-        catalog.with(|catalog| catalog.commit(writing.id))?;
+        catalog.with(|catalog| catalog.commit(write.id))?;
         let after_fault = self.ranks.iter_mut().any(Rank::faults);
         for (name, version) in names {
             if catalog.contains(&name) {
@@ -481,13 +481,13 @@ impl RankHistory {
         let mut meanwhile = lock(&meanwhile);
         self.free = std::mem::take(&mut meanwhile.free);
         match meanwhile.begun.take() {
-            Some(writing) => {
+            Some(write) => {
                 outcome.meanwhile += 1;
-                let is_own = |name: &&(Name, u64)| writing.own.iter().any(|own| own.1 == name.1);
+                let is_own = |name: &&(Name, u64)| write.own.iter().any(|own| own.1 == name.1);
                 let others: Vec<_> =
                     meanwhile.versions.iter().filter(|name| !is_own(name)).copied().collect();
                 self.model.give_up(&others);
-                self.writes.push(writing);
+                self.writes.push(write);
             }
             None => self.model.give_up(&meanwhile.versions),
         }

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use nvme_driver::Nanos;
-use objstore::{BlockId, BlockKey, Layer, Store, StoreError, Ticket, Transfer, Usage, Writing};
+use objstore::{
+    BlockId, BlockKey, Layer, LoadRequest, Store, StoreError, StoreRequest, Ticket, Usage,
+};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 use ripieno_testkit::KvMemory;
 
@@ -39,7 +41,7 @@ pub struct Session {
 
 /// Stores some blocks.
 pub struct Writer {
-    writing: Writing,
+    save: StoreRequest,
     space: usize,
     /// Blocks that it stores, with their versions; empty if unknown.
     names: Vec<(Name, u64)>,
@@ -52,7 +54,7 @@ pub struct Writer {
 
 /// Retrieves some blocks.
 pub struct Reader {
-    transfer: Transfer,
+    load: LoadRequest,
     /// Blocks that it reads, with the versions that could be found at its start.
     names: Vec<(Name, Vec<u64>)>,
     layers: Vec<Layer>,
@@ -172,8 +174,8 @@ impl History {
             let mut others = session.writers.iter().flat_map(|writer| &writer.names);
             own.push(!session.contains(&name) && !others.any(|(other, _)| *other == name));
         }
-        let writing = match session.stores[space].allocate(&keys, &blocks) {
-            Ok(writing) => writing,
+        let save = match session.stores[space].allocate(&keys, &blocks) {
+            Ok(save) => save,
             Err(error) => {
                 session.free.extend(blocks);
                 self.model.give_up(&all);
@@ -183,16 +185,16 @@ impl History {
         if session.read_only {
             bail!("a store that takes no writes gave files");
         }
-        let accepted = all.iter().zip(own).take(writing.accepted());
+        let accepted = all.iter().zip(own).take(save.accepted());
         let mut names: Vec<_> = accepted.filter(|(_, own)| *own).map(|(name, _)| *name).collect();
-        if writing.written() != names.len() {
+        if save.written() != names.len() {
             // A block was evicted meanwhile, or is being stored by a writer with unknown names.
             names.clear();
         }
         let mut layers: Vec<Layer> = (0..self.format.shape.layers).map(Layer).collect();
         layers.shuffle(&mut self.rng);
         let tickets = Vec::new();
-        session.writers.push(Writer { writing, space, names, all, layers, tickets, blocks });
+        session.writers.push(Writer { save, space, names, all, layers, tickets, blocks });
         Ok(())
     }
 
@@ -211,10 +213,10 @@ impl History {
         let (writer, store) = (&mut writers[at], &stores[0]);
         for _ in 0..self.rng.random_range(1..=4) {
             let Some(layer) = writer.layers.pop() else { break };
-            let mut started = store.store_layer(&writer.writing, layer);
+            let mut started = store.store_layer(&writer.save, layer);
             if let Err(StoreError::Busy { .. }) = started {
                 store.drain()?;
-                started = store.store_layer(&writer.writing, layer);
+                started = store.store_layer(&writer.save, layer);
             }
             match started {
                 Ok(ticket) => writer.tickets.push(ticket),
@@ -260,7 +262,7 @@ impl History {
     ) -> Result<()> {
         let mut missing = self.model.missing(|name| session.contains(name));
         let writer = session.writers.swap_remove(at);
-        let Writer { writing, names, all, layers, blocks, .. } = writer;
+        let Writer { save, names, all, layers, blocks, .. } = writer;
         let tried = if names.is_empty() { &all } else { &names };
         // These may be stored, and dropped during the commit.
         tried.iter().for_each(|(name, _)| _ = missing.remove(name));
@@ -271,8 +273,8 @@ impl History {
         self.model.give_up(&others);
         session.used.extend(blocks);
         let store = session.stores[0].clone();
-        let is_partial = !layers.is_empty() && writing.written() > 0;
-        let committed = self.meanwhile(session, powered, || store.commit(writing));
+        let is_partial = !layers.is_empty() && save.written() > 0;
+        let committed = self.meanwhile(session, powered, || store.commit(save));
         match committed {
             Ok(_) => {
                 if session.read_only {
@@ -356,8 +358,8 @@ impl History {
         let names = keys.iter().take(prefix.len()).map(|key| (space, *key));
         let names = names.map(|name| (name, self.model.findable(&name))).collect();
         blocks.iter().for_each(|block| session.kv.wipe(*block));
-        let transfer = match session.stores[space].retrieve(&prefix, &blocks) {
-            Ok(transfer) => transfer,
+        let load = match session.stores[space].retrieve(&prefix, &blocks) {
+            Ok(load) => load,
             Err(error) => {
                 session.free.extend(blocks);
                 return match error {
@@ -370,7 +372,7 @@ impl History {
         let mut layers: Vec<Layer> = (0..self.format.shape.layers).map(Layer).collect();
         layers.shuffle(&mut self.rng);
         let tickets = Vec::new();
-        session.readers.push(Reader { transfer, names, layers, tickets, blocks, failed: false });
+        session.readers.push(Reader { load, names, layers, tickets, blocks, failed: false });
         Ok(())
     }
 
@@ -388,7 +390,7 @@ impl History {
         let (reader, store) = (&mut readers[at], &stores[0]);
         for _ in 0..self.rng.random_range(1..=4) {
             let Some(layer) = reader.layers.pop() else { break };
-            match store.retrieve_layer(&reader.transfer, layer) {
+            match store.retrieve_layer(&reader.load, layer) {
                 Ok(ticket) => reader.tickets.push(ticket),
                 Err(StoreError::Busy { .. }) => {
                     reader.layers.push(layer);
@@ -422,7 +424,7 @@ impl History {
                 outcome.note(self.seed, name, Wrong::CameBack, Held::Version(version));
             }
         }
-        drop(reader.transfer);
+        drop(reader.load);
         session.free.extend(reader.blocks);
         Ok(())
     }
@@ -464,12 +466,12 @@ impl History {
         // The last block is reserved for this purpose.
         let block = BlockId(BLOCKS - 1);
         session.kv.wipe(block);
-        let transfer = store.retrieve(&prefix, &[block])?;
+        let load = store.retrieve(&prefix, &[block])?;
         for layer in (0..self.format.shape.layers).map(Layer) {
-            let mut started = store.retrieve_layer(&transfer, layer);
+            let mut started = store.retrieve_layer(&load, layer);
             if let Err(StoreError::Busy { .. }) = started {
                 store.drain()?;
-                started = store.retrieve_layer(&transfer, layer);
+                started = store.retrieve_layer(&load, layer);
             }
             match started.and_then(|ticket| store.wait(ticket)) {
                 Ok(_) => {}

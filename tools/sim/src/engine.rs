@@ -5,12 +5,12 @@
 //! single event. [`Tiers`] holds and moves the keys and values: [`serve`] runs over the model of
 //! this crate, [`serve_over`] over any other, such as a store.
 
-mod below;
 mod hbm;
 mod host;
 mod index;
 mod link;
 mod memory;
+mod model_tiers;
 mod numbered;
 mod record;
 mod requests;
@@ -30,16 +30,16 @@ use crate::{
     gpu::{Gpu, Model},
     policy::Policy,
 };
-use below::Below;
 use hbm::Hbm;
 use index::Index;
 pub(crate) use link::Link;
 pub(crate) use memory::Memory;
+use model_tiers::ModelTiers;
 use record::Record;
 pub use record::{Second, Span, Work};
 use requests::{Active, Waiting};
 use steps::Step;
-pub use tiers::{Ended, Found, Purpose, Tiers};
+pub use tiers::{Ended, Hit, Purpose, Tiers};
 
 /// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -207,7 +207,7 @@ pub fn serve(setup: &Setup<'_>, policy: &Policy, requests: &[Request]) -> Report
 pub fn watch(setup: &Setup<'_>, policy: &Policy, requests: &[Request], watched: usize) -> Report {
     let mut engine = Engine::over_model(setup, policy, requests, watched);
     let Ok(()) = engine.run(&mut || true);
-    let wasted_bytes = engine.tiers.as_ref().map_or(0, Below::wasted_bytes);
+    let wasted_bytes = engine.tiers.as_ref().map_or(0, ModelTiers::wasted_bytes);
     Report { wasted_bytes, ..engine.end().0 }
 }
 
@@ -231,14 +231,14 @@ pub fn serve_over<T: Tiers>(
     Ok((report, tiers.expect("it was given")))
 }
 
-impl<'a> Engine<'a, Below> {
+impl<'a> Engine<'a, ModelTiers> {
     fn over_model(
         setup: &'a Setup<'a>,
         policy: &Policy,
         requests: &'a [Request],
         watched: usize,
     ) -> Self {
-        let tiers = policy.tier.map(|tier| Below::new(setup, tier, policy.host.as_ref()));
+        let tiers = policy.tier.map(|tier| ModelTiers::new(setup, tier, policy.host.as_ref()));
         Self::new(setup, Hbm::new(setup, policy.keeps_hbm), tiers, requests, watched)
     }
 }

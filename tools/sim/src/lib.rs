@@ -38,7 +38,7 @@ mod workload;
 
 pub use compare::{POLICIES, compare};
 pub use engine::{
-    Ended, Found, LayerTimes, Purpose, Report, Request, Second, Served, Setup, Span, Tiers, Work,
+    Ended, Hit, LayerTimes, Purpose, Report, Request, Second, Served, Setup, Span, Tiers, Work,
     serve, serve_over, watch,
 };
 pub use gpu::{A100, GLM_4_9B_1M, Gpu, H100, H200, LLAMA_3_8B, LLAMA_3_70B, Model};

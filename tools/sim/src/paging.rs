@@ -18,7 +18,7 @@ pub(crate) use decode::{Decode, Found, Hbm};
 
 /// The tiers below the GPU.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Below {
+pub(crate) struct LowerTiers {
     pub block_bytes: u64,
     /// Blocks of host memory.
     pub host_blocks: u32,
@@ -44,7 +44,7 @@ pub(crate) struct Ahead {
 /// Host memory, drives, the link, and their transfers.
 #[derive(Debug)]
 pub(crate) struct Paging {
-    below: Below,
+    lower: LowerTiers,
     batch_blocks: u64,
     memory: Memory<u64>,
     drives: Link,
@@ -59,14 +59,14 @@ pub(crate) struct Paging {
 }
 
 impl Paging {
-    pub(crate) fn new(below: Below, ahead: Ahead) -> Self {
-        let Below { block_bytes, host_blocks, drives, link } = below;
+    pub(crate) fn new(lower: LowerTiers, ahead: Ahead) -> Self {
+        let LowerTiers { block_bytes, host_blocks, drives, link } = lower;
         let tier = TierConfig { blocks: host_blocks, block_bytes, policy: PolicyKind::Lru };
         let [drives, link] =
             [drives, link].map(|lane| Link::new(lane, ahead.schedule, block_bytes, 1));
         let reload_cost = drives.scheduler.table().costs.read.duration(block_bytes);
         Self {
-            below,
+            lower,
             batch_blocks: u64::from(ahead.lookahead.batch_blocks),
             memory: Memory::new(tier, Some(ahead.lookahead), reload_cost),
             drives,
@@ -202,7 +202,7 @@ impl Paging {
         }
         self.reading -= 1;
         match hop {
-            Hop::Drives => self.read_from(Hop::Link, request, bytes / self.below.block_bytes),
+            Hop::Drives => self.read_from(Hop::Link, request, bytes / self.lower.block_bytes),
             Hop::Link => self.arrived += bytes,
         }
     }

@@ -16,7 +16,7 @@ use ripieno_stack::{
     vfio_space,
 };
 
-use crate::problem::told;
+use crate::problem::user_error;
 
 use super::findings::{Findings, check, failed};
 
@@ -30,7 +30,7 @@ pub(super) fn try_all(
     gpu: Option<&Arc<Gpu>>,
     findings: &mut Findings<'_>,
 ) -> anyhow::Result<()> {
-    let space = match vfio_space().map_err(told) {
+    let space = match vfio_space().map_err(user_error) {
         Ok(space) => space,
         Err(error) => return findings.add(failed(check(UNANSWERED, "VFIO"), &error)),
     };
@@ -40,7 +40,7 @@ pub(super) fn try_all(
         let options = ControllerOptions::default();
         let opened = open_drive(&space, *address, &clock, options)
             .and_then(|drive| check_drive(&drive).map(|()| drive))
-            .map_err(told);
+            .map_err(user_error);
         match opened {
             Ok(drive) => controllers.push(drive),
             Err(error) => {
@@ -70,7 +70,7 @@ fn doorbells(drives: &[Controller], gpu: &Gpu) -> Finding {
     for drive in drives {
         if let Err(error) = gpu.device().register_doorbells(drive.bus(), DoorbellKind::Io) {
             // The remedy depends on the driver's error code and is in the message.
-            return failed(finding, &told(error.into()));
+            return failed(finding, &user_error(error.into()));
         }
     }
     let found = "those of every drive are mapped into the GPU; that it rings them is tried below, \
@@ -98,9 +98,9 @@ fn try_one(
                 .says(Verdict::Fail, "no GPU that can be used")
                 .fix("see above; data goes to host memory with --executor host");
         }
-        (Route::Staged, Some(gpu)) => gpu.staging(&**space, bytes).map_err(told),
+        (Route::Staged, Some(gpu)) => gpu.staging(&**space, bytes).map_err(user_error),
         (Route::Direct, Some(gpu)) => {
-            gpu.mapped(&**space, bytes).map(|(memory, _)| memory).map_err(told)
+            gpu.mapped(&**space, bytes).map(|(memory, _)| memory).map_err(user_error)
         }
     };
     let memory = match memory {
@@ -143,9 +143,9 @@ fn try_drive(
     bytes: usize,
 ) -> anyhow::Result<Option<String>> {
     let scratch = DmaSlice::new(memory.clone(), 0, bytes)?;
-    if let Some(why) = prove_reach(drive, &scratch).map_err(told)? {
+    if let Some(why) = prove_reach(drive, &scratch).map_err(user_error)? {
         return Ok(Some(why));
     }
     let Some(gpu) = gpu else { return Ok(None) };
-    try_kernel(drive, gpu, choice, memory).map_err(told)
+    try_kernel(drive, gpu, choice, memory).map_err(user_error)
 }

@@ -30,7 +30,7 @@ impl Report {
         Self { store, superblock, held, undo_file: None }
     }
 
-    /// Returns the report for a home of files that does not exist yet.
+    /// Returns the report for files that do not exist yet.
     pub(super) fn of_files(dir: &Path, count: u32, bytes: u64, format: &Format) -> Self {
         let file = |at| Held {
             device: dir.join(format!("device-{at}.img")).display().to_string(),

@@ -1,4 +1,5 @@
-//! Data outside a store's region, as on drives. Homes and block devices: tests/format.rs.
+//! Data outside a store's region, as on drives. Store directories and block devices:
+//! tests/format.rs.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use nvme_emu::{EmuConfig, MemoryMedia};
 use nvme_spec::ids::Lba;
 use rand::{SeedableRng as _, rngs::SmallRng};
-use ripieno_stack::Fleet;
+use ripieno_stack::Controllers;
 
 use super::*;
 
@@ -31,9 +32,9 @@ fn drive() -> (MemoryMedia, Offline) {
     let config = EmuConfig::new("drive").namespace(media.clone(), 512);
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let (name, options) = (Path::new("drive"), ControllerOptions::default());
-    let mut fleet = Fleet::of_controllers([config], name, &clock, &options, None).unwrap();
-    fleet.devices[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
-    (media, Offline::of_emulated(fleet))
+    let mut controllers = Controllers::emulated([config], name, &clock, &options, None).unwrap();
+    controllers.devices[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
+    (media, Offline::of_emulated(controllers))
 }
 
 fn all(offline: &Offline) -> Vec<u8> {

@@ -11,8 +11,10 @@ use kv_schedule::{Flow, Kind, OpId, SlackTable, StepId, StepShape};
 use kv_tier::{LookaheadConfig, RequestId, When};
 use nvme_driver::{Clock as _, Nanos};
 use nvme_emu::SimClock;
-use objstore::{BlockId, BlockKey, Layer, PacedEnd, PacedStore, StoreError, Transfer, Writing};
-use ripieno_sim::{Ended, Found, Purpose, Request, Tiers};
+use objstore::{
+    BlockId, BlockKey, Layer, LoadRequest, PacedEnd, PacedStore, StoreError, StoreRequest,
+};
+use ripieno_sim::{Ended, Hit, Purpose, Request, Tiers};
 
 use crate::model::Shape;
 use crate::plan::Plan;
@@ -33,7 +35,7 @@ struct Pooled {
 /// Blocks being written to the devices.
 struct Storing {
     request: usize,
-    writing: Writing,
+    save: StoreRequest,
     /// Layers that have not ended.
     left: u32,
     /// True after it was dropped.
@@ -43,7 +45,7 @@ struct Storing {
 /// State of a request in the store.
 pub(super) struct Held {
     /// Blocks to load with its first step, or being loaded.
-    transfer: Option<Transfer>,
+    load: Option<LoadRequest>,
     is_loaded: bool,
     /// Leading blocks that were given to the store, or found there.
     stored: usize,
@@ -151,14 +153,14 @@ impl<'a> StoreTiers<'a> {
         let mut dropped = 0;
         if !storing.is_dropped {
             let flow = Self::flow(storing.request);
-            match self.store.store_layer(&storing.writing, Layer(layer), flow, self.now) {
+            match self.store.store_layer(&storing.save, Layer(layer), flow, self.now) {
                 Ok(op) => {
                     self.ops.insert(op, (storing.request, Purpose::Store { number, layer }));
                     return Ok(0);
                 }
                 Err(StoreError::Backlog(_)) => {
                     storing.is_dropped = true;
-                    dropped = storing.writing.written() as u64;
+                    dropped = storing.save.written() as u64;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -174,11 +176,11 @@ impl<'a> StoreTiers<'a> {
         if storing.left > 0 {
             return Ok(());
         }
-        let Storing { request, writing, is_dropped, .. } =
+        let Storing { request, save, is_dropped, .. } =
             self.storing.remove(&number).expect("seen above");
         if is_dropped {
-            drop(writing);
-        } else if let Err(error) = self.store.store().commit(writing) {
+            drop(save);
+        } else if let Err(error) = self.store.store().commit(save) {
             match error {
                 StoreError::Transfer { .. } | StoreError::Incomplete { .. } => {}
                 error => return Err(error.into()),
@@ -195,25 +197,25 @@ impl<'a> StoreTiers<'a> {
     /// Returns an error if the store cannot continue, or if a transfer fails.
     pub(super) fn move_all(&mut self, batches: &[&[BlockKey]]) -> anyhow::Result<Duration> {
         let begin = self.now;
-        let (mut transfers, mut writes) = (Vec::new(), Vec::new());
+        let (mut loads, mut writes) = (Vec::new(), Vec::new());
         for (number, keys) in batches.iter().enumerate() {
             let blocks = self.free.split_off(self.free.len() - keys.len());
             let prefix = self.store.store().lookup(keys)?;
-            let writing = match prefix.is_empty() {
+            let save = match prefix.is_empty() {
                 true => Some(self.store.store().allocate(keys, &blocks)?),
                 false => None,
             };
-            if writing.is_none() {
-                transfers.push(self.store.store().retrieve(&prefix, &blocks)?);
+            if save.is_none() {
+                loads.push(self.store.store().retrieve(&prefix, &blocks)?);
             }
             self.pooled.insert(number, Pooled { blocks, users: 1 });
-            writes.extend(writing.map(|writing| self.add_write(number, writing)));
+            writes.extend(save.map(|save| self.add_write(number, save)));
         }
         for layer in 0..self.shape.layers {
             for at in 0..batches.len() {
-                if let Some(transfer) = transfers.get(at) {
+                if let Some(load) = loads.get(at) {
                     let (flow, layer) = (Flow::default(), Layer(layer));
-                    let op = self.store.retrieve_layer(transfer, layer, flow, Kind::Soon, begin)?;
+                    let op = self.store.retrieve_layer(load, layer, flow, Kind::Soon, begin)?;
                     self.ops.insert(op, (at, Purpose::Whole));
                     self.ended()?;
                 }
@@ -233,11 +235,11 @@ impl<'a> StoreTiers<'a> {
         Ok(self.now - begin)
     }
 
-    fn add_write(&mut self, request: usize, writing: Writing) -> u64 {
+    fn add_write(&mut self, request: usize, save: StoreRequest) -> u64 {
         self.pooled.get_mut(&request).expect("it has blocks").users += 1;
         self.numbers += 1;
         let (left, is_dropped) = (self.shape.layers, false);
-        self.storing.insert(self.numbers, Storing { request, writing, left, is_dropped });
+        self.storing.insert(self.numbers, Storing { request, save, left, is_dropped });
         self.numbers
     }
 
@@ -268,28 +270,28 @@ impl Tiers for StoreTiers<'_> {
         request: &Request,
         _in_hbm: u32,
         _most: u32,
-    ) -> anyhow::Result<Found<Held>> {
+    ) -> anyhow::Result<Hit<Held>> {
         let left = self.free.len() - self.full_blocks(number, request.input);
         let blocks = self.free.split_off(left);
         let prefix = self.store.store().lookup(self.loadable(number, request))?;
         let found = prefix.len();
-        let transfer = match found {
+        let load = match found {
             0 => None,
             _ => Some(self.store.store().retrieve(&prefix, &blocks[..found])?),
         };
         self.store.run(RequestId(number as u64))?;
         self.pooled.insert(number, Pooled { blocks, users: 1 });
-        Ok(Found {
+        Ok(Hit {
             tokens: found as u32 * self.shape.block_tokens,
             host_tokens: 0,
             loading: 0,
             loading_bytes: 0,
-            held: Held { transfer, is_loaded: false, stored: found },
+            held: Held { load, is_loaded: false, stored: found },
         })
     }
 
     fn loaded(&mut self, held: &mut Held) {
-        held.transfer = None;
+        held.load = None;
     }
 
     fn end(&mut self, number: usize, _held: Held) {
@@ -338,13 +340,13 @@ impl Tiers for StoreTiers<'_> {
         step: StepId,
         missing: &mut [u32],
     ) -> anyhow::Result<u64> {
-        let Some(transfer) = &held.transfer else { return Ok(0) };
+        let Some(load) = &held.load else { return Ok(0) };
         if std::mem::replace(&mut held.is_loaded, true) {
             return Ok(0);
         }
         for (layer, missing) in (0..).zip(missing) {
             let (flow, kind) = (Self::flow(number), Kind::Layer { step, layer });
-            let op = self.store.retrieve_layer(transfer, Layer(layer), flow, kind, self.now)?;
+            let op = self.store.retrieve_layer(load, Layer(layer), flow, kind, self.now)?;
             self.ops.insert(op, (number, Purpose::Layer(layer)));
             *missing += 1;
         }
@@ -364,12 +366,12 @@ impl Tiers for StoreTiers<'_> {
         let pooled = self.pooled.get(&number).expect("it has blocks");
         let range = held.stored..full;
         let keys = &self.plan.keys(number)[range.clone()];
-        let writing = self.store.store().allocate(keys, &pooled.blocks[range])?;
-        let refused = keys.len() - writing.accepted();
+        let save = self.store.store().allocate(keys, &pooled.blocks[range])?;
+        let refused = keys.len() - save.accepted();
         // Blocks after one that is not stored cannot be found.
         held.stored = if refused > 0 { usize::MAX } else { full };
         self.tally.blocks_refused += refused as u64;
-        Ok((writing.written() > 0).then(|| self.add_write(number, writing)))
+        Ok((save.written() > 0).then(|| self.add_write(number, save)))
     }
 
     fn layer_begins(&mut self, step: StepId, layer: u32, waited: Duration, takes: Duration) {

@@ -14,14 +14,14 @@ use ripieno_stack::StackError;
 
 use crate::problem::Problem;
 
-use super::hand::{Check, Hand, Item, Poll};
+use super::access::{Check, Item, Poll, PoolAccess};
 
 /// Interval of polls for completions, in bytes filled, overwritten or compared.
 const POLL_BYTES: usize = 256 << 10;
 
 /// Pool access by the CPU.
 #[derive(Debug, Clone)]
-pub(crate) struct CpuHand {
+pub(crate) struct CpuAccess {
     base: NonNull<u8>,
     /// Keeps the bytes at `base` allocated.
     memory: DmaSlice,
@@ -29,9 +29,9 @@ pub(crate) struct CpuHand {
 
 // SAFETY: `base` is an address inside `memory`, which is Send + Sync. A pool has one hand, and its
 // user keeps transfers and comparisons of the same bytes apart.
-unsafe impl Send for CpuHand {}
+unsafe impl Send for CpuAccess {}
 
-impl CpuHand {
+impl CpuAccess {
     /// Gives access to the `len` bytes of `pool`.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl CpuHand {
     }
 }
 
-impl Hand for CpuHand {
+impl PoolAccess for CpuAccess {
     fn make(&mut self, items: &[Item], poll: Poll<'_>) -> anyhow::Result<()> {
         self.each(items, poll, |index, at| {
             let item = &items[index];
@@ -92,22 +92,22 @@ impl Hand for CpuHand {
     }
 
     fn check(&mut self, items: Vec<Item>) -> anyhow::Result<Box<dyn Check>> {
-        Ok(Box::new(CpuCheck { hand: self.clone(), items }))
+        Ok(Box::new(CpuCheck { access: self.clone(), items }))
     }
 }
 
 /// Compares on demand: the bytes do not arrive earlier.
 #[derive(Debug)]
 struct CpuCheck {
-    hand: CpuHand,
+    access: CpuAccess,
     items: Vec<Item>,
 }
 
 impl Check for CpuCheck {
     fn differences(self: Box<Self>, poll: Poll<'_>) -> anyhow::Result<Vec<(usize, Difference)>> {
-        let Self { hand, items } = *self;
+        let Self { access, items } = *self;
         let mut found = Vec::new();
-        hand.each(&items, poll, |index, at| {
+        access.each(&items, poll, |index, at| {
             let item = &items[index];
             // SAFETY: same as in `make`; no transfer writes while the engine compares.
             let same = unsafe { item.contents.check(at, item.offset as usize, item.len as usize) };

@@ -14,7 +14,7 @@ use ripieno_stack::{Gpu, StackError};
 
 use crate::problem::Problem;
 
-use super::hand::{Check, Hand, Item, Poll};
+use super::access::{Check, Item, Poll, PoolAccess};
 
 /// Timeout of a comparison: its layer has arrived by then.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -23,7 +23,7 @@ const NAP: Duration = Duration::from_micros(50);
 
 /// Pool access by the GPU.
 #[derive(Debug)]
-pub(crate) struct GpuHand {
+pub(crate) struct GpuAccess {
     pattern: CudaPattern,
     /// The engine's stream: below the I/O kernel's priority, on all SMs.
     stream: CudaStream,
@@ -33,7 +33,7 @@ pub(crate) struct GpuHand {
     _pool: KvPool,
 }
 
-impl GpuHand {
+impl GpuAccess {
     /// Gives access to the `len` bytes of `pool`, for batches of up to `items` items. Must be
     /// called before an executor starts.
     ///
@@ -70,7 +70,7 @@ impl GpuHand {
     }
 }
 
-impl Hand for GpuHand {
+impl PoolAccess for GpuAccess {
     fn make(&mut self, items: &[Item], _poll: Poll<'_>) -> anyhow::Result<()> {
         let items = self.lower(items);
         // SAFETY: the items are parts of the pool, as `lower` asserted, which `_pool` keeps alive;

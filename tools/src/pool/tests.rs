@@ -12,8 +12,8 @@ fn pool(blocks: u32) -> Pool {
     let bytes = Pool::bytes(&shape, blocks) as usize;
     let memory = EmuDomain::new("test").alloc(bytes).unwrap();
     let registered = KvPool::contiguous(memory, &shape.kv(), blocks).unwrap();
-    let hand = CpuHand::new(&registered, bytes).unwrap();
-    Pool::new(Box::new(hand), shape, blocks, 3)
+    let access = CpuAccess::new(&registered, bytes).unwrap();
+    Pool::new(Box::new(access), shape, blocks, 3)
 }
 
 #[test]
@@ -38,10 +38,10 @@ fn objects_do_not_overlap(mut pool: Pool) {
         places().map(|(block, at)| pool.item(BlockId(block), key(block), at, (0, 128))).collect()
     };
     let all = items(&pool);
-    pool.hand().make(&all, &mut || ()).unwrap();
+    pool.access().make(&all, &mut || ()).unwrap();
     let part = pool.item(BlockId(2), key(2), (1, 0), (64, 64));
-    pool.hand().poison(&[part], &mut || ()).unwrap();
-    let found = pool.hand().check(all).unwrap().differences(&mut || ()).unwrap();
+    pool.access().poison(&[part], &mut || ()).unwrap();
+    let found = pool.access().check(all).unwrap().differences(&mut || ()).unwrap();
     let wrong: Vec<_> = places().enumerate().filter(|(_, at)| *at == (2, (1, 0))).collect();
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!((found[0].0, found[0].1.offset), (wrong[0].0, 64));
@@ -64,8 +64,8 @@ fn objects_do_not_overlap_for_a_gpu() {
         let memory = gpu.device().allocate(64 << 10).unwrap().into_external();
         let memory = domain.import(memory).unwrap();
         let registered = KvPool::contiguous(memory, &shape.kv(), 5).unwrap();
-        let hand = GpuHand::new(&gpu, &registered, bytes, 64).unwrap();
-        objects_do_not_overlap(Pool::new(Box::new(hand), shape, 5, 3));
+        let access = GpuAccess::new(&gpu, &registered, bytes, 64).unwrap();
+        objects_do_not_overlap(Pool::new(Box::new(access), shape, 5, 3));
     });
 }
 
@@ -75,7 +75,7 @@ fn transfers_are_polled_meanwhile() {
     let item = |block| pool.item(BlockId(block), BlockKey([1; 32]), (0, 0), (0, 128));
     let items: Vec<Item> = (0..5000).map(item).collect();
     let mut polls = 0;
-    pool.hand().make(&items, &mut || polls += 1).unwrap();
+    pool.access().make(&items, &mut || polls += 1).unwrap();
     assert_eq!(polls, 5000 * 128 / (256 << 10));
 }
 
@@ -97,5 +97,5 @@ fn there_is_nothing_behind_the_pool() {
     let mut pool = pool(5);
     let item = pool.item(BlockId(4), BlockKey([1; 32]), (1, 1), (0, 128));
     let beyond = Item { at: item.at + 4, ..item };
-    pool.hand().poison(&[beyond], &mut || ()).unwrap();
+    pool.access().poison(&[beyond], &mut || ()).unwrap();
 }

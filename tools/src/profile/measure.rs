@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use nvme_driver::{Clock, Nanos, Waiter};
-use objstore::{BlockId, BlockKey, KvShape, Layer, Store, StoreError, Ticket, Transfer, Writing};
+use objstore::{
+    BlockId, BlockKey, KvShape, Layer, LoadRequest, Store, StoreError, StoreRequest, Ticket,
+};
 use ripieno_sim::median;
 use serde::Serialize;
 
@@ -66,15 +68,15 @@ pub(super) struct Measure<'a> {
 
 /// A request that moves the same blocks repeatedly.
 enum Job {
-    Read(Transfer),
-    Write(Writing),
+    Read(LoadRequest),
+    Write(StoreRequest),
 }
 
 impl Job {
     fn start(&self, store: &Store, layer: Layer) -> Result<Ticket, StoreError> {
         match self {
-            Self::Read(transfer) => store.retrieve_layer(transfer, layer),
-            Self::Write(writing) => store.store_layer(writing, layer),
+            Self::Read(load) => store.retrieve_layer(load, layer),
+            Self::Write(save) => store.store_layer(save, layer),
         }
     }
 }
@@ -95,12 +97,12 @@ impl Measure<'_> {
     pub(super) fn prepare(&mut self) -> anyhow::Result<()> {
         let batch = self.batch_max as usize;
         for part in self.keys.chunks_exact(batch).take(3) {
-            let writing = self.store.allocate(part, &self.blocks[..batch])?;
-            ensure!(writing.accepted() == batch, "the store has no room for a batch");
+            let save = self.store.allocate(part, &self.blocks[..batch])?;
+            ensure!(save.accepted() == batch, "the store has no room for a batch");
             for layer in (0..self.shape.layers).map(Layer) {
-                self.store.wait(self.store.store_layer(&writing, layer)?)?;
+                self.store.wait(self.store.store_layer(&save, layer)?)?;
             }
-            self.store.commit(writing)?;
+            self.store.commit(save)?;
         }
         Ok(())
     }
@@ -156,9 +158,9 @@ impl Measure<'_> {
         }
         // In a mixture four slots share the batch; alone, a job uses all of it.
         let first = 3 * batch + (slot as usize * size) % (batch - size + 1).max(1);
-        let writing = self.store.allocate(&self.keys[first..][..size], blocks)?;
-        ensure!(writing.accepted() == size, "the store has no room for a batch");
-        Ok(Job::Write(writing))
+        let save = self.store.allocate(&self.keys[first..][..size], blocks)?;
+        ensure!(save.accepted() == size, "the store has no room for a batch");
+        Ok(Job::Write(save))
     }
 
     /// Measures one operation at a time.

@@ -175,7 +175,7 @@ impl Engine<'_> {
     }
 
     fn retrieve_window(&mut self, window: &Window<'_>, prefix: &Prefix) -> anyhow::Result<bool> {
-        let transfer = self.store.retrieve_from(prefix, window.first, &window.blocks)?;
+        let load = self.store.retrieve_from(prefix, window.first, &window.blocks)?;
         let mut flights = Flights::default();
         let mut failed = None;
         let mut next = 0;
@@ -183,8 +183,8 @@ impl Engine<'_> {
             if next < self.shape.layers && failed.is_none() && flights.len() < LAYERS_AHEAD {
                 self.poison(window, next, &mut flights)?;
                 window.meter(&mut self.tally).begin();
-                let order = self.pool.hand().order();
-                let issued = self.store.retrieve_layer_on(&transfer, Layer(next), order);
+                let order = self.pool.access().order();
+                let issued = self.store.retrieve_layer_on(&load, Layer(next), order);
                 flights.push(next, issued, window.meter(&mut self.tally));
                 next += 1;
                 continue;
@@ -198,7 +198,7 @@ impl Engine<'_> {
                 }
             }
         }
-        drop(transfer);
+        drop(load);
         self.settle(failed)
     }
 
@@ -231,8 +231,8 @@ impl Engine<'_> {
 
     /// Returns the number of leading blocks of the window that are now stored.
     fn store_window(&mut self, window: &Window<'_>) -> anyhow::Result<usize> {
-        let writing = self.store.allocate(window.keys, &window.blocks)?;
-        let accepted = writing.accepted();
+        let save = self.store.allocate(window.keys, &window.blocks)?;
+        let accepted = save.accepted();
         if accepted == 0 {
             return Ok(0);
         }
@@ -243,8 +243,8 @@ impl Engine<'_> {
             if next < self.shape.layers && failed.is_none() && flights.len() < LAYERS_AHEAD {
                 self.make(window, accepted, next, &mut flights)?;
                 self.tally.store.begin();
-                let order = self.pool.hand().order();
-                let issued = self.store.store_layer_on(&writing, Layer(next), order);
+                let order = self.pool.access().order();
+                let issued = self.store.store_layer_on(&save, Layer(next), order);
                 flights.push(next, issued, &mut self.tally.store);
                 next += 1;
                 continue;
@@ -255,9 +255,9 @@ impl Engine<'_> {
             }
         }
         let failed = match failed {
-            None => self.store.commit(writing).err(),
+            None => self.store.commit(save).err(),
             Some(error) => {
-                drop(writing);
+                drop(save);
                 Some(error)
             }
         };
@@ -288,7 +288,7 @@ impl Engine<'_> {
         let whole = (0, self.shape.object_bytes as usize);
         let batch = self.batch(window, count, layer, |_, _| std::iter::once(whole));
         let poll = &mut || flights.poll(self.store, &mut self.tally.store);
-        self.pool.hand().make(&batch.items, poll)
+        self.pool.access().make(&batch.items, poll)
     }
 
     /// Overwrites the parts that will be checked, so that stale bytes are detected.
@@ -300,18 +300,18 @@ impl Engine<'_> {
     ) -> anyhow::Result<()> {
         let batch = self.sample(window, layer);
         let poll = &mut || flights.poll(self.store, window.meter(&mut self.tally));
-        self.pool.hand().poison(&batch.items, poll)
+        self.pool.access().poison(&batch.items, poll)
     }
 
     /// Announces the check of a layer in flight.
     fn announce(&mut self, window: &Window<'_>, flight: &Flight) -> anyhow::Result<Announced> {
         let layer = flight.layer();
         if let Some(ticket) = flight.ticket() {
-            self.pool.hand().join(self.store, ticket)?;
+            self.pool.access().join(self.store, ticket)?;
         }
         let Batch { items, objects } = self.sample(window, layer);
         let bytes = items.iter().map(|item| u64::from(item.len)).sum();
-        let check = self.pool.hand().check(items)?;
+        let check = self.pool.access().check(items)?;
         Ok(Announced { layer, bytes, objects, check })
     }
 

@@ -51,7 +51,7 @@ pub enum Reported {
 }
 
 #[derive(Debug)]
-pub struct Writing {
+pub struct OpenWrite {
     namespace: NamespaceId,
     positions: Vec<Position>,
     own: usize,
@@ -110,7 +110,7 @@ impl Catalog {
         found[positions.len()..].iter().flatten().for_each(|file| self.let_go(*file));
         fresh.for_each(|file| self.pool.free(file));
         let ranks = self.config.ranks;
-        let id = self.writes.insert(Writing {
+        let id = self.writes.insert(OpenWrite {
             namespace,
             positions: positions.clone(),
             own,
@@ -153,14 +153,14 @@ impl Catalog {
         checksums: &[u32],
     ) -> Result<Reported, CatalogError> {
         let rows = (self.config.words_per_file / self.config.ranks) as usize;
-        let writing = self.unreported(id, rank)?;
-        let expected = writing.own * rows;
+        let write = self.unreported(id, rank)?;
+        let expected = write.own * rows;
         if checksums.len() != expected {
             return Err(CatalogError::Checksums { found: checksums.len(), expected });
         }
         if rows > 0 {
-            let writing = self.writes.get(id.0).expect("checked above");
-            let own = writing.positions.iter().filter(|position| position.own);
+            let write = self.writes.get(id.0).expect("checked above");
+            let own = write.positions.iter().filter(|position| position.own);
             for (position, words) in own.zip(checksums.chunks_exact(rows)) {
                 let of_first = planted(PlantedBug::ChecksumOfAnother);
                 let words = if of_first { &checksums[..rows] } else { words };
@@ -174,7 +174,7 @@ impl Catalog {
     /// Returns the files that a write in progress stores itself; none if it has ended.
     #[must_use]
     pub fn own_files(&self, id: WriteId) -> Vec<FileId> {
-        let positions = self.writes.get(id.0).into_iter().flat_map(|writing| &writing.positions);
+        let positions = self.writes.get(id.0).into_iter().flat_map(|write| &write.positions);
         positions.filter(|position| position.own).map(|position| position.file).collect()
     }
 
@@ -195,20 +195,20 @@ impl Catalog {
     /// Returns [`CatalogError::Write`] if the write is unknown; [`CatalogError::Unreported`] or
     /// [`CatalogError::RankFailed`], which do not end the write.
     pub fn commit(&mut self, id: WriteId) -> Result<Lsn, CatalogError> {
-        let writing = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
-        if writing.failed {
+        let write = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
+        if write.failed {
             return Err(CatalogError::RankFailed);
         }
-        let some = writing.missing < self.config.ranks;
-        if writing.missing > 0 && !(some && planted(PlantedBug::CommitBeforeAllRanks)) {
-            let (missing, ranks) = (writing.missing, self.config.ranks);
+        let some = write.missing < self.config.ranks;
+        if write.missing > 0 && !(some && planted(PlantedBug::CommitBeforeAllRanks)) {
+            let (missing, ranks) = (write.missing, self.config.ranks);
             return Err(CatalogError::Unreported { missing, ranks });
         }
-        let writing = self.writes.remove(id.0).expect("it was there");
-        let namespace = writing.namespace;
+        let write = self.writes.remove(id.0).expect("it was there");
+        let namespace = write.namespace;
         // Tail first: the order of eviction.
-        let head = writing.positions.iter().take_while(|position| !position.own).count();
-        for (at, Position { file, own }) in writing.positions.into_iter().enumerate().rev() {
+        let head = write.positions.iter().take_while(|position| !position.own).count();
+        for (at, Position { file, own }) in write.positions.into_iter().enumerate().rev() {
             if !own {
                 if self.is_stored(file) && !self.index.entry(file).pinned {
                     // A block behind the head was not reachable before; now it is.
@@ -235,8 +235,8 @@ impl Catalog {
     /// # Errors
     /// Returns [`CatalogError::Write`] if the write is unknown.
     pub fn abort(&mut self, id: WriteId) -> Result<(), CatalogError> {
-        let writing = self.writes.remove(id.0).ok_or(CatalogError::Write { id })?;
-        for Position { file, own } in writing.positions.into_iter().rev() {
+        let write = self.writes.remove(id.0).ok_or(CatalogError::Write { id })?;
+        for Position { file, own } in write.positions.into_iter().rev() {
             if own { self.give_up(file) } else { self.let_go(file) }
         }
         Ok(())
@@ -252,21 +252,21 @@ impl Catalog {
         }
     }
 
-    fn unreported(&self, id: WriteId, rank: u32) -> Result<&Writing, CatalogError> {
-        let writing = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
-        match writing.reported.get(rank as usize) {
+    fn unreported(&self, id: WriteId, rank: u32) -> Result<&OpenWrite, CatalogError> {
+        let write = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
+        match write.reported.get(rank as usize) {
             None => Err(CatalogError::Rank { rank, ranks: self.config.ranks }),
             Some(true) => Err(CatalogError::ReportedBefore { rank }),
-            Some(false) => Ok(writing),
+            Some(false) => Ok(write),
         }
     }
 
     fn report(&mut self, id: WriteId, rank: u32, failed: bool) -> Reported {
-        let writing = self.writes.get_mut(id.0).expect("the caller found it");
-        writing.reported[rank as usize] = true;
-        writing.missing -= 1;
-        writing.failed |= failed;
-        match (writing.missing, writing.failed) {
+        let write = self.writes.get_mut(id.0).expect("the caller found it");
+        write.reported[rank as usize] = true;
+        write.missing -= 1;
+        write.failed |= failed;
+        match (write.missing, write.failed) {
             (0, false) => Reported::All,
             (0, true) => {
                 self.abort(id).expect("it was there");

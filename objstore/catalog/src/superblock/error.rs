@@ -88,7 +88,7 @@ pub enum FormatError {
         max: usize,
     },
     /// A catalog without data needs the number of files.
-    #[error("a catalog without data has to be told how many files its ranks have; give files_max")]
+    #[error("a catalog without data needs the number of files of its ranks; give files_max")]
     FilesUnknown,
     /// A superblock that cannot be used.
     #[error("{device}: the superblock cannot be used: {fault}")]

@@ -42,7 +42,7 @@ fn open(dir: &Path) -> (RankStack, Arc<Emu>) {
     };
     let stack = RankStack::open(config, clock).unwrap();
     let built = stack.shared.built.lock().unwrap();
-    let mut emus = built.as_ref().unwrap().below.emulation().unwrap().emus().to_vec();
+    let mut emus = built.as_ref().unwrap().backend.emulation().unwrap().emus().to_vec();
     drop(built);
     (stack, emus.remove(0))
 }

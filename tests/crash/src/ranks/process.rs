@@ -55,7 +55,7 @@ pub enum Stage {
 }
 
 /// Blocks that all ranks store.
-pub struct Writing {
+pub struct OpenWrite {
     pub id: WriteId,
     /// Blocks of this write: name, version, file, and pool block.
     pub own: Vec<(Name, u64, FileId, BlockId)>,
@@ -112,14 +112,14 @@ impl Target for Arc<DurableCatalog> {
 
 impl Worker {
     /// Starts to store its part.
-    pub fn store(&mut self, rank: usize, writing: &mut Writing) -> Result<(), StoreError> {
+    pub fn store(&mut self, rank: usize, write: &mut OpenWrite) -> Result<(), StoreError> {
         let mut moves = Vec::new();
-        for ((name, version, file, block), position) in writing.own.iter().zip(0..) {
+        for ((name, version, file, block), position) in write.own.iter().zip(0..) {
             self.kv.fill(*block, name.1, tag(rank, name.0, *version));
             moves.push(Move { file: *file, block: *block, position });
         }
         let job = self.plane.begin(Direction::Write, &moves, &[])?;
-        writing.stages[rank] = Stage::Moving(job);
+        write.stages[rank] = Stage::Moving(job);
         for layer in (0..self.kv.shape.layers).map(Layer) {
             // The end of the job reports failures to start.
             let ticket = Ticket { job, layer };
@@ -188,7 +188,7 @@ pub fn begin(
     catalog: &DurableCatalog,
     versions: &[(Name, u64)],
     free: &mut Vec<BlockId>,
-) -> Option<Writing> {
+) -> Option<OpenWrite> {
     let space = NamespaceId(versions[0].0.0 as u32);
     let keys: Vec<_> = versions.iter().map(|(name, _)| name.1).collect();
     let write = catalog.with(|catalog| catalog.begin(space, &keys)).ok()?;
@@ -203,7 +203,7 @@ pub fn begin(
         catalog.with(|catalog| catalog.abort(write.id)).expect("it was just begun");
         return None;
     }
-    Some(Writing { id: write.id, own, stages: [Stage::Idle; RANKS], is_whole: false })
+    Some(OpenWrite { id: write.id, own, stages: [Stage::Idle; RANKS], is_whole: false })
 }
 
 /// Actions while the catalog waits for its journal: files are allocated, and ranks write them.
@@ -215,7 +215,7 @@ pub struct Meanwhile {
     pub pauses: u32,
     pub versions: Vec<(Name, u64)>,
     pub free: Vec<BlockId>,
-    pub begun: Option<Writing>,
+    pub begun: Option<OpenWrite>,
 }
 
 impl Meanwhile {
@@ -230,11 +230,11 @@ impl Meanwhile {
             self.begun = begin(&self.catalog, &self.versions, &mut self.free);
         }
         for (rank, worker) in self.workers.iter().enumerate() {
-            let (Some(worker), Some(writing)) = (worker, &mut self.begun) else { continue };
+            let (Some(worker), Some(write)) = (worker, &mut self.begun) else { continue };
             let worker = &mut *lock(worker);
             // The end of the job reports failures.
-            let _ = match writing.stages[rank] {
-                Stage::Idle => worker.store(rank, writing),
+            let _ = match write.stages[rank] {
+                Stage::Idle => worker.store(rank, write),
                 _ => worker.plane.sync(),
             };
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     Engine, Setup,
     hbm::Blocks,
-    tiers::{Found, Tiers},
+    tiers::{Hit, Tiers},
 };
 
 /// A waiting request.
@@ -114,7 +114,7 @@ impl<T: Tiers> Engine<'_, T> {
         let served = &mut self.report.served[number];
         if let Some(tiers) = &mut self.tiers {
             let found = tiers.begin(number, request, in_hbm, most)?;
-            let Found { tokens, host_tokens, loading, loading_bytes, held } = found;
+            let Hit { tokens, host_tokens, loading, loading_bytes, held } = found;
             active.computed += tokens;
             (active.loading, active.loaded_bytes) = (loading, loading_bytes);
             active.held = Some(held);

@@ -135,21 +135,21 @@ fn moved(drives: f64, ops: &[(usize, Kind, u64)]) -> f64 {
     // Without a scheduler's influence on the link.
     let schedule = Policy::NAIVE.tier.unwrap().schedule;
     let host = HostMemory { schedule, ..Policy::WITH_HOST.host.unwrap() };
-    let mut below = Below::new(&SETUP, tier, Some(&host));
-    let host = below.host.as_mut().unwrap();
-    let links = [&mut below.link, &mut host.link];
+    let mut tiers = ModelTiers::new(&SETUP, tier, Some(&host));
+    let host = tiers.host.as_mut().unwrap();
+    let links = [&mut tiers.link, &mut host.link];
     for (at, kind, units) in ops {
         for _ in 0..10 {
             assert!(links[*at].add(Purpose::Whole, *kind, 0, (*units, 1), Duration::ZERO));
         }
     }
-    let Ok(()) = below.pump(false);
+    let Ok(()) = tiers.pump(false);
     let mut last = Duration::ZERO;
-    while let Some(now) = below.wait(None) {
+    while let Some(now) = tiers.wait(None) {
         last = now;
-        below.link.ended::<BlockKey>(now, None);
-        below.host.as_mut().unwrap().link.ended::<BlockKey>(now, None);
-        let Ok(()) = below.pump(false);
+        tiers.link.ended::<BlockKey>(now, None);
+        tiers.host.as_mut().unwrap().link.ended::<BlockKey>(now, None);
+        let Ok(()) = tiers.pump(false);
     }
     last.as_secs_f64()
 }

@@ -42,7 +42,7 @@ pub struct Ended {
 
 /// Stored blocks that a request uses.
 #[derive(Debug)]
-pub struct Found<H> {
+pub struct Hit<H> {
     /// Tokens to load.
     pub tokens: u32,
     /// Those of them in the host memory cache.
@@ -81,7 +81,7 @@ pub trait Tiers {
         request: &Request,
         in_hbm: u32,
         most: u32,
-    ) -> Result<Found<Self::Held>, Self::Error>;
+    ) -> Result<Hit<Self::Held>, Self::Error>;
 
     /// Unpins what was loaded for a request whose prompt is computed.
     fn loaded(&mut self, held: &mut Self::Held);

@@ -7,7 +7,7 @@ use kv_tier::RequestId;
 use libm::log as ln;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
-use super::{Ahead, Below, Moved, Paging};
+use super::{Ahead, LowerTiers, Moved, Paging};
 use crate::workload::{Profile, normal};
 
 /// Tokens per block.
@@ -38,7 +38,7 @@ pub(crate) struct Decode<'a> {
     /// Mean number of requests that return to the batch per iteration.
     pub exchanged: f64,
     pub profiles: &'a [Profile],
-    pub below: Below,
+    pub lower: LowerTiers,
     /// True if requests that do not run are on the drives instead of in host memory.
     pub on_drives: bool,
     pub hbm: Hbm,
@@ -142,8 +142,8 @@ impl Decode<'_> {
             turns_ms: iteration_ms * requests as f64 / tokens,
             hits: part(moved.ready, moved.ready + moved.late),
             wasted: part(moved.wasted, moved.ahead),
-            link: moved.link as f64 / self.below.link.read / took,
-            blocks: part(moved.link, self.below.block_bytes) / count,
+            link: moved.link as f64 / self.lower.link.read / took,
+            blocks: part(moved.link, self.lower.block_bytes) / count,
         }
     }
 }
@@ -152,7 +152,7 @@ impl<'a> Engine<'a> {
     fn new(setting: &'a Decode<'a>, seed: u64) -> Self {
         let mut engine = Self {
             setting,
-            paging: setting.ahead.map(|ahead| Paging::new(setting.below, ahead)),
+            paging: setting.ahead.map(|ahead| Paging::new(setting.lower, ahead)),
             chance: StdRng::seed_from_u64(seed),
             now: Duration::ZERO,
             named: 0,

@@ -14,7 +14,7 @@ const DECODE: Decode<'static> = Decode {
     oversubscription: 3.0,
     exchanged: 0.2,
     profiles: &[Profile::UNIFORM, Profile::CHATBOT],
-    below: Below {
+    lower: LowerTiers {
         block_bytes: 2 << 20,
         host_blocks: 8192,
         drives: lane(Duration::from_micros(80), 7e9),

@@ -11,7 +11,7 @@ use super::{Scenario, calibrated, predicted};
 use crate::{
     outcome::{Comparison, Outcome, Table},
     page::number,
-    paging::{Ahead, Below, Decode, Found, Hbm, lane},
+    paging::{Ahead, Decode, Found, Hbm, LowerTiers, lane},
     summary,
     workload::{Lengths, Profile},
 };
@@ -32,7 +32,7 @@ const PROFILES: [Profile; 4] = [
 const NAMES: [&str; 4] = ["chatbot", "summarization", "code", "uniform"];
 
 /// Tiers with 512 GB of host memory, and a model of 7 billion parameters (tables 1 and 2).
-const BELOW: Below = Below {
+const LOWER: LowerTiers = LowerTiers {
     block_bytes: 2 << 20,
     host_blocks: 244_140,
     drives: lane(Duration::from_micros(80), 7e9),
@@ -51,7 +51,7 @@ fn lru(oversubscription: f64) -> Decode<'static> {
         oversubscription,
         exchanged: (oversubscription - 1.0) * EXCHANGED,
         profiles: &PROFILES,
-        below: BELOW,
+        lower: LOWER,
         on_drives: false,
         hbm: Hbm::Lru,
         ahead: Some(ours(0)),
@@ -351,14 +351,14 @@ fn table_4() -> Outcome {
     for (name, parameters, block_bytes, throughput, ttft) in PAPER_4 {
         let lru = lru(3.0);
         let iteration = lru.iteration.mul_f64(parameters / 7.0);
-        let reactive = Decode { iteration, below: Below { block_bytes, ..BELOW }, ..lru };
+        let reactive = Decode { iteration, lower: LowerTiers { block_bytes, ..LOWER }, ..lru };
         let prefetch = Decode { ahead: Some(paper(4)), ..reactive };
         let ours = Decode { ahead: Some(ours(4)), hbm: Hbm::Latest, ..reactive };
         let found = [reactive, prefetch, ours].map(|it| median(&it));
         let times = found.map(|it| it.iteration_ms);
         let gain = |at: usize| found[at].tokens_per_second / found[0].tokens_per_second;
         let computes = iteration.as_secs_f64() * 1e3;
-        let reads = found[0].blocks * block_bytes as f64 / BELOW.link.read * 1e3;
+        let reads = found[0].blocks * block_bytes as f64 / LOWER.link.read * 1e3;
         let bound = (computes + reads) / computes.max(reads);
         let numbers =
             [&times[..], &[computes, reads, gain(1), gain(2), bound, throughput]].concat();

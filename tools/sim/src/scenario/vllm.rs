@@ -10,7 +10,7 @@ use super::{Scenario, calibrated, predicted};
 use crate::{
     outcome::{Comparison, Outcome, Table},
     page::number,
-    paging::{Ahead, Below, Paging, lane},
+    paging::{Ahead, LowerTiers, Paging, lane},
 };
 
 /// The blog's tables.
@@ -25,7 +25,7 @@ pub(super) const TABLES: Scenario = Scenario {
 const BLOCK_BYTES: u64 = 80 * 2 * 128 * 2 * 2 * 16;
 const LINK: f64 = 24e9;
 const DRIVES: f64 = 7e9;
-const BELOW: Below = Below {
+const LOWER: LowerTiers = LowerTiers {
     block_bytes: BLOCK_BYTES,
     host_blocks: 4096,
     drives: lane(Duration::from_micros(10), DRIVES),
@@ -43,7 +43,7 @@ const STEPS: u32 = 200;
 fn step_ms(blocks: u64, on_drives: bool, is_ahead: bool) -> f64 {
     let window = u32::from(is_ahead);
     let lookahead = LookaheadConfig { window, drives_window: 2 * window, batch_blocks: 8 };
-    let mut paging = Paging::new(BELOW, Ahead { lookahead, schedule: Config::default() });
+    let mut paging = Paging::new(LOWER, Ahead { lookahead, schedule: Config::default() });
     let keys = |step: u32| (0..blocks).map(move |at| u64::from(step) << 16 | at);
     let mut took = Duration::ZERO;
     for step in 0..STEPS {

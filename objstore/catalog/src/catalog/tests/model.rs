@@ -478,7 +478,7 @@ impl Both {
     fn notice_evictions(&mut self) -> Vec<(u32, u32)> {
         let find = |ns: u32, number: u32| self.catalog.find(NamespaceId(ns), &key(number)).unwrap();
         let gone = self.model.keys.iter().filter(|(at, block)| {
-            block.stored && find(at.0, at.1) != Some(Found::Stored(FileId(block.file)))
+            block.stored && find(at.0, at.1) != Some(Hit::Stored(FileId(block.file)))
         });
         let gone: Vec<(u32, u32)> = gone.map(|(at, _)| *at).collect();
         let lsn = self.catalog.last_lsn().0;
@@ -578,7 +578,7 @@ impl Both {
             for number in 0..KEYS {
                 let found = again.find(NamespaceId(ns), &key(number)).unwrap();
                 let Some(found) = found else { continue };
-                let Found::Stored(file) = found else { panic!("{found:?}") };
+                let Hit::Stored(file) = found else { panic!("{found:?}") };
                 let content = self.model.medium[&file.0];
                 assert_eq!((content.0, content.2), (ns, number), "wrong bytes in file {file}");
                 let epoch = again.usage(NamespaceId(ns)).unwrap().epoch;
@@ -629,7 +629,7 @@ impl Both {
             self.model.weights[at] = usage.weight;
             for number in 0..KEYS {
                 let found = again.find(NamespaceId(ns), &key(number)).unwrap();
-                let Some(Found::Stored(FileId(file))) = found else { continue };
+                let Some(Hit::Stored(FileId(file))) = found else { continue };
                 let content = self.model.medium[&file];
                 let pinned = again.index.entry(FileId(file)).pinned;
                 let block = Block { file, stored: true, pinned, content };
@@ -675,8 +675,8 @@ impl Both {
             for number in 0..KEYS {
                 let found = self.catalog.find(NamespaceId(ns), &key(number)).unwrap();
                 let expected = model.keys.get(&(ns, number)).map(|block| match block.stored {
-                    true => Found::Stored(FileId(block.file)),
-                    false => Found::Writing(FileId(block.file)),
+                    true => Hit::Stored(FileId(block.file)),
+                    false => Hit::Writing(FileId(block.file)),
                 });
                 assert_eq!(found, expected, "key {number} of {ns}");
             }

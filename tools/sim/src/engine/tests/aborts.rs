@@ -28,26 +28,26 @@ fn nothing_moves(link: &link::Link, what: &str) {
     assert_eq!(link.next_event(), None, "{what}");
 }
 
-fn nothing_is_left(mut run: Engine<'_, Below>, what: &str) {
+fn nothing_is_left(mut run: Engine<'_, ModelTiers>, what: &str) {
     assert!(run.active.is_empty() && run.step.is_none() && run.leaving.is_empty(), "{what}");
     let block_bytes = run.setup.model.token_bytes() * u64::from(run.setup.block_tokens);
     nothing_held(run.hbm.index.as_mut().unwrap(), run.setup.kv_bytes / block_bytes, what);
-    let Some(mut below) = run.tiers else { return };
-    nothing_moves(&below.link, what);
-    let unit_bytes = run.setup.model.token_bytes() * u64::from(below.tier.unit_tokens);
-    if let Some(host) = &below.host {
+    let Some(mut tiers) = run.tiers else { return };
+    nothing_moves(&tiers.link, what);
+    let unit_bytes = run.setup.model.token_bytes() * u64::from(tiers.tier.unit_tokens);
+    if let Some(host) = &tiers.host {
         nothing_moves(&host.link, what);
         assert!(host.filling.numbers(|_| true).is_empty(), "{what}");
         assert_eq!(host.memory.ahead.as_ref().map_or(0, Lookahead::pending), 0, "{what}");
         for request in run.requests {
-            for key in below.units(request) {
+            for key in tiers.units(request) {
                 let class = host.memory.tier.class(key);
                 assert!(!matches!(class, Some(Class::Active | Class::Expected)), "{what} {key:?}");
             }
         }
     }
-    assert!(below.stores.numbers(|_| true).is_empty(), "{what}");
-    nothing_held(&mut below.index, below.tier.capacity / unit_bytes, what);
+    assert!(tiers.stores.numbers(|_| true).is_empty(), "{what}");
+    nothing_held(&mut tiers.index, tiers.tier.capacity / unit_bytes, what);
 }
 
 #[test]

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::{
-    BELOW, ITERATION, NAMES, PROFILES, SATURATED, Scenario, calibrated, columns, lru, median, ours,
+    ITERATION, LOWER, NAMES, PROFILES, SATURATED, Scenario, calibrated, columns, lru, median, ours,
     predicted, row, setting,
 };
 use crate::{
     outcome::{Comparison, Line, Outcome, Plot, Table},
-    paging::{Below, Decode, Found},
+    paging::{Decode, Found, LowerTiers},
     workload::Profile,
 };
 
@@ -35,16 +35,16 @@ fn cases() -> [(&'static str, Decode<'static>); 6] {
     let paper = lru(3.0);
     // Link time of one returning request, in iterations.
     let blocks = median(&paper).blocks / paper.exchanged;
-    let seconds = |bandwidth: f64| blocks * BELOW.block_bytes as f64 / bandwidth;
+    let seconds = |bandwidth: f64| blocks * LOWER.block_bytes as f64 / bandwidth;
     let link = |part: f64| {
-        let exchanged = part * ITERATION.as_secs_f64() / seconds(BELOW.link.read);
+        let exchanged = part * ITERATION.as_secs_f64() / seconds(LOWER.link.read);
         Decode { exchanged, ..paper }
     };
     let iteration = Duration::from_millis(20);
     let long = Decode { iteration, ..paper };
-    let exchanged = 0.5 * iteration.as_secs_f64() / seconds(BELOW.drives.read);
-    let below = Below { host_blocks: 4096, ..BELOW };
-    let drives = Decode { on_drives: true, exchanged, below, ..long };
+    let exchanged = 0.5 * iteration.as_secs_f64() / seconds(LOWER.drives.read);
+    let lower = LowerTiers { host_blocks: 4096, ..LOWER };
+    let drives = Decode { on_drives: true, exchanged, lower, ..long };
     [
         ("as in table 5", paper),
         ("link 25 % busy", link(0.25)),
@@ -121,7 +121,7 @@ fn by_profile(comparisons: &mut Vec<Comparison>) -> Table {
         let profiles = &[profile];
         let late = Decode { profiles, ..lru(3.0) };
         let blocks = median(&late).blocks / late.exchanged;
-        let reads = blocks * BELOW.block_bytes as f64 / BELOW.link.read;
+        let reads = blocks * LOWER.block_bytes as f64 / LOWER.link.read;
         let exchanged = 0.5 * ITERATION.as_secs_f64() / reads;
         let of = |window| median(&Decode { exchanged, ahead: Some(ours(window)), ..late });
         let found = [1, 2, 4, 8].map(|window| of(window).hits * 100.0);
@@ -139,7 +139,7 @@ fn by_profile(comparisons: &mut Vec<Comparison>) -> Table {
 
 /// Returns notes that follow from the results without lookahead.
 fn notes_6(late: &Found) -> Vec<String> {
-    let reads = late.blocks * BELOW.block_bytes as f64 / BELOW.link.read * 1e3;
+    let reads = late.blocks * LOWER.block_bytes as f64 / LOWER.link.read * 1e3;
     let computes = ITERATION.as_secs_f64() * 1e3;
     vec![
         format!(

@@ -1,27 +1,27 @@
-//! The home of a store: its directory on this machine.
+//! The directory of a store on this machine.
 //!
 //! ```text
-//!   DIR/lock           locked by the process that uses the home; contains its PID
+//!   DIR/lock           locked by the process that uses the store directory; contains its PID
 //!   DIR/home.json      parameters: state, LBA size, and serial number and size of each device
 //!   DIR/device-0.img   medium of the first software controller
 //!   DIR/device-1.img   ...
 //! ```
 //!
-//! **Space.** Files are allocated when the home is made, and stay allocated. A full disk is
+//! **Space.** Files are allocated when the directory is made, and stay allocated. A full disk is
 //! detected immediately and by name, not hours later by a failed write; other programs that fill
 //! the disk do not harm the store; and the store does not grow into their space. The price is that
 //! the space counts as used from the beginning.
 //!
-//! **Creation** is atomic: `home.json` has the state `making` until [`Home::set_ready`], which is
-//! called once the devices were formatted. A home dropped before that is removed with its files.
-//! The remains of a crash are refused when opened, and removed when the home is created again.
+//! **Creation** is atomic: `home.json` has the state `making` until [`StoreDir::set_ready`], which
+//! is called once the devices were formatted. A directory dropped before that is removed with its
+//! files. The remains of a crash are refused when opened, and removed when it is created again.
 //!
 //! **Identity.** Each device has a serial number, which its software controller reports. A store's
 //! superblock records the serial numbers in order: files that were swapped, or that come from
-//! another home, are refused when the store is opened.
+//! another store directory, are refused when the store is opened.
 //!
-//! **A killed process** leaves writes that the kernel still carries out. The home's lock is free
-//! then, but each of its files stays locked until the last write has ended: nothing is read before.
+//! **A killed process** leaves writes that the kernel still carries out. The lock is free then,
+//! but each of the files stays locked until the last write has ended: nothing is read before.
 
 mod error;
 mod lock;
@@ -38,22 +38,22 @@ use nvme_driver::{Clock as _, MonotonicClock, Nanos, wait_until};
 use nvme_emu::{EmuConfig, FileMedia, FileOptions, Media as _};
 use rustix::{fs::FallocateFlags, io::Errno};
 
-pub use error::{Holder, HomeError};
+pub use error::{Holder, StoreDirError};
 pub(crate) use lock::{Lock, NAME as LOCK};
 use manifest::{Device, Manifest};
 pub(crate) use manifest::{State, read_json, write_json};
 
 /// Unit to which sizes are rounded down.
 const UNIT: u64 = 1 << 20;
-/// Maximum number of devices of a home.
+/// Maximum number of devices of a store directory.
 const DEVICES_MAX: usize = 64;
 /// Directory that file systems keep at their root.
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
-/// Media of a new home's software controllers.
+/// Media of a new store directory's software controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HomeMedia {
-    /// Files in the home.
+pub enum StoreDirMedia {
+    /// Files in the store directory.
     Files {
         /// Number of files, 1 to 64.
         count: u32,
@@ -65,20 +65,20 @@ pub enum HomeMedia {
     BlockDevices(Vec<PathBuf>),
 }
 
-/// Parameters of a new home.
+/// Parameters of a new store directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HomeOptions {
-    /// Random id of the home.
+pub struct StoreDirOptions {
+    /// Random id of the store directory.
     pub id: u64,
     /// Media of the software controllers.
-    pub media: HomeMedia,
+    pub media: StoreDirMedia,
     /// Bytes of an LBA: 512 or 4096.
     pub lba_bytes: u32,
 }
 
-/// A device of a home.
+/// A device of a store directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HomeDevice {
+pub struct StoreDirDevice {
     /// The file or block device.
     pub path: PathBuf,
     /// Its controller's serial number.
@@ -87,10 +87,9 @@ pub struct HomeDevice {
     pub bytes: u64,
 }
 
-/// A home, locked while this value exists. Dropping a created one before [`Home::set_ready`]
-/// removes it.
+/// A directory, locked while this exists. Dropping a new one before `set_ready` removes it.
 #[derive(Debug)]
-pub struct Home {
+pub struct StoreDir {
     dir: PathBuf,
     manifest: Manifest,
     /// True when the directory was created for it.
@@ -98,13 +97,13 @@ pub struct Home {
     _lock: Lock,
 }
 
-impl Home {
-    /// Makes a home in `dir`, which is created if it does not exist. No other process can open it
-    /// before [`Home::set_ready`]. Remains of an earlier attempt are removed.
+impl StoreDir {
+    /// Makes the store directory `dir`, which is created if it does not exist. No other process can
+    /// open it before [`StoreDir::set_ready`]. Remains of an earlier attempt are removed.
     ///
     /// # Errors
-    /// Returns [`HomeError`]; only the lock is then left in `dir`.
-    pub fn create(dir: &Path, options: &HomeOptions) -> Result<Self, HomeError> {
+    /// Returns [`StoreDirError`]; only the lock is then left in `dir`.
+    pub fn create(dir: &Path, options: &StoreDirOptions) -> Result<Self, StoreDirError> {
         let devices = devices(options)?;
         let made = match fs::create_dir(dir) {
             Ok(()) => true,
@@ -116,8 +115,8 @@ impl Home {
         };
         let id = format!("{:016x}", options.id);
         let manifest = Manifest::new(id, options.lba_bytes, devices);
-        let home = Self::fill(dir, manifest, made).inspect_err(|error| {
-            if made && !matches!(error, HomeError::Locked { .. }) {
+        let store_dir = Self::fill(dir, manifest, made).inspect_err(|error| {
+            if made && !matches!(error, StoreDirError::Locked { .. }) {
                 let _ = remove_directory(dir);
             }
         })?;
@@ -126,24 +125,24 @@ impl Home {
         {
             sync_directory(parent)?;
         }
-        Ok(home)
+        Ok(store_dir)
     }
 
-    fn fill(dir: &Path, manifest: Manifest, is_new: bool) -> Result<Self, HomeError> {
+    fn fill(dir: &Path, manifest: Manifest, is_new: bool) -> Result<Self, StoreDirError> {
         check_empty(dir)?;
         let lock = Lock::take(dir)?;
         match Manifest::read(dir)? {
             Some(found) if found.state == State::Ready => {
-                return Err(HomeError::Exists { dir: dir.to_owned() });
+                return Err(StoreDirError::Exists { dir: dir.to_owned() });
             }
             Some(found) => {
-                tracing::warn!(dir = %dir.display(), "removing a home that was not completed");
+                tracing::warn!(dir = %dir.display(), "removing an incomplete store directory");
                 remove(dir, &found)?;
             }
             None => {}
         }
         let files = || manifest.devices.iter().filter(|device| device.is_file());
-        // Reserves room for the parameters, too, which are written again when the home is ready.
+        // Reserves room for the parameters, too, which are written again when it is ready.
         check_room(dir, files().map(|device| device.bytes).sum::<u64>().saturating_add(UNIT))?;
         manifest.write(dir)?;
         let made = files().try_for_each(|device| make(dir, device));
@@ -156,11 +155,11 @@ impl Home {
         Ok(Self { dir: dir.to_owned(), manifest, is_new, _lock: lock })
     }
 
-    /// Marks the home as usable: its devices were formatted.
+    /// Marks the store directory as usable: its devices were formatted.
     ///
     /// # Errors
-    /// Returns [`HomeError::Os`] if the mark cannot be written.
-    pub fn set_ready(&mut self) -> Result<(), HomeError> {
+    /// Returns [`StoreDirError::Os`] if the mark cannot be written.
+    pub fn set_ready(&mut self) -> Result<(), StoreDirError> {
         if self.is_ready() {
             // A full disk would have no room to write the mark again.
             return Ok(());
@@ -172,9 +171,8 @@ impl Home {
         Ok(())
     }
 
-    /// Removes a home that is not ready, with its files: only the lock is left, in a directory that
-    /// existed before.
-    fn remove_unused(&self) -> Result<(), HomeError> {
+    /// Removes the files if it is not ready: only the lock stays, if the directory existed before.
+    fn remove_unused(&self) -> Result<(), StoreDirError> {
         if self.is_ready() {
             return Ok(());
         }
@@ -186,23 +184,22 @@ impl Home {
         Ok(())
     }
 
-    /// Returns true when `dir` has a complete or unreadable home, which [`Home::create`] refuses.
+    /// Returns true when `dir` is complete or unreadable, which [`StoreDir::create`] refuses.
     #[must_use]
     pub fn exists(dir: &Path) -> bool {
         !matches!(Manifest::read(dir), Ok(None | Some(Manifest { state: State::Making, .. })))
     }
 
-    /// Opens the home in `dir`, or makes one like [`Home::create`] if there is no complete one. A
-    /// home keeps its files.
+    /// Opens `dir`, or makes it like [`StoreDir::create`] if it is not complete. Files stay.
     ///
     /// # Errors
-    /// Returns [`HomeError::Resized`] if other files are requested than it has, or an error of
-    /// [`Home::open`] or [`Home::create`].
-    pub fn open_or_create(dir: &Path, options: &HomeOptions) -> Result<Self, HomeError> {
+    /// Returns [`StoreDirError::Resized`] if other files are requested than it has, or an error of
+    /// [`StoreDir::open`] or [`StoreDir::create`].
+    pub fn open_or_create(dir: &Path, options: &StoreDirOptions) -> Result<Self, StoreDirError> {
         if !Self::exists(dir) {
             match Self::create(dir, options) {
                 // Another process was faster.
-                Err(HomeError::Exists { .. }) => {}
+                Err(StoreDirError::Exists { .. }) => {}
                 created => return created,
             }
         }
@@ -210,19 +207,19 @@ impl Home {
         Self::open(dir)
     }
 
-    /// Opens the home in `dir`.
+    /// Opens the store directory `dir`.
     ///
     /// # Errors
-    /// Returns [`HomeError`] if there is no home, another process has it, it is incomplete, or a
-    /// device is missing, shorter than before, or not the original.
-    pub fn open(dir: &Path) -> Result<Self, HomeError> {
-        let read = || Manifest::read(dir)?.ok_or(HomeError::Missing { dir: dir.to_owned() });
-        // Makes no lock file where there is no home.
+    /// Returns [`StoreDirError`] if `dir` holds no store, is in use or incomplete, or a device is
+    /// missing, shorter than before, or not the original.
+    pub fn open(dir: &Path) -> Result<Self, StoreDirError> {
+        let read = || Manifest::read(dir)?.ok_or(StoreDirError::Missing { dir: dir.to_owned() });
+        // Makes no lock file where there is no store.
         read()?;
         let lock = Lock::take(dir)?;
         let manifest = read()?;
         if manifest.state == State::Making {
-            return Err(HomeError::HalfMade { dir: dir.to_owned() });
+            return Err(StoreDirError::HalfMade { dir: dir.to_owned() });
         }
         for (index, device) in manifest.devices.iter().enumerate() {
             check(dir, index, device)?;
@@ -230,7 +227,7 @@ impl Home {
         Ok(Self { dir: dir.to_owned(), manifest, is_new: false, _lock: lock })
     }
 
-    /// Returns true when its devices were formatted; if not, [`Home::create`] has just made it.
+    /// Returns true when its devices were formatted; if not, [`StoreDir::create`] has just made it.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.manifest.state == State::Ready
@@ -249,8 +246,8 @@ impl Home {
     }
 
     /// Returns the devices, in order.
-    pub fn devices(&self) -> impl ExactSizeIterator<Item = HomeDevice> + '_ {
-        self.manifest.devices.iter().map(|device| HomeDevice {
+    pub fn devices(&self) -> impl ExactSizeIterator<Item = StoreDirDevice> + '_ {
+        self.manifest.devices.iter().map(|device| StoreDirDevice {
             path: self.dir.join(&device.path),
             serial: device.serial.clone(),
             bytes: device.bytes,
@@ -261,10 +258,10 @@ impl Home {
     /// its path.
     ///
     /// # Errors
-    /// Returns [`HomeError::Media`] if the operating system refuses one: it is in use, the file
+    /// Returns [`StoreDirError::Media`] if the operating system refuses one: it is in use, the file
     /// system has no direct I/O, or a file system is mounted on the block device.
-    pub fn controllers(&self) -> Result<Vec<EmuConfig>, HomeError> {
-        let controller = |device: HomeDevice| {
+    pub fn controllers(&self) -> Result<Vec<EmuConfig>, StoreDirError> {
+        let controller = |device: StoreDirDevice| {
             let media = open_media(&device.path, device.bytes)?;
             let config = EmuConfig {
                 id: device.path.display().to_string(),
@@ -277,22 +274,22 @@ impl Home {
     }
 }
 
-/// Refuses other files than those of the home in `dir`, one of `homes` equal ones in `store`.
+/// Refuses other files than those in `dir`, one of `dirs` equal directories in `store`.
 pub(crate) fn check_files(
     store: &Path,
-    homes: u32,
+    dirs: u32,
     dir: &Path,
-    media: &HomeMedia,
-) -> Result<(), HomeError> {
-    let HomeMedia::Files { count, bytes } = media else { return Ok(()) };
-    let found = Manifest::read(dir)?.ok_or(HomeError::Missing { dir: dir.to_owned() })?;
+    media: &StoreDirMedia,
+) -> Result<(), StoreDirError> {
+    let StoreDirMedia::Files { count, bytes } = media else { return Ok(()) };
+    let found = Manifest::read(dir)?.ok_or(StoreDirError::Missing { dir: dir.to_owned() })?;
     let sizes: Vec<u64> = found.devices.iter().map(|device| device.bytes).collect();
     let each = file_bytes(*count, *bytes);
     if sizes.len() == *count as usize && sizes.iter().all(|size| *size == each) {
         return Ok(());
     }
-    let all = u64::from(homes);
-    Err(HomeError::Resized {
+    let all = u64::from(dirs);
+    Err(StoreDirError::Resized {
         dir: store.to_owned(),
         found_files: sizes.len(),
         // Whoever edited the parameters may have written anything.
@@ -310,37 +307,36 @@ fn file_bytes(count: u32, bytes: u64) -> u64 {
     bytes / u64::from(count.max(1)) / UNIT * UNIT
 }
 
-impl Drop for Home {
+impl Drop for StoreDir {
     fn drop(&mut self) {
         // Files that cannot be removed are recognised later.
         if let Err(error) = self.remove_unused() {
-            tracing::warn!(%error, "a home that was not completed stays");
+            tracing::warn!(%error, "an incomplete store directory stays");
         }
     }
 }
 
-/// Returns the devices of a new home.
-fn devices(options: &HomeOptions) -> Result<Vec<Device>, HomeError> {
-    let wrong = |why: String| HomeError::Options { why };
+/// Returns the devices of a new store directory.
+fn devices(options: &StoreDirOptions) -> Result<Vec<Device>, StoreDirError> {
+    let wrong = |why: String| StoreDirError::Options { why };
     if ![512, 4096].contains(&options.lba_bytes) {
         let found = options.lba_bytes;
         return Err(wrong(format!("has logical blocks of 512 or 4096 bytes, and not of {found}")));
     }
     let serial = |index: usize| format!("{:016x}-{index}", options.id);
     let found = match &options.media {
-        HomeMedia::Files { count, .. } => *count as usize,
-        HomeMedia::BlockDevices(paths) => paths.len(),
+        StoreDirMedia::Files { count, .. } => *count as usize,
+        StoreDirMedia::BlockDevices(paths) => paths.len(),
     };
     if found == 0 || found > DEVICES_MAX {
         return Err(wrong(format!("has 1 to {DEVICES_MAX} devices, and not {found}")));
     }
     match &options.media {
-        HomeMedia::Files { count, bytes } => {
+        StoreDirMedia::Files { count, bytes } => {
             let each = file_bytes(*count, *bytes);
             if each == 0 {
-                return Err(wrong(format!(
-                    "needs at least a MiB a device: {bytes} bytes are too few"
-                )));
+                let why = format!("needs at least a MiB a device: {bytes} bytes are too few");
+                return Err(wrong(why));
             }
             let file = |index| Device {
                 serial: serial(index),
@@ -349,7 +345,7 @@ fn devices(options: &HomeOptions) -> Result<Vec<Device>, HomeError> {
             };
             Ok((0..found).map(file).collect())
         }
-        HomeMedia::BlockDevices(paths) => paths
+        StoreDirMedia::BlockDevices(paths) => paths
             .iter()
             .enumerate()
             .map(|(index, path)| {
@@ -377,8 +373,9 @@ fn file_number(name: &str) -> Option<u32> {
 }
 
 /// Returns the size of a block device, in whole MiB.
-fn block_bytes(path: &Path) -> Result<u64, HomeError> {
-    let wrong = |why: String| HomeError::Options { why: format!("on {}: {why}", path.display()) };
+fn block_bytes(path: &Path) -> Result<u64, StoreDirError> {
+    let at = path.display();
+    let wrong = |why: String| StoreDirError::Options { why: format!("on {at}: {why}") };
     let found = fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
     if !found.file_type().is_block_device() {
         return Err(wrong("it is not a block device; use files instead".to_owned()));
@@ -391,9 +388,9 @@ fn block_bytes(path: &Path) -> Result<u64, HomeError> {
     }
 }
 
-/// Opens a device's medium of a locked home. The kernel ends the I/O of a killed process only after
-/// its death, and the file stays locked until then: waits for that.
-fn open_media(path: &Path, bytes: u64) -> Result<FileMedia, HomeError> {
+/// Opens a device's medium of a locked directory. The kernel ends the I/O of a killed process
+/// only after its death, and the file stays locked until then: waits for that.
+fn open_media(path: &Path, bytes: u64) -> Result<FileMedia, StoreDirError> {
     let options = FileOptions { keep_space: true, ..FileOptions::default() };
     let clock = MonotonicClock::default();
     let mut opened = FileMedia::open(path, bytes, options);
@@ -406,11 +403,11 @@ fn open_media(path: &Path, bytes: u64) -> Result<FileMedia, HomeError> {
         }
         !opened.as_ref().is_err_and(in_use)
     });
-    opened.map_err(HomeError::Media)
+    opened.map_err(StoreDirError::Media)
 }
 
 /// Refuses a directory with foreign files, before a lock is put beside them.
-fn check_empty(dir: &Path) -> Result<(), HomeError> {
+fn check_empty(dir: &Path) -> Result<(), StoreDirError> {
     let ours = |name: &str| [lock::NAME, manifest::NAME, manifest::NEW].contains(&name);
     let has_manifest = dir.join(manifest::NAME).exists();
     let hint = "name a directory that you may read and write";
@@ -420,14 +417,14 @@ fn check_empty(dir: &Path) -> Result<(), HomeError> {
         let name = name.to_string_lossy();
         let device = has_manifest && file_number(&name).is_some();
         if !ours(&name) && !device && name != LOST_AND_FOUND {
-            return Err(HomeError::NotEmpty { dir: dir.to_owned(), found: name.into_owned() });
+            return Err(StoreDirError::NotEmpty { dir: dir.to_owned(), found: name.into_owned() });
         }
     }
     Ok(())
 }
 
 /// Makes the file of a device.
-fn make(dir: &Path, device: &Device) -> Result<(), HomeError> {
+fn make(dir: &Path, device: &Device) -> Result<(), StoreDirError> {
     let path = dir.join(&device.path);
     let mut options = File::options();
     let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path);
@@ -437,18 +434,18 @@ fn make(dir: &Path, device: &Device) -> Result<(), HomeError> {
 }
 
 /// Refuses an allocation for which the file system has too little space.
-fn check_room(dir: &Path, wanted: u64) -> Result<(), HomeError> {
+fn check_room(dir: &Path, wanted: u64) -> Result<(), StoreDirError> {
     let space = rustix::fs::statvfs(dir);
     let space = space.map_err(|error| os(dir, "measuring the disk", CHECK, error))?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     if free < wanted {
-        return Err(HomeError::DiskFull { dir: dir.to_owned(), wanted, free });
+        return Err(StoreDirError::DiskFull { dir: dir.to_owned(), wanted, free });
     }
     Ok(())
 }
 
 /// Allocates all space of a file.
-fn allocate(dir: &Path, path: &Path, file: &File, bytes: u64) -> Result<(), HomeError> {
+fn allocate(dir: &Path, path: &Path, file: &File, bytes: u64) -> Result<(), StoreDirError> {
     let found = file.metadata().map_err(|error| os(path, "measuring it", CHECK, error))?;
     let missing = bytes.saturating_sub(found.blocks() * 512);
     if missing == 0 {
@@ -464,9 +461,9 @@ fn allocate(dir: &Path, path: &Path, file: &File, bytes: u64) -> Result<(), Home
 }
 
 /// Checks that a device exists and still has its size.
-fn check(dir: &Path, index: usize, device: &Device) -> Result<(), HomeError> {
+fn check(dir: &Path, index: usize, device: &Device) -> Result<(), StoreDirError> {
     let path = dir.join(&device.path);
-    let wrong = |why: String| Err(HomeError::Device { path: path.clone(), index, why });
+    let wrong = |why: String| Err(StoreDirError::Device { path: path.clone(), index, why });
     let file = match File::options().read(true).write(true).open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -482,8 +479,7 @@ fn check(dir: &Path, index: usize, device: &Device) -> Result<(), HomeError> {
         }
         return Ok(());
     }
-    let found = file.metadata();
-    let found = found.map_err(|error| os(&path, "measuring it", CHECK, error))?;
+    let found = file.metadata().map_err(|error| os(&path, "measuring it", CHECK, error))?;
     if !found.is_file() || found.len() != device.bytes {
         return wrong(format!("has {} bytes and had {}", found.len(), device.bytes));
     }
@@ -491,8 +487,8 @@ fn check(dir: &Path, index: usize, device: &Device) -> Result<(), HomeError> {
     allocate(dir, &path, &file, device.bytes)
 }
 
-/// Removes the files that [`Home::create`] makes, the parameters last.
-fn remove(dir: &Path, manifest: &Manifest) -> Result<(), HomeError> {
+/// Removes the files that [`StoreDir::create`] makes, the parameters last.
+fn remove(dir: &Path, manifest: &Manifest) -> Result<(), StoreDirError> {
     let files = manifest.devices.iter().filter(|device| device.is_file());
     let files = files.map(|device| device.path.as_path());
     for name in files.chain([Path::new(manifest::NEW), Path::new(manifest::NAME)]) {
@@ -507,13 +503,13 @@ fn remove(dir: &Path, manifest: &Manifest) -> Result<(), HomeError> {
     sync_directory(dir)
 }
 
-/// Removes a directory that was created for a home, with its lock.
+/// Removes a directory that [`StoreDir::create`] made, with its lock.
 fn remove_directory(dir: &Path) -> io::Result<()> {
     fs::remove_file(dir.join(lock::NAME)).and_then(|()| fs::remove_dir(dir))
 }
 
 /// Makes directory entries durable.
-pub(crate) fn sync_directory(dir: &Path) -> Result<(), HomeError> {
+pub(crate) fn sync_directory(dir: &Path) -> Result<(), StoreDirError> {
     let synced = File::open(dir).and_then(|dir| dir.sync_all());
     synced.map_err(|error| os(dir, "flushing it", CHECK, error))
 }
@@ -523,8 +519,8 @@ pub(crate) fn os(
     action: &'static str,
     hint: &'static str,
     source: impl Into<io::Error>,
-) -> HomeError {
-    HomeError::Os { path: path.to_owned(), action, source: source.into(), hint }
+) -> StoreDirError {
+    StoreDirError::Os { path: path.to_owned(), action, source: source.into(), hint }
 }
 
 #[cfg(test)]

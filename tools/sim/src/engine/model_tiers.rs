@@ -13,7 +13,7 @@ use super::{
     link::Link,
     memory::Memory,
     numbered::Numbered,
-    tiers::{Ended, Found, Purpose, Tiers},
+    tiers::{Ended, Hit, Purpose, Tiers},
 };
 use crate::{
     lane::LaneModel,
@@ -61,7 +61,7 @@ pub(super) struct Stores {
 }
 
 #[derive(Debug)]
-pub(super) struct Below {
+pub(super) struct ModelTiers {
     pub(super) tier: Tier,
     pub(super) index: Index,
     /// The link between the tier and the GPU.
@@ -89,7 +89,7 @@ fn shares(wanted: [f64; 2], link: f64) -> [f64; 2] {
     [of(one, other), of(other, one)]
 }
 
-impl Below {
+impl ModelTiers {
     pub(super) fn new(setup: &Setup, tier: Tier, host: Option<&HostMemory>) -> Self {
         let unit_layer_bytes = setup.model.token_layer_bytes() * u64::from(tier.unit_tokens);
         let layers = setup.model.layers;
@@ -211,7 +211,7 @@ impl Below {
     }
 }
 
-impl Tiers for Below {
+impl Tiers for ModelTiers {
     type Held = Held;
     type Store = Stores;
     type Error = Infallible;
@@ -229,7 +229,7 @@ impl Tiers for Below {
         request: &Request,
         in_hbm: u32,
         most: u32,
-    ) -> Result<Found<Held>, Infallible> {
+    ) -> Result<Hit<Held>, Infallible> {
         let mut held = Held { units: self.units(request), ..Held::default() };
         if let Some(host) = &mut self.host {
             let id = RequestId(number as u64);
@@ -242,7 +242,7 @@ impl Tiers for Below {
             let load = take(&mut held.to_load);
             (loading, loading_bytes) = (self.load_whole(load, number), self.bytes(load));
         }
-        Ok(Found { tokens, host_tokens, loading, loading_bytes, held })
+        Ok(Hit { tokens, host_tokens, loading, loading_bytes, held })
     }
 
     fn loaded(&mut self, held: &mut Held) {

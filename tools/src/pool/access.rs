@@ -29,8 +29,8 @@ pub(crate) type Poll<'a> = &'a mut dyn FnMut();
 
 /// Fills, overwrites and compares bytes of the pool: in batches, in the order of the calls.
 ///
-/// No transfer may be using an item's block, except for [`Hand::check`].
-pub(crate) trait Hand: fmt::Debug + Send {
+/// No transfer may be using an item's block, except for [`PoolAccess::check`].
+pub(crate) trait PoolAccess: fmt::Debug + Send {
     /// Fills in the contents of objects, as a layer of the engine's model would.
     fn make(&mut self, items: &[Item], poll: Poll<'_>) -> anyhow::Result<()>;
 

@@ -4,15 +4,15 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-fn options(count: u32, bytes: u64) -> HomeOptions {
-    let media = HomeMedia::Files { count, bytes };
-    HomeOptions { id: 0x1234_5678_9abc_def0, media, lba_bytes: 4096 }
+fn options(count: u32, bytes: u64) -> StoreDirOptions {
+    let media = StoreDirMedia::Files { count, bytes };
+    StoreDirOptions { id: 0x1234_5678_9abc_def0, media, lba_bytes: 4096 }
 }
 
-fn made(dir: &Path, count: u32, bytes: u64) -> Home {
-    let mut home = Home::create(dir, &options(count, bytes)).unwrap();
-    home.set_ready().unwrap();
-    home
+fn made(dir: &Path, count: u32, bytes: u64) -> StoreDir {
+    let mut store_dir = StoreDir::create(dir, &options(count, bytes)).unwrap();
+    store_dir.set_ready().unwrap();
+    store_dir
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -23,7 +23,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-fn said(result: Result<Home, HomeError>, wanted: &str) {
+fn said(result: Result<StoreDir, StoreDirError>, wanted: &str) {
     let error = result.expect_err(wanted).to_string();
     assert!(error.contains(wanted), "`{wanted}` is not in `{error}`");
 }
@@ -31,11 +31,11 @@ fn said(result: Result<Home, HomeError>, wanted: &str) {
 #[test]
 fn a_home_is_found_again_with_its_parameters() {
     let place = tempfile::tempdir().unwrap();
-    let dir = place.path().join("home");
-    let home = made(&dir, 2, 5 * MIB + 1);
-    let devices: Vec<HomeDevice> = home.devices().collect();
-    drop(home);
-    let again = Home::open(&dir).unwrap();
+    let dir = place.path().join("store");
+    let store_dir = made(&dir, 2, 5 * MIB + 1);
+    let devices: Vec<StoreDirDevice> = store_dir.devices().collect();
+    drop(store_dir);
+    let again = StoreDir::open(&dir).unwrap();
     assert_eq!(again.devices().collect::<Vec<_>>(), devices);
     assert_eq!((again.lba_bytes(), again.dir()), (4096, &*dir));
     assert_eq!(devices[1].serial, "123456789abcdef0-1");
@@ -60,44 +60,47 @@ fn sizes_that_no_file_has_are_refused() {
     let file = place.path().join("home.json");
     let text = fs::read_to_string(&file).unwrap();
     fs::write(&file, text.replace(&MIB.to_string(), &u64::MAX.to_string())).unwrap();
-    said(Home::open_or_create(place.path(), &options(2, 2 * MIB)), "capacity or devices changed");
+    said(
+        StoreDir::open_or_create(place.path(), &options(2, 2 * MIB)),
+        "capacity or devices changed",
+    );
 }
 
 #[test]
 fn files_that_a_killed_process_still_writes_are_waited_for() {
     let place = tempfile::tempdir().unwrap();
-    let home = made(place.path(), 1, MIB);
+    let store_dir = made(place.path(), 1, MIB);
     // The kernel holds the file, and so its lock, while it works on it.
-    let busy = home.controllers().unwrap();
+    let busy = store_dir.controllers().unwrap();
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| home.controllers().map(drop));
+        let waiting = scope.spawn(|| store_dir.controllers().map(drop));
         std::thread::sleep(std::time::Duration::from_millis(200));
         assert!(!waiting.is_finished());
         drop(busy);
         waiting.join().unwrap().unwrap();
     });
-    let _busy = home.controllers().unwrap();
-    let twice = home.controllers().unwrap_err().to_string();
+    let _busy = store_dir.controllers().unwrap();
+    let twice = store_dir.controllers().unwrap_err().to_string();
     assert!(twice.contains("another controller"), "{twice}");
 }
 
 #[test]
 fn a_home_belongs_to_one_process() {
     let place = tempfile::tempdir().unwrap();
-    let home = made(place.path(), 1, MIB);
+    let store_dir = made(place.path(), 1, MIB);
     let holder = format!("in use by process {}", std::process::id());
-    said(Home::open(place.path()), &holder);
-    said(Home::create(place.path(), &options(1, MIB)), &holder);
-    drop(home);
-    Home::open(place.path()).unwrap();
+    said(StoreDir::open(place.path()), &holder);
+    said(StoreDir::create(place.path(), &options(1, MIB)), &holder);
+    drop(store_dir);
+    StoreDir::open(place.path()).unwrap();
 }
 
 #[test]
 fn a_home_keeps_its_files() {
     let place = tempfile::tempdir().unwrap();
     made(place.path(), 2, 4 * MIB);
-    drop(Home::open_or_create(place.path(), &options(2, 4 * MIB + 1)).unwrap());
-    let asked = |count, bytes| Home::open_or_create(place.path(), &options(count, bytes));
+    drop(StoreDir::open_or_create(place.path(), &options(2, 4 * MIB + 1)).unwrap());
+    let asked = |count, bytes| StoreDir::open_or_create(place.path(), &options(count, bytes));
     said(asked(2, 6 * MIB), "has 4 MiB in 2 files a rank, and 6 MiB in 2 were asked for");
     said(asked(2, 2 * MIB), "ask for a capacity of 4194304 bytes");
     said(asked(1, 4 * MIB), "and 4 MiB in 1 were asked for");
@@ -106,20 +109,20 @@ fn a_home_keeps_its_files() {
 #[test]
 fn a_home_that_was_not_completed_is_refused_and_made_anew() {
     let place = tempfile::tempdir().unwrap();
-    let dir = place.path().join("home");
+    let dir = place.path().join("store");
     // Like the remains of a killed process.
     fs::create_dir(&dir).unwrap();
     let making = devices(&options(3, 3 * MIB)).unwrap();
     let manifest = Manifest::new("0".to_owned(), 4096, making);
     manifest.write(&dir).unwrap();
     manifest.devices[..2].iter().for_each(|device| make(&dir, device).unwrap());
-    assert!(!Home::exists(&dir));
-    said(Home::open(&dir), "create it again");
+    assert!(!StoreDir::exists(&dir));
+    said(StoreDir::open(&dir), "create it again");
     made(&dir, 1, MIB);
     assert_eq!(names(&dir), ["device-0.img", "home.json", "lock"]);
-    assert!(Home::exists(&dir));
-    said(Home::create(&dir, &options(1, MIB)), "is here already");
-    Home::open(&dir).unwrap();
+    assert!(StoreDir::exists(&dir));
+    said(StoreDir::create(&dir, &options(1, MIB)), "is here already");
+    StoreDir::open(&dir).unwrap();
 }
 
 #[test]
@@ -128,16 +131,16 @@ fn a_home_that_was_not_completed_goes_with_whoever_made_it() {
     let (new, old) = (place.path().join("new"), place.path().join("old"));
     fs::create_dir(&old).unwrap();
     for dir in [&new, &old] {
-        let home = Home::create(dir, &options(2, 2 * MIB)).unwrap();
+        let store_dir = StoreDir::create(dir, &options(2, 2 * MIB)).unwrap();
         // Its devices are unused, or a user of them ends later.
-        let _controllers = home.controllers().unwrap();
-        drop(home);
+        let _controllers = store_dir.controllers().unwrap();
+        drop(store_dir);
     }
-    assert!(!new.exists(), "it was made for this home");
+    assert!(!new.exists(), "it was made for this store");
     assert_eq!(names(&old), ["lock"]);
     made(&new, 1, MIB);
-    drop(Home::open(&new).unwrap());
-    assert!(Home::exists(&new), "a home that is ready stays");
+    drop(StoreDir::open(&new).unwrap());
+    assert!(StoreDir::exists(&new), "a store directory that is ready stays");
 }
 
 #[test]
@@ -145,23 +148,23 @@ fn nothing_is_put_beside_the_files_of_somebody_else() {
     let place = tempfile::tempdir().unwrap();
     for name in ["precious", "device-0.img"] {
         fs::write(place.path().join(name), "x").unwrap();
-        said(Home::create(place.path(), &options(1, MIB)), name);
+        said(StoreDir::create(place.path(), &options(1, MIB)), name);
         assert_eq!(names(place.path()), [name]);
-        said(Home::open(place.path()), "no store's home here");
+        said(StoreDir::open(place.path()), "no store here");
         assert_eq!(names(place.path()), [name]);
         fs::remove_file(place.path().join(name)).unwrap();
     }
-    said(Home::open(&place.path().join("nowhere")), "no store's home here");
+    said(StoreDir::open(&place.path().join("nowhere")), "no store here");
 }
 
 #[test]
 fn a_full_disk_is_found_before_anything_is_written_to_it() {
     let place = tempfile::tempdir().unwrap();
-    let dir = place.path().join("home");
-    said(Home::create(&dir, &options(2, 1 << 55)), "are free on this file system");
+    let dir = place.path().join("store");
+    said(StoreDir::create(&dir, &options(2, 1 << 55)), "are free on this file system");
     assert!(!dir.exists());
     fs::create_dir(&dir).unwrap();
-    said(Home::create(&dir, &options(2, 1 << 55)), "are free on this file system");
+    said(StoreDir::create(&dir, &options(2, 1 << 55)), "are free on this file system");
     assert_eq!(names(&dir), ["lock"]);
     made(&dir, 2, 2 * MIB);
 }
@@ -172,15 +175,18 @@ fn devices_that_are_not_what_they_were_are_named() {
     made(place.path(), 2, 4 * MIB);
     let file = place.path().join("device-1.img");
     File::options().write(true).open(&file).unwrap().set_len(MIB).unwrap();
-    said(Home::open(place.path()), "device-1.img: device 1 of the home has 1048576 bytes and had");
+    said(
+        StoreDir::open(place.path()),
+        "device-1.img: device 1 of the store has 1048576 bytes and had",
+    );
     fs::remove_file(&file).unwrap();
-    said(Home::open(place.path()), "device-1.img: device 1 of the home is gone");
+    said(StoreDir::open(place.path()), "device-1.img: device 1 of the store is gone");
     fs::create_dir(&file).unwrap();
-    said(Home::open(place.path()), "device-1.img: device 1 of the home cannot be opened");
+    said(StoreDir::open(place.path()), "device-1.img: device 1 of the store cannot be opened");
     fs::remove_dir(&file).unwrap();
     // Like a copy by `cp --sparse=always`.
     File::create(&file).unwrap().set_len(2 * MIB).unwrap();
-    Home::open(place.path()).unwrap();
+    StoreDir::open(place.path()).unwrap();
     assert!(file.metadata().unwrap().blocks() * 512 >= 2 * MIB, "it has holes still");
 }
 
@@ -193,7 +199,7 @@ fn parameters_are_not_believed() {
     let good = fs::read_to_string(&path).unwrap();
     let ready = good.replace("\"ready\"", "\"making\"");
     for (text, wanted) in [
-        (String::new(), "does not describe a home"),
+        (String::new(), "does not describe a store directory"),
         ("[]".to_owned(), "it has no version"),
         (good.replace("_home\": 1", "_home\": 2"), "version 2, and this program knows 1"),
         (good.replace("4096", "\"many\""), "invalid type"),
@@ -201,9 +207,9 @@ fn parameters_are_not_believed() {
         (ready.replace("device-0.img", "device-../outside.img"), "is not the name"),
     ] {
         fs::write(&path, text).unwrap();
-        said(Home::open(place.path()), wanted);
+        said(StoreDir::open(place.path()), wanted);
         fs::remove_file(&outside).unwrap();
-        said(Home::create(place.path(), &options(1, MIB)), wanted);
+        said(StoreDir::create(place.path(), &options(1, MIB)), wanted);
         fs::write(&outside, "x").unwrap();
     }
 }
@@ -211,11 +217,11 @@ fn parameters_are_not_believed() {
 #[test]
 fn what_cannot_be_a_home_is_refused() {
     let place = tempfile::tempdir().unwrap();
-    let dir = place.path().join("home");
-    let lbas = HomeOptions { lba_bytes: 520, ..options(1, MIB) };
+    let dir = place.path().join("store");
+    let lbas = StoreDirOptions { lba_bytes: 520, ..options(1, MIB) };
     let devices = |paths: &[&str]| {
-        let media = HomeMedia::BlockDevices(paths.iter().map(PathBuf::from).collect());
-        HomeOptions { media, ..options(1, MIB) }
+        let media = StoreDirMedia::BlockDevices(paths.iter().map(PathBuf::from).collect());
+        StoreDirOptions { media, ..options(1, MIB) }
     };
     for (options, wanted) in [
         (lbas, "512 or 4096 bytes, and not of 520"),
@@ -227,10 +233,10 @@ fn what_cannot_be_a_home_is_refused() {
         (devices(&["dev/sda"]), "from / on: dev/sda"),
         (devices(&[]), "and not 0"),
     ] {
-        said(Home::create(&dir, &options), wanted);
+        said(StoreDir::create(&dir, &options), wanted);
         assert!(!dir.exists());
     }
-    said(Home::create(&dir.join("deep"), &options(1, MIB)), "whose parent exists");
+    said(StoreDir::create(&dir.join("deep"), &options(1, MIB)), "whose parent exists");
 }
 
 /// Root may write everywhere, so this runs as another user.
@@ -250,10 +256,10 @@ fn a_directory_that_cannot_be_written_is_refused() {
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
         }
         for dir in [new, empty] {
-            let error = Home::create(&dir, &options(1, MIB)).unwrap_err().to_string();
+            let error = StoreDir::create(&dir, &options(1, MIB)).unwrap_err().to_string();
             assert!(error.contains("Permission denied"), "{error}");
             assert!(error.contains("that you may write to"), "{error}");
-            said(Home::open(&dir), "no store's home here");
+            said(StoreDir::open(&dir), "no store here");
         }
     });
     refused.join().unwrap();

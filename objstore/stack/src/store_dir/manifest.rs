@@ -1,4 +1,4 @@
-//! The parameters of a home, in `home.json`.
+//! The parameters of a store directory, in `home.json`.
 
 use std::{
     fs::{self, File},
@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{HomeError, os, sync_directory};
+use super::{StoreDirError, os, sync_directory};
 use crate::read_file;
 
 /// Name of the file.
@@ -22,7 +22,7 @@ const BYTES_MAX: u64 = 1 << 20;
 /// ignored.
 const VERSION: u32 = 1;
 
-/// Parameters of a home.
+/// Parameters of a store directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {
     ripieno_home: u32,
@@ -33,7 +33,7 @@ pub(super) struct Manifest {
     pub(super) devices: Vec<Device>,
 }
 
-/// State of a home.
+/// State of a store directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
@@ -47,13 +47,13 @@ pub(crate) enum State {
 pub(super) struct Device {
     /// Its controller's serial number.
     pub(super) serial: String,
-    /// Name of a file in the home, or path of a block device.
+    /// Name of a file in the store directory, or path of a block device.
     pub(super) path: PathBuf,
     pub(super) bytes: u64,
 }
 
 impl Device {
-    /// Returns true when it is a file of the home.
+    /// Returns true when it is a file of the store directory.
     pub(super) fn is_file(&self) -> bool {
         self.path.is_relative()
     }
@@ -67,13 +67,13 @@ impl Manifest {
     /// Reads the manifest of `dir`; `None` if it has none.
     ///
     /// # Errors
-    /// Returns [`HomeError::Damaged`] or [`HomeError::Os`].
-    pub(super) fn read(dir: &Path) -> Result<Option<Self>, HomeError> {
+    /// Returns [`StoreDirError::Damaged`] or [`StoreDirError::Os`].
+    pub(super) fn read(dir: &Path) -> Result<Option<Self>, StoreDirError> {
         let Some(manifest) = read_json::<Self>(dir, NAME, "ripieno_home", VERSION)? else {
             return Ok(None);
         };
         match manifest.wrong() {
-            Some(why) => Err(HomeError::Damaged { path: dir.join(NAME), why }),
+            Some(why) => Err(StoreDirError::Damaged { path: dir.join(NAME), why }),
             None => Ok(Some(manifest)),
         }
     }
@@ -95,8 +95,8 @@ impl Manifest {
     /// Writes it to `dir`, atomically and durably.
     ///
     /// # Errors
-    /// Returns [`HomeError::Os`] if that fails.
-    pub(super) fn write(&self, dir: &Path) -> Result<(), HomeError> {
+    /// Returns [`StoreDirError::Os`] if that fails.
+    pub(super) fn write(&self, dir: &Path) -> Result<(), StoreDirError> {
         write_json(dir, NAME, self)
     }
 }
@@ -104,13 +104,13 @@ impl Manifest {
 /// Reads the file `name` of `dir`, whose `field` is `version`; `None` if there is none.
 ///
 /// # Errors
-/// Returns [`HomeError::Damaged`] or [`HomeError::Os`].
+/// Returns [`StoreDirError::Damaged`] or [`StoreDirError::Os`].
 pub(crate) fn read_json<T: DeserializeOwned>(
     dir: &Path,
     name: &str,
     field: &str,
     version: u32,
-) -> Result<Option<T>, HomeError> {
+) -> Result<Option<T>, StoreDirError> {
     let path = dir.join(name);
     let text = match read_file(&path, BYTES_MAX) {
         Ok(text) => text,
@@ -119,7 +119,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(
             return Err(os(&path, "reading it", "check what it is, and its permissions", error));
         }
     };
-    let damaged = |why: String| HomeError::Damaged { path: path.clone(), why };
+    let damaged = |why: String| StoreDirError::Damaged { path: path.clone(), why };
     // Checks the version first: other versions may have other fields.
     let value: serde_json::Value =
         serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
@@ -135,8 +135,12 @@ pub(crate) fn read_json<T: DeserializeOwned>(
 /// then renames it.
 ///
 /// # Errors
-/// Returns [`HomeError::Os`] if that fails.
-pub(crate) fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> Result<(), HomeError> {
+/// Returns [`StoreDirError::Os`] if that fails.
+pub(crate) fn write_json(
+    dir: &Path,
+    name: &str,
+    value: &impl Serialize,
+) -> Result<(), StoreDirError> {
     let (new, path) = (dir.join(format!("{name}.new")), dir.join(name));
     let write = || {
         let mut options = File::options();

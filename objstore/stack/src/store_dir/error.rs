@@ -1,4 +1,4 @@
-//! Errors of homes.
+//! Errors of store directories.
 
 use std::{fmt, io, path::PathBuf};
 
@@ -7,30 +7,30 @@ use crate::size::Size;
 /// An error, whose message says what was asked, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum HomeError {
-    /// There is no home in this directory.
+pub enum StoreDirError {
+    /// The directory holds no store.
     #[error(
-        "{}: there is no store's home here; create one, or name another directory",
+        "{}: there is no store here; create one, or name another directory",
         dir.display()
     )]
     Missing {
         /// The directory.
         dir: PathBuf,
     },
-    /// The directory has a home already.
+    /// The directory holds a store already.
     #[error(
-        "{}: a store's home is here already; open it, or remove the directory first if nothing in \
-         it is needed",
+        "{}: a store is here already; open it, or remove the directory first if nothing in it is \
+         needed",
         dir.display()
     )]
     Exists {
         /// The directory.
         dir: PathBuf,
     },
-    /// The process that was making the home ended before it was complete.
+    /// The process that was making the store directory ended before it was complete.
     #[error(
-        "{}: the home was not completed, because the process that was creating it ended; there is \
-         no data in it: create it again",
+        "{}: the store directory is incomplete, because the process that was creating it ended; it \
+         holds no data: create it again",
         dir.display()
     )]
     HalfMade {
@@ -39,8 +39,8 @@ pub enum HomeError {
     },
     /// The directory has foreign files.
     #[error(
-        "{}: the directory holds something else ({found}), and a home is made in an empty one \
-         only; name another directory",
+        "{}: the directory holds something else ({found}), and a store is created only in an empty \
+         one; name another directory",
         dir.display()
     )]
     NotEmpty {
@@ -49,10 +49,10 @@ pub enum HomeError {
         /// The first of the files.
         found: String,
     },
-    /// Another process uses the home.
+    /// Another process uses the store directory.
     #[error(
-        "{}: the home is in use by {holder}; a home belongs to one process at a time: end that \
-         one, or name another directory",
+        "{}: the store is in use by {holder}; it belongs to one process at a time: end that one, \
+         or name another directory",
         dir.display()
     )]
     Locked {
@@ -63,7 +63,7 @@ pub enum HomeError {
     },
     /// The parameters cannot be read.
     #[error(
-        "{}: it does not describe a home: {why}; a home made by a newer version needs that \
+        "{}: it does not describe a store directory: {why}; one made by a newer version needs that \
          version, a damaged one has to be removed and created again",
         path.display()
     )]
@@ -75,7 +75,7 @@ pub enum HomeError {
     },
     /// A device is not the original.
     #[error(
-        "{}: device {index} of the home {why}; bring back what was there, or remove the home and \
+        "{}: device {index} of the store {why}; restore the original, or remove the directory and \
          create it again",
         path.display()
     )]
@@ -87,7 +87,7 @@ pub enum HomeError {
         /// The problem.
         why: String,
     },
-    /// The home's files differ from the requested ones.
+    /// The store directory's files differ from the requested ones.
     #[error(
         "{}: capacity or devices changed: the store has {} in {found_files} files a rank, and {} \
          in {asked_files} were asked for; a store keeps its size: ask for a capacity of \
@@ -98,11 +98,11 @@ pub enum HomeError {
     Resized {
         /// The directory of the store.
         dir: PathBuf,
-        /// Files of each home.
+        /// Files of each store directory.
         found_files: usize,
         /// Bytes of all files.
         found_bytes: u64,
-        /// Files of each home that were requested.
+        /// Files of each store directory that were requested.
         asked_files: usize,
         /// Bytes of all files that were requested.
         asked_bytes: u64,
@@ -122,7 +122,7 @@ pub enum HomeError {
         free: u64,
     },
     /// The options are invalid.
-    #[error("a home {why}")]
+    #[error("a store directory {why}")]
     Options {
         /// The problem, and the valid values.
         why: String,
@@ -144,7 +144,7 @@ pub enum HomeError {
     Media(io::Error),
 }
 
-/// The process that has a home.
+/// The process that has a store directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
     /// Its PID, in its own PID namespace.

@@ -20,10 +20,10 @@ use crate::{
 
 /// Controllers of one address space. Fields are dropped in this order.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct Controllers {
     /// The controllers, in the form that a store takes.
     pub devices: Vec<StoreDevice>,
-    pub(crate) below: Below,
+    pub(crate) backend: Backend,
     peer: Option<Peer>,
     pub(crate) space: Arc<dyn DmaSpace>,
     /// Kind of their doorbells.
@@ -36,13 +36,13 @@ pub struct Fleet {
 
 /// Resources that must outlive the controllers. Fields are dropped in this order.
 #[derive(Debug)]
-pub struct Below {
+pub struct Backend {
     emulation: Option<Emulation>,
     /// Memory registered with the GPU; a GPU in use keeps its registrations.
     registrations: Vec<Arc<Registration>>,
 }
 
-impl Below {
+impl Backend {
     /// Returns the software controllers, if there are any.
     #[must_use]
     pub fn emulation(&self) -> Option<&Emulation> {
@@ -50,7 +50,7 @@ impl Below {
     }
 }
 
-impl Fleet {
+impl Controllers {
     fn new(
         devices: Vec<StoreDevice>,
         emulation: Option<Emulation>,
@@ -58,15 +58,15 @@ impl Fleet {
         doorbells: DoorbellKind,
     ) -> Self {
         let queues = MemoryPlace::Host.to_string();
-        let below = Below { emulation, registrations: Vec::new() };
-        Self { devices, below, peer: None, space, doorbells, queues, queues_on_gpu: false }
+        let backend = Backend { emulation, registrations: Vec::new() };
+        Self { devices, backend, peer: None, space, doorbells, queues, queues_on_gpu: false }
     }
 
     /// Makes software controllers; their address space, of this name, reaches memory of `gpu`, too.
     ///
     /// # Errors
     /// Same as [`Emulation::start`].
-    pub fn of_controllers(
+    pub fn emulated(
         configs: impl IntoIterator<Item = EmuConfig>,
         name: &Path,
         clock: &Arc<dyn Clock>,
@@ -132,7 +132,7 @@ impl Fleet {
         for device in &mut self.devices {
             let bus = device.controller.lock().bus().clone();
             let doorbells = gpu.device().register_doorbells(&bus, self.doorbells)?;
-            self.below.registrations.push(doorbells);
+            self.backend.registrations.push(doorbells);
             let depth = of(device);
             for _ in 0..queues {
                 device.queue_memory.push(arena.queue(depth)?);
@@ -190,10 +190,10 @@ impl Fleet {
     }
 
     pub(crate) fn is_emulated(&self) -> bool {
-        self.below.emulation.is_some()
+        self.backend.emulation.is_some()
     }
 
-    /// Returns the bytes that [`Fleet::prove`] needs.
+    /// Returns the bytes that [`Controllers::prove`] needs.
     pub(crate) fn scratch_bytes(&self) -> usize {
         let bytes = |device: &StoreDevice| p2p::scratch_bytes(&device.controller.lock());
         self.devices.iter().map(bytes).max().unwrap_or(0)
@@ -243,7 +243,7 @@ impl Fleet {
         gpu: &Gpu,
         memory: &Arc<dyn DmaMemory>,
     ) -> Result<(), StackError> {
-        self.below.registrations.push(gpu.device().register_memory(memory)?);
+        self.backend.registrations.push(gpu.device().register_memory(memory)?);
         Ok(())
     }
 
@@ -256,8 +256,8 @@ impl Fleet {
     /// Returns the resources that must outlive the devices, the devices, and the location of the
     /// queues: variables are dropped in reverse order.
     #[must_use]
-    pub fn into_parts(self) -> (Below, Vec<StoreDevice>, String) {
-        (self.below, self.devices, self.queues)
+    pub fn into_parts(self) -> (Backend, Vec<StoreDevice>, String) {
+        (self.backend, self.devices, self.queues)
     }
 }
 
@@ -273,8 +273,8 @@ mod tests {
 
     use super::*;
 
-    /// Makes a fleet that treats its software controller as a drive.
-    fn drives() -> (Emulation, Fleet) {
+    /// Makes controllers that treat their software controller as a drive.
+    fn drives() -> (Emulation, Controllers) {
         let config = EmuConfig::new("drive").namespace(MemoryMedia::new(1 << 20).unwrap(), 512);
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
         let domain = EmuDomain::new("drives");
@@ -282,20 +282,20 @@ mod tests {
         let (emulation, controllers) =
             Emulation::start([config], &domain, &clock, &options).unwrap();
         let devices = controllers.into_iter().map(StoreDevice::new).collect();
-        (emulation, Fleet::new(devices, None, domain, DoorbellKind::Memory))
+        (emulation, Controllers::new(devices, None, domain, DoorbellKind::Memory))
     }
 
     #[test]
     fn on_a_coherent_gpu_direct_wants_queues_beside_the_pool() {
-        let (_emulation, mut fleet) = drives();
-        fleet.check_order(false).unwrap();
-        let why = fleet.check_order(true).unwrap_err().to_string();
+        let (_emulation, mut controllers) = drives();
+        controllers.check_order(false).unwrap();
+        let why = controllers.check_order(true).unwrap_err().to_string();
         assert!(why.contains("coherent") && why.contains("GDRCopy 2.5"), "{why}");
-        fleet.queues_on_gpu = true;
-        fleet.check_order(true).unwrap();
+        controllers.queues_on_gpu = true;
+        controllers.check_order(true).unwrap();
         // Software controllers wait for their copies.
-        let (emulation, mut fleet) = drives();
-        fleet.below.emulation = Some(emulation);
-        fleet.check_order(true).unwrap();
+        let (emulation, mut controllers) = drives();
+        controllers.backend.emulation = Some(emulation);
+        controllers.check_order(true).unwrap();
     }
 }

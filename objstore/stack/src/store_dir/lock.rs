@@ -1,4 +1,4 @@
-//! The lock of a home: one process at a time.
+//! The lock of a store directory: one process at a time.
 //!
 //! The kernel releases it when its holder ends, however that happens: a crash needs no cleanup.
 
@@ -11,7 +11,7 @@ use std::{
 
 use rustix::{fs::FlockOperation, io::Errno};
 
-use super::{HomeError, error::Holder, os};
+use super::{StoreDirError, error::Holder, os};
 
 /// The lock file. It stays: removing one that another process waits for would allow two holders.
 pub(crate) const NAME: &str = "lock";
@@ -29,8 +29,8 @@ impl Lock {
     /// Locks `dir`, and writes down the PID.
     ///
     /// # Errors
-    /// Returns [`HomeError::Locked`] or [`HomeError::Os`].
-    pub(crate) fn take(dir: &Path) -> Result<Self, HomeError> {
+    /// Returns [`StoreDirError::Locked`] or [`StoreDirError::Os`].
+    pub(crate) fn take(dir: &Path) -> Result<Self, StoreDirError> {
         let path = dir.join(NAME);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -40,7 +40,7 @@ impl Lock {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 let holder = holder(&mut file);
-                return Err(HomeError::Locked { dir: dir.to_owned(), holder });
+                return Err(StoreDirError::Locked { dir: dir.to_owned(), holder });
             }
             Err(error) => {
                 let hint = "name a directory on a file system with locks";

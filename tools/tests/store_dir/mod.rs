@@ -1,4 +1,4 @@
-//! A home in a directory of its own, and the commands to use it.
+//! A store directory below a temporary directory, and the commands to use it.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -17,7 +17,7 @@ pub const REPLAY: &str =
 /// The store that [`REPLAY`] can use.
 pub const FORMAT: &str = "format --model tiny --lba 4096 --capacity 16MiB";
 
-/// A home's directory.
+/// A temporary directory with a store directory.
 pub struct Place {
     dir: TempDir,
 }
@@ -32,17 +32,17 @@ impl Place {
         self.dir.path()
     }
 
-    /// Returns the home's directory. Other files can be put beside it.
-    pub fn home(&self) -> PathBuf {
-        let home = self.path().join("home");
-        if !home.exists() {
-            fs::create_dir(&home).unwrap();
+    /// Returns the store directory. Other files can be put beside it.
+    pub fn store_dir(&self) -> PathBuf {
+        let store_dir = self.path().join("store");
+        if !store_dir.exists() {
+            fs::create_dir(&store_dir).unwrap();
         }
-        home
+        store_dir
     }
 
     pub fn device(&self, at: u32) -> PathBuf {
-        self.home().join(format!("device-{at}.img"))
+        self.store_dir().join(format!("device-{at}.img"))
     }
 
     /// Overwrites bytes of a device's file directly.
@@ -51,10 +51,10 @@ impl Place {
         file.write_all_at(bytes, offset).unwrap();
     }
 
-    /// Returns `ripieno` with the arguments of `line`, on the home, run in the home's parent.
+    /// Returns `ripieno` with the arguments of `line`, on the store directory, run in its parent.
     pub fn command(&self, line: &str) -> Command {
         let mut command = self.bare(line);
-        command.arg("--media").arg(format!("file:{}", self.home().display()));
+        command.arg("--media").arg(format!("file:{}", self.store_dir().display()));
         command
     }
 
@@ -90,10 +90,10 @@ impl Place {
         }
     }
 
-    /// Returns name and contents of the home's files, except its lock.
+    /// Returns name and contents of the store directory's files, except its lock.
     pub fn files(&self) -> Vec<(String, Vec<u8>)> {
         let mut files = Vec::new();
-        for entry in fs::read_dir(self.home()).unwrap() {
+        for entry in fs::read_dir(self.store_dir()).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
             if name != "lock" {
