@@ -19,7 +19,7 @@ const SHAPE: KvShape = KvShape { layers: 2, segments: 1, object_bytes: 512, bloc
 const LBA_BYTES: u32 = 512;
 const MEDIA_BYTES: u64 = 4 << 20;
 const KEYS: u32 = 12;
-/// Where the parts of an image are: docs/on-disk-format.md.
+/// Where the parts of an image are: docs/reference/on-disk-format.md.
 const SUPERBLOCKS: [usize; 2] = [0, 512 << 10];
 const SUPERBLOCK_BYTES: usize = 8 << 10;
 const JOURNAL: usize = 1 << 20;

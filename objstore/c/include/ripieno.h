@@ -336,7 +336,7 @@ uint32_t ripieno_version(void);
 
 // Opens the store in a home. With RIPIENO_CREATE, a missing or incomplete home is made first.
 //
-// Takes as long as reading the journal; see docs/on-disk-format.md.
+// Takes as long as reading the journal; see docs/reference/on-disk-format.md.
 //
 // Fails with RIPIENO_STATUS_NOT_FOUND, RIPIENO_STATUS_OCCUPIED, RIPIENO_STATUS_LOCKED,
 // RIPIENO_STATUS_NO_SPACE, RIPIENO_STATUS_DAMAGED, RIPIENO_STATUS_SYSTEM, RIPIENO_STATUS_INVALID.

@@ -42,7 +42,7 @@ pub(crate) unsafe fn output<'a, T>(to: *mut T, name: &str) -> Result<&'a mut T, 
 
 /// Opens the store in a home. With RIPIENO_CREATE, a missing or incomplete home is made first.
 ///
-/// Takes as long as reading the journal; see docs/on-disk-format.md.
+/// Takes as long as reading the journal; see docs/reference/on-disk-format.md.
 ///
 /// Fails with RIPIENO_STATUS_NOT_FOUND, RIPIENO_STATUS_OCCUPIED, RIPIENO_STATUS_LOCKED,
 /// RIPIENO_STATUS_NO_SPACE, RIPIENO_STATUS_DAMAGED, RIPIENO_STATUS_SYSTEM, RIPIENO_STATUS_INVALID.

@@ -1,5 +1,5 @@
 //! The journal: changes of the catalog, in an order that survives power loss. The byte map and the
-//! rules of recovery are in docs/on-disk-format.md.
+//! rules of recovery are in docs/reference/on-disk-format.md.
 //!
 //! A half is a stream of groups. A group is appended by one write with FUA and is valid only as a
 //! whole. When the active half is nearly full, the state is copied as records into the other one,

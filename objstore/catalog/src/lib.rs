@@ -14,7 +14,7 @@
 //! - [`Superblock`]: a device's part of a store; [`check_set`]. `format.rs` is above superblock and
 //!   journal, and makes both: [`Plan`], [`format_devices`].
 //! - [`Journal`]: [`Record`]s in an order that survives power loss. Superblocks and journal are
-//!   written to a [`BlockIo`]; docs/on-disk-format.md gives their bytes.
+//!   written to a [`BlockIo`]; docs/reference/on-disk-format.md gives their bytes.
 //!
 //! # Invariants
 //! - The only I/O is that of the superblocks and the journal; no threads of its own, no clock, no

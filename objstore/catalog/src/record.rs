@@ -1,7 +1,7 @@
 //! The journal's records and their wire format. No other file knows the layout.
 //!
 //! A record is a head of four bytes (kind and length of the body in words of four bytes) and the
-//! body, little-endian. docs/on-disk-format.md has the byte map.
+//! body, little-endian. docs/reference/on-disk-format.md has the byte map.
 
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,

@@ -1,4 +1,5 @@
-//! Superblocks: a device's description of its store. docs/on-disk-format.md has the byte map.
+//! Superblocks: a device's description of its store. docs/reference/on-disk-format.md has the
+//! byte map.
 //!
 //! A superblock has two copies, written one after the other with FUA, so that power loss damages at
 //! most one of them; of two whole copies, the one with the higher sequence number is valid.

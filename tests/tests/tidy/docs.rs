@@ -59,6 +59,21 @@ pub const RULES: &[Rule] = &[
         ],
     },
     Rule {
+        name: "pages are in the book",
+        check: pages_are_in_the_book,
+        sample: || {
+            let summary = "- [A](a.md)\n  - [B](b/c.md)\n[R](../README.md)\n";
+            vec![
+                ("docs/SUMMARY.md", summary.into()),
+                ("docs/a.md", String::new()),
+                ("docs/b/c.md", String::new()),
+                ("docs/c.md", String::new()),
+                ("docs/b/a.md", String::new()),
+            ]
+        },
+        finds: &["docs/b/a.md:1", "docs/c.md:1"],
+    },
+    Rule {
         name: "links lead somewhere",
         check: links_lead_somewhere,
         sample: || {
@@ -133,6 +148,22 @@ fn decisions_are_listed(tree: &Tree) -> Vec<Violation> {
             if !file.text.lines().any(|line| line.trim_end() == heading) {
                 wrong(format!("no `{heading}`; without it the reason is lost: add the section"));
             }
+        }
+    }
+    found
+}
+
+fn pages_are_in_the_book(tree: &Tree) -> Vec<Violation> {
+    const SUMMARY: &str = "docs/SUMMARY.md";
+    let Some(summary) = tree.file(SUMMARY) else { return Vec::new() };
+    let mut found = Vec::new();
+    for file in tree.with(&["md"]).filter(|file| file.path != SUMMARY) {
+        let Some(path) = file.path.strip_prefix("docs/") else { continue };
+        if !summary.text.contains(&format!("]({path})")) {
+            let message = format!(
+                "a page that is not in the book; its search does not find it: add it to {SUMMARY}"
+            );
+            found.push(Violation::new(file, 1, message));
         }
     }
     found

@@ -1,5 +1,5 @@
 //! The house rules that a compiler does not check. One rule is one function from the tree to its
-//! violations; `docs/testing.md` lists them in words.
+//! violations; `docs/design/testing.md` lists them in words.
 //!
 //! Every rule has a bad sample with the places of its violations, and is tested on it first: a rule
 //! that cannot fail proves nothing about the tree.

@@ -10,9 +10,16 @@ pub const RULES: &[Rule] = &[
         check: line_length,
         sample: || {
             let lines = |width: usize| format!("//{}\n{}\n", "é".repeat(98), "x".repeat(width));
-            vec![("a.rs", lines(101)), ("b.toml", lines(100)), ("c.md", lines(101))]
+            let page = |start: &str| format!("{start}{}\n", "x ".repeat(50));
+            let text = format!("```text\n{}```\n{}", page("."), page("."));
+            vec![
+                ("a.rs", lines(101)),
+                ("b.toml", lines(100)),
+                ("c.md", text),
+                ("d.md", ["| ", "    ", "![a", "- "].map(page).concat()),
+            ]
         },
-        finds: &["a.rs:2"],
+        finds: &["a.rs:2", "c.md:4", "d.md:4"],
     },
     Rule {
         name: "file length",
@@ -89,7 +96,7 @@ fn in_lines<'a>(
 }
 
 fn line_length(tree: &Tree) -> Vec<Violation> {
-    in_lines(tree.with(SOURCES_AND_TOML), |line| {
+    let too_long = |line: &str| {
         let columns = line.chars().count();
         (columns > LINE_COLUMNS_MAX).then(|| {
             format!(
@@ -97,7 +104,20 @@ fn line_length(tree: &Tree) -> Vec<Violation> {
                  wrap the line at {LINE_COLUMNS_MAX}"
             )
         })
-    })
+    };
+    let mut found = in_lines(tree.with(SOURCES_AND_TOML), too_long);
+    for file in tree.with(&["md"]) {
+        let mut is_code = false;
+        for (number, line) in file.lines() {
+            is_code ^= line.starts_with("```");
+            // Tables, indented code and pictures cannot be wrapped.
+            if !is_code && !["|", "    ", "!["].iter().any(|mark| line.starts_with(mark)) {
+                let message = too_long(line);
+                found.extend(message.map(|message| Violation::new(file, number, message)));
+            }
+        }
+    }
+    found
 }
 
 fn file_length(tree: &Tree) -> Vec<Violation> {

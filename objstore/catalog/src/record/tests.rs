@@ -163,7 +163,7 @@ fn the_largest_commit_can_be_written_and_read() {
     assert_eq!(Records::new(&bytes).collect::<Vec<_>>(), [Ok(commit)]);
 }
 
-/// The byte map of docs/on-disk-format.md, by hand.
+/// The byte map of docs/reference/on-disk-format.md, by hand.
 #[test]
 fn bytes_are_where_the_document_says() {
     let bytes = |record: Record<'_>| {

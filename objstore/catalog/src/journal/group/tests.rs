@@ -62,7 +62,7 @@ fn groups_of_another_store_or_generation_do_not_count() {
     }
 }
 
-/// The byte map of docs/on-disk-format.md, by hand.
+/// The byte map of docs/reference/on-disk-format.md, by hand.
 #[test]
 fn bytes_are_where_the_document_says() {
     let bytes = group(0x0102, b"1234");

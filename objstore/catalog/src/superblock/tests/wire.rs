@@ -111,7 +111,7 @@ fn other_versions_and_their_features_are_refused_by_name() {
     assert!(Superblock::decode(&sealed(compatible)).is_ok());
 }
 
-/// The byte map of docs/on-disk-format.md, by hand.
+/// The byte map of docs/reference/on-disk-format.md, by hand.
 #[test]
 fn bytes_are_where_the_document_says() {
     let mut superblock = formatted(2).1.swap_remove(0);
