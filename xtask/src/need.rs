@@ -40,6 +40,8 @@ pub enum Need {
     Vllm,
     /// bindgen and its libclang, in `target/abi`.
     Bindgen,
+    /// mdBook, in `target/book`.
+    Mdbook,
     /// cargo-deny, in `target/tools`.
     CargoDeny,
     /// Runtimes of the sanitizers, in the Rust toolchain.

@@ -57,6 +57,7 @@ impl Need {
             Self::LlvmTools if lacks_venv(programs::llvm_tools()) => {
                 venv("pip installs LLVM's tools")
             }
+            Self::Mdbook if lacks_venv(programs::mdbook()) => venv("pip installs mdBook"),
             Self::Bindgen if lacks_venv(abi::packages()) => venv("pip installs libclang"),
             _ => return None,
         })
@@ -97,6 +98,7 @@ impl Need {
             Self::PythonTools => python::tools()?.fetch(),
             Self::Nvcc => ptx::packages().fetch(),
             Self::Vllm => engine::fetch(),
+            Self::Mdbook => programs::mdbook().fetch(),
             Self::Bindgen => abi::fetch(),
             Self::CargoDeny => cargo_install(CARGO_DENY).map(drop),
             Self::Sanitizers => programs::look_for_sanitizers(),

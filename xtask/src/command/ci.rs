@@ -11,6 +11,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     let mut steps = command::lint::checks();
     steps.push(command::lint::deny());
     steps.extend(command::test::steps());
+    steps.push(command::book::step());
     steps.push(command::c::step());
     steps.push(command::python::step());
     steps.push(command::cpu::step());
