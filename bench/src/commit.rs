@@ -10,15 +10,15 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use nvme_emu::{EmuConfig, FileMedia, FileOptions};
-use objstore::{BlockId, KeyChain, KvShape, Layer, StoreOptions};
+use objstore::{BlockId, KeyChain, KvShape, StoreOptions};
 use ripieno_testkit::{memory_drives, pattern};
 use rustix::fs::OFlags;
 
 use crate::{
     file::Folder,
-    path::Stack,
     report::{Aim, Ratio, Report},
     sample::{Samples, timed},
+    stack::Stack,
 };
 
 /// 16 tokens of Llama-3-8B: 8 heads of 128 numbers of 2 bytes, keys and values separate.
@@ -65,7 +65,7 @@ pub fn run(args: &CommitArgs) -> Result<()> {
         let format = ripieno_testkit::format(SHAPE);
         // All layers of all committers' blocks.
         let options = StoreOptions { iocbs: BLOCKS * SHAPE.layers, ..StoreOptions::default() };
-        let mut stack = Stack::over(configs, options, &format, BLOCKS)?;
+        let mut stack = Stack::over(configs, &options, &format, BLOCKS, None)?;
         // The first write of a block costs the file system more.
         measure(&mut stack, 1, 2 * BLOCKS)?;
         let mut alone = None;
@@ -111,7 +111,7 @@ struct Found {
 
 fn measure(stack: &mut Stack, committers: u32, commits: u32) -> Result<Found> {
     let each = commits / committers;
-    let before = (stack.emu.counters(), stack.store.stats()?);
+    let before = (stack.emu().counters(), stack.store.stats()?);
     let samples: Vec<Result<Vec<f64>>> = std::thread::scope(|scope| {
         let stack = &*stack;
         let run = |committer| move || commit(stack, (committer, committers), each);
@@ -125,7 +125,7 @@ fn measure(stack: &mut Stack, committers: u32, commits: u32) -> Result<Found> {
     for samples in samples {
         samples?.into_iter().for_each(|value| us.push(value));
     }
-    let after = (stack.emu.counters(), stack.store.stats()?);
+    let after = (stack.emu().counters(), stack.store.stats()?);
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     Ok(Found {
         us,
@@ -146,13 +146,7 @@ fn commit(stack: &Stack, (committer, committers): (u32, u32), count: u32) -> Res
         let key = keys.next(&[at]);
         let save = store.allocate(&[key], &[block])?;
         ensure!(save.written() == 1, "the store is too small");
-        let mut tickets = Vec::with_capacity(SHAPE.layers as usize);
-        for layer in 0..SHAPE.layers {
-            tickets.push(store.store_layer(&save, Layer(layer))?);
-        }
-        for ticket in tickets {
-            store.wait(ticket)?;
-        }
+        stack.move_all(|layer| store.store_layer(&save, layer))?;
         let (committed, took) = timed(|| store.commit(save));
         ensure!(committed?.written == 1, "nothing was committed");
         us.push(took.as_secs_f64() * 1e6);

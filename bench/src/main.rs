@@ -13,6 +13,7 @@ mod path;
 mod plot;
 mod report;
 mod sample;
+mod stack;
 mod tier;
 
 use std::{path::PathBuf, process::ExitCode};

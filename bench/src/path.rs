@@ -3,12 +3,10 @@
 mod caller;
 mod command;
 mod retrieve;
-mod stack;
 
 use anyhow::{Context as _, Result};
 
 use self::caller::Io;
-pub use self::stack::Stack;
 use crate::{
     Part, PathArgs,
     plot::{self, Line},

@@ -1,9 +1,8 @@
 //! The worker's half of a store: `ripieno.Plane`.
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
 
 use gio_uring::IoStatus;
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use objstore::{
     BlockId, Direction, FileId, JobDone, JobId, Layer, Move, Order, StoreError, StoreOptions,
     Ticket,
@@ -12,7 +11,7 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict, PyTuple},
 };
-use ripieno_stack::{RankStack, RankStackConfig, Ranks};
+use ripieno_stack::{Builder, RankStack, Ranks};
 
 use crate::{
     arguments::{self, OrRaise as _},
@@ -134,18 +133,13 @@ impl Plane {
         let dram_mode = arguments::dram_mode(dram_mode)?;
         let stack = py.detach(|| {
             let place = Ranks::open(&path)?.place(id.rank)?;
-            let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-            let config = RankStackConfig {
-                place,
-                id,
-                executor,
-                require,
-                shape,
-                pool,
-                controller: ControllerOptions::default(),
-                options: StoreOptions { dram_bytes, dram_mode, ..StoreOptions::default() },
-            };
-            RankStack::open(config, clock)
+            let options = StoreOptions { dram_bytes, dram_mode, ..StoreOptions::default() };
+            Builder::on(place, shape)
+                .executor(executor)
+                .require(require)
+                .pool(pool)
+                .options(options)
+                .open_rank(id)
         });
         Ok(Self { stack: Own::new(stack.or_raise()?) })
     }

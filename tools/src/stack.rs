@@ -4,16 +4,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Context as _;
 use nvme_driver::{Clock, Nanos};
 #[cfg(test)]
 use nvme_emu::Emu;
 use nvme_emu::{BandwidthDial, SimClock};
-use objstore::{Format, KvPool, Namespace, Overwrite, Store, StoreConfig, StoreId, StoreOptions};
+use objstore::{Format, KvPool, Namespace, Overwrite, Store, StoreId, StoreOptions};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
-    Backend, Controllers, Drives, Gpu, MemoryPlace, Placement, PoolMemory, PoolPlan, Prepared,
-    Route, StackError, StoreDir, by_first_route,
+    Built, Controllers, Drives, Gpu, MemoryPlace, Parts, Placement, Plan, PoolMemory, Route,
+    StackError, StoreDir,
 };
 
 use crate::config::StoreArgs;
@@ -25,12 +24,11 @@ use crate::problem::{Problem, user_error};
 use crate::progress;
 use crate::sizing::Sizing;
 
-/// Everything below the engine. Fields are dropped in this order: users before what they use.
+/// Everything backend the engine. Fields are dropped in this order: users before what they use.
 #[derive(Debug)]
 pub(crate) struct Stack {
     store: Store,
-    backend: Backend,
-    placement: Placement,
+    built: Built,
     opening: Opening,
 }
 
@@ -73,38 +71,40 @@ impl Stack {
     ///
     /// # Errors
     /// Returns [`crate::problem::NoRoute`] if no route works, a [`Problem`] if the media directory
-    /// is unusable, and any error of the layers below.
+    /// is unusable, and any error of the layers backend.
     pub(crate) fn build(plan: Build<'_>, drives: Option<Drives>) -> anyhow::Result<(Self, Pool)> {
-        let Build { args, sizing, gpu, .. } = plan;
+        let Build { args, sizing, gpu, clock, .. } = plan;
         let memory = PoolMemory::Own { blocks: sizing.pool_blocks };
-        let routes = ripieno_stack::routes(args.executor(), &memory, args.flags.require)
-            .map_err(user_error)?;
+        let executor = args.executor();
+        let require = args.flags.require;
+        let routes = ripieno_stack::routes(executor, &memory, require).map_err(user_error)?;
         if routes == [Route::Host] {
             sizing.check_pool(args)?;
         }
-        let shape = args.shape.kv();
-        let staging_buffers = layers_ahead(args);
-        let pool = PoolPlan { memory: &memory, shape: &shape, staging_buffers };
-        let prepare = |route, controllers: &mut Controllers| {
-            if route == Route::Host {
-                sizing.check_pool(args).map_err(Problem::unfit)?;
-            }
-            Ok((route, pool.prepare(route, controllers, gpu)?))
+        let check = |route| match route {
+            Route::Host => Ok(sizing.check_pool(args).map_err(Problem::unfit)?),
+            Route::Staged | Route::Direct => Ok(()),
+        };
+        let (shape, options) = (args.shape.kv(), plan.options());
+        let parts = Plan {
+            executor,
+            gpu,
+            require,
+            shape: &shape,
+            pool: &memory,
+            options: &options,
+            clock,
+            check: &check,
         };
         let mut drives = drives;
-        let opened = by_first_route(
-            routes,
-            || plan.controllers(drives.take()),
-            prepare,
-            |controllers, (route, prepared)| plan.open(controllers, route, prepared),
-        );
-        let ((mut stack, pool), not_taken) =
-            opened.map_err(|error| match error.downcast::<StackError>() {
+        let opened =
+            parts.open(|| plan.controllers(drives.take()), |found| plan.open(found, &parts));
+        let ((store, opening, pool), built) =
+            opened.map_err(|error: anyhow::Error| match error.downcast::<StackError>() {
                 Ok(error) => user_error(error),
                 Err(error) => error,
             })?;
-        stack.placement.not_taken = not_taken;
-        Ok((stack, pool))
+        Ok((Self { store, built, opening }, pool))
     }
 
     /// Returns the store.
@@ -119,13 +119,13 @@ impl Stack {
 
     /// Returns the route and placement.
     pub(crate) fn placement(&self) -> &Placement {
-        &self.placement
+        &self.built.placement
     }
 
     /// Returns the software controllers, for fault injection in tests.
     #[cfg(test)]
     pub(crate) fn emus(&self) -> &[Arc<Emu>] {
-        self.backend.emulation().map_or(&[], |emulation| emulation.emus())
+        self.built.emulation().map_or(&[], |emulation| emulation.emus())
     }
 
     /// Shuts the devices down, then ends the threads that drive them. Returns the devices' models.
@@ -133,15 +133,7 @@ impl Stack {
     /// # Errors
     /// Returns an error if a device does not shut down.
     pub(crate) fn close(self) -> anyhow::Result<Vec<String>> {
-        let Self { store, backend, .. } = self;
-        let controllers = store.close().context("closing the store")?.controllers;
-        let mut models = Vec::new();
-        for mut controller in controllers {
-            models.push(controller.info().model.clone());
-            controller.shutdown().context("shutting a device down")?;
-        }
-        drop(backend);
-        Ok(models)
+        Ok(self.built.close(self.store)?)
     }
 }
 
@@ -163,7 +155,7 @@ fn in_virtual_time() -> StoreOptions {
 }
 
 impl Build<'_> {
-    /// Returns controllers with queues in place: `drives`, or software controllers.
+    /// Returns the controllers: `drives`, or software controllers.
     fn controllers(&self, drives: Option<Drives>) -> anyhow::Result<Controllers> {
         let Self { args, sizing, clock, gpu, keep, sim } = *self;
         let (options, gpu) = (args.controller_options(), gpu.map(|gpu| &**gpu));
@@ -173,9 +165,9 @@ impl Build<'_> {
                 Controllers::simulated(configs, &sim.clock, &options)
             }
             (Devices::Emu(choice), _, None) => {
-                let store_dir = keep.and_then(Keep::store_dir);
-                let configs = media::controllers(choice, sizing, store_dir)?;
-                let name = store_dir.map_or(Path::new("replay"), StoreDir::dir);
+                let dir = keep.and_then(Keep::store_dir);
+                let configs = media::controllers(choice, sizing, dir)?;
+                let name = dir.map_or(Path::new("replay"), StoreDir::dir);
                 Controllers::emulated(configs, name, clock, &options, gpu)
             }
             (Devices::Vfio(_), Some(drives), _) => Ok(Controllers::of_drives(drives)),
@@ -185,51 +177,38 @@ impl Build<'_> {
                     .map(Controllers::of_drives)
             }
         };
-        let mut controllers = controllers.map_err(user_error)?;
-        controllers.outfit(args.common.queues, args.common.depth, gpu).map_err(user_error)?;
-        Ok(controllers)
+        controllers.map_err(user_error)
     }
 
-    fn open(
-        &self,
-        controllers: Controllers,
-        route: Route,
-        prepared: Prepared,
-    ) -> Result<(Stack, Pool), StackError> {
-        let Self { args, sizing, clock, gpu, keep, sim } = *self;
-        let (backend, devices, queues) = controllers.into_parts();
-        let Prepared { pool, place, .. } = prepared;
-        let access = self.access(route, &pool)?;
+    fn options(&self) -> StoreOptions {
+        let Self { args, sim, .. } = *self;
+        StoreOptions {
+            queues_per_device: args.common.queues,
+            queue_depth: args.common.depth,
+            run_bytes: args.coalesce(),
+            staging_buffers: layers_ahead(args),
+            dram_bytes: args.common.dram,
+            dram_mode: args.common.dram_mode,
+            // Files keep their disk space.
+            deallocate: !matches!(args.devices.media(), Some(MediaChoice::File(_))),
+            ..sim.map_or_else(StoreOptions::default, |_| in_virtual_time())
+        }
+    }
+
+    /// Opens the store, formatted if it is not kept, and gives access to the pool.
+    fn open(&self, parts: Parts, plan: &Plan<'_>) -> Result<(Store, Opening, Pool), StackError> {
+        let Self { args, sizing, keep, .. } = *self;
+        let access = self.access(parts.route, &parts.pool)?;
         let format = Format {
             capacity_bytes: Some(sizing.capacity_bytes()),
             group: Some(sizing.group),
             // A CPU reads another function's memory far too slowly.
             checksums: !args.common.no_checksums && args.flags.memory == MemoryPlace::Host,
-            // Store directories and drives were checked when they were claimed.
+            // Homes and drives were checked when they were claimed.
             overwrite: Overwrite::Anything,
             ..Format::new(StoreId(OsRng.unwrap_err().random()), args.shape.kv())
         };
-        let config = StoreConfig {
-            devices,
-            executor: args.executor().factory(clock, gpu),
-            clock: clock.clone(),
-            shape: args.shape.kv(),
-            pool,
-            gpu: gpu.map(|gpu| gpu.for_store()),
-            options: StoreOptions {
-                queues_per_device: args.common.queues,
-                queue_depth: args.common.depth,
-                run_bytes: args.coalesce(),
-                staging_buffers: layers_ahead(args),
-                dram_bytes: args.common.dram,
-                dram_mode: args.common.dram_mode,
-                sms: args.gpu.map_or(1, |gpu| gpu.io_sms),
-                // Files keep their disk space.
-                deallocate: !matches!(args.devices.media(), Some(MediaChoice::File(_))),
-                ..sim.map_or_else(StoreOptions::default, |_| in_virtual_time())
-            },
-            namespace: Namespace::default(),
-        };
+        let config = parts.store(plan, Namespace::default());
         let found = keep.is_some_and(Keep::is_found);
         if !found {
             Store::format(&config.devices, &format)?;
@@ -247,9 +226,8 @@ impl Build<'_> {
             (Some(_), true) => "opened",
         };
         let opening = Opening { how, files: store.stats()?.files_stored, ms };
-        let placement = Placement { route, queues, pool: place, not_taken: Vec::new() };
         let pool = Pool::new(access, args.shape, sizing.pool_blocks, args.common.seed);
-        Ok((Stack { store, backend, placement, opening }, pool))
+        Ok((store, opening, pool))
     }
 
     /// Returns the access to the pool's bytes.

@@ -12,14 +12,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use nvme_driver::{Clock, MonotonicClock};
 use objstore::{
     BlockId, BlockKey, Direction, KvShape, Layer, Move, Namespace, Order, StoreId, StoreOptions,
     Ticket,
 };
 use ripieno_stack::{
-    CatalogStack, EngineMemory, Executor, PoolLayout, PoolMemory, RankMedia, RankStack,
-    RankStackConfig, Ranks, RanksOptions,
+    Builder, CatalogStack, EngineMemory, PoolLayout, PoolMemory, RankMedia, Ranks, RanksOptions,
 };
 use serde_json::{Value, json};
 use store_dir::{FORMAT, Place, REPLAY};
@@ -114,17 +113,10 @@ fn store_on_two_ranks(dir: &Path) {
         let base = NonNull::new(memory.lock().unwrap().as_mut_ptr()).unwrap();
         // SAFETY: the memory has `bytes` bytes, and nothing else uses it.
         let memory = unsafe { EngineMemory::new(base, bytes, memory) };
-        let config = RankStackConfig {
-            place: ranks.place(rank).unwrap(),
-            id: ranks.rank(rank),
-            executor: Executor::Host,
-            require: None,
-            shape: SHAPE,
-            pool: PoolMemory::Engine { memory, layout: PoolLayout::contiguous(&SHAPE, 1) },
-            controller: ControllerOptions::default(),
-            options: StoreOptions::default(),
-        };
-        (RankStack::open(config, clock.clone()).unwrap(), base)
+        let layout = PoolLayout::contiguous(&SHAPE, 1);
+        let builder = Builder::on(ranks.place(rank).unwrap(), SHAPE)
+            .pool(PoolMemory::Engine { memory, layout });
+        (builder.open_rank(ranks.rank(rank)).unwrap(), base)
     };
     let stacks = [open(0), open(1)];
     for n in 0..KEYS {

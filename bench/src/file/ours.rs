@@ -4,11 +4,11 @@ use std::{path::Path, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use nvme_emu::{EmuConfig, FileMedia, FileOptions};
-use objstore::{BlockId, Durability, Format, KvShape, Layer, StoreOptions};
+use objstore::{BlockId, Durability, Format, KvShape, StoreOptions};
 use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 
 use super::{Direction, LAYERS, Load, Pass};
-use crate::{path::Stack, sample::process_cpu};
+use crate::{sample::process_cpu, stack::Stack};
 
 const SEED: u64 = 1;
 
@@ -45,7 +45,7 @@ impl Ours {
             ..StoreOptions::default()
         };
         let format = Format { checksums, ..ripieno_testkit::format(shape) };
-        let stack = Stack::over(configs, options, &format, load.blocks())?;
+        let stack = Stack::over(configs, &options, &format, load.blocks(), None)?;
         let mut blocks: Vec<BlockId> = (0..load.blocks()).map(BlockId).collect();
         blocks.shuffle(&mut StdRng::seed_from_u64(SEED));
         Ok(Self { stack, blocks })
@@ -60,32 +60,18 @@ impl Ours {
     }
 
     fn retrieve(&mut self) -> Result<Pass> {
-        let store = &mut self.stack.store;
-        let prefix = store.lookup(&self.stack.keys)?;
-        ensure!(prefix.len() == self.blocks.len(), "only {} blocks were found", prefix.len());
-        let load = store.retrieve(&prefix, &self.blocks)?;
-        measured(|| {
-            let mut tickets = Vec::with_capacity(LAYERS as usize);
-            for layer in 0..LAYERS {
-                tickets.push(store.retrieve_layer(&load, Layer(layer))?);
-            }
-            tickets.into_iter().try_fold(0, |bytes, ticket| Ok(bytes + store.wait(ticket)?.bytes))
-        })
+        let stack = &self.stack;
+        let load = stack.store.retrieve(&stack.prefix()?, &self.blocks)?;
+        measured(|| stack.move_all(|layer| stack.store.retrieve_layer(&load, layer)))
     }
 
     /// Stores the same blocks again, into allocated extents, as with fio.
     fn store(&mut self) -> Result<Pass> {
-        let store = &mut self.stack.store;
-        store.remove(&self.stack.keys)?;
-        let save = store.allocate(&self.stack.keys, &self.blocks)?;
+        let (stack, store) = (&self.stack, &self.stack.store);
+        store.remove(&stack.keys)?;
+        let save = store.allocate(&stack.keys, &self.blocks)?;
         ensure!(save.written() == self.blocks.len(), "the store is too small");
-        let pass = measured(|| {
-            let mut tickets = Vec::with_capacity(LAYERS as usize);
-            for layer in 0..LAYERS {
-                tickets.push(store.store_layer(&save, Layer(layer))?);
-            }
-            tickets.into_iter().try_fold(0, |bytes, ticket| Ok(bytes + store.wait(ticket)?.bytes))
-        })?;
+        let pass = measured(|| stack.move_all(|layer| store.store_layer(&save, layer)))?;
         store.commit(save)?;
         Ok(pass)
     }

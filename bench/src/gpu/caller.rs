@@ -11,13 +11,13 @@ use std::{hint::black_box, sync::Arc, time::Duration};
 use anyhow::Result;
 use gio_kernels::cuda::{CudaStream, LaunchMode};
 use gio_uring::Wait;
-use objstore::{BlockId, KvShape, Layer, Order};
+use objstore::{BlockId, KvShape, Layer, Order, Route};
 
-use super::{
-    device::Gpu,
-    stack::{Plan, Route, Stack},
+use super::{device::Gpu, stack::Plan};
+use crate::{
+    sample::{Samples, thread_cpu},
+    stack::Stack,
 };
-use crate::sample::{Samples, thread_cpu};
 
 /// Passes over all layers of one sample: thread CPU time is read only around them.
 const PASSES: u32 = 2;
@@ -64,24 +64,22 @@ pub fn measure(
     let shape = KvShape { layers: size.layers, segments: 2, object_bytes: 512, block_tokens: 16 };
     // Created before a resident kernel runs: in some drivers, creating a stream waits for kernels.
     let engine = CudaStream::new(&gpu.device, None)?;
-    let mut stack = Stack::filled(
-        gpu,
-        Plan {
-            route,
-            mode,
-            sms: Some(4),
-            devices: 1,
-            queues_per_device: 4,
-            shape,
-            blocks: size.many,
-            buffers: 4,
-        },
-    )?;
+    let plan = Plan {
+        route,
+        mode,
+        sms: Some(4),
+        devices: 1,
+        queues_per_device: 4,
+        shape,
+        blocks: size.many,
+        buffers: 4,
+    };
+    let stack = plan.stack(gpu)?;
     let other = vec![1u8; CACHE_BYTES];
     let mut found = Found::default();
     for round in 0..=rounds {
-        let many = call_ns(&mut stack, (&engine, &other), route, size.many)?;
-        let few = call_ns(&mut stack, (&engine, &other), route, size.few)?;
+        let many = call_ns(&stack, (&engine, &other), plan, size.many)?;
+        let few = call_ns(&stack, (&engine, &other), plan, size.few)?;
         if round > 0 {
             found.many.push(many);
             found.few.push(few);
@@ -94,9 +92,9 @@ pub fn measure(
 
 /// Returns the mean CPU time of one call in nanoseconds.
 fn call_ns(
-    stack: &mut Stack,
+    stack: &Stack,
     (engine, other): (&CudaStream, &[u8]),
-    route: Route,
+    plan: Plan,
     blocks: u32,
 ) -> Result<f64> {
     let ids: Vec<BlockId> = (0..blocks).map(BlockId).collect();
@@ -105,10 +103,10 @@ fn call_ns(
         let prefix = stack.store.lookup(&stack.keys[..blocks as usize])?;
         let load = stack.store.retrieve(&prefix, &ids)?;
         let layers: Vec<u32> = (0..stack.layers()).collect();
-        for burst in layers.chunks(stack.burst()) {
+        for burst in layers.chunks(plan.burst()) {
             let event = stack.store.event()?;
             let wait = Wait { event: event.clone(), value: 1 };
-            let order = match route {
+            let order = match plan.route {
                 Route::Host | Route::Direct => Order::AfterEvent(&wait),
                 Route::Staged => Order::InStream(Gpu::raw(engine)),
             };

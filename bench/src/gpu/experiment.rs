@@ -14,13 +14,13 @@ use gio_kernels::cuda::{CudaModule, CudaStream, LaunchMode};
 use gio_uring::Wait;
 use nvme_driver::{DevicePtr, DmaSpace as _};
 use nvme_emu::EmuDomain;
-use objstore::{BlockId, KvShape, Layer, Order};
+use objstore::{BlockId, KvShape, Layer, Order, Route};
 
 use super::{
     abi::StampArgs,
     device::{Gpu, set_word, wait_idle, word},
     drive::Drive,
-    stack::{Plan, Route, Stack},
+    stack::Plan,
 };
 
 /// The experiments.
@@ -273,19 +273,17 @@ fn connections(gpu: &Arc<Gpu>, kernel: Duration) -> Result<String> {
 fn layers(gpu: &Arc<Gpu>, layers: u32, limit: Duration) -> Result<String> {
     let shape = KvShape { layers, segments: 1, object_bytes: 512, block_tokens: 16 };
     let engine = CudaStream::lowest(&gpu.device)?;
-    let stack = Stack::filled(
-        gpu,
-        Plan {
-            route: Route::Host,
-            mode: LaunchMode::PerBatch,
-            sms: Some(2),
-            devices: 1,
-            queues_per_device: 1,
-            shape,
-            blocks: 4,
-            buffers: 1,
-        },
-    )?;
+    let plan = Plan {
+        route: Route::Host,
+        mode: LaunchMode::PerBatch,
+        sms: Some(2),
+        devices: 1,
+        queues_per_device: 1,
+        shape,
+        blocks: 4,
+        buffers: 1,
+    };
+    let stack = plan.stack(gpu)?;
     let ids: Vec<BlockId> = (0..4).map(BlockId).collect();
     let prefix = stack.store.lookup(&stack.keys)?;
     let load = stack.store.retrieve(&prefix, &ids)?;

@@ -13,14 +13,14 @@ use std::{
 
 use anyhow::{Result, anyhow, ensure};
 use gio_kernels::cuda::{CudaStream, DeviceMemory, LaunchMode};
+use objstore::Route;
 
 use super::{
     abi::{FillArgs, MATMUL_THREADS, MatmulArgs, TILE},
     device::{Gpu, Span, TIMEOUT, wait_idle},
     retrieve::{Size, gib_s},
-    stack::{Route, Stack},
 };
-use crate::sample::Samples;
+use crate::{sample::Samples, stack::Stack};
 
 const SEEDS: [u64; 2] = [11, 12];
 /// Entries to compare with an exact integer product.
@@ -183,7 +183,7 @@ pub fn measure(
     let mut plan = size.plan(Route::Staged, LaunchMode::Resident, io_sms);
     // Enough warps for one block on each SM.
     plan.queues_per_device = (4 * sms).div_ceil(plan.devices) as u16;
-    let stack = Stack::filled(gpu, plan)?;
+    let stack = plan.stack(gpu)?;
     let idle = matmul.time(&own)?;
     let load = Load::start(stack, size)?;
     load.settle()?;
@@ -232,7 +232,7 @@ impl Log {
 }
 
 impl Load {
-    fn start(mut stack: Stack, size: Size) -> Result<Self> {
+    fn start(stack: Stack, size: Size) -> Result<Self> {
         let ((stop, stopped), (notify, ready)) = (mpsc::channel(), mpsc::channel());
         let work = move || {
             let blocks = size.scattered();

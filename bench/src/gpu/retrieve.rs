@@ -12,12 +12,12 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use gio_kernels::cuda::{CudaCopies, DeviceMemory, LaunchMode};
 use nvme_driver::{CopyDirection, CopyEngine as _, DeviceCopy, DevicePtr};
-use objstore::{BlockId, KvShape};
+use objstore::{BlockId, KvShape, Route};
 use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 
 use super::{
     device::{Gpu, TIMEOUT},
-    stack::{Plan, Route, Stack},
+    stack::Plan,
 };
 use crate::sample::{Samples, timed};
 
@@ -86,7 +86,7 @@ pub fn measure(
     rounds: u32,
 ) -> Result<Found> {
     let mut copy = Copy::new(gpu, size)?;
-    let mut stack = Stack::filled(gpu, size.plan(route, mode, Some(4)))?;
+    let stack = size.plan(route, mode, Some(4)).stack(gpu)?;
     let blocks = size.scattered();
     let mut found = Found::default();
     // The first round is a warm-up.

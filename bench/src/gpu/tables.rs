@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use gio_kernels::cuda::{CudaStream, LaunchMode};
+use objstore::Route;
 
 use super::{
     GpuArgs, caller,
@@ -11,7 +12,6 @@ use super::{
     matmul::{self, Matmul, Sharing},
     rate::{self, Case, Found, Length},
     retrieve,
-    stack::Route,
 };
 use crate::{
     report::{Aim, Ratio, Report},

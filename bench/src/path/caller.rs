@@ -15,8 +15,10 @@ use anyhow::Result;
 use gio_uring::Wait;
 use objstore::{BlockId, KvShape, Layer};
 
-use super::stack::Stack;
-use crate::sample::{Samples, thread_cpu};
+use crate::{
+    sample::{Samples, thread_cpu},
+    stack::Stack,
+};
 
 /// Blocks of the small request.
 pub const FEW: u32 = 64;

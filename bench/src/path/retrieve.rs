@@ -3,11 +3,13 @@
 use anyhow::{Result, ensure};
 use nvme_driver::{DmaSlice, DmaSpace as _};
 use nvme_emu::EmuDomain;
-use objstore::{BlockId, Format, KvShape, Layer, StoreOptions};
+use objstore::{BlockId, Format, KvShape, StoreOptions};
 use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 
-use super::stack::Stack;
-use crate::sample::{Samples, process_cpu, timed};
+use crate::{
+    sample::{Samples, process_cpu, timed},
+    stack::Stack,
+};
 
 const LAYERS: u32 = 4;
 /// Bytes of one layer's objects: far larger than a cache.
@@ -40,7 +42,7 @@ pub fn checksums(object_bytes: u32, rounds: u32) -> Result<Checksums> {
     let (blocks, shape) = load(object_bytes);
     let scattered: Vec<BlockId> = scattered(blocks).into_iter().map(BlockId).collect();
     let format = |checksums| Format { checksums, ..ripieno_testkit::format(shape) };
-    let stack = |checksums| Stack::in_memory(StoreOptions::default(), &format(checksums), blocks);
+    let stack = |checksums| Stack::in_memory(&StoreOptions::default(), &format(checksums), blocks);
     let mut stacks = [stack(true)?, stack(false)?];
     let mut found = Checksums::default();
     for round in 0..=rounds {
@@ -69,11 +71,12 @@ pub struct Dram {
 pub fn dram(object_bytes: u32, rounds: u32) -> Result<Dram> {
     let (blocks, shape) = load(object_bytes);
     let scattered: Vec<BlockId> = scattered(blocks).into_iter().map(BlockId).collect();
+    let in_order: Vec<BlockId> = (0..blocks).map(BlockId).collect();
     let all = shape.block_bytes() * u64::from(blocks);
     let stack = |dram_bytes| {
         // Files keep their pages.
         let options = StoreOptions { dram_bytes, deallocate: false, ..StoreOptions::default() };
-        Stack::in_memory(options, &ripieno_testkit::format(shape), blocks)
+        Stack::in_memory(&options, &ripieno_testkit::format(shape), blocks)
     };
     let mut stacks = [stack(all)?, stack(0)?];
     let mut found = Dram::default();
@@ -81,7 +84,7 @@ pub fn dram(object_bytes: u32, rounds: u32) -> Result<Dram> {
         for (side, stack) in stacks.iter_mut().enumerate() {
             let hits = retrieve(stack, &scattered)?;
             stack.store.clear()?;
-            let (bytes, time) = timed(|| stack.fill());
+            let (bytes, time) = timed(|| stack.fill(&in_order));
             if round > 0 {
                 found.hits[side].push(hits);
                 found.storing[side].push(gib_s(bytes?, time));
@@ -137,20 +140,9 @@ pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
 
 /// Retrieves all layers of all blocks once. Returns GiB/s.
 fn retrieve(stack: &mut Stack, blocks: &[BlockId]) -> Result<f64> {
-    let prefix = stack.store.lookup(&stack.keys)?;
-    ensure!(prefix.len() == blocks.len(), "only {} blocks were found", prefix.len());
-    let load = stack.store.retrieve(&prefix, blocks)?;
-    let (bytes, time) = timed(|| -> Result<u64> {
-        let mut tickets = Vec::with_capacity(LAYERS as usize);
-        for layer in 0..LAYERS {
-            tickets.push(stack.store.retrieve_layer(&load, Layer(layer))?);
-        }
-        let mut bytes = 0;
-        for ticket in tickets {
-            bytes += stack.store.wait(ticket)?.bytes;
-        }
-        Ok(bytes)
-    });
+    let load = stack.store.retrieve(&stack.prefix()?, blocks)?;
+    let start = |layer| stack.store.retrieve_layer(&load, layer);
+    let (bytes, time) = timed(|| stack.move_all(start));
     Ok(gib_s(bytes?, time))
 }
 

@@ -2,111 +2,190 @@
 
 use std::sync::Arc;
 
-use nvme_driver::{Clock, ControllerOptions};
+use nvme_driver::{Clock, Controller};
 use objstore::{
-    ExecutorFactory, Format, KvPool, KvShape, Route, StoreDevice, StoreGpu, StoreOptions,
+    ExecutorFactory, KvPool, KvShape, Namespace, Route, Store, StoreConfig, StoreDevice, StoreGpu,
+    StoreOptions,
 };
 
 use crate::{
     chosen::Placement,
     controllers::{Backend, Controllers},
+    emulation::Emulation,
     error::StackError,
     executor::Executor,
-    place::Place,
+    gpu::Gpu,
     pool::PoolMemory,
-    route::{PoolPlan, Prepared, by_first_route, routes},
+    route::{PoolPlan, Prepared, routes},
 };
 
-/// Parameters of a build.
-pub(crate) struct Plan<'a> {
-    pub(crate) place: Place,
-    pub(crate) executor: Executor,
-    pub(crate) require: Option<Route>,
-    pub(crate) shape: &'a KvShape,
-    pub(crate) pool: &'a PoolMemory,
-    pub(crate) controller: &'a ControllerOptions,
-    pub(crate) options: StoreOptions,
-    /// Format to apply to the devices first.
-    pub(crate) format: Option<&'a Format>,
-    pub(crate) clock: &'a Arc<dyn Clock>,
+/// Parameters of a store or a plane over any controllers. [`Builder`](crate::Builder) has defaults
+/// for all of them.
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "has a function")]
+pub struct Plan<'a> {
+    /// The executor of the I/O kernel.
+    pub executor: Executor,
+    /// The executor's GPU ([`Executor::gpu`]).
+    pub gpu: Option<&'a Arc<Gpu>>,
+    /// The required route; `None`: the best that works.
+    pub require: Option<Route>,
+    /// Shape of a KV block.
+    pub shape: &'a KvShape,
+    /// Location of the KV pool.
+    pub pool: &'a PoolMemory,
+    /// Options of the store.
+    pub options: &'a StoreOptions,
+    /// The clock of everything.
+    pub clock: &'a Arc<dyn Clock>,
+    /// Called before memory is allocated for a route, which is not taken after
+    /// [`StackError::Unfit`].
+    pub check: &'a dyn Fn(Route) -> Result<(), StackError>,
 }
 
 /// Parts from which a store or a plane is opened.
-pub(crate) struct Parts {
-    pub(crate) devices: Vec<StoreDevice>,
-    pub(crate) pool: KvPool,
+#[expect(missing_debug_implementations, reason = "has a function")]
+pub struct Parts {
+    /// The route of the data.
+    pub route: Route,
+    /// The devices.
+    pub devices: Vec<StoreDevice>,
+    /// The registered KV pool.
+    pub pool: KvPool,
     pub(crate) gpu: Option<StoreGpu>,
     pub(crate) executor: ExecutorFactory,
     pub(crate) options: StoreOptions,
 }
 
+impl Parts {
+    /// Returns the configuration of a store of these parts.
+    #[must_use]
+    pub fn store(self, plan: &Plan<'_>, namespace: Namespace) -> StoreConfig {
+        let Self { devices, pool, gpu, executor, options, .. } = self;
+        let (clock, shape) = (plan.clock.clone(), *plan.shape);
+        StoreConfig { devices, executor, clock, shape, namespace, pool, gpu, options }
+    }
+}
+
 /// Resources that must outlive a store or a plane. Fields are dropped in this order: users before
 /// what they use.
 #[derive(Debug)]
-pub(crate) struct Built {
+pub struct Built {
     pub(crate) pool: KvPool,
-    pub(crate) placement: Placement,
+    /// The route and the locations.
+    pub placement: Placement,
     pub(crate) backend: Backend,
-    pub(crate) place: Place,
 }
 
 impl Plan<'_> {
-    /// Builds devices and pool by each route in turn, until `open` succeeds.
+    /// Takes devices from `controllers` and memory, by each route in turn until `open` succeeds.
     ///
     /// # Errors
-    /// Returns the [`StackError`] of the part that fails.
-    pub(crate) fn open<T>(
-        self,
+    /// Returns [`StackError::NoRoute`], or the first error other than [`StackError::Unfit`] and
+    /// [`objstore::StoreError::Route`], which concern a single route.
+    pub fn open<T, E: From<StackError>>(
+        &self,
+        mut controllers: impl FnMut() -> Result<Controllers, E>,
         mut open: impl FnMut(Parts) -> Result<T, StackError>,
+    ) -> Result<(T, Built), E> {
+        let (mut spare, mut not_taken) = (None, Vec::new());
+        for &route in routes(self.executor, self.pool, self.require)? {
+            let mut ready = match spare.take() {
+                Some(controllers) => controllers,
+                None => self.outfit(controllers()?)?,
+            };
+            let opened = match self.prepare(route, &mut ready) {
+                Ok(prepared) => self.take(route, ready, prepared, &mut open),
+                Err(error) => {
+                    spare = Some(ready);
+                    Err(error)
+                }
+            };
+            match opened {
+                Ok((opened, mut built)) => {
+                    built.placement.not_taken = not_taken;
+                    return Ok((opened, built));
+                }
+                Err(error) => {
+                    let not = error.of_route(route)?;
+                    tracing::info!(%route, why = not.why, "the route is not taken");
+                    not_taken.push(not);
+                }
+            }
+        }
+        Err(StackError::NoRoute { tried: not_taken }.into())
+    }
+
+    fn outfit(&self, mut controllers: Controllers) -> Result<Controllers, StackError> {
+        let StoreOptions { queues_per_device, queue_depth, .. } = *self.options;
+        controllers.outfit(queues_per_device, queue_depth, self.gpu.map(|gpu| &**gpu))?;
+        Ok(controllers)
+    }
+
+    /// Registers the pool; leaves the controllers unchanged if it fails.
+    fn prepare(&self, route: Route, controllers: &mut Controllers) -> Result<Prepared, StackError> {
+        (self.check)(route)?;
+        let staging_buffers = self.options.staging_buffers;
+        let pool = PoolPlan { memory: self.pool, shape: self.shape, staging_buffers };
+        pool.prepare(route, controllers, self.gpu)
+    }
+
+    fn take<T>(
+        &self,
+        route: Route,
+        controllers: Controllers,
+        prepared: Prepared,
+        open: &mut impl FnMut(Parts) -> Result<T, StackError>,
     ) -> Result<(T, Built), StackError> {
-        let Self { mut place, executor, require, shape, pool, controller, clock, .. } = self;
-        let routes = routes(executor, pool, require)?;
-        let gpu = executor.gpu()?;
-        let (mut options, mut format) = (self.options, self.format);
-        if let Executor::Cuda(choice) = executor {
+        let (backend, devices, queues) = controllers.into_parts();
+        let Prepared { pool, place } = prepared;
+        let mut options = self.options.clone();
+        if let Executor::Cuda(choice) = self.executor {
             options.sms = choice.io_sms;
         }
-        // Files do not gain from deallocation: zeroing them only costs time.
-        options.deallocate &= !place.is_on_files();
-        let plan = PoolPlan { memory: pool, shape, staging_buffers: options.staging_buffers };
-        let attach = || -> Result<Controllers, StackError> {
-            let mut controllers = place.controllers(clock, controller, gpu.as_deref())?;
-            controllers.outfit(options.queues_per_device, options.queue_depth, gpu.as_deref())?;
-            Ok(controllers)
-        };
-        let prepare = |route, controllers: &mut _| {
-            plan.prepare(route, controllers, gpu.as_ref()).map(|prepared| (route, prepared))
-        };
-        let taken = by_first_route(routes, attach, prepare, |controllers, (route, prepared)| {
-            let (backend, devices, queues) = controllers.into_parts();
-            let Prepared { pool, place: at } = prepared;
-            if let Some(format) = format.take() {
-                place.format(&devices, format)?;
-            }
-            let parts = Parts {
-                devices,
-                pool: pool.clone(),
-                gpu: gpu.as_ref().map(|gpu| gpu.for_store()),
-                executor: executor.factory(clock, gpu.as_ref()),
-                options: options.clone(),
-            };
-            let placement = Placement { route, queues, pool: at, not_taken: Vec::new() };
-            Ok((open(parts)?, pool, placement, backend))
-        });
-        let ((opened, pool, placement, backend), not_taken) = taken?;
-        if self.format.is_some() {
-            place.set_ready()?;
-        }
-        let placement = Placement { not_taken, ..placement };
-        Ok((opened, Built { pool, placement, backend, place }))
+        let placement = Placement { route, queues, pool: place, not_taken: Vec::new() };
+        let opened = open(Parts {
+            route,
+            devices,
+            pool: pool.clone(),
+            gpu: self.gpu.map(|gpu| gpu.for_store()),
+            executor: self.executor.factory(self.clock, self.gpu),
+            options,
+        })?;
+        Ok((opened, Built { pool, placement, backend }))
     }
 }
 
 impl Built {
+    /// Returns the software controllers, if there are any.
+    #[must_use]
+    pub fn emulation(&self) -> Option<&Emulation> {
+        self.backend.emulation()
+    }
+
+    /// Closes the store, releases the engine's memory, and shuts the devices down. Returns their
+    /// models.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Store`] if closing the store fails, or [`StackError::Shutdown`].
+    pub fn close(self, store: Store) -> Result<Vec<String>, StackError> {
+        let closed = store.close()?;
+        let _backend = self.unmap();
+        let shut_down = |mut controller: Controller| {
+            shut_down(&mut controller)?;
+            Ok(controller.info().model.clone())
+        };
+        closed.controllers.into_iter().map(shut_down).collect()
+    }
+
     /// Releases the engine's memory after the store was closed. Drop the rest after the controllers
     /// were shut down.
-    pub(crate) fn unmap(self) -> (Backend, Place) {
-        drop(self.pool);
-        (self.backend, self.place)
+    pub(crate) fn unmap(self) -> Backend {
+        self.backend
     }
+}
+
+pub(crate) fn shut_down(controller: &mut Controller) -> Result<(), StackError> {
+    let device = controller.id().to_owned();
+    controller.shutdown().map_err(|source| StackError::Shutdown { device, source })
 }

@@ -2,15 +2,19 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use nvme_driver::{ControllerOptions, MonotonicClock};
-use objstore::{Format, KvShape, Namespace, Route, Store, StoreConfig, StoreId, StoreOptions};
+use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use objstore::{
+    Format, KvShape, Namespace, Plane, RankConfig, RankId, Route, Store, StoreId, StoreOptions,
+};
 
 use crate::{
-    build::{Parts, Plan},
+    build::{Built, Parts, Plan},
     error::StackError,
     executor::Executor,
     place::Place,
     pool::PoolMemory,
+    rank::RankStack,
+    route::routes,
     stack::Stack,
     store_dir::{StoreDir, StoreDirMedia, StoreDirOptions},
 };
@@ -41,7 +45,7 @@ enum Location {
 }
 
 /// Files of a directory that is created.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Files {
     /// Bytes in all; `None`: the directory must exist.
     capacity: Option<u64>,
@@ -142,53 +146,85 @@ impl Builder {
     /// # Errors
     /// Returns the [`StackError`] of the part that fails; [`StackError::NotEmpty`] if drives hold
     /// data that may not be overwritten.
-    pub fn open(self) -> Result<Stack, StackError> {
-        let Self { place, shape, files, mut format, executor, .. } = self;
-        let place = match place {
-            Location::Place(place) => place,
-            Location::Directory(dir) => match files.capacity {
-                None => StoreDir::open(&dir)?.into(),
-                Some(bytes) => {
-                    let random = random()?;
-                    let Files { devices: count, lba_bytes, .. } = files;
-                    let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16 bytes"));
-                    let media = StoreDirMedia::Files { count, bytes };
-                    let options = StoreDirOptions { id, media, lba_bytes };
-                    let dir = StoreDir::open_or_create(&dir, &options)?;
-                    if !dir.is_ready() {
-                        format = format.or(Some(Format::new(StoreId(random), shape)));
-                    }
-                    dir.into()
-                }
-            },
-        };
-        let clock: Arc<dyn nvme_driver::Clock> = Arc::new(MonotonicClock::default());
-        let plan = Plan {
-            place,
-            executor,
-            require: self.require,
-            shape: &shape,
-            pool: &self.pool,
-            controller: &self.controller,
-            options: self.options,
-            format: format.as_ref(),
-            clock: &clock,
-        };
-        let (store, built) = plan.open(|parts| {
-            let Parts { devices, pool, gpu, executor, options } = parts;
-            let (clock, namespace) = (clock.clone(), self.namespace.clone());
-            Ok(Store::open(StoreConfig {
-                devices,
-                executor,
-                clock,
-                shape,
-                namespace,
-                pool,
-                gpu,
-                options,
-            })?)
+    pub fn open(mut self) -> Result<Stack, StackError> {
+        let (place, format) = self.place()?;
+        let namespace = std::mem::take(&mut self.namespace);
+        let (store, built, place) = self.build(place, format, |parts, plan| {
+            Ok(Store::open(parts.store(plan, namespace.clone()))?)
         })?;
-        Ok(Stack::new(store, built))
+        Ok(Stack { store, built, place })
+    }
+
+    /// Opens the plane of a rank of a store in several processes, on the devices of
+    /// [`crate::Ranks::place`].
+    ///
+    /// # Errors
+    /// Returns the [`StackError`] of the part that fails.
+    pub fn open_rank(mut self, id: RankId) -> Result<RankStack, StackError> {
+        let (place, format) = self.place()?;
+        let (plane, built, place) = self.build(place, format, |parts, plan| {
+            let Parts { devices, pool, gpu, executor, options, .. } = parts;
+            let (clock, shape) = (plan.clock.clone(), *plan.shape);
+            let config = RankConfig { id, devices, executor, clock, shape, pool, gpu, options };
+            Ok(Plane::open_rank(config)?)
+        })?;
+        RankStack::new(plane, built, place)
+    }
+
+    fn build<T>(
+        &self,
+        mut place: Place,
+        format: Option<Format>,
+        open: impl Fn(Parts, &Plan<'_>) -> Result<T, StackError>,
+    ) -> Result<(T, Built, Place), StackError> {
+        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+        // Contradictions are found before a GPU is opened.
+        routes(self.executor, &self.pool, self.require)?;
+        let gpu = self.executor.gpu()?;
+        // Files do not gain from deallocation: zeroing them only costs time.
+        let deallocate = self.options.deallocate && !place.is_on_files();
+        let options = StoreOptions { deallocate, ..self.options.clone() };
+        let plan = Plan {
+            executor: self.executor,
+            gpu: gpu.as_ref(),
+            require: self.require,
+            shape: &self.shape,
+            pool: &self.pool,
+            options: &options,
+            clock: &clock,
+            check: &|_| Ok(()),
+        };
+        let mut unformatted = format.as_ref();
+        let controllers = || place.controllers(&clock, &self.controller, gpu.as_deref());
+        let (opened, built) = plan.open(controllers, |parts| {
+            if let Some(format) = unformatted.take() {
+                place.format(&parts.devices, format)?;
+            }
+            open(parts, &plan)
+        })?;
+        if format.is_some() {
+            place.set_ready()?;
+        }
+        Ok((opened, built, place))
+    }
+
+    /// Opens or makes the place. Returns it with the format to apply first.
+    fn place(&mut self) -> Result<(Place, Option<Format>), StackError> {
+        let format = self.format.take();
+        let dir = match std::mem::replace(&mut self.place, Location::Directory(PathBuf::new())) {
+            Location::Place(place) => return Ok((place, format)),
+            Location::Directory(dir) => dir,
+        };
+        let Files { capacity: Some(bytes), devices: count, lba_bytes } = self.files else {
+            return Ok((StoreDir::open(&dir)?.into(), format));
+        };
+        let random = random()?;
+        let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16 bytes"));
+        let media = StoreDirMedia::Files { count, bytes };
+        let dir = StoreDir::open_or_create(&dir, &StoreDirOptions { id, media, lba_bytes })?;
+        let new = || Format::new(StoreId(random), self.shape);
+        let format = format.or_else(|| (!dir.is_ready()).then(new));
+        Ok((dir.into(), format))
     }
 }
 

@@ -36,7 +36,7 @@ pub struct Controllers {
 
 /// Resources that must outlive the controllers. Fields are dropped in this order.
 #[derive(Debug)]
-pub struct Backend {
+pub(crate) struct Backend {
     emulation: Option<Emulation>,
     /// Memory registered with the GPU; a GPU in use keeps its registrations.
     registrations: Vec<Arc<Registration>>,
@@ -44,8 +44,7 @@ pub struct Backend {
 
 impl Backend {
     /// Returns the software controllers, if there are any.
-    #[must_use]
-    pub fn emulation(&self) -> Option<&Emulation> {
+    pub(crate) fn emulation(&self) -> Option<&Emulation> {
         self.emulation.as_ref()
     }
 }
@@ -111,7 +110,12 @@ impl Controllers {
     /// # Errors
     /// Returns [`StackError::PeerFull`] or [`StackError::Unfit`], or [`StackError::Cuda`] if the
     /// GPU cannot map the doorbells.
-    pub fn outfit(&mut self, queues: u16, depth: u32, gpu: Option<&Gpu>) -> Result<(), StackError> {
+    pub(crate) fn outfit(
+        &mut self,
+        queues: u16,
+        depth: u32,
+        gpu: Option<&Gpu>,
+    ) -> Result<(), StackError> {
         let queues = usize::from(queues);
         let of = |device: &StoreDevice| entries(&device.controller.lock(), depth);
         if let Some(peer) = &mut self.peer {
@@ -255,8 +259,7 @@ impl Controllers {
 
     /// Returns the resources that must outlive the devices, the devices, and the location of the
     /// queues: variables are dropped in reverse order.
-    #[must_use]
-    pub fn into_parts(self) -> (Backend, Vec<StoreDevice>, String) {
+    pub(crate) fn into_parts(self) -> (Backend, Vec<StoreDevice>, String) {
         (self.backend, self.devices, self.queues)
     }
 }

@@ -27,11 +27,11 @@
 //! - [`Place`]: a store directory, or drives ([`Drives`]) that are opened through VFIO.
 //!   [`Controllers`]: its attached controllers, with memory for their queues.
 //! - [`Executor`]: host threads, the calling thread, or a [`Gpu`], to run the I/O kernel.
-//! - [`Route`]: the data path to the KV pool, whose memory is a [`PoolMemory`]. [`by_first_route`]
-//!   takes the first route that is proven; [`Placement`] reports it, and why no better one was
-//!   taken.
+//! - [`Route`]: the data path to the KV pool, whose memory is a [`PoolMemory`]. [`Plan`] builds
+//!   the parts of a store by the first route that is proven; [`Placement`] reports it, and why no
+//!   better one was taken.
 //! - [`Stack`]: devices, driver, executor, KV pool and store, in the order in which they are built
-//!   and torn down (`build.rs`).
+//!   and torn down.
 //! - [`Ranks`]: the directory of a store in several processes. [`CatalogStack`] and [`RankStack`]:
 //!   the parts of the engine's scheduler and of each of its workers. A thread of each [`RankStack`]
 //!   watches its devices, so that a device is given back when its owner requests it, and a removal
@@ -83,9 +83,10 @@ mod trial;
 
 pub use gio_uring::RawStream;
 
+pub use build::{Built, Parts, Plan};
 pub use builder::Builder;
 pub use chosen::{MemoryPlace, NotTaken, Placement};
-pub use controllers::{Backend, Controllers};
+pub use controllers::Controllers;
 pub use drives::{
     DriveIdentity, Drives, Holds, check_drive, is_scratch, open_drive, prove_reach,
     reset_subsystem, vfio_space,
@@ -98,10 +99,10 @@ pub use input::{open_file, read_file};
 pub use objstore::{BlockId, BlockKey, KvShape, Route};
 pub use place::{Drive, Place};
 pub use pool::{EngineMemory, GpuMemory, PoolLayout, PoolMemory};
-pub use rank::{RankStack, RankStackConfig};
+pub use rank::RankStack;
 pub use ranks::{CatalogStack, RankMedia, Ranks, RanksOptions};
 pub use request::Request;
-pub use route::{PoolPlan, Prepared, by_first_route, routes};
+pub use route::routes;
 pub use size::Size;
 pub use stack::Stack;
 pub use store_dir::{StoreDir, StoreDirDevice, StoreDirError, StoreDirMedia, StoreDirOptions};

@@ -2,43 +2,18 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nvme_driver::{Clock, ControllerOptions};
-use objstore::{KvShape, Plane, RankConfig, RankId, Route, StoreOptions};
+use objstore::Plane;
 
 use crate::{
-    build::{Built, Parts, Plan},
+    build::{Built, shut_down},
     chosen::Placement,
     error::StackError,
-    executor::Executor,
     place::Place,
-    pool::PoolMemory,
-    stack::shut_down,
 };
 
 mod watch;
 
 use watch::Watch;
-
-/// Parameters of a rank's plane.
-#[derive(Debug)]
-pub struct RankStackConfig {
-    /// Its devices: [`crate::Ranks::place`].
-    pub place: Place,
-    /// The rank and its store.
-    pub id: RankId,
-    /// The executor of the I/O kernel.
-    pub executor: Executor,
-    /// The required route; `None`: the best that works.
-    pub require: Option<Route>,
-    /// Shape of a KV block.
-    pub shape: KvShape,
-    /// Location of the KV pool.
-    pub pool: PoolMemory,
-    /// Options for attaching to controllers.
-    pub controller: ControllerOptions,
-    /// Options of the plane.
-    pub options: StoreOptions,
-}
 
 /// A plane, and the resources that must outlive it.
 ///
@@ -56,7 +31,7 @@ pub struct RankStack {
 struct Shared {
     plane: Plane,
     /// `None` once the plane was closed.
-    built: Mutex<Option<Built>>,
+    built: Mutex<Option<(Built, Place)>>,
 }
 
 impl Shared {
@@ -64,7 +39,7 @@ impl Shared {
         // Held to the end: another caller returns when the devices were given back.
         let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = self.plane.close(why);
-        let _below = built.take().map(Built::unmap);
+        let _below = built.take().map(|(built, place)| (built.unmap(), place));
         let controllers = closed?.map(|closed| closed.controllers).unwrap_or_default();
         controllers.iter().try_for_each(|controller| shut_down(&mut controller.lock()))
     }
@@ -94,36 +69,9 @@ impl Drop for Shared {
 }
 
 impl RankStack {
-    /// Builds the devices and opens the plane on them.
-    ///
-    /// # Errors
-    /// Returns the [`StackError`] of the part that fails, or an error of [`Plane::open_rank`].
-    pub fn open(config: RankStackConfig, clock: Arc<dyn Clock>) -> Result<Self, StackError> {
-        let RankStackConfig { place, id, executor, require, shape, pool, controller, options } =
-            config;
-        let plan = Plan {
-            place,
-            executor,
-            require,
-            shape: &shape,
-            pool: &pool,
-            controller: &controller,
-            options,
-            format: None,
-            clock: &clock,
-        };
-        let (plane, built) = plan.open(|parts| {
-            let Parts { devices, pool, gpu, executor, options } = parts;
-            let clock = clock.clone();
-            let config = RankConfig { id, devices, executor, clock, shape, pool, gpu, options };
-            Ok(Plane::open_rank(config)?)
-        })?;
-        Self::over(plane, built)
-    }
-
-    fn over(plane: Plane, built: Built) -> Result<Self, StackError> {
+    pub(crate) fn new(plane: Plane, built: Built, place: Place) -> Result<Self, StackError> {
         let placement = built.placement.clone();
-        let shared = Arc::new(Shared { plane, built: Mutex::new(Some(built)) });
+        let shared = Arc::new(Shared { plane, built: Mutex::new(Some((built, place))) });
         let watched = shared.clone();
         let watch = Watch::spawn(move || watched.look()).map_err(StackError::Watch)?;
         Ok(Self { shared, _watch: watch, placement })

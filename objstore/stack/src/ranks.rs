@@ -16,7 +16,7 @@
 //! exists, and `ready` when all parts were formatted: before that, nothing in them can be needed.
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -29,11 +29,11 @@ use objstore::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    build::shut_down,
     controllers::Backend,
     drives::{self, DriveIdentity},
     error::StackError,
     place::{Drive, Place},
-    stack::shut_down,
     store_dir::{self, Lock, State, StoreDir, StoreDirError, StoreDirMedia, StoreDirOptions},
 };
 
@@ -315,7 +315,7 @@ impl Ranks {
                 }
                 Self { dir: dir.to_owned(), manifest: found }.remove_parts()?;
             }
-            None => check_empty(dir)?,
+            None => store_dir::check_empty(dir, |name| name == "store.json.new")?,
         }
         let RanksOptions { ranks, shape, .. } = *options;
         let KvShape { layers, segments, object_bytes, block_tokens } = shape;
@@ -402,7 +402,7 @@ impl Ranks {
     fn remove_parts(&self) -> Result<(), StoreDirError> {
         let ranks = (0..self.manifest.ranks).map(|rank| self.rank_dir(rank));
         for part in ranks.chain([self.catalog_dir()]) {
-            removed(&part, fs::remove_dir_all(&part))?;
+            store_dir::removed(&part, fs::remove_dir_all(&part))?;
         }
         store_dir::sync_directory(&self.dir)
     }
@@ -410,7 +410,7 @@ impl Ranks {
     /// Removes the manifest of a store that is not ready.
     fn forget(&self) -> Result<(), StoreDirError> {
         let path = self.dir.join(NAME);
-        removed(&path, fs::remove_file(&path))?;
+        store_dir::removed(&path, fs::remove_file(&path))?;
         store_dir::sync_directory(&self.dir)
     }
 }
@@ -429,28 +429,6 @@ fn shares(addresses: &[PciAddress], ranks: u32) -> Result<usize, StackError> {
         Some((_, drive)) => wrong(format!("vfio:{drive} is named twice; name each drive once")),
         None => Ok(count / all),
     }
-}
-
-fn removed(path: &Path, result: io::Result<()>) -> Result<(), StoreDirError> {
-    match result {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(store_dir::os(path, "removing it", "remove it by hand", error))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Refuses a directory with foreign files.
-fn check_empty(dir: &Path) -> Result<(), StoreDirError> {
-    let os = |error| store_dir::os(dir, "reading it", "name a directory that you may read", error);
-    for entry in fs::read_dir(dir).map_err(os)? {
-        let found = entry.map_err(os)?.file_name().to_string_lossy().into_owned();
-        let ours = [store_dir::LOCK, "store.json.new", store_dir::LOST_AND_FOUND];
-        if !ours.contains(&found.as_str()) {
-            return Err(StoreDirError::NotEmpty { dir: dir.to_owned(), found });
-        }
-    }
-    Ok(())
 }
 
 fn dir_options(id: StoreId, number: u32, media: StoreDirMedia, lba_bytes: u32) -> StoreDirOptions {

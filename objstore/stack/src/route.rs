@@ -6,7 +6,6 @@ use nvme_driver::{Controller, DescriptorMode};
 use objstore::{KvPool, KvShape, Route};
 
 use crate::{
-    chosen::NotTaken,
     controllers::Controllers,
     error::StackError,
     executor::Executor,
@@ -64,61 +63,24 @@ pub fn routes(
     }
 }
 
-/// Opens something by the first of `routes` that works; also returns those not taken. `prepare`
-/// must leave the controllers unchanged if it fails, and `open` consumes it.
-///
-/// # Errors
-/// Returns [`StackError::NoRoute`], or the first error other than [`StackError::Unfit`] and
-/// [`objstore::StoreError::Route`], which concern a single route.
-pub fn by_first_route<P, T, E: From<StackError>>(
-    routes: &[Route],
-    mut attach: impl FnMut() -> Result<Controllers, E>,
-    mut prepare: impl FnMut(Route, &mut Controllers) -> Result<P, StackError>,
-    mut open: impl FnMut(Controllers, P) -> Result<T, StackError>,
-) -> Result<(T, Vec<NotTaken>), E> {
-    let (mut spare, mut not_taken) = (None, Vec::new());
-    for &route in routes {
-        let mut ready = match spare.take() {
-            Some(attached) => attached,
-            None => attach()?,
-        };
-        let built = match prepare(route, &mut ready) {
-            Ok(prepared) => open(ready, prepared),
-            Err(error) => {
-                spare = Some(ready);
-                Err(error)
-            }
-        };
-        match built {
-            Ok(opened) => return Ok((opened, not_taken)),
-            Err(error) => {
-                let not = error.of_route(route)?;
-                tracing::info!(%route, why = not.why, "the route is not taken");
-                not_taken.push(not);
-            }
-        }
-    }
-    Err(StackError::NoRoute { tried: not_taken }.into())
-}
-
 /// A registered KV pool.
 #[derive(Debug)]
-pub struct Prepared {
+pub(crate) struct Prepared {
     /// The pool, as a store takes it.
-    pub pool: KvPool,
+    pub(crate) pool: KvPool,
     /// Its location, as a text.
-    pub place: String,
+    pub(crate) place: String,
 }
 
 /// Parameters of a pool.
 #[derive(Debug, Clone, Copy)]
-pub struct PoolPlan<'a> {
+pub(crate) struct PoolPlan<'a> {
     /// The memory.
-    pub memory: &'a PoolMemory,
+    pub(crate) memory: &'a PoolMemory,
     /// Shape of a KV block.
-    pub shape: &'a KvShape,
+    pub(crate) shape: &'a KvShape,
     /// Number of staging buffers, if the pool is staged.
-    pub staging_buffers: u32,
+    pub(crate) staging_buffers: u32,
 }
 
 impl PoolPlan<'_> {
@@ -127,7 +89,7 @@ impl PoolPlan<'_> {
     /// # Errors
     /// Returns [`StackError::Unfit`] if the route does not work here; also [`StackError::Memory`],
     /// [`StackError::Pool`], [`StackError::Cuda`] or [`StackError::PeerFull`].
-    pub fn prepare(
+    pub(crate) fn prepare(
         &self,
         route: Route,
         attached: &mut Controllers,

@@ -1,35 +1,24 @@
 //! A store with its devices, driver, executor and KV pool.
 
-use std::ptr::NonNull;
-
-use nvme_driver::{Controller, DmaSlice, platform::buffer::Buffer};
+use nvme_driver::{DmaSlice, platform::buffer::Buffer};
 use objstore::{BlockId, BlockKey, Row, Store};
 
-use crate::{build::Built, chosen::Placement, error::StackError, request::Request};
+use crate::{build::Built, chosen::Placement, error::StackError, place::Place, request::Request};
 
 /// A store, and the resources that must outlive it. Fields are dropped in this order: users before
 /// what they use.
 #[derive(Debug)]
 pub struct Stack {
-    store: Store,
-    built: Built,
+    pub(crate) store: Store,
+    pub(crate) built: Built,
+    pub(crate) place: Place,
 }
 
 impl Stack {
-    pub(crate) fn new(store: Store, built: Built) -> Self {
-        Self { store, built }
-    }
-
     /// Returns the store. Its clones are handles of the same store.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
-    }
-
-    /// Returns the first byte of a pool that was allocated in host memory.
-    #[must_use]
-    pub fn pool_host(&self) -> Option<NonNull<u8>> {
-        self.built.pool.memory().host()
     }
 
     /// Writes a block of a pool in host memory: the objects of all rows, one after the other.
@@ -121,14 +110,7 @@ impl Stack {
     /// # Errors
     /// Returns [`StackError::Store`] if closing the store fails, or [`StackError::Shutdown`].
     pub fn close(self) -> Result<(), StackError> {
-        let Self { store, built } = self;
-        let mut closed = store.close()?;
-        let _below = built.unmap();
-        closed.controllers.iter_mut().try_for_each(shut_down)
+        let Self { store, built, place: _place } = self;
+        built.close(store).map(|_| ())
     }
-}
-
-pub(crate) fn shut_down(controller: &mut Controller) -> Result<(), StackError> {
-    let device = controller.id().to_owned();
-    controller.shutdown().map_err(|source| StackError::Shutdown { device, source })
 }

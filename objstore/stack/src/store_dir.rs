@@ -39,7 +39,7 @@ use nvme_emu::{EmuConfig, FileMedia, FileOptions, Media as _};
 use rustix::{fs::FallocateFlags, io::Errno};
 
 pub use error::{Holder, StoreDirError};
-pub(crate) use lock::{Lock, NAME as LOCK};
+pub(crate) use lock::Lock;
 use manifest::{Device, Manifest};
 pub(crate) use manifest::{State, read_json, write_json};
 
@@ -47,8 +47,6 @@ pub(crate) use manifest::{State, read_json, write_json};
 const UNIT: u64 = 1 << 20;
 /// Maximum number of devices of a store directory.
 const DEVICES_MAX: usize = 64;
-/// Directory that file systems keep at their root.
-pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 /// Media of a new store directory's software controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,7 +127,11 @@ impl StoreDir {
     }
 
     fn fill(dir: &Path, manifest: Manifest, is_new: bool) -> Result<Self, StoreDirError> {
-        check_empty(dir)?;
+        let has_manifest = dir.join(manifest::NAME).exists();
+        check_empty(dir, |name| {
+            let device = has_manifest && file_number(name).is_some();
+            device || [manifest::NAME, manifest::NEW].contains(&name)
+        })?;
         let lock = Lock::take(dir)?;
         match Manifest::read(dir)? {
             Some(found) if found.state == State::Ready => {
@@ -406,18 +408,14 @@ fn open_media(path: &Path, bytes: u64) -> Result<FileMedia, StoreDirError> {
     opened.map_err(StoreDirError::Media)
 }
 
-/// Refuses a directory with foreign files, before a lock is put beside them.
-fn check_empty(dir: &Path) -> Result<(), StoreDirError> {
-    let ours = |name: &str| [lock::NAME, manifest::NAME, manifest::NEW].contains(&name);
-    let has_manifest = dir.join(manifest::NAME).exists();
+/// Refuses a directory with other files than ours, before a lock is put beside them.
+pub(crate) fn check_empty(dir: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), StoreDirError> {
     let hint = "name a directory that you may read and write";
-    let entries = fs::read_dir(dir).map_err(|error| os(dir, "reading it", hint, error))?;
-    for entry in entries {
-        let name = entry.map_err(|error| os(dir, "reading it", hint, error))?.file_name();
-        let name = name.to_string_lossy();
-        let device = has_manifest && file_number(&name).is_some();
-        if !ours(&name) && !device && name != LOST_AND_FOUND {
-            return Err(StoreDirError::NotEmpty { dir: dir.to_owned(), found: name.into_owned() });
+    let unread = |error| os(dir, "reading it", hint, error);
+    for entry in fs::read_dir(dir).map_err(unread)? {
+        let found = entry.map_err(unread)?.file_name().to_string_lossy().into_owned();
+        if ![lock::NAME, "lost+found"].contains(&&*found) && !is_ours(&found) {
+            return Err(StoreDirError::NotEmpty { dir: dir.to_owned(), found });
         }
     }
     Ok(())
@@ -493,14 +491,19 @@ fn remove(dir: &Path, manifest: &Manifest) -> Result<(), StoreDirError> {
     let files = files.map(|device| device.path.as_path());
     for name in files.chain([Path::new(manifest::NEW), Path::new(manifest::NAME)]) {
         let path = dir.join(name);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(os(&path, "removing it", "remove it by hand", error));
-            }
-            _ => {}
-        }
+        removed(&path, fs::remove_file(&path))?;
     }
     sync_directory(dir)
+}
+
+/// Returns the error of a removal, unless there was nothing to remove.
+pub(crate) fn removed(path: &Path, result: io::Result<()>) -> Result<(), StoreDirError> {
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(os(path, "removing it", "remove it by hand", error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Removes a directory that [`StoreDir::create`] made, with its lock.

@@ -20,8 +20,8 @@ use objstore::{
 };
 use ripieno_stack::{
     Builder, CudaChoice, ErrorKind, Executor, GpuMemory, Place, PoolLayout, PoolMemory, RankMedia,
-    RankStack, RankStackConfig, Ranks, RanksOptions, Request, Route, StackError, StoreDir,
-    StoreDirMedia, StoreDirOptions,
+    RankStack, Ranks, RanksOptions, Request, Route, StackError, StoreDir, StoreDirMedia,
+    StoreDirOptions,
 };
 use ripieno_testkit::{keys, pattern};
 
@@ -219,17 +219,13 @@ impl Rank {
         let device = &engine.device;
         let (stream, work) = (CudaStream::lowest(device).unwrap(), CudaPattern::new(device));
         let word = device.pinned(4096).unwrap();
-        let config = RankStackConfig {
-            place: ranks.place(0).unwrap(),
-            id: ranks.rank(0),
-            executor: Executor::Cuda(CHOICE),
-            require: Some(require),
-            shape: SHAPE,
-            pool: engine.pool(),
-            controller: ControllerOptions::default(),
-            options,
-        };
-        let stack = RankStack::open(config, clock()).unwrap();
+        let stack = Builder::on(ranks.place(0).unwrap(), SHAPE)
+            .executor(Executor::Cuda(CHOICE))
+            .require(Some(require))
+            .pool(engine.pool())
+            .options(options)
+            .open_rank(ranks.rank(0))
+            .unwrap();
         Self { stack, stream, work: work.unwrap(), word, engine }
     }
 

@@ -12,8 +12,8 @@ use objstore::{
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
-    CatalogStack, EngineMemory, ErrorKind, Executor, Place, PoolLayout, PoolMemory, RankMedia,
-    RankStack, RankStackConfig, Ranks, RanksOptions, StackError,
+    Builder, CatalogStack, EngineMemory, ErrorKind, Place, PoolLayout, PoolMemory, RankMedia,
+    RankStack, Ranks, RanksOptions, StackError,
 };
 
 const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
@@ -51,19 +51,12 @@ fn open_with(
     let base = NonNull::new(memory.lock().unwrap()[1..].as_mut_ptr()).unwrap();
     // SAFETY: `memory` has these bytes, and nothing else uses them.
     let memory = unsafe { EngineMemory::new(base, BYTES, memory) };
-    let stack = RankStack::open(
-        RankStackConfig {
-            place: ranks.place(rank)?,
-            id: ranks.rank(rank),
-            executor: Executor::Host,
-            require: None,
-            shape: SHAPE,
-            pool: PoolMemory::Engine { memory, layout: PoolLayout::contiguous(&SHAPE, BLOCKS) },
-            controller: ControllerOptions { descriptors, ..ControllerOptions::default() },
-            options,
-        },
-        clock(),
-    )?;
+    let pool = PoolMemory::Engine { memory, layout: PoolLayout::contiguous(&SHAPE, BLOCKS) };
+    let stack = Builder::on(ranks.place(rank)?, SHAPE)
+        .pool(pool)
+        .controller(ControllerOptions { descriptors, ..ControllerOptions::default() })
+        .options(options)
+        .open_rank(ranks.rank(rank))?;
     assert_eq!(stack.plane().is_bounced(), rank == 1);
     Ok((stack, base))
 }

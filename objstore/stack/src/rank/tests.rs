@@ -5,15 +5,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nvme_driver::MonotonicClock;
+use nvme_driver::{Clock, MonotonicClock};
 use nvme_emu::Emu;
 use nvme_spec::reg::{self, Cc};
 use objstore::{
-    BlockId, Direction, FileId, JobId, Layer, Move, Order, StoreError, StoreId, Ticket,
+    BlockId, Direction, FileId, JobId, KvShape, Layer, Move, Order, StoreError, StoreId, Ticket,
 };
 
 use super::*;
-use crate::{RankMedia, Ranks, RanksOptions};
+use crate::{Builder, PoolMemory, RankMedia, Ranks, RanksOptions};
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 1, object_bytes: 4096, block_tokens: 16 };
 /// A generous time limit.
@@ -30,19 +30,10 @@ fn open(dir: &Path) -> (RankStack, Arc<Emu>) {
     let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
     let options = RanksOptions { id: StoreId([7; 16]), ranks: 1, shape: SHAPE, media };
     let ranks = Ranks::prepare(dir, &options, &clock).unwrap();
-    let config = RankStackConfig {
-        place: ranks.place(0).unwrap(),
-        id: ranks.rank(0),
-        executor: Executor::Host,
-        require: None,
-        shape: SHAPE,
-        pool: PoolMemory::Own { blocks: 4 },
-        controller: ControllerOptions::default(),
-        options: StoreOptions::default(),
-    };
-    let stack = RankStack::open(config, clock).unwrap();
+    let builder = Builder::on(ranks.place(0).unwrap(), SHAPE).pool(PoolMemory::Own { blocks: 4 });
+    let stack = builder.open_rank(ranks.rank(0)).unwrap();
     let built = stack.shared.built.lock().unwrap();
-    let mut emus = built.as_ref().unwrap().backend.emulation().unwrap().emus().to_vec();
+    let mut emus = built.as_ref().unwrap().0.emulation().unwrap().emus().to_vec();
     drop(built);
     (stack, emus.remove(0))
 }
@@ -78,11 +69,12 @@ fn a_drive_whose_owner_wants_it_back_is_drained_and_given_back() {
     emu.request();
     assert!(refusal(&stack).contains("wants it back"));
     assert!(emu.counters().writes > writes, "what was in flight was completed");
+    // Returns when the thread has given the devices back.
+    stack.close().unwrap();
     assert_eq!(Cc(emu.read32(reg::CC)).en(), 0, "the controller was shut down");
     assert!(
         begin(&stack, 1).is_err() && stack.plane().wait(Ticket { job, layer: Layer(0) }).is_err()
     );
-    stack.close().unwrap();
     assert_eq!(Arc::strong_count(&emu), 1, "nothing has the device any more");
 }
 

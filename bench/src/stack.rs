@@ -1,0 +1,158 @@
+//! A filled store over software controllers.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::{Context as _, Result, ensure};
+use nvme_driver::{Clock, ControllerOptions, DmaSlice, MonotonicClock, platform::buffer::Buffer};
+use nvme_emu::{Emu, EmuConfig};
+use objstore::{
+    BlockId, BlockKey, ExecutorFactory, Format, KeyChain, KvShape, Layer, Namespace, Prefix, Route,
+    Store, StoreError, StoreOptions, Ticket,
+};
+use ripieno_stack::{Built, Controllers, CudaChoice, Executor, Gpu, Plan, PoolMemory, StackError};
+use ripieno_testkit::{memory_drives, pattern};
+
+const PATTERN_BYTES: usize = 1 << 20;
+
+/// Fields are dropped in this order: users before what they use.
+pub struct Stack {
+    /// The store.
+    pub store: Store,
+    /// Keys of all blocks, which are stored.
+    pub keys: Vec<BlockKey>,
+    shape: KvShape,
+    built: Built,
+}
+
+pub type MakeExecutor = Box<dyn Fn(&Arc<dyn Clock>) -> ExecutorFactory>;
+
+/// The GPU that runs the I/O kernel.
+pub struct OnGpu {
+    pub gpu: Arc<Gpu>,
+    pub choice: CudaChoice,
+    pub route: Route,
+    /// The executor, over the stack's own clock.
+    pub executor: MakeExecutor,
+}
+
+impl Stack {
+    /// Creates a store of `blocks` blocks of `shape` on one controller with memory media, filled
+    /// from an equally large KV pool.
+    pub fn filled(shape: KvShape, blocks: u32) -> Result<Self> {
+        Self::in_memory(&StoreOptions::default(), &ripieno_testkit::format(shape), blocks)
+    }
+
+    /// Same as [`Stack::filled`], with these options and this format.
+    pub fn in_memory(options: &StoreOptions, format: &Format, blocks: u32) -> Result<Self> {
+        Self::over(media(&format.shape, blocks, 1), options, format, blocks, None)
+    }
+
+    /// Same as [`Stack::in_memory`], on these controllers, and on a GPU.
+    pub fn over(
+        configs: Vec<EmuConfig>,
+        options: &StoreOptions,
+        format: &Format,
+        blocks: u32,
+        on_gpu: Option<&OnGpu>,
+    ) -> Result<Self> {
+        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+        let gpu = on_gpu.map(|on| &on.gpu);
+        let plan = Plan {
+            executor: on_gpu.map_or(Executor::Host, |on| Executor::Cuda(on.choice)),
+            gpu,
+            require: Some(on_gpu.map_or(Route::Host, |on| on.route)),
+            shape: &format.shape,
+            pool: &PoolMemory::Own { blocks },
+            options,
+            clock: &clock,
+            check: &|_| Ok(()),
+        };
+        let controller =
+            ControllerOptions { io_queues: options.queues_per_device, ..Default::default() };
+        let mut configs = Some(configs);
+        let controllers = || -> Result<Controllers> {
+            let configs = configs.take().context("a single route is tried")?;
+            let gpu = gpu.map(|gpu| &**gpu);
+            Ok(Controllers::emulated(configs, Path::new("bench"), &clock, &controller, gpu)?)
+        };
+        let (store, built) = plan.open(controllers, |parts| {
+            if on_gpu.is_none() {
+                fill_with_pattern(DmaSlice::whole(parts.pool.memory().clone())?)?;
+            }
+            let mut config = parts.store(&plan, Namespace::default());
+            if let Some(on) = on_gpu {
+                config.executor = (on.executor)(&clock);
+            }
+            Ok(Store::create(config, format)?)
+        })?;
+        let mut chain = KeyChain::new(b"bench");
+        let keys = (0..blocks).map(|block| chain.next(&[block])).collect();
+        let stack = Self { store, keys, shape: format.shape, built };
+        let blocks: Vec<BlockId> = (0..blocks).map(BlockId).collect();
+        stack.fill(&blocks)?;
+        Ok(stack)
+    }
+
+    /// Returns the first controller.
+    pub fn emu(&self) -> &Arc<Emu> {
+        &self.built.emulation().expect("software controllers").emus()[0]
+    }
+
+    /// Returns the layers of a block.
+    pub fn layers(&self) -> u32 {
+        self.shape.layers
+    }
+
+    /// Stores all blocks, none of which may be stored yet. Returns the bytes of all layers.
+    pub fn fill(&self, blocks: &[BlockId]) -> Result<u64> {
+        let save = self.store.allocate(&self.keys, blocks)?;
+        ensure!(save.written() == blocks.len(), "the store is too small");
+        let bytes = self.move_all(|layer| self.store.store_layer(&save, layer))?;
+        self.store.commit(save)?;
+        Ok(bytes)
+    }
+
+    /// Returns the prefix of all blocks.
+    pub fn prefix(&self) -> Result<Prefix> {
+        let prefix = self.store.lookup(&self.keys)?;
+        ensure!(prefix.len() == self.keys.len(), "only {} blocks were found", prefix.len());
+        Ok(prefix)
+    }
+
+    /// Retrieves all layers of all blocks once, into these blocks. Returns the bytes read.
+    pub fn retrieve(&self, blocks: &[BlockId]) -> Result<u64> {
+        let load = self.store.retrieve(&self.prefix()?, blocks)?;
+        self.move_all(|layer| self.store.retrieve_layer(&load, layer))
+    }
+
+    /// Starts all layers and waits for them. Returns their bytes.
+    pub fn move_all(&self, start: impl Fn(Layer) -> Result<Ticket, StoreError>) -> Result<u64> {
+        let tickets: Vec<Ticket> =
+            (0..self.shape.layers).map(|at| start(Layer(at))).collect::<Result<_, _>>()?;
+        tickets.into_iter().try_fold(0, |bytes, ticket| Ok(bytes + self.store.wait(ticket)?.bytes))
+    }
+
+    /// Closes the store and shuts the drives down.
+    pub fn close(self) -> Result<()> {
+        self.built.close(self.store)?;
+        Ok(())
+    }
+}
+
+/// Returns drives with memory media for these blocks.
+pub fn media(shape: &KvShape, blocks: u32, devices: u32) -> Vec<EmuConfig> {
+    let lba = if shape.object_bytes.is_multiple_of(4096) { 4096 } else { 512 };
+    let bytes = shape.block_bytes() * u64::from(blocks) / u64::from(devices);
+    // Room for whole groups of the layout.
+    memory_drives(devices as usize, (bytes * 2).max(64 << 20), lba)
+}
+
+/// Fills in bytes other than zeroes, which media and drives may treat specially.
+fn fill_with_pattern(memory: DmaSlice) -> Result<(), StackError> {
+    let bytes = memory.len();
+    let mut contents = Buffer::new(memory).expect("the KV pool is host memory");
+    for (at, seed) in (0..bytes).step_by(PATTERN_BYTES).zip(0..) {
+        contents.write(at, &pattern(PATTERN_BYTES.min(bytes - at), seed))?;
+    }
+    Ok(())
+}
