@@ -94,12 +94,9 @@ fn lookups(args: &CatalogArgs, report: &mut Report) {
         {
             let found = lookup::measure(files, order, args.rounds);
             let name = format!("keys looked up, prefixes of 1,000, {files} files, {name}");
-            let (ours, theirs) = (found.catalog.median(), found.map.median());
-            report.ratios.push(
-                Ratio::new(name, "million/s", ours, theirs)
-                    .aim(Aim::AtLeast(0.5, 1.0))
-                    .spread(&found.ratio),
-            );
+            let ratio = Ratio::sides(name, "million/s", &found).aim(Aim::AtLeast(0.5, 1.0));
+            let (ours, theirs) = (ratio.value, ratio.against);
+            report.ratios.push(ratio);
             report.progress(&format!("{ours:.1} of {theirs:.1} million keys/s"));
         }
     }

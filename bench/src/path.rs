@@ -54,15 +54,12 @@ fn retrieve_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
     for bytes in SIZES {
         let found = retrieve::measure(bytes, args.rounds)?;
         let x = f64::from(bytes >> 10);
-        ours.points.push((x, found.retrieve.median()));
-        copy.points.push((x, found.memcpy.median()));
+        ours.points.push((x, found.gib_s.ours.median()));
+        copy.points.push((x, found.gib_s.theirs.median()));
         if bytes == HEADLINE_BYTES {
-            let (value, against) = (found.retrieve.median(), found.memcpy.median());
-            let mut ratio =
-                Ratio::new("retrieve, 128 KiB objects, one device", "GiB/s", value, against)
-                    .aim(Aim::AtLeast(0.6, 0.8));
-            ratio.spread = Some((found.ratio.quantile(0.0), found.ratio.quantile(1.0)));
-            report.ratios.push(ratio);
+            let name = "retrieve, 128 KiB objects, one device";
+            let ratio = Ratio::sides(name, "GiB/s", &found.gib_s);
+            report.ratios.push(ratio.aim(Aim::AtLeast(0.6, 0.8)));
             report.counts.push((
                 "commands per submission doorbell, 512 objects of 128 KiB".into(),
                 found.commands_per_doorbell,
@@ -104,15 +101,12 @@ fn dram_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
 fn caller_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
     for (io, name) in [(Io::Held, "held by an event"), (Io::Running, "running")] {
         let found = caller::measure(io, args.rounds)?;
-        let (many, few) = (found.many.median(), found.few.median());
         let name = format!(
             "caller's CPU time a retrieve_layer, {} against {} blocks, I/O {name}",
             caller::MANY,
             caller::FEW
         );
-        let mut ratio = Ratio::new(name, "ns", many, few).aim(Aim::AtMost(1.2));
-        ratio.spread = Some((found.ratio.quantile(0.0), found.ratio.quantile(1.0)));
-        report.ratios.push(ratio);
+        report.ratios.push(Ratio::sides(name, "ns", &found.ns).aim(Aim::AtMost(1.2)));
         if io == Io::Held {
             let name = "CPU time of waking the host executor's thread, once a burst, ns".into();
             report.counts.push((name, found.wake.median()));

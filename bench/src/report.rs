@@ -3,7 +3,7 @@
 use comfy_table::{Cell, Table, presets};
 use serde::Serialize;
 
-use crate::sample::Samples;
+use crate::sample::{Samples, Sides};
 
 /// A ratio of two measurements.
 #[derive(Debug, Serialize)]
@@ -84,6 +84,12 @@ impl Ratio {
         let ratios = us.ratios(them);
         let ratio = ratios.median();
         Self { ratio, ..Self::new(name, unit, us.median(), them.median()) }.spread(&ratios)
+    }
+
+    /// Returns the ratio of the medians, with the lowest and highest ratio of a round.
+    pub fn sides(name: impl Into<String>, unit: &'static str, sides: &Sides) -> Self {
+        let Sides { ours, theirs } = sides;
+        Self::new(name, unit, ours.median(), theirs.median()).spread(&ours.ratios(theirs))
     }
 
     /// Adds the lowest and highest ratio of the rounds.

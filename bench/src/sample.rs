@@ -33,11 +33,41 @@ impl Samples {
     }
 }
 
+/// Two sides of a comparison.
+#[derive(Debug, Default, Clone)]
+pub struct Sides {
+    pub ours: Samples,
+    pub theirs: Samples,
+}
+
+impl Sides {
+    /// Measures both sides in each round, by its number; round 0 is a warm-up.
+    pub fn measure<E>(
+        rounds: u32,
+        mut both: impl FnMut(u32) -> Result<(f64, f64), E>,
+    ) -> Result<Self, E> {
+        let mut sides = Self::default();
+        for round in 0..=rounds {
+            let (ours, theirs) = both(round)?;
+            if round > 0 {
+                sides.ours.push(ours);
+                sides.theirs.push(theirs);
+            }
+        }
+        Ok(sides)
+    }
+}
+
 /// Returns the result of `work` and its duration.
 pub fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();
     let result = work();
     (result, start.elapsed())
+}
+
+/// Returns the bandwidth in GiB/s.
+pub fn gib_s(bytes: u64, took: Duration) -> f64 {
+    bytes as f64 / took.as_secs_f64() / f64::from(1 << 30)
 }
 
 /// Returns the CPU time of the calling thread so far.

@@ -9,6 +9,7 @@ use objstore::{
     BlockId, BlockKey, ExecutorFactory, Format, KeyChain, KvShape, Layer, Namespace, Prefix, Route,
     Store, StoreError, StoreOptions, Ticket,
 };
+use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 use ripieno_stack::{Built, Controllers, CudaChoice, Executor, Gpu, Plan, PoolMemory, StackError};
 use ripieno_testkit::{memory_drives, pattern};
 
@@ -137,6 +138,13 @@ impl Stack {
         self.built.close(self.store)?;
         Ok(())
     }
+}
+
+/// Returns the blocks in an order without neighbours.
+pub fn scattered(blocks: u32) -> Vec<BlockId> {
+    let mut order: Vec<BlockId> = (0..blocks).map(BlockId).collect();
+    order.shuffle(&mut StdRng::seed_from_u64(1));
+    order
 }
 
 /// Returns drives with memory media for these blocks.

@@ -1,12 +1,12 @@
 //! Prefix lookups, against a plain hash map from key to number.
 
-use std::{collections::HashMap, hint::black_box};
+use std::{collections::HashMap, convert::Infallible, hint::black_box};
 
 use kv_catalog::{BlockKey, Catalog, NamespaceId, PolicyKind};
 use rand::{RngCore as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 
 use super::eviction::catalog;
-use crate::sample::{Samples, timed};
+use crate::sample::{Sides, timed};
 
 /// Blocks per prefix.
 const PREFIX: usize = 1000;
@@ -23,15 +23,8 @@ pub enum Order {
     Scattered,
 }
 
-/// Millions of keys a second.
-pub struct Found {
-    pub catalog: Samples,
-    pub map: Samples,
-    pub ratio: Samples,
-}
-
-/// Looks up the same prefixes on both sides, alternately.
-pub fn measure(files: u32, order: Order, rounds: u32) -> Found {
+/// Looks up the same prefixes on both sides, alternately. Returns millions of keys a second.
+pub fn measure(files: u32, order: Order, rounds: u32) -> Sides {
     let mut random = SmallRng::seed_from_u64(SEED);
     let keys: Vec<BlockKey> = (0..files)
         .map(|_| {
@@ -47,22 +40,15 @@ pub fn measure(files: u32, order: Order, rounds: u32) -> Found {
     let (catalog, namespace) = filled(&keys, &stored);
     let map: HashMap<[u8; 32], u32> = stored.iter().map(|at| (keys[*at as usize].0, *at)).collect();
     let mut prefixes: Vec<&[BlockKey]> = keys.chunks_exact(PREFIX).collect();
-    let mut found =
-        Found { catalog: Samples::default(), map: Samples::default(), ratio: Samples::default() };
-    // The first round is a warm-up.
-    for round in 0..=rounds {
+    let sides = Sides::measure(rounds, |_| {
         prefixes.shuffle(&mut random);
         let chosen = &prefixes[..PREFIXES.min(prefixes.len())];
         let ours = rate(chosen, |keys| catalog.lookup(namespace, keys).expect("registered"));
         let theirs =
             rate(chosen, |keys| keys.iter().take_while(|key| map.contains_key(&key.0)).count());
-        if round > 0 {
-            found.catalog.push(ours);
-            found.map.push(theirs);
-            found.ratio.push(ours / theirs);
-        }
-    }
-    found
+        Ok::<_, Infallible>((ours, theirs))
+    });
+    sides.unwrap_or_else(|never| match never {})
 }
 
 fn rate(prefixes: &[&[BlockKey]], lookup: impl Fn(&[BlockKey]) -> usize) -> f64 {

@@ -5,12 +5,12 @@ use std::{path::Path, time::Instant};
 use anyhow::{Context as _, Result, ensure};
 use nvme_emu::{EmuConfig, FileMedia, FileOptions};
 use objstore::{BlockId, Durability, Format, KvShape, StoreOptions};
-use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 
 use super::{Direction, LAYERS, Load, Pass};
-use crate::{sample::process_cpu, stack::Stack};
-
-const SEED: u64 = 1;
+use crate::{
+    sample::process_cpu,
+    stack::{Stack, scattered},
+};
 
 /// A filled store, and the blocks of its pool in scattered order.
 pub struct Ours {
@@ -46,9 +46,7 @@ impl Ours {
         };
         let format = Format { checksums, ..ripieno_testkit::format(shape) };
         let stack = Stack::over(configs, &options, &format, load.blocks(), None)?;
-        let mut blocks: Vec<BlockId> = (0..load.blocks()).map(BlockId).collect();
-        blocks.shuffle(&mut StdRng::seed_from_u64(SEED));
-        Ok(Self { stack, blocks })
+        Ok(Self { stack, blocks: scattered(load.blocks()) })
     }
 
     /// Moves all layers of all blocks once.

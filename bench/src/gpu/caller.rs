@@ -15,7 +15,7 @@ use objstore::{BlockId, KvShape, Layer, Order, Route};
 
 use super::{device::Gpu, stack::Plan};
 use crate::{
-    sample::{Samples, thread_cpu},
+    sample::{Sides, thread_cpu},
     stack::Stack,
 };
 
@@ -44,23 +44,14 @@ impl Size {
     }
 }
 
-/// Nanoseconds a call.
-#[derive(Default)]
-pub struct Found {
-    pub many: Samples,
-    pub few: Samples,
-    /// Ratio of each round.
-    pub ratio: Samples,
-}
-
-/// Measures many and few blocks alternately.
+/// Measures many and few blocks alternately. Returns nanoseconds a call.
 pub fn measure(
     gpu: &Arc<Gpu>,
     route: Route,
     mode: LaunchMode,
     size: Size,
     rounds: u32,
-) -> Result<Found> {
+) -> Result<Sides> {
     let shape = KvShape { layers: size.layers, segments: 2, object_bytes: 512, block_tokens: 16 };
     // Created before a resident kernel runs: in some drivers, creating a stream waits for kernels.
     let engine = CudaStream::new(&gpu.device, None)?;
@@ -76,18 +67,11 @@ pub fn measure(
     };
     let stack = plan.stack(gpu)?;
     let other = vec![1u8; CACHE_BYTES];
-    let mut found = Found::default();
-    for round in 0..=rounds {
-        let many = call_ns(&stack, (&engine, &other), plan, size.many)?;
-        let few = call_ns(&stack, (&engine, &other), plan, size.few)?;
-        if round > 0 {
-            found.many.push(many);
-            found.few.push(few);
-            found.ratio.push(many / few);
-        }
-    }
+    let call = |blocks| call_ns(&stack, (&engine, &other), plan, blocks);
+    let sides =
+        Sides::measure(rounds, |_| -> Result<_> { Ok((call(size.many)?, call(size.few)?)) })?;
     stack.close()?;
-    Ok(found)
+    Ok(sides)
 }
 
 /// Returns the mean CPU time of one call in nanoseconds.

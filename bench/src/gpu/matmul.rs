@@ -18,9 +18,12 @@ use objstore::Route;
 use super::{
     abi::{FillArgs, MATMUL_THREADS, MatmulArgs, TILE},
     device::{Gpu, Span, TIMEOUT, wait_idle},
-    retrieve::{Size, gib_s},
+    retrieve::Size,
 };
-use crate::{sample::Samples, stack::Stack};
+use crate::{
+    sample::{Samples, gib_s},
+    stack::{Stack, scattered},
+};
 
 const SEEDS: [u64; 2] = [11, 12];
 /// Entries to compare with an exact integer product.
@@ -235,7 +238,7 @@ impl Load {
     fn start(stack: Stack, size: Size) -> Result<Self> {
         let ((stop, stopped), (notify, ready)) = (mpsc::channel(), mpsc::channel());
         let work = move || {
-            let blocks = size.scattered();
+            let blocks = scattered(size.blocks);
             // Warm-up.
             stack.retrieve(&blocks)?;
             let mut log = Log { began: Instant::now(), done: Vec::new() };

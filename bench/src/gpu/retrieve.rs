@@ -6,22 +6,22 @@ use std::{
     any::Any,
     ptr::NonNull,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use gio_kernels::cuda::{CudaCopies, DeviceMemory, LaunchMode};
 use nvme_driver::{CopyDirection, CopyEngine as _, DeviceCopy, DevicePtr};
-use objstore::{BlockId, KvShape, Route};
-use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
+use objstore::{KvShape, Route};
 
 use super::{
     device::{Gpu, TIMEOUT},
     stack::Plan,
 };
-use crate::sample::{Samples, timed};
-
-const SEED: u64 = 1;
+use crate::{
+    sample::{Sides, gib_s, timed},
+    stack::scattered,
+};
 
 /// Amount of data.
 #[derive(Debug, Clone, Copy)]
@@ -56,59 +56,31 @@ impl Size {
         }
     }
 
-    /// Returns the blocks in an order without neighbours.
-    pub fn scattered(self) -> Vec<BlockId> {
-        let mut order: Vec<BlockId> = (0..self.blocks).map(BlockId).collect();
-        order.shuffle(&mut StdRng::seed_from_u64(SEED));
-        order
-    }
-
     fn layer_bytes(self) -> usize {
         self.object_bytes as usize * self.blocks as usize
     }
 }
 
-/// GiB/s.
-#[derive(Default)]
-pub struct Found {
-    pub retrieve: Samples,
-    pub copy: Samples,
-    /// Ratio of each round.
-    pub ratio: Samples,
-}
-
-/// Retrieves over `route`, and copies, alternately.
+/// Retrieves over `route`, and copies, alternately. Returns GiB/s.
 pub fn measure(
     gpu: &Arc<Gpu>,
     route: Route,
     mode: LaunchMode,
     size: Size,
     rounds: u32,
-) -> Result<Found> {
+) -> Result<Sides> {
     let mut copy = Copy::new(gpu, size)?;
     let stack = size.plan(route, mode, Some(4)).stack(gpu)?;
-    let blocks = size.scattered();
-    let mut found = Found::default();
-    // The first round is a warm-up.
-    for round in 0..=rounds {
+    let blocks = scattered(size.blocks);
+    let sides = Sides::measure(rounds, |_| -> Result<_> {
         let (bytes, took) = timed(|| stack.retrieve(&blocks));
         let bytes = bytes?;
         let expected = size.layer_bytes() as u64 * u64::from(size.layers);
         ensure!(bytes == expected, "{bytes} bytes were read, not {expected}");
-        let (ours, theirs) = (gib_s(bytes, took), copy.run()?);
-        if round > 0 {
-            found.retrieve.push(ours);
-            found.copy.push(theirs);
-            found.ratio.push(ours / theirs);
-        }
-    }
+        Ok((gib_s(bytes, took), copy.run()?))
+    })?;
     stack.close()?;
-    Ok(found)
-}
-
-/// Returns the bandwidth in GiB/s.
-pub fn gib_s(bytes: u64, took: Duration) -> f64 {
-    bytes as f64 / took.as_secs_f64() / f64::from(1 << 30)
+    Ok(sides)
 }
 
 /// One copy per layer from pinned memory: the bandwidth of the bus.

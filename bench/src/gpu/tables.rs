@@ -140,15 +140,16 @@ pub fn retrieve(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<(
         for &(mode, name) in modes(args) {
             let found = retrieve::measure(gpu, route, mode, size, args.rounds)
                 .with_context(|| format!("{} route, {name}", route.name()))?;
-            let (ours, copy) = (found.retrieve.median(), found.copy.median());
             let name = format!(
                 "retrieve into HBM, {} KiB objects, {} drives, {}, {name}",
                 size.object_bytes >> 10,
                 size.devices,
                 route.name()
             );
-            report.progress(&format!("{name}: {ours:.2} GiB/s, copy {copy:.2}"));
-            report.ratios.push(Ratio::new(name, "GiB/s", ours, copy).spread(&found.ratio));
+            let ratio = Ratio::sides(name, "GiB/s", &found);
+            let Ratio { name, value, against, .. } = &ratio;
+            report.progress(&format!("{name}: {value:.2} GiB/s, copy {against:.2}"));
+            report.ratios.push(ratio);
         }
     }
     report.notes.push(
@@ -164,23 +165,23 @@ pub fn retrieve(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<(
 pub fn caller(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
     let size = caller::Size::new(args.tiny);
     for route in [Route::Host, Route::Staged] {
-        let mut lines = Vec::new();
+        let mut many = Vec::new();
         for &(mode, name) in modes(args) {
             let found = caller::measure(gpu, route, mode, size, args.rounds)
                 .with_context(|| format!("{} route, {name}", route.name()))?;
-            let (many, few) = (found.many.median(), found.few.median());
             let what = format!(
                 "caller's CPU time a layer, {} against {} blocks, {}, {name}",
                 size.many,
                 size.few,
                 route.name()
             );
-            report.progress(&format!("{what}: {many:.0} and {few:.0} ns"));
-            let ratio = Ratio::new(what, "ns", many, few).spread(&found.ratio);
-            report.ratios.push(ratio.aim(Aim::AtMost(1.2)));
-            lines.push((many, few));
+            let ratio = Ratio::sides(what, "ns", &found).aim(Aim::AtMost(1.2));
+            let Ratio { name, value, against, .. } = &ratio;
+            report.progress(&format!("{name}: {value:.0} and {against:.0} ns"));
+            many.push(*value);
+            report.ratios.push(ratio);
         }
-        if let [(launch, _), (resident, _)] = lines[..] {
+        if let [launch, resident] = many[..] {
             let what = format!(
                 "caller's CPU time a layer, resident against launch per batch, {} blocks, {}",
                 size.many,

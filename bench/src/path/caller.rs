@@ -16,7 +16,7 @@ use gio_uring::Wait;
 use objstore::{BlockId, KvShape, Layer};
 
 use crate::{
-    sample::{Samples, thread_cpu},
+    sample::{Samples, Sides, thread_cpu},
     stack::Stack,
 };
 
@@ -44,14 +44,9 @@ pub enum Io {
 }
 
 /// Nanoseconds per call.
-#[derive(Default)]
 pub struct Found {
-    /// With [`MANY`] blocks.
-    pub many: Samples,
-    /// With [`FEW`] blocks.
-    pub few: Samples,
-    /// Ratio of each round.
-    pub ratio: Samples,
+    /// With [`MANY`] blocks, and with [`FEW`].
+    pub ns: Sides,
     /// The first call of a burst, which wakes the executor.
     pub wake: Samples,
 }
@@ -61,19 +56,17 @@ pub fn measure(io: Io, rounds: u32) -> Result<Found> {
     let shape = KvShape { layers: LAYERS, segments: 2, object_bytes: 512, block_tokens: 16 };
     let mut stack = Stack::filled(shape, MANY)?;
     let other = vec![1u8; CACHE_BYTES];
-    let mut found = Found::default();
-    for round in 0..=rounds {
-        let many = call_ns(&mut stack, &other, io, MANY)?;
-        let few = call_ns(&mut stack, &other, io, FEW)?;
+    let mut wake = Samples::default();
+    let ns = Sides::measure(rounds, |round| -> Result<_> {
+        let [many, few] =
+            [call_ns(&mut stack, &other, io, MANY)?, call_ns(&mut stack, &other, io, FEW)?];
         if round > 0 {
-            found.many.push(many.rest);
-            found.few.push(few.rest);
-            found.ratio.push(many.rest / few.rest);
-            found.wake.push(few.first);
-            found.wake.push(many.first);
+            wake.push(few.first);
+            wake.push(many.first);
         }
-    }
-    Ok(found)
+        Ok((many.rest, few.rest))
+    })?;
+    Ok(Found { ns, wake })
 }
 
 /// Mean CPU time of one call in nanoseconds.

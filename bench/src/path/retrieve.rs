@@ -4,26 +4,20 @@ use anyhow::{Result, ensure};
 use nvme_driver::{DmaSlice, DmaSpace as _};
 use nvme_emu::EmuDomain;
 use objstore::{BlockId, Format, KvShape, StoreOptions};
-use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 
 use crate::{
-    sample::{Samples, process_cpu, timed},
-    stack::Stack,
+    sample::{Samples, Sides, gib_s, process_cpu, timed},
+    stack::{Stack, scattered},
 };
 
 const LAYERS: u32 = 4;
 /// Bytes of one layer's objects: far larger than a cache.
 const LAYER_BYTES: u32 = 64 << 20;
-const SEED: u64 = 1;
 
 /// Results.
 pub struct Found {
-    /// Bandwidth of the store, GiB/s.
-    pub retrieve: Samples,
-    /// Bandwidth of the copy, GiB/s.
-    pub memcpy: Samples,
-    /// Ratio of each round.
-    pub ratio: Samples,
+    /// GiB/s of the store, and of the copy.
+    pub gib_s: Sides,
     /// Commands per submission doorbell, over all retrieves.
     pub commands_per_doorbell: f64,
 }
@@ -40,7 +34,7 @@ pub struct Checksums {
 /// Retrieves the same objects with and without checksums, alternately.
 pub fn checksums(object_bytes: u32, rounds: u32) -> Result<Checksums> {
     let (blocks, shape) = load(object_bytes);
-    let scattered: Vec<BlockId> = scattered(blocks).into_iter().map(BlockId).collect();
+    let scattered = scattered(blocks);
     let format = |checksums| Format { checksums, ..ripieno_testkit::format(shape) };
     let stack = |checksums| Stack::in_memory(&StoreOptions::default(), &format(checksums), blocks);
     let mut stacks = [stack(true)?, stack(false)?];
@@ -70,7 +64,7 @@ pub struct Dram {
 /// Stores and retrieves the same objects with and without the cache, alternately.
 pub fn dram(object_bytes: u32, rounds: u32) -> Result<Dram> {
     let (blocks, shape) = load(object_bytes);
-    let scattered: Vec<BlockId> = scattered(blocks).into_iter().map(BlockId).collect();
+    let scattered = scattered(blocks);
     let in_order: Vec<BlockId> = (0..blocks).map(BlockId).collect();
     let all = shape.block_bytes() * u64::from(blocks);
     let stack = |dram_bytes| {
@@ -102,40 +96,20 @@ fn load(object_bytes: u32) -> (u32, KvShape) {
     (LAYER_BYTES / object_bytes, shape)
 }
 
-fn scattered(blocks: u32) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..blocks).collect();
-    order.shuffle(&mut StdRng::seed_from_u64(SEED));
-    order
-}
-
 /// Retrieves objects of `object_bytes` into scattered blocks, and copies the same amount.
 pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
     let (blocks, shape) = load(object_bytes);
     let mut stack = Stack::filled(shape, blocks)?;
-    let order = scattered(blocks);
-    let scattered: Vec<BlockId> = order.iter().copied().map(BlockId).collect();
-    let mut copy = Copy::new(object_bytes as usize, order)?;
+    let scattered = scattered(blocks);
+    let mut copy = Copy::new(object_bytes as usize, scattered.clone())?;
     let before = stack.store.stats()?;
-    let mut found = Found {
-        retrieve: Samples::default(),
-        memcpy: Samples::default(),
-        ratio: Samples::default(),
-        commands_per_doorbell: 0.0,
-    };
-    // The first round is a warm-up.
-    for round in 0..=rounds {
-        let ours = retrieve(&mut stack, &scattered)?;
-        let theirs = copy.run();
-        if round > 0 {
-            found.retrieve.push(ours);
-            found.memcpy.push(theirs);
-            found.ratio.push(ours / theirs);
-        }
-    }
+    let gib_s = Sides::measure(rounds, |_| -> Result<_> {
+        Ok((retrieve(&mut stack, &scattered)?, copy.run()))
+    })?;
     let after = stack.store.stats()?;
     let doorbells = after.sq_doorbells - before.sq_doorbells;
-    found.commands_per_doorbell = (after.commands - before.commands) as f64 / doorbells as f64;
-    Ok(found)
+    let commands_per_doorbell = (after.commands - before.commands) as f64 / doorbells as f64;
+    Ok(Found { gib_s, commands_per_doorbell })
 }
 
 /// Retrieves all layers of all blocks once. Returns GiB/s.
@@ -146,21 +120,17 @@ fn retrieve(stack: &mut Stack, blocks: &[BlockId]) -> Result<f64> {
     Ok(gib_s(bytes?, time))
 }
 
-fn gib_s(bytes: u64, time: std::time::Duration) -> f64 {
-    bytes as f64 / time.as_secs_f64() / f64::from(1 << 30)
-}
-
 /// Copies the same bytes object by object in one thread, between memory of the same kind as the KV
 /// pool (huge pages if available).
 struct Copy {
     from: DmaSlice,
     to: DmaSlice,
-    order: Vec<u32>,
+    order: Vec<BlockId>,
     object: usize,
 }
 
 impl Copy {
-    fn new(object: usize, order: Vec<u32>) -> Result<Self> {
+    fn new(object: usize, order: Vec<BlockId>) -> Result<Self> {
         let domain = EmuDomain::new("copy");
         let bytes = object * order.len() * LAYERS as usize;
         let (from, to) = (domain.alloc(bytes)?, domain.alloc(bytes)?);
@@ -177,7 +147,7 @@ impl Copy {
         let (bytes, time) = timed(|| {
             for start in (0..layer * LAYERS as usize).step_by(layer) {
                 for (index, block) in self.order.iter().enumerate() {
-                    let (from, to) = (start + index * object, start + *block as usize * object);
+                    let (from, to) = (start + index * object, start + block.0 as usize * object);
                     copy(&self.from, from, &self.to, to, object);
                 }
             }
