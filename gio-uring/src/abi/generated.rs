@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 45774aeba9b326d3335383caa95e3c40 kernels/include/gio/abi.h
+// 4f532930163cbaf03c6735813951209d kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;
@@ -549,7 +549,7 @@ pub struct gio_args {
     pub cq_ring: u64,
     pub cq_tail: u64,
     pub stop: u64,
-    pub left: u64,
+    pub exited: u64,
     pub clock: u64,
     pub timeout_ns: u64,
     pub event_timeout_ns: u64,
@@ -571,7 +571,7 @@ const _: () = {
     ["Offset of field: gio_args::cq_ring"][::std::mem::offset_of!(gio_args, cq_ring) - 32usize];
     ["Offset of field: gio_args::cq_tail"][::std::mem::offset_of!(gio_args, cq_tail) - 40usize];
     ["Offset of field: gio_args::stop"][::std::mem::offset_of!(gio_args, stop) - 48usize];
-    ["Offset of field: gio_args::left"][::std::mem::offset_of!(gio_args, left) - 56usize];
+    ["Offset of field: gio_args::exited"][::std::mem::offset_of!(gio_args, exited) - 56usize];
     ["Offset of field: gio_args::clock"][::std::mem::offset_of!(gio_args, clock) - 64usize];
     ["Offset of field: gio_args::timeout_ns"]
         [::std::mem::offset_of!(gio_args, timeout_ns) - 72usize];

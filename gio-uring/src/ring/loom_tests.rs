@@ -252,22 +252,22 @@ fn a_torn_reservation_is_found() {
     });
 }
 
-/// A launch of two warps exits while the host submits. `gio_over` (engine.cuh) and
+/// A launch of two warps exits while the host submits. `gio_should_exit` (engine.cuh) and
 /// `CudaExecutor::submitted` guarantee that the host launches again or every warp sees the entry.
 fn leave(fenced: bool) -> Option<()> {
-    let (sq, left) = (Ring::new(1), Arc::new(AtomicU64::new(0)));
+    let (sq, exited) = (Ring::new(1), Arc::new(AtomicU64::new(0)));
     let between = move || {
         if fenced {
             fence(Ordering::SeqCst);
         }
     };
     let warps = [0, 1].map(|warp| {
-        let (mut entries, left) = (Consumer::new(sq.clone(), 0), left.clone());
+        let (mut entries, exited) = (Consumer::new(sq.clone(), 0), exited.clone());
         thread::spawn(move || {
             // Warp 0 decides. The other stays, and finds the entry later, unless it sees that.
             if warp == 0 {
-                left.store(1, Ordering::Relaxed);
-            } else if left.load(Ordering::Relaxed) != 1 {
+                exited.store(1, Ordering::Relaxed);
+            } else if exited.load(Ordering::Relaxed) != 1 {
                 return true;
             }
             between();
@@ -276,7 +276,7 @@ fn leave(fenced: bool) -> Option<()> {
     });
     SubmitProducer::new(sq, 0).publish(0);
     between();
-    let launches = left.load(Ordering::Relaxed) == 1;
+    let launches = exited.load(Ordering::Relaxed) == 1;
     let seen = warps.map(|warp| warp.join().unwrap());
     assert!(launches || seen == [true; 2], "the submission was lost");
     Some(())

@@ -292,23 +292,23 @@ GIO_FN bool gio_submit(gio_state &s) {
 // A kernel that never exits would block an engine that waits for the whole GPU, so it exits after
 // some time without work, and the host launches it again with the next submission. No submission is
 // lost: warp 0 decides, once everything that it took is complete. It writes the number of this
-// launch to `left`, then checks the ring once more; the host writes the ring, then checks `left`
-// (CudaExecutor::submitted).
+// launch to `exited`, then checks the ring once more; the host writes the ring, then checks
+// `exited` (CudaExecutor::submitted).
 //
 // Ordering: each side has a sequentially consistent fence between its write and its read, so at
 // least one of the two sees the other's write: the host launches the next kernel, which starts when
-// this one has ended, or this warp continues. The other warps read `left`, then, after the same
-// fence, the ring: if the host did not see `left`, its fence precedes theirs, so they see the
-// entry, also one that waits for its event. `left` is never reset: the warp that found an entry
+// this one has ended, or this warp continues. The other warps read `exited`, then, after the same
+// fence, the ring: if the host did not see `exited`, its fence precedes theirs, so they see the
+// entry, also one that waits for its event. `exited` is never reset: the warp that found an entry
 // processes it and exits then. (gio-uring/src/ring/loom_tests.rs models this.)
-GIO_FN bool gio_over(gio_state &s) {
+GIO_FN bool gio_should_exit(gio_state &s) {
   if (s.window != 0u) return false;
   if (s.stopped != 0u) return true; // gio_submit found the ring empty
   if (s.waiting != 0u) {
     if (gio_waited_out(s)) gio_note_fault(s, GIO_FAULT_EVENT); // handled in the next round
     return false;
   }
-  if (s.args->left == 0u) return false;
+  if (s.args->exited == 0u) return false;
   if (s.leaving == 0u) {
     if (s.w != gio_ptr<gio_warp>(s.args->warps)) return false;
     gio_lane<uint32_t> tail;
@@ -317,7 +317,7 @@ GIO_FN bool gio_over(gio_state &s) {
     const uint64_t now = gio_now(s);
     if (s.idle_ns == 0u) s.idle_ns = now;
     if (now - s.idle_ns < s.args->linger_ns) return false;
-    GIO_LANES (l, 1) gio_st_relaxed_sys(gio_ptr<uint64_t>(s.args->left), s.args->launch);
+    GIO_LANES (l, 1) gio_st_relaxed_sys(gio_ptr<uint64_t>(s.args->exited), s.args->launch);
   }
   gio_fence_sc_sys();
   gio_poll(s);

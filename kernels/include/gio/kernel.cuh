@@ -7,8 +7,8 @@
 #define GIO_NAP_NS 64u
 #define GIO_NAP_NS_MAX 1024u
 
-// One warp per queue pair. Ends after args.linger_ns without work (gio_over), or after the stop
-// word: in that case at most one command timeout later, when all outstanding commands have
+// One warp per queue pair. Ends after args.linger_ns without work (gio_should_exit), or after the
+// stop word: in that case at most one command timeout later, when all outstanding commands have
 // completed or timed out.
 extern "C" __global__ void __launch_bounds__(128, 3)
     gio_kernel(const __grid_constant__ gio_args args) {
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(128, 3)
       idle = 0;
       continue;
     }
-    if (gio_over(s)) break;
+    if (gio_should_exit(s)) break;
     gio_nap(gio_min(GIO_NAP_NS << gio_min(idle, 8u), GIO_NAP_NS_MAX));
     idle += 1u;
   }
@@ -46,7 +46,7 @@ static uint32_t gio_host_rounds(const gio_args *args, uint32_t warp) {
       if (round + 1u < args->rounds) continue;
       break;
     }
-    if (gio_over(s)) result |= GIO_RUN_FINISHED;
+    if (gio_should_exit(s)) result |= GIO_RUN_FINISHED;
     // Its event timed out: the next round handles it.
     if (s.pending_fault != GIO_FAULT_NONE && s.fault == GIO_FAULT_NONE) continue;
     if (s.window == 0u && s.waiting == 0u) result |= GIO_RUN_IDLE;

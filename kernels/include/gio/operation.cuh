@@ -9,7 +9,7 @@
 GIO_FN void gio_poll(gio_state &s) {
   const uint64_t words[3] = {s.args->stop,
                              s.args->sq_ring + (s.ring_head & s.args->ring_mask) * sizeof(uint64_t),
-                             s.args->left};
+                             s.args->exited};
   gio_lane<uint64_t> v;
   GIO_LANES (l, 4) {
     if (l == 3u) {

@@ -14,9 +14,9 @@
 // gio_fence_acq_rel_sys, before the data is read (checksum.cuh), and before anything that
 // reports it. (3) status stores and data -> gio_add_acq_rel_gpu of warps_left ->
 // gio_st_release_sys of the completion ring, paired with the host's acquire load of the ring.
-// (4) exit (gio_over): a store of `left`, or a load that sees it -> gio_fence_sc_sys -> a load
-// of the ring, against the host's store of the ring -> its own sequentially consistent fence ->
-// its load of `left`.
+// (4) exit (gio_should_exit): a store of `exited`, or a load that sees it -> gio_fence_sc_sys -> a
+// load of the ring, against the host's store of the ring -> its own sequentially consistent fence
+// -> its load of `exited`.
 #pragma once
 #include "abi.h"
 

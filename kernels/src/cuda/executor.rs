@@ -83,8 +83,8 @@ struct Parts {
     stream: CudaStream,
     /// Registrations behind addresses that were given out.
     reached: Mutex<Vec<Arc<Registration>>>,
-    /// The word in which the kernel announces its exit: `gio_args.left`.
-    left: PinnedMemory,
+    /// The word in which the kernel announces its exit: `gio_args.exited`.
+    exited: PinnedMemory,
     /// State of the warps; kept for the next start to avoid allocating beside other kernels.
     state: Mutex<Option<Arc<State>>>,
     device: Arc<CudaDevice>,
@@ -147,7 +147,7 @@ impl CudaExecutor {
         let parts = Parts {
             kernel,
             stream,
-            left: device.pinned(size_of::<u64>())?,
+            exited: device.pinned(size_of::<u64>())?,
             reached: Mutex::default(),
             state: Mutex::default(),
             device: device.clone(),
@@ -215,14 +215,14 @@ impl CudaExecutor {
 }
 
 impl Parts {
-    fn left_word(&self) -> &AtomicU64 {
+    fn exited_word(&self) -> &AtomicU64 {
         // SAFETY: the first word of a page that lives as long as `self`; only atomics access it.
-        unsafe { AtomicU64::from_ptr(self.left.host().as_ptr().cast()) }
+        unsafe { AtomicU64::from_ptr(self.exited.host().as_ptr().cast()) }
     }
 
     /// Returns the number of the last launch that exited or is about to; 0 at first.
-    fn left(&self) -> u64 {
-        self.left_word().load(Ordering::Acquire)
+    fn exited(&self) -> u64 {
+        self.exited_word().load(Ordering::Acquire)
     }
 
     /// Launches the kernel, possibly behind one that is exiting.
@@ -295,12 +295,12 @@ impl IoExecutor for CudaExecutor {
         }
         let resident = self.options.mode == LaunchMode::Resident;
         let linger = if resident { self.options.linger } else { Nanos(0) };
-        let left = self.parts.left.device().0;
-        let args = Args { left, linger_ns: linger.0, launch: 0, ..args };
+        let exited = self.parts.exited.device().0;
+        let args = Args { exited, linger_ns: linger.0, launch: 0, ..args };
         let mut run = Run { args, grants: grants.to_vec(), failed: None };
         self.fits(Shape::new(args.warp_count, self.parts.stream.report().granted))?;
         // Relaxed: no kernel runs, and a launch publishes it.
-        self.parts.left_word().store(0, Ordering::Relaxed);
+        self.parts.exited_word().store(0, Ordering::Relaxed);
         // Before the launch: from now on nothing is freed, as the driver could wait for the kernel.
         self.parts.device.started();
         if resident && let Err(error) = self.parts.launch(&mut run, 0) {
@@ -313,11 +313,11 @@ impl IoExecutor for CudaExecutor {
 
     fn submitted(&mut self, _tail: u32, sms: u32) -> Result<(), ExecutorError> {
         let (parts, run) = self.running()?;
-        // Ordering: the ring's entry was stored before; then this fence; then the load of `left`.
-        // The kernel stores `left`, issues the same kind of fence, and loads the ring (gio_over).
-        // At least one side sees the other's store.
+        // Ordering: the ring's entry was stored before; then this fence; then the load of `exited`.
+        // The kernel stores `exited`, issues the same kind of fence, and loads the ring
+        // (gio_should_exit). At least one side sees the other's store.
         fence(Ordering::SeqCst);
-        if parts.left() == run.args.launch {
+        if parts.exited() == run.args.launch {
             parts.launch(run, sms)?;
         }
         Ok(())
@@ -325,7 +325,7 @@ impl IoExecutor for CudaExecutor {
 
     fn poll(&mut self) -> Result<Progress, ExecutorError> {
         let (parts, run) = self.running()?;
-        if parts.stream.is_idle()? && parts.left() != run.args.launch {
+        if parts.stream.is_idle()? && parts.exited() != run.args.launch {
             return Err(Self::failed("it ended by itself, or was stopped"));
         }
         // Progress happens on the GPU.

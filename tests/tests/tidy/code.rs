@@ -82,7 +82,10 @@ const ATOMICS: &[(&str, &str)] = &[
     ("driver/host/src/platform/vfio/mapping.rs", "a signal handler may use nothing else"),
     ("driver/host/src/grant.rs", "a counter, so that each grant has a number of its own"),
     ("driver/host/src/state.rs", "a counter that is read while others use the controller"),
-    ("kernels/src/cuda/executor.rs", "the host's half of gio_over, which loom checks in gio-uring"),
+    (
+        "kernels/src/cuda/executor.rs",
+        "the host's half of gio_should_exit, which loom checks in gio-uring",
+    ),
 ];
 
 const ORDER_HEADER: &str = "kernels/include/gio/order.cuh";

@@ -204,8 +204,8 @@ fn polls(sass: &[Instruction], asked: u64) -> Check {
 }
 
 /// Checks the only sequentially consistent fence: a kernel that exits has it between its store of
-/// `left` and its last check of the ring (gio_over). A weaker fence would let both sides miss the
-/// other's write, and a second one on the submission path would slow down every batch.
+/// `exited` and its last check of the ring (gio_should_exit). A weaker fence would let both sides
+/// miss the other's write, and a second one on the submission path would slow down every batch.
 fn leaving(sass: &[Instruction], asked: u64) -> Check {
     let fence = |one: &Instruction| one.is("MEMBAR", &["SC", "SYS"]);
     let fences = (0..sass.len()).filter(|&at| fence(&sass[at])).count();
