@@ -131,8 +131,8 @@ pub enum DramMode {
     /// the devices immediately.
     #[default]
     WriteThrough,
-    /// Prefetched blocks only ([`crate::Plane::prefetch`], [`crate::PacedStore`]). Blocks that are
-    /// stored from or read into the engine's memory are not copied out of it.
+    /// Prefetched blocks only ([`crate::Plane::prefetch`], [`crate::Plane::announce`]). Blocks that
+    /// are stored from or read into the engine's memory are not copied out of it.
     ReadAhead,
 }
 

@@ -129,7 +129,7 @@ pub enum StoreError {
         /// The problem, and a remedy.
         problem: String,
     },
-    /// The backlog of writes is full ([`crate::PacedStore`]).
+    /// The backlog of writes is full ([`crate::Plane::pace`]).
     #[error(transparent)]
     Backlog(#[from] BacklogFull),
     /// A controller returned an error.

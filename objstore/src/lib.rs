@@ -184,8 +184,9 @@
 //!   Its inputs and outputs are plain data, so that a catalog in another process can drive it. It
 //!   names a layer of a job by a [`Ticket`] and has the only wait (`plane/wait.rs`).
 //! - `plane/mover.rs` is its state: jobs, their beginning and end. `start.rs` starts layers,
-//!   `complete.rs` ends them, `ahead.rs` reads ahead. `transport.rs` has the ring, the table of
-//!   operations in flight and their recovery; `devices.rs` queues, events and slow commands.
+//!   `complete.rs` ends them, `pacing.rs` decides when they start, and reads ahead. `transport.rs`
+//!   has the ring, the table of operations in flight and their recovery; `devices.rs` queues,
+//!   events and slow commands.
 //! - Data goes through other memory in three cases: `staging.rs` for a pool on a GPU that no device
 //!   reaches, `bounce.rs` for memory that no device can describe, and `memory.rs` for the DRAM
 //!   cache ([`StoreOptions::dram_bytes`]), whose blocks [`kv_tier`] chooses. `streams.rs` has the
@@ -193,10 +194,12 @@
 //!   Stream operations go through a trait: [`gio_uring::StreamOps`].
 //! - `plane/open.rs` opens a plane, `route.rs` proves the path, `self_test.rs` the layout.
 //! - [`Store`] is a [`DurableCatalog`] and a [`Plane`] in one process, for any number of threads.
-//!   `store/commit.rs` makes commits permanent, many in one batch. [`PacedStore`] lets a
-//!   [`kv_schedule::Scheduler`] decide when layers move (`store/paced.rs`), and reads ahead for
-//!   announced requests (`store/ahead.rs`). Handles ([`Prefix`], [`LoadRequest`], [`StoreRequest`])
-//!   are only names: they may be dropped anywhere and at any time.
+//!   `store/commit.rs` makes commits permanent, many in one batch. Handles ([`Prefix`],
+//!   [`LoadRequest`], [`StoreRequest`]) are only names: they may be dropped anywhere and at any
+//!   time.
+//! - With [`Plane::pace`] a [`kv_schedule::Scheduler`] decides when layers start, and announced
+//!   requests are read ahead ([`Plane::announce`]). Without it, layers start in the order of the
+//!   calls.
 //!
 //! # Invariants
 //! - A key is found only after every row of its block was written without an error
@@ -227,7 +230,8 @@
 //! - Requests larger than a staging buffer, and buffers of different sizes.
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
 //! - Telling a stream that a layer failed.
-//! - Streams and a scheduler together: layers of a [`PacedStore`] have no [`Order`].
+//! - Pacing of layers with [`Order::InStream`]: they start at once, because a stream can wait only
+//!   for an operation that was issued.
 //! - Where the catalog is a [`DurableCatalog`], dropping cached blocks of evicted files: they stay
 //!   in host memory until other blocks need the space.
 //! - Deallocate hints for less than a whole free group; and, where the catalog is a
@@ -262,12 +266,12 @@ pub use kv_catalog::{
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;
 pub use plane::{
-    ClosedPlane, JobDone, KvView, Plane, PlaneConfig, PlaneDevice, PlaneStats, StoreEvent,
-    kernel_read,
+    Advanced, ClosedPlane, JobDone, KvView, Plane, PlaneConfig, PlaneDevice, PlaneStats,
+    StoreEvent, kernel_read,
 };
 pub use registration::{InUse, KvPool};
 pub use stats::{DramStats, StoreStats};
 pub use store::{
-    Closed, Committed, LoadRequest, Medium, PacedEnd, PacedStore, Prefix, RankConfig, RankId,
-    Salvage, Store, StoreRequest, open_catalog,
+    Closed, Committed, LoadRequest, Medium, Prefix, RankConfig, RankId, Salvage, Store,
+    StoreRequest, open_catalog,
 };

@@ -7,11 +7,14 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
 };
 
 use gio_uring::{Event, RawStream};
 use kv_catalog::{DeviceIndex, FileId, KvShape};
+use kv_schedule::{Flow, Scheduler, StepId};
+use kv_tier::{Lookahead, LookaheadConfig, RequestId, When};
 use nvme_driver::{Clock, Nanos, Waiter};
 use nvme_spec::nvm::Direction;
 
@@ -23,7 +26,6 @@ use crate::{
     registration::KvPool,
 };
 
-mod ahead;
 mod bounce;
 mod checksums;
 mod complete;
@@ -32,6 +34,8 @@ mod job;
 mod memory;
 mod mover;
 mod open;
+mod pacer;
+mod pacing;
 mod route;
 mod self_test;
 mod staging;
@@ -41,13 +45,13 @@ mod target;
 mod transport;
 mod wait;
 
-pub(crate) use ahead::Copied;
 pub use devices::{PlaneDevice, StoreEvent};
 pub use job::JobDone;
-pub(crate) use memory::RELOAD_COST;
 pub(crate) use mover::Mover;
 pub use mover::PlaneStats;
 pub use open::PlaneConfig;
+pub use pacer::Advanced;
+use pacer::Pacer;
 pub use route::kernel_read;
 pub use self_test::KvView;
 pub(crate) use wait::Polled;
@@ -78,6 +82,8 @@ struct Shared {
     clock: Arc<dyn Clock>,
     wait_timeout: Nanos,
     state: Mutex<State>,
+    /// Notified when the pacer gets work.
+    begun: Condvar,
     listener: OnceLock<Listener>,
 }
 
@@ -119,6 +125,7 @@ impl Plane {
                 clock: mover.clock.clone(),
                 wait_timeout: mover.setup.options.wait_timeout,
                 state: Mutex::new(State::Open(Box::new(mover))),
+                begun: Condvar::new(),
                 listener: OnceLock::new(),
             }),
         })
@@ -136,7 +143,11 @@ impl Plane {
     ) -> Result<T, StoreError> {
         match &mut *self.state() {
             State::Open(mover) => {
+                let had_work = mover.has_work();
                 let result = act(mover);
+                if !had_work && mover.has_work() {
+                    self.shared.begun.notify_all();
+                }
                 match self.shared.listener.get() {
                     Some(Listener(listener)) => listener(mover),
                     // No caller waits for the end of an abandoned job.
@@ -151,6 +162,12 @@ impl Plane {
     /// Calls `listener` with the plane locked, after each use of it. Only one can be set.
     pub(crate) fn listen(&self, listener: impl Fn(&mut Mover) + Send + Sync + 'static) {
         let _ = self.shared.listener.set(Listener(Box::new(listener)));
+    }
+
+    /// Returns the time of the plane's clock.
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        self.shared.clock.now()
     }
 
     /// Returns the shape of the KV blocks.
@@ -202,10 +219,18 @@ impl Plane {
     /// [`StoreError::NoStreams`] without a GPU, [`StoreError::Stream`] if the stream refuses, or
     /// [`StoreError::Ring`] for another plane's event.
     pub fn start(&self, ticket: Ticket, order: Order<'_>) -> Result<(), StoreError> {
+        self.while_full(|mover| mover.start(ticket, order))
+    }
+
+    /// Repeats `act` while as much is in flight as there may be.
+    fn while_full(
+        &self,
+        act: impl Fn(&mut Mover) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         let Shared { clock, wait_timeout, .. } = &*self.shared;
         let mut waiter = Waiter::new(&**clock, clock.now() + *wait_timeout);
         loop {
-            let started = self.with(|mover| mover.start(ticket, order));
+            let started = self.with(&act);
             let is_full =
                 matches!(started, Err(StoreError::Busy { .. } | StoreError::StagingBusy { .. }));
             if !is_full || !waiter.wait() {
@@ -217,16 +242,16 @@ impl Plane {
     /// Makes work enqueued on `stream` from now on wait for a layer that was started: it sees a
     /// retrieved layer's data, and may change the blocks of a stored one. The stream continues even
     /// if the layer failed. May be called for any number of streams, and for a layer that has
-    /// ended. Does not block.
+    /// ended. A layer that waits for its turn starts now.
     ///
     /// # Errors
     /// Returns [`StoreError::NoStreams`] without a GPU, [`StoreError::Stream`] if the stream
     /// refuses, [`StoreError::NotStarted`], [`StoreError::Ended`], or [`StoreError::Failed`].
     pub fn join(&self, ticket: Ticket, stream: RawStream) -> Result<(), StoreError> {
-        self.with(|mover| mover.join(ticket, stream))
+        self.while_full(|mover| mover.join(ticket, stream))
     }
 
-    /// Waits until all of the layer's data is in place.
+    /// Waits until all of the layer's data is in place. A layer that waits for its turn starts now.
     ///
     /// When this returns, with any result, nothing accesses the layer's blocks any more: after a
     /// timeout or a fault the I/O kernel was stopped and the controllers were recovered first.
@@ -239,6 +264,12 @@ impl Plane {
     /// [`StoreError::Ended`] after the end of the job, and [`StoreError::Failed`] if the
     /// controllers could not be recovered.
     pub fn wait(&self, ticket: Ticket) -> Result<LayerDone, StoreError> {
+        self.with(|mover| Ok(mover.demand(ticket)))?;
+        self.wait_in_turn(ticket)
+    }
+
+    /// Waits for a layer, and does not start it before its turn.
+    fn wait_in_turn(&self, ticket: Ticket) -> Result<LayerDone, StoreError> {
         let Shared { clock, wait_timeout, .. } = &*self.shared;
         wait_for(&**clock, *wait_timeout, |step| self.with(|mover| mover.step(ticket, step)))
     }
@@ -256,8 +287,12 @@ impl Plane {
 
     /// Waits for the layers of a job that are in flight. The job holds their results.
     pub(crate) fn wait_for_job(&self, job: JobId) -> Result<(), StoreError> {
+        self.with(|mover| {
+            mover.hurry_reads(job);
+            Ok(())
+        })?;
         while let Some(ticket) = self.with(|mover| Ok(mover.in_flight(job)))? {
-            let _ = self.wait(ticket);
+            let _ = self.wait_in_turn(ticket);
         }
         Ok(())
     }
@@ -312,6 +347,128 @@ impl Plane {
     ) -> Result<usize, StoreError> {
         let until = self.shared.clock.now() + within;
         self.with(|mover| Ok(mover.prefetch(files, expected, until)?.0))
+    }
+
+    /// Has `scheduler` decide when layers start that devices move ([`crate::Plane::start`]), until
+    /// the plane is closed: reads by deadline, and writes while nothing reads. With a DRAM cache,
+    /// it reads ahead for announced requests. Without it, every layer starts at once.
+    ///
+    /// Someone must then call [`Plane::advance`] regularly: decisions are made in it, and
+    /// while a caller waits for a layer. Layers that are started in between are put in order. Times
+    /// of the scheduler are those of the plane's clock.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn pace(&self, scheduler: Scheduler, ahead: LookaheadConfig) -> Result<(), StoreError> {
+        let pacer = Pacer::new(scheduler, Lookahead::new(ahead), self.shared.clock.now());
+        self.with(|mover| {
+            mover.pacer = Some(Box::new(pacer));
+            Ok(())
+        })
+    }
+
+    /// Calls `act` with the scheduler: for the engine's steps and layers
+    /// ([`Scheduler::announce`], [`Scheduler::layer_begins`]), and for its counts. Returns `None`
+    /// without one.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn with_scheduler<T>(
+        &self,
+        act: impl FnOnce(&mut Scheduler) -> T,
+    ) -> Result<Option<T>, StoreError> {
+        self.with(|mover| Ok(mover.pacer.as_deref_mut().map(|pacer| act(&mut pacer.scheduler))))
+    }
+
+    /// Same as [`Plane::with_scheduler`], for the lookahead: for the duration of the engine's
+    /// iterations ([`Lookahead::iteration`]), and for its counts.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn with_lookahead<T>(
+        &self,
+        act: impl FnOnce(&mut Lookahead<FileId>) -> T,
+    ) -> Result<Option<T>, StoreError> {
+        self.with(|mover| Ok(mover.pacer.as_deref_mut().map(|pacer| act(&mut pacer.lookahead))))
+    }
+
+    /// Sets the owner of a job, which has a fair share of the devices, and the announced step that
+    /// a read is for: its layers are due before those of the step compute. Without a step, a read
+    /// is due as soon as is fair. Applies to layers that start later.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::NoSuchJob`] or [`StoreError::Failed`].
+    pub fn assign(&self, job: JobId, flow: Flow, step: Option<StepId>) -> Result<(), StoreError> {
+        self.with(|mover| mover.assign(job, flow, step))
+    }
+
+    /// Starts the layers of a job that wait for their turn, and later ones at once: the engine
+    /// needs its blocks.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn hurry(&self, job: JobId) -> Result<(), StoreError> {
+        self.with(|mover| {
+            mover.hurry(job);
+            Ok(())
+        })
+    }
+
+    /// Announces a request that will load these files. With a pacer and a DRAM cache, they are read
+    /// into the cache in time, as long as that delays no other transfer. Calling it again updates
+    /// time and files, and retries files that were late, failed to read, or found no room.
+    ///
+    /// `expected`: same as for [`Plane::begin`].
+    ///
+    /// # Errors
+    /// Returns [`StoreError::NoSuchFile`] or [`StoreError::Failed`].
+    pub fn announce(
+        &self,
+        request: RequestId,
+        files: &[FileId],
+        expected: &[u32],
+        when: When,
+    ) -> Result<(), StoreError> {
+        self.with(|mover| mover.announce(request, files, expected, when))
+    }
+
+    /// Ends reading ahead for a request, which `runs` now or else was aborted: then files that only
+    /// it wanted are evicted first. Reads in flight end by themselves.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn withdraw(&self, request: RequestId, runs: bool) -> Result<(), StoreError> {
+        self.with(|mover| {
+            mover.withdraw(request, runs);
+            Ok(())
+        })
+    }
+
+    /// Processes completions, and starts everything that may start. An operation in flight for
+    /// [`crate::StoreOptions::wait_timeout`] while nothing moves has failed, the same as for
+    /// [`Plane::wait`].
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn advance(&self) -> Result<Advanced, StoreError> {
+        self.with(Mover::advance)
+    }
+
+    /// Waits until the pacer has work, or for `timeout`. Returns true if it has.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`] once the plane was closed.
+    pub fn has_work(&self, timeout: Duration) -> Result<bool, StoreError> {
+        let has_work = |state: &State| match state {
+            State::Open(mover) => Ok(mover.has_work()),
+            State::Closed(cause) => Err(StoreError::Failed { cause: cause.clone() }),
+        };
+        let state = self.state();
+        if has_work(&state)? {
+            return Ok(true);
+        }
+        let waited = self.shared.begun.wait_timeout(state, timeout);
+        has_work(&waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 
     /// Returns the files that could not be read since the last call, each once: they are misses
@@ -375,12 +532,16 @@ impl Plane {
         self.with(Mover::stats)
     }
 
-    /// Waits for everything that is in flight now. Failures stay with their jobs.
+    /// Waits for everything that was started. Failures stay with their jobs.
     ///
     /// # Errors
     /// Returns [`StoreError::Failed`].
     pub fn drain(&self) -> Result<(), StoreError> {
-        for ticket in self.with(|mover| Ok(mover.all_in_flight()))? {
+        let in_flight = self.with(|mover| {
+            mover.hurry_all();
+            Ok(mover.all_in_flight())
+        })?;
+        for ticket in in_flight {
             let _ = self.wait(ticket);
             self.with(|mover| mover.check())?;
         }
@@ -401,6 +562,7 @@ impl Plane {
         if matches!(*state, State::Closed(_)) {
             return Ok(None);
         }
+        self.shared.begun.notify_all();
         match std::mem::replace(&mut *state, State::Closed(why.to_owned())) {
             State::Open(mut mover) => {
                 let closed = mover.close();

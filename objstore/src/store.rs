@@ -11,7 +11,7 @@ use kv_catalog::{
     BlockKey, Catalog, DeviceIndex, DurableCatalog, FileId, Geometry, JournalError, KvShape,
     Namespace, NamespaceId, StoredFile, Superblock, Usage,
 };
-use nvme_driver::{Clock, Nanos};
+use nvme_driver::Clock;
 
 use crate::{
     error::StoreError,
@@ -20,14 +20,12 @@ use crate::{
     stats::StoreStats,
 };
 
-mod ahead;
 mod block_device;
 mod commit;
 mod deallocation;
 mod handles;
 mod layer;
 mod open;
-mod paced;
 mod ranks;
 mod request;
 mod salvage;
@@ -37,7 +35,6 @@ use deallocation::Drive;
 use handles::Held;
 pub use handles::{Committed, LoadRequest, Prefix, StoreRequest};
 pub use open::{Closed, Medium};
-pub use paced::{PacedEnd, PacedStore};
 pub use ranks::{RankConfig, RankId, open_catalog};
 pub use salvage::Salvage;
 
@@ -65,7 +62,6 @@ struct Inner {
     catalog: DurableCatalog,
     geometry: Geometry,
     clock: Arc<dyn Clock>,
-    wait_timeout: Nanos,
     /// Drives that receive deallocate (TRIM) hints.
     drives: Mutex<Vec<Drive>>,
     /// Written requests that wait to be committed.
@@ -152,6 +148,12 @@ impl Store {
     #[must_use]
     pub fn shape(&self) -> &KvShape {
         &self.superblock().layout.shape
+    }
+
+    /// Returns the plane, for pacing ([`Plane::pace`]) and all else that is not in terms of keys.
+    #[must_use]
+    pub fn plane(&self) -> &Plane {
+        &self.inner.plane
     }
 
     /// Returns the superblock of the first device.

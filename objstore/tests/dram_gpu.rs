@@ -6,12 +6,11 @@ mod schedule;
 mod stack;
 
 use gpu::Defect;
-use kv_schedule::{Cancelled, Config, Flow, Kind};
+use kv_schedule::Config;
 use nvme_driver::{Clock as _, DmaSpace as _, Nanos};
 use nvme_emu::FaultAction;
 use objstore::{
-    BlockId, BlockKey, DramMode, KvPool, Layer, Order, PacedEnd, PacedStore, Route, Row, Store,
-    StoreError, Ticket,
+    BlockId, BlockKey, DramMode, KvPool, Layer, Order, Route, Row, Store, StoreError, Ticket,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use rig::{Rig, wait_all};
@@ -442,33 +441,32 @@ fn nothing_is_freed_before_the_streams_are_past_it() {
 #[test]
 fn a_layer_that_finds_no_free_operation_is_copied_later() {
     everywhere(64, |mut rig, _| {
-        let config = Config { read_depth_bytes: u64::MAX, ..Config::default() };
-        let mut store = PacedStore::new(rig.store.clone(), schedule::scheduler(config));
-        let flow = Flow { tenant: 0, request: 1 };
+        schedule::pace(&rig.store, Config { read_depth_bytes: u64::MAX, ..Config::default() });
         let all: Vec<_> = (0..6).map(|n| keys(10 * n..10 * n + 2)).collect();
         all.iter().for_each(|keys| assert_eq!(rig.put(keys, 0), 2));
         let loads: Vec<_> =
             all.iter().zip(0..).map(|(keys, n)| rig.load(keys, 30 + 2 * n)).collect();
-        let now = || rig.clock.now().duration();
-        let mut ids = Vec::new();
-        for (load, layer) in loads.iter().flat_map(|one| rig.layers().map(move |l| (one, l))) {
-            ids.push(store.retrieve_layer(load, layer, flow, Kind::Soon, now()).unwrap());
-        }
-        store.poll(now()).unwrap();
-        assert!(ids.len() > plan(0, 1).options.iocbs as usize && store.in_flight() == ids.len());
-        assert!(ids.iter().all(|id| store.cancel(*id) == Cancelled::InFlight));
-        let mut ended = Vec::new();
+        let plane = rig.store.plane().clone();
+        // The layers that were stored.
+        assert_eq!(plane.advance().unwrap().in_flight, 0);
+        let pairs = loads.iter().flat_map(|one| rig.layers().map(move |layer| (one, layer)));
+        let start = |(one, layer)| rig.store.retrieve_layer(one, layer).unwrap();
+        let tickets: Vec<_> = pairs.map(start).collect();
+        let first = plane.advance().unwrap();
+        assert!(tickets.len() > plan(0, 1).options.iocbs as usize);
+        assert_eq!(first.in_flight + first.ended.len(), tickets.len(), "none waits for its turn");
+        let mut ended = first.ended;
         for idle in 0.. {
-            store.poll(now()).unwrap();
-            ended.extend(store.ended());
-            if ended.len() == ids.len() {
+            ended.extend(plane.advance().unwrap().ended);
+            if ended.len() == tickets.len() {
                 break;
             }
             assert!(idle < 10_000, "{ended:?}");
             rig.clock.pause(idle, Nanos::MAX);
         }
-        let moved = |(_, end): &_| matches!(end, PacedEnd::Moved(done) if done.objects == 4);
-        assert!(ended.iter().all(moved), "{ended:?}");
+        for ticket in ended {
+            assert_eq!(rig.store.poll(&ticket).unwrap().unwrap().objects, 4);
+        }
         for (keys, n) in all.iter().zip(0..) {
             rig.layers().for_each(|layer| assert!(rig.holds(30 + 2 * n, keys, layer)));
         }

@@ -3,36 +3,40 @@
 mod schedule;
 mod stack;
 
-use std::time::Duration;
-
-use kv_schedule::{Cancelled, Config, Flow, Kind, OpId, StepId, StepShape};
+use gio_uring::Progress;
+use kv_schedule::{Config, Flow, StepId, StepShape};
 use nvme_driver::{Clock, Nanos};
-use objstore::{Layer, PacedEnd, PacedStore, StoreError};
+use nvme_emu::FaultAction;
+use objstore::{Layer, LayerDone, StoreError, Ticket};
+use schedule::{pace, pending};
 use stack::{Plan, READ, READ_ERROR, Stack, blocks, keys, on};
 
 const FLOW: Flow = Flow { tenant: 0, request: 1 };
 
-fn paced(stack: &Stack, config: Config) -> PacedStore {
-    PacedStore::new(stack.store.clone(), schedule::scheduler(config))
-}
-
-fn now(stack: &Stack) -> Duration {
-    stack.clock.now().duration()
-}
+/// One read and one write at a time.
+const ONE: fn() -> Config =
+    || Config { read_depth_bytes: 1, write_depth_bytes: 1, ..Config::default() };
 
 /// Advances the time until everything has ended, and returns the order of the ends.
-fn finish(stack: &Stack, store: &mut PacedStore) -> Vec<(OpId, PacedEnd)> {
+fn finish(stack: &Stack) -> Vec<Ticket> {
     let mut ended = Vec::new();
     for idle in 0.. {
-        store.poll(now(stack)).unwrap();
-        ended.extend(store.ended());
-        if store.scheduler().pending() == 0 {
+        ended.extend(stack.store.plane().advance().unwrap().ended);
+        if pending(&stack.store) == 0 {
             break;
         }
-        assert!(idle < 100_000, "{} operations never end", store.scheduler().pending());
+        assert!(idle < 100_000, "{} operations never end", pending(&stack.store));
         stack.clock.pause(idle, Nanos::MAX);
     }
     ended
+}
+
+fn result(stack: &Stack, ticket: Ticket) -> Result<LayerDone, StoreError> {
+    stack.store.poll(&ticket).map(|done| done.expect("it has ended"))
+}
+
+fn in_flight(stack: &Stack) -> usize {
+    stack.store.plane().advance().unwrap().in_flight
 }
 
 fn layers(stack: &Stack) -> impl Iterator<Item = Layer> + use<> {
@@ -40,53 +44,51 @@ fn layers(stack: &Stack) -> impl Iterator<Item = Layer> + use<> {
 }
 
 #[test]
-fn what_goes_through_it_is_there_and_reads_go_before_writes() {
+fn reads_go_before_writes_that_wait_and_all_of_it_arrives() {
     let mut stack = Stack::new(&Plan::default());
     let (old, new) = (keys(0..8), keys(8..16));
     stack.put(&old, 0);
-    // One read and one write at a time.
-    let config = Config { read_depth_bytes: 1, write_depth_bytes: 1, ..Config::default() };
-    let mut store = paced(&stack, config);
+    pace(&stack.store, ONE());
     let save = stack.begin(&new, 8);
-    let mut writes = Vec::new();
-    for layer in layers(&stack) {
-        writes.push(store.store_layer(&save, layer, FLOW, now(&stack)).unwrap());
-    }
-    store.poll(now(&stack)).unwrap();
-    assert_eq!(store.in_flight(), 1, "nothing is in the first write's way");
+    let writes: Vec<Ticket> =
+        layers(&stack).map(|layer| stack.store.store_layer(&save, layer).unwrap()).collect();
+    assert_eq!(in_flight(&stack), 1, "nothing is in the first write's way");
     let prefix = stack.store.lookup(&old).unwrap();
     let targets = blocks(20, 8);
     targets.iter().for_each(|block| stack.wipe(*block));
     let load = stack.store.retrieve(&prefix, &targets).unwrap();
-    let step = StepId(1);
-    store.announce(step, StepShape::of([(512, 128)]), now(&stack));
-    let mut reads = Vec::new();
-    for layer in layers(&stack) {
-        let kind = Kind::Layer { step, layer: layer.0 };
-        reads.push(store.retrieve_layer(&load, layer, FLOW, kind, now(&stack)).unwrap());
-    }
-    let mut ended: Vec<(OpId, PacedEnd)> = Vec::new();
+    let (step, now) = (StepId(1), stack.clock.now().duration());
+    let plane = stack.store.plane().clone();
+    let shape = StepShape::of([(512, 128)]);
+    plane.with_scheduler(|it| it.announce(step, shape, now)).unwrap().unwrap();
+    plane.assign(load.ticket(Layer(0)).job, FLOW, Some(step)).unwrap();
+    // Requested in reverse order: a step needs its layers in theirs.
+    let mut reads: Vec<Ticket> = layers(&stack)
+        .map(|layer| Layer(stack.shape.layers - 1 - layer.0))
+        .map(|layer| stack.store.retrieve_layer(&load, layer).unwrap())
+        .collect();
+    reads.reverse();
+    let mut ended = Vec::new();
     for idle in 0..100_000 {
-        store.poll(now(&stack)).unwrap();
-        ended.extend(store.ended());
-        let has_ended = |id: &OpId| ended.iter().any(|(ended, _)| ended == id);
-        let save = usize::from(!has_ended(&writes[0]));
-        if reads.iter().all(has_ended) {
+        let advanced = plane.advance().unwrap();
+        ended.extend(advanced.ended);
+        if reads.iter().all(|read| ended.contains(read)) {
             break;
         }
-        assert_eq!(store.in_flight(), 1 + save, "a read, and what was there before it");
+        let save = usize::from(!ended.contains(&writes[0]));
+        assert_eq!(advanced.in_flight, 1 + save, "a read, and what was there before it");
         stack.clock.pause(idle, Nanos::MAX);
     }
-    ended.extend(finish(&stack, &mut store));
-    let order = |of: &[OpId]| -> Vec<OpId> {
-        ended.iter().map(|(id, _)| *id).filter(|id| of.contains(id)).collect()
+    ended.extend(finish(&stack));
+    let order = |of: &[Ticket]| -> Vec<Ticket> {
+        ended.iter().filter(|ticket| of.contains(ticket)).copied().collect()
     };
     assert_eq!(order(&reads), reads);
-    let after: Vec<OpId> = reads.iter().chain(&writes[1..]).copied().collect();
+    let after: Vec<Ticket> = reads.iter().chain(&writes[1..]).copied().collect();
     assert_eq!(order(&after), after, "reads came last, and are needed first");
     assert_eq!(ended.len(), reads.len() + writes.len());
-    for (_, end) in &ended {
-        assert!(matches!(end, PacedEnd::Moved(done) if done.objects == 16), "{end:?}");
+    for ticket in ended {
+        assert_eq!(result(&stack, ticket).unwrap().objects, 16);
     }
     for (key, block) in old.iter().zip(targets) {
         assert!(stack.holds(block, *key), "{block}");
@@ -96,21 +98,75 @@ fn what_goes_through_it_is_there_and_reads_go_before_writes() {
 }
 
 #[test]
-fn nothing_moves_before_it_may_and_a_layer_that_waits_can_be_called_off() {
+fn nothing_moves_before_its_turn_and_nothing_of_an_abandoned_job() {
     let mut stack = Stack::new(&Plan::default());
     stack.put(&keys(0..4), 0);
-    let mut store = paced(&stack, Config { read_depth_bytes: 1, ..Config::default() });
+    pace(&stack.store, ONE());
     let prefix = stack.store.lookup(&keys(0..4)).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(10, 4)).unwrap();
-    let ids: Vec<OpId> = layers(&stack)
-        .map(|layer| store.retrieve_layer(&load, layer, FLOW, Kind::Soon, now(&stack)).unwrap())
-        .collect();
-    store.poll(now(&stack)).unwrap();
-    assert_eq!((store.in_flight(), store.scheduler().pending()), (1, 3));
-    assert_eq!(store.cancel(ids[0]), Cancelled::InFlight);
-    assert_eq!(store.cancel(ids[2]), Cancelled::Pending);
-    let ended: Vec<OpId> = finish(&stack, &mut store).into_iter().map(|(id, _)| id).collect();
-    assert_eq!(ended, ids[..2]);
+    let tickets: Vec<Ticket> =
+        layers(&stack).map(|layer| stack.store.retrieve_layer(&load, layer).unwrap()).collect();
+    assert_eq!((in_flight(&stack), pending(&stack.store)), (1, tickets.len()));
+    let again = stack.store.retrieve_layer(&load, Layer(2)).unwrap_err();
+    assert!(matches!(again, StoreError::InFlight { layer: Layer(2) }), "{again}");
+    let before = stack.store.stats().unwrap().commands;
+    drop(load);
+    assert_eq!(pending(&stack.store), 1, "what is in flight ends");
+    assert_eq!(finish(&stack), tickets[..1]);
+    let moved = stack.store.stats().unwrap().commands - before;
+    assert!(moved <= 4 * 2, "{moved} commands for one layer");
+    assert_eq!(stack.store.stats().unwrap().files_referenced, 4, "of the prefix");
+}
+
+#[test]
+fn a_layer_that_someone_waits_for_starts_at_once() {
+    let mut stack = Stack::new(&Plan::default());
+    stack.put(&keys(0..4), 0);
+    pace(&stack.store, ONE());
+    let prefix = stack.store.lookup(&keys(0..4)).unwrap();
+    let targets = blocks(10, 4);
+    targets.iter().for_each(|block| stack.wipe(*block));
+    let load = stack.store.retrieve(&prefix, &targets).unwrap();
+    let save = stack.begin(&keys(4..8), 4);
+    let tickets: Vec<Ticket> =
+        layers(&stack).map(|layer| stack.store.retrieve_layer(&load, layer).unwrap()).collect();
+    let stores: Vec<Ticket> =
+        layers(&stack).map(|layer| stack.store.store_layer(&save, layer).unwrap()).collect();
+    assert_eq!(in_flight(&stack), 1);
+    // The last layer: it would have been the last one, by its turn.
+    let last = *tickets.last().unwrap();
+    stack.store.wait(last).unwrap();
+    assert!(pending(&stack.store) >= stores.len(), "no write has ended");
+    // The engine needs the blocks of the writes.
+    stack.store.plane().hurry(stores[0].job).unwrap();
+    let waiting = pending(&stack.store) - in_flight(&stack);
+    assert!(waiting < tickets.len(), "{waiting} still wait");
+    finish(&stack);
+    for (key, block) in keys(0..4).iter().zip(targets) {
+        assert!(stack.holds(block, *key), "{block}");
+    }
+    stack.store.commit(save).unwrap();
+    assert_eq!(stack.get(&keys(4..8), 30), 4);
+}
+
+/// A job of writes ends in its turn, and one of reads as soon as possible.
+#[test]
+fn the_end_of_a_job_waits_for_layers_that_wait() {
+    let mut stack = Stack::new(&Plan::default());
+    stack.put(&keys(0..4), 0);
+    pace(&stack.store, ONE());
+    let save = stack.begin(&keys(4..8), 4);
+    let prefix = stack.store.lookup(&keys(0..4)).unwrap();
+    let load = stack.store.retrieve(&prefix, &blocks(10, 4)).unwrap();
+    let reads: Vec<Ticket> =
+        layers(&stack).map(|layer| stack.store.retrieve_layer(&load, layer).unwrap()).collect();
+    layers(&stack).for_each(|layer| _ = stack.store.store_layer(&save, layer).unwrap());
+    // It ends although nobody advances the pacer, and after all reads, which had their turn.
+    stack.store.commit(save).unwrap();
+    for read in reads {
+        assert_eq!(result(&stack, read).unwrap().objects, 8);
+    }
+    assert_eq!(stack.get(&keys(4..8), 30), 4);
 }
 
 #[test]
@@ -119,24 +175,66 @@ fn more_than_may_wait_is_refused_and_a_failure_is_its_layers() {
     stack.put(&keys(0..4), 0);
     // The backlog is limited to one layer of four blocks.
     let layer_bytes = 4 * 2 * 4096;
-    let mut store = paced(&stack, Config { backlog_bytes: layer_bytes, ..Config::default() });
+    pace(&stack.store, Config { backlog_bytes: layer_bytes, ..ONE() });
     let save = stack.begin(&keys(4..8), 4);
-    store.store_layer(&save, Layer(0), FLOW, now(&stack)).unwrap();
-    let full = store.store_layer(&save, Layer(1), FLOW, now(&stack)).unwrap_err();
+    stack.store.store_layer(&save, Layer(0)).unwrap();
+    let full = stack.store.store_layer(&save, Layer(1)).unwrap_err();
     assert!(matches!(full, StoreError::Backlog(full) if full.limit == layer_bytes), "{full}");
-    finish(&stack, &mut store);
+    finish(&stack);
     drop(save);
     let prefix = stack.store.lookup(&keys(0..4)).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(10, 4)).unwrap();
     stack.faults(Some(on(READ, READ_ERROR)));
-    store.retrieve_layer(&load, Layer(0), FLOW, Kind::Soon, now(&stack)).unwrap();
-    let ended = finish(&stack, &mut store);
-    let [(_, PacedEnd::Failed(StoreError::Transfer { .. }))] = &ended[..] else {
-        panic!("{ended:?}");
-    };
-    // A transfer that is dropped before its turn.
-    store.retrieve_layer(&load, Layer(1), FLOW, Kind::Soon, now(&stack)).unwrap();
-    drop(load);
-    let ended = finish(&stack, &mut store);
-    assert!(matches!(&ended[..], [(_, PacedEnd::Failed(_))]), "{ended:?}");
+    let [first, second] = [0, 1].map(|n| stack.store.retrieve_layer(&load, Layer(n)).unwrap());
+    assert_eq!(finish(&stack), [first, second]);
+    let error = result(&stack, first).unwrap_err();
+    assert!(matches!(error, StoreError::Transfer { .. }), "{error}");
+    // It waited, and was not started after that.
+    let error = result(&stack, second).unwrap_err();
+    assert!(matches!(error, StoreError::Transfer { failure } if failure.layer == Layer(0)));
+}
+
+#[test]
+fn a_device_that_hangs_is_noticed_by_who_only_advances() {
+    let mut stack = Stack::new(&Plan::default());
+    stack.put(&keys(0..4), 0);
+    pace(&stack.store, ONE());
+    let prefix = stack.store.lookup(&keys(0..4)).unwrap();
+    let load = stack.store.retrieve(&prefix, &blocks(10, 4)).unwrap();
+    stack.faults(Some(on(READ, FaultAction::Drop)));
+    let tickets: Vec<Ticket> =
+        layers(&stack).map(|layer| stack.store.retrieve_layer(&load, layer).unwrap()).collect();
+    let mut ended = Vec::new();
+    for idle in 0..200_000 {
+        let advanced = stack.store.plane().advance().unwrap();
+        ended.extend(advanced.ended);
+        if ended.len() == tickets.len() {
+            break;
+        }
+        let idle = if advanced.progress == Progress::Moved { 0 } else { idle };
+        stack.clock.pause(idle, Nanos::MAX);
+    }
+    assert_eq!(ended.len(), tickets.len());
+    tickets.iter().for_each(|ticket| drop(result(&stack, *ticket).unwrap_err()));
+    stack.faults(None);
+    assert_eq!(stack.get(&keys(0..4), 30), 0, "they could not be read");
+    stack.put(&keys(0..4), 0);
+    assert_eq!(stack.get(&keys(0..4), 30), 4);
+}
+
+#[test]
+fn a_store_that_is_closed_moves_what_waits_first() {
+    let mut stack = Stack::new(&Plan::default());
+    pace(&stack.store, ONE());
+    let save = stack.begin(&keys(4..8), 4);
+    layers(&stack).for_each(|layer| _ = stack.store.store_layer(&save, layer).unwrap());
+    let plane = stack.store.plane().clone();
+    assert_eq!(pending(&stack.store), 3);
+    let written = || stack.store.stats().unwrap().stored_bytes;
+    let before = written();
+    stack.store.drain().unwrap();
+    assert_eq!((written() - before, pending(&stack.store)), (4 * stack.shape.block_bytes(), 0));
+    stack.store.clone().close().unwrap();
+    assert!(plane.advance().is_err());
+    drop(save);
 }

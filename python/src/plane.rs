@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use gio_uring::IoStatus;
+use kv_schedule::{Flow, Scheduler, StepId, StepShape};
+use kv_tier::{RequestId, When};
 use objstore::{
     BlockId, Direction, FileId, JobDone, JobId, Layer, Move, Order, StoreError, StoreOptions,
     Ticket,
@@ -11,7 +13,7 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict, PyTuple},
 };
-use ripieno_stack::{Builder, RankStack, Ranks};
+use ripieno_stack::{Builder, Pacing, RankStack, Ranks};
 
 use crate::{
     arguments::{self, OrRaise as _},
@@ -105,13 +107,16 @@ impl Plane {
     /// result of Catalog.rank() or prepare() for it. Opening uses part of the pool for tests and
     /// restores its contents.
     ///
+    /// pacing: True to start layers by need instead of in the order of the calls: loads before
+    /// stores, and reading ahead for announced requests while nothing else moves; a thread decides.
+    ///
     /// executor: runs the I/O kernel on host (threads) or cuda (the GPU, on io_sms SMs: 4); None:
     /// cuda if the pool is on a GPU. require: the data path (direct, staged or host); None: the
     /// best that works. dram_bytes, dram_mode: same as for Store.
     #[new]
     #[pyo3(signature = (
         path, rank, shape, pool, *, executor = None, require = None, io_sms = None, dram_bytes = 0,
-        dram_mode = "write-through"
+        dram_mode = "write-through", pacing = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
@@ -125,6 +130,7 @@ impl Plane {
         io_sms: Option<u32>,
         dram_bytes: u64,
         dram_mode: &str,
+        pacing: bool,
     ) -> PyResult<Self> {
         events::start(py)?;
         let (id, shape, pool) = (rank.check()?, shape.check()?, pool.memory()?);
@@ -139,6 +145,7 @@ impl Plane {
                 .require(require)
                 .pool(pool)
                 .options(options)
+                .pacing(pacing.then(Pacing::default))
                 .open_rank(id)
         });
         Ok(Self { stack: Own::new(stack.or_raise()?) })
@@ -169,36 +176,79 @@ impl Plane {
 
     /// Prepares to load files into blocks of the pool. checksums: the result of Catalog.checksums()
     /// for these files; a mismatch fails the job. Returns the job.
-    #[pyo3(signature = (files, blocks, checksums = None))]
+    ///
+    /// With pacing: step, as given to begin_step(), if its layers need the data; else it is needed
+    /// as soon as is fair to the other requests. request: the number of the request that it is for.
+    #[pyo3(signature = (files, blocks, checksums = None, *, request = 0, step = None))]
     fn begin_load(
         &self,
         py: Python<'_>,
         files: Vec<u32>,
         blocks: Vec<u32>,
         checksums: Option<&[u8]>,
+        request: u64,
+        step: Option<u64>,
     ) -> PyResult<u64> {
-        self.begin(py, Direction::Read, &files, &blocks, checksums.unwrap_or_default())
+        let job =
+            self.begin(py, Direction::Read, &files, &blocks, checksums.unwrap_or_default())?;
+        let (flow, step) = (Flow { tenant: 0, request }, step.map(StepId));
+        py.detach(|| self.stack.plane().assign(JobId(job), flow, step)).or_raise()?;
+        Ok(job)
     }
 
-    /// Starts reading files into the memory of dram_bytes, except those already there; a job that
-    /// loads them soon copies them. They are held for it for `within` seconds. checksums: same as
-    /// for begin_load(). Returns how many leading files are there or in flight. Never blocks. Files
-    /// that are rewritten meanwhile are not kept.
-    #[pyo3(signature = (files, checksums = None, within = 10.0))]
-    fn prefetch(
+    /// Announces a step of the engine, whose number is larger than those before it.
+    fn begin_step(&self, py: Python<'_>, step: u64) -> PyResult<()> {
+        let begin = |it: &mut Scheduler, now| it.announce(StepId(step), StepShape::default(), now);
+        py.detach(|| {
+            let plane = self.stack.plane();
+            plane.with_scheduler(|it| begin(it, plane.now().duration()))
+        })
+        .or_raise()
+        .map(|_| ())
+    }
+
+    /// Ends a step, which took this many seconds.
+    fn end_step(&self, py: Python<'_>, step: u64, seconds: f64) -> PyResult<()> {
+        let took = arguments::seconds("seconds", seconds)?.duration();
+        py.detach(|| {
+            self.stack.plane().with_scheduler(|it| it.step_ends(StepId(step)))?;
+            self.stack.plane().with_lookahead(|it| it.iteration(took))
+        })
+        .or_raise()
+        .map(|_| ())
+    }
+
+    /// Starts the layers of a job that wait for their turn, and later ones at once.
+    fn hurry(&self, py: Python<'_>, job: u64) -> PyResult<()> {
+        py.detach(|| self.stack.plane().hurry(JobId(job))).or_raise()
+    }
+
+    /// Announces a request that will load these files after about this many steps. With pacing and
+    /// dram_bytes, they are read into that memory in time, as long as that delays nothing else.
+    /// Calling it again updates the time, and retries files that were late or found no room.
+    /// checksums: same as for begin_load().
+    #[pyo3(signature = (request, files, checksums = None, steps = 1))]
+    fn announce(
         &self,
         py: Python<'_>,
+        request: u64,
         files: Vec<u32>,
         checksums: Option<&[u8]>,
-        within: f64,
-    ) -> PyResult<usize> {
+        steps: u32,
+    ) -> PyResult<()> {
         let expected = self.expected(files.len(), checksums.unwrap_or_default())?;
-        let within = arguments::seconds("within", within)?;
         let files: Vec<FileId> = files.into_iter().map(FileId).collect();
-        py.detach(|| self.stack.plane().prefetch(&files, &expected, within)).or_raise()
+        let (request, when) = (RequestId(request), When::In(steps));
+        py.detach(|| self.stack.plane().announce(request, &files, &expected, when)).or_raise()
     }
 
-    /// Starts a layer of a job. Blocks while the maximum number of layers is in flight.
+    /// Ends reading ahead for an announced request, which runs now or else was aborted.
+    fn withdraw(&self, py: Python<'_>, request: u64, runs: bool) -> PyResult<()> {
+        py.detach(|| self.stack.plane().withdraw(RequestId(request), runs)).or_raise()
+    }
+
+    /// Starts a layer of a job. Blocks while the maximum number of layers is in flight; with
+    /// pacing, it waits for its turn instead.
     ///
     /// stream: the handle of a CUDA stream of the pool's GPU
     /// (torch.cuda.current_stream().cuda_stream): the layer's blocks are not accessed before all

@@ -16,7 +16,6 @@ use kv_schedule::{Config, Scheduler, SlackTable, StepShape};
 use kv_tier::LookaheadConfig;
 use nvme_driver::Clock;
 use nvme_emu::{BandwidthDial, SimClock};
-use objstore::PacedStore;
 use ripieno_sim::{H100, LLAMA_3_8B, LayerTimes, Model, Request, Setup, serve_over};
 
 use clap::Args;
@@ -228,17 +227,14 @@ impl RunSetup<'_> {
         let lba_bytes = u64::from(replay::lba_bytes(args, None));
         sim.dial.set(Some(timing.medium.each(args.devices.count(), from * lba_bytes)));
         let scheduler = Scheduler::new(config, table.clone());
-        let mut store = PacedStore::new(stack.store().clone(), scheduler);
-        if config.is_slack_aware && args.common.dram > 0 {
-            // The link copies only after a request has its blocks, as part of its loads.
-            let link = Scheduler::new(config, table.clone());
-            store = store.with_lookahead(link, LookaheadConfig::default());
-        }
-        let free = pool.take(pool.blocks());
-        let tiers = StoreTiers::new(plan, args.shape, &sim.clock, progress, (store, free));
+        let store = stack.store().clone();
+        store.plane().pace(scheduler, LookaheadConfig::default())?;
+        let looks_ahead = config.reads_first && args.common.dram > 0;
+        let store = (store, looks_ahead, pool.take(pool.blocks()));
+        let tiers = StoreTiers::new(plan, args.shape, &sim.clock, progress, store);
         let (tiers, result) = act(tiers)?;
         sim.dial.set(None);
-        let learned = tiers.table();
+        let learned = tiers.table()?;
         drop(tiers);
         stack.close()?;
         Ok((result, learned))

@@ -164,18 +164,16 @@ impl Timing {
     /// Returns the scheduler's configuration; without slack awareness it has no limits. A new read
     /// waits for at most 2 ms of writes, one batch, or two of 16 ms together, and 16 ms of reads:
     /// enough reads that latencies of layers overlap, or cost less than a hundredth.
-    pub(crate) fn config(&self, is_slack_aware: bool) -> Config {
-        if !is_slack_aware {
+    pub(crate) fn config(&self, reads_first: bool) -> Config {
+        if !reads_first {
             let (read_depth_bytes, write_depth_bytes, backlog_bytes) =
                 (u64::MAX, u64::MAX, u64::MAX);
             return Config {
                 read_depth_bytes,
                 write_depth_bytes,
                 backlog_bytes,
-                margin: 1.0,
                 high_water: 1.0,
-                is_slack_aware,
-                window_share: None,
+                reads_first,
             };
         }
         Config {

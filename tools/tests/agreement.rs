@@ -106,7 +106,7 @@ fn replay(requests: &[Request], layers: &[String]) -> [Value; 2] {
 fn simulate(setup: &Setup<'_>, requests: &[Request], policy: Policy) -> Report {
     let tier = policy.tier.map(|tier| {
         let (read, write) = (tier.lane.read, tier.lane.write);
-        let schedule = match tier.schedule.is_slack_aware {
+        let schedule = match tier.schedule.reads_first {
             false => tier.schedule,
             true => Config {
                 read_depth_bytes: (read * 16e-3) as u64,

@@ -2,12 +2,7 @@
 //! Retrieve bandwidth into the GPU's memory, against a plain copy of the same number of bytes from
 //! pinned host memory.
 
-use std::{
-    any::Any,
-    ptr::NonNull,
-    sync::Arc,
-    time::Instant,
-};
+use std::{any::Any, ptr::NonNull, sync::Arc, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gio_kernels::cuda::{CudaCopies, DeviceMemory, LaunchMode};

@@ -96,17 +96,6 @@ impl Curve {
         (low.1 + (bytes - low.0) * slope).max(1.0)
     }
 
-    /// Returns the number of bytes that fit into `time`.
-    #[must_use]
-    pub fn fits(&self, time: Duration) -> u64 {
-        let (mut enough, mut much) = (0_u64, 1_u64 << 50);
-        while much - enough > 1 {
-            let middle = enough.midpoint(much);
-            if self.duration(middle) <= time { enough = middle } else { much = middle }
-        }
-        enough
-    }
-
     /// Learns the duration of a batch that had nothing else in flight.
     fn learn(&mut self, bytes: u64, took: Duration) {
         if bytes == 0 || took.is_zero() {
@@ -132,15 +121,6 @@ pub struct IoCosts {
 }
 
 impl IoCosts {
-    /// Returns the curve of a direction.
-    #[must_use]
-    pub fn of(&self, direction: Direction) -> &Curve {
-        match direction {
-            Direction::Read => &self.read,
-            Direction::Write => &self.write,
-        }
-    }
-
     /// Returns true when reads lose little if writes are in flight with them.
     #[must_use]
     pub fn mixes_well(&self) -> bool {

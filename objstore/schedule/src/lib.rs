@@ -1,4 +1,4 @@
-//! Scheduling of KV block I/O: reads by deadline, writes into slack, prefetches in time.
+//! Scheduling of KV block I/O: reads by deadline, writes after reads, prefetches in time.
 //!
 //! # Architecture
 //! - [`SlackTable`]: durations of layers by [`StepShape`], learned while they run, and I/O costs by
@@ -10,11 +10,12 @@
 //! - No I/O, threads, clock or randomness: the same events give the same decisions.
 //! - No more bytes are in flight, or wait to be written, than [`Config`] allows; except for one
 //!   read or write larger than that, and a second write as in [`Config::write_depth_bytes`].
-//! - A write starts only if, by the table, every waiting read is still in time.
+//! - With [`Config::reads_first`], a write starts only if no read waits or is in flight, or if the
+//!   devices mix both well; unless it is demanded.
 //! - Every added operation is started, dropped (prefetches) or cancelled.
 //!
 //! # Not implemented
-//! - Budgets of SMs by operator: a layer is one window.
+//! - Budgets of SMs: the I/O kernel has a partition of its own.
 
 mod cost;
 mod op;

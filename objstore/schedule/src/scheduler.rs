@@ -31,17 +31,12 @@ pub struct Config {
     pub write_depth_bytes: u64,
     /// Maximum bytes of writes waiting or in flight: memory that the engine does not get back yet.
     pub backlog_bytes: u64,
-    /// Fraction of a layer's window in which the I/O kernel may use shared SMs; `None` if it has
-    /// its own, so that no window is too small (green contexts).
-    pub window_share: Option<f64>,
-    /// Safety factor on predicted I/O times.
-    pub margin: f64,
     /// Utilisation of the devices by needed I/O above which nothing is prefetched (TierKV, section
     /// 3.4: 0.8). Prefetches do not count.
     pub high_water: f64,
-    /// True when writes wait for reads. If false, and without `window_share`, everything starts in
-    /// order of arrival: layer-wise, as in other systems.
-    pub is_slack_aware: bool,
+    /// True when reads have priority over writes. If false, everything starts in order of arrival:
+    /// layer-wise, as in other systems.
+    pub reads_first: bool,
 }
 
 impl Default for Config {
@@ -50,10 +45,8 @@ impl Default for Config {
             read_depth_bytes: 32 << 20,
             write_depth_bytes: 8 << 20,
             backlog_bytes: 1 << 30,
-            window_share: None,
-            margin: 1.25,
             high_water: 0.8,
-            is_slack_aware: true,
+            reads_first: true,
         }
     }
 }
@@ -99,24 +92,6 @@ impl Step {
     }
 }
 
-/// The window of the layer that computes.
-#[derive(Debug, Clone, Copy)]
-struct Window {
-    /// Bytes that may still start in it.
-    budget: u64,
-    /// True once something has started in it.
-    is_used: bool,
-}
-
-impl Window {
-    const UNLIMITED: Self = Self { budget: u64::MAX, is_used: false };
-
-    fn spend(&mut self, bytes: u64) {
-        self.budget = self.budget.saturating_sub(bytes);
-        self.is_used = true;
-    }
-}
-
 #[derive(Debug, Clone, Copy)]
 struct InFlight {
     op: Op,
@@ -142,10 +117,8 @@ pub struct Scheduler {
     /// Bytes of needed reads, writes and prefetches in flight.
     moving: [u64; 3],
     waiting_writes: u64,
-    window: Window,
     shares: Shares,
     utilisation: Utilisation,
-    is_draining: bool,
     counts: Counts,
 }
 
@@ -173,10 +146,8 @@ impl Scheduler {
             alone: None,
             moving: [0; 3],
             waiting_writes: 0,
-            window: Window::UNLIMITED,
             shares: Shares::default(),
             utilisation: Utilisation::default(),
-            is_draining: false,
             counts: Counts::default(),
         }
     }
@@ -210,12 +181,6 @@ impl Scheduler {
     pub fn layer_begins(&mut self, step: StepId, layer: u32, now: Duration) {
         let Some(found) = self.steps.get_mut(&step) else { return };
         (found.layer, found.since, found.is_computing) = (layer, now, true);
-        let budget = match self.config.window_share {
-            // Reads may use the window; writes get the rest.
-            Some(share) => self.table.costs.read.fits(found.window.mul_f64(share)),
-            None => u64::MAX,
-        };
-        self.window = Window { budget, is_used: false };
     }
 
     /// Reports that the layer has ended, and learns its duration. Does nothing if none computed.
@@ -234,9 +199,6 @@ impl Scheduler {
     /// if they are not needed.
     pub fn step_ends(&mut self, step: StepId) {
         self.steps.remove(&step);
-        if !self.steps.values().any(|step| step.is_computing) {
-            self.window.budget = u64::MAX;
-        }
     }
 
     /// Adds an operation. Its id must be unique among pending operations.
@@ -314,9 +276,18 @@ impl Scheduler {
         }
     }
 
-    /// Lets writes start without waiting for windows until nothing is pending: for shutdown.
-    pub fn drain(&mut self) {
-        self.is_draining = true;
+    /// Starts a waiting operation now, whatever else waits or is in flight: something needs its
+    /// end. Returns false if it does not wait.
+    pub fn demand(&mut self, id: OpId, now: Duration) -> bool {
+        if let Some(op) = self.reads.remove(id) {
+            self.start_read(now, op, now);
+            return true;
+        }
+        let Some(at) = self.writes.iter().position(|op| op.id == id) else { return false };
+        if let Some(op) = self.writes.remove(at) {
+            self.start_write(op, now);
+        }
+        true
     }
 
     /// Returns the number of operations that wait or are in flight.
@@ -327,13 +298,11 @@ impl Scheduler {
 
     /// Returns the next decision. Call it again until it returns `Wait`, and after every event.
     pub fn next(&mut self, now: Duration) -> Decision {
-        self.is_draining &= self.pending() > 0;
         let mut wake = None;
-        if let Some((due, op)) = self.reads.first(&self.steps) {
-            match self.read_starts(op, now) {
-                Ok(()) => return self.start_read(due, op, now),
-                Err(until) => wake = until,
-            }
+        if let Some((due, op)) = self.reads.first(&self.steps)
+            && self.read_starts(op)
+        {
+            return self.start_read(due, op, now);
         }
         if let Some(decision) = self.next_prefetch(now) {
             return decision;
@@ -342,9 +311,7 @@ impl Scheduler {
             match self.write_starts(op, now) {
                 Ok(()) => {
                     self.writes.pop_front();
-                    self.counts.write_bytes += op.bytes;
-                    self.window.spend(op.bytes);
-                    return self.start(op, now);
+                    return self.start_write(op, now);
                 }
                 Err(until) => wake = wake.into_iter().chain(until).min(),
             }
@@ -361,25 +328,15 @@ impl Scheduler {
         (time > now).then_some(time)
     }
 
-    /// Decides whether the most urgent read starts; if not, returns its latest start.
-    fn read_starts(&self, op: Op, now: Duration) -> Result<(), Option<Duration>> {
+    /// Returns true when the most urgent read may start.
+    fn read_starts(&self, op: Op) -> bool {
         let [reads, ..] = self.moving;
-        if reads > 0 && reads.saturating_add(op.bytes) > self.config.read_depth_bytes {
-            return Err(None);
-        }
-        if op.bytes <= self.window.budget {
-            return Ok(());
-        }
-        // The reads behind it must be in time, too.
-        let mut bytes = reads;
-        let latest = self.reads.by_deadline(&self.steps).into_iter().map(|(due, more)| {
-            bytes += more;
-            let cost = self.table.costs.read.duration(bytes).mul_f64(self.config.margin);
-            due.saturating_sub(cost)
-        });
-        let latest = latest.min().unwrap_or_default();
-        // A read that is late anyway starts now: waiting only makes it later (paper, section 3.3).
-        if latest <= now { Ok(()) } else { Err(Some(latest)) }
+        reads == 0 || reads.saturating_add(op.bytes) <= self.config.read_depth_bytes
+    }
+
+    fn start_write(&mut self, op: Op, now: Duration) -> Decision {
+        self.counts.write_bytes += op.bytes;
+        self.start(op, now)
     }
 
     fn start_read(&mut self, due: Duration, op: Op, now: Duration) -> Decision {
@@ -389,27 +346,21 @@ impl Scheduler {
         let reads = self.moving[0];
         let is_late = now + self.table.costs.read.duration(op.bytes + reads) > due;
         self.counts.late_reads += u64::from(is_late && matches!(op.kind, Kind::Layer { .. }));
-        self.window.spend(op.bytes);
         self.start(op, now)
     }
 
     /// Decides whether the first waiting write starts; if not, returns when it may at the latest.
     fn write_starts(&self, op: Op, now: Duration) -> Result<(), Option<Duration>> {
-        let Config { write_depth_bytes, is_slack_aware, .. } = self.config;
+        let Config { write_depth_bytes, reads_first, .. } = self.config;
         let [reads, writes, prefetches] = self.moving;
         let second = if writes > 0 && writes.saturating_add(op.bytes) > write_depth_bytes {
             self.second_write(op).ok_or(None)?
         } else {
             Duration::ZERO
         };
-        if !is_slack_aware {
-            return if second <= now { Ok(()) } else { Err(Some(second)) };
-        }
+        // A read that waits has others in flight before it.
         let mixes = reads + prefetches == 0 || self.table.costs.mixes_well();
-        // A write larger than any window gets one for itself.
-        let is_whole = !self.window.is_used && reads == 0 && self.reads.is_empty();
-        let fits = self.is_draining || op.bytes <= self.window.budget || is_whole;
-        if !mixes || !fits || !(self.reads.is_empty() || self.has_slack(op, now)) {
+        if reads_first && !mixes {
             return Err(None);
         }
         if second <= now { Ok(()) } else { Err(Some(second)) }
@@ -428,24 +379,11 @@ impl Scheduler {
         (nobody_reads && both <= bound).then(|| first.since + took * 7 / 8)
     }
 
-    /// Returns true when all waiting reads are in time even if `write` goes first.
-    fn has_slack(&self, write: Op, now: Duration) -> bool {
-        let [reads, writes, _] = self.moving;
-        let costs = &self.table.costs;
-        let before = costs.write.duration(write.bytes + writes) + costs.read.duration(reads);
-        let mut bytes = 0;
-        self.reads.by_deadline(&self.steps).into_iter().all(|(due, more)| {
-            bytes += more;
-            let took = (before + costs.read.duration(bytes)).mul_f64(self.config.margin);
-            now.saturating_add(took) <= due
-        })
-    }
-
     /// Decides on the most urgent prefetch, if nothing else wants the devices.
     fn next_prefetch(&mut self, now: Duration) -> Option<Decision> {
         let (key, op) = self.prefetches.first_key_value().map(|(key, op)| (*key, *op))?;
         let ahead: u64 = self.moving.iter().sum();
-        // Without the margin: a dropped prefetch is read on demand, which is later still.
+        // A dropped prefetch is read on demand, which is later still.
         let cost = self.table.costs.read.duration(op.bytes + ahead);
         if now.saturating_add(cost) > key.0 {
             self.prefetches.remove(&key);
@@ -456,7 +394,7 @@ impl Scheduler {
         let [reads, writes, prefetches] = self.moving;
         let is_full = prefetches > 0 && prefetches + op.bytes > self.config.read_depth_bytes;
         // A prefetch has a deadline and a write has none; but memory for writes is limited.
-        let presses = self.is_draining || self.waiting_writes > self.config.backlog_bytes / 2;
+        let presses = self.waiting_writes > self.config.backlog_bytes / 2;
         let is_held = presses && !self.writes.is_empty();
         let is_busy = reads + writes > 0 || is_held || !self.reads.is_empty();
         if is_busy || is_full || self.utilisation.at(now) > self.config.high_water {

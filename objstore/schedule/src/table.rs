@@ -1,4 +1,4 @@
-//! The slack table: duration of a layer by the shape of its step, and the I/O that fits into it.
+//! The slack table: duration of a layer by the shape of its step, and costs of I/O.
 //!
 //! The paper looks windows up by input length and prefix length (section 3.3). A layer's duration
 //! has a part proportional to the tokens of a step and one proportional to the tokens they attend
@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::cost::{CurveError, Direction, IoCosts};
+use crate::cost::{CurveError, IoCosts};
 
 /// Version of the table's file.
 const VERSION: u32 = 1;
@@ -312,12 +312,6 @@ impl SlackTable {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.cells.is_empty()
-    }
-
-    /// Returns the bytes that move while a layer of such a step computes.
-    #[must_use]
-    pub fn budget(&self, shape: StepShape, direction: Direction) -> Option<u64> {
-        Some(self.costs.of(direction).fits(self.layer(shape)?))
     }
 
     /// Encodes the table as a file.

@@ -51,9 +51,7 @@ impl Mover {
         job.in_flight -= 1;
         let moved = outcome(op, job, self.setup.shape.object_bytes);
         let served = memory.as_mut().filter(|_| moved.is_ok());
-        if let Some(Err(failure)) =
-            served.map(|memory| memory.served(&job.cached, layer, job.is_ahead))
-        {
+        if let Some(Err(failure)) = served.map(|memory| memory.served(&job.cached, layer)) {
             // The devices may have the right bytes.
             job.layer(layer).state = LayerState::Ended(Err(failure));
             job.fail(failure);

@@ -6,8 +6,9 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use gio_uring::{BlockMap, DeviceArray, Wait};
+use gio_uring::{BlockMap, DeviceArray, IoStatus, Wait};
 use kv_catalog::{FileId, KvShape, Layer};
+use kv_schedule::{Flow, OpId, StepId};
 use nvme_spec::nvm::Direction;
 
 use super::{bounce::Bounced, checksums::JobChecksums, memory::Cached};
@@ -41,8 +42,21 @@ pub(super) enum LayerState {
     Idle,
     /// In the ring, or on a stream behind it.
     InFlight,
+    /// Waits for its turn.
+    Waiting(OpId),
     /// Ended.
     Ended(Result<LayerDone, Failure>),
+}
+
+/// Owner and urgency of a job, from which a pacer derives the turn of its layers.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Turn {
+    /// Its owner, for a fair share of the devices.
+    pub(super) flow: Flow,
+    /// The engine's step that a read is for.
+    pub(super) step: Option<StepId>,
+    /// True if its layers start at once.
+    pub(super) is_urgent: bool,
 }
 
 /// A layer of a job.
@@ -60,6 +74,7 @@ pub(super) struct Job {
     pub(super) direction: Direction,
     /// Placement handle of a write.
     pub(super) placement: Option<u16>,
+    pub(super) turn: Turn,
     /// The uploaded map; `None` if there is nothing to move.
     pub(super) map: Option<BlockMap>,
     /// On the staged path: the block of each of the map's entries.
@@ -94,6 +109,7 @@ impl Job {
         Self {
             direction,
             placement: None,
+            turn: Turn::default(),
             map: None,
             blocks: None,
             checksums: None,
@@ -127,6 +143,16 @@ impl Job {
     /// Returns true if streams do all of it.
     pub(super) fn is_on_streams(&self) -> bool {
         self.map.is_none() && self.cached.is_on_streams()
+    }
+
+    /// Fails the job because a layer was cancelled, unless it has failed before. Returns the
+    /// failure; `None` for a job without blocks.
+    pub(super) fn cancel(&mut self, layer: Layer) -> Option<Failure> {
+        let hits = self.cached.hits.iter().map(|(entry, _)| entry);
+        let Move { position, file, .. } = *self.moves.iter().chain(hits).next()?;
+        let (direction, status) = (self.direction, IoStatus::Cancelled);
+        self.fail(Failure { direction, layer, position, file, status, errors: 1 });
+        self.failure
     }
 
     /// Fails the job, unless it has failed before.

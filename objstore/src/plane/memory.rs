@@ -66,11 +66,6 @@ pub(super) struct Cached {
 }
 
 impl Cached {
-    /// Creates the part of a job that only copies blocks to the engine's.
-    pub(super) fn of_hits(hits: Vec<(Move, HostBlock)>, words: Vec<u32>) -> Self {
-        Self { hits, words, ..Self::default() }
-    }
-
     /// Creates the part of a job that reads ahead, whose blocks are marked as filled when it ends.
     pub(super) fn of_fills(fills: Vec<(Move, HostBlock)>) -> Self {
         Self { fills, ..Self::default() }
@@ -319,36 +314,20 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Checks a layer that a stream has copied in the same way. Blocks that were copied `ahead` do
-    /// not count as retrieved.
-    pub(super) fn served(
-        &mut self,
-        cached: &Cached,
-        layer: Layer,
-        ahead: bool,
-    ) -> Result<(), Failure> {
+    /// Checks a layer that a stream has copied in the same way.
+    pub(super) fn served(&mut self, cached: &Cached, layer: Layer) -> Result<(), Failure> {
         let Some(copies) = &cached.hit_copies else { return Ok(()) };
         // If several layers are in flight, it is unknown which one differs: all of them fail.
         let differing = copies.differing();
         let entries = differing.iter().filter_map(|at| cached.hits.get(*at as usize));
         entries.for_each(|(entry, _)| self.tier.remove(entry.file));
         match differing.first().and_then(|at| cached.hits.get(*at as usize)) {
-            Some((entry, _)) => return Err(differs(entry, layer)),
-            None if !ahead => self.retrieved_bytes += self.size(cached.hits.len()).1,
-            None => {}
+            Some((entry, _)) => Err(differs(entry, layer)),
+            None => {
+                self.retrieved_bytes += self.size(cached.hits.len()).1;
+                Ok(())
+            }
         }
-        Ok(())
-    }
-
-    /// Copies all rows of blocks to the engine's by the CPU. `words` are their checksums,
-    /// `[block][row]`; blocks that do not match are dropped. Returns true if all match.
-    pub(super) fn give_all(&mut self, blocks: &[(Move, HostBlock)], words: &[u32]) -> bool {
-        let rows = self.shape.rows();
-        let mut words = words.chunks_exact(rows as usize).chain(std::iter::repeat(&[][..]));
-        let copied = blocks
-            .iter()
-            .map(|(to, host)| self.give(to, *host, 0..rows, words.next().unwrap_or_default()));
-        copied.fold(true, |all, is_good| all & is_good)
     }
 
     /// Copies rows of a block to the engine. `words` are its checksums, if there are any. Returns

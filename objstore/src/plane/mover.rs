@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gio_uring::{Affine, Counters, Event, IoStatus, Progress};
+use gio_uring::{Affine, Counters, Event, Progress};
 use kv_catalog::{DeviceIndex, FileId, Geometry, KvShape, Layer, PlantedBug, planted};
 use nvme_driver::{Clock, DmaMemory};
 use nvme_spec::nvm::Direction;
@@ -13,6 +13,7 @@ use super::{
     devices::StoreEvent,
     job::{Job, JobDone, Jobs, LayerState, next_id},
     memory::HostMemory,
+    pacer::Pacer,
     target::{self, Target},
     transport::Transport,
     wait::{Polled, Step, wait_for},
@@ -21,7 +22,7 @@ use crate::{
     config::StoreOptions,
     data_path::Route,
     device::SharedController,
-    error::{Failure, StoreError},
+    error::StoreError,
     ids::{JobId, Move, Ticket},
     registration::KvPool,
     stats::DramStats,
@@ -92,6 +93,8 @@ pub(crate) struct Mover {
     pub(super) pads: Option<Arc<dyn DmaMemory>>,
     pub(super) setup: Setup,
     pub(super) clock: Arc<dyn Clock>,
+    /// Decides when layers start; without it, they start at once.
+    pub(super) pacer: Option<Box<Pacer>>,
     pub(super) tally: Tally,
     pub(super) scratch: Scratch,
     /// Set when a failed flush ended all writes, with the cause.
@@ -260,7 +263,7 @@ impl Mover {
     /// is committed, the devices must be flushed, and [`JobDone::recoveries`] compared.
     pub(crate) fn end(&mut self, id: JobId) -> Result<JobDone, StoreError> {
         self.check()?;
-        if let Some(Ticket { layer, .. }) = self.transport.of_job(id) {
+        if let Some(Ticket { layer, .. }) = self.in_flight(id) {
             return Err(StoreError::InFlight { layer });
         }
         let job = self.jobs.remove(id)?;
@@ -297,6 +300,7 @@ impl Mover {
     /// Abandons a job. It ends immediately, or when its last operation completes:
     /// [`Mover::take_ended`] then returns it, and no device accesses its files or blocks any more.
     pub(crate) fn abandon(&mut self, id: JobId) {
+        self.cancel_waiting(id);
         if let Some(job) = self.jobs.abandon(id) {
             self.let_go(job);
         }
@@ -308,10 +312,6 @@ impl Mover {
             bounce.give_back(bounced);
         }
         let Some(memory) = &mut self.memory else { return };
-        if job.is_ahead {
-            // Blocks that were copied ahead are released by the caller.
-            job.cached.hits.clear();
-        }
         let is_whole = job.map.is_some() && job.verdict().is_none();
         let written = if job.direction == Direction::Write { &job.moves[..] } else { &[] };
         memory.release(&job.cached, is_whole, written);
@@ -400,6 +400,8 @@ impl Mover {
     /// Waits for everything in flight, stops the I/O kernel, takes the queues back and returns the
     /// controllers and the pool.
     pub(super) fn close(&mut self) -> Result<(Vec<SharedController>, KvPool), StoreError> {
+        // Layers that wait never start.
+        self.pacer = None;
         self.drain()?;
         let shut = self.transport.shut();
         self.or_fail(shut)?;
@@ -441,13 +443,8 @@ impl Mover {
         }
         // Maps and tables live in the old executor's memory: jobs that have them must start over.
         for job in self.jobs.iter_mut() {
-            let hits = job.cached.hits.iter().map(|(entry, _)| entry);
-            let first = job.moves.iter().chain(hits).next().copied();
-            let has_some = job.map.is_some() || job.is_on_streams();
-            if let Some(Move { position, file, .. }) = first.filter(|_| has_some) {
-                let (direction, layer) = (job.direction, Layer(0));
-                let status = IoStatus::Cancelled;
-                job.fail(Failure { direction, layer, position, file, status, errors: 1 });
+            if job.map.is_some() || job.is_on_streams() {
+                job.cancel(Layer(0));
             }
         }
         Ok(())
@@ -466,7 +463,7 @@ impl Mover {
         let memory = self.memory.as_ref().map(|memory| memory.own.clone());
         std::mem::forget((self.pads.take(), self.pool.clone(), memory));
         for layer in self.jobs.iter_mut().flat_map(|job| &mut job.layers) {
-            if matches!(layer.state, LayerState::InFlight) {
+            if matches!(layer.state, LayerState::InFlight | LayerState::Waiting(_)) {
                 layer.state = LayerState::Idle;
             }
         }
@@ -485,24 +482,31 @@ impl Mover {
     pub(crate) fn poll(&mut self, ticket: Ticket) -> Result<Polled, StoreError> {
         self.check()?;
         let mut progress = Progress::Idle;
-        if self.transport.has(ticket) {
+        let state = self.jobs.state(ticket);
+        if matches!(state, Some(LayerState::Waiting(_))) || self.transport.has(ticket) {
             progress = self.reap()?;
             if progress == Progress::Idle {
                 self.attend()?;
             }
+            self.pump()?;
         }
         let layer = ticket.layer;
         match self.jobs.state(ticket).ok_or(StoreError::Ended { layer })? {
             LayerState::Idle => Err(StoreError::NotStarted { layer }),
-            LayerState::InFlight => Ok(Polled::Pending(progress)),
+            LayerState::InFlight | LayerState::Waiting(_) => Ok(Polled::Pending(progress)),
             LayerState::Ended(Ok(done)) => Ok(Polled::Done(done)),
             LayerState::Ended(Err(failure)) => Err(StoreError::Transfer { failure }),
         }
     }
 
-    /// Returns a layer of the job that is in flight, if there is one.
+    /// Returns a layer of the job that is in flight or waits for its turn, if there is one.
     pub(super) fn in_flight(&self, id: JobId) -> Option<Ticket> {
-        self.transport.of_job(id)
+        let waiting = || {
+            let mut layers = self.jobs.get(id)?.layers.iter().zip(0..);
+            let found = layers.find(|(layer, _)| matches!(layer.state, LayerState::Waiting(_)));
+            found.map(|(_, layer)| Ticket { job: id, layer: Layer(layer) })
+        };
+        self.transport.of_job(id).or_else(waiting)
     }
 
     /// Returns all layers in flight.
@@ -515,6 +519,14 @@ impl Mover {
     pub(crate) fn overdue(&mut self, ticket: Ticket) -> Result<(), StoreError> {
         // It may have completed while the clock was read.
         self.reap()?;
+        let is_waiting = matches!(self.jobs.state(ticket), Some(LayerState::Waiting(_)));
+        if is_waiting && self.demand(ticket) {
+            // It waited for others for long enough, and has just begun.
+            return Ok(());
+        }
+        // One that cannot begin waits for those in flight.
+        let first = self.transport.tickets().next().filter(|_| is_waiting);
+        let ticket = first.unwrap_or(ticket);
         let overdue = self.transport.overdue(ticket);
         self.or_fail(overdue)?;
         self.after_completions()

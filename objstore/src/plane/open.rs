@@ -109,6 +109,7 @@ pub(super) fn open(config: PlaneConfig) -> Result<Mover, StoreError> {
         pads,
         setup,
         clock,
+        pacer: None,
         tally: Tally::default(),
         scratch: Scratch { map: Vec::new(), used },
         read_only: None,

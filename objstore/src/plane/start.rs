@@ -13,8 +13,13 @@ use gio_uring::{AffineOp, Error, RawStream, ScatterGather, Wait};
 use nvme_spec::nvm::Direction;
 
 use super::{
-    checksums::JobChecksums, job::LayerState, memory::HostMemory, mover::Mover, staging::Until,
-    streams::Refused, target::Target,
+    checksums::JobChecksums,
+    job::{Job, LayerState},
+    memory::HostMemory,
+    mover::Mover,
+    staging::Until,
+    streams::Refused,
+    target::Target,
 };
 use crate::{
     error::StoreError,
@@ -23,29 +28,41 @@ use crate::{
 };
 
 impl Mover {
-    /// Starts moving a layer of a job, with an order: nothing accesses the layer's blocks before
-    /// `order` allows it. O(1) in the number of blocks; nothing is allocated.
-    pub(crate) fn start(&mut self, ticket: Ticket, order: Order<'_>) -> Result<(), StoreError> {
+    /// Refuses a layer that cannot be started. Returns its job.
+    pub(super) fn check_start(
+        &mut self,
+        ticket: Ticket,
+        order: Order<'_>,
+    ) -> Result<&mut Job, StoreError> {
         self.check()?;
         let (layer, layers) = (ticket.layer, self.setup.shape.layers);
         if layer.0 >= layers {
             return Err(StoreError::NoSuchLayer { layer, layers });
         }
         self.check_order(order)?;
+        let job = self.jobs.get_mut(ticket.job).ok().filter(|job| !job.abandoned);
+        let Some(job) = job else { return Err(StoreError::Ended { layer }) };
+        if let Some(failure) = job.failure {
+            return Err(StoreError::RequestFailed { failure });
+        }
+        match job.layer(layer).state {
+            LayerState::InFlight | LayerState::Waiting(_) => Err(StoreError::InFlight { layer }),
+            LayerState::Idle | LayerState::Ended(_) => Ok(job),
+        }
+    }
+
+    /// Starts moving a layer of a job, with an order: nothing accesses the layer's blocks before
+    /// `order` allows it. O(1) in the number of blocks; nothing is allocated.
+    pub(super) fn start_now(&mut self, ticket: Ticket, order: Order<'_>) -> Result<(), StoreError> {
+        let layer = ticket.layer;
         if !self.has_room() {
             self.reap()?;
         }
         if self.transport.in_flight() >= self.setup.options.iocbs as usize {
             return Err(StoreError::Busy { in_flight: self.transport.in_flight() as u32 });
         }
-        let job = self.jobs.get_mut(ticket.job).ok().filter(|job| !job.abandoned);
-        let Some(job) = job else { return Err(StoreError::Ended { layer }) };
-        if let Some(failure) = job.failure {
-            return Err(StoreError::RequestFailed { failure });
-        }
-        if matches!(job.layer(layer).state, LayerState::InFlight) {
-            return Err(StoreError::InFlight { layer });
-        }
+        self.check_start(ticket, order)?;
+        let job = self.jobs.get_mut(ticket.job)?;
         let direction = job.direction;
         if let (Some(bounce), Some(bounced)) = (&self.bounce, &job.bounced) {
             if !matches!(order, Order::Unordered) {
@@ -98,6 +115,9 @@ impl Mover {
     pub(crate) fn join(&mut self, ticket: Ticket, stream: RawStream) -> Result<(), StoreError> {
         self.check()?;
         let layer = ticket.layer;
+        if !self.demand(ticket) {
+            return Err(StoreError::Busy { in_flight: self.transport.in_flight() as u32 });
+        }
         let job = self.jobs.get(ticket.job).ok_or(StoreError::Ended { layer })?;
         let entry = job.layers.get(layer.0 as usize);
         let entry = entry.filter(|entry| entry.state != LayerState::Idle);

@@ -232,7 +232,7 @@ impl Store {
             catalog.with(|catalog| catalog.watch_groups(geometry.group()));
         }
         let plane_devices = plane_devices(&places, &superblocks, devices);
-        let (wait_timeout, self_test) = (options.wait_timeout, options.self_test);
+        let self_test = options.self_test;
         let plane = Plane::open(PlaneConfig {
             devices: plane_devices,
             clock: clock.clone(),
@@ -256,7 +256,6 @@ impl Store {
                 catalog,
                 geometry,
                 clock,
-                wait_timeout,
                 drives: Mutex::new(drives),
                 ready: Mutex::new(Vec::new()),
                 commits: Mutex::new(Commits::new(volatile)),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kv_catalog::{BlockId, BlockKey, Catalog, CatalogError, FileId, PlantedBug, Write, planted};
+use kv_tier::{RequestId, When};
 use nvme_driver::Nanos;
 use nvme_spec::nvm::Direction;
 
@@ -168,7 +169,7 @@ impl Store {
     /// half of all IOCBs are in flight. It counts neither as a use of the blocks nor as a lookup.
     ///
     /// Reads in flight delay everything started later: prefetch for the requests that run next.
-    /// [`crate::PacedStore`] reads ahead without delaying other transfers.
+    /// [`Store::announce`] reads ahead without delaying other transfers.
     ///
     /// # Errors
     /// Same as [`crate::Plane::prefetch`].
@@ -190,10 +191,32 @@ impl Store {
         begun.map(|(there, _)| there)
     }
 
-    /// Returns the longest stored run of leading `keys`, without counting a use or a lookup.
-    pub(super) fn hold_prefix(&self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
+    /// Returns the longest stored run of leading `keys`, without counting a use or a lookup: for
+    /// [`Store::announce`].
+    ///
+    /// # Errors
+    /// Same as [`Store::lookup`].
+    pub fn hold_prefix(&self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
         let reference = self.look(|catalog| Ok(catalog.hold_prefix(self.namespace, keys)?))?;
         Ok(Prefix { store: self.inner.clone(), reference })
+    }
+
+    /// Announces a request that will load these blocks: see [`crate::Plane::announce`]. They stay
+    /// stored as long as the prefix lives.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Foreign`] or [`StoreError::Failed`].
+    pub fn announce(
+        &self,
+        request: RequestId,
+        prefix: &Prefix,
+        when: When,
+    ) -> Result<(), StoreError> {
+        if !Arc::ptr_eq(&prefix.store, &self.inner) {
+            return Err(StoreError::Foreign { what: "prefix" });
+        }
+        let files = prefix.files();
+        self.inner.plane.announce(request, files, &self.expected(files), when)
     }
 
     /// Returns the checksums of files that are referenced.

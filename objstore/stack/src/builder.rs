@@ -11,12 +11,14 @@ use crate::{
     build::{Built, Parts, Plan},
     error::StackError,
     executor::Executor,
+    pacing::Pacing,
     place::Place,
     pool::PoolMemory,
     rank::RankStack,
     route::routes,
     stack::Stack,
     store_dir::{StoreDir, StoreDirMedia, StoreDirOptions},
+    watch::Watch,
 };
 
 /// Blocks of a pool that the store allocates, unless another number is given.
@@ -36,6 +38,7 @@ pub struct Builder {
     pool: PoolMemory,
     controller: ControllerOptions,
     options: StoreOptions,
+    pacing: Option<Pacing>,
 }
 
 #[derive(Debug)]
@@ -76,6 +79,7 @@ impl Builder {
             pool: PoolMemory::Own { blocks: BLOCKS },
             controller: ControllerOptions::default(),
             options: StoreOptions::default(),
+            pacing: None,
         }
     }
 
@@ -141,6 +145,12 @@ impl Builder {
         self
     }
 
+    /// Has a thread decide when layers start; default (`None`): at once, in the order of the calls.
+    pub fn pacing(mut self, pacing: Option<Pacing>) -> Self {
+        self.pacing = pacing;
+        self
+    }
+
     /// Opens the store; with [`Builder::capacity`], creates it if there is none.
     ///
     /// # Errors
@@ -152,7 +162,8 @@ impl Builder {
         let (store, built, place) = self.build(place, format, |parts, plan| {
             Ok(Store::open(parts.store(plan, namespace.clone()))?)
         })?;
-        Ok(Stack { store, built, place })
+        let pacer = self.pacer(store.plane())?;
+        Ok(Stack { pacer, store, built, place })
     }
 
     /// Opens the plane of a rank of a store in several processes, on the devices of
@@ -168,7 +179,12 @@ impl Builder {
             let config = RankConfig { id, devices, executor, clock, shape, pool, gpu, options };
             Ok(Plane::open_rank(config)?)
         })?;
-        RankStack::new(plane, built, place)
+        let pacer = self.pacer(&plane)?;
+        RankStack::new(plane, pacer, built, place)
+    }
+
+    fn pacer(&self, plane: &Plane) -> Result<Option<Watch>, StackError> {
+        self.pacing.as_ref().map(|pacing| pacing.spawn(plane)).transpose()
     }
 
     fn build<T>(

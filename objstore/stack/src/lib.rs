@@ -70,6 +70,7 @@ mod error;
 mod executor;
 mod gpu;
 mod input;
+mod pacing;
 mod place;
 mod pool;
 mod rank;
@@ -80,6 +81,7 @@ mod size;
 mod stack;
 pub mod store_dir;
 mod trial;
+mod watch;
 
 pub use gio_uring::RawStream;
 
@@ -97,6 +99,7 @@ pub use executor::Executor;
 pub use gpu::{CudaChoice, Gpu};
 pub use input::{open_file, read_file};
 pub use objstore::{BlockId, BlockKey, KvShape, Route};
+pub use pacing::Pacing;
 pub use place::{Drive, Place};
 pub use pool::{EngineMemory, GpuMemory, PoolLayout, PoolMemory};
 pub use rank::RankStack;

@@ -1,6 +1,9 @@
 //! The plane of a rank with its devices, in a worker's process.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use objstore::Plane;
 
@@ -9,11 +12,12 @@ use crate::{
     chosen::Placement,
     error::StackError,
     place::Place,
+    watch::Watch,
 };
 
-mod watch;
-
-use watch::Watch;
+/// Interval between checks. An unbind, or a kernel that rings doorbells of a removed drive, waits
+/// that long.
+const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// A plane, and the resources that must outlive it.
 ///
@@ -22,6 +26,7 @@ use watch::Watch;
 #[derive(Debug)]
 pub struct RankStack {
     shared: Arc<Shared>,
+    _pacer: Option<Watch>,
     _watch: Watch,
     placement: Placement,
 }
@@ -69,12 +74,18 @@ impl Drop for Shared {
 }
 
 impl RankStack {
-    pub(crate) fn new(plane: Plane, built: Built, place: Place) -> Result<Self, StackError> {
+    pub(crate) fn new(
+        plane: Plane,
+        pacer: Option<Watch>,
+        built: Built,
+        place: Place,
+    ) -> Result<Self, StackError> {
         let placement = built.placement.clone();
         let shared = Arc::new(Shared { plane, built: Mutex::new(Some((built, place))) });
         let watched = shared.clone();
-        let watch = Watch::spawn(move || watched.look()).map_err(StackError::Watch)?;
-        Ok(Self { shared, _watch: watch, placement })
+        let look = move || watched.look().then_some(CHECK_EVERY);
+        let watch = Watch::spawn("ripieno watch", look).map_err(StackError::Watch)?;
+        Ok(Self { shared, _pacer: pacer, _watch: watch, placement })
     }
 
     /// Returns the plane. Its clones are handles of the same plane.

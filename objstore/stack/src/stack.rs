@@ -3,12 +3,17 @@
 use nvme_driver::{DmaSlice, platform::buffer::Buffer};
 use objstore::{BlockId, BlockKey, Row, Store};
 
-use crate::{build::Built, chosen::Placement, error::StackError, place::Place, request::Request};
+use crate::{
+    build::Built, chosen::Placement, error::StackError, place::Place, request::Request,
+    watch::Watch,
+};
 
 /// A store, and the resources that must outlive it. Fields are dropped in this order: users before
 /// what they use.
 #[derive(Debug)]
 pub struct Stack {
+    /// Ends first: it uses the store.
+    pub(crate) pacer: Option<Watch>,
     pub(crate) store: Store,
     pub(crate) built: Built,
     pub(crate) place: Place,
@@ -110,7 +115,7 @@ impl Stack {
     /// # Errors
     /// Returns [`StackError::Store`] if closing the store fails, or [`StackError::Shutdown`].
     pub fn close(self) -> Result<(), StackError> {
-        let Self { store, built, place: _place } = self;
+        let Self { pacer: _pacer, store, built, place: _place } = self;
         built.close(store).map(|_| ())
     }
 }

@@ -35,7 +35,7 @@ use std::{
 };
 
 use nvme_driver::{Clock as _, MonotonicClock, Nanos, wait_until};
-use nvme_emu::{EmuConfig, FileMedia, FileOptions, Media as _};
+use nvme_emu::{BandwidthDial, BandwidthMedia, EmuConfig, FileMedia, FileOptions, Media as _};
 use rustix::{fs::FallocateFlags, io::Errno};
 
 pub use error::{Holder, StoreDirError};
@@ -270,7 +270,14 @@ impl StoreDir {
                 serial: device.serial,
                 ..EmuConfig::default()
             };
-            Ok(config.namespace(media, self.lba_bytes()))
+            Ok(match self.manifest.speed {
+                None => config.namespace(media, self.lba_bytes()),
+                Some(speed) => {
+                    let dial = BandwidthDial::default();
+                    dial.set(Some(speed.bandwidth()));
+                    config.namespace(BandwidthMedia::new(media, dial), self.lba_bytes())
+                }
+            })
         };
         self.devices().map(controller).collect()
     }

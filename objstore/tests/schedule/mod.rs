@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use kv_schedule::{Config, Curve, IoCosts, Scheduler, Setting, SlackTable};
-use kv_tier::LookaheadConfig;
-use objstore::{PacedStore, Store};
+use kv_tier::{LookaheadConfig, LookaheadCounts};
+use objstore::Store;
 
 /// Returns a scheduler for devices that take 80 us per batch and a nanosecond per byte.
 pub fn scheduler(config: Config) -> Scheduler {
@@ -16,9 +16,18 @@ pub fn scheduler(config: Config) -> Scheduler {
     Scheduler::new(config, SlackTable::new(setting, costs))
 }
 
-/// Returns a store that reads ahead in batches of three blocks.
-pub fn looking_ahead(store: &Store) -> PacedStore {
-    let [layers, link] = [(); 2].map(|()| scheduler(Config::default()));
-    PacedStore::new(store.clone(), layers)
-        .with_lookahead(link, LookaheadConfig { batch_blocks: 3, ..Default::default() })
+/// Paces a store, which reads ahead in batches of three blocks.
+pub fn pace(store: &Store, config: Config) {
+    let ahead = LookaheadConfig { batch_blocks: 3, ..Default::default() };
+    store.plane().pace(scheduler(config), ahead).unwrap();
+}
+
+/// Returns the number of operations that wait or are in flight.
+pub fn pending(store: &Store) -> usize {
+    store.plane().with_scheduler(|it| it.pending()).unwrap().unwrap()
+}
+
+/// Returns the counts of the lookahead.
+pub fn ahead(store: &Store) -> LookaheadCounts {
+    store.plane().with_lookahead(|it| it.counts()).unwrap().unwrap()
 }

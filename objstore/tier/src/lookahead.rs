@@ -109,8 +109,8 @@ struct Moving<K> {
 
 /// Prefetches blocks for announced requests.
 ///
-/// The caller owns both schedulers, and passes on their decisions about its batches
-/// ([`Lookahead::owns`]).
+/// The caller owns the schedulers of both hops, and passes on their decisions about its batches
+/// ([`Lookahead::owns`]). Without one for the link, blocks go to host memory only.
 #[derive(Debug)]
 pub struct Lookahead<K> {
     config: LookaheadConfig,
@@ -209,10 +209,10 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         &mut self,
         tier: &mut Tier<K>,
         drives: &mut Scheduler,
-        link: &mut Scheduler,
+        mut link: Option<&mut Scheduler>,
         now: Duration,
     ) -> Option<Duration> {
-        self.take_back(drives, link);
+        self.take_back(drives, link.as_deref_mut());
         let mut urgent: Vec<(Duration, RequestId)> =
             self.requests.iter().map(|(id, request)| (request.by, *id)).collect();
         urgent.sort_unstable();
@@ -236,15 +236,13 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
                     // The second hop comes after the first.
                     Hop::Drives => {
                         let bytes = request.len() as u64 * tier.config().block_bytes;
-                        by.saturating_sub(link.table().costs.read.duration(bytes))
+                        let costs = |link: &&mut Scheduler| link.table().costs.read.duration(bytes);
+                        by.saturating_sub(link.as_ref().map(costs).unwrap_or_default())
                     }
                     Hop::Link => by,
                 };
                 let due = request.due(hop, tier);
-                let scheduler = match hop {
-                    Hop::Drives => &mut *drives,
-                    Hop::Link => &mut *link,
-                };
+                let Some(scheduler) = lane(hop, drives, link.as_deref_mut()) else { continue };
                 for part in due.chunks(self.config.batch_blocks.max(1) as usize) {
                     let op = self.schedule(id, hop, part);
                     let bytes = part.len() as u64 * tier.config().block_bytes;
@@ -333,7 +331,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         id: RequestId,
         tier: &mut Tier<K>,
         drives: &mut Scheduler,
-        link: &mut Scheduler,
+        link: Option<&mut Scheduler>,
     ) {
         let Some(request) = self.requests.remove(&id) else { return };
         self.cancel_batches(id, true, drives, link);
@@ -360,7 +358,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         id: RequestId,
         tier: &mut Tier<K>,
         drives: &mut Scheduler,
-        link: &mut Scheduler,
+        link: Option<&mut Scheduler>,
     ) -> Option<Missing<K>> {
         let request = self.requests.remove(&id)?;
         let mut missing = Missing { blocks: Vec::new(), in_flight: Vec::new() };
@@ -407,7 +405,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
     }
 
     /// Withdraws the waiting batches of requests with a new time: they are planned again.
-    fn take_back(&mut self, drives: &mut Scheduler, link: &mut Scheduler) {
+    fn take_back(&mut self, drives: &mut Scheduler, mut link: Option<&mut Scheduler>) {
         let Self { requests, moving, .. } = self;
         if !requests.values().any(|request| request.is_changed) {
             return;
@@ -415,11 +413,13 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         moving.retain(|op, Moving { batch, is_started, .. }| {
             let request = requests.get_mut(&batch.request).filter(|it| it.is_changed);
             let Some(request) = request.filter(|_| !*is_started) else { return true };
-            let (scheduler, place) = match batch.hop {
-                Hop::Drives => (&mut *drives, Place::Elsewhere),
-                Hop::Link => (&mut *link, Place::Host),
+            let place = match batch.hop {
+                Hop::Drives => Place::Elsewhere,
+                Hop::Link => Place::Host,
             };
-            scheduler.cancel(*op);
+            if let Some(scheduler) = lane(batch.hop, drives, link.as_deref_mut()) {
+                scheduler.cancel(*op);
+            }
             batch.blocks.iter().for_each(|(key, _)| request.set(*key, *op, place));
             false
         });
@@ -433,18 +433,15 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         id: RequestId,
         is_aborted: bool,
         drives: &mut Scheduler,
-        link: &mut Scheduler,
+        mut link: Option<&mut Scheduler>,
     ) {
         self.moving.retain(|op, moving| {
             if moving.batch.request != id || moving.is_started && !is_aborted {
                 return true;
             }
             moving.is_aborted = is_aborted;
-            let scheduler = match moving.batch.hop {
-                Hop::Drives => &mut *drives,
-                Hop::Link => &mut *link,
-            };
-            scheduler.cancel(*op) == Cancelled::InFlight
+            let scheduler = lane(moving.batch.hop, drives, link.as_deref_mut());
+            scheduler.is_some_and(|scheduler| scheduler.cancel(*op) == Cancelled::InFlight)
         });
     }
 
@@ -465,6 +462,18 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         if let Some(request) = self.requests.get_mut(&id) {
             request.set(key, op, place);
         }
+    }
+}
+
+/// Returns the scheduler of a hop.
+fn lane<'a>(
+    hop: Hop,
+    drives: &'a mut Scheduler,
+    link: Option<&'a mut Scheduler>,
+) -> Option<&'a mut Scheduler> {
+    match hop {
+        Hop::Drives => Some(drives),
+        Hop::Link => link,
     }
 }
 

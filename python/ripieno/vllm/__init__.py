@@ -34,8 +34,9 @@ Options (kv_connector_extra_config):
 - save_decode: also store generated blocks. true.
 - save_backlog: maximum number of blocks being saved, as a share of the KV cache's. Further blocks
   wait, and are dropped if their request ends first. 0.5.
-- schedule: loads go before saves: a layer's save starts when no load is in flight and few saves
-  are, unless vLLM waits for it or half of save_backlog is pending. false.
+- schedule: the plane decides when layers move. Loads go before saves: a layer's save starts when
+  no load is in flight and few saves are, unless vLLM waits for it or half of save_backlog is
+  pending. Blocks of waiting requests are read into dram. true with dram, else false.
 - shutdown: treatment of pending saves at the end: "drain" or "drop". "drain". With "drop", the
   engine does not wait for saves when it has no requests either: their reports arrive in the next
   step.

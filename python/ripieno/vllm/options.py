@@ -34,7 +34,7 @@ class Options:
     load_async: bool | None = None
     save_decode: bool = True
     save_backlog: float = 0.5
-    schedule: bool = False
+    schedule: bool | None = None
     shutdown: str = "drain"
     drain_seconds: float = 10.0
     keep_on_reset: bool = False
@@ -85,6 +85,11 @@ class Options:
         check("layer_times", is_right, "give the name of a file", self)
         check("save_backlog", self.save_backlog <= 1, "give a share of the blocks, 0 to 1", self)
         check("shutdown", self.shutdown in ("drain", "drop"), 'give "drain" or "drop"', self)
+
+    @property
+    def is_paced(self):
+        """True if the plane decides when layers start; by default with host memory."""
+        return self.dram > 0 if self.schedule is None else self.schedule
 
     @property
     def patience(self):

@@ -25,14 +25,28 @@ class Job:
     is_async: bool = False
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """A request that waits."""
+
+    number: int
+    files: list[int]
+    checksums: list[bytes]
+    """Of each rank."""
+    steps: int
+    """Steps after which it will run, as far as is known."""
+
+
 @dataclass
 class Tasks(KVConnectorMetadata):
     """Message from the scheduler to the workers in a step."""
 
     loads: list[Job] = field(default_factory=list)
     saves: list[Job] = field(default_factory=list)
-    ahead: list[Job] = field(default_factory=list)
-    """Files of waiting requests, to be read into host memory."""
+    ahead: list[Ahead] = field(default_factory=list)
+    """Waiting requests, whose files are to be read into host memory."""
+    withdrawn: list[tuple[int, bool]] = field(default_factory=list)
+    """Announced requests that run now (True) or were aborted."""
     reused: list[int] = field(default_factory=list)
     """Earlier saves whose blocks this step may overwrite: they must end first."""
     computes: list[list[int]] = field(default_factory=list)

@@ -3,14 +3,12 @@
 import queue
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ripieno
 
-
-DEPTH_BYTES = 8 << 20
-"""Limit of saves in flight with a schedule: a new load waits behind at most these bytes."""
+POLL_SECONDS = 0.01
+"""Interval at which the thread looks for saves that have ended."""
 
 
 @dataclass
@@ -23,6 +21,10 @@ class Saving:
     begun: float
     job: int | None = None
     """The plane's job."""
+    moving: list[int] = field(default_factory=list)
+    """Layers that were started and may not have ended."""
+    is_complete: bool = False
+    """Set when no more layers will be started."""
     error: str | None = None
 
 
@@ -39,26 +41,23 @@ class Saved:
 
 
 class Saver:
-    """Stores blocks layer by layer, in the order of the calls.
+    """Stores blocks layer by layer. With `most`, the plane decides when layers start, unless a step
+    waits for their blocks, or more than that many blocks are pending."""
 
-    With `schedule`, loads have priority: no save starts while a load is in flight, and at most
-    DEPTH_BYTES of saves are in flight; unless a step waits for a save, or more than `schedule`
-    blocks are pending.
-    """
-
-    def __init__(self, plane, layers, stream=tuple, schedule=None, layer_bytes=0):
+    def __init__(self, plane, layers, stream=tuple, most=None):
         self.plane, self.layers = plane, layers
         self.stream = stream
         """Returns the stream that computes; nothing on a CPU."""
+        self.most = most
         self.step, self.started = [], set()
         """Saves of this step; their layers that were started."""
-        self.schedule, self.layer_bytes = schedule, layer_bytes
-        self.is_loading = self.is_wanted = False
-        self.flying = deque()
-        """With a schedule: job, layer and bytes of transfers that may not have ended."""
         self.tasks = queue.SimpleQueue()
+        """Functions for the thread to call; None is the last one."""
         self.ended = []
         self.unfinished = {}
+        """By save: its blocks."""
+        self.wanted = set()
+        """Saves that a step waits for."""
         self.changed = threading.Condition()
         self.dead = None
         self.dropping = self.broken = False
@@ -69,33 +68,30 @@ class Saver:
         """Begins a step. On return, the blocks of the saves in `reused` may be changed."""
         self.end_step()
         with self.changed:
-            self.is_wanted = True
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: self.unfinished.keys().isdisjoint(reused) or self.broken)
-            self.is_wanted = False
+            self.wanted = self.unfinished.keys() & set(reused)
+            if self.wanted:
+                # Wakes up the thread.
+                self.tasks.put(tuple)
+                ended = self.unfinished.keys().isdisjoint
+                self.changed.wait_for(lambda: ended(reused) or self.broken)
+                self.wanted = set()
             now = time.monotonic()
             self.step = [Saving(save.id, save.files, save.blocks, now) for save in saves]
             self.unfinished.update((saving.id, len(saving.blocks)) for saving in self.step)
-
-    def give_way(self, is_loading):
-        """Sets whether a load is in flight from now on."""
-        if self.schedule is not None and self.is_loading != is_loading:
-            with self.changed:
-                self.is_loading = is_loading
-                self.changed.notify_all()
 
     def store(self, layer):
         """Stores a layer of this step's saves, which was computed."""
         if self.step and layer not in self.started:
             self.started.add(layer)
-            self.tasks.put((self.step, layer, self.stream()))
+            savings, stream = self.step, self.stream()
+            self.tasks.put(lambda: [self._start(saving, layer, stream) for saving in savings])
 
     def end_step(self):
         """Ends the step: all layers are computed, also those that no hook reported."""
         for layer in self.layers if self.step else ():
             self.store(layer)
-        if self.step:
-            self.tasks.put((self.step, None, ()))
+        if savings := self.step:
+            self.tasks.put(lambda: [setattr(saving, "is_complete", True) for saving in savings])
         self.step, self.started = [], set()
 
     def take(self):
@@ -107,7 +103,6 @@ class Saver:
     def close(self, seconds):
         """Waits at most `seconds` for pending saves, and drops the rest."""
         self.end_step()
-        self.give_way(False)
         self.dropping = seconds <= 0
         self.tasks.put(None)
         self.thread.join(seconds)
@@ -125,22 +120,24 @@ class Saver:
 
     def _work(self):
         is_open = True
-        while is_open:
-            tasks = [self.tasks.get()]
-            while not self.tasks.empty():
-                tasks.append(self.tasks.get())
-            is_open = tasks[-1] is not None
-            complete = []
-            for savings, layer, stream in tasks if is_open else tasks[:-1]:
-                if layer is None:
-                    complete += savings
-                else:
-                    for saving in savings:
-                        self._start(saving, layer, stream)
-            # One flush for all of them.
-            self._end(complete)
+        self.savings = []
+        """Saves with a job, or an error."""
+        while is_open or self.savings:
+            try:
+                wait = POLL_SECONDS if self.savings else None
+                task = self.tasks.get(timeout=wait)
+                while task is not None:
+                    task()
+                    task = self.tasks.get_nowait()
+                is_open = False
+            except queue.Empty:
+                pass
+            self._hurry()
+            self._end([saving for saving in self.savings if self._is_over(saving)])
 
     def _start(self, saving, layer, stream):
+        if saving.job is None and saving.error is None:
+            self.savings.append(saving)
         if self.dropping:
             saving.error = saving.error or "it was dropped: the engine ends"
         if saving.error is not None:
@@ -148,39 +145,48 @@ class Saver:
         try:
             if saving.job is None:
                 saving.job = self.plane.begin_store(saving.files, saving.blocks)
-            if self.schedule is not None:
-                self._turn(saving, layer)
             self.plane.start(saving.job, layer, *stream)
+            saving.moving.append(layer)
         except ripieno.Error as error:
             saving.error = str(error)
             if isinstance(error, ripieno.ClosedError):
                 self.dead = str(error)
 
-    def _turn(self, saving, layer):
-        """Waits until no load is in flight, and few saves are."""
-        bytes = len(saving.blocks) * self.layer_bytes
-        while self.flying and sum(it[2] for it in self.flying) + bytes > DEPTH_BYTES:
-            job, before, _ = self.flying.popleft()
-            try:
-                self.plane.wait(job, before)
-            except ripieno.Error:
-                # The job reports the error when it ends.
-                pass
+    def _hurry(self):
+        """Has the layers start that a step waits for, or all of them if too many wait."""
+        if self.most is None:
+            return
         with self.changed:
-            self.changed.wait_for(self._may_start)
-        self.flying.append((saving.job, layer, bytes))
+            is_full = self.dropping or sum(self.unfinished.values()) > self.most
+            wanted = self.wanted
+        for saving in self.savings:
+            if saving.job is not None and (is_full or saving.id in wanted):
+                try:
+                    self.plane.hurry(saving.job)
+                except ripieno.Error:
+                    # The job reports the error when it ends.
+                    pass
 
-    def _may_start(self):
-        is_full = sum(self.unfinished.values()) > self.schedule
-        return not self.is_loading or self.is_wanted or is_full
+    def _is_over(self, saving):
+        """Returns True if all layers were started and none is in flight."""
+        try:
+            while saving.moving and self.plane.poll(saving.job, saving.moving[0]):
+                del saving.moving[0]
+        except ripieno.Error:
+            # The job reports the error when it ends, and waits for the other layers.
+            saving.moving.clear()
+        return saving.is_complete and not saving.moving
 
     def _end(self, savings):
+        """Ends saves: one flush for all of them."""
+        if not savings:
+            return
+        self.savings = [saving for saving in self.savings if saving not in savings]
         jobs = [saving.job for saving in savings if saving.job is not None]
         try:
             reports = {report.job: report for report in self.plane.end(jobs)} if jobs else {}
         except ripieno.Error as error:
             self.dead, reports = str(error), {}
-        self.flying = deque(it for it in self.flying if it[0] not in jobs)
         now = time.monotonic()
         ended = []
         for saving in savings:

@@ -12,7 +12,7 @@ import ripieno
 
 from .events import Events
 from .metrics import Stats
-from .protocol import Job, Legacy, Tasks
+from .protocol import Ahead, Job, Legacy, Tasks
 
 # vLLM shows only messages logged below its own name.
 logger = init_logger("vllm.ripieno")
@@ -105,6 +105,8 @@ class Scheduler:
         self.requests = {}
         self.waiting = []
         """New requests, candidates for reading ahead."""
+        self.announced, self.numbers = {}, 0
+        """By request that waits: its number; the last number."""
         self.asked = {}
         """By request: blocks that vLLM has by itself, as of the last matched()."""
         self.saved = {}
@@ -169,11 +171,15 @@ class Scheduler:
         lora = request.lora_request
         if lora is not None and lora.load_inplace:
             self.spaces.pop((lora.lora_int_id, lora.lora_path), None)
-        if self.options.dram:
+        if self.options.dram and self.options.is_paced:
             self.waiting.append(request)
 
-    def _ahead(self, running):
-        """Yields the blocks of new waiting requests, to be read into host memory."""
+    def _ahead(self, running, tasks):
+        """Announces new waiting requests, and withdraws those that run or are gone."""
+        for name in [name for name in self.announced if name in running]:
+            tasks.withdrawn.append((self.announced.pop(name), True))
+        for name in [name for name in self.announced if name not in self.requests]:
+            tasks.withdrawn.append((self.announced.pop(name), False))
         waiting, self.waiting = self.waiting, []
         for request in waiting:
             name, last = request.request_id, (request.num_tokens - 1) // self.block_size
@@ -182,7 +188,11 @@ class Scheduler:
                 files = self.catalog.files(self._space(request), self._keys(request, 0, last))
                 if files:
                     checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
-                    yield Job(0, name, files, [], checksums)
+                    self.numbers += 1
+                    self.announced[name] = self.numbers
+                    # Each of those before it takes at least a step.
+                    steps = len(self.announced)
+                    tasks.ahead.append(Ahead(self.numbers, files, checksums, steps))
 
     def _may_find(self, request):
         return self.loads_any and not self.dead and self._space(request) is not None
@@ -218,7 +228,7 @@ class Scheduler:
         tasks = Tasks(is_idle=not output.num_scheduled_tokens)
         if self.options.layer_times:
             tasks.computes = computes(output)
-        tasks.ahead += self._ahead(self.planned.keys() | output.num_scheduled_tokens.keys())
+        self._ahead(self.planned.keys() | output.num_scheduled_tokens.keys(), tasks)
         if not tasks.is_idle:
             self.last_work = time.monotonic()
         for name, (found, blocks) in self.planned.items():

@@ -20,8 +20,6 @@ logger = init_logger("vllm.ripieno")
 
 IDLE_SECONDS = 0.0005
 """Sleep per idle step, to yield the CPU to I/O threads."""
-AHEAD_SECONDS = 60.0
-"""Time that blocks read ahead are held for the request that waits for them."""
 QUIET_SECONDS = 10.0
 """Minimum time between warnings: a drive may fail at every request. The counters have all."""
 
@@ -69,6 +67,7 @@ def open_plane(connector, rank, pool):
             io_sms=options.io_sms,
             dram_bytes=options.dram,
             dram_mode=options.dram_mode,
+            pacing=options.is_paced,
         )
     except ripieno.InvalidError as error:
         name, colon, problem = str(error).partition(": ")
@@ -97,11 +96,12 @@ class Worker:
             check_memory(options.dram, connector.world)
         self.plane = open_plane(connector, connector.ranks[self.rank], pool)
         self.stream = stream_of(pool.device)
-        waiting = int(options.save_backlog * connector.blocks) // 2 if options.schedule else None
-        layer_bytes = self.block_bytes // len(self.layers)
-        self.saver = Saver(
-            self.plane, list(self.layers.values()), self.stream, waiting, layer_bytes
-        )
+        # Half of what the scheduler lets wait.
+        most = int(options.save_backlog * connector.blocks) // 2 if options.is_paced else None
+        self.saver = Saver(self.plane, list(self.layers.values()), self.stream, most)
+        self.step, self.step_begun = 0, time.monotonic()
+        self.ahead = {}
+        """By number: a request that waits, and the step in which it is announced."""
         self.times = self._layer_times(connector, pool.device) if options.layer_times else None
         self.tasks = Tasks()
         self.loading = []
@@ -141,9 +141,34 @@ class Worker:
     def begin(self, tasks):
         """Begins a step, before it changes any block."""
         self.tasks = tasks
+        self._begin_step()
         if self.times:
             self.times.begin(tasks.computes)
         self.saver.begin_step(tasks.saves, tasks.reused)
+
+    def _begin_step(self):
+        if not self.options.is_paced:
+            return
+        now = time.monotonic()
+        # Idle steps serve transfers; requests do not wait for them.
+        if not self.tasks.is_idle:
+            if self.step > 0:
+                self._attempt(self.plane.end_step, self.step, now - self.step_begun)
+            self.step += 1
+            self._attempt(self.plane.begin_step, self.step)
+        self.step_begun = now
+        for number, runs in self.tasks.withdrawn:
+            self.ahead.pop(number, None)
+            self._attempt(self.plane.withdraw, number, runs)
+        self.ahead |= {ahead.number: (ahead, self.step) for ahead in self.tasks.ahead}
+        for number, (ahead, at) in self.ahead.items():
+            if self.step >= at:
+                # It is announced again if it still waits by then, and in the first step, because
+                # the duration of a step is not known yet.
+                again = self.step + (ahead.steps if self.step > 1 else 1)
+                self.ahead[number] = ahead, again
+                checksums = ahead.checksums[self.rank]
+                self._attempt(self.plane.announce, number, ahead.files, checksums, ahead.steps)
 
     def start_loads(self, has_hooks):
         """Starts all loads, layer by layer: the first layers of all requests come first."""
@@ -151,7 +176,11 @@ class Worker:
         for task in self.tasks.loads:
             try:
                 job = self.plane.begin_load(
-                    task.files, task.blocks[: len(task.files)], task.checksums[self.rank]
+                    task.files,
+                    task.blocks[: len(task.files)],
+                    task.checksums[self.rank],
+                    request=task.id,
+                    step=None if task.is_async else self.step,
                 )
             except ripieno.Error as error:
                 self._fail(task, 0, error)
@@ -160,14 +189,11 @@ class Worker:
             else:
                 layers = list(self.layers.values())
                 begun.append(Loading(task, job, time.monotonic(), layers))
-        self.saver.give_way(bool(begun or self.pending))
         # On a GPU, earlier work that uses the blocks may still be running.
         stream = self.stream()
         for layer in self.layers.values():
             for load in begun:
                 self._attempt(self.plane.start, load.job, layer, *stream)
-        for task in self.tasks.ahead:
-            self._attempt(self.plane.prefetch, task.files, task.checksums[self.rank], AHEAD_SECONDS)
         self.pending += [load for load in begun if load.task.is_async]
         self.loading += [load for load in begun if not load.task.is_async]
         # A FULL graph runs without the layers' hooks: its inputs must be loaded before.
@@ -205,7 +231,6 @@ class Worker:
         since = time.monotonic()
         loading, self.loading = self.loading, []
         self._end_loads(loading)
-        self.saver.give_way(bool(self.pending))
         self.stats.observe("load_wait_seconds", self.wait_seconds + time.monotonic() - since)
 
     def _end_loads(self, loads):
@@ -307,7 +332,6 @@ class Worker:
                 done.append(load)
         self.pending = [load for load in self.pending if load.layers]
         self._end_loads(done)
-        self.saver.give_way(bool(self.pending))
         self._take_saves()
         refused, self.refused = self.refused, set()
         if self.tasks.is_idle and not done and not refused:

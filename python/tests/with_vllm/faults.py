@@ -52,8 +52,8 @@ class Plane:
         at = self.pool.rows[layer] + block * self.pool.block_stride
         return numpy.frombuffer(self.memory, numpy.uint8, self.shape.object_bytes, at)
 
-    def begin_load(self, files, blocks, checksums=None):
-        job = self.real.begin_load(files, blocks, checksums)
+    def begin_load(self, files, blocks, checksums=None, **more):
+        job = self.real.begin_load(files, blocks, checksums, **more)
         self.loads[job] = list(blocks), set(range(self.shape.layers))
         self.loaded += len(blocks)
         return job
@@ -126,10 +126,10 @@ class ShiftedRows(Plane):
 class Idle(Plane):
     """Undoes loads: the blocks keep their bytes."""
 
-    def begin_load(self, files, blocks, checksums=None):
+    def begin_load(self, files, blocks, checksums=None, **more):
         layers = range(self.shape.layers)
         self.before = {(layer, b): self.page(layer, b).copy() for layer in layers for b in blocks}
-        return super().begin_load(files, blocks, checksums)
+        return super().begin_load(files, blocks, checksums, **more)
 
     def arrived(self, blocks, layer):
         for block in blocks:

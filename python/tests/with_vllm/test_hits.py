@@ -47,7 +47,8 @@ def test_hits_in_host_memory_are_what_was_computed(model, said, options):
 
 
 def test_what_waiting_requests_need_is_read_ahead(model, said, filled, tmp_path):
-    options = {"path": shutil.copytree(filled[0]["path"], tmp_path / "store"), "dram": "16MiB"}
+    path = shutil.copytree(filled[0]["path"], tmp_path / "store")
+    options = {"path": path, "dram": "16MiB"}
 
     def ask(engine):
         (answers, cached), stats = engine.ask(*PROMPTS), engine.plane.stats()

@@ -17,7 +17,7 @@ from ripieno.vllm.layout import check, engines_of, tokens_of  # noqa: E402
 from ripieno.vllm.metrics import Stats  # noqa: E402
 from ripieno.vllm.options import Options  # noqa: E402
 from ripieno.vllm.protocol import Job, Legacy, Reports  # noqa: E402
-from ripieno.vllm.saver import DEPTH_BYTES, Saver  # noqa: E402
+from ripieno.vllm.saver import Saver  # noqa: E402
 from ripieno.vllm.scheduler import MAX_CONSECUTIVE_FAILURES, Load, Scheduler, Watchers  # noqa: E402
 from vllm.v1.core.block_pool import BlockPool  # noqa: E402
 
@@ -243,10 +243,13 @@ def test_layers_of_two_models_have_no_time():
 
 
 class Plane:
-    """Starts stores when may_start is set."""
+    """Starts stores when may_start is set. Layers end when may_end is set, or at once those of
+    jobs that are hurried."""
 
     def __init__(self):
-        self.may_start, self.calls = threading.Event(), []
+        self.may_start, self.may_end, self.calls = threading.Event(), threading.Event(), []
+        self.may_end.set()
+        self.hurried = set()
 
     def begin_store(self, files, blocks):
         return files[0]
@@ -255,10 +258,14 @@ class Plane:
         assert self.may_start.wait(20)
         self.calls.append((job, layer, *stream))
 
-    def wait(self, job, layer):
-        self.calls.append(("wait", job, layer))
+    def poll(self, job, layer):
+        return self.may_end.is_set() or job in self.hurried
+
+    def hurry(self, job):
+        self.hurried.add(job)
 
     def end(self, jobs):
+        assert all(self.poll(job, 0) for job in jobs)
         self.calls.append(jobs)
         of = types.SimpleNamespace
         return [of(job=job, error=None, checksums=bytes([job])) for job in jobs]
@@ -306,13 +313,12 @@ def test_saves_are_dropped_at_the_end():
     assert "dropped" in ended[2]
 
 
-def scheduled(bytes=1, waiting=2):
-    """Returns a saver that yields to loads, and its plane; a load is in flight."""
+def paced(most=2):
+    """Returns a plane that holds layers back, and its saver."""
     plane = Plane()
     plane.may_start.set()
-    saver = Saver(plane, [0, 1], schedule=waiting, layer_bytes=bytes)
-    saver.give_way(True)
-    return plane, saver
+    plane.may_end.clear()
+    return plane, Saver(plane, [0, 1], most=most)
 
 
 def until(is_so):
@@ -323,35 +329,34 @@ def until(is_so):
     raise AssertionError("it never was")
 
 
-def test_saves_wait_for_loads_and_no_longer():
-    plane, saver = scheduled()
+def test_layers_are_handed_over_at_once_and_ended_when_the_plane_is_done():
+    plane, saver = paced(most=3)
     saver.begin_step([Job(1, "a", [11], [5])], [])
+    saver.begin_step([Job(2, "b", [12], [6])], [])
     saver.end_step()
-    time.sleep(0.1)
-    assert plane.calls == []
-    saver.give_way(False)
-    until(lambda: plane.calls == [(11, 0), (11, 1), [11]])
+    both = [(11, 0), (11, 1), (12, 0), (12, 1)]
+    until(lambda: plane.calls == both)
+    time.sleep(0.05)
+    assert (plane.calls, plane.hurried) == (both, set())
+    plane.may_end.set()
+    until(lambda: plane.calls[4:] in ([[11, 12]], [[11], [12]]))
     saver.close(20)
 
 
-def test_saves_do_not_wait_for_loads_when_somebody_waits_for_them():
-    plane, saver = scheduled()
+def test_saves_are_hurried_when_a_step_waits_for_them_or_too_many_wait():
+    plane, saver = paced()
     saver.begin_step([Job(1, "a", [11], [5])], [])
     saver.begin_step([], [1])
     assert plane.calls == [(11, 0), (11, 1), [11]]
-    # More than may wait; and the end.
     saver.begin_step([Job(2, "a", [12, 13, 14], [6, 7, 8])], [])
     saver.end_step()
     until(lambda: plane.calls[3:] == [(12, 0), (12, 1), [12]])
+    assert plane.hurried == {11, 12}
+
+
+def test_saves_that_wait_at_the_end_have_their_time_and_are_then_hurried():
+    plane, saver = paced()
     saver.begin_step([Job(3, "a", [15], [5])], [])
-    saver.close(20)
-    assert plane.calls[6:] == [(15, 0), (15, 1), [15]]
-
-
-def test_few_saves_are_in_flight_where_loads_may_come():
-    plane, saver = scheduled(bytes=DEPTH_BYTES // 2)
-    saver.begin_step([Job(1, "a", [11], [5]), Job(2, "a", [12], [6])], [])
-    saver.give_way(False)
-    saver.close(20)
-    waits = [("wait", 11, 0), ("wait", 12, 0)]
-    assert plane.calls == [(11, 0), (12, 0), waits[0], (11, 1), waits[1], (12, 1), [11, 12]]
+    saver.close(0.1)
+    assert plane.calls == [(15, 0), (15, 1), [15]]
+    assert [saved.error for saved in saver.take()] == [None]

@@ -85,10 +85,8 @@ const AT_ONCE: Config = Config {
     read_depth_bytes: u64::MAX,
     write_depth_bytes: u64::MAX,
     backlog_bytes: u64::MAX,
-    window_share: None,
-    margin: 1.0,
     high_water: 1.0,
-    is_slack_aware: false,
+    reads_first: false,
 };
 
 /// Two of the Tutti paper's drives, with the bandwidth that its own path reaches (figure 9; section
@@ -239,10 +237,8 @@ const SCHEDULE: Config = Config {
     read_depth_bytes: 64 << 20,
     write_depth_bytes: 16 << 20,
     backlog_bytes: 4 << 30,
-    window_share: None,
-    margin: 1.25,
     high_water: 0.8,
-    is_slack_aware: true,
+    reads_first: true,
 };
 
 /// 256 GiB of host memory, same as the DRAM tier.

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use gio_uring::Progress;
-use kv_schedule::{Flow, Kind, OpId, SlackTable, StepId, StepShape};
+use kv_schedule::{Flow, Scheduler, SlackTable, StepId, StepShape};
 use kv_tier::{LookaheadConfig, RequestId, When};
 use nvme_driver::{Clock as _, Nanos};
 use nvme_emu::SimClock;
 use objstore::{
-    BlockId, BlockKey, Layer, LoadRequest, PacedEnd, PacedStore, StoreError, StoreRequest,
+    BlockId, BlockKey, Layer, LoadRequest, Prefix, Store, StoreError, StoreRequest, Ticket,
 };
 use ripieno_sim::{Ended, Hit, Purpose, Request, Tiers};
 
@@ -51,29 +51,41 @@ pub(super) struct Held {
     stored: usize,
 }
 
-/// A paced store, its KV pool, and their use.
+/// Layers that were started, and when to look at them again.
+#[derive(Debug, Default)]
+struct Started {
+    /// Request and purpose of each layer.
+    ops: HashMap<Ticket, (usize, Purpose)>,
+    /// Layers that have ended, until the engine takes them.
+    over: Vec<Ticket>,
+    in_flight: usize,
+    /// Polls since something moved.
+    idle: u32,
+    /// Latest time of the next poll.
+    wake: Option<Nanos>,
+}
+
+/// A store with a pacer, its KV pool, and their use.
 pub(super) struct StoreTiers<'a> {
     plan: &'a Plan,
     shape: Shape,
     clock: &'a Arc<SimClock>,
     progress: &'a progress::Progress,
-    store: PacedStore,
+    store: Store,
+    looks_ahead: bool,
+    /// Blocks of requests that were announced: they stay stored.
+    announced: HashMap<usize, Prefix>,
     /// Time at which the engine begins.
     begin: Nanos,
     /// Time since then.
     now: Duration,
     free: Vec<BlockId>,
     pooled: HashMap<usize, Pooled>,
-    /// Request and purpose of each operation.
-    ops: HashMap<OpId, (usize, Purpose)>,
+    started: Started,
     storing: BTreeMap<u64, Storing>,
     numbers: u64,
     /// Requests that have ended.
     done: usize,
-    /// Polls since something moved.
-    idle: u32,
-    /// Latest time of the next poll.
-    wake: Option<Duration>,
     tally: Tally,
 }
 
@@ -83,25 +95,25 @@ impl<'a> StoreTiers<'a> {
         shape: Shape,
         clock: &'a Arc<SimClock>,
         progress: &'a progress::Progress,
-        (store, free): (PacedStore, Vec<BlockId>),
+        (store, looks_ahead, free): (Store, bool, Vec<BlockId>),
     ) -> Self {
-        let (pooled, ops) = Default::default();
+        let (announced, pooled, started) = Default::default();
         Self {
             plan,
             shape,
             clock,
             progress,
             store,
+            looks_ahead,
+            announced,
             begin: clock.now(),
             now: Duration::ZERO,
             free,
             pooled,
-            ops,
+            started,
             storing: BTreeMap::new(),
             numbers: 0,
             done: 0,
-            idle: 0,
-            wake: None,
             tally: Tally::new(shape.layers),
         }
     }
@@ -112,15 +124,29 @@ impl<'a> StoreTiers<'a> {
     /// Returns an error if the store has failed.
     pub(super) fn tally(&self) -> anyhow::Result<Tally> {
         let mut tally = self.tally.clone();
-        tally.counts = self.store.scheduler().counts();
-        tally.dram = self.store.store().stats()?.dram;
-        tally.late_batches = self.store.lookahead().map_or(0, |counts| counts.dropped);
+        let plane = self.store.plane();
+        tally.counts = plane.with_scheduler(|it| it.counts())?.context("it is paced")?;
+        tally.dram = self.store.stats()?.dram;
+        tally.late_batches = plane.with_lookahead(|it| it.counts().dropped)?.unwrap_or_default();
         Ok(tally)
     }
 
     /// Returns the scheduler's table with the times that it learned.
-    pub(super) fn table(&self) -> SlackTable {
-        self.store.scheduler().table().clone()
+    ///
+    /// # Errors
+    /// Returns an error if the store has failed.
+    pub(super) fn table(&self) -> anyhow::Result<SlackTable> {
+        self.store.plane().with_scheduler(|it| it.table().clone())?.context("it is paced")
+    }
+
+    /// Tells the scheduler about the engine. A store that has failed reports it at the next poll.
+    fn tell(&self, act: impl FnOnce(&mut Scheduler)) {
+        let _ = self.store.plane().with_scheduler(act);
+    }
+
+    /// Returns a time of the engine by the store's clock.
+    fn at(&self, time: Duration) -> Duration {
+        self.begin.duration() + time
     }
 
     /// Returns the number of full blocks among a prompt's first tokens. Only those have a key.
@@ -136,12 +162,19 @@ impl<'a> StoreTiers<'a> {
 
     /// Polls the store, and notes whether anything moved.
     fn poll(&mut self) -> anyhow::Result<()> {
-        let (progress, wake) = self.store.poll(self.now)?;
-        self.wake = wake;
-        if progress != Progress::Idle {
-            self.idle = 0;
+        let advanced = self.store.plane().advance()?;
+        (self.started.wake, self.started.in_flight) = (advanced.wake, advanced.in_flight);
+        self.started.over.extend(advanced.ended);
+        if advanced.progress != Progress::Idle {
+            self.started.idle = 0;
         }
         Ok(())
+    }
+
+    /// Notes a layer that was started.
+    fn add(&mut self, ticket: Ticket, request: usize, purpose: Purpose) {
+        self.started.ops.insert(ticket, (request, purpose));
+        (self.started.idle, self.started.in_flight) = (0, self.started.in_flight + 1);
     }
 
     fn flow(number: usize) -> Flow {
@@ -152,10 +185,10 @@ impl<'a> StoreTiers<'a> {
         let storing = self.storing.get_mut(&number).expect("its layers have not ended");
         let mut dropped = 0;
         if !storing.is_dropped {
-            let flow = Self::flow(storing.request);
-            match self.store.store_layer(&storing.save, Layer(layer), flow, self.now) {
-                Ok(op) => {
-                    self.ops.insert(op, (storing.request, Purpose::Store { number, layer }));
+            let request = storing.request;
+            match self.store.store_layer(&storing.save, Layer(layer)) {
+                Ok(ticket) => {
+                    self.add(ticket, request, Purpose::Store { number, layer });
                     return Ok(0);
                 }
                 Err(StoreError::Backlog(_)) => {
@@ -180,7 +213,7 @@ impl<'a> StoreTiers<'a> {
             self.storing.remove(&number).expect("seen above");
         if is_dropped {
             drop(save);
-        } else if let Err(error) = self.store.store().commit(save) {
+        } else if let Err(error) = self.store.commit(save) {
             match error {
                 StoreError::Transfer { .. } | StoreError::Incomplete { .. } => {}
                 error => return Err(error.into()),
@@ -200,23 +233,24 @@ impl<'a> StoreTiers<'a> {
         let (mut loads, mut writes) = (Vec::new(), Vec::new());
         for (number, keys) in batches.iter().enumerate() {
             let blocks = self.free.split_off(self.free.len() - keys.len());
-            let prefix = self.store.store().lookup(keys)?;
+            let prefix = self.store.lookup(keys)?;
             let save = match prefix.is_empty() {
-                true => Some(self.store.store().allocate(keys, &blocks)?),
+                true => Some(self.store.allocate(keys, &blocks)?),
                 false => None,
             };
             if save.is_none() {
-                loads.push(self.store.store().retrieve(&prefix, &blocks)?);
+                loads.push(self.store.retrieve(&prefix, &blocks)?);
             }
             self.pooled.insert(number, Pooled { blocks, users: 1 });
-            writes.extend(save.map(|save| self.add_write(number, save)));
+            if let Some(save) = save {
+                writes.push(self.add_write(number, save)?);
+            }
         }
         for layer in 0..self.shape.layers {
             for at in 0..batches.len() {
                 if let Some(load) = loads.get(at) {
-                    let (flow, layer) = (Flow::default(), Layer(layer));
-                    let op = self.store.retrieve_layer(load, layer, flow, Kind::Soon, begin)?;
-                    self.ops.insert(op, (at, Purpose::Whole));
+                    let ticket = self.store.retrieve_layer(load, Layer(layer))?;
+                    self.add(ticket, at, Purpose::Whole);
                     self.ended()?;
                 }
                 if let Some(number) = writes.get(at) {
@@ -235,12 +269,14 @@ impl<'a> StoreTiers<'a> {
         Ok(self.now - begin)
     }
 
-    fn add_write(&mut self, request: usize, save: StoreRequest) -> u64 {
+    fn add_write(&mut self, request: usize, save: StoreRequest) -> anyhow::Result<u64> {
+        let job = save.ticket(Layer(0)).job;
+        self.store.plane().assign(job, Self::flow(request), None)?;
         self.pooled.get_mut(&request).expect("it has blocks").users += 1;
         self.numbers += 1;
         let (left, is_dropped) = (self.shape.layers, false);
         self.storing.insert(self.numbers, Storing { request, save, left, is_dropped });
-        self.numbers
+        Ok(self.numbers)
     }
 
     fn release(&mut self, number: usize) {
@@ -273,13 +309,14 @@ impl Tiers for StoreTiers<'_> {
     ) -> anyhow::Result<Hit<Held>> {
         let left = self.free.len() - self.full_blocks(number, request.input);
         let blocks = self.free.split_off(left);
-        let prefix = self.store.store().lookup(self.loadable(number, request))?;
+        let prefix = self.store.lookup(self.loadable(number, request))?;
         let found = prefix.len();
         let load = match found {
             0 => None,
-            _ => Some(self.store.store().retrieve(&prefix, &blocks[..found])?),
+            _ => Some(self.store.retrieve(&prefix, &blocks[..found])?),
         };
-        self.store.run(RequestId(number as u64))?;
+        self.announced.remove(&number);
+        self.store.plane().withdraw(RequestId(number as u64), true)?;
         self.pooled.insert(number, Pooled { blocks, users: 1 });
         Ok(Hit {
             tokens: found as u32 * self.shape.block_tokens,
@@ -306,11 +343,12 @@ impl Tiers for StoreTiers<'_> {
     }
 
     fn cancel_ahead(&mut self, number: usize) -> anyhow::Result<()> {
-        Ok(self.store.abort(RequestId(number as u64))?)
+        self.announced.remove(&number);
+        Ok(self.store.plane().withdraw(RequestId(number as u64), false)?)
     }
 
     fn steps_ahead(&self) -> Option<u32> {
-        self.store.lookahead().map(|_| LookaheadConfig::default().drives_window)
+        self.looks_ahead.then(|| LookaheadConfig::default().drives_window)
     }
 
     fn announce(
@@ -321,7 +359,10 @@ impl Tiers for StoreTiers<'_> {
         (_, after): (Duration, u32),
     ) -> anyhow::Result<u32> {
         let (id, keys) = (RequestId(number as u64), self.loadable(number, request));
-        let stored = self.store.prefetch(id, keys, When::In(after + 1), self.now)?;
+        let prefix = self.store.hold_prefix(keys)?;
+        self.store.announce(id, &prefix, When::In(after + 1))?;
+        let stored = prefix.len();
+        self.announced.insert(number, prefix);
         Ok(stored as u32 * self.shape.block_tokens)
     }
 
@@ -329,8 +370,12 @@ impl Tiers for StoreTiers<'_> {
     fn plan_ahead(&mut self) {}
 
     fn step_begins(&mut self, step: StepId, shape: StepShape, layer: Duration) {
-        self.tally.predicted(self.store.scheduler().table().layer(shape), layer, self.done);
-        self.store.announce(step, shape, self.now);
+        let (predicted, now) = (&mut None, self.at(self.now));
+        self.tell(|it| {
+            *predicted = it.table().layer(shape);
+            it.announce(step, shape, now);
+        });
+        self.tally.predicted(*predicted, layer, self.done);
     }
 
     fn load(
@@ -344,13 +389,14 @@ impl Tiers for StoreTiers<'_> {
         if std::mem::replace(&mut held.is_loaded, true) {
             return Ok(0);
         }
+        let job = load.ticket(Layer(0)).job;
+        self.store.plane().assign(job, Self::flow(number), Some(step))?;
         for (layer, missing) in (0..).zip(missing) {
-            let (flow, kind) = (Self::flow(number), Kind::Layer { step, layer });
-            let op = self.store.retrieve_layer(load, Layer(layer), flow, kind, self.now)?;
-            self.ops.insert(op, (number, Purpose::Layer(layer)));
+            let ticket = self.store.retrieve_layer(load, Layer(layer))?;
+            self.add(ticket, number, Purpose::Layer(layer));
             *missing += 1;
         }
-        Ok(held.stored as u64 * self.store.store().shape().block_bytes())
+        Ok(held.stored as u64 * self.store.shape().block_bytes())
     }
 
     fn begin_store(
@@ -366,48 +412,51 @@ impl Tiers for StoreTiers<'_> {
         let pooled = self.pooled.get(&number).expect("it has blocks");
         let range = held.stored..full;
         let keys = &self.plan.keys(number)[range.clone()];
-        let save = self.store.store().allocate(keys, &pooled.blocks[range])?;
+        let save = self.store.allocate(keys, &pooled.blocks[range])?;
         let refused = keys.len() - save.accepted();
         // Blocks after one that is not stored cannot be found.
         held.stored = if refused > 0 { usize::MAX } else { full };
         self.tally.blocks_refused += refused as u64;
-        Ok((save.written() > 0).then(|| self.add_write(number, save)))
+        (save.written() > 0).then(|| self.add_write(number, save)).transpose()
     }
 
     fn layer_begins(&mut self, step: StepId, layer: u32, waited: Duration, takes: Duration) {
         self.tally.computes(layer as usize, waited, takes);
-        self.store.layer_begins(step, Layer(layer), self.now);
+        let now = self.at(self.now);
+        self.tell(|it| it.layer_begins(step, layer, now));
     }
 
     fn layer_ends(&mut self, step: StepId, layer: u32, stores: &[u64]) -> anyhow::Result<u64> {
-        self.store.layer_ends(step, self.now);
+        let now = self.at(self.now);
+        self.tell(|it| it.layer_ends(step, now));
         stores.iter().map(|number| self.store_layer(*number, layer)).sum()
     }
 
     fn computed_at_once(&mut self, step: StepId, first: Duration) {
-        self.store.layer_ends(step, first);
+        let first = self.at(first);
+        self.tell(|it| it.layer_ends(step, first));
     }
 
     fn step_ends(&mut self, step: StepId, took: Duration) {
-        self.store.step_ends(step);
-        self.store.iteration(took);
+        self.tell(|it| it.step_ends(step));
+        // A store that has failed reports it at the next poll.
+        let _ = self.store.plane().with_lookahead(|it| it.iteration(took));
     }
 
     fn ended(&mut self) -> anyhow::Result<Vec<Ended>> {
         self.poll()?;
-        self.tally.io(self.store.in_flight() > 0, self.now);
+        self.tally.io(self.started.in_flight > 0, self.now);
         let mut all = Vec::new();
-        for (id, end) in self.store.ended() {
-            let Some((request, purpose)) = self.ops.remove(&id) else { continue };
-            let bytes = match end {
-                PacedEnd::Moved(done) => done.bytes,
-                PacedEnd::Failed(error @ StoreError::Failed { .. }) => return Err(error.into()),
-                PacedEnd::Failed(error) => {
+        for ticket in std::mem::take(&mut self.started.over) {
+            let Some((request, purpose)) = self.started.ops.remove(&ticket) else { continue };
+            let bytes = match self.store.poll(&ticket) {
+                Ok(done) => done.context("it has ended")?.bytes,
+                Err(error @ StoreError::Failed { .. }) => return Err(error.into()),
+                Err(error) => {
                     tracing::error!("{error}");
                     self.tally.io_errors += 1;
                     0
                 }
-                PacedEnd::Dropped => 0,
             };
             if let Purpose::Store { number, .. } = purpose {
                 self.stored(number)?;
@@ -417,24 +466,22 @@ impl Tiers for StoreTiers<'_> {
         Ok(all)
     }
 
-    fn pump(&mut self, is_last: bool) -> anyhow::Result<()> {
-        if is_last {
-            self.store.drain();
-        }
+    fn pump(&mut self, _is_last: bool) -> anyhow::Result<()> {
         self.poll()
     }
 
     fn wait(&mut self, until: Option<Duration>) -> Option<Duration> {
         match until {
-            None if self.ops.is_empty() => return None,
+            None if self.started.ops.is_empty() => return None,
             Some(until) if until <= self.now => return Some(self.now),
             _ => {}
         }
-        self.idle = if self.store.in_flight() == 0 { IDLE } else { self.idle };
+        self.started.idle = if self.started.in_flight == 0 { IDLE } else { self.started.idle };
         let at = |time: Duration| self.begin + Nanos(time.max(self.now).as_nanos() as u64);
-        let until = until.into_iter().chain(self.wake).min().map_or(Nanos::MAX, at);
-        self.clock.pause(self.idle, until);
-        self.idle += 1;
+        let wake = self.started.wake.map(|time| time.max(self.clock.now()));
+        let until = until.map(at).into_iter().chain(wake).min().unwrap_or(Nanos::MAX);
+        self.clock.pause(self.started.idle, until);
+        self.started.idle += 1;
         self.now = (self.clock.now() - self.begin).duration();
         Some(self.now)
     }

@@ -81,15 +81,4 @@ impl Reads {
             }
         }
     }
-
-    /// Returns the bytes by deadline, the earliest first.
-    pub(super) fn by_deadline(&self, steps: &BTreeMap<StepId, Step>) -> Vec<(Duration, u64)> {
-        let layers = self.layers.iter().map(|((step, layer), ops)| {
-            (due(steps, *step, *layer), ops.iter().map(|op| op.bytes).sum())
-        });
-        let soon = self.soon.iter().map(|((due, _), op)| (*due, op.bytes));
-        let mut all: Vec<(Duration, u64)> = layers.chain(soon).collect();
-        all.sort_unstable();
-        all
-    }
 }

@@ -82,7 +82,7 @@ fn nothing_is_said_of_steps_that_were_never_seen() {
     assert_eq!(table.layer(prefill), None);
     table.learn(prefill, truth(prefill));
     assert!(table.layer(prefill).is_some());
-    assert_eq!(table.budget(decode, Direction::Read), None);
+    assert_eq!(table.layer(decode), None);
 }
 
 #[test]

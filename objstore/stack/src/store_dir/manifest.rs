@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nvme_driver::Nanos;
+use nvme_emu::Bandwidth;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{StoreDirError, os, sync_directory};
@@ -23,7 +25,7 @@ const BYTES_MAX: u64 = 1 << 20;
 const VERSION: u32 = 1;
 
 /// Parameters of a store directory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Manifest {
     ripieno_home: u32,
     pub(super) state: State,
@@ -31,6 +33,36 @@ pub(super) struct Manifest {
     pub(super) id: String,
     pub(super) lba_bytes: u32,
     pub(super) devices: Vec<Device>,
+    /// Speed of each software controller, to try that of a drive; edited by hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) speed: Option<Speed>,
+}
+
+/// Speed of a drive.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Speed {
+    /// Bytes per second.
+    read: f64,
+    /// Bytes per second.
+    write: f64,
+    latency_us: u32,
+    /// [`Bandwidth::mixed`].
+    mixed: f64,
+}
+
+impl Speed {
+    fn is_valid(&self) -> bool {
+        let is_speed = |rate: f64| rate.is_finite() && rate >= 1.0;
+        is_speed(self.read) && is_speed(self.write) && (0.01..=2.0).contains(&self.mixed)
+    }
+
+    /// Returns the speed as a medium takes it.
+    pub(super) fn bandwidth(&self) -> Bandwidth {
+        let Self { read, write, latency_us, mixed } = *self;
+        let latency = Nanos(u64::from(latency_us) * 1000);
+        Bandwidth { read, write, latency, mixed, from: 0 }
+    }
 }
 
 /// State of a store directory.
@@ -61,7 +93,8 @@ impl Device {
 
 impl Manifest {
     pub(super) fn new(id: String, lba_bytes: u32, devices: Vec<Device>) -> Self {
-        Self { ripieno_home: VERSION, state: State::Making, id, lba_bytes, devices }
+        let (state, speed) = (State::Making, None);
+        Self { ripieno_home: VERSION, state, id, lba_bytes, devices, speed }
     }
 
     /// Reads the manifest of `dir`; `None` if it has none.
@@ -82,6 +115,11 @@ impl Manifest {
     fn wrong(&self) -> Option<String> {
         if self.devices.is_empty() {
             return Some("it names no devices".to_owned());
+        }
+        if self.speed.is_some_and(|speed| !speed.is_valid()) {
+            return Some(
+                "speed: give bytes per second from 1 on, and mixed from 0.01 to 2".to_owned(),
+            );
         }
         // It may be removed, so it must be one of ours.
         let outside = |device: &&Device| {

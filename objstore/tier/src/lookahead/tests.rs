@@ -15,7 +15,7 @@ fn scheduler(latency_us: u64, bandwidth: f64) -> Scheduler {
     let costs = IoCosts { read: curve(), write: curve(), mixed: 1.0 };
     let [model, gpu, engine] = ["model", "gpu", "engine"].map(str::to_owned);
     let setting = Setting { model, gpu, engine, drives: Vec::new() };
-    let config = Config { margin: 1.0, high_water: 1.0, ..Config::default() };
+    let config = Config { high_water: 1.0, ..Config::default() };
     Scheduler::new(config, SlackTable::new(setting, costs))
 }
 
@@ -51,7 +51,7 @@ impl World {
 
     /// Makes all decisions that are possible now.
     fn decide(&mut self) {
-        self.it.plan(&mut self.tier, &mut self.drives, &mut self.link, self.now);
+        self.it.plan(&mut self.tier, &mut self.drives, Some(&mut self.link), self.now);
         for scheduler in [&mut self.drives, &mut self.link] {
             loop {
                 match scheduler.next(self.now) {
@@ -89,11 +89,11 @@ impl World {
     }
 
     fn run(&mut self, id: u64) -> Option<Missing<u32>> {
-        self.it.run(RequestId(id), &mut self.tier, &mut self.drives, &mut self.link)
+        self.it.run(RequestId(id), &mut self.tier, &mut self.drives, Some(&mut self.link))
     }
 
     fn cancel(&mut self, id: u64) {
-        self.it.cancel(RequestId(id), &mut self.tier, &mut self.drives, &mut self.link);
+        self.it.cancel(RequestId(id), &mut self.tier, &mut self.drives, Some(&mut self.link));
     }
 }
 

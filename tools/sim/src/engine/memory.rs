@@ -33,7 +33,7 @@ impl<K: Copy + Eq + Hash + Debug> Memory<K> {
     /// Passes the prefetches of both hops to their schedulers.
     pub(crate) fn plan(&mut self, drives: &mut Scheduler, link: &mut Scheduler, now: Duration) {
         if let Some(ahead) = &mut self.ahead {
-            ahead.plan(&mut self.tier, drives, link, now);
+            ahead.plan(&mut self.tier, drives, Some(link), now);
         }
     }
 
@@ -45,13 +45,13 @@ impl<K: Copy + Eq + Hash + Debug> Memory<K> {
         drives: &mut Scheduler,
         link: &mut Scheduler,
     ) -> Option<Missing<K>> {
-        self.ahead.as_mut()?.run(id, &mut self.tier, drives, link)
+        self.ahead.as_mut()?.run(id, &mut self.tier, drives, Some(link))
     }
 
     /// Cancels the prefetching for a request.
     pub(crate) fn cancel(&mut self, id: RequestId, drives: &mut Scheduler, link: &mut Scheduler) {
         if let Some(ahead) = &mut self.ahead {
-            ahead.cancel(id, &mut self.tier, drives, link);
+            ahead.cancel(id, &mut self.tier, drives, Some(link));
         }
     }
 

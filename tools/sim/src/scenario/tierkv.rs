@@ -63,8 +63,7 @@ fn lru(oversubscription: f64) -> Decode<'static> {
 /// Returns the paper's lookahead: a request's blocks move together if all of them can be in time.
 fn paper(window: u32) -> Ahead {
     let Ahead { lookahead, schedule } = ours(window);
-    let lookahead = LookaheadConfig { batch_blocks: 1 << 16, ..lookahead };
-    Ahead { lookahead, schedule: Config { margin: 1.0, ..schedule } }
+    Ahead { lookahead: LookaheadConfig { batch_blocks: 1 << 16, ..lookahead }, schedule }
 }
 
 /// Returns the store's lookahead.

@@ -1,4 +1,4 @@
-//! A thread that watches the devices of a plane.
+//! Threads that watch a plane, or pace it.
 
 use std::{
     convert::Infallible,
@@ -8,29 +8,28 @@ use std::{
     time::Duration,
 };
 
-/// Interval between checks. An unbind, or a kernel that rings doorbells of a removed drive, waits
-/// that long.
-const EVERY: Duration = Duration::from_millis(500);
-
-/// The thread, which is stopped and joined on drop.
+/// A thread, which is stopped and joined on drop.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     stop: Option<Sender<Infallible>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watch {
-    /// Calls `look` periodically until it returns false.
-    pub(super) fn spawn(look: impl Fn() -> bool + Send + 'static) -> io::Result<Self> {
+    /// Calls `look` until it returns `None`, and waits after each call for as long as it returns.
+    pub(crate) fn spawn(
+        name: &str,
+        mut look: impl FnMut() -> Option<Duration> + Send + 'static,
+    ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<Infallible>();
         let run = move || {
-            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(EVERY) {
-                if !look() {
+            while let Some(time) = look() {
+                if stopped.recv_timeout(time) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
             }
         };
-        let thread = thread::Builder::new().name("ripieno watch".to_owned()).spawn(run)?;
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
