@@ -1,11 +1,15 @@
 """A model, and vLLM's answers without a connector. Tests that use these have imported vLLM."""
 
 import os
+import pathlib
 import shutil
+import sys
 
 import pytest
 from prompts import SHARED, alone
 
+# The examples' model is also that of the tests.
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples"))
 # Set before torch is imported: a child would wait for threads that a fork does not copy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Set before vLLM is imported: each engine would compile for seconds, to save milliseconds.
@@ -14,7 +18,7 @@ os.environ |= {"NUMBA_DISABLE_JIT": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    import model as models
+    import tiny_model as models
 
     path = tmp_path_factory.mktemp("model") / "llama"
     models.make(path)

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import faults  # noqa: E402
-import model as models  # noqa: E402
+import tiny_model as models  # noqa: E402
 import torch  # noqa: E402
 from forked import live  # noqa: E402
 from prompts import BLOCK, PROMPTS, SHARED, STORED, alone, together, tokens, whole  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import faults  # noqa: E402
-import model as models  # noqa: E402
+import tiny_model as models  # noqa: E402
 from forked import live  # noqa: E402
 from prompts import PROMPTS, tokens  # noqa: E402
 from vllm import __version__  # noqa: E402

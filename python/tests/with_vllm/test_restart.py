@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import faults  # noqa: E402
-import model as models  # noqa: E402
+import tiny_model as models  # noqa: E402
 from forked import life_of, live  # noqa: E402
 from prompts import BLOCK, PROMPTS, SHARED, STORED, tokens_of, whole  # noqa: E402
 

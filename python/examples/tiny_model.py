@@ -1,28 +1,39 @@
-"""A small random Llama, as weight files, whose greedy tokens depend on the whole context.
+"""Makes a small random Llama, whose greedy tokens depend on the whole context: 20 MB, no download.
+
+    python tiny_model.py DIRECTORY
 
 vLLM's load_format="dummy" draws weights so small that logits are almost without context: a wrong KV
 cache would change no token.
-
-    python model.py DIRECTORY
 """
 
 import json
+import os
 import pathlib
 import sys
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 LAYERS, HIDDEN, HEADS, VOCABULARY = 4, 256, 8, 2048
 
 
-def make(path, seed=1, layers=LAYERS, hidden=HIDDEN, heads=HEADS, positions=4096):
+def make(
+    path: str | os.PathLike[str],
+    seed: int = 1,
+    layers: int = LAYERS,
+    hidden: int = HIDDEN,
+    heads: int = HEADS,
+    positions: int = 4096,
+) -> pathlib.Path:
+    """Writes configuration, weights and tokenizer into a new directory, and returns its path."""
     inner = 2 * hidden
     path = pathlib.Path(path)
     path.mkdir(parents=True)
+    make_tokenizer(path)
     generator = torch.Generator().manual_seed(seed)
 
-    def weight(rows, columns, gain=1.6):
+    def weight(rows: int, columns: int, gain: float = 1.6) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator) * (gain / columns**0.5)
 
     weights = {
@@ -63,6 +74,25 @@ def make(path, seed=1, layers=LAYERS, hidden=HIDDEN, heads=HEADS, positions=4096
     }
     (path / "config.json").write_text(json.dumps(config))
     return path
+
+
+def make_tokenizer(path: pathlib.Path) -> None:
+    """Writes a tokenizer with a token for each byte, after those for begin and end."""
+    special = ["<unk>", "<s>", "</s>"]
+    letters = special + sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: at for at, letter in enumerate(letters)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
+    tokenizer.add_special_tokens(special)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 if __name__ == "__main__":
