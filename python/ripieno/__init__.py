@@ -9,7 +9,7 @@ sends numbers and bytes between them.
     shape = ripieno.Shape(layers=4, segments=2, object_bytes=8192, block_tokens=16)
     kv = numpy.zeros((4 * 2, 64, 8192), numpy.uint8)  # the engine's KV memory: 64 blocks
     pool = ripieno.Pool.contiguous(kv, shape)
-    with ripieno.Store("kv", shape, pool, capacity=1 << 30) as store:
+    with ripieno.Store("kv", shape, pool, capacity="1GiB") as store:
         with store.store(keys, blocks) as request:  # keys: 32 bytes each
             request.move_all()
             request.commit()
@@ -22,23 +22,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import errors
-from ._ripieno import Catalog, Plane, Reference, Report, Request, Store, Write, prepare
+from . import errors, stats
+from ._ripieno import (
+    Catalog,
+    Plane,
+    Reference,
+    Report,
+    Request,
+    Store,
+    Write,
+    parse_size,
+    prepare,
+)
 from .errors import *  # noqa: F403
+from .stats import *  # noqa: F403
 
 __all__ = [
     "Catalog",
     "Namespace",
     "Plane",
     "Pool",
+    "RankId",
     "Reference",
     "Report",
     "Request",
     "Shape",
     "Store",
     "Write",
+    "parse_size",
     "prepare",
     *errors.__all__,
+    *stats.__all__,
 ]
 
 
@@ -80,6 +94,20 @@ class Namespace:
     """Salt that separates the tenant's blocks from others. Only its digest is stored."""
     label: str = ""
     """Label for reports, not part of the identity. At most 64 bytes."""
+
+
+@dataclass(frozen=True)
+class RankId:
+    """Identity of a rank's part of a store, which opens its plane."""
+
+    store: str
+    """Number of the store."""
+    rank: int
+    """Number of the rank, from 0."""
+    ranks: int
+    """Number of ranks."""
+    files: int
+    """Files of each rank."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ It only registers names: it imports neither the connector nor torch.
 VLLM = "0.32"
 
 
-def require_vllm():
+def require_vllm() -> None:
     """Raises ImportError with a one-sentence message if another version of vLLM is installed."""
     import vllm
 
@@ -17,7 +17,7 @@ def require_vllm():
         )
 
 
-def register():
+def register() -> None:
     """Registers `"kv_connector": "RipienoConnector"` and the secondary tier `"type": "ripieno"`, so
     that neither needs its module path.
 
@@ -32,7 +32,7 @@ def register():
             return
 
 
-def _connector():
+def _connector() -> None:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     name = "RipienoConnector"
@@ -41,14 +41,14 @@ def _connector():
         KVConnectorFactory.register_connector(name, "ripieno.vllm", name)
 
 
-def _tier():
+def _tier() -> None:
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
     if "ripieno" not in SecondaryTierFactory._registry:
         SecondaryTierFactory.register_tier("ripieno", "ripieno.tiering", "RipienoTier")
 
 
-def _warn(error):
+def _warn(error: Exception) -> None:
     import logging
 
     try:

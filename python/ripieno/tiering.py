@@ -21,14 +21,18 @@ Options of the tier:
 - shutdown: "drain" finishes pending stores, "drop" discards them. "drain".
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any
 
 # Raises first if this is another version of vLLM.
-from ripieno.vllm.options import parse_bytes, parse_path  # isort: skip
+from ripieno.vllm.options import parse_path  # isort: skip
 
 import vllm.v1.core.kv_cache_utils as hashing
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -46,6 +50,16 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 import ripieno
 from ripieno.capacity import made_in
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import OffloadingMetricMetadata, OffloadKey, ReqContext
+    from vllm.v1.kv_offload.tiering.base import TransferJob
+    from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+    Act = Callable[[list[OffloadKey], list[int]], tuple[list[OffloadKey], int]]
+    """Moves these keys' chunks. Returns the keys that arrived, and the chunks that were moved."""
+    Moved = tuple[list[OffloadKey], int, float]
+    """Keys that arrived, bytes and seconds."""
 
 # vLLM shows only messages logged below its own name.
 logger = init_logger("vllm.ripieno.tiering")
@@ -76,17 +90,17 @@ class RipienoTier(SecondaryTierManager):
 
     def __init__(
         self,
-        offloading_spec,
-        primary_kv_view,
-        tier_type,
-        path,
-        capacity,
-        devices=1,
-        weights_id="",
-        keep_on_reset=False,
-        shutdown="drain",
-        backpressure_detector=None,
-    ):
+        offloading_spec: TieringOffloadingSpec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        path: str,
+        capacity: int | str,
+        devices: int = 1,
+        weights_id: str = "",
+        keep_on_reset: bool = False,
+        shutdown: str = "drain",
+        backpressure_detector: Any = None,
+    ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality.LOCAL
         if shutdown not in ("drain", "drop"):
@@ -102,7 +116,7 @@ class RipienoTier(SecondaryTierManager):
         path = parse_path(path)
         self.path = os.path.join(path, name)
 
-        def make(bytes):
+        def make(bytes: int) -> ripieno.Store:
             return ripieno.Store(
                 self.path,
                 shape,
@@ -113,29 +127,29 @@ class RipienoTier(SecondaryTierManager):
             )
 
         engines = config.parallel.data_parallel_size
-        self.store = made_in(path, name, parse_bytes(capacity), make, engines)
+        self.store = made_in(path, name, ripieno.parse_size(capacity, "capacity"), make, engines)
         self.batch = max(1, BATCH_BYTES // self.block_size_bytes)
         self.loader = ThreadPoolExecutor(THREADS, "ripieno-load")
         self.storer = ThreadPoolExecutor(THREADS, "ripieno-store")
-        self.jobs = {}
+        self.jobs: dict[int, tuple[Future[Moved], TransferJob]] = {}
         """By job: its future and its metadata."""
-        self.bad = set()
+        self.bad: set[OffloadKey] = set()
         """Keys that failed to load: misses until they are stored again."""
-        self.dead = None
+        self.dead: str | None = None
         """The reason if the store is no longer used, else None."""
-        self.told = set()
+        self.told: set[type[Exception]] = set()
         """Kinds of errors that were already logged."""
-        self.capacity = self.store.stats()["files"]
+        self.capacity = self.store.stats().files
         usage = self.store.usage()
-        self.evicted = usage["evicted"]
+        self.evicted = usage.evicted
         """Count at the last report."""
         self.lost = 0
         """Chunks lost since the last report."""
         self.news = True
         """True when there is something to report."""
-        logger.info("ripieno: %d chunks are stored in %s", usage["stored"], self.path)
+        logger.info("ripieno: %d chunks are stored in %s", usage.stored, self.path)
 
-    def on_new_request(self, req_context):
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         # Not available earlier: vLLM creates its tiers first.
         seed = hashing.get_none_hash_seed()
         known = (hashing.DEFAULT_NONE_HASH_SEED, os.environ.get("PYTHONHASHSEED"))
@@ -146,24 +160,24 @@ class RipienoTier(SecondaryTierManager):
             )
         return RequestOffloadingContext()
 
-    def lookup(self, key, req_context):
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         if self.dead or key in self.bad or not self.store.lookup(_digest(key)):
             return LookupResult.MISS
         return LookupResult.HIT
 
-    def submit_store(self, job_metadata):
+    def submit_store(self, job_metadata: TransferJob) -> None:
         self._submit(self.storer, self._store, job_metadata)
 
-    def submit_load(self, job_metadata):
+    def submit_load(self, job_metadata: TransferJob) -> None:
         self._submit(self.loader, self._load, job_metadata)
 
-    def _submit(self, threads, act, job):
+    def _submit(self, threads: ThreadPoolExecutor, act: Act, job: TransferJob) -> None:
         keys, chunks = list(job.keys), [int(chunk) for chunk in job.chunk_ids]
         self.jobs[job.job_id] = threads.submit(self._in_batches, act, keys, chunks), job
 
-    def _in_batches(self, act, keys, chunks):
-        """Returns the keys whose chunk arrived, the bytes moved, and seconds."""
-        done, moved, start = [], 0, time.monotonic()
+    def _in_batches(self, act: Act, keys: list[OffloadKey], chunks: list[int]) -> Moved:
+        done: list[OffloadKey] = []
+        moved, start = 0, time.monotonic()
         for at in range(0, len(keys), self.batch):
             end = at + self.batch
             try:
@@ -176,7 +190,9 @@ class RipienoTier(SecondaryTierManager):
                 moved += chunks_moved * self.block_size_bytes
         return done, moved, time.monotonic() - start
 
-    def _store(self, keys, chunks):
+    def _store(
+        self, keys: list[OffloadKey], chunks: list[int]
+    ) -> tuple[list[OffloadKey], int]:
         if bad := [_digest(key) for key in keys if key in self.bad]:
             self.store.remove(bad)
         found = [bool(self.store.lookup(_digest(key))) for key in keys]
@@ -190,7 +206,7 @@ class RipienoTier(SecondaryTierManager):
         there = [key for key, there in zip(keys, found, strict=True) if there]
         return there + [keys[at] for at in new[:stored]], stored
 
-    def _load(self, keys, chunks):
+    def _load(self, keys: list[OffloadKey], chunks: list[int]) -> tuple[list[OffloadKey], int]:
         if self._load_all(keys, chunks):
             return keys, len(keys)
         # One was evicted or is damaged. The others may still be stored.
@@ -198,7 +214,7 @@ class RipienoTier(SecondaryTierManager):
         done = [key for key, chunk in pairs if self._load_all([key], [chunk])]
         return done, len(done)
 
-    def _load_all(self, keys, chunks):
+    def _load_all(self, keys: Sequence[OffloadKey], chunks: Sequence[int]) -> bool:
         try:
             with self.store.load([_digest(key) for key in keys], chunks) as request:
                 if request.blocks == len(keys):
@@ -208,7 +224,7 @@ class RipienoTier(SecondaryTierManager):
             self._failed(error)
         return False
 
-    def get_finished_jobs(self):
+    def get_finished_jobs(self) -> Iterator[JobResult]:
         for job_id in [job_id for job_id, (future, _) in self.jobs.items() if future.done()]:
             self.news = True
             future, job = self.jobs.pop(job_id)
@@ -222,22 +238,24 @@ class RipienoTier(SecondaryTierManager):
             yield JobResult(job_id, not rest, done, seconds, moved)
 
     @classmethod
-    def build_metric_definitions(cls, extra_config):
+    def build_metric_definitions(
+        cls, extra_config: dict[str, Any]
+    ) -> dict[str, OffloadingMetricMetadata]:
         return METRICS
 
-    def get_stats(self):
+    def get_stats(self) -> OffloadingConnectorStats | None:
         if not self.news:
             return None
         self.news, usage, stats = False, self.store.usage(), OffloadingConnectorStats()
         stats.set_gauge(CAPACITY, self.capacity)
-        stats.set_gauge(USED, usage["stored"])
+        stats.set_gauge(USED, usage.stored)
         stats.set_gauge(HEALTHY, int(not self.dead))
-        stats.increase_counter(EVICTED, usage["evicted"] - self.evicted)
+        stats.increase_counter(EVICTED, usage.evicted - self.evicted)
         stats.increase_counter(LOST, self.lost)
-        self.evicted, self.lost = usage["evicted"], 0
+        self.evicted, self.lost = usage.evicted, 0
         return stats
 
-    def drain_jobs(self):
+    def drain_jobs(self) -> None:
         """Handles a reset of vLLM's caches."""
         wait([future for future, _ in self.jobs.values()])
         if self.keep_on_reset or self.dead:
@@ -248,7 +266,7 @@ class RipienoTier(SecondaryTierManager):
         except ripieno.Error as error:
             self._fail_permanently(f"it could not be reset: {error}")
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         waiting = sum(not future.done() for future, _ in self.jobs.values())
         if waiting:
             logger.info("ripieno: %d jobs are %s", waiting, "dropped" if self.drops else "ended")
@@ -264,25 +282,25 @@ class RipienoTier(SecondaryTierManager):
             # Memory that a device may still reach stays mapped.
             logger.error("ripieno: %s", error)
 
-    def _failed(self, error):
+    def _failed(self, error: Exception) -> None:
         if isinstance(error, ripieno.ClosedError):
             self._fail_permanently(str(error))
         elif type(error) not in self.told:
             self.told.add(type(error))
             logger.warning("ripieno: %s (further ones of this kind are not logged)", error)
 
-    def _fail_permanently(self, why):
+    def _fail_permanently(self, why: str) -> None:
         if not self.dead:
             self.dead, self.news = why, True
             logger.error("ripieno: serving goes on without the tier in %s: %s", self.path, why)
 
 
-def _digest(key):
+def _digest(key: OffloadKey) -> bytes:
     """Returns the store's key for vLLM's: a hash of the tokens so far and the KV cache group."""
     return hashlib.sha256(key).digest()
 
 
-def namespace_of(spec, tokens, weights_id):
+def namespace_of(spec: TieringOffloadingSpec, tokens: int, weights_id: str) -> ripieno.Namespace:
     """Returns the namespace: all tier parameters that change bytes and are not in vLLM's hashes."""
     mapper = FileMapper.from_offloading_spec("", spec, spec.blocks_per_chunk, True)
     model = spec.config.model

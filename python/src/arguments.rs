@@ -8,13 +8,10 @@ use nvme_driver::{DevicePtr, Nanos};
 use objstore::{
     BlockId, BlockKey, DramMode, DramStats, KvShape, Overwrite, RankId, StoreEvent, StoreId,
 };
-use pyo3::{
-    prelude::*,
-    types::{PyBytes, PyDict},
-};
+use pyo3::{prelude::*, types::PyBytes};
 use ripieno_stack::{
     CudaChoice, EngineMemory, Executor, GpuMemory, PoolLayout, PoolMemory, RankMedia, RawStream,
-    Route,
+    Route, Size,
 };
 
 use crate::error::{invalid, refused};
@@ -147,6 +144,41 @@ pub(crate) fn route(name: Option<&str>) -> PyResult<Option<Route>> {
     name.map(str::parse).transpose().map_err(|why: String| invalid(format!("require: {why}")))
 }
 
+/// A number of bytes, or text such as `64MiB`.
+#[derive(FromPyObject)]
+pub(crate) enum Bytes {
+    #[pyo3(annotation = "int")]
+    Count(u64),
+    #[pyo3(annotation = "str")]
+    Text(String),
+}
+
+/// Returns the bytes of the argument `name`.
+pub(crate) fn bytes(name: &str, given: Option<Bytes>) -> PyResult<Option<u64>> {
+    let parse = |given| match given {
+        Bytes::Count(bytes) => Ok(bytes),
+        Bytes::Text(text) => match text.parse() {
+            Ok(Size(bytes)) => Ok(bytes),
+            Err(why) => Err(invalid(format!("{name}: {text:?} was given; {why}"))),
+        },
+    };
+    given.map(parse).transpose()
+}
+
+/// Returns the bytes of a size: a number of bytes, or text such as "64MiB". name: what it is the
+/// size of, for the error.
+#[pyfunction]
+#[pyo3(signature = (size, name = "size"))]
+pub fn parse_size(size: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
+    match size.extract() {
+        Ok(size) => Ok(bytes(name, Some(size))?.unwrap_or_default()),
+        Err(_) => Err(invalid(format!(
+            "{name}: {} was given; give bytes, or a size such as 64MiB",
+            size.repr()?
+        ))),
+    }
+}
+
 /// Wraps the handle of a CUDA stream.
 pub(crate) fn stream(handle: u64) -> RawStream {
     // SAFETY: the documentation of ripieno.Plane requires a stream of the pool's GPU that is not
@@ -162,7 +194,8 @@ pub(crate) enum Devices {
 }
 
 impl Devices {
-    pub(crate) fn media(self, capacity: Option<u64>, overwrite: &str) -> PyResult<RankMedia> {
+    pub(crate) fn media(self, capacity: Option<Bytes>, overwrite: &str) -> PyResult<RankMedia> {
+        let capacity = bytes("capacity", capacity)?;
         let overwrite = match overwrite {
             "nothing" => Overwrite::Nothing,
             "store" => Overwrite::Store,
@@ -174,8 +207,8 @@ impl Devices {
         };
         match self {
             Self::Files(count) => {
-                let bytes =
-                    capacity.ok_or_else(|| invalid("capacity: files need a size in bytes"))?;
+                let bytes = capacity
+                    .ok_or_else(|| invalid("capacity: files need a size, such as 100GiB"))?;
                 Ok(RankMedia::Files { bytes, count, lba_bytes: 4096 })
             }
             Self::Drives(names) => {
@@ -229,20 +262,28 @@ pub(crate) fn word_bytes<'py>(py: Python<'py>, words: &[u32]) -> Bound<'py, PyBy
     PyBytes::new(py, &bytes)
 }
 
-/// Returns a rank's identity, which opens its plane, as plain data that can be sent in any way.
-pub(crate) fn rank_dict(py: Python<'_>, id: RankId) -> PyResult<Bound<'_, PyDict>> {
-    let RankId { store, rank, ranks, files } = id;
-    let dict = PyDict::new(py);
-    dict.set_item("store", u128::from_be_bytes(store.0).to_string())?;
-    dict.set_item("rank", rank)?;
-    dict.set_item("ranks", ranks)?;
-    dict.set_item("files", files)?;
-    Ok(dict)
+/// Returns an object of a dataclass of `ripieno`: fields of a value with the same names, and
+/// further ones.
+macro_rules! dataclass {
+    (
+        $py:expr, $class:literal, $from:expr, [$($field:ident),+] $(, $name:ident = $value:expr)*
+    ) => {{
+        let fields = pyo3::types::PyDict::new($py);
+        $(fields.set_item(stringify!($field), $from.$field)?;)+
+        $(fields.set_item(stringify!($name), $value)?;)*
+        $py.import("ripieno")?.getattr($class)?.call((), Some(&fields))
+    }};
+}
+pub(crate) use dataclass;
+
+/// Returns a `ripieno.RankId`.
+pub(crate) fn rank_id(py: Python<'_>, id: RankId) -> PyResult<Bound<'_, PyAny>> {
+    let store = u128::from_be_bytes(id.store.0).to_string();
+    dataclass!(py, "RankId", id, [rank, ranks, files], store = store)
 }
 
-/// A dict returned by [`rank_dict`].
+/// `ripieno.RankId`.
 #[derive(FromPyObject)]
-#[pyo3(from_item_all)]
 pub(crate) struct Rank {
     store: String,
     rank: u32,
@@ -263,15 +304,14 @@ pub(crate) fn events(events: &[StoreEvent]) -> Vec<(u32, &'static str)> {
     events.iter().map(|StoreEvent { device, event }| (device.0, event.name())).collect()
 }
 
-/// Adds the counters of the host memory tier to `dict`.
-pub(crate) fn dram_items(dict: &Bound<'_, PyDict>, dram: &DramStats) -> PyResult<()> {
-    dict.set_item("dram_hits", dram.hits)?;
-    dict.set_item("dram_misses", dram.misses)?;
-    dict.set_item("dram_retrieved_bytes", dram.retrieved_bytes)?;
-    dict.set_item("dram_blocks", dram.blocks)?;
-    dict.set_item("dram_evictions", dram.evictions)?;
-    dict.set_item("dram_prefetched_bytes", dram.prefetched_bytes)?;
-    dict.set_item("dram_wasted_bytes", dram.wasted_bytes)
+/// Returns a `ripieno.DramStats`.
+pub(crate) fn dram_stats<'py>(py: Python<'py>, dram: &DramStats) -> PyResult<Bound<'py, PyAny>> {
+    dataclass!(
+        py,
+        "DramStats",
+        dram,
+        [hits, misses, retrieved_bytes, blocks, evictions, prefetched_bytes, wasted_bytes]
+    )
 }
 
 /// Parses a time in seconds.

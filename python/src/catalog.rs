@@ -7,17 +7,17 @@ use std::{
 
 use nvme_driver::{Clock, MonotonicClock};
 use objstore::{
-    CatalogCounts, DurableCatalog, FileId, NamespaceId, ReferenceId, Reported, StoreError, StoreId,
-    StoreOptions, WriteId,
+    DurableCatalog, FileId, NamespaceId, ReferenceId, Reported, StoreError, StoreId, StoreOptions,
+    WriteId,
 };
 use pyo3::{
     prelude::*,
-    types::{PyBytes, PyDict, PyTuple},
+    types::{PyBytes, PyTuple},
 };
 use ripieno_stack::{CatalogStack, Ranks, RanksOptions};
 
 use crate::{
-    arguments::{self, OrRaise as _, unpoisoned},
+    arguments::{self, OrRaise as _, dataclass, unpoisoned},
     error::{closed, invalid, of_store, refused_in},
     events,
     own::Own,
@@ -26,10 +26,10 @@ use crate::{
 /// Creates a store for several processes in a directory, unless there is one: its catalog, and a
 /// part for each rank. The first process creates it; the others wait.
 ///
-/// capacity: bytes of all ranks' data; files are allocated immediately. devices: files per rank
-/// (1), or drives that are bound to vfio-pci (["vfio:0000:65:00.0", ...]), the same number for each
-/// rank. overwrite: data on a drive that may be overwritten: nothing, store, or anything. Returns
-/// the identity of each rank, which opens its plane.
+/// capacity: size of all ranks' data, in bytes or as "100GiB"; files are allocated immediately.
+/// devices: files per rank (1), or drives that are bound to vfio-pci (["vfio:0000:65:00.0", ...]),
+/// the same number for each rank. overwrite: data on a drive that may be overwritten: nothing,
+/// store, or anything. Returns the identity of each rank, which opens its plane.
 #[pyfunction]
 #[pyo3(signature = (
     path, shape, *, ranks = 1, capacity = None, devices = None, overwrite = "nothing"
@@ -39,10 +39,10 @@ pub fn prepare<'py>(
     path: PathBuf,
     shape: arguments::Shape,
     ranks: u32,
-    capacity: Option<u64>,
+    capacity: Option<arguments::Bytes>,
     devices: Option<arguments::Devices>,
     overwrite: &str,
-) -> PyResult<Vec<Bound<'py, PyDict>>> {
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
     events::start(py)?;
     let shape = shape.check()?;
     let id = StoreId(arguments::random()?);
@@ -50,7 +50,7 @@ pub fn prepare<'py>(
     let options = RanksOptions { id, ranks, shape, media };
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let made = py.detach(|| Ranks::prepare(&path, &options, &clock)).or_raise()?;
-    (0..ranks).map(|rank| arguments::rank_dict(py, made.rank(rank))).collect()
+    (0..ranks).map(|rank| arguments::rank_id(py, made.rank(rank))).collect()
 }
 
 /// Blocks that were found: they are not evicted until the reference is released.
@@ -78,7 +78,8 @@ pub struct Write {
 }
 
 /// The scheduler's half of a store: keys, files and references, with the journal. The data belongs
-/// to the planes of the workers.
+/// to the planes of the workers. Opens the catalog of the store that prepare() created in this
+/// directory.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Catalog {
@@ -121,7 +122,6 @@ fn reported(reported: Reported) -> Option<bool> {
 
 #[pymethods]
 impl Catalog {
-    /// Opens the catalog of the store that prepare() created in this directory.
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         events::start(py)?;
@@ -133,13 +133,13 @@ impl Catalog {
         Ok(Self { stack: Own::new(RwLock::new(Some(stack))), ranks })
     }
 
-    /// Returns a rank's identity, which opens its plane: plain data, to be sent to its worker.
-    fn rank<'py>(&self, py: Python<'py>, rank: u32) -> PyResult<Bound<'py, PyDict>> {
+    /// Returns a rank's identity, which opens its plane. Send it to its worker.
+    fn rank<'py>(&self, py: Python<'py>, rank: u32) -> PyResult<Bound<'py, PyAny>> {
         let id = self.ranks.rank(rank);
         if rank >= id.ranks {
             return Err(invalid(format!("rank {rank} was asked for; there are {}", id.ranks)));
         }
-        arguments::rank_dict(py, id)
+        arguments::rank_id(py, id)
     }
 
     /// Returns the number of a namespace, and registers it if it is new.
@@ -295,29 +295,19 @@ impl Catalog {
     }
 
     /// Returns the namespace's counts.
-    fn usage<'py>(&self, py: Python<'py>, namespace: u32) -> PyResult<Bound<'py, PyDict>> {
+    fn usage<'py>(&self, py: Python<'py>, namespace: u32) -> PyResult<Bound<'py, PyAny>> {
         usage(py, &self.change(|catalog| catalog.usage(NamespaceId(namespace)))?)
     }
 
-    /// Returns the store's counts, in files.
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    /// Returns the counts of all namespaces.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let counts = self.change(|catalog| Ok(catalog.counts()))?;
-        let CatalogCounts { files, free, limbo, stored, active, pinned, evictable, .. } = counts;
-        let dict = PyDict::new(py);
-        for (name, value) in [
-            ("files", u64::from(files)),
-            ("free", u64::from(free)),
-            ("limbo", u64::from(limbo)),
-            ("stored", u64::from(stored)),
-            ("active", u64::from(active)),
-            ("pinned", u64::from(pinned)),
-            ("evictable", u64::from(evictable)),
-            ("writing", u64::from(counts.writing)),
-            ("evicted", counts.evicted),
-        ] {
-            dict.set_item(name, value)?;
-        }
-        Ok(dict)
+        dataclass!(
+            py,
+            "CatalogStats",
+            counts,
+            [files, free, limbo, stored, active, pinned, evictable, writing, evicted]
+        )
     }
 
     /// Makes all earlier commits, evictions, pins and clears durable. Lookups of other threads do
@@ -359,23 +349,25 @@ impl Catalog {
     }
 }
 
-pub(crate) fn usage<'py>(py: Python<'py>, usage: &objstore::Usage) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    for (name, value) in [
-        ("stored", u64::from(usage.stored)),
-        ("active", u64::from(usage.active)),
-        ("pinned", u64::from(usage.pinned)),
-        ("evictable", u64::from(usage.evictable)),
-        ("writing", u64::from(usage.writing)),
-        ("epoch", usage.epoch),
-        ("asked", usage.asked),
-        ("hits", usage.hits),
-        ("committed", usage.committed),
-        ("evicted", usage.evicted),
-        ("refused", usage.refused),
-    ] {
-        dict.set_item(name, value)?;
-    }
-    dict.set_item("quota_files", usage.quota_files)?;
-    Ok(dict)
+/// Returns a `ripieno.Usage`.
+pub(crate) fn usage<'py>(py: Python<'py>, usage: &objstore::Usage) -> PyResult<Bound<'py, PyAny>> {
+    dataclass!(
+        py,
+        "Usage",
+        usage,
+        [
+            stored,
+            active,
+            pinned,
+            evictable,
+            writing,
+            quota_files,
+            epoch,
+            asked,
+            hits,
+            committed,
+            evicted,
+            refused
+        ]
+    )
 }

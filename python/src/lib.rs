@@ -37,7 +37,9 @@ mod _ripieno {
     #[pymodule_export]
     use super::events::{end_events, set_event_level, take_events};
     #[pymodule_export]
-    use super::{Catalog, Plane, Reference, Report, Request, Store, Write, catalog::prepare};
+    use super::{Catalog, Plane, Reference, Report, Request, Store, Write};
+    #[pymodule_export]
+    use super::{arguments::parse_size, catalog::prepare};
 
     #[pymodule_init]
     fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -11,12 +11,12 @@ use objstore::{
 };
 use pyo3::{
     prelude::*,
-    types::{PyBytes, PyDict, PyTuple},
+    types::{PyBytes, PyTuple},
 };
 use ripieno_stack::{Builder, Pacing, RankStack, Ranks};
 
 use crate::{
-    arguments::{self, OrRaise as _},
+    arguments::{self, OrRaise as _, dataclass},
     error::invalid,
     events,
     own::Own,
@@ -49,6 +49,17 @@ impl Report {
 
 /// The data of one rank: its devices and its registered memory. Moves files by number, layer by
 /// layer.
+///
+/// Opens the plane of a rank of the store that prepare() created in this directory. rank: the
+/// result of Catalog.rank() or prepare() for it. Opening uses part of the pool for tests and
+/// restores its contents.
+///
+/// pacing: True to start layers by need instead of in the order of the calls: loads before stores,
+/// and reading ahead for announced requests while nothing else moves; a thread decides.
+///
+/// executor: runs the I/O kernel on host (threads) or cuda (the GPU, on io_sms SMs: 4); None:
+/// cuda if the pool is on a GPU. require: the data path (direct, staged or host); None: the
+/// best that works. dram_bytes, dram_mode: same as for Store.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Plane {
@@ -103,20 +114,10 @@ impl Plane {
 
 #[pymethods]
 impl Plane {
-    /// Opens the plane of a rank of the store that prepare() created in this directory. rank: the
-    /// result of Catalog.rank() or prepare() for it. Opening uses part of the pool for tests and
-    /// restores its contents.
-    ///
-    /// pacing: True to start layers by need instead of in the order of the calls: loads before
-    /// stores, and reading ahead for announced requests while nothing else moves; a thread decides.
-    ///
-    /// executor: runs the I/O kernel on host (threads) or cuda (the GPU, on io_sms SMs: 4); None:
-    /// cuda if the pool is on a GPU. require: the data path (direct, staged or host); None: the
-    /// best that works. dram_bytes, dram_mode: same as for Store.
     #[new]
     #[pyo3(signature = (
-        path, rank, shape, pool, *, executor = None, require = None, io_sms = None, dram_bytes = 0,
-        dram_mode = "write-through", pacing = false
+        path, rank, shape, pool, *, executor = None, require = None, io_sms = None,
+        dram_bytes = None, dram_mode = "write-through", pacing = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
@@ -128,7 +129,7 @@ impl Plane {
         executor: Option<&str>,
         require: Option<&str>,
         io_sms: Option<u32>,
-        dram_bytes: u64,
+        dram_bytes: Option<arguments::Bytes>,
         dram_mode: &str,
         pacing: bool,
     ) -> PyResult<Self> {
@@ -137,6 +138,7 @@ impl Plane {
         let executor = arguments::executor(executor, io_sms, &pool)?;
         let require = arguments::route(require)?;
         let dram_mode = arguments::dram_mode(dram_mode)?;
+        let dram_bytes = arguments::bytes("dram_bytes", dram_bytes)?.unwrap_or(0);
         let stack = py.detach(|| {
             let place = Ranks::open(&path)?.place(id.rank)?;
             let options = StoreOptions { dram_bytes, dram_mode, ..StoreOptions::default() };
@@ -315,16 +317,17 @@ impl Plane {
     }
 
     /// Returns counters since opening.
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = py.detach(|| self.stack.plane().stats()).or_raise()?;
-        let dict = PyDict::new(py);
-        dict.set_item("path", stats.path.to_string())?;
-        dict.set_item("stored_bytes", stats.stored_bytes)?;
-        dict.set_item("retrieved_bytes", stats.retrieved_bytes)?;
-        dict.set_item("recoveries", stats.recoveries)?;
-        dict.set_item("commands", stats.ring.commands)?;
-        arguments::dram_items(&dict, &stats.dram)?;
-        Ok(dict)
+        dataclass!(
+            py,
+            "PlaneStats",
+            stats,
+            [stored_bytes, retrieved_bytes, recoveries],
+            route = stats.path.name(),
+            commands = stats.ring.commands,
+            dram = arguments::dram_stats(py, &stats.dram)?
+        )
     }
 
     /// Waits for transfers in flight, and releases the directory and the pool. Every later call

@@ -6,14 +6,11 @@ use std::{
 };
 
 use objstore::{Layer, StoreOptions};
-use pyo3::{
-    prelude::*,
-    types::{PyDict, PyTuple},
-};
+use pyo3::{prelude::*, types::PyTuple};
 use ripieno_stack::{Builder, Stack, StackError};
 
 use crate::{
-    arguments::{self, OrRaise as _, unpoisoned},
+    arguments::{self, OrRaise as _, dataclass, unpoisoned},
     catalog,
     error::{closed, invalid},
     events,
@@ -22,6 +19,14 @@ use crate::{
 
 /// A store in one process: keys, data and registered memory. Handles of one store share it, each in
 /// its own namespace.
+///
+/// Opens the store in a directory. With a capacity (in bytes or as "100GiB", allocated
+/// immediately), it is created first if there is none; devices: its number of files, each with a
+/// software controller. Opening uses part of the pool for tests and restores its contents.
+///
+/// executor, io_sms, require: same as for Plane. dram_bytes: memory of this process that keeps
+/// copies of blocks above the devices, in bytes or as "8GiB". dram_mode: the blocks kept there:
+/// write-through (stored, loaded or prefetched), or read-ahead (only prefetched).
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Store {
@@ -61,15 +66,10 @@ impl Store {
 
 #[pymethods]
 impl Store {
-    /// Opens the store in a directory. With a capacity (bytes on disk, allocated immediately), it
-    /// is created first if there is none. Opening uses part of the pool for tests and restores its
-    /// contents. dram_bytes: memory of this process that keeps copies of blocks above the devices.
-    /// dram_mode: the blocks kept there: write-through (stored, loaded or prefetched), or
-    /// read-ahead (only prefetched).
     #[new]
     #[pyo3(signature = (
         path, shape, pool, *, namespace = None, capacity = None, devices = 1, executor = None,
-        require = None, io_sms = None, dram_bytes = 0,
+        require = None, io_sms = None, dram_bytes = None,
         dram_mode = "write-through"
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords")]
@@ -79,12 +79,12 @@ impl Store {
         shape: arguments::Shape,
         pool: arguments::Pool,
         namespace: Option<arguments::Namespace>,
-        capacity: Option<u64>,
+        capacity: Option<arguments::Bytes>,
         devices: u32,
         executor: Option<&str>,
         require: Option<&str>,
         io_sms: Option<u32>,
-        dram_bytes: u64,
+        dram_bytes: Option<arguments::Bytes>,
         dram_mode: &str,
     ) -> PyResult<Self> {
         events::start(py)?;
@@ -92,6 +92,7 @@ impl Store {
         let executor = arguments::executor(executor, io_sms, &pool)?;
         let require = arguments::route(require)?;
         let dram_mode = arguments::dram_mode(dram_mode)?;
+        let dram_bytes = arguments::bytes("dram_bytes", dram_bytes)?.unwrap_or(0);
         let namespace = namespace.map_or(Ok(Default::default()), arguments::Namespace::check)?;
         let mut builder = Builder::new(path, shape)
             .devices(devices)
@@ -100,7 +101,7 @@ impl Store {
             .namespace(namespace)
             .pool(pool)
             .options(StoreOptions { dram_bytes, dram_mode, ..StoreOptions::default() });
-        if let Some(bytes) = capacity {
+        if let Some(bytes) = arguments::bytes("capacity", capacity)? {
             builder = builder.capacity(bytes);
         }
         let stack = py.detach(|| builder.open()).or_raise()?;
@@ -214,33 +215,34 @@ impl Store {
     }
 
     /// Returns the namespace's counts.
-    fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         catalog::usage(py, &self.handle.usage().or_raise()?)
     }
 
     /// Returns counters since opening, and the current contents.
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = py.detach(|| self.handle.stats()).or_raise()?;
-        let dict = PyDict::new(py);
-        dict.set_item("path", stats.path.to_string())?;
-        for (name, value) in [
-            ("files", u64::from(stats.files)),
-            ("files_free", u64::from(stats.files_free)),
-            ("files_stored", u64::from(stats.files_stored)),
-            ("file_bytes", stats.file_bytes),
-            ("blocks_looked_up", stats.blocks_looked_up),
-            ("blocks_hit", stats.blocks_hit),
-            ("evictions", stats.evictions),
-            ("files_lost", stats.files_lost),
-            ("stored_bytes", stats.stored_bytes),
-            ("retrieved_bytes", stats.retrieved_bytes),
-            ("journal_bytes", stats.journal_bytes),
-            ("recoveries", stats.recoveries),
-        ] {
-            dict.set_item(name, value)?;
-        }
-        arguments::dram_items(&dict, &stats.dram)?;
-        Ok(dict)
+        dataclass!(
+            py,
+            "StoreStats",
+            stats,
+            [
+                files,
+                files_free,
+                files_stored,
+                file_bytes,
+                blocks_looked_up,
+                blocks_hit,
+                evictions,
+                files_lost,
+                stored_bytes,
+                retrieved_bytes,
+                journal_bytes,
+                recoveries
+            ],
+            route = stats.path.name(),
+            dram = arguments::dram_stats(py, &stats.dram)?
+        )
     }
 
     /// Makes all changes durable, and releases the directory and the pool. Every later call of any

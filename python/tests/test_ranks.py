@@ -40,7 +40,7 @@ def worker(pipe, path, rank):
         blocks = list(range(len(files)))
         if what == "store":
             for block, number in enumerate(numbers):
-                kv[:, block] = content(number, rank["rank"])
+                kv[:, block] = content(number, rank.rank)
             job = plane.begin_store(files, blocks)
         else:
             kv[:] = 0
@@ -50,7 +50,7 @@ def worker(pipe, path, rank):
         for layer in range(layers):
             plane.start(job, layer)
         (report,) = plane.end([job])
-        right = [(kv[:, at] == content(n, rank["rank"])).all() for at, n in enumerate(numbers)]
+        right = [(kv[:, at] == content(n, rank.rank)).all() for at, n in enumerate(numbers)]
         pipe.send((report.error, report.checksums, right, plane.take_lost()))
     plane.close()
 
@@ -140,7 +140,7 @@ def test_blocks_of_all_ranks_survive_the_processes(tmp_path):
     assert engine.store(numbers)
     assert engine.load(numbers) == (8, [], [True] * 8)
     assert engine.store(numbers + [8]), "and only the new one is written"
-    assert engine.catalog.stats()["stored"] == 9
+    assert engine.catalog.stats().stored == 9
     engine.crash()
     assert prepare(tmp_path) == made, "it is there"
     engine = Engine(tmp_path)
@@ -153,7 +153,7 @@ def test_what_one_rank_did_not_store_nobody_finds(tmp_path):
     prepare(tmp_path)
     engine = Engine(tmp_path)
     numbers = list(range(8))
-    free = engine.catalog.stats()["free"]
+    free = engine.catalog.stats().free
     assert engine.store(numbers[:4], breaks=1) is False
     assert engine.load(numbers) == (0, [], [])
     assert engine.store(numbers[:4])
@@ -161,7 +161,7 @@ def test_what_one_rank_did_not_store_nobody_finds(tmp_path):
     engine.crash()
     engine = Engine(tmp_path)
     assert engine.load(numbers) == (4, [], [True] * 4)
-    assert engine.catalog.stats()["free"] == free - 4, "nothing is lost"
+    assert engine.catalog.stats().free == free - 4, "nothing is lost"
     engine.close()
 
 
@@ -236,10 +236,10 @@ def test_what_was_not_completed_is_made_again(tmp_path):
     (before, _) = prepare(path)
     manifest = path / "store.json"
     manifest.write_text(manifest.read_text().replace('"ready"', '"making"'))
-    with pytest.raises(ripieno.NotFoundError, match="not completed"):
+    with pytest.raises(ripieno.NotFoundError, match="incomplete"):
         ripieno.Catalog(path)
     (after, _) = prepare(path)
-    assert after["store"] != before["store"]
+    assert after.store != before.store
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "thesis.tex").touch()
     with pytest.raises(ripieno.OccupiedError, match="thesis.tex"):

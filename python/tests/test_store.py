@@ -57,8 +57,31 @@ def test_bytes_survive(tmp_path):
                 request.wait(layer)
         assert (kv[:, [9, 0, 15]] == sent[:, [4, 5, 6]]).all()
         assert not kv[:, 1].any(), "nothing was stored for it"
-        assert store.stats()["blocks_hit"] == 3
-        assert store.usage()["stored"] == 3
+        assert store.stats().blocks_hit == 3
+        assert store.usage().stored == 3
+
+
+def test_sizes_are_bytes_or_text(tmp_path):
+    for size, bytes in [(4096, 4096), ("4096", 4096), ("32 MiB", 32 << 20), ("1.5GiB", 3 << 29)]:
+        assert ripieno.parse_size(size) == bytes
+    with pytest.raises(ripieno.InvalidError, match="^room: None was given; give bytes, or a size"):
+        ripieno.parse_size(None, "room")
+    pool = ripieno.Pool.contiguous(memory(), SHAPE)
+    block = SHAPE.rows * SHAPE.object_bytes
+    for wrong in ({"capacity": "32 parsecs"}, {"capacity": CAPACITY, "dram_bytes": "32 parsecs"}):
+        (name,) = (name for name, value in wrong.items() if value == "32 parsecs")
+        with pytest.raises(ripieno.InvalidError, match=f"^{name}: .32 parsecs. was given; exp"):
+            ripieno.Store(tmp_path / "s", SHAPE, pool, **wrong)
+    with pytest.raises(TypeError, match="capacity"):
+        ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=3.5)
+    sizes = {"capacity": "32MiB", "dram_bytes": f"{2 * block // 1024}KiB"}
+    with ripieno.Store(tmp_path / "s", SHAPE, pool, **sizes) as store:
+        assert (tmp_path / "s/device-0.img").stat().st_size == CAPACITY
+        save(store, keys(1, 2, 3), [4, 5, 6])
+        assert store.stats().dram.blocks == 2
+    with pytest.raises(ripieno.InvalidError, match='^capacity: "many" was given'):
+        ripieno.prepare(tmp_path / "r", SHAPE, capacity="many")
+    assert ripieno.prepare(tmp_path / "r", SHAPE, capacity="32MiB")
 
 
 def test_what_is_in_dram_is_not_read(tmp_path):
@@ -74,17 +97,17 @@ def test_what_is_in_dram_is_not_read(tmp_path):
             request.move_all()
         assert (kv[:, [9, 0, 15]] == sent[:, [4, 5, 6]]).all()
         stats = store.stats()
-        assert (stats["dram_hits"], stats["dram_misses"], stats["dram_blocks"]) == (2, 1, 2)
-        assert (stats["dram_retrieved_bytes"], stats["retrieved_bytes"]) == (2 * block, block)
+        assert (stats.dram.hits, stats.dram.misses, stats.dram.blocks) == (2, 1, 2)
+        assert (stats.dram.retrieved_bytes, stats.retrieved_bytes) == (2 * block, block)
         save(store, keys(4, 5), [1, 2])
         assert store.prefetch(keys(6, 1)) == 0
         assert store.prefetch(keys(1, 2, 6), within=60.0) == 2
-        while store.stats()["dram_prefetched_bytes"] < 2 * block:
+        while store.stats().dram.prefetched_bytes < 2 * block:
             time.sleep(0.001)
         with store.load(keys(1, 2), [9, 0]) as request:
             request.move_all()
         assert (kv[:, [9, 0]] == sent[:, [4, 5]]).all()
-        assert store.stats()["retrieved_bytes"] == block, "as before"
+        assert store.stats().retrieved_bytes == block, "as before"
         for wrong in (-1.0, float("inf"), float("nan"), 1e12):
             with pytest.raises(ripieno.InvalidError, match="within is"):
                 store.prefetch(keys(1), wrong)
@@ -98,14 +121,14 @@ def test_only_what_is_prefetched_is_in_dram(tmp_path):
         ripieno.Store(tmp_path / "s", SHAPE, pool, dram_mode="back-write", **given)
     with ripieno.Store(tmp_path / "s", SHAPE, pool, dram_mode="read-ahead", **given) as store:
         save(store, keys(1, 2, 3), [4, 5, 6])
-        assert store.stats()["dram_blocks"] == 0
+        assert store.stats().dram.blocks == 0
         assert store.prefetch(keys(1, 2), within=60.0) == 2
-        while store.stats()["dram_prefetched_bytes"] < 2 * block:
+        while store.stats().dram.prefetched_bytes < 2 * block:
             time.sleep(0.001)
         with store.load(keys(1, 2, 3), [9, 0, 15]) as request:
             request.move_all()
         stats = store.stats()
-        assert (stats["dram_hits"], stats["dram_misses"], stats["dram_blocks"]) == (2, 1, 2)
+        assert (stats.dram.hits, stats.dram.misses, stats.dram.blocks) == (2, 1, 2)
 
 
 def test_memory_of_any_alignment(tmp_path):

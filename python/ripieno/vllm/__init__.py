@@ -54,8 +54,12 @@ A separate thread reads saves from vLLM's blocks. vLLM counts those blocks as fr
 has ended; before it reuses one, the save of it ends.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from . import version  # noqa: F401, I001 (before anything that another version lacks)
 
@@ -73,6 +77,19 @@ from .options import Options
 from .scheduler import Scheduler
 from .worker import Worker
 
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+    from .protocol import Reports, Tasks
+
 
 class RipienoConnector(KVConnectorBase_V1):
     """See the module's documentation."""
@@ -80,26 +97,28 @@ class RipienoConnector(KVConnectorBase_V1):
     _cache_hit_source = CacheHitSource.DISK
 
     @property
-    def requires_kv_delivery(self):
+    def requires_kv_delivery(self) -> bool:
         # Blocks that are not stored are computed again.
         return False
 
     @classmethod
-    def requires_piecewise_for_cudagraph(cls, extra_config):
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         return bool(extra_config.get("piecewise", False))
 
-    def __init__(self, vllm_config, role, kv_cache_config):
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
         self.load_async = check(vllm_config, kv_cache_config, self.options)
         events = vllm_config.kv_events_config
         self.has_events = events is not None and events.enable_kv_cache_events
-        self.blocks = kv_cache_config.num_blocks
+        self.blocks: int = kv_cache_config.num_blocks
         parallel = vllm_config.parallel_config
         self.block_size, self.hashes = tokens_of(kv_cache_config, parallel)
         self.rows = rows_of(kv_cache_config)
         self.shape = ripieno.Shape(len(self.rows), 1, self.rows[0].bytes, self.block_size)
-        self.world = parallel.world_size
+        self.world: int = parallel.world_size
         # The name holds all parameters of the files' layout. The namespace holds the rest.
         name = f"tp{self.world}-layers{len(self.rows)}-page{self.rows[0].bytes}"
         name += f"-block{self.block_size}"
@@ -109,7 +128,7 @@ class RipienoConnector(KVConnectorBase_V1):
         self.path = os.path.join(self.options.path, name)
 
         # Workers start before the scheduler; the first process creates the store.
-        def make(bytes):
+        def make(bytes: int) -> list[ripieno.RankId]:
             return ripieno.prepare(
                 self.path,
                 self.shape,
@@ -122,89 +141,106 @@ class RipienoConnector(KVConnectorBase_V1):
         self.ranks = capacity.made_in(
             self.options.path, name, self.options.capacity, make, engines
         )
-        self._scheduler = self._worker = None
+        self._in_scheduler: Scheduler | None = None
+        self._in_worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
             describe = partial(namespace_of, vllm_config, kv_cache_config, self.options)
-            self._scheduler = Scheduler(self, describe)
+            self._in_scheduler = Scheduler(self, describe)
 
     # In the scheduler's process.
 
-    def on_new_request(self, request):
+    @property
+    def _scheduler(self) -> Scheduler:
+        assert self._in_scheduler, "vLLM calls this in the scheduler's process"
+        return self._in_scheduler
+
+    def on_new_request(self, request: Request) -> None:
         self._scheduler.arrived(request)
 
-    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int, bool]:
         return self._scheduler.matched(request, num_computed_tokens)
 
-    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
         self._scheduler.allocated(request, blocks, num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output):
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Tasks:
         return self._scheduler.tasks(scheduler_output)
 
-    def update_connector_output(self, connector_output):
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         reports = connector_output.kv_connector_worker_meta
         self._scheduler.reported(reports, connector_output.invalid_block_ids)
 
-    def request_finished(self, request, block_ids):
+    def request_finished(self, request: Request, block_ids: Sequence[int]) -> tuple[bool, None]:
         self._scheduler.forget(request)
         return False, None
 
-    def has_pending_push_work(self):
+    def has_pending_push_work(self) -> bool:
         return self._scheduler.is_pending
 
-    def take_events(self):
+    def take_events(self) -> Iterable[KVCacheEvent]:
         return self._scheduler.take_events()
 
-    def reset_cache(self):
+    def reset_cache(self) -> bool:
         return self._scheduler.reset()
 
     # In a worker's process.
 
-    def register_kv_caches(self, kv_caches):
-        self._worker = Worker(self, kv_caches)
+    @property
+    def _worker(self) -> Worker:
+        assert self._in_worker, "vLLM calls this in a worker's process"
+        return self._in_worker
 
-    def handle_preemptions(self, kv_connector_metadata):
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self._in_worker = Worker(self, kv_caches)
+
+    def handle_preemptions(self, kv_connector_metadata: Tasks) -> None:
         self._worker.begin(kv_connector_metadata)
 
-    def start_load_kv(self, forward_context, **kwargs):
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         # The second model runner has no context for a FULL graph.
         is_full = forward_context.cudagraph_runtime_mode == CUDAGraphMode.FULL
         self._worker.start_loads(bool(forward_context.attn_metadata) and not is_full)
 
-    def wait_for_layer_load(self, layer_name):
+    def wait_for_layer_load(self, layer_name: str) -> None:
         self._worker.wait_layer(layer_name)
 
-    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
         self._worker.save_layer(layer_name)
 
-    def wait_for_save(self):
+    def wait_for_save(self) -> None:
         self._worker.finish_loads()
         self._worker.finish_saves()
 
-    def get_finished(self, finished_req_ids):
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str]]:
         return None, self._worker.finished()
 
-    def get_block_ids_with_load_errors(self):
+    def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_invalid()
 
-    def build_connector_worker_meta(self):
+    def build_connector_worker_meta(self) -> Reports | None:
         return self._worker.take_reports()
 
     # In both.
 
-    def get_kv_connector_stats(self):
-        half = self._scheduler or self._worker
+    def get_kv_connector_stats(self) -> Stats | None:
+        half = self._in_scheduler or self._in_worker
         return half.take_stats() if half else None
 
     @classmethod
-    def build_kv_connector_stats(cls, data=None):
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
         return Stats(data=data or {})
 
     @classmethod
-    def build_prom_metrics(cls, *args):
+    def build_prom_metrics(cls, *args: Any) -> PromMetrics:
         return PromMetrics(*args)
 
-    def shutdown(self):
-        half = self._scheduler or self._worker
+    def shutdown(self) -> None:
+        half = self._in_scheduler or self._in_worker
         if half is not None:
             half.close()

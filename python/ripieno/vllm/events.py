@@ -1,5 +1,10 @@
 """Events that vLLM publishes about the store's blocks, for routers and other prefix indexes."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
 from vllm.distributed.kv_events import MEDIUM_STORAGE, AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import (
     generate_block_hash_extra_keys,
@@ -7,15 +12,25 @@ from vllm.v1.core.kv_cache_utils import (
     to_event_extra_keys,
 )
 
+if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.v1.core.kv_cache_utils import BlockHash
+    from vllm.v1.request import Request
+
 
 class Events:
     """Blocks stored and dropped since the last take()."""
 
-    def __init__(self):
-        self.waiting = []
+    def __init__(self) -> None:
+        self.waiting: list[KVCacheEvent] = []
 
-    def describe(self, request, at, hashes, block_size):
-        """Returns the event for block `at` of a request. Call it while the request exists."""
+    def describe(
+        self, request: Request, at: int, hashes: tuple[BlockHash | None, BlockHash], block_size: int
+    ) -> BlockStored:
+        """Returns the event for block `at` of a request. Call it while the request exists.
+
+        hashes: vLLM's hash of the block before it, or None, and its own.
+        """
         start, end = at * block_size, (at + 1) * block_size
         features, _ = generate_block_hash_extra_keys(request, start, end, 0)
         lora = request.lora_request
@@ -32,17 +47,17 @@ class Events:
             group_idx=0,
         )
 
-    def removed(self, hashes):
+    def removed(self, hashes: Sequence[BlockHash]) -> None:
         if hashes:
-            hashes = [maybe_convert_block_hash(each) for each in hashes]
-            self.waiting.append(BlockRemoved(hashes, medium=MEDIUM_STORAGE, group_idx=0))
+            known = [maybe_convert_block_hash(each) for each in hashes]
+            self.waiting.append(BlockRemoved(known, medium=MEDIUM_STORAGE, group_idx=0))
 
-    def stored(self, described):
+    def stored(self, described: Iterable[BlockStored]) -> None:
         self.waiting += described
 
-    def cleared(self):
+    def cleared(self) -> None:
         self.waiting.append(AllBlocksCleared())
 
-    def take(self):
+    def take(self) -> list[KVCacheEvent]:
         waiting, self.waiting = self.waiting, []
         return waiting

@@ -6,17 +6,27 @@ walk vLLM's configuration classes: each field is in KEPT, or on their list of fi
 nothing, with the reason.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 import hashlib
 import json
 import os
 import re
+from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
 
 import ripieno
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from .options import Options
 
 KEPT = {
     "model_config": (
@@ -56,8 +66,13 @@ KEPT = {
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
-def namespace_of(vllm_config, kv_cache_config, options, adapter=None):
-    """Returns the namespace of an engine, or of one of its adapters (a LoRARequest)."""
+def namespace_of(
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    options: Options,
+    adapter: LoRARequest | None = None,
+) -> ripieno.Namespace:
+    """Returns the namespace of an engine, or of one of its adapters."""
     (group,) = kv_cache_config.kv_cache_groups
     model = vllm_config.model_config
     layout = {
@@ -65,7 +80,7 @@ def namespace_of(vllm_config, kv_cache_config, options, adapter=None):
         "seed": os.environ.get("PYTHONHASHSEED", ""),
         "spec": plain(group.kv_cache_spec),
     }
-    known = [vllm.__version__, options.weights_id, described(vllm_config)]
+    known: list[Any] = [vllm.__version__, options.weights_id, described(vllm_config)]
     if model and vllm_config.load_config.load_format == "dummy":
         # vLLM generates these weights from the seed.
         known.append(model.seed)
@@ -79,7 +94,7 @@ def namespace_of(vllm_config, kv_cache_config, options, adapter=None):
     )
 
 
-def described(vllm_config):
+def described(vllm_config: VllmConfig) -> dict[str, Any]:
     """Returns all fields in KEPT as plain data."""
     return {
         name: _kept(getattr(vllm_config, name), name)
@@ -88,7 +103,7 @@ def described(vllm_config):
     }
 
 
-def _kept(config, name):
+def _kept(config: Any, name: str) -> Any:
     if not KEPT[name]:
         return plain(config)
     found = {}
@@ -107,15 +122,15 @@ def _kept(config, name):
     return found
 
 
-def origin_of(path, revision=None):
+def origin_of(path: str, revision: str | None = None) -> list[Any]:
     """Returns the identity of weights: repository and commit, or the files of a directory with
     their sizes and times."""
     if os.path.exists(path):
         place = os.path.realpath(path)
+    elif cached := _cached(path, revision):
+        place = cached
     else:
-        place = _cached(path, revision)
-        if place is None:
-            return [path, revision]
+        return [path, revision]
     if commit := re.search(r"/models--([^/]+)/snapshots/([^/]+)$", place):
         return [commit[1], commit[2]]
     if not os.path.isdir(place):
@@ -124,7 +139,7 @@ def origin_of(path, revision=None):
     return [place, *([name, *_stat(os.path.join(place, name))] for name in names)]
 
 
-def _cached(name, revision):
+def _cached(name: str, revision: str | None) -> str | None:
     """Returns the path of a hub's model or adapter in the hub's cache, or None."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -139,16 +154,16 @@ def _cached(name, revision):
     return None
 
 
-def _stat(path):
+def _stat(path: str) -> list[int]:
     found = os.stat(path)
     return [found.st_size, found.st_mtime_ns]
 
 
-def _name(path):
+def _name(path: str) -> str:
     return os.path.basename(os.path.realpath(path) if os.path.exists(path) else path)
 
 
-def plain(value):
+def plain(value: Any) -> Any:
     """Returns a value as JSON data that is the same in each process."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -174,5 +189,5 @@ def plain(value):
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _json(value):
+def _json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True).encode()

@@ -1,7 +1,10 @@
 """Layout of vLLM's KV cache, and checks that it can be stored."""
 
+from __future__ import annotations
+
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from vllm.logger import init_logger
@@ -10,6 +13,13 @@ from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs, g
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import ripieno
+
+if TYPE_CHECKING:
+    from vllm.config import ParallelConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from . import RipienoConnector
+    from .options import Options
 
 # vLLM shows only messages logged below its own name.
 logger = init_logger("vllm.ripieno")
@@ -25,7 +35,7 @@ class Row:
     bytes: int
 
 
-def rows_of(config):
+def rows_of(config: KVCacheConfig) -> list[Row]:
     """Returns the rows of the KV cache, in the order of the layers."""
     specs = {}
     for group in config.kv_cache_groups:
@@ -46,7 +56,7 @@ def rows_of(config):
     return rows
 
 
-def tokens_of(config, parallel):
+def tokens_of(config: KVCacheConfig, parallel: ParallelConfig) -> tuple[int, int]:
     """Returns the tokens of a block, over all ranks that share it, and its number of hashes, the
     last of which identifies the block."""
     spec = config.kv_cache_groups[0].kv_cache_spec
@@ -57,17 +67,18 @@ def tokens_of(config, parallel):
     return tokens, tokens // hashed
 
 
-def engines_of(parallel, options):
+def engines_of(parallel: ParallelConfig, options: Options) -> int:
     """Returns the number of engines that share the directory."""
     if options.engines is None and parallel.data_parallel_index >= parallel.data_parallel_size:
         raise ValueError(
             "engines: vLLM does not tell the engines of a dense model how many there are, and this "
             f"is number {parallel.data_parallel_index}; give \"engines\", the --data-parallel-size"
         )
-    return options.engines or parallel.data_parallel_size
+    size: int = parallel.data_parallel_size
+    return options.engines or size
 
 
-def check(vllm_config, kv_cache_config, options):
+def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Options) -> bool:
     """Raises ValueError if the KV cache cannot be stored or found again. Returns True to load
     between steps."""
     layout = KVCacheLayout[kv_cache_config.kv_cache_layout]
@@ -108,7 +119,9 @@ def check(vllm_config, kv_cache_config, options):
     return True
 
 
-def register(connector, kv_caches):
+def register(
+    connector: RipienoConnector, kv_caches: dict[str, torch.Tensor]
+) -> tuple[list[torch.Tensor], ripieno.Pool]:
     """Returns the KV cache as bytes, [block, byte] of each layer, and the pool."""
     config = connector._kv_cache_config
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in kv_caches.values()}

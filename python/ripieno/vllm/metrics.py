@@ -1,9 +1,16 @@
 """Counters for vLLM's log and for Prometheus."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 COUNTERS = {
     "lookup_tokens": "Tokens that were looked up, once for each request that got blocks.",
@@ -35,32 +42,34 @@ BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 class Stats(KVConnectorStats):
     """Counters, gauges (the latest value) and histograms (lists of seconds), by name."""
 
-    def count(self, name, by=1):
+    data: dict[str, Any]
+
+    def count(self, name: str, by: int = 1) -> None:
         """Adds to a counter."""
         if by:
             assert name in COUNTERS, name
             self.data[name] = self.data.get(name, 0) + by
 
-    def show(self, name, value):
+    def show(self, name: str, value: int) -> None:
         """Sets a gauge."""
         assert name in GAUGES, name
         self.data[name] = value
 
-    def observe(self, name, seconds):
+    def observe(self, name: str, seconds: float) -> None:
         """Adds to a histogram."""
         assert name in HISTOGRAMS, name
         self.data.setdefault(name, []).append(seconds)
 
-    def reset(self):
+    def reset(self) -> None:
         self.data = {}
 
-    def aggregate(self, other):
+    def aggregate(self, other: Stats) -> Stats:
         data = dict(self.data)
         for name, value in other.data.items():
             data[name] = value if name in GAUGES or name not in data else data[name] + value
         return Stats(data)
 
-    def reduce(self):
+    def reduce(self) -> dict[str, int | float]:
         """Returns values for the log: counters, means, and the health if it is 0."""
         data = {name: value for name, value in self.data.items() if name in COUNTERS}
         if not self.data.get("healthy", 1):
@@ -70,7 +79,7 @@ class Stats(KVConnectorStats):
                 data[f"mean_{name}"] = round(sum(seconds) / len(seconds), 6)
         return data
 
-    def is_empty(self):
+    def is_empty(self) -> bool:
         return not self.data
 
 
@@ -78,14 +87,21 @@ class PromMetrics(KVConnectorPromMetrics):
     """`vllm:ripieno_*` of each engine. The prefix makes LLM.get_metrics() return them, and vLLM
     unregister them for the next engine in a process."""
 
-    def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        kinds = [
+        kinds: list[tuple[dict[str, str], type[Any], dict[str, Any]]] = [
             (COUNTERS, self._counter_cls, {}),
             (GAUGES, self._gauge_cls, {"multiprocess_mode": "mostrecent"}),
             (HISTOGRAMS, self._histogram_cls, {"buckets": BUCKETS}),
         ]
-        self.metrics = {}
+        self.metrics: dict[tuple[int, str], Any] = {}
+        """By engine and name: a counter, gauge or histogram of prometheus_client."""
         for names, kind, more in kinds:
             for name, documentation in names.items():
                 metric = kind(f"vllm:ripieno_{name}", documentation, labelnames=labelnames, **more)
@@ -94,7 +110,7 @@ class PromMetrics(KVConnectorPromMetrics):
         for engine in per_engine_labelvalues:
             self.metrics[engine, "healthy"].set(1)
 
-    def observe(self, transfer_stats_data, engine_idx=0):
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, value in transfer_stats_data.items():
             metric = self.metrics[engine_idx, name]
             if name in COUNTERS:

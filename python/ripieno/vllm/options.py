@@ -1,17 +1,23 @@
 """Options given by the user in kv_connector_extra_config."""
 
-import os
-import re
-from dataclasses import MISSING, dataclass, fields
+from __future__ import annotations
 
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-UNITS |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+import os
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, get_args
+
+from ripieno import parse_size
+
+Overwrite = Literal["nothing", "store", "anything"]
+Executor = Literal["host", "cuda"]
+Route = Literal["direct", "staged", "host"]
+DramMode = Literal["write-through", "read-ahead"]
 
 CHOICES = {
-    "overwrite": ("nothing", "store", "anything"),
-    "executor": ("host", "cuda"),
-    "route": ("direct", "staged", "host"),
-    "dram_mode": ("write-through", "read-ahead"),
+    "overwrite": get_args(Overwrite),
+    "executor": get_args(Executor),
+    "route": get_args(Route),
+    "dram_mode": get_args(DramMode),
 }
 
 SIZES = {"capacity", "dram"}
@@ -25,12 +31,12 @@ class Options:
     capacity: int
     devices: int | list[str] = 1
     engines: int | None = None
-    overwrite: str = "nothing"
-    executor: str | None = None
-    route: str | None = None
+    overwrite: Overwrite = "nothing"
+    executor: Executor | None = None
+    route: Route | None = None
     io_sms: int | None = None
     dram: int = 0
-    dram_mode: str = "write-through"
+    dram_mode: DramMode = "write-through"
     load_async: bool | None = None
     save_decode: bool = True
     save_backlog: float = 0.5
@@ -43,7 +49,7 @@ class Options:
     layer_times: str | None = None
 
     @classmethod
-    def parse(cls, given):
+    def parse(cls, given: dict[str, Any]) -> Options:
         """Returns the options from a dict by name."""
         known = {each.name: each for each in fields(cls)}
         if unknown := set(given) - set(known):
@@ -54,10 +60,10 @@ class Options:
         needed = {name for name, each in known.items() if each.default is MISSING}
         if missing := needed - set(given):
             raise ValueError(f"kv_connector_extra_config: {', '.join(sorted(missing))} is missing")
-        sizes = {name: parse_bytes(given[name], name) for name in SIZES & set(given)}
+        sizes = {name: parse_size(given[name], name) for name in SIZES & set(given)}
         return cls(**given | sizes | {"path": parse_path(given["path"])})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("load_async", "save_decode", "schedule", "keep_on_reset", "piecewise"):
             check(name, getattr(self, name) in (True, False, None), "give true or false", self)
         for name, least in (("drain_seconds", 0), ("save_backlog", 0)):
@@ -81,37 +87,29 @@ class Options:
             check(name, is_default or getattr(self, name) in words, hint, self)
         is_right = self.dram > 0 or self.dram_mode == Options.dram_mode
         check("dram_mode", is_right, "give dram, too", self)
-        is_right = self.layer_times is None or (type(self.layer_times) is str and self.layer_times)
-        check("layer_times", is_right, "give the name of a file", self)
+        is_name = type(self.layer_times) is str and self.layer_times
+        check("layer_times", self.layer_times is None or is_name, "give the name of a file", self)
         check("save_backlog", self.save_backlog <= 1, "give a share of the blocks, 0 to 1", self)
         check("shutdown", self.shutdown in ("drain", "drop"), 'give "drain" or "drop"', self)
 
     @property
-    def is_paced(self):
+    def is_paced(self) -> bool:
         """True if the plane decides when layers start; by default with host memory."""
         return self.dram > 0 if self.schedule is None else self.schedule
 
     @property
-    def patience(self):
+    def patience(self) -> float:
         """Seconds that pending saves get at shutdown."""
         return self.drain_seconds if self.shutdown == "drain" else 0.0
 
 
-def check(name, is_right, hint, options):
+def check(name: str, is_right: Any, hint: str, options: Options) -> None:
     if not is_right:
         raise ValueError(f"{name}: {getattr(options, name)!r} was given; {hint}")
 
 
-def parse_path(given):
+def parse_path(given: str | os.PathLike[str]) -> str:
     """Returns the absolute path of a directory."""
     if not isinstance(given, str | os.PathLike) or not str(given).strip():
         raise ValueError(f'path: {given!r} was given; give the name of a directory, "/var/lib/kv"')
     return os.path.abspath(os.path.expanduser(given))
-
-
-def parse_bytes(text, name="capacity"):
-    """Returns the bytes that a number, or text such as "100GiB", means."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?)B?", str(text).strip())
-    if match is None or match[2] not in UNITS:
-        raise ValueError(f'{name}: {text!r} was given; give bytes, or a size such as "100GiB"')
-    return int(float(match[1]) * UNITS[match[2]])

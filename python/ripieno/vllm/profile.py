@@ -5,6 +5,8 @@ and generates with several requests at once; the connector's option layer_times 
 times. `ripieno profile --layer-times` turns them into a slack table.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import itertools
@@ -12,6 +14,12 @@ import os
 import random
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm import LLM, EngineArgs
+    from vllm.config import VllmConfig
 
 TOKENS = range(10, 1000)
 """Token ids of prompts; every model has them."""
@@ -19,16 +27,16 @@ DECODED = 16
 """Tokens generated per request to measure decoding."""
 
 
-def lengths(text):
+def lengths(text: str) -> list[int]:
     """Parses numbers separated by commas."""
     return [int(each) for each in text.split(",")]
 
 
-def parse(argv=None):
+def parse(argv: list[str] | None = None) -> tuple[argparse.Namespace, EngineArgs]:
     from vllm import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    about = __doc__.split("\n\n")[1].replace("\n", " ")
+    about = str(__doc__).split("\n\n")[1].replace("\n", " ")
     parser = FlexibleArgumentParser(
         prog="python -m ripieno.vllm.profile",
         description=f"{about} Options of vLLM's engine are taken, too.",
@@ -49,7 +57,7 @@ def parse(argv=None):
     return args, EngineArgs.from_cli_args(args)
 
 
-def start(args, engine, scratch):
+def start(args: argparse.Namespace, engine: EngineArgs, scratch: str) -> LLM:
     """Starts vLLM with the connector, which stores almost nothing: storing would affect times."""
     from vllm import LLM
     from vllm.config import KVTransferConfig
@@ -72,7 +80,9 @@ def start(args, engine, scratch):
     )
 
 
-def plan(args, config):
+def plan(
+    args: argparse.Namespace, config: VllmConfig
+) -> Iterator[tuple[str, int, int, bool]]:
     """Yields the points, and True for those that fit: prompts (input) and decoding (generating)."""
     cache = config.cache_config
     most = config.model_config.max_model_len
@@ -91,22 +101,22 @@ def plan(args, config):
 class Sweep:
     """Runs prompts of random tokens, so that only intended prefixes are found."""
 
-    def __init__(self, llm, seed=1):
+    def __init__(self, llm: LLM, seed: int = 1) -> None:
         from vllm import SamplingParams
 
         self.llm, self.chance = llm, random.Random(seed)
-        self.sampling = lambda tokens: SamplingParams(
+        self.sampling: Callable[[int], SamplingParams] = lambda tokens: SamplingParams(
             max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False
         )
 
-    def tokens(self, count):
+    def tokens(self, count: int) -> list[int]:
         return self.chance.choices(TOKENS, k=count)
 
-    def ask(self, prompts, tokens=1):
-        prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
-        self.llm.generate(prompts, self.sampling(tokens), use_tqdm=False)
+    def ask(self, prompts: list[list[int]], tokens: int = 1) -> None:
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        self.llm.generate(asked, self.sampling(tokens), use_tqdm=False)
 
-    def measure(self, kind, count, prefix):
+    def measure(self, kind: str, count: int, prefix: int) -> None:
         if kind == "generating":
             self.ask([self.tokens(max(prefix, 1)) for _ in range(count)], DECODED)
             return
@@ -116,7 +126,7 @@ class Sweep:
         self.ask([before + self.tokens(count)])
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     from tqdm import tqdm
 
     args, engine = parse(argv)

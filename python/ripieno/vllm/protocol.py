@@ -1,5 +1,7 @@
 """Messages between the scheduler and the workers."""
 
+from __future__ import annotations
+
 import glob
 import json
 import os
@@ -59,7 +61,7 @@ class Tasks(KVConnectorMetadata):
 class Reports(KVConnectorWorkerMetadata):
     """Message from the workers to the scheduler after a step."""
 
-    loaded: Counter = field(default_factory=Counter)
+    loaded: Counter[int] = field(default_factory=Counter)
     """Number of workers that have ended each load."""
     corrupted: set[int] = field(default_factory=set)
     """Loads with blocks that failed to load."""
@@ -70,7 +72,7 @@ class Reports(KVConnectorWorkerMetadata):
     dead: str | None = None
     """The reason if a worker's plane has failed permanently, else None."""
 
-    def aggregate(self, other):
+    def aggregate(self, other: Reports) -> Reports:
         written = {job: dict(ranks) for job, ranks in self.written.items()}
         for job, ranks in other.written.items():
             written.setdefault(job, {}).update(ranks)
@@ -82,7 +84,7 @@ class Reports(KVConnectorWorkerMetadata):
             self.dead or other.dead,
         )
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return bool(self.loaded or self.lost or self.written or self.dead)
 
 
@@ -91,7 +93,7 @@ class Legacy:
     scheduler is closed after the workers, often in another process."""
 
     @staticmethod
-    def leave(path, rank, reports):
+    def leave(path: str, rank: int, reports: Reports) -> None:
         """Writes a worker's reports atomically."""
         written = {
             job: {rank: sums if sums is None else sums.hex() for rank, sums in ranks.items()}
@@ -104,9 +106,9 @@ class Legacy:
         os.replace(f"{name}.new", name)
 
     @staticmethod
-    def take(path):
+    def take(path: str) -> Reports | None:
         """Removes and returns the aggregated reports of all workers, or None if there are none."""
-        taken = None
+        taken: Reports | None = None
         for name in glob.glob(os.path.join(glob.escape(path), "reports-*.json")):
             with open(name) as file:
                 loaded, corrupted, lost, written, dead = json.load(file)
@@ -118,7 +120,7 @@ class Legacy:
                 }
                 for job, ranks in written.items()
             }
-            loaded = Counter({int(job): count for job, count in loaded.items()})
-            reports = Reports(loaded, set(corrupted), set(lost), written, dead)
+            loads = Counter({int(job): count for job, count in loaded.items()})
+            reports = Reports(loads, set(corrupted), set(lost), written, dead)
             taken = reports if taken is None else taken.aggregate(reports)
         return taken

@@ -1,11 +1,21 @@
 """A worker's saves, on a separate thread, so that no step waits for them."""
 
+from __future__ import annotations
+
 import queue
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import ripieno
+
+if TYPE_CHECKING:
+    from .protocol import Job
+
+Stream = tuple[int, ...]
+"""Handle of the CUDA stream that computes; nothing on a CPU."""
 
 POLL_SECONDS = 0.01
 """Interval at which the thread looks for saves that have ended."""
@@ -44,27 +54,34 @@ class Saver:
     """Stores blocks layer by layer. With `most`, the plane decides when layers start, unless a step
     waits for their blocks, or more than that many blocks are pending."""
 
-    def __init__(self, plane, layers, stream=tuple, most=None):
+    def __init__(
+        self,
+        plane: ripieno.Plane,
+        layers: list[int],
+        stream: Callable[[], Stream] = tuple,
+        most: int | None = None,
+    ) -> None:
         self.plane, self.layers = plane, layers
         self.stream = stream
-        """Returns the stream that computes; nothing on a CPU."""
         self.most = most
-        self.step, self.started = [], set()
-        """Saves of this step; their layers that were started."""
-        self.tasks = queue.SimpleQueue()
+        self.step: list[Saving] = []
+        """Saves of this step."""
+        self.started: set[int] = set()
+        """Their layers that were started."""
+        self.tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         """Functions for the thread to call; None is the last one."""
-        self.ended = []
-        self.unfinished = {}
-        """By save: its blocks."""
-        self.wanted = set()
+        self.ended: list[Saved] = []
+        self.unfinished: dict[int, int] = {}
+        """By save: its number of blocks."""
+        self.wanted: set[int] = set()
         """Saves that a step waits for."""
         self.changed = threading.Condition()
-        self.dead = None
+        self.dead: str | None = None
         self.dropping = self.broken = False
         self.thread = threading.Thread(target=self._run, name="ripieno saver", daemon=True)
         self.thread.start()
 
-    def begin_step(self, saves, reused):
+    def begin_step(self, saves: Iterable[Job], reused: list[int]) -> None:
         """Begins a step. On return, the blocks of the saves in `reused` may be changed."""
         self.end_step()
         with self.changed:
@@ -79,28 +96,38 @@ class Saver:
             self.step = [Saving(save.id, save.files, save.blocks, now) for save in saves]
             self.unfinished.update((saving.id, len(saving.blocks)) for saving in self.step)
 
-    def store(self, layer):
+    def store(self, layer: int) -> None:
         """Stores a layer of this step's saves, which was computed."""
         if self.step and layer not in self.started:
             self.started.add(layer)
             savings, stream = self.step, self.stream()
-            self.tasks.put(lambda: [self._start(saving, layer, stream) for saving in savings])
 
-    def end_step(self):
+            def start() -> None:
+                for saving in savings:
+                    self._start(saving, layer, stream)
+
+            self.tasks.put(start)
+
+    def end_step(self) -> None:
         """Ends the step: all layers are computed, also those that no hook reported."""
         for layer in self.layers if self.step else ():
             self.store(layer)
         if savings := self.step:
-            self.tasks.put(lambda: [setattr(saving, "is_complete", True) for saving in savings])
+
+            def complete() -> None:
+                for saving in savings:
+                    saving.is_complete = True
+
+            self.tasks.put(complete)
         self.step, self.started = [], set()
 
-    def take(self):
+    def take(self) -> list[Saved]:
         """Returns the saves that have ended since the last call."""
         with self.changed:
             ended, self.ended = self.ended, []
             return ended
 
-    def close(self, seconds):
+    def close(self, seconds: float) -> None:
         """Waits at most `seconds` for pending saves, and drops the rest."""
         self.end_step()
         self.dropping = seconds <= 0
@@ -109,7 +136,7 @@ class Saver:
         self.dropping = True
         self.thread.join()
 
-    def _run(self):
+    def _run(self) -> None:
         try:
             self._work()
         finally:
@@ -118,9 +145,9 @@ class Saver:
                 self.broken = True
                 self.changed.notify_all()
 
-    def _work(self):
+    def _work(self) -> None:
         is_open = True
-        self.savings = []
+        self.savings: list[Saving] = []
         """Saves with a job, or an error."""
         while is_open or self.savings:
             try:
@@ -135,7 +162,7 @@ class Saver:
             self._hurry()
             self._end([saving for saving in self.savings if self._is_over(saving)])
 
-    def _start(self, saving, layer, stream):
+    def _start(self, saving: Saving, layer: int, stream: Stream) -> None:
         if saving.job is None and saving.error is None:
             self.savings.append(saving)
         if self.dropping:
@@ -152,7 +179,7 @@ class Saver:
             if isinstance(error, ripieno.ClosedError):
                 self.dead = str(error)
 
-    def _hurry(self):
+    def _hurry(self) -> None:
         """Has the layers start that a step waits for, or all of them if too many wait."""
         if self.most is None:
             return
@@ -167,34 +194,36 @@ class Saver:
                     # The job reports the error when it ends.
                     pass
 
-    def _is_over(self, saving):
+    def _is_over(self, saving: Saving) -> bool:
         """Returns True if all layers were started and none is in flight."""
+        job = saving.job
         try:
-            while saving.moving and self.plane.poll(saving.job, saving.moving[0]):
+            while job is not None and saving.moving and self.plane.poll(job, saving.moving[0]):
                 del saving.moving[0]
         except ripieno.Error:
             # The job reports the error when it ends, and waits for the other layers.
             saving.moving.clear()
         return saving.is_complete and not saving.moving
 
-    def _end(self, savings):
+    def _end(self, savings: list[Saving]) -> None:
         """Ends saves: one flush for all of them."""
         if not savings:
             return
         self.savings = [saving for saving in self.savings if saving not in savings]
         jobs = [saving.job for saving in savings if saving.job is not None]
+        reports: dict[int | None, ripieno.Report] = {}
         try:
-            reports = {report.job: report for report in self.plane.end(jobs)} if jobs else {}
+            reports |= {report.job: report for report in self.plane.end(jobs)} if jobs else {}
         except ripieno.Error as error:
-            self.dead, reports = str(error), {}
+            self.dead = str(error)
         now = time.monotonic()
         ended = []
         for saving in savings:
             report = reports.get(saving.job)
-            error = saving.error or (report.error if report else self.dead)
-            checksums = report.checksums if report and error is None else None
+            problem = saving.error or (report.error if report else self.dead)
+            checksums = report.checksums if report and problem is None else None
             ended.append(
-                Saved(saving.id, len(saving.blocks), now - saving.begun, checksums, error)
+                Saved(saving.id, len(saving.blocks), now - saving.begun, checksums, problem)
             )
         with self.changed:
             self.ended += ended

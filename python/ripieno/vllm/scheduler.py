@@ -1,10 +1,14 @@
 """The scheduler's half: decides which blocks are loaded and stored, and in which files."""
 
+from __future__ import annotations
+
 import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
@@ -13,6 +17,18 @@ import ripieno
 from .events import Events
 from .metrics import Stats
 from .protocol import Ahead, Job, Legacy, Tasks
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_events import BlockStored, KVCacheEvent
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+    from . import RipienoConnector
+    from .protocol import Reports
 
 # vLLM shows only messages logged below its own name.
 logger = init_logger("vllm.ripieno")
@@ -23,7 +39,7 @@ MAX_CONSECUTIVE_FAILURES = 8
 after which nothing is stored."""
 
 
-def computes(output):
+def computes(output: SchedulerOutput) -> list[list[int]]:
     """Returns tokens to compute, and tokens before them, of each request of a step."""
     cached = output.scheduled_cached_reqs
     before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -35,17 +51,17 @@ class Watchers:
     """Callbacks for blocks that vLLM reuses. vLLM itself keeps one watcher per block, and there may
     be several connectors of ours."""
 
-    _of = weakref.WeakKeyDictionary()
+    _of: weakref.WeakKeyDictionary[BlockPool, Watchers] = weakref.WeakKeyDictionary()
 
-    def __init__(self):
-        self.watchers = []
+    def __init__(self) -> None:
+        self.watchers: list[Callable[[KVCacheBlock], None]] = []
 
     @classmethod
-    def of(cls, pool):
+    def of(cls, pool: BlockPool) -> Watchers:
         """Returns the watchers of a block pool."""
         return cls._of.setdefault(pool, cls())
 
-    def reused(self, block):
+    def reused(self, block: KVCacheBlock) -> None:
         for watcher in self.watchers:
             watcher(block)
 
@@ -58,7 +74,7 @@ class Load:
     reference: int
     blocks: int
     workers: int
-    is_spoilt: bool = False
+    is_corrupted: bool = False
     """Set when blocks failed to load at a worker."""
 
 
@@ -71,7 +87,7 @@ class Save:
     blocks: list[int]
     prefix: list[int]
     """Blocks of the prefix it was computed from, including its own."""
-    events: list = field(default_factory=list)
+    events: list[BlockStored] = field(default_factory=list)
     is_wrong: bool = False
     """Set when the prefix failed to load, or is from before a reset."""
 
@@ -79,7 +95,11 @@ class Save:
 class Scheduler:
     """Decides which blocks are loaded and stored, and in which files."""
 
-    def __init__(self, connector, describe):
+    def __init__(
+        self,
+        connector: RipienoConnector,
+        describe: Callable[[LoRARequest | None], ripieno.Namespace],
+    ) -> None:
         """describe(adapter) returns the namespace for an adapter, or for none (None)."""
         options = connector.options
         self.block_size = connector.block_size
@@ -94,52 +114,55 @@ class Scheduler:
         Legacy.take(connector.path)
         self.describe = describe
         self.namespace = self.catalog.namespace(describe(None))
-        self.epoch = self.catalog.usage(self.namespace)["epoch"]
+        self.epoch = self.catalog.usage(self.namespace).epoch
         """Epoch of the weights, which a reset increments."""
-        self.spaces = {}
+        self.spaces: dict[tuple[int, str], int | None] = {}
         """By adapter: its namespace, or None if it has none."""
         self.events = Events() if connector.has_events else None
         if self.events:
             self.catalog.take_dropped([self.namespace])
         self.stats = Stats()
-        self.requests = {}
-        self.waiting = []
+        self.requests: dict[str, Request] = {}
+        self.waiting: list[Request] = []
         """New requests, candidates for reading ahead."""
-        self.announced, self.numbers = {}, 0
-        """By request that waits: its number; the last number."""
-        self.asked = {}
+        self.announced: dict[str, int] = {}
+        """By request that waits: its number."""
+        self.numbers = 0
+        """The last of these numbers."""
+        self.asked: dict[str, int] = {}
         """By request: blocks that vLLM has by itself, as of the last matched()."""
-        self.saved = {}
+        self.saved: dict[str, int] = {}
         """By request: number of blocks that were offered to the store."""
-        self.stale = set()
+        self.stale: set[str] = set()
         """Requests with blocks from before a reset of the store."""
-        self.planned = {}
+        self.planned: dict[str, tuple[ripieno.Reference, list[int]]] = {}
         """By request: a load for the next step, as reference and blocks."""
-        self.loads, self.saves = {}, {}
+        self.loads: dict[int, Load] = {}
+        self.saves: dict[int, Save] = {}
         """By job."""
-        self.reading = {}
+        self.reading: dict[int, set[int]] = {}
         """By block: saves that read it."""
-        self.watched = None
+        self.watched: BlockPool | None = None
         """The block pool whose reused blocks are watched."""
-        self.reused = set()
+        self.reused: set[int] = set()
         """Saves whose blocks vLLM reused."""
         self.backlog = 0
         """Blocks of pending saves."""
         self.jobs = self.stored = 0
-        self.evicted = self.catalog.stats()["evicted"]
-        self.strikes = Counter()
+        self.evicted = self.catalog.stats().evicted
+        self.strikes: Counter[str] = Counter()
         self.hash_bytes = KEY_BYTES
         self.last_work = time.monotonic()
-        self.dead = None
+        self.dead: str | None = None
         """The reason if the store is no longer used, else None."""
         self.read_only = False
         self.dirty, self.stopped = threading.Event(), False
         self.syncer = threading.Thread(target=self._sync, name="ripieno", daemon=True)
         self.syncer.start()
-        found = self.catalog.usage(self.namespace)["stored"]
+        found = self.catalog.usage(self.namespace).stored
         logger.info("ripieno: %d blocks are stored in %s", found, connector.path)
 
-    def _space(self, request):
+    def _space(self, request: Request) -> int | None:
         """Returns the namespace of a request; an adapter is identified by its files, too."""
         lora = request.lora_request
         if lora is None:
@@ -156,8 +179,14 @@ class Scheduler:
                 logger.warning("ripieno: nothing of adapter %s is kept: %s", lora.lora_name, error)
         return self.spaces[name]
 
-    def _keys(self, request, first, last):
-        hashes = request.block_hashes
+    def _known_space(self, request: Request) -> int:
+        """Returns the namespace of a request that has one."""
+        space = self._space(request)
+        assert space is not None
+        return space
+
+    def _keys(self, request: Request, first: int, last: int) -> Sequence[bytes]:
+        hashes: Sequence[bytes] = request.block_hashes
         # A slice: each step may look up thousands of blocks.
         keys = hashes[(first + 1) * self.hashes - 1 : last * self.hashes : self.hashes]
         if keys and len(keys[0]) != KEY_BYTES:
@@ -166,7 +195,7 @@ class Scheduler:
             return [key.ljust(KEY_BYTES, b"\0") for key in keys]
         return keys
 
-    def arrived(self, request):
+    def arrived(self, request: Request) -> None:
         self.requests[request.request_id] = request
         lora = request.lora_request
         if lora is not None and lora.load_inplace:
@@ -174,7 +203,7 @@ class Scheduler:
         if self.options.dram and self.options.is_paced:
             self.waiting.append(request)
 
-    def _ahead(self, running, tasks):
+    def _ahead(self, running: Collection[str], tasks: Tasks) -> None:
         """Announces new waiting requests, and withdraws those that run or are gone."""
         for name in [name for name in self.announced if name in running]:
             tasks.withdrawn.append((self.announced.pop(name), True))
@@ -185,7 +214,9 @@ class Scheduler:
             name, last = request.request_id, (request.num_tokens - 1) // self.block_size
             is_wanted = name in self.requests and name not in running and last > 0
             if is_wanted and self._may_find(request):
-                files = self.catalog.files(self._space(request), self._keys(request, 0, last))
+                files = self.catalog.files(
+                    self._known_space(request), self._keys(request, 0, last)
+                )
                 if files:
                     checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
                     self.numbers += 1
@@ -194,10 +225,10 @@ class Scheduler:
                     steps = len(self.announced)
                     tasks.ahead.append(Ahead(self.numbers, files, checksums, steps))
 
-    def _may_find(self, request):
+    def _may_find(self, request: Request) -> bool:
         return self.loads_any and not self.dead and self._space(request) is not None
 
-    def matched(self, request, computed):
+    def matched(self, request: Request, computed: int) -> tuple[int, bool]:
         """Returns the tokens found. vLLM calls it often for a waiting request: it changes
         nothing in the store."""
         first = computed // self.block_size
@@ -206,10 +237,12 @@ class Scheduler:
         last = (request.num_tokens - 1) // self.block_size
         if last <= first or not self._may_find(request):
             return 0, False
-        found = self.catalog.lookup(self._space(request), self._keys(request, first, last))
+        found = self.catalog.lookup(
+            self._known_space(request), self._keys(request, first, last)
+        )
         return found * self.block_size, bool(found) and self.load_async
 
-    def allocated(self, request, blocks, tokens):
+    def allocated(self, request: Request, blocks: KVCacheBlocks, tokens: int) -> None:
         """Plans a load. The second call for a load between steps has no tokens."""
         name = request.request_id
         self.requests[name] = request
@@ -219,12 +252,15 @@ class Scheduler:
         if tokens == 0:
             return
         self.stats.count("hit_tokens", tokens)
+        assert first is not None, "matched() came before"
         (ids,) = blocks.get_block_ids()
         last = first + tokens // self.block_size
-        found = self.catalog.acquire(self._space(request), self._keys(request, first, last))
+        found = self.catalog.acquire(
+            self._known_space(request), self._keys(request, first, last)
+        )
         self.planned[name] = (found, ids[first:last])
 
-    def tasks(self, output):
+    def tasks(self, output: SchedulerOutput) -> Tasks:
         tasks = Tasks(is_idle=not output.num_scheduled_tokens)
         if self.options.layer_times:
             tasks.computes = computes(output)
@@ -253,14 +289,14 @@ class Scheduler:
                 self._offer(request, tokens, output.kv_connector_block_state, tasks)
         return tasks
 
-    def _full(self, request, tokens):
+    def _full(self, request: Request, tokens: int) -> int:
         """Returns the number of a request's full blocks that are to be stored."""
         full = tokens // self.block_size
         if not self.options.save_decode:
             full = min(full, request.num_prompt_tokens // self.block_size)
         return min(full, len(request.block_hashes) // self.hashes)
 
-    def _offer(self, request, tokens, state, tasks):
+    def _offer(self, request: Request, tokens: int, state: Any, tasks: Tasks) -> None:
         """Stores the blocks that this step fills, and earlier ones for which there was no room."""
         name = request.request_id
         # num_computed_tokens does not include this step's tokens.
@@ -286,16 +322,16 @@ class Scheduler:
         tasks.saves.append(Job(self.jobs, name, write.files, blocks))
         self._watch(self.jobs, blocks)
 
-    def _may_store(self, request):
+    def _may_store(self, request: Request) -> bool:
         is_able = self.stores_any and not (self.dead or self.read_only)
         return is_able and self._space(request) is not None
 
-    def _begin(self, request, full, room):
+    def _begin(self, request: Request, full: int, room: int) -> ripieno.Write:
         """Allocates files for the unstored blocks of a prefix, at most `room`. The catalog gets the
         whole prefix, because its stored part must not be evicted for the rest, or before it."""
-        space, keys = self._space(request), self._keys(request, 0, full)
+        space, keys = self._known_space(request), self._keys(request, 0, full)
         write = self.catalog.begin(space, keys)
-        if write.accepted < full and self.catalog.stats()["limbo"]:
+        if write.accepted < full and self.catalog.stats().limbo:
             # Files evicted for it become free once the journal is durable.
             self.catalog.abort(write.id)
             try:
@@ -308,7 +344,7 @@ class Scheduler:
             write = self.catalog.begin(space, keys[: write.positions[room]])
         return write
 
-    def _watch(self, job, blocks):
+    def _watch(self, job: int, blocks: list[int]) -> None:
         """Watches the blocks of a save. vLLM counts them as free but keeps their contents, and
         reports when it reuses one: then the save ends first."""
         self.backlog += len(blocks)
@@ -323,16 +359,17 @@ class Scheduler:
         pool.touch(held)
         pool.unpin_blocks(held, watchers.reused)
 
-    def _reused(self, block):
+    def _reused(self, block: KVCacheBlock) -> None:
         self.reused |= self.reading.get(block.block_id, set())
 
-    def _event(self, request, at):
+    def _event(self, request: Request, at: int) -> BlockStored:
+        assert self.events is not None
         hashes = request.block_hashes
         parent = hashes[at * self.hashes - 1] if at else None
         own = hashes[(at + 1) * self.hashes - 1]
         return self.events.describe(request, at, (parent, own), self.block_size)
 
-    def reported(self, reports, invalid):
+    def reported(self, reports: Reports | None, invalid: set[int]) -> None:
         if invalid:
             self._evict(invalid)
         if reports is None:
@@ -347,15 +384,15 @@ class Scheduler:
         if reports.lost or reports.written:
             self.dirty.set()
 
-    def _loaded(self, job, workers, is_spoilt):
+    def _loaded(self, job: int, workers: int, is_corrupted: bool) -> None:
         load = self.loads[job]
         load.workers -= workers
-        load.is_spoilt |= is_spoilt
+        load.is_corrupted |= is_corrupted
         if load.workers > 0:
             return
         del self.loads[job]
         self.catalog.release(load.reference)
-        if not load.is_spoilt:
+        if not load.is_corrupted:
             self.stats.count("loaded_blocks", load.blocks)
             self.strikes["loads"] = 0
             return
@@ -363,7 +400,7 @@ class Scheduler:
         if self._struck("loads"):
             self._fail_permanently(f"{MAX_CONSECUTIVE_FAILURES} loads failed one after the other")
 
-    def _written(self, job, ranks):
+    def _written(self, job: int, ranks: dict[int, bytes | None]) -> None:
         save, state = self.saves[job], None
         for rank, checksums in ranks.items():
             if checksums is None or save.is_wrong:
@@ -394,16 +431,16 @@ class Scheduler:
             if self._struck("saves"):
                 self._fail(f"{MAX_CONSECUTIVE_FAILURES} saves failed one after the other")
 
-    def _struck(self, what):
+    def _struck(self, what: str) -> bool:
         self.strikes[what] += 1
         return self.strikes[what] == MAX_CONSECUTIVE_FAILURES
 
-    def _fail_permanently(self, why):
+    def _fail_permanently(self, why: str) -> None:
         if not self.dead:
             self.dead = why
             logger.error("ripieno: serving goes on without the store: %s", why)
 
-    def _evict(self, invalid):
+    def _evict(self, invalid: set[int]) -> None:
         """Evicts invalid blocks from vLLM's cache. vLLM recomputes blocks that failed to load, but
         meanwhile leaves their hashes in its cache, where another request would hit them. Blocks
         computed from them are wrong, too: some may be in steps that were started since."""
@@ -417,7 +454,7 @@ class Scheduler:
         for save in self.saves.values():
             save.is_wrong |= not invalid.isdisjoint(save.prefix)
 
-    def forget(self, request):
+    def forget(self, request: Request) -> None:
         name = request.request_id
         self.requests.pop(name, None)
         self.asked.pop(name, None)
@@ -430,7 +467,7 @@ class Scheduler:
             left = self._full(request, request.num_computed_tokens) - saved
             self.stats.count("dropped_blocks", max(0, left))
 
-    def reset(self):
+    def reset(self) -> bool:
         """Drops all blocks, because the weights may change."""
         if self.options.keep_on_reset:
             return True
@@ -459,38 +496,38 @@ class Scheduler:
         return True
 
     @property
-    def is_pending(self):
+    def is_pending(self) -> bool:
         """True if the engine should continue with empty steps, because saves are pending."""
         waited = time.monotonic() - self.last_work
         return bool(self.saves) and waited < self.options.patience and not self.dead
 
-    def take_stats(self):
+    def take_stats(self) -> Stats | None:
         counts = self.catalog.stats()
-        self.stats.count("evicted_blocks", counts["evicted"] - self.evicted)
-        self.evicted = counts["evicted"]
+        self.stats.count("evicted_blocks", counts.evicted - self.evicted)
+        self.evicted = counts.evicted
         if self.stats.is_empty() and not self.saves and not self.dead:
             return None
-        self.stats.show("capacity_blocks", counts["files"])
-        self.stats.show("used_blocks", counts["stored"])
+        self.stats.show("capacity_blocks", counts.files)
+        self.stats.show("used_blocks", counts.stored)
         self.stats.show("pending_blocks", self.backlog)
         self.stats.show("healthy", int(not (self.dead or self.read_only)))
         stats, self.stats = self.stats, Stats()
         return stats
 
-    def take_events(self):
+    def take_events(self) -> Iterable[KVCacheEvent]:
         if not self.events:
             return ()
-        spaces = {self.namespace, *self.spaces.values()} - {None}
+        spaces = {self.namespace, *(it for it in self.spaces.values() if it is not None)}
         dropped = self.catalog.take_dropped(sorted(spaces))
         self.events.removed([key[: self.hash_bytes] for key in dropped])
         return self.events.take()
 
-    def _fail(self, why):
+    def _fail(self, why: object) -> None:
         if not (self.read_only or self.dead):
             self.read_only = True
             logger.error("ripieno: nothing is stored any more: %s", why)
 
-    def _sync(self):
+    def _sync(self) -> None:
         """Makes commits durable, on a separate thread."""
         while not self.stopped:
             self.dirty.wait()
@@ -501,7 +538,7 @@ class Scheduler:
                 self._fail(error)
                 return
 
-    def close(self):
+    def close(self) -> None:
         pending, before = self.backlog, self.stored
         self.reported(Legacy.take(self.cache.path), set())
         self.stopped = True

@@ -5,11 +5,19 @@ own attention, the rest of the layer, and the next one's work before its attenti
 are excluded. Steps in which vLLM did not call the hooks once for each layer are left out.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable
+from io import FileIO
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 VERSION = 1
 BYTES_MAX = 64 << 20
@@ -19,33 +27,42 @@ BYTES_MAX = 64 << 20
 logger = logging.getLogger("vllm.ripieno")
 
 
+class Mark(Protocol):
+    """A point in time, as a CUDA event records it."""
+
+    def query(self) -> bool: ...
+    def synchronize(self) -> None: ...
+    def elapsed_time(self, later: Any) -> float: ...
+
+
 class Instant:
     """The current time on the CPU, with the interface of a CUDA event."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.at = time.perf_counter()
 
-    def query(self):
+    def query(self) -> bool:
         return True
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         pass
 
-    def elapsed_time(self, later):
+    def elapsed_time(self, later: Instant) -> float:
         """Returns milliseconds."""
         return (later.at - self.at) * 1e3
 
 
-def on_stream():
+def on_stream() -> Mark:
     """Records an event on the current CUDA stream. Does not wait for it."""
     import torch
 
     event = torch.cuda.Event(enable_timing=True)
     event.record()
-    return event
+    mark: Mark = event
+    return mark
 
 
-def header_of(vllm_config, device, layers):
+def header_of(vllm_config: VllmConfig, device: str, layers: int) -> dict[str, Any]:
     """Returns the setting of the times. Other influences do not change within one setting."""
     import torch
     from vllm import __version__
@@ -65,20 +82,27 @@ def header_of(vllm_config, device, layers):
 class LayerTimes:
     """Appends a line for each step to a file."""
 
-    def __init__(self, path, header, mark=Instant):
-        self.path, self.mark, self.layers = path, mark, header["layers"]
+    def __init__(
+        self, path: str, header: dict[str, Any], mark: Callable[[], Mark] = Instant
+    ) -> None:
+        self.path, self.mark = path, mark
+        self.layers: int = header["layers"]
         if self.layers < 2:
             raise ValueError("layer_times: the model has 1 layer, a time needs 2; leave it out")
         self.header = json.dumps(header)
-        self.requests, self.seen, self.marks = [], [], []
-        """Of this step: its requests, the layers that began, and time marks."""
-        self.ended = deque()
-        """Steps that a GPU has not finished."""
+        self.requests: list[list[int]] = []
+        """Requests of this step: [tokens to compute, tokens before them] of each."""
+        self.seen: list[int] = []
+        """Layers of this step that began."""
+        self.marks: list[Mark] = []
+        """Time marks of this step."""
+        self.ended: deque[tuple[list[list[int]], list[tuple[Mark, Mark]]]] = deque()
+        """Steps that a GPU has not finished: requests, and spans between two marks."""
         self.written = self.missed = 0
-        self.file = None
+        self.file: FileIO | None = None
         self._open()
 
-    def _open(self):
+    def _open(self) -> None:
         """Opens the file and writes the header, since lines of another engine may precede it."""
         self.file = open(self.path, "a+b", buffering=0)
         if size := self.file.seek(0, os.SEEK_END):
@@ -88,22 +112,22 @@ class LayerTimes:
                 self.file.write(b"\n")
         self._write(self.header)
 
-    def begin(self, requests):
-        """Begins a step. requests: [tokens to compute, tokens before them] of each."""
+    def begin(self, requests: list[list[int]]) -> None:
+        """Begins a step with these requests."""
         self.requests, self.seen, self.marks = requests, [], []
 
-    def layer(self, layer, waits):
+    def layer(self, layer: int, waits: bool) -> None:
         """Records that a layer's attention is next. waits: its load is waited for, then loaded()
         follows."""
         self.seen.append(layer)
         if self.requests and (waits or len(self.seen) in (1, self.layers)):
             self.marks.append(self.mark())
 
-    def loaded(self):
+    def loaded(self) -> None:
         if self.requests:
             self.marks.append(self.mark())
 
-    def end(self):
+    def end(self) -> None:
         """Ends a step. Its times count if every layer was reported once."""
         # A layer's end is the next one's begin: one mark, or two with the wait between them.
         marks = self.marks[1:] if len(self.marks) > 2 else self.marks
@@ -116,7 +140,7 @@ class LayerTimes:
         self.requests = []
         self._write_ended()
 
-    def _write_ended(self):
+    def _write_ended(self) -> None:
         while self.ended and self.ended[0][1][-1][1].query():
             requests, spans = self.ended.popleft()
             took = sum(begin.elapsed_time(end) for begin, end in spans)
@@ -125,7 +149,7 @@ class LayerTimes:
                 self._write(json.dumps({"requests": requests, "layer_us": layer_us}))
                 self.written += 1
 
-    def _miss(self):
+    def _miss(self) -> None:
         self.missed += 1
         if self.missed == 1:
             logger.warning(
@@ -136,7 +160,7 @@ class LayerTimes:
                 self.layers,
             )
 
-    def _write(self, line):
+    def _write(self, line: str) -> None:
         if self.file is None:
             return
         try:
@@ -149,7 +173,7 @@ class LayerTimes:
             self.file = None
             logger.warning("ripieno: layer_times: no more lines in %s: %s", self.path, error)
 
-    def close(self):
+    def close(self) -> None:
         for _, spans in self.ended:
             spans[-1][1].synchronize()
         self._write_ended()

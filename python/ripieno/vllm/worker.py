@@ -1,8 +1,12 @@
 """The worker's half: it moves blocks between the KV cache and their files."""
 
+from __future__ import annotations
+
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.logger import init_logger
@@ -12,8 +16,12 @@ import ripieno
 from .layout import register
 from .metrics import Stats
 from .protocol import Job, Legacy, Reports, Tasks
-from .saver import Saver
+from .saver import Saver, Stream
 from .times import Instant, LayerTimes, header_of, on_stream
+
+if TYPE_CHECKING:
+    from . import RipienoConnector
+    from .protocol import Ahead
 
 # vLLM shows only messages logged below its own name.
 logger = init_logger("vllm.ripieno")
@@ -36,7 +44,7 @@ class Loading:
     """Layers in flight, of a load between steps."""
 
 
-def check_memory(dram, ranks):
+def check_memory(dram: int, ranks: int) -> None:
     """Raises ValueError if there is not enough host memory: opening the plane touches all of it."""
     with open("/proc/meminfo") as file:
         found = dict(line.split(":") for line in file)
@@ -53,7 +61,9 @@ def check_memory(dram, ranks):
         )
 
 
-def open_plane(connector, rank, pool):
+def open_plane(
+    connector: RipienoConnector, rank: ripieno.RankId, pool: ripieno.Pool
+) -> ripieno.Plane:
     """Opens a rank's plane. Errors name the connector's option instead of the argument."""
     options = connector.options
     try:
@@ -75,7 +85,7 @@ def open_plane(connector, rank, pool):
         raise ripieno.InvalidError(known + colon + problem) from error
 
 
-def stream_of(device):
+def stream_of(device: str) -> Callable[[], Stream]:
     """Returns a function that returns the device's current CUDA stream; nothing on a CPU."""
     if device == "cpu":
         return tuple
@@ -85,9 +95,9 @@ def stream_of(device):
 class Worker:
     """Moves blocks between the KV cache and its files."""
 
-    def __init__(self, connector, kv_caches):
+    def __init__(self, connector: RipienoConnector, kv_caches: dict[str, torch.Tensor]) -> None:
         self.path, self.options = connector.path, connector.options
-        self.rank = connector._vllm_config.parallel_config.rank
+        self.rank: int = connector._vllm_config.parallel_config.rank
         self.block_bytes = connector.shape.rows * connector.shape.object_bytes
         self.layers = {row.layer: at for at, row in enumerate(connector.rows)}
         self.pages, pool = register(connector, kv_caches)
@@ -100,20 +110,21 @@ class Worker:
         most = int(options.save_backlog * connector.blocks) // 2 if options.is_paced else None
         self.saver = Saver(self.plane, list(self.layers.values()), self.stream, most)
         self.step, self.step_begun = 0, time.monotonic()
-        self.ahead = {}
+        self.ahead: dict[int, tuple[Ahead, int]] = {}
         """By number: a request that waits, and the step in which it is announced."""
-        self.times = self._layer_times(connector, pool.device) if options.layer_times else None
+        self.times = self._layer_times(connector, pool.device)
         self.tasks = Tasks()
-        self.loading = []
+        self.loading: list[Loading] = []
         """Loads of this step."""
-        self.waited, self.wait_seconds = set(), 0.0
-        self.pending = []
+        self.waited: set[int] = set()
+        self.wait_seconds = 0.0
+        self.pending: list[Loading] = []
         """Loads between steps."""
-        self.refused = set()
+        self.refused: set[str] = set()
         """Requests whose load between steps could not begin."""
-        self.invalid = set()
+        self.invalid: set[int] = set()
         self.reports, self.stats = Reports(), Stats()
-        self.dead = None
+        self.dead: str | None = None
         self.quiet_until = 0.0
         logger.info(
             "ripieno: rank %d: %d layers of %d blocks of %d bytes%s; route: %s",
@@ -125,20 +136,20 @@ class Worker:
             self.plane.placement,
         )
 
-    def _layer_times(self, connector, device):
+    def _layer_times(self, connector: RipienoConnector, device: str) -> LayerTimes | None:
         config = connector._vllm_config
         parallel = config.parallel_config
         # Ranks compute the same steps at the same time.
-        if self.rank != 0:
-            return None
         path = self.options.layer_times
+        if path is None or self.rank != 0:
+            return None
         # Engines of a dense model do not know about the others, but have a number.
         if parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0:
             path += f".dp{parallel.data_parallel_index}"
         header = header_of(config, device, len(self.layers))
         return LayerTimes(path, header, Instant if device == "cpu" else on_stream)
 
-    def begin(self, tasks):
+    def begin(self, tasks: Tasks) -> None:
         """Begins a step, before it changes any block."""
         self.tasks = tasks
         self._begin_step()
@@ -146,7 +157,7 @@ class Worker:
             self.times.begin(tasks.computes)
         self.saver.begin_step(tasks.saves, tasks.reused)
 
-    def _begin_step(self):
+    def _begin_step(self) -> None:
         if not self.options.is_paced:
             return
         now = time.monotonic()
@@ -170,7 +181,7 @@ class Worker:
                 checksums = ahead.checksums[self.rank]
                 self._attempt(self.plane.announce, number, ahead.files, checksums, ahead.steps)
 
-    def start_loads(self, has_hooks):
+    def start_loads(self, has_hooks: bool) -> None:
         """Starts all loads, layer by layer: the first layers of all requests come first."""
         begun, self.waited, self.wait_seconds = [], set(), 0.0
         for task in self.tasks.loads:
@@ -200,17 +211,19 @@ class Worker:
         if not has_hooks:
             self.finish_loads()
 
-    def _attempt(self, act, job, *more):
+    def _attempt(self, act: Callable[..., Any], job: Any, *more: Any) -> Any:
         try:
             return act(job, *more)
         except ripieno.Error:
             # The job reports the error when it ends.
             return True
 
-    def wait_layer(self, name):
+    def wait_layer(self, name: str) -> None:
         layer = self.layers.get(name)
-        waits = self.loading and layer is not None and layer not in self.waited
-        if self.times and layer is not None:
+        if layer is None:
+            return
+        waits = bool(self.loading) and layer not in self.waited
+        if self.times:
             self.times.layer(layer, waits)
         if waits:
             self.waited.add(layer)
@@ -224,7 +237,7 @@ class Worker:
             if self.times:
                 self.times.loaded()
 
-    def finish_loads(self):
+    def finish_loads(self) -> None:
         """Ends this step's loads."""
         if not self.loading:
             return
@@ -233,7 +246,7 @@ class Worker:
         self._end_loads(loading)
         self.stats.observe("load_wait_seconds", self.wait_seconds + time.monotonic() - since)
 
-    def _end_loads(self, loads):
+    def _end_loads(self, loads: list[Loading]) -> None:
         if not loads:
             return
         ended = self._end([load.job for load in loads])
@@ -250,7 +263,7 @@ class Worker:
                 self.stats.count("checksum_mismatches", int(bool(report and report.is_mismatch)))
                 self._fail(task, good, error)
 
-    def _end(self, jobs):
+    def _end(self, jobs: Sequence[int]) -> dict[int, ripieno.Report]:
         """Ends jobs. Returns the reports by job."""
         try:
             reports = {report.job: report for report in self.plane.end(jobs)}
@@ -260,7 +273,7 @@ class Worker:
             self._fail_permanently(str(error))
             return {}
 
-    def _valid_prefix_len(self, task):
+    def _valid_prefix_len(self, task: Job) -> int:
         """Returns how many leading blocks of a failed load have the right contents."""
         lost = (at for at, file in enumerate(task.files) if file in self.reports.lost)
         good = next(lost, 0)
@@ -279,19 +292,19 @@ class Worker:
         report = self._end([job]).get(job)
         return good if report and report.error is None else 0
 
-    def _fail(self, task, good, error):
+    def _fail(self, task: Job, good: int, error: object) -> None:
         if isinstance(error, ripieno.ClosedError):
             self._fail_permanently(str(error))
         bad, all = len(task.blocks) - good, len(task.blocks)
         self._warn(f"{task.request}: {bad} of {all} blocks did not arrive: {error}")
         self._arrived(task, good)
 
-    def _warn(self, text):
+    def _warn(self, text: str) -> None:
         if not self.dead and time.monotonic() >= self.quiet_until:
             self.quiet_until = time.monotonic() + QUIET_SECONDS
             logger.warning("ripieno: %s", text)
 
-    def _arrived(self, task, good):
+    def _arrived(self, task: Job, good: int) -> None:
         """Reports the end of a load of which the first `good` blocks arrived. Later blocks are
         invalid, because each depends on those before it."""
         self.reports.loaded[task.id] += 1
@@ -302,22 +315,22 @@ class Worker:
                 # The stale contents might be NaNs.
                 page[bad] = 0
 
-    def _fail_permanently(self, why):
+    def _fail_permanently(self, why: str) -> None:
         self.dead = self.dead or why
         self.reports.dead = self.dead
 
-    def save_layer(self, name):
+    def save_layer(self, name: str) -> None:
         layer = self.layers.get(name)
         if layer is not None:
             self.saver.store(layer)
 
-    def finish_saves(self):
+    def finish_saves(self) -> None:
         """Ends the step's saves: all layers are computed."""
         self.saver.end_step()
         if self.times:
             self.times.end()
 
-    def finished(self):
+    def finished(self) -> set[str]:
         """Returns the requests whose loads between steps have ended."""
         # With speculative decoding this comes before wait_for_save.
         self.finish_loads()
@@ -338,15 +351,15 @@ class Worker:
             time.sleep(IDLE_SECONDS)
         return {load.task.request for load in done} | refused
 
-    def take_invalid(self):
+    def take_invalid(self) -> set[int]:
         invalid, self.invalid = self.invalid, set()
         return invalid
 
-    def take_reports(self):
+    def take_reports(self) -> Reports | None:
         reports, self.reports = self.reports, Reports()
         return reports or None
 
-    def _take_saves(self):
+    def _take_saves(self) -> None:
         for saved in self.saver.take():
             if saved.error is None:
                 self.stats.observe("save_seconds", saved.seconds)
@@ -357,11 +370,11 @@ class Worker:
         if self.saver.dead:
             self._fail_permanently(self.saver.dead)
 
-    def take_stats(self):
+    def take_stats(self) -> Stats | None:
         stats, self.stats = self.stats, Stats()
         return None if stats.is_empty() else stats
 
-    def close(self):
+    def close(self) -> None:
         self.saver.close(self.options.patience)
         self._take_saves()
         try:

@@ -163,7 +163,7 @@ class SavesFail(Plane):
 
     def __init__(self, path, rank, shape, pool, **options):
         super().__init__(path, rank, shape, pool, **options)
-        self.fails = str(rank["rank"]) == "1" if "rank" in rank else True
+        self.fails = rank.rank == rank.ranks - 1
 
     def ended(self, report):
         if self.fails and report.job in self.stores:

@@ -42,8 +42,8 @@ def test_hits_in_host_memory_are_what_was_computed(model, said, options):
     assert [tokens for tokens, _, _ in first] == said
     assert [tokens for tokens, _, _ in second] == said
     assert [cached for _, cached, _ in second] == STORED
-    assert (stats["dram_misses"], stats["retrieved_bytes"]) == (0, 0), "all of it was there"
-    assert stats["dram_hits"] > 0
+    assert (stats.dram.misses, stats.retrieved_bytes) == (0, 0), "all of it was there"
+    assert stats.dram.hits > 0
 
 
 def test_what_waiting_requests_need_is_read_ahead(model, said, filled, tmp_path):
@@ -59,8 +59,8 @@ def test_what_waiting_requests_need_is_read_ahead(model, said, filled, tmp_path)
     assert (answers, cached) == (said, STORED)
     # vLLM's own cache has the shared prefixes.
     first, *waiting = [(asked - own) // BLOCK for asked, own in zip(STORED, SHARED, strict=True)]
-    assert stats["dram_prefetched_bytes"] > 0
-    assert (stats["dram_misses"], stats["dram_hits"]) == (first, sum(waiting))
+    assert stats.dram.prefetched_bytes > 0
+    assert (stats.dram.misses, stats.dram.hits) == (first, sum(waiting))
 
 
 @pytest.mark.parametrize(

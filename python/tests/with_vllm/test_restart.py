@@ -96,7 +96,7 @@ def test_roles_are_kept(model, options, said):
             (answer,), (cached,) = engine.ask(prompt)
             answers.append((answer, cached))
             engine.forget()
-        return answers, engine.connector.catalog.stats()["stored"]
+        return answers, engine.connector.catalog.stats().stored
 
     def once(engine):
         (answer,), (cached,) = engine.ask(first)
@@ -167,8 +167,8 @@ def test_others_in_the_same_directory_find_nothing(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"options": {"path": "/x", "capacity": "lots"}}, "give bytes, or a size such as"),
-        ({"options": {"path": "/x", "capacity": None}}, "give bytes, or a size such as"),
+        ({"options": {"path": "/x", "capacity": "lots"}}, 'lots" was given; expected a number'),
+        ({"options": {"path": "/x", "capacity": None}}, "capacity: None was given; give bytes"),
         ({"options": {"path": "/x", "size": 1}}, "size is unknown"),
         ({"prefix_caching_hash_algo": "xxhash"}, "set PYTHONHASHSEED"),
     ],

@@ -109,7 +109,7 @@ def test_tails_go_before_heads_however_a_prompt_is_cut(budget, model, options, t
             cached += engine.ask(prompt)[1]
             engine.forget()
         counts = engine.connector.catalog.stats()
-        return cached, counts["files"], counts["stored"]
+        return cached, counts.files, counts.stored
 
     settings = {"model": model, "max_num_batched_tokens": budget}
     cached, room, stored = live(found, one, other, one, options=options | LARGE, **settings)

@@ -162,7 +162,7 @@ def test_a_full_store_evicts_and_never_grows(engine, tmp_path):
     tier = engine()
     (medium,) = tmp_path.glob("kv/*/device-0.img")
     blocks = medium.stat().st_blocks
-    files = tier.tier.store.stats()["files"]
+    files = tier.tier.store.stats().files
     keys = [key(f"key {number}") for number in range(3 * files // 8 * 8)]
     for at in range(0, len(keys), 8):
         assert tier.store(keys[at : at + 8], [at % 100] * 8).success
@@ -301,7 +301,7 @@ def test_metrics_are_reported_when_something_happened(engine):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"capacity": "lots"}, "give bytes, or a size such as"),
+        ({"capacity": "lots"}, "capacity: .lots. was given; expected a number and a unit"),
         ({"capacity": "1MiB"}, "needs 12288 bytes"),
         ({"size": 1}, "size"),
         ({"shutdown": "now"}, "give .drain. or .drop."),

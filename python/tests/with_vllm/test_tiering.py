@@ -168,7 +168,7 @@ def test_an_engine_that_was_killed(model, said, store, seconds):
         engine.ask(PROMPTS[0])
         # vLLM passes chunks to the tier in later steps.
         engine.ask(PROMPTS[-1])
-        while tier_of(engine).store.usage()["stored"] < STORED[0] // BLOCK:
+        while tier_of(engine).store.usage().stored < STORED[0] // BLOCK:
             time.sleep(0.01)
         threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
         engine.ask(*PROMPTS[1:])
