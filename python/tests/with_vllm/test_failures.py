@@ -95,9 +95,9 @@ class Dies(faults.Plane):
         if self.left < 0:
             raise ClosedError("the device is gone because a test says so")
 
-    def begin_load(self, *args):
+    def begin_load(self, *args, **options):
         self.attempt()
-        return super().begin_load(*args)
+        return super().begin_load(*args, **options)
 
     def begin_store(self, *args):
         self.attempt()
