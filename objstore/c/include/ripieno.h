@@ -56,6 +56,10 @@
 // A flag of ripieno_config: if there is no home, makes one and formats a store in it.
 #define RIPIENO_CREATE 1
 
+// A flag of ripieno_config: a thread decides when layers start: reads before writes, with fair
+// shares for requests. Without it, they start in the order of the calls.
+#define RIPIENO_PACING 2
+
 // For ripieno_config.dram_mode: stored, retrieved and prefetched blocks are cached in memory.
 #define RIPIENO_DRAM_WRITE_THROUGH 0
 
@@ -209,7 +213,7 @@ typedef struct {
     // Directory of the store, its home: a file for each software controller, a lock, and
     // parameters. Its parent must exist.
     const char *home;
-    // RIPIENO_CREATE, or 0.
+    // RIPIENO_CREATE and RIPIENO_PACING, or 0.
     uint64_t flags;
     // For a new home: maximum bytes on the disk, over all files. They are allocated immediately.
     uint64_t capacity_bytes;

@@ -18,6 +18,9 @@ use crate::status::{Failure, Status};
 
 /// A flag of ripieno_config: if there is no home, makes one and formats a store in it.
 pub const CREATE: u64 = 1;
+/// A flag of ripieno_config: a thread decides when layers start: reads before writes, with fair
+/// shares for requests. Without it, they start in the order of the calls.
+pub const PACING: u64 = 2;
 
 /// For ripieno_config.dram_mode: stored, retrieved and prefetched blocks are cached in memory.
 pub const DRAM_WRITE_THROUGH: u32 = 0;
@@ -106,7 +109,7 @@ pub struct Config {
     /// Directory of the store, its home: a file for each software controller, a lock, and
     /// parameters. Its parent must exist.
     pub home: *const c_char,
-    /// RIPIENO_CREATE, or 0.
+    /// RIPIENO_CREATE and RIPIENO_PACING, or 0.
     pub flags: u64,
     /// For a new home: maximum bytes on the disk, over all files. They are allocated immediately.
     pub capacity_bytes: u64,

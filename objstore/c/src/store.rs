@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use nvme_driver::ControllerOptions;
 use objstore::{StoreError, StoreOptions};
-use ripieno_stack::{Builder, Stack, StackError, StoreDir};
+use ripieno_stack::{Builder, Pacing, Stack, StackError, StoreDir};
 
 use crate::{
-    config::{self, CREATE, Config, Namespace},
+    config::{self, CREATE, Config, Namespace, PACING},
     status::{Failure, Status, guard},
 };
 
@@ -65,7 +65,7 @@ unsafe fn open(config: &Config) -> Result<Stack, Failure> {
     // SAFETY: the caller's contract. The pool comes first: its release is called in any case.
     let (pool, dir, namespace) = unsafe { (config.pool()?, config.home()?, config.namespace()?) };
     let (shape, dram_mode) = (config.shape()?, config.dram_mode()?);
-    if config.flags & !CREATE != 0 {
+    if config.flags & !(CREATE | PACING) != 0 {
         return Err(Failure::invalid(format!("config.flags: {:#x} is unknown", config.flags)));
     }
     let or = |given: u32, default: u32| if given == 0 { default } else { given };
@@ -89,7 +89,8 @@ unsafe fn open(config: &Config) -> Result<Stack, Failure> {
         ..StoreOptions::default()
     };
     let builder = Builder::new(dir, shape).namespace(namespace).pool(pool);
-    let builder = builder.controller(controller).options(options);
+    let pacing = (config.flags & PACING != 0).then(Pacing::default);
+    let builder = builder.controller(controller).options(options).pacing(pacing);
     if !make {
         return Ok(builder.open()?);
     }

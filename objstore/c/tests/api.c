@@ -396,6 +396,7 @@ static void test_close(const char *home, ripieno_store *store) {
 
 static void with_dram(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
+    config->flags |= RIPIENO_PACING;
     config->dram_bytes = (uint64_t)8 * ROWS * OBJECT;
 }
 

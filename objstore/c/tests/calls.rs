@@ -277,7 +277,7 @@ impl Engine {
         let config = Config {
             size: size_of::<Config>(),
             home: HOME.1.as_ptr(),
-            flags: RIPIENO_CREATE,
+            flags: RIPIENO_CREATE | (u64::from(input.dram_mode >> 7) * RIPIENO_PACING),
             capacity_bytes: 8 << 20,
             devices: 1,
             lba_bytes: 512,
