@@ -243,7 +243,7 @@ def test_the_end_with_saves_on_their_way(model, options, mode, dropped):
     (line,) = lines(life, "ripieno: shutdown")
     text = f"({mode}): {A_BLOCKS} blocks were on their way, {dropped} of them were dropped"
     assert text in line
-    assert f"'stored': {3 + A_BLOCKS - dropped}" in line
+    assert f"stored={3 + A_BLOCKS - dropped}," in line
 
 
 @pytest.mark.parametrize("waits", [True, False])
