@@ -358,10 +358,14 @@ impl Plane {
     /// of the scheduler are those of the plane's clock.
     ///
     /// # Errors
-    /// Returns [`StoreError::Failed`].
+    /// Returns [`StoreError::Config`] if it has one, or [`StoreError::Failed`].
     pub fn pace(&self, scheduler: Scheduler, ahead: LookaheadConfig) -> Result<(), StoreError> {
         let pacer = Pacer::new(scheduler, Lookahead::new(ahead), self.shared.clock.now());
         self.with(|mover| {
+            if mover.pacer.is_some() {
+                let problem = "the plane has a scheduler already".to_owned();
+                return Err(StoreError::Config { field: "pace", problem });
+            }
             mover.pacer = Some(Box::new(pacer));
             Ok(())
         })
@@ -537,13 +541,19 @@ impl Plane {
     /// # Errors
     /// Returns [`StoreError::Failed`].
     pub fn drain(&self) -> Result<(), StoreError> {
-        let in_flight = self.with(|mover| {
-            mover.hurry_all();
-            Ok(mover.all_in_flight())
-        })?;
-        for ticket in in_flight {
-            let _ = self.wait(ticket);
-            self.with(|mover| mover.check())?;
+        loop {
+            let (in_flight, waiting) = self.with(|mover| {
+                mover.hurry_all();
+                Ok((mover.all_in_flight(), mover.first_waiting()))
+            })?;
+            for ticket in in_flight.into_iter().chain(waiting) {
+                let _ = self.wait(ticket);
+                self.with(|mover| mover.check())?;
+            }
+            // Those that found no room were not in flight.
+            if waiting.is_none() {
+                break;
+            }
         }
         self.sync()
     }

@@ -238,3 +238,45 @@ fn a_store_that_is_closed_moves_what_waits_first() {
     assert!(plane.advance().is_err());
     drop(save);
 }
+
+/// More layers are hurried than the plane has room for: a load goes before those that found none,
+/// and a drain waits for all of them.
+#[test]
+fn loads_do_not_wait_for_saves_that_found_no_room() {
+    let mut stack = Stack::new(&Plan::default());
+    stack.put(&keys(0..4), 0);
+    pace(&stack.store, Config::default());
+    let mut saves = Vec::new();
+    let mut writes = Vec::new();
+    for number in 0..8 {
+        let first = 10 + 4 * number;
+        let save = stack.begin(&keys(first..first + 4), first);
+        for layer in layers(&stack) {
+            writes.push(stack.store.store_layer(&save, layer).unwrap());
+        }
+        stack.store.plane().hurry(writes.last().unwrap().job).unwrap();
+        saves.push(save);
+    }
+    assert!(writes.len() > Plan::default().options.iocbs as usize);
+    let prefix = stack.store.lookup(&keys(0..4)).unwrap();
+    let load = stack.store.retrieve(&prefix, &blocks(50, 4)).unwrap();
+    let reads: Vec<Ticket> =
+        layers(&stack).map(|layer| stack.store.retrieve_layer(&load, layer).unwrap()).collect();
+    stack.store.plane().hurry(reads[0].job).unwrap();
+    let ended = finish(&stack);
+    let last = |of: &[Ticket]| ended.iter().rposition(|ticket| of.contains(ticket));
+    assert!(last(&reads) < last(&writes), "{ended:?}");
+    assert_eq!(ended.len(), reads.len() + writes.len());
+    for save in saves {
+        assert_eq!(stack.store.commit(save).unwrap().written, 4);
+    }
+
+    let save = stack.begin(&keys(60..64), 10);
+    let others: Vec<_> = (0..8).map(|n| stack.begin(&keys(70 + 2 * n..72 + 2 * n), 20)).collect();
+    for save in others.iter().chain([&save]) {
+        layers(&stack).for_each(|layer| _ = stack.store.store_layer(save, layer).unwrap());
+    }
+    stack.store.drain().unwrap();
+    assert_eq!((in_flight(&stack), pending(&stack.store)), (0, 0), "something waits");
+    stack.store.commit(save).unwrap();
+}

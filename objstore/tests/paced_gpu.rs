@@ -6,7 +6,7 @@ mod schedule;
 mod stack;
 
 use kv_schedule::Config;
-use nvme_driver::Nanos;
+use nvme_driver::{Clock as _, Nanos};
 use objstore::{BlockId, Layer, Order, Route, StoreError};
 use rig::Rig;
 use schedule::pending;
@@ -90,5 +90,27 @@ fn a_read_in_a_stream_does_not_wait_for_its_turn() {
         assert!(matches!(error, StoreError::NoSuchLayer { .. }), "{error}");
         rig.store.plane().advance().unwrap();
         assert_eq!(pending(&rig.store), 0, "{path}");
+    });
+}
+
+/// A plane that was idle for longer than an operation may take does not take the first one for
+/// overdue.
+#[test]
+fn a_read_in_a_stream_after_a_long_pause_is_not_overdue() {
+    everywhere(|mut rig, path| {
+        let until = rig.clock.now() + Nanos::from_millis(5_000);
+        while rig.clock.now() < until {
+            rig.clock.pause(u32::MAX, until);
+        }
+        let (compute, read) = (rig.gpu.stream(1), rig.load(&keys(0..6), 40));
+        rig.gpu.gate(compute, 1);
+        rig.store.retrieve_layer_on(&read, Layer(0), compute).unwrap();
+        for _ in 0..3 {
+            rig.store.plane().advance().unwrap();
+        }
+        rig.gpu.open(1);
+        rig.store.wait(read.ticket(Layer(0))).unwrap();
+        assert!(rig.holds(40, &keys(0..6), Layer(0)), "{path}");
+        assert_eq!(rig.store.stats().unwrap().recoveries, 0, "{path}");
     });
 }

@@ -82,7 +82,12 @@ impl Mover {
             (Ok(done), Direction::Write) => tally.stored_bytes += done.bytes,
             (Err(failure), _) => {
                 let Failure { file, layer, status, errors, .. } = failure;
-                tracing::warn!(%file, %layer, %status, errors, "{} failed", failure.verb());
+                if job.is_ahead {
+                    // Often a file that was rewritten meanwhile.
+                    tracing::debug!(%file, %status, errors, "reading ahead failed");
+                } else {
+                    tracing::warn!(%file, %layer, %status, errors, "{} failed", failure.verb());
+                }
                 job.fail(failure);
                 let lost = lost_files(job, failure);
                 jobs.lost.extend(lost);

@@ -524,8 +524,12 @@ impl Mover {
             // It waited for others for long enough, and has just begun.
             return Ok(());
         }
-        // One that cannot begin waits for those in flight.
         let first = self.transport.tickets().next().filter(|_| is_waiting);
+        if is_waiting && first.is_none() {
+            self.give_up_waiting(ticket);
+            return Ok(());
+        }
+        // One that cannot begin waits for those in flight.
         let ticket = first.unwrap_or(ticket);
         let overdue = self.transport.overdue(ticket);
         self.or_fail(overdue)?;

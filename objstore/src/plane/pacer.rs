@@ -16,6 +16,7 @@ pub(super) struct Waiting {
     pub(super) ticket: Ticket,
     /// Point of a stream after which it may start.
     pub(super) after: Option<Wait>,
+    pub(super) is_read: bool,
 }
 
 /// A request that was announced: its files, and their checksums.

@@ -111,13 +111,17 @@ impl Mover {
         if is_in_stream {
             pacer.scheduler.demand(op, now);
             let started = self.start_now(ticket, order);
-            self.paced(|pacer, _| match &started {
-                Ok(()) => pacer.in_flight.push((op, ticket)),
+            self.paced(|pacer, mover| match &started {
+                Ok(()) => {
+                    pacer.moved_at = mover.clock.now();
+                    pacer.in_flight.push((op, ticket));
+                }
                 Err(_) => pacer.scheduler.ended(op, 0, now),
             });
             return started;
         }
-        pacer.waiting.insert(op, Waiting { ticket, after });
+        let is_read = kind != Kind::Write;
+        pacer.waiting.insert(op, Waiting { ticket, after, is_read });
         self.set_state(ticket, LayerState::Waiting(op));
         // No device moves a layer that is in the cache.
         if is_urgent || bytes == 0 {
@@ -144,9 +148,10 @@ impl Mover {
         }
     }
 
-    /// Starts all waiting layers of a job that reads: someone waits for them.
+    /// Starts all waiting layers of a job that reads, or has failed: someone waits for its end.
     pub(crate) fn hurry_reads(&mut self, id: JobId) {
-        if self.jobs.get(id).is_some_and(|job| job.direction == Direction::Read) {
+        let is_due = |job: &Job| job.direction == Direction::Read || job.failure.is_some();
+        if self.jobs.get(id).is_some_and(is_due) {
             self.hurry(id);
         }
     }
@@ -162,6 +167,21 @@ impl Mover {
     pub(super) fn cancel_waiting(&mut self, id: JobId) {
         for op in self.waiting_of(id) {
             self.paced(|pacer, mover| mover.cancel_waiting_op(pacer, op));
+        }
+    }
+
+    /// Returns a layer that waits, if there is one.
+    pub(crate) fn first_waiting(&self) -> Option<Ticket> {
+        let waiting = &self.pacer.as_deref()?.waiting;
+        waiting.iter().min_by_key(|(op, _)| **op).map(|(_, waiting)| waiting.ticket)
+    }
+
+    /// Ends a layer that waited for room for too long, while nothing is in flight.
+    pub(super) fn give_up_waiting(&mut self, ticket: Ticket) {
+        if let Some(LayerState::Waiting(op)) = self.jobs.state(ticket) {
+            self.paced(|pacer, mover| mover.cancel_waiting_op(pacer, op));
+            let error = StoreError::Busy { in_flight: 0 };
+            self.cannot_start(ticket, &error);
         }
     }
 
@@ -255,9 +275,16 @@ impl Mover {
             pacer.ended.push(ticket);
             progress = Progress::Moved;
         }
-        for op in std::mem::take(&mut pacer.refused) {
+        let mut refused = std::mem::take(&mut pacer.refused);
+        refused.sort_by_key(|op| !pacer.waiting.get(op).is_some_and(|op| op.is_read));
+        let mut refused = refused.into_iter();
+        // The first one that finds no room stops the others, or they would overtake it.
+        while pacer.refused.is_empty()
+            && let Some(op) = refused.next()
+        {
             self.start_waiting(pacer, op);
         }
+        pacer.refused.extend(refused);
         self.end_batches(pacer, now);
         let wake = loop {
             match pacer.scheduler.next(now) {
@@ -282,7 +309,7 @@ impl Mover {
 
     /// Starts an operation that may start.
     fn start_waiting(&mut self, pacer: &mut Pacer, op: OpId) {
-        let Some(Waiting { ticket, after }) = pacer.waiting.get(&op) else { return };
+        let Some(Waiting { ticket, after, .. }) = pacer.waiting.get(&op) else { return };
         let (ticket, order) = (*ticket, after.as_ref().map_or(Order::Unordered, Order::AfterEvent));
         self.set_state(ticket, LayerState::Idle);
         match self.start_now(ticket, order) {

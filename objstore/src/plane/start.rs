@@ -116,6 +116,10 @@ impl Mover {
         self.check()?;
         let layer = ticket.layer;
         if !self.demand(ticket) {
+            self.reap()?;
+            self.pump()?;
+        }
+        if matches!(self.jobs.state(ticket), Some(LayerState::Waiting(_))) {
             return Err(StoreError::Busy { in_flight: self.transport.in_flight() as u32 });
         }
         let job = self.jobs.get(ticket.job).ok_or(StoreError::Ended { layer })?;

@@ -162,8 +162,9 @@ impl Builder {
         let (store, built, place) = self.build(place, format, |parts, plan| {
             Ok(Store::open(parts.store(plan, namespace.clone()))?)
         })?;
-        let pacer = self.pacer(store.plane())?;
-        Ok(Stack { pacer, store, built, place })
+        let mut stack = Stack { pacer: None, store, built, place };
+        stack.pacer = self.pacer(stack.store.plane())?;
+        Ok(stack)
     }
 
     /// Opens the plane of a rank of a store in several processes, on the devices of
@@ -179,8 +180,9 @@ impl Builder {
             let config = RankConfig { id, devices, executor, clock, shape, pool, gpu, options };
             Ok(Plane::open_rank(config)?)
         })?;
-        let pacer = self.pacer(&plane)?;
-        RankStack::new(plane, pacer, built, place)
+        let mut stack = RankStack::new(plane, built, place)?;
+        stack.pacer = self.pacer(stack.plane())?;
+        Ok(stack)
     }
 
     fn pacer(&self, plane: &Plane) -> Result<Option<Watch>, StackError> {

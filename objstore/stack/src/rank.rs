@@ -26,7 +26,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct RankStack {
     shared: Arc<Shared>,
-    _pacer: Option<Watch>,
+    pub(crate) pacer: Option<Watch>,
     _watch: Watch,
     placement: Placement,
 }
@@ -74,18 +74,13 @@ impl Drop for Shared {
 }
 
 impl RankStack {
-    pub(crate) fn new(
-        plane: Plane,
-        pacer: Option<Watch>,
-        built: Built,
-        place: Place,
-    ) -> Result<Self, StackError> {
+    pub(crate) fn new(plane: Plane, built: Built, place: Place) -> Result<Self, StackError> {
         let placement = built.placement.clone();
         let shared = Arc::new(Shared { plane, built: Mutex::new(Some((built, place))) });
         let watched = shared.clone();
         let look = move || watched.look().then_some(CHECK_EVERY);
         let watch = Watch::spawn("ripieno watch", look).map_err(StackError::Watch)?;
-        Ok(Self { shared, _pacer: pacer, _watch: watch, placement })
+        Ok(Self { shared, pacer: None, _watch: watch, placement })
     }
 
     /// Returns the plane. Its clones are handles of the same plane.

@@ -151,7 +151,9 @@ class Saver:
         """Saves with a job, or an error."""
         while is_open or self.savings:
             try:
-                wait = POLL_SECONDS if self.savings else None
+                # Without pacing, the end of a save waits for its layers.
+                polls = self.savings and (self.most is not None or not is_open)
+                wait = POLL_SECONDS if polls else None
                 task = self.tasks.get(timeout=wait)
                 while task is not None:
                     task()
@@ -195,7 +197,9 @@ class Saver:
                     pass
 
     def _is_over(self, saving: Saving) -> bool:
-        """Returns True if all layers were started and none is in flight."""
+        """Returns True if all layers were started and, with pacing, none is in flight."""
+        if self.most is None:
+            return saving.is_complete
         job = saving.job
         try:
             while job is not None and saving.moving and self.plane.poll(job, saving.moving[0]):

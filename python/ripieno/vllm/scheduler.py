@@ -220,6 +220,8 @@ class Scheduler:
                 if files:
                     checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
                     self.numbers += 1
+                    if name in self.announced:
+                        tasks.withdrawn.append((self.announced[name], False))
                     self.announced[name] = self.numbers
                     # Each of those before it takes at least a step.
                     steps = len(self.announced)

@@ -108,8 +108,11 @@ class Worker:
         self.stream = stream_of(pool.device)
         # Half of what the scheduler lets wait.
         most = int(options.save_backlog * connector.blocks) // 2 if options.is_paced else None
+        if most is not None and self.plane.is_bounced:
+            # Saves that wait would hold the buffers that loads need.
+            most = 0
         self.saver = Saver(self.plane, list(self.layers.values()), self.stream, most)
-        self.step, self.step_begun = 0, time.monotonic()
+        self.step, self.step_begun, self.step_seconds = 0, time.monotonic(), 0.0
         self.ahead: dict[int, tuple[Ahead, int]] = {}
         """By number: a request that waits, and the step in which it is announced."""
         self.times = self._layer_times(connector, pool.device)
@@ -164,13 +167,12 @@ class Worker:
         # Idle steps serve transfers; requests do not wait for them.
         if not self.tasks.is_idle:
             if self.step > 0:
-                self._attempt(self.plane.end_step, self.step, now - self.step_begun)
+                self._attempt(self.plane.end_step, self.step, self.step_seconds)
             self.step += 1
             self._attempt(self.plane.begin_step, self.step)
         self.step_begun = now
-        for number, runs in self.tasks.withdrawn:
+        for number, _ in self.tasks.withdrawn:
             self.ahead.pop(number, None)
-            self._attempt(self.plane.withdraw, number, runs)
         self.ahead |= {ahead.number: (ahead, self.step) for ahead in self.tasks.ahead}
         for number, (ahead, at) in self.ahead.items():
             if self.step >= at:
@@ -207,6 +209,9 @@ class Worker:
                 self._attempt(self.plane.start, load.job, layer, *stream)
         self.pending += [load for load in begun if load.task.is_async]
         self.loading += [load for load in begun if not load.task.is_async]
+        # Their blocks were protected until now.
+        for number, runs in self.tasks.withdrawn:
+            self._attempt(self.plane.withdraw, number, runs)
         # A FULL graph runs without the layers' hooks: its inputs must be loaded before.
         if not has_hooks:
             self.finish_loads()
@@ -232,7 +237,9 @@ class Worker:
             for load in self.loading:
                 # On a GPU the stream waits. Errors of the load are checked at its end.
                 wait = self.plane.join if stream else self.plane.wait
-                self._attempt(wait, load.job, layer, *stream)
+                if self._attempt(wait, load.job, layer, *stream):
+                    # The stream does not wait for it.
+                    self._attempt(self.plane.wait, load.job, layer)
             self.wait_seconds += time.monotonic() - since
             if self.times:
                 self.times.loaded()
@@ -334,6 +341,8 @@ class Worker:
         """Returns the requests whose loads between steps have ended."""
         # With speculative decoding this comes before wait_for_save.
         self.finish_loads()
+        if not self.tasks.is_idle:
+            self.step_seconds = time.monotonic() - self.step_begun
         done = []
         for load in self.pending:
             load.layers = [
