@@ -136,6 +136,7 @@ fn a_layer_that_someone_waits_for_starts_at_once() {
     // The last layer: it would have been the last one, by its turn.
     let last = *tickets.last().unwrap();
     stack.store.wait(last).unwrap();
+    assert!(stack.store.poll(&tickets[1]).unwrap().is_none(), "its turn comes later");
     assert!(pending(&stack.store) >= stores.len(), "no write has ended");
     // The engine needs the blocks of the writes.
     stack.store.plane().hurry(stores[0].job).unwrap();
