@@ -20,6 +20,7 @@ use tempfile::TempDir;
 
 /// As in the header.
 const RIPIENO_CREATE: u64 = 1;
+const RIPIENO_PACING: u64 = 2;
 const LAYERS: u32 = 2;
 const OBJECT: usize = 512;
 /// Blocks of the pool.
