@@ -473,6 +473,8 @@ impl Tiers for StoreTiers<'_> {
     fn wait(&mut self, until: Option<Duration>) -> Option<Duration> {
         match until {
             None if self.started.ops.is_empty() => return None,
+            // Layers that have ended are taken first.
+            _ if !self.started.over.is_empty() => return Some(self.now),
             Some(until) if until <= self.now => return Some(self.now),
             _ => {}
         }
