@@ -52,8 +52,7 @@ impl Mover {
         if !self.has_work() {
             return Ok(());
         }
-        self.paced(|pacer, mover| mover.decide(pacer)).unwrap_or(Ok((Progress::Idle, None)))?;
-        Ok(())
+        self.paced(|pacer, mover| mover.decide(pacer)).transpose().map(|_| ())
     }
 
     /// Processes completions, and starts everything that may start.
@@ -82,8 +81,7 @@ impl Mover {
         Ok(Advanced { progress, wake, ended, in_flight })
     }
 
-    /// Hands a layer to the scheduler; without a pacer, and for layers that devices do not move,
-    /// starts it.
+    /// Hands a layer to the scheduler; without a pacer, starts it.
     pub(crate) fn start(&mut self, ticket: Ticket, order: Order<'_>) -> Result<(), StoreError> {
         if self.pacer.is_none() {
             return self.start_now(ticket, order);
@@ -179,7 +177,10 @@ impl Mover {
     /// Ends a layer that waited for room for too long, while nothing is in flight.
     pub(super) fn give_up_waiting(&mut self, ticket: Ticket) {
         if let Some(LayerState::Waiting(op)) = self.jobs.state(ticket) {
-            self.paced(|pacer, mover| mover.cancel_waiting_op(pacer, op));
+            self.paced(|pacer, mover| {
+                mover.cancel_waiting_op(pacer, op);
+                pacer.ended.push(ticket);
+            });
             let error = StoreError::Busy { in_flight: 0 };
             self.cannot_start(ticket, &error);
         }

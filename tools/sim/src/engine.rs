@@ -286,9 +286,8 @@ impl<'a, T: Tiers> Engine<'a, T> {
             self.plan()?;
             self.look_ahead()?;
             self.go_on();
-            let is_last = self.arrived == self.requests.len() && self.waiting.is_empty();
             if let Some(tiers) = &mut self.tiers {
-                tiers.pump(is_last && self.active.is_empty())?;
+                tiers.pump()?;
             }
         }
         let (setup, first) = (self.setup, self.waiting.front());

@@ -259,10 +259,10 @@ impl<'a> StoreTiers<'a> {
                 }
             }
         }
-        self.pump(true)?;
+        self.poll()?;
         while self.wait(None).is_some() {
             self.ended()?;
-            self.pump(true)?;
+            self.poll()?;
         }
         ensure!(self.tally.io_errors == 0, "a transfer failed");
         (0..batches.len()).for_each(|number| self.release(number));
@@ -466,7 +466,7 @@ impl Tiers for StoreTiers<'_> {
         Ok(all)
     }
 
-    fn pump(&mut self, _is_last: bool) -> anyhow::Result<()> {
+    fn pump(&mut self) -> anyhow::Result<()> {
         self.poll()
     }
 

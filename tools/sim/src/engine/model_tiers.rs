@@ -410,7 +410,7 @@ impl Tiers for ModelTiers {
         Ok(ended.into_iter().map(|(_, ended)| ended).collect())
     }
 
-    fn pump(&mut self, _is_last: bool) -> Result<(), Infallible> {
+    fn pump(&mut self) -> Result<(), Infallible> {
         let Some(host) = &mut self.host else {
             self.link.pump(self.now, ALONE);
             return Ok(());

@@ -157,8 +157,8 @@ pub trait Tiers {
     /// Returns the transfers that have ended.
     fn ended(&mut self) -> Result<Vec<Ended>, Self::Error>;
 
-    /// Starts all transfers that may start; with `is_last` no more requests will be served.
-    fn pump(&mut self, is_last: bool) -> Result<(), Self::Error>;
+    /// Starts all transfers that may start.
+    fn pump(&mut self) -> Result<(), Self::Error>;
 
     /// Waits for an event of the tiers, at most until the time `until`. Returns the time then,
     /// which all other methods use, or `None` if there is nothing to wait for.
