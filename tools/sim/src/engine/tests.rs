@@ -143,13 +143,13 @@ fn moved(drives: f64, ops: &[(usize, Kind, u64)]) -> f64 {
             assert!(links[*at].add(Purpose::Whole, *kind, 0, (*units, 1), Duration::ZERO));
         }
     }
-    let Ok(()) = tiers.pump(false);
+    let Ok(()) = tiers.pump();
     let mut last = Duration::ZERO;
     while let Some(now) = tiers.wait(None) {
         last = now;
         tiers.link.ended::<BlockKey>(now, None);
         tiers.host.as_mut().unwrap().link.ended::<BlockKey>(now, None);
-        let Ok(()) = tiers.pump(false);
+        let Ok(()) = tiers.pump();
     }
     last.as_secs_f64()
 }
