@@ -1,17 +1,21 @@
-//! `bench tier`: hit rates of host memory above the drives, by size and policy. There is no I/O:
-//! results are reproducible. `ripieno sim` measures the effect of lookahead.
+//! `bench tier`: hit rates by size and policy, and bytes written, of host memory above the drives,
+//! and of drives alone. There is no I/O: results are reproducible. `ripieno sim` measures the
+//! effect of lookahead.
 
 mod sizes;
 
 use std::path::PathBuf;
 
 use anyhow::Result;
-use kv_catalog::PolicyKind;
+use kv_catalog::{BlockKey, PolicyKind};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
 use self::sizes::Found;
 use crate::{
-    catalog::{eviction, trace::Trace},
+    catalog::{
+        eviction,
+        trace::{Trace, key},
+    },
     report::{Ratio, Report},
 };
 
@@ -39,9 +43,15 @@ pub struct TierArgs {
 /// Returns an error if the trace cannot be read.
 pub fn run(args: &TierArgs) -> Result<()> {
     let mut report = Report::new("tier");
-    hit_rates("Zipf", &zipf(), &mut report);
+    let zipf = zipf();
+    hit_rates("Zipf", &zipf, &mut report);
+    drives("Zipf", &zipf, &mut report);
     match &args.trace {
-        Some(path) => hit_rates("trace", &Trace::read(path)?, &mut report),
+        Some(path) => {
+            let trace = Trace::read(path)?;
+            hit_rates("trace", &trace, &mut report);
+            drives("trace", &trace, &mut report);
+        }
         None => report.notes.push("no --trace was given: only Zipf was measured".into()),
     }
     report.notes.push(
@@ -61,7 +71,7 @@ fn hit_rates(name: &str, trace: &Trace, report: &mut Report) {
             .into_iter()
             .chain([(PolicyKind::ReuseRate, QUEUE)])
         {
-            let Found { hits, drive_bytes } = sizes::replay(trace, blocks, policy, queue);
+            let Found { hits, drive_bytes, fills } = sizes::replay(trace, blocks, policy, queue);
             let rate = 100.0 * hits as f64 / reads;
             let queue = if queue > 0 { format!(" and a queue of {queue}") } else { String::new() };
             let what = format!("{name}, {}{queue}, {} %", policy.name(), size as f64 / 10.0);
@@ -72,6 +82,32 @@ fn hit_rates(name: &str, trace: &Trace, report: &mut Report) {
                 bound,
             ));
             report.counts.push((format!("TB from the drives, {what}"), drive_bytes as f64 / 1e12));
+            let filled = (fills * BLOCK_BYTES) as f64 / 1e12;
+            report.counts.push((format!("TB to host memory, {what}"), filled));
+        }
+    }
+}
+
+/// Measures hits and bytes written of drives without host memory.
+fn drives(name: &str, trace: &Trace, report: &mut Report) {
+    let reads = (trace.blocks() - trace.distinct()) as f64;
+    for size in SIZES {
+        let files = (trace.distinct() * size / 1000) as u32;
+        let bound = 100.0 * eviction::min(trace, files) * trace.blocks() as f64 / reads;
+        for policy in PolicyKind::ALL {
+            let (mut catalog, namespace) = eviction::catalog(files, *policy);
+            let (mut hits, mut written) = (0, 0);
+            for blocks in &trace.requests {
+                let keys: Vec<BlockKey> = blocks.iter().map(|block| key(*block, 0)).collect();
+                let (found, own) = eviction::request(&mut catalog, namespace, &keys);
+                hits += found.len();
+                written += own.len() as u64;
+            }
+            let what = format!("{name}, {}, {} %", policy.name(), size as f64 / 10.0);
+            let rate = 100.0 * hits as f64 / reads;
+            report.ratios.push(Ratio::new(format!("served by drives, {what}"), "%", rate, bound));
+            let written = (written * BLOCK_BYTES) as f64 / 1e12;
+            report.counts.push((format!("TB written to drives, {what}"), written));
         }
     }
 }
@@ -88,6 +124,9 @@ fn zipf() -> Trace {
         })
         .collect();
     // Every block once first, so that all are stored.
-    let draw = |_| sums.partition_point(|below| *below < random.random_range(0.0..sum)) as u32 + 1;
+    let draw = |_| {
+        let at = random.random_range(0.0..sum);
+        sums.partition_point(|below| *below < at) as u32 + 1
+    };
     Trace::of((1..=BLOCKS).chain((0..10 * BLOCKS).map(draw)).map(|block| vec![block]).collect())
 }

@@ -8,10 +8,11 @@ use kv_tier::{Admission, Block, HostBlock, Tier, TierConfig};
 use super::BLOCK_BYTES;
 use crate::catalog::trace::Trace;
 
-/// Blocks served by host memory, and bytes read from the drives.
+/// Blocks served by host memory, bytes read from the drives, and blocks copied to host memory.
 pub struct Found {
     pub hits: u64,
     pub drive_bytes: u64,
+    pub fills: u64,
 }
 
 /// Returns the virtual time of a request: its number in seconds.
@@ -62,7 +63,7 @@ pub fn replay(trace: &Trace, blocks: u32, policy: PolicyKind, queue: usize) -> F
         }
     }
     let counts = tier.counts();
-    Found { hits: counts.hits, drive_bytes: counts.miss_bytes }
+    Found { hits: counts.hits, drive_bytes: counts.miss_bytes, fills: counts.admissions }
 }
 
 fn bring(tier: &mut Tier<u32>, key: u32, by: Option<Duration>) {

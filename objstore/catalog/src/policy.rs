@@ -1,37 +1,31 @@
-//! Eviction policies: one trait, several implementations.
+//! Eviction and admission policies: one trait, several implementations.
 //!
 //! Each of them keeps each namespace's files in lists, oldest first, and counts time in files
 //! inserted: a clock that stands still when nothing is inserted, as eviction does.
 
 mod ghost;
+mod history;
 mod list;
 mod lru;
 mod reuse;
-mod s3_fifo;
-mod sieve;
 
-use self::{lru::Lru, reuse::ReuseRate, s3_fifo::S3Fifo, sieve::Sieve};
+use self::{lru::Lru, reuse::ReuseRate};
 use crate::ids::FileId;
 
 /// Eviction policies. docs/results/catalog.md compares them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
-    /// Evicts blocks whose reuse is least likely at their age, learned from the store's own
-    /// history, separately for blocks used once and blocks used again.
+    /// Evicts blocks whose reuse is least likely soon at their age, learned from the store's own
+    /// history by number of uses, and refuses new ones that are worth less.
     #[default]
     ReuseRate,
     /// Evicts the least recently used file.
     Lru,
-    /// SIEVE: a hand visits the files in the order of insertion, and evicts those not used since
-    /// its last visit.
-    Sieve,
-    /// S3-FIFO: a small queue for new files, a main one for those used there or recently evicted.
-    S3Fifo,
 }
 
 impl PolicyKind {
     /// All policies.
-    pub const ALL: &[Self] = &[Self::ReuseRate, Self::Lru, Self::Sieve, Self::S3Fifo];
+    pub const ALL: &[Self] = &[Self::ReuseRate, Self::Lru];
 
     /// Returns the name for reports.
     #[must_use]
@@ -39,8 +33,6 @@ impl PolicyKind {
         match self {
             Self::ReuseRate => "reuse rate",
             Self::Lru => "LRU",
-            Self::Sieve => "SIEVE",
-            Self::S3Fifo => "S3-FIFO",
         }
     }
 
@@ -50,8 +42,6 @@ impl PolicyKind {
         match self {
             Self::ReuseRate => Box::new(ReuseRate::new(files)),
             Self::Lru => Box::new(Lru::new(files)),
-            Self::Sieve => Box::new(Sieve::new(files)),
-            Self::S3Fifo => Box::new(S3Fifo::new(files)),
         }
     }
 }
@@ -61,7 +51,7 @@ impl PolicyKind {
 pub struct Candidate {
     /// The file.
     pub file: FileId,
-    /// Estimated reuse rate of such blocks: the lowest is evicted first.
+    /// Expected uses of such a block per time: the lowest is evicted first.
     pub rate: f32,
     /// Time since its last use or insertion, divided by the namespace's weight: among equal rates,
     /// the oldest is evicted first.
@@ -98,8 +88,14 @@ pub trait Policy: std::fmt::Debug + Send {
     /// Adds `file`, which now holds a block.
     fn insert(&mut self, namespace: u32, file: FileId, hash: u64);
 
+    /// Returns the rate ([`Candidate::rate`]) of a block that is not stored, were it inserted now.
+    fn rate(&self, hash: u64) -> f32;
+
+    /// Records a use of a block that is neither stored nor inserted.
+    fn refuse(&mut self, hash: u64);
+
     /// Records a use of `file`.
-    fn touch(&mut self, namespace: u32, file: FileId);
+    fn touch(&mut self, namespace: u32, file: FileId, hash: u64);
 
     /// Refreshes `file`, which belongs to the prefix of a request that just inserted files. This is
     /// not another use, but it should not be evicted before them.
@@ -112,7 +108,7 @@ pub trait Policy: std::fmt::Debug + Send {
 
     /// Marks `file` as used again before the policy saw it, as in recovery. It becomes the newest
     /// of its kind.
-    fn know(&mut self, _namespace: u32, _file: FileId) {}
+    fn know(&mut self, _namespace: u32, _file: FileId, _hash: u64) {}
 
     /// Removes `file`: it holds no block any more, or must not be evicted for now.
     fn remove(&mut self, namespace: u32, file: FileId);

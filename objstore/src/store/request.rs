@@ -108,7 +108,7 @@ impl Store {
             let write = self.change(|catalog| {
                 catalog.advance(self.inner.clock.now().0);
                 let write = catalog.begin(self.namespace, keys)?;
-                let is_short = write.positions.len() < keys.len() && catalog.counts().limbo > 0;
+                let is_short = write.is_short && catalog.counts().limbo > 0;
                 if is_short && attempt < ATTEMPTS_MAX {
                     catalog.abort(write.id)?;
                     return Ok(None);

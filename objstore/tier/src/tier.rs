@@ -16,6 +16,11 @@ use entry::{Entry, Phase};
 /// Cost classes: octaves of a block's reload time, from a microsecond on.
 const COSTS: u32 = 24;
 
+/// Returns the weight of a cost class: doubling the reload time counts like doubling the rate.
+fn again(cost: u32) -> f32 {
+    (1_u64 << cost) as f32
+}
+
 /// A hasher without a random seed: the same events give the same decisions.
 type Fixed = BuildHasherDefault<DefaultHasher>;
 
@@ -61,7 +66,7 @@ pub enum Admission {
 pub enum Class {
     /// Being read or filled: not evicted.
     Active,
-    /// Needed by an announced request: evicted only for one that runs earlier, the latest first.
+    /// Needed by an announced request: not evicted.
     Expected,
     /// Used since its admission, or admitted again soon after its eviction.
     Recent,
@@ -97,13 +102,9 @@ pub struct TierCounts {
 pub struct Tier<K> {
     config: TierConfig,
     index: HashMap<K, u32, Fixed>,
-    /// By number in the policy: one more than there is memory for, so that a new block can compete
-    /// with those in the tier.
+    /// By block of memory, which is also the number in the policy.
     entries: Vec<Option<Entry<K>>>,
-    unused: Vec<u32>,
-    free: Vec<HostBlock>,
-    /// The entry of each block of memory.
-    owners: Vec<u32>,
+    free: Vec<u32>,
     policy: Box<dyn Policy>,
     /// Entries that are not in the policy's order, because a search met them there while they were
     /// in use or wanted, or because they are evictable. So no search visits them twice.
@@ -112,8 +113,6 @@ pub struct Tier<K> {
     evictable: BTreeSet<(u64, u32)>,
     /// Entries that are wanted, by deadline.
     expected: BTreeSet<(Duration, u32)>,
-    /// Active ones that a search met in `expected`.
-    expected_active: BTreeSet<(Duration, u32)>,
     /// Clock that orders `evictable`.
     turn: u64,
     counts: TierCounts,
@@ -123,20 +122,17 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
     /// Makes an empty tier.
     #[must_use]
     pub fn new(config: TierConfig) -> Self {
-        let mut policy = config.policy.policy(config.blocks + 1);
+        let mut policy = config.policy.policy(config.blocks);
         (0..COSTS).for_each(|_| policy.add_namespace());
         Self {
             config,
             index: HashMap::default(),
-            entries: (0..=config.blocks).map(|_| None).collect(),
-            unused: (0..=config.blocks).rev().collect(),
-            free: (0..config.blocks).rev().map(HostBlock).collect(),
-            owners: vec![0; config.blocks as usize],
+            entries: (0..config.blocks).map(|_| None).collect(),
+            free: (0..config.blocks).rev().collect(),
             policy,
-            parked: vec![false; config.blocks as usize + 1],
+            parked: vec![false; config.blocks as usize],
             evictable: BTreeSet::new(),
             expected: BTreeSet::new(),
-            expected_active: BTreeSet::new(),
             turn: 0,
             counts: TierCounts::default(),
         }
@@ -197,21 +193,23 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         self.keep(id);
         let entry = self.entry_mut(id);
         entry.readers += 1;
-        entry.is_unused_prefetch = false;
-        let (cost, memory) = (entry.cost, entry.memory);
+        let (cost, is_first) = (entry.cost, std::mem::take(&mut entry.is_unused_prefetch));
         self.unpark(cost, id);
-        self.policy.touch(cost, FileId(id));
-        Some(memory)
+        match is_first {
+            // The use that it was prefetched for was counted when it was admitted.
+            true => self.policy.refresh(cost, FileId(id)),
+            false => self.policy.touch(cost, FileId(id), self.hash(key)),
+        }
+        Some(HostBlock(id))
     }
 
     /// Ends a read of a block.
     pub fn release(&mut self, memory: HostBlock) {
-        let id = self.owners[memory.0 as usize];
-        self.entry_mut(id).readers -= 1;
-        self.settle(id);
+        self.entry_mut(memory.0).readers -= 1;
+        self.settle(memory.0);
     }
 
-    /// Requests memory for a block, which may evict others.
+    /// Requests memory for a block, which may evict another one.
     pub fn admit(&mut self, block: Block<K>) -> Admission {
         let Block { key, again, by } = block;
         if self.index.contains_key(&key) {
@@ -220,29 +218,24 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
             }
             return Admission::Present;
         }
-        let id = self.unused.pop().expect("there is one more than memory");
         let cost = (again.as_micros() as u64).max(1).ilog2().min(COSTS - 1);
         let hash = self.hash(key);
-        self.policy.insert(cost, FileId(id), hash);
-        let free = self.free.pop().or_else(|| self.make_room(id, by));
-        let Some(memory) = free else {
-            self.unpark(cost, id);
-            self.policy.evict(cost, FileId(id), hash);
-            self.unused.push(id);
+        let Some(id) = self.free.pop().or_else(|| self.make_room(cost, hash)) else {
+            self.policy.refuse(hash);
             self.counts.refusals += 1;
             return Admission::Refused;
         };
+        self.policy.insert(cost, FileId(id), hash);
         self.counts.admissions += 1;
-        self.owners[memory.0 as usize] = id;
         self.index.insert(key, id);
-        self.entries[id as usize] = Some(Entry::new(key, memory, cost, by));
+        self.entries[id as usize] = Some(Entry::new(key, cost, by));
         self.expected.extend(by.map(|by| (by, id)));
-        Admission::Fill(memory)
+        Admission::Fill(HostBlock(id))
     }
 
     /// Ends the filling of an admitted block; `is_good` is false if it failed.
     pub fn filled(&mut self, memory: HostBlock, is_good: bool) {
-        let id = self.owners[memory.0 as usize];
+        let id = memory.0;
         let entry = self.entry_mut(id);
         entry.phase = Phase::Ready;
         if !is_good && !entry.is_removed {
@@ -258,7 +251,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         let Some(id) = self.index.get(&key).copied() else { return };
         self.keep(id);
         if let Some(before) = self.entry_mut(id).by.replace(by) {
-            self.drop_expected(before, id);
+            self.expected.remove(&(before, id));
         }
         self.expected.insert((by, id));
     }
@@ -272,10 +265,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
 
     /// Clears the marks of all blocks whose requests were due before `now` and did not run.
     pub fn expire(&mut self, now: Duration) {
-        let first = |it: &Self| {
-            it.expected.first().into_iter().chain(it.expected_active.first()).min().copied()
-        };
-        while let Some((_, id)) = first(self).filter(|(by, _)| *by < now) {
+        while let Some((_, id)) = self.expected.first().copied().filter(|(by, _)| *by < now) {
             self.unexpect(id);
         }
     }
@@ -308,38 +298,26 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         }
     }
 
-    /// Takes memory for the new entry `id` from the least valuable one. Active entries that it
-    /// meets are parked until they are active no more ([`Self::settle`]).
-    fn make_room(&mut self, id: u32, by: Option<Duration>) -> Option<HostBlock> {
+    /// Takes memory for a new block from the least valuable entry, unless that is worth more.
+    /// Active entries that it meets are parked until they are active no more ([`Self::settle`]).
+    fn make_room(&mut self, cost: u32, hash: u64) -> Option<u32> {
         while let Some((_, first)) = self.evictable.pop_first() {
             if !self.entry(first).is_active() {
                 return Some(self.evict(first));
             }
         }
-        let candidates = (0..COSTS).filter_map(|cost| self.candidate(cost, by.is_some()));
-        if let Some(least) = candidates.min_by(Candidate::order) {
-            return (least.file.0 != id).then(|| self.evict(least.file.0));
-        }
-        let by = by?;
-        while let Some(latest) = self.expected.last().copied().filter(|(at, _)| *at > by) {
-            if !self.entry(latest.1).is_active() {
-                return Some(self.evict(latest.1));
-            }
-            self.expected.remove(&latest);
-            self.expected_active.insert(latest);
-        }
-        None
+        let candidates = (0..COSTS).filter_map(|cost| self.candidate(cost));
+        let least = candidates.min_by(Candidate::order)?;
+        let is_worth_it = self.policy.rate(hash) * again(cost) >= least.rate;
+        is_worth_it.then(|| self.evict(least.file.0))
     }
 
     /// Returns the least valuable evictable entry of a cost class.
-    fn candidate(&mut self, cost: u32, is_wanted: bool) -> Option<Candidate> {
+    fn candidate(&mut self, cost: u32) -> Option<Candidate> {
         let met = RefCell::new(Vec::new());
         let may_go = |file: FileId| {
-            let may_go = match &self.entries[file.0 as usize] {
-                Some(entry) => !entry.is_active() && entry.by.is_none(),
-                // The new block itself: a wanted one is not a candidate.
-                None => !is_wanted,
-            };
+            let entry = self.entries[file.0 as usize].as_ref().expect("it is used");
+            let may_go = !entry.is_active() && entry.by.is_none();
             if !may_go {
                 met.borrow_mut().push(file.0);
             }
@@ -348,12 +326,11 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         let found = self.policy.candidate(cost, 1, &may_go);
         met.into_inner().into_iter().for_each(|id| self.park(cost, id));
         let Candidate { file, rate, age } = found?;
-        let again = (1_u64 << cost) as f32;
-        // Doubling the reload time counts like doubling the reuse rate.
-        Some(Candidate { file, rate: rate * again, age: age / again })
+        // By the time of the new block, which the policy does not have yet.
+        Some(Candidate { file, rate: rate * again(cost), age: (age + 1.0) / again(cost) })
     }
 
-    fn evict(&mut self, id: u32) -> HostBlock {
+    fn evict(&mut self, id: u32) -> u32 {
         self.unexpect(id);
         let entry = self.entry(id);
         let (key, cost, evictable) = (entry.key, entry.cost, entry.evictable);
@@ -365,18 +342,17 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         }
         self.counts.evictions += 1;
         self.index.remove(&key);
-        self.end(id)
+        self.end(id);
+        id
     }
 
-    /// Frees an entry.
-    fn end(&mut self, id: u32) -> HostBlock {
+    /// Ends an entry.
+    fn end(&mut self, id: u32) {
         let entry = self.entries[id as usize].take().expect("it is used");
         if entry.is_unused_prefetch {
             self.counts.wasted_bytes += self.config.block_bytes;
         }
         self.parked[id as usize] = false;
-        self.unused.push(id);
-        entry.memory
     }
 
     fn remove_entry(&mut self, id: u32) {
@@ -397,15 +373,11 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
             return;
         }
         if is_removed {
-            let memory = self.end(id);
-            self.free.push(memory);
+            self.end(id);
+            self.free.push(id);
         } else if let Some(turn) = evictable {
             self.evictable.insert((turn, id));
-        } else if let Some(by) = by {
-            if self.expected_active.remove(&(by, id)) {
-                self.expected.insert((by, id));
-            }
-        } else {
+        } else if by.is_none() {
             self.unpark(cost, id);
         }
     }
@@ -434,14 +406,8 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
     /// Makes an entry not expected.
     fn unexpect(&mut self, id: u32) {
         if let Some(by) = self.entry_mut(id).by.take() {
-            self.drop_expected(by, id);
+            self.expected.remove(&(by, id));
             self.settle(id);
-        }
-    }
-
-    fn drop_expected(&mut self, by: Duration, id: u32) {
-        if !self.expected.remove(&(by, id)) {
-            self.expected_active.remove(&(by, id));
         }
     }
 

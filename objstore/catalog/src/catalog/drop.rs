@@ -16,8 +16,8 @@ use crate::{
 const SWEEP_ENTRIES: u32 = 1 << 16;
 
 /// A namespace's next victim. The greatest is evicted first.
-struct Next {
-    candidate: Candidate,
+pub(super) struct Next {
+    pub(super) candidate: Candidate,
     namespace: NamespaceId,
 }
 
@@ -159,9 +159,28 @@ impl Catalog {
         victims.len() as u32
     }
 
-    fn next_victim(&mut self, namespace: NamespaceId) -> Option<Next> {
+    pub(super) fn next_victim(&mut self, namespace: NamespaceId) -> Option<Next> {
         let candidate = self.index.candidate(namespace)?;
         Some(Next { candidate, namespace })
+    }
+
+    /// Returns the next victim of all namespaces.
+    pub(super) fn least_valuable(&mut self) -> Option<Next> {
+        let all = 0..self.index.tenants.all.len() as u32;
+        all.filter_map(|id| self.next_victim(NamespaceId(id))).max()
+    }
+
+    /// Returns the number of files, up to `wanted`, that can be written without an eviction, now or
+    /// ahead of the next writes.
+    pub(super) fn spare_files(&mut self, wanted: u32) -> u32 {
+        let ahead = if self.config.journal { self.files_ahead() } else { 0 };
+        let spare =
+            |it: &Self| (it.pool.free_files() + it.log.limbo()).saturating_sub(ahead).min(wanted);
+        let missing = wanted - spare(self);
+        if missing > 0 {
+            self.sweep(missing);
+        }
+        spare(self)
     }
 
     /// Logs the eviction of files that lost their keys, and frees those that are not in use.

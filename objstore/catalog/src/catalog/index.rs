@@ -187,9 +187,9 @@ impl Index {
 
     pub fn use_file(&mut self, namespace: NamespaceId, file: FileId, how: UseKind) {
         match how {
-            UseKind::Touched => self.policy.touch(namespace.0, file),
+            UseKind::Touched => self.policy.touch(namespace.0, file, self.hash_of(file)),
             UseKind::Refreshed => self.policy.refresh(namespace.0, file),
-            UseKind::Known => self.policy.know(namespace.0, file),
+            UseKind::Known => self.policy.know(namespace.0, file, self.hash_of(file)),
         }
     }
 
@@ -197,6 +197,21 @@ impl Index {
     fn hand_to_policy(&mut self, namespace: NamespaceId, file: FileId) {
         self.policy.insert(namespace.0, file, self.hash_of(file));
         self.ages.inserted += 1;
+    }
+
+    /// Returns how many leading `keys` are worth storing: the first `room` that have no file, and
+    /// those that are worth as much as `victim`. Remembers the others.
+    pub fn admit(&mut self, space: u32, keys: &[BlockKey], room: u32, victim: Candidate) -> usize {
+        let hash = |key: &BlockKey| self.table.hash(space, key);
+        let is_worth_it = |key: &&BlockKey| self.policy.rate(hash(key)) >= victim.rate;
+        let room = room as usize;
+        let admitted = room + keys.iter().skip(room).take_while(is_worth_it).count();
+        for key in keys.iter().skip(admitted).rev() {
+            let hash = self.table.hash(space, key);
+            self.policy.refuse(hash);
+            self.ages.inserted += 1;
+        }
+        admitted.min(keys.len())
     }
 
     /// Returns the hash of a file's key.
@@ -213,7 +228,7 @@ impl Index {
         let namespace = self.namespace_of(file);
         match pinned {
             true => self.policy.remove(namespace.0, file),
-            false => self.hand_to_policy(namespace, file),
+            false => self.policy.restore(namespace.0, file),
         }
         self.change(file, |entry| entry.pinned = pinned);
         true

@@ -29,6 +29,8 @@ pub struct Write {
     /// One for each leading key that was accepted. Those that are not the write's own are already
     /// stored or being written, and are referenced.
     pub positions: Vec<Position>,
+    /// True when files are short: with more free ones, more keys would have been accepted.
+    pub is_short: bool,
 }
 
 impl Write {
@@ -70,7 +72,8 @@ impl Catalog {
     /// positions than keys mean that files are short: all in use, the namespace at its quota with
     /// all of its files in use, or evicted ones waiting for the journal
     /// ([`CatalogCounts::limbo`](super::CatalogCounts::limbo)); in the last case write the journal,
-    /// abort and begin again. Or the write budget is used up ([`Catalog::advance`]).
+    /// abort and begin again. Or the policy refused a key that is worth less than what would be
+    /// evicted for it, or the write budget is used up ([`Catalog::advance`]).
     ///
     /// # Errors
     /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].
@@ -84,8 +87,10 @@ impl Catalog {
         // References stored blocks first: making room must not evict them.
         let found: Vec<Option<FileId>> = self.index.find_all(space, keys).collect();
         found.iter().flatten().for_each(|file| self.index.refer(*file));
-        let missing = found.iter().filter(|file| file.is_none()).count() as u32;
-        let mut fresh = self.take_files(namespace, missing).into_iter();
+        let without = keys.iter().zip(&found).filter(|(_, file)| file.is_none());
+        let missing: Vec<BlockKey> = without.map(|(key, _)| *key).collect();
+        let (fresh, is_short) = self.take_files(namespace, &missing);
+        let mut fresh = fresh.into_iter();
         let mut positions = Vec::with_capacity(keys.len());
         let mut own = 0;
         for (key, file) in keys.iter().zip(&found) {
@@ -118,26 +123,48 @@ impl Catalog {
             missing: ranks,
             failed: false,
         });
-        Ok(Write { id: WriteId(id), positions })
+        Ok(Write { id: WriteId(id), positions, is_short })
     }
 
-    /// Takes up to `wanted` files from the pool, as quota and write budget allow.
-    fn take_files(&mut self, namespace: NamespaceId, wanted: u32) -> Vec<FileId> {
-        let mut files = Vec::with_capacity(wanted as usize);
-        let tenant = self.index.tenants.get_mut(namespace);
-        let mut allowed = wanted;
+    /// Takes files from the pool for as many leading keys as policy, write budget and quota allow.
+    /// Returns them, and whether files are short.
+    fn take_files(&mut self, namespace: NamespaceId, missing: &[BlockKey]) -> (Vec<FileId>, bool) {
+        let wanted = missing.len() as u32;
+        let mut admitted = self.admit(namespace, missing);
         if let Some(bucket) = &self.bucket {
-            allowed = allowed.min(bucket.files());
-            tenant.refused += u64::from(wanted - allowed);
+            admitted = admitted.min(bucket.files());
         }
+        let tenant = self.index.tenants.get_mut(namespace);
+        tenant.refused += u64::from(wanted - admitted);
+        let mut allowed = admitted;
         if let Some(quota) = tenant.quota {
             let held = self.index.tenants.held(namespace);
             self.evict_from(Some(namespace), (held + allowed).saturating_sub(quota));
             allowed = allowed.min(quota.saturating_sub(self.index.tenants.held(namespace)));
         }
         self.make_room(allowed);
+        let mut files = Vec::with_capacity(allowed as usize);
         self.pool.allocate(allowed, &mut files);
-        files
+        let is_short = files.len() < admitted as usize;
+        (files, is_short)
+    }
+
+    /// Returns how many leading keys are worth more than what is evicted for them.
+    fn admit(&mut self, namespace: NamespaceId, missing: &[BlockKey]) -> u32 {
+        let wanted = missing.len() as u32;
+        let tenants = &self.index.tenants;
+        let tenant = tenants.get(namespace).expect("the caller checked it");
+        let held = tenants.held(namespace);
+        let (space, own) = (tenant.space, tenant.quota.map(|quota| quota.saturating_sub(held)));
+        let room = self.spare_files(wanted).min(own.unwrap_or(u32::MAX));
+        if room >= wanted {
+            return wanted;
+        }
+        let victim = match own {
+            Some(own) if own < wanted => self.next_victim(namespace),
+            _ => self.least_valuable(),
+        };
+        victim.map_or(wanted, |it| self.index.admit(space, missing, room, it.candidate) as u32)
     }
 
     /// Reports that `rank` has written its part of all own files, and flushed it (or used FUA).

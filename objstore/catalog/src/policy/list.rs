@@ -65,6 +65,16 @@ impl Nodes {
         self.now = self.now.wrapping_add(1);
     }
 
+    /// Returns the number of files.
+    pub fn len(&self) -> u32 {
+        self.nodes.len() as u32
+    }
+
+    /// Returns the clock.
+    pub fn now(&self) -> u32 {
+        self.now
+    }
+
     /// Returns the number of files inserted since `stamp`.
     pub fn since(&self, stamp: u32) -> u32 {
         self.now.wrapping_sub(stamp)
@@ -78,21 +88,11 @@ impl Nodes {
         &mut self.nodes[file.at()]
     }
 
-    pub fn newer(&self, file: FileId) -> Option<FileId> {
-        some(self.nodes[file.at()].newer)
-    }
-
     /// Makes `file` the newest of `list`, used now.
     pub fn push(&mut self, list: &mut List, file: FileId) {
-        self.nodes[file.at()].stamp = self.now;
-        self.append(list, file);
-    }
-
-    /// Same as [`Nodes::push`], but not a use: the stamp stays.
-    pub fn append(&mut self, list: &mut List, file: FileId) {
         let second = std::mem::replace(&mut list.newest, file.0);
         let node = &mut self.nodes[file.at()];
-        (node.newer, node.older) = (NONE, second);
+        (node.newer, node.older, node.stamp) = (NONE, second, self.now);
         match second {
             NONE => list.oldest = file.0,
             _ => self.nodes[second as usize].newer = file.0,

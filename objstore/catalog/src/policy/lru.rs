@@ -29,14 +29,20 @@ impl Policy for Lru {
         self.nodes.push(&mut self.lists[namespace as usize], file);
     }
 
-    fn touch(&mut self, namespace: u32, file: FileId) {
-        let list = &mut self.lists[namespace as usize];
-        self.nodes.remove(list, file);
-        self.nodes.push(list, file);
+    fn rate(&self, _hash: u64) -> f32 {
+        0.0
+    }
+
+    fn refuse(&mut self, _hash: u64) {}
+
+    fn touch(&mut self, namespace: u32, file: FileId, _hash: u64) {
+        self.refresh(namespace, file);
     }
 
     fn refresh(&mut self, namespace: u32, file: FileId) {
-        self.touch(namespace, file);
+        let list = &mut self.lists[namespace as usize];
+        self.nodes.remove(list, file);
+        self.nodes.push(list, file);
     }
 
     fn remove(&mut self, namespace: u32, file: FileId) {

@@ -1,74 +1,35 @@
-//! Evicts the file whose reuse is least likely, by the store's own history.
+//! Evicts the file whose reuse is least likely soon, by the store's own history, and refuses blocks
+//! that are worth less than it.
 //!
-//! Each namespace has two LRU lists: files used once (when they were written) and files used again.
-//! The oldest files of the two compete, and the victim is the one whose kind, at its age, was
-//! reused less often in the past. With one list this would be LRU. A scan fills only the first
-//! list, and the rate at its ages falls.
+//! Each namespace has an LRU list for each kind of file: those used once (when they were written),
+//! 2 or 3 times, 4 to 7 times, and so on. The oldest files of the lists compete, and the victim is
+//! the one of which the least uses per time can be expected ([`super::history`]). With one list
+//! this would be LRU. A scan fills only the first list, whose rates fall; then most of a scan is
+//! not stored at all.
 //!
-//! The rates must include files that would have been used had they been kept: evicted files are
-//! remembered for a while ([`super::ghost`]). A file that is inserted again counts as used at its
-//! age; one that is forgotten counts as never used again. (The rates are from LHD, Beckmann et al.,
-//! NSDI 2018; the two lists and ghosts from ARC, Megiddo and Modha, FAST 2003.)
+//! Uses of evicted and of refused blocks are remembered for a while ([`super::ghost`]). (The lists
+//! and ghosts are from ARC, Megiddo and Modha, FAST 2003.)
 
 use super::{
     Candidate, Policy, Tiers,
-    ghost::{Ghost, Ghosts},
+    ghost::{Ghost, Ghosts, USES_MAX},
+    history::{History, KINDS, kind},
     list::{List, Nodes},
 };
 use crate::ids::FileId;
 
-/// Ages are bucketed in eighths of an octave.
-const BUCKETS: usize = 8 * 32;
+/// A refused block that is wanted again is of the same request until one block for this many of the
+/// store's has passed.
+const SAME_REQUEST: u32 = 16;
 
-/// Decay of older counts when the rates are recomputed.
-const KEPT: f32 = 0.98;
-
-/// Reuse of files of one kind, by age.
-#[derive(Debug, Clone)]
-struct History {
-    /// Count of files used again at this age.
-    used: Vec<f32>,
-    /// Count of files forgotten at this age without a use.
-    gone: Vec<f32>,
-    /// Fraction of the files reaching this age that are used again.
-    rates: Vec<f32>,
-}
-
-impl History {
-    fn new() -> Self {
-        Self { used: vec![0.0; BUCKETS], gone: vec![0.0; BUCKETS], rates: vec![0.0; BUCKETS] }
-    }
-
-    fn learn(&mut self) {
-        let (mut used, mut all) = (0.0, 0.0);
-        for at in (0..BUCKETS).rev() {
-            used += self.used[at];
-            all += self.used[at] + self.gone[at];
-            self.rates[at] = if all > 0.0 { used / all } else { 0.0 };
-            self.used[at] *= KEPT;
-            self.gone[at] *= KEPT;
-        }
-    }
-}
-
-fn bucket(age: u32) -> usize {
-    let age = u64::from(age) + 8;
-    let octave = age.ilog2();
-    (octave as usize - 3) * 8 + (age >> (octave - 3)) as usize - 8
-}
-
-/// The reuse-rate policy; see the module documentation.
+/// The reuse-rate policy; see the module documentation. The mark of a node counts its uses.
 #[derive(Debug)]
 pub struct ReuseRate {
     nodes: Nodes,
-    /// [used once, used again] of each namespace.
-    lists: Vec<[List; 2]>,
+    /// By kind, of each namespace.
+    lists: Vec<[List; KINDS]>,
     ghosts: Ghosts,
-    /// [used once, used again].
-    histories: [History; 2],
-    /// Files counted since the rates were computed, and the number that triggers it.
-    counted: u32,
-    period: u32,
+    history: History,
 }
 
 impl ReuseRate {
@@ -77,79 +38,94 @@ impl ReuseRate {
             nodes: Nodes::new(files),
             lists: Vec::new(),
             ghosts: Ghosts::new(files),
-            histories: [History::new(), History::new()],
-            counted: 0,
-            period: (files / 64).clamp(64, 1 << 16),
+            history: History::new(files),
         }
     }
 
-    /// Counts a file of one kind as `used` again at an age, or as gone.
-    fn count(&mut self, reused: bool, age: u32, used: bool) {
-        let history = &mut self.histories[usize::from(reused)];
-        let counts = if used { &mut history.used } else { &mut history.gone };
-        counts[bucket(age)] += 1.0;
-        self.counted += 1;
-        if self.counted >= self.period {
-            self.counted = 0;
-            self.histories.iter_mut().for_each(History::learn);
-        }
+    /// Returns the number of uses of a block that is not stored, including the present one, and
+    /// whether that is a new one: an engine may store the same request several times, in parts.
+    fn uses(&self, hash: u64) -> (u8, bool) {
+        let Some(Ghost { uses, stamp }) = self.ghosts.get(hash) else { return (1, true) };
+        let is_new = self.nodes.since(stamp) > self.nodes.len() / SAME_REQUEST;
+        ((uses + u8::from(is_new)).min(USES_MAX), is_new)
     }
 
-    fn move_to_newest(&mut self, namespace: u32, file: FileId, reused: bool) {
+    /// Counts a use of a block that is not stored. Returns the number of its uses.
+    fn use_ghost(&mut self, hash: u64) -> u8 {
+        let (uses, is_new) = self.uses(hash);
+        if is_new {
+            self.nodes.tick();
+            self.history.used(hash, kind(uses), self.nodes.now());
+        }
+        self.ghosts.remove(hash);
+        uses
+    }
+
+    fn list(&mut self, namespace: u32, file: FileId) -> &mut List {
+        &mut self.lists[namespace as usize][kind(self.nodes.node(file).mark)]
+    }
+
+    /// Makes a listed file the newest of those used `uses` times.
+    fn relist(&mut self, namespace: u32, file: FileId, uses: u8) {
         self.remove(namespace, file);
-        self.nodes.node_mut(file).mark = u8::from(reused);
-        self.nodes.push(&mut self.lists[namespace as usize][usize::from(reused)], file);
+        self.nodes.node_mut(file).mark = uses;
+        self.restore(namespace, file);
     }
 }
 
 impl Policy for ReuseRate {
     fn add_namespace(&mut self) {
-        self.lists.push([List::default(); 2]);
+        self.lists.push([List::default(); KINDS]);
     }
 
     fn insert(&mut self, namespace: u32, file: FileId, hash: u64) {
-        self.nodes.tick();
-        let ghost = self.ghosts.take(hash);
-        if let Some(ghost) = ghost {
-            self.count(ghost.reused, self.nodes.since(ghost.stamp), true);
-        }
-        let reused = ghost.is_some();
-        self.nodes.node_mut(file).mark = u8::from(reused);
-        self.nodes.push(&mut self.lists[namespace as usize][usize::from(reused)], file);
+        self.nodes.node_mut(file).mark = self.use_ghost(hash);
+        self.restore(namespace, file);
     }
 
-    fn touch(&mut self, namespace: u32, file: FileId) {
-        let node = self.nodes.node(file);
-        let (reused, age) = (node.mark != 0, self.nodes.since(node.stamp));
-        self.count(reused, age, true);
-        self.move_to_newest(namespace, file, true);
+    fn rate(&self, hash: u64) -> f32 {
+        self.history.rate(kind(self.uses(hash).0), 0)
+    }
+
+    fn refuse(&mut self, hash: u64) {
+        let uses = self.use_ghost(hash);
+        self.ghosts.insert(hash, Ghost { uses, stamp: self.nodes.now() });
+    }
+
+    fn touch(&mut self, namespace: u32, file: FileId, hash: u64) {
+        let uses = (self.nodes.node(file).mark + 1).min(USES_MAX);
+        self.history.used(hash, kind(uses), self.nodes.now());
+        self.relist(namespace, file, uses);
     }
 
     fn refresh(&mut self, namespace: u32, file: FileId) {
-        let reused = self.nodes.node(file).mark != 0;
-        self.move_to_newest(namespace, file, reused);
+        self.relist(namespace, file, self.nodes.node(file).mark);
     }
 
     fn is_known(&self, file: FileId) -> bool {
-        self.nodes.node(file).mark != 0
+        self.nodes.node(file).mark > 1
     }
 
-    fn know(&mut self, namespace: u32, file: FileId) {
-        self.move_to_newest(namespace, file, true);
+    fn know(&mut self, namespace: u32, file: FileId, hash: u64) {
+        let uses = self.nodes.node(file).mark.max(2);
+        self.history.know(hash, kind(uses));
+        self.relist(namespace, file, uses);
     }
 
     fn remove(&mut self, namespace: u32, file: FileId) {
-        let reused = usize::from(self.nodes.node(file).mark);
-        self.nodes.remove(&mut self.lists[namespace as usize][reused], file);
+        let mut list = *self.list(namespace, file);
+        self.nodes.remove(&mut list, file);
+        *self.list(namespace, file) = list;
     }
 
     fn restore(&mut self, namespace: u32, file: FileId) {
-        let reused = usize::from(self.nodes.node(file).mark);
-        self.nodes.push(&mut self.lists[namespace as usize][reused], file);
+        let mut list = *self.list(namespace, file);
+        self.nodes.push(&mut list, file);
+        *self.list(namespace, file) = list;
     }
 
     fn clear(&mut self, namespace: u32) {
-        self.lists[namespace as usize] = [List::default(); 2];
+        self.lists[namespace as usize] = [List::default(); KINDS];
     }
 
     fn candidate(
@@ -159,26 +135,23 @@ impl Policy for ReuseRate {
         may_go: &dyn Fn(FileId) -> bool,
     ) -> Option<Candidate> {
         let lists = &mut self.lists[namespace as usize];
-        let candidates = lists.iter_mut().zip(&self.histories).filter_map(|(list, history)| {
+        let candidates = lists.iter_mut().enumerate().filter_map(|(kind, list)| {
             let file = self.nodes.oldest(list, may_go)?;
             let age = self.nodes.since(self.nodes.node(file).stamp) / weight;
-            Some(Candidate { file, rate: history.rates[bucket(age)], age: age as f32 })
+            Some(Candidate { file, rate: self.history.rate(kind, age), age: age as f32 })
         });
         candidates.min_by(Candidate::order)
     }
 
     fn evict(&mut self, namespace: u32, file: FileId, hash: u64) {
-        let node = *self.nodes.node(file);
-        let ghost = Ghost { stamp: node.stamp, reused: node.mark != 0 };
-        if let Some(gone) = self.ghosts.insert(hash, ghost) {
-            self.count(gone.reused, self.nodes.since(gone.stamp), false);
-        }
+        let node = self.nodes.node(file);
+        self.ghosts.insert(hash, Ghost { uses: node.mark, stamp: node.stamp });
         self.remove(namespace, file);
     }
 
     fn tiers(&self, namespace: u32) -> Tiers {
-        let [once, again] = &self.lists[namespace as usize];
-        Tiers { recent: again.len(), idle: once.len() }
+        let [once, again @ ..] = &self.lists[namespace as usize];
+        Tiers { recent: again.iter().map(List::len).sum(), idle: once.len() }
     }
 
     fn age(&self, file: FileId) -> u32 {

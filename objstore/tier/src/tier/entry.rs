@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use super::HostBlock;
-
 /// Fill state of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -14,7 +12,6 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Entry<K> {
     pub(super) key: K,
-    pub(super) memory: HostBlock,
     /// Octave of its reload time: the policy's namespace.
     pub(super) cost: u32,
     pub(super) phase: Phase,
@@ -30,10 +27,9 @@ pub(super) struct Entry<K> {
 }
 
 impl<K> Entry<K> {
-    pub(super) fn new(key: K, memory: HostBlock, cost: u32, by: Option<Duration>) -> Self {
+    pub(super) fn new(key: K, cost: u32, by: Option<Duration>) -> Self {
         Self {
             key,
-            memory,
             cost,
             phase: Phase::Filling,
             readers: 0,

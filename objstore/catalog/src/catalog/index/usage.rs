@@ -52,7 +52,7 @@ pub struct Usage {
     pub committed: u64,
     /// Files evicted.
     pub evicted: u64,
-    /// Files refused because the write budget was used up.
+    /// Files refused: worth less than what would be evicted for them, or beyond the write budget.
     pub refused: u64,
 }
 

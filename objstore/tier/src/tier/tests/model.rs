@@ -126,7 +126,7 @@ impl Model {
                 let over = |known: &&mut Known| known.by.is_some_and(|other| other < by);
                 // Blocks wanted earlier are restored earlier.
                 let mut over: Vec<&mut Known> = self.known.iter_mut().filter(over).collect();
-                over.sort_by_key(|known| (known.by, self.tier.owners[known.memory.0 as usize]));
+                over.sort_by_key(|known| (known.by, known.memory));
                 for known in over {
                     known.by = None;
                     self.time += 1;
@@ -143,7 +143,6 @@ impl Model {
     fn admit(&mut self, key: u32, by: Option<u64>, cost: u32) {
         let again = if self.is_exact { MS } else { MS * 3_u32.pow(cost) };
         let by_time = by.map(Duration::from_secs);
-        let owners = self.tier.owners.clone();
         let was_full = self.tier.used() == self.tier.config().blocks;
         let found = self.tier.admit(Block { key, again, by: by_time });
         if let Some(known) = self.find(key) {
@@ -153,14 +152,12 @@ impl Model {
             }
             return;
         }
-        let mut is_parked = false;
         if was_full {
-            let gone = if self.is_exact { self.victim(by, &owners) } else { self.seen_victim() };
+            let gone = if self.is_exact { self.victim() } else { self.seen_victim() };
             assert_eq!(gone.is_some(), matches!(found, Admission::Fill(_)));
             if let Some(at) = gone {
                 assert!(!self.known[at].is_active(), "{:?}", self.known[at]);
-                // A search met the new block if it found no other victim.
-                is_parked = self.known.remove(at).by.is_some();
+                self.known.remove(at);
             }
         }
         if let Admission::Fill(memory) = found {
@@ -174,7 +171,7 @@ impl Model {
                 evictable: None,
                 by,
                 used: self.time,
-                is_parked,
+                is_parked: false,
             };
             self.known.push(known);
         }
@@ -189,8 +186,8 @@ impl Model {
         first
     }
 
-    /// Returns the expected victim for a new block that is wanted at `by`.
-    fn victim(&mut self, by: Option<u64>, owners: &[u32]) -> Option<usize> {
+    /// Returns the expected victim for a new block.
+    fn victim(&mut self) -> Option<usize> {
         let may_go = |at: &usize| !self.known[*at].is_active() && !self.known[*at].is_removed;
         let all = 0..self.known.len();
         let evictable = all.clone().filter(may_go).filter(|at| self.known[*at].evictable.is_some());
@@ -207,11 +204,7 @@ impl Model {
             }
             self.known[at].is_parked = true;
         }
-        let by = by?;
-        let later = |at: &usize| self.known[*at].by.is_some_and(|other| other > by);
-        let may_go = |at: &usize| !self.known[*at].is_active();
-        let id = |at: usize| owners[self.known[at].memory.0 as usize];
-        all.filter(later).filter(may_go).max_by_key(|at| (self.known[*at].by, id(*at)))
+        None
     }
 
     fn check(&self) {
