@@ -49,6 +49,9 @@ class Write:
     @property
     def files(self) -> list[int]:
         """The files to write them to."""
+    @property
+    def is_short(self) -> bool:
+        """True if more keys would have been accepted with more free files."""
 
 @final
 class Report:

@@ -75,6 +75,8 @@ pub struct Write {
     positions: Vec<u32>,
     /// The files to write them to.
     files: Vec<u32>,
+    /// True if more keys would have been accepted with more free files.
+    is_short: bool,
 }
 
 /// The scheduler's half of a store: keys, files and references, with the journal. The data belongs
@@ -208,7 +210,8 @@ impl Catalog {
         let write = self.keys(keys, |catalog, keys| catalog.begin(NamespaceId(namespace), keys))?;
         let own = (0..).zip(&write.positions).filter(|(_, position)| position.own);
         let (positions, files) = own.map(|(at, position)| (at, position.file.0)).unzip();
-        Ok(Write { id: write.id.0, accepted: write.positions.len() as u32, positions, files })
+        let (id, accepted) = (write.id.0, write.positions.len() as u32);
+        Ok(Write { id, accepted, positions, files, is_short: write.is_short })
     }
 
     /// Records that a rank has written and flushed its part, with the checksums of its report.

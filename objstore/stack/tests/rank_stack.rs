@@ -174,12 +174,18 @@ fn what_is_read_ahead_while_it_is_written_is_not_kept() {
         let job = begin(&stack, Direction::Write, file, 1, &[]);
         stack.plane().end(&[job]).unwrap();
     }
-    // The memory is used for file 1, and then for file 0, whose deadline is earlier.
+    // The memory is used for file 1 while the write begins, and for file 0 when that is too late.
     let prefetch = |file, ms| stack.plane().prefetch(&[file], &[], Nanos::from_millis(ms)).unwrap();
-    assert_eq!(prefetch(FileId(1), 60_000), 1);
+    assert_eq!(prefetch(FileId(1), 1_000), 1);
     let moves = [Move { file: FileId(0), block: BlockId(1), position: 0 }];
     let job = stack.plane().begin(Direction::Write, &moves, &[]).unwrap();
-    assert_eq!(prefetch(FileId(0), 50_000), 1);
+    for tries in 0.. {
+        if prefetch(FileId(0), 60_000) == 1 {
+            break;
+        }
+        assert!(tries < 5000, "file 1 keeps the memory");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
     for tries in 0.. {
         // Processes completions.
         stack.plane().prefetch(&[], &[], Nanos(0)).unwrap();

@@ -333,7 +333,7 @@ class Scheduler:
         whole prefix, because its stored part must not be evicted for the rest, or before it."""
         space, keys = self._known_space(request), self._keys(request, 0, full)
         write = self.catalog.begin(space, keys)
-        if write.accepted < full and self.catalog.stats().limbo:
+        if write.is_short and self.catalog.stats().limbo:
             # Files evicted for it become free once the journal is durable.
             self.catalog.abort(write.id)
             try:
