@@ -2,9 +2,11 @@
 
 use std::io::{self, ErrorKind, IsTerminal as _};
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::Subcommand;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
+use nvme_bind::VERSION;
 use serde_json::json;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -14,6 +16,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use crate::config::{CommonFlags, DoctorArgs, DoctorFlags, ReplayFlags, StoreArgs};
 use crate::format::{self, FormatFlags};
 use crate::inspect::{self, FsckFlags, InspectFlags};
+use crate::manual::{self, CompletionsFlags, ManFlags};
 use crate::pace::{self, PaceFlags};
 use crate::problem::{
     EXIT_FAILED, EXIT_UNREAD, EXIT_USAGE, Interrupted, Problem, one_line, shortage,
@@ -232,9 +235,30 @@ Exit codes:
   0  simulated
   2  bad input: the command line";
 
+const COMPLETIONS_HELP: &str = "\
+Examples:
+  ripieno completions bash > ~/.local/share/bash-completion/completions/ripieno
+  ripieno completions zsh nvme-bind > ~/.zfunc/_nvme-bind
+
+Exit codes:
+  0  printed
+  1  stdout could not be written to
+  2  bad input: the command line";
+
+const MAN_HELP: &str = "\
+Examples:
+  ripieno man | man -l -
+  ripieno man ~/.local/share/man/man1
+
+Exit codes:
+  0  printed or written
+  1  stdout could not be written to
+  2  bad input: the command line, or a directory that cannot be written to";
+
 /// NVMe SSDs as a memory tier for GPUs.
 #[derive(Debug, Parser)]
-#[command(name = "ripieno", version, after_help = ENVIRONMENT, arg_required_else_help = true)]
+#[command(name = "ripieno", version = VERSION, long_version = long_version())]
+#[command(after_help = ENVIRONMENT, arg_required_else_help = true)]
 struct Raw {
     #[command(subcommand)]
     command: Command,
@@ -282,6 +306,20 @@ enum Command {
     /// Show which data paths work here, why the others do not, and how to fix that
     #[command(after_help = DOCTOR_HELP)]
     Doctor(DoctorFlags),
+
+    /// Print the completion script of a shell
+    #[command(after_help = COMPLETIONS_HELP)]
+    Completions(CompletionsFlags),
+
+    /// Print this program's manual page, or write the pages of all commands into a directory
+    #[command(after_help = MAN_HELP)]
+    Man(ManFlags),
+}
+
+/// Returns the version and the optional parts that were compiled in.
+fn long_version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| format!("{VERSION}\nfeatures: cuda, vfio"));
+    &TEXT
 }
 
 /// Flags of `ripieno identify`.
@@ -416,6 +454,8 @@ fn run_command(command: Command) -> anyhow::Result<u8> {
             terminal::set_printed();
             doctor::run(&args)
         }
+        Command::Completions(flags) => manual::complete(&flags, self::command()),
+        Command::Man(flags) => manual::write(&flags, self::command()),
     }
 }
 

@@ -30,6 +30,7 @@
 //!   config    validated flags; devices: the flags for devices and memory
 //!   timing    layer times, bandwidth of the devices, I/O policy
 //!   model     shapes of blocks
+//!   manual    manual pages and completion scripts
 //!   contents, file, interrupt, machine, problem, progress, size, table, terminal
 //! ```
 //!
@@ -70,6 +71,7 @@ mod inspect;
 mod interrupt;
 mod keep;
 mod machine;
+mod manual;
 mod media;
 mod model;
 mod offline;

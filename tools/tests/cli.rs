@@ -632,3 +632,47 @@ fn hints_name_flags_of_the_same_command() {
         }
     }
 }
+
+#[test]
+fn the_version_says_what_was_built() {
+    let output = command(&["--version"]);
+    let said = text(&output.stdout);
+    let (version, features) = said.split_once('\n').unwrap();
+    assert!(features.starts_with("features: ") && features.contains("vfio"), "{said}");
+    let rest = version.strip_prefix(concat!("ripieno ", env!("CARGO_PKG_VERSION"))).unwrap();
+    let commit = rest.strip_prefix(" (").and_then(|rest| rest.strip_suffix(')'));
+    assert!(
+        rest.is_empty() || commit.is_some_and(|it| it.chars().all(|c| c.is_ascii_hexdigit())),
+        "{said}"
+    );
+    assert_eq!(text(&command(&["-V"]).stdout).trim_end(), version);
+}
+
+#[test]
+fn completions_and_manual_pages_have_all_commands() {
+    let place = tempfile::tempdir().unwrap();
+    let pages = place.path().join("share/man1");
+    let written = command(&["man", pages.to_str().unwrap()]);
+    assert_eq!(written.status.code(), Some(0), "{}", text(&written.stderr));
+    for program in [ripieno::command(), nvme_bind::command()] {
+        let page = |name: &str| std::fs::read_to_string(pages.join(name)).unwrap();
+        let whole = page(&format!("{}.1", program.get_name()));
+        for shell in ["bash", "zsh", "fish"] {
+            let output = command(&["completions", shell, program.get_name()]);
+            assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+            for inner in program.get_subcommands() {
+                assert!(text(&output.stdout).contains(inner.get_name()), "{shell}: {inner}");
+            }
+        }
+        for inner in program.get_subcommands() {
+            assert!(whole.contains(inner.get_name()), "{inner}");
+            let name = format!("{}-{}", program.get_name(), inner.get_name());
+            let page = page(&format!("{name}.1"));
+            assert!(page.contains(&format!(".TH {name} 1")), "{page}");
+            assert!(page.contains("\n.SH OPTIONS\n"), "{page}");
+        }
+    }
+    let printed = text(&command(&["man"]).stdout);
+    let written = std::fs::read_to_string(pages.join("ripieno.1")).unwrap();
+    assert_eq!(printed.trim_end(), written.trim_end());
+}

@@ -60,7 +60,7 @@ Examples:
 /// The former driver is remembered and put back. Every intention is written to a journal before the
 /// first change, so that a crash at any point can be undone with `restore`.
 #[derive(Debug, Parser)]
-#[command(name = "nvme-bind", version, arg_required_else_help = true)]
+#[command(name = "nvme-bind", version = crate::VERSION, arg_required_else_help = true)]
 #[command(after_help = format!("{EXAMPLES}{EXIT_CODES}"))]
 struct Raw {
     /// Answer with one JSON object on stdout
