@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 4f532930163cbaf03c6735813951209d kernels/include/gio/abi.h
+// 04e2c2f1632e71bd94bed75bfc6612f9 kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;

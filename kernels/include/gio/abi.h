@@ -149,7 +149,7 @@ typedef struct gio_active {
   uint64_t status;      // gio_iocb.status
   uint32_t opcode;      // gio_iocb.opcode
   uint32_t splits;      // gio_op.splits
-  uint64_t checksums;   // gio_iocb.checksums of a read, else 0. The rest is for them:
+  uint64_t checksums;   // gio_iocb.checksums. The rest is for them:
   uint64_t ioctx;       // of gio_iocb
   uint64_t row_base;    // of gio_pool
   uint64_t block_stride;

@@ -1,7 +1,8 @@
 // Checksums of objects: stored when an object is written, verified when it was read.
 //
 // Both read the object in memory, so a read detects any change on the way to the device and back.
-// An object transferred by several commands is verified when the last of them has ended.
+// An object transferred by several commands is verified when the last of them has ended, and its
+// checksum is stored when the last of them was submitted.
 #pragma once
 #include "crc32c.cuh"
 #include "operation.cuh"
@@ -11,39 +12,29 @@ GIO_FN uint32_t *gio_checksums(uint64_t checksums, uint32_t row, uint32_t count)
   return gio_ptr<uint32_t>(checksums) + static_cast<uint64_t>(row) * count;
 }
 
-// Stores the checksums of the objects of the lanes in `todo` (l < n): the objects at `at`, of
-// IOCTXs `index` in the generating operation's row.
-GIO_FN void gio_record(const gio_op &op, gio_lane<uint64_t> &at, gio_lane<uint32_t> &index,
-                       uint32_t todo, uint32_t n) {
-  uint32_t *checksums = gio_checksums(op.iocb.checksums, op.row, op.iocb.count);
-  gio_crc crc;
-  gio_crc_begin(crc);
-  for (uint32_t left = todo; left != 0u; left &= left - 1u) {
-    const uint32_t lane = gio_lowest(left);
-    const uint32_t sum = gio_crc32c(crc, gio_shfl(at, lane), op.pool.object_bytes);
-    GIO_LANES (l, n) {
-      if (l == lane) gio_st_relaxed_sys(checksums + index[l], sum);
-    }
-  }
-}
-
-// Compares the objects of IOCTXs [first, first + count) in `row`, at most 32, with their checksums.
-GIO_FN void gio_compare(gio_state &s, gio_crc &crc, uint32_t a, uint32_t row, uint32_t first,
-                        uint32_t count) {
+// Computes the CRCs of the objects of IOCTXs [first, first + count) in `row`, at most 32. A write
+// stores them, a read compares them with the stored ones.
+GIO_FN void gio_check(gio_state &s, gio_crc &crc, uint32_t a, uint32_t row, uint32_t first,
+                      uint32_t count) {
   gio_active *active = s.w->active + a;
-  const uint32_t *checksums = gio_checksums(active->checksums, row, active->count) + first;
+  const bool read = active->opcode == GIO_OP_READ;
+  uint32_t *checksums = gio_checksums(active->checksums, row, active->count) + first;
   const gio_affine *entries = gio_ptr<const gio_affine>(active->ioctx) + first;
   const uint64_t base = gio_ptr<const uint64_t>(active->row_base)[row];
   gio_lane<uint64_t> at;
   gio_lane<uint32_t> expected;
   GIO_LANES (l, count) {
     at[l] = base + entries[l].block * active->block_stride;
-    expected[l] = checksums[l];
+    expected[l] = read ? checksums[l] : 0u;
   }
   uint32_t wrong = 0;
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t found = gio_crc32c(crc, gio_shfl(at, i), active->object_bytes);
-    if (found != gio_shfl(expected, i)) wrong |= 1u << i;
+    if (read) {
+      if (found != gio_shfl(expected, i)) wrong |= 1u << i;
+    } else {
+      GIO_LANES (l, 1) gio_st_relaxed_sys(checksums + i, found);
+    }
   }
   if (wrong == 0u) return;
   GIO_LANES (l, count) {
@@ -110,7 +101,7 @@ GIO_FN void gio_verify(gio_state &s, gio_ended &e, uint32_t n, uint32_t ended) {
     const uint32_t lane = gio_lowest(left);
     const uint32_t a = gio_shfl(e.active, lane);
     if (s.w->active[a].splits != 1u && !gio_completes(s, e, n, ended, good, lane)) continue;
-    gio_compare(s, crc, a, gio_shfl(e.row, lane), gio_shfl(e.first, lane),
-                gio_shfl(e.count, lane) & ~GIO_SLOT_SPLIT);
+    gio_check(s, crc, a, gio_shfl(e.row, lane), gio_shfl(e.first, lane),
+              gio_shfl(e.count, lane) & ~GIO_SLOT_SPLIT);
   }
 }

@@ -9,7 +9,8 @@
 // the length of a stripe, before the next one. Multiplication by a constant is linear, so the
 // products of the lowest five bits form a table of 32 entries, the next five bits another, and so
 // on; each lane holds one entry of each table, and a lookup is a shuffle. At the end the lanes'
-// remainders are multiplied by the length of the data after them, and added. No table is in memory.
+// remainders are multiplied by the length of the data in front of them in the stripe, and added. No
+// table is in memory.
 #pragma once
 #include "warp.cuh"
 
@@ -68,7 +69,19 @@ GIO_FN constexpr uint32_t gio_crc_power(int64_t n) {
 // State common to all objects: entry l of a table is l << 5 * table, times x^(bits of a stripe).
 struct gio_crc {
   gio_lane<uint32_t> table[GIO_CRC_TABLES];
+  gio_lane<uint32_t> units; // x^-(bits of the units in front of the lane's)
 };
+
+// Returns x^-(bits of LANE units) if l is LANE, else those of a lower lane: no table is indexed.
+template <uint32_t LANE> GIO_FN uint32_t gio_crc_units(uint32_t l) {
+  if constexpr (LANE == 0u) {
+    return GIO_CRC_ONE;
+  } else {
+    constexpr uint32_t power = gio_crc_power(-128 * int64_t{LANE});
+    const uint32_t lower = gio_crc_units<LANE - 1u>(l);
+    return l == LANE ? power : lower;
+  }
+}
 
 GIO_FN void gio_crc_lanes_begin(gio_crc &c) {
   constexpr uint32_t stripe = gio_crc_power(8 * GIO_CRC_STRIPE);
@@ -79,6 +92,7 @@ GIO_FN void gio_crc_lanes_begin(gio_crc &c) {
       c.table[bit / 5u][l] ^= product & (0u - (l >> bit % 5u & 1u));
       product = gio_crc_times_x(product);
     }
+    c.units[l] = gio_crc_units<GIO_WARP - 1u>(l);
   }
 }
 
@@ -162,21 +176,15 @@ GIO_FN uint32_t gio_crc_lanes(gio_crc &c, uint64_t start, uint32_t bytes) {
       if (odd) unit = gio_crc_own(m, unit, at);
       gio_crc_step(c, state, unit);
     }
-    // Each word's remainder covers the word and the data after it to the end of the stripe.
-    constexpr uint32_t word = gio_crc_power(-32);
-    uint32_t sum = state[3];
-    for (uint32_t w = 3; w-- != 0u;) sum = state[w] ^ gio_crc_multiply(sum, word);
-    part[l] = sum;
+    // Each word's remainder covers the word and the data after it to the end of the stripe: those
+    // of later words lack the words in front of them, and those of later lanes the units.
+    constexpr uint32_t one = gio_crc_power(-32), two = gio_crc_power(-64);
+    constexpr uint32_t three = gio_crc_power(-96);
+    const uint32_t sum = state[0] ^ gio_crc_multiply(state[1], one) ^
+                         gio_crc_multiply(state[2], two) ^ gio_crc_multiply(state[3], three);
+    part[l] = gio_crc_multiply(gio_anew(c.units[l]), sum);
   }
-  // A lane's remainder lacks the units in front of it: reduces all of them to lane 0.
-  constexpr uint32_t units[5] = {gio_crc_power(-128), gio_crc_power(-256), gio_crc_power(-512),
-                                 gio_crc_power(-1024), gio_crc_power(-2048)};
-  gio_lane<uint32_t> other;
-  for (uint32_t i = 0; i < 5u; ++i) {
-    GIO_LANES (l, GIO_WARP) other[l] = gio_pick(part, l + (1u << i));
-    GIO_LANES (l, GIO_WARP) part[l] ^= gio_crc_multiply(other[l], units[i]);
-  }
-  uint32_t sum = gio_shfl(part, 0);
+  uint32_t sum = gio_xor(part);
   GIO_ROLLED
   for (uint32_t i = 0; i < (0u - static_cast<uint32_t>(m.end)) % 16u * 8u; ++i) { // behind the end
     sum = gio_crc_over_x(sum);

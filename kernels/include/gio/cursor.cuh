@@ -181,9 +181,8 @@ GIO_FN bool gio_accept(gio_state &s) {
     gio_op_load(s, op, iocb);
     gio_active *active = s.w->active + a;
     *active = gio_active{s.id, 0, GIO_ACTIVE_GENERATING, 0, 0, 0, op.iocb.status, op.iocb.opcode,
-                         op.splits, 0, op.iocb.ioctx, op.pool.row_base, op.pool.block_stride,
-                         op.pool.object_bytes, op.iocb.count};
-    if (op.iocb.opcode == GIO_OP_READ) active->checksums = op.iocb.checksums;
+                         op.splits, op.iocb.checksums, op.iocb.ioctx, op.pool.row_base,
+                         op.pool.block_stride, op.pool.object_bytes, op.iocb.count};
   }
   const gio_op &op = s.w->op;
   if (op.iocb.opcode == GIO_OP_READ && op.iocb.checksums != 0u) s.checked |= 1u << a;

@@ -18,7 +18,8 @@
 // The commands of one doorbell.
 struct gio_batch {
   uint32_t sqes;
-  uint32_t room; // number of commands that may still be added
+  uint32_t room;   // number of commands that may still be added
+  uint32_t record; // one bit per command: it writes objects whose checksums are to be stored
   uint64_t now;
 };
 
@@ -184,6 +185,8 @@ GIO_FN void gio_emit(gio_state &s, const gio_op &op, gio_splits &p, const gio_ch
   GIO_LANES (l, 1) s.w->active[s.cursor_active].outstanding += n;
   s.free_count -= n;
   s.outstanding += n;
+  const bool record = op.iocb.opcode == GIO_OP_WRITE && op.iocb.checksums != 0u;
+  if (record) batch.record |= gio_low_bits(n) << batch.sqes;
   batch.sqes += n;
   batch.room -= n;
 }
@@ -197,20 +200,20 @@ GIO_FN void gio_refuse(gio_state &s, const gio_op &op, uint32_t status) {
   s.cursor_at = (at + n) * op.splits;
 }
 
-// Submits the chunk's commands, and meanwhile stores the checksums of the objects that begin in
-// this chunk. Their memory does not change until the operation completes.
-GIO_FN void gio_send_and_record(gio_state &s, const gio_op &op, gio_splits &p, const gio_chunk &c,
-                                gio_batch &batch) {
+// Submits the batch, and while the controller executes it stores the checksums of the objects that
+// it writes. Their memory does not change until their operations complete. The commands' slots are
+// still above the top of the stack of free ones.
+GIO_FN void gio_send(gio_state &s, const gio_batch &batch) {
   gio_ring_sq(s, batch.sqes);
-  batch.sqes = 0;
-  const uint64_t base = gio_ptr<const uint64_t>(op.pool.row_base)[op.row];
-  gio_lane<uint64_t> at;
-  gio_lane<uint32_t> flag;
-  GIO_LANES (l, c.n) {
-    flag[l] = (s.cursor_at + l) % op.splits == 0u ? 1u : 0u;
-    at[l] = base + (p.iova[l] - op.row_iova);
+  if (batch.record == 0u) return;
+  gio_crc crc;
+  gio_crc_begin(crc);
+  for (uint32_t left = batch.record; left != 0u; left &= left - 1u) {
+    const uint32_t at = s.free_count + batch.sqes - 1u - gio_lowest(left);
+    const gio_slot *slot = s.slots + s.free_slots[at];
+    if ((slot->count & GIO_SLOT_SPLIT) != 0u) continue;
+    gio_check(s, crc, slot->active, slot->row, slot->first, slot->count);
   }
-  gio_record(op, at, p.index, gio_ballot(flag, c.n) & c.go, c.n);
 }
 
 // Advances the operation by one chunk.
@@ -220,11 +223,7 @@ GIO_FN void gio_advance(gio_state &s, const gio_op &op, gio_batch &batch) {
   gio_locate(s, op, p, n);
   const gio_chunk c = gio_plan(s, op, p, n, batch.room);
   if (c.refused != 0u) gio_refuse_lanes(s, op, p, c);
-  if (c.leaders != 0u) {
-    gio_emit(s, op, p, c, batch);
-    const bool write = op.iocb.opcode == GIO_OP_WRITE;
-    if (write && op.iocb.checksums != 0u) gio_send_and_record(s, op, p, c, batch);
-  }
+  if (c.leaders != 0u) gio_emit(s, op, p, c, batch);
   s.cursor_at += c.n;
   // An object's last command may be followed by empty splits, which are skipped. In the middle of
   // an object, more of it follows.
@@ -260,7 +259,7 @@ GIO_FN bool gio_find_row(gio_state &s, const gio_op &op) {
 // Generates and submits one batch. Returns true if anything moved.
 GIO_FN bool gio_submit(gio_state &s) {
   bool moved = false;
-  gio_batch batch{0, gio_min(gio_room(s), GIO_WARP), 0};
+  gio_batch batch{0, gio_min(gio_room(s), GIO_WARP), 0, 0};
   const gio_op &op = s.w->op;
   for (uint32_t chunk = 0; chunk < GIO_CHUNKS_MAX; ++chunk) {
     if (s.cursor_active == GIO_WINDOW) {
@@ -282,7 +281,7 @@ GIO_FN bool gio_submit(gio_state &s) {
     }
     moved = true;
   }
-  if (batch.sqes != 0u) gio_ring_sq(s, batch.sqes);
+  if (batch.sqes != 0u) gio_send(s, batch);
   return moved;
 }
 

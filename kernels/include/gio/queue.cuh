@@ -175,9 +175,10 @@ GIO_FN bool gio_overdue(const gio_state &s, uint64_t now, uint64_t since) {
 GIO_FN void gio_sweep(gio_state &s) {
   if (s.outstanding == 0u || s.args->timeout_ns == 0u) return;
   const uint64_t now = gio_now(s);
-  const uint64_t pause = now - s.swept_ns;
+  const uint64_t pause = now - s.w->swept_ns;
   if (pause < s.args->timeout_ns >> 3) return;
-  s.swept_ns = now;
+  gio_meet();
+  GIO_LANES (l, 1) s.w->swept_ns = now;
   const bool stopped = pause > s.args->timeout_ns && s.args->clock == 0u;
   for (uint32_t base = 0; base <= s.slot_mask; base += GIO_WARP) {
     const uint32_t n = gio_min(GIO_WARP, s.slot_mask + 1u - base);

@@ -46,7 +46,6 @@ struct gio_state {
   uint32_t cursor_row;
   uint32_t cursor_at;
   uint32_t fault;
-  uint64_t swept_ns;
   uint64_t idle_ns;
 
   uint32_t window;        // one bit per operation in progress
@@ -57,8 +56,8 @@ struct gio_state {
   uint64_t wait;          // address of that event's word
   // Results of gio_poll.
   uint32_t polled; // in this round
-  uint32_t stopped;
-  uint32_t leaving; // this launch
+  uint32_t stopped : 1;
+  uint32_t leaving : 1; // this launch
   uint32_t next;    // the ring has another entry, whose IOCB is `id`
   uint32_t id;
   uint32_t event;
@@ -84,12 +83,14 @@ GIO_FN void gio_load(gio_state &s, const gio_args *args, uint32_t warp) {
   s.cursor_row = w->cursor_row;
   s.cursor_at = w->cursor_at;
   s.fault = w->fault;
-  s.swept_ns = w->swept_ns;
   s.idle_ns = w->idle_ns;
   gio_lane<uint32_t> used;
   GIO_LANES (l, GIO_WINDOW) used[l] = w->active[l].state != GIO_ACTIVE_UNUSED ? 1u : 0u;
   s.window = gio_ballot(used, GIO_WINDOW);
-  GIO_LANES (l, GIO_WINDOW) used[l] = w->active[l].checksums != 0u ? 1u : 0u;
+  GIO_LANES (l, GIO_WINDOW) {
+    const gio_active &active = w->active[l];
+    used[l] = active.opcode == GIO_OP_READ && active.checksums != 0u ? 1u : 0u;
+  }
   s.checked = gio_ballot(used, GIO_WINDOW) & s.window;
   s.pending_fault = GIO_FAULT_NONE;
   s.waiting = 0;
@@ -114,7 +115,6 @@ GIO_FN void gio_store(gio_state &s) {
     s.w->cursor_active = s.cursor_active;
     s.w->cursor_row = s.cursor_row;
     s.w->cursor_at = s.cursor_at;
-    s.w->swept_ns = s.swept_ns;
     s.w->idle_ns = s.idle_ns;
   }
 }

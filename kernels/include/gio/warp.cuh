@@ -66,6 +66,13 @@ GIO_FN uint32_t gio_pick(gio_lane<uint32_t> &p, uint32_t from) {
 GIO_FN uint32_t gio_sum(gio_lane<uint32_t> &p, uint32_t mask) {
   return __reduce_add_sync(0xffffffffu, (mask >> gio_lane_id() & 1u) ? p.v : 0u);
 }
+// Returns x, hidden from the compiler: nothing derived from it is kept in registers over a loop.
+GIO_FN uint32_t gio_anew(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+// Returns the exclusive or of all lanes.
+GIO_FN uint32_t gio_xor(gio_lane<uint32_t> &p) { return __reduce_xor_sync(0xffffffffu, p.v); }
 
 #else // host
 
@@ -101,6 +108,12 @@ GIO_FN uint32_t gio_sum(gio_lane<uint32_t> &p, uint32_t mask) {
   uint32_t sum = 0;
   for (; mask != 0u; mask &= mask - 1u) sum += p.v[gio_lowest(mask)];
   return sum;
+}
+GIO_FN uint32_t gio_anew(uint32_t x) { return x; }
+GIO_FN uint32_t gio_xor(gio_lane<uint32_t> &p) {
+  uint32_t all = 0;
+  for (const uint32_t one : p.v) all ^= one;
+  return all;
 }
 
 #endif

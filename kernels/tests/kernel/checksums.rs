@@ -168,6 +168,19 @@ fn one_object_of_a_merged_command() {
     assert_eq!(case.rig.warp(0).objects, 3 * 16 + 15);
 }
 
+/// Rows share a doorbell: it does not wait for the checksums, nor are they computed between rows.
+#[test]
+fn a_write_rings_as_few_doorbells_as_without_them() {
+    let shape = Shape { run_bytes: 4096, ..Shape::default() };
+    let mut case = Case::new(Config::default(), shape, 1, 10);
+    case.map = (0..10).map(|i| Affine { block: i, file: i }).collect();
+    case.run(abi::OP_WRITE, [0, 3]);
+    assert_eq!((case.rig.warp(0).commands, case.rig.warp(0).sq_doorbells), (30, 1));
+    for (row, entry) in (0..3).flat_map(|row| (0..10).map(move |entry| (row, entry))) {
+        assert_eq!(case.checksum(row, entry), case.crc(row, entry), "row {row}, entry {entry}");
+    }
+}
+
 /// Objects of several commands that end in any order: verified once, when the last one ended.
 #[test]
 fn objects_of_several_commands() {
