@@ -9,6 +9,11 @@ use crate::ptx::sass::{Instruction, in_loop};
 
 /// Limit at which three blocks of 128 threads still fit the 65,536 registers of an SM.
 const REGISTERS_MAX: u64 = 168;
+/// Instructions of the I/O kernel on the GPU that takes the most. A change that raises this, or the
+/// next one, gives the reason in its message.
+const INSTRUCTIONS_MAX: u64 = 8256;
+/// The same of gio_scatter_gather, the larger of the pool kernels.
+const POOL_INSTRUCTIONS_MAX: u64 = 2784;
 /// Limit at which four blocks of 256 threads of a pool kernel fit.
 const POOL_REGISTERS_MAX: u64 = 64;
 /// Limit of the hardware; a benchmark's kernels may use all of it.
@@ -84,6 +89,7 @@ pub fn pool(ptx: &str, kernel: &Kernel) -> Vec<Check> {
     let sass = &kernel.sass;
     let count = |is: &dyn Fn(&Instruction) -> bool| sass.iter().filter(|one| is(one)).count();
     let mut checks = resources(kernel, POOL_REGISTERS_MAX);
+    checks.push(Check::at_most("instructions", POOL_INSTRUCTIONS_MAX, sass.len() as u64));
     checks.push(Check::at_least(
         "16-byte loads: LD.128",
         1,
@@ -130,6 +136,7 @@ pub fn io(ptx: &str, kernel: &Kernel) -> Vec<Check> {
     let acquires = asked(&["ld.acquire.sys", "fence.acq_rel.sys", "atom.add.acq_rel.gpu"]);
     let stores = asked(&["st.relaxed.sys", "st.release.sys"]);
     let mut checks = resources(kernel, REGISTERS_MAX);
+    checks.push(Check::at_most("instructions", INSTRUCTIONS_MAX, sass.len() as u64));
     checks.extend([
         Check::at_least(
             "doorbells: ST.MMIO.SYS",
