@@ -266,7 +266,7 @@ pub use kv_catalog::{
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;
 pub use plane::{
-    Advanced, ClosedPlane, JobDone, KvView, Plane, PlaneConfig, PlaneDevice, PlaneStats,
+    Advanced, ClosedPlane, JobDone, KvView, Plane, PlaneConfig, PlaneDevice, PlaneStats, RawRing,
     StoreEvent, kernel_read,
 };
 pub use registration::{InUse, KvPool};

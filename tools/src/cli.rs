@@ -13,7 +13,8 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::config::{CommonFlags, DoctorArgs, DoctorFlags, ReplayFlags, StoreArgs};
+use crate::bench::{self, BenchCommand};
+use crate::config::{DoctorArgs, DoctorFlags, ReplayFlags, StoreArgs};
 use crate::format::{self, FormatFlags};
 use crate::inspect::{self, FsckFlags, InspectFlags};
 use crate::manual::{self, CompletionsFlags, ManFlags};
@@ -275,6 +276,10 @@ enum Command {
     #[command(after_help = PACE_HELP)]
     Pace(Box<PaceFlags>),
 
+    /// Measure devices through the rings and the I/O kernel of a store
+    #[command(subcommand)]
+    Bench(BenchCommand),
+
     /// Measure the cost of batches of reads and writes on devices, alone and together
     #[command(after_help = PROFILE_HELP)]
     Profile(Box<ProfileFlags>),
@@ -410,17 +415,22 @@ impl Path {
 fn run_command(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Replay(flags) => {
-            log(flags.common.verbose, flags.common.quiet);
+            log(flags.common.output.verbose, flags.common.output.quiet);
             replay::run(&StoreArgs::check(*flags, false)?)
         }
         Command::Pace(flags) => {
-            log(flags.common.verbose, flags.common.quiet);
+            log(flags.common.output.verbose, flags.common.output.quiet);
             pace::run(*flags)
         }
         Command::Profile(flags) => {
-            let CommonFlags { verbose, quiet, .. } = flags.replay.common;
-            log(verbose, quiet);
+            let output = &flags.replay.common.output;
+            log(output.verbose, output.quiet);
             profile::run(&flags)
+        }
+        Command::Bench(command) => {
+            let BenchCommand::Raw(flags) = &command;
+            log(flags.output.verbose, flags.output.quiet);
+            bench::run(&command)
         }
         Command::Format(flags) => {
             log(0, false);

@@ -101,6 +101,82 @@ impl GpuFlags {
     }
 }
 
+/// Flags of software controllers.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct EmuFlags {
+    /// Software controllers, 1 to 64 [default: 2]
+    #[arg(long, value_name = "N", help_heading = "Devices",
+        value_parser = size::count::<u32>(1..=DEVICES_MAX))]
+    devices: Option<u32>,
+
+    /// Their LBA size, 512 or 4096 [default: 4096; mini, tiny: 512]
+    #[arg(long, value_name = "BYTES", value_parser = devices::lba, help_heading = "Devices")]
+    lba: Option<u32>,
+
+    /// Their largest transfer (MDTS), 8KiB to 64MiB [default: 512KiB]
+    #[arg(long, value_name = "SIZE", value_parser = devices::mdts, help_heading = "Devices")]
+    mdts: Option<u32>,
+}
+
+/// Flags of the output.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct OutputFlags {
+    /// Print one JSON object on stdout instead of a table
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+
+    /// Progress bar; auto: if stderr is a terminal
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = ProgressBar::Auto,
+        help_heading = "Output")]
+    progress: ProgressBar,
+
+    /// Print more log messages; repeat for even more
+    #[arg(short, long, action = clap::ArgAction::Count, help_heading = "Output")]
+    pub(crate) verbose: u8,
+
+    /// Print only errors on stderr: no notes, no warnings
+    #[arg(short, long, conflicts_with = "verbose", help_heading = "Output")]
+    pub(crate) quiet: bool,
+}
+
+/// Flags of the devices, the memory and the I/O kernel, of the commands that run in real time.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct PathFlags {
+    /// emu (software controllers), or drives: vfio:0000:65:00.0[,...] [default: emu]
+    #[arg(long, value_name = "DEVICE", help_heading = "Devices", display_order = 0)]
+    device: Vec<String>,
+
+    /// Media of software controllers: memory or file:DIR [default: memory]
+    #[arg(long, value_name = "memory|file:DIR", help_heading = "Devices",
+        value_parser = devices::media)]
+    media: Option<MediaChoice>,
+
+    /// Use drives that contain data. The data is lost
+    #[arg(long, help_heading = "Devices")]
+    pub(crate) overwrite: bool,
+
+    /// Memory of queues and KV pool: host, or a BAR: peer:0000:00:05.0/2
+    #[arg(long, value_name = "PLACE", default_value = "host", help_heading = "Devices",
+        value_parser = devices::memory)]
+    pub(crate) memory: MemoryPlace,
+
+    /// Where the I/O kernel runs: threads, the calling thread, or a GPU
+    #[arg(long, value_name = "WHERE", value_enum, default_value_t, help_heading = "I/O")]
+    pub(crate) executor: Executor,
+
+    /// Launch of the I/O kernel: for each layer, or once [default: per-batch]
+    #[arg(long, value_name = "WHEN", value_enum, help_heading = "I/O")]
+    launch: Option<Launch>,
+
+    /// Fail unless the data path is this: direct, staged or host
+    #[arg(long, value_parser = route(), value_name = "ROUTE", hide_possible_values = true,
+        help_heading = "I/O")]
+    pub(crate) require: Option<Route>,
+
+    #[command(flatten, next_help_heading = "I/O")]
+    gpu: GpuFlags,
+}
+
 /// Flags of the workload, the store and the report, of all commands that run a store.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CommonFlags {
@@ -150,18 +226,8 @@ pub(crate) struct CommonFlags {
     #[arg(long, help_heading = "Store")]
     pub(crate) no_checksums: bool,
 
-    /// Software controllers, 1 to 64 [default: 2]
-    #[arg(long, value_name = "N", help_heading = "Devices",
-        value_parser = size::count::<u32>(1..=DEVICES_MAX))]
-    devices: Option<u32>,
-
-    /// Their LBA size, 512 or 4096 [default: 4096; mini, tiny: 512]
-    #[arg(long, value_name = "BYTES", value_parser = devices::lba, help_heading = "Devices")]
-    lba: Option<u32>,
-
-    /// Their largest transfer (MDTS), 8KiB to 64MiB [default: 512KiB]
-    #[arg(long, value_name = "SIZE", value_parser = devices::mdts, help_heading = "Devices")]
-    mdts: Option<u32>,
+    #[command(flatten)]
+    emu: EmuFlags,
 
     /// Queue pairs per device, 1 to 64, each with one warp
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "I/O",
@@ -182,25 +248,11 @@ pub(crate) struct CommonFlags {
         help_heading = "I/O")]
     pub(crate) descriptors: Descriptors,
 
-    /// Print one JSON object on stdout instead of a table
-    #[arg(long, help_heading = "Output")]
-    pub(crate) json: bool,
-
-    /// Progress bar; auto: if stderr is a terminal
-    #[arg(long, value_name = "WHEN", value_enum, default_value_t = ProgressBar::Auto,
-        help_heading = "Output")]
-    progress: ProgressBar,
-
-    /// Print more log messages; repeat for even more
-    #[arg(short, long, action = clap::ArgAction::Count, help_heading = "Output")]
-    pub(crate) verbose: u8,
-
-    /// Print only errors on stderr: no notes, no warnings
-    #[arg(short, long, conflicts_with = "verbose", help_heading = "Output")]
-    pub(crate) quiet: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputFlags,
 }
 
-/// Flags of the devices and the I/O kernel, of the commands that run in real time.
+/// Flags of a store on the devices, of the commands that run in real time.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct DeviceFlags {
     /// Bytes to verify; full: all, and at the end all that is stored
@@ -211,39 +263,8 @@ pub(crate) struct DeviceFlags {
     #[arg(long, help_heading = "Store")]
     pub(crate) keep: bool,
 
-    /// emu (software controllers), or drives: vfio:0000:65:00.0[,...] [default: emu]
-    #[arg(long, value_name = "DEVICE", help_heading = "Devices", display_order = 0)]
-    device: Vec<String>,
-
-    /// Media of software controllers: memory or file:DIR [default: memory]
-    #[arg(long, value_name = "memory|file:DIR", help_heading = "Devices",
-        value_parser = devices::media)]
-    media: Option<MediaChoice>,
-
-    /// Use drives that contain data. The data is lost
-    #[arg(long, help_heading = "Devices")]
-    pub(crate) overwrite: bool,
-
-    /// Memory of queues and KV pool: host, or a BAR: peer:0000:00:05.0/2
-    #[arg(long, value_name = "PLACE", default_value = "host", help_heading = "Devices",
-        value_parser = devices::memory)]
-    pub(crate) memory: MemoryPlace,
-
-    /// Where the I/O kernel runs: threads, the calling thread, or a GPU
-    #[arg(long, value_name = "WHERE", value_enum, default_value_t, help_heading = "I/O")]
-    pub(crate) executor: Executor,
-
-    /// Launch of the I/O kernel: for each layer, or once [default: per-batch]
-    #[arg(long, value_name = "WHEN", value_enum, help_heading = "I/O")]
-    launch: Option<Launch>,
-
-    /// Fail unless the data path is this: direct, staged or host
-    #[arg(long, value_parser = route(), value_name = "ROUTE", hide_possible_values = true,
-        help_heading = "I/O")]
-    pub(crate) require: Option<Route>,
-
-    #[command(flatten, next_help_heading = "I/O")]
-    gpu: GpuFlags,
+    #[command(flatten)]
+    pub(crate) path: PathFlags,
 }
 
 /// Flags of `ripieno replay`.
@@ -283,11 +304,12 @@ impl StoreArgs {
         let default = if is_virtual { "mini" } else { model::DEFAULT };
         let model = common.model.map_or_else(|| model::named(default), Ok).expect("it is there");
         let shape = Shape::new(model, common.block_tokens.unwrap_or(model.block_tokens))?;
-        let devices = flags.devices(&common, model)?;
+        let devices = flags.path.devices(&common.emu, model.lba_bytes)?;
+        flags.check_keep(&devices)?;
         if is_virtual {
-            flags.check_virtual(&devices)?;
+            flags.path.check_virtual(&devices)?;
         }
-        let (gpu, scale) = (flags.gpu()?, model.scale);
+        let (gpu, scale) = (flags.path.gpu()?, model.scale);
         let args = Self { common, flags, shape, devices, gpu, is_virtual, scale };
         args.check_sizes()?;
         if let Devices::Emu(emu) = &args.devices {
@@ -360,7 +382,7 @@ impl StoreArgs {
         let mut args = self.clone();
         let Devices::Emu(emu) = &mut args.devices else { return Ok(args) };
         let (count, lba_bytes) = (store_dir.devices().len() as u32, store_dir.lba_bytes());
-        let (devices, lba) = (self.common.devices, self.common.lba);
+        let (devices, lba) = (self.common.emu.devices, self.common.emu.lba);
         let wrong = [
             ("--devices", devices.filter(|asked| *asked != count), count),
             ("--lba", lba.filter(|asked| *asked != lba_bytes), lba_bytes),
@@ -389,19 +411,16 @@ impl StoreArgs {
 
     /// Returns the executor of the I/O kernel.
     pub(crate) fn executor(&self) -> ripieno_stack::Executor {
-        match (self.gpu, self.flags.executor) {
-            (Some(choice), _) => ripieno_stack::Executor::Cuda(choice),
+        match self.is_virtual {
             // Virtual time advances on one thread.
-            (None, _) if self.is_virtual => ripieno_stack::Executor::Inline,
-            (None, Executor::Inline) => ripieno_stack::Executor::Inline,
-            (None, _) => ripieno_stack::Executor::Host,
+            true => ripieno_stack::Executor::Inline,
+            false => self.flags.path.executor(self.gpu),
         }
     }
 
     /// Returns true if a progress bar is shown when stderr is a terminal.
     pub(crate) fn shows_progress(&self) -> bool {
-        let CommonFlags { progress, json, quiet, .. } = self.common;
-        progress == ProgressBar::Auto && !json && !quiet
+        self.common.output.shows_progress()
     }
 
     /// Returns the options with which the driver attaches to controllers.
@@ -409,11 +428,7 @@ impl StoreArgs {
         ControllerOptions {
             io_queues: self.common.queues,
             io_depth: self.common.depth,
-            descriptors: match self.common.descriptors {
-                Descriptors::Auto => DescriptorPreference::Auto,
-                Descriptors::Sgl => DescriptorPreference::Sgl,
-                Descriptors::Prp => DescriptorPreference::Prp,
-            },
+            descriptors: self.common.descriptors.preference(),
             ..ControllerOptions::default()
         }
     }
@@ -431,25 +446,53 @@ impl ReplayFlags {
     /// Returns true if any flag selects devices to measure.
     pub(crate) fn names_devices(&self) -> bool {
         let Self { common, devices } = self;
-        common.devices.is_some() || devices.media.is_some() || !devices.device.is_empty()
+        let path = &devices.path;
+        common.emu.devices.is_some() || path.media.is_some() || !path.device.is_empty()
+    }
+}
+
+impl OutputFlags {
+    /// Returns true if a progress bar is shown when stderr is a terminal.
+    pub(crate) fn shows_progress(&self) -> bool {
+        self.progress == ProgressBar::Auto && !self.json && !self.quiet
+    }
+}
+
+impl Descriptors {
+    /// Returns the driver's option.
+    pub(crate) fn preference(self) -> DescriptorPreference {
+        match self {
+            Self::Auto => DescriptorPreference::Auto,
+            Self::Sgl => DescriptorPreference::Sgl,
+            Self::Prp => DescriptorPreference::Prp,
+        }
     }
 }
 
 impl DeviceFlags {
+    /// Rejects `--keep` for media that cannot be kept.
+    fn check_keep(&self, devices: &Devices) -> Result<(), Problem> {
+        let is_memory = devices.media() == Some(&MediaChoice::Memory);
+        none_of(
+            &[("--keep", self.keep && is_memory)],
+            "media in memory cannot be kept",
+            "say where, with --media file:DIR, or name drives with --device vfio:...",
+        )
+    }
+}
+
+impl PathFlags {
     /// Validates `--device` together with the flags that apply to one kind of device.
-    fn devices(&self, common: &CommonFlags, model: &Model) -> Result<Devices, Problem> {
+    ///
+    /// # Errors
+    /// Returns a [`Problem`] for the first flag that contradicts another.
+    pub(crate) fn devices(&self, emu: &EmuFlags, lba_bytes: u32) -> Result<Devices, Problem> {
         let drives = devices::drives(&self.device)?;
         if drives.is_empty() {
             none_of(
                 &[("--overwrite", self.overwrite)],
                 "software controllers start empty",
                 "leave it out; it is for drives, --device vfio:...",
-            )?;
-            let is_file = matches!(self.media, Some(MediaChoice::File(_)));
-            none_of(
-                &[("--keep", self.keep && !is_file)],
-                "media in memory cannot be kept",
-                "say where, with --media file:DIR, or name drives with --device vfio:...",
             )?;
             let wrong = matches!(self.memory, MemoryPlace::Peer { .. });
             none_of(
@@ -458,18 +501,18 @@ impl DeviceFlags {
                 "leave it out, or name drives with --device vfio:...",
             )?;
             return Ok(Devices::Emu(EmuChoice {
-                count: common.devices.unwrap_or(devices::EMU_DEFAULT),
+                count: emu.devices.unwrap_or(devices::EMU_DEFAULT),
                 media: self.media.clone().unwrap_or(MediaChoice::Memory),
-                lba_bytes: common.lba.unwrap_or(model.lba_bytes),
-                mdts: common.mdts.unwrap_or(devices::MDTS_DEFAULT),
+                lba_bytes: emu.lba.unwrap_or(lba_bytes),
+                mdts: emu.mdts.unwrap_or(devices::MDTS_DEFAULT),
             }));
         }
         none_of(
             &[
-                ("--devices", common.devices.is_some()),
+                ("--devices", emu.devices.is_some()),
                 ("--media", self.media.is_some()),
-                ("--lba", common.lba.is_some()),
-                ("--mdts", common.mdts.is_some()),
+                ("--lba", emu.lba.is_some()),
+                ("--mdts", emu.mdts.is_some()),
             ],
             "only software controllers take this; a drive has its own",
             "leave it out, or use --device emu; ripieno identify shows what a drive has",
@@ -479,6 +522,52 @@ impl DeviceFlags {
             return Err(Problem::new(found, "name fewer drives"));
         }
         Ok(Devices::Vfio(drives))
+    }
+
+    /// Returns the block devices that `--device` names; none if it names others.
+    ///
+    /// # Errors
+    /// Returns a [`Problem`] if it names both.
+    pub(crate) fn block_devices(&self) -> Result<Vec<PathBuf>, Problem> {
+        let mut found = Vec::new();
+        let mut others = None;
+        for value in &self.device {
+            let mut is_block = false;
+            for word in value.split(',').map(str::trim) {
+                let next = (is_block && word.starts_with('/')).then_some(word);
+                let path = word.strip_prefix("block:").or(next);
+                is_block = path.is_some();
+                match path {
+                    Some(path) => found.push(PathBuf::from(path)),
+                    None => others = Some(word),
+                }
+            }
+        }
+        match others {
+            Some(other) if !found.is_empty() => Err(Problem::new(
+                format!("--device: block devices and {other} are measured apart"),
+                "name one kind; run the command twice to compare them",
+            )),
+            _ => Ok(found),
+        }
+    }
+
+    /// Returns the LBA size of software controllers over block devices.
+    ///
+    /// # Errors
+    /// Returns a [`Problem`] for flags that do not apply to them.
+    pub(crate) fn block_lba(&self, emu: &EmuFlags, default: u32) -> Result<u32, Problem> {
+        none_of(
+            &[
+                ("--devices", emu.devices.is_some()),
+                ("--media", self.media.is_some()),
+                ("--mdts", emu.mdts.is_some()),
+                ("--memory peer", self.memory != MemoryPlace::Host),
+            ],
+            "a block device has a software controller of its own",
+            "leave it out",
+        )?;
+        Ok(emu.lba.unwrap_or(default))
     }
 
     /// Rejects flags that do not support virtual time.
@@ -495,8 +584,20 @@ impl DeviceFlags {
         )
     }
 
+    /// Returns the executor of the I/O kernel; `gpu` is the result of [`PathFlags::gpu`].
+    pub(crate) fn executor(&self, gpu: Option<CudaChoice>) -> ripieno_stack::Executor {
+        match (gpu, self.executor) {
+            (Some(choice), _) => ripieno_stack::Executor::Cuda(choice),
+            (None, Executor::Inline) => ripieno_stack::Executor::Inline,
+            (None, _) => ripieno_stack::Executor::Host,
+        }
+    }
+
     /// Validates `--executor` together with the flags that apply only to a GPU.
-    fn gpu(&self) -> Result<Option<CudaChoice>, Problem> {
+    ///
+    /// # Errors
+    /// Returns a [`Problem`] for flags that contradict the executor.
+    pub(crate) fn gpu(&self) -> Result<Option<CudaChoice>, Problem> {
         let executor = name(self.executor);
         if self.executor == Executor::Cuda {
             none_of(

@@ -59,7 +59,7 @@ impl Keep {
         args: &StoreArgs,
         sizing: &Sizing,
     ) -> anyhow::Result<()> {
-        self.found = !args.flags.overwrite && drives::hold_store(drives)?;
+        self.found = !args.flags.path.overwrite && drives::hold_store(drives)?;
         if !self.found {
             drives::check_room(drives, sizing.device_bytes)?;
             drives.clear_edges().map_err(user_error)?;

@@ -9,6 +9,8 @@
 //!   cli       the commands, their help and exit codes
 //!   doctor    tests which routes of the data work here
 //!   identify  shows devices
+//!   bench     measures devices without a store (load: commands in flight; check: of each
+//!             measurement; report)
 //!   format    makes a store, and can undo that
 //!   inspect   shows and checks a closed store (survey reads it, salvage recovers a damaged one,
 //!             offline has its devices)
@@ -57,6 +59,7 @@
 //! - `ripieno pace`: preemption, blocks that stay in the GPU's memory, and checking bytes.
 //! - Tokens that an engine generates: as in the trace format, only prompts are stored.
 
+mod bench;
 mod cli;
 mod config;
 mod contents;

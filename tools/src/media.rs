@@ -27,7 +27,7 @@ pub(crate) fn controllers(
     let mut configs = match store_dir {
         Some(store_dir) => store_dir.controllers().map_err(|error| user_error(error.into()))?,
         None => (0..choice.count)
-            .map(|index| scratch(choice, sizing, index))
+            .map(|index| scratch(choice, sizing.device_bytes, sizing.is_filled(), index))
             .collect::<anyhow::Result<_>>()?,
     };
     configs.iter_mut().for_each(|config| config.mdts_bytes = Some(choice.mdts));
@@ -44,7 +44,7 @@ pub(crate) fn simulated(
     dial: &BandwidthDial,
 ) -> anyhow::Result<Vec<EmuConfig>> {
     let controller = |index| {
-        let media = memory(sizing)?;
+        let media = memory(sizing.device_bytes)?;
         let media = BandwidthMedia::new(media, dial.clone());
         let config = EmuConfig::new(format!("emu{index}")).namespace(media, choice.lba_bytes);
         // Without a volatile write cache, data is durable once written: commits do not wait.
@@ -53,8 +53,8 @@ pub(crate) fn simulated(
     (0..choice.count).map(controller).collect()
 }
 
-fn memory(sizing: &Sizing) -> anyhow::Result<MemoryMedia> {
-    MemoryMedia::new(sizing.device_bytes).context("reserving addresses for the media")
+fn memory(bytes: u64) -> anyhow::Result<MemoryMedia> {
+    MemoryMedia::new(bytes).context("reserving addresses for the media")
 }
 
 /// Writes to each page, so that the first writes of the replay do not allocate memory.
@@ -63,31 +63,41 @@ fn touch(media: &MemoryMedia, bytes: u64) -> anyhow::Result<()> {
     Ok(pages.try_for_each(|at| media.poke(at, &[0]))?)
 }
 
-fn scratch(choice: &EmuChoice, sizing: &Sizing, index: u32) -> anyhow::Result<EmuConfig> {
+/// Returns a temporary software controller of `bytes` bytes. With `is_filled`, its memory is
+/// allocated before it is used.
+///
+/// # Errors
+/// Same as [`controllers`].
+pub(crate) fn scratch(
+    choice: &EmuChoice,
+    bytes: u64,
+    is_filled: bool,
+    index: u32,
+) -> anyhow::Result<EmuConfig> {
     let config = EmuConfig::new(format!("emu{index}"));
     Ok(match &choice.media {
         MediaChoice::Memory => {
-            let media = memory(sizing)?;
-            if sizing.is_filled() {
-                touch(&media, sizing.device_bytes)?;
+            let media = memory(bytes)?;
+            if is_filled {
+                touch(&media, bytes)?;
             }
             config.namespace(media, choice.lba_bytes)
         }
         MediaChoice::File(directory) => {
-            config.namespace(file_media(directory, sizing)?, choice.lba_bytes)
+            config.namespace(file_media(directory, bytes)?, choice.lba_bytes)
         }
     })
 }
 
 /// Opens an unlinked file: it disappears with this process, however that ends.
-fn file_media(directory: &Path, sizing: &Sizing) -> anyhow::Result<FileMedia> {
+fn file_media(directory: &Path, bytes: u64) -> anyhow::Result<FileMedia> {
     let open = || {
         let file = tempfile::tempfile_in(directory)?;
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        FileMedia::open(Path::new(&path), sizing.device_bytes, FileOptions::default())
+        FileMedia::open(Path::new(&path), bytes, FileOptions::default())
     };
     open().map_err(|error: std::io::Error| {
-        let (place, size) = (directory.display(), Size(sizing.device_bytes));
+        let (place, size) = (directory.display(), Size(bytes));
         Problem::new(
             format!("--media file:{place}: a file of {size} cannot be used: {error}"),
             "name a directory on a local file system that you may write to and that has direct \

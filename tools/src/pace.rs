@@ -68,7 +68,7 @@ pub(crate) fn run(PaceFlags { common, timing }: PaceFlags) -> anyhow::Result<u8>
         args.common.requests.get_or_insert(REQUESTS);
     }
     let report = perform(&args, &timing, &replay::plan(&args)?, &mut interrupt)?;
-    report.print(args.common.json)?;
+    report.print(args.common.output.json)?;
     Ok(match (report.is_clean(), report.interrupted) {
         (false, _) => EXIT_FAILED,
         (true, true) => interrupt.exit_code(),

@@ -168,7 +168,7 @@ pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
         layers: steps.map(|steps| steps.report(against.as_ref().map(|(path, of)| (*path, of)))),
         out: flags.out.clone(),
     };
-    let is_json = args.common.json;
+    let is_json = args.common.output.json;
     terminal::print(if is_json { serde_json::to_string(&report)? } else { report.text() })?;
     Ok(0)
 }
@@ -273,7 +273,7 @@ fn perform(
         Devices::Emu(_) => None,
         Devices::Vfio(addresses) => {
             let options = args.controller_options();
-            let opened = Drives::open(addresses, args.flags.memory, &clock, &options);
+            let opened = Drives::open(addresses, args.flags.path.memory, &clock, &options);
             Some(opened.map_err(user_error)?)
         }
     };
@@ -286,7 +286,7 @@ fn perform(
     let sizing = Sizing::new(args, &plan, lba_bytes).map_err(other_flags)?;
     sizing.check_machine(args, false).map_err(other_flags)?;
     if let Some(found) = &mut found {
-        drives::claim(found, sizing.device_bytes, args.flags.overwrite)?;
+        drives::claim(found, sizing.device_bytes, args.flags.path.overwrite)?;
     }
     let build = Build {
         args,

@@ -43,10 +43,22 @@ impl Progress {
         Self::with("[{bar:24}] {bytes} of {total_bytes} read", 0, terminal(wanted))
     }
 
-    /// Shows that `done` simulations are complete and that `name` is next.
-    pub(crate) fn simulates(&self, done: usize, name: &str) {
-        self.bar.set_position(done as u64);
-        self.bar.set_message(name.to_owned());
+    /// Returns a bar for `all` bytes to write, hidden as in [`Progress::new`].
+    pub(crate) fn bytes(what: &str, all: u64, wanted: bool) -> Self {
+        Self::with(
+            &format!("[{{bar:24}}] {{bytes}} of {{total_bytes}} {what}"),
+            all,
+            terminal(wanted),
+        )
+    }
+
+    /// Shows that `done` are complete and what is next. `message` is called only if the bar is
+    /// visible.
+    pub(crate) fn shows(&self, done: usize, message: impl FnOnce() -> String) {
+        if !self.bar.is_hidden() {
+            self.bar.set_position(done as u64);
+            self.bar.set_message(message());
+        }
     }
 
     /// Shows that `done` of at most `all` bytes or files have been read.

@@ -31,7 +31,8 @@ use crate::terminal::say;
 use crate::{synthetic, trace};
 
 use engine::{Engine, Tally};
-use report::{Dram, Report, RouteNotTaken, Written, ratio};
+pub(crate) use report::ratio;
+use report::{Dram, Report, RouteNotTaken, Written};
 use verify::Sampler;
 
 /// Default number of requests of the synthetic workload.
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &StoreArgs) -> anyhow::Result<u8> {
             None => error,
         }
     })?;
-    report.print(args.common.json)?;
+    report.print(args.common.output.json)?;
     closed?;
     Ok(match (report.is_clean(), report.interrupted) {
         (false, _) => EXIT_FAILED,
@@ -109,7 +110,9 @@ fn perform(
     let sizing = Sizing::new(args, &plan, limits.lba_bytes)?;
     sizing.check_machine(args, keep.as_ref().is_some_and(Keep::is_found))?;
     match (&mut drives, &mut keep) {
-        (Some(drives), None) => drives::claim(drives, sizing.device_bytes, args.flags.overwrite)?,
+        (Some(drives), None) => {
+            drives::claim(drives, sizing.device_bytes, args.flags.path.overwrite)?
+        }
         (Some(drives), Some(keep)) => keep.claim(drives, args, &sizing)?,
         (None, Some(keep)) => keep.make(args, &sizing)?,
         (None, None) => {}
@@ -160,7 +163,7 @@ pub(crate) fn lba_bytes(args: &StoreArgs, drives: Option<&Drives>) -> u32 {
 fn open_drives(args: &StoreArgs, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Drives>> {
     let Devices::Vfio(addresses) = &args.devices else { return Ok(None) };
     let options = args.controller_options();
-    Drives::open(addresses, args.flags.memory, clock, &options).map(Some).map_err(user_error)
+    Drives::open(addresses, args.flags.path.memory, clock, &options).map(Some).map_err(user_error)
 }
 
 /// Returns the blocks of all requests; for the default synthetic workload, as many as fit.
@@ -189,7 +192,7 @@ pub(crate) fn plan(args: &StoreArgs) -> Result<Plan, Problem> {
 
 /// Prints notes before the replay starts.
 fn notes(args: &StoreArgs, plan: &Plan, sizing: &Sizing, opening: Opening) {
-    if args.common.quiet {
+    if args.common.output.quiet {
         return;
     }
     if args.flags.keep {
@@ -218,7 +221,7 @@ fn notes(args: &StoreArgs, plan: &Plan, sizing: &Sizing, opening: Opening) {
 
 /// Prints why better routes are not taken.
 fn route_notes(args: &StoreArgs, placement: &Placement) {
-    if args.common.quiet {
+    if args.common.output.quiet {
         return;
     }
     for not in &placement.not_taken {
@@ -280,7 +283,7 @@ fn report(
     Report {
         version: env!("CARGO_PKG_VERSION"),
         path: stats.path.to_string(),
-        executor: config::name(args.flags.executor),
+        executor: config::name(args.flags.path.executor),
         gpu,
         device: args.devices.to_string(),
         devices: args.devices.count(),

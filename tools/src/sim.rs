@@ -129,7 +129,7 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     let mut outcomes = Vec::new();
     for task in tasks {
         let mut next = |name: &str| {
-            progress.simulates(done, name);
+            progress.shows(done, || name.to_owned());
             done += 1;
         };
         outcomes.push(match task {

@@ -76,7 +76,7 @@ impl Stack {
         let Build { args, sizing, gpu, clock, .. } = plan;
         let memory = PoolMemory::Own { blocks: sizing.pool_blocks };
         let executor = args.executor();
-        let require = args.flags.require;
+        let require = args.flags.path.require;
         let routes = ripieno_stack::routes(executor, &memory, require).map_err(user_error)?;
         if routes == [Route::Host] {
             sizing.check_pool(args)?;
@@ -173,7 +173,7 @@ impl Build<'_> {
             (Devices::Vfio(_), Some(drives), _) => Ok(Controllers::of_drives(drives)),
             // An earlier attempt over a failed route has consumed the opened drives.
             (Devices::Vfio(addresses), None, _) => {
-                Drives::open(addresses, args.flags.memory, clock, &options)
+                Drives::open(addresses, args.flags.path.memory, clock, &options)
                     .map(Controllers::of_drives)
             }
         };
@@ -203,7 +203,7 @@ impl Build<'_> {
             capacity_bytes: Some(sizing.capacity_bytes()),
             group: Some(sizing.group),
             // A CPU reads another function's memory far too slowly.
-            checksums: !args.common.no_checksums && args.flags.memory == MemoryPlace::Host,
+            checksums: !args.common.no_checksums && args.flags.path.memory == MemoryPlace::Host,
             // Homes and drives were checked when they were claimed.
             overwrite: Overwrite::Anything,
             ..Format::new(StoreId(OsRng.unwrap_err().random()), args.shape.kv())

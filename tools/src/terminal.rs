@@ -37,3 +37,9 @@ pub(crate) fn has_printed() -> bool {
 pub(crate) fn say(message: impl Display) {
     let _ = writeln!(io::stderr(), "{message}");
 }
+
+/// Returns the columns of stdout, if it is a terminal.
+pub(crate) fn columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0).then_some(usize::from(size.ws_col))
+}

@@ -116,7 +116,7 @@ fn help_states_units_examples_and_exit_codes() {
 fn every_help_fits_two_screens() {
     let all =
         ["replay", "pace", "profile", "sim", "sim plan", "format", "inspect", "fsck", "scrub"];
-    for name in all.into_iter().chain(["identify", "doctor"]) {
+    for name in all.into_iter().chain(["identify", "doctor", "bench", "bench raw"]) {
         let words: Vec<&str> = name.split(' ').chain(["--help"]).collect();
         let out = text(&command(&words).stdout);
         assert!(out.lines().count() <= 100, "{name}: {} lines", out.lines().count());
@@ -604,6 +604,10 @@ fn hints_name_flags_of_the_same_command() {
         "scrub --media memory",
         "format --media file:/dev/null",
         "format --device emu",
+        "bench raw --device tape",
+        "bench raw --bs 16MiB --size 8MiB",
+        "bench raw --device block:/no/such",
+        "bench raw --device vfio:ffff:ff:1f.7",
         "profile --trace x",
         "profile --pool-blocks 4000000000",
         "replay --pool-blocks 4000000000",

@@ -25,6 +25,7 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("pace", "trace", "--trace @"),
     ("pace", "layers", "--layers @"),
     ("pace", "slack", "--slack @"),
+    ("bench raw", "media", "--media file:@"),
     ("profile", "out", "--pace --model mini --out @"),
     ("profile", "layer_times", "--layer-times @"),
     ("profile", "against", "--layer-times = --against @"),

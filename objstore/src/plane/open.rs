@@ -72,7 +72,8 @@ pub(super) fn open(config: PlaneConfig) -> Result<Mover, StoreError> {
     memory.as_ref().map_or(Ok(()), |memory| memory.prove(&devices.all, &scratch))?;
     let (fua, must_flush) = durability(&options, &devices);
     let placements = placements(&options, &devices);
-    let mut transport = Transport::new(devices, executor, clock.clone(), options.clone())?;
+    // Files need no explicit contexts.
+    let mut transport = Transport::new(devices, executor, clock.clone(), options.clone(), 1)?;
     let setup = Setup { shape, geometry, files, checksums, fua, must_flush, placements, options };
     let proven =
         route::prove_kernel(&mut transport, &scratch, &pool, gpu.as_ref()).and_then(|()| {

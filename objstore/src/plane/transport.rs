@@ -75,6 +75,8 @@ pub(super) struct Transport {
     clock: Arc<dyn Clock>,
     executor: Factory,
     options: StoreOptions,
+    /// Maximum contexts of an explicit operation.
+    explicit_max: u32,
     ops: Vec<Op>,
     /// Operations that are over, until they are taken.
     over: Vec<Op>,
@@ -116,10 +118,12 @@ impl Transport {
         mut executor: ExecutorFactory,
         clock: Arc<dyn Clock>,
         options: StoreOptions,
+        explicit_max: u32,
     ) -> Result<Self, StoreError> {
         let started = devices.grant().and_then(|grants| {
             let (iocbs, clock) = (options.iocbs, clock.clone());
-            Ok(Uring::init_queue(iocbs, executor()?, clock, &grants, ring_options(&options))?)
+            let ring = ring_options(&options, explicit_max);
+            Ok(Uring::init_queue(iocbs, executor()?, clock, &grants, ring)?)
         });
         let ring = started.inspect_err(|_| {
             let quiesced = devices.never_started();
@@ -134,6 +138,7 @@ impl Transport {
             clock,
             executor: Factory(executor),
             options,
+            explicit_max,
             ops: Vec::with_capacity(iocbs),
             over: Vec::with_capacity(iocbs),
             fault: None,
@@ -486,7 +491,7 @@ impl Transport {
         };
         tracing::warn!(%error, "the executor cannot go on; making a new one");
         let executor: Box<dyn IoExecutor> = (self.executor.0)()?;
-        let (clock, options) = (self.clock.clone(), ring_options(&self.options));
+        let (clock, options) = (self.clock.clone(), ring_options(&self.options, self.explicit_max));
         let mut ring = Uring::init_queue(self.options.iocbs, executor, clock, &grants, options)?;
         let gpu = self.streams.as_ref().map(|streams| streams.gpu().clone());
         let streams = gpu.map(|gpu| Streams::new(gpu, &mut ring)).transpose()?;
@@ -542,7 +547,7 @@ impl Transport {
     }
 }
 
-fn ring_options(options: &StoreOptions) -> UringOptions {
+fn ring_options(options: &StoreOptions, explicit_max: u32) -> UringOptions {
     UringOptions {
         command_timeout: options.command_timeout,
         // The host's timeout is shorter, so that its error, which names the operation, comes first.
@@ -550,8 +555,7 @@ fn ring_options(options: &StoreOptions) -> UringOptions {
         virtual_time: options.virtual_time,
         stop_timeout: options.stop_timeout,
         arena_bytes: options.arena_bytes,
-        // The store has no explicit contexts.
-        explicit_max: 1,
+        explicit_max,
         ..UringOptions::default()
     }
 }

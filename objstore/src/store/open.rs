@@ -311,6 +311,16 @@ impl StoreDevice {
     pub fn into_controller(self) -> Result<Controller, StoreError> {
         unshare(self.controller)
     }
+
+    /// Returns the device with its whole region as data, for a [`crate::RawRing`].
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Config`] if the controller has no such namespace or region.
+    pub fn raw(self) -> Result<PlaneDevice, StoreError> {
+        let Place { controller, nsid, region, .. } = Place::new(&self)?;
+        let (data, scratch, queue_memory) = (region, region, self.queue_memory);
+        Ok(PlaneDevice { controller, nsid, data, scratch, queue_memory })
+    }
 }
 
 fn unshare(controller: SharedController) -> Result<Controller, StoreError> {

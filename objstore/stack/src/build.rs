@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use nvme_driver::{Clock, Controller};
 use objstore::{
-    ExecutorFactory, KvPool, KvShape, Namespace, Route, Store, StoreConfig, StoreDevice, StoreGpu,
-    StoreOptions,
+    ExecutorFactory, KvPool, KvShape, Namespace, RawRing, Route, Store, StoreConfig, StoreDevice,
+    StoreGpu, StoreOptions,
 };
 
 use crate::{
@@ -64,6 +64,18 @@ impl Parts {
         let Self { devices, pool, gpu, executor, options, .. } = self;
         let (clock, shape) = (plan.clock.clone(), *plan.shape);
         StoreConfig { devices, executor, clock, shape, namespace, pool, gpu, options }
+    }
+
+    /// Starts the I/O kernel on these parts, without a store, for operations of at most
+    /// `contexts_max` contexts.
+    ///
+    /// # Errors
+    /// Same as [`RawRing::open`].
+    pub fn ring(self, plan: &Plan<'_>, contexts_max: u32) -> Result<RawRing, StackError> {
+        let Self { devices, pool, executor, options, .. } = self;
+        let devices = devices.into_iter().map(StoreDevice::raw).collect::<Result<_, _>>()?;
+        let clock = plan.clock.clone();
+        Ok(RawRing::open(devices, executor, clock, pool, &options, contexts_max)?)
     }
 }
 
@@ -176,6 +188,16 @@ impl Built {
             Ok(controller.info().model.clone())
         };
         closed.controllers.into_iter().map(shut_down).collect()
+    }
+
+    /// Same as [`Built::close`], for a ring without a store.
+    ///
+    /// # Errors
+    /// Same as [`Built::close`].
+    pub fn close_ring(self, ring: RawRing) -> Result<(), StackError> {
+        let controllers = ring.close()?;
+        let _backend = self.unmap();
+        controllers.iter().try_for_each(|controller| shut_down(&mut controller.lock()))
     }
 
     /// Releases the engine's memory after the store was closed. Drop the rest after the controllers

@@ -196,7 +196,11 @@ pub(super) fn run(
         io_errors: runs.io_errors,
         interrupted: runs.is_interrupted,
     };
-    terminal::print(if args.common.json { serde_json::to_string(&sweep)? } else { sweep.text() })?;
+    terminal::print(if args.common.output.json {
+        serde_json::to_string(&sweep)?
+    } else {
+        sweep.text()
+    })?;
     Ok(match (sweep.io_errors, sweep.interrupted) {
         (0, false) => 0,
         (0, true) => interrupt.exit_code(),

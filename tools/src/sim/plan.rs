@@ -54,7 +54,7 @@ pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
     let progress = Progress::new("simulations", choices.runs(), true);
     let mut done = 0;
     let next = |name: &str| {
-        progress.simulates(done, name);
+        progress.shows(done, || name.to_owned());
         done += 1;
     };
     let prices = serving.machine.prices();

@@ -1,0 +1,587 @@
+//! `ripieno bench`: how fast devices are, through the rings and the I/O kernel of a store.
+
+mod check;
+mod load;
+mod report;
+
+use std::io;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand, ValueEnum};
+use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use nvme_emu::{EmuConfig, FileMedia, FileOptions};
+use objstore::{KvShape, StoreOptions};
+use ripieno_stack::{
+    Built, Controllers, Drives, EMU_DEPTH, EMU_QUEUES, Gpu, Placement, Plan, PoolMemory, Route,
+    StackError,
+};
+
+use crate::config::{self, Descriptors, EmuFlags, OutputFlags, PathFlags};
+use crate::devices::{Devices, EmuChoice, MediaChoice};
+use crate::interrupt::Interrupt;
+use crate::problem::{EXIT_FAILED, Problem, user_error};
+use crate::progress::Progress;
+use crate::size::{self, Size};
+use crate::{drives, gpu, machine, media};
+
+use load::{Bench, Load, Times};
+use report::{Point, Report, Setting};
+
+/// Default LBA size of software controllers, in bytes.
+const LBA_BYTES: u32 = 4096;
+/// Default size of a software controller, by its media.
+const MEMORY_SIZE: u64 = 256 << 20;
+const FILE_SIZE: u64 = 1 << 30;
+/// Maximum transfers in flight on a queue: a queue of this many entries holds one fewer.
+const DEPTH_MAX: u64 = EMU_DEPTH as u64 - 1;
+/// Maximum bytes of a transfer.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// Commands of `ripieno bench`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Bandwidth, IOPS and latency of reads and writes of any size
+    #[command(after_help = RAW_HELP)]
+    Raw(Box<RawFlags>),
+}
+
+const RAW_HELP: &str = "\
+Transfers of one size are kept in flight on every queue, through the rings and the I/O kernel that a
+store uses. One that is longer than a command may be takes several commands.
+
+Examples:
+  ripieno bench raw
+  ripieno bench raw --media file:/var/tmp --rw read,write --bs 4k,128k,1m
+  ripieno bench raw --iodepth 1,2,4,8,16,32,64 --bs 4k         # where is the knee?
+  ripieno bench raw --rw randread,randwrite,randrw             # together against one by one
+  ripieno bench raw --device vfio:0000:65:00.0 --bs 4k,128k    # only reads
+  ripieno bench raw --device vfio:0000:65:00.0 --rw randwrite --overwrite
+  ripieno bench raw --device block:/dev/nvme1n1 --json
+
+A drive is only read, unless --rw names writes; then it must be blank, or --overwrite says that
+nothing on it is needed. A block device must not be in use, and is opened by a software controller.
+
+Every measurement is checked: commands and bytes against the SMART log of each device, and a sample
+of the contents, moved after the measured time, against the driver's own reads. One that fails a
+check has no figures. The spread is that of the bandwidth in ten parts of the time; 20 % is noisy.
+
+With --json: {\"version\", \"setting\": {...}, \"points\": [{\"rw\", \"bs_bytes\", \"iodepth\",
+\"iops\", \"bytes_s\", \"latency_us\": {...}, ...}], \"knees\", \"mixed\", \"failed\"}.
+
+Exit codes:
+  0    measured, and every check passed
+  1    I/O failed, or a measurement did not pass its checks
+  2    bad input: the command line, or something that this machine does not have
+  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); reports what was measured until then";
+
+/// Pattern of the transfers, in fio's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Pattern {
+    Read,
+    Write,
+    #[value(alias = "readwrite")]
+    Rw,
+    Randread,
+    Randwrite,
+    Randrw,
+}
+
+/// Pattern, with the part of reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rw {
+    pattern: Pattern,
+    /// Percentage of reads in a mixture.
+    mix: u32,
+}
+
+impl Rw {
+    const WRITE: Self = Self { pattern: Pattern::Write, mix: 0 };
+
+    pub(crate) fn is_random(self) -> bool {
+        matches!(self.pattern, Pattern::Randread | Pattern::Randwrite | Pattern::Randrw)
+    }
+
+    /// Returns the percentage of reads.
+    pub(crate) fn read_percent(self) -> u32 {
+        match self.pattern {
+            Pattern::Read | Pattern::Randread => 100,
+            Pattern::Write | Pattern::Randwrite => 0,
+            Pattern::Rw | Pattern::Randrw => self.mix,
+        }
+    }
+
+    fn writes(self) -> bool {
+        self.read_percent() < 100
+    }
+
+    fn name(self) -> String {
+        config::name(self.pattern)
+    }
+}
+
+/// Flags of `ripieno bench raw`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RawFlags {
+    /// Patterns: read, write, rw, randread, randwrite, randrw [default: randread, and on media of
+    /// software controllers randwrite]
+    #[arg(
+        long,
+        value_name = "PATTERN",
+        value_enum,
+        value_delimiter = ',',
+        hide_possible_values = true,
+        help_heading = "Load"
+    )]
+    rw: Vec<Pattern>,
+
+    /// Percentage of reads in rw and randrw
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, help_heading = "Load",
+        value_parser = size::count::<u32>(1..=99))]
+    rwmixread: u32,
+
+    /// Sizes of a transfer
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4k,128k",
+        value_parser = bytes, help_heading = "Load")]
+    bs: Vec<u32>,
+
+    /// Transfers in flight on each queue
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "32",
+        value_parser = size::count::<u32>(1..=DEPTH_MAX), help_heading = "Load")]
+    iodepth: Vec<u32>,
+
+    /// Transfers of each queue that are submitted together
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load",
+        value_parser = size::count::<u32>(1..=256))]
+    batch: u32,
+
+    /// Seconds that each measurement takes
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds,
+        help_heading = "Load")]
+    runtime: Duration,
+
+    /// Seconds before it, which are not measured
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds,
+        help_heading = "Load")]
+    ramp: Duration,
+
+    /// Bytes of each device that are used [default: all; software controllers have 256MiB of
+    /// memory, or files of 1GiB]
+    #[arg(long, value_name = "SIZE", value_parser = size::above_zero, help_heading = "Load")]
+    size: Option<u64>,
+
+    /// Seed of random places and contents
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load",
+        value_parser = size::count::<u64>(0..=u64::MAX))]
+    seed: u64,
+
+    #[command(flatten)]
+    emu: EmuFlags,
+
+    /// Queue pairs per device, each with one warp
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "I/O",
+        value_parser = size::count::<u16>(1..=u64::from(EMU_QUEUES)))]
+    queues: u16,
+
+    /// Data pointers of commands; auto: SGLs where supported
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = Descriptors::Auto,
+        help_heading = "I/O")]
+    descriptors: Descriptors,
+
+    #[command(flatten)]
+    path: PathFlags,
+
+    #[command(flatten)]
+    pub(crate) output: OutputFlags,
+}
+
+fn bytes(text: &str) -> Result<u32, String> {
+    let bytes = size::parse(text)?;
+    if (512..=BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(512) {
+        return Ok(bytes as u32);
+    }
+    Err(format!("expected a multiple of 512 bytes, up to {}", Size(BYTES_MAX)))
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let text = text.strip_suffix('s').unwrap_or(text);
+    let seconds = text.parse().ok().filter(|seconds: &f64| (0.0..=86_400.0).contains(seconds));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "expected seconds, such as 0.5, up to a day".to_owned())
+}
+
+/// Devices to measure.
+#[derive(Debug)]
+enum Target {
+    Devices(Devices),
+    /// Block devices behind software controllers, and their LBA size.
+    Blocks(Vec<PathBuf>, u32),
+}
+
+impl Target {
+    fn new(flags: &RawFlags) -> Result<Self, Problem> {
+        let RawFlags { path, emu, .. } = flags;
+        let blocks = path.block_devices()?;
+        if blocks.is_empty() {
+            return path.devices(emu, LBA_BYTES).map(Self::Devices);
+        }
+        Ok(Self::Blocks(blocks, path.block_lba(emu, LBA_BYTES)?))
+    }
+
+    /// Returns true if nothing on the devices can be lost.
+    fn is_scratch(&self) -> bool {
+        matches!(self, Self::Devices(Devices::Emu(_)))
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Devices(devices) => match devices.media() {
+                Some(media) => format!("{} x {devices}, media {media}", devices.count()),
+                None => devices.to_string(),
+            },
+            Self::Blocks(paths, _) => {
+                let names: Vec<String> =
+                    paths.iter().map(|path| format!("block:{}", path.display())).collect();
+                names.join(",")
+            }
+        }
+    }
+
+    fn count(&self) -> u32 {
+        match self {
+            Self::Devices(devices) => devices.count(),
+            Self::Blocks(paths, _) => paths.len() as u32,
+        }
+    }
+}
+
+/// Validated arguments.
+struct Raw<'a> {
+    flags: &'a RawFlags,
+    target: Target,
+    loads: Vec<Load>,
+    executor: ripieno_stack::Executor,
+    route: Route,
+}
+
+impl<'a> Raw<'a> {
+    fn check(flags: &'a RawFlags) -> Result<Self, Problem> {
+        let target = Target::new(flags)?;
+        let executor = flags.path.executor(flags.path.gpu()?);
+        let route = flags.path.require.unwrap_or(Route::Host);
+        if route == Route::Staged {
+            return Err(Problem::new(
+                "--require staged: bench raw has no pool that objects are staged for",
+                "use direct or host; ripieno replay measures the staged route",
+            ));
+        }
+        let mut patterns = flags.rw.clone();
+        if patterns.is_empty() {
+            patterns.push(Pattern::Randread);
+            if target.is_scratch() {
+                patterns.push(Pattern::Randwrite);
+            }
+        }
+        let rws: Vec<Rw> =
+            patterns.iter().map(|pattern| Rw { pattern: *pattern, mix: flags.rwmixread }).collect();
+        let writes = rws.iter().any(|rw| rw.writes());
+        if writes && matches!(target, Target::Blocks(..)) && !flags.path.overwrite {
+            return Err(Problem::new(
+                format!("--rw: {} would be overwritten", target.name()),
+                "if nothing on it is needed, say --overwrite; or name reads only",
+            ));
+        }
+        if !writes && flags.path.overwrite {
+            return Err(Problem::new(
+                "--overwrite: --rw names reads only",
+                "leave it out, or name writes",
+            ));
+        }
+        if let Some(depth) = flags.iodepth.iter().find(|depth| *depth % flags.batch != 0) {
+            return Err(Problem::new(
+                format!("--iodepth {depth}: it is not a multiple of --batch {}", flags.batch),
+                "give a multiple, or leave --batch out",
+            ));
+        }
+        let mut loads = Vec::new();
+        for &rw in &rws {
+            for &bytes in &flags.bs {
+                loads.extend(flags.iodepth.iter().map(|&depth| Load { rw, bytes, depth }));
+            }
+        }
+        Ok(Self { flags, target, loads, executor, route })
+    }
+
+    fn writes(&self) -> bool {
+        self.loads.iter().any(|load| load.rw.writes())
+    }
+
+    /// Returns the transfers in flight on all devices at most.
+    fn in_flight(&self) -> u64 {
+        let depth = self.loads.iter().map(|load| load.depth).max().unwrap_or(1);
+        u64::from(depth) * u64::from(self.flags.queues) * u64::from(self.target.count())
+    }
+
+    /// Returns the bytes of a software controller.
+    fn emu_bytes(&self, emu: &EmuChoice) -> u64 {
+        let default = match emu.media {
+            MediaChoice::Memory => MEMORY_SIZE,
+            MediaChoice::File(_) => FILE_SIZE,
+        };
+        let bytes = self.flags.size.unwrap_or(default);
+        bytes.next_multiple_of(u64::from(emu.lba_bytes))
+    }
+
+    /// Returns the buffers, by pairs of one for reads and one for writes, and the bytes of each.
+    fn buffers(&self) -> (u32, u32) {
+        let largest = self.loads.iter().map(|load| load.bytes).max().unwrap_or(4096);
+        (self.in_flight() as u32, largest.next_multiple_of(4096))
+    }
+
+    fn check_memory(&self) -> Result<(), Problem> {
+        let (pairs, each) = self.buffers();
+        let buffers = u64::from(pairs) * 2 * u64::from(each);
+        let media = match &self.target {
+            Target::Devices(Devices::Emu(emu)) if emu.media == MediaChoice::Memory => {
+                self.emu_bytes(emu) * u64::from(emu.count)
+            }
+            _ => 0,
+        };
+        match machine::memory_available() {
+            Some(free) if free < buffers + media => Err(Problem::new(
+                format!(
+                    "the buffers need {} of memory and the media {}, but {} are available",
+                    Size(buffers),
+                    Size(media),
+                    Size(free)
+                ),
+                "give a smaller --bs, --iodepth or --size",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn controller_options(&self) -> ControllerOptions {
+        ControllerOptions {
+            io_queues: self.flags.queues,
+            io_depth: self.queue_entries(),
+            descriptors: self.flags.descriptors.preference(),
+            ..ControllerOptions::default()
+        }
+    }
+
+    fn queue_entries(&self) -> u32 {
+        let depth = self.loads.iter().map(|load| load.depth).max().unwrap_or(1);
+        (depth + 1).next_power_of_two().max(8)
+    }
+
+    fn controllers(
+        &self,
+        clock: &Arc<dyn Clock>,
+        gpu: Option<&Gpu>,
+    ) -> anyhow::Result<Controllers> {
+        let (options, path) = (self.controller_options(), &self.flags.path);
+        let emulated = |configs: Vec<EmuConfig>| {
+            let name = Path::new("bench");
+            Controllers::emulated(configs, name, clock, &options, gpu).map_err(user_error)
+        };
+        match &self.target {
+            Target::Devices(Devices::Emu(emu)) => {
+                let bytes = self.emu_bytes(emu);
+                let config = |index| {
+                    let config = media::scratch(emu, bytes, true, index)?;
+                    Ok(EmuConfig { mdts_bytes: Some(emu.mdts), ..config })
+                };
+                emulated((0..emu.count).map(config).collect::<anyhow::Result<_>>()?)
+            }
+            Target::Devices(Devices::Vfio(addresses)) => {
+                let opened = Drives::open(addresses, path.memory, clock, &options);
+                let mut drives = opened.map_err(user_error)?;
+                if self.writes() {
+                    drives::claim(&mut drives, 0, path.overwrite)?;
+                }
+                Ok(Controllers::of_drives(drives))
+            }
+            Target::Blocks(paths, lba_bytes) => {
+                let config = |(index, path): (usize, &PathBuf)| {
+                    let media = block_media(path)?;
+                    let config = EmuConfig::new(format!("block{index}"));
+                    Ok(config.namespace(media, *lba_bytes))
+                };
+                let configs = paths.iter().enumerate().map(config);
+                emulated(configs.collect::<anyhow::Result<_>>()?)
+            }
+        }
+    }
+
+    /// Builds everything.
+    fn open(
+        &self,
+        clock: &Arc<dyn Clock>,
+        gpu: Option<&Arc<Gpu>>,
+    ) -> anyhow::Result<(Bench, Built)> {
+        let (pairs, object_bytes) = self.buffers();
+        let shape = KvShape { layers: 1, segments: 1, object_bytes, block_tokens: 1 };
+        let memory = PoolMemory::Own { blocks: pairs * 2 };
+        let iocbs = (self.in_flight() as u32).next_power_of_two().max(64);
+        let options = StoreOptions {
+            queues_per_device: self.flags.queues,
+            queue_depth: self.queue_entries(),
+            iocbs,
+            ..StoreOptions::default()
+        };
+        let plan = Plan {
+            executor: self.executor,
+            gpu,
+            require: Some(self.route),
+            shape: &shape,
+            pool: &memory,
+            options: &options,
+            clock,
+            check: &|_| Ok(()),
+        };
+        let (queues, batch) = (u32::from(self.flags.queues), self.flags.batch);
+        let mut pool = None;
+        let opened = plan.open(
+            || self.controllers(clock, gpu.map(|gpu| &**gpu)),
+            |parts| {
+                pool = Some(parts.pool.clone());
+                parts.ring(&plan, queues * batch)
+            },
+        );
+        let (ring, built) = opened.map_err(|error| match error.downcast::<StackError>() {
+            Ok(error) => user_error(error),
+            Err(error) => error,
+        })?;
+        let pool = pool.context("a ring was opened")?;
+        let bench = Bench::new(ring, pool, self.flags.size, (queues, batch), self.flags.seed)?;
+        let largest = u64::from(self.loads.iter().map(|load| load.bytes).max().unwrap_or(0));
+        for (area, (controller, _)) in bench.areas.iter().zip(bench.ring.controllers()) {
+            let name = controller.lock().id().to_owned();
+            if area.bytes < largest {
+                let found = Size(area.bytes);
+                let problem = format!("--bs {}: {found} of {name} are used", Size(largest));
+                return Err(Problem::new(problem, "give a smaller --bs, or a larger --size").into());
+            }
+            let lba_bytes = 1_u32 << area.lba_shift;
+            if let Some(load) = self.loads.iter().find(|load| load.bytes % lba_bytes != 0) {
+                let problem = format!("--bs {}: {name} has LBAs of {lba_bytes} bytes", load.bytes);
+                return Err(Problem::new(problem, "give multiples of that").into());
+            }
+        }
+        Ok((bench, built))
+    }
+
+    /// Writes scratch media once, so that reads find data; files and memory are allocated then.
+    fn fill(&self, bench: &mut Bench) -> anyhow::Result<()> {
+        if !self.target.is_scratch() {
+            return Ok(());
+        }
+        let all = bench.areas.iter().map(|area| area.bytes).sum();
+        let progress = Progress::bytes("written before it is measured", all, self.shows_progress());
+        let filled = bench.fill(&mut |done| progress.read(done, all));
+        progress.finish();
+        filled.context("filling the media")
+    }
+
+    fn shows_progress(&self) -> bool {
+        self.flags.output.shows_progress()
+    }
+
+    /// Measures all loads. The second value is set if the user ended it.
+    fn measure(
+        &self,
+        bench: &mut Bench,
+        interrupt: &mut Interrupt,
+    ) -> anyhow::Result<(Vec<Point>, bool)> {
+        let times = Times { ramp: self.flags.ramp, runtime: self.flags.runtime };
+        let progress = Progress::new("measurements", self.loads.len(), self.shows_progress());
+        let mut points = Vec::new();
+        for (at, load) in self.loads.iter().enumerate() {
+            let name =
+                format!("{} {} depth {}", load.rw.name(), Size(load.bytes.into()), load.depth);
+            let before = check::Counted::read(bench)?;
+            let mut tick = |seconds: f64, transfers: u64| {
+                let bytes_s = transfers as f64 * f64::from(load.bytes) / seconds.max(1e-3);
+                progress.shows(at, || format!("{name}: {}/s", Size(bytes_s as u64)));
+            };
+            let Some(found) = bench.run(load, times, interrupt, &mut tick)? else {
+                progress.finish();
+                return Ok((points, true));
+            };
+            let sample = bench.sample(load)?;
+            let checks = check::check(bench, load, &before, &sample)?;
+            points.push(Point::new(load, &found, checks));
+        }
+        progress.finish();
+        Ok((points, false))
+    }
+}
+
+/// Measures and reports. Returns the exit code.
+///
+/// # Errors
+/// Returns a [`Problem`] for bad input, and an error if the stack fails.
+pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<u8> {
+    let BenchCommand::Raw(flags) = command;
+    let raw = Raw::check(flags)?;
+    if matches!(raw.executor, ripieno_stack::Executor::Cuda(_)) {
+        gpu::set_environment();
+    }
+    let mut interrupt = Interrupt::listen()?;
+    raw.check_memory()?;
+    let gpu = raw.executor.gpu().map_err(user_error)?;
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    interrupt.orderly();
+    let (mut bench, built) = raw.open(&clock, gpu.as_ref())?;
+    let measured = raw.fill(&mut bench).and_then(|()| raw.measure(&mut bench, &mut interrupt));
+    let placement = built.placement.clone();
+    let closed = built.close_ring(bench.ring);
+    let (points, interrupted) = measured?;
+    let report = Report::new(raw.setting(&placement), points, interrupted);
+    report.print(flags.output.json)?;
+    closed?;
+    Ok(match (report.is_good(), interrupted) {
+        (false, _) => EXIT_FAILED,
+        (true, true) => interrupt.exit_code(),
+        (true, false) => 0,
+    })
+}
+
+/// Opens a block device that nothing else uses.
+fn block_media(path: &Path) -> Result<FileMedia, Problem> {
+    let opened = match path.metadata() {
+        Ok(meta) if !meta.file_type().is_block_device() => {
+            Err(io::Error::other(format!("{}: it is not a block device", path.display())))
+        }
+        _ => FileMedia::open(path, 0, FileOptions::default()),
+    };
+    let hint = "name a block device that nothing uses, as a user who may open it; lsblk shows them";
+    opened.map_err(|error| Problem::new(format!("--device block:{error}"), hint))
+}
+
+impl Raw<'_> {
+    fn setting(&self, placement: &Placement) -> Setting {
+        let Self { flags, target, .. } = self;
+        Setting {
+            device: target.name(),
+            devices: target.count(),
+            queues_per_device: flags.queues,
+            batch: flags.batch,
+            executor: config::name(flags.path.executor),
+            path: self.route.name(),
+            memory: placement.memory(),
+            descriptors: config::name(flags.descriptors),
+            runtime_s: flags.runtime.as_secs_f64(),
+            ramp_s: flags.ramp.as_secs_f64(),
+            is_software: !matches!(target, Target::Devices(Devices::Vfio(_))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+//! Checks of a measurement, against the devices' counters and contents.
+
+use std::time::Duration;
+
+use nvme_driver::Controller;
+use nvme_spec::ids::{Lba, Nsid};
+use objstore::SharedController;
+
+use super::load::{Bench, Load, Transfer, since};
+
+/// Transfers whose bytes are compared, at most.
+const SAMPLE: usize = 64;
+/// Bytes of one of the SMART log's data units.
+const UNIT_BYTES: u64 = 512_000;
+/// Attempts to read a SMART log that lags behind, and the time between them.
+const ATTEMPTS: u32 = 20;
+const DELAY: Duration = Duration::from_millis(100);
+
+/// Counters of the devices and of the I/O kernel.
+#[derive(Debug, Clone)]
+pub(super) struct Counted {
+    devices: Vec<Smart>,
+    kernel: gio_uring::Counters,
+}
+
+/// Counters of a SMART log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Smart {
+    commands: [u64; 2],
+    units: [u64; 2],
+}
+
+/// Result of the checks.
+#[derive(Debug, Default)]
+pub(super) struct Checks {
+    /// Problems; a measurement with any has no figures.
+    pub(super) wrong: Vec<String>,
+    /// Bytes whose contents were compared.
+    pub(super) compared: u64,
+    /// Transfers of the sample that were all zeros, and all transfers of the sample.
+    pub(super) zeros: u64,
+    pub(super) sampled: u64,
+}
+
+impl Smart {
+    fn read(controller: &SharedController) -> Result<Self, nvme_driver::Error> {
+        let log = controller.lock().smart_log()?;
+        let low = |wide: [u8; 16]| u128::from_le_bytes(wide) as u64;
+        Ok(Self {
+            commands: [low(log.host_reads), low(log.host_writes)],
+            units: [low(log.data_units_read), low(log.data_units_written)],
+        })
+    }
+}
+
+impl Counted {
+    pub(super) fn read(bench: &mut Bench) -> anyhow::Result<Self> {
+        let smart = |(controller, _): (&SharedController, Nsid)| Smart::read(controller);
+        let devices = bench.ring.controllers().map(smart).collect::<Result<_, _>>()?;
+        Ok(Self { devices, kernel: bench.ring.counters()?.total })
+    }
+
+    /// Returns the problems in what was counted since `before`.
+    fn problems(&self, before: &Self) -> Vec<String> {
+        let kernel = since(self.kernel, before.kernel);
+        let devices = self.devices.iter().zip(&before.devices);
+        let (mut commands, mut moved) = (0_u64, [0_u64; 2]);
+        for (now, then) in devices {
+            for (way, moved) in moved.iter_mut().enumerate() {
+                commands += now.commands[way].wrapping_sub(then.commands[way]);
+                *moved += now.units[way].wrapping_sub(then.units[way]);
+            }
+        }
+        let mut wrong = Vec::new();
+        if commands != kernel.commands {
+            wrong.push(format!(
+                "{} commands were sent, and the devices' SMART logs count {commands}",
+                kernel.commands
+            ));
+        }
+        for (way, name) in ["read", "written"].into_iter().enumerate() {
+            let sent = [kernel.bytes_read, kernel.bytes_written][way];
+            let found = moved[way];
+            // Each device rounds to a unit.
+            let rounded = self.devices.len() as u64 * UNIT_BYTES;
+            if found.saturating_mul(UNIT_BYTES).abs_diff(sent) > rounded {
+                wrong.push(format!(
+                    "{sent} bytes were {name}, and the SMART logs count {found} x 512,000"
+                ));
+            }
+        }
+        if kernel.errors > 0 {
+            wrong.push(format!("{} commands failed", kernel.errors));
+        }
+        wrong
+    }
+}
+
+/// Checks a measurement that began at `before`. The transfers of the sample were the last ones.
+///
+/// # Errors
+/// Returns an error if a device cannot be read.
+pub(super) fn check(
+    bench: &mut Bench,
+    load: &Load,
+    before: &Counted,
+    sample: &[Transfer],
+) -> anyhow::Result<Checks> {
+    let mut checks = Checks::default();
+    for attempt in 0..ATTEMPTS {
+        checks.wrong = Counted::read(bench)?.problems(before);
+        if checks.wrong.is_empty() {
+            break;
+        }
+        if attempt + 1 < ATTEMPTS {
+            // A drive may update its log late.
+            std::thread::sleep(DELAY);
+        }
+    }
+    if !bench.has_contents() {
+        return Ok(checks);
+    }
+    for transfer in sample.iter().take(SAMPLE) {
+        let on_device = read(bench, load, transfer)?;
+        let wanted = match transfer.is_read {
+            true => bench.contents(transfer.buffer, load.bytes)?,
+            false => Some(bench.written(transfer.buffer, load.bytes)),
+        };
+        checks.compared += u64::from(load.bytes);
+        checks.sampled += 1;
+        checks.zeros += u64::from(on_device.iter().all(|byte| *byte == 0));
+        if wanted.is_some_and(|wanted| wanted != on_device) {
+            let what = if transfer.is_read { "was read" } else { "was written" };
+            checks.wrong.push(format!(
+                "device {}: place {} of {} bytes is not what {what}",
+                transfer.device, transfer.place, load.bytes
+            ));
+        }
+    }
+    Ok(checks)
+}
+
+/// Reads the bytes of a transfer with the driver's own queue.
+fn read(bench: &Bench, load: &Load, transfer: &Transfer) -> anyhow::Result<Vec<u8>> {
+    let device = transfer.device as usize;
+    let area = bench.areas[device];
+    let lba = area.lba(transfer.place, load.bytes);
+    let (controller, nsid) = bench.ring.controllers().nth(device).expect("each has an area");
+    let mut bytes = vec![0; load.bytes as usize];
+    let controller: &mut Controller = &mut controller.lock();
+    controller.read(nsid, Lba(lba), &mut bytes)?;
+    Ok(bytes)
+}

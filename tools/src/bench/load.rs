@@ -1,0 +1,468 @@
+//! The load of a measurement: commands in flight, their times, and what was moved.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use std::{hint, thread};
+
+use anyhow::{Context as _, bail, ensure};
+use gio_uring::{Counters, IoCtx, IocbId, Progress};
+use hdrhistogram::Histogram;
+use nvme_driver::platform::buffer::Buffer;
+use nvme_driver::{DmaSlice, Iova};
+use objstore::{BlockId, Direction, KvPool, RawRing, Row};
+use rand::rngs::SmallRng;
+use rand::{Rng as _, RngCore as _, SeedableRng as _};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::Rw;
+use crate::interrupt::Interrupt;
+
+/// Parts of a measurement, whose bandwidths are compared with each other.
+pub(super) const WINDOWS: usize = 10;
+/// Time without any completion after which a measurement fails.
+const STUCK: Duration = Duration::from_secs(60);
+/// Longest latency that is told apart, in nanoseconds.
+const LATENCY_MAX: u64 = 100_000_000_000;
+/// Polls without progress before this thread lets others run.
+const SPINS: u32 = 64;
+/// Bytes of a write while a device is filled.
+const FILL_BYTES: u32 = 1 << 20;
+
+/// One measurement.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Load {
+    pub(super) rw: Rw,
+    /// Bytes of a transfer.
+    pub(super) bytes: u32,
+    /// Transfers in flight on each queue.
+    pub(super) depth: u32,
+}
+
+/// Durations of a measurement.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Times {
+    pub(super) ramp: Duration,
+    pub(super) runtime: Duration,
+}
+
+/// Part of a device that is read or written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Area {
+    pub(super) first_lba: u64,
+    pub(super) lba_shift: u8,
+    pub(super) bytes: u64,
+}
+
+impl Area {
+    /// Returns the first LBA of a place, in units of `bytes`.
+    pub(super) fn lba(&self, place: u64, bytes: u32) -> u64 {
+        let offset = place * u64::from(bytes);
+        self.first_lba + (offset >> self.lba_shift)
+    }
+}
+
+/// A transfer: which bytes of a device, in which buffer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Transfer {
+    pub(super) device: u32,
+    /// Number of the transfer's place, in units of its size.
+    pub(super) place: u64,
+    pub(super) buffer: u32,
+    pub(super) is_read: bool,
+}
+
+/// Result of a measurement.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// Seconds that were measured.
+    pub(super) seconds: f64,
+    pub(super) reads: u64,
+    pub(super) writes: u64,
+    /// Bytes by window.
+    pub(super) windows: [u64; WINDOWS],
+    /// Nanoseconds from submission to completion of an operation.
+    pub(super) latency: Histogram<u64>,
+    /// CPU seconds of the whole process.
+    pub(super) cpu_seconds: f64,
+    /// CPU seconds of the thread that submits and reaps.
+    pub(super) caller_seconds: f64,
+    /// The I/O kernel's counters over the measured time.
+    pub(super) counters: Counters,
+}
+
+/// An operation in flight: one transfer for each queue of a device, `batch` times.
+struct Slot {
+    id: IocbId,
+    since: Instant,
+    is_read: bool,
+    count: u64,
+}
+
+/// Devices, ring and buffers.
+pub(super) struct Bench {
+    pub(super) ring: RawRing,
+    pub(super) areas: Vec<Area>,
+    pub(super) queues: u32,
+    pub(super) batch: u32,
+    pool: KvPool,
+    /// The buffers' bytes; `None` if this process cannot access them.
+    host: Option<Buffer>,
+    /// Number of buffers of each direction: writes use the second half.
+    buffers: u32,
+    seed: u64,
+    random: SmallRng,
+    /// Next place of each device, by direction.
+    next: Vec<[u64; 2]>,
+    /// The transfers of the sample, while it is submitted.
+    sample: Option<Vec<Transfer>>,
+}
+
+fn cpu(clock: ClockId) -> f64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+impl Bench {
+    pub(super) fn new(
+        ring: RawRing,
+        pool: KvPool,
+        size: Option<u64>,
+        (queues, batch): (u32, u32),
+        seed: u64,
+    ) -> anyhow::Result<Self> {
+        let areas: Vec<Area> = ring
+            .regions()
+            .iter()
+            .map(|region| Area {
+                first_lba: region.first.0,
+                lba_shift: region.lba_shift,
+                bytes: size.map_or(region.bytes(), |size| size.min(region.bytes())),
+            })
+            .collect();
+        let host = Buffer::new(DmaSlice::whole(pool.memory().clone())?);
+        let buffers = pool.blocks() / 2;
+        let random = SmallRng::seed_from_u64(seed);
+        let next = vec![[0; 2]; areas.len()];
+        let mut bench = Self {
+            ring,
+            areas,
+            queues,
+            batch,
+            pool,
+            host,
+            buffers,
+            seed,
+            random,
+            next,
+            sample: None,
+        };
+        bench.fill_buffers()?;
+        Ok(bench)
+    }
+
+    /// Returns true if this process can read the buffers.
+    pub(super) fn has_contents(&self) -> bool {
+        self.host.is_some()
+    }
+
+    /// Returns the bytes that a write from `buffer` leaves.
+    pub(super) fn written(&self, buffer: u32, bytes: u32) -> Vec<u8> {
+        let mut contents = vec![0; bytes as usize];
+        SmallRng::seed_from_u64(self.seed ^ u64::from(buffer) << 32).fill_bytes(&mut contents);
+        contents
+    }
+
+    /// Returns the first bytes of a buffer; `None` if this process cannot read it.
+    pub(super) fn contents(&self, buffer: u32, bytes: u32) -> anyhow::Result<Option<Vec<u8>>> {
+        let Some(host) = &self.host else { return Ok(None) };
+        let mut contents = vec![0; bytes as usize];
+        host.read(self.offset(buffer) as usize, &mut contents)?;
+        Ok(Some(contents))
+    }
+
+    fn offset(&self, buffer: u32) -> u64 {
+        self.pool.offset(BlockId(buffer), Row(0)).expect("there are that many")
+    }
+
+    fn iova(&self, buffer: u32) -> Iova {
+        self.pool.iova(BlockId(buffer), Row(0)).expect("there are that many, and not staged")
+    }
+
+    /// Fills the buffers of writes with bytes that no device can compress.
+    fn fill_buffers(&mut self) -> anyhow::Result<()> {
+        for buffer in self.buffers..2 * self.buffers {
+            let contents = self.written(buffer, self.pool.object_bytes());
+            let offset = self.offset(buffer) as usize;
+            if let Some(host) = &mut self.host {
+                host.write(offset, &contents)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all areas once.
+    pub(super) fn fill(&mut self, tick: &mut dyn FnMut(u64)) -> anyhow::Result<()> {
+        let bytes = FILL_BYTES.min(self.pool.object_bytes());
+        let all = self.areas.iter().map(|area| area.bytes / u64::from(bytes)).sum::<u64>();
+        let load = Load { rw: Rw::WRITE, bytes, depth: self.batch.max(8) };
+        let (mut left, mut done) = (all, 0);
+        let mut slots = Vec::new();
+        let mut idle = Idle::new();
+        while done < all {
+            while left > 0 && slots.len() < self.slots(&load).min(64) {
+                let slot = self.submit(&load, slots.len(), left)?;
+                left -= slot.count;
+                slots.push(slot);
+            }
+            done += self.reap(&mut slots, None, &mut idle, &mut |_, _| {})?;
+            tick(done * u64::from(bytes));
+        }
+        self.next.iter_mut().for_each(|next| *next = [0; 2]);
+        Ok(())
+    }
+
+    /// Returns the number of operations in flight.
+    pub(super) fn slots(&self, load: &Load) -> usize {
+        (load.depth / self.batch).max(1) as usize * self.areas.len()
+    }
+
+    /// Keeps the load in flight for the given times. `tick` is called now and then with the time
+    /// and the transfers so far. Returns `None` if interrupted.
+    pub(super) fn run(
+        &mut self,
+        load: &Load,
+        times: Times,
+        interrupt: &mut Interrupt,
+        tick: &mut dyn FnMut(f64, u64),
+    ) -> anyhow::Result<Option<Found>> {
+        let mut slots: Vec<Slot> = Vec::new();
+        for at in 0..self.slots(load) {
+            slots.push(self.submit(load, at, u64::MAX)?);
+        }
+        let mut idle = Idle::new();
+        let begin = Instant::now();
+        let mut found = None;
+        loop {
+            let now = Instant::now();
+            if found.is_none() && now - begin >= times.ramp {
+                found = Some((now, Measured::start(&mut self.ring)?));
+            }
+            if let Some((start, measured)) = &mut found {
+                let elapsed = now - *start;
+                if elapsed >= times.runtime {
+                    measured.end(&mut self.ring, elapsed)?;
+                    break;
+                }
+                let window = elapsed.as_secs_f64() / times.runtime.as_secs_f64();
+                measured.window = ((window * WINDOWS as f64) as usize).min(WINDOWS - 1);
+            }
+            let mut count = |slot: &Slot, took: Duration| {
+                if let Some((_, measured)) = &mut found {
+                    measured.count(slot, load, took);
+                }
+            };
+            if self.reap(&mut slots, Some(load), &mut idle, &mut count)? == 0 {
+                continue;
+            }
+            if interrupt.asked() {
+                break;
+            }
+            if let Some((start, measured)) = &found {
+                tick(start.elapsed().as_secs_f64(), measured.found.reads + measured.found.writes);
+            }
+        }
+        while !slots.is_empty() {
+            self.reap(&mut slots, None, &mut idle, &mut |_, _| {})?;
+        }
+        let found = found.map(|(_, measured)| measured.found);
+        // Without seconds it was interrupted.
+        Ok(found.filter(|found| found.seconds > 0.0))
+    }
+
+    /// Submits each operation of a load once more, and waits. Returns transfers whose contents are
+    /// known: none writes to another one's place.
+    pub(super) fn sample(&mut self, load: &Load) -> anyhow::Result<Vec<Transfer>> {
+        self.sample = Some(Vec::new());
+        let mut slots = Vec::new();
+        // As many as have places of their own.
+        let places = self.areas.iter().map(|area| area.bytes / u64::from(load.bytes)).min();
+        let turns = places.unwrap_or(0) / u64::from(self.queues * self.batch);
+        let turns = usize::try_from(turns).unwrap_or(usize::MAX).max(1);
+        for at in 0..self.slots(load).min(turns.saturating_mul(self.areas.len())) {
+            slots.push(self.submit(load, at, u64::MAX)?);
+        }
+        let mut idle = Idle::new();
+        while !slots.is_empty() {
+            self.reap(&mut slots, None, &mut idle, &mut |_, _| {})?;
+        }
+        let mut all = self.sample.take().unwrap_or_default();
+        let mut users: HashMap<(u32, u64), u32> = HashMap::new();
+        for transfer in &all {
+            *users.entry((transfer.device, transfer.place)).or_default() += 1;
+        }
+        all.retain(|transfer| users[&(transfer.device, transfer.place)] == 1);
+        Ok(all)
+    }
+
+    /// Takes completions; with a load, submits as many operations again. Returns the number of
+    /// transfers that ended.
+    fn reap(
+        &mut self,
+        slots: &mut Vec<Slot>,
+        again: Option<&Load>,
+        idle: &mut Idle,
+        count: &mut dyn FnMut(&Slot, Duration),
+    ) -> anyhow::Result<u64> {
+        let (mut transfers, mut at) = (0, 0);
+        while at < slots.len() {
+            let Some(done) = self.ring.try_completion(slots[at].id)? else {
+                at += 1;
+                continue;
+            };
+            let slot = &slots[at];
+            count(slot, slot.since.elapsed());
+            transfers += slot.count;
+            if let Some((status, _)) = done.error {
+                let what = if slot.is_read { "reads" } else { "writes" };
+                bail!("{} of {} {what} failed: {status}", done.errors, slot.count);
+            }
+            if let Some(load) = again {
+                slots[at] = self.submit(load, at, u64::MAX)?;
+                at += 1;
+            } else {
+                slots.swap_remove(at);
+            }
+        }
+        if transfers > 0 {
+            idle.moved();
+        } else {
+            idle.wait(self.ring.poll()?)?;
+        }
+        Ok(transfers)
+    }
+
+    /// Submits an operation of at most `limit` transfers, with the buffers of slot `at`.
+    fn submit(&mut self, load: &Load, at: usize, limit: u64) -> anyhow::Result<Slot> {
+        let device = at % self.areas.len();
+        let is_read = self.random.random_range(0..100) < load.rw.read_percent();
+        let width = self.queues * self.batch;
+        let mut contexts = Vec::with_capacity(width as usize);
+        for index in 0..width.min(u32::try_from(limit).unwrap_or(u32::MAX)) {
+            let half = if is_read { 0 } else { self.buffers };
+            let buffer = half + (at as u32 * width + index) % self.buffers;
+            let place = self.place(load, device, is_read);
+            let area = self.areas[device];
+            contexts.push(IoCtx {
+                iova: self.iova(buffer).0,
+                lba: area.lba(place, load.bytes),
+                bytes: load.bytes,
+                device: device as u32,
+            });
+            let device = device as u32;
+            self.sample
+                .iter_mut()
+                .for_each(|it| it.push(Transfer { device, place, buffer, is_read }));
+        }
+        let direction = if is_read { Direction::Read } else { Direction::Write };
+        let since = Instant::now();
+        let id = self.ring.submit(direction, &contexts).context("submitting an operation")?;
+        Ok(Slot { id, since, is_read, count: contexts.len() as u64 })
+    }
+
+    fn place(&mut self, load: &Load, device: usize, is_read: bool) -> u64 {
+        let places = (self.areas[device].bytes / u64::from(load.bytes)).max(1);
+        if load.rw.is_random() {
+            return self.random.random_range(0..places);
+        }
+        let next = &mut self.next[device][usize::from(is_read)];
+        let place = *next % places;
+        *next = place + 1;
+        place
+    }
+}
+
+/// A measurement in progress.
+struct Measured {
+    found: Found,
+    window: usize,
+    /// CPU seconds and counters at the start.
+    cpu: [f64; 2],
+    counters: Counters,
+}
+
+impl Measured {
+    fn start(ring: &mut RawRing) -> anyhow::Result<Self> {
+        let found = Found {
+            seconds: 0.0,
+            reads: 0,
+            writes: 0,
+            windows: [0; WINDOWS],
+            latency: Histogram::new_with_bounds(1, LATENCY_MAX, 3).context("three digits fit")?,
+            cpu_seconds: 0.0,
+            caller_seconds: 0.0,
+            counters: Counters::default(),
+        };
+        let cpu = [ClockId::ProcessCPUTime, ClockId::ThreadCPUTime].map(cpu);
+        Ok(Self { found, window: 0, cpu, counters: ring.counters()?.total })
+    }
+
+    fn count(&mut self, slot: &Slot, load: &Load, took: Duration) {
+        let Found { reads, writes, windows, latency, .. } = &mut self.found;
+        *(if slot.is_read { reads } else { writes }) += slot.count;
+        windows[self.window] += slot.count * u64::from(load.bytes);
+        latency.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    fn end(&mut self, ring: &mut RawRing, elapsed: Duration) -> anyhow::Result<()> {
+        let [process, caller] = [ClockId::ProcessCPUTime, ClockId::ThreadCPUTime].map(cpu);
+        self.found.seconds = elapsed.as_secs_f64();
+        self.found.cpu_seconds = process - self.cpu[0];
+        self.found.caller_seconds = caller - self.cpu[1];
+        self.found.counters = since(ring.counters()?.total, self.counters);
+        Ok(())
+    }
+}
+
+/// Returns the difference of two snapshots.
+pub(super) fn since(now: Counters, then: Counters) -> Counters {
+    Counters {
+        commands: now.commands - then.commands,
+        objects: now.objects - then.objects,
+        bytes_read: now.bytes_read - then.bytes_read,
+        bytes_written: now.bytes_written - then.bytes_written,
+        sq_doorbells: now.sq_doorbells - then.sq_doorbells,
+        cq_doorbells: now.cq_doorbells - then.cq_doorbells,
+        errors: now.errors - then.errors,
+        late: now.late - then.late,
+    }
+}
+
+/// A wait for completions that yields to other threads, and ends.
+struct Idle {
+    polls: u32,
+    since: Instant,
+}
+
+impl Idle {
+    fn new() -> Self {
+        Self { polls: 0, since: Instant::now() }
+    }
+
+    fn moved(&mut self) {
+        *self = Self::new();
+    }
+
+    fn wait(&mut self, progress: Progress) -> anyhow::Result<()> {
+        if progress == Progress::Moved {
+            return Ok(());
+        }
+        self.polls += 1;
+        if self.polls > SPINS {
+            thread::yield_now();
+            ensure!(self.since.elapsed() < STUCK, "nothing completed in {} s", STUCK.as_secs());
+        } else {
+            hint::spin_loop();
+        }
+        Ok(())
+    }
+}

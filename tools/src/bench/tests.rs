@@ -1,0 +1,67 @@
+use clap::Parser as _;
+use nvme_spec::ids::Lba;
+
+use super::*;
+
+#[derive(clap::Parser)]
+#[command(no_binary_name = true)]
+struct Line {
+    #[command(flatten)]
+    flags: RawFlags,
+}
+
+fn flags(line: &str) -> RawFlags {
+    Line::try_parse_from(line.split_whitespace()).unwrap().flags
+}
+
+/// Measures the first load of a command line. Then does `harm`, and returns the problems that the
+/// checks find.
+fn checked(line: &str, harm: impl Fn(&mut Bench, &[load::Transfer])) -> Vec<String> {
+    let flags = flags(&format!("{line} --size 4MiB --runtime 0.05 --ramp 0"));
+    let raw = Raw::check(&flags).unwrap();
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let (mut bench, built) = raw.open(&clock, None).unwrap();
+    raw.fill(&mut bench).unwrap();
+    let before = check::Counted::read(&mut bench).unwrap();
+    let times = Times { ramp: flags.ramp, runtime: flags.runtime };
+    let mut interrupt = Interrupt::never();
+    bench.run(&raw.loads[0], times, &mut interrupt, &mut |_, _| {}).unwrap().unwrap();
+    let sample = bench.sample(&raw.loads[0]).unwrap();
+    harm(&mut bench, &sample);
+    let checks = check::check(&mut bench, &raw.loads[0], &before, &sample).unwrap();
+    built.close_ring(bench.ring).unwrap();
+    assert!(checks.compared > 0);
+    checks.wrong
+}
+
+#[test]
+fn a_measurement_without_faults_passes_its_checks() {
+    for line in [
+        "--rw randread --bs 4k",
+        "--rw read --bs 128k --devices 3 --queues 2",
+        "--rw randwrite --bs 4k --batch 8",
+        "--rw write --bs 1m --mdts 128KiB",
+        "--rw randrw --bs 8k --descriptors prp --executor inline",
+    ] {
+        assert_eq!(checked(line, |_, _| {}), [""; 0], "{line}");
+    }
+}
+
+#[test]
+fn wrong_contents_and_counts_are_noticed() {
+    for line in ["--rw randread --bs 4k", "--rw randwrite --bs 4k"] {
+        let wrong = checked(line, |bench, sample| {
+            let device = sample[0].device as usize;
+            let lba = bench.areas[device].lba(sample[0].place, 4096);
+            let (controller, nsid) = bench.ring.controllers().nth(device).unwrap();
+            controller.lock().write(nsid, Lba(lba), &[7; 4096], false).unwrap();
+        });
+        assert!(wrong.iter().any(|it| it.contains("is not what was")), "{wrong:?}");
+        assert!(wrong.iter().any(|it| it.contains("commands were sent")), "{wrong:?}");
+    }
+    let wrong = checked("--rw randread --bs 4k --devices 1", |bench, _| {
+        let (controller, nsid) = bench.ring.controllers().next().unwrap();
+        controller.lock().read(nsid, Lba(0), &mut [0; 4096]).unwrap();
+    });
+    assert_eq!(wrong.len(), 1, "{wrong:?}");
+}
