@@ -280,7 +280,9 @@ fn perform(
     let lba_bytes = replay::lba_bytes(args, found.as_ref());
     args.check_prp(lba_bytes)?;
     let batch_max = batch_max(args);
-    let plan = plan(args, u64::from(batch_max) * PARTS);
+    // A full store refuses writes, and one with little space left is full.
+    let blocks = u64::from(batch_max) * PARTS;
+    let plan = plan(args, blocks + blocks / 32 + 1);
     let hint = "use a smaller --pool-blocks, another --model, or --media file:DIR";
     let other_flags = |problem: Problem| problem.with_hint(hint);
     let sizing = Sizing::new(args, &plan, lba_bytes).map_err(other_flags)?;

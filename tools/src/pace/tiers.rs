@@ -46,9 +46,13 @@ struct Storing {
 pub(super) struct Held {
     /// Blocks to load with its first step, or being loaded.
     load: Option<LoadRequest>,
+    /// Their bytes.
+    load_bytes: u64,
     is_loaded: bool,
     /// Leading blocks that were given to the store, or found there.
     stored: usize,
+    /// True once the store refused a block: those after it cannot be found.
+    is_refused: bool,
 }
 
 /// Layers that were started, and when to look at them again.
@@ -315,6 +319,7 @@ impl Tiers for StoreTiers<'_> {
             0 => None,
             _ => Some(self.store.retrieve(&prefix, &blocks[..found])?),
         };
+        let load_bytes = found as u64 * self.store.shape().block_bytes();
         self.announced.remove(&number);
         self.store.plane().withdraw(RequestId(number as u64), true)?;
         self.pooled.insert(number, Pooled { blocks, users: 1 });
@@ -323,7 +328,7 @@ impl Tiers for StoreTiers<'_> {
             host_tokens: 0,
             loading: 0,
             loading_bytes: 0,
-            held: Held { load, is_loaded: false, stored: found },
+            held: Held { load, load_bytes, is_loaded: false, stored: found, is_refused: false },
         })
     }
 
@@ -396,7 +401,7 @@ impl Tiers for StoreTiers<'_> {
             self.add(ticket, number, Purpose::Layer(layer));
             *missing += 1;
         }
-        Ok(held.stored as u64 * self.store.shape().block_bytes())
+        Ok(held.load_bytes)
     }
 
     fn begin_store(
@@ -406,7 +411,7 @@ impl Tiers for StoreTiers<'_> {
         tokens: u32,
     ) -> anyhow::Result<Option<u64>> {
         let full = self.full_blocks(number, tokens);
-        if full <= held.stored {
+        if full <= held.stored || held.is_refused {
             return Ok(None);
         }
         let pooled = self.pooled.get(&number).expect("it has blocks");
@@ -414,8 +419,7 @@ impl Tiers for StoreTiers<'_> {
         let keys = &self.plan.keys(number)[range.clone()];
         let save = self.store.allocate(keys, &pooled.blocks[range])?;
         let refused = keys.len() - save.accepted();
-        // Blocks after one that is not stored cannot be found.
-        held.stored = if refused > 0 { usize::MAX } else { full };
+        (held.stored, held.is_refused) = (full - refused, refused > 0);
         self.tally.blocks_refused += refused as u64;
         (save.written() > 0).then(|| self.add_write(number, save)).transpose()
     }
