@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
+use gio_uring::abi;
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use nvme_emu::{EmuConfig, FileMedia, FileOptions};
 use objstore::{KvShape, StoreOptions};
@@ -152,11 +153,6 @@ pub(crate) struct RawFlags {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "32",
         value_parser = size::count::<u32>(1..=DEPTH_MAX), help_heading = "Load")]
     iodepth: Vec<u32>,
-
-    /// Transfers of each queue that are submitted together
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load",
-        value_parser = size::count::<u32>(1..=256))]
-    batch: u32,
 
     /// Seconds that each measurement takes
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds,
@@ -301,10 +297,16 @@ impl<'a> Raw<'a> {
                 "leave it out, or name writes",
             ));
         }
-        if let Some(depth) = flags.iodepth.iter().find(|depth| *depth % flags.batch != 0) {
+        let together = flags.iodepth.iter().map(|depth| depth.div_ceil(load::OPERATIONS)).max();
+        let contexts = together.unwrap_or(1) * u32::from(flags.queues);
+        if contexts > abi::IOCTX_MAX {
             return Err(Problem::new(
-                format!("--iodepth {depth}: it is not a multiple of --batch {}", flags.batch),
-                "give a multiple, or leave --batch out",
+                format!(
+                    "--iodepth and --queues: an operation would have {contexts} transfers, and {} \
+                     is the most",
+                    abi::IOCTX_MAX
+                ),
+                "give a smaller depth, or fewer queues",
             ));
         }
         let mut loads = Vec::new();
@@ -339,7 +341,9 @@ impl<'a> Raw<'a> {
     /// Returns the buffers, by pairs of one for reads and one for writes, and the bytes of each.
     fn buffers(&self) -> (u32, u32) {
         let largest = self.loads.iter().map(|load| load.bytes).max().unwrap_or(4096);
-        (self.in_flight() as u32, largest.next_multiple_of(4096))
+        let each = largest.next_multiple_of(4096);
+        let to_fill = (8 * load::FILL_BYTES).div_ceil(each);
+        (to_fill.max(self.in_flight() as u32), each)
     }
 
     fn check_memory(&self) -> Result<(), Problem> {
@@ -444,13 +448,14 @@ impl<'a> Raw<'a> {
             clock,
             check: &|_| Ok(()),
         };
-        let (queues, batch) = (u32::from(self.flags.queues), self.flags.batch);
+        let queues = u32::from(self.flags.queues);
+        let together = self.loads.iter().map(Load::together).max().unwrap_or(1);
         let mut pool = None;
         let opened = plan.open(
             || self.controllers(clock, gpu.map(|gpu| &**gpu)),
             |parts| {
                 pool = Some(parts.pool.clone());
-                parts.ring(&plan, queues * batch)
+                parts.ring(&plan, queues * together)
             },
         );
         let (ring, built) = opened.map_err(|error| match error.downcast::<StackError>() {
@@ -458,7 +463,7 @@ impl<'a> Raw<'a> {
             Err(error) => error,
         })?;
         let pool = pool.context("a ring was opened")?;
-        let bench = Bench::new(ring, pool, self.flags.size, (queues, batch), self.flags.seed)?;
+        let bench = Bench::new(ring, pool, self.flags.size, queues, self.flags.seed)?;
         let largest = u64::from(self.loads.iter().map(|load| load.bytes).max().unwrap_or(0));
         for (area, (controller, _)) in bench.areas.iter().zip(bench.ring.controllers()) {
             let name = controller.lock().id().to_owned();
@@ -571,7 +576,6 @@ impl Raw<'_> {
             device: target.name(),
             devices: target.count(),
             queues_per_device: flags.queues,
-            batch: flags.batch,
             executor: config::name(flags.path.executor),
             path: self.route.name(),
             memory: placement.memory(),

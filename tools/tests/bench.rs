@@ -63,7 +63,7 @@ fn a_sweep_has_a_knee_and_a_mixture_is_compared() {
 #[test]
 fn bad_input_is_refused_in_words() {
     for (line, said) in [
-        ("--iodepth 6 --batch 4", "not a multiple of --batch 4"),
+        ("--iodepth 1023 --queues 64", "is the most"),
         ("--overwrite", "software controllers start empty"),
         ("--device block:/dev/null --rw randwrite", "would be overwritten"),
         ("--device block:/dev/null", "it is not a block device"),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use std::{hint, thread};
 
 use anyhow::{Context as _, bail, ensure};
-use gio_uring::{Counters, IoCtx, IocbId, Progress};
+use gio_uring::{Counters, IoCtx, IocbId, Progress, abi};
 use hdrhistogram::Histogram;
 use nvme_driver::platform::buffer::Buffer;
 use nvme_driver::{DmaSlice, Iova};
@@ -21,12 +21,15 @@ use crate::interrupt::Interrupt;
 pub(super) const WINDOWS: usize = 10;
 /// Time without any completion after which a measurement fails.
 const STUCK: Duration = Duration::from_secs(60);
+/// Operations that a warp of the I/O kernel works on at a time. Deeper queues take several transfers
+/// for each.
+pub(super) const OPERATIONS: u32 = abi::WINDOW as u32;
 /// Longest latency that is told apart, in nanoseconds.
 const LATENCY_MAX: u64 = 100_000_000_000;
 /// Polls without progress before this thread lets others run.
 const SPINS: u32 = 64;
 /// Bytes of a write while a device is filled.
-const FILL_BYTES: u32 = 1 << 20;
+pub(super) const FILL_BYTES: u32 = 1 << 20;
 
 /// One measurement.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +39,13 @@ pub(super) struct Load {
     pub(super) bytes: u32,
     /// Transfers in flight on each queue.
     pub(super) depth: u32,
+}
+
+impl Load {
+    /// Returns the most transfers of an operation on a queue.
+    pub(super) fn together(&self) -> u32 {
+        self.depth.div_ceil(OPERATIONS)
+    }
 }
 
 /// Durations of a measurement.
@@ -90,7 +100,7 @@ pub(super) struct Found {
     pub(super) counters: Counters,
 }
 
-/// An operation in flight: one transfer for each queue of a device, `batch` times.
+/// An operation in flight: one or more transfers for each queue of a device.
 struct Slot {
     id: IocbId,
     since: Instant,
@@ -103,7 +113,6 @@ pub(super) struct Bench {
     pub(super) ring: RawRing,
     pub(super) areas: Vec<Area>,
     pub(super) queues: u32,
-    pub(super) batch: u32,
     pool: KvPool,
     /// The buffers' bytes; `None` if this process cannot access them.
     host: Option<Buffer>,
@@ -127,7 +136,7 @@ impl Bench {
         ring: RawRing,
         pool: KvPool,
         size: Option<u64>,
-        (queues, batch): (u32, u32),
+        queues: u32,
         seed: u64,
     ) -> anyhow::Result<Self> {
         let areas: Vec<Area> = ring
@@ -143,19 +152,8 @@ impl Bench {
         let buffers = pool.blocks() / 2;
         let random = SmallRng::seed_from_u64(seed);
         let next = vec![[0; 2]; areas.len()];
-        let mut bench = Self {
-            ring,
-            areas,
-            queues,
-            batch,
-            pool,
-            host,
-            buffers,
-            seed,
-            random,
-            next,
-            sample: None,
-        };
+        let mut bench =
+            Self { ring, areas, queues, pool, host, buffers, seed, random, next, sample: None };
         bench.fill_buffers()?;
         Ok(bench)
     }
@@ -202,14 +200,16 @@ impl Bench {
 
     /// Writes all areas once.
     pub(super) fn fill(&mut self, tick: &mut dyn FnMut(u64)) -> anyhow::Result<()> {
-        let bytes = FILL_BYTES.min(self.pool.object_bytes());
+        let bytes = FILL_BYTES.max(self.pool.object_bytes());
+        let smallest = self.areas.iter().map(|area| area.bytes).min().unwrap_or(0);
+        let bytes = u64::from(bytes).min(smallest) as u32;
         let all = self.areas.iter().map(|area| area.bytes / u64::from(bytes)).sum::<u64>();
-        let load = Load { rw: Rw::WRITE, bytes, depth: self.batch.max(8) };
+        let load = Load { rw: Rw::WRITE, bytes, depth: OPERATIONS };
         let (mut left, mut done) = (all, 0);
         let mut slots = Vec::new();
         let mut idle = Idle::new();
         while done < all {
-            while left > 0 && slots.len() < self.slots(&load).min(64) {
+            while left > 0 && slots.len() < self.slots(&load) {
                 let slot = self.submit(&load, slots.len(), left)?;
                 left -= slot.count;
                 slots.push(slot);
@@ -222,8 +222,8 @@ impl Bench {
     }
 
     /// Returns the number of operations in flight.
-    pub(super) fn slots(&self, load: &Load) -> usize {
-        (load.depth / self.batch).max(1) as usize * self.areas.len()
+    fn slots(&self, load: &Load) -> usize {
+        load.depth.min(OPERATIONS) as usize * self.areas.len()
     }
 
     /// Keeps the load in flight for the given times. `tick` is called now and then with the time
@@ -286,7 +286,7 @@ impl Bench {
         let mut slots = Vec::new();
         // As many as have places of their own.
         let places = self.areas.iter().map(|area| area.bytes / u64::from(load.bytes)).min();
-        let turns = places.unwrap_or(0) / u64::from(self.queues * self.batch);
+        let turns = places.unwrap_or(0) / u64::from(self.queues * load.together());
         let turns = usize::try_from(turns).unwrap_or(usize::MAX).max(1);
         for at in 0..self.slots(load).min(turns.saturating_mul(self.areas.len())) {
             slots.push(self.submit(load, at, u64::MAX)?);
@@ -345,11 +345,19 @@ impl Bench {
     fn submit(&mut self, load: &Load, at: usize, limit: u64) -> anyhow::Result<Slot> {
         let device = at % self.areas.len();
         let is_read = self.random.random_range(0..100) < load.rw.read_percent();
-        let width = self.queues * self.batch;
+        // The first operations have the remainder.
+        let operations = load.depth.min(OPERATIONS);
+        let turn = (at / self.areas.len()) as u32;
+        let first = turn * (load.depth / operations) + turn.min(load.depth % operations);
+        let each = load.depth / operations + u32::from(turn < load.depth % operations);
+        let first = (device as u32 * load.depth + first) * self.queues;
+        let width = self.queues * each;
+        // Writes that fill a device use several buffers each.
+        let span = load.bytes.div_ceil(self.pool.object_bytes());
         let mut contexts = Vec::with_capacity(width as usize);
         for index in 0..width.min(u32::try_from(limit).unwrap_or(u32::MAX)) {
             let half = if is_read { 0 } else { self.buffers };
-            let buffer = half + (at as u32 * width + index) % self.buffers;
+            let buffer = half + (first + index) * span % (self.buffers - span + 1);
             let place = self.place(load, device, is_read);
             let area = self.areas[device];
             contexts.push(IoCtx {

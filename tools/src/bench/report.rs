@@ -25,8 +25,6 @@ pub(super) struct Setting {
     pub(super) device: String,
     pub(super) devices: u32,
     pub(super) queues_per_device: u16,
-    /// Transfers of each queue that are submitted together.
-    pub(super) batch: u32,
     /// Executor of the I/O kernel.
     pub(super) executor: String,
     /// Route of the data: host or direct.
@@ -64,6 +62,8 @@ pub(super) struct Point {
     read_percent: u32,
     bs_bytes: u32,
     iodepth: u32,
+    /// Transfers of an operation on each queue: a latency is that of the slowest.
+    together: u32,
     /// Problems; the figures are null then.
     wrong: Vec<String>,
     #[serde(flatten)]
@@ -157,6 +157,7 @@ impl Point {
             read_percent: load.rw.read_percent(),
             bs_bytes: load.bytes,
             iodepth: load.depth,
+            together: load.together(),
             wrong: checks.wrong,
             figures,
         }
@@ -378,7 +379,11 @@ impl Setting {
         vec![
             row("device", self.devices, &self.device),
             row("queues", self.queues_per_device, "on each device; the depth is that of a queue"),
-            row("I/O kernel", &self.executor, format!("batches of {}", self.batch)),
+            row(
+                "I/O kernel",
+                &self.executor,
+                "8 operations at a time on a queue: above depth 8, several transfers each",
+            ),
             row("path", self.path, format!("memory: {}", self.memory)),
             row(
                 "time",

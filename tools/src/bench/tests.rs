@@ -39,7 +39,7 @@ fn a_measurement_without_faults_passes_its_checks() {
     for line in [
         "--rw randread --bs 4k",
         "--rw read --bs 128k --devices 3 --queues 2",
-        "--rw randwrite --bs 4k --batch 8",
+        "--rw randwrite --bs 4k --iodepth 19",
         "--rw write --bs 1m --mdts 128KiB",
         "--rw randrw --bs 8k --descriptors prp --executor inline",
     ] {
