@@ -470,7 +470,9 @@ impl<'a> Raw<'a> {
             if area.bytes < largest {
                 let found = Size(area.bytes);
                 let problem = format!("--bs {}: {found} of {name} are used", Size(largest));
-                return Err(Problem::new(problem, "give a smaller --bs, or a larger --size").into());
+                return Err(
+                    Problem::new(problem, "give a larger --size, or smaller transfers").into()
+                );
             }
             let lba_bytes = 1_u32 << area.lba_shift;
             if let Some(load) = self.loads.iter().find(|load| load.bytes % lba_bytes != 0) {

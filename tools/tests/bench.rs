@@ -72,7 +72,7 @@ fn bad_input_is_refused_in_words() {
         ("--device vfio:0000:00:00.0 --overwrite", "names reads only"),
         ("--bs 1000", "a multiple of 512"),
         ("--bs 512", "LBAs of 4096 bytes"),
-        ("--bs 16m --size 8MiB", "give a smaller --bs, or a larger --size"),
+        ("--bs 16m --size 8MiB", "give a larger --size"),
         ("--iodepth 1023 --bs 16m --devices 64", "of memory"),
         ("--require staged --executor cuda", "no pool that objects are staged for"),
         ("--runtime -1", "expected seconds"),

@@ -21,8 +21,8 @@ use crate::interrupt::Interrupt;
 pub(super) const WINDOWS: usize = 10;
 /// Time without any completion after which a measurement fails.
 const STUCK: Duration = Duration::from_secs(60);
-/// Operations that a warp of the I/O kernel works on at a time. Deeper queues take several transfers
-/// for each.
+/// Operations that a warp of the I/O kernel works on at a time. Deeper queues take several
+/// transfers for each.
 pub(super) const OPERATIONS: u32 = abi::WINDOW as u32;
 /// Longest latency that is told apart, in nanoseconds.
 const LATENCY_MAX: u64 = 100_000_000_000;
