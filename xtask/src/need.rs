@@ -44,6 +44,8 @@ pub enum Need {
     Mdbook,
     /// cargo-deny, in `target/tools`.
     CargoDeny,
+    /// RustSec's database of advisories, in cargo's home.
+    Advisories,
     /// Runtimes of the sanitizers, in the Rust toolchain.
     Sanitizers,
     /// llvm-cov and llvm-profdata, in `target/coverage`.

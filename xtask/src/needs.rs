@@ -13,7 +13,7 @@ use crate::need::Lacking;
 pub use crate::need::Need;
 use crate::programs::{cargo_install, has_library, is_installed};
 use crate::pypi::Packages;
-use crate::{abi, debian, engine, programs, ptx, python, qemu, vm};
+use crate::{abi, child, debian, engine, programs, ptx, python, qemu, vm};
 
 /// Pinned: another version may report other errors.
 pub const CARGO_DENY: &str = "cargo-deny@0.20.2";
@@ -101,6 +101,12 @@ impl Need {
             Self::Mdbook => programs::mdbook().fetch(),
             Self::Bindgen => abi::fetch(),
             Self::CargoDeny => cargo_install(CARGO_DENY).map(drop),
+            Self::Advisories => {
+                let mut fetch = Command::new(cargo_install(CARGO_DENY)?);
+                child::output(fetch.args(["fetch", "db"]))
+                    .context("the database of advisories could not be fetched")
+                    .map(drop)
+            }
             Self::Sanitizers => programs::look_for_sanitizers(),
             Self::LlvmTools => programs::llvm_tools().fetch(),
         }

@@ -9,7 +9,7 @@ use crate::{RunArgs, command, report};
 pub fn run(args: RunArgs) -> Result<ExitCode> {
     // Without lint's own tidy step: the workspace's tests contain it, and it must not count twice.
     let mut steps = command::lint::checks();
-    steps.push(command::lint::deny());
+    steps.extend([command::lint::deny(), command::lint::advisories()]);
     steps.extend(command::test::steps());
     steps.push(command::book::step());
     steps.push(command::c::step());

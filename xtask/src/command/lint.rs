@@ -10,7 +10,8 @@ use crate::programs;
 use crate::step::Step;
 use crate::{RunArgs, folder, report};
 
-const DENY: &str = "check bans licenses sources";
+/// Fetches nothing: the crates are there, and the database of advisories has a step of its own.
+const DENY: &str = "--offline --locked check bans licenses sources";
 
 pub fn run(args: RunArgs) -> Result<ExitCode> {
     let mut steps = checks();
@@ -53,6 +54,13 @@ fn deny_if_installed() -> Step {
     } else {
         deny().skipped("cargo-deny is not installed (`cargo xtask ci` installs it)")
     }
+}
+
+/// Returns the check of all dependencies against RustSec's advisories.
+pub fn advisories() -> Step {
+    Step::new("advisories", our_deny().to_string_lossy())
+        .args("--offline --locked check advisories".split(' '))
+        .needs(&[Need::Crates, Need::Advisories])
 }
 
 fn our_deny() -> PathBuf {
