@@ -10,7 +10,7 @@ fn run(line: &str) -> Output {
 }
 
 fn report(line: &str) -> Value {
-    let output = run(&format!("bench raw {line} --size 8MiB --runtime 0.1 --ramp 0 --json"));
+    let output = run(&format!("bench raw {line} --size 8MiB --runtime 0.3 --ramp 0 --json"));
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(0), "{line}: {error}");
     serde_json::from_slice(&output.stdout).unwrap()
