@@ -46,6 +46,8 @@ pub enum Need {
     CargoDeny,
     /// RustSec's database of advisories, in cargo's home.
     Advisories,
+    /// The oldest Rust toolchain that the workspace supports.
+    OldestRust,
     /// Runtimes of the sanitizers, in the Rust toolchain.
     Sanitizers,
     /// llvm-cov and llvm-profdata, in `target/coverage`.

@@ -107,6 +107,7 @@ impl Need {
                     .context("the database of advisories could not be fetched")
                     .map(drop)
             }
+            Self::OldestRust => programs::oldest_rust(),
             Self::Sanitizers => programs::look_for_sanitizers(),
             Self::LlvmTools => programs::llvm_tools().fetch(),
         }

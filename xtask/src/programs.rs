@@ -95,6 +95,20 @@ pub fn rust_library(target: Option<&str>) -> Result<Vec<PathBuf>> {
     Ok(files.flatten().map(|file| file.path()).collect())
 }
 
+/// The oldest Rust that the workspace supports.
+pub const OLDEST_RUST: &str = env!("CARGO_PKG_RUST_VERSION");
+
+/// Installs the toolchain of [`OLDEST_RUST`], unless rustup has it.
+pub fn oldest_rust() -> Result<()> {
+    let has = Command::new("rustup").args(["run", OLDEST_RUST, "rustc", "--version"]).output();
+    let install = format!("rustup toolchain install {OLDEST_RUST} --profile minimal");
+    ensure!(
+        has.is_ok_and(|has| has.status.success()) || succeeds(&install),
+        "Rust {OLDEST_RUST} is not installed, and rustup could not install it"
+    );
+    Ok(())
+}
+
 /// Returns an error unless the Rust toolchain has the sanitizers' runtimes for this machine.
 pub fn look_for_sanitizers() -> Result<()> {
     let files = rust_library(None)?;

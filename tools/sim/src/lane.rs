@@ -131,10 +131,8 @@ impl Lane {
         let mut arrived = Vec::new();
         while let Some(event) = self.next_event().filter(|event| *event <= now) {
             self.advance(event);
-            let is_there = |(time, ..): &mut (Duration, OpId, Duration)| *time <= event;
-            while let Some((_, id, since)) = self.landing.pop_front_if(is_there) {
-                arrived.push((id, since));
-            }
+            let landed = self.landing.iter().take_while(|(time, ..)| *time <= event).count();
+            arrived.extend(self.landing.drain(..landed).map(|(_, id, since)| (id, since)));
             self.admit();
         }
         self.advance(now);

@@ -4,12 +4,13 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::{RunArgs, command, report};
+use crate::command::{self, lint};
+use crate::{RunArgs, report};
 
 pub fn run(args: RunArgs) -> Result<ExitCode> {
     // Without lint's own tidy step: the workspace's tests contain it, and it must not count twice.
-    let mut steps = command::lint::checks();
-    steps.extend([command::lint::deny(), command::lint::advisories()]);
+    let mut steps = lint::checks();
+    steps.extend([lint::deny(), lint::advisories(), lint::oldest_rust()]);
     steps.extend(command::test::steps());
     steps.push(command::book::step());
     steps.push(command::c::step());

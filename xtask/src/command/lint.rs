@@ -63,6 +63,15 @@ pub fn advisories() -> Step {
         .needs(&[Need::Crates, Need::Advisories])
 }
 
+/// Returns the check that the packages build with the oldest Rust that they promise. Clippy knows
+/// which functions of std are newer, but no other changes of the language.
+pub fn oldest_rust() -> Step {
+    Step::new("oldest rust", "rustup")
+        .args(["run", programs::OLDEST_RUST, "cargo", "check", "--locked"])
+        .args("--package ripieno --package nvme-bind --package ripieno-c".split(' '))
+        .needs(&[Need::Cxx, Need::Crates, Need::OldestRust])
+}
+
 fn our_deny() -> PathBuf {
     folder::target("tools").join("bin/cargo-deny")
 }

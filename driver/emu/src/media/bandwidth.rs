@@ -104,8 +104,9 @@ impl BandwidthMedia {
         for queue in &mut self.queues {
             let Some(first) = queue.front_mut() else { continue };
             first.left -= work;
-            if let Some(first) = queue.pop_front_if(|first| first.left < NOTHING) {
-                self.landing.push_back((self.now + speed.latency, first.op));
+            if first.left < NOTHING {
+                let landing = queue.pop_front().map(|first| (self.now + speed.latency, first.op));
+                self.landing.extend(landing);
             }
         }
     }
@@ -144,7 +145,8 @@ impl Media for BandwidthMedia {
 
     fn poll(&mut self, now: Nanos, done: &mut Vec<MediaDone>) {
         self.go_on(now);
-        while let Some((_, op)) = self.landing.pop_front_if(|(ends, _)| *ends <= now) {
+        let landed = self.landing.iter().take_while(|(ends, _)| *ends <= now).count();
+        for (_, op) in self.landing.drain(..landed) {
             done.extend(self.inner.submit(op, now));
         }
         self.inner.poll(now, done);

@@ -167,8 +167,12 @@ impl Log {
 
     /// Removes the next file from limbo that has become free.
     pub fn leave_limbo(&mut self) -> Option<FileId> {
-        let durable = self.durable;
-        self.limbo.pop_front_if(|(lsn, _)| *lsn <= durable).map(|(_, file)| file)
+        let (lsn, file) = *self.limbo.front()?;
+        if lsn > self.durable {
+            return None;
+        }
+        self.limbo.pop_front();
+        Some(file)
     }
 
     /// Returns the files in limbo.
