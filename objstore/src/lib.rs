@@ -270,7 +270,7 @@ pub use plane::{
     StoreEvent, kernel_read,
 };
 pub use registration::{InUse, KvPool};
-pub use stats::{DramStats, StoreStats};
+pub use stats::{DramStats, Durations, StoreStats, Times};
 pub use store::{
     Closed, Committed, LoadRequest, Medium, Prefix, RankConfig, RankId, Salvage, Store,
     StoreRequest, open_catalog,

@@ -230,14 +230,21 @@ impl Plane {
         act: impl Fn(&mut Mover) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let Shared { clock, wait_timeout, .. } = &*self.shared;
-        let mut waiter = Waiter::new(&**clock, clock.now() + *wait_timeout);
+        let since = clock.now();
+        let mut waiter = Waiter::new(&**clock, since + *wait_timeout);
+        let mut has_waited = false;
         loop {
-            let started = self.with(&act);
-            let is_full =
-                matches!(started, Err(StoreError::Busy { .. } | StoreError::StagingBusy { .. }));
-            if !is_full || !waiter.wait() {
+            let started = self.with(|mover| {
+                let started = act(mover);
+                if has_waited && !is_full(&started) {
+                    mover.tally.times.slot_waits.add(clock.now() - since);
+                }
+                started
+            });
+            if !is_full(&started) || !waiter.wait() {
                 return started;
             }
+            has_waited = true;
         }
     }
 
@@ -273,7 +280,10 @@ impl Plane {
     /// Waits for a layer, and does not start it before its turn.
     fn wait_in_turn(&self, ticket: Ticket) -> Result<LayerDone, StoreError> {
         let Shared { clock, wait_timeout, .. } = &*self.shared;
-        wait_for(&**clock, *wait_timeout, |step| self.with(|mover| mover.step(ticket, step)))
+        let mut since = None;
+        wait_for(&**clock, *wait_timeout, |step| {
+            self.with(|mover| mover.timed_step(ticket, step, &mut since))
+        })
     }
 
     /// Checks if the layer is done, without waiting.
@@ -587,4 +597,9 @@ impl Plane {
             State::Closed(_) => Ok(None),
         }
     }
+}
+
+/// Returns true if a layer could not start because as many are in flight as there may be.
+fn is_full(started: &Result<(), StoreError>) -> bool {
+    matches!(started, Err(StoreError::Busy { .. } | StoreError::StagingBusy { .. }))
 }

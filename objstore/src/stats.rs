@@ -1,6 +1,57 @@
 //! Statistics of a store.
 
+use nvme_driver::Nanos;
+use nvme_spec::nvm::Direction;
+
 use crate::data_path::Route;
+
+/// Number and duration of operations that have ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Durations {
+    /// Number of operations.
+    pub count: u64,
+    /// Sum of their durations.
+    pub sum: Nanos,
+}
+
+impl Durations {
+    pub(crate) fn add(&mut self, took: Nanos) {
+        self.count += 1;
+        self.sum.0 += took.0;
+    }
+}
+
+/// Where the time of a plane's callers goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Times {
+    /// Loads, from [`crate::Plane::begin`] to the end of the last layer.
+    pub loads: Durations,
+    /// Saves, from [`crate::Plane::begin`] to the end of the last layer.
+    pub saves: Durations,
+    /// Waits for a layer of a load.
+    pub load_waits: Durations,
+    /// Waits for a layer of a save.
+    pub save_waits: Durations,
+    /// Waits to start a layer while as many are in flight as there may be.
+    pub slot_waits: Durations,
+    /// Flushes of the devices.
+    pub flushes: Durations,
+}
+
+impl Times {
+    pub(crate) fn moved(&mut self, direction: Direction, took: Nanos) {
+        let all = if direction == Direction::Read { &mut self.loads } else { &mut self.saves };
+        all.add(took);
+    }
+
+    pub(crate) fn waited(&mut self, direction: Direction, took: Nanos) {
+        let is_load = direction == Direction::Read;
+        let all = if is_load { &mut self.load_waits } else { &mut self.save_waits };
+        all.add(took);
+    }
+}
 
 /// Counts of the DRAM cache ([`crate::StoreOptions::dram_bytes`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

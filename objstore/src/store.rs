@@ -16,7 +16,7 @@ use nvme_driver::Clock;
 use crate::{
     error::StoreError,
     ids::JobId,
-    plane::{KvView, Mover, Plane, StoreEvent},
+    plane::{KvView, Mover, Plane, PlaneStats, StoreEvent},
     stats::StoreStats,
 };
 
@@ -362,10 +362,16 @@ impl Store {
     /// # Errors
     /// Same as [`Store::lookup`].
     pub fn stats(&self) -> Result<StoreStats, StoreError> {
-        let plane = self.inner.plane.with(|plane| {
-            plane.sync()?;
-            plane.stats()
-        })?;
+        self.inner.plane.sync()?;
+        self.stats_with(&self.inner.plane.stats()?)
+    }
+
+    /// Returns the counts of the store, with those of its plane that were taken before. Reads
+    /// counters, and does no other work: for watching a store in use.
+    ///
+    /// # Errors
+    /// Same as [`Store::lookup`].
+    pub fn stats_with(&self, plane: &PlaneStats) -> Result<StoreStats, StoreError> {
         let journal_bytes = self.inner.catalog.written_bytes();
         let (deallocated_bytes, deallocations_failed) = {
             let drives = lock(&self.inner.drives);
@@ -395,9 +401,9 @@ impl Store {
             deallocated_bytes,
             deallocations_failed,
             recoveries: plane.recoveries,
-            commands: plane.ring.commands,
-            sq_doorbells: plane.ring.sq_doorbells,
-            cq_doorbells: plane.ring.cq_doorbells,
+            commands: plane.ring.total.commands,
+            sq_doorbells: plane.ring.total.sq_doorbells,
+            cq_doorbells: plane.ring.total.cq_doorbells,
         })
     }
 

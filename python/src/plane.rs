@@ -325,7 +325,7 @@ impl Plane {
             stats,
             [stored_bytes, retrieved_bytes, recoveries],
             route = stats.path.name(),
-            commands = stats.ring.commands,
+            commands = stats.ring.total.commands,
             dram = arguments::dram_stats(py, &stats.dram)?
         )
     }

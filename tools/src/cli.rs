@@ -26,6 +26,7 @@ use crate::profile::{self, ProfileFlags};
 use crate::scrub::{self, ScrubFlags};
 use crate::sim::{self, SimFlags};
 use crate::terminal::{self, say};
+use crate::top::{self, TopFlags};
 use crate::{devices, doctor, identify, replay};
 
 const ENVIRONMENT: &str = "\
@@ -215,6 +216,22 @@ Exit codes:
   2    bad input: the command line, no store, one without checksums, or one in use
   130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP), and nothing damaged was found";
 
+const TOP_HELP: &str = "\
+Examples:
+  ripieno replay --media file:/var/tmp/media --metrics 9400 &
+  ripieno top 9400
+  ripieno top /run/ripieno/kv.sock --once --json
+
+Rates are of the last second, all else is since the store was opened. waits has the seconds that
+callers waited in the last second: for layers of loads and saves, for a slot to start a layer, and
+for flushes. worth compares the time of loads with that of computing, which a replay models. If
+stdout is no terminal, each second is printed as lines.
+
+Exit codes:
+  0  the store was shown; it may have ended meanwhile
+  1  stdout could not be written to
+  2  bad input: the command line, or an address without metrics of a store";
+
 const SIM_HELP: &str = "\
 Examples:
   ripieno sim
@@ -303,6 +320,10 @@ enum Command {
     /// Simulate serving with a tiered KV cache, and compare with published results
     #[command(after_help = SIM_HELP)]
     Sim(Box<SimFlags>),
+
+    /// Watch a running store: bandwidth, errors, hits, waits, and if it is worth it
+    #[command(after_help = TOP_HELP)]
+    Top(TopFlags),
 
     /// Show devices: model, sizes, limits, formats, health
     #[command(after_help = IDENTIFY_HELP)]
@@ -451,6 +472,10 @@ fn run_command(command: Command) -> anyhow::Result<u8> {
         Command::Sim(flags) => {
             log(0, false);
             sim::run(&flags)
+        }
+        Command::Top(flags) => {
+            log(0, false);
+            top::run(&flags)
         }
         Command::Identify(flags) => {
             log(flags.verbose, false);

@@ -8,7 +8,9 @@ use clap::{Args, Parser, ValueEnum};
 use nvme_driver::platform::vfio::PciAddress;
 use nvme_driver::{ControllerOptions, DescriptorPreference};
 use objstore::DramMode;
-use ripieno_stack::{CudaChoice, EMU_DEPTH, EMU_QUEUES, MemoryPlace, Route, StoreDir};
+use ripieno_stack::{
+    CudaChoice, EMU_DEPTH, EMU_QUEUES, MemoryPlace, MetricsAddress, Route, StoreDir,
+};
 
 use crate::devices::{self, Devices, EmuChoice, MediaChoice};
 use crate::model::{self, Model, Shape};
@@ -265,6 +267,10 @@ pub(crate) struct DeviceFlags {
 
     #[command(flatten)]
     pub(crate) path: PathFlags,
+
+    /// Serve metrics for Prometheus and `ripieno top`: a port, IP:PORT, or a Unix socket's path
+    #[arg(long, value_name = "ADDR", help_heading = "Output")]
+    pub(crate) metrics: Option<MetricsAddress>,
 }
 
 /// Flags of `ripieno replay`.

@@ -17,6 +17,7 @@
 //!   scrub     reads all of a store, and compares checksums
 //!   sim       simulates serving, and shows the results
 //!   profile   measures devices, and writes a slack table (measure: batches, alone and mixed)
+//!   top       shows a running store (scrape: reads its metrics; figures: of a second)
 //!   pace      serves requests at their arrival times, in virtual time (tiers: the store below the
 //!             simulator's engine; sweep: by hit rate)
 //!   replay    engine (look up, retrieve, store), verify (checks), rate (bandwidth),
@@ -98,6 +99,7 @@ mod terminal;
 #[cfg(test)]
 mod tests;
 mod timing;
+mod top;
 mod trace;
 
 pub use cli::{command, run};

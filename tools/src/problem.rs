@@ -84,6 +84,7 @@ pub(crate) fn user_error(error: StackError) -> anyhow::Error {
         StackError::Cuda(error) if !error.code().is_some_and(ErrorCode::is_sticky) => {
             Problem::new(format!("--executor cuda: {error}"), INSTEAD)
         }
+        error @ StackError::Metrics { .. } => Problem::new(error.to_string(), ""),
         StackError::StoreDir(error) => Problem::new(error.to_string(), ""),
         // The existing data is not what was asked for; the message has the remedy.
         StackError::Store(StoreError::Format(error)) => Problem::new(error.to_string(), ""),

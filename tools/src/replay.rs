@@ -125,6 +125,9 @@ fn perform(
     };
     notes(args, &plan, &sizing, stack.opening());
     route_notes(args, stack.placement());
+    if let (Some(endpoint), false) = (stack.metrics(), args.common.output.quiet) {
+        say(format_args!("metrics are at {0}: ripieno top {0}", endpoint.address()));
+    }
     let outcome = drive(args, &plan, &mut stack, pool, interrupt)?;
     let gpu = gpu.and_then(|gpu| gpu.report()).as_ref().map(GpuReport::new);
     let (placement, opening) = (stack.placement().clone(), stack.opening());
@@ -241,8 +244,10 @@ fn drive(
 ) -> anyhow::Result<Outcome> {
     let memcpy_gib_s = rate::memcpy_gib_s(&args.shape, args.common.seed);
     let progress = Progress::new("requests", plan.requests(), args.shows_progress());
+    let saved = stack.metrics().map(|endpoint| endpoint.compute_saved().clone());
     let mut engine = Engine {
         store: stack.store(),
+        saved,
         pool,
         shape: args.shape,
         sampler: Sampler::new(args.flags.verify, args.common.seed, args.shape.object_bytes),

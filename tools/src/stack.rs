@@ -11,8 +11,8 @@ use nvme_emu::{BandwidthDial, SimClock};
 use objstore::{Format, KvPool, Namespace, Overwrite, Store, StoreId, StoreOptions};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
-    Built, Controllers, Drives, Gpu, MemoryPlace, Parts, Placement, Plan, PoolMemory, Route,
-    StackError, StoreDir,
+    Built, Controllers, Drives, Endpoint, Gpu, MemoryPlace, Parts, Placement, Plan, PoolMemory,
+    Route, StackError, StoreDir,
 };
 
 use crate::config::StoreArgs;
@@ -27,6 +27,7 @@ use crate::sizing::Sizing;
 /// Everything backend the engine. Fields are dropped in this order: users before what they use.
 #[derive(Debug)]
 pub(crate) struct Stack {
+    metrics: Option<Endpoint>,
     store: Store,
     built: Built,
     opening: Opening,
@@ -104,12 +105,21 @@ impl Stack {
                 Ok(error) => user_error(error),
                 Err(error) => error,
             })?;
-        Ok((Self { store, built, opening }, pool))
+        // Whole first: if the address is refused, the store ends before its controllers.
+        let mut stack = Self { metrics: None, store, built, opening };
+        let serve = |address| Endpoint::of_store(address, &stack.store).map_err(user_error);
+        stack.metrics = args.flags.metrics.as_ref().map(serve).transpose()?;
+        Ok((stack, pool))
     }
 
     /// Returns the store.
     pub(crate) fn store(&mut self) -> &mut Store {
         &mut self.store
+    }
+
+    /// Returns the endpoint of the metrics, if there is one.
+    pub(crate) fn metrics(&self) -> Option<&Endpoint> {
+        self.metrics.as_ref()
     }
 
     /// Returns the result of opening the store.
@@ -133,6 +143,7 @@ impl Stack {
     /// # Errors
     /// Returns an error if a device does not shut down.
     pub(crate) fn close(self) -> anyhow::Result<Vec<String>> {
+        drop(self.metrics);
         Ok(self.built.close(self.store)?)
     }
 }

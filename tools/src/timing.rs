@@ -15,6 +15,15 @@ use crate::size;
 /// Maximum size of a slack table in bytes; real ones have at most a few hundred thousand.
 pub(crate) const TABLE_BYTES_MAX: u64 = 16 << 20;
 
+/// Layer time of Llama-3-8B on an H100, by its FLOPs.
+const LAYER_TIME: &str = "30us,735us,473us";
+
+/// Returns the time in which Llama-3-8B's layers on an H100 compute a prompt of `tokens` tokens.
+pub(crate) fn compute(tokens: u32, layers: u32) -> Duration {
+    let layer = layer_time(LAYER_TIME).expect("it is well-formed");
+    layer.of(StepShape::of([(tokens, 0)])) * layers
+}
+
 /// I/O policies to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Schedule {
@@ -67,7 +76,7 @@ pub(crate) struct TimingFlags {
     layers: Option<PathBuf>,
 
     /// Layer time with prompts: fixed, per 1,000 tokens, per 10 million pairs
-    #[arg(long, value_name = "TIMES", default_value = "30us,735us,473us",
+    #[arg(long, value_name = "TIMES", default_value = LAYER_TIME,
         value_parser = layer_time, help_heading = "Pace")]
     layer_time: LayerTime,
 

@@ -75,7 +75,14 @@ impl Mover {
         {
             bounce.copy(bounced, layer, Direction::Read);
         }
-        job.layer(layer).state = LayerState::Ended(outcome);
+        match outcome {
+            Ok(done) => {
+                if let Some(begun) = job.moved(layer, done) {
+                    tally.times.moved(job.direction, self.clock.now() - begun);
+                }
+            }
+            Err(_) => job.layer(layer).state = LayerState::Ended(outcome),
+        }
         match (moved, job.direction) {
             (Ok(_), Direction::Read) if job.is_ahead => {}
             (Ok(done), Direction::Read) => tally.retrieved_bytes += done.bytes,

@@ -9,6 +9,7 @@ use std::{
 use gio_uring::{BlockMap, DeviceArray, IoStatus, Wait};
 use kv_catalog::{FileId, KvShape, Layer};
 use kv_schedule::{Flow, OpId, StepId};
+use nvme_driver::Nanos;
 use nvme_spec::nvm::Direction;
 
 use super::{bounce::Bounced, checksums::JobChecksums, memory::Cached};
@@ -68,6 +69,13 @@ pub(super) struct LayerEntry {
     pub(super) ends: [Option<Wait>; 2],
 }
 
+/// Layers of a job that have not been moved, and when it began.
+#[derive(Debug)]
+struct Unmoved {
+    layers: u32,
+    since: Nanos,
+}
+
 /// State of a job.
 #[derive(Debug)]
 pub(super) struct Job {
@@ -89,6 +97,7 @@ pub(super) struct Job {
     /// True for reading ahead: the devices move all rows in one operation, to the cache itself.
     pub(super) is_ahead: bool,
     pub(super) layers: Vec<LayerEntry>,
+    unmoved: Unmoved,
     pub(super) in_flight: u32,
     /// [`JobDone::recoveries`].
     pub(super) recoveries: u64,
@@ -104,6 +113,7 @@ impl Job {
         layers: u32,
         moves: Vec<Move>,
         recoveries: u64,
+        now: Nanos,
     ) -> Self {
         let entry = LayerEntry { state: LayerState::Idle, ends: [None, None] };
         Self {
@@ -118,6 +128,7 @@ impl Job {
             bounced: None,
             is_ahead: false,
             layers: vec![entry; layers as usize],
+            unmoved: Unmoved { layers, since: now },
             in_flight: 0,
             recoveries,
             failure: None,
@@ -132,6 +143,16 @@ impl Job {
     /// Returns the rows that the operation of a layer moves.
     pub(super) fn rows(&self, shape: &KvShape, layer: Layer) -> Range<u32> {
         if self.is_ahead { 0..shape.rows() } else { shape.layer_rows(layer) }
+    }
+
+    /// Marks a layer as moved. Returns the time when the job began if it was the last one, and the
+    /// engine waits for it.
+    pub(super) fn moved(&mut self, layer: Layer, done: LayerDone) -> Option<Nanos> {
+        self.layer(layer).state = LayerState::Ended(Ok(done));
+        let Unmoved { layers, since } = &mut self.unmoved;
+        let was_last = *layers == 1;
+        *layers = layers.saturating_sub(1);
+        (was_last && !self.is_ahead).then_some(*since)
     }
 
     /// Marks a layer as in flight.

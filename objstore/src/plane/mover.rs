@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gio_uring::{Affine, Counters, Event, Progress};
+use gio_uring::{Affine, Event, Progress, UringCounters};
 use kv_catalog::{DeviceIndex, FileId, Geometry, KvShape, Layer, PlantedBug, planted};
-use nvme_driver::{Clock, DmaMemory};
+use nvme_driver::{Clock, DmaMemory, Nanos};
 use nvme_spec::nvm::Direction;
 
 use super::{
@@ -25,7 +25,7 @@ use crate::{
     error::StoreError,
     ids::{JobId, Move, Ticket},
     registration::KvPool,
-    stats::DramStats,
+    stats::{DramStats, Times},
 };
 
 /// Parameters that do not change while a plane is open.
@@ -50,6 +50,7 @@ pub(super) struct Setup {
 pub(super) struct Tally {
     pub(super) stored_bytes: u64,
     pub(super) retrieved_bytes: u64,
+    pub(super) times: Times,
 }
 
 /// Memory reused between calls.
@@ -61,7 +62,7 @@ pub(super) struct Scratch {
 }
 
 /// Counts since a plane was opened.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PlaneStats {
     /// The data path.
@@ -75,7 +76,13 @@ pub struct PlaneStats {
     /// Recoveries of the controllers from a timeout or a fault.
     pub recoveries: u64,
     /// Counts of the I/O kernel.
-    pub ring: Counters,
+    pub ring: UringCounters,
+    /// Layers in flight.
+    pub layers_in_flight: u32,
+    /// Layers that wait for their turn.
+    pub layers_waiting: u32,
+    /// Where the time of callers goes.
+    pub times: Times,
 }
 
 /// The state of an open plane. One thread uses it at a time.
@@ -132,14 +139,17 @@ impl Mover {
     }
 
     pub(crate) fn stats(&mut self) -> Result<PlaneStats, StoreError> {
-        let Tally { stored_bytes, retrieved_bytes } = self.tally;
+        let Tally { stored_bytes, retrieved_bytes, times } = self.tally;
         Ok(PlaneStats {
             path: self.pool.path(),
             stored_bytes,
             retrieved_bytes,
             dram: self.memory.as_ref().map(HostMemory::stats).unwrap_or_default(),
             recoveries: self.transport.recoveries,
-            ring: self.transport.ring()?.counters().total,
+            ring: self.transport.ring()?.counters(),
+            layers_in_flight: self.transport.in_flight() as u32,
+            layers_waiting: self.pacer.as_ref().map_or(0, |pacer| pacer.waiting.len() as u32),
+            times,
         })
     }
 
@@ -176,6 +186,7 @@ impl Mover {
         if !self.setup.must_flush {
             return Ok(());
         }
+        let since = self.clock.now();
         for (device, index) in self.transport.devices.all.iter().zip(0..) {
             if index > 0 && planted(PlantedBug::RankFlushesFirst) {
                 continue;
@@ -187,6 +198,7 @@ impl Mover {
                 break;
             }
         }
+        self.tally.times.flushes.add(self.clock.now() - since);
         self.check_flushed()
     }
 
@@ -231,12 +243,13 @@ impl Mover {
         }
         let id = next_id();
         self.check_moves(id, direction, &moves)?;
-        let mut job = Job::new(direction, self.setup.shape.layers, moves, self.recoveries());
+        let (recoveries, now) = (self.recoveries(), self.clock.now());
+        let mut job = Job::new(direction, self.setup.shape.layers, moves, recoveries, now);
         // The self-test must reach the devices.
         let is_test = job.moves.iter().any(|entry| entry.file.0 + 1 == self.setup.files);
         let mut rest = None;
         if let Some(memory) = self.memory.as_mut().filter(|_| !is_test) {
-            let now = Duration::from_nanos(self.clock.now().0);
+            let now = Duration::from_nanos(now.0);
             (job.cached, rest) = memory.divide(direction, &mut job.moves, expected, now);
         }
         let uploaded = self.upload(&mut job, rest.as_deref().unwrap_or(expected));
@@ -476,6 +489,27 @@ impl Mover {
             Step::Poll => self.poll(ticket),
             Step::Overdue => self.overdue(ticket).map(|()| Polled::Pending(Progress::Moved)),
         }
+    }
+
+    /// Does a step of waiting for a layer, and counts the time since the first one that found it
+    /// pending. A layer that was found done costs no look at the clock.
+    pub(super) fn timed_step(
+        &mut self,
+        ticket: Ticket,
+        step: Step,
+        since: &mut Option<Nanos>,
+    ) -> Result<Polled, StoreError> {
+        let polled = self.step(ticket, step);
+        match (&polled, *since) {
+            (Ok(Polled::Pending(_)), None) => *since = Some(self.clock.now()),
+            (Ok(Polled::Pending(_)), Some(_)) | (_, None) => {}
+            (_, Some(since)) => {
+                if let Some(job) = self.jobs.get(ticket.job) {
+                    self.tally.times.waited(job.direction, self.clock.now() - since);
+                }
+            }
+        }
+        polled
     }
 
     /// Polls a layer that was started, and returns whether anything moved.

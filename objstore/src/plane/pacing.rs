@@ -447,7 +447,8 @@ impl Mover {
             block: BlockId(at.0),
             position,
         });
-        let mut job = Job::new(Direction::Read, 1, moves.collect(), self.recoveries());
+        let (recoveries, now) = (self.recoveries(), self.clock.now());
+        let mut job = Job::new(Direction::Read, 1, moves.collect(), recoveries, now);
         job.is_ahead = true;
         self.upload(&mut job, words)?;
         let ticket = Ticket { job: next_id(), layer: Layer(0) };

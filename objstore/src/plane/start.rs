@@ -87,7 +87,9 @@ impl Mover {
             [self.start_copied(ticket, order)?, None]
         } else if job.map.is_none() {
             let done = LayerDone { layer, objects, bytes, device_bytes: 0 };
-            job.layer(layer).state = LayerState::Ended(Ok(done));
+            if let Some(begun) = job.moved(layer, done) {
+                self.tally.times.moved(job.direction, self.clock.now() - begun);
+            }
             if let (Some(bounce), Some(bounced), Direction::Read) =
                 (&self.bounce, &job.bounced, direction)
             {

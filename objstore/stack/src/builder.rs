@@ -11,6 +11,7 @@ use crate::{
     build::{Built, Parts, Plan},
     error::StackError,
     executor::Executor,
+    metrics::{Endpoint, MetricsAddress},
     pacing::Pacing,
     place::Place,
     pool::PoolMemory,
@@ -39,6 +40,7 @@ pub struct Builder {
     controller: ControllerOptions,
     options: StoreOptions,
     pacing: Option<Pacing>,
+    metrics: Option<MetricsAddress>,
 }
 
 #[derive(Debug)]
@@ -80,6 +82,7 @@ impl Builder {
             controller: ControllerOptions::default(),
             options: StoreOptions::default(),
             pacing: None,
+            metrics: None,
         }
     }
 
@@ -151,6 +154,12 @@ impl Builder {
         self
     }
 
+    /// Serves metrics in the OpenMetrics format at this address; default: nowhere.
+    pub fn metrics(mut self, address: Option<MetricsAddress>) -> Self {
+        self.metrics = address;
+        self
+    }
+
     /// Opens the store; with [`Builder::capacity`], creates it if there is none.
     ///
     /// # Errors
@@ -162,8 +171,10 @@ impl Builder {
         let (store, built, place) = self.build(place, format, |parts, plan| {
             Ok(Store::open(parts.store(plan, namespace.clone()))?)
         })?;
-        let mut stack = Stack { pacer: None, store, built, place };
+        let mut stack = Stack { metrics: None, pacer: None, store, built, place };
         stack.pacer = self.pacer(stack.store.plane())?;
+        let serve = |address| Endpoint::of_store(address, &stack.store);
+        stack.metrics = self.metrics.as_ref().map(serve).transpose()?;
         Ok(stack)
     }
 
@@ -182,6 +193,8 @@ impl Builder {
         })?;
         let mut stack = RankStack::new(plane, built, place)?;
         stack.pacer = self.pacer(stack.plane())?;
+        let serve = |address| Endpoint::of_plane(address, stack.plane());
+        stack.metrics = self.metrics.as_ref().map(serve).transpose()?;
         Ok(stack)
     }
 

@@ -35,6 +35,14 @@ pub enum StackError {
     /// Starting the thread that watches the devices failed.
     #[error("starting a thread that watches the devices: {0}; allow more threads (ulimit -u)")]
     Watch(io::Error),
+    /// The metrics cannot be served at this address.
+    #[error("serving metrics on {address}: {source}; choose another address")]
+    Metrics {
+        /// The address.
+        address: String,
+        /// The cause.
+        source: io::Error,
+    },
     /// Attaching the driver to a controller failed.
     #[error("attaching to {device}: {source}")]
     Attach {

@@ -37,6 +37,7 @@
 //!   watches its devices, so that a device is given back when its owner requests it, and a removal
 //!   is noticed, while the engine is idle or waits on its GPU.
 //! - [`Request`]: a transfer of blocks, for callers that name layers by number and have no tickets.
+//! - [`METRICS`]: the metrics by name. [`Endpoint`]: serves them, by a thread of its own.
 //! - [`read_file`]: reads untrusted files, up to a limit.
 //!
 //! # Invariants
@@ -70,6 +71,7 @@ mod error;
 mod executor;
 mod gpu;
 mod input;
+mod metrics;
 mod pacing;
 mod place;
 mod pool;
@@ -98,6 +100,7 @@ pub use error::{ErrorKind, StackError};
 pub use executor::Executor;
 pub use gpu::{CudaChoice, Gpu};
 pub use input::{open_file, read_file};
+pub use metrics::{ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsAddress};
 pub use objstore::{BlockId, BlockKey, KvShape, Route};
 pub use pacing::Pacing;
 pub use place::{Drive, Place};

@@ -11,6 +11,7 @@ use crate::{
     build::{Built, shut_down},
     chosen::Placement,
     error::StackError,
+    metrics::Endpoint,
     place::Place,
     watch::Watch,
 };
@@ -26,6 +27,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct RankStack {
     shared: Arc<Shared>,
+    pub(crate) metrics: Option<Endpoint>,
     pub(crate) pacer: Option<Watch>,
     _watch: Watch,
     placement: Placement,
@@ -80,13 +82,19 @@ impl RankStack {
         let watched = shared.clone();
         let look = move || watched.look().then_some(CHECK_EVERY);
         let watch = Watch::spawn("ripieno watch", look).map_err(StackError::Watch)?;
-        Ok(Self { shared, pacer: None, _watch: watch, placement })
+        Ok(Self { shared, metrics: None, pacer: None, _watch: watch, placement })
     }
 
     /// Returns the plane. Its clones are handles of the same plane.
     #[must_use]
     pub fn plane(&self) -> &Plane {
         &self.shared.plane
+    }
+
+    /// Returns the endpoint of the metrics, if there is one.
+    #[must_use]
+    pub fn metrics(&self) -> Option<&Endpoint> {
+        self.metrics.as_ref()
     }
 
     /// Returns the route, the locations, and the reasons against better routes.

@@ -4,15 +4,16 @@ use nvme_driver::{DmaSlice, platform::buffer::Buffer};
 use objstore::{BlockId, BlockKey, Row, Store};
 
 use crate::{
-    build::Built, chosen::Placement, error::StackError, place::Place, request::Request,
-    watch::Watch,
+    build::Built, chosen::Placement, error::StackError, metrics::Endpoint, place::Place,
+    request::Request, watch::Watch,
 };
 
 /// A store, and the resources that must outlive it. Fields are dropped in this order: users before
 /// what they use.
 #[derive(Debug)]
 pub struct Stack {
-    /// Ends first: it uses the store.
+    /// Ends first, like the pacer: they use the store.
+    pub(crate) metrics: Option<Endpoint>,
     pub(crate) pacer: Option<Watch>,
     pub(crate) store: Store,
     pub(crate) built: Built,
@@ -103,6 +104,12 @@ impl Stack {
         self.built.pool.is_bounced()
     }
 
+    /// Returns the endpoint of the metrics, if there is one.
+    #[must_use]
+    pub fn metrics(&self) -> Option<&Endpoint> {
+        self.metrics.as_ref()
+    }
+
     /// Returns the route, the locations, and the reasons against better routes.
     #[must_use]
     pub fn placement(&self) -> &Placement {
@@ -115,7 +122,7 @@ impl Stack {
     /// # Errors
     /// Returns [`StackError::Store`] if closing the store fails, or [`StackError::Shutdown`].
     pub fn close(self) -> Result<(), StackError> {
-        let Self { pacer: _pacer, store, built, place: _place } = self;
+        let Self { metrics: _metrics, pacer: _pacer, store, built, place: _place } = self;
         built.close(store).map(|_| ())
     }
 }

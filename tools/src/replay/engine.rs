@@ -1,14 +1,17 @@
 //! Acts as the serving engine: one request at a time, layer by layer.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use objstore::{BlockId, BlockKey, Layer, Prefix, Store, StoreError, StoreEvent};
+use ripieno_stack::ComputeSaved;
 
 use crate::interrupt::Interrupt;
 use crate::model::Shape;
 use crate::plan::Plan;
 use crate::pool::{Check, Item, LAYERS_AHEAD, Part, Pool};
+use crate::timing;
 
 use super::flight::{Flight, Flights};
 use super::rate::Meter;
@@ -92,6 +95,8 @@ struct Announced {
 #[derive(Debug)]
 pub(crate) struct Engine<'a> {
     pub(crate) store: &'a mut Store,
+    /// Where hits are counted, if somebody watches.
+    pub(crate) saved: Option<Arc<ComputeSaved>>,
     pub(crate) pool: Pool,
     pub(crate) shape: Shape,
     pub(crate) sampler: Sampler,
@@ -123,6 +128,10 @@ impl Engine<'_> {
         let hits = self
             .retrieve(Some(index as u64), 0, keys, &prefix)
             .with_context(|| format!("request {index}: retrieving"))?;
+        if let Some(saved) = self.saved.as_ref().filter(|_| hits > 0) {
+            let tokens = hits as u32 * self.shape.block_tokens;
+            saved.add(timing::compute(tokens, self.shape.layers));
+        }
         self.tally.requests += 1;
         self.tally.trace_blocks += (keys.len() / plan.subs()) as u64;
         self.tally.trace_blocks_hit += (hits / plan.subs()) as u64;

@@ -5,6 +5,7 @@ use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange};
 use ripieno_stack::CudaChoice;
 
 use super::*;
+use crate::top::Scrape;
 
 const READ: u8 = 2;
 const WRITE: u8 = 1;
@@ -147,4 +148,44 @@ fn a_gpu_finds_what_the_cpu_finds() {
             assert!(failed.io_errors > 0 && failed.mismatches == 0, "{failed:?}");
         }
     });
+}
+
+#[test]
+fn a_scrape_has_the_totals_of_the_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("metrics.sock");
+    let line = format!("-q --model tiny --requests 60 --metrics {}", socket.display());
+    let args = StoreArgs::from_line(&line).unwrap();
+    let (limits, plan) = (Limits::of(&args, None), plan(&args).unwrap());
+    let sizing = Sizing::new(&args, &plan, limits.lba_bytes).unwrap();
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let (args_of, keep, sim, gpu) = (&args, None, None, None);
+    let parts = Build { args: args_of, sizing: &sizing, clock: &clock, gpu, keep, sim };
+    let (mut stack, pool) = Stack::build(parts, None).unwrap();
+    let outcome = drive(&args, &plan, &mut stack, pool, &mut Interrupt::never()).unwrap();
+    let (placement, opening) = (stack.placement().clone(), stack.opening());
+    let scrape = Scrape::read(stack.metrics().expect("asked for").address()).expect("it answers");
+    let setting = Setting { limits, placement, opening, gpu: None };
+    let hits = outcome.tally.trace_blocks_hit;
+    let report = serde_json::to_value(report(&args, &plan, &sizing, setting, outcome)).unwrap();
+    for (name, field) in [
+        ("commands_total", "commands"),
+        ("sq_doorbells_total", "sq_doorbells"),
+        ("cq_doorbells_total", "cq_doorbells"),
+        ("stored_bytes_total", "stored_bytes"),
+        ("loaded_bytes_total", "retrieved_bytes"),
+        ("journal_bytes_total", "journal_bytes"),
+        ("evicted_blocks_total", "evicted_files"),
+        ("recoveries_total", "recoveries"),
+    ] {
+        assert_eq!(scrape.get(name), report[field].as_f64(), "{name}");
+    }
+    let devices: f64 = (0..2)
+        .map(|device| scrape.or_zero(&format!("device_commands_total{{device=\"{device}\"}}")))
+        .sum();
+    assert_eq!(Some(devices), report["commands"].as_f64());
+    let shape = args.shape;
+    assert_eq!(scrape.get("hit_tokens_total"), Some((hits * 512) as f64), "{shape:?}");
+    assert_eq!(scrape.get("load_seconds_count"), scrape.get("compute_saved_seconds_count"));
+    stack.close().unwrap();
 }

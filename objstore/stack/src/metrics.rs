@@ -1,0 +1,325 @@
+//! All metrics of a store by name, and their text in the OpenMetrics format.
+//!
+//! The table has no counters of its own: each entry reads one that the store or its plane keeps, so
+//! the I/O path does no work for it. It also names the counters of the connector for vLLM, so that
+//! a dashboard needs one set of names.
+
+use std::fmt::Write as _;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use gio_uring::QueueCounters;
+use nvme_driver::Nanos;
+use objstore::{Durations, Plane, PlaneStats, Store, StoreError, StoreStats};
+
+mod address;
+mod endpoint;
+
+pub use address::MetricsAddress;
+pub use endpoint::Endpoint;
+
+/// Type of a metric, in the words of OpenMetrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricKind {
+    /// Only grows.
+    Counter,
+    /// A current value.
+    Gauge,
+    /// A property, as a label.
+    Info,
+    /// Number and sum of durations. The connector for vLLM has histograms under these names.
+    Summary,
+}
+
+impl MetricKind {
+    /// Returns the word of OpenMetrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Info => "info",
+            Self::Summary => "summary",
+        }
+    }
+}
+
+/// A metric.
+#[derive(Debug, Clone, Copy)]
+pub struct Metric {
+    /// Name, without the prefix `ripieno_` and a counter's suffix `_total`. The unit comes last.
+    pub name: &'static str,
+    /// Type.
+    pub kind: MetricKind,
+    /// Meaning, in one sentence.
+    pub help: &'static str,
+    source: Source,
+}
+
+/// Where the value of a metric is found.
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    Plane(fn(&PlaneStats) -> u64),
+    Times(fn(&PlaneStats) -> Durations),
+    /// Added up for each device.
+    Device(fn(&QueueCounters) -> u64),
+    Route,
+    /// Only with a catalog in the same process. The second argument is the tokens of a block.
+    Store(fn(&StoreStats, u64) -> u64),
+    ComputeSaved,
+    Uptime,
+    Healthy,
+    /// Counted by the connector for vLLM.
+    Connector,
+}
+
+impl Metric {
+    /// Returns the unit: `bytes`, `seconds`, or nothing for a number.
+    #[must_use]
+    pub fn unit(&self) -> &'static str {
+        let units = ["bytes", "seconds"];
+        units.into_iter().find(|unit| self.name.ends_with(unit)).unwrap_or("")
+    }
+
+    /// Returns true if only the connector for vLLM has it.
+    #[must_use]
+    pub fn is_of_connector(&self) -> bool {
+        matches!(self.source, Source::Connector)
+    }
+}
+
+macro_rules! metrics {
+    ($($kind:ident $name:literal $source:expr => $help:literal;)*) => {
+        &[$(Metric { name: $name, kind: MetricKind::$kind, help: $help, source: $source }),*]
+    };
+}
+
+use Source::{
+    ComputeSaved as Saved, Connector, Device, Healthy, Plane as Of, Route, Store as Kept,
+};
+use Source::{Times, Uptime};
+
+/// All metrics.
+pub static METRICS: &[Metric] = metrics! {
+    Gauge "healthy" Healthy => "0 when the store has failed, or was closed.";
+    Gauge "uptime_seconds" Uptime => "Time since the store was opened.";
+    Info "path" Route => "The data path: direct, staged or host.";
+    Counter "loaded_bytes" Of(|plane| plane.retrieved_bytes + plane.dram.retrieved_bytes) =>
+        "Bytes that were loaded, from devices and DRAM, without padding.";
+    Counter "read_bytes" Of(|plane| plane.retrieved_bytes) =>
+        "Bytes that were loaded from devices, without padding.";
+    Counter "stored_bytes" Of(|plane| plane.stored_bytes) =>
+        "Bytes that were stored, without padding.";
+    Counter "written_bytes" Of(|plane| plane.ring.total.bytes_written) =>
+        "Bytes that devices wrote for blocks, with padding, without the journal.";
+    Counter "commands" Of(|plane| plane.ring.total.commands) => "NVMe commands.";
+    Counter "command_errors" Of(|plane| plane.ring.total.errors) => "NVMe commands that failed.";
+    Counter "late_completions" Of(|plane| plane.ring.total.late) =>
+        "NVMe commands that completed after their timeout.";
+    Counter "sq_doorbells" Of(|plane| plane.ring.total.sq_doorbells) =>
+        "Doorbells of submission queues.";
+    Counter "cq_doorbells" Of(|plane| plane.ring.total.cq_doorbells) =>
+        "Doorbells of completion queues.";
+    Counter "recoveries" Of(|plane| plane.recoveries) =>
+        "Recoveries of the controllers from a timeout or a fault.";
+    Gauge "layers_in_flight" Of(|plane| plane.layers_in_flight.into()) =>
+        "Layers that are moved now.";
+    Gauge "layers_waiting" Of(|plane| plane.layers_waiting.into()) =>
+        "Layers that wait for their turn.";
+    Summary "load_seconds" Times(|plane| plane.times.loads) =>
+        "Time of loads, from the start to the last layer.";
+    Summary "save_seconds" Times(|plane| plane.times.saves) =>
+        "Time of saves, from the start to the last layer (vLLM: to the flush).";
+    Summary "load_wait_seconds" Times(|plane| plane.times.load_waits) =>
+        "Time that the engine waited for layers of loads.";
+    Summary "save_wait_seconds" Times(|plane| plane.times.save_waits) =>
+        "Time that the engine waited for layers of saves.";
+    Summary "slot_wait_seconds" Times(|plane| plane.times.slot_waits) =>
+        "Time that the engine waited to start a layer: too much was in flight.";
+    Summary "flush_seconds" Times(|plane| plane.times.flushes) =>
+        "Time of flushes of the devices' volatile caches.";
+    Summary "compute_saved_seconds" Saved =>
+        "Time that computing loaded tokens would have taken, by the engine's model.";
+    Counter "dram_loaded_bytes" Of(|plane| plane.dram.retrieved_bytes) =>
+        "Bytes that were loaded from DRAM.";
+    Counter "dram_hit_blocks" Of(|plane| plane.dram.hits) =>
+        "Loaded blocks that were found in DRAM.";
+    Counter "dram_miss_blocks" Of(|plane| plane.dram.misses) =>
+        "Loaded blocks that were not in DRAM.";
+    Gauge "dram_used_blocks" Of(|plane| plane.dram.blocks.into()) => "Blocks in DRAM.";
+    Counter "dram_evicted_blocks" Of(|plane| plane.dram.evictions) =>
+        "Blocks that were evicted from DRAM.";
+    Counter "dram_prefetched_bytes" Of(|plane| plane.dram.prefetched_bytes) =>
+        "Bytes that were read ahead into DRAM.";
+    Counter "dram_wasted_bytes" Of(|plane| plane.dram.wasted_bytes) =>
+        "Bytes of these that were gone before a load.";
+    Counter "device_commands" Device(|queue| queue.counters.commands) =>
+        "NVMe commands of a device, since its queues were made.";
+    Counter "device_command_errors" Device(|queue| queue.counters.errors) =>
+        "NVMe commands of a device that failed, since its queues were made.";
+    Counter "device_read_bytes" Device(|queue| queue.counters.bytes_read) =>
+        "Bytes that a device read, with padding and tests, since its queues were made.";
+    Counter "device_written_bytes" Device(|queue| queue.counters.bytes_written) =>
+        "Bytes that a device wrote, with padding, without journal, since its queues were made.";
+    Gauge "device_queue_depth" Device(|queue| queue.outstanding.into()) =>
+        "NVMe commands in flight on a device.";
+    Counter "lookups" Kept(|store, _| store.lookups) => "Lookups.";
+    Counter "lookup_tokens" Kept(|store, tokens| store.blocks_looked_up * tokens) =>
+        "Tokens that were looked up (vLLM: once for each request that got blocks).";
+    Counter "hit_tokens" Kept(|store, tokens| store.blocks_hit * tokens) =>
+        "Tokens of these that were found.";
+    Gauge "capacity_blocks" Kept(|store, _| store.files.into()) =>
+        "Blocks that the store has room for.";
+    Gauge "used_blocks" Kept(|store, _| store.files_stored.into()) => "Blocks it holds.";
+    Gauge "free_blocks" Kept(|store, _| store.files_free.into()) => "Room that is free.";
+    Gauge "free_runs" Kept(|store, _| store.free_runs.into()) =>
+        "Runs of adjacent free blocks: 1 without fragmentation.";
+    Gauge "pending_blocks" Kept(|store, _| store.files_writing.into()) =>
+        "Blocks that are on their way to the store.";
+    Gauge "active_blocks" Kept(|store, _| store.files_referenced.into()) =>
+        "Blocks in use, which are not evicted.";
+    Gauge "block_bytes" Kept(|store, _| store.file_bytes) =>
+        "Bytes of a block on the devices, with padding.";
+    Counter "evicted_blocks" Kept(|store, _| store.evictions) =>
+        "Blocks that were evicted for others.";
+    Counter "lost_blocks" Kept(|store, _| store.files_lost) =>
+        "Blocks that could not be read, and were dropped.";
+    Counter "journal_bytes" Kept(|store, _| store.journal_bytes) =>
+        "Bytes that were written to the journal, with padding.";
+    Counter "deallocated_bytes" Kept(|store, _| store.deallocated_bytes) =>
+        "Bytes that drives were told to deallocate.";
+    Gauge "deallocation_refusals" Kept(|store, _| store.deallocations_failed) =>
+        "Drives that refused to deallocate.";
+    Counter "loaded_blocks" Connector => "Blocks that were loaded.";
+    Counter "stored_blocks" Connector => "Blocks that were stored.";
+    Counter "dropped_blocks" Connector =>
+        "Blocks that were not stored: too much was on its way, or no file was free.";
+    Counter "load_failures" Connector => "Loads with blocks that did not arrive.";
+    Counter "save_failures" Connector => "Saves that failed on a rank.";
+    Counter "checksum_mismatches" Connector =>
+        "Blocks that were not what was stored, of all ranks.";
+};
+
+/// Time that an engine did not have to compute: one entry for each hit.
+#[derive(Debug, Default)]
+pub struct ComputeSaved {
+    /// Number and sum.
+    hits: Mutex<(u64, Nanos)>,
+}
+
+impl ComputeSaved {
+    /// Counts a hit whose tokens would have taken this long to compute.
+    pub fn add(&self, time: Duration) {
+        let mut hits = self.hits.lock().unwrap_or_else(PoisonError::into_inner);
+        hits.0 += 1;
+        hits.1.0 += time.as_nanos() as u64;
+    }
+
+    fn get(&self) -> (u64, Nanos) {
+        *self.hits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The values at one time. Without a plane: it has failed, or was closed.
+#[derive(Debug)]
+struct Snapshot {
+    plane: Option<PlaneStats>,
+    store: Option<StoreStats>,
+    block_tokens: u64,
+    uptime: Nanos,
+    compute_saved: (u64, Nanos),
+}
+
+impl Snapshot {
+    /// Reads the counters. Nothing is locked for longer than that.
+    fn take(
+        plane: &Plane,
+        store: Option<&Store>,
+        since: Nanos,
+        saved: &ComputeSaved,
+    ) -> Result<Self, StoreError> {
+        let stats = plane.stats()?;
+        Ok(Self {
+            store: store.map(|store| store.stats_with(&stats)).transpose()?,
+            plane: Some(stats),
+            block_tokens: plane.shape().block_tokens.into(),
+            uptime: plane.now() - since,
+            compute_saved: saved.get(),
+        })
+    }
+
+    /// Returns the values without a plane.
+    fn failed(compute_saved: (u64, Nanos)) -> Self {
+        let (plane, store, block_tokens, uptime) = (None, None, 0, Nanos(0));
+        Self { plane, store, block_tokens, uptime, compute_saved }
+    }
+
+    /// Returns the samples of a metric: suffix with labels, and value.
+    fn samples(&self, metric: &Metric) -> Vec<(String, String)> {
+        let total = if metric.kind == MetricKind::Counter { "_total" } else { "" };
+        let number = |value: Option<u64>| {
+            value.map(|value| vec![(total.to_owned(), value.to_string())]).unwrap_or_default()
+        };
+        let summary = |(count, sum): (u64, Nanos)| {
+            let all = [("_count", count.to_string()), ("_sum", seconds(sum))];
+            all.map(|(suffix, value)| (suffix.to_owned(), value)).to_vec()
+        };
+        let plane = self.plane.as_ref();
+        match metric.source {
+            Source::Healthy => number(Some(plane.is_some().into())),
+            Source::Plane(get) => number(plane.map(get)),
+            Source::Store(get) => number(self.store.map(|store| get(&store, self.block_tokens))),
+            Source::Uptime => {
+                plane.map(|_| (String::new(), seconds(self.uptime))).into_iter().collect()
+            }
+            Source::ComputeSaved => summary(self.compute_saved),
+            Source::Times(get) => {
+                plane.map(get).map(|times| summary((times.count, times.sum))).unwrap_or_default()
+            }
+            Source::Route => plane
+                .map(|plane| (format!("_info{{route=\"{}\"}}", plane.path), "1".to_owned()))
+                .into_iter()
+                .collect(),
+            Source::Device(get) => {
+                let queues = plane.map_or(&[][..], |plane| &plane.ring.queues);
+                let devices = queues.iter().map(|queue| queue.device + 1).max().unwrap_or(0);
+                let sum = |device| {
+                    queues.iter().filter(|queue| queue.device == device).map(get).sum::<u64>()
+                };
+                let sample =
+                    |device| (format!("{total}{{device=\"{device}\"}}"), sum(device).to_string());
+                (0..devices).map(sample).collect()
+            }
+            Source::Connector => Vec::new(),
+        }
+    }
+
+    /// Returns the text of all metrics that have a value.
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for metric in METRICS {
+            let samples = self.samples(metric);
+            if samples.is_empty() {
+                continue;
+            }
+            let (name, kind) = (metric.name, metric.kind.name());
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "# TYPE ripieno_{name} {kind}");
+            if !metric.unit().is_empty() {
+                let _ = writeln!(text, "# UNIT ripieno_{name} {}", metric.unit());
+            }
+            let _ = writeln!(text, "# HELP ripieno_{name} {}", metric.help);
+            for (suffix, value) in samples {
+                let _ = writeln!(text, "ripieno_{name}{suffix} {value}");
+            }
+        }
+        text + "# EOF\n"
+    }
+}
+
+fn seconds(time: Nanos) -> String {
+    format!("{}", time.0 as f64 / 1e9)
+}
+
+#[cfg(test)]
+mod tests;

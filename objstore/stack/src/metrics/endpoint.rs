@@ -1,0 +1,179 @@
+//! Serves the metrics over HTTP, on a Unix socket or a TCP port, by a thread of its own.
+//!
+//! There is one page, which takes microseconds to write, so connections are served one after the
+//! other. A client that sends nothing is dropped after a second.
+
+use std::{
+    fs, io,
+    net::TcpListener,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{fs::FileTypeExt as _, net::UnixListener, net::UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use objstore::{Plane, Store};
+use rustix::{
+    io::Errno,
+    net::{RecvFlags, SendFlags, Shutdown, sockopt},
+};
+
+use super::{ComputeSaved, MetricsAddress, Snapshot};
+use crate::error::StackError;
+
+/// Longest pause of a client.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Most pieces that a request comes in.
+const PIECES_MAX: usize = 8;
+/// Most bytes of a piece.
+const PIECE_BYTES: usize = 4096;
+
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// A running endpoint; it ends on drop.
+#[derive(Debug)]
+pub struct Endpoint {
+    listener: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+    address: MetricsAddress,
+    compute_saved: Arc<ComputeSaved>,
+}
+
+impl Endpoint {
+    /// Serves the metrics of a store.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Metrics`] if the address cannot be used.
+    pub fn of_store(address: &MetricsAddress, store: &Store) -> Result<Self, StackError> {
+        Self::start(address, store.plane().clone(), Some(store.clone()))
+    }
+
+    /// Serves the metrics of a plane, which has no catalog.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Metrics`] if the address cannot be used.
+    pub fn of_plane(address: &MetricsAddress, plane: &Plane) -> Result<Self, StackError> {
+        Self::start(address, plane.clone(), None)
+    }
+
+    fn start(
+        address: &MetricsAddress,
+        plane: Plane,
+        store: Option<Store>,
+    ) -> Result<Self, StackError> {
+        let failed = |source| StackError::Metrics { address: address.to_string(), source };
+        let (listener, address) = listen(address).map_err(failed)?;
+        let listener = Arc::new(listener);
+        let compute_saved = Arc::<ComputeSaved>::default();
+        let (mine, saved, since) = (listener.clone(), compute_saved.clone(), plane.now());
+        let serve = move || {
+            let page = || {
+                let taken = Snapshot::take(&plane, store.as_ref(), since, &saved);
+                taken.unwrap_or_else(|_| Snapshot::failed(saved.get())).text()
+            };
+            loop {
+                match rustix::net::accept(&mine) {
+                    // A client that went away has no use for an error.
+                    Ok(connection) => drop(answer(&connection, page)),
+                    Err(Errno::INTR | Errno::CONNABORTED) => {}
+                    // Out of descriptors or memory: this passes, and must not take a core.
+                    Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                        thread::sleep(PAUSE_MAX);
+                    }
+                    Err(_) => return,
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("ripieno metrics".to_owned()).spawn(serve);
+        let thread = Some(thread.map_err(StackError::Watch)?);
+        Ok(Self { listener, thread, address, compute_saved })
+    }
+
+    /// Returns the address, with the port that the system chose in place of port 0.
+    #[must_use]
+    pub fn address(&self) -> &MetricsAddress {
+        &self.address
+    }
+
+    /// Returns the time that hits saved; the engine adds to it.
+    #[must_use]
+    pub fn compute_saved(&self) -> &Arc<ComputeSaved> {
+        &self.compute_saved
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // Ends `accept`.
+        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+        // A panic was reported when it happened.
+        let _ = self.thread.take().map(JoinHandle::join);
+        if let MetricsAddress::Unix(path) = &self.address {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn listen(address: &MetricsAddress) -> io::Result<(OwnedFd, MetricsAddress)> {
+    match address {
+        MetricsAddress::Tcp(address) => {
+            let listener = TcpListener::bind(address)?;
+            let address = MetricsAddress::Tcp(listener.local_addr()?);
+            Ok((listener.into(), address))
+        }
+        MetricsAddress::Unix(path) => {
+            remove_stale(path)?;
+            Ok((UnixListener::bind(path)?.into(), MetricsAddress::Unix(PathBuf::from(path))))
+        }
+    }
+}
+
+/// Removes a socket that a killed process left behind.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    if is_socket && UnixStream::connect(path).is_err_and(refused) {
+        fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+/// Reads a request and answers it.
+fn answer(connection: &impl AsFd, page: impl FnOnce() -> String) -> io::Result<()> {
+    for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+        sockopt::set_socket_timeout(connection, timeout, Some(PAUSE_MAX))?;
+    }
+    let mut request = Vec::new();
+    for _ in 0..PIECES_MAX {
+        let mut piece = [0; PIECE_BYTES];
+        let (count, _) = rustix::net::recv(connection, &mut piece, RecvFlags::empty())?;
+        request.extend_from_slice(&piece[..count]);
+        if count == 0 || request.windows(4).any(|end| end == b"\r\n\r\n") {
+            break;
+        }
+    }
+    let request = String::from_utf8_lossy(&request);
+    let mut words = request.lines().next().unwrap_or_default().split([' ', '?']);
+    let (status, kind, body) = match (words.next(), words.next()) {
+        (Some("GET"), Some("/metrics")) => ("200 OK", OPENMETRICS, page()),
+        (Some("GET"), _) => ("404 Not Found", "text/plain", "see /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", "text/plain", "only GET is answered\n".to_owned()),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n",
+        body.len()
+    );
+    let whole = head + &body;
+    let mut rest = whole.as_bytes();
+    while !rest.is_empty() {
+        // A client that has gone must not end the process by a signal.
+        let sent = rustix::net::send(connection, rest, SendFlags::NOSIGNAL)?;
+        rest = &rest[sent..];
+    }
+    Ok(())
+}

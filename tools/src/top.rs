@@ -1,0 +1,86 @@
+//! `ripieno top`: a running store, by its metrics.
+
+mod figures;
+mod scrape;
+
+use std::io::IsTerminal as _;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ripieno_stack::MetricsAddress;
+
+use crate::problem::Problem;
+use crate::terminal;
+
+use figures::Figures;
+pub(crate) use scrape::Scrape;
+
+/// Time between two scrapes.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Flags of `ripieno top`.
+#[derive(Debug, Args)]
+pub(crate) struct TopFlags {
+    /// Where a store serves its metrics: a port, IP:PORT, or a Unix socket's path
+    #[arg(value_name = "ADDR")]
+    address: MetricsAddress,
+
+    /// Show one second, and end
+    #[arg(long)]
+    once: bool,
+
+    /// Print a JSON object on stdout, each second or with --once one
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows the store each second until it ends. Returns the exit code.
+///
+/// # Errors
+/// Returns a [`Problem`] if no store serves metrics there.
+pub(crate) fn run(flags: &TopFlags) -> anyhow::Result<u8> {
+    let TopFlags { address, once, json } = flags;
+    let screen = (!json && !once).then(screen).flatten();
+    let mut before = Scrape::read(address).map_err(|error| unreachable(address, &error))?;
+    loop {
+        let begun = Instant::now();
+        std::thread::sleep(EVERY);
+        let now = match Scrape::read(address) {
+            Ok(now) => now,
+            Err(error) if *once => return Err(unreachable(address, &error).into()),
+            Err(_) => {
+                screen.inspect(ProgressBar::abandon);
+                terminal::say(format_args!("the store at {address} has ended"));
+                return Ok(0);
+            }
+        };
+        let figures = Figures::new(&before, &now, begun.elapsed());
+        match &screen {
+            Some(screen) => screen.set_message(figures.text(address)),
+            None if *json => terminal::print(serde_json::to_string(&figures)?)?,
+            None => terminal::print(figures.text(address) + "\n")?,
+        }
+        if *once {
+            return Ok(0);
+        }
+        before = now;
+    }
+}
+
+/// Returns an area of the terminal that is redrawn; `None` if stdout is no terminal.
+fn screen() -> Option<ProgressBar> {
+    let is_terminal = std::io::stdout().is_terminal();
+    let screen =
+        is_terminal.then(|| ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout()))?;
+    screen.set_style(ProgressStyle::with_template("{msg}").ok()?);
+    Some(screen)
+}
+
+fn unreachable(address: &MetricsAddress, error: &std::io::Error) -> Problem {
+    let what = format!("no metrics of a store are at {address}: {error}");
+    Problem::new(what, "a store serves them if asked to: ripieno replay --metrics ADDR")
+}
+
+#[cfg(test)]
+mod tests;
