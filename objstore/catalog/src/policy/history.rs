@@ -17,8 +17,8 @@ const PERIOD: u32 = 64;
 /// Blocks in a full history, for each file: what happens after an eviction must be seen, too.
 const WINDOW: u64 = 16;
 
-/// Blocks in a full history, at least.
-const WINDOW_MIN: u64 = 1 << 15;
+/// Blocks in a full history, at least: a small store observes all of its blocks.
+const WINDOW_MIN: u64 = SPELLS as u64;
 
 /// Spells of the kind below, used once less, that count for a kind of which little is known.
 const PRIOR: f32 = 4.0;

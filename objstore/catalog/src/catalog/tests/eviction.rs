@@ -79,7 +79,9 @@ fn a_refused_block_is_not_wanted_more_for_being_stored_again_by_its_request() {
             store(&mut catalog, a, &keys(request * 8..request * 8 + 8));
             catalog.release(reference.id).unwrap();
         }
-        store(&mut catalog, a, &keys(1_000 + round * 8..1_008 + round * 8));
+        // Various numbers of others, so that uses follow after various times.
+        let others = 1_000 + round * 32;
+        store(&mut catalog, a, &keys(others..others + (400 - round) % 32));
     }
     for part in 1..=8 {
         let write = catalog.begin(a, &keys(500_000..500_000 + part)).unwrap();
