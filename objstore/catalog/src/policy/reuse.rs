@@ -158,3 +158,19 @@ impl Policy for ReuseRate {
         self.nodes.since(self.nodes.node(file).stamp)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_stored_in_parts_uses_a_block_once() {
+        let mut policy = ReuseRate::new(64);
+        let hash = |number: u64| number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        policy.refuse(hash(0));
+        policy.refuse(hash(0));
+        assert_eq!(policy.uses(hash(0)), (1, false));
+        (1..10).for_each(|other| policy.refuse(hash(other)));
+        assert_eq!(policy.uses(hash(0)), (2, true));
+    }
+}
