@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    ops::{Add, AddAssign},
+    ops::{Add, AddAssign, Sub},
 };
 
 use nvme_spec::ids::{Cid, QueueId};
@@ -48,6 +48,23 @@ impl AddAssign for Counters {
         self.cq_doorbells += other.cq_doorbells;
         self.errors += other.errors;
         self.late += other.late;
+    }
+}
+
+impl Sub for Counters {
+    type Output = Self;
+    /// Returns what was counted since an earlier snapshot.
+    fn sub(self, then: Self) -> Self {
+        Self {
+            commands: self.commands - then.commands,
+            objects: self.objects - then.objects,
+            bytes_read: self.bytes_read - then.bytes_read,
+            bytes_written: self.bytes_written - then.bytes_written,
+            sq_doorbells: self.sq_doorbells - then.sq_doorbells,
+            cq_doorbells: self.cq_doorbells - then.cq_doorbells,
+            errors: self.errors - then.errors,
+            late: self.late - then.late,
+        }
     }
 }
 

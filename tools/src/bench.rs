@@ -155,7 +155,7 @@ pub(crate) struct RawFlags {
     iodepth: Vec<u32>,
 
     /// Seconds that each measurement takes
-    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds,
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = some_seconds,
         help_heading = "Load")]
     runtime: Duration,
 
@@ -208,6 +208,11 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds
         .map(Duration::from_secs_f64)
         .ok_or_else(|| "expected seconds, such as 0.5, up to a day".to_owned())
+}
+
+fn some_seconds(text: &str) -> Result<Duration, String> {
+    let found = seconds(text)?;
+    if found.is_zero() { Err("expected more than 0 seconds".to_owned()) } else { Ok(found) }
 }
 
 /// Devices to measure.

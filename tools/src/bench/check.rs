@@ -6,7 +6,7 @@ use nvme_driver::Controller;
 use nvme_spec::ids::{Lba, Nsid};
 use objstore::SharedController;
 
-use super::load::{Bench, Load, Transfer, since};
+use super::load::{Bench, Load, Transfer};
 
 /// Transfers whose bytes are compared, at most.
 const SAMPLE: usize = 64;
@@ -62,7 +62,7 @@ impl Counted {
 
     /// Returns the problems in what was counted since `before`.
     fn problems(&self, before: &Self) -> Vec<String> {
-        let kernel = since(self.kernel, before.kernel);
+        let kernel = self.kernel - before.kernel;
         let devices = self.devices.iter().zip(&before.devices);
         let (mut commands, mut moved) = (0_u64, [0_u64; 2]);
         for (now, then) in devices {

@@ -198,26 +198,48 @@ impl Bench {
         Ok(())
     }
 
-    /// Writes all areas once.
+    /// Writes all areas once, one after the other.
     pub(super) fn fill(&mut self, tick: &mut dyn FnMut(u64)) -> anyhow::Result<()> {
-        let bytes = FILL_BYTES.max(self.pool.object_bytes());
-        let smallest = self.areas.iter().map(|area| area.bytes).min().unwrap_or(0);
-        let bytes = u64::from(bytes).min(smallest) as u32;
-        let all = self.areas.iter().map(|area| area.bytes / u64::from(bytes)).sum::<u64>();
-        let load = Load { rw: Rw::WRITE, bytes, depth: OPERATIONS };
-        let (mut left, mut done) = (all, 0);
-        let mut slots = Vec::new();
-        let mut idle = Idle::new();
-        while done < all {
-            while left > 0 && slots.len() < self.slots(&load) {
-                let slot = self.submit(&load, slots.len(), left)?;
+        let most = FILL_BYTES.max(self.pool.object_bytes());
+        let mut done = 0;
+        for (device, area) in self.areas.clone().into_iter().enumerate() {
+            // Then what is left of the last one, by LBAs.
+            let mut from = 0;
+            for bytes in [most, 1 << area.lba_shift] {
+                let load = Load { rw: Rw::WRITE, bytes, depth: OPERATIONS };
+                self.next[device][0] = from / u64::from(bytes);
+                let transfers = (area.bytes - from) / u64::from(bytes);
+                self.write(&load, device, transfers, &mut |count| {
+                    done += count * u64::from(bytes);
+                    tick(done);
+                })?;
+                from += transfers * u64::from(bytes);
+            }
+        }
+        self.next.iter_mut().for_each(|next| *next = [0; 2]);
+        Ok(())
+    }
+
+    /// Writes the next transfers of a device.
+    fn write(
+        &mut self,
+        load: &Load,
+        device: usize,
+        transfers: u64,
+        tick: &mut dyn FnMut(u64),
+    ) -> anyhow::Result<()> {
+        let (mut left, mut done) = (transfers, 0);
+        let (mut slots, mut idle) = (Vec::new(), Idle::new());
+        while done < transfers {
+            while left > 0 && slots.len() < load.depth as usize {
+                let slot = self.submit(load, device + slots.len() * self.areas.len(), left)?;
                 left -= slot.count;
                 slots.push(slot);
             }
-            done += self.reap(&mut slots, None, &mut idle, &mut |_, _| {})?;
-            tick(done * u64::from(bytes));
+            let ended = self.reap(&mut slots, None, &mut idle, &mut |_, _| {})?;
+            done += ended;
+            tick(ended);
         }
-        self.next.iter_mut().for_each(|next| *next = [0; 2]);
         Ok(())
     }
 
@@ -426,22 +448,8 @@ impl Measured {
         self.found.seconds = elapsed.as_secs_f64();
         self.found.cpu_seconds = process - self.cpu[0];
         self.found.caller_seconds = caller - self.cpu[1];
-        self.found.counters = since(ring.counters()?.total, self.counters);
+        self.found.counters = ring.counters()?.total - self.counters;
         Ok(())
-    }
-}
-
-/// Returns the difference of two snapshots.
-pub(super) fn since(now: Counters, then: Counters) -> Counters {
-    Counters {
-        commands: now.commands - then.commands,
-        objects: now.objects - then.objects,
-        bytes_read: now.bytes_read - then.bytes_read,
-        bytes_written: now.bytes_written - then.bytes_written,
-        sq_doorbells: now.sq_doorbells - then.sq_doorbells,
-        cq_doorbells: now.cq_doorbells - then.cq_doorbells,
-        errors: now.errors - then.errors,
-        late: now.late - then.late,
     }
 }
 
