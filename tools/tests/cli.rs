@@ -1,6 +1,9 @@
 //! Runs the command as a user or a script would.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -568,11 +571,12 @@ fn a_reader_that_goes_away_changes_no_exit_code() {
         ("--help", 0),
         ("doctor", 141),
     ] {
+        // No reader from the start: a short report would be written before a later close.
+        let (reader, writer) = UnixStream::pair().unwrap();
+        reader.shutdown(Shutdown::Both).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
-        command.args(words.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        drop(child.stdout.take());
-        let output = child.wait_with_output().unwrap();
+        command.args(words.split_whitespace()).stdout(OwnedFd::from(writer)).stderr(Stdio::piped());
+        let output = command.spawn().unwrap().wait_with_output().unwrap();
         let err = text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{words}: {err}");
         assert!(!err.contains("error") && !err.contains("panicked"), "{words}: {err}");

@@ -5,6 +5,9 @@
 mod store_dir;
 
 use std::fs;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -129,9 +132,12 @@ fn wrong_bytes_have_an_exit_code_of_their_own() {
     place.poke(0, data, &vec![0xee; 1 << 20]);
     let report = place.json(REPLAY, 1);
     assert!(report["mismatches"].as_u64().unwrap() > 0, "{report}");
-    let mut child = place.command(REPLAY).stdout(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let (reader, writer) = UnixStream::pair().unwrap();
+    reader.shutdown(Shutdown::Both).unwrap();
+    assert_eq!(
+        place.command(REPLAY).stdout(OwnedFd::from(writer)).status().unwrap().code(),
+        Some(1)
+    );
     place.refused(&format!("{REPLAY} --seed x"), &["0 or more"]);
 }
 
