@@ -2,7 +2,9 @@
 
 mod check;
 mod load;
+mod measure;
 mod report;
+mod table;
 
 use std::io;
 use std::os::unix::fs::FileTypeExt as _;
@@ -31,6 +33,7 @@ use crate::{drives, gpu, machine, media};
 
 use load::{Bench, Load, Times};
 use report::{Point, Report, Setting};
+use table::TableFlags;
 
 /// Default LBA size of software controllers, in bytes.
 const LBA_BYTES: u32 = 4096;
@@ -48,6 +51,20 @@ pub(crate) enum BenchCommand {
     /// Bandwidth, IOPS and latency of reads and writes of any size
     #[command(after_help = RAW_HELP)]
     Raw(Box<RawFlags>),
+
+    /// Cost of batches of reads and writes by size, alone and together: a slack table
+    #[command(after_help = table::HELP)]
+    Table(Box<TableFlags>),
+}
+
+impl BenchCommand {
+    /// Returns the flags of the output.
+    pub(crate) fn output(&self) -> &OutputFlags {
+        match self {
+            Self::Raw(flags) => &flags.output,
+            Self::Table(flags) => &flags.replay.common.output,
+        }
+    }
 }
 
 const RAW_HELP: &str = "\
@@ -191,7 +208,7 @@ pub(crate) struct RawFlags {
     path: PathFlags,
 
     #[command(flatten)]
-    pub(crate) output: OutputFlags,
+    output: OutputFlags,
 }
 
 fn bytes(text: &str) -> Result<u32, String> {
@@ -539,7 +556,13 @@ impl<'a> Raw<'a> {
 /// # Errors
 /// Returns a [`Problem`] for bad input, and an error if the stack fails.
 pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<u8> {
-    let BenchCommand::Raw(flags) = command;
+    match command {
+        BenchCommand::Raw(flags) => raw(flags),
+        BenchCommand::Table(flags) => table::run(flags),
+    }
+}
+
+fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
     let raw = Raw::check(flags)?;
     if matches!(raw.executor, ripieno_stack::Executor::Cuda(_)) {
         gpu::set_environment();

@@ -22,7 +22,6 @@ use crate::pace::{self, PaceFlags};
 use crate::problem::{
     EXIT_FAILED, EXIT_UNREAD, EXIT_USAGE, Interrupted, Problem, one_line, shortage,
 };
-use crate::profile::{self, ProfileFlags};
 use crate::scrub::{self, ScrubFlags};
 use crate::sim::{self, SimFlags};
 use crate::terminal::{self, say};
@@ -92,29 +91,6 @@ Exit codes:
   1    I/O failed
   2    bad input: the command line, the trace, or something that this machine does not have
   130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); reports what was done until then";
-
-const PROFILE_HELP: &str = "\
-Batches of a layer's objects are stored and retrieved through the whole stack, in sizes that double;
-then four operations are kept in flight, from reads only to writes only. With --out the costs are
-written to a slack table for the scheduler; layer times are learned while serving.
-
-Examples:
-  ripieno profile --out slack.json
-  ripieno profile --device vfio:0000:65:00.0,vfio:0000:66:00.0 --overwrite --out slack.json
-  ripieno profile --pace --out slack.json       # then: ripieno pace --slack slack.json
-  ripieno profile --layer-times serving.jsonl --against offline.jsonl
-  ripieno profile --layer-times serving.jsonl --out slack.json
-
-Flags of requests (--trace, --requests, --capacity, --keep) are refused. Larger batches need a
-larger pool (--pool-blocks). On drives, what was just written may be read from their cache.
-All flags, the layer times and the JSON fields in detail: docs/reference/cli.md
-
-Exit codes:
-  0    measured, and with --out written
-  1    I/O failed
-  2    bad input: the command line, a table of another setting, or something that this machine
-       does not have
-  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); nothing was written";
 
 const DOCTOR_HELP: &str = "\
 Checks the machine as nvme-bind doctor does (IOMMU, VFIO, groups, ACS, limits, GPU), then the
@@ -293,13 +269,9 @@ enum Command {
     #[command(after_help = PACE_HELP)]
     Pace(Box<PaceFlags>),
 
-    /// Measure devices through the rings and the I/O kernel of a store
+    /// Measure devices: transfers alone, or batches of a store's objects
     #[command(subcommand)]
     Bench(BenchCommand),
-
-    /// Measure the cost of batches of reads and writes on devices, alone and together
-    #[command(after_help = PROFILE_HELP)]
-    Profile(Box<ProfileFlags>),
 
     /// Make a store in a directory or on drives, or undo that
     #[command(after_help = FORMAT_HELP)]
@@ -443,14 +415,9 @@ fn run_command(command: Command) -> anyhow::Result<u8> {
             log(flags.common.output.verbose, flags.common.output.quiet);
             pace::run(*flags)
         }
-        Command::Profile(flags) => {
-            let output = &flags.replay.common.output;
-            log(output.verbose, output.quiet);
-            profile::run(&flags)
-        }
         Command::Bench(command) => {
-            let BenchCommand::Raw(flags) = &command;
-            log(flags.output.verbose, flags.output.quiet);
+            let output = command.output();
+            log(output.verbose, output.quiet);
             bench::run(&command)
         }
         Command::Format(flags) => {

@@ -9,14 +9,14 @@
 //!   cli       the commands, their help and exit codes
 //!   doctor    tests which routes of the data work here
 //!   identify  shows devices
-//!   bench     measures devices without a store (load: commands in flight; check: of each
-//!             measurement; report)
+//!   bench     measures devices, without a store (load: commands in flight; check: of each
+//!             measurement; report) and with one (table: writes a slack table; measure: batches,
+//!             alone and mixed)
 //!   format    makes a store, and can undo that
 //!   inspect   shows and checks a closed store (survey reads it, salvage recovers a damaged one,
 //!             offline has its devices)
 //!   scrub     reads all of a store, and compares checksums
 //!   sim       simulates serving, and shows the results
-//!   profile   measures devices, and writes a slack table (measure: batches, alone and mixed)
 //!   top       shows a running store (scrape: reads its metrics; figures: of a second)
 //!   pace      serves requests at their arrival times, in virtual time (tiers: the store below the
 //!             simulator's engine; sweep: by hit rate)
@@ -32,6 +32,7 @@
 //!   plan      the workload as keys; requests come from trace or synthetic
 //!   config    validated flags; devices: the flags for devices and memory
 //!   timing    layer times, bandwidth of the devices, I/O policy
+//!   layer_times  layer times that an engine wrote
 //!   model     shapes of blocks
 //!   manual    manual pages and completion scripts
 //!   contents, file, interrupt, machine, problem, progress, size, table, terminal
@@ -74,6 +75,7 @@ mod identify;
 mod inspect;
 mod interrupt;
 mod keep;
+mod layer_times;
 mod machine;
 mod manual;
 mod media;
@@ -83,7 +85,6 @@ mod pace;
 mod plan;
 mod pool;
 mod problem;
-mod profile;
 mod progress;
 mod replay;
 mod salvage;

@@ -15,9 +15,9 @@ use nvme_emu::{Emu, EmuDomain};
 use ripieno_stack::{StoreDir, StoreDirMedia, StoreDirOptions};
 use tempfile::TempDir;
 
+use crate::layer_times;
 use crate::model::{MODELS, Shape};
 use crate::plan::Plan;
-use crate::profile::layers;
 use crate::sim::workload::{Workload, WorkloadFlags};
 use crate::trace;
 
@@ -232,7 +232,7 @@ fn check_trace(path: &Path) {
 }
 
 fn check_table(path: &Path) {
-    let Some(table) = named(layers::table("--layers", path), path) else { return };
+    let Some(table) = named(layer_times::table("--layers", path), path) else { return };
     for (input, prefix) in [(1, 0), (1, 1 << 29), (512, 700), (1 << 29, 1 << 29)] {
         let shape = StepShape::of([(input, prefix)]);
         let time = table.layer(shape);
@@ -290,7 +290,7 @@ fn what_is_edited_is_good() {
     assert_eq!(trace::read(&file, None).unwrap().len(), 3);
     for good in [LAYER_TIMES, slack] {
         fs::write(&file, good).unwrap();
-        assert!(!layers::table("--layers", &file).unwrap().is_empty());
+        assert!(!layer_times::table("--layers", &file).unwrap().is_empty());
     }
     for good in [TRACE, LAYER_TIMES, slack, store_dir] {
         assert_eq!(edit(good, &[]), good.as_bytes());

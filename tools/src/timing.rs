@@ -8,8 +8,8 @@ use kv_schedule::{Config, Curve, CurveError, IoCosts, Setting, SlackTable, StepS
 use nvme_driver::Nanos;
 use nvme_emu::Bandwidth;
 
+use crate::layer_times;
 use crate::problem::Problem;
-use crate::profile::layers;
 use crate::size;
 
 /// Maximum size of a slack table in bytes; real ones have at most a few hundred thousand.
@@ -241,7 +241,7 @@ pub(crate) fn setting(model: &str, drives: Vec<String>) -> Setting {
 /// # Errors
 /// Returns a [`Problem`] if it lacks layer times.
 pub(crate) fn engine_layers(path: &std::path::Path) -> Result<SlackTable, Problem> {
-    let table = layers::table("--layers", path)?;
+    let table = layer_times::table("--layers", path)?;
     for (step, input) in [("prompts", 2), ("generation only", 1)] {
         if table.layer(StepShape::of([(input, 1)])).is_none() {
             let what = format!("--layers {}: it has no steps with {step}", path.display());

@@ -118,7 +118,7 @@ fn help_states_units_examples_and_exit_codes() {
 #[test]
 fn every_help_fits_two_screens() {
     let all =
-        ["replay", "pace", "profile", "sim", "sim plan", "format", "inspect", "fsck", "scrub"];
+        ["replay", "pace", "bench table", "sim", "sim plan", "format", "inspect", "fsck", "scrub"];
     for name in all.into_iter().chain(["identify", "doctor", "bench", "bench raw", "top"]) {
         let words: Vec<&str> = name.split(' ').chain(["--help"]).collect();
         let out = text(&command(&words).stdout);
@@ -476,11 +476,11 @@ fn each_signal_is_reported_with_its_exit_code() {
 }
 
 #[test]
-fn an_interrupted_profile_says_that_there_is_no_result() {
+fn an_interrupted_table_says_that_there_is_no_result() {
     let directory = tempfile::tempdir().unwrap();
     let out = directory.path().join("table");
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
-    command.args(["profile", "--model", "llama-3-8b", "--json", "-v", "--out"]).arg(&out);
+    command.args(["bench", "table", "--model", "llama-3-8b", "--json", "-v", "--out"]).arg(&out);
     let output = interrupted(command.env_remove("RUST_LOG"), Signal::INT);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{err}");
@@ -545,7 +545,7 @@ fn an_error_is_an_object_with_json() {
         ("replay --json --capacity lots", 2, "usage", "invalid value 'lots' for '--capacity"),
         ("replay --json --no-such-flag", 2, "usage", "unexpected argument '--no-such-flag'"),
         ("sim no-such-scenario --json", 2, "usage", "no such scenario"),
-        ("profile --json --trace x", 2, "usage", "serves no requests"),
+        ("bench table --json --trace x", 2, "usage", "serves no requests"),
         ("inspect --json --media file:/tmp/no/such", 2, "usage", "cannot be made"),
         ("fsck --json", 2, "usage", "required"),
     ] {
@@ -612,8 +612,8 @@ fn hints_name_flags_of_the_same_command() {
         "bench raw --bs 16MiB --size 8MiB",
         "bench raw --device block:/no/such",
         "bench raw --device vfio:ffff:ff:1f.7",
-        "profile --trace x",
-        "profile --pool-blocks 4000000000",
+        "bench table --trace x",
+        "bench table --pool-blocks 4000000000",
         "replay --pool-blocks 4000000000",
         "replay --device vfio:ffff:ff:1f.7",
         "identify --device vfio:ffff:ff:1f.7",
@@ -635,7 +635,7 @@ fn hints_name_flags_of_the_same_command() {
             let Some(flag) = word.strip_prefix("--") else { continue };
             let has = asked.get_arguments().any(|arg| arg.get_long() == Some(flag));
             assert!(has || others, "{words}: no --{flag} there: {err}");
-            let refuses = asked.get_name() == "profile" && ["capacity", "requests"].contains(&flag);
+            let refuses = asked.get_name() == "table" && ["capacity", "requests"].contains(&flag);
             assert!(!refuses, "{words}: it refuses --{flag}: {err}");
         }
     }

@@ -26,11 +26,11 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("pace", "layers", "--layers @"),
     ("pace", "slack", "--slack @"),
     ("bench raw", "media", "--media file:@"),
-    ("profile", "out", "--pace --model mini --out @"),
-    ("profile", "layer_times", "--layer-times @"),
-    ("profile", "against", "--layer-times = --against @"),
-    ("profile", "trace", "--trace @"),
-    ("profile", "media", "--media file:@"),
+    ("bench table", "out", "--pace --model mini --out @"),
+    ("bench table", "layer_times", "--layer-times @"),
+    ("bench table", "against", "--layer-times = --against @"),
+    ("bench table", "trace", "--trace @"),
+    ("bench table", "media", "--media file:@"),
     ("format", "media", "--media file:@ --capacity 16MiB"),
     ("format", "block", "--media file:+ --block @"),
     ("format", "undo_file", "--media file:% --overwrite store --undo-file @"),
@@ -174,7 +174,10 @@ fn a_home_with_something_else_in_it_is_refused() {
 fn files_for_results_are_checked_before_anything_else() {
     for (line, wanted) in [
         // The drive does not exist either, which is reported later, when it is opened.
-        ("profile --device vfio:ffff:ff:1f.7 --out /no/such/x", "--out /no/such/x: it cannot be"),
+        (
+            "bench table --device vfio:ffff:ff:1f.7 --out /no/such/x",
+            "--out /no/such/x: it cannot be",
+        ),
         ("sim /no/such.jsonl --html /no/such/x", "--html /no/such/x: it cannot be"),
         ("sim plan /no/such.jsonl --html /no/such/x", "--html /no/such/x: it cannot be"),
         ("pace --slack /no/such/x", "--slack /no/such/x: it cannot be"),
@@ -185,10 +188,11 @@ fn files_for_results_are_checked_before_anything_else() {
     // An existing table of another model.
     let directory = tempfile::tempdir().unwrap();
     let table = directory.path().join("table");
-    let profile = format!("profile --pace --model mini --pool-blocks 8 --out {}", table.display());
-    let output = watch(start(&profile), &profile);
+    let written =
+        format!("bench table --pace --model mini --pool-blocks 8 --out {}", table.display());
+    let output = watch(start(&written), &written);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let other = format!("profile --device vfio:ffff:ff:1f.7 --out {}", table.display());
+    let other = format!("bench table --device vfio:ffff:ff:1f.7 --out {}", table.display());
     let error = refused(&other);
     assert!(error.contains(&format!("--out {}: ", table.display())), "{error}");
 }

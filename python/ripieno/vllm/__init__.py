@@ -47,8 +47,8 @@ Options (kv_connector_extra_config):
 - piecewise: ask vLLM for piecewise CUDA graphs, so that loads layer by layer overlap in all steps;
   without, a step with a FULL graph waits for its loads first. false.
 - weights_id: distinguishes the weights from others of the same model name and revision.
-- layer_times: a file to which each step appends its shape and layer time, for `ripieno profile
-  --layer-times`. Off.
+- layer_times: a file to which each step appends its shape and layer time, for `ripieno bench
+  table --layer-times`. Off.
 
 A separate thread reads saves from vLLM's blocks. vLLM counts those blocks as free when the request
 has ended; before it reuses one, the save of it ends.

@@ -2,7 +2,7 @@
 
 vLLM runs prompts of each length after prefixes of each length, which are in its own prefix cache,
 and generates with several requests at once; the connector's option layer_times records the layer
-times. `ripieno profile --layer-times` turns them into a slack table.
+times. `ripieno bench table --layer-times` turns them into a slack table.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def main(argv: list[str] | None = None) -> None:
         for _, point in tqdm(rounds, total=args.rounds * len(points), unit="run", disable=None):
             sweep.measure(*point)
         llm.llm_engine.engine_core.shutdown()
-    print(f"{args.out}: ripieno profile --layer-times {args.out}", file=sys.stderr)
+    print(f"{args.out}: ripieno bench table --layer-times {args.out}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Layer times while vLLM serves, for `ripieno profile --layer-times`.
+"""Layer times while vLLM serves, for `ripieno bench table --layer-times`.
 
 A layer's time is from its attention to that of the next one, as the connector's hooks see them: its
 own attention, the rest of the layer, and the next one's work before its attention. Waits for loads

@@ -27,7 +27,7 @@ pub(crate) struct MachineFlags {
     gpu: Gpu,
 
     /// Measured layer times of an engine, instead of the GPU's computed ones: a slack table or a
-    /// file of layer times (see `ripieno profile`), of any model and GPU
+    /// file of layer times (see `ripieno bench table`), of any model and GPU
     #[arg(long, value_name = "FILE", help_heading = "Machine")]
     layers: Option<PathBuf>,
 

@@ -50,7 +50,7 @@ struct Step {
 
 /// Steps of one setting, in order.
 #[derive(Debug)]
-pub(super) struct Steps {
+pub(crate) struct Steps {
     /// Setting without drives.
     setting: Setting,
     steps: Vec<Step>,
@@ -61,7 +61,7 @@ impl Steps {
     ///
     /// # Errors
     /// Returns a [`Problem`] for an unreadable file, another version, mixed settings, or no step.
-    pub(super) fn read(paths: &[PathBuf]) -> Result<Self, Problem> {
+    pub(crate) fn read(paths: &[PathBuf]) -> Result<Self, Problem> {
         let mut found: Option<Self> = None;
         for path in paths {
             let text = read_text(path, BYTES_MAX).map_err(|error| {
@@ -116,17 +116,17 @@ impl Steps {
     }
 
     /// Returns the setting of the measurements, with these drives.
-    pub(super) fn setting(&self, drives: Vec<String>) -> Setting {
+    pub(crate) fn setting(&self, drives: Vec<String>) -> Setting {
         Setting { drives, ..self.setting.clone() }
     }
 
     /// Adds the steps to a table.
-    pub(super) fn teach(&self, table: &mut SlackTable) {
+    pub(crate) fn teach(&self, table: &mut SlackTable) {
         self.steps.iter().for_each(|step| table.learn(step.shape, step.layer));
     }
 
     /// Reports what a table learns from the steps, and how far off `against` is.
-    pub(super) fn report(&self, against: Option<(&Path, &SlackTable)>) -> Layers {
+    pub(crate) fn report(&self, against: Option<(&Path, &SlackTable)>) -> Layers {
         let mut table = empty(self.setting.clone());
         let mut ahead = Vec::new();
         for step in &self.steps {
@@ -192,7 +192,7 @@ fn step(line: &str) -> Result<Step, String> {
 }
 
 /// Returns a table for layer times only.
-pub(super) fn empty(setting: Setting) -> SlackTable {
+pub(crate) fn empty(setting: Setting) -> SlackTable {
     let none = || Curve::line(Duration::ZERO, 1e9).expect("a line rises");
     SlackTable::new(setting, IoCosts { read: none(), write: none(), mixed: 1.0 })
 }
@@ -222,7 +222,7 @@ pub(crate) fn table(flag: &str, path: &Path) -> Result<SlackTable, Problem> {
 }
 
 /// Same as [`table`], for the setting of `steps`.
-pub(super) fn against(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
+pub(crate) fn against(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
     let table = table("--against", path)?;
     let wanted = steps.setting(table.setting().drives.clone());
     if *table.setting() != wanted {
@@ -275,8 +275,8 @@ impl Off {
 
 /// Report on layer times. Field names are the JSON keys.
 #[derive(Debug, Serialize)]
-pub(super) struct Layers {
-    pub(super) steps: usize,
+pub(crate) struct Layers {
+    pub(crate) steps: usize,
     /// Error of a table that has learned only the steps before each.
     ahead: Off,
     /// Error of the three-parameter fit to all steps (the last nine of each shape).
@@ -339,7 +339,7 @@ impl Group {
 }
 
 impl Layers {
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let is_compared = self.against.is_some();
         let mut head = vec!["step", "input", "prefix", "steps", "layer, us", "fit, us", "off"];
         if is_compared {

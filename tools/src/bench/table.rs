@@ -1,8 +1,5 @@
-//! `ripieno profile`: measures the cost of batches by size, and the interference of reads and
+//! `ripieno bench table`: measures the cost of batches by size, and the interference of reads and
 //! writes. That is half of a slack table; an engine writes the other half, the layer times.
-
-pub(crate) mod layers;
-mod measure;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +17,7 @@ use crate::config::{ReplayFlags, StoreArgs};
 use crate::devices::Devices;
 use crate::file;
 use crate::interrupt::Interrupt;
+use crate::layer_times::{self, Layers, Steps};
 use crate::plan::Plan;
 use crate::problem::{Interrupted, Problem, user_error};
 use crate::progress::Progress;
@@ -32,46 +30,68 @@ use crate::timing::{self, Medium};
 use crate::trace::Request;
 use crate::{drives, terminal};
 
-use layers::{Layers, Steps};
-use measure::{Found, Measure, Mix, Point};
+use super::measure::{Found, Measure, Mix, Point};
 
 /// Parts of the data set: three are read, one is written.
 const PARTS: u64 = 4;
 /// Maximum bytes of a layer in the largest batch.
 const BATCH_BYTES_MAX: u64 = 32 << 20;
 
-/// Flags of `ripieno profile`.
+pub(super) const HELP: &str = "\
+Batches of a layer's objects are stored and retrieved through the whole stack, in sizes that double;
+then four operations are kept in flight, from reads only to writes only. With --out the costs are
+written to a slack table for the scheduler; layer times are learned while serving.
+
+Examples:
+  ripieno bench table --out slack.json
+  ripieno bench table --device vfio:0000:65:00.0 --overwrite --out slack.json
+  ripieno bench table --pace --out slack.json   # then: ripieno pace --slack slack.json
+  ripieno bench table --layer-times serving.jsonl --against offline.jsonl
+  ripieno bench table --layer-times serving.jsonl --out slack.json
+
+Flags of requests (--trace, --requests, --capacity, --keep) are refused. Larger batches need a
+larger pool (--pool-blocks). On drives, what was just written may be read from their cache.
+All flags, the layer times and the JSON fields in detail: docs/reference/cli.md
+
+Exit codes:
+  0    measured, and with --out written
+  1    I/O failed
+  2    bad input: the command line, a table of another setting, or something that this machine
+       does not have
+  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); nothing was written";
+
+/// Flags of `ripieno bench table`.
 #[derive(Debug, Args)]
-pub(crate) struct ProfileFlags {
+pub(crate) struct TableFlags {
     /// Slack table to write; layer times of one for the same setting are kept
-    #[arg(long, value_name = "FILE", help_heading = "Profile")]
+    #[arg(long, value_name = "FILE", help_heading = "Table")]
     out: Option<PathBuf>,
 
     /// GPU that the table is for
-    #[arg(long, value_name = "NAME", default_value = timing::GPU, help_heading = "Profile",
+    #[arg(long, value_name = "NAME", default_value = timing::GPU, help_heading = "Table",
         conflicts_with = "layer_times")]
     for_gpu: String,
 
     /// Engine that the table is for, with its version
-    #[arg(long, value_name = "NAME", default_value = timing::ENGINE, help_heading = "Profile",
+    #[arg(long, value_name = "NAME", default_value = timing::ENGINE, help_heading = "Table",
         conflicts_with = "layer_times")]
     for_engine: String,
 
     /// Layer times of an engine; devices are then measured only if named
-    #[arg(long, value_name = "FILE", value_delimiter = ',', help_heading = "Profile")]
+    #[arg(long, value_name = "FILE", value_delimiter = ',', help_heading = "Table")]
     layer_times: Vec<PathBuf>,
 
     /// Slack table, or file of layer times, to compare with --layer-times
-    #[arg(long, value_name = "FILE", requires = "layer_times", help_heading = "Profile")]
+    #[arg(long, value_name = "FILE", requires = "layer_times", help_heading = "Table")]
     against: Option<PathBuf>,
 
     /// Measure software controllers at the speed of drives, in virtual time
-    #[arg(long, help_heading = "Profile")]
+    #[arg(long, help_heading = "Table")]
     pace: bool,
 
     /// Read and write bandwidth, latency, mixing factor [default: as for pace]
     #[arg(long, value_name = "R,W,TIME,PART", value_parser = timing::medium, requires = "pace",
-        help_heading = "Profile")]
+        help_heading = "Table")]
     medium: Option<Medium>,
 
     #[command(flatten)]
@@ -110,7 +130,7 @@ struct Batches {
 ///
 /// # Errors
 /// Returns a [`Problem`] for bad input, and an error if the stack fails.
-pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
+pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
     check(&flags.replay)?;
     if let Some(path) = &flags.out {
@@ -121,14 +141,14 @@ pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
         paths => Some(Steps::read(paths)?),
     };
     let against = match (&flags.against, &steps) {
-        (Some(path), Some(steps)) => Some((&**path, layers::against(path, steps)?)),
+        (Some(path), Some(steps)) => Some((&**path, layer_times::against(path, steps)?)),
         _ => None,
     };
     let args = StoreArgs::check(flags.replay.clone(), flags.pace)?;
     let (mut table, devices) = match &steps {
         Some(steps) if !(flags.pace || flags.replay.names_devices()) => match &flags.out {
             Some(path) => (known_costs(path, steps)?, None),
-            None => (layers::empty(steps.setting(Vec::new())), None),
+            None => (layer_times::empty(steps.setting(Vec::new())), None),
         },
         _ => {
             let setting = |drives| match &steps {
@@ -184,7 +204,7 @@ fn check(flags: &ReplayFlags) -> Result<(), Problem> {
     ];
     match given.iter().find(|(_, is_given)| *is_given) {
         Some((flag, _)) => Err(Problem::new(
-            format!("{flag}: ripieno profile serves no requests, and keeps nothing"),
+            format!("{flag}: ripieno bench table serves no requests, and keeps nothing"),
             "leave it out; --out names the table that is written",
         )),
         None => Ok(()),
@@ -350,7 +370,7 @@ fn plan(args: &StoreArgs, blocks: u64) -> Plan {
 impl Report {
     fn text(&self) -> String {
         let Setting { model, gpu, engine, drives } = &self.setting;
-        let mut text = format!("ripieno {} profile: model {model}", self.version);
+        let mut text = format!("ripieno {} bench table: model {model}", self.version);
         if let Some(devices) = &self.devices {
             let drive = drives.first().map_or("drive", String::as_str);
             text += &format!(", {} x {drive}{}", drives.len(), devices.text());

@@ -1,4 +1,4 @@
-//! `ripieno profile`, as a user or a script runs it.
+//! `ripieno bench table`, as a user or a script runs it.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ const MEDIUM: &str = "--model mini --medium 8MB,2MB,100us,0.4";
 
 #[test]
 fn what_is_measured_is_what_the_medium_does() {
-    let found = report(&format!("profile --pace {MEDIUM}"));
+    let found = report(&format!("bench table --pace {MEDIUM}"));
     assert_eq!((&found["simulated"], &found["object_bytes"]), (&true.into(), &1024.into()));
     for (direction, bytes_s) in [("read", 8e6), ("write", 2e6)] {
         let points = found[direction].as_array().unwrap();
@@ -44,7 +44,11 @@ fn what_is_measured_is_what_the_medium_does() {
     let rate = |at: usize| mix[at]["bytes_s"].as_f64().unwrap();
     assert!((7.5e6..8.1e6).contains(&rate(0)) && (1.9e6..2.1e6).contains(&rate(4)), "{mix:?}");
     assert!(rate(2) < rate(0) / 2.0, "writes slow reads down: {mix:?}");
-    assert_eq!(report(&format!("profile --pace {MEDIUM}")), found, "virtual time repeats itself");
+    assert_eq!(
+        report(&format!("bench table --pace {MEDIUM}")),
+        found,
+        "virtual time repeats itself"
+    );
 }
 
 #[test]
@@ -54,7 +58,7 @@ fn a_table_goes_to_the_replay_and_keeps_what_it_learns() {
     let table = |path: &Path| -> Value {
         serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
     };
-    let profile = format!("profile --pace {MEDIUM} --out {}", path.display());
+    let profile = format!("bench table --pace {MEDIUM} --out {}", path.display());
     report(&profile);
     let first = table(&path);
     assert_eq!(first["cells"].as_array().unwrap().len(), 0);
@@ -65,14 +69,14 @@ fn a_table_goes_to_the_replay_and_keeps_what_it_learns() {
     let again = table(&path);
     assert_eq!((&again["cells"], &again["costs"]), (&learned["cells"], &first["costs"]));
     // A table of another model is not overwritten.
-    let output = run(&format!("profile --pace --model tiny --out {}", path.display()));
+    let output = run(&format!("bench table --pace --model tiny --out {}", path.display()));
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(table(&path), again);
 }
 
 #[test]
 fn devices_are_measured_in_real_time_and_shown_as_tables() {
-    let output = run("profile --pool-blocks 64 --queues 2");
+    let output = run("bench table --pool-blocks 64 --queues 2");
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
     for wanted in ["2 x Ripieno software controller", "batch", "75 %", "of the mean of each alone"]
@@ -84,7 +88,7 @@ fn devices_are_measured_in_real_time_and_shown_as_tables() {
 #[test]
 fn what_only_requests_need_is_refused() {
     for flag in ["--requests 3", "--trace x", "--capacity 1GiB", "--keep --media file:/tmp"] {
-        let output = run(&format!("profile {flag}"));
+        let output = run(&format!("bench table {flag}"));
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{flag}: {error}");
         assert!(error.contains("serves no requests"), "{flag}: {error}");
@@ -123,37 +127,37 @@ fn layer_times_of_an_engine_go_into_the_table() {
         assert_eq!(output.status.code(), Some(2), "{line}: {error}");
         assert!(error.contains(wanted), "{line}: {error}");
     };
-    refused(&format!("profile --layer-times {times} --out {out}"), "no device is named");
-    refused(&format!("profile --against {times}"), "--layer-times");
-    refused(&format!("profile --layer-times {times},{other}"), "on h with e 1 follow those of");
-    refused(&format!("profile --layer-times {times} --against {other}"), "it is of m tp2 on h");
+    refused(&format!("bench table --layer-times {times} --out {out}"), "no device is named");
+    refused(&format!("bench table --against {times}"), "--layer-times");
+    refused(&format!("bench table --layer-times {times},{other}"), "on h with e 1 follow those of");
+    refused(&format!("bench table --layer-times {times} --against {other}"), "it is of m tp2 on h");
     let newer = fs::read_to_string(&times).unwrap().replacen("times\": 1", "times\": 2", 1);
     fs::write(&out, newer).unwrap();
-    refused(&format!("profile --layer-times {times} --against {out}"), "of version 2");
+    refused(&format!("bench table --layer-times {times} --against {out}"), "of version 2");
     fs::remove_file(&out).unwrap();
     // Devices first, layers later; or both in one run.
     let table = || serde_json::from_slice::<Value>(&fs::read(&out).unwrap()).unwrap();
-    report(&format!("profile --pace {MEDIUM} --out {out}"));
+    report(&format!("bench table --pace {MEDIUM} --out {out}"));
     let costs = table()["costs"].clone();
-    report(&format!("profile --layer-times {times} --out {out}"));
+    report(&format!("bench table --layer-times {times} --out {out}"));
     let learned = table();
     assert_eq!((&learned["costs"], &learned["setting"]["model"]), (&costs, &"m tp2".into()));
     assert_eq!(learned["cells"].as_array().unwrap().len(), 3);
-    refused(&format!("profile --layer-times {other} --out {out}"), "profile this setting");
+    refused(&format!("bench table --layer-times {other} --out {out}"), "profile this setting");
     assert_eq!(table(), learned);
     fs::remove_file(&out).unwrap();
-    report(&format!("profile --pace {MEDIUM} --layer-times {times} --out {out}"));
+    report(&format!("bench table --pace {MEDIUM} --layer-times {times} --out {out}"));
     assert_eq!(table(), learned);
     // A file of times, and a table.
     for against in [&times, &out] {
-        let found = report(&format!("profile --layer-times {slower} --against {against}"));
+        let found = report(&format!("bench table --layer-times {slower} --against {against}"));
         for step in ["prefill", "decode"] {
             let off = found["layers"]["against_off"][step].as_f64().unwrap();
             assert!((off - 1.0 / 3.0).abs() < 0.01, "{against}: {found}");
         }
         assert!(found.get("read").is_none(), "no device was measured");
     }
-    let text = run(&format!("profile --layer-times {slower} --against {out}")).stdout;
+    let text = run(&format!("bench table --layer-times {slower} --against {out}")).stdout;
     let text = String::from_utf8(text).unwrap();
     assert!(text.contains("against, us") && text.contains("-33 %"), "{text}");
 }
