@@ -49,12 +49,11 @@ const PROGRAMS: &[Program] = &[
 /// Fails with [`SaidNo`](crate::child::SaidNo) if a build fails, and with another error if a tool
 /// is missing or a write fails.
 pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
-    needs::satisfy([Need::Cxx, Need::Binutils])?;
+    needs::satisfy([Need::Cxx])?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     for program in PROGRAMS {
         let built = build(program)?;
         copy(&built, &folder.join(program.name))?;
-        child::run(Command::new("strip").arg(folder.join(program.name)))?;
         let needs = glibc(&fs::read(&built)?);
         ensure!(
             needs <= GLIBC,

@@ -82,7 +82,7 @@ enum Command {
     /// Run the README's commands in a minimal Debian that has nothing else
     ///
     /// Made with mmdebstrap in target/bare and entered with chroot, which takes root. Shows that
-    /// nothing is missing on a new machine.
+    /// nothing is missing on a new machine; with --packages, that the packages of `package` work.
     Bare(command::bare::BareArgs),
     /// Check formatting, clippy, rustdoc and the tidy rules
     Lint(RunArgs),
@@ -125,11 +125,12 @@ enum Command {
     /// In the environment of `engine`, with LMCache (100 MB, once) in one of its own in
     /// target/peers. Takes 15 minutes and 10 GB; not a part of CI.
     Peers(command::peers::PeersArgs),
-    /// Make wheels of the Python package, for x86-64 and aarch64: target/wheel/wheels
+    /// Make a Debian package, and wheels for x86-64 and aarch64: target/package
     ///
-    /// maturin comes from PyPI (10 MB, once), the compiler for the other machine from Debian. The
-    /// wheel for this machine is installed and tried; the other one cannot be.
-    Wheel,
+    /// cargo-deb is built from source (2 minutes, once), maturin comes from PyPI (10 MB, once), and
+    /// dpkg-dev and the compiler for aarch64 from Debian. The wheel for this machine is installed
+    /// and tried; the other one cannot be.
+    Package(command::package::PackageArgs),
     /// Compile the I/O kernel for GPUs, and check what the assembler makes of it
     ///
     /// Rewrites what is committed in kernels/ptx and bench/ptx. The compiler comes from PyPI (100
@@ -205,7 +206,7 @@ fn main() -> ExitCode {
         Command::Cpu => command::cpu::run(),
         Command::Engine(args) => command::engine::run(&args),
         Command::Peers(args) => command::peers::run(&args),
-        Command::Wheel => command::wheel::run(),
+        Command::Package(args) => command::package::run(&args),
         Command::Vm(args) => command::vm::run(&args),
         Command::Sanitize(args) => command::sanitize::run(&args),
         Command::Gpu(args) => command::gpu::run(&args),

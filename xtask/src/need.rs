@@ -11,12 +11,14 @@ pub enum Need {
     Crates,
     /// GNU's C++ compiler.
     Gxx,
-    /// GNU's C++ compiler for 64-bit Arm.
+    /// GNU's C++ compiler and Rust's library for 64-bit Arm.
     GxxAarch64,
     /// `strip`.
     Binutils,
     /// `cmake`.
     Cmake,
+    /// `dpkg-shlibdeps`.
+    DpkgDev,
     Mmdebstrap,
     /// libnuma.
     Numa,
@@ -44,6 +46,8 @@ pub enum Need {
     Mdbook,
     /// cargo-deny, in `target/tools`.
     CargoDeny,
+    /// cargo-deb, in `target/tools`.
+    CargoDeb,
     /// RustSec's database of advisories, in cargo's home.
     Advisories,
     /// The oldest Rust toolchain that the workspace supports.

@@ -17,6 +17,8 @@ use crate::{abi, child, debian, engine, programs, ptx, python, qemu, vm};
 
 /// Pinned: another version may report other errors.
 pub const CARGO_DENY: &str = "cargo-deny@0.20.2";
+/// Pinned, like its metadata in tools/Cargo.toml.
+pub const CARGO_DEB: &str = "cargo-deb@3.8.0";
 
 impl Need {
     /// Returns what this machine lacks for it, the purpose, and Debian's package.
@@ -37,6 +39,9 @@ impl Need {
                 ["strip", "programs are packed without their symbols", "binutils"]
             }
             Self::Cmake if lacks("cmake") => ["cmake", "the C interface is found with it", "cmake"],
+            Self::DpkgDev if lacks("dpkg-shlibdeps") => {
+                ["dpkg-shlibdeps", "it finds the libraries that a program needs", "dpkg-dev"]
+            }
             Self::Mmdebstrap if lacks("mmdebstrap") => {
                 ["mmdebstrap", "it makes a minimal Debian", "mmdebstrap"]
             }
@@ -83,14 +88,15 @@ impl Need {
         match self {
             Self::Cxx
             | Self::Gxx
-            | Self::GxxAarch64
             | Self::Binutils
             | Self::Cmake
+            | Self::DpkgDev
             | Self::Mmdebstrap
             | Self::Numa
             | Self::PkgConfig
             | Self::Valgrind
             | Self::Python => Ok(()),
+            Self::GxxAarch64 => programs::rust_target("aarch64-unknown-linux-gnu"),
             Self::Crates => fetch_crates(),
             Self::Qemu => qemu::SYSTEM.fetch(),
             Self::QemuUser => qemu::USER.fetch(),
@@ -101,6 +107,7 @@ impl Need {
             Self::Mdbook => programs::mdbook().fetch(),
             Self::Bindgen => abi::fetch(),
             Self::CargoDeny => cargo_install(CARGO_DENY).map(drop),
+            Self::CargoDeb => cargo_install(CARGO_DEB).map(drop),
             Self::Advisories => {
                 let mut fetch = Command::new(cargo_install(CARGO_DENY)?);
                 child::output(fetch.args(["fetch", "db"]))

@@ -95,6 +95,14 @@ pub fn rust_library(target: Option<&str>) -> Result<Vec<PathBuf>> {
     Ok(files.flatten().map(|file| file.path()).collect())
 }
 
+/// Installs Rust's library for a target, unless it is there.
+pub fn rust_target(target: &str) -> Result<()> {
+    let is_there = rust_library(Some(target)).is_ok_and(|files| !files.is_empty());
+    let add = format!("rustup target add {target}");
+    ensure!(is_there || succeeds(&add), "`{add}` failed");
+    Ok(())
+}
+
 /// The oldest Rust that the workspace supports.
 pub const OLDEST_RUST: &str = env!("CARGO_PKG_RUST_VERSION");
 

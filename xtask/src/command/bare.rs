@@ -1,4 +1,5 @@
-//! `cargo xtask bare`: runs the README's commands on a machine with nothing preinstalled.
+//! `cargo xtask bare`: runs the README's commands, or installs and tries the packages, on a machine
+//! with nothing preinstalled.
 //!
 //! The machine is a minimal Debian in a folder, entered with `chroot`. It shares this machine's
 //! Rust toolchain (read-only), network configuration, and package sources.
@@ -31,6 +32,14 @@ const NETWORK: &[&str] = &[
 const VARIABLES: &str = "http_ https_ no_proxy all_ ssl_cert_ curl_ca_ pip_ cargo_http_ cargo_net_ \
     cargo_registr cargo_source_ rustup_dist rustup_update rustup_auto";
 const ENTER: &str = include_str!("bare.sh");
+/// Trials of the packages, which are in `packages`. The last line stores and loads blocks.
+const PACKAGES: &str = r#"sudo apt-get install -y /packages/deb/*.deb man-db python3-venv
+ripieno --version
+ripieno replay --model tiny --requests 5 --verify full
+nvme-bind list
+man ripieno-replay | grep conversation_trace
+bash -ec 'cd /usr/share/bash-c*/*; . ./ripieno; . ./nvme-bind; complete -p ripieno nvme-bind'
+cd xtask/src/command; sh -eux package.sh /trial /packages/wheel-$(uname -m)/* "$(cat package.py)""#;
 /// Path of the clone in the new root.
 const CLONE: &str = "/ripieno";
 
@@ -39,6 +48,9 @@ pub struct BareArgs {
     /// Create the minimal Debian anew instead of reusing that of an earlier run
     #[arg(long)]
     fresh: bool,
+    /// Install the packages that `cargo xtask package` made, and try them, instead
+    #[arg(long)]
+    packages: bool,
     #[command(flatten)]
     run: RunArgs,
 }
@@ -50,8 +62,14 @@ pub fn run(args: &BareArgs) -> Result<ExitCode> {
          hint: run this as root"
     );
     needs::satisfy([Need::Mmdebstrap])?;
-    let readme = fs::read_to_string(folder::workspace().join("README.md"))?;
-    let commands = commands(&readme);
+    let packages = folder::target("package");
+    let commands = if args.packages {
+        let made = folder::only_file(&packages.join("deb"), "ripieno_");
+        made.context("no packages\n  hint: `cargo xtask package` makes them")?;
+        PACKAGES.lines().map(str::to_owned).collect()
+    } else {
+        commands(&fs::read_to_string(folder::workspace().join("README.md"))?)
+    };
     ensure!(!commands.is_empty(), "README.md has no commands under `{QUICK_START}`");
     let folder = folder::target("bare");
     let (debian, root) = (folder.join("debian"), folder.join("root"));
@@ -60,6 +78,9 @@ pub fn run(args: &BareArgs) -> Result<ExitCode> {
     }
     make_debian(&debian)?;
     make_root(&debian, &root)?;
+    if args.packages {
+        child::run(Command::new("cp").arg("-r").arg(packages).arg(root.join("packages")))?;
+    }
     let script = folder.join("enter.sh");
     fs::write(&script, entry(&root)?)?;
     report::run_all(commands.iter().map(|line| in_root(&script, line)).collect(), args.run)

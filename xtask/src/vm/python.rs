@@ -10,7 +10,7 @@ use crate::vm::guest;
 use crate::{child, folder};
 
 /// Stores blocks, opens the store again, and loads them.
-const STORE: &str = include_str!("../command/wheel.py");
+const STORE: &str = include_str!("../command/package.py");
 
 /// Lists the loaded modules: the interpreter, the folder of packages, and files, one per line.
 const LIST: &str = r#"
