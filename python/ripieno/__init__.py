@@ -24,6 +24,7 @@ from typing import Any
 
 from . import errors, stats
 from ._ripieno import (
+    METRICS,
     Catalog,
     Plane,
     Reference,
@@ -38,6 +39,7 @@ from .errors import *  # noqa: F403
 from .stats import *  # noqa: F403
 
 __all__ = [
+    "METRICS",
     "Catalog",
     "Namespace",
     "Plane",

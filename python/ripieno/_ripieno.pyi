@@ -7,6 +7,7 @@ from . import Namespace, Pool, RankId, Shape
 from .stats import CatalogStats, PlaneStats, StoreStats, Usage
 
 __all__ = [
+    "METRICS",
     "Catalog",
     "Plane",
     "Reference",
@@ -20,6 +21,9 @@ __all__ = [
     "set_event_level",
     "take_events",
 ]
+
+METRICS: list[tuple[str, str, str]]
+"""Name, type and meaning of each metric of a store."""
 
 _Keys = bytes | Sequence[bytes]
 """32 bytes each, or all of them concatenated."""
@@ -162,7 +166,7 @@ class Plane(_Context):
 
     executor: runs the I/O kernel on host (threads) or cuda (the GPU, on io_sms SMs: 4); None: cuda
     if the pool is on a GPU. require: the data path (direct, staged or host); None: the best that
-    works. dram_bytes, dram_mode: same as for Store.
+    works. dram_bytes, dram_mode, metrics: same as for Store.
     """
     def __new__(
         cls,
@@ -177,6 +181,7 @@ class Plane(_Context):
         dram_bytes: int | str | None = None,
         dram_mode: Literal["write-through", "read-ahead"] = "write-through",
         pacing: bool = False,
+        metrics: str | None = None,
     ) -> Plane: ...
     def __enter__(self) -> Plane: ...
     @property
@@ -271,6 +276,9 @@ class Store(_Context):
     executor, io_sms, require: same as for Plane. dram_bytes: memory of this process that keeps
     copies of blocks above the devices, in bytes or as "8GiB". dram_mode: the blocks kept there:
     write-through (stored, loaded or prefetched), or read-ahead (only prefetched).
+
+    metrics: serves counters for Prometheus at a port ("9400"), an IP address and a port, or a Unix
+    socket's path with a /. Addresses that other machines reach begin with "public:".
     """
     def __new__(
         cls,
@@ -286,6 +294,7 @@ class Store(_Context):
         io_sms: int | None = None,
         dram_bytes: int | str | None = None,
         dram_mode: Literal["write-through", "read-ahead"] = "write-through",
+        metrics: str | None = None,
     ) -> Store: ...
     def __enter__(self) -> Store: ...
     @property

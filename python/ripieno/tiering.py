@@ -27,7 +27,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
@@ -190,9 +190,7 @@ class RipienoTier(SecondaryTierManager):
                 moved += chunks_moved * self.block_size_bytes
         return done, moved, time.monotonic() - start
 
-    def _store(
-        self, keys: list[OffloadKey], chunks: list[int]
-    ) -> tuple[list[OffloadKey], int]:
+    def _store(self, keys: list[OffloadKey], chunks: list[int]) -> tuple[list[OffloadKey], int]:
         if bad := [_digest(key) for key in keys if key in self.bad]:
             self.store.remove(bad)
         found = [bool(self.store.lookup(_digest(key))) for key in keys]

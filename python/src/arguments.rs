@@ -2,16 +2,14 @@
 
 #![allow(unsafe_code, reason = "describes memory that a Python object owns, by its address")]
 
-use std::{ptr::NonNull, sync::Arc, time::Duration};
+use std::{ptr::NonNull, str::FromStr, sync::Arc, time::Duration};
 
 use nvme_driver::{DevicePtr, Nanos};
-use objstore::{
-    BlockId, BlockKey, DramMode, DramStats, KvShape, Overwrite, RankId, StoreEvent, StoreId,
-};
+use objstore::{BlockId, BlockKey, DramStats, KvShape, Overwrite, RankId, StoreEvent, StoreId};
 use pyo3::{prelude::*, types::PyBytes};
 use ripieno_stack::{
     CudaChoice, EngineMemory, Executor, GpuMemory, PoolLayout, PoolMemory, RankMedia, RawStream,
-    Route, Size,
+    Size,
 };
 
 use crate::error::{invalid, refused};
@@ -134,14 +132,9 @@ pub(crate) fn executor(
     }
 }
 
-/// Parses the `dram_mode` option, which selects the blocks kept in host memory.
-pub(crate) fn dram_mode(name: &str) -> PyResult<DramMode> {
-    name.parse().map_err(|why: String| invalid(format!("dram_mode: {why}")))
-}
-
-/// Parses the required data path, if any.
-pub(crate) fn route(name: Option<&str>) -> PyResult<Option<Route>> {
-    name.map(str::parse).transpose().map_err(|why: String| invalid(format!("require: {why}")))
+/// Parses the text of the argument `name`.
+pub(crate) fn parse<T: FromStr<Err = String>>(name: &str, text: &str) -> PyResult<T> {
+    text.parse().map_err(|why| invalid(format!("{name}: {why}")))
 }
 
 /// A number of bytes, or text such as `64MiB`.

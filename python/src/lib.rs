@@ -32,7 +32,7 @@ pub use store::{Request, Store};
 
 #[pymodule]
 mod _ripieno {
-    use pyo3::{Bound, PyResult, types::PyModule};
+    use pyo3::{Bound, PyResult, prelude::PyModuleMethods as _, types::PyModule};
 
     #[pymodule_export]
     use super::events::{end_events, set_event_level, take_events};
@@ -42,8 +42,10 @@ mod _ripieno {
     use super::{arguments::parse_size, catalog::prepare};
 
     #[pymodule_init]
-    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         super::events::install();
-        Ok(())
+        let named = ripieno_stack::METRICS.iter();
+        let metrics = named.map(|metric| (metric.name, metric.kind.name(), metric.help));
+        module.add("METRICS", metrics.collect::<Vec<_>>())
     }
 }

@@ -59,7 +59,7 @@ impl Report {
 ///
 /// executor: runs the I/O kernel on host (threads) or cuda (the GPU, on io_sms SMs: 4); None:
 /// cuda if the pool is on a GPU. require: the data path (direct, staged or host); None: the
-/// best that works. dram_bytes, dram_mode: same as for Store.
+/// best that works. dram_bytes, dram_mode, metrics: same as for Store.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Plane {
@@ -117,7 +117,7 @@ impl Plane {
     #[new]
     #[pyo3(signature = (
         path, rank, shape, pool, *, executor = None, require = None, io_sms = None,
-        dram_bytes = None, dram_mode = "write-through", pacing = false
+        dram_bytes = None, dram_mode = "write-through", pacing = false, metrics = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
@@ -132,12 +132,14 @@ impl Plane {
         dram_bytes: Option<arguments::Bytes>,
         dram_mode: &str,
         pacing: bool,
+        metrics: Option<&str>,
     ) -> PyResult<Self> {
         events::start(py)?;
         let (id, shape, pool) = (rank.check()?, shape.check()?, pool.memory()?);
         let executor = arguments::executor(executor, io_sms, &pool)?;
-        let require = arguments::route(require)?;
-        let dram_mode = arguments::dram_mode(dram_mode)?;
+        let require = require.map(|name| arguments::parse("require", name)).transpose()?;
+        let dram_mode = arguments::parse("dram_mode", dram_mode)?;
+        let metrics = metrics.map(|address| arguments::parse("metrics", address)).transpose()?;
         let dram_bytes = arguments::bytes("dram_bytes", dram_bytes)?.unwrap_or(0);
         let stack = py.detach(|| {
             let place = Ranks::open(&path)?.place(id.rank)?;
@@ -148,6 +150,7 @@ impl Plane {
                 .pool(pool)
                 .options(options)
                 .pacing(pacing.then(Pacing::default))
+                .metrics(metrics)
                 .open_rank(id)
         });
         Ok(Self { stack: Own::new(stack.or_raise()?) })

@@ -27,6 +27,9 @@ use crate::{
 /// executor, io_sms, require: same as for Plane. dram_bytes: memory of this process that keeps
 /// copies of blocks above the devices, in bytes or as "8GiB". dram_mode: the blocks kept there:
 /// write-through (stored, loaded or prefetched), or read-ahead (only prefetched).
+///
+/// metrics: serves counters for Prometheus at a port ("9400"), an IP address and a port, or a Unix
+/// socket's path with a /. Addresses that other machines reach begin with "public:".
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Store {
@@ -70,7 +73,7 @@ impl Store {
     #[pyo3(signature = (
         path, shape, pool, *, namespace = None, capacity = None, devices = 1, executor = None,
         require = None, io_sms = None, dram_bytes = None,
-        dram_mode = "write-through"
+        dram_mode = "write-through", metrics = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
@@ -86,12 +89,14 @@ impl Store {
         io_sms: Option<u32>,
         dram_bytes: Option<arguments::Bytes>,
         dram_mode: &str,
+        metrics: Option<&str>,
     ) -> PyResult<Self> {
         events::start(py)?;
         let (shape, pool) = (shape.check()?, pool.memory()?);
         let executor = arguments::executor(executor, io_sms, &pool)?;
-        let require = arguments::route(require)?;
-        let dram_mode = arguments::dram_mode(dram_mode)?;
+        let require = require.map(|name| arguments::parse("require", name)).transpose()?;
+        let dram_mode = arguments::parse("dram_mode", dram_mode)?;
+        let metrics = metrics.map(|address| arguments::parse("metrics", address)).transpose()?;
         let dram_bytes = arguments::bytes("dram_bytes", dram_bytes)?.unwrap_or(0);
         let namespace = namespace.map_or(Ok(Default::default()), arguments::Namespace::check)?;
         let mut builder = Builder::new(path, shape)
@@ -100,6 +105,7 @@ impl Store {
             .require(require)
             .namespace(namespace)
             .pool(pool)
+            .metrics(metrics)
             .options(StoreOptions { dram_bytes, dram_mode, ..StoreOptions::default() });
         if let Some(bytes) = arguments::bytes("capacity", capacity)? {
             builder = builder.capacity(bytes);

@@ -49,6 +49,8 @@ Options (kv_connector_extra_config):
 - weights_id: distinguishes the weights from others of the same model name and revision.
 - layer_times: a file to which each step appends its shape and layer time, for `ripieno bench
   table --layer-times`. Off.
+- metrics: where rank 0 serves its counters for Prometheus: a port ("9400"), or a Unix socket's path
+  with a /. Further ranks use the next ports, or the path with ".1" and so on. Off.
 
 A separate thread reads saves from vLLM's blocks. vLLM counts those blocks as free when the request
 has ended; before it reuses one, the save of it ends.
@@ -138,9 +140,7 @@ class RipienoConnector(KVConnectorBase_V1):
                 overwrite=self.options.overwrite,
             )
 
-        self.ranks = capacity.made_in(
-            self.options.path, name, self.options.capacity, make, engines
-        )
+        self.ranks = capacity.made_in(self.options.path, name, self.options.capacity, make, engines)
         self._in_scheduler: Scheduler | None = None
         self._in_worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:

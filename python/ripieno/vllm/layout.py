@@ -72,7 +72,7 @@ def engines_of(parallel: ParallelConfig, options: Options) -> int:
     if options.engines is None and parallel.data_parallel_index >= parallel.data_parallel_size:
         raise ValueError(
             "engines: vLLM does not tell the engines of a dense model how many there are, and this "
-            f"is number {parallel.data_parallel_index}; give \"engines\", the --data-parallel-size"
+            f'is number {parallel.data_parallel_index}; give "engines", the --data-parallel-size'
         )
     size: int = parallel.data_parallel_size
     return options.engines or size

@@ -1,7 +1,8 @@
-"""Counters for vLLM's log and for Prometheus."""
+"""Counters for vLLM's log and for Prometheus, under the names of the stores' own metrics."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -9,33 +10,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
+import ripieno
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-COUNTERS = {
-    "lookup_tokens": "Tokens that were looked up, once for each request that got blocks.",
-    "hit_tokens": "Tokens of these that were found.",
-    "loaded_blocks": "Blocks that were loaded.",
-    "loaded_bytes": "Bytes that were loaded, of all ranks.",
-    "stored_blocks": "Blocks that were stored.",
-    "stored_bytes": "Bytes that were written for blocks, of all ranks.",
-    "evicted_blocks": "Blocks that were evicted for others.",
-    "dropped_blocks": "Blocks that were not stored: too much was on its way, or no file was free.",
-    "load_failures": "Loads with blocks that did not arrive.",
-    "save_failures": "Saves that failed on a rank.",
-    "checksum_mismatches": "Blocks that were not what was stored, of all ranks.",
-}
-GAUGES = {
-    "capacity_blocks": "Blocks that the store has room for.",
-    "used_blocks": "Blocks that it holds.",
-    "pending_blocks": "Blocks that are on their way to it.",
-    "healthy": "0 when serving goes on without the store.",
-}
-HISTOGRAMS = {
-    "load_seconds": "From the start of a load to its end, on a rank.",
-    "load_wait_seconds": "How long a step waited for its loads, on a rank.",
-    "save_seconds": "From the start of a save to the flush after it, on a rank.",
-}
+HELP = {name: help for name, _, help in ripieno.METRICS}
+COUNTERS = (
+    "lookup_tokens hit_tokens loaded_blocks loaded_bytes stored_blocks stored_bytes evicted_blocks "
+    "dropped_blocks load_failures save_failures checksum_mismatches"
+).split()
+GAUGES = ("capacity_blocks", "used_blocks", "pending_blocks", "healthy")
+HISTOGRAMS = ("load_seconds", "load_wait_seconds", "save_seconds", "compute_saved_seconds")
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
@@ -95,7 +81,7 @@ class PromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        kinds: list[tuple[dict[str, str], type[Any], dict[str, Any]]] = [
+        kinds: list[tuple[Sequence[str], type[Any], dict[str, Any]]] = [
             (COUNTERS, self._counter_cls, {}),
             (GAUGES, self._gauge_cls, {"multiprocess_mode": "mostrecent"}),
             (HISTOGRAMS, self._histogram_cls, {"buckets": BUCKETS}),
@@ -103,8 +89,8 @@ class PromMetrics(KVConnectorPromMetrics):
         self.metrics: dict[tuple[int, str], Any] = {}
         """By engine and name: a counter, gauge or histogram of prometheus_client."""
         for names, kind, more in kinds:
-            for name, documentation in names.items():
-                metric = kind(f"vllm:ripieno_{name}", documentation, labelnames=labelnames, **more)
+            for name in names:
+                metric = kind(f"vllm:ripieno_{name}", HELP[name], labelnames=labelnames, **more)
                 for engine, values in per_engine_labelvalues.items():
                     self.metrics[engine, name] = metric.labels(*values)
         for engine in per_engine_labelvalues:

@@ -47,6 +47,7 @@ class Options:
     piecewise: bool = False
     weights_id: str = ""
     layer_times: str | None = None
+    metrics: str | None = None
 
     @classmethod
     def parse(cls, given: dict[str, Any]) -> Options:
@@ -89,6 +90,8 @@ class Options:
         check("dram_mode", is_right, "give dram, too", self)
         is_name = type(self.layer_times) is str and self.layer_times
         check("layer_times", self.layer_times is None or is_name, "give the name of a file", self)
+        hint = 'give text, a port ("9400") or a Unix socket\'s path with a /'
+        check("metrics", isinstance(self.metrics, str | None), hint, self)
         check("save_backlog", self.save_backlog <= 1, "give a share of the blocks, 0 to 1", self)
         check("shutdown", self.shutdown in ("drain", "drop"), 'give "drain" or "drop"', self)
 
@@ -101,6 +104,16 @@ class Options:
     def patience(self) -> float:
         """Seconds that pending saves get at shutdown."""
         return self.drain_seconds if self.shutdown == "drain" else 0.0
+
+
+def metrics_of(address: str | None, number: int) -> str | None:
+    """Returns the address of a rank's metrics: the next ports, or a suffix to a socket's path."""
+    if address is None or number == 0:
+        return address
+    if "/" in address:
+        return f"{address}.{number}"
+    host, colon, port = address.rpartition(":")
+    return f"{host}{colon}{int(port) + number}" if port.isdecimal() else address
 
 
 def check(name: str, is_right: Any, hint: str, options: Options) -> None:

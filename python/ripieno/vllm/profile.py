@@ -80,9 +80,7 @@ def start(args: argparse.Namespace, engine: EngineArgs, scratch: str) -> LLM:
     )
 
 
-def plan(
-    args: argparse.Namespace, config: VllmConfig
-) -> Iterator[tuple[str, int, int, bool]]:
+def plan(args: argparse.Namespace, config: VllmConfig) -> Iterator[tuple[str, int, int, bool]]:
     """Yields the points, and True for those that fit: prompts (input) and decoding (generating)."""
     cache = config.cache_config
     most = config.model_config.max_model_len

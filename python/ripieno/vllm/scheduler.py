@@ -214,9 +214,7 @@ class Scheduler:
             name, last = request.request_id, (request.num_tokens - 1) // self.block_size
             is_wanted = name in self.requests and name not in running and last > 0
             if is_wanted and self._may_find(request):
-                files = self.catalog.files(
-                    self._known_space(request), self._keys(request, 0, last)
-                )
+                files = self.catalog.files(self._known_space(request), self._keys(request, 0, last))
                 if files:
                     checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
                     self.numbers += 1
@@ -239,9 +237,7 @@ class Scheduler:
         last = (request.num_tokens - 1) // self.block_size
         if last <= first or not self._may_find(request):
             return 0, False
-        found = self.catalog.lookup(
-            self._known_space(request), self._keys(request, first, last)
-        )
+        found = self.catalog.lookup(self._known_space(request), self._keys(request, first, last))
         return found * self.block_size, bool(found) and self.load_async
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, tokens: int) -> None:
@@ -257,9 +253,7 @@ class Scheduler:
         assert first is not None, "matched() came before"
         (ids,) = blocks.get_block_ids()
         last = first + tokens // self.block_size
-        found = self.catalog.acquire(
-            self._known_space(request), self._keys(request, first, last)
-        )
+        found = self.catalog.acquire(self._known_space(request), self._keys(request, first, last))
         self.planned[name] = (found, ids[first:last])
 
     def tasks(self, output: SchedulerOutput) -> Tasks:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 VERSION = 1
+PROMPT_TOKENS = 256
+"""Tokens of a step from which on a token's time is that of a prompt."""
 BYTES_MAX = 64 << 20
 """Size limit of the file. It is then renamed to PATH.1, which replaces an older one."""
 
@@ -99,6 +101,8 @@ class LayerTimes:
         self.ended: deque[tuple[list[list[int]], list[tuple[Mark, Mark]]]] = deque()
         """Steps that a GPU has not finished: requests, and spans between two marks."""
         self.written = self.missed = 0
+        self.token_seconds = 0.0
+        """Time of all layers for a token of a prompt, in the last such step; 0 before one."""
         self.file: FileIO | None = None
         self._open()
 
@@ -148,6 +152,9 @@ class LayerTimes:
             if layer_us > 0:
                 self._write(json.dumps({"requests": requests, "layer_us": layer_us}))
                 self.written += 1
+                tokens = sum(count for count, _ in requests)
+                if tokens >= PROMPT_TOKENS:
+                    self.token_seconds = layer_us * self.layers / tokens / 1e6
 
     def _miss(self) -> None:
         self.missed += 1

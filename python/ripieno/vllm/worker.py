@@ -15,6 +15,7 @@ import ripieno
 
 from .layout import register
 from .metrics import Stats
+from .options import metrics_of
 from .protocol import Job, Legacy, Reports, Tasks
 from .saver import Saver, Stream
 from .times import Instant, LayerTimes, header_of, on_stream
@@ -65,7 +66,8 @@ def open_plane(
     connector: RipienoConnector, rank: ripieno.RankId, pool: ripieno.Pool
 ) -> ripieno.Plane:
     """Opens a rank's plane. Errors name the connector's option instead of the argument."""
-    options = connector.options
+    options, parallel = connector.options, connector._vllm_config.parallel_config
+    number = parallel.data_parallel_index * connector.world + rank.rank
     try:
         return ripieno.Plane(
             connector.path,
@@ -78,6 +80,7 @@ def open_plane(
             dram_bytes=options.dram,
             dram_mode=options.dram_mode,
             pacing=options.is_paced,
+            metrics=metrics_of(options.metrics, number),
         )
     except ripieno.InvalidError as error:
         name, colon, problem = str(error).partition(": ")
@@ -99,6 +102,8 @@ class Worker:
         self.path, self.options = connector.path, connector.options
         self.rank: int = connector._vllm_config.parallel_config.rank
         self.block_bytes = connector.shape.rows * connector.shape.object_bytes
+        self.rank_tokens = connector.shape.block_tokens * connector.world
+        """Tokens of a block, times ranks: one observes compute_saved_seconds for all."""
         self.layers = {row.layer: at for at, row in enumerate(connector.rows)}
         self.pages, pool = register(connector, kv_caches)
         options = self.options
@@ -263,6 +268,9 @@ class Worker:
             task = load.task
             if error is None:
                 self.stats.observe("load_seconds", time.monotonic() - load.begun)
+                if self.times and self.times.token_seconds:
+                    saved = len(task.files) * self.rank_tokens * self.times.token_seconds
+                    self.stats.observe("compute_saved_seconds", saved)
                 self.stats.count("loaded_bytes", len(task.files) * self.block_bytes)
                 self._arrived(task, len(task.files))
             else:

@@ -11,8 +11,9 @@ pytest.importorskip("vllm")
 
 import faults  # noqa: E402
 import tiny_model as models  # noqa: E402
-from forked import live  # noqa: E402
+from forked import live, metric  # noqa: E402
 from prompts import PROMPTS, tokens  # noqa: E402
+from scraping import scrape  # noqa: E402
 from vllm import __version__  # noqa: E402
 
 A = PROMPTS[3]
@@ -63,6 +64,29 @@ def test_waits_for_loads_are_in_no_layer(model, both, tmp_path):
     assert max(took) < Late.seconds * 1e6 / 2
 
 
+def test_metrics_say_how_much_computing_was_saved(model, options, tmp_path):
+    """A rank's own metrics agree with vLLM's, under the same names."""
+    options |= {"layer_times": f"{tmp_path}/times", "metrics": f"{tmp_path}/m"}
+
+    def ask(engine):
+        engine.ask(A)
+        engine.forget()
+        engine.ask(A)
+        engine.settle()
+        _, samples = scrape(options["metrics"])
+        counts = ("loaded_bytes_total", "stored_bytes_total", "load_seconds_count")
+        own = {name: samples[f"ripieno_{name}"] for name in counts}
+        saved = [metric(f"vllm:ripieno_compute_saved_seconds_{it}") for it in ("count", "sum")]
+        return own, {name: metric(f"vllm:ripieno_{name}") for name in counts}, saved
+
+    own, of_vllm, (hits, saved) = live(ask, model=model, options=options)
+    assert own == of_vllm
+    assert (own["load_seconds_count"], hits) == (1, 1)
+    _, (_, second, *_) = read(options["layer_times"])
+    # The last step with as many tokens as a whole one tells a token's time.
+    assert saved == pytest.approx(512 / 256 * second * models.LAYERS / 1e6)
+
+
 def test_without_the_option_nothing_is_written_or_counted(model, options, tmp_path):
     def ask(engine):
         engine.ask(A, max_tokens=2)
@@ -75,7 +99,8 @@ def test_a_sweep_runs_what_fits(model, tmp_path):
     """Prompts with prefixes in vLLM's cache, and several concurrent requests."""
     vllm = "--dtype float32 --skip-tokenizer-init --enforce-eager --block-size 32"
     vllm += f" --max-model-len 1024 --model {model}"
-    sweep = f"--inputs 40,900 --prefixes 0,128 --decode-batches 1,3 --rounds 1 --out {tmp_path}/times"
+    sweep = "--inputs 40,900 --prefixes 0,128 --decode-batches 1,3 --rounds 1"
+    sweep += f" --out {tmp_path}/times"
     ended = subprocess.run(
         [sys.executable, "-m", "ripieno.vllm.profile", *vllm.split(), *sweep.split()],
         timeout=300,

@@ -14,8 +14,8 @@ pytest.importorskip("vllm")
 import ripieno  # noqa: E402
 from ripieno.vllm import worker  # noqa: E402
 from ripieno.vllm.layout import check, engines_of, tokens_of  # noqa: E402
-from ripieno.vllm.metrics import Stats  # noqa: E402
-from ripieno.vllm.options import Options  # noqa: E402
+from ripieno.vllm.metrics import COUNTERS, GAUGES, HISTOGRAMS, Stats  # noqa: E402
+from ripieno.vllm.options import Options, metrics_of  # noqa: E402
 from ripieno.vllm.protocol import Job, Legacy, Reports  # noqa: E402
 from ripieno.vllm.saver import Saver  # noqa: E402
 from ripieno.vllm.scheduler import MAX_CONSECUTIVE_FAILURES, Load, Scheduler, Watchers  # noqa: E402
@@ -39,6 +39,25 @@ def test_stats_of_workers_and_steps_add_up():
     log = {"loaded_bytes": 12, "stored_bytes": 2, "healthy": 0, "mean_load_seconds": 1.0}
     assert both.reduce() == log
     assert Stats().is_empty()
+
+
+def test_the_registry_has_all_metrics_with_their_types():
+    kinds = {name: kind for name, kind, _ in ripieno.METRICS}
+    for names, kind in ((COUNTERS, "counter"), (GAUGES, "gauge"), (HISTOGRAMS, "summary")):
+        assert {name: kinds.get(name) for name in names} == dict.fromkeys(names, kind)
+
+
+def test_each_rank_has_an_address_for_its_metrics():
+    for given, third in [
+        (None, None),
+        ("9400", "9402"),
+        ("127.0.0.1:9400", "127.0.0.1:9402"),
+        ("public:[::]:9400", "public:[::]:9402"),
+        ("/run/ripieno/m", "/run/ripieno/m.2"),
+        # The plane refuses it.
+        ("nonsense", "nonsense"),
+    ]:
+        assert (metrics_of(given, 0), metrics_of(given, 2)) == (given, third)
 
 
 def test_reports_of_workers_add_up():
@@ -69,6 +88,7 @@ def test_reports_of_workers_add_up():
         ({"load_async": "no"}, "give true or false"),
         ({"drain_seconds": "long"}, "give a number from 0 on"),
         ({"layer_times": True}, "give the name of a file"),
+        ({"metrics": 9400}, "metrics: 9400 was given; give text, a port"),
         ({"engines": 0}, "engines: 0 was given; give a whole number from 1 on"),
         ({"path": ""}, "path: '' was given; give the name of a directory"),
         ({"path": 7}, "path: 7 was given; give the name of a directory"),
@@ -171,9 +191,11 @@ def test_what_is_wrong_has_the_name_of_the_option(monkeypatch):
         raise ripieno.InvalidError("require: direct was asked for: there is host")
 
     monkeypatch.setattr(ripieno, "Plane", refuse)
-    connector = types.SimpleNamespace(options=Options("/x", 1, route="direct"), path="", shape=None)
+    named = types.SimpleNamespace
+    connector = named(options=Options("/x", 1, route="direct"), path="", shape=None, world=1)
+    connector._vllm_config = named(parallel_config=named(data_parallel_index=0))
     with pytest.raises(ripieno.InvalidError, match="^route: direct was asked for: there is host$"):
-        worker.open_plane(connector, {}, None)
+        worker.open_plane(connector, named(rank=0), None)
 
 
 def test_reports_reach_a_scheduler_in_another_process(tmp_path):
