@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use kv_schedule::{Config, Curve, CurveError, IoCosts, Setting, SlackTable, StepShape};
 use nvme_driver::Nanos;
 use nvme_emu::Bandwidth;
+use ripieno_sim::{H100, Model};
 
 use crate::layer_times;
 use crate::problem::Problem;
@@ -18,10 +19,11 @@ pub(crate) const TABLE_BYTES_MAX: u64 = 16 << 20;
 /// Layer time of Llama-3-8B on an H100, by its FLOPs.
 const LAYER_TIME: &str = "30us,735us,473us";
 
-/// Returns the time in which Llama-3-8B's layers on an H100 compute a prompt of `tokens` tokens.
-pub(crate) fn compute(tokens: u32, layers: u32) -> Duration {
-    let layer = layer_time(LAYER_TIME).expect("it is well-formed");
-    layer.of(StepShape::of([(tokens, 0)])) * layers
+/// Returns the time in which an H100 computes a prompt of `tokens` tokens, by the FLOPs of a dense
+/// model of this name; `None` if there is no such model.
+pub(crate) fn compute(model: &str, tokens: u32) -> Option<Duration> {
+    let model = Model::ALL.iter().find(|known| known.name == model)?;
+    Some(H100.layer(model, StepShape::of([(tokens, 0)])) * model.layers)
 }
 
 /// I/O policies to run.

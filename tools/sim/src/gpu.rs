@@ -45,6 +45,17 @@ pub const LLAMA_3_70B: Model = Model {
     inner: 28672,
 };
 
+/// Qwen3-32B.
+pub const QWEN3_32B: Model = Model {
+    name: "qwen3-32b",
+    layers: 64,
+    hidden: 5120,
+    heads: 64,
+    kv_heads: 8,
+    head_dim: 128,
+    inner: 25600,
+};
+
 /// GLM-4-9B-Chat-1M.
 pub const GLM_4_9B_1M: Model = Model {
     name: "glm-4-9b-chat-1m",
@@ -58,7 +69,7 @@ pub const GLM_4_9B_1M: Model = Model {
 
 impl Model {
     /// All models.
-    pub const ALL: &[Self] = &[LLAMA_3_8B, LLAMA_3_70B, GLM_4_9B_1M];
+    pub const ALL: &[Self] = &[LLAMA_3_8B, LLAMA_3_70B, QWEN3_32B, GLM_4_9B_1M];
 
     /// Returns the number of weights of a layer.
     #[must_use]

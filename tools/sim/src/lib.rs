@@ -41,7 +41,7 @@ pub use engine::{
     Ended, Hit, LayerTimes, Purpose, Report, Request, Second, Served, Setup, Span, Tiers, Work,
     serve, serve_over, watch,
 };
-pub use gpu::{A100, GLM_4_9B_1M, Gpu, H100, H200, LLAMA_3_8B, LLAMA_3_70B, Model};
+pub use gpu::{A100, GLM_4_9B_1M, Gpu, H100, H200, LLAMA_3_8B, LLAMA_3_70B, Model, QWEN3_32B};
 pub use lane::LaneModel;
 pub use machine::Machine;
 pub use outcome::{Bar, Basis, Comparison, Gantt, Line, Outcome, Plot, Table};

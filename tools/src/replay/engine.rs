@@ -130,7 +130,7 @@ impl Engine<'_> {
             .with_context(|| format!("request {index}: retrieving"))?;
         if let Some(saved) = self.saved.as_ref().filter(|_| hits > 0) {
             let tokens = hits as u32 * self.shape.block_tokens;
-            saved.add(timing::compute(tokens, self.shape.layers));
+            timing::compute(self.shape.model, tokens).inspect(|&time| saved.add(time));
         }
         self.tally.requests += 1;
         self.tally.trace_blocks += (keys.len() / plan.subs()) as u64;

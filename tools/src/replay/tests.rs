@@ -5,6 +5,7 @@ use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange};
 use ripieno_stack::CudaChoice;
 
 use super::*;
+use crate::timing;
 use crate::top::Scrape;
 
 const READ: u8 = 2;
@@ -153,8 +154,26 @@ fn a_gpu_finds_what_the_cpu_finds() {
 #[test]
 fn a_scrape_has_the_totals_of_the_report() {
     let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("metrics.sock");
-    let line = format!("-q --model tiny --requests 60 --metrics {}", socket.display());
+    let scrape = scrape_with_totals("--model tiny --requests 60", dir.path());
+    assert!(scrape.or_zero("load_seconds_count") > 0.0);
+    assert_eq!(scrape.get("compute_saved_seconds_count"), Some(0.0), "tiny is no real model");
+    let trace = dir.path().join("trace.jsonl");
+    let request = |at| {
+        format!(
+            "{{\"timestamp\":{at},\"input_length\":512,\"output_length\":1,\"hash_ids\":[7]}}\n"
+        )
+    };
+    std::fs::write(&trace, request(0) + &request(1)).unwrap();
+    let line = format!("--model llama-3-8b --trace {}", trace.display());
+    let scrape = scrape_with_totals(&line, dir.path());
+    assert_eq!(scrape.get("compute_saved_seconds_count"), Some(1.0));
+    let prompt = timing::compute("llama-3-8b", 512).map(|time| time.as_secs_f64());
+    assert_eq!(scrape.get("compute_saved_seconds_sum"), prompt);
+}
+
+/// Runs a replay, compares its metrics with its report, and returns them.
+fn scrape_with_totals(line: &str, dir: &std::path::Path) -> Scrape {
+    let line = format!("-q {line} --metrics {}", dir.join("metrics.sock").display());
     let args = StoreArgs::from_line(&line).unwrap();
     let (limits, plan) = (Limits::of(&args, None), plan(&args).unwrap());
     let sizing = Sizing::new(&args, &plan, limits.lba_bytes).unwrap();
@@ -186,6 +205,21 @@ fn a_scrape_has_the_totals_of_the_report() {
     assert_eq!(Some(devices), report["commands"].as_f64());
     let shape = args.shape;
     assert_eq!(scrape.get("hit_tokens_total"), Some((hits * 512) as f64), "{shape:?}");
-    assert_eq!(scrape.get("load_seconds_count"), scrape.get("compute_saved_seconds_count"));
     stack.close().unwrap();
+    scrape
+}
+
+#[test]
+fn each_model_has_a_computing_time_of_its_own() {
+    let seconds = |model, tokens| timing::compute(model, tokens).expect("dense").as_secs_f64();
+    // As `ripieno pace` by default: 30 us, 735 us per 1,000 tokens, 473 us per 10 million pairs.
+    let layer = 30e-6 + 8.0 * 735e-6 + 8000.0 * 8001.0 / 2e7 * 473e-6;
+    let factor = seconds("llama-3-8b", 8000) / (32.0 * layer);
+    assert!((factor - 1.0).abs() < 0.02, "{factor}");
+    // 31.2 billion weights of layers, and 7.0.
+    let factor = seconds("qwen3-32b", 1000) / seconds("llama-3-8b", 1000);
+    assert!((4.2..4.6).contains(&factor), "{factor}");
+    for model in ["tiny", "mini", "deepseek-v3-mla"] {
+        assert_eq!(timing::compute(model, 1000), None, "{model} is no dense model of real size");
+    }
 }

@@ -203,9 +203,9 @@ impl Worth {
         let Self { loads, load_s, loaded_bytes, written_bytes, .. } = self;
         let loads = grouped(*loads as u64);
         line("worth", format!("{loads} loads took {load_s:.1} s"));
-        if let (Some(saved), Some(speedup)) = (self.compute_saved_s, self.speedup) {
-            line("", format!("computing: {saved:.1} s, {speedup:.1} times as long"));
-        }
+        let times = self.compute_saved_s.zip(self.speedup);
+        let times = times.map(|(saved, more)| format!("{saved:.1} s, {more:.1} times as long"));
+        line("", format!("computing: {}", times.as_deref().unwrap_or("unknown for this model")));
         let [loaded, written, day] =
             [*loaded_bytes, *written_bytes, self.written_bytes_day].map(|bytes| Size(bytes as u64));
         line("", format!("{loaded} loaded for {written} written"));
