@@ -1,9 +1,12 @@
 //! `ripieno bench`: how fast devices are, through the rings and the I/O kernel of a store.
 
 mod check;
+mod contexts;
 mod load;
 mod measure;
 mod report;
+mod rows;
+mod session;
 mod table;
 
 use std::io;
@@ -23,7 +26,7 @@ use ripieno_stack::{
     StackError,
 };
 
-use crate::config::{self, Descriptors, EmuFlags, OutputFlags, PathFlags};
+use crate::config::{self, Descriptors, EmuFlags, OutputFlags, PathFlags, ReplayFlags};
 use crate::devices::{Devices, EmuChoice, MediaChoice};
 use crate::interrupt::Interrupt;
 use crate::problem::{EXIT_FAILED, Problem, user_error};
@@ -31,6 +34,7 @@ use crate::progress::Progress;
 use crate::size::{self, Size};
 use crate::{drives, gpu, machine, media};
 
+use contexts::ContextFlags;
 use load::{Bench, Load, Times};
 use report::{Point, Report, Setting};
 use table::TableFlags;
@@ -52,6 +56,18 @@ pub(crate) enum BenchCommand {
     #[command(after_help = RAW_HELP)]
     Raw(Box<RawFlags>),
 
+    /// Bandwidth of whole contexts by length, layer by layer, through a store
+    #[command(after_help = contexts::LAYERS_HELP)]
+    Layers(Box<ContextFlags>),
+
+    /// SGLs against PRPs, and merged commands against one for each object
+    #[command(after_help = contexts::DESCRIPTORS_HELP)]
+    Descriptors(Box<ContextFlags>),
+
+    /// Reads and writes together, against one after the other
+    #[command(after_help = contexts::MIXED_HELP)]
+    Mixed(Box<ReplayFlags>),
+
     /// Cost of batches of reads and writes by size, alone and together: a slack table
     #[command(after_help = table::HELP)]
     Table(Box<TableFlags>),
@@ -62,6 +78,8 @@ impl BenchCommand {
     pub(crate) fn output(&self) -> &OutputFlags {
         match self {
             Self::Raw(flags) => &flags.output,
+            Self::Layers(flags) | Self::Descriptors(flags) => &flags.replay.common.output,
+            Self::Mixed(flags) => &flags.common.output,
             Self::Table(flags) => &flags.replay.common.output,
         }
     }
@@ -533,7 +551,7 @@ impl<'a> Raw<'a> {
         for (at, load) in self.loads.iter().enumerate() {
             let name =
                 format!("{} {} depth {}", load.rw.name(), Size(load.bytes.into()), load.depth);
-            let before = check::Counted::read(bench)?;
+            let before = check::counted(bench)?;
             let mut tick = |seconds: f64, transfers: u64| {
                 let bytes_s = transfers as f64 * f64::from(load.bytes) / seconds.max(1e-3);
                 progress.shows(at, || format!("{name}: {}/s", Size(bytes_s as u64)));
@@ -558,6 +576,9 @@ impl<'a> Raw<'a> {
 pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<u8> {
     match command {
         BenchCommand::Raw(flags) => raw(flags),
+        BenchCommand::Layers(flags) => contexts::layers(flags),
+        BenchCommand::Descriptors(flags) => contexts::descriptors(flags),
+        BenchCommand::Mixed(flags) => contexts::mixed(flags),
         BenchCommand::Table(flags) => table::run(flags),
     }
 }

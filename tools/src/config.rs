@@ -192,13 +192,14 @@ pub(crate) struct CommonFlags {
     pub(crate) requests: Option<usize>,
 
     /// llama-3-8b, qwen3-32b, deepseek-v3-mla, mini or tiny [default: llama-3-8b; pace: mini]
-    #[arg(long, value_name = "NAME", help_heading = "Workload", value_parser = model::named)]
-    model: Option<&'static Model>,
+    #[arg(long, value_name = "NAME", help_heading = "Workload", value_parser = model::named,
+        value_delimiter = ',')]
+    model: Vec<&'static Model>,
 
     /// Tokens per block, a divisor of 512 [default: 64; mini, tiny: 512]
-    #[arg(long, value_name = "N", help_heading = "Workload",
+    #[arg(long, value_name = "N", help_heading = "Workload", value_delimiter = ',',
         value_parser = size::count::<u32>(0..=u64::from(u32::MAX)))]
-    block_tokens: Option<u32>,
+    block_tokens: Vec<u32>,
 
     /// Seed of the synthetic workload, the order of pool blocks, and samples
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload",
@@ -243,7 +244,7 @@ pub(crate) struct CommonFlags {
 
     /// Maximum size of merged commands; off: one per object [default: 256KiB]
     #[arg(long, value_name = "SIZE|off", value_parser = coalesce, help_heading = "I/O")]
-    coalesce: Option<u32>,
+    pub(crate) coalesce: Option<u32>,
 
     /// Data pointers of commands; auto: SGLs where supported
     #[arg(long, value_name = "KIND", value_enum, default_value_t = Descriptors::Auto,
@@ -308,8 +309,10 @@ impl StoreArgs {
     pub(crate) fn check(flags: ReplayFlags, is_virtual: bool) -> Result<Self, Problem> {
         let ReplayFlags { common, devices: flags } = flags;
         let default = if is_virtual { "mini" } else { model::DEFAULT };
-        let model = common.model.map_or_else(|| model::named(default), Ok).expect("it is there");
-        let shape = Shape::new(model, common.block_tokens.unwrap_or(model.block_tokens))?;
+        let model = one("--model", &common.model)?;
+        let model = model.map_or_else(|| model::named(default), Ok).expect("it is there");
+        let tokens = one("--block-tokens", &common.block_tokens)?.unwrap_or(model.block_tokens);
+        let shape = Shape::new(model, tokens)?;
         let devices = flags.path.devices(&common.emu, model.lba_bytes)?;
         flags.check_keep(&devices)?;
         if is_virtual {
@@ -440,6 +443,18 @@ impl StoreArgs {
     }
 }
 
+/// Returns the value of a flag that takes a list elsewhere.
+fn one<T: Copy>(flag: &str, values: &[T]) -> Result<Option<T>, Problem> {
+    match values {
+        [] => Ok(None),
+        [value] => Ok(Some(*value)),
+        _ => Err(Problem::new(
+            format!("{flag}: {} values were given", values.len()),
+            "name one here; ripieno bench layers takes several",
+        )),
+    }
+}
+
 /// Rejects the first of these flags that was given.
 fn none_of(flags: &[(&str, bool)], why: &str, hint: &str) -> Result<(), Problem> {
     match flags.iter().find(|(_, given)| *given) {
@@ -449,6 +464,27 @@ fn none_of(flags: &[(&str, bool)], why: &str, hint: &str) -> Result<(), Problem>
 }
 
 impl ReplayFlags {
+    /// Returns these flags once for each model, and for each of its sizes of blocks. `tokens` are
+    /// the sizes if none is given.
+    pub(crate) fn each_shape(&self, tokens: &[u32]) -> Vec<Self> {
+        let CommonFlags { model, block_tokens, .. } = &self.common;
+        let models = if model.is_empty() {
+            vec![Vec::new()]
+        } else {
+            model.iter().map(|model| vec![*model]).collect()
+        };
+        let tokens = if block_tokens.is_empty() { tokens } else { block_tokens };
+        let mut all = Vec::new();
+        for model in models {
+            for tokens in tokens {
+                let (mut flags, model) = (self.clone(), model.clone());
+                (flags.common.model, flags.common.block_tokens) = (model, vec![*tokens]);
+                all.push(flags);
+            }
+        }
+        all
+    }
+
     /// Returns true if any flag selects devices to measure.
     pub(crate) fn names_devices(&self) -> bool {
         let Self { common, devices } = self;

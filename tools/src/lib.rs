@@ -10,8 +10,8 @@
 //!   doctor    tests which routes of the data work here
 //!   identify  shows devices
 //!   bench     measures devices, without a store (load: commands in flight; check: of each
-//!             measurement; report) and with one (table: writes a slack table; measure: batches,
-//!             alone and mixed)
+//!             measurement; report) and with one (contexts: stores and retrieves whole ones; table:
+//!             writes a slack table; measure: batches, alone and mixed; session: the store; rows)
 //!   format    makes a store, and can undo that
 //!   inspect   shows and checks a closed store (survey reads it, salvage recovers a damaged one,
 //!             offline has its devices)

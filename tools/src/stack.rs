@@ -8,7 +8,9 @@ use nvme_driver::{Clock, Nanos};
 #[cfg(test)]
 use nvme_emu::Emu;
 use nvme_emu::{BandwidthDial, SimClock};
-use objstore::{Format, KvPool, Namespace, Overwrite, Store, StoreId, StoreOptions};
+use objstore::{
+    Format, KvPool, Namespace, Overwrite, SharedController, Store, StoreId, StoreOptions,
+};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
     Built, Controllers, Drives, Endpoint, Gpu, MemoryPlace, Parts, Placement, Plan, PoolMemory,
@@ -29,6 +31,8 @@ use crate::sizing::Sizing;
 pub(crate) struct Stack {
     metrics: Option<Endpoint>,
     store: Store,
+    /// Of the store's devices: for their logs.
+    controllers: Vec<SharedController>,
     built: Built,
     opening: Opening,
 }
@@ -66,6 +70,9 @@ pub(crate) struct Opening {
     pub(crate) ms: f64,
 }
 
+/// An opened store, and the pool.
+type Opened = (Store, Vec<SharedController>, Opening, Pool);
+
 impl Stack {
     /// Builds controllers (or takes the opened drives), driver, pool and store, over the first
     /// route that works.
@@ -100,13 +107,13 @@ impl Stack {
         let mut drives = drives;
         let opened =
             parts.open(|| plan.controllers(drives.take()), |found| plan.open(found, &parts));
-        let ((store, opening, pool), built) =
+        let ((store, controllers, opening, pool), built) =
             opened.map_err(|error: anyhow::Error| match error.downcast::<StackError>() {
                 Ok(error) => user_error(error),
                 Err(error) => error,
             })?;
         // Whole first: if the address is refused, the store ends before its controllers.
-        let mut stack = Self { metrics: None, store, built, opening };
+        let mut stack = Self { metrics: None, store, controllers, built, opening };
         let serve = |address| Endpoint::of_store(address, &stack.store).map_err(user_error);
         stack.metrics = args.flags.metrics.as_ref().map(serve).transpose()?;
         Ok((stack, pool))
@@ -115,6 +122,11 @@ impl Stack {
     /// Returns the store.
     pub(crate) fn store(&mut self) -> &mut Store {
         &mut self.store
+    }
+
+    /// Returns the controllers.
+    pub(crate) fn controllers(&self) -> &[SharedController] {
+        &self.controllers
     }
 
     /// Returns the endpoint of the metrics, if there is one.
@@ -143,7 +155,7 @@ impl Stack {
     /// # Errors
     /// Returns an error if a device does not shut down.
     pub(crate) fn close(self) -> anyhow::Result<Vec<String>> {
-        drop(self.metrics);
+        drop((self.metrics, self.controllers));
         Ok(self.built.close(self.store)?)
     }
 }
@@ -207,7 +219,7 @@ impl Build<'_> {
     }
 
     /// Opens the store, formatted if it is not kept, and gives access to the pool.
-    fn open(&self, parts: Parts, plan: &Plan<'_>) -> Result<(Store, Opening, Pool), StackError> {
+    fn open(&self, parts: Parts, plan: &Plan<'_>) -> Result<Opened, StackError> {
         let Self { args, sizing, keep, .. } = *self;
         let access = self.access(parts.route, &parts.pool)?;
         let format = Format {
@@ -219,6 +231,7 @@ impl Build<'_> {
             overwrite: Overwrite::Anything,
             ..Format::new(StoreId(OsRng.unwrap_err().random()), args.shape.kv())
         };
+        let controllers = parts.devices.iter().map(|device| device.controller.clone()).collect();
         let config = parts.store(plan, Namespace::default());
         let found = keep.is_some_and(Keep::is_found);
         if !found {
@@ -238,7 +251,7 @@ impl Build<'_> {
         };
         let opening = Opening { how, files: store.stats()?.files_stored, ms };
         let pool = Pool::new(access, args.shape, sizing.pool_blocks, args.common.seed);
-        Ok((store, opening, pool))
+        Ok((store, controllers, opening, pool))
     }
 
     /// Returns the access to the pool's bytes.

@@ -1,5 +1,6 @@
 //! Tables for people: name, value, and a wrapped note.
 
+use crate::terminal;
 use comfy_table::{CellAlignment, Table, presets};
 
 /// Characters per line of a note.
@@ -23,6 +24,24 @@ pub(crate) fn grid(header: &[&str], rows: Vec<Vec<String>>, left: usize) -> Stri
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()
+}
+
+/// Formats a table of figures, whose first `of` columns say what each row is of: a column each, or
+/// below each other on a narrow terminal.
+pub(crate) fn figures(header: &[&str], rows: Vec<Vec<String>>, of: usize) -> String {
+    let wide = grid(header, rows.clone(), 1);
+    let width = wide.lines().map(|line| line.chars().count()).max().unwrap_or(0);
+    if terminal::columns().is_none_or(|columns| width <= columns) {
+        return wide;
+    }
+    let stack = |row: &Vec<String>| {
+        let named = || header.iter().zip(row);
+        let title: Vec<String> =
+            named().take(of).map(|(name, value)| format!("{name} {value}")).collect();
+        let lines = named().skip(of).map(|(name, value)| vec![(*name).to_owned(), value.clone()]);
+        format!("{}\n{}", title.join(", "), grid(&[], lines.collect(), 1))
+    };
+    rows.iter().map(stack).collect::<Vec<_>>().join("\n")
 }
 
 /// Formats all rows, with the values right-aligned.

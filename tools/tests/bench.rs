@@ -16,6 +16,18 @@ fn report(line: &str) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
+fn rows(line: &str) -> (Vec<Value>, Value) {
+    let output = run(&format!("bench {line} --json"));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{line}: {error}");
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = found["rows"].as_array().unwrap().clone();
+    for row in &rows {
+        assert!(row["wrong"].as_array().unwrap().is_empty() && number(&row["bytes_s"]) > 0.0);
+    }
+    (rows, found)
+}
+
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
@@ -91,5 +103,61 @@ fn bad_input_is_refused_in_words() {
         assert_eq!(output.status.code(), Some(2), "{line}: {error}");
         assert!(error.contains(said), "{line}: {error}");
         assert!(output.stdout.is_empty(), "{line}");
+    }
+}
+
+#[test]
+fn contexts_of_all_shapes_and_lengths_are_measured() {
+    let line = "layers --model mini,tiny --block-tokens 256,512 --tokens 2048,512 --rounds 2";
+    let (found, _) = rows(&format!("{line} --coalesce off"));
+    assert_eq!(found.len(), 16);
+    for row in &found {
+        // One command for each object, and nothing else is sent.
+        let layers = if row["model"] == "mini" { 32.0 } else { 2.0 };
+        let blocks = number(&row["tokens"]) / number(&row["block_tokens"]);
+        assert_eq!(number(&row["commands"]), 2.0 * layers * blocks, "{row}");
+        let bytes = 4.0 * layers * number(&row["tokens"]);
+        let seconds = layers * number(&row["layer_us"]) * 1e-6;
+        assert!((bytes / seconds / number(&row["bytes_s"]) - 1.0).abs() < 1e-6, "{row}");
+    }
+    let directions: Vec<&Value> = found[..2].iter().map(|row| &row["direction"]).collect();
+    assert_eq!(directions, ["retrieve", "store"]);
+}
+
+#[test]
+fn a_length_that_does_not_fit_is_left_out() {
+    let line = "layers --model llama-3-8b --block-tokens 64 --tokens 1024,16000000 --rounds 1";
+    let (found, report) = rows(line);
+    assert_eq!(found.len(), 2);
+    let notes = report["notes"].to_string();
+    assert!(notes.contains("from 16,000,000 tokens on"), "{notes}");
+}
+
+#[test]
+fn descriptors_are_compared() {
+    let (found, _) = rows("descriptors --tokens 1024 --rounds 1 --block-tokens 64 --devices 1");
+    let list: Vec<[f64; 3]> = found
+        .iter()
+        .map(|row| ["commands", "list_bytes", "area_bytes"].map(|name| number(&row[name])))
+        .collect();
+    assert_eq!(list.len(), 8);
+    // 16 blocks of 64 objects of 32 pages: alone, an SGL is in the command, and a PRP list has 31.
+    assert_eq!(list[2], [1024.0, 0.0, 1048576.0]);
+    assert_eq!(list[6], [1024.0, 1024.0 * 31.0 * 8.0, 1048576.0]);
+    let merged = |at: usize| list[at][0] < 1024.0 && list[at][1] > 0.0;
+    assert!(merged(0) && merged(1) && list[0][1] < list[4][1], "{list:?}");
+}
+
+#[test]
+fn mixtures_are_held_against_reads_and_writes_apart() {
+    let (found, _) = rows("mixed --model mini --devices 1");
+    let parts: Vec<f64> = found.iter().map(|row| number(&row["reads"])).collect();
+    assert_eq!(parts, [4.0, 3.0, 2.0, 1.0, 0.0]);
+    for at in [0, 4] {
+        assert!((number(&found[at]["factor"]) - 1.0).abs() < 1e-9, "{:?}", found[at]);
+    }
+    for row in &found {
+        let both = number(&row["read_bytes_s"]) + number(&row["write_bytes_s"]);
+        assert!((both / number(&row["bytes_s"]) - 1.0).abs() < 1e-9, "{row}");
     }
 }

@@ -119,7 +119,9 @@ fn help_states_units_examples_and_exit_codes() {
 fn every_help_fits_two_screens() {
     let all =
         ["replay", "pace", "bench table", "sim", "sim plan", "format", "inspect", "fsck", "scrub"];
-    for name in all.into_iter().chain(["identify", "doctor", "bench", "bench raw", "top"]) {
+    for name in
+        all.into_iter().chain(["identify", "doctor", "bench", "bench raw", "bench layers", "top"])
+    {
         let words: Vec<&str> = name.split(' ').chain(["--help"]).collect();
         let out = text(&command(&words).stdout);
         assert!(out.lines().count() <= 100, "{name}: {} lines", out.lines().count());
@@ -613,6 +615,10 @@ fn hints_name_flags_of_the_same_command() {
         "bench raw --device block:/no/such",
         "bench raw --device vfio:ffff:ff:1f.7",
         "bench table --trace x",
+        "bench layers --trace x",
+        "bench layers --model qwen3-32b --tokens 16000000",
+        "bench descriptors --coalesce off",
+        "bench mixed --model tiny,mini",
         "bench table --pool-blocks 4000000000",
         "replay --pool-blocks 4000000000",
         "replay --device vfio:ffff:ff:1f.7",

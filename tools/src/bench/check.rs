@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nvme_driver::Controller;
-use nvme_spec::ids::{Lba, Nsid};
+use nvme_spec::ids::Lba;
 use objstore::SharedController;
 
 use super::load::{Bench, Load, Transfer};
@@ -16,11 +16,20 @@ const UNIT_BYTES: u64 = 512_000;
 const ATTEMPTS: u32 = 20;
 const DELAY: Duration = Duration::from_millis(100);
 
-/// Counters of the devices and of the I/O kernel.
+/// Counts of what was sent to the devices.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sent {
+    pub(super) commands: u64,
+    /// Bytes read, and written.
+    pub(super) bytes: [u64; 2],
+    pub(super) errors: u64,
+}
+
+/// Counters of the devices, and of what was sent to them.
 #[derive(Debug, Clone)]
 pub(super) struct Counted {
     devices: Vec<Smart>,
-    kernel: gio_uring::Counters,
+    sent: Sent,
 }
 
 /// Counters of a SMART log.
@@ -54,15 +63,36 @@ impl Smart {
 }
 
 impl Counted {
-    pub(super) fn read(bench: &mut Bench) -> anyhow::Result<Self> {
-        let smart = |(controller, _): (&SharedController, Nsid)| Smart::read(controller);
-        let devices = bench.ring.controllers().map(smart).collect::<Result<_, _>>()?;
-        Ok(Self { devices, kernel: bench.ring.counters()?.total })
+    pub(super) fn read<'a>(
+        controllers: impl Iterator<Item = &'a SharedController>,
+        sent: Sent,
+    ) -> Result<Self, nvme_driver::Error> {
+        Ok(Self { devices: controllers.map(Smart::read).collect::<Result<_, _>>()?, sent })
     }
 
-    /// Returns the problems in what was counted since `before`.
-    fn problems(&self, before: &Self) -> Vec<String> {
-        let kernel = self.kernel - before.kernel;
+    /// Returns the problems in what was counted from here until `now`.
+    ///
+    /// # Errors
+    /// Returns an error of `now`.
+    pub(super) fn problems(
+        &self,
+        mut now: impl FnMut() -> anyhow::Result<Self>,
+    ) -> anyhow::Result<Vec<String>> {
+        let mut wrong = now()?.since(self);
+        for _ in 1..ATTEMPTS {
+            if wrong.is_empty() {
+                break;
+            }
+            // A drive may update its log late.
+            std::thread::sleep(DELAY);
+            wrong = now()?.since(self);
+        }
+        Ok(wrong)
+    }
+
+    fn since(&self, before: &Self) -> Vec<String> {
+        let sent_commands = self.sent.commands - before.sent.commands;
+        let errors = self.sent.errors - before.sent.errors;
         let devices = self.devices.iter().zip(&before.devices);
         let (mut commands, mut moved) = (0_u64, [0_u64; 2]);
         for (now, then) in devices {
@@ -72,14 +102,13 @@ impl Counted {
             }
         }
         let mut wrong = Vec::new();
-        if commands != kernel.commands {
+        if commands != sent_commands {
             wrong.push(format!(
-                "{} commands were sent, and the devices' SMART logs count {commands}",
-                kernel.commands
+                "{sent_commands} commands were sent, and the devices' SMART logs count {commands}"
             ));
         }
         for (way, name) in ["read", "written"].into_iter().enumerate() {
-            let sent = [kernel.bytes_read, kernel.bytes_written][way];
+            let sent = self.sent.bytes[way] - before.sent.bytes[way];
             let found = moved[way];
             // Each device rounds to a unit.
             let rounded = self.devices.len() as u64 * UNIT_BYTES;
@@ -89,11 +118,25 @@ impl Counted {
                 ));
             }
         }
-        if kernel.errors > 0 {
-            wrong.push(format!("{} commands failed", kernel.errors));
+        if errors > 0 {
+            wrong.push(format!("{errors} commands failed"));
         }
         wrong
     }
+}
+
+/// Returns the counters of the devices and of the I/O kernel.
+///
+/// # Errors
+/// Returns an error if a device cannot be read.
+pub(super) fn counted(bench: &mut Bench) -> anyhow::Result<Counted> {
+    let kernel = bench.ring.counters()?.total;
+    let sent = Sent {
+        commands: kernel.commands,
+        bytes: [kernel.bytes_read, kernel.bytes_written],
+        errors: kernel.errors,
+    };
+    Ok(Counted::read(bench.ring.controllers().map(|(controller, _)| controller), sent)?)
 }
 
 /// Checks a measurement that began at `before`. The transfers of the sample were the last ones.
@@ -106,17 +149,8 @@ pub(super) fn check(
     before: &Counted,
     sample: &[Transfer],
 ) -> anyhow::Result<Checks> {
-    let mut checks = Checks::default();
-    for attempt in 0..ATTEMPTS {
-        checks.wrong = Counted::read(bench)?.problems(before);
-        if checks.wrong.is_empty() {
-            break;
-        }
-        if attempt + 1 < ATTEMPTS {
-            // A drive may update its log late.
-            std::thread::sleep(DELAY);
-        }
-    }
+    let wrong = before.problems(|| counted(bench))?;
+    let mut checks = Checks { wrong, ..Checks::default() };
     if !bench.has_contents() {
         return Ok(checks);
     }

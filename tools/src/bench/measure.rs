@@ -1,27 +1,36 @@
 //! Times batches of reads and writes through a store, alone and mixed.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::ensure;
-use nvme_driver::{Clock, Nanos, Waiter};
-use objstore::{
-    BlockId, BlockKey, KvShape, Layer, LoadRequest, Store, StoreError, StoreRequest, Ticket,
-};
+use nvme_driver::{Nanos, Waiter};
+use objstore::{BlockId, KvShape, Layer, LoadRequest, Store, StoreError, StoreRequest, Ticket};
 use ripieno_sim::median;
 use serde::Serialize;
 
+use super::session::{self, Done, Session};
+use crate::config::StoreArgs;
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
+use crate::timing::Medium;
 
 /// Samples per batch; the median counts.
 const SAMPLES: u32 = 9;
+/// Repetitions of a batch that is faster than a smaller one.
+const AGAIN: u32 = 3;
 /// Operations in flight in a mixture.
-const SLOTS: u32 = 4;
+pub(super) const SLOTS: u32 = 4;
 /// Operations completed per mixture.
 const MIXED_OPS: u32 = 384;
+/// Operations of a part of that.
+const WINDOW_OPS: u32 = MIXED_OPS / 8;
 /// Upper limit of any wait.
 const LONG: Nanos = Nanos::from_millis(600_000);
+
+/// Parts of the data set: three are read, one is written.
+const PARTS: u64 = 4;
+/// Maximum bytes of a layer in the largest batch.
+const BATCH_BYTES_MAX: u64 = 32 << 20;
 
 /// Duration of a batch.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -32,7 +41,7 @@ pub(super) struct Point {
 }
 
 /// A mixture of reads and writes.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(super) struct Mix {
     /// Fraction of the operations in flight that are reads.
     pub(super) reads: f64,
@@ -40,6 +49,9 @@ pub(super) struct Mix {
     pub(super) bytes_s: f64,
     pub(super) read_bytes_s: f64,
     pub(super) write_bytes_s: f64,
+    /// Bandwidths of parts of the time.
+    #[serde(skip)]
+    pub(super) windows: Vec<f64>,
 }
 
 /// All measurements.
@@ -48,20 +60,17 @@ pub(super) struct Found {
     pub(super) read: Vec<Point>,
     pub(super) write: Vec<Point>,
     pub(super) mix: Vec<Mix>,
+    /// Problems that the checks found.
+    pub(super) wrong: Vec<String>,
 }
 
-/// State of the measurements.
-pub(super) struct Measure<'a> {
-    pub(super) store: Store,
-    pub(super) clock: &'a Arc<dyn Clock>,
-    pub(super) shape: KvShape,
-    /// Keys of four batches: three are read, one is written.
-    pub(super) keys: &'a [BlockKey],
+/// State of the measurements. The session has keys of four batches: three are read, one is written.
+pub(super) struct Measure<'a, 'b> {
+    pub(super) session: &'a mut Session<'b>,
     /// Blocks of the pool: four batches.
     pub(super) blocks: Vec<BlockId>,
     /// Blocks of the largest batch.
     pub(super) batch_max: u32,
-    pub(super) interrupt: &'a mut Interrupt,
     pub(super) progress: &'a Progress,
     pub(super) done: usize,
 }
@@ -87,50 +96,121 @@ fn sizes(batch_max: u32) -> impl Iterator<Item = u32> {
     powers.chain(std::iter::once(batch_max))
 }
 
-impl Measure<'_> {
+/// Returns the blocks of the largest batch: a quarter of the pool.
+fn batch_max(args: &StoreArgs) -> u32 {
+    let layer_bytes = u64::from(args.shape.segments) * u64::from(args.shape.object_bytes);
+    let default = (256 << 20) / args.shape.block_bytes() / 4;
+    let pool = args.common.pool_blocks.map_or(default, |blocks| u64::from(blocks / 4));
+    (BATCH_BYTES_MAX / layer_bytes).min(pool).clamp(1, 1 << 20) as u32
+}
+
+impl Measure<'_, '_> {
+    /// Has `work` measure on a store of its own. Its second argument is the commands that fit into
+    /// all queues.
+    ///
+    /// # Errors
+    /// Same as [`session::with`].
+    pub(super) fn with<T>(
+        args: &StoreArgs,
+        medium: Option<Medium>,
+        interrupt: &mut Interrupt,
+        work: impl FnOnce(&mut Measure<'_, '_>, u32) -> anyhow::Result<T>,
+    ) -> anyhow::Result<Done<T>> {
+        let batch_max = batch_max(args);
+        let hint = "use a smaller --pool-blocks, another --model, or --media file:DIR";
+        session::with(args, u64::from(batch_max) * PARTS, medium, interrupt, hint, |session| {
+            let blocks = session.pool.take(session.pool.blocks());
+            let batch_max = batch_max.min(blocks.len() as u32 / 4).max(1);
+            let count = Self::count(batch_max);
+            let progress = Progress::new("measurements", count, args.shows_progress());
+            let progress = &progress;
+            let mut measure = Measure { session, blocks, batch_max, progress, done: 0 };
+            measure.prepare()?;
+            let (queues, depth) = (args.common.queues, args.common.depth);
+            let measured = work(&mut measure, u32::from(queues) * depth * args.devices.count());
+            progress.finish();
+            measured
+        })
+    }
+
     /// Returns the number of measurements of [`Measure::all`].
-    pub(super) fn count(batch_max: u32) -> usize {
+    fn count(batch_max: u32) -> usize {
         2 * sizes(batch_max).count() + SLOTS as usize + 1
     }
 
-    /// Stores the blocks that will be read.
+    /// Stores the blocks that will be read. Devices have the speed of drives from then on.
     pub(super) fn prepare(&mut self) -> anyhow::Result<()> {
         let batch = self.batch_max as usize;
-        for part in self.keys.chunks_exact(batch).take(3) {
-            let save = self.store.allocate(part, &self.blocks[..batch])?;
-            ensure!(save.accepted() == batch, "the store has no room for a batch");
-            for layer in (0..self.shape.layers).map(Layer) {
-                self.store.wait(self.store.store_layer(&save, layer)?)?;
-            }
-            self.store.commit(save)?;
+        for part in self.session.keys.chunks_exact(batch).take(3) {
+            self.session.fill(part, &self.blocks[..batch])?;
+            self.session.save(part, &self.blocks[..batch])?;
         }
-        Ok(())
+        self.session.store.sync_journal()?;
+        self.session.pace()
     }
 
     /// Takes all measurements. For mixtures, four batches fit into queues of `in_flight` entries.
     /// Returns `None` if interrupted.
     pub(super) fn all(&mut self, in_flight: u32) -> anyhow::Result<Option<Found>> {
-        let (mut read, mut write, mut mix) = (Vec::new(), Vec::new(), Vec::new());
+        let before = self.session.counted()?;
+        let (mut read, mut write) = (Vec::new(), Vec::new());
         for size in sizes(self.batch_max) {
             for is_read in [true, false] {
-                if self.interrupt.asked() {
+                if self.session.interrupt.asked() {
                     return Ok(None);
                 }
-                let point = self.alone(size, is_read)?;
-                (if is_read { &mut read } else { &mut write }).push(point);
+                let points = if is_read { &mut read } else { &mut write };
+                self.next_point(size, is_read, points)?;
                 self.advance();
             }
         }
+        let Some(mix) = self.mixes(in_flight)? else { return Ok(None) };
+        let mut wrong = self.session.problems(&before)?;
+        wrong.extend(self.contents()?);
+        Ok(Some(Found { read, write, mix, wrong }))
+    }
+
+    /// Measures mixtures from reads alone to writes alone, as [`Measure::all`] does.
+    pub(super) fn mixes(&mut self, in_flight: u32) -> anyhow::Result<Option<Vec<Mix>>> {
         let objects = in_flight / (2 * SLOTS);
-        let size = (objects / self.shape.segments).clamp(1, self.batch_max);
+        let size = (objects / self.shape().segments).clamp(1, self.batch_max);
+        let mut mix = Vec::new();
         for reads in (0..=SLOTS).rev() {
-            if self.interrupt.asked() {
+            if self.session.interrupt.asked() {
                 return Ok(None);
             }
             mix.push(self.together(size, reads)?);
             self.advance();
         }
-        Ok(Some(Found { read, write, mix }))
+        Ok(Some(mix))
+    }
+
+    /// Adds the next larger batch. If it takes less time than the one before, both are measured
+    /// again.
+    fn next_point(&self, size: u32, is_read: bool, points: &mut Vec<Point>) -> anyhow::Result<()> {
+        let mut point = self.alone(size, is_read)?;
+        for _ in 0..AGAIN {
+            let Some(last) = points.last_mut().filter(|last| last.us > point.us) else { break };
+            let last_size = last.bytes / self.bytes(1);
+            *last = self.alone(last_size as u32, is_read)?;
+            point = self.alone(size, is_read)?;
+        }
+        points.push(point);
+        Ok(())
+    }
+
+    /// Retrieves the first batch again, and compares a sample of it.
+    pub(super) fn contents(&mut self) -> anyhow::Result<Option<String>> {
+        let batch = self.batch_max as usize;
+        let keys = &self.session.keys[..batch];
+        let sample = self.session.sample(keys, &self.blocks[..batch])?;
+        let order = self.session.order();
+        let Job::Read(load) = self.job(self.batch_max, 0, true)? else { return Ok(None) };
+        for layer in self.session.layers() {
+            let store = &self.session.store;
+            store.wait(store.retrieve_layer_on(&load, layer, order)?)?;
+        }
+        self.session.compare(sample)
     }
 
     fn advance(&mut self) {
@@ -138,12 +218,16 @@ impl Measure<'_> {
         self.progress.advance(self.done, String::new);
     }
 
+    fn shape(&self) -> KvShape {
+        self.session.args.shape.kv()
+    }
+
     fn bytes(&self, size: u32) -> u64 {
-        u64::from(size) * u64::from(self.shape.segments) * u64::from(self.shape.object_bytes)
+        u64::from(size) * u64::from(self.shape().segments) * u64::from(self.shape().object_bytes)
     }
 
     fn layer(&self, number: u32) -> Layer {
-        Layer(number % self.shape.layers)
+        Layer(number % self.shape().layers)
     }
 
     /// Returns a job of `size` blocks in the `slot`-th part of the pool.
@@ -151,14 +235,14 @@ impl Measure<'_> {
         let (size, batch) = (size as usize, self.batch_max as usize);
         let blocks = &self.blocks[slot as usize * batch..][..size];
         if is_read {
-            let prefix = self.store.lookup(&self.keys[..3 * batch])?;
+            let prefix = self.session.store.lookup(&self.session.keys[..3 * batch])?;
             ensure!(prefix.len() == 3 * batch, "what was stored is not found");
             let first = (slot as usize % 3) * batch;
-            return Ok(Job::Read(self.store.retrieve_from(&prefix, first, blocks)?));
+            return Ok(Job::Read(self.session.store.retrieve_from(&prefix, first, blocks)?));
         }
         // In a mixture four slots share the batch; alone, a job uses all of it.
         let first = 3 * batch + (slot as usize * size) % (batch - size + 1).max(1);
-        let save = self.store.allocate(&self.keys[first..][..size], blocks)?;
+        let save = self.session.store.allocate(&self.session.keys[first..][..size], blocks)?;
         ensure!(save.accepted() == size, "the store has no room for a batch");
         Ok(Job::Write(save))
     }
@@ -168,10 +252,10 @@ impl Measure<'_> {
         let job = self.job(size, 0, is_read)?;
         let mut times = Vec::new();
         for sample in 0..SAMPLES {
-            let begin = self.clock.now();
-            let ticket = job.start(&self.store, self.layer(sample))?;
-            self.store.wait(ticket)?;
-            times.push((self.clock.now() - begin).0 as f64 / 1e3);
+            let begin = self.session.clock.now();
+            let ticket = job.start(&self.session.store, self.layer(sample))?;
+            self.session.store.wait(ticket)?;
+            times.push((self.session.clock.now() - begin).0 as f64 / 1e3);
         }
         let us = median(times).expect("there are samples");
         Ok(Point { bytes: self.bytes(size), us })
@@ -185,19 +269,24 @@ impl Measure<'_> {
         for slot in 0..SLOTS {
             let is_read = slot < reads;
             let job = self.job(size, slot, is_read)?;
-            let ticket = job.start(&self.store, self.layer(0))?;
+            let ticket = job.start(&self.session.store, self.layer(0))?;
             slots.push((job, ticket, is_read, 1));
         }
-        let begin = self.clock.now();
+        let begin = self.session.clock.now();
         let (mut ended, mut moved) = ([0_u32; 2], begin);
-        let mut waiter = Waiter::new(&**self.clock, begin + LONG);
+        let mut ends: Vec<(u32, Nanos)> = Vec::new();
+        let mut waiter = Waiter::new(&**self.session.clock, begin + LONG);
         while ended.iter().sum::<u32>() < MIXED_OPS {
             let before = ended;
+            let all = ended.iter().sum::<u32>();
+            if all / WINDOW_OPS > ends.len() as u32 {
+                ends.push((all, moved));
+            }
             for (job, ticket, is_read, layers) in &mut slots {
-                if self.store.poll(ticket)?.is_some() {
+                if self.session.store.poll(ticket)?.is_some() {
                     ended[usize::from(!*is_read)] += 1;
-                    moved = self.clock.now();
-                    *ticket = job.start(&self.store, self.layer(*layers))?;
+                    moved = self.session.clock.now();
+                    *ticket = job.start(&self.session.store, self.layer(*layers))?;
                     *layers += 1;
                 }
             }
@@ -206,11 +295,16 @@ impl Measure<'_> {
             }
             ensure!(waiter.wait(), "reads and writes together do not end");
         }
-        self.store.drain()?;
+        self.session.store.drain()?;
         let took = Duration::from_nanos((moved - begin).0).as_secs_f64();
         let rate = |ops: u32| f64::from(ops) * self.bytes(size) as f64 / took;
         let [read_bytes_s, write_bytes_s] = ended.map(rate);
         let bytes_s = read_bytes_s + write_bytes_s;
-        Ok(Mix { reads: f64::from(reads) / f64::from(SLOTS), bytes_s, read_bytes_s, write_bytes_s })
+        let window = |pair: &[(u32, Nanos)]| {
+            f64::from(pair[1].0 - pair[0].0) / (pair[1].1 - pair[0].1).0.max(1) as f64
+        };
+        let windows = ends.windows(2).map(window).collect();
+        let reads = f64::from(reads) / f64::from(SLOTS);
+        Ok(Mix { reads, bytes_s, read_bytes_s, write_bytes_s, windows })
     }
 }

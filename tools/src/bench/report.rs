@@ -6,13 +6,12 @@ use serde::Serialize;
 
 use super::check::Checks;
 use super::load::{Found, Load, WINDOWS};
+use super::rows::{NOISY, us};
 use crate::replay::ratio;
 use crate::size::{Size, grouped};
-use crate::table::{fold, grid, row, table};
+use crate::table::{figures, fold, row, table};
 use crate::terminal;
 
-/// Spread above which a measurement is noisy.
-const NOISY: f64 = 0.2;
 /// Part of the highest IOPS at the knee of a sweep.
 const KNEE: f64 = 0.9;
 /// Bytes of a submission queue entry and of a completion, and of a doorbell.
@@ -205,16 +204,6 @@ fn bandwidth(bytes_s: f64) -> String {
     format!("{}/s", Size(bytes_s as u64))
 }
 
-/// Formats microseconds with three digits.
-fn us(us: f64) -> String {
-    match us {
-        us if us >= 1e5 => format!("{:.0} ms", us / 1e3),
-        us if us >= 1e3 => format!("{:.2} ms", us / 1e3),
-        us if us >= 100.0 => format!("{us:.0} us"),
-        us => format!("{us:.1} us"),
-    }
-}
-
 impl Report {
     pub(super) fn new(setting: Setting, points: Vec<Point>, interrupted: bool) -> Self {
         let (knees, mixed) = (knees(&points), mixed(&points));
@@ -267,7 +256,7 @@ impl Report {
         text
     }
 
-    /// Returns the table of figures: a column each, or below each other on a narrow terminal.
+    /// Returns the table of figures.
     fn figures(&self) -> String {
         let header = [
             "pattern",
@@ -283,19 +272,7 @@ impl Report {
             "cmd/bell",
             "spread",
         ];
-        let rows: Vec<Vec<String>> = self.points.iter().map(Point::row).collect();
-        let wide = grid(&header, rows.clone(), 1);
-        let width = wide.lines().map(|line| line.chars().count()).max().unwrap_or(0);
-        if terminal::columns().is_none_or(|columns| width <= columns) {
-            return wide;
-        }
-        let stack = |row: &Vec<String>| {
-            let lines = header.iter().zip(row).skip(3);
-            let lines: Vec<Vec<String>> =
-                lines.map(|(name, value)| vec![(*name).to_owned(), value.clone()]).collect();
-            format!("{}, {}, depth {}\n{}", row[0], row[1], row[2], grid(&[], lines, 1))
-        };
-        rows.iter().map(stack).collect::<Vec<_>>().join("\n")
+        figures(&header, self.points.iter().map(Point::row).collect(), 3)
     }
 
     fn notes(&self) -> Vec<String> {

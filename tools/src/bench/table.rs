@@ -2,40 +2,25 @@
 //! writes. That is half of a slack table; an engine writes the other half, the layer times.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use kv_schedule::{Curve, IoCosts, Setting, SlackTable};
-use nvme_driver::{Clock, MonotonicClock};
-use nvme_emu::{BandwidthDial, SimClock};
-use ripieno_stack::Drives;
 use serde::Serialize;
 
 use crate::config::{ReplayFlags, StoreArgs};
-use crate::devices::Devices;
 use crate::file;
 use crate::interrupt::Interrupt;
 use crate::layer_times::{self, Layers, Steps};
-use crate::plan::Plan;
-use crate::problem::{Interrupted, Problem, user_error};
-use crate::progress::Progress;
-use crate::replay;
+use crate::problem::{Interrupted, Problem};
 use crate::size::Size;
-use crate::sizing::Sizing;
-use crate::stack::{Build, Sim, Stack};
 use crate::table::{row, table};
+use crate::terminal;
 use crate::timing::{self, Medium};
-use crate::trace::Request;
-use crate::{drives, terminal};
 
 use super::measure::{Found, Measure, Mix, Point};
-
-/// Parts of the data set: three are read, one is written.
-const PARTS: u64 = 4;
-/// Maximum bytes of a layer in the largest batch.
-const BATCH_BYTES_MAX: u64 = 32 << 20;
+use super::session::{self, Done};
 
 pub(super) const HELP: &str = "\
 Batches of a layer's objects are stored and retrieved through the whole stack, in sizes that double;
@@ -124,6 +109,14 @@ struct Batches {
     mix: Vec<Mix>,
     /// Bandwidth of a mixture, relative to the mean of reads alone and writes alone.
     mixed: f64,
+    /// Batches that took less time than smaller ones.
+    not_rising: Vec<String>,
+}
+
+/// Returns the names of batches that took less time than smaller ones.
+fn not_rising(name: &str, points: &[Point]) -> Vec<String> {
+    let falling = points.windows(2).filter(|pair| pair[1].us < pair[0].us);
+    falling.map(|pair| format!("{name} of {}", Size(pair[1].bytes))).collect()
 }
 
 /// Measures, writes the table, and reports. Returns the exit code.
@@ -132,7 +125,7 @@ struct Batches {
 /// Returns a [`Problem`] for bad input, and an error if the stack fails.
 pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
-    check(&flags.replay)?;
+    session::check(&flags.replay, "bench table")?;
     if let Some(path) = &flags.out {
         file::check_output("--out", path)?;
     }
@@ -163,16 +156,21 @@ pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
             if let Some(path) = flags.out.as_deref().filter(|path| path.exists()) {
                 check_table(path, setting)?;
             }
-            let (found, drives) = perform(&args, flags.medium, &mut interrupt)?;
-            let Some(found) = found else {
+            let Done { value, models: drives, .. } =
+                Measure::with(&args, flags.medium, &mut interrupt, |it, entries| it.all(entries))?;
+            let Some(found) = value else {
                 return Err(Interrupted(interrupt.exit_code()).into());
             };
+            if let Some(wrong) = found.wrong.first() {
+                bail!("the table is not written, because {wrong}");
+            }
             let costs = costs(&found).context("the measured times make no curve")?;
-            let Found { read, write, mix } = found;
+            let Found { read, write, mix, .. } = found;
             let (simulated, mixed) = (args.is_virtual, costs.mixed);
             let object_bytes = args.shape.kv().object_bytes;
+            let not_rising = [not_rising("read", &read), not_rising("write", &write)].concat();
             let table = slack_table(flags.out.as_deref(), setting(drives), costs)?;
-            (table, Some(Batches { simulated, object_bytes, read, write, mix, mixed }))
+            (table, Some(Batches { simulated, object_bytes, read, write, mix, mixed, not_rising }))
         }
     };
     if let Some(steps) = &steps {
@@ -191,24 +189,6 @@ pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
     let is_json = args.common.output.json;
     terminal::print(if is_json { serde_json::to_string(&report)? } else { report.text() })?;
     Ok(0)
-}
-
-/// Rejects flags that apply only to requests.
-fn check(flags: &ReplayFlags) -> Result<(), Problem> {
-    let ReplayFlags { common, devices } = flags;
-    let given = [
-        ("--trace", common.trace.is_some()),
-        ("--requests", common.requests.is_some()),
-        ("--keep", devices.keep),
-        ("--capacity", common.capacity.is_some()),
-    ];
-    match given.iter().find(|(_, is_given)| *is_given) {
-        Some((flag, _)) => Err(Problem::new(
-            format!("{flag}: ripieno bench table serves no requests, and keeps nothing"),
-            "leave it out; --out names the table that is written",
-        )),
-        None => Ok(()),
-    }
 }
 
 /// Rejects a file that cannot take the measured table, whatever the drives' names.
@@ -261,7 +241,7 @@ fn costs(found: &Found) -> anyhow::Result<IoCosts> {
         let points: Vec<(u64, Duration)> = points
             .iter()
             .map(|point| {
-                // Larger batches must not take less time.
+                // Larger batches must not take less time; those that do are named.
                 longest = longest.max(Duration::from_secs_f64(point.us * 1e-6));
                 (point.bytes, longest)
             })
@@ -273,98 +253,6 @@ fn costs(found: &Found) -> anyhow::Result<IoCosts> {
     let mean = f64::midpoint(rate(1.0), rate(0.0));
     let mixed = if mean > 0.0 { (rate(0.5) / mean).clamp(0.01, 2.0) } else { 1.0 };
     Ok(IoCosts { read: curve(&found.read)?, write: curve(&found.write)?, mixed })
-}
-
-/// Measures; `None` if interrupted. Also returns the drives' models.
-fn perform(
-    args: &StoreArgs,
-    medium: Option<Medium>,
-    interrupt: &mut Interrupt,
-) -> anyhow::Result<(Option<Found>, Vec<String>)> {
-    let gpu = args.executor().gpu().map_err(user_error)?;
-    let dial = BandwidthDial::default();
-    let sim = args.is_virtual.then(|| Sim { clock: SimClock::new(args.common.seed), dial });
-    let clock: Arc<dyn Clock> = match &sim {
-        Some(sim) => sim.clock.clone(),
-        None => Arc::new(MonotonicClock::default()),
-    };
-    interrupt.orderly();
-    let mut found = match &args.devices {
-        Devices::Emu(_) => None,
-        Devices::Vfio(addresses) => {
-            let options = args.controller_options();
-            let opened = Drives::open(addresses, args.flags.path.memory, &clock, &options);
-            Some(opened.map_err(user_error)?)
-        }
-    };
-    let lba_bytes = replay::lba_bytes(args, found.as_ref());
-    args.check_prp(lba_bytes)?;
-    let batch_max = batch_max(args);
-    // A full store refuses writes, and one with little space left is full.
-    let blocks = u64::from(batch_max) * PARTS;
-    let plan = plan(args, blocks + blocks / 32 + 1);
-    let hint = "use a smaller --pool-blocks, another --model, or --media file:DIR";
-    let other_flags = |problem: Problem| problem.with_hint(hint);
-    let sizing = Sizing::new(args, &plan, lba_bytes).map_err(other_flags)?;
-    sizing.check_machine(args, false).map_err(other_flags)?;
-    if let Some(found) = &mut found {
-        drives::claim(found, sizing.device_bytes, args.flags.path.overwrite)?;
-    }
-    let build = Build {
-        args,
-        sizing: &sizing,
-        clock: &clock,
-        gpu: gpu.as_ref(),
-        keep: None,
-        sim: sim.as_ref(),
-    };
-    let (mut stack, mut pool) = Stack::build(build, found)?;
-    let batch_max = batch_max.min(sizing.pool_blocks / 4).max(1);
-    let progress = Progress::new("measurements", Measure::count(batch_max), args.shows_progress());
-    let blocks = pool.take(pool.blocks());
-    let mut measure = Measure {
-        store: stack.store().clone(),
-        clock: &clock,
-        shape: args.shape.kv(),
-        keys: plan.keys(0),
-        blocks,
-        batch_max,
-        interrupt,
-        progress: &progress,
-        done: 0,
-    };
-    measure.prepare()?;
-    if let Some(sim) = &sim {
-        let from = stack.store().superblock().data_region().context("a store has data")?.first.0;
-        let from = from * u64::from(lba_bytes);
-        let medium = Medium::or_scaled(medium, args.scale);
-        sim.dial.set(Some(medium.each(args.devices.count(), from)));
-    }
-    let in_flight = u32::from(args.common.queues) * args.common.depth * args.devices.count();
-    let measured = measure.all(in_flight);
-    drop(measure);
-    progress.finish();
-    if let Some(sim) = &sim {
-        sim.dial.set(None);
-    }
-    let models = stack.close()?;
-    Ok((measured?, models))
-}
-
-/// Returns the blocks of the largest batch: a quarter of the pool.
-fn batch_max(args: &StoreArgs) -> u32 {
-    let layer_bytes = u64::from(args.shape.segments) * u64::from(args.shape.object_bytes);
-    let default = (256 << 20) / args.shape.block_bytes() / 4;
-    let pool = args.common.pool_blocks.map_or(default, |blocks| u64::from(blocks / 4));
-    (BATCH_BYTES_MAX / layer_bytes).min(pool).clamp(1, 1 << 20) as u32
-}
-
-/// Returns a plan with one request of `blocks` blocks.
-fn plan(args: &StoreArgs, blocks: u64) -> Plan {
-    let hash_ids = (0..blocks.div_ceil(u64::from(args.shape.subs()))).collect();
-    let (arrival, input_tokens, output_tokens) = (Duration::ZERO, 0, 0);
-    let request = Request { arrival, input_tokens, output_tokens, hash_ids };
-    Plan::new(std::iter::once(request), &args.shape, None)
 }
 
 impl Report {
@@ -402,12 +290,20 @@ impl Batches {
         }
         format!(
             "{}, objects of {}\n\n{}\n\n{}\n\nReads and writes together have {:.2} of the mean of \
-             each alone.",
+             each alone.{}",
             if self.simulated { ", in virtual time" } else { "" },
             Size(self.object_bytes.into()),
             table(&rows),
             table(&mixes),
             self.mixed,
+            match &self.not_rising[..] {
+                [] => String::new(),
+                names => format!(
+                    "\nnoisy: faster than a smaller batch, although measured again: {}. The table \
+                     has the time of the smaller one.",
+                    names.join(", ")
+                ),
+            }
         )
     }
 }

@@ -22,7 +22,7 @@ fn checked(line: &str, harm: impl Fn(&mut Bench, &[load::Transfer])) -> Vec<Stri
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let (mut bench, built) = raw.open(&clock, None).unwrap();
     raw.fill(&mut bench).unwrap();
-    let before = check::Counted::read(&mut bench).unwrap();
+    let before = check::counted(&mut bench).unwrap();
     let times = Times { ramp: flags.ramp, runtime: flags.runtime };
     let mut interrupt = Interrupt::never();
     bench.run(&raw.loads[0], times, &mut interrupt, &mut |_, _| {}).unwrap().unwrap();

@@ -1,0 +1,295 @@
+//! A store on the named devices, filled for measurements, and the checks of what it moves.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use nvme_driver::{Clock, MonotonicClock};
+use nvme_emu::{BandwidthDial, SimClock};
+use objstore::{BlockId, BlockKey, Layer, Order, SharedController, Store, StoreError, Ticket};
+use rand::rngs::SmallRng;
+use rand::{Rng as _, SeedableRng as _};
+use ripieno_stack::Drives;
+
+use super::check::{Counted, Sent};
+use super::rows::Setting;
+use crate::config::{ReplayFlags, StoreArgs};
+use crate::devices::Devices;
+use crate::drives;
+use crate::interrupt::Interrupt;
+use crate::plan::Plan;
+use crate::pool::{Item, LAYERS_AHEAD, Pool};
+use crate::problem::{Problem, user_error};
+use crate::replay;
+use crate::sizing::Sizing;
+use crate::stack::{Build, Sim, Stack};
+use crate::timing::Medium;
+use crate::trace::Request;
+
+/// Objects whose contents are compared, at most.
+const SAMPLE: u32 = 64;
+
+/// A store in use by a measurement.
+pub(super) struct Session<'a> {
+    pub(super) args: &'a StoreArgs,
+    pub(super) clock: &'a Arc<dyn Clock>,
+    pub(super) store: Store,
+    pub(super) pool: Pool,
+    /// Keys that the store has room for.
+    pub(super) keys: &'a [BlockKey],
+    pub(super) interrupt: &'a mut Interrupt,
+    devices: &'a [SharedController],
+    /// Bytes of an object on the devices, padding included.
+    slot_bytes: u64,
+    sim: Option<(&'a Sim, Medium)>,
+}
+
+/// Result of a session.
+pub(super) struct Done<T> {
+    pub(super) value: T,
+    pub(super) setting: Setting,
+    /// The drives' models.
+    pub(super) models: Vec<String>,
+}
+
+/// Passes over all layers of a request.
+pub(super) struct Passes {
+    /// Seconds of each that counts.
+    pub(super) seconds: Vec<f64>,
+    /// Commands and submission doorbells of each.
+    pub(super) commands: f64,
+    pub(super) doorbells: f64,
+    pub(super) wrong: Vec<String>,
+}
+
+/// Rejects flags that apply only to requests.
+pub(super) fn check(flags: &ReplayFlags, command: &str) -> Result<(), Problem> {
+    let ReplayFlags { common, devices } = flags;
+    let given = [
+        ("--trace", common.trace.is_some()),
+        ("--requests", common.requests.is_some()),
+        ("--keep", devices.keep),
+        ("--capacity", common.capacity.is_some()),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((flag, _)) => Err(Problem::new(
+            format!("{flag}: ripieno {command} serves no requests, and keeps nothing"),
+            "leave it out",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Returns a plan with one request of `blocks` blocks, with room for them in a store: a full one
+/// refuses writes, and one with little space left is full.
+pub(super) fn plan(args: &StoreArgs, blocks: u64) -> Plan {
+    let blocks = blocks + blocks / 32 + 1;
+    let hash_ids = (0..blocks.div_ceil(u64::from(args.shape.subs()))).collect();
+    let (arrival, input_tokens, output_tokens) = (Duration::ZERO, 0, 0);
+    let request = Request { arrival, input_tokens, output_tokens, hash_ids };
+    Plan::new(std::iter::once(request), &args.shape, None)
+}
+
+/// Builds a store with room for `blocks` blocks, has `work` use it, and closes it.
+///
+/// # Errors
+/// Returns a [`Problem`] with `hint` for a store that this machine has no room for, and an error if
+/// the stack or `work` fails.
+pub(super) fn with<T>(
+    args: &StoreArgs,
+    blocks: u64,
+    medium: Option<Medium>,
+    interrupt: &mut Interrupt,
+    hint: &str,
+    work: impl FnOnce(&mut Session<'_>) -> anyhow::Result<T>,
+) -> anyhow::Result<Done<T>> {
+    let gpu = args.executor().gpu().map_err(user_error)?;
+    let dial = BandwidthDial::default();
+    let sim = args.is_virtual.then(|| Sim { clock: SimClock::new(args.common.seed), dial });
+    let clock: Arc<dyn Clock> = match &sim {
+        Some(sim) => sim.clock.clone(),
+        None => Arc::new(MonotonicClock::default()),
+    };
+    interrupt.orderly();
+    let mut found = match &args.devices {
+        Devices::Emu(_) => None,
+        Devices::Vfio(addresses) => {
+            let options = args.controller_options();
+            let opened = Drives::open(addresses, args.flags.path.memory, &clock, &options);
+            Some(opened.map_err(user_error)?)
+        }
+    };
+    let lba_bytes = replay::lba_bytes(args, found.as_ref());
+    args.check_prp(lba_bytes)?;
+    let plan = plan(args, blocks);
+    let other_flags = |problem: Problem| problem.with_hint(hint);
+    let sizing = Sizing::new(args, &plan, lba_bytes).map_err(other_flags)?;
+    sizing.check_machine(args, false).map_err(other_flags)?;
+    if let Some(found) = &mut found {
+        drives::claim(found, sizing.device_bytes, args.flags.path.overwrite)?;
+    }
+    let build = Build {
+        args,
+        sizing: &sizing,
+        clock: &clock,
+        gpu: gpu.as_ref(),
+        keep: None,
+        sim: sim.as_ref(),
+    };
+    let (mut stack, pool) = Stack::build(build, found)?;
+    let store = stack.store().clone();
+    let medium = Medium::or_scaled(medium, args.scale);
+    let mut session = Session {
+        args,
+        clock: &clock,
+        store,
+        pool,
+        keys: plan.keys(0),
+        interrupt,
+        devices: stack.controllers(),
+        slot_bytes: u64::from(args.shape.object_bytes.next_multiple_of(lba_bytes)),
+        sim: sim.as_ref().map(|sim| (sim, medium)),
+    };
+    let value = work(&mut session);
+    drop(session);
+    if let Some(sim) = &sim {
+        sim.dial.set(None);
+    }
+    let setting = Setting::of(args, &stack);
+    let models = stack.close()?;
+    Ok(Done { value: value?, setting, models })
+}
+
+impl Session<'_> {
+    /// Gives software controllers in virtual time the speed of drives.
+    pub(super) fn pace(&self) -> anyhow::Result<()> {
+        let Some((sim, medium)) = &self.sim else { return Ok(()) };
+        let region = self.store.superblock().data_region().context("a store has data")?;
+        let from = region.first.0 << region.lba_shift;
+        sim.dial.set(Some(medium.each(self.args.devices.count(), from)));
+        Ok(())
+    }
+
+    /// Returns the layers of the model.
+    pub(super) fn layers(&self) -> impl Iterator<Item = Layer> + use<> {
+        (0..self.args.shape.layers).map(Layer)
+    }
+
+    fn item(&self, key: BlockKey, block: BlockId, row: (u32, u32)) -> Item {
+        self.pool.item(block, key, row, (0, self.args.shape.object_bytes as usize))
+    }
+
+    /// Fills in the contents of the pool's `blocks` for these keys.
+    pub(super) fn fill(&mut self, keys: &[BlockKey], blocks: &[BlockId]) -> anyhow::Result<()> {
+        for layer in 0..self.args.shape.layers {
+            let of = |(key, block): (&BlockKey, &BlockId)| {
+                let segments = 0..self.args.shape.segments;
+                segments.map(|segment| self.item(*key, *block, (layer, segment))).collect()
+            };
+            let items: Vec<Vec<Item>> = keys.iter().zip(blocks).map(of).collect();
+            self.pool.access().make(&items.concat(), &mut || {})?;
+        }
+        Ok(())
+    }
+
+    /// Picks objects of these blocks, and overwrites them in the pool.
+    pub(super) fn sample(
+        &mut self,
+        keys: &[BlockKey],
+        blocks: &[BlockId],
+    ) -> anyhow::Result<Vec<Item>> {
+        let mut random = SmallRng::seed_from_u64(self.args.common.seed);
+        let shape = self.args.shape;
+        let items: Vec<Item> = (0..SAMPLE.min(shape.rows() * keys.len() as u32))
+            .map(|_| {
+                let at = random.random_range(0..keys.len());
+                let layer = random.random_range(0..shape.layers);
+                self.item(keys[at], blocks[at], (layer, random.random_range(0..shape.segments)))
+            })
+            .collect();
+        self.pool.access().poison(&items, &mut || {})?;
+        Ok(items)
+    }
+
+    /// Compares a sample. Returns the problem, if there is one.
+    pub(super) fn compare(&mut self, sample: Vec<Item>) -> anyhow::Result<Option<String>> {
+        let all = sample.len();
+        let found = self.pool.access().check(sample)?.differences(&mut || {})?.len();
+        Ok((found > 0).then(|| format!("{found} of {all} objects are not what was stored")))
+    }
+
+    /// Returns the order of transfers after what the pool's access did so far.
+    pub(super) fn order(&mut self) -> Order<'static> {
+        self.pool.access().order()
+    }
+
+    /// Returns the counters of the devices, and of what was sent to them.
+    pub(super) fn counted(&self) -> anyhow::Result<Counted> {
+        let stats = self.store.stats()?;
+        let object = u64::from(self.args.shape.object_bytes);
+        let padded = |bytes: u64| bytes / object * self.slot_bytes;
+        let sent = Sent {
+            commands: stats.commands,
+            bytes: [padded(stats.retrieved_bytes), padded(stats.stored_bytes)],
+            errors: 0,
+        };
+        Ok(Counted::read(self.devices.iter(), sent)?)
+    }
+
+    /// Returns the problems in what was counted since `before`.
+    pub(super) fn problems(&self, before: &Counted) -> anyhow::Result<Vec<String>> {
+        before.problems(|| self.counted())
+    }
+
+    /// Stores blocks, whose contents are in the pool, one layer after the other.
+    pub(super) fn save(&mut self, keys: &[BlockKey], blocks: &[BlockId]) -> anyhow::Result<()> {
+        let save = self.store.allocate(keys, blocks)?;
+        ensure!(save.accepted() == keys.len(), "the store has no room for {} blocks", keys.len());
+        let order = self.order();
+        for layer in self.layers() {
+            self.store.wait(self.store.store_layer_on(&save, layer, order)?)?;
+        }
+        self.store.commit(save)?;
+        Ok(())
+    }
+
+    /// Moves all layers with `start`, some of them at a time: once without counting, then `rounds`
+    /// times. Returns `None` if interrupted.
+    pub(super) fn passes(
+        &mut self,
+        rounds: u32,
+        start: impl Fn(&Store, Layer) -> Result<Ticket, StoreError>,
+    ) -> anyhow::Result<Option<Passes>> {
+        let (before, stats) = (self.counted()?, self.store.stats()?);
+        let mut seconds = Vec::new();
+        for round in 0..=rounds {
+            if self.interrupt.asked() {
+                self.store.drain()?;
+                return Ok(None);
+            }
+            let begin = self.clock.now();
+            let mut flying = VecDeque::new();
+            for layer in self.layers() {
+                if flying.len() == LAYERS_AHEAD {
+                    self.store.wait(flying.pop_front().expect("it is full"))?;
+                }
+                flying.push_back(start(&self.store, layer)?);
+            }
+            for ticket in flying {
+                self.store.wait(ticket)?;
+            }
+            if round > 0 {
+                seconds.push((self.clock.now() - begin).0 as f64 / 1e9);
+            }
+        }
+        let now = self.store.stats()?;
+        let each = |counted: u64| counted as f64 / f64::from(rounds + 1);
+        let commands = each(now.commands - stats.commands);
+        let doorbells = each(now.sq_doorbells - stats.sq_doorbells);
+        Ok(Some(Passes { seconds, commands, doorbells, wrong: self.problems(&before)? }))
+    }
+}
+
+#[cfg(test)]
+mod tests;
