@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 04e2c2f1632e71bd94bed75bfc6612f9 kernels/include/gio/abi.h
+// 2240101cbc471189e36a0634c43ccb3b kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;
@@ -446,7 +446,9 @@ pub struct gio_warp {
     pub placement_ids: [u16; 8usize],
     pub waiting_ns: u64,
     pub waited_ns: u64,
-    pub reserved: [u64; 6usize],
+    pub window: u32,
+    pub checked: u32,
+    pub reserved: [u64; 5usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -527,7 +529,9 @@ const _: () = {
         [::std::mem::offset_of!(gio_warp, waiting_ns) - 1280usize];
     ["Offset of field: gio_warp::waited_ns"]
         [::std::mem::offset_of!(gio_warp, waited_ns) - 1288usize];
-    ["Offset of field: gio_warp::reserved"][::std::mem::offset_of!(gio_warp, reserved) - 1296usize];
+    ["Offset of field: gio_warp::window"][::std::mem::offset_of!(gio_warp, window) - 1296usize];
+    ["Offset of field: gio_warp::checked"][::std::mem::offset_of!(gio_warp, checked) - 1300usize];
+    ["Offset of field: gio_warp::reserved"][::std::mem::offset_of!(gio_warp, reserved) - 1304usize];
 };
 #[repr(C)]
 #[derive(

@@ -239,7 +239,9 @@ typedef struct gio_warp {
   uint16_t placement_ids[GIO_PLACEMENTS]; // DSPEC of each placement handle; by the host
   uint64_t waiting_ns;       // since when the next operation waits for its event; 0 = it does not
   uint64_t waited_ns;        // when that was last seen
-  uint64_t reserved[6];
+  uint32_t window;           // one bit per operation in progress
+  uint32_t checked;          // those whose objects have checksums to verify
+  uint64_t reserved[5];
 } gio_warp;                  // 1344 bytes: whole cache lines, warps on different threads share none
 
 // Arguments of a kernel launch or of a host thread's turn.

@@ -7,7 +7,7 @@
 #include "cursor.cuh"
 
 #define GIO_CHUNKS_MAX 64u // chunks per round: completions are reaped even if little is submitted
-#define GIO_BATCH_MIN 16u  // wait for more room rather than submit fewer commands
+#define GIO_BATCH_MIN 32u  // wait for more room rather than submit fewer commands
 #define GIO_POLL_EVERY 64u // busy rounds between polls of stop word and timeouts
 
 // Return values of gio_host_run.
@@ -232,12 +232,10 @@ GIO_FN void gio_advance(gio_state &s, const gio_op &op, gio_batch &batch) {
   }
 }
 
-// Returns true to wait for more room: a doorbell costs the same for few and many commands. Never if
-// these are all that is left, or if the controller is idle.
-GIO_FN bool gio_hold(const gio_state &s, const gio_op &op, uint32_t room) {
-  if (room >= gio_min(GIO_BATCH_MIN, s.slot_mask / 2u + 1u) || s.outstanding == 0u) return false;
-  const uint32_t left = (gio_splits_left(s, op) + op.merge - 1u) / op.merge;
-  return left + (op.rows - s.cursor_row - 1u) > room;
+// Returns true to wait for more room: a doorbell costs the same for few and many commands. The
+// controller still has three quarters of a queue to work on.
+GIO_FN bool gio_hold(const gio_state &s, uint32_t room) {
+  return room < gio_min(GIO_BATCH_MIN, s.slot_mask / 4u + 1u) && s.outstanding != 0u;
 }
 
 // Ends the generation of the cursor's operation.
@@ -275,7 +273,7 @@ GIO_FN bool gio_submit(gio_state &s) {
     if (refusal != 0u) {
       gio_refuse(s, op, refusal);
     } else {
-      if (batch.room == 0u || (batch.sqes == 0u && gio_hold(s, op, batch.room))) break;
+      if (batch.room == 0u || (batch.sqes == 0u && gio_hold(s, batch.room))) break;
       if (batch.sqes == 0u) batch.now = gio_now(s);
       gio_advance(s, op, batch);
     }

@@ -84,14 +84,8 @@ GIO_FN void gio_load(gio_state &s, const gio_args *args, uint32_t warp) {
   s.cursor_at = w->cursor_at;
   s.fault = w->fault;
   s.idle_ns = w->idle_ns;
-  gio_lane<uint32_t> used;
-  GIO_LANES (l, GIO_WINDOW) used[l] = w->active[l].state != GIO_ACTIVE_UNUSED ? 1u : 0u;
-  s.window = gio_ballot(used, GIO_WINDOW);
-  GIO_LANES (l, GIO_WINDOW) {
-    const gio_active &active = w->active[l];
-    used[l] = active.opcode == GIO_OP_READ && active.checksums != 0u ? 1u : 0u;
-  }
-  s.checked = gio_ballot(used, GIO_WINDOW) & s.window;
+  s.window = w->window;
+  s.checked = w->checked;
   s.pending_fault = GIO_FAULT_NONE;
   s.waiting = 0;
   s.wait_value = 0;
@@ -116,6 +110,8 @@ GIO_FN void gio_store(gio_state &s) {
     s.w->cursor_row = s.cursor_row;
     s.w->cursor_at = s.cursor_at;
     s.w->idle_ns = s.idle_ns;
+    s.w->window = s.window;
+    s.w->checked = s.checked;
   }
 }
 

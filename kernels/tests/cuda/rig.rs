@@ -349,8 +349,8 @@ pub(crate) fn bare(
     const RING: u64 = 64;
     const PROGRESS: u64 = 512;
     const WARP: u64 = 1024;
-    const QUEUE: u64 = 2560;
-    const IOCBS: u64 = 4096;
+    const QUEUE: u64 = WARP + size_of::<Warp>() as u64;
+    const IOCBS: u64 = QUEUE + 1536;
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let options = CudaOptions { mode, ..CudaOptions::default() };
     let executor = CudaExecutor::new(device, options, clock).expect("compiles");
