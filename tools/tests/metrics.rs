@@ -75,7 +75,7 @@ fn top_watches_a_replay_under_load() {
     for name in ["path", "read", "commands", "errors", "hits", "layers", "waits", "worth"] {
         assert!(lines.lines().any(|line| line.starts_with(name)), "{name}: {lines}");
     }
-    assert!(lines.contains("computing: unknown for this model"), "{lines}");
+    assert!(lines.contains("computing: not reported"), "{lines}");
     assert!(lines.lines().all(|line| line.chars().count() <= 60), "{lines}");
     assert!(!lines.contains('\u{1b}'), "no terminal, no escapes: {lines:?}");
     drop(replay);

@@ -205,7 +205,7 @@ impl Worth {
         line("worth", format!("{loads} loads took {load_s:.1} s"));
         let times = self.compute_saved_s.zip(self.speedup);
         let times = times.map(|(saved, more)| format!("{saved:.1} s, {more:.1} times as long"));
-        line("", format!("computing: {}", times.as_deref().unwrap_or("unknown for this model")));
+        line("", format!("computing: {}", times.as_deref().unwrap_or("not reported")));
         let [loaded, written, day] =
             [*loaded_bytes, *written_bytes, self.written_bytes_day].map(|bytes| Size(bytes as u64));
         line("", format!("{loaded} loaded for {written} written"));
