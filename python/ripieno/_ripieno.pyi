@@ -273,9 +273,9 @@ class Store(_Context):
     immediately), it is created first if there is none; devices: its number of files, each with a
     software controller. Opening uses part of the pool for tests and restores its contents.
 
-    executor, io_sms, require: same as for Plane. dram_bytes: memory of this process that keeps
-    copies of blocks above the devices, in bytes or as "8GiB". dram_mode: the blocks kept there:
-    write-through (stored, loaded or prefetched), or read-ahead (only prefetched).
+    executor, io_sms, require, pacing: same as for Plane. dram_bytes: memory of this process that
+    keeps copies of blocks above the devices, in bytes or as "8GiB". dram_mode: the blocks kept
+    there: write-through (stored, loaded or prefetched), or read-ahead (only prefetched).
 
     metrics: serves counters for Prometheus at a port ("9400"), an IP address and a port, or a Unix
     socket's path with a /. Addresses that other machines reach begin with "public:".
@@ -294,6 +294,7 @@ class Store(_Context):
         io_sms: int | None = None,
         dram_bytes: int | str | None = None,
         dram_mode: Literal["write-through", "read-ahead"] = "write-through",
+        pacing: bool = False,
         metrics: str | None = None,
     ) -> Store: ...
     def __enter__(self) -> Store: ...

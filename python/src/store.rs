@@ -7,7 +7,7 @@ use std::{
 
 use objstore::{Layer, StoreOptions};
 use pyo3::{prelude::*, types::PyTuple};
-use ripieno_stack::{Builder, Stack, StackError};
+use ripieno_stack::{Builder, Pacing, Stack, StackError};
 
 use crate::{
     arguments::{self, OrRaise as _, dataclass, unpoisoned},
@@ -24,9 +24,9 @@ use crate::{
 /// immediately), it is created first if there is none; devices: its number of files, each with a
 /// software controller. Opening uses part of the pool for tests and restores its contents.
 ///
-/// executor, io_sms, require: same as for Plane. dram_bytes: memory of this process that keeps
-/// copies of blocks above the devices, in bytes or as "8GiB". dram_mode: the blocks kept there:
-/// write-through (stored, loaded or prefetched), or read-ahead (only prefetched).
+/// executor, io_sms, require, pacing: same as for Plane. dram_bytes: memory of this process that
+/// keeps copies of blocks above the devices, in bytes or as "8GiB". dram_mode: the blocks kept
+/// there: write-through (stored, loaded or prefetched), or read-ahead (only prefetched).
 ///
 /// metrics: serves counters for Prometheus at a port ("9400"), an IP address and a port, or a Unix
 /// socket's path with a /. Addresses that other machines reach begin with "public:".
@@ -73,7 +73,7 @@ impl Store {
     #[pyo3(signature = (
         path, shape, pool, *, namespace = None, capacity = None, devices = 1, executor = None,
         require = None, io_sms = None, dram_bytes = None,
-        dram_mode = "write-through", metrics = None
+        dram_mode = "write-through", pacing = false, metrics = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
@@ -89,6 +89,7 @@ impl Store {
         io_sms: Option<u32>,
         dram_bytes: Option<arguments::Bytes>,
         dram_mode: &str,
+        pacing: bool,
         metrics: Option<&str>,
     ) -> PyResult<Self> {
         events::start(py)?;
@@ -105,6 +106,7 @@ impl Store {
             .require(require)
             .namespace(namespace)
             .pool(pool)
+            .pacing(pacing.then(Pacing::default))
             .metrics(metrics)
             .options(StoreOptions { dram_bytes, dram_mode, ..StoreOptions::default() });
         if let Some(bytes) = arguments::bytes("capacity", capacity)? {
