@@ -42,6 +42,9 @@ impl Ours {
             run_bytes: load.object_bytes,
             // No flushes, as with fio's defaults.
             durability: Durability::Volatile,
+            // As a store in a directory. A hole would have to be allocated again by the next pass,
+            // where fio overwrites its file.
+            deallocate: false,
             ..StoreOptions::default()
         };
         let format = Format { checksums, ..ripieno_testkit::format(shape) };
