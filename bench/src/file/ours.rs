@@ -42,8 +42,7 @@ impl Ours {
             run_bytes: load.object_bytes,
             // No flushes, as with fio's defaults.
             durability: Durability::Volatile,
-            // As a store in a directory. A hole would have to be allocated again by the next pass,
-            // where fio overwrites its file.
+            // As a store in a directory. fio overwrites its file; holes would be allocated again.
             deallocate: false,
             ..StoreOptions::default()
         };

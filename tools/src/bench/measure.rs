@@ -20,10 +20,12 @@ const SAMPLES: u32 = 9;
 const AGAIN: u32 = 3;
 /// Operations in flight in a mixture.
 pub(super) const SLOTS: u32 = 4;
-/// Operations completed per mixture.
-const MIXED_OPS: u32 = 384;
-/// Operations of a part of that.
-const WINDOW_OPS: u32 = MIXED_OPS / 8;
+/// Operations completed per mixture, at least.
+const MIXED_OPS: usize = 384;
+/// Duration of a mixture, at least.
+const MIXED_TIME: Nanos = Nanos::from_millis(1_000);
+/// Parts of a mixture whose bandwidths are compared.
+const WINDOWS: usize = 8;
 /// Upper limit of any wait.
 const LONG: Nanos = Nanos::from_millis(600_000);
 
@@ -273,19 +275,16 @@ impl Measure<'_, '_> {
             slots.push((job, ticket, is_read, 1));
         }
         let begin = self.session.clock.now();
-        let (mut ended, mut moved) = ([0_u32; 2], begin);
-        let mut ends: Vec<(u32, Nanos)> = Vec::new();
+        let mut ended = [0_u32; 2];
+        // Of each operation.
+        let mut ends = vec![begin];
         let mut waiter = Waiter::new(&**self.session.clock, begin + LONG);
-        while ended.iter().sum::<u32>() < MIXED_OPS {
+        while ends.len() <= MIXED_OPS || ends[ends.len() - 1] - begin < MIXED_TIME {
             let before = ended;
-            let all = ended.iter().sum::<u32>();
-            if all / WINDOW_OPS > ends.len() as u32 {
-                ends.push((all, moved));
-            }
             for (job, ticket, is_read, layers) in &mut slots {
                 if self.session.store.poll(ticket)?.is_some() {
                     ended[usize::from(!*is_read)] += 1;
-                    moved = self.session.clock.now();
+                    ends.push(self.session.clock.now());
                     *ticket = job.start(&self.session.store, self.layer(*layers))?;
                     *layers += 1;
                 }
@@ -296,14 +295,14 @@ impl Measure<'_, '_> {
             ensure!(waiter.wait(), "reads and writes together do not end");
         }
         self.session.store.drain()?;
-        let took = Duration::from_nanos((moved - begin).0).as_secs_f64();
+        let took = Duration::from_nanos((ends[ends.len() - 1] - begin).0).as_secs_f64();
         let rate = |ops: u32| f64::from(ops) * self.bytes(size) as f64 / took;
         let [read_bytes_s, write_bytes_s] = ended.map(rate);
         let bytes_s = read_bytes_s + write_bytes_s;
-        let window = |pair: &[(u32, Nanos)]| {
-            f64::from(pair[1].0 - pair[0].0) / (pair[1].1 - pair[0].1).0.max(1) as f64
-        };
-        let windows = ends.windows(2).map(window).collect();
+        let part = ends.len() / WINDOWS;
+        let bounds: Vec<Nanos> = ends.into_iter().step_by(part).collect();
+        let windows = bounds.windows(2).map(|pair| 1.0 / (pair[1] - pair[0]).0.max(1) as f64);
+        let windows = windows.collect();
         let reads = f64::from(reads) / f64::from(SLOTS);
         Ok(Mix { reads, bytes_s, read_bytes_s, write_bytes_s, windows })
     }
