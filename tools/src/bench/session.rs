@@ -232,6 +232,7 @@ impl Session<'_> {
         let sent = Sent {
             commands: stats.commands,
             bytes: [padded(stats.retrieved_bytes), padded(stats.stored_bytes)],
+            discarded: padded(stats.retrieved_bytes) - stats.retrieved_bytes,
             errors: 0,
         };
         Ok(Counted::read(self.devices.iter(), sent)?)
