@@ -12,10 +12,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use kv_catalog::PolicyKind;
+use ripieno_sim::{Line, Plot};
 
 use self::trace::Trace;
 use crate::{
-    plot::{self, Line},
+    plot,
     report::{Aim, Ratio, Report},
 };
 
@@ -118,10 +119,10 @@ fn costs(report: &mut Report) {
 }
 
 fn hit_rates(args: &CatalogArgs, trace: &Trace, report: &mut Report) -> Result<()> {
-    let mut lines: Vec<Line<'_>> = PolicyKind::ALL
+    let mut lines: Vec<Line> = PolicyKind::ALL
         .iter()
-        .map(|kind| Line { name: kind.name(), points: Vec::new() })
-        .chain([Line { name: "MIN", points: Vec::new() }])
+        .map(|kind| Line { name: kind.name().to_owned(), points: Vec::new() })
+        .chain([Line { name: "MIN".to_owned(), points: Vec::new() }])
         .collect();
     for percent in CAPACITIES {
         let files = (trace.distinct() * u64::from(percent) / 100) as u32;
@@ -140,8 +141,9 @@ fn hit_rates(args: &CatalogArgs, trace: &Trace, report: &mut Report) -> Result<(
             .into(),
     );
     let path = args.plots.join("catalog-eviction.svg");
-    let x = "files, % of the trace's distinct blocks";
-    plot::lines(&path, "Blocks found, by policy", x, "hit rate, %", &lines)?;
+    let x = "files, % of the trace's distinct blocks".to_owned();
+    let [title, y] = ["Blocks found, by policy", "hit rate, %"].map(str::to_owned);
+    plot::write(&path, &Plot { title, x, y, lines })?;
     report.plots.push(path.display().to_string());
     Ok(())
 }

@@ -5,11 +5,11 @@ mod command;
 mod retrieve;
 
 use anyhow::{Context as _, Result};
+use ripieno_sim::{Line, Plot};
 
 use self::caller::Io;
 use crate::{
-    Part, PathArgs,
-    plot::{self, Line},
+    Part, PathArgs, plot,
     report::{Aim, Ratio, Report},
     sample,
 };
@@ -49,8 +49,8 @@ pub fn run(args: &PathArgs) -> Result<()> {
 }
 
 fn retrieve_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
-    let mut ours = Line { name: "retrieve", points: Vec::new() };
-    let mut copy = Line { name: "memcpy, one thread", points: Vec::new() };
+    let mut ours = Line { name: "retrieve".to_owned(), points: Vec::new() };
+    let mut copy = Line { name: "memcpy, one thread".to_owned(), points: Vec::new() };
     for bytes in SIZES {
         let found = retrieve::measure(bytes, args.rounds)?;
         let x = f64::from(bytes >> 10);
@@ -67,7 +67,8 @@ fn retrieve_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
         }
     }
     let path = args.plots.join("path-retrieve.svg");
-    plot::lines(&path, "Retrieve over memory media", "object, KiB", "GiB/s", &[ours, copy])?;
+    let [title, x, y] = ["Retrieve over memory media", "object, KiB", "GiB/s"].map(str::to_owned);
+    plot::write(&path, &Plot { title, x, y, lines: vec![ours, copy] })?;
     report.plots.push(path.display().to_string());
     Ok(())
 }

@@ -4,6 +4,7 @@ mod check;
 mod contexts;
 mod load;
 mod measure;
+mod plots;
 mod report;
 mod rows;
 mod session;
@@ -31,8 +32,9 @@ use crate::devices::{Devices, EmuChoice, MediaChoice};
 use crate::interrupt::Interrupt;
 use crate::problem::{EXIT_FAILED, Problem, user_error};
 use crate::progress::Progress;
+use crate::sim::write_page;
 use crate::size::{self, Size};
-use crate::{drives, gpu, machine, media};
+use crate::{drives, file, gpu, machine, media};
 
 use contexts::ContextFlags;
 use load::{Bench, Load, Times};
@@ -93,6 +95,7 @@ Examples:
   ripieno bench raw
   ripieno bench raw --media file:/var/tmp --rw read,write --bs 4k,128k,1m
   ripieno bench raw --iodepth 1,2,4,8,16,32,64 --bs 4k         # where is the knee?
+  ripieno bench raw --iodepth 1,4,16,64 --html raw.html        # the same as plots
   ripieno bench raw --rw randread,randwrite,randrw             # together against one by one
   ripieno bench raw --device vfio:0000:65:00.0 --bs 4k,128k    # only reads
   ripieno bench raw --device vfio:0000:65:00.0 --rw randwrite --overwrite
@@ -225,6 +228,10 @@ pub(crate) struct RawFlags {
     #[command(flatten)]
     path: PathFlags,
 
+    /// Write a page with the table and plots to this file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    html: Option<PathBuf>,
+
     #[command(flatten)]
     output: OutputFlags,
 }
@@ -306,6 +313,9 @@ struct Raw<'a> {
 
 impl<'a> Raw<'a> {
     fn check(flags: &'a RawFlags) -> Result<Self, Problem> {
+        if let Some(page) = &flags.html {
+            file::check_output("--html", page)?;
+        }
         let target = Target::new(flags)?;
         let executor = flags.path.executor(flags.path.gpu()?);
         let route = flags.path.require.unwrap_or(Route::Host);
@@ -599,6 +609,9 @@ fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
     let closed = built.close_ring(bench.ring);
     let (points, interrupted) = measured?;
     let report = Report::new(raw.setting(&placement), points, interrupted);
+    if let Some(page) = &flags.html {
+        write_page(page, "ripieno bench raw", &[report.outcome()])?;
+    }
     report.print(flags.output.json)?;
     closed?;
     Ok(match (report.is_good(), interrupted) {

@@ -206,8 +206,7 @@ fn named(mut outcome: Outcome, name: &str, workload: &Workload) -> Outcome {
 
 fn report(outcomes: &[Outcome], flags: &ReportFlags) -> anyhow::Result<()> {
     if let Some(path) = &flags.html {
-        let page = page(outcomes).map_err(anyhow::Error::msg).context("drawing the page")?;
-        file::write("--html", path, &page)?;
+        write_page(path, "ripieno sim", outcomes)?;
     }
     if flags.json {
         terminal::print(serde_json::to_string(outcomes)?)?;
@@ -216,6 +215,15 @@ fn report(outcomes: &[Outcome], flags: &ReportFlags) -> anyhow::Result<()> {
         terminal::print(shown.join("\n").trim_end())?;
     }
     Ok(())
+}
+
+/// Writes the page of a command's results.
+///
+/// # Errors
+/// Returns a [`Problem`] if the file cannot be written, and an error if a plot cannot be drawn.
+pub(crate) fn write_page(path: &Path, command: &str, outcomes: &[Outcome]) -> anyhow::Result<()> {
+    let page = page(command, outcomes).map_err(anyhow::Error::msg).context("drawing the page")?;
+    Ok(file::write("--html", path, &page)?)
 }
 
 fn show(outcome: &Outcome) -> String {

@@ -124,6 +124,35 @@ fn contexts_of_all_shapes_and_lengths_are_measured() {
     assert_eq!(directions, ["retrieve", "store"]);
 }
 
+/// Objects are padded to blocks of the device; a software controller does not count the padding of
+/// reads, which it discards.
+#[test]
+fn objects_smaller_than_a_block_of_the_device_are_measured() {
+    let (found, _) = rows("layers --model mini --block-tokens 16 --tokens 1024 --rounds 2");
+    assert_eq!(found.len(), 2);
+}
+
+#[test]
+fn a_page_has_the_table_and_plots() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let page_of = |line: &str| {
+        let output = run(&format!("bench {line} --html {}", page.display()));
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::read_to_string(&page).unwrap()
+    };
+    let raw = "raw --size 8MiB --rw randread,randwrite --bs 4k --runtime 0.1 --ramp 0";
+    let found = page_of(&format!("{raw} --iodepth 1,4"));
+    assert_eq!(found.matches("<svg").count(), 3, "IOPS, bandwidth, latency");
+    for part in ["by depth of a queue", "randread 4 KiB", "<th>p99.9</th>", "checked: commands"] {
+        assert!(found.contains(part), "{part}: {found}");
+    }
+    let found = page_of(raw);
+    assert!(!found.contains("<svg") && found.contains("<th>IOPS</th>"), "one depth is no line");
+    let found = page_of("layers --model mini --block-tokens 256 --tokens 512,2048 --rounds 2");
+    assert!(found.matches("<svg").count() == 1 && found.contains("direction store"), "{found}");
+}
+
 #[test]
 fn a_length_that_does_not_fit_is_left_out() {
     let line = "layers --model llama-3-8b --block-tokens 64 --tokens 1024,16000000 --rounds 1";

@@ -45,7 +45,7 @@ pub use gpu::{A100, GLM_4_9B_1M, Gpu, H100, H200, LLAMA_3_8B, LLAMA_3_70B, Model
 pub use lane::LaneModel;
 pub use machine::Machine;
 pub use outcome::{Bar, Basis, Comparison, Gantt, Line, Outcome, Plot, Table};
-pub use page::{comparisons, page};
+pub use page::{comparisons, page, svg};
 pub use plan::{Choices, plan};
 pub use policy::{HostMemory, Loads, Medium, Policy, TWO_DRIVES, Tier};
 pub use scenario::Scenario;

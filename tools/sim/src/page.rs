@@ -1,6 +1,6 @@
 //! Results as a self-contained HTML page.
 
-use std::{fmt::Write as _, ops::Range};
+use std::fmt::Write as _;
 
 use plotters::{
     coord::ranged1d::{AsRangedCoord, ValueFormatter},
@@ -9,20 +9,37 @@ use plotters::{
 
 use crate::outcome::{Bar, Basis, Gantt, Outcome, Plot, Table};
 
-const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem}\
-    nav{columns:3}.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(30rem,1fr))}\
-    table{border-collapse:collapse;margin:1rem 0}caption{text-align:left;font-weight:bold}\
-    td,th{border:1px solid #bbb;padding:.2rem .6rem;text-align:right}\
-    td:first-child,th:first-child,td.note{text-align:left}svg{max-width:100%;height:auto}";
+const STYLE: &str = ":root{color-scheme:light dark}\
+    body{font:15px/1.5 sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem}\
+    nav{columns:18rem 3}\
+    .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(30rem,100%),1fr))}\
+    table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}\
+    caption{text-align:left;font-weight:bold}\
+    td,th{border:1px solid #bbb;padding:.2rem .6rem;text-align:right;white-space:nowrap}\
+    td:first-child,th:first-child,td.note{text-align:left}td.note{white-space:normal}\
+    svg{max-width:100%;height:auto}\
+    @media(prefers-color-scheme:dark){svg{filter:invert(.9) hue-rotate(180deg)}}";
 
-/// Renders all outcomes in order.
+/// Colors that can be told apart by most people, on white as well (Okabe and Ito).
+const COLORS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(0, 0, 0),
+];
+
+/// Renders all outcomes of `command` in order.
 ///
 /// # Errors
 /// Returns an error if a plot cannot be drawn.
-pub fn page(outcomes: &[Outcome]) -> Result<String, String> {
+pub fn page(command: &str, outcomes: &[Outcome]) -> Result<String, String> {
     let mut page = format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>ripieno sim</title>\
-         <style>{STYLE}</style><h1>ripieno sim</h1><nav>"
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{command}</title>\
+         <meta name=\"viewport\" content=\"width=device-width\"><style>{STYLE}</style>\
+         <h1>{command}</h1><nav>"
     );
     for outcome in outcomes {
         let (name, title) = (text(&outcome.name), text(&outcome.title));
@@ -122,7 +139,11 @@ fn text(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;")
 }
 
-fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
+/// Draws a plot as SVG.
+///
+/// # Errors
+/// Returns an error without two points.
+pub fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
     let points = || plot.lines.iter().flat_map(|line| &line.points);
     let range = |of: fn(&(f64, f64)) -> f64| {
         points().map(of).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
@@ -134,9 +155,19 @@ fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
     if left >= right || high <= 0.0 {
         return Err("there is nothing to be drawn".into());
     }
-    // The legend has an area to itself.
-    let x = left..right + (right - left) * 0.35;
-    // Logarithmic if smaller values would lie on the axis.
+    // The legend has an area to itself. Axes are logarithmic if smaller values would lie together.
+    if left > 0.0 && right / left > 16.0 {
+        let x = left..right * (right / left).powf(0.35);
+        return above(plot, x.log_scale().base(2.0), low, high);
+    }
+    above(plot, left..right + (right - left) * 0.35, low, high)
+}
+
+fn above<X>(plot: &Plot, x: X, low: f64, high: f64) -> Result<String, Box<dyn std::error::Error>>
+where
+    X: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64>,
+{
     if low > 0.0 && high / low > 100.0 {
         lines(plot, x, (low * 0.8..high * 1.25).log_scale())
     } else {
@@ -144,8 +175,10 @@ fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
     }
 }
 
-fn lines<Y>(plot: &Plot, x: Range<f64>, y: Y) -> Result<String, Box<dyn std::error::Error>>
+fn lines<X, Y>(plot: &Plot, x: X, y: Y) -> Result<String, Box<dyn std::error::Error>>
 where
+    X: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64>,
     Y: AsRangedCoord<Value = f64>,
     Y::CoordDescType: ValueFormatter<f64>,
 {
@@ -159,9 +192,11 @@ where
             .x_label_area_size(40)
             .y_label_area_size(60)
             .build_cartesian_2d(x, y)?;
-        chart.configure_mesh().max_light_lines(0).x_desc(&plot.x).y_desc(&plot.y).draw()?;
+        let mut mesh = chart.configure_mesh();
+        mesh.max_light_lines(0).x_desc(&plot.x).y_desc(&plot.y);
+        mesh.x_label_formatter(&label).y_label_formatter(&label).draw()?;
         for (index, line) in plot.lines.iter().enumerate() {
-            let color = Palette99::pick(index).stroke_width(2);
+            let color = COLORS[index % COLORS.len()].stroke_width(2);
             chart
                 .draw_series(LineSeries::new(line.points.iter().copied(), color))?
                 .label(&line.name)
@@ -176,6 +211,13 @@ where
         root.present()?;
     }
     Ok(svg)
+}
+
+/// Formats a value of an axis.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as plotters calls it")]
+fn label(value: &f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 fn bars(gantt: &Gantt) -> Result<String, Box<dyn std::error::Error>> {
@@ -197,7 +239,7 @@ fn bars(gantt: &Gantt) -> Result<String, Box<dyn std::error::Error>> {
         mesh.disable_y_mesh().max_light_lines(0).x_desc(&gantt.x).y_desc(&gantt.y);
         mesh.y_label_formatter(&|row| format!("{row:.0}")).draw()?;
         for (index, (work, bars)) in gantt.bars.iter().enumerate() {
-            let color = Palette99::pick(index).filled();
+            let color = COLORS[index % COLORS.len()].filled();
             // A third of the row for each kind of work.
             let thirds = |bar: &Bar| {
                 let top = f64::from(bar.row) + index as f64 / 3.0;
@@ -234,13 +276,13 @@ mod tests {
             plots: vec![Plot { title, x, y, lines: vec![line] }],
             ..Outcome::default()
         };
-        let page = page(std::slice::from_ref(&outcome)).unwrap();
+        let page = page("ripieno sim", std::slice::from_ref(&outcome)).unwrap();
         assert!(page.contains("one: a &amp; b") && page.contains("<svg"), "{page}");
         assert!(!page.contains("a<b") && !page.contains("src=") && !page.contains("href=\"h"));
         let empty = Outcome {
             plots: vec![Plot { lines: Vec::new(), ..outcome.plots[0].clone() }],
             ..outcome
         };
-        assert!(super::page(&[empty]).is_err());
+        assert!(super::page("ripieno sim", &[empty]).is_err());
     }
 }

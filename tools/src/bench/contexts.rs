@@ -1,5 +1,7 @@
 //! `ripieno bench layers` and `descriptors`: whole contexts, stored and retrieved layer by layer.
 
+use std::path::{Path, PathBuf};
+
 use clap::Args;
 use objstore::BlockId;
 use ripieno_sim::median;
@@ -8,10 +10,12 @@ use super::measure::{Measure, SLOTS};
 use super::rows::{Report, Row, Setting, Value, spread};
 use super::session::{self, Done, Passes, Session};
 use crate::config::{Descriptors, ReplayFlags, StoreArgs};
+use crate::file;
 use crate::interrupt::Interrupt;
 use crate::problem::{EXIT_FAILED, Problem};
 use crate::progress::Progress;
 use crate::replay;
+use crate::sim::write_page;
 use crate::size::{self, grouped};
 use crate::sizing::Sizing;
 
@@ -24,6 +28,7 @@ Examples:
   ripieno bench layers
   ripieno bench layers --model llama-3-8b,deepseek-v3-mla --tokens 1024,4096
   ripieno bench layers --media file:/var/tmp --block-tokens 64 --json
+  ripieno bench layers --html layers.html
   ripieno bench layers --device vfio:0000:65:00.0 --overwrite
 
 Exit codes:
@@ -88,8 +93,21 @@ pub(crate) struct ContextFlags {
         value_parser = size::count::<u32>(1..=1000))]
     rounds: u32,
 
+    /// Write a page with the table and a plot by length to this file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    html: Option<PathBuf>,
+
     #[command(flatten)]
     pub(super) replay: ReplayFlags,
+}
+
+impl ContextFlags {
+    fn check(&self, command: &str) -> anyhow::Result<()> {
+        if let Some(page) = &self.html {
+            file::check_output("--html", page)?;
+        }
+        Ok(session::check(&self.replay, command)?)
+    }
 }
 
 /// Rows of a command, and what is known about all of them.
@@ -105,10 +123,14 @@ struct Rows {
 fn finish(
     bench: &'static str,
     rows: Rows,
+    html: Option<&Path>,
     flags: &ReplayFlags,
     interrupt: &Interrupt,
 ) -> anyhow::Result<u8> {
     let report = Report::new(bench, rows.setting, rows.rows, rows.notes, rows.interrupted);
+    if let Some(page) = html {
+        write_page(page, &format!("ripieno bench {bench}"), &[report.outcome()])?;
+    }
     report.print(flags.common.output.json)?;
     Ok(match (report.is_good(), rows.interrupted) {
         (false, _) => EXIT_FAILED,
@@ -216,7 +238,7 @@ fn args_for(flags: &ReplayFlags, tokens: u32) -> Result<StoreArgs, Problem> {
 /// Returns a [`Problem`] for bad input, and an error if the stack fails.
 pub(super) fn layers(flags: &ContextFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
-    session::check(&flags.replay, "bench layers")?;
+    flags.check("bench layers")?;
     let asked = if flags.tokens.is_empty() { TOKENS.to_vec() } else { flags.tokens.clone() };
     let mut all = Rows::default();
     for each in flags.replay.each_shape(&[16, 64]) {
@@ -274,7 +296,7 @@ pub(super) fn layers(flags: &ContextFlags) -> anyhow::Result<u8> {
             break;
         }
     }
-    finish("layers", all, &flags.replay, &interrupt)
+    finish("layers", all, flags.html.as_deref(), &flags.replay, &interrupt)
 }
 
 /// Runs `ripieno bench descriptors`. Returns the exit code.
@@ -283,7 +305,7 @@ pub(super) fn layers(flags: &ContextFlags) -> anyhow::Result<u8> {
 /// Returns a [`Problem`] for bad input, and an error if the stack fails.
 pub(super) fn descriptors(flags: &ContextFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
-    session::check(&flags.replay, "bench descriptors")?;
+    flags.check("bench descriptors")?;
     let common = &flags.replay.common;
     if common.coalesce.is_some() || common.descriptors != Descriptors::Auto {
         let hint = "leave them out; ripieno bench layers takes them";
@@ -334,7 +356,7 @@ pub(super) fn descriptors(flags: &ContextFlags) -> anyhow::Result<u8> {
             all.rows.push(row);
         }
     }
-    finish("descriptors", all, &flags.replay, &interrupt)
+    finish("descriptors", all, flags.html.as_deref(), &flags.replay, &interrupt)
 }
 
 /// Returns the bytes that the queues have for descriptors.
@@ -374,7 +396,7 @@ pub(super) fn mixed(flags: &ReplayFlags) -> anyhow::Result<u8> {
     let mut all = Rows { setting: done.setting, ..Rows::default() };
     let Some((mixes, wrong)) = done.value else {
         all.interrupted = true;
-        return finish("mixed", all, flags, &interrupt);
+        return finish("mixed", all, None, flags, &interrupt);
     };
     let alone = |reads| mixes.iter().find(|mix| mix.reads == reads).map_or(0.0, |mix| mix.bytes_s);
     for mix in &mixes {
@@ -397,5 +419,5 @@ pub(super) fn mixed(flags: &ReplayFlags) -> anyhow::Result<u8> {
             wrong: wrong.clone(),
         });
     }
-    finish("mixed", all, flags, &interrupt)
+    finish("mixed", all, None, flags, &interrupt)
 }

@@ -14,6 +14,21 @@ use crate::terminal;
 
 /// Part of the highest IOPS at the knee of a sweep.
 const KNEE: f64 = 0.9;
+/// Heads of the table of figures.
+pub(super) const COLUMNS: [&str; 12] = [
+    "pattern",
+    "size",
+    "depth",
+    "IOPS",
+    "bandwidth",
+    "p50",
+    "p99",
+    "p99.9",
+    "p99.99",
+    "CPU s/GB",
+    "cmd/bell",
+    "spread",
+];
 /// Bytes of a submission queue entry and of a completion, and of a doorbell.
 const ENTRY_BYTES: u64 = 64 + 16;
 const DOORBELL_BYTES: u64 = 4;
@@ -43,7 +58,7 @@ pub(super) struct Latency {
     min: f64,
     p50: f64,
     p90: f64,
-    p99: f64,
+    pub(super) p99: f64,
     #[serde(rename = "p99.9")]
     p99_9: f64,
     #[serde(rename = "p99.99")]
@@ -59,25 +74,25 @@ pub(super) struct Point {
     rw: String,
     /// Percentage of reads.
     read_percent: u32,
-    bs_bytes: u32,
-    iodepth: u32,
+    pub(super) bs_bytes: u32,
+    pub(super) iodepth: u32,
     /// Transfers of an operation on each queue: a latency is that of the slowest.
     together: u32,
     /// Problems; the figures are null then.
     wrong: Vec<String>,
     #[serde(flatten)]
-    figures: Option<Figures>,
+    pub(super) figures: Option<Figures>,
 }
 
 /// Figures of a measurement that passed its checks.
 #[derive(Debug, Serialize)]
-struct Figures {
+pub(super) struct Figures {
     seconds: f64,
-    iops: f64,
-    bytes_s: f64,
+    pub(super) iops: f64,
+    pub(super) bytes_s: f64,
     read_bytes_s: f64,
     write_bytes_s: f64,
-    latency_us: Latency,
+    pub(super) latency_us: Latency,
     /// Largest bandwidth of a tenth of the time less the smallest, relative to the mean.
     spread: f64,
     is_noisy: bool,
@@ -121,8 +136,8 @@ struct Mixed {
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     version: &'static str,
-    setting: Setting,
-    points: Vec<Point>,
+    pub(super) setting: Setting,
+    pub(super) points: Vec<Point>,
     knees: Vec<Knee>,
     mixed: Vec<Mixed>,
     /// Measurements that did not pass their checks.
@@ -231,24 +246,8 @@ impl Report {
         text += "\n\n";
         text += &self.figures();
         text.push('\n');
-        for knee in &self.knees {
-            let Knee { rw, iodepth, iops, of_highest, p99_us, .. } = knee;
-            let (bytes, iops) = (Size(knee.bs_bytes.into()), grouped(*iops as u64));
-            let percent = of_highest * 100.0;
-            let p99 = us(*p99_us);
-            let _ = write!(
-                text,
-                "\nknee: {rw} of {bytes} has {iops} IOPS, {percent:.0} % of the highest, at depth \
-                 {iodepth}; p99 {p99}"
-            );
-        }
-        for Mixed { rw, bs_bytes, iodepth, factor } in &self.mixed {
-            let bytes = Size((*bs_bytes).into());
-            let _ = write!(
-                text,
-                "\nmixed: {rw} of {bytes} at depth {iodepth}: together {factor:.2} times as fast \
-                 as one after the other"
-            );
+        for line in self.summary() {
+            let _ = write!(text, "\n{line}");
         }
         for note in self.notes() {
             let _ = write!(text, "\n{}", fold(&note));
@@ -256,26 +255,33 @@ impl Report {
         text
     }
 
-    /// Returns the table of figures.
-    fn figures(&self) -> String {
-        let header = [
-            "pattern",
-            "size",
-            "depth",
-            "IOPS",
-            "bandwidth",
-            "p50",
-            "p99",
-            "p99.9",
-            "p99.99",
-            "CPU s/GB",
-            "cmd/bell",
-            "spread",
-        ];
-        figures(&header, self.points.iter().map(Point::row).collect(), 3)
+    /// Returns a line for each knee and mixture.
+    pub(super) fn summary(&self) -> Vec<String> {
+        let knees = self.knees.iter().map(|knee| {
+            let Knee { rw, iodepth, iops, of_highest, p99_us, bs_bytes } = knee;
+            let (bytes, iops) = (Size((*bs_bytes).into()), grouped(*iops as u64));
+            let (percent, p99) = (of_highest * 100.0, us(*p99_us));
+            format!(
+                "knee: {rw} of {bytes} has {iops} IOPS, {percent:.0} % of the highest, at depth \
+                 {iodepth}; p99 {p99}"
+            )
+        });
+        let mixed = self.mixed.iter().map(|Mixed { rw, bs_bytes, iodepth, factor }| {
+            let bytes = Size((*bs_bytes).into());
+            format!(
+                "mixed: {rw} of {bytes} at depth {iodepth}: together {factor:.2} times as fast as \
+                 one after the other"
+            )
+        });
+        knees.chain(mixed).collect()
     }
 
-    fn notes(&self) -> Vec<String> {
+    /// Returns the table of figures.
+    fn figures(&self) -> String {
+        figures(&COLUMNS, self.points.iter().map(Point::row).collect(), 3)
+    }
+
+    pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         for point in &self.points {
             for wrong in point.wrong.iter().take(3) {
@@ -319,13 +325,18 @@ impl Report {
 }
 
 impl Point {
-    fn row(&self) -> Vec<String> {
-        let pattern = match self.read_percent {
+    /// Returns the pattern, with the percentage of reads of a mixture.
+    pub(super) fn pattern(&self) -> String {
+        match self.read_percent {
             0 | 100 => self.rw.clone(),
             percent => format!("{} {percent} %", self.rw),
-        };
+        }
+    }
+
+    /// Returns the cells of [`COLUMNS`].
+    pub(super) fn row(&self) -> Vec<String> {
         let mut row =
-            vec![pattern, Size(self.bs_bytes.into()).to_string(), self.iodepth.to_string()];
+            vec![self.pattern(), Size(self.bs_bytes.into()).to_string(), self.iodepth.to_string()];
         let Some(figures) = &self.figures else {
             row.extend(std::iter::once("failed".to_owned()));
             row.extend((0..8).map(|_| String::new()));
@@ -348,7 +359,7 @@ impl Point {
 }
 
 impl Setting {
-    fn rows(&self) -> Vec<[String; 3]> {
+    pub(super) fn rows(&self) -> Vec<[String; 3]> {
         let cpu = match self.is_software {
             true => "of the whole process, with the software controllers",
             false => "of the whole process",

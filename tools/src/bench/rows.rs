@@ -1,5 +1,6 @@
 //! Results of the measurements through a store: rows of named values, in JSON or as tables.
 
+use ripieno_sim::{Line, Outcome, Plot, Table};
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
 use crate::config::{self, StoreArgs};
@@ -75,10 +76,30 @@ impl Row {
         all
     }
 
+    fn heads(&self) -> Vec<&'static str> {
+        self.of.iter().chain(&self.figures).map(|it| it.1).collect()
+    }
+
     fn name(&self) -> String {
+        self.name_without("")
+    }
+
+    /// Returns the parameters, without that of a JSON key.
+    fn name_without(&self, key: &str) -> String {
+        let parts = self.of.iter().filter(|it| it.0 != key);
         let parts: Vec<String> =
-            self.of.iter().map(|(_, head, value)| format!("{head} {}", value.text())).collect();
+            parts.map(|(_, head, of)| format!("{head} {}", of.text())).collect();
         parts.join(", ")
+    }
+
+    /// Returns the number with a JSON key; `None` in a row that shows no figures.
+    fn number(&self, key: &str) -> Option<f64> {
+        let all = self.all();
+        match all.iter().find(|it| it.0 == key)?.2 {
+            Value::Count(count) => Some(count as f64),
+            Value::BytesPerSecond(rate) => Some(rate),
+            _ => None,
+        }
     }
 }
 
@@ -126,6 +147,32 @@ impl Setting {
             memory: placement.memory(),
         }
     }
+
+    fn rows(&self) -> [[String; 3]; 4] {
+        let Self { device, queues_per_device, executor, path, memory } = self;
+        [
+            row("device", "", device),
+            row("queues", queues_per_device, "on each device"),
+            row("I/O kernel", executor, ""),
+            row("path", path, format!("memory: {memory}")),
+        ]
+    }
+}
+
+/// Returns the head and the cells of rows with the same columns.
+fn cells(rows: &[Row]) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let mut header = rows[0].heads();
+    header.push("spread");
+    let cells = rows.iter().map(|row| {
+        let mut cells: Vec<String> = row.all().iter().map(|it| it.2.text()).collect();
+        if !row.wrong.is_empty() {
+            cells.push("failed".to_owned());
+        }
+        cells.resize(header.len(), String::new());
+        cells
+    });
+    let cells = cells.collect();
+    (header, cells)
 }
 
 /// Results of a command. Field names are the JSON keys.
@@ -169,38 +216,54 @@ impl Report {
 
     fn text(&self) -> String {
         let mut text = format!("ripieno {} bench {}\n", self.version, self.bench);
-        let Setting { device, queues_per_device, executor, path, memory } = &self.setting;
         if !self.rows.is_empty() {
-            let setting = [
-                row("device", "", device),
-                row("queues", queues_per_device, "on each device"),
-                row("I/O kernel", executor, ""),
-                row("path", path, format!("memory: {memory}")),
-            ];
-            text += &format!("\n{}\n", table(&setting));
+            text += &format!("\n{}\n", table(&self.setting.rows()));
         }
-        // Rows with the same columns are one table.
-        let heads = |row: &Row| row.of.iter().chain(&row.figures).map(|it| it.1).collect();
-        for rows in self.rows.chunk_by(|a, b| -> bool {
-            let (a, b): (Vec<&str>, Vec<&str>) = (heads(a), heads(b));
-            a == b
-        }) {
-            let mut header: Vec<&str> = heads(&rows[0]);
-            header.push("spread");
-            let cells = rows.iter().map(|row| {
-                let mut cells: Vec<String> = row.all().iter().map(|it| it.2.text()).collect();
-                if !row.wrong.is_empty() {
-                    cells.push("failed".to_owned());
-                }
-                cells.resize(header.len(), String::new());
-                cells
-            });
-            text += &format!("\n{}\n", figures(&header, cells.collect(), rows[0].of.len()));
+        for rows in self.tables() {
+            let (header, cells) = cells(rows);
+            text += &format!("\n{}\n", figures(&header, cells, rows[0].of.len()));
         }
         for note in self.all_notes() {
             text += &format!("\n{}", fold(&note));
         }
         text
+    }
+
+    /// Returns the rows of each table: those with the same columns.
+    fn tables(&self) -> impl Iterator<Item = &[Row]> {
+        self.rows.chunk_by(|a, b| a.heads() == b.heads())
+    }
+
+    /// Returns the report as a page's content, with the bandwidths by number of tokens.
+    pub(super) fn outcome(&self) -> Outcome {
+        let mut lines: Vec<Line> = Vec::new();
+        for row in &self.rows {
+            let (Some(tokens), Some(rate)) = (row.number("tokens"), row.number("bytes_s")) else {
+                continue;
+            };
+            let name = row.name_without("tokens");
+            if !lines.iter().any(|line| line.name == name) {
+                lines.push(Line { name: name.clone(), points: Vec::new() });
+            }
+            let at = (tokens, rate / f64::from(1 << 30));
+            lines.iter_mut().filter(|line| line.name == name).for_each(|it| it.points.push(at));
+        }
+        lines.retain(|line| line.points.len() > 1);
+        let [title, x, y] = ["GiB/s, by tokens", "tokens", "GiB/s"].map(str::to_owned);
+        let tables = self.tables().map(|rows| {
+            let (header, rows) = cells(rows);
+            let columns = header.into_iter().map(str::to_owned).collect();
+            Table { title: "Measurements".to_owned(), columns, rows }
+        });
+        Outcome {
+            name: self.bench.to_owned(),
+            title: "through a store".to_owned(),
+            setting: self.setting.rows().iter().map(|row| row.join(" ")).collect(),
+            tables: tables.collect(),
+            plots: if lines.is_empty() { Vec::new() } else { vec![Plot { title, x, y, lines }] },
+            notes: self.all_notes(),
+            ..Outcome::default()
+        }
     }
 
     fn all_notes(&self) -> Vec<String> {
