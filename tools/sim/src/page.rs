@@ -216,6 +216,9 @@ where
 /// Formats a value of an axis.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as plotters calls it")]
 fn label(value: &f64) -> String {
+    if *value != 0.0 && value.abs() < 0.001 {
+        return format!("{value:.0e}");
+    }
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
