@@ -150,7 +150,10 @@ fn a_page_has_the_table_and_plots() {
     let found = page_of(raw);
     assert!(!found.contains("<svg") && found.contains("<th>IOPS</th>"), "one depth is no line");
     let found = page_of("layers --model mini --block-tokens 256 --tokens 512,2048 --rounds 2");
-    assert!(found.matches("<svg").count() == 1 && found.contains("direction store"), "{found}");
+    assert!(
+        found.matches("<svg").count() == 1 && found.contains("mini, block 256, store"),
+        "{found}"
+    );
 }
 
 #[test]

@@ -20,6 +20,8 @@ const STYLE: &str = ":root{color-scheme:light dark}\
     svg{max-width:100%;height:auto}\
     @media(prefers-color-scheme:dark){svg{filter:invert(.9) hue-rotate(180deg)}}";
 
+/// Width and height of a plot.
+const PLOT: (u32, u32) = (640, 400);
 /// Colors that can be told apart by most people, on white as well (Okabe and Ito).
 const COLORS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
@@ -39,13 +41,16 @@ pub fn page(command: &str, outcomes: &[Outcome]) -> Result<String, String> {
     let mut page = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{command}</title>\
          <meta name=\"viewport\" content=\"width=device-width\"><style>{STYLE}</style>\
-         <h1>{command}</h1><nav>"
+         <h1>{command}</h1>"
     );
-    for outcome in outcomes {
-        let (name, title) = (text(&outcome.name), text(&outcome.title));
-        let _ = write!(page, "<a href=\"#{name}\">{name}</a>: {title}<br>");
+    if outcomes.len() > 1 {
+        page.push_str("<nav>");
+        for outcome in outcomes {
+            let (name, title) = (text(&outcome.name), text(&outcome.title));
+            let _ = write!(page, "<a href=\"#{name}\">{name}</a>: {title}<br>");
+        }
+        page.push_str("</nav>");
     }
-    page.push_str("</nav>");
     for outcome in outcomes {
         let (name, title) = (text(&outcome.name), text(&outcome.title));
         let _ = write!(page, "<h2 id=\"{name}\">{name}: {title}</h2><ul>");
@@ -155,12 +160,16 @@ pub fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
     if left >= right || high <= 0.0 {
         return Err("there is nothing to be drawn".into());
     }
-    // The legend has an area to itself. Axes are logarithmic if smaller values would lie together.
-    if left > 0.0 && right / left > 16.0 {
-        let x = left..right * (right / left).powf(0.35);
+    // The legend has an area to itself, as wide as its longest name. Axes are logarithmic if
+    // smaller values would lie together.
+    let longest = plot.lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
+    let legend = ((7.0 * longest as f64 + 50.0) / f64::from(PLOT.0 - 72)).min(0.6);
+    let stretch = 1.0 / (1.0 - legend);
+    if left > 0.0 && right / left >= 16.0 {
+        let x = left..left * (right / left).powf(stretch);
         return above(plot, x.log_scale().base(2.0), low, high);
     }
-    above(plot, left..right + (right - left) * 0.35, low, high)
+    above(plot, left..left + (right - left) * stretch, low, high)
 }
 
 fn above<X>(plot: &Plot, x: X, low: f64, high: f64) -> Result<String, Box<dyn std::error::Error>>
@@ -184,7 +193,7 @@ where
 {
     let mut svg = String::new();
     {
-        let root = SVGBackend::with_string(&mut svg, (760, 420)).into_drawing_area();
+        let root = SVGBackend::with_string(&mut svg, PLOT).into_drawing_area();
         root.fill(&WHITE)?;
         let mut chart = ChartBuilder::on(&root)
             .caption(&plot.title, ("sans-serif", 18))

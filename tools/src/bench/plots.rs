@@ -3,6 +3,7 @@
 use ripieno_sim::{Line, Outcome, Plot, Table};
 
 use super::report::{COLUMNS, Figures, Point, Report};
+use super::rows::listed;
 use crate::size::Size;
 
 /// Parameter on the x axis, and the measurements' value of it.
@@ -50,7 +51,7 @@ impl Report {
         Outcome {
             name: "raw".to_owned(),
             title: "transfers of one size in flight on every queue".to_owned(),
-            setting: self.setting.rows().iter().map(|row| row.join(" ")).collect(),
+            setting: listed(&self.setting.rows()),
             plots: plots.filter(|plot| !plot.lines.is_empty()).collect(),
             tables: vec![Table {
                 title: "Measurements".to_owned(),

@@ -81,15 +81,18 @@ impl Row {
     }
 
     fn name(&self) -> String {
-        self.name_without("")
+        let parts = self.of.iter().map(|(_, head, value)| format!("{head} {}", value.text()));
+        parts.collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns the parameters, without that of a JSON key.
-    fn name_without(&self, key: &str) -> String {
-        let parts = self.of.iter().filter(|it| it.0 != key);
-        let parts: Vec<String> =
-            parts.map(|(_, head, of)| format!("{head} {}", of.text())).collect();
-        parts.join(", ")
+    /// Returns the name of the line over the number of tokens that the row belongs to.
+    fn line(&self) -> String {
+        let parts = self.of.iter().filter(|(key, ..)| *key != "tokens");
+        let parts = parts.map(|(_, head, value)| match value {
+            Value::Text(text) => text.clone(),
+            _ => format!("{head} {}", value.text()),
+        });
+        parts.collect::<Vec<_>>().join(", ")
     }
 
     /// Returns the number with a JSON key; `None` in a row that shows no figures.
@@ -157,6 +160,15 @@ impl Setting {
             row("path", path, format!("memory: {memory}")),
         ]
     }
+}
+
+/// Returns the rows of a setting as lines.
+pub(super) fn listed(rows: &[[String; 3]]) -> Vec<String> {
+    let line = |[name, value, note]: &[String; 3]| {
+        let comma = if value.is_empty() || note.is_empty() { "" } else { ", " };
+        format!("{name}: {value}{comma}{note}")
+    };
+    rows.iter().map(line).collect()
 }
 
 /// Returns the head and the cells of rows with the same columns.
@@ -241,7 +253,7 @@ impl Report {
             let (Some(tokens), Some(rate)) = (row.number("tokens"), row.number("bytes_s")) else {
                 continue;
             };
-            let name = row.name_without("tokens");
+            let name = row.line();
             if !lines.iter().any(|line| line.name == name) {
                 lines.push(Line { name: name.clone(), points: Vec::new() });
             }
@@ -258,7 +270,7 @@ impl Report {
         Outcome {
             name: self.bench.to_owned(),
             title: "through a store".to_owned(),
-            setting: self.setting.rows().iter().map(|row| row.join(" ")).collect(),
+            setting: listed(&self.setting.rows()),
             tables: tables.collect(),
             plots: if lines.is_empty() { Vec::new() } else { vec![Plot { title, x, y, lines }] },
             notes: self.all_notes(),
