@@ -315,13 +315,6 @@ impl Catalog {
         self.log.limit(bytes_max);
     }
 
-    /// Returns the position of the last record made: once it is durable, so is every change made so
-    /// far.
-    #[must_use]
-    pub fn last_lsn(&self) -> Lsn {
-        self.log.last()
-    }
-
     /// Marks all records up to `lsn` as durable: files that waited for them become free.
     pub fn durable(&mut self, lsn: Lsn) {
         self.log.durable(lsn);

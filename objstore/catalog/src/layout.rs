@@ -202,12 +202,6 @@ impl Geometry {
         files.div_ceil(u64::from(self.group)).saturating_mul(self.group_bytes_per_device())
     }
 
-    /// Returns the bytes that `files` files need over all devices: the capacity for a workload.
-    #[must_use]
-    pub fn bytes_for_files(&self, files: u64) -> u64 {
-        self.bytes_per_device(files).saturating_mul(u64::from(self.devices))
-    }
-
     /// Returns the number of whole groups that fit into every one of the regions.
     #[must_use]
     pub fn groups_in(&self, regions: &[Region]) -> u64 {

@@ -78,10 +78,4 @@ impl KvShape {
     pub fn token_bytes(&self) -> u64 {
         self.block_bytes().div_ceil(u64::from(self.block_tokens))
     }
-
-    /// Returns the number of blocks that `tokens` tokens fill; only whole blocks are stored.
-    #[must_use]
-    pub fn whole_blocks(&self, tokens: u64) -> u64 {
-        tokens / u64::from(self.block_tokens)
-    }
 }

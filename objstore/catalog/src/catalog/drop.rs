@@ -44,8 +44,8 @@ impl Eq for Next {}
 
 impl Catalog {
     /// Evicts up to `files` files: of `namespace`, or else files of cleared namespaces and then the
-    /// least valuable of all. Returns the number evicted. They are free once the journal is durable
-    /// up to [`Catalog::last_lsn`].
+    /// least valuable of all. Returns the number evicted. They are free once the records made so
+    /// far are durable.
     ///
     /// # Errors
     /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].

@@ -140,8 +140,8 @@ fn llama_3_8b_at_16_tokens_needs_what_the_facts_say() {
     assert_eq!(shape.token_bytes(), 128 * 1024);
     let g = Geometry::new(&shape, 4, 256, 4096).unwrap();
     // 128K tokens of context are 8192 files and 16 GiB.
-    let files = shape.whole_blocks(128 * 1024);
-    assert_eq!((files, g.bytes_for_files(files)), (8192, 16 << 30));
+    let files = 128 * 1024 / u64::from(shape.block_tokens);
+    assert_eq!((files, 4 * g.bytes_per_device(files)), (8192, 16 << 30));
 }
 
 #[test]

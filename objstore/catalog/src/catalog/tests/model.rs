@@ -240,12 +240,12 @@ impl Both {
                 let keys: Vec<u32> = keys.into_iter().collect();
                 let removed = self.catalog.remove(NamespaceId(*ns), &names(&keys)).unwrap();
                 assert_eq!(removed as usize, stored.len());
-                let lsn = self.catalog.last_lsn().0;
+                let lsn = self.catalog.log.last().0;
                 stored.iter().for_each(|key| self.model.drop_key((*ns, *key), lsn));
             }
             Step::Lost(file) => {
                 self.catalog.lost(FileId(*file));
-                let lsn = self.catalog.last_lsn().0;
+                let lsn = self.catalog.log.last().0;
                 let found = |(_, block): &(_, &Block)| block.file == *file && block.stored;
                 let key = self.model.keys.iter().find(found).map(|(key, _)| *key);
                 key.into_iter().for_each(|key| self.model.drop_key(key, lsn));
@@ -399,7 +399,7 @@ impl Both {
         let at = at % self.writes.len();
         let open = &self.writes[at];
         let missing = RANKS - open.reported.len() as u32;
-        let before = self.catalog.last_lsn().0;
+        let before = self.catalog.log.last().0;
         let committed = self.catalog.commit(open.write.id);
         if open.failed {
             assert_eq!(committed, Err(CatalogError::RankFailed));
@@ -410,7 +410,7 @@ impl Both {
             return;
         }
         let open = self.writes.swap_remove(at);
-        assert_eq!(committed, Ok(self.catalog.last_lsn()));
+        assert_eq!(committed, Ok(self.catalog.log.last()));
         let mut lsn = before;
         for (position, key) in open.write.positions.iter().zip(&open.keys).rev() {
             let key = (open.namespace, *key);
@@ -454,7 +454,7 @@ impl Both {
             if let Some(block) = self.model.keys.get_mut(&(ns, *key)).filter(|b| b.stored) {
                 block.pinned = on;
                 stored += 1;
-                self.model.pins.push((self.catalog.last_lsn().0, (ns, *key)));
+                self.model.pins.push((self.catalog.log.last().0, (ns, *key)));
             }
         }
         assert_eq!(n, stored);
@@ -481,7 +481,7 @@ impl Both {
             block.stored && find(at.0, at.1) != Some(Hit::Stored(FileId(block.file)))
         });
         let gone: Vec<(u32, u32)> = gone.map(|(at, _)| *at).collect();
-        let lsn = self.catalog.last_lsn().0;
+        let lsn = self.catalog.log.last().0;
         for at in &gone {
             assert!(self.model.evictable(&self.model.keys[at]), "{at:?} is pinned or in use");
             self.model.drop_key(*at, lsn);
@@ -490,7 +490,7 @@ impl Both {
     }
 
     fn forget(&mut self, ns: u32) {
-        let lsn = self.catalog.last_lsn().0;
+        let lsn = self.catalog.log.last().0;
         let keys: Vec<_> = self.model.keys.keys().filter(|key| key.0 == ns).copied().collect();
         keys.into_iter().for_each(|key| self.model.drop_key(key, lsn));
     }
@@ -539,7 +539,7 @@ impl Both {
         let cursor = self.other.as_ref().map_or(SnapshotCursor::default(), |(cursor, _)| *cursor);
         let next = self.catalog.snapshot(cursor, max, &mut records);
         let (cursor, half) = self.other.get_or_insert_default();
-        half.push((self.catalog.last_lsn().0, records));
+        half.push((self.catalog.log.last().0, records));
         match next {
             Some(next) => *cursor = next,
             // All of the other half is durable, and it becomes the active one.
