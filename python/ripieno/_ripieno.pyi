@@ -95,6 +95,9 @@ class Catalog(_Context):
         """Returns the number of a namespace, and registers it if it is new."""
     def lookup(self, namespace: int, keys: _Keys) -> int:
         """Returns how many leading keys are stored. Has no side effects, and never blocks."""
+    def are_stored(self, namespace: int, keys: _Keys) -> bytes:
+        """Returns a byte for each key: 1 if it is stored, else 0. Has no side effects, and never
+        blocks."""
     def files(self, namespace: int, keys: _Keys) -> list[int]:
         """Returns the files of the longest stored prefix of the keys, for Plane.prefetch. Takes no
         reference: the files may be reused immediately."""

@@ -155,6 +155,20 @@ impl Catalog {
         self.keys(keys, |catalog, keys| catalog.lookup(NamespaceId(namespace), keys))
     }
 
+    /// Returns a byte for each key: 1 if it is stored, else 0. Has no side effects, and never
+    /// blocks.
+    fn are_stored<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: u32,
+        keys: &Bound<'_, PyAny>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let found =
+            self.keys(keys, |catalog, keys| catalog.are_stored(NamespaceId(namespace), keys))?;
+        let flags: Vec<u8> = found.into_iter().map(u8::from).collect();
+        Ok(PyBytes::new(py, &flags))
+    }
+
     /// Returns the files of the longest stored prefix of the keys, for Plane.prefetch. Takes no
     /// reference: the files may be reused immediately.
     fn files(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {

@@ -148,6 +148,18 @@ impl Catalog {
         Ok(self.index.stored_prefix(namespace, keys)?.count())
     }
 
+    /// Returns, for each of `keys`, whether it is stored. Changes nothing: it is not a use.
+    ///
+    /// # Errors
+    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
+    pub fn are_stored(
+        &self,
+        namespace: NamespaceId,
+        keys: &[BlockKey],
+    ) -> Result<Vec<bool>, CatalogError> {
+        self.index.are_stored(namespace, keys)
+    }
+
     /// Returns the longest stored prefix of `keys`, with a reference on each of its files until
     /// [`Catalog::release`]. Counts as a use. An empty prefix has an id, too.
     ///

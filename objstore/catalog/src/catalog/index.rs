@@ -131,6 +131,16 @@ impl Index {
         Ok(found.map_while(|file| file.filter(|file| self.is_stored(*file))))
     }
 
+    pub fn are_stored(
+        &self,
+        namespace: NamespaceId,
+        keys: &[BlockKey],
+    ) -> Result<Vec<bool>, CatalogError> {
+        let space = self.tenants.get(namespace)?.space;
+        let found = self.find_all(space, keys);
+        Ok(found.map(|file| file.is_some_and(|file| self.is_stored(file))).collect())
+    }
+
     /// Returns the files of those `keys` that are stored.
     pub fn stored_files(
         &self,

@@ -283,6 +283,9 @@ impl Both {
         let stored: Vec<u32> = keys.iter().take_while(stored).copied().collect();
         let wanted = names(keys);
         assert_eq!(self.catalog.lookup(NamespaceId(ns), &wanted), Ok(stored.len()));
+        let each =
+            keys.iter().map(|key| self.model.keys.get(&(ns, *key)).is_some_and(|b| b.stored));
+        assert_eq!(self.catalog.are_stored(NamespaceId(ns), &wanted), Ok(each.collect()));
         let reference = self.catalog.acquire(NamespaceId(ns), &wanted).unwrap();
         let expected: Vec<u32> =
             stored.iter().map(|key| self.model.keys[&(ns, *key)].file).collect();
