@@ -28,9 +28,9 @@ Options (kv_connector_extra_config):
 - dram_mode: the blocks kept there, "write-through" (stored, loaded or read ahead) or "read-ahead".
   "write-through".
 - load_async: load between steps (true), or layer by layer in the step that needs the blocks
-  (false): a layer is loaded while those before it are computed. false; true with
-  kv_load_failure_policy "recompute" on vLLM's second model runner, where only true works (vLLM's
-  issue 49250).
+  (false): a layer is loaded while those before it are computed. false; true for hybrid models, and
+  with kv_load_failure_policy "recompute" on vLLM's second model runner, where only true works
+  (vLLM's issue 49250).
 - save_decode: also store generated blocks. true.
 - save_backlog: maximum number of blocks being saved, as a share of the KV cache's. Further blocks
   wait, and are dropped if their request ends first. 0.5.
@@ -59,21 +59,27 @@ has ended; before it reuses one, the save of it ends.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import version  # noqa: F401, I001 (before anything that another version lacks)
 
 from vllm.config import CUDAGraphMode
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import ripieno
 from ripieno import capacity
 
+from .groups import Groups
 from .identity import namespace_of
-from .layout import check, engines_of, rows_of, tokens_of
+from .layout import check, engines_of, layout_of
 from .metrics import PromMetrics, Stats
 from .options import Options
 from .scheduler import Scheduler
@@ -93,7 +99,7 @@ if TYPE_CHECKING:
     from .protocol import Reports, Tasks
 
 
-class RipienoConnector(KVConnectorBase_V1):
+class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module's documentation."""
 
     _cache_hit_source = CacheHitSource.DISK
@@ -117,13 +123,23 @@ class RipienoConnector(KVConnectorBase_V1):
         self.has_events = events is not None and events.enable_kv_cache_events
         self.blocks: int = kv_cache_config.num_blocks
         parallel = vllm_config.parallel_config
-        self.block_size, self.hashes = tokens_of(kv_cache_config, parallel)
-        self.rows = rows_of(kv_cache_config)
-        self.shape = ripieno.Shape(len(self.rows), 1, self.rows[0].bytes, self.block_size)
+        self.groups = Groups(kv_cache_config, parallel)
+        self.layout = layout_of(kv_cache_config)
+        # A row of a hybrid model has layers of several groups, which are not computed at the same
+        # time.
+        self.layers = {} if self.groups.is_hybrid else self.layout.layers
+        """The row of each layer for which a step waits, or which it stores when it is computed. If
+        there are none, steps load all rows before they compute, and store them afterwards."""
+        if self.options.layer_times and not self.layers:
+            raise ValueError("layer_times: the layers have no rows of their own; leave it out")
+        rows, page = len(self.layout.rows), self.layout.page
+        self.shape = ripieno.Shape(rows, 1, page, self.groups.tokens)
         self.world: int = parallel.world_size
         # The name holds all parameters of the files' layout. The namespace holds the rest.
-        name = f"tp{self.world}-layers{len(self.rows)}-page{self.rows[0].bytes}"
-        name += f"-block{self.block_size}"
+        name = f"tp{self.world}-layers{rows}-page{page}"
+        name += f"-block{self.groups.tokens}"
+        if self.groups.is_hybrid:
+            name += f"-groups{len(self.groups.sizes)}"
         engines = engines_of(parallel, self.options)
         if engines > 1:
             name += f"-dp{parallel.data_parallel_index}"
@@ -174,8 +190,10 @@ class RipienoConnector(KVConnectorBase_V1):
         reports = connector_output.kv_connector_worker_meta
         self._scheduler.reported(reports, connector_output.invalid_block_ids)
 
-    def request_finished(self, request: Request, block_ids: Sequence[int]) -> tuple[bool, None]:
-        self._scheduler.forget(request)
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, None]:
+        self._scheduler.forget(request, block_ids)
         return False, None
 
     def has_pending_push_work(self) -> bool:
@@ -194,7 +212,7 @@ class RipienoConnector(KVConnectorBase_V1):
         assert self._in_worker, "vLLM calls this in a worker's process"
         return self._in_worker
 
-    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor | list[torch.Tensor]]) -> None:
         self._in_worker = Worker(self, kv_caches)
 
     def handle_preemptions(self, kv_connector_metadata: Tasks) -> None:
@@ -219,6 +237,11 @@ class RipienoConnector(KVConnectorBase_V1):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str]]:
         return None, self._worker.finished()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving = self._worker.take_failed()
+        return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_invalid()

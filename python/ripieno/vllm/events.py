@@ -25,9 +25,15 @@ class Events:
         self.waiting: list[KVCacheEvent] = []
 
     def describe(
-        self, request: Request, at: int, hashes: tuple[BlockHash | None, BlockHash], block_size: int
+        self,
+        request: Request,
+        group: int,
+        at: int,
+        hashes: tuple[BlockHash | None, BlockHash],
+        block_size: int,
     ) -> BlockStored:
-        """Returns the event for block `at` of a request. Call it while the request exists.
+        """Returns the event for block `at` of a request in a group. Call it while the request
+        exists.
 
         hashes: vLLM's hash of the block before it, or None, and its own.
         """
@@ -44,13 +50,13 @@ class Events:
             medium=MEDIUM_STORAGE,
             lora_name=lora.name if lora else None,
             extra_keys=to_event_extra_keys([features]),
-            group_idx=0,
+            group_idx=group,
         )
 
-    def removed(self, hashes: Sequence[BlockHash]) -> None:
+    def removed(self, group: int, hashes: Sequence[BlockHash]) -> None:
         if hashes:
             known = [maybe_convert_block_hash(each) for each in hashes]
-            self.waiting.append(BlockRemoved(known, medium=MEDIUM_STORAGE, group_idx=0))
+            self.waiting.append(BlockRemoved(known, medium=MEDIUM_STORAGE, group_idx=group))
 
     def stored(self, described: Iterable[BlockStored]) -> None:
         self.waiting += described

@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import math
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -73,13 +74,18 @@ def namespace_of(
     adapter: LoRARequest | None = None,
 ) -> ripieno.Namespace:
     """Returns the namespace of an engine, or of one of its adapters."""
-    (group,) = kv_cache_config.kv_cache_groups
+    groups = kv_cache_config.kv_cache_groups
     model = vllm_config.model_config
     layout = {
         "layout": kv_cache_config.kv_cache_layout,
         "seed": os.environ.get("PYTHONHASHSEED", ""),
-        "spec": plain(group.kv_cache_spec),
     }
+    if len(groups) == 1:
+        layout["spec"] = plain(groups[0].kv_cache_spec)
+    else:
+        # A key has the number of its group.
+        specs = [[plain(group.kv_cache_spec), group.layer_names] for group in groups]
+        layout["groups"] = hashlib.sha256(_json(specs)).hexdigest()
     known: list[Any] = [vllm.__version__, options.weights_id, described(vllm_config)]
     if model and vllm_config.load_config.load_format == "dummy":
         # vLLM generates these weights from the seed.
@@ -88,7 +94,7 @@ def namespace_of(
         weights=hashlib.sha256(_json(known)).digest(),
         layout=_json(layout).decode(),
         dtype=f"{model.dtype} {vllm_config.cache_config.cache_dtype}",
-        block_tokens=group.kv_cache_spec.block_size,
+        block_tokens=math.lcm(*(group.kv_cache_spec.block_size for group in groups)),
         adapter=_json(origin_of(adapter.lora_path)).decode() if adapter else "",
         label=_name(model.model).encode()[:64].decode(errors="ignore"),
     )

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
 from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs, group_kernel_blocks
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import ripieno
+
+from .groups import check_groups, is_recurrent
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -25,46 +26,65 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.ripieno")
 
 
+ROW_BYTES = 1 << 20
+"""Maximum bytes of a row of a block in which layers' pages have different sizes."""
+
+
 @dataclass(frozen=True)
-class Row:
-    """Position of a layer's pages: the page of block b is at offset + b * stride."""
+class Layout:
+    """Position of pages in the KV cache: that of block b is at its offset + b * stride.
 
-    layer: str
-    offset: int
+    The groups of a hybrid model use the same memory: a block belongs to one of them, and its pages
+    are those of that group's layers.
+    """
+
+    offsets: dict[str, int]
+    """Of each layer's page."""
     stride: int
-    bytes: int
+    rows: list[int]
+    """Offsets of the rows, into which a block is divided. They have the same size."""
+    page: int
+    """Bytes of a block in a row."""
+    layers: dict[str, int]
+    """The row of each layer; empty if a row has more than one layer of a group."""
 
 
-def rows_of(config: KVCacheConfig) -> list[Row]:
-    """Returns the rows of the KV cache, in the order of the layers."""
+def layout_of(config: KVCacheConfig) -> Layout:
+    """Returns the layout of the KV cache. Raises ValueError if a block has no rows of one size."""
     specs = {}
     for group in config.kv_cache_groups:
         for name in group.layer_names:
             spec = group.kv_cache_spec
             is_mixed = isinstance(spec, UniformTypeKVCacheSpecs)
             specs[name] = spec.kv_cache_specs[name] if is_mixed else spec
-    rows = []
+    offsets, sizes = {}, dict[int, int]()
     for tensor in config.kv_cache_tensors:
         for at, name in enumerate(tensor.layers):
-            if not isinstance(specs[name], AttentionSpec):
-                raise ValueError(f"layer {name} has {specs[name]}; only attention can be stored")
-            offset = tensor.offset + at * tensor.layer_stride
-            size = specs[name].unpadded_page_size_bytes
-            rows.append(Row(name, offset, tensor.block_stride, size))
-    if len({(row.bytes, row.stride) for row in rows}) != 1:
-        raise ValueError("the layers' pages have different sizes; they can not be stored together")
-    return rows
-
-
-def tokens_of(config: KVCacheConfig, parallel: ParallelConfig) -> tuple[int, int]:
-    """Returns the tokens of a block, over all ranks that share it, and its number of hashes, the
-    last of which identifies the block."""
-    spec = config.kv_cache_groups[0].kv_cache_spec
-    tokens = resolve_dcp_kv_block_size(spec, parallel.decode_context_parallel_size)
-    hashed = config.hash_block_size or tokens
-    if tokens % hashed:
-        raise ValueError(f"blocks of {tokens} tokens have no whole number of hashes, of {hashed}")
-    return tokens, tokens // hashed
+            offsets[name] = tensor.offset + at * tensor.layer_stride
+            spec = specs[name]
+            is_attention = isinstance(spec, AttentionSpec)
+            size = spec.unpadded_page_size_bytes if is_attention else spec.page_size_bytes
+            sizes[offsets[name]] = max(size, sizes.get(offsets[name], 0))
+    strides = {tensor.block_stride for tensor in config.kv_cache_tensors}
+    stride, rows = max(strides), sorted(sizes)
+    is_packed = KVCacheLayout[config.kv_cache_layout].is_block_outermost
+    is_one = len(config.kv_cache_groups) == 1
+    page = max(sizes.values())
+    if len(strides) == 1 and (len(set(sizes.values())) == 1 if is_one else not is_packed):
+        layers = {name: rows.index(offset) for name, offset in offsets.items()}
+        return Layout(offsets, stride, rows, page, layers)
+    if len(strides) > 1 or not is_packed:
+        raise ValueError(
+            "the layers' pages have different sizes, and a block is not one piece of memory; set "
+            "VLLM_KV_CACHE_LAYOUT=BLHNC"
+        )
+    # A block is one piece of memory, with all layers of a group. Rows are pieces of it, of whole
+    # dwords.
+    count = -(-stride // ROW_BYTES)
+    while stride % (count * 4):
+        count += 1
+    page = stride // count
+    return Layout(offsets, stride, [row * page for row in range(count)], page, {})
 
 
 def engines_of(parallel: ParallelConfig, options: Options) -> int:
@@ -84,10 +104,18 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Opti
     layout = KVCacheLayout[kv_cache_config.kv_cache_layout]
     if not layout.is_block_compact:
         raise ValueError(f"KV cache layout {layout.name}: a block's page has gaps; use another one")
-    if (groups := len(kv_cache_config.kv_cache_groups)) != 1:
+    check_groups(kv_cache_config)
+    groups = kv_cache_config.kv_cache_groups
+    is_hybrid = len(groups) > 1 or is_recurrent(groups[0])
+    if is_hybrid and not vllm_config.cache_config.enable_prefix_caching:
         raise ValueError(
-            f"the model has {groups} KV cache groups, and one can be stored; "
-            "vLLM's tiered offloading with our tier takes it (docs/start/vllm.md)"
+            "the model has several KV cache groups: what vLLM keeps in its own prefix cache is "
+            "stored; use --enable-prefix-caching"
+        )
+    if any(is_recurrent(group) for group in groups) and vllm_config.speculative_config is not None:
+        raise ValueError(
+            "speculative decoding changes the states of state-space layers after a step, when they "
+            "are already being stored; leave it out"
         )
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise ValueError("pipeline parallelism: ranks have other layers each; it can not be stored")
@@ -104,6 +132,13 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Opti
             f"prefix_caching_hash_algo is {algorithm}: its hashes differ after a restart, and "
             "nothing would be found; use sha256_cbor, or set PYTHONHASHSEED"
         )
+    if is_hybrid:
+        if options.load_async is False:
+            raise ValueError(
+                "load_async is false: vLLM can not recover from a load that fails in a step if a "
+                "model has several KV cache groups; leave load_async out"
+            )
+        return True
     recomputes = vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute"
     if not (recomputes and vllm_config.use_v2_model_runner):
         return bool(options.load_async)
@@ -120,32 +155,39 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Opti
 
 
 def register(
-    connector: RipienoConnector, kv_caches: dict[str, torch.Tensor]
+    connector: RipienoConnector, kv_caches: dict[str, torch.Tensor | list[torch.Tensor]]
 ) -> tuple[list[torch.Tensor], ripieno.Pool]:
-    """Returns the KV cache as bytes, [block, byte] of each layer, and the pool."""
+    """Returns the KV cache as bytes, [block, byte] of each row, and the pool."""
     config = connector._kv_cache_config
-    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in kv_caches.values()}
+    # A state-space layer has several tensors, one behind the other in each page.
+    caches = {
+        name: each if isinstance(each, torch.Tensor) else each[0]
+        for name, each in kv_caches.items()
+    }
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in caches.values()}
     ((base, tensor),) = storages.items() if len(storages) == 1 else [(0, None)]
     if tensor is None or tensor.device.type not in ("cpu", "cuda"):
         where = tensor.device if tensor is not None else f"in {len(storages)} allocations"
         raise ValueError(f"the KV cache is {where}; one allocation, on CPU or GPU, can be stored")
-    pages = []
-    for row in connector.rows:
-        cache = group_kernel_blocks(kv_caches[row.layer], config.num_blocks)
+    layout = connector.layout
+    for name, offset in layout.offsets.items():
+        cache = group_kernel_blocks(caches[name], config.num_blocks)
         found = cache.data_ptr() - base, cache.stride(0) * cache.element_size()
-        if found != (row.offset, row.stride):
+        if found != (offset, layout.stride):
             raise ValueError(
-                f"layer {row.layer} is at offset {found[0]} with stride {found[1]}; vLLM promised "
-                f"{row.offset} and {row.stride}"
+                f"layer {name} is at offset {found[0]} with stride {found[1]}; vLLM promised "
+                f"{offset} and {layout.stride}"
             )
+    pages = []
+    for offset in layout.rows:
         page = torch.tensor([], dtype=torch.uint8, device=tensor.device)
-        size, stride = (config.num_blocks, row.bytes), (row.stride, 1)
-        pages.append(page.set_(tensor.untyped_storage(), row.offset, size, stride))
+        size, stride = (config.num_blocks, layout.page), (layout.stride, 1)
+        pages.append(page.set_(tensor.untyped_storage(), offset, size, stride))
     pool = ripieno.Pool(
         address=base,
         length=tensor.untyped_storage().nbytes(),
-        rows=[row.offset for row in connector.rows],
-        block_stride=connector.rows[0].stride,
+        rows=layout.rows,
+        block_stride=layout.stride,
         blocks=config.num_blocks,
         owner=tensor,
         device=str(tensor.device),

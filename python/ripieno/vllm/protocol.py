@@ -25,6 +25,8 @@ class Job:
     checksums: list[bytes] = field(default_factory=list)
     """Loads: the checksums of each rank."""
     is_async: bool = False
+    tokens: int = 0
+    """Loads: tokens that need not be computed."""
 
 
 @dataclass(frozen=True)

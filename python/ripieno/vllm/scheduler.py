@@ -15,6 +15,7 @@ from vllm.logger import init_logger
 import ripieno
 
 from .events import Events
+from .groups import Lookup, Places
 from .metrics import Stats
 from .protocol import Ahead, Job, Legacy, Tasks
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 # vLLM shows only messages logged below its own name.
 logger = init_logger("vllm.ripieno")
 
-KEY_BYTES = 32
 MAX_CONSECUTIVE_FAILURES = 8
 """Consecutive failed loads after which the store is no longer used, and consecutive failed saves
 after which nothing is stored."""
@@ -78,6 +78,15 @@ class Load:
     """Set when blocks failed to load at a worker."""
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A load for the next step."""
+
+    found: ripieno.Reference
+    blocks: list[int]
+    tokens: int
+
+
 @dataclass
 class Save:
     """A save that some workers have not ended."""
@@ -102,8 +111,9 @@ class Scheduler:
     ) -> None:
         """describe(adapter) returns the namespace for an adapter, or for none (None)."""
         options = connector.options
-        self.block_size = connector.block_size
-        self.hashes = connector.hashes
+        self.groups = connector.groups
+        self.block_size = self.groups.tokens
+        """Tokens of a unit: of a block, in all groups but those of smaller blocks."""
         self.load_async = connector.load_async
         self.options, self.world, self.cache = options, connector.world, connector
         self.backlog_max = max(1, int(options.save_backlog * connector.blocks))
@@ -121,6 +131,8 @@ class Scheduler:
         self.events = Events() if connector.has_events else None
         if self.events:
             self.catalog.take_dropped([self.namespace])
+        self.announced_blocks: dict[bytes, tuple[int, BlockHash]] = {}
+        """By key, with events of a hybrid model: the group and hash of a block."""
         self.stats = Stats()
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
@@ -129,14 +141,15 @@ class Scheduler:
         """By request that waits: its number."""
         self.numbers = 0
         """The last of these numbers."""
-        self.asked: dict[str, int] = {}
-        """By request: blocks that vLLM has by itself, as of the last matched()."""
+        self.asked: dict[str, tuple[int, Places]] = {}
+        """By request: units that vLLM has by itself, and blocks found, as of the last matched()."""
+        self._lookup: Lookup | None = None
         self.saved: dict[str, int] = {}
-        """By request: number of blocks that were offered to the store."""
+        """By request: number of units that were offered to the store."""
         self.stale: set[str] = set()
         """Requests with blocks from before a reset of the store."""
-        self.planned: dict[str, tuple[ripieno.Reference, list[int]]] = {}
-        """By request: a load for the next step, as reference and blocks."""
+        self.planned: dict[str, Plan] = {}
+        """By request: a load for the next step."""
         self.loads: dict[int, Load] = {}
         self.saves: dict[int, Save] = {}
         """By job."""
@@ -151,7 +164,6 @@ class Scheduler:
         self.jobs = self.stored = 0
         self.evicted = self.catalog.stats().evicted
         self.strikes: Counter[str] = Counter()
-        self.hash_bytes = KEY_BYTES
         self.last_work = time.monotonic()
         self.dead: str | None = None
         """The reason if the store is no longer used, else None."""
@@ -185,16 +197,6 @@ class Scheduler:
         assert space is not None
         return space
 
-    def _keys(self, request: Request, first: int, last: int) -> Sequence[bytes]:
-        hashes: Sequence[bytes] = request.block_hashes
-        # A slice: each step may look up thousands of blocks.
-        keys = hashes[(first + 1) * self.hashes - 1 : last * self.hashes : self.hashes]
-        if keys and len(keys[0]) != KEY_BYTES:
-            # Remembered to cut the padding of shorter hashes off again.
-            self.hash_bytes = len(keys[0])
-            return [key.ljust(KEY_BYTES, b"\0") for key in keys]
-        return keys
-
     def arrived(self, request: Request) -> None:
         self.requests[request.request_id] = request
         lora = request.lora_request
@@ -214,8 +216,10 @@ class Scheduler:
             name, last = request.request_id, (request.num_tokens - 1) // self.block_size
             is_wanted = name in self.requests and name not in running and last > 0
             if is_wanted and self._may_find(request):
-                files = self.catalog.files(self._known_space(request), self._keys(request, 0, last))
-                if files:
+                space = self._known_space(request)
+                places = self.lookup.hit(request, 0, space)[1]
+                keys = self.groups.keys(request, places)
+                if files := self.catalog.files(space, keys):
                     checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
                     self.numbers += 1
                     if name in self.announced:
@@ -232,29 +236,40 @@ class Scheduler:
         """Returns the tokens found. vLLM calls it often for a waiting request: it changes
         nothing in the store."""
         first = computed // self.block_size
-        self.asked[request.request_id] = first
-        # vLLM must compute at least one token.
+        self.asked[request.request_id] = first, range(0)
         last = (request.num_tokens - 1) // self.block_size
         if last <= first or not self._may_find(request):
             return 0, False
-        found = self.catalog.lookup(self._known_space(request), self._keys(request, first, last))
-        return found * self.block_size, bool(found) and self.load_async
+        last, places = self.lookup.hit(request, first, self._known_space(request))
+        self.asked[request.request_id] = first, places
+        return (last - first) * self.block_size, last > first and self.load_async
+
+    @property
+    def lookup(self) -> Lookup:
+        if self._lookup is None:
+            # vLLM makes its cache's manager after the connector.
+            manager = self.cache._kv_cache_manager
+            self._lookup = Lookup(self.groups, manager, self.catalog)
+        return self._lookup
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, tokens: int) -> None:
         """Plans a load. The second call for a load between steps has no tokens."""
         name = request.request_id
         self.requests[name] = request
-        first = self.asked.pop(name, None)
-        if first is not None:
-            self.stats.count("lookup_tokens", request.num_tokens - first * self.block_size)
+        asked = self.asked.pop(name, None)
+        if asked is not None:
+            self.stats.count("lookup_tokens", request.num_tokens - asked[0] * self.block_size)
         if tokens == 0:
             return
         self.stats.count("hit_tokens", tokens)
-        assert first is not None, "matched() came before"
-        (ids,) = blocks.get_block_ids()
-        last = first + tokens // self.block_size
-        found = self.catalog.acquire(self._known_space(request), self._keys(request, first, last))
-        self.planned[name] = (found, ids[first:last])
+        assert asked is not None, "matched() came before"
+        first, places = asked
+        if isinstance(places, range):
+            places = places[: tokens // self.block_size]
+        wanted = self.groups.blocks_of(blocks.get_block_ids(), places)
+        keys = self.groups.keys(request, places)
+        found = self.catalog.acquire(self._known_space(request), keys)
+        self.planned[name] = Plan(found, wanted, tokens)
 
     def tasks(self, output: SchedulerOutput) -> Tasks:
         tasks = Tasks(is_idle=not output.num_scheduled_tokens)
@@ -263,15 +278,16 @@ class Scheduler:
         self._ahead(self.planned.keys() | output.num_scheduled_tokens.keys(), tasks)
         if not tasks.is_idle:
             self.last_work = time.monotonic()
-        for name, (found, blocks) in self.planned.items():
+        for name, plan in self.planned.items():
             self.jobs += 1
-            self.loads[self.jobs] = Load(name, found.id, len(blocks), self.world)
+            blocks = plan.blocks
+            self.loads[self.jobs] = Load(name, plan.found.id, len(blocks), self.world)
             # Blocks evicted since the lookup have no file: the workers report them. Blocks behind a
             # sliding window are vLLM's null block.
-            files = [file for file, block in zip(found.files, blocks, strict=False) if block]
+            files = [file for file, block in zip(plan.found.files, blocks, strict=False) if block]
             blocks = [block for block in blocks if block]
             checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
-            job = Job(self.jobs, name, files, blocks, checksums, self.load_async)
+            job = Job(self.jobs, name, files, blocks, checksums, self.load_async, plan.tokens)
             tasks.loads.append(job)
         self.planned.clear()
         for name in output.preempted_req_ids or ():
@@ -286,11 +302,12 @@ class Scheduler:
         return tasks
 
     def _full(self, request: Request, tokens: int) -> int:
-        """Returns the number of a request's full blocks that are to be stored."""
+        """Returns the number of a request's full units that are to be stored."""
         full = tokens // self.block_size
         if not self.options.save_decode:
             full = min(full, request.num_prompt_tokens // self.block_size)
-        return min(full, len(request.block_hashes) // self.hashes)
+        hashed: int = len(request.block_hashes) // self.groups.unit_hashes
+        return min(full, hashed)
 
     def _offer(self, request: Request, tokens: int, state: Any, tasks: Tasks) -> None:
         """Stores the blocks that this step fills, and earlier ones for which there was no room."""
@@ -302,30 +319,35 @@ class Scheduler:
         if full <= first or name in self.stale or not self._may_store(request):
             return
         self.saved[name] = full
-        ids = state.get_block_ids(name)[0]
-        write = self._begin(request, full, room)
-        self.stats.count("dropped_blocks", full - max(first, write.accepted))
-        blocks = [ids[at] for at in write.positions]
+        ids = state.get_block_ids(name)
+        places = self._kept(request, ids, full)
+        write = self._begin(self._known_space(request), self.groups.keys(request, places), room)
+        before = self.groups.number_before(places, first)
+        self.stats.count("dropped_blocks", len(places) - max(before, write.accepted))
+        written = self.groups.chosen(places, write.positions)
+        blocks = self.groups.blocks_of(ids, written)
         # vLLM's null block: behind a sliding window. Lookups cannot find the blocks after it.
         if not blocks or 0 in blocks:
             self.catalog.abort(write.id)
             return
         self.jobs += 1
-        save = Save(name, write.id, blocks, ids[:full])
+        save = Save(name, write.id, blocks, self.groups.blocks_of(ids, places))
         if self.events:
-            save.events = [self._event(request, at) for at in write.positions]
+            save.events = [self._event(request, *place) for place in written]
         self.saves[self.jobs] = save
         tasks.saves.append(Job(self.jobs, name, write.files, blocks))
         self._watch(self.jobs, blocks)
+
+    def _kept(self, request: Request, ids: Sequence[list[int]], last: int) -> Places:
+        return self.groups.kept(request, ids, last, self.cache._kv_cache_manager.block_pool)
 
     def _may_store(self, request: Request) -> bool:
         is_able = self.stores_any and not (self.dead or self.read_only)
         return is_able and self._space(request) is not None
 
-    def _begin(self, request: Request, full: int, room: int) -> ripieno.Write:
+    def _begin(self, space: int, keys: Sequence[bytes], room: int) -> ripieno.Write:
         """Allocates files for the unstored blocks of a prefix, at most `room`. The catalog gets the
         whole prefix, because its stored part must not be evicted for the rest, or before it."""
-        space, keys = self._known_space(request), self._keys(request, 0, full)
         write = self.catalog.begin(space, keys)
         if write.is_short and self.catalog.stats().limbo:
             # Files evicted for it become free once the journal is durable.
@@ -358,12 +380,14 @@ class Scheduler:
     def _reused(self, block: KVCacheBlock) -> None:
         self.reused |= self.reading.get(block.block_id, set())
 
-    def _event(self, request: Request, at: int) -> BlockStored:
+    def _event(self, request: Request, group: int, at: int) -> BlockStored:
         assert self.events is not None
-        hashes = request.block_hashes
-        parent = hashes[at * self.hashes - 1] if at else None
-        own = hashes[(at + 1) * self.hashes - 1]
-        return self.events.describe(request, at, (parent, own), self.block_size)
+        parent = self.groups.hash(request, group, at - 1) if at else None
+        hashes, tokens = (parent, self.groups.hash(request, group, at)), self.groups.sizes[group]
+        if self.groups.is_hybrid:
+            (key,) = self.groups.keys(request, [(group, at)])
+            self.announced_blocks[key] = group, hashes[1]
+        return self.events.describe(request, group, at, hashes, tokens)
 
     def reported(self, reports: Reports | None, invalid: set[int]) -> None:
         if invalid:
@@ -450,17 +474,20 @@ class Scheduler:
         for save in self.saves.values():
             save.is_wrong |= not invalid.isdisjoint(save.prefix)
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: Request, ids: Sequence[list[int]]) -> None:
+        """Forgets a request that has ended. ids: its blocks in each group."""
         name = request.request_id
         self.requests.pop(name, None)
         self.asked.pop(name, None)
         if load := self.planned.pop(name, None):
-            self.catalog.release(load[0].id)
+            self.catalog.release(load.found.id)
         saved = self.saved.pop(name, None)
         is_stale = name in self.stale
         self.stale.discard(name)
         if saved is not None and not is_stale and self._may_store(request):
-            left = self._full(request, request.num_computed_tokens) - saved
+            full = self._full(request, request.num_computed_tokens)
+            kept = self._kept(request, ids, full)
+            left = len(kept) - self.groups.number_before(kept, saved)
             self.stats.count("dropped_blocks", max(0, left))
 
     def reset(self) -> bool:
@@ -515,7 +542,13 @@ class Scheduler:
             return ()
         spaces = {self.namespace, *(it for it in self.spaces.values() if it is not None)}
         dropped = self.catalog.take_dropped(sorted(spaces))
-        self.events.removed([key[: self.hash_bytes] for key in dropped])
+        if self.groups.is_hybrid:
+            # Keys are not vLLM's hashes, which only this process knows.
+            for key in dropped:
+                if known := self.announced_blocks.pop(key, None):
+                    self.events.removed(known[0], [known[1]])
+        else:
+            self.events.removed(0, [key[: self.groups.hash_bytes] for key in dropped])
         return self.events.take()
 
     def _fail(self, why: object) -> None:

@@ -98,13 +98,18 @@ def stream_of(device: str) -> Callable[[], Stream]:
 class Worker:
     """Moves blocks between the KV cache and its files."""
 
-    def __init__(self, connector: RipienoConnector, kv_caches: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        connector: RipienoConnector,
+        kv_caches: dict[str, torch.Tensor | list[torch.Tensor]],
+    ) -> None:
         self.path, self.options = connector.path, connector.options
         self.rank: int = connector._vllm_config.parallel_config.rank
         self.block_bytes = connector.shape.rows * connector.shape.object_bytes
-        self.rank_tokens = connector.shape.block_tokens * connector.world
-        """Tokens of a block, times ranks: one observes compute_saved_seconds for all."""
-        self.layers = {row.layer: at for at, row in enumerate(connector.rows)}
+        self.world = connector.world
+        self.is_hybrid = connector.groups.is_hybrid
+        self.rows = range(connector.shape.rows)
+        self.layers = connector.layers
         self.pages, pool = register(connector, kv_caches)
         options = self.options
         if options.dram:
@@ -116,7 +121,7 @@ class Worker:
         if most is not None and self.plane.is_bounced:
             # Saves that wait would hold the buffers that loads need.
             most = 0
-        self.saver = Saver(self.plane, list(self.layers.values()), self.stream, most)
+        self.saver = Saver(self.plane, list(self.rows), self.stream, most)
         self.step, self.step_begun, self.step_seconds = 0, time.monotonic(), 0.0
         self.ahead: dict[int, tuple[Ahead, int]] = {}
         """By number: a request that waits, and the step in which it is announced."""
@@ -131,13 +136,16 @@ class Worker:
         self.refused: set[str] = set()
         """Requests whose load between steps could not begin."""
         self.invalid: set[int] = set()
+        """Blocks that failed to load."""
+        self.failed: set[str] = set()
+        """Requests of a hybrid model with such blocks."""
         self.reports, self.stats = Reports(), Stats()
         self.dead: str | None = None
         self.quiet_until = 0.0
         logger.info(
-            "ripieno: rank %d: %d layers of %d blocks of %d bytes%s; route: %s",
+            "ripieno: rank %d: %d rows of %d blocks of %d bytes%s; route: %s",
             self.rank,
-            len(self.layers),
+            len(self.rows),
             pool.blocks,
             connector.shape.object_bytes,
             ", copied by the CPU" if self.plane.is_bounced else "",
@@ -154,7 +162,7 @@ class Worker:
         # Engines of a dense model do not know about the others, but have a number.
         if parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0:
             path += f".dp{parallel.data_parallel_index}"
-        header = header_of(config, device, len(self.layers))
+        header = header_of(config, device, len(self.rows))
         return LayerTimes(path, header, Instant if device == "cpu" else on_stream)
 
     def begin(self, tasks: Tasks) -> None:
@@ -205,11 +213,10 @@ class Worker:
                 if task.is_async:
                     self.refused.add(task.request)
             else:
-                layers = list(self.layers.values())
-                begun.append(Loading(task, job, time.monotonic(), layers))
+                begun.append(Loading(task, job, time.monotonic(), list(self.rows)))
         # On a GPU, earlier work that uses the blocks may still be running.
         stream = self.stream()
-        for layer in self.layers.values():
+        for layer in self.rows:
             for load in begun:
                 self._attempt(self.plane.start, load.job, layer, *stream)
         self.pending += [load for load in begun if load.task.is_async]
@@ -218,7 +225,7 @@ class Worker:
         for number, runs in self.tasks.withdrawn:
             self._attempt(self.plane.withdraw, number, runs)
         # A FULL graph runs without the layers' hooks: its inputs must be loaded before.
-        if not has_hooks:
+        if not (has_hooks and self.layers):
             self.finish_loads()
 
     def _attempt(self, act: Callable[..., Any], job: Any, *more: Any) -> Any:
@@ -269,7 +276,8 @@ class Worker:
             if error is None:
                 self.stats.observe("load_seconds", time.monotonic() - load.begun)
                 if self.times and self.times.token_seconds:
-                    saved = len(task.files) * self.rank_tokens * self.times.token_seconds
+                    # One rank observes it for all.
+                    saved = task.tokens * self.world * self.times.token_seconds
                     self.stats.observe("compute_saved_seconds", saved)
                 self.stats.count("loaded_bytes", len(task.files) * self.block_bytes)
                 self._arrived(task, len(task.files))
@@ -292,7 +300,7 @@ class Worker:
         """Returns how many leading blocks of a failed load have the right contents."""
         lost = (at for at, file in enumerate(task.files) if file in self.reports.lost)
         good = next(lost, 0)
-        if good == 0 or self.dead:
+        if good == 0 or self.dead or self.is_hybrid:
             return 0
         # After a failure no further layer was started: these blocks are read again.
         rows = len(task.checksums[self.rank]) // len(task.files)
@@ -302,7 +310,7 @@ class Worker:
             )
         except ripieno.Error:
             return 0
-        for layer in self.layers.values():
+        for layer in self.rows:
             self._attempt(self.plane.start, job, layer, *self.stream())
         report = self._end([job]).get(job)
         return good if report and report.error is None else 0
@@ -325,7 +333,11 @@ class Worker:
         self.reports.loaded[task.id] += 1
         if bad := task.blocks[good:]:
             self.reports.corrupted.add(task.id)
-            self.invalid.update(bad)
+            if self.is_hybrid:
+                # vLLM does not know blocks of several groups apart.
+                self.failed.add(task.request)
+            else:
+                self.invalid.update(bad)
             for page in self.pages:
                 # The stale contents might be NaNs.
                 page[bad] = 0
@@ -371,6 +383,10 @@ class Worker:
     def take_invalid(self) -> set[int]:
         invalid, self.invalid = self.invalid, set()
         return invalid
+
+    def take_failed(self) -> set[str]:
+        failed, self.failed = self.failed, set()
+        return failed
 
     def take_reports(self) -> Reports | None:
         reports, self.reports = self.reports, Reports()

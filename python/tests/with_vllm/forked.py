@@ -123,7 +123,11 @@ class Engine:
     @property
     def caches(self):
         """KV cache of each layer: [block, ...]."""
-        return self.core.model_executor.driver_worker.worker.model_runner.kv_caches
+        return self.runner.kv_caches
+
+    @property
+    def runner(self):
+        return self.core.model_executor.driver_worker.worker.model_runner
 
     def add(self, prompt, name=None, salt=None, lora=None, **sampling):
         """Adds a request and returns its name. Greedy sampling, 24 tokens by default."""
@@ -167,14 +171,24 @@ class Engine:
         assert self.scheduler.kv_cache_manager.reset_prefix_cache()
 
     def blocks(self):
-        """Returns each block's bytes in each layer, by its key; the oldest first."""
+        """Returns each block's bytes in each layer of its group, by its key; the oldest first."""
+        groups = self.scheduler.kv_cache_config.kv_cache_groups
         pool = self.scheduler.kv_cache_manager.block_pool
         found = {}
         for key, block in pool.cached_block_hash_to_block._cache.items():
             block = block if hasattr(block, "block_id") else next(iter(block.values()))
-            pages = [cache[block.block_id].view(torch.uint8).numpy() for cache in self.caches]
-            found[key] = [page.tobytes() for page in pages]
+            names = groups[int.from_bytes(key[-4:])].layer_names
+            found[key] = [
+                cache[block.block_id].contiguous().view(torch.uint8).numpy().tobytes()
+                for name in names
+                for cache in self.caches_of(name)
+            ]
         return found
+
+    def caches_of(self, layer):
+        """Returns a layer's KV cache, or its states: [block, ...]."""
+        cache = self.runner.compilation_config.static_forward_context[layer].kv_cache
+        return [cache] if isinstance(cache, torch.Tensor) else list(cache)
 
     def pages(self):
         """Returns the digest of each block's bytes in all layers, by its key."""
@@ -208,9 +222,7 @@ class Life:
 
 def live(body, *args, environment=None, plane=faults.Plane, catalog=faults.Catalog, **settings):
     """Returns body(engine, *args), run on an engine with these settings that is then shut down."""
-    life = life_of(
-        body, *args, environment=environment, plane=plane, catalog=catalog, **settings
-    )
+    life = life_of(body, *args, environment=environment, plane=plane, catalog=catalog, **settings)
     # If it hung, the log from the stacks on: the innermost call comes first.
     since = life.said.find("Timeout (")
     said = life.said[since:][:9000] if since >= 0 else life.said[-6000:]
@@ -256,4 +268,3 @@ def life_of(body, *args, environment=None, plane=faults.Plane, catalog=faults.Ca
         log.seek(0)
         said = log.read().decode(errors="replace")
     return Life(value, said, error, os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
-

@@ -12,14 +12,17 @@ import pytest
 pytest.importorskip("vllm")
 
 import ripieno  # noqa: E402
+import torch  # noqa: E402
 from ripieno.vllm import worker  # noqa: E402
-from ripieno.vllm.layout import check, engines_of, tokens_of  # noqa: E402
+from ripieno.vllm.groups import Groups  # noqa: E402
+from ripieno.vllm.layout import check, engines_of  # noqa: E402
 from ripieno.vllm.metrics import COUNTERS, GAUGES, HISTOGRAMS, Stats  # noqa: E402
 from ripieno.vllm.options import Options, metrics_of  # noqa: E402
 from ripieno.vllm.protocol import Job, Legacy, Reports  # noqa: E402
 from ripieno.vllm.saver import Saver  # noqa: E402
 from ripieno.vllm.scheduler import MAX_CONSECUTIVE_FAILURES, Load, Scheduler, Watchers  # noqa: E402
 from vllm.v1.core.block_pool import BlockPool  # noqa: E402
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec  # noqa: E402
 
 
 def stats(**counts):
@@ -141,7 +144,9 @@ def configured(policy="fail", runner=1):
         kv_transfer_config=of(kv_load_failure_policy=policy),
         use_v2_model_runner=runner == 2,
     )
-    return config, of(kv_cache_layout="LBHNC", kv_cache_groups=[None])
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=8, head_size=64, dtype=torch.float32)
+    group = KVCacheGroupSpec(["model.layers.0.self_attn"], spec)
+    return config, of(kv_cache_layout="LBHNC", kv_cache_groups=[group])
 
 
 def test_pipelines_are_refused():
@@ -155,9 +160,11 @@ def test_a_block_has_the_tokens_of_all_ranks_that_share_it():
     of = types.SimpleNamespace
 
     def tokens(size, hashed, ranks=1):
-        spec = of(block_size=size, dcp_sharded=True)
+        shape = {"num_kv_heads": 8, "head_size": 64, "dtype": torch.float32}
+        spec = FullAttentionSpec(block_size=size, **shape)
         config = of(kv_cache_groups=[of(kv_cache_spec=spec)], hash_block_size=hashed)
-        return tokens_of(config, of(decode_context_parallel_size=ranks))
+        groups = Groups(config, of(decode_context_parallel_size=ranks))
+        return groups.tokens, groups.unit_hashes
 
     assert tokens(32, None) == (32, 1)
     assert tokens(32, 16) == (32, 2)
