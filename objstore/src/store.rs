@@ -251,6 +251,15 @@ impl Store {
         self.change(|catalog| Ok(catalog.remove(self.namespace, keys)?))
     }
 
+    /// Returns the keys of the namespace that were evicted, removed or lost since the last call, by
+    /// any handle; not those of cleared namespaces. They are collected from the first call on. Keys
+    /// of other namespaces are discarded.
+    #[must_use]
+    pub fn take_dropped(&self) -> Vec<BlockKey> {
+        let dropped = self.inner.catalog.with(Catalog::take_dropped).into_iter();
+        dropped.filter(|(of, _)| *of == self.namespace).map(|(_, key)| key).collect()
+    }
+
     /// Removes all blocks of the namespace, including used and pinned ones.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ from . import errors, stats
 from ._ripieno import (
     METRICS,
     Catalog,
+    Held,
     Plane,
     Reference,
     Report,
@@ -41,6 +42,7 @@ from .stats import *  # noqa: F403
 __all__ = [
     "METRICS",
     "Catalog",
+    "Held",
     "Namespace",
     "Plane",
     "Pool",

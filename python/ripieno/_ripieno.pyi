@@ -9,6 +9,7 @@ from .stats import CatalogStats, PlaneStats, StoreStats, Usage
 __all__ = [
     "METRICS",
     "Catalog",
+    "Held",
     "Plane",
     "Reference",
     "Report",
@@ -314,6 +315,9 @@ class Store(_Context):
         it for `within` seconds, and are ordinary blocks after that. Returns how many leading blocks
         are there or in flight; 0 without such memory. Never blocks. Prefetches in flight delay
         later transfers: prefetch only for the requests that run next."""
+    def hold(self, keys: _Keys) -> Held:
+        """Looks up the longest stored prefix of the keys, and protects it from eviction until the
+        result is ended, or this process. Never blocks."""
     def load(self, keys: _Keys, blocks: Sequence[int]) -> Request:
         """Loads the longest stored prefix of the keys into the leading ones of these blocks. The
         request has their number, and moves them."""
@@ -326,6 +330,10 @@ class Store(_Context):
         """Undoes pin(). Returns the number of stored keys."""
     def remove(self, keys: _Keys) -> int:
         """Drops those of these keys that are stored. Returns their number."""
+    def take_dropped(self) -> list[bytes]:
+        """Returns the keys of the namespace that were evicted, removed or lost since the last call,
+        by any handle; not those dropped by clear() and bump_epoch(). They are collected from the
+        first call on. Keys of other namespaces are discarded."""
     def clear(self) -> None:
         """Drops all blocks of the namespace."""
     def evict(self, files: int) -> int:
@@ -346,6 +354,16 @@ class Store(_Context):
     def close(self) -> None:
         """Makes all changes durable, and releases the directory and the pool. Every later call of
         any handle raises ClosedError, except another close()."""
+
+@final
+class Held(_Context):
+    """The longest stored prefix of some keys: its blocks are not evicted before end()."""
+    def __enter__(self) -> Held: ...
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+    def end(self) -> None:
+        """Ends the protection."""
 
 @final
 class Request(_Context):
@@ -373,6 +391,7 @@ class Request(_Context):
 def parse_size(size: int | str, name: str = "size") -> int:
     """Returns the bytes of a size: a number of bytes, or text such as "64MiB". name: what it is the
     size of, for the error."""
+
 def prepare(
     path: str | os.PathLike[str],
     shape: Shape,
@@ -390,10 +409,13 @@ def prepare(
     the same number for each rank. overwrite: data on a drive that may be overwritten: nothing,
     store, or anything. Returns the identity of each rank, which opens its plane.
     """
+
 def take_events(timeout: float) -> list[tuple[float, int, str, str, int, str]] | None:
     """Returns the events logged since the last call. Waits for one, at most `timeout` seconds. None
     when there will be no more."""
+
 def end_events() -> None:
     """Makes take_events() return the remaining events, and then None."""
+
 def set_event_level(level: int) -> None:
     """Drops events below this Python level at their source, at the cost of a comparison."""

@@ -42,6 +42,7 @@ from vllm.v1.kv_offload.base import (
     LookupResult,
     Medium,
     OffloadingCounterMetadata,
+    OffloadingEvent,
     OffloadingGaugeMetadata,
     RequestOffloadingContext,
 )
@@ -135,6 +136,13 @@ class RipienoTier(SecondaryTierManager):
         """By job: its future and its metadata."""
         self.bad: set[OffloadKey] = set()
         """Keys that failed to load: misses until they are stored again."""
+        self.events: list[OffloadingEvent] | None = None
+        """Chunks stored since the last take_events(), if vLLM publishes such events."""
+        self.known: dict[bytes, OffloadKey] = {}
+        """With events, by the store's key: a chunk that was announced."""
+        if config.enable_kv_cache_events:
+            self.events = []
+            self.store.take_dropped()
         self.dead: str | None = None
         """The reason if the store is no longer used, else None."""
         self.told: set[type[Exception]] = set()
@@ -233,7 +241,24 @@ class RipienoTier(SecondaryTierManager):
                 self.lost += len(rest)
             else:
                 self.bad.difference_update(done)
+                if self.events is not None and done:
+                    self.known |= {_digest(key): key for key in done}
+                    self.events.append(self._event(done, removed=False))
             yield JobResult(job_id, not rest, done, seconds, moved)
+
+    def take_events(self) -> list[OffloadingEvent]:
+        if self.events is None:
+            return []
+        dropped = self.store.take_dropped() if not self.dead else []
+        removed = [self.known.pop(key) for key in dropped if key in self.known]
+        # A chunk may have been stored again since.
+        gone = [key for key in removed if not self.store.lookup(_digest(key))]
+        self.known |= {_digest(key): key for key in removed if key not in gone}
+        events, self.events = self.events, []
+        return [*events, self._event(gone, removed=True)] if gone else events
+
+    def _event(self, keys: list[OffloadKey], removed: bool) -> OffloadingEvent:
+        return OffloadingEvent(keys, self.medium, removed, self.locality)
 
     @classmethod
     def build_metric_definitions(

@@ -28,7 +28,7 @@ use pyo3::prelude::*;
 
 pub use catalog::{Catalog, Reference, Write};
 pub use plane::{Plane, Report};
-pub use store::{Request, Store};
+pub use store::{Held, Request, Store};
 
 #[pymodule]
 mod _ripieno {
@@ -37,7 +37,7 @@ mod _ripieno {
     #[pymodule_export]
     use super::events::{end_events, set_event_level, take_events};
     #[pymodule_export]
-    use super::{Catalog, Plane, Reference, Report, Request, Store, Write};
+    use super::{Catalog, Held, Plane, Reference, Report, Request, Store, Write};
     #[pymodule_export]
     use super::{arguments::parse_size, catalog::prepare};
 

@@ -6,7 +6,10 @@ use std::{
 };
 
 use objstore::{Layer, StoreOptions};
-use pyo3::{prelude::*, types::PyTuple};
+use pyo3::{
+    prelude::*,
+    types::{PyBytes, PyTuple},
+};
 use ripieno_stack::{Builder, Pacing, Stack, StackError};
 
 use crate::{
@@ -45,6 +48,16 @@ pub struct Request {
     request: Own<RwLock<Option<ripieno_stack::Request>>>,
     layers: u32,
     /// Number of blocks that it covers.
+    #[pyo3(get)]
+    blocks: usize,
+}
+
+/// The longest stored prefix of some keys: its blocks are not evicted before end().
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub struct Held {
+    prefix: Own<RwLock<Option<objstore::Prefix>>>,
+    /// Number of blocks.
     #[pyo3(get)]
     blocks: usize,
 }
@@ -147,6 +160,14 @@ impl Store {
         py.detach(|| self.handle.prefetch(&keys, within)).or_raise()
     }
 
+    /// Looks up the longest stored prefix of the keys, and protects it from eviction until the
+    /// result is ended, or this process. Never blocks.
+    fn hold(&self, keys: &Bound<'_, PyAny>) -> PyResult<Held> {
+        let prefix = self.handle.lookup(&arguments::keys(keys)?).or_raise()?;
+        let blocks = prefix.len();
+        Ok(Held { prefix: Own::new(RwLock::new(Some(prefix))), blocks })
+    }
+
     /// Loads the longest stored prefix of the keys into the leading ones of these blocks. The
     /// request has their number, and moves them.
     fn load(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, blocks: Vec<u32>) -> PyResult<Request> {
@@ -192,6 +213,13 @@ impl Store {
     /// Drops those of these keys that are stored. Returns their number.
     fn remove(&self, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
         self.handle.remove(&arguments::keys(keys)?).or_raise()
+    }
+
+    /// Returns the keys of the namespace that were evicted, removed or lost since the last call,
+    /// by any handle; not those dropped by clear() and bump_epoch(). They are collected from the
+    /// first call on. Keys of other namespaces are discarded.
+    fn take_dropped<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
+        self.handle.take_dropped().iter().map(|key| PyBytes::new(py, &key.0)).collect()
     }
 
     /// Drops all blocks of the namespace.
@@ -269,6 +297,23 @@ impl Store {
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         self.close(py)
+    }
+}
+
+#[pymethods]
+impl Held {
+    /// Ends the protection.
+    fn end(&self) {
+        unpoisoned(self.prefix.write()).take();
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
+        self.end();
     }
 }
 

@@ -44,6 +44,21 @@ def is_paced():
     return any(task.joinpath("comm").read_text() == "ripieno pacer\n" for task in tasks)
 
 
+def test_what_is_held_is_not_evicted(tmp_path):
+    pool = ripieno.Pool.contiguous(memory(), SHAPE)
+    with ripieno.Store(tmp_path / "kv", SHAPE, pool, capacity=CAPACITY) as store:
+        names = keys(0, 1, 2, 3)
+        assert save(store, names, [0, 1, 2, 3]) == 4
+        assert store.take_dropped() == []
+        with store.hold([*names[:2], *keys("unknown"), names[3]]) as held:
+            assert held.blocks == 2
+            assert store.evict(4) == 2
+            assert store.lookup(names) == 2
+        assert sorted(store.take_dropped()) == sorted(names[2:])
+        held.end()
+        assert store.evict(4) == 2
+
+
 @pytest.mark.parametrize("pacing", [False, True])
 def test_bytes_survive(tmp_path, pacing):
     kv = random()

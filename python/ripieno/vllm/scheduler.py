@@ -343,7 +343,8 @@ class Scheduler:
 
     def _may_store(self, request: Request) -> bool:
         is_able = self.stores_any and not (self.dead or self.read_only)
-        return is_able and self._space(request) is not None
+        wanted = (request.kv_transfer_params or {}).get("ripieno.store", True)
+        return is_able and wanted is not False and self._space(request) is not None
 
     def _begin(self, space: int, keys: Sequence[bytes], room: int) -> ripieno.Write:
         """Allocates files for the unstored blocks of a prefix, at most `room`. The catalog gets the

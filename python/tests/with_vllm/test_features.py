@@ -299,6 +299,18 @@ MLA = {
 }
 
 
+def test_a_request_may_store_nothing(model, options):
+    def ask(engine):
+        nothing = {"extra_args": {"kv_transfer_params": {"ripieno.store": False}}}
+        cached = []
+        for prompt, more in [(A, {}), (A, nothing), (B, nothing), (B, {}), (B, {})]:
+            cached += engine.ask(prompt, **more)[1]
+            engine.forget()
+        return cached
+
+    assert live(ask, model=model, options=options) == [0, 416, 0, 0, 288]
+
+
 @pytest.mark.parametrize("kind", ["latent", "windows"])
 def test_other_kinds_of_attention(tmp_path, options, kind):
     """Compares all bytes of all layers. vLLM has no prefix cache for latents on the CPU, and the

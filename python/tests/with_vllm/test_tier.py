@@ -284,6 +284,26 @@ def test_what_waits_is_stored_before_the_end_or_dropped(engine, monkeypatch, shu
     assert engine().hits(keys) == [True] * started + [False] * (8 - started)
 
 
+def test_events_tell_what_is_stored_and_evicted(engine):
+    tier = engine(like=dataclasses.replace(config(), enable_kv_cache_events=True))
+
+    def told():
+        events = tier.tier.take_events()
+        return [(set(e.keys), e.removed, e.medium.name, e.locality.name) for e in events]
+
+    assert told() == []
+    tier.store([A, B], [1, 2])
+    assert told() == [({A, B}, False, "STORAGE", "LOCAL")]
+    tier.tier.store.remove([tiering._digest(A)])
+    tier.tier.store.remove([tiering._digest(B)])
+    tier.store([B], [2])
+    # B was stored again.
+    assert told() == [({B}, False, "STORAGE", "LOCAL"), ({A}, True, "STORAGE", "LOCAL")]
+    silent = engine("other")
+    silent.store([A], [1])
+    assert list(silent.tier.take_events()) == []
+
+
 def test_metrics_are_reported_when_something_happened(engine):
     tier = engine()
     tier.store([A, B], [1, 2])
