@@ -2,27 +2,13 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::{env, fs};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 
 use super::engine::{NEEDS, install};
-use crate::pypi::{self, Packages};
 use crate::step::Step;
 use crate::{engine, folder, needs};
-
-/// LMCache and those of its dependencies that it loads here and vLLM's environment lacks.
-const LMCACHE: &[&str] = &[
-    "lmcache==0.5.6",
-    "aiofile==3.12.3",
-    "aiofiles==25.1.0",
-    "caio==0.12.10",
-    "nvtx==0.2.17",
-    "opentelemetry-exporter-prometheus==0.60b1",
-    "redis==8.1.0",
-    "sortedcontainers==2.4.0",
-];
 
 #[derive(Args)]
 pub struct PeersArgs {
@@ -44,10 +30,7 @@ pub struct PeersArgs {
 pub fn run(args: &PeersArgs) -> Result<ExitCode> {
     needs::satisfy(NEEDS.iter().copied())?;
     install()?;
-    let packages =
-        pypi::packages(&folder::target("peers"), LMCACHE.iter().copied(), "LMCache (100 MB)");
-    packages.fetch_and(lay_over_engine)?;
-    let python = packages.folder.join("bin/python");
+    let python = engine::place().join("venv/bin/python");
     let program = |name: &str| folder::workspace().join("bench/peers").join(name);
     Step::new("measure", python.to_string_lossy())
         .args([program("measure.py").as_path(), &args.folder].map(|path| path.to_string_lossy()))
@@ -62,15 +45,4 @@ pub fn run(args: &PeersArgs) -> Result<ExitCode> {
         .demand()?;
     println!("{}", args.report.join("engines.md").display());
     Ok(ExitCode::SUCCESS)
-}
-
-/// Adds vLLM's environment to the path instead of installing it twice.
-fn lay_over_engine(packages: &Packages) -> Result<()> {
-    let below = engine::place().join("venv/lib");
-    let site = packages.find("")?;
-    let python = site.parent().and_then(|python| python.file_name()).unwrap_or_default();
-    let path = env::current_dir()?.join(below).join(python).join("site-packages");
-    let file = site.join("engine.pth");
-    fs::write(&file, path.display().to_string())
-        .with_context(|| format!("cannot write {}", file.display()))
 }
