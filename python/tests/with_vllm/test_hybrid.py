@@ -232,6 +232,39 @@ def test_tokens_are_right_while_blocks_are_evicted(hybrid, options):
     assert sum(cached > 0 for _, cached in found) > 10
 
 
+class Slow(faults.Late):
+    """Saves are slower than computing."""
+
+    seconds = 0.0
+    store_seconds = 0.05
+
+
+def test_saves_end_before_their_blocks_are_used_again(hybrid, computed, options):
+    """The KV cache has room for few requests, and saves are late."""
+
+    def crowd(engine):
+        rest = [tokens(200 + 31 * n) for n in range(6)]
+        for prompt in ALONE:
+            engine.add(prompt)
+            for other in rest:
+                engine.add(other, max_tokens=8)
+            engine.run()
+        engine.settle()
+        return engine.plane.stored
+
+    blocks = {"gemma3": 90, "lfm2": 60, "qwen3_next": 20}[hybrid["model"].name]
+    small = hybrid | {"num_gpu_blocks_override": blocks}
+    assert live(crowd, options=options, plane=Slow, **small) > 0
+    _, pages, _ = computed
+    answers = live(alone, options=options, **hybrid)
+    same = {key: page for _, _, blocks, _ in answers for key, page in blocks.items()}
+    assert any(cached for _, cached, _, _ in answers)
+    # Batches change the last bits, and the store's blocks are those that were computed in them.
+    assert same.keys() <= pages.keys()
+    if hybrid["model"].name == "gemma3":
+        assert same.items() <= pages.items()
+
+
 def test_events_name_the_group(hybrid, options):
     def ask(engine):
         events, publisher = [], engine.scheduler.kv_event_publisher
