@@ -210,6 +210,29 @@ def test_a_load_that_fails_is_computed_again(hybrid, computed, filled):
     assert len(other) == len(computed[0][2])
 
 
+# vLLM's layers with a state do not run on several ranks of a CPU.
+@pytest.mark.parametrize("hybrid", ["gemma3"], indirect=True)
+@pytest.mark.parametrize("plane", [faults.Plane, faults.LoadsFail])
+def test_ranks_find_what_all_of_them_stored(plane, hybrid, computed, options):
+    """Also if the first load fails on each rank."""
+
+    def ask(engine):
+        found = []
+        for prompt in ALONE:
+            found.append(engine.ask(prompt))
+            engine.forget()
+        return found
+
+    settings = hybrid | {"tensor_parallel_size": 2, "options": options, "policy": "recompute"}
+    first = live(ask, **settings)
+    life = life_of(ask, plane=plane, **settings)
+    second = life.value
+    assert ("blocks did not arrive" in life.said) == (plane is faults.LoadsFail)
+    assert [said for said, _ in second] == [said for said, _ in first]
+    # vLLM counts what was found, also if it is computed again.
+    assert [cached for _, cached in second] == [cached for _, cached in computed[2]]
+
+
 # The last bits of the others depend on where chunks begin.
 @pytest.mark.parametrize("hybrid", ["gemma3"], indirect=True)
 def test_tokens_are_right_while_blocks_are_evicted(hybrid, options):
