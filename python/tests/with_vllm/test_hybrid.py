@@ -29,8 +29,14 @@ def hybrid(request, tmp_path_factory):
         gemma.make(path)
         return {"model": path}
     recurrent.make(request.param, path)
-    dtype = "bfloat16" if request.param == "qwen3_next" else "float32"
-    return {"model": path, "mamba_cache_mode": "align", "dtype": dtype}
+    settings = {"model": path, "mamba_cache_mode": "align"}
+    if request.param == "qwen3_next":
+        settings["dtype"] = "bfloat16"
+        # Without a connector.
+        if error := life_of(lambda engine: engine.ask(ALONE[2]), **settings).error:
+            why = error.strip().splitlines()[-1]
+            pytest.skip(f"vLLM's CPU backend does not run Qwen3-Next on this CPU: {why}")
+    return settings
 
 
 def twice(engine):
@@ -47,11 +53,7 @@ def twice(engine):
 @pytest.fixture(scope="module")
 def computed(hybrid):
     """Result of twice, without a store."""
-    life = life_of(twice, **hybrid)
-    if life.error and "cpu_gdn_attention" in life.error:
-        pytest.skip("vLLM's CPU backend does not run Qwen3-Next on this CPU")
-    assert life.error is None, life.said[-6000:]
-    return life.value
+    return live(twice, **hybrid)
 
 
 def alone(engine):
@@ -152,10 +154,19 @@ class Shifted(faults.Plane):
         one[:], other[:] = other.copy(), one.copy()
 
 
-@pytest.mark.parametrize("plane", [LeftOut, LastLeftOut, Shifted, faults.SwappedBlocks])
-def test_that_test_notices(plane, hybrid, computed, filled):
-    with pytest.raises(AssertionError, match=r"^(bytes|tokens)"):
-        check(hybrid, computed, filled, plane)
+FAULTS = {
+    "gemma3": [LeftOut, Shifted],
+    # Without the state, and without a block of attention.
+    "lfm2": [LeftOut, LastLeftOut],
+    # The state of one group in another.
+    "qwen3_next": [faults.SwappedBlocks],
+}
+
+
+def test_that_test_notices(hybrid, computed, filled):
+    for plane in FAULTS[hybrid["model"].name]:
+        with pytest.raises(AssertionError, match=r"^(bytes|tokens)"):
+            check(hybrid, computed, filled, plane)
 
 
 def keys_of(engine, group):
