@@ -3,17 +3,18 @@
 It only registers names: it imports neither the connector nor torch.
 """
 
-VLLM = "0.32"
+VLLM = ("0.32", "0.33")
 
 
 def require_vllm() -> None:
     """Raises ImportError with a one-sentence message if another version of vLLM is installed."""
     import vllm
 
-    if not f"{vllm.__version__}.".startswith(f"{VLLM}."):
+    if not f"{vllm.__version__}.".startswith(tuple(f"{each}." for each in VLLM)):
         raise ImportError(
-            f"ripieno works with vLLM {VLLM}, and vLLM {vllm.__version__} is installed: install "
-            f'one of them anew (pip install "vllm=={VLLM}.*"), or leave its connector out'
+            f"ripieno works with vLLM {' and '.join(VLLM)}, and vLLM {vllm.__version__} is "
+            f'installed: install one of them anew (pip install "vllm=={VLLM[-1]}.*"), or leave its '
+            "connector out"
         )
 
 

@@ -1,4 +1,4 @@
-"""A secondary tier for vLLM's tiered offloading (0.32): KV cache on NVMe below vLLM's CPU tier.
+"""A secondary tier for vLLM's tiered offloading: KV cache on NVMe below vLLM's CPU tier.
 
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
         "kv_connector_extra_config": {

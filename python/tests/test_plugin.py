@@ -38,7 +38,7 @@ def test_another_version_goes_on_and_is_told_once(tmp_path, files, is_known):
     ended = run(tmp_path, "from ripieno.plugin import register; register(); print('goes on')")
     assert (ended.returncode, ended.stdout) == (0, "goes on\n"), ended.stderr
     (line,) = ended.stderr.splitlines()
-    assert "ripieno works with vLLM 0.32, and vLLM 0.31.2 is installed" in line
+    assert "ripieno works with vLLM 0.32 and 0.33, and vLLM 0.31.2 is installed" in line
     if is_known:
         code = "from ripieno.plugin import register; register();"
         code += "from vllm.distributed.kv_transfer.kv_connector.factory import *;"
@@ -52,4 +52,4 @@ def test_who_asks_for_a_connector_of_ours_reads_why_not(tmp_path, module):
     ended = run(tmp_path, f"import {module}")
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: ripieno works with vLLM 0.32, and vLLM 0.31.2 is"), last
+    assert last.startswith("ImportError: ripieno works with vLLM 0.32 and 0.33, and vLLM 0.31.2 is"), last

@@ -1,4 +1,4 @@
-"""A KV connector for vLLM (0.32): KV cache on NVMe that survives a restart.
+"""A KV connector for vLLM (0.32, 0.33): KV cache on NVMe that survives a restart.
 
     --kv-transfer-config '{"kv_connector": "RipienoConnector", "kv_role": "kv_both",
         "kv_connector_extra_config": {"path": "/var/lib/kv", "capacity": "100GiB"}}'
@@ -42,8 +42,8 @@ Options (kv_connector_extra_config):
   step.
 - drain_seconds: time limit of "drain". 10. With more than one worker vLLM gives them
   VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS.
-- keep_on_reset: keep all blocks when vLLM resets its caches, as it does before weights change and
-  when it sleeps. false.
+- keep_on_reset: keep all blocks when vLLM resets its caches, as it does before weights change.
+  false.
 - piecewise: ask vLLM for piecewise CUDA graphs, so that loads layer by layer overlap in all steps;
   without, a step with a FULL graph waits for its loads first. false.
 - weights_id: distinguishes the weights from others of the same model name and revision.
@@ -107,6 +107,11 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
     @property
     def requires_kv_delivery(self) -> bool:
         # Blocks that are not stored are computed again.
+        return False
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        # Sleep moves the KV cache, which the plane has registered.
         return False
 
     @classmethod

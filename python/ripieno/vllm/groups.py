@@ -78,12 +78,16 @@ class Groups:
         found: list[bytes] = request.block_hashes[(first + 1) * every - 1 : last * every : every]
         return found
 
+    @staticmethod
+    def key(hash: bytes, group: int) -> bytes:
+        """Returns the key of a block in one of several groups."""
+        return hash[:31].ljust(31, b"\0") + bytes((group,))
+
     def keys(self, request: Request, places: Places) -> Sequence[bytes]:
         """Returns the keys of blocks: their hashes, and with several groups the group in the last
         byte."""
         if not isinstance(places, range):
-            found = [(self.hash(request, group, at), group) for group, at in places]
-            return [hash[:31].ljust(31, b"\0") + bytes((group,)) for hash, group in found]
+            return [self.key(self.hash(request, group, at), group) for group, at in places]
         keys = self.hashes_of(request, 0, places.start, places.stop)
         if keys and len(keys[0]) != KEY_BYTES:
             # Remembered to cut the padding of shorter hashes off again.
@@ -175,9 +179,9 @@ class Lookup:
             return last, range(first, last)
         for group, each in enumerate(groups.hashes):
             own, end = first * groups.blocks[group], len(request.block_hashes) // each
-            keys = groups.keys(request, [(group, at) for at in range(own, end)])
-            flags = self.catalog.are_stored(space, keys)
             hashes = groups.hashes_of(request, group, 0, end)
+            keys = [groups.key(hash, group) for hash in hashes[own:]]
+            flags = self.catalog.are_stored(space, keys)
             # A hit that is longer than vLLM's own needs no more of the blocks before than vLLM's.
             self.found[group] = {*hashes[:own], *compress(hashes[own:], flags)}
         blocks, tokens, more = self.coordinator.find_longest_cache_hit(request.block_hashes, tokens)

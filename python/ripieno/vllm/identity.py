@@ -42,7 +42,8 @@ KEPT = {
     ),
     "cache_config": (
         "cache_dtype kv_cache_dtype_skip_layers sliding_window prefix_caching_hash_algo"
-        " kv_sharing_fast_prefill swa_bounded_replay"
+        " kv_sharing_fast_prefill swa_bounded_replay use_replayssm replayssm_buffer_len"
+        " use_kda_recoverssm"
     ),
     "parallel_config": (
         "pipeline_parallel_size tensor_parallel_size prefill_context_parallel_size"
@@ -59,10 +60,14 @@ KEPT = {
         "method model revision code_revision quantization kv_cache_dtype max_model_len"
         " draft_tensor_parallel_size draft_model_config parallel_drafting"
     ),
+    "mamba_config": "",
     "diffusion_config": "canvas_length max_denoising_steps",
     "additional_config": "",
 }
-"""By configuration, the fields that change bytes; all fields of additional_config."""
+"""By configuration, the fields that change bytes; all fields where none is named."""
+
+NEWER = {"attention_config": "trtllm_ragged_backend"}
+"""Same, but fields that vLLM 0.32 does not have."""
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
@@ -113,7 +118,8 @@ def _kept(config: Any, name: str) -> Any:
     if not KEPT[name]:
         return plain(config)
     found = {}
-    for field in KEPT[name].split():
+    newer = [field for field in NEWER.get(name, "").split() if hasattr(config, field)]
+    for field in KEPT[name].split() + newer:
         value = getattr(config, field)
         if field == "model" and value is not None:
             value = origin_of(value, config.revision)

@@ -117,6 +117,11 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Opti
             "speculative decoding changes the states of state-space layers after a step, when they "
             "are already being stored; leave it out"
         )
+    if vllm_config.model_config.enable_sleep_mode:
+        raise ValueError(
+            "sleep mode moves the KV cache, whose place the drives know; leave --enable-sleep-mode "
+            "out"
+        )
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise ValueError("pipeline parallelism: ranks have other layers each; it can not be stored")
     if vllm_config.parallel_config.prefill_context_parallel_size > 1:

@@ -386,8 +386,7 @@ class Scheduler:
         parent = self.groups.hash(request, group, at - 1) if at else None
         hashes, tokens = (parent, self.groups.hash(request, group, at)), self.groups.sizes[group]
         if self.groups.is_hybrid:
-            (key,) = self.groups.keys(request, [(group, at)])
-            self.announced_blocks[key] = group, hashes[1]
+            self.announced_blocks[self.groups.key(hashes[1], group)] = group, hashes[1]
         return self.events.describe(request, group, at, hashes, tokens)
 
     def reported(self, reports: Reports | None, invalid: set[int]) -> None:

@@ -12,7 +12,15 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch  # noqa: E402
-from ripieno.vllm.identity import KEPT, described, namespace_of, origin_of, plain  # noqa: E402
+import vllm  # noqa: E402
+from ripieno.vllm.identity import (  # noqa: E402
+    KEPT,
+    NEWER,
+    described,
+    namespace_of,
+    origin_of,
+    plain,
+)
 from ripieno.vllm.options import Options  # noqa: E402
 from vllm import EngineArgs  # noqa: E402
 from vllm.config import (  # noqa: E402
@@ -37,7 +45,6 @@ IGNORED = {
     "of encoders, whose outputs are known by their inputs": "ec_transfer_config ec_manager_config",
     "new weights are followed by a reset": "weight_transfer_config",
     "where a table of the weights is": "engram_config",
-    "layers that are refused": "mamba_config",
     "made of the model's quantization and of its files": "quant_config",
     "what hashes have in them, or prompts": (
         "model_config.tokenizer model_config.tokenizer_mode model_config.tokenizer_revision"
@@ -90,7 +97,9 @@ IGNORED = {
         "cache_config.block_size cache_config.user_specified_block_size"
         " cache_config.kv_cache_layout cache_config.mamba_page_size_padded"
         " cache_config.skip_page_size_padded cache_config.effective_attention_block_size"
-        " cache_config._block_size_resolved"
+        " cache_config._block_size_resolved cache_config.mamba_block_size"
+        " cache_config.mamba_cache_dtype cache_config.mamba_ssm_cache_dtype"
+        " cache_config.mamba_cache_mode"
     ),
     "how much KV cache there is, and what is kept of it": (
         "cache_config.gpu_memory_utilization cache_config.num_gpu_blocks_override"
@@ -99,13 +108,7 @@ IGNORED = {
         " cache_config.kv_cache_size_tokens cache_config.kv_cache_max_concurrency"
         " cache_config.cache_hit_alignment_tokens cache_config.kv_cache_memory_bytes"
         " cache_config.kv_offloading_size cache_config.kv_offloading_backend"
-        " cache_config.is_attention_free"
-    ),
-    "of Mamba layers, which are refused": (
-        "cache_config.mamba_block_size cache_config.mamba_cache_dtype"
-        " cache_config.mamba_ssm_cache_dtype cache_config.mamba_cache_mode"
-        " cache_config.enable_mamba_shared_prefix_checkpoint cache_config.replayssm_buffer_len"
-        " cache_config.use_replayssm cache_config.use_kda_recoverssm"
+        " cache_config.is_attention_free cache_config.enable_mamba_shared_prefix_checkpoint"
     ),
     "in device_type": "device_config.device",
     "how weights get to memory": (
@@ -156,6 +159,23 @@ IGNORED = {
 }
 """By reason: fields that may change without a change of the namespace."""
 
+IGNORED_SINCE_0_33 = {
+    "what is seen of it": "watchdog_config",
+    "of another connector": "cache_config.simple_cpu_offload_num_blocks",
+    "how work is shared out among ranks": (
+        "attention_config.indexer_tp_shard_min_rows attention_config.minimax_m3_indexer_cp"
+    ),
+    "what is guessed and accepted: only accepted tokens are stored": (
+        "speculative_config.fly_window_size speculative_config.fly_entropy_threshold"
+        " speculative_config.fly_entropy_top_k speculative_config.xpress_topc"
+        " speculative_config.draft_lm_head_quantization"
+    ),
+    "in the hashes": "speculative_config.disable_lookahead_block_hashes",
+}
+"""Same, of fields that vLLM 0.32 does not have."""
+
+IS_0_33 = not vllm.__version__.startswith("0.32.")
+
 PARALLEL = "how work is shared out among processes; each rank's part is in the store's name"
 """Reason for all fields of parallel_config that are not kept."""
 
@@ -178,7 +198,8 @@ def classes():
 
 
 def test_each_field_is_in_the_namespace_or_there_is_a_reason():
-    ignored = [name for names in IGNORED.values() for name in names.split()]
+    lists = [*IGNORED.values(), *(IGNORED_SINCE_0_33.values() if IS_0_33 else ())]
+    ignored = [name for names in lists for name in names.split()]
     assert len(ignored) == len(set(ignored)), "one reason each"
     there, missing = set(), []
     for each in dataclasses.fields(VllmConfig):
@@ -188,7 +209,7 @@ def test_each_field_is_in_the_namespace_or_there_is_a_reason():
     for name, kind in classes().items():
         if not KEPT[name]:
             continue
-        kept = KEPT[name].split()
+        kept = KEPT[name].split() + (NEWER.get(name, "").split() if IS_0_33 else [])
         fields = {each.name for each in dataclasses.fields(kind)}
         assert set(kept) <= fields, f"vLLM has no such fields of {name} any more"
         there |= {f"{name}.{field}" for field in fields}
@@ -252,6 +273,9 @@ def test_each_of_them_changes_it(config):
             # A value of another type, equal to no real one.
             other = changed(config, whole, "another value")
             assert namespace_of(other, cache(), OPTIONS) != before, whole
+    assert (
+        namespace_of(changed(config, "mamba_config", "another value"), cache(), OPTIONS) != before
+    )
     assert namespace_of(config, cache(16), OPTIONS) != before
     assert namespace_of(config, cache(), Options("/x", 1, weights_id="1")) != before
     assert namespace_of(changed(config, "additional_config", {"a": 1}), cache(), OPTIONS) != before
@@ -261,6 +285,25 @@ def test_each_of_them_changes_it(config):
     drawn = changed(config, "load_config.load_format", "dummy")
     again = changed(drawn, "model_config.seed", 7)
     assert namespace_of(drawn, cache(), OPTIONS) != namespace_of(again, cache(), OPTIONS)
+
+
+def test_groups_are_in_it(config):
+    def named(*groups):
+        made = cache()
+        made.kv_cache_groups = [
+            types.SimpleNamespace(
+                kv_cache_spec=types.SimpleNamespace(block_size=size), layer_names=layers
+            )
+            for size, layers in groups
+        ]
+        return namespace_of(config, made, OPTIONS)
+
+    before = named((16, ["a", "b"]), (32, ["c", "d"]))
+    assert before == named((16, ["a", "b"]), (32, ["c", "d"]))
+    assert before.block_tokens == 32
+    assert before != named((32, ["c", "d"]), (16, ["a", "b"]))
+    assert before != named((16, ["a", "c"]), (32, ["b", "d"]))
+    assert before != named((16, ["a", "b"]))
 
 
 def test_rope_is_in_it_however_it_was_set(model, config):

@@ -13,7 +13,6 @@ import ripieno  # noqa: E402
 import torch  # noqa: E402
 from ripieno.vllm.groups import Groups  # noqa: E402
 from ripieno.vllm.layout import layout_of, register  # noqa: E402
-from vllm.v1.core import kv_cache_utils as vllm_groups  # noqa: E402
 from vllm.v1.kv_cache_interface import (  # noqa: E402
     FullAttentionSpec,
     MambaSpec,
@@ -22,6 +21,12 @@ from vllm.v1.kv_cache_interface import (  # noqa: E402
     create_kv_cache_views,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: E402
+
+try:
+    from vllm.v1.core import kv_cache_planning as vllm_groups
+except ImportError:
+    # vLLM 0.32.
+    from vllm.v1.core import kv_cache_utils as vllm_groups
 
 BLOCKS = 9
 

@@ -141,6 +141,7 @@ def configured(policy="fail", runner=1):
     config = of(
         parallel_config=of(pipeline_parallel_size=1, prefill_context_parallel_size=1),
         cache_config=of(prefix_caching_hash_algo="sha256"),
+        model_config=of(enable_sleep_mode=False),
         kv_transfer_config=of(kv_load_failure_policy=policy),
         use_v2_model_runner=runner == 2,
     )
@@ -153,6 +154,13 @@ def test_pipelines_are_refused():
     config, cache = configured()
     config.parallel_config.pipeline_parallel_size = 2
     with pytest.raises(ValueError, match="pipeline parallelism"):
+        check(config, cache, Options("/x", 1))
+
+
+def test_sleep_mode_is_refused():
+    config, cache = configured()
+    config.model_config.enable_sleep_mode = True
+    with pytest.raises(ValueError, match="leave --enable-sleep-mode out"):
         check(config, cache, Options("/x", 1))
 
 
