@@ -158,7 +158,8 @@ pub enum StoreError {
         /// The test that failed, and its result.
         why: String,
     },
-    /// A pattern did not come back from the devices as it was stored.
+    /// A pattern did not come back from the devices as it was stored, or the memory could not be
+    /// accessed.
     #[error(
         "the self-test failed at layer {layer}, segment {segment}, offset {offset}: {why}; nothing \
          was opened. Check the offsets and the stride that the pool was registered with"

@@ -297,3 +297,28 @@ fn a_layout_that_is_not_the_engines_fails_the_self_test() {
         "{error}"
     );
 }
+
+/// An engine whose memory can no longer be read, as on a GPU that is lost.
+struct Unreadable;
+
+impl KvView for Unreadable {
+    fn read(&mut self, _: BlockId, row: Row, _: &mut [u8]) -> Result<(), String> {
+        if row.0 == 5 { Err("the GPU is lost".to_owned()) } else { Ok(()) }
+    }
+
+    fn write(&mut self, _: BlockId, _: Row, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// It is a failure of the machine, not of the configuration.
+#[test]
+fn memory_that_cannot_be_read_fails_the_self_test() {
+    let stack = Stack::new(&Plan::default());
+    let error = stack.store.self_test(Some(&mut Unreadable)).unwrap_err();
+    assert!(
+        matches!(&error, StoreError::SelfTest { layer, segment: 1, offset: 0, why }
+        if layer.0 == 2 && why.contains("cannot be read: the GPU is lost")),
+        "{error}"
+    );
+}

@@ -4,7 +4,7 @@
 //! shows that every object is at the engine's address: with a wrong stride, a wrong row or two
 //! swapped layers, storing and retrieving would succeed, but move other bytes.
 
-use kv_catalog::{BlockId, FileId, Layer, Row};
+use kv_catalog::{BlockId, FileId, KvShape, Layer, Row};
 use nvme_driver::{DmaSlice, platform::buffer::Buffer};
 use nvme_spec::nvm::Direction;
 
@@ -92,13 +92,14 @@ impl Plane {
 }
 
 fn test_and_restore(mover: &mut Mover, view: &mut dyn KvView) -> Result<(), StoreError> {
-    let (blocks, bytes) = (mover.pool.blocks(), mover.pool.object_bytes() as usize);
+    let (shape, bytes) = (mover.setup.shape, mover.pool.object_bytes() as usize);
+    let blocks = mover.pool.blocks();
     let blocks = [BlockId(0), BlockId(blocks - 1)];
     let mut kept = Vec::new();
     for block in blocks {
         for row in rows(mover) {
             let mut object = vec![0; bytes];
-            view.read(block, row, &mut object).map_err(wrong(row, "read"))?;
+            view.read(block, row, &mut object).map_err(wrong(shape, row, "read"))?;
             kept.push((block, row, object));
         }
     }
@@ -107,7 +108,7 @@ fn test_and_restore(mover: &mut Mover, view: &mut dyn KvView) -> Result<(), Stor
     let tested = test(mover, blocks, view);
     mover.tally = tally;
     for (block, row, bytes) in kept {
-        let restored = view.write(block, row, &bytes).map_err(wrong(row, "put back"));
+        let restored = view.write(block, row, &bytes).map_err(wrong(shape, row, "put back"));
         // An earlier error takes precedence.
         if tested.is_ok() {
             restored?;
@@ -124,22 +125,21 @@ fn test(
     let shape = mover.setup.shape;
     let bytes = shape.object_bytes as usize;
     for row in rows(mover) {
-        view.write(first, row, &pattern(row, bytes)).map_err(wrong(row, "write"))?;
+        view.write(first, row, &pattern(row, bytes)).map_err(wrong(shape, row, "write"))?;
     }
     round(mover, Direction::Write, first)?;
     for row in rows(mover) {
         let inverse: Vec<u8> = pattern(row, bytes).iter().map(|byte| !byte).collect();
-        view.write(last, row, &inverse).map_err(wrong(row, "write"))?;
+        view.write(last, row, &inverse).map_err(wrong(shape, row, "write"))?;
     }
     round(mover, Direction::Read, last)?;
     let mut found = vec![0; bytes];
     for row in rows(mover) {
-        view.read(last, row, &mut found).map_err(wrong(row, "read"))?;
+        view.read(last, row, &mut found).map_err(wrong(shape, row, "read"))?;
         let expected = pattern(row, bytes);
         if let Some(at) = (0..bytes).find(|at| found[*at] != expected[*at]) {
             let why = format!("{:#04x} came back instead of {:#04x}", found[at], expected[at]);
-            let (layer, segment) = (shape.layer_of(row), row.0 % shape.segments);
-            return Err(StoreError::SelfTest { layer, segment, offset: at as u64, why });
+            return Err(failed(&shape, row, at as u64, why));
         }
     }
     Ok(())
@@ -170,9 +170,18 @@ fn pattern(row: Row, bytes: usize) -> Vec<u8> {
     (0..bytes as u32).map(|at| (at ^ (at >> 8).wrapping_mul(seed) ^ (seed >> 16)) as u8).collect()
 }
 
-fn wrong(row: Row, verb: &'static str) -> impl FnOnce(String) -> StoreError {
+fn wrong(shape: KvShape, row: Row, verb: &'static str) -> impl FnOnce(String) -> StoreError {
     move |why| {
-        let problem = format!("the engine's memory of row {row} cannot be {verb}: {why}");
-        StoreError::Config { field: "pool", problem }
+        let why = format!("the engine's memory cannot be {verb}: {why}");
+        failed(&shape, row, 0, why)
+    }
+}
+
+fn failed(shape: &KvShape, row: Row, offset: u64, why: String) -> StoreError {
+    StoreError::SelfTest {
+        layer: shape.layer_of(row),
+        segment: row.0 % shape.segments,
+        offset,
+        why,
     }
 }
