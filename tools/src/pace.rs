@@ -16,7 +16,7 @@ use kv_schedule::{Config, Scheduler, SlackTable, StepShape};
 use kv_tier::LookaheadConfig;
 use nvme_driver::Clock;
 use nvme_emu::{BandwidthDial, SimClock};
-use ripieno_sim::{H100, LLAMA_3_8B, LayerTimes, Model, Request, Setup, serve_over};
+use ripieno_sim::{Gpu, LLAMA_3_8B, LayerTimes, Model, Parameters, Request, Setup, serve_over};
 
 use clap::Args;
 
@@ -188,10 +188,13 @@ impl RunSetup<'_> {
         let progress = Progress::new("requests", requests.len(), args.shows_progress());
         let times = LayerTable { known: table, timing };
         let setup = Setup {
-            // Of the model only the layers count, and of the GPU nothing: layer times are given.
+            // Of the model only the layers count, and of GPU and tiers nothing: layer times are
+            // given, and a store holds the blocks.
             model: Model { layers: args.shape.layers, ..LLAMA_3_8B },
-            gpu: H100,
+            gpu: Gpu::h100(),
             layers: Some(&times),
+            storage: Parameters::default().storage(2, 1),
+            known: None,
             kv_bytes: u64::MAX,
             block_tokens: args.shape.block_tokens,
             step_tokens: timing.step_tokens(),

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use ripieno_sim::{Machine, Outcome, POLICIES, Prices, Scenario, compare, comparisons, page};
+use ripieno_sim::{
+    Machine, Outcome, PARAMETERS, POLICIES, Prices, Scenario, compare, comparisons, page,
+};
 
 use crate::file;
 use crate::problem::Problem;
@@ -33,12 +35,11 @@ pub(crate) struct SimFlags {
     #[arg(value_name = "NAME|FILE")]
     names: Vec<String>,
 
-    /// Host memory for KV cache
-    #[arg(long, value_name = "SIZE", default_value = "256GiB", value_parser = size::parse,
-        help_heading = "Machine")]
-    dram: u64,
+    /// Host memory for KV cache [default: 256GiB]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Machine")]
+    dram: Option<u64>,
 
-    /// Drives; each has half of the bandwidth of the Tutti paper's two
+    /// Number of drives
     #[arg(long, value_name = "COUNT", default_value_t = 2, help_heading = "Machine",
         value_parser = size::count::<u32>(1..=256))]
     drives: u32,
@@ -53,6 +54,8 @@ enum SimCommand {
     /// Find the tiers to buy for a workload: hits, TTFT, throughput and cost of each combination
     #[command(after_help = PLAN_HELP)]
     Plan(Box<PlanFlags>),
+    /// Print the parameters as JSON, each with its source: a file for --parameters
+    Parameters,
 }
 
 const PLAN_HELP: &str = "\
@@ -103,6 +106,10 @@ enum Task {
 pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     let serving = match &flags.command {
         Some(SimCommand::Plan(plan)) => plan.serving(),
+        Some(SimCommand::Parameters) => {
+            terminal::print(PARAMETERS.trim_end())?;
+            return Ok(0);
+        }
         None => &flags.serving,
     };
     if let Some(page) = &serving.report.html {
@@ -116,9 +123,9 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
         return Ok(0);
     }
     let of = &flags.serving.machine;
-    let layers = of.layers()?;
-    let machine = of.machine(flags.dram, flags.drives, layers.as_ref())?;
-    let prices = of.prices();
+    let files = of.files()?;
+    let machine = of.machine(flags.dram, flags.drives, &files)?;
+    let prices = files.parameters.prices();
     let tasks = tasks(flags, &machine)?;
     let runs = |task: &Task| match task {
         Task::Scenario(_) => 1,
@@ -135,7 +142,7 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
         outcomes.push(match task {
             Task::Scenario(scenario) => {
                 next(scenario.name);
-                scenario.run()
+                scenario.run(&files.parameters)
             }
             Task::Compare(name, workload) => {
                 compared(&name, &workload, &machine, &prices, &mut next)

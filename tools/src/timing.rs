@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use kv_schedule::{Config, Curve, CurveError, IoCosts, Setting, SlackTable, StepShape};
 use nvme_driver::Nanos;
 use nvme_emu::Bandwidth;
-use ripieno_sim::{H100, Model};
+use ripieno_sim::{Gpu, Model};
 
 use crate::layer_times;
 use crate::problem::Problem;
@@ -23,7 +23,7 @@ const LAYER_TIME: &str = "30us,735us,473us";
 /// model of this name; `None` if there is no such model.
 pub(crate) fn compute(model: &str, tokens: u32) -> Option<Duration> {
     let model = Model::ALL.iter().find(|known| known.name == model)?;
-    Some(H100.layer(model, StepShape::of([(tokens, 0)])) * model.layers)
+    Some(Gpu::h100().layer(model, StepShape::of([(tokens, 0)])) * model.layers)
 }
 
 /// I/O policies to run.

@@ -8,20 +8,25 @@ use std::time::Duration;
 
 use kv_schedule::{Config, Curve, IoCosts, Setting, SlackTable, StepShape};
 use ripieno_sim::{
-    Documents, Gpu, H100, LLAMA_3_8B, LayerTimes, Policy, Report, Request, Setup, Tier, serve,
+    Documents, Gpu, LLAMA_3_8B, LaneModel, LayerTimes, Parameters, Policy, Report, Request, Setup,
+    Tier, serve,
 };
 use serde_json::Value;
 
 const BLOCK_TOKENS: u32 = 512;
 
 /// Decoding by its FLOPs alone: layer times are the same sum for all steps.
-const GPU: Gpu = Gpu { bandwidth: 1e30, ..H100 };
+fn gpu() -> Gpu {
+    Gpu { bandwidth: 1e30, ..Gpu::h100() }
+}
 
 fn setup(layers: Option<&SlackTable>) -> Setup<'_> {
     Setup {
         model: LLAMA_3_8B,
-        gpu: GPU,
+        gpu: gpu(),
         layers: layers.map(|layers| layers as &dyn LayerTimes),
+        storage: Parameters::default().storage(2, 1),
+        known: None,
         kv_bytes: 200 << 30,
         block_tokens: BLOCK_TOKENS,
         step_tokens: 8192,
@@ -46,7 +51,7 @@ fn requests(rate: f64, question: u32) -> Vec<Request> {
 fn layer_time() -> Vec<String> {
     let layer = |tokens, attended| {
         let step = StepShape { tokens, attended, is_prefill: true };
-        GPU.layer(&LLAMA_3_8B, step).as_secs_f64() * 1e6
+        gpu().layer(&LLAMA_3_8B, step).as_secs_f64() * 1e6
     };
     let fixed = layer(0, 0);
     let times =
@@ -105,7 +110,7 @@ fn replay(requests: &[Request], layers: &[String]) -> [Value; 2] {
 /// Runs the simulation, with the replay's queue depths in bytes.
 fn simulate(setup: &Setup<'_>, requests: &[Request], policy: Policy) -> Report {
     let tier = policy.tier.map(|tier| {
-        let (read, write) = (tier.lane.read, tier.lane.write);
+        let LaneModel { read, write, .. } = setup.storage.lane(tier.path);
         let schedule = match tier.schedule.reads_first {
             false => tier.schedule,
             true => Config {

@@ -152,3 +152,58 @@ fn bad_input_is_named() {
     fs::write(path, text).unwrap();
     refused(&[path], ":2: field `input_length` is missing");
 }
+
+#[test]
+fn drives_and_parameters_are_the_given_ones() {
+    let (file, folder) = (trace(), tempfile::tempdir().unwrap());
+    let path = file.path().to_str().unwrap();
+    let small = [path, "--rate", "0.2", "--kv-memory", "2GiB"];
+    let with = |more: &[&str]| json(&[&small[..], more].concat());
+    let ttft = |outcome: &Value| cell(outcome, 0, "ours", "TTFT, ms");
+    let slow = with(&["--drive-read", "100MB", "--drive-write", "100MB", "--latency", "5000"]);
+    assert!(ttft(&slow) > 1.5 * ttft(&with(&[])), "{} {}", ttft(&slow), ttft(&with(&[])));
+    let setting = slow["setting"].to_string();
+    assert!(setting.contains("drive.read is 1e8 bytes/s (measured: --drive-read)"), "{setting}");
+    let few = with(&["--iops", "100"]);
+    assert!(ttft(&few) > 1.5 * ttft(&with(&[])), "{}", ttft(&few));
+
+    let name = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let parameters = name("mine.json");
+    let text = r#"{"drive.read": {"value": 1e8, "basis": "measured", "source": "fio"},
+        "drive.write": {"value": 1e8, "basis": "measured", "source": "fio"},
+        "drive.latency": {"value": 5000, "basis": "measured", "source": "fio"}}"#;
+    fs::write(&parameters, text).unwrap();
+    assert_eq!(with(&["--parameters", &parameters])["tables"], slow["tables"]);
+
+    // The table of two drives that share 200 MB/s; and the same for the scheduler alone.
+    let curve = |us: u64| {
+        let points = [(4096, us * 1000), (1 << 30, us * 1000 + (1 << 30) * 5)];
+        serde_json::json!({"points": points, "factor": 1.0})
+    };
+    let table = serde_json::json!({
+        "ripieno_slack": 1,
+        "setting": {"model": "m", "gpu": "g", "engine": "e", "drives": ["d", "d"]},
+        "cells": [],
+        "costs": {"read": curve(5020), "write": curve(5020), "mixed": 0.4},
+    });
+    let slack = name("slack.json");
+    fs::write(&slack, table.to_string()).unwrap();
+    let off = ttft(&with(&["--table", &slack])) / ttft(&slow) - 1.0;
+    assert!(off.abs() < 0.01, "{off}");
+    let believed = ttft(&with(&["--scheduler-table", &slack]));
+    assert!((believed / ttft(&with(&[])) - 1.0).abs() < 0.05, "the drives are as fast as before");
+
+    let all = sim(&["parameters"]);
+    let all: Value = serde_json::from_slice(&all.stdout).unwrap();
+    assert_eq!(all["drive.mixed"]["basis"], "calibrated");
+    for (flags, wanted) in [
+        (["--mixed", "3"], "--mixed: drive.mixed: 3 is not above 0, or too large"),
+        (["--parameters", &slack], "no file of parameters"),
+        (["--table", &parameters], "no slack table"),
+    ] {
+        let output = sim(&[&small[..], &flags].concat());
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(wanted) && error.contains("hint: "), "{error}");
+    }
+}

@@ -7,7 +7,9 @@ use crate::{
     machine::Machine,
     outcome::{Line, Outcome, Plot, Table},
     page::{number, size},
-    policy::{Medium, Policy},
+    parameters::Parameters,
+    policy::{Path, Policy},
+    storage::Storage,
     summary::{Prices, Summary, percentile},
 };
 
@@ -43,13 +45,12 @@ pub fn compare(
     let mut lines = Vec::new();
     for policy in POLICIES {
         next(policy.name);
-        let policy = machine.policy(*policy);
-        let report = serve(&setup, &policy, requests);
-        let summary = Summary::of(&policy, requests, &report);
+        let report = serve(&setup, policy, requests);
+        let summary = Summary::of(policy, requests, &report);
         let cells = |columns: [Column; 10]| columns.map(|(_, of)| of(&summary, &report));
         latency.push(row(policy.name, cells(LATENCY)));
         places.push(row(policy.name, cells(TRAFFIC)));
-        let hour = prices.hour(machine.gpu.count, &policy);
+        let hour = prices.hour(&setup, policy);
         let tokens = summary.tokens_per_second;
         let million = format!("{:.3}", Prices::million(hour, tokens));
         costs.push(row(
@@ -58,7 +59,7 @@ pub fn compare(
         ));
         lines.push(Line { name: policy.name.to_owned(), points: distribution(&report) });
         if policy.tier.is_some() && report.seconds.len() > 1 {
-            outcome.plots.push(busy(policy.name, &policy, &report));
+            outcome.plots.push(busy(policy.name, policy, &setup.storage, &report));
         }
     }
     outcome.plots.insert(
@@ -132,20 +133,21 @@ fn table<'a>(
 }
 
 /// Describes tiers and prices in words.
-pub(crate) fn tiers(machine: &Machine, prices: &Prices) -> [String; 3] {
+pub(crate) fn tiers(machine: &Machine, prices: &Prices) -> Vec<String> {
     let gb = |bandwidth: f64| number(bandwidth / 1e9);
-    let read = |policy| machine.policy(policy).tier.map_or_else(String::new, |it| gb(it.lane.read));
-    [
+    let storage = machine.storage();
+    let read = |path| gb(storage.lane(path).read);
+    let mut lines = vec![
         format!(
             "{} drives of {}: {} GB/s of reads directly, {} with GDS, {} through the CPU; \
-             {} of host memory: {} GB/s (Tutti, figure 9 and section 2.2)",
+             {} of host memory: {} GB/s",
             machine.drives,
             size(machine.drive_bytes),
-            read(Policy::OURS),
-            read(Policy::GDS),
-            read(Policy::SSD),
+            read(Path::Direct),
+            read(Path::Gds),
+            read(Path::Cpu),
             size(machine.dram_bytes),
-            read(Policy::DRAM)
+            read(Path::Host)
         ),
         format!(
             "${} an hour for a GPU, ${} and ${} for a gigabyte of host memory and of drives, for \
@@ -153,12 +155,14 @@ pub(crate) fn tiers(machine: &Machine, prices: &Prices) -> [String; 3] {
             prices.gpu,
             prices.dram_gb,
             prices.drive_gb,
-            if *prices == Prices::TUTTI { " (Tutti, section 4.3)" } else { "" }
+            if *prices == Parameters::default().prices() { " (Tutti, section 4.3)" } else { "" }
         ),
         "bandwidths beyond two drives and one GPU are assumed to grow with their number, up to \
          what the links of the GPUs have"
             .to_owned(),
-    ]
+    ];
+    lines.extend(machine.parameters.replaced());
+    lines
 }
 
 fn distribution(report: &Report) -> Vec<(f64, f64)> {
@@ -170,7 +174,7 @@ fn distribution(report: &Report) -> Vec<(f64, f64)> {
 }
 
 /// Returns a plot of GPU and tier utilisation: by minute, or coarser for a long run.
-pub(crate) fn busy(title: &str, policy: &Policy, report: &Report) -> Plot {
+pub(crate) fn busy(title: &str, policy: &Policy, storage: &Storage, report: &Report) -> Plot {
     const POINTS: usize = 120;
     let Report { seconds, .. } = report;
     let span = seconds.len().div_ceil(POINTS).next_multiple_of(60).min(seconds.len() / 2).max(1);
@@ -183,23 +187,21 @@ pub(crate) fn busy(title: &str, policy: &Policy, report: &Report) -> Plot {
     };
     let mut lines = vec![line("GPU computes".to_owned(), &|it| Duration::as_secs_f64(&it.compute))];
     if let Some(tier) = policy.tier {
-        let medium = match tier.medium {
-            Medium::Host => "host memory",
-            Medium::Drives => "drives",
-        };
+        let medium = if tier.path == Path::Host { "host memory" } else { "drives" };
+        let lane = storage.lane(tier.path);
         lines.push(line(format!("{medium}: reads, of the bandwidth"), &|it| {
-            it.read_bytes as f64 / tier.lane.read
+            it.read_bytes as f64 / lane.read
         }));
         lines.push(line(format!("{medium}: writes, of the bandwidth"), &|it| {
-            it.write_bytes as f64 / tier.lane.write
+            it.write_bytes as f64 / lane.write
         }));
     }
-    if let Some(host) = policy.host {
+    if policy.host.is_some() {
         lines.push(line("host memory: reads".to_owned(), &|it| {
-            it.host_read_bytes as f64 / host.lane.read
+            it.host_read_bytes as f64 / storage.host.read
         }));
         lines.push(line("host memory: writes".to_owned(), &|it| {
-            it.host_write_bytes as f64 / host.lane.write
+            it.host_write_bytes as f64 / storage.host.write
         }));
     }
     let (x, y) = ("minute".to_owned(), "%".to_owned());

@@ -29,6 +29,7 @@ use kv_schedule::{SlackTable, StepShape};
 use crate::{
     gpu::{Gpu, Model},
     policy::Policy,
+    storage::Storage,
 };
 use hbm::Hbm;
 use index::Index;
@@ -64,7 +65,7 @@ impl Request {
 }
 
 /// Compute times of layers.
-pub trait LayerTimes: Debug {
+pub trait LayerTimes: Debug + Sync {
     /// Returns the compute time of a layer of a step; `None` if it is not known.
     fn layer(&self, step: StepShape) -> Option<Duration>;
 }
@@ -84,6 +85,11 @@ pub struct Setup<'a> {
     pub gpu: Gpu,
     /// Layer times, used instead of the model of `gpu`.
     pub layers: Option<&'a dyn LayerTimes>,
+    /// Tiers below the GPU.
+    pub storage: Storage,
+    /// Initial table of the tier's scheduler; if `None`, the costs of the tier's channel, and no
+    /// layer times. The scheduler learns while it runs.
+    pub known: Option<&'a SlackTable>,
     /// Bytes of GPU memory for KV cache; `u64::MAX` for as much as it takes, with no cache.
     pub kv_bytes: u64,
     /// Tokens per block.

@@ -115,28 +115,9 @@ pub struct Gpu {
     pub layer_overhead: Duration,
 }
 
-/// H100 SXM.
-pub const H100: Gpu = Gpu {
-    name: "H100",
-    count: 1,
-    bytes: 80_000_000_000,
-    flops: 989e12,
-    bandwidth: 3.35e12,
-    linear: 0.6,
-    attention: 0.35,
-    memory: 0.7,
-    layer_overhead: Duration::from_micros(30),
-};
-
-/// H200 SXM, with the factors of [`H100`], uncalibrated.
-pub const H200: Gpu = Gpu { name: "H200", bytes: 141_000_000_000, bandwidth: 4.8e12, ..H100 };
-
-/// A100 SXM with 80 GB, with the factors of [`H100`], uncalibrated.
-pub const A100: Gpu = Gpu { name: "A100", flops: 312e12, bandwidth: 2.039e12, ..H100 };
-
 impl Gpu {
-    /// All GPUs.
-    pub const ALL: &[Self] = &[H100, H200, A100];
+    /// Names of all GPUs with parameters. The factors of all are calibrated for the first one.
+    pub const NAMES: [&str; 3] = ["H100", "H200", "A100"];
 
     /// Returns the compute time of a layer of a step.
     #[must_use]

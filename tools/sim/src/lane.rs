@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use kv_schedule::{Direction, OpId};
+use kv_schedule::{Curve, Direction, IoCosts, OpId, Setting, SlackTable};
 
 /// Parameters of a channel.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,6 +26,24 @@ impl LaneModel {
     /// Both directions have their full bandwidth, as on a PCIe link, which has separate lanes for
     /// each.
     pub const FULL_DUPLEX: f64 = 2.0;
+
+    /// A channel that takes no time.
+    pub(crate) const INSTANT: Self = Self {
+        read: 1e18,
+        write: 1e18,
+        latency: Duration::from_nanos(1),
+        object: Duration::ZERO,
+        mixed: 1.0,
+        window: usize::MAX,
+    };
+
+    /// Returns a table with the cost of operations, and no layer times.
+    pub(crate) fn table(&self) -> SlackTable {
+        let curve = |bandwidth| Curve::line(self.latency, bandwidth).expect("bandwidths");
+        let costs = IoCosts { read: curve(self.read), write: curve(self.write), mixed: self.mixed };
+        let [model, gpu, engine] = [(); 3].map(|()| "simulated".to_owned());
+        SlackTable::new(Setting { model, gpu, engine, drives: Vec::new() }, costs)
+    }
 }
 
 /// A channel and its operations.

@@ -2,7 +2,8 @@
 //!
 //! # Architecture
 //! - [`Gpu`] and [`Model`]: compute time of a layer (a roofline). [`LaneModel`]: transfer time.
-//!   Both have few parameters; scenarios name their sources.
+//!   [`Parameters`]: their numbers, each with its source. [`Storage`]: the channels and capacities
+//!   of the tiers.
 //! - [`serve`]: an engine with continuous batching; requests and steps are events. In the model of
 //!   its [`Tiers`], storing and evicting is done by the store's own [`kv_catalog::Catalog`], and by
 //!   [`kv_tier::Tier`] for host memory, with its [`kv_tier::Lookahead`]; the order of transfers by
@@ -16,8 +17,8 @@
 //!   numbers. [`page`]: results as HTML.
 //!
 //! # Invariants
-//! - No threads, no clock, no unseeded randomness: equal requests give equal reports on any
-//!   machine.
+//! - No clock and no unseeded randomness, and one thread for each run: equal requests give equal
+//!   reports on any machine. Several runs go side by side.
 //!
 //! # Not implemented
 //! - Replicas of an engine that share tiers.
@@ -30,9 +31,11 @@ mod machine;
 mod outcome;
 mod page;
 mod paging;
+mod parameters;
 mod plan;
 mod policy;
 mod scenario;
+mod storage;
 mod summary;
 mod workload;
 
@@ -41,13 +44,15 @@ pub use engine::{
     Ended, Hit, LayerTimes, Purpose, Report, Request, Second, Served, Setup, Span, Tiers, Work,
     serve, serve_over, watch,
 };
-pub use gpu::{A100, GLM_4_9B_1M, Gpu, H100, H200, LLAMA_3_8B, LLAMA_3_70B, Model, QWEN3_32B};
+pub use gpu::{GLM_4_9B_1M, Gpu, LLAMA_3_8B, LLAMA_3_70B, Model, QWEN3_32B};
 pub use lane::LaneModel;
 pub use machine::Machine;
 pub use outcome::{Bar, Basis, Comparison, Gantt, Line, Outcome, Plot, Table};
 pub use page::{comparisons, page, svg};
+pub use parameters::{Origin, PARAMETERS, ParameterError, Parameters};
 pub use plan::{Choices, plan};
-pub use policy::{HostMemory, Loads, Medium, Policy, TWO_DRIVES, Tier};
+pub use policy::{HostMemory, Loads, Path, Policy, Tier};
 pub use scenario::Scenario;
+pub use storage::Storage;
 pub use summary::{Prices, Summary, Times, median, percentile};
 pub use workload::{Documents, L_EVAL, LOOGLE, Lengths, Profile, abort};

@@ -5,8 +5,8 @@ use kv_schedule::{Setting, SlackTable};
 use crate::{
     engine::{LayerTimes, Request, Setup},
     gpu::{Gpu, Model},
-    lane::LaneModel,
-    policy::{DRAM_LINK, Medium, Policy, TWO_DRIVES},
+    parameters::Parameters,
+    storage::Storage,
 };
 
 /// GPUs that share a model's tensors, host memory and drives.
@@ -16,12 +16,16 @@ use crate::{
 /// modelled.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine<'a> {
+    /// Parameters of drives and links.
+    pub parameters: &'a Parameters,
     /// The model.
     pub model: Model,
     /// The GPUs.
     pub gpu: Gpu,
     /// Measured layer times of an engine for that model; if `None`, from the GPU's FLOPs and bytes.
     pub layers: Option<&'a SlackTable>,
+    /// Initial table of the scheduler; if `None`, the true costs and no layer times.
+    pub known: Option<&'a SlackTable>,
     /// Bytes for KV cache on all GPUs together.
     pub kv_bytes: u64,
     /// Bytes of host memory for KV cache.
@@ -51,6 +55,8 @@ impl Machine<'_> {
             model: self.model,
             gpu: self.gpu,
             layers: self.layers.map(|layers| layers as &dyn LayerTimes),
+            storage: self.storage(),
+            known: self.known,
             kv_bytes: self.kv_bytes,
             block_tokens: BLOCK_TOKENS,
             step_tokens: 8192,
@@ -58,40 +64,14 @@ impl Machine<'_> {
         }
     }
 
-    /// Returns the policy with this machine's tier: the bandwidth of its drives, limited per GPU to
-    /// what software or the link can move.
+    /// Returns the tiers below the GPUs.
     #[must_use]
-    pub fn policy(&self, policy: Policy) -> Policy {
-        let (gpus, drives) = (f64::from(self.gpu.count), f64::from(self.drives));
-        let tier = policy.tier.map(|mut tier| {
-            let LaneModel { read, write, .. } = tier.lane;
-            match tier.medium {
-                Medium::Host => {
-                    (tier.lane.read, tier.lane.write) = (read * gpus, write * gpus);
-                    tier.capacity = self.dram_bytes;
-                }
-                Medium::Drives => {
-                    // A policy that reaches the bandwidth of two drives is limited by the drives.
-                    let limit = |of: f64, two: f64, link: f64| {
-                        let each = if of >= two { link } else { of };
-                        (each * gpus).min(two / 2.0 * drives)
-                    };
-                    if read <= TWO_DRIVES.read {
-                        tier.lane.read = limit(read, TWO_DRIVES.read, DRAM_LINK.read);
-                        tier.lane.write = limit(write, TWO_DRIVES.write, DRAM_LINK.write);
-                    }
-                    tier.capacity = self.drive_bytes.saturating_mul(self.drives.into());
-                }
-            }
-            tier
-        });
-        let host = policy.host.map(|mut host| {
-            let LaneModel { read, write, .. } = host.lane;
-            (host.lane.read, host.lane.write) = (read * gpus, write * gpus);
-            host.capacity = self.dram_bytes;
-            host
-        });
-        Policy { tier, host, ..policy }
+    pub fn storage(&self) -> Storage {
+        Storage {
+            host_bytes: self.dram_bytes,
+            drive_bytes: self.drive_bytes.saturating_mul(self.drives.into()),
+            ..self.parameters.storage(self.drives, self.gpu.count)
+        }
     }
 
     /// Returns the first of `requests` that alone does not fit into the GPUs' memory.

@@ -8,10 +8,24 @@ use crate::engine::Work;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Basis {
+    /// A parameter itself, or arithmetic of the paper's own numbers: nothing is simulated.
+    Input,
     /// Used to calibrate the model: agreement proves nothing.
     Calibrated,
     /// Not used.
     Predicted,
+}
+
+impl Basis {
+    /// Returns its name in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Calibrated => "calibrated",
+            Self::Predicted => "predicted",
+        }
+    }
 }
 
 /// A paper's number next to the simulation's.

@@ -7,7 +7,7 @@ use plotters::{
     prelude::*,
 };
 
-use crate::outcome::{Bar, Basis, Gantt, Outcome, Plot, Table};
+use crate::outcome::{Bar, Gantt, Outcome, Plot, Table};
 
 const STYLE: &str = ":root{color-scheme:light dark}\
     body{font:15px/1.5 sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem}\
@@ -83,17 +83,13 @@ pub fn comparisons(outcome: &Outcome) -> Option<Table> {
     let columns = ["", "unit", "paper", "ours", "difference", "", "why"].map(str::to_owned);
     let row = |it: &crate::outcome::Comparison| {
         let or_none = |number: Option<String>| number.unwrap_or_else(|| "none".to_owned());
-        let basis = match it.basis {
-            Basis::Calibrated => "calibrated",
-            Basis::Predicted => "predicted",
-        };
         vec![
             it.what.clone(),
             it.unit.to_owned(),
             number(it.paper),
             or_none(it.ours.map(number)),
             or_none(it.difference().map(|part| format!("{:+.0} %", part * 100.0))),
-            basis.to_owned(),
+            it.basis.name().to_owned(),
             it.note.to_owned(),
         ]
     };

@@ -62,8 +62,8 @@ impl Paging {
     pub(crate) fn new(lower: LowerTiers, ahead: Ahead) -> Self {
         let LowerTiers { block_bytes, host_blocks, drives, link } = lower;
         let tier = TierConfig { blocks: host_blocks, block_bytes, policy: PolicyKind::Lru };
-        let [drives, link] =
-            [drives, link].map(|lane| Link::new(lane, ahead.schedule, block_bytes, 1));
+        let [drives, link] = [drives, link]
+            .map(|lane| Link::new(lane, (ahead.schedule, lane.table()), block_bytes, 1));
         let reload_cost = drives.scheduler.table().costs.read.duration(block_bytes);
         Self {
             lower,

@@ -5,6 +5,7 @@ use crate::{
     machine::Machine,
     outcome::{Line, Outcome, Plot, Table},
     page::{number, size},
+    parameters::Parameters,
     policy::Policy,
     summary::{Prices, Summary},
 };
@@ -52,15 +53,16 @@ impl Choice {
         (dram, drives): (u64, u32),
     ) -> Self {
         let machine = Machine { dram_bytes: dram, drives, ..*machine };
-        let policy = machine.policy(match (dram, drives) {
+        let policy = match (dram, drives) {
             (0, 0) => Policy::HBM,
             (0, _) => Policy::OURS,
             (_, 0) => Policy::HOST_ALONE,
             _ => Policy::LOOKAHEAD,
-        });
-        let report = serve(&machine.setup(), &policy, requests);
+        };
+        let setup = machine.setup();
+        let report = serve(&setup, &policy, requests);
         let summary = Summary::of(&policy, requests, &report);
-        let hour = prices.hour(machine.gpu.count, &policy);
+        let hour = prices.hour(&setup, &policy);
         Self {
             dram,
             drives,
@@ -139,7 +141,7 @@ pub fn plan(
 }
 
 fn setting(machine: &Machine, prices: &Prices) -> [String; 3] {
-    let from = if *prices == Prices::TUTTI { " (Tutti, section 4.3)" } else { "" };
+    let from = if *prices == Parameters::default().prices() { " (Tutti, section 4.3)" } else { "" };
     [
         format!(
             "drives of {:.1} TB, each with half of the bandwidth of the Tutti paper's two \

@@ -7,7 +7,10 @@ mod tierkv;
 mod tutti;
 mod vllm;
 
-use crate::outcome::{Basis, Comparison, Outcome};
+use crate::{
+    outcome::{Basis, Comparison, Outcome},
+    parameters::Parameters,
+};
 
 /// A scenario.
 #[derive(Debug, Clone, Copy)]
@@ -16,7 +19,7 @@ pub struct Scenario {
     pub name: &'static str,
     /// Title.
     pub title: &'static str,
-    run: fn() -> Outcome,
+    run: fn(&Parameters) -> Outcome,
 }
 
 impl Scenario {
@@ -46,9 +49,11 @@ impl Scenario {
 
     /// Runs the simulation.
     #[must_use]
-    pub fn run(&self) -> Outcome {
+    pub fn run(&self, parameters: &Parameters) -> Outcome {
         let (name, title) = (self.name.to_owned(), self.title.to_owned());
-        Outcome { name, title, ..(self.run)() }
+        let mut outcome = (self.run)(parameters);
+        outcome.setting.extend(parameters.replaced());
+        Outcome { name, title, ..outcome }
     }
 }
 
@@ -71,4 +76,8 @@ fn calibrated(
     note: &'static str,
 ) -> Comparison {
     Comparison { basis: Basis::Calibrated, ..predicted(what, unit, paper, ours, note) }
+}
+
+fn input(what: &str, unit: &'static str, paper: f64, ours: f64, note: &'static str) -> Comparison {
+    Comparison { basis: Basis::Input, ..predicted(what, unit, paper, ours, note) }
 }

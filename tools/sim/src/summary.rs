@@ -3,8 +3,9 @@
 use serde::Serialize;
 
 use crate::{
-    engine::{Report, Request, Served},
-    policy::{Medium, Policy},
+    engine::{Report, Request, Served, Setup},
+    policy::{Path, Policy, Tier},
+    storage::Storage,
 };
 
 /// Distribution of times in seconds.
@@ -89,7 +90,7 @@ impl Summary {
         };
         let (input, output) = (sum(&|it, _| it.input), sum(&|it, _| it.output));
         let (hbm, loaded) = (sum(&|_, was| was.hbm_tokens), sum(&|_, was| was.loaded_tokens));
-        let is_host = policy.tier.is_some_and(|tier| tier.medium == Medium::Host);
+        let is_host = policy.tier.is_some_and(|tier| tier.path == Path::Host);
         let host = if is_host { loaded } else { sum(&|_, was| was.host_tokens) };
         let took = took.as_secs_f64();
         Self {
@@ -123,21 +124,19 @@ pub struct Prices {
 }
 
 impl Prices {
-    /// The Tutti paper's (section 4.3).
-    pub const TUTTI: Self = Self { gpu: 5.0, dram_gb: 0.0088, drive_gb: 0.000_082 };
-
-    /// Returns dollars an hour of `gpus` GPUs and the whole capacity of a policy's tiers.
+    /// Returns dollars an hour of the GPUs, and of the whole capacity of a policy's tiers.
     #[must_use]
-    pub fn hour(&self, gpus: u32, policy: &Policy) -> f64 {
-        let tier = policy.tier.map_or(0.0, |tier| {
-            let price = match tier.medium {
-                Medium::Host => self.dram_gb,
-                Medium::Drives => self.drive_gb,
-            };
-            tier.capacity as f64 / 1e9 * price
-        });
-        let host = policy.host.map_or(0.0, |host| host.capacity as f64 / 1e9 * self.dram_gb);
-        self.gpu * f64::from(gpus) + tier + host
+    pub fn hour(&self, setup: &Setup<'_>, policy: &Policy) -> f64 {
+        let Storage { host_bytes, drive_bytes, .. } = setup.storage;
+        let is_host = |tier: Tier| tier.path == Path::Host;
+        let dram = policy.host.is_some() || policy.tier.is_some_and(is_host);
+        let drives = policy.tier.is_some_and(|tier| !is_host(tier));
+        let price = |is_used: bool, bytes: u64, gb: f64| {
+            if is_used { bytes as f64 / 1e9 * gb } else { 0.0 }
+        };
+        self.gpu * f64::from(setup.gpu.count)
+            + price(dram, host_bytes, self.dram_gb)
+            + price(drives, drive_bytes, self.drive_gb)
     }
 
     /// Returns dollars per million tokens at this throughput.

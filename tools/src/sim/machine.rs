@@ -1,16 +1,17 @@
 //! The simulated machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use kv_schedule::SlackTable;
-use ripieno_sim::{Gpu, H100, LLAMA_3_8B, Machine, Model, Prices, Request};
+use ripieno_sim::{Gpu, LLAMA_3_8B, Machine, Model, ParameterError, Parameters, Request};
 
 use super::workload::above_zero;
+use crate::file::read_text;
 use crate::problem::Problem;
 use crate::size::{self, Size};
-use crate::timing::engine_layers;
+use crate::timing::{TABLE_BYTES_MAX, engine_layers};
 
 /// Flags of the machine and the prices.
 #[derive(Debug, Args)]
@@ -21,10 +22,10 @@ pub(crate) struct MachineFlags {
     model: Model,
 
     /// GPU
-    #[arg(long, value_name = "NAME", default_value = H100.name, value_parser = gpu(),
+    #[arg(long, value_name = "NAME", default_value = Gpu::NAMES[0], value_parser = gpu(),
         ignore_case = true,
         help_heading = "Machine")]
-    gpu: Gpu,
+    gpu: &'static str,
 
     /// Measured layer times of an engine, instead of the GPU's computed ones: a slack table or a
     /// file of layer times (see `ripieno bench table`), of any model and GPU
@@ -40,25 +41,62 @@ pub(crate) struct MachineFlags {
     #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Machine")]
     kv_memory: Option<u64>,
 
-    /// Capacity of a drive
-    #[arg(long, value_name = "SIZE", default_value = "7TB", value_parser = size::parse,
-        help_heading = "Machine")]
-    drive_size: u64,
+    #[command(flatten)]
+    drive: DriveFlags,
 
-    /// Dollars an hour per GPU. The default prices are the Tutti paper's (section 4.3)
-    #[arg(long, value_name = "DOLLARS", default_value_t = Prices::TUTTI.gpu,
-        value_parser = above_zero, help_heading = "Prices")]
-    gpu_price: f64,
+    /// Initial table of the scheduler, which may be wrong: drives and GPU stay as they are
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    scheduler_table: Option<PathBuf>,
 
-    /// Dollars an hour per 10^9 bytes of host memory
-    #[arg(long, value_name = "DOLLARS", default_value_t = Prices::TUTTI.dram_gb,
-        value_parser = above_zero, help_heading = "Prices")]
-    dram_price: f64,
+    /// Parameters to replace, each with its source; `ripieno sim parameters` prints all of them
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    parameters: Option<PathBuf>,
 
-    /// Dollars an hour per 10^9 bytes of drives
-    #[arg(long, value_name = "DOLLARS", default_value_t = Prices::TUTTI.drive_gb,
-        value_parser = above_zero, help_heading = "Prices")]
-    drive_price: f64,
+    /// Dollars an hour per GPU [default: 5; all prices are the Tutti paper's, section 4.3]
+    #[arg(long, value_name = "DOLLARS", value_parser = above_zero, help_heading = "Prices")]
+    gpu_price: Option<f64>,
+
+    /// Dollars an hour per 10^9 bytes of host memory [default: 0.0088]
+    #[arg(long, value_name = "DOLLARS", value_parser = above_zero, help_heading = "Prices")]
+    dram_price: Option<f64>,
+
+    /// Dollars an hour per 10^9 bytes of drives [default: 0.000082]
+    #[arg(long, value_name = "DOLLARS", value_parser = above_zero, help_heading = "Prices")]
+    drive_price: Option<f64>,
+}
+
+/// Flags of a drive.
+#[derive(Debug, Args)]
+struct DriveFlags {
+    /// Capacity of a drive [default: 7TB]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Drives")]
+    drive_size: Option<u64>,
+
+    /// Bytes a second that a drive reads [default: 12.95GB, half of the Tutti paper's two]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Drives")]
+    drive_read: Option<u64>,
+
+    /// Bytes a second that a drive writes [default: 4.9GB]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Drives")]
+    drive_write: Option<u64>,
+
+    /// Part of the bandwidth that both directions together have while a drive reads and writes, up
+    /// to 2 for all of both [default: 0.4]
+    #[arg(long, value_name = "PART", value_parser = above_zero, help_heading = "Drives")]
+    mixed: Option<f64>,
+
+    /// Microseconds between the request and the first byte of a drive [default: 80]
+    #[arg(long, value_name = "US", value_parser = above_zero, help_heading = "Drives")]
+    latency: Option<f64>,
+
+    /// Operations a second of a drive [default: 1000000]
+    #[arg(long, value_name = "COUNT", value_parser = above_zero, help_heading = "Drives")]
+    iops: Option<f64>,
+
+    /// Measured costs of drives: a slack table of `ripieno bench table`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["drive_read", "drive_write", "mixed",
+        "latency"], help_heading = "Drives")]
+    table: Option<PathBuf>,
 }
 
 fn model() -> impl TypedValueParser<Value = Model> {
@@ -69,54 +107,118 @@ fn model() -> impl TypedValueParser<Value = Model> {
     })
 }
 
-fn gpu() -> impl TypedValueParser<Value = Gpu> {
-    PossibleValuesParser::new(Gpu::ALL.iter().map(|gpu| gpu.name)).map(|name| {
-        let mut all = Gpu::ALL.iter();
-        *all.find(|gpu| gpu.name.eq_ignore_ascii_case(&name)).expect("a name of the list")
+fn gpu() -> impl TypedValueParser<Value = &'static str> {
+    PossibleValuesParser::new(Gpu::NAMES).map(|name| {
+        let mut all = Gpu::NAMES.into_iter();
+        all.find(|known| known.eq_ignore_ascii_case(&name)).expect("a name of the list")
     })
 }
 
+/// Reads a slack table of any setting.
+fn slack_table(flag: &str, path: &Path) -> Result<SlackTable, Problem> {
+    let wrong = |error: String| {
+        let what = format!("{flag} {}: {error}", path.display());
+        Problem::new(what, "name a file of `ripieno bench table --out`")
+    };
+    let text = read_text(path, TABLE_BYTES_MAX).map_err(|error| wrong(error.to_string()))?;
+    SlackTable::parse(&text).map_err(|error| wrong(error.to_string()))
+}
+
+/// Files and parameters of the machine.
+#[derive(Debug)]
+pub(crate) struct MachineFiles {
+    layers: Option<SlackTable>,
+    known: Option<SlackTable>,
+    pub(crate) parameters: Parameters,
+}
+
 impl MachineFlags {
-    /// Returns the layer times in the file of `--layers`.
+    /// Returns the contents of the named files, and the parameters with what flags replace.
     ///
     /// # Errors
-    /// Returns a [`Problem`] if the file has none.
-    pub(crate) fn layers(&self) -> Result<Option<SlackTable>, Problem> {
-        self.layers.as_deref().map(engine_layers).transpose()
+    /// Returns a [`Problem`] for a file that cannot be used, or a value that is out of range.
+    pub(crate) fn files(&self) -> Result<MachineFiles, Problem> {
+        let known = self.scheduler_table.as_deref();
+        Ok(MachineFiles {
+            layers: self.layers.as_deref().map(engine_layers).transpose()?,
+            known: known.map(|path| slack_table("--scheduler-table", path)).transpose()?,
+            parameters: self.parameters()?,
+        })
     }
 
-    /// Returns the machine, with `dram` bytes of host memory and [`Self::layers`].
+    fn parameters(&self) -> Result<Parameters, Problem> {
+        let mut parameters = Parameters::default();
+        if let Some(path) = &self.parameters {
+            let wrong = |error: String| {
+                let what = format!("--parameters {}: {error}", path.display());
+                Problem::new(what, "`ripieno sim parameters` prints a file to begin with")
+            };
+            let text = read_text(path, TABLE_BYTES_MAX).map_err(|it| wrong(it.to_string()))?;
+            parameters.replace(&text).map_err(|error| wrong(error.to_string()))?;
+        }
+        let wrong = |flag: &str, error: ParameterError| {
+            Problem::new(format!("{flag}: {error}"), "measure with `ripieno bench table`")
+        };
+        let DriveFlags { drive_size, drive_read, drive_write, mixed, latency, iops, table } =
+            &self.drive;
+        if let Some(path) = table {
+            let table = slack_table("--table", path)?;
+            let (count, source) = (table.setting().drives.len(), path.display().to_string());
+            if count == 0 {
+                let what = format!("--table {source}: it has layer times and no drives");
+                return Err(Problem::new(what, "measure drives with `ripieno bench table`"));
+            }
+            let set = parameters.set_costs(&table.costs, count, &source);
+            set.map_err(|error| wrong("--table", error))?;
+        }
+        let bytes = |flag: Option<u64>| flag.map(|bytes| bytes as f64);
+        for (flag, name, value) in [
+            ("--drive-read", "drive.read", bytes(*drive_read)),
+            ("--drive-write", "drive.write", bytes(*drive_write)),
+            ("--mixed", "drive.mixed", *mixed),
+            ("--latency", "drive.latency", *latency),
+            ("--iops", "drive.iops", *iops),
+            ("--drive-size", "drive.bytes", bytes(*drive_size)),
+            ("--gpu-price", "price.gpu", self.gpu_price),
+            ("--dram-price", "price.dram", self.dram_price),
+            ("--drive-price", "price.drive", self.drive_price),
+        ] {
+            if let Some(value) = value {
+                parameters.set(name, value, flag).map_err(|error| wrong(flag, error))?;
+            }
+        }
+        Ok(parameters)
+    }
+
+    /// Returns the machine, with `dram` bytes of host memory and [`Self::files`].
     ///
     /// # Errors
     /// Returns a [`Problem`] if the model does not fit.
     pub(crate) fn machine<'a>(
         &self,
-        dram: u64,
+        dram: Option<u64>,
         drives: u32,
-        layers: Option<&'a SlackTable>,
+        files: &'a MachineFiles,
     ) -> Result<Machine<'a>, Problem> {
-        let gpu = Gpu { count: self.gpus, ..self.gpu };
-        let Self { model, drive_size, .. } = *self;
+        let MachineFiles { layers, known, parameters } = files;
+        let gpu = Gpu { count: self.gpus, ..parameters.gpu(self.gpu) };
+        let model = self.model;
         let room = self.kv_memory.or_else(|| Machine::kv_room(&model, &gpu)).ok_or_else(|| {
             let has = Size(gpu.bytes * u64::from(gpu.count));
             let what = format!("--model {}: its weights leave no room in {has}", model.name);
             Problem::new(what, "use more GPUs (--gpus)")
         })?;
         Ok(Machine {
+            parameters,
             model,
             gpu,
-            layers,
+            layers: layers.as_ref(),
+            known: known.as_ref(),
             kv_bytes: room,
-            dram_bytes: dram,
+            dram_bytes: dram.unwrap_or_else(|| parameters.value("host.bytes") as u64),
             drives,
-            drive_bytes: drive_size,
+            drive_bytes: parameters.value("drive.bytes") as u64,
         })
-    }
-
-    /// Returns the prices.
-    pub(crate) fn prices(&self) -> Prices {
-        let Self { gpu_price, dram_price, drive_price, .. } = *self;
-        Prices { gpu: gpu_price, dram_gb: dram_price, drive_gb: drive_price }
     }
 }
 

@@ -42,8 +42,8 @@ impl PlanFlags {
 /// Simulates all combinations, and recommends one.
 pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
     let serving = &flags.serving;
-    let layers = serving.machine.layers()?;
-    let machine = serving.machine.machine(0, 0, layers.as_ref())?;
+    let files = serving.machine.files()?;
+    let machine = serving.machine.machine(Some(0), 0, &files)?;
     let workload = read(&flags.name, &serving.workload, &machine)?;
     let mut choices = Choices { dram: flags.dram.clone(), drives: flags.drives.clone() };
     choices.dram.retain(|bytes| *bytes > 0);
@@ -57,7 +57,7 @@ pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
         progress.shows(done, || name.to_owned());
         done += 1;
     };
-    let prices = serving.machine.prices();
+    let prices = files.parameters.prices();
     let found = plan(&machine, &prices, &choices, flags.ttft_p99, &workload.requests, next);
     progress.finish();
     let title = "which tiers to buy".to_owned();

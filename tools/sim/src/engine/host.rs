@@ -6,7 +6,7 @@ use kv_catalog::BlockKey;
 use kv_schedule::Kind;
 use kv_tier::{Admission, Block, HostBlock, Pace, RequestId, TierConfig, When};
 
-use super::{link::Link, memory::Memory, numbered::Numbered, tiers::Purpose};
+use super::{Setup, link::Link, memory::Memory, numbered::Numbered, tiers::Purpose};
 use crate::{lane::LaneModel, policy::HostMemory};
 
 /// Blocks being copied to host memory.
@@ -32,20 +32,22 @@ pub(super) struct Host {
 impl Host {
     pub(super) fn new(
         host: &HostMemory,
+        setup: &Setup<'_>,
         drives: &LaneModel,
         unit_layer_bytes: u64,
         layers: u32,
     ) -> Self {
         let block_bytes = unit_layer_bytes * u64::from(layers);
-        let blocks = u32::try_from(host.capacity / block_bytes).unwrap_or(u32::MAX - 2);
+        let blocks = u32::try_from(setup.storage.host_bytes / block_bytes).unwrap_or(u32::MAX - 2);
         let config = TierConfig { blocks, block_bytes, policy: host.eviction };
         let read = Duration::from_secs_f64(block_bytes as f64 / drives.read);
         let memory = Memory::new(config, host.lookahead, drives.latency + read);
-        let link = Link::new(host.lane, host.schedule, unit_layer_bytes, 1);
+        let lane = setup.storage.host;
+        let link = Link::new(lane, (host.schedule, lane.table()), unit_layer_bytes, 1);
         Self {
             memory,
             link,
-            lane: host.lane,
+            lane,
             filling: Numbered::new(),
             steps_ahead: host.lookahead.map(|ahead| ahead.drives_window),
             pace: Pace::default(),

@@ -2,7 +2,9 @@
 
 use std::{fmt::Debug, hash::Hash, time::Duration};
 
-use kv_schedule::{Cancelled, Config, Decision, Direction, Flow, Kind, Op, OpId, Scheduler};
+use kv_schedule::{
+    Cancelled, Config, Decision, Direction, Flow, Kind, Op, OpId, Scheduler, SlackTable,
+};
 use kv_tier::Lookahead;
 
 use super::{
@@ -39,12 +41,12 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn new(
         lane: LaneModel,
-        schedule: Config,
+        (schedule, table): (Config, SlackTable),
         unit_layer_bytes: u64,
         objects: u32,
     ) -> Self {
         Self {
-            scheduler: lane.scheduler(schedule),
+            scheduler: Scheduler::new(schedule, table),
             lane: Lane::new(lane),
             unit_layer_bytes,
             objects,

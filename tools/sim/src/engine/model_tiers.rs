@@ -93,12 +93,14 @@ impl ModelTiers {
     pub(super) fn new(setup: &Setup, tier: Tier, host: Option<&HostMemory>) -> Self {
         let unit_layer_bytes = setup.model.token_layer_bytes() * u64::from(tier.unit_tokens);
         let layers = setup.model.layers;
-        let Tier { lane, schedule, objects, capacity, eviction, .. } = tier;
+        let Tier { path, schedule, objects, eviction, .. } = tier;
+        let (lane, capacity) = (setup.storage.lane(path), setup.storage.capacity(path));
+        let table = setup.known.cloned().unwrap_or_else(|| lane.table());
         Self {
             tier,
             index: Index::new(capacity, unit_layer_bytes * u64::from(layers), eviction),
-            link: Link::new(lane, schedule, unit_layer_bytes, objects),
-            host: host.map(|host| Host::new(host, &lane, unit_layer_bytes, layers)),
+            link: Link::new(lane, (schedule, table), unit_layer_bytes, objects),
+            host: host.map(|host| Host::new(host, setup, &lane, unit_layer_bytes, layers)),
             stores: Numbered::new(),
             layers,
             block_tokens: setup.block_tokens,

@@ -1,23 +1,23 @@
 mod aborts;
 
+use std::sync::LazyLock;
+
 use kv_schedule::Kind;
 
 use super::*;
-use crate::{
-    gpu::{H100, LLAMA_3_8B},
-    policy::HostMemory,
-    workload::Documents,
-};
+use crate::{gpu::LLAMA_3_8B, parameters::Parameters, policy::HostMemory, workload::Documents};
 
-const SETUP: Setup = Setup {
+static SETUP: LazyLock<Setup<'static>> = LazyLock::new(|| Setup {
     model: LLAMA_3_8B,
-    gpu: H100,
+    gpu: Gpu::h100(),
     layers: None,
+    storage: Parameters::default().storage(2, 1),
+    known: None,
     kv_bytes: 20 << 30,
     block_tokens: 64,
     step_tokens: 8192,
     requests_max: 16,
-};
+});
 
 /// Returns prompts of a few documents, at regular times.
 fn requests(count: u64, every: Duration) -> Vec<Request> {
@@ -107,10 +107,13 @@ fn blocks_are_stored_once_and_found_by_the_next_request() {
 #[test]
 fn what_two_tiers_load_is_what_was_found_in_each() {
     let requests = requests(120, Duration::from_millis(100));
-    let mut policy = Policy { keeps_hbm: false, ..Policy::WITH_HOST };
+    let policy = Policy { keeps_hbm: false, ..Policy::WITH_HOST };
+    let with = |host_bytes| {
+        let storage = Storage { host_bytes, ..SETUP.storage };
+        serve(&Setup { storage, ..*SETUP }, &policy, &requests)
+    };
     // Room for a part of the requested blocks.
-    policy.host.as_mut().unwrap().capacity = 2 << 30;
-    let report = serve(&SETUP, &policy, &requests);
+    let report = with(2 << 30);
     let sum = |of: fn(&Served) -> u32| report.served.iter().map(|it| u64::from(of(it))).sum();
     let (loaded, host): (u64, u64) = (sum(|it| it.loaded_tokens), sum(|it| it.host_tokens));
     let token = SETUP.model.token_bytes();
@@ -122,20 +125,20 @@ fn what_two_tiers_load_is_what_was_found_in_each() {
     assert_eq!(second(|it| it.host_read_bytes), report.host_read_bytes);
     assert_eq!(second(|it| it.host_write_bytes), report.host_write_bytes);
     // With room for everything, the drives are not read.
-    policy.host.as_mut().unwrap().capacity = 64 << 30;
-    let all = serve(&SETUP, &policy, &requests);
+    let all = with(64 << 30);
     assert_eq!((all.read_bytes, all.host_read_bytes), (0, loaded * token));
 }
 
 /// Returns the seconds until the last of the given operations ends, each repeated ten times: loads
 /// or stores of units on the drives (0), or in host memory (1).
 fn moved(drives: f64, ops: &[(usize, Kind, u64)]) -> f64 {
-    let mut tier = Policy::WITH_HOST.tier.unwrap();
-    (tier.lane.read, tier.lane.write) = (drives, drives);
+    let tier = Policy::WITH_HOST.tier.unwrap();
+    let mut setup = *SETUP;
+    (setup.storage.direct.read, setup.storage.direct.write) = (drives, drives);
     // Without a scheduler's influence on the link.
     let schedule = Policy::NAIVE.tier.unwrap().schedule;
     let host = HostMemory { schedule, ..Policy::WITH_HOST.host.unwrap() };
-    let mut tiers = ModelTiers::new(&SETUP, tier, Some(&host));
+    let mut tiers = ModelTiers::new(&setup, tier, Some(&host));
     let host = tiers.host.as_mut().unwrap();
     let links = [&mut tiers.link, &mut host.link];
     for (at, kind, units) in ops {
@@ -204,7 +207,9 @@ fn looking_ahead_is_never_worse_by_a_hundredth_and_helps_who_waits() {
         (300, 2, 2),
         (400, 1, 4),
     ] {
-        let setup = Setup { requests_max, ..SETUP };
+        let mut setup = Setup { requests_max, ..*SETUP };
+        setup.storage.host_bytes = capacity << 30;
+        setup.storage.direct.read = 7e9;
         let run = |policy: Policy, every: u64| {
             let mut requests = requests(150, Duration::from_millis(every));
             for (number, request) in (0..).zip(&mut requests) {
@@ -214,9 +219,7 @@ fn looking_ahead_is_never_worse_by_a_hundredth_and_helps_who_waits() {
                 let blocks = request.blocks.iter_mut().zip(0..);
                 blocks.take(shared).for_each(|(it, at)| *it = name(at));
             }
-            let mut policy = Policy { keeps_hbm: false, ..policy };
-            policy.host.as_mut().unwrap().capacity = capacity << 30;
-            policy.tier.as_mut().unwrap().lane.read = 7e9;
+            let policy = Policy { keeps_hbm: false, ..policy };
             let report = serve(&setup, &policy, &requests);
             let ttft: Duration = report.served.iter().map(|it| it.ttft).sum();
             [ttft.as_secs_f64(), report.ahead_bytes as f64, report.wasted_bytes as f64]
@@ -238,7 +241,7 @@ fn looking_ahead_is_never_worse_by_a_hundredth_and_helps_who_waits() {
 
 #[test]
 fn more_requests_than_fit_wait_and_none_is_lost() {
-    let small = Setup { kv_bytes: 2 << 30, ..SETUP };
+    let small = Setup { kv_bytes: 2 << 30, ..*SETUP };
     let requests = requests(50, Duration::ZERO);
     let report = serve(&small, &Policy::OURS, &requests);
     assert!(report.served.iter().all(|it| it.decode > Duration::ZERO));
@@ -274,7 +277,7 @@ fn who_finds_no_block_begins_again_and_ends() {
     let block = SETUP.model.token_bytes() * 64;
     for policy in ALL {
         let serve = |blocks: u32| {
-            let setup = Setup { kv_bytes: block * u64::from(blocks), ..SETUP };
+            let setup = Setup { kv_bytes: block * u64::from(blocks), ..*SETUP };
             serve(&setup, &policy, &requests)
         };
         let enough = serve(prompts + outputs + 12);
@@ -296,7 +299,7 @@ fn more_requests_than_there_is_memory_for_are_served_however_they_come() {
     for blocks in [160, 200, 300] {
         let kv_bytes = SETUP.model.token_bytes() * 64 * blocks;
         for requests_max in [2, 16, 64] {
-            let setup = Setup { kv_bytes, requests_max, step_tokens: 2048, ..SETUP };
+            let setup = Setup { kv_bytes, requests_max, step_tokens: 2048, ..*SETUP };
             let mut requests = requests(80, Duration::from_millis(40));
             requests.iter_mut().for_each(|request| request.output = 700);
             for policy in [Policy::HBM, Policy::GDS, Policy::AHEAD, Policy::LOOKAHEAD] {
@@ -338,6 +341,6 @@ fn what_is_watched_is_in_the_order_of_causes() {
 #[test]
 #[should_panic(expected = "has no room for")]
 fn a_request_larger_than_the_memory_is_refused() {
-    let small = Setup { kv_bytes: 100 << 20, ..SETUP };
+    let small = Setup { kv_bytes: 100 << 20, ..*SETUP };
     let _ = serve(&small, &Policy::HBM, &requests(1, Duration::ZERO));
 }

@@ -1,14 +1,16 @@
 use super::*;
 use crate::{
-    gpu::{H100, LLAMA_3_8B},
+    gpu::{Gpu, LLAMA_3_8B},
     workload::{Documents, LOOGLE},
 };
 
-fn machine() -> Machine<'static> {
+fn machine(parameters: &Parameters) -> Machine<'_> {
     Machine {
+        parameters,
         model: LLAMA_3_8B,
-        gpu: H100,
+        gpu: Gpu::h100(),
         layers: None,
+        known: None,
         kv_bytes: 40 << 30,
         dram_bytes: 0,
         drives: 0,
@@ -20,8 +22,9 @@ fn found(rate: f64) -> (Vec<Choice>, Vec<Request>) {
     let documents = Documents { count: 40, questions: 5.0, ..LOOGLE };
     let requests = documents.requests(rate, 64, 1);
     let choices = Choices { dram: vec![16 << 30, 200 << 30], drives: vec![1, 2] };
+    let parameters = Parameters::default();
     let all = choices.all();
-    let of = |tiers| Choice::of(&machine(), &Prices::TUTTI, &requests, tiers);
+    let of = |tiers| Choice::of(&machine(&parameters), &parameters.prices(), &requests, tiers);
     let found: Vec<Choice> = all.map(of).collect();
     assert_eq!(found.len(), choices.runs());
     (found, requests)

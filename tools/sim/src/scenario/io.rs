@@ -2,21 +2,25 @@
 
 use std::time::Duration;
 
-use kv_schedule::{Decision, Direction, Flow, Kind, Op, OpId};
+use kv_schedule::{Decision, Direction, Flow, Kind, Op, OpId, Scheduler};
 
-use super::{Scenario, calibrated, predicted, tutti};
+use super::{Scenario, calibrated, input, predicted, tutti};
 use crate::{
-    lane::Lane,
+    engine::Setup,
+    lane::{Lane, LaneModel},
     outcome::{Line, Outcome, Plot, Table},
     page::number,
+    parameters::Parameters,
     policy::{Loads, Policy, Tier},
+    storage::Storage,
 };
 
 const GB: f64 = 1e9;
 
 /// Returns the time until the last read and the last write, all submitted at the beginning.
-fn moved(tier: &Tier, reads: &[u64], writes: &[u64]) -> [f64; 2] {
-    let (mut lane, mut scheduler) = (Lane::new(tier.lane), tier.lane.scheduler(tier.schedule));
+fn moved((tier, model): &(Tier, LaneModel), reads: &[u64], writes: &[u64]) -> [f64; 2] {
+    let (mut lane, mut scheduler) =
+        (Lane::new(*model), Scheduler::new(tier.schedule, model.table()));
     let directions = [Direction::Read, Direction::Write];
     let mut ops = Vec::new();
     for at in 0..reads.len().max(writes.len()) {
@@ -44,12 +48,12 @@ fn moved(tier: &Tier, reads: &[u64], writes: &[u64]) -> [f64; 2] {
     }
 }
 
-/// Returns a policy's tier with an unlimited write backlog. Reads and writes are independent, so
-/// that they mix only on the drives.
-fn tier(policy: &Policy) -> Tier {
+/// Returns a policy's tier with an unlimited write backlog, and its channel. Reads and writes are
+/// independent, so that they mix only on the drives.
+fn tier(storage: &Storage, policy: &Policy) -> (Tier, LaneModel) {
     let mut tier = policy.tier.expect("a policy with a tier");
-    (tier.schedule.backlog_bytes, tier.lane.window) = (u64::MAX, usize::MAX);
-    tier
+    tier.schedule.backlog_bytes = u64::MAX;
+    (tier, LaneModel { window: usize::MAX, ..storage.lane(tier.path) })
 }
 
 /// Mixed reads and writes.
@@ -60,17 +64,18 @@ pub(super) const FIGURE_6: Scenario = Scenario {
 };
 
 /// Returns the bandwidth of reads and writes together in GB/s; `writes` is the fraction written.
-fn mixed(policy: &Policy, writes: f64) -> f64 {
+fn mixed(storage: &Storage, policy: &Policy, writes: f64) -> f64 {
     const ALL: u64 = 64 << 30;
     const EACH: u64 = 256 << 20;
     let count = |part: f64| vec![EACH; ((ALL / EACH) as f64 * part).round() as usize];
     let (reads, writes) = (count(1.0 - writes), count(writes));
-    let [read, written] = moved(&tier(policy), &reads, &writes);
+    let [read, written] = moved(&tier(storage, policy), &reads, &writes);
     ((reads.len() + writes.len()) as u64 * EACH) as f64 / read.max(written) / GB
 }
 
-fn figure_6() -> Outcome {
-    let lane = tier(&Policy::OURS).lane;
+fn figure_6(parameters: &Parameters) -> Outcome {
+    let storage = &parameters.storage(2, 1);
+    let lane = storage.direct;
     let setting = format!(
         "64 GiB in batches of 256 MiB, all there at the beginning; two drives of {} and {} GB/s \
          (figure 9), which have {} of that while reads and writes mix",
@@ -80,7 +85,9 @@ fn figure_6() -> Outcome {
     );
     let mut outcome = Outcome { setting: vec![setting], ..Outcome::default() };
     let parts: Vec<f64> = (0..=8).map(|eighths| f64::from(eighths) / 8.0).collect();
-    let line = |policy: &Policy| parts.iter().map(|part| mixed(policy, *part)).collect::<Vec<_>>();
+    let line = |policy: &Policy| {
+        parts.iter().map(|part| mixed(storage, policy, *part)).collect::<Vec<_>>()
+    };
     let (concurrent, decoupled) = (line(&Policy::NAIVE), line(&Policy::OURS));
     let ideal = |part: f64| GB.recip() / ((1.0 - part) / lane.read + part / lane.write);
     let row = |at: usize| {
@@ -106,7 +113,8 @@ fn figure_6() -> Outcome {
     outcome.plots.push(Plot { title, x, y, lines: lines.to_vec() });
     // The mix at which both directions end together, so that neither continues alone.
     let both = lane.write / (lane.read + lane.write);
-    let (concurrent, decoupled) = (mixed(&Policy::NAIVE, both), mixed(&Policy::OURS, both));
+    let (concurrent, decoupled) =
+        (mixed(storage, &Policy::NAIVE, both), mixed(storage, &Policy::OURS, both));
     const MEAN: &str = "less than the mean of reads alone and writes alone: so is the paper's \
         number read, and so the model's 0.4 was set";
     outcome.comparisons = vec![
@@ -130,10 +138,9 @@ pub(super) const FIGURE_9: Scenario = Scenario {
 };
 
 /// Returns the bandwidth of `tokens` tokens in GB/s, read or written by layers, or as a whole.
-fn bandwidth(policy: &Policy, tokens: u64, direction: Direction) -> f64 {
-    let tier = tier(policy);
-    let model = tutti::SETUP.model;
-    let ops = match tier.loads {
+fn bandwidth(setup: &Setup<'_>, policy: &Policy, tokens: u64, direction: Direction) -> f64 {
+    let (tier, model) = (tier(&setup.storage, policy), setup.model);
+    let ops = match tier.0.loads {
         Loads::Layers => vec![tokens * model.token_layer_bytes(); model.layers as usize],
         Loads::Step | Loads::Whole => vec![tokens * model.token_bytes()],
     };
@@ -144,15 +151,17 @@ fn bandwidth(policy: &Policy, tokens: u64, direction: Direction) -> f64 {
     ops.iter().sum::<u64>() as f64 / read.max(written) / GB
 }
 
-fn figure_9() -> Outcome {
+fn figure_9(parameters: &Parameters) -> Outcome {
+    let setup = &tutti::setup(parameters);
     const KILOS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
     let policies = [Policy::DRAM, Policy::SSD, Policy::GDS, Policy::OURS];
-    let mut outcome = Outcome { setting: tutti::setting(), ..Outcome::default() };
+    let mut outcome = Outcome { setting: tutti::setting(parameters), ..Outcome::default() };
     outcome.setting.pop();
     for (name, direction) in [("Retrieve", Direction::Read), ("Store", Direction::Write)] {
         let row = |kilo: &u64| {
-            let values =
-                policies.iter().map(|policy| number(bandwidth(policy, kilo * 1024, direction)));
+            let values = policies
+                .iter()
+                .map(|policy| number(bandwidth(setup, policy, kilo * 1024, direction)));
             std::iter::once(format!("{kilo}K")).chain(values).collect()
         };
         let names = policies.iter().map(|policy| policy.name.to_owned());
@@ -162,18 +171,18 @@ fn figure_9() -> Outcome {
             rows: KILOS.iter().map(row).collect(),
         });
     }
-    let of = |policy, kilo: u64, direction| bandwidth(&policy, kilo * 1024, direction);
+    let of = |policy, kilo: u64, direction| bandwidth(setup, &policy, kilo * 1024, direction);
     let (read, write) = (Direction::Read, Direction::Write);
     let [ours, gds] = [Policy::OURS, Policy::GDS].map(|policy| of(policy, 128, read));
     const TWICE: &str = "25.9 by 11.9 is 2.18: the paper's own numbers differ from its 2.08";
     const PLAIN: &str = "host memory has the link's 50 GB/s (section 2.2) here; what fragments, \
         and LMCache's own work, are not modelled";
     outcome.comparisons = vec![
-        calibrated("ours, retrieve, at most", "GB/s", 25.9, ours, ""),
-        calibrated("GDS, retrieve, at most", "GB/s", 11.9, gds, ""),
-        predicted("ours by GDS, retrieve, at most", "", 2.08, ours / gds, TWICE),
-        calibrated("ours, store, 128K", "GB/s", 9.8, of(Policy::OURS, 128, write), ""),
-        calibrated("GDS, store", "GB/s", 7.0, of(Policy::GDS, 128, write), ""),
+        input("ours, retrieve, at most", "GB/s", 25.9, ours, ""),
+        input("GDS, retrieve, at most", "GB/s", 11.9, gds, ""),
+        input("ours by GDS, retrieve, at most", "", 2.08, ours / gds, TWICE),
+        input("ours, store, 128K", "GB/s", 9.8, of(Policy::OURS, 128, write), ""),
+        input("GDS, store", "GB/s", 7.0, of(Policy::GDS, 128, write), ""),
         predicted("DRAM, retrieve, 16K", "GB/s", 8.5, of(Policy::DRAM, 16, read), PLAIN),
         predicted("DRAM, store, at most", "GB/s", 18.4, of(Policy::DRAM, 128, write), PLAIN),
     ];
@@ -193,15 +202,18 @@ mod tests {
 
     #[test]
     fn what_is_decoupled_is_as_fast_as_the_drives_and_what_mixes_is_not() {
-        let lane = tier(&Policy::OURS).lane;
+        let storage = &Parameters::default().storage(2, 1);
+        let lane = storage.direct;
         for part in [0.25, 0.5, 0.75] {
-            let (naive, ours) = (mixed(&Policy::NAIVE, part), mixed(&Policy::OURS, part));
+            let (naive, ours) =
+                (mixed(storage, &Policy::NAIVE, part), mixed(storage, &Policy::OURS, part));
             let best = GB.recip() / ((1.0 - part) / lane.read + part / lane.write);
             assert!(ours > best * 0.99 && ours <= best * 1.001, "{part}: {ours} of {best}");
             assert!(naive < ours * 0.8, "{part}: {naive} {ours}");
         }
         for part in [0.0, 1.0] {
-            let (naive, ours) = (mixed(&Policy::NAIVE, part), mixed(&Policy::OURS, part));
+            let (naive, ours) =
+                (mixed(storage, &Policy::NAIVE, part), mixed(storage, &Policy::OURS, part));
             assert!((naive / ours - 1.0).abs() < 0.01, "{part}: {naive} {ours}");
         }
     }

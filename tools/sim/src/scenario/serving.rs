@@ -1,17 +1,23 @@
 //! The Tutti paper's serving runs (section 4.1): L-Eval and LooGLE, Poisson arrivals.
 
-use super::{Scenario, predicted, tutti};
+use rayon::prelude::*;
+
+use super::{Scenario, calibrated, predicted, tutti};
 use crate::{
     compare::busy,
     engine::{Report, Setup, serve},
-    outcome::{Basis, Comparison, Line, Outcome, Plot, Table},
+    outcome::{Line, Outcome, Plot, Table},
     page::number,
+    parameters::Parameters,
     policy::Policy,
     summary::Prices,
     workload::{Documents, L_EVAL, LOOGLE},
 };
 
-const SETUP: Setup = Setup { step_tokens: 8192, requests_max: 256, ..tutti::SETUP };
+fn setup(parameters: &Parameters) -> Setup<'static> {
+    Setup { step_tokens: 8192, requests_max: 256, ..tutti::setup(parameters) }
+}
+
 const POLICIES: [Policy; 7] = [
     Policy::HBM,
     Policy::DRAM,
@@ -35,9 +41,9 @@ struct Point {
     throughput: f64,
 }
 
-fn point(documents: &Documents, rate: f64, policy: &Policy) -> Point {
-    let requests = documents.requests(rate, SETUP.block_tokens, SEED);
-    let Report { served, took, .. } = serve(&SETUP, policy, &requests);
+fn point(setup: &Setup<'_>, documents: &Documents, rate: f64, policy: &Policy) -> Point {
+    let requests = documents.requests(rate, setup.block_tokens, SEED);
+    let Report { served, took, .. } = serve(setup, policy, &requests);
     let count = served.len() as f64;
     let mean = |of: &dyn Fn(usize) -> f64| (0..served.len()).map(of).sum::<f64>() / count;
     let input: f64 = requests.iter().map(|it| f64::from(it.input)).sum();
@@ -51,9 +57,9 @@ fn point(documents: &Documents, rate: f64, policy: &Policy) -> Point {
     }
 }
 
-fn setting(documents: &Documents) -> Vec<String> {
+fn setting(parameters: &Parameters, documents: &Documents) -> Vec<String> {
     let Documents { count, mean, question, answer, questions, .. } = *documents;
-    let mut setting = tutti::setting();
+    let mut setting = tutti::setting(parameters);
     setting.pop();
     setting.push(format!(
         "{count} documents of {mean:.0} tokens in the mean (log-normal), {questions} questions of \
@@ -68,19 +74,17 @@ fn setting(documents: &Documents) -> Vec<String> {
 pub(super) const TABLE_1: Scenario =
     Scenario { name: "tutti-table-1", title: "hit rates by tier", run: table_1 };
 
-fn table_1() -> Outcome {
-    let mut outcome = Outcome { setting: setting(&L_EVAL), ..Outcome::default() };
+fn table_1(parameters: &Parameters) -> Outcome {
+    let setup = setup(parameters);
+    let mut outcome = Outcome { setting: setting(parameters, &L_EVAL), ..Outcome::default() };
     let paper =
         [("L-Eval", &L_EVAL, 0.5, [8.0, 53.0, 84.0]), ("LooGLE", &LOOGLE, 0.2, [4.0, 24.0, 86.0])];
     for (name, documents, rate, found) in paper {
         for (policy, paper) in [Policy::HBM, Policy::DRAM, Policy::OURS].into_iter().zip(found) {
-            let ours = point(documents, rate, &policy).hits * 100.0;
+            let ours = point(&setup, documents, rate, &policy).hits * 100.0;
             let what =
                 format!("{name}, {}", if policy == Policy::OURS { "SSD" } else { policy.name });
-            let basis = Basis::Calibrated;
-            outcome
-                .comparisons
-                .push(Comparison { basis, ..predicted(&what, "%", paper, ours, "") });
+            outcome.comparisons.push(calibrated(&what, "%", paper, ours, ""));
         }
     }
     outcome
@@ -93,12 +97,13 @@ pub(super) const FIGURE_8: Scenario = Scenario {
     run: figure_8,
 };
 
-fn figure_8() -> Outcome {
-    let mut outcome = Outcome { setting: setting(&L_EVAL), ..Outcome::default() };
-    let l_eval = Sweep::run("L-Eval", &L_EVAL, &L_EVAL_RATES, &POLICIES);
-    let loogle = Sweep::run("LooGLE", &LOOGLE, &[0.2, 0.4, 0.5, 0.6, 0.8, 1.2], &POLICIES);
+fn figure_8(parameters: &Parameters) -> Outcome {
+    let setup = setup(parameters);
+    let mut outcome = Outcome { setting: setting(parameters, &L_EVAL), ..Outcome::default() };
+    let l_eval = Sweep::run(&setup, "L-Eval", &L_EVAL, &L_EVAL_RATES, &POLICIES);
+    let loogle = Sweep::run(&setup, "LooGLE", &LOOGLE, &[0.2, 0.4, 0.5, 0.6, 0.8, 1.2], &POLICIES);
     [&l_eval, &loogle].into_iter().for_each(|sweep| sweep.show(&mut outcome));
-    outcome.plots.extend([Policy::GDS, Policy::OURS].map(|policy| use_over_time(&policy)));
+    outcome.plots.extend([Policy::GDS, Policy::OURS].map(|policy| use_over_time(&setup, &policy)));
     // Sweep, rate, measure, policy to compare with, and the reduction in percent.
     let less = [
         (&l_eval, 1.5, TTFT, Policy::DRAM, 69.1),
@@ -125,11 +130,11 @@ fn figure_8() -> Outcome {
 }
 
 /// Plots GPU and drive utilisation by minute.
-fn use_over_time(policy: &Policy) -> Plot {
+fn use_over_time(setup: &Setup<'_>, policy: &Policy) -> Plot {
     const RATE: f64 = 0.5;
-    let requests = LOOGLE.requests(RATE, SETUP.block_tokens, SEED);
-    let report = serve(&SETUP, policy, &requests);
-    busy(&format!("LooGLE at {RATE}/s, {}", policy.name), policy, &report)
+    let requests = LOOGLE.requests(RATE, setup.block_tokens, SEED);
+    let report = serve(setup, policy, &requests);
+    busy(&format!("LooGLE at {RATE}/s, {}", policy.name), policy, &setup.storage, &report)
 }
 
 /// A measured quantity.
@@ -155,9 +160,17 @@ struct Sweep<'a> {
 }
 
 impl<'a> Sweep<'a> {
-    fn run(name: &'a str, documents: &Documents, rates: &'a [f64], policies: &'a [Policy]) -> Self {
-        let points = |policy| rates.iter().map(|rate| point(documents, *rate, policy)).collect();
-        Self { name, rates, policies, found: policies.iter().map(points).collect() }
+    fn run(
+        setup: &Setup<'_>,
+        name: &'a str,
+        documents: &Documents,
+        rates: &'a [f64],
+        policies: &'a [Policy],
+    ) -> Self {
+        let points = |policy: &Policy| {
+            rates.par_iter().map(|rate| point(setup, documents, *rate, policy)).collect()
+        };
+        Self { name, rates, policies, found: policies.par_iter().map(points).collect() }
     }
 
     fn line(&self, policy: &Policy) -> &[Point] {
@@ -170,10 +183,17 @@ impl<'a> Sweep<'a> {
         (measure.of)(&self.line(policy)[at.expect("one of the rates")])
     }
 
-    /// Returns the highest rate with a mean TTFT of at most `ttft` seconds.
+    /// Returns the rate at which the mean TTFT reaches `ttft` seconds, interpolated between the
+    /// rates.
     fn rate_within(&self, ttft: f64, policy: &Policy) -> f64 {
-        let points = self.rates.iter().zip(self.line(policy));
-        points.filter(|(_, it)| it.ttft <= ttft).map(|(rate, _)| *rate).fold(0.0, f64::max)
+        let points: Vec<_> = self.rates.iter().copied().zip(self.line(policy)).collect();
+        let over = points.partition_point(|(_, it)| it.ttft <= ttft);
+        let (Some((low, before)), Some((high, after))) =
+            (over.checked_sub(1).map(|at| points[at]), points.get(over))
+        else {
+            return points[over.saturating_sub(1)].0;
+        };
+        low + (high - low) * (ttft - before.ttft) / (after.ttft - before.ttft)
     }
 
     fn show(&self, outcome: &mut Outcome) {
@@ -208,20 +228,22 @@ pub(super) const FIGURE_14: Scenario =
     Scenario { name: "tutti-14", title: "cost of a million tokens", run: figure_14 };
 
 /// Returns dollars per million tokens.
-fn cost(policy: &Policy, point: &Point) -> f64 {
-    Prices::million(Prices::TUTTI.hour(1, policy), point.throughput)
+fn cost(parameters: &Parameters, policy: &Policy, point: &Point) -> f64 {
+    let hour = parameters.prices().hour(&setup(parameters), policy);
+    Prices::million(hour, point.throughput)
 }
 
-fn figure_14() -> Outcome {
+fn figure_14(parameters: &Parameters) -> Outcome {
+    let setup = setup(parameters);
     const POLICIES: [Policy; 5] =
         [Policy::HBM, Policy::DRAM, Policy::SSD, Policy::GDS, Policy::OURS];
     // The last rate exceeds the capacity of all policies.
     let sweeps = [
-        Sweep::run("L-Eval", &L_EVAL, &[0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 16.0], &POLICIES),
-        Sweep::run("LooGLE", &LOOGLE, &[0.2, 0.4, 0.5, 0.6, 0.8, 1.2, 8.0], &POLICIES),
+        Sweep::run(&setup, "L-Eval", &L_EVAL, &[0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 16.0], &POLICIES),
+        Sweep::run(&setup, "LooGLE", &LOOGLE, &[0.2, 0.4, 0.5, 0.6, 0.8, 1.2, 8.0], &POLICIES),
     ];
-    let mut outcome = Outcome { setting: setting(&LOOGLE), ..Outcome::default() };
-    let Prices { gpu, dram_gb, drive_gb } = Prices::TUTTI;
+    let mut outcome = Outcome { setting: setting(parameters, &LOOGLE), ..Outcome::default() };
+    let Prices { gpu, dram_gb, drive_gb } = parameters.prices();
     outcome.setting.push(format!(
         "${gpu} an hour for a GPU, ${dram_gb} and ${drive_gb} for a gigabyte of DRAM and \
          of drives (section 4.3), for all that a tier has; tokens of prompts and answers, until \
@@ -230,7 +252,8 @@ fn figure_14() -> Outcome {
     for sweep in &sweeps {
         let row = |(at, rate): (usize, &f64)| {
             let costs = POLICIES.iter().zip(&sweep.found);
-            let costs = costs.map(|(policy, line)| format!("{:.3}", cost(policy, &line[at])));
+            let costs =
+                costs.map(|(policy, line)| format!("{:.3}", cost(parameters, policy, &line[at])));
             std::iter::once(number(*rate)).chain(costs).collect()
         };
         let names = POLICIES.iter().map(|policy| policy.name.to_owned());
@@ -240,7 +263,11 @@ fn figure_14() -> Outcome {
             rows: sweep.rates.iter().enumerate().map(row).collect(),
         });
         let lines = POLICIES.iter().zip(&sweep.found).map(|(policy, line)| {
-            let points = sweep.rates.iter().zip(line).map(|(rate, it)| (*rate, cost(policy, it)));
+            let points = sweep
+                .rates
+                .iter()
+                .zip(line)
+                .map(|(rate, it)| (*rate, cost(parameters, policy, it)));
             let served = sweep.rates.len() - 1;
             Line { name: policy.name.to_owned(), points: points.take(served).collect() }
         });
@@ -254,7 +281,7 @@ fn figure_14() -> Outcome {
     let [_, loogle] = &sweeps;
     let less = |rate: f64, than: &Policy| {
         let at = loogle.rates.iter().position(|it| *it == rate).expect("one of the rates");
-        let cost = |policy: &Policy| cost(policy, &loogle.line(policy)[at]);
+        let cost = |policy: &Policy| cost(parameters, policy, &loogle.line(policy)[at]);
         (1.0 - cost(&Policy::OURS) / cost(than)) * 100.0
     };
     const SERVED: &str = "who serves what comes has the same cost, whoever it is: a difference \
@@ -276,7 +303,8 @@ mod tests {
         let few =
             Documents { count: 30, tokens: (3_000, 60_000), mean: 30_000.0, spread: 0.4, ..L_EVAL };
         let policies = [Policy::HBM, Policy::SSD, Policy::GDS, Policy::OURS];
-        let sweep = Sweep::run("few", &few, &[0.2, 1.5], &policies);
+        let setup = setup(&Parameters::default());
+        let sweep = Sweep::run(&setup, "few", &few, &[0.2, 1.5], &policies);
         for rate in [0.2, 1.5] {
             let ttft = |policy| sweep.at(rate, &policy, TTFT);
             assert!(ttft(Policy::OURS) < ttft(Policy::GDS), "{sweep:?}");

@@ -6,24 +6,31 @@ use std::time::Duration;
 use super::{Scenario, calibrated, predicted};
 use crate::{
     engine::{Report, Request, Setup, serve},
-    gpu::{GLM_4_9B_1M, Gpu, H100, LLAMA_3_8B},
+    gpu::{GLM_4_9B_1M, Gpu, LLAMA_3_8B},
+    lane::LaneModel,
     outcome::{Line, Outcome, Plot, Table},
     page::number,
+    parameters::Parameters,
     policy::Policy,
 };
 
 const BLOCK: u32 = 64;
-pub(super) const SETUP: Setup = Setup {
-    model: LLAMA_3_8B,
-    gpu: H100,
-    layers: None,
-    // The rest of 80 GB after weights and activations.
-    kv_bytes: 55 << 30,
-    block_tokens: BLOCK,
-    // A prompt in one step: the paper does not mention chunks.
-    step_tokens: 131_072,
-    requests_max: 64,
-};
+
+/// Returns the engine, with the tiers of one GPU: two drives, and half of the host memory.
+pub(super) fn setup(parameters: &Parameters) -> Setup<'static> {
+    Setup {
+        model: LLAMA_3_8B,
+        gpu: parameters.gpu("H100"),
+        layers: None,
+        storage: parameters.storage(2, 1),
+        known: None,
+        kv_bytes: parameters.value("gpu.kv") as u64,
+        block_tokens: BLOCK,
+        // A prompt in one step: the paper does not mention chunks.
+        step_tokens: 131_072,
+        requests_max: 64,
+    }
+}
 
 /// Result of one request.
 #[derive(Debug, Clone, Copy)]
@@ -52,20 +59,29 @@ fn one(setup: &Setup, policy: &Policy, input: u32, stored: u32) -> One {
     One { ttft, compute, bubble: ttft - compute }
 }
 
-pub(super) fn setting() -> Vec<String> {
-    let Setup { model, gpu, .. } = SETUP;
+pub(super) fn setting(parameters: &Parameters) -> Vec<String> {
+    let Setup { model, gpu, storage, .. } = setup(parameters);
+    let both = |lane: LaneModel| [lane.read, lane.write].map(|it| number(it / 1e9)).join(" and ");
     vec![
         format!("{} on {} ({:.0} TFLOP/s)", model.name, gpu.name, gpu.flops / 1e12),
         format!(
-            "matrix products reach {:.0} % of that, attention {:.0} %: from one number, TTFT with \
-             112K of 128K tokens stored (3.43 s, section 4.2.3)",
+            "matrix products reach {:.0} % of that (assumed), attention {:.0} %: then TTFT with \
+             112K of 128K tokens stored is the paper's (3.43 s, section 4.2.3)",
             gpu.linear * 100.0,
             gpu.attention * 100.0
         ),
-        "bandwidths from figure 9: ours 25.9 and 9.8 GB/s, GDS 11.9 and 7 GB/s; SSD through the \
-         CPU 3.4 GB/s, from its TTFT with 112K of 128K tokens (7.84 s); DRAM 50 GB/s (section 2.2)"
-            .to_owned(),
-        "reads and writes that mix have 0.4 of the bandwidth (figure 6)".to_owned(),
+        format!(
+            "GB/s of reads and writes: ours {}, GDS {} (figure 9), SSD through the CPU {} (by its \
+             TTFT with 112K of 128K tokens, 7.84 s; writes assumed), DRAM {} (section 2.2)",
+            both(storage.direct),
+            both(storage.gds),
+            both(storage.cpu),
+            both(storage.host)
+        ),
+        format!(
+            "reads and writes that mix have {} of the bandwidth (figure 6)",
+            storage.direct.mixed
+        ),
         "blocks of 64 tokens, one prompt at a time, the whole prompt in one step".to_owned(),
     ]
 }
@@ -87,22 +103,31 @@ fn crossover(points: &[(f64, One)]) -> Option<f64> {
     })
 }
 
-fn figure_13() -> Outcome {
-    const INPUT: u32 = 32_768;
-    const RATES: [f64; 12] =
-        [50.0, 62.5, 75.0, 81.25, 87.5, 90.625, 93.75, 95.0, 96.875, 97.65625, 98.4375, 99.21875];
+/// Tokens of a prompt.
+const INPUT: u32 = 32_768;
+const HIT_RATES: [f64; 12] =
+    [50.0, 62.5, 75.0, 81.25, 87.5, 90.625, 93.75, 95.0, 96.875, 97.65625, 98.4375, 99.21875];
+
+fn by_hit_rate(setup: &Setup<'_>, policy: &Policy) -> Vec<(f64, One)> {
+    let stored = |rate: f64| (f64::from(INPUT) * rate / 100.0) as u32;
+    HIT_RATES.map(|rate| (rate, one(setup, policy, INPUT, stored(rate)))).to_vec()
+}
+
+/// Crossover in percent, bubble at 93.75 % and mean bubble in milliseconds.
+fn in_short(points: &[(f64, One)]) -> [f64; 3] {
+    let at = points.iter().find(|point| point.0 == 93.75).map_or(f64::NAN, |it| it.1.bubble);
+    let mean = points.iter().map(|point| point.1.bubble).sum::<f64>() / points.len() as f64;
+    [crossover(points).unwrap_or(100.0), at, mean]
+}
+
+fn figure_13(parameters: &Parameters) -> Outcome {
+    let setup = setup(parameters);
     let policies = [Policy::SSD_LAYERS, Policy::DRAM, Policy::ORACLE, Policy::NAIVE, Policy::OURS];
-    let mut outcome = Outcome { setting: setting(), ..Outcome::default() };
+    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
     let columns = ["hit rate, %", "TTFT, ms", "computation, ms", "bubble, ms"].map(str::to_owned);
-    let (mut bubbles, mut crossovers) = (Vec::new(), Vec::new());
-    let mut ours = Vec::new();
+    let mut bubbles = Vec::new();
     for policy in &policies {
-        let points: Vec<(f64, One)> = RATES
-            .iter()
-            .map(|rate| {
-                (*rate, one(&SETUP, policy, INPUT, (f64::from(INPUT) * rate / 100.0) as u32))
-            })
-            .collect();
+        let points = by_hit_rate(&setup, policy);
         let row =
             |(rate, it): &(f64, One)| [*rate, it.ttft, it.compute, it.bubble].map(number).to_vec();
         let (title, rows) = (policy.name.to_owned(), points.iter().map(row).collect());
@@ -115,47 +140,64 @@ fn figure_13() -> Outcome {
             bubbles.push(line("computation".to_owned(), |it| it.compute));
         }
         bubbles.push(line(format!("bubble, {}", policy.name), |it| it.bubble));
-        crossovers.push((policy.name, crossover(&points)));
-        ours = points;
     }
     let [title, x, y] = ["Bubble by hit rate", "hit rate, %", "ms"].map(str::to_owned);
     outcome.plots.push(Plot { title, x, y, lines: bubbles });
-    let shown = |(name, at): &(&str, Option<f64>)| match at {
-        Some(at) => vec![(*name).to_owned(), format!("{at:.1}")],
-        None => vec![(*name).to_owned(), "never".to_owned()],
-    };
-    outcome.tables.push(Table {
-        title: "Hit rate at which the bubble gets longer than the computation".to_owned(),
-        columns: vec![String::new(), "%".to_owned()],
-        rows: crossovers.iter().map(shown).collect(),
-    });
-    let at =
-        |rate| ours.iter().find(|point| point.0 == rate).map_or(f64::NAN, |point| point.1.bubble);
-    let mean = ours.iter().map(|point| point.1.bubble).sum::<f64>() / ours.len() as f64;
-    let last = crossovers.last().and_then(|found| found.1).unwrap_or(100.0);
-    const PHYSICS: &str = "4.2 GB take 163 ms at 25.9 GB/s, whoever schedules them; a bubble \
-        below the computation needs 82 ms of computation for 557 tokens: twice what the GPU took \
-        for each of 16K tokens in figure 11";
-    outcome.comparisons = vec![
-        predicted("ours: crossover", "%", 98.3, last, PHYSICS),
-        predicted("ours: bubble at 93.75 %", "ms", 6.0, at(93.75), "as above: 155 ms of reads"),
-        predicted("ours: mean bubble", "ms", 25.0, mean, "the paper's hit rates are not known"),
-    ];
+    let (table, ours) = by_drives(parameters, &policies);
+    outcome.tables.push(table);
+    const TWO: &str = "4.2 GB take 163 ms at 25.9 GB/s. For a bubble no longer than that, 557 \
+        tokens have to compute for 82 ms: 0.146 ms each, 0.7 of the 0.209 ms of figure 11";
+    const FOUR: &str = "the paper's server has four drives, and 4.2.5 does not say how many of \
+        them it used";
+    for (drives, [at, bubble, mean], note) in [(2, ours[0], TWO), (4, ours[1], FOUR)] {
+        let what = |what: &str| format!("ours, {drives} drives: {what}");
+        const RATES: &str = "the paper's hit rates are not known";
+        outcome.comparisons.extend([
+            predicted(&what("crossover"), "%", 98.3, at, note),
+            predicted(&what("bubble at 93.75 %"), "ms", 6.0, bubble, note),
+            predicted(&what("mean bubble"), "ms", 25.0, mean, RATES),
+        ]);
+    }
     outcome
+}
+
+/// Returns the crossover and the bubbles by the number of drives, and those of ours with two and
+/// four.
+fn by_drives(parameters: &Parameters, policies: &[Policy]) -> (Table, [[f64; 3]; 2]) {
+    let found = [2, 4].map(|drives| {
+        let setup = Setup { storage: parameters.storage(drives, 1), ..setup(parameters) };
+        let of = |policy| in_short(&by_hit_rate(&setup, policy));
+        policies.iter().map(of).collect::<Vec<_>>()
+    });
+    let row = |(at, policy): (usize, &Policy)| {
+        let numbers = found.iter().flat_map(|found| found[at]).map(number);
+        std::iter::once(policy.name.to_owned()).chain(numbers).collect()
+    };
+    let columns = ["", "crossover, two drives, %", "bubble at 93.75 %, ms", "mean bubble, ms"]
+        .into_iter()
+        .chain(["crossover, four drives, %", "bubble at 93.75 %, ms", "mean bubble, ms"]);
+    let table = Table {
+        title: "Hit rate at which the bubble gets longer than the computation, or 100; by drives"
+            .to_owned(),
+        columns: columns.map(str::to_owned).collect(),
+        rows: policies.iter().enumerate().map(row).collect(),
+    };
+    (table, found.map(|found| *found.last().expect("ours is the last policy")))
 }
 
 /// TTFT by prefix length.
 pub(super) const FIGURE_11: Scenario =
     Scenario { name: "tutti-11", title: "TTFT by stored prefix, 128K tokens", run: figure_11 };
 
-fn figure_11() -> Outcome {
+fn figure_11(parameters: &Parameters) -> Outcome {
     const INPUT: u32 = 131_072;
+    let setup = setup(parameters);
     const PREFIXES: [u32; 8] = [16, 32, 48, 64, 80, 96, 112, 128];
     let policies =
         [Policy::SSD, Policy::GDS, Policy::DRAM, Policy::NAIVE, Policy::OURS, Policy::ORACLE];
-    let mut outcome = Outcome { setting: setting(), ..Outcome::default() };
+    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
     let ttft =
-        |policy: &Policy| PREFIXES.map(|kilo| one(&SETUP, policy, INPUT, kilo * 1024).ttft / 1e3);
+        |policy: &Policy| PREFIXES.map(|kilo| one(&setup, policy, INPUT, kilo * 1024).ttft / 1e3);
     let found: Vec<[f64; 8]> = policies.iter().map(ttft).collect();
     let names = || policies.iter().map(|policy| policy.name.to_owned());
     let row = |at: usize| {
@@ -199,29 +241,26 @@ pub(super) const FIGURE_12: Scenario = Scenario {
     run: figure_12,
 };
 
-fn figure_12() -> Outcome {
+fn figure_12(parameters: &Parameters) -> Outcome {
     const KILOS: [u32; 5] = [128, 256, 384, 512, 640];
-    // Each GPU has 55 GiB for keys and values, and reads half of them from two drives.
+    // Each GPU has the memory of one for keys and values, and reads half of them from two drives.
+    let one_gpu = setup(parameters);
     let setup = Setup {
         model: GLM_4_9B_1M,
-        gpu: Gpu { count: 2, ..H100 },
-        kv_bytes: 2 * SETUP.kv_bytes,
+        gpu: Gpu { count: 2, ..one_gpu.gpu },
+        storage: parameters.storage(4, 2),
+        kv_bytes: 2 * one_gpu.kv_bytes,
         step_tokens: 1 << 20,
-        ..SETUP
+        ..one_gpu
     };
-    let twice = |policy: Policy| {
-        let mut tier = policy.tier.expect("a policy with a tier");
-        (tier.lane.read, tier.lane.write) = (tier.lane.read * 2.0, tier.lane.write * 2.0);
-        Policy { tier: Some(tier), ..policy }
-    };
-    let policies = [Policy::SSD, Policy::GDS, Policy::OURS, Policy::ORACLE].map(twice);
+    let policies = [Policy::SSD, Policy::GDS, Policy::OURS, Policy::ORACLE];
     let mut outcome = Outcome::default();
     outcome.setting.push(format!(
         "{} (40 layers, 4 heads of keys and values of 128: 80 KiB a token), tensors on two {}, \
          two drives each; what GPUs say to each other takes no time",
         setup.model.name, setup.gpu.name
     ));
-    outcome.setting.extend(setting().into_iter().skip(1).take(3));
+    outcome.setting.extend(setting(parameters).into_iter().skip(1).take(3));
     outcome.setting.push("the whole prompt but its last block is stored".to_owned());
     // In milliseconds; the stored prefix is as long as the prompt.
     let ttft = |policy: &Policy| KILOS.map(|kilo| one(&setup, policy, kilo << 10, kilo << 10).ttft);
@@ -258,8 +297,9 @@ fn figure_12() -> Outcome {
 pub(super) const FIGURE_2: Scenario =
     Scenario { name: "tutti-2", title: "tiers at 64K tokens, 75 % stored", run: figure_2 };
 
-fn figure_2() -> Outcome {
-    let mut outcome = Outcome { setting: setting(), ..Outcome::default() };
+fn figure_2(parameters: &Parameters) -> Outcome {
+    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
+    let setup = setup(parameters);
     let policies = [
         Policy::RECOMPUTE,
         Policy::DRAM,
@@ -269,7 +309,7 @@ fn figure_2() -> Outcome {
         Policy::OURS,
         Policy::ORACLE,
     ];
-    let found = policies.map(|policy| (policy.name, one(&SETUP, &policy, 65_536, 49_152)));
+    let found = policies.map(|policy| (policy.name, one(&setup, &policy, 65_536, 49_152)));
     let part = |it: &One| it.bubble / it.ttft * 100.0;
     let row = |(name, it): &(&str, One)| {
         let values = [it.ttft, it.compute, it.bubble, part(it)].map(number);

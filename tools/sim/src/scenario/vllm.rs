@@ -6,11 +6,12 @@ use std::time::Duration;
 use kv_schedule::Config;
 use kv_tier::{LookaheadConfig, RequestId};
 
-use super::{Scenario, calibrated, predicted};
+use super::{Scenario, calibrated, input, predicted};
 use crate::{
     outcome::{Comparison, Outcome, Table},
     page::number,
     paging::{Ahead, LowerTiers, Paging, lane},
+    parameters::Parameters,
 };
 
 /// The blog's tables.
@@ -80,7 +81,7 @@ const STEPS_TABLE: [(f64, bool, f64); 5] = [
     (20.0, true, 22.5),
 ];
 
-fn tables() -> Outcome {
+fn tables(_: &Parameters) -> Outcome {
     let mut outcome = Outcome {
         setting: vec![
             "steps of 14.8 ms, 24 GB/s to the GPU, drives with 7 GB/s and 10 us, blocks of 1.31 MB \
@@ -111,6 +112,13 @@ fn steps(outcome: &mut Outcome) {
         let of = if part == 50.0 { calibrated } else { predicted };
         let what = format!("{name}: step, read when wanted");
         outcome.comparisons.push(of(&what, "ms", blog, late, ""));
+        if on_drives {
+            const WHOLE: &str = "all blocks come to host memory before the first one is copied";
+            let moved = blocks as f64 * BLOCK_BYTES as f64 * (DRIVES.recip() + LINK.recip());
+            let ms = (STEP.as_secs_f64() + moved) * 1e3;
+            let what = format!("{name}: step, read when wanted, then copied");
+            outcome.comparisons.push(predicted(&what, "ms", blog, ms, WHOLE));
+        }
         const HIDDEN: &str = "the blog's steps are as long as if nothing was read ahead";
         let what = format!("{name}: step, ours");
         outcome.comparisons.push(predicted(&what, "ms", blog, ahead, HIDDEN));
@@ -130,12 +138,12 @@ fn transfers() -> Vec<Comparison> {
     let link = block / LINK * 1e3;
     let fits = (15.0 / link).floor();
     vec![
-        predicted("block over the link", "us", 54.6, link * 1e3, ""),
-        predicted("blocks in 15 ms", "", 274.0, fits, ""),
-        predicted("tokens in 15 ms", "", 4384.0, fits * 16.0, ""),
-        predicted("block from the CPU, alone", "ms", 0.5, link, ALONE),
-        predicted("block from SSD, alone", "ms", 10.0, block / DRIVES * 1e3 + 0.01 + link, ALONE),
-        predicted("blocks of a step, of which 50 % cost 4.4 ms", "", 16_384.0, WANTED, MANY),
+        input("block over the link", "us", 54.6, link * 1e3, ""),
+        input("blocks in 15 ms", "", 274.0, fits, ""),
+        input("tokens in 15 ms", "", 4384.0, fits * 16.0, ""),
+        input("block from the CPU, alone", "ms", 0.5, link, ALONE),
+        input("block from SSD, alone", "ms", 10.0, block / DRIVES * 1e3 + 0.01 + link, ALONE),
+        input("blocks of a step, of which 50 % cost 4.4 ms", "", 16_384.0, WANTED, MANY),
     ]
 }
 
@@ -150,28 +158,22 @@ fn capacity() -> Vec<Comparison> {
     let gpu = |weights: f64| sequences(80e9 - weights - 2e9);
     let [cpu, ssd] = [sequences(256e9), sequences(1e12)];
     vec![
-        predicted("sequences on the GPU", "", 135.0, gpu(32.5e9).floor(), ""),
-        predicted(
-            "sequences on the GPU, weights as they are",
-            "",
-            135.0,
-            gpu(35.3e9).floor(),
-            SPARE,
-        ),
-        predicted("sequences in 256 GB", "", 764.0, cpu.floor(), UNITS),
-        predicted("sequences in 256 GB, four GPUs", "", 764.0, (cpu / 4.0).floor(), RANKS),
-        predicted("sequences in 512 GB", "", 1528.0, (2.0 * cpu).floor(), UNITS),
-        predicted("sequences on 1 TB", "", 3051.0, ssd.floor(), UNITS),
-        predicted("sequences on 4 TB", "", 12_204.0, sequences(3.84e12).floor(), DRIVE),
-        predicted(
+        input("sequences on the GPU", "", 135.0, gpu(32.5e9).floor(), ""),
+        input("sequences on the GPU, weights as they are", "", 135.0, gpu(35.3e9).floor(), SPARE),
+        input("sequences in 256 GB", "", 764.0, cpu.floor(), UNITS),
+        input("sequences in 256 GB, four GPUs", "", 764.0, (cpu / 4.0).floor(), RANKS),
+        input("sequences in 512 GB", "", 1528.0, (2.0 * cpu).floor(), UNITS),
+        input("sequences on 1 TB", "", 3051.0, ssd.floor(), UNITS),
+        input("sequences on 4 TB", "", 12_204.0, sequences(3.84e12).floor(), DRIVE),
+        input(
             "sequences on 4 TB, four GPUs",
             "",
             12_204.0,
             (sequences(3.84e12) / 4.0).floor(),
             RANKS,
         ),
-        predicted("blocks of a request of 128K tokens", "", 8000.0, 131_072.0 / 16.0, ""),
-        predicted("GB of it, on all GPUs", "GB", 40.0, 8192.0 * 4.0 * BLOCK_BYTES as f64 / 1e9, ""),
+        input("blocks of a request of 128K tokens", "", 8000.0, 131_072.0 / 16.0, ""),
+        input("GB of it, on all GPUs", "GB", 40.0, 8192.0 * 4.0 * BLOCK_BYTES as f64 / 1e9, ""),
     ]
 }
 

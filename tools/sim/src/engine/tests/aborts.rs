@@ -4,16 +4,9 @@ use kv_tier::{Class, Lookahead};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
 use super::*;
-use crate::{policy::Tier, workload::abort};
+use crate::workload::abort;
 
 const MS: Duration = Duration::from_millis(1);
-
-/// Returns a policy with tiers small enough to fill up.
-fn small(policy: Policy, host_bytes: u64) -> Policy {
-    let tier = policy.tier.map(|tier| Tier { capacity: 8 << 30, ..tier });
-    let host = policy.host.map(|host| HostMemory { capacity: host_bytes, ..host });
-    Policy { tier, host, ..policy }
-}
 
 /// Asserts that no block is pinned: without `stored`, all capacity can be reserved.
 fn nothing_held(index: &mut Index, stored: &[BlockKey], files: u64, what: &str) {
@@ -49,7 +42,8 @@ fn nothing_is_left(mut run: Engine<'_, ModelTiers>, what: &str) {
     }
     assert!(tiers.stores.numbers(|_| true).is_empty(), "{what}");
     let stored: Vec<BlockKey> = run.requests.iter().flat_map(|it| tiers.units(it)).collect();
-    nothing_held(&mut tiers.index, &stored, tiers.tier.capacity / unit_bytes, what);
+    let capacity = run.setup.storage.capacity(tiers.tier.path);
+    nothing_held(&mut tiers.index, &stored, capacity / unit_bytes, what);
 }
 
 #[test]
@@ -57,12 +51,17 @@ fn who_goes_away_leaves_nothing_behind() {
     let (mut waiting, mut running, mut in_vain) = (0, 0, 0);
     for seed in 0..300 {
         let mut chance = StdRng::seed_from_u64(seed);
-        let policy = small(ALL[chance.random_range(0..ALL.len())], chance.random_range(1..8) << 30);
+        let policy = ALL[chance.random_range(0..ALL.len())];
+        // Small enough to fill up; the tier of host memory alone has as much as drives.
+        let host_bytes = chance.random_range(1..8) << 30;
+        let host_bytes = if policy.host.is_some() { host_bytes } else { 8 << 30 };
+        let storage = Storage { host_bytes, drive_bytes: 8 << 30, ..SETUP.storage };
         let setup = Setup {
+            storage,
             kv_bytes: SETUP.model.token_bytes() * 64 * chance.random_range(160..600),
             requests_max: chance.random_range(1..24),
             step_tokens: chance.random_range(512..8192),
-            ..SETUP
+            ..*SETUP
         };
         let every = MS * chance.random_range(5..400);
         let mut requests = requests(chance.random_range(20..80), every);
@@ -120,7 +119,7 @@ fn when_the_first_that_waits_goes_away_the_next_one_is_taken_on() {
         let blocks = (0..u64::from(input / 64)).map(|at| u64::from(input) << 32 | at).collect();
         Request { arrival: Duration::from_secs(seconds), input, output, blocks, leaves }
     };
-    let setup = Setup { kv_bytes: SETUP.model.token_bytes() * 64 * 200, ..SETUP };
+    let setup = Setup { kv_bytes: SETUP.model.token_bytes() * 64 * 200, ..*SETUP };
     let requests = [
         request(0, 6400, 5000, None),
         request(1, 12_000, 10, Some(Duration::from_secs(1))),

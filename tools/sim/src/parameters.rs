@@ -1,0 +1,294 @@
+//! Parameters of the simulated hardware, each with its source: `parameters.json`, and what a user
+//! replaces.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use kv_schedule::IoCosts;
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::{gpu::Gpu, lane::LaneModel, storage::Storage, summary::Prices};
+
+/// Origin of a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// A paper or a data sheet states it.
+    Input,
+    /// It was set so that one of a paper's results comes out.
+    Calibrated,
+    /// No paper states it.
+    Assumed,
+    /// A user measured it.
+    Measured,
+}
+
+impl Origin {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Calibrated => "calibrated",
+            Self::Assumed => "assumed",
+            Self::Measured => "measured",
+        }
+    }
+}
+
+/// A value.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Parameter {
+    value: f64,
+    #[serde(default)]
+    unit: String,
+    basis: Origin,
+    source: String,
+}
+
+/// Why a file of parameters cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ParameterError {
+    /// The text has another form.
+    #[error("no file of parameters: {0}")]
+    Syntax(#[from] serde_json::Error),
+    /// There is no such parameter.
+    #[error("{0}: no such parameter")]
+    Unknown(String),
+    /// A value outside of its range.
+    #[error("{name}: {value} is not above 0, or too large")]
+    Value {
+        /// Name of the parameter.
+        name: String,
+        /// The value.
+        value: f64,
+    },
+}
+
+/// Parameters of GPUs, drives, links and prices.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parameters(BTreeMap<String, Parameter>);
+
+/// The file, as JSON: an object per parameter, by name.
+pub const PARAMETERS: &str = include_str!("../parameters.json");
+
+/// Operations that the I/O kernel has in flight: its `GIO_WINDOW`.
+const WINDOW: usize = 8;
+
+impl Default for Parameters {
+    /// Returns those of [`PARAMETERS`].
+    fn default() -> Self {
+        Self(serde_json::from_str(PARAMETERS).expect("a test reads the file"))
+    }
+}
+
+impl Parameters {
+    /// Replaces parameters by those of a file, which may have any of them.
+    ///
+    /// # Errors
+    /// Returns an error if the text has another form, or a name or a value is wrong.
+    pub fn replace(&mut self, text: &str) -> Result<(), ParameterError> {
+        let found: BTreeMap<String, Parameter> = serde_json::from_str(text)?;
+        found.into_iter().try_for_each(|(name, parameter)| self.put(name, parameter))
+    }
+
+    /// Replaces a parameter by a measured value.
+    ///
+    /// # Errors
+    /// Returns an error if the name or the value is wrong.
+    pub fn set(&mut self, name: &str, value: f64, source: &str) -> Result<(), ParameterError> {
+        let (unit, source) = (String::new(), source.to_owned());
+        self.put(name.to_owned(), Parameter { value, unit, basis: Origin::Measured, source })
+    }
+
+    /// Replaces what a slack table says of its drives, which share their bandwidth evenly.
+    ///
+    /// # Errors
+    /// Returns an error if a value is outside of its range.
+    pub fn set_costs(
+        &mut self,
+        costs: &IoCosts,
+        drives: usize,
+        source: &str,
+    ) -> Result<(), ParameterError> {
+        const LARGE: u64 = 64 << 20;
+        const SMALL: u64 = 4096;
+        // The slope of large batches is the bandwidth; the rest of a small one is the latency.
+        let per_byte = |took: &dyn Fn(u64) -> Duration| {
+            took(2 * LARGE).saturating_sub(took(LARGE)).as_secs_f64() / LARGE as f64
+        };
+        let drives = drives.max(1) as f64;
+        let read = per_byte(&|bytes| costs.read.duration(bytes));
+        let write = per_byte(&|bytes| costs.write.duration(bytes));
+        let latency = costs.read.duration(SMALL).as_secs_f64() - SMALL as f64 * read;
+        self.set("drive.read", (read * drives).recip(), source)?;
+        self.set("drive.write", (write * drives).recip(), source)?;
+        self.set("drive.latency", latency.max(1e-9) * 1e6, source)?;
+        self.set("drive.mixed", costs.mixed, source)
+    }
+
+    fn put(&mut self, name: String, parameter: Parameter) -> Result<(), ParameterError> {
+        let value = parameter.value;
+        let most = if name == "drive.mixed" { LaneModel::FULL_DUPLEX } else { 1e18 };
+        let Some(known) = self.0.get_mut(&name) else {
+            return Err(ParameterError::Unknown(name));
+        };
+        if !(value > 0.0 && value <= most) {
+            return Err(ParameterError::Value { name, value });
+        }
+        let unit = std::mem::take(&mut known.unit);
+        *known = Parameter { unit, ..parameter };
+        Ok(())
+    }
+
+    /// Returns the value of a parameter of the file.
+    ///
+    /// # Panics
+    /// Panics if there is none of this name.
+    #[must_use]
+    pub fn value(&self, name: &str) -> f64 {
+        match self.0.get(name) {
+            Some(parameter) => parameter.value,
+            None => panic!("{name}: no such parameter"),
+        }
+    }
+
+    fn micros(&self, name: &str) -> Duration {
+        Duration::from_secs_f64(self.value(name) * 1e-6)
+    }
+
+    /// Returns a GPU.
+    ///
+    /// # Panics
+    /// Panics if `name` is not one of [`Gpu::NAMES`].
+    #[must_use]
+    pub fn gpu(&self, name: &'static str) -> Gpu {
+        let of = |what: &str| self.value(&format!("gpu.{name}.{what}"));
+        Gpu {
+            name,
+            count: 1,
+            bytes: of("bytes") as u64,
+            flops: of("flops"),
+            bandwidth: of("bandwidth"),
+            linear: self.value("gpu.linear"),
+            attention: self.value("gpu.attention"),
+            memory: self.value("gpu.memory"),
+            layer_overhead: self.micros("gpu.layer_overhead"),
+        }
+    }
+
+    /// Returns the tiers of `drives` drives, and of the host memory, of `gpus` GPUs. Software paths
+    /// have their bandwidth for each GPU, and never more than the drives; the direct path is
+    /// limited by the links of the GPUs.
+    #[must_use]
+    pub fn storage(&self, drives: u32, gpus: u32) -> Storage {
+        let (drives, gpus) = (f64::from(drives), f64::from(gpus));
+        let of = |name: &str| self.value(name);
+        let lane = |each: [f64; 2], window| LaneModel {
+            read: (each[0] * gpus).min(of("drive.read") * drives),
+            write: (each[1] * gpus).min(of("drive.write") * drives),
+            latency: self.micros("drive.latency"),
+            object: Duration::from_secs_f64((of("drive.iops") * drives.max(1.0)).recip()),
+            mixed: of("drive.mixed"),
+            window,
+        };
+        let [link, gds, cpu] = ["host", "gds", "cpu"]
+            .map(|path| ["read", "write"].map(|way| of(&format!("{path}.{way}"))));
+        Storage {
+            direct: lane(link, WINDOW),
+            // The CPU submits everything immediately.
+            gds: lane(gds, usize::MAX),
+            cpu: lane(cpu, usize::MAX),
+            host: LaneModel {
+                read: link[0] * gpus,
+                write: link[1] * gpus,
+                latency: self.micros("host.latency"),
+                object: Duration::ZERO,
+                mixed: LaneModel::FULL_DUPLEX,
+                window: usize::MAX,
+            },
+            host_bytes: of("host.bytes") as u64,
+            drive_bytes: (of("drive.bytes") * drives) as u64,
+        }
+    }
+
+    /// Returns the prices.
+    #[must_use]
+    pub fn prices(&self) -> Prices {
+        let [gpu, dram_gb, drive_gb] =
+            ["gpu", "dram", "drive"].map(|what| self.value(&format!("price.{what}")));
+        Prices { gpu, dram_gb, drive_gb }
+    }
+
+    /// Describes the parameters that differ from [`PARAMETERS`], in words.
+    #[must_use]
+    pub fn replaced(&self) -> Vec<String> {
+        let default = Self::default();
+        let is_other = |(name, it): &(&String, &Parameter)| default.0.get(*name) != Some(*it);
+        let line = |(name, it): (&String, &Parameter)| {
+            let Parameter { value, unit, basis, source } = it;
+            let basis = basis.name();
+            format!("{name} is {value:e} {unit} ({basis}: {source})").replace("  ", " ")
+        };
+        self.0.iter().filter(is_other).map(line).collect()
+    }
+}
+
+impl Gpu {
+    /// Returns an H100 SXM with the parameters of [`PARAMETERS`].
+    #[must_use]
+    pub fn h100() -> Self {
+        Parameters::default().gpu("H100")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_schedule::Curve;
+
+    use super::*;
+
+    #[test]
+    fn the_file_has_what_the_code_asks_for() {
+        let parameters = Parameters::default();
+        let names = Gpu::NAMES.map(|name| parameters.gpu(name).name);
+        assert_eq!(names, Gpu::NAMES);
+        let storage = parameters.storage(2, 1);
+        assert_eq!((storage.direct.read, storage.direct.write), (25.9e9, 9.8e9));
+        assert_eq!(parameters.prices().gpu, 5.0);
+        assert!(parameters.0.values().all(|it| !it.source.is_empty()));
+    }
+
+    #[test]
+    fn files_replace_what_they_name() {
+        let mut found = Parameters::default();
+        let text = |name: &str, value: f64| {
+            format!(r#"{{"{name}": {{"value": {value}, "basis": "measured", "source": "here"}}}}"#)
+        };
+        found.replace(&text("drive.read", 7e9)).unwrap();
+        assert_eq!(found.storage(1, 1).direct.read, 7e9);
+        assert_eq!(found.replaced(), ["drive.read is 7e9 bytes/s (measured: here)"]);
+        for (text, wanted) in [
+            (text("drive.raed", 1.0), "drive.raed: no such parameter"),
+            (text("drive.read", 0.0), "drive.read: 0 is not above 0"),
+            (text("drive.mixed", 2.5), "drive.mixed: 2.5 is not above 0, or too large"),
+            ("[]".to_owned(), "no file of parameters"),
+        ] {
+            let error = found.replace(&text).unwrap_err().to_string();
+            assert!(error.starts_with(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn costs_of_a_table_become_bandwidth_and_latency() {
+        let curve = |gb: f64| Curve::line(Duration::from_micros(50), gb * 1e9).unwrap();
+        let costs = IoCosts { read: curve(14.0), write: curve(5.0), mixed: 0.8 };
+        let mut found = Parameters::default();
+        found.set_costs(&costs, 2, "--table").unwrap();
+        let lane = found.storage(2, 1).direct;
+        assert!((lane.read / 14e9 - 1.0).abs() < 1e-3, "{lane:?}");
+        assert!((lane.write / 5e9 - 1.0).abs() < 1e-3, "{lane:?}");
+        assert!((lane.latency.as_secs_f64() / 50e-6 - 1.0).abs() < 1e-2, "{lane:?}");
+        assert_eq!(lane.mixed, 0.8);
+    }
+}
