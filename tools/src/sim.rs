@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use ripieno_sim::{
-    Machine, Outcome, PARAMETERS, POLICIES, Prices, Scenario, compare, comparisons, page,
+    Counted, Machine, Outcome, PARAMETERS, POLICIES, Prices, Scenario, compare, comparisons, page,
 };
 
 use crate::file;
@@ -63,8 +63,9 @@ Examples:
   ripieno sim plan conversation_trace.jsonl --rate 0.5 --ttft-p99 5
   ripieno sim plan loogle --rate 1 --dram 128GiB,512GiB --drives 2,4,8 --json
 
-All combinations of host memory and drives are simulated, and none of either. The recommended one is
-the cheapest by tokens that keeps --ttft-p99; without it, the cheapest of all.";
+All combinations of host memory and drives are simulated, and none of either, with several seeds
+where requests are random; and more GPUs without tiers. The recommended one is the cheapest by
+tokens that serves what arrives and keeps --ttft-p99 with any seed.";
 
 /// Flags of the workload, the machine and the report.
 #[derive(Debug, Args)]
@@ -94,8 +95,8 @@ pub(crate) struct ReportFlags {
 /// A simulation to run.
 enum Task {
     Scenario(&'static Scenario),
-    /// A comparison of tiers: the name of a workload or file, and its requests.
-    Compare(String, Workload),
+    /// A comparison of tiers: the name of a workload or file, its description, and its requests.
+    Compare(String, Vec<String>, Counted),
 }
 
 /// Simulates and reports.
@@ -144,8 +145,8 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
                 next(scenario.name);
                 scenario.run(&files.parameters)
             }
-            Task::Compare(name, workload) => {
-                compared(&name, &workload, &machine, &prices, &mut next)
+            Task::Compare(name, setting, workload) => {
+                compared((&name, &setting), &workload, &machine, &prices, &mut next)
             }
         });
     }
@@ -168,13 +169,23 @@ fn tasks(flags: &SimFlags, machine: &Machine<'_>) -> Result<Vec<Task>, Problem> 
     }
     let task = |name: &String| match Scenario::named(name) {
         Some(scenario) => Ok(Task::Scenario(scenario)),
-        None => Ok(Task::Compare(name.clone(), read(name, &flags.serving.workload, machine)?)),
+        None => {
+            let of = &flags.serving.workload;
+            let workload = read(name, of, of.seed, machine)?;
+            let setting = workload.setting.clone();
+            Ok(Task::Compare(name.clone(), setting, workload.counted(of)?))
+        }
     };
     flags.names.iter().map(task).collect()
 }
 
 /// Returns the requests of a workload, all of which can be served.
-fn read(name: &str, flags: &WorkloadFlags, machine: &Machine<'_>) -> Result<Workload, Problem> {
+fn read(
+    name: &str,
+    flags: &WorkloadFlags,
+    seed: u64,
+    machine: &Machine<'_>,
+) -> Result<Workload, Problem> {
     // A misspelt name is not taken for a file; - is stdin.
     let is_name = !name.contains(['/', '.']) && name != "-" && !Path::new(name).exists();
     if is_name && !workload::names().any(|known| known == name) {
@@ -186,26 +197,26 @@ fn read(name: &str, flags: &WorkloadFlags, machine: &Machine<'_>) -> Result<Work
             format!("choose from {}, all, or a file", known.join(", ")),
         ));
     }
-    let workload = Workload::read(name, flags, machine.setup().block_tokens)?;
+    let workload = Workload::read(name, flags, seed, machine.setup().block_tokens)?;
     check_fit(machine, &workload.requests)?;
     Ok(workload)
 }
 
 fn compared(
-    name: &str,
-    workload: &Workload,
+    (name, setting): (&str, &[String]),
+    workload: &Counted,
     machine: &Machine<'_>,
     prices: &Prices,
     next: impl FnMut(&str),
 ) -> Outcome {
     let title = "all policies beside each other".to_owned();
-    let outcome = compare(machine, prices, &workload.requests, next);
-    named(Outcome { title, ..outcome }, name, workload)
+    let outcome = compare(machine, prices, workload, next);
+    named(Outcome { title, ..outcome }, name, setting)
 }
 
 /// Adds the workload's name and the origin of its requests to an outcome.
-fn named(mut outcome: Outcome, name: &str, workload: &Workload) -> Outcome {
-    outcome.setting.splice(0..0, workload.setting.iter().cloned());
+fn named(mut outcome: Outcome, name: &str, setting: &[String]) -> Outcome {
+    outcome.setting.splice(0..0, setting.iter().cloned());
     let stem = Path::new(name).file_stem().map_or(name.into(), |name| name.to_string_lossy());
     outcome.name = stem.into_owned();
     outcome

@@ -222,7 +222,7 @@ fn check_trace(path: &Path) {
     }
     for rate in [&["sim"][..], &["sim", "--rate", "0.5"]] {
         let flags = Flags::parse_from(rate).workload;
-        let read = Workload::read(path.to_str().unwrap(), &flags, 128);
+        let read = Workload::read(path.to_str().unwrap(), &flags, 1, 128);
         // The rate is the flag's fault, and named in its place.
         let Ok(workload) = read else { continue };
         assert!(workload.requests.is_sorted_by_key(|request| request.arrival));

@@ -123,7 +123,10 @@ fn a_plan_recommends_what_keeps_the_limit() {
     let all = plan("1000");
     assert!(all.starts_with("Recommended: the GPU's memory alone: "), "{all}");
     let none = plan("0.0001");
-    assert!(none.starts_with("Recommended: none: no combination has a TTFT"), "{none}");
+    assert!(
+        none.starts_with("Recommended: none: no combination that serves what arrives has a TTFT"),
+        "{none}"
+    );
 }
 
 #[test]
@@ -139,6 +142,7 @@ fn bad_input_is_named() {
     refused(&["/no/such.jsonl"], "trace /no/such.jsonl: cannot be read");
     refused(&["tutti-99"], "tutti-99: no such scenario, workload or file");
     refused(&["plan", "tutti-99"], "tutti-99: no such scenario, workload or file");
+    refused(&[path, "--warm-up", "100"], "--warm-up 100: the last request comes after");
     refused(&[path, "--kv-memory", "300MiB"], "request 1: 4096 tokens of prompt and 20 of output");
     refused(&["plan", path, "--model", "llama-3-70b"], "its weights leave no room");
     for (flag, wanted) in [("--model", "llama-3-8b, llama-3-70b"), ("--gpu", "H100")] {

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use crate::{
-    engine::{Report, Request, Second, serve},
+    engine::{Report, Second, serve},
     machine::Machine,
     outcome::{Line, Outcome, Plot, Table},
     page::{number, size},
     parameters::Parameters,
     policy::{Path, Policy},
     storage::Storage,
-    summary::{Prices, Summary, percentile},
+    summary::{Counted, Prices, Summary, percentile},
 };
 
 /// Default policies of a comparison.
@@ -27,7 +27,7 @@ pub const POLICIES: &[Policy] = &[
     Policy::LOOKAHEAD,
 ];
 
-/// Serves the requests with each policy. Calls `next` with the policy's name before each run.
+/// Serves the workload with each policy. Calls `next` with the policy's name before each run.
 ///
 /// # Panics
 /// Panics if one of the requests does not fit into the GPUs' memory: see [`Machine::too_long`].
@@ -35,7 +35,7 @@ pub const POLICIES: &[Policy] = &[
 pub fn compare(
     machine: &Machine,
     prices: &Prices,
-    requests: &[Request],
+    workload: &Counted,
     mut next: impl FnMut(&str),
 ) -> Outcome {
     let setup = machine.setup();
@@ -45,8 +45,8 @@ pub fn compare(
     let mut lines = Vec::new();
     for policy in POLICIES {
         next(policy.name);
-        let report = serve(&setup, policy, requests);
-        let summary = Summary::of(policy, requests, &report);
+        let report = serve(&setup, policy, &workload.requests);
+        let summary = Summary::of(policy, workload, &report);
         let cells = |columns: [Column; 10]| columns.map(|(_, of)| of(&summary, &report));
         latency.push(row(policy.name, cells(LATENCY)));
         places.push(row(policy.name, cells(TRAFFIC)));

@@ -50,9 +50,11 @@ pub use machine::Machine;
 pub use outcome::{Bar, Basis, Comparison, Gantt, Line, Outcome, Plot, Table};
 pub use page::{comparisons, page, svg};
 pub use parameters::{Origin, PARAMETERS, ParameterError, Parameters};
-pub use plan::{Choices, plan};
+pub use plan::{Choices, Limits, plan};
 pub use policy::{HostMemory, Loads, Path, Policy, Tier};
 pub use scenario::Scenario;
 pub use storage::Storage;
-pub use summary::{Prices, Summary, Times, median, percentile};
-pub use workload::{Documents, L_EVAL, LOOGLE, Lengths, Profile, abort};
+pub use summary::{Counted, Prices, Summary, Times, median, percentile};
+pub use workload::{
+    CHAT, Conversations, Documents, L_EVAL, LOOGLE, Lengths, Profile, abort, jitter,
+};

@@ -1,13 +1,17 @@
 //! Recommends tiers for a workload.
 
+use std::time::Duration;
+
+use rayon::prelude::*;
+
 use crate::{
-    engine::{Request, serve},
+    engine::serve,
     machine::Machine,
     outcome::{Line, Outcome, Plot, Table},
     page::{number, size},
     parameters::Parameters,
     policy::Policy,
-    summary::{Prices, Summary},
+    summary::{Counted, Prices, Summary, median},
 };
 
 /// Candidate tiers. No host memory and no drives are always among the choices.
@@ -17,136 +21,274 @@ pub struct Choices {
     pub dram: Vec<u64>,
     /// Numbers of drives.
     pub drives: Vec<u32>,
+    /// Other numbers of GPUs, served with their memory alone.
+    pub gpus: Vec<u32>,
 }
 
-/// A combination of tiers, with its performance and cost.
-#[derive(Debug, Clone, Copy)]
-struct Choice {
+/// Limits that a choice has to keep.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// Seconds to the first token that 99 % of the requests must not exceed, with any seed.
+    pub ttft_p99: Option<f64>,
+    /// Drive writes a day for which drives are rated.
+    pub writes_a_day: f64,
+}
+
+/// Costs that differ by less are equal: the difference is not one that a model can tell.
+const TIE: f64 = 0.01;
+
+/// GPUs and tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Hardware {
+    gpus: u32,
     dram: u64,
     drives: u32,
+}
+
+/// A run with one seed.
+#[derive(Debug, Clone, Copy)]
+struct Run {
     summary: Summary,
+    /// Bytes written to drives in a day.
+    written: f64,
     /// Dollars an hour.
     hour: f64,
     /// Dollars per million tokens.
     million: f64,
 }
 
+/// Hardware, with its performance and cost by seed.
+#[derive(Debug, Clone)]
+struct Choice {
+    hardware: Hardware,
+    runs: Vec<Run>,
+    /// Writes of the whole capacity a day; 0 without drives.
+    drive_writes: f64,
+}
+
 impl Choices {
-    fn all(&self) -> impl Iterator<Item = (u64, u32)> {
-        let each = |counts: &[u32]| [0].into_iter().chain(counts.to_vec());
+    fn all(&self, gpus: u32) -> Vec<Hardware> {
         let dram = [0].into_iter().chain(self.dram.iter().copied());
-        dram.flat_map(move |dram| each(&self.drives).map(move |drives| (dram, drives)))
+        let tiers = dram.flat_map(|dram| {
+            let drives = [0].into_iter().chain(self.drives.iter().copied());
+            drives.map(move |drives| Hardware { gpus, dram, drives })
+        });
+        let more = self.gpus.iter().map(|gpus| Hardware { gpus: *gpus, dram: 0, drives: 0 });
+        tiers.chain(more).collect()
     }
 
-    /// Returns the number of runs.
+    /// Returns the number of runs with each seed.
     #[must_use]
     pub fn runs(&self) -> usize {
-        (self.dram.len() + 1) * (self.drives.len() + 1)
+        (self.dram.len() + 1) * (self.drives.len() + 1) + self.gpus.len()
+    }
+}
+
+impl Hardware {
+    fn name(&self, gpus: u32) -> String {
+        let Self { dram, drives, .. } = *self;
+        let memory = format!("{} of host memory", size(dram));
+        let plural = if drives == 1 { "drive" } else { "drives" };
+        match (dram, drives) {
+            (0, 0) if self.gpus != gpus => format!("{} GPUs, their memory alone", self.gpus),
+            (0, 0) => "the GPU's memory alone".to_owned(),
+            (0, _) => format!("{drives} {plural}"),
+            (_, 0) => memory,
+            _ => format!("{memory}, {drives} {plural}"),
+        }
+    }
+
+    fn policy(&self) -> Policy {
+        match (self.dram, self.drives) {
+            (0, 0) => Policy::HBM,
+            (0, _) => Policy::OURS,
+            (_, 0) => Policy::HOST_ALONE,
+            _ => Policy::LOOKAHEAD,
+        }
+    }
+
+    /// Returns `machine` with this hardware; other GPUs bring 90 % of their memory.
+    fn of<'a>(&self, machine: &Machine<'a>) -> Machine<'a> {
+        let each = machine.gpu.bytes as f64 * 0.9;
+        let more = (f64::from(self.gpus) - f64::from(machine.gpu.count)) * each;
+        Machine {
+            gpu: crate::Gpu { count: self.gpus, ..machine.gpu },
+            kv_bytes: (machine.kv_bytes as f64 + more) as u64,
+            dram_bytes: self.dram,
+            drives: self.drives,
+            ..*machine
+        }
     }
 }
 
 impl Choice {
     fn of(
-        machine: &Machine,
+        machine: &Machine<'_>,
         prices: &Prices,
-        requests: &[Request],
-        (dram, drives): (u64, u32),
+        workloads: &[Counted],
+        limits: &Limits,
+        hardware: Hardware,
     ) -> Self {
-        let machine = Machine { dram_bytes: dram, drives, ..*machine };
-        let policy = match (dram, drives) {
-            (0, 0) => Policy::HBM,
-            (0, _) => Policy::OURS,
-            (_, 0) => Policy::HOST_ALONE,
-            _ => Policy::LOOKAHEAD,
-        };
+        let (machine, policy) = (hardware.of(machine), hardware.policy());
         let setup = machine.setup();
-        let report = serve(&setup, &policy, requests);
-        let summary = Summary::of(&policy, requests, &report);
-        let hour = prices.hour(&setup, &policy);
-        Self {
-            dram,
-            drives,
-            summary,
-            hour,
-            million: Prices::million(hour, summary.tokens_per_second),
-        }
+        let capacity = setup.storage.drive_bytes as f64;
+        let run = |workload: &Counted| {
+            let report = serve(&setup, &policy, &workload.requests);
+            let summary = Summary::of(&policy, workload, &report);
+            let is_written = hardware.drives > 0;
+            let written = if is_written { report.write_bytes as f64 } else { 0.0 };
+            let written = written / report.took.as_secs_f64() * 86_400.0;
+            // Drives that are written more often than rated are replaced sooner.
+            let wear = (written / capacity.max(1.0) / limits.writes_a_day).max(1.0);
+            let drive_gb = prices.drive_gb * wear;
+            let hour = Prices { drive_gb, ..*prices }.hour(&setup, &policy);
+            let million = Prices::million(hour, summary.tokens_per_second);
+            Run { summary, written, hour, million }
+        };
+        let runs: Vec<Run> = workloads.par_iter().map(run).collect();
+        let mut choice = Self { hardware, runs, drive_writes: 0.0 };
+        choice.drive_writes = choice.median(|it| it.written) / capacity.max(1.0);
+        choice
     }
 
-    fn row(&self) -> Vec<String> {
-        let Self { summary, hour, million, .. } = self;
-        let parts = [summary.hbm_hits, summary.host_hits, summary.drive_hits, summary.hits()];
-        let times = [summary.ttft.mean, summary.ttft.p99, summary.itl.mean];
-        std::iter::once(name(self.dram, self.drives))
-            .chain(parts.map(|part| number(part * 100.0)))
-            .chain(times.map(|time| number(time * 1e3)))
-            .chain([summary.requests_per_second, summary.tokens_per_second, *hour].map(number))
-            .chain([format!("{million:.3}")])
-            .collect()
+    fn median(&self, of: fn(&Run) -> f64) -> f64 {
+        median(self.runs.iter().map(of).collect()).expect("there is a run")
+    }
+
+    /// Returns the lowest and the highest value over the seeds.
+    fn range(&self, of: fn(&Run) -> f64) -> [f64; 2] {
+        let all = || self.runs.iter().map(of);
+        [all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max)]
+    }
+
+    fn million(&self) -> f64 {
+        self.median(|it| it.million)
+    }
+
+    fn p99(&self) -> [f64; 2] {
+        self.range(|it| it.summary.ttft.p99)
+    }
+
+    /// Returns true if the queue grows, with most seeds.
+    fn is_saturated(&self) -> bool {
+        self.median(|it| it.summary.queue_growth) > Summary::SATURATED
+    }
+
+    fn keeps(&self, limits: &Limits) -> bool {
+        limits.ttft_p99.is_none_or(|limit| self.p99()[1] <= limit)
+    }
+
+    /// Returns true if the costs differ by less than a hundredth, or than between seeds.
+    fn ties_with(&self, other: &Self) -> bool {
+        let [low, high] = self.range(|it| it.million);
+        let [other_low, other_high] = other.range(|it| it.million);
+        let is_close = (self.million() / other.million() - 1.0).abs() < TIE;
+        is_close || (low <= other_high && other_low <= high)
+    }
+
+    fn row(&self, gpus: u32) -> Vec<String> {
+        let ms = |of: fn(&Run) -> f64| number(self.median(of) * 1e3);
+        let percent = |of: fn(&Run) -> f64| number(self.median(of) * 100.0);
+        let [low, high] = self.p99().map(|time| number(time * 1e3));
+        vec![
+            self.hardware.name(gpus),
+            percent(|it| it.summary.hbm_hits),
+            percent(|it| it.summary.host_hits),
+            percent(|it| it.summary.drive_hits),
+            percent(|it| it.summary.hits()),
+            ms(|it| it.summary.ttft.p50),
+            ms(|it| it.summary.ttft.p95),
+            ms(|it| it.summary.ttft.p99),
+            format!("{low} to {high}"),
+            ms(|it| it.summary.ttft_again.p50),
+            ms(|it| it.summary.ttft_again.p95),
+            ms(|it| it.summary.ttft_again.p99),
+            ms(|it| it.summary.itl.mean),
+            percent(|it| it.summary.queue_growth),
+            number(self.median(|it| it.summary.requests_per_second)),
+            number(self.median(|it| it.summary.tokens_per_second)),
+            format!("{:.2}", self.median(|it| it.written) / 1e12),
+            format!("{:.2}", self.drive_writes),
+            number(self.median(|it| it.hour)),
+            format!("{:.3}", self.million()),
+        ]
     }
 }
 
-fn name(dram: u64, drives: u32) -> String {
-    let memory = format!("{} of host memory", size(dram));
-    let plural = if drives == 1 { "drive" } else { "drives" };
-    match (dram, drives) {
-        (0, 0) => "the GPU's memory alone".to_owned(),
-        (0, _) => format!("{drives} {plural}"),
-        (_, 0) => memory,
-        _ => format!("{memory}, {drives} {plural}"),
-    }
-}
+const COLUMNS: [&str; 20] = [
+    "tiers",
+    "GPU, %",
+    "host memory, %",
+    "drives, %",
+    "hits, %",
+    "TTFT p50, ms",
+    "p95",
+    "p99",
+    "p99 by seed",
+    "without first questions: p50",
+    "p95",
+    "p99",
+    "inter-token latency, ms",
+    "left over, %",
+    "requests/s",
+    "tokens/s",
+    "TB written a day",
+    "drive writes a day",
+    "$ an hour",
+    "$ a million tokens",
+];
 
-/// Returns the choice with the lowest cost per token whose P99 TTFT is at most `ttft_p99` seconds,
-/// if given; the first one among equals.
-fn cheapest(choices: &[Choice], ttft_p99: Option<f64>) -> Option<&Choice> {
-    let keeps = |it: &&Choice| ttft_p99.is_none_or(|limit| it.summary.ttft.p99 <= limit);
-    choices.iter().filter(keeps).min_by(|one, other| one.million.total_cmp(&other.million))
-}
-
-/// Serves requests with each combination of tiers and recommends one: the cheapest that keeps
-/// `ttft_p99` (seconds), or the cheapest of all. Calls `next` with a name before each run.
+/// Serves the requests of each seed with each combination of tiers, and with more GPUs, and
+/// recommends one: the cheapest by tokens that keeps the limits and serves what arrives. Calls
+/// `next` with a name before each combination.
 ///
 /// # Panics
-/// Same as [`crate::compare()`].
+/// Same as [`crate::compare()`], and panics without workloads.
 #[must_use]
 pub fn plan(
-    machine: &Machine,
+    machine: &Machine<'_>,
     prices: &Prices,
     choices: &Choices,
-    ttft_p99: Option<f64>,
-    requests: &[Request],
+    limits: &Limits,
+    workloads: &[Counted],
     mut next: impl FnMut(&str),
 ) -> Outcome {
-    let run = |(dram, drives)| {
-        next(&name(dram, drives));
-        Choice::of(machine, prices, requests, (dram, drives))
+    let gpus = machine.gpu.count;
+    let run = |hardware: Hardware| {
+        next(&hardware.name(gpus));
+        Choice::of(machine, prices, workloads, limits, hardware)
     };
-    let found: Vec<Choice> = choices.all().map(run).collect();
-    let columns = ["tiers", "GPU, %", "host memory, %", "drives, %", "hits, %"]
-        .into_iter()
-        .chain(["TTFT, ms", "p99", "inter-token latency, ms"])
-        .chain(["requests/s", "tokens/s", "$ an hour", "$ a million tokens"]);
+    let found: Vec<Choice> = choices.all(gpus).into_iter().map(run).collect();
     let table = Table {
-        title: "Tiers, and what follows".to_owned(),
-        columns: columns.map(str::to_owned).collect(),
-        rows: found.iter().map(Choice::row).collect(),
+        title: "Tiers, and what follows: medians over the seeds".to_owned(),
+        columns: COLUMNS.map(str::to_owned).to_vec(),
+        rows: found.iter().map(|choice| choice.row(gpus)).collect(),
     };
+    let setting = setting(machine, prices, limits, workloads);
     Outcome {
-        setting: machine.setting().into_iter().chain(setting(machine, prices)).collect(),
+        setting: machine.setting().into_iter().chain(setting).collect(),
         tables: vec![table],
-        plots: plots(choices, &found),
-        notes: advice(&found, ttft_p99, requests),
+        plots: plots(choices, &found, gpus),
+        notes: advice(&found, limits, gpus),
         ..Outcome::default()
     }
 }
 
-fn setting(machine: &Machine, prices: &Prices) -> [String; 3] {
+fn setting(
+    machine: &Machine<'_>,
+    prices: &Prices,
+    limits: &Limits,
+    workloads: &[Counted],
+) -> Vec<String> {
     let from = if *prices == Parameters::default().prices() { " (Tutti, section 4.3)" } else { "" };
-    [
+    let one = machine.parameters.storage(1, 1);
+    let mut lines = vec![
         format!(
-            "drives of {:.1} TB, each with half of the bandwidth of the Tutti paper's two \
-             (figure 9); host memory at 50 GB/s for each GPU (section 2.2)",
-            machine.drive_bytes as f64 / 1e12
+            "drives of {:.1} TB with {} and {} GB/s; host memory at {} GB/s for each GPU",
+            machine.drive_bytes as f64 / 1e12,
+            number(one.direct.read / 1e9),
+            number(one.direct.write / 1e9),
+            number(one.host.read / 1e9)
         ),
         "drives alone: directly and by layers, with the scheduler; host memory alone: the same; \
          both: host memory before the drives, with lookahead"
@@ -156,52 +298,107 @@ fn setting(machine: &Machine, prices: &Prices) -> [String; 3] {
              or not{from}; tokens of prompts and output, until the last request has ended",
             prices.gpu, prices.dram_gb, prices.drive_gb
         ),
-    ]
+        format!(
+            "drives are rated for {} drive writes a day; what is written more often costs as many \
+             times more. Bytes are those of the store, without the drives' own copies",
+            limits.writes_a_day
+        ),
+        "a first question has less than half of its prompt's blocks in earlier requests".to_owned(),
+    ];
+    if let [first, others @ ..] = workloads {
+        if first.warm_up > Duration::ZERO {
+            lines.push(format!(
+                "requests of the first {} s are served and not counted",
+                first.warm_up.as_secs_f64()
+            ));
+        }
+        if !others.is_empty() {
+            lines.push(format!("{} seeds", workloads.len()));
+        }
+    }
+    lines.extend(machine.parameters.replaced());
+    lines
 }
 
-fn advice(found: &[Choice], ttft_p99: Option<f64>, requests: &[Request]) -> Vec<String> {
-    let p99 = |it: &Choice| number(it.summary.ttft.p99 * 1e3);
+/// Returns the cheapest choice that keeps the limits: of those that serve what arrives, or of all
+/// if none does.
+fn cheapest<'a>(choices: &'a [Choice], limits: &Limits) -> Option<&'a Choice> {
+    let all_saturated = choices.iter().all(Choice::is_saturated);
+    let keeps = |it: &&Choice| it.keeps(limits) && (all_saturated || !it.is_saturated());
+    choices.iter().filter(keeps).min_by(|one, other| one.million().total_cmp(&other.million()))
+}
+
+fn names<'a>(choices: impl IntoIterator<Item = &'a Choice>, gpus: u32) -> String {
+    let names: Vec<String> = choices.into_iter().map(|it| it.hardware.name(gpus)).collect();
+    names.join("; ")
+}
+
+fn advice(found: &[Choice], limits: &Limits, gpus: u32) -> Vec<String> {
+    let ms = |time: f64| number(time * 1e3);
     let all = found.len();
-    let asked =
-        ttft_p99.map(|limit| format!("a TTFT of {} ms or less (99 %)", number(limit * 1e3)));
-    let mut notes = match (cheapest(found, ttft_p99), asked) {
-        (Some(it), asked) => {
-            let why = asked.map_or_else(
-                || format!("the lowest cost of {all} combinations"),
-                |asked| {
-                    let kept = |it: &&Choice| ttft_p99.is_some_and(|at| it.summary.ttft.p99 <= at);
-                    let keep = found.iter().filter(kept).count();
-                    format!("the lowest cost of the {keep} of {all} combinations with {asked}")
-                },
-            );
-            vec![format!(
-                "Recommended: {}: ${:.3} a million tokens, TTFT {} ms (99 %): {why}.",
-                name(it.dram, it.drives),
-                it.million,
-                p99(it)
-            )]
+    let kept = found.iter().filter(|it| it.keeps(limits)).count();
+    let asked = limits
+        .ttft_p99
+        .map(|limit| format!("a TTFT of {} ms or less (99 %, with any seed)", ms(limit)));
+    let mut notes = Vec::new();
+    let best = cheapest(found, limits);
+    if let Some(it) = best {
+        let why = match &asked {
+            Some(asked) => format!("the lowest cost of the {kept} of {all} with {asked}"),
+            None => format!("the lowest cost of {all} combinations"),
+        };
+        notes.push(format!(
+            "Recommended: {}: ${:.3} a million tokens, TTFT {} ms (99 %): {why}.",
+            it.hardware.name(gpus),
+            it.million(),
+            ms(it.p99()[1])
+        ));
+        let ties: Vec<&Choice> = found
+            .iter()
+            .filter(|other| other.hardware != it.hardware && other.keeps(limits))
+            .filter(|other| other.is_saturated() == it.is_saturated() && other.ties_with(it))
+            .collect();
+        if !ties.is_empty() {
+            notes.push(format!(
+                "These cost the same, within 1 % or what seeds differ by: {}.",
+                names(ties, gpus)
+            ));
         }
-        (None, asked) => {
-            let order = |it: &&Choice, other: &&Choice| {
-                it.summary.ttft.p99.total_cmp(&other.summary.ttft.p99)
-            };
-            let nearest = found.iter().min_by(order).expect("nothing is a choice");
-            vec![format!(
-                "Recommended: none: no combination has {}; {} comes nearest, with {} ms.",
-                asked.unwrap_or_default(),
-                name(nearest.dram, nearest.drives),
-                p99(nearest)
-            )]
-        }
-    };
-    let span = requests.last().map_or(0.0, |last| last.arrival.as_secs_f64());
-    let comes = requests.len() as f64 / span.max(1e-9);
-    if found.iter().all(|it| it.summary.requests_per_second > comes * 0.97) {
+    } else {
+        let least = found.iter().map(|it| it.p99()[1]).fold(f64::INFINITY, f64::min);
+        let nearest = found.iter().filter(|it| it.p99()[1] <= least * (1.0 + TIE));
+        notes.push(format!(
+            "Recommended: none: no combination that serves what arrives has {}. Nearest, with {} \
+             ms: {}.",
+            asked.unwrap_or_default(),
+            ms(least),
+            names(nearest, gpus)
+        ));
+    }
+    let saturated: Vec<&Choice> = found.iter().filter(|it| it.is_saturated()).collect();
+    if saturated.len() == all {
         notes.push(
-            "All of them serve what comes, so that what costs least an hour costs least: \
-             --ttft-p99 asks for more, and --rate for what they can serve at the most."
+            "More requests arrive than any of them serves: queues grow to the end, TTFT says how \
+             long the run was, and costs are those of a full load. Use a lower --rate, or more \
+             GPUs."
                 .to_owned(),
         );
+    } else if !saturated.is_empty() {
+        notes.push(format!(
+            "More requests arrive than these serve (left over, %), and their TTFT says how long \
+             the run was: {}.",
+            names(saturated, gpus)
+        ));
+    }
+    let worn = found.iter().filter(|it| it.drive_writes > limits.writes_a_day);
+    let worn: Vec<&Choice> = worn.collect();
+    if !worn.is_empty() {
+        notes.push(format!(
+            "Drives are written more often than {} times a day: {}. Their price counts as often as \
+             they have to be replaced.",
+            limits.writes_a_day,
+            names(worn, gpus)
+        ));
     }
     notes
 }
@@ -209,14 +406,16 @@ fn advice(found: &[Choice], ttft_p99: Option<f64>, requests: &[Request]) -> Vec<
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Plots cost and TTFT by host memory, with a line for each number of drives.
-fn plots(choices: &Choices, found: &[Choice]) -> Vec<Plot> {
+fn plots(choices: &Choices, found: &[Choice], gpus: u32) -> Vec<Plot> {
     if choices.dram.is_empty() {
         return Vec::new();
     }
     let plot = |title: &str, y: &str, of: fn(&Choice) -> f64| {
         let line = |drives: u32| {
-            let those = found.iter().filter(|it| it.drives == drives);
-            let mut points: Vec<_> = those.map(|it| (it.dram as f64 / GIB, of(it))).collect();
+            let is_its = |it: &&Choice| it.hardware.drives == drives && it.hardware.gpus == gpus;
+            let those = found.iter().filter(is_its);
+            let mut points: Vec<_> =
+                those.map(|it| (it.hardware.dram as f64 / GIB, of(it))).collect();
             points.sort_unstable_by(|one, other| one.0.total_cmp(&other.0));
             Line { name: format!("{drives} drives"), points }
         };
@@ -228,9 +427,11 @@ fn plots(choices: &Choices, found: &[Choice]) -> Vec<Plot> {
         }
     };
     vec![
-        plot("Cost of a million tokens", "$", |it| it.million),
-        plot("TTFT, 99 %", "ms", |it| it.summary.ttft.p99 * 1e3),
-        plot("Prompts' tokens that are not computed", "%", |it| it.summary.hits() * 100.0),
+        plot("Cost of a million tokens", "$", Choice::million),
+        plot("TTFT, 99 %", "ms", |it| it.median(|run| run.summary.ttft.p99) * 1e3),
+        plot("Prompts' tokens that are not computed", "%", |it| {
+            it.median(|run| run.summary.hits()) * 100.0
+        }),
     ]
 }
 

@@ -1,5 +1,7 @@
 //! Performance and cost of a run in a few numbers.
 
+use std::{collections::HashSet, time::Duration};
+
 use serde::Serialize;
 
 use crate::{
@@ -55,13 +57,44 @@ pub fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.get(numbers.len() / 2).copied()
 }
 
-/// Performance over the requests that were not aborted.
+/// Requests of a run, and which of them count.
+#[derive(Debug, Clone)]
+pub struct Counted {
+    /// Requests in order of arrival.
+    pub requests: Vec<Request>,
+    /// Time before which arriving requests are served and not counted.
+    pub warm_up: Duration,
+    /// By request: true if earlier ones have at least half of its prompt's blocks.
+    is_again: Vec<bool>,
+}
+
+impl Counted {
+    /// Counts the requests that arrive after `warm_up`.
+    #[must_use]
+    pub fn new(requests: Vec<Request>, warm_up: Duration) -> Self {
+        let mut seen = HashSet::new();
+        let is_again = |request: &Request| {
+            let known = request.blocks.iter().filter(|block| seen.contains(*block)).count();
+            seen.extend(request.blocks.iter().copied());
+            known > 0 && known * 2 >= request.blocks.len()
+        };
+        let is_again = requests.iter().map(is_again).collect();
+        Self { requests, warm_up, is_again }
+    }
+}
+
+/// Performance over the requests that count and were not aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Summary {
     /// Time to the first token.
     pub ttft: Times,
+    /// Time to the first token of requests with half of their prompt in earlier ones.
+    pub ttft_again: Times,
     /// Mean time between two tokens of each request.
     pub itl: Times,
+    /// Fraction of the arriving requests by which the queue grew from the second fifth of them to
+    /// the last one; 0 if it did not. A stable queue has about 0.
+    pub queue_growth: f64,
     /// Fraction of the prompt tokens found in the GPU's memory.
     pub hbm_hits: f64,
     /// Fraction loaded from host memory.
@@ -77,12 +110,20 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarises the run of `policy` over `requests`.
+    /// Growth of the queue from which on more arrives than is served: a queue that does not grow
+    /// varies by less.
+    pub const SATURATED: f64 = 0.03;
+
+    /// Summarises the run of `policy` over `workload`.
     #[must_use]
-    pub fn of(policy: &Policy, requests: &[Request], report: &Report) -> Self {
+    pub fn of(policy: &Policy, workload: &Counted, report: &Report) -> Self {
         let Report { served, took, compute, bubble, .. } = report;
-        let all = requests.iter().zip(served);
-        let both: Vec<_> = all.filter(|(_, was)| !was.is_aborted).collect();
+        let Counted { requests, warm_up, is_again } = workload;
+        let all = requests.iter().zip(served).zip(is_again);
+        let counts = |it: &Request, was: &Served| it.arrival >= *warm_up && !was.is_aborted;
+        let counted: Vec<_> = all.filter(|((it, was), _)| counts(it, was)).collect();
+        let both: Vec<(&Request, &Served)> = counted.iter().map(|(both, _)| *both).collect();
+        let again = counted.iter().filter(|(_, is_again)| **is_again);
         let itl = both.iter().filter(|(request, _)| request.output > 1);
         let itl = itl.map(|(it, was)| was.decode.as_secs_f64() / f64::from(it.output - 1));
         let sum = |of: &dyn Fn(&Request, &Served) -> u32| {
@@ -92,16 +133,18 @@ impl Summary {
         let (hbm, loaded) = (sum(&|_, was| was.hbm_tokens), sum(&|_, was| was.loaded_tokens));
         let is_host = policy.tier.is_some_and(|tier| tier.path == Path::Host);
         let host = if is_host { loaded } else { sum(&|_, was| was.host_tokens) };
-        let took = took.as_secs_f64();
+        let took = took.saturating_sub(*warm_up).as_secs_f64();
         Self {
             ttft: Times::of(both.iter().map(|(_, was)| was.ttft.as_secs_f64()).collect()),
+            ttft_again: Times::of(again.map(|((_, was), _)| was.ttft.as_secs_f64()).collect()),
             itl: Times::of(itl.collect()),
+            queue_growth: queue_growth(&both),
             hbm_hits: part(hbm, input),
             host_hits: part(host, input),
             drive_hits: part(loaded - host, input),
             bubble: part(bubble.as_secs_f64(), (*compute + *bubble).as_secs_f64()),
-            requests_per_second: both.len() as f64 / took,
-            tokens_per_second: (input + output) / took,
+            requests_per_second: part(both.len() as f64, took),
+            tokens_per_second: part(input + output, took),
         }
     }
 
@@ -110,6 +153,26 @@ impl Summary {
     pub fn hits(&self) -> f64 {
         self.hbm_hits + self.host_hits + self.drive_hits
     }
+}
+
+/// Returns the growth of the queue for the first token, by arriving requests: between the second
+/// fifth of `served` and the last one.
+fn queue_growth(served: &[(&Request, &Served)]) -> f64 {
+    let count = served.len();
+    if count < 10 {
+        return 0.0;
+    }
+    let mut firsts: Vec<Duration> = served.iter().map(|(it, was)| it.arrival + was.ttft).collect();
+    firsts.sort_unstable();
+    let waiting = |at: usize| {
+        let arrival = served[at].0.arrival;
+        (at + 1 - firsts.partition_point(|first| *first <= arrival)) as f64
+    };
+    let mean = |from: usize, to: usize| (from..to).map(waiting).sum::<f64>() / (to - from) as f64;
+    let (early, late) = (mean(count / 5, count * 2 / 5), mean(count * 4 / 5, count));
+    // A few requests are chance, and not growth.
+    let grown = late - early;
+    if grown < 4.0 { 0.0 } else { grown / (count as f64 * 0.6) }
 }
 
 /// Prices in dollars an hour.
@@ -156,5 +219,45 @@ mod tests {
         assert_eq!(times, Times { mean: 100.5, p50: 100.0, p95: 190.0, p99: 198.0 });
         assert_eq!(Times::of(vec![7.0]), Times { mean: 7.0, p50: 7.0, p95: 7.0, p99: 7.0 });
         assert_eq!(Times::of(Vec::new()), Times::default());
+    }
+
+    #[test]
+    fn a_queue_grows_by_what_is_not_served() {
+        // One arrives a second, and one is served in `each` seconds.
+        let growth = |each: f64| {
+            let request = |at: u64| Request {
+                arrival: Duration::from_secs(at),
+                input: 100,
+                output: 1,
+                blocks: Vec::new(),
+                leaves: None,
+            };
+            let requests: Vec<Request> = (0..1000).map(request).collect();
+            let end = |at: u64| Duration::from_secs_f64((at + 1) as f64 * each);
+            let served = |at: u64| Served {
+                ttft: end(at).max(Duration::from_secs(at + 1)) - Duration::from_secs(at),
+                ..Served::default()
+            };
+            let served: Vec<Served> = (0..1000).map(served).collect();
+            queue_growth(&requests.iter().zip(&served).collect::<Vec<_>>())
+        };
+        assert_eq!([0.5, 1.0].map(growth), [0.0; 2]);
+        for (each, left) in [(1.25, 0.2), (2.0, 0.5)] {
+            assert!((growth(each) - left).abs() < 0.01, "{each}: {}", growth(each));
+        }
+    }
+
+    #[test]
+    fn what_was_there_before_is_told_from_what_is_new() {
+        let request = |blocks: &[u64]| Request {
+            arrival: Duration::ZERO,
+            input: 64 * blocks.len() as u32 + 1,
+            output: 1,
+            blocks: blocks.to_vec(),
+            leaves: None,
+        };
+        let requests = [&[1, 2][..], &[1, 3], &[1, 4, 5], &[1, 4, 5, 6], &[]].map(request);
+        let counted = Counted::new(requests.to_vec(), Duration::ZERO);
+        assert_eq!(counted.is_again, [false, true, false, true, false]);
     }
 }

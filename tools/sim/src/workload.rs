@@ -19,6 +19,16 @@ pub fn abort(requests: &mut [Request], part: f64, within: Duration, seed: u64) {
     }
 }
 
+/// Spreads the arrivals of a trace whose times are rounded down: each by a random part of `most`.
+/// Sorts the requests again.
+pub fn jitter(requests: &mut [Request], most: Duration, seed: u64) {
+    let mut chance = StdRng::seed_from_u64(seed);
+    for request in &mut *requests {
+        request.arrival += most.mul_f64(chance.random_range(0.0..1.0));
+    }
+    requests.sort_by_key(|request| request.arrival);
+}
+
 /// Documents and questions about them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Documents {
@@ -141,6 +151,75 @@ impl Profile {
             Request { arrival, input, output, blocks, leaves: None }
         };
         (0..count).map(request).collect()
+    }
+}
+
+/// Conversations of several turns: each prompt is all that was said before, and a new message.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Conversations {
+    /// Tokens of instructions at the beginning of all conversations.
+    pub instructions: u32,
+    /// Tokens of a message.
+    pub message: Lengths,
+    /// Tokens of an answer.
+    pub answer: Lengths,
+    /// Mean number of turns of a conversation, geometrically distributed.
+    pub turns: f64,
+    /// Mean seconds between two messages of a conversation, exponentially distributed.
+    pub pause: f64,
+    /// Tokens after which a conversation ends.
+    pub most: u32,
+}
+
+/// A chat. No paper gives these numbers; they are ours.
+pub const CHAT: Conversations = Conversations {
+    instructions: 512,
+    message: Lengths { tokens: (8, 8_192), mean: 300.0, spread: 1.2 },
+    answer: Lengths { tokens: (16, 2_048), mean: 350.0, spread: 0.8 },
+    turns: 6.0,
+    pause: 90.0,
+    most: 32_768,
+};
+
+impl Conversations {
+    /// Returns `count` requests at about `rate` a second, with Poisson arrivals of conversations.
+    #[must_use]
+    pub fn requests(&self, count: usize, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
+        let mut chance = StdRng::seed_from_u64(seed);
+        let exponential = |chance: &mut StdRng, mean: f64| {
+            -ln(chance.random_range(f64::MIN_POSITIVE..1.0)) * mean
+        };
+        let mut requests = Vec::new();
+        let mut begins = 0.0;
+        for number in 1_u64.. {
+            // What begins later has no turn among the first `count`.
+            let now = Duration::from_secs_f64(begins);
+            let is_past = |it: &&Request| it.arrival <= now;
+            if number.is_power_of_two() && requests.iter().filter(is_past).count() >= count {
+                break;
+            }
+            begins += exponential(&mut chance, self.turns / rate);
+            let (mut at, mut before) = (begins, self.instructions);
+            loop {
+                let message = self.message.draw(&mut chance);
+                let (input, output) = (before + message, self.answer.draw(&mut chance));
+                let name = |block: u32| {
+                    let whose = if block < self.instructions / block_tokens { 0 } else { number };
+                    whose << 24 | u64::from(block)
+                };
+                let blocks = (0..input / block_tokens).map(name).collect();
+                let arrival = Duration::from_secs_f64(at);
+                requests.push(Request { arrival, input, output, blocks, leaves: None });
+                before = input + output;
+                if before > self.most || chance.random_range(0.0..1.0) < 1.0 / self.turns {
+                    break;
+                }
+                at += exponential(&mut chance, self.pause);
+            }
+        }
+        requests.sort_by_key(|request| request.arrival);
+        requests.truncate(count);
+        requests
     }
 }
 

@@ -1,10 +1,11 @@
 //! `ripieno sim plan`: finds the tiers to buy.
 
 use clap::Args;
-use ripieno_sim::{Choices, Outcome, plan};
+use ripieno_sim::{Choices, Limits, Machine, Outcome, plan};
 
-use super::workload::above_zero;
+use super::workload::{Workload, above_zero};
 use super::{ServingFlags, named, read, report};
+use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::size;
 
@@ -25,9 +26,23 @@ pub(crate) struct PlanFlags {
         value_parser = size::count::<u32>(1..=256), help_heading = "Choices")]
     drives: Vec<u32>,
 
-    /// Seconds to the first token that 99 % of the requests must not exceed
+    /// Seconds to the first token that 99 % of the requests must not exceed, with any seed
     #[arg(long, value_name = "SECONDS", value_parser = above_zero, help_heading = "Choices")]
     ttft_p99: Option<f64>,
+
+    /// Other numbers of GPUs, without host memory and drives [default: twice as many as --gpus]
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', value_parser =
+        size::count::<u32>(1..=64), conflicts_with = "layers", help_heading = "Choices")]
+    more_gpus: Option<Vec<u32>>,
+
+    /// Number of seeds, from --seed on; results are medians, and limits hold for all of them
+    #[arg(long, value_name = "COUNT", default_value_t = 3, help_heading = "Choices",
+        value_parser = size::count::<u64>(1..=100))]
+    seeds: u64,
+
+    /// Drive writes a day for which drives are rated [default: 1]
+    #[arg(long, value_name = "COUNT", value_parser = above_zero, help_heading = "Choices")]
+    drive_writes: Option<f64>,
 
     #[command(flatten)]
     serving: ServingFlags,
@@ -44,23 +59,49 @@ pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
     let serving = &flags.serving;
     let files = serving.machine.files()?;
     let machine = serving.machine.machine(Some(0), 0, &files)?;
-    let workload = read(&flags.name, &serving.workload, &machine)?;
-    let mut choices = Choices { dram: flags.dram.clone(), drives: flags.drives.clone() };
+    let workloads = workloads(flags, &machine)?;
+    let setting = workloads[0].setting.clone();
+    let counted = workloads.into_iter().map(|it| it.counted(&serving.workload));
+    let workloads = counted.collect::<Result<Vec<_>, _>>()?;
+    // Measured layer times are those of one number of GPUs.
+    let gpus = match (&flags.more_gpus, machine.layers) {
+        (Some(counts), _) => counts.clone(),
+        (None, Some(_)) => Vec::new(),
+        (None, None) => vec![machine.gpu.count * 2],
+    };
+    let mut choices = Choices { dram: flags.dram.clone(), drives: flags.drives.clone(), gpus };
     choices.dram.retain(|bytes| *bytes > 0);
     choices.dram.sort_unstable();
     choices.dram.dedup();
-    choices.drives.sort_unstable();
-    choices.drives.dedup();
-    let progress = Progress::new("simulations", choices.runs(), true);
+    for counts in [&mut choices.drives, &mut choices.gpus] {
+        counts.sort_unstable();
+        counts.dedup();
+    }
+    choices.gpus.retain(|count| *count != machine.gpu.count);
+    let parameters = &files.parameters;
+    let rated = parameters.value("drive.writes_a_day");
+    let writes_a_day = flags.drive_writes.unwrap_or(rated);
+    let limits = Limits { ttft_p99: flags.ttft_p99, writes_a_day };
+    let progress = Progress::new("combinations", choices.runs(), true);
     let mut done = 0;
     let next = |name: &str| {
         progress.shows(done, || name.to_owned());
         done += 1;
     };
-    let prices = files.parameters.prices();
-    let found = plan(&machine, &prices, &choices, flags.ttft_p99, &workload.requests, next);
+    let prices = parameters.prices();
+    let found = plan(&machine, &prices, &choices, &limits, &workloads, next);
     progress.finish();
     let title = "which tiers to buy".to_owned();
-    report(&[named(Outcome { title, ..found }, &flags.name, &workload)], &serving.report)?;
+    report(&[named(Outcome { title, ..found }, &flags.name, &setting)], &serving.report)?;
     Ok(0)
+}
+
+/// Returns the workload for each seed, or once if it is not random.
+fn workloads(flags: &PlanFlags, machine: &Machine<'_>) -> Result<Vec<Workload>, Problem> {
+    let of = &flags.serving.workload;
+    let with = |seed: u64| read(&flags.name, of, seed, machine);
+    let first = with(of.seed)?;
+    let more = if first.is_random && flags.name != "-" { flags.seeds } else { 1 };
+    let others = (1..more).map(|more| with(of.seed.wrapping_add(more)));
+    std::iter::once(Ok(first)).chain(others).collect()
 }

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
-use ripieno_sim::{Documents, L_EVAL, LOOGLE, Profile, Request, abort};
+use ripieno_sim::{
+    CHAT, Conversations, Counted, Documents, L_EVAL, LOOGLE, Profile, Request, abort, jitter,
+};
 
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::problem::Problem;
@@ -27,7 +29,16 @@ pub(crate) struct WorkloadFlags {
     /// Seed of a random workload
     #[arg(long, value_name = "SEED", default_value_t = 1, help_heading = "Workload",
         value_parser = size::count::<u64>(0..=u64::MAX))]
-    seed: u64,
+    pub(super) seed: u64,
+
+    /// Seconds at the beginning whose requests are served and not counted
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Workload")]
+    warm_up: Option<f64>,
+
+    /// Seconds by which each arrival of a trace is moved, at random up to these; 0 for none
+    /// [default: for a trace whose times are all multiples of a second or more, that multiple]
+    #[arg(long, value_name = "SECONDS", value_parser = jitter_seconds, help_heading = "Workload")]
+    jitter: Option<f64>,
 
     /// Percentage of clients that disconnect, each at a random moment while its request waits or is
     /// served; --seed selects them and the moments
@@ -46,6 +57,10 @@ fn seconds(text: &str) -> Result<f64, String> {
         .and_then(|seconds| if seconds <= 1e9 { Ok(seconds) } else { Err("expected fewer".into()) })
 }
 
+fn jitter_seconds(text: &str) -> Result<f64, String> {
+    if text == "0" { Ok(0.0) } else { seconds(text) }
+}
+
 /// Parses a number above zero.
 pub(crate) fn above_zero(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "expected a number, such as 0.5".to_owned())?;
@@ -56,7 +71,8 @@ const DOCUMENTS: [(&str, Documents); 2] = [("l-eval", L_EVAL), ("loogle", LOOGLE
 
 /// Returns the names of built-in workloads.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    DOCUMENTS.iter().map(|(name, _)| *name).chain(Profile::ALL.iter().map(|(name, _)| *name))
+    let profiles = Profile::ALL.iter().map(|(name, _)| *name);
+    DOCUMENTS.iter().map(|(name, _)| *name).chain(["chat"]).chain(profiles)
 }
 
 /// Requests and their description.
@@ -66,6 +82,8 @@ pub(crate) struct Workload {
     pub(crate) requests: Vec<Request>,
     /// Origin of the requests, in words.
     pub(crate) setting: Vec<String>,
+    /// True if another seed gives other requests.
+    pub(crate) is_random: bool,
 }
 
 impl Workload {
@@ -76,19 +94,20 @@ impl Workload {
     pub(crate) fn read(
         name: &str,
         flags: &WorkloadFlags,
+        seed: u64,
         block_tokens: u32,
     ) -> Result<Self, Problem> {
         let mut workload = if let Some((_, documents)) = DOCUMENTS.iter().find(|it| it.0 == name) {
-            let requests = documents.requests(flags.rate.unwrap_or(1.0), block_tokens, flags.seed);
+            let requests = documents.requests(flags.rate.unwrap_or(1.0), block_tokens, seed);
             let Documents { count, mean, question, questions, .. } = documents;
             let what = format!(
                 "{name}: {count} documents of {mean:.0} tokens in the mean, {questions} questions \
                  of {question} tokens about each, in random order, Poisson arrivals"
             );
-            Self { requests, setting: vec![what] }
+            Self { requests, setting: vec![what], is_random: true }
         } else if let Some((_, profile)) = Profile::ALL.iter().find(|it| it.0 == name) {
             let (count, rate) = (flags.requests.unwrap_or(4000), flags.rate.unwrap_or(4.0));
-            let requests = profile.requests(count as u64, rate, block_tokens, flags.seed);
+            let requests = profile.requests(count as u64, rate, block_tokens, seed);
             let [input, output] = [profile.input, profile.output].map(|it| match it.spread {
                 0.0 => format!("{}", it.mean),
                 _ => format!("{} (log-normal)", it.mean),
@@ -98,15 +117,27 @@ impl Workload {
                  output, Poisson arrivals (TierKV, section 4, which says so in words; but for the \
                  uniform one the numbers are ours)"
             );
-            Self { requests, setting: vec![what] }
+            Self { requests, setting: vec![what], is_random: true }
+        } else if name == "chat" {
+            let (count, rate) = (flags.requests.unwrap_or(4000), flags.rate.unwrap_or(1.0));
+            let requests = CHAT.requests(count, rate, block_tokens, seed);
+            let Conversations { instructions, message, answer, turns, pause, .. } = CHAT;
+            let what = format!(
+                "chat: conversations of {turns} turns in the mean, a message of {} tokens and an \
+                 answer of {} (log-normal) each, {pause} s apart, after {instructions} tokens that \
+                 all of them share; Poisson arrivals. No paper gives these numbers",
+                message.mean, answer.mean
+            );
+            Self { requests, setting: vec![what], is_random: true }
         } else {
-            from_trace(Path::new(name), flags, block_tokens)?
+            from_trace(Path::new(name), flags, seed, block_tokens)?
         };
         workload.requests.truncate(flags.requests.unwrap_or(usize::MAX));
         workload.measure();
         if let Some(percent) = flags.abort {
             let within = Duration::from_secs_f64(flags.abort_within);
-            abort(&mut workload.requests, percent / 100.0, within, flags.seed);
+            abort(&mut workload.requests, percent / 100.0, within, seed);
+            workload.is_random = true;
             workload.setting.push(format!(
                 "{percent} % of the clients go away, each at a moment of its own within {} s after \
                  its request came; TTFT, latency, hits, throughput and cost are those of the \
@@ -115,6 +146,24 @@ impl Workload {
             ));
         }
         Ok(workload)
+    }
+
+    /// Returns the requests, of which those after `--warm-up` count.
+    ///
+    /// # Errors
+    /// Returns a [`Problem`] if none comes after it.
+    pub(crate) fn counted(self, flags: &WorkloadFlags) -> Result<Counted, Problem> {
+        let warm_up = Duration::from_secs_f64(flags.warm_up.unwrap_or(0.0));
+        let last = self.requests.last().map_or(Duration::ZERO, |last| last.arrival);
+        if last < warm_up {
+            let what = format!(
+                "--warm-up {}: the last request comes after {:.0} s",
+                warm_up.as_secs_f64(),
+                last.as_secs_f64()
+            );
+            return Err(Problem::new(what, "leave requests to count"));
+        }
+        Ok(Counted::new(self.requests, warm_up))
     }
 
     /// Describes the number of requests, their rate and their lengths.
@@ -140,7 +189,28 @@ fn rate(requests: &[Request]) -> f64 {
     if span > 0.0 { requests.len() as f64 / span } else { 0.0 }
 }
 
-fn from_trace(path: &Path, flags: &WorkloadFlags, block_tokens: u32) -> Result<Workload, Problem> {
+/// Returns the interval of which all times are multiples; zero if it is less than a second, or
+/// with fewer than 10 requests.
+fn rounding(requests: &[Request]) -> Duration {
+    let greatest = |one: u128, other: u128| {
+        let (mut one, mut other) = (one, other);
+        while other > 0 {
+            (one, other) = (other, one % other);
+        }
+        one
+    };
+    let nanos = requests.iter().map(|it| it.arrival.as_nanos()).fold(0, greatest);
+    let common = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+    let is_rounded = common >= Duration::from_secs(1) && requests.len() >= 10;
+    if is_rounded { common } else { Duration::ZERO }
+}
+
+fn from_trace(
+    path: &Path,
+    flags: &WorkloadFlags,
+    seed: u64,
+    block_tokens: u32,
+) -> Result<Workload, Problem> {
     let read = trace::read(path, flags.requests)?;
     let wrong = |number: usize, what: &str| {
         let hint = "a request has one token of prompt at least, and fewer than 2^31 in all";
@@ -162,6 +232,16 @@ fn from_trace(path: &Path, flags: &WorkloadFlags, block_tokens: u32) -> Result<W
     }
     requests.sort_by_key(|request| request.arrival);
     let mut setting = vec![format!("the trace {}", path.display())];
+    let rounded = rounding(&requests);
+    let most = flags.jitter.map_or(rounded, Duration::from_secs_f64);
+    if most > Duration::ZERO {
+        jitter(&mut requests, most, seed);
+        let given = if flags.jitter.is_some() { "--jitter" } else { "its times are rounded" };
+        setting.push(format!(
+            "each request comes up to {} s of the trace later, at random ({given})",
+            most.as_secs_f64()
+        ));
+    }
     let recorded = rate(&requests);
     if let Some(wanted) = flags.rate {
         if recorded == 0.0 {
@@ -177,7 +257,7 @@ fn from_trace(path: &Path, flags: &WorkloadFlags, block_tokens: u32) -> Result<W
              {recorded:.2} requests a second (--rate {wanted})"
         ));
     }
-    Ok(Workload { requests, setting })
+    Ok(Workload { requests, setting, is_random: most > Duration::ZERO })
 }
 
 /// Returns names for the full blocks of a prompt: equal only if all blocks before are equal, too.

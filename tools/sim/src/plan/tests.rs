@@ -1,3 +1,5 @@
+use std::sync::LazyLock;
+
 use super::*;
 use crate::{
     gpu::{Gpu, LLAMA_3_8B},
@@ -11,60 +13,156 @@ fn machine(parameters: &Parameters) -> Machine<'_> {
         gpu: Gpu::h100(),
         layers: None,
         known: None,
-        kv_bytes: 40 << 30,
+        kv_bytes: 10 << 30,
         dram_bytes: 0,
         drives: 0,
         drive_bytes: 7_000_000_000_000,
     }
 }
 
-fn found(rate: f64) -> (Vec<Choice>, Vec<Request>) {
-    let documents = Documents { count: 40, questions: 5.0, ..LOOGLE };
-    let requests = documents.requests(rate, 64, 1);
-    let choices = Choices { dram: vec![16 << 30, 200 << 30], drives: vec![1, 2] };
+fn limits(ttft_p99: Option<f64>) -> Limits {
+    Limits { ttft_p99, writes_a_day: 1.0 }
+}
+
+fn found(rate: f64, writes_a_day: f64, choices: &Choices) -> Vec<Choice> {
+    let documents = Documents { count: 16, tokens: (5_000, 60_000), questions: 5.0, ..LOOGLE };
+    let of = |seed| Counted::new(documents.requests(rate, 64, seed), Duration::ZERO);
+    let workloads = [1, 2].map(of);
     let parameters = Parameters::default();
-    let all = choices.all();
-    let of = |tiers| Choice::of(&machine(&parameters), &parameters.prices(), &requests, tiers);
-    let found: Vec<Choice> = all.map(of).collect();
+    let (machine, prices) = (machine(&parameters), parameters.prices());
+    let limits = Limits { writes_a_day, ..limits(None) };
+    let of = |hardware| Choice::of(&machine, &prices, &workloads, &limits, hardware);
+    let found: Vec<Choice> = choices.all(1).into_iter().map(of).collect();
     assert_eq!(found.len(), choices.runs());
-    (found, requests)
+    found
+}
+
+/// All combinations, at a rate that some of them serve.
+static FOUND: LazyLock<Vec<Choice>> = LazyLock::new(|| {
+    let choices = Choices { dram: vec![16 << 30, 200 << 30], drives: vec![1, 2], gpus: vec![2] };
+    found(0.6, 1.0, &choices)
+});
+
+/// Returns two drives, or none.
+fn drives() -> Choices {
+    Choices { dram: Vec::new(), drives: vec![2], gpus: Vec::new() }
+}
+
+fn at(found: &[Choice], dram: u64, drives: u32) -> &Choice {
+    let is = |it: &&Choice| (it.hardware.dram >> 30, it.hardware.drives) == (dram, drives);
+    found.iter().find(is).unwrap()
 }
 
 #[test]
 fn what_is_recommended_keeps_the_limit_and_nothing_cheaper_does() {
-    let (found, requests) = found(0.6);
-    let mut limits: Vec<f64> = found.iter().map(|it| it.summary.ttft.p99).collect();
-    limits.sort_unstable_by(f64::total_cmp);
-    for limit in limits.iter().map(|limit| limit + 1e-6) {
-        let best = cheapest(&found, Some(limit)).expect("one has this TTFT");
-        assert!(best.summary.ttft.p99 <= limit);
-        let better = |it: &&Choice| it.summary.ttft.p99 <= limit && it.million < best.million;
-        assert_eq!(found.iter().find(better).map(|it| (it.dram, it.drives)), None);
-        let note = &advice(&found, Some(limit), &requests)[0];
-        assert!(note.contains(&name(best.dram, best.drives)), "{note}");
+    let found = &*FOUND;
+    let mut ends: Vec<f64> = found.iter().map(|it| it.p99()[1]).collect();
+    ends.sort_unstable_by(f64::total_cmp);
+    let mut recommended = 0;
+    for limit in ends.iter().map(|limit| limit + 1e-6) {
+        let limits = limits(Some(limit));
+        let notes = advice(found, &limits, 1);
+        let Some(best) = cheapest(found, &limits) else {
+            assert!(notes[0].starts_with("Recommended: none"), "{notes:?}");
+            continue;
+        };
+        recommended += 1;
+        assert!(best.p99()[1] <= limit && !best.is_saturated());
+        let better =
+            |it: &&Choice| it.keeps(&limits) && !it.is_saturated() && it.million() < best.million();
+        assert_eq!(found.iter().find(better).map(|it| it.hardware), None);
+        assert!(notes[0].contains(&best.hardware.name(1)), "{notes:?}");
     }
-    let never = limits[0] / 2.0;
-    assert!(cheapest(&found, Some(never)).is_none());
-    assert!(advice(&found, Some(never), &requests)[0].starts_with("Recommended: none"));
-    // A rate above what a GPU alone can serve.
-    let most = cheapest(&found, None).unwrap();
-    assert!(found.iter().all(|it| it.million >= most.million));
+    assert!(recommended > 0);
+    let never = limits(Some(ends[0] / 2.0));
+    assert!(cheapest(found, &never).is_none());
+    assert!(advice(found, &never, 1)[0].starts_with("Recommended: none"));
 }
 
 #[test]
 fn more_of_a_tier_has_no_fewer_hits_and_costs_more_an_hour() {
-    let (found, _) = found(0.6);
-    let at = |dram: u64, drives| {
-        found.iter().find(|it| (it.dram >> 30, it.drives) == (dram, drives)).unwrap()
-    };
+    let found = &*FOUND;
+    let at = |dram, drives| at(found, dram, drives);
+    let hits = |it: &Choice| it.median(|run| run.summary.hits());
+    let hour = |it: &Choice| it.median(|run| run.hour);
     for (less, more) in [
         (at(0, 0), at(16, 0)),
         (at(16, 0), at(200, 0)),
         (at(0, 0), at(0, 1)),
         (at(16, 0), at(16, 2)),
     ] {
-        assert!(less.summary.hits() <= more.summary.hits() && less.hour < more.hour);
+        assert!(hits(less) <= hits(more) && hour(less) < hour(more));
     }
-    assert!(at(0, 2).summary.ttft.mean < at(0, 0).summary.ttft.mean);
-    assert!(at(200, 2).summary.host_hits > at(16, 2).summary.host_hits);
+    let ttft = |it: &Choice| it.median(|run| run.summary.ttft.mean);
+    assert!(ttft(at(0, 2)) < ttft(at(0, 0)));
+    let host = |it: &Choice| it.median(|run| run.summary.host_hits);
+    assert!(host(at(200, 2)) > host(at(16, 2)));
+    // Questions about known documents are answered sooner than first ones.
+    let again = |it: &Choice| it.median(|run| run.summary.ttft_again.p50);
+    assert!(again(at(0, 2)) < at(0, 2).median(|run| run.summary.ttft.p95));
+    let two = found.iter().find(|it| it.hardware.gpus == 2).unwrap();
+    assert!(ttft(two) < ttft(at(0, 0)) && hour(two) > 9.9);
+}
+
+#[test]
+fn more_than_is_served_is_told_from_what_is_served() {
+    let found = found(8.0, 1.0, &drives());
+    assert!(found.iter().all(Choice::is_saturated));
+    let notes = advice(&found, &limits(None), 1);
+    assert!(notes[0].starts_with("Recommended: ") && !notes[0].contains("none"), "{notes:?}");
+    assert!(notes.iter().any(|note| note.starts_with("More requests arrive than any")));
+    let calm = self::found(0.05, 1.0, &drives());
+    assert!(!calm.iter().any(Choice::is_saturated));
+    // Both serve what comes, and drives cost 23 % more.
+    let notes = advice(&calm, &limits(None), 1);
+    assert!(notes[0].starts_with("Recommended: the GPU's memory alone"), "{notes:?}");
+}
+
+#[test]
+fn drives_that_are_written_more_often_than_rated_cost_more() {
+    let with = |writes_a_day| at(&found(0.6, writes_a_day, &drives()), 0, 2).clone();
+    let [rated, worn] = [1e3, 1e-3].map(with);
+    assert!(worn.drive_writes > 1e-3 && worn.drive_writes == rated.drive_writes, "{worn:?}");
+    // 14 TB of drives are $1.148 an hour.
+    let price = |it: &Choice| it.runs[0].hour - 5.0;
+    let times = worn.runs[0].written / 14e12 / 1e-3;
+    assert!((price(&rated) / 1.148 - 1.0).abs() < 1e-6, "{rated:?}");
+    assert!((price(&worn) / (1.148 * times) - 1.0).abs() < 1e-6, "{worn:?}");
+    let limits = Limits { writes_a_day: 1e-3, ..limits(None) };
+    let notes = advice(&[worn, rated], &limits, 1);
+    assert!(notes.iter().any(|note| note.starts_with("Drives are written more often")));
+}
+
+#[test]
+fn equal_costs_are_ties_and_saturated_ones_are_not_recommended() {
+    let summary = Summary {
+        ttft: Default::default(),
+        ttft_again: Default::default(),
+        itl: Default::default(),
+        queue_growth: 0.0,
+        hbm_hits: 0.0,
+        host_hits: 0.0,
+        drive_hits: 0.0,
+        bubble: 0.0,
+        requests_per_second: 1.0,
+        tokens_per_second: 1.0,
+    };
+    let choice = |drives: u32, million: [f64; 2], queue_growth: f64| {
+        let summary = Summary { queue_growth, ..summary };
+        let run = |million| Run { summary, written: 0.0, hour: 1.0, million };
+        let hardware = Hardware { gpus: 1, dram: 0, drives };
+        Choice { hardware, runs: million.map(run).to_vec(), drive_writes: 0.0 }
+    };
+    let found = [
+        choice(0, [0.5, 0.5], 0.2),
+        choice(1, [1.0, 1.1], 0.0),
+        choice(2, [1.095, 1.2], 0.01),
+        choice(3, [1.3, 1.4], 0.0),
+    ];
+    let notes = advice(&found, &limits(None), 1);
+    assert!(notes[0].starts_with("Recommended: 1 drive: "), "{notes:?}");
+    assert!(
+        notes[1].starts_with("These cost the same") && notes[1].ends_with("differ by: 2 drives.")
+    );
+    assert!(notes[2].ends_with("the run was: the GPU's memory alone."), "{notes:?}");
 }

@@ -59,3 +59,52 @@ fn profiles_are_as_long_as_they_say_and_share_nothing() {
         assert_eq!(blocks.len(), all, "{name}");
     }
 }
+
+#[test]
+fn conversations_go_on_where_they_stopped() {
+    let requests = CHAT.requests(3000, 2.0, 64, 5);
+    assert_eq!(requests.len(), 3000);
+    assert!(requests.is_sorted_by_key(|it| it.arrival));
+    assert_eq!(requests, CHAT.requests(3000, 2.0, 64, 5));
+    // After the first minutes, in which there are only first turns.
+    let span = (requests[2999].arrival - requests[1500].arrival).as_secs_f64();
+    assert!((1.6..2.4).contains(&(1499.0 / span)), "{span}");
+    let own = |request: &Request| request.blocks.get(8).copied();
+    let mut last = std::collections::HashMap::new();
+    let mut turns = 0;
+    for request in &requests {
+        assert!(request.blocks.starts_with(&[0, 1, 2, 3, 4, 5, 6, 7]), "instructions are shared");
+        let Some(name) = own(request) else { continue };
+        if let Some(before) = last.insert(name, request.clone()) {
+            turns += 1;
+            assert!(request.blocks.starts_with(&before.blocks));
+            assert!(request.input > before.input + before.output);
+        }
+    }
+    // Of six turns, five are not the first one; the last ones have not come yet.
+    assert!((2000..2500).contains(&turns), "{turns}");
+}
+
+#[test]
+fn jitter_moves_each_arrival_by_less_than_it_may() {
+    let every = Duration::from_secs(3);
+    let before: Vec<Request> = (0..500_u32)
+        .map(|at| Request {
+            arrival: every * (at / 10),
+            input: at + 1,
+            output: 1,
+            blocks: Vec::new(),
+            leaves: None,
+        })
+        .collect();
+    let mut after = before.clone();
+    jitter(&mut after, every, 1);
+    assert!(after.is_sorted_by_key(|it| it.arrival));
+    let mut moved = 0.0;
+    for request in &after {
+        let by = request.arrival - before[request.input as usize - 1].arrival;
+        assert!(by < every);
+        moved += by.as_secs_f64() / 500.0;
+    }
+    assert!((1.4..1.6).contains(&moved), "{moved}");
+}

@@ -3,13 +3,21 @@ use std::io::Write as _;
 use super::*;
 
 fn flags(rate: Option<f64>) -> WorkloadFlags {
-    WorkloadFlags { rate, requests: None, seed: 1, abort: None, abort_within: 10.0 }
+    WorkloadFlags {
+        rate,
+        requests: None,
+        seed: 1,
+        warm_up: None,
+        jitter: None,
+        abort: None,
+        abort_within: 10.0,
+    }
 }
 
 fn read(text: &str, rate: Option<f64>) -> Result<Workload, Problem> {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
-    Workload::read(file.path().to_str().unwrap(), &flags(rate), 64)
+    Workload::read(file.path().to_str().unwrap(), &flags(rate), 1, 64)
 }
 
 fn line(time: u64, input: u64, ids: &str) -> String {
@@ -57,7 +65,23 @@ fn requests_that_are_none_are_named() {
 #[test]
 fn names_are_workloads() {
     for name in names() {
-        let workload = Workload::read(name, &flags(Some(2.0)), 64).unwrap();
-        assert!((1.8..2.2).contains(&rate(&workload.requests)), "{name}");
+        let workload = Workload::read(name, &flags(Some(2.0)), 1, 64).unwrap();
+        let found = rate(&workload.requests);
+        // Conversations have only their first turns at the beginning.
+        let least = if name == "chat" { 1.4 } else { 1.8 };
+        assert!((least..2.2).contains(&found), "{name}: {found}");
     }
+}
+
+#[test]
+fn rounded_times_are_spread_and_others_are_not() {
+    let lines = |every: u64| (0..40).map(|at| line(at / 4 * every, 70, "[1]")).collect::<String>();
+    let spread = read(&lines(3000), None).unwrap();
+    assert!(spread.is_random);
+    assert!(spread.setting[1].contains("up to 3 s of the trace later"), "{:?}", spread.setting);
+    let is_rounded = |it: &&Request| it.arrival.subsec_nanos() == 0;
+    assert!(spread.requests.iter().filter(is_rounded).count() < 3);
+    let exact = read(&lines(250), None).unwrap();
+    assert!(!exact.is_random && exact.setting[1].contains("40 requests"), "{:?}", exact.setting);
+    assert_eq!(exact.requests[39].arrival, Duration::from_millis(2250));
 }
