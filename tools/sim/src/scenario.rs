@@ -81,3 +81,6 @@ fn calibrated(
 fn input(what: &str, unit: &'static str, paper: f64, ours: f64, note: &'static str) -> Comparison {
     Comparison { basis: Basis::Input, ..predicted(what, unit, paper, ours, note) }
 }
+
+#[cfg(test)]
+mod tests;

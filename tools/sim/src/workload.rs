@@ -192,7 +192,7 @@ impl Conversations {
         let mut requests = Vec::new();
         let mut begins = 0.0;
         for number in 1_u64.. {
-            // What begins later has no turn among the first `count`.
+            // Later conversations have no turn among the first `count`.
             let now = Duration::from_secs_f64(begins);
             let is_past = |it: &&Request| it.arrival <= now;
             if number.is_power_of_two() && requests.iter().filter(is_past).count() >= count {

@@ -76,20 +76,21 @@ fn row(setup: &Setup<'_>, hits: f64, apart: f64, count: u64) -> [Found; 3] {
         .map(|policy| found(setup, &policy, hits, (every, count)))
 }
 
-/// Returns how much less TTFT the scheduler gives at 93.75 %, alone, by the mixing factor of the
-/// drives and their number.
+/// Returns the part of the TTFT at 93.75 % in percent that the scheduler saves a request alone.
+fn saved(parameters: &Parameters, mixed: f64, drives: u32) -> f64 {
+    let mut storage = parameters.storage(drives, 1);
+    storage.direct.mixed = mixed;
+    let [naive, ours, _] = row(&Setup { storage, ..setup(parameters) }, 93.75, LOADS[0].1, 8);
+    (1.0 - ours.ttft / naive.ttft) * 100.0
+}
+
+/// Returns what the scheduler saves by the mixing factor of the drives and their number.
 fn by_mixing(parameters: &Parameters) -> Table {
     const DRIVES: [u32; 3] = [1, 2, 4];
-    let less = |mixed: f64, drives: u32| {
-        let mut storage = parameters.storage(drives, 1);
-        storage.direct.mixed = mixed;
-        let [naive, ours, _] = row(&Setup { storage, ..setup(parameters) }, 93.75, LOADS[0].1, 8);
-        (1.0 - ours.ttft / naive.ttft) * 100.0
-    };
     let rows: Vec<Vec<String>> = [0.4, 0.6, 0.8, 1.0, 1.5, 2.0]
         .into_par_iter()
         .map(|mixed| {
-            let cells = DRIVES.map(|drives| number(less(mixed, drives)));
+            let cells = DRIVES.map(|drives| number(saved(parameters, mixed, drives)));
             std::iter::once(number(mixed)).chain(cells).collect()
         })
         .collect();
@@ -241,6 +242,31 @@ mod tests {
                 assert!(ours.bubble <= naive.bubble * 1.01, "{what}");
                 assert!(oracle.ttft <= ours.ttft && oracle.bubble <= ours.bubble, "{what}");
             }
+        }
+    }
+
+    #[test]
+    fn the_scheduler_saves_what_mixing_costs() {
+        let parameters = Parameters::default();
+        let [much, nothing] =
+            [0.4, LaneModel::FULL_DUPLEX].map(|mixed| saved(&parameters, mixed, 2));
+        assert!((30.0..45.0).contains(&much), "{much}");
+        assert!(nothing.abs() < 1.0, "{nothing}");
+    }
+
+    #[test]
+    fn a_wrong_table_costs_nothing_here() {
+        let setup = setup(&Parameters::default());
+        let of = |known: Option<&SlackTable>| {
+            let arrivals = (Duration::from_secs(5), 4);
+            found(&Setup { known, ..setup }, &Policy::OURS, 93.75, arrivals)
+        };
+        let without = of(None);
+        for factor in WRONG {
+            let table = wrong_table(&setup, factor);
+            let with = of(Some(&table));
+            let off = with.ttft / without.ttft - 1.0;
+            assert!(off.abs() < 0.01, "{factor}: {with:?} {without:?}");
         }
     }
 }

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use rayon::prelude::*;
+
 use super::{Scenario, calibrated, predicted};
 use crate::{
     engine::{Report, Request, Setup, serve},
@@ -110,7 +112,8 @@ const HIT_RATES: [f64; 12] =
 
 fn by_hit_rate(setup: &Setup<'_>, policy: &Policy) -> Vec<(f64, One)> {
     let stored = |rate: f64| (f64::from(INPUT) * rate / 100.0) as u32;
-    HIT_RATES.map(|rate| (rate, one(setup, policy, INPUT, stored(rate)))).to_vec()
+    let of = |rate: f64| (rate, one(setup, policy, INPUT, stored(rate)));
+    HIT_RATES.into_par_iter().map(of).collect()
 }
 
 /// Crossover in percent, bubble at 93.75 % and mean bubble in milliseconds.
@@ -125,9 +128,10 @@ fn figure_13(parameters: &Parameters) -> Outcome {
     let policies = [Policy::SSD_LAYERS, Policy::DRAM, Policy::ORACLE, Policy::NAIVE, Policy::OURS];
     let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
     let columns = ["hit rate, %", "TTFT, ms", "computation, ms", "bubble, ms"].map(str::to_owned);
-    let mut bubbles = Vec::new();
+    let (mut bubbles, mut two) = (Vec::new(), Vec::new());
     for policy in &policies {
         let points = by_hit_rate(&setup, policy);
+        two.push(in_short(&points));
         let row =
             |(rate, it): &(f64, One)| [*rate, it.ttft, it.compute, it.bubble].map(number).to_vec();
         let (title, rows) = (policy.name.to_owned(), points.iter().map(row).collect());
@@ -143,8 +147,10 @@ fn figure_13(parameters: &Parameters) -> Outcome {
     }
     let [title, x, y] = ["Bubble by hit rate", "hit rate, %", "ms"].map(str::to_owned);
     outcome.plots.push(Plot { title, x, y, lines: bubbles });
-    let (table, ours) = by_drives(parameters, &policies);
-    outcome.tables.push(table);
+    let four = Setup { storage: parameters.storage(4, 1), ..setup };
+    let four = policies.map(|policy| in_short(&by_hit_rate(&four, &policy))).to_vec();
+    let ours = [&two, &four].map(|found| *found.last().expect("ours is the last policy"));
+    outcome.tables.push(by_drives(&policies, [&two, &four]));
     const TWO: &str = "4.2 GB take 163 ms at 25.9 GB/s. For a bubble no longer than that, 557 \
         tokens have to compute for 82 ms: 0.146 ms each, 0.7 of the 0.209 ms of figure 11";
     const FOUR: &str = "the paper's server has four drives, and 4.2.5 does not say how many of \
@@ -161,14 +167,8 @@ fn figure_13(parameters: &Parameters) -> Outcome {
     outcome
 }
 
-/// Returns the crossover and the bubbles by the number of drives, and those of ours with two and
-/// four.
-fn by_drives(parameters: &Parameters, policies: &[Policy]) -> (Table, [[f64; 3]; 2]) {
-    let found = [2, 4].map(|drives| {
-        let setup = Setup { storage: parameters.storage(drives, 1), ..setup(parameters) };
-        let of = |policy| in_short(&by_hit_rate(&setup, policy));
-        policies.iter().map(of).collect::<Vec<_>>()
-    });
+/// Returns the crossovers and the bubbles with two and with four drives.
+fn by_drives(policies: &[Policy], found: [&[[f64; 3]]; 2]) -> Table {
     let row = |(at, policy): (usize, &Policy)| {
         let numbers = found.iter().flat_map(|found| found[at]).map(number);
         std::iter::once(policy.name.to_owned()).chain(numbers).collect()
@@ -176,13 +176,12 @@ fn by_drives(parameters: &Parameters, policies: &[Policy]) -> (Table, [[f64; 3];
     let columns = ["", "crossover, two drives, %", "bubble at 93.75 %, ms", "mean bubble, ms"]
         .into_iter()
         .chain(["crossover, four drives, %", "bubble at 93.75 %, ms", "mean bubble, ms"]);
-    let table = Table {
+    Table {
         title: "Hit rate at which the bubble gets longer than the computation, or 100; by drives"
             .to_owned(),
         columns: columns.map(str::to_owned).collect(),
         rows: policies.iter().enumerate().map(row).collect(),
-    };
-    (table, found.map(|found| *found.last().expect("ours is the last policy")))
+    }
 }
 
 /// TTFT by prefix length.

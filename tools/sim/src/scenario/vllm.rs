@@ -143,7 +143,7 @@ fn transfers() -> Vec<Comparison> {
         input("tokens in 15 ms", "", 4384.0, fits * 16.0, ""),
         input("block from the CPU, alone", "ms", 0.5, link, ALONE),
         input("block from SSD, alone", "ms", 10.0, block / DRIVES * 1e3 + 0.01 + link, ALONE),
-        input("blocks of a step, of which 50 % cost 4.4 ms", "", 16_384.0, WANTED, MANY),
+        calibrated("blocks of a step, of which 50 % cost 4.4 ms", "", 16_384.0, WANTED, MANY),
     ]
 }
 

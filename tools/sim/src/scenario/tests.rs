@@ -1,0 +1,44 @@
+use std::{fmt::Write as _, fs, path::Path};
+
+use super::*;
+
+/// Scenarios of seconds; those that serve thousands of requests, or decode with several seeds, take
+/// minutes.
+const SHORT: [&str; 7] =
+    ["tutti-2", "tutti-6", "tutti-9", "tutti-11", "tutti-12", "tutti-13", "vllm-offload"];
+
+fn number(number: f64) -> String {
+    let digits = if number.abs() >= 1000.0 { 0 } else { 2 };
+    format!("{number:.digits$}")
+}
+
+/// Returns a scenario's lines: an FNV-1a hash of its tables, and all of the paper's numbers.
+fn lines(outcome: &Outcome) -> String {
+    let tables = format!("{:?}", outcome.tables);
+    let digest = tables.bytes().fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    let mut text = format!("{} ({digest:016x})\n", outcome.name);
+    for it in &outcome.comparisons {
+        let ours = it.ours.map_or_else(|| "none".to_owned(), number);
+        let (paper, basis) = (number(it.paper), it.basis.name());
+        let unit = if it.unit.is_empty() { String::new() } else { format!(" {}", it.unit) };
+        let _ = writeln!(text, "  {}: {paper}, {ours}{unit} ({basis})", it.what);
+    }
+    text
+}
+
+#[test]
+fn the_page_of_results_has_what_the_scenarios_give() {
+    let parameters = Parameters::default();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/sim.md");
+    let text = fs::read_to_string(&page).expect("the page of results");
+    let run = |name| Scenario::named(name).expect("a scenario").run(&parameters);
+    let found: String = SHORT.iter().map(|name| lines(&run(name))).collect();
+    let written = text.split("```text\n").nth(1).and_then(|rest| rest.split("```").next());
+    assert!(
+        written == Some(found.as_str()),
+        "{} has other results than these; copy them, and check its other numbers:\n{found}",
+        page.display()
+    );
+}
