@@ -1,9 +1,7 @@
-//! `bench catalog`: the catalog without devices. Lookups against a plain hash map, hit rates of the
-//! eviction policies on a recorded trace, and run lengths of files under churn.
+//! `bench catalog`: the catalog without devices. Hit rates of the eviction policies on a recorded
+//! trace, and run lengths of files under churn.
 
-mod cost;
 pub mod eviction;
-mod lookup;
 mod runs;
 mod scan;
 pub mod trace;
@@ -20,21 +18,14 @@ use crate::{
     report::{Aim, Ratio, Report},
 };
 
-/// Sizes of the stores for lookups, in files.
-const FILES: [u32; 2] = [1_000_000, 10_000_000];
-
 /// Capacities in percent of the trace's distinct blocks.
 const CAPACITIES: [u32; 5] = [1, 5, 10, 25, 50];
 
 /// The parts of `catalog`.
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// Lookups of a 1,000-block prefix against a HashMap
-    Lookup,
     /// Hit rates of the eviction policies on a trace, and with a scan
     Eviction,
-    /// Cost of a file when it is stored, acquired and copied by a snapshot
-    Cost,
     /// Mean run length of files after a replay with eviction
     Runs,
 }
@@ -42,9 +33,6 @@ enum Part {
 /// Arguments of `catalog`.
 #[derive(clap::Args, Debug)]
 pub struct CatalogArgs {
-    /// Rounds of each timed measurement; the two sides of a ratio alternate
-    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(3..=1000))]
-    rounds: u32,
     /// Measure only this part
     #[arg(long, value_enum)]
     only: Option<Part>,
@@ -70,12 +58,6 @@ pub fn run(args: &CatalogArgs) -> Result<()> {
     if trace.is_none() {
         report.notes.push("no --trace was given: nothing that needs one was measured".into());
     }
-    if wanted(Part::Lookup) {
-        lookups(args, &mut report);
-    }
-    if wanted(Part::Cost) {
-        costs(&mut report);
-    }
     if wanted(Part::Eviction) {
         scan_rates(&mut report);
         if let Some(trace) = &trace {
@@ -86,36 +68,6 @@ pub fn run(args: &CatalogArgs) -> Result<()> {
         run_lengths(trace, &mut report);
     }
     report.print(args.json)
-}
-
-fn lookups(args: &CatalogArgs, report: &mut Report) {
-    for files in FILES {
-        for (order, name) in
-            [(lookup::Order::Runs, "runs"), (lookup::Order::Scattered, "scattered")]
-        {
-            let found = lookup::measure(files, order, args.rounds);
-            let name = format!("keys looked up, prefixes of 1,000, {files} files, {name}");
-            let ratio = Ratio::sides(name, "million/s", &found).aim(Aim::AtLeast(0.5, 1.0));
-            let (ours, theirs) = (ratio.value, ratio.against);
-            report.ratios.push(ratio);
-            report.progress(&format!("{ours:.1} of {theirs:.1} million keys/s"));
-        }
-    }
-}
-
-fn costs(report: &mut Report) {
-    for files in FILES {
-        let found = cost::measure(files);
-        let mut count = |name: &str, value: f64| {
-            report.counts.push((format!("{name}, {files} files"), value));
-        };
-        let each = |seconds: f64| 1e9 * seconds / f64::from(files);
-        count("begin and commit, ns a file", each(found.store));
-        count("acquire and release, ns a file", each(found.acquire));
-        count("snapshot, ns a file", each(found.snapshot));
-        count("longest piece of a snapshot, ms", 1e3 * found.piece);
-        count("records without checksums, bytes a file", found.bytes_a_file);
-    }
 }
 
 fn hit_rates(args: &CatalogArgs, trace: &Trace, report: &mut Report) -> Result<()> {

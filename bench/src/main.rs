@@ -8,7 +8,6 @@ mod commit;
 mod file;
 mod gpu;
 mod instant;
-mod open;
 mod path;
 mod plot;
 mod report;
@@ -36,11 +35,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// The whole path on software controllers: retrieve against memcpy, the caller's CPU time per
-    /// layer, and cycles per command of both submit-and-reap paths
+    /// The whole path on software controllers: retrieve against memcpy, and cycles per command of
+    /// both submit-and-reap paths
     Path(PathArgs),
-    /// The catalog without devices: lookups against a plain hash map, hit rates of the eviction
-    /// policies on a recorded trace, and run lengths of files
+    /// The catalog without devices: hit rates of the eviction policies on a recorded trace, and run
+    /// lengths of files
     Catalog(catalog::CatalogArgs),
     /// Commits: latency, and bytes written per byte stored
     Commit(commit::CommitArgs),
@@ -49,8 +48,6 @@ enum Command {
     /// The I/O kernel on an NVIDIA GPU: commands a second, retrieve against a plain copy, the
     /// caller's CPU time per layer, and the slowdown of a matrix product beside it
     Gpu(gpu::GpuArgs),
-    /// Time to open a store: reading its journal and building its catalog
-    Open(open::OpenArgs),
     /// Host memory above the drives: hit rates against LRU and Belady on a recorded trace, by size
     /// and policy
     Tier(tier::TierArgs),
@@ -65,8 +62,6 @@ enum Part {
     Checksums,
     /// Stores and hits with a host memory cache, against the media alone
     Dram,
-    /// The caller's CPU time per layer
-    Caller,
     /// Cycles per command
     Command,
 }
@@ -96,7 +91,6 @@ fn main() -> ExitCode {
         Command::Commit(args) => commit::run(&args),
         Command::File(args) => file::run(&args),
         Command::Gpu(args) => gpu::run(&args),
-        Command::Open(args) => open::run(&args),
         Command::Tier(args) => tier::run(&args),
     };
     match result {

@@ -1,13 +1,11 @@
 //! `bench path`: the whole path on software controllers.
 
-mod caller;
 mod command;
 mod retrieve;
 
 use anyhow::{Context as _, Result};
 use ripieno_sim::{Line, Plot};
 
-use self::caller::Io;
 use crate::{
     Part, PathArgs, plot,
     report::{Aim, Ratio, Report},
@@ -38,9 +36,6 @@ pub fn run(args: &PathArgs) -> Result<()> {
     }
     if wanted(Part::Dram) {
         dram_ratios(args, &mut report).context("with host memory against without")?;
-    }
-    if wanted(Part::Caller) {
-        caller_ratios(args, &mut report).context("CPU time of the caller")?;
     }
     if wanted(Part::Command) {
         command_ratios(args, &mut report).context("cycles of a command")?;
@@ -94,23 +89,6 @@ fn dram_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
             let (floor, aim) = if what == "hits" { (0.9, 1.0) } else { (0.5, 0.77) };
             let ratio = Ratio::rounds(name, "GiB/s", &with, &without);
             report.ratios.push(ratio.aim(Aim::AtLeast(floor, aim)));
-        }
-    }
-    Ok(())
-}
-
-fn caller_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
-    for (io, name) in [(Io::Held, "held by an event"), (Io::Running, "running")] {
-        let found = caller::measure(io, args.rounds)?;
-        let name = format!(
-            "caller's CPU time a retrieve_layer, {} against {} blocks, I/O {name}",
-            caller::MANY,
-            caller::FEW
-        );
-        report.ratios.push(Ratio::sides(name, "ns", &found.ns).aim(Aim::AtMost(1.2)));
-        if io == Io::Held {
-            let name = "CPU time of waking the host executor's thread, once a burst, ns".into();
-            report.counts.push((name, found.wake.median()));
         }
     }
     Ok(())

@@ -1,12 +1,14 @@
 //! `ripieno bench`: how fast devices are, through the rings and the I/O kernel of a store.
 
+mod caller;
 mod check;
 mod contexts;
+mod index;
 mod load;
 mod measure;
-mod plots;
+mod points;
+mod reads;
 mod report;
-mod rows;
 mod session;
 mod table;
 
@@ -30,15 +32,16 @@ use ripieno_stack::{
 use crate::config::{self, Descriptors, EmuFlags, OutputFlags, PathFlags, ReplayFlags};
 use crate::devices::{Devices, EmuChoice, MediaChoice};
 use crate::interrupt::Interrupt;
-use crate::problem::{EXIT_FAILED, Problem, user_error};
+use crate::problem::{Problem, user_error};
 use crate::progress::Progress;
-use crate::sim::write_page;
 use crate::size::{self, Size};
 use crate::{drives, file, gpu, machine, media};
 
+use caller::CallerFlags;
 use contexts::ContextFlags;
+use index::IndexFlags;
 use load::{Bench, Load, Times};
-use report::{Point, Report, Setting};
+use report::{Report, Row, Setting};
 use table::TableFlags;
 
 /// Default LBA size of software controllers, in bytes.
@@ -70,6 +73,14 @@ pub(crate) enum BenchCommand {
     #[command(after_help = contexts::MIXED_HELP)]
     Mixed(Box<ReplayFlags>),
 
+    /// CPU time of the engine's thread for a layer, by number of blocks
+    #[command(after_help = caller::HELP)]
+    Caller(Box<CallerFlags>),
+
+    /// Cost of the index by length of a context: keys, lookups, inserts
+    #[command(after_help = index::HELP)]
+    Index(Box<IndexFlags>),
+
     /// Cost of batches of reads and writes by size, alone and together: a slack table
     #[command(after_help = table::HELP)]
     Table(Box<TableFlags>),
@@ -82,6 +93,8 @@ impl BenchCommand {
             Self::Raw(flags) => &flags.output,
             Self::Layers(flags) | Self::Descriptors(flags) => &flags.replay.common.output,
             Self::Mixed(flags) => &flags.common.output,
+            Self::Caller(flags) => &flags.replay.common.output,
+            Self::Index(flags) => &flags.output,
             Self::Table(flags) => &flags.replay.common.output,
         }
     }
@@ -108,8 +121,8 @@ Every measurement is checked: commands and bytes against the SMART log of each d
 of the contents, moved after the measured time, against the driver's own reads. One that fails a
 check has no figures. The spread is that of the bandwidth in ten parts of the time; 20 % is noisy.
 
-With --json: {\"version\", \"setting\": {...}, \"points\": [{\"rw\", \"bs_bytes\", \"iodepth\",
-\"iops\", \"bytes_s\", \"latency_us\": {...}, ...}], \"knees\", \"mixed\", \"failed\"}.
+With --json: {\"version\", \"bench\", \"setting\": {...}, \"rows\": [{\"rw\", \"bs_bytes\",
+\"iodepth\", \"iops\", \"bytes_s\", \"p99_us\", ...}], \"knees\", \"mixed\", \"failed\"}.
 
 Exit codes:
   0    measured, and every check passed
@@ -228,12 +241,26 @@ pub(crate) struct RawFlags {
     #[command(flatten)]
     path: PathFlags,
 
-    /// Write a page with the table and plots to this file
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    page: PageFlags,
 
     #[command(flatten)]
     output: OutputFlags,
+}
+
+/// Flags of a page with the results.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct PageFlags {
+    /// Write a page with the table and plots to this file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    html: Option<PathBuf>,
+}
+
+impl PageFlags {
+    /// Rejects a page that cannot be written.
+    fn check(&self) -> Result<(), Problem> {
+        self.html.as_ref().map_or(Ok(()), |page| file::check_output("--html", page))
+    }
 }
 
 fn bytes(text: &str) -> Result<u32, String> {
@@ -309,13 +336,15 @@ struct Raw<'a> {
     loads: Vec<Load>,
     executor: ripieno_stack::Executor,
     route: Route,
+    /// Transfers of an operation at most.
+    contexts: u32,
+    /// Entries of a queue.
+    entries: u32,
 }
 
 impl<'a> Raw<'a> {
     fn check(flags: &'a RawFlags) -> Result<Self, Problem> {
-        if let Some(page) = &flags.html {
-            file::check_output("--html", page)?;
-        }
+        flags.page.check()?;
         let target = Target::new(flags)?;
         let executor = flags.path.executor(flags.path.gpu()?);
         let route = flags.path.require.unwrap_or(Route::Host);
@@ -365,7 +394,9 @@ impl<'a> Raw<'a> {
                 loads.extend(flags.iodepth.iter().map(|&depth| Load { rw, bytes, depth }));
             }
         }
-        Ok(Self { flags, target, loads, executor, route })
+        let depth = flags.iodepth.iter().copied().max().unwrap_or(1);
+        let entries = (depth + 1).next_power_of_two().max(8);
+        Ok(Self { flags, target, loads, executor, route, contexts, entries })
     }
 
     fn writes(&self) -> bool {
@@ -422,15 +453,10 @@ impl<'a> Raw<'a> {
     fn controller_options(&self) -> ControllerOptions {
         ControllerOptions {
             io_queues: self.flags.queues,
-            io_depth: self.queue_entries(),
+            io_depth: self.entries,
             descriptors: self.flags.descriptors.preference(),
             ..ControllerOptions::default()
         }
-    }
-
-    fn queue_entries(&self) -> u32 {
-        let depth = self.loads.iter().map(|load| load.depth).max().unwrap_or(1);
-        (depth + 1).next_power_of_two().max(8)
     }
 
     fn controllers(
@@ -484,7 +510,7 @@ impl<'a> Raw<'a> {
         let iocbs = (self.in_flight() as u32).next_power_of_two().max(64);
         let options = StoreOptions {
             queues_per_device: self.flags.queues,
-            queue_depth: self.queue_entries(),
+            queue_depth: self.entries,
             iocbs,
             ..StoreOptions::default()
         };
@@ -499,13 +525,12 @@ impl<'a> Raw<'a> {
             check: &|_| Ok(()),
         };
         let queues = u32::from(self.flags.queues);
-        let together = self.loads.iter().map(Load::together).max().unwrap_or(1);
         let mut pool = None;
         let opened = plan.open(
             || self.controllers(clock, gpu.map(|gpu| &**gpu)),
             |parts| {
                 pool = Some(parts.pool.clone());
-                parts.ring(&plan, queues * together)
+                parts.ring(&plan, self.contexts)
             },
         );
         let (ring, built) = opened.map_err(|error| match error.downcast::<StackError>() {
@@ -554,10 +579,10 @@ impl<'a> Raw<'a> {
         &self,
         bench: &mut Bench,
         interrupt: &mut Interrupt,
-    ) -> anyhow::Result<(Vec<Point>, bool)> {
+    ) -> anyhow::Result<(Vec<Row>, bool)> {
         let times = Times { ramp: self.flags.ramp, runtime: self.flags.runtime };
         let progress = Progress::new("measurements", self.loads.len(), self.shows_progress());
-        let mut points = Vec::new();
+        let mut rows = Vec::new();
         for (at, load) in self.loads.iter().enumerate() {
             let name =
                 format!("{} {} depth {}", load.rw.name(), Size(load.bytes.into()), load.depth);
@@ -568,14 +593,14 @@ impl<'a> Raw<'a> {
             };
             let Some(found) = bench.run(load, times, interrupt, &mut tick)? else {
                 progress.finish();
-                return Ok((points, true));
+                return Ok((rows, true));
             };
             let sample = bench.sample(load)?;
             let checks = check::check(bench, load, &before, &sample)?;
-            points.push(Point::new(load, &found, checks));
+            rows.push(points::row(load, &found, checks));
         }
         progress.finish();
-        Ok((points, false))
+        Ok((rows, false))
     }
 }
 
@@ -589,6 +614,8 @@ pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<u8> {
         BenchCommand::Layers(flags) => contexts::layers(flags),
         BenchCommand::Descriptors(flags) => contexts::descriptors(flags),
         BenchCommand::Mixed(flags) => contexts::mixed(flags),
+        BenchCommand::Caller(flags) => caller::run(flags),
+        BenchCommand::Index(flags) => index::run(flags),
         BenchCommand::Table(flags) => table::run(flags),
     }
 }
@@ -607,18 +634,14 @@ fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
     let measured = raw.fill(&mut bench).and_then(|()| raw.measure(&mut bench, &mut interrupt));
     let placement = built.placement.clone();
     let closed = built.close_ring(bench.ring);
-    let (points, interrupted) = measured?;
-    let report = Report::new(raw.setting(&placement), points, interrupted);
-    if let Some(page) = &flags.html {
-        write_page(page, "ripieno bench raw", &[report.outcome()])?;
-    }
-    report.print(flags.output.json)?;
+    let mut report = Report::new("raw");
+    (report.rows, report.interrupted) = measured?;
+    report.setting = Some(raw.setting(&placement));
+    report.more.insert("load", raw.load());
+    points::summarise(&mut report);
+    let code = report.finish(&flags.page, &flags.output, &interrupt)?;
     closed?;
-    Ok(match (report.is_good(), interrupted) {
-        (false, _) => EXIT_FAILED,
-        (true, true) => interrupt.exit_code(),
-        (true, false) => 0,
-    })
+    Ok(code)
 }
 
 /// Opens a block device that nothing else uses.
@@ -636,18 +659,33 @@ fn block_media(path: &Path) -> Result<FileMedia, Problem> {
 impl Raw<'_> {
     fn setting(&self, placement: &Placement) -> Setting {
         let Self { flags, target, .. } = self;
+        let cpu = match target {
+            Target::Devices(Devices::Vfio(_)) => "of the whole process",
+            _ => "of the whole process, with the software controllers",
+        };
+        let (runtime, ramp) = (flags.runtime.as_secs_f64(), flags.ramp.as_secs_f64());
+        let depth = "of a queue; 8 operations at a time, above that several transfers each";
+        let time = format!("{runtime} s each, after {ramp} s that do not count; CPU: {cpu}");
         Setting {
             device: target.name(),
-            devices: target.count(),
             queues_per_device: flags.queues,
             executor: config::name(flags.path.executor),
             path: self.route.name(),
             memory: placement.memory(),
-            descriptors: config::name(flags.descriptors),
-            runtime_s: flags.runtime.as_secs_f64(),
-            ramp_s: flags.ramp.as_secs_f64(),
-            is_software: !matches!(target, Target::Devices(Devices::Vfio(_))),
+            notes: vec![("depth", depth.to_owned()), ("time", time)],
         }
+    }
+
+    /// Returns the parameters of all measurements for the report.
+    fn load(&self) -> serde_json::Value {
+        let flags = self.flags;
+        serde_json::json!({
+            "devices": self.target.count(),
+            "descriptors": config::name(flags.descriptors),
+            "runtime_s": flags.runtime.as_secs_f64(),
+            "ramp_s": flags.ramp.as_secs_f64(),
+            "is_software": !matches!(self.target, Target::Devices(Devices::Vfio(_))),
+        })
     }
 }
 

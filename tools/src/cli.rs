@@ -359,7 +359,13 @@ pub fn command() -> clap::Command {
         let arg = |arg: Arg| if is_number(&arg) { arg.allow_hyphen_values(true) } else { arg };
         command.mut_args(arg).mut_subcommands(with_negative)
     }
+    // Refused there, or without effect.
+    let without = |arg: Arg| match arg.get_id().as_str() {
+        "trace" | "requests" | "capacity" | "keep" | "verify" => arg.hide(true),
+        _ => arg,
+    };
     with_negative(Raw::command())
+        .mut_subcommand("bench", |bench| bench.mut_subcommands(|it| it.mut_args(without)))
 }
 
 /// Runs the command line of this process and returns its exit code.

@@ -230,7 +230,7 @@ pub(crate) struct CommonFlags {
     pub(crate) no_checksums: bool,
 
     #[command(flatten)]
-    emu: EmuFlags,
+    pub(crate) emu: EmuFlags,
 
     /// Queue pairs per device, 1 to 64, each with one warp
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "I/O",
@@ -483,6 +483,17 @@ impl ReplayFlags {
             }
         }
         all
+    }
+
+    /// Returns these flags with the layers of a real model and few bytes, unless a model is named.
+    pub(crate) fn or_small(mut self) -> Self {
+        if self.common.model.is_empty() {
+            self.common.model = vec![model::named("mini").expect("it is there")];
+            if self.common.block_tokens.is_empty() {
+                self.common.block_tokens = vec![256];
+            }
+        }
+        self
     }
 
     /// Returns true if any flag selects devices to measure.

@@ -35,15 +35,14 @@ fn number(value: &Value) -> f64 {
 #[test]
 fn every_pattern_size_and_depth_is_measured() {
     let found = report("--rw read,randwrite --bs 4k,64k --iodepth 1,8 --devices 3 --queues 2");
-    let points = found["points"].as_array().unwrap();
+    let points = found["rows"].as_array().unwrap();
     assert_eq!(points.len(), 8);
     for point in points {
         let (iops, bytes) = (number(&point["iops"]), number(&point["bs_bytes"]));
         assert!(iops > 0.0 && (number(&point["bytes_s"]) / (iops * bytes) - 1.0).abs() < 1e-6);
-        let latency = &point["latency_us"];
         let order = ["min", "p50", "p90", "p99", "p99.9", "p99.99", "max"];
-        let times = order.map(|name| number(&latency[name]));
-        assert!(times[0] > 0.0 && times.is_sorted(), "{latency}");
+        let times = order.map(|name| number(&point[format!("{name}_us")]));
+        assert!(times[0] > 0.0 && times.is_sorted(), "{point}");
         assert!(number(&point["compared_bytes"]) > 0.0 && number(&point["zeros"]) == 0.0);
         // One command for each transfer; those in flight at the ends are counted once.
         let commands = number(&point["commands"]);
@@ -56,14 +55,14 @@ fn every_pattern_size_and_depth_is_measured() {
 fn all_of_every_device_is_written_before_it_is_measured() {
     for line in ["--devices 3 --queues 3 --bs 64k", "--devices 1 --bs 4k"] {
         let found = report(&format!("--rw randread {line}"));
-        assert!(number(&found["points"][0]["zeros"]) == 0.0, "{line}: {found}");
+        assert!(number(&found["rows"][0]["zeros"]) == 0.0, "{line}: {found}");
     }
 }
 
 #[test]
 fn transfers_above_the_devices_limit_take_several_commands() {
     let found = report("--rw randread --bs 1m --mdts 128KiB --iodepth 2 --devices 1");
-    let point = &found["points"][0];
+    let point = &found["rows"][0];
     let transfers = number(&point["iops"]) * number(&point["seconds"]);
     let each = number(&point["commands"]) / transfers;
     assert!((7.0..9.0).contains(&each) || transfers < 20.0, "{point}");
@@ -144,7 +143,9 @@ fn a_page_has_the_table_and_plots() {
     let raw = "raw --size 8MiB --rw randread,randwrite --bs 4k --runtime 0.1 --ramp 0";
     let found = page_of(&format!("{raw} --iodepth 1,4"));
     assert_eq!(found.matches("<svg").count(), 3, "IOPS, bandwidth, latency");
-    for part in ["by depth of a queue", "randread 4 KiB", "<th>p99.9</th>", "checked: commands"] {
+    for part in
+        ["by depth of a queue", "randread, size 4 KiB", "<th>p99.9</th>", "checked: commands"]
+    {
         assert!(found.contains(part), "{part}: {found}");
     }
     let found = page_of(raw);
@@ -178,6 +179,42 @@ fn descriptors_are_compared() {
     assert_eq!(list[6], [1024.0, 1024.0 * 31.0 * 8.0, 1048576.0]);
     let merged = |at: usize| list[at][0] < 1024.0 && list[at][1] > 0.0;
     assert!(merged(0) && merged(1) && list[0][1] < list[4][1], "{list:?}");
+}
+
+#[test]
+fn the_callers_time_is_measured_by_number_of_blocks() {
+    let output = run("bench caller --blocks 4,32 --rounds 2 --devices 1 --json");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = found["rows"].as_array().unwrap();
+    let of: Vec<_> = rows.iter().map(|row| (row["io"].as_str().unwrap(), &row["blocks"])).collect();
+    let [few, many] = [4, 32].map(Value::from);
+    assert_eq!(of, [("held", &few), ("held", &many), ("running", &few), ("running", &many)]);
+    for row in rows {
+        assert!(number(&row["layer_ns"]) > 0.0 && number(&row["wake_ns"]) > 0.0, "{row}");
+        assert_eq!(row["wrong"].as_array().map(Vec::len), Some(0), "{row}");
+    }
+    assert_eq!(number(&rows[0]["against_first"]), 1.0);
+}
+
+#[test]
+fn the_index_is_measured_by_length() {
+    let line = "bench index --files 5000 --tokens 64,1024,1000000 --rounds 2 --json";
+    let output = run(line);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = found["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| number(&row["keys"])).collect::<Vec<_>>(), [4.0, 64.0]);
+    for name in ["hash", "lookup", "map_lookup", "acquire", "insert", "map_insert"] {
+        assert!(
+            rows.iter().all(|row| number(&row[format!("{name}_us")]) > 0.0),
+            "{name}: {rows:?}"
+        );
+    }
+    assert!(found["notes"].to_string().contains("1000000 tokens of 5000 blocks"), "{found}");
+    let output = run("bench index --files 100000000 --rounds 1000");
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("of memory are needed"));
 }
 
 #[test]

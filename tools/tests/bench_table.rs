@@ -86,6 +86,39 @@ fn devices_are_measured_in_real_time_and_shown_as_tables() {
 }
 
 #[test]
+fn without_writes_a_table_has_the_costs_of_reads_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("slack.json");
+    let line = "bench table --model mini --block-tokens 256 --pool-blocks 256 --reads-only";
+    let found = report(line);
+    let read = found["read"].as_array().unwrap();
+    let bytes: Vec<f64> = read.iter().map(|point| point["bytes"].as_f64().unwrap()).collect();
+    // Two segments of 512 bytes.
+    assert_eq!(bytes, [0, 1, 2, 3, 4, 5, 6].map(|power| f64::from(1024 << power)));
+    assert!(read.iter().all(|point| point["us"].as_f64().unwrap() > 0.0), "{read:?}");
+    assert!(found["write"].as_array().unwrap().is_empty() && found["mixed"].is_null(), "{found}");
+    let text = String::from_utf8(run(line).stdout).unwrap();
+    assert!(text.contains("nothing was written to the devices"), "{text}");
+    // A new table would lack costs; one that is there keeps those of writes.
+    let line = format!("{line} --out {}", path.display());
+    let output = run(&line);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("needs the costs of writes") && !path.exists(), "{error}");
+    let all = line.replace(" --reads-only", "");
+    report(&all);
+    let costs = || -> Value {
+        let text = fs::read_to_string(&path).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()["costs"].clone()
+    };
+    let before = costs();
+    report(&line);
+    let after = costs();
+    assert_eq!((&before["write"], &before["mixed"]), (&after["write"], &after["mixed"]));
+    assert_ne!(before["read"], after["read"]);
+}
+
+#[test]
 fn what_only_requests_need_is_refused() {
     for flag in ["--requests 3", "--trace x", "--capacity 1GiB", "--keep --media file:/tmp"] {
         let output = run(&format!("bench table {flag}"));

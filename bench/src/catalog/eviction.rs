@@ -6,9 +6,9 @@ use kv_catalog::{BlockKey, Catalog, CatalogConfig, FileId, Namespace, NamespaceI
 
 use super::trace::{Trace, key};
 
-/// Returns the configuration of a catalog of one rank without journal and checksums.
-pub fn config(files: u32) -> CatalogConfig {
-    CatalogConfig {
+/// Returns a catalog of one rank without journal and checksums, and its only namespace.
+pub fn catalog(files: u32, policy: PolicyKind) -> (Catalog, NamespaceId) {
+    let mut catalog = Catalog::new(CatalogConfig {
         files,
         ranks: 1,
         words_per_file: 0,
@@ -16,14 +16,9 @@ pub fn config(files: u32) -> CatalogConfig {
         journal: false,
         files_ahead: 0,
         seed: 1,
-        policy: PolicyKind::default(),
+        policy,
         write_budget: None,
-    }
-}
-
-/// Returns such a catalog with one namespace.
-pub fn catalog(files: u32, policy: PolicyKind) -> (Catalog, NamespaceId) {
-    let mut catalog = Catalog::new(CatalogConfig { policy, ..config(files) });
+    });
     let namespace = catalog.namespace(&Namespace::default()).expect("the label is short");
     (catalog, namespace)
 }

@@ -1,21 +1,18 @@
 //! `ripieno bench layers` and `descriptors`: whole contexts, stored and retrieved layer by layer.
 
-use std::path::{Path, PathBuf};
-
 use clap::Args;
 use objstore::BlockId;
 use ripieno_sim::median;
 
+use super::PageFlags;
 use super::measure::{Measure, SLOTS};
-use super::rows::{Report, Row, Setting, Value, spread};
+use super::report::{Axis, Report, Row, Value, spread};
 use super::session::{self, Done, Passes, Session};
 use crate::config::{Descriptors, ReplayFlags, StoreArgs};
-use crate::file;
 use crate::interrupt::Interrupt;
-use crate::problem::{EXIT_FAILED, Problem};
+use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::replay;
-use crate::sim::write_page;
 use crate::size::{self, grouped};
 use crate::sizing::Sizing;
 
@@ -71,7 +68,7 @@ Exit codes:
   130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); there is no result then";
 
 /// Lengths of contexts by default, in tokens.
-const TOKENS: [u32; 8] =
+pub(super) const TOKENS: [u32; 8] =
     [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
 /// Bytes of a page of PRPs, and of an entry of each kind of list.
 const PAGE_BYTES: u64 = 4096;
@@ -93,9 +90,8 @@ pub(crate) struct ContextFlags {
         value_parser = size::count::<u32>(1..=1000))]
     rounds: u32,
 
-    /// Write a page with the table and a plot by length to this file
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    page: PageFlags,
 
     #[command(flatten)]
     pub(super) replay: ReplayFlags,
@@ -103,40 +99,9 @@ pub(crate) struct ContextFlags {
 
 impl ContextFlags {
     fn check(&self, command: &str) -> anyhow::Result<()> {
-        if let Some(page) = &self.html {
-            file::check_output("--html", page)?;
-        }
+        self.page.check()?;
         Ok(session::check(&self.replay, command)?)
     }
-}
-
-/// Rows of a command, and what is known about all of them.
-#[derive(Default)]
-struct Rows {
-    rows: Vec<Row>,
-    setting: Setting,
-    notes: Vec<String>,
-    interrupted: bool,
-}
-
-/// Prints the report, and returns the exit code.
-fn finish(
-    bench: &'static str,
-    rows: Rows,
-    html: Option<&Path>,
-    flags: &ReplayFlags,
-    interrupt: &Interrupt,
-) -> anyhow::Result<u8> {
-    let report = Report::new(bench, rows.setting, rows.rows, rows.notes, rows.interrupted);
-    if let Some(page) = html {
-        write_page(page, &format!("ripieno bench {bench}"), &[report.outcome()])?;
-    }
-    report.print(flags.common.output.json)?;
-    Ok(match (report.is_good(), rows.interrupted) {
-        (false, _) => EXIT_FAILED,
-        (true, true) => interrupt.exit_code(),
-        (true, false) => 0,
-    })
 }
 
 /// A context in a session.
@@ -240,7 +205,10 @@ pub(super) fn layers(flags: &ContextFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
     flags.check("bench layers")?;
     let asked = if flags.tokens.is_empty() { TOKENS.to_vec() } else { flags.tokens.clone() };
-    let mut all = Rows::default();
+    let mut all = Report::new("layers");
+    let axis = |key, label, unit| Axis { key, label, unit };
+    all.axes =
+        (vec![axis("tokens", "tokens", 1.0)], vec![axis("bytes_s", "GiB/s", f64::from(1 << 30))]);
     for each in flags.replay.each_shape(&[16, 64]) {
         // The store is that of the longest one that fits.
         let mut lengths = asked.clone();
@@ -289,14 +257,14 @@ pub(super) fn layers(flags: &ContextFlags) -> anyhow::Result<u8> {
                 Ok((rows, false))
             })?;
         progress.finish();
-        all.setting = setting;
+        all.setting = Some(setting);
         all.rows.extend(value.0);
         all.interrupted = value.1;
         if all.interrupted {
             break;
         }
     }
-    finish("layers", all, flags.html.as_deref(), &flags.replay, &interrupt)
+    all.finish(&flags.page, &flags.replay.common.output, &interrupt)
 }
 
 /// Runs `ripieno bench descriptors`. Returns the exit code.
@@ -318,7 +286,7 @@ pub(super) fn descriptors(flags: &ContextFlags) -> anyhow::Result<u8> {
         [tokens] => tokens,
         _ => return Err(Problem::new("--tokens: name one length", "").into()),
     };
-    let mut all = Rows::default();
+    let mut all = Report::new("descriptors");
     for (kind, coalesce) in [
         (Descriptors::Sgl, None),
         (Descriptors::Sgl, Some(0)),
@@ -334,7 +302,7 @@ pub(super) fn descriptors(flags: &ContextFlags) -> anyhow::Result<u8> {
             session::with(&args, blocks, None, &mut interrupt, HINT, |session| {
                 context.measure(session)
             })?;
-        all.setting = setting;
+        all.setting = Some(setting);
         let Some(moved) = value else {
             all.interrupted = true;
             break;
@@ -356,7 +324,7 @@ pub(super) fn descriptors(flags: &ContextFlags) -> anyhow::Result<u8> {
             all.rows.push(row);
         }
     }
-    finish("descriptors", all, flags.html.as_deref(), &flags.replay, &interrupt)
+    all.finish(&flags.page, &flags.replay.common.output, &interrupt)
 }
 
 /// Returns the bytes that the queues have for descriptors.
@@ -393,10 +361,11 @@ pub(super) fn mixed(flags: &ReplayFlags) -> anyhow::Result<u8> {
         wrong.extend(measure.contents()?);
         Ok(Some((found, wrong)))
     })?;
-    let mut all = Rows { setting: done.setting, ..Rows::default() };
+    let mut all = Report::new("mixed");
+    all.setting = Some(done.setting);
     let Some((mixes, wrong)) = done.value else {
         all.interrupted = true;
-        return finish("mixed", all, None, flags, &interrupt);
+        return all.finish(&PageFlags::default(), &flags.common.output, &interrupt);
     };
     let alone = |reads| mixes.iter().find(|mix| mix.reads == reads).map_or(0.0, |mix| mix.bytes_s);
     for mix in &mixes {
@@ -419,5 +388,5 @@ pub(super) fn mixed(flags: &ReplayFlags) -> anyhow::Result<u8> {
             wrong: wrong.clone(),
         });
     }
-    finish("mixed", all, None, flags, &interrupt)
+    all.finish(&PageFlags::default(), &flags.common.output, &interrupt)
 }

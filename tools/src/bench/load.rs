@@ -81,6 +81,13 @@ pub(super) struct Transfer {
     pub(super) is_read: bool,
 }
 
+/// Part of a batch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    pub(super) device: u32,
+    pub(super) bytes: u32,
+}
+
 /// Result of a measurement.
 #[derive(Debug)]
 pub(super) struct Found {
@@ -126,7 +133,8 @@ pub(super) struct Bench {
     sample: Option<Vec<Transfer>>,
 }
 
-fn cpu(clock: ClockId) -> f64 {
+/// Returns the CPU seconds of this thread, or of the process.
+pub(super) fn cpu(clock: ClockId) -> f64 {
     let time = clock_gettime(clock);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
@@ -324,6 +332,34 @@ impl Bench {
         }
         all.retain(|transfer| users[&(transfer.device, transfer.place)] == 1);
         Ok(all)
+    }
+
+    /// Reads the next bytes of each device by one operation, and returns the time it took.
+    pub(super) fn batch(&mut self, pieces: &[Piece]) -> anyhow::Result<Duration> {
+        let mut contexts = Vec::with_capacity(pieces.len());
+        for (piece, index) in pieces.iter().zip(0..) {
+            let (device, area) = (piece.device as usize, self.areas[piece.device as usize]);
+            let bytes = u64::from(piece.bytes);
+            // In bytes here; from the beginning again at the end.
+            let next = &mut self.next[device][1];
+            let at = if *next + bytes > area.bytes { 0 } else { *next };
+            *next = at + bytes;
+            contexts.push(IoCtx {
+                iova: self.iova(index % self.buffers).0,
+                lba: area.lba(at, 1),
+                bytes: piece.bytes,
+                device: piece.device,
+            });
+        }
+        let begin = Instant::now();
+        let id = self.ring.submit(Direction::Read, &contexts).context("submitting an operation")?;
+        let count = contexts.len() as u64;
+        let mut slots = vec![Slot { id, since: begin, is_read: true, count }];
+        let (mut idle, mut took) = (Idle::new(), Duration::ZERO);
+        while !slots.is_empty() {
+            self.reap(&mut slots, None, &mut idle, &mut |_, time| took = time)?;
+        }
+        Ok(took)
     }
 
     /// Takes completions; with a load, submits as many operations again. Returns the number of

@@ -15,7 +15,7 @@ use crate::progress::Progress;
 use crate::timing::Medium;
 
 /// Samples per batch; the median counts.
-const SAMPLES: u32 = 9;
+pub(super) const SAMPLES: u32 = 9;
 /// Repetitions of a batch that is faster than a smaller one.
 const AGAIN: u32 = 3;
 /// Operations in flight in a mixture.
@@ -37,6 +37,9 @@ const BATCH_BYTES_MAX: u64 = 32 << 20;
 /// Duration of a batch.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Point {
+    /// Blocks.
+    #[serde(skip)]
+    pub(super) size: u32,
     pub(super) bytes: u64,
     /// Microseconds.
     pub(super) us: f64,
@@ -93,17 +96,34 @@ impl Job {
 }
 
 /// Returns the sizes of batches, in blocks.
-fn sizes(batch_max: u32) -> impl Iterator<Item = u32> {
+pub(super) fn sizes(batch_max: u32) -> impl Iterator<Item = u32> {
     let powers = (0..32).map(|power| 1 << power).take_while(move |size| *size < batch_max);
     powers.chain(std::iter::once(batch_max))
 }
 
 /// Returns the blocks of the largest batch: a quarter of the pool.
-fn batch_max(args: &StoreArgs) -> u32 {
+pub(super) fn batch_max(args: &StoreArgs) -> u32 {
     let layer_bytes = u64::from(args.shape.segments) * u64::from(args.shape.object_bytes);
     let default = (256 << 20) / args.shape.block_bytes() / 4;
     let pool = args.common.pool_blocks.map_or(default, |blocks| u64::from(blocks / 4));
     (BATCH_BYTES_MAX / layer_bytes).min(pool).clamp(1, 1 << 20) as u32
+}
+
+/// Adds the next larger batch; `alone` measures one of so many blocks. If it takes less time than
+/// the one before, both are measured again.
+pub(super) fn add_rising(
+    points: &mut Vec<Point>,
+    size: u32,
+    mut alone: impl FnMut(u32) -> anyhow::Result<Point>,
+) -> anyhow::Result<()> {
+    let mut point = alone(size)?;
+    for _ in 0..AGAIN {
+        let Some(last) = points.last_mut().filter(|last| last.us > point.us) else { break };
+        *last = alone(last.size)?;
+        point = alone(size)?;
+    }
+    points.push(point);
+    Ok(())
 }
 
 impl Measure<'_, '_> {
@@ -162,7 +182,7 @@ impl Measure<'_, '_> {
                     return Ok(None);
                 }
                 let points = if is_read { &mut read } else { &mut write };
-                self.next_point(size, is_read, points)?;
+                add_rising(points, size, |size| self.alone(size, is_read))?;
                 self.advance();
             }
         }
@@ -187,32 +207,11 @@ impl Measure<'_, '_> {
         Ok(Some(mix))
     }
 
-    /// Adds the next larger batch. If it takes less time than the one before, both are measured
-    /// again.
-    fn next_point(&self, size: u32, is_read: bool, points: &mut Vec<Point>) -> anyhow::Result<()> {
-        let mut point = self.alone(size, is_read)?;
-        for _ in 0..AGAIN {
-            let Some(last) = points.last_mut().filter(|last| last.us > point.us) else { break };
-            let last_size = last.bytes / self.bytes(1);
-            *last = self.alone(last_size as u32, is_read)?;
-            point = self.alone(size, is_read)?;
-        }
-        points.push(point);
-        Ok(())
-    }
-
     /// Retrieves the first batch again, and compares a sample of it.
     pub(super) fn contents(&mut self) -> anyhow::Result<Option<String>> {
         let batch = self.batch_max as usize;
         let keys = &self.session.keys[..batch];
-        let sample = self.session.sample(keys, &self.blocks[..batch])?;
-        let order = self.session.order();
-        let Job::Read(load) = self.job(self.batch_max, 0, true)? else { return Ok(None) };
-        for layer in self.session.layers() {
-            let store = &self.session.store;
-            store.wait(store.retrieve_layer_on(&load, layer, order)?)?;
-        }
-        self.session.compare(sample)
+        self.session.contents(keys, &self.blocks[..batch])
     }
 
     fn advance(&mut self) {
@@ -260,7 +259,7 @@ impl Measure<'_, '_> {
             times.push((self.session.clock.now() - begin).0 as f64 / 1e3);
         }
         let us = median(times).expect("there are samples");
-        Ok(Point { bytes: self.bytes(size), us })
+        Ok(Point { size, bytes: self.bytes(size), us })
     }
 
     /// Measures four concurrent operations, `reads` of them reads.

@@ -13,7 +13,7 @@ use rand::{Rng as _, SeedableRng as _};
 use ripieno_stack::Drives;
 
 use super::check::{Counted, Sent};
-use super::rows::Setting;
+use super::report::Setting;
 use crate::config::{ReplayFlags, StoreArgs};
 use crate::devices::Devices;
 use crate::drives;
@@ -217,6 +217,24 @@ impl Session<'_> {
         let all = sample.len();
         let found = self.pool.access().check(sample)?.differences(&mut || {})?.len();
         Ok((found > 0).then(|| format!("{found} of {all} objects are not what was stored")))
+    }
+
+    /// Retrieves all layers of stored blocks, and compares a sample of them. Returns the problem,
+    /// if there is one.
+    pub(super) fn contents(
+        &mut self,
+        keys: &[BlockKey],
+        blocks: &[BlockId],
+    ) -> anyhow::Result<Option<String>> {
+        let sample = self.sample(keys, blocks)?;
+        let order = self.order();
+        let prefix = self.store.lookup(keys)?;
+        ensure!(prefix.len() == keys.len(), "what was stored is not found");
+        let load = self.store.retrieve(&prefix, blocks)?;
+        for layer in self.layers() {
+            self.store.wait(self.store.retrieve_layer_on(&load, layer, order)?)?;
+        }
+        self.compare(sample)
     }
 
     /// Returns the order of transfers after what the pool's access did so far.

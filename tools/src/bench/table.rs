@@ -10,6 +10,7 @@ use kv_schedule::{Curve, IoCosts, Setting, SlackTable};
 use serde::Serialize;
 
 use crate::config::{ReplayFlags, StoreArgs};
+use crate::devices::Devices;
 use crate::file;
 use crate::interrupt::Interrupt;
 use crate::layer_times::{self, Layers, Steps};
@@ -20,7 +21,8 @@ use crate::terminal;
 use crate::timing::{self, Medium};
 
 use super::measure::{Found, Measure, Mix, Point};
-use super::session::{self, Done};
+use super::reads;
+use super::session;
 
 pub(super) const HELP: &str = "\
 Batches of a layer's objects are stored and retrieved through the whole stack, in sizes that double;
@@ -29,10 +31,14 @@ written to a slack table for the scheduler; layer times are learned while servin
 
 Examples:
   ripieno bench table --out slack.json
+  ripieno bench table --device vfio:0000:65:00.0             # only reads
   ripieno bench table --device vfio:0000:65:00.0 --overwrite --out slack.json
   ripieno bench table --pace --out slack.json   # then: ripieno pace --slack slack.json
   ripieno bench table --layer-times serving.jsonl --against offline.jsonl
   ripieno bench table --layer-times serving.jsonl --out slack.json
+
+Drives are only read, unless --overwrite is given: batches then come from their first bytes, without
+a store. With --out, the costs of writes are those that the table has already.
 
 Flags of requests (--trace, --requests, --capacity, --keep) are refused. Larger batches need a
 larger pool (--pool-blocks). On drives, what was just written may be read from their cache.
@@ -79,6 +85,10 @@ pub(crate) struct TableFlags {
         help_heading = "Table")]
     medium: Option<Medium>,
 
+    /// Write nothing: drives are read as they are, software controllers filled before
+    #[arg(long, help_heading = "Table", conflicts_with_all = ["pace", "overwrite"])]
+    reads_only: bool,
+
     #[command(flatten)]
     pub(crate) replay: ReplayFlags,
 }
@@ -104,11 +114,12 @@ struct Batches {
     /// Size of the objects that were moved.
     object_bytes: u32,
     read: Vec<Point>,
+    /// Empty if the devices were only read.
     write: Vec<Point>,
     /// Mixtures, by the fraction of operations that read.
     mix: Vec<Mix>,
     /// Bandwidth of a mixture, relative to the mean of reads alone and writes alone.
-    mixed: f64,
+    mixed: Option<f64>,
     /// Batches that took less time than smaller ones.
     not_rising: Vec<String>,
 }
@@ -153,23 +164,26 @@ pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
                     drives,
                 },
             };
-            if let Some(path) = flags.out.as_deref().filter(|path| path.exists()) {
-                check_table(path, setting)?;
-            }
-            let Done { value, models: drives, .. } =
-                Measure::with(&args, flags.medium, &mut interrupt, |it, entries| it.all(entries))?;
-            let Some(found) = value else {
+            let known = match flags.out.as_deref().filter(|path| path.exists()) {
+                Some(path) => Some(check_table(path, setting)?),
+                None => None,
+            };
+            let measured = flags.measure(&args, known.is_some(), &mut interrupt)?;
+            let Some((found, drives)) = measured else {
                 return Err(Interrupted(interrupt.exit_code()).into());
             };
             if let Some(wrong) = found.wrong.first() {
                 bail!("the table is not written, because {wrong}");
             }
-            let costs = costs(&found).context("the measured times make no curve")?;
+            let costs = costs(&found, known).context("the measured times make no curve")?;
             let Found { read, write, mix, .. } = found;
-            let (simulated, mixed) = (args.is_virtual, costs.mixed);
-            let object_bytes = args.shape.kv().object_bytes;
+            let mixed = costs.as_ref().filter(|_| !mix.is_empty()).map(|costs| costs.mixed);
+            let (simulated, object_bytes) = (args.is_virtual, args.shape.kv().object_bytes);
             let not_rising = [not_rising("read", &read), not_rising("write", &write)].concat();
-            let table = slack_table(flags.out.as_deref(), setting(drives), costs)?;
+            let table = match costs {
+                Some(costs) => slack_table(flags.out.as_deref(), setting(drives), costs)?,
+                None => layer_times::empty(setting(drives)),
+            };
             (table, Some(Batches { simulated, object_bytes, read, write, mix, mixed, not_rising }))
         }
     };
@@ -191,13 +205,42 @@ pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Rejects a file that cannot take the measured table, whatever the drives' names.
-fn check_table(path: &Path, setting: impl Fn(Vec<String>) -> Setting) -> Result<(), Problem> {
+impl TableFlags {
+    /// Measures the devices. Returns the figures and the devices' models; `None` if interrupted.
+    ///
+    /// # Errors
+    /// Returns a [`Problem`] for bad input, or for a new table without costs of writes, and an
+    /// error if the stack fails.
+    fn measure(
+        &self,
+        args: &StoreArgs,
+        has_costs: bool,
+        interrupt: &mut Interrupt,
+    ) -> anyhow::Result<Option<(Found, Vec<String>)>> {
+        let is_drive = matches!(args.devices, Devices::Vfio(_));
+        if !self.reads_only && (!is_drive || args.flags.path.overwrite) {
+            let all = |it: &mut Measure<'_, '_>, entries| it.all(entries);
+            let done = Measure::with(args, self.medium, interrupt, all)?;
+            return Ok(done.value.map(|found| (found, done.models)));
+        }
+        if let (Some(path), false) = (&self.out, has_costs) {
+            let what = format!("--out {}: a new table needs the costs of writes", path.display());
+            let hint = "leave --out away; or if nothing on the drives is needed, say --overwrite";
+            return Err(Problem::new(what, hint).into());
+        }
+        reads::measure(args, interrupt)
+    }
+}
+
+/// Returns the costs of a file; rejects one that cannot take the measured table, whatever the
+/// drives' names.
+fn check_table(path: &Path, setting: impl Fn(Vec<String>) -> Setting) -> Result<IoCosts, Problem> {
     let text =
         file::read_text(path, timing::TABLE_BYTES_MAX).map_err(|error| unfit(path, error))?;
     let there = SlackTable::parse(&text).map_err(|error| unfit(path, error))?;
     let wanted = setting(there.setting().drives.clone());
-    SlackTable::from_json(&text, &wanted).map(drop).map_err(|error| unfit(path, error))
+    let table = SlackTable::from_json(&text, &wanted).map_err(|error| unfit(path, error))?;
+    Ok(table.costs)
 }
 
 /// Returns the file's table with new costs, or a new table without layer times.
@@ -235,7 +278,8 @@ fn unfit(path: &Path, error: impl std::fmt::Display) -> Problem {
     Problem::new(what, "name another file, or remove this one")
 }
 
-fn costs(found: &Found) -> anyhow::Result<IoCosts> {
+/// Returns the costs, those of writes from `known` if none were measured; `None` without either.
+fn costs(found: &Found, known: Option<IoCosts>) -> anyhow::Result<Option<IoCosts>> {
     let curve = |points: &[Point]| {
         let mut longest = Duration::ZERO;
         let points: Vec<(u64, Duration)> = points
@@ -248,11 +292,15 @@ fn costs(found: &Found) -> anyhow::Result<IoCosts> {
             .collect();
         Curve::new(&points)
     };
+    let read = curve(&found.read)?;
+    if found.write.is_empty() {
+        return Ok(known.map(|known| IoCosts { read, ..known }));
+    }
     let alone = |reads: f64| found.mix.iter().find(|mix| mix.reads == reads);
     let rate = |reads: f64| alone(reads).map_or(0.0, |mix| mix.bytes_s);
     let mean = f64::midpoint(rate(1.0), rate(0.0));
     let mixed = if mean > 0.0 { (rate(0.5) / mean).clamp(0.01, 2.0) } else { 1.0 };
-    Ok(IoCosts { read: curve(&found.read)?, write: curve(&found.write)?, mixed })
+    Ok(Some(IoCosts { read, write: curve(&found.write)?, mixed }))
 }
 
 impl Report {
@@ -280,22 +328,27 @@ impl Batches {
             format!("{:.0} us, {}", point.us, rate(point.bytes as f64 / point.us * 1e6))
         };
         let mut rows = vec![row("batch", "read", "write")];
-        for (read, write) in self.read.iter().zip(&self.write) {
-            rows.push(row(&Size(read.bytes).to_string(), point(read), point(write)));
+        for (at, read) in self.read.iter().enumerate() {
+            let write = self.write.get(at).map_or_else(String::new, point);
+            rows.push(row(&Size(read.bytes).to_string(), point(read), write));
         }
         let mut mixes = vec![row("reads", "together", "of that read, and written")];
         for mix in &self.mix {
             let parts = format!("{}, {}", rate(mix.read_bytes_s), rate(mix.write_bytes_s));
             mixes.push(row(&format!("{:.0} %", 100.0 * mix.reads), rate(mix.bytes_s), parts));
         }
+        let mixed = match self.mixed {
+            Some(mixed) => format!(
+                "{}\n\nReads and writes together have {mixed:.2} of the mean of each alone.",
+                table(&mixes)
+            ),
+            None => "Only reads: nothing was written to the devices.".to_owned(),
+        };
         format!(
-            "{}, objects of {}\n\n{}\n\n{}\n\nReads and writes together have {:.2} of the mean of \
-             each alone.{}",
+            "{}, objects of {}\n\n{}\n\n{mixed}{}",
             if self.simulated { ", in virtual time" } else { "" },
             Size(self.object_bytes.into()),
             table(&rows),
-            table(&mixes),
-            self.mixed,
             match &self.not_rising[..] {
                 [] => String::new(),
                 names => format!(
