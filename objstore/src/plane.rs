@@ -540,6 +540,17 @@ impl Plane {
         self.with(|mover| Ok(mover.requested_devices()))
     }
 
+    /// Returns the devices' controllers, for their logs.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn controllers(&self) -> Result<Vec<SharedController>, StoreError> {
+        self.with(|mover| {
+            let devices = &mover.transport.devices.all;
+            Ok(devices.iter().map(|device| device.controller.clone()).collect())
+        })
+    }
+
     /// Returns the counts.
     ///
     /// # Errors

@@ -68,11 +68,12 @@ fn top_watches_a_replay_under_load() {
     assert!((0.0..=1.0).contains(&number(&figures["hit_rate"])), "{figures}");
     assert!(number(&figures["worth"]["load_s"]) > 0.0, "{figures}");
     assert!(figures["worth"]["compute_saved_s"].is_null(), "mini is no real model: {figures}");
+    assert_eq!(number(&figures["devices"][0]["wear_percent"]), 0.0, "{figures}");
     assert_eq!(figures["waits"].as_array().map(Vec::len), Some(4), "{figures}");
 
     let output = top(&[socket, "--once"]);
     let lines = text(&output.stdout);
-    for name in ["path", "read", "commands", "errors", "hits", "layers", "waits", "worth"] {
+    for name in ["path", "read", "commands", "errors", "wear", "hits", "layers", "waits", "worth"] {
         assert!(lines.lines().any(|line| line.starts_with(name)), "{name}: {lines}");
     }
     assert!(lines.contains("computing: not reported"), "{lines}");

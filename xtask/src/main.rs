@@ -33,10 +33,10 @@ mod programs;
 mod ptx;
 mod pypi;
 mod python;
-mod qemu;
 mod report;
 mod step;
 mod tally;
+mod unpacked;
 mod vm;
 
 use std::process::ExitCode;

@@ -32,6 +32,8 @@ pub enum Need {
     Qemu,
     /// QEMU for single programs.
     QemuUser,
+    /// Prometheus' checks of metrics and queries.
+    Promtool,
     /// The kernel and the busybox of the virtual machine, in `target/vm`.
     Guest,
     /// Tools to build and test the Python package, in `target/python`.

@@ -13,7 +13,7 @@ use crate::need::Lacking;
 pub use crate::need::Need;
 use crate::programs::{cargo_install, has_library, is_installed};
 use crate::pypi::Packages;
-use crate::{abi, child, debian, engine, programs, ptx, python, qemu, vm};
+use crate::{abi, child, debian, engine, programs, ptx, python, unpacked, vm};
 
 /// Pinned: another version may report other errors.
 pub const CARGO_DENY: &str = "cargo-deny@0.20.2";
@@ -98,8 +98,9 @@ impl Need {
             | Self::Python => Ok(()),
             Self::GxxAarch64 => programs::rust_target("aarch64-unknown-linux-gnu"),
             Self::Crates => fetch_crates(),
-            Self::Qemu => qemu::SYSTEM.fetch(),
-            Self::QemuUser => qemu::USER.fetch(),
+            Self::Qemu => unpacked::QEMU.fetch(),
+            Self::QemuUser => unpacked::QEMU_USER.fetch(),
+            Self::Promtool => unpacked::PROMTOOL.fetch(),
             Self::Guest => vm::fetch(),
             Self::PythonTools => python::tools()?.fetch(),
             Self::Nvcc => ptx::packages().fetch(),

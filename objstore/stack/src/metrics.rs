@@ -10,13 +10,17 @@ use std::time::Duration;
 
 use gio_uring::QueueCounters;
 use nvme_driver::Nanos;
-use objstore::{Durations, Plane, PlaneStats, Store, StoreError, StoreStats};
+use nvme_spec::log::SmartLog;
+use objstore::{Durations, Plane, PlaneStats, SharedController, Store, StoreError, StoreStats};
 
 mod address;
 mod endpoint;
 
 pub use address::MetricsAddress;
 pub use endpoint::Endpoint;
+
+/// Time for which a device's SMART log is not read again.
+const HEALTH_EVERY: Nanos = Nanos::from_millis(60_000);
 
 /// Type of a metric, in the words of OpenMetrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +67,8 @@ enum Source {
     Times(fn(&PlaneStats) -> Durations),
     /// Added up for each device.
     Device(fn(&QueueCounters) -> u64),
+    /// Of each device, by its SMART log.
+    Smart(fn(&SmartLog) -> u64),
     Route,
     /// Only with a catalog in the same process. The second argument is the tokens of a block.
     Store(fn(&StoreStats, u64) -> u64),
@@ -97,7 +103,7 @@ macro_rules! metrics {
 use Source::{
     ComputeSaved as Saved, Connector, Device, Healthy, Plane as Of, Route, Store as Kept,
 };
-use Source::{Times, Uptime};
+use Source::{Smart, Times, Uptime};
 
 /// All metrics.
 pub static METRICS: &[Metric] = metrics! {
@@ -163,6 +169,12 @@ pub static METRICS: &[Metric] = metrics! {
         "Bytes that a device wrote, with padding, without journal, since its queues were made.";
     Gauge "device_queue_depth" Device(|queue| queue.outstanding.into()) =>
         "NVMe commands in flight on a device.";
+    Gauge "device_wear_percent" Smart(|log| log.percentage_used.into()) =>
+        "Rated life of a device that is used, in percent; above 100 it is exceeded.";
+    Gauge "device_spare_percent" Smart(|log| log.available_spare.into()) =>
+        "Spare blocks of a device that are left, in percent.";
+    Counter "device_media_errors" Smart(|log| u128::from_le_bytes(log.media_errors) as u64) =>
+        "Data that a device could not read or write correctly, over its life.";
     Counter "lookups" Kept(|store, _| store.lookups) => "Lookups.";
     Counter "lookup_tokens" Kept(|store, tokens| store.blocks_looked_up * tokens) =>
         "Tokens that were looked up (vLLM: once for each request that got blocks).";
@@ -220,9 +232,60 @@ impl ComputeSaved {
     }
 }
 
+/// The devices' SMART logs, which change slowly and take a command each to read.
+#[derive(Debug, Default)]
+struct Health {
+    logs: Vec<Option<SmartLog>>,
+    next: Nanos,
+}
+
+impl Health {
+    /// Reads the logs if they are old. A device that does not answer has none.
+    fn refresh(&mut self, plane: &Plane) -> Result<(), StoreError> {
+        let now = plane.now();
+        if now >= self.next {
+            let read = |controller: &SharedController| controller.lock().smart_log().ok();
+            self.logs = plane.controllers()?.iter().map(read).collect();
+            self.next = now + HEALTH_EVERY;
+        }
+        Ok(())
+    }
+}
+
+/// Format of the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TextFormat {
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+    /// Prometheus' own, version 0.0.4: it has no infos and no units.
+    Prometheus,
+}
+
+impl TextFormat {
+    /// Returns the format for the `Accept` of a request: Prometheus' own if only that is named.
+    fn of_request(request: &str) -> Self {
+        let accepts = |kind| {
+            let lines = request.lines().map(str::to_ascii_lowercase);
+            lines.filter(|line| line.starts_with("accept:")).any(|line| line.contains(kind))
+        };
+        match accepts("text/plain") && !accepts("openmetrics") {
+            true => Self::Prometheus,
+            false => Self::OpenMetrics,
+        }
+    }
+
+    fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
+
 /// The values at one time. Without a plane: it has failed, or was closed.
 #[derive(Debug)]
 struct Snapshot {
+    smart: Vec<Option<SmartLog>>,
     plane: Option<PlaneStats>,
     store: Option<StoreStats>,
     block_tokens: u64,
@@ -237,9 +300,12 @@ impl Snapshot {
         store: Option<&Store>,
         since: Nanos,
         saved: &ComputeSaved,
+        health: &mut Health,
     ) -> Result<Self, StoreError> {
+        health.refresh(plane)?;
         let stats = plane.stats()?;
         Ok(Self {
+            smart: health.logs.clone(),
             store: store.map(|store| store.stats_with(&stats)).transpose()?,
             plane: Some(stats),
             block_tokens: plane.shape().block_tokens.into(),
@@ -251,7 +317,7 @@ impl Snapshot {
     /// Returns the values without a plane.
     fn failed(compute_saved: (u64, Nanos)) -> Self {
         let (plane, store, block_tokens, uptime) = (None, None, 0, Nanos(0));
-        Self { plane, store, block_tokens, uptime, compute_saved }
+        Self { smart: Vec::new(), plane, store, block_tokens, uptime, compute_saved }
     }
 
     /// Returns the samples of a metric: suffix with labels, and value.
@@ -290,12 +356,21 @@ impl Snapshot {
                     |device| (format!("{total}{{device=\"{device}\"}}"), sum(device).to_string());
                 (0..devices).map(sample).collect()
             }
+            Source::Smart(get) => {
+                let logs = self.smart.iter().enumerate();
+                let logs = logs.filter_map(|(device, log)| Some((device, get(log.as_ref()?))));
+                logs.map(|(device, value)| {
+                    (format!("{total}{{device=\"{device}\"}}"), value.to_string())
+                })
+                .collect()
+            }
             Source::Connector => Vec::new(),
         }
     }
 
     /// Returns the text of all metrics that have a value.
-    fn text(&self) -> String {
+    fn text(&self, format: TextFormat) -> String {
+        let is_open = format == TextFormat::OpenMetrics;
         let mut text = String::new();
         for metric in METRICS {
             let samples = self.samples(metric);
@@ -303,17 +378,23 @@ impl Snapshot {
                 continue;
             }
             let (name, kind) = (metric.name, metric.kind.name());
+            // In Prometheus' own format, a type is that of the samples.
+            let (suffix, kind) = match metric.kind {
+                MetricKind::Counter if !is_open => ("_total", kind),
+                MetricKind::Info if !is_open => ("_info", "gauge"),
+                _ => ("", kind),
+            };
             // Writing to a string does not fail.
-            let _ = writeln!(text, "# TYPE ripieno_{name} {kind}");
-            if !metric.unit().is_empty() {
+            let _ = writeln!(text, "# TYPE ripieno_{name}{suffix} {kind}");
+            if is_open && !metric.unit().is_empty() {
                 let _ = writeln!(text, "# UNIT ripieno_{name} {}", metric.unit());
             }
-            let _ = writeln!(text, "# HELP ripieno_{name} {}", metric.help);
+            let _ = writeln!(text, "# HELP ripieno_{name}{suffix} {}", metric.help);
             for (suffix, value) in samples {
                 let _ = writeln!(text, "ripieno_{name}{suffix} {value}");
             }
         }
-        text + "# EOF\n"
+        text + if is_open { "# EOF\n" } else { "" }
     }
 }
 

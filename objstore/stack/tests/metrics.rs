@@ -1,9 +1,18 @@
 //! The documents that are made from the registry of metrics: a table and a dashboard for Grafana.
 //! `RIPIENO_WRITE_DOCS=1 cargo test -p ripieno-stack --test metrics` writes them.
 
-use std::{collections::HashSet, fs, path::PathBuf};
+use std::{
+    collections::HashSet,
+    ffi::OsString,
+    fs,
+    io::{self, Read as _, Write as _},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
 
-use ripieno_stack::{METRICS, Metric, MetricKind};
+use objstore::{BlockId, BlockKey, KvShape};
+use ripieno_stack::{Builder, METRICS, Metric, MetricKind, MetricsAddress};
 use serde_json::{Value, json};
 
 fn document(name: &str) -> PathBuf {
@@ -182,6 +191,88 @@ fn names(expr: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// Returns the queries of a dashboard.
+fn exprs(dashboard: &Value) -> impl Iterator<Item = &str> {
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().expect("targets"));
+    targets.map(|target| target["expr"].as_str().expect("an expression"))
+}
+
+/// Returns Prometheus' checker, or says that a test is skipped: `RIPIENO_PROMTOOL`, which has to
+/// work, or the one of this machine.
+fn promtool(test: &str) -> Option<OsString> {
+    let given = std::env::var_os("RIPIENO_PROMTOOL");
+    let program = given.clone().unwrap_or_else(|| "promtool".into());
+    let works =
+        Command::new(&program).arg("--version").output().is_ok_and(|it| it.status.success());
+    let why = match std::env::var_os("RIPIENO_SKIP_PROMTOOL") {
+        Some(value) if value == "1" => "RIPIENO_SKIP_PROMTOOL=1",
+        _ if works => return Some(program),
+        _ => "this machine has no promtool (Debian's prometheus)",
+    };
+    assert!(given.is_none() || why.starts_with("RIPIENO"), "{program:?} does not work");
+    writeln!(io::stdout(), "SKIPPED {test}: {why}").expect("stdout");
+    None
+}
+
+/// Runs it with this input. Returns true if it finds nothing, and its output.
+fn checked(promtool: &OsString, arguments: &[&str], input: &str) -> (bool, String) {
+    let mut command = Command::new(promtool);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("promtool");
+    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[test]
+fn promtool_accepts_every_query_of_the_dashboard() {
+    let Some(promtool) = promtool("promtool_accepts_every_query_of_the_dashboard") else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("rules.yml");
+    let check = |exprs: &[String]| {
+        let rule = |expr: &String| json!({ "record": "panel", "expr": expr });
+        let rules: Vec<_> = exprs.iter().map(rule).collect();
+        let groups = json!({ "groups": [{ "name": "dashboard", "rules": rules }] });
+        fs::write(&path, groups.to_string()).expect("written");
+        let lint = "--lint=none";
+        checked(&promtool, &["check", "rules", lint, path.to_str().expect("UTF-8")], "")
+    };
+    let dashboard = dashboard();
+    for prefix in ["ripieno_", "vllm:ripieno_"] {
+        let given = [("${prefix}", prefix), ("$__rate_interval", "1m"), ("$instance", ".*")];
+        let query = |expr: &str| given.iter().fold(expr.to_owned(), |it, (a, b)| it.replace(a, b));
+        let queries: Vec<String> = exprs(&dashboard).map(query).collect();
+        let (is_good, said) = check(&queries);
+        let count = format!("SUCCESS: {} rules found", queries.len());
+        assert!(is_good && said.contains(&count), "{said}");
+    }
+    assert!(!check(&["rate(".to_owned()]).0, "promtool accepts anything");
+}
+
+#[test]
+fn promtool_accepts_what_a_store_serves() {
+    let Some(promtool) = promtool("promtool_accepts_what_a_store_serves") else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = dir.path().join("metrics.sock");
+    let shape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
+    let builder = Builder::new(dir.path().join("store"), shape).capacity(64 << 20);
+    let stack = builder.metrics(Some(MetricsAddress::Unix(socket.clone()))).open().expect("open");
+    let (keys, blocks) = ([BlockKey([1; 32])], [BlockId(0)]);
+    stack.save(&keys, &blocks).expect("saved");
+    stack.load(&keys, &blocks).expect("loaded");
+    let mut client = UnixStream::connect(&socket).expect("somebody listens");
+    client.write_all(b"GET /metrics HTTP/1.1\r\nAccept: text/plain\r\n\r\n").expect("it reads");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("it answers");
+    let (_, text) = answer.split_once("\r\n\r\n").expect("a head");
+    let (is_good, said) = checked(&promtool, &["check", "metrics"], text);
+    assert!(is_good && said.is_empty(), "{said}");
+    let (is_good, said) = checked(&promtool, &["check", "metrics"], "# TYPE a counter\na 1\n");
+    assert!(!is_good && said.contains("_total"), "promtool accepts anything: {said}");
+}
+
 #[test]
 fn the_dashboard_has_every_metric_and_no_other() {
     let text = serde_json::to_string_pretty(&dashboard()).expect("it is JSON") + "\n";
@@ -197,10 +288,7 @@ fn the_dashboard_has_every_metric_and_no_other() {
         }
     }
     let found: Value = serde_json::from_str(&text).expect("it is JSON");
-    let panels = found["panels"].as_array().expect("panels");
-    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().expect("targets"));
-    let exprs = targets.map(|target| target["expr"].as_str().expect("an expression"));
-    let named: HashSet<_> = exprs.flat_map(names).map(str::to_owned).collect();
+    let named: HashSet<_> = exprs(&found).flat_map(names).map(str::to_owned).collect();
     assert_eq!(named, known);
     let query = &found["templating"]["list"][2]["query"];
     assert!(known.contains(names(query.as_str().expect("a query")).next().expect("a name")));

@@ -56,6 +56,9 @@ pub(super) struct Device {
     commands_s: f64,
     pub(super) queue_depth: f64,
     errors: f64,
+    /// By its SMART log, in percent of its rated life.
+    pub(super) wear_percent: Option<f64>,
+    media_errors: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -103,6 +106,8 @@ impl Figures {
                 commands_s: rate(&name("commands_total")),
                 queue_depth: now.or_zero(&name("queue_depth")),
                 errors: now.or_zero(&name("command_errors_total")),
+                wear_percent: now.get(&name("wear_percent")),
+                media_errors: now.get(&name("media_errors_total")),
             }
         };
         let devices: Vec<_> = (0..now.devices()).map(device).collect();
@@ -159,6 +164,7 @@ impl Figures {
         if let Some(more) = self.devices.len().checked_sub(DEVICES_SHOWN + 1) {
             line("", format!("and {} more devices: --json", more + 1));
         }
+        line("wear", self.wear());
         if let (Some(used), Some(capacity)) = (self.used_blocks, self.capacity_blocks) {
             let part = percent(ratio(used, capacity));
             line(
@@ -175,6 +181,18 @@ impl Figures {
         line("waits", format!("{} s/s", waits.collect::<Vec<_>>().join(", ")));
         self.worth.lines(&mut line);
         text.trim_end().to_owned()
+    }
+}
+
+impl Figures {
+    /// Describes the most worn device, and the media errors of all.
+    fn wear(&self) -> String {
+        let worn = self.devices.iter().filter_map(|it| Some((it.wear_percent?, it.device)));
+        let Some((wear, device)) = worn.max_by(|a, b| a.0.total_cmp(&b.0)) else {
+            return "not reported".to_owned();
+        };
+        let errors: f64 = self.devices.iter().filter_map(|it| it.media_errors).sum();
+        format!("{wear} % of nvme{device}, media errors: {}", grouped(errors as u64))
     }
 }
 

@@ -14,12 +14,14 @@ fn scrape(lines: &[(&str, f64)]) -> Scrape {
 fn rates_are_of_the_time_between_two_scrapes() {
     let device = |name: &str| format!("device_{name}{{device=\"0\"}}");
     let (read, depth) = (device("read_bytes_total"), device("queue_depth"));
+    let wear = device("wear_percent");
     let of = |bytes, commands, hits| {
         scrape(&[
             ("healthy", 1.0),
             ("path_info{route=\"host\"}", 1.0),
             (&read, bytes),
             (&depth, 7.0),
+            (&wear, 3.0),
             ("commands_total", commands),
             ("lookup_tokens_total", 2.0 * hits),
             ("hit_tokens_total", hits),
@@ -39,6 +41,9 @@ fn rates_are_of_the_time_between_two_scrapes() {
     assert_eq!((figures.read_bytes_s, figures.commands_s), (5e8, 250.0));
     assert_eq!((figures.hit_rate, figures.hit_rate_now), (Some(0.5), Some(0.5)));
     assert_eq!(figures.devices[0].queue_depth, 7.0);
+    assert_eq!(figures.devices[0].wear_percent, Some(3.0));
+    let text = figures.text(&MetricsAddress::Unix("./m".into()));
+    assert!(text.contains("wear     3 % of nvme0, media errors: 0"), "{text}");
     assert_eq!(figures.waits[0].seconds, 0.25);
     assert_eq!(figures.worth.speedup, Some(25.0));
     assert_eq!(figures.worth.written_bytes_day, 1e10);

@@ -10,10 +10,10 @@ use anyhow::{Context, Result, ensure};
 
 use crate::child::shown;
 use crate::needs::{self, Need};
-use crate::qemu::LEAST_CPU;
 use crate::step::Step;
 use crate::tally::Tally;
-use crate::{EXIT_STEP_FAILED, folder, qemu};
+use crate::unpacked::LEAST_CPU;
+use crate::{EXIT_STEP_FAILED, folder, unpacked};
 
 const SIGILL: i32 = 4;
 
@@ -79,7 +79,7 @@ pub fn run() -> Result<ExitCode> {
 impl Trial<'_> {
     /// Runs the program. Returns the error, if any.
     fn run(&self) -> Result<Option<String>> {
-        let mut command = Command::new(absolute(&qemu::USER.program())?);
+        let mut command = Command::new(absolute(&unpacked::QEMU_USER.program())?);
         // QEMU writes the core dump of a killed program.
         command.args(["-cpu", self.cpu]).args(&self.command).current_dir(folder::target("cpu"));
         let line = shown(&command);

@@ -8,10 +8,15 @@ use anyhow::Result;
 use crate::command::{crash, loom};
 use crate::needs::Need;
 use crate::step::Step;
-use crate::{RunArgs, qemu, report};
+use crate::unpacked::{self, Program};
+use crate::{RunArgs, report};
 
-/// Names QEMU to the tests, if it is not on the PATH.
-const QEMU: &str = "RIPIENO_QEMU";
+/// Programs that tests use, and the variables that name them if they are not on the PATH, and that
+/// skip what needs them.
+const PROGRAMS: [(Program, Need, &str, &str); 2] = [
+    (unpacked::QEMU, Need::Qemu, "RIPIENO_QEMU", "RIPIENO_SKIP_QEMU"),
+    (unpacked::PROMTOOL, Need::Promtool, "RIPIENO_PROMTOOL", "RIPIENO_SKIP_PROMTOOL"),
+];
 
 pub fn run(args: RunArgs) -> Result<ExitCode> {
     report::run_all(steps(), args)
@@ -31,15 +36,18 @@ pub fn steps() -> Vec<Step> {
 /// Returns the step of the unit, integration and doc tests. Not nextest, which runs no doc tests,
 /// so there would be two test runners.
 fn tests() -> Step {
-    with_qemu(Step::cargo("tests", "test --workspace --all-features --no-fail-fast"))
+    with_programs(Step::cargo("tests", "test --workspace --all-features --no-fail-fast"))
 }
 
-/// A run of tests, of which some compare with QEMU's controllers where it can be had.
-pub fn with_qemu(tests: Step) -> Step {
-    let step =
-        tests.needs(&[Need::Cxx]).part_needs(Need::Qemu, "RIPIENO_SKIP_QEMU").tests_at_least(1);
-    match qemu::SYSTEM.unpacked() {
-        Some(program) if env::var_os(QEMU).is_none() => step.env(QEMU, program.to_string_lossy()),
-        _ => step,
+/// A run of tests, of which some compare with QEMU's controllers, or have metrics checked by
+/// promtool, where they can be had.
+pub fn with_programs(tests: Step) -> Step {
+    let mut step = tests.needs(&[Need::Cxx]).tests_at_least(1);
+    for (program, need, name, off) in PROGRAMS {
+        step = step.part_needs(need, off);
+        if let Some(path) = program.unpacked().filter(|_| env::var_os(name).is_none()) {
+            step = step.env(name, path.to_string_lossy());
+        }
     }
+    step
 }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::qemu;
 use crate::tally::Tally;
+use crate::unpacked;
 use crate::vm::Prepared;
 use crate::vm::console::{Console, Heard};
 use crate::vm::host;
@@ -248,7 +248,7 @@ impl Boot {
         };
         let console = if interactive { None } else { Some(listen(&path)?) };
         let (control, qmp) = (listen(&machine.control)?, listen(&machine.qmp)?);
-        let mut command = Command::new(std::path::absolute(qemu::SYSTEM.program())?);
+        let mut command = Command::new(std::path::absolute(unpacked::QEMU.program())?);
         command.args(machine.arguments()).current_dir(&place.folder);
         if !interactive {
             // QEMU also reports injected errors.

@@ -22,7 +22,7 @@ use rustix::{
     net::{RecvFlags, SendFlags, Shutdown, sockopt},
 };
 
-use super::{ComputeSaved, MetricsAddress, Snapshot};
+use super::{ComputeSaved, Health, MetricsAddress, Snapshot, TextFormat};
 use crate::error::StackError;
 
 /// Longest pause of a client.
@@ -31,8 +31,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const PIECES_MAX: usize = 8;
 /// Most bytes of a piece.
 const PIECE_BYTES: usize = 4096;
-
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// A running endpoint; it ends on drop.
 #[derive(Debug)]
@@ -70,15 +68,16 @@ impl Endpoint {
         let listener = Arc::new(listener);
         let compute_saved = Arc::<ComputeSaved>::default();
         let (mine, saved, since) = (listener.clone(), compute_saved.clone(), plane.now());
+        let mut health = Health::default();
         let serve = move || {
-            let page = || {
-                let taken = Snapshot::take(&plane, store.as_ref(), since, &saved);
-                taken.unwrap_or_else(|_| Snapshot::failed(saved.get())).text()
+            let mut page = |format| {
+                let taken = Snapshot::take(&plane, store.as_ref(), since, &saved, &mut health);
+                taken.unwrap_or_else(|_| Snapshot::failed(saved.get())).text(format)
             };
             loop {
                 match rustix::net::accept(&mine) {
                     // A client that went away has no use for an error.
-                    Ok(connection) => drop(answer(&connection, page)),
+                    Ok(connection) => drop(answer(&connection, &mut page)),
                     Err(Errno::INTR | Errno::CONNABORTED) => {}
                     // Out of descriptors or memory: this passes, and must not take a core.
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
@@ -143,7 +142,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 /// Reads a request and answers it.
-fn answer(connection: &impl AsFd, page: impl FnOnce() -> String) -> io::Result<()> {
+fn answer(connection: &impl AsFd, page: &mut dyn FnMut(TextFormat) -> String) -> io::Result<()> {
     for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
         sockopt::set_socket_timeout(connection, timeout, Some(PAUSE_MAX))?;
     }
@@ -157,9 +156,10 @@ fn answer(connection: &impl AsFd, page: impl FnOnce() -> String) -> io::Result<(
         }
     }
     let request = String::from_utf8_lossy(&request);
+    let format = TextFormat::of_request(&request);
     let mut words = request.lines().next().unwrap_or_default().split([' ', '?']);
     let (status, kind, body) = match (words.next(), words.next()) {
-        (Some("GET"), Some("/metrics")) => ("200 OK", OPENMETRICS, page()),
+        (Some("GET"), Some("/metrics")) => ("200 OK", format.content_type(), page(format)),
         (Some("GET"), _) => ("404 Not Found", "text/plain", "see /metrics\n".to_owned()),
         _ => ("405 Method Not Allowed", "text/plain", "only GET is answered\n".to_owned()),
     };

@@ -85,6 +85,8 @@ fn a_scrape_has_the_counters_of_the_store() {
         ("save_seconds_count", 1),
         ("layers_in_flight", 0),
         ("healthy", 1),
+        ("device_wear_percent{device=\"0\"}", 0),
+        ("device_media_errors_total{device=\"0\"}", 0),
         ("path_info{route=\"host\"}", 1),
         ("compute_saved_seconds_count", 1),
     ] {
@@ -96,6 +98,25 @@ fn a_scrape_has_the_counters_of_the_store() {
     stack.close().expect("closed");
     let MetricsAddress::Unix(path) = &address else { unreachable!() };
     assert!(!path.exists(), "the socket is left");
+}
+
+#[test]
+fn the_older_format_is_for_those_who_ask_for_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let address = socket(&dir);
+    let _stack = open(&dir, &address).expect("a store");
+    let of = |accept| ask(&address, &format!("GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n\r\n"));
+    let older = of("text/plain;version=0.0.4;q=0.5");
+    assert!(older.contains("Content-Type: text/plain; version=0.0.4"), "{older}");
+    for line in ["# TYPE ripieno_commands_total counter", "# TYPE ripieno_path_info gauge"] {
+        assert!(older.contains(line), "{line}: {older}");
+    }
+    assert!(!older.contains("# UNIT") && !older.contains("# EOF"), "{older}");
+    assert_eq!(value(&older, "ripieno_healthy"), 1.0);
+    // Prometheus names both.
+    for accept in ["application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "*/*"] {
+        assert!(of(accept).ends_with("# EOF\n"), "{accept}");
+    }
 }
 
 #[test]

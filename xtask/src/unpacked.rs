@@ -1,5 +1,5 @@
-//! QEMU for whole machines and for single programs: this machine's own, or Debian's, unpacked below
-//! `target/qemu`, because an installation could remove packages of the machine.
+//! Programs of this machine, or Debian's, unpacked below `target/unpacked`: an installation could
+//! remove packages of the machine, or start a service.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -11,18 +11,20 @@ use anyhow::{Context, Result};
 use crate::programs::find;
 use crate::{child, debian, folder};
 
-/// A program of QEMU.
+/// A program that is unpacked if this machine has none.
 #[derive(Clone, Copy, Debug)]
-pub struct Qemu {
+pub struct Program {
     name: &'static str,
     /// Debian's package.
     package: &'static str,
 }
 
 /// Emulator of a machine.
-pub const SYSTEM: Qemu = Qemu { name: "qemu-system-x86_64", package: "qemu-system-x86" };
+pub const QEMU: Program = Program { name: "qemu-system-x86_64", package: "qemu-system-x86" };
 /// Emulator of a CPU for one program.
-pub const USER: Qemu = Qemu { name: "qemu-x86_64", package: "qemu-user" };
+pub const QEMU_USER: Program = Program { name: "qemu-x86_64", package: "qemu-user" };
+/// Prometheus' checks of metrics and queries.
+pub const PROMTOOL: Program = Program { name: "promtool", package: "prometheus" };
 
 /// Minimum CPU of our programs as a QEMU model: exactly x86-64-v2. It has SSE4.2 and POPCNT, and no
 /// AVX.
@@ -36,7 +38,7 @@ export LD_LIBRARY_PATH="$libraries" QEMU_UNSET_ENV=LD_LIBRARY_PATH
 exec "$root/usr/bin/NAME" "$@"
 "#;
 
-impl Qemu {
+impl Program {
     /// Returns its path, or its future path if it is not fetched yet.
     pub fn program(self) -> PathBuf {
         find(self.name).unwrap_or_else(|| self.own())
@@ -48,16 +50,16 @@ impl Qemu {
     }
 
     fn own(self) -> PathBuf {
-        folder::target("qemu").join(self.name)
+        folder::target("unpacked").join(self.name)
     }
 
-    /// Unpacks it, unless this machine has one or an earlier run did: 20 MB.
+    /// Unpacks it, unless this machine has one or an earlier run did: about 20 MB.
     pub fn fetch(self) -> Result<()> {
         if self.program().is_file() {
             return Ok(());
         }
         let this = || format!("this machine lacks {}", self.name);
-        debian::unpack_with_dependencies(&folder::target("qemu"), self.package)
+        debian::unpack_with_dependencies(&folder::target("unpacked"), self.package)
             .with_context(this)?;
         let script = START.replace("PACKAGE", self.package).replace("NAME", self.name);
         let script = script.replace("MACHINE", std::env::consts::ARCH);
