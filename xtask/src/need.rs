@@ -50,6 +50,8 @@ pub enum Need {
     CargoDeny,
     /// cargo-deb, in `target/tools`.
     CargoDeb,
+    /// cargo-bundle-licenses, in `target/tools`.
+    BundleLicenses,
     /// RustSec's database of advisories, in cargo's home.
     Advisories,
     /// The oldest Rust toolchain that the workspace supports.

@@ -19,6 +19,7 @@ use crate::{abi, child, debian, engine, programs, ptx, python, unpacked, vm};
 pub const CARGO_DENY: &str = "cargo-deny@0.20.2";
 /// Pinned, like its metadata in tools/Cargo.toml.
 pub const CARGO_DEB: &str = "cargo-deb@3.8.0";
+pub const BUNDLE_LICENSES: &str = "cargo-bundle-licenses@5.0.0";
 
 impl Need {
     /// Returns what this machine lacks for it, the purpose, and Debian's package.
@@ -109,6 +110,7 @@ impl Need {
             Self::Bindgen => abi::fetch(),
             Self::CargoDeny => cargo_install(CARGO_DENY).map(drop),
             Self::CargoDeb => cargo_install(CARGO_DEB).map(drop),
+            Self::BundleLicenses => cargo_install(BUNDLE_LICENSES).map(drop),
             Self::Advisories => {
                 let mut fetch = Command::new(cargo_install(CARGO_DENY)?);
                 child::output(fetch.args(["fetch", "db"]))

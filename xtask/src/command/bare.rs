@@ -37,6 +37,7 @@ const PACKAGES: &str = r#"sudo apt-get install -y /packages/deb/*.deb man-db pyt
 ripieno --version
 ripieno replay --model tiny --requests 5 --verify full
 nvme-bind list
+grep -A3 "package_name: clap" /usr/share/doc/ripieno/THIRD-PARTY.yml
 man ripieno-replay | grep conversation_trace
 bash -ec 'cd /usr/share/bash-c*/*; . ./ripieno; . ./nvme-bind; complete -p ripieno nvme-bind'
 cd xtask/src/command; sh -eux package.sh /trial /packages/wheel-$(uname -m)/* "$(cat package.py)""#;

@@ -7,7 +7,7 @@ use std::{env, fs};
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::needs::{self, CARGO_DEB, Need};
+use crate::needs::{self, BUNDLE_LICENSES, CARGO_DEB, Need};
 use crate::programs::cargo_install;
 use crate::step::Step;
 use crate::{RunArgs, child, folder, pypi, report};
@@ -18,10 +18,13 @@ const COMPLETIONS: [[&str; 3]; 3] = [["bash", "", ""], ["zsh", "_", ""], ["fish"
 
 /// Packages, each with its needs. A wheel's name ends with the first part of its target's name.
 const PACKAGES: [(&str, &[Need]); 3] = [
-    ("deb", &[Need::Cxx, Need::DpkgDev, Need::CargoDeb]),
-    ("wheel-x86_64", &[Need::Cxx, Need::Python]),
-    ("wheel-aarch64", &[Need::Cxx, Need::GxxAarch64, Need::Python]),
+    ("deb", &[Need::Cxx, Need::DpkgDev, Need::CargoDeb, Need::BundleLicenses]),
+    ("wheel-x86_64", &[Need::Cxx, Need::Python, Need::BundleLicenses]),
+    ("wheel-aarch64", &[Need::Cxx, Need::GxxAarch64, Need::Python, Need::BundleLicenses]),
 ];
+
+/// Licences of the crates, in each package.
+const NOTICES: &str = "THIRD-PARTY.yml";
 
 /// Start of a wheel's name if it fits other systems than this one.
 const MANYLINUX: &str = concat!("ripieno-", env!("CARGO_PKG_VERSION"), "-cp310-abi3-manylinux_");
@@ -74,13 +77,38 @@ fn deb(out: &Path) -> Result<PathBuf> {
             fs::write(place.join(format!("{before}{program}{after}")), script)?;
         }
     }
+    notices("tools", &made)?;
     fs::create_dir_all(out)?;
     Step::new("deb", cargo_install(CARGO_DEB)?.to_string_lossy())
         .args("--no-build --no-strip --locked --offline --manifest-path".split(' '))
         .args([folder::workspace().join("tools/Cargo.toml").to_string_lossy()])
         .args(["--output".into(), out.to_string_lossy()])
+        .args(["--maintainer", &maintainer()?])
         .demand()?;
     folder::only_file(out, "ripieno_")
+}
+
+/// Returns who makes the package: by Debian's variables, or git's configuration.
+fn maintainer() -> Result<String> {
+    let known = |variable: &str, key: &str| {
+        let git = || child::text(Command::new("git").args(["config", key])).ok();
+        let found = env::var(variable).ok().or_else(git)?;
+        Some(found.trim().to_owned()).filter(|text| !text.is_empty())
+    };
+    let unknown = "no maintainer of the package is known\n  hint: set DEBFULLNAME and DEBEMAIL";
+    let name = known("DEBFULLNAME", "user.name").context(unknown)?;
+    let address = known("DEBEMAIL", "user.email").context(unknown)?;
+    Ok(format!("{name} <{address}>"))
+}
+
+/// Writes the licences of all crates that a package of the workspace is built from into `place`,
+/// with their texts; those of the MIT licence if there is a choice, as they name the authors.
+fn notices(package: &str, place: &Path) -> Result<()> {
+    let mut bundle = Command::new(cargo_install(BUNDLE_LICENSES)?);
+    bundle.current_dir(folder::workspace().join(package)).env("CARGO_NET_OFFLINE", "true");
+    bundle.args(["--format", "yaml", "--prefer", "MIT", "--output"]).arg(place.join(NOTICES));
+    // One message for each file that it looks into.
+    child::run(bundle.env("RUST_LOG", "error"))
 }
 
 /// Builds the wheel for an architecture. maturin names it after the oldest glibc that suffices: a
@@ -89,6 +117,7 @@ fn wheel(machine: &str, out: &Path) -> Result<PathBuf> {
     let place = std::path::absolute(folder::target("wheel"))?;
     let packages = pypi::packages(&place, ["maturin==1.16.0"], "maturin (10 MB)");
     packages.fetch()?;
+    notices("python", &folder::workspace().join("python/ripieno"))?;
     Step::new("wheel", packages.folder.join("bin/maturin").to_string_lossy())
         .args("build --release --locked --auditwheel check --target".split(' '))
         .args([&format!("{machine}-unknown-linux-gnu"), "--manifest-path"])
@@ -131,6 +160,7 @@ mod tests {
         let manifest: Manifest = basic_toml::from_str(&text).unwrap();
         let deb = &manifest.package["metadata"]["deb"];
         let mut built: Vec<_> = ["ripieno", "nvme-bind", "package/man/*"].map(String::from).into();
+        built.push(format!("package/{NOTICES}"));
         built.extend(COMPLETIONS.map(|[shell, ..]| format!("package/{shell}/*")));
         let assets = deb["assets"].as_array().unwrap();
         let sources = assets.iter().map(|asset| asset[0].as_str().unwrap());
