@@ -1,4 +1,4 @@
-//! vLLM for the CPU and LMCache, from PyPI into its own virtual environment.
+//! vLLM for the CPU, LMCache and SGLang, from PyPI into its own virtual environment.
 //!
 //! torch on PyPI is linked against CUDA's libraries, 3 GB that are never called on a machine
 //! without a GPU. They are not installed; a small stub library provides all of their symbols.
@@ -65,7 +65,7 @@ pub fn place() -> PathBuf {
 
 pub fn packages() -> Packages {
     let lines = REQUIREMENTS.lines().filter(|line| !line.starts_with('#'));
-    pypi::packages(&place(), lines, "vLLM for the CPU and LMCache (1 GB, 2.8 GB on the disk)")
+    pypi::packages(&place(), lines, "vLLM for the CPU, LMCache and SGLang (1 GB, 3 GB on the disk)")
 }
 
 /// Installs it, unless an earlier run did; takes two minutes.

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -214,9 +215,9 @@ def test_what_remains_after_eviction_has_the_right_bytes(tmp_path):
 class Wrong(ripieno.lmcache.RipienoL2):
     """Gives each object the pieces of the first one."""
 
-    def _found(self, key, size):
-        space, names = super()._found(key, size)
-        return space, [name[-4:] * 8 for name in names]
+    def _found(self, key, size, address=0):
+        found = super()._found(key, size, address)
+        return replace(found, keys=[name[-4:] * 8 for name in found.keys])
 
 
 def test_that_these_tests_notice(tmp_path, monkeypatch):

@@ -1,0 +1,218 @@
+"""Objects of any size in a store of one process, for caches that keep theirs in host memory.
+
+An object is stored in pieces of the same size, and found when all of its pieces are. Pieces are
+copied through a buffer that the devices reach, because the objects have no common size and place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+import mmap
+import os
+import queue
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import ripieno
+from ripieno.capacity import made_in
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+THREADS = 2
+"""Threads for each direction, with a part of the buffer each: one copies while the other moves."""
+
+Batch = list[tuple[int, int]]
+"""Pieces that are moved together: the object's position, and the piece's number in it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Parameters of a store of objects; the modules that use it describe them."""
+
+    path: str
+    capacity: int
+    piece: int = 1 << 20
+    devices: int = 1
+    buffer: int = 64 << 20
+    weights_id: str = ""
+
+    @classmethod
+    def parse(cls, given: dict[str, Any], place: str) -> Self:
+        """Raises ValueError if a parameter is missing, unknown or wrong. place: where it was
+        given, for the message."""
+        known = set(cls.__dataclass_fields__)
+        if unknown := sorted(given.keys() - known):
+            raise ValueError(f"{place}: {unknown} were given; there are {sorted(known)}")
+        if missing := sorted({"path", "capacity"} - given.keys()):
+            raise ValueError(f"{place}: {missing} are missing; give them")
+        parsed = given | {"path": os.path.abspath(given["path"])}
+        for name in {"capacity", "piece", "buffer"} & given.keys():
+            parsed[name] = ripieno.parse_size(given[name], name)
+        options = cls(**parsed)
+        if options.piece == 0 or options.buffer < 2 * THREADS * options.piece:
+            raise ValueError(
+                f"buffer: {options.buffer} bytes were given; {2 * THREADS} pieces of "
+                f"{options.piece} bytes need more: give a larger buffer or a smaller piece"
+            )
+        return options
+
+
+@dataclass(frozen=True)
+class Object:
+    """An object, in the store and in memory."""
+
+    space: ripieno.Store
+    """A handle of its namespace."""
+    keys: list[bytes]
+    """Of its pieces."""
+    size: int
+    """Bytes."""
+    address: int
+    """Its first byte in memory; 0 if it is only looked up."""
+
+    @classmethod
+    def named(
+        cls, space: ripieno.Store, name: Sequence[Any], size: int, piece: int, address: int = 0
+    ) -> Object:
+        """Returns the object of a name, which is plain data, and a size."""
+        digest = hashlib.sha256(json.dumps([*name, size]).encode()).digest()
+        keys = [digest[:28] + at.to_bytes(4, "little") for at in range(-(-size // piece))]
+        return cls(space, keys, size, address)
+
+    @property
+    def is_stored(self) -> bool:
+        return self.space.lookup(self.keys) == len(self.keys)
+
+
+class Objects:
+    """A store of objects. Threads may share it; each call uses a part of the buffer."""
+
+    def __init__(
+        self, options: Options, name: str, logger: logging.Logger, number: int = 0, of: int = 1
+    ) -> None:
+        """name: of the store in the directory. number, of: this process, of those that share the
+        directory and its capacity."""
+        self.options, self.logger = options, logger
+        name = f"{name}-piece{options.piece}" + (f"-dp{number}" if of > 1 else "")
+        self.path = os.path.join(options.path, name)
+        shape = ripieno.Shape(1, 1, options.piece, 1)
+        self.memory = mmap.mmap(-1, options.buffer // options.piece * options.piece)
+        """Pieces in flight."""
+        pool = ripieno.Pool.contiguous(self.memory, shape)
+
+        def make(bytes: int) -> ripieno.Store:
+            return ripieno.Store(self.path, shape, pool, capacity=bytes, devices=options.devices)
+
+        self.all = made_in(options.path, name, options.capacity, make, of)
+        """The store."""
+        parts, self.batch = 2 * THREADS, pool.blocks // (2 * THREADS)
+        self.parts: queue.SimpleQueue[range] = queue.SimpleQueue()
+        """Free parts of the buffer, as blocks."""
+        for part in range(parts):
+            self.parts.put(range(part * self.batch, (part + 1) * self.batch))
+        self.dead: str | None = None
+        """The reason if the store is no longer used, else None."""
+        self.told: set[type[Exception]] = set()
+        """Kinds of errors that were already logged."""
+
+    def store(self, objects: Sequence[Object]) -> list[int]:
+        """Stores objects, and returns the positions of those that are new and complete: others
+        were stored before, or had no room beside more useful ones."""
+        new = [at for at, each in enumerate(objects) if not each.is_stored]
+        missing = {at: len(objects[at].keys) for at in new}
+        for space, batch in self._batches(objects, new):
+            with self._part() as part:
+                for block, (at, number) in zip(part, batch, strict=False):
+                    self._copy(objects[at], number, block, is_store=True)
+                names = [objects[at].keys[number] for at, number in batch]
+                with space.store(names, list(part[: len(batch)])) as request:
+                    request.move_all()
+                    accepted = request.commit()
+            for at, _ in batch[:accepted]:
+                missing[at] -= 1
+        return [at for at in new if not missing[at]]
+
+    def load(self, objects: Sequence[Object]) -> list[bool]:
+        """Loads objects to their addresses. Returns which of them arrived; the memory of others
+        may have been written, too."""
+        bad: set[int] = set()
+        for space, batch in self._batches(objects, range(len(objects))):
+            if not self._load_all(space, objects, batch):
+                # One piece was evicted or is damaged. The other objects may still be stored.
+                for at, pieces in groupby(batch, key=itemgetter(0)):
+                    if not self._load_all(space, objects, list(pieces)):
+                        bad.add(at)
+        return [at not in bad for at in range(len(objects))]
+
+    def _load_all(self, space: ripieno.Store, objects: Sequence[Object], batch: Batch) -> bool:
+        names = [objects[at].keys[number] for at, number in batch]
+        try:
+            with self._part() as part, space.load(names, list(part[: len(batch)])) as request:
+                if request.blocks < len(batch):
+                    return False
+                request.move_all()
+                for block, (at, number) in zip(part, batch, strict=False):
+                    self._copy(objects[at], number, block, is_store=False)
+                return True
+        except ripieno.Error as error:
+            self.failed(error)
+            return False
+
+    def _batches(
+        self, objects: Sequence[Object], chosen: Iterable[int]
+    ) -> Iterator[tuple[ripieno.Store, Batch]]:
+        """Yields the pieces of the chosen objects, of one namespace each, as many as fit into a
+        part of the buffer."""
+        spaces: dict[int, tuple[ripieno.Store, Batch]] = {}
+        for at in chosen:
+            space, count = objects[at].space, len(objects[at].keys)
+            spaces.setdefault(id(space), (space, []))[1].extend((at, n) for n in range(count))
+        for space, pieces in spaces.values():
+            for first in range(0, len(pieces), self.batch):
+                yield space, pieces[first : first + self.batch]
+
+    @contextmanager
+    def _part(self) -> Iterator[range]:
+        """Yields a part of the buffer that nobody else uses."""
+        part = self.parts.get()
+        try:
+            yield part
+        finally:
+            self.parts.put(part)
+
+    def _copy(self, each: Object, number: int, block: int, is_store: bool) -> None:
+        """Copies a piece of an object to a block of the buffer, or back."""
+        piece = self.options.piece
+        begin = number * piece
+        buffer = ctypes.addressof(ctypes.c_char.from_buffer(self.memory, block * piece))
+        outside = each.address + begin
+        # Python's lock is released meanwhile.
+        target, source = (buffer, outside) if is_store else (outside, buffer)
+        ctypes.memmove(target, source, min(piece, each.size - begin))
+
+    def failed(self, error: Exception) -> None:
+        """Logs an error, and decides whether the store is used any longer."""
+        if isinstance(error, ripieno.ClosedError | ripieno.ReadOnlyError):
+            if not self.dead:
+                self.dead = str(error)
+                self.logger.error("ripieno: serving goes on without %s: %s", self.path, error)
+        elif type(error) not in self.told:
+            self.told.add(type(error))
+            self.logger.warning("ripieno: %s (further ones of this kind are not logged)", error)
+
+    def close(self) -> None:
+        """Releases the directory."""
+        try:
+            self.logger.info("ripieno: %s", self.all.stats())
+            self.all.close()
+        except ripieno.Error as error:
+            # Memory that a device may still reach stays mapped.
+            self.logger.error("ripieno: %s", error)
