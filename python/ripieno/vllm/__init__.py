@@ -79,7 +79,7 @@ from ripieno import capacity
 
 from .groups import Groups
 from .identity import namespace_of
-from .layout import check, engines_of, layout_of
+from .layout import check, engines_of, layout_of, required_layout
 from .metrics import PromMetrics, Stats
 from .options import Options
 from .scheduler import Scheduler
@@ -115,6 +115,10 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        return required_layout(vllm_config)
+
+    @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         return bool(extra_config.get("piecewise", False))
 
@@ -123,13 +127,16 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
-        self.load_async = check(vllm_config, kv_cache_config, self.options)
+        parallel = vllm_config.parallel_config
+        try:
+            self.load_async = check(vllm_config, kv_cache_config, self.options)
+            self.groups = Groups(kv_cache_config, parallel)
+            self.layout = layout_of(kv_cache_config)
+        except ValueError as error:
+            raise ValueError(f"RipienoConnector: {error}") from error
         events = vllm_config.kv_events_config
         self.has_events = events is not None and events.enable_kv_cache_events
         self.blocks: int = kv_cache_config.num_blocks
-        parallel = vllm_config.parallel_config
-        self.groups = Groups(kv_cache_config, parallel)
-        self.layout = layout_of(kv_cache_config)
         # A row of a hybrid model has layers of several groups, which are not computed at the same
         # time.
         self.layers = {} if self.groups.is_hybrid else self.layout.layers

@@ -20,7 +20,12 @@ from vllm.v1.core.kv_cache_utils import (
     make_block_hash_with_group_id,
     resolve_dcp_kv_block_size,
 )
-from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec, iter_layer_specs
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    CrossAttentionSpec,
+    MambaSpec,
+    iter_layer_specs,
+)
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
@@ -203,10 +208,11 @@ def check_groups(config: KVCacheConfig) -> None:
     """Raises ValueError if a group's blocks cannot be found again by their hashes."""
     for group in config.kv_cache_groups:
         for spec in iter_layer_specs(group.kv_cache_spec):
-            if not isinstance(spec, AttentionSpec | MambaSpec) or not spec.prefix_cacheable:
+            is_cached = isinstance(spec, AttentionSpec | MambaSpec) and spec.prefix_cacheable
+            if not is_cached or isinstance(spec, CrossAttentionSpec):
                 raise ValueError(
                     f"layer {group.layer_names[0]} has {type(spec).__name__}, whose blocks vLLM "
-                    "does not find by their tokens; it can not be stored"
+                    "does not find by their tokens: serve this model without the connector"
                 )
             if isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "none":
                 raise ValueError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs, group_kernel_blocks
+from vllm.v1.kv_cache_interface import group_kernel_blocks
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import ripieno
@@ -50,34 +50,28 @@ class Layout:
 
 
 def layout_of(config: KVCacheConfig) -> Layout:
-    """Returns the layout of the KV cache. Raises ValueError if a block has no rows of one size."""
-    specs = {}
-    for group in config.kv_cache_groups:
-        for name in group.layer_names:
-            spec = group.kv_cache_spec
-            is_mixed = isinstance(spec, UniformTypeKVCacheSpecs)
-            specs[name] = spec.kv_cache_specs[name] if is_mixed else spec
-    offsets, sizes = {}, dict[int, int]()
+    """Returns the layout of the KV cache. Raises ValueError if a block has no rows of one size.
+
+    It depends on vLLM's tensors only: the scheduler does not know the specs of all layers.
+    """
+    offsets, sizes = {}, set()
     for tensor in config.kv_cache_tensors:
         for at, name in enumerate(tensor.layers):
             offsets[name] = tensor.offset + at * tensor.layer_stride
-            spec = specs[name]
-            is_attention = isinstance(spec, AttentionSpec)
-            size = spec.unpadded_page_size_bytes if is_attention else spec.page_size_bytes
-            sizes[offsets[name]] = max(size, sizes.get(offsets[name], 0))
+        # Pages of a layer follow each other, or the pages of a block do.
+        sizes.add(min(tensor.layer_stride, tensor.block_stride))
     strides = {tensor.block_stride for tensor in config.kv_cache_tensors}
-    stride, rows = max(strides), sorted(sizes)
+    stride, rows = max(strides), sorted(set(offsets.values()))
     is_packed = KVCacheLayout[config.kv_cache_layout].is_block_outermost
-    is_one = len(config.kv_cache_groups) == 1
-    page = max(sizes.values())
-    if len(strides) == 1 and (len(set(sizes.values())) == 1 if is_one else not is_packed):
-        layers = {name: rows.index(offset) for name, offset in offsets.items()}
-        return Layout(offsets, stride, rows, page, layers)
-    if len(strides) > 1 or not is_packed:
+    if len(strides) > 1 and not is_packed:
         raise ValueError(
             "the layers' pages have different sizes, and a block is not one piece of memory; set "
-            "VLLM_KV_CACHE_LAYOUT=BLHNC"
+            "VLLM_KV_CACHE_LAYOUT=BLHNC, or leave the draft model out if vLLM's attention backend "
+            "has no such layout"
         )
+    if not is_packed or (len(config.kv_cache_groups) == 1 and len(sizes) == 1):
+        layers = {name: rows.index(offset) for name, offset in offsets.items()}
+        return Layout(offsets, stride, rows, max(sizes), layers)
     # A block is one piece of memory, with all layers of a group. Rows are pieces of it, of whole
     # dwords.
     count = -(-stride // ROW_BYTES)
@@ -85,6 +79,20 @@ def layout_of(config: KVCacheConfig) -> Layout:
         count += 1
     page = stride // count
     return Layout(offsets, stride, [row * page for row in range(count)], page, {})
+
+
+def required_layout(vllm_config: VllmConfig) -> str | None:
+    """Returns the layout in which a block is one piece of memory for a model whose configuration
+    tells that its layers' pages have different sizes: an indexer's beside those of latents, or a
+    draft's. None for others, whose layers are loaded one by one in any layout."""
+    model, speculative = vllm_config.model_config, vllm_config.speculative_config
+    draft = speculative and speculative.draft_model_config
+    is_mixed = hasattr(model.hf_text_config, "index_topk")
+    if draft:
+        ranks = (vllm_config.parallel_config, speculative.draft_parallel_config)
+        heads = [each.get_num_kv_heads(n) for each, n in zip((model, draft), ranks, strict=True)]
+        is_mixed |= heads[0] != heads[1] or model.get_head_size() != draft.get_head_size()
+    return KVCacheLayout.BLHNC.name if is_mixed else None
 
 
 def engines_of(parallel: ParallelConfig, options: Options) -> int:

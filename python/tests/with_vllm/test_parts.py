@@ -7,6 +7,7 @@ import time
 import types
 from collections import Counter
 
+import numpy
 import pytest
 
 pytest.importorskip("vllm")
@@ -23,6 +24,7 @@ from ripieno.vllm.saver import Saver  # noqa: E402
 from ripieno.vllm.scheduler import MAX_CONSECUTIVE_FAILURES, Load, Scheduler, Watchers  # noqa: E402
 from vllm.v1.core.block_pool import BlockPool  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec  # noqa: E402
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner  # noqa: E402
 
 
 def stats(**counts):
@@ -141,8 +143,9 @@ def configured(policy="fail", runner=1):
     config = of(
         parallel_config=of(pipeline_parallel_size=1, prefill_context_parallel_size=1),
         cache_config=of(prefix_caching_hash_algo="sha256"),
-        model_config=of(enable_sleep_mode=False),
+        model_config=of(enable_sleep_mode=False, get_total_num_hidden_layers=lambda: 61),
         kv_transfer_config=of(kv_load_failure_policy=policy),
+        speculative_config=None,
         use_v2_model_runner=runner == 2,
     )
     spec = FullAttentionSpec(block_size=32, num_kv_heads=8, head_size=64, dtype=torch.float32)
@@ -155,6 +158,27 @@ def test_pipelines_are_refused():
     config.parallel_config.pipeline_parallel_size = 2
     with pytest.raises(ValueError, match="pipeline parallelism"):
         check(config, cache, Options("/x", 1))
+
+
+def test_vllms_second_model_runner_can_not_step_back():
+    """It cannot recompute what failed to load in a step (vLLM's issue 49250): of a request whose
+    computed tokens become fewer, only the copy on the CPU changes. When this test fails, layers of
+    the second runner can be loaded one by one with "recompute", too."""
+    of, gpu = types.SimpleNamespace, object()
+    states = of(
+        req_id_to_index={"r": 0},
+        prefill_len=of(np=numpy.array([600])),
+        num_computed_prefill_tokens=numpy.array([512]),
+        num_computed_tokens_np=numpy.array([512]),
+        # Its values are those that positions and slots are computed from.
+        num_computed_tokens=gpu,
+    )
+    runner = of(req_states=states, kv_block_zeroer=None)
+    cached = of(req_ids=["r"], num_computed_tokens=[64], new_block_ids=[None])
+    output = of(scheduled_cached_reqs=cached, new_block_ids_to_zero=[], kv_cache_block_copies=[])
+    GPUModelRunner.update_requests(runner, output)
+    assert states.num_computed_tokens_np.tolist() == [64]
+    assert states.num_computed_tokens is gpu
 
 
 def test_sleep_mode_is_refused():
@@ -272,7 +296,6 @@ def test_all_connectors_are_told_which_blocks_are_reused():
 def test_layers_of_two_models_have_no_time():
     config, cache = configured()
     options = Options("/x", 1, layer_times="/y")
-    config.speculative_config = None
     assert check(config, cache, options) is False
     config.speculative_config = object()
     with pytest.raises(ValueError, match="speculative decoding"):
