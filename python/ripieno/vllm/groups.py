@@ -152,6 +152,9 @@ class Lookup:
         self.found: list[set[bytes]] = [set() for _ in groups.sizes]
         """Hashes of the blocks that were found in each group."""
         self.coordinator = self._over(manager.coordinator)
+        self.drops_last: bool = self.coordinator.single_type_managers[0].use_eagle
+        """In the only group: a draft's last token of a block depends on the next one, so that a
+        hit is a block shorter, as in vLLM's own cache."""
 
     def _over(self, coordinator: KVCacheCoordinator) -> Any:
         """Returns a coordinator that looks blocks up here."""
@@ -180,7 +183,8 @@ class Lookup:
         tokens = request.num_tokens - 1
         if not groups.is_hybrid:
             keys = groups.keys(request, range(first, tokens // groups.tokens))
-            last = first + self.catalog.lookup(space, keys)
+            found = self.catalog.lookup(space, keys)
+            last = first + max(0, found - self.drops_last)
             return last, range(first, last)
         for group, each in enumerate(groups.hashes):
             own, end = first * groups.blocks[group], len(request.block_hashes) // each
