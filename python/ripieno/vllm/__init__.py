@@ -148,8 +148,14 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
         self.shape = ripieno.Shape(rows, 1, page, self.groups.tokens)
         self.world: int = parallel.world_size
         # The name holds all parameters of the files' layout. The namespace holds the rest.
-        name = f"tp{self.world}-layers{rows}-page{page}"
+        layers = rows
+        if parallel.pipeline_parallel_size > 1:
+            # With its own number, a rank that has others would make another store.
+            layers = vllm_config.model_config.get_total_num_hidden_layers()
+        name = f"tp{self.world}-layers{layers}-page{page}"
         name += f"-block{self.groups.tokens}"
+        if parallel.pipeline_parallel_size > 1:
+            name += f"-pp{parallel.pipeline_parallel_size}"
         if self.groups.is_hybrid:
             name += f"-groups{len(self.groups.sizes)}"
         engines = engines_of(parallel, self.options)

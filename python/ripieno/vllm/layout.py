@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import group_kernel_blocks
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -130,8 +131,7 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Opti
             "sleep mode moves the KV cache, whose place the drives know; leave --enable-sleep-mode "
             "out"
         )
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
-        raise ValueError("pipeline parallelism: ranks have other layers each; it can not be stored")
+    check_pipeline(vllm_config)
     if vllm_config.parallel_config.prefill_context_parallel_size > 1:
         raise ValueError("prefill context parallelism: nobody has tried it; leave it out")
     if options.layer_times and vllm_config.speculative_config is not None:
@@ -165,6 +165,26 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Opti
         "ripieno: loads between steps: the second model runner can not recompute others"
     )
     return True
+
+
+def check_pipeline(vllm_config: VllmConfig) -> None:
+    """Raises ValueError if ranks of a pipeline have different numbers of layers: all ranks have
+    files of the same size."""
+    ranks = vllm_config.parallel_config.pipeline_parallel_size
+    layers = vllm_config.model_config.get_total_num_hidden_layers()
+    parts = [get_pp_indices(layers, rank, ranks) for rank in range(ranks)]
+    counts = [end - begin for begin, end in parts]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"pipeline parallelism: the ranks have {counts} layers each, and only equal numbers "
+            f"can be stored; divide {layers} by another --pipeline-parallel-size, or use "
+            "--tensor-parallel-size"
+        )
+    if ranks > 1 and vllm_config.speculative_config is not None:
+        raise ValueError(
+            "pipeline parallelism with speculative decoding: the last rank has the draft model's "
+            "layers, too, and only equal numbers can be stored; leave one of them out"
+        )
 
 
 def register(

@@ -4,6 +4,12 @@ import random
 
 BLOCK = 32
 
+# On the CPU vLLM makes the buffers between the ranks of a pipeline when it warms up, which it does
+# not if it is eager. Nothing is compiled: see conftest.py.
+WARM = {"enforce_eager": False, "compilation_config": {"mode": 1}}
+PIPELINE = {"pipeline_parallel_size": 2} | WARM
+RANKS = [{"tensor_parallel_size": 2}, PIPELINE]
+
 _chance = random.Random(7)
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("vllm")
 
 import faults  # noqa: E402
 from forked import life_of, live, metric  # noqa: E402
-from prompts import PROMPTS, SHARED, STORED, tokens_of  # noqa: E402
+from prompts import PROMPTS, RANKS, SHARED, STORED, tokens_of  # noqa: E402
 from ripieno import ClosedError  # noqa: E402
 
 
@@ -57,6 +57,27 @@ def test_another_request_meets_the_recomputation(steps, model, stored, said):
     # Small chunks, so that the other request fits into each step, too.
     settings["long_prefill_token_threshold"] = 64
     assert live(meet, plane=faults.LoadsFail, **settings) == (said[3], said[3])
+
+
+class LastRankFails(faults.LoadsFail):
+    """Fails the first load of the last rank only."""
+
+    def __init__(self, path, rank, shape, pool, **options):
+        super().__init__(path, rank, shape, pool, **options)
+        self.fails = rank.rank == rank.ranks - 1
+
+    def ended(self, report):
+        return super().ended(report) if self.fails else report
+
+
+@pytest.mark.parametrize("ranks", RANKS, ids=["tp2", "pp2"])
+def test_a_load_that_fails_on_one_rank_is_computed_again_on_all(ranks, model, both, said):
+    settings = {"model": model, "options": both, "policy": "recompute"} | ranks
+    assert live(tokens_of, **settings)[0] == said
+    life = life_of(tokens_of, plane=LastRankFails, **settings)
+    assert (life.error, life.value[0]) == (None, said)
+    assert "a load failed because a test says so" in life.said
+    assert live(tokens_of, **settings) == (said, STORED)
 
 
 def damage(store, seed):
@@ -122,8 +143,9 @@ def test_serving_goes_on_without_a_drive(model, stored, said):
     assert life.said.count("serving goes on without the store") == 1
 
 
-def test_a_save_that_fails_on_one_rank_is_not_found(model, options, said):
-    settings = {"model": model, "options": options, "tensor_parallel_size": 2}
+@pytest.mark.parametrize("ranks", RANKS, ids=["tp2", "pp2"])
+def test_a_save_that_fails_on_one_rank_is_not_found(ranks, model, options, said):
+    settings = {"model": model, "options": options} | ranks
     life = life_of(tokens_of, plane=faults.SavesFail, **settings)
     assert (life.error, life.value[0]) == (None, said)
     assert "a store failed" in life.said

@@ -14,7 +14,7 @@ pytest.importorskip("vllm")
 import gemma  # noqa: E402
 import recurrent  # noqa: E402
 from forked import life_of, live  # noqa: E402
-from prompts import PROMPTS, tokens  # noqa: E402
+from prompts import PROMPTS, RANKS, tokens  # noqa: E402
 from vllm.config.kv_events import KVEventsConfig  # noqa: E402
 
 # No two share a prefix: which of them computed its blocks, in which chunks, would change the bytes.
@@ -224,7 +224,8 @@ def test_a_load_that_fails_is_computed_again(hybrid, computed, filled):
 # vLLM's layers with a state do not run on several ranks of a CPU.
 @pytest.mark.parametrize("hybrid", ["gemma3"], indirect=True)
 @pytest.mark.parametrize("plane", [faults.Plane, faults.LoadsFail])
-def test_ranks_find_what_all_of_them_stored(plane, hybrid, computed, options):
+@pytest.mark.parametrize("ranks", RANKS, ids=["tp2", "pp2"])
+def test_ranks_find_what_all_of_them_stored(ranks, plane, hybrid, computed, options):
     """Also if the first load fails on each rank."""
 
     def ask(engine):
@@ -234,7 +235,7 @@ def test_ranks_find_what_all_of_them_stored(plane, hybrid, computed, options):
             engine.forget()
         return found
 
-    settings = hybrid | {"tensor_parallel_size": 2, "options": options, "policy": "recompute"}
+    settings = hybrid | {"options": options, "policy": "recompute"} | ranks
     first = live(ask, **settings)
     life = life_of(ask, plane=plane, **settings)
     second = life.value

@@ -153,10 +153,19 @@ def configured(policy="fail", runner=1):
     return config, of(kv_cache_layout="LBHNC", kv_cache_groups=[group])
 
 
-def test_pipelines_are_refused():
+def test_pipelines_of_unequal_ranks_are_refused(monkeypatch):
     config, cache = configured()
     config.parallel_config.pipeline_parallel_size = 2
-    with pytest.raises(ValueError, match="pipeline parallelism"):
+    with pytest.raises(ValueError, match=r"have \[31, 30\] layers each, .* use --tensor-parallel"):
+        check(config, cache, Options("/x", 1))
+    config.model_config.get_total_num_hidden_layers = lambda: 60
+    assert check(config, cache, Options("/x", 1)) is False
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "20,40")
+    with pytest.raises(ValueError, match=r"have \[20, 40\] layers each"):
+        check(config, cache, Options("/x", 1))
+    monkeypatch.delenv("VLLM_PP_LAYER_PARTITION")
+    config.speculative_config = object()
+    with pytest.raises(ValueError, match="the last rank has the draft model's layers, too"):
         check(config, cache, Options("/x", 1))
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 import faults  # noqa: E402
 import tiny_model as models  # noqa: E402
 from forked import life_of, live  # noqa: E402
-from prompts import BLOCK, PROMPTS, SHARED, STORED, tokens_of, whole  # noqa: E402
+from prompts import BLOCK, PIPELINE, PROMPTS, SHARED, STORED, tokens_of, whole  # noqa: E402
 
 ROPE = {"rope_type": "default", "rope_theta": 500000.0}
 SOAK = int(os.environ.get("RIPIENO_SOAK", "1"))
@@ -58,8 +58,13 @@ def test_an_engine_that_is_killed_at_random(seed, model, both, said):
 
 @pytest.mark.parametrize(
     "args",
-    [{}, {"distributed_executor_backend": "mp"}, {"tensor_parallel_size": 2}],
-    ids=["two", "three", "tp2"],
+    [
+        {},
+        {"distributed_executor_backend": "mp"},
+        {"tensor_parallel_size": 2},
+        PIPELINE,
+    ],
+    ids=["two", "three", "tp2", "pp2"],
 )
 def test_processes(args, model, options, said):
     """Scheduler and workers in processes of their own."""
@@ -131,6 +136,7 @@ def test_shutdown_while_blocks_are_stored_and_loaded(model, both, said):
         ({"dtype": "bfloat16"}, False),
         ({"block_size": 64}, True),
         ({"tensor_parallel_size": 2}, True),
+        (PIPELINE, True),
         ({"prefix_caching_hash_algo": "sha256_cbor"}, True),
         ({"weights_id": "other"}, True),
         ({"hf_overrides": {"rope_parameters": ROPE}}, False),
@@ -142,7 +148,7 @@ def test_others_in_the_same_directory_find_nothing(
     """Other weights, types, block sizes, shapes and numbers of workers. is_alike: the answers are
     the same."""
     shutil.copytree(filled[0]["path"], options["path"])
-    if change.keys() & {"dtype", "block_size", "tensor_parallel_size"}:
+    if change.keys() - {"model", "prefix_caching_hash_algo", "weights_id", "hf_overrides"}:
         # This makes a second store, and both share one capacity.
         options["capacity"] = "64MiB"
     others = {"model": model, "options": options} | change
