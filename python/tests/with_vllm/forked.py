@@ -170,13 +170,18 @@ class Engine:
         self.settle()
         assert self.scheduler.kv_cache_manager.reset_prefix_cache()
 
-    def blocks(self):
-        """Returns each block's bytes in each layer of its group, by its key; the oldest first."""
+    def blocks(self, only=None):
+        """Returns each block's bytes in each layer of its group, by its key; the oldest first.
+
+        only: numbers of blocks, or all.
+        """
         groups = self.scheduler.kv_cache_config.kv_cache_groups
         pool = self.scheduler.kv_cache_manager.block_pool
         found = {}
         for key, block in pool.cached_block_hash_to_block._cache.items():
             block = block if hasattr(block, "block_id") else next(iter(block.values()))
+            if only is not None and block.block_id not in only:
+                continue
             names = groups[int.from_bytes(key[-4:])].layer_names
             found[key] = [
                 cache[block.block_id].contiguous().view(torch.uint8).numpy().tobytes()
@@ -190,9 +195,9 @@ class Engine:
         cache = self.runner.compilation_config.static_forward_context[layer].kv_cache
         return [cache] if isinstance(cache, torch.Tensor) else list(cache)
 
-    def pages(self):
+    def pages(self, only=None):
         """Returns the digest of each block's bytes in all layers, by its key."""
-        blocks = self.blocks().items()
+        blocks = self.blocks(only).items()
         return {key: hashlib.sha256(b"".join(pages)).hexdigest() for key, pages in blocks}
 
     def close(self):

@@ -11,7 +11,7 @@ LAYERS, HIDDEN, INNER, HEADS, VOCABULARY, WINDOW = 6, 256, 512, 8, 2048, 64
 KINDS = ["full_attention" if layer % 3 == 2 else "sliding_attention" for layer in range(LAYERS)]
 
 
-def make(path):
+def make(path, kinds=KINDS):
     path = pathlib.Path(path)
     path.mkdir(parents=True)
     generator = torch.Generator().manual_seed(3)
@@ -54,7 +54,7 @@ def make(path):
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 16384,
         "sliding_window": WINDOW,
-        "layer_types": KINDS,
+        "layer_types": kinds,
         "query_pre_attn_scalar": HIDDEN // HEADS,
         "hidden_activation": "gelu_pytorch_tanh",
         "rms_norm_eps": 1e-6,

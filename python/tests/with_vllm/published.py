@@ -1,6 +1,8 @@
 """KV caches of published models: the specs of their layers, as vLLM makes them on one GPU.
 
-Shapes are those of the models' configurations; those of states are computed by vLLM.
+Shapes are those of the models' configurations, written down from memory; those of states are
+computed by vLLM. The order of layers does not matter, and of a model that is refused not their
+number.
 """
 
 from dataclasses import dataclass, field

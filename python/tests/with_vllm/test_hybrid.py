@@ -1,7 +1,6 @@
 """Models with several KV cache groups: blocks found in the store are those that vLLM computed.
 
-Gemma 3 has sliding windows and full attention, LFM2 short convolutions and Qwen3-Next gated delta
-nets with attention. vLLM's own prefix cache says how long a hit is, and which tokens follow.
+vLLM's own prefix cache says how long a hit is, and which tokens follow.
 """
 
 import random
@@ -12,80 +11,10 @@ import pytest
 pytest.importorskip("vllm")
 
 import gemma  # noqa: E402
-import recurrent  # noqa: E402
 from forked import life_of, live  # noqa: E402
-from prompts import PROMPTS, RANKS, tokens  # noqa: E402
+from hybrids import ALONE, alone, check, computed, filled, hybrid, twice  # noqa: E402, F401
+from prompts import BLOCK, PROMPTS, RANKS, tokens  # noqa: E402
 from vllm.config.kv_events import KVEventsConfig  # noqa: E402
-
-# No two share a prefix: which of them computed its blocks, in which chunks, would change the bytes.
-ALONE = [PROMPTS[0], PROMPTS[3], PROMPTS[4], tokens(611)]
-
-
-@pytest.fixture(scope="module", params=["gemma3", "lfm2", "qwen3_next"])
-def hybrid(request, tmp_path_factory):
-    """Settings of an engine, which depend on the model."""
-    path = tmp_path_factory.mktemp("model") / request.param
-    if request.param == "gemma3":
-        gemma.make(path)
-        return {"model": path}
-    recurrent.make(request.param, path)
-    settings = {"model": path, "mamba_cache_mode": "align"}
-    if request.param == "qwen3_next":
-        settings["dtype"] = "bfloat16"
-        # Without a connector.
-        if error := life_of(lambda engine: engine.ask(ALONE[2]), **settings).error:
-            why = error.strip().splitlines()[-1]
-            pytest.skip(f"vLLM's CPU backend does not run Qwen3-Next on this CPU: {why}")
-    return settings
-
-
-def twice(engine):
-    """Asks each prompt, and again when vLLM has it in its own cache. Returns the first answers and
-    all blocks, and the second answers and their cached tokens."""
-    first, found = [], {}
-    for prompt in ALONE:
-        (said,), _ = engine.ask(prompt)
-        first.append(said)
-        found |= engine.pages()
-    return first, found, [engine.ask(prompt) for prompt in ALONE]
-
-
-@pytest.fixture(scope="module")
-def computed(hybrid):
-    """Result of twice, without a store."""
-    return live(twice, **hybrid)
-
-
-def alone(engine):
-    """Asks each prompt when vLLM's own cache is empty. Returns tokens, cached tokens, blocks and
-    the number of blocks loaded, of each."""
-    answers, before = [], 0
-    for prompt in ALONE:
-        (said,), (cached,) = engine.ask(prompt)
-        answers.append((said, cached, engine.pages(), engine.plane.loaded - before))
-        before = engine.plane.loaded
-        engine.forget()
-    return answers
-
-
-@pytest.fixture(scope="module")
-def filled(hybrid, computed, tmp_path_factory):
-    """Options of a store that has all prompts."""
-    options = {"path": str(tmp_path_factory.mktemp("filled") / "store")}
-    answers = live(alone, options=options, **hybrid)
-    assert [said for said, _, _, _ in answers] == computed[0]
-    assert [cached for _, cached, _, _ in answers] == [0] * len(ALONE)
-    return options
-
-
-def check(hybrid, computed, filled, plane=faults.Plane):
-    _, pages, second = computed
-    answers = live(alone, options=filled, plane=plane, **hybrid)
-    assert [cached for _, cached, _, _ in answers] == [cached for _, (cached,) in second], "hits"
-    found = {key: page for _, _, blocks, _ in answers for key, page in blocks.items()}
-    assert found.items() <= pages.items(), "bytes"
-    assert [[said] for said, _, _, _ in answers] == [said for said, _ in second], "tokens"
-    return answers
 
 
 def sizes(engine):
@@ -102,9 +31,10 @@ def sizes(engine):
 def test_hits_are_those_of_vllm_and_load_no_block_too_many(hybrid, computed, filled):
     groups = live(sizes, **hybrid)
     assert len(groups) > 1
-    for _, cached, _, loaded in check(hybrid, computed, filled):
+    for asked in check(hybrid, computed, filled):
+        cached = asked.cached
         needed = [-(-min(tail or cached, cached) // size) for size, tail in groups]
-        assert loaded == sum(needed)
+        assert asked.count == sum(needed)
 
 
 def test_a_shared_prefix_is_found_the_third_time(hybrid, options):
@@ -154,12 +84,25 @@ class Shifted(faults.Plane):
         one[:], other[:] = other.copy(), one.copy()
 
 
+class OtherState(faults.Plane):
+    """The first block of a load, a state, is that of the load before: of another boundary."""
+
+    before = None
+
+    def begin_load(self, files, blocks, checksums=None, **more):
+        own, *rest = files
+        files = [own if self.before is None else self.before, *rest]
+        self.before = own
+        # Without checksums, which would notice it.
+        return super().begin_load(files, blocks, **more)
+
+
+# SwappedBlocks exchanges the bytes of two groups.
 FAULTS = {
-    "gemma3": [LeftOut, Shifted],
+    "gemma3": [LeftOut, Shifted, faults.SwappedBlocks],
     # Without the state, and without a block of attention.
-    "lfm2": [LeftOut, LastLeftOut],
-    # The state of one group in another.
-    "qwen3_next": [faults.SwappedBlocks],
+    "lfm2": [LeftOut, LastLeftOut, OtherState, faults.SwappedBlocks],
+    "qwen3_next": [OtherState, faults.SwappedBlocks],
 }
 
 
@@ -292,8 +235,8 @@ def test_saves_end_before_their_blocks_are_used_again(hybrid, computed, options)
     assert live(crowd, options=options, plane=Slow, **small) > 0
     _, pages, _ = computed
     answers = live(alone, options=options, **hybrid)
-    same = {key: page for _, _, blocks, _ in answers for key, page in blocks.items()}
-    assert any(cached for _, cached, _, _ in answers)
+    same = {key: page for each in answers for key, page in each.blocks.items()}
+    assert any(each.cached for each in answers)
     # Batches change the last bits, and the store's blocks are those that were computed in them.
     assert same.keys() <= pages.keys()
     if hybrid["model"].name == "gemma3":
@@ -322,3 +265,17 @@ def test_events_name_the_group(hybrid, options):
     assert removed
     assert all(group == groups - 1 for group, _ in removed)
     assert set(removed) <= set(stored)
+
+
+def test_windows_in_the_only_group(options, tmp_path):
+    """All blocks are stored while they are in the window, and a hit loads the last ones."""
+    settings = {"model": tmp_path / "gemma3"}
+    gemma.make(settings["model"], ["sliding_attention"] * gemma.LAYERS)
+    said, pages, second = live(twice, **settings)
+    live(alone, options=options, **settings)
+    for asked, tokens_of, (_, (cached,)) in zip(
+        live(alone, options=options, **settings), said, second, strict=True
+    ):
+        assert (asked.said, asked.cached) == (tokens_of, cached)
+        assert asked.loaded.items() <= pages.items()
+        assert asked.count <= -(-gemma.WINDOW // BLOCK) + 1
