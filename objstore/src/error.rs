@@ -9,7 +9,10 @@ use nvme_spec::nvm::Direction;
 use kv_catalog::{BlockId, DeviceIndex, FileId, Layer, LayoutError, NotDurable};
 use kv_schedule::BacklogFull;
 
-use crate::{data_path::Route, ids::JobId};
+use crate::{
+    data_path::Route,
+    ids::{JobId, PoolId},
+};
 
 /// The engine's memory cannot be registered.
 #[derive(Debug, thiserror::Error)]
@@ -292,6 +295,12 @@ pub enum StoreError {
         file: FileId,
         /// Files of the store.
         files: u32,
+    },
+    /// The pool does not exist.
+    #[error("pool {} was given, but it was removed or never added", pool.0)]
+    NoSuchPool {
+        /// The pool.
+        pool: PoolId,
     },
     /// The job does not exist.
     #[error("job {} was given, but it has ended or never began", job.0)]

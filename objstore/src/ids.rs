@@ -6,6 +6,11 @@ use kv_catalog::{BlockId, FileId, Layer};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(pub u64);
 
+/// Identifier of a pool of a plane: of all planes of this process, no two pools that were added
+/// have the same one. The default is a plane's own pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct PoolId(pub u64);
+
 /// Names one layer of a job, for starting it, waiting for it and ordering streams with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ticket {

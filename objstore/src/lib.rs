@@ -192,6 +192,8 @@
 //!   cache ([`StoreOptions::dram_bytes`]), whose blocks [`kv_tier`] chooses. `streams.rs` has the
 //!   events between streams, I/O kernel and plane, and the proof that no stream uses them any more.
 //!   Stream operations go through a trait: [`gio_uring::StreamOps`].
+//! - `plane/pools.rs` has pools of other owners: engines in other processes, whose memory this one
+//!   shares.
 //! - `plane/open.rs` opens a plane, `route.rs` proves the path, `self_test.rs` the layout.
 //! - [`Store`] is a [`DurableCatalog`] and a [`Plane`] in one process, for any number of threads.
 //!   `store/commit.rs` makes commits permanent, many in one batch. Handles ([`Prefix`],
@@ -226,6 +228,7 @@
 //!
 //! # Not implemented
 //! - Several GPUs: a plane has one pool, on one GPU.
+//! - Pools of other owners ([`Plane::add_pool`]) beside a GPU, a DRAM cache or bounce buffers.
 //! - Several ranks in one [`Store`]: it has one plane. A [`DurableCatalog`] serves many.
 //! - Requests larger than a staging buffer, and buffers of different sizes.
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
@@ -256,7 +259,7 @@ pub use config::{
 pub use data_path::Route;
 pub use device::SharedController;
 pub use error::{Failure, RegistrationError, StoreError};
-pub use ids::{JobId, LayerDone, Move, Ticket};
+pub use ids::{JobId, LayerDone, Move, PoolId, Ticket};
 pub use kv_catalog::{
     BlockId, BlockKey, Catalog, CatalogCounts, CatalogError, DeviceIndex, DurableCatalog, FileId,
     FormatError, Geometry, JournalError, KeyChain, KvShape, Layer, LayoutError, Namespace,

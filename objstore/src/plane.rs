@@ -21,7 +21,7 @@ use nvme_spec::nvm::Direction;
 use crate::{
     device::SharedController,
     error::StoreError,
-    ids::{JobId, LayerDone, Move, Ticket},
+    ids::{JobId, LayerDone, Move, PoolId, Ticket},
     order::Order,
     registration::KvPool,
 };
@@ -36,6 +36,7 @@ mod mover;
 mod open;
 mod pacer;
 mod pacing;
+mod pools;
 mod raw;
 mod route;
 mod self_test;
@@ -204,7 +205,31 @@ impl Plane {
         moves: &[Move],
         expected: &[u32],
     ) -> Result<JobId, StoreError> {
-        self.with(|mover| mover.begin(direction, moves.to_vec(), expected))
+        self.with(|mover| mover.begin(PoolId::default(), direction, moves.to_vec(), expected))
+    }
+
+    /// Adds a pool of another owner, in memory of this process that the devices reach. The path is
+    /// the plane's, which was proven when it was opened; the memory is not touched.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Config`] if the pool has another shape or path than the plane's, or
+    /// the plane has a GPU, a DRAM cache or bounce buffers, which know one pool only;
+    /// [`StoreError::Ring`] or [`StoreError::Failed`].
+    pub fn add_pool(&self, pool: KvPool) -> Result<PoolId, StoreError> {
+        self.with(|mover| mover.add_pool(pool))
+    }
+
+    /// Abandons the jobs of a pool that was added, waits until nothing of them is in flight, and
+    /// returns the pool: no device accesses its memory any more.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::NoSuchPool`], or [`StoreError::Failed`]: the memory is leaked then.
+    pub fn remove_pool(&self, pool: PoolId) -> Result<KvPool, StoreError> {
+        self.with(|mover| mover.abandon_pool(pool))?;
+        while let Some(ticket) = self.with(|mover| Ok(mover.in_flight_of_pool(pool)))? {
+            let _ = self.wait_in_turn(ticket);
+        }
+        self.with(|mover| mover.take_pool(pool))
     }
 
     /// Starts moving a layer of a job, with an order: nothing accesses the layer's blocks before

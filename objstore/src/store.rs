@@ -15,7 +15,7 @@ use nvme_driver::Clock;
 
 use crate::{
     error::StoreError,
-    ids::JobId,
+    ids::{JobId, PoolId},
     plane::{KvView, Mover, Plane, PlaneStats, StoreEvent},
     stats::StoreStats,
 };
@@ -47,6 +47,8 @@ pub use salvage::Salvage;
 pub struct Store {
     inner: Arc<Inner>,
     namespace: NamespaceId,
+    /// The pool of its requests' blocks.
+    pool: PoolId,
 }
 
 impl fmt::Debug for Store {
@@ -183,7 +185,24 @@ impl Store {
                 found.map(|(id, ..)| id).ok_or(error)
             })
         })?;
-        Ok(Self { inner: self.inner.clone(), namespace })
+        Ok(Self { inner: self.inner.clone(), namespace, pool: self.pool })
+    }
+
+    /// Returns a handle that works in a registered namespace, by its number: for tools that
+    /// maintain the whole store.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Catalog`] if there is none with this number.
+    pub fn in_namespace(&self, namespace: NamespaceId) -> Result<Self, StoreError> {
+        self.inner.catalog.with(|catalog| catalog.usage(namespace))?;
+        Ok(Self { namespace, ..self.clone() })
+    }
+
+    /// Returns a handle whose requests name blocks of another pool of the plane
+    /// ([`Plane::add_pool`]).
+    #[must_use]
+    pub fn with_pool(&self, pool: PoolId) -> Self {
+        Self { pool, ..self.clone() }
     }
 
     /// Returns the namespace of this handle.

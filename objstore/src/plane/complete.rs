@@ -71,7 +71,7 @@ impl Mover {
             }
         }
         if let (Ok(_), Direction::Read, Some(bounce), Some(bounced)) =
-            (&outcome, job.direction, bounce, &job.bounced)
+            (&outcome, job.direction, bounce, &job.engine.bounced)
         {
             bounce.copy(bounced, layer, Direction::Read);
         }

@@ -15,7 +15,7 @@ use nvme_spec::nvm::Direction;
 use super::{bounce::Bounced, checksums::JobChecksums, memory::Cached};
 use crate::{
     error::{Failure, StoreError},
-    ids::{JobId, LayerDone, Move, Ticket},
+    ids::{JobId, LayerDone, Move, PoolId, Ticket},
 };
 
 /// Result of a job.
@@ -76,10 +76,19 @@ struct Unmoved {
     since: Nanos,
 }
 
+/// Location of the engine's blocks of a job.
+#[derive(Debug, Default)]
+pub(super) struct EngineBlocks {
+    pub(super) pool: PoolId,
+    /// Their bounce buffers.
+    pub(super) bounced: Option<Bounced>,
+}
+
 /// State of a job.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) direction: Direction,
+    pub(super) engine: EngineBlocks,
     /// Placement handle of a write.
     pub(super) placement: Option<u16>,
     pub(super) turn: Turn,
@@ -92,8 +101,6 @@ pub(super) struct Job {
     pub(super) moves: Vec<Move>,
     /// Blocks that are copied from and to the DRAM cache.
     pub(super) cached: Cached,
-    /// Bounce buffers of the blocks.
-    pub(super) bounced: Option<Bounced>,
     /// True for reading ahead: the devices move all rows in one operation, to the cache itself.
     pub(super) is_ahead: bool,
     pub(super) layers: Vec<LayerEntry>,
@@ -118,6 +125,7 @@ impl Job {
         let entry = LayerEntry { state: LayerState::Idle, ends: [None, None] };
         Self {
             direction,
+            engine: EngineBlocks::default(),
             placement: None,
             turn: Turn::default(),
             map: None,
@@ -125,7 +133,6 @@ impl Job {
             checksums: None,
             moves,
             cached: Cached::default(),
-            bounced: None,
             is_ahead: false,
             layers: vec![entry; layers as usize],
             unmoved: Unmoved { layers, since: now },
@@ -230,6 +237,12 @@ impl Jobs {
 
     pub(super) fn remove(&mut self, id: JobId) -> Result<Job, StoreError> {
         self.all.remove(&id).ok_or(StoreError::NoSuchJob { job: id })
+    }
+
+    /// Returns the jobs of a pool.
+    pub(super) fn of_pool(&self, pool: PoolId) -> Vec<JobId> {
+        let jobs = self.all.iter().filter(|(_, job)| job.engine.pool == pool);
+        jobs.map(|(id, _)| *id).collect()
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Job> {

@@ -14,6 +14,7 @@ use super::{
     job::{Job, JobDone, Jobs, LayerState, next_id},
     memory::HostMemory,
     pacer::Pacer,
+    pools::Pools,
     target::{self, Target},
     transport::Transport,
     wait::{Polled, Step, wait_for},
@@ -23,7 +24,7 @@ use crate::{
     data_path::Route,
     device::SharedController,
     error::StoreError,
-    ids::{JobId, Move, Ticket},
+    ids::{JobId, Move, PoolId, Ticket},
     registration::KvPool,
     stats::{DramStats, Times},
 };
@@ -92,6 +93,8 @@ pub(crate) struct Mover {
     pub(super) jobs: Jobs,
     pub(super) target: Target,
     pub(super) pool: KvPool,
+    /// Pools of other owners.
+    pub(super) pools: Pools,
     /// The DRAM cache.
     pub(super) memory: Option<HostMemory>,
     /// The bounce buffers, if the pool has them.
@@ -210,9 +213,10 @@ impl Mover {
         }
     }
 
-    /// Prepares to move blocks of the engine.
+    /// Prepares to move blocks of the engine, or of an added pool.
     pub(crate) fn begin(
         &mut self,
+        pool: PoolId,
         direction: Direction,
         mut moves: Vec<Move>,
         expected: &[u32],
@@ -220,19 +224,20 @@ impl Mover {
         // Jobs that have ended give their bounce buffers back.
         self.sync()?;
         let bounced = self.bounce.as_mut().map(|bounce| bounce.take(&mut moves)).transpose()?;
-        let begun = self.begin_in_pool(direction, moves, expected);
+        let begun = self.begin_in_pool(pool, direction, moves, expected);
         if let (Some(bounce), Some(bounced)) = (&mut self.bounce, bounced) {
             match &begun {
-                Ok(id) => self.jobs.get_mut(*id)?.bounced = Some(bounced),
+                Ok(id) => self.jobs.get_mut(*id)?.engine.bounced = Some(bounced),
                 Err(_) => bounce.give_back(bounced),
             }
         }
         begun
     }
 
-    /// Prepares to move blocks of the pool.
+    /// Prepares to move blocks of a pool.
     pub(super) fn begin_in_pool(
         &mut self,
+        pool: PoolId,
         direction: Direction,
         moves: Vec<Move>,
         expected: &[u32],
@@ -242,9 +247,10 @@ impl Mover {
             self.check_flushed()?;
         }
         let id = next_id();
-        self.check_moves(id, direction, &moves)?;
+        self.check_moves(id, pool, direction, &moves)?;
         let (recoveries, now) = (self.recoveries(), self.clock.now());
         let mut job = Job::new(direction, self.setup.shape.layers, moves, recoveries, now);
+        job.engine.pool = pool;
         // The self-test must reach the devices.
         let is_test = job.moves.iter().any(|entry| entry.file.0 + 1 == self.setup.files);
         let mut rest = None;
@@ -321,7 +327,7 @@ impl Mover {
 
     /// Releases the memory of an ended job.
     pub(super) fn let_go(&mut self, mut job: Job) {
-        if let (Some(bounce), Some(bounced)) = (&mut self.bounce, job.bounced.take()) {
+        if let (Some(bounce), Some(bounced)) = (&mut self.bounce, job.engine.bounced.take()) {
             bounce.give_back(bounced);
         }
         let Some(memory) = &mut self.memory else { return };
@@ -330,13 +336,64 @@ impl Mover {
         memory.release(&job.cached, is_whole, written);
     }
 
+    /// Adds a pool of another owner.
+    pub(super) fn add_pool(&mut self, pool: KvPool) -> Result<PoolId, StoreError> {
+        self.check()?;
+        let Setup { shape, geometry, files, checksums, options, .. } = &self.setup;
+        let wrong = |problem: &str| StoreError::Config { field: "pool", problem: problem.into() };
+        if (pool.rows(), pool.object_bytes()) != (shape.rows(), shape.object_bytes) {
+            return Err(wrong("it has another shape than the plane's blocks"));
+        }
+        if pool.path() != self.pool.path() || pool.is_bounced() {
+            return Err(wrong("its path is not the one that was proven for the plane"));
+        }
+        let knows_one = !matches!(self.target, Target::Pool(_))
+            || self.memory.is_some()
+            || self.bounce.is_some()
+            || self.transport.streams.is_some();
+        if knows_one {
+            let why = "a plane with a GPU, a DRAM cache or bounce buffers has one pool only";
+            return Err(wrong(why));
+        }
+        let regions = self.transport.devices.regions();
+        let desc = target::describe(geometry, &regions, *files, self.pads.as_ref(), options);
+        self.pools.add(pool, self.transport.ring()?, &desc, *checksums)
+    }
+
+    /// Abandons all jobs of a pool that was added, which takes no new ones from now on.
+    pub(super) fn abandon_pool(&mut self, pool: PoolId) -> Result<(), StoreError> {
+        self.pools.end(pool)?;
+        self.jobs.of_pool(pool).into_iter().for_each(|job| self.abandon(job));
+        Ok(())
+    }
+
+    /// Returns a layer of the pool's jobs that is in flight.
+    pub(super) fn in_flight_of_pool(&self, pool: PoolId) -> Option<Ticket> {
+        let job = |ticket: &Ticket| self.jobs.get(ticket.job);
+        let is_of = |ticket: &Ticket| job(ticket).is_some_and(|job| job.engine.pool == pool);
+        self.transport.tickets().find(is_of)
+    }
+
+    /// Gives a pool back of which nothing is in flight.
+    pub(super) fn take_pool(&mut self, pool: PoolId) -> Result<KvPool, StoreError> {
+        self.check()?;
+        self.after_completions()?;
+        debug_assert!(self.jobs.of_pool(pool).is_empty(), "they were abandoned, and have ended");
+        self.pools.take(pool)
+    }
+
     fn check_moves(
         &mut self,
         id: JobId,
+        pool: PoolId,
         direction: Direction,
         moves: &[Move],
     ) -> Result<(), StoreError> {
-        let (blocks, files) = (self.pool.blocks(), self.setup.files);
+        let files = self.setup.files;
+        let (blocks, used) = match pool == PoolId::default() {
+            true => (self.pool.blocks(), &mut self.scratch.used[..]),
+            false => self.pools.blocks(pool)?,
+        };
         for Move { file, block, .. } in moves.iter().copied() {
             if block.0 >= blocks {
                 return Err(StoreError::NoSuchBlock { block, blocks });
@@ -345,8 +402,7 @@ impl Mover {
                 return Err(StoreError::NoSuchFile { file, files });
             }
             // Two blocks read into the same place would leave a mixture.
-            let used = &mut self.scratch.used[block.0 as usize];
-            let before = std::mem::replace(used, id.0);
+            let before = std::mem::replace(&mut used[block.0 as usize], id.0);
             if direction == Direction::Read && before == id.0 {
                 return Err(StoreError::DuplicateBlock { block });
             }
@@ -446,6 +502,7 @@ impl Mover {
         if let Some(memory) = &mut self.memory {
             memory.register(ring, &desc, *checksums)?;
         }
+        self.pools.register(ring, &desc, *checksums)?;
         let mut target = std::mem::replace(&mut self.target, target);
         if let (Target::Staged(new), Target::Staged(old)) = (&mut self.target, &mut target) {
             new.inherit(old);
@@ -474,7 +531,7 @@ impl Mover {
         tracing::error!(cause, "the store has failed");
         self.transport.fail(&cause);
         let memory = self.memory.as_ref().map(|memory| memory.own.clone());
-        std::mem::forget((self.pads.take(), self.pool.clone(), memory));
+        std::mem::forget((self.pads.take(), self.pool.clone(), memory, self.pools.all()));
         for layer in self.jobs.iter_mut().flat_map(|job| &mut job.layers) {
             if matches!(layer.state, LayerState::InFlight | LayerState::Waiting(_)) {
                 layer.state = LayerState::Idle;

@@ -12,7 +12,7 @@ use super::{Plane, mover::Mover, route::DeviceOnlyMemory, wait::wait_for};
 use crate::{
     config::StoreGpu,
     error::StoreError,
-    ids::{Move, Ticket},
+    ids::{Move, PoolId, Ticket},
     order::Order,
     registration::KvPool,
 };
@@ -154,7 +154,7 @@ fn round(mover: &mut Mover, direction: Direction, block: BlockId) -> Result<(), 
     let file = FileId(mover.setup.files - 1);
     let moves = vec![Move { file, block, position: 0 }];
     mover.sync()?;
-    let job = mover.begin_in_pool(direction, moves, &[])?;
+    let job = mover.begin_in_pool(PoolId::default(), direction, moves, &[])?;
     let (clock, timeout) = (mover.clock.clone(), mover.setup.options.wait_timeout);
     for layer in (0..mover.setup.shape.layers).map(Layer) {
         let ticket = Ticket { job, layer };

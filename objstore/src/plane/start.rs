@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     error::StoreError,
-    ids::{LayerDone, Ticket},
+    ids::{LayerDone, PoolId, Ticket},
     order::Order,
 };
 
@@ -64,7 +64,7 @@ impl Mover {
         self.check_start(ticket, order)?;
         let job = self.jobs.get_mut(ticket.job)?;
         let direction = job.direction;
-        if let (Some(bounce), Some(bounced)) = (&self.bounce, &job.bounced) {
+        if let (Some(bounce), Some(bounced)) = (&self.bounce, &job.engine.bounced) {
             if !matches!(order, Order::Unordered) {
                 // The copy would not be ordered with the stream.
                 return Err(StoreError::NoStreams);
@@ -91,7 +91,7 @@ impl Mover {
                 self.tally.times.moved(job.direction, self.clock.now() - begun);
             }
             if let (Some(bounce), Some(bounced), Direction::Read) =
-                (&self.bounce, &job.bounced, direction)
+                (&self.bounce, &job.engine.bounced, direction)
             {
                 bounce.copy(bounced, layer, direction);
             }
@@ -312,6 +312,9 @@ impl Mover {
         let pool = match (&self.target, buffer, ahead) {
             (_, _, Some(memory)) => memory.target(),
             (Target::Staged(staging), Some(at), None) => staging.pool(at),
+            (Target::Pool(_), ..) if job.engine.pool != PoolId::default() => {
+                self.pools.target(job.engine.pool).ok_or(ended)?
+            }
             (Target::Pool(pool), ..) => pool,
             (Target::Staged(_), None, None) => return Err(ended),
         };

@@ -16,6 +16,7 @@ use crate::{
     config::{Durability, Format, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
     device::SharedController,
     error::StoreError,
+    ids::PoolId,
     plane::{Plane, PlaneConfig, PlaneDevice},
     registration::KvPool,
 };
@@ -263,6 +264,7 @@ impl Store {
                 jobs: Mutex::new(Jobs::default()),
             }),
             namespace: id,
+            pool: PoolId::default(),
         };
         let inner = Arc::downgrade(&store.inner);
         store.inner.plane.listen(move |plane| {

@@ -242,7 +242,7 @@ impl Store {
             if plane.keeps_blocks() {
                 plane.forget(&inner.catalog.with(Catalog::take_freed));
             }
-            let job = plane.begin(direction, moves.to_vec(), expected)?;
+            let job = plane.begin(self.pool, direction, moves.to_vec(), expected)?;
             // Blocks of a namespace expire together, and turn over at their own rate.
             plane.place(job, self.namespace.0)?;
             inner.jobs().held.insert(job, held);
