@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nvme_driver::{Clock, Controller};
+use nvme_driver::{Clock, Controller, DmaSpace};
 use objstore::{
     ExecutorFactory, KvPool, KvShape, Namespace, RawRing, Route, Store, StoreConfig, StoreDevice,
     StoreGpu, StoreOptions,
@@ -16,7 +16,7 @@ use crate::{
     executor::Executor,
     gpu::Gpu,
     pool::PoolMemory,
-    route::{PoolPlan, Prepared, routes},
+    route::{PoolPlan, Prepared, limits, routes},
 };
 
 /// Parameters of a store or a plane over any controllers. [`Builder`](crate::Builder) has defaults
@@ -86,6 +86,9 @@ pub struct Built {
     pub(crate) pool: KvPool,
     /// The route and the locations.
     pub placement: Placement,
+    /// The devices' address space, and the alignment that they need in it.
+    pub(crate) space: Arc<dyn DmaSpace>,
+    pub(crate) unit: u64,
     pub(crate) backend: Backend,
 }
 
@@ -149,6 +152,7 @@ impl Plan<'_> {
         prepared: Prepared,
         open: &mut impl FnMut(Parts) -> Result<T, StackError>,
     ) -> Result<(T, Built), StackError> {
+        let (space, (unit, _)) = (controllers.space().clone(), limits(&controllers));
         let (backend, devices, queues) = controllers.into_parts();
         let Prepared { pool, place } = prepared;
         let mut options = self.options.clone();
@@ -164,7 +168,7 @@ impl Plan<'_> {
             executor: self.executor.factory(self.clock, self.gpu),
             options,
         })?;
-        Ok((opened, Built { pool, placement, backend }))
+        Ok((opened, Built { pool, placement, space, unit, backend }))
     }
 }
 

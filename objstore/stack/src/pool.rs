@@ -46,6 +46,11 @@ impl EngineMemory {
         self.base
     }
 
+    /// Returns the length in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub(crate) fn external(&self) -> ExternalMemory {
         // SAFETY: the contract of `EngineMemory::new`.
         unsafe { ExternalMemory::new(Some(self.base), None, self.bytes, self.owner.clone()) }

@@ -247,7 +247,7 @@ impl PoolPlan<'_> {
 }
 
 /// Returns the alignment of addresses for all devices, and the largest LBA size in bytes.
-fn limits(attached: &Controllers) -> (u64, u64) {
+pub(crate) fn limits(attached: &Controllers) -> (u64, u64) {
     let (mut unit, mut lba_bytes) = (1, 512);
     for device in &attached.devices {
         let controller = device.controller.lock();

@@ -1,11 +1,17 @@
 //! A store with its devices, driver, executor and KV pool.
 
 use nvme_driver::{DmaSlice, platform::buffer::Buffer};
-use objstore::{BlockId, BlockKey, Row, Store};
+use objstore::{BlockId, BlockKey, PoolId, Row, Store};
 
 use crate::{
-    build::Built, chosen::Placement, error::StackError, metrics::Endpoint, place::Place,
-    request::Request, watch::Watch,
+    build::Built,
+    chosen::Placement,
+    error::StackError,
+    metrics::Endpoint,
+    place::Place,
+    pool::{self, EngineMemory, PoolLayout},
+    request::Request,
+    watch::Watch,
 };
 
 /// A store, and the resources that must outlive it. Fields are dropped in this order: users before
@@ -25,6 +31,30 @@ impl Stack {
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// Adds a pool of another engine, in memory of this process
+    /// ([`objstore::Plane::add_pool`], [`Store::with_pool`]). Once
+    /// [`objstore::Plane::remove_pool`] has returned it, the memory may be freed.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Memory`] or [`StackError::Pool`] if the layout does not fit,
+    /// [`StackError::Config`] if the devices cannot describe its objects, or an error of
+    /// [`objstore::Plane::add_pool`].
+    pub fn add_pool(
+        &self,
+        memory: &EngineMemory,
+        layout: &PoolLayout,
+    ) -> Result<PoolId, StackError> {
+        let Built { space, unit, .. } = &self.built;
+        layout.check(self.store.shape(), memory.bytes())?;
+        if !layout.is_aligned(memory.base().as_ptr().addr() as u64, *unit) {
+            let problem =
+                format!("objects do not begin at multiples of {unit} bytes; align rows and stride");
+            return Err(StackError::Config { field: "pool", problem });
+        }
+        let pool = pool::register(memory, layout.clone(), &**space, self.store.shape())?;
+        Ok(self.store.plane().add_pool(pool)?)
     }
 
     /// Writes a block of a pool in host memory: the objects of all rows, one after the other.
