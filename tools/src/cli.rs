@@ -15,6 +15,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::bench::{self, BenchCommand};
 use crate::config::{DoctorArgs, DoctorFlags, ReplayFlags, StoreArgs};
+use crate::ctl::{self, CtlFlags};
 use crate::format::{self, FormatFlags};
 use crate::inspect::{self, FsckFlags, InspectFlags};
 use crate::manual::{self, CompletionsFlags, ManFlags};
@@ -23,6 +24,7 @@ use crate::problem::{
     EXIT_FAILED, EXIT_UNREAD, EXIT_USAGE, Interrupted, Problem, one_line, shortage,
 };
 use crate::scrub::{self, ScrubFlags};
+use crate::serve::{self, ServeFlags};
 use crate::sim::{self, SimFlags};
 use crate::terminal::{self, say};
 use crate::top::{self, TopFlags};
@@ -208,6 +210,33 @@ Exit codes:
   1  stdout could not be written to
   2  bad input: the command line, or an address without metrics of a store";
 
+const SERVE_HELP: &str = "\
+Examples:
+  ripieno serve --config /etc/ripieno.toml
+  ripieno serve --config ripieno.toml --check
+
+Owns a store in a directory; processes of the users in the configuration share it over a Unix
+socket. SIGTERM or Ctrl-C ends it: sessions end, and the store is closed. The configuration, a unit
+for systemd, and what is shared: docs/start/serve.md
+
+Exit codes:
+  0    it was ended by a signal, and the store is closed
+  1    the store failed
+  2    bad input: the command line, the configuration, or a store or socket that is in use";
+
+const CTL_HELP: &str = "\
+Examples:
+  ripieno ctl --socket /run/ripieno/ripieno.sock status
+  ripieno ctl --socket /run/ripieno/ripieno.sock quota --namespace 1 --bytes 10GiB
+  ripieno ctl --socket /run/ripieno/ripieno.sock --json lookup --namespace 1 KEY...
+
+For the server's own user, and root.
+
+Exit codes:
+  0  done
+  1  stdout could not be written to
+  2  bad input: the command line, no server at the socket, or a call that it refused";
+
 const SIM_HELP: &str = "\
 Examples:
   ripieno sim
@@ -296,6 +325,14 @@ enum Command {
     /// Watch a running store: bandwidth, errors, hits, waits, and if it is worth it
     #[command(after_help = TOP_HELP)]
     Top(TopFlags),
+
+    /// Own a store, and share it with other processes over a Unix socket
+    #[command(after_help = SERVE_HELP)]
+    Serve(ServeFlags),
+
+    /// Ask and control a server
+    #[command(after_help = CTL_HELP)]
+    Ctl(CtlFlags),
 
     /// Show devices: model, sizes, limits, formats, health
     #[command(after_help = IDENTIFY_HELP)]
@@ -449,6 +486,14 @@ fn run_command(command: Command) -> anyhow::Result<u8> {
         Command::Top(flags) => {
             log(0, false);
             top::run(&flags)
+        }
+        Command::Serve(flags) => {
+            log(flags.verbose, false);
+            serve::run(&flags)
+        }
+        Command::Ctl(flags) => {
+            log(0, false);
+            ctl::run(flags)
         }
         Command::Identify(flags) => {
             log(flags.verbose, false);

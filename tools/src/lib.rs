@@ -17,6 +17,7 @@
 //!             offline has its devices)
 //!   scrub     reads all of a store, and compares checksums
 //!   sim       simulates serving, and shows the results
+//!   serve     shares a store with other processes; ctl asks and controls it
 //!   top       shows a running store (scrape: reads its metrics; figures: of a second)
 //!   pace      serves requests at their arrival times, in virtual time (tiers: the store below the
 //!             simulator's engine; sweep: by hit rate)
@@ -65,6 +66,7 @@ mod bench;
 mod cli;
 mod config;
 mod contents;
+mod ctl;
 mod devices;
 mod doctor;
 mod drives;
@@ -89,6 +91,7 @@ mod progress;
 mod replay;
 mod salvage;
 mod scrub;
+mod serve;
 mod sim;
 mod size;
 mod sizing;

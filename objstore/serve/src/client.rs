@@ -1,0 +1,606 @@
+//! The client: memory for an engine's blocks, and the store's calls.
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::{Path, PathBuf},
+    ptr::NonNull,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use objstore::{BlockId, BlockKey, Committed, KvShape, Layer, Namespace, Row};
+use ripieno_stack::PoolLayout;
+
+use crate::{
+    error::ServeError,
+    memory::{self, Mapping},
+    protocol::{self, Answer, Bytes, CONNECTIONS_MAX, Call, Keys, Layout, Received, VERSION},
+};
+
+/// Time for an answer: longer than the server's own limits for a transfer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// An engine's connection to a server, and the memory of its KV blocks.
+///
+/// A cheap handle: clones share the session, and any number of threads may use them. A call that
+/// waits does not hold up the others: each has a connection of its own.
+///
+/// When the server ends, calls return [`ServeError::Lost`] at once. The memory stays, and
+/// [`Client::reconnect`] begins a new session with it.
+#[derive(Debug, Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    shape: KvShape,
+    layout: PoolLayout,
+    file: OwnedFd,
+    memory: Mapping,
+    links: Mutex<Links>,
+    /// Notified when a connection is idle again, or the session is lost.
+    returned: Condvar,
+}
+
+/// The connections of a session. The first one must live as long as the session.
+#[derive(Debug)]
+struct Links {
+    /// Grows with each session, so that handles of an earlier one are recognised.
+    generation: u64,
+    session: Bytes,
+    /// The first connection, while no call uses it, and others.
+    idle: Vec<UnixStream>,
+    /// Connections, idle or in use.
+    open: usize,
+    /// Set when the session has ended, with the reason.
+    lost: Option<String>,
+}
+
+/// A namespace of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpaceId {
+    number: u32,
+    generation: u64,
+}
+
+/// Stored blocks that a lookup found. They stay stored until this is dropped.
+#[derive(Debug)]
+#[must_use = "dropping it gives the blocks back"]
+pub struct Prefix {
+    handle: Handle,
+    blocks: usize,
+}
+
+/// Blocks that are being loaded or stored. Dropping it waits for its layers in flight, and frees
+/// what was not committed.
+#[derive(Debug)]
+#[must_use = "dropping it ends the request"]
+pub struct Request {
+    handle: Handle,
+    accepted: usize,
+    moved: usize,
+}
+
+/// A number of a session, which is released on drop.
+#[derive(Debug)]
+struct Handle {
+    client: Client,
+    number: u64,
+    generation: u64,
+    /// Set when the call that ends it was made.
+    is_over: bool,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let call = Call::Release { handle: self.number };
+            // Of a session that was lost, the server has released it.
+            let _ = self.client.call_in(self.generation, &call);
+        }
+    }
+}
+
+impl Client {
+    /// Connects to the server, with new memory for `blocks` blocks: one tensor after the other
+    /// ([`PoolLayout::contiguous`]). Its bytes are zero.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Socket`] if no server is there, [`ServeError::Memory`], or
+    /// [`ServeError::Refused`]: the user is not on the list, the server has as many clients as it
+    /// may have, or its store has another shape.
+    pub fn connect(
+        path: impl Into<PathBuf>,
+        shape: KvShape,
+        blocks: u32,
+    ) -> Result<Self, ServeError> {
+        let bytes = shape.block_bytes().saturating_mul(u64::from(blocks));
+        let layout = PoolLayout::contiguous(&shape, blocks);
+        Self::connect_with(path, shape, layout, bytes)
+    }
+
+    /// Same as [`Client::connect`], with `bytes` bytes of memory in another layout.
+    ///
+    /// # Errors
+    /// Same as [`Client::connect`].
+    pub fn connect_with(
+        path: impl Into<PathBuf>,
+        shape: KvShape,
+        layout: PoolLayout,
+        bytes: u64,
+    ) -> Result<Self, ServeError> {
+        let failed = |source| ServeError::Memory { bytes, source };
+        let (file, memory) = memory::make(bytes).map_err(failed)?;
+        let path = path.into();
+        let links = hello(&path, &shape, (&layout, file.as_fd()), None)?;
+        let links = Mutex::new(links);
+        let returned = Condvar::new();
+        let inner = Inner { path, shape, layout, file, memory, links, returned };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Begins a new session after [`ServeError::Lost`], with the same memory, whose bytes stay. A
+    /// session that is left ends first.
+    /// Prefixes, requests and namespaces of the earlier one are [`ServeError::Stale`].
+    ///
+    /// After the death of a server the kernel may finish transfers that it had begun: use blocks
+    /// that were being loaded only after this has returned, because the next server waits for that.
+    ///
+    /// # Errors
+    /// Same as [`Client::connect`].
+    pub fn reconnect(&self) -> Result<(), ServeError> {
+        let Inner { path, shape, layout, file, .. } = &*self.inner;
+        let mut links = self.links();
+        links.idle.clear();
+        links.lost.get_or_insert_with(|| "it was left for another one".to_owned());
+        *links = hello(path, shape, (layout, file.as_fd()), Some(&links))?;
+        self.inner.returned.notify_all();
+        Ok(())
+    }
+
+    /// Returns the shape of the blocks.
+    #[must_use]
+    pub fn shape(&self) -> &KvShape {
+        &self.inner.shape
+    }
+
+    /// Returns the memory of the blocks, for an engine that computes in it: its first byte, and its
+    /// length in bytes. It lives as long as the last clone of this client. Between the start of a
+    /// layer and the end of a wait for it, the devices may access its blocks.
+    #[must_use]
+    pub fn memory(&self) -> (NonNull<u8>, usize) {
+        (self.inner.memory.base(), self.inner.memory.len())
+    }
+
+    /// Writes a block: the objects of all rows, one after the other.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Argument`] for a block that is not there, or another length.
+    pub fn write(&self, block: BlockId, bytes: &[u8]) -> Result<(), ServeError> {
+        self.check(block, bytes.len())?;
+        let objects = bytes.chunks_exact(self.inner.shape.object_bytes as usize);
+        for (row, object) in (0..).map(Row).zip(objects) {
+            self.inside(self.inner.memory.write(self.offset(block, row), object), block)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a block, as [`Client::write`] writes it.
+    ///
+    /// # Errors
+    /// Same as [`Client::write`].
+    pub fn read(&self, block: BlockId) -> Result<Vec<u8>, ServeError> {
+        let mut bytes = vec![0; self.inner.shape.block_bytes() as usize];
+        self.check(block, bytes.len())?;
+        let objects = bytes.chunks_exact_mut(self.inner.shape.object_bytes as usize);
+        for (row, object) in (0..).map(Row).zip(objects) {
+            self.inside(self.inner.memory.read(self.offset(block, row), object), block)?;
+        }
+        Ok(bytes)
+    }
+
+    fn offset(&self, block: BlockId, row: Row) -> usize {
+        let PoolLayout { rows, block_stride, .. } = &self.inner.layout;
+        let base = rows.get(row.0 as usize).copied().unwrap_or(u64::MAX);
+        let offset = base.saturating_add(u64::from(block.0).saturating_mul(*block_stride));
+        usize::try_from(offset).unwrap_or(usize::MAX)
+    }
+
+    fn check(&self, block: BlockId, len: usize) -> Result<(), ServeError> {
+        let expected = self.inner.shape.block_bytes();
+        if len as u64 != expected {
+            let (what, given) = ("bytes of a block", len as u64);
+            return Err(ServeError::Argument { what, given, expected });
+        }
+        self.inside(block.0 < self.inner.layout.blocks, block)
+    }
+
+    fn inside(&self, is_inside: bool, block: BlockId) -> Result<(), ServeError> {
+        let (given, expected) = (u64::from(block.0), u64::from(self.inner.layout.blocks));
+        let error = ServeError::Argument { what: "block below", given, expected };
+        is_inside.then_some(()).ok_or(error)
+    }
+
+    /// Returns a namespace, which is registered if it is new. Clients that name the same one share
+    /// its blocks.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Refused`] or [`ServeError::Lost`].
+    pub fn namespace(&self, namespace: &Namespace) -> Result<SpaceId, ServeError> {
+        let generation = self.links().generation;
+        match self.call_in(generation, &Call::Namespace(namespace.into()))? {
+            Answer::Number(number) => Ok(SpaceId { number, generation }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Returns how many leading keys are stored now.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Refused`], [`ServeError::Stale`] or [`ServeError::Lost`].
+    pub fn peek(&self, space: SpaceId, keys: &[BlockKey]) -> Result<usize, ServeError> {
+        let (namespace, keys) = (space.number, Keys(keys.to_vec()));
+        match self.call_in(space.generation, &Call::Peek { namespace, keys })? {
+            Answer::Number(blocks) => Ok(blocks as usize),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Returns the longest stored run of leading keys.
+    ///
+    /// # Errors
+    /// Same as [`Client::peek`].
+    pub fn lookup(&self, space: SpaceId, keys: &[BlockKey]) -> Result<Prefix, ServeError> {
+        let (namespace, keys) = (space.number, Keys(keys.to_vec()));
+        match self.call_in(space.generation, &Call::Lookup { namespace, keys })? {
+            Answer::Prefix { prefix, blocks } => {
+                let handle = self.handle(prefix, space.generation);
+                Ok(Prefix { handle, blocks: blocks as usize })
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Prepares to load the positions of a prefix from `first` on.
+    ///
+    /// # Errors
+    /// Same as [`Client::peek`].
+    pub fn retrieve(
+        &self,
+        prefix: &Prefix,
+        first: usize,
+        blocks: &[BlockId],
+    ) -> Result<Request, ServeError> {
+        let first = u32::try_from(first).unwrap_or(u32::MAX);
+        let Handle { number: prefix, generation, .. } = prefix.handle;
+        self.request(generation, &Call::Load { prefix, first, blocks: numbers(blocks) })
+    }
+
+    /// Prepares to store blocks, as many leading ones as there is room for.
+    ///
+    /// # Errors
+    /// Same as [`Client::peek`].
+    pub fn allocate(
+        &self,
+        space: SpaceId,
+        keys: &[BlockKey],
+        blocks: &[BlockId],
+    ) -> Result<Request, ServeError> {
+        let (namespace, keys) = (space.number, Keys(keys.to_vec()));
+        let call = Call::Store { namespace, keys, blocks: numbers(blocks) };
+        self.request(space.generation, &call)
+    }
+
+    fn request(&self, generation: u64, call: &Call) -> Result<Request, ServeError> {
+        match self.call_in(generation, call)? {
+            Answer::Request { request, accepted, moved } => {
+                let handle = self.handle(request, generation);
+                Ok(Request { handle, accepted: accepted as usize, moved: moved as usize })
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Stores blocks under keys, as many leading ones as there is room for, and returns their
+    /// number. They are durable then.
+    ///
+    /// # Errors
+    /// Same as [`Client::allocate`], [`Request::wait`] and [`Request::commit`].
+    pub fn save(
+        &self,
+        space: SpaceId,
+        keys: &[BlockKey],
+        blocks: &[BlockId],
+    ) -> Result<usize, ServeError> {
+        let request = self.allocate(space, keys, blocks)?;
+        request.move_all()?;
+        Ok(request.commit()?.accepted)
+    }
+
+    /// Loads the longest stored prefix of the keys into the leading ones of these blocks, and
+    /// returns its length.
+    ///
+    /// # Errors
+    /// Same as [`Client::lookup`], [`Client::retrieve`] and [`Request::wait`].
+    pub fn load(
+        &self,
+        space: SpaceId,
+        keys: &[BlockKey],
+        blocks: &[BlockId],
+    ) -> Result<usize, ServeError> {
+        let prefix = self.lookup(space, &keys[..keys.len().min(blocks.len())])?;
+        self.retrieve(&prefix, 0, &blocks[..prefix.len()])?.move_all()?;
+        Ok(prefix.len())
+    }
+
+    fn handle(&self, number: u64, generation: u64) -> Handle {
+        Handle { client: self.clone(), number, generation, is_over: false }
+    }
+
+    fn links(&self) -> MutexGuard<'_, Links> {
+        // A thread that panicked leaves connections that are whole.
+        self.inner.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a call in a session.
+    fn call_in(&self, generation: u64, call: &Call) -> Result<Answer, ServeError> {
+        let stream = self.take_link(generation)?;
+        let answered = call_on(&stream, call, None);
+        if let Err(ServeError::Lost { why }) = &answered {
+            self.lose(generation, why);
+        } else {
+            let mut links = self.links();
+            if links.generation == generation && links.lost.is_none() {
+                links.idle.push(stream);
+                self.inner.returned.notify_one();
+            }
+        }
+        answered
+    }
+
+    /// Marks a session as ended.
+    fn lose(&self, generation: u64, why: &str) {
+        let mut links = self.links();
+        if links.generation == generation {
+            links.idle.clear();
+            links.lost.get_or_insert_with(|| why.to_owned());
+            self.inner.returned.notify_all();
+        }
+    }
+
+    /// Takes an idle connection, makes another one, or waits if there are as many as there may be.
+    fn take_link(&self, generation: u64) -> Result<UnixStream, ServeError> {
+        let mut links = self.links();
+        let session = loop {
+            if links.generation != generation {
+                return Err(ServeError::Stale);
+            }
+            if let Some(why) = &links.lost {
+                return Err(ServeError::Lost { why: why.clone() });
+            }
+            if let Some(stream) = links.idle.pop() {
+                return Ok(stream);
+            }
+            if links.open < CONNECTIONS_MAX {
+                links.open += 1;
+                break links.session.clone();
+            }
+            let waited = self.inner.returned.wait_timeout(links, ANSWER_TIMEOUT);
+            let (after, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            if timeout.timed_out() {
+                let why = "no other call ended in time".to_owned();
+                return Err(ServeError::Lost { why });
+            }
+            links = after;
+        };
+        drop(links);
+        self.attach(session).map_err(|error| {
+            // There is no server any more, or another one.
+            let why = error.to_string();
+            self.lose(generation, &why);
+            ServeError::Lost { why }
+        })
+    }
+
+    fn attach(&self, session: Bytes) -> Result<UnixStream, ServeError> {
+        let stream = open(&self.inner.path)?;
+        match call_on(&stream, &Call::Attach { session }, None)? {
+            Answer::Done => Ok(stream),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Prefix {
+    /// Returns the number of blocks found.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blocks
+    }
+
+    /// Returns true if not even the first block was found.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks == 0
+    }
+}
+
+impl Request {
+    /// Returns how many leading blocks will be found after the commit; of a load, its blocks.
+    #[must_use]
+    pub fn accepted(&self) -> usize {
+        self.accepted
+    }
+
+    /// Returns how many blocks it moves.
+    #[must_use]
+    pub fn moved(&self) -> usize {
+        self.moved
+    }
+
+    /// Starts a layer. The devices may access its blocks until [`Request::wait`] returns.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Refused`], [`ServeError::Stale`] or [`ServeError::Lost`].
+    pub fn start(&self, layer: Layer) -> Result<(), ServeError> {
+        let Handle { number: request, generation, .. } = self.handle;
+        self.done(generation, &Call::Start { request, layer: layer.0 })
+    }
+
+    /// Waits for a layer that was started. No device accesses its blocks any more, unless the
+    /// session was lost.
+    ///
+    /// # Errors
+    /// Same as [`Request::start`].
+    pub fn wait(&self, layer: Layer) -> Result<(), ServeError> {
+        let Handle { number: request, generation, .. } = self.handle;
+        self.done(generation, &Call::Wait { request, layer: layer.0 })
+    }
+
+    /// Starts all layers, and waits for them.
+    ///
+    /// # Errors
+    /// Returns the first error. Dropping the request waits for the other layers.
+    pub fn move_all(&self) -> Result<(), ServeError> {
+        let layers = || (0..self.handle.client.inner.shape.layers).map(Layer);
+        layers().try_for_each(|layer| self.start(layer))?;
+        layers().try_for_each(|layer| self.wait(layer))
+    }
+
+    /// Makes the stored blocks durable and visible to all clients of the namespace.
+    ///
+    /// # Errors
+    /// Same as [`Request::start`]. After [`ServeError::Lost`] they are either found or not.
+    pub fn commit(mut self) -> Result<Committed, ServeError> {
+        let Handle { number: request, generation, .. } = self.handle;
+        let answer = self.handle.client.call_in(generation, &Call::Commit { request });
+        // After a refusal, the request may be left.
+        self.handle.is_over = answer.is_ok();
+        match answer? {
+            Answer::Committed { accepted, written } => {
+                Ok(Committed { accepted: accepted as usize, written: written as usize })
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn done(&self, generation: u64, call: &Call) -> Result<(), ServeError> {
+        match self.handle.client.call_in(generation, call)? {
+            Answer::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// A connection for control, without a pool.
+#[derive(Debug)]
+pub struct Control {
+    stream: UnixStream,
+}
+
+impl Control {
+    /// Connects to the server.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Socket`] if no server is there, or [`ServeError::Refused`].
+    pub fn connect(path: &Path) -> Result<Self, ServeError> {
+        let stream = open(path)?;
+        match call_on(&stream, &Call::Hello { version: VERSION, pool: None, after: None }, None)? {
+            Answer::Welcome { .. } => Ok(Self { stream }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes a call of control: [`Call::Status`] and those below it.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Refused`] or [`ServeError::Lost`].
+    pub fn call(&self, call: &Call) -> Result<Answer, ServeError> {
+        call_on(&self.stream, call, None)
+    }
+}
+
+fn numbers(blocks: &[BlockId]) -> Vec<u32> {
+    blocks.iter().map(|block| block.0).collect()
+}
+
+fn unexpected(answer: &Answer) -> ServeError {
+    ServeError::Answer { found: format!("{answer:?}") }
+}
+
+fn open(path: &Path) -> Result<UnixStream, ServeError> {
+    let opened = UnixStream::connect(path).and_then(|stream| {
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+        Ok(stream)
+    });
+    opened.map_err(|source| ServeError::Socket {
+        path: path.to_owned(),
+        action: "connecting to",
+        source,
+        hint: "is the server running, and may this user reach its socket?",
+    })
+}
+
+/// Begins a session, after an earlier one of the client.
+fn hello(
+    path: &Path,
+    shape: &KvShape,
+    (layout, file): (&PoolLayout, BorrowedFd<'_>),
+    earlier: Option<&Links>,
+) -> Result<Links, ServeError> {
+    let stream = open(path)?;
+    let PoolLayout { rows, block_stride, blocks } = layout.clone();
+    let pool = Some(Layout { rows, block_stride, blocks });
+    let after = earlier.map(|links| links.session.clone());
+    let generation = earlier.map_or(0, |links| links.generation + 1);
+    match call_on(&stream, &Call::Hello { version: VERSION, pool, after }, Some(file))? {
+        Answer::Welcome { session, shape: found } if KvShape::from(found) == *shape => {
+            Ok(Links { generation, session, idle: vec![stream], open: 1, lost: None })
+        }
+        Answer::Welcome { shape: found, .. } => {
+            Err(ServeError::Shape { found: format!("{found:?}"), asked: format!("{shape:?}") })
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Makes a call, and returns its answer.
+fn call_on(
+    stream: &UnixStream,
+    call: &Call,
+    file: Option<BorrowedFd<'_>>,
+) -> Result<Answer, ServeError> {
+    let lost = |why: String| ServeError::Lost { why };
+    match protocol::send(stream, call, file) {
+        Ok(()) => {}
+        // Nothing was sent.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            let (what, expected) = ("a message's size", protocol::MESSAGE_BYTES_MAX as u64);
+            return Err(ServeError::Argument { what, given: expected + 1, expected });
+        }
+        // The server may have said why, and closed the connection.
+        Err(error) => match protocol::receive(stream) {
+            Ok(Received::Message(Answer::Refused { kind, message }, _)) => {
+                return Err(ServeError::Refused { kind, message });
+            }
+            _ => return Err(lost(error.to_string())),
+        },
+    }
+    match protocol::receive(stream) {
+        Ok(Received::Message(Answer::Refused { kind, message }, _)) => {
+            Err(ServeError::Refused { kind, message })
+        }
+        Ok(Received::Message(answer, _)) => Ok(answer),
+        Ok(Received::End) => Err(lost("the server has closed it".to_owned())),
+        Ok(Received::Nothing) => Err(lost("no answer came in time".to_owned())),
+        Ok(Received::Malformed(why)) => Err(lost(format!("the answer is no message: {why}"))),
+        Err(error) => Err(lost(error.to_string())),
+    }
+}

@@ -1,0 +1,107 @@
+//! Errors of server and client.
+
+use std::{io, path::PathBuf};
+
+use ripieno_stack::StackError;
+use serde::{Deserialize, Serialize};
+
+/// An error, whose message says what was asked, what was found and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The store failed.
+    #[error(transparent)]
+    Stack(#[from] StackError),
+    /// The socket cannot be used.
+    #[error("{action} {}: {source}; {hint}", path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// The action that failed.
+        action: &'static str,
+        /// The cause.
+        source: io::Error,
+        /// Advice.
+        hint: &'static str,
+    },
+    /// Another server listens on the socket.
+    #[error("a server listens on {} already; end it, or name another socket", path.display())]
+    InUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// Starting a thread failed.
+    #[error("starting a thread: {0}; allow more threads (ulimit -u)")]
+    Thread(io::Error),
+    /// Making the memory of a pool failed.
+    #[error("making {bytes} bytes of shared memory: {source}; use fewer blocks")]
+    Memory {
+        /// Bytes of the pool.
+        bytes: u64,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The server refused a call.
+    #[error("the server refused: {message}")]
+    Refused {
+        /// Kind of the reason.
+        kind: RefusalKind,
+        /// The reason.
+        message: String,
+    },
+    /// The server has ended, or ended this connection. Everything of the session is gone; blocks
+    /// that were being loaded have undefined contents.
+    #[error("the connection to the server is lost: {why}; reconnect, and treat blocks as misses")]
+    Lost {
+        /// The reason.
+        why: String,
+    },
+    /// The server's store has blocks of another shape.
+    #[error("the server's store has blocks of {found}, and the engine's are {asked}; use another")]
+    Shape {
+        /// Shape of the store.
+        found: String,
+        /// Shape of the engine.
+        asked: String,
+    },
+    /// A prefix or request is of an earlier connection.
+    #[error("it belongs to a connection that was lost; look the blocks up again")]
+    Stale,
+    /// The server gave an answer to another question.
+    #[error("the server answered {found} to another call; use client and server of one version")]
+    Answer {
+        /// The answer.
+        found: String,
+    },
+    /// A block of the client's own pool does not exist, or has another size.
+    #[error("{what}: {given} was given, and it is {expected}")]
+    Argument {
+        /// Name of the argument.
+        what: &'static str,
+        /// The value.
+        given: u64,
+        /// The limit.
+        expected: u64,
+    },
+}
+
+/// Kind of the reason why a call was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RefusalKind {
+    /// The user may not use the server, or not this call.
+    Denied,
+    /// The message is malformed, too early, or of another version: the connection ends.
+    Message,
+    /// An argument is wrong.
+    Argument,
+    /// A limit of the client is reached.
+    Limit,
+    /// A layer could not be moved: its blocks are misses.
+    Transfer,
+    /// The store takes no writes any more; what is stored can be read.
+    ReadOnly,
+    /// The store failed: the server ends.
+    Failed,
+}

@@ -1,0 +1,50 @@
+//! One process owns a store, and engines in other processes use it over a Unix socket.
+//!
+//! A [`Server`] has a store with its devices, journal and catalog. A [`Client`] makes memory for
+//! its KV blocks, gives it to the server with its first call, and names blocks, keys and layers
+//! from then on. The server submits every command. `ripieno serve` is the program.
+//!
+//! # Architecture
+//! - [`protocol`]: the messages, which are JSON on a stream socket. One answer for each call.
+//! - [`Server`]: a thread for each connection; checks the user by the credentials of the socket.
+//! - `session.rs`: a client's pool, and what the numbers that it may use stand for.
+//! - `limit.rs`: the bandwidth of a client, if it has a limit; others share the devices in the
+//!   order of their calls.
+//! - `memory.rs`: shared memory (memfd), sealed against shrinking.
+//! - [`Client`], with [`Prefix`] and [`Request`]: any number of threads, each call on a connection
+//!   of its own. [`Control`]: for `ripieno ctl`.
+//!
+//! All clients share one plane: its queues, its scheduler, its recovery. A client's memory is one
+//! more pool of it ([`objstore::Plane::add_pool`]).
+//!
+//! # Invariants
+//! - A client names neither files nor addresses: the server computes LBA and IOVA from files that
+//!   its catalog chose, and blocks that are inside the client's own pool.
+//! - A client's session ends with its first connection, whatever ends that: then its transfers have
+//!   ended, uncommitted files are free, references are released, and only then is its memory
+//!   unmapped.
+//! - An access of the server to a client's memory never fails: the memory cannot shrink.
+//! - A call that is refused changes nothing, is counted, and logged (at most 100 of a connection).
+//! - Blocks that a commit has returned for survive the server's death.
+//!
+//! # Not implemented
+//! - *Trusted* clients, which ring doorbells themselves, and *function* clients, which have a
+//!   device of their own: only the mediated class is there.
+//! - GPU memory of a client, streams, a DRAM cache, pacing and prefetching.
+//! - A protocol that is stable: server and client are of one version.
+//! - Protection of blocks from clients of the same namespace: a client that knows a namespace can
+//!   store wrong bytes under a key that nobody has stored.
+
+mod client;
+mod error;
+mod limit;
+mod memory;
+mod peer;
+pub mod protocol;
+mod server;
+mod session;
+
+pub use client::{Client, Control, Prefix, Request, SpaceId};
+pub use error::{RefusalKind, ServeError};
+pub use ripieno_stack::PoolLayout;
+pub use server::{Server, ServerOptions};

@@ -1,0 +1,489 @@
+//! Messages between client and server, and their transport.
+//!
+//! A message is a length (u32, little-endian) and that many bytes of JSON. Each call has one
+//! answer, in order. The memory of a client's pool goes with its first call, as a file descriptor.
+//! Every field is untrusted: bounds are checked here, meaning in `session.rs`.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut, Read as _, Write as _},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+};
+
+use kv_catalog::{BlockKey, KvShape, Namespace};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::error::RefusalKind;
+
+/// Version of the messages. Client and server must have the same.
+pub const VERSION: u32 = 1;
+/// Bytes of a message, at most: about 60,000 keys.
+pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+
+/// Connections of a client, at most, besides its first one.
+pub const CONNECTIONS_MAX: usize = 16;
+
+/// A call of a client.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[non_exhaustive]
+pub enum Call {
+    /// Begins a session. Answer: [`Answer::Welcome`].
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+        /// Layout of the pool, whose memory comes with this message; `None`: only for control.
+        pool: Option<Layout>,
+        /// The client's earlier session, which ends first, if it has not.
+        after: Option<Bytes>,
+    },
+    /// Adds a connection to a session, for calls of other threads. Answer: [`Answer::Done`].
+    Attach {
+        /// The session of [`Answer::Welcome`].
+        session: Bytes,
+    },
+    /// Registers a namespace. Answer: [`Answer::Number`], its number in this session.
+    Namespace(Space),
+    /// Counts leading keys that are stored. Answer: [`Answer::Number`].
+    Peek {
+        /// The namespace.
+        namespace: u32,
+        /// The keys.
+        keys: Keys,
+    },
+    /// Finds the longest stored prefix, and holds it. Answer: [`Answer::Prefix`].
+    Lookup {
+        /// The namespace.
+        namespace: u32,
+        /// The keys.
+        keys: Keys,
+    },
+    /// Prepares to read a part of a prefix into blocks. Answer: [`Answer::Request`].
+    Load {
+        /// The prefix.
+        prefix: u64,
+        /// Its first position.
+        first: u32,
+        /// A block for each position.
+        blocks: Vec<u32>,
+    },
+    /// Prepares to store blocks. Answer: [`Answer::Request`].
+    Store {
+        /// The namespace.
+        namespace: u32,
+        /// A key for each block.
+        keys: Keys,
+        /// The blocks.
+        blocks: Vec<u32>,
+    },
+    /// Starts a layer of a request. Answer: [`Answer::Done`].
+    Start {
+        /// The request.
+        request: u64,
+        /// The layer.
+        layer: u32,
+    },
+    /// Waits for a layer. Answer: [`Answer::Done`].
+    Wait {
+        /// The request.
+        request: u64,
+        /// The layer.
+        layer: u32,
+    },
+    /// Makes a stored request durable, and ends it. Answer: [`Answer::Committed`].
+    Commit {
+        /// The request.
+        request: u64,
+    },
+    /// Ends a request, after its layers in flight, or a prefix. Answer: [`Answer::Done`].
+    Release {
+        /// Request or prefix.
+        handle: u64,
+    },
+    /// Asks for the state of store and sessions. Answer: [`Answer::Status`]. This and the calls
+    /// below are for the server's own user and root.
+    Status,
+    /// Counts leading keys that are stored. Answer: [`Answer::Number`].
+    Find(Named),
+    /// Protects keys from eviction. Answer: [`Answer::Number`], of those that are stored.
+    Pin(Named),
+    /// Undoes [`Call::Pin`].
+    Unpin(Named),
+    /// Removes all blocks of a namespace. Answer: [`Answer::Done`].
+    Clear {
+        /// Number of the namespace in the store.
+        namespace: u32,
+    },
+    /// Limits a namespace. Answer: [`Answer::Done`].
+    Quota {
+        /// Number of the namespace in the store.
+        namespace: u32,
+        /// Bytes on the devices; `None`: no limit.
+        bytes: Option<u64>,
+    },
+}
+
+/// Keys of a namespace of the store.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Named {
+    /// Number of the namespace in the store: [`NamespaceStatus::namespace`].
+    pub namespace: u32,
+    /// The keys.
+    pub keys: Keys,
+}
+
+/// An answer of the server.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[non_exhaustive]
+pub enum Answer {
+    /// The session has begun.
+    Welcome {
+        /// Names the session in [`Call::Attach`].
+        session: Bytes,
+        /// Shape of the store's blocks.
+        shape: Shape,
+    },
+    /// Nothing more to say.
+    Done,
+    /// A number.
+    Number(u32),
+    /// A prefix.
+    Prefix {
+        /// Names it.
+        prefix: u64,
+        /// Blocks found.
+        blocks: u32,
+    },
+    /// A request.
+    Request {
+        /// Names it.
+        request: u64,
+        /// Leading blocks that will be found after the commit, or are loaded.
+        accepted: u32,
+        /// Blocks that it moves.
+        moved: u32,
+    },
+    /// A request was committed.
+    Committed {
+        /// Leading blocks that lookups find.
+        accepted: u32,
+        /// Blocks that were added.
+        written: u32,
+    },
+    /// The state of store and sessions.
+    Status(Box<Status>),
+    /// The call was refused.
+    Refused {
+        /// Kind of the reason.
+        kind: RefusalKind,
+        /// The reason.
+        message: String,
+    },
+}
+
+/// State of a server.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Status {
+    /// Files of the store, and their bytes each.
+    pub files: u32,
+    /// Bytes of a file on the devices.
+    pub file_bytes: u64,
+    /// Files that can be written without evicting.
+    pub files_free: u32,
+    /// Files that lookups find.
+    pub files_stored: u32,
+    /// Files being written.
+    pub files_writing: u32,
+    /// Files that a prefix or request refers to.
+    pub files_referenced: u32,
+    /// The clients with a pool, oldest first.
+    pub sessions: Vec<SessionStatus>,
+    /// Sessions that have ended since the server began.
+    pub sessions_ended: u64,
+    /// Connections of users that are not on the list.
+    pub refused_users: u64,
+    /// Messages that were malformed, or too early.
+    pub refused_messages: u64,
+    /// Calls with a wrong argument: a block, a handle or a layer that is not the client's, or
+    /// beyond a limit.
+    pub refused_calls: u64,
+    /// The namespaces.
+    pub namespaces: Vec<NamespaceStatus>,
+}
+
+/// State of a session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SessionStatus {
+    /// User of the client.
+    pub uid: u32,
+    /// Process of the client.
+    pub pid: i32,
+    /// Bytes of its pool.
+    pub pool_bytes: u64,
+    /// Requests that have not ended.
+    pub requests: u32,
+    /// Prefixes that it holds.
+    pub prefixes: u32,
+}
+
+/// State of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamespaceStatus {
+    /// Its number in the store.
+    pub namespace: u32,
+    /// Its label.
+    pub label: String,
+    /// Files that lookups find.
+    pub files: u32,
+    /// Files it may have; `None`: no limit.
+    pub quota_files: Option<u32>,
+}
+
+/// Layout of a pool: [`ripieno_stack::PoolLayout`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layout {
+    /// Offset of block 0 of each row, in bytes.
+    pub rows: Vec<u64>,
+    /// Bytes from one block's object to the next one's.
+    pub block_stride: u64,
+    /// Number of blocks.
+    pub blocks: u32,
+}
+
+/// Shape of a block: [`KvShape`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// Layers.
+    pub layers: u32,
+    /// Objects of a block in each layer.
+    pub segments: u32,
+    /// Bytes of an object.
+    pub object_bytes: u32,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+}
+
+impl From<KvShape> for Shape {
+    fn from(shape: KvShape) -> Self {
+        let KvShape { layers, segments, object_bytes, block_tokens } = shape;
+        Self { layers, segments, object_bytes, block_tokens }
+    }
+}
+
+impl From<Shape> for KvShape {
+    fn from(shape: Shape) -> Self {
+        let Shape { layers, segments, object_bytes, block_tokens } = shape;
+        Self { layers, segments, object_bytes, block_tokens }
+    }
+}
+
+/// A namespace: [`Namespace`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Space {
+    weights: Bytes,
+    layout: String,
+    dtype: String,
+    block_tokens: u32,
+    adapter: String,
+    tenant_salt: Bytes,
+    label: String,
+}
+
+impl From<&Namespace> for Space {
+    fn from(space: &Namespace) -> Self {
+        Self {
+            weights: Bytes(space.weights.to_vec()),
+            layout: space.layout.clone(),
+            dtype: space.dtype.clone(),
+            block_tokens: space.block_tokens,
+            adapter: space.adapter.clone(),
+            tenant_salt: Bytes(space.tenant_salt.clone()),
+            label: space.label.clone(),
+        }
+    }
+}
+
+impl Space {
+    /// Returns the namespace; `None` if the digest of the weights has another length.
+    pub(crate) fn namespace(self) -> Option<Namespace> {
+        let Self { weights, layout, dtype, block_tokens, adapter, tenant_salt, label } = self;
+        let (weights, tenant_salt) = (weights.0.try_into().ok()?, tenant_salt.0);
+        Some(Namespace { weights, layout, dtype, block_tokens, adapter, tenant_salt, label })
+    }
+}
+
+/// Bytes, in hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Bytes(pub Vec<u8>);
+
+/// Keys, in hexadecimal digits without separators.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Keys(pub Vec<BlockKey>);
+
+impl From<Bytes> for String {
+    fn from(Bytes(bytes): Bytes) -> Self {
+        hex(&bytes)
+    }
+}
+
+impl TryFrom<String> for Bytes {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        unhex(&text).map(Self).ok_or_else(|| "hexadecimal digits were expected".to_owned())
+    }
+}
+
+impl From<Keys> for String {
+    fn from(Keys(keys): Keys) -> Self {
+        hex(keys.iter().flat_map(|key| &key.0))
+    }
+}
+
+impl TryFrom<String> for Keys {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let bytes = unhex(&text);
+        let (keys, rest) = bytes.as_deref().map(<[u8]>::as_chunks).unwrap_or((&[], &[0]));
+        match rest {
+            [] => Ok(Self(keys.iter().map(|key| BlockKey(*key)).collect())),
+            _ => Err("keys of 64 hexadecimal digits each were expected".to_owned()),
+        }
+    }
+}
+
+fn hex<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> String {
+    let digit = |half: u8| char::from(b"0123456789abcdef"[usize::from(half)]);
+    bytes.into_iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let byte = |[high, low]: &[u8; 2]| Some((digit(*high)? << 4 | digit(*low)?) as u8);
+    rest.is_empty().then(|| pairs.iter().map(byte).collect()).flatten()
+}
+
+/// Sends a message, with a file if one is given.
+pub(crate) fn send(
+    mut stream: &UnixStream,
+    message: &impl Serialize,
+    file: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let mut bytes = vec![0; 4];
+    serde_json::to_writer(&mut bytes, message)?;
+    let len = bytes.len() - 4;
+    if len > MESSAGE_BYTES_MAX {
+        let why = format!("a message of {len} bytes; {MESSAGE_BYTES_MAX} are possible: use parts");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
+    let mut sent = 0;
+    if let Some(file) = file {
+        let files = [file];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        let parts = [IoSlice::new(&bytes)];
+        let flags = SendFlags::NOSIGNAL;
+        sent = rustix::net::sendmsg(stream, &parts, &mut ancillary, flags)?;
+    }
+    stream.write_all(&bytes[sent..])
+}
+
+/// Result of [`receive`].
+pub(crate) enum Received<T> {
+    /// A message, and the file that came with it.
+    Message(T, Option<OwnedFd>),
+    /// Nothing within the stream's timeout.
+    Nothing,
+    /// The other end has closed the connection.
+    End,
+    /// Something that is no message: its reason.
+    Malformed(String),
+}
+
+/// Receives a message. A pause inside one, for longer than the stream's timeout, is an error.
+pub(crate) fn receive<T: DeserializeOwned>(mut stream: &UnixStream) -> io::Result<Received<T>> {
+    let mut header = [0; 4];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let parts = &mut [IoSliceMut::new(&mut header)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let got = match rustix::net::recvmsg(stream.as_fd(), parts, &mut ancillary, flags) {
+        Ok(received) => received.bytes,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(Received::Nothing),
+        Err(error) => return Err(error.into()),
+    };
+    // Others are closed.
+    let file = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    if got == 0 {
+        return Ok(Received::End);
+    }
+    stream.read_exact(&mut header[got..])?;
+    let len = u32::from_le_bytes(header) as usize;
+    if len > MESSAGE_BYTES_MAX {
+        let why = format!("a message of {len} bytes; {MESSAGE_BYTES_MAX} are possible");
+        return Ok(Received::Malformed(why));
+    }
+    let mut bytes = vec![0; len];
+    stream.read_exact(&mut bytes)?;
+    match serde_json::from_slice(&bytes) {
+        Ok(message) => Ok(Received::Message(message, file)),
+        Err(error) => Ok(Received::Malformed(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_survive_and_other_text_does_not() {
+        let keys = Keys(vec![BlockKey([0xA5; 32]), BlockKey([7; 32])]);
+        let text = serde_json::to_string(&keys).unwrap();
+        assert_eq!(text.len(), 2 + 128);
+        assert_eq!(serde_json::from_str::<Keys>(&text).unwrap(), keys);
+        for wrong in ["\"a\"", "\"a5\"", "\"xx\"", "7"] {
+            assert!(serde_json::from_str::<Keys>(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(serde_json::from_str::<Keys>("\"\"").unwrap().0, []);
+    }
+
+    #[test]
+    fn what_is_no_message_is_said_to_be_none() {
+        let (one, other) = UnixStream::pair().unwrap();
+        send(&one, &Call::Status, None).unwrap();
+        assert!(matches!(receive::<Call>(&other), Ok(Received::Message(Call::Status, None))));
+        for text in ["{}", "\"state\"", "{\"start\":{\"request\":1,\"layer\":1,\"more\":2}}", "["] {
+            (&one).write_all(&(text.len() as u32).to_le_bytes()).unwrap();
+            (&one).write_all(text.as_bytes()).unwrap();
+            assert!(matches!(receive::<Call>(&other), Ok(Received::Malformed(_))), "{text}");
+        }
+        (&one).write_all(&u32::MAX.to_le_bytes()).unwrap();
+        assert!(matches!(receive::<Call>(&other), Ok(Received::Malformed(_))));
+        drop(one);
+        assert!(matches!(receive::<Call>(&other), Ok(Received::End)));
+    }
+}

@@ -1,0 +1,477 @@
+//! A server and clients in one process: what they may do, and what they are refused.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Read as _, Write as _},
+    num::NonZeroU64,
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    path::{Path, PathBuf},
+    sync::mpsc::{self, Sender},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use objstore::{BlockId, BlockKey, KvShape, Layer, Namespace};
+use ripieno_serve::{
+    Client, Control, PoolLayout, RefusalKind, ServeError, Server, ServerOptions,
+    protocol::{Answer, Call, Keys, Named, Status},
+};
+use ripieno_stack::{Builder, PoolMemory};
+use ripieno_testkit::{blocks, keys, pattern};
+use tempfile::TempDir;
+
+const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
+const CAPACITY: u64 = 32 << 20;
+
+/// A running server.
+struct Rig {
+    dir: TempDir,
+    stop: Sender<()>,
+    thread: Option<JoinHandle<Result<(), ServeError>>>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::on(TempDir::new().unwrap())
+    }
+
+    fn on(dir: TempDir) -> Self {
+        Self::limited(dir, BTreeMap::new())
+    }
+
+    fn limited(dir: TempDir, bandwidth: BTreeMap<u32, NonZeroU64>) -> Self {
+        let stack = Builder::new(dir.path().join("store"), SHAPE)
+            .capacity(CAPACITY)
+            .pool(PoolMemory::Own { blocks: 2 })
+            .open()
+            .unwrap();
+        let options = ServerOptions {
+            socket: socket(dir.path()),
+            users: Vec::new(),
+            sessions_max: 4,
+            pool_bytes_max: 64 << 20,
+            bandwidth,
+        };
+        let server = Server::bind(stack, options).unwrap();
+        let (stop, stopped) = mpsc::channel();
+        let run = move || server.run(|| stopped.try_recv().is_ok());
+        Self { dir, stop, thread: Some(thread::spawn(run)) }
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(socket(self.dir.path()), SHAPE, 16).unwrap()
+    }
+
+    fn status(&self) -> Status {
+        let control = Control::connect(&socket(self.dir.path())).unwrap();
+        match control.call(&Call::Status).unwrap() {
+            Answer::Status(status) => *status,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits until nothing of any client is left, and returns the state then.
+    fn settled(&self) -> Status {
+        let since = Instant::now();
+        loop {
+            let status = self.status();
+            if status.sessions.is_empty() || since.elapsed() > Duration::from_secs(30) {
+                return status;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn close(mut self) -> TempDir {
+        self.stop.send(()).unwrap();
+        self.thread.take().unwrap().join().unwrap().unwrap();
+        assert!(!socket(self.dir.path()).exists(), "the socket is removed");
+        std::mem::replace(&mut self.dir, TempDir::new().unwrap())
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        let _ = self.stop.send(());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn socket(dir: &Path) -> PathBuf {
+    dir.join("ripieno.sock")
+}
+
+fn space(label: &str) -> Namespace {
+    Namespace { layout: label.to_owned(), label: label.to_owned(), ..Namespace::default() }
+}
+
+fn bytes(key: BlockKey) -> Vec<u8> {
+    pattern(SHAPE.block_bytes() as usize, key.seed() as u64)
+}
+
+fn kind(error: ServeError) -> RefusalKind {
+    match error {
+        ServeError::Refused { kind, .. } => kind,
+        other => panic!("{other}"),
+    }
+}
+
+fn store(client: &Client, label: &str, keys: &[BlockKey]) {
+    let space = client.namespace(&space(label)).unwrap();
+    let from = blocks(0, keys.len());
+    for (key, block) in keys.iter().zip(&from) {
+        client.write(*block, &bytes(*key)).unwrap();
+    }
+    assert_eq!(client.save(space, keys, &from).unwrap(), keys.len());
+}
+
+/// Loads keys, and returns how many were found with their own bytes.
+fn found(client: &Client, label: &str, keys: &[BlockKey]) -> usize {
+    let space = client.namespace(&space(label)).unwrap();
+    let to = blocks(8, keys.len());
+    let found = client.load(space, keys, &to).unwrap();
+    for (key, block) in keys.iter().zip(&to).take(found) {
+        assert!(client.read(*block).unwrap() == bytes(*key), "wrong bytes in block {block}");
+    }
+    found
+}
+
+#[test]
+fn clients_share_a_namespace_and_are_apart_in_others() {
+    let rig = Rig::new();
+    let (one, other) = (rig.client(), rig.client());
+    let keys = keys(0..6);
+    store(&one, "shared", &keys);
+    assert_eq!(found(&other, "shared", &keys), 6);
+    assert_eq!(found(&other, "another", &keys), 0);
+    let space = other.namespace(&space("shared")).unwrap();
+    assert_eq!(other.peek(space, &keys).unwrap(), 6);
+    // It survives the server.
+    drop((one, other));
+    let rig = Rig::on(rig.close());
+    assert_eq!(found(&rig.client(), "shared", &keys), 6);
+    assert_eq!(rig.status().refused_calls, 0);
+}
+
+#[test]
+fn threads_of_a_client_do_not_wait_for_each_other() {
+    let rig = Rig::new();
+    let client = rig.client();
+    thread::scope(|scope| {
+        // More than it has connections, most of which wait.
+        for _ in 0..20 {
+            let client = &client;
+            scope.spawn(move || {
+                let space = client.namespace(&space("threads")).unwrap();
+                (0..20).for_each(|_| drop(client.lookup(space, &keys(0..4)).unwrap()));
+            });
+        }
+        for at in 0..4 {
+            let client = &client;
+            scope.spawn(move || {
+                let space = client.namespace(&space("threads")).unwrap();
+                for round in 0..5 {
+                    let first = 100 * at + 10 * round;
+                    let (keys, block) = (keys(first..first + 2), blocks(4 * at, 2));
+                    for (key, block) in keys.iter().zip(&block) {
+                        client.write(*block, &bytes(*key)).unwrap();
+                    }
+                    assert_eq!(client.save(space, &keys, &block).unwrap(), 2);
+                    let to = blocks(4 * at + 2, 2);
+                    assert_eq!(client.load(space, &keys, &to).unwrap(), 2);
+                    for (key, block) in keys.iter().zip(to) {
+                        assert!(client.read(block).unwrap() == bytes(*key));
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(rig.status().refused_calls, 0);
+}
+
+#[test]
+fn nothing_of_another_client_can_be_named() {
+    let rig = Rig::new();
+    let (one, other) = (rig.client(), rig.client());
+    store(&one, "shared", &keys(0..4));
+    let space = one.namespace(&space("shared")).unwrap();
+    let _prefix = one.lookup(space, &keys(0..4)).unwrap();
+    let _request = one.allocate(space, &keys(4..6), &blocks(0, 2)).unwrap();
+    // The numbers of the first client, guessed by the second one.
+    let before = rig.status();
+    let raw = Raw::new(&rig);
+    for handle in 0..20 {
+        for call in [
+            Call::Load { prefix: handle, first: 0, blocks: vec![0] },
+            Call::Start { request: handle, layer: 0 },
+            Call::Wait { request: handle, layer: 0 },
+            Call::Commit { request: handle },
+            Call::Release { handle },
+            Call::Peek { namespace: handle as u32, keys: Keys(keys(0..1)) },
+        ] {
+            assert_eq!(raw.refused(&call), RefusalKind::Argument, "{call:?}");
+        }
+    }
+    let after = rig.status();
+    assert_eq!(after.refused_calls - before.refused_calls, 120);
+    let (writing, referenced) = (after.files_writing, after.files_referenced);
+    assert_eq!((writing, referenced), (before.files_writing, before.files_referenced));
+    // Blocks beyond the client's own pool, and layers beyond the shape.
+    let space = other.namespace(&self::space("shared")).unwrap();
+    let beyond = other.allocate(space, &keys(6..7), &[BlockId(16)]).unwrap_err();
+    assert_eq!(kind(beyond), RefusalKind::Argument);
+    let prefix = other.lookup(space, &keys(0..2)).unwrap();
+    let twice = other.retrieve(&prefix, 0, &[BlockId(1), BlockId(1)]).unwrap_err();
+    assert_eq!(kind(twice), RefusalKind::Argument);
+    let request = other.retrieve(&prefix, 0, &blocks(0, 2)).unwrap();
+    assert_eq!(kind(request.start(Layer(3)).unwrap_err()), RefusalKind::Argument);
+    let many = other.retrieve(&prefix, 0, &blocks(0, 17)).unwrap_err();
+    assert_eq!(kind(many), RefusalKind::Argument);
+    assert_eq!(rig.status().refused_calls - after.refused_calls, 4);
+}
+
+/// A client without a pool that sends anything.
+struct Raw(Control);
+
+impl Raw {
+    fn new(rig: &Rig) -> Self {
+        Self(Control::connect(&socket(rig.dir.path())).unwrap())
+    }
+
+    fn refused(&self, call: &Call) -> RefusalKind {
+        kind(self.0.call(call).unwrap_err())
+    }
+}
+
+#[test]
+fn a_pool_that_does_not_fit_its_memory_is_refused() {
+    let rig = Rig::new();
+    let bytes = 16 * SHAPE.block_bytes();
+    let whole = PoolLayout::contiguous(&SHAPE, 16);
+    let rows = |change: fn(&mut Vec<u64>)| {
+        let mut rows = whole.rows.clone();
+        change(&mut rows);
+        PoolLayout { rows, ..whole.clone() }
+    };
+    for (wrong, why) in [
+        (PoolLayout { blocks: 17, ..whole.clone() }, "outside"),
+        (PoolLayout { blocks: 0, ..whole.clone() }, "at least one block"),
+        (PoolLayout { blocks: u32::MAX, ..whole.clone() }, "outside"),
+        (PoolLayout { block_stride: u64::MAX, ..whole.clone() }, ""),
+        (PoolLayout { block_stride: 4094, ..whole.clone() }, "stride"),
+        (PoolLayout { block_stride: 0, ..whole.clone() }, "stride"),
+        (rows(|rows| rows[5] = u64::MAX), ""),
+        (rows(|rows| rows[5] = rows[4]), "overlap"),
+        (rows(|rows| rows[1] += 1), "overlap"),
+        (rows(|rows| rows.truncate(2)), "rows"),
+        (rows(Vec::clear), ""),
+    ] {
+        let asked = format!("{wrong:?}");
+        let error = Client::connect_with(socket(rig.dir.path()), SHAPE, wrong, bytes);
+        let error = error.unwrap_err();
+        assert!(error.to_string().contains(why), "{asked}: {error}");
+        assert_eq!(kind(error), RefusalKind::Argument, "{asked}");
+    }
+    let large = Client::connect(socket(rig.dir.path()), SHAPE, 1 << 20).unwrap_err();
+    assert_eq!(kind(large), RefusalKind::Argument);
+    let other = KvShape { layers: 2, ..SHAPE };
+    let error = Client::connect(socket(rig.dir.path()), other, 16).unwrap_err();
+    assert!(!error.to_string().is_empty());
+    let status = rig.settled();
+    assert_eq!((status.sessions.len(), status.refused_calls), (0, 13));
+}
+
+#[test]
+fn text_that_is_no_call_ends_only_its_connection() {
+    let rig = Rig::new();
+    let client = rig.client();
+    let long = u32::MAX.to_le_bytes();
+    let frames: [&[u8]; 5] =
+        [b"\x02\0\0\0{}", b"\x04\0\0\0\"no\"", b"GET / HTTP/1.1\r\n\r\n", &long, b"\0\0\0\0"];
+    for frame in frames {
+        let mut stream = UnixStream::connect(socket(rig.dir.path())).unwrap();
+        stream.write_all(frame).unwrap();
+        let mut answer = Vec::new();
+        match stream.read_to_end(&mut answer) {
+            Ok(_) => {
+                let text = String::from_utf8_lossy(&answer);
+                assert!(text.contains("\"kind\":\"message\""), "{text}");
+            }
+            // The server has left something unread.
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
+        }
+    }
+    // A call before the session, and another version.
+    for call in [
+        "\"status\"",
+        "{\"hello\":{\"version\":0,\"pool\":null,\"after\":null}}",
+        "{\"attach\":{\"session\":\"00\"}}",
+    ] {
+        let mut stream = UnixStream::connect(socket(rig.dir.path())).unwrap();
+        stream.write_all(&(call.len() as u32).to_le_bytes()).unwrap();
+        stream.write_all(call.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        assert!(String::from_utf8_lossy(&answer).contains("refused"), "{call}");
+    }
+    assert_eq!(rig.status().refused_messages, 8);
+    store(&client, "after", &keys(0..2));
+}
+
+#[test]
+fn limits_hold() {
+    let rig = Rig::new();
+    let clients: Vec<Client> = (0..4).map(|_| rig.client()).collect();
+    let fifth = Client::connect(socket(rig.dir.path()), SHAPE, 16).unwrap_err();
+    assert_eq!(kind(fifth), RefusalKind::Limit);
+    let client = &clients[0];
+    let space = client.namespace(&space("limits")).unwrap();
+    let requests: Vec<_> = (0..256).map(|_| client.allocate(space, &[], &[]).unwrap()).collect();
+    let more = client.allocate(space, &[], &[]).unwrap_err();
+    assert_eq!(kind(more), RefusalKind::Limit);
+    drop(requests);
+    drop(client.allocate(space, &[], &[]).unwrap());
+    for at in 1..64 {
+        client.namespace(&self::space(&at.to_string())).unwrap();
+    }
+    let more = client.namespace(&self::space("one more")).unwrap_err();
+    assert_eq!(kind(more), RefusalKind::Limit);
+}
+
+#[test]
+fn a_client_with_a_limit_waits_for_its_turns() {
+    let uid = rustix::process::geteuid().as_raw();
+    // 8 blocks of 24 KiB take 3/4 of a second at a quarter of a MiB.
+    let bandwidth = BTreeMap::from([(uid, NonZeroU64::new(256 << 10).unwrap())]);
+    let rig = Rig::limited(TempDir::new().unwrap(), bandwidth);
+    let client = rig.client();
+    let since = Instant::now();
+    store(&client, "slow", &keys(0..8));
+    assert!(since.elapsed() > Duration::from_millis(450), "{:?}", since.elapsed());
+    assert_eq!(found(&client, "slow", &keys(0..8)), 8);
+    assert!(since.elapsed() > Duration::from_millis(1150), "{:?}", since.elapsed());
+    // A layer whose turn is far away is refused, and nothing else is lost.
+    let space = client.namespace(&space("slow")).unwrap();
+    let later: Vec<_> = (1..6)
+        .map(|at| client.allocate(space, &keys(16 * at..16 * (at + 1)), &blocks(0, 16)).unwrap())
+        .collect();
+    thread::scope(|scope| {
+        let starts: Vec<_> = later
+            .iter()
+            .flat_map(|save| (0..3).map(move |layer| (save, Layer(layer))))
+            .map(|(save, layer)| scope.spawn(move || save.start(layer)))
+            .collect();
+        let ends: Vec<_> = starts.into_iter().map(|start| start.join().unwrap()).collect();
+        let refused = ends.into_iter().filter_map(Result::err).map(kind);
+        let refused: Vec<RefusalKind> = refused.collect();
+        assert!(!refused.is_empty());
+        assert!(refused.iter().all(|kind| *kind == RefusalKind::Limit), "{refused:?}");
+    });
+}
+
+#[test]
+fn what_a_client_leaves_is_given_back() {
+    let rig = Rig::new();
+    let free = rig.status().files_free;
+    let client = rig.client();
+    let space = client.namespace(&space("left")).unwrap();
+    let request = client.allocate(space, &keys(0..8), &blocks(0, 8)).unwrap();
+    request.start(Layer(0)).unwrap();
+    request.start(Layer(1)).unwrap();
+    let status = rig.status();
+    assert_eq!((status.sessions[0].requests, status.files_writing), (1, 8));
+    // The handles are forgotten, as when the process is killed.
+    std::mem::forget((request, client.clone()));
+    let links = std::mem::ManuallyDrop::new(client);
+    links.reconnect().unwrap();
+    // The earlier session has ended by now.
+    let status = rig.status();
+    assert_eq!((status.sessions.len(), status.sessions_ended >= 1), (1, true));
+    let left = (status.files_writing, status.files_referenced, status.files_free);
+    assert_eq!(left, (0, 0, free));
+    assert!(matches!(links.peek(space, &keys(0..8)), Err(ServeError::Stale)));
+}
+
+#[test]
+fn a_server_that_ends_is_an_error_at_once() {
+    let rig = Rig::new();
+    let client = rig.client();
+    store(&client, "kept", &keys(0..4));
+    let space = client.namespace(&space("kept")).unwrap();
+    let prefix = client.lookup(space, &keys(0..4)).unwrap();
+    let dir = rig.close();
+    let since = Instant::now();
+    let error = client.peek(space, &keys(0..4)).unwrap_err();
+    assert!(matches!(error, ServeError::Lost { .. }), "{error}");
+    assert!(matches!(client.retrieve(&prefix, 0, &blocks(0, 4)), Err(ServeError::Lost { .. })));
+    assert!(matches!(client.reconnect(), Err(ServeError::Socket { .. })));
+    assert!(matches!(client.peek(space, &keys(0..4)), Err(ServeError::Lost { .. })));
+    drop(prefix);
+    assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+    let rig = Rig::on(dir);
+    client.reconnect().unwrap();
+    assert!(matches!(client.peek(space, &keys(0..4)), Err(ServeError::Stale)));
+    assert_eq!(found(&client, "kept", &keys(0..4)), 4);
+    drop(client);
+    drop(rig);
+}
+
+#[test]
+fn control_changes_what_it_names() {
+    let rig = Rig::new();
+    let client = rig.client();
+    store(&client, "mine", &keys(0..4));
+    let status = rig.status();
+    let mine = status.namespaces.iter().find(|space| space.label == "mine").unwrap();
+    assert_eq!((mine.files, mine.quota_files), (4, None));
+    let raw = Raw::new(&rig);
+    let named = |range| Named { namespace: mine.namespace, keys: Keys(keys(range)) };
+    let number = |call| match raw.0.call(&call).unwrap() {
+        Answer::Number(number) => number,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(number(Call::Find(named(0..6))), 4);
+    assert_eq!(number(Call::Pin(named(1..6))), 3);
+    assert_eq!(number(Call::Unpin(named(1..6))), 3);
+    let quota = Call::Quota { namespace: mine.namespace, bytes: Some(3 * status.file_bytes) };
+    assert!(matches!(raw.0.call(&quota).unwrap(), Answer::Done));
+    let quota =
+        rig.status().namespaces.iter().find(|space| space.label == "mine").unwrap().quota_files;
+    assert_eq!(quota, Some(3));
+    raw.0.call(&Call::Clear { namespace: mine.namespace }).unwrap();
+    assert_eq!(number(Call::Find(named(0..6))), 0);
+    // The quota of bytes holds for every client of the namespace.
+    let space = client.namespace(&space("mine")).unwrap();
+    assert_eq!(client.save(space, &keys(0..6), &blocks(0, 6)).unwrap(), 3);
+    assert_eq!(raw.refused(&Call::Clear { namespace: 99 }), RefusalKind::Argument);
+}
+
+#[test]
+fn a_second_server_does_not_take_the_socket() {
+    let rig = Rig::new();
+    let dir = TempDir::new().unwrap();
+    let stack =
+        |name: &str| Builder::new(dir.path().join(name), SHAPE).capacity(CAPACITY).open().unwrap();
+    let options = |socket| ServerOptions {
+        socket,
+        users: vec![4_000_000],
+        sessions_max: 1,
+        pool_bytes_max: 1 << 20,
+        bandwidth: BTreeMap::new(),
+    };
+    let refused = Server::bind(stack("one"), options(socket(rig.dir.path()))).unwrap_err();
+    assert!(matches!(refused, ServeError::InUse { .. }), "{refused}");
+    drop(rig.client());
+    // The socket of a server that was killed is replaced.
+    let stale = dir.path().join("stale.sock");
+    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    let server = Server::bind(stack("two"), options(stale.clone())).unwrap();
+    let mode = std::fs::metadata(&stale).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o666, "others may connect, and are checked then");
+    drop(server);
+    assert!(!stale.exists());
+    // A file that is no socket stays.
+    std::fs::write(&stale, "mine").unwrap();
+    assert!(Server::bind(stack("three"), options(stale.clone())).is_err());
+    assert_eq!(std::fs::read(&stale).unwrap(), b"mine");
+}
