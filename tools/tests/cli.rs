@@ -119,9 +119,16 @@ fn help_states_units_examples_and_exit_codes() {
 fn every_help_fits_two_screens() {
     let all =
         ["replay", "pace", "bench table", "sim", "sim plan", "format", "inspect", "fsck", "scrub"];
-    for name in
-        all.into_iter().chain(["identify", "doctor", "bench", "bench raw", "bench layers", "top"])
-    {
+    for name in all.into_iter().chain([
+        "identify",
+        "doctor",
+        "bench",
+        "bench raw",
+        "bench layers",
+        "top",
+        "serve",
+        "ctl",
+    ]) {
         let words: Vec<&str> = name.split(' ').chain(["--help"]).collect();
         let out = text(&command(&words).stdout);
         assert!(out.lines().count() <= 100, "{name}: {} lines", out.lines().count());
