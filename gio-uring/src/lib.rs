@@ -17,8 +17,8 @@
 //! - `ring`: submission and completion ring; its `Ordering:` paragraph is the memory model. `sync`
 //!   is the only file that names atomics; loom replaces it.
 //! - `shared`, `layout`, `arena`: accessors, layout and allocation of shared memory.
-//! - [`Uring`]: the engine. `queues` builds warps from grants, `iocb` tracks the state of each
-//!   IOCB; operations refer to [`BlockMap`], [`PoolHandle`], [`Checksums`] and [`Event`]. A
+//! - [`Uring`]: the engine. `queues` builds warps from grants, `uring/iocb` fills IOCBs and tracks
+//!   their state; operations refer to [`BlockMap`], [`PoolHandle`], [`Checksums`] and [`Event`]. A
 //!   [`DeviceArray`] holds a table for other kernels on the same device.
 //! - [`IoExecutor`]: the interface to the kernel. Its implementations live in `gio-kernels`.
 //! - [`StreamOps`]: operations on an engine's streams that use this ring's events. The caller (the
@@ -66,7 +66,6 @@ mod error;
 mod event;
 mod executor;
 mod explicit;
-mod iocb;
 mod iocb_id;
 mod layout;
 mod map;

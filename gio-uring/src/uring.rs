@@ -14,7 +14,6 @@ use crate::{
     error::Error,
     event::Event,
     executor::{IoExecutor, Progress},
-    iocb::{Content, Phase, Table},
     iocb_id::IocbId,
     layout::Layout,
     map::BlockMap,
@@ -27,10 +26,11 @@ use crate::{
     sync::Ordering,
 };
 
+mod iocb;
 mod lifecycle;
-mod submit;
 
-pub use submit::AffineOp;
+pub use iocb::AffineOp;
+use iocb::{Content, Phase, Table};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {

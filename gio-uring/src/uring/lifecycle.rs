@@ -2,14 +2,16 @@
 
 use nvme_driver::{Nanos, QueueGrant, Quiesced, Waiter};
 
-use super::{State, Uring};
+use super::{
+    State, Uring,
+    iocb::{Content, Phase},
+};
 use crate::{
     abi::{self, Iocb},
     completion::Completion,
     counters::{FaultInfo, Outstanding, UringCounters},
     error::Error,
     executor::Progress,
-    iocb::{Content, Phase},
     layout::Layout,
     map,
     queues::{self, Queues},

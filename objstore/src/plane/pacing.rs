@@ -11,13 +11,13 @@ use std::{collections::BTreeSet, time::Duration};
 
 use gio_uring::Progress;
 use kv_catalog::{BlockId, FileId, Layer};
-use kv_schedule::{Cancelled, Decision, Flow, Kind, Op, OpId, StepId};
+use kv_schedule::{Cancelled, Decision, Flow, OpId, StepId};
 use kv_tier::{Batch, HostBlock, Lookahead, RequestId, Tier, When};
 use nvme_driver::Nanos;
 use nvme_spec::nvm::Direction;
 
 use super::{
-    job::{Job, LayerState, Turn, next_id},
+    job::{Job, LayerState, next_id},
     memory::{Cached, RELOAD_COST},
     mover::Mover,
     pacer::{Advanced, Announced, Pacer, Waiting},
@@ -79,53 +79,6 @@ impl Mover {
         }
         let wake = wake.map(|time| Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)));
         Ok(Advanced { progress, wake, ended, in_flight })
-    }
-
-    /// Hands a layer to the scheduler; without a pacer, starts it.
-    pub(crate) fn start(&mut self, ticket: Ticket, order: Order<'_>) -> Result<(), StoreError> {
-        if self.pacer.is_none() {
-            return self.start_now(ticket, order);
-        }
-        let shape = &self.setup.shape;
-        let layer_bytes = u64::from(shape.segments) * u64::from(shape.object_bytes);
-        let job = self.check_start(ticket, order)?;
-        let bytes = job.moves.len() as u64 * layer_bytes;
-        let kind = match (job.direction, job.turn.step) {
-            (Direction::Write, _) => Kind::Write,
-            (Direction::Read, Some(step)) => Kind::Layer { step, layer: ticket.layer.0 },
-            (Direction::Read, None) => Kind::Soon,
-        };
-        let Turn { flow, is_urgent, .. } = job.turn;
-        // A stream can wait only for an operation that was issued.
-        let is_in_stream = matches!(order, Order::InStream(_));
-        let after = match is_in_stream {
-            true => None,
-            false => self.transport.start_condition(order)?,
-        };
-        let now = self.now();
-        let Some(pacer) = &mut self.pacer else { return self.start_now(ticket, order) };
-        let op = pacer.next_op();
-        pacer.scheduler.add(Op { id: op, flow, bytes, kind }, now)?;
-        if is_in_stream {
-            pacer.scheduler.demand(op, now);
-            let started = self.start_now(ticket, order);
-            self.paced(|pacer, mover| match &started {
-                Ok(()) => {
-                    pacer.moved_at = mover.clock.now();
-                    pacer.in_flight.push((op, ticket));
-                }
-                Err(_) => pacer.scheduler.ended(op, 0, now),
-            });
-            return started;
-        }
-        let is_read = kind != Kind::Write;
-        pacer.waiting.insert(op, Waiting { ticket, after, is_read });
-        self.set_state(ticket, LayerState::Waiting(op));
-        // No device moves a layer that is in the cache.
-        if is_urgent || bytes == 0 {
-            self.paced(|pacer, mover| mover.demand_waiting(pacer, op));
-        }
-        Ok(())
     }
 
     /// Starts a layer now if it waits. Returns true if it does not wait any more.
@@ -195,7 +148,7 @@ impl Mover {
         waiting.collect()
     }
 
-    fn set_state(&mut self, ticket: Ticket, state: LayerState) {
+    pub(super) fn set_state(&mut self, ticket: Ticket, state: LayerState) {
         if let Ok(job) = self.jobs.get_mut(ticket.job) {
             job.layer(ticket.layer).state = state;
         }
@@ -330,7 +283,7 @@ impl Mover {
     }
 
     /// Starts a waiting operation now.
-    fn demand_waiting(&mut self, pacer: &mut Pacer, op: OpId) {
+    pub(super) fn demand_waiting(&mut self, pacer: &mut Pacer, op: OpId) {
         if pacer.scheduler.demand(op, self.now()) {
             self.start_waiting(pacer, op);
         }

@@ -1,4 +1,4 @@
-//! Starting layers, in order with the engine's streams.
+//! Starting layers: in their turn, and in order with the engine's streams.
 //!
 //! An operation is issued before a stream is made to wait for it, never the other way round: an
 //! executor may launch its kernel only on issue, and a GPU may delay such a launch behind a stream
@@ -10,13 +10,15 @@
 //! devices are done. A layer ends with its copies, also for streams that wait for it.
 
 use gio_uring::{AffineOp, Error, RawStream, ScatterGather, Wait};
+use kv_schedule::{Kind, Op};
 use nvme_spec::nvm::Direction;
 
 use super::{
     checksums::JobChecksums,
-    job::{Job, LayerState},
+    job::{Job, LayerState, Turn},
     memory::HostMemory,
     mover::Mover,
+    pacer::Waiting,
     staging::Until,
     streams::Refused,
     target::Target,
@@ -49,6 +51,53 @@ impl Mover {
             LayerState::InFlight | LayerState::Waiting(_) => Err(StoreError::InFlight { layer }),
             LayerState::Idle | LayerState::Ended(_) => Ok(job),
         }
+    }
+
+    /// Starts a layer; with a pacer, hands it to the scheduler.
+    pub(crate) fn start(&mut self, ticket: Ticket, order: Order<'_>) -> Result<(), StoreError> {
+        if self.pacer.is_none() {
+            return self.start_now(ticket, order);
+        }
+        let shape = &self.setup.shape;
+        let layer_bytes = u64::from(shape.segments) * u64::from(shape.object_bytes);
+        let job = self.check_start(ticket, order)?;
+        let bytes = job.moves.len() as u64 * layer_bytes;
+        let kind = match (job.direction, job.turn.step) {
+            (Direction::Write, _) => Kind::Write,
+            (Direction::Read, Some(step)) => Kind::Layer { step, layer: ticket.layer.0 },
+            (Direction::Read, None) => Kind::Soon,
+        };
+        let Turn { flow, is_urgent, .. } = job.turn;
+        // A stream can wait only for an operation that was issued.
+        let is_in_stream = matches!(order, Order::InStream(_));
+        let after = match is_in_stream {
+            true => None,
+            false => self.transport.start_condition(order)?,
+        };
+        let now = self.now();
+        let Some(pacer) = &mut self.pacer else { return self.start_now(ticket, order) };
+        let op = pacer.next_op();
+        pacer.scheduler.add(Op { id: op, flow, bytes, kind }, now)?;
+        if is_in_stream {
+            pacer.scheduler.demand(op, now);
+            let started = self.start_now(ticket, order);
+            self.paced(|pacer, mover| match &started {
+                Ok(()) => {
+                    pacer.moved_at = mover.clock.now();
+                    pacer.in_flight.push((op, ticket));
+                }
+                Err(_) => pacer.scheduler.ended(op, 0, now),
+            });
+            return started;
+        }
+        let is_read = kind != Kind::Write;
+        pacer.waiting.insert(op, Waiting { ticket, after, is_read });
+        self.set_state(ticket, LayerState::Waiting(op));
+        // No device moves a layer that is in the cache.
+        if is_urgent || bytes == 0 {
+            self.paced(|pacer, mover| mover.demand_waiting(pacer, op));
+        }
+        Ok(())
     }
 
     /// Starts moving a layer of a job, with an order: nothing accesses the layer's blocks before
