@@ -13,7 +13,7 @@
 //
 // MOCK_CUDA_INJECT=call:skip:code fails a call; MOCK_COPY_DELAY_US is the delay of copies.
 #define GIO_HOST 1
-#include "gio/kernel.cuh"
+#include "gio/engine.cuh"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,2 +1,2 @@
 // The I/O kernel for the GPU, as nvcc sees it: `cargo xtask ptx` makes gio_kernel.ptx of it.
-#include "gio/kernel.cuh"
+#include "gio/engine.cuh"

@@ -4,11 +4,11 @@
 //! # Architecture
 //! The algorithm is in `include/gio`, one header per concept: `order.cuh` (all fences, atomics and
 //! MMIO stores), `warp.cuh` (32 lanes in lockstep, or a loop), `state.cuh` (a warp's registers),
-//! `operation.cuh` (ring entry to completion), `queue.cuh` (command slots, doorbells, completions,
-//! timeouts), `descriptor.cuh` (SGL, PRP), `cursor.cuh` (decoding of I/O contexts), `engine.cuh`
-//! (chunks, runs, batches), `crc32c.cuh` (CRC-32C, by a warp or by the processor's instructions),
-//! `checksum.cuh` (storing and verifying objects' checksums), `kernel.cuh` (entry points), and
-//! `abi.h`, from which [`gio_uring::abi`] is generated.
+//! `operation.cuh` (results and completion of an operation), `queue.cuh` (command slots, SGLs and
+//! PRPs, doorbells, completions, timeouts), `cursor.cuh` (the next ring entry, decoding of I/O
+//! contexts), `engine.cuh` (entry points, rounds, runs, batches), `crc32c.cuh` (CRC-32C, by a warp
+//! or by the processor's instructions), `checksum.cuh` (storing and verifying objects' checksums),
+//! and `abi.h`, from which [`gio_uring::abi`] is generated.
 //!
 //! ```text
 //!   round: reap up to 32 completions -> stop word, timeouts -> submit up to 32 commands

@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 2240101cbc471189e36a0634c43ccb3b kernels/include/gio/abi.h
+// 23a9abbd1e6f1b6934a507b2d82e310b kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;

@@ -253,7 +253,7 @@ typedef struct gio_args {
   uint64_t cq_ring;    // u64[ring_mask + 1]: the same form
   uint64_t cq_tail;    // u32: next position of the completion ring, shared by all warps
   uint64_t stop;       // u64: nonzero = submit nothing more, end when nothing is outstanding
-  uint64_t exited;     // u64: the last launch that has exited, or is about to (kernel.cuh);
+  uint64_t exited;     // u64: the last launch that has exited, or is about to (engine.cuh);
                        //   0 = the kernel stays until the stop word
   uint64_t clock;      // u64: virtual time in ns; 0 = the processor's own clock
   uint64_t timeout_ns; // of a command

@@ -1,4 +1,4 @@
-// Position of the generating operation, and decoding of its next 32 IOCTXs (or splits of them).
+// The next operation of the submission ring, and decoding of its next 32 IOCTXs (or splits).
 //
 // An operation consists of rows of runs. On one device, each row of an affine operation is the
 // IOCTXs of one class, and an explicit operation is a single row; the device's warps divide the run
@@ -6,7 +6,6 @@
 // the start of this warp's share of the run. An IOCTX longer than the maximum command (MDTS) takes
 // several commands, its splits. All others take one.
 #pragma once
-#include "descriptor.cuh"
 #include "queue.cuh"
 
 #define GIO_LBAS_MAX 65536u // per command: NLB has 16 bits
@@ -146,11 +145,44 @@ GIO_FN void gio_op_load(const gio_state &s, gio_op &op, const gio_iocb *iocb) {
   gio_op_row(s, op);
 }
 
+// Reads in parallel, one word per lane, the words that others change: stop word, next ring entry,
+// the exiting launch, and the event that the entry waits for. An idle warp does little else, so
+// this must cost a single round trip to host memory.
+GIO_FN void gio_poll(gio_state &s) {
+  const uint64_t words[3] = {s.args->stop,
+                             s.args->sq_ring + (s.ring_head & s.args->ring_mask) * sizeof(uint64_t),
+                             s.args->exited};
+  gio_lane<uint64_t> v;
+  GIO_LANES (l, 4) {
+    if (l == 3u) {
+      v[l] = s.wait != 0u ? gio_ld_poll_sys(gio_ptr<const uint32_t>(s.wait)) : 0u;
+    } else {
+      const uint64_t word = l == 0u ? words[0] : l == 1u ? words[1] : words[2];
+      v[l] = word != 0u ? gio_ld_poll_sys(gio_ptr<const uint64_t>(word)) : 0u;
+    }
+  }
+  s.stopped = gio_shfl(v, 0) != 0u ? 1u : 0u;
+  const uint64_t entry = gio_shfl(v, 1);
+  s.next = static_cast<uint32_t>(entry >> 32) == s.ring_head + 1u ? 1u : 0u;
+  s.id = static_cast<uint32_t>(entry);
+  s.leaving = gio_shfl(v, 2) == s.args->launch ? 1u : 0u;
+  s.event = static_cast<uint32_t>(gio_shfl(v, 3));
+  s.polled = 1;
+}
+
+// Returns true if the event of the next operation is reached, as of the last poll.
+GIO_FN bool gio_reached(const gio_state &s) {
+  return static_cast<int32_t>(s.event - s.wait_value) >= 0;
+}
+
 // Takes the next operation of the ring into the window and makes it the generating one. Returns
-// false if there is none, if it must wait for its event, or if the window is full.
-GIO_FN bool gio_accept(gio_state &s) {
+// false if there is none, if it must wait for its event, or if the window is full. The `first` one
+// of a batch waits until half of the window is unused, so that small operations share a doorbell,
+// if the controller still has a whole batch to work on.
+GIO_FN bool gio_accept(gio_state &s, bool first) {
+  const bool hold = first && s.outstanding >= GIO_BATCH_MIN;
+  if (gio_popc(s.window) > (hold ? GIO_WINDOW / 2u : GIO_WINDOW - 1u)) return false;
   const uint32_t unused = ~s.window & gio_low_bits(GIO_WINDOW);
-  if (unused == 0u) return false;
   if (s.polled == 0u) gio_poll(s);
   if (s.next == 0u) return false;
   const gio_iocb *iocb = s.iocbs + s.id;

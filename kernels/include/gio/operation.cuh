@@ -1,37 +1,7 @@
-// The lifecycle of an operation on one warp: seen in the submission ring, credited with the results
-// of its commands, finished. Every warp takes every operation; the last to finish completes it.
+// The end of an operation on one warp: credited with the results of its commands, finished. Every
+// warp takes every operation; the last to finish completes it.
 #pragma once
 #include "state.cuh"
-
-// Reads in parallel, one word per lane, the words that others change: stop word, next ring entry,
-// the exiting launch, and the event that the entry waits for. An idle warp does little else, so
-// this must cost a single round trip to host memory.
-GIO_FN void gio_poll(gio_state &s) {
-  const uint64_t words[3] = {s.args->stop,
-                             s.args->sq_ring + (s.ring_head & s.args->ring_mask) * sizeof(uint64_t),
-                             s.args->exited};
-  gio_lane<uint64_t> v;
-  GIO_LANES (l, 4) {
-    if (l == 3u) {
-      v[l] = s.wait != 0u ? gio_ld_poll_sys(gio_ptr<const uint32_t>(s.wait)) : 0u;
-    } else {
-      const uint64_t word = l == 0u ? words[0] : l == 1u ? words[1] : words[2];
-      v[l] = word != 0u ? gio_ld_poll_sys(gio_ptr<const uint64_t>(word)) : 0u;
-    }
-  }
-  s.stopped = gio_shfl(v, 0) != 0u ? 1u : 0u;
-  const uint64_t entry = gio_shfl(v, 1);
-  s.next = static_cast<uint32_t>(entry >> 32) == s.ring_head + 1u ? 1u : 0u;
-  s.id = static_cast<uint32_t>(entry);
-  s.leaving = gio_shfl(v, 2) == s.args->launch ? 1u : 0u;
-  s.event = static_cast<uint32_t>(gio_shfl(v, 3));
-  s.polled = 1;
-}
-
-// Returns true if the event of the next operation is reached, as of the last poll.
-GIO_FN bool gio_reached(const gio_state &s) {
-  return static_cast<int32_t>(s.event - s.wait_value) >= 0;
-}
 
 // Reports an operation to the host if this was the last warp: totals, signal, ring entry. The IOCB
 // is not touched afterwards: the host may reuse it.

@@ -1,3 +1,3 @@
 // The I/O kernel for host threads: gio_host_run.
 #define GIO_HOST 1
-#include "gio/kernel.cuh"
+#include "gio/engine.cuh"

@@ -106,6 +106,8 @@ pub struct Device {
     pub stalled: bool,
     /// Maximum commands per queue that one step completes.
     pub at_once: u64,
+    /// Completes commands in the order in which they came.
+    pub in_order: bool,
 }
 
 impl Queue {
@@ -197,7 +199,9 @@ impl Device {
             let wanted = random.below(most + 1).min(self.at_once);
             for _ in 0..wanted.min(self.queues[index].room(memory)) {
                 let at = random.below(self.queues[index].pending.len() as u64) as usize;
-                let command = self.queues[index].pending.swap_remove(at);
+                let pending = &mut self.queues[index].pending;
+                let command =
+                    if self.in_order { pending.remove(0) } else { pending.swap_remove(at) };
                 self.complete(memory, index, command);
                 moved = true;
             }

@@ -164,6 +164,7 @@ impl Rig {
                 queues,
                 stalled: false,
                 at_once: u64::MAX,
+                in_order: false,
             });
         }
         let clock = memory.place(&[EPOCH]);

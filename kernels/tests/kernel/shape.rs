@@ -4,7 +4,7 @@ use gio_uring::abi::{self, Affine, IoCtx};
 
 use crate::{
     device::Part,
-    rig::{Config, Kv, Rig, Shape},
+    rig::{Config, Kv, RING, Rig, Shape},
 };
 
 /// Maps files 0 .. n to blocks 0 .. n.
@@ -216,6 +216,22 @@ fn no_small_batches_while_more_remains() {
     }
     assert!(small <= 1, "{small} batches of fewer than 16 commands; only the last one may be");
     assert_eq!(rig.warp(0).commands, 500);
+}
+
+/// Operations of few commands that fill the window wait until half of it is unused.
+#[test]
+fn small_operations_share_doorbells() {
+    let mut rig = Rig::new(Config { depth_log2: 8, ..Config::default() }, 5);
+    let kv = rig.kv(Shape { run_bytes: 4096, ..Shape::default() });
+    (rig.devices[0].at_once, rig.devices[0].in_order) = (1, true);
+    for _ in 0..RING {
+        let iocb = rig.affine(&kv, abi::OP_READ, &mut straight(8), [0, 1]);
+        rig.issue(iocb);
+    }
+    rig.finish(RING as usize);
+    let warp = rig.warp(0);
+    assert_eq!((warp.commands, warp.sq_doorbells), (512, 16), "32 commands a doorbell");
+    rig.assert_at_rest();
 }
 
 /// Even if the stack has a slot for each entry.

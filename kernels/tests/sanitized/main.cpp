@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "gio/kernel.cuh"
+#include "gio/engine.cuh"
 
 namespace {
 
