@@ -1,4 +1,5 @@
-//! A recycling allocator of executor memory for maps, pools and events.
+//! A recycling allocator of executor memory: one near the kernel, for tables that it only reads,
+//! and one for words that it writes.
 //!
 //! Allocating from an executor is slow and may even wait for the GPU, so the arena takes memory in
 //! chunks and keeps it for the life of the ring. Blocks are powers of two with one free list per
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     error::Error,
-    executor::{ExecutorError, IoExecutor},
+    executor::{ExecutorError, IoExecutor, SharedMemory},
     shared::Region,
 };
 
@@ -52,10 +53,14 @@ impl Drop for Block {
     }
 }
 
+/// A method of an executor that allocates memory.
+pub(crate) type Allocate = fn(&dyn IoExecutor, usize) -> Result<SharedMemory, ExecutorError>;
+
 /// The allocator.
 #[derive(Debug)]
 pub(crate) struct Arena {
     chunk_bytes: usize,
+    allocate: Allocate,
     state: Mutex<State>,
 }
 
@@ -83,10 +88,14 @@ pub(crate) struct Usage {
 
 impl Arena {
     /// Creates an arena that grows by chunks of `chunk_bytes`; allocates the first one.
-    pub(crate) fn new(chunk_bytes: usize, executor: &dyn IoExecutor) -> Result<Arc<Self>, Error> {
+    pub(crate) fn new(
+        chunk_bytes: usize,
+        allocate: Allocate,
+        executor: &dyn IoExecutor,
+    ) -> Result<Arc<Self>, Error> {
         let chunk_bytes = chunk_bytes.max(CHUNK_ALIGN).next_multiple_of(CHUNK_ALIGN);
-        let arena = Self { chunk_bytes, state: Mutex::default() };
-        arena.lock().grow(chunk_bytes, executor)?;
+        let arena = Self { chunk_bytes, allocate, state: Mutex::default() };
+        arena.lock().grow(allocate(executor, chunk_bytes)?);
         Ok(Arc::new(arena))
     }
 
@@ -112,7 +121,7 @@ impl Arena {
         let region = match state.recycled(size).or_else(|| state.cut(size)) {
             Some(region) => region,
             None => {
-                state.grow(size.max(self.chunk_bytes), executor)?;
+                state.grow((self.allocate)(executor, size.max(self.chunk_bytes))?);
                 state.cut(size).expect("the new chunk is at least as long")
             }
         };
@@ -165,9 +174,9 @@ impl State {
         Some(chunk.slice(at, size))
     }
 
-    /// Allocates a new chunk; the rest of the old one goes to the free lists.
-    fn grow(&mut self, len: usize, executor: &dyn IoExecutor) -> Result<(), Error> {
-        let chunk = Region::whole(executor.alloc(len)?);
+    /// Adds a chunk; the rest of the old one goes to the free lists.
+    fn grow(&mut self, chunk: SharedMemory) {
+        let chunk = Region::whole(chunk);
         let mut size = CHUNK_ALIGN;
         while size >= BLOCK_BYTES_MIN {
             while let Some(rest) = self.cut(size) {
@@ -178,6 +187,5 @@ impl State {
         self.usage.bytes += chunk.len() as u64;
         self.usage.growths += 1;
         self.chunk = Some((chunk, 0));
-        Ok(())
     }
 }

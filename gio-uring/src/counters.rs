@@ -100,7 +100,7 @@ pub struct UringCounters {
     pub arena_bytes: u64,
     /// Bytes of `arena_bytes` in use.
     pub arena_bytes_used: u64,
-    /// Number of times the arena grew.
+    /// Number of chunks allocated: at first two.
     pub arena_growths: u64,
 }
 

@@ -4,7 +4,7 @@ use std::{marker::PhantomData, sync::Arc};
 
 use nvme_driver::DevicePtr;
 
-use crate::{arena::Block, shared::Plain};
+use crate::{arena::Block, executor::ExecutorError, shared::Plain};
 
 /// An element type of a [`DeviceArray`].
 #[allow(private_bounds, reason = "only this crate says which types have no invalid bit patterns")]
@@ -30,6 +30,11 @@ impl<T: DeviceScalar> DeviceArray<T> {
             len += 1;
         }
         Self { block: Arc::new(block), len, values: PhantomData }
+    }
+
+    /// Makes the values visible to operations that are submitted afterwards.
+    pub(crate) fn push(&self) -> Result<(), ExecutorError> {
+        self.block.region().push()
     }
 
     /// Returns the address of element `at`, as a kernel on the device sees it.

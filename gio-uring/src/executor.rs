@@ -1,6 +1,6 @@
 //! The executor interface: runs the I/O kernel.
 
-use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
+use std::{any::Any, fmt, ops::Range, ptr::NonNull, sync::Arc};
 
 use nvme_driver::{GrantEpoch, Nanos, Place, Quiesced};
 
@@ -14,19 +14,20 @@ pub struct SharedMemory {
     mirror: Option<Arc<dyn Mirror>>,
 }
 
-/// Copies memory between the host and the kernel's device when they do not share it.
+/// Copies memory between the host and the kernel's device when they do not share it. A range must
+/// lie inside the memory.
 pub trait Mirror: Send + Sync + fmt::Debug {
-    /// Copies the host's bytes to the kernel. No kernel may be running.
+    /// Copies these bytes of the host to the kernel, which must not use them.
     ///
     /// # Errors
     /// Returns [`ExecutorError::Failed`] if the copy fails; the kernel's bytes are then undefined.
-    fn push(&self) -> Result<(), ExecutorError>;
+    fn push(&self, range: Range<usize>) -> Result<(), ExecutorError>;
 
-    /// Copies the kernel's bytes to the host, also while the kernel runs. No word is torn.
+    /// Copies these bytes of the kernel to the host, also while the kernel runs. No word is torn.
     ///
     /// # Errors
     /// Returns [`ExecutorError::Failed`] if the copy fails; it may have copied a part.
-    fn pull(&self) -> Result<(), ExecutorError>;
+    fn pull(&self, range: Range<usize>) -> Result<(), ExecutorError>;
 }
 
 // SAFETY: an address range whose owner is Send + Sync; all accesses go through crate::shared.
@@ -73,14 +74,14 @@ impl SharedMemory {
         Self { host, address, len, _owner: Box::new(()), mirror: Some(mirror) }
     }
 
-    /// Makes the host's writes visible to a kernel started afterwards.
-    pub fn push(&self) -> Result<(), ExecutorError> {
-        self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.push())
+    /// Makes the host's writes to `range` visible to operations that are submitted afterwards.
+    pub fn push(&self, range: Range<usize>) -> Result<(), ExecutorError> {
+        self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.push(range))
     }
 
-    /// Makes the kernel's writes visible to the host.
-    pub fn pull(&self) -> Result<(), ExecutorError> {
-        self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.pull())
+    /// Makes the kernel's writes to `range` visible to the host.
+    pub fn pull(&self, range: Range<usize>) -> Result<(), ExecutorError> {
+        self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.pull(range))
     }
 
     /// Returns the first byte's address in this process.
@@ -141,6 +142,15 @@ pub trait IoExecutor: Send + fmt::Debug {
     /// # Errors
     /// Returns [`ExecutorError::Memory`] if the allocation failed.
     fn alloc_state(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
+        self.alloc(len)
+    }
+
+    /// Same as [`IoExecutor::alloc`], for tables that the host writes and the kernel only reads: in
+    /// device memory if the kernel runs on a device ([`SharedMemory::push`]).
+    ///
+    /// # Errors
+    /// Returns [`ExecutorError::Memory`] if the allocation failed, or a kernel on a device runs.
+    fn alloc_tables(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
         self.alloc(len)
     }
 

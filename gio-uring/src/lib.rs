@@ -16,7 +16,8 @@
 //!   `kernels/include/gio/abi.h`.
 //! - `ring`: submission and completion ring; its `Ordering:` paragraph is the memory model. `sync`
 //!   is the only file that names atomics; loom replaces it.
-//! - `shared`, `layout`, `arena`: accessors, layout and allocation of shared memory.
+//! - `shared`, `layout`, `arena`: accessors, layout and allocation of shared memory. Tables that
+//!   the kernel only reads are near it: from a host, a GPU reads ring entries and IOCBs.
 //! - [`Uring`]: the engine. `queues` builds warps from grants, `uring/iocb` fills IOCBs and tracks
 //!   their state; operations refer to [`BlockMap`], [`PoolHandle`], [`Checksums`] and [`Event`]. A
 //!   [`DeviceArray`] holds a table for other kernels on the same device.

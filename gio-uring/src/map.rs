@@ -5,6 +5,7 @@ use std::{ops::Range, sync::Arc};
 use crate::{
     abi::Affine,
     arena::{Arena, Block},
+    executor::ExecutorError,
     status::IoStatus,
     sync::Ordering,
 };
@@ -22,10 +23,12 @@ pub struct BlockMap {
 
 #[derive(Debug)]
 struct MapInner {
+    /// Entries and starts, near the kernel.
     block: Block,
+    /// The status of each entry, for the host to read.
+    statuses: Block,
     /// `order[i]` is the caller's index of uploaded entry i.
     order: Vec<u32>,
-    devices: u32,
 }
 
 impl Drop for MapInner {
@@ -35,11 +38,9 @@ impl Drop for MapInner {
     }
 }
 
-/// Returns the offsets of starts and statuses, and the total length, for `count` entries.
-fn layout(count: usize, devices: u32) -> (usize, usize, usize) {
-    let starts = count * size_of::<Affine>();
-    let status = starts + (devices as usize + 1) * size_of::<u32>();
-    (starts, status, status + count * size_of::<u32>())
+/// Returns the offset of the starts behind `count` entries.
+fn starts_at(count: usize) -> usize {
+    count * size_of::<Affine>()
 }
 
 /// Sorts the indices 0 .. `count` into `order` by class, then by `key`; reports the first index of
@@ -70,15 +71,20 @@ pub(crate) fn group(
 }
 
 impl BlockMap {
-    /// Returns the bytes of executor memory that a map needs.
-    pub(crate) fn bytes(count: usize, devices: u32) -> usize {
-        layout(count, devices).2
+    /// Returns the bytes of a map's entries and starts, and of its statuses.
+    pub(crate) fn bytes(count: usize, devices: u32) -> [usize; 2] {
+        let starts = (devices as usize + 1) * size_of::<u32>();
+        [starts_at(count) + starts, count * size_of::<u32>()]
     }
 
-    /// Writes the map into `block`, which holds at least [`BlockMap::bytes`].
-    pub(crate) fn upload(entries: &[Affine], devices: u32, block: Block) -> Self {
+    /// Uploads the map to `block` and `statuses`, which hold at least [`BlockMap::bytes`].
+    pub(crate) fn upload(
+        entries: &[Affine],
+        devices: u32,
+        [block, statuses]: [Block; 2],
+    ) -> Result<Self, ExecutorError> {
         let region = block.region();
-        let (starts, status, end) = layout(entries.len(), devices);
+        let starts = starts_at(entries.len());
         let mut order = block.arena().take_order();
         group(
             entries.len(),
@@ -91,8 +97,10 @@ impl BlockMap {
         for (at, &index) in order.iter().enumerate() {
             region.put(0, at, entries[index as usize]);
         }
-        region.zero(status, end - status);
-        Self { inner: Arc::new(MapInner { block, order, devices }) }
+        statuses.region().zero(0, entries.len() * size_of::<u32>());
+        let uploaded = region.push();
+        let map = Self { inner: Arc::new(MapInner { block, statuses, order }) };
+        uploaded.map(|()| map)
     }
 
     /// Returns the number of entries.
@@ -118,13 +126,13 @@ impl BlockMap {
     }
 
     pub(crate) fn is_of(&self, arena: &Arc<Arena>) -> bool {
-        self.inner.block.is_of(arena)
+        self.inner.statuses.is_of(arena)
     }
 
     /// Returns the addresses of entries, starts and statuses for the kernel.
     pub(crate) fn addresses(&self) -> [u64; 3] {
-        let (starts, status, _) = layout(self.len(), self.inner.devices);
-        [0, starts, status].map(|offset| self.inner.block.region().address(offset))
+        let [block, statuses] = [&self.inner.block, &self.inner.statuses].map(Block::region);
+        [block.address(0), block.address(starts_at(self.len())), statuses.address(0)]
     }
 
     /// Returns the caller's index of uploaded entry `at`, or `None` if out of range.
@@ -135,9 +143,8 @@ impl BlockMap {
     /// Returns the status of uploaded entry `at`. Ordering: Relaxed; the words are complete only
     /// after the operation's completion was consumed.
     fn status_at(&self, at: usize) -> IoStatus {
-        let (_, status, _) = layout(self.len(), self.inner.devices);
-        let offset = status + at * size_of::<u32>();
-        IoStatus::decode(self.inner.block.region().load32(offset, Ordering::Relaxed))
+        let offset = at * size_of::<u32>();
+        IoStatus::decode(self.inner.statuses.region().load32(offset, Ordering::Relaxed))
     }
 
     /// Returns all failures so far as (index in the caller's order, status), unordered.
@@ -159,8 +166,7 @@ impl BlockMap {
 
     /// Sets the status of every `Ok` entry of `range` (uploaded order) to `word`.
     pub(crate) fn mark(&self, range: Range<usize>, word: u32) {
-        let (_, status, _) = layout(self.len(), self.inner.devices);
-        mark(self.inner.block.region(), status, range, word);
+        mark(self.inner.statuses.region(), 0, range, word);
     }
 }
 

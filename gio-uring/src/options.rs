@@ -15,8 +15,9 @@ pub struct UringOptions {
     /// Maximum contexts of one explicit IOCB, at most [`abi::IOCTX_MAX`]. Every IOCB reserves
     /// memory for that many (28 bytes each).
     pub explicit_max: u32,
-    /// Chunk size in bytes of the executor memory for maps, pools and events: allocated at start
-    /// and whenever more is needed.
+    /// Chunk size in bytes of executor memory, allocated at start and whenever more is needed: as
+    /// much near the kernel (maps, pools, expected checksums) as in memory that the host reads, too
+    /// (statuses, events).
     pub arena_bytes: usize,
     /// Rounds after which a host thread returns from the kernel ([`abi::Args::rounds`]).
     pub rounds: u32,

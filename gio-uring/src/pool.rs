@@ -8,7 +8,7 @@ use crate::{
     abi::Pool,
     arena::{Arena, Block},
     error::Error,
-    executor::IoExecutor,
+    executor::{ExecutorError, IoExecutor},
     queues::Device,
 };
 
@@ -79,14 +79,14 @@ impl PoolHandle {
         ROWS_AT + words * size_of::<u64>()
     }
 
-    /// Writes a validated pool into `block`, which holds at least [`PoolHandle::bytes`]. `row_base`
+    /// Uploads a validated pool to `block`, which holds at least [`PoolHandle::bytes`]. `row_base`
     /// is the result of [`PoolDesc::row_addresses`].
     pub(crate) fn write(
         desc: &PoolDesc,
         row_base: &[u64],
         devices: &[Device],
         block: Block,
-    ) -> Self {
+    ) -> Result<Self, ExecutorError> {
         let region = block.region();
         let lbas_at = ROWS_AT + desc.row_iova.len() * size_of::<u64>();
         let bases_at = lbas_at + desc.data_lba.len() * size_of::<u64>();
@@ -118,10 +118,12 @@ impl PoolHandle {
             row_base: if reachable { region.address(bases_at) } else { 0 },
         };
         region.write(0, pool);
+        region.push()?;
         let (blocks, files) = (desc.blocks, desc.files);
         let lbas = devices.iter().map(|device| desc.slot_bytes >> device.lba_shift);
         let slot_lbas = lbas.max().unwrap_or(1);
-        Self { inner: Arc::new(PoolInner { block, rows, blocks, files, reachable, slot_lbas }) }
+        let inner = PoolInner { block, rows, blocks, files, reachable, slot_lbas };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     pub(crate) fn is_of(&self, arena: &Arc<Arena>) -> bool {

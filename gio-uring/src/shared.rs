@@ -44,14 +44,14 @@ impl Region {
         Self { memory: self.memory.clone(), offset: self.offset + offset, len }
     }
 
-    /// Makes the host's writes visible to a kernel started afterwards.
+    /// Makes the host's writes visible to operations that are submitted afterwards.
     pub(crate) fn push(&self) -> Result<(), ExecutorError> {
-        self.memory.push()
+        self.memory.push(self.offset..self.offset + self.len)
     }
 
     /// Makes the kernel's writes visible to the host.
     pub(crate) fn pull(&self) -> Result<(), ExecutorError> {
-        self.memory.pull()
+        self.memory.pull(self.offset..self.offset + self.len)
     }
 
     /// Returns the length in bytes.

@@ -10,6 +10,7 @@ use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
     collections::HashMap,
     mem::offset_of,
+    ops::Range,
     ptr::NonNull,
     sync::{Arc, Mutex, MutexGuard, Weak},
 };
@@ -85,6 +86,8 @@ impl Drop for Allocation {
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     allocations: Vec<Weak<Allocation>>,
+    /// Addresses of memory for tables.
+    near: Vec<Range<u64>>,
     pub allocated: usize,
     pub starts: usize,
     pub sms: u32,
@@ -207,9 +210,22 @@ impl Model {
         progress
     }
 
+    /// Checks that the tables that the kernel only reads, and nothing else, are near it.
+    fn check_places(&self, iocb: &Iocb) {
+        let is_near = |address| self.near.iter().any(|near| near.contains(&address));
+        let is_affine = iocb.kind == abi::KIND_AFFINE;
+        for table in [iocb.pool, iocb.ioctx, iocb.starts] {
+            assert_eq!(is_near(table), is_affine && table != 0, "{iocb:?}");
+        }
+        let expected = iocb.checksums != 0 && iocb.opcode == abi::OP_READ;
+        assert_eq!(is_near(iocb.checksums), expected, "{iocb:?}");
+        assert!(!is_near(iocb.status), "{iocb:?}");
+    }
+
     /// Runs `warp`'s part of an operation; the last warp completes it.
     fn part(&mut self, run: &Run, warp: usize, id: u32, iocb: Iocb, refusal: u32) {
         let warp: Warp = self.read(run.args.warps, warp);
+        self.check_places(&iocb);
         let (mut objects, mut failures) = (0u64, Vec::new());
         let rows = if iocb.kind == abi::KIND_AFFINE { iocb.row_count } else { 1 };
         for row in (0..rows).map(|row| iocb.row_first + row) {
@@ -335,6 +351,12 @@ impl IoExecutor for TestExecutor {
         model.allocations.push(Arc::downgrade(&memory));
         model.allocated += 1;
         Ok(memory.shared())
+    }
+
+    fn alloc_tables(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
+        let memory = self.alloc(len)?;
+        self.model().near.push(memory.address()..memory.address() + memory.len() as u64);
+        Ok(memory)
     }
 
     fn address(&self, place: &Place) -> Option<u64> {

@@ -63,6 +63,8 @@ pub struct Uring {
     complete: Consumer<SharedWords>,
     table: Table,
     arena: Arc<Arena>,
+    /// Memory near the kernel, for tables that it only reads.
+    near: Arc<Arena>,
     state: State,
     /// Counters accumulated before the last restart.
     before: Counters,
@@ -90,7 +92,9 @@ impl Uring {
         let layout = Layout::new(depth, options.explicit_max, devices)?;
         let queues = Queues::lay_out(queues, depth, executor.as_ref())?;
         let region = Region::whole(executor.alloc(layout.bytes())?);
-        let arena = Arena::new(options.arena_bytes, executor.as_ref())?;
+        let arena = |allocate| Arena::new(options.arena_bytes, allocate, executor.as_ref());
+        let near = arena(|executor, len| executor.alloc_tables(len))?;
+        let arena = arena(|executor, len| executor.alloc(len))?;
         let (submit, complete) = layout.rings(&region);
         let table = Table::new(depth);
         let mut uring = Self {
@@ -104,6 +108,7 @@ impl Uring {
             complete,
             table,
             arena,
+            near,
             state: State::Stopped,
             before: Counters::default(),
             issued: 0,
@@ -195,26 +200,38 @@ impl Uring {
         if entries.is_empty() || entries.len() > max as usize {
             return Err(Error::Count { what: "the map", found: entries.len(), max });
         }
-        let bytes = BlockMap::bytes(entries.len(), devices);
-        let block = self.arena.take(bytes, self.executor.as_ref())?;
-        Ok(BlockMap::upload(entries, devices, block))
+        let [bytes, statuses] = BlockMap::bytes(entries.len(), devices);
+        let block = self.near.take(bytes, self.executor.as_ref())?;
+        let statuses = self.arena.take(statuses, self.executor.as_ref())?;
+        Ok(BlockMap::upload(entries, devices, [block, statuses])?)
     }
 
     /// Registers a KV pool: checks that no object can lie outside its memory or a namespace, and
-    /// uploads the description for the kernel.
+    /// uploads the description for the kernel, to memory near it.
     ///
     /// # Errors
     /// Returns [`Error::Pool`], [`Error::Devices`], or [`Error::Executor`] if memory is exhausted.
     pub fn register_pool(&mut self, desc: &PoolDesc) -> Result<PoolHandle, Error> {
         desc.validate(&self.queues.devices)?;
         let row_base = desc.row_addresses(self.executor.as_ref())?;
-        let block = self.arena.take(PoolHandle::bytes(desc), self.executor.as_ref())?;
-        Ok(PoolHandle::write(desc, &row_base, &self.queues.devices, block))
+        let block = self.near.take(PoolHandle::bytes(desc), self.executor.as_ref())?;
+        Ok(PoolHandle::write(desc, &row_base, &self.queues.devices, block)?)
     }
 
-    /// Uploads checksums for all objects of `map` in a pool of `rows` rows: `value(row, entry)`,
-    /// with the entry in the caller's order. For a write any values will do: the kernel overwrites
-    /// them.
+    /// Allocates checksums for all objects of `map` in a pool of `rows` rows, which a write stores.
+    ///
+    /// # Errors
+    /// Returns [`Error::Foreign`], or [`Error::Executor`] if memory is exhausted.
+    pub fn new_checksums(&mut self, map: &BlockMap, rows: u32) -> Result<Checksums, Error> {
+        self.own("map", map.is_of(&self.arena))?;
+        let count = rows as usize * map.len();
+        let block = self.arena.take(count * size_of::<u32>(), self.executor.as_ref())?;
+        let values = DeviceArray::write(std::iter::repeat_n(0, count), block);
+        Ok(Checksums::new(values, map, rows))
+    }
+
+    /// Uploads the expected checksums of all objects of `map` in a pool of `rows` rows, which a
+    /// read compares: `value(row, entry)`, with the entry in the caller's order.
     ///
     /// # Errors
     /// Returns [`Error::Foreign`], or [`Error::Executor`] if memory is exhausted.
@@ -226,11 +243,13 @@ impl Uring {
     ) -> Result<Checksums, Error> {
         self.own("map", map.is_of(&self.arena))?;
         let bytes = (rows as usize).saturating_mul(map.len()).saturating_mul(size_of::<u32>());
-        let block = self.arena.take(bytes, self.executor.as_ref())?;
+        let block = self.near.take(bytes, self.executor.as_ref())?;
         let order = map.order();
         let values = (0..rows).flat_map(|row| order.iter().map(move |&entry| (row, entry)));
         let values = values.map(|(row, entry)| value(row, entry));
-        Ok(Checksums::new(DeviceArray::write(values, block), map, rows))
+        let values = DeviceArray::write(values, block);
+        values.push()?;
+        Ok(Checksums::new(values, map, rows))
     }
 
     /// Creates an event with value 0.

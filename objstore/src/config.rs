@@ -183,9 +183,10 @@ pub struct StoreOptions {
     /// Buffers that the staging memory of a staged pool is cut into. Each layer in flight takes
     /// one, and each request must fit into one: see [`KvPool::staging_bytes`].
     pub staging_buffers: u32,
-    /// Bytes of memory, shared with the I/O kernel, for per-request tables: at most 64 bytes for
-    /// each block of an open request. More is allocated on demand; but not beside a resident
-    /// kernel on a GPU, where allocating might wait for the kernel: the request is refused.
+    /// Bytes for tables of requests, near the I/O kernel (on a GPU, in its memory) and as many in
+    /// shared memory: at most 16 for each block of an open request, and 4 for each of its objects
+    /// with checksums. More is allocated on demand; but not beside a resident kernel on a GPU,
+    /// where allocating might wait for the kernel: the request is refused.
     pub arena_bytes: usize,
     /// SMs that one operation may use; executors without SMs ignore it.
     pub sms: u32,

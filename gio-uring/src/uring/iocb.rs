@@ -88,7 +88,7 @@ impl Uring {
     pub fn submit(&mut self, op: &AffineOp<'_>) -> Result<IocbId, Error> {
         let AffineOp { map, pool, rows, wait, signal, .. } = op;
         self.own("map", map.is_of(&self.arena))?;
-        self.own("pool", pool.is_of(&self.arena))?;
+        self.own("pool", pool.is_of(&self.near))?;
         self.own("event", wait.is_none_or(|wait| self.owns(&wait.event)))?;
         self.own("event", signal.is_none_or(|signal| self.owns(&signal.event)))?;
         pool.check(map.len(), rows)?;

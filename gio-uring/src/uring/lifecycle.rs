@@ -25,15 +25,15 @@ impl Uring {
     pub fn counters(&self) -> UringCounters {
         let queues = self.queues.counters();
         let total = queues.iter().fold(self.before, |sum, queue| sum + queue.counters);
-        let usage = self.arena.usage();
+        let [shared, near] = [&self.arena, &self.near].map(|arena| arena.usage());
         UringCounters {
             total,
             queues,
             issued: self.issued,
             completed: self.completed,
-            arena_bytes: usage.bytes,
-            arena_bytes_used: usage.used,
-            arena_growths: usage.growths,
+            arena_bytes: shared.bytes + near.bytes,
+            arena_bytes_used: shared.used + near.used,
+            arena_growths: shared.growths + near.growths,
         }
     }
 
@@ -182,7 +182,8 @@ impl Drop for Uring {
             tracing::error!(%error, "dropping a ring whose kernel runs on; its memory is leaked");
             self.abandon();
             // A kernel that may still run must never see this memory reused.
-            std::mem::forget((self.region.clone(), self.queues.memory(), self.arena.clone()));
+            let arenas = (self.arena.clone(), self.near.clone());
+            std::mem::forget((self.region.clone(), self.queues.memory(), arenas));
         }
     }
 }

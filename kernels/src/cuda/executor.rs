@@ -25,6 +25,9 @@ use super::{
 };
 use crate::ptx;
 
+const MORE_TO_BEGIN_WITH: &str = "no memory is allocated while the I/O kernel may run; give the \
+                                  ring more to begin with (arena_bytes)";
+
 /// Condition under which the kernel exits. In both modes, an operation issued while it runs needs
 /// no launch, and at most two launches are on the stream: one that is exiting, and the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -178,13 +181,7 @@ impl CudaExecutor {
         if self.run.is_none() {
             return device.pinned(len);
         }
-        device.pinned_again(len).ok_or_else(|| {
-            CudaError::Argument(
-                "nothing is pinned while the I/O kernel may run; give the ring more memory to \
-                 begin with (arena_bytes)"
-                    .into(),
-            )
-        })
+        device.pinned_again(len).ok_or_else(|| CudaError::Argument(MORE_TO_BEGIN_WITH.into()))
     }
 
     /// Returns the run, unless it failed.
@@ -274,6 +271,15 @@ impl IoExecutor for CudaExecutor {
             })?,
         };
         Ok(kept.insert(state).share())
+    }
+
+    fn alloc_tables(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
+        let failed = |cause| ExecutorError::Memory { executor: NAME, len, cause };
+        if self.run.is_some() {
+            return Err(failed(MORE_TO_BEGIN_WITH.into()));
+        }
+        let tables = State::new(&self.parts.device, len);
+        Ok(tables.map_err(|error| failed(error.to_string()))?.share())
     }
 
     fn address(&self, place: &Place) -> Option<u64> {

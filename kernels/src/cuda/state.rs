@@ -1,18 +1,20 @@
 #![allow(unsafe_code, reason = "copies between memory of the host and of the GPU")]
-//! State of the kernel's warps in GPU memory: slots, counters, operations in progress.
+//! Memory of the GPU with an image on the host: the state of the kernel's warps (slots, counters,
+//! operations in progress), and the tables that it reads (pools, maps, expected checksums).
 //!
-//! A warp accesses it with every command, which over the bus would cost more than the command. The
-//! host reads counters only occasionally, and copies the state to do so.
+//! A warp accesses both with every command, which over the bus would cost more than the command.
+//! The host writes tables once and reads counters occasionally, and copies to do so.
 
 use std::{
     fmt,
     mem::ManuallyDrop,
+    ops::Range,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use gio_uring::{ExecutorError, Mirror, SharedMemory};
-use nvme_driver::{CopyDirection, CopyEngine as _, CopyError, CopyFence, DeviceCopy};
+use nvme_driver::{CopyDirection, CopyEngine as _, CopyError, CopyFence, DeviceCopy, DevicePtr};
 
 use super::{
     copy::CudaCopies,
@@ -21,10 +23,10 @@ use super::{
     memory::{DeviceMemory, PinnedMemory},
 };
 
-/// Timeout of one copy. It is some kilobytes, which a healthy GPU copies much faster.
+/// Timeout of one copy. It is at most some megabytes, which a healthy GPU copies much faster.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The state in GPU memory, and the host's image of it.
+/// Memory of the GPU, and the host's image of it.
 pub(super) struct State {
     copies: CudaCopies,
     /// Fence of the last copy.
@@ -56,7 +58,7 @@ impl State {
         self.image.len()
     }
 
-    /// Returns the state as zeroed memory of a ring. A previous user must have finished.
+    /// Returns the memory for a ring, with a zeroed image. A previous user must have finished.
     pub(super) fn share(self: &Arc<Self>) -> SharedMemory {
         let (host, len) = (self.image.host(), self.len());
         // SAFETY: `len` bytes of pinned memory that only the ring uses.
@@ -66,11 +68,14 @@ impl State {
         unsafe { SharedMemory::mirrored(host, self.memory.device().0, len, self.clone()) }
     }
 
-    fn copy(&self, direction: CopyDirection) -> Result<(), ExecutorError> {
+    fn copy(&self, direction: CopyDirection, range: Range<usize>) -> Result<(), ExecutorError> {
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {self:?}");
         let failed = |cause| ExecutorError::Failed { executor: NAME, cause };
-        let words = |error: CopyError| failed(format!("the state of its warps: {error}"));
-        let (host, device) = (self.image.host(), self.memory.device());
-        let copy = DeviceCopy { host, device, len: self.len(), direction };
+        let words = |error: CopyError| failed(format!("its memory on the GPU: {error}"));
+        let device = DevicePtr(self.memory.device().0 + range.start as u64);
+        // SAFETY: the range is inside the image.
+        let host = unsafe { self.image.host().byte_add(range.start) };
+        let copy = DeviceCopy { host, device, len: range.len(), direction };
         // SAFETY: `self` keeps both, and releases them only after the fence; the ring uses the
         // image from one thread, which waits here.
         let fence = unsafe { self.copies.submit(&[copy]) }.map_err(words)?;
@@ -80,7 +85,7 @@ impl State {
             if start.elapsed() > TIMEOUT {
                 let seconds = TIMEOUT.as_secs();
                 return Err(failed(format!(
-                    "the state of its warps was not copied within {seconds} s"
+                    "its memory on the GPU was not copied within {seconds} s"
                 )));
             }
             std::thread::yield_now();
@@ -98,17 +103,17 @@ impl Drop for State {
                 ManuallyDrop::drop(&mut self.image);
                 ManuallyDrop::drop(&mut self.memory);
             },
-            found => tracing::error!(?found, "a copy of the warps' state may go on: leaked"),
+            found => tracing::error!(?found, "a copy to or from the GPU may go on: leaked"),
         }
     }
 }
 
 impl Mirror for State {
-    fn push(&self) -> Result<(), ExecutorError> {
-        self.copy(CopyDirection::HostToDevice)
+    fn push(&self, range: Range<usize>) -> Result<(), ExecutorError> {
+        self.copy(CopyDirection::HostToDevice, range)
     }
 
-    fn pull(&self) -> Result<(), ExecutorError> {
-        self.copy(CopyDirection::DeviceToHost)
+    fn pull(&self, range: Range<usize>) -> Result<(), ExecutorError> {
+        self.copy(CopyDirection::DeviceToHost, range)
     }
 }

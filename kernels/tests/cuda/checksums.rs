@@ -37,7 +37,7 @@ fn corrupt_reads(device: &Arc<CudaDevice>, mode: LaunchMode) {
     pool.fill(7);
     let entries: Vec<Affine> = (0..64).map(|i| Affine { block: i * 37 % 64, file: i }).collect();
     let map = ring.upload_map(&entries, 2).expect("a map");
-    let stored = ring.upload_checksums(&map, 6, |_, _| 0).expect("room");
+    let stored = ring.new_checksums(&map, 6).expect("room");
     for done in all_rows(&mut ring, &pool, Direction::Write, (&map, &stored)) {
         assert!(done.is_ok(), "{done:?}");
     }
@@ -98,7 +98,7 @@ fn memory_that_the_gpu_cannot_reach_has_no_checksums() {
         let mut ring = rig.ring(rig::options(LaunchMode::PerBatch), UringOptions::default());
         let pool = rig.pool(&mut ring, 2, 16);
         let map = ring.upload_map(&[Affine { block: 0, file: 0 }], 1).expect("a map");
-        let checksums = ring.upload_checksums(&map, 2, |_, _| 0).expect("room");
+        let checksums = ring.new_checksums(&map, 2).expect("room");
         let op = AffineOp::new(Direction::Write, &map, &pool.handle, 0..1);
         let refused = ring.submit(&AffineOp { checksums: Some(&checksums), ..op });
         assert!(matches!(refused, Err(Error::Checksums { .. })), "{refused:?}");

@@ -233,10 +233,10 @@ fn the_warps_state_is_near_the_kernel() {
             |at, byte| unsafe { state.host().add(at).write_volatile(byte) },
         );
         put(4999, 7);
-        state.push().expect("copied");
+        state.push(0..5000).expect("copied");
         put(4999, 9);
         assert_eq!(get(4999), 9);
-        state.pull().expect("copied");
+        state.pull(4096..5000).expect("copied");
         assert_eq!(get(4999), 7);
         drop(state);
         let state = executor.alloc_state(4097).expect("the same");
@@ -246,7 +246,34 @@ fn the_warps_state_is_near_the_kernel() {
         let larger = executor.alloc_state(1 << 20).expect("another one");
         assert_ne!(larger.address(), address);
         mock::lose(719);
-        let lost = larger.pull().expect_err("nothing is copied any more").to_string();
+        let lost = larger.pull(0..1).expect_err("nothing is copied any more").to_string();
         assert!(lost.contains("719"), "{lost}");
+    });
+}
+
+/// Tables are in GPU memory, and an upload copies its own bytes only.
+#[test]
+fn tables_are_near_the_kernel() {
+    isolated("memory::tables_are_near_the_kernel", Level::Full, &[], || {
+        let device = rig::gpu();
+        let clock = Arc::new(MonotonicClock::default());
+        let executor = CudaExecutor::new(&device, rig::options(LaunchMode::Resident), clock);
+        let executor = executor.expect("compiles");
+        let [tables, others] = [(); 2].map(|()| executor.alloc_tables(8192).expect("two pages"));
+        assert_ne!(tables.address(), others.address());
+        assert!(!mock::is_reachable(tables.address() as usize), "the GPU's, not the process's");
+        // SAFETY: the tables' own bytes, which nothing else uses.
+        let (get, put) = (
+            |at| unsafe { tables.host().add(at).read_volatile() },
+            |at, byte| unsafe { tables.host().add(at).write_volatile(byte) },
+        );
+        put(100, 1);
+        put(5000, 2);
+        tables.push(0..8192).expect("copied");
+        put(100, 3);
+        put(5000, 4);
+        tables.push(4096..8192).expect("copied");
+        tables.pull(0..8192).expect("copied");
+        assert_eq!([get(100), get(5000)], [1, 4]);
     });
 }

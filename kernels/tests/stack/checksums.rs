@@ -49,7 +49,7 @@ fn corrupt_reads(mut stack: Stack, executor: Box<dyn IoExecutor>, options: Uring
     let entries: Vec<Affine> = (0..n).map(|i| Affine { block: i * 37 % n, file: i }).collect();
     let devices = ring.devices();
     let map = ring.upload_map(&entries, devices).expect("a map");
-    let stored = ring.upload_checksums(&map, pool.rows, |_, _| 0).expect("room");
+    let stored = ring.new_checksums(&map, pool.rows).expect("room");
     for done in run(&mut ring, &pool, Direction::Write, &map, Some(&stored)) {
         assert!(done.is_ok(), "{done:?}");
     }
@@ -142,7 +142,7 @@ fn throughput_against_memcpy() {
     pool.fill(1);
     let entries: Vec<Affine> = (0..256).map(|i| Affine { block: i * 37 % 256, file: i }).collect();
     let map = ring.upload_map(&entries, 1).expect("a map");
-    let sums = ring.upload_checksums(&map, pool.rows, |_, _| 0).expect("room");
+    let sums = ring.new_checksums(&map, pool.rows).expect("room");
     let (from, mut to) = (vec![1u8; BYTES], vec![2u8; BYTES]);
     let [mut copied, mut plain, mut checked, mut written, mut summed] =
         std::array::from_fn(|_| Best(f64::MAX));

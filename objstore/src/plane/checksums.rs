@@ -34,14 +34,15 @@ impl JobChecksums {
         expected: &[u32],
         is_staged: bool,
     ) -> Result<Self, StoreError> {
-        if !is_staged {
-            let value = |row: u32, entry: u32| {
-                let at = entry as usize * rows as usize + row as usize;
-                expected.get(at).copied().unwrap_or(0)
-            };
-            return Ok(Self::Kernel(ring.upload_checksums(map, rows, value)?));
+        if is_staged {
+            return Self::of_copies(ring, rows, count, expected);
         }
-        Self::of_copies(ring, rows, count, expected)
+        if expected.is_empty() {
+            return Ok(Self::Kernel(ring.new_checksums(map, rows)?));
+        }
+        let at = |row, entry| entry as usize * rows as usize + row as usize;
+        let value = |row, entry| expected.get(at(row, entry)).copied().unwrap_or(0);
+        Ok(Self::Kernel(ring.upload_checksums(map, rows, value)?))
     }
 
     /// Same as [`JobChecksums::new`], for `count` blocks that streams move.

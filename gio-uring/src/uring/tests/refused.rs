@@ -176,7 +176,7 @@ fn checksums() {
     let pool = uring.register_pool(&reachable_pool(2)).unwrap();
     let maps = [0, 1].map(|file| uring.upload_map(&[entry(0, file)], 2).unwrap());
     let mut with = |rows, pool: &PoolHandle, at: usize| {
-        let checksums = uring.upload_checksums(&maps[at], rows, |_, _| 0).unwrap();
+        let checksums = uring.new_checksums(&maps[at], rows).unwrap();
         let op = AffineOp::new(Direction::Write, &maps[0], pool, 0..1);
         uring.submit(&AffineOp { checksums: Some(&checksums), ..op })
     };
