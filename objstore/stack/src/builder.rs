@@ -18,7 +18,7 @@ use crate::{
     rank::RankStack,
     route::routes,
     stack::Stack,
-    store_dir::{StoreDir, StoreDirMedia, StoreDirOptions},
+    store_dir::{COMMAND_BYTES, StoreDir, StoreDirMedia, StoreDirOptions},
     watch::Watch,
 };
 
@@ -213,8 +213,11 @@ impl Builder {
         routes(self.executor, &self.pool, self.require)?;
         let gpu = self.executor.gpu()?;
         // Files do not gain from deallocation: zeroing them only costs time.
-        let deallocate = self.options.deallocate && !place.is_on_files();
-        let options = StoreOptions { deallocate, ..self.options.clone() };
+        let mut options = self.options.clone();
+        if place.is_on_files() {
+            options.deallocate = false;
+            options.run_bytes = options.run_bytes.max(COMMAND_BYTES);
+        }
         let plan = Plan {
             executor: self.executor,
             gpu: gpu.as_ref(),

@@ -43,6 +43,9 @@ pub(crate) use lock::Lock;
 use manifest::{Device, Manifest};
 pub(crate) use manifest::{State, read_json, write_json};
 
+/// Maximum bytes of a command on files. A read of 1 MiB takes half the CPU time of four of 256
+/// KiB, and unlike a drive, a file needs no more commands to work on in parallel.
+pub(crate) const COMMAND_BYTES: u32 = 1 << 20;
 /// Unit to which sizes are rounded down.
 const UNIT: u64 = 1 << 20;
 /// Maximum number of devices of a store directory.
@@ -268,6 +271,7 @@ impl StoreDir {
             let config = EmuConfig {
                 id: device.path.display().to_string(),
                 serial: device.serial,
+                mdts_bytes: Some(COMMAND_BYTES),
                 ..EmuConfig::default()
             };
             Ok(match self.manifest.speed {

@@ -331,3 +331,29 @@ fn drives_that_moved_are_looked_for_where_they_are_named_now() {
     let (_, message) = refused(dir, &options());
     assert!(message.contains("is on 2 drives, and in files was asked for"), "{message}");
 }
+
+#[test]
+fn neighbours_in_a_file_are_read_with_large_commands() {
+    const SHAPE: KvShape =
+        KvShape { layers: 1, segments: 1, object_bytes: 64 << 10, block_tokens: 16 };
+    const BLOCKS: u32 = 32;
+    let place = temporary();
+    let options = RanksOptions { ranks: 1, shape: SHAPE, ..options() };
+    let ranks = Ranks::prepare(&place.path().join("store"), &options, &clock()).unwrap();
+    let stack = Builder::on(ranks.place(0).unwrap(), SHAPE)
+        .pool(PoolMemory::Own { blocks: BLOCKS })
+        .open_rank(ranks.rank(0))
+        .unwrap();
+    let plane = stack.plane();
+    for direction in [Direction::Write, Direction::Read] {
+        let before = plane.stats().unwrap().ring.total.commands;
+        let entry = |at| Move { file: FileId(at), block: BlockId(BLOCKS - 1 - at), position: at };
+        let moves: Vec<Move> = (0..BLOCKS).map(entry).collect();
+        let job = plane.begin(direction, &moves, &[]).unwrap();
+        plane.start(Ticket { job, layer: Layer(0) }, Order::Unordered).unwrap();
+        assert!(plane.end(&[job]).unwrap()[0].failure.is_none());
+        // 2 MiB.
+        assert_eq!(plane.stats().unwrap().ring.total.commands - before, 2, "{direction:?}");
+    }
+    stack.close().unwrap();
+}
