@@ -16,6 +16,7 @@ import ripieno
 from .layout import register
 from .metrics import Stats
 from .options import metrics_of
+from .pages import move_to_pages
 from .protocol import Job, Legacy, Reports, Tasks
 from .saver import Saver, Stream
 from .times import Instant, LayerTimes, header_of, on_stream
@@ -110,6 +111,8 @@ class Worker:
         self.is_hybrid = connector.groups.is_hybrid
         self.rows = range(connector.shape.rows)
         self.layers = connector.layers
+        first = next(iter(kv_caches.values()))
+        move_to_pages(connector, first if isinstance(first, torch.Tensor) else first[0])
         self.pages, pool = register(connector, kv_caches)
         options = self.options
         if options.dram:
