@@ -19,8 +19,14 @@ const NAME: &str = "host";
 /// Idle turns that a thread spins before it sleeps. It does not yield: on a loaded machine,
 /// yielding gives up the processor for milliseconds.
 const SPINS: u32 = 32;
-/// Sleep while commands are outstanding: short compared with device latency times queue depth.
+/// First sleep while commands are outstanding: short compared with device latency times queue
+/// depth ...
 const NAP: Duration = Duration::from_micros(20);
+/// ... each one is longer than the last by this fraction, which is then the latency's share of the
+/// time waited: a disk may take longer than a second for a write ...
+const SLOWLY: u32 = 16;
+/// ... up to this.
+const NAP_MAX: Duration = Duration::from_millis(1);
 /// Timer slack: maximum delay of a wake-up to coalesce it with others. Linux's default is 50 us.
 const SLACK_NS: u64 = 1;
 /// Sleep while nothing is in progress; a submission ends it.
@@ -81,7 +87,7 @@ impl HostExecutor {
 fn work(args: &Args, first: u32, count: u32) {
     // Best effort: without it, sleeps take longer.
     let _ = rustix::thread::set_current_timer_slack(NonZero::new(SLACK_NS));
-    let mut idle = 0;
+    let (mut idle, mut nap) = (0, NAP);
     loop {
         // SAFETY: the caller of `start` promised that everything `args` points to lives until
         // `stop` succeeds, which joins this thread; and no other thread has these warps.
@@ -90,7 +96,7 @@ fn work(args: &Args, first: u32, count: u32) {
             return;
         }
         if result & ffi::RUN_MOVED != 0 {
-            idle = 0;
+            (idle, nap) = (0, NAP);
             continue;
         }
         idle += 1;
@@ -99,7 +105,8 @@ fn work(args: &Args, first: u32, count: u32) {
         } else if result & ffi::RUN_IDLE != 0 {
             thread::park_timeout(REST);
         } else {
-            thread::park_timeout(NAP);
+            thread::park_timeout(nap);
+            nap = (nap + nap / SLOWLY).min(NAP_MAX);
         }
     }
 }

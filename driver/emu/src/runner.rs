@@ -20,11 +20,12 @@ use crate::{emu::Emu, progress::Progress};
 const BUDGET: u32 = 64;
 /// Idle rounds spent spinning.
 const SPINS: u32 = 16;
-/// First sleep after that; while nothing is in flight, each sleep is half as long again ...
+/// First sleep after that. While nothing is in flight, each sleep is half as long again ...
 const SLEEP_MIN: Duration = Duration::from_micros(20);
 /// ... up to this ...
 const SLEEP_SHORT: Duration = Duration::from_micros(100);
-/// ... and from there each one is longer than the last by this fraction ...
+/// ... and from there, or while something is in flight, each one is longer than the last by this
+/// fraction: writes to a slow disk take longer than a second ...
 const SLOWLY: u32 = 16;
 /// ... up to this, which bounds the latency of a doorbell: a store to memory wakes no thread.
 /// Before that, the latency is a sixteenth of the idle time. With short sleeps only, an idle thread
@@ -134,10 +135,9 @@ impl Worker {
             } else {
                 let event = all.next_event.map_or(sleep, |at| (at - now).duration());
                 thread::park_timeout(sleep.min(event));
-                if all.outstanding == 0 {
-                    let more = if sleep < SLEEP_SHORT { sleep / 2 } else { sleep / SLOWLY };
-                    sleep = (sleep + more).min(SLEEP_MAX);
-                }
+                let quickly = all.outstanding == 0 && sleep < SLEEP_SHORT;
+                let more = if quickly { sleep / 2 } else { sleep / SLOWLY };
+                sleep = (sleep + more).min(SLEEP_MAX);
             }
         }
         self.emus.iter().for_each(|emu| emu.set_exclusive(false));
