@@ -1,4 +1,5 @@
-"""One engine process: life.py MODEL SIDE FOLDER. One JSON question per line in, one answer out.
+"""One engine process: life.py MODEL SIDE FOLDER BYTES. One JSON question per line in, one answer
+out. BYTES is the capacity of a store.
 
 Questions: {"prompt": [tokens], "reset": true to clear vLLM's own prefix cache first}.
 Answers: {"ttft": seconds, "cpu": seconds of all threads, "cached": tokens, "tokens": [...]}.
@@ -6,6 +7,7 @@ Answers: {"ttft": seconds, "cpu": seconds of all threads, "cached": tokens, "tok
 
 import json
 import os
+import pathlib
 import sys
 import time
 
@@ -33,7 +35,7 @@ def start(model, transfer, prefix_caching):
 
     return LLM(
         model=model,
-        dtype="bfloat16",
+        dtype=json.loads(pathlib.Path(model, "config.json").read_text())["torch_dtype"],
         skip_tokenizer_init=True,
         max_model_len=4096,
         block_size=BLOCK,
@@ -88,7 +90,7 @@ def ask(llm, name, question, processes):
     return answer
 
 
-def main(model, side, folder):
+def main(model, side, folder, capacity):
     # The engine logs to stdout.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -96,7 +98,7 @@ def main(model, side, folder):
 
     processes = [os.getpid()]
     side = sides.SIDES[side]
-    transfer = side.prepare(folder, processes)
+    transfer = side.prepare(folder, processes, int(capacity))
     llm = start(model, transfer, side.prefix_caching)
     rest_as_a_process_does(llm)
     print(json.dumps({"ready": True}), file=out)

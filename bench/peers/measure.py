@@ -21,7 +21,6 @@ import model
 import sides
 
 LONG, SHORT, NEW = 3000, 2000, 1000
-TOKEN_BYTES = model.LAYERS * model.HEADS * 2 * model.HEAD * 2
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -32,13 +31,14 @@ class Dead(Exception):
 class Engine:
     """A process of one side, before or after the restart."""
 
-    def __init__(self, place, side, life):
+    def __init__(self, place, side, life, capacity):
         self.side, self.log = side, place / f"{side}-{life}.log"
         path = [str(HERE), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"PYTHONPATH": ":".join(filter(None, path))}
         # Without bytecode files an engine takes half a minute longer to start.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         command = [sys.executable, HERE / "life.py", place / "model", side, place / side]
+        command.append(str(capacity))
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command,
@@ -76,8 +76,10 @@ def last_error(log):
 
 
 class Run:
-    def __init__(self, place, names, prompts):
-        self.place, self.names = place, names
+    def __init__(self, place, names, prompts, token_bytes):
+        self.place, self.names, self.token_bytes = place, names, token_bytes
+        # Of all prompts, and a quarter more.
+        self.capacity = prompts * (LONG + SHORT + 2 * NEW) * token_bytes * 5 // 4
         self.samples, self.engines = [], {}
         self.failed = {name: side.reason for name, side in sides.SIDES.items() if side.reason}
         chance = random.Random(11)
@@ -97,7 +99,7 @@ class Run:
                 self.attempt(name, lambda: self.engines.update({name: self.begin(name, life)}))
 
     def begin(self, name, life):
-        return Engine(self.place, name, life)
+        return Engine(self.place, name, life, self.capacity)
 
     def attempt(self, name, act):
         try:
@@ -137,7 +139,7 @@ class Run:
 
     def refer(self, life, kind, number, prompt, stored):
         """Adds vLLM's answers with as many tokens in its own prefix cache as other sides found:
-        bfloat16 rounds differently when fewer tokens are computed at once."""
+        numbers are rounded differently when fewer tokens are computed at once."""
         key = {"life": life, "kind": kind, "number": number}
         answers = [each for each in self.samples if key.items() <= each.items()]
         known = {each["cached"] for each in answers if each["side"] == "prefix"}
@@ -152,7 +154,7 @@ class Run:
 
     def read(self, life, kind, number, tokens):
         """Times plain reads of the same bytes."""
-        size = tokens * TOKEN_BYTES
+        size = tokens * self.token_bytes
         for how, seconds in direct.read(self.place / "plain.img", number * size, size).items():
             sample = {"side": how, "life": life, "kind": kind, "number": number, "ttft": seconds}
             self.samples.append(sample)
@@ -168,7 +170,7 @@ class Run:
             self.read(life, "part", number, SHORT // block * block)
 
     def all(self):
-        direct.make(self.place / "plain.img", len(self.long) * LONG * TOKEN_BYTES)
+        direct.make(self.place / "plain.img", len(self.long) * LONG * self.token_bytes)
         self.start("same")
         for number, prompt in enumerate(self.long):
             self.turn("fill", "full", number, prompt, None)
@@ -239,14 +241,17 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("sides", nargs="*", default=list(sides.SIDES))
-    parser.add_argument("--prompts", type=int, default=9)
+    parser.add_argument("--prompts", type=int, default=5)
+    parser.add_argument("--dtype", choices=model.DTYPES, default=model.fastest())
     arguments = parser.parse_intermixed_args()
     place = arguments.folder.resolve()
     shutil.rmtree(place, ignore_errors=True)
-    model.make(place / "model")
-    run = Run(place, arguments.sides, arguments.prompts)
+    dtype = arguments.dtype
+    model.make(place / "model", dtype)
+    token_bytes = model.token_bytes(dtype)
+    run = Run(place, arguments.sides, arguments.prompts, token_bytes)
     load = [os.getloadavg()[0]]
-    say(f"load average {load[0]:.1f}")
+    say(f"load average {load[0]:.1f}; {dtype}; this processor is fastest with {model.fastest()}")
     began = time.time()
     try:
         resident = run.all()
@@ -261,7 +266,8 @@ def main():
         "minutes": (time.time() - began) / 60,
         "load": load,
         "resident": resident,
-        "token_bytes": TOKEN_BYTES,
+        "dtype": dtype,
+        "token_bytes": token_bytes,
         "failed": run.failed,
         "samples": run.samples,
     }

@@ -10,6 +10,7 @@ import pathlib
 import statistics
 import sys
 
+import model
 import sides
 
 WIDTH, LEFT, ROW, TOP = 800, 250, 22, 62
@@ -205,8 +206,8 @@ def sections(samples, command):
         + ("; with a real-time priority, before all other work." if machine["realtime"] else ".")
         + (f" nice {machine['nice']}." if machine["nice"] else ""),
         f"Versions: {versions}. vLLM's CPU backend with one thread for computing, engine core and "
-        "worker in one process; a random Llama of 8 layers, bfloat16, blocks of 32 tokens, "
-        "64 KiB a block and layer.",
+        f"worker in one process; a random Llama of 8 layers, {raw['dtype']}, blocks of 32 tokens, "
+        f"{raw['token_bytes'] * 32 // model.LAYERS >> 10} KiB a block and layer.",
         f"{turns} prompts of each kind. Engines are alive at the same time, and idle while another "
         "one answers; the order differs from prompt to prompt. Each prompt was stored before; "
         "vLLM's own prefix cache is emptied before each question, but in the row of its name.",
@@ -218,7 +219,7 @@ def sections(samples, command):
         "turn; CPU s/GB: CPU time of all threads and of LMCache's server up to the first token, in "
         "the same way. What a peer computes more, because it stores whole chunks only, counts.",
         "Answers: 8 tokens, compared with those computed again. Some differ when fewer tokens are "
-        "computed at once, for bfloat16 rounds differently then; so right is as well what vLLM's "
+        "computed at once, for sums are rounded differently then; so right is as well what vLLM's "
         "own prefix cache answers when it has as many tokens.",
     ]
     yield "plot", ""

@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import shlex
@@ -19,7 +20,8 @@ class Side:
 
     title: str
     configuration: dict | None = None
-    """Arguments of KVTransferConfig; "FOLDER" in a text stands for this side's directory."""
+    """Arguments of KVTransferConfig; "FOLDER" in a text stands for this side's directory, and the
+    text "BYTES" for the capacity of a store."""
     prefix_caching: bool = True
     environment: dict = dataclasses.field(default_factory=dict)
     reason: str = ""
@@ -27,9 +29,9 @@ class Side:
     note: str = ""
     """Note to its row."""
 
-    def prepare(self, folder, processes):
+    def prepare(self, folder, processes, capacity):
         """Returns vLLM's KVTransferConfig. Adds the programs that it starts to `processes`."""
-        os.environ.update(replaced(self.environment, folder))
+        os.environ.update(self.environment)
         if self.configuration is None:
             return None
         from vllm.config import KVTransferConfig
@@ -37,7 +39,8 @@ class Side:
         pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
         if self.environment:
             hide_cffi()
-        return KVTransferConfig(kv_role="kv_both", **replaced(self.configuration, folder))
+        settings = replaced(self.configuration, folder, capacity)
+        return KVTransferConfig(kv_role="kv_both", **settings)
 
     def close(self):
         """Ends the programs that prepare() started."""
@@ -53,22 +56,22 @@ class Served(Side):
     """A side with its own server, which runs as long as the engine."""
 
     server: list = dataclasses.field(default_factory=list)
-    """Command line; "PORT" and "HTTP" stand for free ports."""
+    """Command line; "PORT" and "HTTP" stand for free ports, and "GB" for the capacity."""
     running: list = dataclasses.field(default_factory=list)
 
-    def prepare(self, folder, processes):
-        transfer = super().prepare(folder, processes)
-        ports = {"PORT": free_port(), "HTTP": free_port()}
-        command = [ports.get(word, word.replace("FOLDER", folder)) for word in self.server]
+    def prepare(self, folder, processes, capacity):
+        transfer = super().prepare(folder, processes, capacity)
+        words = {"PORT": free_port(), "HTTP": free_port(), "GB": str(math.ceil(capacity / 1e9))}
+        command = [words.get(word, word.replace("FOLDER", folder)) for word in self.server]
         command[0] = os.path.join(os.path.dirname(sys.executable), command[0])
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
         self.running.append(server)
         processes.append(server.pid)
-        while not listens(ports["PORT"]):
+        while not listens(words["PORT"]):
             if server.poll() is not None:
                 raise RuntimeError(f"Error: {' '.join(command)} ended with {server.returncode}")
             time.sleep(0.2)
-        transfer.kv_connector_extra_config["lmcache.mp.port"] = int(ports["PORT"])
+        transfer.kv_connector_extra_config["lmcache.mp.port"] = int(words["PORT"])
         return transfer
 
     def commands(self):
@@ -112,11 +115,13 @@ def listens(port):
         return client.connect_ex(("127.0.0.1", int(port))) == 0
 
 
-def replaced(value, folder):
+def replaced(value, folder, capacity):
     if isinstance(value, dict):
-        return {key: replaced(each, folder) for key, each in value.items()}
+        return {key: replaced(each, folder, capacity) for key, each in value.items()}
     if isinstance(value, list):
-        return [replaced(each, folder) for each in value]
+        return [replaced(each, folder, capacity) for each in value]
+    if value == "BYTES":
+        return capacity
     return value.replace("FOLDER", folder) if isinstance(value, str) else value
 
 
@@ -124,7 +129,7 @@ def ripieno(**options):
     return {
         "kv_connector": "RipienoConnector",
         "kv_connector_module_path": "ripieno.vllm",
-        "kv_connector_extra_config": {"path": "FOLDER", "capacity": "1GiB", **options},
+        "kv_connector_extra_config": {"path": "FOLDER", "capacity": "BYTES", **options},
     }
 
 
@@ -134,7 +139,7 @@ def offloading(tier):
         "kv_connector_extra_config": {
             "spec_name": "HostTieringSpec",
             "spec_module_path": "host_tiering",
-            "cpu_bytes_to_use": 3 << 29,
+            "cpu_bytes_to_use": "BYTES",
             "secondary_tiers": [tier],
         },
     }
@@ -159,6 +164,20 @@ SIDES = {
         "that copies with memmove (bench/peers/host_tiering.py). Before a restart its CPU tier has "
         "everything.",
     ),
+    "simple": Side(
+        "vLLM's SimpleCPUOffloadConnector, disk",
+        {
+            "kv_connector": "HostOffloadConnector",
+            "kv_connector_module_path": "host_offload",
+            "kv_connector_extra_config": {
+                "kv_offload_backend": "disk",
+                "disk_path": "FOLDER/blocks",
+                "disk_capacity_bytes": "BYTES",
+            },
+        },
+        note="its copies are CUDA's; here memmove takes their place (bench/peers/host_offload.py). "
+        "It removes its file when it ends, and so finds nothing after a restart.",
+    ),
     "lmcache": Served(
         "LMCache, multi-process",
         {
@@ -172,7 +191,7 @@ SIDES = {
         "search for kernels stumbles over a library that LMCache imports; it is hidden from it.",
         server=[
             "lmcache", "server", "--host", "127.0.0.1", "--port", "PORT", "--http-port", "HTTP",
-            "--l1-size-gb", "2", "--l1-init-size-gb", "2", "--eviction-policy", "LRU",
+            "--l1-size-gb", "GB", "--l1-init-size-gb", "GB", "--eviction-policy", "LRU",
             "--supported-transfer-mode", "auto", "--shm-name", "ripieno-peers",
             "--disable-observability", "--l2-adapter",
             json.dumps({"type": "fs_native", "base_path": "FOLDER", "use_odirect": True}),
@@ -192,7 +211,7 @@ SIDES = {
                 "type": "RipienoTier",
                 "module_path": "ripieno.tiering",
                 "path": "FOLDER",
-                "capacity": "1GiB",
+                "capacity": "BYTES",
             }
         ),
     ),

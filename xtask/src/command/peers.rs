@@ -13,9 +13,12 @@ use crate::{engine, folder, needs};
 #[derive(Args)]
 pub struct PeersArgs {
     /// Prompts of each kind
-    #[arg(long, value_name = "N", default_value_t = 7)]
+    #[arg(long, value_name = "N", default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     prompts: u32,
+    /// The model's type: bfloat16 or float32 [default: bfloat16 if the CPU has instructions for it]
+    #[arg(long, value_name = "TYPE", value_parser = ["bfloat16", "float32"])]
+    dtype: Option<String>,
     /// Folder for stores, logs and samples, on the file system to measure; 10 GB
     #[arg(long, value_name = "FOLDER", default_value = "target/peers/run")]
     folder: PathBuf,
@@ -35,6 +38,7 @@ pub fn run(args: &PeersArgs) -> Result<ExitCode> {
     Step::new("measure", python.to_string_lossy())
         .args([program("measure.py").as_path(), &args.folder].map(|path| path.to_string_lossy()))
         .args([format!("--prompts={}", args.prompts)])
+        .args(args.dtype.iter().map(|dtype| format!("--dtype={dtype}")))
         .args(&args.sides)
         .demand()?;
     let raw = args.folder.join("raw.json");
