@@ -113,7 +113,7 @@ enum Command {
     Cpu,
     /// Run the connector's tests in a real vLLM, on the CPU
     ///
-    /// vLLM comes from PyPI (1 GB with LMCache, once) and takes 2.8 GB in target/engine.
+    /// vLLM comes from PyPI (1.1 GB with LMCache, once) and takes 3 GB in target/engine.
     Engine(command::engine::EngineArgs),
     /// Count which lines of driver, rings and store the tests run
     ///

@@ -363,6 +363,14 @@ ripieno_status ripieno_within(const ripieno_store *store,
 // (ripieno_pool.release).
 ripieno_status ripieno_close(ripieno_store *store);
 
+// Writes the key of a name: its SHA-256. For engines whose blocks have names of any length.
+//
+// name: its bytes; null if there are none.
+// key: RIPIENO_KEY_BYTES bytes.
+//
+// Fails with RIPIENO_STATUS_INVALID.
+ripieno_status ripieno_key_of_name(const uint8_t *name, size_t bytes, uint8_t *key);
+
 // Returns the number of leading keys that are stored now. Has no effect, and does not hold the
 // blocks: they may be evicted immediately.
 //

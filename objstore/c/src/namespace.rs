@@ -4,6 +4,7 @@
 
 use nvme_driver::Nanos;
 use objstore::{BlockKey, Prefix as Found};
+use sha2::{Digest, Sha256};
 
 use crate::{
     config::array,
@@ -26,6 +27,27 @@ pub(crate) unsafe fn keys(keys: *const u8, count: usize) -> Result<Vec<BlockKey>
     // SAFETY: the caller's contract; an array of bytes has no alignment.
     let keys: &[[u8; KEY_BYTES]] = unsafe { array(keys.cast(), count, "keys")? };
     Ok(keys.iter().copied().map(BlockKey).collect())
+}
+
+/// Writes the key of a name: its SHA-256. For engines whose blocks have names of any length.
+///
+/// name: its bytes; null if there are none.
+/// key: RIPIENO_KEY_BYTES bytes.
+///
+/// Fails with RIPIENO_STATUS_INVALID.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_key_of_name(
+    name: *const u8,
+    bytes: usize,
+    key: *mut u8,
+) -> Status {
+    guard(|| {
+        // SAFETY: as the header requires.
+        let name = unsafe { array(name, bytes, "name")? };
+        // SAFETY: as the header requires; an array of bytes has no alignment.
+        *unsafe { output(key.cast::<[u8; KEY_BYTES]>(), "key")? } = Sha256::digest(name).into();
+        Ok(())
+    })
 }
 
 /// Returns the number of leading keys that are stored now. Has no effect, and does not hold the

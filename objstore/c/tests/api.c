@@ -213,6 +213,17 @@ static void test_open(const char *home) {
     released = 0;
 }
 
+static void test_names(void) {
+    // SHA-256 of "abc" (FIPS 180-4) begins and ends so.
+    unsigned char key[RIPIENO_KEY_BYTES], other[RIPIENO_KEY_BYTES];
+    OK(ripieno_key_of_name((const uint8_t *)"abc", 3, key));
+    CHECK(key[0] == 0xba && key[1] == 0x78 && key[30] == 0x15 && key[31] == 0xad);
+    OK(ripieno_key_of_name(NULL, 0, other));
+    CHECK(memcmp(key, other, sizeof key) != 0);
+    INVALID("name", ripieno_key_of_name(NULL, 3, key));
+    INVALID("key: it is null", ripieno_key_of_name((const uint8_t *)"abc", 3, NULL));
+}
+
 static void test_requests(ripieno_store *store) {
     unsigned char key[8 * RIPIENO_KEY_BYTES];
     uint32_t blocks[8] = { 0, 1, 2, 3, 4, 5, 6, 7 }, same[2] = { 1, 1 }, far[1] = { BLOCKS };
@@ -461,6 +472,7 @@ int main(int count, char **words) {
     CHECK(memory != NULL);
     pool = memory + 1;
     ripieno_store *store;
+    test_names();
     test_open(words[1]);
     OK(open_with(words[1], NULL, &store));
     test_requests(store);

@@ -1,15 +1,15 @@
 //! `cargo xtask c`: the C interface as others use it: its header, and the installed files.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::{env, fs, io, os::unix::fs::symlink};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 
-use crate::folder;
 use crate::needs::{self, Need};
 use crate::step::Step;
+use crate::{child, folder};
 
 #[derive(Args)]
 pub struct CArgs {
@@ -21,9 +21,9 @@ pub struct CArgs {
 enum Action {
     /// Generate objstore/c/include/ripieno.h from the sources
     Header,
-    /// Install both libraries, the header, and the files for pkg-config and CMake
+    /// Install both libraries, the header, the files for pkg-config and CMake, and the NIXL backend
     Install {
-        /// Prefix of PREFIX/lib, PREFIX/lib/pkgconfig, PREFIX/lib/cmake and PREFIX/include
+        /// Prefix of PREFIX/lib, its folders nixl, pkgconfig and cmake, and PREFIX/include
         #[arg(long, value_name = "DIR", default_value = "/usr/local")]
         prefix: PathBuf,
     },
@@ -42,6 +42,9 @@ const PARTS: [(Need, &str); 2] =
 
 /// Version of the libraries: that of the workspace, which is also this program's.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The backend of NIXL, below a prefix. NIXL looks for this name in a folder.
+pub const NIXL_BACKEND: &str = "lib/nixl/libplugin_RIPIENO.so";
 
 /// Returns the step of `cargo xtask ci`. A test of ripieno-c compares the header.
 pub fn step() -> Step {
@@ -90,7 +93,7 @@ fn check() -> Result<ExitCode> {
 }
 
 /// Builds and installs the libraries.
-fn install(prefix: &Path) -> Result<()> {
+pub fn install(prefix: &Path) -> Result<()> {
     Step::cargo("build", "build --release --package ripieno-c").demand()?;
     let (from, source) = (folder::target("release"), folder::workspace().join("objstore/c"));
     let (lib, include) = (prefix.join("lib"), prefix.join("include"));
@@ -110,7 +113,28 @@ fn install(prefix: &Path) -> Result<()> {
         ("RipienoConfig.cmake", &cmake),
         ("RipienoConfigVersion.cmake", &cmake),
     ];
-    templates.iter().try_for_each(|(name, to)| fill_in(&source.join(format!("{name}.in")), to))
+    templates.iter().try_for_each(|(name, to)| fill_in(&source.join(format!("{name}.in")), to))?;
+    nixl_backend(prefix)
+}
+
+/// Builds the backend of NIXL, with the static library in it, into `lib/nixl` of a prefix.
+fn nixl_backend(prefix: &Path) -> Result<()> {
+    let (lib, to) = (prefix.join("lib"), prefix.join(NIXL_BACKEND));
+    let folder = to.parent().unwrap_or(prefix);
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let made = folder.join("made.so");
+    let mut compile = Command::new(env::var_os("CXX").unwrap_or_else(|| "c++".into()));
+    compile.args(["-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"]);
+    compile.args(["-Wall", "-Wextra", "-Werror", "-pedantic"]);
+    compile.arg(format!("-DRIPIENO_PLUGIN_VERSION=\"{VERSION}\""));
+    compile.arg("-I").arg(prefix.join("include"));
+    compile.arg(folder::workspace().join("objstore/c/nixl/plugin.cpp"));
+    compile.arg(lib.join("libripieno.a")).args(["-Wl,--exclude-libs,ALL", "-ldl", "-lm", "-lrt"]);
+    child::run(compile.arg("-o").arg(&made))?;
+    // At once: a process may have the old one open.
+    fs::rename(&made, &to).with_context(|| format!("cannot write {}", to.display()))?;
+    eprintln!("wrote {}", to.display());
+    Ok(())
 }
 
 /// Writes the file of a template into a folder.

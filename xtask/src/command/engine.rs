@@ -7,6 +7,7 @@ use std::{fs, thread};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
+use crate::command::c;
 use crate::needs::{self, Need};
 use crate::step::Step;
 use crate::{EXIT_STEP_FAILED, engine, folder, python};
@@ -36,6 +37,9 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
     let tests = folder::workspace().join("python/tests/with_vllm");
     let modules = modules(&tests, &args.modules)?;
     install()?;
+    // The tests of the NIXL backend use it as installed.
+    let prefix = engine::place().join("prefix");
+    c::install(&prefix)?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let jobs = args.jobs.map_or(cores, |jobs| usize::try_from(jobs).unwrap_or(cores));
     // Each job imports vLLM, and takes whole modules, whose tests share engines.
@@ -48,6 +52,7 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
         .arg(place)
         .args(modules)
         .args(&args.pytest)
+        .env("RIPIENO_NIXL", prefix.join(c::NIXL_BACKEND).parent().unwrap_or(&prefix))
         // Importing vLLM would take 20 seconds otherwise.
         .env_remove("PYTHONDONTWRITEBYTECODE")
         .status()
