@@ -1,0 +1,195 @@
+"""Two engines on the CPU, each with a store of its own: one takes KV blocks out of the other's
+store, through vLLM's p2p tier and NIXL."""
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import time
+import uuid
+from multiprocessing import Pipe
+
+import pytest
+
+pytest.importorskip("vllm")
+if importlib.util.find_spec("nixl") is None:
+    pytest.skip("NIXL is not installed", allow_module_level=True)
+
+import forked  # noqa: E402
+import host_tiering  # noqa: E402, F401
+from prompts import PROMPTS, STORED, tokens_of  # noqa: E402
+from vllm.config import KVTransferConfig  # noqa: E402
+
+CHUNK = 4 * 32 * 8 * 2 * 32 * 4
+"""Bytes of a block of the Llama: layers, tokens, heads, K and V, elements, bytes."""
+ENVIRONMENT = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}
+
+
+def life_of(body, *args, store, port=None, **settings):
+    """Same as forked.life_of. store: the folder of the engine's store; port: where peers reach it,
+    without which it has none."""
+    tiers = [
+        {
+            "type": "RipienoTier",
+            "module_path": "ripieno.tiering",
+            "capacity": "64MiB",
+            "path": str(store),
+        }
+    ]
+    if port:
+        tiers.append({"type": "p2p", "host": "127.0.0.1", "port": port})
+    name = uuid.uuid4().hex
+    extra = {
+        "spec_name": "HostTieringSpec",
+        "spec_module_path": "host_tiering",
+        "cpu_bytes_to_use": 128 * CHUNK,
+        "blocks_per_chunk": 1,
+        "secondary_tiers": tiers,
+    }
+    transfer = KVTransferConfig(
+        kv_connector="OffloadingConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config=extra,
+        engine_id=name,
+    )
+    try:
+        return forked.life_of(
+            body, *args, kv_transfer_config=transfer, environment=ENVIRONMENT, **settings
+        )
+    finally:
+        # vLLM leaves this file behind when it is killed.
+        pathlib.Path(f"/dev/shm/vllm_offload_{name}.mmap").unlink(missing_ok=True)
+
+
+def live(body, *args, **settings):
+    """Returns the body's result and the engine's output."""
+    life = life_of(body, *args, **settings)
+    assert life.error is None, f"{life.said[-6000:]}\n{life.error}"
+    return life.value, life.said
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@contextlib.contextmanager
+def serving(model, store):
+    """An engine that answers its peers. Yields its port and its process."""
+    port = free_port()
+    told, tell = Pipe(duplex=False)
+    stopped, stop = Pipe(duplex=False)
+
+    def serve(engine):
+        tell.send(os.getpid())
+        while not stopped.poll(0):
+            engine.step()
+            time.sleep(0.0005)
+
+    child = os.fork()
+    if child == 0:
+        life = life_of(serve, model=model, store=store, port=port)
+        print(life.said, life.error, flush=True)
+        os._exit(life.error is not None and life.signal != signal.SIGKILL)
+    try:
+        assert told.poll(forked.SECONDS), "the peer does not start"
+        process = told.recv()
+        yield port, process
+    finally:
+        stop.send(None)
+        _, status = os.waitpid(child, 0)
+    assert status == 0, "the peer failed; its output is above"
+
+
+def asked(engine, peer, prepare=None):
+    """Returns tokens, cached tokens and KV bytes of each prompt, which the peer may have. prepare:
+    called first if the peer will be gone."""
+    if prepare:
+        prepare()
+        # vLLM 0.32 would wait for ever, with a message to the peer that is not sent.
+        engine.close = lambda: None
+    answers = []
+    for number, prompt in enumerate(PROMPTS):
+        source = {
+            "kv_request_id": f"request{number}",
+            "remote_host": "127.0.0.1",
+            "remote_port": peer,
+        }
+        extra = {"kv_transfer_params": {"remote_kv_source": source}}
+        (said,), (cached,) = engine.ask(prompt, extra_args=extra)
+        answers.append((said, cached, engine.pages()))
+        assert engine.scheduler.kv_cache_manager.reset_prefix_cache()
+    return answers
+
+
+def bytes_of(answers):
+    return {key: page for _, _, pages in answers for key, page in pages.items()}
+
+
+@pytest.fixture(scope="module")
+def filled(model, said, tmp_path_factory):
+    """A store that an engine filled, which then ended."""
+    store = tmp_path_factory.mktemp("filled")
+    (found, _), _ = live(tokens_of, model=model, store=store)
+    assert found == said
+    return store
+
+
+@pytest.fixture
+def peer_store(filled, tmp_path):
+    return shutil.copytree(filled, tmp_path / "peer")
+
+
+def test_blocks_out_of_the_store_of_a_peer(model, computed, said, peer_store, tmp_path):
+    """All blocks of the prompts, in each layer, are what was computed."""
+    with serving(model, peer_store) as (peer, _):
+        answers, _ = live(asked, peer, model=model, store=tmp_path / "own", port=free_port())
+    assert [tokens for tokens, _, _ in answers] == said
+    assert [cached for _, cached, _ in answers] == STORED
+    assert bytes_of(answers) == bytes_of(computed)
+
+
+def test_a_peer_that_is_not_there(model, said, tmp_path, monkeypatch):
+    """A directory may name an engine that has ended: the prompts are computed."""
+    monkeypatch.setenv("VLLM_P2P_HANDSHAKE_TIMEOUT_S", "2")
+    own, gone = tmp_path / "own", free_port()
+    answers, _ = live(asked, gone, list, model=model, store=own, port=free_port())
+    assert [tokens for tokens, _, _ in answers] == said
+    assert [cached for _, cached, _ in answers] == [0, 320, 320, 0, 0], "by the own tiers"
+
+
+def test_a_peer_killed_in_the_middle(model, said, peer_store, tmp_path, monkeypatch):
+    """It is killed when its blocks were asked for: the prompts are computed."""
+    from vllm.v1.kv_offload.tiering.p2p.manager import P2PSecondaryTierManager
+
+    monkeypatch.setenv("VLLM_P2P_HANDSHAKE_TIMEOUT_S", "2")
+    loads = P2PSecondaryTierManager.submit_load
+    with serving(model, peer_store) as (peer, process):
+
+        def submit_load(self, job):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+            loads(self, job)
+
+        def prepare():
+            P2PSecondaryTierManager.submit_load = submit_load
+
+        own = tmp_path / "own"
+        answers, log = live(asked, peer, prepare, model=model, store=own, port=free_port())
+    assert [tokens for tokens, _, _ in answers] == said
+    assert answers[0][1] == 0
+    assert f"peer 127.0.0.1:{peer} down" in log
+
+
+def test_another_model_is_refused_at_the_handshake(model, said, peer_store, tmp_path, monkeypatch):
+    """Its blocks have the same size, and its tokens have the same hashes."""
+    monkeypatch.setenv("VLLM_P2P_HANDSHAKE_TIMEOUT_S", "2")
+    other = shutil.copytree(model, tmp_path / "other")
+    with serving(model, peer_store) as (peer, _):
+        answers, _ = live(asked, peer, model=other, store=tmp_path / "own", port=free_port())
+    assert [tokens for tokens, _, _ in answers] == said
+    assert answers[0][1] == 0
