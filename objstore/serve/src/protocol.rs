@@ -404,7 +404,8 @@ pub(crate) fn send(
         ancillary.push(SendAncillaryMessage::ScmRights(&files));
         let parts = [IoSlice::new(&bytes)];
         let flags = SendFlags::NOSIGNAL;
-        sent = rustix::net::sendmsg(stream, &parts, &mut ancillary, flags)?;
+        let send = || rustix::net::sendmsg(stream, &parts, &mut ancillary, flags);
+        sent = rustix::io::retry_on_intr(send)?;
     }
     stream.write_all(&bytes[sent..])
 }
@@ -428,9 +429,11 @@ pub(crate) fn receive<T: DeserializeOwned>(mut stream: &UnixStream) -> io::Resul
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let parts = &mut [IoSliceMut::new(&mut header)];
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let got = match rustix::net::recvmsg(stream.as_fd(), parts, &mut ancillary, flags) {
+    // With a timeout, a signal ends the call, also those of io_uring and of a stopped process.
+    let receive = || rustix::net::recvmsg(stream.as_fd(), parts, &mut ancillary, flags);
+    let got = match rustix::io::retry_on_intr(receive) {
         Ok(received) => received.bytes,
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(Received::Nothing),
+        Err(rustix::io::Errno::AGAIN) => return Ok(Received::Nothing),
         Err(error) => return Err(error.into()),
     };
     // Others are closed.

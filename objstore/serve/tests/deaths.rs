@@ -35,6 +35,7 @@ use ripieno_serve::{
 };
 use ripieno_stack::{Builder, PoolMemory};
 use ripieno_testkit::{blocks, pattern};
+use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
 const ROLE: &str = "RIPIENO_DEATHS_ROLE";
@@ -246,6 +247,11 @@ fn clients_are_killed() -> Result<(), Failed> {
             return Err(format!("seed {seed}: a client ended by itself: {ended}").into());
         }
         *client = another();
+        // A call that waits is interrupted, and must not fail.
+        let paused = Pid::from_child(&clients[random.random_range(0..CLIENTS)].0);
+        for signal in [Signal::STOP, Signal::CONT] {
+            rustix::process::kill_process(paused, signal)?;
+        }
     }
     for mut client in clients {
         drop(client.0.stdin.take());
