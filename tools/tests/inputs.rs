@@ -54,6 +54,18 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("sim plan", "layers", "l-eval --layers @"),
     ("sim plan", "html", "l-eval --html @"),
     ("man", "dir", "@"),
+    ("bench caller", "html", "--html @"),
+    ("bench caller", "trace", "--trace @"),
+    ("bench caller", "media", "--media file:@"),
+    ("bench index", "html", "--html @"),
+    ("sim", "table", "tutti-13 --table @"),
+    ("sim", "scheduler_table", "tutti-13 --scheduler-table @"),
+    ("sim", "parameters", "tutti-13 --parameters @"),
+    ("sim plan", "table", "l-eval --table @"),
+    ("sim plan", "scheduler_table", "l-eval --scheduler-table @"),
+    ("sim plan", "parameters", "l-eval --parameters @"),
+    ("serve", "config", "--config @"),
+    ("ctl", "socket", "--socket @ status"),
 ];
 
 /// Collects all arguments that name a file or a directory, by their type or their value's name.
