@@ -1,5 +1,6 @@
 """Models with several KV cache groups: killed engines, preemption, aborts and salts."""
 
+import os
 import signal
 
 import faults
@@ -12,8 +13,10 @@ from hybrids import ALONE, alone, computed, filled, hybrid  # noqa: E402, F401
 from prompts import tokens  # noqa: E402
 from test_schedule import Slow, is_idle  # noqa: E402
 
+soak = pytest.mark.skipif("RIPIENO_SOAK" not in os.environ, reason="slow: set RIPIENO_SOAK=1")
 # Qwen3-Next takes minutes for each of these tests on a CPU.
-pytestmark = pytest.mark.parametrize("hybrid", ["gemma3", "lfm2"], indirect=True)
+MODELS = ["gemma3", pytest.param("lfm2", marks=soak)]
+pytestmark = pytest.mark.parametrize("hybrid", MODELS, indirect=True)
 
 
 def is_exact(settings):
