@@ -4,3 +4,4 @@ python3 -m venv --clear "$1/check"
 rm -rf "$1/store"
 cd "$1"
 check/bin/python -c "$3"
+grep "package_name: pyo3" check/lib/python3*/site-packages/ripieno/THIRD-PARTY.yml
