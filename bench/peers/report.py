@@ -119,7 +119,7 @@ def verdicts(samples):
                 f"{statistics.median(reads) * 1e3:.0f} ms of a plain O_DIRECT read ({name}) = "
                 f"{limit * 1e3:.0f} ms"
             )
-    for kind, title in KINDS.items():
+    for kind, title in KINDS.items() if theirs else ():
         for side in ours:
             ratios = {other: samples.ratios(side, other, "restart", kind) for other in theirs}
             best = all(statistics.median(each) < 1 for each in ratios.values())

@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 from forked import life_of, live  # noqa: E402
 from hybrids import ALONE, alone, computed, filled, hybrid  # noqa: E402, F401
 from prompts import tokens  # noqa: E402
-from test_schedule import Slow, is_idle  # noqa: E402
+from test_schedule import Slow, ask_and_count, is_idle  # noqa: E402
 
 soak = pytest.mark.skipif("RIPIENO_SOAK" not in os.environ, reason="slow: set RIPIENO_SOAK=1")
 # Qwen3-Next takes minutes for each of these tests on a CPU.
@@ -59,11 +59,7 @@ def test_preempted_requests_and_blocks_that_are_used_again(hybrid, options):
     few = hybrid | {"num_gpu_blocks_override": blocks, "max_model_len": 704}
 
     def ask(engine):
-        preempted, scheduler = [], engine.scheduler
-        real = scheduler._preempt_request
-        scheduler._preempt_request = lambda *a, **k: (preempted.append(1), real(*a, **k))[1]
-        said, _ = engine.ask(*some, max_tokens=120)
-        return said, len(preempted)
+        return ask_and_count(engine, some)
 
     def ask_and_look(engine):
         answer = ask(engine)

@@ -21,6 +21,15 @@ class Slow(faults.Late):
     store_seconds = 0.1
 
 
+def ask_and_count(engine, prompts):
+    """Returns the tokens of answers of 120 tokens, and the number of preemptions."""
+    preempted, scheduler = [], engine.scheduler
+    real = scheduler._preempt_request
+    scheduler._preempt_request = lambda *a, **k: (preempted.append(1), real(*a, **k))[1]
+    said, _ = engine.ask(*prompts, max_tokens=120)
+    return said, len(preempted)
+
+
 def is_idle(engine):
     """Checks that vLLM holds no block and the connector no file."""
     engine.settle()
@@ -39,11 +48,7 @@ def test_preempted_requests_and_blocks_that_are_used_again(model, both, schedule
     few = {"model": model, "num_gpu_blocks_override": 29, "max_model_len": 704}
 
     def ask(engine):
-        preempted, scheduler = [], engine.scheduler
-        real = scheduler._preempt_request
-        scheduler._preempt_request = lambda *a, **k: (preempted.append(1), real(*a, **k))[1]
-        said, _ = engine.ask(*some, max_tokens=120)
-        return said, len(preempted)
+        return ask_and_count(engine, some)
 
     def ask_and_look(engine):
         answer = ask(engine)
