@@ -6,6 +6,7 @@ import glob
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -27,6 +28,8 @@ class Job:
     is_async: bool = False
     tokens: int = 0
     """Loads: tokens that need not be computed."""
+    trace: Mapping[str, str] | None = None
+    """Loads: the trace headers of the request."""
 
 
 @dataclass(frozen=True)

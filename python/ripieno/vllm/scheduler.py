@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from vllm.logger import init_logger
 
 import ripieno
 
+from . import spans
 from .events import Events
 from .groups import Lookup, Places
 from .metrics import Stats
@@ -78,6 +79,19 @@ class Load:
     """Set when blocks failed to load at a worker."""
 
 
+@dataclass
+class Asked:
+    """A lookup."""
+
+    first: int
+    """Units that vLLM has by itself."""
+    places: Places = range(0)
+    """Blocks found."""
+    begun: int = field(default_factory=time.time_ns)
+    ended: int = 0
+    """Both in nanoseconds since 1970."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A load for the next step."""
@@ -85,6 +99,8 @@ class Plan:
     found: ripieno.Reference
     blocks: list[int]
     tokens: int
+    trace: Mapping[str, str] | None
+    """The trace headers of the request."""
 
 
 @dataclass
@@ -141,8 +157,8 @@ class Scheduler:
         """By request that waits: its number."""
         self.numbers = 0
         """The last of these numbers."""
-        self.asked: dict[str, tuple[int, Places]] = {}
-        """By request: units that vLLM has by itself, and blocks found, as of the last matched()."""
+        self.asked: dict[str, Asked] = {}
+        """By request: its last lookup."""
         self._lookup: Lookup | None = None
         self.saved: dict[str, int] = {}
         """By request: number of units that were offered to the store."""
@@ -236,12 +252,12 @@ class Scheduler:
         """Returns the tokens found. vLLM calls it often for a waiting request: it changes
         nothing in the store."""
         first = computed // self.block_size
-        self.asked[request.request_id] = first, range(0)
+        asked = self.asked[request.request_id] = Asked(first)
         last = (request.num_tokens - 1) // self.block_size
         if last <= first or not self._may_find(request):
             return 0, False
-        last, places = self.lookup.hit(request, first, self._known_space(request))
-        self.asked[request.request_id] = first, places
+        last, asked.places = self.lookup.hit(request, first, self._known_space(request))
+        asked.ended = time.time_ns()
         return (last - first) * self.block_size, last > first and self.load_async
 
     @property
@@ -258,18 +274,24 @@ class Scheduler:
         self.requests[name] = request
         asked = self.asked.pop(name, None)
         if asked is not None:
-            self.stats.count("lookup_tokens", request.num_tokens - asked[0] * self.block_size)
+            wanted = request.num_tokens - asked.first * self.block_size
+            self.stats.count("lookup_tokens", wanted)
+            if asked.ended:
+                counts = {"tokens": wanted, "hit_tokens": tokens}
+                headers = request.trace_headers
+                span = spans.begin("ripieno.lookup", headers, asked.begun, **counts)
+                spans.end(span, at=asked.ended)
         if tokens == 0:
             return
         self.stats.count("hit_tokens", tokens)
         assert asked is not None, "matched() came before"
-        first, places = asked
+        places = asked.places
         if isinstance(places, range):
             places = places[: tokens // self.block_size]
-        wanted = self.groups.blocks_of(blocks.get_block_ids(), places)
+        into = self.groups.blocks_of(blocks.get_block_ids(), places)
         keys = self.groups.keys(request, places)
         found = self.catalog.acquire(self._known_space(request), keys)
-        self.planned[name] = Plan(found, wanted, tokens)
+        self.planned[name] = Plan(found, into, tokens, request.trace_headers)
 
     def tasks(self, output: SchedulerOutput) -> Tasks:
         tasks = Tasks(is_idle=not output.num_scheduled_tokens)
@@ -287,7 +309,9 @@ class Scheduler:
             files = [file for file, block in zip(plan.found.files, blocks, strict=False) if block]
             blocks = [block for block in blocks if block]
             checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
-            job = Job(self.jobs, name, files, blocks, checksums, self.load_async, plan.tokens)
+            job = Job(
+                self.jobs, name, files, blocks, checksums, self.load_async, plan.tokens, plan.trace
+            )
             tasks.loads.append(job)
         self.planned.clear()
         for name in output.preempted_req_ids or ():

@@ -13,6 +13,7 @@ from vllm.logger import init_logger
 
 import ripieno
 
+from . import spans
 from .layout import register
 from .metrics import Stats
 from .options import metrics_of
@@ -22,6 +23,8 @@ from .saver import Saver, Stream
 from .times import Instant, LayerTimes, header_of, on_stream
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from . import RipienoConnector
     from .protocol import Ahead
 
@@ -44,6 +47,7 @@ class Loading:
     begun: float
     layers: list[int]
     """Layers in flight, of a load between steps."""
+    span: Span | None
 
 
 def check_memory(dram: int, ranks: int) -> None:
@@ -216,7 +220,9 @@ class Worker:
                 if task.is_async:
                     self.refused.add(task.request)
             else:
-                begun.append(Loading(task, job, time.monotonic(), list(self.rows)))
+                about = {"rank": self.rank, "blocks": len(task.files), "tokens": task.tokens}
+                span = spans.begin("ripieno.load", task.trace, **about)
+                begun.append(Loading(task, job, time.monotonic(), list(self.rows), span))
         # On a GPU, earlier work that uses the blocks may still be running.
         stream = self.stream()
         for layer in self.rows:
@@ -250,11 +256,13 @@ class Worker:
             since = time.monotonic()
             stream = self.stream()
             for load in self.loading:
+                span = spans.begin("ripieno.wait", load.span, rank=self.rank, layer=layer)
                 # On a GPU the stream waits. Errors of the load are checked at its end.
                 wait = self.plane.join if stream else self.plane.wait
                 if self._attempt(wait, load.job, layer, *stream):
                     # The stream does not wait for it.
                     self._attempt(self.plane.wait, load.job, layer)
+                spans.end(span)
             self.wait_seconds += time.monotonic() - since
             if self.times:
                 self.times.loaded()
@@ -275,6 +283,7 @@ class Worker:
         for load in loads:
             report = ended.get(load.job)
             error = report.error if report else self.dead
+            spans.end(load.span, error)
             task = load.task
             if error is None:
                 self.stats.observe("load_seconds", time.monotonic() - load.begun)
