@@ -143,7 +143,12 @@ impl Plane {
         let dram_bytes = arguments::bytes("dram_bytes", dram_bytes)?.unwrap_or(0);
         let stack = py.detach(|| {
             let place = Ranks::open(&path)?.place(id.rank)?;
-            let options = StoreOptions { dram_bytes, dram_mode, ..StoreOptions::default() };
+            let options = StoreOptions {
+                queues_per_device: executor.queues(),
+                dram_bytes,
+                dram_mode,
+                ..StoreOptions::default()
+            };
             Builder::on(place, shape)
                 .executor(executor)
                 .require(require)

@@ -121,7 +121,12 @@ impl Store {
             .pool(pool)
             .pacing(pacing.then(Pacing::default))
             .metrics(metrics)
-            .options(StoreOptions { dram_bytes, dram_mode, ..StoreOptions::default() });
+            .options(StoreOptions {
+                queues_per_device: executor.queues(),
+                dram_bytes,
+                dram_mode,
+                ..StoreOptions::default()
+            });
         if let Some(bytes) = arguments::bytes("capacity", capacity)? {
             builder = builder.capacity(bytes);
         }

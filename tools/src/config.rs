@@ -232,10 +232,10 @@ pub(crate) struct CommonFlags {
     #[command(flatten)]
     pub(crate) emu: EmuFlags,
 
-    /// Queue pairs per device, 1 to 64, each with one warp
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "I/O",
+    /// Queue pairs per device, up to 64, each with one warp [default: 1, on a GPU 4]
+    #[arg(long, value_name = "N", help_heading = "I/O",
         value_parser = size::count::<u16>(1..=u64::from(EMU_QUEUES)))]
-    pub(crate) queues: u16,
+    queues: Option<u16>,
 
     /// Entries per queue, a power of two from 2 to 1024
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = depth,
@@ -418,6 +418,11 @@ impl StoreArgs {
         }
     }
 
+    /// Returns the queue pairs per device.
+    pub(crate) fn queues(&self) -> u16 {
+        self.common.queues.unwrap_or_else(|| self.executor().queues())
+    }
+
     /// Returns the executor of the I/O kernel.
     pub(crate) fn executor(&self) -> ripieno_stack::Executor {
         match self.is_virtual {
@@ -435,7 +440,7 @@ impl StoreArgs {
     /// Returns the options with which the driver attaches to controllers.
     pub(crate) fn controller_options(&self) -> ControllerOptions {
         ControllerOptions {
-            io_queues: self.common.queues,
+            io_queues: self.queues(),
             io_depth: self.common.depth,
             descriptors: self.common.descriptors.preference(),
             ..ControllerOptions::default()

@@ -296,7 +296,7 @@ fn report(
         memory: placement.memory(),
         routes_not_taken: placement.not_taken.iter().map(RouteNotTaken::new).collect(),
         limits,
-        queues_per_device: args.common.queues,
+        queues_per_device: args.queues(),
         queue_depth: args.common.depth,
         coalesce_bytes: args.coalesce(),
         descriptors: config::name(args.common.descriptors),

@@ -206,7 +206,7 @@ impl Build<'_> {
     fn options(&self) -> StoreOptions {
         let Self { args, sim, .. } = *self;
         StoreOptions {
-            queues_per_device: args.common.queues,
+            queues_per_device: args.queues(),
             queue_depth: args.common.depth,
             run_bytes: args.coalesce(),
             staging_buffers: layers_ahead(args),

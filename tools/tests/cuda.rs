@@ -86,6 +86,7 @@ fn every_route_and_every_launch_move_the_same_bytes() {
             assert_eq!((&report["path"], &report["executor"]), (&route.into(), &"cuda".into()));
             let gpu = &report["gpu"];
             assert_eq!(gpu["launch"], launch);
+            assert_eq!(count(&report, "queues_per_device"), 4, "a warp's checksums are slow");
             assert_eq!(gpu["partition"], "green context");
             assert_eq!((count(gpu, "io_sms_asked"), count(gpu, "io_sms_granted")), (3, 4));
             let memory = report["memory"].as_str().unwrap();

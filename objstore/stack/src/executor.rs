@@ -27,6 +27,16 @@ pub enum Executor {
 type Made = Result<Box<dyn IoExecutor>, ExecutorError>;
 
 impl Executor {
+    /// Returns the default number of queue pairs per device. On a GPU the warp of a queue computes
+    /// the checksums of what it moves, at less than the bandwidth of a current drive.
+    #[must_use]
+    pub const fn queues(self) -> u16 {
+        match self {
+            Self::Host | Self::Inline => 1,
+            Self::Cuda(_) => 4,
+        }
+    }
+
     /// Opens the GPU, if one is used: before anything else is built.
     ///
     /// # Errors

@@ -148,7 +148,7 @@ impl Measure<'_, '_> {
             let progress = &progress;
             let mut measure = Measure { session, blocks, batch_max, progress, done: 0 };
             measure.prepare()?;
-            let (queues, depth) = (args.common.queues, args.common.depth);
+            let (queues, depth) = (args.queues(), args.common.depth);
             let measured = work(&mut measure, u32::from(queues) * depth * args.devices.count());
             progress.finish();
             measured

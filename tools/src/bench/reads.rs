@@ -132,7 +132,7 @@ impl RawFlags {
             size: None,
             seed: common.seed,
             emu: common.emu.clone(),
-            queues: common.queues,
+            queues: args.queues(),
             descriptors: common.descriptors,
             path: args.flags.path.clone(),
             page: super::PageFlags::default(),

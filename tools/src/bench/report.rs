@@ -173,7 +173,7 @@ impl Setting {
                 Devices::Emu(emu) => format!("{} x {devices}, media {}", emu.count, emu.media),
                 Devices::Vfio(_) => devices.to_string(),
             },
-            queues_per_device: args.common.queues,
+            queues_per_device: args.queues(),
             executor: config::name(args.flags.path.executor),
             path: placement.route.name(),
             memory: placement.memory(),
