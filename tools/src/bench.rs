@@ -22,7 +22,7 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use gio_uring::abi;
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
-use nvme_emu::{EmuConfig, FileMedia, FileOptions};
+use nvme_emu::{EmuConfig, FileMedia, FileOptions, SimClock};
 use objstore::{KvShape, StoreOptions};
 use ripieno_stack::{
     Built, Controllers, Drives, EMU_DEPTH, EMU_QUEUES, Gpu, Placement, Plan, PoolMemory, Route,
@@ -462,12 +462,17 @@ impl<'a> Raw<'a> {
     fn controllers(
         &self,
         clock: &Arc<dyn Clock>,
+        stepping: Option<&Arc<SimClock>>,
         gpu: Option<&Gpu>,
     ) -> anyhow::Result<Controllers> {
         let (options, path) = (self.controller_options(), &self.flags.path);
         let emulated = |configs: Vec<EmuConfig>| {
             let name = Path::new("bench");
-            Controllers::emulated(configs, name, clock, &options, gpu).map_err(user_error)
+            let made = match stepping {
+                Some(clock) => Controllers::simulated(configs, clock, &options),
+                None => Controllers::emulated(configs, name, clock, &options, gpu),
+            };
+            made.map_err(user_error)
         };
         match &self.target {
             Target::Devices(Devices::Emu(emu)) => {
@@ -498,12 +503,15 @@ impl<'a> Raw<'a> {
         }
     }
 
-    /// Builds everything.
-    fn open(
-        &self,
-        clock: &Arc<dyn Clock>,
-        gpu: Option<&Arc<Gpu>>,
-    ) -> anyhow::Result<(Bench, Built)> {
+    /// Builds everything. With the I/O kernel in the calling thread, that thread also runs the
+    /// software controllers.
+    fn open(&self, gpu: Option<&Arc<Gpu>>) -> anyhow::Result<(Bench, Built)> {
+        let is_inline = self.executor == ripieno_stack::Executor::Inline;
+        let stepping = is_inline.then(SimClock::real);
+        let clock: Arc<dyn Clock> = match &stepping {
+            Some(clock) => clock.clone(),
+            None => Arc::new(MonotonicClock::default()),
+        };
         let (pairs, object_bytes) = self.buffers();
         let shape = KvShape { layers: 1, segments: 1, object_bytes, block_tokens: 1 };
         let memory = PoolMemory::Own { blocks: pairs * 2 };
@@ -521,13 +529,13 @@ impl<'a> Raw<'a> {
             shape: &shape,
             pool: &memory,
             options: &options,
-            clock,
+            clock: &clock,
             check: &|_| Ok(()),
         };
         let queues = u32::from(self.flags.queues);
         let mut pool = None;
         let opened = plan.open(
-            || self.controllers(clock, gpu.map(|gpu| &**gpu)),
+            || self.controllers(&clock, stepping.as_ref(), gpu.map(|gpu| &**gpu)),
             |parts| {
                 pool = Some(parts.pool.clone());
                 parts.ring(&plan, self.contexts)
@@ -628,9 +636,8 @@ fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
     raw.check_memory()?;
     let gpu = raw.executor.gpu().map_err(user_error)?;
-    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     interrupt.orderly();
-    let (mut bench, built) = raw.open(&clock, gpu.as_ref())?;
+    let (mut bench, built) = raw.open(gpu.as_ref())?;
     let measured = raw.fill(&mut bench).and_then(|()| raw.measure(&mut bench, &mut interrupt));
     let placement = built.placement.clone();
     let closed = built.close_ring(bench.ring);

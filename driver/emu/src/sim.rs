@@ -1,8 +1,11 @@
-//! Virtual time: the whole stack on one thread, deterministically.
+//! The whole stack on one thread: deterministically in virtual time, or in real time.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, ThreadId},
+};
 
-use nvme_driver::{Clock, Nanos};
+use nvme_driver::{Clock, MonotonicClock, Nanos};
 
 use crate::{emu::Emu, progress::Progress, random::SplitMix64};
 
@@ -12,9 +15,13 @@ use crate::{emu::Emu, progress::Progress, random::SplitMix64};
 /// different seeds give different interleavings, and the same seed gives the same one as long as
 /// one thread uses the clock. More threads are safe but not reproducible; nor is a GPU that copies
 /// in real time ([`EmuDomain::with_copies`](crate::EmuDomain::with_copies)).
+///
+/// [`SimClock::real`] has the real time instead, and only the pauses of one thread run the
+/// controllers.
 #[derive(Debug)]
 pub struct SimClock {
     state: Mutex<SimState>,
+    real: Option<(MonotonicClock, ThreadId)>,
 }
 
 #[derive(Debug)]
@@ -28,6 +35,8 @@ struct SimState {
 const STEP_NS_MAX: u64 = 1000;
 /// Most commands fetched in one step.
 const BUDGET_MAX: u64 = 32;
+/// Most commands fetched in one step in real time.
+const BUDGET_REAL: u32 = 256;
 /// Fruitless polls before time jumps: a caller that just polled may have other work left.
 const POLLS_BEFORE_JUMP: u32 = 2;
 
@@ -37,11 +46,25 @@ impl SimClock {
     pub fn new(seed: u64) -> Arc<Self> {
         let rng = SplitMix64::new(seed, 0);
         let state = SimState { now: Nanos::default(), rng, emus: Vec::new() };
-        Arc::new(Self { state: Mutex::new(state) })
+        Arc::new(Self { state: Mutex::new(state), real: None })
+    }
+
+    /// Creates a clock of the real time. The controllers run when the calling thread, which also
+    /// registers them, pauses: a command and its result change threads nowhere. While commands
+    /// are outstanding a pause returns at once.
+    #[must_use]
+    pub fn real() -> Arc<Self> {
+        let state =
+            SimState { now: Nanos::default(), rng: SplitMix64::new(0, 0), emus: Vec::new() };
+        let real = Some((MonotonicClock::default(), thread::current().id()));
+        Arc::new(Self { state: Mutex::new(state), real })
     }
 
     /// Registers `emu` to be stepped from now on. Nothing else should step it.
     pub fn drive(&self, emu: Arc<Emu>) {
+        if self.real.is_some() {
+            emu.set_exclusive(true);
+        }
         self.state().emus.push(emu);
     }
 
@@ -62,15 +85,31 @@ impl SimClock {
 
 impl Clock for SimClock {
     fn now(&self) -> Nanos {
-        self.state().now
+        self.real.as_ref().map_or_else(|| self.state().now, |(clock, _)| clock.now())
     }
 
     fn pause(&self, idle: u32, until: Nanos) {
-        self.state().round(idle, until);
+        let Some((clock, owner)) = &self.real else {
+            self.state().round(idle, until);
+            return;
+        };
+        let is_busy = thread::current().id() == *owner && self.state().step(clock.now());
+        if !is_busy {
+            clock.pause(idle, until);
+        }
     }
 }
 
 impl SimState {
+    /// Steps every controller once. Returns false if nothing moved and no command is outstanding.
+    fn step(&self, now: Nanos) -> bool {
+        let mut all = Progress::default();
+        for emu in &self.emus {
+            all.merge(emu.step(now, BUDGET_REAL));
+        }
+        all.work > 0 || all.outstanding > 0
+    }
+
     /// Steps every controller once and advances time, at most to `until`. Returns false if idle.
     fn round(&mut self, idle: u32, until: Nanos) -> bool {
         let mut all = Progress::default();

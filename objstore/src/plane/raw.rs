@@ -4,7 +4,7 @@ use std::{mem, sync::Arc};
 
 use gio_uring::{Completion, IoCtx, IocbId, Progress, UringCounters};
 use kv_catalog::Region;
-use nvme_driver::Clock;
+use nvme_driver::{Clock, Nanos};
 use nvme_spec::{ids::Nsid, nvm::Direction};
 
 use super::{
@@ -79,6 +79,11 @@ impl RawRing {
     /// Returns an error of the ring: its kernel failed.
     pub fn poll(&mut self) -> Result<Progress, StoreError> {
         Ok(self.transport.ring()?.poll()?)
+    }
+
+    /// Pauses between fruitless polls, of which there have been `idle`; see [`Clock::pause`].
+    pub fn pause(&self, idle: u32) {
+        self.transport.clock.pause(idle, Nanos::MAX);
     }
 
     /// Returns the completion of an operation, if present; the operation is over then.

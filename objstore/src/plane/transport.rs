@@ -72,7 +72,7 @@ pub(super) struct Transport {
     /// The events of streams; `None` without a GPU.
     pub(super) streams: Option<Streams>,
     pub(super) devices: Devices,
-    clock: Arc<dyn Clock>,
+    pub(super) clock: Arc<dyn Clock>,
     executor: Factory,
     options: StoreOptions,
     /// Maximum contexts of an explicit operation.

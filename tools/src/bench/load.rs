@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
-use std::{hint, thread};
 
 use anyhow::{Context as _, bail, ensure};
 use gio_uring::{Counters, IoCtx, IocbId, Progress, abi};
@@ -26,8 +25,6 @@ const STUCK: Duration = Duration::from_secs(60);
 pub(super) const OPERATIONS: u32 = abi::WINDOW as u32;
 /// Longest latency that is told apart, in nanoseconds.
 const LATENCY_MAX: u64 = 100_000_000_000;
-/// Polls without progress before this thread lets others run.
-const SPINS: u32 = 64;
 /// Bytes of a write while a device is filled.
 pub(super) const FILL_BYTES: u32 = 1 << 20;
 
@@ -394,7 +391,7 @@ impl Bench {
         if transfers > 0 {
             idle.moved();
         } else {
-            idle.wait(self.ring.poll()?)?;
+            idle.wait(&mut self.ring)?;
         }
         Ok(transfers)
     }
@@ -489,7 +486,7 @@ impl Measured {
     }
 }
 
-/// A wait for completions that yields to other threads, and ends.
+/// A wait for completions, with pauses, and an end.
 struct Idle {
     polls: u32,
     since: Instant,
@@ -504,17 +501,13 @@ impl Idle {
         *self = Self::new();
     }
 
-    fn wait(&mut self, progress: Progress) -> anyhow::Result<()> {
-        if progress == Progress::Moved {
+    fn wait(&mut self, ring: &mut RawRing) -> anyhow::Result<()> {
+        if ring.poll()? == Progress::Moved {
             return Ok(());
         }
-        self.polls += 1;
-        if self.polls > SPINS {
-            thread::yield_now();
-            ensure!(self.since.elapsed() < STUCK, "nothing completed in {} s", STUCK.as_secs());
-        } else {
-            hint::spin_loop();
-        }
+        ring.pause(self.polls);
+        self.polls = self.polls.saturating_add(1);
+        ensure!(self.since.elapsed() < STUCK, "nothing completed in {} s", STUCK.as_secs());
         Ok(())
     }
 }

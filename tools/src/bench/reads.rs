@@ -1,11 +1,9 @@
 //! Batches that are read without a store: for a slack table of drives that are not written.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use gio_uring::abi;
-use nvme_driver::{Clock, MonotonicClock};
 
 use super::check::Checks;
 use super::load::{Load, Piece};
@@ -60,9 +58,8 @@ pub(super) fn measure(
     let mut raw = Raw::check(&flags)?;
     (raw.contexts, raw.entries) = (abi::IOCTX_MAX, args.common.depth);
     raw.check_memory()?;
-    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     interrupt.orderly();
-    let (mut bench, built) = raw.open(&clock, gpu.as_ref())?;
+    let (mut bench, built) = raw.open(gpu.as_ref())?;
     let lba = bench.areas.iter().map(|area| 1 << area.lba_shift).max().unwrap_or(LBA_MAX);
     let slot = args.shape.object_bytes.next_multiple_of(lba);
     let run = (transfer / slot).max(1) * slot;

@@ -19,8 +19,7 @@ fn flags(line: &str) -> RawFlags {
 fn checked(line: &str, harm: impl Fn(&mut Bench, &[load::Transfer])) -> Vec<String> {
     let flags = flags(&format!("{line} --size 4MiB --runtime 0.05 --ramp 0"));
     let raw = Raw::check(&flags).unwrap();
-    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let (mut bench, built) = raw.open(&clock, None).unwrap();
+    let (mut bench, built) = raw.open(None).unwrap();
     raw.fill(&mut bench).unwrap();
     let before = check::counted(&mut bench).unwrap();
     let times = Times { ramp: flags.ramp, runtime: flags.runtime };

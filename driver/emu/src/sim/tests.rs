@@ -37,6 +37,28 @@ fn the_same_seed_gives_the_same_times() {
 }
 
 #[test]
+fn in_real_time_only_the_pauses_of_its_thread_run_controllers() {
+    let clock = SimClock::real();
+    let emu = Emu::new(EmuDomain::new("test"), EmuConfig::new("a")).unwrap();
+    clock.drive(emu.clone());
+    let options = nvme_driver::ControllerOptions {
+        admin_timeout: Nanos::from_millis(20),
+        ..Default::default()
+    };
+    let attach = || {
+        let clock: Arc<dyn Clock> = clock.clone();
+        nvme_driver::Controller::attach(emu.bus(), clock, options.clone())
+    };
+    let elsewhere = thread::scope(|scope| scope.spawn(attach).join().unwrap());
+    assert!(elsewhere.is_err(), "nothing ran the controller");
+    let before = std::time::Instant::now();
+    let since = clock.now();
+    let controller = attach().unwrap();
+    assert_eq!(controller.info().model, "Ripieno software controller");
+    assert!(clock.now() - since <= Nanos(before.elapsed().as_nanos() as u64));
+}
+
+#[test]
 fn run_for_ends_on_time() {
     let clock = SimClock::new(3);
     clock.run_for(Nanos::from_millis(2));
