@@ -4,8 +4,9 @@
 //! returns those that are unavailable: their steps are skipped. [`satisfy`] is for a command
 //! requested by name, which fails without them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 
@@ -74,6 +75,12 @@ impl Need {
     /// # Errors
     /// Returns an error with the missing program, its purpose, and how to get it.
     fn get(self) -> Result<()> {
+        self.install()?;
+        self.fetch()
+    }
+
+    /// Installs its missing package.
+    fn install(self) -> Result<()> {
         if let Some([missing, why, name]) = self.missing_package() {
             let lacks = format!("this machine lacks {missing} (Debian's {name}): {why}");
             debian::install(name).context(lacks.clone())?;
@@ -81,7 +88,7 @@ impl Need {
                 bail!("{lacks}; it was installed, and is still not found");
             }
         }
-        self.fetch()
+        Ok(())
     }
 
     /// Fetches needs that are no packages.
@@ -137,19 +144,34 @@ pub fn satisfy(needs: impl IntoIterator<Item = Need>) -> Result<()> {
 /// # Errors
 /// Returns an error only for an essential need: the missing program and how to get it.
 pub fn provide(needs: impl IntoIterator<Item = Need>) -> Result<Lacking> {
-    provide_with(needs, Need::get)
+    provide_with(needs, Need::install, Need::fetch)
 }
 
+/// pip takes minutes for vLLM, on one processor, so the rest is fetched meanwhile. Packages of
+/// Debian come before: apt runs once at a time.
 fn provide_with(
     needs: impl IntoIterator<Item = Need>,
-    get: impl Fn(Need) -> Result<()>,
+    install: impl Fn(Need) -> Result<()>,
+    fetch: impl Fn(Need) -> Result<()> + Sync,
 ) -> Result<Lacking> {
+    let (essential, others): (BTreeSet<_>, BTreeSet<_>) =
+        needs.into_iter().partition(|need| need.is_essential());
+    for need in essential {
+        install(need).and_then(|()| fetch(need))?;
+    }
+    let installed: BTreeMap<_, _> = others.into_iter().map(|need| (need, install(need))).collect();
+    let fetch =
+        |(need, installed): (Need, Result<()>)| (need, installed.and_then(|()| fetch(need)));
+    let (slow, others): (Vec<_>, Vec<_>) =
+        installed.into_iter().partition(|(need, _)| *need == Need::Vllm);
+    let done: Vec<_> = thread::scope(|scope| {
+        let slow = scope.spawn(|| slow.into_iter().map(fetch).collect::<Vec<_>>());
+        let others: Vec<_> = others.into_iter().map(fetch).collect();
+        others.into_iter().chain(slow.join().expect("it does not panic")).collect()
+    });
     let mut lacking = Lacking::default();
-    for need in BTreeSet::from_iter(needs) {
-        let Err(error) = get(need) else { continue };
-        if need.is_essential() {
-            return Err(error);
-        }
+    for (need, result) in done {
+        let Err(error) = result else { continue };
         let why = format!("{error:#}");
         eprintln!("==> not there, and what needs it will be skipped: {why}");
         lacking.add(need, why.lines().next().unwrap_or_default());
@@ -196,7 +218,7 @@ mod tests {
                 if asked == need { Err(anyhow!("no {need:?}")) } else { Ok(()) }
             };
             let all = [Need::Vllm, Need::Qemu, Need::Crates, Need::Cxx];
-            let error = provide_with(all, get).unwrap_err();
+            let error = provide_with(all, |_| Ok(()), get).unwrap_err();
             assert_eq!(error.to_string(), format!("no {need:?}"));
         }
     }
@@ -207,8 +229,14 @@ mod tests {
             Need::Vllm => Err(anyhow!("no network\n  hint: get one").context("vLLM from PyPI")),
             _ => Ok(()),
         };
-        let lacking = provide_with([Need::Qemu, Need::Vllm, Need::Vllm], get).unwrap();
+        let lacks = |need| match need {
+            Need::Cmake => Err(anyhow!("no package")),
+            _ => Ok(()),
+        };
+        let all = [Need::Qemu, Need::Vllm, Need::Vllm, Need::Cmake];
+        let lacking = provide_with(all, lacks, get).unwrap();
         assert_eq!(lacking.why(Need::Vllm), Some("vLLM from PyPI: no network"));
+        assert_eq!(lacking.why(Need::Cmake), Some("no package"));
         assert_eq!(lacking.why(Need::Qemu), None);
     }
 }
