@@ -1,7 +1,6 @@
 //! Reading ahead for requests that run soon, without delaying other transfers.
 
-mod schedule;
-mod stack;
+use crate::{schedule, stack};
 
 use std::time::Duration;
 

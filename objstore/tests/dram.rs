@@ -1,7 +1,7 @@
 //! The DRAM cache: hits need no reads and have the right bytes, and the devices have all blocks,
 //! too.
 
-mod stack;
+use crate::stack;
 
 use std::sync::Arc;
 

@@ -1,9 +1,6 @@
 //! The DRAM cache with a pool on a GPU: streams copy, in the layer's order.
 
-mod gpu;
-mod rig;
-mod schedule;
-mod stack;
+use crate::{gpu, rig, schedule, stack};
 
 use gpu::Defect;
 use kv_schedule::Config;

@@ -2,7 +2,7 @@
 //! devices that are not the store's are refused by name. `cargo xtask crash` crashes at every
 //! point.
 
-mod stack;
+use crate::stack;
 
 use std::sync::Arc;
 

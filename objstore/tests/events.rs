@@ -1,6 +1,6 @@
 //! Events that devices report reach the engine without any I/O.
 
-mod stack;
+use crate::stack;
 
 use nvme_driver::{Clock, ControllerEvent, Nanos, wait_until};
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, IdentifyOverrides};

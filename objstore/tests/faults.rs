@@ -1,7 +1,7 @@
 //! Device failures: wrong data is never served, nothing accesses a caller's blocks after a wait has
 //! returned, and afterwards the store works again or returns the cause.
 
-mod stack;
+use crate::stack;
 
 use std::sync::Arc;
 

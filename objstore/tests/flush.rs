@@ -1,8 +1,7 @@
 //! Failed flushes and lost caches: a store acknowledges only durable data, then and later. The
 //! command `cargo xtask crash` crashes at every point.
 
-mod shelf;
-mod stack;
+use crate::{shelf, stack};
 
 use nvme_emu::{FaultAction, LbaRange};
 use objstore::{KvShape, Namespace, Store, StoreError, StoreOptions};

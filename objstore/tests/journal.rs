@@ -1,7 +1,7 @@
 //! The journal of an open store: it continues when it is full, and is rewritten when the device
 //! changes bytes of it.
 
-mod stack;
+use crate::stack;
 
 use std::sync::Arc;
 

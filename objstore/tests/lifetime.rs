@@ -1,7 +1,7 @@
 //! Drive lifetime: a store deallocates groups that hold nothing, and keeps data of different
 //! lifetimes apart.
 
-mod stack;
+use crate::stack;
 
 use std::{
     cell::RefCell,

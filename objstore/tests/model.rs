@@ -3,7 +3,7 @@
 
 #![allow(clippy::print_stdout, reason = "a failing test shows its seed")]
 
-mod stack;
+use crate::stack;
 
 use std::collections::BTreeSet;
 

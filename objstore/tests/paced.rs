@@ -1,7 +1,6 @@
 //! A scheduler decides when layers move.
 
-mod schedule;
-mod stack;
+use crate::{schedule, stack};
 
 use gio_uring::Progress;
 use kv_schedule::{Config, Flow, StepId, StepShape};

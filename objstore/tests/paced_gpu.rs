@@ -1,9 +1,6 @@
 //! Pacing with streams: a layer that waits keeps its place behind the stream that computes.
 
-mod gpu;
-mod rig;
-mod schedule;
-mod stack;
+use crate::{rig, schedule, stack};
 
 use kv_schedule::Config;
 use nvme_driver::{Clock as _, Nanos};

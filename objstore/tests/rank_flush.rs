@@ -1,8 +1,7 @@
 //! Durability of a rank's plane and of the catalog beside it, and the calls that a plane refuses
 //! after a failed flush.
 
-mod shelf;
-mod stack;
+use crate::{shelf, stack};
 
 use std::{
     fmt,

@@ -7,9 +7,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-mod gpu;
-mod rig;
-mod stack;
+use crate::{gpu, rig, stack};
 
 use gpu::Defect;
 use nvme_driver::{DmaSpace, ExternalMemory, Nanos};

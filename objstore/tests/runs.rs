@@ -1,7 +1,7 @@
 //! Files of one prefix are adjacent, and adjacent files are one command: even in a store that has
 //! been evicting for a long time.
 
-mod stack;
+use crate::stack;
 
 use objstore::{BlockId, BlockKey, Format, KeyChain, KvShape, Layer, StoreOptions};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};

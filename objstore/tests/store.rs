@@ -1,6 +1,6 @@
 //! The guarantees of a store, one by one, on the whole stack.
 
-mod stack;
+use crate::stack;
 
 use gio_uring::Wait;
 use nvme_driver::{Clock, Nanos};

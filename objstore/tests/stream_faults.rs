@@ -3,9 +3,7 @@
 
 #![allow(unsafe_code, reason = "memory of an executor, watched")]
 
-mod gpu;
-mod rig;
-mod stack;
+use crate::{gpu, rig, stack};
 
 use std::sync::{Arc, Mutex, Weak};
 

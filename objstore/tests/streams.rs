@@ -3,9 +3,7 @@
 
 #![allow(clippy::print_stdout, reason = "a failing test shows its seed")]
 
-mod gpu;
-mod rig;
-mod stack;
+use crate::{rig, stack};
 
 use std::{collections::BTreeSet, sync::mpsc::Receiver};
 

@@ -1,7 +1,7 @@
 //! The stack as it runs in production: controllers, I/O kernel and caller on their own threads, in
 //! real time. A layer costs the caller's thread the same for any number of blocks.
 
-mod gpu;
+use crate::gpu;
 
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 //! is left half-done, and the store opens again afterwards. Device faults are in
 //! objstore/tests/faults.rs and objstore/stack/tests/failures.rs, kills in keep.rs and format.rs.
 
-mod store_dir;
+use crate::store_dir;
 
 use std::fs;
 use std::net::Shutdown;

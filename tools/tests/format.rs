@@ -1,6 +1,6 @@
 //! `ripieno format`: what it refuses, what it writes, and what `--undo` brings back.
 
-mod store_dir;
+use crate::store_dir;
 
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt as _;

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "hands out an engine's memory")]
 
-mod store_dir;
+use crate::store_dir;
 
 use std::{
     fs::File,

@@ -1,7 +1,7 @@
 //! Unusable files given to flags. No command blocks, and none reads without a limit; an error
 //! of an output file is reported before any work.
 
-mod store_dir;
+use crate::store_dir;
 
 use std::fs;
 use std::io::Write as _;

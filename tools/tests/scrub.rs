@@ -1,6 +1,6 @@
 //! `ripieno scrub`: blocks with flipped bits are found, and are misses afterwards.
 
-mod store_dir;
+use crate::store_dir;
 
 use std::collections::BTreeSet;
 use std::fs;

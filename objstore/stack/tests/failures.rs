@@ -7,7 +7,7 @@ mod stack;
 
 use std::{path::Path, sync::Arc};
 
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use nvme_driver::{Clock, ControllerOptions, MonotonicClock, Nanos};
 use nvme_emu::{EmuDomain, FaultPlan, FaultRule, LbaRange, SimClock};
 use objstore::{
     Format, KvShape, Namespace, PolicyKind, Store, StoreConfig, StoreDevice, StoreError, StoreId,
@@ -50,7 +50,12 @@ impl Open {
             namespace: Namespace::default(),
             pool: kv.pool.clone(),
             gpu: None,
-            options: StoreOptions { policy: PolicyKind::Lru, ..StoreOptions::default() },
+            options: StoreOptions {
+                policy: PolicyKind::Lru,
+                // A device that disappears is waited for as long.
+                command_timeout: Nanos::from_millis(5_000),
+                ..StoreOptions::default()
+            },
         })?;
         let emus = emulation.emus().to_vec();
         // The store has a real clock: this one is unused.

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "the memory of an engine, as the store sees it: by its address")]
 
-use std::{ops::Range, path::Path, ptr::NonNull, sync::Arc};
+use std::{ops::Range, path::Path, process::Command, ptr::NonNull, sync::Arc};
 
 use nvme_driver::{ControllerOptions, DescriptorPreference};
 use objstore::{BlockId, Format, KvShape, Layer, StoreError, StoreId, StoreOptions};
@@ -273,14 +273,25 @@ fn what_makes_no_sense_is_refused() {
     assert!(matches!(error, StackError::Memory(_)), "{error}");
 }
 
+/// An example: as `cargo test` has built it beside the tests, or run by cargo if only one test was
+/// built. Cargo alone would build the crates again, with other features.
+fn example(name: &str) -> Command {
+    let tests = std::env::current_exe().unwrap();
+    let built = tests.ancestors().nth(2).unwrap().join("examples").join(name);
+    if built.exists() {
+        return Command::new(built);
+    }
+    let mut cargo = Command::new(env!("CARGO"));
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    cargo.args(["run", "--quiet", "--offline", "--manifest-path", manifest, "--example", name]);
+    cargo
+}
+
 #[test]
 fn the_example_finds_its_block_in_a_second_run() {
     let place = tempfile::tempdir().unwrap();
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
     let run = || {
-        let mut cargo = std::process::Command::new(env!("CARGO"));
-        cargo.args(["run", "--quiet", "--offline", "--manifest-path", manifest]);
-        let done = cargo.args(["--example", "hello"]).current_dir(place.path()).output().unwrap();
+        let done = example("hello").current_dir(place.path()).output().unwrap();
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(done.status.success(), "{said}");
         String::from_utf8(done.stdout).unwrap()

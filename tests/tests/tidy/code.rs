@@ -72,6 +72,22 @@ pub const RULES: &[Rule] = &[
         },
         finds: &["none.rs:4", "bare.rs:1"],
     },
+    Rule {
+        name: "no test is left out",
+        check: no_test_is_left_out,
+        sample: || {
+            vec![
+                ("a/Cargo.toml", "autotests = false\n[[test]]\nname = \"alone\"\n".into()),
+                ("a/tests/all.rs", "mod one;\nmod lib;\n".into()),
+                ("a/tests/alone.rs", String::new()),
+                ("a/tests/lib/mod.rs", String::new()),
+                ("a/tests/one.rs", String::new()),
+                ("a/tests/two.rs", String::new()),
+                ("b/tests/two.rs", String::new()),
+            ]
+        },
+        finds: &["a/tests/two.rs:1"],
+    },
 ];
 
 /// The files that may name atomics, with the reasons.
@@ -203,4 +219,25 @@ fn has_reason(file: &File, code: &str, at: usize) -> bool {
     let comment_on =
         |wanted: usize| file.lines().any(|(number, text)| number == wanted && text.contains("//"));
     comment_on(line) || comment_on(line.wrapping_sub(1))
+}
+
+/// Cargo does not look for the tests of a crate that has `tests/all.rs`.
+fn no_test_is_left_out(tree: &Tree) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for all in tree.with(&["rs"]).filter(|file| file.path.ends_with("/tests/all.rs")) {
+        let folder = all.folder();
+        let manifest = format!("{}/Cargo.toml", folder.trim_end_matches("/tests"));
+        let manifest = tree.with(&["toml"]).find(|file| file.path == manifest);
+        for file in tree.with(&["rs"]).filter(|file| file.folder() == folder) {
+            let stem = file.path[folder.len() + 1..].trim_end_matches(".rs");
+            let is_module = all.text.lines().any(|line| line == format!("mod {stem};"));
+            let name = format!("name = \"{stem}\"");
+            let is_target = manifest.is_some_and(|it| it.text.lines().any(|line| line == name));
+            if !(stem == "all" || is_module || is_target) {
+                let message = format!("never built: add `mod {stem};` to {}", all.path);
+                found.push(Violation::new(file, 1, message));
+            }
+        }
+    }
+    found
 }
