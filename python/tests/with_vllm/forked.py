@@ -44,9 +44,20 @@ from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 # This scans all modules for kernels, two thirds of a child's start, so it is done once, here.
 current_platform.register_triton_kernel_overrides()
 type(current_platform).register_triton_kernel_overrides = lambda *_: None
-# vLLM collects garbage several times at its start: exclude the objects from before the fork.
+# Each child would set the loggers of all modules, and import these.
+with contextlib.suppress(ImportError):
+    import vllm.distributed.elastic_ep.elastic_execute
+    import vllm.model_executor.layers.quantization.compressed_tensors.utils
+    import vllm.model_executor.layers.quantization.online.base  # noqa: F401
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging
+
+    configure_logging(LoggingConfig())
+# vLLM collects garbage several times at its start and twice at its end, when the process ends
+# anyway: a second of each child.
 gc.collect()
 gc.freeze()
+gc.collect = lambda *_: 0
 
 SECONDS = 180
 """Timeout of a child process."""
