@@ -153,7 +153,8 @@ impl Parameters {
         }
     }
 
-    fn micros(&self, name: &str) -> Duration {
+    /// Returns the value of a parameter in microseconds as a time.
+    pub(crate) fn micros(&self, name: &str) -> Duration {
         Duration::from_secs_f64(self.value(name) * 1e-6)
     }
 

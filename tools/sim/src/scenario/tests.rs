@@ -42,3 +42,17 @@ fn the_page_of_results_has_what_the_scenarios_give() {
         page.display()
     );
 }
+
+#[test]
+fn scenarios_of_other_papers_follow_their_parameters() {
+    for (name, parameter) in [("vllm-offload", "vllm.link"), ("tierkv-4", "host.read")] {
+        let scenario = Scenario::named(name).expect("a scenario");
+        let mut slower = Parameters::default();
+        let value = slower.value(parameter);
+        slower.set(parameter, value / 2.0, "a test").expect("in range");
+        let [usual, slow] = [&Parameters::default(), &slower].map(|it| scenario.run(it));
+        assert_ne!(usual.tables, slow.tables, "{name}");
+        assert_ne!(usual.setting[0], slow.setting[0], "{name}");
+        assert!(slow.setting.iter().any(|line| line.starts_with(parameter)), "{name}");
+    }
+}

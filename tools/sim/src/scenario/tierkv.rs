@@ -2,16 +2,15 @@
 
 mod sweep;
 
-use std::time::Duration;
-
 use kv_schedule::Config;
 use kv_tier::LookaheadConfig;
 use rayon::prelude::*;
 
 use super::{Scenario, calibrated, predicted};
 use crate::{
+    lane::LaneModel,
     outcome::{Comparison, Outcome, Table},
-    page::number,
+    page::{number, size},
     paging::{Ahead, Decode, Found, Hbm, LowerTiers, lane},
     parameters::Parameters,
     summary,
@@ -33,27 +32,25 @@ const PROFILES: [Profile; 4] = [
 ];
 const NAMES: [&str; 4] = ["chatbot", "summarization", "code", "uniform"];
 
-/// Tiers with 512 GB of host memory, and a model of 7 billion parameters (tables 1 and 2).
-const LOWER: LowerTiers = LowerTiers {
-    block_bytes: 2 << 20,
-    host_blocks: 244_140,
-    drives: lane(Duration::from_micros(80), 7e9),
-    link: lane(Duration::from_micros(5), 50e9),
-};
-/// Mean TPOT of all policies at 1x (table 5).
-const ITERATION: Duration = Duration::from_micros(1200);
-/// Requests that return to the batch per iteration at 2x; at 3x twice as many, and so on.
-const EXCHANGED: f64 = 0.98;
+/// Bytes of a block of a model of 7 billion parameters (table 2).
+const BLOCK_BYTES: u64 = 2 << 20;
 
 /// Returns the paper's engine with LRU and no prefetching.
-fn lru(oversubscription: f64) -> Decode<'static> {
+fn lru(parameters: &Parameters, oversubscription: f64) -> Decode<'static> {
+    let of = |name: &str| parameters.value(name);
+    let lower = LowerTiers {
+        block_bytes: BLOCK_BYTES,
+        host_blocks: (of("tierkv.host") / BLOCK_BYTES as f64) as u32,
+        drives: lane(parameters.micros("drive.latency"), of("tierkv.drive")),
+        link: lane(parameters.micros("host.latency"), of("host.read")),
+    };
     Decode {
-        iteration: ITERATION,
-        batch: 288,
+        iteration: parameters.micros("tierkv.iteration"),
+        batch: of("tierkv.batch") as u32,
         oversubscription,
-        exchanged: (oversubscription - 1.0) * EXCHANGED,
+        exchanged: (oversubscription - 1.0) * of("tierkv.exchanged"),
         profiles: &PROFILES,
-        lower: LOWER,
+        lower,
         on_drives: false,
         hbm: Hbm::Lru,
         ahead: Some(ours(0)),
@@ -91,20 +88,27 @@ fn median(decode: &Decode<'_>) -> Found {
     }
 }
 
-fn setting() -> Vec<String> {
+fn setting(parameters: &Parameters) -> Vec<String> {
+    let Decode { iteration, lower, batch, exchanged, .. } = lru(parameters, 2.0);
+    let lane = |lane: LaneModel| format!("{} GB/s and {:?}", lane.read / 1e9, lane.latency);
     vec![
-        "blocks of 16 tokens, 2 MiB; 50 GB/s and 5 us to the GPU, 7 GB/s and 80 us from drives; \
-         512 GB of host memory (tables 1 and 2); iterations of 1.2 ms (table 5, 1x), normal, with \
-         a deviation of 2 %; Poisson arrivals; medians of seeds 42 to 46"
-            .to_owned(),
+        format!(
+            "blocks of 16 tokens, 2 MiB; {} to the GPU, {} from drives; {} of host memory (tables \
+             1 and 2); iterations of {iteration:?} (table 5, 1x), normal, with a deviation of 2 \
+             %; Poisson arrivals; medians of seeds 42 to 46",
+            lane(lower.link),
+            lane(lower.drives),
+            size(parameters.value("tierkv.host") as u64)
+        ),
         "chatbot 160 + 150 tokens in the mean, summarization 900 + 128, code 400 + 300, \
          log-normal; uniform 512 + 256; as many of each. Only the last are the paper's; table 6 \
          says that none is longer than 1,830"
             .to_owned(),
-        "288 requests run at a time (table 5: 239,794 tokens/s at 1.20 ms); a request that has run \
-         longest gives its place to the one that has waited longest, 0.98 (R - 1) of them in an \
-         iteration at R times the GPU's memory: what LRU waits for at 3x"
-            .to_owned(),
+        format!(
+            "{batch} requests run at a time (table 5: 239,794 tokens/s at 1.20 ms); a request that \
+             has run longest gives its place to the one that has waited longest, {exchanged} (R - \
+             1) of them in an iteration at R times the GPU's memory: what LRU waits for at 3x"
+        ),
         "one way over the link: what goes to host memory takes the other one. Prefill takes no \
          time, as in the paper"
             .to_owned(),
@@ -190,8 +194,8 @@ const BATCH: &str = "the paper's tokens a second by its mean TPOT say 288 reques
     to 373 where it waits; 288 here";
 
 /// Returns the results of all policies, in order.
-fn policies(ratio: f64) -> [Found; 7] {
-    let lru = lru(ratio);
+fn policies(parameters: &Parameters, ratio: f64) -> [Found; 7] {
+    let lru = lru(parameters, ratio);
     let lfu = median(&Decode { hbm: Hbm::Lfu, ..lru });
     let prefetch = median(&Decode { ahead: Some(paper(4)), ..lru });
     let oracle = median(&Decode { ahead: None, ..lru });
@@ -207,12 +211,12 @@ fn policies(ratio: f64) -> [Found; 7] {
 /// Returns the iteration time by the paper's simulator: each iteration waits for the excess of its
 /// own reads' time over the window's iterations, as if each had the link to itself for that long.
 fn as_the_paper_counts(wait_ms: f64, window: f64) -> f64 {
-    let iteration = ITERATION.as_secs_f64() * 1e3;
-    iteration + (wait_ms - window * iteration).max(0.0)
+    const ITERATION: f64 = 1.2;
+    ITERATION + (wait_ms - window * ITERATION).max(0.0)
 }
 
-fn table_5(_: &Parameters) -> Outcome {
-    let mut outcome = Outcome { setting: setting(), ..Outcome::default() };
+fn table_5(parameters: &Parameters) -> Outcome {
+    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
     let mut tpot = Vec::new();
     let mut throughput = Vec::new();
     let mut turns = Vec::new();
@@ -220,7 +224,7 @@ fn table_5(_: &Parameters) -> Outcome {
     let mut rule = Vec::new();
     for (ratio, paper) in PAPER_5 {
         let name = format!("{ratio}x");
-        let found = policies(ratio);
+        let found = policies(parameters, ratio);
         compare(&mut outcome, &name, &paper, &found);
         let of = |part: fn(&Found) -> f64| found.map(|it| part(&it));
         tpot.push(row(name.clone(), &of(|it| it.iteration_ms)));
@@ -332,27 +336,28 @@ const PAPER_4: [(&str, f64, u64, f64, f64); 4] = [
     ("70B", 70.0, 8_388_608, 4.2, 0.24),
 ];
 
-fn table_4(_: &Parameters) -> Outcome {
+fn table_4(parameters: &Parameters) -> Outcome {
     const BOUND: &str = "reading beside computing can double it at most. That of 7B is 2.9 in the \
         paper's table 3";
-    let mut outcome = Outcome { setting: setting(), ..Outcome::default() };
+    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
     outcome.setting.push(
         "blocks as large as table 2 says; iterations as long as parameters are many (section 4.6: \
          with FLOPs), from 1.2 ms of 7B; the same requests for all, at 3x"
             .to_owned(),
     );
     let mut rows = Vec::new();
-    for (name, parameters, block_bytes, throughput, ttft) in PAPER_4 {
-        let lru = lru(3.0);
-        let iteration = lru.iteration.mul_f64(parameters / 7.0);
-        let reactive = Decode { iteration, lower: LowerTiers { block_bytes, ..LOWER }, ..lru };
+    for (name, billions, block_bytes, throughput, ttft) in PAPER_4 {
+        let lru = lru(parameters, 3.0);
+        let iteration = lru.iteration.mul_f64(billions / 7.0);
+        let lower = LowerTiers { block_bytes, ..lru.lower };
+        let reactive = Decode { iteration, lower, ..lru };
         let prefetch = Decode { ahead: Some(paper(4)), ..reactive };
         let ours = Decode { ahead: Some(ours(4)), hbm: Hbm::Latest, ..reactive };
         let found = [reactive, prefetch, ours].map(|it| median(&it));
         let times = found.map(|it| it.iteration_ms);
         let gain = |at: usize| found[at].tokens_per_second / found[0].tokens_per_second;
         let computes = iteration.as_secs_f64() * 1e3;
-        let reads = found[0].blocks * block_bytes as f64 / LOWER.link.read * 1e3;
+        let reads = found[0].blocks * block_bytes as f64 / lower.link.read * 1e3;
         let bound = (computes + reads) / computes.max(reads);
         let numbers =
             [&times[..], &[computes, reads, gain(1), gain(2), bound, throughput]].concat();

@@ -24,27 +24,45 @@ pub(super) const TABLES: Scenario = Scenario {
 /// Bytes of a block of Llama-70B, split over four A100: 80 layers, two of eight KV heads of 128,
 /// keys and values, 2 bytes, 16 tokens.
 const BLOCK_BYTES: u64 = 80 * 2 * 128 * 2 * 2 * 16;
-const LINK: f64 = 24e9;
-const DRIVES: f64 = 7e9;
-const LOWER: LowerTiers = LowerTiers {
-    block_bytes: BLOCK_BYTES,
-    host_blocks: 4096,
-    drives: lane(Duration::from_micros(10), DRIVES),
-    link: lane(Duration::from_micros(1), LINK),
-};
-/// A step of 64 sequences, all on the GPU.
-const STEP: Duration = Duration::from_micros(14_800);
 const BATCH: f64 = 64.0;
-/// Blocks needed by a step, from the blog's cost of half of them on the CPU.
-const WANTED: f64 = 161.0;
 const STEPS: u32 = 200;
+
+/// The blog's machine.
+#[derive(Debug, Clone, Copy)]
+struct Blog {
+    lower: LowerTiers,
+    /// Time of a step of 64 sequences, all on the GPU.
+    step: Duration,
+    /// Blocks needed by a step.
+    wanted: f64,
+}
+
+impl Blog {
+    fn of(parameters: &Parameters) -> Self {
+        let lane = |name: &str| {
+            let of = |what: &str| format!("vllm.{name}{what}");
+            lane(parameters.micros(&of(".latency")), parameters.value(&of("")))
+        };
+        let [drives, link] = ["drive", "link"].map(lane);
+        Self {
+            lower: LowerTiers { block_bytes: BLOCK_BYTES, host_blocks: 4096, drives, link },
+            step: parameters.micros("vllm.step"),
+            wanted: parameters.value("vllm.blocks"),
+        }
+    }
+
+    /// Returns the number of blocks of a step if so many percent of them are below the GPU.
+    fn blocks(&self, percent: f64) -> u64 {
+        (self.wanted * percent / 100.0).round() as u64
+    }
+}
 
 /// Returns the mean milliseconds of a step with `blocks` blocks below the GPU, which are announced
 /// one step ahead, two for the drives; or not at all.
-fn step_ms(blocks: u64, on_drives: bool, is_ahead: bool) -> f64 {
+fn step_ms(blog: &Blog, blocks: u64, on_drives: bool, is_ahead: bool) -> f64 {
     let window = u32::from(is_ahead);
     let lookahead = LookaheadConfig { window, drives_window: 2 * window, batch_blocks: 8 };
-    let mut paging = Paging::new(LOWER, Ahead { lookahead, schedule: Config::default() });
+    let mut paging = Paging::new(blog.lower, Ahead { lookahead, schedule: Config::default() });
     let keys = |step: u32| (0..blocks).map(move |at| u64::from(step) << 16 | at);
     let mut took = Duration::ZERO;
     for step in 0..STEPS {
@@ -66,8 +84,8 @@ fn step_ms(blocks: u64, on_drives: bool, is_ahead: bool) -> f64 {
                 paging.allocated(id);
             }
         }
-        paging.compute(waited, STEP);
-        took += waited + STEP;
+        paging.compute(waited, blog.step);
+        took += waited + blog.step;
     }
     took.as_secs_f64() * 1e3 / f64::from(STEPS)
 }
@@ -81,47 +99,57 @@ const STEPS_TABLE: [(f64, bool, f64); 5] = [
     (20.0, true, 22.5),
 ];
 
-fn tables(_: &Parameters) -> Outcome {
+fn tables(parameters: &Parameters) -> Outcome {
+    let blog = Blog::of(parameters);
+    let Blog { lower, step, wanted } = blog;
     let mut outcome = Outcome {
         setting: vec![
-            "steps of 14.8 ms, 24 GB/s to the GPU, drives with 7 GB/s and 10 us, blocks of 1.31 MB \
-             on each of four GPUs; every step wants others that are below"
-                .to_owned(),
-            "a step wants 161 blocks, of which a part is below: so that half of them on the CPU \
-             cost 4.4 ms if nothing is read ahead"
-                .to_owned(),
+            format!(
+                "steps of {step:?}, {} GB/s to the GPU, drives with {} GB/s and {:?}, blocks of \
+                 1.31 MB on each of four GPUs; every step wants others that are below",
+                lower.link.read / 1e9,
+                lower.drives.read / 1e9,
+                lower.drives.latency
+            ),
+            format!(
+                "a step wants {wanted} blocks, of which a part is below: so that half of them on \
+                 the CPU cost 4.4 ms if nothing is read ahead"
+            ),
         ],
         ..Outcome::default()
     };
-    steps(&mut outcome);
-    outcome.comparisons.extend(transfers());
+    steps(&blog, &mut outcome);
+    outcome.comparisons.extend(transfers(&blog));
     outcome.comparisons.extend(capacity());
     outcome.notes = NOTES.map(str::to_owned).to_vec();
     outcome
 }
 
-fn steps(outcome: &mut Outcome) {
+fn steps(blog: &Blog, outcome: &mut Outcome) {
     let mut rows = Vec::new();
-    for (part, on_drives, blog) in STEPS_TABLE {
-        let blocks = (WANTED * part / 100.0).round() as u64;
+    for (part, on_drives, printed) in STEPS_TABLE {
+        let blocks = blog.blocks(part);
         let name = format!("{part} % from {}", if on_drives { "SSD" } else { "CPU" });
-        let [late, ahead] = [false, true].map(|is_ahead| step_ms(blocks, on_drives, is_ahead));
+        let [late, ahead] =
+            [false, true].map(|is_ahead| step_ms(blog, blocks, on_drives, is_ahead));
         let throughput = |ms: f64| BATCH / ms * 1e3;
-        let numbers = [blocks as f64, blog, late, ahead, throughput(ahead)];
+        let numbers = [blocks as f64, printed, late, ahead, throughput(ahead)];
         rows.push(std::iter::once(name.clone()).chain(numbers.map(number)).collect());
         let of = if part == 50.0 { calibrated } else { predicted };
         let what = format!("{name}: step, read when wanted");
-        outcome.comparisons.push(of(&what, "ms", blog, late, ""));
+        outcome.comparisons.push(of(&what, "ms", printed, late, ""));
         if on_drives {
             const WHOLE: &str = "all blocks come to host memory before the first one is copied";
-            let moved = blocks as f64 * BLOCK_BYTES as f64 * (DRIVES.recip() + LINK.recip());
-            let ms = (STEP.as_secs_f64() + moved) * 1e3;
+            let LowerTiers { drives, link, .. } = blog.lower;
+            let a_byte = drives.read.recip() + link.read.recip();
+            let moved = blocks as f64 * BLOCK_BYTES as f64 * a_byte;
+            let ms = (blog.step.as_secs_f64() + moved) * 1e3;
             let what = format!("{name}: step, read when wanted, then copied");
-            outcome.comparisons.push(predicted(&what, "ms", blog, ms, WHOLE));
+            outcome.comparisons.push(predicted(&what, "ms", printed, ms, WHOLE));
         }
         const HIDDEN: &str = "the blog's steps are as long as if nothing was read ahead";
         let what = format!("{name}: step, ours");
-        outcome.comparisons.push(predicted(&what, "ms", blog, ahead, HIDDEN));
+        outcome.comparisons.push(predicted(&what, "ms", printed, ahead, HIDDEN));
     }
     let columns = ["", "blocks", "blog, ms", "when wanted, ms", "ours, ms", "ours, tokens/s"]
         .map(str::to_owned);
@@ -130,20 +158,22 @@ fn steps(outcome: &mut Outcome) {
 }
 
 /// Compares transfer times and the blocks that fit into a step.
-fn transfers() -> Vec<Comparison> {
+fn transfers(blog: &Blog) -> Vec<Comparison> {
     const ALONE: &str = "the blog's own time over the link; 0.5 ms are 9 blocks, 10 ms are 41";
     const MANY: &str = "64 sequences of 4,096 tokens have 16,384 blocks: then 5 % of them are 44.7 \
         ms of the link, and not 0.3";
     let block = BLOCK_BYTES as f64;
-    let link = block / LINK * 1e3;
+    let LowerTiers { drives, link, .. } = blog.lower;
+    let link = block / link.read * 1e3;
+    let drive = block / drives.read * 1e3 + drives.latency.as_secs_f64() * 1e3;
     let fits = (15.0 / link).floor();
     vec![
         input("block over the link", "us", 54.6, link * 1e3, ""),
         input("blocks in 15 ms", "", 274.0, fits, ""),
         input("tokens in 15 ms", "", 4384.0, fits * 16.0, ""),
         input("block from the CPU, alone", "ms", 0.5, link, ALONE),
-        input("block from SSD, alone", "ms", 10.0, block / DRIVES * 1e3 + 0.01 + link, ALONE),
-        calibrated("blocks of a step, of which 50 % cost 4.4 ms", "", 16_384.0, WANTED, MANY),
+        input("block from SSD, alone", "ms", 10.0, drive + link, ALONE),
+        calibrated("blocks of a step, of which 50 % cost 4.4 ms", "", 16_384.0, blog.wanted, MANY),
     ]
 }
 
@@ -191,15 +221,16 @@ mod tests {
 
     #[test]
     fn what_is_announced_is_hidden_and_what_is_not_is_waited_for() {
+        let blog = Blog::of(&Parameters::default());
         for (part, on_drives, _) in STEPS_TABLE {
-            let blocks = (WANTED * part / 100.0).round() as u64;
-            let alone = STEP.as_secs_f64() * 1e3;
-            let late = step_ms(blocks, on_drives, false) - alone;
-            let link = blocks as f64 * BLOCK_BYTES as f64 / LINK * 1e3;
+            let blocks = blog.blocks(part);
+            let alone = blog.step.as_secs_f64() * 1e3;
+            let late = step_ms(&blog, blocks, on_drives, false) - alone;
+            let link = blocks as f64 * BLOCK_BYTES as f64 / blog.lower.link.read * 1e3;
             assert!(late > link * 0.95, "{part}: {late} {link}");
-            assert!(step_ms(blocks, on_drives, true) < alone * 1.001, "{part}");
+            assert!(step_ms(&blog, blocks, on_drives, true) < alone * 1.001, "{part}");
         }
         // More than the link can move in a step.
-        assert!(step_ms(400, false, true) > 20.0);
+        assert!(step_ms(&blog, 400, false, true) > 20.0);
     }
 }

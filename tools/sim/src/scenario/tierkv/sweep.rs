@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    ITERATION, LOWER, NAMES, PROFILES, SATURATED, Scenario, calibrated, columns, lru, median, ours,
-    predicted, row, setting,
+    NAMES, PROFILES, SATURATED, Scenario, calibrated, columns, lru, median, ours, predicted, row,
+    setting,
 };
 use crate::{
     outcome::{Basis, Comparison, Line, Outcome, Plot, Table},
@@ -32,19 +32,20 @@ const PAPER_6: [(u32, f64, f64); 9] = [
 
 /// Returns the cases of the sweep: the paper's, with given link utilisations, with the longer
 /// iterations of section 3.5, and from the drives.
-fn cases() -> [(&'static str, Decode<'static>); 6] {
-    let paper = lru(3.0);
+fn cases(parameters: &Parameters) -> [(&'static str, Decode<'static>); 6] {
+    let paper = lru(parameters, 3.0);
     // Link time of one returning request, in iterations.
     let blocks = median(&paper).blocks / paper.exchanged;
-    let seconds = |bandwidth: f64| blocks * LOWER.block_bytes as f64 / bandwidth;
+    let lower = paper.lower;
+    let seconds = |bandwidth: f64| blocks * lower.block_bytes as f64 / bandwidth;
     let link = |part: f64| {
-        let exchanged = part * ITERATION.as_secs_f64() / seconds(LOWER.link.read);
+        let exchanged = part * paper.iteration.as_secs_f64() / seconds(lower.link.read);
         Decode { exchanged, ..paper }
     };
     let iteration = Duration::from_millis(20);
     let long = Decode { iteration, ..paper };
-    let exchanged = 0.5 * iteration.as_secs_f64() / seconds(LOWER.drives.read);
-    let lower = LowerTiers { host_blocks: 4096, ..LOWER };
+    let exchanged = 0.5 * iteration.as_secs_f64() / seconds(lower.drives.read);
+    let lower = LowerTiers { host_blocks: 4096, ..lower };
     let drives = Decode { on_drives: true, exchanged, lower, ..long };
     [
         ("as in table 5", paper),
@@ -59,15 +60,15 @@ fn cases() -> [(&'static str, Decode<'static>); 6] {
 /// Cases in which requests lose their turn.
 const PREEMPTED: [usize; 3] = [2, 3, 5];
 
-fn table_6(_: &Parameters) -> Outcome {
-    let mut outcome = Outcome { setting: setting(), ..Outcome::default() };
+fn table_6(parameters: &Parameters) -> Outcome {
+    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
     outcome.setting.push(
         "3x; where the link is busy for a part of the time, fewer requests change places; 20 ms: \
          iterations as long as section 3.5 has them, all else as in table 5; drives: what does not \
          run is on the drives, and K_SSD is twice K"
             .to_owned(),
     );
-    let cases = cases();
+    let cases = cases(parameters);
     let sweep = |decode: &Decode<'static>, preempted: f64| {
         let of = |(window, ..): &(u32, f64, f64)| {
             median(&Decode { ahead: Some(ours(*window)), preempted, ..*decode })
@@ -108,24 +109,24 @@ fn table_6(_: &Parameters) -> Outcome {
     lines.extend(names.iter().zip(&found).map(|(name, found)| line(name, found)));
     let [title, x, y] = ["Blocks in time by lookahead", "K, iterations", "%"].map(str::to_owned);
     outcome.plots.push(Plot { title, x, y, lines });
-    outcome.notes = notes_6(&found[0][0]);
-    outcome.tables.push(by_profile(&mut outcome.comparisons));
+    outcome.notes = notes_6(&cases[0].1, &found[0][0]);
+    outcome.tables.push(by_profile(parameters, &mut outcome.comparisons));
     outcome
 }
 
 const LENGTHS: &str = "lengths were cut so that all of them are there at K = 4";
 
 /// Compares each profile by itself, and one with longer prompts.
-fn by_profile(comparisons: &mut Vec<Comparison>) -> Table {
+fn by_profile(parameters: &Parameters, comparisons: &mut Vec<Comparison>) -> Table {
     let long = [("summarization, 3,000 tokens", Profile::SUMMARIZATION)];
     let alone = NAMES.into_iter().zip(PROFILES).chain(long);
     let mut rows = Vec::new();
     for (name, profile) in alone {
         let profiles = &[profile];
-        let late = Decode { profiles, ..lru(3.0) };
+        let late = Decode { profiles, ..lru(parameters, 3.0) };
         let blocks = median(&late).blocks / late.exchanged;
-        let reads = blocks * LOWER.block_bytes as f64 / LOWER.link.read;
-        let exchanged = 0.5 * ITERATION.as_secs_f64() / reads;
+        let reads = blocks * late.lower.block_bytes as f64 / late.lower.link.read;
+        let exchanged = 0.5 * late.iteration.as_secs_f64() / reads;
         let of = |window| median(&Decode { exchanged, ahead: Some(ours(window)), ..late });
         let found = [1, 2, 4, 8].map(|window| of(window).hits * 100.0);
         rows.push(row(name.to_owned(), &[&[blocks][..], &found].concat()));
@@ -144,9 +145,9 @@ fn by_profile(comparisons: &mut Vec<Comparison>) -> Table {
 }
 
 /// Returns notes that follow from the results without lookahead.
-fn notes_6(late: &Found) -> Vec<String> {
-    let reads = late.blocks * LOWER.block_bytes as f64 / LOWER.link.read * 1e3;
-    let computes = ITERATION.as_secs_f64() * 1e3;
+fn notes_6(paper: &Decode<'_>, late: &Found) -> Vec<String> {
+    let reads = late.blocks * paper.lower.block_bytes as f64 / paper.lower.link.read * 1e3;
+    let computes = paper.iteration.as_secs_f64() * 1e3;
     vec![
         format!(
             "As in table 5 an iteration wants {:.0} blocks, which are {reads:.2} ms of the link, \
