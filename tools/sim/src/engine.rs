@@ -244,7 +244,13 @@ impl<'a> Engine<'a, ModelTiers> {
         requests: &'a [Request],
         watched: usize,
     ) -> Self {
-        let tiers = policy.tier.map(|tier| ModelTiers::new(setup, tier, policy.host.as_ref()));
+        // No more is stored than all prompts have; the kernel takes longer to hand out memory for a
+        // catalog of whole drives than a short run takes.
+        let tokens: u64 = requests.iter().map(|it| u64::from(it.input)).sum();
+        let most = (2 * tokens * setup.model.token_bytes()).max(1 << 30);
+        let storage = Storage { drive_bytes: setup.storage.drive_bytes.min(most), ..setup.storage };
+        let tiers = Setup { storage, ..*setup };
+        let tiers = policy.tier.map(|tier| ModelTiers::new(&tiers, tier, policy.host.as_ref()));
         Self::new(setup, Hbm::new(setup, policy.keeps_hbm), tiers, requests, watched)
     }
 }
