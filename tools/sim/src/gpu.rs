@@ -117,7 +117,7 @@ pub struct Gpu {
 
 impl Gpu {
     /// Names of all GPUs with parameters. The factors of all are calibrated for the first one.
-    pub const NAMES: [&str; 3] = ["H100", "H200", "A100"];
+    pub const NAMES: [&str; 4] = ["H100", "H200", "A100", "B200"];
 
     /// Returns the compute time of a layer of a step.
     #[must_use]

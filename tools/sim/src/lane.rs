@@ -15,6 +15,8 @@ pub struct LaneModel {
     pub latency: Duration,
     /// Minimum time per object.
     pub object: Duration,
+    /// Time per object beside its transfer: a message's, or a copy's.
+    pub set_up: Duration,
     /// Fraction of the bandwidth left for both directions together while reads and writes mix: 0.4
     /// for drives, or [`Self::FULL_DUPLEX`].
     pub mixed: f64,
@@ -33,6 +35,7 @@ impl LaneModel {
         write: 1e18,
         latency: Duration::from_nanos(1),
         object: Duration::ZERO,
+        set_up: Duration::ZERO,
         mixed: 1.0,
         window: usize::MAX,
     };
@@ -93,8 +96,9 @@ impl Lane {
             Direction::Read => (self.model.read, 0),
             Direction::Write => (self.model.write, 1),
         };
-        let calls = objects as f64 * self.model.object.as_secs_f64();
-        let left = (bytes as f64 / bandwidth).max(calls);
+        let [calls, set_up] =
+            [self.model.object, self.model.set_up].map(|each| objects as f64 * each.as_secs_f64());
+        let left = (bytes as f64 / bandwidth + set_up).max(calls);
         self.outside.push_back((queue, Waiting { id, left, since: now }));
         self.admit();
     }

@@ -28,8 +28,8 @@ pub(crate) struct LowerTiers {
 
 /// Returns a FIFO channel with equal bandwidth in both directions.
 pub(crate) const fn lane(latency: Duration, bytes_per_second: f64) -> LaneModel {
-    let (read, write, object) = (bytes_per_second, bytes_per_second, Duration::ZERO);
-    LaneModel { read, write, latency, object, mixed: 1.0, window: usize::MAX }
+    let (read, write) = (bytes_per_second, bytes_per_second);
+    LaneModel { read, write, latency, ..LaneModel::INSTANT }
 }
 
 /// Settings of the lookahead.

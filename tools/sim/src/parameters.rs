@@ -190,6 +190,7 @@ impl Parameters {
             write: (each[1] * gpus).min(of("drive.write") * drives),
             latency: self.micros("drive.latency"),
             object: Duration::from_secs_f64((of("drive.iops") * drives.max(1.0)).recip()),
+            set_up: Duration::ZERO,
             mixed: of("drive.mixed"),
             window,
         };
@@ -204,12 +205,25 @@ impl Parameters {
                 read: link[0] * gpus,
                 write: link[1] * gpus,
                 latency: self.micros("host.latency"),
-                object: Duration::ZERO,
                 mixed: LaneModel::FULL_DUPLEX,
-                window: usize::MAX,
+                ..LaneModel::INSTANT
             },
+            remote: self.net(of("central.bandwidth")),
             host_bytes: of("host.bytes") as u64,
             drive_bytes: (of("drive.bytes") * drives) as u64,
+        }
+    }
+
+    /// Returns a network link of so many bytes a second in each direction.
+    #[must_use]
+    pub fn net(&self, bandwidth: f64) -> LaneModel {
+        LaneModel {
+            read: bandwidth,
+            write: bandwidth,
+            latency: self.micros("net.latency"),
+            set_up: self.micros("net.message"),
+            mixed: LaneModel::FULL_DUPLEX,
+            ..LaneModel::INSTANT
         }
     }
 

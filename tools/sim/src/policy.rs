@@ -26,6 +26,8 @@ pub enum Path {
     Cpu,
     /// From host memory.
     Host,
+    /// From another machine.
+    Remote,
     /// From drives that take no time.
     Instant,
 }
@@ -116,6 +118,14 @@ impl Policy {
     /// Same as [`Policy::OURS`], with drives that take no time: a bound for any scheduler.
     pub const ORACLE: Self =
         Self::of("oracle", Tier { path: Path::Instant, schedule: AT_ONCE, ..DIRECT });
+
+    /// A machine that stores, or another engine: chunks, before the step; other requests run
+    /// meanwhile (LMCache's asynchronous loads).
+    pub const REMOTE: Self =
+        Self::of("remote", Tier { path: Path::Remote, loads: Loads::Whole, ..CHUNKS });
+    /// Same as [`Policy::REMOTE`]; the step waits.
+    pub const REMOTE_WAITS: Self =
+        Self::of("remote, the step waits", Tier { path: Path::Remote, ..CHUNKS });
 
     /// Same as [`Policy::OURS`], from host memory alone.
     pub const HOST_ALONE: Self =

@@ -2,6 +2,7 @@
 
 mod hiding;
 mod io;
+mod lmcache;
 mod serving;
 mod tierkv;
 mod tutti;
@@ -39,6 +40,12 @@ impl Scenario {
         tierkv::TABLE_5,
         tierkv::TABLE_6,
         vllm::TABLES,
+        lmcache::TABLE_1,
+        lmcache::FIGURE_4,
+        lmcache::FIGURE_7,
+        lmcache::FIGURE_8,
+        lmcache::FIGURE_10,
+        lmcache::FIGURE_12,
     ];
 
     /// Returns the scenario of this name.

@@ -13,9 +13,11 @@ pub struct Storage {
     pub cpu: LaneModel,
     /// Host memory.
     pub host: LaneModel,
+    /// Another machine, to the GPU.
+    pub remote: LaneModel,
     /// Bytes of host memory for KV cache.
     pub host_bytes: u64,
-    /// Bytes of all drives.
+    /// Bytes of all drives, or of another machine.
     pub drive_bytes: u64,
 }
 
@@ -28,6 +30,7 @@ impl Storage {
             Path::Gds => self.gds,
             Path::Cpu => self.cpu,
             Path::Host => self.host,
+            Path::Remote => self.remote,
             Path::Instant => LaneModel::INSTANT,
         }
     }

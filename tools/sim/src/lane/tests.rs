@@ -4,7 +4,9 @@ const MB: u64 = 1_000_000;
 
 fn lane(mixed: f64) -> Lane {
     let (latency, object) = (Duration::from_micros(80), Duration::ZERO);
-    Lane::new(LaneModel { read: 10e9, write: 5e9, latency, object, mixed, window: usize::MAX })
+    let set_up = Duration::ZERO;
+    let (read, write, window) = (10e9, 5e9, usize::MAX);
+    Lane::new(LaneModel { read, write, latency, object, set_up, mixed, window })
 }
 
 /// Returns the arrival of each operation in microseconds.
@@ -47,4 +49,15 @@ fn small_objects_cost_their_calls() {
     lane.model.object = Duration::from_micros(10);
     lane.push(Duration::ZERO, OpId(1), Direction::Read, MB, 1000);
     assert_eq!(run(&mut lane), [(1, 10_080)]);
+}
+
+#[test]
+fn what_a_message_costs_beside_its_bytes_is_not_hidden() {
+    let model = LaneModel { read: 1e9, set_up: Duration::from_micros(10), ..LaneModel::INSTANT };
+    let mut lane = Lane::new(model);
+    // The same bytes as one message, and as 100.
+    (1..=2).for_each(|id| {
+        lane.push(Duration::ZERO, OpId(id), Direction::Read, MB, [1, 100][id as usize - 1])
+    });
+    assert_eq!(run(&mut lane), [(1, 1010), (2, 3010)]);
 }

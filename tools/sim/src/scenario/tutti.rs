@@ -36,14 +36,14 @@ pub(super) fn setup(parameters: &Parameters) -> Setup<'static> {
 
 /// Result of one request.
 #[derive(Debug, Clone, Copy)]
-struct One {
-    ttft: f64,
+pub(super) struct One {
+    pub(super) ttft: f64,
     bubble: f64,
     compute: f64,
 }
 
 /// Serves a prompt of which an earlier one has stored `stored` tokens. In milliseconds.
-fn one(setup: &Setup, policy: &Policy, input: u32, stored: u32) -> One {
+pub(super) fn one(setup: &Setup, policy: &Policy, input: u32, stored: u32) -> One {
     let request = |arrival, own: u64| {
         let name =
             |at: u32| if at < stored / BLOCK { at.into() } else { own << 32 | u64::from(at) };
