@@ -39,6 +39,8 @@ impl Scenario {
         tierkv::TABLE_4,
         tierkv::TABLE_5,
         tierkv::TABLE_6,
+        tierkv::BLOCKS,
+        tierkv::PATTERNS,
         vllm::TABLES,
         lmcache::TABLE_1,
         lmcache::FIGURE_4,

@@ -10,8 +10,8 @@ use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use super::{Ahead, LowerTiers, Moved, Paging};
 use crate::workload::{Profile, normal};
 
-/// Tokens per block.
-const BLOCK_TOKENS: u32 = 16;
+/// Tokens per block of the engine whose memory all block sizes have.
+const USUAL_BLOCK: u32 = 16;
 /// Iterations before the measurement.
 const WARM_UP: u64 = 100;
 
@@ -31,7 +31,10 @@ pub(crate) enum Hbm {
 pub(crate) struct Decode<'a> {
     /// Time of an iteration without waits: normally distributed, with a deviation of 2 %.
     pub iteration: Duration,
-    /// Mean number of requests that fit into the GPU's memory and run together.
+    /// Tokens per block.
+    pub block_tokens: u32,
+    /// Mean number of requests that fit into the GPU's memory and run together, with blocks of 16
+    /// tokens.
     pub batch: u32,
     /// Ratio of all requests' blocks to those that fit.
     pub oversubscription: f64,
@@ -65,6 +68,8 @@ pub(crate) struct Found {
     pub link: f64,
     /// Blocks over the link per iteration.
     pub blocks: f64,
+    /// Fraction of the running requests' blocks that has no tokens.
+    pub unfilled: f64,
 }
 
 #[derive(Debug, Clone)]
@@ -78,15 +83,16 @@ struct Request {
     /// Blocks of the GPU's memory that wait for its other blocks.
     staged: u32,
     is_announced: bool,
+    block_tokens: u32,
 }
 
 impl Request {
     fn blocks(&self) -> u32 {
-        (self.prompt + self.done).div_ceil(BLOCK_TOKENS)
+        (self.prompt + self.done).div_ceil(self.block_tokens)
     }
 
     fn final_blocks(&self) -> u32 {
-        (self.prompt + self.output).div_ceil(BLOCK_TOKENS)
+        (self.prompt + self.output).div_ceil(self.block_tokens)
     }
 
     fn keys(&self, from: u32) -> Vec<u64> {
@@ -117,6 +123,8 @@ struct Engine<'a> {
     /// Generated tokens, and present requests, summed over iterations.
     tokens: u64,
     requests: u64,
+    /// Tokens with room in the batch's blocks, and those that are there, summed over iterations.
+    room: [u64; 2],
 }
 
 impl Decode<'_> {
@@ -144,6 +152,7 @@ impl Decode<'_> {
             wasted: part(moved.wasted, moved.ahead),
             link: moved.link as f64 / self.lower.link.read / took,
             blocks: part(moved.link, self.lower.block_bytes) / count,
+            unfilled: 1.0 - part(engine.room[1], engine.room[0]),
         }
     }
 }
@@ -167,13 +176,16 @@ impl<'a> Engine<'a> {
             credit: 0.0,
             tokens: 0,
             requests: 0,
+            room: [0; 2],
         };
         let sample: Vec<Request> = (0..2000).map(|_| engine.request()).collect();
         let output: f64 = sample.iter().map(|it| f64::from(it.output)).sum();
         // Weighted by output: longer requests are present for longer.
-        let weighed = |it: &Request| f64::from(it.final_blocks()) * f64::from(it.output);
+        let usual = |it: &Request| (it.prompt + it.output).div_ceil(USUAL_BLOCK);
+        let weighed = |it: &Request| f64::from(usual(it)) * f64::from(it.output);
         let blocks = sample.iter().map(weighed).sum::<f64>() / output;
-        engine.capacity = (blocks * f64::from(setting.batch)) as u32;
+        let blocks = (blocks * f64::from(setting.batch)) as u32;
+        engine.capacity = blocks * USUAL_BLOCK / setting.block_tokens;
         engine.mean_output = output / sample.len() as f64;
         engine.free = engine.capacity;
         engine.fill();
@@ -226,6 +238,7 @@ impl<'a> Engine<'a> {
             resident: 0,
             staged: 0,
             is_announced: false,
+            block_tokens: self.setting.block_tokens,
         }
     }
 
@@ -240,6 +253,10 @@ impl<'a> Engine<'a> {
         }
         self.now += waited + took;
         self.tokens += self.batch.len() as u64;
+        for it in &self.batch {
+            self.room[0] += u64::from(it.blocks() * it.block_tokens);
+            self.room[1] += u64::from(it.prompt + it.done);
+        }
         self.requests += (self.batch.len() + self.others.len()) as u64;
         self.decode();
     }

@@ -10,6 +10,7 @@ fn ahead(window: u32) -> Ahead {
 /// Few requests that are exchanged often enough to use a third of the link.
 const DECODE: Decode<'static> = Decode {
     iteration: Duration::from_micros(1200),
+    block_tokens: 16,
     batch: 24,
     oversubscription: 3.0,
     exchanged: 0.2,

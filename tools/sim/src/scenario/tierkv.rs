@@ -1,12 +1,13 @@
 //! TierKV's simulation: decoding for more requests than fit into the GPU's memory.
 
+mod blocks;
 mod sweep;
 
 use kv_schedule::Config;
 use kv_tier::LookaheadConfig;
 use rayon::prelude::*;
 
-use super::{Scenario, calibrated, predicted};
+use super::{Scenario, calibrated, input, predicted};
 use crate::{
     lane::LaneModel,
     outcome::{Comparison, Outcome, Table},
@@ -46,6 +47,7 @@ fn lru(parameters: &Parameters, oversubscription: f64) -> Decode<'static> {
     };
     Decode {
         iteration: parameters.micros("tierkv.iteration"),
+        block_tokens: 16,
         batch: of("tierkv.batch") as u32,
         oversubscription,
         exchanged: (oversubscription - 1.0) * of("tierkv.exchanged"),
@@ -85,6 +87,7 @@ fn median(decode: &Decode<'_>) -> Found {
         wasted: of(|it| it.wasted),
         link: of(|it| it.link),
         blocks: of(|it| it.blocks),
+        unfilled: of(|it| it.unfilled),
     }
 }
 
@@ -123,6 +126,7 @@ fn row(name: String, numbers: &[f64]) -> Vec<String> {
     std::iter::once(name).chain(numbers.iter().map(|it| number(*it))).collect()
 }
 
+pub(super) use blocks::{BLOCKS, PATTERNS};
 pub(super) use sweep::TABLE_6;
 
 /// Mean TPOT and throughput by oversubscription.
