@@ -189,8 +189,8 @@ fn rate(requests: &[Request]) -> f64 {
     if span > 0.0 { requests.len() as f64 / span } else { 0.0 }
 }
 
-/// Returns the interval of which all times are multiples; zero if it is less than a second, or
-/// with fewer than 10 requests.
+/// Returns the interval of which all times are multiples, to 5 ms: Mooncake's are off by up to 3.
+/// Zero if it is less than a second, or with fewer than 10 requests.
 fn rounding(requests: &[Request]) -> Duration {
     let greatest = |one: u128, other: u128| {
         let (mut one, mut other) = (one, other);
@@ -199,8 +199,8 @@ fn rounding(requests: &[Request]) -> Duration {
         }
         one
     };
-    let nanos = requests.iter().map(|it| it.arrival.as_nanos()).fold(0, greatest);
-    let common = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+    let tens = requests.iter().map(|it| (it.arrival.as_millis() + 5) / 10).fold(0, greatest);
+    let common = Duration::from_millis(u64::try_from(tens * 10).unwrap_or(u64::MAX));
     let is_rounded = common >= Duration::from_secs(1) && requests.len() >= 10;
     if is_rounded { common } else { Duration::ZERO }
 }

@@ -81,6 +81,11 @@ fn rounded_times_are_spread_and_others_are_not() {
     assert!(spread.setting[1].contains("up to 3 s of the trace later"), "{:?}", spread.setting);
     let is_rounded = |it: &&Request| it.arrival.subsec_nanos() == 0;
     assert!(spread.requests.iter().filter(is_rounded).count() < 3);
+    // As the clock of Mooncake's trace: 2999, 5999, 8999, ...
+    let off: String =
+        (0..40).map(|at| line((at / 4 * 3000_u64).saturating_sub(1), 70, "[1]")).collect();
+    let spread = read(&off, None).unwrap();
+    assert!(spread.setting[1].contains("up to 3 s of the trace later"), "{:?}", spread.setting);
     let exact = read(&lines(250), None).unwrap();
     assert!(!exact.is_random && exact.setting[1].contains("40 requests"), "{:?}", exact.setting);
     assert_eq!(exact.requests[39].arrival, Duration::from_millis(2250));
