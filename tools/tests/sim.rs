@@ -130,6 +130,18 @@ fn a_plan_recommends_what_keeps_the_limit() {
 }
 
 #[test]
+fn a_plan_shows_a_restart() {
+    let file = trace();
+    let args = ["plan", file.path().to_str().unwrap(), "--dram", "8GiB", "--drives", "1"];
+    assert_eq!(json(&args)["tables"].as_array().unwrap().len(), 1);
+    let found = json(&[&args[..], &["--restart"]].concat());
+    let title = found["tables"][1]["title"].as_str().unwrap();
+    assert!(title.contains("after a restart") && title.contains("60 s"), "{title}");
+    let usual = cell(&found, 1, "1 drive", "hits, %");
+    assert!(usual > 0.0, "{}", found["tables"][1]);
+}
+
+#[test]
 fn bad_input_is_named() {
     let file = trace();
     let path = file.path().to_str().unwrap();

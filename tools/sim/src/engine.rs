@@ -237,6 +237,59 @@ pub fn serve_over<T: Tiers>(
     Ok((report, tiers.expect("it was given")))
 }
 
+/// Like [`serve`], with a restart: the engine ends what came before the time `at`, and is back
+/// `takes` later. Nothing is left in the GPU's memory and in host memory; drives and other machines
+/// keep what they have. The report has no seconds, and of the bytes those read and written.
+pub(crate) fn serve_restarted(
+    setup: &Setup<'_>,
+    policy: &Policy,
+    requests: &[Request],
+    (at, takes): (Duration, Duration),
+) -> Report {
+    let (first, rest) = requests.split_at(requests.partition_point(|it| it.arrival < at));
+    let serve = |tiers: Option<ModelTiers>, requests: &[Request]| {
+        let hbm = Hbm::new(setup, policy.keeps_hbm);
+        let mut engine = Engine::new(setup, hbm, tiers, requests, usize::MAX);
+        let Ok(()) = engine.run(&mut || true);
+        engine.end()
+    };
+    let (before, tiers) = serve(model_tiers(setup, policy, requests), first);
+    let back = before.took.max(at) + takes;
+    let late = |it: &Request| back.saturating_sub(it.arrival);
+    let later = |it: &Request| Request {
+        arrival: it.arrival.max(back),
+        leaves: it.leaves.map(|after| after.saturating_sub(late(it))),
+        ..it.clone()
+    };
+    let later: Vec<Request> = rest.iter().map(later).collect();
+    let fresh = model_tiers(setup, policy, requests);
+    let tiers = tiers.zip(fresh).map(|(old, fresh)| old.restarted(fresh));
+    let (after, _) = serve(tiers, &later);
+    let waited = rest.iter().zip(&after.served);
+    let waited = waited.map(|(it, was)| Served { ttft: was.ttft + late(it), ..*was });
+    Report {
+        served: before.served.iter().copied().chain(waited).collect(),
+        took: before.took.max(after.took),
+        compute: before.compute + after.compute,
+        bubble: before.bubble + after.bubble,
+        read_bytes: before.read_bytes + after.read_bytes,
+        write_bytes: before.write_bytes + after.write_bytes,
+        ..Report::default()
+    }
+}
+
+/// Returns a model of the policy's tiers that are large enough for these requests, or as large as
+/// the machine has them.
+fn model_tiers(setup: &Setup<'_>, policy: &Policy, requests: &[Request]) -> Option<ModelTiers> {
+    // The kernel takes longer to hand out memory for a catalog of whole drives than a short run
+    // takes.
+    let tokens: u64 = requests.iter().map(|it| u64::from(it.input)).sum();
+    let most = (2 * tokens * setup.model.token_bytes()).max(1 << 30);
+    let storage = Storage { drive_bytes: setup.storage.drive_bytes.min(most), ..setup.storage };
+    let setup = Setup { storage, ..*setup };
+    policy.tier.map(|tier| ModelTiers::new(&setup, tier, policy.host.as_ref()))
+}
+
 impl<'a> Engine<'a, ModelTiers> {
     fn over_model(
         setup: &'a Setup<'a>,
@@ -244,13 +297,7 @@ impl<'a> Engine<'a, ModelTiers> {
         requests: &'a [Request],
         watched: usize,
     ) -> Self {
-        // No more is stored than all prompts have; the kernel takes longer to hand out memory for a
-        // catalog of whole drives than a short run takes.
-        let tokens: u64 = requests.iter().map(|it| u64::from(it.input)).sum();
-        let most = (2 * tokens * setup.model.token_bytes()).max(1 << 30);
-        let storage = Storage { drive_bytes: setup.storage.drive_bytes.min(most), ..setup.storage };
-        let tiers = Setup { storage, ..*setup };
-        let tiers = policy.tier.map(|tier| ModelTiers::new(&tiers, tier, policy.host.as_ref()));
+        let tiers = model_tiers(setup, policy, requests);
         Self::new(setup, Hbm::new(setup, policy.keeps_hbm), tiers, requests, watched)
     }
 }

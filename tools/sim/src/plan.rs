@@ -5,7 +5,7 @@ use std::time::Duration;
 use rayon::prelude::*;
 
 use crate::{
-    engine::serve,
+    engine::{serve, serve_restarted},
     machine::Machine,
     outcome::{Line, Outcome, Plot, Table},
     page::{number, size},
@@ -23,6 +23,9 @@ pub struct Choices {
     pub drives: Vec<u32>,
     /// Other numbers of GPUs, served with their memory alone.
     pub gpus: Vec<u32>,
+    /// Time until the engine is back from a restart in the middle of the requests, which a second
+    /// run has; `None` for no such run.
+    pub restart: Option<Duration>,
 }
 
 /// Limits that a choice has to keep.
@@ -55,6 +58,8 @@ struct Run {
     hour: f64,
     /// Dollars per million tokens.
     million: f64,
+    /// The second half of the requests: without a restart, and after one.
+    restart: Option<[Summary; 2]>,
 }
 
 /// Hardware, with its performance and cost by seed.
@@ -127,7 +132,7 @@ impl Choice {
         prices: &Prices,
         workloads: &[Counted],
         limits: &Limits,
-        hardware: Hardware,
+        (hardware, restart): (Hardware, Option<Duration>),
     ) -> Self {
         let (machine, policy) = (hardware.of(machine), hardware.policy());
         let setup = machine.setup();
@@ -143,7 +148,15 @@ impl Choice {
             let drive_gb = prices.drive_gb * wear;
             let hour = Prices { drive_gb, ..*prices }.hour(&setup, &policy);
             let million = Prices::million(hour, summary.tokens_per_second);
-            Run { summary, written, hour, million }
+            let restart = restart.map(|takes| {
+                let last = workload.requests.last().map_or(Duration::ZERO, |last| last.arrival);
+                let mut half = workload.clone();
+                half.warm_up = half.warm_up.max(last / 2);
+                let restarted =
+                    serve_restarted(&setup, &policy, &half.requests, (half.warm_up, takes));
+                [&report, &restarted].map(|report| Summary::of(&policy, &half, report))
+            });
+            Run { summary, written, hour, million, restart }
         };
         let runs: Vec<Run> = workloads.par_iter().map(run).collect();
         let mut choice = Self { hardware, runs, drive_writes: 0.0 };
@@ -256,7 +269,7 @@ pub fn plan(
     let gpus = machine.gpu.count;
     let run = |hardware: Hardware| {
         next(&hardware.name(gpus));
-        Choice::of(machine, prices, workloads, limits, hardware)
+        Choice::of(machine, prices, workloads, limits, (hardware, choices.restart))
     };
     let found: Vec<Choice> = choices.all(gpus).into_iter().map(run).collect();
     let table = Table {
@@ -267,10 +280,47 @@ pub fn plan(
     let setting = setting(machine, prices, limits, workloads);
     Outcome {
         setting: machine.setting().into_iter().chain(setting).collect(),
-        tables: vec![table],
+        tables: std::iter::once(table)
+            .chain(choices.restart.map(|takes| restarts(&found, takes, gpus)))
+            .collect(),
         plots: plots(choices, &found, gpus),
         notes: advice(&found, limits, gpus),
         ..Outcome::default()
+    }
+}
+
+/// Returns the second half of the requests, without a restart and after one.
+fn restarts(found: &[Choice], takes: Duration, gpus: u32) -> Table {
+    let row = |choice: &Choice| {
+        let of = |part: fn(&Summary) -> f64, scale: f64| {
+            let at = |at: usize| {
+                let all = choice.runs.iter().filter_map(|run| run.restart).map(|it| part(&it[at]));
+                number(median(all.collect()).expect("each run has a restart") * scale)
+            };
+            [at(0), at(1)]
+        };
+        let cells = [
+            of(Summary::hits, 100.0),
+            of(|it| it.host_hits, 100.0),
+            of(|it| it.ttft.p50, 1e3),
+            of(|it| it.ttft.p95, 1e3),
+            of(|it| it.ttft.p99, 1e3),
+            of(|it| it.ttft_again.p50, 1e3),
+        ];
+        std::iter::once(choice.hardware.name(gpus)).chain(cells.into_iter().flatten()).collect()
+    };
+    let columns = ["hits, %", "host memory, %", "TTFT p50, ms", "p95", "p99"]
+        .into_iter()
+        .chain(["without first questions: p50"])
+        .flat_map(|name| [name, "restarted"]);
+    Table {
+        title: format!(
+            "The second half of the requests, and the same after a restart: what came before is \
+             served, the engine is back {} s later, host memory is lost and drives are not",
+            takes.as_secs_f64()
+        ),
+        columns: std::iter::once("tiers").chain(columns).map(str::to_owned).collect(),
+        rows: found.iter().map(row).collect(),
     }
 }
 

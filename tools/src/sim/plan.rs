@@ -40,6 +40,10 @@ pub(crate) struct PlanFlags {
         value_parser = size::count::<u64>(1..=100))]
     seeds: u64,
 
+    /// Serve all again, with a restart of the engine in the middle: host memory is lost
+    #[arg(long, help_heading = "Choices")]
+    restart: bool,
+
     /// Drive writes a day for which drives are rated [default: 1]
     #[arg(long, value_name = "COUNT", value_parser = above_zero, help_heading = "Choices")]
     drive_writes: Option<f64>,
@@ -69,7 +73,10 @@ pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
         (None, Some(_)) => Vec::new(),
         (None, None) => vec![machine.gpu.count * 2],
     };
-    let mut choices = Choices { dram: flags.dram.clone(), drives: flags.drives.clone(), gpus };
+    let takes = std::time::Duration::from_secs_f64(files.parameters.value("engine.restart"));
+    let (dram, drives) = (flags.dram.clone(), flags.drives.clone());
+    let restart = flags.restart.then_some(takes);
+    let mut choices = Choices { dram, drives, gpus, restart };
     choices.dram.retain(|bytes| *bytes > 0);
     choices.dram.sort_unstable();
     choices.dram.dedup();

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     lane::LaneModel,
-    policy::{HostMemory, Loads, Tier},
+    policy::{HostMemory, Loads, Path, Tier},
 };
 
 /// Blocks being written to the tier.
@@ -106,6 +106,11 @@ impl ModelTiers {
             block_tokens: setup.block_tokens,
             now: Duration::ZERO,
         }
+    }
+
+    /// Returns `fresh`, with what this tier has if it outlives the engine.
+    pub(super) fn restarted(self, fresh: Self) -> Self {
+        if fresh.tier.path == Path::Host { fresh } else { Self { index: self.index, ..fresh } }
     }
 
     /// Returns the bytes that were prefetched to host memory for nothing.

@@ -339,6 +339,29 @@ fn what_is_watched_is_in_the_order_of_causes() {
 }
 
 #[test]
+fn a_restart_empties_memory_and_its_requests_wait() {
+    let requests = requests(40, Duration::from_millis(500));
+    let usual = serve(&SETUP, &Policy::OURS, &requests);
+    let takes = Duration::from_secs(30);
+    let after = |at: Duration| serve_restarted(&SETUP, &Policy::OURS, &requests, (at, takes));
+    // Nobody comes after it.
+    let last = after(Duration::from_secs(3600));
+    assert_eq!((last.took, last.write_bytes), (usual.took, usual.write_bytes));
+    let half = requests[20].arrival;
+    let restarted = after(half);
+    assert_eq!(restarted.served.len(), requests.len());
+    for (at, (was, it)) in restarted.served.iter().zip(&requests).enumerate() {
+        let is_later = at >= 20;
+        assert_eq!(is_later, it.arrival + was.ttft > half + takes, "{at}: {was:?}");
+        assert!(is_later || was.ttft < takes, "{at}: {was:?}");
+    }
+    // What the GPU had comes from the drives.
+    let [before, first] = [&usual, &restarted].map(|it| it.served[20]);
+    assert!(first.hbm_tokens == 0 && before.hbm_tokens > 0, "{before:?} {first:?}");
+    assert!(first.loaded_tokens >= before.hbm_tokens, "{before:?} {first:?}");
+}
+
+#[test]
 #[should_panic(expected = "has no room for")]
 fn a_request_larger_than_the_memory_is_refused() {
     let small = Setup { kv_bytes: 100 << 20, ..*SETUP };

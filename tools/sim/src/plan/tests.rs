@@ -31,7 +31,8 @@ fn found(rate: f64, writes_a_day: f64, choices: &Choices) -> Vec<Choice> {
     let parameters = Parameters::default();
     let (machine, prices) = (machine(&parameters), parameters.prices());
     let limits = Limits { writes_a_day, ..limits(None) };
-    let of = |hardware| Choice::of(&machine, &prices, &workloads, &limits, hardware);
+    let of =
+        |hardware| Choice::of(&machine, &prices, &workloads, &limits, (hardware, choices.restart));
     let found: Vec<Choice> = choices.all(1).into_iter().map(of).collect();
     assert_eq!(found.len(), choices.runs());
     found
@@ -39,13 +40,18 @@ fn found(rate: f64, writes_a_day: f64, choices: &Choices) -> Vec<Choice> {
 
 /// All combinations, at a rate that some of them serve.
 static FOUND: LazyLock<Vec<Choice>> = LazyLock::new(|| {
-    let choices = Choices { dram: vec![16 << 30, 200 << 30], drives: vec![1, 2], gpus: vec![2] };
+    let choices = Choices {
+        dram: vec![16 << 30, 200 << 30],
+        drives: vec![1, 2],
+        gpus: vec![2],
+        restart: None,
+    };
     found(0.6, 1.0, &choices)
 });
 
 /// Returns two drives, or none.
 fn drives() -> Choices {
-    Choices { dram: Vec::new(), drives: vec![2], gpus: Vec::new() }
+    Choices { dram: Vec::new(), drives: vec![2], gpus: Vec::new(), restart: None }
 }
 
 fn at(found: &[Choice], dram: u64, drives: u32) -> &Choice {
@@ -149,7 +155,7 @@ fn equal_costs_are_ties_and_saturated_ones_are_not_recommended() {
     };
     let choice = |drives: u32, million: [f64; 2], queue_growth: f64| {
         let summary = Summary { queue_growth, ..summary };
-        let run = |million| Run { summary, written: 0.0, hour: 1.0, million };
+        let run = |million| Run { summary, written: 0.0, hour: 1.0, million, restart: None };
         let hardware = Hardware { gpus: 1, dram: 0, drives };
         Choice { hardware, runs: million.map(run).to_vec(), drive_writes: 0.0 }
     };
@@ -165,4 +171,26 @@ fn equal_costs_are_ties_and_saturated_ones_are_not_recommended() {
         notes[1].starts_with("These cost the same") && notes[1].ends_with("differ by: 2 drives.")
     );
     assert!(notes[2].ends_with("the run was: the GPU's memory alone."), "{notes:?}");
+}
+
+#[test]
+fn after_a_restart_drives_have_what_host_memory_lost() {
+    let takes = Duration::from_secs(30);
+    let choices =
+        Choices { dram: vec![200 << 30], drives: vec![2], gpus: Vec::new(), restart: Some(takes) };
+    let found = found(0.3, 1.0, &choices);
+    let both = |dram: u64, drives: u32| at(&found, dram, drives).runs[0].restart.unwrap();
+    let hits = |it: &Summary| it.hits();
+    let [lost, kept] = [both(200, 0), both(0, 2)].map(|it| it.map(|half| hits(&half)));
+    assert!(lost[1] < lost[0] - 0.05, "{lost:?}");
+    assert!((kept[1] - kept[0]).abs() < 0.01, "{kept:?}");
+    // Drives below host memory have what it lost.
+    let [usual, restarted] = both(200, 2);
+    assert!(restarted.host_hits < usual.host_hits && restarted.drive_hits > usual.drive_hits);
+    assert!((hits(&restarted) - hits(&usual)).abs() < 0.01, "{restarted:?} {usual:?}");
+    // Who comes while the engine is away waits.
+    assert!(restarted.ttft.p99 > 20.0 && usual.ttft.p99 < 20.0, "{restarted:?} {usual:?}");
+    let table = restarts(&found, takes, 1);
+    assert_eq!(table.rows.len(), 4);
+    assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{table:?}");
 }
