@@ -280,6 +280,12 @@ pub enum StoreError {
         /// Kind of the positions.
         what: &'static str,
     },
+    /// A position of a reservation is not its own, or was given to a request before.
+    #[error("position {position} of the reservation is not to be written, or was given out before")]
+    NotReserved {
+        /// The position.
+        position: u32,
+    },
     /// The block does not exist.
     #[error("block {block} was given, but {blocks} blocks are registered")]
     NoSuchBlock {

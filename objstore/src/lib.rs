@@ -275,6 +275,6 @@ pub use plane::{
 pub use registration::{InUse, KvPool};
 pub use stats::{DramStats, Durations, StoreStats, Times};
 pub use store::{
-    Closed, Committed, LoadRequest, Medium, Prefix, RankConfig, RankId, Salvage, Store,
-    StoreRequest, open_catalog,
+    Closed, Committed, LoadRequest, Medium, Prefix, RankConfig, RankId, Reservation, Salvage,
+    Store, StoreRequest, open_catalog,
 };

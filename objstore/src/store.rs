@@ -8,8 +8,8 @@ use std::{
 
 use gio_uring::Event;
 use kv_catalog::{
-    BlockKey, Catalog, DeviceIndex, DurableCatalog, FileId, Geometry, JournalError, KvShape,
-    Namespace, NamespaceId, StoredFile, Superblock, Usage,
+    BlockKey, Catalog, CatalogCounts, DeviceIndex, DurableCatalog, FileId, Geometry, JournalError,
+    KvShape, Namespace, NamespaceId, StoredFile, Superblock, Usage,
 };
 use nvme_driver::Clock;
 
@@ -28,6 +28,7 @@ mod layer;
 mod open;
 mod ranks;
 mod request;
+mod reservation;
 mod salvage;
 
 use commit::{Commits, Ready};
@@ -36,6 +37,7 @@ use handles::Held;
 pub use handles::{Committed, LoadRequest, Prefix, StoreRequest};
 pub use open::{Closed, Medium};
 pub use ranks::{RankConfig, RankId, open_catalog};
+pub use reservation::Reservation;
 pub use salvage::Salvage;
 
 /// A GPU-centric object store for KV cache. See the crate's documentation for its use.
@@ -128,9 +130,11 @@ impl Inner {
     }
 
     fn give_back(&self, held: Held) {
-        let given_back = self.catalog.with(|catalog| match held {
-            Held::Read(reference) => catalog.release(reference),
-            Held::Write(write) => catalog.abort(write),
+        let given_back = self.catalog.with(|catalog| match &held {
+            Held::Read(reference) => catalog.release(*reference),
+            Held::Write(write) => catalog.abort(*write),
+            // Its drop ends the write if it is the last one.
+            Held::Part(..) => Ok(()),
         });
         debug_assert!(given_back.is_ok(), "{given_back:?}");
     }
@@ -392,6 +396,22 @@ impl Store {
     pub fn stats(&self) -> Result<StoreStats, StoreError> {
         self.inner.plane.sync()?;
         self.stats_with(&self.inner.plane.stats()?)
+    }
+
+    /// Returns the counts of the files of all namespaces.
+    ///
+    /// # Errors
+    /// Same as [`Store::lookup`].
+    pub fn counts(&self) -> Result<CatalogCounts, StoreError> {
+        self.look(|catalog| Ok(catalog.counts()))
+    }
+
+    /// Returns, for each of `keys`, if it is stored now. Same guarantees as [`Store::peek`].
+    ///
+    /// # Errors
+    /// Same as [`Store::lookup`].
+    pub fn are_stored(&self, keys: &[BlockKey]) -> Result<Vec<bool>, StoreError> {
+        self.look(|catalog| Ok(catalog.are_stored(self.namespace, keys)?))
     }
 
     /// Returns the counts of the store, with those of its plane that were taken before. Reads

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use objstore::BlockKey;
 use ripieno_serve::{
     Control,
-    protocol::{Answer, Call, Keys, Named, NamespaceStatus, SessionStatus, Status},
+    protocol::{Answer, Call, Keys, Member, Named, NamespaceStatus, SessionStatus, Status},
 };
 
 use crate::problem::Problem;
@@ -125,10 +125,18 @@ fn status_text(status: &Status) -> String {
         let quota = quota_files.map_or(String::new(), |quota| format!(" of {}", size(quota)));
         lines.push(format!("namespace {namespace} ({label}): {}{quota}", size(*files)));
     }
-    for SessionStatus { uid, pid, pool_bytes, requests, prefixes } in &status.sessions {
+    for session in &status.sessions {
+        let SessionStatus { uid, pid, pool_bytes, requests, prefixes, reservations, member } =
+            session;
         let pool = Size(*pool_bytes);
+        let part = match member {
+            None => String::new(),
+            Some(Member { engine, rank: None, .. }) => format!(", scheduler of {engine}"),
+            Some(Member { engine, rank: Some(rank), .. }) => format!(", rank {rank} of {engine}"),
+        };
         lines.push(format!(
-            "client {pid} of user {uid}: pool of {pool}, {requests} requests, {prefixes} prefixes"
+            "client {pid} of user {uid}{part}: pool of {pool}, {requests} requests, {prefixes} \
+             prefixes, {reservations} reservations"
         ));
     }
     lines.push(format!(

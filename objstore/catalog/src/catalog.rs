@@ -201,23 +201,24 @@ impl Catalog {
     /// may outlive the original reference.
     ///
     /// # Errors
-    /// Returns [`CatalogError::Reference`] if `id` is unknown, [`CatalogError::Positions`] if the
-    /// range ends beyond it, or [`CatalogError::Dropped`] if a file has lost its key meanwhile.
+    /// Returns [`CatalogError::Reference`] if `id` is unknown, [`CatalogError::Positions`] if
+    /// one is beyond its end, or [`CatalogError::Dropped`] if a file has lost its key meanwhile.
     pub fn share(
         &mut self,
         id: ReferenceId,
-        positions: std::ops::Range<usize>,
+        positions: &[usize],
     ) -> Result<Reference, CatalogError> {
         let held = self.references.get(id.0).ok_or(CatalogError::Reference { id })?;
-        let Some(files) = held.files.get(positions.clone()) else {
-            let there_are = held.files.len();
-            return Err(CatalogError::Positions { end: positions.end, there_are });
-        };
+        let there_are = held.files.len();
+        let mut files = Vec::with_capacity(positions.len());
+        for position in positions {
+            let outside = CatalogError::Positions { end: position.saturating_add(1), there_are };
+            files.push(*held.files.get(*position).ok_or(outside)?);
+        }
         if let Some(at) = files.iter().position(|file| !self.is_stored(*file)) {
-            let (position, file) = (positions.start + at, files[at]);
+            let (position, file) = (positions[at], files[at]);
             return Err(CatalogError::Dropped { position, file });
         }
-        let files = files.to_vec();
         Ok(self.hold(&files))
     }
 

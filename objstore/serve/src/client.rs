@@ -14,11 +14,14 @@ use std::{
 
 use objstore::{BlockId, BlockKey, Committed, KvShape, Layer, Namespace, Row};
 use ripieno_stack::PoolLayout;
+use rustix::net::RecvFlags;
 
 use crate::{
     error::ServeError,
     memory::{self, Mapping},
-    protocol::{self, Answer, Bytes, CONNECTIONS_MAX, Call, Keys, Layout, Received, VERSION},
+    protocol::{
+        self, Answer, Bytes, CONNECTIONS_MAX, Call, Keys, Layout, Member, Received, VERSION,
+    },
 };
 
 /// Time for an answer: longer than the server's own limits for a transfer.
@@ -40,12 +43,19 @@ pub struct Client {
 struct Inner {
     path: PathBuf,
     shape: KvShape,
-    layout: PoolLayout,
-    file: OwnedFd,
-    memory: Mapping,
+    member: Option<Member>,
+    pool: Option<Pool>,
     links: Mutex<Links>,
     /// Notified when a connection is idle again, or the session is lost.
     returned: Condvar,
+}
+
+/// The memory of a client's blocks.
+#[derive(Debug)]
+struct Pool {
+    layout: PoolLayout,
+    file: OwnedFd,
+    memory: Mapping,
 }
 
 /// The connections of a session. The first one must live as long as the session.
@@ -73,7 +83,7 @@ pub struct SpaceId {
 #[derive(Debug)]
 #[must_use = "dropping it gives the blocks back"]
 pub struct Prefix {
-    handle: Handle,
+    pub(crate) handle: Handle,
     blocks: usize,
 }
 
@@ -82,24 +92,31 @@ pub struct Prefix {
 #[derive(Debug)]
 #[must_use = "dropping it ends the request"]
 pub struct Request {
-    handle: Handle,
+    pub(crate) handle: Handle,
     accepted: usize,
     moved: usize,
 }
 
 /// A number of a session, which is released on drop.
 #[derive(Debug)]
-struct Handle {
+pub(crate) struct Handle {
     client: Client,
-    number: u64,
-    generation: u64,
+    pub(crate) number: u64,
+    pub(crate) generation: u64,
     /// Set when the call that ends it was made.
-    is_over: bool,
+    is_over: Mutex<bool>,
+}
+
+impl Handle {
+    /// Returns the mark that says if the call that ends it was made.
+    pub(crate) fn is_over(&self) -> MutexGuard<'_, bool> {
+        self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !*self.is_over() {
             let call = Call::Release { handle: self.number };
             // Of a session that was lost, the server has released it.
             let _ = self.client.call_in(self.generation, &call);
@@ -137,12 +154,42 @@ impl Client {
     ) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Memory { bytes, source };
         let (file, memory) = memory::make(bytes).map_err(failed)?;
-        let path = path.into();
-        let links = hello(&path, &shape, (&layout, file.as_fd()), None)?;
-        let links = Mutex::new(links);
-        let returned = Condvar::new();
-        let inner = Inner { path, shape, layout, file, memory, links, returned };
-        Ok(Self { inner: Arc::new(inner) })
+        Self::begin(path.into(), shape, None, Some(Pool { layout, file, memory }))
+    }
+
+    /// Connects as a part of an engine. `pool`: the layout of a rank's blocks in shared memory that
+    /// the engine made, a memfd of whole pages that is sealed against shrinking.
+    pub(crate) fn join(
+        path: PathBuf,
+        shape: KvShape,
+        member: Member,
+        pool: Option<(PoolLayout, OwnedFd)>,
+    ) -> Result<Self, ServeError> {
+        let pool = pool.map(|(layout, file)| match memory::take(&file, u64::MAX) {
+            Ok(memory) => Ok(Pool { layout, file, memory }),
+            Err(why) => {
+                let source = io::Error::new(io::ErrorKind::InvalidInput, why);
+                Err(ServeError::Memory { bytes: 0, source })
+            }
+        });
+        Self::begin(path, shape, Some(member), pool.transpose()?)
+    }
+
+    fn begin(
+        path: PathBuf,
+        shape: KvShape,
+        member: Option<Member>,
+        pool: Option<Pool>,
+    ) -> Result<Self, ServeError> {
+        // No call knows this session.
+        let lost = Some("it has not begun".to_owned());
+        let (session, idle) = (Bytes(Vec::new()), Vec::new());
+        let links = Mutex::new(Links { generation: 0, session, idle, open: 0, lost });
+        let inner = Inner { path, shape, member, pool, links, returned: Condvar::new() };
+        let client = Self { inner: Arc::new(inner) };
+        client.check_shape()?;
+        *client.links() = client.hello(None)?;
+        Ok(client)
     }
 
     /// Begins a new session after [`ServeError::Lost`], with the same memory, whose bytes stay. A
@@ -155,11 +202,10 @@ impl Client {
     /// # Errors
     /// Same as [`Client::connect`].
     pub fn reconnect(&self) -> Result<(), ServeError> {
-        let Inner { path, shape, layout, file, .. } = &*self.inner;
         let mut links = self.links();
         links.idle.clear();
         links.lost.get_or_insert_with(|| "it was left for another one".to_owned());
-        *links = hello(path, shape, (layout, file.as_fd()), Some(&links))?;
+        *links = self.hello(Some(&links))?;
         self.inner.returned.notify_all();
         Ok(())
     }
@@ -175,7 +221,8 @@ impl Client {
     /// layer and the end of a wait for it, the devices may access its blocks.
     #[must_use]
     pub fn memory(&self) -> (NonNull<u8>, usize) {
-        (self.inner.memory.base(), self.inner.memory.len())
+        let memory = self.inner.pool.as_ref().map(|pool| &pool.memory);
+        memory.map_or((NonNull::dangling(), 0), |memory| (memory.base(), memory.len()))
     }
 
     /// Writes a block: the objects of all rows, one after the other.
@@ -186,7 +233,9 @@ impl Client {
         self.check(block, bytes.len())?;
         let objects = bytes.chunks_exact(self.inner.shape.object_bytes as usize);
         for (row, object) in (0..).map(Row).zip(objects) {
-            self.inside(self.inner.memory.write(self.offset(block, row), object), block)?;
+            let pool = self.inner.pool.as_ref();
+            let written = |pool: &Pool| pool.memory.write(pool.offset(block, row), object);
+            self.inside(pool.is_some_and(written), block)?;
         }
         Ok(())
     }
@@ -200,16 +249,26 @@ impl Client {
         self.check(block, bytes.len())?;
         let objects = bytes.chunks_exact_mut(self.inner.shape.object_bytes as usize);
         for (row, object) in (0..).map(Row).zip(objects) {
-            self.inside(self.inner.memory.read(self.offset(block, row), object), block)?;
+            let pool = self.inner.pool.as_ref();
+            let read = |pool: &Pool| pool.memory.read(pool.offset(block, row), object);
+            self.inside(pool.is_some_and(read), block)?;
         }
         Ok(bytes)
     }
 
-    fn offset(&self, block: BlockId, row: Row) -> usize {
-        let PoolLayout { rows, block_stride, .. } = &self.inner.layout;
-        let base = rows.get(row.0 as usize).copied().unwrap_or(u64::MAX);
-        let offset = base.saturating_add(u64::from(block.0).saturating_mul(*block_stride));
-        usize::try_from(offset).unwrap_or(usize::MAX)
+    /// Gives blocks new pages, of zeros: what the kernel still reads into the old ones for a server
+    /// that has died reaches nobody.
+    pub(crate) fn discard(&self, blocks: &[BlockId]) -> Result<(), ServeError> {
+        let Some(pool) = &self.inner.pool else { return Ok(()) };
+        let bytes = u64::from(self.inner.shape.object_bytes);
+        for block in blocks {
+            for row in (0..self.inner.shape.rows()).map(Row) {
+                let at = pool.offset(*block, row) as u64;
+                memory::discard(&pool.file, at, bytes)
+                    .map_err(|source| ServeError::Memory { bytes, source })?;
+            }
+        }
+        Ok(())
     }
 
     fn check(&self, block: BlockId, len: usize) -> Result<(), ServeError> {
@@ -218,11 +277,16 @@ impl Client {
             let (what, given) = ("bytes of a block", len as u64);
             return Err(ServeError::Argument { what, given, expected });
         }
-        self.inside(block.0 < self.inner.layout.blocks, block)
+        self.inside(block.0 < self.blocks(), block)
+    }
+
+    /// Returns the number of blocks.
+    fn blocks(&self) -> u32 {
+        self.inner.pool.as_ref().map_or(0, |pool| pool.layout.blocks)
     }
 
     fn inside(&self, is_inside: bool, block: BlockId) -> Result<(), ServeError> {
-        let (given, expected) = (u64::from(block.0), u64::from(self.inner.layout.blocks));
+        let (given, expected) = (u64::from(block.0), u64::from(self.blocks()));
         let error = ServeError::Argument { what: "block below", given, expected };
         is_inside.then_some(()).ok_or(error)
     }
@@ -278,8 +342,9 @@ impl Client {
         blocks: &[BlockId],
     ) -> Result<Request, ServeError> {
         let first = u32::try_from(first).unwrap_or(u32::MAX);
+        let positions = (0..blocks.len() as u32).map(|at| first.saturating_add(at)).collect();
         let Handle { number: prefix, generation, .. } = prefix.handle;
-        self.request(generation, &Call::Load { prefix, first, blocks: numbers(blocks) })
+        self.request(generation, &Call::Load { prefix, positions, blocks: numbers(blocks) })
     }
 
     /// Prepares to store blocks, as many leading ones as there is room for.
@@ -297,7 +362,7 @@ impl Client {
         self.request(space.generation, &call)
     }
 
-    fn request(&self, generation: u64, call: &Call) -> Result<Request, ServeError> {
+    pub(crate) fn request(&self, generation: u64, call: &Call) -> Result<Request, ServeError> {
         match self.call_in(generation, call)? {
             Answer::Request { request, accepted, moved } => {
                 let handle = self.handle(request, generation);
@@ -339,8 +404,56 @@ impl Client {
         Ok(prefix.len())
     }
 
-    fn handle(&self, number: u64, generation: u64) -> Handle {
-        Handle { client: self.clone(), number, generation, is_over: false }
+    /// Returns the number of the session, and the reason if it has ended, also while no call was
+    /// made.
+    pub(crate) fn session(&self) -> (u64, Option<String>) {
+        let (generation, is_closed) = {
+            let links = self.links();
+            if links.lost.is_some() {
+                return (links.generation, links.lost.clone());
+            }
+            (links.generation, links.idle.last().is_some_and(is_closed))
+        };
+        if is_closed {
+            self.lose(generation, "the server has closed it");
+        }
+        let links = self.links();
+        (links.generation, links.lost.clone())
+    }
+
+    /// Begins a session, after an earlier one of the client.
+    fn hello(&self, earlier: Option<&Links>) -> Result<Links, ServeError> {
+        let Inner { path, shape, member, pool, .. } = &*self.inner;
+        let stream = open(path)?;
+        let layout = pool.as_ref().map(|pool| {
+            let PoolLayout { rows, block_stride, blocks } = pool.layout.clone();
+            Layout { rows, block_stride, blocks }
+        });
+        let file = pool.as_ref().map(|pool| pool.file.as_fd());
+        let after = earlier.map(|links| links.session.clone());
+        let generation = earlier.map_or(0, |links| links.generation + 1);
+        let member = member.clone();
+        let call = Call::Hello { version: VERSION, pool: layout, after, member };
+        match call_on(&stream, &call, file)? {
+            Answer::Welcome { session, shape: found } => {
+                same_shape(found.into(), *shape)?;
+                Ok(Links { generation, session, idle: vec![stream], open: 1, lost: None })
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Compares the shape before the server gets the memory: it could not map other blocks.
+    fn check_shape(&self) -> Result<(), ServeError> {
+        let call = Call::Hello { version: VERSION, pool: None, after: None, member: None };
+        match call_on(&open(&self.inner.path)?, &call, None)? {
+            Answer::Welcome { shape, .. } => same_shape(shape.into(), self.inner.shape),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    pub(crate) fn handle(&self, number: u64, generation: u64) -> Handle {
+        Handle { client: self.clone(), number, generation, is_over: Mutex::new(false) }
     }
 
     fn links(&self) -> MutexGuard<'_, Links> {
@@ -349,7 +462,7 @@ impl Client {
     }
 
     /// Makes a call in a session.
-    fn call_in(&self, generation: u64, call: &Call) -> Result<Answer, ServeError> {
+    pub(crate) fn call_in(&self, generation: u64, call: &Call) -> Result<Answer, ServeError> {
         let stream = self.take_link(generation)?;
         let answered = call_on(&stream, call, None);
         if let Err(ServeError::Lost { why }) = &answered {
@@ -417,6 +530,15 @@ impl Client {
     }
 }
 
+impl Pool {
+    fn offset(&self, block: BlockId, row: Row) -> usize {
+        let PoolLayout { rows, block_stride, .. } = &self.layout;
+        let base = rows.get(row.0 as usize).copied().unwrap_or(u64::MAX);
+        let offset = base.saturating_add(u64::from(block.0).saturating_mul(*block_stride));
+        usize::try_from(offset).unwrap_or(usize::MAX)
+    }
+}
+
 impl Prefix {
     /// Returns the number of blocks found.
     #[must_use]
@@ -477,15 +599,27 @@ impl Request {
     ///
     /// # Errors
     /// Same as [`Request::start`]. After [`ServeError::Lost`] they are either found or not.
-    pub fn commit(mut self) -> Result<Committed, ServeError> {
+    pub fn commit(self) -> Result<Committed, ServeError> {
         let Handle { number: request, generation, .. } = self.handle;
         let answer = self.handle.client.call_in(generation, &Call::Commit { request });
         // After a refusal, the request may be left.
-        self.handle.is_over = answer.is_ok();
+        *self.handle.is_over() = answer.is_ok();
         match answer? {
             Answer::Committed { accepted, written } => {
                 Ok(Committed { accepted: accepted as usize, written: written as usize })
             }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Returns true if a layer that was started has ended.
+    ///
+    /// # Errors
+    /// Same as [`Request::wait`].
+    pub fn poll(&self, layer: Layer) -> Result<bool, ServeError> {
+        let Handle { number: request, generation, .. } = self.handle;
+        match self.handle.client.call_in(generation, &Call::Poll { request, layer: layer.0 })? {
+            Answer::Number(done) => Ok(done > 0),
             other => Err(unexpected(&other)),
         }
     }
@@ -511,7 +645,8 @@ impl Control {
     /// Returns [`ServeError::Socket`] if no server is there, or [`ServeError::Refused`].
     pub fn connect(path: &Path) -> Result<Self, ServeError> {
         let stream = open(path)?;
-        match call_on(&stream, &Call::Hello { version: VERSION, pool: None, after: None }, None)? {
+        let hello = Call::Hello { version: VERSION, pool: None, after: None, member: None };
+        match call_on(&stream, &hello, None)? {
             Answer::Welcome { .. } => Ok(Self { stream }),
             other => Err(unexpected(&other)),
         }
@@ -526,11 +661,11 @@ impl Control {
     }
 }
 
-fn numbers(blocks: &[BlockId]) -> Vec<u32> {
+pub(crate) fn numbers(blocks: &[BlockId]) -> Vec<u32> {
     blocks.iter().map(|block| block.0).collect()
 }
 
-fn unexpected(answer: &Answer) -> ServeError {
+pub(crate) fn unexpected(answer: &Answer) -> ServeError {
     ServeError::Answer { found: format!("{answer:?}") }
 }
 
@@ -548,27 +683,18 @@ fn open(path: &Path) -> Result<UnixStream, ServeError> {
     })
 }
 
-/// Begins a session, after an earlier one of the client.
-fn hello(
-    path: &Path,
-    shape: &KvShape,
-    (layout, file): (&PoolLayout, BorrowedFd<'_>),
-    earlier: Option<&Links>,
-) -> Result<Links, ServeError> {
-    let stream = open(path)?;
-    let PoolLayout { rows, block_stride, blocks } = layout.clone();
-    let pool = Some(Layout { rows, block_stride, blocks });
-    let after = earlier.map(|links| links.session.clone());
-    let generation = earlier.map_or(0, |links| links.generation + 1);
-    match call_on(&stream, &Call::Hello { version: VERSION, pool, after }, Some(file))? {
-        Answer::Welcome { session, shape: found } if KvShape::from(found) == *shape => {
-            Ok(Links { generation, session, idle: vec![stream], open: 1, lost: None })
-        }
-        Answer::Welcome { shape: found, .. } => {
-            Err(ServeError::Shape { found: format!("{found:?}"), asked: format!("{shape:?}") })
-        }
-        other => Err(unexpected(&other)),
+fn same_shape(found: KvShape, asked: KvShape) -> Result<(), ServeError> {
+    if found == asked {
+        return Ok(());
     }
+    Err(ServeError::Shape { found: format!("{found:?}"), asked: format!("{asked:?}") })
+}
+
+/// Returns true if the other end has closed a connection on which no answer is due.
+fn is_closed(stream: &UnixStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let mut byte = [0];
+    rustix::net::recv(stream, &mut byte[..], flags) != Err(rustix::io::Errno::AGAIN)
 }
 
 /// Makes a call, and returns its answer.

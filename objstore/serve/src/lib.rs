@@ -8,24 +8,29 @@
 //! - [`protocol`]: the messages, which are JSON on a stream socket. One answer for each call.
 //! - [`Server`]: a thread for each connection; checks the user by the credentials of the socket.
 //! - `session.rs`: a client's pool, and what the numbers that it may use stand for.
+//! - `engine.rs`: what the clients of an engine of several processes share.
 //! - `limit.rs`: the bandwidth of a client, if it has a limit; others share the devices in the
 //!   order of their calls.
 //! - `memory.rs`: shared memory (memfd), sealed against shrinking.
 //! - [`Client`], with [`Prefix`] and [`Request`]: any number of threads, each call on a connection
-//!   of its own. [`Control`]: for `ripieno ctl`.
+//!   of its own. [`Finder`] and [`Mover`]: scheduler and rank of an engine. [`Control`]: for
+//!   `ripieno ctl`.
 //!
 //! All clients share one plane: its queues, its scheduler, its recovery. A client's memory is one
 //! more pool of it ([`objstore::Plane::add_pool`]).
 //!
 //! # Invariants
 //! - A client names neither files nor addresses: the server computes LBA and IOVA from files that
-//!   its catalog chose, and blocks that are inside the client's own pool.
+//!   its catalog chose, and blocks that are inside the client's own pool. It moves only what was
+//!   found or reserved by itself, or by another client of its engine.
 //! - A client's session ends with its first connection, whatever ends that: then its transfers have
 //!   ended, uncommitted files are free, references are released, and only then is its memory
 //!   unmapped.
 //! - An access of the server to a client's memory never fails: the memory cannot shrink.
 //! - A call that is refused changes nothing, is counted, and logged (at most 100 of a connection).
-//! - Blocks that a commit has returned for survive the server's death.
+//! - Blocks that a commit has returned for survive the server's death; of a [`Finder`], those that
+//!   it published before a [`Finder::sync`].
+//! - A [`Mover`]'s blocks are its own again when their job has ended, also if the server has died.
 //!
 //! # Not implemented
 //! - *Trusted* clients, which ring doorbells themselves, and *function* clients, which have a
@@ -36,15 +41,19 @@
 //!   store wrong bytes under a key that nobody has stored.
 
 mod client;
+mod engine;
 mod error;
 mod limit;
+mod member;
 mod memory;
 mod peer;
 pub mod protocol;
+mod refusal;
 mod server;
 mod session;
 
 pub use client::{Client, Control, Prefix, Request, SpaceId};
 pub use error::{RefusalKind, ServeError};
+pub use member::{Finder, Found, JobReport, Mover, Room};
 pub use ripieno_stack::PoolLayout;
 pub use server::{Server, ServerOptions};

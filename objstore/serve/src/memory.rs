@@ -12,8 +12,8 @@ use std::{
 
 use ripieno_stack::EngineMemory;
 use rustix::{
-    fs::{MemfdFlags, SealFlags},
-    mm::{MapFlags, ProtFlags},
+    fs::{FallocateFlags, MemfdFlags, SealFlags},
+    mm::{Advice, MapFlags, ProtFlags},
 };
 
 /// Name of the memory in `/proc/PID/maps`.
@@ -42,7 +42,16 @@ impl Mapping {
             rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)?
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { base, len })
+        let mapping = Self { base, len };
+        // A part of a huge page that the kernel writes to cannot be replaced (`discard`).
+        // SAFETY: the advice is about the size of pages, in the mapping that was just made.
+        let advised =
+            unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxNoHugepage) };
+        match advised {
+            // A kernel without huge pages.
+            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(mapping),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Returns the first byte.
@@ -104,6 +113,21 @@ pub(crate) fn make(bytes: u64) -> io::Result<(OwnedFd, Mapping)> {
     Ok((file, mapping))
 }
 
+/// Replaces the pages in a range of shared memory by new ones, of zeros, for all that map it. Pages
+/// that the kernel writes to meanwhile belong to nobody then.
+///
+/// # Errors
+/// Returns [`io::ErrorKind::InvalidInput`] for a range that is not of whole pages: the others in it
+/// would be changed, too.
+pub(crate) fn discard(file: &OwnedFd, at: u64, bytes: u64) -> io::Result<()> {
+    let page = rustix::param::page_size() as u64;
+    if !at.is_multiple_of(page) || !bytes.is_multiple_of(page) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(rustix::fs::fallocate(file, flags, at, bytes)?)
+}
+
 /// Maps the memory of a client. An access to it never fails: it cannot shrink.
 ///
 /// # Errors
@@ -153,6 +177,10 @@ mod tests {
         assert!(!mapped.read(own.len() - 5, &mut found) && !mapped.write(usize::MAX, b"a"));
         assert!(rustix::fs::ftruncate(&file, 0).is_err(), "it is sealed");
         assert!(take(&file, 8192).unwrap_err().contains("1 to 8192"));
+
+        discard(&file, 0, 4096).unwrap();
+        assert!(mapped.read(7, &mut found) && found == [0; 6], "the pages are new");
+        assert!(discard(&file, 512, 4096).is_err(), "others are in the same pages");
 
         let open = rustix::fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&open, 8192).unwrap();

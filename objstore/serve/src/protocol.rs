@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::error::RefusalKind;
 
 /// Version of the messages. Client and server must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of a message, at most: about 60,000 keys.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
@@ -43,6 +43,8 @@ pub enum Call {
         pool: Option<Layout>,
         /// The client's earlier session, which ends first, if it has not.
         after: Option<Bytes>,
+        /// The part of an engine that the client is, if the engine has several processes.
+        member: Option<Member>,
     },
     /// Adds a connection to a session, for calls of other threads. Answer: [`Answer::Done`].
     Attach {
@@ -65,12 +67,13 @@ pub enum Call {
         /// The keys.
         keys: Keys,
     },
-    /// Prepares to read a part of a prefix into blocks. Answer: [`Answer::Request`].
+    /// Prepares to read a part of a prefix into blocks. The prefix is the client's, or of another
+    /// client of its engine. Answer: [`Answer::Request`].
     Load {
         /// The prefix.
         prefix: u64,
-        /// Its first position.
-        first: u32,
+        /// Positions of the prefix.
+        positions: Vec<u32>,
         /// A block for each position.
         blocks: Vec<u32>,
     },
@@ -107,6 +110,74 @@ pub enum Call {
         /// Request or prefix.
         handle: u64,
     },
+    /// Asks if a layer has ended. Answer: [`Answer::Number`], 1 if it has.
+    Poll {
+        /// The request.
+        request: u64,
+        /// The layer.
+        layer: u32,
+    },
+    /// Says of each key if it is stored. Answer: [`Answer::Flags`].
+    AreStored {
+        /// The namespace.
+        namespace: u32,
+        /// The keys.
+        keys: Keys,
+    },
+    /// Reserves files for new blocks, which all ranks of the engine fill. Answer:
+    /// [`Answer::Reserved`].
+    Reserve {
+        /// The namespace.
+        namespace: u32,
+        /// The keys.
+        keys: Keys,
+    },
+    /// Prepares to store blocks in a reservation of the client's engine. Answer:
+    /// [`Answer::Request`].
+    Fill {
+        /// The reservation.
+        reservation: u64,
+        /// Positions of the reservation, each of which a rank fills once.
+        positions: Vec<u32>,
+        /// A block for each position.
+        blocks: Vec<u32>,
+    },
+    /// Ends requests that load or fill: waits for their layers, and makes what they stored durable.
+    /// Answer: [`Answer::Ended`].
+    End {
+        /// The requests.
+        requests: Vec<u64>,
+    },
+    /// Says that a rank has filled its part of a reservation, or failed to. Answer:
+    /// [`Answer::Reported`].
+    Report {
+        /// The reservation.
+        reservation: u64,
+        /// The rank.
+        rank: u32,
+        /// False if it failed.
+        is_filled: bool,
+    },
+    /// Makes the blocks of a filled reservation visible, and ends it. Answer: [`Answer::Done`].
+    Publish {
+        /// The reservation.
+        reservation: u64,
+    },
+    /// Makes everything so far durable. Answer: [`Answer::Done`].
+    Sync,
+    /// Permanently drops all blocks of a namespace, including those being written. Answer:
+    /// [`Answer::Done`].
+    Renew {
+        /// The namespace.
+        namespace: u32,
+    },
+    /// Asks for the counts of a namespace. Answer: [`Answer::Usage`].
+    Usage {
+        /// The namespace.
+        namespace: u32,
+    },
+    /// Asks for the counts of the store's files. Answer: [`Answer::Counts`].
+    Counts,
     /// Asks for the state of store and sessions. Answer: [`Answer::Status`]. This and the calls
     /// below are for the server's own user and root.
     Status,
@@ -179,6 +250,26 @@ pub enum Answer {
         /// Blocks that were added.
         written: u32,
     },
+    /// A byte for each key: 1 if it is stored.
+    Flags(Bytes),
+    /// A reservation.
+    Reserved {
+        /// Names it.
+        reservation: u64,
+        /// Leading blocks that will be found after the commit.
+        accepted: u32,
+        /// Positions, among these, of the blocks that are to be stored.
+        positions: Vec<u32>,
+    },
+    /// The requests have ended.
+    Ended(Vec<Ended>),
+    /// State of a reservation: `None` while ranks have not reported, true if it can be published,
+    /// false if it has ended because a rank failed.
+    Reported(Option<bool>),
+    /// The counts of a namespace.
+    Usage(SpaceUsage),
+    /// The counts of the store's files.
+    Counts(Counts),
     /// The state of store and sessions.
     Status(Box<Status>),
     /// The call was refused.
@@ -188,6 +279,66 @@ pub enum Answer {
         /// The reason.
         message: String,
     },
+}
+
+/// A part of an engine of several processes: clients of one user and engine share what was found
+/// and reserved by one of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Member {
+    /// Name of the engine.
+    pub engine: String,
+    /// Its ranks, each of which has a part of every block.
+    pub ranks: u32,
+    /// The client's rank; `None`: the engine's scheduler, which has no pool.
+    pub rank: Option<u32>,
+}
+
+/// Result of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ended {
+    /// The reason if not all data arrived.
+    pub error: Option<String>,
+    /// True if the data read is not the data stored.
+    pub is_mismatch: bool,
+    /// A position that could not be read; its block is a miss from now on.
+    pub lost: Option<u32>,
+}
+
+/// Counts of a namespace: [`kv_catalog::Usage`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "they are those of the catalog")]
+pub struct SpaceUsage {
+    pub stored: u32,
+    pub active: u32,
+    pub pinned: u32,
+    pub evictable: u32,
+    pub writing: u32,
+    pub quota_files: Option<u32>,
+    pub epoch: u64,
+    pub asked: u64,
+    pub hits: u64,
+    pub committed: u64,
+    pub evicted: u64,
+    pub refused: u64,
+}
+
+/// Counts of files: [`kv_catalog::CatalogCounts`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "they are those of the catalog")]
+pub struct Counts {
+    pub files: u32,
+    pub free: u32,
+    pub limbo: u32,
+    pub stored: u32,
+    pub active: u32,
+    pub pinned: u32,
+    pub evictable: u32,
+    pub writing: u32,
+    pub evicted: u64,
 }
 
 /// State of a server.
@@ -206,7 +357,7 @@ pub struct Status {
     pub files_writing: u32,
     /// Files that a prefix or request refers to.
     pub files_referenced: u32,
-    /// The clients with a pool, oldest first.
+    /// The clients with a pool, and the schedulers of engines, oldest first.
     pub sessions: Vec<SessionStatus>,
     /// Sessions that have ended since the server began.
     pub sessions_ended: u64,
@@ -235,6 +386,10 @@ pub struct SessionStatus {
     pub requests: u32,
     /// Prefixes that it holds.
     pub prefixes: u32,
+    /// Reservations that it holds.
+    pub reservations: u32,
+    /// The part of an engine that it is.
+    pub member: Option<Member>,
 }
 
 /// State of a namespace.

@@ -3,7 +3,7 @@
 //! Each connection has a thread, which answers one call after the other.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     net::Shutdown,
     num::NonZeroU64,
@@ -28,13 +28,16 @@ use rustix::{
 };
 
 use crate::{
+    engine::{self, Engine, EngineKey, Joined},
     error::{RefusalKind, ServeError},
     limit::Limit,
     peer::Peer,
     protocol::{
-        self, Answer, Bytes, Call, Layout, Named, NamespaceStatus, Received, Status, VERSION,
+        self, Answer, Bytes, Call, Layout, Member, Named, NamespaceStatus, Received, Status,
+        VERSION,
     },
-    session::{Refusal, Session},
+    refusal::Refusal,
+    session::{Arrival, Session},
 };
 
 /// Longest pause inside a message, and the time for the first one.
@@ -83,6 +86,7 @@ struct Shared {
 struct State {
     sessions: BTreeMap<u64, Arc<Session>>,
     connections: BTreeMap<u64, UnixStream>,
+    engines: BTreeMap<EngineKey, Joined>,
     last: u64,
     counts: Counts,
     /// Set when the store has failed.
@@ -283,13 +287,15 @@ impl Connection<'_> {
             Received::Malformed(why) => return self.malformed(&why),
         };
         match call {
-            Call::Hello { version: VERSION, pool, after } => match self.replace(after.as_ref()) {
-                true => self.begin(pool, file),
-                false => {
-                    let why = "the client's earlier session has transfers that do not end";
-                    self.refuse(Refusal::new(RefusalKind::Limit, why))
+            Call::Hello { version: VERSION, pool, after, member } => {
+                match self.replace(after.as_ref()) {
+                    true => self.begin(pool.map(|layout| (layout, file)), member),
+                    false => {
+                        let why = "the client's earlier session has transfers that do not end";
+                        self.refuse(Refusal::new(RefusalKind::Limit, why))
+                    }
                 }
-            },
+            }
             Call::Hello { version, .. } => {
                 self.malformed(&format!("version {version} of the messages; this is {VERSION}"))
             }
@@ -352,7 +358,72 @@ impl Connection<'_> {
     }
 
     /// Begins a session on this connection, serves it, and ends it.
-    fn begin(&self, pool: Option<Layout>, file: Option<OwnedFd>) -> io::Result<()> {
+    fn begin(
+        &self,
+        pool: Option<(Layout, Option<OwnedFd>)>,
+        member: Option<Member>,
+    ) -> io::Result<()> {
+        let engine = match self.join(member.as_ref()) {
+            Ok(engine) => engine,
+            Err(refusal) => {
+                self.note(&refusal, &mut 0);
+                return self.refuse(refusal);
+            }
+        };
+        let served = self.serve_session(pool, member.clone(), engine);
+        self.leave(member.as_ref());
+        served
+    }
+
+    fn key(&self, Member { engine, .. }: &Member) -> EngineKey {
+        (self.peer.uid, engine.clone())
+    }
+
+    /// Returns the client's engine. Waits for an earlier client that was the same part.
+    fn join(&self, member: Option<&Member>) -> Result<Arc<Engine>, Refusal> {
+        let mut chance = [0; 8];
+        let random = rustix::rand::getrandom(&mut chance[..], GetRandomFlags::empty());
+        random.map_err(|error| Refusal::new(RefusalKind::Limit, error.to_string()))?;
+        let chance = u64::from_le_bytes(chance);
+        let Some(member) = member else { return Ok(Arc::new(Engine::new(1, chance))) };
+        engine::check(member)?;
+        let new = || {
+            let engine = Arc::new(Engine::new(member.ranks, chance));
+            Joined { engine, parts: BTreeSet::new() }
+        };
+        let since = Instant::now();
+        while since.elapsed() < PAUSE_MAX {
+            let mut state = self.shared.state();
+            let joined = state.engines.entry(self.key(member)).or_insert_with(new).join(member);
+            drop(state);
+            if let Some(engine) = joined? {
+                return Ok(engine);
+            }
+            thread::sleep(REPLACE_PAUSE);
+        }
+        let Member { engine, rank, .. } = member;
+        let part = rank.map_or_else(|| "a scheduler".to_owned(), |rank| format!("a rank {rank}"));
+        let why = format!("engine {engine} has {part} already; give each engine its own name");
+        Err(Refusal::new(RefusalKind::Limit, why))
+    }
+
+    fn leave(&self, member: Option<&Member>) {
+        let Some(member) = member else { return };
+        let (mut state, key) = (self.shared.state(), self.key(member));
+        if let Some(joined) = state.engines.get_mut(&key) {
+            joined.parts.remove(&member.rank);
+            if joined.parts.is_empty() {
+                state.engines.remove(&key);
+            }
+        }
+    }
+
+    fn serve_session(
+        &self,
+        pool: Option<(Layout, Option<OwnedFd>)>,
+        member: Option<Member>,
+        engine: Arc<Engine>,
+    ) -> io::Result<()> {
         let Shared { stack, options, .. } = &**self.shared;
         let mut token = vec![0; 16];
         rustix::rand::getrandom(&mut token[..], GetRandomFlags::empty())?;
@@ -365,11 +436,11 @@ impl Connection<'_> {
                 Err(Refusal::new(RefusalKind::Limit, why))
             }
             false => {
-                let pool = pool.map(|layout| (layout, file));
                 let limit =
                     options.bandwidth.get(&self.peer.uid).map(|bytes_s| Limit::new(*bytes_s));
-                let bytes_max = options.pool_bytes_max;
-                Session::begin(stack, self.peer, token.clone(), pool, bytes_max, limit)
+                let (number, peer, token) = (self.number, self.peer, token.clone());
+                let arrival = Arrival { number, peer, token, member, engine, pool, limit };
+                Session::begin(stack, arrival, options.pool_bytes_max)
             }
         };
         let session = match begun {

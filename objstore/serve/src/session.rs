@@ -1,7 +1,8 @@
 //! A client: its pool, its handles, and its calls.
 //!
-//! A client names everything by numbers that the server gave it, or by blocks of its own pool. It
-//! never names a file, an LBA or an address of memory: those are the store's.
+//! A client names everything by numbers that the server gave it or another client of its engine, or
+//! by blocks of its own pool. It never names a file, an LBA or an address of memory: those are the
+//! store's.
 
 use std::{
     collections::HashMap,
@@ -12,21 +13,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use objstore::{BlockId, Layer, PoolId, Prefix, Store, StoreError};
+use gio_uring::IoStatus;
+use objstore::{BlockId, Layer, PoolId, Store, StoreError};
 use ripieno_stack::{PoolLayout, Request, Stack, StackError};
 
 use crate::{
+    engine::Engine,
     error::RefusalKind,
     limit::Limit,
     memory::{self, Mapping},
     peer::Peer,
-    protocol::{Answer, Bytes, CONNECTIONS_MAX, Call, Keys, Layout, SessionStatus, Space},
+    protocol::{
+        Answer, Bytes, CONNECTIONS_MAX, Call, Counts, Ended, Keys, Layout, Member, SessionStatus,
+        Space, SpaceUsage,
+    },
+    refusal::{Refusal, unknown},
 };
 
 /// Requests that a client may have at a time.
 const REQUESTS_MAX: usize = 256;
-/// Prefixes that a client may hold at a time.
-const PREFIXES_MAX: usize = 4096;
 /// Namespaces that a client may use.
 const NAMESPACES_MAX: usize = 64;
 /// Time that a layer waits for others to end before it is refused.
@@ -35,55 +40,6 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 const START_PAUSE: Duration = Duration::from_micros(200);
 /// Longest time until a client's turn, if its bandwidth is limited: its death is noticed only then.
 const TURN_MAX: Duration = Duration::from_secs(5);
-
-/// A refused call.
-#[derive(Debug)]
-pub(crate) struct Refusal {
-    pub(crate) kind: RefusalKind,
-    pub(crate) message: String,
-}
-
-impl Refusal {
-    pub(crate) fn new(kind: RefusalKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
-    }
-
-    fn argument(message: impl Into<String>) -> Self {
-        Self::new(RefusalKind::Argument, message)
-    }
-}
-
-impl From<StoreError> for Refusal {
-    fn from(error: StoreError) -> Self {
-        let kind = match &error {
-            StoreError::NoSuchBlock { .. }
-            | StoreError::NoSuchLayer { .. }
-            | StoreError::NoSuchJob { .. }
-            | StoreError::NoSuchPool { .. }
-            | StoreError::DuplicateBlock { .. }
-            | StoreError::Positions { .. }
-            | StoreError::NotStarted { .. }
-            | StoreError::InFlight { .. }
-            | StoreError::Ended { .. }
-            | StoreError::Config { .. }
-            | StoreError::Catalog { .. } => RefusalKind::Argument,
-            StoreError::Busy { .. } | StoreError::Ring { .. } => RefusalKind::Limit,
-            StoreError::JournalFailed { .. } | StoreError::ReadOnly { .. } => RefusalKind::ReadOnly,
-            StoreError::Failed { .. } => RefusalKind::Failed,
-            _ => RefusalKind::Transfer,
-        };
-        Self::new(kind, error.to_string())
-    }
-}
-
-impl From<StackError> for Refusal {
-    fn from(error: StackError) -> Self {
-        match error {
-            StackError::Store(error) => error.into(),
-            error => Self::argument(error.to_string()),
-        }
-    }
-}
 
 /// The pool of a client. The memory outlives its registration.
 #[derive(Debug)]
@@ -103,9 +59,13 @@ struct Moving {
 /// A client.
 #[derive(Debug)]
 pub(crate) struct Session {
+    /// Owner of its prefixes and reservations.
+    number: u64,
     pub(crate) peer: Peer,
     /// Names it in [`Call::Attach`].
     pub(crate) token: Bytes,
+    member: Option<Member>,
+    engine: Arc<Engine>,
     /// A handle whose requests name blocks of the client's pool.
     store: Store,
     pool: Option<Pool>,
@@ -116,32 +76,35 @@ pub(crate) struct Session {
 /// The things that the numbers of a client stand for.
 #[derive(Debug, Default)]
 struct Tables {
-    namespaces: Vec<Store>,
-    prefixes: HashMap<u64, Arc<Prefix>>,
+    /// Each has a handle for each rank of the engine.
+    namespaces: Vec<Vec<Store>>,
     requests: HashMap<u64, Arc<Moving>>,
     /// Its other connections.
     connections: HashMap<u64, UnixStream>,
-    last: u64,
     is_ended: bool,
 }
 
-impl Tables {
-    fn next(&mut self) -> u64 {
-        self.last += 1;
-        self.last
-    }
+/// A client that connects.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    /// Number of its first connection.
+    pub(crate) number: u64,
+    pub(crate) peer: Peer,
+    pub(crate) token: Bytes,
+    pub(crate) member: Option<Member>,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) pool: Option<(Layout, Option<OwnedFd>)>,
+    pub(crate) limit: Option<Limit>,
 }
 
 impl Session {
     /// Registers the client's pool.
     pub(crate) fn begin(
         stack: &Stack,
-        peer: Peer,
-        token: Bytes,
-        pool: Option<(Layout, Option<OwnedFd>)>,
+        arrival: Arrival,
         pool_bytes_max: u64,
-        limit: Option<Limit>,
     ) -> Result<Self, Refusal> {
+        let Arrival { number, peer, token, member, engine, pool, limit } = arrival;
         let mut store = stack.store().clone();
         let mut own = None;
         if let Some((Layout { rows, block_stride, blocks }, file)) = pool {
@@ -155,7 +118,8 @@ impl Session {
             own = Some(Pool { id, blocks, memory });
         }
         let limit = limit.map(Mutex::new);
-        Ok(Self { peer, token, store, pool: own, limit, tables: Mutex::default() })
+        let tables = Mutex::default();
+        Ok(Self { number, peer, token, member, engine, store, pool: own, limit, tables })
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
@@ -170,7 +134,7 @@ impl Session {
             let why = format!("the session has ended, or has {CONNECTIONS_MAX} connections");
             return Err(Refusal::new(RefusalKind::Limit, why));
         }
-        let number = tables.next();
+        let number = self.engine.next();
         tables.connections.insert(number, stream);
         Ok(number)
     }
@@ -185,7 +149,7 @@ impl Session {
     /// # Errors
     /// Returns [`StoreError::Failed`] if the store failed: the memory stays mapped.
     pub(crate) fn end(&self) -> Result<(), StoreError> {
-        let Tables { namespaces, prefixes, requests, connections, .. } = {
+        let Tables { namespaces, requests, connections, .. } = {
             let mut tables = self.tables();
             let ended = Tables { is_ended: true, ..Tables::default() };
             std::mem::replace(&mut *tables, ended)
@@ -195,23 +159,26 @@ impl Session {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
         // Requests wait for their layers in flight, and free uncommitted files.
-        drop((requests, prefixes, namespaces));
+        drop((requests, namespaces));
+        self.engine.leave(self.number);
         // A call that is in progress on another connection may have a request left.
         self.pool
             .as_ref()
             .map_or(Ok(()), |pool| self.store.plane().remove_pool(pool.id).map(|_| ()))
     }
 
-    /// Returns the state; `None` without a pool.
+    /// Returns the state; `None` for a client that only controls.
     pub(crate) fn status(&self) -> Option<SessionStatus> {
-        let pool_bytes = self.pool.as_ref()?.memory.len() as u64;
-        let tables = self.tables();
-        Some(SessionStatus {
+        let pool_bytes = self.pool.as_ref().map(|pool| pool.memory.len() as u64);
+        let (prefixes, reservations) = self.engine.held(self.number);
+        (pool_bytes.is_some() || self.member.is_some()).then(|| SessionStatus {
             uid: self.peer.uid,
             pid: self.peer.pid,
-            pool_bytes,
-            requests: tables.requests.len() as u32,
-            prefixes: tables.prefixes.len() as u32,
+            pool_bytes: pool_bytes.unwrap_or(0),
+            requests: self.tables().requests.len() as u32,
+            prefixes,
+            reservations,
+            member: self.member.clone(),
         })
     }
 
@@ -219,15 +186,32 @@ impl Session {
     pub(crate) fn call(&self, call: Call) -> Option<Result<Answer, Refusal>> {
         Some(match call {
             Call::Namespace(space) => self.namespace(space),
-            Call::Peek { namespace, keys } => {
-                self.space(namespace).map(|store| Answer::Number(store.peek(&keys.0) as u32))
-            }
+            Call::Peek { namespace, keys } => self.peek(namespace, &keys),
+            Call::AreStored { namespace, keys } => self.are_stored(namespace, &keys),
             Call::Lookup { namespace, keys } => self.lookup(namespace, &keys),
-            Call::Load { prefix, first, blocks } => self.load(prefix, first, &blocks),
+            Call::Load { prefix, positions, blocks } => self.load(prefix, &positions, &blocks),
+            Call::Reserve { namespace, keys } => self.reserve(namespace, &keys),
+            Call::Fill { reservation, positions, blocks } => {
+                self.fill(reservation, &positions, &blocks)
+            }
             Call::Store { namespace, keys, blocks } => self.store(namespace, &keys, &blocks),
             Call::Start { request, layer } => self.start(request, Layer(layer)),
             Call::Wait { request, layer } => self.wait(request, Layer(layer)),
+            Call::Poll { request, layer } => self.poll(request, Layer(layer)),
+            Call::End { requests } => self.end_requests(&requests),
             Call::Commit { request } => self.commit(request),
+            Call::Report { reservation, rank, is_filled } => {
+                let reported = self.engine.report(self.number, reservation, rank, is_filled);
+                reported.map(Answer::Reported)
+            }
+            Call::Publish { reservation } => {
+                let published = self.engine.publish(self.number, reservation, &self.store);
+                published.map(|()| Answer::Done)
+            }
+            Call::Sync => self.store.sync_journal().map(|()| Answer::Done).map_err(Refusal::from),
+            Call::Renew { namespace } => self.renew(namespace),
+            Call::Usage { namespace } => self.usage(namespace),
+            Call::Counts => self.counts(),
             Call::Release { handle } => self.release(handle),
             _ => return None,
         })
@@ -240,33 +224,107 @@ impl Session {
             let why = format!("a client may use {NAMESPACES_MAX} namespaces");
             return Err(Refusal::new(RefusalKind::Limit, why));
         }
-        let store = self.store.within(&namespace)?;
+        let stores = self.engine.spaces(&self.store, &namespace)?;
         let mut tables = self.tables();
         let spaces = &mut tables.namespaces;
-        let found = spaces.iter().position(|known| known.namespace() == store.namespace());
-        let number = found.unwrap_or_else(|| {
-            spaces.push(store);
+        let is_it = |known: &Vec<Store>| known[0].namespace() == stores[0].namespace();
+        let number = spaces.iter().position(is_it).unwrap_or_else(|| {
+            spaces.push(stores);
             spaces.len() - 1
         });
         Ok(Answer::Number(number as u32))
     }
 
-    fn space(&self, number: u32) -> Result<Store, Refusal> {
+    /// Returns a handle for each rank.
+    fn space(&self, number: u32) -> Result<Vec<Store>, Refusal> {
         let found = self.tables().namespaces.get(number as usize).cloned();
         found.ok_or_else(|| Refusal::argument(format!("there is no namespace {number}")))
     }
 
-    fn lookup(&self, namespace: u32, keys: &Keys) -> Result<Answer, Refusal> {
-        let prefix = self.space(namespace)?.lookup(&keys.0)?;
-        let blocks = prefix.len() as u32;
-        let mut tables = self.tables();
-        if tables.is_ended || tables.prefixes.len() >= PREFIXES_MAX {
-            let why = format!("a client may hold {PREFIXES_MAX} prefixes; release some");
-            return Err(Refusal::new(RefusalKind::Limit, why));
+    fn peek(&self, namespace: u32, keys: &Keys) -> Result<Answer, Refusal> {
+        let found = self.space(namespace)?.into_iter().map(|store| store.peek(&keys.0));
+        Ok(Answer::Number(found.min().unwrap_or(0) as u32))
+    }
+
+    fn are_stored(&self, namespace: u32, keys: &Keys) -> Result<Answer, Refusal> {
+        let mut flags = vec![1; keys.0.len()];
+        for store in self.space(namespace)? {
+            let found = store.are_stored(&keys.0)?;
+            flags.iter_mut().zip(found).for_each(|(flag, found)| *flag &= u8::from(found));
         }
-        let number = tables.next();
-        tables.prefixes.insert(number, Arc::new(prefix));
-        Ok(Answer::Prefix { prefix: number, blocks })
+        Ok(Answer::Flags(Bytes(flags)))
+    }
+
+    fn lookup(&self, namespace: u32, keys: &Keys) -> Result<Answer, Refusal> {
+        let spaces = self.space(namespace)?;
+        let (prefix, blocks) = self.engine.look_up(self.number, &spaces, &keys.0)?;
+        self.granted()?;
+        Ok(Answer::Prefix { prefix, blocks: blocks as u32 })
+    }
+
+    fn reserve(&self, namespace: u32, keys: &Keys) -> Result<Answer, Refusal> {
+        let spaces = self.space(namespace)?;
+        let (reservation, accepted, positions) =
+            self.engine.reserve(self.number, &spaces, &keys.0)?;
+        self.granted()?;
+        Ok(Answer::Reserved { reservation, accepted: accepted as u32, positions })
+    }
+
+    /// Ends what the session was granted since it has ended.
+    fn granted(&self) -> Result<(), Refusal> {
+        if self.tables().is_ended {
+            self.engine.leave(self.number);
+            return Err(Refusal::new(RefusalKind::Limit, "the session has ended"));
+        }
+        Ok(())
+    }
+
+    fn renew(&self, namespace: u32) -> Result<Answer, Refusal> {
+        for store in self.space(namespace)? {
+            store.bump_epoch()?;
+        }
+        self.store.sync_journal()?;
+        Ok(Answer::Done)
+    }
+
+    fn usage(&self, namespace: u32) -> Result<Answer, Refusal> {
+        let space = self.space(namespace)?;
+        let first = space.first().ok_or_else(|| Refusal::argument("an engine without ranks"))?;
+        let it = first.usage()?;
+        Ok(Answer::Usage(SpaceUsage {
+            stored: it.stored,
+            active: it.active,
+            pinned: it.pinned,
+            evictable: it.evictable,
+            writing: it.writing,
+            quota_files: it.quota_files,
+            epoch: it.epoch,
+            asked: it.asked,
+            hits: it.hits,
+            committed: it.committed,
+            evicted: it.evicted,
+            refused: it.refused,
+        }))
+    }
+
+    fn counts(&self) -> Result<Answer, Refusal> {
+        let it = self.store.counts()?;
+        Ok(Answer::Counts(Counts {
+            files: it.files,
+            free: it.free,
+            limbo: it.limbo,
+            stored: it.stored,
+            active: it.active,
+            pinned: it.pinned,
+            evictable: it.evictable,
+            writing: it.writing,
+            evicted: it.evicted,
+        }))
+    }
+
+    /// Returns the client's rank.
+    fn rank(&self) -> usize {
+        self.member.as_ref().and_then(|member| member.rank).unwrap_or(0) as usize
     }
 
     /// Refuses more blocks than the pool has: each request's tables take memory of the server.
@@ -280,23 +338,45 @@ impl Session {
         Ok(blocks.iter().map(|block| BlockId(*block)).collect())
     }
 
-    fn load(&self, prefix: u64, first: u32, blocks: &[u32]) -> Result<Answer, Refusal> {
-        let found = self.tables().prefixes.get(&prefix).cloned();
-        let prefix = found.ok_or_else(|| unknown("prefix", prefix))?;
+    fn load(&self, prefix: u64, positions: &[u32], blocks: &[u32]) -> Result<Answer, Refusal> {
+        let found = self.engine.prefix(prefix)?;
+        let prefix = found.get(self.rank()).ok_or_else(|| unknown("prefix", prefix))?;
         let blocks = self.blocks(blocks)?;
-        let request = Request::retrieve(&self.store, &prefix, first as usize, &blocks)?;
+        let positions: Vec<usize> = positions.iter().map(|at| *at as usize).collect();
+        let request = Request::retrieve_at(&self.store, prefix, &positions, &blocks)?;
         let moved = blocks.len() as u32;
         let request = self.keep(Moving { request, blocks: moved })?;
         Ok(Answer::Request { request, accepted: moved, moved })
     }
 
     fn store(&self, namespace: u32, keys: &Keys, blocks: &[u32]) -> Result<Answer, Refusal> {
-        let (store, blocks) = (self.space(namespace)?, self.blocks(blocks)?);
-        let request = Request::store(&store, &keys.0, &blocks)?;
+        let (spaces, blocks) = (self.space(namespace)?, self.blocks(blocks)?);
+        let [store] = &spaces[..] else {
+            return Err(Refusal::argument("ranks of an engine fill what it has reserved"));
+        };
+        let request = Request::store(store, &keys.0, &blocks)?;
         let (accepted, moved) = request.accepted().unwrap_or_default();
         let (accepted, moved) = (accepted as u32, moved as u32);
         let request = self.keep(Moving { request, blocks: moved })?;
         Ok(Answer::Request { request, accepted, moved })
+    }
+
+    fn fill(&self, number: u64, positions: &[u32], blocks: &[u32]) -> Result<Answer, Refusal> {
+        let writing = self.engine.reservation(number)?;
+        let own = writing.ranks.get(self.rank()).ok_or_else(|| unknown("reservation", number))?;
+        let blocks = self.blocks(blocks)?;
+        if positions.len() != blocks.len() || positions.iter().any(|at| !writing.has(*at)) {
+            let why = format!("a block for each position of reservation {number} was expected");
+            return Err(Refusal::argument(why));
+        }
+        // Others may be stored on this rank already.
+        let pairs = positions.iter().copied().zip(blocks);
+        let (positions, blocks): (Vec<u32>, Vec<BlockId>) =
+            pairs.filter(|(at, _)| own.has(*at as usize)).unzip();
+        let request = Request::fill(&self.store, own, &positions, &blocks)?;
+        let moved = blocks.len() as u32;
+        let request = self.keep(Moving { request, blocks: moved })?;
+        Ok(Answer::Request { request, accepted: moved, moved })
     }
 
     fn keep(&self, request: Moving) -> Result<u64, Refusal> {
@@ -306,7 +386,7 @@ impl Session {
             let why = format!("a client may have {REQUESTS_MAX} requests; end some");
             return Err(Refusal::new(RefusalKind::Limit, why));
         }
-        let number = tables.next();
+        let number = self.engine.next();
         tables.requests.insert(number, Arc::new(request));
         Ok(number)
     }
@@ -369,6 +449,28 @@ impl Session {
         Ok(Answer::Done)
     }
 
+    fn poll(&self, request: u64, layer: Layer) -> Result<Answer, Refusal> {
+        let done = self.request(request)?.request.poll(layer)?;
+        Ok(Answer::Number(u32::from(done.is_some())))
+    }
+
+    fn end_requests(&self, numbers: &[u64]) -> Result<Answer, Refusal> {
+        let taken: Result<Vec<Request>, Refusal> =
+            numbers.iter().map(|number| self.take(*number)).collect();
+        let ended = Request::end_all(taken?)?.into_iter().map(|failure| {
+            let at = match &failure {
+                Some(StoreError::Transfer { failure }) => Some(failure),
+                _ => None,
+            };
+            Ended {
+                is_mismatch: at.is_some_and(|failure| failure.status == IoStatus::Checksum),
+                lost: at.map(|failure| failure.position),
+                error: failure.as_ref().map(ToString::to_string),
+            }
+        });
+        Ok(Answer::Ended(ended.collect()))
+    }
+
     fn commit(&self, request: u64) -> Result<Answer, Refusal> {
         if self.request(request)?.request.accepted().is_none() {
             return Err(Refusal::argument(format!("request {request} loads, and stores nothing")));
@@ -379,14 +481,10 @@ impl Session {
     }
 
     fn release(&self, handle: u64) -> Result<Answer, Refusal> {
-        if self.tables().prefixes.remove(&handle).is_none() {
+        if !self.engine.end(self.number, handle) {
             // Waits for its layers in flight.
             drop(self.take(handle)?);
         }
         Ok(Answer::Done)
     }
-}
-
-fn unknown(what: &str, number: u64) -> Refusal {
-    Refusal::argument(format!("{what} {number} is not, or no longer, one of this client"))
 }

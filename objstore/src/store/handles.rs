@@ -7,7 +7,7 @@ use std::{fmt, sync::Arc};
 
 use kv_catalog::{FileId, Layer, Reference, ReferenceId, WriteId};
 
-use super::Inner;
+use super::{Inner, reservation::Reservation};
 use crate::ids::{JobId, Ticket};
 
 /// The stored blocks found by a lookup: the leading ones of its keys. They stay stored until this
@@ -144,10 +144,12 @@ pub struct Committed {
 }
 
 /// A resource to release when a job ends.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) enum Held {
     /// Reference to blocks that were being retrieved.
     Read(ReferenceId),
     /// Files that were being written.
     Write(WriteId),
+    /// Positions of a reservation that were being written.
+    Part(Arc<Reservation>, Vec<u32>),
 }

@@ -10,8 +10,13 @@ use nvme_spec::nvm::Direction;
 use super::{
     Store,
     handles::{Committed, Handle, Held, LoadRequest, Prefix, StoreRequest},
+    reservation::Reservation,
 };
-use crate::{error::StoreError, ids::Move};
+use crate::{
+    error::StoreError,
+    ids::{JobId, Move},
+    plane::JobDone,
+};
 
 /// Maximum waits for free files: other threads may take freed ones first.
 const ATTEMPTS_MAX: u32 = 8;
@@ -42,23 +47,41 @@ impl Store {
         first: usize,
         blocks: &[BlockId],
     ) -> Result<LoadRequest, StoreError> {
-        if !Arc::ptr_eq(&prefix.store, &self.inner) {
-            return Err(StoreError::Foreign { what: "prefix" });
-        }
         let end = first.saturating_add(blocks.len());
         if end > prefix.len() {
             let (blocks, positions) = (blocks.len(), prefix.len().saturating_sub(first));
             return Err(StoreError::Positions { blocks, positions, what: "blocks of the prefix" });
         }
+        self.retrieve_at(prefix, &(first..end).collect::<Vec<_>>(), blocks)
+    }
+
+    /// Same as [`Store::retrieve`], for these positions only, one for each of `blocks`.
+    ///
+    /// # Errors
+    /// Same as [`Store::retrieve`], and [`StoreError::Catalog`] for a position that the prefix does
+    /// not have.
+    pub fn retrieve_at(
+        &self,
+        prefix: &Prefix,
+        positions: &[usize],
+        blocks: &[BlockId],
+    ) -> Result<LoadRequest, StoreError> {
+        if !Arc::ptr_eq(&prefix.store, &self.inner) {
+            return Err(StoreError::Foreign { what: "prefix" });
+        }
+        if positions.len() != blocks.len() {
+            let (blocks, positions) = (blocks.len(), positions.len());
+            return Err(StoreError::Positions { blocks, positions, what: "blocks of the prefix" });
+        }
         // A reference of its own: the request may outlive the prefix.
         let shared = self.look(|catalog| {
-            let shared = catalog.share(prefix.reference.id, first..end);
+            let shared = catalog.share(prefix.reference.id, positions);
             shared.map_err(|error| match error {
                 CatalogError::Dropped { position, file } => StoreError::Stale { position, file },
                 error => error.into(),
             })
         })?;
-        let files = (first as u32..).zip(&shared.files).zip(blocks);
+        let files = positions.iter().map(|at| *at as u32).zip(&shared.files).zip(blocks);
         let moves: Vec<Move> = files
             .map(|((position, file), block)| Move { file: *file, block: *block, position })
             .collect();
@@ -122,6 +145,83 @@ impl Store {
             self.sync_journal()?;
         }
         unreachable!("the last attempt takes what there is")
+    }
+
+    /// Allocates files as [`Store::allocate`] does, for blocks that [`Store::fill`] writes.
+    ///
+    /// # Errors
+    /// Same as [`Store::pin`].
+    pub fn reserve(&self, keys: &[BlockKey]) -> Result<Arc<Reservation>, StoreError> {
+        let write = self.take_files(keys)?;
+        Ok(Reservation::new(&self.inner, self.namespace, write))
+    }
+
+    /// Prepares to write blocks of this handle's pool to positions of a reservation. Each position
+    /// is written once, by one request, which [`Store::end`] ends.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::NotReserved`], [`StoreError::Positions`], [`StoreError::Foreign`], and
+    /// the errors of [`crate::Plane::begin`].
+    pub fn fill(
+        &self,
+        reservation: &Arc<Reservation>,
+        positions: &[u32],
+        blocks: &[BlockId],
+    ) -> Result<StoreRequest, StoreError> {
+        reservation.check(&self.inner)?;
+        if positions.len() != blocks.len() {
+            let (blocks, positions) = (blocks.len(), positions.len());
+            return Err(StoreError::Positions { blocks, positions, what: "positions" });
+        }
+        reservation.give(positions)?;
+        let files = &reservation.write.positions;
+        let moves = positions.iter().zip(blocks).map(|(position, block)| Move {
+            file: files[*position as usize].file,
+            block: *block,
+            position: *position,
+        });
+        let moves: Vec<Move> = moves.collect();
+        let held = Held::Part(reservation.clone(), positions.to_vec());
+        let within = Self { namespace: reservation.namespace, ..self.clone() };
+        let handle = within.begin(Direction::Write, &moves, &[], held)?;
+        Ok(StoreRequest { handle, accepted: moves.len(), written: moves.len() })
+    }
+
+    /// Ends requests of [`Store::retrieve`] and [`Store::fill`]: waits for their layers in flight,
+    /// and makes what they wrote permanent, with one flush for all. Their handles have no further
+    /// use.
+    ///
+    /// # Errors
+    /// Same as [`crate::Plane::end`].
+    pub fn end(&self, jobs: &[JobId]) -> Result<Vec<JobDone>, StoreError> {
+        let ended = self.inner.plane.end(jobs)?;
+        for done in &ended {
+            let held = self.inner.jobs().held.remove(&done.job);
+            if let Some(Held::Part(reservation, positions)) = &held {
+                reservation.written(positions, done);
+            }
+            if let Some(held) = held {
+                self.inner.give_back(held);
+            }
+        }
+        Ok(ended)
+    }
+
+    /// Makes the blocks of a reservation visible to lookups. They are permanent when the next
+    /// [`Store::sync_journal`] has returned.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Catalog`] if something of it was not written, or was committed before;
+    /// [`StoreError::JournalFailed`], [`StoreError::Foreign`] or [`StoreError::Failed`].
+    pub fn commit_reservation(&self, reservation: &Reservation) -> Result<(), StoreError> {
+        reservation.check(&self.inner)?;
+        let write = reservation.write.id;
+        reservation.commit(|checksums| {
+            self.change(|catalog| {
+                catalog.written(write, 0, checksums)?;
+                Ok(catalog.commit(write).map(|_| ())?)
+            })
+        })
     }
 
     /// Abandons a request. Its files are free as soon as nothing of it is in flight. Same as
@@ -230,7 +330,7 @@ impl Store {
     }
 
     /// Begins a job that owns `held`, or releases it on failure.
-    fn begin(
+    pub(super) fn begin(
         &self,
         direction: Direction,
         moves: &[Move],
@@ -238,6 +338,7 @@ impl Store {
         held: Held,
     ) -> Result<Handle, StoreError> {
         let inner = &self.inner;
+        let mut held = Some(held);
         let begun = inner.plane.with(|plane| {
             if plane.keeps_blocks() {
                 plane.forget(&inner.catalog.with(Catalog::take_freed));
@@ -245,10 +346,10 @@ impl Store {
             let job = plane.begin(self.pool, direction, moves.to_vec(), expected)?;
             // Blocks of a namespace expire together, and turn over at their own rate.
             plane.place(job, self.namespace.0)?;
-            inner.jobs().held.insert(job, held);
+            inner.jobs().held.extend(held.take().map(|held| (job, held)));
             Ok(job)
         });
-        if begun.is_err() {
+        if let Some(held) = held {
             inner.give_back(held);
         }
         Ok(Handle { store: inner.clone(), job: begun? })

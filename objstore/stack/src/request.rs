@@ -1,8 +1,10 @@
 //! Requests for callers in other languages, which name a layer's operation by the layer.
 
+use std::sync::Arc;
+
 use objstore::{
-    BlockId, BlockKey, Committed, Layer, LayerDone, LoadRequest, Prefix, Store, StoreError,
-    StoreRequest, Ticket,
+    BlockId, BlockKey, Committed, JobId, Layer, LayerDone, LoadRequest, Prefix, Reservation, Store,
+    StoreError, StoreRequest, Ticket,
 };
 
 use crate::error::StackError;
@@ -55,6 +57,47 @@ impl Request {
             Some(Job::Store(save)) => Ok(save.ticket(layer)),
             None => Err(StoreError::NotStarted { layer }.into()),
         }
+    }
+
+    /// Retrieves these positions of `prefix` into `blocks`, one for each.
+    ///
+    /// # Errors
+    /// Returns an error of [`Store::retrieve_at`].
+    pub fn retrieve_at(
+        store: &Store,
+        prefix: &Prefix,
+        positions: &[usize],
+        blocks: &[BlockId],
+    ) -> Result<Self, StackError> {
+        let job = Job::Retrieve(store.retrieve_at(prefix, positions, blocks)?);
+        Ok(Self { store: store.clone(), job: Some(job) })
+    }
+
+    /// Writes `blocks` to these positions of a reservation, one for each.
+    ///
+    /// # Errors
+    /// Returns an error of [`Store::fill`].
+    pub fn fill(
+        store: &Store,
+        reservation: &Arc<Reservation>,
+        positions: &[u32],
+        blocks: &[BlockId],
+    ) -> Result<Self, StackError> {
+        let job = Job::Store(store.fill(reservation, positions, blocks)?);
+        Ok(Self { store: store.clone(), job: Some(job) })
+    }
+
+    /// Ends requests of one store: waits for their layers in flight, and makes permanent what they
+    /// wrote to reservations. Returns the failure of each.
+    ///
+    /// # Errors
+    /// Returns an error of [`Store::end`].
+    pub fn end_all(requests: Vec<Self>) -> Result<Vec<Option<StoreError>>, StackError> {
+        let Some(first) = requests.first() else { return Ok(Vec::new()) };
+        let jobs = requests.iter().map(|request| Ok(request.ticket(Layer(0))?.job));
+        let jobs = jobs.collect::<Result<Vec<JobId>, StackError>>()?;
+        let ended = first.store.end(&jobs)?;
+        Ok(ended.into_iter().map(|done| done.failure).collect())
     }
 
     /// Returns, for a storing request, the number of leading blocks stored after the commit, and

@@ -302,12 +302,14 @@ impl Both {
         let stored = |file: &FileId| {
             self.model.keys.values().any(|block| block.file == file.0 && block.stored)
         };
-        let shared = self.catalog.share(from.id, range.clone());
-        match from.files.get(range.clone()) {
+        let positions: Vec<usize> = range.collect();
+        let shared = self.catalog.share(from.id, &positions);
+        let files = positions.iter().map(|at| from.files.get(*at).copied());
+        match files.collect::<Option<Vec<FileId>>>() {
             None => assert!(matches!(shared, Err(CatalogError::Positions { .. })), "{shared:?}"),
             Some(files) => match files.iter().position(|file| !stored(file)) {
                 Some(at) => {
-                    let (position, file) = (range.start + at, files[at]);
+                    let (position, file) = (positions[at], files[at]);
                     assert_eq!(shared, Err(CatalogError::Dropped { position, file }));
                 }
                 None => {

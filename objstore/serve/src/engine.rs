@@ -1,0 +1,286 @@
+//! An engine of several clients: its scheduler finds and reserves blocks, and its ranks move them.
+//!
+//! A prefix or reservation has a number, which any client of the engine may name in a load or fill.
+//! Every rank has files of its own: each has a namespace. A block is found if all ranks have it.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use objstore::{BlockKey, Namespace, Prefix, Reservation, Store};
+
+use crate::{
+    error::RefusalKind,
+    protocol::Member,
+    refusal::{Refusal, unknown},
+};
+
+/// Ranks of an engine, at most.
+const RANKS_MAX: u32 = 64;
+/// Bytes of an engine's name, at most.
+const NAME_BYTES_MAX: usize = 256;
+/// Prefixes, and reservations, that a client may hold at a time.
+const GRANTS_MAX: usize = 4096;
+/// Attempts to reserve files on all ranks alike, while other engines take them.
+const RESERVE_ATTEMPTS: u32 = 4;
+
+/// An engine, by user and name.
+pub(crate) type EngineKey = (u32, String);
+
+/// An engine whose clients are connected, and the parts that they are.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) parts: BTreeSet<Option<u32>>,
+}
+
+impl Joined {
+    /// Adds a client. Returns the engine, and `None` if another client is that part.
+    pub(crate) fn join(&mut self, member: &Member) -> Result<Option<Arc<Engine>>, Refusal> {
+        let (found, given) = (self.engine.ranks, member.ranks);
+        if found != given {
+            let why = format!("engine {} has {found} ranks, and {given} were given", member.engine);
+            return Err(Refusal::new(RefusalKind::Argument, why));
+        }
+        Ok(self.parts.insert(member.rank).then(|| self.engine.clone()))
+    }
+}
+
+/// Checks what a client says about its engine.
+pub(crate) fn check(member: &Member) -> Result<(), Refusal> {
+    let Member { engine, ranks, rank } = member;
+    let is_named = (1..=NAME_BYTES_MAX).contains(&engine.len());
+    if is_named && (1..=RANKS_MAX).contains(ranks) && rank.is_none_or(|rank| rank < *ranks) {
+        return Ok(());
+    }
+    let why = format!(
+        "an engine's name has 1 to {NAME_BYTES_MAX} bytes, and it has 1 to {RANKS_MAX} ranks; \
+         {} bytes, {ranks} ranks and rank {rank:?} were given",
+        engine.len()
+    );
+    Err(Refusal::new(RefusalKind::Argument, why))
+}
+
+/// State that the clients of an engine share.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    ranks: u32,
+    grants: Mutex<Grants>,
+}
+
+#[derive(Debug)]
+struct Grants {
+    all: HashMap<u64, Grant>,
+    last: u64,
+}
+
+/// A prefix or reservation, of each rank.
+#[derive(Debug)]
+struct Grant {
+    /// The session that may end it.
+    owner: u64,
+    files: Files,
+}
+
+#[derive(Debug, Clone)]
+enum Files {
+    Found(Arc<Vec<Prefix>>),
+    Reserved(Arc<Writing>),
+}
+
+/// A reservation of each rank, and what the ranks reported.
+#[derive(Debug)]
+pub(crate) struct Writing {
+    pub(crate) ranks: Vec<Arc<Reservation>>,
+    reported: Mutex<Vec<Option<bool>>>,
+}
+
+impl Writing {
+    /// Returns true if a rank is to write this position.
+    pub(crate) fn has(&self, position: u32) -> bool {
+        self.ranks.iter().any(|rank| rank.has(position as usize))
+    }
+}
+
+impl Engine {
+    /// Makes an engine whose numbers begin above `chance`: those of an earlier one are unknown.
+    pub(crate) fn new(ranks: u32, chance: u64) -> Self {
+        // A client adds 16 bits of a position.
+        let grants = Grants { all: HashMap::new(), last: chance >> 18 };
+        Self { ranks, grants: Mutex::new(grants) }
+    }
+
+    fn grants(&self) -> MutexGuard<'_, Grants> {
+        // A thread that panicked leaves tables that are whole.
+        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a number that nothing else of the engine has.
+    pub(crate) fn next(&self) -> u64 {
+        let mut grants = self.grants();
+        grants.last += 1;
+        grants.last
+    }
+
+    /// Returns a namespace for each rank.
+    pub(crate) fn spaces(&self, store: &Store, named: &Namespace) -> Result<Vec<Store>, Refusal> {
+        let of_rank = |rank| match self.ranks {
+            1 => named.clone(),
+            ranks => {
+                let layout = format!("{} rank {rank} of {ranks}", named.layout);
+                Namespace { layout, ..named.clone() }
+            }
+        };
+        (0..self.ranks).map(|rank| Ok(store.within(&of_rank(rank))?)).collect()
+    }
+
+    /// Finds the longest prefix that all ranks have. Returns its number and length.
+    pub(crate) fn look_up(
+        &self,
+        owner: u64,
+        spaces: &[Store],
+        keys: &[BlockKey],
+    ) -> Result<(u64, usize), Refusal> {
+        let found = spaces.iter().map(|store| store.lookup(keys)).collect::<Result<Vec<_>, _>>()?;
+        let blocks = found.iter().map(Prefix::len).min().unwrap_or(0);
+        Ok((self.grant(owner, Files::Found(Arc::new(found)))?, blocks))
+    }
+
+    /// Reserves files for the same leading keys on all ranks. Returns the reservation's number, how
+    /// many keys it has, and the positions to be written.
+    pub(crate) fn reserve(
+        &self,
+        owner: u64,
+        spaces: &[Store],
+        keys: &[BlockKey],
+    ) -> Result<(u64, usize, Vec<u32>), Refusal> {
+        let mut accepted = keys.len();
+        for _ in 0..RESERVE_ATTEMPTS {
+            let reserve = |store: &Store| store.reserve(&keys[..accepted]);
+            let ranks = spaces.iter().map(reserve).collect::<Result<Vec<_>, _>>()?;
+            let least = ranks.iter().map(|rank| rank.accepted()).min().unwrap_or(0);
+            if ranks.iter().any(|rank| rank.accepted() > least) {
+                accepted = least;
+                continue;
+            }
+            let reported = Mutex::new(vec![None; spaces.len()]);
+            let writing = Writing { ranks, reported };
+            let positions = (0..least as u32).filter(|at| writing.has(*at)).collect();
+            let number = self.grant(owner, Files::Reserved(Arc::new(writing)))?;
+            return Ok((number, least, positions));
+        }
+        let why = "other clients take the files that become free; try again later";
+        Err(Refusal::new(RefusalKind::Limit, why))
+    }
+
+    fn grant(&self, owner: u64, files: Files) -> Result<u64, Refusal> {
+        let mut grants = self.grants();
+        if grants.all.values().filter(|grant| grant.owner == owner).count() >= GRANTS_MAX {
+            drop(grants);
+            let why = format!(
+                "a client may hold {GRANTS_MAX} prefixes and reservations together; release some"
+            );
+            return Err(Refusal::new(RefusalKind::Limit, why));
+        }
+        grants.last += 1;
+        let number = grants.last;
+        grants.all.insert(number, Grant { owner, files });
+        Ok(number)
+    }
+
+    /// Returns a prefix that a client of the engine found.
+    pub(crate) fn prefix(&self, number: u64) -> Result<Arc<Vec<Prefix>>, Refusal> {
+        match self.grants().all.get(&number) {
+            Some(Grant { files: Files::Found(found), .. }) => Ok(found.clone()),
+            _ => Err(unknown("prefix", number)),
+        }
+    }
+
+    /// Returns a reservation that a client of the engine made.
+    pub(crate) fn reservation(&self, number: u64) -> Result<Arc<Writing>, Refusal> {
+        match self.grants().all.get(&number) {
+            Some(Grant { files: Files::Reserved(writing), .. }) => Ok(writing.clone()),
+            _ => Err(unknown("reservation", number)),
+        }
+    }
+
+    /// Records the report of a rank on a client's reservation, which ends if one has failed, or has
+    /// not stored its part.
+    pub(crate) fn report(
+        &self,
+        owner: u64,
+        number: u64,
+        rank: u32,
+        is_filled: bool,
+    ) -> Result<Option<bool>, Refusal> {
+        let writing = self.own_reservation(owner, number)?;
+        let own = writing.ranks.get(rank as usize);
+        let is_filled = is_filled && own.is_some_and(|own| own.is_filled());
+        let is_good = {
+            // A thread that panicked leaves a list that is whole.
+            let mut reported = writing.reported.lock().unwrap_or_else(PoisonError::into_inner);
+            match reported.get_mut(rank as usize) {
+                // A failure is not taken back.
+                Some(report) => *report = Some(is_filled && *report != Some(false)),
+                None => return Err(unknown("rank", rank.into())),
+            }
+            if reported.contains(&None) {
+                return Ok(None);
+            }
+            !reported.contains(&Some(false))
+        };
+        if !is_good {
+            self.end(owner, number);
+        }
+        Ok(Some(is_good))
+    }
+
+    /// Makes the blocks of a client's reservation visible, and ends it.
+    pub(crate) fn publish(&self, owner: u64, number: u64, store: &Store) -> Result<(), Refusal> {
+        let writing = self.own_reservation(owner, number)?;
+        for reservation in &writing.ranks {
+            store.commit_reservation(reservation)?;
+        }
+        self.end(owner, number);
+        Ok(())
+    }
+
+    fn own_reservation(&self, owner: u64, number: u64) -> Result<Arc<Writing>, Refusal> {
+        match self.grants().all.get(&number) {
+            Some(Grant { owner: found, files: Files::Reserved(writing) }) if *found == owner => {
+                Ok(writing.clone())
+            }
+            _ => Err(unknown("reservation", number)),
+        }
+    }
+
+    /// Ends a client's prefix or reservation. Returns false if it has none with this number.
+    pub(crate) fn end(&self, owner: u64, number: u64) -> bool {
+        let mut grants = self.grants();
+        let is_own = grants.all.get(&number).is_some_and(|grant| grant.owner == owner);
+        let ended = if is_own { grants.all.remove(&number) } else { None };
+        // Files are released without the lock.
+        drop(grants);
+        ended.is_some()
+    }
+
+    /// Ends all of a client's prefixes and reservations.
+    pub(crate) fn leave(&self, owner: u64) {
+        let ended: Vec<Grant> = {
+            let mut grants = self.grants();
+            grants.all.extract_if(|_, grant| grant.owner == owner).map(|(_, ended)| ended).collect()
+        };
+        drop(ended);
+    }
+
+    /// Returns the numbers of a client's prefixes and reservations.
+    pub(crate) fn held(&self, owner: u64) -> (u32, u32) {
+        let grants = self.grants();
+        let own = grants.all.values().filter(|grant| grant.owner == owner);
+        own.fold((0, 0), |(found, reserved), grant| match grant.files {
+            Files::Found(_) => (found + 1, reserved),
+            Files::Reserved(_) => (found, reserved + 1),
+        })
+    }
+}

@@ -1,0 +1,376 @@
+//! Engines of several processes: schedulers that find and reserve, and ranks that move.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::mpsc::{self, Sender},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use objstore::{BlockId, BlockKey, Direction, KvShape, Layer, Namespace};
+use ripieno_serve::{
+    Control, Finder, Mover, PoolLayout, RefusalKind, ServeError, Server, ServerOptions,
+    protocol::{Answer, Call, Status},
+};
+use ripieno_stack::{Builder, PoolMemory};
+use ripieno_testkit::{blocks, keys, pattern};
+use rustix::fs::{MemfdFlags, SealFlags};
+use tempfile::TempDir;
+
+const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
+const BLOCKS: u32 = 16;
+
+struct Rig {
+    dir: PathBuf,
+    stop: Sender<()>,
+    thread: JoinHandle<Result<(), ServeError>>,
+}
+
+impl Rig {
+    fn new(dir: &Path) -> Self {
+        let stack = Builder::new(dir.join("store"), SHAPE)
+            .capacity(32 << 20)
+            .pool(PoolMemory::Own { blocks: 2 })
+            .open()
+            .unwrap();
+        let options = ServerOptions {
+            socket: dir.join("ripieno.sock"),
+            users: Vec::new(),
+            sessions_max: 8,
+            pool_bytes_max: 64 << 20,
+            bandwidth: BTreeMap::new(),
+        };
+        let server = Server::bind(stack, options).unwrap();
+        let (stop, stopped) = mpsc::channel();
+        let thread = thread::spawn(move || server.run(|| stopped.try_recv().is_ok()));
+        Self { dir: dir.to_owned(), stop, thread }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.join("ripieno.sock")
+    }
+
+    fn status(&self) -> Status {
+        match Control::connect(&self.socket()).unwrap().call(&Call::Status).unwrap() {
+            Answer::Status(status) => *status,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Returns the state when no client is left.
+    fn settled(&self) -> Status {
+        let since = Instant::now();
+        loop {
+            let status = self.status();
+            if status.sessions.is_empty() || since.elapsed() > Duration::from_secs(30) {
+                return status;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn close(self) {
+        self.stop.send(()).unwrap();
+        self.thread.join().unwrap().unwrap();
+    }
+}
+
+/// Memory of a rank, as an engine in another language makes it.
+fn memory() -> (OwnedFd, PoolLayout) {
+    let file = rustix::fs::memfd_create("rank", MemfdFlags::ALLOW_SEALING).unwrap();
+    let bytes = SHAPE.block_bytes() * u64::from(BLOCKS);
+    rustix::fs::ftruncate(&file, bytes).unwrap();
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    (file, PoolLayout::contiguous(&SHAPE, BLOCKS))
+}
+
+/// A scheduler with its ranks.
+struct Engine {
+    finder: Finder,
+    space: usize,
+    ranks: Vec<(Mover, OwnedFd)>,
+}
+
+impl Engine {
+    fn new(rig: &Rig, name: &str, ranks: u32) -> Self {
+        // Ranks come first, as vLLM starts them.
+        let rank = |rank| {
+            let (file, layout) = memory();
+            let own = file.try_clone().unwrap();
+            let part = (name.to_owned(), ranks, rank);
+            (Mover::connect(rig.socket(), SHAPE, part, layout, file).unwrap(), own)
+        };
+        let ranks: Vec<_> = (0..ranks).map(rank).collect();
+        let count = ranks.len() as u32;
+        let finder = Finder::connect(rig.socket(), SHAPE, name.to_owned(), count).unwrap();
+        let space = finder.namespace(&Namespace::default()).unwrap();
+        Self { finder, space, ranks }
+    }
+
+    /// Writes or checks a block of a rank through its file.
+    fn object(&self, rank: usize, block: BlockId, row: u32) -> u64 {
+        let layout = PoolLayout::contiguous(&SHAPE, BLOCKS);
+        assert!(rank < self.ranks.len());
+        layout.rows[row as usize] + u64::from(block.0) * layout.block_stride
+    }
+
+    fn put(&self, rank: usize, block: BlockId, bytes: &[u8]) {
+        for (row, object) in (0..).zip(bytes.chunks(SHAPE.object_bytes as usize)) {
+            let at = self.object(rank, block, row);
+            assert_eq!(rustix::io::pwrite(&self.ranks[rank].1, object, at), Ok(object.len()));
+        }
+    }
+
+    fn get(&self, rank: usize, block: BlockId) -> Vec<u8> {
+        let mut bytes = vec![0; SHAPE.block_bytes() as usize];
+        for (row, object) in (0..).zip(bytes.chunks_mut(SHAPE.object_bytes as usize)) {
+            let at = self.object(rank, block, row);
+            assert_eq!(rustix::io::pread(&self.ranks[rank].1, &mut *object, at), Ok(object.len()));
+        }
+        bytes
+    }
+
+    /// Moves all layers on a rank, and returns the error.
+    fn go(&self, rank: usize, direction: Direction, places: &[u64]) -> Option<String> {
+        let mover = &self.ranks[rank].0;
+        let job = mover.begin(direction, places, blocks(0, places.len())).unwrap();
+        for layer in (0..SHAPE.layers).map(Layer) {
+            mover.start(job, layer).unwrap();
+        }
+        mover.end(&[job]).unwrap().remove(0).error
+    }
+
+    /// Stores blocks on all ranks.
+    fn store(&self, keys: &[BlockKey]) {
+        let room = self.finder.reserve(self.space, keys.to_vec()).unwrap();
+        assert_eq!(room.accepted as usize, keys.len());
+        for rank in 0..self.ranks.len() {
+            for (block, position) in blocks(0, room.positions.len()).iter().zip(&room.positions) {
+                self.put(rank, *block, &bytes(keys[*position as usize], rank));
+            }
+            assert_eq!(self.go(rank, Direction::Write, &room.places), None);
+            let is_last = rank + 1 == self.ranks.len();
+            let reported = self.finder.report(room.number, rank as u32, true).unwrap();
+            assert_eq!(reported, is_last.then_some(true));
+        }
+        assert!(self.finder.publish(room.number).unwrap());
+        self.finder.sync().unwrap();
+    }
+
+    /// Loads blocks on all ranks, and returns how many were found with their own bytes.
+    fn load(&self, keys: &[BlockKey]) -> usize {
+        let found = self.finder.acquire(self.space, keys.to_vec()).unwrap();
+        assert_eq!(self.finder.look_up(self.space, keys.to_vec()).unwrap(), found.places.len());
+        for rank in 0..self.ranks.len() {
+            assert_eq!(self.go(rank, Direction::Read, &found.places), None);
+            for (block, key) in blocks(0, found.places.len()).iter().zip(keys) {
+                assert!(self.get(rank, *block) == bytes(*key, rank), "wrong bytes");
+            }
+        }
+        self.finder.release(found.number);
+        found.places.len()
+    }
+}
+
+/// Returns the contents of a block on a rank.
+fn bytes(key: BlockKey, rank: usize) -> Vec<u8> {
+    pattern(SHAPE.block_bytes() as usize, (key.seed() as u64).wrapping_add(rank as u64))
+}
+
+fn kind(error: ServeError) -> RefusalKind {
+    match error {
+        ServeError::Refused { kind, .. } => kind,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn engines_share_blocks_of_all_ranks() {
+    let dir = TempDir::new().unwrap();
+    let rig = Rig::new(dir.path());
+    for ranks in [1, 2] {
+        let keys = keys(0..6);
+        let one = Engine::new(&rig, "one", ranks);
+        let other = Engine::new(&rig, "other", ranks);
+        one.store(&keys[..4]);
+        assert_eq!(other.load(&keys), 4, "{ranks} ranks");
+        other.store(&keys);
+        assert_eq!(one.load(&keys), 6);
+        let asked = vec![keys[5], BlockKey([9; 32]), keys[0]];
+        assert_eq!(one.finder.are_stored(one.space, asked).unwrap(), [1, 0, 1]);
+        assert_eq!(one.finder.usage(one.space).unwrap().stored, 6);
+        let status = rig.status();
+        assert_eq!(status.sessions.len() as u32, 2 * (ranks + 1));
+        let held = |it: &ripieno_serve::protocol::SessionStatus| it.prefixes + it.reservations;
+        assert_eq!(status.sessions.iter().map(held).sum::<u32>(), 0, "all was released");
+        drop((one, other));
+        let status = rig.settled();
+        assert_eq!((status.files_writing, status.files_referenced), (0, 0));
+        assert_eq!(status.refused_calls, 0, "ends are said once");
+    }
+    rig.close();
+}
+
+#[test]
+fn places_that_an_engine_was_not_given_are_refused_and_counted() {
+    let dir = TempDir::new().unwrap();
+    let rig = Rig::new(dir.path());
+    let (one, other) = (Engine::new(&rig, "one", 1), Engine::new(&rig, "other", 1));
+    let keys = keys(0..4);
+    one.store(&keys[..2]);
+    let found = one.finder.acquire(one.space, keys.clone()).unwrap();
+    let room = one.finder.reserve(one.space, keys.clone()).unwrap();
+    let mut refused = 0;
+    let mut refuse = |engine: &Engine, direction, places: &[u64]| {
+        let begun = engine.ranks[0].0.begin(direction, places, blocks(0, places.len()));
+        assert_eq!(kind(begun.unwrap_err()), RefusalKind::Argument);
+        refused += 1;
+        assert_eq!(rig.status().refused_calls, refused);
+    };
+    // Another engine's, of both kinds; one kind for the other; beyond the end; of nobody.
+    refuse(&other, Direction::Read, &found.places);
+    refuse(&other, Direction::Write, &room.places);
+    refuse(&one, Direction::Write, &found.places);
+    refuse(&one, Direction::Read, &room.places);
+    refuse(&one, Direction::Read, &[found.places[0] + 2]);
+    refuse(&one, Direction::Write, &[room.places[0] - 2]);
+    refuse(&one, Direction::Read, &[7 << 16]);
+    // A place is filled once, also if the first attempt has failed.
+    let job = one.ranks[0].0.begin(Direction::Write, &room.places[..1], blocks(0, 1)).unwrap();
+    refuse(&one, Direction::Write, &room.places);
+    assert!(one.ranks[0].0.end(&[job]).unwrap()[0].error.is_some(), "no layer was started");
+    refuse(&one, Direction::Write, &room.places[..1]);
+    // Only a part that was filled is published, whatever the scheduler says.
+    assert_eq!(one.finder.report(room.number, 0, true).unwrap(), Some(false));
+    assert_eq!(other.load(&keys), 2);
+    let room = one.finder.reserve(one.space, keys.clone()).unwrap();
+    assert_eq!(kind(one.finder.publish(room.number).unwrap_err()), RefusalKind::Argument);
+    one.finder.release(room.number);
+    one.finder.release(found.number);
+    // Released ones are unknown.
+    let begun = one.ranks[0].0.begin(Direction::Read, &found.places, blocks(0, 2));
+    assert_eq!(kind(begun.unwrap_err()), RefusalKind::Argument);
+    assert_eq!(rig.status().refused_calls, refused + 2);
+    one.store(&keys);
+    drop((one, other));
+    let status = rig.settled();
+    assert_eq!((status.files_writing, status.files_referenced), (0, 0));
+    rig.close();
+}
+
+#[test]
+fn a_part_of_an_engine_is_one_client() {
+    let dir = TempDir::new().unwrap();
+    let rig = Rig::new(dir.path());
+    let one = Engine::new(&rig, "one", 2);
+    let (file, layout) = memory();
+    for (ranks, rank, wanted) in
+        [(2, 1, RefusalKind::Limit), (3, 2, RefusalKind::Argument), (2, 2, RefusalKind::Argument)]
+    {
+        let part = ("one".to_owned(), ranks, rank);
+        let file = file.try_clone().unwrap();
+        let joined = Mover::connect(rig.socket(), SHAPE, part, layout.clone(), file);
+        assert_eq!(kind(joined.unwrap_err()), wanted, "{ranks} {rank}");
+    }
+    let shape = KvShape { object_bytes: 512, ..SHAPE };
+    let part = ("small".to_owned(), 1, 0);
+    let joined = Mover::connect(rig.socket(), shape, part, layout, file);
+    assert!(matches!(joined, Err(ServeError::Argument { given: 512, .. })), "{joined:?}");
+    // A part that has gone may come again.
+    drop(one);
+    Engine::new(&rig, "one", 3).store(&keys(0..2));
+    rig.close();
+}
+
+#[test]
+fn a_rank_that_fails_or_a_scheduler_that_goes_leaves_nothing() {
+    let dir = TempDir::new().unwrap();
+    let rig = Rig::new(dir.path());
+    let free = rig.status().files_free;
+    let one = Engine::new(&rig, "one", 2);
+    let keys = keys(0..4);
+    let room = one.finder.reserve(one.space, keys.clone()).unwrap();
+    assert_eq!(one.go(0, Direction::Write, &room.places), None);
+    assert_eq!(one.finder.report(room.number, 0, true).unwrap(), None);
+    assert_eq!(one.finder.report(room.number, 1, false).unwrap(), Some(false));
+    assert_eq!(one.load(&keys), 0);
+    assert_eq!(rig.status().files_free, free);
+    // The scheduler goes while a rank stores.
+    let room = one.finder.reserve(one.space, keys.clone()).unwrap();
+    let mover = &one.ranks[0].0;
+    let job = mover.begin(Direction::Write, &room.places, blocks(0, 4)).unwrap();
+    mover.start(job, Layer(0)).unwrap();
+    let Engine { finder, ranks, .. } = one;
+    drop(finder);
+    let since = Instant::now();
+    while rig.status().sessions.len() > 2 {
+        assert!(since.elapsed() < Duration::from_secs(30));
+    }
+    assert_eq!(rig.status().files_writing, 4, "a request writes to those of its rank");
+    drop(ranks);
+    let status = rig.settled();
+    assert_eq!((status.files_writing, status.files_free), (0, free));
+    rig.close();
+}
+
+#[test]
+fn an_engine_goes_on_without_its_server_and_finds_commits_again() {
+    let dir = TempDir::new().unwrap();
+    let rig = Rig::new(dir.path());
+    let (one, idle) = (Engine::new(&rig, "one", 1), Engine::new(&rig, "idle", 1));
+    let (keys, more) = (keys(0..4), keys(4..6));
+    one.store(&keys);
+    let found = one.finder.acquire(one.space, keys.clone()).unwrap();
+    let room = one.finder.reserve(one.space, more.clone()).unwrap();
+    let mover = &one.ranks[0].0;
+    let loading = mover.begin(Direction::Read, &found.places, blocks(0, 4)).unwrap();
+    mover.start(loading, Layer(0)).unwrap();
+    rig.close();
+    one.put(0, BlockId(3), &vec![0xEE; SHAPE.block_bytes() as usize]);
+    let since = Instant::now();
+    let report = mover.end(&[loading]).unwrap().remove(0);
+    assert!(report.error.is_some_and(|why| why.contains("lost")));
+    assert_eq!(one.get(0, BlockId(3)), vec![0; SHAPE.block_bytes() as usize], "new pages");
+    assert_eq!(one.load(&keys), 0);
+    let none = one.finder.reserve(one.space, more.clone()).unwrap();
+    assert_eq!((none.accepted, none.places.len()), (0, 0));
+    assert_eq!(one.finder.report(room.number, 0, true).unwrap(), Some(false));
+    assert!(!one.finder.publish(room.number).unwrap());
+    one.finder.sync().unwrap();
+    let begun = mover.begin(Direction::Read, &found.places, blocks(0, 4));
+    assert!(matches!(begun, Err(ServeError::Lost { .. })), "{begun:?}");
+    assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+
+    let rig = Rig::new(dir.path());
+    thread::sleep(Duration::from_millis(150));
+    assert_eq!(one.load(&keys), 4);
+    assert_eq!(idle.load(&keys), 4, "it has not noticed");
+    for places in [&found.places, &room.places] {
+        let begun = mover.begin(Direction::Read, places, blocks(0, places.len()));
+        assert_eq!(kind(begun.unwrap_err()), RefusalKind::Argument, "they are of the old server");
+    }
+    one.finder.release(found.number);
+    one.store(&more);
+    drop((one, idle));
+    let status = rig.settled();
+    assert_eq!((status.files_writing, status.files_referenced, status.refused_calls), (0, 0, 2));
+    rig.close();
+}
+
+#[test]
+fn an_engine_with_other_weights_shares_no_more() {
+    let dir = TempDir::new().unwrap();
+    let rig = Rig::new(dir.path());
+    let (one, other) = (Engine::new(&rig, "one", 1), Engine::new(&rig, "other", 1));
+    let keys = keys(0..4);
+    one.store(&keys);
+    one.finder.renew(one.space, [7; 16]).unwrap();
+    assert_eq!((one.load(&keys), other.load(&keys)), (0, 4));
+    one.store(&keys);
+    one.finder.renew(one.space, [8; 16]).unwrap();
+    assert_eq!((one.load(&keys), other.load(&keys)), (0, 4));
+    assert_eq!(rig.status().namespaces.len(), 2, "the shared and a private one");
+    rig.close();
+}
