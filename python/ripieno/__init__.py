@@ -2,7 +2,8 @@
 
 Store is for an engine of one process. An engine with a scheduler and workers creates a store for
 several processes with prepare(), opens a Catalog in its scheduler and a Plane in each worker, and
-sends numbers and bytes between them.
+sends numbers and bytes between them. ServedCatalog and ServedPlane are the same for a store that a
+server (`ripieno serve`) shares between engines.
 
     import numpy, ripieno
 
@@ -18,6 +19,9 @@ sends numbers and bytes between them.
 """
 
 import ctypes
+import fcntl
+import mmap
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +35,8 @@ from ._ripieno import (
     Reference,
     Report,
     Request,
+    ServedCatalog,
+    ServedPlane,
     Store,
     Write,
     parse_size,
@@ -50,7 +56,10 @@ __all__ = [
     "Reference",
     "Report",
     "Request",
+    "ServedCatalog",
+    "ServedPlane",
     "Shape",
+    "SharedMemory",
     "Store",
     "Write",
     "parse_size",
@@ -137,6 +146,8 @@ class Pool:
     """Object that keeps the memory alive."""
     device: str = "cpu"
     """Location of the memory: cpu, or cuda:0 with the GPU's number."""
+    file: int | None = None
+    """For a server: the memory's file, open, whose first byte is at address. See SharedMemory."""
 
     @classmethod
     def contiguous(cls, buffer: Any, shape: Shape) -> "Pool":
@@ -152,6 +163,37 @@ class Pool:
         tensor = blocks * shape.object_bytes
         rows = [row * tensor for row in range(shape.rows)]
         return cls(address, length, rows, shape.object_bytes, blocks, owner, device)
+
+
+class SharedMemory:
+    """Memory that a server may share, for the pool of a ServedPlane.
+
+        memory = ripieno.SharedMemory(bytes)
+        pool = dataclasses.replace(ripieno.Pool.contiguous(memory.buffer, shape), file=memory.file)
+
+    Its bytes are zero. It exists as long as this object or a view of the buffer does.
+    """
+
+    def __init__(self, size: int) -> None:
+        """size: bytes, rounded up to whole pages."""
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.file = os.memfd_create("ripieno-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        """Its descriptor."""
+        try:
+            os.ftruncate(self.file, size)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+            fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, seals)
+            self.buffer = mmap.mmap(self.file, size)
+            """The memory. Its pages are small: they can be replaced one by one."""
+            self.buffer.madvise(mmap.MADV_NOHUGEPAGE)
+        except BaseException:
+            os.close(self.file)
+            raise
+
+    def __del__(self) -> None:
+        # Mappings, and the descriptors of planes, keep the memory.
+        if hasattr(self, "file"):
+            os.close(self.file)
 
 
 def _memory(buffer: Any) -> tuple[int, int, Any, str]:

@@ -14,6 +14,8 @@ __all__ = [
     "Reference",
     "Report",
     "Request",
+    "ServedCatalog",
+    "ServedPlane",
     "Store",
     "Write",
     "end_events",
@@ -387,6 +389,120 @@ class Request(_Context):
         find."""
     def end(self) -> None:
         """Waits for transfers in flight, and discards uncommitted blocks."""
+
+@final
+class ServedCatalog(_Context):
+    """The scheduler's half of an engine that uses the store of a server (`ripieno serve`): the
+    calls of a Catalog. Any number of engines share a store; ranks need no devices of their own.
+
+    Connects to the server's socket, which another process listens on. shape: that of a block on
+    each rank, which is the server's. engine: a name that scheduler and ranks of one engine have in
+    common, and no other engine of the user. ranks: their number.
+
+    Files are numbers that only ranks of this engine may use. While the server is away, lookups find
+    nothing and begin() accepts nothing; it is connected to again when it is back. Files and writes
+    of before are unknown then."""
+    def __new__(
+        cls, socket: str | os.PathLike[str], shape: Shape, *, engine: str, ranks: int = 1
+    ) -> ServedCatalog: ...
+    def __enter__(self) -> ServedCatalog: ...
+    def namespace(self, namespace: Namespace) -> int:
+        """Same as Catalog.namespace()."""
+    def lookup(self, namespace: int, keys: _Keys) -> int:
+        """Returns how many leading keys are stored, on all ranks."""
+    def are_stored(self, namespace: int, keys: _Keys) -> bytes:
+        """Returns a byte for each key: 1 if it is stored on all ranks, else 0."""
+    def acquire(self, namespace: int, keys: _Keys) -> Reference:
+        """Looks up the longest stored prefix of the keys, and references it until it is
+        released."""
+    def release(self, reference: int) -> None:
+        """Releases a reference. Call it when all ranks have reported."""
+    def checksums(self, files: Sequence[int], rank: int) -> bytes:
+        """Returns no checksums: the server has them, and compares."""
+    def begin(self, namespace: int, keys: _Keys) -> Write:
+        """Allocates files for new blocks, on all ranks. Pass the whole prefix, including the stored
+        part."""
+    def written(self, write: int, rank: int, checksums: bytes) -> bool | None:
+        """Same as Catalog.written(). The server has the checksums."""
+    def failed(self, write: int, rank: int) -> bool | None:
+        """Same as Catalog.failed()."""
+    def commit(self, write: int) -> bool:
+        """Makes the blocks of a write visible to lookups of all engines. They are durable after the
+        next sync(). Returns False if the server began anew, or takes no writes any more: then they
+        are lost."""
+    def abort(self, write: int) -> None:
+        """Ends a write. None of it becomes visible."""
+    def lost(self, files: Sequence[int]) -> None:
+        """Does nothing: the server has marked files that could not be read."""
+    def bump_epoch(self, namespace: int) -> int:
+        """Drops all blocks of a namespace for this engine, whose weights change. Other engines keep
+        them, and share none with this engine from now on. Returns a new epoch, a random number."""
+    def usage(self, namespace: int) -> Usage:
+        """Returns the namespace's counts, on the first rank."""
+    def stats(self) -> CatalogStats:
+        """Returns the counts of the server's store."""
+    def sync(self) -> None:
+        """Makes all earlier commits durable."""
+    def close(self) -> None:
+        """Makes all earlier commits durable, and leaves the server. Every later call raises
+        ClosedError, except another close()."""
+
+@final
+class ServedPlane(_Context):
+    """A rank's half of an engine that uses the store of a server: the calls of a Plane.
+
+    Connects to the server's socket. pool: memory that the server shares, with its file (see
+    SharedMemory); objects are whole pages. engine, ranks: same as for ServedCatalog. rank: the
+    number of this rank.
+
+    While the server is away, begin_load() and begin_store() raise LostError, and end() reports that
+    jobs failed: blocks that were being loaded are zeros then, and no transfer uses them any
+    more."""
+    def __new__(
+        cls,
+        socket: str | os.PathLike[str],
+        shape: Shape,
+        pool: Pool,
+        *,
+        engine: str,
+        ranks: int = 1,
+        rank: int = 0,
+    ) -> ServedPlane: ...
+    def __enter__(self) -> ServedPlane: ...
+    @property
+    def is_bounced(self) -> bool:
+        """False: the server's devices reach the shared memory."""
+    @property
+    def placement(self) -> str:
+        """Names the server."""
+    def begin_store(self, files: Sequence[int], blocks: Sequence[int]) -> int:
+        """Prepares to store blocks of the pool in files of a write. Returns the job."""
+    def begin_load(
+        self,
+        files: Sequence[int],
+        blocks: Sequence[int],
+        checksums: bytes | None = None,
+        *,
+        request: int = 0,
+        step: int | None = None,
+    ) -> int:
+        """Prepares to load files of a reference into blocks of the pool. Returns the job. The other
+        arguments are those of Plane.begin_load(), and without effect."""
+    def start(self, job: int, layer: int) -> None:
+        """Starts a layer of a job."""
+    def wait(self, job: int, layer: int) -> None:
+        """Waits for a layer that was started. Raises TransferError if it failed, and LostError if
+        the server died: transfers may use its blocks until end() returns."""
+    def poll(self, job: int, layer: int) -> bool:
+        """Same as wait(), without blocking: False while the layer is in flight."""
+    def end(self, jobs: Sequence[int]) -> list[Report]:
+        """Ends jobs: waits for their layers in flight, and makes stored data durable. A layer that
+        was never started is an error of its job, and so is a server that died."""
+    def take_lost(self) -> list[int]:
+        """Returns files that could not be read since the last call. The server has marked them."""
+    def close(self) -> None:
+        """Leaves the server, after transfers in flight. Every later call raises ClosedError, except
+        another close()."""
 
 def parse_size(size: int | str, name: str = "size") -> int:
     """Returns the bytes of a size: a number of bytes, or text such as "64MiB". name: what it is the

@@ -8,6 +8,7 @@ __all__ = [
     "Error",
     "InvalidError",
     "LockedError",
+    "LostError",
     "NoSpaceError",
     "NotFoundError",
     "OccupiedError",
@@ -35,6 +36,11 @@ class OccupiedError(Error):
 
 class LockedError(Error):
     """Another process uses the directory."""
+
+
+class LostError(Error):
+    """The connection to the server is lost. It is made again when the server is back: until then,
+    treat blocks as misses."""
 
 
 class NoSpaceError(Error):

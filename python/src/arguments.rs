@@ -2,7 +2,13 @@
 
 #![allow(unsafe_code, reason = "describes memory that a Python object owns, by its address")]
 
-use std::{ptr::NonNull, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    ptr::NonNull,
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
 
 use nvme_driver::{DevicePtr, Nanos};
 use objstore::{BlockId, BlockKey, DramStats, KvShape, Overwrite, RankId, StoreEvent, StoreId};
@@ -78,11 +84,12 @@ pub(crate) struct Pool {
     blocks: u32,
     owner: Py<PyAny>,
     device: String,
+    file: Option<i32>,
 }
 
 impl Pool {
     pub(crate) fn memory(self) -> PyResult<PoolMemory> {
-        let Self { address, length, rows, block_stride, blocks, owner, device } = self;
+        let Self { address, length, rows, block_stride, blocks, owner, device, file: _ } = self;
         let base = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address));
         let base = base.ok_or_else(|| invalid("pool.address is 0"))?;
         let layout = PoolLayout { rows, block_stride, blocks };
@@ -103,6 +110,19 @@ impl Pool {
         // owner does. Python code has no Rust references into it.
         let memory = unsafe { EngineMemory::new(base, length, Arc::new(owner)) };
         Ok(PoolMemory::Engine { memory, layout })
+    }
+}
+
+impl Pool {
+    /// Returns the layout, and the file of the memory, for a server.
+    pub(crate) fn shared(self) -> PyResult<(PoolLayout, OwnedFd)> {
+        let Self { rows, block_stride, blocks, file, .. } = self;
+        let none = || invalid("pool.file is None; a server needs memory of a SharedMemory");
+        let file = file.filter(|file| *file >= 0).ok_or_else(none)?;
+        // SAFETY: the descriptor is open during this call: `ripieno.Pool` requires it.
+        let file = unsafe { BorrowedFd::borrow_raw(file) }.try_clone_to_owned();
+        let file = file.map_err(|error| invalid(format!("pool.file: {error}")))?;
+        Ok((PoolLayout { rows, block_stride, blocks }, file))
     }
 }
 

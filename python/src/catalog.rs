@@ -58,9 +58,9 @@ pub fn prepare<'py>(
 #[derive(Debug)]
 pub struct Reference {
     /// Identifies the reference to release().
-    id: u64,
+    pub(crate) id: u64,
     /// The file of each key found, in order.
-    files: Vec<u32>,
+    pub(crate) files: Vec<u64>,
 }
 
 /// Files for new blocks.
@@ -68,15 +68,15 @@ pub struct Reference {
 #[derive(Debug)]
 pub struct Write {
     /// Identifies the write in written(), failed(), commit() and abort().
-    id: u64,
+    pub(crate) id: u64,
     /// Number of leading keys that lookups will find after the commit.
-    accepted: u32,
+    pub(crate) accepted: u32,
     /// Positions, among these, of the keys whose blocks are to be written.
-    positions: Vec<u32>,
+    pub(crate) positions: Vec<u32>,
     /// The files to write them to.
-    files: Vec<u32>,
+    pub(crate) files: Vec<u64>,
     /// True if more keys would have been accepted with more free files.
-    is_short: bool,
+    pub(crate) is_short: bool,
 }
 
 /// The scheduler's half of a store: keys, files and references, with the journal. The data belongs
@@ -183,7 +183,7 @@ impl Catalog {
     fn acquire(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Reference> {
         let found =
             self.keys(keys, |catalog, keys| catalog.acquire(NamespaceId(namespace), keys))?;
-        let files = found.files.iter().map(|file| file.0).collect();
+        let files = found.files.iter().map(|file| u64::from(file.0)).collect();
         Ok(Reference { id: found.id.0, files })
     }
 
@@ -223,7 +223,7 @@ impl Catalog {
     fn begin(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Write> {
         let write = self.keys(keys, |catalog, keys| catalog.begin(NamespaceId(namespace), keys))?;
         let own = (0..).zip(&write.positions).filter(|(_, position)| position.own);
-        let (positions, files) = own.map(|(at, position)| (at, position.file.0)).unzip();
+        let (positions, files) = own.map(|(at, position)| (at, u64::from(position.file.0))).unzip();
         let (id, accepted) = (write.id.0, write.positions.len() as u32);
         Ok(Write { id, accepted, positions, files, is_short: write.is_short })
     }

@@ -18,6 +18,7 @@ import_exception!(ripieno.errors, TransferError);
 import_exception!(ripieno.errors, StaleError);
 import_exception!(ripieno.errors, ReadOnlyError);
 import_exception!(ripieno.errors, ClosedError);
+import_exception!(ripieno.errors, LostError);
 
 /// Converts an error of a store into its exception.
 pub(crate) fn refused(error: impl Into<StackError>) -> PyErr {

@@ -3,6 +3,7 @@
 //! # Architecture
 //! - [`Catalog`] is for an engine's scheduler, [`Plane`] for each worker; [`Store`] is both, for
 //!   an engine of one process. A catalog and its planes exchange numbers and bytes.
+//!   [`ServedCatalog`] and [`ServedPlane`] have the same calls over a server's socket.
 //! - `arguments.rs`: arguments of callers; `error.rs`: the exceptions of `ripieno/errors.py`;
 //!   `events.rs`: from `tracing` to Python's `logging`; `own.rs`: values that a forked process must
 //!   not drop.
@@ -22,12 +23,14 @@ mod error;
 mod events;
 mod own;
 mod plane;
+mod served;
 mod store;
 
 use pyo3::prelude::*;
 
 pub use catalog::{Catalog, Reference, Write};
 pub use plane::{Plane, Report};
+pub use served::{ServedCatalog, ServedPlane};
 pub use store::{Held, Request, Store};
 
 #[pymodule]
@@ -37,7 +40,9 @@ mod _ripieno {
     #[pymodule_export]
     use super::events::{end_events, set_event_level, take_events};
     #[pymodule_export]
-    use super::{Catalog, Held, Plane, Reference, Report, Request, Store, Write};
+    use super::{
+        Catalog, Held, Plane, Reference, Report, Request, ServedCatalog, ServedPlane, Store, Write,
+    };
     #[pymodule_export]
     use super::{arguments::parse_size, catalog::prepare};
 

@@ -28,14 +28,14 @@ use crate::{
 pub struct Report {
     /// The job.
     #[pyo3(get)]
-    job: u64,
+    pub(crate) job: u64,
     /// The error if any of the data did not arrive, or is not durable; None on success.
     #[pyo3(get)]
-    error: Option<String>,
+    pub(crate) error: Option<String>,
     /// True if the error is a checksum mismatch: the data read is not the data stored.
     #[pyo3(get)]
-    is_mismatch: bool,
-    checksums: Vec<u32>,
+    pub(crate) is_mismatch: bool,
+    pub(crate) checksums: Vec<u32>,
 }
 
 #[pymethods]

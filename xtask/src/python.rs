@@ -71,6 +71,16 @@ pub fn install(venv: &Path) -> Result<()> {
         .demand()
 }
 
+/// Variable that names the program whose server the tests start.
+pub const PROGRAM: &str = "RIPIENO_PROGRAM";
+
+/// Builds the program for [`PROGRAM`], and returns its path.
+pub fn program() -> Result<PathBuf> {
+    Step::cargo("build", "build --package ripieno --bin ripieno").demand()?;
+    // Absolute, because the tests run in another folder.
+    Ok(std::path::absolute(folder::target("debug").join("ripieno"))?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

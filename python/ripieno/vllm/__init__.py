@@ -13,6 +13,8 @@ Options (kv_connector_extra_config):
 - path: a directory on a local file system with direct I/O.
 - capacity: bytes of KV cache for all stores in the directory, such as "100GiB"; allocated
   immediately. A store keeps its size.
+- server: the socket of a server (`ripieno serve`) whose store this engine shares with others, such
+  as "/run/ripieno/ripieno.sock", instead of path and capacity.
 - devices: files of each rank, each with a software controller; or drives that are bound to
   vfio-pci, such as ["vfio:0000:65:00.0"], divided evenly among the ranks. 1.
 - engines: number of engines that share the directory and its capacity: --data-parallel-size, which
@@ -158,10 +160,14 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
             name += f"-pp{parallel.pipeline_parallel_size}"
         if self.groups.is_hybrid:
             name += f"-groups{len(self.groups.sizes)}"
-        engines = engines_of(parallel, self.options)
+        engines = 1 if self.options.server else engines_of(parallel, self.options)
         if engines > 1:
             name += f"-dp{parallel.data_parallel_index}"
-        self.path = os.path.join(self.options.path, name)
+        if self.options.server is not None and self.has_events:
+            raise ValueError(
+                "RipienoConnector: server: it does not tell an engine which blocks others store "
+                "and evict; leave KV events out"
+            )
 
         # Workers start before the scheduler; the first process creates the store.
         def make(bytes: int) -> list[ripieno.RankId]:
@@ -174,7 +180,14 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
                 overwrite=self.options.overwrite,
             )
 
-        self.ranks = capacity.made_in(self.options.path, name, self.options.capacity, make, engines)
+        self.path = self.options.server or os.path.join(self.options.path, name)
+        self.ranks: list[ripieno.RankId] = []
+        # Engines of data parallelism may have the same id.
+        self.engine = f"{self._kv_transfer_config.engine_id}-{parallel.data_parallel_index}"
+        """Name of this engine at a server."""
+        if self.options.server is None:
+            options = self.options
+            self.ranks = capacity.made_in(options.path, name, options.capacity, make, engines)
         self._in_scheduler: Scheduler | None = None
         self._in_worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from ripieno import parse_size
@@ -22,13 +22,23 @@ CHOICES = {
 
 SIZES = {"capacity", "dram"}
 
+NEEDED = {"path", "capacity"}
+"""Options of a store of this engine's own, which must be given."""
+
+OWN = NEEDED | {
+    *("devices", "engines", "overwrite", "executor", "route", "io_sms", "dram", "dram_mode"),
+    *("schedule", "metrics"),
+}
+"""All options of such a store, which a server's store has without the engine."""
+
 
 @dataclass(frozen=True)
 class Options:
     """See the documentation of the package."""
 
-    path: str
-    capacity: int
+    path: str = ""
+    capacity: int = 0
+    server: str | None = None
     devices: int | list[str] = 1
     engines: int | None = None
     overwrite: Overwrite = "nothing"
@@ -58,9 +68,18 @@ class Options:
                 f"kv_connector_extra_config: {', '.join(sorted(unknown))} is unknown; there are "
                 f"{', '.join(sorted(known))}"
             )
-        needed = {name for name, each in known.items() if each.default is MISSING}
-        if missing := needed - set(given):
-            raise ValueError(f"kv_connector_extra_config: {', '.join(sorted(missing))} is missing")
+        if "server" in given:
+            if both := OWN & set(given):
+                raise ValueError(
+                    f"kv_connector_extra_config: {', '.join(sorted(both))} was given beside "
+                    "server, whose configuration has the store; leave it out, or the server"
+                )
+            return cls(**given | {"server": parse_path(given["server"], "server")})
+        if missing := NEEDED - set(given):
+            raise ValueError(
+                f"kv_connector_extra_config: {', '.join(sorted(missing))} is missing; give path "
+                "and capacity of a store for this engine, or the socket of a server"
+            )
         sizes = {name: parse_size(given[name], name) for name in SIZES & set(given)}
         return cls(**given | sizes | {"path": parse_path(given["path"])})
 
@@ -121,8 +140,9 @@ def check(name: str, is_right: Any, hint: str, options: Options) -> None:
         raise ValueError(f"{name}: {getattr(options, name)!r} was given; {hint}")
 
 
-def parse_path(given: str | os.PathLike[str]) -> str:
-    """Returns the absolute path of a directory."""
+def parse_path(given: str | os.PathLike[str], name: str = "path") -> str:
+    """Returns the absolute path of a directory, or of a server's socket."""
     if not isinstance(given, str | os.PathLike) or not str(given).strip():
-        raise ValueError(f'path: {given!r} was given; give the name of a directory, "/var/lib/kv"')
+        kinds = {"path": 'a directory, "/var/lib/kv"', "server": 'a socket, "/run/ripieno/sock"'}
+        raise ValueError(f"{name}: {given!r} was given; give the name of {kinds[name]}")
     return os.path.abspath(os.path.expanduser(given))

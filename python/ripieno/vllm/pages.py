@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import mmap
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.logger import init_logger
+
+import ripieno
 
 if TYPE_CHECKING:
     from . import RipienoConnector
@@ -32,15 +35,39 @@ def move_to_pages(connector: RipienoConnector, cache: torch.Tensor) -> None:
     old = cache.untyped_storage()
     if cache.device.type != "cpu" or old.data_ptr() % HUGE_BYTES == 0:
         return
-    if not _has_huge_pages():
-        logger.info("ripieno: the KV cache stays in small pages: this system has no huge ones")
-        return
+    del old
+    why = _move(connector, cache, _pages) if _has_huge_pages() else "this system has no huge ones"
+    if why:
+        logger.info("ripieno: the KV cache stays in small pages: %s", why)
+
+
+def move_to_shared(connector: RipienoConnector, cache: torch.Tensor) -> ripieno.SharedMemory:
+    """Moves an empty KV cache in host memory to memory that a server shares, and returns that.
+    Raises ValueError if it cannot be moved."""
+    if cache.device.type != "cpu":
+        raise ValueError(f"server: the KV cache is on {cache.device}; it shares host memory only")
+    shared = ripieno.SharedMemory(cache.untyped_storage().nbytes())
+
+    def pages(size: int) -> torch.UntypedStorage:
+        return torch.frombuffer(shared.buffer, dtype=torch.uint8, count=size).untyped_storage()
+
+    if why := _move(connector, cache, pages):
+        raise ValueError(f"server: the KV cache cannot be shared: {why}")
+    return shared
+
+
+def _move(
+    connector: RipienoConnector,
+    cache: torch.Tensor,
+    allocate: Callable[[int], torch.UntypedStorage],
+) -> str | None:
+    """Moves an empty KV cache to other memory. Returns the reason if it stays where it is."""
     # Another connector may have registered the addresses. An array of NumPy makes the memory fixed.
+    old = cache.untyped_storage()
     is_alone = has_kv_transfer_group() and get_kv_transfer_group() is connector
     if not is_alone or not old.resizable():
-        logger.info("ripieno: the KV cache stays in small pages: others use its address")
-        return
-    new = _pages(old.nbytes())
+        return "others use its address"
+    new = allocate(old.nbytes())
     tensors = [each for each in _tensors() if each.untyped_storage()._cdata == old._cdata]
     with torch.inference_mode():
         for each in tensors:
@@ -49,10 +76,10 @@ def move_to_pages(connector: RipienoConnector, cache: torch.Tensor) -> None:
         if torch._C._storage_Use_Count(old._cdata) == 1 and sys.getrefcount(old) == 2:
             del old
             new.fill_(0)
-            return
+            return None
         for each in tensors:
             each.set_(old, each.storage_offset(), each.size(), each.stride())
-    logger.info("ripieno: the KV cache stays in small pages: something else refers to its memory")
+    return "something else refers to its memory"
 
 
 def _has_huge_pages() -> bool:

@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.logger import init_logger
 
@@ -46,6 +46,18 @@ def computes(output: SchedulerOutput) -> list[list[int]]:
     before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     before |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
     return [[tokens, before[name]] for name, tokens in output.num_scheduled_tokens.items()]
+
+
+def open_catalog(connector: RipienoConnector) -> ripieno.Catalog:
+    """Opens the catalog of the engine's store, or connects to the server of a shared one."""
+    server = connector.options.server
+    if server is None:
+        return ripieno.Catalog(connector.path)
+    catalog = ripieno.ServedCatalog(
+        server, connector.shape, engine=connector.engine, ranks=connector.world
+    )
+    # It has the methods of a catalog that are used without events and reading ahead.
+    return cast("ripieno.Catalog", catalog)
 
 
 class Watchers:
@@ -135,9 +147,10 @@ class Scheduler:
         self.backlog_max = max(1, int(options.save_backlog * connector.blocks))
         transfer = connector._vllm_config.kv_transfer_config
         self.loads_any, self.stores_any = transfer.is_kv_consumer, transfer.is_kv_producer
-        self.catalog = ripieno.Catalog(connector.path)
-        # Discards reports that an earlier engine left when it was killed.
-        Legacy.take(connector.path)
+        self.catalog = open_catalog(connector)
+        if options.server is None:
+            # Discards reports that an earlier engine left when it was killed.
+            Legacy.take(connector.path)
         self.describe = describe
         self.namespace = self.catalog.namespace(describe(None))
         self.epoch = self.catalog.usage(self.namespace).epoch
@@ -476,6 +489,9 @@ class Scheduler:
                 self._fail(f"{MAX_CONSECUTIVE_FAILURES} saves failed one after the other")
 
     def _struck(self, what: str) -> bool:
+        if self.options.server is not None:
+            # The server gives a broken store up by itself, and may come back.
+            return False
         self.strikes[what] += 1
         return self.strikes[what] == MAX_CONSECUTIVE_FAILURES
 
@@ -593,7 +609,12 @@ class Scheduler:
 
     def close(self) -> None:
         pending, before = self.backlog, self.stored
-        self.reported(Legacy.take(self.cache.path), set())
+        if self.options.server is None:
+            self.reported(Legacy.take(self.cache.path), set())
+        else:
+            # The server knows which of them the ranks have stored.
+            for job in list(self.saves):
+                self._written(job, dict.fromkeys(range(self.world), b""))
         self.stopped = True
         self.dirty.set()
         self.syncer.join()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from vllm.logger import init_logger
@@ -17,7 +17,7 @@ from . import spans
 from .layout import register
 from .metrics import Stats
 from .options import metrics_of
-from .pages import move_to_pages
+from .pages import move_to_pages, move_to_shared
 from .protocol import Job, Legacy, Reports, Tasks
 from .saver import Saver, Stream
 from .times import Instant, LayerTimes, header_of, on_stream
@@ -93,6 +93,21 @@ def open_plane(
         raise ripieno.InvalidError(known + colon + problem) from error
 
 
+def open_served(connector: RipienoConnector, rank: int, pool: ripieno.Pool) -> ripieno.Plane:
+    """Connects a rank to the server of a store."""
+    assert connector.options.server is not None
+    plane = ripieno.ServedPlane(
+        connector.options.server,
+        connector.shape,
+        pool,
+        engine=connector.engine,
+        ranks=connector.world,
+        rank=rank,
+    )
+    # It has the methods of a plane that are used without pacing and a GPU.
+    return cast("ripieno.Plane", plane)
+
+
 def stream_of(device: str) -> Callable[[], Stream]:
     """Returns a function that returns the device's current CUDA stream; nothing on a CPU."""
     if device == "cpu":
@@ -116,12 +131,19 @@ class Worker:
         self.rows = range(connector.shape.rows)
         self.layers = connector.layers
         first = next(iter(kv_caches.values()))
-        move_to_pages(connector, first if isinstance(first, torch.Tensor) else first[0])
+        first = first if isinstance(first, torch.Tensor) else first[0]
+        shared = move_to_shared(connector, first) if self.options.server else None
+        if shared is None:
+            move_to_pages(connector, first)
+        del first
         self.pages, pool = register(connector, kv_caches)
         options = self.options
         if options.dram:
             check_memory(options.dram, connector.world)
-        self.plane = open_plane(connector, connector.ranks[self.rank], pool)
+        if shared is None:
+            self.plane = open_plane(connector, connector.ranks[self.rank], pool)
+        else:
+            self.plane = open_served(connector, self.rank, replace(pool, file=shared.file))
         self.stream = stream_of(pool.device)
         # Half of what the scheduler lets wait.
         most = int(options.save_backlog * connector.blocks) // 2 if options.is_paced else None
@@ -423,13 +445,15 @@ class Worker:
         self.saver.close(self.options.patience)
         self._take_saves()
         try:
-            Legacy.leave(self.path, self.rank, self.reports)
+            if self.options.server is None:
+                Legacy.leave(self.path, self.rank, self.reports)
         except OSError as error:
             logger.error("ripieno: rank %d: what ended last is not known: %s", self.rank, error)
         if self.times:
             self.times.close()
         try:
-            logger.info("ripieno: rank %d: %s", self.rank, self.plane.stats())
+            if self.options.server is None:
+                logger.info("ripieno: rank %d: %s", self.rank, self.plane.stats())
             self.plane.close()
         except ripieno.Error as error:
             logger.error("ripieno: rank %d: %s", self.rank, error)

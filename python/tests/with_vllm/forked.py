@@ -81,11 +81,12 @@ class Engine:
     def __init__(
         self, model, options=None, policy="fail", module="ripieno.vllm", role="kv_both", **args
     ):
+        own = {} if "server" in (options or {}) else {"capacity": "32MiB"}
         transfer = options and KVTransferConfig(
             kv_connector="RipienoConnector",
             kv_role=role,
             kv_connector_module_path=module,
-            kv_connector_extra_config={"capacity": "32MiB"} | options,
+            kv_connector_extra_config=own | options,
             kv_load_failure_policy=policy,
         )
         defaults = {

@@ -70,6 +70,23 @@ def test_memory_that_others_use_stays(group, kept, monkeypatch):
     assert {address(each) for each in views} == {before}, other
 
 
+def test_a_server_shares_the_new_memory(group):
+    views = caches()
+    shared = pages.move_to_shared(CONNECTOR, views[2])
+    assert {address(each) for each in views} == {address(views[0])}
+    assert address(views[0]) % mmap.PAGESIZE == 0
+    views[1][3, 5] = 7
+    assert shared.buffer[1 << 20 :][: 1 << 20].count(b"\0") < 1 << 20
+    views = caches()
+    other = views[0].untyped_storage()
+    with pytest.raises(ValueError, match="cannot be shared: something else refers"):
+        pages.move_to_shared(CONNECTOR, views[0])
+    del other
+    group[0] = None
+    with pytest.raises(ValueError, match="cannot be shared: others use its address"):
+        pages.move_to_shared(CONNECTOR, views[0])
+
+
 def test_an_engine_has_whole_pages(model, both):
     def ask(engine):
         layers = engine.worker.layers

@@ -97,11 +97,24 @@ def test_reports_of_workers_add_up():
         ({"engines": 0}, "engines: 0 was given; give a whole number from 1 on"),
         ({"path": ""}, "path: '' was given; give the name of a directory"),
         ({"path": 7}, "path: 7 was given; give the name of a directory"),
+        ({"server": "/s"}, "capacity, path was given beside server"),
     ],
 )
 def test_options_that_make_no_sense(given, message):
     with pytest.raises(ValueError, match=message):
         Options.parse({"path": "/x", "capacity": "1GiB"} | given)
+
+
+def test_a_server_has_the_store():
+    options = Options.parse({"server": "run/sock", "save_decode": False, "weights_id": "1"})
+    assert options.server == os.path.join(os.getcwd(), "run/sock")
+    assert (options.path, options.is_paced, options.save_decode) == ("", False, False)
+    with pytest.raises(ValueError, match="dram, schedule was given beside server"):
+        Options.parse({"server": "/s", "dram": "1GiB", "schedule": True})
+    with pytest.raises(ValueError, match="server: '' was given; give the name of a socket"):
+        Options.parse({"server": ""})
+    with pytest.raises(ValueError, match="capacity, path is missing; .* socket of a server"):
+        Options.parse({})
 
 
 def test_paths_are_whole():
@@ -259,7 +272,7 @@ def test_reports_reach_a_scheduler_in_another_process(tmp_path):
 
 def test_a_load_that_fails_on_the_first_rank_only_counts_as_failed():
     half = Scheduler.__new__(Scheduler)
-    half.stats, half.dead = Stats(), None
+    half.stats, half.dead, half.options = Stats(), None, Options("/x", 1)
     half.strikes = Counter(loads=MAX_CONSECUTIVE_FAILURES - 1)
     half.catalog = types.SimpleNamespace(release=lambda reference: None)
     half.loads = {1: Load("r", 5, 3, workers=2)}

@@ -40,6 +40,7 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
     // The tests of the NIXL backend use it as installed.
     let prefix = engine::place().join("prefix");
     c::install(&prefix)?;
+    let program = python::program()?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let jobs = args.jobs.map_or(cores, |jobs| usize::try_from(jobs).unwrap_or(cores));
     // Each job imports vLLM, and takes whole modules, whose tests share engines.
@@ -53,6 +54,7 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
         .args(modules)
         .args(&args.pytest)
         .env("RIPIENO_NIXL", prefix.join(c::NIXL_BACKEND).parent().unwrap_or(&prefix))
+        .env(python::PROGRAM, program)
         // Importing vLLM would take 20 seconds otherwise.
         .env_remove("PYTHONDONTWRITEBYTECODE")
         .status()

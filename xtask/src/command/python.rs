@@ -19,8 +19,10 @@ pub fn run() -> Result<ExitCode> {
     needs::satisfy(NEEDS.iter().copied())?;
     let (place, package) = (folder::target("python"), folder::workspace().join("python"));
     python::install(&place.join("venv"))?;
+    let program = python::program()?;
     Step::new("pytest", "sh")
         .args(["-euxc", include_str!("python.sh"), "sh"])
         .args([place, package].map(|path| path.display().to_string()))
+        .env(python::PROGRAM, program.display().to_string())
         .run_alone()
 }

@@ -1,0 +1,73 @@
+"""A server of a store: the program `ripieno serve`, which RIPIENO_PROGRAM names."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+
+CONFIG = """
+socket = "{socket}"
+[store]
+path = "{path}"
+capacity = "64MiB"
+[shape]
+layers = {shape.layers}
+segments = {shape.segments}
+object_bytes = {shape.object_bytes}
+block_tokens = {shape.block_tokens}
+"""
+SECONDS = 60
+"""Timeout of a wait."""
+
+
+class Server:
+    """A server with a store in this directory, killed at the end of a `with`."""
+
+    def __init__(self, directory, shape):
+        self.program = os.environ.get("RIPIENO_PROGRAM")
+        if not self.program:
+            pytest.skip("RIPIENO_PROGRAM is not set: no program to serve a store")
+        # A socket's path has 108 bytes.
+        self.socket = os.path.relpath(directory / "sock")
+        self.config = directory / "ripieno.toml"
+        text = CONFIG.format(socket=self.socket, path=directory / "store", shape=shape)
+        self.config.write_text(text)
+        self.start()
+
+    def start(self):
+        command = [self.program, "serve", "--config", self.config]
+        self.process = subprocess.Popen(command)
+        until = time.monotonic() + SECONDS
+        while not self.answers():
+            assert self.process.poll() is None and time.monotonic() < until, "no server"
+            time.sleep(0.01)
+
+    def answers(self):
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(self.socket) == 0
+
+    def status(self):
+        command = [self.program, "ctl", "--socket", self.socket, "--json", "status"]
+        return json.loads(subprocess.check_output(command))["status"]
+
+    def settled(self):
+        """Returns the state when no client is left."""
+        until = time.monotonic() + SECONDS
+        while (status := self.status())["sessions"]:
+            assert time.monotonic() < until, status
+            time.sleep(0.01)
+        return status
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()

@@ -1,0 +1,169 @@
+"""Engines that share the store of a server, which runs beside them."""
+
+import contextlib
+import os
+import signal
+import time
+from multiprocessing import Pipe
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import ripieno  # noqa: E402
+from forked import SECONDS, life_of, live  # noqa: E402
+from prompts import PROMPTS, STORED, alone, tokens  # noqa: E402
+from serving import Server  # noqa: E402
+
+SHAPE = ripieno.Shape(layers=4, segments=1, object_bytes=32 * 8 * 2 * 32 * 4, block_tokens=32)
+"""A block of the Llama: tokens, heads, K and V, elements and bytes of an object."""
+
+
+class Engine:
+    """An engine in another process, which carries out functions of this module."""
+
+    def __init__(self, pipe):
+        self.pipe = pipe
+        self.process = self.result()
+
+    def begin(self, act):
+        self.pipe.send(act)
+
+    def result(self):
+        assert self.pipe.poll(SECONDS), "the engine does not answer"
+        return self.pipe.recv()
+
+    def run(self, act):
+        self.begin(act)
+        return self.result()
+
+
+def obey(engine, pipe):
+    pipe.send(os.getpid())
+    while (act := pipe.recv()) is not None:
+        pipe.send(act(engine))
+
+
+@contextlib.contextmanager
+def running(server, model):
+    ours, theirs = Pipe()
+    child = os.fork()
+    if child == 0:
+        options = {"server": server.socket}
+        life = life_of(obey, theirs, model=model, options=options, policy="recompute")
+        is_good = life.error is None or life.signal == signal.SIGKILL
+        if not is_good:
+            print(life.said[-9000:], life.error, flush=True)
+        os._exit(not is_good)
+    try:
+        yield Engine(ours)
+    finally:
+        ours.send(None)
+        _, status = os.waitpid(child, 0)
+    assert status == 0, "the engine failed; its output is above"
+
+
+def churn(engine):
+    """Stores and loads until the process is killed."""
+    while True:
+        engine.ask(tokens(200), *PROMPTS)
+        engine.forget()
+
+
+def timed(engine):
+    """Returns tokens and cached tokens of a prompt, and how long it took."""
+    since = time.monotonic()
+    (said,), (cached,) = engine.ask(PROMPTS[3])
+    return said, cached, time.monotonic() - since
+
+
+def settle(engine):
+    engine.forget()
+
+
+def said_and_cached(answers):
+    return [said for said, _, _ in answers], [cached for _, cached, _ in answers]
+
+
+def test_engines_share_a_server(model, said, tmp_path):
+    """One finds what the other has stored; one is killed; the server is killed, and comes back."""
+    with Server(tmp_path, SHAPE) as server, running(server, model) as one:
+        computed = one.run(timed)
+        one.run(settle)
+        stored = one.run(alone)
+        assert said_and_cached(stored)[0] == said
+        pages = {key: page for *_, written in stored for key, page in written.items()}
+        with running(server, model) as other:
+            found = other.run(alone)
+            assert said_and_cached(found) == (said, STORED)
+            for (*_, loaded), count in zip(found, STORED, strict=True):
+                same = [pages[key] == page for key, page in loaded.items() if key in pages]
+                assert all(same) and len(same) >= count // SHAPE.block_tokens
+            # One engine is killed while both load and store.
+            other.begin(churn)
+            for _ in range(3):
+                assert said_and_cached(one.run(alone)) == (said, STORED)
+            os.kill(other.process, signal.SIGKILL)
+            assert said_and_cached(one.run(alone)) == (said, STORED)
+        until = time.monotonic() + SECONDS
+        while len((status := server.status())["sessions"]) > 2:
+            assert time.monotonic() < until, status
+        assert {each["pid"] for each in status["sessions"]} == {one.process}
+        assert (status["files_writing"], status["files_referenced"]) == (0, 0), status
+        assert status["refused_calls"] == 0
+
+        # The server is killed while blocks are loaded.
+        one.begin(alone)
+        time.sleep(0.1)
+        server.kill()
+        assert said_and_cached(one.result())[0] == said
+        again, cached, seconds = one.run(timed)
+        assert (again, cached) == (computed[0], 0)
+        # A second, on a machine that may be busier than before.
+        assert seconds < 2 * computed[2] + 1
+        one.run(settle)
+        server.start()
+        time.sleep(0.2)
+        assert said_and_cached(one.run(alone)) == (said, STORED)
+        assert one.process in {each["pid"] for each in server.status()["sessions"]}
+    # The program itself is gone, too.
+    assert server.process.returncode == -signal.SIGKILL
+
+
+LAST = tokens(200)
+
+
+def twice(engine):
+    """Returns cached tokens the second time, and the number of files then. Ends with a prompt that
+    is still being stored."""
+    first, _ = engine.ask(*PROMPTS)
+    engine.forget()
+    again, cached = engine.ask(*PROMPTS)
+    assert first == again
+    engine.settle()
+    stored = engine.connector.catalog.stats().stored
+    engine.ask(LAST, max_tokens=1)
+    return cached, stored
+
+
+def test_ranks_share_a_server(model, tmp_path):
+    shape = ripieno.Shape(SHAPE.layers, 1, SHAPE.object_bytes // 2, SHAPE.block_tokens)
+    with Server(tmp_path, shape) as server:
+        settings = {"model": model, "options": {"server": server.socket}}
+        cached, stored = live(twice, tensor_parallel_size=2, **settings)
+        assert cached == STORED
+        status = server.settled()
+        assert stored > 0
+        assert status["files_stored"] == stored + 2 * (len(LAST) // SHAPE.block_tokens)
+        assert (status["files_writing"], status["files_referenced"]) == (0, 0)
+        assert status["refused_calls"] == 0
+
+
+def test_an_engine_of_another_shape_is_told(model, tmp_path):
+    shape = ripieno.Shape(SHAPE.layers, 1, SHAPE.object_bytes * 2, SHAPE.block_tokens)
+    with Server(tmp_path, shape) as server:
+        life = life_of(twice, model=model, options={"server": server.socket})
+        assert "has blocks of" in life.error and "object_bytes: 65536" in life.error
+        assert server.settled()["refused_calls"] == 0
+    life = life_of(twice, model=model, options={"server": server.socket})
+    assert "is the server running" in life.error
