@@ -355,7 +355,7 @@ fn a_restart_empties_memory_and_its_requests_wait() {
         assert_eq!(is_later, it.arrival + was.ttft > half + takes, "{at}: {was:?}");
         assert!(is_later || was.ttft < takes, "{at}: {was:?}");
     }
-    // What the GPU had comes from the drives.
+    // Blocks of the GPU come from the drives.
     let [before, first] = [&usual, &restarted].map(|it| it.served[20]);
     assert!(first.hbm_tokens == 0 && before.hbm_tokens > 0, "{before:?} {first:?}");
     assert!(first.loaded_tokens >= before.hbm_tokens, "{before:?} {first:?}");

@@ -120,11 +120,20 @@ struct Engine<'a> {
     next_arrival: f64,
     mean_output: f64,
     credit: f64,
-    /// Generated tokens, and present requests, summed over iterations.
+    totals: Totals,
+}
+
+/// Sums over iterations.
+#[derive(Debug, Clone, Copy, Default)]
+struct Totals {
+    /// Generated tokens.
     tokens: u64,
+    /// Present requests.
     requests: u64,
-    /// Tokens with room in the batch's blocks, and those that are there, summed over iterations.
-    room: [u64; 2],
+    /// Tokens with room in the batch's blocks.
+    room: u64,
+    /// Those that are there.
+    filled: u64,
 }
 
 impl Decode<'_> {
@@ -136,10 +145,12 @@ impl Decode<'_> {
             Some(paging) => paging.counts(),
             None => Moved { now: engine.now, ..Moved::default() },
         };
-        let (before, tokens, requests) = (counts(&engine), engine.tokens, engine.requests);
+        let (before, tokens, requests) =
+            (counts(&engine), engine.totals.tokens, engine.totals.requests);
         (0..self.iterations).for_each(|_| engine.iterate());
         let moved = counts(&engine).since(before);
-        let (tokens, requests) = ((engine.tokens - tokens) as f64, engine.requests - requests);
+        let Totals { tokens: all, requests: present, room, filled } = engine.totals;
+        let (tokens, requests) = ((all - tokens) as f64, present - requests);
         let took = moved.now.as_secs_f64();
         let part = |some: u64, all: u64| some as f64 / all.max(1) as f64;
         let count = self.iterations as f64;
@@ -152,7 +163,7 @@ impl Decode<'_> {
             wasted: part(moved.wasted, moved.ahead),
             link: moved.link as f64 / self.lower.link.read / took,
             blocks: part(moved.link, self.lower.block_bytes) / count,
-            unfilled: 1.0 - part(engine.room[1], engine.room[0]),
+            unfilled: 1.0 - part(filled, room),
         }
     }
 }
@@ -174,9 +185,7 @@ impl<'a> Engine<'a> {
             next_arrival: 0.0,
             mean_output: 0.0,
             credit: 0.0,
-            tokens: 0,
-            requests: 0,
-            room: [0; 2],
+            totals: Totals::default(),
         };
         let sample: Vec<Request> = (0..2000).map(|_| engine.request()).collect();
         let output: f64 = sample.iter().map(|it| f64::from(it.output)).sum();
@@ -252,12 +261,13 @@ impl<'a> Engine<'a> {
             paging.compute(waited, took);
         }
         self.now += waited + took;
-        self.tokens += self.batch.len() as u64;
+        let totals = &mut self.totals;
+        totals.tokens += self.batch.len() as u64;
         for it in &self.batch {
-            self.room[0] += u64::from(it.blocks() * it.block_tokens);
-            self.room[1] += u64::from(it.prompt + it.done);
+            totals.room += u64::from(it.blocks() * it.block_tokens);
+            totals.filled += u64::from(it.prompt + it.done);
         }
-        self.requests += (self.batch.len() + self.others.len()) as u64;
+        totals.requests += (self.batch.len() + self.others.len()) as u64;
         self.decode();
     }
 
