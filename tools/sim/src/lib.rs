@@ -11,6 +11,8 @@
 //! - [`Policy`]: the tiers that keep KV cache, and the path of the data to the GPU.
 //! - `paging`: an engine whose requests take turns to decode, for TierKV's tables: [`kv_tier`]
 //!   decides which of their blocks are in host memory, and when they are read.
+//! - `swarm`: activations of entries by a law, and other ways to organize them, for the figures of
+//!   Swarm; [`kv_swarm`] has its clusters.
 //! - [`Machine`]: GPUs, host memory and drives; [`compare()`] serves a workload on one, with all
 //!   policies side by side. [`Summary`], [`Prices`]: performance and cost.
 //! - [`Scenario`]: simulations by name. [`Outcome`]: results as tables and plots, next to a paper's
@@ -37,6 +39,7 @@ mod policy;
 mod scenario;
 mod storage;
 mod summary;
+mod swarm;
 mod workload;
 
 pub use compare::{POLICIES, compare};

@@ -4,6 +4,7 @@ mod hiding;
 mod io;
 mod lmcache;
 mod serving;
+mod swarm;
 mod tierkv;
 mod tutti;
 mod vllm;
@@ -48,6 +49,12 @@ impl Scenario {
         lmcache::FIGURE_8,
         lmcache::FIGURE_10,
         lmcache::FIGURE_12,
+        swarm::TABLE_4,
+        swarm::FIGURE_5,
+        swarm::FIGURE_11,
+        swarm::FIGURE_12,
+        swarm::FIGURE_14,
+        swarm::FIGURE_15,
     ];
 
     /// Returns the scenario of this name.

@@ -1,0 +1,154 @@
+//! Swarm: clusters of entries over several drives.
+
+mod growth;
+mod reading;
+
+use std::time::Duration;
+
+use kv_schedule::{Direction, OpId};
+use kv_swarm::{Cluster, ClusterId, Clusters, Profile, Read};
+use rayon::prelude::*;
+
+use super::{Scenario, calibrated, predicted};
+use crate::{
+    lane::{Lane, LaneModel},
+    outcome::{Outcome, Table},
+    page::number,
+    parameters::Parameters,
+    swarm::{Activations, LAW, Law, Step},
+};
+
+pub(super) use growth::{FIGURE_5, TABLE_4};
+pub(super) use reading::{FIGURE_11, FIGURE_12, FIGURE_14, FIGURE_15};
+
+/// Steps of the profile.
+const PROFILE: usize = 1024;
+/// Radius of clusters, the best of those in `swarm-12`. The paper gives none.
+const RADIUS: f64 = 0.4;
+/// Bytes of an entry: keys and values of eight heads of 128 dimensions, 2 bytes each.
+const ENTRY_BYTES: u64 = 2 * 8 * 128 * 2;
+/// The paper's drives, four of each.
+const DRIVES: [&str; 2] = ["PM9A3", "900P"];
+const COUNT: usize = 4;
+
+/// A layer's entries, after their profile.
+struct Layer {
+    law: Law,
+    activations: Activations,
+    profile: Profile,
+    clusters: Clusters,
+    /// The steps that follow.
+    steps: Vec<Step>,
+}
+
+impl Layer {
+    fn new(law: Law, seed: u64, steps: usize) -> Self {
+        let mut activations = Activations::new(law, seed);
+        let mut profile = Profile::new(PROFILE);
+        (0..PROFILE).for_each(|_| profile.record(&activations.step().active));
+        let clusters = Clusters::build(&profile, law.entries, RADIUS);
+        let steps = (0..steps).map(|_| activations.step()).collect();
+        Self { law, activations, profile, clusters, steps }
+    }
+
+    /// Returns the best clusters that have as many entries as a step activates.
+    fn budgeted(&self, clusters: &Clusters, few: usize, step: &Step) -> Vec<ClusterId> {
+        let budget = (f64::from(self.law.entries) * self.law.active) as usize;
+        select(clusters, few, step, |entries, _| entries >= budget)
+    }
+}
+
+/// Returns the clusters with the best scores, the means of those of the first `few` members, until
+/// enough of their entries, and of the activated ones, are there.
+fn select(
+    clusters: &Clusters,
+    few: usize,
+    step: &Step,
+    is_enough: impl Fn(usize, usize) -> bool,
+) -> Vec<ClusterId> {
+    let score = |cluster: &Cluster| {
+        let some = &cluster.members[..few.min(cluster.members.len())];
+        let sum: f32 = some.iter().map(|it| step.scores[it.0 as usize]).sum();
+        sum / some.len() as f32
+    };
+    let mut is_new = vec![true; step.scores.len()];
+    let (mut entries, mut active) = (0, 0);
+    clusters.select(score, |cluster| {
+        for member in &cluster.members {
+            let is_new = std::mem::take(&mut is_new[member.0 as usize]);
+            entries += usize::from(is_new);
+            active += usize::from(is_new && step.is_active(*member));
+        }
+        is_enough(entries, active)
+    })
+}
+
+/// Returns a drive of the paper. Nothing is written.
+fn drive(parameters: &Parameters, name: &str) -> LaneModel {
+    let of = |what: &str| parameters.value(&format!("swarm.{name}.{what}"));
+    LaneModel {
+        read: of("read"),
+        write: of("read"),
+        latency: Duration::from_secs_f64(of("latency") * 1e-6),
+        object: Duration::from_secs_f64(of("iops").recip()),
+        set_up: Duration::ZERO,
+        mixed: 1.0,
+        window: usize::MAX,
+    }
+}
+
+/// Returns the time in us until the last of several equal drives has read its batch, with a command
+/// for each entry, or for all in neighbouring slots.
+fn time(drive: &LaneModel, batches: &[Vec<Read>], is_merged: bool) -> f64 {
+    let mut last = Duration::ZERO;
+    for batch in batches.iter().filter(|batch| !batch.is_empty()) {
+        let is_next = |pair: &&[Read]| pair[1].place.slot == pair[0].place.slot + 1;
+        let merged = if is_merged { batch.windows(2).filter(is_next).count() } else { 0 };
+        let (bytes, commands) = (batch.len() as u64 * ENTRY_BYTES, (batch.len() - merged) as u64);
+        let mut lane = Lane::new(*drive);
+        lane.push(Duration::ZERO, OpId(0), Direction::Read, bytes, commands);
+        while let Some(next) = lane.next_event() {
+            lane.arrived(next);
+            last = last.max(next);
+        }
+    }
+    last.as_secs_f64() * 1e6
+}
+
+/// Returns the means over seeds 1 to 5, number by number.
+fn means(run: impl Fn(u64) -> Vec<Vec<f64>> + Send + Sync) -> Vec<Vec<f64>> {
+    let found: Vec<Vec<Vec<f64>>> = (1..6_u64).into_par_iter().map(run).collect();
+    let mut sums = found[0].clone();
+    for (row, sums) in sums.iter_mut().enumerate() {
+        for (at, sum) in sums.iter_mut().enumerate() {
+            *sum = found.iter().map(|rows| rows[row][at]).sum::<f64>() / found.len() as f64;
+        }
+    }
+    sums
+}
+
+/// Returns a table of numbers with names.
+fn table(title: &str, columns: &[&str], names: &[&str], rows: &[Vec<f64>]) -> Table {
+    let row = |(name, numbers): (&&str, &Vec<f64>)| {
+        let numbers = numbers.iter().map(|it| number(*it));
+        std::iter::once((*name).to_owned()).chain(numbers).collect()
+    };
+    Table {
+        title: title.to_owned(),
+        columns: columns.iter().map(|it| (*it).to_owned()).collect(),
+        rows: names.iter().zip(rows).map(row).collect(),
+    }
+}
+
+/// Returns an outcome without results.
+fn outcome(notes: &[&str]) -> Outcome {
+    let setting = format!(
+        "activations by a law, not of a model: {LAW:?}; a profile of {PROFILE} steps; clusters of \
+         radius {RADIUS}; entries of {ENTRY_BYTES} bytes on {COUNT} drives; means of seeds 1 to 5"
+    );
+    let notes = notes.iter().map(|it| (*it).to_owned()).collect();
+    Outcome { setting: vec![setting], notes, ..Outcome::default() }
+}
+
+#[cfg(test)]
+mod tests;
