@@ -192,6 +192,9 @@ impl EmuConfig {
         for (index, namespace) in self.namespaces.iter().enumerate() {
             self.validate_namespace(index + 1, namespace)?;
         }
+        if let Some((rule, found, remedy)) = self.faults.invalid() {
+            return Err(ConfigError::FaultRule { id: self.id.clone(), rule, found, remedy });
+        }
         Ok(())
     }
 
@@ -247,6 +250,18 @@ pub enum ConfigError {
         found: String,
         /// The rule it violates.
         rule: &'static str,
+    },
+    /// The condition of a fault rule is invalid.
+    #[error("{id}: fault rule {rule} (counted from 0) has {found}; {remedy}")]
+    FaultRule {
+        /// The controller.
+        id: String,
+        /// Index of the rule in the plan, as in the log.
+        rule: usize,
+        /// The field and its value.
+        found: String,
+        /// A value that works.
+        remedy: &'static str,
     },
 }
 

@@ -221,6 +221,9 @@ impl Controller {
     }
 
     /// Replaces the fault plan and restarts its counters.
+    ///
+    /// # Panics
+    /// Panics if a condition of `faults` has a value without a meaning, such as `nth: 0`.
     pub fn set_faults(&mut self, faults: FaultPlan) {
         self.faults.set_plan(faults);
         self.lifecycle.faults_changed(self.faults.registers());

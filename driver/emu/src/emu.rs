@@ -153,6 +153,9 @@ impl Emu {
     }
 
     /// Replaces the fault plan and restarts its counters.
+    ///
+    /// # Panics
+    /// Panics if a condition of `faults` has a value without a meaning, such as `nth: 0`.
     pub fn set_faults(&self, faults: FaultPlan) {
         self.state().controller.set_faults(faults);
         self.wake();

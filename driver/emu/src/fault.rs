@@ -21,6 +21,17 @@ pub struct FaultPlan {
     pub identify: IdentifyOverrides,
 }
 
+impl FaultPlan {
+    /// Returns the first rule whose condition has a value without a meaning, such as `nth: 0`: its
+    /// index, the value, and the remedy.
+    pub(crate) fn invalid(&self) -> Option<(usize, String, &'static str)> {
+        self.rules.iter().enumerate().find_map(|(index, rule)| {
+            let (found, remedy) = rule.when.invalid()?;
+            Some((index, found, remedy))
+        })
+    }
+}
+
 /// A condition, an action, and a limit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -235,8 +246,14 @@ struct RuleState {
 
 impl FaultEngine {
     /// Starts `plan` from the beginning.
+    ///
+    /// # Panics
+    /// Panics if a condition of `plan` has a value without a meaning.
     #[must_use]
     pub fn new(plan: FaultPlan) -> Self {
+        if let Some((rule, found, remedy)) = plan.invalid() {
+            panic!("fault rule {rule} (counted from 0) has {found}; {remedy}");
+        }
         let state = |(index, _)| RuleState {
             fitting: 0,
             fired: 0,
@@ -286,12 +303,28 @@ impl RuleState {
         let drawn = when.probability.is_none_or(|probability| self.rng.unit() < probability);
         drawn
             && when.nth.is_none_or(|nth| self.fitting == nth)
-            && when.every.is_none_or(|every| every > 0 && self.fitting.is_multiple_of(every))
+            && when.every.is_none_or(|every| self.fitting.is_multiple_of(every))
             && rule.limit.is_none_or(|limit| self.fired < limit)
     }
 }
 
 impl FaultWhen {
+    /// Returns the first value without a meaning, and the remedy.
+    fn invalid(&self) -> Option<(String, &'static str)> {
+        let &Self { lbas, nth, every, probability, .. } = self;
+        if let Some(LbaRange { first, count: 0 }) = lbas {
+            return Some((format!("a range of no blocks at {first}"), "use a count of at least 1"));
+        }
+        if nth == Some(0) {
+            return Some(("nth 0".into(), "use 1 for the first command"));
+        }
+        if every == Some(0) {
+            return Some(("every 0".into(), "use 1 for every command"));
+        }
+        let probability = probability.filter(|chance| !(0.0..=1.0).contains(chance))?;
+        Some((format!("probability {probability}"), "use a number from 0 to 1"))
+    }
+
     /// Checks all conditions that depend on the command alone.
     fn fits(&self, command: &CommandView) -> bool {
         let touches = |range: LbaRange| {

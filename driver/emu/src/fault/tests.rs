@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::config::EmuConfig;
 
 const READ: u8 = 2;
 const WRITE: u8 = 1;
@@ -62,6 +63,39 @@ fn counting_rules_count_fitting_commands() {
     let mut engine = engine(vec![rule(writes)]);
     assert_eq!(fired(&mut engine, 5), [0u64; 0]);
     assert!(engine.decide(&io(WRITE, 0)).is_some(), "reads did not count");
+}
+
+#[test]
+fn fault_rules_without_meaning_are_refused() {
+    let any = FaultWhen::default;
+    let validate = |when| {
+        let rules = [any(), when].map(|when| FaultRule::new(when, FaultAction::Drop));
+        let faults = FaultPlan { rules: rules.into(), ..FaultPlan::default() };
+        EmuConfig::default().faults(faults).validate()
+    };
+    let lbas = |count| Some(LbaRange { first: 8, count });
+    for (when, word) in [
+        (FaultWhen { lbas: lbas(0), ..any() }, "no blocks at 8"),
+        (FaultWhen { nth: Some(0), ..any() }, "nth 0"),
+        (FaultWhen { every: Some(0), ..any() }, "every 0"),
+        (FaultWhen { probability: Some(5.0), ..any() }, "probability 5"),
+        (FaultWhen { probability: Some(-0.5), ..any() }, "probability -0.5"),
+        (FaultWhen { probability: Some(f64::NAN), ..any() }, "probability NaN"),
+    ] {
+        let error = validate(when).unwrap_err().to_string();
+        assert!(error.contains("rule 1") && error.contains(word), "{word}: {error}");
+    }
+    for share in [0.0, 1.0] {
+        let (nth, every, probability) = (Some(1), Some(1), Some(share));
+        validate(FaultWhen { lbas: lbas(1), nth, every, probability, ..any() }).unwrap();
+    }
+}
+
+#[test]
+#[should_panic(expected = "fault rule 0 (counted from 0) has nth 0")]
+fn a_plan_counted_from_0_is_a_bug() {
+    let when = FaultWhen { nth: Some(0), ..FaultWhen::default() };
+    engine(vec![FaultRule::new(when, FaultAction::Drop)]);
 }
 
 #[test]
