@@ -204,8 +204,9 @@
 //!   calls.
 //!
 //! # Invariants
-//! - A key is found only after every row of its block was written without an error
-//!   ([`Store::commit`]) and is durable. No journal record names it before its bytes are durable.
+//! - A key is found only after all rows of its block were written without an error and made durable
+//!   ([`Store::commit`]). Its journal record is written after that: meanwhile the key is found, and
+//!   if the record cannot be written, it is a miss again.
 //! - A key is in one file at most: a key that is stored or being stored is not stored again.
 //! - A file with a reference (prefix, load request, store request) is neither evicted nor reused,
 //!   even if it lost its key meanwhile; a file is free only when no device can write to it any more

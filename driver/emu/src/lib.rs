@@ -19,8 +19,9 @@
 //!   writes. It passes through bounce buffers in this process, so that overlay and media are the
 //!   same for all memory. A GPU copies it, in one batch for everything ready in a step, and a
 //!   command completes after its copies (`media/gpu_copies.rs`, `bounce.rs`).
-//! - [`FaultPlan`] is data. Faults of commands and registers are in the controller, those of bytes
-//!   in the `Overlay`; the media below stay pristine.
+//! - [`FaultPlan`] is data. `fault.rs` decides which rule fires, `controller/execute.rs` injects
+//!   faults of commands, `controller/lifecycle.rs` those of registers, and the `Overlay` those of
+//!   bytes; the media below stay pristine. `progress.rs` has the counters.
 //! - [`SimMedia`] loses the contents of a volatile cache on power loss, and has its own faults
 //!   ([`SimFaults`]): operations that fail, and silent corruption. A [`PowerSwitch`] cuts the power
 //!   of several controllers together, at a moment that can be enumerated; the bytes below survive.

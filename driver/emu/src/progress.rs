@@ -66,7 +66,7 @@ pub struct EmuCounters {
     pub copy_batches: u64,
     /// Interrupts raised.
     pub interrupts: u64,
-    /// Commands that a fault rule changed.
+    /// Commands for which a fault rule fired, also if its action does not apply to them.
     pub faults: u64,
     /// Controller resets and shutdowns.
     pub resets: u64,
