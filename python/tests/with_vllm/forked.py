@@ -257,8 +257,10 @@ def life_of(body, *args, environment=None, plane=faults.Plane, catalog=faults.Ca
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
-            for handler in logging.getLogger("vllm").handlers:
-                handler.stream = sys.stdout
+            # Other modules of tests have added some.
+            logger = logging.getLogger("vllm")
+            del logger.handlers[1:]
+            logger.handlers[0].stream = sys.stdout
             # Log all threads' stacks if it hangs.
             faulthandler.dump_traceback_later(SECONDS, file=log, exit=True)
             os.environ |= environment or {}
