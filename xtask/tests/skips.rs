@@ -59,8 +59,8 @@ fn what_is_optional_and_cannot_be_had_is_skipped_by_name() {
         err.contains("\ntests: skipped in part: this machine lacks qemu-system-x86_64"),
         "{err}"
     );
-    // QEMU's part is one test; `tests` and `loom` are the steps that ran tests.
-    let total = format!("6 passed, 0 failed, {} skipped", skipped.len() + 1);
+    // QEMU's part is one test; `tests`, `loom` and `scenarios` are the steps that ran tests.
+    let total = format!("9 passed, 0 failed, {} skipped", skipped.len() + 1);
     assert_eq!(out.lines().last(), Some(&*total), "{out}{err}");
 }
 
