@@ -76,9 +76,10 @@ pub const PROGRAM: &str = "RIPIENO_PROGRAM";
 
 /// Builds the program for [`PROGRAM`], and returns its path.
 pub fn program() -> Result<PathBuf> {
-    Step::cargo("build", "build --package ripieno --bin ripieno").demand()?;
+    // In CI the replay has built it so.
+    Step::cargo("build", "build --release --bin ripieno").demand()?;
     // Absolute, because the tests run in another folder.
-    Ok(std::path::absolute(folder::target("debug").join("ripieno"))?)
+    Ok(std::path::absolute(folder::target("release").join("ripieno"))?)
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use kv_catalog::{CatalogError, NamespaceId, Write};
 use super::{Inner, lock};
 use crate::{error::StoreError, plane::JobDone};
 
-/// Files for new blocks ([`Store::reserve`]). Nothing of it is visible before
-/// [`Store::commit_reservation`]. The files are free again when the last clone is dropped and no
-/// request writes to them any more.
+/// Files for new blocks ([`crate::Store::reserve`]). Nothing of it is visible before
+/// [`crate::Store::commit_reservation`]. The files are free again when the last clone is dropped
+/// and no request writes to them any more.
 #[derive(Debug)]
 #[must_use = "dropping it gives the files back"]
 pub struct Reservation {
