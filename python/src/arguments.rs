@@ -11,7 +11,9 @@ use std::{
 };
 
 use nvme_driver::{DevicePtr, Nanos};
-use objstore::{BlockId, BlockKey, DramStats, KvShape, Overwrite, RankId, StoreEvent, StoreId};
+use objstore::{
+    BlockId, BlockKey, DramStats, KvShape, Layer, Overwrite, RankId, StoreEvent, StoreId,
+};
 use pyo3::{prelude::*, types::PyBytes};
 use ripieno_stack::{
     CudaChoice, EngineMemory, Executor, GpuMemory, PoolLayout, PoolMemory, RankMedia, RawStream,
@@ -288,6 +290,55 @@ macro_rules! dataclass {
     }};
 }
 pub(crate) use dataclass;
+
+/// Returns a `ripieno.Usage` of counts with these fields.
+macro_rules! usage {
+    ($py:expr, $usage:expr) => {{
+        let usage = $usage;
+        $crate::arguments::dataclass!(
+            $py,
+            "Usage",
+            usage,
+            [
+                stored,
+                active,
+                pinned,
+                evictable,
+                writing,
+                quota_files,
+                epoch,
+                asked,
+                hits,
+                committed,
+                evicted,
+                refused
+            ]
+        )
+    }};
+}
+pub(crate) use usage;
+
+/// Returns a `ripieno.CatalogStats` of counts with these fields.
+macro_rules! catalog_stats {
+    ($py:expr, $counts:expr) => {{
+        let counts = $counts;
+        $crate::arguments::dataclass!(
+            $py,
+            "CatalogStats",
+            counts,
+            [files, free, limbo, stored, active, pinned, evictable, writing, evicted]
+        )
+    }};
+}
+pub(crate) use catalog_stats;
+
+/// Checks the number of a layer.
+pub(crate) fn layer(layer: u32, layers: u32) -> PyResult<Layer> {
+    if layer >= layers {
+        return Err(invalid(format!("layer {layer} was given; there are {layers}")));
+    }
+    Ok(Layer(layer))
+}
 
 /// Returns a `ripieno.RankId`.
 pub(crate) fn rank_id(py: Python<'_>, id: RankId) -> PyResult<Bound<'_, PyAny>> {

@@ -17,7 +17,7 @@ use pyo3::{
 use ripieno_stack::{CatalogStack, Ranks, RanksOptions};
 
 use crate::{
-    arguments::{self, OrRaise as _, dataclass, unpoisoned},
+    arguments::{self, OrRaise as _, catalog_stats, unpoisoned, usage},
     error::{closed, invalid, of_store, refused_in},
     events,
     own::Own,
@@ -313,18 +313,13 @@ impl Catalog {
 
     /// Returns the namespace's counts.
     fn usage<'py>(&self, py: Python<'py>, namespace: u32) -> PyResult<Bound<'py, PyAny>> {
-        usage(py, &self.change(|catalog| catalog.usage(NamespaceId(namespace)))?)
+        usage!(py, self.change(|catalog| catalog.usage(NamespaceId(namespace)))?)
     }
 
     /// Returns the counts of all namespaces.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let counts = self.change(|catalog| Ok(catalog.counts()))?;
-        dataclass!(
-            py,
-            "CatalogStats",
-            counts,
-            [files, free, limbo, stored, active, pinned, evictable, writing, evicted]
-        )
+        catalog_stats!(py, counts)
     }
 
     /// Makes all earlier commits, evictions, pins and clears durable. Lookups of other threads do
@@ -364,27 +359,4 @@ impl Catalog {
         let rows = self.ranks.shape().rows() as usize;
         RankRows { rows, ranks: id.ranks, known: id.files }
     }
-}
-
-/// Returns a `ripieno.Usage`.
-pub(crate) fn usage<'py>(py: Python<'py>, usage: &objstore::Usage) -> PyResult<Bound<'py, PyAny>> {
-    dataclass!(
-        py,
-        "Usage",
-        usage,
-        [
-            stored,
-            active,
-            pinned,
-            evictable,
-            writing,
-            quota_files,
-            epoch,
-            asked,
-            hits,
-            committed,
-            evicted,
-            refused
-        ]
-    )
 }

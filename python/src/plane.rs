@@ -6,8 +6,7 @@ use gio_uring::IoStatus;
 use kv_schedule::{Flow, Scheduler, StepId, StepShape};
 use kv_tier::{RequestId, When};
 use objstore::{
-    BlockId, Direction, FileId, JobDone, JobId, Layer, Move, Order, StoreError, StoreOptions,
-    Ticket,
+    BlockId, Direction, FileId, JobDone, JobId, Move, Order, StoreError, StoreOptions, Ticket,
 };
 use pyo3::{
     prelude::*,
@@ -105,10 +104,7 @@ impl Plane {
 
     fn ticket(&self, job: u64, layer: u32) -> PyResult<Ticket> {
         let layers = self.stack.plane().shape().layers;
-        if layer >= layers {
-            return Err(invalid(format!("layer {layer} was given; there are {layers}")));
-        }
-        Ok(Ticket { job: JobId(job), layer: Layer(layer) })
+        Ok(Ticket { job: JobId(job), layer: arguments::layer(layer, layers)? })
     }
 }
 

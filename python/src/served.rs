@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, sync::RwLock};
 
-use objstore::{BlockKey, Direction, Layer};
+use objstore::{BlockKey, Direction};
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyTuple},
@@ -11,7 +11,7 @@ use pyo3::{
 use ripieno_serve::{Finder, Mover, RefusalKind, ServeError};
 
 use crate::{
-    arguments::{self, dataclass, unpoisoned},
+    arguments::{self, catalog_stats, unpoisoned, usage},
     catalog::{Reference, Write},
     error::{BusyError, DeviceError, LostError, ReadOnlyError, TransferError, closed, invalid},
     events,
@@ -201,36 +201,13 @@ impl ServedCatalog {
     /// Returns the namespace's counts, on the first rank.
     fn usage<'py>(&self, py: Python<'py>, namespace: usize) -> PyResult<Bound<'py, PyAny>> {
         let usage = self.with(py, |finder| finder.usage(namespace))?;
-        dataclass!(
-            py,
-            "Usage",
-            usage,
-            [
-                stored,
-                active,
-                pinned,
-                evictable,
-                writing,
-                quota_files,
-                epoch,
-                asked,
-                hits,
-                committed,
-                evicted,
-                refused
-            ]
-        )
+        usage!(py, usage)
     }
 
     /// Returns the counts of the server's store.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let counts = self.with(py, Finder::counts)?;
-        dataclass!(
-            py,
-            "CatalogStats",
-            counts,
-            [files, free, limbo, stored, active, pinned, evictable, writing, evicted]
-        )
+        catalog_stats!(py, counts)
     }
 
     /// Makes all earlier commits durable.
@@ -298,14 +275,6 @@ impl ServedPlane {
         }
         self.with(py, |mover| mover.begin(direction, files, arguments::blocks(blocks)))
     }
-
-    fn layer(&self, layer: u32) -> PyResult<Layer> {
-        let layers = self.layers;
-        if layer >= layers {
-            return Err(invalid(format!("layer {layer} was given; there are {layers}")));
-        }
-        Ok(Layer(layer))
-    }
 }
 
 #[pymethods]
@@ -365,20 +334,20 @@ impl ServedPlane {
 
     /// Starts a layer of a job.
     fn start(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<()> {
-        let layer = self.layer(layer)?;
+        let layer = arguments::layer(layer, self.layers)?;
         self.with(py, |mover| mover.start(job, layer))
     }
 
     /// Waits for a layer that was started. Raises TransferError if it failed, and LostError if the
     /// server died: transfers may use its blocks until end() returns.
     fn wait(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<()> {
-        let layer = self.layer(layer)?;
+        let layer = arguments::layer(layer, self.layers)?;
         self.with(py, |mover| mover.wait(job, layer))
     }
 
     /// Same as wait(), without blocking: False while the layer is in flight.
     fn poll(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<bool> {
-        let layer = self.layer(layer)?;
+        let layer = arguments::layer(layer, self.layers)?;
         self.with(py, |mover| mover.poll(job, layer))
     }
 

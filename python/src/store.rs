@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, RwLock},
 };
 
-use objstore::{Layer, StoreOptions};
+use objstore::StoreOptions;
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyTuple},
@@ -13,8 +13,7 @@ use pyo3::{
 use ripieno_stack::{Builder, Pacing, Stack, StackError};
 
 use crate::{
-    arguments::{self, OrRaise as _, dataclass, unpoisoned},
-    catalog,
+    arguments::{self, OrRaise as _, dataclass, unpoisoned, usage},
     error::{closed, invalid},
     events,
     own::Own,
@@ -257,7 +256,7 @@ impl Store {
 
     /// Returns the namespace's counts.
     fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        catalog::usage(py, &self.handle.usage().or_raise()?)
+        usage!(py, self.handle.usage().or_raise()?)
     }
 
     /// Returns counters since opening, and the current contents.
@@ -333,34 +332,26 @@ impl Request {
             act(request.as_ref().ok_or_else(closed)?).or_raise()
         })
     }
-
-    fn layer(&self, layer: u32) -> PyResult<Layer> {
-        let layers = self.layers;
-        if layer >= layers {
-            return Err(invalid(format!("layer {layer} was given; there are {layers}")));
-        }
-        Ok(Layer(layer))
-    }
 }
 
 #[pymethods]
 impl Request {
     /// Starts a layer.
     fn start(&self, py: Python<'_>, layer: u32) -> PyResult<()> {
-        let layer = self.layer(layer)?;
+        let layer = arguments::layer(layer, self.layers)?;
         self.with(py, |request| request.start(layer))
     }
 
     /// Waits for a layer that was started. Raises TransferError if it failed; then the contents of
     /// the layer's blocks are undefined. Either way, no transfer uses them any more.
     fn wait(&self, py: Python<'_>, layer: u32) -> PyResult<()> {
-        let layer = self.layer(layer)?;
+        let layer = arguments::layer(layer, self.layers)?;
         self.with(py, |request| request.wait(layer)).map(|_| ())
     }
 
     /// Same as wait(), without blocking: False while the layer is in flight.
     fn poll(&self, py: Python<'_>, layer: u32) -> PyResult<bool> {
-        let layer = self.layer(layer)?;
+        let layer = arguments::layer(layer, self.layers)?;
         Ok(self.with(py, |request| request.poll(layer))?.is_some())
     }
 

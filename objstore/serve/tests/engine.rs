@@ -3,78 +3,27 @@
 use std::{
     collections::BTreeMap,
     os::fd::OwnedFd,
-    path::{Path, PathBuf},
-    sync::mpsc::{self, Sender},
-    thread::{self, JoinHandle},
+    thread,
     time::{Duration, Instant},
 };
 
 use objstore::{BlockId, BlockKey, Direction, KvShape, Layer, Namespace};
-use ripieno_serve::{
-    Control, Finder, Mover, PoolLayout, RefusalKind, ServeError, Server, ServerOptions,
-    protocol::{Answer, Call, Status},
-};
-use ripieno_stack::{Builder, PoolMemory};
+use ripieno_serve::{Finder, Mover, PoolLayout, RefusalKind, ServeError};
 use ripieno_testkit::{blocks, keys, pattern};
 use rustix::fs::{MemfdFlags, SealFlags};
 use tempfile::TempDir;
 
-const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
+use crate::rig::{Rig, SHAPE, kind};
+
 const BLOCKS: u32 = 16;
 
-struct Rig {
-    dir: PathBuf,
-    stop: Sender<()>,
-    thread: JoinHandle<Result<(), ServeError>>,
+/// Returns a server for two engines of several parts.
+fn rig() -> Rig {
+    on(TempDir::new().unwrap())
 }
 
-impl Rig {
-    fn new(dir: &Path) -> Self {
-        let stack = Builder::new(dir.join("store"), SHAPE)
-            .capacity(32 << 20)
-            .pool(PoolMemory::Own { blocks: 2 })
-            .open()
-            .unwrap();
-        let options = ServerOptions {
-            socket: dir.join("ripieno.sock"),
-            users: Vec::new(),
-            sessions_max: 8,
-            pool_bytes_max: 64 << 20,
-            bandwidth: BTreeMap::new(),
-        };
-        let server = Server::bind(stack, options).unwrap();
-        let (stop, stopped) = mpsc::channel();
-        let thread = thread::spawn(move || server.run(|| stopped.try_recv().is_ok()));
-        Self { dir: dir.to_owned(), stop, thread }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.join("ripieno.sock")
-    }
-
-    fn status(&self) -> Status {
-        match Control::connect(&self.socket()).unwrap().call(&Call::Status).unwrap() {
-            Answer::Status(status) => *status,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// Returns the state when no client is left.
-    fn settled(&self) -> Status {
-        let since = Instant::now();
-        loop {
-            let status = self.status();
-            if status.sessions.is_empty() || since.elapsed() > Duration::from_secs(30) {
-                return status;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn close(self) {
-        self.stop.send(()).unwrap();
-        self.thread.join().unwrap().unwrap();
-    }
+fn on(dir: TempDir) -> Rig {
+    Rig::limited(dir, 8, BTreeMap::new())
 }
 
 /// Memory of a rank, as an engine in another language makes it.
@@ -179,17 +128,9 @@ fn bytes(key: BlockKey, rank: usize) -> Vec<u8> {
     pattern(SHAPE.block_bytes() as usize, (key.seed() as u64).wrapping_add(rank as u64))
 }
 
-fn kind(error: ServeError) -> RefusalKind {
-    match error {
-        ServeError::Refused { kind, .. } => kind,
-        other => panic!("{other}"),
-    }
-}
-
 #[test]
 fn engines_share_blocks_of_all_ranks() {
-    let dir = TempDir::new().unwrap();
-    let rig = Rig::new(dir.path());
+    let rig = rig();
     for ranks in [1, 2] {
         let keys = keys(0..6);
         let one = Engine::new(&rig, "one", ranks);
@@ -215,8 +156,7 @@ fn engines_share_blocks_of_all_ranks() {
 
 #[test]
 fn places_that_an_engine_was_not_given_are_refused_and_counted() {
-    let dir = TempDir::new().unwrap();
-    let rig = Rig::new(dir.path());
+    let rig = rig();
     let (one, other) = (Engine::new(&rig, "one", 1), Engine::new(&rig, "other", 1));
     let keys = keys(0..4);
     one.store(&keys[..2]);
@@ -262,8 +202,7 @@ fn places_that_an_engine_was_not_given_are_refused_and_counted() {
 
 #[test]
 fn a_part_of_an_engine_is_one_client() {
-    let dir = TempDir::new().unwrap();
-    let rig = Rig::new(dir.path());
+    let rig = rig();
     let one = Engine::new(&rig, "one", 2);
     let (file, layout) = memory();
     for (ranks, rank, wanted) in
@@ -286,8 +225,7 @@ fn a_part_of_an_engine_is_one_client() {
 
 #[test]
 fn a_rank_that_fails_or_a_scheduler_that_goes_leaves_nothing() {
-    let dir = TempDir::new().unwrap();
-    let rig = Rig::new(dir.path());
+    let rig = rig();
     let free = rig.status().files_free;
     let one = Engine::new(&rig, "one", 2);
     let keys = keys(0..4);
@@ -317,8 +255,7 @@ fn a_rank_that_fails_or_a_scheduler_that_goes_leaves_nothing() {
 
 #[test]
 fn an_engine_goes_on_without_its_server_and_finds_commits_again() {
-    let dir = TempDir::new().unwrap();
-    let rig = Rig::new(dir.path());
+    let rig = rig();
     let (one, idle) = (Engine::new(&rig, "one", 1), Engine::new(&rig, "idle", 1));
     let (keys, more) = (keys(0..4), keys(4..6));
     one.store(&keys);
@@ -327,7 +264,7 @@ fn an_engine_goes_on_without_its_server_and_finds_commits_again() {
     let mover = &one.ranks[0].0;
     let loading = mover.begin(Direction::Read, &found.places, blocks(0, 4)).unwrap();
     mover.start(loading, Layer(0)).unwrap();
-    rig.close();
+    let dir = rig.close();
     one.put(0, BlockId(3), &vec![0xEE; SHAPE.block_bytes() as usize]);
     let since = Instant::now();
     let report = mover.end(&[loading]).unwrap().remove(0);
@@ -343,7 +280,7 @@ fn an_engine_goes_on_without_its_server_and_finds_commits_again() {
     assert!(matches!(begun, Err(ServeError::Lost { .. })), "{begun:?}");
     assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
 
-    let rig = Rig::new(dir.path());
+    let rig = on(dir);
     thread::sleep(Duration::from_millis(150));
     assert_eq!(one.load(&keys), 4);
     assert_eq!(idle.load(&keys), 4, "it has not noticed");
@@ -361,8 +298,7 @@ fn an_engine_goes_on_without_its_server_and_finds_commits_again() {
 
 #[test]
 fn an_engine_with_other_weights_shares_no_more() {
-    let dir = TempDir::new().unwrap();
-    let rig = Rig::new(dir.path());
+    let rig = rig();
     let (one, other) = (Engine::new(&rig, "one", 1), Engine::new(&rig, "other", 1));
     let keys = keys(0..4);
     one.store(&keys);

@@ -5,101 +5,20 @@ use std::{
     io::{self, Read as _, Write as _},
     num::NonZeroU64,
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
-    path::{Path, PathBuf},
-    sync::mpsc::{self, Sender},
-    thread::{self, JoinHandle},
+    thread,
     time::{Duration, Instant},
 };
 
 use objstore::{BlockId, BlockKey, KvShape, Layer, Namespace};
 use ripieno_serve::{
     Client, Control, PoolLayout, RefusalKind, ServeError, Server, ServerOptions,
-    protocol::{Answer, Call, Keys, Named, Status},
+    protocol::{Answer, Call, Keys, Named},
 };
-use ripieno_stack::{Builder, PoolMemory};
+use ripieno_stack::Builder;
 use ripieno_testkit::{blocks, keys, pattern};
 use tempfile::TempDir;
 
-const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
-const CAPACITY: u64 = 32 << 20;
-
-/// A running server.
-struct Rig {
-    dir: TempDir,
-    stop: Sender<()>,
-    thread: Option<JoinHandle<Result<(), ServeError>>>,
-}
-
-impl Rig {
-    fn new() -> Self {
-        Self::on(TempDir::new().unwrap())
-    }
-
-    fn on(dir: TempDir) -> Self {
-        Self::limited(dir, BTreeMap::new())
-    }
-
-    fn limited(dir: TempDir, bandwidth: BTreeMap<u32, NonZeroU64>) -> Self {
-        let stack = Builder::new(dir.path().join("store"), SHAPE)
-            .capacity(CAPACITY)
-            .pool(PoolMemory::Own { blocks: 2 })
-            .open()
-            .unwrap();
-        let options = ServerOptions {
-            socket: socket(dir.path()),
-            users: Vec::new(),
-            sessions_max: 4,
-            pool_bytes_max: 64 << 20,
-            bandwidth,
-        };
-        let server = Server::bind(stack, options).unwrap();
-        let (stop, stopped) = mpsc::channel();
-        let run = move || server.run(|| stopped.try_recv().is_ok());
-        Self { dir, stop, thread: Some(thread::spawn(run)) }
-    }
-
-    fn client(&self) -> Client {
-        Client::connect(socket(self.dir.path()), SHAPE, 16).unwrap()
-    }
-
-    fn status(&self) -> Status {
-        let control = Control::connect(&socket(self.dir.path())).unwrap();
-        match control.call(&Call::Status).unwrap() {
-            Answer::Status(status) => *status,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// Waits until nothing of any client is left, and returns the state then.
-    fn settled(&self) -> Status {
-        let since = Instant::now();
-        loop {
-            let status = self.status();
-            if status.sessions.is_empty() || since.elapsed() > Duration::from_secs(30) {
-                return status;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn close(mut self) -> TempDir {
-        self.stop.send(()).unwrap();
-        self.thread.take().unwrap().join().unwrap().unwrap();
-        assert!(!socket(self.dir.path()).exists(), "the socket is removed");
-        std::mem::replace(&mut self.dir, TempDir::new().unwrap())
-    }
-}
-
-impl Drop for Rig {
-    fn drop(&mut self) {
-        let _ = self.stop.send(());
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-fn socket(dir: &Path) -> PathBuf {
-    dir.join("ripieno.sock")
-}
+use crate::rig::{CAPACITY, Rig, SHAPE, kind};
 
 fn space(label: &str) -> Namespace {
     Namespace { layout: label.to_owned(), label: label.to_owned(), ..Namespace::default() }
@@ -107,13 +26,6 @@ fn space(label: &str) -> Namespace {
 
 fn bytes(key: BlockKey) -> Vec<u8> {
     pattern(SHAPE.block_bytes() as usize, key.seed() as u64)
-}
-
-fn kind(error: ServeError) -> RefusalKind {
-    match error {
-        ServeError::Refused { kind, .. } => kind,
-        other => panic!("{other}"),
-    }
 }
 
 fn store(client: &Client, label: &str, keys: &[BlockKey]) {
@@ -235,7 +147,7 @@ struct Raw(Control);
 
 impl Raw {
     fn new(rig: &Rig) -> Self {
-        Self(Control::connect(&socket(rig.dir.path())).unwrap())
+        Self(Control::connect(&rig.socket()).unwrap())
     }
 
     fn refused(&self, call: &Call) -> RefusalKind {
@@ -267,15 +179,15 @@ fn a_pool_that_does_not_fit_its_memory_is_refused() {
         (rows(Vec::clear), ""),
     ] {
         let asked = format!("{wrong:?}");
-        let error = Client::connect_with(socket(rig.dir.path()), SHAPE, wrong, bytes);
+        let error = Client::connect_with(rig.socket(), SHAPE, wrong, bytes);
         let error = error.unwrap_err();
         assert!(error.to_string().contains(why), "{asked}: {error}");
         assert_eq!(kind(error), RefusalKind::Argument, "{asked}");
     }
-    let large = Client::connect(socket(rig.dir.path()), SHAPE, 1 << 20).unwrap_err();
+    let large = Client::connect(rig.socket(), SHAPE, 1 << 20).unwrap_err();
     assert_eq!(kind(large), RefusalKind::Argument);
     let other = KvShape { layers: 2, ..SHAPE };
-    let error = Client::connect(socket(rig.dir.path()), other, 16).unwrap_err();
+    let error = Client::connect(rig.socket(), other, 16).unwrap_err();
     assert!(matches!(error, ServeError::Shape { .. }), "{error}");
     let status = rig.settled();
     assert_eq!((status.sessions.len(), status.refused_calls), (0, 12));
@@ -289,7 +201,7 @@ fn text_that_is_no_call_ends_only_its_connection() {
     let frames: [&[u8]; 5] =
         [b"\x02\0\0\0{}", b"\x04\0\0\0\"no\"", b"GET / HTTP/1.1\r\n\r\n", &long, b"\0\0\0\0"];
     for frame in frames {
-        let mut stream = UnixStream::connect(socket(rig.dir.path())).unwrap();
+        let mut stream = UnixStream::connect(rig.socket()).unwrap();
         stream.write_all(frame).unwrap();
         let mut answer = Vec::new();
         match stream.read_to_end(&mut answer) {
@@ -307,7 +219,7 @@ fn text_that_is_no_call_ends_only_its_connection() {
         "{\"hello\":{\"version\":0,\"pool\":null,\"after\":null}}",
         "{\"attach\":{\"session\":\"00\"}}",
     ] {
-        let mut stream = UnixStream::connect(socket(rig.dir.path())).unwrap();
+        let mut stream = UnixStream::connect(rig.socket()).unwrap();
         stream.write_all(&(call.len() as u32).to_le_bytes()).unwrap();
         stream.write_all(call.as_bytes()).unwrap();
         let mut answer = Vec::new();
@@ -322,7 +234,7 @@ fn text_that_is_no_call_ends_only_its_connection() {
 fn limits_hold() {
     let rig = Rig::new();
     let clients: Vec<Client> = (0..4).map(|_| rig.client()).collect();
-    let fifth = Client::connect(socket(rig.dir.path()), SHAPE, 16).unwrap_err();
+    let fifth = Client::connect(rig.socket(), SHAPE, 16).unwrap_err();
     assert_eq!(kind(fifth), RefusalKind::Limit);
     let client = &clients[0];
     let space = client.namespace(&space("limits")).unwrap();
@@ -343,7 +255,7 @@ fn a_client_with_a_limit_waits_for_its_turns() {
     let uid = rustix::process::geteuid().as_raw();
     // 8 blocks of 24 KiB take 3/4 of a second at a quarter of a MiB.
     let bandwidth = BTreeMap::from([(uid, NonZeroU64::new(256 << 10).unwrap())]);
-    let rig = Rig::limited(TempDir::new().unwrap(), bandwidth);
+    let rig = Rig::limited(TempDir::new().unwrap(), 4, bandwidth);
     let client = rig.client();
     let since = Instant::now();
     store(&client, "slow", &keys(0..8));
@@ -459,7 +371,7 @@ fn a_second_server_does_not_take_the_socket() {
         pool_bytes_max: 1 << 20,
         bandwidth: BTreeMap::new(),
     };
-    let refused = Server::bind(stack("one"), options(socket(rig.dir.path()))).unwrap_err();
+    let refused = Server::bind(stack("one"), options(rig.socket())).unwrap_err();
     assert!(matches!(refused, ServeError::InUse { .. }), "{refused}");
     drop(rig.client());
     // The socket of a server that was killed is replaced.

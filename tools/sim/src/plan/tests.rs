@@ -188,7 +188,7 @@ fn after_a_restart_drives_have_what_host_memory_lost() {
     let [usual, restarted] = both(200, 2);
     assert!(restarted.host_hits < usual.host_hits && restarted.drive_hits > usual.drive_hits);
     assert!((hits(&restarted) - hits(&usual)).abs() < 0.01, "{restarted:?} {usual:?}");
-    // Who comes while the engine is away waits.
+    // Requests that arrive while the engine is away wait.
     assert!(restarted.ttft.p99 > 20.0 && usual.ttft.p99 < 20.0, "{restarted:?} {usual:?}");
     let table = restarts(&found, takes, 1);
     assert_eq!(table.rows.len(), 4);

@@ -1,0 +1,5 @@
+//! Servers and clients in one process.
+
+mod engine;
+mod rig;
+mod serve;
