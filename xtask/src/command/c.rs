@@ -94,7 +94,10 @@ fn check() -> Result<ExitCode> {
 
 /// Builds and installs the libraries.
 pub fn install(prefix: &Path) -> Result<()> {
-    Step::cargo("build", "build --release --package ripieno-c").demand()?;
+    // With the workspace's default members, so that the crates that they share are built once: with
+    // other packages, cargo chooses other features of their dependencies.
+    const PACKAGES: &str = "--package ripieno-c --package ripieno --package nvme-bind";
+    Step::cargo("build", &format!("build --release --lib {PACKAGES}")).demand()?;
     let (from, source) = (folder::target("release"), folder::workspace().join("objstore/c"));
     let (lib, include) = (prefix.join("lib"), prefix.join("include"));
     let (pkgconfig, cmake) = (lib.join("pkgconfig"), lib.join("cmake/Ripieno"));

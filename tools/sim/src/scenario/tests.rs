@@ -1,8 +1,10 @@
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
+use rayon::prelude::*;
+
 use super::*;
 
-/// Scenarios of seconds in a debug build. A release build checks all but [`LONG`].
+/// Scenarios of seconds in a debug build. A release build checks all.
 const SHORT: &[&str] = &[
     "tutti-2",
     "tutti-6",
@@ -18,8 +20,6 @@ const SHORT: &[&str] = &[
     "lmcache-10",
     "lmcache-12",
 ];
-/// Not checked: each takes half a minute or more on one core.
-const LONG: &[&str] = &["tutti-8", "tutti-14"];
 
 fn number(number: f64) -> String {
     let digits = if number.abs() >= 1000.0 { 0 } else { 2 };
@@ -63,19 +63,17 @@ fn the_page_of_results_has_what_the_scenarios_give() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/sim.md");
     let text = fs::read_to_string(&page).expect("the page of results");
     let written = written(&text);
-    let all = Scenario::ALL.iter().map(|it| it.name).filter(|name| !LONG.contains(name));
-    let all: Vec<&str> = all.collect();
+    let all: Vec<&str> = Scenario::ALL.iter().map(|it| it.name).collect();
     if let Some(name) = written.keys().find(|name| !all.contains(name)) {
         panic!("{}: {name}: no such scenario", page.display());
     }
     let checked = if cfg!(debug_assertions) { SHORT } else { &all };
-    let mut wrong = String::new();
-    for name in checked {
-        let found = lines(&Scenario::named(name).expect("a scenario").run(&parameters));
-        if written.get(name) != Some(&found) {
-            wrong += &found;
-        }
-    }
+    let found = checked
+        .par_iter()
+        .map(|name| (*name, lines(&Scenario::named(name).expect("a scenario").run(&parameters))));
+    let found: Vec<_> = found.collect();
+    let differ = found.iter().filter(|(name, found)| written.get(name) != Some(found));
+    let wrong: String = differ.map(|(_, found)| found.as_str()).collect();
     let missing: Vec<_> = all.iter().filter(|name| !written.contains_key(*name)).collect();
     assert!(
         wrong.is_empty() && missing.is_empty(),
