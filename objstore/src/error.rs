@@ -280,6 +280,17 @@ pub enum StoreError {
         /// Kind of the positions.
         what: &'static str,
     },
+    /// The store has no room for all copies of some clusters.
+    #[error(
+        "{asked} files were asked for the copies of the clusters, {found} were found; remove or \
+         unpin blocks, raise the quota, or build clusters with fewer copies"
+    )]
+    NoRoom {
+        /// Files asked for.
+        asked: usize,
+        /// Files found.
+        found: usize,
+    },
     /// A position of a reservation is not its own, or was given to a request before.
     #[error("position {position} of the reservation is not to be written, or was given out before")]
     NotReserved {

@@ -196,7 +196,8 @@
 //!   shares.
 //! - `plane/open.rs` opens a plane, `route.rs` proves the path, `self_test.rs` the layout.
 //! - [`Store`] is a [`DurableCatalog`] and a [`Plane`] in one process, for any number of threads.
-//!   `store/commit.rs` makes commits permanent, many in one batch. Handles ([`Prefix`],
+//!   `store/clusters.rs` has clusters of entries that attention activates together, whose copies
+//!   are files. `store/commit.rs` makes commits permanent, many in one batch. Handles ([`Prefix`],
 //!   [`LoadRequest`], [`StoreRequest`]) are only names: they may be dropped anywhere and at any
 //!   time.
 //! - With [`Plane::pace`] a [`kv_schedule::Scheduler`] decides when layers start, and announced
@@ -238,6 +239,7 @@
 //!   for an operation that was issued.
 //! - Where the catalog is a [`DurableCatalog`], dropping cached blocks of evicted files: they stay
 //!   in host memory until other blocks need the space.
+//! - Entries that join clusters while they serve, and another copy in place of a damaged one.
 //! - Deallocate hints for less than a whole free group; and, where the catalog is a
 //!   [`DurableCatalog`], any.
 
@@ -276,6 +278,6 @@ pub use plane::{
 pub use registration::{InUse, KvPool};
 pub use stats::{DramStats, Durations, StoreStats, Times};
 pub use store::{
-    Closed, Committed, LoadRequest, Medium, Prefix, RankConfig, RankId, Reservation, Salvage,
-    Store, StoreRequest, open_catalog,
+    Closed, ClusterCopies, Committed, LoadRequest, Medium, Prefix, RankConfig, RankId, Reservation,
+    Salvage, Store, StoreRequest, StoredClusters, open_catalog,
 };

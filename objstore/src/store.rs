@@ -21,6 +21,7 @@ use crate::{
 };
 
 mod block_device;
+mod clusters;
 mod commit;
 mod deallocation;
 mod handles;
@@ -31,6 +32,7 @@ mod request;
 mod reservation;
 mod salvage;
 
+pub use clusters::{ClusterCopies, StoredClusters};
 use commit::{Commits, Ready};
 use deallocation::Drive;
 use handles::Held;

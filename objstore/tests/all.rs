@@ -1,6 +1,7 @@
 //! Tests of stores over software controllers, and over a model of a GPU.
 
 mod ahead;
+mod clusters;
 mod dram;
 mod dram_gpu;
 mod durable;

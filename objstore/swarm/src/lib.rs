@@ -20,8 +20,7 @@
 //! - The cache never has more entries than its capacity.
 //!
 //! # Not implemented
-//! - Extents on devices for clusters, and attention over them in an engine: the simulator is the
-//!   only caller.
+//! - I/O: a store has the copies as files (`objstore::ClusterCopies`).
 //! - Removal of clusters, and their reorganization while serving.
 //!
 //! [distance]: Profile::distance

@@ -19,6 +19,8 @@ pub struct Place {
 }
 
 /// Places of all copies, by cluster and position.
+///
+/// A store has the same ones in its affine layout: docs/adr/0017-clusters.md.
 #[derive(Debug, Clone)]
 pub struct Placement {
     /// Slots in use, by drive.
@@ -53,6 +55,37 @@ impl Placement {
             self.used[drive.0] += 1;
             self.places[at].push(Place { drive, slot });
         }
+    }
+
+    /// Returns all copies, by cluster and position, in the order of their slots: the first slots of
+    /// all drives, then the second ones. A store that numbers its files in this order has them
+    /// where they are placed.
+    #[must_use]
+    pub fn in_order(&self) -> Vec<(ClusterId, usize)> {
+        let of = |(id, places): (u32, &Vec<Place>)| {
+            let place = move |(at, place): (usize, &Place)| (place.slot, place.drive, id, at);
+            places.iter().enumerate().map(place).collect::<Vec<_>>()
+        };
+        let mut copies: Vec<_> = (0..).zip(&self.places).flat_map(of).collect();
+        copies.sort_unstable();
+        copies.into_iter().map(|(.., id, at)| (ClusterId(id), at)).collect()
+    }
+
+    /// Replaces the places of all copies, given in the order of [`Placement::in_order`], by those
+    /// that a store found for them. Copies that are placed later get slots behind all of these.
+    ///
+    /// # Panics
+    /// Panics if there are fewer places than copies, or one is on another drive than these.
+    #[must_use]
+    pub fn moved(mut self, places: impl IntoIterator<Item = Place>) -> Self {
+        let mut places = places.into_iter();
+        for (id, at) in self.in_order() {
+            let place = places.next().expect("a place for each copy");
+            let used = &mut self.used[place.drive.0];
+            *used = (*used).max(place.slot + 1);
+            self.places[id.0 as usize][at] = place;
+        }
+        self
     }
 
     /// Returns the number of drives.
