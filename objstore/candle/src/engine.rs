@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use objstore::{BlockId, BlockKey, KeyChain, Layer, Namespace};
+use objstore::{BlockId, BlockKey, KeyChain, Layer, Namespace, Store};
 use ripieno_stack::{Builder, ErrorKind, Request, Stack, StackError};
 
 use crate::{
@@ -21,7 +21,7 @@ const SEED: u64 = 11;
 /// A model, its KV pool, and a store that the pool is registered with.
 #[derive(Debug)]
 pub struct Engine {
-    model: Llama,
+    pub(crate) model: Llama,
     /// The KV pool.
     pub pages: Arc<Pages>,
     stack: Stack,
@@ -73,6 +73,12 @@ impl Engine {
         Ok(Self { model: Llama::new(SEED)?, pages, stack })
     }
 
+    /// Returns the store.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        self.stack.store()
+    }
+
     /// Computes a prompt's first token. With the store, KV that it has is loaded instead of
     /// computed, and the rest is stored.
     ///
@@ -92,7 +98,7 @@ impl Engine {
     }
 
     fn try_prefill(&self, prompt: &[u32], use_store: bool, start: Instant) -> Result<Sequence> {
-        let store = self.stack.store();
+        let store = self.store();
         let keys = if use_store { keys(prompt) } else { Vec::new() };
         // Any order works: an engine's blocks are scattered over the pool.
         let table: Vec<BlockId> = (0..BLOCKS).rev().map(BlockId).collect();
@@ -149,9 +155,9 @@ impl Engine {
         x: &candle_core::Tensor,
         table: &[BlockId],
         first: usize,
-    ) -> candle_core::Result<candle_core::Tensor> {
+    ) -> Result<candle_core::Tensor> {
         let (pages, all) = (&self.pages, first + x.dim(0)?);
-        self.model.layer(layer, x, first, |k, v| {
+        self.model.layer(layer, x, first, |_, k, v| {
             pages.write((layer, 0), table, first, k)?;
             pages.write((layer, 1), table, first, v)?;
             Ok((pages.read((layer, 0), table, all)?, pages.read((layer, 1), table, all)?))

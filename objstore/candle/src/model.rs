@@ -71,8 +71,9 @@ impl Llama {
         self.embedding.index_select(&Tensor::new(tokens, &Device::Cpu)?, 0)
     }
 
-    /// Computes a layer for the tokens from position `first` on. `cache` gets their K and V and
-    /// returns those of all tokens of the sequence, each `[tokens, KV_HEADS, HEAD]`.
+    /// Computes a layer for the tokens from position `first` on. `cache` gets their Q, K and V,
+    /// and returns K and V of all tokens that they attend to, in order, with their own as the last
+    /// ones: `[tokens, heads, HEAD]` each.
     ///
     /// # Errors
     /// Returns errors of candle and of `cache`.
@@ -81,19 +82,19 @@ impl Llama {
         layer: usize,
         x: &Tensor,
         first: usize,
-        cache: impl FnOnce(&Tensor, &Tensor) -> Result<(Tensor, Tensor)>,
-    ) -> Result<Tensor> {
+        cache: impl FnOnce(&Tensor, &Tensor, &Tensor) -> anyhow::Result<(Tensor, Tensor)>,
+    ) -> anyhow::Result<Tensor> {
         let layer = &self.layers[layer];
         let tokens = x.dim(0)?;
         let normed = norm(x)?;
         let q = rotate(&normed.matmul(&layer.q)?.reshape((tokens, (), HEAD))?, first)?;
         let k = rotate(&normed.matmul(&layer.k)?.reshape((tokens, (), HEAD))?, first)?;
         let v = normed.matmul(&layer.v)?.reshape((tokens, (), HEAD))?;
-        let (k, v) = cache(&k, &v)?;
-        let x = (x + attention(&q, &k, &v, first)?.matmul(&layer.o)?)?;
+        let (k, v) = cache(&q, &k, &v)?;
+        let x = (x + attention(&q, &k, &v)?.matmul(&layer.o)?)?;
         let normed = norm(&x)?;
         let gated = (normed.matmul(&layer.gate)?.silu()? * normed.matmul(&layer.up)?)?;
-        x + gated.matmul(&layer.down)?
+        Ok((x + gated.matmul(&layer.down)?)?)
     }
 
     /// Returns the most likely token after the last one of `x`, the output of the last layer.
@@ -126,9 +127,10 @@ fn rotate(x: &Tensor, first: usize) -> Result<Tensor> {
     Tensor::cat(&[turned_a, turned_b], 2)
 }
 
-/// Computes attention of the tokens from position `first` on, over the whole sequence.
-fn attention(q: &Tensor, k: &Tensor, v: &Tensor, first: usize) -> Result<Tensor> {
+/// Computes attention of tokens to themselves and those before them, of which K and V have some.
+fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     let (tokens, all) = (q.dim(0)?, k.dim(0)?);
+    let first = all - tokens;
     // The heads of Q that share one of K and V are rows of the same product.
     let q = q.transpose(0, 1)?.contiguous()?.reshape((KV_HEADS, GROUP * tokens, HEAD))?;
     let k = k.permute((1, 2, 0))?.contiguous()?;

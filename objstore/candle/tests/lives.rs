@@ -97,3 +97,18 @@ fn damaged_kv_is_computed_again() {
     assert_eq!(live(&dir, &prompt()), (80, expected.clone()), "what is before it is found");
     assert_eq!(live(&dir, &prompt()), (288, expected), "and it was stored again");
 }
+
+#[test]
+fn a_few_blocks_from_the_store_answer_as_from_memory() {
+    let place = tempfile::tempdir().unwrap();
+    let output = engine(place.path(), &prompt()).args(["--top", "4", "--room", "2"]).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let read = said.lines().find_map(|line| line.strip_prefix("read: ")).unwrap();
+    let blocks: u64 = read.split(' ').next().unwrap().parse().unwrap();
+    // 23 tokens, 4 layers; a block is two objects.
+    assert!((1..23 * 4 * 4).contains(&blocks), "{read}");
+    let bytes = blocks * 2 * u64::from(SHAPE.object_bytes);
+    assert!(read.ends_with(&format!(" {bytes} bytes")), "{read}");
+}
