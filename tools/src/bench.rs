@@ -2,6 +2,7 @@
 
 mod caller;
 mod check;
+mod clusters;
 mod contexts;
 mod index;
 mod load;
@@ -38,6 +39,7 @@ use crate::size::{self, Size};
 use crate::{drives, file, gpu, machine, media};
 
 use caller::CallerFlags;
+use clusters::ClusterFlags;
 use contexts::ContextFlags;
 use index::IndexFlags;
 use load::{Bench, Load, Times};
@@ -77,6 +79,10 @@ pub(crate) enum BenchCommand {
     #[command(after_help = caller::HELP)]
     Caller(Box<CallerFlags>),
 
+    /// Reads of clusters of KV entries over several devices, against single entries
+    #[command(after_help = clusters::HELP)]
+    Clusters(Box<ClusterFlags>),
+
     /// Cost of the index by length of a context: keys, lookups, inserts
     #[command(after_help = index::HELP)]
     Index(Box<IndexFlags>),
@@ -94,6 +100,7 @@ impl BenchCommand {
             Self::Layers(flags) | Self::Descriptors(flags) => &flags.replay.common.output,
             Self::Mixed(flags) => &flags.common.output,
             Self::Caller(flags) => &flags.replay.common.output,
+            Self::Clusters(flags) => &flags.replay.common.output,
             Self::Index(flags) => &flags.output,
             Self::Table(flags) => &flags.replay.common.output,
         }
@@ -623,6 +630,7 @@ pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<u8> {
         BenchCommand::Descriptors(flags) => contexts::descriptors(flags),
         BenchCommand::Mixed(flags) => contexts::mixed(flags),
         BenchCommand::Caller(flags) => caller::run(flags),
+        BenchCommand::Clusters(flags) => clusters::run(flags),
         BenchCommand::Index(flags) => index::run(flags),
         BenchCommand::Table(flags) => table::run(flags),
     }

@@ -109,7 +109,7 @@ pub(crate) struct EmuFlags {
     /// Software controllers, 1 to 64 [default: 2]
     #[arg(long, value_name = "N", help_heading = "Devices",
         value_parser = size::count::<u32>(1..=DEVICES_MAX))]
-    devices: Option<u32>,
+    pub(crate) devices: Option<u32>,
 
     /// Their LBA size, 512 or 4096 [default: 4096; mini, tiny: 512]
     #[arg(long, value_name = "BYTES", value_parser = devices::lba, help_heading = "Devices")]
@@ -194,12 +194,12 @@ pub(crate) struct CommonFlags {
     /// llama-3-8b, qwen3-32b, deepseek-v3-mla, mini or tiny [default: llama-3-8b; pace: mini]
     #[arg(long, value_name = "NAME", help_heading = "Workload", value_parser = model::named,
         value_delimiter = ',')]
-    model: Vec<&'static Model>,
+    pub(crate) model: Vec<&'static Model>,
 
     /// Tokens per block, a divisor of 512 [default: 64; mini, tiny: 512]
     #[arg(long, value_name = "N", help_heading = "Workload", value_delimiter = ',',
         value_parser = size::count::<u32>(0..=u64::from(u32::MAX)))]
-    block_tokens: Vec<u32>,
+    pub(crate) block_tokens: Vec<u32>,
 
     /// Seed of the synthetic workload, the order of pool blocks, and samples
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload",

@@ -198,6 +198,29 @@ fn the_callers_time_is_measured_by_number_of_blocks() {
 }
 
 #[test]
+fn clusters_take_fewer_commands_than_entries_and_are_balanced() {
+    let (found, _) = rows("clusters --steps 12");
+    let of = |row: &Value| (number(&row["devices"]), row["stored"].as_str().unwrap().to_owned());
+    let counts = [1.0, 2.0, 4.0, 8.0].map(|count| ["entries", "clusters"].map(|it| (count, it)));
+    let expected = counts.concat().into_iter().map(|(count, it)| (count, it.to_owned()));
+    assert_eq!(found.iter().map(of).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    for pair in found.chunks(2) {
+        let of = |name: &str| [&pair[0], &pair[1]].map(|row| number(&row[name]));
+        assert_eq!(of("recall")[0], 1.0);
+        assert!(of("recall")[1] > 0.9 && of("copies")[0] < of("copies")[1], "{pair:?}");
+        let [entries, clusters] = of("commands");
+        assert!(clusters < 0.8 * entries && entries < of("entries")[0], "{pair:?}");
+        assert!(of("busiest")[1] <= 1.05, "{pair:?}");
+        for (commands, doorbells) in of("commands").into_iter().zip(of("doorbells")) {
+            assert!(doorbells >= commands / 32.0 && doorbells < commands / 8.0, "{pair:?}");
+        }
+    }
+    let output = run("bench clusters --model mini");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--model"));
+}
+
+#[test]
 fn the_index_is_measured_by_length() {
     let line = "bench index --files 5000 --tokens 64,1024,1000000 --rounds 2 --json";
     let output = run(line);

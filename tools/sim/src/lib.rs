@@ -55,7 +55,7 @@ pub use page::{comparisons, page, svg};
 pub use parameters::{Origin, PARAMETERS, ParameterError, Parameters};
 pub use plan::{Choices, Limits, plan};
 pub use policy::{HostMemory, Loads, Path, Policy, Tier};
-pub use scenario::Scenario;
+pub use scenario::{Scenario, SwarmStep, SwarmSteps};
 pub use storage::Storage;
 pub use summary::{Counted, Prices, Summary, Times, median, percentile};
 pub use workload::{

@@ -9,6 +9,8 @@ mod tierkv;
 mod tutti;
 mod vllm;
 
+pub use swarm::{SwarmStep, SwarmSteps};
+
 use crate::{
     outcome::{Basis, Comparison, Outcome},
     parameters::Parameters,

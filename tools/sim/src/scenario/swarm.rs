@@ -6,7 +6,7 @@ mod reading;
 use std::time::Duration;
 
 use kv_schedule::{Direction, OpId};
-use kv_swarm::{Cluster, ClusterId, Clusters, Profile, Read};
+use kv_swarm::{Cluster, ClusterId, Clusters, Entry, Profile, Read};
 use rayon::prelude::*;
 
 use super::{Scenario, calibrated, predicted};
@@ -55,6 +55,41 @@ impl Layer {
     fn budgeted(&self, clusters: &Clusters, few: usize, step: &Step) -> Vec<ClusterId> {
         let budget = (f64::from(self.law.entries) * self.law.active) as usize;
         select(clusters, few, step, |entries, _| entries >= budget)
+    }
+}
+
+/// Clusters of a layer's entries, and what steps of attention ask for, by the law of these
+/// scenarios.
+#[derive(Debug)]
+pub struct SwarmSteps {
+    /// Number of entries.
+    pub entries: u32,
+    /// The clusters, after a profile.
+    pub clusters: Clusters,
+    /// The steps that follow.
+    pub steps: Vec<SwarmStep>,
+}
+
+/// A step of attention.
+#[derive(Debug)]
+pub struct SwarmStep {
+    /// Entries that it activates.
+    pub active: Vec<Entry>,
+    /// The best clusters by their medoids that have a tenth of all entries.
+    pub wanted: Vec<ClusterId>,
+}
+
+impl SwarmSteps {
+    /// Draws a layer and its steps.
+    #[must_use]
+    pub fn new(seed: u64, steps: usize) -> Self {
+        let layer = Layer::new(LAW, seed, steps);
+        let wanted = |step: &Step| layer.budgeted(&layer.clusters, 1, step);
+        let steps = layer.steps.iter().map(|step| {
+            let active = step.active.clone();
+            SwarmStep { active, wanted: wanted(step) }
+        });
+        Self { entries: LAW.entries, steps: steps.collect(), clusters: layer.clusters.clone() }
     }
 }
 
