@@ -206,9 +206,10 @@ fn devices_have_and_read_the_same_number_of_entries() {
         let mean = bytes.iter().sum::<u64>() as f64 / bytes.len() as f64;
         *bytes.iter().max().unwrap() as f64 / mean
     };
-    for devices in 1..=8 {
+    for (devices, seed) in (1..=8).flat_map(|devices| [(devices, 3), (devices, 30), (devices, 31)])
+    {
         let mut stack = stack(devices, None);
-        let clusters = clusters(3, 600, &sizes(4, 60));
+        let clusters = clusters(seed, 600, &sizes(seed + 1, 60));
         let before: Vec<u64> = stack.emus.iter().map(|it| it.counters().bytes_written).collect();
         let stored = save(&mut stack, &clusters).unwrap();
         let now = stack.emus.iter().map(|it| it.counters().bytes_written);

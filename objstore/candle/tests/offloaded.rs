@@ -100,6 +100,9 @@ fn answers_are_those_of_the_same_blocks_in_memory_and_reads_are_what_was_chosen(
             assert_eq!(now.retrieved_bytes - stats.retrieved_bytes, bytes);
             let [commands, units] = counted(&engine);
             assert_eq!(commands - before[0], now.commands - stats.commands);
+            // One batch for each of two devices: of a step's layers, and of the prefill's.
+            let layers = (ANSWER + 1) * SHAPE.layers as usize;
+            assert!(now.sq_doorbells - stats.sq_doorbells <= 2 * layers as u64);
             // Each device rounds up or down.
             assert!((units - before[1]).abs_diff(bytes / 512_000) <= 2, "{units} for {bytes}");
         }
