@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::stack;
+use crate::{shelf, stack};
 
 use kv_swarm::{Cluster, ClusterId, Clusters, Entry, Place, Placement, Read};
 use nvme_emu::{EmuCounters, FaultAction, FaultRule, FaultWhen, LbaRange};
@@ -13,6 +13,7 @@ use objstore::{
 use proptest::prelude::*;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 use ripieno_testkit::format;
+use shelf::{Shelf, crash};
 use stack::{Plan, READ, Stack, blocks};
 
 /// An entry: K and V of a token in a layer.
@@ -93,7 +94,7 @@ fn load(
     reads: &[Vec<Read>],
 ) -> Result<Counts, StoreError> {
     let all: Vec<Read> = reads.iter().flatten().copied().collect();
-    let mut blocks = blocks(0, POOL as usize);
+    let mut blocks = blocks(0, stack.kv.pool.blocks() as usize);
     blocks.shuffle(&mut StdRng::seed_from_u64(all.len() as u64));
     blocks.truncate(all.len());
     blocks.iter().for_each(|block| stack.kv.wipe(*block));
@@ -384,4 +385,34 @@ fn stored_copies_are_shared() {
     drop(one);
     let reads = other.reads(&[ClusterId(0), ClusterId(1)], |_| false);
     load(&mut stack, &other, &reads).unwrap();
+}
+
+/// After the power was cut, copies are found and read; those of a reservation that was not
+/// committed are not, and their files are free.
+#[test]
+fn clusters_survive_a_crash() {
+    let options = StoreOptions::default();
+    let (shelf, mut stack) = Shelf::made(3, SHAPE, &options);
+    let kept = clusters(40, 60, &[30, 10, 20]);
+    drop(save(&mut stack, &kept).unwrap());
+    let free = stack.store.stats().unwrap().files_free;
+    let other = clusters(41, 60, &[40]);
+    let other_key = |entry: Entry| KeyChain::new(b"layer 8").next(&[entry.0]);
+    let copies = ClusterCopies::new(&stack.store, other.clone(), other_key);
+    let reservation = copies.reserve(&stack.store).unwrap();
+    let positions: Vec<u32> = (0..40).collect();
+    let fill = stack.store.fill(&reservation, &positions, &blocks(0, 40)).unwrap();
+    let ticket = stack.store.store_layer(&fill, Layer(0)).unwrap();
+    stack.store.end(&[ticket.job]).unwrap();
+    crash(stack);
+
+    let mut stack = shelf.open(&options);
+    assert_eq!(stack.store.stats().unwrap().files_free, free);
+    let lost = ClusterCopies::new(&stack.store, other, other_key).find(&stack.store).unwrap_err();
+    assert!(matches!(lost, StoreError::Positions { blocks: 0, .. }), "{lost}");
+    let stored = ClusterCopies::new(&stack.store, kept, key).find(&stack.store).unwrap();
+    for (id, _) in stored.clusters().clone().iter() {
+        let reads = stored.reads(&[id], |_| false);
+        load(&mut stack, &stored, &reads).unwrap();
+    }
 }
