@@ -174,7 +174,7 @@ pub enum ErrorKind {
     Occupied,
     /// Another process uses the store directory.
     Locked,
-    /// The disk has too little space.
+    /// The disk or the store has too little space.
     NoSpace,
     /// Directory, devices or journal are damaged or changed.
     Damaged,
@@ -270,6 +270,7 @@ fn of_store(error: &StoreError) -> ErrorKind {
             ErrorKind::Io
         }
         StoreError::Stale { .. } => ErrorKind::Stale,
+        StoreError::NoRoom { .. } => ErrorKind::NoSpace,
         StoreError::JournalFailed { .. } | StoreError::ReadOnly { .. } => ErrorKind::ReadOnly,
         StoreError::Failed { .. } => ErrorKind::Failed,
         _ => ErrorKind::Invalid,
