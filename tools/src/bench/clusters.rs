@@ -69,12 +69,13 @@ impl ClusterFlags {
             ("--model", !common.model.is_empty()),
             ("--block-tokens", !common.block_tokens.is_empty()),
             ("--pool-blocks", common.pool_blocks.is_some()),
+            ("--dram", common.dram > 0),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             Some((flag, _)) => Err(Problem::new(
                 format!(
-                    "{flag}: the entries of ripieno bench clusters have {}",
-                    SHAPE.object_bytes
+                    "{flag}: ripieno bench clusters has entries of 4 KiB, a pool for a step of \
+                     them, and reads all of them from the devices"
                 ),
                 "leave it out",
             )),
@@ -256,7 +257,7 @@ fn row(devices: u32, name: &str, clusters: &Clusters, sums: &Sums) -> Row {
     let each = |sum: u64| sum as f64 / steps;
     let copies: usize = clusters.iter().map(|(_, cluster)| cluster.members.len()).sum();
     let bytes = (sums.entries * u64::from(SHAPE.object_bytes)) as f64;
-    let seconds: f64 = sums.seconds.iter().sum();
+    let seconds = median(sums.seconds.clone()).unwrap_or(f64::INFINITY);
     Row {
         of: vec![
             ("devices", "devices", Value::Count(devices.into())),
@@ -269,8 +270,8 @@ fn row(devices: u32, name: &str, clusters: &Clusters, sums: &Sums) -> Row {
             ("commands", "commands", Value::Whole(each(sums.commands))),
             ("doorbells", "doorbells", Value::Ratio(each(sums.doorbells))),
             ("busiest", "busiest", Value::Ratio(sums.busiest / steps)),
-            ("step_us", "a step", Value::Micros(1e6 * median(sums.seconds.clone()).unwrap_or(0.0))),
-            ("bytes_s", "bandwidth", Value::BytesPerSecond(bytes / seconds)),
+            ("step_us", "a step", Value::Micros(1e6 * seconds)),
+            ("bytes_s", "bandwidth", Value::BytesPerSecond(bytes / steps / seconds)),
         ],
         spread: spread(&sums.seconds),
         wrong: sums.wrong.clone(),
