@@ -156,7 +156,8 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
 }
 
 fn list() -> String {
-    let scenarios = Scenario::ALL.iter().map(|it| format!("{:14}{}", it.name, it.title));
+    let width = Scenario::ALL.iter().map(|it| it.name.len()).max().unwrap_or(0) + 2;
+    let scenarios = Scenario::ALL.iter().map(|it| format!("{:width$}{}", it.name, it.title));
     let names: Vec<&str> = workload::names().collect();
     let more =
         format!("\nworkloads, and traces, with all policies: {}, or a file", names.join(", "));
