@@ -301,6 +301,13 @@ impl Store {
         Ok(Prefix { store: self.inner.clone(), reference })
     }
 
+    /// Returns the checksums that were stored with a prefix, as many for each block; empty if the
+    /// store keeps none.
+    #[must_use]
+    pub fn checksums(&self, prefix: &Prefix) -> Vec<u32> {
+        self.expected(prefix.files())
+    }
+
     /// Announces a request that will load these blocks: see [`crate::Plane::announce`]. They stay
     /// stored as long as the prefix lives.
     ///

@@ -37,7 +37,8 @@
 //!   watches its devices, so that a device is given back when its owner requests it, and a removal
 //!   is noticed, while the engine is idle or waits on its GPU.
 //! - [`Request`]: a transfer of blocks, for callers that name layers by number and have no tickets.
-//! - [`METRICS`]: the metrics by name. [`Endpoint`]: serves them, by a thread of its own.
+//! - [`METRICS`]: the metrics by name. [`Endpoint`]: serves them, by a thread of its own;
+//!   [`MetricsPage`]: their text, for a server that has other pages.
 //! - [`read_file`]: reads untrusted files, up to a limit.
 //!
 //! # Invariants
@@ -100,7 +101,9 @@ pub use error::{ErrorKind, StackError};
 pub use executor::Executor;
 pub use gpu::{CudaChoice, Gpu};
 pub use input::{open_file, read_file};
-pub use metrics::{ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsAddress};
+pub use metrics::{
+    ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsAddress, MetricsPage,
+};
 pub use objstore::{BlockId, BlockKey, KvShape, Route};
 pub use pacing::Pacing;
 pub use place::{Drive, Place};

@@ -5,7 +5,7 @@
 //! a dashboard needs one set of names.
 
 use std::fmt::Write as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gio_uring::QueueCounters;
@@ -263,11 +263,9 @@ enum TextFormat {
 
 impl TextFormat {
     /// Returns the format for the `Accept` of a request: Prometheus' own if only that is named.
-    fn of_request(request: &str) -> Self {
-        let accepts = |kind| {
-            let lines = request.lines().map(str::to_ascii_lowercase);
-            lines.filter(|line| line.starts_with("accept:")).any(|line| line.contains(kind))
-        };
+    fn of_accept(accept: &str) -> Self {
+        let accept = accept.to_ascii_lowercase();
+        let accepts = |kind| accept.contains(kind);
         match accepts("text/plain") && !accepts("openmetrics") {
             true => Self::Prometheus,
             false => Self::OpenMetrics,
@@ -279,6 +277,39 @@ impl TextFormat {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
             Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
         }
+    }
+}
+
+/// The text of a store's metrics, for a server that has more than this page.
+#[derive(Debug)]
+pub struct MetricsPage {
+    plane: Plane,
+    store: Option<Store>,
+    since: Nanos,
+    compute_saved: Arc<ComputeSaved>,
+    health: Health,
+}
+
+impl MetricsPage {
+    /// Makes the page of a store, whose time begins now.
+    #[must_use]
+    pub fn of_store(store: &Store) -> Self {
+        Self::of(store.plane().clone(), Some(store.clone()))
+    }
+
+    fn of(plane: Plane, store: Option<Store>) -> Self {
+        let since = plane.now();
+        Self { plane, store, since, compute_saved: Arc::default(), health: Health::default() }
+    }
+
+    /// Returns content type and text, for the value of a request's `Accept`: OpenMetrics, or
+    /// Prometheus' own format if only that is named.
+    pub fn text(&mut self, accept: &str) -> (&'static str, String) {
+        let Self { plane, store, since, compute_saved, health } = self;
+        let format = TextFormat::of_accept(accept);
+        let taken = Snapshot::take(plane, store.as_ref(), *since, compute_saved, health);
+        let values = taken.unwrap_or_else(|_| Snapshot::failed(compute_saved.get()));
+        (format.content_type(), values.text(format))
     }
 }
 

@@ -22,7 +22,7 @@ use rustix::{
     net::{RecvFlags, SendFlags, Shutdown, sockopt},
 };
 
-use super::{ComputeSaved, Health, MetricsAddress, Snapshot, TextFormat};
+use super::{ComputeSaved, MetricsAddress, MetricsPage};
 use crate::error::StackError;
 
 /// Longest pause of a client.
@@ -66,14 +66,9 @@ impl Endpoint {
         let failed = |source| StackError::Metrics { address: address.to_string(), source };
         let (listener, address) = listen(address).map_err(failed)?;
         let listener = Arc::new(listener);
-        let compute_saved = Arc::<ComputeSaved>::default();
-        let (mine, saved, since) = (listener.clone(), compute_saved.clone(), plane.now());
-        let mut health = Health::default();
+        let mut page = MetricsPage::of(plane, store);
+        let (mine, compute_saved) = (listener.clone(), page.compute_saved.clone());
         let serve = move || {
-            let mut page = |format| {
-                let taken = Snapshot::take(&plane, store.as_ref(), since, &saved, &mut health);
-                taken.unwrap_or_else(|_| Snapshot::failed(saved.get())).text(format)
-            };
             loop {
                 match rustix::net::accept(&mine) {
                     // A client that went away has no use for an error.
@@ -142,7 +137,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 /// Reads a request and answers it.
-fn answer(connection: &impl AsFd, page: &mut dyn FnMut(TextFormat) -> String) -> io::Result<()> {
+fn answer(connection: &impl AsFd, page: &mut MetricsPage) -> io::Result<()> {
     for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
         sockopt::set_socket_timeout(connection, timeout, Some(PAUSE_MAX))?;
     }
@@ -156,10 +151,15 @@ fn answer(connection: &impl AsFd, page: &mut dyn FnMut(TextFormat) -> String) ->
         }
     }
     let request = String::from_utf8_lossy(&request);
-    let format = TextFormat::of_request(&request);
+    let lines = request.lines().filter_map(|line| line.split_once(':'));
+    let accepts = lines.filter(|(name, _)| name.eq_ignore_ascii_case("accept"));
+    let accept: String = accepts.map(|(_, value)| value).collect();
     let mut words = request.lines().next().unwrap_or_default().split([' ', '?']);
     let (status, kind, body) = match (words.next(), words.next()) {
-        (Some("GET"), Some("/metrics")) => ("200 OK", format.content_type(), page(format)),
+        (Some("GET"), Some("/metrics")) => {
+            let (kind, text) = page.text(&accept);
+            ("200 OK", kind, text)
+        }
         (Some("GET"), _) => ("404 Not Found", "text/plain", "see /metrics\n".to_owned()),
         _ => ("405 Method Not Allowed", "text/plain", "only GET is answered\n".to_owned()),
     };
