@@ -52,7 +52,7 @@ class Server:
 
     def status(self):
         command = [self.program, "ctl", "--socket", self.socket, "--json", "status"]
-        return json.loads(subprocess.check_output(command))["status"]
+        return json.loads(subprocess.check_output(command))
 
     def settled(self):
         """Returns the state when no client is left."""

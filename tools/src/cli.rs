@@ -228,14 +228,16 @@ const CTL_HELP: &str = "\
 Examples:
   ripieno ctl --socket /run/ripieno/ripieno.sock status
   ripieno ctl --socket /run/ripieno/ripieno.sock quota --namespace 1 --bytes 10GiB
-  ripieno ctl --socket /run/ripieno/ripieno.sock --json lookup --namespace 1 KEY...
+  ripieno ctl --socket /run/ripieno/ripieno.sock --json pin --namespace 1 --ttl 600 KEY...
+  ripieno ctl --address 10.0.0.7:9500 --token-file /etc/ripieno/token metrics
 
-For the server's own user, and root.
+For the server's own user, and root; over TCP, for all who have the token. The requests are those of
+docs/reference/openapi.json: other programs can make them, too.
 
 Exit codes:
-  0  done
-  1  stdout could not be written to
-  2  bad input: the command line, no server at the socket, or a call that it refused";
+  0  done; a pin or hint may have been clipped, deferred, rejected or missing
+  1  checksums --verify found damage, or stdout could not be written to
+  2  bad input: the command line, no server at the address, or a request that it refused";
 
 const SIM_HELP: &str = "\
 Examples:

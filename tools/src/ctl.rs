@@ -1,32 +1,58 @@
-//! `ripieno ctl`: asks and controls a server.
+//! `ripieno ctl`: asks and controls a server, over HTTP.
 
+use std::io::Read as _;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use objstore::BlockKey;
-use ripieno_serve::{
-    Control,
-    protocol::{Answer, Call, Keys, Member, Named, NamespaceStatus, SessionStatus, Status},
+use ripieno_serve::control::{
+    BlockState, Blocks, ChecksumList, ChecksumsAsked, HintAnswers, Key, Named, NamespaceStatus,
+    PinAnswer, PinAsked, PinList, PinStatus, QuotaAsked, QuotaStatus, Reloaded, SessionStatus,
+    Status, Whole,
 };
+use ripieno_serve::{Control, ControlAddress, protocol::Member};
+use ripieno_stack::read_file;
+use serde::de::DeserializeOwned;
+use serde_json::json;
 
-use crate::problem::Problem;
+use crate::problem::{EXIT_FAILED, Problem};
+use crate::serve::read_token;
 use crate::size::Size;
+use crate::table::grid;
 use crate::terminal;
+
+/// Bytes of a file of hints, at most.
+const HINTS_BYTES_MAX: u64 = 4 << 20;
 
 /// Flags of `ripieno ctl`.
 #[derive(Debug, Args)]
 pub(crate) struct CtlFlags {
-    /// The server's socket
-    #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
+    #[command(flatten)]
+    place: Place,
 
-    /// Print a JSON object on stdout
+    /// Print the server's answer, a JSON object, on stdout
     #[arg(long, global = true)]
     json: bool,
 
     #[command(subcommand)]
     verb: Verb,
+}
+
+/// The server.
+#[derive(Debug, Args)]
+struct Place {
+    /// The server's socket
+    #[arg(long, value_name = "PATH", required_unless_present = "address")]
+    socket: Option<PathBuf>,
+
+    /// The server's TCP address, with --token-file
+    #[arg(long, value_name = "IP:PORT", requires = "token_file", conflicts_with = "socket")]
+    address: Option<SocketAddr>,
+
+    /// The file with the token of the server's configuration
+    #[arg(long, value_name = "FILE", conflicts_with = "socket")]
+    token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -35,21 +61,69 @@ enum Verb {
     Status,
     /// Count leading keys that are stored
     Lookup(KeyFlags),
-    /// Protect keys from eviction; prints how many are stored
-    Pin(KeyFlags),
-    /// Undo pin
-    Unpin(KeyFlags),
-    /// Remove all blocks of a namespace
+    /// Protect the leading keys that are stored from eviction, for a time
+    Pin {
+        #[command(flatten)]
+        keys: KeyFlags,
+
+        /// Time until the pin ends
+        #[arg(long, value_name = "SECONDS")]
+        ttl: u64,
+
+        /// Bytes on the devices, at most, such as 10GiB
+        #[arg(long, value_name = "SIZE")]
+        bytes: Option<Size>,
+
+        /// Pin the other keys when they are stored
+        #[arg(long)]
+        wait: bool,
+    },
+    /// End a pin
+    Unpin {
+        /// Its number, as pins shows it
+        pin: u64,
+    },
+    /// Show the pins
+    Pins,
+    /// Read blocks into a faster tier ahead of time; no server has one yet
+    Prefetch(KeyFlags),
+    /// Move blocks between tiers; no server has two yet
+    Move(KeyFlags),
+    /// Delete all blocks of a namespace
     Clear(NamespaceFlag),
-    /// Limit the bytes of a namespace; without --bytes, there is no limit
+    /// Delete blocks, pinned or not; prints how many
+    Delete(KeyFlags),
+    /// Show checksums of blocks
+    Checksums {
+        #[command(flatten)]
+        keys: KeyFlags,
+
+        /// Read the blocks, and compare; a damaged one is dropped
+        #[arg(long)]
+        verify: bool,
+    },
+    /// Show the bytes of a namespace and their limit, or change that
     Quota {
         #[command(flatten)]
         namespace: NamespaceFlag,
 
-        /// Bytes on the devices, such as 10GiB; whole files are counted
-        #[arg(long, value_name = "SIZE")]
+        /// The new limit: bytes on the devices, such as 10GiB; whole files are counted
+        #[arg(long, value_name = "SIZE", conflicts_with = "unlimited")]
         bytes: Option<Size>,
+
+        /// Remove the limit
+        #[arg(long)]
+        unlimited: bool,
     },
+    /// Send hints in vLLM's form (`KvHintsEnvelope`), and show the answer to each
+    Hints {
+        /// A JSON file, or - for stdin
+        file: PathBuf,
+    },
+    /// Print the metrics in the OpenMetrics format
+    Metrics,
+    /// Have the server read its configuration again
+    Reload,
 }
 
 #[derive(Debug, Clone, Copy, Args)]
@@ -66,13 +140,26 @@ struct KeyFlags {
 
     /// Keys, of 64 hexadecimal digits each
     #[arg(value_name = "KEY", required = true, value_parser = key)]
-    keys: Vec<BlockKey>,
+    keys: Vec<Key>,
 }
 
-fn key(text: &str) -> Result<BlockKey, String> {
-    match Keys::try_from(text.to_owned())?.0[..] {
-        [key] => Ok(key),
-        _ => Err("a key has 64 hexadecimal digits".to_owned()),
+fn key(text: &str) -> Result<Key, String> {
+    Key::try_from(text.to_owned())
+}
+
+/// A request, and the function that shows its answer to people.
+struct Request {
+    method: &'static str,
+    path: String,
+    body: serde_json::Value,
+    show: Show,
+}
+
+type Show = fn(&str) -> anyhow::Result<String>;
+
+impl Request {
+    fn new(method: &'static str, path: &str, body: serde_json::Value, show: Show) -> Self {
+        Self { method, path: path.to_owned(), body, show }
     }
 }
 
@@ -81,35 +168,102 @@ fn key(text: &str) -> Result<BlockKey, String> {
 /// # Errors
 /// Returns a [`Problem`] if no server is there, or it refuses.
 pub(crate) fn run(flags: CtlFlags) -> anyhow::Result<u8> {
-    let CtlFlags { socket, json, verb } = flags;
-    let named =
-        |KeyFlags { namespace, keys }| Named { namespace: namespace.namespace, keys: Keys(keys) };
-    let call = match verb {
-        Verb::Status => Call::Status,
-        Verb::Lookup(flags) => Call::Find(named(flags)),
-        Verb::Pin(flags) => Call::Pin(named(flags)),
-        Verb::Unpin(flags) => Call::Unpin(named(flags)),
-        Verb::Clear(NamespaceFlag { namespace }) => Call::Clear { namespace },
-        Verb::Quota { namespace: NamespaceFlag { namespace }, bytes } => {
-            Call::Quota { namespace, bytes: bytes.map(|Size(bytes)| bytes) }
-        }
-    };
-    let answer = Control::connect(&socket).and_then(|control| control.call(&call));
+    let CtlFlags { place, json, verb } = flags;
+    let is_comparing = matches!(verb, Verb::Checksums { verify: true, .. });
+    let is_text = matches!(verb, Verb::Metrics);
+    let control = Control::new(place.address()?);
+    let Request { method, path, body, show } = verb.request()?;
+    let answer = control.ask(method, &path, Some(&body).filter(|body| !body.is_null()));
     let answer = answer.map_err(|error| Problem::new(error.to_string(), ""))?;
-    if json {
-        terminal::print(serde_json::to_string(&answer).context("writing the answer")?)?;
-    } else {
-        terminal::print(text(&answer))?;
+    let shown = if json || is_text { answer.clone() } else { show(&answer)? };
+    terminal::print(shown.trim_end())?;
+    let is_damaged =
+        |list: &ChecksumList| list.blocks.iter().any(|block| block.state == BlockState::Damaged);
+    match is_comparing && is_damaged(&parse(&answer)?) {
+        true => Ok(EXIT_FAILED),
+        false => Ok(0),
     }
-    Ok(0)
 }
 
-fn text(answer: &Answer) -> String {
-    match answer {
-        Answer::Status(status) => status_text(status),
-        Answer::Number(number) => number.to_string(),
-        _ => "done".to_owned(),
+impl Place {
+    fn address(self) -> Result<ControlAddress, Problem> {
+        match self {
+            Self { socket: Some(path), .. } => Ok(ControlAddress::Unix(path)),
+            Self { address: Some(address), token_file: Some(file), .. } => {
+                let token = read_token(&file).map_err(|why| Problem::new(why, ""))?;
+                Ok(ControlAddress::Tcp(address, token))
+            }
+            _ => Err(Problem::new("no server is named", "use --socket PATH")),
+        }
     }
+}
+
+impl Verb {
+    fn request(self) -> anyhow::Result<Request> {
+        let get = |path, show| Request::new("GET", path, json!(null), show);
+        let post = |path, body, show| Request::new("POST", path, body, show);
+        let named =
+            |KeyFlags { namespace, keys }| json!(Named { namespace: namespace.namespace, keys });
+        let number: Show = |answer| Ok(parse::<Blocks>(answer)?.blocks.to_string());
+        Ok(match self {
+            Self::Status => get("/status", |answer| Ok(status_text(&parse(answer)?))),
+            Self::Pins => get("/cache/pins", |answer| Ok(pins_text(&parse(answer)?))),
+            Self::Metrics => get("/metrics", |answer| Ok(answer.to_owned())),
+            Self::Lookup(flags) => post("/directory/lookup", named(flags), number),
+            Self::Prefetch(flags) => post("/cache/prefetches", named(flags), number),
+            Self::Move(flags) => post("/cache/moves", named(flags), number),
+            Self::Delete(flags) => post("/cache/delete", named(flags), number),
+            Self::Clear(NamespaceFlag { namespace }) => {
+                post("/cache/clear", json!(Whole { namespace }), number)
+            }
+            Self::Pin { keys: KeyFlags { namespace, keys }, ttl, bytes, wait } => {
+                let namespace = namespace.namespace;
+                let bytes_max = bytes.map(|Size(bytes)| bytes);
+                let asked = PinAsked { namespace, keys, ttl_s: ttl, bytes_max, wait };
+                post("/cache/pins", json!(asked), |answer| Ok(pin_text(&parse(answer)?)))
+            }
+            Self::Unpin { pin } => {
+                Request::new("DELETE", &format!("/cache/pins/{pin}"), json!(null), number)
+            }
+            Self::Checksums { keys: KeyFlags { namespace, keys }, verify } => {
+                let asked = ChecksumsAsked { namespace: namespace.namespace, keys, verify };
+                post("/cache/checksums", json!(asked), |answer| Ok(sums_text(&parse(answer)?)))
+            }
+            Self::Quota { namespace: NamespaceFlag { namespace }, bytes, unlimited } => {
+                let bytes = bytes.map(|Size(bytes)| bytes);
+                let (method, body) = match bytes.is_some() || unlimited {
+                    true => ("PUT", json!(QuotaAsked { bytes })),
+                    false => ("GET", json!(null)),
+                };
+                let path = format!("/quota/{namespace}");
+                Request::new(method, &path, body, |answer| Ok(quota_text(&parse(answer)?)))
+            }
+            Self::Hints { file } => {
+                post("/hints", hints(&file)?, |answer| Ok(hints_text(&parse(answer)?)))
+            }
+            Self::Reload => post("/reload", json!(null), |answer| {
+                let Reloaded { changed } = parse(answer)?;
+                let none = "nothing has changed".to_owned();
+                Ok(if changed.is_empty() { none } else { format!("new: {}", changed.join(", ")) })
+            }),
+        })
+    }
+}
+
+fn hints(file: &std::path::Path) -> anyhow::Result<serde_json::Value> {
+    let wrong = |why: String| Problem::new(format!("{}: {why}", file.display()), "give JSON");
+    let mut bytes = Vec::new();
+    if file.as_os_str() == "-" {
+        let mut stdin = std::io::stdin().take(HINTS_BYTES_MAX);
+        stdin.read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
+    } else {
+        bytes = read_file(file, HINTS_BYTES_MAX).map_err(|error| wrong(error.to_string()))?;
+    }
+    Ok(serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?)
+}
+
+fn parse<T: DeserializeOwned>(answer: &str) -> anyhow::Result<T> {
+    serde_json::from_str(answer).context("the answer is that of a server of another version")
 }
 
 fn status_text(status: &Status) -> String {
@@ -139,9 +293,69 @@ fn status_text(status: &Status) -> String {
              prefixes, {reservations} reservations"
         ));
     }
+    lines.push(format!("pins: {}, {}", status.pins, Size(status.pinned_bytes)));
     lines.push(format!(
-        "refused: {} connections by user, {} messages, {} calls",
-        status.refused_users, status.refused_messages, status.refused_calls
+        "refused: {} connections by user, {} messages, {} calls, {} requests of control",
+        status.refused_users,
+        status.refused_messages,
+        status.refused_calls,
+        status.refused_requests
     ));
     lines.join("\n")
+}
+
+fn outcome_text(outcome: impl serde::Serialize, reason: Option<&str>) -> String {
+    // An outcome is a word.
+    let word = serde_json::to_value(outcome).ok();
+    let word = word.as_ref().and_then(|word| word.as_str()).unwrap_or_default().to_owned();
+    reason.map_or(word.clone(), |reason| format!("{word}: {reason}"))
+}
+
+fn pin_text(PinAnswer { outcome, reason, pin }: &PinAnswer) -> String {
+    let outcome = outcome_text(outcome, reason.as_deref());
+    match pin {
+        None => outcome,
+        Some(PinStatus { pin, blocks, bytes, ends_in_s, .. }) => {
+            let bytes = Size(*bytes);
+            format!("pin {pin} of {blocks} blocks, {bytes}, ends in {ends_in_s} s\n{outcome}")
+        }
+    }
+}
+
+fn pins_text(PinList { pins, bytes, bytes_max }: &PinList) -> String {
+    let row = |pin: &PinStatus| {
+        let PinStatus { pin, namespace, blocks, awaited_blocks, bytes, ends_in_s } = pin;
+        let numbers = [*pin, u64::from(*namespace), *blocks, *awaited_blocks];
+        let numbers = numbers.iter().map(u64::to_string);
+        numbers.chain([Size(*bytes).to_string(), ends_in_s.to_string()]).collect()
+    };
+    let header = ["pin", "namespace", "blocks", "awaited", "bytes", "ends in s"];
+    let all = format!("{} of {}", Size(*bytes), Size(*bytes_max));
+    match pins[..] {
+        [] => all,
+        _ => format!("{}\n{all}", grid(&header, pins.iter().map(row).collect(), 0)),
+    }
+}
+
+fn sums_text(ChecksumList { blocks }: &ChecksumList) -> String {
+    let lines = blocks.iter().map(|block| {
+        let sums: Vec<String> = block.checksums.iter().map(|sum| format!("{sum:08x}")).collect();
+        let key = String::from(block.key);
+        format!("{key} {} {}", outcome_text(block.state, None), sums.join(" "))
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn quota_text(QuotaStatus { namespace, label, stored_bytes, quota_bytes }: &QuotaStatus) -> String {
+    let limit = quota_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
+    format!("namespace {namespace} ({label}): {} of {limit}", Size(*stored_bytes))
+}
+
+fn hints_text(HintAnswers { answers, .. }: &HintAnswers) -> String {
+    let row = |answer: &ripieno_serve::control::HintAnswer| {
+        let pin = answer.pin.as_ref().map_or(String::new(), |pin| pin.pin.to_string());
+        let reason = answer.reason.clone().unwrap_or_default();
+        vec![answer.action_id.clone(), outcome_text(answer.outcome, None), pin, reason]
+    };
+    grid(&["hint", "outcome", "pin", "reason"], answers.iter().map(row).collect(), 4)
 }

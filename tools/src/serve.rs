@@ -1,12 +1,16 @@
 //! `ripieno serve`: a store for the processes of this machine.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::num::NonZeroU64;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use objstore::KvShape;
-use ripieno_serve::{ServeError, Server, ServerOptions};
+use ripieno_serve::{PinLimits, Reload, ServeError, Server, ServerOptions, Settings};
 use ripieno_stack::{Builder, PoolMemory, Size, read_file};
 use serde::Deserialize;
 
@@ -16,6 +20,9 @@ use crate::terminal::say;
 
 /// Bytes of a configuration file, at most.
 const CONFIG_BYTES_MAX: u64 = 64 << 10;
+
+/// Bytes of a token: fewer can be guessed.
+const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=1024;
 
 /// Flags of `ripieno serve`.
 #[derive(Debug, Args)]
@@ -46,11 +53,37 @@ struct Config {
     pool_max: String,
     #[serde(default)]
     limit: Vec<LimitConfig>,
+    #[serde(default)]
+    pins: PinConfig,
+    http: Option<HttpConfig>,
     store: StoreConfig,
     shape: ShapeConfig,
 }
 
+/// Parameters that cannot change while the server runs.
+#[derive(Debug, PartialEq)]
+struct Fixed {
+    socket: PathBuf,
+    http: Option<SocketAddr>,
+    store: StoreConfig,
+    shape: ShapeConfig,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PinConfig {
+    bytes: Option<String>,
+    ttl_max: Option<u64>,
+}
+
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HttpConfig {
+    address: SocketAddr,
+    token_file: PathBuf,
+}
+
+#[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StoreConfig {
     path: PathBuf,
@@ -66,7 +99,7 @@ struct LimitConfig {
     bandwidth: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ShapeConfig {
     layers: u32,
@@ -90,8 +123,8 @@ fn devices() -> u32 {
 /// Validated parameters of a server.
 #[derive(Debug)]
 struct Plan {
-    builder: Builder,
-    options: ServerOptions,
+    fixed: Fixed,
+    settings: Settings,
 }
 
 impl Plan {
@@ -106,20 +139,9 @@ impl Plan {
     }
 
     fn check(config: Config) -> Result<Self, String> {
-        let Config { socket, users, clients, pool_max, limit, store, shape } = config;
-        let size = |name: &str, text: &str| {
-            text.parse::<Size>().map(|Size(bytes)| bytes).map_err(|why| format!("{name}: {why}"))
-        };
-        let ShapeConfig { layers, segments, object_bytes, block_tokens } = shape;
-        let shape = KvShape { layers, segments, object_bytes, block_tokens };
-        shape.validate().map_err(|error| format!("shape: {error}"))?;
+        let Config { socket, users, clients, pool_max, limit, pins, http, store, shape } = config;
         if clients == 0 {
             return Err("clients: at least one is needed".to_owned());
-        }
-        // Opening a store proves the path with blocks of its own.
-        let mut builder = Builder::new(store.path, shape).pool(PoolMemory::Own { blocks: 2 });
-        if let Some(capacity) = store.capacity {
-            builder = builder.capacity(size("capacity", &capacity)?).devices(store.devices);
         }
         let pool_bytes_max = size("pool_max", &pool_max)?;
         let mut bandwidth = BTreeMap::new();
@@ -131,10 +153,83 @@ impl Plan {
                 return Err(format!("limit: user {user} has two"));
             }
         }
+        let PinLimits { ttl, .. } = PinLimits::default();
+        let pins = PinLimits {
+            bytes: pins.bytes.map(|text| size("pins.bytes", &text)).transpose()?,
+            ttl: pins.ttl_max.map_or(ttl, Duration::from_secs),
+        };
+        let token = http.as_ref().map(|http| read_token(&http.token_file)).transpose()?;
+        let http = http.map(|http| http.address);
         let sessions_max = clients;
-        let options = ServerOptions { socket, users, sessions_max, pool_bytes_max, bandwidth };
-        Ok(Self { builder, options })
+        let settings = Settings { users, sessions_max, pool_bytes_max, bandwidth, pins, token };
+        let plan = Self { fixed: Fixed { socket, http, store, shape }, settings };
+        // It is opened later.
+        let _ = plan.fixed.builder()?;
+        Ok(plan)
     }
+}
+
+impl Fixed {
+    /// Returns the store that is to be opened.
+    fn builder(&self) -> Result<Builder, String> {
+        let Self { store, shape, .. } = self;
+        let ShapeConfig { layers, segments, object_bytes, block_tokens } = *shape;
+        let shape = KvShape { layers, segments, object_bytes, block_tokens };
+        shape.validate().map_err(|error| format!("shape: {error}"))?;
+        // Opening a store proves the path with blocks of its own.
+        let builder = Builder::new(&store.path, shape).pool(PoolMemory::Own { blocks: 2 });
+        Ok(match &store.capacity {
+            Some(capacity) => builder.capacity(size("capacity", capacity)?).devices(store.devices),
+            None => builder,
+        })
+    }
+
+    /// Returns the settings of the configuration as it is now, unless it changes something else.
+    fn read_again(&self, path: &Path) -> Result<Settings, String> {
+        let Plan { fixed, settings } = Plan::read(path).map_err(|problem| problem.to_string())?;
+        let differing = [
+            ("socket", self.socket != fixed.socket),
+            ("http.address", self.http != fixed.http),
+            ("store", self.store != fixed.store),
+            ("shape", self.shape != fixed.shape),
+        ];
+        let names: Vec<&str> =
+            differing.iter().filter(|(_, is_other)| *is_other).map(|(name, _)| *name).collect();
+        match names[..] {
+            [] => Ok(settings),
+            _ => Err(format!(
+                "in {}: {} cannot change while the server runs; restart it, or undo the change",
+                path.display(),
+                names.join(", ")
+            )),
+        }
+    }
+}
+
+fn size(name: &str, text: &str) -> Result<u64, String> {
+    text.parse::<Size>().map(|Size(bytes)| bytes).map_err(|why| format!("{name}: {why}"))
+}
+
+/// Reads a token, which others than its owner and group must not be able to read.
+pub(crate) fn read_token(path: &Path) -> Result<String, String> {
+    let wrong = |why: String| format!("token_file {}: {why}", path.display());
+    let bytes = read_file(path, 4096).map_err(|error| wrong(error.to_string()))?;
+    let mode = path.metadata().map_err(|error| wrong(error.to_string()))?.mode();
+    if mode & 0o007 != 0 {
+        return Err(wrong(format!(
+            "everybody has access (mode {:o}); use chmod 600",
+            mode & 0o777
+        )));
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let token = text.trim();
+    let is_plain = token.bytes().all(|byte| byte.is_ascii_graphic());
+    if !is_plain || !TOKEN_BYTES.contains(&token.len()) {
+        let (least, most) = (TOKEN_BYTES.start(), TOKEN_BYTES.end());
+        let why = format!("a line of {least} to {most} ASCII characters without blanks is needed");
+        return Err(wrong(why));
+    }
+    Ok(token.to_owned())
 }
 
 /// Serves until a signal comes. Returns the exit code.
@@ -142,16 +237,20 @@ impl Plan {
 /// # Errors
 /// Returns a [`Problem`] for a wrong configuration, and an error if the store fails.
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<u8> {
-    let Plan { builder, options } = Plan::read(&flags.config)?;
+    let Plan { fixed, settings } = Plan::read(&flags.config)?;
     if flags.check {
         return Ok(0);
     }
     let mut interrupt = Interrupt::listen()?;
+    let builder = fixed.builder().map_err(|why| Problem::new(why, ""))?;
     let stack = builder.open().map_err(user_error)?;
     interrupt.orderly();
-    let socket = options.socket.clone();
+    let (socket, http, config) = (fixed.socket.clone(), fixed.http, flags.config.clone());
+    let reload = Some(Reload(Arc::new(move || fixed.read_again(&config))));
+    let options = ServerOptions { socket: socket.clone(), http, settings, reload };
     let server = Server::bind(stack, options).map_err(problem)?;
-    say(format_args!("serving at {}", socket.display()));
+    let web = server.http().map(|address| format!(" and http://{address}")).unwrap_or_default();
+    say(format_args!("serving at {}{web}", socket.display()));
     server.run(|| interrupt.asked()).map_err(problem)?;
     say(format_args!("the store is closed"));
     Ok(0)
@@ -161,7 +260,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<u8> {
 fn problem(error: ServeError) -> anyhow::Error {
     match error {
         ServeError::Stack(error) => user_error(error),
-        ServeError::Socket { .. } | ServeError::InUse { .. } => {
+        ServeError::Socket { .. } | ServeError::InUse { .. } | ServeError::Control { .. } => {
             Problem::new(error.to_string(), "").into()
         }
         error => error.into(),

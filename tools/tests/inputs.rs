@@ -69,6 +69,8 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("sim plan", "parameters", "l-eval --parameters @"),
     ("serve", "config", "--config @"),
     ("ctl", "socket", "--socket @ status"),
+    ("ctl", "token_file", "--address 127.0.0.1:1 --token-file @ status"),
+    ("ctl hints", "file", "--socket /no/such hints @"),
 ];
 
 /// Collects all arguments that name a file or a directory, by their type or their value's name.

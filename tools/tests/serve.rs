@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader},
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Child, Command, Output, Stdio},
 };
@@ -39,12 +40,17 @@ fn config(dir: &Path) -> String {
 
 /// Starts a server, and waits until it serves.
 fn serve(config: &str) -> Server {
+    serve_saying(config).0
+}
+
+/// Same as [`serve`], and returns the line that it says.
+fn serve_saying(config: &str) -> (Server, String) {
     let child = ripieno(&["serve", "--config", config]).stderr(Stdio::piped()).spawn().unwrap();
     let mut server = Server(child);
     let mut line = String::new();
     BufReader::new(server.0.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert!(line.starts_with("serving at "), "{line}");
-    server
+    (server, line)
 }
 
 fn ctl(dir: &Path, words: &[&str]) -> Output {
@@ -69,13 +75,15 @@ fn a_server_is_asked_and_ended() {
     assert!(text(&status.stdout).starts_with("store: 0 B of "), "{}", text(&status.stdout));
     let json = ctl(dir.path(), &["--json", "status"]);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
-    assert_eq!(json["status"]["files_stored"], 0);
-    assert!(json["status"]["files"].as_u64().unwrap() > 500, "{json}");
-    let namespace = json["status"]["namespaces"][0]["namespace"].to_string();
+    assert_eq!(json["files_stored"], 0);
+    assert!(json["files"].as_u64().unwrap() > 500, "{json}");
+    let namespace = json["namespaces"][0]["namespace"].to_string();
     let found = ctl(dir.path(), &["lookup", "--namespace", &namespace, &"ab".repeat(32)]);
     assert_eq!(text(&found.stdout), "0\n", "{}", text(&found.stderr));
     let quota = ctl(dir.path(), &["quota", "--namespace", &namespace, "--bytes", "1MiB"]);
-    assert_eq!(text(&quota.stdout), "done\n", "{}", text(&quota.stderr));
+    assert!(text(&quota.stdout).ends_with("0 B of 1 MiB\n"), "{}", text(&quota.stderr));
+    let quota = ctl(dir.path(), &["quota", "--namespace", &namespace, "--unlimited"]);
+    assert!(text(&quota.stdout).ends_with("0 B of no limit\n"), "{}", text(&quota.stderr));
     let refused = ctl(dir.path(), &["clear", "--namespace", "77"]);
     assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
     // A second one on the same store.
@@ -89,6 +97,87 @@ fn a_server_is_asked_and_ended() {
     assert_eq!(none.status.code(), Some(2));
     assert!(text(&none.stderr).contains("is the server running"), "{}", text(&none.stderr));
     drop(serve(&config));
+}
+
+/// The output of a verb that succeeds.
+fn done(dir: &Path, words: &[&str]) -> String {
+    let output = ctl(dir, words);
+    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
+    text(&output.stdout).to_owned()
+}
+
+#[test]
+fn every_verb_of_ctl_asks_the_server() {
+    let dir = TempDir::new().unwrap();
+    let config = config(dir.path());
+    let _server = serve(&config);
+    let (dir, key) = (dir.path(), "ab".repeat(32));
+    let named = ["--namespace", "0", &key];
+    let with = |verb: &[&'static str]| [verb, &named[..]].concat();
+    assert_eq!(done(dir, &with(&["delete"])), "0\n");
+    let pin = done(dir, &with(&["pin", "--ttl", "60", "--wait", "--bytes", "1MiB"]));
+    assert!(pin.starts_with("pin 1 of 0 blocks") && pin.contains("deferred: 1 blocks"), "{pin}");
+    assert!(done(dir, &["pins"]).contains("ends in s"));
+    let listed: serde_json::Value = serde_json::from_str(&done(dir, &["pins", "--json"])).unwrap();
+    assert_eq!(listed["pins"][0]["awaited_blocks"], 1);
+    let hints = dir.join("hints.json");
+    let action = r#"{"action_id": "a", "action_type": "kv.deref", "action_version": "1.0",
+        "payload": {"pin": 1}}"#;
+    let all = format!(
+        r#"{{"protocol_version": "0.1", "message_id": "m", "actions": [{action}, {action}]}}"#
+    );
+    fs::write(&hints, all).unwrap();
+    let answers = done(dir, &["hints", hints.to_str().unwrap()]);
+    assert!(answers.contains("accepted") && answers.contains("there is no pin 1"), "{answers}");
+    assert_eq!(ctl(dir, &["unpin", "1"]).status.code(), Some(2));
+    assert_eq!(done(dir, &with(&["checksums", "--verify"])), format!("{key} missing\n"));
+    assert_eq!(done(dir, &["clear", "--namespace", "0"]), "0\n");
+    assert!(done(dir, &["metrics"]).ends_with("# EOF\n"));
+    for verb in ["prefetch", "move"] {
+        let refused = ctl(dir, &with(&[verb]));
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(text(&refused.stderr).contains("no DRAM cache"), "{}", text(&refused.stderr));
+    }
+}
+
+#[test]
+fn a_configuration_is_read_again_and_a_port_has_a_token() {
+    let dir = TempDir::new().unwrap();
+    let (config, at) = (config(dir.path()), dir.path());
+    let token = at.join("token");
+    fs::write(&token, "0123456789abcdef").unwrap();
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+    let before = fs::read_to_string(&config).unwrap();
+    let http = format!("[http]\naddress = \"127.0.0.1:0\"\ntoken_file = {token:?}\n");
+    fs::write(&config, before.clone() + &http).unwrap();
+    let (_server, line) = serve_saying(&config);
+    let address = line.trim().rsplit_once("http://").unwrap().1.to_owned();
+    let token = token.to_str().unwrap().to_owned();
+    let over_tcp = |verb: &str| {
+        let words = ["ctl", "--address", &address, "--token-file", &token, verb];
+        ripieno(&words).output().unwrap()
+    };
+    assert_eq!(text(&over_tcp("reload").stdout), "nothing has changed\n");
+    fs::write(&config, "clients = 3\n".to_owned() + &before + &http).unwrap();
+    assert_eq!(done(at, &["reload"]), "new: clients\n");
+    fs::write(&config, "clients = 3\n".to_owned() + &before.replace("16MiB", "17MiB") + &http)
+        .unwrap();
+    let refused = over_tcp("reload");
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("store cannot change"), "{}", text(&refused.stderr));
+    fs::write(&token, "another token 16").unwrap();
+    assert_eq!(over_tcp("status").status.code(), Some(2), "blanks");
+    fs::write(&token, "another-token-16").unwrap();
+    let refused = over_tcp("status");
+    assert!(text(&refused.stderr).contains("the token is another"), "{}", text(&refused.stderr));
+    fs::write(&config, "clients = 3\n".to_owned() + &before + &http).unwrap();
+    assert_eq!(done(at, &["reload"]), "new: token\n");
+    assert_eq!(over_tcp("status").status.code(), Some(0));
+    // One way to the server, and a token for a port.
+    for wrong in [&["status"][..], &["--address", "127.0.0.1:1", "status"]] {
+        let output = ripieno(&[&["ctl"], wrong].concat()).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}");
+    }
 }
 
 #[test]

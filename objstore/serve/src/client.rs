@@ -632,35 +632,6 @@ impl Request {
     }
 }
 
-/// A connection for control, without a pool.
-#[derive(Debug)]
-pub struct Control {
-    stream: UnixStream,
-}
-
-impl Control {
-    /// Connects to the server.
-    ///
-    /// # Errors
-    /// Returns [`ServeError::Socket`] if no server is there, or [`ServeError::Refused`].
-    pub fn connect(path: &Path) -> Result<Self, ServeError> {
-        let stream = open(path)?;
-        let hello = Call::Hello { version: VERSION, pool: None, after: None, member: None };
-        match call_on(&stream, &hello, None)? {
-            Answer::Welcome { .. } => Ok(Self { stream }),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Makes a call of control: [`Call::Status`] and those below it.
-    ///
-    /// # Errors
-    /// Returns [`ServeError::Refused`] or [`ServeError::Lost`].
-    pub fn call(&self, call: &Call) -> Result<Answer, ServeError> {
-        call_on(&self.stream, call, None)
-    }
-}
-
 pub(crate) fn numbers(blocks: &[BlockId]) -> Vec<u32> {
     blocks.iter().map(|block| block.0).collect()
 }

@@ -24,6 +24,14 @@ pub enum ServeError {
         /// Advice.
         hint: &'static str,
     },
+    /// The address for control cannot be used, or nobody answers there.
+    #[error("control at {address}: {source}; is the server running, and may this user reach it?")]
+    Control {
+        /// Socket, or IP address and port.
+        address: String,
+        /// The cause.
+        source: io::Error,
+    },
     /// Another server listens on the socket.
     #[error("a server listens on {} already; end it, or name another socket", path.display())]
     InUse {
@@ -96,6 +104,14 @@ pub enum RefusalKind {
     Message,
     /// An argument is wrong.
     Argument,
+    /// There is nothing of that name.
+    Missing,
+    /// The path has other methods.
+    Method,
+    /// It cannot be done now, or while the server runs.
+    Conflict,
+    /// This server cannot do it.
+    Unsupported,
     /// A limit of the client is reached.
     Limit,
     /// A layer could not be moved: its blocks are misses.

@@ -13,8 +13,11 @@
 //!   order of their calls.
 //! - `memory.rs`: shared memory (memfd), sealed against shrinking.
 //! - [`Client`], with [`Prefix`] and [`Request`]: any number of threads, each call on a connection
-//!   of its own. [`Finder`] and [`Mover`]: scheduler and rank of an engine. [`Control`]: for
-//!   `ripieno ctl`.
+//!   of its own. [`Finder`] and [`Mover`]: scheduler and rank of an engine.
+//! - [`control`]: requests of control over HTTP, at the same socket and by choice at a TCP port.
+//!   `routes.rs` has all of them, `pins.rs` and `hints.rs` two of the larger ones. `http.rs` reads
+//!   and writes HTTP, with limits; `web.rs` decides who may ask. [`Control`] asks: `ripieno ctl`.
+//! - `settings.rs`: values that can change while the server runs; `shared.rs`: all of its state.
 //!
 //! All clients share one plane: its queues, its scheduler, its recovery. A client's memory is one
 //! more pool of it ([`objstore::Plane::add_pool`]).
@@ -30,6 +33,7 @@
 //! - A call that is refused changes nothing, is counted, and logged (at most 100 of a connection).
 //! - Blocks that a commit has returned for survive the server's death; of a [`Finder`], those that
 //!   it published before a [`Finder::sync`].
+//! - A pinned block is not evicted before its pin ends; a pin ends with its time, or the server.
 //! - A [`Mover`]'s blocks are its own again when their job has ended, also if the server has died.
 //!
 //! # Not implemented
@@ -41,8 +45,10 @@
 //!   store wrong bytes under a key that nobody has stored.
 
 mod client;
+pub mod control;
 mod engine;
 mod error;
+mod http;
 mod limit;
 mod member;
 mod memory;
@@ -51,9 +57,14 @@ pub mod protocol;
 mod refusal;
 mod server;
 mod session;
+mod settings;
+mod shared;
 
-pub use client::{Client, Control, Prefix, Request, SpaceId};
+pub use client::{Client, Prefix, Request, SpaceId};
+pub use control::{Control, ControlAddress, PinLimits};
 pub use error::{RefusalKind, ServeError};
 pub use member::{Finder, Found, JobReport, Mover, Room};
 pub use ripieno_stack::PoolLayout;
-pub use server::{Server, ServerOptions};
+pub use server::Server;
+pub use settings::{Reload, Settings};
+pub use shared::ServerOptions;

@@ -15,6 +15,11 @@ impl Limit {
         Self { bytes_s, free_at: Duration::ZERO }
     }
 
+    /// Returns the bytes a second.
+    pub(crate) fn bytes_s(&self) -> NonZeroU64 {
+        self.bytes_s
+    }
+
     /// Returns how long a layer of `bytes` bytes has to wait that a client starts now, or `None` if
     /// that is longer than `wait_max`: it has no turn then.
     pub(crate) fn take(

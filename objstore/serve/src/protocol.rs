@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::error::RefusalKind;
 
 /// Version of the messages. Client and server must have the same.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of a message, at most: about 60,000 keys.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
@@ -39,7 +39,7 @@ pub enum Call {
     Hello {
         /// [`VERSION`].
         version: u32,
-        /// Layout of the pool, whose memory comes with this message; `None`: only for control.
+        /// Layout of the pool, whose memory comes with this message; `None`: a scheduler's.
         pool: Option<Layout>,
         /// The client's earlier session, which ends first, if it has not.
         after: Option<Bytes>,
@@ -178,37 +178,6 @@ pub enum Call {
     },
     /// Asks for the counts of the store's files. Answer: [`Answer::Counts`].
     Counts,
-    /// Asks for the state of store and sessions. Answer: [`Answer::Status`]. This and the calls
-    /// below are for the server's own user and root.
-    Status,
-    /// Counts leading keys that are stored. Answer: [`Answer::Number`].
-    Find(Named),
-    /// Protects keys from eviction. Answer: [`Answer::Number`], of those that are stored.
-    Pin(Named),
-    /// Undoes [`Call::Pin`].
-    Unpin(Named),
-    /// Removes all blocks of a namespace. Answer: [`Answer::Done`].
-    Clear {
-        /// Number of the namespace in the store.
-        namespace: u32,
-    },
-    /// Limits a namespace. Answer: [`Answer::Done`].
-    Quota {
-        /// Number of the namespace in the store.
-        namespace: u32,
-        /// Bytes on the devices; `None`: no limit.
-        bytes: Option<u64>,
-    },
-}
-
-/// Keys of a namespace of the store.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Named {
-    /// Number of the namespace in the store: [`NamespaceStatus::namespace`].
-    pub namespace: u32,
-    /// The keys.
-    pub keys: Keys,
 }
 
 /// An answer of the server.
@@ -270,8 +239,6 @@ pub enum Answer {
     Usage(SpaceUsage),
     /// The counts of the store's files.
     Counts(Counts),
-    /// The state of store and sessions.
-    Status(Box<Status>),
     /// The call was refused.
     Refused {
         /// Kind of the reason.
@@ -339,71 +306,6 @@ pub struct Counts {
     pub evictable: u32,
     pub writing: u32,
     pub evicted: u64,
-}
-
-/// State of a server.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Status {
-    /// Files of the store, and their bytes each.
-    pub files: u32,
-    /// Bytes of a file on the devices.
-    pub file_bytes: u64,
-    /// Files that can be written without evicting.
-    pub files_free: u32,
-    /// Files that lookups find.
-    pub files_stored: u32,
-    /// Files being written.
-    pub files_writing: u32,
-    /// Files that a prefix or request refers to.
-    pub files_referenced: u32,
-    /// The clients with a pool, and the schedulers of engines, oldest first.
-    pub sessions: Vec<SessionStatus>,
-    /// Sessions that have ended since the server began.
-    pub sessions_ended: u64,
-    /// Connections of users that are not on the list.
-    pub refused_users: u64,
-    /// Messages that were malformed, or too early.
-    pub refused_messages: u64,
-    /// Calls with a wrong argument: a block, a handle or a layer that is not the client's, or
-    /// beyond a limit.
-    pub refused_calls: u64,
-    /// The namespaces.
-    pub namespaces: Vec<NamespaceStatus>,
-}
-
-/// State of a session.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SessionStatus {
-    /// User of the client.
-    pub uid: u32,
-    /// Process of the client.
-    pub pid: i32,
-    /// Bytes of its pool.
-    pub pool_bytes: u64,
-    /// Requests that have not ended.
-    pub requests: u32,
-    /// Prefixes that it holds.
-    pub prefixes: u32,
-    /// Reservations that it holds.
-    pub reservations: u32,
-    /// The part of an engine that it is.
-    pub member: Option<Member>,
-}
-
-/// State of a namespace.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NamespaceStatus {
-    /// Its number in the store.
-    pub namespace: u32,
-    /// Its label.
-    pub label: String,
-    /// Files that lookups find.
-    pub files: u32,
-    /// Files it may have; `None`: no limit.
-    pub quota_files: Option<u32>,
 }
 
 /// Layout of a pool: [`ripieno_stack::PoolLayout`].
@@ -525,12 +427,12 @@ impl TryFrom<String> for Keys {
     }
 }
 
-fn hex<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> String {
+pub(crate) fn hex<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> String {
     let digit = |half: u8| char::from(b"0123456789abcdef"[usize::from(half)]);
     bytes.into_iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-fn unhex(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
     let (pairs, rest) = text.as_bytes().as_chunks::<2>();
     let digit = |byte: u8| char::from(byte).to_digit(16);
     let byte = |[high, low]: &[u8; 2]| Some((digit(*high)? << 4 | digit(*low)?) as u8);
@@ -632,8 +534,8 @@ mod tests {
     #[test]
     fn what_is_no_message_is_said_to_be_none() {
         let (one, other) = UnixStream::pair().unwrap();
-        send(&one, &Call::Status, None).unwrap();
-        assert!(matches!(receive::<Call>(&other), Ok(Received::Message(Call::Status, None))));
+        send(&one, &Call::Counts, None).unwrap();
+        assert!(matches!(receive::<Call>(&other), Ok(Received::Message(Call::Counts, None))));
         for text in ["{}", "\"state\"", "{\"start\":{\"request\":1,\"layer\":1,\"more\":2}}", "["] {
             (&one).write_all(&(text.len() as u32).to_le_bytes()).unwrap();
             (&one).write_all(text.as_bytes()).unwrap();

@@ -59,3 +59,9 @@ impl From<StackError> for Refusal {
 pub(crate) fn unknown(what: &str, number: u64) -> Refusal {
     Refusal::argument(format!("{what} {number} is not, or no longer, one of this client"))
 }
+
+/// Refuses what needs a faster tier than the devices.
+pub(crate) fn one_tier() -> Refusal {
+    let why = "a server's blocks are on its devices only: it has no DRAM cache to move them to";
+    Refusal::new(RefusalKind::Unsupported, why)
+}

@@ -1,43 +1,45 @@
-//! The server: its socket, its threads, and the calls of control.
+//! The server: its sockets and its threads.
 //!
-//! Each connection has a thread, which answers one call after the other.
+//! Each connection has a thread, which answers one call after the other. A connection to the socket
+//! begins with a message of a client or with a request of HTTP: the first bytes of that would be a
+//! length that no message has.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs, io,
-    net::Shutdown,
-    num::NonZeroU64,
+    net::{SocketAddr, TcpListener, TcpStream},
     os::{
-        fd::OwnedFd,
+        fd::{AsFd as _, OwnedFd},
         unix::{
-            fs::{FileTypeExt as _, PermissionsExt as _},
+            fs::FileTypeExt as _,
             net::{UnixListener, UnixStream},
         },
     },
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use objstore::{NamespaceId, StoreError};
+use objstore::StoreError;
 use ripieno_stack::{Stack, StackError};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
+    net::RecvFlags,
     rand::GetRandomFlags,
 };
 
 use crate::{
+    control::web::{self, Access},
     engine::{self, Engine, EngineKey, Joined},
     error::{RefusalKind, ServeError},
+    http,
     limit::Limit,
     peer::Peer,
-    protocol::{
-        self, Answer, Bytes, Call, Layout, Member, Named, NamespaceStatus, Received, Status,
-        VERSION,
-    },
+    protocol::{self, Answer, Bytes, Call, Layout, Member, Received, VERSION},
     refusal::Refusal,
     session::{Arrival, Session},
+    shared::{ServerOptions, Shared},
 };
 
 /// Longest pause inside a message, and the time for the first one.
@@ -48,57 +50,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const REPLACE_TIMEOUT: Duration = Duration::from_secs(80);
 /// Pause between looks at it.
 const REPLACE_PAUSE: Duration = Duration::from_millis(2);
+/// Connections over TCP at a time.
+const WEB_CONNECTIONS_MAX: usize = 32;
 /// Refusals of a session that are logged; more are only counted.
 const LOGGED_MAX: u32 = 100;
-
-/// Parameters of a server.
-#[derive(Debug, Clone)]
-pub struct ServerOptions {
-    /// Path of the socket.
-    pub socket: PathBuf,
-    /// Users whose processes may connect, besides the server's own.
-    pub users: Vec<u32>,
-    /// Clients at a time.
-    pub sessions_max: u32,
-    /// Bytes of a client's pool, at most.
-    pub pool_bytes_max: u64,
-    /// Bytes a second that each client of a user may move; no limit for others.
-    pub bandwidth: BTreeMap<u32, NonZeroU64>,
-}
 
 /// A store, and the socket at which clients find it.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
     listener: UnixListener,
+    web: Option<TcpListener>,
     path: Unlink,
-}
-
-#[derive(Debug)]
-struct Shared {
-    stack: Stack,
-    options: ServerOptions,
-    own_uid: u32,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    sessions: BTreeMap<u64, Arc<Session>>,
-    connections: BTreeMap<u64, UnixStream>,
-    engines: BTreeMap<EngineKey, Joined>,
-    last: u64,
-    counts: Counts,
-    /// Set when the store has failed.
-    failed: Option<String>,
-}
-
-#[derive(Debug, Default, Clone, Copy)]
-struct Counts {
-    sessions_ended: u64,
-    users: u64,
-    messages: u64,
-    calls: u64,
 }
 
 /// The path of a socket, removed on drop.
@@ -131,11 +94,16 @@ impl Server {
         let unlink = Unlink(path.clone());
         // A client that has gone again must not block it.
         listener.set_nonblocking(true).map_err(failed("listening on", hint))?;
-        let own_uid = rustix::process::geteuid().as_raw();
-        let is_own = options.users.iter().all(|uid| *uid == own_uid);
-        let mode = fs::Permissions::from_mode(if is_own { 0o600 } else { 0o666 });
-        fs::set_permissions(&path, mode).map_err(failed("setting the mode of", hint))?;
-        Ok(Self { shared: Shared::new(stack, options, own_uid), listener, path: unlink })
+        let web = options.http.map(listen).transpose()?;
+        let shared = Shared::new(stack, options);
+        shared.admit(&shared.settings()).map_err(failed("setting the mode of", hint))?;
+        Ok(Self { shared: Arc::new(shared), listener, web, path: unlink })
+    }
+
+    /// Returns the TCP address for control, with the port that the system chose in place of port 0.
+    #[must_use]
+    pub fn http(&self) -> Option<SocketAddr> {
+        self.web.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
     /// Takes clients until `is_over` returns true, which is called a few times a second; then ends
@@ -145,7 +113,7 @@ impl Server {
     /// Returns the error of the store if it fails: clients have lost their connections, and may
     /// reconnect to a new server.
     pub fn run(self, mut is_over: impl FnMut() -> bool) -> Result<(), ServeError> {
-        let Self { shared, listener, path } = self;
+        let Self { shared, listener, web, path } = self;
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
         let failed = loop {
             if let Some(cause) = shared.look() {
@@ -155,25 +123,30 @@ impl Server {
                 break None;
             }
             threads.retain(|thread| !thread.is_finished());
-            if let Some(stream) = next(&listener) {
-                match shared.accept(stream) {
+            wait_for_any(&listener, web.as_ref());
+            // Both are non-blocking; after an error, the next round tries again.
+            let accepted = [
+                listener.accept().ok().map(|(stream, _)| shared.accept(stream)),
+                web.as_ref()
+                    .and_then(|web| web.accept().ok())
+                    .map(|(stream, from)| shared.accept_web(stream, from)),
+            ];
+            for accepted in accepted.into_iter().flatten() {
+                match accepted {
                     Ok(thread) => threads.extend(thread),
                     Err(error) => tracing::error!(%error, "a client was turned away"),
                 }
             }
         };
         // No client finds the socket any more.
-        drop((listener, path));
-        for stream in shared.state().connections.values() {
-            // A connection that is closed already needs no more.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        drop((listener, web, path));
+        shared.state().connections.values().for_each(http::hang_up);
         for thread in threads {
             // A panic was reported when it happened.
             let _ = thread.join();
         }
         let shared = Arc::into_inner(shared).expect("all threads that shared it have ended");
-        let closed = shared.stack.close();
+        let closed = shared.close();
         match failed {
             Some(cause) => Err(StackError::from(StoreError::Failed { cause }).into()),
             None => Ok(closed?),
@@ -181,13 +154,45 @@ impl Server {
     }
 }
 
-/// Returns the next connection, if one arrives soon.
-fn next(listener: &UnixListener) -> Option<UnixStream> {
-    let soon = Timespec::try_from(LOOK_EVERY).ok()?;
-    let mut ready = [PollFd::new(listener, PollFlags::IN)];
-    // After an error of poll or accept, the next round tries again.
-    let found = rustix::event::poll(&mut ready, Some(&soon)).ok().filter(|found| *found > 0);
-    found.and_then(|_| listener.accept().ok()).map(|(stream, _)| stream)
+/// Waits for a connection, but not for long.
+fn wait_for_any(listener: &UnixListener, web: Option<&TcpListener>) {
+    let Ok(soon) = Timespec::try_from(LOOK_EVERY) else { return };
+    let all = [Some(listener.as_fd()), web.map(|web| web.as_fd())];
+    let mut ready: Vec<PollFd<'_>> =
+        all.into_iter().flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    // After an error, the next round tries again.
+    let _ = rustix::event::poll(&mut ready, Some(&soon));
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
+    let listener = TcpListener::bind(address)
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+    listener.map_err(|source| ServeError::Control { address: address.to_string(), source })
+}
+
+/// Returns true if a connection begins with a request of HTTP, and not with a message: waits for
+/// its first bytes, and leaves them.
+fn is_http(stream: &UnixStream) -> bool {
+    let until = Instant::now() + PAUSE_MAX;
+    while Instant::now() < until {
+        let mut begin = [0; 4];
+        match rustix::net::recv(stream, &mut begin, RecvFlags::PEEK) {
+            Ok((0, _)) | Err(_) => return false,
+            // The letters of a method, as a length, are beyond the limit of messages.
+            Ok((4.., _)) => {
+                return begin[..3].iter().all(u8::is_ascii_uppercase);
+            }
+            Ok(_) if is_cut(stream) => return false,
+            Ok(_) => thread::sleep(REPLACE_PAUSE),
+        }
+    }
+    false
+}
+
+/// Returns true if the other end sends nothing more.
+fn is_cut(stream: &UnixStream) -> bool {
+    let mut ready = [PollFd::new(stream, PollFlags::RDHUP)];
+    rustix::event::poll(&mut ready, Some(&Timespec::default())).is_ok_and(|cut| cut > 0)
 }
 
 /// Removes the socket of a server that was killed.
@@ -208,31 +213,13 @@ fn remove_stale(path: &Path) -> Result<(), ServeError> {
 }
 
 impl Shared {
-    fn new(stack: Stack, options: ServerOptions, own_uid: u32) -> Arc<Self> {
-        Arc::new(Self { stack, options, own_uid, state: Mutex::default() })
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked leaves state that is whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Looks at the devices. Returns the cause if the store has failed.
-    fn look(&self) -> Option<String> {
-        let looked = self.stack.store().plane().sync();
-        let mut state = self.state();
-        if let (Err(error), None) = (looked, &state.failed) {
-            state.failed = Some(error.to_string());
-        }
-        state.failed.clone()
-    }
-
     /// Starts a thread for a connection, unless its user is refused.
     fn accept(self: &Arc<Self>, stream: UnixStream) -> io::Result<Option<JoinHandle<()>>> {
         let peer = Peer::of(&stream)?;
         stream.set_read_timeout(Some(PAUSE_MAX))?;
         stream.set_write_timeout(Some(PAUSE_MAX))?;
-        if peer.uid != self.own_uid && !self.options.users.contains(&peer.uid) {
+        let settings = self.settings();
+        if !self.is_controller(peer.uid) && !settings.users.contains(&peer.uid) {
             let Peer { uid, pid } = peer;
             self.state().counts.users += 1;
             tracing::warn!(uid, pid, "a user who is not on the list was refused");
@@ -242,22 +229,27 @@ impl Shared {
             let _ = protocol::send(&stream, &refused, None);
             return Ok(None);
         }
-        let connections_max = 4 * self.options.sessions_max as usize + 16;
+        let connections_max = 4 * settings.sessions_max as usize + 16;
         let number = {
             let mut state = self.state();
-            if state.connections.len() >= connections_max {
+            if state.connections.len() - state.web_connections >= connections_max {
                 let why = format!("there are {connections_max} connections already");
                 return Err(io::Error::other(why));
             }
-            state.last += 1;
-            let number = state.last;
-            state.connections.insert(number, stream.try_clone()?);
-            number
+            state.enter(stream.try_clone()?.into())
         };
         let shared = self.clone();
         let serve = move || {
             let connection = Connection { shared: &shared, number, peer, stream: &stream };
-            if let Err(error) = connection.serve() {
+            let served = match is_http(&stream) {
+                true => {
+                    let Peer { uid, pid } = peer;
+                    let from = format!("process {pid} of user {uid}");
+                    web::serve(&shared, &stream, Access::User(uid), &from)
+                }
+                false => connection.serve(),
+            };
+            if let Err(error) = served {
                 tracing::debug!(%error, uid = peer.uid, pid = peer.pid, "a connection broke");
             }
             shared.state().connections.remove(&number);
@@ -265,6 +257,38 @@ impl Shared {
         let spawned = thread::Builder::new().name("ripieno client".to_owned()).spawn(serve);
         if spawned.is_err() {
             self.state().connections.remove(&number);
+        }
+        spawned.map(Some)
+    }
+
+    /// Starts a thread for a connection over TCP, unless there are too many.
+    fn accept_web(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        from: SocketAddr,
+    ) -> io::Result<Option<JoinHandle<()>>> {
+        stream.set_nonblocking(false)?;
+        let mut state = self.state();
+        if state.web_connections >= WEB_CONNECTIONS_MAX {
+            drop(state);
+            self.log_refusal(&from.to_string(), "a connection", "there are too many");
+            // One that does not take it has no use for it.
+            let _ = web::turn_away(&stream);
+            return Ok(None);
+        }
+        let number = state.enter(stream.try_clone()?.into());
+        state.web_connections += 1;
+        drop(state);
+        let shared = self.clone();
+        let serve = move || {
+            if let Err(error) = web::serve(&shared, &stream, Access::Token, &from.to_string()) {
+                tracing::debug!(%error, %from, "a connection broke");
+            }
+            shared.state().leave_web(number);
+        };
+        let spawned = thread::Builder::new().name("ripieno http".to_owned()).spawn(serve);
+        if spawned.is_err() {
+            self.state().leave_web(number);
         }
         spawned.map(Some)
     }
@@ -314,7 +338,7 @@ impl Connection<'_> {
             };
             let number = state.sessions.iter().find(is_it).map(|(number, _)| *number)?;
             // Its first connection.
-            state.connections.get(&number).map(|stream| stream.shutdown(Shutdown::Both))
+            state.connections.get(&number).map(http::hang_up)
         };
         let since = Instant::now();
         while find().is_some() {
@@ -424,23 +448,23 @@ impl Connection<'_> {
         member: Option<Member>,
         engine: Arc<Engine>,
     ) -> io::Result<()> {
-        let Shared { stack, options, .. } = &**self.shared;
+        let (stack, settings) = (&self.shared.stack, self.shared.settings());
         let mut token = vec![0; 16];
         rustix::rand::getrandom(&mut token[..], GetRandomFlags::empty())?;
         let token = Bytes(token);
-        let is_full = self.shared.state().sessions.len() >= options.sessions_max as usize;
+        let is_full = self.shared.state().sessions.len() >= settings.sessions_max as usize;
         let begun = match is_full {
             true => {
                 let why =
-                    format!("there are {} clients, the most there may be", options.sessions_max);
+                    format!("there are {} clients, the most there may be", settings.sessions_max);
                 Err(Refusal::new(RefusalKind::Limit, why))
             }
             false => {
                 let limit =
-                    options.bandwidth.get(&self.peer.uid).map(|bytes_s| Limit::new(*bytes_s));
+                    settings.bandwidth.get(&self.peer.uid).map(|bytes_s| Limit::new(*bytes_s));
                 let (number, peer, token) = (self.number, self.peer, token.clone());
                 let arrival = Arrival { number, peer, token, member, engine, pool, limit };
-                Session::begin(stack, arrival, options.pool_bytes_max)
+                Session::begin(stack, arrival, settings.pool_bytes_max)
             }
         };
         let session = match begun {
@@ -499,17 +523,9 @@ impl Connection<'_> {
                 Received::End => return Ok(()),
                 Received::Malformed(why) => return self.malformed(&why),
             };
-            let answered = match &call {
-                Call::Status
-                | Call::Find(_)
-                | Call::Pin(_)
-                | Call::Unpin(_)
-                | Call::Clear { .. }
-                | Call::Quota { .. } => self.control(call),
-                _ => session.call(call).unwrap_or_else(|| {
-                    Err(Refusal::new(RefusalKind::Argument, "the session has begun already"))
-                }),
-            };
+            let answered = session.call(call).unwrap_or_else(|| {
+                Err(Refusal::new(RefusalKind::Argument, "the session has begun already"))
+            });
             match answered {
                 Ok(answer) => protocol::send(self.stream, &answer, None)?,
                 Err(refusal) => {
@@ -518,65 +534,5 @@ impl Connection<'_> {
                 }
             }
         }
-    }
-
-    /// Carries out a call of control.
-    fn control(&self, call: Call) -> Result<Answer, Refusal> {
-        if ![self.shared.own_uid, 0].contains(&self.peer.uid) {
-            let why = format!("user {} does not control this server", self.peer.uid);
-            return Err(Refusal::new(RefusalKind::Denied, why));
-        }
-        let store = self.shared.stack.store();
-        let within = |namespace| store.in_namespace(NamespaceId(namespace));
-        let counted = match call {
-            Call::Status => return self.shared.status().map(Box::new).map(Answer::Status),
-            Call::Find(Named { namespace, keys }) => within(namespace)?.peek(&keys.0) as u32,
-            Call::Pin(Named { namespace, keys }) => within(namespace)?.pin(&keys.0)?,
-            Call::Unpin(Named { namespace, keys }) => within(namespace)?.unpin(&keys.0)?,
-            Call::Clear { namespace } => {
-                within(namespace)?.clear()?;
-                store.sync_journal()?;
-                return Ok(Answer::Done);
-            }
-            Call::Quota { namespace, bytes } => {
-                let each = store.geometry().file_bytes().max(1);
-                let files = bytes.map(|bytes| u32::try_from(bytes / each).unwrap_or(u32::MAX));
-                within(namespace)?.set_quota(files)?;
-                store.sync_journal()?;
-                return Ok(Answer::Done);
-            }
-            _ => return Err(Refusal::new(RefusalKind::Argument, "it is no call of control")),
-        };
-        store.sync_journal()?;
-        Ok(Answer::Number(counted))
-    }
-}
-
-impl Shared {
-    fn status(&self) -> Result<Status, Refusal> {
-        let store = self.stack.store();
-        let stats = store.stats()?;
-        let namespaces = store.namespaces().into_iter().map(|(id, label)| {
-            let usage = store.in_namespace(id)?.usage()?;
-            let (files, quota_files) = (usage.stored, usage.quota_files);
-            Ok(NamespaceStatus { namespace: id.0, label, files, quota_files })
-        });
-        let namespaces = namespaces.collect::<Result<_, StoreError>>()?;
-        let state = self.state();
-        let Counts { sessions_ended, users, messages, calls } = state.counts;
-        Ok(Status {
-            files: stats.files,
-            file_bytes: stats.file_bytes,
-            files_free: stats.files_free,
-            files_stored: stats.files_stored,
-            files_writing: stats.files_writing,
-            files_referenced: stats.files_referenced,
-            sessions: state.sessions.values().filter_map(|session| session.status()).collect(),
-            sessions_ended,
-            refused_users: users,
-            refused_messages: messages,
-            refused_calls: calls,
-            namespaces,
-        })
     }
 }

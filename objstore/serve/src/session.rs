@@ -6,6 +6,7 @@
 
 use std::{
     collections::HashMap,
+    num::NonZeroU64,
     os::fd::OwnedFd,
     os::unix::net::UnixStream,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -18,14 +19,15 @@ use objstore::{BlockId, Layer, PoolId, Store, StoreError};
 use ripieno_stack::{PoolLayout, Request, Stack, StackError};
 
 use crate::{
+    control::SessionStatus,
     engine::Engine,
     error::RefusalKind,
     limit::Limit,
     memory::{self, Mapping},
     peer::Peer,
     protocol::{
-        Answer, Bytes, CONNECTIONS_MAX, Call, Counts, Ended, Keys, Layout, Member, SessionStatus,
-        Space, SpaceUsage,
+        Answer, Bytes, CONNECTIONS_MAX, Call, Counts, Ended, Keys, Layout, Member, Space,
+        SpaceUsage,
     },
     refusal::{Refusal, unknown},
 };
@@ -69,7 +71,7 @@ pub(crate) struct Session {
     /// A handle whose requests name blocks of the client's pool.
     store: Store,
     pool: Option<Pool>,
-    limit: Option<Mutex<Limit>>,
+    limit: Mutex<Option<Limit>>,
     tables: Mutex<Tables>,
 }
 
@@ -117,7 +119,7 @@ impl Session {
             store = store.with_pool(id);
             own = Some(Pool { id, blocks, memory });
         }
-        let limit = limit.map(Mutex::new);
+        let limit = Mutex::new(limit);
         let tables = Mutex::default();
         Ok(Self { number, peer, token, member, engine, store, pool: own, limit, tables })
     }
@@ -425,16 +427,27 @@ impl Session {
         }
     }
 
+    fn limit(&self) -> MutexGuard<'_, Option<Limit>> {
+        // A thread that panicked leaves a limit that is whole.
+        self.limit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Limits the client from now on, or not any more.
+    pub(crate) fn set_limit(&self, bytes_s: Option<NonZeroU64>) {
+        let mut limit = self.limit();
+        if limit.as_ref().map(Limit::bytes_s) != bytes_s {
+            *limit = bytes_s.map(Limit::new);
+        }
+    }
+
     /// Waits until a client with a limit may move another layer.
     fn wait_for_turn(&self, blocks: u32) -> Result<(), Refusal> {
-        let Some(limit) = &self.limit else { return Ok(()) };
         let shape = self.store.shape();
         let layer_bytes = u64::from(shape.segments) * u64::from(shape.object_bytes);
         let now = self.store.plane().now().duration();
-        let wait = {
-            // A thread that panicked leaves a limit that is whole.
-            let mut limit = limit.lock().unwrap_or_else(PoisonError::into_inner);
-            limit.take(u64::from(blocks) * layer_bytes, now, TURN_MAX)
+        let wait = match &mut *self.limit() {
+            Some(limit) => limit.take(u64::from(blocks) * layer_bytes, now, TURN_MAX),
+            None => return Ok(()),
         };
         let none = || {
             let why = "the client's bandwidth is used up for seconds; start fewer layers at a time";

@@ -30,8 +30,8 @@ use rand::{
     rngs::{OsRng, SmallRng},
 };
 use ripieno_serve::{
-    Client, Control, RefusalKind, ServeError, Server, ServerOptions,
-    protocol::{Answer, Call, Status},
+    Client, Control, ControlAddress, PinLimits, RefusalKind, ServeError, Server, ServerOptions,
+    Settings, control::Status,
 };
 use ripieno_stack::{Builder, PoolMemory};
 use ripieno_testkit::{blocks, pattern};
@@ -84,13 +84,15 @@ fn serve_users(dir: &Path, users: Vec<u32>) -> Server {
         .pool(PoolMemory::Own { blocks: 2 })
         .open()
         .expect("a store");
-    let options = ServerOptions {
-        socket: socket(dir),
+    let settings = Settings {
         users,
         sessions_max: 64,
         pool_bytes_max: 1 << 30,
         bandwidth: BTreeMap::new(),
+        pins: PinLimits::default(),
+        token: None,
     };
+    let options = ServerOptions { socket: socket(dir), http: None, settings, reload: None };
     Server::bind(stack, options).expect("a server")
 }
 
@@ -209,11 +211,12 @@ fn work(client: &Client, random: &mut SmallRng) -> Result<bool, ServeError> {
     Ok(true)
 }
 
+fn control(dir: &Path) -> Control {
+    Control::new(ControlAddress::Unix(socket(dir)))
+}
+
 fn status(dir: &Path) -> Status {
-    match Control::connect(&socket(dir)).and_then(|control| control.call(&Call::Status)) {
-        Ok(Answer::Status(status)) => *status,
-        other => panic!("{other:?}"),
-    }
+    control(dir).get("/status").unwrap()
 }
 
 fn open_files() -> usize {
@@ -320,7 +323,7 @@ fn a_stranger_is_refused() -> Result<(), Failed> {
     let listed = as_user(LISTED, connect)?;
     let sessions = status(dir.path()).sessions;
     assert_eq!(sessions.iter().map(|session| session.uid).collect::<Vec<_>>(), [LISTED]);
-    let control = as_user(LISTED, || Control::connect(&path)?.call(&Call::Status));
+    let control = as_user(LISTED, || control(dir.path()).get::<Status>("/status"));
     assert!(is_denied(&control), "{control:?}");
     drop(listed);
     stop.send(())?;

@@ -144,7 +144,7 @@ fn engines_share_blocks_of_all_ranks() {
         assert_eq!(one.finder.usage(one.space).unwrap().stored, 6);
         let status = rig.status();
         assert_eq!(status.sessions.len() as u32, 2 * (ranks + 1));
-        let held = |it: &ripieno_serve::protocol::SessionStatus| it.prefixes + it.reservations;
+        let held = |it: &ripieno_serve::control::SessionStatus| it.prefixes + it.reservations;
         assert_eq!(status.sessions.iter().map(held).sum::<u32>(), 0, "all was released");
         drop((one, other));
         let status = rig.settled();

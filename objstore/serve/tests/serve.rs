@@ -11,14 +11,14 @@ use std::{
 
 use objstore::{BlockId, BlockKey, KvShape, Layer, Namespace};
 use ripieno_serve::{
-    Client, Control, PoolLayout, RefusalKind, ServeError, Server, ServerOptions,
-    protocol::{Answer, Call, Keys, Named},
+    Client, PoolLayout, RefusalKind, ServeError, Server, ServerOptions,
+    protocol::{Call, Keys},
 };
 use ripieno_stack::Builder;
 use ripieno_testkit::{blocks, keys, pattern};
 use tempfile::TempDir;
 
-use crate::rig::{CAPACITY, Rig, SHAPE, kind};
+use crate::rig::{self, CAPACITY, Raw, Rig, SHAPE, kind};
 
 fn space(label: &str) -> Namespace {
     Namespace { layout: label.to_owned(), label: label.to_owned(), ..Namespace::default() }
@@ -142,19 +142,6 @@ fn nothing_of_another_client_can_be_named() {
     assert_eq!(rig.status().refused_calls - after.refused_calls, 4);
 }
 
-/// A client without a pool that sends anything.
-struct Raw(Control);
-
-impl Raw {
-    fn new(rig: &Rig) -> Self {
-        Self(Control::connect(&rig.socket()).unwrap())
-    }
-
-    fn refused(&self, call: &Call) -> RefusalKind {
-        kind(self.0.call(call).unwrap_err())
-    }
-}
-
 #[test]
 fn a_pool_that_does_not_fit_its_memory_is_refused() {
     let rig = Rig::new();
@@ -199,7 +186,7 @@ fn text_that_is_no_call_ends_only_its_connection() {
     let client = rig.client();
     let long = u32::MAX.to_le_bytes();
     let frames: [&[u8]; 5] =
-        [b"\x02\0\0\0{}", b"\x04\0\0\0\"no\"", b"GET / HTTP/1.1\r\n\r\n", &long, b"\0\0\0\0"];
+        [b"\x02\0\0\0{}", b"\x04\0\0\0\"no\"", b"no HTTP/1.1\r\n\r\n", &long, b"\0\0\0\0"];
     for frame in frames {
         let mut stream = UnixStream::connect(rig.socket()).unwrap();
         stream.write_all(frame).unwrap();
@@ -215,7 +202,7 @@ fn text_that_is_no_call_ends_only_its_connection() {
     }
     // A call before the session, and another version.
     for call in [
-        "\"status\"",
+        "\"counts\"",
         "{\"hello\":{\"version\":0,\"pool\":null,\"after\":null}}",
         "{\"attach\":{\"session\":\"00\"}}",
     ] {
@@ -329,47 +316,15 @@ fn a_server_that_ends_is_an_error_at_once() {
 }
 
 #[test]
-fn control_changes_what_it_names() {
-    let rig = Rig::new();
-    let client = rig.client();
-    store(&client, "mine", &keys(0..4));
-    let status = rig.status();
-    let mine = status.namespaces.iter().find(|space| space.label == "mine").unwrap();
-    assert_eq!((mine.files, mine.quota_files), (4, None));
-    let raw = Raw::new(&rig);
-    let named = |range| Named { namespace: mine.namespace, keys: Keys(keys(range)) };
-    let number = |call| match raw.0.call(&call).unwrap() {
-        Answer::Number(number) => number,
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(number(Call::Find(named(0..6))), 4);
-    assert_eq!(number(Call::Pin(named(1..6))), 3);
-    assert_eq!(number(Call::Unpin(named(1..6))), 3);
-    let quota = Call::Quota { namespace: mine.namespace, bytes: Some(3 * status.file_bytes) };
-    assert!(matches!(raw.0.call(&quota).unwrap(), Answer::Done));
-    let quota =
-        rig.status().namespaces.iter().find(|space| space.label == "mine").unwrap().quota_files;
-    assert_eq!(quota, Some(3));
-    raw.0.call(&Call::Clear { namespace: mine.namespace }).unwrap();
-    assert_eq!(number(Call::Find(named(0..6))), 0);
-    // The quota of bytes holds for every client of the namespace.
-    let space = client.namespace(&space("mine")).unwrap();
-    assert_eq!(client.save(space, &keys(0..6), &blocks(0, 6)).unwrap(), 3);
-    assert_eq!(raw.refused(&Call::Clear { namespace: 99 }), RefusalKind::Argument);
-}
-
-#[test]
 fn a_second_server_does_not_take_the_socket() {
     let rig = Rig::new();
     let dir = TempDir::new().unwrap();
     let stack =
         |name: &str| Builder::new(dir.path().join(name), SHAPE).capacity(CAPACITY).open().unwrap();
-    let options = |socket| ServerOptions {
-        socket,
-        users: vec![4_000_000],
-        sessions_max: 1,
-        pool_bytes_max: 1 << 20,
-        bandwidth: BTreeMap::new(),
+    let options = |socket| {
+        let mut options: ServerOptions = rig::options(socket);
+        options.settings.users = vec![4_000_000];
+        options
     };
     let refused = Server::bind(stack("one"), options(rig.socket())).unwrap_err();
     assert!(matches!(refused, ServeError::InUse { .. }), "{refused}");

@@ -10,6 +10,10 @@ pool_max = "2GiB"
 user = 1001
 bandwidth = "1GiB"
 
+[pins]
+bytes = "10GiB"
+ttl_max = 3600
+
 [store]
 path = "/var/lib/ripieno/store"
 capacity = "100GiB"
@@ -22,6 +26,13 @@ object_bytes = 32768
 block_tokens = 16
 "#;
 
+fn reread(from: &str, to: &str) -> Result<Settings, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ripieno.toml");
+    std::fs::write(&path, GOOD.replace(from, to)).unwrap();
+    plan(GOOD).unwrap().fixed.read_again(&path)
+}
+
 fn plan(text: &str) -> Result<Plan, Problem> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ripieno.toml");
@@ -31,21 +42,65 @@ fn plan(text: &str) -> Result<Plan, Problem> {
 
 #[test]
 fn a_configuration_is_taken_as_it_is() {
-    let options = plan(GOOD).unwrap().options;
-    let ServerOptions { socket, users, sessions_max, pool_bytes_max, bandwidth } = options;
-    assert_eq!(socket, Path::new("/run/ripieno/ripieno.sock"));
+    let Plan { fixed, settings } = plan(GOOD).unwrap();
+    assert_eq!((fixed.socket.to_str(), fixed.http), (Some("/run/ripieno/ripieno.sock"), None));
+    let Settings { users, sessions_max, pool_bytes_max, bandwidth, pins, token } = settings;
     assert_eq!((users, sessions_max, pool_bytes_max), (vec![1001], 8, 2 << 30));
     assert_eq!(bandwidth, BTreeMap::from([(1001, NonZeroU64::new(1 << 30).unwrap())]));
+    assert_eq!((pins.bytes, pins.ttl.as_secs(), token), (Some(10 << 30), 3600, None));
     let short = GOOD.replace("users = [1001]\nclients = 8\npool_max = \"2GiB\"\n", "");
-    let ServerOptions { users, sessions_max, .. } = plan(&short).unwrap().options;
-    assert_eq!((users, sessions_max), (Vec::new(), 64), "only the own user");
+    let short = short.replace("[pins]\nbytes = \"10GiB\"\nttl_max = 3600\n", "");
+    let Settings { users, sessions_max, pins, .. } = plan(&short).unwrap().settings;
+    assert_eq!((users, sessions_max, pins), (Vec::new(), 64, PinLimits::default()));
+}
+
+#[test]
+fn only_settings_change_while_it_serves() {
+    assert_eq!(reread("clients = 8", "clients = 9").unwrap().sessions_max, 9);
+    assert_eq!(reread("10GiB", "1GiB").unwrap().pins.bytes, Some(1 << 30));
+    for (from, to, name) in [
+        ("ripieno.sock", "other.sock", "socket"),
+        ("\"100GiB\"", "\"101GiB\"", "store"),
+        ("layers = 32", "layers = 31", "shape"),
+        ("clients = 8", "clients = 0", "clients"),
+    ] {
+        let why = reread(from, to).unwrap_err();
+        assert!(why.contains(name) && why.contains("ripieno.toml"), "{why}");
+    }
+}
+
+#[test]
+fn a_port_needs_a_token_that_others_cannot_read() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("token");
+    let set = |text: &str, mode| {
+        std::fs::write(&file, text).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        let http = format!("[http]\naddress = \"0.0.0.0:9500\"\ntoken_file = {file:?}\n[store]");
+        plan(&GOOD.replace("[store]", &http))
+    };
+    let Plan { fixed, settings } = set("0123456789abcdef\n", 0o640).unwrap();
+    assert_eq!(settings.token.as_deref(), Some("0123456789abcdef"));
+    assert_eq!(fixed.http, Some(([0, 0, 0, 0], 9500).into()));
+    for (text, mode, why) in [
+        ("0123456789abcdef", 0o644, "everybody has access"),
+        ("0123456789abcde", 0o600, "16 to 1024"),
+        ("0123456789 abcdef", 0o600, "without blanks"),
+        ("", 0o600, "16 to 1024"),
+    ] {
+        let error = set(text, mode).unwrap_err().to_string();
+        assert!(error.contains(why) && !error.contains("0123456789"), "{error}");
+    }
+    let none = GOOD.replace("[store]", "[http]\naddress = \"127.0.0.1:9500\"\n[store]");
+    assert!(plan(&none).unwrap_err().to_string().contains("token_file"));
 }
 
 #[test]
 fn the_shipped_configuration_is_valid() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../objstore/serve/systemd/ripieno.toml");
-    let ServerOptions { socket, .. } = Plan::read(&path).unwrap().options;
-    assert_eq!(socket, Path::new("/run/ripieno/ripieno.sock"), "the unit's directory");
+    let fixed = Plan::read(&path).unwrap().fixed;
+    assert_eq!(fixed.socket, Path::new("/run/ripieno/ripieno.sock"), "the unit's directory");
 }
 
 #[test]
@@ -56,6 +111,7 @@ fn a_wrong_configuration_is_named() {
         ("\"2GiB\"", "\"2 apples\"", "pool_max"),
         ("\"100GiB\"", "\"\"", "capacity"),
         ("\"1GiB\"", "\"0\"", "more than 0 bytes"),
+        ("\"10GiB\"", "\"x\"", "pins.bytes"),
         ("layers = 32", "layers = 0", "shape"),
         ("[shape]", "[shapes]", "shape"),
         ("users = [1001]", "users = [\"alice\"]", "users"),

@@ -2,17 +2,25 @@
 
 use std::{
     collections::BTreeMap,
+    io::{Read as _, Write as _},
+    net::SocketAddr,
     num::NonZeroU64,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    sync::mpsc::{self, Sender},
+    sync::{
+        Arc, Mutex,
+        mpsc::{self, Sender},
+    },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use objstore::KvShape;
 use ripieno_serve::{
-    Client, Control, RefusalKind, ServeError, Server, ServerOptions,
-    protocol::{Answer, Call, Status},
+    Client, Control, ControlAddress, PinLimits, RefusalKind, Reload, ServeError, Server,
+    ServerOptions, Settings,
+    control::Status,
+    protocol::{Answer, Call, VERSION},
 };
 use ripieno_stack::{Builder, PoolMemory};
 use tempfile::TempDir;
@@ -20,9 +28,14 @@ use tempfile::TempDir;
 pub const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
 pub const CAPACITY: u64 = 32 << 20;
 
+/// Settings that a reload reads; `None`: they are wrong.
+type Configured = Arc<Mutex<Option<Settings>>>;
+
 /// A running server.
 pub struct Rig {
     pub dir: TempDir,
+    pub http: Option<SocketAddr>,
+    configured: Configured,
     stop: Sender<()>,
     thread: Option<JoinHandle<Result<(), ServeError>>>,
 }
@@ -38,22 +51,51 @@ impl Rig {
 
     /// Runs a server for so many clients, with these limits.
     pub fn limited(dir: TempDir, sessions_max: u32, bandwidth: BTreeMap<u32, NonZeroU64>) -> Self {
+        Self::with(dir, |options| {
+            options.settings.sessions_max = sessions_max;
+            options.settings.bandwidth = bandwidth;
+        })
+    }
+
+    /// Runs a server with changed options.
+    pub fn with(dir: TempDir, change: impl FnOnce(&mut ServerOptions)) -> Self {
         let stack = Builder::new(dir.path().join("store"), SHAPE)
             .capacity(CAPACITY)
             .pool(PoolMemory::Own { blocks: 2 })
             .open()
             .unwrap();
-        let options = ServerOptions {
-            socket: socket(dir.path()),
-            users: Vec::new(),
-            sessions_max,
-            pool_bytes_max: 64 << 20,
-            bandwidth,
-        };
+        let mut options = options(socket(dir.path()));
+        change(&mut options);
         let server = Server::bind(stack, options).unwrap();
+        let http = server.http();
         let (stop, stopped) = mpsc::channel();
         let run = move || server.run(|| stopped.try_recv().is_ok());
-        Self { dir, stop, thread: Some(thread::spawn(run)) }
+        let configured = Configured::default();
+        Self { dir, http, configured, stop, thread: Some(thread::spawn(run)) }
+    }
+
+    /// Runs a server with a port, whose settings can be read again.
+    pub fn reloading() -> Self {
+        let configured = Configured::default();
+        let shared = configured.clone();
+        let mut rig = Self::with(TempDir::new().unwrap(), |options| {
+            options.http = Some(([127, 0, 0, 1], 0).into());
+            options.settings.token = Some("a token of 16 bytes".to_owned());
+            *shared.lock().unwrap() = Some(options.settings.clone());
+            let reload = move || shared.lock().unwrap().clone().ok_or("it is broken".to_owned());
+            options.reload = Some(Reload(Arc::new(reload)));
+        });
+        rig.configured = configured;
+        rig
+    }
+
+    /// Changes the settings that a reload reads.
+    pub fn configure(&self, change: impl FnOnce(&mut Settings)) {
+        change(self.configured.lock().unwrap().as_mut().unwrap());
+    }
+
+    pub fn break_configuration(&self) {
+        *self.configured.lock().unwrap() = None;
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -64,12 +106,12 @@ impl Rig {
         Client::connect(self.socket(), SHAPE, 16).unwrap()
     }
 
+    pub fn control(&self) -> Control {
+        Control::new(ControlAddress::Unix(self.socket()))
+    }
+
     pub fn status(&self) -> Status {
-        let control = Control::connect(&self.socket()).unwrap();
-        match control.call(&Call::Status).unwrap() {
-            Answer::Status(status) => *status,
-            other => panic!("{other:?}"),
-        }
+        self.control().get("/status").unwrap()
     }
 
     /// Waits until nothing of any client is left, and returns the state then.
@@ -101,6 +143,49 @@ impl Drop for Rig {
 
 pub fn socket(dir: &Path) -> PathBuf {
     dir.join("ripieno.sock")
+}
+
+/// Returns the options of a server for four clients of its own user.
+pub fn options(socket: PathBuf) -> ServerOptions {
+    let settings = Settings {
+        users: Vec::new(),
+        sessions_max: 4,
+        pool_bytes_max: 64 << 20,
+        bandwidth: BTreeMap::new(),
+        pins: PinLimits::default(),
+        token: None,
+    };
+    ServerOptions { socket, http: None, settings, reload: None }
+}
+
+/// A client without a pool that sends anything.
+pub struct Raw(UnixStream);
+
+impl Raw {
+    pub fn new(rig: &Rig) -> Self {
+        let raw = Self(UnixStream::connect(rig.socket()).unwrap());
+        let hello = Call::Hello { version: VERSION, pool: None, after: None, member: None };
+        assert!(matches!(raw.call(&hello), Answer::Welcome { .. }));
+        raw
+    }
+
+    fn call(&self, call: &Call) -> Answer {
+        let text = serde_json::to_vec(call).unwrap();
+        let len = (text.len() as u32).to_le_bytes();
+        (&self.0).write_all(&[&len[..], &text].concat()).unwrap();
+        let mut len = [0; 4];
+        (&self.0).read_exact(&mut len).unwrap();
+        let mut text = vec![0; u32::from_le_bytes(len) as usize];
+        (&self.0).read_exact(&mut text).unwrap();
+        serde_json::from_slice(&text).unwrap()
+    }
+
+    pub fn refused(&self, call: &Call) -> RefusalKind {
+        match self.call(call) {
+            Answer::Refused { kind, .. } => kind,
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// Returns the kind of a refusal.

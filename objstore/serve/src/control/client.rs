@@ -1,0 +1,139 @@
+//! Asks a server: one connection for each request.
+
+use std::{
+    fmt,
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    time::Duration,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::Refused;
+use crate::{error::ServeError, http};
+
+/// Time for an answer: longer than the server needs to read what it compares at a time.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+/// Bytes of an answer, at most.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// Where a server is controlled.
+#[derive(Clone, PartialEq, Eq)]
+pub enum ControlAddress {
+    /// Its socket.
+    Unix(PathBuf),
+    /// Its TCP port, and the token.
+    Tcp(SocketAddr, String),
+}
+
+impl fmt::Debug for ControlAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for ControlAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => path.display().fmt(f),
+            Self::Tcp(address, _) => address.fmt(f),
+        }
+    }
+}
+
+/// Control of a server.
+#[derive(Debug)]
+pub struct Control {
+    address: ControlAddress,
+}
+
+impl Control {
+    /// Makes it; nothing is asked yet.
+    #[must_use]
+    pub fn new(address: ControlAddress) -> Self {
+        Self { address }
+    }
+
+    /// Asks with a body in JSON, or without one, and returns the body of the answer.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Control`] if no server is there, [`ServeError::Refused`], or
+    /// [`ServeError::Lost`].
+    pub fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<String, ServeError> {
+        let lost = |why: String| ServeError::Lost { why };
+        let body = body.map(serde_json::to_vec).transpose();
+        let body = body.map_err(|error| lost(error.to_string()))?.unwrap_or_default();
+        let token = match &self.address {
+            ControlAddress::Tcp(_, token) => format!("Authorization: Bearer {token}\r\n"),
+            ControlAddress::Unix(_) => String::new(),
+        };
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{token}\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let answer = self.exchange(&[head.as_bytes(), &body].concat())?;
+        let parsed = http::parse_answer(&answer);
+        let (status, body) = parsed.ok_or_else(|| lost("it is no answer of HTTP".to_owned()))?;
+        let text = String::from_utf8_lossy(body).into_owned();
+        if status == 200 {
+            return Ok(text);
+        }
+        match serde_json::from_str(&text) {
+            Ok(Refused { kind, message }) => Err(ServeError::Refused { kind, message }),
+            Err(_) => Err(lost(format!("the answer {status} is not that of a server"))),
+        }
+    }
+
+    /// Same as [`Control::ask`], for an answer in JSON.
+    ///
+    /// # Errors
+    /// Same as [`Control::ask`].
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ServeError> {
+        let text = self.ask("GET", path, None::<&()>)?;
+        serde_json::from_str(&text).map_err(|error| ServeError::Lost { why: error.to_string() })
+    }
+
+    fn exchange(&self, request: &[u8]) -> Result<Vec<u8>, ServeError> {
+        let address = &self.address;
+        let absent = |source| ServeError::Control { address: address.to_string(), source };
+        match address {
+            ControlAddress::Unix(path) => {
+                let stream = UnixStream::connect(path).map_err(absent)?;
+                let timed = stream.set_read_timeout(Some(ANSWER_TIMEOUT));
+                timed
+                    .and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)))
+                    .map_err(absent)?;
+                send_and_read(stream, request)
+            }
+            ControlAddress::Tcp(address, _) => {
+                let stream = TcpStream::connect_timeout(address, ANSWER_TIMEOUT).map_err(absent)?;
+                let timed = stream.set_read_timeout(Some(ANSWER_TIMEOUT));
+                timed
+                    .and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)))
+                    .map_err(absent)?;
+                send_and_read(stream, request)
+            }
+        }
+        .map_err(|error| ServeError::Lost { why: error.to_string() })
+    }
+}
+
+fn send_and_read(mut stream: impl Read + Write, request: &[u8]) -> io::Result<Vec<u8>> {
+    // A server that refuses early has said why.
+    let sent = stream.write_all(request);
+    let mut answer = Vec::new();
+    let read = stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer);
+    if answer.is_empty() {
+        sent?;
+        read?;
+    }
+    Ok(answer)
+}

@@ -1,0 +1,254 @@
+//! The requests of control, and what each does.
+
+use std::time::Duration;
+
+use objstore::{BlockId, BlockKey, NamespaceId, Prefix, Store, StoreError};
+use ripieno_stack::{Request, StackError};
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{
+    BlockChecksums, BlockState, Blocks, ChecksumList, ChecksumsAsked, Hints, Key, Named, PinAnswer,
+    PinAsked, QuotaAsked, QuotaStatus, Whole, hints, pins,
+};
+use crate::{
+    error::RefusalKind,
+    http::{Asked, Reply},
+    refusal::{Refusal, one_tier},
+    shared::Shared,
+};
+
+/// Blocks whose checksums are asked for at a time, at most.
+const CHECKSUMS_MAX: usize = 1024;
+/// Bytes that are read and compared at a time, at most.
+const VERIFIED_BYTES_MAX: u64 = 1 << 30;
+
+/// A request that is answered.
+pub(crate) struct Route {
+    pub(crate) method: &'static str,
+    /// In the words of OpenAPI: a last part in braces is a number.
+    pub(crate) path: &'static str,
+    answer: fn(&Shared, &Asked, u64) -> Result<Reply, Refusal>,
+}
+
+const fn route(
+    method: &'static str,
+    path: &'static str,
+    answer: fn(&Shared, &Asked, u64) -> Result<Reply, Refusal>,
+) -> Route {
+    Route { method, path, answer }
+}
+
+/// All requests.
+pub(crate) static ROUTES: &[Route] = &[
+    route("GET", "/status", |shared, _, _| json(&shared.status()?)),
+    route("GET", "/metrics", |shared, asked, _| Ok(shared.metrics(&asked.accept))),
+    route("POST", "/directory/lookup", |shared, asked, _| {
+        let Named { namespace, keys } = body(asked)?;
+        json(&Blocks { blocks: within(shared, namespace.into())?.peek(&plain(&keys)) as u64 })
+    }),
+    route("GET", "/cache/pins", |shared, _, _| json(&shared.pin_list())),
+    route("POST", "/cache/pins", |shared, asked, _| json(&shared.pin(&body(asked)?)?)),
+    route("DELETE", "/cache/pins/{pin}", |shared, _, pin| json(&shared.unpin(pin)?)),
+    route("POST", "/cache/prefetches", |_, _, _| Err(one_tier())),
+    route("POST", "/cache/moves", |_, _, _| Err(one_tier())),
+    route("POST", "/cache/clear", |shared, asked, _| json(&shared.clear(&body(asked)?)?)),
+    route("POST", "/cache/delete", |shared, asked, _| {
+        let Named { namespace, keys } = body(asked)?;
+        let blocks = within(shared, namespace.into())?.remove(&plain(&keys))?.into();
+        shared.stack.store().sync_journal()?;
+        json(&Blocks { blocks })
+    }),
+    route("POST", "/cache/checksums", |shared, asked, _| json(&shared.checksums(&body(asked)?)?)),
+    route("GET", "/quota/{namespace}", |shared, _, namespace| json(&shared.quota(namespace)?)),
+    route("PUT", "/quota/{namespace}", |shared, asked, namespace| {
+        let QuotaAsked { bytes } = body(asked)?;
+        let each = shared.stack.store().geometry().file_bytes().max(1);
+        let files = bytes.map(|bytes| u32::try_from(bytes / each).unwrap_or(u32::MAX));
+        within(shared, namespace)?.set_quota(files)?;
+        shared.stack.store().sync_journal()?;
+        json(&shared.quota(namespace)?)
+    }),
+    route("POST", "/hints", |shared, asked, _| {
+        json(&hints::answer(shared, body::<Hints>(asked)?)?)
+    }),
+    route("POST", "/reload", |shared, _, _| json(&shared.reload()?)),
+];
+
+/// Carries out a request.
+pub(crate) fn answer(shared: &Shared, asked: &Asked) -> Result<Reply, Refusal> {
+    let mut allowed = Vec::new();
+    for Route { method, path, answer } in ROUTES {
+        let Some(number) = number_of(path, &asked.path) else { continue };
+        if *method == asked.method {
+            return answer(shared, asked, number);
+        }
+        allowed.push(*method);
+    }
+    if allowed.is_empty() {
+        let why = "there is no such path; docs/reference/openapi.json has all";
+        return Err(Refusal::new(RefusalKind::Missing, why));
+    }
+    let why = format!("this path has {}", allowed.join(", "));
+    Err(Refusal::new(RefusalKind::Method, why))
+}
+
+/// Returns the number in a path, or 0 for a path without one; `None` for another path.
+fn number_of(pattern: &str, path: &str) -> Option<u64> {
+    match pattern.split_once('{') {
+        None => (pattern == path).then_some(0),
+        Some((fixed, _)) => {
+            let digits = path.strip_prefix(fixed)?;
+            digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+        }
+    }
+}
+
+fn body<T: DeserializeOwned>(asked: &Asked) -> Result<T, Refusal> {
+    serde_json::from_slice(&asked.body).map_err(|error| Refusal::argument(error.to_string()))
+}
+
+pub(crate) fn json(answer: &impl Serialize) -> Result<Reply, Refusal> {
+    let body = serde_json::to_vec(answer).map_err(|error| Refusal::argument(error.to_string()))?;
+    Ok(Reply { status: 200, content_type: "application/json", headers: Vec::new(), body })
+}
+
+fn plain(keys: &[Key]) -> Vec<BlockKey> {
+    keys.iter().map(|Key(key)| *key).collect()
+}
+
+/// Returns a handle of a namespace.
+fn within(shared: &Shared, namespace: u64) -> Result<Store, Refusal> {
+    let missing = || {
+        let why = format!("there is no namespace {namespace}; the status has their numbers");
+        Refusal::new(RefusalKind::Missing, why)
+    };
+    let number = u32::try_from(namespace).map_err(|_| missing())?;
+    shared.stack.store().in_namespace(NamespaceId(number)).map_err(|error| match error {
+        StoreError::Catalog { .. } => missing(),
+        error => error.into(),
+    })
+}
+
+impl Shared {
+    /// Pins blocks.
+    pub(crate) fn pin(&self, asked: &PinAsked) -> Result<PinAnswer, Refusal> {
+        let PinAsked { namespace, keys, ttl_s, bytes_max, wait } = asked;
+        let store = within(self, (*namespace).into())?;
+        if *ttl_s == 0 {
+            return Err(Refusal::argument("a pin of 0 seconds; 1 is the least"));
+        }
+        let (keys, ttl) = (plain(keys), Duration::from_secs(*ttl_s));
+        let (store, keys, bytes_max, wait) = (&store, &keys[..], *bytes_max, *wait);
+        let asked = pins::Asked { store, keys, ttl, bytes_max, wait };
+        let (limits, now) = (self.settings().pins, self.now());
+        let (outcome, reason, pin) = self.pins().add(&limits, &asked, now)?;
+        Ok(PinAnswer { outcome, reason, pin })
+    }
+
+    /// Ends a pin.
+    pub(crate) fn unpin(&self, number: u64) -> Result<Blocks, Refusal> {
+        let removed = self.pins().remove(number);
+        let missing = || {
+            let why = format!("there is no pin {number}, or not any more");
+            Refusal::new(RefusalKind::Missing, why)
+        };
+        removed.map(|blocks| Blocks { blocks }).ok_or_else(missing)
+    }
+
+    fn clear(&self, Whole { namespace }: &Whole) -> Result<Blocks, Refusal> {
+        let store = within(self, (*namespace).into())?;
+        let blocks = store.usage()?.stored.into();
+        store.clear()?;
+        store.sync_journal()?;
+        self.pins().forget(&store);
+        Ok(Blocks { blocks })
+    }
+
+    fn quota(&self, namespace: u64) -> Result<QuotaStatus, Refusal> {
+        let store = within(self, namespace)?;
+        let (usage, each) = (store.usage()?, store.geometry().file_bytes());
+        let labels = store.namespaces();
+        let label = labels.into_iter().find(|(id, _)| *id == store.namespace());
+        Ok(QuotaStatus {
+            namespace: store.namespace().0,
+            label: label.map(|(_, label)| label).unwrap_or_default(),
+            stored_bytes: u64::from(usage.stored) * each,
+            quota_bytes: usage.quota_files.map(|files| u64::from(files) * each),
+        })
+    }
+
+    fn checksums(&self, asked: &ChecksumsAsked) -> Result<ChecksumList, Refusal> {
+        let ChecksumsAsked { namespace, keys, verify } = asked;
+        let store = within(self, (*namespace).into())?;
+        let bytes = (keys.len() as u64).saturating_mul(store.shape().block_bytes());
+        if keys.len() > CHECKSUMS_MAX || (*verify && bytes > VERIFIED_BYTES_MAX) {
+            let why = format!(
+                "{} keys were given; {CHECKSUMS_MAX} are possible, and {VERIFIED_BYTES_MAX} bytes \
+                 are read at a time",
+                keys.len()
+            );
+            return Err(Refusal::argument(why));
+        }
+        if *verify && store.superblock().layout.words_per_file == 0 {
+            let why = "the store keeps no checksums, so there is nothing to compare with";
+            return Err(Refusal::new(RefusalKind::Unsupported, why));
+        }
+        let each = |key: &Key| {
+            let held = store.hold_prefix(&[key.0])?;
+            let state = match (held.is_empty(), verify) {
+                (true, _) => BlockState::Missing,
+                (false, false) => BlockState::Stored,
+                (false, true) => self.verify(&store, &held)?,
+            };
+            Ok(BlockChecksums { key: *key, state, checksums: store.checksums(&held) })
+        };
+        let blocks = keys.iter().map(each).collect::<Result<_, Refusal>>()?;
+        Ok(ChecksumList { blocks })
+    }
+
+    /// Reads a block into the server's own pool, which compares its checksums. The store drops a
+    /// block that is damaged.
+    fn verify(&self, store: &Store, held: &Prefix) -> Result<BlockState, Refusal> {
+        let _alone = self.own_pool();
+        let read = Request::retrieve(store, held, 0, &[BlockId(0)])?.move_all();
+        match read {
+            Ok(()) => Ok(BlockState::Intact),
+            Err(StackError::Store(StoreError::Transfer { failure }))
+                if failure.status == gio_uring::IoStatus::Checksum =>
+            {
+                Ok(BlockState::Damaged)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn all_routes_are_described_and_no_others() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/openapi.json");
+        let document: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let mut described = BTreeSet::new();
+        for (path, operations) in document["paths"].as_object().unwrap() {
+            let methods = operations.as_object().unwrap().keys();
+            described.extend(methods.map(|method| (path.clone(), method.to_uppercase())));
+        }
+        let ours = ROUTES.iter().map(|route| (route.path.to_owned(), route.method.to_owned()));
+        assert_eq!(ours.collect::<BTreeSet<_>>(), described);
+    }
+
+    #[test]
+    fn numbers_of_paths_are_digits() {
+        assert_eq!(number_of("/cache/pins", "/cache/pins"), Some(0));
+        assert_eq!(number_of("/cache/pins/{pin}", "/cache/pins/17"), Some(17));
+        for wrong in ["/cache/pins/", "/cache/pins", "/cache/pins/+1", "/cache/pins/1/2"] {
+            assert_eq!(number_of("/cache/pins/{pin}", wrong), None, "{wrong}");
+        }
+    }
+}

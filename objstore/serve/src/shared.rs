@@ -1,0 +1,261 @@
+//! State of a server that its threads share, and its settings.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::SocketAddr,
+    os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use objstore::StoreError;
+use ripieno_stack::{MetricsPage, Stack, StackError};
+
+use crate::{
+    control::{NamespaceStatus, PinList, Reloaded, Status, pins::Pins},
+    engine::{EngineKey, Joined},
+    error::RefusalKind,
+    http::Reply,
+    refusal::Refusal,
+    session::Session,
+    settings::{Reload, Settings},
+};
+
+/// Refusals of control that are logged in a minute; more are only counted.
+const LOGGED_MAX: u32 = 600;
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Parameters of a server.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Path of the socket.
+    pub socket: PathBuf,
+    /// A TCP address for control, where each request needs [`Settings::token`].
+    pub http: Option<SocketAddr>,
+    /// Values that can change while it serves.
+    pub settings: Settings,
+    /// Gets new ones.
+    pub reload: Option<Reload>,
+}
+
+/// State of a server that its threads share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    socket: PathBuf,
+    reload: Option<Reload>,
+    settings: Mutex<Arc<Settings>>,
+    own_uid: u32,
+    state: Mutex<State>,
+    pins: Mutex<Pins>,
+    page: Mutex<MetricsPage>,
+    own_pool: Mutex<()>,
+    /// The last field: the others have handles of the store.
+    pub(crate) stack: Stack,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) sessions: BTreeMap<u64, Arc<Session>>,
+    pub(crate) connections: BTreeMap<u64, OwnedFd>,
+    /// Of these, those over TCP.
+    pub(crate) web_connections: usize,
+    pub(crate) engines: BTreeMap<EngineKey, Joined>,
+    last: u64,
+    pub(crate) counts: Counts,
+    pub(crate) log: LogBudget,
+    /// Set when the store has failed.
+    pub(crate) failed: Option<String>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Counts {
+    pub(crate) sessions_ended: u64,
+    pub(crate) users: u64,
+    pub(crate) messages: u64,
+    pub(crate) calls: u64,
+    pub(crate) requests: u64,
+}
+
+/// Log lines of this minute.
+#[derive(Debug, Default)]
+pub(crate) struct LogBudget {
+    begun: Duration,
+    lines: u32,
+}
+
+impl LogBudget {
+    /// Returns true if a line may be written at the time `now`.
+    fn take(&mut self, now: Duration) -> bool {
+        if now.saturating_sub(self.begun) >= MINUTE {
+            *self = Self { begun: now, lines: 0 };
+        }
+        self.lines = self.lines.saturating_add(1);
+        self.lines <= LOGGED_MAX
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(stack: Stack, options: ServerOptions) -> Self {
+        let ServerOptions { socket, http: _, settings, reload } = options;
+        Self {
+            page: Mutex::new(MetricsPage::of_store(stack.store())),
+            stack,
+            socket,
+            reload,
+            settings: Mutex::new(Arc::new(settings)),
+            own_uid: rustix::process::geteuid().as_raw(),
+            state: Mutex::default(),
+            pins: Mutex::default(),
+            own_pool: Mutex::default(),
+        }
+    }
+
+    /// Ends the pins, and closes the store.
+    pub(crate) fn close(self) -> Result<(), StackError> {
+        let Self { stack, state, pins, page, .. } = self;
+        drop((state, pins, page));
+        stack.close()
+    }
+
+    // A thread that panicked leaves values that are whole.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn pins(&self) -> MutexGuard<'_, Pins> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the right to use the blocks of the store's own pool.
+    pub(crate) fn own_pool(&self) -> MutexGuard<'_, ()> {
+        self.own_pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn settings(&self) -> Arc<Settings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.stack.store().plane().now().duration()
+    }
+
+    /// Returns true if a user may control the server.
+    pub(crate) fn is_controller(&self, uid: u32) -> bool {
+        [self.own_uid, 0].contains(&uid)
+    }
+
+    /// Gives the socket the mode that lets these users in.
+    pub(crate) fn admit(&self, Settings { users, .. }: &Settings) -> io::Result<()> {
+        let is_own = users.iter().all(|uid| *uid == self.own_uid);
+        let mode = fs::Permissions::from_mode(if is_own { 0o600 } else { 0o666 });
+        fs::set_permissions(&self.socket, mode)
+    }
+
+    /// Returns the text of the metrics.
+    pub(crate) fn metrics(&self, accept: &str) -> Reply {
+        let mut page = self.page.lock().unwrap_or_else(PoisonError::into_inner);
+        let (content_type, text) = page.text(accept);
+        Reply { status: 200, content_type, headers: Vec::new(), body: text.into_bytes() }
+    }
+
+    pub(crate) fn pin_list(&self) -> PinList {
+        self.pins().list(&self.settings().pins, self.stack.store(), self.now())
+    }
+
+    /// Notes that the store has failed, if a refusal says so.
+    pub(crate) fn note_failure(&self, kind: RefusalKind, message: &str) {
+        if kind == RefusalKind::Failed {
+            self.state().failed.get_or_insert_with(|| message.to_owned());
+        }
+    }
+
+    /// Gets new settings, and serves by them from now on: all of them, or none.
+    pub(crate) fn reload(&self) -> Result<Reloaded, Refusal> {
+        let Some(Reload(reload)) = &self.reload else {
+            let why = "this server has no configuration to read again";
+            return Err(Refusal::new(RefusalKind::Unsupported, why));
+        };
+        let settings = reload().map_err(|why| Refusal::new(RefusalKind::Conflict, why))?;
+        let refused = |error: io::Error| {
+            Refusal::new(RefusalKind::Conflict, format!("setting the socket's mode: {error}"))
+        };
+        let mut current = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        self.admit(&settings).map_err(refused)?;
+        let changed = current.differences(&settings);
+        *current = Arc::new(settings);
+        for session in self.state().sessions.values() {
+            session.set_limit(current.bandwidth.get(&session.peer.uid).copied());
+        }
+        tracing::info!(?changed, "the configuration was read again");
+        Ok(Reloaded { changed })
+    }
+
+    /// Looks at the devices and the pins. Returns the cause if the store has failed.
+    pub(crate) fn look(&self) -> Option<String> {
+        self.pins().refresh(self.now());
+        let looked = self.stack.store().plane().sync();
+        let mut state = self.state();
+        if let (Err(error), None) = (looked, &state.failed) {
+            state.failed = Some(error.to_string());
+        }
+        state.failed.clone()
+    }
+
+    pub(crate) fn status(&self) -> Result<Status, Refusal> {
+        let store = self.stack.store();
+        let stats = store.stats()?;
+        let namespaces = store.namespaces().into_iter().map(|(id, label)| {
+            let usage = store.in_namespace(id)?.usage()?;
+            let (files, quota_files) = (usage.stored, usage.quota_files);
+            Ok(NamespaceStatus { namespace: id.0, label, files, quota_files })
+        });
+        let namespaces = namespaces.collect::<Result<_, StoreError>>()?;
+        let PinList { pins, bytes: pinned_bytes, .. } = self.pin_list();
+        let state = self.state();
+        let Counts { sessions_ended, users, messages, calls, requests } = state.counts;
+        Ok(Status {
+            files: stats.files,
+            file_bytes: stats.file_bytes,
+            files_free: stats.files_free,
+            files_stored: stats.files_stored,
+            files_writing: stats.files_writing,
+            files_referenced: stats.files_referenced,
+            sessions: state.sessions.values().filter_map(|session| session.status()).collect(),
+            sessions_ended,
+            refused_users: users,
+            refused_messages: messages,
+            refused_calls: calls,
+            refused_requests: requests,
+            pins: pins.len() as u64,
+            pinned_bytes,
+            namespaces,
+        })
+    }
+
+    /// Counts and logs a refused request.
+    pub(crate) fn log_refusal(&self, from: &str, what: &str, why: &str) {
+        let mut state = self.state();
+        state.counts.requests += 1;
+        let is_logged = state.log.take(self.now());
+        drop(state);
+        if is_logged {
+            tracing::warn!(from, ?what, why, "a request was refused");
+        }
+    }
+}
+
+impl State {
+    /// Keeps a connection, so that it can be ended. Returns its number.
+    pub(crate) fn enter(&mut self, connection: OwnedFd) -> u64 {
+        self.last += 1;
+        self.connections.insert(self.last, connection);
+        self.last
+    }
+
+    pub(crate) fn leave_web(&mut self, number: u64) {
+        self.connections.remove(&number);
+        self.web_connections -= 1;
+    }
+}
