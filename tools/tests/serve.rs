@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read as _},
     os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Child, Command, Output, Stdio},
@@ -110,7 +110,7 @@ fn done(dir: &Path, words: &[&str]) -> String {
 fn every_verb_of_ctl_asks_the_server() {
     let dir = TempDir::new().unwrap();
     let config = config(dir.path());
-    let _server = serve(&config);
+    let mut server = serve(&config);
     let (dir, key) = (dir.path(), "ab".repeat(32));
     let named = ["--namespace", "0", &key];
     let with = |verb: &[&'static str]| [verb, &named[..]].concat();
@@ -137,6 +137,14 @@ fn every_verb_of_ctl_asks_the_server() {
         let refused = ctl(dir, &with(&[verb]));
         assert_eq!(refused.status.code(), Some(2));
         assert!(text(&refused.stderr).contains("no DRAM cache"), "{}", text(&refused.stderr));
+    }
+    let mut log = server.0.stderr.take().unwrap();
+    drop(server);
+    let mut lines = String::new();
+    log.read_to_string(&mut lines).unwrap();
+    for refused in ["/cache/prefetches", "/cache/moves", "/cache/pins/1"] {
+        let line = lines.lines().find(|line| line.contains(refused));
+        assert!(line.is_some_and(|line| line.contains("a request was refused")), "{lines}");
     }
 }
 

@@ -284,7 +284,7 @@ pub(crate) fn parse_answer(bytes: &[u8]) -> Option<(u16, &[u8])> {
     Some((answer.code?, bytes.get(end..end.checked_add(length)?)?))
 }
 
-/// A connection of either kind, which another thread may end.
+/// Ends a connection that another thread serves.
 pub(crate) fn hang_up(socket: &OwnedFd) {
     // One that is closed already needs no more.
     let _ = rustix::net::shutdown(socket, Shutdown::Both);

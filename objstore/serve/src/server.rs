@@ -476,6 +476,8 @@ impl Connection<'_> {
         };
         self.shared.state().sessions.insert(self.number, session.clone());
         let Peer { uid, pid } = self.peer;
+        // A reload that came meanwhile did not find it.
+        session.set_limit(self.shared.settings().bandwidth.get(&uid).copied());
         tracing::info!(uid, pid, "a client has come");
         let shape = (*stack.store().shape()).into();
         let welcomed =

@@ -259,3 +259,20 @@ impl State {
         self.web_connections -= 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_minute_has_so_many_lines() {
+        let mut log = LogBudget::default();
+        let mut lines = |from: u32, to: u32| {
+            let seconds = (from..to).map(|second| Duration::from_secs(second.into()));
+            seconds.flat_map(|at| [at; 100]).filter(|at| log.take(*at)).count()
+        };
+        assert_eq!(lines(5, 10), 500);
+        assert_eq!(lines(10, 60), 100, "the rest of the first minute");
+        assert_eq!(lines(60, 120), 600);
+    }
+}
