@@ -158,6 +158,9 @@ impl Plan {
             bytes: pins.bytes.map(|text| size("pins.bytes", &text)).transpose()?,
             ttl: pins.ttl_max.map_or(ttl, Duration::from_secs),
         };
+        if pins.ttl.is_zero() {
+            return Err("pins.ttl_max: at least one second is needed".to_owned());
+        }
         let token = http.as_ref().map(|http| read_token(&http.token_file)).transpose()?;
         let http = http.map(|http| http.address);
         let sessions_max = clients;

@@ -25,12 +25,14 @@ pub enum ServeError {
         hint: &'static str,
     },
     /// The address for control cannot be used, or nobody answers there.
-    #[error("control at {address}: {source}; is the server running, and may this user reach it?")]
+    #[error("control at {address}: {source}; {hint}")]
     Control {
         /// Socket, or IP address and port.
         address: String,
         /// The cause.
         source: io::Error,
+        /// Advice.
+        hint: &'static str,
     },
     /// Another server listens on the socket.
     #[error("a server listens on {} already; end it, or name another socket", path.display())]

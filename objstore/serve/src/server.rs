@@ -167,7 +167,8 @@ fn wait_for_any(listener: &UnixListener, web: Option<&TcpListener>) {
 fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
     let listener = TcpListener::bind(address)
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
-    listener.map_err(|source| ServeError::Control { address: address.to_string(), source })
+    let hint = "name an address of this machine with a free port, which this user may use";
+    listener.map_err(|source| ServeError::Control { address: address.to_string(), source, hint })
 }
 
 /// Returns true if a connection begins with a request of HTTP, and not with a message: waits for

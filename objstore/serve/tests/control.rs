@@ -128,7 +128,7 @@ fn a_pin_protects_until_it_ends() {
     let mut store = Store::new(&rig);
     let mine = store.fill("mine", 0..8);
     let since = Instant::now();
-    let made = store.pin(mine, 0..4, json!({"ttl_s": 2}));
+    let made = store.pin(mine, 0..4, json!({"ttl_s": 4}));
     assert_eq!((made["outcome"].as_str(), &made["reason"]), (Some("accepted"), &Value::Null));
     assert_eq!(made["pin"]["bytes"], 4 * FILE_BYTES);
     store.evict(mine);
@@ -137,10 +137,10 @@ fn a_pin_protects_until_it_ends() {
     assert_eq!(list["pins"].as_array().unwrap().len(), 1);
     assert_eq!((&list["bytes"], rig.status().pins), (&json!(4 * FILE_BYTES), 1));
     while rig.status().pins > 0 {
-        assert!(since.elapsed() < Duration::from_secs(10), "the pin does not end");
+        assert!(since.elapsed() < Duration::from_secs(30), "the pin does not end");
         thread::sleep(Duration::from_millis(20));
     }
-    assert!(since.elapsed() >= Duration::from_secs(2), "it ended after {:?}", since.elapsed());
+    assert!(since.elapsed() >= Duration::from_secs(4), "it ended after {:?}", since.elapsed());
     store.evict(mine);
     assert_eq!(store.found(mine, 0..8), 0);
     // Ended by hand, and by a deletion.
@@ -177,7 +177,7 @@ fn pins_stay_within_their_limits() {
     assert_eq!((outcome(&missing), &missing["pin"]), ("missing".into(), &Value::Null));
     let own = store.pin(mine, 0..2, json!({"bytes_max": FILE_BYTES + 1}));
     assert_eq!((outcome(&own), &own["pin"]["blocks"]), ("clipped".into(), &json!(1)));
-    let long = store.pin(mine, 1..2, json!({"ttl_s": 101}));
+    let long = store.pin(mine, 1..2, json!({"ttl_s": u64::MAX}));
     assert_eq!((outcome(&long), &long["pin"]["ends_in_s"]), ("clipped".into(), &json!(100)));
     // One is not stored yet: its room counts, and it is pinned later.
     let later = store.pin(mine, 5..7, json!({"wait": true}));

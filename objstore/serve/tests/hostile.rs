@@ -101,7 +101,7 @@ fn a_slow_request_has_a_deadline() {
     // The connection may be closed with bytes left.
     let _ = stream.read_to_end(&mut answer);
     assert_eq!(split(&answer).0, 408);
-    assert!((4..9).contains(&since.elapsed().as_secs()), "{:?}", since.elapsed());
+    assert!((4..30).contains(&since.elapsed().as_secs()), "{:?}", since.elapsed());
     trickle.join().unwrap();
 }
 

@@ -112,6 +112,7 @@ fn a_wrong_configuration_is_named() {
         ("\"100GiB\"", "\"\"", "capacity"),
         ("\"1GiB\"", "\"0\"", "more than 0 bytes"),
         ("\"10GiB\"", "\"x\"", "pins.bytes"),
+        ("ttl_max = 3600", "ttl_max = 0", "pins.ttl_max"),
         ("layers = 32", "layers = 0", "shape"),
         ("[shape]", "[shapes]", "shape"),
         ("users = [1001]", "users = [\"alice\"]", "users"),

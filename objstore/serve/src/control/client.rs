@@ -103,7 +103,8 @@ impl Control {
 
     fn exchange(&self, request: &[u8]) -> Result<Vec<u8>, ServeError> {
         let address = &self.address;
-        let absent = |source| ServeError::Control { address: address.to_string(), source };
+        let hint = "is the server running, and may this user reach it?";
+        let absent = |source| ServeError::Control { address: address.to_string(), source, hint };
         match address {
             ControlAddress::Unix(path) => {
                 let stream = UnixStream::connect(path).map_err(absent)?;

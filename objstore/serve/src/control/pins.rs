@@ -133,7 +133,12 @@ impl Pins {
             (true, false) => Outcome::Clipped,
             (true, true) => Outcome::Accepted,
         };
-        let pin = Pin { store: store.clone(), held, awaited, until: now + ttl.min(ttl_max) };
+        let pin = Pin {
+            store: store.clone(),
+            held,
+            awaited,
+            until: now.saturating_add(ttl.min(ttl_max)),
+        };
         self.last += 1;
         let status = pin.status(self.last, now);
         self.all.insert(self.last, pin);

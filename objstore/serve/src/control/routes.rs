@@ -20,7 +20,7 @@ use crate::{
 /// Blocks whose checksums are asked for at a time, at most.
 const CHECKSUMS_MAX: usize = 1024;
 /// Bytes that are read and compared at a time, at most.
-const VERIFIED_BYTES_MAX: u64 = 1 << 30;
+const VERIFIED_BYTES_MAX: u64 = 256 << 20;
 
 /// A request that is answered.
 pub(crate) struct Route {
