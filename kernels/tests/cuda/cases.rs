@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cuda_mock::{self as mock, Level, isolated};
 use gio_kernels::cuda::{CudaDevice, CudaStream, LaunchMode};
 use gio_uring::{
-    Affine, AffineOp, Direction, ExecutorError, Fault, IoExecutor, IoStatus, IocbId, Signal, Uring,
-    UringOptions, Wait,
+    Affine, AffineOp, BlockMap, Direction, ExecutorError, Fault, IoExecutor, IoStatus, IocbId,
+    Signal, Uring, UringOptions, Wait,
 };
 use nvme_driver::{Nanos, Quiesced};
 use nvme_emu::{EmuRunner, FaultAction, FaultPlan, FaultRule, FaultWhen};
@@ -27,9 +27,24 @@ pub(crate) fn issue_after(
     pool: &Pool,
     wait: Option<&Wait>,
 ) -> (IocbId, Result<(), ExecutorError>) {
+    let map = upload(ring);
+    issue_map(ring, pool, &map, wait)
+}
+
+/// Uploads the map of the 16 objects.
+pub(crate) fn upload(ring: &mut Uring) -> BlockMap {
     let map: Vec<Affine> = (0..16).map(|i| Affine { block: i, file: i }).collect();
-    let map = ring.upload_map(&map, ring.devices()).expect("a map");
-    let op = AffineOp { wait, ..AffineOp::new(Direction::Read, &map, &pool.handle, 0..1) };
+    ring.upload_map(&map, ring.devices()).expect("a map")
+}
+
+/// Issues one row of a map.
+pub(crate) fn issue_map(
+    ring: &mut Uring,
+    pool: &Pool,
+    map: &BlockMap,
+    wait: Option<&Wait>,
+) -> (IocbId, Result<(), ExecutorError>) {
+    let op = AffineOp { wait, ..AffineOp::new(Direction::Read, map, &pool.handle, 0..1) };
     match ring.submit(&op) {
         Ok(id) => (id, Ok(())),
         Err(gio_uring::Error::Submitted { iocb, source }) => (iocb, Err(source)),

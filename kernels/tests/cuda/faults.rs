@@ -13,7 +13,7 @@ use nvme_driver::{Clock, MonotonicClock, Nanos, Quiesced};
 use nvme_spec::ids::Nsid;
 
 use crate::{
-    cases::issue,
+    cases::{issue, issue_map, upload},
     rig::{self, Rig, bare, round_trip, set_stop, soon},
 };
 
@@ -172,9 +172,11 @@ fn stays(mode: LaunchMode, code: i32) {
     let (id, issued) = issue(&mut ring, &pool);
     issued.expect("issued");
     ring.wait_completion(id, soon(&ring)).expect("works at first");
+    // An upload asks how far its copy is as often as that takes.
+    let map = upload(&mut ring);
     mock::hang(true);
     mock::inject("cuStreamQuery", 3, code);
-    let (id, issued) = issue(&mut ring, &pool);
+    let (id, issued) = issue_map(&mut ring, &pool, &map, None);
     issued.expect("issued");
     let cause = format!("({code})");
     let hint = "start it anew";
@@ -195,7 +197,7 @@ fn stays(mode: LaunchMode, code: i32) {
     let made = CudaExecutor::new(&device, CudaOptions::default(), clock);
     answer(made.map(drop).map_err(|e| words(&e)));
     let live = mock::live();
-    drop((ring, pool, rig, device));
+    drop((map, ring, pool, rig, device));
     assert_eq!(mock::live(), live, "nothing was freed");
     mock::assert_thread_clean();
 }
