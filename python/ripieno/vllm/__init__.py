@@ -223,9 +223,8 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, None]:
-        self._scheduler.forget(request, block_ids)
-        return False, None
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, self._scheduler.forget(request, block_ids)
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler.is_pending

@@ -17,6 +17,7 @@ import ripieno
 from . import spans
 from .events import Events
 from .groups import Lookup, Places
+from .hints import ANSWERS, Hints
 from .metrics import Stats
 from .protocol import Ahead, Job, Legacy, Tasks
 
@@ -157,6 +158,8 @@ class Scheduler:
         """Epoch of the weights, which a reset increments."""
         self.spaces: dict[tuple[int, str], int | None] = {}
         """By adapter: its namespace, or None if it has none."""
+        shape = connector.shape
+        self.hints = Hints(self.catalog, shape.rows * shape.object_bytes * self.world)
         self.events = Events() if connector.has_events else None
         if self.events:
             self.catalog.take_dropped([self.namespace])
@@ -308,6 +311,7 @@ class Scheduler:
 
     def tasks(self, output: SchedulerOutput) -> Tasks:
         tasks = Tasks(is_idle=not output.num_scheduled_tokens)
+        self.hints.refresh({save.request for save in self.saves.values()})
         if self.options.layer_times:
             tasks.computes = computes(output)
         self._ahead(self.planned.keys() | output.num_scheduled_tokens.keys(), tasks)
@@ -514,8 +518,9 @@ class Scheduler:
         for save in self.saves.values():
             save.is_wrong |= not invalid.isdisjoint(save.prefix)
 
-    def forget(self, request: Request, ids: Sequence[list[int]]) -> None:
-        """Forgets a request that has ended. ids: its blocks in each group."""
+    def forget(self, request: Request, ids: Sequence[list[int]]) -> dict[str, Any] | None:
+        """Forgets a request that has ended, and returns the answers to its hints. ids: its blocks in
+        each group."""
         name = request.request_id
         self.requests.pop(name, None)
         self.asked.pop(name, None)
@@ -529,6 +534,20 @@ class Scheduler:
             kept = self._kept(request, ids, full)
             left = len(kept) - self.groups.number_before(kept, saved)
             self.stats.count("dropped_blocks", max(0, left))
+        return self._answers(request, ids)
+
+    def _answers(self, request: Request, ids: Sequence[list[int]]) -> dict[str, Any] | None:
+        if request.kv_hints is None:
+            return None
+        space = self._space(request)
+        keys: Sequence[bytes] = ()
+        if space is not None and not self.dead:
+            full = self._full(request, request.num_prompt_tokens)
+            keys = self.groups.keys(request, self._kept(request, ids, full))
+        name = request.request_id
+        saves = any(save.request == name for save in self.saves.values())
+        space = self.namespace if space is None else space
+        return {ANSWERS: self.hints.answer(request.kv_hints, name, space, keys, saves)}
 
     def reset(self) -> bool:
         """Drops all blocks, because the weights may change."""
@@ -543,6 +562,7 @@ class Scheduler:
             # The blocks cannot be dropped, so lookups must not find them.
             self._fail_permanently(f"it could not be reset: {error}")
             return False
+        self.hints.forget()
         # Pending saves are stale, too, and so are blocks that requests compute from stale ones.
         for save in self.saves.values():
             save.is_wrong = True

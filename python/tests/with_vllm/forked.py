@@ -141,14 +141,16 @@ class Engine:
     def runner(self):
         return self.core.model_executor.driver_worker.worker.model_runner
 
-    def add(self, prompt, name=None, salt=None, lora=None, headers=None, **sampling):
+    def add(self, prompt, name=None, salt=None, lora=None, headers=None, hints=None, **sampling):
         """Adds a request and returns its name. Greedy sampling, 24 tokens by default."""
         name = name or f"r{len(self.answers)}"
         defaults = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "detokenize": False}
         tokens = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
         self.answers[name] = Answer()
         params = SamplingParams(**(defaults | sampling))
-        self.llm.add_request(name, tokens, params, lora_request=lora, trace_headers=headers)
+        self.llm.add_request(
+            name, tokens, params, lora_request=lora, trace_headers=headers, kv_hints=hints
+        )
         return name
 
     def step(self):

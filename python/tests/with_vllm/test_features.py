@@ -16,6 +16,7 @@ import gemma as gemmas  # noqa: E402
 from forked import life_of, live, metric  # noqa: E402
 from prompts import BLOCK, PROMPTS, tokens, whole  # noqa: E402
 from vllm.config import CUDAGraphMode, KVEventsConfig  # noqa: E402
+from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope  # noqa: E402
 from vllm.v1.metrics.reader import get_metrics_snapshot  # noqa: E402
 from vllm.v1.worker import kv_connector_model_runner_mixin as mixin  # noqa: E402
 
@@ -309,6 +310,73 @@ def test_a_request_may_store_nothing(model, options):
         return cached
 
     assert live(ask, model=model, options=options) == [0, 416, 0, 0, 288]
+
+
+def hint(kind, payload, version="1"):
+    return KvHintsEnvelope("1", "m", [KvHintAction("a", kind, version, payload)])
+
+
+def test_hints_pin_the_blocks_of_a_request(model, options):
+    def hinted(engine, prompt, *hint_of, **more):
+        """Returns the answer to a hint of a request for a prompt."""
+        engine.ask(prompt, hints=hint(*hint_of), max_tokens=1, **more)
+        (answer,) = list(engine.answers.values())[-1].output.kv_transfer_params["ripieno.hints"]
+        assert answer.pop("action_id") == "a"
+        engine.forget()
+        return answer
+
+    def found(engine):
+        """Evicts all blocks that are not held. Returns what is found of A and of B."""
+        engine.ask(tokens(20), max_tokens=1)
+        engine.forget()
+        engine.connector.catalog.evict(1 << 20)
+        cached = [engine.ask(prompt, max_tokens=1)[1][0] for prompt in (A, B)]
+        engine.forget()
+        return cached
+
+    def outcomes(engine):
+        answers, hits = [], []
+        answers.append(hinted(engine, A, "kv.pin", {"ttl_s": 3600}))
+        assert engine.ask(B)[1] == [0]
+        hits.append(found(engine))
+        few = 5 * engine.connector.hints.block_bytes
+        answers.append(hinted(engine, B, "kv.pin", {"ttl_s": 10**6, "bytes_max": few}))
+        hits.append(found(engine))
+        answers.append(hinted(engine, tokens(20), "kv.deref", {"pin": 1}))
+        answers.append(hinted(engine, tokens(20), "kv.deref", {"pin": 1}))
+        answers.append(hinted(engine, tokens(20), "kv.deref", {"pin": 2}))
+        hits.append(found(engine))
+        answers.append(hinted(engine, A, "kv.pin", {"ttl_s": 3600}))
+        hits.append(found(engine))
+        engine.connector.hints.pins[3].until = 0.0
+        hits.append(found(engine))
+        refused = [
+            hinted(engine, A, "kv.pin", {}),
+            hinted(engine, A, "kv.pin", {"ttl_s": 5, "tll": 5}),
+            hinted(engine, A, "kv.pin", {"ttl_s": 5, "bytes_max": 1}),
+            hinted(engine, A, "kv.pin", {"ttl_s": 5}, "2.0"),
+            hinted(engine, A, "kv.retain", {}),
+            hinted(engine, A, "kv.unheard", {}),
+        ]
+        answers.append(hinted(engine, A[:5], "kv.pin", {"ttl_s": 5}))
+        engine.ask(A, hints=hint("kv.pin", {"ttl_s": 3600}))
+        engine.forget()
+        engine.scheduler.reset_prefix_cache(reset_connector=True)
+        return answers, hits, refused, len(engine.connector.hints.pins)
+
+    answers, hits, refused, left = live(outcomes, model=model, options=options)
+    kinds = ["deferred", "clipped", "accepted", "missing", "accepted", "accepted", "missing"]
+    assert [answer["outcome"] for answer in answers] == kinds
+    assert [answer["pin"] for answer in answers] == [1, 2, None, None, None, 3, None]
+    assert "being saved" in answers[0]["reason"]
+    assert "room for" in answers[1]["reason"] and "86400 s" in answers[1]["reason"]
+    hit = A_BLOCKS * BLOCK
+    assert hits == [[hit, 0], [hit, 5 * BLOCK], [0, 0], [hit, 0], [0, 0]]
+    assert {answer["outcome"] for answer in refused} == {"rejected"}
+    reasons = ["ttl_s: None", "tll is unknown", "room for 0", "version 2.0", "reuse", "is unknown"]
+    for answer, reason in zip(refused, reasons, strict=True):
+        assert reason in answer["reason"]
+    assert left == 0
 
 
 @pytest.mark.parametrize("kind", ["latent", "windows"])

@@ -45,12 +45,13 @@ def obey(engine, pipe):
 
 
 @contextlib.contextmanager
-def running(server, model):
+def running(server, model, role="kv_both"):
     ours, theirs = Pipe()
     child = os.fork()
     if child == 0:
         options = {"server": server.socket}
-        life = life_of(obey, theirs, model=model, options=options, policy="recompute")
+        settings = {"options": options, "policy": "recompute", "role": role}
+        life = life_of(obey, theirs, model=model, **settings)
         is_good = life.error is None or life.signal == signal.SIGKILL
         if not is_good:
             print(life.said[-9000:], life.error, flush=True)
@@ -128,6 +129,29 @@ def test_engines_share_a_server(model, said, tmp_path):
         assert one.process in {each["pid"] for each in server.status()["sessions"]}
     # The program itself is gone, too.
     assert server.process.returncode == -signal.SIGKILL
+
+
+def prefill(engine):
+    """Computes each prompt's first token. Returns the cached tokens of each."""
+    cached = []
+    for prompt in PROMPTS:
+        cached += engine.ask(prompt, max_tokens=1)[1]
+        engine.forget()
+    return cached
+
+
+def test_one_engine_prefills_and_another_decodes(model, said, tmp_path):
+    with (
+        Server(tmp_path, SHAPE) as server,
+        running(server, model, "kv_producer") as first,
+        running(server, model, "kv_consumer") as second,
+    ):
+        assert first.run(prefill) == [0] * len(PROMPTS)
+        stored = server.status()["files_stored"]
+        assert said_and_cached(second.run(alone)) == (said, STORED)
+        assert server.status()["files_stored"] == stored
+        # It reads nothing.
+        assert first.run(prefill) == [0] * len(PROMPTS)
 
 
 LAST = tokens(200)
