@@ -247,6 +247,7 @@ Examples:
   ripieno sim conversation_trace.jsonl --rate 0.5 --gpus 2 --drives 4 --dram 512GiB
   ripieno sim loogle --rate 0.4 --json
   ripieno sim plan conversation_trace.jsonl --rate 0.5 --ttft-p99 20
+  ripieno sim cluster chat --rate 8 --engines 4 --link 15,100
 
 Nothing is measured: a model of GPU and devices says how long each thing takes, and the store's own
 index and scheduler decide what happens. Each scenario says where its parameters are from, and

@@ -1,5 +1,6 @@
 //! `ripieno sim`: serving with a tiered KV cache, in virtual time.
 
+mod cluster;
 mod machine;
 mod plan;
 pub(crate) mod workload;
@@ -19,6 +20,7 @@ use crate::progress::Progress;
 use crate::size;
 use crate::table::fold;
 use crate::terminal;
+use cluster::ClusterFlags;
 use machine::{MachineFlags, check_fit};
 use plan::PlanFlags;
 use workload::{Workload, WorkloadFlags};
@@ -54,6 +56,9 @@ enum SimCommand {
     /// Find the tiers to buy for a workload: hits, TTFT, throughput and cost of each combination
     #[command(after_help = PLAN_HELP)]
     Plan(Box<PlanFlags>),
+    /// Serve a workload with engines on several machines, by router and link between them
+    #[command(after_help = CLUSTER_HELP)]
+    Cluster(Box<ClusterFlags>),
     /// Print the parameters as JSON, each with its source: a file for --parameters
     Parameters,
 }
@@ -66,6 +71,15 @@ Examples:
 All combinations of host memory and drives are simulated, and none of either, with several seeds
 where requests are random; and more GPUs without tiers. The recommended one is the cheapest by
 tokens that serves what arrives and keeps --ttft-p99 with any seed.";
+
+const CLUSTER_HELP: &str = "\
+Examples:
+  ripieno sim cluster chat --rate 8 --engines 2,4,8
+  ripieno sim cluster conversation_trace.jsonl --rate 2 --link 15,50,200 --json
+
+Each engine has GPUs, host memory and drives of its own. A router hands it requests: in turns, by
+load, or by the blocks that a directory says it has. Blocks of another engine are fetched if that is
+sooner than to compute them. A link of 15 Gbps is written 15.";
 
 /// Flags of the workload, the machine and the report.
 #[derive(Debug, Args)]
@@ -107,6 +121,7 @@ enum Task {
 pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     let serving = match &flags.command {
         Some(SimCommand::Plan(plan)) => plan.serving(),
+        Some(SimCommand::Cluster(cluster)) => &cluster.serving,
         Some(SimCommand::Parameters) => {
             terminal::print(PARAMETERS.trim_end())?;
             return Ok(0);
@@ -116,8 +131,10 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     if let Some(page) = &serving.report.html {
         file::check_output("--html", page)?;
     }
-    if let Some(SimCommand::Plan(flags)) = &flags.command {
-        return plan::run(flags);
+    match &flags.command {
+        Some(SimCommand::Plan(flags)) => return plan::run(flags),
+        Some(SimCommand::Cluster(flags)) => return cluster::run(flags),
+        Some(SimCommand::Parameters) | None => {}
     }
     if flags.names.is_empty() {
         terminal::print(list())?;

@@ -120,6 +120,7 @@ fn every_help_fits_two_screens() {
     let all =
         ["replay", "pace", "bench table", "sim", "sim plan", "format", "inspect", "fsck", "scrub"];
     for name in all.into_iter().chain([
+        "sim cluster",
         "identify",
         "doctor",
         "bench",
@@ -633,6 +634,7 @@ fn hints_name_flags_of_the_same_command() {
         "doctor --device emu,emu",
         "doctor --device tape",
         "sim plan - --html /no/such/x",
+        "sim cluster chat --kv-memory 1MiB",
     ] {
         let output = command(&words.split_whitespace().collect::<Vec<_>>());
         let err = text(&output.stderr);

@@ -142,6 +142,32 @@ fn a_plan_shows_a_restart() {
 }
 
 #[test]
+fn a_cluster_is_compared_by_router_and_link() {
+    let file = trace();
+    let path = file.path().to_str().unwrap();
+    let args = ["cluster", path, "--engines", "1,3", "--link", "0.001,100", "--dram", "8GiB"];
+    let found = json(&args);
+    let rows = found["tables"][0]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 3 * 3);
+    let of = |row: &str, column: &str| cell(&found, 0, row, column);
+    for row in rows {
+        let row = row[0].as_str().unwrap();
+        let places = ["own GPU, %", "own tiers, %", "other engines, %", "computed, %"];
+        let all: f64 = places.iter().map(|column| of(row, column)).sum();
+        assert!((99.7..100.3).contains(&all), "{row}: {all}");
+        let is_alone = row.starts_with("1 engine,") || row.ends_with("no link");
+        assert!(!is_alone || of(row, "network, GB") == 0.0, "{row}");
+    }
+    // Each turn comes to another engine than the one before.
+    assert!(of("3 engines, round robin, 100 Gbps", "other engines, %") > 20.0, "{rows:?}");
+    assert!(of("3 engines, round robin, no link", "computed, %") > 90.0, "{rows:?}");
+    assert!(of("3 engines, round robin, 0.001 Gbps", "computed sooner, blocks") > 0.0, "{rows:?}");
+    assert_eq!(found, json(&args), "the same again");
+    let never = json(&[&args[..], &["--directory-delay", "1000"]].concat());
+    assert_eq!(cell(&never, 0, "3 engines, round robin, 100 Gbps", "other engines, %"), 0.0);
+}
+
+#[test]
 fn bad_input_is_named() {
     let file = trace();
     let path = file.path().to_str().unwrap();
@@ -154,9 +180,20 @@ fn bad_input_is_named() {
     refused(&["/no/such.jsonl"], "trace /no/such.jsonl: cannot be read");
     refused(&["tutti-99"], "tutti-99: no such scenario, workload or file");
     refused(&["plan", "tutti-99"], "tutti-99: no such scenario, workload or file");
+    refused(&["cluster", "tutti-99"], "tutti-99: no such scenario, workload or file");
     refused(&[path, "--warm-up", "100"], "--warm-up 100: the last request comes after");
     refused(&[path, "--kv-memory", "300MiB"], "request 1: 4096 tokens of prompt and 20 of output");
     refused(&["plan", path, "--model", "llama-3-70b"], "its weights leave no room");
+    for (flag, value, wanted) in [
+        ("--engines", "65", "expected a whole number from 1 to 64"),
+        ("--link", "0", "expected above 0"),
+        ("--link", "1e9", "expected 0.001 to 100000"),
+        ("--directory-delay", "-1", "expected above 0"),
+    ] {
+        let output = sim(&["cluster", path, &format!("{flag}={value}")]);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && error.contains(wanted), "{error}");
+    }
     for (flag, wanted) in [("--model", "llama-3-8b, llama-3-70b"), ("--gpu", "H100")] {
         let error = String::from_utf8(sim(&[path, flag, "what"]).stderr).unwrap();
         assert!(error.contains(&format!("[possible values: {wanted}")), "{error}");

@@ -5,6 +5,7 @@
 //! single event. [`Tiers`] holds and moves the keys and values: [`serve`] runs over the model of
 //! this crate, [`serve_over`] over any other, such as a store.
 
+mod cluster;
 mod hbm;
 mod host;
 mod index;
@@ -12,6 +13,7 @@ mod link;
 mod memory;
 mod model_tiers;
 mod numbered;
+mod peers;
 mod record;
 mod requests;
 mod steps;
@@ -31,6 +33,7 @@ use crate::{
     policy::Policy,
     storage::Storage,
 };
+pub(crate) use cluster::{Cluster, Clustered, Router, serve_cluster};
 use hbm::Hbm;
 use index::Index;
 pub(crate) use link::Link;
@@ -40,7 +43,7 @@ use record::Record;
 pub use record::{Second, Span, Work};
 use requests::{Active, Waiting};
 use steps::Step;
-pub use tiers::{Ended, Hit, Purpose, Tiers};
+pub use tiers::{Ended, Hit, Place, Purpose, Tiers};
 
 /// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,6 +124,8 @@ pub struct Served {
     pub loaded_tokens: u32,
     /// Loaded tokens that came from the host memory cache.
     pub host_tokens: u32,
+    /// Loaded tokens that came from other engines.
+    pub peer_tokens: u32,
     /// True when its client disconnected early.
     pub is_aborted: bool,
 }
@@ -144,6 +149,8 @@ pub struct Report {
     pub host_read_bytes: u64,
     /// Bytes written to it.
     pub host_write_bytes: u64,
+    /// Bytes fetched from other engines.
+    pub peer_bytes: u64,
     /// Bytes prefetched from the tier.
     pub ahead_bytes: u64,
     /// Prefetched bytes evicted from host memory before use.
@@ -171,6 +178,8 @@ struct Engine<'a, T: Tiers> {
     requests: &'a [Request],
     now: Duration,
     arrived: usize,
+    /// True if a router hands it its requests: it serves no others.
+    is_routed: bool,
     /// Disconnect times of clients whose requests have arrived and not ended.
     leaving: BTreeSet<(Duration, usize)>,
     waiting: VecDeque<Waiting>,
@@ -315,6 +324,7 @@ impl<'a, T: Tiers> Engine<'a, T> {
             requests,
             now: Duration::ZERO,
             arrived: 0,
+            is_routed: false,
             leaving: BTreeSet::new(),
             waiting: VecDeque::new(),
             is_new: false,
@@ -332,29 +342,32 @@ impl<'a, T: Tiers> Engine<'a, T> {
     /// Processes all events in order.
     fn run(&mut self, goes_on: &mut dyn FnMut() -> bool) -> Result<(), T::Error> {
         while let Some(next) = self.wait() {
-            self.now = next.max(self.now);
-            self.io_ends()?;
-            self.compute_ends()?;
-            if !goes_on() {
-                self.arrived = self.requests.len();
-                self.waiting.clear();
-                self.leaving.clear();
-            }
-            self.arrive();
-            self.leave()?;
-            self.plan()?;
-            self.look_ahead()?;
-            self.go_on();
-            if let Some(tiers) = &mut self.tiers {
-                tiers.pump()?;
-            }
+            self.event(next, goes_on)?;
         }
-        let (setup, first) = (self.setup, self.waiting.front());
-        assert!(first.is_none(), "{setup:?} has no room for {first:?}");
         Ok(())
     }
 
+    /// Processes the events until the time `next`, which [`Self::wait`] returned.
+    fn event(&mut self, next: Duration, goes_on: &mut dyn FnMut() -> bool) -> Result<(), T::Error> {
+        self.now = next.max(self.now);
+        self.io_ends()?;
+        self.compute_ends()?;
+        if !goes_on() {
+            self.arrived = self.requests.len();
+            self.waiting.clear();
+            self.leaving.clear();
+        }
+        self.arrive();
+        self.leave()?;
+        self.plan()?;
+        self.look_ahead()?;
+        self.go_on();
+        self.tiers.as_mut().map_or(Ok(()), Tiers::pump)
+    }
+
     fn end(mut self) -> (Report, Option<T>) {
+        let (setup, first) = (self.setup, self.waiting.front());
+        assert!(first.is_none(), "{setup:?} has no room for {first:?}");
         self.report.took = self.now;
         (self.report.seconds, self.report.spans) = self.record.end();
         (self.report, self.tiers)
@@ -385,17 +398,20 @@ impl<'a, T: Tiers> Engine<'a, T> {
 
     /// Accounts for a completed transfer.
     fn moved(&mut self, ended: Ended) {
-        let Ended { purpose, request, is_host, bytes, began } = ended;
+        let Ended { purpose, request, place, bytes, began } = ended;
         let (second, report) = (self.record.second(self.now), &mut self.report);
         let is_read = !matches!(purpose, Purpose::Store { .. });
-        let (all, part) = match (is_host, is_read) {
-            (false, true) => (&mut report.read_bytes, &mut second.read_bytes),
-            (false, false) => (&mut report.write_bytes, &mut second.write_bytes),
-            (true, true) => (&mut report.host_read_bytes, &mut second.host_read_bytes),
-            (true, false) => (&mut report.host_write_bytes, &mut second.host_write_bytes),
+        let (all, part) = match (place, is_read) {
+            (Place::Tier, true) => (&mut report.read_bytes, Some(&mut second.read_bytes)),
+            (Place::Tier, false) => (&mut report.write_bytes, Some(&mut second.write_bytes)),
+            (Place::Host, true) => (&mut report.host_read_bytes, Some(&mut second.host_read_bytes)),
+            (Place::Host, false) => {
+                (&mut report.host_write_bytes, Some(&mut second.host_write_bytes))
+            }
+            (Place::Peer, _) => (&mut report.peer_bytes, None),
         };
         *all += bytes;
-        *part += bytes;
+        part.into_iter().for_each(|part| *part += bytes);
         let (work, layer) = match purpose {
             Purpose::Ahead => {
                 self.report.ahead_bytes += bytes;
@@ -422,11 +438,18 @@ impl<'a, T: Tiers> Engine<'a, T> {
         while let Some(next) = self.requests.get(self.arrived)
             && next.arrival <= self.now
         {
-            self.leaving.extend(next.leaves(self.arrived));
-            self.waiting.push_back(Waiting::new(self.arrived));
+            if !self.is_routed {
+                self.enqueue(self.arrived);
+            }
             self.arrived += 1;
-            self.is_new = true;
         }
+    }
+
+    /// Makes a request wait that arrives now.
+    fn enqueue(&mut self, number: usize) {
+        self.leaving.extend(self.requests[number].leaves(number));
+        self.waiting.push_back(Waiting::new(number));
+        self.is_new = true;
     }
 }
 

@@ -4,6 +4,9 @@ use std::{collections::VecDeque, time::Duration};
 
 use kv_schedule::{Curve, Direction, IoCosts, OpId, Setting, SlackTable};
 
+/// Bytes a second of a link of 1 Gbps.
+pub(crate) const GBPS: f64 = 1e9 / 8.0;
+
 /// Parameters of a channel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LaneModel {
@@ -39,6 +42,11 @@ impl LaneModel {
         mixed: 1.0,
         window: usize::MAX,
     };
+
+    /// Returns a link on which so many objects together are one message.
+    pub(crate) fn by_messages(self, objects: u32) -> Self {
+        Self { set_up: self.set_up / objects, ..self }
+    }
 
     /// Returns a table with the cost of operations, and no layer times.
     pub(crate) fn table(&self) -> SlackTable {

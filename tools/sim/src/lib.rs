@@ -14,7 +14,8 @@
 //! - `swarm`: activations of entries by a law, and other ways to organize them, for the figures of
 //!   Swarm; [`kv_swarm`] has its clusters.
 //! - [`Machine`]: GPUs, host memory and drives; [`compare()`] serves a workload on one, with all
-//!   policies side by side. [`Summary`], [`Prices`]: performance and cost.
+//!   policies side by side. [`Summary`], [`Prices`]: performance and cost. [`cluster()`]: on
+//!   several, behind a router, with a directory of their blocks and links between them.
 //! - [`Scenario`]: simulations by name. [`Outcome`]: results as tables and plots, next to a paper's
 //!   numbers. [`page`]: results as HTML.
 //!
@@ -23,8 +24,9 @@
 //!   reports on any machine. Several runs go side by side.
 //!
 //! # Not implemented
-//! - Replicas of an engine that share tiers.
+//! - Engines that share a tier; those of a cluster have their own, and fetch from each other.
 
+mod cluster;
 mod compare;
 mod engine;
 mod gpu;
@@ -42,10 +44,11 @@ mod summary;
 mod swarm;
 mod workload;
 
+pub use cluster::{Clusters, cluster};
 pub use compare::{POLICIES, compare};
 pub use engine::{
-    Ended, Hit, LayerTimes, Purpose, Report, Request, Second, Served, Setup, Span, Tiers, Work,
-    serve, serve_over, watch,
+    Ended, Hit, LayerTimes, Place, Purpose, Report, Request, Second, Served, Setup, Span, Tiers,
+    Work, serve, serve_over, watch,
 };
 pub use gpu::{GLM_4_9B_1M, Gpu, LLAMA_3_8B, LLAMA_3_70B, Model, QWEN3_32B};
 pub use lane::LaneModel;

@@ -6,6 +6,7 @@ use crate::{
     engine::{LayerTimes, Request, Setup},
     gpu::{Gpu, Model},
     parameters::Parameters,
+    policy::Policy,
     storage::Storage,
 };
 
@@ -61,6 +62,18 @@ impl Machine<'_> {
             block_tokens: BLOCK_TOKENS,
             step_tokens: 8192,
             requests_max: 256,
+        }
+    }
+
+    /// Returns the policy for its tiers: by layers, with the scheduler, and with lookahead if there
+    /// are both host memory and drives.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        match (self.dram_bytes, self.drives) {
+            (0, 0) => Policy::HBM,
+            (0, _) => Policy::OURS,
+            (_, 0) => Policy::HOST_ALONE,
+            _ => Policy::LOOKAHEAD,
         }
     }
 

@@ -10,7 +10,6 @@ use crate::{
     outcome::{Line, Outcome, Plot, Table},
     page::{number, size},
     parameters::Parameters,
-    policy::Policy,
     summary::{Counted, Prices, Summary, median},
 };
 
@@ -103,15 +102,6 @@ impl Hardware {
         }
     }
 
-    fn policy(&self) -> Policy {
-        match (self.dram, self.drives) {
-            (0, 0) => Policy::HBM,
-            (0, _) => Policy::OURS,
-            (_, 0) => Policy::HOST_ALONE,
-            _ => Policy::LOOKAHEAD,
-        }
-    }
-
     /// Returns `machine` with this hardware; other GPUs bring 90 % of their memory.
     fn of<'a>(&self, machine: &Machine<'a>) -> Machine<'a> {
         let each = machine.gpu.bytes as f64 * 0.9;
@@ -134,8 +124,8 @@ impl Choice {
         limits: &Limits,
         (hardware, restart): (Hardware, Option<Duration>),
     ) -> Self {
-        let (machine, policy) = (hardware.of(machine), hardware.policy());
-        let setup = machine.setup();
+        let machine = hardware.of(machine);
+        let (setup, policy) = (machine.setup(), machine.policy());
         let capacity = setup.storage.drive_bytes as f64;
         let run = |workload: &Counted| {
             let report = serve(&setup, &policy, &workload.requests);

@@ -121,8 +121,7 @@ impl Policy {
 
     /// A machine that stores, or another engine: chunks, before the step; other requests run
     /// meanwhile (LMCache's asynchronous loads).
-    pub const REMOTE: Self =
-        Self::of("remote", Tier { path: Path::Remote, loads: Loads::Whole, ..CHUNKS });
+    pub const REMOTE: Self = Self::of("remote", REMOTE);
     /// Same as [`Policy::REMOTE`]; the step waits.
     pub const REMOTE_WAITS: Self =
         Self::of("remote, the step waits", Tier { path: Path::Remote, ..CHUNKS });
@@ -156,6 +155,9 @@ const CHUNKS: Tier = Tier {
     loads: Loads::Step,
     schedule: AT_ONCE,
 };
+
+/// Chunks of another machine.
+pub(crate) const REMOTE: Tier = Tier { path: Path::Remote, loads: Loads::Whole, ..CHUNKS };
 
 const DIRECT: Tier = Tier {
     path: Path::Direct,

@@ -101,6 +101,8 @@ pub struct Summary {
     pub host_hits: f64,
     /// Fraction loaded from drives.
     pub drive_hits: f64,
+    /// Fraction fetched from other engines of a cluster.
+    pub peer_hits: f64,
     /// Fraction of the time of all steps that the GPU waited for loads.
     pub bubble: f64,
     /// Requests a second, from the first arrival to the last end.
@@ -130,7 +132,8 @@ impl Summary {
             both.iter().map(|(request, was)| f64::from(of(request, was))).sum::<f64>()
         };
         let (input, output) = (sum(&|it, _| it.input), sum(&|it, _| it.output));
-        let (hbm, loaded) = (sum(&|_, was| was.hbm_tokens), sum(&|_, was| was.loaded_tokens));
+        let [hbm, peer] = [sum(&|_, was| was.hbm_tokens), sum(&|_, was| was.peer_tokens)];
+        let loaded = sum(&|_, was| was.loaded_tokens) - peer;
         let is_host = policy.tier.is_some_and(|tier| tier.path == Path::Host);
         let host = if is_host { loaded } else { sum(&|_, was| was.host_tokens) };
         let took = took.saturating_sub(*warm_up).as_secs_f64();
@@ -142,6 +145,7 @@ impl Summary {
             hbm_hits: part(hbm, input),
             host_hits: part(host, input),
             drive_hits: part(loaded - host, input),
+            peer_hits: part(peer, input),
             bubble: part(bubble.as_secs_f64(), (*compute + *bubble).as_secs_f64()),
             requests_per_second: part(both.len() as f64, took),
             tokens_per_second: part(input + output, took),
@@ -151,7 +155,7 @@ impl Summary {
     /// Returns the fraction of the prompt tokens that was not computed.
     #[must_use]
     pub fn hits(&self) -> f64 {
-        self.hbm_hits + self.host_hits + self.drive_hits
+        self.hbm_hits + self.host_hits + self.drive_hits + self.peer_hits
     }
 }
 

@@ -14,7 +14,7 @@ use nvme_emu::SimClock;
 use objstore::{
     BlockId, BlockKey, Layer, LoadRequest, Prefix, Store, StoreError, StoreRequest, Ticket,
 };
-use ripieno_sim::{Ended, Hit, Purpose, Request, Tiers};
+use ripieno_sim::{Ended, Hit, Place, Purpose, Request, Tiers};
 
 use crate::model::Shape;
 use crate::plan::Plan;
@@ -326,6 +326,7 @@ impl Tiers for StoreTiers<'_> {
         Ok(Hit {
             tokens: found as u32 * self.shape.block_tokens,
             host_tokens: 0,
+            peer_tokens: 0,
             loading: 0,
             loading_bytes: 0,
             held: Held { load, load_bytes, is_loaded: false, stored: found, is_refused: false },
@@ -465,7 +466,7 @@ impl Tiers for StoreTiers<'_> {
             if let Purpose::Store { number, .. } = purpose {
                 self.stored(number)?;
             }
-            all.push(Ended { purpose, request, is_host: false, bytes, began: self.now });
+            all.push(Ended { purpose, request, place: Place::Tier, bytes, began: self.now });
         }
         Ok(all)
     }

@@ -37,7 +37,7 @@ pub(crate) struct WorkloadFlags {
 
     /// Seconds by which each arrival of a trace is moved, at random up to these; 0 for none
     /// [default: for a trace whose times are all multiples of a second or more, that multiple]
-    #[arg(long, value_name = "SECONDS", value_parser = jitter_seconds, help_heading = "Workload")]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds_or_zero, help_heading = "Workload")]
     jitter: Option<f64>,
 
     /// Percentage of clients that disconnect, each at a random moment while its request waits or is
@@ -57,7 +57,8 @@ fn seconds(text: &str) -> Result<f64, String> {
         .and_then(|seconds| if seconds <= 1e9 { Ok(seconds) } else { Err("expected fewer".into()) })
 }
 
-fn jitter_seconds(text: &str) -> Result<f64, String> {
+/// Parses seconds that fit into virtual time, or none.
+pub(super) fn seconds_or_zero(text: &str) -> Result<f64, String> {
     if text == "0" { Ok(0.0) } else { seconds(text) }
 }
 

@@ -10,7 +10,7 @@ use kv_tier::Lookahead;
 use super::{
     memory::Memory,
     numbered::Numbered,
-    tiers::{Ended, Purpose},
+    tiers::{Ended, Place, Purpose},
 };
 use crate::lane::{Lane, LaneModel};
 
@@ -178,7 +178,7 @@ impl Link {
                 }
             };
             self.scheduler.ended(id, bytes, now);
-            ended.push((id, Ended { purpose, request, is_host: false, bytes, began }));
+            ended.push((id, Ended { purpose, request, place: Place::Tier, bytes, began }));
         }
         ended
     }

@@ -13,7 +13,8 @@ use super::{
     link::Link,
     memory::Memory,
     numbered::Numbered,
-    tiers::{Ended, Hit, Purpose, Tiers},
+    peers::Peers,
+    tiers::{Ended, Hit, Place, Purpose, Tiers},
 };
 use crate::{
     lane::LaneModel,
@@ -36,6 +37,8 @@ struct Load {
     tier: u64,
     /// Units from the host memory cache.
     host: u64,
+    /// Units from another engine.
+    peer: u64,
 }
 
 /// State of a request.
@@ -67,6 +70,8 @@ pub(super) struct ModelTiers {
     /// The link between the tier and the GPU.
     pub(super) link: Link,
     pub(super) host: Option<Host>,
+    /// Other engines, to fetch from.
+    pub(super) peers: Option<Peers>,
     pub(super) stores: Numbered<Store>,
     layers: u32,
     block_tokens: u32,
@@ -101,6 +106,7 @@ impl ModelTiers {
             index: Index::new(capacity, unit_layer_bytes * u64::from(layers), eviction),
             link: Link::new(lane, (schedule, table), unit_layer_bytes, objects),
             host: host.map(|host| Host::new(host, setup, &lane, unit_layer_bytes, layers)),
+            peers: None,
             stores: Numbered::new(),
             layers,
             block_tokens: setup.block_tokens,
@@ -129,8 +135,10 @@ impl ModelTiers {
     }
 
     pub(super) fn next_event(&self) -> Option<Duration> {
-        let link = self.host.as_ref().and_then(|host| host.link.next_event());
-        self.link.next_event().into_iter().chain(link).min()
+        let host = self.host.as_ref().map(|host| &host.link);
+        let peers = self.peers.as_ref().map(|peers| &peers.link);
+        let links = [Some(&self.link), host, peers].into_iter().flatten();
+        links.filter_map(Link::next_event).min()
     }
 
     /// Shares the GPU's link between loads from the drives and copies from host memory, and its
@@ -159,18 +167,36 @@ impl ModelTiers {
     fn pin(&mut self, held: &mut Held, in_hbm: u32, most: u32) -> u32 {
         let units = &held.units;
         let [in_tier, all] = self.find(units);
-        let tokens = (all as u32 * self.tier.unit_tokens).min(most).saturating_sub(in_hbm);
+        let first = (in_hbm / self.tier.unit_tokens) as usize;
+        let peer = self.fetch(units, all.max(first), most);
+        let end = if peer > 0 { all.max(first) + peer as usize } else { all };
+        let tokens = (end as u32 * self.tier.unit_tokens).min(most).saturating_sub(in_hbm);
         if tokens == 0 {
             return 0;
         }
         held.pinned = (in_tier > 0).then(|| self.index.hold(&units[..in_tier]));
-        let count = self.units_of(tokens);
-        let first = (in_hbm / self.tier.unit_tokens) as usize;
+        let count = self.units_of(tokens) - peer;
         let wanted = &units[first..(first + count as usize).min(units.len())];
         held.blocks = self.host.as_mut().map_or_else(Vec::new, |host| host.take(wanted));
         let host = held.blocks.len() as u64;
-        held.to_load = Load { tier: count - host, host };
+        held.to_load = Load { tier: count - host, host, peer };
         tokens
+    }
+
+    /// Returns how many units after the first `there`, within `most` tokens, are fetched from
+    /// another engine: by the scheduler's table, computing them takes longer.
+    fn fetch(&mut self, units: &[BlockKey], there: usize, most: u32) -> u64 {
+        let Some(peers) = &mut self.peers else { return 0 };
+        let each = self.tier.unit_tokens;
+        let end = units.len().min((most / each) as usize);
+        let Some(missing) = units.get(there..end) else { return 0 };
+        let (table, layers) = (self.link.scheduler.table(), self.layers);
+        let computes = |count: u64| {
+            let shape = StepShape::of([(count as u32 * each, there as u32 * each)]);
+            table.layer(shape).map(|layer| layer * layers)
+        };
+        let unit_bytes = self.link.unit_layer_bytes * u64::from(layers);
+        peers.fetch(missing, unit_bytes, computes, self.now)
     }
 
     /// Loads all units for a request outside of steps. Returns the number of operations.
@@ -180,12 +206,13 @@ impl ModelTiers {
                 && link.add(Purpose::Whole, Kind::Soon, request, (units, self.layers), self.now)
         };
         let host = self.host.as_mut().is_some_and(|host| add(&mut host.link, load.host));
-        u32::from(add(&mut self.link, load.tier)) + u32::from(host)
+        let peer = self.peers.as_mut().is_some_and(|peers| add(&mut peers.link, load.peer));
+        u32::from(add(&mut self.link, load.tier)) + u32::from(host) + u32::from(peer)
     }
 
     /// Returns the bytes of a load.
     fn bytes(&self, load: Load) -> u64 {
-        (load.tier + load.host) * u64::from(self.layers) * self.link.unit_layer_bytes
+        (load.tier + load.host + load.peer) * u64::from(self.layers) * self.link.unit_layer_bytes
     }
 
     /// Stores a computed layer. Returns the number of blocks dropped because of it.
@@ -243,13 +270,17 @@ impl Tiers for ModelTiers {
             let _ = host.memory.run(id, &mut self.link.scheduler, &mut host.link.scheduler);
         }
         let tokens = self.pin(&mut held, in_hbm, most);
-        let host_tokens = (held.to_load.host as u32 * self.tier.unit_tokens).min(tokens);
-        let (mut loading, mut loading_bytes) = (0, 0);
-        if self.tier.loads == Loads::Whole {
-            let load = take(&mut held.to_load);
-            (loading, loading_bytes) = (self.load_whole(load, number), self.bytes(load));
-        }
-        Ok(Hit { tokens, host_tokens, loading, loading_bytes, held })
+        let Load { host, peer, .. } = held.to_load;
+        let [host_tokens, peer_tokens] =
+            [host, peer].map(|units| (units as u32 * self.tier.unit_tokens).min(tokens));
+        let load = match self.tier.loads {
+            Loads::Whole => take(&mut held.to_load),
+            Loads::Layers | Loads::Step => {
+                Load { peer: take(&mut held.to_load.peer), ..Load::default() }
+            }
+        };
+        let (loading, loading_bytes) = (self.load_whole(load, number), self.bytes(load));
+        Ok(Hit { tokens, host_tokens, peer_tokens, loading, loading_bytes, held })
     }
 
     fn loaded(&mut self, held: &mut Held) {
@@ -405,12 +436,18 @@ impl Tiers for ModelTiers {
     fn ended(&mut self) -> Result<Vec<Ended>, Infallible> {
         let mut host = self.host.as_mut();
         let mut ended = self.link.ended(self.now, host.as_mut().map(|host| &mut host.memory));
-        let copied = host.map_or_else(Vec::new, |host| host.link.ended(self.now, ALONE));
-        ended.extend(copied.into_iter().map(|(id, it)| (id, Ended { is_host: true, ..it })));
-        for (_, Ended { purpose, is_host, .. }) in &ended {
+        let others = [
+            (Place::Host, host.map(|host| &mut host.link)),
+            (Place::Peer, self.peers.as_mut().map(|peers| &mut peers.link)),
+        ];
+        for (place, link) in others {
+            let moved = link.map_or_else(Vec::new, |link| link.ended(self.now, ALONE));
+            ended.extend(moved.into_iter().map(|(id, it)| (id, Ended { place, ..it })));
+        }
+        for (_, Ended { purpose, place, .. }) in &ended {
             let Purpose::Store { number, .. } = *purpose else { continue };
             match &mut self.host {
-                Some(host) if *is_host => host.filled(number),
+                Some(host) if *place == Place::Host => host.filled(number),
                 _ => self.stored(number),
             }
         }
@@ -418,6 +455,9 @@ impl Tiers for ModelTiers {
     }
 
     fn pump(&mut self) -> Result<(), Infallible> {
+        if let Some(peers) = &mut self.peers {
+            peers.link.pump(self.now, ALONE);
+        }
         let Some(host) = &mut self.host else {
             self.link.pump(self.now, ALONE);
             return Ok(());

@@ -114,12 +114,12 @@ impl<T: Tiers> Engine<'_, T> {
         let served = &mut self.report.served[number];
         if let Some(tiers) = &mut self.tiers {
             let found = tiers.begin(number, request, in_hbm, most)?;
-            let Hit { tokens, host_tokens, loading, loading_bytes, held } = found;
+            let Hit { tokens, host_tokens, peer_tokens, loading, loading_bytes, held } = found;
             active.computed += tokens;
             (active.loading, active.loaded_bytes) = (loading, loading_bytes);
             active.held = Some(held);
             if generated == 0 {
-                served.host_tokens = host_tokens;
+                (served.host_tokens, served.peer_tokens) = (host_tokens, peer_tokens);
             }
         }
         if generated == 0 {

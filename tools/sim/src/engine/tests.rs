@@ -87,7 +87,7 @@ fn the_same_requests_give_the_same_report() {
     };
     // Update only after a change of the model or the scheduler.
     let found = [Policy::GDS, Policy::NAIVE, Policy::OURS].map(digest);
-    let expected = [0x7075_63ae_b9b2_fb2e, 0x1b86_f68d_db07_5c86, 0x419f_c285_c6d8_1679];
+    let expected = [0x459a_0cda_7450_88b2, 0x87b8_1b5a_e1f2_cdb0, 0x2b9b_0f6a_f2e3_4875];
     assert_eq!(found, expected);
 }
 

@@ -25,6 +25,17 @@ pub enum Purpose {
     Ahead,
 }
 
+/// A place of keys and values below the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The tier.
+    Tier,
+    /// The host memory cache above it.
+    Host,
+    /// The tier of another engine.
+    Peer,
+}
+
 /// A completed transfer.
 #[derive(Debug, Clone, Copy)]
 pub struct Ended {
@@ -32,8 +43,8 @@ pub struct Ended {
     pub purpose: Purpose,
     /// Number of the request that it was for.
     pub request: usize,
-    /// True if the host memory cache was read or written, and not the tier.
-    pub is_host: bool,
+    /// Where the bytes came from, or went to.
+    pub place: Place,
     /// Bytes moved.
     pub bytes: u64,
     /// Start time.
@@ -47,6 +58,8 @@ pub struct Hit<H> {
     pub tokens: u32,
     /// Those of them in the host memory cache.
     pub host_tokens: u32,
+    /// Those of them in the tier of another engine.
+    pub peer_tokens: u32,
     /// Loads that have begun: the request joins a step when they have ended.
     pub loading: u32,
     /// Bytes of those loads.

@@ -149,6 +149,7 @@ fn equal_costs_are_ties_and_saturated_ones_are_not_recommended() {
         hbm_hits: 0.0,
         host_hits: 0.0,
         drive_hits: 0.0,
+        peer_hits: 0.0,
         bubble: 0.0,
         requests_per_second: 1.0,
         tokens_per_second: 1.0,

@@ -15,7 +15,7 @@ use super::{Scenario, calibrated, input, predicted, tutti};
 use crate::{
     engine::{Report, Request, Setup, serve},
     gpu::{Gpu, LLAMA_3_8B, LLAMA_3_70B, Model},
-    lane::LaneModel,
+    lane::{GBPS, LaneModel},
     machine::Machine,
     outcome::{Outcome, Table},
     page::number,
@@ -52,12 +52,11 @@ const MODELS_SAY: &str = "Llama 3 8B on one H100, Qwen2.5 32B on two, Llama 3 70
 /// Tokens of a page of vLLM, and pages of a chunk of LMCache in a layer (section 4.1).
 const PAGE_TOKENS: u64 = 16;
 const CHUNK_PAGES: u32 = 16;
-const GBPS: f64 = 1e9 / 8.0;
 const BLOCK: u32 = 64;
 
 /// Returns a link on which a chunk is one message for all layers.
 fn by_chunks(lane: LaneModel, model: &Model) -> LaneModel {
-    LaneModel { set_up: lane.set_up / model.layers, ..lane }
+    lane.by_messages(model.layers)
 }
 
 /// Returns a link on which each page of a layer is a message.

@@ -1,0 +1,131 @@
+//! Clusters of engines, by number, router and link.
+
+use std::time::Duration;
+
+use rayon::prelude::*;
+
+use crate::{
+    engine::{Cluster, Clustered, Router, serve_cluster},
+    lane::GBPS,
+    machine::Machine,
+    outcome::{Outcome, Table},
+    page::{number, size},
+    summary::{Counted, Summary},
+};
+
+/// Clusters to compare, each of them with all routers, without links and with each one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Clusters {
+    /// Numbers of engines, up to [`Self::ENGINES_MAX`].
+    pub engines: Vec<u32>,
+    /// Links between machines, in Gbps.
+    pub links: Vec<f64>,
+    /// Time until the directory knows what an engine stored or dropped.
+    pub delay: Duration,
+}
+
+const ROUTERS: [(&str, Router); 3] = [
+    ("round robin", Router::RoundRobin),
+    ("least loaded", Router::LeastLoaded),
+    ("prefix-aware", Router::Prefix),
+];
+
+impl Clusters {
+    /// Greatest number of engines.
+    pub const ENGINES_MAX: u32 = 64;
+
+    /// Returns the number of routers and of numbers of engines to simulate.
+    #[must_use]
+    pub fn runs(&self) -> usize {
+        self.engines.len() * ROUTERS.len()
+    }
+}
+
+/// A column: its name, and its value for a cluster.
+type Column = (&'static str, fn(&Summary, &Clustered) -> String);
+
+const COLUMNS: [Column; 15] = [
+    ("TTFT, ms", |it, _| number(it.ttft.mean * 1e3)),
+    ("p50", |it, _| number(it.ttft.p50 * 1e3)),
+    ("p95", |it, _| number(it.ttft.p95 * 1e3)),
+    ("p99", |it, _| number(it.ttft.p99 * 1e3)),
+    ("own GPU, %", |it, _| number(it.hbm_hits * 100.0)),
+    ("own tiers, %", |it, _| number((it.host_hits + it.drive_hits) * 100.0)),
+    ("other engines, %", |it, _| number(it.peer_hits * 100.0)),
+    ("computed, %", |it, _| number((1.0 - it.hits()) * 100.0)),
+    ("network, GB", |_, found| number(found.report.peer_bytes as f64 / 1e9)),
+    ("busiest sender, Gbps", |_, found| number(found.sends() / GBPS)),
+    ("late, blocks", |_, found| found.peers.late.to_string()),
+    ("computed sooner, blocks", |_, found| found.peers.computed.to_string()),
+    ("GPU time, most by mean", |_, found| format!("{:.2}", found.balance())),
+    ("requests/s", |it, _| number(it.requests_per_second)),
+    ("left over, %", |it, _| number(it.queue_growth * 100.0)),
+];
+
+/// Serves the workload with each cluster. Calls `next` with a name before the links of each number
+/// of engines and router.
+///
+/// # Panics
+/// Panics if one of the requests does not fit into the GPUs' memory (see [`Machine::too_long`]), or
+/// if a cluster has no engines or too many.
+#[must_use]
+pub fn cluster(
+    machine: &Machine<'_>,
+    clusters: &Clusters,
+    workload: &Counted,
+    mut next: impl FnMut(&str),
+) -> Outcome {
+    let (setup, policy) = (machine.setup(), machine.policy());
+    let links: Vec<Option<f64>> =
+        std::iter::once(None).chain(clusters.links.iter().copied().map(Some)).collect();
+    let mut rows = Vec::new();
+    for count in &clusters.engines {
+        assert!((1..=Clusters::ENGINES_MAX).contains(count), "{count} engines");
+        for (name, router) in ROUTERS {
+            let what = format!("{count} engine{}, {name}", if *count == 1 { "" } else { "s" });
+            next(&what);
+            let row = |gbps: &Option<f64>| {
+                let link = gbps.map(|gbps| machine.parameters.net(gbps * GBPS));
+                let (engines, delay) = (*count as usize, clusters.delay);
+                let cluster = Cluster { engines, router, link, delay };
+                let found = serve_cluster(&setup, &policy, &workload.requests, &cluster);
+                let summary = Summary::of(&policy, workload, &found.report);
+                let link = gbps.map_or_else(|| "no link".to_owned(), |it| format!("{it} Gbps"));
+                let cells = COLUMNS.iter().map(|(_, of)| of(&summary, &found));
+                std::iter::once(format!("{what}, {link}")).chain(cells).collect()
+            };
+            rows.extend(links.par_iter().map(row).collect::<Vec<Vec<String>>>());
+        }
+    }
+    let columns = std::iter::once("cluster").chain(COLUMNS.map(|(name, _)| name));
+    let table = Table {
+        title: "Clusters, by router and link between machines".to_owned(),
+        columns: columns.map(str::to_owned).collect(),
+        rows,
+    };
+    let setting = machine.setting().into_iter().chain(setting(machine, clusters.delay));
+    Outcome { setting: setting.collect(), tables: vec![table], ..Outcome::default() }
+}
+
+fn setting(machine: &Machine<'_>, delay: Duration) -> Vec<String> {
+    let net = machine.parameters.net(GBPS);
+    let mut lines = vec![
+        format!(
+            "each engine has such a machine, with {} of host memory and {} drives; the rate is \
+             that of the cluster",
+            size(machine.dram_bytes),
+            machine.drives
+        ),
+        format!(
+            "links: a message has 256 tokens and takes {:?} and its bytes (LMCache, table 1), {:?} \
+             away; no faster than drives. Fetches of an engine queue; those from one do not",
+            net.set_up, net.latency
+        ),
+        format!(
+            "the directory knows {delay:?} later what an engine stored or dropped; blocks that are \
+             asked for and gone are late, and computed"
+        ),
+    ];
+    lines.extend(machine.parameters.replaced());
+    lines
+}

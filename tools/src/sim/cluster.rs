@@ -1,0 +1,76 @@
+//! `ripieno sim cluster`: engines on several machines.
+
+use std::time::Duration;
+
+use clap::Args;
+use ripieno_sim::{Clusters, Outcome, cluster};
+
+use super::workload::{above_zero, seconds_or_zero};
+use super::{ServingFlags, named, read, report};
+use crate::progress::Progress;
+use crate::size;
+
+/// Flags of `ripieno sim cluster`.
+#[derive(Debug, Args)]
+pub(crate) struct ClusterFlags {
+    /// Workload, or a trace in the format of Mooncake (- is stdin), which the cluster serves
+    #[arg(value_name = "NAME|FILE")]
+    name: String,
+
+    /// Numbers of engines
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "4",
+        value_parser = size::count::<u32>(1..=Clusters::ENGINES_MAX.into()),
+        help_heading = "Cluster")]
+    engines: Vec<u32>,
+
+    /// Links between machines; none at all is among the results, too
+    #[arg(long, value_name = "GBPS", value_delimiter = ',', default_value = "15,100,400",
+        value_parser = gbps, help_heading = "Cluster")]
+    link: Vec<f64>,
+
+    /// Seconds until the directory knows what an engine stored or dropped
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.1, value_parser = seconds_or_zero,
+        help_heading = "Cluster")]
+    directory_delay: f64,
+
+    /// Host memory for KV cache of each engine; 0 for none [default: 256GiB]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Machine")]
+    dram: Option<u64>,
+
+    /// Number of drives of each engine
+    #[arg(long, value_name = "COUNT", default_value_t = 2, help_heading = "Machine",
+        value_parser = size::count::<u32>(1..=256))]
+    drives: u32,
+
+    #[command(flatten)]
+    pub(super) serving: ServingFlags,
+}
+
+fn gbps(text: &str) -> Result<f64, String> {
+    let gbps = above_zero(text)?;
+    let known = 0.001..=100_000.0;
+    if known.contains(&gbps) { Ok(gbps) } else { Err("expected 0.001 to 100000".to_owned()) }
+}
+
+/// Simulates all clusters.
+pub(crate) fn run(flags: &ClusterFlags) -> anyhow::Result<u8> {
+    let ServingFlags { workload: of, machine, report: as_asked } = &flags.serving;
+    let files = machine.files()?;
+    let machine = machine.machine(flags.dram, flags.drives, &files)?;
+    let workload = read(&flags.name, of, of.seed, &machine)?;
+    let setting = workload.setting.clone();
+    let workload = workload.counted(of)?;
+    let delay = Duration::from_secs_f64(flags.directory_delay);
+    let clusters = Clusters { engines: flags.engines.clone(), links: flags.link.clone(), delay };
+    let progress = Progress::new("clusters", clusters.runs(), true);
+    let mut done = 0;
+    let next = |name: &str| {
+        progress.shows(done, || name.to_owned());
+        done += 1;
+    };
+    let found = cluster(&machine, &clusters, &workload, next);
+    progress.finish();
+    let title = "engines on several machines".to_owned();
+    report(&[named(Outcome { title, ..found }, &flags.name, &setting)], as_asked)?;
+    Ok(0)
+}
