@@ -190,8 +190,8 @@ impl Choice {
     }
 
     fn row(&self, gpus: u32) -> Vec<String> {
-        let ms = |of: fn(&Run) -> f64| number(self.median(of) * 1e3);
-        let percent = |of: fn(&Run) -> f64| number(self.median(of) * 100.0);
+        let ms = |of: fn(&Run) -> f64| time(self.median(of));
+        let percent = |of: fn(&Run) -> f64| percent(self.median(of));
         let [low, high] = self.p99().map(|time| number(time * 1e3));
         vec![
             self.hardware.name(gpus),
@@ -216,6 +216,16 @@ impl Choice {
             format!("{:.3}", self.million()),
         ]
     }
+}
+
+fn percent(part: f64) -> String {
+    number(part * 100.0)
+}
+
+/// Returns a time in milliseconds, or a dash: no request has such a time, for example because none
+/// repeats another.
+fn time(seconds: f64) -> String {
+    if seconds > 0.0 { number(seconds * 1e3) } else { "-".to_owned() }
 }
 
 const COLUMNS: [&str; 20] = [
@@ -282,20 +292,20 @@ pub fn plan(
 /// Returns the second half of the requests, without a restart and after one.
 fn restarts(found: &[Choice], takes: Duration, gpus: u32) -> Table {
     let row = |choice: &Choice| {
-        let of = |part: fn(&Summary) -> f64, scale: f64| {
+        let of = |part: fn(&Summary) -> f64, text: fn(f64) -> String| {
             let at = |at: usize| {
                 let all = choice.runs.iter().filter_map(|run| run.restart).map(|it| part(&it[at]));
-                number(median(all.collect()).expect("each run has a restart") * scale)
+                text(median(all.collect()).expect("each run has a restart"))
             };
             [at(0), at(1)]
         };
         let cells = [
-            of(Summary::hits, 100.0),
-            of(|it| it.host_hits, 100.0),
-            of(|it| it.ttft.p50, 1e3),
-            of(|it| it.ttft.p95, 1e3),
-            of(|it| it.ttft.p99, 1e3),
-            of(|it| it.ttft_again.p50, 1e3),
+            of(Summary::hits, percent),
+            of(|it| it.host_hits, percent),
+            of(|it| it.ttft.p50, time),
+            of(|it| it.ttft.p95, time),
+            of(|it| it.ttft.p99, time),
+            of(|it| it.ttft_again.p50, time),
         ];
         std::iter::once(choice.hardware.name(gpus)).chain(cells.into_iter().flatten()).collect()
     };

@@ -195,3 +195,8 @@ fn after_a_restart_drives_have_what_host_memory_lost() {
     assert_eq!(table.rows.len(), 4);
     assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{table:?}");
 }
+
+#[test]
+fn a_time_that_no_request_has_is_a_dash() {
+    assert_eq!([time(0.0), time(0.0918)], ["-", "91.8"]);
+}
