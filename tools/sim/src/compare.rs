@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rayon::prelude::*;
+
 use crate::{
     engine::{Report, Second, serve},
     machine::Machine,
@@ -27,7 +29,8 @@ pub const POLICIES: &[Policy] = &[
     Policy::LOOKAHEAD,
 ];
 
-/// Serves the workload with each policy. Calls `next` with the policy's name before each run.
+/// Serves the workload with each policy, as many at a time as there are cores. Calls `next` with
+/// the policy's name before each run.
 ///
 /// # Panics
 /// Panics if one of the requests does not fit into the GPUs' memory: see [`Machine::too_long`].
@@ -43,23 +46,26 @@ pub fn compare(
     outcome.setting.extend(tiers(machine, prices));
     let (mut latency, mut places, mut costs) = (Vec::new(), Vec::new(), Vec::new());
     let mut lines = Vec::new();
-    for policy in POLICIES {
-        next(policy.name);
-        let report = serve(&setup, policy, &workload.requests);
-        let summary = Summary::of(policy, workload, &report);
-        let cells = |columns: [Column; 10]| columns.map(|(_, of)| of(&summary, &report));
-        latency.push(row(policy.name, cells(LATENCY)));
-        places.push(row(policy.name, cells(TRAFFIC)));
-        let hour = prices.hour(&setup, policy);
-        let tokens = summary.tokens_per_second;
-        let million = format!("{:.3}", Prices::million(hour, tokens));
-        costs.push(row(
-            policy.name,
-            [number(summary.requests_per_second), number(tokens), number(hour), million],
-        ));
-        lines.push(Line { name: policy.name.to_owned(), points: distribution(&report) });
-        if policy.tier.is_some() && report.seconds.len() > 1 {
-            outcome.plots.push(busy(policy.name, policy, &setup.storage, &report));
+    for some in POLICIES.chunks(rayon::current_num_threads()) {
+        some.iter().for_each(|policy| next(policy.name));
+        let served = some.par_iter().map(|policy| serve(&setup, policy, &workload.requests));
+        let served: Vec<Report> = served.collect();
+        for (policy, report) in some.iter().zip(served) {
+            let summary = Summary::of(policy, workload, &report);
+            let cells = |columns: [Column; 10]| columns.map(|(_, of)| of(&summary, &report));
+            latency.push(row(policy.name, cells(LATENCY)));
+            places.push(row(policy.name, cells(TRAFFIC)));
+            let hour = prices.hour(&setup, policy);
+            let tokens = summary.tokens_per_second;
+            let million = format!("{:.3}", Prices::million(hour, tokens));
+            costs.push(row(
+                policy.name,
+                [number(summary.requests_per_second), number(tokens), number(hour), million],
+            ));
+            lines.push(Line { name: policy.name.to_owned(), points: distribution(&report) });
+            if policy.tier.is_some() && report.seconds.len() > 1 {
+                outcome.plots.push(busy(policy.name, policy, &setup.storage, &report));
+            }
         }
     }
     outcome.plots.insert(
