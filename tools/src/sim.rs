@@ -37,6 +37,16 @@ pub(crate) struct SimFlags {
     #[arg(value_name = "NAME|FILE")]
     names: Vec<String>,
 
+    #[command(flatten)]
+    tiers: TierFlags,
+
+    #[command(flatten)]
+    serving: ServingFlags,
+}
+
+/// Tiers of an engine.
+#[derive(Debug, Args)]
+struct TierFlags {
     /// Host memory for KV cache [default: 256GiB]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Machine")]
     dram: Option<u64>,
@@ -45,9 +55,6 @@ pub(crate) struct SimFlags {
     #[arg(long, value_name = "COUNT", default_value_t = 2, help_heading = "Machine",
         value_parser = size::count::<u32>(1..=256))]
     drives: u32,
-
-    #[command(flatten)]
-    serving: ServingFlags,
 }
 
 /// Other simulations.
@@ -142,7 +149,7 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     }
     let of = &flags.serving.machine;
     let files = of.files()?;
-    let machine = of.machine(flags.dram, flags.drives, &files)?;
+    let machine = of.machine(flags.tiers.dram, flags.tiers.drives, &files)?;
     let prices = files.parameters.prices();
     let tasks = tasks(flags, &machine)?;
     let runs = |task: &Task| match task {

@@ -6,7 +6,7 @@ use clap::Args;
 use ripieno_sim::{Clusters, Outcome, cluster};
 
 use super::workload::{above_zero, seconds_or_zero};
-use super::{ServingFlags, named, read, report};
+use super::{ServingFlags, TierFlags, named, read, report};
 use crate::progress::Progress;
 use crate::size;
 
@@ -33,14 +33,8 @@ pub(crate) struct ClusterFlags {
         help_heading = "Cluster")]
     directory_delay: f64,
 
-    /// Host memory for KV cache of each engine; 0 for none [default: 256GiB]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Machine")]
-    dram: Option<u64>,
-
-    /// Number of drives of each engine
-    #[arg(long, value_name = "COUNT", default_value_t = 2, help_heading = "Machine",
-        value_parser = size::count::<u32>(1..=256))]
-    drives: u32,
+    #[command(flatten)]
+    tiers: TierFlags,
 
     #[command(flatten)]
     pub(super) serving: ServingFlags,
@@ -56,7 +50,7 @@ fn gbps(text: &str) -> Result<f64, String> {
 pub(crate) fn run(flags: &ClusterFlags) -> anyhow::Result<u8> {
     let ServingFlags { workload: of, machine, report: as_asked } = &flags.serving;
     let files = machine.files()?;
-    let machine = machine.machine(flags.dram, flags.drives, &files)?;
+    let machine = machine.machine(flags.tiers.dram, flags.tiers.drives, &files)?;
     let workload = read(&flags.name, of, of.seed, &machine)?;
     let setting = workload.setting.clone();
     let workload = workload.counted(of)?;

@@ -4,11 +4,12 @@ use std::{
     fmt,
     io::{self, Read, Write},
     net::{SocketAddr, TcpStream},
-    os::unix::net::UnixStream,
+    os::{fd::AsFd, unix::net::UnixStream},
     path::PathBuf,
     time::Duration,
 };
 
+use rustix::net::sockopt::{self, Timeout};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::Refused;
@@ -107,24 +108,24 @@ impl Control {
         let absent = |source| ServeError::Control { address: address.to_string(), source, hint };
         match address {
             ControlAddress::Unix(path) => {
-                let stream = UnixStream::connect(path).map_err(absent)?;
-                let timed = stream.set_read_timeout(Some(ANSWER_TIMEOUT));
-                timed
-                    .and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)))
-                    .map_err(absent)?;
+                let stream = UnixStream::connect(path).and_then(timed).map_err(absent)?;
                 send_and_read(stream, request)
             }
             ControlAddress::Tcp(address, _) => {
-                let stream = TcpStream::connect_timeout(address, ANSWER_TIMEOUT).map_err(absent)?;
-                let timed = stream.set_read_timeout(Some(ANSWER_TIMEOUT));
-                timed
-                    .and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)))
-                    .map_err(absent)?;
-                send_and_read(stream, request)
+                let stream = TcpStream::connect_timeout(address, ANSWER_TIMEOUT);
+                send_and_read(stream.and_then(timed).map_err(absent)?, request)
             }
         }
         .map_err(|error| ServeError::Lost { why: error.to_string() })
     }
+}
+
+/// Limits the time of each read and write.
+fn timed<S: AsFd>(stream: S) -> io::Result<S> {
+    for direction in [Timeout::Recv, Timeout::Send] {
+        sockopt::set_socket_timeout(&stream, direction, Some(ANSWER_TIMEOUT))?;
+    }
+    Ok(stream)
 }
 
 fn send_and_read(mut stream: impl Read + Write, request: &[u8]) -> io::Result<Vec<u8>> {
