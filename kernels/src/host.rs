@@ -2,9 +2,14 @@
 //! Runs the kernel's warps on host threads.
 
 use std::{
+    fmt,
     num::NonZero,
-    sync::Arc,
-    thread::{self, JoinHandle},
+    ops::Range,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU32, Ordering, fence},
+    },
+    thread::{self, JoinHandle, Thread},
     time::Duration,
 };
 
@@ -39,25 +44,116 @@ pub struct HostOptions {
     pub threads: Option<usize>,
 }
 
+/// A part of the I/O kernel, run by repeated calls until one returns `None`. Each returns whether
+/// it found something to do.
+pub type Turns = Box<dyn FnMut() -> Option<bool> + Send>;
+
+/// Hands turns to a thread that exists, and returns it, to be unparked for new work. Returns `None`
+/// if it has ended.
+pub type Lend = Box<dyn Fn(Turns) -> Option<Thread> + Send>;
+
 /// Runs the I/O kernel on threads of this process, each with its share of the queues.
 ///
 /// An idle thread spins briefly, then sleeps until the next submission.
-#[derive(Debug)]
 pub struct HostExecutor {
     options: HostOptions,
+    /// Threads to use instead of new ones, if there are any.
+    lent: Vec<Lend>,
     clock: Arc<dyn Clock>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<Worker>,
     /// True between a successful `start` and a successful `stop`.
     running: bool,
     grants: Vec<GrantEpoch>,
 }
 
+/// A thread that runs a part of the kernel.
+struct Worker {
+    thread: Thread,
+    /// Gone when the thread no longer runs the kernel.
+    works: Weak<()>,
+    /// `None` if it is lent.
+    own: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    fn has_ended(&self) -> bool {
+        let ended = self.works.strong_count() == 0;
+        // Its last use of memory happened before it dropped the count.
+        fence(Ordering::Acquire);
+        ended
+    }
+}
+
+/// Warps that one thread runs.
+struct Share {
+    args: Args,
+    warps: Range<u32>,
+    gate: Arc<AtomicU32>,
+    _works: Arc<()>,
+}
+
+/// No thread has begun, because not all have been started.
+const CLOSED: u32 = 0;
+/// The threads run.
+const OPEN: u32 = 1;
+/// A thread could not be started, so none runs.
+const CANCELLED: u32 = 2;
+
+impl Share {
+    /// Runs each warp for a few rounds. Returns `None` if the kernel was stopped.
+    fn turn(&mut self) -> Option<u32> {
+        match self.gate.load(Ordering::Acquire) {
+            OPEN => {}
+            CLOSED => return Some(0),
+            _ => return None,
+        }
+        let Range { start, end } = self.warps;
+        // SAFETY: the caller of `start` promised that everything `args` points to lives until
+        // `stop` succeeds, which waits for the end of this share; and no other share has these
+        // warps.
+        let result = unsafe { ffi::run(&self.args, start, end - start) };
+        (result & ffi::RUN_FINISHED == 0).then_some(result)
+    }
+
+    /// Runs the share on a thread of its own.
+    fn run(mut self) {
+        // Best effort: without it, sleeps take longer.
+        let _ = rustix::thread::set_current_timer_slack(NonZero::new(SLACK_NS));
+        let (mut idle, mut nap) = (0, NAP);
+        while let Some(result) = self.turn() {
+            if result & ffi::RUN_MOVED != 0 {
+                (idle, nap) = (0, NAP);
+                continue;
+            }
+            idle += 1;
+            if idle <= SPINS {
+                std::hint::spin_loop();
+            } else if result & ffi::RUN_IDLE != 0 {
+                thread::park_timeout(REST);
+            } else {
+                thread::park_timeout(nap);
+                nap = (nap + nap / SLOWLY).min(NAP_MAX);
+            }
+        }
+    }
+}
+
 impl HostExecutor {
-    /// Creates an executor; [`IoExecutor::start`] starts it. `clock` must be the ring's clock: the
-    /// deadline of [`IoExecutor::stop`] is measured with it.
+    /// Creates an executor with threads of its own; [`IoExecutor::start`] starts it. `clock` must
+    /// be the ring's clock: the deadline of [`IoExecutor::stop`] is measured with it.
     #[must_use]
     pub fn new(options: HostOptions, clock: Arc<dyn Clock>) -> Self {
-        Self { options, clock, threads: Vec::new(), running: false, grants: Vec::new() }
+        let (lent, threads, grants) = (Vec::new(), Vec::new(), Vec::new());
+        Self { options, lent, clock, threads, running: false, grants }
+    }
+
+    /// Same as [`HostExecutor::new`], on threads that also do something else, such as those of
+    /// software controllers: a command and its result then change threads nowhere. They must keep
+    /// calling what they are given.
+    #[must_use]
+    pub fn on_threads(lent: Vec<Lend>, clock: Arc<dyn Clock>) -> Self {
+        let options = HostOptions { threads: Some(lent.len()) };
+        Self { lent, ..Self::new(options, clock) }
     }
 
     /// Returns the number of threads for `warps` queues.
@@ -67,46 +163,43 @@ impl HostExecutor {
         u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, warps.max(1))
     }
 
+    /// Starts one thread.
+    fn begin(&self, index: usize, share: Share) -> Result<Worker, ExecutorError> {
+        let works = Arc::downgrade(&share._works);
+        let Some(lend) = self.lent.get(index) else {
+            let thread = thread::Builder::new().name(format!("gio-host-{index}"));
+            let own = thread
+                .spawn(move || share.run())
+                .map_err(|error| Self::failed(format!("thread {index} did not start: {error}")))?;
+            return Ok(Worker { thread: own.thread().clone(), works, own: Some(own) });
+        };
+        let mut share = share;
+        let turns = move || share.turn().map(|result| result & ffi::RUN_MOVED != 0);
+        match lend(Box::new(turns)) {
+            Some(thread) => Ok(Worker { thread, works, own: None }),
+            None => Err(Self::failed("the software controllers' thread that runs it has ended")),
+        }
+    }
+
+    fn wake(&self) {
+        self.threads.iter().for_each(|worker| worker.thread.unpark());
+    }
+
     fn failed(cause: impl Into<String>) -> ExecutorError {
         ExecutorError::Failed { executor: NAME, cause: cause.into() }
     }
 
-    /// Checks that no thread has panicked: without the stop word, a thread ends in no other way.
+    /// Checks that every thread runs its share: without the stop word, only a panic ends one.
     fn check(&self) -> Result<(), ExecutorError> {
         if !self.running {
             return Err(Self::failed("it was not started, or stopped; start it (again)"));
         }
-        match self.threads.iter().position(JoinHandle::is_finished) {
+        match self.threads.iter().find(|worker| worker.has_ended()) {
             None => Ok(()),
-            Some(index) => Err(Self::failed(format!("thread gio-host-{index} ended by itself"))),
-        }
-    }
-}
-
-/// Runs warps `first .. first + count` until the kernel is stopped.
-fn work(args: &Args, first: u32, count: u32) {
-    // Best effort: without it, sleeps take longer.
-    let _ = rustix::thread::set_current_timer_slack(NonZero::new(SLACK_NS));
-    let (mut idle, mut nap) = (0, NAP);
-    loop {
-        // SAFETY: the caller of `start` promised that everything `args` points to lives until
-        // `stop` succeeds, which joins this thread; and no other thread has these warps.
-        let result = unsafe { ffi::run(args, first, count) };
-        if result & ffi::RUN_FINISHED != 0 {
-            return;
-        }
-        if result & ffi::RUN_MOVED != 0 {
-            (idle, nap) = (0, NAP);
-            continue;
-        }
-        idle += 1;
-        if idle <= SPINS {
-            std::hint::spin_loop();
-        } else if result & ffi::RUN_IDLE != 0 {
-            thread::park_timeout(REST);
-        } else {
-            thread::park_timeout(nap);
-            nap = (nap + nap / SLOWLY).min(NAP_MAX);
+            Some(worker) => {
+                let name = worker.thread.name().unwrap_or("without a name");
+                Err(Self::failed(format!("thread {name} ended by itself")))
+            }
         }
     }
 }
@@ -132,32 +225,22 @@ impl IoExecutor for HostExecutor {
         let first = |thread: u32| {
             (u64::from(args.warp_count) * u64::from(thread) / u64::from(threads)) as u32
         };
-        // Nothing runs if any thread fails to start: they wait on `go`, and exit if it is dropped.
-        let mut gates = Vec::new();
+        let gate = Arc::new(AtomicU32::new(CLOSED));
         for index in 0..threads {
-            let (go, gate) = std::sync::mpsc::channel::<()>();
-            let (begin, end) = (first(index), first(index + 1));
-            let body = move || {
-                if gate.recv().is_ok() {
-                    work(&args, begin, end - begin);
-                }
-            };
-            let thread = thread::Builder::new().name(format!("gio-host-{index}")).spawn(body);
-            match thread {
-                Ok(thread) => self.threads.push(thread),
+            let (warps, gate) = (first(index)..first(index + 1), gate.clone());
+            let share = Share { args, warps, gate: gate.clone(), _works: Arc::default() };
+            match self.begin(index as usize, share) {
+                Ok(worker) => self.threads.push(worker),
                 Err(error) => {
-                    gates.clear();
-                    drop(go);
+                    gate.store(CANCELLED, Ordering::Release);
+                    self.wake();
                     join(&mut self.threads);
-                    return Err(Self::failed(format!("thread {index} did not start: {error}")));
+                    return Err(error);
                 }
             }
-            gates.push(go);
         }
-        for go in gates {
-            // A receiver is gone only if its thread ended, which `check` reports.
-            let _ = go.send(());
-        }
+        gate.store(OPEN, Ordering::Release);
+        self.wake();
         self.running = true;
         self.grants = grants.to_vec();
         tracing::debug!(threads, warps = args.warp_count, "host threads run the I/O kernel");
@@ -166,9 +249,7 @@ impl IoExecutor for HostExecutor {
 
     fn submitted(&mut self, _tail: u32, _sms: u32) -> Result<(), ExecutorError> {
         self.check()?;
-        for thread in &self.threads {
-            thread.thread().unpark();
-        }
+        self.wake();
         Ok(())
     }
 
@@ -180,10 +261,8 @@ impl IoExecutor for HostExecutor {
 
     fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
         let mut waiter = Waiter::new(&*self.clock, deadline);
-        while !self.threads.iter().all(JoinHandle::is_finished) {
-            for thread in &self.threads {
-                thread.thread().unpark();
-            }
+        while !self.threads.iter().all(Worker::has_ended) {
+            self.wake();
             if !waiter.wait() {
                 return Err(ExecutorError::StopTimeout { executor: NAME });
             }
@@ -195,11 +274,20 @@ impl IoExecutor for HostExecutor {
     }
 }
 
-/// Joins threads that have ended or are about to.
-fn join(threads: &mut Vec<JoinHandle<()>>) {
-    for thread in threads.drain(..) {
-        if thread.join().is_err() {
+/// Joins own threads that have ended or are about to.
+fn join(threads: &mut Vec<Worker>) {
+    for own in threads.drain(..).filter_map(|worker| worker.own) {
+        if own.join().is_err() {
             tracing::error!("a host thread of the I/O kernel panicked");
         }
+    }
+}
+
+impl fmt::Debug for HostExecutor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostExecutor")
+            .field("options", &self.options)
+            .field("running", &self.running)
+            .finish_non_exhaustive()
     }
 }

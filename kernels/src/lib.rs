@@ -61,5 +61,5 @@ pub mod pattern;
 pub mod pool;
 pub mod ptx;
 
-pub use host::{HostExecutor, HostOptions};
+pub use host::{HostExecutor, HostOptions, Lend, Turns};
 pub use inline::InlineExecutor;

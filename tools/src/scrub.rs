@@ -141,7 +141,7 @@ fn open(offline: &mut Offline, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec
     let (mut opening, start) = (Opening::new(!flags.json), Instant::now());
     let config = StoreConfig {
         devices: std::mem::take(&mut offline.controllers.devices),
-        executor: Executor::Host.factory(&clock, None),
+        executor: Executor::Host.factory(&clock, None, Vec::new()),
         clock,
         shape,
         namespace: Namespace::default(),

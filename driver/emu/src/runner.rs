@@ -1,14 +1,13 @@
 //! Threads that drive controllers in real time.
 
 use std::{
-    convert::Infallible,
-    io,
+    fmt, io,
     num::NonZero,
     sync::{
-        Arc,
+        Arc, Weak,
         mpsc::{Receiver, Sender, TryRecvError, channel},
     },
-    thread::{self, JoinHandle},
+    thread::{self, JoinHandle, Thread},
     time::Duration,
 };
 
@@ -34,7 +33,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(1);
 /// Timer slack: how late the kernel may end a sleep. Its default is 50 microseconds.
 const SLACK_NS: u64 = 1;
 
-/// Steps controllers until it is dropped, which stops and joins the threads.
+/// Steps controllers until it is dropped, which stops and joins the threads. They may run other
+/// work in between ([`EmuThread::host`]).
 ///
 /// Threads spin briefly, then sleep for 20 to 100 microseconds, and up to a millisecond after a
 /// long idle time. They do not yield: on a busy machine that gives the CPU away for milliseconds.
@@ -45,8 +45,36 @@ const SLACK_NS: u64 = 1;
 pub struct EmuRunner {
     emus: Vec<Arc<Emu>>,
     workers: Vec<JoinHandle<()>>,
-    /// Never sent on: dropping it signals the threads to stop.
-    stop: Vec<Sender<Infallible>>,
+    /// Dropping them signals the threads to stop.
+    guests: Vec<Arc<Sender<Guest>>>,
+}
+
+/// Work that a controller's thread does between steps, until it returns `None`. Returns whether it
+/// found something to do.
+pub type Guest = Box<dyn FnMut() -> Option<bool> + Send>;
+
+/// A thread of an [`EmuRunner`], which it does not keep alive.
+#[derive(Clone)]
+pub struct EmuThread {
+    guests: Weak<Sender<Guest>>,
+    thread: Thread,
+}
+
+impl EmuThread {
+    /// Hands `guest` to the thread, and returns the thread to be unparked for new work. Returns
+    /// `None`, and drops `guest`, if the thread has ended.
+    #[must_use]
+    pub fn host(&self, guest: Guest) -> Option<Thread> {
+        self.guests.upgrade()?.send(guest).ok()?;
+        self.thread.unpark();
+        Some(self.thread.clone())
+    }
+}
+
+impl fmt::Debug for EmuThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EmuThread({:?})", self.thread.name())
+    }
 }
 
 impl EmuRunner {
@@ -62,12 +90,14 @@ impl EmuRunner {
 
     fn on_threads(threads: usize, emus: Vec<Arc<Emu>>, clock: Arc<dyn Clock>) -> io::Result<Self> {
         let count = threads.min(emus.len());
-        let mut runner = Self { emus: emus.clone(), workers: Vec::new(), stop: Vec::new() };
+        let mut runner = Self { emus: emus.clone(), workers: Vec::new(), guests: Vec::new() };
         for index in 0..count {
-            let mine: Vec<_> = emus.iter().skip(index).step_by(count).cloned().collect();
-            let (sender, stop) = channel();
+            // In order, as the I/O kernel's queues are: a guest then has its own controllers here.
+            let first = |index| emus.len() * index / count;
+            let mine = emus[first(index)..first(index + 1)].to_vec();
+            let (sender, inbox) = channel();
             let ticks = clock.clone();
-            let work = Worker { emus: mine.clone(), clock: ticks, stop };
+            let work = Worker { emus: mine.clone(), clock: ticks, inbox, guests: Vec::new() };
             // An error drops `runner`, which ends the threads already started.
             let handle = thread::Builder::new()
                 .name(format!("nvme-emu-{index}"))
@@ -78,21 +108,26 @@ impl EmuRunner {
             // A register write may have come before it could wake the thread.
             handle.thread().unpark();
             runner.workers.push(handle);
-            runner.stop.push(sender);
+            runner.guests.push(Arc::new(sender));
         }
         Ok(runner)
     }
 
-    /// Returns the number of threads.
+    /// Returns the threads.
     #[must_use]
-    pub fn threads(&self) -> usize {
-        self.workers.len()
+    pub fn threads(&self) -> Vec<EmuThread> {
+        let threads = self.guests.iter().zip(&self.workers);
+        let one = |(guests, worker): (_, &JoinHandle<()>)| EmuThread {
+            guests: Arc::downgrade(guests),
+            thread: worker.thread().clone(),
+        };
+        threads.map(one).collect()
     }
 }
 
 impl Drop for EmuRunner {
     fn drop(&mut self) {
-        self.stop.clear();
+        self.guests.clear();
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
             if worker.join().is_err() {
@@ -108,17 +143,23 @@ impl Drop for EmuRunner {
 struct Worker {
     emus: Vec<Arc<Emu>>,
     clock: Arc<dyn Clock>,
-    stop: Receiver<Infallible>,
+    inbox: Receiver<Guest>,
+    guests: Vec<Guest>,
 }
 
 impl Worker {
-    fn run(self) {
+    fn run(mut self) {
         // Failure only makes sleeps longer.
         let _ = rustix::thread::set_current_timer_slack(NonZero::new(SLACK_NS));
         self.emus.iter().for_each(|emu| emu.set_exclusive(true));
         let mut idle = 0u32;
         let mut sleep = SLEEP_MIN;
-        while matches!(self.stop.try_recv(), Err(TryRecvError::Empty)) {
+        loop {
+            match self.inbox.try_recv() {
+                Ok(guest) => self.guests.push(guest),
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => break,
+            }
             let now = self.clock.now();
             let all = self.round(now);
             if all.work > 0 {
@@ -144,8 +185,16 @@ impl Worker {
         tracing::debug!(controllers = self.emus.len(), "a thread of software controllers ended");
     }
 
-    fn round(&self, now: Nanos) -> Progress {
+    fn round(&mut self, now: Nanos) -> Progress {
         let mut all = Progress::default();
+        // First: what they submit is then fetched in the same round.
+        self.guests.retain_mut(|guest| match guest() {
+            Some(moved) => {
+                all.work += u32::from(moved);
+                true
+            }
+            None => false,
+        });
         for emu in &self.emus {
             all.merge(emu.step(now, BUDGET));
         }

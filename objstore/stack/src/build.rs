@@ -159,13 +159,14 @@ impl Plan<'_> {
         if let Executor::Cuda(choice) = self.executor {
             options.sms = choice.io_sms;
         }
+        let lent = backend.emulation().map(Emulation::threads).unwrap_or_default();
         let placement = Placement { route, queues, pool: place, not_taken: Vec::new() };
         let opened = open(Parts {
             route,
             devices,
             pool: pool.clone(),
             gpu: self.gpu.map(|gpu| gpu.for_store()),
-            executor: self.executor.factory(self.clock, self.gpu),
+            executor: self.executor.factory(self.clock, self.gpu, lent),
             options,
         })?;
         Ok((opened, Built { pool, placement, space, unit, backend }))

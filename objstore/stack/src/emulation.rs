@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nvme_driver::{Clock, Controller, ControllerOptions};
-use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, SimClock};
+use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, EmuThread, SimClock};
 
 use crate::error::StackError;
 
@@ -16,7 +16,9 @@ pub const EMU_DEPTH: u32 = 1024;
 #[derive(Debug)]
 pub struct Emulation {
     /// `None` in virtual time.
-    _runner: Option<EmuRunner>,
+    runner: Option<EmuRunner>,
+    /// The threads have time for the I/O kernel, since they do not move the bytes.
+    has_time: bool,
     emus: Vec<Arc<Emu>>,
 }
 
@@ -32,9 +34,13 @@ impl Emulation {
         clock: &Arc<dyn Clock>,
         options: &ControllerOptions,
     ) -> Result<(Self, Vec<Controller>), StackError> {
+        let configs: Vec<EmuConfig> = configs.into_iter().collect();
+        let mut media = configs.iter().flat_map(|config| &config.namespaces);
+        let has_time = media.all(|namespace| namespace.media.is_asynchronous());
         let emus = make(configs, domain)?;
         let runner = EmuRunner::spawn(emus.clone(), clock.clone()).map_err(StackError::Threads)?;
-        Self::attach(emus, Some(runner), clock, options)
+        let (emulation, controllers) = Self::attach(emus, Some(runner), clock, options)?;
+        Ok((Self { has_time, ..emulation }, controllers))
     }
 
     /// Same as [`Emulation::start`], without threads: waiting on `clock` runs the controllers.
@@ -65,7 +71,14 @@ impl Emulation {
             attached.map_err(|source| StackError::Attach { device: device(), source })
         };
         let controllers = emus.iter().map(attach).collect::<Result<_, _>>()?;
-        Ok((Self { _runner: runner, emus }, controllers))
+        Ok((Self { runner, has_time: false, emus }, controllers))
+    }
+
+    /// Returns the threads of the controllers, if they have time to run the I/O kernel as well: a
+    /// command and its result then change threads nowhere.
+    pub(crate) fn threads(&self) -> Vec<EmuThread> {
+        let runner = self.runner.as_ref().filter(|_| self.has_time);
+        runner.map(EmuRunner::threads).unwrap_or_default()
     }
 
     /// Returns the controllers, for fault injection.

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
+use gio_kernels::{HostExecutor, HostOptions, InlineExecutor, Lend};
 use gio_uring::{ExecutorError, IoExecutor};
 use nvme_driver::Clock;
+use nvme_emu::EmuThread;
 use objstore::ExecutorFactory;
 
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
 /// The executor of the I/O kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Executor {
-    /// Dedicated host threads.
+    /// Host threads: those of software controllers over files, or threads of its own.
     #[default]
     Host,
     /// The thread that calls the store.
@@ -48,13 +49,28 @@ impl Executor {
         }
     }
 
-    /// Returns a factory for executors of this kind, on the opened GPU.
+    /// Returns a factory for executors of this kind, on the opened GPU, or on `lent` threads, if
+    /// there are any, instead of threads of their own.
     #[must_use]
-    pub fn factory(self, clock: &Arc<dyn Clock>, gpu: Option<&Arc<Gpu>>) -> ExecutorFactory {
+    pub fn factory(
+        self,
+        clock: &Arc<dyn Clock>,
+        gpu: Option<&Arc<Gpu>>,
+        lent: Vec<EmuThread>,
+    ) -> ExecutorFactory {
         let clock = clock.clone();
         match (self, gpu.cloned()) {
             (Self::Host, _) => Box::new(move || -> Made {
-                Ok(Box::new(HostExecutor::new(HostOptions::default(), clock.clone())))
+                let clock = clock.clone();
+                if lent.is_empty() {
+                    return Ok(Box::new(HostExecutor::new(HostOptions::default(), clock)));
+                }
+                let lend = |thread: &EmuThread| -> Lend {
+                    let thread = thread.clone();
+                    Box::new(move |turns| thread.host(turns))
+                };
+                let lent = lent.iter().map(lend).collect();
+                Ok(Box::new(HostExecutor::on_threads(lent, clock)))
             }),
             (Self::Inline, _) => {
                 Box::new(move || -> Made { Ok(Box::new(InlineExecutor::new(clock.clone()))) })

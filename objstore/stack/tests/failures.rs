@@ -44,7 +44,7 @@ impl Open {
         let kv = KvMemory::new(&*domain, SHAPE, 64);
         let store = Store::open(StoreConfig {
             devices,
-            executor: Executor::Host.factory(&clock, None),
+            executor: Executor::Host.factory(&clock, None, Vec::new()),
             clock,
             shape: SHAPE,
             namespace: Namespace::default(),

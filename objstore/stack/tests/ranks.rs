@@ -83,7 +83,7 @@ fn open_plane(
     Plane::open_rank(RankConfig {
         id,
         devices,
-        executor: Executor::Host.factory(&clock, None),
+        executor: Executor::Host.factory(&clock, None, Vec::new()),
         clock,
         shape: SHAPE,
         pool: memory.pool.clone(),

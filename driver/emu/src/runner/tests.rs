@@ -1,6 +1,6 @@
 use std::sync::Mutex;
 
-use nvme_driver::MonotonicClock;
+use nvme_driver::{MonotonicClock, Waiter};
 
 use super::*;
 use crate::{
@@ -20,7 +20,7 @@ fn stops_when_dropped_even_while_parked() {
     for threads in [1, 2, 8] {
         let clock = Arc::new(MonotonicClock::default());
         let runner = EmuRunner::on_threads(threads, emus.clone(), clock).unwrap();
-        assert_eq!(runner.threads(), threads.min(3));
+        assert_eq!(runner.threads().len(), threads.min(3));
         // Disabled controllers: the threads are parked by now, or soon will be.
         thread::sleep(Duration::from_millis(5));
         drop(runner);
@@ -33,7 +33,38 @@ fn stops_when_dropped_even_while_parked() {
 #[test]
 fn without_controllers_there_are_no_threads() {
     let runner = EmuRunner::spawn(Vec::new(), Arc::new(MonotonicClock::default())).unwrap();
-    assert_eq!(runner.threads(), 0);
+    assert!(runner.threads().is_empty());
+}
+
+#[test]
+fn a_guest_is_run_until_it_ends_or_the_threads_do() {
+    let runner = EmuRunner::spawn(emus(1), Arc::new(MonotonicClock::default())).unwrap();
+    let thread = runner.threads().remove(0);
+    let counted = |turns: u32| -> (Guest, Arc<Mutex<u32>>) {
+        let count = Arc::new(Mutex::new(0));
+        let mine = count.clone();
+        let guest = move || {
+            *mine.lock().unwrap() += 1;
+            (*mine.lock().unwrap() < turns).then_some(true)
+        };
+        (Box::new(guest), count)
+    };
+    let until = |done: &dyn Fn() -> bool| {
+        let clock = MonotonicClock::default();
+        let mut waiter = Waiter::new(&clock, Nanos::from_millis(5_000));
+        while !done() {
+            assert!(waiter.wait(), "the guest is not run, or is kept");
+        }
+    };
+
+    let ((short, its), (long, mine)) = (counted(3), counted(u32::MAX));
+    thread.host(short).unwrap();
+    thread.host(long).unwrap();
+    until(&|| Arc::strong_count(&its) == 1 && *mine.lock().unwrap() > 10);
+    assert_eq!(*its.lock().unwrap(), 3);
+    drop(runner);
+    assert_eq!(Arc::strong_count(&mine), 1, "the thread has let go");
+    assert!(thread.host(counted(1).0).is_none());
 }
 
 #[test]

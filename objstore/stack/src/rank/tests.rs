@@ -64,8 +64,8 @@ fn a_drive_whose_owner_wants_it_back_is_drained_and_given_back() {
     let place = temporary();
     let (stack, emu) = open(&place.path().join("store"));
     let job = begin(&stack, 0).unwrap();
-    stack.plane().start(Ticket { job, layer: Layer(0) }, Order::Unordered).unwrap();
     let writes = emu.counters().writes;
+    stack.plane().start(Ticket { job, layer: Layer(0) }, Order::Unordered).unwrap();
     emu.request();
     assert!(refusal(&stack).contains("wants it back"));
     assert!(emu.counters().writes > writes, "what was in flight was completed");
