@@ -9,7 +9,8 @@ use std::{
 use gio_uring::Event;
 use kv_catalog::{
     BlockKey, Catalog, CatalogCounts, DeviceIndex, DurableCatalog, FileId, Geometry, JournalError,
-    KvShape, Namespace, NamespaceId, StoredFile, Superblock, Usage,
+    KvShape, Namespace, NamespaceId, NewPin, PinAnswer, PinLimits, PinList, StoredFile, Superblock,
+    Usage,
 };
 use nvme_driver::Clock;
 
@@ -265,6 +266,26 @@ impl Store {
     /// Same as [`Store::pin`].
     pub fn unpin(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
         self.change(|catalog| Ok(catalog.unpin(self.namespace, keys)?))
+    }
+
+    /// Same as [`Catalog::pin_for`].
+    ///
+    /// # Errors
+    /// Same as [`Store::lookup`].
+    pub fn pin_for(&self, new: &NewPin<'_>, limits: &PinLimits) -> Result<PinAnswer, StoreError> {
+        self.inner.jobs().check()?;
+        Ok(self.inner.catalog.pin_for(new, limits)?)
+    }
+
+    /// Same as [`Catalog::end_pins`].
+    pub fn end_pins(&self, number: Option<u64>, owner: Option<u64>) -> Option<u64> {
+        self.inner.catalog.with(|catalog| catalog.end_pins(number, owner))
+    }
+
+    /// Returns the state of the pins of all namespaces that end.
+    #[must_use]
+    pub fn pins(&self, limits: &PinLimits) -> PinList {
+        self.inner.catalog.with(|catalog| catalog.pins(limits))
     }
 
     /// Removes `keys`, including used and pinned ones, and returns how many were stored. Their

@@ -2,11 +2,14 @@
 
 use crate::stack;
 
+use std::time::Duration;
+
 use gio_uring::Wait;
 use nvme_driver::{Clock, Nanos};
 use nvme_emu::{EmuConfig, SglSupport};
 use objstore::{
-    BlockId, FormatError, Geometry, KvShape, Layer, LayoutError, Route, StoreError, StoreOptions,
+    BlockId, FormatError, Geometry, KvShape, Layer, LayoutError, NewPin, Outcome, PinLimits, Route,
+    StoreError, StoreOptions,
 };
 use stack::{Plan, Stack, blocks, keys};
 
@@ -169,6 +172,31 @@ fn referenced_files_stay() {
     stack.store.sync_journal().unwrap();
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.files_free, stats.free_runs), (8, 1));
+}
+
+#[test]
+fn a_pin_whose_time_is_over_hinders_nobody() {
+    let mut stack = Stack::new(&tiny());
+    let (a, b) = (keys(0..6), keys(10..18));
+    stack.put(&a, 0);
+    let (ttl, namespaces) = (Duration::from_secs(60), &[stack.store.namespace()]);
+    let new = NewPin { owner: 0, namespaces, keys: &a, ttl, bytes_max: None, wait: false };
+    let limits = PinLimits { bytes: Some(u64::MAX), ..PinLimits::default() };
+    for evict in [true, false] {
+        stack.put(&a, 0);
+        assert_eq!(stack.store.pin_for(&new, &limits).unwrap().outcome, Outcome::Accepted);
+        assert_eq!((stack.store.evict(8).unwrap(), stack.put(&b, 0)), (0, 2));
+        assert_eq!(stack.store.evict(2).unwrap(), 2);
+        let end = stack.clock.now() + Nanos::from_millis(60_000);
+        while stack.clock.now() < end {
+            stack.clock.pause(u32::MAX, end);
+        }
+        // Nothing looked at the store meanwhile.
+        match evict {
+            true => assert_eq!(stack.store.evict(8).unwrap(), 6),
+            false => assert_eq!(stack.put(&b, 0), 8),
+        }
+    }
 }
 
 #[test]

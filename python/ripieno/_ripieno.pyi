@@ -128,10 +128,22 @@ class Catalog(_Context):
         """Ends a write that has nothing in flight on any rank. None of it becomes visible."""
     def lost(self, files: Sequence[int]) -> None:
         """Marks files that a plane could not read: their keys are misses from now on."""
-    def pin(self, namespace: int, keys: _Keys) -> int:
-        """Protects those of these keys that are stored from eviction. Returns their number."""
-    def unpin(self, namespace: int, keys: _Keys) -> int:
-        """Undoes pin(). Returns the number of stored keys."""
+    def pin(
+        self,
+        namespace: int,
+        keys: _Keys,
+        seconds: int,
+        *,
+        bytes_max: int | None = None,
+        wait: bool = False,
+    ) -> tuple[str, str | None, int | None]:
+        """Protects the leading ones of these keys that are stored from eviction, for so many seconds,
+        until their namespace is cleared, or the catalog closed. bytes_max: a limit of their bytes.
+        wait: the others are protected when they are stored. Returns the outcome (accepted, clipped,
+        deferred, rejected or missing), the reason of another than the first, and the pin's
+        number."""
+    def unpin(self, pin: int) -> bool:
+        """Ends a pin. Returns False if there is none with this number, or not any more."""
     def remove(self, namespace: int, keys: _Keys) -> int:
         """Drops those of these keys that are stored. Returns their number."""
     def take_dropped(self, namespaces: Sequence[int]) -> list[bytes]:
@@ -417,6 +429,18 @@ class ServedCatalog(_Context):
         released."""
     def release(self, reference: int) -> None:
         """Releases a reference. Call it when all ranks have reported."""
+    def pin(
+        self,
+        namespace: int,
+        keys: _Keys,
+        seconds: int,
+        *,
+        bytes_max: int | None = None,
+        wait: bool = False,
+    ) -> tuple[str, str | None, int | None]:
+        """Same as Catalog.pin(), on all ranks. Pins end with the server, too."""
+    def unpin(self, pin: int) -> bool:
+        """Same as Catalog.unpin()."""
     def checksums(self, files: Sequence[int], rank: int) -> bytes:
         """Returns no checksums: the server has them, and compares."""
     def begin(self, namespace: int, keys: _Keys) -> Write:

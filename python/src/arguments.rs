@@ -12,7 +12,7 @@ use std::{
 
 use nvme_driver::{DevicePtr, Nanos};
 use objstore::{
-    BlockId, BlockKey, DramStats, KvShape, Layer, Overwrite, RankId, StoreEvent, StoreId,
+    BlockId, BlockKey, DramStats, KvShape, Layer, Overwrite, PinAnswer, RankId, StoreEvent, StoreId,
 };
 use pyo3::{prelude::*, types::PyBytes};
 use ripieno_stack::{
@@ -261,6 +261,13 @@ pub(crate) fn keys(given: &Bound<'_, PyAny>) -> PyResult<Vec<BlockKey>> {
 
 pub(crate) fn blocks(given: Vec<u32>) -> Vec<BlockId> {
     given.into_iter().map(BlockId).collect()
+}
+
+/// Outcome, reason and number of a pin.
+pub(crate) type Pinned = (&'static str, Option<String>, Option<u64>);
+
+pub(crate) fn pinned(PinAnswer { outcome, reason, pin }: PinAnswer) -> Pinned {
+    (outcome.word(), reason, pin.map(|pin| pin.pin))
 }
 
 /// Parses checksums: 4 bytes each, little-endian.

@@ -3,12 +3,13 @@
 use std::{
     path::PathBuf,
     sync::{Arc, RwLock},
+    time::Duration,
 };
 
 use nvme_driver::{Clock, MonotonicClock};
 use objstore::{
-    DurableCatalog, FileId, NamespaceId, ReferenceId, Reported, StoreError, StoreId, StoreOptions,
-    WriteId,
+    DurableCatalog, FileId, NamespaceId, NewPin, PinLimits, ReferenceId, Reported, StoreError,
+    StoreId, StoreOptions, WriteId,
 };
 use pyo3::{
     prelude::*,
@@ -260,14 +261,29 @@ impl Catalog {
         })
     }
 
-    /// Protects those of these keys that are stored from eviction. Returns their number.
-    fn pin(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
-        self.keys(keys, |catalog, keys| catalog.pin(NamespaceId(namespace), keys))
+    /// Protects the leading ones of these keys that are stored from eviction, for so many seconds,
+    /// until their namespace is cleared, or the catalog closed. bytes_max: a limit of their bytes.
+    /// wait: the others are protected when they are stored. Returns the outcome (accepted, clipped,
+    /// deferred, rejected or missing), the reason of another than the first, and the pin's number.
+    #[pyo3(signature = (namespace, keys, seconds, *, bytes_max = None, wait = false))]
+    fn pin(
+        &self,
+        namespace: u32,
+        keys: &Bound<'_, PyAny>,
+        seconds: u64,
+        bytes_max: Option<u64>,
+        wait: bool,
+    ) -> PyResult<arguments::Pinned> {
+        let (namespaces, ttl) = (&[NamespaceId(namespace)], Duration::from_secs(seconds));
+        let keys = &arguments::keys(keys)?[..];
+        let new = NewPin { owner: 0, namespaces, keys, ttl, bytes_max, wait };
+        let limits = PinLimits::default();
+        self.with(|durable| durable.pin_for(&new, &limits).map_err(of_store)).map(arguments::pinned)
     }
 
-    /// Undoes pin(). Returns the number of stored keys.
-    fn unpin(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
-        self.keys(keys, |catalog, keys| catalog.unpin(NamespaceId(namespace), keys))
+    /// Ends a pin. Returns False if there is none with this number, or not any more.
+    fn unpin(&self, pin: u64) -> PyResult<bool> {
+        self.change(|catalog| Ok(catalog.end_pins(Some(pin), None).is_some()))
     }
 
     /// Drops those of these keys that are stored. Returns their number.

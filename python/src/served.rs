@@ -136,6 +136,26 @@ impl ServedCatalog {
         })
     }
 
+    /// Same as Catalog.pin(), on all ranks. Pins end with the server, too.
+    #[pyo3(signature = (namespace, keys, seconds, *, bytes_max = None, wait = false))]
+    fn pin(
+        &self,
+        py: Python<'_>,
+        namespace: usize,
+        keys: &Bound<'_, PyAny>,
+        seconds: u64,
+        bytes_max: Option<u64>,
+        wait: bool,
+    ) -> PyResult<arguments::Pinned> {
+        let pin = |finder: &Finder, keys| finder.pin(namespace, keys, seconds, bytes_max, wait);
+        self.keys(py, keys, pin).map(arguments::pinned)
+    }
+
+    /// Same as Catalog.unpin().
+    fn unpin(&self, py: Python<'_>, pin: u64) -> PyResult<bool> {
+        self.with(py, |finder| finder.unpin(Some(pin)))
+    }
+
     /// Returns no checksums: the server has them, and compares.
     #[expect(unused_variables, reason = "they are those of Catalog.checksums()")]
     fn checksums<'py>(&self, py: Python<'py>, files: Vec<u64>, rank: u32) -> Bound<'py, PyBytes> {

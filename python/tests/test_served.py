@@ -107,6 +107,14 @@ def test_engines_share_what_they_store(server):
     assert one.catalog.are_stored(one.space, [KEYS[5], key(99)]) == b"\1\0"
     assert one.catalog.stats().stored == 6 * RANKS
     assert one.catalog.usage(one.space).stored == 6
+    # On both ranks; one pin of each engine.
+    assert one.catalog.pin(one.space, KEYS, 60) == ("accepted", None, 1)
+    assert server.status()["pinned_bytes"] == 6 * RANKS * SHAPE.rows * SHAPE.object_bytes
+    few = RANKS * SHAPE.rows * SHAPE.object_bytes
+    outcome, reason, pin = other.catalog.pin(other.space, KEYS, 60, bytes_max=few)
+    assert (outcome, reason, pin) == ("clipped", "there is room for 1 of 6 blocks", 2)
+    assert other.catalog.pin(other.space, [key(7)], 60, wait=True)[0] == "deferred"
+    assert [each.catalog.unpin(2) for each in (one, other, other)] == [False, True, False]
     # Other weights: the engines have nothing in common any more.
     assert one.catalog.bump_epoch(one.space) != one.catalog.bump_epoch(one.space)
     assert (one.load(KEYS), other.load(KEYS)) == (0, 6)
@@ -146,6 +154,7 @@ def test_a_server_that_is_killed_is_a_miss_until_it_is_back(server):
     one = Engine(server, "one")
     one.store(KEYS)
     found = one.catalog.acquire(one.space, KEYS)
+    assert one.catalog.pin(one.space, KEYS, 3600) == ("accepted", None, 1)
     plane, kv = one.ranks[0].plane, one.ranks[0].kv
     job = plane.begin_load(found.files, list(range(6)))
     server.kill()
@@ -159,10 +168,13 @@ def test_a_server_that_is_killed_is_a_miss_until_it_is_back(server):
         plane.begin_load(found.files, list(range(6)))
     assert one.load(KEYS) == 0
     assert one.catalog.begin(one.space, KEYS).accepted == 0
+    assert one.catalog.pin(one.space, KEYS, 60) == ("missing", "the server is away", None)
     assert time.monotonic() - since < 1
     server.start()
     time.sleep(0.15)
     assert one.load(KEYS) == 6
+    # Its pins are gone with it.
+    assert not one.catalog.unpin(1) and server.status()["pins"] == 0
     with pytest.raises(ripieno.InvalidError, match="not, or no longer"):
         plane.begin_load(found.files, list(range(6)))
     one.catalog.release(found.id)

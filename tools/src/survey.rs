@@ -170,6 +170,7 @@ impl Survey {
         let Some(superblock) = self.devices[at].superblock.clone() else { return Ok(()) };
         let mut catalog = Catalog::new(CatalogConfig {
             files: superblock.layout.files,
+            file_bytes: superblock.layout.shape.block_bytes(),
             ranks: superblock.ranks,
             words_per_file: superblock.layout.words_per_file,
             namespaces_max: superblock.layout.namespaces_max,

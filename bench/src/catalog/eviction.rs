@@ -10,6 +10,7 @@ use super::trace::{Trace, key};
 pub fn catalog(files: u32, policy: PolicyKind) -> (Catalog, NamespaceId) {
     let mut catalog = Catalog::new(CatalogConfig {
         files,
+        file_bytes: 1,
         ranks: 1,
         words_per_file: 0,
         namespaces_max: 1,

@@ -6,6 +6,7 @@ mod error;
 mod handle;
 mod index;
 mod log;
+mod pins;
 mod sharing;
 mod write;
 
@@ -13,6 +14,7 @@ pub use budget::WriteBudget;
 pub use error::CatalogError;
 pub use index::{CatalogCounts, SnapshotCursor, StoredFile, Usage};
 pub use log::Group;
+pub use pins::{NewPin, Outcome, PinAnswer, PinLimits, PinList, PinStatus};
 pub use write::{Position, Reported, Write, WriteId};
 
 use self::{
@@ -20,6 +22,7 @@ use self::{
     handle::Handles,
     index::{Index, State},
     log::Log,
+    pins::Pins,
     write::OpenWrite,
 };
 use crate::{
@@ -35,6 +38,8 @@ use crate::{
 pub struct CatalogConfig {
     /// Files of the store.
     pub files: u32,
+    /// Bytes of a file on the devices, over all ranks: for limits in bytes.
+    pub file_bytes: u64,
     /// Ranks that have to report before a write is committed; at least one.
     pub ranks: u32,
     /// Checksums of a file, over all ranks: `ranks * rows`, or 0 when none are kept.
@@ -105,6 +110,7 @@ pub struct Catalog {
     bucket: Option<Bucket>,
     references: Handles<Held>,
     writes: Handles<OpenWrite>,
+    pins: Pins,
     log: Log,
     /// True while records are applied and the free files are not known yet.
     recovering: bool,
@@ -129,9 +135,10 @@ impl Catalog {
         Self {
             index: Index::new(&config),
             pool: FilePool::new(files),
-            bucket: config.write_budget.map(Bucket::new),
+            bucket: config.write_budget.map(|budget| Bucket::new(budget, config.file_bytes)),
             references: Handles::new(),
             writes: Handles::new(),
+            pins: Pins::default(),
             log: Log::new(config.journal),
             recovering: false,
             deallocating: Vec::new(),
@@ -274,7 +281,8 @@ impl Catalog {
         self.index.checksums(file)
     }
 
-    /// Protects the stored ones of `keys` from eviction. Returns their number.
+    /// Protects the stored ones of `keys` from eviction, also after a restart, until they are
+    /// unpinned. Returns their number. [`Catalog::pin_for`] makes pins that end.
     ///
     /// # Errors
     /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
@@ -309,11 +317,52 @@ impl Catalog {
         Ok(files.len() as u32)
     }
 
-    /// Sets the time for the write budget, from any monotonic clock. Nothing else depends on time.
+    /// Pins the leading ones of some keys that are stored and within the limits, for a time from
+    /// the last [`Catalog::advance`] on. With [`NewPin::wait`], it also reserves the room of those
+    /// that are not stored yet. Clearing a namespace ends its pins.
+    ///
+    /// # Errors
+    /// Returns [`CatalogError::Namespace`] if a namespace is unknown.
+    pub fn pin_for(
+        &mut self,
+        new: &NewPin<'_>,
+        limits: &PinLimits,
+    ) -> Result<PinAnswer, CatalogError> {
+        self.with_pins(|pins, catalog| pins.add(catalog, new, limits))
+    }
+
+    /// Ends a pin of [`Catalog::pin_for`], or all (`None`): of an owner, or of any one. Returns the
+    /// number of blocks that they held; `None` if there is no such pin, or not any more.
+    pub fn end_pins(&mut self, number: Option<u64>, owner: Option<u64>) -> Option<u64> {
+        self.with_pins(|pins, catalog| pins.end(catalog, number, owner))
+    }
+
+    /// Returns the state of all pins that end.
+    #[must_use]
+    pub fn pins(&self, limits: &PinLimits) -> PinList {
+        self.pins.list(&self.config, limits)
+    }
+
+    /// Calls `act` with the pins, which use only references.
+    fn with_pins<T>(&mut self, act: impl FnOnce(&mut Pins, &mut Self) -> T) -> T {
+        let mut pins = std::mem::take(&mut self.pins);
+        let done = act(&mut pins, self);
+        self.pins = pins;
+        done
+    }
+
+    /// Sets the time, from any monotonic clock: for the write budget, and for pins that end.
     pub fn advance(&mut self, now_ns: u64) {
         if let Some(bucket) = &mut self.bucket {
             bucket.advance(now_ns);
         }
+        self.with_pins(|pins, catalog| pins.expire(catalog, now_ns));
+    }
+
+    /// Returns true if anything depends on the time now.
+    #[must_use]
+    pub fn needs_time(&self) -> bool {
+        self.bucket.is_some() || !self.pins.is_empty()
     }
 
     /// Returns the records to be written next, as one group of at most `max_bytes` (or one record).

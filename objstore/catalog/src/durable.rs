@@ -6,12 +6,15 @@
 
 mod writer;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use self::writer::JournalWriter;
 use crate::{
     block_io::BlockIo,
-    catalog::{Catalog, CatalogConfig, WriteBudget},
+    catalog::{Catalog, CatalogConfig, CatalogError, NewPin, PinAnswer, PinLimits, WriteBudget},
     journal::{Journal, JournalError},
     policy::PolicyKind,
     record::Record,
@@ -29,15 +32,26 @@ pub struct NotDurable {
     pub cause: String,
 }
 
+/// Returns the time of a monotonic clock, in nanoseconds.
+pub struct Time(pub Box<dyn Fn() -> u64 + Send + Sync>);
+
+impl fmt::Debug for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Time").finish_non_exhaustive()
+    }
+}
+
 /// Parameters of an opening catalog that are not in its superblock.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct DurableConfig {
     /// Eviction policy.
     pub policy: PolicyKind,
-    /// Limit on writes; `None` for no limit. [`WriteBudget::file_bytes`] is filled in.
+    /// Limit on writes; `None` for no limit.
     pub write_budget: Option<WriteBudget>,
     /// A random number, for [`Superblock::skip_sequence`].
     pub chance: u64,
+    /// Passes for the catalog ([`Catalog::advance`]).
+    pub time: Time,
 }
 
 /// State of lookups and changes. Never locked during I/O.
@@ -55,6 +69,7 @@ pub struct DurableCatalog {
     /// Locked before the state.
     journal: Mutex<JournalWriter>,
     state: Mutex<State>,
+    time: Time,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -81,13 +96,14 @@ impl DurableCatalog {
         );
         let mut catalog = Catalog::new(CatalogConfig {
             files,
+            file_bytes,
             ranks: superblock.ranks,
             words_per_file,
             namespaces_max,
             journal: true,
             files_ahead: FILES_AHEAD,
             policy: config.policy,
-            write_budget: config.write_budget.map(|budget| WriteBudget { file_bytes, ..budget }),
+            write_budget: config.write_budget,
             seed: u64::from_le_bytes(superblock.store.0[..8].try_into().expect("8 of 16 bytes")),
         });
         let apply = |record: Record<'_>| catalog.apply(&record);
@@ -100,6 +116,7 @@ impl DurableCatalog {
             superblock,
             journal: Mutex::new(JournalWriter::new(journal)),
             state: Mutex::new(State { catalog, evicts_ahead: false, failed: None }),
+            time: config.time,
         })
     }
 
@@ -109,10 +126,29 @@ impl DurableCatalog {
         &self.superblock
     }
 
-    /// Calls `act` with the catalog locked. Only [`DurableCatalog::sync`] may take the records that
-    /// the catalog makes.
+    /// Returns the state at the present time: pins whose time is over hinder nothing.
+    fn state(&self) -> MutexGuard<'_, State> {
+        let mut state = lock(&self.state);
+        if state.catalog.needs_time() {
+            state.catalog.advance((self.time.0)());
+        }
+        state
+    }
+
+    /// Same as [`Catalog::pin_for`], from the present time on.
+    ///
+    /// # Errors
+    /// Same as [`Catalog::pin_for`].
+    pub fn pin_for(&self, new: &NewPin<'_>, limits: &PinLimits) -> Result<PinAnswer, CatalogError> {
+        let mut state = lock(&self.state);
+        state.catalog.advance((self.time.0)());
+        state.catalog.pin_for(new, limits)
+    }
+
+    /// Calls `act` with the catalog locked, at the present time. Only [`DurableCatalog::sync`] may
+    /// take the records that the catalog makes.
     pub fn with<T>(&self, act: impl FnOnce(&mut Catalog) -> T) -> T {
-        act(&mut lock(&self.state).catalog)
+        act(&mut self.state().catalog)
     }
 
     /// Same as [`DurableCatalog::with`], for a change that is to become durable.
@@ -123,7 +159,7 @@ impl DurableCatalog {
         &self,
         act: impl FnOnce(&mut Catalog) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut state = lock(&self.state);
+        let mut state = self.state();
         state.check()?;
         act(&mut state.catalog)
     }
@@ -163,7 +199,7 @@ impl DurableCatalog {
 
     fn write(&self, journal: &mut JournalWriter) -> Result<(), NotDurable> {
         {
-            let state = &mut *lock(&self.state);
+            let state = &mut *self.state();
             state.check()?;
             let ahead = if state.evicts_ahead { state.catalog.wants_space() } else { 0 };
             let evicted = state.catalog.evict(None, ahead);

@@ -50,10 +50,11 @@ mod superblock;
 
 pub use block_io::{BlockAction, BlockError, BlockIo};
 pub use catalog::{
-    Catalog, CatalogConfig, CatalogCounts, CatalogError, Group, Hit, Position, Reference,
-    ReferenceId, Reported, SnapshotCursor, StoredFile, Usage, Write, WriteBudget, WriteId,
+    Catalog, CatalogConfig, CatalogCounts, CatalogError, Group, Hit, NewPin, Outcome, PinAnswer,
+    PinLimits, PinList, PinStatus, Position, Reference, ReferenceId, Reported, SnapshotCursor,
+    StoredFile, Usage, Write, WriteBudget, WriteId,
 };
-pub use durable::{DurableCatalog, DurableConfig, NotDurable};
+pub use durable::{DurableCatalog, DurableConfig, NotDurable, Time};
 pub use error::LayoutError;
 pub use format::{Plan, SCRATCH, format_devices};
 pub use ids::{BlockId, DeviceIndex, FileId, Layer, Lsn, NamespaceId, Row, Slot};

@@ -13,12 +13,11 @@ use crate::{
 
 pub(crate) mod client;
 pub(crate) mod hints;
-pub(crate) mod pins;
 pub(crate) mod routes;
 pub(crate) mod web;
 
 pub use client::{Control, ControlAddress};
-pub use pins::PinLimits;
+pub use kv_catalog::{Outcome, PinAnswer, PinLimits, PinList, PinStatus};
 
 /// A key, in 64 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,64 +74,6 @@ pub struct PinAsked {
     /// True if keys that are not stored yet are to be pinned when they are.
     #[serde(default)]
     pub wait: bool,
-}
-
-/// Result of a hint, or of a request to pin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    /// All of it was done.
-    Accepted,
-    /// A part was done: fewer blocks, or for a shorter time.
-    Clipped,
-    /// The rest is done when the blocks are stored.
-    Deferred,
-    /// Nothing was done: a limit, or something that this server does not have.
-    Rejected,
-    /// Nothing was done: there is nothing of that name.
-    Missing,
-}
-
-/// Answer to a request to pin.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PinAnswer {
-    /// Result.
-    pub outcome: Outcome,
-    /// The reason of it, unless all was done.
-    pub reason: Option<String>,
-    /// The pin, if there is one.
-    pub pin: Option<PinStatus>,
-}
-
-/// A pin.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PinStatus {
-    /// Its number.
-    pub pin: u64,
-    /// Number of the namespace in the store.
-    pub namespace: u32,
-    /// Blocks that are pinned.
-    pub blocks: u64,
-    /// Blocks that are pinned when they are stored.
-    pub awaited_blocks: u64,
-    /// Bytes on the devices that count against the limit: of all these blocks.
-    pub bytes: u64,
-    /// Seconds until it ends, rounded up.
-    pub ends_in_s: u64,
-}
-
-/// All pins.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PinList {
-    /// The pins, oldest first.
-    pub pins: Vec<PinStatus>,
-    /// Bytes of them all; a block that has two pins counts twice.
-    pub bytes: u64,
-    /// The most there may be.
-    pub bytes_max: u64,
 }
 
 /// A number of blocks.

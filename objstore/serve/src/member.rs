@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use objstore::{BlockId, BlockKey, Direction, KvShape, Layer, Namespace};
+use objstore::{BlockId, BlockKey, Direction, KvShape, Layer, Namespace, Outcome, PinAnswer};
 use ripieno_stack::PoolLayout;
 
 use crate::{
@@ -352,6 +352,44 @@ impl Finder {
         self.there(|session| self.line.client.call_in(session, &Call::Sync)).map(|_| ())
     }
 
+    /// Pins blocks on all ranks for so many seconds; until this or the server ends, at the latest.
+    /// The arguments are those of [`Call::Pin`].
+    ///
+    /// # Errors
+    /// Same as [`Finder::look_up`].
+    pub fn pin(
+        &self,
+        space: usize,
+        keys: Vec<BlockKey>,
+        ttl_s: u64,
+        bytes_max: Option<u64>,
+        wait: bool,
+    ) -> Result<PinAnswer, ServeError> {
+        let keys = Keys(keys);
+        let call = |namespace| Call::Pin { namespace, keys, ttl_s, bytes_max, wait };
+        match self.about(space, call)? {
+            Some((_, Answer::Pinned(answer))) => Ok(answer),
+            None => {
+                let reason = Some("the server is away".to_owned());
+                Ok(PinAnswer { outcome: Outcome::Missing, reason, pin: None })
+            }
+            Some((_, other)) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Ends a pin, or all of this engine's (`None`). Returns false if there is none, or not any
+    /// more.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Refused`].
+    pub fn unpin(&self, pin: Option<u64>) -> Result<bool, ServeError> {
+        match self.there(|session| self.line.client.call_in(session, &Call::Unpin { pin }))? {
+            Some(Answer::Number(ended)) => Ok(ended > 0),
+            None => Ok(false),
+            Some(other) => Err(unexpected(&other)),
+        }
+    }
+
     /// Drops all blocks of a namespace for this engine, whose weights change: others that have the
     /// old weights keep them, and from now on share none with it. `salt` is a random number.
     ///
@@ -366,6 +404,8 @@ impl Finder {
                 Some((_, other)) => Err(unexpected(&other)),
             };
         }
+        // Blocks of the old weights are not this engine's any more.
+        self.unpin(None)?;
         let mut tables = lock(&self.tables);
         let expected = tables.spaces.len() as u64;
         let wrong = ServeError::Argument { what: "namespace below", given: space as u64, expected };

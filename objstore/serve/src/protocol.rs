@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use kv_catalog::{BlockKey, KvShape, Namespace};
+use kv_catalog::{BlockKey, KvShape, Namespace, PinAnswer};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::error::RefusalKind;
 
 /// Version of the messages. Client and server must have the same.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Bytes of a message, at most: about 60,000 keys.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
@@ -171,6 +171,24 @@ pub enum Call {
         /// The namespace.
         namespace: u32,
     },
+    /// Pins blocks on all ranks, until the session ends at the latest. Answer: [`Answer::Pinned`].
+    Pin {
+        /// The namespace.
+        namespace: u32,
+        /// Keys, of which the leading ones that are stored are pinned.
+        keys: Keys,
+        /// Seconds until the pin ends.
+        ttl_s: u64,
+        /// Bytes on the devices, at most.
+        bytes_max: Option<u64>,
+        /// True if keys that are not stored yet are to be pinned when they are.
+        wait: bool,
+    },
+    /// Ends pins of the client. Answer: [`Answer::Number`], 1 if there was one.
+    Unpin {
+        /// The pin; `None`: all of them.
+        pin: Option<u64>,
+    },
     /// Asks for the counts of a namespace. Answer: [`Answer::Usage`].
     Usage {
         /// The namespace.
@@ -235,6 +253,8 @@ pub enum Answer {
     /// State of a reservation: `None` while ranks have not reported, true if it can be published,
     /// false if it has ended because a rank failed.
     Reported(Option<bool>),
+    /// A pin, or why there is none.
+    Pinned(PinAnswer),
     /// The counts of a namespace.
     Usage(SpaceUsage),
     /// The counts of the store's files.

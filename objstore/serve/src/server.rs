@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use objstore::StoreError;
+use objstore::{NewPin, StoreError};
 use ripieno_stack::{Stack, StackError};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -526,9 +526,18 @@ impl Connection<'_> {
                 Received::End => return Ok(()),
                 Received::Malformed(why) => return self.malformed(&why),
             };
-            let answered = session.call(call).unwrap_or_else(|| {
-                Err(Refusal::new(RefusalKind::Argument, "the session has begun already"))
-            });
+            let answered = match call {
+                Call::Pin { namespace, keys, ttl_s, bytes_max, wait } => {
+                    let (keys, ttl) = (&keys.0[..], Duration::from_secs(ttl_s));
+                    session.pin(namespace, |owner, namespaces| {
+                        let new = NewPin { owner, namespaces, keys, ttl, bytes_max, wait };
+                        self.shared.pin_for(&new)
+                    })
+                }
+                call => session.call(call).unwrap_or_else(|| {
+                    Err(Refusal::new(RefusalKind::Argument, "the session has begun already"))
+                }),
+            };
             match answered {
                 Ok(answer) => protocol::send(self.stream, &answer, None)?,
                 Err(refusal) => {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use gio_uring::IoStatus;
-use objstore::{BlockId, Layer, PoolId, Store, StoreError};
+use objstore::{BlockId, Layer, NamespaceId, PinAnswer, PoolId, Store, StoreError};
 use ripieno_stack::{PoolLayout, Request, Stack, StackError};
 
 use crate::{
@@ -61,7 +61,7 @@ struct Moving {
 /// A client.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// Owner of its prefixes and reservations.
+    /// Owner of its prefixes, reservations and pins.
     number: u64,
     pub(crate) peer: Peer,
     /// Names it in [`Call::Attach`].
@@ -163,6 +163,7 @@ impl Session {
         // Requests wait for their layers in flight, and free uncommitted files.
         drop((requests, namespaces));
         self.engine.leave(self.number);
+        self.store.end_pins(None, Some(self.number));
         // A call that is in progress on another connection may have a request left.
         self.pool
             .as_ref()
@@ -212,6 +213,10 @@ impl Session {
             }
             Call::Sync => self.store.sync_journal().map(|()| Answer::Done).map_err(Refusal::from),
             Call::Renew { namespace } => self.renew(namespace),
+            Call::Unpin { pin } => {
+                let ended = self.store.end_pins(pin, Some(self.number));
+                Ok(Answer::Number(u32::from(ended.is_some())))
+            }
             Call::Usage { namespace } => self.usage(namespace),
             Call::Counts => self.counts(),
             Call::Release { handle } => self.release(handle),
@@ -276,9 +281,23 @@ impl Session {
     fn granted(&self) -> Result<(), Refusal> {
         if self.tables().is_ended {
             self.engine.leave(self.number);
+            self.store.end_pins(None, Some(self.number));
             return Err(Refusal::new(RefusalKind::Limit, "the session has ended"));
         }
         Ok(())
+    }
+
+    /// Calls `pin` with the owner of a pin of this session, and with the namespace of each rank.
+    pub(crate) fn pin(
+        &self,
+        namespace: u32,
+        pin: impl FnOnce(u64, &[NamespaceId]) -> Result<PinAnswer, Refusal>,
+    ) -> Result<Answer, Refusal> {
+        let spaces = self.space(namespace)?;
+        let spaces: Vec<NamespaceId> = spaces.iter().map(Store::namespace).collect();
+        let pinned = pin(self.number, &spaces)?;
+        self.granted()?;
+        Ok(Answer::Pinned(pinned))
     }
 
     fn renew(&self, namespace: u32) -> Result<Answer, Refusal> {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, num::NonZeroU64, sync::Arc};
 
-use crate::control::pins::PinLimits;
+use crate::control::PinLimits;
 
 /// Values that a server takes over by [`Reload`].
 #[derive(Clone, PartialEq, Eq)]

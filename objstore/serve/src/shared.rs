@@ -14,7 +14,7 @@ use objstore::StoreError;
 use ripieno_stack::{MetricsPage, Stack, StackError};
 
 use crate::{
-    control::{NamespaceStatus, PinList, Reloaded, Status, pins::Pins},
+    control::{NamespaceStatus, PinList, Reloaded, Status},
     engine::{EngineKey, Joined},
     error::RefusalKind,
     http::Reply,
@@ -48,7 +48,6 @@ pub(crate) struct Shared {
     settings: Mutex<Arc<Settings>>,
     own_uid: u32,
     state: Mutex<State>,
-    pins: Mutex<Pins>,
     page: Mutex<MetricsPage>,
     own_pool: Mutex<()>,
     /// The last field: the others have handles of the store.
@@ -107,25 +106,20 @@ impl Shared {
             settings: Mutex::new(Arc::new(settings)),
             own_uid: rustix::process::geteuid().as_raw(),
             state: Mutex::default(),
-            pins: Mutex::default(),
             own_pool: Mutex::default(),
         }
     }
 
-    /// Ends the pins, and closes the store.
+    /// Closes the store.
     pub(crate) fn close(self) -> Result<(), StackError> {
-        let Self { stack, state, pins, page, .. } = self;
-        drop((state, pins, page));
+        let Self { stack, state, page, .. } = self;
+        drop((state, page));
         stack.close()
     }
 
     // A thread that panicked leaves values that are whole.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn pins(&self) -> MutexGuard<'_, Pins> {
-        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the right to use the blocks of the store's own pool.
@@ -161,7 +155,7 @@ impl Shared {
     }
 
     pub(crate) fn pin_list(&self) -> PinList {
-        self.pins().list(&self.settings().pins, self.stack.store(), self.now())
+        self.stack.store().pins(&self.settings().pins)
     }
 
     /// Notes that the store has failed, if a refusal says so.
@@ -192,9 +186,8 @@ impl Shared {
         Ok(Reloaded { changed })
     }
 
-    /// Looks at the devices and the pins. Returns the cause if the store has failed.
+    /// Looks at the devices. Returns the cause if the store has failed.
     pub(crate) fn look(&self) -> Option<String> {
-        self.pins().refresh(self.now());
         let looked = self.stack.store().plane().sync();
         let mut state = self.state();
         if let (Err(error), None) = (looked, &state.failed) {

@@ -7,10 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use objstore::{BlockId, BlockKey, Direction, KvShape, Layer, Namespace};
+use objstore::{BlockId, BlockKey, Direction, KvShape, Layer, Namespace, Outcome};
 use ripieno_serve::{Finder, Mover, PoolLayout, RefusalKind, ServeError};
 use ripieno_testkit::{blocks, keys, pattern};
 use rustix::fs::{MemfdFlags, SealFlags};
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::rig::{Rig, SHAPE, kind};
@@ -293,6 +294,68 @@ fn an_engine_goes_on_without_its_server_and_finds_commits_again() {
     drop((one, idle));
     let status = rig.settled();
     assert_eq!((status.files_writing, status.files_referenced, status.refused_calls), (0, 0, 2));
+    rig.close();
+}
+
+/// Evicts all that can be evicted of the namespaces of all ranks. Returns the blocks that are left.
+fn left(rig: &Rig, engine: &Engine, keys: &[BlockKey]) -> usize {
+    for space in rig.status().namespaces {
+        for bytes in [json!(0), json!(null)] {
+            let quota = json!({ "bytes": bytes });
+            let path = format!("/quota/{}", space.namespace);
+            rig.control().ask("PUT", &path, Some(&quota)).unwrap();
+        }
+    }
+    engine.finder.look_up(engine.space, keys.to_vec()).unwrap()
+}
+
+#[test]
+fn pins_of_an_engine_end_with_it_and_with_the_server() {
+    let rig = rig();
+    let (one, other) = (Engine::new(&rig, "one", 2), Engine::new(&rig, "other", 2));
+    let keys = keys(0..6);
+    one.store(&keys[..4]);
+    let pin = |engine: &Engine, count: usize, wait| {
+        let answer = engine.finder.pin(engine.space, keys[..count].to_vec(), 3600, None, wait);
+        answer.unwrap()
+    };
+    // On both ranks, and the later blocks with their commit.
+    let made = pin(&one, 6, true);
+    assert_eq!((made.outcome, made.pin.map(|pin| pin.blocks)), (Outcome::Deferred, Some(4)));
+    assert_eq!(left(&rig, &one, &keys), 4);
+    one.store(&keys);
+    assert_eq!(left(&rig, &one, &keys), 6);
+    assert!(!other.finder.unpin(Some(1)).unwrap(), "it is not this engine's");
+    assert!(one.finder.unpin(Some(1)).unwrap());
+    assert!(!one.finder.unpin(Some(1)).unwrap());
+    assert_eq!((left(&rig, &one, &keys), rig.status().files_referenced), (0, 0));
+    // One that goes.
+    one.store(&keys);
+    assert_eq!(pin(&other, 6, false).outcome, Outcome::Accepted);
+    assert_eq!((left(&rig, &one, &keys), rig.status().pins), (6, 1));
+    drop(other);
+    let since = Instant::now();
+    while rig.status().pins > 0 {
+        assert!(since.elapsed() < Duration::from_secs(30), "its pin stays");
+    }
+    // The server goes, and no list of pins stays behind.
+    assert_eq!(pin(&one, 2, false).pin.map(|pin| pin.pin), Some(3));
+    let dir = rig.close();
+    let away = pin(&one, 2, false);
+    assert_eq!((away.outcome, away.pin), (Outcome::Missing, None));
+    assert!(!one.finder.unpin(Some(3)).unwrap());
+    let rig = on(dir);
+    thread::sleep(Duration::from_millis(150));
+    assert!(!one.finder.unpin(Some(3)).unwrap(), "it is the old server's");
+    assert_eq!((left(&rig, &one, &keys), rig.status().pins), (0, 0));
+    one.store(&keys);
+    assert_eq!(pin(&one, 6, false).outcome, Outcome::Accepted);
+    assert_eq!(left(&rig, &one, &keys), 6);
+    // Other weights: the pins go with the blocks of the old ones.
+    one.finder.renew(one.space, [7; 16]).unwrap();
+    assert_eq!((rig.status().pins, rig.status().files_referenced), (0, 0));
+    drop(one);
+    rig.settled();
     rig.close();
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use kv_catalog::{
     Catalog, DeviceIdentity, DurableCatalog, DurableConfig, Expected, FormatError, Member,
-    OnDevice, Plan, Region, SCRATCH, Superblock, check_set,
+    OnDevice, Plan, Region, SCRATCH, Superblock, Time, check_set,
 };
 use nvme_driver::Controller;
 use nvme_spec::ids::{Lba, Nsid};
@@ -434,11 +434,13 @@ pub(super) fn durable(
     options: &StoreOptions,
     progress: impl FnMut(u64, u64),
 ) -> Result<DurableCatalog, StoreError> {
+    let clock = place.controller.lock().clock().clone();
     let config = DurableConfig {
         policy: options.policy,
         write_budget: options.write_budget,
         // The low bits of nanoseconds.
-        chance: place.controller.lock().clock().now().0,
+        chance: clock.now().0,
+        time: Time(Box::new(move || clock.now().0)),
     };
     Ok(DurableCatalog::open(Box::new(place.medium()), superblock.clone(), config, progress)?)
 }

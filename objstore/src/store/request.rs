@@ -129,7 +129,6 @@ impl Store {
     pub(super) fn take_files(&self, keys: &[BlockKey]) -> Result<Write, StoreError> {
         for attempt in 0.. {
             let write = self.change(|catalog| {
-                catalog.advance(self.inner.clock.now().0);
                 let write = catalog.begin(self.namespace, keys)?;
                 let is_short = write.is_short && catalog.counts().limbo > 0;
                 if is_short && attempt < ATTEMPTS_MAX {

@@ -17,7 +17,7 @@ import ripieno
 from . import spans
 from .events import Events
 from .groups import Lookup, Places
-from .hints import ANSWERS, Hints
+from .hints import ANSWERS, answer
 from .metrics import Stats
 from .protocol import Ahead, Job, Legacy, Tasks
 
@@ -158,8 +158,6 @@ class Scheduler:
         """Epoch of the weights, which a reset increments."""
         self.spaces: dict[tuple[int, str], int | None] = {}
         """By adapter: its namespace, or None if it has none."""
-        shape = connector.shape
-        self.hints = Hints(self.catalog, shape.rows * shape.object_bytes * self.world)
         self.events = Events() if connector.has_events else None
         if self.events:
             self.catalog.take_dropped([self.namespace])
@@ -311,7 +309,6 @@ class Scheduler:
 
     def tasks(self, output: SchedulerOutput) -> Tasks:
         tasks = Tasks(is_idle=not output.num_scheduled_tokens)
-        self.hints.refresh({save.request for save in self.saves.values()})
         if self.options.layer_times:
             tasks.computes = computes(output)
         self._ahead(self.planned.keys() | output.num_scheduled_tokens.keys(), tasks)
@@ -547,7 +544,7 @@ class Scheduler:
         name = request.request_id
         saves = any(save.request == name for save in self.saves.values())
         space = self.namespace if space is None else space
-        return {ANSWERS: self.hints.answer(request.kv_hints, name, space, keys, saves)}
+        return {ANSWERS: answer(self.catalog, request.kv_hints, space, keys, saves)}
 
     def reset(self) -> bool:
         """Drops all blocks, because the weights may change."""
@@ -562,7 +559,6 @@ class Scheduler:
             # The blocks cannot be dropped, so lookups must not find them.
             self._fail_permanently(f"it could not be reset: {error}")
             return False
-        self.hints.forget()
         # Pending saves are stale, too, and so are blocks that requests compute from stale ones.
         for save in self.saves.values():
             save.is_wrong = True

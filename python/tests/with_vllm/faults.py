@@ -252,10 +252,10 @@ class Catalog:
         if not callable(real):
             return real
 
-        def call(*args):
+        def call(*args, **named):
             self.calls[name] += 1
             self.called(name)
-            value = real(*args)
+            value = real(*args, **named)
             self.returned(name)
             return value
 

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -339,44 +340,47 @@ def test_hints_pin_the_blocks_of_a_request(model, options):
         answers.append(hinted(engine, A, "kv.pin", {"ttl_s": 3600}))
         assert engine.ask(B)[1] == [0]
         hits.append(found(engine))
-        few = 5 * engine.connector.hints.block_bytes
+        shape = engine.connector.cache.shape
+        few = 5 * shape.rows * shape.object_bytes
         answers.append(hinted(engine, B, "kv.pin", {"ttl_s": 10**6, "bytes_max": few}))
         hits.append(found(engine))
         answers.append(hinted(engine, tokens(20), "kv.deref", {"pin": 1}))
         answers.append(hinted(engine, tokens(20), "kv.deref", {"pin": 1}))
         answers.append(hinted(engine, tokens(20), "kv.deref", {"pin": 2}))
         hits.append(found(engine))
-        answers.append(hinted(engine, A, "kv.pin", {"ttl_s": 3600}))
-        hits.append(found(engine))
-        engine.connector.hints.pins[3].until = 0.0
+        answers.append(hinted(engine, A, "kv.pin", {"ttl_s": 1}))
+        # It ends without a step.
+        time.sleep(1)
+        assert engine.connector.catalog.evict(1 << 20) >= A_BLOCKS
         hits.append(found(engine))
         refused = [
             hinted(engine, A, "kv.pin", {}),
             hinted(engine, A, "kv.pin", {"ttl_s": 5, "tll": 5}),
+            hinted(engine, A, "kv.pin", {"ttl_s": 1 << 64}),
             hinted(engine, A, "kv.pin", {"ttl_s": 5, "bytes_max": 1}),
             hinted(engine, A, "kv.pin", {"ttl_s": 5}, "2.0"),
             hinted(engine, A, "kv.retain", {}),
             hinted(engine, A, "kv.unheard", {}),
         ]
         answers.append(hinted(engine, A[:5], "kv.pin", {"ttl_s": 5}))
-        engine.ask(A, hints=hint("kv.pin", {"ttl_s": 3600}))
-        engine.forget()
+        hinted(engine, A, "kv.pin", {"ttl_s": 3600})
         engine.scheduler.reset_prefix_cache(reset_connector=True)
-        return answers, hits, refused, len(engine.connector.hints.pins)
+        return answers, hits, refused, hinted(engine, tokens(20), "kv.deref", {"pin": 4})
 
     answers, hits, refused, left = live(outcomes, model=model, options=options)
     kinds = ["deferred", "clipped", "accepted", "missing", "accepted", "accepted", "missing"]
     assert [answer["outcome"] for answer in answers] == kinds
     assert [answer["pin"] for answer in answers] == [1, 2, None, None, None, 3, None]
-    assert "being saved" in answers[0]["reason"]
+    assert "when they are stored" in answers[0]["reason"]
     assert "room for" in answers[1]["reason"] and "86400 s" in answers[1]["reason"]
     hit = A_BLOCKS * BLOCK
-    assert hits == [[hit, 0], [hit, 5 * BLOCK], [0, 0], [hit, 0], [0, 0]]
+    assert hits == [[hit, 0], [hit, 5 * BLOCK], [0, 0], [0, 0]]
     assert {answer["outcome"] for answer in refused} == {"rejected"}
-    reasons = ["ttl_s: None", "tll is unknown", "room for 0", "version 2.0", "reuse", "is unknown"]
+    reasons = ["ttl_s: None", "tll is unknown", "64 bits", "room for 0", "version 2.0", "reuse"]
+    reasons.append("is unknown")
     for answer, reason in zip(refused, reasons, strict=True):
         assert reason in answer["reason"]
-    assert left == 0
+    assert left["outcome"] == "missing", "a reset ends pins"
 
 
 @pytest.mark.parametrize("kind", ["latent", "windows"])

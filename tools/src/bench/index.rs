@@ -111,6 +111,7 @@ impl Index {
     fn new(files: u32, more: u32, seed: u64) -> anyhow::Result<Self> {
         let mut catalog = Catalog::new(CatalogConfig {
             files: files + more,
+            file_bytes: 1,
             ranks: 1,
             words_per_file: 0,
             namespaces_max: 1,

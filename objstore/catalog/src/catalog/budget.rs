@@ -9,22 +9,22 @@ pub struct WriteBudget {
     pub bytes_per_day: u64,
     /// Bytes that may accumulate for a burst; available in full at the start.
     pub burst_bytes: u64,
-    /// Bytes of a file over all ranks.
-    pub file_bytes: u64,
 }
 
 /// A token bucket. Tokens are bytes times nanoseconds of a day, to avoid rounding.
 #[derive(Debug)]
 pub struct Bucket {
     budget: WriteBudget,
+    file_bytes: u64,
     tokens: u128,
     /// The latest time passed to `advance`.
     now_ns: Option<u64>,
 }
 
 impl Bucket {
-    pub fn new(budget: WriteBudget) -> Self {
-        Self { budget, tokens: u128::from(budget.burst_bytes) * DAY_NS, now_ns: None }
+    pub fn new(budget: WriteBudget, file_bytes: u64) -> Self {
+        let tokens = u128::from(budget.burst_bytes) * DAY_NS;
+        Self { budget, file_bytes, tokens, now_ns: None }
     }
 
     /// Sets the time. The first call only starts the clock; it never runs backwards.
@@ -37,7 +37,7 @@ impl Bucket {
     }
 
     fn file_tokens(&self) -> u128 {
-        u128::from(self.budget.file_bytes.max(1)) * DAY_NS
+        u128::from(self.file_bytes.max(1)) * DAY_NS
     }
 
     /// Returns the number of files that may be written now.
@@ -57,8 +57,8 @@ mod tests {
 
     #[test]
     fn a_day_gives_a_days_bytes_however_often_it_is_asked() {
-        let budget = WriteBudget { bytes_per_day: 1000, burst_bytes: 300, file_bytes: 10 };
-        let mut bucket = Bucket::new(budget);
+        let budget = WriteBudget { bytes_per_day: 1000, burst_bytes: 300 };
+        let mut bucket = Bucket::new(budget, 10);
         assert_eq!(bucket.files(), 30);
         let mut written = 0;
         for step in 0..=1000u64 {

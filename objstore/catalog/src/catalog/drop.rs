@@ -123,6 +123,7 @@ impl Catalog {
         self.check_recovered()?;
         self.index.tenants.get(namespace)?;
         self.index.forget(namespace);
+        self.with_pins(|pins, catalog| pins.end_in(catalog, namespace));
         self.log.push(&Record::Clear { namespace });
         Ok(())
     }
@@ -136,6 +137,7 @@ impl Catalog {
         self.check_recovered()?;
         let epoch = self.index.tenants.get(namespace)?.epoch + 1;
         self.index.set_epoch(namespace, epoch);
+        self.with_pins(|pins, catalog| pins.end_in(catalog, namespace));
         self.log.push(&Record::Epoch { namespace, epoch });
         Ok(epoch)
     }

@@ -2,6 +2,7 @@
 
 mod eviction;
 mod model;
+mod pins;
 mod recovery;
 
 use super::*;
@@ -20,6 +21,7 @@ fn keys(numbers: std::ops::Range<u32>) -> Vec<BlockKey> {
 fn config(files: u32, ranks: u32) -> CatalogConfig {
     CatalogConfig {
         files,
+        file_bytes: 10,
         ranks,
         words_per_file: 2 * ranks,
         namespaces_max: 4,
@@ -239,7 +241,7 @@ fn keys_that_are_not_found_any_more_are_told_once() {
 #[test]
 fn the_write_budget_is_kept() {
     let day_ns = 86_400_000_000_000;
-    let budget = WriteBudget { bytes_per_day: 100, burst_bytes: 30, file_bytes: 10 };
+    let budget = WriteBudget { bytes_per_day: 100, burst_bytes: 30 };
     let mut catalog = Catalog::new(CatalogConfig { write_budget: Some(budget), ..config(64, 1) });
     let a = tenant(&mut catalog, b"a");
     catalog.advance(5);

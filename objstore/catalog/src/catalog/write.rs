@@ -1,6 +1,6 @@
 //! New blocks: allocation, reports of the ranks, and commit.
 
-use super::{Catalog, CatalogError, State};
+use super::{Catalog, CatalogError, State, pins::Pins};
 use crate::{
     ids::{FileId, Lsn, NamespaceId},
     key::BlockKey,
@@ -253,6 +253,7 @@ impl Catalog {
                 self.give_up(file);
             }
         }
+        self.with_pins(Pins::complete);
         Ok(self.log.last())
     }
 

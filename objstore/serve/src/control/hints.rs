@@ -51,7 +51,7 @@ fn carry_out(shared: &Shared, hint: Hint) -> Result<PinAnswer, Refusal> {
         return Err(Refusal::argument(why));
     }
     match action_type.as_str() {
-        "kv.pin" => shared.pin(&arguments(payload)?),
+        "kv.pin" => shared.pin(arguments(payload)?),
         "kv.deref" => {
             shared.unpin(arguments::<Deref>(payload)?.pin)?;
             Ok(PinAnswer { outcome: Outcome::Accepted, reason: None, pin: None })

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use objstore::{BlockId, BlockKey, NamespaceId, Prefix, Store, StoreError};
+use objstore::{BlockId, BlockKey, NamespaceId, NewPin, Prefix, Store, StoreError};
 use ripieno_stack::{Request, StackError};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     BlockChecksums, BlockState, Blocks, ChecksumList, ChecksumsAsked, Hints, Key, Named, PinAnswer,
-    PinAsked, QuotaAsked, QuotaStatus, Whole, hints, pins,
+    PinAsked, QuotaAsked, QuotaStatus, Whole, hints,
 };
 use crate::{
     error::RefusalKind,
@@ -47,7 +47,7 @@ pub(crate) static ROUTES: &[Route] = &[
         json(&Blocks { blocks: within(shared, namespace.into())?.peek(&plain(&keys)) as u64 })
     }),
     route("GET", "/cache/pins", |shared, _, _| json(&shared.pin_list())),
-    route("POST", "/cache/pins", |shared, asked, _| json(&shared.pin(&body(asked)?)?)),
+    route("POST", "/cache/pins", |shared, asked, _| json(&shared.pin(body(asked)?)?)),
     route("DELETE", "/cache/pins/{pin}", |shared, _, pin| json(&shared.unpin(pin)?)),
     route("POST", "/cache/prefetches", |_, _, _| Err(one_tier())),
     route("POST", "/cache/moves", |_, _, _| Err(one_tier())),
@@ -130,29 +130,30 @@ fn within(shared: &Shared, namespace: u64) -> Result<Store, Refusal> {
 }
 
 impl Shared {
-    /// Pins blocks.
-    pub(crate) fn pin(&self, asked: &PinAsked) -> Result<PinAnswer, Refusal> {
+    /// Pins blocks for a program that controls the server.
+    pub(crate) fn pin(&self, asked: PinAsked) -> Result<PinAnswer, Refusal> {
         let PinAsked { namespace, keys, ttl_s, bytes_max, wait } = asked;
-        let store = within(self, (*namespace).into())?;
-        if *ttl_s == 0 {
+        let namespaces = &[within(self, namespace.into())?.namespace()];
+        let (keys, ttl) = (&plain(&keys)[..], Duration::from_secs(ttl_s));
+        self.pin_for(&NewPin { owner: 0, namespaces, keys, ttl, bytes_max, wait })
+    }
+
+    /// Pins blocks for a client, which is the owner by its number, or for none (0).
+    pub(crate) fn pin_for(&self, new: &NewPin<'_>) -> Result<PinAnswer, Refusal> {
+        if new.ttl.is_zero() {
             return Err(Refusal::argument("a pin of 0 seconds; 1 is the least"));
         }
-        let (keys, ttl) = (plain(keys), Duration::from_secs(*ttl_s));
-        let (store, keys, bytes_max, wait) = (&store, &keys[..], *bytes_max, *wait);
-        let asked = pins::Asked { store, keys, ttl, bytes_max, wait };
-        let (limits, now) = (self.settings().pins, self.now());
-        let (outcome, reason, pin) = self.pins().add(&limits, &asked, now)?;
-        Ok(PinAnswer { outcome, reason, pin })
+        Ok(self.stack.store().pin_for(new, &self.settings().pins)?)
     }
 
     /// Ends a pin.
     pub(crate) fn unpin(&self, number: u64) -> Result<Blocks, Refusal> {
-        let removed = self.pins().remove(number);
+        let ended = self.stack.store().end_pins(Some(number), None);
         let missing = || {
             let why = format!("there is no pin {number}, or not any more");
             Refusal::new(RefusalKind::Missing, why)
         };
-        removed.map(|blocks| Blocks { blocks }).ok_or_else(missing)
+        ended.map(|blocks| Blocks { blocks }).ok_or_else(missing)
     }
 
     fn clear(&self, Whole { namespace }: &Whole) -> Result<Blocks, Refusal> {
@@ -160,7 +161,6 @@ impl Shared {
         let blocks = store.usage()?.stored.into();
         store.clear()?;
         store.sync_journal()?;
-        self.pins().forget(&store);
         Ok(Blocks { blocks })
     }
 

@@ -29,6 +29,7 @@ impl Index {
         let files = u32::try_from(bytes / block_bytes).unwrap_or(u32::MAX - 1);
         let mut catalog = Catalog::new(CatalogConfig {
             files,
+            file_bytes: block_bytes,
             ranks: 1,
             words_per_file: 0,
             namespaces_max: 1,

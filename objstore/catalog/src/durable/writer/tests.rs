@@ -79,6 +79,7 @@ fn open(io: &Bytes) -> (Catalog, JournalWriter) {
     let Ok(OnDevice::Ours(superblock)) = Superblock::read(&mut io.clone()) else { panic!() };
     let mut catalog = Catalog::new(CatalogConfig {
         files: superblock.layout.files,
+        file_bytes: 1,
         ranks: 1,
         words_per_file: 0,
         namespaces_max: 2,

@@ -144,6 +144,7 @@ const FILES: u32 = 48;
 fn config() -> CatalogConfig {
     CatalogConfig {
         files: FILES,
+        file_bytes: 1,
         ranks: 1,
         words_per_file: 2,
         namespaces_max: 4,
