@@ -60,7 +60,6 @@ has ended; before it reuses one, the save of it ends.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -77,13 +76,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import ripieno
-from ripieno import capacity
 
 from .groups import Groups
 from .identity import namespace_of
-from .layout import check, engines_of, layout_of, required_layout
+from .layout import check, layout_of, required_layout
 from .metrics import PromMetrics, Stats
 from .options import Options
+from .place import place_of
 from .scheduler import Scheduler
 from .worker import Worker
 
@@ -160,34 +159,10 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
             name += f"-pp{parallel.pipeline_parallel_size}"
         if self.groups.is_hybrid:
             name += f"-groups{len(self.groups.sizes)}"
-        engines = 1 if self.options.server else engines_of(parallel, self.options)
-        if engines > 1:
-            name += f"-dp{parallel.data_parallel_index}"
-        if self.options.server is not None and self.has_events:
-            raise ValueError(
-                "RipienoConnector: server: it does not tell an engine which blocks others store "
-                "and evict; leave KV events out"
-            )
-
-        # Workers start before the scheduler; the first process creates the store.
-        def make(bytes: int) -> list[ripieno.RankId]:
-            return ripieno.prepare(
-                self.path,
-                self.shape,
-                ranks=self.world,
-                capacity=bytes,
-                devices=self.options.devices,
-                overwrite=self.options.overwrite,
-            )
-
-        self.path = self.options.server or os.path.join(self.options.path, name)
-        self.ranks: list[ripieno.RankId] = []
         # Engines of data parallelism may have the same id.
         self.engine = f"{self._kv_transfer_config.engine_id}-{parallel.data_parallel_index}"
         """Name of this engine at a server."""
-        if self.options.server is None:
-            options = self.options
-            self.ranks = capacity.made_in(options.path, name, options.capacity, make, engines)
+        self.place = place_of(self, name)
         self._in_scheduler: Scheduler | None = None
         self._in_worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:

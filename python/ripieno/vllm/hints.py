@@ -13,7 +13,7 @@ from vllm.logger import init_logger
 if TYPE_CHECKING:
     from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
-    import ripieno
+    from .place import Catalog
 
 logger = init_logger("vllm.ripieno")
 
@@ -33,7 +33,7 @@ class Rejected(ValueError):
 
 
 def answer(
-    catalog: ripieno.Catalog,
+    catalog: Catalog,
     hints: KvHintsEnvelope,
     space: int,
     keys: Sequence[bytes],
@@ -57,7 +57,7 @@ def answer(
 
 
 def carry_out(
-    catalog: ripieno.Catalog, hint: KvHintAction, space: int, keys: Sequence[bytes], saves: bool
+    catalog: Catalog, hint: KvHintAction, space: int, keys: Sequence[bytes], saves: bool
 ) -> tuple[str, str | None, int | None]:
     kind, given = hint.action_type, hint.payload
     if hint.action_version.split(".")[0] != "1":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import ripieno
 
 if TYPE_CHECKING:
+    from .place import Plane
     from .protocol import Job
 
 Stream = tuple[int, ...]
@@ -52,18 +53,19 @@ class Saved:
 
 class Saver:
     """Stores blocks layer by layer. With `most`, the plane decides when layers start, unless a step
-    waits for their blocks, or more than that many blocks are pending."""
+    waits for their blocks, or more than that many blocks are pending: `hurry` starts a job's."""
 
     def __init__(
         self,
-        plane: ripieno.Plane,
+        plane: Plane,
         layers: list[int],
         stream: Callable[[], Stream] = tuple,
         most: int | None = None,
+        hurry: Callable[[int], object] | None = None,
     ) -> None:
         self.plane, self.layers = plane, layers
         self.stream = stream
-        self.most = most
+        self.most, self.hurry = most, hurry
         self.step: list[Saving] = []
         """Saves of this step."""
         self.started: set[int] = set()
@@ -183,7 +185,7 @@ class Saver:
 
     def _hurry(self) -> None:
         """Has the layers start that a step waits for, or all of them if too many wait."""
-        if self.most is None:
+        if self.most is None or self.hurry is None:
             return
         with self.changed:
             is_full = self.dropping or sum(self.unfinished.values()) > self.most
@@ -191,7 +193,7 @@ class Saver:
         for saving in self.savings:
             if saving.job is not None and (is_full or saving.id in wanted):
                 try:
-                    self.plane.hurry(saving.job)
+                    self.hurry(saving.job)
                 except ripieno.Error:
                     # The job reports the error when it ends.
                     pass

@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
@@ -19,7 +19,7 @@ from .events import Events
 from .groups import Lookup, Places
 from .hints import ANSWERS, answer
 from .metrics import Stats
-from .protocol import Ahead, Job, Legacy, Tasks
+from .protocol import Ahead, Job, Tasks
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_events import BlockStored, KVCacheEvent
@@ -47,18 +47,6 @@ def computes(output: SchedulerOutput) -> list[list[int]]:
     before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     before |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
     return [[tokens, before[name]] for name, tokens in output.num_scheduled_tokens.items()]
-
-
-def open_catalog(connector: RipienoConnector) -> ripieno.Catalog:
-    """Opens the catalog of the engine's store, or connects to the server of a shared one."""
-    server = connector.options.server
-    if server is None:
-        return ripieno.Catalog(connector.path)
-    catalog = ripieno.ServedCatalog(
-        server, connector.shape, engine=connector.engine, ranks=connector.world
-    )
-    # It has the methods of a catalog that are used without events and reading ahead.
-    return cast("ripieno.Catalog", catalog)
 
 
 class Watchers:
@@ -148,10 +136,8 @@ class Scheduler:
         self.backlog_max = max(1, int(options.save_backlog * connector.blocks))
         transfer = connector._vllm_config.kv_transfer_config
         self.loads_any, self.stores_any = transfer.is_kv_consumer, transfer.is_kv_producer
-        self.catalog = open_catalog(connector)
-        if options.server is None:
-            # Discards reports that an earlier engine left when it was killed.
-            Legacy.take(connector.path)
+        self.place = connector.place
+        self.catalog = self.place.open_catalog()
         self.describe = describe
         self.namespace = self.catalog.namespace(describe(None))
         self.epoch = self.catalog.usage(self.namespace).epoch
@@ -160,7 +146,7 @@ class Scheduler:
         """By adapter: its namespace, or None if it has none."""
         self.events = Events() if connector.has_events else None
         if self.events:
-            self.catalog.take_dropped([self.namespace])
+            self.place.take_dropped([self.namespace])
         self.announced_blocks: dict[bytes, tuple[int, BlockHash]] = {}
         """By key, with events of a hybrid model: the group and hash of a block."""
         self.stats = Stats()
@@ -202,7 +188,7 @@ class Scheduler:
         self.syncer = threading.Thread(target=self._sync, name="ripieno", daemon=True)
         self.syncer.start()
         found = self.catalog.usage(self.namespace).stored
-        logger.info("ripieno: %d blocks are stored in %s", found, connector.path)
+        logger.info("ripieno: %d blocks are stored in %s", found, self.place.path)
 
     def _space(self, request: Request) -> int | None:
         """Returns the namespace of a request; an adapter is identified by its files, too."""
@@ -249,7 +235,7 @@ class Scheduler:
                 space = self._known_space(request)
                 places = self.lookup.hit(request, 0, space)[1]
                 keys = self.groups.keys(request, places)
-                if files := self.catalog.files(space, keys):
+                if files := self.place.files(space, keys):
                     checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
                     self.numbers += 1
                     if name in self.announced:
@@ -490,8 +476,7 @@ class Scheduler:
                 self._fail(f"{MAX_CONSECUTIVE_FAILURES} saves failed one after the other")
 
     def _struck(self, what: str) -> bool:
-        if self.options.server is not None:
-            # The server gives a broken store up by itself, and may come back.
+        if not self.place.gives_up:
             return False
         self.strikes[what] += 1
         return self.strikes[what] == MAX_CONSECUTIVE_FAILURES
@@ -597,7 +582,7 @@ class Scheduler:
         if not self.events:
             return ()
         spaces = {self.namespace, *(it for it in self.spaces.values() if it is not None)}
-        dropped = self.catalog.take_dropped(sorted(spaces))
+        dropped = self.place.take_dropped(sorted(spaces))
         if self.groups.is_hybrid:
             # Keys are not vLLM's hashes, which only this process knows.
             for key in dropped:
@@ -625,12 +610,7 @@ class Scheduler:
 
     def close(self) -> None:
         pending, before = self.backlog, self.stored
-        if self.options.server is None:
-            self.reported(Legacy.take(self.cache.path), set())
-        else:
-            # The server knows which of them the ranks have stored.
-            for job in list(self.saves):
-                self._written(job, dict.fromkeys(range(self.world), b""))
+        self.reported(self.place.last_reports(self.saves), set())
         self.stopped = True
         self.dirty.set()
         self.syncer.join()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.logger import init_logger
@@ -14,11 +13,8 @@ from vllm.logger import init_logger
 import ripieno
 
 from . import spans
-from .layout import register
 from .metrics import Stats
-from .options import metrics_of
-from .pages import move_to_pages, move_to_shared
-from .protocol import Job, Legacy, Reports, Tasks
+from .protocol import Job, Reports, Tasks
 from .saver import Saver, Stream
 from .times import Instant, LayerTimes, header_of, on_stream
 
@@ -26,6 +22,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from . import RipienoConnector
+    from .place import Caches
     from .protocol import Ahead
 
 # vLLM shows only messages logged below its own name.
@@ -50,64 +47,6 @@ class Loading:
     span: Span | None
 
 
-def check_memory(dram: int, ranks: int) -> None:
-    """Raises ValueError if there is not enough host memory: opening the plane touches all of it."""
-    with open("/proc/meminfo") as file:
-        found = dict(line.split(":") for line in file)
-    free, there_are = (int(found[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
-    limit = "/sys/fs/cgroup/memory.max"
-    if os.path.exists(limit):
-        with open(limit) as file:
-            text = file.read().strip()
-        there_are = min(there_are, int(text)) if text.isdigit() else there_are
-    if dram > free or dram * ranks > there_are:
-        raise ValueError(
-            f"dram: {dram} bytes for each of {ranks} ranks were asked for; this machine has "
-            f"{there_are} bytes of memory, of which {min(free, there_are)} are free; give less"
-        )
-
-
-def open_plane(
-    connector: RipienoConnector, rank: ripieno.RankId, pool: ripieno.Pool
-) -> ripieno.Plane:
-    """Opens a rank's plane. Errors name the connector's option instead of the argument."""
-    options, parallel = connector.options, connector._vllm_config.parallel_config
-    number = parallel.data_parallel_index * connector.world + rank.rank
-    try:
-        return ripieno.Plane(
-            connector.path,
-            rank,
-            connector.shape,
-            pool,
-            executor=options.executor,
-            require=options.route,
-            io_sms=options.io_sms,
-            dram_bytes=options.dram,
-            dram_mode=options.dram_mode,
-            pacing=options.is_paced,
-            metrics=metrics_of(options.metrics, number),
-        )
-    except ripieno.InvalidError as error:
-        name, colon, problem = str(error).partition(": ")
-        known = {"require": "route", "dram_bytes": "dram"}.get(name, name)
-        raise ripieno.InvalidError(known + colon + problem) from error
-
-
-def open_served(connector: RipienoConnector, rank: int, pool: ripieno.Pool) -> ripieno.Plane:
-    """Connects a rank to the server of a store."""
-    assert connector.options.server is not None
-    plane = ripieno.ServedPlane(
-        connector.options.server,
-        connector.shape,
-        pool,
-        engine=connector.engine,
-        ranks=connector.world,
-        rank=rank,
-    )
-    # It has the methods of a plane that are used without pacing and a GPU.
-    return cast("ripieno.Plane", plane)
-
-
 def stream_of(device: str) -> Callable[[], Stream]:
     """Returns a function that returns the device's current CUDA stream; nothing on a CPU."""
     if device == "cpu":
@@ -118,39 +57,24 @@ def stream_of(device: str) -> Callable[[], Stream]:
 class Worker:
     """Moves blocks between the KV cache and its files."""
 
-    def __init__(
-        self,
-        connector: RipienoConnector,
-        kv_caches: dict[str, torch.Tensor | list[torch.Tensor]],
-    ) -> None:
-        self.path, self.options = connector.path, connector.options
+    def __init__(self, connector: RipienoConnector, kv_caches: Caches) -> None:
+        self.place, self.options = connector.place, connector.options
         self.rank: int = connector._vllm_config.parallel_config.rank
         self.block_bytes = connector.shape.rows * connector.shape.object_bytes
         self.world = connector.world
         self.is_hybrid = connector.groups.is_hybrid
         self.rows = range(connector.shape.rows)
         self.layers = connector.layers
-        first = next(iter(kv_caches.values()))
-        first = first if isinstance(first, torch.Tensor) else first[0]
-        shared = move_to_shared(connector, first) if self.options.server else None
-        if shared is None:
-            move_to_pages(connector, first)
-        del first
-        self.pages, pool = register(connector, kv_caches)
-        options = self.options
-        if options.dram:
-            check_memory(options.dram, connector.world)
-        if shared is None:
-            self.plane = open_plane(connector, connector.ranks[self.rank], pool)
-        else:
-            self.plane = open_served(connector, self.rank, replace(pool, file=shared.file))
+        self.pages, pool = self.place.open_plane(self.rank, kv_caches)
+        self.plane, self.paced = self.place.plane, self.place.paced
         self.stream = stream_of(pool.device)
         # Half of what the scheduler lets wait.
-        most = int(options.save_backlog * connector.blocks) // 2 if options.is_paced else None
+        most = int(self.options.save_backlog * connector.blocks) // 2 if self.paced else None
         if most is not None and self.plane.is_bounced:
             # Saves that wait would hold the buffers that loads need.
             most = 0
-        self.saver = Saver(self.plane, list(self.rows), self.stream, most)
+        hurry = self.paced.hurry if self.paced else None
+        self.saver = Saver(self.plane, list(self.rows), self.stream, most, hurry)
         self.step, self.step_begun, self.step_seconds = 0, time.monotonic(), 0.0
         self.ahead: dict[int, tuple[Ahead, int]] = {}
         """By number: a request that waits, and the step in which it is announced."""
@@ -203,15 +127,15 @@ class Worker:
         self.saver.begin_step(tasks.saves, tasks.reused)
 
     def _begin_step(self) -> None:
-        if not self.options.is_paced:
+        if self.paced is None:
             return
         now = time.monotonic()
         # Idle steps serve transfers; requests do not wait for them.
         if not self.tasks.is_idle:
             if self.step > 0:
-                self._attempt(self.plane.end_step, self.step, self.step_seconds)
+                self._attempt(self.paced.end_step, self.step, self.step_seconds)
             self.step += 1
-            self._attempt(self.plane.begin_step, self.step)
+            self._attempt(self.paced.begin_step, self.step)
         self.step_begun = now
         for number, _ in self.tasks.withdrawn:
             self.ahead.pop(number, None)
@@ -223,7 +147,7 @@ class Worker:
                 again = self.step + (ahead.steps if self.step > 1 else 1)
                 self.ahead[number] = ahead, again
                 checksums = ahead.checksums[self.rank]
-                self._attempt(self.plane.announce, number, ahead.files, checksums, ahead.steps)
+                self._attempt(self.paced.announce, number, ahead.files, checksums, ahead.steps)
 
     def start_loads(self, has_hooks: bool) -> None:
         """Starts all loads, layer by layer: the first layers of all requests come first."""
@@ -253,8 +177,9 @@ class Worker:
         self.pending += [load for load in begun if load.task.is_async]
         self.loading += [load for load in begun if not load.task.is_async]
         # Their blocks were protected until now.
-        for number, runs in self.tasks.withdrawn:
-            self._attempt(self.plane.withdraw, number, runs)
+        if self.paced:
+            for number, runs in self.tasks.withdrawn:
+                self._attempt(self.paced.withdraw, number, runs)
         # A FULL graph runs without the layers' hooks: its inputs must be loaded before.
         if not (has_hooks and self.layers):
             self.finish_loads()
@@ -280,8 +205,7 @@ class Worker:
             for load in self.loading:
                 span = spans.begin("ripieno.wait", load.span, rank=self.rank, layer=layer)
                 # On a GPU the stream waits. Errors of the load are checked at its end.
-                wait = self.plane.join if stream else self.plane.wait
-                if self._attempt(wait, load.job, layer, *stream):
+                if self._attempt(self.place.join, load.job, layer, stream):
                     # The stream does not wait for it.
                     self._attempt(self.plane.wait, load.job, layer)
                 spans.end(span)
@@ -444,16 +368,10 @@ class Worker:
     def close(self) -> None:
         self.saver.close(self.options.patience)
         self._take_saves()
-        try:
-            if self.options.server is None:
-                Legacy.leave(self.path, self.rank, self.reports)
-        except OSError as error:
-            logger.error("ripieno: rank %d: what ended last is not known: %s", self.rank, error)
         if self.times:
             self.times.close()
         try:
-            if self.options.server is None:
-                logger.info("ripieno: rank %d: %s", self.rank, self.plane.stats())
+            self.place.leave(self.rank, self.reports)
             self.plane.close()
         except ripieno.Error as error:
             logger.error("ripieno: rank %d: %s", self.rank, error)

@@ -14,7 +14,7 @@ pytest.importorskip("vllm")
 
 import ripieno  # noqa: E402
 import torch  # noqa: E402
-from ripieno.vllm import worker  # noqa: E402
+from ripieno.vllm import place  # noqa: E402
 from ripieno.vllm.groups import Groups  # noqa: E402
 from ripieno.vllm.layout import check, engines_of  # noqa: E402
 from ripieno.vllm.metrics import COUNTERS, GAUGES, HISTOGRAMS, Stats  # noqa: E402
@@ -238,13 +238,13 @@ def test_engines_are_counted_where_vllm_says_how_many():
 
 
 def test_no_more_host_memory_than_there_is():
-    worker.check_memory(1 << 20, 2)
+    place.check_memory(1 << 20, 2)
     with pytest.raises(ValueError, match="dram: .* bytes of memory, of which .* are free"):
-        worker.check_memory(1 << 50, 1)
+        place.check_memory(1 << 50, 1)
     with open("/proc/meminfo") as file:
         half = int(file.readline().split()[1]) << 9
     with pytest.raises(ValueError, match=r"for each of \d+ ranks"):
-        worker.check_memory(min(half, 1 << 30), 3 * max(1, half >> 30))
+        place.check_memory(min(half, 1 << 30), 3 * max(1, half >> 30))
 
 
 def test_what_is_wrong_has_the_name_of_the_option(monkeypatch):
@@ -253,10 +253,14 @@ def test_what_is_wrong_has_the_name_of_the_option(monkeypatch):
 
     monkeypatch.setattr(ripieno, "Plane", refuse)
     named = types.SimpleNamespace
-    connector = named(options=Options("/x", 1, route="direct"), path="", shape=None, world=1)
-    connector._vllm_config = named(parallel_config=named(data_parallel_index=0))
+    store = place.OwnStore.__new__(place.OwnStore)
+    store.path, store.ranks = "", [named(rank=0)]
+    store.connector = named(options=Options("/x", 1, route="direct"), shape=None, world=1)
+    store.connector._vllm_config = named(parallel_config=named(data_parallel_index=0))
+    monkeypatch.setattr(place, "move_to_pages", lambda connector, cache: None)
+    monkeypatch.setattr(place, "register", lambda connector, caches: ([], None))
     with pytest.raises(ripieno.InvalidError, match="^route: direct was asked for: there is host$"):
-        worker.open_plane(connector, named(rank=0), None)
+        store.open_plane(0, {"layer": [None]})
 
 
 def test_reports_reach_a_scheduler_in_another_process(tmp_path):
@@ -272,7 +276,7 @@ def test_reports_reach_a_scheduler_in_another_process(tmp_path):
 
 def test_a_load_that_fails_on_the_first_rank_only_counts_as_failed():
     half = Scheduler.__new__(Scheduler)
-    half.stats, half.dead, half.options = Stats(), None, Options("/x", 1)
+    half.stats, half.dead, half.place = Stats(), None, place.OwnStore
     half.strikes = Counter(loads=MAX_CONSECUTIVE_FAILURES - 1)
     half.catalog = types.SimpleNamespace(release=lambda reference: None)
     half.loads = {1: Load("r", 5, 3, workers=2)}
@@ -400,7 +404,7 @@ def paced(most=2):
     plane = Plane()
     plane.may_start.set()
     plane.may_end.clear()
-    return plane, Saver(plane, [0, 1], most=most)
+    return plane, Saver(plane, [0, 1], most=most, hurry=plane.hurry)
 
 
 def until(is_so):

@@ -1,0 +1,216 @@
+"""Where the store is: in a directory of this engine's own, or at a server that others use as well."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import torch
+from vllm.logger import init_logger
+
+import ripieno
+from ripieno import capacity
+
+from .layout import engines_of, register
+from .options import metrics_of
+from .pages import move_to_pages, move_to_shared
+from .protocol import Legacy, Reports
+
+if TYPE_CHECKING:
+    from . import RipienoConnector
+    from .saver import Stream
+
+# vLLM shows only messages logged below its own name.
+logger = init_logger("vllm.ripieno")
+
+Catalog: TypeAlias = ripieno.Catalog | ripieno.ServedCatalog
+Plane: TypeAlias = ripieno.Plane | ripieno.ServedPlane
+Caches: TypeAlias = dict[str, torch.Tensor | list[torch.Tensor]]
+"""The KV cache of each layer."""
+
+
+class Place(Protocol):
+    """Where the store is. The scheduler opens its catalog, and a worker its plane."""
+
+    path: str
+    plane: Plane
+    gives_up: bool
+    """True if the connector gives a store up that fails again and again. A server does so by
+    itself, and may come back."""
+    paced: ripieno.Plane | None = None
+    """The plane, if it decides when layers start."""
+
+    def open_catalog(self) -> Catalog: ...
+
+    def files(self, space: int, keys: Sequence[bytes]) -> list[int]:
+        """Returns the files of the longest stored prefix that are to be read ahead."""
+        return []
+
+    def take_dropped(self, spaces: Sequence[int]) -> list[bytes]:
+        """Returns the keys that were dropped since the last call, as far as is known."""
+        return []
+
+    def last_reports(self, saves: Iterable[int]) -> Reports | None:
+        """Returns what the workers reported when they were closed. saves: those without reports."""
+
+    def open_plane(self, rank: int, caches: Caches) -> tuple[list[torch.Tensor], ripieno.Pool]:
+        """Moves the KV cache to memory that the store reads into, and opens a rank's plane. Returns
+        the same as register()."""
+
+    def join(self, job: int, layer: int, stream: Stream) -> None:
+        """Has the stream wait for a layer; without a stream, the call waits."""
+        self.plane.wait(job, layer)
+
+    def leave(self, rank: int, reports: Reports) -> None:
+        """Leaves a worker's last reports for the scheduler, before the plane is closed."""
+        return
+
+
+def place_of(connector: RipienoConnector, name: str) -> Place:
+    """Returns the place of a store. name: of a store's directory, with the layout of its files."""
+    if connector.options.server is None:
+        return OwnStore(connector, name)
+    return ServedStore(connector, connector.options.server)
+
+
+class OwnStore(Place):
+    """A store in a directory, whose drives only this engine has."""
+
+    gives_up = True
+
+    def __init__(self, connector: RipienoConnector, name: str) -> None:
+        options, parallel = connector.options, connector._vllm_config.parallel_config
+        engines = engines_of(parallel, options)
+        if engines > 1:
+            name += f"-dp{parallel.data_parallel_index}"
+        self.connector, self.path = connector, os.path.join(options.path, name)
+
+        # Workers start before the scheduler; the first process creates the store.
+        def make(bytes: int) -> list[ripieno.RankId]:
+            return ripieno.prepare(
+                self.path,
+                connector.shape,
+                ranks=connector.world,
+                capacity=bytes,
+                devices=options.devices,
+                overwrite=options.overwrite,
+            )
+
+        self.ranks = capacity.made_in(options.path, name, options.capacity, make, engines)
+
+    def open_catalog(self) -> Catalog:
+        self.catalog = ripieno.Catalog(self.path)
+        # Discards reports that an earlier engine left when it was killed.
+        Legacy.take(self.path)
+        return self.catalog
+
+    def files(self, space: int, keys: Sequence[bytes]) -> list[int]:
+        return self.catalog.files(space, keys)
+
+    def take_dropped(self, spaces: Sequence[int]) -> list[bytes]:
+        return self.catalog.take_dropped(spaces)
+
+    def last_reports(self, saves: Iterable[int]) -> Reports | None:
+        return Legacy.take(self.path)
+
+    def open_plane(self, rank: int, caches: Caches) -> tuple[list[torch.Tensor], ripieno.Pool]:
+        options, world = self.connector.options, self.connector.world
+        move_to_pages(self.connector, any_of(caches))
+        pages, pool = register(self.connector, caches)
+        if options.dram:
+            check_memory(options.dram, world)
+        first = self.connector._vllm_config.parallel_config.data_parallel_index * world
+        try:
+            plane = ripieno.Plane(
+                self.path,
+                self.ranks[rank],
+                self.connector.shape,
+                pool,
+                executor=options.executor,
+                require=options.route,
+                io_sms=options.io_sms,
+                dram_bytes=options.dram,
+                dram_mode=options.dram_mode,
+                pacing=options.is_paced,
+                metrics=metrics_of(options.metrics, first + rank),
+            )
+        except ripieno.InvalidError as error:
+            raise named(error) from error
+        self.plane = self.own = plane
+        self.paced = plane if options.is_paced else None
+        return pages, pool
+
+    def join(self, job: int, layer: int, stream: Stream) -> None:
+        wait = self.own.join if stream else self.own.wait
+        wait(job, layer, *stream)
+
+    def leave(self, rank: int, reports: Reports) -> None:
+        try:
+            Legacy.leave(self.path, rank, reports)
+        except OSError as error:
+            logger.error("ripieno: rank %d: what ended last is not known: %s", rank, error)
+        logger.info("ripieno: rank %d: %s", rank, self.own.stats())
+
+
+class ServedStore(Place):
+    """The store of a server, which has the drives, and the checksums. It reads nothing ahead."""
+
+    gives_up = False
+
+    def __init__(self, connector: RipienoConnector, server: str) -> None:
+        if connector.has_events:
+            raise ValueError(
+                "RipienoConnector: server: it does not tell an engine which blocks others store "
+                "and evict; leave KV events out"
+            )
+        self.connector, self.path = connector, server
+
+    def open_catalog(self) -> Catalog:
+        engine, ranks = self.connector.engine, self.connector.world
+        return ripieno.ServedCatalog(self.path, self.connector.shape, engine=engine, ranks=ranks)
+
+    def last_reports(self, saves: Iterable[int]) -> Reports | None:
+        # The server knows which of them the ranks have stored.
+        ranks = range(self.connector.world)
+        return Reports(written={job: dict.fromkeys(ranks, b"") for job in saves})
+
+    def open_plane(self, rank: int, caches: Caches) -> tuple[list[torch.Tensor], ripieno.Pool]:
+        shared = move_to_shared(self.connector, any_of(caches))
+        pages, pool = register(self.connector, caches)
+        pool, shape = replace(pool, file=shared.file), self.connector.shape
+        part = {"ranks": self.connector.world, "rank": rank}
+        engine = self.connector.engine
+        self.plane = ripieno.ServedPlane(self.path, shape, pool, engine=engine, **part)
+        return pages, pool
+
+
+def any_of(caches: Caches) -> torch.Tensor:
+    """Returns a tensor of the KV cache."""
+    first = next(iter(caches.values()))
+    return first if isinstance(first, torch.Tensor) else first[0]
+
+
+def named(error: ripieno.InvalidError) -> ripieno.InvalidError:
+    """Returns an error that names the connector's option instead of the plane's argument."""
+    name, colon, problem = str(error).partition(": ")
+    known = {"require": "route", "dram_bytes": "dram"}.get(name, name)
+    return ripieno.InvalidError(known + colon + problem)
+
+
+def check_memory(dram: int, ranks: int) -> None:
+    """Raises ValueError if there is not enough host memory: opening the plane touches all of it."""
+    with open("/proc/meminfo") as file:
+        found = dict(line.split(":") for line in file)
+    free, there_are = (int(found[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
+    limit = "/sys/fs/cgroup/memory.max"
+    if os.path.exists(limit):
+        with open(limit) as file:
+            text = file.read().strip()
+        there_are = min(there_are, int(text)) if text.isdigit() else there_are
+    if dram > free or dram * ranks > there_are:
+        raise ValueError(
+            f"dram: {dram} bytes for each of {ranks} ranks were asked for; this machine has "
+            f"{there_are} bytes of memory, of which {min(free, there_are)} are free; give less"
+        )
