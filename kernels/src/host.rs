@@ -2,12 +2,13 @@
 //! Runs the kernel's warps on host threads.
 
 use std::{
+    convert::Infallible,
     fmt,
     num::NonZero,
     ops::Range,
     sync::{
-        Arc, Weak,
-        atomic::{AtomicU32, Ordering, fence},
+        Arc,
+        mpsc::{Receiver, Sender, TryRecvError, channel},
     },
     thread::{self, JoinHandle, Thread},
     time::Duration,
@@ -69,18 +70,15 @@ pub struct HostExecutor {
 /// A thread that runs a part of the kernel.
 struct Worker {
     thread: Thread,
-    /// Gone when the thread no longer runs the kernel.
-    works: Weak<()>,
+    /// Disconnected when the thread no longer runs the kernel.
+    works: Receiver<Infallible>,
     /// `None` if it is lent.
     own: Option<JoinHandle<()>>,
 }
 
 impl Worker {
     fn has_ended(&self) -> bool {
-        let ended = self.works.strong_count() == 0;
-        // Its last use of memory happened before it dropped the count.
-        fence(Ordering::Acquire);
-        ended
+        matches!(self.works.try_recv(), Err(TryRecvError::Disconnected))
     }
 }
 
@@ -88,24 +86,20 @@ impl Worker {
 struct Share {
     args: Args,
     warps: Range<u32>,
-    gate: Arc<AtomicU32>,
-    _works: Arc<()>,
+    /// Opens when every thread has been started, and is dropped if one could not be.
+    gate: Option<Receiver<()>>,
+    _works: Sender<Infallible>,
 }
-
-/// No thread has begun, because not all have been started.
-const CLOSED: u32 = 0;
-/// The threads run.
-const OPEN: u32 = 1;
-/// A thread could not be started, so none runs.
-const CANCELLED: u32 = 2;
 
 impl Share {
     /// Runs each warp for a few rounds. Returns `None` if the kernel was stopped.
     fn turn(&mut self) -> Option<u32> {
-        match self.gate.load(Ordering::Acquire) {
-            OPEN => {}
-            CLOSED => return Some(0),
-            _ => return None,
+        if let Some(gate) = &self.gate {
+            match gate.try_recv() {
+                Ok(()) => self.gate = None,
+                Err(TryRecvError::Empty) => return Some(0),
+                Err(TryRecvError::Disconnected) => return None,
+            }
         }
         let Range { start, end } = self.warps;
         // SAFETY: the caller of `start` promised that everything `args` points to lives until
@@ -164,8 +158,12 @@ impl HostExecutor {
     }
 
     /// Starts one thread.
-    fn begin(&self, index: usize, share: Share) -> Result<Worker, ExecutorError> {
-        let works = Arc::downgrade(&share._works);
+    fn begin(
+        &self,
+        index: usize,
+        mut share: Share,
+        works: Receiver<Infallible>,
+    ) -> Result<Worker, ExecutorError> {
         let Some(lend) = self.lent.get(index) else {
             let thread = thread::Builder::new().name(format!("gio-host-{index}"));
             let own = thread
@@ -173,7 +171,6 @@ impl HostExecutor {
                 .map_err(|error| Self::failed(format!("thread {index} did not start: {error}")))?;
             return Ok(Worker { thread: own.thread().clone(), works, own: Some(own) });
         };
-        let mut share = share;
         let turns = move || share.turn().map(|result| result & ffi::RUN_MOVED != 0);
         match lend(Box::new(turns)) {
             Some(thread) => Ok(Worker { thread, works, own: None }),
@@ -225,21 +222,26 @@ impl IoExecutor for HostExecutor {
         let first = |thread: u32| {
             (u64::from(args.warp_count) * u64::from(thread) / u64::from(threads)) as u32
         };
-        let gate = Arc::new(AtomicU32::new(CLOSED));
+        let mut gates = Vec::new();
         for index in 0..threads {
-            let (warps, gate) = (first(index)..first(index + 1), gate.clone());
-            let share = Share { args, warps, gate: gate.clone(), _works: Arc::default() };
-            match self.begin(index as usize, share) {
+            let ((open, gate), (working, works)) = (channel(), channel());
+            let warps = first(index)..first(index + 1);
+            let share = Share { args, warps, gate: Some(gate), _works: working };
+            match self.begin(index as usize, share, works) {
                 Ok(worker) => self.threads.push(worker),
                 Err(error) => {
-                    gate.store(CANCELLED, Ordering::Release);
+                    gates.clear();
                     self.wake();
                     join(&mut self.threads);
                     return Err(error);
                 }
             }
+            gates.push(open);
         }
-        gate.store(OPEN, Ordering::Release);
+        for open in gates {
+            // A receiver is gone only if its thread ended, which `check` reports.
+            let _ = open.send(());
+        }
         self.wake();
         self.running = true;
         self.grants = grants.to_vec();
