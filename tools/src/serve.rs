@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use nvme_driver::platform::vfio::PciAddress;
 use objstore::KvShape;
 use ripieno_serve::{PinLimits, Reload, ServeError, Server, ServerOptions, Settings};
-use ripieno_stack::{Builder, PoolMemory, Size, read_file};
+use ripieno_stack::{Builder, Place, PoolMemory, Size, read_file};
 use serde::Deserialize;
 
 use crate::interrupt::Interrupt;
@@ -86,10 +87,11 @@ struct HttpConfig {
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StoreConfig {
-    path: PathBuf,
+    path: Option<PathBuf>,
+    #[serde(default)]
+    drives: Vec<String>,
     capacity: Option<String>,
-    #[serde(default = "devices")]
-    devices: u32,
+    devices: Option<u32>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -114,10 +116,6 @@ fn clients() -> u32 {
 
 fn pool_max() -> String {
     "64GiB".to_owned()
-}
-
-fn devices() -> u32 {
-    1
 }
 
 /// Validated parameters of a server.
@@ -165,10 +163,36 @@ impl Plan {
         let http = http.map(|http| http.address);
         let sessions_max = clients;
         let settings = Settings { users, sessions_max, pool_bytes_max, bandwidth, pins, token };
+        store.check()?;
         let plan = Self { fixed: Fixed { socket, http, store, shape }, settings };
         // It is opened later.
         let _ = plan.fixed.builder()?;
         Ok(plan)
+    }
+}
+
+impl StoreConfig {
+    /// Returns the addresses of the drives. There are none if the store is in a directory.
+    fn addresses(&self) -> Result<Vec<PciAddress>, String> {
+        let parse = |text: &String| text.parse().map_err(|why| format!("store.drives: {why}"));
+        self.drives.iter().map(parse).collect()
+    }
+
+    fn devices(&self) -> u32 {
+        self.devices.unwrap_or(1)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.addresses()?;
+        let is_made = self.capacity.is_some() || self.devices.is_some();
+        match (&self.path, &self.drives[..]) {
+            (Some(_), []) => Ok(()),
+            (None, [_, ..]) if !is_made => Ok(()),
+            (None, [_, ..]) => Err("store.capacity and store.devices are of a new directory; \
+                                    drives get their store from ripieno format"
+                .to_owned()),
+            _ => Err("store: either path or drives is needed".to_owned()),
+        }
     }
 }
 
@@ -179,10 +203,14 @@ impl Fixed {
         let ShapeConfig { layers, segments, object_bytes, block_tokens } = *shape;
         let shape = KvShape { layers, segments, object_bytes, block_tokens };
         shape.validate().map_err(|error| format!("shape: {error}"))?;
+        let builder = match &store.path {
+            Some(path) => Builder::new(path, shape),
+            None => Builder::on(Place::drives(&store.addresses()?), shape),
+        };
         // Opening a store proves the path with blocks of its own.
-        let builder = Builder::new(&store.path, shape).pool(PoolMemory::Own { blocks: 2 });
+        let builder = builder.pool(PoolMemory::Own { blocks: 2 });
         Ok(match &store.capacity {
-            Some(capacity) => builder.capacity(size("capacity", capacity)?).devices(store.devices),
+            Some(text) => builder.capacity(size("capacity", text)?).devices(store.devices()),
             None => builder,
         })
     }

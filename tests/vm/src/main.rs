@@ -35,6 +35,7 @@ mod python;
 mod queue;
 mod replay;
 mod runner;
+mod serve;
 mod smoke;
 mod stray;
 mod vfio;

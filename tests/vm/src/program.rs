@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::faults;
+use crate::{faults, serve};
 
 /// First argument of a process that plays a role in a test.
 pub const ROLE: &str = "role";
@@ -80,6 +80,7 @@ pub fn play(words: &[&str]) -> Result<ExitCode> {
         ["hold", bdf] => faults::hold(bdf)?,
         ["hammer", bdf] => faults::hammer(bdf)?,
         ["read-one", bdf] => faults::read_one(bdf)?,
+        ["serve-client"] => serve::client()?,
         _ => bail!("no part {words:?}"),
     }
     Ok(ExitCode::SUCCESS)

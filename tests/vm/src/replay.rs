@@ -15,6 +15,7 @@ use crate::kmsg::Kmsg;
 use crate::pci;
 use crate::program::{self, Ran};
 use crate::runner::{Suite, tests};
+use crate::serve::clients_of_a_server_share_both_drives;
 
 pub const SUITE: Suite = Suite {
     name: "replay",
@@ -31,6 +32,7 @@ pub const SUITE: Suite = Suite {
         killed_and_run_again,
         what_was_kept_is_found,
         a_store_survives_a_kill,
+        clients_of_a_server_share_both_drives,
     ],
 };
 

@@ -55,6 +55,16 @@ fn a_configuration_is_taken_as_it_is() {
 }
 
 #[test]
+fn drives_are_named_by_their_addresses() {
+    let files = "path = \"/var/lib/ripieno/store\"\ncapacity = \"100GiB\"\ndevices = 2";
+    let drives = "drives = [\"0000:65:00.0\", \"66:00.0\"]";
+    let store = plan(&GOOD.replace(files, drives)).unwrap().fixed.store;
+    let addresses = store.addresses().unwrap();
+    let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(names, ["0000:65:00.0", "0000:66:00.0"]);
+}
+
+#[test]
 fn only_settings_change_while_it_serves() {
     assert_eq!(reread("clients = 8", "clients = 9").unwrap().sessions_max, 9);
     assert_eq!(reread("10GiB", "1GiB").unwrap().pins.bytes, Some(1 << 30));
@@ -114,6 +124,10 @@ fn a_wrong_configuration_is_named() {
         ("\"10GiB\"", "\"x\"", "pins.bytes"),
         ("ttl_max = 3600", "ttl_max = 0", "pins.ttl_max"),
         ("layers = 32", "layers = 0", "shape"),
+        ("path = \"/var", "drives = [\"65:00.0\"]\npath = \"/var", "either path or drives"),
+        ("path = \"/var/lib/ripieno/store\"", "", "either path or drives"),
+        ("path = \"/var/lib/ripieno/store\"", "drives = [\"nvme0\"]", "store.drives"),
+        ("path = \"/var/lib/ripieno/store\"", "drives = [\"65:00.0\"]", "ripieno format"),
         ("[shape]", "[shapes]", "shape"),
         ("users = [1001]", "users = [\"alice\"]", "users"),
     ] {
