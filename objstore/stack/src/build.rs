@@ -92,6 +92,10 @@ pub struct Built {
     pub(crate) backend: Backend,
 }
 
+/// Size of objects up to which software controllers lend their threads to the I/O kernel. Checksums
+/// of larger ones take longer than what a change of threads costs (docs/results/file.md).
+const LENT_OBJECT_BYTES_MAX: u32 = 16 << 10;
+
 impl Plan<'_> {
     /// Takes devices from `controllers` and memory, by each route in turn until `open` succeeds.
     ///
@@ -159,7 +163,9 @@ impl Plan<'_> {
         if let Executor::Cuda(choice) = self.executor {
             options.sms = choice.io_sms;
         }
-        let lent = backend.emulation().map(Emulation::threads).unwrap_or_default();
+        let is_small = self.shape.object_bytes <= LENT_OBJECT_BYTES_MAX;
+        let emulation = backend.emulation().filter(|_| is_small);
+        let lent = emulation.map(Emulation::threads).unwrap_or_default();
         let placement = Placement { route, queues, pool: place, not_taken: Vec::new() };
         let opened = open(Parts {
             route,

@@ -16,7 +16,7 @@ use crate::{
 /// The executor of the I/O kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Executor {
-    /// Host threads: those of software controllers over files, or threads of its own.
+    /// Host threads: its own, or for small objects those of software controllers over files.
     #[default]
     Host,
     /// The thread that calls the store.
