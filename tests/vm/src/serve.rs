@@ -45,6 +45,8 @@ pub fn clients_of_a_server_share_both_drives() -> Result<()> {
     let (one, other) = (connect()?, connect()?);
     store(&one, 0)?;
     ensure!(found(&other, 0)? == KEYS as usize, "a client does not find another one's blocks");
+    // The others store more than there is room for, and must not evict these.
+    let kept = one.lookup(space(&one)?, &keys(0))?;
     for round in 1..=5 {
         let mut child = program::start("vm-tests", &[ROLE, "serve-client"])?;
         thread::sleep(Duration::from_millis(100 * round));
@@ -63,6 +65,7 @@ pub fn clients_of_a_server_share_both_drives() -> Result<()> {
         ensure!(Instant::now() < until, "killed clients are there: {report}");
         thread::sleep(Duration::from_millis(50));
     }
+    drop(kept);
     server.kill()?;
     server.wait()?;
     ensure!(found(&one, 0).is_err(), "the server is gone");
