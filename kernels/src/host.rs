@@ -271,7 +271,7 @@ impl IoExecutor for HostExecutor {
         }
         join(&mut self.threads);
         self.running = false;
-        // SAFETY: every thread that used the grants has been joined.
+        // SAFETY: every share that used the grants has ended.
         Ok(unsafe { Quiesced::assert(std::mem::take(&mut self.grants)) })
     }
 }

@@ -178,10 +178,6 @@ impl StoreConfig {
         self.drives.iter().map(parse).collect()
     }
 
-    fn devices(&self) -> u32 {
-        self.devices.unwrap_or(1)
-    }
-
     fn check(&self) -> Result<(), String> {
         self.addresses()?;
         let is_made = self.capacity.is_some() || self.devices.is_some();
@@ -210,7 +206,10 @@ impl Fixed {
         // Opening a store proves the path with blocks of its own.
         let builder = builder.pool(PoolMemory::Own { blocks: 2 });
         Ok(match &store.capacity {
-            Some(text) => builder.capacity(size("capacity", text)?).devices(store.devices()),
+            Some(text) => {
+                let devices = store.devices.unwrap_or(1);
+                builder.capacity(size("capacity", text)?).devices(devices)
+            }
             None => builder,
         })
     }

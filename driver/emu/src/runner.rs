@@ -38,7 +38,8 @@ const SLACK_NS: u64 = 1;
 ///
 /// Threads spin briefly, then sleep for 20 to 100 microseconds, and up to a millisecond after a
 /// long idle time. They do not yield: on a busy machine that gives the CPU away for milliseconds.
-/// If no controller of a thread is enabled, the thread sleeps until a register write wakes it.
+/// If no controller of a thread is enabled, and it has no guest, the thread sleeps until a register
+/// write wakes it.
 ///
 /// While it exists, nothing else steps the controllers.
 #[derive(Debug)]
@@ -167,7 +168,10 @@ impl Worker {
                 continue;
             }
             idle = idle.saturating_add(1);
-            let asleep = !all.listening && all.outstanding == 0 && all.next_event.is_none();
+            // Guests have times of their own, such as those of commands that nobody answers.
+            let alone = self.guests.is_empty();
+            let asleep =
+                alone && !all.listening && all.outstanding == 0 && all.next_event.is_none();
             if asleep {
                 // Only a register write, a fault plan or the end can bring work, and all unpark.
                 thread::park();
