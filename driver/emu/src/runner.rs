@@ -168,11 +168,9 @@ impl Worker {
                 continue;
             }
             idle = idle.saturating_add(1);
+            let asleep = !all.listening && all.outstanding == 0 && all.next_event.is_none();
             // Guests have times of their own, such as those of commands that nobody answers.
-            let alone = self.guests.is_empty();
-            let asleep =
-                alone && !all.listening && all.outstanding == 0 && all.next_event.is_none();
-            if asleep {
+            if asleep && self.guests.is_empty() {
                 // Only a register write, a fault plan or the end can bring work, and all unpark.
                 thread::park();
             } else if idle <= SPINS {
