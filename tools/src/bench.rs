@@ -60,7 +60,8 @@ const BYTES_MAX: u64 = 16 << 20;
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Bandwidth, IOPS and latency of reads and writes of any size
-    #[command(after_help = RAW_HELP)]
+    // One thread, like other tools that measure drives.
+    #[command(after_help = RAW_HELP, mut_arg("executor", |arg| arg.default_value("inline")))]
     Raw(Box<RawFlags>),
 
     /// Bandwidth of whole contexts by length, layer by layer, through a store
