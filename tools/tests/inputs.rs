@@ -221,7 +221,7 @@ fn files_for_results_are_checked_before_anything_else() {
     let directory = tempfile::tempdir().unwrap();
     let table = directory.path().join("table");
     let written =
-        format!("bench table --pace --model mini --pool-blocks 8 --out {}", table.display());
+        format!("bench table --pace --model mini --pool-blocks 64 --out {}", table.display());
     let output = watch(start(&written), &written);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let other = format!("bench table --device vfio:ffff:ff:1f.7 --out {}", table.display());

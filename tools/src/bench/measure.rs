@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::session::{self, Done, Session};
 use crate::config::StoreArgs;
 use crate::interrupt::Interrupt;
+use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::timing::Medium;
 
@@ -101,12 +102,12 @@ pub(super) fn sizes(batch_max: u32) -> impl Iterator<Item = u32> {
     powers.chain(std::iter::once(batch_max))
 }
 
-/// Returns the blocks of the largest batch: a quarter of the pool.
+/// Returns the blocks of the largest batch: a quarter of the pool, and one for each slot at least.
 pub(super) fn batch_max(args: &StoreArgs) -> u32 {
     let layer_bytes = u64::from(args.shape.segments) * u64::from(args.shape.object_bytes);
     let default = (256 << 20) / args.shape.block_bytes() / 4;
     let pool = args.common.pool_blocks.map_or(default, |blocks| u64::from(blocks / 4));
-    (BATCH_BYTES_MAX / layer_bytes).min(pool).clamp(1, 1 << 20) as u32
+    (BATCH_BYTES_MAX / layer_bytes).min(pool).clamp(SLOTS.into(), 1 << 20) as u32
 }
 
 /// Adds the next larger batch; `alone` measures one of so many blocks. If it takes less time than
@@ -141,8 +142,15 @@ impl Measure<'_, '_> {
         let batch_max = batch_max(args);
         let hint = "use a smaller --pool-blocks, another --model, or --media file:DIR";
         session::with(args, u64::from(batch_max) * PARTS, medium, interrupt, hint, |session| {
+            const LEAST: u32 = PARTS as u32 * SLOTS;
             let blocks = session.pool.take(session.pool.blocks());
-            let batch_max = batch_max.min(blocks.len() as u32 / 4).max(1);
+            let count = blocks.len() as u32;
+            if count < LEAST {
+                let problem =
+                    format!("a pool of {count} blocks: {PARTS} batches of {SLOTS} are more");
+                return Err(Problem::new(problem, format!("give --pool-blocks {LEAST}")).into());
+            }
+            let batch_max = batch_max.min(count / PARTS as u32);
             let count = Self::count(batch_max);
             let progress = Progress::new("measurements", count, args.shows_progress());
             let progress = &progress;
@@ -242,7 +250,7 @@ impl Measure<'_, '_> {
             return Ok(Job::Read(self.session.store.retrieve_from(&prefix, first, blocks)?));
         }
         // In a mixture four slots share the batch; alone, a job uses all of it.
-        let first = 3 * batch + (slot as usize * size) % (batch - size + 1).max(1);
+        let first = 3 * batch + (slot as usize * size) % (batch - size + 1);
         let save = self.session.store.allocate(&self.session.keys[first..][..size], blocks)?;
         ensure!(save.accepted() == size, "the store has no room for a batch");
         Ok(Job::Write(save))
@@ -265,7 +273,7 @@ impl Measure<'_, '_> {
     /// Measures four concurrent operations, `reads` of them reads.
     fn together(&self, size: u32, reads: u32) -> anyhow::Result<Mix> {
         // Concurrent writes need distinct blocks.
-        let size = size.min(self.batch_max / SLOTS).max(1);
+        let size = size.min(self.batch_max / SLOTS);
         let mut slots = Vec::new();
         for slot in 0..SLOTS {
             let is_read = slot < reads;
