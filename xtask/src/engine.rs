@@ -79,11 +79,8 @@ pub fn fetch() -> Result<()> {
     }
     let python = Command::new("python3").args(["-c", PYTHONS]).status();
     ensure!(python.is_ok_and(|done| done.success()), "vLLM wants Python 3.11, 3.12 or 3.13");
-    let is_short = |stat: rustix::fs::StatVfs| stat.f_bavail * stat.f_frsize < FREE_BYTES;
-    // The folder may not exist yet; the workspace does, and is nearly always on the same disk.
-    let disk = folder::target("").canonicalize().unwrap_or_else(|_| folder::workspace().into());
     ensure!(
-        !rustix::fs::statvfs(&disk).is_ok_and(is_short),
+        folder::free_bytes().is_none_or(|free| free >= FREE_BYTES),
         "vLLM takes 5 GiB of the disk until it is installed, and less is free"
     );
     packages.fetch_and(stand_in)

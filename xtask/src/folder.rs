@@ -17,6 +17,13 @@ pub fn target(name: &str) -> PathBuf {
     target.unwrap_or_else(|| workspace().join("target")).join(name)
 }
 
+/// Returns the free bytes of the build folder's disk.
+pub fn free_bytes() -> Option<u64> {
+    // The folder may not exist yet; the workspace does, and is nearly always on the same disk.
+    let disk = target("").canonicalize().unwrap_or_else(|_| workspace().into());
+    rustix::fs::statvfs(&disk).ok().map(|stat| stat.f_bavail * stat.f_frsize)
+}
+
 /// Replaces the committed file `path` by `text`, unless it is the same or `check_only` is set.
 /// Returns false if it stays another one.
 pub fn update(path: &str, text: &str, check_only: bool) -> Result<bool> {

@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::step::{Outcome, Step, Verdict};
 use crate::tally::Tally;
-use crate::{EXIT_STEP_FAILED, RunArgs, needs};
+use crate::{EXIT_STEP_FAILED, RunArgs, folder, needs};
 
 /// Installs the steps' needs, then runs all steps, even after a failure: one run shows all errors.
 /// Steps with unavailable needs are skipped.
@@ -18,14 +18,17 @@ use crate::{EXIT_STEP_FAILED, RunArgs, needs};
 pub fn run_all(steps: Vec<Step>, args: RunArgs) -> Result<ExitCode> {
     let (start, deadline, count) = (Instant::now(), args.deadline(), steps.len());
     let lacking = needs::provide(steps.iter().flat_map(Step::all_needs))?;
-    eprintln!("what the steps need was looked for in {}", clock(start.elapsed()));
+    let free = folder::free_bytes()
+        .map_or_else(String::new, |free| format!("; {} GiB of the disk are free", free >> 30));
+    eprintln!("what the steps need was looked for in {}{free}", clock(start.elapsed()));
     let mut done = Vec::with_capacity(count);
     for (index, step) in steps.into_iter().map(|step| step.without(&lacking)).enumerate() {
         eprintln!("\n==> [{}/{count}] {}\n    $ {step}", index + 1, step.name);
-        let outcome = step.run(deadline, &mut io::stdout());
-        let failed = match &outcome.verdict {
+        let mut outcome = step.run(deadline, &mut io::stdout());
+        let failed = match &mut outcome.verdict {
             Verdict::Ok => false,
             Verdict::Failed(why) => {
+                why.push_str(&full_disk(folder::free_bytes()));
                 eprintln!("==> {} failed: {why}", step.name);
                 true
             }
@@ -57,6 +60,17 @@ fn total<'a>(outcomes: impl Iterator<Item = &'a Outcome>) -> Tally {
         }
     }
     total
+}
+
+/// Returns a hint if a step may have failed because the disk was full.
+fn full_disk(free: Option<u64>) -> String {
+    const LITTLE_BYTES: u64 = 1 << 30;
+    match free {
+        Some(free) if free < LITTLE_BYTES => {
+            format!(" (only {} MiB are free on the build folder's disk)", free >> 20)
+        }
+        _ => String::new(),
+    }
 }
 
 fn table(done: &[(Step, Outcome)], not_run: usize, took: Duration) -> String {

@@ -30,3 +30,4 @@ if test -z "${RIPIENO_SKIP_CMAKE+set}"; then
 else
     echo "SKIPPED c: cmake is not there, or not wanted (RIPIENO_SKIP_CMAKE)"
 fi
+rm -rf "$1/home" "$1/valgrind" "$1/hello" "$1/cmake-home"

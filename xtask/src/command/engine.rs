@@ -50,7 +50,7 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
     let status = Command::new(engine::place().join("venv/bin/python"))
         .args(["-m", "pytest", "-p", "no:cacheprovider", "--durations=10", "--dist=loadfile"])
         .args(["-n", &jobs.to_string(), "--basetemp"])
-        .arg(place)
+        .arg(&place)
         .args(modules)
         .args(&args.pytest)
         .env("RIPIENO_NIXL", prefix.join(c::NIXL_BACKEND).parent().unwrap_or(&prefix))
@@ -59,7 +59,11 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
         .env_remove("PYTHONDONTWRITEBYTECODE")
         .status()
         .context("cannot run pytest")?;
-    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_STEP_FAILED) })
+    if !status.success() {
+        return Ok(ExitCode::from(EXIT_STEP_FAILED));
+    }
+    fs::remove_dir_all(&place).with_context(|| format!("cannot remove {}", place.display()))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Installs the package into vLLM's environment.

@@ -6,3 +6,4 @@
 (cd "$1" && venv/bin/stubtest --ignore-disjoint-bases ripieno._ripieno)
 # Not below /tmp, which may not support direct I/O.
 "$1/venv/bin/pytest" "$2/tests" --ignore="$2/tests/with_vllm" --basetemp="$1/tests"
+rm -r "$1/tests"

@@ -18,6 +18,9 @@ const PROGRAMS: [(Program, Need, &str, &str); 2] = [
     (unpacked::PROMTOOL, Need::Promtool, "RIPIENO_PROMTOOL", "RIPIENO_SKIP_PROMTOOL"),
 ];
 
+/// The crates whose tests run in a debug build. The simulator's run in a release build.
+pub const IN_DEBUG: &str = "--workspace --exclude ripieno-sim --all-features";
+
 pub fn run(args: RunArgs) -> Result<ExitCode> {
     report::run_all(steps(), args)
 }
@@ -28,9 +31,8 @@ pub fn steps() -> Vec<Step> {
         loom::step(),
         Step::cargo("replay", "run --release --bin ripieno -- replay --model tiny --verify full")
             .needs(&[Need::Cxx]),
-        // In a debug build the same tests leave out what takes minutes there.
-        Step::cargo("scenarios", "test --release --package ripieno-sim --lib scenario::")
-            .tests_at_least(1),
+        // A debug build of them leaves out what takes minutes there.
+        Step::cargo("simulator", "test --release --package ripieno-sim --lib").tests_at_least(1),
     ];
     steps.extend(crash::steps());
     steps
@@ -39,7 +41,7 @@ pub fn steps() -> Vec<Step> {
 /// Returns the step of the unit, integration and doc tests. Not nextest, which runs no doc tests,
 /// so there would be two test runners.
 fn tests() -> Step {
-    with_programs(Step::cargo("tests", "test --workspace --all-features --no-fail-fast"))
+    with_programs(Step::cargo("tests", &format!("test {IN_DEBUG} --no-fail-fast")))
 }
 
 /// A run of tests, of which some compare with QEMU's controllers, or have metrics checked by

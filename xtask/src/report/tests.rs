@@ -48,3 +48,9 @@ fn the_table_names_what_was_skipped() {
     let total = total(all.iter().map(|(_, outcome)| outcome));
     assert_eq!(total.to_string(), "9 passed, 0 failed, 3 skipped");
 }
+
+#[test]
+fn a_failure_on_a_full_disk_says_so() {
+    assert_eq!(full_disk(Some(3 << 20)), " (only 3 MiB are free on the build folder's disk)");
+    assert_eq!(full_disk(Some(9 << 30)), "");
+}

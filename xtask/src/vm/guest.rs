@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::child::{self, SaidNo};
+use crate::command::test::IN_DEBUG;
 use crate::folder;
 
 const PROGRAMS: &[&str] = &["vm-tests", "nvme-bind", "ripieno"];
@@ -16,7 +17,7 @@ pub fn build() -> Result<Vec<PathBuf>> {
     let mut command = Command::new("cargo");
     // `--tests` although no test is run: without them dependencies have other features, and half of
     // the workspace is compiled once more.
-    let words = "build --workspace --all-features --bins --tests";
+    let words = format!("build {IN_DEBUG} --bins --tests");
     command.args(words.split(' '));
     eprintln!("building for the guest: {}", PROGRAMS.join(", "));
     let status = command.status().context("cannot run cargo")?;
