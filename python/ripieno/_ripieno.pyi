@@ -338,10 +338,12 @@ class Store(_Context):
     def store(self, keys: _Keys, blocks: Sequence[int]) -> Request:
         """Stores blocks under keys, as many leading ones as there is room for. Lookups do not find
         them until the request is committed."""
-    def pin(self, keys: _Keys) -> int:
-        """Protects those of these keys that are stored from eviction. Returns their number."""
-    def unpin(self, keys: _Keys) -> int:
-        """Undoes pin(). Returns the number of stored keys."""
+    def pin(
+        self, keys: _Keys, seconds: int, *, bytes_max: int | None = None, wait: bool = False
+    ) -> tuple[str, str | None, int | None]:
+        """Same as Catalog.pin(), until the store is closed at most."""
+    def unpin(self, pin: int) -> bool:
+        """Same as Catalog.unpin()."""
     def remove(self, keys: _Keys) -> int:
         """Drops those of these keys that are stored. Returns their number."""
     def take_dropped(self) -> list[bytes]:
@@ -356,7 +358,7 @@ class Store(_Context):
         """Permanently drops all blocks of the namespace. Returns the new epoch, which is durable
         when the next sync() has returned."""
     def sync(self) -> None:
-        """Makes all earlier evictions, pins, removals and clears durable. Commits are durable when
+        """Makes all earlier evictions, removals and clears durable. Commits are durable when
         they return."""
     def poll_events(self) -> list[tuple[int, str]]:
         """Returns the device events since the last call, as for Plane. Call it about once a second;

@@ -29,6 +29,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 # Raises first if this is another version of vLLM.
@@ -44,6 +45,8 @@ from vllm.v1.kv_offload.base import (
     OffloadingCounterMetadata,
     OffloadingEvent,
     OffloadingGaugeMetadata,
+    OffloadKey,
+    OffloadPolicy,
     RequestOffloadingContext,
 )
 from vllm.v1.kv_offload.file_mapper import FileMapper
@@ -51,9 +54,10 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 import ripieno
 from ripieno.capacity import made_in
+from ripieno.vllm.hints import answer, stores
 
 if TYPE_CHECKING:
-    from vllm.v1.kv_offload.base import OffloadingMetricMetadata, OffloadKey, ReqContext
+    from vllm.v1.kv_offload.base import OffloadingMetricMetadata, ReqContext
     from vllm.v1.kv_offload.tiering.base import TransferJob
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
@@ -82,6 +86,10 @@ METRICS = {
     EVICTED: OffloadingCounterMetadata("Chunks of this model that were evicted for others."),
     LOST: OffloadingCounterMetadata("Chunks that were found, and could not be loaded."),
 }
+
+
+class Offered(set[OffloadKey]):
+    """Chunks of a request with hints that vLLM gave to the tier to store."""
 
 
 class RipienoTier(SecondaryTierManager):
@@ -134,6 +142,11 @@ class RipienoTier(SecondaryTierManager):
         self.storer = ThreadPoolExecutor(THREADS, "ripieno-store")
         self.jobs: dict[int, tuple[Future[Moved], TransferJob]] = {}
         """By job: its future and its metadata."""
+        self.declined: list[JobResult] = []
+        """Jobs of requests that store nothing, since the last get_finished_jobs()."""
+        self.offers_all = False
+        """True after such a job: the chunks are in vLLM's CPU tier, and vLLM gives chunks that are
+        there to a tier only if it asks for all."""
         self.bad: set[OffloadKey] = set()
         """Keys that failed to load: misses until they are stored again."""
         self.events: list[OffloadingEvent] | None = None
@@ -166,7 +179,31 @@ class RipienoTier(SecondaryTierManager):
                 "vLLM's block hashes are random, and would not be found after a restart; use "
                 "--prefix-caching-hash-algo sha256_cbor, or set PYTHONHASHSEED"
             )
-        return RequestOffloadingContext()
+        has_hints = req_context.kv_hints is not None
+        if has_hints:
+            req_context.set_state(Offered())
+        offers_all = has_hints or self.offers_all
+        policy = OffloadPolicy.REQUEST_LEVEL if offers_all else OffloadPolicy.CHUNK_LEVEL
+        return RequestOffloadingContext(policy)
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        hints, offered = req_context.kv_hints, req_context.get_state(Offered)
+        if hints is None or offered is None:
+            return
+
+        def place(key: OffloadKey) -> tuple[int, OffloadKey]:
+            return req_context.get_offload_key_position(key) or 0, key
+
+        keys = [] if self.dead else [_digest(key) for key in sorted(offered, key=place)]
+        own = (job for _, job in self.jobs.values() if job.req_context is req_context)
+        saves = any(not job.is_promotion for job in own)
+        try:
+            pin = partial(self.store.pin, keys, wait=saves)
+            answers = answer(hints, pin, self.store.unpin)
+        except ripieno.Error as error:
+            self._failed(error)
+        else:
+            logger.info("ripieno: hints of request %s: %s", req_context.req_id, answers)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         if self.dead or key in self.bad or not self.store.lookup(_digest(key)):
@@ -174,6 +211,12 @@ class RipienoTier(SecondaryTierManager):
         return LookupResult.HIT
 
     def submit_store(self, job_metadata: TransferJob) -> None:
+        if not stores(job_metadata.req_context):
+            self.offers_all = True
+            self.declined.append(JobResult(job_metadata.job_id, True, (), 0, 0))
+            return
+        if (offered := job_metadata.req_context.get_state(Offered)) is not None:
+            offered.update(job_metadata.keys)
         self._submit(self.storer, self._store, job_metadata)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
@@ -231,6 +274,8 @@ class RipienoTier(SecondaryTierManager):
         return False
 
     def get_finished_jobs(self) -> Iterator[JobResult]:
+        declined, self.declined = self.declined, []
+        yield from declined
         for job_id in [job_id for job_id, (future, _) in self.jobs.items() if future.done()]:
             self.news = True
             future, job = self.jobs.pop(job_id)

@@ -3,9 +3,10 @@
 use std::{
     path::PathBuf,
     sync::{Arc, RwLock},
+    time::Duration,
 };
 
-use objstore::StoreOptions;
+use objstore::{NewPin, PinLimits, StoreOptions};
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyTuple},
@@ -204,14 +205,24 @@ impl Store {
         })
     }
 
-    /// Protects those of these keys that are stored from eviction. Returns their number.
-    fn pin(&self, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
-        self.handle.pin(&arguments::keys(keys)?).or_raise()
+    /// Same as Catalog.pin(), until the store is closed at most.
+    #[pyo3(signature = (keys, seconds, *, bytes_max = None, wait = false))]
+    fn pin(
+        &self,
+        keys: &Bound<'_, PyAny>,
+        seconds: u64,
+        bytes_max: Option<u64>,
+        wait: bool,
+    ) -> PyResult<arguments::Pinned> {
+        let (namespaces, ttl) = (&[self.handle.namespace()], Duration::from_secs(seconds));
+        let keys = &arguments::keys(keys)?[..];
+        let new = NewPin { owner: 0, namespaces, keys, ttl, bytes_max, wait };
+        self.handle.pin_for(&new, &PinLimits::default()).or_raise().map(arguments::pinned)
     }
 
-    /// Undoes pin(). Returns the number of stored keys.
-    fn unpin(&self, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
-        self.handle.unpin(&arguments::keys(keys)?).or_raise()
+    /// Same as Catalog.unpin().
+    fn unpin(&self, pin: u64) -> bool {
+        self.handle.end_pins(Some(pin), None).is_some()
     }
 
     /// Drops those of these keys that are stored. Returns their number.
@@ -242,7 +253,7 @@ impl Store {
         self.handle.bump_epoch().or_raise()
     }
 
-    /// Makes all earlier evictions, pins, removals and clears durable. Commits are durable when
+    /// Makes all earlier evictions, removals and clears durable. Commits are durable when
     /// they return.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.handle.sync_journal()).or_raise()

@@ -180,10 +180,10 @@ def test_namespaces_pins_and_removal(tmp_path):
         other = store.within(ripieno.Namespace(tenant_salt=b"other"))
         save(store, keys(1, 2), [0, 1])
         assert other.lookup(keys(1)) == 0
-        assert store.pin(keys(1)) == 1
+        assert store.pin(keys(1), 60) == ("accepted", None, 1)
         assert store.evict(8) == 1
         assert store.lookup(keys(1, 2)) == 1
-        assert store.unpin(keys(1)) == 1
+        assert (store.unpin(1), store.unpin(1)) == (True, False)
         assert store.remove(keys(1, 2)) == 1
         save(store, keys(1), [0])
         assert store.bump_epoch() == 1

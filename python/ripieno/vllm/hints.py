@@ -5,15 +5,15 @@ Requests of `ripieno serve` over HTTP have the same hints and answers: docs/refe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
-
-    from .place import Catalog
+    from vllm.v1.kv_offload.base import ReqContext
+    from vllm.v1.request import Request
 
 logger = init_logger("vllm.ripieno")
 
@@ -32,32 +32,34 @@ class Rejected(ValueError):
     """A hint that is not carried out; its text is the reason."""
 
 
-def answer(
-    catalog: Catalog,
-    hints: KvHintsEnvelope,
-    space: int,
-    keys: Sequence[bytes],
-    saves: bool,
-) -> list[dict[str, Any]]:
-    """Carries out the hints of a request that has ended, and returns an answer to each.
+Pin: TypeAlias = Callable[..., tuple[str, str | None, int | None]]
+"""Pins a request's blocks: pin(seconds, bytes_max=...). Returns what Catalog.pin() does."""
 
-    keys: those of the prompt's blocks; saves: some of these blocks are being saved.
-    """
+
+def stores(request: Request | ReqContext) -> bool:
+    """Returns False if a request asks to store nothing."""
+    return (request.kv_transfer_params or {}).get("ripieno.store", True) is not False
+
+
+def answer(
+    hints: KvHintsEnvelope, pin: Pin, unpin: Callable[[int], bool]
+) -> list[dict[str, Any]]:
+    """Carries out the hints of a request that has ended, and returns an answer to each."""
     answers = []
     for hint in hints.actions:
         try:
-            outcome, reason, pin = carry_out(catalog, hint, space, keys, saves)
+            outcome, reason, number = carry_out(hint, pin, unpin)
         except Rejected as error:
-            outcome, reason, pin = "rejected", str(error), None
+            outcome, reason, number = "rejected", str(error), None
         if outcome == "rejected":
             logger.warning("ripieno: hint %s is rejected: %s", hint.action_id, reason)
         named = {"action_id": hint.action_id, "outcome": outcome}
-        answers.append(named | {"reason": reason, "pin": pin})
+        answers.append(named | {"reason": reason, "pin": number})
     return answers
 
 
 def carry_out(
-    catalog: Catalog, hint: KvHintAction, space: int, keys: Sequence[bytes], saves: bool
+    hint: KvHintAction, pin: Pin, unpin: Callable[[int], bool]
 ) -> tuple[str, str | None, int | None]:
     kind, given = hint.action_type, hint.payload
     if hint.action_version.split(".")[0] != "1":
@@ -65,9 +67,9 @@ def carry_out(
     if kind == "kv.pin":
         seconds = number(given, "ttl_s", {"ttl_s", "bytes_max"})
         bytes_max = number(given, "bytes_max") if "bytes_max" in given else None
-        return catalog.pin(space, keys, seconds, bytes_max=bytes_max, wait=saves)
+        return pin(seconds, bytes_max=bytes_max)
     if kind == "kv.deref":
-        if catalog.unpin(number(given, "pin", {"pin"})):
+        if unpin(number(given, "pin", {"pin"})):
             return "accepted", None, None
         return "missing", "there is no such pin, or not any more", None
     raise Rejected(UNSUPPORTED.get(kind, f"{kind} is unknown"))

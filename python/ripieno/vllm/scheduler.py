@@ -8,6 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -17,7 +18,7 @@ import ripieno
 from . import spans
 from .events import Events
 from .groups import Lookup, Places
-from .hints import ANSWERS, answer
+from .hints import ANSWERS, answer, stores
 from .metrics import Stats
 from .protocol import Ahead, Job, Tasks
 
@@ -367,8 +368,7 @@ class Scheduler:
 
     def _may_store(self, request: Request) -> bool:
         is_able = self.stores_any and not (self.dead or self.read_only)
-        wanted = (request.kv_transfer_params or {}).get("ripieno.store", True)
-        return is_able and wanted is not False and self._space(request) is not None
+        return is_able and stores(request) and self._space(request) is not None
 
     def _begin(self, space: int, keys: Sequence[bytes], room: int) -> ripieno.Write:
         """Allocates files for the unstored blocks of a prefix, at most `room`. The catalog gets the
@@ -529,7 +529,8 @@ class Scheduler:
         name = request.request_id
         saves = any(save.request == name for save in self.saves.values())
         space = self.namespace if space is None else space
-        return {ANSWERS: answer(self.catalog, request.kv_hints, space, keys, saves)}
+        pin = partial(self.catalog.pin, space, keys, wait=saves)
+        return {ANSWERS: answer(request.kv_hints, pin, self.catalog.unpin)}
 
     def reset(self) -> bool:
         """Drops all blocks, because the weights may change."""

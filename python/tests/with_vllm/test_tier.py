@@ -14,7 +14,13 @@ pytest.importorskip("vllm")
 from ripieno import plugin, tiering  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: E402
 from vllm.v1.core import kv_cache_utils  # noqa: E402
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key  # noqa: E402
+from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope  # noqa: E402
+from vllm.v1.kv_offload.base import (  # noqa: E402
+    LookupResult,
+    OffloadPolicy,
+    ReqContext,
+    make_offload_key,
+)
 from vllm.v1.kv_offload.config import (  # noqa: E402
     OffloadingCacheConfig,
     OffloadingConfig,
@@ -60,9 +66,9 @@ class Engine:
         self.tier.on_new_request(REQUEST)
         self.jobs = 0
 
-    def start(self, act, keys, chunks, is_promotion):
+    def start(self, act, keys, chunks, is_promotion, request=REQUEST):
         self.jobs += 1
-        job = TransferJob(self.jobs, keys, np.array(chunks, np.int32), is_promotion, REQUEST)
+        job = TransferJob(self.jobs, keys, np.array(chunks, np.int32), is_promotion, request)
         act(job)
         return job
 
@@ -73,10 +79,10 @@ class Engine:
             results += self.tier.get_finished_jobs()
         return results
 
-    def store(self, keys, fill):
+    def store(self, keys, fill, request=REQUEST):
         """Stores chunks, each filled with a number."""
         self.region[: len(keys)] = np.array(fill, np.int8)[:, None]
-        self.start(self.tier.submit_store, keys, range(len(keys)), False)
+        self.start(self.tier.submit_store, keys, range(len(keys)), False, request)
         return self.ended()[0]
 
     def load(self, keys):
@@ -302,6 +308,56 @@ def test_events_tell_what_is_stored_and_evicted(engine):
     silent = engine("other")
     silent.store([A], [1])
     assert list(silent.tier.take_events()) == []
+
+
+def hinted(tier, kind, payload, keys=(), late=()):
+    """Runs a request with a hint. It stores chunks in the reverse order of their tokens, and the
+    late ones end after it."""
+    hints = KvHintsEnvelope("1", "m", [KvHintAction("a", kind, "1", payload)])
+    request = ReqContext("hinted", kv_hints=hints)
+    for at, each in enumerate([*keys, *late]):
+        request.set_offload_key_position(each, 32 * at)
+    policy = tier.tier.on_new_request(request).policy
+    assert policy is OffloadPolicy.REQUEST_LEVEL, "it needs all chunks of the request"
+    if keys:
+        tier.store(keys[::-1], [1] * len(keys), request)
+    for each in late:
+        tier.start(tier.tier.submit_store, [each], [0], False, request)
+    tier.tier.on_request_finished(request)
+    tier.ended(len(late))
+
+
+def test_hints_pin_the_chunks_of_a_request(engine, monkeypatch):
+    tier, told = engine(), []
+    monkeypatch.setattr(tiering.logger, "info", lambda _, *given: told.append(given))
+    D = key("d")
+    tier.store([C], [3])
+    hinted(tier, "kv.pin", {"ttl_s": 60}, [A, B], late=[D])
+    assert tier.tier.store.evict(16) == 1
+    assert tier.hits([A, B, C, D]) == [True, True, False, True]
+    hinted(tier, "kv.pin", {"ttl_s": 60, "bytes_max": CHUNK}, [C, B])
+    hinted(tier, "kv.deref", {"pin": 1})
+    assert tier.tier.store.evict(16) == 3
+    assert tier.hits([A, B, C, D]) == [False, False, True, False]
+    hinted(tier, "kv.retain", {}, [A])
+    answers = [(name, each["outcome"], each["pin"]) for name, (each,) in told]
+    outcomes = [("deferred", 1), ("clipped", 2), ("accepted", None), ("rejected", None)]
+    assert answers == [("hinted", *each) for each in outcomes]
+    tier.tier.store.close()
+    hinted(tier, "kv.pin", {"ttl_s": 60})
+    assert tier.tier.dead, "and the engine goes on"
+
+
+def test_a_request_may_store_nothing(engine):
+    tier = engine()
+    nothing = ReqContext("nothing", {"ripieno.store": False})
+    assert tier.tier.on_new_request(nothing).policy is OffloadPolicy.CHUNK_LEVEL
+    result = tier.store([A], [1], nothing)
+    assert (result.success, result.transfer_bytes, tier.hits([A])) == (True, 0, [False])
+    # Later requests find the chunk in vLLM's CPU tier, and it is theirs, too.
+    assert tier.tier.on_new_request(REQUEST).policy is OffloadPolicy.REQUEST_LEVEL
+    tier.store([A], [1])
+    assert tier.hits([A]) == [True]
 
 
 def test_metrics_are_reported_when_something_happened(engine):

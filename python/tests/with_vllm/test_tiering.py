@@ -18,6 +18,7 @@ import host_tiering  # noqa: E402, F401
 from prompts import BLOCK, PROMPTS, STORED, alone, tokens_of, whole  # noqa: E402
 from ripieno import tiering  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
+from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope  # noqa: E402
 from vllm.v1.metrics.reader import get_metrics_snapshot  # noqa: E402
 
 CHUNK = 4 * 32 * 8 * 2 * 32 * 4
@@ -237,3 +238,30 @@ def test_two_workers_in_one_store(model, store):
     settings = {"model": model, "store": store, "tensor_parallel_size": 2}
     (first, _), _ = live(tokens_of, **settings)
     assert live(tokens_of, **settings)[0] == (first, STORED)
+
+
+def test_hints_and_requests_that_store_nothing(model, said, store):
+    """A prompt that is not to be stored is stored for the next request, which finds it in vLLM's
+    own tiers; and what a hint pins is not evicted."""
+    pin = KvHintsEnvelope("1", "m", [KvHintAction("a", "kv.pin", "1", {"ttl_s": 3600})])
+    nothing = {"extra_args": {"kv_transfer_params": {"ripieno.store": False}}}
+
+    def settled(engine, prompt, **more):
+        """Returns a prompt's tokens and the number of chunks that are stored then."""
+        (tokens,), _ = engine.ask(prompt, **more)
+        engine.settle()
+        return tokens, tier_of(engine).store.usage().stored
+
+    def body(engine):
+        seen = [settled(engine, PROMPTS[0], **more) for more in (nothing, {}, {"hints": pin})]
+        seen.append(settled(engine, PROMPTS[3]))
+        left = tier_of(engine).store
+        return seen, left.evict(1 << 10), left.usage().stored
+
+    (seen, evicted, left), log = live(body, model=model, store=store)
+    assert [tokens for tokens, _ in seen] == [said[0]] * 3 + [said[3]]
+    (_, first), (_, second), (_, third), (_, fourth) = seen
+    assert (first, left) == (0, third)
+    assert second >= STORED[0] // BLOCK
+    assert evicted == fourth - third > 0
+    assert "'outcome': 'deferred'" in log or "'outcome': 'accepted'" in log
