@@ -140,10 +140,14 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
         self.blocks: int = kv_cache_config.num_blocks
         # A row of a hybrid model has layers of several groups, which are not computed at the same
         # time.
-        self.layers = {} if self.groups.is_hybrid else self.layout.layers
-        """The row of each layer for which a step waits, or which it stores when it is computed. If
-        there are none, steps load all rows before they compute, and store them afterwards."""
-        if self.options.layer_times and not self.layers:
+        is_hybrid = self.groups.is_hybrid
+        self.layers = {} if is_hybrid else self.layout.layers
+        """The last row that a step waits for before it computes a layer. If there are none, steps
+        load all rows before they compute."""
+        self.computed = {} if is_hybrid else self.layout.computed
+        """The row of each layer, which is stored when that is computed. If there are none, steps
+        store all rows at their end."""
+        if self.options.layer_times and not self.computed:
             raise ValueError("layer_times: the layers have no rows of their own; leave it out")
         rows, page = len(self.layout.rows), self.layout.page
         self.shape = ripieno.Shape(rows, 1, page, self.groups.tokens)

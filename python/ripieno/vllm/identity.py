@@ -22,6 +22,8 @@ import vllm
 
 import ripieno
 
+from .layout import layout_of
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.lora.request import LoRARequest
@@ -85,6 +87,9 @@ def namespace_of(
         "layout": kv_cache_config.kv_cache_layout,
         "seed": os.environ.get("PYTHONHASHSEED", ""),
     }
+    rows = layout_of(kv_cache_config).rows
+    if rows != sorted(rows):
+        layout["rows"] = rows
     if len(groups) == 1:
         layout["spec"] = plain(groups[0].kv_cache_spec)
     else:

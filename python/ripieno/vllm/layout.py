@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +30,12 @@ logger = init_logger("vllm.ripieno")
 
 
 ROW_BYTES = 1 << 20
-"""Maximum bytes of a row of a block in which layers' pages have different sizes."""
+"""Maximum bytes of a row of a hybrid model's block, of which all rows are loaded at once."""
+SHARED_ROW_BYTES = 1 << 18
+"""Maximum bytes of a row of another block in which layers' pages have different sizes: a layer
+waits for the rows that it has a part of."""
+FIRST = ""
+"""In Layout.layers: the layers that a step may compute before its first hook."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,13 @@ class Layout:
     """Of each layer's page."""
     stride: int
     rows: list[int]
-    """Offsets of the rows, into which a block is divided. They have the same size."""
+    """Offsets of the rows, into which a block is divided. They have the same size, and the order
+    in which layers need them."""
     page: int
     """Bytes of a block in a row."""
     layers: dict[str, int]
+    """The last row that is loaded before each layer is computed; empty if all are."""
+    computed: dict[str, int]
     """The row of each layer; empty if a row has more than one layer of a group."""
 
 
@@ -72,14 +82,43 @@ def layout_of(config: KVCacheConfig) -> Layout:
         )
     if not is_packed or (len(config.kv_cache_groups) == 1 and len(sizes) == 1):
         layers = {name: rows.index(offset) for name, offset in offsets.items()}
-        return Layout(offsets, stride, rows, max(sizes), layers)
+        return Layout(offsets, stride, rows, max(sizes), layers, layers)
     # A block is one piece of memory, with all layers of a group. Rows are pieces of it, of whole
     # dwords.
-    count = -(-stride // ROW_BYTES)
+    is_hybrid = len(config.kv_cache_groups) > 1
+    count = -(-stride // (ROW_BYTES if is_hybrid else SHARED_ROW_BYTES))
     while stride % (count * 4):
         count += 1
     page = stride // count
-    return Layout(offsets, stride, [row * page for row in range(count)], page, {})
+    order, layers = (range(count), {}) if is_hybrid else in_order(config, page)
+    return Layout(offsets, stride, [row * page for row in order], page, layers, {})
+
+
+def in_order(config: KVCacheConfig, page: int) -> tuple[Sequence[int], dict[str, int]]:
+    """Returns a block's rows in the order in which layers need them, and the last one, by that
+    order, that is loaded before each layer is computed.
+
+    vLLM calls a hook for a layer's attention, but none for its indexer, which is computed between
+    the hooks of the layer before and of its own: a hook waits for the next layer as well.
+    """
+    needs: dict[str, dict[int, None]] = {}
+    for tensor in config.kv_cache_tensors:
+        for at, name in enumerate(tensor.layers):
+            first = tensor.offset + at * tensor.layer_stride
+            needs[name] = dict.fromkeys(range(first // page, -(-(first + tensor.layer_stride) // page)))
+    # As in "model.layers.7.self_attn.indexer.k_cache".
+    numbers = {name: [int(part) for part in name.split(".") if part.isdigit()] for name in needs}
+    order: dict[int, None] = {}
+    last = []
+    for _, names in groupby(sorted(needs, key=numbers.__getitem__), numbers.__getitem__):
+        together = list(names)
+        for name in together:
+            order |= needs[name]
+        last.append((together, len(order) - 1))
+    layers = {FIRST: last[0][1]}
+    for (together, _), (_, row) in zip(last, [*last[1:], last[-1]], strict=True):
+        layers |= dict.fromkeys(together, row)
+    return list(order), layers
 
 
 def required_layout(vllm_config: VllmConfig) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from vllm.logger import init_logger
 import ripieno
 
 from . import spans
+from .layout import FIRST
 from .metrics import Stats
 from .protocol import Job, Reports, Tasks
 from .saver import Saver, Stream
@@ -64,7 +66,7 @@ class Worker:
         self.world = connector.world
         self.is_hybrid = connector.groups.is_hybrid
         self.rows = range(connector.shape.rows)
-        self.layers = connector.layers
+        self.layers, self.computed = connector.layers, connector.computed
         self.pages, pool = self.place.open_plane(self.rank, kv_caches)
         self.plane, self.paced = self.place.plane, self.place.paced
         self.stream = stream_of(pool.device)
@@ -183,6 +185,7 @@ class Worker:
         # A FULL graph runs without the layers' hooks: its inputs must be loaded before.
         if not (has_hooks and self.layers):
             self.finish_loads()
+        self.wait_layer(FIRST)
 
     def _attempt(self, act: Callable[..., Any], job: Any, *more: Any) -> Any:
         try:
@@ -195,19 +198,20 @@ class Worker:
         layer = self.layers.get(name)
         if layer is None:
             return
-        waits = bool(self.loading) and layer not in self.waited
+        # Earlier rows first: a layer may need several.
+        rows = [row for row in range(layer + 1) if row not in self.waited] if self.loading else []
         if self.times:
-            self.times.layer(layer, waits)
-        if waits:
-            self.waited.add(layer)
+            self.times.layer(layer, bool(rows))
+        if rows:
             since = time.monotonic()
+            self.waited.update(rows)
             stream = self.stream()
-            for load in self.loading:
-                span = spans.begin("ripieno.wait", load.span, rank=self.rank, layer=layer)
+            for row, load in product(rows, self.loading):
+                span = spans.begin("ripieno.wait", load.span, rank=self.rank, layer=row)
                 # On a GPU the stream waits. Errors of the load are checked at its end.
-                if self._attempt(self.place.join, load.job, layer, stream):
+                if self._attempt(self.place.join, load.job, row, stream):
                     # The stream does not wait for it.
-                    self._attempt(self.plane.wait, load.job, layer)
+                    self._attempt(self.plane.wait, load.job, row)
                 spans.end(span)
             self.wait_seconds += time.monotonic() - since
             if self.times:
@@ -305,9 +309,9 @@ class Worker:
         self.reports.dead = self.dead
 
     def save_layer(self, name: str) -> None:
-        layer = self.layers.get(name)
-        if layer is not None:
-            self.saver.store(layer)
+        row = self.computed.get(name)
+        if row is not None:
+            self.saver.store(row)
 
     def finish_saves(self) -> None:
         """Ends the step's saves: all layers are computed."""

@@ -234,9 +234,13 @@ def config(model):
 
 
 def cache(block_size=32):
-    spec = types.SimpleNamespace(block_size=block_size)
-    return types.SimpleNamespace(
-        kv_cache_layout="LBHNC", kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=spec)]
+    of = types.SimpleNamespace
+    spec = of(block_size=block_size)
+    tensor = of(layers=["layer"], offset=0, layer_stride=64, block_stride=64)
+    return of(
+        kv_cache_layout="LBHNC",
+        kv_cache_groups=[of(kv_cache_spec=spec)],
+        kv_cache_tensors=[tensor],
     )
 
 

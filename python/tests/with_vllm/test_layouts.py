@@ -3,6 +3,7 @@
 vLLM's CPU backend runs none of these models.
 """
 
+import dataclasses
 import types
 
 import pytest
@@ -12,7 +13,10 @@ pytest.importorskip("vllm")
 import ripieno  # noqa: E402
 import torch  # noqa: E402
 from ripieno.vllm.groups import Groups  # noqa: E402
-from ripieno.vllm.layout import layout_of, register  # noqa: E402
+from ripieno.vllm.layout import FIRST, layout_of, register  # noqa: E402
+from ripieno.vllm.options import Options  # noqa: E402
+from ripieno.vllm.protocol import Job, Tasks  # noqa: E402
+from ripieno.vllm.worker import Worker  # noqa: E402
 from vllm.v1.kv_cache_interface import (  # noqa: E402
     FullAttentionSpec,
     MambaSpec,
@@ -55,9 +59,11 @@ def state(page):
 PAGE = 2 * 64 * 8 * 128 * 2
 """Bytes of a page of 8 heads."""
 
+INDEXED = "an indexer beside latents (DeepSeek V3.2, GLM-5)"
+DRAFTED = "a draft with fewer heads (EAGLE-3)"
 MODELS = {
-    "an indexer beside latents (DeepSeek V3.2, GLM-5)": [latent(656), latent(132)] * 3,
-    "a draft with fewer heads (EAGLE-3)": [attention()] * 4 + [attention(heads=2)],
+    INDEXED: [latent(656), latent(132)] * 61,
+    DRAFTED: [attention()] * 4 + [attention(heads=2)],
     "sliding windows (Gemma 3)": [attention(window=512)] * 5 + [attention()],
     "states (Qwen3-Next)": [state(PAGE)] * 3 + [attention()],
 }
@@ -74,7 +80,12 @@ def config_of(specs, layout):
         scheduler_config=of(disable_hybrid_kv_cache_manager=False),
         speculative_config=None,
     )
-    layers = {f"model.layers.{at}.attn": spec for at, spec in enumerate(specs)}
+    layers, number = {}, -1
+    for spec in specs:
+        # An indexer belongs to the layer of the latents before it.
+        is_indexer = getattr(spec, "head_size", None) == 132
+        number += not is_indexer
+        layers[f"model.layers.{number}.{'indexer.k_cache' if is_indexer else 'attn'}"] = spec
     groups = vllm_groups.get_kv_cache_groups(config, layers)
     made = vllm_groups.get_kv_cache_config_from_groups(config, groups, 1 << 30)
     made.kv_cache_layout = layout
@@ -129,3 +140,95 @@ def test_bytes_of_all_layers_come_back(model, layout, tmp_path):
                 assert torch.equal(cache[target], before[name][source]), name
             for other in (0, 1, 2, 3, 4):
                 assert not cache[other].any(), "another block was changed"
+
+
+class SlowPlane:
+    """A plane whose loads arrive when they are waited for, with the blocks of an earlier cache."""
+
+    is_bounced, placement = False, "host"
+
+    def __init__(self, pages):
+        self.pages, self.before = pages, [page.clone() for page in pages]
+        self.blocks, self.arrived = [], []
+
+    def begin_load(self, files, blocks, checksums, request, step):
+        self.blocks = blocks
+        return 1
+
+    def start(self, job, row):
+        """All rows are in flight from now on."""
+
+    def wait(self, job, row):
+        self.arrived.append(row)
+        self.pages[row][self.blocks] = self.before[row][self.blocks]
+
+    def end(self, jobs):
+        left = set(range(len(self.pages))) - set(self.arrived)
+        for row in left if jobs else ():
+            self.wait(jobs[0], row)
+        return [types.SimpleNamespace(job=job, error=None, is_mismatch=False) for job in jobs]
+
+    def take_lost(self):
+        return []
+
+
+def step(model, layout, memory):
+    """Loads blocks in a step of a model. Returns the rows that had arrived when each layer was
+    computed, by name, and the names of those whose blocks had not."""
+    config = config_of(MODELS[model], "BLHNC")
+    caches = views(config, memory)
+    connector = types.SimpleNamespace(layout=layout, _kv_cache_config=config)
+    pages, pool = register(connector, caches)
+    plane = SlowPlane(pages)
+    of = types.SimpleNamespace
+    place = of(plane=plane, paced=None, open_plane=lambda rank, caches: (pages, pool))
+    place.join = lambda job, row, stream: plane.wait(job, row)
+    worker = Worker(
+        of(
+            place=place,
+            options=Options("/x", 1),
+            _vllm_config=of(parallel_config=of(rank=0)),
+            shape=ripieno.Shape(len(pages), 1, layout.page, 64),
+            world=1,
+            groups=of(is_hybrid=False),
+            layers=layout.layers,
+            computed=layout.computed,
+            blocks=BLOCKS,
+        ),
+        caches,
+    )
+    names = sorted(caches, key=lambda name: (int(name.split(".")[2]), "attn" in name))
+    before = {name: caches[name].view(torch.uint8).clone() for name in names}
+    blocks, seen, wrong = [2, 5, 7], {}, []
+    for page in pages:
+        page[blocks] = 0
+    worker.tasks = Tasks(loads=[Job(1, "r", [1, 2, 3], blocks, [b""], False, 192, None)])
+    worker.start_loads(has_hooks=True)
+    for name in names:
+        # vLLM has no hook for an indexer, which comes before its layer's attention.
+        if "attn" in name:
+            worker.wait_layer(name)
+        seen[name] = len(plane.arrived)
+        if not torch.equal(caches[name].view(torch.uint8)[blocks], before[name][blocks]):
+            wrong.append(name)
+    worker.finish_loads()
+    worker.saver.close(0)
+    assert sorted(plane.arrived) == list(range(len(pages))), "once each"
+    return seen, wrong
+
+
+@pytest.mark.parametrize("model", [INDEXED, DRAFTED])
+def test_layers_of_several_sizes_load_while_others_are_computed(model):
+    config = config_of(MODELS[model], "BLHNC")
+    layout = layout_of(config)
+    memory = torch.randint(-128, 128, (config.kv_cache_tensors[0].size,), dtype=torch.int8)
+    seen, wrong = step(model, layout, memory)
+    assert wrong == []
+    counts = list(seen.values())
+    assert counts == sorted(counts), "layers need more and more"
+    assert counts[0] <= len(layout.rows) / 2, "the first one does not wait for all"
+    # Plans that forget a row, or what is computed before the first hook, are noticed.
+    early = {name: max(0, last - 1) for name, last in layout.layers.items()}
+    unready = {name: last for name, last in layout.layers.items() if name != FIRST}
+    for layers in (early, unready) if model == INDEXED else (early,):
+        assert step(model, dataclasses.replace(layout, layers=layers), memory)[1]

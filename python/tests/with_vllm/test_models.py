@@ -88,7 +88,12 @@ def planned(model):
         use_v2_model_runner=False,
     )
     layout = resolve_kv_cache_layout(config, [list(model.layouts)], model.layers)
-    layers = {f"model.layers.{at}": spec for at, spec in enumerate(model.layers)}
+    # An indexer belongs to the layer of the latents before it.
+    kinds = ("attn", "indexer") if "index_topk" in model.text else ("attn",)
+    layers = {
+        f"model.layers.{at // len(kinds)}.{kinds[at % len(kinds)]}": spec
+        for at, spec in enumerate(model.layers)
+    }
     groups = planning.get_kv_cache_groups(config, layers)
     worker = planning.get_kv_cache_config_from_groups(config, groups, 1 << 50)
     worker.kv_cache_layout = layout.name
@@ -112,7 +117,8 @@ def row(name):
         kind: kind if kind == "full" or count == 1 else f"{kind}s" for kind, count in kinds.items()
     }
     listed = ", ".join(f"{count} {plural[kind]}" for kind, count in kinds.items())
-    how = "between steps" if is_async else "layer by layer" if layout.layers else "before a step"
+    assert is_async or layout.layers, "nothing is loaded before a step"
+    how = "between steps" if is_async else "layer by layer"
     size = len(layout.rows) * layout.page / 2**20
     return f"| {name} | {listed} | {groups.tokens} | {size:.2f} | {how} |"
 
@@ -124,6 +130,21 @@ def test_a_published_model_is_taken(name):
     assert layout_of(scheduler) == layout_of(worker), "both halves open the same store"
     halves = [Groups(each, config.parallel_config) for each in (worker, scheduler)]
     assert vars(halves[0]) == vars(halves[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "time"),
+    [("DeepSeek V3.2", 1.16), ("GLM-5", 1.16), ("Qwen3 32B, EAGLE-3 with 4 heads", 1.08)],
+)
+def test_layers_of_several_sizes_overlap_with_their_loads(name, time):
+    """The time of a step that loads as long as it computes, in units of that: 2 without overlap."""
+    layout = layout_of(planned(MODELS[name])[1])
+    last = {int(key.split(".")[2]): row for key, row in layout.layers.items() if "attn" in key}
+    now = 0.0
+    for number in sorted(last):
+        loaded = (last[number] + 1) / len(layout.rows)
+        now = max(now, loaded) + 1 / len(last)
+    assert round(now, 2) == time
 
 
 @pytest.mark.parametrize("name", REFUSED)
