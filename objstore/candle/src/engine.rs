@@ -7,16 +7,21 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use objstore::{BlockId, BlockKey, KeyChain, Layer, Namespace, Store};
+use candle_core::Tensor;
+use objstore::{BlockId, BlockKey, KeyChain, Layer, Namespace, Prefix, Store};
 use ripieno_stack::{Builder, ErrorKind, Request, Stack, StackError};
 
 use crate::{
-    model::{LAYERS, Llama},
+    model::Llama,
     pages::{BLOCKS, Pages, SHAPE},
 };
 
 /// Identifies the weights; those of a real model have a digest.
 const SEED: u64 = 11;
+/// Tokens of a block.
+const BLOCK: usize = SHAPE.block_tokens as usize;
+/// Tokens that a token attends to in a layer with a sliding window.
+const WINDOW: usize = 40;
 
 /// A model, its KV pool, and a store that the pool is registered with.
 #[derive(Debug)]
@@ -32,7 +37,7 @@ pub struct Engine {
 pub struct Sequence {
     /// The prompt's tokens, and those generated.
     pub tokens: Vec<u32>,
-    /// Its blocks in the pool.
+    /// Its blocks in the pool. With several kinds of layers, each has a block for one of these.
     pub table: Vec<BlockId>,
     /// Tokens that were not computed: the store had their KV.
     pub found: usize,
@@ -43,12 +48,12 @@ pub struct Sequence {
 }
 
 /// Returns the namespace: KV is reused only if all of this is equal, besides the tokens.
-fn namespace() -> Namespace {
+fn namespace(windows: &[Option<usize>]) -> Namespace {
     let mut weights = [0; 32];
     weights[..8].copy_from_slice(&SEED.to_le_bytes());
     Namespace {
         weights,
-        layout: "tokens, heads, elements".to_owned(),
+        layout: format!("tokens, heads, elements; windows: {windows:?}"),
         dtype: "float32".to_owned(),
         block_tokens: SHAPE.block_tokens,
         ..Namespace::default()
@@ -56,21 +61,29 @@ fn namespace() -> Namespace {
 }
 
 /// Returns the keys of a prompt's blocks, without the last token: the model must compute that one.
-fn keys(prompt: &[u32]) -> Vec<BlockKey> {
+fn keys(prompt: &[u32], window: Option<usize>) -> Vec<BlockKey> {
     let before = prompt.split_last().map_or(prompt, |(_, before)| before);
-    KeyChain::new(b"").keys(before, SHAPE.block_tokens)
+    let kind = window.map_or(Vec::new(), |window| window.to_le_bytes().to_vec());
+    KeyChain::new(&kind).keys(before, SHAPE.block_tokens)
+}
+
+/// Returns the first block that a token at position `at` attends to.
+fn first_seen(window: Option<usize>, at: usize) -> usize {
+    window.map_or(0, |window| (at + 1).saturating_sub(window) / BLOCK)
 }
 
 impl Engine {
-    /// Opens the store in `dir`, or creates one of 64 MiB.
+    /// Opens the store in `dir`, or creates one of 64 MiB. With `windows`, every other layer has a
+    /// sliding window.
     ///
     /// # Errors
     /// Returns an error if the store cannot be opened.
-    pub fn open(dir: &Path) -> Result<Self> {
+    pub fn open(dir: &Path, windows: bool) -> Result<Self> {
+        let windows: &[_] = if windows { &[Some(WINDOW), None] } else { &[None] };
         let pages = Pages::new();
         let builder = Builder::new(dir, SHAPE).capacity(64 << 20).devices(2);
-        let stack = builder.namespace(namespace()).pool(pages.memory()).open()?;
-        Ok(Self { model: Llama::new(SEED)?, pages, stack })
+        let stack = builder.namespace(namespace(windows)).pool(pages.memory()).open()?;
+        Ok(Self { model: Llama::new(SEED, windows)?, pages, stack })
     }
 
     /// Returns the store.
@@ -98,36 +111,79 @@ impl Engine {
     }
 
     fn try_prefill(&self, prompt: &[u32], use_store: bool, start: Instant) -> Result<Sequence> {
-        let store = self.store();
-        let keys = if use_store { keys(prompt) } else { Vec::new() };
+        let (store, windows) = (self.store(), &self.model.windows);
+        let kinds = windows.len();
+        let keys: Vec<Vec<BlockKey>> = windows.iter().map(|window| keys(prompt, *window)).collect();
+        let blocks = if use_store { keys[0].len() } else { 0 };
         // Any order works: an engine's blocks are scattered over the pool.
-        let table: Vec<BlockId> = (0..BLOCKS).rev().map(BlockId).collect();
-        let room = table.len() * SHAPE.block_tokens as usize;
-        let tokens = prompt.len();
+        let table: Vec<BlockId> = (0..BLOCKS / kinds as u32).rev().map(BlockId).collect();
+        let (room, tokens) = (table.len() * BLOCK, prompt.len());
         ensure!((1..=room).contains(&tokens), "{tokens} tokens; 1 to {room} are possible");
 
-        let prefix = store.lookup(&keys)?;
-        let hits = prefix.len();
-        let load = Request::retrieve(store, &prefix, 0, &table[..hits])?;
-        let save = Request::store(store, &keys[hits..], &table[hits..keys.len()])?;
-        for layer in 0..LAYERS as u32 {
-            load.start(Layer(layer))?;
+        // Layers without a window come last.
+        let shared = keys.last().map_or(0, |keys| store.peek(&keys[..blocks]));
+        let (hits, prefixes) = self.find(&keys, blocks)?;
+        let (mut loads, mut saves) = (Vec::new(), Vec::new());
+        for (kind, (first, prefix)) in prefixes.iter().enumerate() {
+            let own = self.table(&table, kind);
+            loads.push(Request::retrieve(store, prefix, 0, &own[*first..hits])?);
+            // Of a window the end of the prompt, and the end of a prefix that another prompt has.
+            let seen = [shared, blocks].map(|end| first_seen(windows[kind], end * BLOCK)..end);
+            let wanted = (hits..blocks).filter(|at| seen.iter().any(|seen| seen.contains(at)));
+            let wanted: Vec<usize> = wanted.collect();
+            let (new, own): (Vec<_>, Vec<_>) =
+                wanted.iter().map(|at| (keys[kind][*at], own[*at])).unzip();
+            saves.push((Request::store(store, &new, &own)?, wanted));
         }
-        let found = hits * SHAPE.block_tokens as usize;
+        let row = |layer| (layer % kinds, Layer((layer / kinds) as u32));
+        for (kind, layer) in (0..self.model.layers()).map(row) {
+            loads[kind].start(layer)?;
+        }
+        let found = hits * BLOCK;
         let mut x = self.model.embed(&prompt[found..])?;
-        for layer in 0..LAYERS {
+        for at in 0..self.model.layers() {
+            let (kind, layer) = row(at);
             // The layer's KV is loaded now; later layers load while this one is computed.
-            load.wait(Layer(layer as u32))?;
-            x = self.compute(layer, &x, &table, found)?;
-            save.start(Layer(layer as u32))?;
+            loads[kind].wait(layer)?;
+            x = self.compute(at, &x, &table, found)?;
+            saves[kind].0.start(layer)?;
         }
         let token = self.model.next_token(&x)?;
         let first_token = start.elapsed();
-        // Waits for the layers. Afterwards lookups find the blocks; if the store is full, not all.
-        let accepted = save.commit()?.accepted;
+        let mut stored = blocks * BLOCK;
+        for (save, wanted) in saves {
+            // Waits for the layers. Afterwards lookups find the blocks; if the store is full, not
+            // all.
+            let accepted = save.commit()?.accepted;
+            stored = wanted.get(accepted).map_or(stored, |missing| stored.min(missing * BLOCK));
+        }
         let tokens = [prompt, &[token]].concat();
-        let stored = found + accepted * SHAPE.block_tokens as usize;
         Ok(Sequence { tokens, table, found, stored, first_token })
+    }
+
+    /// Returns how many of a prompt's leading `blocks` need not be computed, and of each kind of
+    /// layers the first block to load for that, and those from there on. keys: those of each kind.
+    fn find(&self, keys: &[Vec<BlockKey>], blocks: usize) -> Result<(usize, Vec<(usize, Prefix)>)> {
+        let mut hits = blocks;
+        loop {
+            let found = self.model.windows.iter().zip(keys).map(|(window, keys)| {
+                let first = first_seen(*window, hits * BLOCK);
+                Ok((first, self.store().lookup(&keys[first..hits])?))
+            });
+            let found: Vec<(usize, Prefix)> = found.collect::<Result<_>>()?;
+            let end = found.iter().map(|(first, prefix)| first + prefix.len()).min().unwrap_or(0);
+            if end == hits {
+                return Ok((hits, found));
+            }
+            // No longer hit is possible: its window would have the missing block, too.
+            hits = end;
+        }
+    }
+
+    /// Returns the blocks of a sequence for one kind of layers.
+    fn table(&self, table: &[BlockId], kind: usize) -> Vec<BlockId> {
+        let kinds = self.model.windows.len() as u32;
+        table.iter().map(|block| BlockId(block.0 * kinds + kind as u32)).collect()
     }
 
     /// Generates `count` more tokens.
@@ -138,9 +194,9 @@ impl Engine {
         let Sequence { tokens, table, .. } = sequence;
         for _ in 0..count {
             let (last, before) = tokens.split_last().context("an empty sequence")?;
-            ensure!(before.len() / (SHAPE.block_tokens as usize) < table.len(), "the pool is full");
+            ensure!(before.len() / BLOCK < table.len(), "the pool is full");
             let mut x = self.model.embed(&[*last])?;
-            for layer in 0..LAYERS {
+            for layer in 0..self.model.layers() {
                 x = self.compute(layer, &x, table, before.len())?;
             }
             tokens.push(self.model.next_token(&x)?);
@@ -149,19 +205,22 @@ impl Engine {
     }
 
     /// Computes a layer for the tokens from `first` on; K and V of earlier ones are in the pages.
-    fn compute(
-        &self,
-        layer: usize,
-        x: &candle_core::Tensor,
-        table: &[BlockId],
-        first: usize,
-    ) -> Result<candle_core::Tensor> {
-        let (pages, all) = (&self.pages, first + x.dim(0)?);
-        self.model.layer(layer, x, first, |_, k, v| {
-            pages.write((layer, 0), table, first, k)?;
-            pages.write((layer, 1), table, first, v)?;
-            Ok((pages.read((layer, 0), table, all)?, pages.read((layer, 1), table, all)?))
-        })
+    /// It does so a block at a time: results do not depend on what was found, to the last bit.
+    fn compute(&self, layer: usize, x: &Tensor, table: &[BlockId], first: usize) -> Result<Tensor> {
+        let (pages, kinds) = (&self.pages, self.model.windows.len());
+        let (kind, row) = (layer % kinds, layer / kinds);
+        let (own, tokens) = (self.table(table, kind), x.dim(0)?);
+        let parts = (0..tokens).step_by(BLOCK).map(|at| {
+            let (count, at) = (BLOCK.min(tokens - at), first + at);
+            self.model.layer(layer, &x.narrow(0, at - first, count)?, at, |_, k, v| {
+                pages.write((row, 0), &own, at, k)?;
+                pages.write((row, 1), &own, at, v)?;
+                let seen = first_seen(self.model.windows[kind], at);
+                let (own, all) = (&own[seen..], at + count - seen * BLOCK);
+                Ok((pages.read((row, 0), own, all)?, pages.read((row, 1), own, all)?))
+            })
+        });
+        Ok(Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 0)?)
     }
 
     /// Makes everything permanent and unregisters the pages.

@@ -15,6 +15,8 @@
 //! - A layer's pages are read and written only after its load was waited for, and before it is
 //!   stored.
 //! - Stored data consists of whole blocks, which are never overwritten.
+//! - Layers with a sliding window and those without have blocks of their own, in one pool and one
+//!   store. Of a prompt the store has all blocks of the latter, and the last ones of the former.
 //!
 //! # Not implemented
 //! - Reading a layer's blocks before its query is known; chosen entries instead of whole blocks.

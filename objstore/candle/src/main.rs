@@ -21,6 +21,9 @@ struct Args {
     /// Tokens to generate
     #[arg(long, default_value_t = 32)]
     tokens: usize,
+    /// Every other layer has a sliding window, of which the store has only the end
+    #[arg(long, conflicts_with = "top")]
+    windows: bool,
     /// Decode with this many blocks of the prompt, read from the store when a layer chooses them,
     /// and compare the answer with that of the same blocks in memory
     #[arg(long, value_name = "BLOCKS")]
@@ -50,7 +53,7 @@ fn decode_offloaded(engine: &Engine, args: &Args, prompt: &[u32], top: usize) ->
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let prompt: Vec<u32> = args.prompt.bytes().map(u32::from).collect();
-    let engine = Engine::open(&args.path)?;
+    let engine = Engine::open(&args.path, args.windows)?;
 
     let mut answer = engine.prefill(&prompt, true)?;
     println!("found: {} of {} tokens", answer.found, prompt.len());

@@ -3,7 +3,7 @@
 use candle_core::{D, Device, Result, Tensor};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
-/// Number of layers.
+/// Number of layers of each kind.
 pub const LAYERS: usize = 4;
 /// Heads of K and V; each serves [`GROUP`] heads of Q.
 pub const KV_HEADS: usize = 2;
@@ -15,9 +15,12 @@ const MLP: usize = 2 * HIDDEN;
 /// Each byte is a token.
 const VOCABULARY: usize = 256;
 
-/// A Llama with random weights: the same weights for the same seed.
+/// A Llama with random weights: the same weights for the same seed. Layers of several kinds take
+/// turns.
 #[derive(Debug)]
 pub struct Llama {
+    /// Of each kind: the number of tokens, including itself, that a token attends to; `None`: all.
+    pub windows: Vec<Option<usize>>,
     embedding: Tensor,
     layers: Vec<Layer>,
     head: Tensor,
@@ -37,7 +40,7 @@ struct Layer {
 impl Llama {
     /// # Errors
     /// Returns candle's errors.
-    pub fn new(seed: u64) -> Result<Self> {
+    pub fn new(seed: u64, windows: &[Option<usize>]) -> Result<Self> {
         let mut chance = StdRng::seed_from_u64(seed);
         let mut random = |inputs: usize, outputs: usize, gain: f32| {
             let most = gain * (3.0 / inputs as f32).sqrt();
@@ -46,7 +49,7 @@ impl Llama {
             Tensor::from_vec(values, (inputs, outputs), &Device::Cpu)
         };
         let kv = KV_HEADS * HEAD;
-        let layers = (0..LAYERS).map(|_| {
+        let layers = (0..LAYERS * windows.len()).map(|_| {
             Ok(Layer {
                 // Large enough for attention to prefer some tokens: else all answers are alike.
                 q: random(HIDDEN, HIDDEN, 1.5)?,
@@ -60,7 +63,14 @@ impl Llama {
         });
         let layers = layers.collect::<Result<_>>()?;
         let embedding = random(VOCABULARY, HIDDEN, (VOCABULARY as f32).sqrt())?;
-        Ok(Self { embedding, layers, head: random(HIDDEN, VOCABULARY, 1.0)? })
+        let head = random(HIDDEN, VOCABULARY, 1.0)?;
+        Ok(Self { windows: windows.to_vec(), embedding, layers, head })
+    }
+
+    /// Returns the number of layers of all kinds.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.layers.len()
     }
 
     /// Returns the input of the first layer: `[tokens, HIDDEN]`.
@@ -84,6 +94,7 @@ impl Llama {
         first: usize,
         cache: impl FnOnce(&Tensor, &Tensor, &Tensor) -> anyhow::Result<(Tensor, Tensor)>,
     ) -> anyhow::Result<Tensor> {
+        let window = self.windows[layer % self.windows.len()];
         let layer = &self.layers[layer];
         let tokens = x.dim(0)?;
         let normed = norm(x)?;
@@ -91,7 +102,7 @@ impl Llama {
         let k = rotate(&normed.matmul(&layer.k)?.reshape((tokens, (), HEAD))?, first)?;
         let v = normed.matmul(&layer.v)?.reshape((tokens, (), HEAD))?;
         let (k, v) = cache(&q, &k, &v)?;
-        let x = (x + attention(&q, &k, &v)?.matmul(&layer.o)?)?;
+        let x = (x + attention(&q, &k, &v, window)?.matmul(&layer.o)?)?;
         let normed = norm(&x)?;
         let gated = (normed.matmul(&layer.gate)?.silu()? * normed.matmul(&layer.up)?)?;
         Ok((x + gated.matmul(&layer.down)?)?)
@@ -128,7 +139,7 @@ fn rotate(x: &Tensor, first: usize) -> Result<Tensor> {
 }
 
 /// Computes attention of tokens to themselves and those before them, of which K and V have some.
-fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+fn attention(q: &Tensor, k: &Tensor, v: &Tensor, window: Option<usize>) -> Result<Tensor> {
     let (tokens, all) = (q.dim(0)?, k.dim(0)?);
     let first = all - tokens;
     // The heads of Q that share one of K and V are rows of the same product.
@@ -137,7 +148,8 @@ fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     let v = v.transpose(0, 1)?.contiguous()?;
     let scores =
         (q.matmul(&k)? / (HEAD as f64).sqrt())?.reshape((KV_HEADS * GROUP, tokens, all))?;
-    let masked = |row: usize| (0..all).map(move |at| if at > row { f32::NEG_INFINITY } else { 0. });
+    let sees = |row, at| at <= row && window.is_none_or(|window| row < at + window);
+    let masked = |row| (0..all).map(move |at| if sees(row, at) { 0. } else { f32::NEG_INFINITY });
     let mask: Vec<f32> = (first..first + tokens).flat_map(masked).collect();
     let scores = scores.broadcast_add(&Tensor::from_vec(mask, (tokens, all), &Device::Cpu)?)?;
     let weights = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;

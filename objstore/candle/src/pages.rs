@@ -20,15 +20,15 @@ use crate::model::{HEAD, KV_HEADS, LAYERS};
 const TOKEN: usize = KV_HEADS * HEAD;
 /// Tokens of a block.
 const BLOCK: usize = 16;
-/// Shape of a block: K and V of each layer, 16 tokens of f32.
+/// Shape of a block: K and V of each layer of a kind, 16 tokens of f32.
 pub const SHAPE: KvShape = KvShape {
     layers: LAYERS as u32,
     segments: 2,
     object_bytes: (BLOCK * TOKEN * size_of::<f32>()) as u32,
     block_tokens: BLOCK as u32,
 };
-/// Blocks of the pool: 2,048 tokens.
-pub const BLOCKS: u32 = 128;
+/// Blocks of the pool: 4,096 tokens, or with two kinds of layers 2,048.
+pub const BLOCKS: u32 = 256;
 
 /// The pool: `[layers x (K, V), blocks, tokens of a block, heads of K and V, elements of a head]`.
 ///

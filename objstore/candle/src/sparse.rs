@@ -58,6 +58,7 @@ impl Engine {
         let blocks = sequence.stored / BLOCK;
         ensure!(blocks > 0, "the store has no block of the sequence: there is nothing to offload");
         ensure!(top > 0, "no block to attend to; name at least one");
+        ensure!(self.model.layers() == LAYERS, "some layers have windows; open it without");
         let mut clusters = Clusters::default();
         for medoid in (0..blocks as u32).map(Entry) {
             clusters.open(Cluster { medoid, members: vec![medoid] });

@@ -73,7 +73,7 @@ fn damaged_kv_is_computed_again() {
 
     // The sixth block's K in the third layer.
     let tokens: Vec<u32> = prompt().bytes().map(u32::from).collect();
-    let engine = Engine::open(&dir).unwrap();
+    let engine = Engine::open(&dir, false).unwrap();
     let sequence = engine.prefill(&tokens, true).unwrap();
     let k = engine.pages.read((2, 0), &sequence.table, 96).unwrap();
     engine.close().unwrap();
@@ -111,4 +111,15 @@ fn a_few_blocks_from_the_store_answer_as_from_memory() {
     assert!((1..23 * 4 * 4).contains(&blocks), "{read}");
     let bytes = blocks * 2 * u64::from(SHAPE.object_bytes);
     assert!(read.ends_with(&format!(" {bytes} bytes")), "{read}");
+}
+
+#[test]
+fn a_model_with_windows_finds_what_an_earlier_life_stored() {
+    let place = tempfile::tempdir().unwrap();
+    for found in [0, 288] {
+        let output = engine(place.path(), &prompt()).arg("--windows").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(said.starts_with(&format!("found: {found} of 300 tokens")), "{said}");
+    }
 }

@@ -73,7 +73,7 @@ fn counted(engine: &Engine) -> [u64; 2] {
 #[test]
 fn answers_are_those_of_the_same_blocks_in_memory_and_reads_are_what_was_chosen() {
     let place = tempfile::tempdir().unwrap();
-    let engine = Engine::open(place.path()).unwrap();
+    let engine = Engine::open(place.path(), false).unwrap();
     let mut dense = prefilled(&engine);
     engine.decode(&mut dense, ANSWER).unwrap();
     let dense = Answer::new(&engine, &dense);
@@ -113,7 +113,7 @@ fn answers_are_those_of_the_same_blocks_in_memory_and_reads_are_what_was_chosen(
 #[test]
 fn a_block_that_is_gone_is_an_error_and_the_prompt_is_computed_again() {
     let place = tempfile::tempdir().unwrap();
-    let engine = Engine::open(place.path()).unwrap();
+    let engine = Engine::open(place.path(), false).unwrap();
     let (expected, offloaded) = decode(&engine, 4, 0);
     assert!(engine.offload(offloaded.sequence, 0, 0).is_err());
     let sequence = prefilled(&engine);
