@@ -92,7 +92,7 @@ enum ripieno_status
     RIPIENO_STATUS_OK = 0,
     // An argument is invalid: null, out of range, or a handle of another store.
     RIPIENO_STATUS_INVALID = 1,
-    // The directory has no home, or an incomplete one; see RIPIENO_CREATE.
+    // The directory has no home, or an incomplete one (see RIPIENO_CREATE); or no server is there.
     RIPIENO_STATUS_NOT_FOUND = 2,
     // The directory or a device holds other data, which would be lost.
     RIPIENO_STATUS_OCCUPIED = 3,
@@ -114,12 +114,14 @@ enum ripieno_status
     RIPIENO_STATUS_STALE = 10,
     // The store accepts no more writes; stored blocks can still be retrieved.
     RIPIENO_STATUS_READ_ONLY = 11,
-    // The store has failed or was closed. Close it and open it again.
+    // The store has failed or was closed, or its server has ended. Close it and open it again.
     RIPIENO_STATUS_FAILED = 12,
     // A bug in the library.
     RIPIENO_STATUS_PANIC = 13,
     // The program was compiled for a newer library, and uses its additions.
     RIPIENO_STATUS_VERSION = 14,
+    // A server has the store, and does not do this for its clients.
+    RIPIENO_STATUS_UNSUPPORTED = 15,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -179,6 +181,12 @@ typedef struct {
     void (*release)(void*);
     // The argument of release.
     void *release_context;
+    // With a server: the file that is mapped at base (MAP_SHARED, from its first byte), whose size
+    // is bytes: a memfd (memfd_create) of whole small pages, sealed with F_SEAL_SHRINK. The server
+    // maps it, too. May be closed after ripieno_open. Otherwise unused: 0.
+    int file;
+    // Zero.
+    uint32_t reserved_2;
 } ripieno_pool;
 
 // Properties that must be equal for two engines to read each other's blocks. Keys of two
@@ -211,7 +219,7 @@ typedef struct {
     // sizeof(ripieno_config).
     size_t size;
     // Directory of the store, its home: a file for each software controller, a lock, and
-    // parameters. Its parent must exist.
+    // parameters. Its parent must exist. Null with a server.
     const char *home;
     // RIPIENO_CREATE and RIPIENO_PACING, or 0.
     uint64_t flags;
@@ -239,6 +247,10 @@ typedef struct {
     uint32_t dram_mode;
     // Zero.
     uint32_t reserved;
+    // Socket of a server (ripieno serve), whose store is shared with its other clients; null for a
+    // home. The shape is that of the server's blocks, and the pool needs a file. Everything but
+    // these and the namespace is zero: the server has its own.
+    const char *server;
 } ripieno_config;
 
 // Usage of a namespace.
@@ -338,9 +350,14 @@ const char *ripieno_status_name(int32_t status);
 // MINOR * 1000 + PATCH. A program linked with the shared library need not check it.
 uint32_t ripieno_version(void);
 
-// Opens the store in a home. With RIPIENO_CREATE, a missing or incomplete home is made first.
+// Opens the store in a home, or connects to that of a server. With RIPIENO_CREATE, a missing or
+// incomplete home is made first.
 //
 // Takes as long as reading the journal; see docs/reference/on-disk-format.md.
+//
+// When a server ends, calls fail with RIPIENO_STATUS_FAILED. Treat all blocks as misses, close the
+// store, and open it with the same memory again, until that succeeds: until then, blocks that were
+// being retrieved may still be written to.
 //
 // Fails with RIPIENO_STATUS_NOT_FOUND, RIPIENO_STATUS_OCCUPIED, RIPIENO_STATUS_LOCKED,
 // RIPIENO_STATUS_NO_SPACE, RIPIENO_STATUS_DAMAGED, RIPIENO_STATUS_SYSTEM, RIPIENO_STATUS_INVALID.
@@ -355,8 +372,8 @@ ripieno_status ripieno_within(const ripieno_store *store,
                               ripieno_store **other);
 
 // Releases a handle, also if this fails. The last handle of a store closes it: waits for I/O in
-// flight, makes everything durable, and releases the home and the engine's memory. Remaining
-// prefixes and requests can then only be released. Null is allowed.
+// flight, makes everything durable, and releases the home, or leaves the server, and the engine's
+// memory. Remaining prefixes and requests can then only be released. Null is allowed.
 //
 // Fails with RIPIENO_STATUS_READ_ONLY if the journal could not be written; RIPIENO_STATUS_FAILED
 // if something did not stop: the engine's memory must then stay mapped until it is released
@@ -397,9 +414,9 @@ ripieno_status ripieno_lookup(const ripieno_store *store,
 // Starts reading the longest stored run of leading keys into the cache of
 // ripieno_config.dram_bytes, except for cached blocks: a request that follows soon copies them.
 // They are held for such a request for within_ms milliseconds; then they are ordinary blocks.
-// found: number of leading blocks that are cached or in flight; 0 without a cache. Starts no
-// further blocks while half of the limit of I/O is in flight. Does not wait, and holds no blocks.
-// Prefetches in flight delay later I/O: prefetch only for the next requests.
+// found: number of leading blocks that are cached or in flight; 0 without a cache, as with a
+// server. Starts no further blocks while half of the limit of I/O is in flight. Does not wait, and
+// holds no blocks. Prefetches in flight delay later I/O: prefetch only for the next requests.
 //
 // keys: see ripieno_peek.
 //

@@ -3,9 +3,12 @@
 #![allow(unsafe_code, reason = "the C interface: reads what callers point to, and calls back")]
 
 use std::{
-    ffi::{CStr, OsStr, c_char, c_void},
+    ffi::{CStr, OsStr, c_char, c_int, c_void},
     mem::MaybeUninit,
-    os::unix::ffi::OsStrExt as _,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
     path::PathBuf,
     ptr::NonNull,
     sync::Arc,
@@ -71,6 +74,12 @@ pub struct Pool {
     pub release: Option<unsafe extern "C" fn(*mut c_void)>,
     /// The argument of release.
     pub release_context: *mut c_void,
+    /// With a server: the file that is mapped at base (MAP_SHARED, from its first byte), whose size
+    /// is bytes: a memfd (memfd_create) of whole small pages, sealed with F_SEAL_SHRINK. The server
+    /// maps it, too. May be closed after ripieno_open. Otherwise unused: 0.
+    pub file: c_int,
+    /// Zero.
+    pub reserved_2: u32,
 }
 
 /// Properties that must be equal for two engines to read each other's blocks. Keys of two
@@ -107,7 +116,7 @@ pub struct Config {
     /// sizeof(ripieno_config).
     pub size: usize,
     /// Directory of the store, its home: a file for each software controller, a lock, and
-    /// parameters. Its parent must exist.
+    /// parameters. Its parent must exist. Null with a server.
     pub home: *const c_char,
     /// RIPIENO_CREATE and RIPIENO_PACING, or 0.
     pub flags: u64,
@@ -135,6 +144,10 @@ pub struct Config {
     pub dram_mode: u32,
     /// Zero.
     pub reserved: u32,
+    /// Socket of a server (ripieno serve), whose store is shared with its other clients; null for a
+    /// home. The shape is that of the server's blocks, and the pool needs a file. Everything but
+    /// these and the namespace is zero: the server has its own.
+    pub server: *const c_char,
 }
 
 /// A struct that a caller fills: plain data, for which all zeros is a value.
@@ -253,6 +266,28 @@ impl Config {
         }
     }
 
+    /// Returns the socket of the server, if there is one.
+    ///
+    /// # Safety
+    /// All pointers must be valid as the header requires.
+    pub(crate) unsafe fn server(&self) -> Result<Option<PathBuf>, Failure> {
+        if self.server.is_null() {
+            return Ok(None);
+        }
+        let Self { flags, capacity_bytes, dram_bytes, devices, lba_bytes, .. } = *self;
+        let numbers =
+            [devices, lba_bytes, self.queues_per_device, self.queue_depth, self.dram_mode];
+        let is_own = !self.home.is_null() || flags | capacity_bytes | dram_bytes != 0;
+        if is_own || numbers != [0; 5] {
+            return Err(Failure::invalid(
+                "config.server: a server has its own home, files, queues and cache; leave all \
+                 fields for them at zero",
+            ));
+        }
+        // SAFETY: the caller's contract.
+        Ok(Some(OsStr::from_bytes(unsafe { bytes(self.server) }).into()))
+    }
+
     /// # Safety
     /// All pointers must be valid as the header requires.
     pub(crate) unsafe fn namespace(&self) -> Result<objstore::Namespace, Failure> {
@@ -283,7 +318,7 @@ impl Config {
 
     /// # Safety
     /// All pointers must be valid as the header requires.
-    pub(crate) unsafe fn pool(&self) -> Result<PoolMemory, Failure> {
+    pub(crate) unsafe fn pool(&self) -> Result<Memory, Failure> {
         // SAFETY: the caller's contract.
         let pool = unsafe { read(self.pool, "config.pool")? };
         let Pool { base, bytes, rows, rows_count, block_stride, blocks, .. } = pool;
@@ -301,13 +336,69 @@ impl Config {
         } else if block_stride != 0 && block_stride != u64::from(shape.object_bytes) {
             return Err(Failure::invalid("config.pool: a block_stride needs rows"));
         }
-        // SAFETY: the caller's contract: the memory stays until `release` is called.
+        Ok(Memory { base, bytes, layout, file: pool.file, owner })
+    }
+}
+
+/// The engine's KV memory.
+pub(crate) struct Memory {
+    base: NonNull<u8>,
+    bytes: usize,
+    pub(crate) layout: PoolLayout,
+    file: c_int,
+    pub(crate) owner: Owner,
+}
+
+impl Memory {
+    /// Returns the memory for a store of this process.
+    pub(crate) fn pool(self) -> PoolMemory {
+        let Self { base, bytes, layout, owner, .. } = self;
+        // SAFETY: as the header requires, the memory stays until `release` is called.
         let memory = unsafe { EngineMemory::new(base, bytes, Arc::new(owner)) };
-        Ok(PoolMemory::Engine { memory, layout })
+        PoolMemory::Engine { memory, layout }
+    }
+
+    /// Returns the file of the memory, for a server.
+    pub(crate) fn file(&self) -> Result<OwnedFd, Failure> {
+        if self.file <= 0 {
+            return Err(Failure::invalid(
+                "config.pool.file: a server shares the engine's memory; make it with memfd_create, \
+                 seal it with F_SEAL_SHRINK, map it with MAP_SHARED, and give its file here",
+            ));
+        }
+        // SAFETY: the caller's, and open during this call, as the header requires.
+        let file = unsafe { BorrowedFd::borrow_raw(self.file) };
+        let failed = |error| Failure::invalid(format!("config.pool.file: {error}"));
+        file.try_clone_to_owned().map_err(failed)
+    }
+
+    /// Checks that the engine's memory is a mapping, such as this one, of all of its file.
+    pub(crate) fn check(&self, (mapped, len): (NonNull<u8>, usize)) -> Result<(), Failure> {
+        let is_same = |at: usize| {
+            let (own, other) = (mapped.as_ptr().wrapping_add(at), self.base.as_ptr());
+            // SAFETY: inside of both mappings, which nothing else uses before the store is open.
+            unsafe {
+                let byte = own.read_volatile();
+                own.write_volatile(!byte);
+                let seen = other.wrapping_add(at).read_volatile();
+                own.write_volatile(byte);
+                seen == !byte
+            }
+        };
+        if self.bytes == len && is_same(0) && is_same(len - 1) {
+            return Ok(());
+        }
+        let bytes = self.bytes;
+        let why = format!(
+            "config.pool.file: it has {len} bytes, and base is {bytes} bytes of other memory; map \
+             all of the file (MAP_SHARED)"
+        );
+        Err(Failure::invalid(why))
     }
 }
 
 /// A pointer that is only passed back.
+#[derive(Debug)]
 struct Context(*mut c_void);
 // SAFETY: the header says that `release` is called on any thread.
 unsafe impl Send for Context {}
@@ -315,7 +406,8 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 /// Calls the engine's `release` when nothing accesses its memory any more.
-struct Owner {
+#[derive(Debug)]
+pub struct Owner {
     release: Option<unsafe extern "C" fn(*mut c_void)>,
     context: Context,
 }
@@ -368,9 +460,11 @@ mod tests {
     fn the_first_version_stays_as_it_is() {
         assert_eq!(std::mem::offset_of!(Config, dram_bytes), 80);
         assert_eq!(std::mem::offset_of!(Config, dram_mode), 88);
-        assert_eq!(size_of::<Config>(), 96);
+        assert_eq!(std::mem::offset_of!(Config, server), 96);
+        assert_eq!(size_of::<Config>(), 104);
         assert_eq!(size_of::<Namespace>(), 96);
-        assert_eq!(size_of::<Pool>(), 72);
+        assert_eq!(std::mem::offset_of!(Pool, file), 72);
+        assert_eq!(size_of::<Pool>(), 80);
         assert_eq!(std::mem::offset_of!(Config, queue_depth), 76);
         assert_eq!(std::mem::offset_of!(Namespace, block_tokens), 88);
         assert_eq!(std::mem::offset_of!(Pool, release_context), 64);

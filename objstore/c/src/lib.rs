@@ -4,6 +4,7 @@
 //! - `status.rs`: status codes, and the message of a thread's last failure.
 //! - `config.rs`: the structs that a caller fills, checked and converted to those of
 //!   [`ripieno_stack`] and [`objstore`].
+//! - `place.rs`: a store of this process or of a server, with the operations that both have.
 //! - `store.rs`: opening, closing, handles in other namespaces. `namespace.rs`: operations that
 //!   move no data. `request.rs`: retrieving and storing, layer by layer. `report.rs`: counters.
 //!
@@ -15,6 +16,7 @@
 //! - No pointer of a caller is kept after the call, except for the KV pool.
 //!
 //! # Not implemented
+//! - Of a server's store: what its clients cannot do, such as pins and removal.
 //! - GPUs: pools in their memory, order with their streams, and the I/O kernel on a GPU.
 //! - Drives through VFIO, and events of their controllers.
 //! - Catalog and plane of a store in two processes.
@@ -29,6 +31,7 @@ mod status;
 // Structs that a caller fills.
 mod config;
 // Handles of a store.
+mod place;
 mod store;
 // Operations on keys.
 mod namespace;
@@ -39,6 +42,7 @@ mod report;
 
 pub use config::{Config, Namespace, Pool, Shape};
 pub use namespace::*;
+pub use place::*;
 pub use report::*;
 pub use request::*;
 pub use status::*;

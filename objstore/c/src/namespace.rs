@@ -3,21 +3,18 @@
 #![allow(unsafe_code, reason = "the C interface: keys of callers, and names without mangling")]
 
 use nvme_driver::Nanos;
-use objstore::{BlockKey, Prefix as Found};
+use objstore::BlockKey;
 use sha2::{Digest, Sha256};
 
 use crate::{
     config::array,
+    place::{Prefix, Store},
     status::{Failure, Status, guard},
-    store::{Store, handle, output},
+    store::{handle, output},
 };
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
-
-/// Blocks found by a lookup. They are not evicted until the prefix is released.
-#[derive(Debug)]
-pub struct Prefix(pub(crate) Found);
 
 /// Returns a caller's keys.
 ///
@@ -68,7 +65,7 @@ pub unsafe extern "C" fn ripieno_peek(
         // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
         // SAFETY: as above.
-        *to = store.handle.peek(&unsafe { self::keys(keys, count)? });
+        *to = store.peek(&unsafe { self::keys(keys, count)? })?;
         Ok(())
     })
 }
@@ -90,8 +87,8 @@ pub unsafe extern "C" fn ripieno_lookup(
         // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(prefix, "prefix")?) };
         // SAFETY: as above.
-        let found = store.handle.lookup(&unsafe { self::keys(keys, count)? })?;
-        *to = Box::into_raw(Box::new(Prefix(found)));
+        let found = store.lookup(&unsafe { self::keys(keys, count)? })?;
+        *to = Box::into_raw(Box::new(found));
         Ok(())
     })
 }
@@ -99,9 +96,9 @@ pub unsafe extern "C" fn ripieno_lookup(
 /// Starts reading the longest stored run of leading keys into the cache of
 /// ripieno_config.dram_bytes, except for cached blocks: a request that follows soon copies them.
 /// They are held for such a request for within_ms milliseconds; then they are ordinary blocks.
-/// found: number of leading blocks that are cached or in flight; 0 without a cache. Starts no
-/// further blocks while half of the limit of I/O is in flight. Does not wait, and holds no blocks.
-/// Prefetches in flight delay later I/O: prefetch only for the next requests.
+/// found: number of leading blocks that are cached or in flight; 0 without a cache, as with a
+/// server. Starts no further blocks while half of the limit of I/O is in flight. Does not wait, and
+/// holds no blocks. Prefetches in flight delay later I/O: prefetch only for the next requests.
 ///
 /// keys: see ripieno_peek.
 ///
@@ -119,7 +116,10 @@ pub unsafe extern "C" fn ripieno_prefetch(
         let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
         // SAFETY: as above.
         let keys = unsafe { self::keys(keys, count)? };
-        *to = store.handle.prefetch(&keys, Nanos::from_millis(within_ms.into()))?;
+        *to = match store {
+            Store::Own(store, _) => store.prefetch(&keys, Nanos::from_millis(within_ms.into()))?,
+            Store::Served(..) => 0,
+        };
         Ok(())
     })
 }
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn ripieno_prefetch(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_prefix_blocks(prefix: *const Prefix) -> usize {
     // SAFETY: as the header requires.
-    unsafe { prefix.as_ref() }.map_or(0, |prefix| prefix.0.len())
+    unsafe { prefix.as_ref() }.map_or(0, Prefix::len)
 }
 
 /// Releases a prefix. Requests begun with it keep the blocks they need. Null is allowed.
@@ -158,7 +158,7 @@ unsafe fn change(
         // SAFETY: the caller's contract.
         let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
         // SAFETY: the caller's contract.
-        *to = act(&store.handle, &unsafe { self::keys(keys, count)? })?;
+        *to = act(store.own()?.0, &unsafe { self::keys(keys, count)? })?;
         Ok(())
     })
 }
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn ripieno_remove(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_clear(store: *const Store) -> Status {
     // SAFETY: as the header requires.
-    guard(|| Ok(unsafe { handle(store, "store")? }.handle.clear()?))
+    guard(|| Ok(unsafe { handle(store, "store")? }.own()?.0.clear()?))
 }
 
 /// Evicts up to the given number of blocks of the namespace that are neither pinned nor in use.
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn ripieno_evict(
     guard(|| {
         // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(evicted, "evicted")?) };
-        *to = store.handle.evict(blocks)?;
+        *to = store.own()?.0.evict(blocks)?;
         Ok(())
     })
 }
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn ripieno_bump_epoch(store: *const Store, epoch: *mut u64
     guard(|| {
         // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(epoch, "epoch")?) };
-        *to = store.handle.bump_epoch()?;
+        *to = store.own()?.0.bump_epoch()?;
         Ok(())
     })
 }
@@ -264,7 +264,7 @@ pub unsafe extern "C" fn ripieno_bump_epoch(store: *const Store, epoch: *mut u64
 pub unsafe extern "C" fn ripieno_set_quota(store: *const Store, blocks: u32) -> Status {
     let blocks = (blocks != u32::MAX).then_some(blocks);
     // SAFETY: as the header requires.
-    guard(|| Ok(unsafe { handle(store, "store")? }.handle.set_quota(blocks)?))
+    guard(|| Ok(unsafe { handle(store, "store")? }.own()?.0.set_quota(blocks)?))
 }
 
 /// Sets the eviction weight of the namespace: its unused blocks are kept weight times as long as
@@ -274,7 +274,7 @@ pub unsafe extern "C" fn ripieno_set_quota(store: *const Store, blocks: u32) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_set_weight(store: *const Store, weight: u32) -> Status {
     // SAFETY: as the header requires.
-    guard(|| Ok(unsafe { handle(store, "store")? }.handle.set_weight(weight)?))
+    guard(|| Ok(unsafe { handle(store, "store")? }.own()?.0.set_weight(weight)?))
 }
 
 /// Makes all evictions, pins, removals, clears and registrations so far durable. A commit is
@@ -284,5 +284,5 @@ pub unsafe extern "C" fn ripieno_set_weight(store: *const Store, weight: u32) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_sync(store: *const Store) -> Status {
     // SAFETY: as the header requires.
-    guard(|| Ok(unsafe { handle(store, "store")? }.handle.sync_journal()?))
+    guard(|| unsafe { handle(store, "store")? }.sync())
 }

@@ -6,8 +6,9 @@ use nvme_driver::ControllerEvent;
 use objstore::StoreEvent;
 
 use crate::{
+    place::Store,
     status::{Failure, Status, guard},
-    store::{Store, handle, output},
+    store::{handle, output},
 };
 
 /// A bit of ripieno_poll_events: the owner of a device requests it back, and waits until the store
@@ -138,7 +139,7 @@ unsafe fn write<T>(to: *mut T, name: &str, value: T) -> Result<(), Failure> {
 pub unsafe extern "C" fn ripieno_get_usage(store: *const Store, usage: *mut Usage) -> Status {
     guard(|| {
         // SAFETY: as the header requires.
-        let found = unsafe { handle(store, "store")? }.handle.usage()?;
+        let found = unsafe { handle(store, "store")? }.usage()?;
         let value = Usage {
             size: 0,
             stored: found.stored,
@@ -166,11 +167,11 @@ pub unsafe extern "C" fn ripieno_get_usage(store: *const Store, usage: *mut Usag
 pub unsafe extern "C" fn ripieno_get_stats(store: *const Store, stats: *mut Stats) -> Status {
     guard(|| {
         // SAFETY: as the header requires.
-        let store = unsafe { handle(store, "store")? };
-        let found = store.handle.stats()?;
+        let (store, stack) = unsafe { handle(store, "store")? }.own()?;
+        let found = store.stats()?;
         let value = Stats {
             size: 0,
-            bounced: store.stack.is_bounced().into(),
+            bounced: stack.is_bounced().into(),
             blocks: found.files,
             blocks_free: found.files_free,
             blocks_stored: found.files_stored,
@@ -212,9 +213,17 @@ pub unsafe extern "C" fn ripieno_poll_events(store: *const Store, events: *mut u
     guard(|| {
         // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(events, "events")?) };
-        let found = store.handle.poll_events()?;
+        let store = match store {
+            Store::Own(store, _) => store,
+            Store::Served(_, session) => {
+                session.client.check()?;
+                *to = 0;
+                return Ok(());
+            }
+        };
+        let found = store.poll_events()?;
         let found = found.iter().map(|StoreEvent { event, .. }| bit(event));
-        let wanted = match store.handle.requested_devices().is_empty() {
+        let wanted = match store.requested_devices().is_empty() {
             true => 0,
             false => EVENT_REQUESTED,
         };

@@ -6,14 +6,11 @@ use objstore::{BlockId, Layer};
 
 use crate::{
     config::array,
-    namespace::{Prefix, keys},
+    namespace::keys,
+    place::{Prefix, Request, Store},
     status::{Failure, Status, guard},
-    store::{Store, handle, output},
+    store::{handle, output},
 };
-
-/// A retrieval or storing of blocks.
-#[derive(Debug)]
-pub struct Request(ripieno_stack::Request);
 
 /// Returns a caller's block numbers.
 ///
@@ -45,9 +42,9 @@ pub unsafe extern "C" fn ripieno_load(
         let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
         // SAFETY: as above.
         let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
-        let prefix = store.handle.lookup(&keys)?;
+        let prefix = store.lookup(&keys)?;
         let blocks = &blocks[..prefix.len()];
-        ripieno_stack::Request::retrieve(&store.handle, &prefix, 0, blocks)?.move_all()?;
+        store.retrieve(&prefix, 0, blocks)?.move_all()?;
         *to = blocks.len();
         Ok(())
     })
@@ -72,9 +69,9 @@ pub unsafe extern "C" fn ripieno_save(
         let (store, to) = unsafe { (handle(store, "store")?, output(accepted, "accepted")?) };
         // SAFETY: as above.
         let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
-        let request = ripieno_stack::Request::store(&store.handle, &keys, &blocks)?;
+        let (request, _) = store.store(&keys, &blocks)?;
         request.move_all()?;
-        *to = request.commit()?.accepted;
+        *to = request.commit()?;
         Ok(())
     })
 }
@@ -103,8 +100,7 @@ pub unsafe extern "C" fn ripieno_retrieve_begin(
         let (store, prefix) = unsafe { (handle(store, "store")?, handle(prefix, "prefix")?) };
         // SAFETY: as the header requires.
         let (to, blocks) = unsafe { (output(request, "request")?, self::blocks(blocks, count)?) };
-        let made = ripieno_stack::Request::retrieve(&store.handle, &prefix.0, first, &blocks)?;
-        *to = Box::into_raw(Box::new(Request(made)));
+        *to = Box::into_raw(Box::new(store.retrieve(prefix, first, &blocks)?));
         Ok(())
     })
 }
@@ -137,9 +133,9 @@ pub unsafe extern "C" fn ripieno_store_begin(
         let (to, room) = unsafe { (output(request, "request")?, output(accepted, "accepted")?) };
         // SAFETY: as the header requires.
         let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
-        let made = ripieno_stack::Request::store(&store.handle, &keys, &blocks)?;
-        *room = made.accepted().map_or(0, |(accepted, _)| accepted);
-        *to = Box::into_raw(Box::new(Request(made)));
+        let (made, accepted) = store.store(&keys, &blocks)?;
+        *room = accepted;
+        *to = Box::into_raw(Box::new(made));
         Ok(())
     })
 }
@@ -154,7 +150,7 @@ pub unsafe extern "C" fn ripieno_store_begin(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_layer_start(request: *const Request, layer: u32) -> Status {
     // SAFETY: as the header requires.
-    guard(|| Ok(unsafe { handle(request, "request")? }.0.start(Layer(layer))?))
+    guard(|| unsafe { handle(request, "request")? }.start(Layer(layer)))
 }
 
 /// Moves all layers of a request, and waits for them. Replaces ripieno_layer_start and
@@ -165,7 +161,7 @@ pub unsafe extern "C" fn ripieno_layer_start(request: *const Request, layer: u32
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_move_all(request: *const Request) -> Status {
     // SAFETY: as the header requires.
-    guard(|| Ok(unsafe { handle(request, "request")? }.0.move_all()?))
+    guard(|| unsafe { handle(request, "request")? }.move_all())
 }
 
 /// Waits for a started layer. On return, with any status except RIPIENO_STATUS_FAILED, nothing
@@ -176,11 +172,8 @@ pub unsafe extern "C" fn ripieno_move_all(request: *const Request) -> Status {
 /// RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_layer_wait(request: *const Request, layer: u32) -> Status {
-    guard(|| {
-        // SAFETY: as the header requires.
-        unsafe { handle(request, "request")? }.0.wait(Layer(layer))?;
-        Ok(())
-    })
+    // SAFETY: as the header requires.
+    guard(|| unsafe { handle(request, "request")? }.wait(Layer(layer)))
 }
 
 /// Same as ripieno_layer_wait, but does not wait. done: true if the layer has ended.
@@ -196,7 +189,7 @@ pub unsafe extern "C" fn ripieno_layer_poll(
     guard(|| {
         // SAFETY: as the header requires.
         let (request, to) = unsafe { (handle(request, "request")?, output(done, "done")?) };
-        *to = request.0.poll(Layer(layer))?.is_some();
+        *to = request.poll(Layer(layer))?;
         Ok(())
     })
 }
@@ -215,8 +208,7 @@ pub unsafe extern "C" fn ripieno_commit(request: *mut Request) -> Status {
         // SAFETY: as the header requires.
         unsafe { handle(request, "request")? };
         // SAFETY: a handle that was not released, as the header requires.
-        let Request(request) = *unsafe { Box::from_raw(request) };
-        request.commit()?;
+        unsafe { Box::from_raw(request) }.commit()?;
         Ok(())
     })
 }

@@ -29,7 +29,7 @@ pub enum Status {
     Ok = 0,
     /// An argument is invalid: null, out of range, or a handle of another store.
     Invalid = 1,
-    /// The directory has no home, or an incomplete one; see RIPIENO_CREATE.
+    /// The directory has no home, or an incomplete one (see RIPIENO_CREATE); or no server is there.
     NotFound = 2,
     /// The directory or a device holds other data, which would be lost.
     Occupied = 3,
@@ -51,12 +51,14 @@ pub enum Status {
     Stale = 10,
     /// The store accepts no more writes; stored blocks can still be retrieved.
     ReadOnly = 11,
-    /// The store has failed or was closed. Close it and open it again.
+    /// The store has failed or was closed, or its server has ended. Close it and open it again.
     Failed = 12,
     /// A bug in the library.
     Panic = 13,
     /// The program was compiled for a newer library, and uses its additions.
     Version = 14,
+    /// A server has the store, and does not do this for its clients.
+    Unsupported = 15,
 }
 
 /// Status and message of a failed call.
@@ -166,6 +168,7 @@ pub extern "C" fn ripieno_status_name(status: i32) -> *const c_char {
         12 => c"RIPIENO_STATUS_FAILED",
         13 => c"RIPIENO_STATUS_PANIC",
         14 => c"RIPIENO_STATUS_VERSION",
+        15 => c"RIPIENO_STATUS_UNSUPPORTED",
         _ => c"unknown status",
     };
     name.as_ptr()
@@ -209,7 +212,7 @@ mod tests {
     fn every_status_has_a_name() {
         // SAFETY: a static string.
         let name = |status| unsafe { CStr::from_ptr(ripieno_status_name(status)) };
-        assert_eq!(name(Status::Version as i32), c"RIPIENO_STATUS_VERSION");
-        assert_eq!(name(Status::Version as i32 + 1), c"unknown status");
+        assert_eq!(name(Status::Unsupported as i32), c"RIPIENO_STATUS_UNSUPPORTED");
+        assert_eq!(name(Status::Unsupported as i32 + 1), c"unknown status");
     }
 }

@@ -2,25 +2,18 @@
 
 #![allow(unsafe_code, reason = "the C interface: handles and outputs of callers")]
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use nvme_driver::ControllerOptions;
 use objstore::{StoreError, StoreOptions};
+use ripieno_serve::Client;
 use ripieno_stack::{Builder, Pacing, Stack, StackError, StoreDir};
 
 use crate::{
-    config::{self, CREATE, Config, Namespace, PACING},
+    config::{self, CREATE, Config, Memory, Namespace, PACING},
+    place::{Session, Store},
     status::{Failure, Status, guard},
 };
-
-/// A handle of a store in one namespace. Any number of threads may use it, and a store may have any
-/// number of handles.
-#[derive(Debug)]
-pub struct Store {
-    pub(crate) handle: objstore::Store,
-    /// Shared by the handles of a store; closed with the last of them.
-    pub(crate) stack: Arc<Stack>,
-}
 
 /// Returns a caller's handle.
 ///
@@ -40,9 +33,14 @@ pub(crate) unsafe fn output<'a, T>(to: *mut T, name: &str) -> Result<&'a mut T, 
     unsafe { to.as_mut() }.ok_or_else(|| Failure::invalid(format!("{name}: it is null")))
 }
 
-/// Opens the store in a home. With RIPIENO_CREATE, a missing or incomplete home is made first.
+/// Opens the store in a home, or connects to that of a server. With RIPIENO_CREATE, a missing or
+/// incomplete home is made first.
 ///
 /// Takes as long as reading the journal; see docs/reference/on-disk-format.md.
+///
+/// When a server ends, calls fail with RIPIENO_STATUS_FAILED. Treat all blocks as misses, close the
+/// store, and open it with the same memory again, until that succeeds: until then, blocks that were
+/// being retrieved may still be written to.
 ///
 /// Fails with RIPIENO_STATUS_NOT_FOUND, RIPIENO_STATUS_OCCUPIED, RIPIENO_STATUS_LOCKED,
 /// RIPIENO_STATUS_NO_SPACE, RIPIENO_STATUS_DAMAGED, RIPIENO_STATUS_SYSTEM, RIPIENO_STATUS_INVALID.
@@ -51,19 +49,51 @@ pub unsafe extern "C" fn ripieno_open(config: *const Config, store: *mut *mut St
     guard(|| {
         // SAFETY: as the header requires.
         let (config, to) = unsafe { (config::read(config, "config")?, output(store, "store")?) };
+        // SAFETY: as above. The pool comes first: its release is called in any case.
+        let (memory, server) = unsafe { (config.pool()?, config.server()?) };
         // SAFETY: as above.
-        let stack = unsafe { open(&config)? };
-        let handle = stack.store().clone();
-        *to = Box::into_raw(Box::new(Store { handle, stack: Arc::new(stack) }));
+        let namespace = unsafe { config.namespace()? };
+        let opened = match server {
+            Some(path) => connect(&config, path, memory, &namespace)?,
+            None => {
+                // SAFETY: as above.
+                let stack = unsafe { open(&config, memory, namespace)? };
+                Store::Own(stack.store().clone(), Arc::new(stack))
+            }
+        };
+        *to = Box::into_raw(Box::new(opened));
         Ok(())
     })
 }
 
+fn connect(
+    config: &Config,
+    path: PathBuf,
+    memory: Memory,
+    namespace: &objstore::Namespace,
+) -> Result<Store, Failure> {
+    let (shape, layout, file) = (config.shape()?, memory.layout.clone(), memory.file()?);
+    let client = Client::connect_shared(path, shape, layout, file)?;
+    let space = memory.check(client.memory()).and_then(|()| Ok(client.namespace(namespace)?));
+    match space {
+        Ok(space) => Ok(Store::Served(space, Arc::new(Session { client, owner: memory.owner }))),
+        Err(why) => {
+            // The first error is the one that matters.
+            let _ = client.close();
+            Err(why)
+        }
+    }
+}
+
 /// # Safety
 /// All pointers in the configuration must be valid as the header requires.
-unsafe fn open(config: &Config) -> Result<Stack, Failure> {
-    // SAFETY: the caller's contract. The pool comes first: its release is called in any case.
-    let (pool, dir, namespace) = unsafe { (config.pool()?, config.home()?, config.namespace()?) };
+unsafe fn open(
+    config: &Config,
+    memory: Memory,
+    namespace: objstore::Namespace,
+) -> Result<Stack, Failure> {
+    // SAFETY: the caller's contract.
+    let dir = unsafe { config.home()? };
     let (shape, dram_mode) = (config.shape()?, config.dram_mode()?);
     if config.flags & !(CREATE | PACING) != 0 {
         return Err(Failure::invalid(format!("config.flags: {:#x} is unknown", config.flags)));
@@ -88,7 +118,7 @@ unsafe fn open(config: &Config) -> Result<Stack, Failure> {
         dram_mode,
         ..StoreOptions::default()
     };
-    let builder = Builder::new(dir, shape).namespace(namespace).pool(pool);
+    let builder = Builder::new(dir, shape).namespace(namespace).pool(memory.pool());
     let pacing = (config.flags & PACING != 0).then(Pacing::default);
     let builder = builder.controller(controller).options(options).pacing(pacing);
     if !make {
@@ -121,15 +151,14 @@ pub unsafe extern "C" fn ripieno_within(
         let (store, to) = unsafe { (handle(store, "store")?, output(other, "other")?) };
         // SAFETY: as the header requires.
         let namespace = unsafe { config::read(namespace_, "namespace")?.check()? };
-        let handle = store.handle.within(&namespace)?;
-        *to = Box::into_raw(Box::new(Store { handle, stack: store.stack.clone() }));
+        *to = Box::into_raw(Box::new(store.within(&namespace)?));
         Ok(())
     })
 }
 
 /// Releases a handle, also if this fails. The last handle of a store closes it: waits for I/O in
-/// flight, makes everything durable, and releases the home and the engine's memory. Remaining
-/// prefixes and requests can then only be released. Null is allowed.
+/// flight, makes everything durable, and releases the home, or leaves the server, and the engine's
+/// memory. Remaining prefixes and requests can then only be released. Null is allowed.
 ///
 /// Fails with RIPIENO_STATUS_READ_ONLY if the journal could not be written; RIPIENO_STATUS_FAILED
 /// if something did not stop: the engine's memory must then stay mapped until it is released
@@ -141,10 +170,6 @@ pub unsafe extern "C" fn ripieno_close(store: *mut Store) -> Status {
             return Ok(());
         }
         // SAFETY: a handle that was not released, as the header requires.
-        let Store { stack, .. } = *unsafe { Box::from_raw(store) };
-        match Arc::into_inner(stack) {
-            Some(stack) => Ok(stack.close()?),
-            None => Ok(()),
-        }
+        unsafe { Box::from_raw(store) }.close()
     })
 }

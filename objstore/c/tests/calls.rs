@@ -273,6 +273,8 @@ impl Engine {
             reserved: 0,
             release: None,
             release_context: null_mut(),
+            file: 0,
+            reserved_2: 0,
         };
         let namespace = tenant(0);
         let config = Config {
@@ -290,6 +292,7 @@ impl Engine {
             dram_bytes: u64::from(input.dram_blocks % 8) * u64::from(LAYERS) * OBJECT as u64,
             dram_mode: u32::from(input.dram_mode) % 2,
             reserved: 0,
+            server: null(),
         };
         let mut store = null_mut();
         // SAFETY: all of it is there during the call, and the pool for good.

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::Shutdown,
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -20,7 +21,8 @@ use crate::{
     error::ServeError,
     memory::{self, Mapping},
     protocol::{
-        self, Answer, Bytes, CONNECTIONS_MAX, Call, Keys, Layout, Member, Received, VERSION,
+        self, Answer, Bytes, CONNECTIONS_MAX, Call, Keys, Layout, Member, Received, SpaceUsage,
+        VERSION,
     },
 };
 
@@ -157,22 +159,34 @@ impl Client {
         Self::begin(path.into(), shape, None, Some(Pool { layout, file, memory }))
     }
 
-    /// Connects as a part of an engine. `pool`: the layout of a rank's blocks in shared memory that
-    /// the engine made, a memfd of whole pages that is sealed against shrinking.
+    /// Same as [`Client::connect`], with blocks in shared memory that the engine made: a memfd of
+    /// whole pages that is sealed against shrinking.
+    ///
+    /// # Errors
+    /// Same as [`Client::connect`], and [`ServeError::Unshared`] for another file.
+    pub fn connect_shared(
+        path: impl Into<PathBuf>,
+        shape: KvShape,
+        layout: PoolLayout,
+        file: OwnedFd,
+    ) -> Result<Self, ServeError> {
+        Self::join(path.into(), shape, None, Some((layout, file)))
+    }
+
+    /// Connects as a part of an engine, if there is one. `pool`: the layout of blocks in shared
+    /// memory, as for [`Client::connect_shared`].
     pub(crate) fn join(
         path: PathBuf,
         shape: KvShape,
-        member: Member,
+        member: Option<Member>,
         pool: Option<(PoolLayout, OwnedFd)>,
     ) -> Result<Self, ServeError> {
-        let pool = pool.map(|(layout, file)| match memory::take(&file, u64::MAX) {
-            Ok(memory) => Ok(Pool { layout, file, memory }),
-            Err(why) => {
-                let source = io::Error::new(io::ErrorKind::InvalidInput, why);
-                Err(ServeError::Memory { bytes: 0, source })
-            }
+        let pool = pool.map(|(layout, file)| {
+            let memory = memory::take(&file, u64::MAX);
+            memory.map(|memory| Pool { layout, file, memory })
         });
-        Self::begin(path, shape, Some(member), pool.transpose()?)
+        let pool = pool.transpose().map_err(|why| ServeError::Unshared { why })?;
+        Self::begin(path, shape, member, pool)
     }
 
     fn begin(
@@ -210,6 +224,46 @@ impl Client {
         Ok(())
     }
 
+    /// Ends the session: waits for calls in progress, and until nothing accesses the memory.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Lost`] if the server is not there, or takes too long, and
+    /// [`ServeError::Refused`] if its store failed: then devices may still access the memory.
+    pub fn close(&self) -> Result<(), ServeError> {
+        let lost = |why: String| ServeError::Lost { why };
+        let is_busy = |links: &mut Links| links.lost.is_none() && links.idle.len() < links.open;
+        let waited = self.inner.returned.wait_timeout_while(self.links(), ANSWER_TIMEOUT, is_busy);
+        let (mut links, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if let Some(why) = links.lost.replace("it was closed".to_owned()) {
+            return Err(lost(why));
+        }
+        let idle = std::mem::take(&mut links.idle);
+        self.inner.returned.notify_all();
+        drop(links);
+        if timeout.timed_out() {
+            return Err(lost("other calls did not end in time".to_owned()));
+        }
+        let ended = idle.iter().map(|stream| stream.shutdown(Shutdown::Write));
+        ended.collect::<io::Result<()>>().map_err(|error| lost(error.to_string()))?;
+        // The server closes the first one when the session has ended.
+        idle.iter().try_for_each(|stream| match protocol::receive(stream) {
+            Ok(Received::End) => Ok(()),
+            Ok(Received::Message(Answer::Refused { kind, message }, _)) => {
+                Err(ServeError::Refused { kind, message })
+            }
+            Err(error) => Err(lost(error.to_string())),
+            _ => Err(lost("the session did not end in time".to_owned())),
+        })
+    }
+
+    /// Returns an error if the session has ended, also while no call was made.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Lost`].
+    pub fn check(&self) -> Result<(), ServeError> {
+        self.session().1.map_or(Ok(()), |why| Err(ServeError::Lost { why }))
+    }
+
     /// Returns the shape of the blocks.
     #[must_use]
     pub fn shape(&self) -> &KvShape {
@@ -230,7 +284,7 @@ impl Client {
     /// # Errors
     /// Returns [`ServeError::Argument`] for a block that is not there, or another length.
     pub fn write(&self, block: BlockId, bytes: &[u8]) -> Result<(), ServeError> {
-        self.check(block, bytes.len())?;
+        self.check_block(block, bytes.len())?;
         let objects = bytes.chunks_exact(self.inner.shape.object_bytes as usize);
         for (row, object) in (0..).map(Row).zip(objects) {
             let pool = self.inner.pool.as_ref();
@@ -246,7 +300,7 @@ impl Client {
     /// Same as [`Client::write`].
     pub fn read(&self, block: BlockId) -> Result<Vec<u8>, ServeError> {
         let mut bytes = vec![0; self.inner.shape.block_bytes() as usize];
-        self.check(block, bytes.len())?;
+        self.check_block(block, bytes.len())?;
         let objects = bytes.chunks_exact_mut(self.inner.shape.object_bytes as usize);
         for (row, object) in (0..).map(Row).zip(objects) {
             let pool = self.inner.pool.as_ref();
@@ -271,7 +325,7 @@ impl Client {
         Ok(())
     }
 
-    fn check(&self, block: BlockId, len: usize) -> Result<(), ServeError> {
+    fn check_block(&self, block: BlockId, len: usize) -> Result<(), ServeError> {
         let expected = self.inner.shape.block_bytes();
         if len as u64 != expected {
             let (what, given) = ("bytes of a block", len as u64);
@@ -402,6 +456,17 @@ impl Client {
         let prefix = self.lookup(space, &keys[..keys.len().min(blocks.len())])?;
         self.retrieve(&prefix, 0, &blocks[..prefix.len()])?.move_all()?;
         Ok(prefix.len())
+    }
+
+    /// Returns the counts of a namespace.
+    ///
+    /// # Errors
+    /// Same as [`Client::peek`].
+    pub fn usage(&self, space: SpaceId) -> Result<SpaceUsage, ServeError> {
+        match self.call_in(space.generation, &Call::Usage { namespace: space.number })? {
+            Answer::Usage(usage) => Ok(usage),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Returns the number of the session, and the reason if it has ended, also while no call was
@@ -585,14 +650,19 @@ impl Request {
         self.done(generation, &Call::Wait { request, layer: layer.0 })
     }
 
-    /// Starts all layers, and waits for them.
+    /// Starts all layers, and waits for them. No device accesses the blocks any more, unless the
+    /// session was lost.
     ///
     /// # Errors
-    /// Returns the first error. Dropping the request waits for the other layers.
+    /// Returns the first error; after that of a start, no further layer is started.
     pub fn move_all(&self) -> Result<(), ServeError> {
-        let layers = || (0..self.handle.client.inner.shape.layers).map(Layer);
-        layers().try_for_each(|layer| self.start(layer))?;
-        layers().try_for_each(|layer| self.wait(layer))
+        let (layers, mut started) = (self.handle.client.inner.shape.layers, 0);
+        let begun = (0..layers).map(Layer).try_for_each(|layer| {
+            self.start(layer)?;
+            started += 1;
+            Ok(())
+        });
+        (0..started).map(|layer| self.wait(Layer(layer))).fold(begun, Result::and)
     }
 
     /// Makes the stored blocks durable and visible to all clients of the namespace.

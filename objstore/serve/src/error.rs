@@ -51,6 +51,12 @@ pub enum ServeError {
         /// The cause.
         source: io::Error,
     },
+    /// The memory of a pool cannot be shared.
+    #[error("{why}")]
+    Unshared {
+        /// The reason.
+        why: String,
+    },
     /// The server refused a call.
     #[error("the server refused: {message}")]
     Refused {

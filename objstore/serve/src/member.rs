@@ -149,7 +149,7 @@ impl Finder {
         ranks: u32,
     ) -> Result<Self, ServeError> {
         let member = Member { engine, ranks, rank: None };
-        let line = Line::new(Client::join(path, shape, member, None)?);
+        let line = Line::new(Client::join(path, shape, Some(member), None)?);
         Ok(Self { line, tables: Mutex::default() })
     }
 
@@ -502,7 +502,7 @@ impl Mover {
             return Err(ServeError::Argument { what, given: *given, expected: page });
         }
         let member = Member { engine, ranks, rank: Some(rank) };
-        let line = Line::new(Client::join(path, shape, member, Some((layout, file)))?);
+        let line = Line::new(Client::join(path, shape, Some(member), Some((layout, file)))?);
         let (jobs, lost) = (Mutex::default(), Mutex::default());
         Ok(Self { line, jobs, lost })
     }

@@ -5,7 +5,7 @@
 //! Every field is untrusted: bounds are checked here, meaning in `session.rs`.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut, Read as _, Write as _},
+    io::{self, IoSlice, IoSliceMut, Read as _},
     mem::MaybeUninit,
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use kv_catalog::{BlockKey, KvShape, Namespace, PinAnswer};
+use kv_catalog::{BlockKey, KvShape, Namespace, PinAnswer, Usage};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -312,6 +312,25 @@ pub struct SpaceUsage {
     pub refused: u64,
 }
 
+impl From<Usage> for SpaceUsage {
+    fn from(it: Usage) -> Self {
+        Self {
+            stored: it.stored,
+            active: it.active,
+            pinned: it.pinned,
+            evictable: it.evictable,
+            writing: it.writing,
+            quota_files: it.quota_files,
+            epoch: it.epoch,
+            asked: it.asked,
+            hits: it.hits,
+            committed: it.committed,
+            evicted: it.evicted,
+            refused: it.refused,
+        }
+    }
+}
+
 /// Counts of files: [`kv_catalog::CatalogCounts`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -461,7 +480,7 @@ pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
 
 /// Sends a message, with a file if one is given.
 pub(crate) fn send(
-    mut stream: &UnixStream,
+    stream: &UnixStream,
     message: &impl Serialize,
     file: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
@@ -474,17 +493,21 @@ pub(crate) fn send(
     }
     bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
     let mut sent = 0;
+    // A program in C is killed by the signal of a closed connection.
+    let flags = SendFlags::NOSIGNAL;
     if let Some(file) = file {
         let files = [file];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&files));
         let parts = [IoSlice::new(&bytes)];
-        let flags = SendFlags::NOSIGNAL;
         let send = || rustix::net::sendmsg(stream, &parts, &mut ancillary, flags);
         sent = rustix::io::retry_on_intr(send)?;
     }
-    stream.write_all(&bytes[sent..])
+    while sent < bytes.len() {
+        sent += rustix::io::retry_on_intr(|| rustix::net::send(stream, &bytes[sent..], flags))?;
+    }
+    Ok(())
 }
 
 /// Result of [`receive`].
@@ -537,6 +560,8 @@ pub(crate) fn receive<T: DeserializeOwned>(mut stream: &UnixStream) -> io::Resul
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     #[test]

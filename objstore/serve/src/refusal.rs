@@ -35,6 +35,7 @@ impl From<StoreError> for Refusal {
             | StoreError::NotStarted { .. }
             | StoreError::InFlight { .. }
             | StoreError::Ended { .. }
+            | StoreError::Incomplete { .. }
             | StoreError::Config { .. }
             | StoreError::Catalog { .. } => RefusalKind::Argument,
             StoreError::Busy { .. } | StoreError::Ring { .. } => RefusalKind::Limit,

@@ -491,6 +491,9 @@ impl Connection<'_> {
         if let Err(error) = ended {
             tracing::error!(%error, uid, pid, "memory of a client stays mapped");
             state.failed.get_or_insert_with(|| error.to_string());
+            drop(state);
+            // One that waits for the end must not take it for a good one.
+            let _ = self.refuse(error.into());
         }
         tracing::info!(uid, pid, "a client has gone");
         served

@@ -25,10 +25,7 @@ use crate::{
     limit::Limit,
     memory::{self, Mapping},
     peer::Peer,
-    protocol::{
-        Answer, Bytes, CONNECTIONS_MAX, Call, Counts, Ended, Keys, Layout, Member, Space,
-        SpaceUsage,
-    },
+    protocol::{Answer, Bytes, CONNECTIONS_MAX, Call, Counts, Ended, Keys, Layout, Member, Space},
     refusal::{Refusal, unknown},
 };
 
@@ -311,21 +308,7 @@ impl Session {
     fn usage(&self, namespace: u32) -> Result<Answer, Refusal> {
         let space = self.space(namespace)?;
         let first = space.first().ok_or_else(|| Refusal::argument("an engine without ranks"))?;
-        let it = first.usage()?;
-        Ok(Answer::Usage(SpaceUsage {
-            stored: it.stored,
-            active: it.active,
-            pinned: it.pinned,
-            evictable: it.evictable,
-            writing: it.writing,
-            quota_files: it.quota_files,
-            epoch: it.epoch,
-            asked: it.asked,
-            hits: it.hits,
-            committed: it.committed,
-            evicted: it.evicted,
-            refused: it.refused,
-        }))
+        Ok(Answer::Usage(first.usage()?.into()))
     }
 
     fn counts(&self) -> Result<Answer, Refusal> {
@@ -505,7 +488,8 @@ impl Session {
 
     fn commit(&self, request: u64) -> Result<Answer, Refusal> {
         if self.request(request)?.request.accepted().is_none() {
-            return Err(Refusal::argument(format!("request {request} loads, and stores nothing")));
+            let why = format!("request {request} loads: there is nothing to commit");
+            return Err(Refusal::argument(why));
         }
         let done = self.take(request)?.commit()?;
         let (accepted, written) = (done.accepted as u32, done.written as u32);

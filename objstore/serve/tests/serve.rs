@@ -292,6 +292,23 @@ fn what_a_client_leaves_is_given_back() {
 }
 
 #[test]
+fn a_session_that_is_closed_has_ended() {
+    let rig = Rig::new();
+    let client = rig.client();
+    let space = client.namespace(&space("closed")).unwrap();
+    let request = client.allocate(space, &keys(0..8), &blocks(0, 8)).unwrap();
+    request.start(Layer(0)).unwrap();
+    client.check().unwrap();
+    client.close().unwrap();
+    let status = rig.status();
+    let left = (status.sessions.len(), status.files_writing, status.files_referenced);
+    assert_eq!(left, (0, 0, 0));
+    for error in [client.check(), client.close(), request.start(Layer(1))] {
+        assert!(matches!(&error, Err(ServeError::Lost { why }) if why.contains("closed")));
+    }
+}
+
+#[test]
 fn a_server_that_ends_is_an_error_at_once() {
     let rig = Rig::new();
     let client = rig.client();
