@@ -41,6 +41,7 @@ from ._ripieno import (
     Write,
     parse_size,
     prepare,
+    server_shape,
 )
 from .errors import *  # noqa: F403
 from .stats import *  # noqa: F403
@@ -64,6 +65,7 @@ __all__ = [
     "Write",
     "parse_size",
     "prepare",
+    "server_shape",
     *errors.__all__,
     *stats.__all__,
 ]

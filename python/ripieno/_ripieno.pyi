@@ -21,6 +21,7 @@ __all__ = [
     "end_events",
     "parse_size",
     "prepare",
+    "server_shape",
     "set_event_level",
     "take_events",
 ]
@@ -431,6 +432,9 @@ class ServedCatalog(_Context):
         released."""
     def release(self, reference: int) -> None:
         """Releases a reference. Call it when all ranks have reported."""
+    def remove(self, namespace: int, keys: _Keys) -> int:
+        """Drops keys for all engines of the namespace, including pinned ones and those in use.
+        Returns the number of keys that were stored."""
     def pin(
         self,
         namespace: int,
@@ -533,6 +537,9 @@ class ServedPlane(_Context):
 def parse_size(size: int | str, name: str = "size") -> int:
     """Returns the bytes of a size: a number of bytes, or text such as "64MiB". name: what it is the
     size of, for the error."""
+
+def server_shape(socket: str | os.PathLike[str]) -> Shape:
+    """Returns the shape of the blocks of the server that listens on a socket."""
 
 def prepare(
     path: str | os.PathLike[str],

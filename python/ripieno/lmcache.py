@@ -14,6 +14,8 @@ Parameters (adapter_params):
 - devices: number of files, each with a software controller. 1.
 - buffer: bytes of host memory through which pieces are copied. "64MiB".
 - weights_id: distinguishes the weights from others of the same model name.
+- server: the socket of a server (ripieno serve), in place of path, capacity, piece and devices: its
+  store is shared with other engines, and a piece is a block of it.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ from typing import TYPE_CHECKING, Any
 
 from lmcache.lmcache_native import Bitmap
 from lmcache.logging import init_logger
+from lmcache.utils import get_size_bytes
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
 import ripieno
-from ripieno.objects import THREADS, Object, Objects, Options
+from ripieno.objects import THREADS, Object, Objects, Options, Space
+from ripieno.served import ServedHeld
+
+Held = ripieno.Held | ServedHeld
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
@@ -50,11 +56,13 @@ class Known:
     """Sizes and salts of the objects that were ever stored: a file beside the store. A key of
     LMCache has no size, and a list of the salts is needed to report their usage."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str | None) -> None:
+        """path: None without a file, where a server has the objects of others, too. Then sizes are
+        those of LMCache's layouts, and salts those of this process."""
         self.path, self.lock = path, threading.Lock()
         self.sizes: list[int] = []
         self.salts: list[str] = []
-        if os.path.exists(path):
+        if path and os.path.exists(path):
             with open(path) as file:
                 self.sizes, self.salts = json.load(file)
 
@@ -65,17 +73,21 @@ class Known:
             salts = [*self.salts, *sorted(set(salts).difference(self.salts))]
             if (sizes, salts) == (self.sizes, self.salts):
                 return
-            with open(f"{self.path}.new", "w") as file:
-                json.dump([sizes, salts], file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(f"{self.path}.new", self.path)
-            directory = os.open(os.path.dirname(self.path), os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            if self.path:
+                self._write(self.path, [sizes, salts])
             self.sizes, self.salts = sizes, salts
+
+    def _write(self, path: str, known: list[Any]) -> None:
+        with open(f"{path}.new", "w") as file:
+            json.dump(known, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{path}.new", path)
+        directory = os.open(os.path.dirname(path), os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 class Tasks:
@@ -117,10 +129,11 @@ class RipienoL2(L2AdapterInterface):
         super().__init__(max_capacity_bytes=0)
         self.options = Options.parse(adapter_params, "adapter_params")
         self.objects = Objects(self.options, "lmcache", logger)
-        self.known = Known(os.path.join(self.objects.path, "objects.json"))
-        self.spaces: dict[str, ripieno.Store] = {}
+        is_own = not self.options.server
+        self.known = Known(os.path.join(self.objects.path, "objects.json") if is_own else None)
+        self.spaces: dict[str, Space] = {}
         """By salt: a handle of its namespace."""
-        self.held: defaultdict[ObjectKey, list[ripieno.Held]] = defaultdict(list)
+        self.held: defaultdict[ObjectKey, list[Held]] = defaultdict(list)
         """Locks of objects."""
         self.lock = threading.Lock()
         """Guards spaces and held."""
@@ -153,6 +166,9 @@ class RipienoL2(L2AdapterInterface):
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
         task, found = self.lookups.number(), Bitmap(len(keys))
+        if self.options.server:
+            sizes = {get_size_bytes(it.shapes, it.dtypes) for it in group_layout_descs.values()}
+            self.known.add(sizes, {key.cache_salt for key in keys})
         for at, key in enumerate(keys):
             if held := self._hold(key):
                 found.set(at)
@@ -196,7 +212,7 @@ class RipienoL2(L2AdapterInterface):
 
     def get_usage(self) -> AdapterUsage:
         """Returns what the store holds, also of earlier processes, in bytes of its pieces."""
-        piece = self.options.piece
+        piece = self.objects.piece
         used = {salt: self._space(salt).usage().stored * piece for salt in self.known.salts}
         return AdapterUsage(
             total_bytes_used=sum(used.values()),
@@ -211,7 +227,7 @@ class RipienoL2(L2AdapterInterface):
         return status | {"locked": locked, "problem": dead}
 
     def close(self) -> None:
-        """Ends what was submitted, and releases the directory."""
+        """Ends what was submitted, and releases the directory, or leaves the server."""
         self.storer.shutdown()
         self.loader.shutdown()
         with self.lock:
@@ -225,7 +241,7 @@ class RipienoL2(L2AdapterInterface):
         for tasks in (self.stores, self.lookups, self.loads):
             tasks.event.close()
 
-    def _space(self, salt: str) -> ripieno.Store:
+    def _space(self, salt: str) -> Space:
         """Returns a handle of a salt's namespace."""
         with self.lock:
             if salt not in self.spaces:
@@ -237,9 +253,9 @@ class RipienoL2(L2AdapterInterface):
     def _found(self, key: ObjectKey, size: int, address: int = 0) -> Object:
         """Returns the object of a key, if it has this size."""
         name = [key.model_name, key.kv_rank, key.object_group_id, key.chunk_hash.hex()]
-        return Object.named(self._space(key.cache_salt), name, size, self.options.piece, address)
+        return Object.named(self._space(key.cache_salt), name, size, self.objects.piece, address)
 
-    def _hold(self, key: ObjectKey) -> ripieno.Held | None:
+    def _hold(self, key: ObjectKey) -> Held | None:
         """Returns a lock of an object, or None if it is not stored."""
         if self.objects.dead or key.cache_salt not in self.known.salts:
             return None

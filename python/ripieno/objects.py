@@ -1,4 +1,4 @@
-"""Objects of any size in a store of one process, for caches that keep theirs in host memory.
+"""Objects of any size in a store, for caches that keep theirs in host memory.
 
 An object is stored in pieces of the same size, and found when all of its pieces are. Pieces are
 copied through a buffer that the devices reach, because the objects have no common size and place.
@@ -15,19 +15,23 @@ import os
 import queue
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import ripieno
 from ripieno.capacity import made_in
+from ripieno.served import ServedStore
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 THREADS = 2
 """Threads for each direction, with a part of the buffer each: one copies while the other moves."""
+
+Space = ripieno.Store | ServedStore
+"""A handle of a store, in one namespace."""
 
 Batch = list[tuple[int, int]]
 """Pieces that are moved together: the object's position, and the piece's number in it."""
@@ -37,8 +41,9 @@ Batch = list[tuple[int, int]]
 class Options:
     """Parameters of a store of objects; the modules that use it describe them."""
 
-    path: str
-    capacity: int
+    path: str = ""
+    capacity: int = 0
+    server: str = ""
     piece: int = 1 << 20
     devices: int = 1
     buffer: int = 64 << 20
@@ -51,25 +56,23 @@ class Options:
         known = set(cls.__dataclass_fields__)
         if unknown := sorted(given.keys() - known):
             raise ValueError(f"{place}: {unknown} were given; there are {sorted(known)}")
-        if missing := sorted({"path", "capacity"} - given.keys()):
-            raise ValueError(f"{place}: {missing} are missing; give them")
-        parsed = given | {"path": os.path.abspath(given["path"])}
+        own = {"path", "capacity", "piece", "devices"} & given.keys()
+        if own and given.get("server"):
+            raise ValueError(f"{place}: server replaces {sorted(own)}; leave them out")
+        missing = sorted({"path", "capacity"} - given.keys())
+        if missing and not given.get("server"):
+            raise ValueError(f"{place}: {missing} are missing; give them, or a server")
+        parsed = given | {"path": os.path.abspath(given.get("path", ""))}
         for name in {"capacity", "piece", "buffer"} & given.keys():
             parsed[name] = ripieno.parse_size(given[name], name)
-        options = cls(**parsed)
-        if options.piece == 0 or options.buffer < 2 * THREADS * options.piece:
-            raise ValueError(
-                f"buffer: {options.buffer} bytes were given; {2 * THREADS} pieces of "
-                f"{options.piece} bytes need more: give a larger buffer or a smaller piece"
-            )
-        return options
+        return cls(**parsed)
 
 
 @dataclass(frozen=True)
 class Object:
     """An object, in the store and in memory."""
 
-    space: ripieno.Store
+    space: Space
     """A handle of its namespace."""
     keys: list[bytes]
     """Of its pieces."""
@@ -80,7 +83,7 @@ class Object:
 
     @classmethod
     def named(
-        cls, space: ripieno.Store, name: Sequence[Any], size: int, piece: int, address: int = 0
+        cls, space: Space, name: Sequence[Any], size: int, piece: int, address: int = 0
     ) -> Object:
         """Returns the object of a name, which is plain data, and a size."""
         digest = hashlib.sha256(json.dumps([*name, size]).encode()).digest()
@@ -100,19 +103,39 @@ class Objects:
     ) -> None:
         """name: of the store in the directory. number, of: this process, of those that share the
         directory and its capacity."""
-        self.options, self.logger = options, logger
-        name = f"{name}-piece{options.piece}" + (f"-dp{number}" if of > 1 else "")
-        self.path = os.path.join(options.path, name)
+        self.logger = logger
         shape = ripieno.Shape(1, 1, options.piece, 1)
-        self.memory = mmap.mmap(-1, options.buffer // options.piece * options.piece)
+        if options.server:
+            shape = ripieno.server_shape(options.server)
+        self.piece = piece = shape.rows * shape.object_bytes
+        """Bytes of a piece: a block of the store."""
+        if piece == 0 or options.buffer < 2 * THREADS * piece:
+            raise ValueError(
+                f"buffer: {options.buffer} bytes were given; {2 * THREADS} pieces of {piece} bytes "
+                "need more: give a larger buffer or a smaller piece"
+            )
+        size = options.buffer // piece * piece
+        shared = ripieno.SharedMemory(size) if options.server else None
+        self.memory = shared.buffer if shared else mmap.mmap(-1, size)
         """Pieces in flight."""
         pool = ripieno.Pool.contiguous(self.memory, shape)
+        # A piece has the objects of all rows, one after the other.
+        rows = [row * shape.object_bytes for row in range(shape.rows)]
+        file = shared.file if shared else None
+        pool = replace(pool, rows=rows, block_stride=piece, blocks=size // piece, file=file)
 
         def make(bytes: int) -> ripieno.Store:
             return ripieno.Store(self.path, shape, pool, capacity=bytes, devices=options.devices)
 
-        self.all = made_in(options.path, name, options.capacity, make, of)
+        self.all: Space
         """The store."""
+        if options.server:
+            self.path = options.server
+            self.all = ServedStore.connect(options.server, shape, pool)
+        else:
+            name = f"{name}-piece{piece}" + (f"-dp{number}" if of > 1 else "")
+            self.path = os.path.join(options.path, name)
+            self.all = made_in(options.path, name, options.capacity, make, of)
         parts, self.batch = 2 * THREADS, pool.blocks // (2 * THREADS)
         self.parts: queue.SimpleQueue[range] = queue.SimpleQueue()
         """Free parts of the buffer, as blocks."""
@@ -152,7 +175,7 @@ class Objects:
                         bad.add(at)
         return [at not in bad for at in range(len(objects))]
 
-    def _load_all(self, space: ripieno.Store, objects: Sequence[Object], batch: Batch) -> bool:
+    def _load_all(self, space: Space, objects: Sequence[Object], batch: Batch) -> bool:
         names = [objects[at].keys[number] for at, number in batch]
         try:
             with self._part() as part, space.load(names, list(part[: len(batch)])) as request:
@@ -168,10 +191,10 @@ class Objects:
 
     def _batches(
         self, objects: Sequence[Object], chosen: Iterable[int]
-    ) -> Iterator[tuple[ripieno.Store, Batch]]:
+    ) -> Iterator[tuple[Space, Batch]]:
         """Yields the pieces of the chosen objects, of one namespace each, as many as fit into a
         part of the buffer."""
-        spaces: dict[int, tuple[ripieno.Store, Batch]] = {}
+        spaces: dict[int, tuple[Space, Batch]] = {}
         for at in chosen:
             space, count = objects[at].space, len(objects[at].keys)
             spaces.setdefault(id(space), (space, []))[1].extend((at, n) for n in range(count))
@@ -190,7 +213,7 @@ class Objects:
 
     def _copy(self, each: Object, number: int, block: int, is_store: bool) -> None:
         """Copies a piece of an object to a block of the buffer, or back."""
-        piece = self.options.piece
+        piece = self.piece
         begin = number * piece
         buffer = ctypes.addressof(ctypes.c_char.from_buffer(self.memory, block * piece))
         outside = each.address + begin
@@ -209,7 +232,7 @@ class Objects:
             self.logger.warning("ripieno: %s (further ones of this kind are not logged)", error)
 
     def close(self) -> None:
-        """Releases the directory."""
+        """Releases the directory, or leaves the server."""
         try:
             self.logger.info("ripieno: %s", self.all.stats())
             self.all.close()

@@ -15,6 +15,8 @@ Parameters (hicache-storage-backend-extra-config):
 - devices: number of files of each rank, each with a software controller. 1.
 - buffer: bytes of host memory of each rank through which pieces are copied. "64MiB".
 - weights_id: distinguishes the weights from others of the same model name.
+- server: the socket of a server (ripieno serve), in place of path, capacity, piece and devices: its
+  store is shared with other engines, and a piece is a block of it.
 - engines: number of processes that share the directory; needed with --enable-dp-attention, whose
   size SGLang does not tell. Default: ranks of tensor, pipeline and context parallelism.
 """
@@ -39,7 +41,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 import ripieno
 from ripieno import objects
-from ripieno.objects import Object, Objects
+from ripieno.objects import Object, Objects, Space
 
 if TYPE_CHECKING:
     import torch
@@ -103,12 +105,11 @@ class RipienoHiCache(HiCacheStorage):
         number, count = rank_of(storage_config, self.options.engines)
         self.objects = Objects(self.options, "sglang", logger, number, count)
         self.pools: dict[str, HostKVCache] = {}
-        self.known: dict[str, tuple[ripieno.Store, int]] = {}
+        self.known: dict[str, tuple[Space, int]] = {}
         """By pool: a handle of its namespace, and bytes of a page."""
         self.lock = threading.Lock()
         """Guards known."""
-        stats = self.objects.all.stats()
-        logger.info("ripieno: %d pieces are stored in %s", stats.files_stored, self.objects.path)
+        logger.info("ripieno: %s: %s", self.objects.path, self.objects.all.stats())
 
     def register_mem_pool_host(self, mem_pool_host: HostKVCache) -> None:
         super().register_mem_pool_host(mem_pool_host)
@@ -118,7 +119,7 @@ class RipienoHiCache(HiCacheStorage):
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self.pools[str(host_pool_name)] = host_pool
 
-    def _pool(self, name: str) -> tuple[ripieno.Store, int]:
+    def _pool(self, name: str) -> tuple[Space, int]:
         """Returns a handle of a pool's namespace, and the bytes of its pages."""
         with self.lock:
             if name not in self.known:
@@ -147,7 +148,7 @@ class RipienoHiCache(HiCacheStorage):
         if page is not None and _bytes_of(page) != size:
             raise ValueError(f"a page of {_bytes_of(page)} bytes was given; {pool} has {size}")
         address = 0 if page is None else page.data_ptr()
-        return Object.named(space, [key], size, self.options.piece, address)
+        return Object.named(space, [key], size, self.objects.piece, address)
 
     def _prefix(self, pool: str, keys: Sequence[str]) -> int:
         """Returns how many leading keys are stored."""

@@ -8,10 +8,10 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyTuple},
 };
-use ripieno_serve::{Finder, Mover, RefusalKind, ServeError};
+use ripieno_serve::{Client, Finder, Mover, RefusalKind, ServeError};
 
 use crate::{
-    arguments::{self, catalog_stats, unpoisoned, usage},
+    arguments::{self, catalog_stats, dataclass, unpoisoned, usage},
     catalog::{Reference, Write},
     error::{BusyError, DeviceError, LostError, ReadOnlyError, TransferError, closed, invalid},
     events,
@@ -37,6 +37,13 @@ fn refused(error: ServeError) -> PyErr {
         ServeError::Memory { .. } => DeviceError::new_err(message),
         _ => invalid(message),
     }
+}
+
+/// Returns the shape of the blocks of the server that listens on a socket.
+#[pyfunction]
+pub fn server_shape(py: Python<'_>, socket: PathBuf) -> PyResult<Bound<'_, PyAny>> {
+    let shape = py.detach(|| Client::shape_at(&socket)).map_err(refused)?;
+    dataclass!(py, "Shape", shape, [layers, segments, object_bytes, block_tokens])
 }
 
 /// The scheduler's half of an engine that uses the store of a server (`ripieno serve`): the calls
@@ -134,6 +141,12 @@ impl ServedCatalog {
             finder.release(reference);
             Ok(())
         })
+    }
+
+    /// Drops keys for all engines of the namespace, including pinned ones and those in use. Returns
+    /// the number of keys that were stored.
+    fn remove(&self, py: Python<'_>, namespace: usize, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
+        self.keys(py, keys, |finder, keys| finder.remove(namespace, keys))
     }
 
     /// Same as Catalog.pin(), on all ranks. Pins end with the server, too.

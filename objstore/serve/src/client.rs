@@ -201,7 +201,8 @@ impl Client {
         let links = Mutex::new(Links { generation: 0, session, idle, open: 0, lost });
         let inner = Inner { path, shape, member, pool, links, returned: Condvar::new() };
         let client = Self { inner: Arc::new(inner) };
-        client.check_shape()?;
+        // Before the server gets the memory: it could not map other blocks.
+        same_shape(Self::shape_at(&client.inner.path)?, shape)?;
         *client.links() = client.hello(None)?;
         Ok(client)
     }
@@ -508,11 +509,14 @@ impl Client {
         }
     }
 
-    /// Compares the shape before the server gets the memory: it could not map other blocks.
-    fn check_shape(&self) -> Result<(), ServeError> {
+    /// Returns the shape of the blocks of a server.
+    ///
+    /// # Errors
+    /// Same as [`Client::connect`].
+    pub fn shape_at(path: &Path) -> Result<KvShape, ServeError> {
         let call = Call::Hello { version: VERSION, pool: None, after: None, member: None };
-        match call_on(&open(&self.inner.path)?, &call, None)? {
-            Answer::Welcome { shape, .. } => same_shape(shape.into(), self.inner.shape),
+        match call_on(&open(path)?, &call, None)? {
+            Answer::Welcome { shape, .. } => Ok(shape.into()),
             other => Err(unexpected(&other)),
         }
     }

@@ -242,6 +242,20 @@ impl Finder {
         }
     }
 
+    /// Drops keys for all engines of the namespace, including pinned ones and those in use. Returns
+    /// how many were stored; 0 if the server is away.
+    ///
+    /// # Errors
+    /// Same as [`Finder::look_up`].
+    pub fn remove(&self, space: usize, keys: Vec<BlockKey>) -> Result<u32, ServeError> {
+        let keys = Keys(keys);
+        match self.about(space, |namespace| Call::Remove { namespace, keys })? {
+            Some((_, Answer::Number(removed))) => Ok(removed),
+            None => Ok(0),
+            Some((_, other)) => Err(unexpected(&other)),
+        }
+    }
+
     /// Finds the longest stored prefix. Its blocks stay stored until it is released.
     ///
     /// # Errors

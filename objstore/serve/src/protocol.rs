@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::error::RefusalKind;
 
 /// Version of the messages. Client and server must have the same.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Bytes of a message, at most: about 60,000 keys.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
@@ -170,6 +170,14 @@ pub enum Call {
     Renew {
         /// The namespace.
         namespace: u32,
+    },
+    /// Drops keys, including pinned ones and those in use. Answer: [`Answer::Number`], those that
+    /// were stored.
+    Remove {
+        /// The namespace.
+        namespace: u32,
+        /// The keys.
+        keys: Keys,
     },
     /// Pins blocks on all ranks, until the session ends at the latest. Answer: [`Answer::Pinned`].
     Pin {

@@ -210,6 +210,7 @@ impl Session {
             }
             Call::Sync => self.store.sync_journal().map(|()| Answer::Done).map_err(Refusal::from),
             Call::Renew { namespace } => self.renew(namespace),
+            Call::Remove { namespace, keys } => self.remove(namespace, &keys),
             Call::Unpin { pin } => {
                 let ended = self.store.end_pins(pin, Some(self.number));
                 Ok(Answer::Number(u32::from(ended.is_some())))
@@ -303,6 +304,12 @@ impl Session {
         }
         self.store.sync_journal()?;
         Ok(Answer::Done)
+    }
+
+    fn remove(&self, namespace: u32, keys: &Keys) -> Result<Answer, Refusal> {
+        let removed = self.space(namespace)?.into_iter().map(|store| store.remove(&keys.0));
+        let removed = removed.collect::<Result<Vec<_>, _>>()?;
+        Ok(Answer::Number(removed.into_iter().max().unwrap_or(0)))
     }
 
     fn usage(&self, namespace: u32) -> Result<Answer, Refusal> {

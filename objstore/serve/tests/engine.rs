@@ -143,6 +143,9 @@ fn engines_share_blocks_of_all_ranks() {
         let asked = vec![keys[5], BlockKey([9; 32]), keys[0]];
         assert_eq!(one.finder.are_stored(one.space, asked).unwrap(), [1, 0, 1]);
         assert_eq!(one.finder.usage(one.space).unwrap().stored, 6);
+        let asked = vec![keys[5], BlockKey([9; 32])];
+        assert_eq!(one.finder.remove(one.space, asked).unwrap(), 1);
+        assert_eq!(other.load(&keys), 5);
         let status = rig.status();
         assert_eq!(status.sessions.len() as u32, 2 * (ranks + 1));
         let held = |it: &ripieno_serve::control::SessionStatus| it.prefixes + it.reservations;

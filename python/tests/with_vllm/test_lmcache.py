@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ pytest.importorskip("lmcache")
 import ripieno  # noqa: E402
 import torch  # noqa: E402
 from lmcache.v1.check.check_mode_test_l2_adapter import _create_memory_obj  # noqa: E402
-from lmcache.v1.distributed.api import ObjectKey  # noqa: E402
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey  # noqa: E402
 from ripieno.lmcache import RipienoL2  # noqa: E402
 
 PIECE = 64 << 10
@@ -42,11 +43,15 @@ def empty(size=3 * PIECE // 4 * 2):
     return _create_memory_obj(obj_size=size // 4, fill_value=-1.0)
 
 
+LAYOUT = MemoryLayoutDesc([torch.Size([3 * PIECE // 8])], [torch.float32])
+"""Of the objects above."""
+
+
 class User:
     """Calls an adapter as LMCache does, one task at a time."""
 
-    def __init__(self, path, **more):
-        self.adapter = RipienoL2(params(path, **more))
+    def __init__(self, path=None, **more):
+        self.adapter = RipienoL2(params(path, **more) if path else more)
 
     def wait(self, descriptor):
         assert select.select([descriptor], [], [], 60)[0], "no event"
@@ -58,7 +63,7 @@ class User:
         return self.adapter.pop_completed_store_tasks()[task]
 
     def lookup(self, keys):
-        task = self.adapter.submit_lookup_and_lock_task(keys, {})
+        task = self.adapter.submit_lookup_and_lock_task(keys, {0: LAYOUT})
         self.wait(self.adapter.get_lookup_and_lock_event_fd())
         found = self.adapter.query_lookup_and_lock_result(task)
         assert self.adapter.query_lookup_and_lock_result(task) is None, "only once"
@@ -212,6 +217,36 @@ def test_what_remains_after_eviction_has_the_right_bytes(tmp_path):
         assert found > 50
 
 
+def test_processes_share_the_store_of_a_server(tmp_path):
+    """A server of vLLM's blocks, say: a piece is such a block."""
+    from serving import Server
+
+    shape = ripieno.Shape(layers=4, segments=1, object_bytes=PIECE // 4, block_tokens=32)
+    numbers = list(range(40))
+    with Server(tmp_path, shape) as server:
+        with User(server=server.socket) as one, User(server=server.socket) as other:
+            stored = one.store([key(n, "alice") for n in numbers], [data(n) for n in numbers])
+            assert stored.bytes_transferred() == 40 * 3 * PIECE // 2
+            assert other.check(numbers + [99], "alice") == [True] * 40 + [False]
+            assert other.check(numbers, "bob") == [False] * 40
+            usage = other.adapter.get_usage()
+            assert usage.bytes_by_cache_salt == {"alice": 40 * 2 * PIECE}
+            assert usage.total_capacity_bytes <= 64 << 20
+            other.adapter.delete([key(7, "alice")])
+            assert one.check([6, 7, 8], "alice") == [True, False, True]
+            assert all(one.lookup([key(n, "alice") for n in range(6)]))
+            assert server.status()["files_referenced"] == 12
+            one.adapter.submit_unlock([key(n, "alice") for n in range(6)])
+            server.kill()
+            assert one.check(numbers, "alice") == [False] * 40
+            assert not one.store([key(50)], [data(50)]).bytes_transferred()
+            server.start()
+            time.sleep(0.15)
+            assert one.check([8, 9], "alice") == [True, True]
+            assert one.adapter.report_status()["is_healthy"]
+        assert server.settled()["refused_calls"] == 0
+
+
 class Wrong(ripieno.lmcache.RipienoL2):
     """Gives each object the pieces of the first one."""
 
@@ -232,6 +267,7 @@ def test_that_these_tests_notice(tmp_path, monkeypatch):
     ("given", "message"),
     [
         ({"path": "kv"}, "\\['capacity'\\] are missing"),
+        (params("kv", server="sock"), "server replaces \\['capacity', 'path', 'piece'\\]"),
         (params("kv", size=1), "\\['size'\\] were given; there are"),
         (params("kv", buffer=PIECE), "give a larger buffer or a smaller piece"),
         (params("kv", capacity="much"), "capacity"),

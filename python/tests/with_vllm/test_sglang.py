@@ -84,8 +84,8 @@ class Server:
 
     def __init__(self, path, pages=64, layout="layer_first", config=None, **more):
         named = {"backend_name": "r", "module_path": "ripieno.sglang"}
-        sizes = {"capacity": "8MiB", "piece": PIECE, "buffer": "256KiB"}
-        extra = named | {"class_name": "RipienoHiCache", "path": str(path)} | sizes | more
+        own = {"path": str(path), "capacity": "8MiB", "piece": PIECE} if path else {}
+        extra = named | {"class_name": "RipienoHiCache", "buffer": "256KiB"} | own | more
         ranks = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}
         ranks |= {"attn_cp_rank": 0, "attn_cp_size": 1, "is_mla_model": False}
         kinds = {"enable_storage_metrics": False, "is_page_first_layout": layout == "page_first"}
@@ -176,6 +176,27 @@ def test_all_forms_of_the_interface_move_the_same_pages(tmp_path):
         assert (backend.exists(keys[0]), backend.exists("f" * 64)) == (True, False)
         backend.clear()
         assert (backend.batch_exists(keys), server.load(range(3))) == (0, [False] * 3)
+
+
+def test_servers_share_the_store_of_another_process(tmp_path):
+    import serving
+
+    shape = ripieno.Shape(layers=1, segments=1, object_bytes=PIECE, block_tokens=TOKENS)
+    numbers = list(range(40))
+    with serving.Server(tmp_path, shape) as owner:
+        at = owner.socket
+        with Server(None, server=at) as one, Server(None, server=at) as other:
+            assert one.store(numbers) == [True] * 40
+            assert one.store(numbers[30:], PoolName.MAMBA) == [True] * 10
+            assert other.load([*numbers, 99]) == [True] * 40 + [False]
+            assert other.load(numbers, PoolName.MAMBA) == [False] * 30 + [True] * 10
+            assert other.store(numbers) == [True] * 40
+            # It would take the pages of others, too.
+            one.backend.clear()
+            assert one.found(numbers).kv_hit_pages == 40
+            owner.kill()
+            assert one.load(numbers) == [False] * 40 and one.store([50]) == [False]
+            assert one.found(numbers).kv_hit_pages == 0
 
 
 class Keeps:

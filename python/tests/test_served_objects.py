@@ -1,0 +1,116 @@
+"""Objects in the store of a server, as caches of LMCache and SGLang keep them."""
+
+import logging
+import time
+
+import numpy
+import pytest
+from serving import Server
+
+import ripieno
+from ripieno.objects import Object, Objects, Options
+
+SHAPE = ripieno.Shape(layers=2, segments=2, object_bytes=4096, block_tokens=16)
+PIECE = SHAPE.rows * SHAPE.object_bytes
+SIZE = 5 * PIECE // 2
+
+logger = logging.getLogger("test")
+
+
+def content(number):
+    return numpy.random.default_rng(number).integers(0, 256, SIZE, numpy.uint8)
+
+
+class User:
+    """A cache with objects of two pieces and a half."""
+
+    def __init__(self, server, space="one", pieces=16):
+        options = Options.parse({"server": server.socket, "buffer": pieces * PIECE}, "test")
+        self.objects = Objects(options, "test", logger)
+        self.space = self.objects.all.within(ripieno.Namespace(layout=space))
+
+    def named(self, numbers, memory):
+        piece = self.objects.piece
+        return [
+            Object.named(self.space, [number], SIZE, piece, each.ctypes.data)
+            for number, each in zip(numbers, memory, strict=True)
+        ]
+
+    def store(self, *numbers):
+        memory = [content(number) for number in numbers]
+        return self.objects.store(self.named(numbers, memory))
+
+    def load(self, *numbers):
+        """Returns which objects arrived, with their own bytes."""
+        memory = [numpy.zeros(SIZE, numpy.uint8) for _ in numbers]
+        arrived = self.objects.load(self.named(numbers, memory))
+        for number, each, is_there in zip(numbers, memory, arrived, strict=True):
+            assert not is_there or (each == content(number)).all(), "wrong bytes"
+        return arrived
+
+
+@pytest.fixture
+def server(tmp_path):
+    with Server(tmp_path, SHAPE) as server:
+        yield server
+
+
+def test_caches_share_objects(server):
+    one, other, apart = User(server), User(server), User(server, "another")
+    assert one.objects.piece == PIECE
+    assert one.store(*range(10)) == list(range(10))
+    assert other.load(*range(12)) == [True] * 10 + [False] * 2
+    assert other.store(8, 9, 10) == [2], "the others are there"
+    assert one.load(10) == [True] and apart.load(0) == [False]
+    (first,) = one.named([0], [content(0)])
+    with other.space.hold(first.keys) as held:
+        assert held.blocks == 3
+        assert other.space.remove(first.keys) == 3
+    assert one.load(0, 1) == [False, True]
+    assert one.space.usage().stored == 10 * 3 == one.objects.all.stats().stored
+    with pytest.raises(ripieno.InvalidError, match="ripieno ctl"):
+        one.space.clear()
+    for user in (one, other, apart):
+        user.objects.close()
+    status = server.settled()
+    assert (status["files_referenced"], status["files_writing"]) == (0, 0)
+    assert status["refused_calls"] == 0
+
+
+def test_the_least_useful_objects_are_evicted(server):
+    one = User(server, pieces=512)
+    for number in range(0, 1600, 100):
+        one.store(*range(number, number + 100))
+    assert sum(one.load(*range(1200, 1600))) > 200
+    assert one.objects.all.stats().evicted > 0
+    one.objects.close()
+
+
+def test_a_server_that_is_killed_is_a_miss_until_it_is_back(server):
+    one = User(server)
+    one.store(1, 2)
+    server.kill()
+    assert one.load(1, 2) == [False, False] and one.store(3) == []
+    server.start()
+    time.sleep(0.15)
+    assert one.load(1, 2) == [True, True] and one.store(3) == [0]
+    assert one.objects.dead is None
+    one.objects.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"path": "kv"}, "server replaces \\['path'\\]"),
+        ({"piece": 4096, "devices": 2}, "server replaces \\['devices', 'piece'\\]"),
+        ({"buffer": 3 * PIECE}, f"4 pieces of {PIECE} bytes"),
+    ],
+)
+def test_parameters_of_a_store_of_its_own_are_refused(server, given, message):
+    with pytest.raises(ValueError, match=message):
+        Objects(Options.parse({"server": server.socket} | given, "test"), "test", logger)
+
+
+def test_a_server_that_is_not_there_is_named():
+    with pytest.raises(ripieno.LostError, match="absent"):
+        Objects(Options.parse({"server": "absent"}, "test"), "test", logger)
