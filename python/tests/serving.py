@@ -51,7 +51,10 @@ class Server:
             return client.connect_ex(self.socket) == 0
 
     def status(self):
-        command = [self.program, "ctl", "--socket", self.socket, "--json", "status"]
+        return self.control("status")
+
+    def control(self, *words):
+        command = [self.program, "ctl", "--socket", self.socket, "--json", *words]
         return json.loads(subprocess.check_output(command))
 
     def settled(self):

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-pytest.importorskip("msgspec")
+msgspec = pytest.importorskip("msgspec")
 
-from ripieno.router.choice import Costs, Engine, Member, choose, plan
+from ripieno.router.choice import Costs, Engine, Member, choose, plan, with_shared
 from ripieno.router.directory import Blocks, Feed
 
 BLOCK = 4
@@ -227,6 +227,29 @@ def test_tiers_are_weighed():
     assert choose("prefix", engines, PROMPT, 0).engine is gpu
     stored(disk.blocks, 5, "OTHER")
     assert planned(disk).seconds == pytest.approx(0.02 + 20 * 1e6 / 1e9)
+
+
+def test_engines_on_a_server_have_the_blocks_of_each_other():
+    """A server has what any of them stored; what is only in another one's memory is not there."""
+    one, two, alone, other = engines = [
+        engine(name, weights=weights)
+        for name, weights in [("one", "w"), ("two", "w"), ("alone", "w"), ("other", "x")]
+    ]
+    for each in (one, two, other):
+        each.member = msgspec.structs.replace(each.member, store="here")
+    stored(one.blocks, 2, "STORAGE")
+    stored(two.blocks, 2)
+    stored(two.blocks, 4, "STORAGE", first=2)
+    stored(two.blocks, 5, "CPU", first=4)
+    found = with_shared({each: each.blocks.find(PROMPT) for each in engines})
+    assert found[one] == [{"STORAGE"}] * 4
+    assert found[two] == [{"GPU", "STORAGE"}] * 2 + [{"STORAGE"}] * 2 + [{"CPU"}]
+    assert found[alone] == found[other] == []
+    assert choose("prefix", [alone, one], PROMPT, 0).engine is one
+    two.prompts = 1.0
+    # Four blocks of four tokens are read, and six tokens computed.
+    assert choose("prefix", engines, PROMPT, 0).engine is one
+    assert choose("prefix", engines, PROMPT, 0).seconds == pytest.approx(0.06 + 16 * 1e6 / 1e9)
 
 
 def test_blocks_are_fetched_only_if_that_beats_computing():

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ripieno.router.directory import GPU, Blocks
+from ripieno.router.directory import GPU, STORAGE, Blocks
 
 Positive = Annotated[float, Meta(gt=0)]
 Url = Annotated[str, Meta(pattern=r"^https?://[^/]+$")]
@@ -57,6 +57,9 @@ class Member(Struct, frozen=True, forbid_unknown_fields=True):
     block_tokens: Annotated[int, Meta(gt=0)] = 1
     identity: dict[str, str] = {}
     """Blocks are taken from members with an equal one only."""
+    store: str = ""
+    """Members with the same one, and an equal identity, have the blocks in STORAGE of each other:
+    they use the same server. Empty: none."""
 
 
 @dataclass(eq=False)
@@ -91,6 +94,25 @@ class Plan:
 
 Found = Mapping[Engine, list[set[str]]]
 """By engine: the media of a prompt's leading blocks."""
+
+
+def with_shared(found: Found) -> Found:
+    """Returns the same with the blocks that engines have in a store which others share, too."""
+    whole: dict[Engine, list[set[str]]] = {}
+    for engine, own in found.items():
+        it, media = engine.member, list(own)
+        sharers = [
+            blocks
+            for other, blocks in found.items()
+            if it.store and (it.store, it.identity) == (other.member.store, other.member.identity)
+        ]
+        for at in range(max(map(len, sharers), default=0)):
+            if any(STORAGE in blocks[at] for blocks in sharers if at < len(blocks)):
+                media[at : at + 1] = [set().union(*media[at : at + 1], {STORAGE})]
+            elif at == len(media):
+                break
+        whole[engine] = media
+    return whole
 
 
 def _fetch(engine: Engine, peer: Engine, found: Found, have: int) -> tuple[int, float]:
@@ -136,7 +158,7 @@ def choose(policy: str, engines: Sequence[Engine], tokens: Sequence[int], turn: 
     """Returns the plan for a prompt; of equal ones the next in turn. There are engines."""
     at = turn % len(engines)
     turns = [*engines[at:], *engines[:at]]
-    found = {engine: engine.blocks.find(tokens) for engine in engines}
+    found = with_shared({engine: engine.blocks.find(tokens) for engine in engines})
     if policy == "prefix":
         plans = [plan(engine, found, len(tokens)) for engine in turns]
         return min(plans, key=lambda it: (it.engine.prompts + it.seconds, it.engine.requests))

@@ -13,7 +13,7 @@ Place = tuple[str, int | None]
 """A medium, such as "GPU", "CPU" or "STORAGE", and a group of layers."""
 Batch = TypeVar("Batch")
 
-GPU = "GPU"
+GPU, STORAGE = "GPU", "STORAGE"
 
 
 def blocks_of(tokens: Sequence[int], block_tokens: int) -> list[bytes]:

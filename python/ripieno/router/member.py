@@ -56,6 +56,7 @@ def parse(args: list[str] | None = None) -> argparse.Namespace:
     flag("--events", required=True, metavar="tcp://HOST:PORT", help="of its KV events")
     flag("--replay", metavar="tcp://HOST:PORT", help="the replay_endpoint of its KV events")
     flag("--p2p", metavar="HOST:PORT", help="of its p2p tier, as other engines reach it")
+    flag("--store", default="", metavar="NAME", help="of a server's store that members share")
     flag("--epoch", default="", help="distinguishes weights of the same name")
     flag("--ttl", type=int, default=10, help="seconds of the lease (%(default)s)")
     flag("--tokens-per-second", type=float, required=True, help="prompt tokens that it computes")
@@ -77,6 +78,7 @@ def parse(args: list[str] | None = None) -> argparse.Namespace:
         "events": asked.events,
         "replay": asked.replay,
         "p2p": asked.p2p,
+        "store": asked.store,
         "costs": {
             "tokens_per_second": asked.tokens_per_second,
             "token_bytes": asked.token_bytes,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 # vLLM shows only messages logged below its own name.
 logger = init_logger("vllm.ripieno")
+
+ASK_SECONDS, ASK_KEYS = 1.0, 2048
+"""How often a server is asked if announced blocks are still stored, and of how many at once."""
 
 Catalog: TypeAlias = ripieno.Catalog | ripieno.ServedCatalog
 Plane: TypeAlias = ripieno.Plane | ripieno.ServedPlane
@@ -50,6 +55,11 @@ class Place(Protocol):
 
     def take_dropped(self, spaces: Sequence[int]) -> list[bytes]:
         """Returns the keys that were dropped since the last call, as far as is known."""
+        return []
+
+    def announce(self, space: int, keys: Sequence[bytes]) -> list[int]:
+        """Notes keys of which events tell. Returns the positions of those that were not noted, if
+        others may have stored them."""
         return []
 
     def last_reports(self, saves: Iterable[int]) -> Reports | None:
@@ -160,16 +170,41 @@ class ServedStore(Place):
     gives_up = False
 
     def __init__(self, connector: RipienoConnector, server: str) -> None:
-        if connector.has_events:
-            raise ValueError(
-                "RipienoConnector: server: it does not tell an engine which blocks others store "
-                "and evict; leave KV events out"
-            )
         self.connector, self.path = connector, server
+        self.announced: dict[int, dict[bytes, None]] = {}
+        """By namespace: keys of which events told. The first ones are asked for next."""
+        self.asks_at = 0.0
 
     def open_catalog(self) -> Catalog:
-        engine, ranks = self.connector.engine, self.connector.world
-        return ripieno.ServedCatalog(self.path, self.connector.shape, engine=engine, ranks=ranks)
+        engine, ranks, shape = self.connector.engine, self.connector.world, self.connector.shape
+        self.catalog = ripieno.ServedCatalog(self.path, shape, engine=engine, ranks=ranks)
+        return self.catalog
+
+    def announce(self, space: int, keys: Sequence[bytes]) -> list[int]:
+        known = self.announced.setdefault(space, {})
+        new = [at for at, key in enumerate(keys) if key not in known]
+        known.update(dict.fromkeys(keys))
+        return new
+
+    def take_dropped(self, spaces: Sequence[int]) -> list[bytes]:
+        # The server does not say it by itself: a part of the keys is asked for once a second.
+        dropped: list[bytes] = []
+        if time.monotonic() < self.asks_at:
+            return dropped
+        self.asks_at = time.monotonic() + ASK_SECONDS
+        for space, known in self.announced.items():
+            keys = list(islice(known, ASK_KEYS))
+            flags = self.catalog.are_stored(space, keys)
+            if self.catalog.stats().files == 0:
+                # The server is away, and has all of them when it is back.
+                break
+            for key, is_stored in zip(keys, flags, strict=True):
+                del known[key]
+                if is_stored:
+                    known[key] = None
+                else:
+                    dropped.append(key)
+        return dropped
 
     def last_reports(self, saves: Iterable[int]) -> Reports | None:
         # The server knows which of them the ranks have stored.

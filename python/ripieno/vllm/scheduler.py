@@ -115,6 +115,8 @@ class Save:
     prefix: list[int]
     """Blocks of the prefix it was computed from, including its own."""
     events: list[BlockStored] = field(default_factory=list)
+    announced: tuple[int, list[bytes]] = (0, [])
+    """Namespace and keys of the events."""
     is_wrong: bool = False
     """Set when the prefix failed to load, or is from before a reset."""
 
@@ -291,7 +293,12 @@ class Scheduler:
             places = places[: tokens // self.block_size]
         into = self.groups.blocks_of(blocks.get_block_ids(), places)
         keys = self.groups.keys(request, places)
-        found = self.catalog.acquire(self._known_space(request), keys)
+        space = self._known_space(request)
+        found = self.catalog.acquire(space, keys)
+        if self.events:
+            others = self.place.announce(space, keys[: len(found.files)])
+            told = self.groups.chosen(places, others)
+            self.events.stored([self._event(request, *place) for place in told])
         self.planned[name] = Plan(found, into, tokens, request.trace_headers)
 
     def tasks(self, output: SchedulerOutput) -> Tasks:
@@ -346,7 +353,8 @@ class Scheduler:
         self.saved[name] = full
         ids = state.get_block_ids(name)
         places = self._kept(request, ids, full)
-        write = self._begin(self._known_space(request), self.groups.keys(request, places), room)
+        space, keys = self._known_space(request), self.groups.keys(request, places)
+        write = self._begin(space, keys, room)
         before = self.groups.number_before(places, first)
         self.stats.count("dropped_blocks", len(places) - max(before, write.accepted))
         written = self.groups.chosen(places, write.positions)
@@ -359,6 +367,7 @@ class Scheduler:
         save = Save(name, write.id, blocks, self.groups.blocks_of(ids, places))
         if self.events:
             save.events = [self._event(request, *place) for place in written]
+            save.announced = space, [keys[at] for at in write.positions]
         self.saves[self.jobs] = save
         tasks.saves.append(Job(self.jobs, name, write.files, blocks))
         self._watch(self.jobs, blocks)
@@ -466,6 +475,7 @@ class Scheduler:
             self.strikes["saves"] = 0
             if self.events:
                 self.events.stored(save.events)
+                self.place.announce(*save.announced)
         elif save.is_wrong:
             # The blocks are computed again.
             self.saved.pop(save.request, None)

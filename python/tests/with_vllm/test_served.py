@@ -13,8 +13,11 @@ pytest.importorskip("vllm")
 import ripieno  # noqa: E402
 from forked import SECONDS, life_of, live  # noqa: E402
 from prompts import PROMPTS, STORED, alone, tokens  # noqa: E402
+from ripieno.vllm.place import ASK_SECONDS  # noqa: E402
 from serving import Server  # noqa: E402
+from vllm.config import KVEventsConfig  # noqa: E402
 
+LAST = tokens(200)
 SHAPE = ripieno.Shape(layers=4, segments=1, object_bytes=32 * 8 * 2 * 32 * 4, block_tokens=32)
 """A block of the Llama: tokens, heads, K and V, elements and bytes of an object."""
 
@@ -45,12 +48,12 @@ def obey(engine, pipe):
 
 
 @contextlib.contextmanager
-def running(server, model, role="kv_both"):
+def running(server, model, role="kv_both", **more):
     ours, theirs = Pipe()
     child = os.fork()
     if child == 0:
         options = {"server": server.socket}
-        settings = {"options": options, "policy": "recompute", "role": role}
+        settings = {"options": options, "policy": "recompute", "role": role} | more
         life = life_of(obey, theirs, model=model, **settings)
         is_good = life.error is None or life.signal == signal.SIGKILL
         if not is_good:
@@ -131,6 +134,68 @@ def test_engines_share_a_server(model, said, tmp_path):
     assert server.process.returncode == -signal.SIGKILL
 
 
+def listen(engine):
+    engine.told, publisher = [], engine.scheduler.kv_event_publisher
+    publisher.publish = lambda batch: engine.told.extend(batch.events)
+
+
+def told(engine):
+    """Returns the stored blocks that were announced since the last call, by their hashes with their
+    tokens, and the hashes of those that were dropped."""
+    engine.ask(LAST[:9], max_tokens=1)
+    events = [event for event in engine.told if getattr(event, "medium", "") == "STORAGE"]
+    engine.told.clear()
+    stored, dropped = {}, set()
+    for event in events:
+        if type(event).__name__ == "BlockStored":
+            stored[event.block_hashes[0]] = event.parent_block_hash, event.token_ids
+        else:
+            dropped.update(event.block_hashes)
+    return stored, dropped
+
+
+def test_events_tell_what_is_stored_found_and_dropped(model, tmp_path):
+    events = {"kv_events_config": KVEventsConfig(enable_kv_cache_events=True, publisher="null")}
+    with (
+        Server(tmp_path, SHAPE) as server,
+        running(server, model, **events) as one,
+        running(server, model, **events) as other,
+    ):
+        for engine in (one, other):
+            engine.run(listen)
+            engine.run(told)
+        one.run(alone)
+        stored, _ = one.run(told)
+        hits = {
+            tuple(prompt[: at + 32])
+            for prompt, hit in zip(PROMPTS, STORED, strict=True)
+            for at in range(0, hit, 32)
+        }
+        other.run(alone)
+        found, _ = other.run(told)
+        # Each block that it found, with those before it, as the first engine tells them.
+        assert len(found) == len(hits) and found.items() <= stored.items()
+        assert {tuple(each) for _, each in found.values()} == {each[-32:] for each in hits}
+        other.run(alone)
+        assert other.run(told)[0] == {}, "they were told"
+
+        # A server that is away has not dropped them.
+        server.kill()
+        time.sleep(ASK_SECONDS)
+        assert [engine.run(told)[1] for engine in (one, other)] == [set(), set()]
+        server.start()
+        time.sleep(ASK_SECONDS)
+        assert [engine.run(told)[1] for engine in (one, other)] == [set(), set()]
+
+        # Those that are gone are told, and so are those that are stored again.
+        for each in server.status()["namespaces"]:
+            server.control("clear", "--namespace", str(each["namespace"]))
+        time.sleep(ASK_SECONDS)
+        assert stored.keys() <= one.run(told)[1] and found.keys() <= other.run(told)[1]
+        other.run(alone)
+        assert found.items() <= other.run(told)[0].items()
+
+
 def prefill(engine):
     """Computes each prompt's first token. Returns the cached tokens of each."""
     cached = []
@@ -152,9 +217,6 @@ def test_one_engine_prefills_and_another_decodes(model, said, tmp_path):
         assert server.status()["files_stored"] == stored
         # It reads nothing.
         assert first.run(prefill) == [0] * len(PROMPTS)
-
-
-LAST = tokens(200)
 
 
 def twice(engine):
