@@ -19,8 +19,9 @@
 //
 // - Results. A function that can fail returns a ripieno_status; ripieno_last_error returns the
 //   reason of the thread's last failure. Outputs are written on success only. In addition to the
-//   failures listed for it, each function can return RIPIENO_STATUS_PANIC, and one that takes a
-//   struct RIPIENO_STATUS_VERSION.
+//   failures listed for it, each function can return RIPIENO_STATUS_PANIC, one that takes a struct
+//   RIPIENO_STATUS_VERSION, and one of a server's store RIPIENO_STATUS_UNSUPPORTED,
+//   RIPIENO_STATUS_BUSY (a limit of the server) and RIPIENO_STATUS_FAILED (it has ended).
 // - Threads. Any number of threads may use a handle at the same time, except in the call that ends
 //   it (ripieno_close, _prefix_release, _commit, _request_end): no other call may use the handle
 //   then or later. Calls that move data or wait do not block lookups.

@@ -16,7 +16,7 @@
 //! - No pointer of a caller is kept after the call, except for the KV pool.
 //!
 //! # Not implemented
-//! - Of a server's store: what its clients cannot do, such as pins and removal.
+//! - Of a server's store: what its clients cannot do, such as pins.
 //! - GPUs: pools in their memory, order with their streams, and the I/O kernel on a GPU.
 //! - Drives through VFIO, and events of their controllers.
 //! - Catalog and plane of a store in two processes.

@@ -152,13 +152,13 @@ unsafe fn change(
     keys: *const u8,
     count: usize,
     found: *mut u32,
-    act: impl FnOnce(&objstore::Store, &[BlockKey]) -> Result<u32, objstore::StoreError>,
+    act: impl FnOnce(&Store, &[BlockKey]) -> Result<u32, Failure>,
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
         let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
         // SAFETY: the caller's contract.
-        *to = act(store.own()?.0, &unsafe { self::keys(keys, count)? })?;
+        *to = act(store, &unsafe { self::keys(keys, count)? })?;
         Ok(())
     })
 }
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn ripieno_pin(
     found: *mut u32,
 ) -> Status {
     // SAFETY: as the header requires.
-    unsafe { change(store, keys, count, found, objstore::Store::pin) }
+    unsafe { change(store, keys, count, found, |store, keys| Ok(store.own()?.0.pin(keys)?)) }
 }
 
 /// Undoes ripieno_pin. found: the number of stored keys.
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn ripieno_unpin(
     found: *mut u32,
 ) -> Status {
     // SAFETY: as the header requires.
-    unsafe { change(store, keys, count, found, objstore::Store::unpin) }
+    unsafe { change(store, keys, count, found, |store, keys| Ok(store.own()?.0.unpin(keys)?)) }
 }
 
 /// Drops the keys, including pinned ones and those in use. found: the number of keys that were
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn ripieno_remove(
     found: *mut u32,
 ) -> Status {
     // SAFETY: as the header requires.
-    unsafe { change(store, keys, count, found, objstore::Store::remove) }
+    unsafe { change(store, keys, count, found, Store::remove) }
 }
 
 /// Drops all blocks of the namespace, including pinned ones and those in use.

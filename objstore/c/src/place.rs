@@ -150,11 +150,17 @@ impl Store {
         }
     }
 
+    pub(crate) fn remove(&self, keys: &[BlockKey]) -> Result<u32, Failure> {
+        match self {
+            Self::Own(store, _) => Ok(store.remove(keys)?),
+            Self::Served(space, session) => Ok(session.client.remove(*space, keys)?),
+        }
+    }
+
     pub(crate) fn sync(&self) -> Result<(), Failure> {
         match self {
             Self::Own(store, _) => Ok(store.sync_journal()?),
-            // A client has commits only, which are durable when they return.
-            Self::Served(_, session) => Ok(session.client.check()?),
+            Self::Served(_, session) => Ok(session.client.sync()?),
         }
     }
 

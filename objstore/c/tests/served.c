@@ -115,7 +115,6 @@ static void test_unsupported(ripieno_store *store) {
 #define UNSUPPORTED(call) GIVES(RIPIENO_STATUS_UNSUPPORTED, "ripieno ctl", call)
     UNSUPPORTED(ripieno_pin(store, key, 8, &found));
     UNSUPPORTED(ripieno_unpin(store, key, 8, &found));
-    UNSUPPORTED(ripieno_remove(store, key, 8, &found));
     UNSUPPORTED(ripieno_evict(store, 8, &found));
     UNSUPPORTED(ripieno_clear(store));
     UNSUPPORTED(ripieno_bump_epoch(store, &epoch));
@@ -132,6 +131,7 @@ static void test_unsupported(ripieno_store *store) {
 static void test_sharing(ripieno_store *first, ripieno_store *second) {
     unsigned char key[8 * RIPIENO_KEY_BYTES];
     uint32_t blocks[8] = { 8, 9, 10, 11, 12, 13, 14, 15 };
+    uint32_t removed;
     size_t found;
     pool = other.base;
     OK(ripieno_load(second, keys(0, 8, key), blocks, 8, &found));
@@ -142,10 +142,14 @@ static void test_sharing(ripieno_store *first, ripieno_store *second) {
     ripieno_namespace space = tenant("second");
     ripieno_store *apart;
     OK(ripieno_within(second, &space, &apart));
-    CHECK(peek(apart, 0, 8) == 0 && put(apart, 0, 2, 0) == 2);
+    CHECK(peek(apart, 0, 8) == 0 && put(apart, 0, 3, 0) == 3);
+    OK(ripieno_remove(apart, keys(2, 2, key), 2, &removed));
+    CHECK(removed == 1 && peek(apart, 0, 3) == 2);
+    OK(ripieno_sync(apart));
+    keys(0, 8, key);
     ripieno_usage usage = RIPIENO_USAGE_INIT;
     OK(ripieno_get_usage(apart, &usage));
-    CHECK(usage.stored == 2 && usage.committed == 2 && usage.quota == UINT32_MAX);
+    CHECK(usage.stored == 2 && usage.committed == 3 && usage.quota == UINT32_MAX);
     OK(ripieno_close(apart));
     CHECK(released == 0);
 

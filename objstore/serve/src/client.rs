@@ -353,10 +353,8 @@ impl Client {
     /// Returns [`ServeError::Refused`] or [`ServeError::Lost`].
     pub fn namespace(&self, namespace: &Namespace) -> Result<SpaceId, ServeError> {
         let generation = self.links().generation;
-        match self.call_in(generation, &Call::Namespace(namespace.into()))? {
-            Answer::Number(number) => Ok(SpaceId { number, generation }),
-            other => Err(unexpected(&other)),
-        }
+        let number = self.number(generation, &Call::Namespace(namespace.into()))?;
+        Ok(SpaceId { number, generation })
     }
 
     /// Returns how many leading keys are stored now.
@@ -365,10 +363,7 @@ impl Client {
     /// Returns [`ServeError::Refused`], [`ServeError::Stale`] or [`ServeError::Lost`].
     pub fn peek(&self, space: SpaceId, keys: &[BlockKey]) -> Result<usize, ServeError> {
         let (namespace, keys) = (space.number, Keys(keys.to_vec()));
-        match self.call_in(space.generation, &Call::Peek { namespace, keys })? {
-            Answer::Number(blocks) => Ok(blocks as usize),
-            other => Err(unexpected(&other)),
-        }
+        Ok(self.number(space.generation, &Call::Peek { namespace, keys })? as usize)
     }
 
     /// Returns the longest stored run of leading keys.
@@ -457,6 +452,41 @@ impl Client {
         let prefix = self.lookup(space, &keys[..keys.len().min(blocks.len())])?;
         self.retrieve(&prefix, 0, &blocks[..prefix.len()])?.move_all()?;
         Ok(prefix.len())
+    }
+
+    /// Makes all changes so far durable. Commits are durable when they return.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Refused`] or [`ServeError::Lost`].
+    pub fn sync(&self) -> Result<(), ServeError> {
+        let generation = self.links().generation;
+        self.done(generation, &Call::Sync)
+    }
+
+    /// Makes a call whose answer is that it is done.
+    fn done(&self, generation: u64, call: &Call) -> Result<(), ServeError> {
+        match self.call_in(generation, call)? {
+            Answer::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes a call whose answer is a number.
+    fn number(&self, generation: u64, call: &Call) -> Result<u32, ServeError> {
+        match self.call_in(generation, call)? {
+            Answer::Number(number) => Ok(number),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Drops keys for all clients of the namespace, including pinned ones and those in use. Returns
+    /// how many were stored.
+    ///
+    /// # Errors
+    /// Same as [`Client::peek`].
+    pub fn remove(&self, space: SpaceId, keys: &[BlockKey]) -> Result<u32, ServeError> {
+        let (namespace, keys) = (space.number, Keys(keys.to_vec()));
+        self.number(space.generation, &Call::Remove { namespace, keys })
     }
 
     /// Returns the counts of a namespace.
@@ -641,7 +671,7 @@ impl Request {
     /// Returns [`ServeError::Refused`], [`ServeError::Stale`] or [`ServeError::Lost`].
     pub fn start(&self, layer: Layer) -> Result<(), ServeError> {
         let Handle { number: request, generation, .. } = self.handle;
-        self.done(generation, &Call::Start { request, layer: layer.0 })
+        self.handle.client.done(generation, &Call::Start { request, layer: layer.0 })
     }
 
     /// Waits for a layer that was started. No device accesses its blocks any more, unless the
@@ -651,7 +681,7 @@ impl Request {
     /// Same as [`Request::start`].
     pub fn wait(&self, layer: Layer) -> Result<(), ServeError> {
         let Handle { number: request, generation, .. } = self.handle;
-        self.done(generation, &Call::Wait { request, layer: layer.0 })
+        self.handle.client.done(generation, &Call::Wait { request, layer: layer.0 })
     }
 
     /// Starts all layers, and waits for them. No device accesses the blocks any more, unless the
@@ -692,17 +722,8 @@ impl Request {
     /// Same as [`Request::wait`].
     pub fn poll(&self, layer: Layer) -> Result<bool, ServeError> {
         let Handle { number: request, generation, .. } = self.handle;
-        match self.handle.client.call_in(generation, &Call::Poll { request, layer: layer.0 })? {
-            Answer::Number(done) => Ok(done > 0),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    fn done(&self, generation: u64, call: &Call) -> Result<(), ServeError> {
-        match self.handle.client.call_in(generation, call)? {
-            Answer::Done => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        let call = Call::Poll { request, layer: layer.0 };
+        Ok(self.handle.client.number(generation, &call)? > 0)
     }
 }
 

@@ -223,6 +223,7 @@ fn a_part_of_an_engine_is_one_client() {
     assert!(matches!(joined, Err(ServeError::Argument { given: 512, .. })), "{joined:?}");
     // A part that has gone may come again.
     drop(one);
+    rig.settled();
     Engine::new(&rig, "one", 3).store(&keys(0..2));
     rig.close();
 }
