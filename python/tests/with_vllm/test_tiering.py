@@ -72,7 +72,9 @@ def asked(engine):
     """Returns tokens, each prompt's cached ones, and the tier's metrics."""
     prefix = "vllm:ripieno_tier_"
     said, cached = engine.ask(*PROMPTS)
-    # vLLM polls the tier once more in the next step.
+    # vLLM polls the tier in steps: until its transfers have ended, and once more.
+    while tier_of(engine).jobs:
+        engine.ask(PROMPTS[-1])
     engine.ask(PROMPTS[-1])
     metrics = [each for each in get_metrics_snapshot() if each.name.startswith(prefix)]
     return said, cached, {each.name.removeprefix(prefix): each.value for each in metrics}

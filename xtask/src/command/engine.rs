@@ -49,6 +49,8 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
     let place = engine::place().join("tests");
     let status = Command::new(engine::place().join("venv/bin/python"))
         .args(["-m", "pytest", "-p", "no:cacheprovider", "--durations=10", "--dist=loadfile"])
+        // In the order given: a module with one long test is not the last then.
+        .arg("--no-loadscope-reorder")
         .args(["-n", &jobs.to_string(), "--basetemp"])
         .arg(&place)
         .args(modules)
