@@ -230,7 +230,7 @@
 //!
 //! # Not implemented
 //! - Several GPUs: a plane has one pool, on one GPU.
-//! - Pools of other owners ([`Plane::add_pool`]) beside a GPU, a DRAM cache or bounce buffers.
+//! - Pools of other owners ([`Plane::add_pool`]) beside a GPU or bounce buffers.
 //! - Several ranks in one [`Store`]: it has one plane. A [`DurableCatalog`] serves many.
 //! - Requests larger than a staging buffer, and buffers of different sizes.
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.

@@ -213,7 +213,7 @@ impl Plane {
     ///
     /// # Errors
     /// Returns [`StoreError::Config`] if the pool has another shape or path than the plane's, or
-    /// the plane has a GPU, a DRAM cache or bounce buffers, which know one pool only;
+    /// the plane has a GPU or bounce buffers, which know one pool only;
     /// [`StoreError::Ring`] or [`StoreError::Failed`].
     pub fn add_pool(&self, pool: KvPool) -> Result<PoolId, StoreError> {
         self.with(|mover| mover.add_pool(pool))
@@ -363,6 +363,14 @@ impl Plane {
             mover.abandon(job);
             Ok(())
         });
+    }
+
+    /// Returns true if there is a DRAM cache ([`crate::StoreOptions::dram_bytes`]).
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn has_dram(&self) -> Result<bool, StoreError> {
+        self.with(|mover| Ok(mover.keeps_blocks()))
     }
 
     /// Starts reading files into the DRAM cache ([`crate::StoreOptions::dram_bytes`]), except those

@@ -138,9 +138,30 @@ fn a_pool_that_cannot_be_beside_the_first_is_refused() {
     let pool = KvPool::contiguous(memory, &other, BLOCKS).unwrap();
     let error = rig.store.plane().add_pool(pool).unwrap_err().to_string();
     assert!(error.contains("another shape"), "{error}");
+}
+
+#[test]
+fn blocks_in_dram_are_there_for_all_pools() {
     let rig = Rig::new(StoreOptions { dram_bytes: 1 << 20, ..StoreOptions::default() });
-    let error = rig.store.plane().add_pool(rig.memory().pool).unwrap_err().to_string();
-    assert!(error.contains("DRAM cache"), "{error}");
+    let (mut one, other) = (rig.memory(), rig.memory());
+    let first = rig.store.plane().add_pool(one.pool.clone()).unwrap();
+    let second = rig.store.plane().add_pool(other.pool.clone()).unwrap();
+    let (keys, from) = (keys(0..4), blocks(0, 4));
+    keys.iter().zip(&from).for_each(|(key, block)| one.fill(*block, *key, 0));
+    save(&rig.store.with_pool(first), &keys, &from);
+    // The cache has its own copies.
+    let KvMemory { pool, .. } = one;
+    drop((rig.store.plane().remove_pool(first).unwrap(), pool));
+    let to = blocks(4, 4);
+    load(&rig.store.with_pool(second), &keys, &to);
+    let is_right = |layer| {
+        let mut pairs = keys.iter().zip(&to);
+        pairs.all(|(key, block)| other.holds(*block, layer, *key, 0))
+    };
+    assert!((0..SHAPE.layers).map(Layer).all(is_right));
+    let stats = rig.store.stats().unwrap();
+    assert_eq!((stats.dram.hits, stats.retrieved_bytes), (4, 0), "{stats:?}");
+    rig.store.close().unwrap();
 }
 
 #[test]

@@ -85,9 +85,9 @@ enum Verb {
     },
     /// Show the pins
     Pins,
-    /// Read blocks into a faster tier ahead of time; no server has one yet
+    /// Read blocks into the server's memory (store.dram) ahead of time; prints how many
     Prefetch(KeyFlags),
-    /// Move blocks between tiers; no server has two yet
+    /// Move blocks between tiers; refused, because the devices always have all of them
     Move(KeyFlags),
     /// Delete all blocks of a namespace
     Clear(NamespaceFlag),

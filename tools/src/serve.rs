@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nvme_driver::platform::vfio::PciAddress;
-use objstore::KvShape;
+use objstore::{KvShape, StoreOptions};
 use ripieno_serve::{PinLimits, Reload, ServeError, Server, ServerOptions, Settings};
 use ripieno_stack::{Builder, Place, PoolMemory, Size, read_file};
 use serde::Deserialize;
@@ -92,6 +92,7 @@ struct StoreConfig {
     drives: Vec<String>,
     capacity: Option<String>,
     devices: Option<u32>,
+    dram: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -205,6 +206,8 @@ impl Fixed {
         };
         // Opening a store proves the path with blocks of its own.
         let builder = builder.pool(PoolMemory::Own { blocks: 2 });
+        let dram_bytes = store.dram.as_ref().map_or(Ok(0), |text| size("dram", text))?;
+        let builder = builder.options(StoreOptions { dram_bytes, ..StoreOptions::default() });
         Ok(match &store.capacity {
             Some(text) => {
                 let devices = store.devices.unwrap_or(1);

@@ -133,10 +133,10 @@ fn every_verb_of_ctl_asks_the_server() {
     assert_eq!(done(dir, &with(&["checksums", "--verify"])), format!("{key} missing\n"));
     assert_eq!(done(dir, &["clear", "--namespace", "0"]), "0\n");
     assert!(done(dir, &["metrics"]).ends_with("# EOF\n"));
-    for verb in ["prefetch", "move"] {
+    for (verb, why) in [("prefetch", "no DRAM cache"), ("move", "always on the devices")] {
         let refused = ctl(dir, &with(&[verb]));
         assert_eq!(refused.status.code(), Some(2));
-        assert!(text(&refused.stderr).contains("no DRAM cache"), "{}", text(&refused.stderr));
+        assert!(text(&refused.stderr).contains(why), "{}", text(&refused.stderr));
     }
     let mut log = server.0.stderr.take().unwrap();
     drop(server);

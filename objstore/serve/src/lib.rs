@@ -39,7 +39,7 @@
 //! # Not implemented
 //! - *Trusted* clients, which ring doorbells themselves, and *function* clients, which have a
 //!   device of their own: only the mediated class is there.
-//! - GPU memory of a client, streams, a DRAM cache, pacing and prefetching.
+//! - GPU memory of a client, streams, pacing and prefetching.
 //! - A protocol that is stable: server and client are of one version.
 //! - Protection of blocks from clients of the same namespace: a client that knows a namespace can
 //!   store wrong bytes under a key that nobody has stored.

@@ -62,7 +62,8 @@ pub(crate) fn unknown(what: &str, number: u64) -> Refusal {
 }
 
 /// Refuses what needs a faster tier than the devices.
-pub(crate) fn one_tier() -> Refusal {
-    let why = "a server's blocks are on its devices only: it has no DRAM cache to move them to";
+pub(crate) fn inclusive() -> Refusal {
+    let why = "blocks are always on the devices, and leave the DRAM cache by themselves: prefetch \
+               them into it";
     Refusal::new(RefusalKind::Unsupported, why)
 }

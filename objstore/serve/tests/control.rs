@@ -12,7 +12,7 @@ use std::{
 };
 
 use objstore::{BlockKey, Namespace};
-use ripieno_serve::{Client, Control, ControlAddress, RefusalKind, ServeError};
+use ripieno_serve::{Client, Control, ControlAddress, RefusalKind, ServeError, SpaceId};
 use ripieno_testkit::{blocks, keys, pattern};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -70,15 +70,23 @@ impl<'a> Store<'a> {
         Self { rig, client: rig.client(), description: Description::read() }
     }
 
+    fn space(&self, label: &str) -> SpaceId {
+        let space = Namespace { layout: label.into(), label: label.into(), ..Namespace::default() };
+        self.client.namespace(&space).unwrap()
+    }
+
     /// Stores blocks in a namespace, and returns its number.
     pub fn fill(&self, label: &str, range: Range<u32>) -> u32 {
-        let space = Namespace { layout: label.into(), label: label.into(), ..Namespace::default() };
-        let space = self.client.namespace(&space).unwrap();
+        let space = self.space(label);
         let (keys, from) = (keys(range.clone()), blocks(0, keys(range).len()));
         for (key, block) in keys.iter().zip(&from) {
             self.client.write(*block, &bytes(*key)).unwrap();
         }
         assert_eq!(self.client.save(space, &keys, &from).unwrap(), keys.len());
+        self.number(label)
+    }
+
+    fn number(&self, label: &str) -> u32 {
         let status = self.rig.status();
         let found = status.namespaces.iter().find(|space| space.label == label);
         found.unwrap().namespace
@@ -120,6 +128,37 @@ impl<'a> Store<'a> {
         self.expect("PUT", &path, &json!({"bytes": 0}), 200);
         self.expect("PUT", &path, &json!({"bytes": null}), 200);
     }
+}
+
+#[test]
+fn prefetched_blocks_are_loaded_from_memory() {
+    let rig = Rig::new();
+    Store::new(&rig).fill("mine", 0..8);
+    let rig = Rig::with_dram(rig.close(), 1 << 20);
+    let mut store = Store::new(&rig);
+    let (space, mine) = (store.space("mine"), store.number("mine"));
+    let named = json!({"namespace": mine, "keys": keys_of(0..9)});
+    assert_eq!(store.post("/cache/prefetches", &named)["blocks"], 8, "the last one is not stored");
+    let hint = json!({"action_id": "a", "action_type": "kv.prefetch", "action_version": "1.0",
+        "payload": named});
+    let hints = json!({"protocol_version": "0.1", "message_id": "m", "actions": [hint]});
+    let answer = &store.post("/hints", &hints)["answers"][0];
+    assert_eq!(
+        (&answer["outcome"], &answer["reason"]),
+        (&json!("clipped"), &json!("8 of 9 blocks"))
+    );
+    let since = Instant::now();
+    let read = format!("dram_prefetched_bytes_total {}\n", 8 * FILE_BYTES);
+    while !store.ask("GET", "/metrics", "").1.contains(&read) {
+        assert!(since.elapsed() < Duration::from_secs(30), "they are not read");
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(store.client.load(space, &keys(0..8), &blocks(0, 8)).unwrap(), 8);
+    for (key, block) in keys(0..8).iter().zip(blocks(0, 8)) {
+        assert_eq!(store.client.read(block).unwrap(), bytes(*key));
+    }
+    let (_, metrics) = store.ask("GET", "/metrics", "");
+    assert!(metrics.contains("dram_hit_blocks_total 8\n"), "{metrics}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
+use tempfile::TempDir;
 
 use crate::{
     control::{Store, keys_of},
@@ -239,6 +240,13 @@ fn a_server_is_as_it_is_described() {
     let other = Rig::new();
     let mut unconfigured = Store::new(&other);
     unconfigured.expect("POST", "/reload", &json!(null), 501);
+    let caching = Rig::with_dram(TempDir::new().unwrap(), 1 << 20);
+    let mut caching = Store::new(&caching);
+    let there = json!({"namespace": caching.fill("mine", 0..6), "keys": keys});
+    for (body, status) in [(&there, 200), (&nowhere, 404), (&bad, 400)] {
+        caching.expect("POST", "/cache/prefetches", body, status);
+    }
+    description.asked.extend(caching.description.asked);
     description.asked.extend(unconfigured.description.asked);
     assert_eq!(description.asked, description.all());
 }

@@ -9,7 +9,12 @@
 
 mod gpu;
 
-use std::{collections::HashSet, ops::Range, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    ops::Range,
+    sync::Arc,
+    time::Duration,
+};
 
 use gio_uring::{IoStatus, PoolDesc, PoolHandle, ScatterGather, ScatterGatherOp, Uring};
 use kv_catalog::{BlockId, FileId, KvShape, Layer, PlantedBug, Region, Row, planted};
@@ -23,7 +28,7 @@ use crate::{
     config::{DramMode, StoreGpu, StoreOptions},
     data_path::Route,
     error::{Failure, StoreError},
-    ids::Move,
+    ids::{Move, PoolId},
     registration::KvPool,
     stats::DramStats,
 };
@@ -53,6 +58,8 @@ pub(super) struct HostMemory {
 /// The blocks of a job that are copied from and to the cache.
 #[derive(Debug, Default)]
 pub(super) struct Cached {
+    /// The pool of the engine's blocks.
+    pool: PoolId,
     /// Cached blocks, which are copied to the engine's.
     pub(super) hits: Vec<(Move, HostBlock)>,
     /// Their checksums, `[block][row]`; empty if there are none.
@@ -80,10 +87,23 @@ impl Cached {
 /// Copier between the cache and the engine's blocks.
 #[derive(Debug)]
 enum Copier {
-    /// The CPU, which reaches both: copies are done immediately.
-    Cpu { own: Buffer, engine: Buffer, pool: KvPool },
+    /// The CPU, which reaches all pools: copies are done immediately.
+    Cpu { own: Buffer, engines: BTreeMap<PoolId, Engine> },
     /// Kernels on streams: the engine's blocks are on a GPU.
     Gpu(GpuCopier),
+}
+
+/// A pool of an engine, and its bytes.
+#[derive(Debug)]
+struct Engine {
+    bytes: Buffer,
+    pool: KvPool,
+}
+
+impl Engine {
+    fn new(pool: &KvPool) -> Option<Self> {
+        Some(Self { bytes: buffer(pool)?, pool: pool.clone() })
+    }
 }
 
 fn buffer(pool: &KvPool) -> Option<Buffer> {
@@ -134,10 +154,9 @@ impl HostMemory {
         let own = own.map_err(|error| wrong(error.to_string()))?;
         let copier = match gpu {
             Some(_) => GpuCopier::new(&own, engine).map(Copier::Gpu),
-            None => buffer(&own).zip(buffer(engine)).map(|(mut own, bytes)| {
+            None => buffer(&own).zip(Engine::new(engine)).map(|(mut own, engine)| {
                 touch(&mut own);
-                let pool = engine.clone();
-                Copier::Cpu { own, engine: bytes, pool }
+                Copier::Cpu { own, engines: BTreeMap::from([(PoolId::default(), engine)]) }
             }),
         };
         let copier = copier.ok_or_else(|| wrong("it has no address".to_owned()))?;
@@ -217,17 +236,36 @@ impl HostMemory {
         matches!(self.copier, Copier::Cpu { .. })
     }
 
+    /// Adds a pool of another engine. Returns false if it cannot be copied from and to.
+    pub(super) fn add_pool(&mut self, id: PoolId, pool: &KvPool) -> bool {
+        match (&mut self.copier, Engine::new(pool)) {
+            (Copier::Cpu { engines, .. }, Some(engine)) => {
+                engines.insert(id, engine);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Forgets a pool that was added.
+    pub(super) fn remove_pool(&mut self, id: PoolId) {
+        if let Copier::Cpu { engines, .. } = &mut self.copier {
+            engines.remove(&id);
+        }
+    }
+
     /// Takes the cached blocks out of a job's moves, and cache memory for the others. Returns both,
     /// and the checksums of the other blocks for a read. `expected`: those of all, or none.
     pub(super) fn divide(
         &mut self,
+        pool: PoolId,
         direction: Direction,
         moves: &mut Vec<Move>,
         expected: &[u32],
         now: Duration,
     ) -> (Cached, Option<Vec<u32>>) {
         self.tier.expire(now);
-        let (mut cached, mut rest) = (Cached::default(), Vec::new());
+        let (mut cached, mut rest) = (Cached { pool, ..Cached::default() }, Vec::new());
         if direction == Direction::Write {
             moves.iter().for_each(|entry| self.tier.remove(entry.file));
         } else {
@@ -306,7 +344,8 @@ impl HostMemory {
         let mut words = words.chain(std::iter::repeat(&[][..]));
         for (entry, host) in &cached.hits {
             let words = words.next().unwrap_or_default();
-            if !self.give(entry, *host, self.shape.layer_rows(layer), words) {
+            let rows = self.shape.layer_rows(layer);
+            if !self.give(cached.pool, entry, *host, rows, words) {
                 return Err(differs(entry, layer));
             }
         }
@@ -332,8 +371,16 @@ impl HostMemory {
 
     /// Copies rows of a block to the engine. `words` are its checksums, if there are any. Returns
     /// true if the bytes match them.
-    fn give(&mut self, to: &Move, host: HostBlock, rows: Range<u32>, words: &[u32]) -> bool {
-        let Copier::Cpu { own: from, engine, pool } = &mut self.copier else { return false };
+    fn give(
+        &mut self,
+        pool: PoolId,
+        to: &Move,
+        host: HostBlock,
+        rows: Range<u32>,
+        words: &[u32],
+    ) -> bool {
+        let Copier::Cpu { own: from, engines } = &mut self.copier else { return false };
+        let Some(Engine { bytes: engine, pool }) = engines.get_mut(&pool) else { return false };
         for row in rows {
             let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");
             let offset = pool.offset(to.block, Row(row)).expect("it was checked");
@@ -352,7 +399,8 @@ impl HostMemory {
 
     /// Copies a layer to the cache that was read or is being written, unless a stream does.
     pub(super) fn fill(&mut self, cached: &Cached, layer: Layer) {
-        let Copier::Cpu { own: to, engine, pool } = &mut self.copier else { return };
+        let Copier::Cpu { own: to, engines } = &mut self.copier else { return };
+        let Some(Engine { bytes: engine, pool }) = engines.get(&cached.pool) else { return };
         for (entry, host) in &cached.fills {
             for row in self.shape.layer_rows(layer) {
                 let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");

@@ -256,7 +256,7 @@ impl Mover {
         let mut rest = None;
         if let Some(memory) = self.memory.as_mut().filter(|_| !is_test) {
             let now = Duration::from_nanos(now.0);
-            (job.cached, rest) = memory.divide(direction, &mut job.moves, expected, now);
+            (job.cached, rest) = memory.divide(pool, direction, &mut job.moves, expected, now);
         }
         let uploaded = self.upload(&mut job, rest.as_deref().unwrap_or(expected));
         if let Err(error) = uploaded.and_then(|()| self.upload_copies(&mut job)) {
@@ -348,16 +348,19 @@ impl Mover {
             return Err(wrong("its path is not the one that was proven for the plane"));
         }
         let knows_one = !matches!(self.target, Target::Pool(_))
-            || self.memory.is_some()
             || self.bounce.is_some()
             || self.transport.streams.is_some();
         if knows_one {
-            let why = "a plane with a GPU, a DRAM cache or bounce buffers has one pool only";
-            return Err(wrong(why));
+            return Err(wrong("a plane with a GPU or bounce buffers has one pool only"));
         }
         let regions = self.transport.devices.regions();
         let desc = target::describe(geometry, &regions, *files, self.pads.as_ref(), options);
-        self.pools.add(pool, self.transport.ring()?, &desc, *checksums)
+        let id = self.pools.add(pool.clone(), self.transport.ring()?, &desc, *checksums)?;
+        if self.memory.as_mut().is_some_and(|memory| !memory.add_pool(id, &pool)) {
+            self.pools.take(id)?;
+            return Err(wrong("the DRAM cache is out of its reach"));
+        }
+        Ok(id)
     }
 
     /// Abandons all jobs of a pool that was added, which takes no new ones from now on.
@@ -379,6 +382,9 @@ impl Mover {
         self.check()?;
         self.after_completions()?;
         debug_assert!(self.jobs.of_pool(pool).is_empty(), "they were abandoned, and have ended");
+        if let Some(memory) = &mut self.memory {
+            memory.remove_pool(pool);
+        }
         self.pools.take(pool)
     }
 

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{Hint, HintAnswer, HintAnswers, Hints, Outcome, PinAnswer};
+use super::{Blocks, Hint, HintAnswer, HintAnswers, Hints, Named, Outcome, PinAnswer};
 use crate::{
     error::RefusalKind,
-    refusal::{Refusal, one_tier},
+    refusal::{Refusal, inclusive},
     shared::Shared,
 };
 
@@ -56,7 +56,18 @@ fn carry_out(shared: &Shared, hint: Hint) -> Result<PinAnswer, Refusal> {
             shared.unpin(arguments::<Deref>(payload)?.pin)?;
             Ok(PinAnswer { outcome: Outcome::Accepted, reason: None, pin: None })
         }
-        "kv.prefetch" | "kv.demote" | "kv.fetch" => Err(one_tier()),
+        "kv.prefetch" => {
+            let named = arguments::<Named>(payload)?;
+            let (Blocks { blocks }, all) = (shared.prefetch(&named)?, named.keys.len() as u64);
+            let outcome = match blocks {
+                0 => Outcome::Missing,
+                _ if blocks < all => Outcome::Clipped,
+                _ => Outcome::Accepted,
+            };
+            let reason = (blocks < all).then(|| format!("{blocks} of {all} blocks"));
+            Ok(PinAnswer { outcome, reason, pin: None })
+        }
+        "kv.demote" | "kv.fetch" => Err(inclusive()),
         "kv.retain" => {
             let why = "the order of eviction is that of expected reuse; use kv.pin to keep a block";
             Err(Refusal::new(RefusalKind::Unsupported, why))

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nvme_driver::Nanos;
 use objstore::{BlockId, BlockKey, NamespaceId, NewPin, Prefix, Store, StoreError};
 use ripieno_stack::{Request, StackError};
 use serde::{Serialize, de::DeserializeOwned};
@@ -13,7 +14,7 @@ use super::{
 use crate::{
     error::RefusalKind,
     http::{Asked, Reply},
-    refusal::{Refusal, one_tier},
+    refusal::{Refusal, inclusive},
     shared::Shared,
 };
 
@@ -21,6 +22,9 @@ use crate::{
 const CHECKSUMS_MAX: usize = 1024;
 /// Bytes that are read and compared at a time, at most.
 const VERIFIED_BYTES_MAX: u64 = 256 << 20;
+
+/// Time for which prefetched blocks stay in the DRAM cache.
+const PREFETCHED_FOR: Nanos = Nanos::from_millis(60_000);
 
 /// A request that is answered.
 pub(crate) struct Route {
@@ -49,8 +53,8 @@ pub(crate) static ROUTES: &[Route] = &[
     route("GET", "/cache/pins", |shared, _, _| json(&shared.pin_list())),
     route("POST", "/cache/pins", |shared, asked, _| json(&shared.pin(body(asked)?)?)),
     route("DELETE", "/cache/pins/{pin}", |shared, _, pin| json(&shared.unpin(pin)?)),
-    route("POST", "/cache/prefetches", |_, _, _| Err(one_tier())),
-    route("POST", "/cache/moves", |_, _, _| Err(one_tier())),
+    route("POST", "/cache/prefetches", |shared, asked, _| json(&shared.prefetch(&body(asked)?)?)),
+    route("POST", "/cache/moves", |_, _, _| Err(inclusive())),
     route("POST", "/cache/clear", |shared, asked, _| json(&shared.clear(&body(asked)?)?)),
     route("POST", "/cache/delete", |shared, asked, _| {
         let Named { namespace, keys } = body(asked)?;
@@ -154,6 +158,16 @@ impl Shared {
             Refusal::new(RefusalKind::Missing, why)
         };
         ended.map(|blocks| Blocks { blocks }).ok_or_else(missing)
+    }
+
+    /// Reads blocks into the DRAM cache. Returns how many leading ones are there or being read.
+    pub(crate) fn prefetch(&self, Named { namespace, keys }: &Named) -> Result<Blocks, Refusal> {
+        let store = within(self, (*namespace).into())?;
+        if !store.plane().has_dram()? {
+            let why = "the server has no DRAM cache to read them into (store.dram)";
+            return Err(Refusal::new(RefusalKind::Unsupported, why));
+        }
+        Ok(Blocks { blocks: store.prefetch(&plain(keys), PREFETCHED_FOR)? as u64 })
     }
 
     fn clear(&self, Whole { namespace }: &Whole) -> Result<Blocks, Refusal> {

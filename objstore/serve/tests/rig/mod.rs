@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use objstore::KvShape;
+use objstore::{KvShape, StoreOptions};
 use ripieno_serve::{
     Client, Control, ControlAddress, PinLimits, RefusalKind, Reload, ServeError, Server,
     ServerOptions, Settings,
@@ -59,9 +59,19 @@ impl Rig {
 
     /// Runs a server with changed options.
     pub fn with(dir: TempDir, change: impl FnOnce(&mut ServerOptions)) -> Self {
+        Self::serving(dir, 0, change)
+    }
+
+    /// Runs a server with a DRAM cache.
+    pub fn with_dram(dir: TempDir, bytes: u64) -> Self {
+        Self::serving(dir, bytes, |_| ())
+    }
+
+    fn serving(dir: TempDir, dram_bytes: u64, change: impl FnOnce(&mut ServerOptions)) -> Self {
         let stack = Builder::new(dir.path().join("store"), SHAPE)
             .capacity(CAPACITY)
             .pool(PoolMemory::Own { blocks: 2 })
+            .options(StoreOptions { dram_bytes, ..StoreOptions::default() })
             .open()
             .unwrap();
         let mut options = options(socket(dir.path()));
