@@ -237,16 +237,21 @@ fn a_server_is_as_it_is_described() {
     assert_eq!(store.ask("PATCH", "/status", "").0, 405);
     assert_eq!(store.ask("GET", "/nowhere", "").0, 404);
     let mut description = store.description;
-    let other = Rig::new();
-    let mut unconfigured = Store::new(&other);
+    ask_others(&mut description, &nowhere, &bad);
+    assert_eq!(description.asked, description.all());
+}
+
+/// Asks a server without a configuration, and one with a DRAM cache.
+fn ask_others(description: &mut Description, nowhere: &Value, bad: &Value) {
+    let rig = Rig::new();
+    let mut unconfigured = Store::new(&rig);
     unconfigured.expect("POST", "/reload", &json!(null), 501);
-    let caching = Rig::with_dram(TempDir::new().unwrap(), 1 << 20);
-    let mut caching = Store::new(&caching);
-    let there = json!({"namespace": caching.fill("mine", 0..6), "keys": keys});
-    for (body, status) in [(&there, 200), (&nowhere, 404), (&bad, 400)] {
+    let rig = Rig::with_dram(TempDir::new().unwrap(), 1 << 20);
+    let mut caching = Store::new(&rig);
+    let named = json!({"namespace": caching.fill("mine", 0..4), "keys": keys_of(0..6)});
+    for (body, status) in [(&named, 200), (nowhere, 404), (bad, 400)] {
         caching.expect("POST", "/cache/prefetches", body, status);
     }
     description.asked.extend(caching.description.asked);
     description.asked.extend(unconfigured.description.asked);
-    assert_eq!(description.asked, description.all());
 }
