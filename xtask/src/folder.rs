@@ -1,9 +1,12 @@
-//! Paths of the workspace and its build folder, and committed files that are generated.
+//! Paths and packages of the workspace, its build folder, and committed files that are generated.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+
+/// The packages whose tests run in a debug build. The simulator's run in a release build.
+pub const IN_DEBUG: &str = "--workspace --exclude ripieno-sim --all-features";
 
 /// Returns the workspace's root.
 pub fn workspace() -> &'static Path {

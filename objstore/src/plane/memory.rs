@@ -36,6 +36,9 @@ use crate::{
 /// Reload cost of any block: the same for all, as they are on the same devices.
 pub(crate) const RELOAD_COST: Duration = Duration::from_millis(1);
 
+/// A copy that was left out would leave other bytes in the cache.
+const LATER: &str = "a pool is removed after its jobs";
+
 /// The smallest page size.
 const PAGE_BYTES: usize = 4 << 10;
 
@@ -380,7 +383,7 @@ impl HostMemory {
         words: &[u32],
     ) -> bool {
         let Copier::Cpu { own: from, engines } = &mut self.copier else { return false };
-        let Some(Engine { bytes: engine, pool }) = engines.get_mut(&pool) else { return false };
+        let Engine { bytes: engine, pool } = engines.get_mut(&pool).expect(LATER);
         for row in rows {
             let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");
             let offset = pool.offset(to.block, Row(row)).expect("it was checked");
@@ -400,7 +403,7 @@ impl HostMemory {
     /// Copies a layer to the cache that was read or is being written, unless a stream does.
     pub(super) fn fill(&mut self, cached: &Cached, layer: Layer) {
         let Copier::Cpu { own: to, engines } = &mut self.copier else { return };
-        let Some(Engine { bytes: engine, pool }) = engines.get(&cached.pool) else { return };
+        let Engine { bytes: engine, pool } = engines.get(&cached.pool).expect(LATER);
         for (entry, host) in &cached.fills {
             for row in self.shape.layer_rows(layer) {
                 let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::command::{crash, loom};
+use crate::folder::IN_DEBUG;
 use crate::needs::Need;
 use crate::step::Step;
 use crate::unpacked::{self, Program};
@@ -17,9 +18,6 @@ const PROGRAMS: [(Program, Need, &str, &str); 2] = [
     (unpacked::QEMU, Need::Qemu, "RIPIENO_QEMU", "RIPIENO_SKIP_QEMU"),
     (unpacked::PROMTOOL, Need::Promtool, "RIPIENO_PROMTOOL", "RIPIENO_SKIP_PROMTOOL"),
 ];
-
-/// The crates whose tests run in a debug build. The simulator's run in a release build.
-pub const IN_DEBUG: &str = "--workspace --exclude ripieno-sim --all-features";
 
 pub fn run(args: RunArgs) -> Result<ExitCode> {
     report::run_all(steps(), args)

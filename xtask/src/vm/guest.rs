@@ -6,8 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::child::{self, SaidNo};
-use crate::command::test::IN_DEBUG;
-use crate::folder;
+use crate::folder::{self, IN_DEBUG};
 
 const PROGRAMS: &[&str] = &["vm-tests", "nvme-bind", "ripieno"];
 
