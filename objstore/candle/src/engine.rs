@@ -13,13 +13,11 @@ use ripieno_stack::{Builder, ErrorKind, Request, Stack, StackError};
 
 use crate::{
     model::Llama,
-    pages::{BLOCKS, Pages, SHAPE},
+    pages::{BLOCK, BLOCKS, Pages, SHAPE},
 };
 
 /// Identifies the weights; those of a real model have a digest.
 const SEED: u64 = 11;
-/// Tokens of a block.
-const BLOCK: usize = SHAPE.block_tokens as usize;
 /// Tokens that a token attends to in a layer with a sliding window.
 const WINDOW: usize = 40;
 

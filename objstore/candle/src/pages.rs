@@ -19,7 +19,7 @@ use crate::model::{HEAD, KV_HEADS, LAYERS};
 /// Elements of K, or of V, of a token in a layer.
 const TOKEN: usize = KV_HEADS * HEAD;
 /// Tokens of a block.
-const BLOCK: usize = 16;
+pub(crate) const BLOCK: usize = 16;
 /// Shape of a block: K and V of each layer of a kind, 16 tokens of f32.
 pub const SHAPE: KvShape = KvShape {
     layers: LAYERS as u32,

@@ -13,11 +13,9 @@ use objstore::{BlockId, ClusterCopies, KeyChain, Layer, Store, StoredClusters};
 use crate::{
     engine::{Engine, Sequence},
     model::{HEAD, KV_HEADS, LAYERS},
-    pages::{Pages, SHAPE},
+    pages::{BLOCK, Pages, SHAPE},
 };
 
-/// Tokens of a block.
-const BLOCK: usize = SHAPE.block_tokens as usize;
 /// Costs of a read: those of a fast drive. All clusters have one block here, so that the cache
 /// chooses by their activations alone.
 const LATENCY: Duration = Duration::from_micros(80);
