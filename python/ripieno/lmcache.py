@@ -246,7 +246,11 @@ class RipienoL2(L2AdapterInterface):
         with self.lock:
             if salt not in self.spaces:
                 weights = hashlib.sha256(self.options.weights_id.encode()).digest()
-                namespace = ripieno.Namespace(weights, "lmcache", tenant_salt=salt.encode())
+                begin = hashlib.sha256(salt.encode()).hexdigest()[:8]
+                label = f"lmcache salt {begin}" if salt else "lmcache"
+                namespace = ripieno.Namespace(
+                    weights, "lmcache", tenant_salt=salt.encode(), label=label
+                )
                 self.spaces[salt] = self.objects.all.within(namespace)
             return self.spaces[salt]
 

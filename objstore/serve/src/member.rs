@@ -50,6 +50,11 @@ fn is_away(error: &ServeError) -> bool {
     }
 }
 
+/// Returns true if a call was beyond a limit.
+fn is_limit(error: &ServeError) -> bool {
+    matches!(error, ServeError::Refused { kind: RefusalKind::Limit, .. })
+}
+
 /// Returns true if the store takes no writes any more.
 fn is_read_only(error: &ServeError) -> bool {
     matches!(error, ServeError::Refused { kind: RefusalKind::ReadOnly, .. })
@@ -202,7 +207,7 @@ impl Finder {
     /// Returns the number of a namespace, which stays the same for this value.
     ///
     /// # Errors
-    /// Returns [`ServeError::Refused`].
+    /// Returns [`ServeError::Refused`], also if the client has as many as it may use.
     pub fn namespace(&self, namespace: &Namespace) -> Result<usize, ServeError> {
         let space = {
             let mut tables = lock(&self.tables);
@@ -212,8 +217,16 @@ impl Finder {
                 tables.spaces.len() - 1
             })
         };
-        self.there(|session| self.number(session, space))?;
+        self.register(space)?;
         Ok(space)
+    }
+
+    /// Registers a namespace, if the server is there: one that takes no more of them is.
+    fn register(&self, space: usize) -> Result<(), ServeError> {
+        match self.line.session().and_then(|session| self.number(session, space)) {
+            Err(error) if is_limit(&error) || !is_away(&error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Returns how many leading keys are stored.
@@ -408,7 +421,8 @@ impl Finder {
     /// old weights keep them, and from now on share none with it. `salt` is a random number.
     ///
     /// # Errors
-    /// Returns [`ServeError::Refused`], or [`ServeError::Lost`] if the blocks could not be dropped.
+    /// Returns [`ServeError::Refused`], also if the client has as many namespaces as it may use, or
+    /// [`ServeError::Lost`] if the blocks could not be dropped.
     pub fn renew(&self, space: usize, salt: [u8; 16]) -> Result<(), ServeError> {
         let is_private = lock(&self.tables).private.contains(&space);
         if is_private {
@@ -427,7 +441,9 @@ impl Finder {
         named.tenant_salt.extend_from_slice(&salt);
         *number = None;
         tables.private.push(space);
-        Ok(())
+        drop(tables);
+        // A refusal is one of this call, and not of the next lookup.
+        self.register(space)
     }
 
     /// Returns the counts of a namespace; zeros if the server is away.

@@ -375,5 +375,10 @@ fn an_engine_with_other_weights_shares_no_more() {
     one.finder.renew(one.space, [8; 16]).unwrap();
     assert_eq!((one.load(&keys), other.load(&keys)), (0, 4));
     assert_eq!(rig.status().namespaces.len(), 2, "the shared and a private one");
+    // A server has no more namespaces for it: that is an error now, and not of a lookup later.
+    let named = |salt: u8| Namespace { tenant_salt: vec![salt], ..Namespace::default() };
+    let spaces: Vec<_> = (2..64).map(|salt| one.finder.namespace(&named(salt)).unwrap()).collect();
+    assert_eq!(kind(one.finder.renew(spaces[0], [9; 16]).unwrap_err()), RefusalKind::Limit);
+    assert_eq!(kind(one.finder.namespace(&named(64)).unwrap_err()), RefusalKind::Limit);
     rig.close();
 }

@@ -49,6 +49,8 @@ Options (kv_connector_extra_config):
 - piecewise: ask vLLM for piecewise CUDA graphs, so that loads layer by layer overlap in all steps;
   without, a step with a FULL graph waits for its loads first. false.
 - weights_id: distinguishes the weights from others of the same model name and revision.
+- tenants: SHA-256 digests of cache_salts, whose blocks get namespaces of their own: usage and
+  quotas on a server are by namespace. [].
 - layer_times: a file to which each step appends its shape and layer time, for `ripieno bench
   table --layer-times`. Off.
 - metrics: where rank 0 serves its counters for Prometheus: a port ("9400"), or a Unix socket's path

@@ -79,8 +79,9 @@ def namespace_of(
     kv_cache_config: KVCacheConfig,
     options: Options,
     adapter: LoRARequest | None = None,
+    tenant: str = "",
 ) -> ripieno.Namespace:
-    """Returns the namespace of an engine, or of one of its adapters."""
+    """Returns the namespace of an engine, or of one of its adapters or tenants."""
     groups = kv_cache_config.kv_cache_groups
     model = vllm_config.model_config
     layout = {
@@ -106,7 +107,8 @@ def namespace_of(
         dtype=f"{model.dtype} {vllm_config.cache_config.cache_dtype}",
         block_tokens=math.lcm(*(group.kv_cache_spec.block_size for group in groups)),
         adapter=_json(origin_of(adapter.lora_path)).decode() if adapter else "",
-        label=_name(model.model).encode()[:64].decode(errors="ignore"),
+        tenant_salt=bytes.fromhex(tenant),
+        label=_label(_name(model.model), tenant),
     )
 
 
@@ -178,6 +180,12 @@ def _stat(path: str) -> list[int]:
 
 def _name(path: str) -> str:
     return os.path.basename(os.path.realpath(path) if os.path.exists(path) else path)
+
+
+def _label(name: str, tenant: str) -> str:
+    """Returns a label of at most 64 bytes: the model, and the begin of a tenant's digest."""
+    of = f" salt {tenant[:8]}" if tenant else ""
+    return name.encode()[: 64 - len(of)].decode(errors="ignore") + of
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from ripieno import parse_size
@@ -56,6 +57,7 @@ class Options:
     keep_on_reset: bool = False
     piecewise: bool = False
     weights_id: str = ""
+    tenants: list[str] = field(default_factory=list)
     layer_times: str | None = None
     metrics: str | None = None
 
@@ -97,6 +99,10 @@ class Options:
             is_right = type(self.devices) is int and self.devices >= 1
         hint = 'give a number of files from 1 on, or drives: ["vfio:0000:65:00.0"]'
         check("devices", is_right, hint, self)
+        texts = self.tenants if isinstance(self.tenants, list) else [None]
+        is_right = all(isinstance(it, str) and re.fullmatch("[0-9a-f]{64}", it) for it in texts)
+        hint = "give a list of SHA-256 digests of salts, each of 64 small hexadecimal digits"
+        check("tenants", is_right, hint, self)
         for name in ("io_sms", "engines"):
             value = getattr(self, name)
             is_right = value is None or (type(value) is int and value >= 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 import weakref
@@ -127,9 +128,10 @@ class Scheduler:
     def __init__(
         self,
         connector: RipienoConnector,
-        describe: Callable[[LoRARequest | None], ripieno.Namespace],
+        describe: Callable[[LoRARequest | None, str], ripieno.Namespace],
     ) -> None:
-        """describe(adapter) returns the namespace for an adapter, or for none (None)."""
+        """describe(adapter, tenant) returns the namespace for an adapter, or for none (None), and a
+        tenant, or for all others ("")."""
         options = connector.options
         self.groups = connector.groups
         self.block_size = self.groups.tokens
@@ -142,14 +144,16 @@ class Scheduler:
         self.place = connector.place
         self.catalog = self.place.open_catalog()
         self.describe = describe
-        self.namespace = self.catalog.namespace(describe(None))
+        self.namespace = self.catalog.namespace(describe(None, ""))
         self.epoch = self.catalog.usage(self.namespace).epoch
         """Epoch of the weights, which a reset increments."""
-        self.spaces: dict[tuple[int, str], int | None] = {}
-        """By adapter: its namespace, or None if it has none."""
+        self.spaces: dict[tuple[int, str, str], int | None] = {(0, "", ""): self.namespace}
+        """By adapter and tenant: a namespace, or None if there is none."""
+        for tenant in options.tenants:
+            self.spaces[0, "", tenant] = self.catalog.namespace(describe(None, tenant))
         self.events = Events() if connector.has_events else None
         if self.events:
-            self.place.take_dropped([self.namespace])
+            self.place.take_dropped(self._all_spaces())
         self.announced_blocks: dict[bytes, tuple[int, BlockHash]] = {}
         """By key, with events of a hybrid model: the group and hash of a block."""
         self.stats = Stats()
@@ -190,18 +194,18 @@ class Scheduler:
         self.dirty, self.stopped = threading.Event(), False
         self.syncer = threading.Thread(target=self._sync, name="ripieno", daemon=True)
         self.syncer.start()
-        found = self.catalog.usage(self.namespace).stored
+        found = sum(self.catalog.usage(space).stored for space in self._all_spaces())
         logger.info("ripieno: %d blocks are stored in %s", found, self.place.path)
 
     def _space(self, request: Request) -> int | None:
         """Returns the namespace of a request; an adapter is identified by its files, too."""
-        lora = request.lora_request
+        lora, tenant = request.lora_request, self._tenant(request)
         if lora is None:
-            return self.namespace
-        name = lora.lora_int_id, lora.lora_path
+            return self.spaces[0, "", tenant]
+        name = lora.lora_int_id, lora.lora_path, tenant
         if name not in self.spaces:
             try:
-                found = self.describe(lora)
+                found = self.describe(lora, tenant)
                 # A reset also applies to adapters that were not seen yet.
                 found = replace(found, adapter=f"{self.epoch} {found.adapter}")
                 self.spaces[name] = self.catalog.namespace(found)
@@ -209,6 +213,17 @@ class Scheduler:
                 self.spaces[name] = None
                 logger.warning("ripieno: nothing of adapter %s is kept: %s", lora.lora_name, error)
         return self.spaces[name]
+
+    def _tenant(self, request: Request) -> str:
+        """Returns the digest of a request's salt if it is a tenant's, else nothing."""
+        if not (self.options.tenants and request.cache_salt):
+            return ""
+        digest = hashlib.sha256(request.cache_salt.encode()).hexdigest()
+        return digest if digest in self.options.tenants else ""
+
+    def _all_spaces(self) -> list[int]:
+        """Returns all namespaces."""
+        return sorted({space for space in self.spaces.values() if space is not None})
 
     def _known_space(self, request: Request) -> int:
         """Returns the namespace of a request that has one."""
@@ -220,7 +235,8 @@ class Scheduler:
         self.requests[request.request_id] = request
         lora = request.lora_request
         if lora is not None and lora.load_inplace:
-            self.spaces.pop((lora.lora_int_id, lora.lora_path), None)
+            for name in [it for it in self.spaces if it[:2] == (lora.lora_int_id, lora.lora_path)]:
+                del self.spaces[name]
         if self.options.dram and self.options.is_paced:
             self.waiting.append(request)
 
@@ -547,10 +563,8 @@ class Scheduler:
         if self.options.keep_on_reset:
             return True
         try:
-            self.epoch = self.catalog.bump_epoch(self.namespace)
-            for space in self.spaces.values():
-                if space is not None:
-                    self.catalog.bump_epoch(space)
+            epochs = {space: self.catalog.bump_epoch(space) for space in self._all_spaces()}
+            self.epoch = epochs[self.namespace]
         except ripieno.Error as error:
             # The blocks cannot be dropped, so lookups must not find them.
             self._fail_permanently(f"it could not be reset: {error}")
@@ -592,8 +606,7 @@ class Scheduler:
     def take_events(self) -> Iterable[KVCacheEvent]:
         if not self.events:
             return ()
-        spaces = {self.namespace, *(it for it in self.spaces.values() if it is not None)}
-        dropped = self.place.take_dropped(sorted(spaces))
+        dropped = self.place.take_dropped(self._all_spaces())
         if self.groups.is_hybrid:
             # Keys are not vLLM's hashes, which only this process knows.
             for key in dropped:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import hashlib
 import os
 import shutil
 import types
@@ -354,6 +355,16 @@ def test_adapters_are_known_by_their_files(config, tmp_path):
     assert before == space() != namespace_of(config, cache(), OPTIONS)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"others")
     assert space() != before
+
+
+def test_a_tenant_has_a_namespace_and_a_label(config):
+    digest = hashlib.sha256(b"salt").hexdigest()
+    own, common = (namespace_of(config, cache(), OPTIONS, None, it) for it in (digest, ""))
+    assert (own.tenant_salt.hex(), common.tenant_salt) == (digest, b"")
+    assert own.label == f"{common.label} salt {digest[:8]}"
+    config.model_config.model = "/models/" + "é" * 60
+    label = namespace_of(config, cache(), OPTIONS, None, digest).label
+    assert label.endswith(f"é salt {digest[:8]}") and 60 < len(label.encode()) <= 64
 
 
 def test_values_are_plain_and_the_same_in_each_process():

@@ -1,5 +1,6 @@
 """The L2 adapter for LMCache: their own check, and bytes after kills, faults and eviction."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -232,6 +233,9 @@ def test_processes_share_the_store_of_a_server(tmp_path):
             usage = other.adapter.get_usage()
             assert usage.bytes_by_cache_salt == {"alice": 40 * 2 * PIECE}
             assert usage.total_capacity_bytes <= 64 << 20
+            labels = {each["label"]: each["files"] for each in server.status()["namespaces"]}
+            begin = hashlib.sha256(b"alice").hexdigest()[:8]
+            assert labels[f"lmcache salt {begin}"] == 40 * 2 and "alice" not in str(labels)
             other.adapter.delete([key(7, "alice")])
             assert one.check([6, 7, 8], "alice") == [True, False, True]
             assert all(one.lookup([key(n, "alice") for n in range(6)]))

@@ -1,5 +1,6 @@
 """Parts of the connector, without an engine."""
 
+import hashlib
 import os
 import pickle
 import threading
@@ -94,6 +95,8 @@ def test_reports_of_workers_add_up():
         ({"drain_seconds": "long"}, "give a number from 0 on"),
         ({"layer_times": True}, "give the name of a file"),
         ({"metrics": 9400}, "metrics: 9400 was given; give text, a port"),
+        ({"tenants": ["alice"]}, "tenants: .* give a list of SHA-256 digests"),
+        ({"tenants": "ab" * 32}, "tenants: .* give a list of SHA-256 digests"),
         ({"engines": 0}, "engines: 0 was given; give a whole number from 1 on"),
         ({"path": ""}, "path: '' was given; give the name of a directory"),
         ({"path": 7}, "path: 7 was given; give the name of a directory"),
@@ -286,13 +289,16 @@ def test_a_load_that_fails_on_the_first_rank_only_counts_as_failed():
     assert "loads failed one after the other" in half.dead
 
 
+LORA = {"lora_name": "a", "lora_path": "/a", "load_inplace": False}
+
+
 def test_what_cannot_be_forgotten_is_not_found():
     def refuse(namespace):
         raise ripieno.ReadOnlyError("the journal takes no records")
 
     half = Scheduler.__new__(Scheduler)
     half.options, half.dead, half.loads_any = Options("/x", 1), None, True
-    half.namespace, half.spaces = 0, {}
+    half.namespace, half.spaces = 0, {(0, "", ""): 0}
     half.asked, half.block_size = {}, 16
     half.catalog = types.SimpleNamespace(bump_epoch=refuse)
     assert half.reset() is False
@@ -302,6 +308,39 @@ def test_what_cannot_be_forgotten_is_not_found():
 
 def request():
     return types.SimpleNamespace(request_id="r", num_tokens=100, lora_request=None)
+
+
+def test_adapters_of_tenants_have_namespaces_of_their_own():
+    alice, bob = (hashlib.sha256(salt).hexdigest() for salt in (b"alice", b"bob"))
+    made = []
+
+    def describe(adapter, tenant):
+        return ripieno.Namespace(adapter=adapter.lora_name, tenant_salt=bytes.fromhex(tenant))
+
+    def namespace(described):
+        made.append((described.adapter, described.tenant_salt.hex()))
+        return len(made)
+
+    half = Scheduler.__new__(Scheduler)
+    half.options, half.describe, half.epoch = Options("/x", 1, tenants=[alice, bob]), describe, 3
+    half.requests, half.spaces = {}, {(0, "", ""): 100, (0, "", alice): 101, (0, "", bob): 102}
+    half.catalog = types.SimpleNamespace(namespace=namespace)
+    one, other = (types.SimpleNamespace(**LORA, lora_int_id=at) for at in (1, 2))
+
+    def asked(salt, lora=None):
+        return types.SimpleNamespace(request_id="r", lora_request=lora, cache_salt=salt)
+
+    spaces = [half._space(asked(salt)) for salt in ("alice", "bob", "carol", "", None)]
+    assert spaces == [101, 102, 100, 100, 100] and made == []
+    for _ in range(2):
+        spaces = [half._space(asked(salt, one)) for salt in ("alice", "carol", None)]
+        assert [*spaces, half._space(asked("alice", other))] == [1, 2, 2, 3]
+    assert made == [("3 a", alice), ("3 a", ""), ("3 a", alice)]
+    # Its weights are read again: all tenants forget it.
+    one.load_inplace = True
+    half.arrived(asked(None, one))
+    assert [half._space(asked(salt, one)) for salt in ("alice", None)] == [4, 5]
+    assert half._space(asked("alice", other)) == 3
 
 
 def test_all_connectors_are_told_which_blocks_are_reused():

@@ -1,9 +1,11 @@
 """Engines that share the store of a server, which runs beside them."""
 
 import contextlib
+import hashlib
 import os
 import signal
 import time
+from functools import partial
 from multiprocessing import Pipe
 
 import pytest
@@ -48,11 +50,11 @@ def obey(engine, pipe):
 
 
 @contextlib.contextmanager
-def running(server, model, role="kv_both", **more):
+def running(server, model, role="kv_both", more_options=None, **more):
     ours, theirs = Pipe()
     child = os.fork()
     if child == 0:
-        options = {"server": server.socket}
+        options = {"server": server.socket} | (more_options or {})
         settings = {"options": options, "policy": "recompute", "role": role} | more
         life = life_of(obey, theirs, model=model, **settings)
         is_good = life.error is None or life.signal == signal.SIGKILL
@@ -194,6 +196,49 @@ def test_events_tell_what_is_stored_found_and_dropped(model, tmp_path):
         assert stored.keys() <= one.run(told)[1] and found.keys() <= other.run(told)[1]
         other.run(alone)
         assert found.items() <= other.run(told)[0].items()
+
+
+def ask_with(engine, salts):
+    """Returns the cached tokens of a prompt with each of these salts."""
+    found = []
+    for salt in salts:
+        found += engine.ask(PROMPTS[0], salt=salt, max_tokens=1)[1]
+        engine.forget()
+    return found
+
+
+def test_a_salt_has_a_quota_of_its_own(model, tmp_path):
+    """The salts of the option, and no others, have namespaces, also after an engine's restart."""
+    salts = ["alice-salt", "bob-salt", "another-salt", None]
+    digests = [hashlib.sha256(salt.encode()).hexdigest() for salt in salts[:2]]
+    tenants = {"more_options": {"tenants": digests}}
+    hit, blocks = STORED[0], STORED[0] // SHAPE.block_tokens
+    with Server(tmp_path, SHAPE) as server:
+
+        def stored():
+            of = server.status()["namespaces"]
+            return {each["label"].partition(" ")[2]: each["files"] for each in of}
+
+        alice, bob = (f"salt {digest[:8]}" for digest in digests)
+        with running(server, model, **tenants) as one:
+            # They are there before their first request.
+            assert stored() == {"": 0, alice: 0, bob: 0}
+            numbers = {each["label"]: each["namespace"] for each in server.status()["namespaces"]}
+            (number,) = (at for label, at in numbers.items() if label.endswith(bob))
+            room = str((blocks - 1) * SHAPE.layers * SHAPE.object_bytes)
+            server.control("quota", "--namespace", str(number), "--bytes", room)
+            assert one.run(partial(ask_with, salts=salts)) == [0] * 4
+            full = {alice: blocks, bob: blocks - 1, "": 2 * blocks}
+            assert stored() == full
+            clipped = hit - SHAPE.block_tokens
+            assert one.run(partial(ask_with, salts=salts)) == [hit, clipped, hit, hit]
+            assert stored() == full
+        with running(server, model, **tenants) as other:
+            assert other.run(partial(ask_with, salts=salts)) == [hit, clipped, hit, hit]
+        # An engine that does not know the tenants shares all but their blocks.
+        with running(server, model) as stranger:
+            assert stranger.run(partial(ask_with, salts=salts)) == [0, 0, hit, hit]
+        assert not any(salt in str(server.status()) for salt in salts[:3])
 
 
 def prefill(engine):
