@@ -201,19 +201,25 @@ class RipienoL2(L2AdapterInterface):
     def delete(self, keys: list[ObjectKey]) -> None:
         for key in keys:
             for size in self.known.sizes:
-                found = self._found(key, size)
                 try:
+                    found = self._found(key, size)
                     removed = found.space.remove(found.keys)
                 except ripieno.Error as error:
                     self.objects.failed(error)
-                    return
+                    break
                 if removed:
                     self._notify_keys_deleted([key], [size])
 
     def get_usage(self) -> AdapterUsage:
         """Returns what the store holds, also of earlier processes, in bytes of its pieces."""
         piece = self.objects.piece
-        used = {salt: self._space(salt).usage().stored * piece for salt in self.known.salts}
+        used = {}
+        for salt in self.known.salts:
+            try:
+                used[salt] = self._space(salt).usage().stored * piece
+            except ripieno.Error as error:
+                # A server has no more namespaces for this process.
+                self.objects.failed(error)
         return AdapterUsage(
             total_bytes_used=sum(used.values()),
             total_capacity_bytes=self.objects.all.stats().files * piece,

@@ -251,6 +251,21 @@ def test_processes_share_the_store_of_a_server(tmp_path):
         assert server.settled()["refused_calls"] == 0
 
 
+def test_a_server_has_namespaces_for_some_salts(tmp_path):
+    from serving import Server
+
+    shape = ripieno.Shape(layers=4, segments=1, object_bytes=PIECE // 4, block_tokens=32)
+    with Server(tmp_path, shape) as server, User(server=server.socket) as user:
+        salts = [f"salt {number}" for number in range(70)]
+        for salt in salts:
+            user.store([key(1, salt)], [data(1)])
+        stored = [user.check([1], salt) == [True] for salt in salts]
+        assert stored == [at < 63 for at in range(70)]
+        assert set(user.adapter.get_usage().bytes_by_cache_salt) == set(salts[:63])
+        user.adapter.delete([key(1, salts[69]), key(1, salts[0])])
+        assert set(user.adapter.get_usage().bytes_by_cache_salt) == set(salts[1:63])
+
+
 class Wrong(ripieno.lmcache.RipienoL2):
     """Gives each object the pieces of the first one."""
 
