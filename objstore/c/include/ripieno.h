@@ -455,6 +455,29 @@ ripieno_status ripieno_unpin(const ripieno_store *store,
                              size_t count,
                              uint32_t *found);
 
+// Pins the longest stored run of leading keys for a time: they are not evicted before it has
+// passed, or ripieno_pin_end was called, or the store is closed; with a server, its connection or
+// itself has ended. A day at most; with a server, what its configuration allows. All pins together
+// have a limit of bytes, half of the store's: those beyond it take fewer blocks, or fail.
+//
+// keys: see ripieno_peek.
+// seconds: 1 or more.
+// pin: names it in ripieno_pin_end; 0 if none of the keys is stored.
+// found: the number of blocks pinned.
+//
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY at the limit, RIPIENO_STATUS_FAILED.
+ripieno_status ripieno_pin_for(const ripieno_store *store,
+                               const uint8_t *keys,
+                               size_t count,
+                               uint32_t seconds,
+                               uint64_t *pin,
+                               size_t *found);
+
+// Ends a pin of ripieno_pin_for. One that has ended, and 0, are allowed.
+//
+// Fails with RIPIENO_STATUS_FAILED.
+ripieno_status ripieno_pin_end(const ripieno_store *store, uint64_t pin);
+
 // Drops the keys, including pinned ones and those in use. found: the number of keys that were
 // stored. Their space is reused when no prefix and no request needs them any more.
 //

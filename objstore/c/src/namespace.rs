@@ -196,6 +196,50 @@ pub unsafe extern "C" fn ripieno_unpin(
     unsafe { change(store, keys, count, found, |store, keys| Ok(store.own()?.0.unpin(keys)?)) }
 }
 
+/// Pins the longest stored run of leading keys for a time: they are not evicted before it has
+/// passed, or ripieno_pin_end was called, or the store is closed; with a server, its connection or
+/// itself has ended. A day at most; with a server, what its configuration allows. All pins together
+/// have a limit of bytes, half of the store's: those beyond it take fewer blocks, or fail.
+///
+/// keys: see ripieno_peek.
+/// seconds: 1 or more.
+/// pin: names it in ripieno_pin_end; 0 if none of the keys is stored.
+/// found: the number of blocks pinned.
+///
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY at the limit, RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_pin_for(
+    store: *const Store,
+    keys: *const u8,
+    count: usize,
+    seconds: u32,
+    pin: *mut u64,
+    found: *mut usize,
+) -> Status {
+    guard(|| {
+        // SAFETY: as the header requires.
+        let (store, pin) = unsafe { (handle(store, "store")?, output(pin, "pin")?) };
+        // SAFETY: as above.
+        let found = unsafe { output(found, "found")? };
+        if seconds == 0 {
+            return Err(Failure::invalid("seconds: 0 was given; a pin lasts 1 or more"));
+        }
+        // SAFETY: as above.
+        let (number, blocks) = store.pin_for(&unsafe { self::keys(keys, count)? }, seconds)?;
+        (*pin, *found) = (number, blocks as usize);
+        Ok(())
+    })
+}
+
+/// Ends a pin of ripieno_pin_for. One that has ended, and 0, are allowed.
+///
+/// Fails with RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_pin_end(store: *const Store, pin: u64) -> Status {
+    // SAFETY: as the header requires.
+    guard(|| unsafe { handle(store, "store")? }.end_pin(pin))
+}
+
 /// Drops the keys, including pinned ones and those in use. found: the number of keys that were
 /// stored. Their space is reused when no prefix and no request needs them any more.
 ///

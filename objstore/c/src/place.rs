@@ -1,8 +1,8 @@
 //! The places of a store: this process, or a server to which it is connected.
 
-use std::{io, mem::ManuallyDrop, sync::Arc};
+use std::{io, mem::ManuallyDrop, sync::Arc, time::Duration};
 
-use objstore::{BlockId, BlockKey, Layer};
+use objstore::{BlockId, BlockKey, Layer, NewPin, Outcome, PinAnswer, PinLimits};
 use ripieno_serve::{Client, RefusalKind, ServeError, SpaceId, protocol::SpaceUsage};
 use ripieno_stack::Stack;
 
@@ -155,6 +155,41 @@ impl Store {
             Self::Own(store, _) => Ok(store.remove(keys)?),
             Self::Served(space, session) => Ok(session.client.remove(*space, keys)?),
         }
+    }
+
+    /// Pins the leading keys that are stored for a time. Returns the pin and its blocks; zeros if
+    /// there are none.
+    pub(crate) fn pin_for(&self, keys: &[BlockKey], seconds: u32) -> Result<(u64, u64), Failure> {
+        let answer = match self {
+            Self::Own(store, _) => {
+                let namespaces = [store.namespace()];
+                let ttl = Duration::from_secs(seconds.into());
+                let (owner, bytes_max, wait) = (0, None, false);
+                let new = NewPin { owner, namespaces: &namespaces, keys, ttl, bytes_max, wait };
+                store.pin_for(&new, &PinLimits::default())?
+            }
+            Self::Served(space, session) => session.client.pin(*space, keys, seconds.into())?,
+        };
+        match answer {
+            PinAnswer { pin: Some(pin), .. } => Ok((pin.pin, pin.blocks)),
+            PinAnswer { outcome: Outcome::Missing, .. } => Ok((0, 0)),
+            PinAnswer { reason, .. } => {
+                Err(Failure::new(Status::Busy, reason.unwrap_or_else(|| "it was refused".into())))
+            }
+        }
+    }
+
+    /// Ends a pin that [`Store::pin_for`] returned, if it has not ended.
+    pub(crate) fn end_pin(&self, pin: u64) -> Result<(), Failure> {
+        match self {
+            Self::Own(store, _) => {
+                store.end_pins(Some(pin), None);
+            }
+            Self::Served(_, session) => {
+                session.client.unpin(pin)?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn sync(&self) -> Result<(), Failure> {

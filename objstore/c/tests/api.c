@@ -174,6 +174,34 @@ static void test_pins(ripieno_store *store) {
     CHECK(found == 1 && peek(store, 0, 1) == 0);
 }
 
+static void test_pins_that_end(ripieno_store *store) {
+    unsigned char key[16 * RIPIENO_KEY_BYTES];
+    uint64_t pin, second;
+    uint32_t evicted;
+    size_t found;
+    CHECK(put(store, 40, 8, 8) == 8);
+    keys(40, 9, key);
+    INVALID("seconds", ripieno_pin_for(store, key, 9, 0, &pin, &found));
+    INVALID("pin", ripieno_pin_for(store, key, 9, 60, NULL, &found));
+    INVALID("found", ripieno_pin_for(store, key, 9, 60, &pin, NULL));
+    OK(ripieno_pin_for(store, key, 9, 60, &pin, &found));
+    CHECK(pin != 0 && found == 8);
+    OK(ripieno_pin_for(store, key, 2, UINT32_MAX, &second, &found));
+    CHECK(second != pin && found == 2);
+    OK(ripieno_evict(store, 100, &evicted));
+    CHECK(peek(store, 40, 8) == 8);
+    OK(ripieno_pin_end(store, pin));
+    OK(ripieno_pin_end(store, pin));
+    OK(ripieno_evict(store, 100, &evicted));
+    CHECK(evicted == 6 && peek(store, 40, 8) == 2);
+    OK(ripieno_pin_for(store, keys(99, 1, key), 1, 60, &pin, &found));
+    CHECK(pin == 0 && found == 0);
+    OK(ripieno_pin_end(store, pin));
+    OK(ripieno_pin_end(store, second));
+    OK(ripieno_evict(store, 100, &evicted));
+    CHECK(peek(store, 40, 8) == 0);
+}
+
 static void test_threads(ripieno_store *store) {
     run_threads(store);
     ripieno_stats stats = RIPIENO_STATS_INIT;
@@ -308,6 +336,7 @@ int main(int count, char **words) {
     test_requests(store);
     test_namespaces(store);
     test_pins(store);
+    test_pins_that_end(store);
     test_threads(store);
     test_close(words[1], store);
     test_dram(words[1]);

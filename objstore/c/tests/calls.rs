@@ -532,11 +532,18 @@ impl Engine {
         let to_number = wrong.or_null_mut(Wrong::OUTPUT, &raw mut number);
         // SAFETY: as the header says; null where an argument is wrong.
         let is_done = done(unsafe {
-            match what % 5 {
+            match what % 6 {
                 0 => ripieno_peek(store, list, count, to_size),
                 1 => ripieno_prefetch(store, list, count, 1000, to_size),
                 2 => ripieno_pin(store, list, count, to_number),
                 3 => ripieno_unpin(store, list, count, to_number),
+                4 => {
+                    let mut pin = 0;
+                    let pinned = ripieno_pin_for(store, list, count, 60, &raw mut pin, to_size);
+                    // A pin that ends leaves no trace.
+                    assert!(pin == 0 || done(ripieno_pin_end(store, pin)));
+                    pinned
+                }
                 _ => ripieno_remove(store, list, count, to_number),
             }
         });

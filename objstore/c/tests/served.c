@@ -127,6 +127,31 @@ static void test_unsupported(ripieno_store *store) {
     CHECK(cached == 0 && events == 0 && peek(store, 0, 8) == 8);
 }
 
+// Pins of a client end with it.
+static void test_pins(ripieno_store *store, ripieno_store *second) {
+    unsigned char key[8 * RIPIENO_KEY_BYTES];
+    uint64_t pin, of_second;
+    size_t found;
+    ripieno_usage usage = RIPIENO_USAGE_INIT;
+    OK(ripieno_pin_for(store, keys(0, 8, key), 8, 60, &pin, &found));
+    CHECK(pin != 0 && found == 8);
+    OK(ripieno_pin_for(second, key, 3, 60, &of_second, &found));
+    CHECK(found == 3);
+    OK(ripieno_get_usage(store, &usage));
+    CHECK(usage.evictable == 0);
+    OK(ripieno_pin_end(store, pin));
+    OK(ripieno_pin_end(store, pin));
+    // It is not this client's.
+    OK(ripieno_pin_end(store, of_second));
+    OK(ripieno_get_usage(store, &usage));
+    CHECK(usage.evictable == 5);
+    OK(ripieno_pin_end(second, of_second));
+    OK(ripieno_get_usage(store, &usage));
+    CHECK(usage.evictable == 8);
+    OK(ripieno_pin_for(store, keys(99, 1, key), 1, 60, &pin, &found));
+    CHECK(pin == 0 && found == 0);
+}
+
 // The second client finds what the first has stored, in the same namespace.
 static void test_sharing(ripieno_store *first, ripieno_store *second) {
     unsigned char key[8 * RIPIENO_KEY_BYTES];
@@ -200,6 +225,7 @@ static void test_death(ripieno_store *store, pid_t server) {
     LOST(ripieno_layer_wait(request, 0));
     LOST(ripieno_layer_start(request, 1));
     LOST(ripieno_peek(store, key, 8, &found));
+    LOST(ripieno_pin_for(store, key, 8, 60, &events, &found));
     LOST(ripieno_save(store, key, blocks, 8, &found));
     ripieno_request_end(request);
     ripieno_prefix_release(prefix);
@@ -236,6 +262,7 @@ int main(int count, char **words) {
     OK(connect_with(other, NULL, &second));
     test_requests(first);
     test_unsupported(first);
+    test_pins(first, second);
     test_sharing(first, second);
     pool = one.base;
     run_threads(first);

@@ -1,5 +1,7 @@
 //! The client: memory for an engine's blocks, and the store's calls.
 
+mod pins;
+
 use std::{
     io,
     net::Shutdown,
