@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <charconv>
 #include <condition_variable>
 #include <cstdio>
@@ -17,11 +18,17 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <set>
+#include <shared_mutex>
 #include <span>
 #include <stdexcept>
 #include <string_view>
 #include <thread>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 namespace {
 
@@ -55,6 +62,7 @@ using StoreRequest = std::unique_ptr<ripieno_request, Release<ripieno_request_en
 // Parameters of the backend.
 struct Options {
     std::string path;
+    std::string server;
     uint64_t capacity = 0;
     uint64_t object_bytes = 0;
     uint64_t buffer = 64 << 20;
@@ -64,18 +72,27 @@ struct Options {
     explicit Options(const nixl::Params &given) {
         for (const auto &[name, value] : given) {
             if (name == "path") path = value;
+            else if (name == "server") server = value;
             else if (name == "capacity") capacity = size(name, value);
             else if (name == "object_bytes") object_bytes = size(name, value);
             else if (name == "buffer") buffer = size(name, value);
             else if (name == "devices") devices = size(name, value);
             else {
                 throw std::invalid_argument(
-                    "the parameter " + name + " was given; there are path, capacity, object_bytes, "
-                    "buffer and devices");
+                    "the parameter " + name + " was given; there are path, capacity, server, "
+                    "object_bytes, buffer and devices");
             }
         }
-        if (path.empty() || capacity == 0 || object_bytes == 0)
-            throw std::invalid_argument("path, capacity and object_bytes must be given");
+        if (!server.empty() && (given.contains("path") || given.contains("capacity") ||
+                                given.contains("devices"))) {
+            throw std::invalid_argument(
+                "server was given with path, capacity or devices: leave out these, because the "
+                "server has the store");
+        }
+        if ((server.empty() && (path.empty() || capacity == 0)) || object_bytes == 0) {
+            throw std::invalid_argument(
+                "path, capacity and object_bytes must be given, or server and object_bytes");
+        }
         if (object_bytes > UINT32_MAX || buffer / object_bytes < 2) {
             throw std::invalid_argument(
                 "a buffer of " + std::to_string(buffer) + " bytes was given; it must have room for "
@@ -101,32 +118,47 @@ struct Options {
     }
 };
 
+// Memory that a server can share: it is unmapped without harm while the server still has it.
+class Shared {
+  public:
+    explicit Shared(size_t length) : length(length) {
+        file = memfd_create("ripieno-nixl", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        if (file < 0 || ftruncate(file, static_cast<off_t>(length)) != 0 ||
+            fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
+            fail();
+        base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (base == MAP_FAILED) fail();
+    }
+    Shared(const Shared &) = delete;
+    Shared &operator=(const Shared &) = delete;
+    ~Shared() {
+        munmap(base, length);
+        close(file);
+    }
+
+    const size_t length;
+    int file;
+    void *base;
+
+  private:
+    [[noreturn]] void fail() {
+        const std::string why = std::strerror(errno);
+        if (file >= 0) close(file);
+        throw std::invalid_argument("there is no memory for the buffer: " + why);
+    }
+};
+
 // The buffer, and the store whose pool it is.
 class Store {
   public:
     explicit Store(const Options &options)
-        : bytes(options.object_bytes), half(std::min(options.buffer / bytes, 1UL << 16) / 2) {
-        const size_t length = (2 * half * bytes + PAGE - 1) / PAGE * PAGE;
-        memory = static_cast<uint8_t *>(std::aligned_alloc(PAGE, length));
+        : options(options), bytes(options.object_bytes),
+          half(std::min(options.buffer / bytes, 1UL << 16) / 2),
+          length((2 * half * bytes + PAGE - 1) / PAGE * PAGE) {
+        if (!options.server.empty()) shared.emplace(length);
+        memory = static_cast<uint8_t *>(shared ? shared->base : std::aligned_alloc(PAGE, length));
         if (!memory) throw std::invalid_argument("there is no memory for the buffer");
-        ripieno_pool pool{};
-        pool.size = sizeof pool;
-        pool.base = memory;
-        pool.bytes = 2 * half * bytes;
-        pool.blocks = 2 * half;
-        // A device may access it until then.
-        pool.release = std::free;
-        pool.release_context = memory;
-        ripieno_config config{};
-        config.size = sizeof config;
-        config.home = options.path.c_str();
-        config.flags = RIPIENO_CREATE;
-        config.capacity_bytes = options.capacity;
-        config.devices = static_cast<uint32_t>(options.devices);
-        config.shape = {.layers = 1, .segments = 1, .object_bytes = static_cast<uint32_t>(bytes),
-                        .block_tokens = 1};
-        config.pool = &pool;
-        check(ripieno_open(&config, &store));
+        open();
     }
     Store(const Store &) = delete;
     Store &operator=(const Store &) = delete;
@@ -135,14 +167,26 @@ class Store {
     }
 
     bool has(const Key &key) const {
+        const std::shared_lock guard(lock);
         size_t found = 0;
+        if (!store) throw Failure{RIPIENO_STATUS_FAILED, LOST};
         check(ripieno_peek(store, key.data(), 1, &found));
         return found == 1;
     }
 
-    void poll() const {
+    // Connects again to a server that was lost. Only the thread that moves calls it, without
+    // requests.
+    void poll() {
         uint64_t events = 0;
-        check(ripieno_poll_events(store, &events));
+        if (store) {
+            const auto status = ripieno_poll_events(store, &events);
+            if (status == RIPIENO_STATUS_OK) return;
+            if (!shared || status != RIPIENO_STATUS_FAILED) throw Failure{status};
+        }
+        const std::unique_lock guard(lock);
+        // It fails, and leaves the memory to us.
+        ripieno_close(std::exchange(store, nullptr));
+        open();
     }
 
     // Copies objects into memory. Returns ERR_NOT_FOUND if one is not stored.
@@ -195,6 +239,37 @@ class Store {
   private:
     static constexpr const char *FULL =
         "the store has no room for a batch of objects: give it more capacity or less buffer";
+    static constexpr const char *LOST = "the server is lost, and was not there again yet";
+
+    void open() {
+        ripieno_pool pool{};
+        pool.size = sizeof pool;
+        pool.base = memory;
+        pool.bytes = length;
+        pool.blocks = 2 * half;
+        ripieno_namespace space{};
+        space.size = sizeof space;
+        space.layout = space.label = "nixl";
+        ripieno_config config{};
+        config.size = sizeof config;
+        config.shape = {.layers = 1, .segments = 1, .object_bytes = static_cast<uint32_t>(bytes),
+                        .block_tokens = 1};
+        config.pool = &pool;
+        config.namespace_ = &space;
+        if (shared) {
+            config.server = options.server.c_str();
+            pool.file = shared->file;
+        } else {
+            config.home = options.path.c_str();
+            config.flags = RIPIENO_CREATE;
+            config.capacity_bytes = options.capacity;
+            config.devices = static_cast<uint32_t>(options.devices);
+            // A device may access it until then.
+            pool.release = std::free;
+            pool.release_context = memory;
+        }
+        check(ripieno_open(&config, &store));
+    }
 
     uint8_t *block(uint32_t index) const { return memory + index * bytes; }
 
@@ -223,10 +298,15 @@ class Store {
         return nixl::SUCCESS;
     }
 
+    const Options &options;
     const size_t bytes;
     const size_t half;
+    const size_t length;
+    std::optional<Shared> shared;
     uint8_t *memory = nullptr;
+    // Null while a server is lost, which only poll() changes.
     ripieno_store *store = nullptr;
+    mutable std::shared_mutex lock;
 };
 
 // An object that was registered.
@@ -391,7 +471,7 @@ class Engine : public nixl::BackendEngine {
         }
     }
 
-    nixl::Status move(const Transfer *transfer) const {
+    nixl::Status move(const Transfer *transfer) {
         try {
             store.poll();
             if (!transfer) return nixl::SUCCESS;
@@ -403,7 +483,7 @@ class Engine : public nixl::BackendEngine {
     }
 
     const Options options;
-    const Store store;
+    Store store;
     mutable std::atomic<uint32_t> told = 0;
     mutable std::mutex lock;
     mutable std::condition_variable changed;
@@ -433,8 +513,8 @@ nixl::Plugin plugin = {
     .pluginVersion = [] { return RIPIENO_PLUGIN_VERSION; },
     .backendOptions =
         [] {
-            return nixl::Params{{"path", ""}, {"capacity", ""}, {"object_bytes", ""},
-                                {"buffer", "64MiB"}, {"devices", "1"}};
+            return nixl::Params{{"path", ""}, {"capacity", ""}, {"server", ""},
+                                {"object_bytes", ""}, {"buffer", "64MiB"}, {"devices", "1"}};
         },
     .backendMems = [] { return nixl::Memories{nixl::OBJ_SEG, nixl::DRAM_SEG}; },
 };

@@ -1,5 +1,6 @@
 """The NIXL backend, through NIXL's own agent. Each of its users is a process of its own."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -14,6 +15,7 @@ from multiprocessing import get_context
 
 import numpy as np
 import pytest
+import ripieno
 
 PLUGIN = os.environ.get("RIPIENO_NIXL")
 """The folder of the backend's library, which `cargo xtask engine` builds."""
@@ -23,7 +25,12 @@ pytestmark = [
     pytest.mark.skipif(PLUGIN is None, reason="RIPIENO_NIXL does not name the backend's folder"),
 ]
 
+needs_a_server = pytest.mark.skipif(
+    "RIPIENO_PROGRAM" not in os.environ, reason="RIPIENO_PROGRAM does not name `ripieno`"
+)
+
 SIZE, ROWS = 64 << 10, 48
+SHAPE = ripieno.Shape(layers=1, segments=1, object_bytes=SIZE, block_tokens=1)
 SECONDS = 120
 
 
@@ -42,8 +49,8 @@ class User:
         config = nixl_agent_config(backends=[], capture_telemetry=telemetry)
         self.agent = nixl_agent("user", config)
         self.backend = backend
-        required = {"path": str(path), "capacity": "16MiB", "object_bytes": str(SIZE)}
-        self.agent.create_backend(backend, required | params)
+        own = {} if "server" in params else {"path": str(path), "capacity": "16MiB"}
+        self.agent.create_backend(backend, own | {"object_bytes": str(SIZE)} | params)
         self.memory = np.zeros((ROWS, SIZE), np.uint8)
         self.last = 0
         self.agent.register_memory([(self.memory.ctypes.data, self.memory.nbytes, 0, "")], "DRAM")
@@ -213,7 +220,10 @@ def test_errors(tmp_path, life):
         ({"size": "1"}, "the parameter size was given; there are path"),
         ({"buffer": str(SIZE)}, "give a larger buffer or smaller objects"),
         ({"devices": "65"}, "at most 64 devices"),
-        ({"path": ""}, "path, capacity and object_bytes must be given"),
+        ({"path": ""}, "path, capacity and object_bytes must be given, or server and object_bytes"),
+        ({"server": "sock", "capacity": "1MiB"}, "leave out these"),
+        ({"server": "sock", "object_bytes": "0"}, "or server and object_bytes"),
+        ({"server": "absent"}, "absent"),
         ({"path": "/nowhere/kv"}, "name a directory whose parent exists"),
     ],
 )
@@ -237,6 +247,49 @@ def _opens_twice(path):
     with pytest.raises(Exception, match="BACKEND"):
         User(path)
     return user.write(names(1))
+
+
+def _shares_a_server(directory):
+    from serving import Server
+
+    with Server(directory, SHAPE) as server:
+        params = {"server": server.socket, "buffer": str(6 * SIZE)}
+        one, other = (User(None, **params) for _ in range(2))
+        assert one.write(names(40)) == "DONE"
+        assert other.has(names(41)) == [True] * 40 + [False]
+        assert other.read(names(40)) == "DONE"
+        assert other.write(names(3), version=1) == "DONE", "in place of the first"
+        assert one.read(names(3), version=1) == "DONE"
+        server.kill()
+        lost = [one.read(names(3)), one.write(["more"]), other.read(names(3))]
+        with pytest.raises(Exception, match="BACKEND"):
+            one.has(names(1))
+        server.start()
+        for user in (one, other):
+            # A transfer connects again.
+            assert user.read(names(3), version=1) == "DONE"
+            assert user.has(["more", *names(3)]) == [False, True, True, True]
+        assert one.write(["more"]) == "DONE" and other.read(["more"]) == "DONE"
+        status = server.status()
+        files = {each["label"]: each["files"] for each in status["namespaces"]}
+        return lost, files, len(status["sessions"])
+
+
+@needs_a_server
+def test_agents_share_a_server_that_is_killed(tmp_path, life):
+    lost, files, sessions = life(_shares_a_server, tmp_path)
+    assert all("BACKEND" in each for each in lost)
+    assert (files, sessions) == ({"": 0, "nixl": 41}, 2)
+    assert "the server is lost" in life.said
+
+
+@needs_a_server
+def test_a_server_of_other_objects_is_refused(tmp_path, life):
+    from serving import Server
+
+    with Server(tmp_path, dataclasses.replace(SHAPE, layers=2)) as server:
+        life(_is_refused, {"path": None, "server": server.socket})
+    assert "layers: 2" in life.said
 
 
 def _writes(path):
