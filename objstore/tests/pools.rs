@@ -4,11 +4,12 @@
 use std::sync::Arc;
 
 use nvme_driver::{Clock, ControllerOptions, DmaSpace as _, Nanos};
-use nvme_emu::{EmuDomain, FaultAction, FaultRule, FaultWhen};
+use nvme_emu::{EmuConfig, EmuDomain, FaultAction, FaultRule, FaultWhen, SglSupport};
 use objstore::{
     BlockId, BlockKey, KvPool, KvShape, Layer, Namespace, Store, StoreConfig, StoreDevice,
     StoreError, StoreOptions,
 };
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use ripieno_testkit::{
     Drives, KvMemory, blocks, format, host_executor, keys, memory_drives, set_faults,
 };
@@ -26,17 +27,21 @@ struct Rig {
 
 impl Rig {
     fn new(options: StoreOptions) -> Self {
-        let drives = Drives::threaded(EmuDomain::new("pools"), memory_drives(2, 32 << 20, 4096));
-        let own = KvMemory::new(&*drives.domain, SHAPE, 2);
+        Self::on(memory_drives(2, 32 << 20, 4096), SHAPE, options)
+    }
+
+    fn on(drives: Vec<EmuConfig>, shape: KvShape, options: StoreOptions) -> Self {
+        let drives = Drives::threaded(EmuDomain::new("pools"), drives);
+        let own = KvMemory::new(&*drives.domain, shape, 2);
         let attached = drives.attach(&ControllerOptions::default());
         let devices: Vec<StoreDevice> = attached.into_iter().map(StoreDevice::new).collect();
-        Store::format(&devices, &format(SHAPE)).unwrap();
+        Store::format(&devices, &format(shape)).unwrap();
         let clock: Arc<dyn Clock> = drives.clock.clone();
         let store = Store::open(StoreConfig {
             devices,
             clock: clock.clone(),
             executor: host_executor(clock),
-            shape: SHAPE,
+            shape,
             namespace: Namespace::default(),
             pool: own.pool.clone(),
             gpu: None,
@@ -47,6 +52,37 @@ impl Rig {
 
     fn memory(&self) -> KvMemory {
         KvMemory::new(&*self.drives.domain, SHAPE, BLOCKS)
+    }
+}
+
+/// An engine with a pool of its own.
+struct Engine {
+    store: Store,
+    memory: KvMemory,
+}
+
+impl Engine {
+    fn new(rig: &Rig, shape: KvShape) -> Self {
+        let memory = KvMemory::new(&*rig.drives.domain, shape, BLOCKS);
+        let pool = rig.store.plane().add_pool(memory.pool.clone()).unwrap();
+        Self { store: rig.store.with_pool(pool), memory }
+    }
+
+    fn save(&mut self, key: BlockKey, version: u64, block: BlockId) {
+        self.memory.fill(block, key, version);
+        save(&self.store, &[key], &[block]);
+    }
+
+    /// Loads blocks, and returns true if all of them have the bytes of their versions.
+    fn loads(&mut self, wanted: &[(BlockKey, u64)]) -> bool {
+        let (keys, blocks): (Vec<BlockKey>, _) =
+            (wanted.iter().map(|(key, _)| *key).collect(), blocks(0, wanted.len()));
+        blocks.iter().for_each(|block| self.memory.wipe(*block));
+        load(&self.store, &keys, &blocks);
+        let mut all = wanted.iter().zip(&blocks);
+        all.all(|((key, version), block)| {
+            (0..SHAPE.layers).all(|at| self.memory.holds(*block, Layer(at), *key, *version))
+        })
     }
 }
 
@@ -162,6 +198,61 @@ fn blocks_in_dram_are_there_for_all_pools() {
     let stats = rig.store.stats().unwrap();
     assert_eq!((stats.dram.hits, stats.retrieved_bytes), (4, 0), "{stats:?}");
     rig.store.close().unwrap();
+}
+
+/// Two engines store, load, replace and read ahead at random, with a cache for a few blocks, and
+/// every byte is compared.
+fn engines_over(drives: Vec<EmuConfig>, object_bytes: u32, seed: u64) {
+    let shape = KvShape { object_bytes, ..SHAPE };
+    let dram_bytes = 6 * shape.block_bytes();
+    let rig = Rig::on(drives, shape, StoreOptions { dram_bytes, ..StoreOptions::default() });
+    let mut engines = [Engine::new(&rig, shape), Engine::new(&rig, shape)];
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let keys = keys(0..16);
+    let mut versions: Vec<Option<u64>> = vec![None; keys.len()];
+    for step in 0..300 {
+        let (first, count) = (rng.random_range(0..keys.len()), rng.random_range(1..=4));
+        let run = first..keys.len().min(first + count);
+        let engine = &mut engines[rng.random_range(0..2)];
+        match rng.random_range(0..4) {
+            0 => {
+                engine.store.remove(&keys[first..=first]).unwrap();
+                versions[first] = Some(step);
+                engine.save(keys[first], step, BlockId(rng.random_range(0..BLOCKS)));
+            }
+            1 => {
+                engine.store.prefetch(&keys[run], Nanos::from_millis(1)).unwrap();
+            }
+            _ => {
+                let stored = run.map_while(|at| Some((keys[at], versions[at]?)));
+                let wanted: Vec<_> = stored.collect();
+                assert!(engine.loads(&wanted), "seed {seed}, step {step}: {wanted:?}");
+            }
+        }
+    }
+    let dram = rig.store.stats().unwrap().dram;
+    let counts = [dram.hits, dram.misses, dram.evictions, dram.prefetched_bytes];
+    assert!(counts.iter().all(|count| *count > 0), "seed {seed}: {dram:?}");
+    drop(engines);
+    rig.store.close().unwrap();
+}
+
+#[test]
+fn the_cache_has_the_bytes_of_devices_of_all_kinds() {
+    let drives = |count, lba_bytes, change: fn(&mut EmuConfig)| {
+        let mut drives = memory_drives(count, 32 << 20, lba_bytes);
+        drives.iter_mut().for_each(change);
+        drives
+    };
+    let prps: fn(&mut EmuConfig) = |drive| drive.sgl = SglSupport::None;
+    let small: fn(&mut EmuConfig) = |drive| drive.mdts_bytes = Some(8192);
+    engines_over(drives(1, 512, |_| ()), 512, 1);
+    engines_over(drives(3, 512, |_| ()), 4096 + 512, 2);
+    engines_over(drives(2, 512, |drive| drive.sgl = SglSupport::Dword), 1536, 3);
+    engines_over(drives(2, 4096, prps), 4096, 4);
+    engines_over(drives(1, 512, prps), 16384, 5);
+    engines_over(drives(5, 4096, small), 20480, 6);
+    engines_over(drives(4, 4096, |drive| drive.vwc = false), 65536, 7);
 }
 
 #[test]
