@@ -37,8 +37,8 @@
 //! - A [`Mover`]'s blocks are its own again when their job has ended, also if the server has died.
 //!
 //! # Not implemented
-//! - *Trusted* clients, which ring doorbells themselves, and *function* clients, which have a
-//!   device of their own: only the mediated class is there.
+//! - *Trusted* clients, which ring doorbells themselves: only the mediated class is there. A client
+//!   with a device of its own has a store of its own, and needs no server.
 //! - GPU memory of a client, streams, pacing and prefetching.
 //! - A protocol that is stable: server and client are of one version.
 //! - Protection of blocks from clients of the same namespace: a client that knows a namespace can

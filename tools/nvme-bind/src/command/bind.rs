@@ -58,6 +58,7 @@ pub(crate) fn run(host: &Host<'_>, request: &Request) -> Result<Reply> {
     let others = companions(host, &drives, request.whole_group)?;
     let functions: Vec<Function> =
         drives.iter().map(|drive| drive.function.clone()).chain(others).collect();
+    functions.iter().try_for_each(|function| is_alone(host, function))?;
     // Held until the drivers have changed: prevents new mounts in between.
     let usages = unused(host, request, &functions)?;
     let records = records(host, request, &functions, owner)?;
@@ -165,6 +166,20 @@ fn not_viable(bdf: PciAddress, group: u32, blocking: &[Function]) -> Problem {
         ),
         "--whole-group binds them all; or put the drive into a slot with ACS above it",
     )
+}
+
+/// Checks that a function has no virtual ones, which end when it is reset.
+fn is_alone(host: &Host<'_>, function: &Function) -> Result<()> {
+    let path = format!("{}/{}/sriov_numvfs", pci::DEVICES, function.bdf);
+    let text = host.root.text(&path).unwrap_or_default();
+    match text.trim() {
+        "" | "0" => Ok(()),
+        count => {
+            let message = format!("{} has {count} virtual functions (SR-IOV)", function.bdf);
+            let hint = format!("bind those; or end them: echo 0 > {path}");
+            Err(Problem::new(Kind::InUse, message, hint))
+        }
+    }
 }
 
 /// Checks that none of `functions` is in use. A function that cannot be checked counts as in use,

@@ -1,6 +1,6 @@
 //! Binding and releasing: success, and required rejections.
 
-use super::fixture::{FREE, Fixture, GPU, NETWORK, SHARED, SYSTEM};
+use super::fixture::{Card, FREE, Fixture, GPU, NETWORK, SHARED, SYSTEM};
 use super::kernel::{Fault, Kernel};
 use crate::command::{bind, release, status};
 use crate::problem::Kind;
@@ -49,6 +49,32 @@ fn a_free_drive_goes_to_vfio_and_back() {
     // A second call has nothing to do.
     let reply = release::unbind(&kernel.host(), &request).unwrap();
     assert_eq!((reply.text.as_str(), fixture.snapshot() == before), ("nothing to give back", true));
+}
+
+#[test]
+fn a_virtual_function_is_bound_and_its_drive_is_not() {
+    let fixture = Fixture::server();
+    let (function, bridge) = ("0000:67:00.1", "pci0000:64/0000:64:01.0/0000:65:00.0/0000:66:00.0");
+    fixture.card(&Card {
+        path: format!("{bridge}/{function}"),
+        class: 0x01_0802,
+        ids: (0x144d, 0xa80a),
+        driver: Some("nvme"),
+        group: Some(16),
+        numa: 1,
+    });
+    fixture.disk(function, "nvme3", "259:9", &[]);
+    let count = format!("/sys/bus/pci/devices/{FREE}/sriov_numvfs");
+    fixture.file(&count, "1\n");
+    refused(&fixture, &request(&[FREE]), Kind::InUse, &["1 virtual functions"]);
+    let kernel = Kernel::new(&fixture, Fault::None);
+    let reply = bind::run(&kernel.host(), &request(&[function])).unwrap();
+    assert_eq!(reply.text, format!("{function} is bound to vfio-pci, /dev/vfio/16"));
+    assert!(!kernel.writes.borrow().iter().any(|write| write.contains(FREE)), "only the function");
+    // Without virtual functions, the drive is one like any other.
+    fixture.file(&count, "0\n");
+    let reply = bind::run(&kernel.host(), &request(&[FREE])).unwrap();
+    assert_eq!(reply.text, format!("{FREE} is bound to vfio-pci, /dev/vfio/12"));
 }
 
 #[test]
