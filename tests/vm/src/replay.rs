@@ -15,7 +15,9 @@ use crate::kmsg::Kmsg;
 use crate::pci;
 use crate::program::{self, Ran};
 use crate::runner::{Suite, tests};
-use crate::serve::clients_of_a_server_share_both_drives;
+use crate::serve::{
+    a_server_keeps_blocks_of_both_drives_in_memory, clients_of_a_server_share_both_drives,
+};
 
 pub const SUITE: Suite = Suite {
     name: "replay",
@@ -33,6 +35,7 @@ pub const SUITE: Suite = Suite {
         what_was_kept_is_found,
         a_store_survives_a_kill,
         clients_of_a_server_share_both_drives,
+        a_server_keeps_blocks_of_both_drives_in_memory,
     ],
 };
 

@@ -28,19 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// stored is found with its bytes, and no device writes where it may not.
 pub fn clients_of_a_server_share_both_drives() -> Result<()> {
     let mut log = Kmsg::from_now()?;
-    pci::give_to_vfio(&[DRIVE_A, DRIVE_B])?;
-    let device = format!("vfio:{DRIVE_A},vfio:{DRIVE_B}");
-    let format = ["format", "--model", "tiny", "--device", &device, "--overwrite", "anything"];
-    // Below the LBA that fails reads.
-    let small = ["--capacity", "5MiB"];
-    program::run("ripieno", &[&format[..], &small].concat())?.success()?;
-    fs::write(
-        CONFIG,
-        format!(
-            "socket = '{SOCKET}'\n[store]\ndrives = ['{DRIVE_A}', '{DRIVE_B}']\n[shape]\n\
-             layers = 2\nsegments = 2\nobject_bytes = 1024\nblock_tokens = 512\n"
-        ),
-    )?;
+    make_store("")?;
     let mut server = serve()?;
     let (one, other) = (connect()?, connect()?);
     store(&one, 0)?;
@@ -77,6 +65,74 @@ pub fn clients_of_a_server_share_both_drives() -> Result<()> {
     let stray = log.lines().into_iter().find(|line| line.contains("DMAR: [DMA"));
     ensure!(stray.is_none(), "{stray:?}");
     Ok(())
+}
+
+/// Blocks that one client stored, or that were read ahead, are copied to another client, and the
+/// drives do not read them again; blocks that had no room are read, and are right as well.
+pub fn a_server_keeps_blocks_of_both_drives_in_memory() -> Result<()> {
+    let mut log = Kmsg::from_now()?;
+    let hits = u64::from(KEYS);
+    // For the keys of one call.
+    make_store(&format!("dram = '{}'\n", hits * SHAPE.block_bytes()))?;
+    let mut server = serve()?;
+    let (one, other) = (connect()?, connect()?);
+    store(&one, 0)?;
+    ensure!(found(&other, 0)? == KEYS as usize, "a client does not find another one's blocks");
+    ensure!(counter("dram_hit_blocks_total")? == hits, "they were read");
+    store(&one, 1000)?;
+    ensure!(found(&other, 1000)? == KEYS as usize && found(&other, 0)? == KEYS as usize);
+    for name in ["dram_evicted_blocks_total", "dram_miss_blocks_total"] {
+        ensure!(counter(name)? > 0, "{name}: the cache has room for both");
+    }
+    server.kill()?;
+    server.wait()?;
+    // The cache is empty then; the next server reads ahead.
+    server = serve()?;
+    one.reconnect()?;
+    // The namespace of these clients is the server's own, the first one.
+    let hex = |key: &BlockKey| key.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let words: Vec<String> = keys(1000).iter().map(hex).collect();
+    let mut ahead = vec!["ctl", "--socket", SOCKET, "prefetch", "--namespace", "0"];
+    ahead.extend(words.iter().map(String::as_str));
+    program::run("ripieno", &ahead)?.success()?;
+    let until = Instant::now() + TIMEOUT;
+    while counter("dram_prefetched_bytes_total")? < hits * SHAPE.block_bytes() {
+        ensure!(Instant::now() < until, "they are not read ahead");
+        thread::sleep(Duration::from_millis(50));
+    }
+    ensure!(found(&one, 1000)? == KEYS as usize, "a block did not survive the server");
+    ensure!(counter("dram_hit_blocks_total")? == hits, "they were read again");
+    server.kill()?;
+    server.wait()?;
+    let stray = log.lines().into_iter().find(|line| line.contains("DMAR: [DMA"));
+    ensure!(stray.is_none(), "{stray:?}");
+    Ok(())
+}
+
+/// Makes a store on both drives, and the configuration of its server with these lines.
+fn make_store(more: &str) -> Result<()> {
+    pci::give_to_vfio(&[DRIVE_A, DRIVE_B])?;
+    let device = format!("vfio:{DRIVE_A},vfio:{DRIVE_B}");
+    let format = ["format", "--model", "tiny", "--device", &device, "--overwrite", "anything"];
+    // Below the LBA that fails reads.
+    let small = ["--capacity", "5MiB"];
+    program::run("ripieno", &[&format[..], &small].concat())?.success()?;
+    fs::write(
+        CONFIG,
+        format!(
+            "socket = '{SOCKET}'\n[store]\ndrives = ['{DRIVE_A}', '{DRIVE_B}']\n{more}[shape]\n\
+             layers = 2\nsegments = 2\nobject_bytes = 1024\nblock_tokens = 512\n"
+        ),
+    )?;
+    Ok(())
+}
+
+/// Returns a counter of the server.
+fn counter(name: &str) -> Result<u64> {
+    let text = program::run("ripieno", &["ctl", "--socket", SOCKET, "metrics"])?.success()?.out;
+    let line = text.lines().find_map(|line| line.strip_prefix("ripieno_")?.strip_prefix(name));
+    let value = line.with_context(|| format!("no {name} in {text}"))?.trim();
+    value.parse().with_context(|| format!("{name}: {value}"))
 }
 
 /// Stores and loads until it is killed.
