@@ -4,6 +4,8 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
+import types
 
 import pytest
 
@@ -13,6 +15,7 @@ import faults  # noqa: E402
 import tiny_model as models  # noqa: E402
 from forked import live, metric  # noqa: E402
 from prompts import PROMPTS, tokens  # noqa: E402
+from ripieno.vllm import times  # noqa: E402
 from scraping import scrape  # noqa: E402
 from vllm import __version__  # noqa: E402
 
@@ -20,10 +23,16 @@ A = PROMPTS[3]
 """517 tokens: three steps of at most 256."""
 
 
-class Late(faults.Late):
-    """Delays every layer of a load."""
+class Late(faults.Plane):
+    """A layer of a load arrives after SECONDS of the clock of the layer times."""
 
-    seconds = 0.3
+    arrivals = 0
+
+    def arrived(self, blocks, layer):
+        Late.arrivals += 1
+
+
+SECONDS = 1000
 
 
 def read(path):
@@ -55,13 +64,22 @@ def test_each_step_has_a_line_of_what_it_computed(model, options, tmp_path):
     assert shapes == [[[256, 0]], [[256, 256]], [[5, 512]], *decoded, *both]
 
 
-def test_waits_for_loads_are_in_no_layer(model, both, tmp_path):
+def test_waits_for_loads_are_in_no_layer(model, both, tmp_path, monkeypatch):
+    def clock():
+        return time.perf_counter() + Late.arrivals * SECONDS
+
+    monkeypatch.setattr(times, "time", types.SimpleNamespace(perf_counter=clock))
+
+    def ask(engine):
+        engine.ask(A, max_tokens=2)
+        return Late.arrivals
+
     options = both | {"layer_times": str(tmp_path / "times")}
     live(lambda engine: (engine.ask(A, max_tokens=1), engine.settle()), model=model, options=both)
-    live(lambda engine: engine.ask(A, max_tokens=2), model=model, options=options, plane=Late)
+    assert live(ask, model=model, options=options, plane=Late) >= models.LAYERS
     shapes, took = read(options["layer_times"])
     assert shapes == [[[5, 512]], [[1, 517]]]
-    assert max(took) < Late.seconds * 1e6 / 2
+    assert max(took) < SECONDS * 1e6 / models.LAYERS / 2
 
 
 def test_metrics_say_how_much_computing_was_saved(model, options, tmp_path):
