@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use rayon::prelude::*;
-
 use crate::{
     engine::{Cluster, Clustered, Router, serve_cluster},
     lane::GBPS,
     machine::Machine,
     outcome::{Outcome, Table},
     page::{number, size},
+    parallel::each,
     summary::{Counted, Summary},
 };
 
@@ -94,7 +93,7 @@ pub fn cluster(
                 let cells = COLUMNS.iter().map(|(_, of)| of(&summary, &found));
                 std::iter::once(format!("{what}, {link}")).chain(cells).collect()
             };
-            rows.extend(links.par_iter().map(row).collect::<Vec<Vec<String>>>());
+            rows.extend(each(&links, row));
         }
     }
     let columns = std::iter::once("cluster").chain(COLUMNS.map(|(name, _)| name));

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use rayon::prelude::*;
-
 use crate::{
     engine::{Report, Second, serve},
     machine::Machine,
     outcome::{Line, Outcome, Plot, Table},
     page::{number, size},
+    parallel::each,
     parameters::Parameters,
     policy::{Path, Policy},
     storage::Storage,
@@ -48,8 +47,7 @@ pub fn compare(
     let mut lines = Vec::new();
     for some in POLICIES.chunks(rayon::current_num_threads()) {
         some.iter().for_each(|policy| next(policy.name));
-        let served = some.par_iter().map(|policy| serve(&setup, policy, &workload.requests));
-        let served: Vec<Report> = served.collect();
+        let served: Vec<Report> = each(some, |policy| serve(&setup, policy, &workload.requests));
         for (policy, report) in some.iter().zip(served) {
             let summary = Summary::of(policy, workload, &report);
             let cells = |columns: [Column; 10]| columns.map(|(_, of)| of(&summary, &report));

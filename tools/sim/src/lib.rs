@@ -35,6 +35,7 @@ mod machine;
 mod outcome;
 mod page;
 mod paging;
+mod parallel;
 mod parameters;
 mod plan;
 mod policy;

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use rayon::prelude::*;
-
 use crate::{
     engine::{serve, serve_restarted},
     machine::Machine,
     outcome::{Line, Outcome, Plot, Table},
     page::{number, size},
+    parallel::each,
     parameters::Parameters,
     summary::{Counted, Prices, Summary, median},
 };
@@ -148,7 +147,7 @@ impl Choice {
             });
             Run { summary, written, hour, million, restart }
         };
-        let runs: Vec<Run> = workloads.par_iter().map(run).collect();
+        let runs: Vec<Run> = each(workloads, run);
         let mut choice = Self { hardware, runs, drive_writes: 0.0 };
         choice.drive_writes = choice.median(|it| it.written) / capacity.max(1.0);
         choice

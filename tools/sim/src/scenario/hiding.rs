@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use kv_schedule::{SlackTable, StepShape};
-use rayon::prelude::*;
 
 use super::{Scenario, tutti};
 use crate::{
@@ -11,6 +10,7 @@ use crate::{
     lane::LaneModel,
     outcome::{Bar, Gantt, Line, Outcome, Plot, Table},
     page::number,
+    parallel::each,
     parameters::Parameters,
     policy::Policy,
 };
@@ -87,13 +87,10 @@ fn saved(parameters: &Parameters, mixed: f64, drives: u32) -> f64 {
 /// Returns what the scheduler saves by the mixing factor of the drives and their number.
 fn by_mixing(parameters: &Parameters) -> Table {
     const DRIVES: [u32; 3] = [1, 2, 4];
-    let rows: Vec<Vec<String>> = [0.4, 0.6, 0.8, 1.0, 1.5, 2.0]
-        .into_par_iter()
-        .map(|mixed| {
-            let cells = DRIVES.map(|drives| number(saved(parameters, mixed, drives)));
-            std::iter::once(number(mixed)).chain(cells).collect()
-        })
-        .collect();
+    let rows: Vec<Vec<String>> = each(&[0.4, 0.6, 0.8, 1.0, 1.5, 2.0], |mixed| {
+        let cells = DRIVES.map(|drives| number(saved(parameters, *mixed, drives)));
+        std::iter::once(number(*mixed)).chain(cells).collect()
+    });
     Table {
         title: "TTFT at 93.75 % that the scheduler saves, %, by the part of the bandwidth that is \
                 left while reads and writes mix (0.4: Tutti; 2: none is lost), and by drives"
@@ -161,8 +158,7 @@ fn hiding(parameters: &Parameters) -> Outcome {
          takes alone"
     ));
     for (name, apart) in LOADS {
-        let of = |hits: f64| (hits, row(&setup, hits, apart, 61));
-        let rows: Vec<_> = HITS.into_par_iter().map(of).collect();
+        let rows = each(&HITS, |hits| (*hits, row(&setup, *hits, apart, 61)));
         let columns = ["hit rate, %", "TTFT, layer-wise", "ours", "ours, %", "oracle"]
             .into_iter()
             .chain(["bubble, layer-wise", "ours", "oracle"]);

@@ -1,13 +1,12 @@
 //! The Tutti paper's serving runs (section 4.1): L-Eval and LooGLE, Poisson arrivals.
 
-use rayon::prelude::*;
-
 use super::{Scenario, calibrated, predicted, tutti};
 use crate::{
     compare::busy,
     engine::{Report, Setup, serve},
     outcome::{Line, Outcome, Plot, Table},
     page::number,
+    parallel::each,
     parameters::Parameters,
     policy::Policy,
     summary::Prices,
@@ -167,10 +166,8 @@ impl<'a> Sweep<'a> {
         rates: &'a [f64],
         policies: &'a [Policy],
     ) -> Self {
-        let points = |policy: &Policy| {
-            rates.par_iter().map(|rate| point(setup, documents, *rate, policy)).collect()
-        };
-        Self { name, rates, policies, found: policies.par_iter().map(points).collect() }
+        let points = |policy: &Policy| each(rates, |rate| point(setup, documents, *rate, policy));
+        Self { name, rates, policies, found: each(policies, points) }
     }
 
     fn line(&self, policy: &Policy) -> &[Point] {

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use kv_schedule::{Direction, OpId};
 use kv_swarm::{Cluster, ClusterId, Clusters, Entry, Profile, Read};
-use rayon::prelude::*;
 
 use super::{Scenario, calibrated, predicted};
 use crate::{
     lane::{Lane, LaneModel},
     outcome::{Outcome, Table},
     page::number,
+    parallel::each,
     parameters::Parameters,
     swarm::{Activations, LAW, Law, Step},
 };
@@ -152,7 +152,7 @@ fn time(drive: &LaneModel, batches: &[Vec<Read>], is_merged: bool) -> f64 {
 
 /// Returns the means over seeds 1 to 5, number by number.
 fn means(run: impl Fn(u64) -> Vec<Vec<f64>> + Send + Sync) -> Vec<Vec<f64>> {
-    let found: Vec<Vec<Vec<f64>>> = (1..6_u64).into_par_iter().map(run).collect();
+    let found = each(&[1, 2, 3, 4, 5], |seed| run(*seed));
     let mut sums = found[0].clone();
     for (row, sums) in sums.iter_mut().enumerate() {
         for (at, sum) in sums.iter_mut().enumerate() {

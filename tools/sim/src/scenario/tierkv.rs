@@ -5,7 +5,6 @@ mod sweep;
 
 use kv_schedule::Config;
 use kv_tier::LookaheadConfig;
-use rayon::prelude::*;
 
 use super::{Scenario, calibrated, input, predicted};
 use crate::{
@@ -13,6 +12,7 @@ use crate::{
     outcome::{Comparison, Outcome, Table},
     page::{number, size},
     paging::{Ahead, Decode, Found, Hbm, LowerTiers, lane},
+    parallel::each,
     parameters::Parameters,
     summary,
     workload::{Lengths, Profile},
@@ -75,7 +75,7 @@ fn ours(window: u32) -> Ahead {
 
 /// Returns the medians over the paper's five seeds.
 fn median(decode: &Decode<'_>) -> Found {
-    let found: Vec<Found> = (42..47_u64).into_par_iter().map(|seed| decode.run(seed)).collect();
+    let found = each(&[42, 43, 44, 45, 46], |seed| decode.run(*seed));
     let of = |part: fn(&Found) -> f64| {
         summary::median(found.iter().map(part).collect()).expect("there are five")
     };

@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use rayon::prelude::*;
-
 use super::{Scenario, calibrated, predicted};
 use crate::{
     engine::{Report, Request, Setup, serve},
@@ -12,6 +10,7 @@ use crate::{
     lane::LaneModel,
     outcome::{Line, Outcome, Plot, Table},
     page::number,
+    parallel::each,
     parameters::Parameters,
     policy::Policy,
 };
@@ -112,8 +111,7 @@ const HIT_RATES: [f64; 12] =
 
 fn by_hit_rate(setup: &Setup<'_>, policy: &Policy) -> Vec<(f64, One)> {
     let stored = |rate: f64| (f64::from(INPUT) * rate / 100.0) as u32;
-    let of = |rate: f64| (rate, one(setup, policy, INPUT, stored(rate)));
-    HIT_RATES.into_par_iter().map(of).collect()
+    each(&HIT_RATES, |rate| (*rate, one(setup, policy, INPUT, stored(*rate))))
 }
 
 /// Crossover in percent, bubble at 93.75 % and mean bubble in milliseconds.

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use rayon::prelude::*;
-
 use super::{
     BLOCK, MODELS, MODELS_SAY, Scenario, by_chunks, by_pages, mean, predicted, range, row,
     serve_stored, setup, table,
@@ -13,6 +11,7 @@ use crate::{
     gpu::Model,
     lane::LaneModel,
     outcome::Outcome,
+    parallel::each,
     parameters::Parameters,
     policy::Policy,
     workload::{Lengths, Profile},
@@ -105,8 +104,7 @@ fn figure_8(parameters: &Parameters) -> Outcome {
         [("a message of table 1", "net.message"), ("a copy of table 5", "copy.page")]
     {
         let set_up = parameters.micros(parameter);
-        let found: Vec<[Apart; 3]> =
-            MODELS.into_par_iter().map(|model| ways(parameters, model, set_up)).collect();
+        let found: Vec<[Apart; 3]> = each(&MODELS, |model| ways(parameters, *model, set_up));
         let rows = MODELS.iter().zip(&found).map(|((model, _), [pages, waits, chunks])| {
             let [ttft, itl] =
                 [[pages, waits, chunks].map(|it| it.ttft), [pages, waits, chunks].map(|it| it.itl)];

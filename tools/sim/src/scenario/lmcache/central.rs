@@ -1,7 +1,5 @@
 //! A central store: figure 7.
 
-use rayon::prelude::*;
-
 use super::{
     BLOCK, GBPS, LLAMA_3_8B, LLAMA_3_70B, QWEN2_5_32B, Scenario, by_chunks, predicted, range, row,
     setup, table,
@@ -10,6 +8,7 @@ use crate::{
     engine::{Report, Setup, serve},
     gpu::Model,
     outcome::Outcome,
+    parallel::each,
     parameters::Parameters,
     policy::Policy,
     workload::Documents,
@@ -78,8 +77,7 @@ fn figure_7(parameters: &Parameters) -> Outcome {
         ],
         ..Outcome::default()
     };
-    let found: Vec<Vec<Found>> =
-        MODELS.into_par_iter().map(|model| tiers(parameters, model)).collect();
+    let found: Vec<Vec<Found>> = each(&MODELS, |model| tiers(parameters, *model));
     let columns = ["", "GPU memory alone", "host memory, 500 GB", "15 Gbps", "64 Gbps", "128 Gbps"];
     let columns = [&columns[..], &["15 Gbps, the step waits"]].concat();
     let of = |part: fn(&Found) -> f64| {

@@ -1,10 +1,8 @@
 //! Free pages that are copied before they are needed: figure 4.
 
-use rayon::prelude::*;
-
 use super::{LLAMA_3_8B, PAGE_TOKENS, Scenario, input, mean, row, setup, table};
 use crate::{
-    engine::Request, outcome::Outcome, parameters::Parameters, summary::percentile,
+    engine::Request, outcome::Outcome, parallel::each, parameters::Parameters, summary::percentile,
     workload::L_EVAL,
 };
 
@@ -86,7 +84,7 @@ fn figure_4(parameters: &Parameters) -> Outcome {
             let p99 = percentile(&waits, 99);
             row(format!("{percent} %"), [part, mean(waits.iter().copied()), p99])
         };
-        WINDOWS.par_iter().map(of).collect()
+        each(&WINDOWS, of)
     };
     let columns = ["pages with a copy", "allocations that wait, %", "mean wait, ms", "p99, ms"];
     for arrivals in RATES {

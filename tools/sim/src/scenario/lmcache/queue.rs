@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use rayon::prelude::*;
-
 use super::{
     BLOCK, GBPS, LLAMA_3_8B, Scenario, by_chunks, predicted, range, row, serve_stored, setup, table,
 };
 use crate::{
     engine::{Request, Setup},
     outcome::Outcome,
+    parallel::each,
     parameters::Parameters,
     policy::Policy,
 };
@@ -59,8 +58,7 @@ fn figure_10(parameters: &Parameters) -> Outcome {
         ],
         ..Outcome::default()
     };
-    let of = |gbps: f64| STORED.map(|stored| gain(parameters, gbps, stored));
-    let found: Vec<[f64; 3]> = LINKS.into_par_iter().map(of).collect();
+    let found = each(&LINKS, |gbps| STORED.map(|stored| gain(parameters, *gbps, stored)));
     let rows = LINKS.iter().zip(&found).map(|(gbps, it)| row(format!("{gbps} Gbps"), *it));
     let columns = ["", "50 % stored", "75 %", "95 %"];
     let title = "Time of all requests: the step waits, by loads beside it";

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use rayon::prelude::*;
-
 use super::{
     BLOCK_BYTES, NAMES, PROFILES, Scenario, columns, input, lru, median, ours, paper, predicted,
     row, setting,
@@ -12,6 +10,7 @@ use crate::{
     lane::LaneModel,
     outcome::{Outcome, Table},
     paging::{Decode, Hbm, LowerTiers},
+    parallel::each,
     parameters::Parameters,
     workload::Profile,
 };
@@ -66,7 +65,7 @@ fn blocks(parameters: &Parameters) -> Outcome {
         let ours = Decode { ahead: Some(ours(4)), hbm: Hbm::Latest, ..overlapped };
         (efficiency, [alone, prefetch, ours].map(|it| median(&it)))
     };
-    let found: Vec<_> = SIZES.par_iter().map(of).collect();
+    let found = each(&SIZES, of);
     let lost = |at: usize| (1.0 - found[at].0 / found[2].0).max(0.0) * 100.0;
     let unfilled = |at: usize| found[at].1[0].unfilled * 100.0;
     let rows = (0..SIZES.len()).map(|at| {
