@@ -205,7 +205,7 @@ impl Plane {
         moves: &[Move],
         expected: &[u32],
     ) -> Result<JobId, StoreError> {
-        self.with(|mover| mover.begin(PoolId::default(), direction, moves.to_vec(), expected))
+        self.with(|mover| mover.begin(PoolId::default(), direction, moves.to_vec(), expected, true))
     }
 
     /// Adds a pool of another owner, in memory of this process that the devices reach. The path is

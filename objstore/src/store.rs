@@ -54,6 +54,8 @@ pub struct Store {
     namespace: NamespaceId,
     /// The pool of its requests' blocks.
     pool: PoolId,
+    /// False if its reads pass the DRAM cache by.
+    is_cached: bool,
 }
 
 impl fmt::Debug for Store {
@@ -192,7 +194,7 @@ impl Store {
                 found.map(|(id, ..)| id).ok_or(error)
             })
         })?;
-        Ok(Self { inner: self.inner.clone(), namespace, pool: self.pool })
+        Ok(Self { namespace, ..self.clone() })
     }
 
     /// Returns a handle that works in a registered namespace, by its number: for tools that
@@ -210,6 +212,13 @@ impl Store {
     #[must_use]
     pub fn with_pool(&self, pool: PoolId) -> Self {
         Self { pool, ..self.clone() }
+    }
+
+    /// Returns a handle whose reads neither use the DRAM cache
+    /// ([`crate::StoreOptions::dram_bytes`]) nor fill it: for a check of the devices.
+    #[must_use]
+    pub fn without_dram(&self) -> Self {
+        Self { is_cached: false, ..self.clone() }
     }
 
     /// Returns the namespace of this handle.

@@ -292,8 +292,16 @@ fn each_hint_has_an_answer_of_its_own() {
 
 #[test]
 fn checksums_tell_of_damage() {
-    let rig = Rig::new();
-    let mut store = Store::new(&rig);
+    check_damage(&Rig::new());
+}
+
+#[test]
+fn checksums_tell_of_damage_behind_the_dram_cache() {
+    check_damage(&Rig::with_dram(TempDir::new().unwrap(), 1 << 20));
+}
+
+fn check_damage(rig: &Rig) {
+    let mut store = Store::new(rig);
     let mine = store.fill("mine", 0..3);
     let mut asked = json!({"namespace": mine, "keys": keys_of(0..4)});
     let states = |answer: &Value| -> Vec<String> {

@@ -213,18 +213,20 @@ impl Mover {
         }
     }
 
-    /// Prepares to move blocks of the engine, or of an added pool.
+    /// Prepares to move blocks of the engine, or of an added pool; if not `is_cached`, past the
+    /// DRAM cache.
     pub(crate) fn begin(
         &mut self,
         pool: PoolId,
         direction: Direction,
         mut moves: Vec<Move>,
         expected: &[u32],
+        is_cached: bool,
     ) -> Result<JobId, StoreError> {
         // Jobs that have ended give their bounce buffers back.
         self.sync()?;
         let bounced = self.bounce.as_mut().map(|bounce| bounce.take(&mut moves)).transpose()?;
-        let begun = self.begin_in_pool(pool, direction, moves, expected);
+        let begun = self.begin_in_pool(pool, direction, moves, expected, is_cached);
         if let (Some(bounce), Some(bounced)) = (&mut self.bounce, bounced) {
             match &begun {
                 Ok(id) => self.jobs.get_mut(*id)?.engine.bounced = Some(bounced),
@@ -241,6 +243,7 @@ impl Mover {
         direction: Direction,
         moves: Vec<Move>,
         expected: &[u32],
+        is_cached: bool,
     ) -> Result<JobId, StoreError> {
         if direction == Direction::Write {
             self.transport.devices.check_writable()?;
@@ -251,10 +254,8 @@ impl Mover {
         let (recoveries, now) = (self.recoveries(), self.clock.now());
         let mut job = Job::new(direction, self.setup.shape.layers, moves, recoveries, now);
         job.engine.pool = pool;
-        // The self-test must reach the devices.
-        let is_test = job.moves.iter().any(|entry| entry.file.0 + 1 == self.setup.files);
         let mut rest = None;
-        if let Some(memory) = self.memory.as_mut().filter(|_| !is_test) {
+        if let Some(memory) = self.memory.as_mut().filter(|_| is_cached) {
             let now = Duration::from_nanos(now.0);
             (job.cached, rest) = memory.divide(pool, direction, &mut job.moves, expected, now);
         }

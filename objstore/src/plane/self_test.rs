@@ -154,7 +154,8 @@ fn round(mover: &mut Mover, direction: Direction, block: BlockId) -> Result<(), 
     let file = FileId(mover.setup.files - 1);
     let moves = vec![Move { file, block, position: 0 }];
     mover.sync()?;
-    let job = mover.begin_in_pool(PoolId::default(), direction, moves, &[])?;
+    // It must reach the devices.
+    let job = mover.begin_in_pool(PoolId::default(), direction, moves, &[], false)?;
     let (clock, timeout) = (mover.clock.clone(), mover.setup.options.wait_timeout);
     for layer in (0..mover.setup.shape.layers).map(Layer) {
         let ticket = Ticket { job, layer };

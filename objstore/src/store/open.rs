@@ -265,6 +265,7 @@ impl Store {
             }),
             namespace: id,
             pool: PoolId::default(),
+            is_cached: true,
         };
         let inner = Arc::downgrade(&store.inner);
         store.inner.plane.listen(move |plane| {

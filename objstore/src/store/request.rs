@@ -349,7 +349,9 @@ impl Store {
             if plane.keeps_blocks() {
                 plane.forget(&inner.catalog.with(Catalog::take_freed));
             }
-            let job = plane.begin(self.pool, direction, moves.to_vec(), expected)?;
+            // A write must drop what is cached of its files.
+            let is_cached = self.is_cached || direction == Direction::Write;
+            let job = plane.begin(self.pool, direction, moves.to_vec(), expected, is_cached)?;
             // Blocks of a namespace expire together, and turn over at their own rate.
             plane.place(job, self.namespace.0)?;
             inner.jobs().held.extend(held.take().map(|held| (job, held)));

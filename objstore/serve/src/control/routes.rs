@@ -220,11 +220,11 @@ impl Shared {
         Ok(ChecksumList { blocks })
     }
 
-    /// Reads a block into the server's own pool, which compares its checksums. The store drops a
-    /// block that is damaged.
+    /// Reads a block from the devices into the server's own pool, which compares its checksums. The
+    /// store drops a block that is damaged.
     fn verify(&self, store: &Store, held: &Prefix) -> Result<BlockState, Refusal> {
         let _alone = self.own_pool();
-        let read = Request::retrieve(store, held, 0, &[BlockId(0)])?.move_all();
+        let read = Request::retrieve(&store.without_dram(), held, 0, &[BlockId(0)])?.move_all();
         match read {
             Ok(()) => Ok(BlockState::Intact),
             Err(StackError::Store(StoreError::Transfer { failure }))
