@@ -22,6 +22,8 @@ const RANKS_MAX: u32 = 64;
 const NAME_BYTES_MAX: usize = 256;
 /// Prefixes, and reservations, that a client may hold at a time.
 const GRANTS_MAX: usize = 4096;
+/// Positions of all of these together: each takes memory of the server.
+const POSITIONS_MAX: usize = 1 << 20;
 /// Attempts to reserve files on all ranks alike, while other engines take them.
 const RESERVE_ATTEMPTS: u32 = 4;
 
@@ -87,6 +89,17 @@ struct Grant {
 enum Files {
     Found(Arc<Vec<Prefix>>),
     Reserved(Arc<Writing>),
+}
+
+impl Files {
+    /// Returns the number of positions, of which each rank has a part.
+    fn positions(&self) -> usize {
+        let of_ranks = match self {
+            Self::Found(found) => found.iter().map(Prefix::len).max(),
+            Self::Reserved(writing) => writing.ranks.iter().map(|rank| rank.accepted()).max(),
+        };
+        of_ranks.unwrap_or(0)
+    }
 }
 
 /// A reservation of each rank, and what the ranks reported.
@@ -176,10 +189,15 @@ impl Engine {
 
     fn grant(&self, owner: u64, files: Files) -> Result<u64, Refusal> {
         let mut grants = self.grants();
-        if grants.all.values().filter(|grant| grant.owner == owner).count() >= GRANTS_MAX {
+        let own = grants.all.values().filter(|grant| grant.owner == owner);
+        let (held, positions) = own.fold((0, files.positions()), |(held, positions), grant| {
+            (held + 1, positions + grant.files.positions())
+        });
+        if held >= GRANTS_MAX || positions > POSITIONS_MAX {
             drop(grants);
             let why = format!(
-                "a client may hold {GRANTS_MAX} prefixes and reservations together; release some"
+                "a client may hold {GRANTS_MAX} prefixes and reservations together, of \
+                 {POSITIONS_MAX} keys; release some"
             );
             return Err(Refusal::new(RefusalKind::Limit, why));
         }

@@ -238,6 +238,23 @@ fn limits_hold() {
 }
 
 #[test]
+fn a_client_holds_so_many_positions() {
+    let rig = Rig::new();
+    let client = rig.client();
+    store(&client, "held", &keys(0..1));
+    let space = client.namespace(&space("held")).unwrap();
+    let copies = vec![keys(0..1)[0]; 1 << 15];
+    let mut held: Vec<_> = (0..32).map(|_| client.lookup(space, &copies).unwrap()).collect();
+    assert_eq!(held[31].len(), copies.len());
+    let more = client.lookup(space, &copies[..1]).unwrap_err();
+    assert_eq!(kind(more), RefusalKind::Limit);
+    drop(held.pop());
+    drop(client.lookup(space, &copies[..1]).unwrap());
+    drop(held);
+    assert_eq!(rig.status().files_referenced, 0);
+}
+
+#[test]
 fn a_client_with_a_limit_waits_for_its_turns() {
     let uid = rustix::process::geteuid().as_raw();
     // 8 blocks of 24 KiB take 3/4 of a second at a quarter of a MiB.

@@ -18,7 +18,7 @@ fn keys(numbers: std::ops::Range<u32>) -> Vec<BlockKey> {
     numbers.map(key).collect()
 }
 
-fn config(files: u32, ranks: u32) -> CatalogConfig {
+pub(super) fn config(files: u32, ranks: u32) -> CatalogConfig {
     CatalogConfig {
         files,
         file_bytes: 10,

@@ -20,7 +20,8 @@ pub struct Entry {
     pub key: BlockKey,
     /// The namespace's current space: tells equal keys of different namespaces apart.
     pub space: u32,
-    pub refs: u32,
+    /// As many as no caller can make: a file whose count wrapped would be evicted while in use.
+    pub refs: u64,
     pub state: State,
     pub pinned: bool,
 }
