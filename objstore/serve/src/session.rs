@@ -5,7 +5,7 @@
 //! store's.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     num::NonZeroU64,
     os::fd::OwnedFd,
     os::unix::net::UnixStream,
@@ -407,15 +407,23 @@ impl Session {
         found.ok_or_else(|| unknown("request", number))
     }
 
-    /// Takes a request out of the table, unless another call uses it.
-    fn take(&self, number: u64) -> Result<Request, Refusal> {
-        let mut tables = self.tables();
-        let request = tables.requests.remove(&number).ok_or_else(|| unknown("request", number))?;
-        let taken = Arc::try_unwrap(request).map_err(|request| {
-            tables.requests.insert(number, request);
-            Refusal::argument(format!("another call uses request {number}"))
-        });
-        taken.map(|moving| moving.request)
+    /// Takes requests out of the table: all of them, or none if another call uses one.
+    fn take(&self, numbers: &[u64]) -> Result<Vec<Request>, Refusal> {
+        let requests = &mut self.tables().requests;
+        let mut known = HashSet::new();
+        for number in numbers {
+            let found = requests.get(number).filter(|_| known.insert(*number));
+            // Others are made under the lock only.
+            if Arc::strong_count(found.ok_or_else(|| unknown("request", *number))?) > 1 {
+                return Err(Refusal::argument(format!("another call uses request {number}")));
+            }
+        }
+        let taken = numbers.iter().filter_map(|number| requests.remove(number));
+        Ok(taken.filter_map(Arc::into_inner).map(|moving| moving.request).collect())
+    }
+
+    fn take_one(&self, number: u64) -> Result<Request, Refusal> {
+        self.take(&[number])?.pop().ok_or_else(|| unknown("request", number))
     }
 
     fn start(&self, request: u64, layer: Layer) -> Result<Answer, Refusal> {
@@ -477,9 +485,7 @@ impl Session {
     }
 
     fn end_requests(&self, numbers: &[u64]) -> Result<Answer, Refusal> {
-        let taken: Result<Vec<Request>, Refusal> =
-            numbers.iter().map(|number| self.take(*number)).collect();
-        let ended = Request::end_all(taken?)?.into_iter().map(|failure| {
+        let ended = Request::end_all(self.take(numbers)?)?.into_iter().map(|failure| {
             let at = match &failure {
                 Some(StoreError::Transfer { failure }) => Some(failure),
                 _ => None,
@@ -498,7 +504,7 @@ impl Session {
             let why = format!("request {request} loads: there is nothing to commit");
             return Err(Refusal::argument(why));
         }
-        let done = self.take(request)?.commit()?;
+        let done = self.take_one(request)?.commit()?;
         let (accepted, written) = (done.accepted as u32, done.written as u32);
         Ok(Answer::Committed { accepted, written })
     }
@@ -506,7 +512,7 @@ impl Session {
     fn release(&self, handle: u64) -> Result<Answer, Refusal> {
         if !self.engine.end(self.number, handle) {
             // Waits for its layers in flight.
-            drop(self.take(handle)?);
+            drop(self.take_one(handle)?);
         }
         Ok(Answer::Done)
     }

@@ -12,7 +12,7 @@ use std::{
 use objstore::{BlockId, BlockKey, KvShape, Layer, Namespace};
 use ripieno_serve::{
     Client, PoolLayout, RefusalKind, ServeError, Server, ServerOptions,
-    protocol::{Call, Keys},
+    protocol::{Answer, Call, Keys},
 };
 use ripieno_stack::Builder;
 use ripieno_testkit::{blocks, keys, pattern};
@@ -235,6 +235,21 @@ fn limits_hold() {
     }
     let more = client.namespace(&self::space("one more")).unwrap_err();
     assert_eq!(kind(more), RefusalKind::Limit);
+}
+
+#[test]
+fn requests_end_together_or_not_at_all() {
+    let rig = Rig::new();
+    let raw = Raw::new(&rig);
+    let named = Call::Namespace((&space("mine")).into());
+    let Answer::Number(namespace) = raw.call(&named) else { panic!("no namespace") };
+    let store = Call::Store { namespace, keys: Keys(Vec::new()), blocks: Vec::new() };
+    let Answer::Request { request, .. } = raw.call(&store) else { panic!("no request") };
+    for wrong in [vec![request, request + 1], vec![request, request]] {
+        assert_eq!(raw.refused(&Call::End { requests: wrong }), RefusalKind::Argument);
+    }
+    let ended = raw.call(&Call::End { requests: vec![request] });
+    assert!(matches!(&ended, Answer::Ended(all) if all.len() == 1), "{ended:?}");
 }
 
 #[test]

@@ -179,7 +179,7 @@ impl Raw {
         raw
     }
 
-    fn call(&self, call: &Call) -> Answer {
+    pub fn call(&self, call: &Call) -> Answer {
         let text = serde_json::to_vec(call).unwrap();
         let len = (text.len() as u32).to_le_bytes();
         (&self.0).write_all(&[&len[..], &text].concat()).unwrap();
