@@ -75,8 +75,8 @@ pub(crate) struct Session {
 /// The things that the numbers of a client stand for.
 #[derive(Debug, Default)]
 struct Tables {
-    /// Each has a handle for each rank of the engine.
-    namespaces: Vec<Vec<Store>>,
+    /// By digest; each has a handle for each rank of the engine.
+    namespaces: Vec<([u8; 32], Vec<Store>)>,
     requests: HashMap<u64, Arc<Moving>>,
     /// Its other connections.
     connections: HashMap<u64, UnixStream>,
@@ -225,24 +225,22 @@ impl Session {
     fn namespace(&self, space: Space) -> Result<Answer, Refusal> {
         let wrong = || Refusal::argument("the digest of the weights has 32 bytes");
         let namespace = space.namespace().ok_or_else(wrong)?;
-        if self.tables().namespaces.len() >= NAMESPACES_MAX {
+        let digest = namespace.digest();
+        let spaces = &mut self.tables().namespaces;
+        if let Some(known) = spaces.iter().position(|(known, _)| *known == digest) {
+            return Ok(Answer::Number(known as u32));
+        }
+        if spaces.len() >= NAMESPACES_MAX {
             let why = format!("a client may use {NAMESPACES_MAX} namespaces");
             return Err(Refusal::new(RefusalKind::Limit, why));
         }
-        let stores = self.engine.spaces(&self.store, &namespace)?;
-        let mut tables = self.tables();
-        let spaces = &mut tables.namespaces;
-        let is_it = |known: &Vec<Store>| known[0].namespace() == stores[0].namespace();
-        let number = spaces.iter().position(is_it).unwrap_or_else(|| {
-            spaces.push(stores);
-            spaces.len() - 1
-        });
-        Ok(Answer::Number(number as u32))
+        spaces.push((digest, self.engine.spaces(&self.store, &namespace)?));
+        Ok(Answer::Number(spaces.len() as u32 - 1))
     }
 
     /// Returns a handle for each rank.
     fn space(&self, number: u32) -> Result<Vec<Store>, Refusal> {
-        let found = self.tables().namespaces.get(number as usize).cloned();
+        let found = self.tables().namespaces.get(number as usize).map(|(_, ranks)| ranks.clone());
         found.ok_or_else(|| Refusal::argument(format!("there is no namespace {number}")))
     }
 

@@ -235,6 +235,7 @@ fn limits_hold() {
     }
     let more = client.namespace(&self::space("one more")).unwrap_err();
     assert_eq!(kind(more), RefusalKind::Limit);
+    assert_eq!(client.namespace(&self::space("limits")).unwrap(), space, "it has that already");
 }
 
 #[test]
