@@ -124,17 +124,24 @@ impl Server {
             }
             threads.retain(|thread| !thread.is_finished());
             wait_for_any(&listener, web.as_ref());
-            // Both are non-blocking; after an error, the next round tries again.
+            // Both are non-blocking.
             let accepted = [
-                listener.accept().ok().map(|(stream, _)| shared.accept(stream)),
+                arrived(listener.accept())
+                    .map(|come| come.and_then(|(stream, _)| shared.accept(stream))),
                 web.as_ref()
-                    .and_then(|web| web.accept().ok())
-                    .map(|(stream, from)| shared.accept_web(stream, from)),
+                    .and_then(|web| arrived(web.accept()))
+                    .map(|come| come.and_then(|(stream, from)| shared.accept_web(stream, from))),
             ];
             for accepted in accepted.into_iter().flatten() {
                 match accepted {
                     Ok(thread) => threads.extend(thread),
-                    Err(error) => tracing::error!(%error, "a client was turned away"),
+                    Err(error) => {
+                        if shared.may_log() {
+                            tracing::error!(%error, "a client was turned away");
+                        }
+                        // It may still be there, if descriptors are short.
+                        thread::sleep(LOOK_EVERY);
+                    }
                 }
             }
         };
@@ -151,6 +158,14 @@ impl Server {
             Some(cause) => Err(StackError::from(StoreError::Failed { cause }).into()),
             None => Ok(closed?),
         }
+    }
+}
+
+/// Returns what was accepted, or the error; `None` if nothing has come.
+fn arrived<T>(accepted: io::Result<T>) -> Option<io::Result<T>> {
+    match accepted {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+        accepted => Some(accepted),
     }
 }
 
@@ -223,7 +238,9 @@ impl Shared {
         if !self.is_controller(peer.uid) && !settings.users.contains(&peer.uid) {
             let Peer { uid, pid } = peer;
             self.state().counts.users += 1;
-            tracing::warn!(uid, pid, "a user who is not on the list was refused");
+            if self.may_log() {
+                tracing::warn!(uid, pid, "a user who is not on the list was refused");
+            }
             let message = format!("user {uid} is not on the list of users of this server");
             let refused = Answer::Refused { kind: RefusalKind::Denied, message };
             // A user who does not read it has no use for it.
@@ -355,7 +372,9 @@ impl Connection<'_> {
     fn malformed(&self, why: &str) -> io::Result<()> {
         self.shared.state().counts.messages += 1;
         let Peer { uid, pid } = self.peer;
-        tracing::warn!(uid, pid, why, "a message was refused");
+        if self.shared.may_log() {
+            tracing::warn!(uid, pid, why, "a message was refused");
+        }
         self.refuse(Refusal::new(RefusalKind::Message, why))
     }
 
@@ -377,7 +396,7 @@ impl Connection<'_> {
             }
             _ => {}
         }
-        if *logged <= LOGGED_MAX {
+        if *logged <= LOGGED_MAX && self.shared.may_log() {
             tracing::warn!(uid, pid, ?kind, message, "a call was refused");
         }
     }

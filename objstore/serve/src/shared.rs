@@ -23,7 +23,7 @@ use crate::{
     settings::{Reload, Settings},
 };
 
-/// Refusals of control that are logged in a minute; more are only counted.
+/// Refusals that are logged in a minute; more are only counted.
 const LOGGED_MAX: u32 = 600;
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -227,13 +227,18 @@ impl Shared {
         })
     }
 
+    /// Returns true if a line about a refusal may be logged: clients can cause any number.
+    pub(crate) fn may_log(&self) -> bool {
+        let now = self.now();
+        self.state().log.take(now)
+    }
+
     /// Counts and logs a refused request.
     pub(crate) fn log_refusal(&self, from: &str, what: &str, why: &str) {
         let mut state = self.state();
         state.counts.requests += 1;
-        let is_logged = state.log.take(self.now());
         drop(state);
-        if is_logged {
+        if self.may_log() {
             tracing::warn!(from, ?what, why, "a request was refused");
         }
     }
