@@ -1,5 +1,6 @@
 //! The client: memory for an engine's blocks, and the store's calls.
 
+mod links;
 mod pins;
 
 use std::{
@@ -22,10 +23,7 @@ use rustix::net::RecvFlags;
 use crate::{
     error::ServeError,
     memory::{self, Mapping},
-    protocol::{
-        self, Answer, Bytes, CONNECTIONS_MAX, Call, Keys, Layout, Member, Received, SpaceUsage,
-        VERSION,
-    },
+    protocol::{self, Answer, Bytes, Call, Keys, Layout, Member, Received, SpaceUsage, VERSION},
 };
 
 /// Time for an answer: longer than the server's own limits for a transfer.
@@ -585,48 +583,6 @@ impl Client {
             links.idle.clear();
             links.lost.get_or_insert_with(|| why.to_owned());
             self.inner.returned.notify_all();
-        }
-    }
-
-    /// Takes an idle connection, makes another one, or waits if there are as many as there may be.
-    fn take_link(&self, generation: u64) -> Result<UnixStream, ServeError> {
-        let mut links = self.links();
-        let session = loop {
-            if links.generation != generation {
-                return Err(ServeError::Stale);
-            }
-            if let Some(why) = &links.lost {
-                return Err(ServeError::Lost { why: why.clone() });
-            }
-            if let Some(stream) = links.idle.pop() {
-                return Ok(stream);
-            }
-            if links.open < CONNECTIONS_MAX {
-                links.open += 1;
-                break links.session.clone();
-            }
-            let waited = self.inner.returned.wait_timeout(links, ANSWER_TIMEOUT);
-            let (after, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-            if timeout.timed_out() {
-                let why = "no other call ended in time".to_owned();
-                return Err(ServeError::Lost { why });
-            }
-            links = after;
-        };
-        drop(links);
-        self.attach(session).map_err(|error| {
-            // There is no server any more, or another one.
-            let why = error.to_string();
-            self.lose(generation, &why);
-            ServeError::Lost { why }
-        })
-    }
-
-    fn attach(&self, session: Bytes) -> Result<UnixStream, ServeError> {
-        let stream = open(&self.inner.path)?;
-        match call_on(&stream, &Call::Attach { session }, None)? {
-            Answer::Done => Ok(stream),
-            other => Err(unexpected(&other)),
         }
     }
 }

@@ -26,6 +26,7 @@ use ripieno_stack::{Stack, StackError};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     net::RecvFlags,
+    process::{Resource, Rlimit},
     rand::GetRandomFlags,
 };
 
@@ -36,7 +37,7 @@ use crate::{
     http,
     limit::Limit,
     peer::Peer,
-    protocol::{self, Answer, Bytes, Call, Layout, Member, Received, VERSION},
+    protocol::{self, Answer, Bytes, CONNECTIONS_MAX, Call, Layout, Member, Received, VERSION},
     refusal::Refusal,
     session::{Arrival, Session},
     shared::{ServerOptions, Shared},
@@ -50,6 +51,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const REPLACE_TIMEOUT: Duration = Duration::from_secs(80);
 /// Pause between looks at it.
 const REPLACE_PAUSE: Duration = Duration::from_millis(2);
+/// Connections that are not of clients, at a time.
+const OTHER_CONNECTIONS_MAX: usize = 16;
 /// Connections over TCP at a time.
 const WEB_CONNECTIONS_MAX: usize = 32;
 /// Refusals of a session that are logged; more are only counted.
@@ -78,11 +81,13 @@ impl Drop for Unlink {
 
 impl Server {
     /// Listens on the socket. Its mode admits the users of the options; each connection is checked
-    /// again, by the credentials that the kernel has for it.
+    /// again, by the credentials that the kernel has for it. Raises the process's limit of
+    /// descriptors to the most that it may have.
     ///
     /// # Errors
     /// Returns [`ServeError::InUse`] or [`ServeError::Socket`].
     pub fn bind(stack: Stack, options: ServerOptions) -> Result<Self, ServeError> {
+        raise_descriptors();
         let path = options.socket.clone();
         let failed = |action, hint| {
             let path = path.clone();
@@ -158,6 +163,15 @@ impl Server {
             Some(cause) => Err(StackError::from(StoreError::Failed { cause }).into()),
             None => Ok(closed?),
         }
+    }
+}
+
+/// Lets the process open as many descriptors as it may: a connection takes up to three.
+fn raise_descriptors() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let most = Rlimit { current: limit.maximum, ..limit };
+    if let Err(error) = rustix::process::setrlimit(Resource::Nofile, most) {
+        tracing::warn!(%error, "the limit of descriptors stays");
     }
 }
 
@@ -247,14 +261,28 @@ impl Shared {
             let _ = protocol::send(&stream, &refused, None);
             return Ok(None);
         }
-        let connections_max = 4 * settings.sessions_max as usize + 16;
+        // All of each client, and some for control.
+        let connections_max =
+            settings.sessions_max as usize * (CONNECTIONS_MAX + 1) + OTHER_CONNECTIONS_MAX;
+        let own = stream.try_clone()?;
         let number = {
             let mut state = self.state();
-            if state.connections.len() - state.web_connections >= connections_max {
-                let why = format!("there are {connections_max} connections already");
-                return Err(io::Error::other(why));
+            let is_full = state.connections.len() - state.web_connections >= connections_max;
+            (!is_full).then(|| state.enter(own.into()))
+        };
+        let Some(number) = number else {
+            self.state().counts.calls += 1;
+            let message = format!("there are {connections_max} connections, the most there may be");
+            if self.may_log() {
+                tracing::warn!(uid = peer.uid, pid = peer.pid, message, "a connection was refused");
             }
-            state.enter(stream.try_clone()?.into())
+            // One that does not read it has no use for it.
+            let _ = protocol::send(
+                &stream,
+                &Answer::Refused { kind: RefusalKind::Limit, message },
+                None,
+            );
+            return Ok(None);
         };
         let shared = self.clone();
         let serve = move || {

@@ -254,6 +254,26 @@ fn requests_end_together_or_not_at_all() {
 }
 
 #[test]
+fn a_connection_that_is_refused_costs_no_session() {
+    let rig = Rig::limited(TempDir::new().unwrap(), 1, BTreeMap::new());
+    let client = rig.client();
+    let space = client.namespace(&space("full")).unwrap();
+    // With that of the client, as many as the server takes.
+    let others: Vec<_> = (0..32).map(|_| UnixStream::connect(rig.socket()).unwrap()).collect();
+    let mut answer = String::new();
+    UnixStream::connect(rig.socket()).unwrap().read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("there are 33 connections"), "{answer}");
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            let lookups = || (0..20).for_each(|_| drop(client.lookup(space, &keys(0..4)).unwrap()));
+            scope.spawn(lookups);
+        }
+    });
+    drop(others);
+    client.close().unwrap();
+}
+
+#[test]
 fn a_client_holds_so_many_positions() {
     let rig = Rig::new();
     let client = rig.client();
