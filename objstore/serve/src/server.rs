@@ -500,7 +500,7 @@ impl Connection<'_> {
         let mut token = vec![0; 16];
         rustix::rand::getrandom(&mut token[..], GetRandomFlags::empty())?;
         let token = Bytes(token);
-        let is_full = self.shared.state().sessions.len() >= settings.sessions_max as usize;
+        let is_full = !self.shared.state().expect_session(settings.sessions_max);
         let begun = match is_full {
             true => {
                 let why =
@@ -515,14 +515,19 @@ impl Connection<'_> {
                 Session::begin(stack, arrival, settings.pool_bytes_max)
             }
         };
+        let begun = begun.map(Arc::new);
+        if !is_full {
+            let mut state = self.shared.state();
+            state.arriving -= 1;
+            state.sessions.extend(begun.iter().map(|session| (self.number, session.clone())));
+        }
         let session = match begun {
-            Ok(session) => Arc::new(session),
+            Ok(session) => session,
             Err(refusal) => {
                 self.note(&refusal, &mut 0);
                 return self.refuse(refusal);
             }
         };
-        self.shared.state().sessions.insert(self.number, session.clone());
         let Peer { uid, pid } = self.peer;
         // A reload that came meanwhile did not find it.
         session.set_limit(self.shared.settings().bandwidth.get(&uid).copied());

@@ -57,6 +57,8 @@ pub(crate) struct Shared {
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) sessions: BTreeMap<u64, Arc<Session>>,
+    /// Sessions that begin.
+    pub(crate) arriving: usize,
     pub(crate) connections: BTreeMap<u64, OwnedFd>,
     /// Of these, those over TCP.
     pub(crate) web_connections: usize,
@@ -245,6 +247,13 @@ impl Shared {
 }
 
 impl State {
+    /// Takes room for a session that begins. Returns false if there are `most`.
+    pub(crate) fn expect_session(&mut self, most: u32) -> bool {
+        let has_room = self.sessions.len() + self.arriving < most as usize;
+        self.arriving += usize::from(has_room);
+        has_room
+    }
+
     /// Keeps a connection, so that it can be ended. Returns its number.
     pub(crate) fn enter(&mut self, connection: OwnedFd) -> u64 {
         self.last += 1;

@@ -274,6 +274,19 @@ fn a_connection_that_is_refused_costs_no_session() {
 }
 
 #[test]
+fn clients_that_come_together_stay_within_the_limit() {
+    let rig = Rig::limited(TempDir::new().unwrap(), 9, BTreeMap::new());
+    let clients: Vec<Client> = (0..8).map(|_| rig.client()).collect();
+    let rig = Rig::limited(rig.close(), 1, BTreeMap::new());
+    let come = thread::scope(|scope| {
+        let come: Vec<_> = clients.iter().map(|one| scope.spawn(|| one.reconnect())).collect();
+        come.into_iter().map(|one| one.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(come.iter().filter(|one| one.is_ok()).count(), 1, "{come:?}");
+    drop((clients, rig));
+}
+
+#[test]
 fn a_client_holds_so_many_positions() {
     let rig = Rig::new();
     let client = rig.client();
