@@ -30,7 +30,8 @@
 //!   ended, uncommitted files are free, references are released, and only then is its memory
 //!   unmapped.
 //! - An access of the server to a client's memory never fails: the memory cannot shrink.
-//! - A call that is refused changes nothing, is counted, and logged (at most 100 of a connection).
+//! - A call that is refused changes nothing, is counted, and logged (at most 100 of a
+//!   connection, and 600 a minute).
 //! - Blocks that a commit has returned for survive the server's death; of a [`Finder`], those that
 //!   it published before a [`Finder::sync`].
 //! - A pinned block is not evicted before its pin ends; a pin ends with its time, or the server.
@@ -39,10 +40,10 @@
 //! # Not implemented
 //! - *Trusted* clients, which ring doorbells themselves: only the mediated class is there. A client
 //!   with a device of its own has a store of its own, and needs no server.
-//! - GPU memory of a client, streams, pacing and prefetching.
+//! - GPU memory of a client, streams and pacing. Prefetching is a request of control only.
 //! - A protocol that is stable: server and client are of one version.
 //! - Protection of blocks from clients of the same namespace: a client that knows a namespace can
-//!   store wrong bytes under a key that nobody has stored.
+//!   remove a block, and store wrong bytes under any key.
 
 mod client;
 pub mod control;
