@@ -272,6 +272,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_session_that_begins_takes_room() {
+        let mut state = State::default();
+        assert!(state.expect_session(2) && state.expect_session(2));
+        assert!(!state.expect_session(2), "neither has begun yet");
+    }
+
+    #[test]
     fn a_minute_has_so_many_lines() {
         let mut log = LogBudget::default();
         let mut lines = |from: u32, to: u32| {
