@@ -358,10 +358,12 @@ uint32_t ripieno_version(void);
 //
 // When a server ends, calls fail with RIPIENO_STATUS_FAILED. Treat all blocks as misses, close the
 // store, and open it with the same memory again, until that succeeds: until then, blocks that were
-// being retrieved may still be written to.
+// being retrieved may still be written to. A session that was lost while its server lives is ended
+// first; RIPIENO_STATUS_BUSY if its transfers do not end.
 //
 // Fails with RIPIENO_STATUS_NOT_FOUND, RIPIENO_STATUS_OCCUPIED, RIPIENO_STATUS_LOCKED,
-// RIPIENO_STATUS_NO_SPACE, RIPIENO_STATUS_DAMAGED, RIPIENO_STATUS_SYSTEM, RIPIENO_STATUS_INVALID.
+// RIPIENO_STATUS_NO_SPACE, RIPIENO_STATUS_DAMAGED, RIPIENO_STATUS_SYSTEM, RIPIENO_STATUS_BUSY,
+// RIPIENO_STATUS_INVALID.
 ripieno_status ripieno_open(const ripieno_config *config, ripieno_store **store);
 
 // Makes another handle of the same store, in another namespace. Blocks of one namespace are never

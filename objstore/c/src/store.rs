@@ -40,10 +40,12 @@ pub(crate) unsafe fn output<'a, T>(to: *mut T, name: &str) -> Result<&'a mut T, 
 ///
 /// When a server ends, calls fail with RIPIENO_STATUS_FAILED. Treat all blocks as misses, close the
 /// store, and open it with the same memory again, until that succeeds: until then, blocks that were
-/// being retrieved may still be written to.
+/// being retrieved may still be written to. A session that was lost while its server lives is ended
+/// first; RIPIENO_STATUS_BUSY if its transfers do not end.
 ///
 /// Fails with RIPIENO_STATUS_NOT_FOUND, RIPIENO_STATUS_OCCUPIED, RIPIENO_STATUS_LOCKED,
-/// RIPIENO_STATUS_NO_SPACE, RIPIENO_STATUS_DAMAGED, RIPIENO_STATUS_SYSTEM, RIPIENO_STATUS_INVALID.
+/// RIPIENO_STATUS_NO_SPACE, RIPIENO_STATUS_DAMAGED, RIPIENO_STATUS_SYSTEM, RIPIENO_STATUS_BUSY,
+/// RIPIENO_STATUS_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_open(config: *const Config, store: *mut *mut Store) -> Status {
     guard(|| {

@@ -1,5 +1,6 @@
 //! The client: memory for an engine's blocks, and the store's calls.
 
+mod begin;
 mod links;
 mod pins;
 
@@ -7,7 +8,7 @@ use std::{
     io,
     net::Shutdown,
     os::{
-        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        fd::{BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
@@ -23,7 +24,7 @@ use rustix::net::RecvFlags;
 use crate::{
     error::ServeError,
     memory::{self, Mapping},
-    protocol::{self, Answer, Bytes, Call, Keys, Layout, Member, Received, SpaceUsage, VERSION},
+    protocol::{self, Answer, Bytes, Call, Keys, Member, Received, SpaceUsage, VERSION},
 };
 
 /// Time for an answer: longer than the server's own limits for a transfer.
@@ -189,42 +190,6 @@ impl Client {
         Self::begin(path, shape, member, pool)
     }
 
-    fn begin(
-        path: PathBuf,
-        shape: KvShape,
-        member: Option<Member>,
-        pool: Option<Pool>,
-    ) -> Result<Self, ServeError> {
-        // No call knows this session.
-        let lost = Some("it has not begun".to_owned());
-        let (session, idle) = (Bytes(Vec::new()), Vec::new());
-        let links = Mutex::new(Links { generation: 0, session, idle, open: 0, lost });
-        let inner = Inner { path, shape, member, pool, links, returned: Condvar::new() };
-        let client = Self { inner: Arc::new(inner) };
-        // Before the server gets the memory: it could not map other blocks.
-        same_shape(Self::shape_at(&client.inner.path)?, shape)?;
-        *client.links() = client.hello(None)?;
-        Ok(client)
-    }
-
-    /// Begins a new session after [`ServeError::Lost`], with the same memory, whose bytes stay. A
-    /// session that is left ends first.
-    /// Prefixes, requests and namespaces of the earlier one are [`ServeError::Stale`].
-    ///
-    /// After the death of a server the kernel may finish transfers that it had begun: use blocks
-    /// that were being loaded only after this has returned, because the next server waits for that.
-    ///
-    /// # Errors
-    /// Same as [`Client::connect`].
-    pub fn reconnect(&self) -> Result<(), ServeError> {
-        let mut links = self.links();
-        links.idle.clear();
-        links.lost.get_or_insert_with(|| "it was left for another one".to_owned());
-        *links = self.hello(Some(&links))?;
-        self.inner.returned.notify_all();
-        Ok(())
-    }
-
     /// Ends the session: waits for calls in progress, and until nothing accesses the memory.
     ///
     /// # Errors
@@ -235,10 +200,11 @@ impl Client {
         let is_busy = |links: &mut Links| links.lost.is_none() && links.idle.len() < links.open;
         let waited = self.inner.returned.wait_timeout_while(self.links(), ANSWER_TIMEOUT, is_busy);
         let (mut links, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        self.remember(&links);
         if let Some(why) = links.lost.replace("it was closed".to_owned()) {
             return Err(lost(why));
         }
-        let idle = std::mem::take(&mut links.idle);
+        let (idle, session) = (std::mem::take(&mut links.idle), links.session.clone());
         self.inner.returned.notify_all();
         drop(links);
         if timeout.timed_out() {
@@ -254,7 +220,9 @@ impl Client {
             }
             Err(error) => Err(lost(error.to_string())),
             _ => Err(lost("the session did not end in time".to_owned())),
-        })
+        })?;
+        self.forget(&session);
+        Ok(())
     }
 
     /// Returns an error if the session has ended, also while no call was made.
@@ -517,28 +485,6 @@ impl Client {
         (links.generation, links.lost.clone())
     }
 
-    /// Begins a session, after an earlier one of the client.
-    fn hello(&self, earlier: Option<&Links>) -> Result<Links, ServeError> {
-        let Inner { path, shape, member, pool, .. } = &*self.inner;
-        let stream = open(path)?;
-        let layout = pool.as_ref().map(|pool| {
-            let PoolLayout { rows, block_stride, blocks } = pool.layout.clone();
-            Layout { rows, block_stride, blocks }
-        });
-        let file = pool.as_ref().map(|pool| pool.file.as_fd());
-        let after = earlier.map(|links| links.session.clone());
-        let generation = earlier.map_or(0, |links| links.generation + 1);
-        let member = member.clone();
-        let call = Call::Hello { version: VERSION, pool: layout, after, member };
-        match call_on(&stream, &call, file)? {
-            Answer::Welcome { session, shape: found } => {
-                same_shape(found.into(), *shape)?;
-                Ok(Links { generation, session, idle: vec![stream], open: 1, lost: None })
-            }
-            other => Err(unexpected(&other)),
-        }
-    }
-
     /// Returns the shape of the blocks of a server.
     ///
     /// # Errors
@@ -582,6 +528,7 @@ impl Client {
         if links.generation == generation {
             links.idle.clear();
             links.lost.get_or_insert_with(|| why.to_owned());
+            self.remember(&links);
             self.inner.returned.notify_all();
         }
     }
