@@ -25,7 +25,8 @@ use crate::{
 
 /// Bits of a place that are a position of a prefix or reservation. A message has fewer keys.
 const POSITION_BITS: u32 = 16;
-/// Pause between attempts to connect to a server that is away.
+/// Pause between attempts to connect to a server that is away, and at least as long as the attempt
+/// took: one that does not answer takes at most half of the time.
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 /// Pause after an attempt that the server has refused.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
@@ -81,21 +82,25 @@ impl Line {
         if let (session, None) = self.client.session() {
             return Ok(session);
         }
-        let now = Instant::now();
+        let begun_at = Instant::now();
         match *retry_at {
-            Some(at) if now < at => return Err(ServeError::Lost { why }),
+            Some(at) if begun_at < at => return Err(ServeError::Lost { why }),
             None => tracing::warn!(why, "the connection to the server is lost"),
             Some(_) => {}
         }
-        *retry_at = Some(now + RETRY_EVERY);
-        self.client.reconnect().map_err(|error| {
-            if !matches!(error, ServeError::Socket { .. }) {
-                *retry_at = Some(now + REFUSED_PAUSE);
-                tracing::warn!(%error, "the server is there, and takes no client");
-            }
-            ServeError::Lost { why: error.to_string() }
-        })?;
-        *retry_at = None;
+        let begun = self.client.reconnect();
+        let took = begun_at.elapsed();
+        *retry_at = begun.as_ref().err().map(|error| {
+            let pause = match error {
+                ServeError::Socket { .. } => RETRY_EVERY,
+                _ => {
+                    tracing::warn!(%error, "the server is there, and takes no client");
+                    REFUSED_PAUSE
+                }
+            };
+            Instant::now() + pause.max(took)
+        });
+        begun.map_err(|error| ServeError::Lost { why: error.to_string() })?;
         tracing::info!("connected to the server again");
         Ok(self.client.session().0)
     }
@@ -675,5 +680,52 @@ impl Mover {
     #[must_use]
     pub fn take_lost(&self) -> Vec<u64> {
         std::mem::take(&mut lock(&self.lost))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::net::UnixListener, thread};
+
+    use super::*;
+    use crate::protocol::{self, Received};
+
+    const SHAPE: KvShape = KvShape { layers: 1, segments: 1, object_bytes: 4096, block_tokens: 16 };
+
+    fn welcome() -> Answer {
+        Answer::Welcome { session: crate::protocol::Bytes(vec![1; 16]), shape: SHAPE.into() }
+    }
+
+    /// Answers the calls of the next connection in this order, and closes it.
+    fn serve(listener: &UnixListener, answers: &[Answer]) {
+        let stream = listener.accept().unwrap().0;
+        for answer in answers {
+            let call = protocol::receive::<Call>(&stream).unwrap();
+            assert!(matches!(call, Received::Message(..)));
+            protocol::send(&stream, answer, None).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_server_that_does_not_answer_is_not_asked_at_each_call() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            serve(&listener, &[welcome()]);
+            serve(&listener, &[welcome()]);
+            // Takes longer than the usual pause.
+            let hung = listener.accept().unwrap();
+            thread::sleep(REFUSED_PAUSE + RETRY_EVERY);
+            drop(hung);
+            listener
+        });
+        let finder = Finder::connect(path, SHAPE, "one".to_owned(), 1).unwrap();
+        assert_eq!(finder.counts().unwrap(), Counts::default());
+        assert_eq!(finder.counts().unwrap(), Counts::default());
+        let listener = server.join().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        assert_eq!(finder.counts().unwrap(), Counts::default());
+        assert!(listener.accept().is_err(), "it was asked again");
     }
 }
