@@ -504,6 +504,14 @@ struct Jobs {
     last: u64,
 }
 
+/// A request whose end has failed.
+#[derive(Debug, Clone, Default)]
+struct Unknown {
+    why: String,
+    /// True if nothing accesses its blocks.
+    is_over: bool,
+}
+
 /// A job.
 #[derive(Debug)]
 struct Job {
@@ -615,7 +623,8 @@ impl Mover {
     }
 
     /// Ends jobs: waits for their layers, and makes what they stored durable. On return, nothing
-    /// accesses their blocks: if the server has died, those that were loaded are zeros.
+    /// accesses their blocks: if the session was lost, and the server does not confirm its end,
+    /// those that were loaded are zeros.
     ///
     /// # Errors
     /// Returns [`ServeError::Argument`] for an unknown job, and [`ServeError::Memory`] if blocks
@@ -631,7 +640,7 @@ impl Mover {
         let mut sessions: Vec<u64> = handles.iter().map(|handle| handle.generation).collect();
         sessions.sort_unstable();
         sessions.dedup();
-        let mut ended: HashMap<u64, Result<Ended, String>> = HashMap::new();
+        let mut ended: HashMap<u64, Result<Ended, Unknown>> = HashMap::new();
         for session in sessions {
             let of = handles.iter().filter(|handle| handle.generation == session);
             let requests: Vec<u64> = of.map(|handle| handle.number).collect();
@@ -642,19 +651,28 @@ impl Mover {
                 }
                 Ok(other) => return Err(unexpected(&other)),
                 Err(error) => {
-                    let why = error.to_string();
-                    ended.extend(requests.into_iter().map(|number| (number, Err(why.clone()))));
+                    let is_over = self.is_over(session, &error);
+                    let unknown = Unknown { why: error.to_string(), is_over };
+                    ended.extend(requests.into_iter().map(|number| (number, Err(unknown.clone()))));
                 }
             }
         }
         ending.into_iter().map(|(number, job)| self.report(number, job, &mut ended)).collect()
     }
 
+    /// Returns true if nothing accesses the blocks of requests whose end has failed, once they are
+    /// dropped: the server lives, and either refused the call, or has ended the session that was
+    /// lost before it began the next one.
+    fn is_over(&self, session: u64, error: &ServeError) -> bool {
+        !matches!(error, ServeError::Lost { .. })
+            || self.line.session().is_ok_and(|next| next != session)
+    }
+
     fn report(
         &self,
         number: u64,
         job: Arc<Job>,
-        ended: &mut HashMap<u64, Result<Ended, String>>,
+        ended: &mut HashMap<u64, Result<Ended, Unknown>>,
     ) -> Result<JobReport, ServeError> {
         let request = job.request.as_ref().map(|request| request.handle.number);
         let nothing = Ok(Ended { error: None, is_mismatch: false, lost: None });
@@ -667,10 +685,11 @@ impl Mover {
                 Ok(JobReport { job: number, error, is_mismatch })
             }
             lost => {
-                if job.direction == Direction::Read {
+                let Unknown { why, is_over } = lost.and_then(Result::err).unwrap_or_default();
+                // A server that lives would find zeros in place of the block that it reads.
+                if job.direction == Direction::Read && !is_over {
                     self.line.client.discard(&job.blocks)?;
                 }
-                let why = lost.and_then(Result::err).unwrap_or_default();
                 Ok(JobReport { job: number, error: Some(why), is_mismatch: false })
             }
         }
@@ -727,5 +746,37 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         assert_eq!(finder.counts().unwrap(), Counts::default());
         assert!(listener.accept().is_err(), "it was asked again");
+    }
+
+    #[test]
+    fn blocks_that_a_living_server_reads_are_not_replaced() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let request = |request| Answer::Request { request, accepted: 1, moved: 1 };
+        let message = "another call uses it".to_owned();
+        let refused = Answer::Refused { kind: RefusalKind::Argument, message };
+        let server = thread::spawn(move || {
+            serve(&listener, &[welcome()]);
+            // The first job's end is refused, and its release follows; then the session is lost.
+            serve(&listener, &[welcome(), request(1), refused, Answer::Done, request(2)]);
+            serve(&listener, &[welcome(), request(3)]);
+        });
+        let (file, memory) = crate::memory::make(4096).unwrap();
+        let layout = PoolLayout::contiguous(&SHAPE, 1);
+        let mover = Mover::connect(path, SHAPE, ("one".to_owned(), 1, 0), layout, file).unwrap();
+        let end = || {
+            assert!(memory.write(0, b"block"));
+            let job = mover.begin(Direction::Read, &[1 << POSITION_BITS], vec![BlockId(0)]);
+            let report = mover.end(&[job.unwrap()]).unwrap().remove(0);
+            assert!(report.error.is_some());
+            let mut found = [0; 5];
+            assert!(memory.read(0, &mut found));
+            found
+        };
+        assert_eq!(&end(), b"block", "it was refused");
+        assert_eq!(&end(), b"block", "the server has ended the session");
+        assert_eq!(end(), [0; 5], "it is unknown");
+        server.join().unwrap();
     }
 }
