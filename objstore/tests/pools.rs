@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nvme_driver::{Clock, ControllerOptions, DmaSpace as _, Nanos};
 use nvme_emu::{EmuConfig, EmuDomain, FaultAction, FaultRule, FaultWhen, SglSupport};
 use objstore::{
-    BlockId, BlockKey, KvPool, KvShape, Layer, Namespace, Store, StoreConfig, StoreDevice,
+    BlockId, BlockKey, Format, KvPool, KvShape, Layer, Namespace, Store, StoreConfig, StoreDevice,
     StoreError, StoreOptions,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
@@ -31,11 +31,20 @@ impl Rig {
     }
 
     fn on(drives: Vec<EmuConfig>, shape: KvShape, options: StoreOptions) -> Self {
+        Self::formatted(drives, &format(shape), shape, options)
+    }
+
+    fn formatted(
+        drives: Vec<EmuConfig>,
+        format: &Format,
+        shape: KvShape,
+        options: StoreOptions,
+    ) -> Self {
         let drives = Drives::threaded(EmuDomain::new("pools"), drives);
         let own = KvMemory::new(&*drives.domain, shape, 2);
         let attached = drives.attach(&ControllerOptions::default());
         let devices: Vec<StoreDevice> = attached.into_iter().map(StoreDevice::new).collect();
-        Store::format(&devices, &format(shape)).unwrap();
+        Store::format(&devices, format).unwrap();
         let clock: Arc<dyn Clock> = drives.clock.clone();
         let store = Store::open(StoreConfig {
             devices,
@@ -197,6 +206,21 @@ fn blocks_in_dram_are_there_for_all_pools() {
     assert!((0..SHAPE.layers).map(Layer).all(is_right));
     let stats = rig.store.stats().unwrap();
     assert_eq!((stats.dram.hits, stats.retrieved_bytes), (4, 0), "{stats:?}");
+    rig.store.close().unwrap();
+}
+
+/// Only checksums show that an engine has changed a block while it was copied to the cache.
+#[test]
+fn without_checksums_the_cache_takes_no_blocks_of_engines() {
+    let format = Format { checksums: false, ..format(SHAPE) };
+    let options = StoreOptions { dram_bytes: 1 << 20, ..StoreOptions::default() };
+    let rig = Rig::formatted(memory_drives(2, 32 << 20, 4096), &format, SHAPE, options);
+    let mut engine = Engine::new(&rig, SHAPE);
+    let key = keys(0..1)[0];
+    engine.save(key, 0, BlockId(0));
+    assert!(engine.loads(&[(key, 0)]) && engine.loads(&[(key, 0)]));
+    let stats = rig.store.stats().unwrap();
+    assert_eq!((stats.dram.hits, stats.dram.blocks), (0, 0), "{stats:?}");
     rig.store.close().unwrap();
 }
 

@@ -54,6 +54,8 @@ pub(super) struct HostMemory {
     shape: KvShape,
     /// Blocks that a job may copy to the cache: all, or none for reading ahead only.
     fill_max: usize,
+    /// True if hits are compared with checksums.
+    is_checked: bool,
     retrieved_bytes: u64,
     pub(super) prefetched_bytes: u64,
 }
@@ -175,6 +177,7 @@ impl HostMemory {
             target: None,
             shape: *shape,
             fill_max,
+            is_checked: false,
             retrieved_bytes: 0,
             prefetched_bytes: 0,
         }))
@@ -192,6 +195,7 @@ impl HostMemory {
         desc: &PoolDesc,
         checksums: bool,
     ) -> Result<(), StoreError> {
+        self.is_checked = checksums;
         self.target = Some(ring.register_pool(&with_objects(desc, &self.own, checksums))?);
         match &mut self.copier {
             Copier::Gpu(gpu) => gpu.register(ring),
@@ -288,7 +292,10 @@ impl HostMemory {
         }
         // Allocate from the tail, so that it is evicted before its prefix; if there is not enough
         // room, the tail is left out.
-        let first = moves.iter().take(self.fill_max).rev();
+        // The owner of a pool that was added may change its blocks at any time.
+        let is_trusted = self.is_checked || pool == PoolId::default();
+        let fill_max = if is_trusted { self.fill_max } else { 0 };
+        let first = moves.iter().take(fill_max).rev();
         cached.fills = first.filter_map(|entry| self.take(entry, None)).collect();
         // In the order of the checksums, and of the engine's blocks, which is faster to copy.
         cached.fills.reverse();
