@@ -456,10 +456,10 @@ class ServedCatalog(_Context):
         """Same as Catalog.written(). The server has the checksums."""
     def failed(self, write: int, rank: int) -> bool | None:
         """Same as Catalog.failed()."""
-    def commit(self, write: int) -> bool:
-        """Makes the blocks of a write visible to lookups of all engines. They are durable after the
-        next sync(). Returns False if the server began anew, or takes no writes any more: then they
-        are lost."""
+    def commit(self, write: int, *, durable: bool = False) -> bool:
+        """Makes the blocks of a write visible to lookups of all engines. They are durable when this
+        returns if that is asked for, or else after the next sync(). Returns False if the server is
+        away, began anew, or takes no writes any more: then they may be lost."""
     def abort(self, write: int) -> None:
         """Ends a write. None of it becomes visible."""
     def lost(self, files: Sequence[int]) -> None:

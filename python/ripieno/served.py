@@ -122,11 +122,9 @@ class ServedSave:
         self.of.catalog.written(self.write.id, 0, b"")
 
     def commit(self) -> int:
-        """Returns how many leading blocks are stored."""
-        if not self.of.catalog.commit(self.write.id):
-            return 0
-        self.of.catalog.sync()
-        return self.write.accepted
+        """Returns how many leading blocks are stored: 0 if the server was lost meanwhile."""
+        is_stored = self.of.catalog.commit(self.write.id, durable=True)
+        return self.write.accepted if is_stored else 0
 
     def __enter__(self) -> Self:
         return self

@@ -206,11 +206,12 @@ impl ServedCatalog {
         self.with(py, |finder| finder.report(write, rank, false))
     }
 
-    /// Makes the blocks of a write visible to lookups of all engines. They are durable after the
-    /// next sync(). Returns False if the server began anew, or takes no writes any more: then they
-    /// are lost.
-    fn commit(&self, py: Python<'_>, write: u64) -> PyResult<bool> {
-        self.with(py, |finder| finder.publish(write))
+    /// Makes the blocks of a write visible to lookups of all engines. They are durable when this
+    /// returns if that is asked for, or else after the next sync(). Returns False if the server is
+    /// away, began anew, or takes no writes any more: then they may be lost.
+    #[pyo3(signature = (write, *, durable = false))]
+    fn commit(&self, py: Python<'_>, write: u64, durable: bool) -> PyResult<bool> {
+        self.with(py, |finder| finder.publish(write, durable))
     }
 
     /// Ends a write. None of it becomes visible.

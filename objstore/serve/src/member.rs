@@ -347,15 +347,20 @@ impl Finder {
     }
 
     /// Makes the blocks of a reservation visible to all engines of the namespace. They are durable
-    /// after [`Finder::sync`]. Returns false if the server began anew, or takes no writes any more:
-    /// then they are lost.
+    /// when this returns if that is asked for, or else after [`Finder::sync`]. Returns false if the
+    /// server is away, began anew, or takes no writes any more: then they may be lost.
     ///
     /// # Errors
     /// Returns [`ServeError::Refused`].
-    pub fn publish(&self, number: u64) -> Result<bool, ServeError> {
+    pub fn publish(&self, number: u64, is_durable: bool) -> Result<bool, ServeError> {
         let published = self.call_held(number, &Call::Publish { reservation: number })?;
+        let synced = match published.is_some() && is_durable {
+            // In the same session: another server does not have them.
+            true => self.call_held(number, &Call::Sync),
+            false => Ok(published),
+        };
         self.forget(number);
-        Ok(published.is_some())
+        Ok(synced?.is_some())
     }
 
     /// Makes a call about something held; `None` if it is of an earlier session.
@@ -376,7 +381,7 @@ impl Finder {
         self.release(number);
     }
 
-    /// Makes everything published so far durable.
+    /// Makes everything published so far durable. Does nothing while the server is away.
     ///
     /// # Errors
     /// Returns [`ServeError::Refused`].
@@ -777,6 +782,28 @@ mod tests {
         assert_eq!(&end(), b"block", "it was refused");
         assert_eq!(&end(), b"block", "the server has ended the session");
         assert_eq!(end(), [0; 5], "it is unknown");
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn blocks_of_a_server_that_dies_before_they_are_durable_are_lost() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            serve(&listener, &[welcome()]);
+            let reserved = Answer::Reserved { reservation: 1, accepted: 1, positions: vec![0] };
+            let answers = [Answer::Number(0), reserved, Answer::Done];
+            serve(&listener, &[&[welcome()], &answers[..]].concat());
+            // Another one, which has none of them, would sync.
+            serve(&listener, &[welcome(), Answer::Done]);
+        });
+        let finder = Finder::connect(path, SHAPE, "one".to_owned(), 1).unwrap();
+        let space = finder.namespace(&Namespace::default()).unwrap();
+        let room = finder.reserve(space, vec![BlockKey([1; 32])]).unwrap();
+        assert_eq!(room.accepted, 1);
+        assert!(!finder.publish(room.number, true).unwrap());
+        finder.sync().unwrap();
         server.join().unwrap();
     }
 }

@@ -105,8 +105,7 @@ impl Engine {
             let reported = self.finder.report(room.number, rank as u32, true).unwrap();
             assert_eq!(reported, is_last.then_some(true));
         }
-        assert!(self.finder.publish(room.number).unwrap());
-        self.finder.sync().unwrap();
+        assert!(self.finder.publish(room.number, true).unwrap());
     }
 
     /// Loads blocks on all ranks, and returns how many were found with their own bytes.
@@ -190,7 +189,7 @@ fn places_that_an_engine_was_not_given_are_refused_and_counted() {
     assert_eq!(one.finder.report(room.number, 0, true).unwrap(), Some(false));
     assert_eq!(other.load(&keys), 2);
     let room = one.finder.reserve(one.space, keys.clone()).unwrap();
-    assert_eq!(kind(one.finder.publish(room.number).unwrap_err()), RefusalKind::Argument);
+    assert_eq!(kind(one.finder.publish(room.number, false).unwrap_err()), RefusalKind::Argument);
     one.finder.release(room.number);
     one.finder.release(found.number);
     // Released ones are unknown.
@@ -279,7 +278,7 @@ fn an_engine_goes_on_without_its_server_and_finds_commits_again() {
     let none = one.finder.reserve(one.space, more.clone()).unwrap();
     assert_eq!((none.accepted, none.places.len()), (0, 0));
     assert_eq!(one.finder.report(room.number, 0, true).unwrap(), Some(false));
-    assert!(!one.finder.publish(room.number).unwrap());
+    assert!(!one.finder.publish(room.number, false).unwrap());
     one.finder.sync().unwrap();
     let begun = mover.begin(Direction::Read, &found.places, blocks(0, 4));
     assert!(matches!(begun, Err(ServeError::Lost { .. })), "{begun:?}");
