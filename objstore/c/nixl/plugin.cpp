@@ -231,14 +231,17 @@ class Store {
                 if (accepted < blocks.size()) throw Failure{RIPIENO_STATUS_NO_SPACE, FULL};
                 return owned;
             },
-            [&](size_t, std::span<const uint32_t>, StoreRequest request) {
+            [&](size_t first, std::span<const uint32_t> blocks, StoreRequest request) {
                 check(ripieno_commit(request.release()));
+                again(keys.subspan(first, blocks.size()), blocks);
             });
     }
 
   private:
     static constexpr const char *FULL =
         "the store has no room for a batch of objects: give it more capacity or less buffer";
+    static constexpr const char *WRITTEN =
+        "another agent is writing an object of the transfer: post it again";
     static constexpr const char *LOST = "the server is lost, and was not there again yet";
 
     void open() {
@@ -272,6 +275,25 @@ class Store {
     }
 
     uint8_t *block(uint32_t index) const { return memory + index * bytes; }
+
+    // Stores those of committed objects that lookups do not find, from their blocks: another agent
+    // was writing them, and the store leaves an object to who writes it first. Throws Failure if
+    // one is not found afterwards either.
+    void again(std::span<const Key> keys, std::span<const uint32_t> blocks) const {
+        for (size_t at = peek(keys); at < keys.size(); at += 1 + peek(keys.subspan(at + 1))) {
+            size_t accepted = 0;
+            check(ripieno_save(store, keys[at].data(), &blocks[at], 1, &accepted));
+            if (accepted < 1) throw Failure{RIPIENO_STATUS_NO_SPACE, FULL};
+            if (peek(keys.subspan(at, 1)) < 1) throw Failure{RIPIENO_STATUS_BUSY, WRITTEN};
+        }
+    }
+
+    // Returns how many leading objects are stored.
+    size_t peek(std::span<const Key> keys) const {
+        size_t found = 0;
+        if (!keys.empty()) check(ripieno_peek(store, keys.front().data(), keys.size(), &found));
+        return found;
+    }
 
     // Calls begin and end for each batch; begin is called for the next one before end is for this.
     nixl::Status in_halves(size_t count, const std::atomic<bool> &canceled, auto begin,
