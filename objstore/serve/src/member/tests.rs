@@ -1,0 +1,99 @@
+//! Tests of members with a server that is a script.
+
+use std::{os::unix::net::UnixListener, thread};
+
+use super::*;
+use crate::protocol::{self, Received};
+
+const SHAPE: KvShape = KvShape { layers: 1, segments: 1, object_bytes: 4096, block_tokens: 16 };
+
+fn welcome() -> Answer {
+    Answer::Welcome { session: crate::protocol::Bytes(vec![1; 16]), shape: SHAPE.into() }
+}
+
+/// Answers the calls of the next connection in this order, and closes it.
+fn serve(listener: &UnixListener, answers: &[Answer]) {
+    let stream = listener.accept().unwrap().0;
+    for answer in answers {
+        let call = protocol::receive::<Call>(&stream).unwrap();
+        assert!(matches!(call, Received::Message(..)));
+        protocol::send(&stream, answer, None).unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_not_asked_at_each_call() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = thread::spawn(move || {
+        serve(&listener, &[welcome()]);
+        serve(&listener, &[welcome()]);
+        // Takes longer than the usual pause.
+        let hung = listener.accept().unwrap();
+        thread::sleep(REFUSED_PAUSE + RETRY_EVERY);
+        drop(hung);
+        listener
+    });
+    let finder = Finder::connect(path, SHAPE, "one".to_owned(), 1).unwrap();
+    assert_eq!(finder.counts().unwrap(), Counts::default());
+    assert_eq!(finder.counts().unwrap(), Counts::default());
+    let listener = server.join().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    assert_eq!(finder.counts().unwrap(), Counts::default());
+    assert!(listener.accept().is_err(), "it was asked again");
+}
+
+#[test]
+fn blocks_that_a_living_server_reads_are_not_replaced() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let request = |request| Answer::Request { request, accepted: 1, moved: 1 };
+    let message = "another call uses it".to_owned();
+    let refused = Answer::Refused { kind: RefusalKind::Argument, message };
+    let server = thread::spawn(move || {
+        serve(&listener, &[welcome()]);
+        // The first job's end is refused, and its release follows; then the session is lost.
+        serve(&listener, &[welcome(), request(1), refused, Answer::Done, request(2)]);
+        serve(&listener, &[welcome(), request(3)]);
+    });
+    let (file, memory) = crate::memory::make(4096).unwrap();
+    let layout = PoolLayout::contiguous(&SHAPE, 1);
+    let mover = Mover::connect(path, SHAPE, ("one".to_owned(), 1, 0), layout, file).unwrap();
+    let end = || {
+        assert!(memory.write(0, b"block"));
+        let job = mover.begin(Direction::Read, &[1 << POSITION_BITS], vec![BlockId(0)]);
+        let report = mover.end(&[job.unwrap()]).unwrap().remove(0);
+        assert!(report.error.is_some());
+        let mut found = [0; 5];
+        assert!(memory.read(0, &mut found));
+        found
+    };
+    assert_eq!(&end(), b"block", "it was refused");
+    assert_eq!(&end(), b"block", "the server has ended the session");
+    assert_eq!(end(), [0; 5], "it is unknown");
+    server.join().unwrap();
+}
+
+#[test]
+fn blocks_of_a_server_that_dies_before_they_are_durable_are_lost() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = thread::spawn(move || {
+        serve(&listener, &[welcome()]);
+        let reserved = Answer::Reserved { reservation: 1, accepted: 1, positions: vec![0] };
+        let answers = [Answer::Number(0), reserved, Answer::Done];
+        serve(&listener, &[&[welcome()], &answers[..]].concat());
+        // Another one, which has none of them, would sync.
+        serve(&listener, &[welcome(), Answer::Done]);
+    });
+    let finder = Finder::connect(path, SHAPE, "one".to_owned(), 1).unwrap();
+    let space = finder.namespace(&Namespace::default()).unwrap();
+    let room = finder.reserve(space, vec![BlockKey([1; 32])]).unwrap();
+    assert_eq!(room.accepted, 1);
+    assert!(!finder.publish(room.number, true).unwrap());
+    finder.sync().unwrap();
+    server.join().unwrap();
+}
