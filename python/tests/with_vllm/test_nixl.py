@@ -1,6 +1,7 @@
 """The NIXL backend, through NIXL's own agent. Each of its users is a process of its own."""
 
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import os
@@ -281,6 +282,29 @@ def test_agents_share_a_server_that_is_killed(tmp_path, life):
     assert all("BACKEND" in each for each in lost)
     assert (files, sessions) == ({"": 0, "nixl": 41}, 2)
     assert "the server is lost" in life.said
+
+
+def _writes_what_another_one_writes(directory):
+    from serving import Server
+
+    with Server(directory, SHAPE) as server:
+        user = User(None, server=server.socket, buffer=str(6 * SIZE))
+        catalog = ripieno.ServedCatalog(server.socket, SHAPE, engine="another")
+        space = catalog.namespace(ripieno.Namespace(layout="nixl", label="nixl"))
+        write = catalog.begin(space, [hashlib.sha256(b"2").digest()])
+        assert write.accepted == 1
+        refused = user.write(["1", "2", "3"])
+        there = user.has(["1", "2", "3"])
+        catalog.abort(write.id)
+        return refused, there, user.write(["1", "2", "3"]), user.read(["1", "2", "3"])
+
+
+@needs_a_server
+def test_an_object_that_another_one_is_writing_is_not_done(tmp_path, life):
+    refused, there, *later = life(_writes_what_another_one_writes, tmp_path)
+    assert "BACKEND" in refused
+    assert (there, later) == ([True, False, True], ["DONE", "DONE"])
+    assert "another agent is writing" in life.said
 
 
 @needs_a_server
