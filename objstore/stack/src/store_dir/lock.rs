@@ -22,7 +22,7 @@ const NUMBER_BYTES_MAX: u64 = 32;
 /// The lock, held while this value exists.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: File,
+    file: File,
 }
 
 impl Lock {
@@ -49,7 +49,17 @@ impl Lock {
         }
         let named = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         named.map_err(|error| os(&path, "writing the lock", WRITABLE, error))?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+}
+
+impl Drop for Lock {
+    /// Unlocks explicitly: a process that another thread is just forking has a copy of the
+    /// descriptor until its `exec`, and would hold the lock as long.
+    fn drop(&mut self) {
+        if let Err(error) = rustix::fs::flock(&self.file, FlockOperation::Unlock) {
+            tracing::warn!(%error, "unlocking the store directory");
+        }
     }
 }
 
