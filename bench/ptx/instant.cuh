@@ -12,7 +12,7 @@
 #include "abi.h"
 #include "gio/warp.cuh"
 
-#define BENCH_LOOKS 256u // polls between two reads of stop word and clock
+#define BENCH_LOOKS 32768u // polls between two reads of stop word and clock: all warps read the same line
 
 struct bench_controller {
   bench_queue *q;

@@ -1,6 +1,6 @@
 //! A filled store over software controllers.
 
-use std::{path::Path, sync::Arc};
+use std::{collections::VecDeque, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result, ensure};
 use nvme_driver::{Clock, ControllerOptions, DmaSlice, MonotonicClock, platform::buffer::Buffer};
@@ -128,9 +128,23 @@ impl Stack {
 
     /// Starts all layers and waits for them. Returns their bytes.
     pub fn move_all(&self, start: impl Fn(Layer) -> Result<Ticket, StoreError>) -> Result<u64> {
-        let tickets: Vec<Ticket> =
-            (0..self.shape.layers).map(|at| start(Layer(at))).collect::<Result<_, _>>()?;
-        tickets.into_iter().try_fold(0, |bytes, ticket| Ok(bytes + self.store.wait(ticket)?.bytes))
+        let (mut started, mut bytes) = (VecDeque::new(), 0);
+        for layer in (0..self.shape.layers).map(Layer) {
+            let ticket = loop {
+                match (start(layer), started.pop_front()) {
+                    // Of the layers in flight, the first is the next to make room.
+                    (Err(StoreError::StagingBusy { .. }), Some(first)) => {
+                        bytes += self.store.wait(first)?.bytes;
+                    }
+                    (ticket, first) => {
+                        first.into_iter().for_each(|first| started.push_front(first));
+                        break ticket?;
+                    }
+                }
+            };
+            started.push_back(ticket);
+        }
+        started.into_iter().try_fold(bytes, |bytes, it| Ok(bytes + self.store.wait(it)?.bytes))
     }
 
     /// Closes the store and shuts the drives down.

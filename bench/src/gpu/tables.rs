@@ -29,7 +29,9 @@ fn modes(args: &GpuArgs) -> &'static [(LaunchMode, &'static str)] {
     if args.per_batch { &MODES[..1] } else { &MODES }
 }
 /// Warps per SM.
-const WARPS: [u32; 5] = [1, 2, 4, 8, 12];
+const WARPS: [u32; 6] = [1, 2, 4, 8, 12, 16];
+/// Maximum warps of a case: each has a controller on an SM of its own, on one GPU.
+const WARPS_MAX: u32 = 96;
 
 /// Returns the SMs and warps per SM for the rate measurements.
 fn rate_cases(args: &GpuArgs) -> Vec<Case> {
@@ -39,7 +41,7 @@ fn rate_cases(args: &GpuArgs) -> Vec<Case> {
     for &sms in sms {
         for &warps in warps {
             // A single SM is a single block, which has at most four warps.
-            if sms > 1 || warps <= 4 {
+            if (sms > 1 || warps <= 4) && sms * warps <= WARPS_MAX {
                 cases.push(Case { sms, warps, per_batch: args.per_batch });
             }
         }
@@ -71,7 +73,7 @@ pub fn operation(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<
     let shapes: &[(u32, u32)] = if args.tiny {
         &[(1, 1), (2, 2)]
     } else {
-        &[(1, 1), (1, 4), (4, 4), (8, 4), (4, 12), (8, 8)]
+        &[(1, 1), (1, 4), (4, 4), (8, 4), (4, 12), (8, 8), (8, 12)]
     };
     let repeats = if args.tiny { 3 } else { 500 };
     let case = |&(sms, warps): &(u32, u32)| Case { sms, warps, per_batch: args.per_batch };
