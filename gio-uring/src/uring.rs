@@ -225,9 +225,7 @@ impl Uring {
     pub fn new_checksums(&mut self, map: &BlockMap, rows: u32) -> Result<Checksums, Error> {
         self.own("map", map.is_of(&self.arena))?;
         let count = rows as usize * map.len();
-        let block = self.arena.take(count * size_of::<u32>(), self.executor.as_ref())?;
-        let values = DeviceArray::write(std::iter::repeat_n(0, count), block);
-        Ok(Checksums::new(values, map, rows))
+        Ok(Checksums::new(self.zeroes(count)?, map, rows))
     }
 
     /// Uploads the expected checksums of all objects of `map` in a pool of `rows` rows, which a
@@ -266,7 +264,7 @@ impl Uring {
         event.is_of(&self.arena)
     }
 
-    /// Uploads an array into executor memory, for another kernel that is passed its address.
+    /// Uploads an array that another kernel only reads, to memory near it.
     ///
     /// # Errors
     /// Returns [`Error::Executor`] if memory is exhausted.
@@ -275,7 +273,21 @@ impl Uring {
         values: impl ExactSizeIterator<Item = T>,
     ) -> Result<DeviceArray<T>, Error> {
         let bytes = values.len().saturating_mul(size_of::<T>());
-        Ok(DeviceArray::write(values, self.arena.take(bytes, self.executor.as_ref())?))
+        let values = DeviceArray::write(values, self.near.take(bytes, self.executor.as_ref())?);
+        values.push()?;
+        Ok(values)
+    }
+
+    /// Allocates `len` zeroes for another kernel that writes them, in memory that the host reads.
+    ///
+    /// # Errors
+    /// Returns [`Error::Executor`] if memory is exhausted.
+    pub fn zeroes<T: DeviceScalar + Default>(
+        &mut self,
+        len: usize,
+    ) -> Result<DeviceArray<T>, Error> {
+        let block = self.arena.take(len.saturating_mul(size_of::<T>()), self.executor.as_ref())?;
+        Ok(DeviceArray::write(std::iter::repeat_n(T::default(), len), block))
     }
 
     fn own(&self, what: &'static str, owned: bool) -> Result<(), Error> {

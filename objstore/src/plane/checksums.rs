@@ -53,14 +53,14 @@ impl JobChecksums {
         expected: &[u32],
     ) -> Result<Self, StoreError> {
         let rows = rows as usize;
-        let value = |row, entry| expected.get(entry * rows + row).copied().unwrap_or(0);
-        let values = (0..rows).flat_map(|row| (0..count).map(move |entry| value(row, entry)));
-        let values: Vec<u32> = values.collect();
-        Ok(Self::Moves {
-            values: ring.upload(values.into_iter())?,
-            status: ring.upload(vec![0; count].into_iter())?,
-            errors: ring.upload(std::iter::once(0))?,
-        })
+        let values = if expected.is_empty() {
+            ring.zeroes(rows * count)?
+        } else {
+            let value = |row, entry| expected.get(entry * rows + row).copied().unwrap_or(0);
+            let values = (0..rows).flat_map(|row| (0..count).map(move |entry| value(row, entry)));
+            ring.upload(values.collect::<Vec<u32>>().into_iter())?
+        };
+        Ok(Self::Moves { values, status: ring.zeroes(count)?, errors: ring.zeroes(1)? })
     }
 
     /// Returns the part that a move of `layer` uses.
