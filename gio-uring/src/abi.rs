@@ -26,7 +26,8 @@ pub use generated::{
     GIO_STATUS_INVALID as STATUS_INVALID, GIO_STATUS_NVME as STATUS_NVME,
     GIO_STATUS_OK as STATUS_OK, GIO_STATUS_TIMEOUT as STATUS_TIMEOUT, gio_active as Active,
     gio_affine as Affine, gio_args as Args, gio_iocb as Iocb, gio_ioctx as IoCtx, gio_op as Op,
-    gio_pool as Pool, gio_progress as OpProgress, gio_slot as Slot, gio_warp as Warp,
+    gio_pool as Pool, gio_progress as OpProgress, gio_relay as Relay, gio_slot as Slot,
+    gio_warp as Warp,
 };
 
 /// Maximum operations in progress per warp.

@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 23a9abbd1e6f1b6934a507b2d82e310b kernels/include/gio/abi.h
+// 0122af2081994b3d70edfb71d56e77f3 kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;
@@ -22,6 +22,9 @@ pub const GIO_FAULT_SQHD: u32 = 2;
 pub const GIO_FAULT_SQID: u32 = 3;
 pub const GIO_FAULT_TIMEOUT: u32 = 4;
 pub const GIO_FAULT_EVENT: u32 = 5;
+pub const GIO_STOP_NONE: u32 = 0;
+pub const GIO_STOP_SEEN: u32 = 1;
+pub const GIO_STOP_DRAINED: u32 = 2;
 pub const GIO_DESC_SGL: u32 = 0;
 pub const GIO_DESC_PRP: u32 = 1;
 #[repr(C)]
@@ -545,6 +548,44 @@ const _: () = {
     zerocopy :: IntoBytes,
     zerocopy :: Immutable,
 )]
+pub struct gio_relay {
+    pub lock: u32,
+    pub head: u32,
+    pub reached: u32,
+    pub wait_value: u32,
+    pub wait: u64,
+    pub stop: u64,
+    pub left: u64,
+    pub closed: u32,
+    pub reserved: [u32; 21usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of gio_relay"][::std::mem::size_of::<gio_relay>() - 128usize];
+    ["Alignment of gio_relay"][::std::mem::align_of::<gio_relay>() - 8usize];
+    ["Offset of field: gio_relay::lock"][::std::mem::offset_of!(gio_relay, lock) - 0usize];
+    ["Offset of field: gio_relay::head"][::std::mem::offset_of!(gio_relay, head) - 4usize];
+    ["Offset of field: gio_relay::reached"][::std::mem::offset_of!(gio_relay, reached) - 8usize];
+    ["Offset of field: gio_relay::wait_value"]
+        [::std::mem::offset_of!(gio_relay, wait_value) - 12usize];
+    ["Offset of field: gio_relay::wait"][::std::mem::offset_of!(gio_relay, wait) - 16usize];
+    ["Offset of field: gio_relay::stop"][::std::mem::offset_of!(gio_relay, stop) - 24usize];
+    ["Offset of field: gio_relay::left"][::std::mem::offset_of!(gio_relay, left) - 32usize];
+    ["Offset of field: gio_relay::closed"][::std::mem::offset_of!(gio_relay, closed) - 40usize];
+    ["Offset of field: gio_relay::reserved"][::std::mem::offset_of!(gio_relay, reserved) - 44usize];
+};
+#[repr(C)]
+#[derive(
+    Debug,
+    Default,
+    Copy,
+    Clone,
+    PartialEq,
+    Eq,
+    zerocopy :: FromBytes,
+    zerocopy :: IntoBytes,
+    zerocopy :: Immutable,
+)]
 pub struct gio_args {
     pub warps: u64,
     pub iocbs: u64,
@@ -553,6 +594,7 @@ pub struct gio_args {
     pub cq_ring: u64,
     pub cq_tail: u64,
     pub stop: u64,
+    pub relay: u64,
     pub exited: u64,
     pub clock: u64,
     pub timeout_ns: u64,
@@ -566,7 +608,7 @@ pub struct gio_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of gio_args"][::std::mem::size_of::<gio_args>() - 120usize];
+    ["Size of gio_args"][::std::mem::size_of::<gio_args>() - 128usize];
     ["Alignment of gio_args"][::std::mem::align_of::<gio_args>() - 8usize];
     ["Offset of field: gio_args::warps"][::std::mem::offset_of!(gio_args, warps) - 0usize];
     ["Offset of field: gio_args::iocbs"][::std::mem::offset_of!(gio_args, iocbs) - 8usize];
@@ -575,18 +617,19 @@ const _: () = {
     ["Offset of field: gio_args::cq_ring"][::std::mem::offset_of!(gio_args, cq_ring) - 32usize];
     ["Offset of field: gio_args::cq_tail"][::std::mem::offset_of!(gio_args, cq_tail) - 40usize];
     ["Offset of field: gio_args::stop"][::std::mem::offset_of!(gio_args, stop) - 48usize];
-    ["Offset of field: gio_args::exited"][::std::mem::offset_of!(gio_args, exited) - 56usize];
-    ["Offset of field: gio_args::clock"][::std::mem::offset_of!(gio_args, clock) - 64usize];
+    ["Offset of field: gio_args::relay"][::std::mem::offset_of!(gio_args, relay) - 56usize];
+    ["Offset of field: gio_args::exited"][::std::mem::offset_of!(gio_args, exited) - 64usize];
+    ["Offset of field: gio_args::clock"][::std::mem::offset_of!(gio_args, clock) - 72usize];
     ["Offset of field: gio_args::timeout_ns"]
-        [::std::mem::offset_of!(gio_args, timeout_ns) - 72usize];
+        [::std::mem::offset_of!(gio_args, timeout_ns) - 80usize];
     ["Offset of field: gio_args::event_timeout_ns"]
-        [::std::mem::offset_of!(gio_args, event_timeout_ns) - 80usize];
-    ["Offset of field: gio_args::linger_ns"][::std::mem::offset_of!(gio_args, linger_ns) - 88usize];
-    ["Offset of field: gio_args::launch"][::std::mem::offset_of!(gio_args, launch) - 96usize];
+        [::std::mem::offset_of!(gio_args, event_timeout_ns) - 88usize];
+    ["Offset of field: gio_args::linger_ns"][::std::mem::offset_of!(gio_args, linger_ns) - 96usize];
+    ["Offset of field: gio_args::launch"][::std::mem::offset_of!(gio_args, launch) - 104usize];
     ["Offset of field: gio_args::warp_count"]
-        [::std::mem::offset_of!(gio_args, warp_count) - 104usize];
+        [::std::mem::offset_of!(gio_args, warp_count) - 112usize];
     ["Offset of field: gio_args::ring_mask"]
-        [::std::mem::offset_of!(gio_args, ring_mask) - 108usize];
-    ["Offset of field: gio_args::rounds"][::std::mem::offset_of!(gio_args, rounds) - 112usize];
-    ["Offset of field: gio_args::reserved"][::std::mem::offset_of!(gio_args, reserved) - 116usize];
+        [::std::mem::offset_of!(gio_args, ring_mask) - 116usize];
+    ["Offset of field: gio_args::rounds"][::std::mem::offset_of!(gio_args, rounds) - 120usize];
+    ["Offset of field: gio_args::reserved"][::std::mem::offset_of!(gio_args, reserved) - 124usize];
 };

@@ -256,28 +256,41 @@ fn a_torn_reservation_is_found() {
 /// `CudaExecutor::submitted` guarantee that the host launches again or every warp sees the entry.
 fn leave(fenced: bool) -> Option<()> {
     let (sq, exited) = (Ring::new(1), Arc::new(AtomicU64::new(0)));
+    // Of the relay: the entry that warp 0 copied, and its decision.
+    let [relayed, left] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
     let between = move || {
         if fenced {
             fence(Ordering::SeqCst);
         }
     };
-    let warps = [0, 1].map(|warp| {
+    let decides = {
         let (mut entries, exited) = (Consumer::new(sq.clone(), 0), exited.clone());
+        let (relayed, left) = (relayed.clone(), left.clone());
         thread::spawn(move || {
-            // Warp 0 decides. The other stays, and finds the entry later, unless it sees that.
-            if warp == 0 {
-                exited.store(1, Ordering::Relaxed);
-            } else if exited.load(Ordering::Relaxed) != 1 {
+            let seen = entries.take().is_some();
+            relayed.store(u64::from(seen), Ordering::Release);
+            exited.store(1, Ordering::Relaxed);
+            between();
+            // It stays with an entry that it finds now.
+            if entries.take().is_some() {
                 return true;
             }
-            between();
-            entries.take().is_some()
+            left.store(1, Ordering::Release);
+            seen
         })
+    };
+    let follows = thread::spawn(move || {
+        // It stays, and finds the entry later, unless it sees the decision.
+        if left.load(Ordering::Relaxed) != 1 {
+            return true;
+        }
+        fence(Ordering::Acquire);
+        relayed.load(Ordering::Relaxed) == 1
     });
     SubmitProducer::new(sq, 0).publish(0);
     between();
     let launches = exited.load(Ordering::Relaxed) == 1;
-    let seen = warps.map(|warp| warp.join().unwrap());
+    let seen = [decides, follows].map(|warp| warp.join().unwrap());
     assert!(launches || seen == [true; 2], "the submission was lost");
     Some(())
 }

@@ -45,6 +45,11 @@ typedef unsigned long long uint64_t;
 #define GIO_FAULT_TIMEOUT 4u // a command exceeded the timeout
 #define GIO_FAULT_EVENT 5u   // an operation waited for its event for too long
 
+// gio_relay.stop
+#define GIO_STOP_NONE 0u
+#define GIO_STOP_SEEN 1u    // the host's word says stop
+#define GIO_STOP_DRAINED 2u // ... and all ring entries are copied
+
 // gio_warp.descriptor_mode
 #define GIO_DESC_SGL 0u
 #define GIO_DESC_PRP 1u
@@ -244,6 +249,23 @@ typedef struct gio_warp {
   uint64_t reserved[5];
 } gio_warp;                  // 1344 bytes: whole cache lines, warps on different threads share none
 
+// What the host last wrote, in memory near the kernel. Reads of one line of host memory by several
+// SMs are served one after the other, a round trip of the link each, and meanwhile delay all other
+// memory accesses of the GPU. So one warp at a time reads the host's words and copies them to this
+// relay, which the others poll. IOCBs and ring follow it: gio_iocb[ring_mask + 1], then
+// u64[ring_mask + 1].
+typedef struct gio_relay {
+  uint32_t lock;       // 1 = a warp is reading
+  uint32_t head;       // ring entries copied, free running
+  uint32_t reached;    // the operations up to here may start: their events are reached
+  uint32_t wait_value; // of the event of the last entry copied
+  uint64_t wait;       // u32: address of that event until it is reached; entries behind it wait
+  uint64_t stop;       // GIO_STOP_*
+  uint64_t left;       // the last launch that exits: no ring entry was left when it was decided
+  uint32_t closed;     // 1 = no event is awaited any more
+  uint32_t reserved[21];
+} gio_relay;           // 128 bytes
+
 // Arguments of a kernel launch or of a host thread's turn.
 typedef struct gio_args {
   uint64_t warps;      // gio_warp[warp_count]
@@ -253,6 +275,7 @@ typedef struct gio_args {
   uint64_t cq_ring;    // u64[ring_mask + 1]: the same form
   uint64_t cq_tail;    // u32: next position of the completion ring, shared by all warps
   uint64_t stop;       // u64: nonzero = submit nothing more, end when nothing is outstanding
+  uint64_t relay;      // gio_relay; 0 = each warp reads the host's words itself
   uint64_t exited;     // u64: the last launch that has exited, or is about to (engine.cuh);
                        //   0 = the kernel stays until the stop word
   uint64_t clock;      // u64: virtual time in ns; 0 = the processor's own clock
@@ -264,7 +287,7 @@ typedef struct gio_args {
   uint32_t ring_mask;
   uint32_t rounds;     // host: give the thread back after this many rounds
   uint32_t reserved;
-} gio_args;            // 120 bytes
+} gio_args;            // 128 bytes
 
 // clang-format on
 #endif

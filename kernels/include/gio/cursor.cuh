@@ -101,11 +101,26 @@ GIO_FN uint32_t gio_split_count(const gio_op &op, uint32_t longest) {
   return op.boundary_lbas != 0u ? whole + 1u : whole;
 }
 
-// Copies the operation's parameters. The cursor is at its first row.
-GIO_FN void gio_op_load(const gio_state &s, gio_op &op, const gio_iocb *iocb) {
+// Copies an IOCB, which may be behind a link: in one access of the warp.
+GIO_FN void gio_op_read(gio_state &s, const gio_iocb *iocb) {
+  const uint64_t *from = reinterpret_cast<const uint64_t *>(iocb);
+  uint64_t *to = reinterpret_cast<uint64_t *>(&s.w->op.iocb);
+  gio_meet();
+  GIO_LANES (l, sizeof(gio_iocb) / sizeof(uint64_t)) to[l] = from[l];
+}
+
+// Derives the operation's other parameters from its IOCB. The cursor is at its first row.
+GIO_FN void gio_op_load(const gio_state &s, gio_op &op) {
   const gio_warp *w = s.w;
-  op = gio_op{};
-  op.iocb = *iocb;
+  op.pool = gio_pool{};
+  op.data_lba = 0;
+  op.row_iova = 0;
+  op.pad_iova = 0;
+  op.invalid = 0;
+  op.row = 0;
+  op.row_class = 0;
+  op.slot_lbas = 0;
+  op.group_slots = 0;
   op.affine = op.iocb.kind == GIO_KIND_AFFINE ? 1u : 0u;
   op.rows = op.affine != 0u ? op.iocb.row_count : 1u;
   op.merge = 1;
@@ -145,24 +160,28 @@ GIO_FN void gio_op_load(const gio_state &s, gio_op &op, const gio_iocb *iocb) {
   gio_op_row(s, op);
 }
 
-// Reads in parallel, one word per lane, the words that others change: stop word, next ring entry,
-// the exiting launch, and the event that the entry waits for. An idle warp does little else, so
-// this must cost a single round trip to host memory.
-GIO_FN void gio_poll(gio_state &s) {
-  const uint64_t words[3] = {s.args->stop,
-                             s.args->sq_ring + (s.ring_head & s.args->ring_mask) * sizeof(uint64_t),
-                             s.args->exited};
+GIO_FN uint64_t gio_address(const void *p) { return reinterpret_cast<uint64_t>(p); }
+
+// Looks for news, in the relay if there is one: stop word, next ring entry, the exiting launch, and
+// the event that the entry waits for. Reads them in parallel, one word per lane: over a link, this
+// must cost a single round trip.
+GIO_FN void gio_look(gio_state &s) {
+  const gio_relay *r = gio_ptr<const gio_relay>(s.args->relay);
   gio_lane<uint64_t> v;
   GIO_LANES (l, 4) {
     if (l == 3u) {
-      v[l] = s.wait != 0u ? gio_ld_poll_sys(gio_ptr<const uint32_t>(s.wait)) : 0u;
+      const uint64_t at = s.waiting != 0u ? s.w->op.iocb.wait : 0u;
+      v[l] = at != 0u ? gio_ld_poll_sys(gio_ptr<const uint32_t>(at)) : 0u;
     } else {
-      const uint64_t word = l == 0u ? words[0] : l == 1u ? words[1] : words[2];
-      v[l] = word != 0u ? gio_ld_poll_sys(gio_ptr<const uint64_t>(word)) : 0u;
+      uint64_t at = gio_entry_at(s.args, s.ring_head);
+      if (l == 0u) at = r != nullptr ? gio_address(&r->stop) : s.args->stop;
+      if (l == 2u) at = r != nullptr ? gio_address(&r->left) : 0u;
+      v[l] = at != 0u ? gio_ld_poll_sys(gio_ptr<const uint64_t>(at)) : 0u;
     }
   }
-  s.stopped = gio_shfl(v, 0) != 0u ? 1u : 0u;
-  const uint64_t entry = gio_shfl(v, 1);
+  const uint64_t stop = gio_shfl(v, 0), entry = gio_shfl(v, 1);
+  s.stopped = stop != 0u ? 1u : 0u;
+  s.drained = r == nullptr || stop == GIO_STOP_DRAINED ? s.stopped : 0u;
   s.next = static_cast<uint32_t>(entry >> 32) == s.ring_head + 1u ? 1u : 0u;
   s.id = static_cast<uint32_t>(entry);
   s.leaving = gio_shfl(v, 2) == s.args->launch ? 1u : 0u;
@@ -170,9 +189,90 @@ GIO_FN void gio_poll(gio_state &s) {
   s.polled = 1;
 }
 
+// Returns true if an event has reached a value.
+GIO_FN bool gio_is_at(uint32_t event, uint32_t value) {
+  return static_cast<int32_t>(event - value) >= 0;
+}
+
+// Copies the relay's next ring entry and its IOCB. An event is replaced by the relay's `reached`.
+GIO_FN void gio_relay_entry(gio_state &s, gio_relay *r, uint64_t entry) {
+  constexpr uint32_t words = sizeof(gio_iocb) / sizeof(uint64_t);
+  constexpr uint32_t wait_at = offsetof(gio_iocb, wait) / sizeof(uint64_t);
+  constexpr uint32_t value_at = offsetof(gio_iocb, wait_value) / sizeof(uint64_t); // and the signal's
+  const uint32_t id = static_cast<uint32_t>(entry), position = static_cast<uint32_t>(entry >> 32);
+  const uint64_t *from = reinterpret_cast<const uint64_t *>(gio_ptr<gio_iocb>(s.args->iocbs) + id);
+  uint64_t *to = reinterpret_cast<uint64_t *>(reinterpret_cast<gio_iocb *>(r + 1) + id);
+  gio_lane<uint64_t> v;
+  GIO_LANES (l, words) v[l] = from[l];
+  const uint64_t wait = gio_shfl(v, wait_at), values = gio_shfl(v, value_at);
+  GIO_LANES (l, words) {
+    if (wait != 0u && l == wait_at) v[l] = gio_address(&r->reached);
+    if (wait != 0u && l == value_at) v[l] = (values & ~static_cast<uint64_t>(~0u)) | position;
+    to[l] = v[l];
+  }
+  GIO_LANES (l, 1) {
+    r->wait = wait;
+    r->wait_value = static_cast<uint32_t>(values);
+    r->head = position;
+    gio_st_release_gpu(gio_ptr<uint64_t>(gio_entry_at(s.args, position - 1u)), entry);
+  }
+}
+
+// Copies what the host wrote to the relay, unless another warp is doing so: at most one ring entry.
+//
+// An entry whose event is not reached holds up those behind it, so one event at a time is awaited.
+// After a timeout of an event that ends: the queues fail one after the other, and take all entries
+// to reject them.
+GIO_FN void gio_refresh(gio_state &s) {
+  gio_relay *r = gio_ptr<gio_relay>(s.args->relay);
+  gio_lane<uint32_t> lock;
+  GIO_LANES (l, 1) lock[l] = gio_cas_acquire_gpu(&r->lock, 0, 1);
+  if (gio_shfl(lock, 0) != 0u) return;
+  const uint32_t head = gio_common(&r->head), closed = gio_common(&r->closed);
+  const uint32_t waits = gio_common(&r->wait) != 0u ? 1u : 0u;
+  gio_lane<uint64_t> v;
+  GIO_LANES (l, 3) {
+    if (l == 2u) {
+      const uint64_t at = closed == 0u ? r->wait : 0u;
+      v[l] = at != 0u ? gio_ld_poll_sys(gio_ptr<const uint32_t>(at)) : 0u;
+    } else {
+      const uint64_t at = (head & s.args->ring_mask) * sizeof(uint64_t);
+      v[l] = gio_ld_poll_sys(gio_ptr<const uint64_t>(l == 0u ? s.args->stop : s.args->sq_ring + at));
+    }
+  }
+  const uint32_t event = static_cast<uint32_t>(gio_shfl(v, 2));
+  const bool reached =
+      closed == 0u && waits != 0u && gio_is_at(event, gio_common(&r->wait_value));
+  const uint64_t entry = gio_shfl(v, 1);
+  const bool more = static_cast<uint32_t>(entry >> 32) == head + 1u;
+  const bool copy = more && (waits == 0u || closed != 0u);
+  // Orders the reads of the IOCB after its entry, and what starts with an event after the event.
+  if (copy || reached) gio_fence_acq_rel_sys();
+  if (copy) gio_relay_entry(s, r, entry);
+  GIO_LANES (l, 1) {
+    if (reached) {
+      r->wait = 0;
+      gio_st_release_gpu(&r->reached, head);
+    }
+    if (v[l] != 0u) {
+      const uint64_t stop = closed != 0u && !more ? GIO_STOP_DRAINED : GIO_STOP_SEEN;
+      gio_st_release_gpu(&r->stop, stop);
+    }
+    // Only from the next time on: the warps see the stop word before an entry that does not wait.
+    if (v[l] != 0u || s.fault == GIO_FAULT_EVENT) r->closed = 1;
+    gio_st_release_gpu(&r->lock, 0);
+  }
+}
+
+// Looks for news after those of the host were relayed.
+GIO_FN void gio_poll(gio_state &s) {
+  if (s.args->relay != 0u) gio_refresh(s);
+  gio_look(s);
+}
+
 // Returns true if the event of the next operation is reached, as of the last poll.
-GIO_FN bool gio_reached(const gio_state &s) {
-  return static_cast<int32_t>(s.event - s.wait_value) >= 0;
+GIO_FN bool gio_reached(gio_state &s) {
+  return gio_is_at(s.event, gio_common(&s.w->op.iocb.wait_value));
 }
 
 // Takes the next operation of the ring into the window and makes it the generating one. Returns
@@ -183,23 +283,25 @@ GIO_FN bool gio_accept(gio_state &s, bool first) {
   const bool hold = first && s.outstanding >= GIO_BATCH_MIN;
   if (gio_popc(s.window) > (hold ? GIO_WINDOW / 2u : GIO_WINDOW - 1u)) return false;
   const uint32_t unused = ~s.window & gio_low_bits(GIO_WINDOW);
-  if (s.polled == 0u) gio_poll(s);
+  if (s.polled == 0u) gio_look(s);
   if (s.next == 0u) return false;
-  const gio_iocb *iocb = s.iocbs + s.id;
   // An operation to be rejected does not wait: its event may never arrive.
   const bool go = gio_refusal(s) != 0u;
-  if (!go && s.waiting != 0u && !gio_reached(s)) return false;
-  gio_fence_acq_rel_sys(); // orders the reads of the IOCB after the new entry or event
-  if (!go && s.waiting == 0u && iocb->wait != 0u) {
-    s.wait = iocb->wait;
-    s.wait_value = iocb->wait_value;
-    s.event = gio_common_acquire(gio_ptr<const uint32_t>(s.wait));
-    s.waiting = 1;
+  if (s.waiting == 0u) {
+    gio_fence_acq_rel_sys(); // orders the reads of the IOCB after the new entry
+    gio_op_read(s, gio_iocb_at(s.args, s.id));
+    const gio_iocb &iocb = s.w->op.iocb;
+    if (!go && iocb.wait != 0u) {
+      s.event = gio_common_acquire(gio_ptr<const uint32_t>(iocb.wait));
+      s.waiting = 1;
+    }
+  }
+  if (!go && s.waiting != 0u) {
     if (!gio_reached(s)) return false;
+    gio_fence_acq_rel_sys(); // orders what the operation reads after its event
   }
   const uint32_t a = gio_lowest(unused);
   s.waiting = 0;
-  s.wait = 0;
   s.polled = 0;
   s.window |= 1u << a;
   s.ring_head += 1u;
@@ -210,7 +312,7 @@ GIO_FN bool gio_accept(gio_state &s, bool first) {
   GIO_LANES (l, 1) {
     s.w->waiting_ns = 0;
     gio_op &op = s.w->op;
-    gio_op_load(s, op, iocb);
+    gio_op_load(s, op);
     gio_active *active = s.w->active + a;
     *active = gio_active{s.id, 0, GIO_ACTIVE_GENERATING, 0, 0, 0, op.iocb.status, op.iocb.opcode,
                          op.splits, op.iocb.checksums, op.iocb.ioctx, op.pool.row_base,

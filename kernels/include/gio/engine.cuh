@@ -282,6 +282,25 @@ GIO_FN bool gio_submit(gio_state &s) {
   return moved;
 }
 
+// Returns true if warp 0 exits this launch, for all warps: nothing was left to do for a while.
+GIO_FN bool gio_decides(gio_state &s) {
+  if (s.decided == 0u) {
+    gio_lane<uint32_t> tail;
+    GIO_LANES (l, 1) tail[l] = gio_ld_relaxed_gpu(gio_ptr<const uint32_t>(s.args->cq_tail));
+    if (gio_shfl(tail, 0) != s.ring_head) return false;
+    const uint64_t now = gio_now(s);
+    if (s.idle_ns == 0u) s.idle_ns = now;
+    if (now - s.idle_ns < s.args->linger_ns) return false;
+    GIO_LANES (l, 1) gio_st_relaxed_sys(gio_ptr<uint64_t>(s.args->exited), s.args->launch);
+    s.decided = 1;
+  }
+  gio_fence_sc_sys();
+  const uint64_t *at = gio_ptr<const uint64_t>(s.args->sq_ring) + (s.ring_head & s.args->ring_mask);
+  if (gio_common_acquire(at) >> 32 == s.ring_head + 1u) return false;
+  GIO_LANES (l, 1) gio_st_release_gpu(&gio_ptr<gio_relay>(s.args->relay)->left, s.args->launch);
+  return true;
+}
+
 // Returns true if the warp can exit this launch. Call it only after a round in which nothing
 // moved.
 //
@@ -293,30 +312,27 @@ GIO_FN bool gio_submit(gio_state &s) {
 //
 // Ordering: each side has a sequentially consistent fence between its write and its read, so at
 // least one of the two sees the other's write: the host launches the next kernel, which starts when
-// this one has ended, or this warp continues. The other warps read `exited`, then, after the same
-// fence, the ring: if the host did not see `exited`, its fence precedes theirs, so they see the
-// entry, also one that waits for its event. `exited` is never reset: the warp that found an entry
-// processes it and exits then. (gio-uring/src/ring/loom_tests.rs models this.)
+// this one has ended, or warp 0 continues. `exited` is never reset: warp 0 processes the entry that
+// it found, and checks again. Only then it writes the launch to the relay's `left`, for the other
+// warps: every entry for which the host relied on this launch was complete on warp 0, and so was in
+// the relay before. (gio-uring/src/ring/loom_tests.rs models this.)
 GIO_FN bool gio_should_exit(gio_state &s) {
   if (s.window != 0u) return false;
-  if (s.stopped != 0u) return true; // gio_submit found the ring empty
-  if (s.waiting != 0u) {
+  if (s.stopped != 0u) {
+    if (s.drained == 0u) return false;
+  } else if (s.waiting != 0u) {
     if (gio_waited_out(s)) gio_note_fault(s, GIO_FAULT_EVENT); // handled in the next round
     return false;
+  } else if (s.args->exited == 0u) {
+    return false;
+  } else if (s.w == gio_ptr<gio_warp>(s.args->warps)) {
+    return gio_decides(s);
+  } else if (s.leaving == 0u) {
+    return false;
   }
-  if (s.args->exited == 0u) return false;
-  if (s.leaving == 0u) {
-    if (s.w != gio_ptr<gio_warp>(s.args->warps)) return false;
-    gio_lane<uint32_t> tail;
-    GIO_LANES (l, 1) tail[l] = gio_ld_relaxed_gpu(gio_ptr<const uint32_t>(s.args->cq_tail));
-    if (gio_shfl(tail, 0) != s.ring_head) return false;
-    const uint64_t now = gio_now(s);
-    if (s.idle_ns == 0u) s.idle_ns = now;
-    if (now - s.idle_ns < s.args->linger_ns) return false;
-    GIO_LANES (l, 1) gio_st_relaxed_sys(gio_ptr<uint64_t>(s.args->exited), s.args->launch);
-  }
-  gio_fence_sc_sys();
-  gio_poll(s);
+  // The look that found the reason may have read the ring before.
+  gio_fence_acq_rel_sys();
+  gio_look(s);
   return s.next == 0u;
 }
 
@@ -347,7 +363,7 @@ GIO_FN bool gio_round(gio_state &s, bool poll) {
 // One warp per queue pair. Ends after args.linger_ns without work (gio_should_exit), or after the
 // stop word: in that case at most one command timeout later, when all outstanding commands have
 // completed or timed out.
-extern "C" __global__ void __launch_bounds__(128, 3)
+extern "C" __global__ void __launch_bounds__(128, 4)
     gio_kernel(const __grid_constant__ gio_args args) {
   const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / GIO_WARP;
   if (warp >= args.warp_count) return;

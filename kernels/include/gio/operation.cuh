@@ -8,15 +8,16 @@
 GIO_FN void gio_complete(gio_state &s, uint32_t id) {
   gio_progress *progress = gio_ptr<gio_progress>(s.args->progress) + id;
   if (gio_add_acq_rel_gpu(&progress->warps_left, ~0u) != 1u) return;
-  gio_iocb *iocb = s.iocbs + id;
+  gio_iocb *iocb = gio_ptr<gio_iocb>(s.args->iocbs) + id;
+  const uint64_t signal = gio_iocb_at(s.args, id)->signal;
+  const uint32_t value = gio_iocb_at(s.args, id)->signal_value;
   iocb->errors = progress->errors;
   iocb->error = progress->error;
   iocb->objects = progress->objects;
   // The other warps have finished with it, and take it again only after the host republished it.
   *progress = gio_progress{s.args->warp_count, 0, 0, 0, 0};
-  const uint64_t signal = iocb->signal;
   // The signal first: after the ring entry the host may also recycle the event's memory.
-  if (signal != 0u) gio_st_release_sys(gio_ptr<uint32_t>(signal), iocb->signal_value);
+  if (signal != 0u) gio_st_release_sys(gio_ptr<uint32_t>(signal), value);
   const uint32_t position = gio_add_acq_rel_gpu(gio_ptr<uint32_t>(s.args->cq_tail), 1);
   uint64_t *ring = gio_ptr<uint64_t>(s.args->cq_ring);
   gio_st_release_sys(ring + (position & s.args->ring_mask),

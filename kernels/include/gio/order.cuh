@@ -26,6 +26,7 @@
 #else
 #define GIO_DEVICE 0
 #define GIO_FN static inline __attribute__((always_inline))
+#include <stddef.h>
 #include <string.h>
 #include <time.h>
 #endif
@@ -166,6 +167,22 @@ GIO_FN void gio_st_relaxed_gpu(uint64_t *p, uint64_t v) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
+// The same section, .cas and "ld", "st" with scope .gpu, for the relay: warps of this GPU only.
+GIO_FN uint32_t gio_cas_acquire_gpu(uint32_t *p, uint32_t expected, uint32_t desired) {
+  uint32_t old;
+  asm volatile("atom.cas.acquire.gpu.global.b32 %0, [%1], %2, %3;"
+               : "=r"(old)
+               : "l"(p), "r"(expected), "r"(desired)
+               : "memory");
+  return old;
+}
+GIO_FN void gio_st_release_gpu(uint32_t *p, uint32_t v) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+GIO_FN void gio_st_release_gpu(uint64_t *p, uint64_t v) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
 // The same section, .cas. Scope .cta: slots belong to one warp, only its own lanes contend.
 GIO_FN uint32_t gio_cas_relaxed_cta(uint32_t *p, uint32_t expected, uint32_t desired) {
   uint32_t old;
@@ -258,6 +275,12 @@ GIO_FN uint32_t gio_add_acq_rel_gpu(uint32_t *p, uint32_t v) {
   return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
 }
 GIO_FN void gio_st_relaxed_gpu(uint64_t *p, uint64_t v) { gio_st_relaxed_sys(p, v); }
+GIO_FN uint32_t gio_cas_acquire_gpu(uint32_t *p, uint32_t expected, uint32_t desired) {
+  __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+  return expected;
+}
+GIO_FN void gio_st_release_gpu(uint32_t *p, uint32_t v) { gio_st_release_sys(p, v); }
+GIO_FN void gio_st_release_gpu(uint64_t *p, uint64_t v) { gio_st_release_sys(p, v); }
 // The lanes of a host warp run one after the other: no atomic is needed.
 GIO_FN uint32_t gio_cas_relaxed_cta(uint32_t *p, uint32_t expected, uint32_t desired) {
   const uint32_t old = *p;

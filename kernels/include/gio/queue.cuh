@@ -140,14 +140,19 @@ GIO_FN uint32_t gio_poll_cq(gio_state &s, gio_lane<uint64_t> &cqe) {
   const uint32_t most = s.checked != 0u ? GIO_REAP_CHECKED : GIO_WARP;
   const uint32_t n = gio_min(most, s.slot_mask + 1u);
 #if GIO_DEVICE
-  gio_lane<uint32_t> old;
-  GIO_LANES (l, n) {
-    const uint32_t at = s.cq_head + l, phase = (at >> s.depth_log2 ^ 1u) & 1u;
-    cqe[l] = gio_ld_cqe(s.cq + (at & s.slot_mask), phase);
-    old[l] = (static_cast<uint32_t>(cqe[l] >> 48) ^ phase) & 1u;
+  // After a poll that found nothing, one entry first: the queue may be behind a link.
+  for (uint32_t look = s.quiet != 0u ? 1u : n;; look = n) {
+    gio_lane<uint32_t> old;
+    GIO_LANES (l, look) {
+      const uint32_t at = s.cq_head + l, phase = (at >> s.depth_log2 ^ 1u) & 1u;
+      cqe[l] = gio_ld_cqe(s.cq + (at & s.slot_mask), phase);
+      old[l] = (static_cast<uint32_t>(cqe[l] >> 48) ^ phase) & 1u;
+    }
+    const uint32_t stale = gio_ballot(old, look);
+    const uint32_t found = stale != 0u ? gio_lowest(stale) : look;
+    s.quiet = found == 0u ? 1u : 0u;
+    if (found == 0u || look == n) return found;
   }
-  const uint32_t stale = gio_ballot(old, n);
-  return stale != 0u ? gio_lowest(stale) : n;
 #else
   // One lane after the other: an idle poll then costs one load instead of 32.
   uint32_t l = 0;

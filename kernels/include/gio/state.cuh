@@ -29,7 +29,6 @@ GIO_FN bool gio_slot_outstanding(gio_slot *slot) {
 struct gio_state {
   gio_warp *w;
   const gio_args *args;
-  gio_iocb *iocbs;
   gio_slot *slots;
   uint16_t *free_slots;
   const gio_u128 *cq;
@@ -51,23 +50,35 @@ struct gio_state {
   uint32_t window;        // one bit per operation in progress
   uint32_t checked;       // operations in progress whose objects have checksums to verify
   uint32_t pending_fault; // GIO_FAULT_* seen in this round, not yet handled
-  uint32_t waiting;       // the next operation of the ring waits for its event
-  uint32_t wait_value;
-  uint64_t wait;          // address of that event's word
-  // Results of gio_poll.
-  uint32_t polled; // in this round
+  // Results of gio_look.
+  uint32_t polled : 1; // in this round
   uint32_t stopped : 1;
+  uint32_t drained : 1; // ... and the ring has no entries that are not in the relay
   uint32_t leaving : 1; // this launch
-  uint32_t next;    // the ring has another entry, whose IOCB is `id`
+  uint32_t decided : 1; // warp 0 wrote `exited` in this launch
+  uint32_t quiet : 1;   // the last poll of the completion queue found nothing
+  uint32_t next : 1;    // the ring has another entry, whose IOCB is `id`
+  uint32_t waiting : 1; // that operation, whose IOCB is in w->op, waits for its event
   uint32_t id;
   uint32_t event;
 };
+
+// Returns IOCB `id`, and the ring entry at `position`, where the warps read them: in the relay, if
+// there is one.
+GIO_FN const gio_iocb *gio_iocb_at(const gio_args *args, uint32_t id) {
+  const uint64_t at = args->relay != 0u ? args->relay + sizeof(gio_relay) : args->iocbs;
+  return gio_ptr<const gio_iocb>(at) + id;
+}
+GIO_FN uint64_t gio_entry_at(const gio_args *args, uint32_t position) {
+  const uint64_t after = sizeof(gio_relay) + (args->ring_mask + 1u) * sizeof(gio_iocb);
+  const uint64_t at = args->relay != 0u ? args->relay + after : args->sq_ring;
+  return at + (position & args->ring_mask) * sizeof(uint64_t);
+}
 
 GIO_FN void gio_load(gio_state &s, const gio_args *args, uint32_t warp) {
   gio_warp *w = gio_ptr<gio_warp>(args->warps) + warp;
   s.w = w;
   s.args = args;
-  s.iocbs = gio_ptr<gio_iocb>(args->iocbs);
   s.slots = gio_ptr<gio_slot>(w->slots);
   s.free_slots = gio_ptr<uint16_t>(w->free_slots);
   s.cq = gio_ptr<const gio_u128>(w->cq);
@@ -88,11 +99,12 @@ GIO_FN void gio_load(gio_state &s, const gio_args *args, uint32_t warp) {
   s.checked = w->checked;
   s.pending_fault = GIO_FAULT_NONE;
   s.waiting = 0;
-  s.wait_value = 0;
-  s.wait = 0;
   s.polled = 0;
   s.stopped = 0;
+  s.drained = 0;
   s.leaving = 0;
+  s.decided = 0;
+  s.quiet = 0;
   s.next = 0;
   s.id = 0;
   s.event = 0;

@@ -25,8 +25,9 @@ GIO_FN uint32_t gio_lane_id() {
 // Required before one lane writes memory that all lanes read.
 GIO_FN void gio_meet() { __syncwarp(); }
 
+// Initialized: registers of lanes that a body leaves out are not kept from round to round.
 template <class T> struct gio_lane {
-  T v;
+  T v{};
   GIO_FN T &operator[](uint32_t) { return v; }
 };
 
@@ -134,6 +135,11 @@ GIO_FN uint32_t gio_min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 // which the lanes must not read at different times.
 GIO_FN uint32_t gio_common(const uint32_t *p) {
   gio_lane<uint32_t> v;
+  GIO_LANES (l, 1) v[l] = *p;
+  return gio_shfl(v, 0);
+}
+GIO_FN uint64_t gio_common(const uint64_t *p) {
+  gio_lane<uint64_t> v;
   GIO_LANES (l, 1) v[l] = *p;
   return gio_shfl(v, 0);
 }

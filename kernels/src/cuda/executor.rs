@@ -10,7 +10,10 @@ use std::{
     },
 };
 
-use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
+use gio_uring::{
+    ExecutorError, IoExecutor, Mirror as _, Progress, SharedMemory,
+    abi::{Args, Iocb, Relay},
+};
 use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced, Waiter};
 
 use super::{
@@ -90,6 +93,8 @@ struct Parts {
     exited: PinnedMemory,
     /// State of the warps; kept for the next start to avoid allocating beside other kernels.
     state: Mutex<Option<Arc<State>>>,
+    /// `gio_args.relay`; kept likewise.
+    relay: Mutex<Option<Arc<State>>>,
     device: Arc<CudaDevice>,
 }
 
@@ -153,6 +158,7 @@ impl CudaExecutor {
             exited: device.pinned(size_of::<u64>())?,
             reached: Mutex::default(),
             state: Mutex::default(),
+            relay: Mutex::default(),
             device: device.clone(),
         };
         let executor = Self { parts: ManuallyDrop::new(parts), options, clock, run: None };
@@ -182,6 +188,27 @@ impl CudaExecutor {
             return device.pinned(len);
         }
         device.pinned_again(len).ok_or_else(|| CudaError::Argument(MORE_TO_BEGIN_WITH.into()))
+    }
+
+    /// Returns memory near the kernel of at least `len` bytes with a zeroed image: that of the
+    /// previous start if it is long enough.
+    fn near(&self, kept: &Mutex<Option<Arc<State>>>, len: usize) -> Result<Arc<State>, CudaError> {
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |state: &Arc<State>| state.len() >= len && self.run.is_none();
+        let state = match kept.take().filter(fits) {
+            Some(state) => state,
+            None => State::new(&self.parts.device, len)?,
+        };
+        Ok(kept.insert(state).clone())
+    }
+
+    /// Returns the address of a zeroed relay for a ring of `depth` entries.
+    fn relay(&self, depth: usize) -> Result<u64, ExecutorError> {
+        let len = size_of::<Relay>() + depth * (size_of::<Iocb>() + size_of::<u64>());
+        let state = self.near(&self.parts.relay, len)?;
+        let shared = state.share();
+        state.push(0..state.len())?;
+        Ok(shared.address())
     }
 
     /// Returns the run, unless it failed.
@@ -261,16 +288,11 @@ impl IoExecutor for CudaExecutor {
     }
 
     fn alloc_state(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
-        let mut kept = self.parts.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |state: &Arc<State>| state.len() >= len && self.run.is_none();
-        let state = match kept.take().filter(fits) {
-            Some(state) => state,
-            None => State::new(&self.parts.device, len).map_err(|error| {
-                let cause = error.to_string();
-                ExecutorError::Memory { executor: NAME, len, cause }
-            })?,
-        };
-        Ok(kept.insert(state).share())
+        let state = self.near(&self.parts.state, len).map_err(|error| {
+            let cause = error.to_string();
+            ExecutorError::Memory { executor: NAME, len, cause }
+        })?;
+        Ok(state.share())
     }
 
     fn alloc_tables(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
@@ -302,7 +324,8 @@ impl IoExecutor for CudaExecutor {
         let resident = self.options.mode == LaunchMode::Resident;
         let linger = if resident { self.options.linger } else { Nanos(0) };
         let exited = self.parts.exited.device().0;
-        let args = Args { exited, linger_ns: linger.0, launch: 0, ..args };
+        let relay = self.relay(args.ring_mask as usize + 1)?;
+        let args = Args { relay, exited, linger_ns: linger.0, launch: 0, ..args };
         let mut run = Run { args, grants: grants.to_vec(), failed: None };
         self.fits(Shape::new(args.warp_count, self.parts.stream.report().granted))?;
         // Relaxed: no kernel runs, and a launch publishes it.

@@ -7,13 +7,13 @@
 use crate::ptx::compile::{Kernel, Resources};
 use crate::ptx::sass::{Instruction, in_loop};
 
-/// Limit at which three blocks of 128 threads still fit the 65,536 registers of an SM.
-const REGISTERS_MAX: u64 = 168;
+/// Limit at which four blocks of 128 threads still fit the 65,536 registers of an SM.
+const REGISTERS_MAX: u64 = 128;
 /// Instructions of the I/O kernel on the GPU that takes the most. A change that raises this, or the
 /// next one, gives the reason in its message.
-const INSTRUCTIONS_MAX: u64 = 8232;
+const INSTRUCTIONS_MAX: u64 = 8840;
 /// The same of gio_scatter_gather, the larger of the pool kernels.
-const POOL_INSTRUCTIONS_MAX: u64 = 2784;
+const POOL_INSTRUCTIONS_MAX: u64 = 2792;
 /// Limit at which four blocks of 256 threads of a pool kernel fit.
 const POOL_REGISTERS_MAX: u64 = 64;
 /// Limit of the hardware; a benchmark's kernels may use all of it.
