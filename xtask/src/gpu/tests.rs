@@ -149,6 +149,19 @@ fn a_step_that_hangs_is_killed_and_the_rest_has_its_place_in_the_summary() {
     assert!(text.ends_with(&summary), "it is what is printed last:\n{text}");
 }
 
+/// Without GDRCopy its tests return early; the doctor only reports it.
+#[test]
+fn a_test_of_a_library_that_is_not_there_has_not_passed() {
+    let packed = Packed::new("*gdr*|doctor) echo \"GDRCopy's library is not there (why)\" ;;");
+    let (code, text) = packed.run(540, &[]);
+    assert_eq!(code, 0, "{text}");
+    let summary = packed.archived("summary.txt").expect("archived");
+    let skipped = summary.lines().filter(|line| line.starts_with("skipped"));
+    let tests = skipped.filter(|line| line.contains("GDRCopy's library is not there")).count();
+    assert_eq!(tests, 2, "{summary}");
+    assert!(summary.contains("  doctor\n"), "{summary}");
+}
+
 /// A machine may kill a command without a warning, or terminate it first.
 #[test]
 fn a_run_that_is_ended_leaves_the_steps_before() {
