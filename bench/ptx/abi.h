@@ -61,6 +61,16 @@ typedef struct bench_where_args {
   uint32_t reserved;
 } bench_where_args;    // 24 bytes
 
+// Warp w of `warps` computes the CRCs of objects w * objects to (w + 1) * objects - 1.
+typedef struct bench_crc_args {
+  uint64_t base;       // of object 0; 16-byte aligned
+  uint64_t out;        // u32[warps * objects]
+  uint32_t bytes;      // per object, a multiple of 16
+  uint32_t objects;    // per warp
+  uint32_t repeats;    // passes of a warp over its objects
+  uint32_t warps;
+} bench_crc_args;      // 32 bytes
+
 // clang-format on
 
 // bench_queue.ended
@@ -82,4 +92,6 @@ static_assert(sizeof(bench_matmul_args) == 40 && offsetof(bench_matmul_args, m) 
               "as in abi.rs");
 static_assert(sizeof(bench_fill_args) == 24 && sizeof(bench_stamp_args) == 8 &&
                   sizeof(bench_where_args) == 24 && offsetof(bench_where_args, sms) == 16,
+              "as in abi.rs");
+static_assert(sizeof(bench_crc_args) == 32 && offsetof(bench_crc_args, bytes) == 16,
               "as in abi.rs");

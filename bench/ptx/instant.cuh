@@ -12,7 +12,8 @@
 #include "abi.h"
 #include "gio/warp.cuh"
 
-#define BENCH_LOOKS 32768u // polls between two reads of stop word and clock: all warps read the same line
+// Polls between two reads of stop word and clock: all warps read the same line.
+#define BENCH_LOOKS 32768u
 
 struct bench_controller {
   bench_queue *q;

@@ -5,6 +5,7 @@
 
 mod abi;
 mod caller;
+mod crc;
 mod device;
 mod drive;
 mod experiment;
@@ -34,6 +35,8 @@ pub enum Part {
     Caller,
     /// A matrix product beside the I/O
     Matmul,
+    /// Checksums a warp computes, by object size and number of warps
+    Crc,
 }
 
 /// Other commands.
@@ -86,12 +89,13 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     if report.mock && args.keep.is_some() {
         bail!("this is a stand-in for a GPU: its figures are not kept; leave --keep away");
     }
-    let parts: [(Part, &str, Measure); 5] = [
+    let parts: [(Part, &str, Measure); 6] = [
         (Part::Rate, "commands a second", tables::rate),
         (Part::Operation, "a small operation", tables::operation),
         (Part::Retrieve, "retrieve against a plain copy", tables::retrieve),
         (Part::Caller, "CPU time of the caller", tables::caller),
         (Part::Matmul, "a matrix product beside the I/O", tables::matmul),
+        (Part::Crc, "checksums by warps", tables::crc),
     ];
     for (part, name, measure) in parts {
         if !args.only.is_empty() && !args.only.contains(&part) {

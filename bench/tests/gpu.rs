@@ -90,6 +90,21 @@ fn a_product_is_right_and_is_timed_beside_retrieves() {
     assert!(counts.contains("retrieve beside the product"), "{counts}");
 }
 
+#[test]
+fn checksums_are_right_and_are_timed_from_both_memories() {
+    let (code, json, text) = bench(Level::Full, &["--only", "crc"]);
+    assert_eq!(code, 0, "{text}");
+    let counts = json["counts"].as_array().expect("counts");
+    // Two sizes, three numbers of warps.
+    assert_eq!(counts.len(), 2 * 3 * 2, "{text}");
+    for wanted in ["4 KiB, 1 warp on 1 SM, from HBM", "16 KiB, 16 warps on 4 SMs, from L2"] {
+        let wanted = format!("checksums of {wanted}: GiB/s");
+        let found = counts.iter().find(|count| count[0] == wanted.as_str());
+        let rate = found.and_then(|count| count[1].as_f64());
+        assert!(rate.is_some_and(|rate| rate > 0.0), "{wanted}: {text}");
+    }
+}
+
 /// Returns the exit code, and one line of output per case.
 fn experiment(question: &str) -> (i32, Vec<String>) {
     let output = Command::new(env!("CARGO_BIN_EXE_ripieno-bench"))

@@ -116,6 +116,24 @@ pub struct WhereArgs {
     pub reserved: u32,
 }
 
+/// Arguments of `bench_crc`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CrcArgs {
+    /// Object 0.
+    pub base: u64,
+    /// `u32[warps * objects]`.
+    pub out: u64,
+    /// Bytes of an object, a multiple of 16.
+    pub bytes: u32,
+    /// Objects of a warp.
+    pub objects: u32,
+    /// Passes of a warp over its objects.
+    pub repeats: u32,
+    /// Number of warps.
+    pub warps: u32,
+}
+
 const _: () = {
     assert!(size_of::<Queue>() == 128 && offset_of!(Queue, depth_log2) == 24);
     assert!(offset_of!(Queue, head) == 32 && offset_of!(Queue, completed) == 48);
@@ -124,4 +142,5 @@ const _: () = {
     assert!(size_of::<MatmulArgs>() == 40 && offset_of!(MatmulArgs, m) == 24);
     assert!(size_of::<FillArgs>() == 24 && size_of::<StampArgs>() == 8);
     assert!(size_of::<WhereArgs>() == 24 && offset_of!(WhereArgs, sms) == 16);
+    assert!(size_of::<CrcArgs>() == 32 && offset_of!(CrcArgs, bytes) == 16);
 };

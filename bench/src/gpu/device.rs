@@ -36,6 +36,7 @@ pub struct Gpu {
     pub instant: CudaFunction,
     pub matmul: CudaFunction,
     pub fill: CudaFunction,
+    pub crc: CudaFunction,
     stamp: CudaFunction,
     place: CudaFunction,
 }
@@ -55,6 +56,7 @@ impl Gpu {
             instant: function("bench_instant")?,
             matmul: function("bench_matmul")?,
             fill: function("bench_fill")?,
+            crc: function("bench_crc")?,
             stamp: function("bench_stamp")?,
             place: function("bench_where")?,
             device,

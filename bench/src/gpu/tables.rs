@@ -7,7 +7,7 @@ use gio_kernels::cuda::{CudaStream, LaunchMode};
 use objstore::Route;
 
 use super::{
-    GpuArgs, caller,
+    GpuArgs, caller, crc,
     device::Gpu,
     matmul::{self, Matmul, Sharing},
     rate::{self, Case, Found, Length},
@@ -32,6 +32,9 @@ fn modes(args: &GpuArgs) -> &'static [(LaunchMode, &'static str)] {
 const WARPS: [u32; 6] = [1, 2, 4, 8, 12, 16];
 /// Maximum warps of a case: each has a controller on an SM of its own, on one GPU.
 const WARPS_MAX: u32 = 96;
+
+/// Sizes of the objects of [`crc()`] in KiB.
+const CRC_KIB: [u32; 5] = [4, 16, 64, 128, 256];
 
 /// Returns the SMs and warps per SM for the rate measurements.
 fn rate_cases(args: &GpuArgs) -> Vec<Case> {
@@ -258,4 +261,32 @@ fn matmul_row(sharing: Sharing, sms: u32, found: &matmul::Found, report: &mut Re
     count("product beside an idle resident kernel, ms", found.idle.median());
     count("retrieve before the product, GiB/s", found.io_alone.median());
     count("retrieve beside the product, GiB/s", found.io_busy.median());
+}
+
+/// Measures the checksums of objects in L2 and in HBM.
+pub fn crc(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
+    let (sizes, cached, all): (&[u32], usize, usize) =
+        if args.tiny { (&[4, 16], 256 << 10, 1 << 20) } else { (&CRC_KIB, 16 << 20, 1 << 30) };
+    let objects = crc::Objects::new(gpu, all, sizes[0])?;
+    let mut cases: Vec<(crc::Case, Samples)> = Vec::new();
+    for &kib in sizes {
+        for warps in crc::WARPS {
+            let case = |footprint| (crc::Case { kib, warps, footprint }, Samples::default());
+            cases.extend([cached, all].map(case));
+        }
+    }
+    for _ in 0..args.rounds {
+        for (case, found) in &mut cases {
+            found.push(objects.measure(*case)?);
+        }
+    }
+    for (case, found) in cases {
+        let crc::Case { kib, warps, footprint } = case;
+        let of = |count: u32, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let (warps, sms) = (of(warps, "warp"), of(case.blocks(), "SM"));
+        let place = if footprint == cached { "L2" } else { "HBM" };
+        let name = format!("checksums of {kib} KiB, {warps} on {sms}, from {place}: GiB/s");
+        report.counts.push((name, found.median()));
+    }
+    Ok(())
 }

@@ -257,6 +257,8 @@ first() {
   # 8 and 9. Rates.
   either rate 70
   either operation 25
+  # Checksums by the code of the I/O kernel.
+  bench step crc 15
   # 10. GPU memory for drives.
   gpu_test step 8 gdr::a_mapping_is_the_same_memory_on_a_gpu
   gpu_test step 8 gdr::a_pool_of_allocations_on_a_gpu

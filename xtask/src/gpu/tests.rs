@@ -36,6 +36,7 @@ fn the_limits_of_all_steps_fit_and_cheap_answers_come_first() {
         "experiment-connections",
         "bench-rate",
         "bench-operation",
+        "bench-crc",
         "test-gdr-a_pool_of_allocations_on_a_gpu",
         "replay-direct-resident",
     ];
