@@ -71,6 +71,16 @@ typedef struct bench_crc_args {
   uint32_t warps;
 } bench_crc_args;      // 32 bytes
 
+// Each warp reads one word of host memory again and again.
+typedef struct bench_read_args {
+  uint64_t base;       // u64 at w * stride for warp w; all zero
+  uint64_t out;        // u32[warps]: average clocks a read
+  uint32_t stride;     // bytes, a multiple of 8; 0: all read the same word
+  uint32_t turns;      // reads per warp
+  uint32_t warps;
+  uint32_t reserved;
+} bench_read_args;     // 32 bytes
+
 // clang-format on
 
 // bench_queue.ended
@@ -93,5 +103,6 @@ static_assert(sizeof(bench_matmul_args) == 40 && offsetof(bench_matmul_args, m) 
 static_assert(sizeof(bench_fill_args) == 24 && sizeof(bench_stamp_args) == 8 &&
                   sizeof(bench_where_args) == 24 && offsetof(bench_where_args, sms) == 16,
               "as in abi.rs");
-static_assert(sizeof(bench_crc_args) == 32 && offsetof(bench_crc_args, bytes) == 16,
+static_assert(sizeof(bench_crc_args) == 32 && offsetof(bench_crc_args, bytes) == 16 &&
+                  sizeof(bench_read_args) == 32 && offsetof(bench_read_args, stride) == 16,
               "as in abi.rs");

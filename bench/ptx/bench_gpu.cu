@@ -3,3 +3,4 @@
 #include "instant.cuh"
 #include "matmul.cuh"
 #include "place.cuh"
+#include "read.cuh"

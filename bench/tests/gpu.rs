@@ -131,6 +131,18 @@ fn experiments_answer_case_by_case() {
     }
 }
 
+#[test]
+fn reads_are_timed_of_one_line_and_of_a_line_each() {
+    let (code, answers) = experiment("lines");
+    assert_eq!((code, answers.len()), (0, 8), "{answers:?}");
+    for case in ["1 warps, one line: ", "64 warps, a line each: "] {
+        let answer = answers.iter().find_map(|line| line.strip_prefix(case)).expect(case);
+        let clocks = answer.split_once(" clocks a read").expect("a unit").0;
+        assert!(answer.contains("MOCK"), "{answer}");
+        assert!(clocks.parse::<u32>().is_ok(), "{answer}");
+    }
+}
+
 /// More layers than launches fit on a stream, without polls of the store.
 #[test]
 fn layers_are_done_although_nobody_polls() {

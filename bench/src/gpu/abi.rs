@@ -134,6 +134,24 @@ pub struct CrcArgs {
     pub warps: u32,
 }
 
+/// Arguments of `bench_read`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ReadArgs {
+    /// A zero `u64` at a multiple of `stride` for each warp.
+    pub base: u64,
+    /// `u32[warps]`: average clocks of a read.
+    pub out: u64,
+    /// Distance of two warps' words in bytes; 0: all warps read the same word.
+    pub stride: u32,
+    /// Reads of a warp.
+    pub turns: u32,
+    /// Number of warps.
+    pub warps: u32,
+    /// Must be zero.
+    pub reserved: u32,
+}
+
 const _: () = {
     assert!(size_of::<Queue>() == 128 && offset_of!(Queue, depth_log2) == 24);
     assert!(offset_of!(Queue, head) == 32 && offset_of!(Queue, completed) == 48);
@@ -143,4 +161,5 @@ const _: () = {
     assert!(size_of::<FillArgs>() == 24 && size_of::<StampArgs>() == 8);
     assert!(size_of::<WhereArgs>() == 24 && offset_of!(WhereArgs, sms) == 16);
     assert!(size_of::<CrcArgs>() == 32 && offset_of!(CrcArgs, bytes) == 16);
+    assert!(size_of::<ReadArgs>() == 32 && offset_of!(ReadArgs, stride) == 16);
 };

@@ -37,6 +37,7 @@ pub struct Gpu {
     pub matmul: CudaFunction,
     pub fill: CudaFunction,
     pub crc: CudaFunction,
+    pub read: CudaFunction,
     stamp: CudaFunction,
     place: CudaFunction,
 }
@@ -57,6 +58,7 @@ impl Gpu {
             matmul: function("bench_matmul")?,
             fill: function("bench_fill")?,
             crc: function("bench_crc")?,
+            read: function("bench_read")?,
             stamp: function("bench_stamp")?,
             place: function("bench_where")?,
             device,

@@ -17,11 +17,12 @@ use nvme_emu::EmuDomain;
 use objstore::{BlockId, KvShape, Layer, Order, Route};
 
 use super::{
-    abi::StampArgs,
-    device::{Gpu, set_word, wait_idle, word},
+    abi::{ReadArgs, StampArgs},
+    device::{Gpu, TIMEOUT, set_word, wait_idle, word},
     drive::Drive,
     stack::Plan,
 };
+use crate::sample::Samples;
 
 /// The experiments.
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub enum Question {
     Connections,
     /// Test that 300 layers that wait for an event all complete without polls of the store
     Layers,
+    /// Measure reads of host memory by many warps: of one line, and of a line each
+    Lines,
 }
 
 /// Arguments of `experiment`.
@@ -56,6 +59,10 @@ pub struct ExperimentArgs {
 const STREAMS: usize = 24;
 /// Layers of [`Question::Layers`]: more than the launches that a stream can hold.
 const LAYERS: u32 = 300;
+/// Warps of [`Question::Lines`].
+const READERS: [u32; 4] = [1, 4, 16, 64];
+/// Cases of [`Question::Lines`], and the bytes between two warps' words.
+const LINES: [(&str, u32); 2] = [("warps, one line", 0), ("warps, a line each", 512)];
 /// Poll interval for the end of a process.
 const POLL: Duration = Duration::from_millis(20);
 /// Calls of [`Question::Calls`].
@@ -112,6 +119,9 @@ pub fn run(ordinal: u32, args: &ExperimentArgs) -> Result<()> {
         Question::Calls => CALLS.map(String::from).into(),
         Question::Connections => ["1", "8", "32"].map(String::from).into(),
         Question::Layers => vec![LAYERS.to_string()],
+        Question::Lines => {
+            LINES.iter().flat_map(|(how, _)| READERS.map(|n| format!("{n} {how}"))).collect()
+        }
     };
     let mut failed = 0;
     for case in &cases {
@@ -165,6 +175,7 @@ fn one(ordinal: u32, args: &ExperimentArgs, case: &str) -> Result<String> {
         Question::Calls => call(&gpu, case, kernel),
         Question::Connections => connections(&gpu, kernel),
         Question::Layers => layers(&gpu, case.parse()?, Duration::from_secs(args.timeout)),
+        Question::Lines => lines(&gpu, case),
     }?;
     let mock = if gpu.is_mock() { "; MOCK: says nothing about a GPU" } else { "" };
     Ok(format!("{case}: {answer}{mock}"))
@@ -315,4 +326,30 @@ fn layers(gpu: &Arc<Gpu>, layers: u32, limit: Duration) -> Result<String> {
     }
     stack.close()?;
     Ok(format!("all layers done, without a poll, {took:.1} ms after the first event"))
+}
+
+/// Times the reads of warps, each on an SM of its own.
+fn lines(gpu: &Gpu, case: &str) -> Result<String> {
+    const TURNS: u32 = 1000;
+    let (warps, how) = case.split_once(' ').context("a number of warps")?;
+    let warps: u32 = warps.parse()?;
+    let line = LINES.iter().find(|(name, _)| *name == how);
+    let (_, stride) = *line.context("no such case")?;
+    let words = gpu.device.pinned(warps as usize * stride.max(8) as usize)?;
+    let out = gpu.device.pinned(warps as usize * 4)?;
+    let args = ReadArgs {
+        base: words.device().0,
+        out: out.device().0,
+        stride,
+        turns: TURNS,
+        warps,
+        reserved: 0,
+    };
+    let stream = CudaStream::lowest(&gpu.device)?;
+    // SAFETY: the argument's type is that of abi.h; the memory lives until the stream is idle.
+    unsafe { gpu.read.launch(Gpu::raw(&stream), warps, 32, args)? };
+    wait_idle(&stream, TIMEOUT)?;
+    let mut clocks = Samples::default();
+    (0..warps as usize).for_each(|warp| clocks.push(f64::from(word(&out, warp * 4))));
+    Ok(format!("{:.0} clocks a read", clocks.median()))
 }

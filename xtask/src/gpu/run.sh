@@ -254,6 +254,8 @@ first() {
   experiment step calls 45
   experiment step layers 10
   experiment step connections 25
+  # Reads of words that the host writes.
+  experiment step lines 10
   # 8 and 9. Rates.
   either rate 70
   either operation 25

@@ -34,6 +34,7 @@ fn the_limits_of_all_steps_fit_and_cheap_answers_come_first() {
         "experiment-calls",
         "experiment-layers",
         "experiment-connections",
+        "experiment-lines",
         "bench-rate",
         "bench-operation",
         "bench-crc",
