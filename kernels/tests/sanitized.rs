@@ -16,13 +16,13 @@ fn text(output: &Output) -> String {
 
 /// Runs the program; once more without address space randomisation if the sanitizer's shadow memory
 /// does not fit beside what the system mapped.
-fn run(program: &Path) -> Output {
-    let output = Command::new(program).arg(TURNS).output().expect("it was just compiled");
+fn run(program: &Path, args: &[&str]) -> Output {
+    let output = Command::new(program).args(args).output().expect("it was just compiled");
     if !text(&output).contains("unexpected memory mapping") {
         return output;
     }
     let arch = std::env::consts::ARCH;
-    let command = Command::new("setarch").args([arch, "-R"]).arg(program).arg(TURNS).output();
+    let command = Command::new("setarch").args([arch, "-R"]).arg(program).args(args).output();
     command.expect("setarch (util-linux) starts the program without randomisation")
 }
 
@@ -51,9 +51,12 @@ fn compile_and_run(name: &str, sanitizers: &str, libraries: &str) {
          or set CXX to a compiler that has it:\n{}",
         text(&compiled)
     );
-    let output = run(&program);
-    assert!(output.status.success(), "{}", text(&output));
-    assert!(text(&output).contains("no wrong byte"), "{}", text(&output));
+    // Each warp reads the host's words itself; then through the relay, as on a GPU.
+    for args in [&[TURNS][..], &[TURNS, "relay"]] {
+        let output = run(&program, args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output));
+        assert!(text(&output).contains("no wrong byte"), "{args:?}: {}", text(&output));
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 0122af2081994b3d70edfb71d56e77f3 kernels/include/gio/abi.h
+// 7bb142bf5a9cced6e91ec370743b87e2 kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;

@@ -249,11 +249,11 @@ typedef struct gio_warp {
   uint64_t reserved[5];
 } gio_warp;                  // 1344 bytes: whole cache lines, warps on different threads share none
 
-// What the host last wrote, in memory near the kernel. Reads of one line of host memory by several
-// SMs are served one after the other, a round trip of the link each, and meanwhile delay all other
-// memory accesses of the GPU. So one warp at a time reads the host's words and copies them to this
-// relay, which the others poll. IOCBs and ring follow it: gio_iocb[ring_mask + 1], then
-// u64[ring_mask + 1].
+// Copy of the words that the host writes, in memory near the kernel. Reads of one line of host
+// memory by several SMs are served one after the other, a round trip of the link each, and
+// meanwhile delay all other memory accesses of the GPU. So one warp at a time reads the host's
+// words and copies them to this relay, which the others poll. IOCBs and ring follow it:
+// gio_iocb[ring_mask + 1], then u64[ring_mask + 1].
 typedef struct gio_relay {
   uint32_t lock;       // 1 = a warp is reading
   uint32_t head;       // ring entries copied, free running

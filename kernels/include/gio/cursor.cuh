@@ -198,7 +198,8 @@ GIO_FN bool gio_is_at(uint32_t event, uint32_t value) {
 GIO_FN void gio_relay_entry(gio_state &s, gio_relay *r, uint64_t entry) {
   constexpr uint32_t words = sizeof(gio_iocb) / sizeof(uint64_t);
   constexpr uint32_t wait_at = offsetof(gio_iocb, wait) / sizeof(uint64_t);
-  constexpr uint32_t value_at = offsetof(gio_iocb, wait_value) / sizeof(uint64_t); // and the signal's
+  // The signal's value is in the same word.
+  constexpr uint32_t value_at = offsetof(gio_iocb, wait_value) / sizeof(uint64_t);
   const uint32_t id = static_cast<uint32_t>(entry), position = static_cast<uint32_t>(entry >> 32);
   const uint64_t *from = reinterpret_cast<const uint64_t *>(gio_ptr<gio_iocb>(s.args->iocbs) + id);
   uint64_t *to = reinterpret_cast<uint64_t *>(reinterpret_cast<gio_iocb *>(r + 1) + id);
@@ -236,8 +237,9 @@ GIO_FN void gio_refresh(gio_state &s) {
       const uint64_t at = closed == 0u ? r->wait : 0u;
       v[l] = at != 0u ? gio_ld_poll_sys(gio_ptr<const uint32_t>(at)) : 0u;
     } else {
-      const uint64_t at = (head & s.args->ring_mask) * sizeof(uint64_t);
-      v[l] = gio_ld_poll_sys(gio_ptr<const uint64_t>(l == 0u ? s.args->stop : s.args->sq_ring + at));
+      uint64_t at = s.args->stop;
+      if (l == 1u) at = s.args->sq_ring + (head & s.args->ring_mask) * sizeof(uint64_t);
+      v[l] = gio_ld_poll_sys(gio_ptr<const uint64_t>(at));
     }
   }
   const uint32_t event = static_cast<uint32_t>(gio_shfl(v, 2));
@@ -248,7 +250,13 @@ GIO_FN void gio_refresh(gio_state &s) {
   const bool copy = more && (waits == 0u || closed != 0u);
   // Orders the reads of the IOCB after its entry, and what starts with an event after the event.
   if (copy || reached) gio_fence_acq_rel_sys();
-  if (copy) gio_relay_entry(s, r, entry);
+  if (copy) {
+    // Every entry before it may start: kept up to date, because positions wrap.
+    if (waits == 0u) {
+      GIO_LANES (l, 1) gio_st_relaxed_sys(&r->reached, head);
+    }
+    gio_relay_entry(s, r, entry);
+  }
   GIO_LANES (l, 1) {
     if (reached) {
       r->wait = 0;

@@ -102,7 +102,15 @@ bool controller_step(Queue &q, uint32_t &dice) {
   return moved;
 }
 
+// The relay, and what follows it.
+struct Relay {
+  gio_relay relay;
+  gio_iocb iocbs[RING];
+  uint64_t ring[RING];
+};
+
 struct Ring {
+  Relay relay = {};
   Array<gio_warp, WARPS> warps;
   Array<gio_iocb, RING> iocbs;
   Array<gio_progress, RING> progress;
@@ -113,7 +121,7 @@ struct Ring {
   gio_args args = {};
 };
 
-void lay_out(Ring &ring, Queue *queues) {
+void lay_out(Ring &ring, Queue *queues, bool relayed) {
   for (uint32_t i = 0; i < WARPS; ++i) {
     Queue &q = queues[i];
     gio_warp &w = ring.warps[i];
@@ -136,6 +144,7 @@ void lay_out(Ring &ring, Queue *queues) {
   a.cq_ring = address(ring.cq), a.cq_tail = address(&ring.cq_tail), a.stop = address(&ring.stop);
   a.timeout_ns = 60000000000u, a.warp_count = WARPS, a.ring_mask = RING - 1;
   a.rounds = 8;
+  if (relayed) a.relay = address(&ring.relay.relay);
 }
 
 // One IOCB's memory: the KV pool of its own, the map, the statuses.
@@ -239,7 +248,7 @@ int main(int argc, char **argv) {
   static Queue queues[WARPS];
   static Ring ring;
   static Op ops[RING];
-  lay_out(ring, queues);
+  lay_out(ring, queues, argc > 2);
   std::vector<std::thread> kernels, controllers;
   static uint32_t quit = 0;
   for (uint32_t t = 0; t < 2; ++t) {

@@ -132,8 +132,13 @@ pub fn io(ptx: &str, kernel: &Kernel) -> Vec<Check> {
     let count = |is: &dyn Fn(&Instruction) -> bool| sass.iter().filter(|one| is(one)).count();
     let asked = |prefixes: &[&str]| asked_for(ptx, prefixes);
     let system_fences = asked(&["fence.acq_rel.sys", "fence.release.sys", "st.release.sys"]);
-    let device_fences = asked(&["atom.add.acq_rel.gpu"]);
-    let acquires = asked(&["ld.acquire.sys", "fence.acq_rel.sys", "atom.add.acq_rel.gpu"]);
+    let device_fences = asked(&["atom.add.acq_rel.gpu", "st.release.gpu"]);
+    let acquires = asked(&[
+        "ld.acquire.sys",
+        "fence.acq_rel.sys",
+        "atom.add.acq_rel.gpu",
+        "atom.cas.acquire.gpu",
+    ]);
     let stores = asked(&["st.relaxed.sys", "st.release.sys"]);
     let mut checks = resources(kernel, REGISTERS_MAX);
     checks.push(Check::at_most("instructions", INSTRUCTIONS_MAX, sass.len() as u64));
@@ -175,7 +180,7 @@ pub fn io(ptx: &str, kernel: &Kernel) -> Vec<Check> {
         ),
         leaving(sass, asked(&["fence.sc.sys"])),
         Check::at_least(
-            "last warp: MEMBAR.GPU",
+            "last warp, relay: MEMBAR.GPU",
             1,
             device_fences,
             count(&|one| one.is("MEMBAR", &["GPU"])),
