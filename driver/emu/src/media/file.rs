@@ -499,7 +499,10 @@ impl Drop for FileMedia {
             let (path, operations) = (self.path.display(), self.flying());
             tracing::error!(%path, operations, "operations have not ended; their memory is leaked");
             self.abandon(&MediaError::Unreachable, &mut Vec::new());
+            return;
         }
+        // Not only by closing it: a child that another thread is forking has the lock until `exec`.
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }
 
