@@ -47,7 +47,8 @@ impl<T: DeviceScalar> DeviceArray<T> {
         DevicePtr(self.block.region().address(at * size_of::<T>()))
     }
 
-    /// Returns element `at`. A kernel's write is visible once the kernel is known to be past it.
+    /// Returns element `at` of an array in memory that the host reads. A kernel's write is visible
+    /// once the kernel is known to be past it.
     ///
     /// # Panics
     /// Panics if `at` is not below [`DeviceArray::len`].

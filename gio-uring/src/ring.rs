@@ -18,8 +18,8 @@
 //!
 //! Ordering: three pairs.
 //! 1. [`SubmitProducer::publish`] stores the entry with Release, [`Consumer::take`] (in the kernel:
-//!    `gio_poll`, relaxed, and the fence of `gio_accept`) loads it with Acquire: the IOCB, its
-//!    contexts, and the pool are visible to the warp that sees the entry.
+//!    `gio_look`, or on a GPU `gio_refresh`, relaxed, and the fence behind it) loads it with
+//!    Acquire: the IOCB, its contexts, and the pool are visible to the warp that sees the entry.
 //! 2. [`CompleteProducer::complete`] stores the entry with Release, [`Consumer::take`] loads it
 //!    with Acquire: results and statuses are visible to the caller, and so is the end of every
 //!    warp's use of the IOCB, because the counter `warps_left` that chose the last warp is itself

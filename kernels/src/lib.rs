@@ -42,9 +42,9 @@
 //! - Host and GPU generate the same contents from a seed, for any alignment and any division.
 //!
 //! # Not implemented
-//! - The CUDA executor (module `cuda`, feature `cuda`) launches [`ptx`]. It has only run on a
-//!   stand-in for libcuda, never on a GPU. The same holds for the pool's kernels, whose speed has
-//!   not been measured.
+//! - The CUDA executor (module `cuda`, feature `cuda`) launches [`ptx`]. On a GPU it has run
+//!   with software controllers only, never with GDRCopy or a drive. The speed of the pool's kernels
+//!   has not been measured alone.
 //! - `objects` of an operation is a lower bound if an object of several commands failed in part.
 //! - On a GPU the queue's warp computes checksums itself, and submits nothing meanwhile.
 //! - Runs are merged within 32 I/O contexts at a time, and never across rows or operations.

@@ -52,7 +52,7 @@
 //!
 //! # Not implemented
 //!
-//! - `--executor cuda` has run over a libcuda without a GPU only, never on a GPU. With real drives
+//! - `--executor cuda` ran on an H100 with software controllers. With real drives
 //!   it has not run at all: their doorbells, and queues and KV pool mapped by GDRCopy, are built
 //!   from parts that are tested one by one.
 //! - A peer's memory (`--memory peer:...`) together with `--executor cuda`.

@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 7bb142bf5a9cced6e91ec370743b87e2 kernels/include/gio/abi.h
+// 7a74cfe48b03d420f2e24f8aefd39623 kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;
@@ -557,7 +557,8 @@ pub struct gio_relay {
     pub stop: u64,
     pub left: u64,
     pub closed: u32,
-    pub reserved: [u32; 21usize],
+    pub failed: u32,
+    pub reserved: [u32; 20usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -572,7 +573,8 @@ const _: () = {
     ["Offset of field: gio_relay::stop"][::std::mem::offset_of!(gio_relay, stop) - 24usize];
     ["Offset of field: gio_relay::left"][::std::mem::offset_of!(gio_relay, left) - 32usize];
     ["Offset of field: gio_relay::closed"][::std::mem::offset_of!(gio_relay, closed) - 40usize];
-    ["Offset of field: gio_relay::reserved"][::std::mem::offset_of!(gio_relay, reserved) - 44usize];
+    ["Offset of field: gio_relay::failed"][::std::mem::offset_of!(gio_relay, failed) - 44usize];
+    ["Offset of field: gio_relay::reserved"][::std::mem::offset_of!(gio_relay, reserved) - 48usize];
 };
 #[repr(C)]
 #[derive(

@@ -263,7 +263,8 @@ typedef struct gio_relay {
   uint64_t stop;       // GIO_STOP_*
   uint64_t left;       // the last launch that exits: no ring entry was left when it was decided
   uint32_t closed;     // 1 = no event is awaited any more
-  uint32_t reserved[21];
+  uint32_t failed;     // queues with a fault
+  uint32_t reserved[20];
 } gio_relay;           // 128 bytes
 
 // Arguments of a kernel launch or of a host thread's turn.

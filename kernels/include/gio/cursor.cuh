@@ -222,8 +222,10 @@ GIO_FN void gio_relay_entry(gio_state &s, gio_relay *r, uint64_t entry) {
 // Copies what the host wrote to the relay, unless another warp is doing so: at most one ring entry.
 //
 // An entry whose event is not reached holds up those behind it, so one event at a time is awaited.
-// After a timeout of an event that ends: the queues fail one after the other, and take all entries
-// to reject them.
+// That ends when the relay is closed: after the stop word, when an event timed out (the queues fail
+// one after the other), or when all queues have failed. From then on entries are copied only to be
+// rejected, and `reached` stays as it is: an operation that still waits on a healthy queue does not
+// start.
 GIO_FN void gio_refresh(gio_state &s) {
   gio_relay *r = gio_ptr<gio_relay>(s.args->relay);
   gio_lane<uint32_t> lock;
@@ -252,8 +254,8 @@ GIO_FN void gio_refresh(gio_state &s) {
   if (copy || reached) gio_fence_acq_rel_sys();
   if (copy) {
     // Every entry before it may start: kept up to date, because positions wrap.
-    if (waits == 0u) {
-      GIO_LANES (l, 1) gio_st_relaxed_sys(&r->reached, head);
+    if (waits == 0u && closed == 0u) {
+      GIO_LANES (l, 1) gio_st_release_gpu(&r->reached, head);
     }
     gio_relay_entry(s, r, entry);
   }
@@ -267,7 +269,8 @@ GIO_FN void gio_refresh(gio_state &s) {
       gio_st_release_gpu(&r->stop, stop);
     }
     // Only from the next time on: the warps see the stop word before an entry that does not wait.
-    if (v[l] != 0u || s.fault == GIO_FAULT_EVENT) r->closed = 1;
+    const uint32_t failed = gio_ld_relaxed_gpu(&r->failed);
+    if (v[l] != 0u || s.fault == GIO_FAULT_EVENT || failed == s.args->warp_count) r->closed = 1;
     gio_st_release_gpu(&r->lock, 0);
   }
 }

@@ -8,6 +8,7 @@
 
 #define GIO_CHUNKS_MAX 64u // chunks per round: completions are reaped even if little is submitted
 #define GIO_POLL_EVERY 64u // busy rounds between polls of stop word and timeouts
+#define GIO_RELAY_EVERY 4u // busy rounds without an operation to generate, between two for news
 
 // Return values of gio_host_run.
 #define GIO_RUN_MOVED 1u    // something was submitted, completed or rejected
@@ -372,7 +373,8 @@ extern "C" __global__ void __launch_bounds__(128, 4)
   uint32_t idle = 1;
   uint32_t since_poll = 0;
   for (;;) {
-    const bool poll = idle != 0u || ++since_poll >= GIO_POLL_EVERY;
+    const uint32_t every = s.cursor_active == GIO_WINDOW ? GIO_RELAY_EVERY : GIO_POLL_EVERY;
+    const bool poll = idle != 0u || ++since_poll >= every;
     if (poll) since_poll = 0;
     if (gio_round(s, poll)) {
       idle = 0;

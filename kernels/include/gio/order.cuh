@@ -14,9 +14,11 @@
 // gio_fence_acq_rel_sys, before the data is read (checksum.cuh), and before anything that
 // reports it. (3) status stores and data -> gio_add_acq_rel_gpu of warps_left ->
 // gio_st_release_sys of the completion ring, paired with the host's acquire load of the ring.
-// (4) exit (gio_should_exit): a store of `exited`, or a load that sees it -> gio_fence_sc_sys -> a
+// (4) exit, by warp 0 for all warps (gio_decides): a store of `exited` -> gio_fence_sc_sys -> a
 // load of the ring, against the host's store of the ring -> its own sequentially consistent fence
-// -> its load of `exited`.
+// -> its load of `exited`. (5) the relay: a load of the ring's entry -> gio_fence_acq_rel_sys ->
+// IOCB and entry in the relay -> gio_st_release_gpu, paired with gio_look and the fence of
+// gio_accept; `left` likewise, paired with the fence of gio_should_exit.
 #pragma once
 #include "abi.h"
 

@@ -298,7 +298,11 @@ GIO_FN bool gio_waited_out(gio_state &s) {
 GIO_FN void gio_fail(gio_state &s) {
   const uint32_t fault = s.pending_fault;
   s.fault = fault;
-  GIO_LANES (l, 1) gio_st_relaxed_sys(&s.w->fault, fault);
+  GIO_LANES (l, 1) {
+    gio_st_relaxed_sys(&s.w->fault, fault);
+    gio_relay *r = gio_ptr<gio_relay>(s.args->relay);
+    if (r != nullptr) gio_add_relaxed_gpu(&r->failed, 1u);
+  }
   const uint64_t now = gio_now(s);
   for (uint32_t base = 0; base <= s.slot_mask; base += GIO_WARP) {
     const uint32_t n = gio_min(GIO_WARP, s.slot_mask + 1u - base);

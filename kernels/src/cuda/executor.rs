@@ -344,7 +344,7 @@ impl IoExecutor for CudaExecutor {
         let (parts, run) = self.running()?;
         // Ordering: the ring's entry was stored before; then this fence; then the load of `exited`.
         // The kernel stores `exited`, issues the same kind of fence, and loads the ring
-        // (gio_should_exit). At least one side sees the other's store.
+        // (gio_decides). At least one side sees the other's store.
         fence(Ordering::SeqCst);
         if parts.exited() == run.args.launch {
             parts.launch(run, sms)?;

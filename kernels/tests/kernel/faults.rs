@@ -3,7 +3,7 @@
 
 use gio_uring::{
     IoExecutor,
-    abi::{self, Affine, IoCtx, Iocb},
+    abi::{self, Affine, IoCtx, Iocb, Warp},
 };
 use nvme_driver::Nanos;
 
@@ -340,7 +340,13 @@ fn read_after(rig: &mut Rig, event: u64, signal: u64) -> u32 {
 /// waiters for this or a later operation proceed.
 #[test]
 fn an_event_that_does_not_come_fails_the_queue() {
-    let mut rig = Rig::new(Config { parts: 2, ..Config::default() }, 6);
+    for relayed in [false, true] {
+        event_that_does_not_come(Config { parts: 2, relayed, ..Config::default() });
+    }
+}
+
+fn event_that_does_not_come(config: Config) {
+    let mut rig = Rig::new(config, 6);
     let [event, ends @ ..] = [0; 3].map(|_| rig.memory.place(&[0u32]));
     for end in ends {
         read_after(&mut rig, event, end);
@@ -358,6 +364,32 @@ fn an_event_that_does_not_come_fails_the_queue() {
     for warp in [rig.warp(0), rig.warp(1)] {
         assert_eq!((warp.fault, warp.commands, warp.quarantined), (abi::FAULT_EVENT, 0, 0));
     }
+}
+
+/// One queue gives up waiting for an event before the other one: operations behind are relayed, to
+/// be rejected, and the other queue does not take that for the event.
+#[test]
+fn an_event_that_timed_out_on_one_queue_is_not_reached_on_another() {
+    let mut rig = Rig::new(Config { parts: 2, relayed: true, ..Config::default() }, 6);
+    let [event, end] = [0; 2].map(|_| rig.memory.place(&[0u32]));
+    read_after(&mut rig, event, end);
+    rig.settle();
+    let warp = rig.warp(1);
+    rig.set_warp(1, Warp { waiting_ns: warp.waiting_ns + 1_000_000, ..warp });
+    for _ in 0..3 {
+        let id = read_after(&mut rig, event, end);
+        // These do not wait.
+        let at = rig.args.iocbs + u64::from(id) * size_of::<Iocb>() as u64;
+        let iocb: Iocb = rig.memory.peek(at);
+        rig.memory.poke(at, Iocb { wait: 0, ..iocb });
+    }
+    rig.pass(5_000_000);
+    rig.settle();
+    assert_eq!((rig.warp(0).fault, rig.warp(1).fault), (abi::FAULT_EVENT, 0));
+    assert_eq!(rig.warp(1).commands, 0, "it started before its event");
+    rig.pass(1_000_000);
+    rig.finish(4);
+    assert_eq!((rig.warp(1).fault, rig.warp(1).commands), (abi::FAULT_EVENT, 0));
 }
 
 /// Each operation has the full timeout from the moment it becomes the next one.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gio_kernels::InlineExecutor;
 use gio_uring::{
     IoExecutor, Progress,
-    abi::{self, Affine, Args, IoCtx, Iocb, OpProgress, Pool, Slot, Warp},
+    abi::{self, Affine, Args, IoCtx, Iocb, OpProgress, Pool, Relay, Slot, Warp},
 };
 use nvme_driver::MonotonicClock;
 
@@ -36,6 +36,8 @@ pub struct Config {
     pub rounds: u32,
     /// Uses the processor's clock instead of virtual time.
     pub real_time: bool,
+    /// Passes the host's words on by a relay, as on a GPU.
+    pub relayed: bool,
 }
 
 impl Default for Config {
@@ -55,6 +57,7 @@ impl Default for Config {
             event_timeout_ns: 5_000_000,
             rounds: 4,
             real_time: false,
+            relayed: false,
         }
     }
 }
@@ -184,6 +187,9 @@ impl Rig {
             rounds: config.rounds,
             ..Args::default()
         };
+        let bytes = size_of::<Relay>() + RING as usize * (size_of::<Iocb>() + size_of::<u64>());
+        let relay = memory.place(&vec![0u64; bytes / size_of::<u64>()]);
+        let args = Args { relay: if config.relayed { relay } else { 0 }, ..args };
         executor.start(args, &[]).expect("nothing runs yet");
         Self { config, memory, args, executor, devices, random, tail: 0, seen: 0 }
     }

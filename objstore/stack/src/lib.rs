@@ -58,8 +58,7 @@
 //! - Requests larger than a staging buffer (for a pool on a GPU that the devices do not reach):
 //!   they are refused.
 //! - Streams for [`Request`]; jobs of a [`objstore::Plane`] have them.
-//! - No part of this has run on a GPU, or with drives and a GPU together: only over a mock libcuda,
-//!   with software controllers.
+//! - GPU and drives together have never run: a GPU has, with software controllers only.
 
 mod arena;
 mod build;

@@ -22,7 +22,7 @@ Options (kv_connector_extra_config):
 - overwrite: data on drives that creating a store may overwrite: "nothing", "store" (another store
   of ours) or "anything". "nothing".
 - executor: runs the I/O kernel on "host" or "cuda". "cuda" if the KV cache is on a GPU, where it is
-  required; never run on a GPU yet.
+  required; vLLM has not run with it on a GPU yet.
 - io_sms: SMs of the GPU that the I/O kernel runs on. 4.
 - route: the required data path, "direct", "staged" or "host": startup fails without it. Default:
   the best that is proven; the log names it, and why a better one is not used.

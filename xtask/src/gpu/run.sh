@@ -7,9 +7,9 @@
 #   ./run.sh --rehearse [RESULTS]   the same steps with tiny sizes; figures are not kept
 #   ./run.sh --plan [--second]      the steps and their limits in seconds; runs nothing
 #
-# The steps are those of the table "Run first on a GPU" in docs/results/gpu.md, the cheapest first.
-# Every step has a time limit; their sum is the limit of the run. After a step whose resident kernel
-# did not end, the other steps with resident kernels are skipped.
+# The steps are those of the table "Answers" in docs/results/gpu.md, the cheapest first.
+# Every step has a time limit, and so has the run. After a step whose resident kernel did not end,
+# the other steps with resident kernels are skipped.
 #
 # For machines that kill a command after ten minutes, show the end of its output and return few
 # files: RESULTS holds one archive, results.tgz, which is replaced after each step, and at the end
@@ -254,14 +254,14 @@ first() {
   experiment step calls 45
   experiment step layers 10
   experiment step connections 25
-  # Reads of words that the host writes.
+  # 8. Reads of words that the host writes.
   experiment step lines 10
-  # 8 and 9. Rates.
+  # 9 and 10. Rates.
   either rate 70
   either operation 25
-  # Checksums by the code of the I/O kernel.
+  # 11. Checksums by the code of the I/O kernel.
   bench step crc 15
-  # 10. GPU memory for drives.
+  # 12. GPU memory for drives.
   gpu_test step 8 gdr::a_mapping_is_the_same_memory_on_a_gpu
   gpu_test step 8 gdr::a_pool_of_allocations_on_a_gpu
   show test-gdr-a_pool_of_allocations_on_a_gpu

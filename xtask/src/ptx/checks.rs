@@ -11,7 +11,7 @@ use crate::ptx::sass::{Instruction, in_loop};
 const REGISTERS_MAX: u64 = 128;
 /// Instructions of the I/O kernel on the GPU that takes the most. A change that raises this, or the
 /// next one, gives the reason in its message.
-const INSTRUCTIONS_MAX: u64 = 8840;
+const INSTRUCTIONS_MAX: u64 = 8856;
 /// The same of gio_scatter_gather, the larger of the pool kernels.
 const POOL_INSTRUCTIONS_MAX: u64 = 2792;
 /// Limit at which four blocks of 256 threads of a pool kernel fit.
@@ -216,7 +216,7 @@ fn polls(sass: &[Instruction], asked: u64) -> Check {
 }
 
 /// Checks the only sequentially consistent fence: a kernel that exits has it between its store of
-/// `exited` and its last check of the ring (gio_should_exit). A weaker fence would let both sides
+/// `exited` and its last check of the ring (gio_decides). A weaker fence would let both sides
 /// miss the other's write, and a second one on the submission path would slow down every batch.
 fn leaving(sass: &[Instruction], asked: u64) -> Check {
     let fence = |one: &Instruction| one.is("MEMBAR", &["SC", "SYS"]);
