@@ -213,14 +213,7 @@ impl Client {
         let ended = idle.iter().map(|stream| stream.shutdown(Shutdown::Write));
         ended.collect::<io::Result<()>>().map_err(|error| lost(error.to_string()))?;
         // The server closes the first one when the session has ended.
-        idle.iter().try_for_each(|stream| match protocol::receive(stream) {
-            Ok(Received::End) => Ok(()),
-            Ok(Received::Message(Answer::Refused { kind, message }, _)) => {
-                Err(ServeError::Refused { kind, message })
-            }
-            Err(error) => Err(lost(error.to_string())),
-            _ => Err(lost("the session did not end in time".to_owned())),
-        })?;
+        idle.iter().try_for_each(until_closed)?;
         self.forget(&session);
         Ok(())
     }
@@ -491,8 +484,14 @@ impl Client {
     /// Same as [`Client::connect`].
     pub fn shape_at(path: &Path) -> Result<KvShape, ServeError> {
         let call = Call::Hello { version: VERSION, pool: None, after: None, member: None };
-        match call_on(&open(path)?, &call, None)? {
-            Answer::Welcome { shape, .. } => Ok(shape.into()),
+        let stream = open(path)?;
+        match call_on(&stream, &call, None)? {
+            Answer::Welcome { shape, .. } => {
+                // As long as it has not ended, this session is one of those that there may be.
+                let _ = stream.shutdown(Shutdown::Write);
+                until_closed(&stream)?;
+                Ok(shape.into())
+            }
             other => Err(unexpected(&other)),
         }
     }
@@ -666,6 +665,19 @@ fn is_closed(stream: &UnixStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let mut byte = [0];
     rustix::net::recv(stream, &mut byte[..], flags) != Err(rustix::io::Errno::AGAIN)
+}
+
+/// Waits until the server closes a connection.
+fn until_closed(stream: &UnixStream) -> Result<(), ServeError> {
+    let lost = |why: String| ServeError::Lost { why };
+    match protocol::receive(stream) {
+        Ok(Received::End) => Ok(()),
+        Ok(Received::Message(Answer::Refused { kind, message }, _)) => {
+            Err(ServeError::Refused { kind, message })
+        }
+        Err(error) => Err(lost(error.to_string())),
+        _ => Err(lost("the session did not end in time".to_owned())),
+    }
 }
 
 /// Makes a call, and returns its answer.
