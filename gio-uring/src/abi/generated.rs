@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 7a74cfe48b03d420f2e24f8aefd39623 kernels/include/gio/abi.h
+// c51b3429504fc8731004c45f8ea95e47 kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;
@@ -22,7 +22,6 @@ pub const GIO_FAULT_SQHD: u32 = 2;
 pub const GIO_FAULT_SQID: u32 = 3;
 pub const GIO_FAULT_TIMEOUT: u32 = 4;
 pub const GIO_FAULT_EVENT: u32 = 5;
-pub const GIO_STOP_NONE: u32 = 0;
 pub const GIO_STOP_SEEN: u32 = 1;
 pub const GIO_STOP_DRAINED: u32 = 2;
 pub const GIO_DESC_SGL: u32 = 0;

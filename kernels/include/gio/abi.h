@@ -45,8 +45,7 @@ typedef unsigned long long uint64_t;
 #define GIO_FAULT_TIMEOUT 4u // a command exceeded the timeout
 #define GIO_FAULT_EVENT 5u   // an operation waited for its event for too long
 
-// gio_relay.stop
-#define GIO_STOP_NONE 0u
+// gio_relay.stop; 0: go on
 #define GIO_STOP_SEEN 1u    // the host's word says stop
 #define GIO_STOP_DRAINED 2u // ... and all ring entries are copied
 
@@ -260,7 +259,7 @@ typedef struct gio_relay {
   uint32_t reached;    // the operations up to here may start: their events are reached
   uint32_t wait_value; // of the event of the last entry copied
   uint64_t wait;       // u32: address of that event until it is reached; entries behind it wait
-  uint64_t stop;       // GIO_STOP_*
+  uint64_t stop;       // 0, or GIO_STOP_*
   uint64_t left;       // the last launch that exits: no ring entry was left when it was decided
   uint32_t closed;     // 1 = no event is awaited any more
   uint32_t failed;     // queues with a fault

@@ -101,7 +101,7 @@ GIO_FN uint32_t gio_split_count(const gio_op &op, uint32_t longest) {
   return op.boundary_lbas != 0u ? whole + 1u : whole;
 }
 
-// Copies an IOCB, which may be behind a link: in one access of the warp.
+// Copies an IOCB in one access of the warp. On a GPU it is the copy in the relay.
 GIO_FN void gio_op_read(gio_state &s, const gio_iocb *iocb) {
   const uint64_t *from = reinterpret_cast<const uint64_t *>(iocb);
   uint64_t *to = reinterpret_cast<uint64_t *>(&s.w->op.iocb);
@@ -163,8 +163,7 @@ GIO_FN void gio_op_load(const gio_state &s, gio_op &op) {
 GIO_FN uint64_t gio_address(const void *p) { return reinterpret_cast<uint64_t>(p); }
 
 // Looks for news, in the relay if there is one: stop word, next ring entry, the exiting launch, and
-// the event that the entry waits for. Reads them in parallel, one word per lane: over a link, this
-// must cost a single round trip.
+// the event that the entry waits for. Reads them in parallel, one word per lane.
 GIO_FN void gio_look(gio_state &s) {
   const gio_relay *r = gio_ptr<const gio_relay>(s.args->relay);
   gio_lane<uint64_t> v;

@@ -32,7 +32,7 @@ total=${RIPIENO_SECONDS:-540}
 least=2
 # Maximum bytes of one file in the archive, and of the summary.
 file_max=131072 summary_max=8000
-# What a GPU test prints instead of testing anything.
+# Text that a GPU test prints instead of testing anything.
 no_gdrcopy="GDRCopy's library is not there"
 passed=0 failed=0 skipped=0 late=0 stuck='' child='' results='' summary=/dev/null
 
