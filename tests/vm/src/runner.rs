@@ -45,7 +45,7 @@ impl fmt::Display for Skipped {
 impl std::error::Error for Skipped {}
 
 /// Timeout of a test in seconds; emulated code is slow, and other machines may be slower.
-const SECONDS_MAX: u64 = 60;
+const SECONDS_MAX: u64 = 120;
 const KERNEL_LINES: usize = 25;
 
 /// First argument of a process that runs one test.

@@ -1,5 +1,6 @@
 //! `nvme-bind` killed in the middle, and two concurrent runs of it.
 
+use std::process::Child;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -10,37 +11,27 @@ use crate::hardware::{DRIVE_A, DRIVE_B};
 use crate::pci;
 use crate::program;
 
-/// Kill times per round, spread over the duration of a run, and the maximum number of rounds until
-/// enough runs were killed in the middle.
+/// Runs to kill, at times spread over the part of a run that changes something, and how many of
+/// them must be half-done.
 const MOMENTS: u32 = 16;
-const ROUNDS: u32 = 4;
-const ENOUGH: u32 = 3;
+const ENOUGH: u32 = 2;
 
 /// Kills a bind, and then an unbind, at many points. `status` must report the true state, and one
 /// `restore` must undo everything.
 pub fn killed_at_any_moment() -> Result<()> {
     as_at_boot()?;
-    let time = |arguments: &[&str]| -> Result<Duration> {
-        let start = Instant::now();
-        nvme_bind(arguments)?.success()?;
-        Ok(start.elapsed())
-    };
-    let bind = time(&["bind", DRIVE_A])?;
-    let unbind = time(&["unbind", DRIVE_A])?;
+    let bind = duration_of_changes(&["bind", DRIVE_A])?;
+    let unbind = duration_of_changes(&["unbind", DRIVE_A])?;
     let (mut half_done, mut bound) = (0, 0);
-    let mut runs = 0;
-    for moment in (0..MOMENTS).cycle().take((ROUNDS * MOMENTS) as usize) {
-        if runs >= MOMENTS && half_done >= ENOUGH {
-            break;
-        }
-        runs += 1;
+    for moment in 0..MOMENTS {
         let is_bind = moment % 2 == 0;
         let (command, whole) = if is_bind { ("bind", bind) } else { ("unbind", unbind) };
         if !is_bind {
             nvme_bind(&["bind", DRIVE_A])?.success()?;
         }
-        // Start-up and checks take most of the time; the steps come last.
-        let delay = whole.mul_f64(0.4 + 0.6 * f64::from(moment) / f64::from(MOMENTS));
+        // The steps come first, and checks last.
+        let share = f64::from(moment / 2) / f64::from(MOMENTS / 2);
+        let delay = whole.mul_f64(share * share);
         kill_after(&[command, DRIVE_A], delay)?;
         let what = format!("{command} killed after {delay:?} of {whole:?}");
         // A write that waits for a driver's removal ends after its process.
@@ -56,20 +47,45 @@ pub fn killed_at_any_moment() -> Result<()> {
             ensure!(status.code == Some(0), "{what}: {status:?}");
             bound += u32::from(pci::driver(DRIVE_A).as_deref() == VFIO);
         }
+        println!("{what}: half-done: {}, {:?}", answer["half_done"], pci::driver(DRIVE_A));
         nvme_bind(&["restore"])?.success().with_context(|| what.clone())?;
         as_at_boot().with_context(|| what)?;
     }
-    println!("of {runs} killed runs {half_done} were half-done and {bound} left it bound");
-    ensure!(half_done >= ENOUGH, "only {half_done} of {runs} were killed in the middle");
+    println!("of {MOMENTS} killed runs {half_done} were half-done and {bound} left it bound");
+    ensure!(half_done >= ENOUGH, "only {half_done} of {MOMENTS} were killed in the middle");
     Ok(())
 }
 
+/// Runs a command to its end. Returns how long it took from its first change on.
+fn duration_of_changes(arguments: &[&str]) -> Result<Duration> {
+    let mut child = start_until_it_changes(arguments)?;
+    let start = Instant::now();
+    let status = child.wait()?;
+    ensure!(status.success(), "{arguments:?}: {status}");
+    Ok(start.elapsed())
+}
+
+/// Kills a command at this time after its first change.
 fn kill_after(arguments: &[&str], delay: Duration) -> Result<()> {
-    let mut child = program::start("nvme-bind", arguments)?;
+    let mut child = start_until_it_changes(arguments)?;
     thread::sleep(delay);
     child.kill()?;
     child.wait()?;
     Ok(())
+}
+
+/// Starts a command, and returns after it has changed something, or has ended.
+fn start_until_it_changes(arguments: &[&str]) -> Result<Child> {
+    let state = || {
+        let forced = pci::attribute(DRIVE_A, "driver_override").ok();
+        (journals(), pci::driver(DRIVE_A), forced)
+    };
+    let before = state();
+    let mut child = program::start("nvme-bind", arguments)?;
+    while state() == before && child.try_wait()?.is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(child)
 }
 
 /// One of two concurrent runs does it. The other one reports that, or finds it done.
