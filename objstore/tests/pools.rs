@@ -173,6 +173,10 @@ fn a_block_beyond_its_pool_is_refused() {
     // The store's own pool is smaller.
     let error = rig.store.allocate(&keys(0..1), &[BlockId(2)]).unwrap_err();
     assert!(matches!(error, StoreError::NoSuchBlock { blocks: 2, .. }), "{error}");
+    // Also for a key that needs no block, as it is stored.
+    save(&store, &keys(0..1), &[BlockId(0)]);
+    let error = store.allocate(&keys(0..1), &[BlockId(BLOCKS)]).unwrap_err();
+    assert!(matches!(error, StoreError::NoSuchBlock { blocks: BLOCKS, .. }), "{error}");
 }
 
 #[test]

@@ -38,10 +38,6 @@ impl Bounce {
 
     /// Takes a bounce buffer for each of the engine's blocks, and names it in the move instead.
     pub(super) fn take(&mut self, moves: &mut [Move]) -> Result<Bounced, StoreError> {
-        let engine = self.pool.engine().map_or(0, |engine| engine.blocks());
-        if let Some(entry) = moves.iter().find(|entry| entry.block.0 >= engine) {
-            return Err(StoreError::NoSuchBlock { block: entry.block, blocks: engine });
-        }
         let (wanted, free) = (moves.len(), self.free.len());
         let Some(left) = free.checked_sub(wanted) else {
             let all = self.pool.blocks() as usize;

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use gio_uring::{Affine, Event, Progress, UringCounters};
-use kv_catalog::{DeviceIndex, FileId, Geometry, KvShape, Layer, PlantedBug, planted};
+use kv_catalog::{BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, PlantedBug, planted};
 use nvme_driver::{Clock, DmaMemory, Nanos};
 use nvme_spec::nvm::Direction;
 
@@ -223,6 +223,7 @@ impl Mover {
         expected: &[u32],
         is_cached: bool,
     ) -> Result<JobId, StoreError> {
+        self.check_blocks(pool, moves.iter().map(|entry| entry.block))?;
         // Jobs that have ended give their bounce buffers back.
         self.sync()?;
         let bounced = self.bounce.as_mut().map(|bounce| bounce.take(&mut moves)).transpose()?;
@@ -389,6 +390,22 @@ impl Mover {
         self.pools.take(pool)
     }
 
+    /// Refuses blocks that the engine, or the owner of an added pool, does not have.
+    pub(crate) fn check_blocks(
+        &mut self,
+        pool: PoolId,
+        mut named: impl Iterator<Item = BlockId>,
+    ) -> Result<(), StoreError> {
+        let blocks = match pool == PoolId::default() {
+            true => self.pool.engine().map_or(self.pool.blocks(), |engine| engine.blocks()),
+            false => self.pools.blocks(pool)?.0,
+        };
+        match named.find(|block| block.0 >= blocks) {
+            Some(block) => Err(StoreError::NoSuchBlock { block, blocks }),
+            None => Ok(()),
+        }
+    }
+
     fn check_moves(
         &mut self,
         id: JobId,
@@ -397,14 +414,11 @@ impl Mover {
         moves: &[Move],
     ) -> Result<(), StoreError> {
         let files = self.setup.files;
-        let (blocks, used) = match pool == PoolId::default() {
-            true => (self.pool.blocks(), &mut self.scratch.used[..]),
-            false => self.pools.blocks(pool)?,
+        let used = match pool == PoolId::default() {
+            true => &mut self.scratch.used[..],
+            false => self.pools.blocks(pool)?.1,
         };
         for Move { file, block, .. } in moves.iter().copied() {
-            if block.0 >= blocks {
-                return Err(StoreError::NoSuchBlock { block, blocks });
-            }
             if file.0 >= files {
                 return Err(StoreError::NoSuchFile { file, files });
             }

@@ -110,6 +110,8 @@ impl Store {
             let (blocks, positions) = (blocks.len(), keys.len());
             return Err(StoreError::Positions { blocks, positions, what: "keys" });
         }
+        // Before blocks are evicted for a call that is refused.
+        self.inner.plane.with(|plane| plane.check_blocks(self.pool, blocks.iter().copied()))?;
         let write = self.take_files(keys)?;
         let accepted = write.positions.len();
         let own = (0..).zip(&write.positions).filter(|(_, position)| position.own);
