@@ -406,7 +406,7 @@ fn the_server_is_killed() -> Result<(), Failed> {
         server.0.wait()?;
         for (_, noticed) in &all {
             let time = noticed.saturating_duration_since(killed);
-            assert!(time < Duration::from_secs(1), "a call failed only after {time:?}");
+            assert!(time < Duration::from_secs(10), "a call failed only after {time:?}");
         }
         server = spawn("server", dir.path(), 0);
         for (client, (stored, _)) in clients.iter().zip(&all) {

@@ -282,7 +282,7 @@ fn an_engine_goes_on_without_its_server_and_finds_commits_again() {
     one.finder.sync().unwrap();
     let begun = mover.begin(Direction::Read, &found.places, blocks(0, 4));
     assert!(matches!(begun, Err(ServeError::Lost { .. })), "{begun:?}");
-    assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
 
     let rig = on(dir);
     thread::sleep(Duration::from_millis(150));

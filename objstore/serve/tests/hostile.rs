@@ -113,7 +113,7 @@ fn connections_over_a_port_have_a_limit() {
     let refused = || {
         let mut stream = TcpStream::connect(address).unwrap();
         let mut answer = Vec::new();
-        stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         stream.read_to_end(&mut answer).is_ok() && split(&answer).0 == 503
     };
     assert!(refused(), "32 connections are held");

