@@ -14,7 +14,7 @@ fn hanging() -> (FileMedia, PipeWriter) {
     let (reader, writer) = pipe().unwrap();
     let limits = Limits { memory_align: 1, offset_align: 1 };
     let options = FileOptions { depth: 4, ..FileOptions::default() };
-    let media = FileMedia::over(reader.into(), "pipe".as_ref(), 1 << 20, limits, options);
+    let media = FileMedia::over(reader.into(), "pipe".as_ref(), 64 << 20, limits, options);
     (media.unwrap(), writer)
 }
 
@@ -27,14 +27,37 @@ fn reading() -> (FileMedia, PipeWriter) {
 
 /// Begins a read.
 fn read(media: &mut FileMedia) {
+    begin(media, MediaKind::Read, BLOCK);
+    media.poll(Nanos(0), &mut Vec::new());
+}
+
+fn begin(media: &mut FileMedia, kind: MediaKind, len: usize) {
     let domain = EmuDomain::new("test");
-    let memory = domain.alloc(BLOCK).unwrap();
+    let memory = domain.alloc(len).unwrap();
     let mut sg_list = SgList::new();
-    domain.access().push(&mut sg_list, memory.segments()[0].iova, BLOCK).unwrap();
-    let (kind, len, fault) = (MediaKind::Read, BLOCK as u64, DataFault::None);
+    domain.access().push(&mut sg_list, memory.segments()[0].iova, len).unwrap();
+    let (len, fault) = (len as u64, DataFault::None);
     let op = MediaOp { token: 1, kind, offset: 0, len, sg_list, placement: 0, fault };
     assert!(media.submit(op, Nanos(0)).is_none());
-    media.poll(Nanos(0), &mut Vec::new());
+}
+
+#[test]
+fn few_bytes_are_read_at_a_time_and_writes_do_not_wait() {
+    const LEN: usize = READS_MAX as usize / 2;
+    let (mut media, mut writer) = hanging();
+    (0..3).for_each(|_| begin(&mut media, MediaKind::Read, LEN));
+    begin(&mut media, MediaKind::Flush, BLOCK);
+    assert_eq!((media.flying(), media.in_flight()), (3, 4), "a read is queued");
+    let other = std::thread::spawn(move || writer.write_all(&vec![7; 3 * LEN]));
+    let mut done = Vec::new();
+    while media.in_flight() > 0 {
+        media.poll(Nanos(0), &mut done);
+        assert!(media.lanes[0].bytes <= READS_MAX);
+    }
+    other.join().unwrap().unwrap();
+    // A pipe cannot be flushed, but it was asked.
+    assert_eq!(done.iter().filter(|each| each.result.is_ok()).count(), 3, "{done:?}");
+    assert_eq!((done.len(), media.lanes[0].bytes), (4, 0));
 }
 
 #[test]

@@ -32,7 +32,7 @@ impl Limits {
 }
 
 /// Returns whether the kernel can access the memory of `op` directly, if not in too many parts.
-pub(super) fn is_addressable(op: &MediaOp, limits: Limits) -> bool {
+fn is_addressable(op: &MediaOp, limits: Limits) -> bool {
     let reads = op.kind == MediaKind::Read;
     op.sg_list.as_slice().iter().all(|entry| {
         // A write must store zeroes for a hole, and the drain holds arbitrary bytes.
