@@ -51,7 +51,8 @@ pub use salvage::Salvage;
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
-    namespace: NamespaceId,
+    /// Kept as long as the handle exists.
+    namespace: Arc<NamespaceId>,
     /// The pool of its requests' blocks.
     pool: PoolId,
     /// False if its reads pass the DRAM cache by.
@@ -60,8 +61,7 @@ pub struct Store {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let namespace = self.namespace;
-        f.debug_struct("Store").field("namespace", &namespace).finish_non_exhaustive()
+        f.debug_struct("Store").field("namespace", &self.namespace).finish_non_exhaustive()
     }
 }
 
@@ -185,13 +185,16 @@ impl Store {
     /// Returns [`StoreError::Catalog`], [`StoreError::Failed`], or, for a new namespace in a store
     /// that takes no writes any more, [`StoreError::JournalFailed`].
     pub fn within(&self, namespace: &Namespace) -> Result<Self, StoreError> {
-        let registered = self.change(|catalog| Ok(catalog.namespace(namespace)?));
+        let registered = self.change(|catalog| {
+            let id = catalog.namespace(namespace)?;
+            Ok(catalog.keep(id)?)
+        });
         let namespace = registered.or_else(|error| {
             // A store that takes no writes can still be read.
             let digest = namespace.digest();
             self.look(|catalog| {
                 let found = catalog.namespaces().find(|(_, _, other)| *other == digest);
-                found.map(|(id, ..)| id).ok_or(error)
+                Ok(catalog.keep(found.map(|(id, ..)| id).ok_or(error)?)?)
             })
         })?;
         Ok(Self { namespace, ..self.clone() })
@@ -203,7 +206,7 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::Catalog`] if there is none with this number.
     pub fn in_namespace(&self, namespace: NamespaceId) -> Result<Self, StoreError> {
-        self.inner.catalog.with(|catalog| catalog.usage(namespace))?;
+        let namespace = self.inner.catalog.with(|catalog| catalog.keep(namespace))?;
         Ok(Self { namespace, ..self.clone() })
     }
 
@@ -224,7 +227,7 @@ impl Store {
     /// Returns the namespace of this handle.
     #[must_use]
     pub fn namespace(&self) -> NamespaceId {
-        self.namespace
+        *self.namespace
     }
 
     /// Returns how many leading `keys` are stored now. Takes no reference and has no side effects:
@@ -232,7 +235,7 @@ impl Store {
     #[must_use]
     pub fn peek(&self, keys: &[BlockKey]) -> usize {
         // A handle's namespace exists.
-        self.inner.catalog.with(|catalog| catalog.lookup(self.namespace, keys)).unwrap_or(0)
+        self.inner.catalog.with(|catalog| catalog.lookup(*self.namespace, keys)).unwrap_or(0)
     }
 
     /// Returns true if `key` is stored now. Same guarantees as [`Store::peek`].
@@ -249,7 +252,8 @@ impl Store {
     pub fn lookup(&self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
         let mut jobs = self.inner.jobs();
         jobs.check()?;
-        let reference = self.inner.catalog.with(|catalog| catalog.acquire(self.namespace, keys))?;
+        let reference =
+            self.inner.catalog.with(|catalog| catalog.acquire(*self.namespace, keys))?;
         jobs.tally.lookups += 1;
         jobs.tally.blocks_looked_up += keys.len() as u64;
         jobs.tally.blocks_hit += reference.files.len() as u64;
@@ -266,7 +270,7 @@ impl Store {
     /// Same as [`Store::lookup`], and [`StoreError::JournalFailed`] if the store takes no writes
     /// any more: nothing was changed.
     pub fn pin(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
-        self.change(|catalog| Ok(catalog.pin(self.namespace, keys)?))
+        self.change(|catalog| Ok(catalog.pin(*self.namespace, keys)?))
     }
 
     /// Undoes [`Store::pin`].
@@ -274,7 +278,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::pin`].
     pub fn unpin(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
-        self.change(|catalog| Ok(catalog.unpin(self.namespace, keys)?))
+        self.change(|catalog| Ok(catalog.unpin(*self.namespace, keys)?))
     }
 
     /// Same as [`Catalog::pin_for`].
@@ -303,7 +307,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::pin`].
     pub fn remove(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
-        self.change(|catalog| Ok(catalog.remove(self.namespace, keys)?))
+        self.change(|catalog| Ok(catalog.remove(*self.namespace, keys)?))
     }
 
     /// Returns the keys of the namespace that were evicted, removed or lost since the last call, by
@@ -312,7 +316,7 @@ impl Store {
     #[must_use]
     pub fn take_dropped(&self) -> Vec<BlockKey> {
         let dropped = self.inner.catalog.with(Catalog::take_dropped).into_iter();
-        dropped.filter(|(of, _)| *of == self.namespace).map(|(_, key)| key).collect()
+        dropped.filter(|(of, _)| *of == *self.namespace).map(|(_, key)| key).collect()
     }
 
     /// Removes all blocks of the namespace, including used and pinned ones.
@@ -320,7 +324,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::pin`].
     pub fn clear(&self) -> Result<(), StoreError> {
-        self.change(|catalog| Ok(catalog.clear(self.namespace)?))
+        self.change(|catalog| Ok(catalog.clear(*self.namespace)?))
     }
 
     /// Starts a new epoch of the namespace: clears it like [`Store::clear`], and blocks that were
@@ -333,7 +337,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::pin`].
     pub fn bump_epoch(&self) -> Result<u64, StoreError> {
-        self.change(|catalog| Ok(catalog.bump_epoch(self.namespace)?))
+        self.change(|catalog| Ok(catalog.bump_epoch(*self.namespace)?))
     }
 
     /// Limits the namespace to this many files; `None`: no limit.
@@ -341,7 +345,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::pin`].
     pub fn set_quota(&self, files: Option<u32>) -> Result<(), StoreError> {
-        self.change(|catalog| Ok(catalog.set_quota(self.namespace, files)?))
+        self.change(|catalog| Ok(catalog.set_quota(*self.namespace, files)?))
     }
 
     /// Sets the eviction weight of the namespace: its unused blocks are kept `weight` times as long
@@ -350,7 +354,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::pin`], and [`StoreError::Catalog`] for a weight of 0.
     pub fn set_weight(&self, weight: u32) -> Result<(), StoreError> {
-        self.change(|catalog| Ok(catalog.set_weight(self.namespace, weight)?))
+        self.change(|catalog| Ok(catalog.set_weight(*self.namespace, weight)?))
     }
 
     /// Returns the usage of the namespace.
@@ -358,7 +362,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::lookup`].
     pub fn usage(&self) -> Result<Usage, StoreError> {
-        Ok(self.inner.catalog.with(|catalog| catalog.usage(self.namespace))?)
+        Ok(self.inner.catalog.with(|catalog| catalog.usage(*self.namespace))?)
     }
 
     /// Evicts up to `files` files of the namespace, and returns how many it evicted.
@@ -366,7 +370,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::pin`].
     pub fn evict(&self, files: u32) -> Result<u32, StoreError> {
-        self.change(|catalog| Ok(catalog.evict(Some(self.namespace), files)?))
+        self.change(|catalog| Ok(catalog.evict(Some(*self.namespace), files)?))
     }
 
     /// Changes the catalog; the change is to become permanent.
@@ -443,7 +447,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::lookup`].
     pub fn are_stored(&self, keys: &[BlockKey]) -> Result<Vec<bool>, StoreError> {
-        self.look(|catalog| Ok(catalog.are_stored(self.namespace, keys)?))
+        self.look(|catalog| Ok(catalog.are_stored(*self.namespace, keys)?))
     }
 
     /// Returns the counts of the store, with those of its plane that were taken before. Reads

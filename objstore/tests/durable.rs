@@ -151,6 +151,51 @@ fn a_quota_holds_to_the_file() {
     assert_eq!(stack.store.within(&limited).unwrap().usage().unwrap().quota_files, Some(5));
 }
 
+/// A store outlives any number of models, adapters and tenants.
+#[test]
+fn namespaces_come_and_go() {
+    let shelf = Shelf::new(1, 64 << 20);
+    shelf.format(&Format { namespaces_max: 3, ..format(SHAPE) }).unwrap();
+    let named = |number: u32| Namespace { adapter: number.to_string(), ..Namespace::default() };
+    let keys = keys(0..4);
+    let mut stack = shelf.open();
+    let mut own = stack.store.clone();
+    // Blocks of this one stay; those of the others are removed or evicted.
+    stack.store = own.within(&named(0)).unwrap();
+    assert_eq!(stack.put(&keys, 0), 4);
+    let id = stack.store.namespace();
+    for number in 1..20 {
+        stack.store = own.clone();
+        stack.store = own.within(&named(number)).unwrap();
+        assert_eq!((stack.store.peek(&keys), stack.store.usage().unwrap().epoch), (0, 0));
+        assert_eq!(stack.put(&keys, 0), 4);
+        match number % 3 {
+            0 => stack.store.clear().unwrap(),
+            1 => _ = stack.store.bump_epoch().unwrap(),
+            _ => assert_eq!(stack.store.evict(4).unwrap(), 4),
+        }
+        if number % 4 == 0 {
+            own.sync_journal().unwrap();
+            // A process that ends without closing anything.
+            drop((stack, own));
+            stack = shelf.open();
+            own = stack.store.clone();
+            assert_eq!(own.within(&named(number)).unwrap().peek(&keys), 0);
+            assert_eq!(own.within(&named(0)).unwrap().namespace(), id);
+        }
+    }
+    let last = stack.store;
+    stack.store = own.within(&named(0)).unwrap();
+    let error = own.within(&named(20)).unwrap_err().to_string();
+    assert!(error.contains("each of the 3 that the store was formatted for"), "{error}");
+    assert_eq!(stack.get(&keys, 20), 4);
+    let number = last.namespace();
+    drop(last);
+    assert_eq!(own.within(&named(20)).unwrap().peek(&keys), 0);
+    let error = own.in_namespace(number).unwrap_err().to_string();
+    assert!(error.contains("is unknown"), "{error}");
+}
+
 /// One request that fills the whole store, repeatedly: more records in a batch than the journal has
 /// room for without a compaction.
 #[test]

@@ -1,8 +1,9 @@
 //! The scheduler's half of a store: `ripieno.Catalog`.
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
-    sync::{Arc, RwLock},
+    sync::{Arc, Mutex, RwLock},
     time::Duration,
 };
 
@@ -88,6 +89,8 @@ pub struct Write {
 pub struct Catalog {
     stack: Own<RwLock<Option<CatalogStack>>>,
     ranks: Ranks,
+    /// Those that it has given the numbers of.
+    namespaces: Mutex<BTreeSet<Arc<NamespaceId>>>,
 }
 
 impl Catalog {
@@ -133,7 +136,8 @@ impl Catalog {
         let ranks = py.detach(|| Ranks::open(&path)).or_raise()?;
         let stack = py.detach(|| CatalogStack::open(&ranks, &options, &clock));
         let stack = stack.map_err(|error| refused_in(error, &ranks.catalog_dir()))?;
-        Ok(Self { stack: Own::new(RwLock::new(Some(stack))), ranks })
+        let stack = Own::new(RwLock::new(Some(stack)));
+        Ok(Self { stack, ranks, namespaces: Mutex::default() })
     }
 
     /// Returns a rank's identity, which opens its plane. Send it to its worker.
@@ -145,10 +149,17 @@ impl Catalog {
         arguments::rank_id(py, id)
     }
 
-    /// Returns the number of a namespace, and registers it if it is new.
+    /// Returns the number of a namespace, and registers it if it is new. It is valid until the
+    /// catalog is closed.
     fn namespace(&self, namespace: arguments::Namespace) -> PyResult<u32> {
         let namespace = namespace.check()?;
-        self.change(|catalog| catalog.namespace(&namespace)).map(|id| id.0)
+        let kept = self.change(|catalog| {
+            let id = catalog.namespace(&namespace)?;
+            catalog.keep(id)
+        })?;
+        let id = kept.0;
+        unpoisoned(self.namespaces.lock()).insert(kept);
+        Ok(id)
     }
 
     /// Returns how many leading keys are stored. Has no side effects, and never blocks.

@@ -44,7 +44,7 @@ pub struct CatalogConfig {
     pub ranks: u32,
     /// Checksums of a file, over all ranks: `ranks * rows`, or 0 when none are kept.
     pub words_per_file: u32,
-    /// Namespaces that may be registered.
+    /// Namespaces that may be registered at a time. The journal has been written with this number.
     pub namespaces_max: u32,
     /// True to make journal records. Without a journal, files are free as soon as they are dropped.
     pub journal: bool,

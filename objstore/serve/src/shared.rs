@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use objstore::StoreError;
 use ripieno_stack::{MetricsPage, Stack, StackError};
 
 use crate::{
@@ -201,12 +200,13 @@ impl Shared {
     pub(crate) fn status(&self) -> Result<Status, Refusal> {
         let store = self.stack.store();
         let stats = store.stats()?;
-        let namespaces = store.namespaces().into_iter().map(|(id, label)| {
-            let usage = store.in_namespace(id)?.usage()?;
+        let namespaces = store.namespaces().into_iter().filter_map(|(id, label)| {
+            // Another one may have replaced it meanwhile.
+            let usage = store.in_namespace(id).ok()?.usage().ok()?;
             let (files, quota_files) = (usage.stored, usage.quota_files);
-            Ok(NamespaceStatus { namespace: id.0, label, files, quota_files })
+            Some(NamespaceStatus { namespace: id.0, label, files, quota_files })
         });
-        let namespaces = namespaces.collect::<Result<_, StoreError>>()?;
+        let namespaces = namespaces.collect();
         let PinList { pins, bytes: pinned_bytes, .. } = self.pin_list();
         let state = self.state();
         let Counts { sessions_ended, users, messages, calls, requests } = state.counts;

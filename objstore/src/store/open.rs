@@ -251,7 +251,10 @@ impl Store {
             // The plane tracks blocks from now on; freed files until here do not matter.
             catalog.with(Catalog::take_freed);
         }
-        let id = catalog.with(|catalog| catalog.namespace(&namespace))?;
+        let namespace = catalog.with(|catalog| {
+            let id = catalog.namespace(&namespace)?;
+            catalog.keep(id)
+        })?;
         let store = Self {
             inner: Arc::new(Inner {
                 catalog,
@@ -263,7 +266,7 @@ impl Store {
                 plane,
                 jobs: Mutex::new(Jobs::default()),
             }),
-            namespace: id,
+            namespace,
             pool: PoolId::default(),
             is_cached: true,
         };

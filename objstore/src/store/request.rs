@@ -131,7 +131,7 @@ impl Store {
     pub(super) fn take_files(&self, keys: &[BlockKey]) -> Result<Write, StoreError> {
         for attempt in 0.. {
             let write = self.change(|catalog| {
-                let write = catalog.begin(self.namespace, keys)?;
+                let write = catalog.begin(*self.namespace, keys)?;
                 let is_short = write.is_short && catalog.counts().limbo > 0;
                 if is_short && attempt < ATTEMPTS_MAX {
                     catalog.abort(write.id)?;
@@ -154,7 +154,7 @@ impl Store {
     /// Same as [`Store::pin`].
     pub fn reserve(&self, keys: &[BlockKey]) -> Result<Arc<Reservation>, StoreError> {
         let write = self.take_files(keys)?;
-        Ok(Reservation::new(&self.inner, self.namespace, write))
+        Ok(Reservation::new(&self.inner, self.namespace.clone(), write))
     }
 
     /// Prepares to write blocks of this handle's pool to positions of a reservation. Each position
@@ -183,7 +183,7 @@ impl Store {
         });
         let moves: Vec<Move> = moves.collect();
         let held = Held::Part(reservation.clone(), positions.to_vec());
-        let within = Self { namespace: reservation.namespace, ..self.clone() };
+        let within = Self { namespace: reservation.namespace.clone(), ..self.clone() };
         let handle = within.begin(Direction::Write, &moves, &[], held)?;
         Ok(StoreRequest { handle, accepted: moves.len(), written: moves.len() })
     }
@@ -276,7 +276,7 @@ impl Store {
     /// Same as [`crate::Plane::prefetch`].
     pub fn prefetch(&self, keys: &[BlockKey], within: Nanos) -> Result<usize, StoreError> {
         let until = self.inner.clock.now() + within;
-        let shared = self.look(|catalog| Ok(catalog.hold_prefix(self.namespace, keys)?))?;
+        let shared = self.look(|catalog| Ok(catalog.hold_prefix(*self.namespace, keys)?))?;
         let expected = self.expected(&shared.files);
         let begun = self.inner.plane.with(|plane| {
             let (there, job) = plane.prefetch(&shared.files, &expected, until)?;
@@ -298,7 +298,7 @@ impl Store {
     /// # Errors
     /// Same as [`Store::lookup`].
     pub fn hold_prefix(&self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
-        let reference = self.look(|catalog| Ok(catalog.hold_prefix(self.namespace, keys)?))?;
+        let reference = self.look(|catalog| Ok(catalog.hold_prefix(*self.namespace, keys)?))?;
         Ok(Prefix { store: self.inner.clone(), reference })
     }
 

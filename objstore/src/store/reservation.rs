@@ -15,7 +15,7 @@ use crate::{error::StoreError, plane::JobDone};
 #[must_use = "dropping it gives the files back"]
 pub struct Reservation {
     store: Weak<Inner>,
-    pub(super) namespace: NamespaceId,
+    pub(super) namespace: Arc<NamespaceId>,
     pub(super) write: Write,
     state: Mutex<State>,
 }
@@ -42,7 +42,7 @@ enum Part {
 }
 
 impl Reservation {
-    pub(super) fn new(store: &Arc<Inner>, namespace: NamespaceId, write: Write) -> Arc<Self> {
+    pub(super) fn new(store: &Arc<Inner>, namespace: Arc<NamespaceId>, write: Write) -> Arc<Self> {
         let part = |own| if own { Part::Empty } else { Part::Others };
         let parts = write.positions.iter().map(|position| part(position.own)).collect();
         let state = Mutex::new(State { parts, is_over: false });

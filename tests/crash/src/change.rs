@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::Result;
-use objstore::{BlockKey, Store};
+use anyhow::{Result, ensure};
+use objstore::{BlockKey, Namespace, Store};
 use rand::{Rng as _, rngs::SmallRng};
 
 use crate::model::{Model, Name, SPACES};
@@ -20,6 +20,8 @@ pub enum Change {
     Epoch,
     Quota(Option<u32>),
     Weight(u32),
+    /// Opens a new namespace, which finds none of these keys. It soon replaces an earlier one.
+    Visit(u64, Vec<BlockKey>),
 }
 
 /// A store or handle that can be changed.
@@ -56,9 +58,18 @@ impl Target for Vec<Store> {
             Change::Epoch => return Ok(Some(store.bump_epoch()?)),
             Change::Quota(files) => store.set_quota(*files)?,
             Change::Weight(weight) => store.set_weight(*weight)?,
+            Change::Visit(salt, keys) => {
+                let new = store.within(&visitor(*salt))?;
+                ensure!(!new.are_stored(keys)?.contains(&true), "a new namespace has blocks");
+            }
         }
         Ok(None)
     }
+}
+
+/// Returns a namespace that was never opened before.
+pub fn visitor(salt: u64) -> Namespace {
+    Namespace { tenant_salt: salt.to_le_bytes().to_vec(), ..Namespace::default() }
 }
 
 /// Returns some adjacent keys.
@@ -83,6 +94,7 @@ impl Change {
                 let files = rng.random_range(2..keys.len() as u32);
                 Self::Quota(rng.random_bool(0.4).then_some(files))
             }
+            38 => Self::Visit(rng.random(), keys.to_vec()),
             _ => Self::Weight(rng.random_range(1..9)),
         }
     }
@@ -112,7 +124,7 @@ impl Done {
                 model.drop_all(self.space, epoch);
                 return Some(self.space);
             }
-            Change::Evict(_) | Change::Remove(_) => {}
+            Change::Evict(_) | Change::Remove(_) | Change::Visit(..) => {}
         }
         None
     }

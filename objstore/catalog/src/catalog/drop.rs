@@ -145,15 +145,16 @@ impl Catalog {
     /// Evicts the least valuable files of a namespace, or of all. Returns their number.
     pub(super) fn evict_from(&mut self, namespace: Option<NamespaceId>, files: u32) -> u32 {
         let all = 0..self.index.tenants.all.len() as u32;
-        let namespaces = namespace.map_or(all, |id| id.0..id.0 + 1);
+        let slots = namespace.map(|id| self.index.tenants.slot(id)).map_or(all, |at| at..at + 1);
         let mut victims = Vec::new();
         let mut next: BinaryHeap<Next> =
-            namespaces.filter_map(|id| self.next_victim(NamespaceId(id))).collect();
+            slots.filter_map(|slot| self.next_victim(self.index.tenants.id(slot))).collect();
         while victims.len() < files as usize
             && let Some(Next { candidate, namespace }) = next.pop()
         {
             self.index.evict(namespace, candidate.file);
             self.index.tenants.get_mut(namespace).evicted += 1;
+            self.index.tenants.evicted += 1;
             victims.push(candidate.file);
             next.extend(self.next_victim(namespace));
         }
@@ -169,7 +170,7 @@ impl Catalog {
     /// Returns the next victim of all namespaces.
     pub(super) fn least_valuable(&mut self) -> Option<Next> {
         let all = 0..self.index.tenants.all.len() as u32;
-        all.filter_map(|id| self.next_victim(NamespaceId(id))).max()
+        all.filter_map(|slot| self.next_victim(self.index.tenants.id(slot))).max()
     }
 
     /// Returns the number of files, up to `wanted`, that can be written without an eviction, now or

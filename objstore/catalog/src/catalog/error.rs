@@ -10,7 +10,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CatalogError {
-    /// A namespace that was never registered.
+    /// A namespace that was never registered, or was replaced by another one.
     #[error("namespace {namespace} is unknown; register its descriptor first")]
     Namespace {
         /// The namespace.
@@ -24,11 +24,15 @@ pub enum CatalogError {
         /// Bytes allowed.
         max: usize,
     },
-    /// The store has as many namespaces as it was formatted for.
+    /// The store has as many namespaces as it was formatted for, and all are used.
     #[error(
-        "the store has all of the {max} namespaces that it was formatted for; format it for more"
+        "namespace {label:?} is new, and each of the {max} that the store was formatted for has \
+         blocks, users, pins, a quota or a weight; clear one and end its use, or format the store \
+         for more"
     )]
     Namespaces {
+        /// Label of the new one.
+        label: String,
         /// Namespaces allowed.
         max: u32,
     },

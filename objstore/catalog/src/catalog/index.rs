@@ -63,7 +63,7 @@ impl Index {
             table: KeyTable::new(config.files, config.seed),
             checksums: vec![0; config.files as usize * words_per_file],
             words_per_file,
-            tenants: Tenants::default(),
+            tenants: Tenants { max: config.namespaces_max.max(1), ..Tenants::default() },
             policy: config.policy.policy(config.files),
             ages: Ages::default(),
             sweep: Sweep::default(),
@@ -153,7 +153,11 @@ impl Index {
 
     /// Returns the namespace of the file's key.
     pub fn namespace_of(&self, file: FileId) -> NamespaceId {
-        NamespaceId(self.tenants.spaces[self.entry(file).space as usize].namespace)
+        self.tenants.id(self.slot_of(file))
+    }
+
+    fn slot_of(&self, file: FileId) -> u32 {
+        self.tenants.spaces[self.entry(file).space as usize].slot
     }
 
     pub fn checksums(&self, file: FileId) -> &[u32] {
@@ -196,16 +200,17 @@ impl Index {
     }
 
     pub fn use_file(&mut self, namespace: NamespaceId, file: FileId, how: UseKind) {
+        let slot = self.tenants.slot(namespace);
         match how {
-            UseKind::Touched => self.policy.touch(namespace.0, file, self.hash_of(file)),
-            UseKind::Refreshed => self.policy.refresh(namespace.0, file),
-            UseKind::Known => self.policy.know(namespace.0, file, self.hash_of(file)),
+            UseKind::Touched => self.policy.touch(slot, file, self.hash_of(file)),
+            UseKind::Refreshed => self.policy.refresh(slot, file),
+            UseKind::Known => self.policy.know(slot, file, self.hash_of(file)),
         }
     }
 
     /// Makes a stored file evictable, in the order that the policy decides.
     fn hand_to_policy(&mut self, namespace: NamespaceId, file: FileId) {
-        self.policy.insert(namespace.0, file, self.hash_of(file));
+        self.policy.insert(self.tenants.slot(namespace), file, self.hash_of(file));
         self.ages.inserted += 1;
     }
 
@@ -235,19 +240,22 @@ impl Index {
         if self.entry(file).pinned == pinned {
             return false;
         }
-        let namespace = self.namespace_of(file);
+        let slot = self.slot_of(file);
         match pinned {
-            true => self.policy.remove(namespace.0, file),
-            false => self.policy.restore(namespace.0, file),
+            true => self.policy.remove(slot, file),
+            false => self.policy.restore(slot, file),
         }
         self.change(file, |entry| entry.pinned = pinned);
         true
     }
 
-    /// Adds a namespace.
-    pub fn register(&mut self, digest: [u8; 32], label: String) -> NamespaceId {
-        self.policy.add_namespace();
-        self.tenants.add(digest, label)
+    /// Adds a namespace. It replaces the one in its slot, whose blocks all become misses.
+    pub fn register(&mut self, id: NamespaceId, digest: [u8; 32], label: String) {
+        match self.tenants.all.get(self.tenants.slot(id) as usize) {
+            Some(before) => self.forget(*before.id),
+            None => self.policy.add_namespace(),
+        }
+        self.tenants.add(id, digest, label);
     }
 
     /// Sets the epoch: all blocks of the namespace belong to an earlier one.
@@ -261,7 +269,7 @@ impl Index {
     /// Makes all blocks of a namespace misses.
     pub fn forget(&mut self, namespace: NamespaceId) {
         if self.tenants.clear(namespace) {
-            self.policy.clear(namespace.0);
+            self.policy.clear(self.tenants.slot(namespace));
             self.sweep.left = self.files();
         }
     }
@@ -273,19 +281,19 @@ impl Index {
             return None;
         }
         let may_go = |file: FileId| self.entries[file.at()].refs == 0;
-        self.policy.candidate(namespace.0, tenant.weight, &may_go)
+        self.policy.candidate(self.tenants.slot(namespace), tenant.weight, &may_go)
     }
 
     /// Takes the key from a victim of the policy.
     pub fn evict(&mut self, namespace: NamespaceId, file: FileId) {
-        self.policy.evict(namespace.0, file, self.hash_of(file));
+        self.policy.evict(self.tenants.slot(namespace), file, self.hash_of(file));
         self.doom(file);
     }
 
     /// Takes the key from a stored file.
     pub fn drop_file(&mut self, file: FileId) {
         if !self.entry(file).pinned {
-            self.policy.remove(self.namespace_of(file).0, file);
+            self.policy.remove(self.slot_of(file), file);
         }
         self.doom(file);
     }

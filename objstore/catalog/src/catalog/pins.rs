@@ -246,6 +246,11 @@ impl Pins {
         }
     }
 
+    /// Returns true if a pin is in a namespace.
+    pub(super) fn are_in(&self, namespace: NamespaceId) -> bool {
+        self.all.values().any(|pin| pin.namespaces.contains(&namespace))
+    }
+
     /// Ends all pins of a namespace, whose blocks are dropped.
     pub(super) fn end_in(&mut self, catalog: &mut Catalog, namespace: NamespaceId) {
         self.end_if(catalog, |_, pin| pin.namespaces.contains(&namespace));

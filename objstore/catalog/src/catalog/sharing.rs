@@ -1,10 +1,15 @@
 //! Namespaces: identity, quota and weight.
 
+use std::sync::Arc;
+
 use super::{Catalog, CatalogError};
 use crate::{ids::NamespaceId, namespace::Namespace, record::LABEL_BYTES_MAX};
 
 impl Catalog {
     /// Returns the namespace of this descriptor. A new one is registered without a quota, weight 1.
+    /// If there is no room, it replaces the least recently registered one that has no block stored
+    /// or being written, is not kept ([`Catalog::keep`]), and has no pins, no quota, and weight 1.
+    /// The number of that one is unknown from then on.
     ///
     /// # Errors
     /// Returns [`CatalogError::Label`], [`CatalogError::Namespaces`] or
@@ -19,19 +24,39 @@ impl Catalog {
         if let Some(id) = self.index.tenants.by_digest.get(&digest) {
             return Ok(*id);
         }
-        let max = self.config.namespaces_max;
-        if self.index.tenants.all.len() >= max as usize {
-            return Err(CatalogError::Namespaces { max });
-        }
-        let id = self.index.register(digest, descriptor.label.clone());
+        let (tenants, max) = (&self.index.tenants, self.config.namespaces_max);
+        let slots = tenants.all.len() as u32;
+        let slot = if slots < max { Some(slots) } else { self.unused_slot() };
+        let (id, label) = (slot.and_then(|slot| tenants.next_id(slot)), descriptor.label.clone());
+        let Some(id) = id else { return Err(CatalogError::Namespaces { label, max }) };
+        self.index.register(id, digest, label);
         self.log_namespace(id);
         Ok(id)
     }
 
+    /// Returns the slot of the least recently registered namespace that is not used in any way.
+    fn unused_slot(&self) -> Option<u32> {
+        let tenants = &self.index.tenants;
+        let unused = tenants.all.iter().filter(|tenant| {
+            let is_plain = tenant.quota.is_none() && tenant.weight == 1;
+            let is_kept = Arc::strong_count(&tenant.id) > 1 || self.pins.are_in(*tenant.id);
+            is_plain && !is_kept && tenants.held(*tenant.id) == 0
+        });
+        unused.map(|tenant| *tenant.id).min().map(|id| tenants.slot(id))
+    }
+
+    /// Returns the number of a namespace, which stays its own as long as a clone of it exists.
+    ///
+    /// # Errors
+    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
+    pub fn keep(&self, namespace: NamespaceId) -> Result<Arc<NamespaceId>, CatalogError> {
+        Ok(self.index.tenants.get(namespace)?.id.clone())
+    }
+
     /// Returns ids, labels and digests of all namespaces.
     pub fn namespaces(&self) -> impl Iterator<Item = (NamespaceId, &str, [u8; 32])> {
-        let numbered = (0..).map(NamespaceId).zip(&self.index.tenants.all);
-        numbered.map(|(id, tenant)| (id, tenant.label.as_str(), tenant.digest))
+        let all = self.index.tenants.all.iter();
+        all.map(|tenant| (*tenant.id, tenant.label.as_str(), tenant.digest))
     }
 
     /// Limits the number of files that the namespace may hold, including doomed ones and those
@@ -77,6 +102,6 @@ impl Catalog {
     }
 
     fn log_namespace(&mut self, id: NamespaceId) {
-        self.log.push(&self.index.tenants.get_mut(id).record(id));
+        self.log.push(&self.index.tenants.get_mut(id).record());
     }
 }

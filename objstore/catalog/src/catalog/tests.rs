@@ -254,14 +254,59 @@ fn the_write_budget_is_kept() {
 }
 
 #[test]
-fn there_are_no_more_namespaces_than_asked_for() {
+fn a_namespace_that_is_not_used_gives_its_slot_to_a_new_one() {
     let mut catalog = Catalog::new(config(4, 1));
+    let (all, limits) = (keys(0..1), PinLimits::default());
     for number in 0..4 {
         assert_eq!(tenant(&mut catalog, &[number]), NamespaceId(number.into()));
     }
     assert_eq!(tenant(&mut catalog, &[1]), NamespaceId(1), "it is known");
-    let more = Namespace { tenant_salt: vec![9], ..Namespace::default() };
-    assert_eq!(catalog.namespace(&more), Err(CatalogError::Namespaces { max: 4 }));
+    // Each is used in another way.
+    let [a, b, c, d] = [0, 1, 2, 3].map(NamespaceId);
+    let kept = catalog.keep(a).unwrap();
+    store(&mut catalog, b, &all);
+    let write = catalog.begin(c, &all).unwrap();
+    let namespaces = &[d];
+    let ttl = std::time::Duration::from_secs(1);
+    let pin = NewPin { owner: 1, namespaces, keys: &all, ttl, bytes_max: None, wait: true };
+    catalog.pin_for(&pin, &limits).unwrap();
+    let more = Namespace { tenant_salt: vec![9], label: "more".to_owned(), ..Namespace::default() };
+    let refused = CatalogError::Namespaces { label: "more".to_owned(), max: 4 };
+    let is_full = |catalog: &mut Catalog| catalog.namespace(&more) == Err(refused.clone());
+    assert!(is_full(&mut catalog));
+    // A block that is read when it is removed.
+    let read = catalog.acquire(b, &all).unwrap();
+    catalog.clear(b).unwrap();
+    assert!(is_full(&mut catalog));
+    catalog.release(read.id).unwrap();
+    assert_eq!(tenant(&mut catalog, b"5"), NamespaceId(5));
+    let (b, former) = (NamespaceId(5), b);
+    assert_eq!(catalog.lookup(former, &all), Err(CatalogError::Namespace { namespace: former }));
+    catalog.set_quota(b, Some(1)).unwrap();
+    catalog.abort(write.id).unwrap();
+    catalog.set_weight(c, 2).unwrap();
+    assert!(is_full(&mut catalog));
+    // The oldest one, of three.
+    drop(kept);
+    catalog.end_pins(None, None);
+    catalog.set_weight(c, 1).unwrap();
+    let came = [b"6", b"7", b"8"].map(|salt| tenant(&mut catalog, salt));
+    assert_eq!(came, [8, 10, 11].map(NamespaceId));
+    assert_eq!(tenant(&mut catalog, &[3]), NamespaceId(12), "it was replaced, and comes back");
+    let ids: Vec<u32> = catalog.namespaces().map(|(id, ..)| id.0).collect();
+    assert_eq!(ids, [12, 5, 10, 11]);
     let long = Namespace { label: "x".repeat(65), ..Namespace::default() };
     assert_eq!(catalog.namespace(&long), Err(CatalogError::Label { bytes: 65, max: 64 }));
+}
+
+#[test]
+fn evictions_are_counted_also_after_their_namespace() {
+    let few = CatalogConfig { namespaces_max: 1, journal: false, ..config(4, 1) };
+    let mut catalog = Catalog::new(few);
+    for salt in 0..3 {
+        let a = tenant(&mut catalog, &[salt]);
+        store(&mut catalog, a, &keys(0..2));
+        assert_eq!(catalog.evict(Some(a), 2), Ok(2));
+    }
+    assert_eq!(catalog.counts().evicted, 6);
 }

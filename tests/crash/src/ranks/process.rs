@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use kv_catalog::{NamespaceId, WriteId};
 use nvme_driver::Nanos;
 use nvme_emu::PowerSwitch;
@@ -13,7 +13,7 @@ use objstore::{
 use ripieno_testkit::{KvMemory, inline_executor};
 
 use crate::{
-    change::{Change, Target},
+    change::{Change, Target, visitor},
     machine::{Machine, Powered},
     model::Name,
     outcome::Outcome,
@@ -104,6 +104,12 @@ impl Target for Arc<DurableCatalog> {
                 Change::Epoch => return Ok(Some(catalog.bump_epoch(id)?)),
                 Change::Quota(files) => catalog.set_quota(id, *files)?,
                 Change::Weight(weight) => catalog.set_weight(id, *weight)?,
+                Change::Visit(salt, keys) => {
+                    let _kept = [0, 1].map(|space| catalog.keep(NamespaceId(space)));
+                    let new = catalog.namespace(&visitor(*salt))?;
+                    let found = catalog.are_stored(new, keys)?;
+                    ensure!(!found.contains(&true), "a new namespace has blocks");
+                }
             }
             Ok(None)
         })

@@ -37,7 +37,7 @@ impl Entry {
 /// of the old one misses immediately; they are swept later.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Space {
-    pub namespace: u32,
+    pub slot: u32,
     pub stored: u32,
     pub writing: u32,
     pub doomed: u32,

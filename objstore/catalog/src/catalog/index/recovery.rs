@@ -70,7 +70,7 @@ impl Index {
             Record::Commit { file, namespace, key, checksums }
                 if self.check_commit(file, namespace, checksums).is_ok() =>
             {
-                let space = self.tenants.all[namespace.0 as usize].space;
+                let space = self.tenants.get_mut(namespace).space;
                 let found = self.find(space, &key);
                 if let Some(other) = found.filter(|found| *found != file) {
                     self.unstore(other);
@@ -80,9 +80,15 @@ impl Index {
                 }
             }
             Record::Namespace { id, epoch, digest, .. } => {
-                let known = self.tenants.by_digest.get(&digest) == Some(&id);
-                if known && self.tenants.all[id.0 as usize].epoch < epoch {
+                let known = self.tenants.by_digest.get(&digest).copied();
+                if known == Some(id) && self.tenants.get_mut(id).epoch < epoch {
                     self.set_epoch(id, epoch);
+                }
+                // It was replaced and came back: a nameless one fills the slot that it had.
+                if let Some(known) = known.filter(|known| *known < id) {
+                    let mut nameless = [0; 32];
+                    nameless[..4].copy_from_slice(&known.0.to_le_bytes());
+                    self.register(known, nameless, String::new());
                 }
             }
             _ => {}
@@ -108,17 +114,20 @@ impl Index {
         if weight == 0 {
             return Err("has a weight of zero");
         }
-        match (self.tenants.by_digest.get(&digest), self.tenants.all.len() as u32) {
+        let slot = self.tenants.slot(id) as usize;
+        let before = self.tenants.all.get(slot).map(|tenant| *tenant.id);
+        match (self.tenants.by_digest.get(&digest), before) {
             (Some(known), _) if *known != id => return Err("has the digest of another namespace"),
-            (None, there_are) if id.0 < there_are => return Err("has another digest than before"),
-            (None, there_are) if id.0 > there_are => return Err("skips a number"),
-            (None, _) => _ = self.register(digest, label.to_owned()),
+            (None, Some(before)) if id == before => return Err("has another digest than before"),
+            (None, Some(before)) if id < before => return Err("has the number of an earlier one"),
+            (None, None) if slot > self.tenants.all.len() => return Err("skips a number"),
+            (None, _) => self.register(id, digest, label.to_owned()),
             (Some(_), _) => {}
         }
-        if epoch < self.tenants.all[id.0 as usize].epoch {
+        let tenant = self.tenants.get_mut(id);
+        if epoch < tenant.epoch {
             return Err("goes back to an earlier epoch");
         }
-        let tenant = &mut self.tenants.all[id.0 as usize];
         (tenant.epoch, tenant.quota, tenant.weight) = (epoch, quota_files, weight);
         label.clone_into(&mut tenant.label);
         Ok(())
@@ -150,7 +159,7 @@ impl Index {
         checksums: Words<'_>,
         damaged: impl FnOnce(&'static str) -> CatalogError,
     ) -> Result<(), CatalogError> {
-        let space = self.tenants.all[namespace.0 as usize].space;
+        let space = self.tenants.get_mut(namespace).space;
         let found = self.find(space, &key);
         if let Some(first) = found.filter(|found| *found != file) {
             return Err(CatalogError::TwoFiles { key, first, second: file });
@@ -170,7 +179,7 @@ impl Index {
             self.insert(file, space, key, State::Stored);
             self.hand_to_policy(namespace, file);
         } else if !before.pinned {
-            self.policy.refresh(namespace.0, file);
+            self.policy.refresh(self.tenants.slot(namespace), file);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::Index;
 use crate::{
-    ids::{FileId, NamespaceId},
+    ids::FileId,
     planted::{PlantedBug, planted},
     record::{Record, USE_BYTES, UseKind, commit_bytes},
 };
@@ -70,9 +70,7 @@ impl Index {
         let mut cursor = cursor;
         if !cursor.started {
             self.ages.bands = self.age_bands();
-            for (id, tenant) in (0..).map(NamespaceId).zip(&self.tenants.all) {
-                tenant.record(id).encode(out);
-            }
+            self.tenants.all.iter().for_each(|tenant| tenant.record().encode(out));
             cursor.started = true;
         }
         let mut told = 0;

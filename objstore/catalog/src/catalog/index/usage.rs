@@ -88,7 +88,7 @@ impl Index {
     pub fn usage(&self, namespace: NamespaceId) -> Result<Usage, CatalogError> {
         let tenant = self.tenants.get(namespace)?;
         let space = &self.tenants.spaces[tenant.space as usize];
-        let tiers = self.policy.tiers(namespace.0);
+        let tiers = self.policy.tiers(self.tenants.slot(namespace));
         Ok(Usage {
             stored: space.stored,
             active: space.active,
@@ -126,6 +126,7 @@ impl Index {
             free: pool.free_files(),
             free_runs: pool.runs() as u32,
             limbo,
+            evicted: self.tenants.evicted,
             ..CatalogCounts::default()
         };
         for tenant in &self.tenants.all {
@@ -135,7 +136,6 @@ impl Index {
             counts.pinned += space.pinned;
             counts.evictable += space.evictable;
             counts.writing += space.writing;
-            counts.evicted += tenant.evicted;
         }
         let seen = counts.free + counts.limbo + counts.stored + counts.writing;
         counts.dropped = counts.files - seen;

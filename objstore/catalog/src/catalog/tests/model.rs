@@ -1,16 +1,21 @@
 //! Random programs against a model that does everything the slow and obvious way: a map of keys, a
 //! medium that is overwritten when a file is allocated, and journal halves of records.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod expected;
+
+use std::collections::BTreeSet;
 
 use proptest::{prelude::*, test_runner::TestRunner};
 
+use self::expected::{Block, Content, Model};
 use super::*;
 use crate::planted::{PlantedBug, plant};
 
 const FILES: u32 = 12;
 const KEYS: u32 = 20;
 const NAMESPACES: u32 = 3;
+/// Descriptors that take turns as these.
+const SALTS: u32 = 6;
 const RANKS: u32 = 2;
 
 #[derive(Debug, Clone)]
@@ -30,6 +35,8 @@ enum Step {
     Epoch(u32),
     Quota(u32, Option<u32>),
     Weight(u32, u32),
+    /// Opens the namespace with this salt. A new one replaces another.
+    Open(u32),
     /// Takes records of at most this many bytes.
     Group(usize),
     /// The oldest taken group is durable.
@@ -70,6 +77,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => ns().prop_map(Step::Epoch),
         1 => (ns(), prop::option::of(0..8u32)).prop_map(|(ns, files)| Step::Quota(ns, files)),
         1 => (ns(), 1..4u32).prop_map(|(ns, weight)| Step::Weight(ns, weight)),
+        2 => (0..SALTS).prop_map(Step::Open),
         6 => (1..400usize).prop_map(Step::Group),
         6 => Just(Step::Durable),
         3 => (1..300usize).prop_map(Step::Snapshot),
@@ -78,19 +86,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..200)
 }
 
-/// Content of a file: namespace, epoch, key, and number of the write.
-type Content = (u32, u64, u32, u64);
-
 /// The last record of a group, and the bytes of all of them.
 type Written = (u64, Vec<u8>);
-
-#[derive(Debug, Clone, Copy)]
-struct Block {
-    file: u32,
-    stored: bool,
-    pinned: bool,
-    content: Content,
-}
 
 #[derive(Debug)]
 struct OpenWrite {
@@ -99,71 +96,6 @@ struct OpenWrite {
     keys: Vec<u32>,
     reported: BTreeSet<u32>,
     failed: bool,
-}
-
-#[derive(Debug, Default)]
-struct Model {
-    keys: BTreeMap<(u32, u32), Block>,
-    refs: BTreeMap<u32, u32>,
-    epochs: [u64; NAMESPACES as usize],
-    quotas: [Option<u32>; NAMESPACES as usize],
-    weights: [u32; NAMESPACES as usize],
-    /// Files of writes that have not ended.
-    writing: BTreeSet<u32>,
-    /// Files without a key that are still in use, with the namespace.
-    doomed: BTreeMap<u32, u32>,
-    /// Dropped files, and the record that must be durable before their reuse.
-    dropped: BTreeMap<u32, u64>,
-    medium: BTreeMap<u32, Content>,
-    writes_ever: u64,
-    durable: u64,
-    /// (record, (namespace, key), content): commits, in order.
-    commits: Vec<(u64, (u32, u32), Content)>,
-    /// (record, (namespace, key)): the key's pin is uncertain before that record.
-    pins: Vec<(u64, (u32, u32))>,
-}
-
-impl Model {
-    fn in_use(&self, file: u32) -> bool {
-        self.refs.contains_key(&file) || self.writing.contains(&file)
-    }
-
-    fn evictable(&self, block: &Block) -> bool {
-        block.stored && !block.pinned && !self.in_use(block.file)
-    }
-
-    fn release(&mut self, file: u32) {
-        let refs = self.refs.get_mut(&file).unwrap();
-        *refs -= 1;
-        if *refs == 0 {
-            self.refs.remove(&file);
-            self.settle(file);
-        }
-    }
-
-    /// An unreferenced file need not be kept.
-    fn settle(&mut self, file: u32) {
-        if !self.in_use(file) {
-            self.doomed.remove(&file);
-        }
-    }
-
-    /// Drops a key, which record `lsn` records.
-    fn drop_key(&mut self, key: (u32, u32), lsn: u64) {
-        let block = self.keys.remove(&key).unwrap();
-        if block.stored {
-            self.dropped.insert(block.file, lsn);
-        }
-        if self.in_use(block.file) {
-            self.doomed.insert(block.file, key.0);
-        }
-    }
-
-    fn held(&self, namespace: u32) -> u32 {
-        let keys = self.keys.keys().filter(|key| key.0 == namespace).count();
-        let doomed = self.doomed.values().filter(|owner| **owner == namespace).count();
-        (keys + doomed) as u32
-    }
 }
 
 struct Both {
@@ -189,15 +121,34 @@ fn checksum(content: Content, rank: u32, row: u32) -> u32 {
     (content.3 as u32) << 8 | content.2 << 2 | rank << 1 | row
 }
 
+fn empty(policy: PolicyKind) -> Catalog {
+    Catalog::new(CatalogConfig { policy, namespaces_max: NAMESPACES, ..config(FILES, RANKS) })
+}
+
+fn descriptor(salt: u32) -> Namespace {
+    Namespace { tenant_salt: vec![salt as u8], ..Namespace::default() }
+}
+
+/// Returns the number and the salt of each namespace.
+fn namespaces(catalog: &Catalog) -> Vec<(u32, u32)> {
+    let salt = |digest| (0..SALTS).find(|salt| descriptor(*salt).digest() == digest).unwrap();
+    catalog.namespaces().map(|(id, _, digest)| (id.0, salt(digest))).collect()
+}
+
 impl Both {
     fn new(policy: PolicyKind, limit: usize) -> Self {
-        let mut catalog = Catalog::new(CatalogConfig { policy, ..config(FILES, RANKS) });
+        let mut catalog = empty(policy);
         catalog.limit_pending(limit);
         let mut both = Self {
             catalog,
             policy,
             limit,
-            model: Model { weights: [1; NAMESPACES as usize], ..Model::default() },
+            model: Model {
+                weights: [1; NAMESPACES as usize],
+                ids: [0, 1, 2],
+                salts: [0, 1, 2],
+                ..Model::default()
+            },
             held: Vec::new(),
             writes: Vec::new(),
             half: Vec::new(),
@@ -238,7 +189,7 @@ impl Both {
                 };
                 let stored: Vec<u32> = keys.iter().filter(stored).copied().collect();
                 let keys: Vec<u32> = keys.into_iter().collect();
-                let removed = self.catalog.remove(NamespaceId(*ns), &names(&keys)).unwrap();
+                let removed = self.catalog.remove(self.model.id(*ns), &names(&keys)).unwrap();
                 assert_eq!(removed as usize, stored.len());
                 let lsn = self.catalog.log.last().0;
                 stored.iter().for_each(|key| self.model.drop_key((*ns, *key), lsn));
@@ -251,24 +202,25 @@ impl Both {
                 key.into_iter().for_each(|key| self.model.drop_key(key, lsn));
             }
             Step::Clear(ns) => {
-                self.catalog.clear(NamespaceId(*ns)).unwrap();
+                self.catalog.clear(self.model.id(*ns)).unwrap();
                 self.forget(*ns);
             }
             Step::Epoch(ns) => {
-                let epoch = self.catalog.bump_epoch(NamespaceId(*ns)).unwrap();
+                let epoch = self.catalog.bump_epoch(self.model.id(*ns)).unwrap();
                 self.forget(*ns);
                 self.model.epochs[*ns as usize] += 1;
                 assert_eq!(epoch, self.model.epochs[*ns as usize]);
             }
             Step::Quota(ns, files) => {
-                self.catalog.set_quota(NamespaceId(*ns), *files).unwrap();
+                self.catalog.set_quota(self.model.id(*ns), *files).unwrap();
                 self.model.quotas[*ns as usize] = *files;
                 self.notice_evictions();
             }
             Step::Weight(ns, weight) => {
-                self.catalog.set_weight(NamespaceId(*ns), *weight).unwrap();
+                self.catalog.set_weight(self.model.id(*ns), *weight).unwrap();
                 self.model.weights[*ns as usize] = *weight;
             }
+            Step::Open(salt) => self.open(*salt),
             Step::Group(max) => self.group(*max),
             Step::Durable => self.durable(),
             Step::Snapshot(max) => self.snapshot(*max),
@@ -278,15 +230,40 @@ impl Both {
         self.check();
     }
 
+    fn open(&mut self, salt: u32) {
+        let model = &mut self.model;
+        let opened = self.catalog.namespace(&descriptor(salt));
+        if let Some(ns) = model.salts.iter().position(|known| *known == salt) {
+            assert_eq!(opened, Ok(NamespaceId(model.ids[ns])));
+            return;
+        }
+        let unused = |ns: &u32| {
+            let at = *ns as usize;
+            model.held(*ns) == 0 && model.quotas[at].is_none() && model.weights[at] == 1
+        };
+        let Some(ns) = (0..NAMESPACES).filter(unused).min_by_key(|ns| model.ids[*ns as usize])
+        else {
+            assert!(matches!(opened, Err(CatalogError::Namespaces { .. })), "{opened:?}");
+            return;
+        };
+        let (NamespaceId(id), before) = (opened.unwrap(), model.id(ns));
+        assert_eq!(id % NAMESPACES, ns);
+        assert!(model.ids.iter().all(|other| *other < id), "{id}, and {:?}", model.ids);
+        let at = ns as usize;
+        (model.ids[at], model.salts[at], model.epochs[at]) = (id, salt, 0);
+        let unknown = CatalogError::Namespace { namespace: before };
+        assert_eq!(self.catalog.lookup(before, &names(&[0])), Err(unknown));
+    }
+
     fn acquire(&mut self, ns: u32, keys: &[u32]) {
         let stored = |key: &&u32| self.model.keys.get(&(ns, **key)).is_some_and(|b| b.stored);
         let stored: Vec<u32> = keys.iter().take_while(stored).copied().collect();
         let wanted = names(keys);
-        assert_eq!(self.catalog.lookup(NamespaceId(ns), &wanted), Ok(stored.len()));
+        assert_eq!(self.catalog.lookup(self.model.id(ns), &wanted), Ok(stored.len()));
         let each =
             keys.iter().map(|key| self.model.keys.get(&(ns, *key)).is_some_and(|b| b.stored));
-        assert_eq!(self.catalog.are_stored(NamespaceId(ns), &wanted), Ok(each.collect()));
-        let reference = self.catalog.acquire(NamespaceId(ns), &wanted).unwrap();
+        assert_eq!(self.catalog.are_stored(self.model.id(ns), &wanted), Ok(each.collect()));
+        let reference = self.catalog.acquire(self.model.id(ns), &wanted).unwrap();
         let expected: Vec<u32> =
             stored.iter().map(|key| self.model.keys[&(ns, *key)].file).collect();
         assert_eq!(reference.files.iter().map(|file| file.0).collect::<Vec<_>>(), expected);
@@ -325,7 +302,7 @@ impl Both {
     }
 
     fn begin(&mut self, ns: u32, keys: &[u32]) {
-        let write = self.catalog.begin(NamespaceId(ns), &names(keys)).unwrap();
+        let write = self.catalog.begin(self.model.id(ns), &names(keys)).unwrap();
         self.notice_evictions();
         let model = &mut self.model;
         let number = model.writes_ever;
@@ -342,7 +319,8 @@ impl Both {
             if let Some(lsn) = model.dropped.remove(&file.0) {
                 assert!(lsn <= model.durable, "{file} is used again before the journal has it");
             }
-            let content = (ns, model.epochs[ns as usize], *key, number);
+            let at = ns as usize;
+            let content = ((model.salts[at], model.ids[at]), model.epochs[at], *key, number);
             // From here on the ranks write to it.
             model.medium.insert(file.0, content);
             model.writing.insert(file.0);
@@ -451,8 +429,8 @@ impl Both {
     fn pin(&mut self, ns: u32, keys: &[u32], on: bool) {
         let wanted = names(keys);
         let n = match on {
-            true => self.catalog.pin(NamespaceId(ns), &wanted).unwrap(),
-            false => self.catalog.unpin(NamespaceId(ns), &wanted).unwrap(),
+            true => self.catalog.pin(self.model.id(ns), &wanted).unwrap(),
+            false => self.catalog.unpin(self.model.id(ns), &wanted).unwrap(),
         };
         let mut stored = 0;
         for key in keys {
@@ -468,7 +446,7 @@ impl Both {
     fn evict(&mut self, ns: Option<u32>, files: u32) {
         let usable = |catalog: &Catalog| catalog.counts().free + catalog.counts().limbo;
         let before = usable(&self.catalog);
-        let evicted = self.catalog.evict(ns.map(NamespaceId), files).unwrap();
+        let evicted = self.catalog.evict(ns.map(|ns| self.model.id(ns)), files).unwrap();
         assert_eq!(usable(&self.catalog), before + evicted);
         let gone = self.notice_evictions();
         assert!(gone.iter().all(|key| ns.is_none_or(|ns| ns == key.0)), "{gone:?}");
@@ -481,7 +459,8 @@ impl Both {
 
     /// Finds the keys that the catalog has evicted, and checks that it was allowed to.
     fn notice_evictions(&mut self) -> Vec<(u32, u32)> {
-        let find = |ns: u32, number: u32| self.catalog.find(NamespaceId(ns), &key(number)).unwrap();
+        let find =
+            |ns: u32, number: u32| self.catalog.find(self.model.id(ns), &key(number)).unwrap();
         let gone = self.model.keys.iter().filter(|(at, block)| {
             block.stored && find(at.0, at.1) != Some(Hit::Stored(FileId(block.file)))
         });
@@ -565,7 +544,7 @@ impl Both {
             .durable
             .max(self.taken.get(part % (self.taken.len() + 1)).map_or(0, |(lsn, _)| *lsn));
         self.half.retain(|(lsn, _)| *lsn <= written);
-        let mut again = Catalog::new(CatalogConfig { policy: self.policy, ..config(FILES, RANKS) });
+        let mut again = empty(self.policy);
         for (_, records) in &self.half {
             for record in Records::new(records) {
                 again.apply(&record.unwrap()).unwrap();
@@ -579,14 +558,15 @@ impl Both {
     /// Checks that the recovered keys match the medium, and that every acknowledged key is found
     /// unless it was dropped since.
     fn check_recovered(&self, again: &Catalog, written: u64) {
-        for ns in 0..again.namespaces().count() as u32 {
+        for (id, salt) in namespaces(again) {
+            let ns = NamespaceId(id);
             for number in 0..KEYS {
-                let found = again.find(NamespaceId(ns), &key(number)).unwrap();
+                let found = again.find(ns, &key(number)).unwrap();
                 let Some(found) = found else { continue };
                 let Hit::Stored(file) = found else { panic!("{found:?}") };
                 let content = self.model.medium[&file.0];
-                assert_eq!((content.0, content.2), (ns, number), "wrong bytes in file {file}");
-                let epoch = again.usage(NamespaceId(ns)).unwrap().epoch;
+                assert_eq!((content.0, content.2), ((salt, id), number), "wrong bytes: {file}");
+                let epoch = again.usage(ns).unwrap().epoch;
                 assert_eq!(content.1, epoch, "bytes of another epoch in file {file}");
                 let words: Vec<u32> = [(0, 0), (0, 1), (1, 0), (1, 1)]
                     .map(|(rank, row)| checksum(content, rank, row))
@@ -598,7 +578,7 @@ impl Both {
             let now = self.model.keys.get(&(*ns, *number));
             let still = now.is_some_and(|block| block.stored && block.content == *content);
             if *lsn <= written && still {
-                let found = again.find(NamespaceId(*ns), &key(*number)).unwrap();
+                let found = again.find(self.model.id(*ns), &key(*number)).unwrap();
                 assert!(found.is_some(), "the commit of {number} in {ns} is lost");
             }
         }
@@ -622,18 +602,27 @@ impl Both {
     }
 
     /// Continues with the recovered catalog. The model takes the state of the written records.
-    fn adopt(&mut self, again: Catalog) {
+    fn adopt(&mut self, mut again: Catalog) {
         let medium = std::mem::take(&mut self.model.medium);
         let writes_ever = self.model.writes_ever;
         self.model = Model { medium, writes_ever, ..Model::default() };
-        for ns in 0..NAMESPACES {
-            let Ok(usage) = again.usage(NamespaceId(ns)) else { continue };
-            let at = ns as usize;
+        again.limit_pending(self.limit);
+        // Records of the first ones may be lost.
+        for salt in 0.. {
+            if again.namespaces().count() == NAMESPACES as usize {
+                break;
+            }
+            again.namespace(&descriptor(salt)).unwrap();
+        }
+        for (id, salt) in namespaces(&again) {
+            let (ns, at) = (id % NAMESPACES, (id % NAMESPACES) as usize);
+            (self.model.ids[at], self.model.salts[at]) = (id, salt);
+            let usage = again.usage(NamespaceId(id)).unwrap();
             self.model.epochs[at] = usage.epoch;
             self.model.quotas[at] = usage.quota_files;
             self.model.weights[at] = usage.weight;
             for number in 0..KEYS {
-                let found = again.find(NamespaceId(ns), &key(number)).unwrap();
+                let found = again.find(NamespaceId(id), &key(number)).unwrap();
                 let Some(Hit::Stored(FileId(file))) = found else { continue };
                 let content = self.model.medium[&file];
                 let pinned = again.index.entry(FileId(file)).pinned;
@@ -643,14 +632,10 @@ impl Both {
         }
         self.model.weights.iter_mut().for_each(|weight| *weight = (*weight).max(1));
         self.catalog = again;
-        self.catalog.limit_pending(self.limit);
         (self.held, self.writes, self.taken) = Default::default();
         self.other = None;
         // Positions count from the opening of the journal.
         self.half.iter_mut().for_each(|(lsn, _)| *lsn = 0);
-        for number in 0..NAMESPACES {
-            tenant(&mut self.catalog, &[number as u8]);
-        }
     }
 
     fn check(&mut self) {
@@ -665,7 +650,7 @@ impl Both {
         assert_eq!(counts.pinned, count(&|block| block.pinned));
         assert_eq!(counts.evictable, count(&|block| model.evictable(block)));
         for ns in 0..NAMESPACES {
-            let usage = self.catalog.usage(NamespaceId(ns)).unwrap();
+            let usage = self.catalog.usage(self.model.id(ns)).unwrap();
             let at = ns as usize;
             let (held, writing) = (model.held(ns), usage.stored + usage.writing);
             assert_eq!(usage.doomed + writing, held, "namespace {ns}");
@@ -678,7 +663,7 @@ impl Both {
                 (model.epochs[at], model.quotas[at], model.weights[at])
             );
             for number in 0..KEYS {
-                let found = self.catalog.find(NamespaceId(ns), &key(number)).unwrap();
+                let found = self.catalog.find(self.model.id(ns), &key(number)).unwrap();
                 let expected = model.keys.get(&(ns, number)).map(|block| match block.stored {
                     true => Hit::Stored(FileId(block.file)),
                     false => Hit::Writing(FileId(block.file)),

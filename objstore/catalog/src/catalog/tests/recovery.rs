@@ -39,6 +39,8 @@ fn records_that_contradict_those_before_are_refused() {
         (namespace(0, 2), "has another digest than before"),
         (namespace(1, 1), "has the digest of another namespace"),
         (namespace(2, 2), "skips a number"),
+        (namespace(6, 2), "skips a number"),
+        (namespace(4, 1), "has the digest of another namespace"),
         (weightless, "has a weight of zero"),
         (commit(8, 1, &[0; 2]), "names a file that the store does not have"),
         (commit(2, 1, &[0; 3]), "has another number of checksums than this store keeps"),
@@ -55,6 +57,73 @@ fn records_that_contradict_those_before_are_refused() {
         let error = recovered(&[before[0], before[1], record]).unwrap_err().to_string();
         assert!(error.contains(problem), "{record:?}: {error}");
     }
+}
+
+#[test]
+fn a_namespace_replaces_the_one_in_its_slot() {
+    let (before, now) = (NamespaceId(0), NamespaceId(4));
+    let replaced = [
+        namespace(0, 1),
+        Record::Epoch { namespace: before, epoch: 9 },
+        commit(0, 0, &[0; 2]),
+        namespace(4, 2),
+    ];
+    let catalog = recovered(&replaced).unwrap();
+    assert_eq!((catalog.counts().stored, catalog.counts().free), (0, 8));
+    assert_eq!(catalog.usage(now).map(|usage| usage.epoch), Ok(3));
+    assert_eq!(catalog.usage(before), Err(CatalogError::Namespace { namespace: before }));
+    // It comes back with another number.
+    let [first, ..] = replaced;
+    assert!(recovered(&[&replaced[..], &[namespace(8, 1)]].concat()).is_ok());
+    for (record, problem) in [
+        (first, "has the number of an earlier one"),
+        (namespace(4, 1), "has another digest than before"),
+        (commit(0, 0, &[0; 2]), "is of an unknown namespace"),
+        (Record::Clear { namespace: before }, "is of an unknown namespace"),
+        (Record::Epoch { namespace: before, epoch: 10 }, "is of an unknown namespace"),
+    ] {
+        let error = recovered(&[&replaced[..], &[record]].concat()).unwrap_err().to_string();
+        assert!(error.contains(problem), "{record:?}: {error}");
+    }
+}
+
+/// A journal may end behind any record: a block never belongs to another namespace than its own.
+#[test]
+fn no_part_of_a_journal_mixes_namespaces_of_a_slot() {
+    let few = CatalogConfig { namespaces_max: 1, ..config(16, 1) };
+    let mut catalog = Catalog::new(few.clone());
+    let salts = [1, 2, 1, 3];
+    for salt in salts {
+        let id = tenant(&mut catalog, &[salt]);
+        let write = catalog.begin(id, &keys(0..3)).unwrap();
+        catalog.written(write.id, 0, &[u32::from(salt); 6]).unwrap();
+        catalog.commit(write.id).unwrap();
+        match salt {
+            2 => _ = catalog.remove(id, &keys(0..3)).unwrap(),
+            _ => _ = catalog.bump_epoch(id).unwrap(),
+        }
+    }
+    let groups = std::iter::from_fn(|| catalog.pending(1)).collect::<Vec<_>>();
+    let mut most = 0;
+    for end in 0..=groups.len() {
+        let mut again = Catalog::new(few.clone());
+        for group in &groups[..end] {
+            for record in Records::new(&group.records) {
+                again.apply(&record.unwrap()).unwrap();
+            }
+        }
+        again.recovered();
+        let Some((id, _, digest)) = again.namespaces().next() else { continue };
+        let salt = salts.into_iter().find(|salt| {
+            let descriptor = Namespace { tenant_salt: vec![*salt], ..Namespace::default() };
+            descriptor.digest() == digest
+        });
+        let found = again.hold_prefix(id, &keys(0..3)).unwrap().files;
+        most = most.max(found.len());
+        assert!(found.iter().all(|file| again.checksums(*file) == [u32::from(salt.unwrap()); 2]));
+        assert!(again.usage(id).unwrap().epoch <= u64::from(salt != Some(2)));
+    }
+    assert_eq!(most, 3);
 }
 
 #[test]
