@@ -12,7 +12,7 @@ use std::{
 };
 
 use gio_uring::{Event, RawStream};
-use kv_catalog::{DeviceIndex, FileId, KvShape};
+use kv_catalog::{DeviceIndex, FileId, KvShape, PlantedBug, planted};
 use kv_schedule::{Flow, Scheduler, StepId};
 use kv_tier::{Lookahead, LookaheadConfig, RequestId, When};
 use nvme_driver::{Clock, Nanos, Waiter};
@@ -85,6 +85,8 @@ struct Shared {
     clock: Arc<dyn Clock>,
     wait_timeout: Nanos,
     state: Mutex<State>,
+    /// Number of the last flush that has ended; locked during one, and never with `state` locked.
+    flushed: Mutex<u64>,
     /// Notified when the pacer gets work.
     begun: Condvar,
     listener: OnceLock<Listener>,
@@ -128,6 +130,7 @@ impl Plane {
                 clock: mover.clock.clone(),
                 wait_timeout: mover.setup.options.wait_timeout,
                 state: Mutex::new(State::Open(Box::new(mover))),
+                flushed: Mutex::default(),
                 begun: Condvar::new(),
                 listener: OnceLock::new(),
             }),
@@ -137,6 +140,11 @@ impl Plane {
     fn state(&self) -> MutexGuard<'_, State> {
         // A thread that panicked left the plane between two of its operations.
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn flushed(&self) -> MutexGuard<'_, u64> {
+        // A flush in which a thread panicked has not ended, and covers nothing.
+        self.shared.flushed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls `act` with the plane locked.
@@ -335,7 +343,8 @@ impl Plane {
     }
 
     /// Ends jobs: waits for their layers in flight, and makes the stored data permanent, with one
-    /// flush for all. The results are for the catalog: [`kv_catalog::Catalog::written`].
+    /// flush for all, and for all callers that waited for the end of another one. Other calls do
+    /// not wait for a flush. The results are for the catalog: [`kv_catalog::Catalog::written`].
     ///
     /// A failed flush fails every job that stored something ([`StoreError::JournalFailed`]), in
     /// this call and in all later ones, and no new job may store: it is unknown what a later flush
@@ -349,10 +358,32 @@ impl Plane {
             self.wait_for_job(*job)?;
             ended.push(self.with(|mover| mover.end(*job))?);
         }
+        let stored = ended.iter().any(|done| done.direction == Direction::Write);
+        if stored && !planted(PlantedBug::RankNeverFlushes) {
+            self.flush()?;
+        }
         self.with(|mover| {
             mover.settle(&mut ended);
             Ok(ended)
         })
+    }
+
+    /// Flushes the devices' volatile caches, unless a flush that began after this call does it. The
+    /// mover keeps a failure.
+    fn flush(&self) -> Result<(), StoreError> {
+        let before = self.with(|mover| Ok(mover.flushes))?;
+        let mut flushed = self.flushed();
+        if *flushed > before {
+            return Ok(());
+        }
+        let Some(devices) = self.with(|mover| Ok(mover.begin_flush()))? else { return Ok(()) };
+        let since = self.now();
+        let failed = (0..).zip(&devices).find_map(|(device, (controller, nsid))| {
+            let source = controller.lock().flush(*nsid).err()?;
+            Some(StoreError::Driver { device: DeviceIndex(device), source })
+        });
+        *flushed = self.with(|mover| Ok(mover.end_flush(since, failed)))?;
+        Ok(())
     }
 
     /// Abandons a job, whose layers in flight end by themselves. Wait for them before the engine
@@ -623,6 +654,8 @@ impl Plane {
     /// Returns [`StoreError::Failed`] if the kernel did not stop, a controller kept a queue, or a
     /// stream did not get past its operations for the store in time; memory is leaked then.
     pub fn close(&self, why: &str) -> Result<Option<ClosedPlane>, StoreError> {
+        // A flush uses the controllers.
+        let _flushed = self.flushed();
         // Held to the end: no caller may see it closed while a device uses the engine's blocks.
         let mut state = self.state();
         if matches!(*state, State::Closed(_)) {

@@ -6,20 +6,21 @@ use crate::{shelf, stack};
 use std::{
     fmt,
     sync::{Arc, Mutex},
+    thread,
 };
 
 use nvme_driver::{ControllerOptions, Nanos};
 use nvme_emu::{
-    Emu, EmuConfig, EmuDomain, FaultAction, Media, MediaDone, MediaKind, MediaOp, MemoryMedia,
-    SimClock,
+    Emu, EmuConfig, EmuDomain, EmuRunner, FaultAction, Media, MediaDone, MediaKind, MediaOp,
+    MemoryMedia, SimClock,
 };
 use objstore::{
     BlockId, BlockKey, Direction, DurableCatalog, FileId, Format, JobDone, JobId, KvShape, Layer,
     Move, Namespace, Order, Part, Plane, RankConfig, RankId, Store, StoreDevice, StoreError,
     StoreOptions, Ticket,
 };
-use ripieno_testkit::{Drives, KvMemory, format, inline_executor};
-use shelf::{Powered, Shelf, break_flush, flushes, refused};
+use ripieno_testkit::{Drives, KvMemory, format, host_executor, inline_executor, memory_drives};
+use shelf::{FLUSH, Powered, Shelf, break_device, break_flush, flushes, refused};
 use stack::{READ, keys, on};
 
 const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
@@ -57,6 +58,30 @@ fn open_for(shelf: &Shelf, more: u32) -> Result<Rank, StoreError> {
     Ok(Rank { plane, kv, emus })
 }
 
+/// Opens a rank in real time, whose controllers and I/O kernel have threads. Those of controllers
+/// end after it, which would wait for commands to time out.
+fn open_with_threads() -> (EmuRunner, Rank) {
+    let domain = EmuDomain::new("threads");
+    let drives = Drives::threaded(domain.clone(), memory_drives(2, 64 << 20, 4096));
+    let attached = drives.attach(&ControllerOptions::default());
+    let devices: Vec<_> = attached.into_iter().map(StoreDevice::new).collect();
+    let format = Format { part: Part::Rank { rank: 0, ranks: 1 }, ..format(SHAPE) };
+    Store::format(&devices, &format).unwrap();
+    let files = Store::plan(&devices, &format).unwrap()[0].layout.files;
+    let kv = KvMemory::new(&*domain, SHAPE, BLOCKS);
+    let plane = Plane::open_rank(RankConfig {
+        id: RankId { store: format.store, rank: 0, ranks: 1, files },
+        devices,
+        executor: host_executor(drives.clock.clone()),
+        clock: drives.clock,
+        shape: SHAPE,
+        pool: kv.pool.clone(),
+        gpu: None,
+        options: StoreOptions::default(),
+    });
+    (drives.runner.unwrap(), Rank { plane: plane.unwrap(), kv, emus: drives.emus })
+}
+
 fn open(shelf: &Shelf) -> Rank {
     open_for(shelf, 0).unwrap()
 }
@@ -64,7 +89,7 @@ fn open(shelf: &Shelf) -> Rank {
 impl Rank {
     /// Moves all layers between files and blocks of the same numbers.
     fn move_all(
-        &mut self,
+        &self,
         direction: Direction,
         files: std::ops::Range<u32>,
         expected: &[u32],
@@ -160,13 +185,67 @@ fn a_rank_stores_nothing_after_a_flush_that_failed() {
     assert!(rank.end(job).failure.is_none(), "opened again, it stores");
 }
 
+/// Ends the first of three jobs, whose flush is slow on a device, and the others meanwhile. Calls
+/// `meanwhile` during that flush.
+fn end_three(rank: &mut Rank, slow: usize, meanwhile: impl FnOnce(&Rank)) -> [JobDone; 3] {
+    let jobs = [0..4, 4..8, 8..12].map(|files| {
+        files.clone().for_each(|n| rank.kv.fill(BlockId(n), keys(n..n + 1)[0], 0));
+        rank.move_all(Direction::Write, files, &[]).unwrap()
+    });
+    let device = rank.emus[slow].clone();
+    break_device(&device, on(FLUSH, FaultAction::Delay { ns: 2_000_000_000 }).limit(1));
+    let rank = &*rank;
+    thread::scope(|scope| {
+        let plane = &rank.plane;
+        let end = |job| scope.spawn(move || plane.end(&[job]).unwrap().remove(0));
+        let first = end(jobs[0]);
+        while device.counters().faults == 0 {
+            thread::yield_now();
+        }
+        let others = [end(jobs[1]), end(jobs[2])];
+        meanwhile(rank);
+        let [second, third] = others.map(|other| (other.is_finished(), other));
+        assert!(!first.is_finished(), "layers waited for the flush");
+        assert!(!second.0 && !third.0, "a flush covers what was written after it had begun");
+        [first, second.1, third.1].map(|thread| thread.join().unwrap())
+    })
+}
+
+#[test]
+fn layers_move_while_a_flush_is_slow_and_the_next_one_is_for_all_that_waited() {
+    let (_runner, mut rank) = open_with_threads();
+    let before = flushes(&rank.emus);
+    let ended = end_three(&mut rank, 1, |rank| {
+        for direction in [Direction::Read, Direction::Write] {
+            let job = rank.move_all(direction, 12..16, &[]).unwrap();
+            rank.plane.abandon(job);
+        }
+    });
+    assert!(ended.iter().all(|done| done.failure.is_none()), "{ended:?}");
+    let after = flushes(&rank.emus);
+    assert!(before.iter().zip(&after).all(|(was, is)| was + 2 == *is), "{before:?} {after:?}");
+}
+
+#[test]
+fn those_that_wait_for_a_flush_that_fails_are_refused() {
+    let (_runner, mut rank) = open_with_threads();
+    break_flush(&rank.emus[1]);
+    let before = flushes(&rank.emus);
+    for done in end_three(&mut rank, 0, |_| ()) {
+        let said = refused(done.failure.map_or(Ok(()), Err));
+        assert!(said.contains("device 1") && said.contains("Write Fault"), "{said}");
+    }
+    let after = flushes(&rank.emus);
+    assert_eq!(after, [before[0] + 1, before[1]], "a device was asked again");
+}
+
 #[test]
 fn a_rank_says_that_a_device_may_have_forgotten() {
     let (shelf, keys) = (made(), keys(0..4));
     let mut rank = open(&shelf);
     let job = rank.write(&keys);
     // It loses power during a read, and is recovered.
-    shelf::break_device(&rank.emus[0], on(READ, FaultAction::PowerLoss).limit(1));
+    break_device(&rank.emus[0], on(READ, FaultAction::PowerLoss).limit(1));
     assert!(!rank.holds(&keys, &[]));
     let failure = rank.end(job).failure.expect("a device may have forgotten it");
     assert!(matches!(failure, StoreError::Forgotten), "{failure}");

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use gio_uring::{Affine, Event, Progress, UringCounters};
 use kv_catalog::{BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, PlantedBug, planted};
 use nvme_driver::{Clock, DmaMemory, Nanos};
-use nvme_spec::nvm::Direction;
+use nvme_spec::{ids::Nsid, nvm::Direction};
 
 use super::{
     bounce::Bounce,
@@ -107,6 +107,8 @@ pub(crate) struct Mover {
     pub(super) pacer: Option<Box<Pacer>>,
     pub(super) tally: Tally,
     pub(super) scratch: Scratch,
+    /// Flushes that have begun. One covers the writes that had ended by then.
+    pub(super) flushes: u64,
     /// Set when a failed flush ended all writes, with the cause.
     pub(super) read_only: Option<String>,
 }
@@ -183,26 +185,26 @@ impl Mover {
         self.transport.devices.requested()
     }
 
-    /// Makes all written data permanent: flushes the devices if one has a volatile write cache.
-    pub(crate) fn flush(&mut self) -> Result<(), StoreError> {
-        self.check_flushed()?;
-        if !self.setup.must_flush {
-            return Ok(());
+    /// Begins a flush, while no other one is in progress. Returns the devices to flush, and `None`
+    /// if they have no volatile write caches, or a flush has failed: none is tried after that.
+    pub(super) fn begin_flush(&mut self) -> Option<Vec<(SharedController, Nsid)>> {
+        if !self.setup.must_flush || self.read_only.is_some() {
+            return None;
         }
-        let since = self.clock.now();
-        for (device, index) in self.transport.devices.all.iter().zip(0..) {
-            if index > 0 && planted(PlantedBug::RankFlushesFirst) {
-                continue;
-            }
-            if let Err(source) = device.controller.lock().flush(device.nsid) {
-                let error = StoreError::Driver { device: DeviceIndex(index), source };
-                tracing::error!(%error, "the plane takes no writes any more");
-                self.read_only = Some(error.to_string());
-                break;
-            }
+        self.flushes += 1;
+        let most = if planted(PlantedBug::RankFlushesFirst) { 1 } else { usize::MAX };
+        let devices = self.transport.devices.all.iter().take(most);
+        Some(devices.map(|device| (device.controller.clone(), device.nsid)).collect())
+    }
+
+    /// Ends the flush that has begun last, and returns its number.
+    pub(super) fn end_flush(&mut self, since: Nanos, failed: Option<StoreError>) -> u64 {
+        if let Some(error) = failed {
+            tracing::error!(%error, "the plane takes no writes any more");
+            self.read_only = Some(error.to_string());
         }
         self.tally.times.flushes.add(self.clock.now() - since);
-        self.check_flushed()
+        self.flushes
     }
 
     /// Refuses to store once a flush has failed.
@@ -296,24 +298,17 @@ impl Mover {
         Ok(JobDone { job: id, direction, failure, recoveries, checksums })
     }
 
-    /// Makes the data of ended jobs permanent, with one flush for all.
-    pub(super) fn settle(&mut self, ended: &mut [JobDone]) {
-        let stored = ended.iter().any(|done| done.direction == Direction::Write);
-        let is_due = stored && !planted(PlantedBug::RankNeverFlushes);
-        let flushed = if is_due { self.flush() } else { Ok(()) };
-        let flushed = flushed.map_err(|error| match error {
-            StoreError::JournalFailed { cause } => cause,
-            error => error.to_string(),
-        });
+    /// Fails ended jobs whose data is not permanent after the flush that covers them: if any flush
+    /// has failed, or a controller was reset, which may have lost the data before.
+    pub(super) fn settle(&self, ended: &mut [JobDone]) {
         let recoveries = self.recoveries();
         let stored =
             |done: &&mut JobDone| done.failure.is_none() && done.direction == Direction::Write;
         for done in ended.iter_mut().filter(stored) {
             let is_same = done.recoveries == recoveries || planted(PlantedBug::RankIgnoresRecovery);
-            done.failure = match &flushed {
-                Err(cause) => Some(StoreError::JournalFailed { cause: cause.clone() }),
+            done.failure = match self.check_flushed() {
                 Ok(()) if !is_same => Some(StoreError::Forgotten),
-                Ok(()) => None,
+                flushed => flushed.err(),
             };
         }
     }

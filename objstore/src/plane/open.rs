@@ -115,6 +115,7 @@ pub(super) fn open(config: PlaneConfig) -> Result<Mover, StoreError> {
         pacer: None,
         tally: Tally::default(),
         scratch: Scratch { map: Vec::new(), used },
+        flushes: 0,
         read_only: None,
     })
 }
