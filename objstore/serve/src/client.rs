@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
     ptr::NonNull,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use objstore::{BlockId, BlockKey, Committed, KvShape, Layer, Namespace, Row};
@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Time for an answer: longer than the server's own limits for a transfer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// An engine's connection to a server, and the memory of its KV blocks.
 ///
@@ -40,6 +40,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
 #[derive(Debug, Clone)]
 pub struct Client {
     inner: Arc<Inner>,
+    /// The deadline of all its calls together; without one, each wait has its own.
+    until: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -484,8 +486,8 @@ impl Client {
     /// Same as [`Client::connect`].
     pub fn shape_at(path: &Path) -> Result<KvShape, ServeError> {
         let call = Call::Hello { version: VERSION, pool: None, after: None, member: None };
-        let stream = open(path)?;
-        match call_on(&stream, &call, None)? {
+        let stream = open(path, ANSWER_TIMEOUT)?;
+        match call_on(&stream, &call, None, ANSWER_TIMEOUT)? {
             Answer::Welcome { shape, .. } => {
                 // As long as it has not ended, this session is one of those that there may be.
                 let _ = stream.shutdown(Shutdown::Write);
@@ -505,10 +507,21 @@ impl Client {
         self.inner.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns a handle of the same session with a deadline for all its calls together.
+    pub(crate) fn by(&self, until: Option<Instant>) -> Self {
+        Self { until, ..self.clone() }
+    }
+
+    /// Returns the time that a wait may take: not zero, which a timeout of a socket cannot be.
+    fn left(&self) -> Duration {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        self.until.map_or(ANSWER_TIMEOUT, left).max(Duration::from_millis(1))
+    }
+
     /// Makes a call in a session.
     pub(crate) fn call_in(&self, generation: u64, call: &Call) -> Result<Answer, ServeError> {
         let stream = self.take_link(generation)?;
-        let answered = call_on(&stream, call, None);
+        let answered = call_on(&stream, call, None, self.left());
         if let Err(ServeError::Lost { why }) = &answered {
             self.lose(generation, why);
         } else {
@@ -639,12 +652,9 @@ pub(crate) fn unexpected(answer: &Answer) -> ServeError {
     ServeError::Answer { found: format!("{answer:?}") }
 }
 
-fn open(path: &Path) -> Result<UnixStream, ServeError> {
-    let opened = UnixStream::connect(path).and_then(|stream| {
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-        Ok(stream)
-    });
+fn open(path: &Path, within: Duration) -> Result<UnixStream, ServeError> {
+    let opened = protocol::connect(path, within)
+        .and_then(|stream| stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map(|()| stream));
     opened.map_err(|source| ServeError::Socket {
         path: path.to_owned(),
         action: "connecting to",
@@ -670,7 +680,8 @@ fn is_closed(stream: &UnixStream) -> bool {
 /// Waits until the server closes a connection.
 fn until_closed(stream: &UnixStream) -> Result<(), ServeError> {
     let lost = |why: String| ServeError::Lost { why };
-    match protocol::receive(stream) {
+    let timed = stream.set_read_timeout(Some(ANSWER_TIMEOUT));
+    match timed.and_then(|()| protocol::receive(stream)) {
         Ok(Received::End) => Ok(()),
         Ok(Received::Message(Answer::Refused { kind, message }, _)) => {
             Err(ServeError::Refused { kind, message })
@@ -685,9 +696,11 @@ fn call_on(
     stream: &UnixStream,
     call: &Call,
     file: Option<BorrowedFd<'_>>,
+    within: Duration,
 ) -> Result<Answer, ServeError> {
     let lost = |why: String| ServeError::Lost { why };
-    match protocol::send(stream, call, file) {
+    let timed = stream.set_read_timeout(Some(within));
+    match timed.and_then(|()| protocol::send(stream, call, file)) {
         Ok(()) => {}
         // Nothing was sent.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {

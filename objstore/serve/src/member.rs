@@ -18,7 +18,7 @@ use objstore::{BlockId, BlockKey, Direction, KvShape, Layer, Namespace, Outcome,
 use ripieno_stack::PoolLayout;
 
 use crate::{
-    client::{Client, Handle, Request, unexpected},
+    client::{ANSWER_TIMEOUT, Client, Handle, Request, unexpected},
     error::{RefusalKind, ServeError},
     protocol::{Answer, Call, Counts, Ended, Keys, Member, SpaceUsage},
 };
@@ -73,8 +73,8 @@ impl Line {
         Self { client, retry_at: Mutex::default() }
     }
 
-    /// Returns the number of the session; begins a new one if it was lost.
-    fn session(&self) -> Result<u64, ServeError> {
+    /// Returns the number of the session; begins a new one if it was lost. `until`: its deadline.
+    fn session(&self, until: Option<Instant>) -> Result<u64, ServeError> {
         let (session, lost) = self.client.session();
         let Some(why) = lost else { return Ok(session) };
         let mut retry_at = lock(&self.retry_at);
@@ -88,7 +88,7 @@ impl Line {
             None => tracing::warn!(why, "the connection to the server is lost"),
             Some(_) => {}
         }
-        let begun = self.client.reconnect();
+        let begun = self.client.by(until).reconnect();
         let took = begun_at.elapsed();
         *retry_at = begun.as_ref().err().map(|error| {
             let pause = match error {
@@ -168,7 +168,7 @@ impl Finder {
         &self,
         act: impl FnOnce(u64) -> Result<T, ServeError>,
     ) -> Result<Option<T>, ServeError> {
-        match self.line.session().and_then(act) {
+        match self.line.session(None).and_then(act) {
             Ok(value) => Ok(Some(value)),
             Err(error) if is_away(&error) => Ok(None),
             Err(error) => Err(error),
@@ -228,7 +228,7 @@ impl Finder {
 
     /// Registers a namespace, if the server is there: one that takes no more of them is.
     fn register(&self, space: usize) -> Result<(), ServeError> {
-        match self.line.session().and_then(|session| self.number(session, space)) {
+        match self.line.session(None).and_then(|session| self.number(session, space)) {
             Err(error) if is_limit(&error) || !is_away(&error) => Err(error),
             _ => Ok(()),
         }
@@ -580,7 +580,7 @@ impl Mover {
         let request = match places {
             [] => None,
             _ => {
-                let session = self.line.session()?;
+                let session = self.line.session(None)?;
                 let mask = (1 << POSITION_BITS) - 1;
                 let positions = places.iter().map(|place| (place & mask) as u32).collect();
                 let blocks = crate::client::numbers(&blocks);
@@ -629,12 +629,17 @@ impl Mover {
 
     /// Ends jobs: waits for their layers, and makes what they stored durable. On return, nothing
     /// accesses their blocks: if the session was lost, and the server does not confirm its end,
-    /// those that were loaded are zeros.
+    /// those that were loaded are zeros. On a server that hangs, this takes 90 seconds in all.
     ///
     /// # Errors
     /// Returns [`ServeError::Argument`] for an unknown job, and [`ServeError::Memory`] if blocks
     /// cannot be given new pages.
     pub fn end(&self, jobs: &[u64]) -> Result<Vec<JobReport>, ServeError> {
+        self.end_by(Instant::now() + ANSWER_TIMEOUT, jobs)
+    }
+
+    fn end_by(&self, until: Instant, jobs: &[u64]) -> Result<Vec<JobReport>, ServeError> {
+        let client = self.line.client.by(Some(until));
         jobs.iter().try_for_each(|job| self.job(*job).map(|_| ()))?;
         let ending: Vec<_> = {
             let table = &mut lock(&self.jobs).all;
@@ -650,13 +655,13 @@ impl Mover {
             let of = handles.iter().filter(|handle| handle.generation == session);
             let requests: Vec<u64> = of.map(|handle| handle.number).collect();
             let call = Call::End { requests: requests.clone() };
-            match self.line.client.call_in(session, &call) {
+            match client.call_in(session, &call) {
                 Ok(Answer::Ended(all)) if all.len() == requests.len() => {
                     ended.extend(requests.into_iter().zip(all.into_iter().map(Ok)));
                 }
                 Ok(other) => return Err(unexpected(&other)),
                 Err(error) => {
-                    let is_over = self.is_over(session, &error);
+                    let is_over = self.is_over(session, &error, until);
                     let unknown = Unknown { why: error.to_string(), is_over };
                     ended.extend(requests.into_iter().map(|number| (number, Err(unknown.clone()))));
                 }
@@ -668,9 +673,9 @@ impl Mover {
     /// Returns true if nothing accesses the blocks of requests whose end has failed, once they are
     /// dropped: the server lives, and either refused the call, or has ended the session that was
     /// lost before it began the next one.
-    fn is_over(&self, session: u64, error: &ServeError) -> bool {
-        !matches!(error, ServeError::Lost { .. })
-            || self.line.session().is_ok_and(|next| next != session)
+    fn is_over(&self, session: u64, error: &ServeError, until: Instant) -> bool {
+        let confirmed = || self.line.session(Some(until)).is_ok_and(|next| next != session);
+        !matches!(error, ServeError::Lost { .. }) || Instant::now() < until && confirmed()
     }
 
     fn report(

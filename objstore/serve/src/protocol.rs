@@ -11,12 +11,14 @@ use std::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
+    path::Path,
+    time::Duration,
 };
 
 use kv_catalog::{BlockKey, KvShape, Namespace, PinAnswer, Usage};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -484,6 +486,25 @@ pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| char::from(byte).to_digit(16);
     let byte = |[high, low]: &[u8; 2]| Some((digit(*high)? << 4 | digit(*low)?) as u8);
     rest.is_empty().then(|| pairs.iter().map(byte).collect()).flatten()
+}
+
+/// Connects to the socket of a server, which hangs if it has no room for a connection for the time
+/// `within`. That is the time of each read and write afterwards, too.
+pub(crate) fn connect(path: &Path, within: Duration) -> io::Result<UnixStream> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    let (stream, address) = (UnixStream::from(socket), SocketAddrUnix::new(path)?);
+    stream.set_read_timeout(Some(within))?;
+    // On Linux it is that of a connect as well.
+    stream.set_write_timeout(Some(within))?;
+    match rustix::io::retry_on_intr(|| rustix::net::connect(&stream, &address)) {
+        Err(rustix::io::Errno::AGAIN) => {
+            let why =
+                format!("no connection was taken for {within:.1?}: restart a server that hangs");
+            Err(io::Error::new(io::ErrorKind::TimedOut, why))
+        }
+        connected => Ok(connected.map(|()| stream)?),
+    }
 }
 
 /// Sends a message, with a file if one is given.

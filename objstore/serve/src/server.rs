@@ -231,7 +231,9 @@ fn remove_stale(path: &Path) -> Result<(), ServeError> {
     if !is_socket {
         return Ok(());
     }
-    if UnixStream::connect(path).is_ok() {
+    // Somebody listens unless it is refused, also if he hangs, or does not let this user in.
+    let is_refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    if !protocol::connect(path, PAUSE_MAX).is_err_and(is_refused) {
         return Err(ServeError::InUse { path: path.to_owned() });
     }
     fs::remove_file(path).map_err(|source| ServeError::Socket {

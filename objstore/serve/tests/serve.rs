@@ -412,6 +412,13 @@ fn a_second_server_does_not_take_the_socket() {
     let refused = Server::bind(stack("one"), options(rig.socket())).unwrap_err();
     assert!(matches!(refused, ServeError::InUse { .. }), "{refused}");
     drop(rig.client());
+    // Nor that of one that hangs: it has room for one connection, which it does not take.
+    let path = dir.path().join("hung.sock");
+    let hung = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&hung, 0).unwrap();
+    let _first = UnixStream::connect(&path).unwrap();
+    let refused = Server::bind(stack("hung"), options(path)).unwrap_err();
+    assert!(matches!(refused, ServeError::InUse { .. }), "{refused}");
     // The socket of a server that was killed is replaced.
     let stale = dir.path().join("stale.sock");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());

@@ -41,7 +41,7 @@ impl Client {
         let (session, idle) = (Bytes(Vec::new()), Vec::new());
         let links = Mutex::new(Links { generation: 0, session, idle, open: 0, lost });
         let inner = Inner { path, shape, member, pool, links, returned: Condvar::new() };
-        let client = Self { inner: Arc::new(inner) };
+        let client = Self { inner: Arc::new(inner), until: None };
         // Before the server gets the memory: it could not map other blocks.
         same_shape(Self::shape_at(&client.inner.path)?, shape)?;
         let after = client.place().and_then(|place| left().get(&place).cloned());
@@ -70,7 +70,7 @@ impl Client {
     /// Begins a session, after an earlier one with this memory.
     fn hello(&self, after: Option<Bytes>, generation: u64) -> Result<Links, ServeError> {
         let Inner { path, shape, member, pool, .. } = &*self.inner;
-        let stream = open(path)?;
+        let stream = open(path, self.left())?;
         let layout = pool.as_ref().map(|pool| {
             let PoolLayout { rows, block_stride, blocks } = pool.layout.clone();
             Layout { rows, block_stride, blocks }
@@ -78,7 +78,7 @@ impl Client {
         let file = pool.as_ref().map(|pool| pool.file.as_fd());
         let (earlier, member) = (after.clone(), member.clone());
         let call = Call::Hello { version: VERSION, pool: layout, after, member };
-        match call_on(&stream, &call, file)? {
+        match call_on(&stream, &call, file, self.left())? {
             Answer::Welcome { session, shape: found } => {
                 same_shape(found.into(), *shape)?;
                 // The server has ended it.

@@ -2,7 +2,7 @@
 
 use std::{os::unix::net::UnixStream, sync::PoisonError};
 
-use super::{ANSWER_TIMEOUT, Client, call_on, open, unexpected};
+use super::{Client, call_on, open, unexpected};
 use crate::{
     error::{RefusalKind, ServeError},
     protocol::{Answer, Bytes, CONNECTIONS_MAX, Call},
@@ -48,7 +48,7 @@ impl Client {
                 }
                 continue;
             }
-            let waited = self.inner.returned.wait_timeout(links, ANSWER_TIMEOUT);
+            let waited = self.inner.returned.wait_timeout(links, self.left());
             let (after, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
             if timeout.timed_out() {
                 let why = "no other call ended in time".to_owned();
@@ -59,8 +59,8 @@ impl Client {
     }
 
     fn attach(&self, session: Bytes) -> Result<UnixStream, ServeError> {
-        let stream = open(&self.inner.path)?;
-        match call_on(&stream, &Call::Attach { session }, None)? {
+        let stream = open(&self.inner.path, self.left())?;
+        match call_on(&stream, &Call::Attach { session }, None, self.left())? {
             Answer::Done => Ok(stream),
             other => Err(unexpected(&other)),
         }

@@ -4,16 +4,14 @@ use std::{
     fmt,
     io::{self, Read, Write},
     net::{SocketAddr, TcpStream},
-    os::{fd::AsFd, unix::net::UnixStream},
     path::PathBuf,
     time::Duration,
 };
 
-use rustix::net::sockopt::{self, Timeout};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::Refused;
-use crate::{error::ServeError, http};
+use crate::{error::ServeError, http, protocol};
 
 /// Time for an answer: longer than the server needs to read what it compares at a time.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
@@ -108,24 +106,19 @@ impl Control {
         let absent = |source| ServeError::Control { address: address.to_string(), source, hint };
         match address {
             ControlAddress::Unix(path) => {
-                let stream = UnixStream::connect(path).and_then(timed).map_err(absent)?;
+                let stream = protocol::connect(path, ANSWER_TIMEOUT).map_err(absent)?;
                 send_and_read(stream, request)
             }
             ControlAddress::Tcp(address, _) => {
                 let stream = TcpStream::connect_timeout(address, ANSWER_TIMEOUT);
-                send_and_read(stream.and_then(timed).map_err(absent)?, request)
+                let stream = stream.map_err(absent)?;
+                stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(absent)?;
+                stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(absent)?;
+                send_and_read(stream, request)
             }
         }
         .map_err(|error| ServeError::Lost { why: error.to_string() })
     }
-}
-
-/// Limits the time of each read and write.
-fn timed<S: AsFd>(stream: S) -> io::Result<S> {
-    for direction in [Timeout::Recv, Timeout::Send] {
-        sockopt::set_socket_timeout(&stream, direction, Some(ANSWER_TIMEOUT))?;
-    }
-    Ok(stream)
 }
 
 fn send_and_read(mut stream: impl Read + Write, request: &[u8]) -> io::Result<Vec<u8>> {

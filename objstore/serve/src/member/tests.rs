@@ -1,6 +1,10 @@
 //! Tests of members with a server that is a script.
 
-use std::{os::unix::net::UnixListener, thread};
+use std::{
+    os::unix::net::{UnixListener, UnixStream},
+    sync::mpsc,
+    thread,
+};
 
 use super::*;
 use crate::protocol::{self, Received};
@@ -96,4 +100,69 @@ fn blocks_of_a_server_that_dies_before_they_are_durable_are_lost() {
     assert!(!finder.publish(room.number, true).unwrap());
     finder.sync().unwrap();
     server.join().unwrap();
+}
+
+/// Returns a time that comes soon, and passes in tests only.
+fn soon() -> Instant {
+    Instant::now() + Duration::from_millis(300)
+}
+
+#[test]
+fn a_server_that_takes_no_connection_is_given_up_on() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = thread::spawn(move || {
+        serve(&listener, &[welcome()]);
+        serve(&listener, &[welcome()]);
+        listener
+    });
+    let finder = Finder::connect(path.clone(), SHAPE, "one".to_owned(), 1).unwrap();
+    let listener = server.join().unwrap();
+    // Room for one connection, which nobody takes.
+    rustix::net::listen(&listener, 0).unwrap();
+    let _first = UnixStream::connect(path).unwrap();
+    let since = Instant::now();
+    let error = finder.line.session(Some(soon())).unwrap_err().to_string();
+    assert!(error.contains("no connection was taken for 300.0ms: restart"), "{error}");
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+}
+
+#[test]
+fn jobs_end_in_time_on_a_server_that_hangs() {
+    for is_lost in [false, true] {
+        let dir = tempfile::TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (end, is_over) = mpsc::channel();
+        let server = thread::spawn(move || {
+            serve(&listener, &[welcome()]);
+            let request = Answer::Request { request: 1, accepted: 1, moved: 1 };
+            let stream = listener.accept().unwrap().0;
+            for answer in [welcome(), request] {
+                assert!(matches!(
+                    protocol::receive::<Call>(&stream).unwrap(),
+                    Received::Message(..)
+                ));
+                protocol::send(&stream, &answer, None).unwrap();
+            }
+            // From here on, it answers neither the end nor the hello that follows a loss.
+            let _hangs = (!is_lost).then_some(stream);
+            is_over.recv().unwrap();
+        });
+        let (file, memory) = crate::memory::make(4096).unwrap();
+        let layout = PoolLayout::contiguous(&SHAPE, 1);
+        let mover = Mover::connect(path, SHAPE, ("one".to_owned(), 1, 0), layout, file).unwrap();
+        assert!(memory.write(0, b"block"));
+        let job = mover.begin(Direction::Read, &[1 << POSITION_BITS], vec![BlockId(0)]).unwrap();
+        let since = Instant::now();
+        let report = mover.end_by(soon(), &[job]).unwrap().remove(0);
+        assert!(report.error.is_some());
+        assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+        let mut found = [0; 5];
+        assert!(memory.read(0, &mut found));
+        assert_eq!(found, [0; 5], "it is unknown if a device writes the block");
+        end.send(()).unwrap();
+        server.join().unwrap();
+    }
 }
