@@ -193,7 +193,7 @@ fn end_three(rank: &mut Rank, slow: usize, meanwhile: impl FnOnce(&Rank)) -> [Jo
         rank.move_all(Direction::Write, files, &[]).unwrap()
     });
     let device = rank.emus[slow].clone();
-    break_device(&device, on(FLUSH, FaultAction::Delay { ns: 2_000_000_000 }).limit(1));
+    break_device(&device, on(FLUSH, FaultAction::Delay { ns: 4_000_000_000 }).limit(1));
     let rank = &*rank;
     thread::scope(|scope| {
         let plane = &rank.plane;
