@@ -353,11 +353,8 @@ impl Plane {
     /// # Errors
     /// Returns [`StoreError::NoSuchJob`] or [`StoreError::Failed`].
     pub fn end(&self, jobs: &[JobId]) -> Result<Vec<JobDone>, StoreError> {
-        let mut ended = Vec::with_capacity(jobs.len());
-        for job in jobs {
-            self.wait_for_job(*job)?;
-            ended.push(self.with(|mover| mover.end(*job))?);
-        }
+        jobs.iter().try_for_each(|job| self.wait_for_job(*job))?;
+        let mut ended = self.with(|mover| mover.end_all(jobs))?;
         let stored = ended.iter().any(|done| done.direction == Direction::Write);
         if stored && !planted(PlantedBug::RankNeverFlushes) {
             self.flush()?;

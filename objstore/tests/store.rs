@@ -220,6 +220,22 @@ fn a_transfer_keeps_its_files_without_its_prefix() {
     assert_eq!(stack.store.evict(100).unwrap(), 8);
 }
 
+/// When a client dies, jobs are abandoned that a call of it is about to end.
+#[test]
+fn jobs_that_end_together_with_one_that_was_abandoned_release_what_they_hold() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..6);
+    stack.put(&keys, 0);
+    let prefix = stack.store.lookup(&keys).unwrap();
+    let loads = [10, 20].map(|first| stack.store.retrieve(&prefix, &blocks(first, 6)).unwrap());
+    let jobs = [&loads[0], &loads[1]].map(|load| load.ticket(Layer(0)).job);
+    stack.store.plane().abandon(jobs[1]);
+    let error = stack.store.end(&jobs).unwrap_err();
+    assert!(matches!(error, StoreError::NoSuchJob { job } if job == jobs[1]), "{error}");
+    drop((loads, prefix));
+    assert_eq!(stack.store.stats().unwrap().files_referenced, 0);
+}
+
 #[test]
 fn a_request_does_not_evict_its_own_head() {
     let mut stack = Stack::new(&tiny());

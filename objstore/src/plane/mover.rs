@@ -298,6 +298,13 @@ impl Mover {
         Ok(JobDone { job: id, direction, failure, recoveries, checksums })
     }
 
+    /// Ends jobs of which nothing is in flight; none of them if one was abandoned meanwhile: nobody
+    /// would learn that the others have ended, and release what they hold.
+    pub(super) fn end_all(&mut self, ids: &[JobId]) -> Result<Vec<JobDone>, StoreError> {
+        ids.iter().try_for_each(|id| self.jobs.get_mut(*id).map(|_| ()))?;
+        ids.iter().map(|id| self.end(*id)).collect()
+    }
+
     /// Fails ended jobs whose data is not permanent after the flush that covers them: if any flush
     /// has failed, or a controller was reset, which may have lost the data before.
     pub(super) fn settle(&self, ended: &mut [JobDone]) {
