@@ -39,8 +39,10 @@ impl Catalog {
         let tenants = &self.index.tenants;
         let unused = tenants.all.iter().filter(|tenant| {
             let is_plain = tenant.quota.is_none() && tenant.weight == 1;
-            let is_kept = Arc::strong_count(&tenant.id) > 1 || self.pins.are_in(*tenant.id);
-            is_plain && !is_kept && tenants.held(*tenant.id) == 0
+            is_plain
+                && Arc::strong_count(&tenant.id) == 1
+                && tenants.held(*tenant.id) == 0
+                && !self.pins.are_in(*tenant.id)
         });
         unused.map(|tenant| *tenant.id).min().map(|id| tenants.slot(id))
     }

@@ -9,6 +9,13 @@ use crate::{
     record::{Record, Words},
 };
 
+/// Returns the digest of a namespace of which a damaged journal has only the number.
+fn nameless(id: NamespaceId) -> [u8; 32] {
+    let mut digest = [0; 32];
+    digest[..4].copy_from_slice(&id.0.to_le_bytes());
+    digest
+}
+
 impl Index {
     /// Applies one record of the journal ([`Catalog::apply`](crate::Catalog::apply)).
     pub fn apply(&mut self, record: &Record<'_>) -> Result<(), CatalogError> {
@@ -86,9 +93,15 @@ impl Index {
                 }
                 // It was replaced and came back: a nameless one fills the slot that it had.
                 if let Some(known) = known.filter(|known| *known < id) {
-                    let mut nameless = [0; 32];
-                    nameless[..4].copy_from_slice(&known.0.to_le_bytes());
-                    self.register(known, nameless, String::new());
+                    self.register(known, nameless(known), String::new());
+                }
+                // Those of the slots before it come later, or are lost.
+                let slots = self.tenants.all.len() as u32..self.tenants.slot(id);
+                for before in slots.map(NamespaceId) {
+                    self.register(before, nameless(before), String::new());
+                }
+                if known.is_none() {
+                    self.tenants.rename(id, &nameless(id), digest);
                 }
             }
             _ => {}

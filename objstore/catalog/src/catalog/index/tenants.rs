@@ -112,6 +112,15 @@ impl Tenants {
         self.by_digest.insert(digest, id);
     }
 
+    /// Gives the namespace its digest, if it has `before` instead.
+    pub fn rename(&mut self, id: NamespaceId, before: &[u8; 32], digest: [u8; 32]) {
+        if self.by_digest.get(before) == Some(&id) {
+            self.by_digest.remove(before);
+            self.by_digest.insert(digest, id);
+            self.get_mut(id).digest = digest;
+        }
+    }
+
     fn new_space(&mut self, slot: u32) -> u32 {
         let space = Space { slot, ..Space::default() };
         if let Some(at) = self.spare.pop() {

@@ -306,6 +306,25 @@ fn namespaces_that_are_lost_come_from_the_other_half() {
     assert_eq!((0..44).filter(|number| again.lookup(a, &[key(*number)]) == Ok(1)).count(), 0);
 }
 
+/// Numbers are not in the order of slots after a replacement.
+#[test]
+fn namespaces_that_were_replaced_are_not_missed_by_the_others() {
+    let mut kept = Kept::new();
+    let (first, second) = (kept.open(2), kept.open(1));
+    assert_eq!([first, second], [2, 1].map(NamespaceId));
+    // Neither half has number 0 any more.
+    (0..2).for_each(|_| kept.compact_after_writing());
+    [first, second].into_iter().for_each(|space| kept.store(space, 0..20));
+    kept.write();
+    let area = superblock(&kept.medium).unwrap().journal.unwrap();
+    kept.medium.corrupt(area.half_offset(area.active), |bytes| bytes[..512].fill(0xee));
+    let (again, found) = salvaged(&kept.medium);
+    assert_eq!((found.gaps, found.refused, again.counts().stored), (1, 0, 40));
+    for space in [first, second] {
+        assert_eq!(digest(&again, space), digest(&kept.catalog, space));
+    }
+}
+
 /// A namespace that came back in another slot is in the halves with two numbers.
 #[test]
 fn a_namespace_that_came_back_keeps_its_blocks() {
