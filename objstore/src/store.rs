@@ -65,8 +65,7 @@ impl fmt::Debug for Store {
     }
 }
 
-/// State shared by the handles. Lock order: drives, commits, ready, plane, jobs,
-/// catalog.
+/// State shared by the handles. Lock order: drives, commits, ready, flushes, plane, jobs, catalog.
 struct Inner {
     catalog: DurableCatalog,
     geometry: Geometry,

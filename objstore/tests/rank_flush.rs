@@ -7,6 +7,7 @@ use std::{
     fmt,
     sync::{Arc, Mutex},
     thread,
+    time::Duration,
 };
 
 use nvme_driver::{ControllerOptions, Nanos};
@@ -200,7 +201,8 @@ fn end_three(rank: &mut Rank, slow: usize, meanwhile: impl FnOnce(&Rank)) -> [Jo
         let end = |job| scope.spawn(move || plane.end(&[job]).unwrap().remove(0));
         let first = end(jobs[0]);
         while device.counters().faults == 0 {
-            thread::yield_now();
+            assert!(!first.is_finished(), "without a flush");
+            thread::sleep(Duration::from_millis(1));
         }
         let others = [end(jobs[1]), end(jobs[2])];
         meanwhile(rank);

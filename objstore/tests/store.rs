@@ -229,6 +229,8 @@ fn jobs_that_end_together_with_one_that_was_abandoned_release_what_they_hold() {
     let prefix = stack.store.lookup(&keys).unwrap();
     let loads = [10, 20].map(|first| stack.store.retrieve(&prefix, &blocks(first, 6)).unwrap());
     let jobs = [&loads[0], &loads[1]].map(|load| load.ticket(Layer(0)).job);
+    let error = stack.store.end(&[jobs[0], jobs[0]]).unwrap_err();
+    assert!(matches!(error, StoreError::NoSuchJob { job } if job == jobs[0]), "{error}");
     stack.store.plane().abandon(jobs[1]);
     let error = stack.store.end(&jobs).unwrap_err();
     assert!(matches!(error, StoreError::NoSuchJob { job } if job == jobs[1]), "{error}");

@@ -499,7 +499,7 @@ impl Client {
     }
 
     pub(crate) fn handle(&self, number: u64, generation: u64) -> Handle {
-        Handle { client: self.clone(), number, generation, is_over: Mutex::new(false) }
+        Handle { client: self.by(None), number, generation, is_over: Mutex::new(false) }
     }
 
     fn links(&self) -> MutexGuard<'_, Links> {

@@ -629,7 +629,8 @@ impl Mover {
 
     /// Ends jobs: waits for their layers, and makes what they stored durable. On return, nothing
     /// accesses their blocks: if the session was lost, and the server does not confirm its end,
-    /// those that were loaded are zeros. On a server that hangs, this takes 90 seconds in all.
+    /// those that were loaded are zeros. On a server that hangs, this takes 90 seconds in all, and
+    /// longer if another thread connects to it meanwhile.
     ///
     /// # Errors
     /// Returns [`ServeError::Argument`] for an unknown job, and [`ServeError::Memory`] if blocks

@@ -232,9 +232,11 @@ fn remove_stale(path: &Path) -> Result<(), ServeError> {
         return Ok(());
     }
     // Somebody listens unless it is refused, also if he hangs, or does not let this user in.
-    let is_refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    if !protocol::connect(path, PAUSE_MAX).is_err_and(is_refused) {
-        return Err(ServeError::InUse { path: path.to_owned() });
+    match protocol::connect(path, PAUSE_MAX).map_err(|error| error.kind()) {
+        Err(io::ErrorKind::ConnectionRefused) => {}
+        // He has just removed it.
+        Err(io::ErrorKind::NotFound) => return Ok(()),
+        _ => return Err(ServeError::InUse { path: path.to_owned() }),
     }
     fs::remove_file(path).map_err(|source| ServeError::Socket {
         path: path.to_owned(),

@@ -298,10 +298,18 @@ impl Mover {
         Ok(JobDone { job: id, direction, failure, recoveries, checksums })
     }
 
-    /// Ends jobs of which nothing is in flight; none of them if one was abandoned meanwhile: nobody
-    /// would learn that the others have ended, and release what they hold.
+    /// Ends jobs of which nothing is in flight; none of them if one was abandoned or moves again:
+    /// nobody would learn that the others have ended, and release what they hold.
     pub(super) fn end_all(&mut self, ids: &[JobId]) -> Result<Vec<JobDone>, StoreError> {
-        ids.iter().try_for_each(|id| self.jobs.get_mut(*id).map(|_| ()))?;
+        for (at, id) in ids.iter().enumerate() {
+            if ids[..at].contains(id) {
+                return Err(StoreError::NoSuchJob { job: *id });
+            }
+            self.jobs.get_mut(*id)?;
+            if let Some(Ticket { layer, .. }) = self.in_flight(*id) {
+                return Err(StoreError::InFlight { layer });
+            }
+        }
         ids.iter().map(|id| self.end(*id)).collect()
     }
 

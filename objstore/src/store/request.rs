@@ -174,6 +174,7 @@ impl Store {
             let (blocks, positions) = (blocks.len(), positions.len());
             return Err(StoreError::Positions { blocks, positions, what: "positions" });
         }
+        self.inner.plane.with(|plane| plane.check_blocks(self.pool, blocks.iter().copied()))?;
         reservation.give(positions)?;
         let files = &reservation.write.positions;
         let moves = positions.iter().zip(blocks).map(|(position, block)| Move {

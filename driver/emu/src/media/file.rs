@@ -61,6 +61,8 @@ pub struct FileMedia {
     free: Vec<u32>,
     /// Reads, and everything else: neither waits for the other.
     lanes: [Lane; 2],
+    /// The lane that started an operation last.
+    turn: usize,
     /// Entries in the submission queue not yet passed to the kernel by a system call.
     unsubmitted: usize,
     /// Results from the kernel, before `finish`. Kept for its capacity.
@@ -146,6 +148,7 @@ impl FileMedia {
             slots: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             lanes: [Lane::new(READS_MAX), Lane::new(WRITES_MAX)],
+            turn: 0,
             unsubmitted: 0,
             reaped: Vec::new(),
             spare: Vec::new(),
@@ -302,13 +305,19 @@ impl FileMedia {
         &mut self.lanes[usize::from(kind != MediaKind::Read)]
     }
 
+    /// Starts operations of the lanes in turns.
     fn refill(&mut self, done: &mut Vec<MediaDone>) {
-        for lane in 0..self.lanes.len() {
-            while !self.free.is_empty()
-                && let Some(op) = self.lanes[lane].next()
-                && let Some(slot) = self.free.pop()
-            {
+        let mut empty = 0;
+        while empty < self.lanes.len()
+            && let Some(slot) = self.free.pop()
+        {
+            self.turn = (self.turn + 1) % self.lanes.len();
+            if let Some(op) = self.lanes[self.turn].next() {
+                empty = 0;
                 done.extend(self.start(op, slot));
+            } else {
+                empty += 1;
+                self.free.push(slot);
             }
         }
     }

@@ -137,7 +137,8 @@ impl Shared {
     /// Pins blocks for a program that controls the server.
     pub(crate) fn pin(&self, asked: PinAsked) -> Result<PinAnswer, Refusal> {
         let PinAsked { namespace, keys, ttl_s, bytes_max, wait } = asked;
-        let namespaces = &[within(self, namespace.into())?.namespace()];
+        let store = within(self, namespace.into())?;
+        let namespaces = &[store.namespace()];
         let (keys, ttl) = (&plain(&keys)[..], Duration::from_secs(ttl_s));
         self.pin_for(&NewPin { owner: 0, namespaces, keys, ttl, bytes_max, wait })
     }

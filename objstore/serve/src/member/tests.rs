@@ -124,7 +124,8 @@ fn a_server_that_takes_no_connection_is_given_up_on() {
     let _first = UnixStream::connect(path).unwrap();
     let since = Instant::now();
     let error = finder.line.session(Some(soon())).unwrap_err().to_string();
-    assert!(error.contains("no connection was taken for 300.0ms: restart"), "{error}");
+    let has = |part: &str| error.contains(part);
+    assert!(has("no connection was taken for ") && has(": restart a server"), "{error}");
     assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
 }
 

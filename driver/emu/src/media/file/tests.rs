@@ -1,6 +1,9 @@
 //! A hanging disk: a pipe acts as the file, and a read waits until the pipe is written.
 
-use std::io::{PipeWriter, Write, pipe};
+use std::{
+    io::{PipeWriter, Write, pipe},
+    time::{Duration, Instant},
+};
 
 use nvme_driver::{Clock, Controller, ControllerOptions, DmaSpace, Error, State, TimeoutOutcome};
 use nvme_spec::ids::{Lba, Nsid};
@@ -58,6 +61,23 @@ fn few_bytes_are_read_at_a_time_and_writes_do_not_wait() {
     // A pipe cannot be flushed, but it was asked.
     assert_eq!(done.iter().filter(|each| each.result.is_ok()).count(), 3, "{done:?}");
     assert_eq!((done.len(), media.lanes[0].bytes), (4, 0));
+}
+
+#[test]
+fn a_flush_does_not_wait_for_all_reads() {
+    let (mut media, mut writer) = hanging();
+    (0..8).for_each(|_| begin(&mut media, MediaKind::Read, BLOCK));
+    begin(&mut media, MediaKind::Flush, BLOCK);
+    writer.write_all(&[7; BLOCK]).unwrap();
+    let (mut done, since) = (Vec::new(), Instant::now());
+    while done.len() < 2 && since.elapsed() < Duration::from_secs(10) {
+        media.poll(Nanos(0), &mut done);
+    }
+    assert_eq!(done.len(), 2, "the slot of the read that ended is the flush's");
+    writer.write_all(&[7; 7 * BLOCK]).unwrap();
+    while media.in_flight() > 0 {
+        media.poll(Nanos(0), &mut done);
+    }
 }
 
 #[test]
