@@ -96,7 +96,8 @@ class Catalog(_Context):
     def rank(self, rank: int) -> RankId:
         """Returns a rank's identity, which opens its plane. Send it to its worker."""
     def namespace(self, namespace: Namespace) -> int:
-        """Returns the number of a namespace, and registers it if it is new."""
+        """Returns the number of a namespace, and registers it if it is new. It is valid until the
+        catalog is closed."""
     def lookup(self, namespace: int, keys: _Keys) -> int:
         """Returns how many leading keys are stored. Has no side effects, and never blocks."""
     def are_stored(self, namespace: int, keys: _Keys) -> bytes:
