@@ -47,20 +47,24 @@ def test_hits_in_host_memory_are_what_was_computed(model, said, options):
 
 
 def test_what_waiting_requests_need_is_read_ahead(model, said, filled, tmp_path):
-    path = shutil.copytree(filled[0]["path"], tmp_path / "store")
-    options = {"path": path, "dram": "16MiB"}
-
     def ask(engine):
         (answers, cached), stats = engine.ask(*PROMPTS), engine.plane.stats()
-        return answers, cached, stats
+        return answers, cached, stats.dram
 
-    # With max_num_seqs=1, all but the first wait for it.
-    answers, cached, stats = live(ask, model=model, options=options, max_num_seqs=1)
-    assert (answers, cached) == (said, STORED)
     # vLLM's own cache has the shared prefixes.
     first, *waiting = [(asked - own) // BLOCK for asked, own in zip(STORED, SHARED, strict=True)]
-    assert stats.dram.prefetched_bytes > 0
-    assert (stats.dram.misses, stats.dram.hits) == (first, sum(waiting))
+    # On a busy machine, some of it comes too late.
+    for attempt in range(3):
+        path = shutil.copytree(filled[0]["path"], tmp_path / f"store-{attempt}")
+        options = {"path": path, "dram": "16MiB"}
+        # With max_num_seqs=1, all but the first wait for it.
+        answers, cached, dram = live(ask, model=model, options=options, max_num_seqs=1)
+        assert (answers, cached) == (said, STORED)
+        assert dram.prefetched_bytes > 0
+        assert dram.misses + dram.hits == first + sum(waiting)
+        if dram.misses == first:
+            break
+    assert (dram.misses, dram.hits) == (first, sum(waiting))
 
 
 @pytest.mark.parametrize(
