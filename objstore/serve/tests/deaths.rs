@@ -384,6 +384,7 @@ fn the_server_is_killed() -> Result<(), Failed> {
     let mut server = spawn("server", dir.path(), 0);
     let clients: Vec<Client> =
         (0..3).map(|_| Client::connect(socket(dir.path()), SHAPE, 16)).collect::<Result<_, _>>()?;
+    let mut longest = Duration::ZERO;
     for round in 0..4 {
         let (all, killed) = thread::scope(|scope| {
             let (begun, has_begun): (Vec<_>, Vec<_>) =
@@ -406,7 +407,8 @@ fn the_server_is_killed() -> Result<(), Failed> {
         server.0.wait()?;
         for (_, noticed) in &all {
             let time = noticed.saturating_duration_since(killed);
-            assert!(time < Duration::from_secs(10), "a call failed only after {time:?}");
+            assert!(time < Duration::from_secs(1), "a call failed only after {time:?}");
+            longest = longest.max(time);
         }
         server = spawn("server", dir.path(), 0);
         for (client, (stored, _)) in clients.iter().zip(&all) {
@@ -420,5 +422,6 @@ fn the_server_is_killed() -> Result<(), Failed> {
             }
         }
     }
+    println!("clients noticed it after {longest:?} at most");
     Ok(())
 }

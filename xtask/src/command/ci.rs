@@ -24,8 +24,8 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     report::run_all(steps, args)
 }
 
-/// Makes a step's inputs the same in each run, so that what passes here passes there. The fuzz
-/// targets run their corpora only, as bolero cannot be given a seed for several inputs.
+/// Makes the inputs of property tests and fuzz targets the same in each run. The targets run their
+/// corpora only, as bolero cannot be given a seed for several inputs.
 fn repeatable(step: Step) -> Step {
     step.env("PROPTEST_RNG_SEED", "0").env("BOLERO_RANDOM_ITERATIONS", "0")
 }

@@ -6,6 +6,8 @@ use std::{
     thread,
 };
 
+use tempfile::TempDir;
+
 use super::*;
 use crate::protocol::{self, Received};
 
@@ -15,21 +17,27 @@ fn welcome() -> Answer {
     Answer::Welcome { session: crate::protocol::Bytes(vec![1; 16]), shape: SHAPE.into() }
 }
 
-/// Answers the calls of the next connection in this order, and closes it.
-fn serve(listener: &UnixListener, answers: &[Answer]) {
+/// Answers the calls of the next connection in this order. Dropping what it returns closes it.
+fn serve(listener: &UnixListener, answers: &[Answer]) -> UnixStream {
     let stream = listener.accept().unwrap().0;
     for answer in answers {
         let call = protocol::receive::<Call>(&stream).unwrap();
         assert!(matches!(call, Received::Message(..)));
         protocol::send(&stream, answer, None).unwrap();
     }
+    stream
+}
+
+fn listen() -> (TempDir, PathBuf, UnixListener) {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    (dir, path, listener)
 }
 
 #[test]
 fn a_server_that_does_not_answer_is_not_asked_at_each_call() {
-    let dir = tempfile::TempDir::new().unwrap();
-    let path = dir.path().join("socket");
-    let listener = UnixListener::bind(&path).unwrap();
+    let (_dir, path, listener) = listen();
     let server = thread::spawn(move || {
         serve(&listener, &[welcome()]);
         serve(&listener, &[welcome()]);
@@ -50,9 +58,7 @@ fn a_server_that_does_not_answer_is_not_asked_at_each_call() {
 
 #[test]
 fn blocks_that_a_living_server_reads_are_not_replaced() {
-    let dir = tempfile::TempDir::new().unwrap();
-    let path = dir.path().join("socket");
-    let listener = UnixListener::bind(&path).unwrap();
+    let (_dir, path, listener) = listen();
     let request = |request| Answer::Request { request, accepted: 1, moved: 1 };
     let message = "another call uses it".to_owned();
     let refused = Answer::Refused { kind: RefusalKind::Argument, message };
@@ -82,9 +88,7 @@ fn blocks_that_a_living_server_reads_are_not_replaced() {
 
 #[test]
 fn blocks_of_a_server_that_dies_before_they_are_durable_are_lost() {
-    let dir = tempfile::TempDir::new().unwrap();
-    let path = dir.path().join("socket");
-    let listener = UnixListener::bind(&path).unwrap();
+    let (_dir, path, listener) = listen();
     let server = thread::spawn(move || {
         serve(&listener, &[welcome()]);
         let reserved = Answer::Reserved { reservation: 1, accepted: 1, positions: vec![0] };
@@ -109,9 +113,7 @@ fn soon() -> Instant {
 
 #[test]
 fn a_server_that_takes_no_connection_is_given_up_on() {
-    let dir = tempfile::TempDir::new().unwrap();
-    let path = dir.path().join("socket");
-    let listener = UnixListener::bind(&path).unwrap();
+    let (_dir, path, listener) = listen();
     let server = thread::spawn(move || {
         serve(&listener, &[welcome()]);
         serve(&listener, &[welcome()]);
@@ -132,21 +134,12 @@ fn a_server_that_takes_no_connection_is_given_up_on() {
 #[test]
 fn jobs_end_in_time_on_a_server_that_hangs() {
     for is_lost in [false, true] {
-        let dir = tempfile::TempDir::new().unwrap();
-        let path = dir.path().join("socket");
-        let listener = UnixListener::bind(&path).unwrap();
+        let (_dir, path, listener) = listen();
         let (end, is_over) = mpsc::channel();
         let server = thread::spawn(move || {
             serve(&listener, &[welcome()]);
             let request = Answer::Request { request: 1, accepted: 1, moved: 1 };
-            let stream = listener.accept().unwrap().0;
-            for answer in [welcome(), request] {
-                assert!(matches!(
-                    protocol::receive::<Call>(&stream).unwrap(),
-                    Received::Message(..)
-                ));
-                protocol::send(&stream, &answer, None).unwrap();
-            }
+            let stream = serve(&listener, &[welcome(), request]);
             // From here on, it answers neither the end nor the hello that follows a loss.
             let _hangs = (!is_lost).then_some(stream);
             is_over.recv().unwrap();

@@ -14,7 +14,7 @@ use crate::program;
 /// Runs to kill, at times spread over the part of a run that changes something, and how many of
 /// them must be half-done.
 const MOMENTS: u32 = 16;
-const ENOUGH: u32 = 2;
+const ENOUGH: u32 = 3;
 
 /// Kills a bind, and then an unbind, at many points. `status` must report the true state, and one
 /// `restore` must undo everything.
