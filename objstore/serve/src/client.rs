@@ -51,6 +51,8 @@ struct Inner {
     member: Option<Member>,
     pool: Option<Pool>,
     links: Mutex<Links>,
+    /// Held while a session begins: sessions with the same memory begin one after the other.
+    beginning: Mutex<()>,
     /// Notified when a connection is idle again, or the session is lost.
     returned: Condvar,
 }
@@ -199,8 +201,10 @@ impl Client {
     /// [`ServeError::Refused`] if its store failed: then devices may still access the memory.
     pub fn close(&self) -> Result<(), ServeError> {
         let lost = |why: String| ServeError::Lost { why };
+        let _beginning = self.beginning();
+        let timed = self.by(Some(Instant::now() + ANSWER_TIMEOUT));
         let is_busy = |links: &mut Links| links.lost.is_none() && links.idle.len() < links.open;
-        let waited = self.inner.returned.wait_timeout_while(self.links(), ANSWER_TIMEOUT, is_busy);
+        let waited = self.inner.returned.wait_timeout_while(self.links(), timed.left(), is_busy);
         let (mut links, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         self.remember(&links);
         if let Some(why) = links.lost.replace("it was closed".to_owned()) {
@@ -215,7 +219,7 @@ impl Client {
         let ended = idle.iter().map(|stream| stream.shutdown(Shutdown::Write));
         ended.collect::<io::Result<()>>().map_err(|error| lost(error.to_string()))?;
         // The server closes the first one when the session has ended.
-        idle.iter().try_for_each(until_closed)?;
+        idle.iter().try_for_each(|stream| until_closed(stream, timed.left()))?;
         self.forget(&session);
         Ok(())
     }
@@ -491,7 +495,7 @@ impl Client {
             Answer::Welcome { shape, .. } => {
                 // As long as it has not ended, this session is one of those that there may be.
                 let _ = stream.shutdown(Shutdown::Write);
-                until_closed(&stream)?;
+                until_closed(&stream, ANSWER_TIMEOUT)?;
                 Ok(shape.into())
             }
             other => Err(unexpected(&other)),
@@ -505,6 +509,10 @@ impl Client {
     fn links(&self) -> MutexGuard<'_, Links> {
         // A thread that panicked leaves connections that are whole.
         self.inner.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn beginning(&self) -> MutexGuard<'_, ()> {
+        self.inner.beginning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a handle of the same session with a deadline for all its calls together.
@@ -678,9 +686,9 @@ fn is_closed(stream: &UnixStream) -> bool {
 }
 
 /// Waits until the server closes a connection.
-fn until_closed(stream: &UnixStream) -> Result<(), ServeError> {
+fn until_closed(stream: &UnixStream, within: Duration) -> Result<(), ServeError> {
     let lost = |why: String| ServeError::Lost { why };
-    let timed = stream.set_read_timeout(Some(ANSWER_TIMEOUT));
+    let timed = stream.set_read_timeout(Some(within));
     match timed.and_then(|()| protocol::receive(stream)) {
         Ok(Received::End) => Ok(()),
         Ok(Received::Message(Answer::Refused { kind, message }, _)) => {

@@ -10,7 +10,7 @@ use std::{
     collections::HashMap,
     os::fd::OwnedFd,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
     time::{Duration, Instant},
 };
 
@@ -73,11 +73,18 @@ impl Line {
         Self { client, retry_at: Mutex::default() }
     }
 
-    /// Returns the number of the session; begins a new one if it was lost. `until`: its deadline.
+    /// Returns the number of the session; begins a new one if it was lost. `until`: its deadline,
+    /// with which it does not wait for another thread that begins one.
     fn session(&self, until: Option<Instant>) -> Result<u64, ServeError> {
         let (session, lost) = self.client.session();
         let Some(why) = lost else { return Ok(session) };
-        let mut retry_at = lock(&self.retry_at);
+        let mut retry_at = match self.retry_at.try_lock() {
+            Ok(retry_at) => retry_at,
+            Err(TryLockError::WouldBlock) if until.is_some() => {
+                return Err(ServeError::Lost { why });
+            }
+            Err(_) => lock(&self.retry_at),
+        };
         // Another thread may have done it.
         if let (session, None) = self.client.session() {
             return Ok(session);

@@ -40,7 +40,8 @@ impl Client {
         let lost = Some("it has not begun".to_owned());
         let (session, idle) = (Bytes(Vec::new()), Vec::new());
         let links = Mutex::new(Links { generation: 0, session, idle, open: 0, lost });
-        let inner = Inner { path, shape, member, pool, links, returned: Condvar::new() };
+        let (beginning, returned) = (Mutex::default(), Condvar::new());
+        let inner = Inner { path, shape, member, pool, links, beginning, returned };
         let client = Self { inner: Arc::new(inner), until: None };
         // Before the server gets the memory: it could not map other blocks.
         same_shape(Self::shape_at(&client.inner.path)?, shape)?;
@@ -59,10 +60,15 @@ impl Client {
     /// # Errors
     /// Same as [`Client::connect`].
     pub fn reconnect(&self) -> Result<(), ServeError> {
-        let mut links = self.links();
-        links.idle.clear();
-        links.lost.get_or_insert_with(|| "it was left for another one".to_owned());
-        *links = self.hello(Some(links.session.clone()), links.generation + 1)?;
+        let _beginning = self.beginning();
+        let (session, generation) = {
+            let mut links = self.links();
+            links.idle.clear();
+            links.lost.get_or_insert_with(|| "it was left for another one".to_owned());
+            (links.session.clone(), links.generation)
+        };
+        let begun = self.hello(Some(session), generation + 1)?;
+        *self.links() = begun;
         self.inner.returned.notify_all();
         Ok(())
     }

@@ -132,6 +132,31 @@ fn a_server_that_takes_no_connection_is_given_up_on() {
 }
 
 #[test]
+fn a_call_with_a_deadline_does_not_wait_for_a_thread_that_connects() {
+    let (_dir, path, listener) = listen();
+    let ((hangs, is_hung), (end, is_over)) = (mpsc::channel(), mpsc::channel());
+    let server = thread::spawn(move || {
+        serve(&listener, &[welcome()]);
+        serve(&listener, &[welcome()]);
+        let _hello = listener.accept().unwrap();
+        hangs.send(()).unwrap();
+        is_over.recv().unwrap();
+    });
+    let finder = Finder::connect(path, SHAPE, "one".to_owned(), 1).unwrap();
+    thread::scope(|scope| {
+        // Until the end of the session is seen.
+        let other = scope.spawn(|| while finder.line.session(None).is_ok() {});
+        is_hung.recv().unwrap();
+        finder.line.session(Some(soon())).unwrap_err();
+        finder.line.client.check().unwrap_err();
+        assert!(!other.is_finished(), "it was waited for");
+        end.send(()).unwrap();
+        other.join().unwrap();
+    });
+    server.join().unwrap();
+}
+
+#[test]
 fn jobs_end_in_time_on_a_server_that_hangs() {
     for is_lost in [false, true] {
         let (_dir, path, listener) = listen();
