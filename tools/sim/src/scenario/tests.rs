@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::*;
 
-/// Scenarios of seconds in a debug build. A release build checks all.
+/// Scenarios of seconds in a debug build. A release build checks the others as well.
 const SHORT: &[&str] = &[
     "tutti-2",
     "tutti-6",
@@ -20,6 +20,8 @@ const SHORT: &[&str] = &[
     "lmcache-10",
     "lmcache-12",
 ];
+/// Scenarios that take a minute of CPU time each, in a release build.
+const LONG: &[&str] = &["tutti-8", "tutti-14"];
 
 fn number(number: f64) -> String {
     let digits = if number.abs() >= 1000.0 { 0 } else { 2 };
@@ -59,6 +61,17 @@ fn written(page: &str) -> BTreeMap<&str, String> {
 
 #[test]
 fn the_page_of_results_has_what_the_scenarios_give() {
+    check(|name| !LONG.contains(&name) && (SHORT.contains(&name) || !cfg!(debug_assertions)));
+}
+
+#[test]
+#[ignore = "slow: two minutes of CPU time"]
+fn the_page_of_results_has_what_the_long_scenarios_give() {
+    check(|name| LONG.contains(&name));
+}
+
+/// Compares the chosen scenarios with the page of results, which has all of them.
+fn check(is_chosen: impl Fn(&str) -> bool) {
     let parameters = Parameters::default();
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/sim.md");
     let text = fs::read_to_string(&page).expect("the page of results");
@@ -67,7 +80,8 @@ fn the_page_of_results_has_what_the_scenarios_give() {
     if let Some(name) = written.keys().find(|name| !all.contains(name)) {
         panic!("{}: {name}: no such scenario", page.display());
     }
-    let checked = if cfg!(debug_assertions) { SHORT } else { &all };
+    let mut checked = all.clone();
+    checked.retain(|name| is_chosen(name));
     let found = checked
         .par_iter()
         .map(|name| (*name, lines(&Scenario::named(name).expect("a scenario").run(&parameters))));
