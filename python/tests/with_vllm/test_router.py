@@ -36,6 +36,8 @@ import msgspec  # noqa: E402
 import vllm.entrypoints.launchers.api_server.entry as server  # noqa: E402
 import vllm.v1.engine.async_llm  # noqa: E402, F401
 from prompts import BLOCK, PROMPTS, STORED  # noqa: E402
+from serving import Server  # noqa: E402
+from test_served import SHAPE  # noqa: E402
 from test_two_engines import CHUNK, ENVIRONMENT, free_port  # noqa: E402
 from vllm.distributed.kv_events import (  # noqa: E402
     AllBlocksCleared,
@@ -123,11 +125,12 @@ def until(is_so, why):
 
 
 class Machine:
-    """vLLM's server with a store and a `p2p` tier, and its member; in a network namespace, unless
-    its host is this one."""
+    """vLLM's server and its member; in a network namespace, unless its host is this one. It has a
+    store and a `p2p` tier, or is a client of the server of a store at the socket `served`."""
 
-    def __init__(self, model, directory, name, host, etcd):
+    def __init__(self, model, directory, name, host, etcd, served):
         self.directory, self.name, self.etcd, self.model = directory, name, etcd, model
+        self.served = served
         self.port, self.events, self.replay, self.p2p = (free_port() for _ in range(4))
         self.host, self.url = host, f"http://{host}:{self.port}"
         self.id = uuid.uuid4().hex
@@ -160,7 +163,16 @@ class Machine:
         join.send(None)
         return child
 
-    def serve(self):
+    def transfer(self):
+        """Returns the configuration of its connector."""
+        if self.served:
+            return {
+                "kv_connector": "RipienoConnector",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "engine_id": self.id,
+                "kv_connector_extra_config": {"server": self.served},
+            }
         tiers = [
             {
                 "type": "RipienoTier",
@@ -170,7 +182,7 @@ class Machine:
             },
             {"type": "p2p", "host": self.host, "port": self.p2p},
         ]
-        transfer = {
+        return {
             "kv_connector": "OffloadingConnector",
             "kv_role": "kv_both",
             "engine_id": self.id,
@@ -183,6 +195,8 @@ class Machine:
                 "self_describing_kv_events": True,
             },
         }
+
+    def serve(self):
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -214,19 +228,19 @@ class Machine:
             --num-gpu-blocks-override 96 --enforce-eager --max-num-batched-tokens 256
             --distributed-executor-backend uni --prefix-caching-hash-algo sha256
             --enable-prompt-tokens-details"""
-        sys.argv = [*flags.split(), "--kv-transfer-config", json.dumps(transfer)]
+        sys.argv = [*flags.split(), "--kv-transfer-config", json.dumps(self.transfer())]
         sys.argv += ["--kv-events-config", json.dumps(events)]
         server.main()
 
-    def announce(self, speed):
+    def announce(self, speed, *more):
         """Starts its member, with its engine's tokens a second; the one before ends."""
         self.silence()
+        peer = "" if self.served else f"--p2p {self.host}:{self.p2p} --link-gbps 100"
         command = f"""-m ripieno.router.member --etcd {self.etcd} --engine {self.url}
             --events tcp://{self.host}:{self.events} --replay tcp://{self.host}:{self.replay}
-            --p2p {self.host}:{self.p2p} --tokens-per-second {speed} --token-bytes {CHUNK / BLOCK}
-            --link-gbps 100"""
+            --tokens-per-second {speed} --token-bytes {CHUNK / BLOCK} {peer}"""
         with open(self.directory / f"{self.name}.member.log", "a") as log:
-            command = [*self.inside, sys.executable, *command.split()]
+            command = [*self.inside, sys.executable, *command.split(), *more]
             self.member = subprocess.Popen(command, stderr=log)
 
     def silence(self):
@@ -244,9 +258,9 @@ class Machine:
 
 
 class Cluster:
-    """hosts: those of the engines."""
+    """hosts: those of the engines. served: the socket of their store's server, if there is one."""
 
-    def __init__(self, model, directory, etcd, hosts):
+    def __init__(self, model, directory, etcd, hosts, served):
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.directory, self.machines = directory, []
@@ -255,7 +269,7 @@ class Cluster:
         self.router = program(route, directory / "router.log")
         try:
             for name, host in zip("ab", hosts, strict=True):
-                self.machines.append(Machine(model, directory, name, host, etcd))
+                self.machines.append(Machine(model, directory, name, host, etcd, served))
             for machine in self.machines:
                 until(lambda url=machine.url: fetch(f"{url}/health"), "an engine does not start")
         except BaseException:
@@ -269,20 +283,20 @@ class Cluster:
             (each["engine"], each["costs"]["tokens_per_second"]): each["blocks"] for each in found
         }
 
-    def announce(self, *speeds):
-        """Announces both engines with these tokens a second."""
+    def announce(self, speeds, *more):
+        """Announces both engines with these tokens a second, and more flags."""
         for machine, speed in zip(self.machines, speeds, strict=True):
-            machine.announce(speed)
+            machine.announce(speed, *more)
         pairs = zip(self.machines, speeds, strict=True)
         expected = {(machine.url, speed) for machine, speed in pairs}
         until(lambda: self.members().keys() == expected, "the members are not there")
 
-    def knows(self, machine, blocks):
-        """Waits until the router knows so many blocks in each tier of an engine."""
+    def knows(self, machine, blocks, tiers=("CPU", "STORAGE")):
+        """Waits until the router knows so many blocks in each of these tiers of an engine."""
 
         def is_known():
             found = [media for (url, _), media in self.members().items() if url == machine.url]
-            return found and all(found[0].get(it, 0) >= blocks for it in ("CPU", "STORAGE"))
+            return found and all(found[0].get(it, 0) >= blocks for it in tiers)
 
         until(is_known, f"the blocks of {machine.name} are not known: {self.members()}")
 
@@ -295,10 +309,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running(model, directory, host=LOOPBACK, hosts=(LOOPBACK, LOOPBACK)):
+def running(model, directory, host=LOOPBACK, hosts=(LOOPBACK, LOOPBACK), served=None):
     """A cluster. host: that of etcd."""
     with etcd_server.Server(directory / "etcd", host) as etcd:
-        cluster = Cluster(model, directory, etcd.address, hosts)
+        cluster = Cluster(model, directory, etcd.address, hosts, served)
         try:
             yield cluster
         finally:
@@ -337,7 +351,7 @@ def ask(url, prompt, **more):
 def serves(cluster):
     """Sends requests: where their prefix is, where it is fetched, and when an engine is killed."""
     a, b = cluster.machines
-    cluster.announce(FAST, FAST)
+    cluster.announce((FAST, FAST))
     computed = [ask(a.url, PROMPTS[0]), ask(a.url, PROMPTS[3])]
     assert [found.cached for found in computed] == [0, 0]
     cluster.knows(a, (STORED[0] + STORED[3]) // BLOCK)
@@ -347,7 +361,7 @@ def serves(cluster):
         assert (found.engine, found.source) == (a.url, None)
         assert found.cached >= shared
     # A is as if it were busy: B takes the blocks from it, and its answer is that of computing.
-    cluster.announce(NEVER, FAST)
+    cluster.announce((NEVER, FAST))
     cluster.knows(a, (STORED[0] + STORED[3]) // BLOCK)
     found = ask(cluster.url, PROMPTS[0])
     assert (found.engine, found.source) == (b.url, a.url)
@@ -361,6 +375,30 @@ def serves(cluster):
 
 def test_requests_go_where_their_prefix_is_or_fetch_it(cluster):
     serves(cluster)
+
+
+def test_engines_of_one_server_are_weighed_with_its_blocks(model, tmp_path):
+    """The slower engine is chosen as long as only it is known to have a prefix; the other one as
+    soon as both are known to have the same store."""
+    with (
+        Server(tmp_path, SHAPE) as store,
+        running(model, tmp_path, served=store.socket) as cluster,
+    ):
+        a, b = cluster.machines
+        cluster.announce((100, 1000))
+        first, second = ask(a.url, PROMPTS[0]), ask(a.url, PROMPTS[3])
+        known = (STORED[0] + STORED[3]) // BLOCK
+        cluster.knows(a, known, ["STORAGE"])
+        assert ask(cluster.url, PROMPTS[0]).engine == a.url
+        cluster.announce((100, 1000), "--store", "ours")
+        cluster.knows(a, known, ["STORAGE"])
+        found = ask(cluster.url, PROMPTS[0])
+        assert (found.engine, found.source, found.cached) == (b.url, None, STORED[0])
+        assert found.tokens == first.tokens
+        # What the router knows is not true any more: computed.
+        store.kill()
+        found = ask(cluster.url, PROMPTS[3])
+        assert (found.engine, found.cached, found.tokens) == (b.url, 0, second.tokens)
 
 
 @soak
@@ -497,7 +535,7 @@ def first_byte(url, prompt, **more):
 def test_times(cluster):
     """Prints medians of TTFT, with the least and the most of ROUNDS, in turns."""
     a, b = cluster.machines
-    cluster.announce(NEVER, FAST)
+    cluster.announce((NEVER, FAST))
     chance, times = random.Random(3), {}
     rounds = int(os.environ.get("RIPIENO_ROUNDS", "7"))
     for number in range(rounds + 1):
