@@ -39,12 +39,20 @@ impl Default for Pacing {
 }
 
 impl Pacing {
-    /// Starts the thread that paces a plane. It ends when the plane is closed.
-    pub(crate) fn spawn(&self, plane: &Plane) -> Result<Watch, StackError> {
+    /// Paces a plane, which the caller advances.
+    ///
+    /// # Errors
+    /// Same as [`Plane::pace`].
+    pub fn pace(&self, plane: &Plane) -> Result<(), StackError> {
         let Self { config, costs, ahead } = self.clone();
         let [model, gpu, engine] = [const { String::new() }; 3];
         let setting = Setting { model, gpu, engine, drives: Vec::new() };
-        plane.pace(Scheduler::new(config, SlackTable::new(setting, costs)), ahead)?;
+        Ok(plane.pace(Scheduler::new(config, SlackTable::new(setting, costs)), ahead)?)
+    }
+
+    /// Starts the thread that paces a plane. It ends when the plane is closed.
+    pub(crate) fn spawn(&self, plane: &Plane) -> Result<Watch, StackError> {
+        self.pace(plane)?;
         let plane = plane.clone();
         let look = move || match plane.has_work(IDLE).ok()? {
             true => plane.advance().ok().map(|_| PAUSE),

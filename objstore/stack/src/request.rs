@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kv_schedule::Flow;
 use objstore::{
     BlockId, BlockKey, Committed, JobId, Layer, LayerDone, LoadRequest, Prefix, Reservation, Store,
     StoreError, StoreRequest, Ticket,
@@ -11,8 +12,8 @@ use crate::error::StackError;
 
 /// A retrieval or storing of blocks, layer by layer. Several threads may use it.
 ///
-/// Dropping it waits for its layers in flight and releases its resources; the engine may then use
-/// its blocks again.
+/// Dropping it waits for its layers in flight, forgets those that wait for their turn, and releases
+/// its resources; the engine may then use its blocks again.
 #[derive(Debug)]
 pub struct Request {
     store: Store,
@@ -59,6 +60,27 @@ impl Request {
         }
     }
 
+    fn id(&self) -> Result<JobId, StackError> {
+        Ok(self.ticket(Layer(0))?.job)
+    }
+
+    /// Sets the owner of the request, whose other requests share its part of a paced store.
+    ///
+    /// # Errors
+    /// Same as [`objstore::Plane::assign`].
+    pub fn assign(&self, owner: u32) -> Result<(), StackError> {
+        let id = self.id()?;
+        Ok(self.store.plane().assign(id, Flow { tenant: owner, request: id.0 }, None)?)
+    }
+
+    /// Starts the layers that wait for their turn, and later ones at once.
+    ///
+    /// # Errors
+    /// Same as [`objstore::Plane::hurry`].
+    pub fn hurry(&self) -> Result<(), StackError> {
+        Ok(self.store.plane().hurry(self.id()?)?)
+    }
+
     /// Retrieves these positions of `prefix` into `blocks`, one for each.
     ///
     /// # Errors
@@ -94,8 +116,7 @@ impl Request {
     /// Returns an error of [`Store::end`].
     pub fn end_all(requests: Vec<Self>) -> Result<Vec<Option<StoreError>>, StackError> {
         let Some(first) = requests.first() else { return Ok(Vec::new()) };
-        let jobs = requests.iter().map(|request| Ok(request.ticket(Layer(0))?.job));
-        let jobs = jobs.collect::<Result<Vec<JobId>, StackError>>()?;
+        let jobs = requests.iter().map(Self::id).collect::<Result<Vec<JobId>, StackError>>()?;
         let ended = first.store.end(&jobs)?;
         Ok(ended.into_iter().map(|done| done.failure).collect())
     }
@@ -186,6 +207,10 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
+        if let Ok(id) = self.id() {
+            // Or the waits below would start layers that wait for their turn.
+            self.store.plane().abandon(id);
+        }
         for layer in (0..self.store.shape().layers).map(Layer) {
             if let Ok(ticket) = self.ticket(layer) {
                 // The result is no longer of interest, nor are layers that were not started.
