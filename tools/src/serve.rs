@@ -12,7 +12,7 @@ use clap::Args;
 use nvme_driver::platform::vfio::PciAddress;
 use objstore::{KvShape, StoreOptions};
 use ripieno_serve::{PinLimits, Reload, ServeError, Server, ServerOptions, Settings};
-use ripieno_stack::{Builder, Place, PoolMemory, Size, read_file};
+use ripieno_stack::{Builder, Pacing, Place, PoolMemory, Size, read_file};
 use serde::Deserialize;
 
 use crate::interrupt::Interrupt;
@@ -93,6 +93,8 @@ struct StoreConfig {
     capacity: Option<String>,
     devices: Option<u32>,
     dram: Option<String>,
+    #[serde(default)]
+    pacing: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -208,6 +210,7 @@ impl Fixed {
         let builder = builder.pool(PoolMemory::Own { blocks: 2 });
         let dram_bytes = store.dram.as_ref().map_or(Ok(0), |text| size("dram", text))?;
         let builder = builder.options(StoreOptions { dram_bytes, ..StoreOptions::default() });
+        let builder = builder.pacing(store.pacing.then(Pacing::default));
         Ok(match &store.capacity {
             Some(text) => {
                 let devices = store.devices.unwrap_or(1);

@@ -77,6 +77,8 @@ struct Links {
     open: usize,
     /// Set when the session has ended, with the reason.
     lost: Option<String>,
+    /// True if layers wait for their turn.
+    is_paced: bool,
 }
 
 /// A namespace of a session.
@@ -484,6 +486,11 @@ impl Client {
         (links.generation, links.lost.clone())
     }
 
+    /// Returns true if the server decides when layers start.
+    pub(crate) fn is_paced(&self) -> bool {
+        self.links().is_paced
+    }
+
     /// Returns the shape of the blocks of a server.
     ///
     /// # Errors
@@ -607,6 +614,15 @@ impl Request {
     pub fn wait(&self, layer: Layer) -> Result<(), ServeError> {
         let Handle { number: request, generation, .. } = self.handle;
         self.handle.client.done(generation, &Call::Wait { request, layer: layer.0 })
+    }
+
+    /// Starts the layers that wait for their turn at a server that paces, and later ones at once.
+    ///
+    /// # Errors
+    /// Same as [`Request::start`].
+    pub fn hurry(&self) -> Result<(), ServeError> {
+        let Handle { number: request, generation, .. } = self.handle;
+        self.handle.client.done(generation, &Call::Hurry { request })
     }
 
     /// Starts all layers, and waits for them. No device accesses the blocks any more, unless the

@@ -10,7 +10,7 @@
 //! - `session.rs`: a client's pool, and what the numbers that it may use stand for.
 //! - `engine.rs`: what the clients of an engine of several processes share.
 //! - `limit.rs`: the bandwidth of a client, if it has a limit; others share the devices in the
-//!   order of their calls.
+//!   order of their calls, or equally if the plane has a pacer.
 //! - `memory.rs`: shared memory (memfd), sealed against shrinking.
 //! - [`Client`], with [`Prefix`] and [`Request`]: any number of threads, each call on a connection
 //!   of its own. [`Finder`] and [`Mover`]: scheduler and rank of an engine.
@@ -40,7 +40,8 @@
 //! # Not implemented
 //! - *Trusted* clients, which ring doorbells themselves: only the mediated class is there. A client
 //!   with a device of its own has a store of its own, and needs no server.
-//! - GPU memory of a client, streams and pacing. Prefetching is a request of control only.
+//! - GPU memory of a client, and streams. Prefetching is a request of control only: clients
+//!   announce neither requests nor steps (see docs/adr/0016-served-engines.md).
 //! - A protocol that is stable: server and client are of one version.
 //! - Protection of blocks from clients of the same namespace: a client that knows a namespace can
 //!   remove a block, and store wrong bytes under any key.

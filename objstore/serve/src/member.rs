@@ -568,6 +568,12 @@ impl Mover {
         self.line.client.shape()
     }
 
+    /// Returns true if the server decides when layers start.
+    #[must_use]
+    pub fn is_paced(&self) -> bool {
+        self.line.client.is_paced()
+    }
+
     /// Prepares to move blocks from or to places, one for each. The places are of one prefix or
     /// reservation. Returns the job.
     ///
@@ -632,6 +638,14 @@ impl Mover {
     /// Same as [`Request::wait`].
     pub fn poll(&self, job: u64, layer: Layer) -> Result<bool, ServeError> {
         self.job(job)?.request.as_ref().map_or(Ok(true), |request| request.poll(layer))
+    }
+
+    /// Starts the layers of a job that wait for their turn, and later ones at once.
+    ///
+    /// # Errors
+    /// Same as [`Request::start`].
+    pub fn hurry(&self, job: u64) -> Result<(), ServeError> {
+        self.job(job)?.request.as_ref().map_or(Ok(()), Request::hurry)
     }
 
     /// Ends jobs: waits for their layers, and makes what they stored durable. On return, nothing

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::error::RefusalKind;
 
 /// Version of the messages. Client and server must have the same.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Bytes of a message, at most: about 60,000 keys.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
@@ -101,6 +101,12 @@ pub enum Call {
         request: u64,
         /// The layer.
         layer: u32,
+    },
+    /// Starts the layers of a request that wait for their turn, and later ones at once. Answer:
+    /// [`Answer::Done`].
+    Hurry {
+        /// The request.
+        request: u64,
     },
     /// Makes a stored request durable, and ends it. Answer: [`Answer::Committed`].
     Commit {
@@ -219,6 +225,8 @@ pub enum Answer {
         session: Bytes,
         /// Shape of the store's blocks.
         shape: Shape,
+        /// True if layers wait for their turn.
+        is_paced: bool,
     },
     /// Nothing more to say.
     Done,

@@ -537,8 +537,10 @@ impl Connection<'_> {
         session.set_limit(self.shared.settings().bandwidth.get(&uid).copied());
         tracing::info!(uid, pid, "a client has come");
         let shape = (*stack.store().shape()).into();
-        let welcomed =
-            protocol::send(self.stream, &Answer::Welcome { session: token, shape }, None);
+        let paced = stack.store().plane().with_scheduler(|_| ());
+        let is_paced = paced.is_ok_and(|paced| paced.is_some());
+        let welcome = Answer::Welcome { session: token, shape, is_paced };
+        let welcomed = protocol::send(self.stream, &welcome, None);
         let served = welcomed.and_then(|()| self.answer_all(&session));
         let ended = session.end();
         let mut state = self.shared.state();

@@ -198,6 +198,7 @@ impl Session {
             Call::Start { request, layer } => self.start(request, Layer(layer)),
             Call::Wait { request, layer } => self.wait(request, Layer(layer)),
             Call::Poll { request, layer } => self.poll(request, Layer(layer)),
+            Call::Hurry { request } => self.hurry(request),
             Call::End { requests } => self.end_requests(&requests),
             Call::Commit { request } => self.commit(request),
             Call::Report { reservation, rank, is_filled } => {
@@ -389,6 +390,8 @@ impl Session {
     }
 
     fn keep(&self, request: Moving) -> Result<u64, Refusal> {
+        // Each client has the same share of the devices.
+        request.request.assign(self.number as u32)?;
         let mut tables = self.tables();
         if tables.is_ended || tables.requests.len() >= REQUESTS_MAX {
             drop(tables);
@@ -397,6 +400,12 @@ impl Session {
         }
         let number = self.engine.next();
         tables.requests.insert(number, Arc::new(request));
+        // Saves that wait would leave no room for loads.
+        if tables.requests.len() > REQUESTS_MAX / 2 {
+            let all = tables.requests.values().map(|moving| &moving.request);
+            let mut saves = all.filter(|request| request.accepted().is_some());
+            saves.try_for_each(Request::hurry)?;
+        }
         Ok(number)
     }
 
@@ -482,8 +491,16 @@ impl Session {
         Ok(Answer::Number(u32::from(done.is_some())))
     }
 
+    fn hurry(&self, request: u64) -> Result<Answer, Refusal> {
+        self.request(request)?.request.hurry()?;
+        Ok(Answer::Done)
+    }
+
     fn end_requests(&self, numbers: &[u64]) -> Result<Answer, Refusal> {
-        let ended = Request::end_all(self.take(numbers)?)?.into_iter().map(|failure| {
+        let requests = self.take(numbers)?;
+        // The client waits, and not for long.
+        requests.iter().try_for_each(Request::hurry)?;
+        let ended = Request::end_all(requests)?.into_iter().map(|failure| {
             let at = match &failure {
                 Some(StoreError::Transfer { failure }) => Some(failure),
                 _ => None,
@@ -502,7 +519,9 @@ impl Session {
             let why = format!("request {request} loads: there is nothing to commit");
             return Err(Refusal::argument(why));
         }
-        let done = self.take_one(request)?.commit()?;
+        let request = self.take_one(request)?;
+        request.hurry()?;
+        let done = request.commit()?;
         let (accepted, written) = (done.accepted as u32, done.written as u32);
         Ok(Answer::Committed { accepted, written })
     }

@@ -4,5 +4,6 @@ mod control;
 mod engine;
 mod hostile;
 mod openapi;
+mod paced;
 mod rig;
 mod serve;

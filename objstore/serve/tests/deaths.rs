@@ -24,17 +24,18 @@ use std::{
 };
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use objstore::{BlockKey, KvShape, Layer, Namespace};
+use objstore::{BlockKey, Direction, KvShape, Layer, Namespace};
 use rand::{
     Rng as _, SeedableRng as _, TryRngCore as _,
     rngs::{OsRng, SmallRng},
 };
 use ripieno_serve::{
-    Client, Control, ControlAddress, PinLimits, RefusalKind, ServeError, Server, ServerOptions,
-    Settings, control::Status,
+    Client, Control, ControlAddress, Finder, Mover, PinLimits, PoolLayout, RefusalKind, Request,
+    ServeError, Server, ServerOptions, Settings, control::Status,
 };
-use ripieno_stack::{Builder, PoolMemory};
+use ripieno_stack::{Builder, Pacing, PoolMemory, Stack};
 use ripieno_testkit::{blocks, pattern};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
@@ -54,11 +55,16 @@ const CAPACITY: u64 = 32 << 20;
 fn main() -> ExitCode {
     match std::env::var(ROLE).as_deref() {
         Ok("client") => return client_main(),
+        Ok("saver") => return saver_main(),
         Ok("server") => return server_main(),
         _ => {}
     }
     let tests = vec![
-        Trial::test("clients_are_killed_at_random", clients_are_killed),
+        Trial::test("clients_are_killed_at_random", || clients_are_killed(None)),
+        Trial::test("clients_of_a_server_with_pacing_are_killed_at_random", || {
+            clients_are_killed(Some(Pacing::default()))
+        }),
+        Trial::test("a_client_is_killed_while_its_saves_wait", a_saver_is_killed),
         Trial::test("the_server_is_killed_under_its_clients", the_server_is_killed),
         // Only root can be another user.
         Trial::test("a_user_who_is_not_on_the_list_is_refused", a_stranger_is_refused)
@@ -73,17 +79,17 @@ fn socket(dir: &Path) -> PathBuf {
     dir.join("ripieno.sock")
 }
 
-fn serve(dir: &Path) -> Server {
-    serve_users(dir, Vec::new())
-}
-
-fn serve_users(dir: &Path, users: Vec<u32>) -> Server {
-    let stack = Builder::new(dir.join("store"), SHAPE)
+fn open(dir: &Path, pacing: Option<Pacing>) -> Stack {
+    Builder::new(dir.join("store"), SHAPE)
         .capacity(CAPACITY)
         .devices(2)
         .pool(PoolMemory::Own { blocks: 2 })
+        .pacing(pacing)
         .open()
-        .expect("a store");
+        .expect("a store")
+}
+
+fn serve(dir: &Path, stack: Stack, users: Vec<u32>) -> Server {
     let settings = Settings {
         users,
         sessions_max: 64,
@@ -223,10 +229,10 @@ fn open_files() -> usize {
     fs::read_dir("/proc/self/fd").expect("the open files").count()
 }
 
-fn clients_are_killed() -> Result<(), Failed> {
+fn clients_are_killed(pacing: Option<Pacing>) -> Result<(), Failed> {
     let kills = std::env::var("RIPIENO_KILLS").map_or(Ok(KILLS), |kills| kills.parse())?;
     let dir = TempDir::new()?;
-    let server = serve(dir.path());
+    let server = serve(dir.path(), open(dir.path(), pacing), Vec::new());
     let (stop, stopped) = mpsc::channel::<()>();
     let running = thread::spawn(move || server.run(|| stopped.try_recv().is_ok()));
     // Before any connection.
@@ -290,6 +296,92 @@ fn clients_are_killed() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Hands saves over, as a client and as both parts of an engine, and waits to be killed.
+fn saver_main() -> ExitCode {
+    match saver() {
+        Ok(_held) => {
+            println!("ready");
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        }
+        Err(error) => eprintln!("{error}"),
+    }
+    ExitCode::FAILURE
+}
+
+fn saver() -> Result<(Request, Finder, Mover), ServeError> {
+    let path = socket(&directory());
+    let client = Client::connect(&path, SHAPE, 16)?;
+    let space = client.namespace(&Namespace::default())?;
+    let request = client.allocate(space, &keys(0..8), &blocks(0, 8))?;
+    (0..SHAPE.layers).try_for_each(|layer| request.start(Layer(layer)))?;
+    let file = memfd_create("rank", MemfdFlags::ALLOW_SEALING).expect("memory");
+    ftruncate(&file, SHAPE.block_bytes() * 16).expect("memory");
+    fcntl_add_seals(&file, SealFlags::SHRINK).expect("memory");
+    let (part, layout) = (("engine".to_owned(), 1, 0), PoolLayout::contiguous(&SHAPE, 16));
+    let mover = Mover::connect(path.clone(), SHAPE, part, layout, file)?;
+    let finder = Finder::connect(path, SHAPE, "engine".to_owned(), 1)?;
+    let space = finder.namespace(&Namespace::default())?;
+    let room = finder.reserve(space, keys(8..16))?;
+    let job = mover.begin(Direction::Write, &room.places, blocks(0, 8))?;
+    (0..SHAPE.layers).try_for_each(|layer| mover.start(job, Layer(layer)))?;
+    Ok((request, finder, mover))
+}
+
+/// Returns the number of pools that are mapped.
+fn pools() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").expect("the mappings");
+    maps.lines().filter(|line| line.contains("/memfd:")).count()
+}
+
+fn a_saver_is_killed() -> Result<(), Failed> {
+    let dir = TempDir::new()?;
+    let stack = open(dir.path(), None);
+    let plane = stack.store().plane().clone();
+    // Nobody advances it: layers wait until a client waits for them.
+    Pacing::default().pace(&plane)?;
+    let waiting = || plane.stats().expect("it is open").layers_waiting;
+    let server = serve(dir.path(), stack, Vec::new());
+    let (stop, stopped) = mpsc::channel::<()>();
+    let running = thread::spawn(move || server.run(|| stopped.try_recv().is_ok()));
+    let client = Client::connect(socket(dir.path()), SHAPE, 16)?;
+    let space = client.namespace(&Namespace::default())?;
+    let (keys, from) = (keys(100..102), blocks(0, 2));
+    for (key, block) in keys.iter().zip(&from) {
+        client.write(*block, &bytes(*key))?;
+    }
+    let own = client.allocate(space, &keys, &from)?;
+    (0..SHAPE.layers).try_for_each(|layer| own.start(Layer(layer)))?;
+    let (before, mapped) = (status(dir.path()), pools());
+    let mut saver = spawn("saver", dir.path(), 0);
+    assert_eq!((waiting(), status(dir.path()).files_writing), (9, 18));
+    assert!(pools() > mapped);
+    saver.0.kill()?;
+    saver.0.wait()?;
+    let since = Instant::now();
+    let is_there = || status(dir.path()).sessions.len() > 1 || pools() > mapped;
+    while is_there() && since.elapsed() < Duration::from_secs(30) {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let left = status(dir.path());
+    assert_eq!(left.sessions, before.sessions);
+    assert_eq!((left.files_writing, left.files_free), (2, before.files_free));
+    assert_eq!((waiting(), pools()), (3, mapped));
+    assert_eq!(plane.stats()?.stored_bytes, 0, "nobody needed it any more");
+    assert_eq!(own.commit()?.written, 2);
+    assert_eq!(client.load(space, &keys, &blocks(8, 2))?, 2);
+    for (key, block) in keys.iter().zip(blocks(8, 2)) {
+        assert!(client.read(block)? == bytes(*key), "wrong bytes");
+    }
+    client.close()?;
+    let left = status(dir.path());
+    assert_eq!((left.files_writing, left.files_referenced, waiting()), (0, 0, 0));
+    plane.advance()?;
+    assert_eq!(plane.with_scheduler(|it| it.pending())?, Some(0));
+    stop.send(())?;
+    running.join().expect("it did not panic")?;
+    Ok(())
+}
+
 /// Calls `act` as another user. Only the calling thread changes.
 #[allow(unsafe_code, reason = "the C library changes the user of all threads")]
 fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
@@ -311,7 +403,7 @@ fn a_stranger_is_refused() -> Result<(), Failed> {
     const STRANGER: u32 = 65_534;
     let dir = TempDir::new()?;
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755))?;
-    let server = serve_users(dir.path(), vec![LISTED]);
+    let server = serve(dir.path(), open(dir.path(), None), vec![LISTED]);
     let (stop, stopped) = mpsc::channel::<()>();
     let running = thread::spawn(move || server.run(|| stopped.try_recv().is_ok()));
     let path = socket(dir.path());
@@ -333,7 +425,8 @@ fn a_stranger_is_refused() -> Result<(), Failed> {
 
 /// Serves until it is killed.
 fn server_main() -> ExitCode {
-    let server = serve(&directory());
+    let dir = directory();
+    let server = serve(&dir, open(&dir, None), Vec::new());
     println!("ready");
     match server.run(|| false) {
         Ok(()) => ExitCode::SUCCESS,

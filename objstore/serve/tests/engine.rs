@@ -37,14 +37,14 @@ fn memory() -> (OwnedFd, PoolLayout) {
 }
 
 /// A scheduler with its ranks.
-struct Engine {
+pub struct Engine {
     finder: Finder,
     space: usize,
-    ranks: Vec<(Mover, OwnedFd)>,
+    pub ranks: Vec<(Mover, OwnedFd)>,
 }
 
 impl Engine {
-    fn new(rig: &Rig, name: &str, ranks: u32) -> Self {
+    pub fn new(rig: &Rig, name: &str, ranks: u32) -> Self {
         // Ranks come first, as vLLM starts them.
         let rank = |rank| {
             let (file, layout) = memory();
@@ -93,7 +93,7 @@ impl Engine {
     }
 
     /// Stores blocks on all ranks.
-    fn store(&self, keys: &[BlockKey]) {
+    pub fn store(&self, keys: &[BlockKey]) {
         let room = self.finder.reserve(self.space, keys.to_vec()).unwrap();
         assert_eq!(room.accepted as usize, keys.len());
         for rank in 0..self.ranks.len() {

@@ -48,10 +48,20 @@ fn a_configuration_is_taken_as_it_is() {
     assert_eq!((users, sessions_max, pool_bytes_max), (vec![1001], 8, 2 << 30));
     assert_eq!(bandwidth, BTreeMap::from([(1001, NonZeroU64::new(1 << 30).unwrap())]));
     assert_eq!((pins.bytes, pins.ttl.as_secs(), token), (Some(10 << 30), 3600, None));
+    assert!(!fixed.store.pacing);
     let short = GOOD.replace("users = [1001]\nclients = 8\npool_max = \"2GiB\"\n", "");
     let short = short.replace("[pins]\nbytes = \"10GiB\"\nttl_max = 3600\n", "");
     let Settings { users, sessions_max, pins, .. } = plan(&short).unwrap().settings;
     assert_eq!((users, sessions_max, pins), (Vec::new(), 64, PinLimits::default()));
+}
+
+#[test]
+fn pacing_is_true_or_false() {
+    let with =
+        |pacing: &str| plan(&GOOD.replace("[shape]", &format!("pacing = {pacing}\n[shape]")));
+    assert!(with("true").unwrap().fixed.store.pacing);
+    assert!(!with("false").unwrap().fixed.store.pacing);
+    assert!(with("1").unwrap_err().to_string().contains("ripieno.toml"));
 }
 
 #[test]
@@ -71,6 +81,7 @@ fn only_settings_change_while_it_serves() {
     for (from, to, name) in [
         ("ripieno.sock", "other.sock", "socket"),
         ("\"100GiB\"", "\"101GiB\"", "store"),
+        ("devices = 2", "devices = 2\npacing = true", "store"),
         ("layers = 32", "layers = 31", "shape"),
         ("clients = 8", "clients = 0", "clients"),
     ] {

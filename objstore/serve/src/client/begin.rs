@@ -39,8 +39,8 @@ impl Client {
         // No call knows this session.
         let lost = Some("it has not begun".to_owned());
         let (session, idle) = (Bytes(Vec::new()), Vec::new());
-        let links = Mutex::new(Links { generation: 0, session, idle, open: 0, lost });
-        let (beginning, returned) = (Mutex::default(), Condvar::new());
+        let links = Links { generation: 0, session, idle, open: 0, lost, is_paced: false };
+        let (links, beginning, returned) = (Mutex::new(links), Mutex::default(), Condvar::new());
         let inner = Inner { path, shape, member, pool, links, beginning, returned };
         let client = Self { inner: Arc::new(inner), until: None };
         // Before the server gets the memory: it could not map other blocks.
@@ -85,11 +85,12 @@ impl Client {
         let (earlier, member) = (after.clone(), member.clone());
         let call = Call::Hello { version: VERSION, pool: layout, after, member };
         match call_on(&stream, &call, file, self.left())? {
-            Answer::Welcome { session, shape: found } => {
+            Answer::Welcome { session, shape: found, is_paced } => {
                 same_shape(found.into(), *shape)?;
                 // The server has ended it.
                 earlier.iter().for_each(|earlier| self.forget(earlier));
-                Ok(Links { generation, session, idle: vec![stream], open: 1, lost: None })
+                let idle = vec![stream];
+                Ok(Links { generation, session, idle, open: 1, lost: None, is_paced })
             }
             other => Err(unexpected(&other)),
         }
@@ -143,7 +144,8 @@ mod tests {
             _ => panic!("it sends a call"),
         };
         let session = Bytes(vec![session; 16]);
-        protocol::send(&stream, &Answer::Welcome { session, shape: SHAPE.into() }, None).unwrap();
+        let welcome = Answer::Welcome { session, shape: SHAPE.into(), is_paced: false };
+        protocol::send(&stream, &welcome, None).unwrap();
         match hello {
             Call::Hello { after, .. } => after,
             other => panic!("{other:?}"),

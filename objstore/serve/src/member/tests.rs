@@ -14,7 +14,8 @@ use crate::protocol::{self, Received};
 const SHAPE: KvShape = KvShape { layers: 1, segments: 1, object_bytes: 4096, block_tokens: 16 };
 
 fn welcome() -> Answer {
-    Answer::Welcome { session: crate::protocol::Bytes(vec![1; 16]), shape: SHAPE.into() }
+    let session = crate::protocol::Bytes(vec![1; 16]);
+    Answer::Welcome { session, shape: SHAPE.into(), is_paced: false }
 }
 
 /// Answers the calls of the next connection in this order. Dropping what it returns closes it.

@@ -15,14 +15,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use objstore::{KvShape, StoreOptions};
+use objstore::{KvShape, Plane, StoreOptions};
 use ripieno_serve::{
     Client, Control, ControlAddress, PinLimits, RefusalKind, Reload, ServeError, Server,
     ServerOptions, Settings,
     control::Status,
     protocol::{Answer, Call, VERSION},
 };
-use ripieno_stack::{Builder, PoolMemory};
+use ripieno_stack::{Builder, Pacing, PoolMemory, Stack};
 use tempfile::TempDir;
 
 pub const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
@@ -35,6 +35,8 @@ type Configured = Arc<Mutex<Option<Settings>>>;
 pub struct Rig {
     pub dir: TempDir,
     pub http: Option<SocketAddr>,
+    /// The plane of its store.
+    pub plane: Plane,
     configured: Configured,
     stop: Sender<()>,
     thread: Option<JoinHandle<Result<(), ServeError>>>,
@@ -68,12 +70,31 @@ impl Rig {
     }
 
     fn serving(dir: TempDir, dram_bytes: u64, change: impl FnOnce(&mut ServerOptions)) -> Self {
-        let stack = Builder::new(dir.path().join("store"), SHAPE)
-            .capacity(CAPACITY)
-            .pool(PoolMemory::Own { blocks: 2 })
-            .options(StoreOptions { dram_bytes, ..StoreOptions::default() })
-            .open()
-            .unwrap();
+        let options = StoreOptions { dram_bytes, ..StoreOptions::default() };
+        let stack = builder(&dir).options(options).open().unwrap();
+        Self::of(dir, stack, change)
+    }
+
+    /// Runs a server that decides when layers start.
+    pub fn paced(dir: TempDir) -> Self {
+        let stack = builder(&dir).pacing(Some(Pacing::default())).open().unwrap();
+        Self::of(dir, stack, |_| ())
+    }
+
+    /// Runs a server that decides when layers start only while a client waits for one.
+    pub fn held(dir: TempDir) -> Self {
+        let stack = builder(&dir).open().unwrap();
+        Pacing::default().pace(stack.store().plane()).unwrap();
+        Self::of(dir, stack, |_| ())
+    }
+
+    /// Returns the number of layers that wait for their turn.
+    pub fn waiting(&self) -> u32 {
+        self.plane.stats().unwrap().layers_waiting
+    }
+
+    fn of(dir: TempDir, stack: Stack, change: impl FnOnce(&mut ServerOptions)) -> Self {
+        let plane = stack.store().plane().clone();
         let mut options = options(socket(dir.path()));
         change(&mut options);
         let server = Server::bind(stack, options).unwrap();
@@ -81,7 +102,7 @@ impl Rig {
         let (stop, stopped) = mpsc::channel();
         let run = move || server.run(|| stopped.try_recv().is_ok());
         let configured = Configured::default();
-        Self { dir, http, configured, stop, thread: Some(thread::spawn(run)) }
+        Self { dir, http, plane, configured, stop, thread: Some(thread::spawn(run)) }
     }
 
     /// Runs a server with a port, whose settings can be read again.
@@ -149,6 +170,11 @@ impl Drop for Rig {
         let _ = self.stop.send(());
         let _ = self.thread.take().map(JoinHandle::join);
     }
+}
+
+fn builder(dir: &TempDir) -> Builder {
+    let store = Builder::new(dir.path().join("store"), SHAPE);
+    store.capacity(CAPACITY).pool(PoolMemory::Own { blocks: 2 })
 }
 
 pub fn socket(dir: &Path) -> PathBuf {
