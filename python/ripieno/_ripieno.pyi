@@ -506,6 +506,9 @@ class ServedPlane(_Context):
     @property
     def placement(self) -> str:
         """Names the server."""
+    @property
+    def is_paced(self) -> bool:
+        """True if the server decides when layers start: loads before stores, of all engines."""
     def begin_store(self, files: Sequence[int], blocks: Sequence[int]) -> int:
         """Prepares to store blocks of the pool in files of a write. Returns the job."""
     def begin_load(
@@ -519,6 +522,8 @@ class ServedPlane(_Context):
     ) -> int:
         """Prepares to load files of a reference into blocks of the pool. Returns the job. The other
         arguments are those of Plane.begin_load(), and without effect."""
+    def hurry(self, job: int) -> None:
+        """Same as Plane.hurry()."""
     def start(self, job: int, layer: int) -> None:
         """Starts a layer of a job."""
     def wait(self, job: int, layer: int) -> None:

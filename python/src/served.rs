@@ -345,6 +345,12 @@ impl ServedPlane {
         &self.placement
     }
 
+    /// True if the server decides when layers start: loads before stores, of all engines.
+    #[getter]
+    fn is_paced(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |mover| Ok(mover.is_paced()))
+    }
+
     /// Prepares to store blocks of the pool in files of a write. Returns the job.
     fn begin_store(&self, py: Python<'_>, files: Vec<u64>, blocks: Vec<u32>) -> PyResult<u64> {
         self.begin(py, Direction::Write, &files, blocks)
@@ -364,6 +370,11 @@ impl ServedPlane {
         step: Option<u64>,
     ) -> PyResult<u64> {
         self.begin(py, Direction::Read, &files, blocks)
+    }
+
+    /// Same as Plane.hurry().
+    fn hurry(&self, py: Python<'_>, job: u64) -> PyResult<()> {
+        self.with(py, |mover| mover.hurry(job))
     }
 
     /// Starts a layer of a job.

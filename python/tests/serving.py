@@ -14,6 +14,7 @@ socket = "{socket}"
 [store]
 path = "{path}"
 capacity = "64MiB"
+pacing = {pacing}
 [shape]
 layers = {shape.layers}
 segments = {shape.segments}
@@ -27,15 +28,15 @@ SECONDS = 60
 class Server:
     """A server with a store in this directory, killed at the end of a `with`."""
 
-    def __init__(self, directory, shape):
+    def __init__(self, directory, shape, pacing=False):
         self.program = os.environ.get("RIPIENO_PROGRAM")
         if not self.program:
             pytest.skip("RIPIENO_PROGRAM is not set: no program to serve a store")
         # A socket's path has 108 bytes.
         self.socket = os.path.relpath(directory / "sock")
         self.config = directory / "ripieno.toml"
-        text = CONFIG.format(socket=self.socket, path=directory / "store", shape=shape)
-        self.config.write_text(text)
+        values = {"socket": self.socket, "path": directory / "store", "shape": shape}
+        self.config.write_text(CONFIG.format(**values, pacing=str(pacing).lower()))
         self.start()
 
     def start(self):

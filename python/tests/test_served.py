@@ -100,6 +100,7 @@ def server(tmp_path):
 
 def test_engines_share_what_they_store(server):
     one, other = Engine(server, "one"), Engine(server, "other")
+    assert not one.ranks[0].plane.is_paced
     assert one.store(KEYS[:4]) == (4, 4)
     assert other.load(KEYS) == 4
     assert other.store(KEYS) == (6, 2)
@@ -125,6 +126,34 @@ def test_engines_share_what_they_store(server):
     status = server.settled()
     assert (status["files_referenced"], status["files_writing"]) == (0, 0)
     assert status["refused_calls"] == 0
+
+
+def test_engines_share_a_server_that_paces(tmp_path):
+    with Server(tmp_path, SHAPE, pacing=True) as server:
+        one, other = Engine(server, "one"), Engine(server, "other")
+        plane, kv = one.ranks[0].plane, one.ranks[0].kv
+        assert plane.is_paced
+        assert one.store(KEYS[:4]) == (4, 4)
+        assert other.load(KEYS) == 4
+        # A store that is hurried starts at once.
+        write = one.catalog.begin(one.space, KEYS)
+        for block, at in enumerate(write.positions):
+            kv[:, block] = content(KEYS[at], 0)
+        job = plane.begin_store(write.files, [0, 1])
+        for layer in range(SHAPE.layers):
+            plane.start(job, layer)
+        plane.hurry(job)
+        while not all(plane.poll(job, layer) for layer in range(SHAPE.layers)):
+            pass
+        assert [report.error for report in plane.end([job])] == [None]
+        one.catalog.abort(write.id)
+        with pytest.raises(ripieno.InvalidError, match="job"):
+            plane.hurry(job)
+        one.close()
+        other.close()
+        status = server.settled()
+        assert (status["files_referenced"], status["files_writing"]) == (0, 0)
+        assert status["refused_calls"] == 0
 
 
 def test_files_of_another_engine_are_refused(server):

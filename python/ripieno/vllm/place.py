@@ -44,8 +44,10 @@ class Place(Protocol):
     gives_up: bool
     """True if the connector gives a store up that fails again and again. A server does so by
     itself, and may come back."""
+    is_paced: bool = False
+    """True if the store decides when layers start."""
     paced: ripieno.Plane | None = None
-    """The plane, if it decides when layers start."""
+    """The plane, if it does so by the engine's steps."""
 
     def open_catalog(self) -> Catalog: ...
 
@@ -149,6 +151,7 @@ class OwnStore(Place):
         except ripieno.InvalidError as error:
             raise named(error) from error
         self.plane = self.own = plane
+        self.is_paced = options.is_paced
         self.paced = plane if options.is_paced else None
         return pages, pool
 
@@ -165,7 +168,8 @@ class OwnStore(Place):
 
 
 class ServedStore(Place):
-    """The store of a server, which has the drives, and the checksums. It reads nothing ahead."""
+    """The store of a server, which has the drives, and the checksums. It reads nothing ahead, and
+    knows no steps."""
 
     gives_up = False
 
@@ -218,6 +222,7 @@ class ServedStore(Place):
         part = {"ranks": self.connector.world, "rank": rank}
         engine = self.connector.engine
         self.plane = ripieno.ServedPlane(self.path, shape, pool, engine=engine, **part)
+        self.is_paced = self.plane.is_paced
         return pages, pool
 
 

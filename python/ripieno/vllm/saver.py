@@ -36,6 +36,8 @@ class Saving:
     """Layers that were started and may not have ended."""
     is_complete: bool = False
     """Set when no more layers will be started."""
+    is_urgent: bool = False
+    """Set when its layers start at once."""
     error: str | None = None
 
 
@@ -53,7 +55,7 @@ class Saved:
 
 class Saver:
     """Stores blocks layer by layer. With `most`, the plane decides when layers start, unless a step
-    waits for their blocks, or more than that many blocks are pending: `hurry` starts a job's."""
+    waits for their blocks, or more than that many blocks are pending."""
 
     def __init__(
         self,
@@ -61,11 +63,9 @@ class Saver:
         layers: list[int],
         stream: Callable[[], Stream] = tuple,
         most: int | None = None,
-        hurry: Callable[[int], object] | None = None,
     ) -> None:
         self.plane, self.layers = plane, layers
-        self.stream = stream
-        self.most, self.hurry = most, hurry
+        self.stream, self.most = stream, most
         self.step: list[Saving] = []
         """Saves of this step."""
         self.started: set[int] = set()
@@ -185,15 +185,17 @@ class Saver:
 
     def _hurry(self) -> None:
         """Has the layers start that a step waits for, or all of them if too many wait."""
-        if self.most is None or self.hurry is None:
+        if self.most is None:
             return
         with self.changed:
             is_full = self.dropping or sum(self.unfinished.values()) > self.most
             wanted = self.wanted
         for saving in self.savings:
-            if saving.job is not None and (is_full or saving.id in wanted):
+            due = (is_full or saving.id in wanted) and not saving.is_urgent
+            if due and saving.job is not None:
+                saving.is_urgent = True
                 try:
-                    self.hurry(saving.job)
+                    self.plane.hurry(saving.job)
                 except ripieno.Error:
                     # The job reports the error when it ends.
                     pass

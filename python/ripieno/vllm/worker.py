@@ -71,12 +71,12 @@ class Worker:
         self.plane, self.paced = self.place.plane, self.place.paced
         self.stream = stream_of(pool.device)
         # Half of what the scheduler lets wait.
-        most = int(self.options.save_backlog * connector.blocks) // 2 if self.paced else None
+        is_paced = self.place.is_paced
+        most = int(self.options.save_backlog * connector.blocks) // 2 if is_paced else None
         if most is not None and self.plane.is_bounced:
             # Saves that wait would hold the buffers that loads need.
             most = 0
-        hurry = self.paced.hurry if self.paced else None
-        self.saver = Saver(self.plane, list(self.rows), self.stream, most, hurry)
+        self.saver = Saver(self.plane, list(self.rows), self.stream, most)
         self.step, self.step_begun, self.step_seconds = 0, time.monotonic(), 0.0
         self.ahead: dict[int, tuple[Ahead, int]] = {}
         """By number: a request that waits, and the step in which it is announced."""

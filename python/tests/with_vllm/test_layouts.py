@@ -181,7 +181,8 @@ def step(model, layout, memory):
     pages, pool = register(connector, caches)
     plane = SlowPlane(pages)
     of = types.SimpleNamespace
-    place = of(plane=plane, paced=None, open_plane=lambda rank, caches: (pages, pool))
+    place = of(plane=plane, is_paced=False, paced=None)
+    place.open_plane = lambda rank, caches: (pages, pool)
     place.join = lambda job, row, stream: plane.wait(job, row)
     worker = Worker(
         of(

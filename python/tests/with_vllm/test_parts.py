@@ -443,7 +443,7 @@ def paced(most=2):
     plane = Plane()
     plane.may_start.set()
     plane.may_end.clear()
-    return plane, Saver(plane, [0, 1], most=most, hurry=plane.hurry)
+    return plane, Saver(plane, [0, 1], most=most)
 
 
 def until(is_so):

@@ -91,9 +91,16 @@ def said_and_cached(answers):
     return [said for said, _, _ in answers], [cached for _, cached, _ in answers]
 
 
-def test_engines_share_a_server(model, said, tmp_path):
+def defers(engine):
+    """Returns True if saves wait for their turn."""
+    return engine.worker.saver.most is not None
+
+
+@pytest.mark.parametrize("pacing", [False, True])
+def test_engines_share_a_server(pacing, model, said, tmp_path):
     """One finds what the other has stored; one is killed; the server is killed, and comes back."""
-    with Server(tmp_path, SHAPE) as server, running(server, model) as one:
+    with Server(tmp_path, SHAPE, pacing) as server, running(server, model) as one:
+        assert one.run(defers) == pacing
         computed = one.run(timed)
         one.run(settle)
         stored = one.run(alone)
