@@ -12,6 +12,7 @@ mod path;
 mod plot;
 mod report;
 mod sample;
+mod served;
 mod stack;
 mod tier;
 
@@ -48,6 +49,8 @@ enum Command {
     /// The I/O kernel on an NVIDIA GPU: commands a second, retrieve against a plain copy, the
     /// caller's CPU time per layer, and the slowdown of a matrix product beside it
     Gpu(gpu::GpuArgs),
+    /// A client of a server against the server's own process: lookups, and loads layer by layer
+    Served(served::ServedArgs),
     /// Host memory above the drives: hit rates against LRU and Belady on a recorded trace, by size
     /// and policy
     Tier(tier::TierArgs),
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         Command::Commit(args) => commit::run(&args),
         Command::File(args) => file::run(&args),
         Command::Gpu(args) => gpu::run(&args),
+        Command::Served(args) => served::run(&args),
         Command::Tier(args) => tier::run(&args),
     };
     match result {

@@ -395,7 +395,7 @@ def test_engines_of_one_server_are_weighed_with_its_blocks(model, tmp_path):
         found = ask(cluster.url, PROMPTS[0])
         assert (found.engine, found.source, found.cached) == (b.url, None, STORED[0])
         assert found.tokens == first.tokens
-        # What the router knows is not true any more: computed.
+        # The directory is stale then: the prompt is computed.
         store.kill()
         found = ask(cluster.url, PROMPTS[3])
         assert (found.engine, found.cached, found.tokens) == (b.url, 0, second.tokens)

@@ -1,0 +1,162 @@
+//! `bench served`: a client of a server against the same store in the server's own process.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::mpsc::{self, TryRecvError},
+    thread,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use objstore::{BlockId, BlockKey, KeyChain, KvShape, Layer, Namespace, Store};
+use ripieno_serve::{Client, PinLimits, Server, ServerOptions, Settings};
+use ripieno_stack::{Builder, PoolMemory, Request};
+
+use crate::{
+    file::Folder,
+    report::{Ratio, Report},
+    sample::{Samples, timed},
+    stack::scattered,
+};
+
+const LAYERS: u32 = 8;
+/// Bytes of an object and objects of a layer: the least I/O; 512 tokens, and 8,192 tokens of
+/// Llama-3-8B in blocks of 64 with keys and values together.
+const LOADS: [(u32, u32); 3] = [(4 << 10, 1), (256 << 10, 8), (256 << 10, 128)];
+
+/// Arguments of `served`.
+#[derive(clap::Args, Debug)]
+pub struct ServedArgs {
+    /// Directory of the store and of the socket, on a file system with direct I/O
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    dir: PathBuf,
+    /// Rounds of each measurement; the two sides alternate
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(3..))]
+    rounds: u32,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// Returns an error if a part of the stack fails.
+pub fn run(args: &ServedArgs) -> Result<()> {
+    let mut report = Report::new("served");
+    for (object_bytes, objects) in LOADS {
+        let folder = Folder::new(&args.dir)?;
+        let shape = KvShape { layers: LAYERS, segments: 1, object_bytes, block_tokens: 64 };
+        let name = format!("{objects} x {} KiB", object_bytes >> 10);
+        report.progress(&name);
+        let found = Load::new(shape, objects).measure(&folder, args.rounds).context(name.clone())?;
+        for (what, [ours, theirs]) in found.0 {
+            report.ratios.push(Ratio::rounds(format!("{what}, {name}"), "us", &ours, &theirs));
+        }
+    }
+    report.notes.push(format!(
+        "ours: a client of a server; against: the server's own process, on the same devices; \
+         {LAYERS} layers, times of one"
+    ));
+    report.print(args.json)
+}
+
+/// Microseconds of a client, and of the server's own process, by what was measured.
+#[derive(Default)]
+struct Found(BTreeMap<&'static str, [Samples; 2]>);
+
+impl Found {
+    fn push(&mut self, what: &'static str, side: usize, took: std::time::Duration, layers: u32) {
+        let us = took.as_secs_f64() * 1e6 / f64::from(layers);
+        self.0.entry(what).or_default()[side].push(us);
+    }
+}
+
+struct Load {
+    shape: KvShape,
+    keys: Vec<BlockKey>,
+    blocks: Vec<BlockId>,
+}
+
+impl Load {
+    fn new(shape: KvShape, objects: u32) -> Self {
+        let mut chain = KeyChain::new(b"bench");
+        let keys = (0..objects).map(|block| chain.next(&[block])).collect();
+        Self { shape, keys, blocks: scattered(objects) }
+    }
+
+    fn measure(&self, folder: &Folder, rounds: u32) -> Result<Found> {
+        let bytes = self.shape.block_bytes() * self.keys.len() as u64;
+        let blocks = self.blocks.len() as u32;
+        let stack = Builder::new(folder.path().join("store"), self.shape)
+            .capacity((2 * bytes).max(64 << 20))
+            .pool(PoolMemory::Own { blocks })
+            .open()?;
+        let store = stack.store().clone();
+        let socket = folder.path().join("socket");
+        let settings = Settings {
+            users: Vec::new(),
+            sessions_max: 1,
+            pool_bytes_max: bytes,
+            bandwidth: BTreeMap::new(),
+            pins: PinLimits::default(),
+            token: None,
+        };
+        let options = ServerOptions { socket: socket.clone(), http: None, settings, reload: None };
+        let server = Server::bind(stack, options)?;
+        let (until, over) = mpsc::channel::<()>();
+        let is_over = move || over.try_recv() == Err(TryRecvError::Disconnected);
+        thread::scope(|scope| {
+            let serving = scope.spawn(|| server.run(is_over));
+            let found = Client::connect(socket, self.shape, blocks)
+                .map_err(anyhow::Error::from)
+                .and_then(|client| self.compare(&client, &store, rounds));
+            drop((store, until));
+            serving.join().expect("it does not panic")?;
+            found
+        })
+    }
+
+    fn compare(&self, client: &Client, store: &Store, rounds: u32) -> Result<Found> {
+        let space = client.namespace(&Namespace::default())?;
+        ensure!(client.save(space, &self.keys, &self.blocks)? == self.keys.len(), "no room");
+        let prefix = [client.lookup(space, &self.keys)?.len(), store.lookup(&self.keys)?.len()];
+        ensure!(prefix == [self.keys.len(); 2], "{prefix:?} blocks were found");
+        let mut found = Found::default();
+        for _ in 0..rounds {
+            let (prefix, took) = timed(|| client.lookup(space, &self.keys));
+            found.push("a lookup", 0, took, 1);
+            let request = client.retrieve(&prefix?, 0, &self.blocks)?;
+            let (start, wait) = (|layer| request.start(layer), |layer| request.wait(layer));
+            layers(&mut found, 0, start, wait)?;
+            drop(request);
+            let (prefix, took) = timed(|| store.lookup(&self.keys));
+            found.push("a lookup", 1, took, 1);
+            let request = Request::retrieve(store, &prefix?, 0, &self.blocks)?;
+            let (start, wait) =
+                (|layer| request.start(layer), |layer| request.wait(layer).map(drop));
+            layers(&mut found, 1, start, wait)?;
+        }
+        Ok(found)
+    }
+}
+
+/// Moves all layers, which are started before the first is awaited.
+fn layers<E: Into<anyhow::Error>>(
+    found: &mut Found,
+    side: usize,
+    start: impl Fn(Layer) -> Result<(), E>,
+    wait: impl Fn(Layer) -> Result<(), E>,
+) -> Result<()> {
+    let each = |call: &dyn Fn(Layer) -> Result<(), E>| {
+        (0..LAYERS).map(Layer).try_for_each(call).map_err(Into::into)
+    };
+    let (moved, all) = timed(|| -> Result<_> {
+        let (started, took) = timed(|| each(&start));
+        found.push("start of a layer", side, took, LAYERS);
+        started?;
+        each(&wait)
+    });
+    found.push("a layer, loaded", side, all, LAYERS);
+    moved
+}
