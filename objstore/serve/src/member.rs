@@ -719,11 +719,24 @@ impl Mover {
             lost => {
                 let Unknown { why, is_over } = lost.and_then(Result::err).unwrap_or_default();
                 // A server that lives would find zeros in place of the block that it reads.
-                if job.direction == Direction::Read && !is_over {
-                    self.line.client.discard(&job.blocks)?;
+                if let (Direction::Read, false, Some(request)) =
+                    (job.direction, is_over, &job.request)
+                {
+                    self.replace(request.handle.generation, &job.blocks)?;
                 }
                 Ok(JobReport { job: number, error: Some(why), is_mismatch: false })
             }
+        }
+    }
+
+    /// Gives blocks that a session was loading new pages, unless the next session has begun: the
+    /// earlier one has ended then, and drives of the server know the pages that there are now.
+    fn replace(&self, session: u64, blocks: &[BlockId]) -> Result<(), ServeError> {
+        // No session begins meanwhile.
+        let _retry_at = lock(&self.line.retry_at);
+        match self.line.client.session() {
+            (current, _) if current == session => self.line.client.discard(blocks),
+            _ => Ok(()),
         }
     }
 

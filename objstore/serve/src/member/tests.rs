@@ -88,6 +88,34 @@ fn blocks_that_a_living_server_reads_are_not_replaced() {
 }
 
 #[test]
+fn blocks_that_the_next_session_has_mapped_are_not_replaced() {
+    let (_dir, path, listener) = listen();
+    let server = thread::spawn(move || {
+        serve(&listener, &[welcome()]);
+        serve(&listener, &[welcome()]);
+        serve(&listener, &[welcome()])
+    });
+    let (file, memory) = crate::memory::make(4096).unwrap();
+    let layout = PoolLayout::contiguous(&SHAPE, 1);
+    let mover = Mover::connect(path, SHAPE, ("one".to_owned(), 1, 0), layout, file).unwrap();
+    assert!(memory.write(0, b"block"));
+    let bytes_after = |session| {
+        mover.replace(session, &[BlockId(0)]).unwrap();
+        let mut found = [0; 5];
+        assert!(memory.read(0, &mut found));
+        found
+    };
+    let (first, _) = mover.line.client.session();
+    assert!(mover.line.client.call_in(first, &Call::Sync).is_err(), "it is lost");
+    let begun = mover.line.session(None).unwrap();
+    assert!(begun != first);
+    // Another thread found out about the loss of the first one before that.
+    assert_eq!(&bytes_after(first), b"block", "drives would write to the old pages");
+    assert_eq!(bytes_after(begun), [0; 5]);
+    drop(server.join().unwrap());
+}
+
+#[test]
 fn blocks_of_a_server_that_dies_before_they_are_durable_are_lost() {
     let (_dir, path, listener) = listen();
     let server = thread::spawn(move || {
