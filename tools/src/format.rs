@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use kv_catalog::{FormatError, OnDevice, Superblock};
-use objstore::{Format, Medium, Overwrite, Store, StoreError, StoreId};
+use objstore::{Format, KvShape, Medium, Overwrite, Store, StoreError, StoreId};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{StoreDir, StoreDirMedia, StoreDirOptions};
 
@@ -48,6 +48,12 @@ pub(crate) struct FormatFlags {
     /// Tokens per block, a divisor of 512 [default: 512 for tiny, else 64]
     #[arg(long, value_name = "N", value_parser = size::count::<u32>(0..=u64::from(u32::MAX)))]
     block_tokens: Option<u32>,
+
+    /// Shape of a block instead of a model's, as in a server's configuration: layers, segments,
+    /// bytes of an object, tokens
+    #[arg(long, value_name = "L,S,B,T", value_parser = model::shape,
+        conflicts_with = "block_tokens")]
+    shape: Option<KvShape>,
 
     /// Space for objects, over all devices [default: all that fits; required for a new store
     /// directory of files]
@@ -121,13 +127,15 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
         print_undone(flags.json, path, bytes)?;
         return Ok(0);
     }
-    let shape = Shape::new(flags.model, flags.block_tokens.unwrap_or(flags.model.block_tokens))?;
+    let of_model =
+        || Shape::new(flags.model, flags.block_tokens.unwrap_or(flags.model.block_tokens));
+    let shape = flags.shape.map_or_else(|| of_model().map(|shape| shape.kv()), Ok)?;
     let format = Format {
         capacity_bytes: flags.capacity,
         checksums: !flags.no_checksums,
         // `allow` checks what may be lost, including data outside the store's region.
         overwrite: Overwrite::Anything,
-        ..Format::new(StoreId(OsRng.unwrap_err().random()), shape.kv())
+        ..Format::new(StoreId(OsRng.unwrap_err().random()), shape)
     };
     let offline = match flags.place.dir()? {
         Some(dir) if !StoreDir::exists(dir) => {

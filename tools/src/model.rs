@@ -91,6 +91,16 @@ pub(crate) fn named(name: &str) -> Result<&'static Model, String> {
     })
 }
 
+/// Parses `--shape`.
+pub(crate) fn shape(text: &str) -> Result<KvShape, String> {
+    let numbers: Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();
+    let Ok(&[layers, segments, object_bytes, block_tokens]) = numbers.as_deref() else {
+        return Err("expected four whole numbers, such as 32,1,262144,64".to_owned());
+    };
+    let shape = KvShape { layers, segments, object_bytes, block_tokens };
+    shape.validate().map(|()| shape).map_err(|error| error.to_string())
+}
+
 /// A model cut into blocks: the shape of everything that is stored. Field names are JSON keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Shape {

@@ -58,6 +58,19 @@ fn a_home_is_made_and_found_by_a_replay() {
 }
 
 #[test]
+fn the_shape_of_a_server_takes_the_place_of_a_model() {
+    let place = Place::new();
+    place.json("format --shape 4,1,65536,32 --lba 4096 --capacity 16MiB", 0);
+    let found = &place.json("inspect", 0)["store"];
+    for (name, expected) in
+        [("layers", 4), ("segments", 1), ("object_bytes", 65536), ("block_tokens", 32)]
+    {
+        assert_eq!(found[name], expected, "{name}");
+    }
+    place.run("format --shape 4,1,65536,32 --block-tokens 32", 2);
+}
+
+#[test]
 fn what_is_there_is_refused_unless_told_and_comes_back_byte_for_byte() {
     let place = Place::new();
     place.run(FORMAT, 0);

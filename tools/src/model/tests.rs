@@ -24,6 +24,16 @@ fn objects_have_the_known_sizes() {
 }
 
 #[test]
+fn a_shape_is_four_numbers_above_zero() {
+    let expected = KvShape { layers: 4, segments: 1, object_bytes: 65536, block_tokens: 32 };
+    assert_eq!(super::shape("4,1,65536,32"), Ok(expected));
+    for wrong in ["", "4", "4,1,65536", "4,1,65536,32,1", "4,1,x,65536,32", "4,1,-1,32"] {
+        assert!(super::shape(wrong).unwrap_err().contains("four whole numbers"), "{wrong}");
+    }
+    assert!(super::shape("4,1,0,32").unwrap_err().contains("object_bytes"));
+}
+
+#[test]
 fn blocks_that_do_not_fit_are_refused() {
     for tokens in [0, 3, 48, 100, 513, 1024] {
         let problem = shape("llama-3-8b", tokens).unwrap_err();
