@@ -1,4 +1,5 @@
-"""A server of a store: the program `ripieno serve`, which RIPIENO_PROGRAM names."""
+"""A server of a store: the program `ripieno serve`, which RIPIENO_PROGRAM names. The store is in a
+directory, or on the drives of RIPIENO_DRIVES, which it overwrites: PCI addresses, with commas."""
 
 import json
 import os
@@ -12,8 +13,7 @@ import pytest
 CONFIG = """
 socket = "{socket}"
 [store]
-path = "{path}"
-capacity = "64MiB"
+{store}
 pacing = {pacing}
 [shape]
 layers = {shape.layers}
@@ -21,6 +21,7 @@ segments = {shape.segments}
 object_bytes = {shape.object_bytes}
 block_tokens = {shape.block_tokens}
 """
+CAPACITY = "64MiB"
 SECONDS = 60
 """Timeout of a wait."""
 
@@ -35,9 +36,21 @@ class Server:
         # A socket's path has 108 bytes.
         self.socket = os.path.relpath(directory / "sock")
         self.config = directory / "ripieno.toml"
-        values = {"socket": self.socket, "path": directory / "store", "shape": shape}
+        store = f'path = "{directory / "store"}"\ncapacity = "{CAPACITY}"'
+        if drives := os.environ.get("RIPIENO_DRIVES"):
+            drives = drives.split(",")
+            self.format(drives, shape)
+            store = f"drives = {json.dumps(drives)}"
+        values = {"socket": self.socket, "store": store, "shape": shape}
         self.config.write_text(CONFIG.format(**values, pacing=str(pacing).lower()))
         self.start()
+
+    def format(self, drives, shape):
+        numbers = (shape.layers, shape.segments, shape.object_bytes, shape.block_tokens)
+        command = [self.program, "format", "--shape", ",".join(map(str, numbers))]
+        command += ["--device", ",".join(f"vfio:{drive}" for drive in drives)]
+        command += ["--capacity", CAPACITY, "--overwrite", "anything", "--no-undo"]
+        subprocess.check_call(command, stdout=subprocess.DEVNULL)
 
     def start(self):
         command = [self.program, "serve", "--config", self.config]

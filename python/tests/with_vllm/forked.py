@@ -59,7 +59,7 @@ gc.collect()
 gc.freeze()
 gc.collect = lambda *_: 0
 
-SECONDS = 180
+SECONDS = int(os.environ.get("RIPIENO_SECONDS", "180"))
 """Timeout of a child process."""
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("vllm")
 
 import ripieno  # noqa: E402
 from forked import SECONDS, life_of, live  # noqa: E402
-from prompts import PROMPTS, STORED, alone, tokens  # noqa: E402
+from prompts import PROMPTS, STORED, alone, tokens, whole  # noqa: E402
 from ripieno.vllm.place import ASK_SECONDS  # noqa: E402
 from serving import Server  # noqa: E402
 from vllm.config import KVEventsConfig  # noqa: E402
@@ -22,6 +22,8 @@ from vllm.config import KVEventsConfig  # noqa: E402
 LAST = tokens(200)
 SHAPE = ripieno.Shape(layers=4, segments=1, object_bytes=32 * 8 * 2 * 32 * 4, block_tokens=32)
 """A block of the Llama: tokens, heads, K and V, elements and bytes of an object."""
+HALF = ripieno.Shape(SHAPE.layers, 1, SHAPE.object_bytes // 2, SHAPE.block_tokens)
+"""The same on each of two ranks."""
 
 
 class Engine:
@@ -285,8 +287,7 @@ def twice(engine):
 
 
 def test_ranks_share_a_server(model, tmp_path):
-    shape = ripieno.Shape(SHAPE.layers, 1, SHAPE.object_bytes // 2, SHAPE.block_tokens)
-    with Server(tmp_path, shape) as server:
+    with Server(tmp_path, HALF) as server:
         settings = {"model": model, "options": {"server": server.socket}}
         cached, stored = live(twice, tensor_parallel_size=2, **settings)
         assert cached == STORED
@@ -295,6 +296,49 @@ def test_ranks_share_a_server(model, tmp_path):
         assert status["files_stored"] == stored + 2 * (len(LAST) // SHAPE.block_tokens)
         assert (status["files_writing"], status["files_referenced"]) == (0, 0)
         assert status["refused_calls"] == 0
+
+
+SHORT = [PROMPTS[0][:100], PROMPTS[3][:100]]
+"""Prompts without a common prefix, for an emulated CPU."""
+
+
+def ask_short(engine):
+    """Returns tokens and cached tokens of each short prompt."""
+    found = []
+    for prompt in SHORT:
+        found.append(engine.ask(prompt, max_tokens=4))
+        engine.forget()
+    return [said for (said,), _ in found], [cached for _, (cached,) in found]
+
+
+@pytest.mark.parametrize("ranks", [2, 1])
+def test_engines_share_what_a_server_keeps(model, tmp_path, ranks):
+    """One finds what the ranks of the other have stored, also after the server was killed."""
+    settings = {"tensor_parallel_size": ranks}
+    stored = [whole(prompt) for prompt in SHORT]
+    with (
+        Server(tmp_path, HALF if ranks == 2 else SHAPE) as server,
+        running(server, model, **settings) as one,
+        running(server, model, **settings) as other,
+    ):
+        said, cached = one.run(ask_short)
+        assert cached == [0, 0]
+        assert other.run(ask_short) == (said, stored)
+        status = server.status()
+        # The scheduler and the ranks of each.
+        assert len(status["sessions"]) == 2 * (1 + ranks)
+        assert status["refused_calls"] == 0
+        # Killed while both load. Blocks that were being loaded are computed, and found later.
+        one.begin(ask_short)
+        other.begin(ask_short)
+        time.sleep(0.1)
+        server.kill()
+        assert [engine.result()[0] for engine in (one, other)] == [said, said]
+        server.start()
+        time.sleep(0.2)
+        for engine in (one, other):
+            assert engine.run(ask_short) == (said, stored)
+        assert server.status()["refused_calls"] == 0
 
 
 def test_an_engine_of_another_shape_is_told(model, tmp_path):
