@@ -26,7 +26,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -56,7 +55,6 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 import ripieno
 from ripieno.capacity import made_in
 from ripieno.vllm.hints import answer, stores
-from ripieno.vllm.pages import join_shared
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingMetricMetadata, ReqContext
@@ -127,13 +125,11 @@ class RipienoTier(SecondaryTierManager):
         path = parse_path(path)
         self.path = os.path.join(path, name)
 
-        pool = ripieno.Pool.contiguous(primary_kv_view, shape)
-
         def make(bytes: int) -> ripieno.Store:
             return ripieno.Store(
                 self.path,
                 shape,
-                pool,
+                ripieno.Pool.contiguous(primary_kv_view, shape),
                 namespace=namespace_of(offloading_spec, tokens, weights_id),
                 capacity=bytes,
                 devices=int(devices),
@@ -144,9 +140,6 @@ class RipienoTier(SecondaryTierManager):
         self.batch = max(1, BATCH_BYTES // self.block_size_bytes)
         self.loader = ThreadPoolExecutor(THREADS, "ripieno-load")
         self.storer = ThreadPoolExecutor(THREADS, "ripieno-store")
-        self.is_over = threading.Event()
-        """Set at the shutdown."""
-        self.loader.submit(self._join_pages, pool)
         self.jobs: dict[int, tuple[Future[Moved], TransferJob]] = {}
         """By job: its future and its metadata."""
         self.declined: list[JobResult] = []
@@ -176,13 +169,6 @@ class RipienoTier(SecondaryTierManager):
         self.news = True
         """True when there is something to report."""
         logger.info("ripieno: %d chunks are stored in %s", usage.stored, self.path)
-
-    def _join_pages(self, pool: ripieno.Pool) -> None:
-        """Has direct I/O cost by huge pages, instead of the small ones of vLLM's region."""
-        start = time.monotonic()
-        joined = join_shared(pool.address, pool.length, self.is_over.is_set)
-        took = time.monotonic() - start
-        logger.info("ripieno: %d MiB are in huge pages, after %.1f s", joined >> 20, took)
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         # Not available earlier: vLLM creates its tiers first.
@@ -352,7 +338,6 @@ class RipienoTier(SecondaryTierManager):
         waiting = sum(not future.done() for future, _ in self.jobs.values())
         if waiting:
             logger.info("ripieno: %d jobs are %s", waiting, "dropped" if self.drops else "ended")
-        self.is_over.set()
         self.loader.shutdown(cancel_futures=True)
         self.storer.shutdown(cancel_futures=self.drops)
         try:

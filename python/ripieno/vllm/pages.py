@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import mmap
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -24,10 +22,6 @@ logger = init_logger("vllm.ripieno")
 
 HUGE_BYTES = 2 << 20
 """Size of a huge page."""
-JOINED_BYTES = 64 << 20
-"""Bytes that are joined with one call."""
-MADV_COLLAPSE, MADV_POPULATE_WRITE = 25, 23
-MREMAP_MAYMOVE, MREMAP_FIXED, MAP_NORESERVE = 1, 2, 0x4000
 
 
 def move_to_pages(connector: RipienoConnector, cache: torch.Tensor) -> None:
@@ -110,35 +104,3 @@ def _pages(size: int) -> torch.UntypedStorage:
     memory.madvise(mmap.MADV_HUGEPAGE)
     start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % HUGE_BYTES
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start).untyped_storage()
-
-
-def join_shared(address: int, size: int, is_over: Callable[[], bool]) -> int:
-    """Replaces the small pages of shared memory that is in use by huge ones, with the same bytes,
-    until is_over(). Returns the bytes for which the kernel did that.
-
-    Small ones are Linux's default for shared memory. A huge page must begin at a multiple of its
-    size in the mapping that asks for it, which is a second one, for a while.
-    """
-    if not _has_huge_pages():
-        return 0
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mremap.restype, joined = ctypes.c_void_p, 0
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    with mmap.mmap(-1, size + HUGE_BYTES, flags=flags) as reserved:
-        first = ctypes.addressof(ctypes.c_char.from_buffer(reserved))
-        second = first + -first % HUGE_BYTES
-        # Of shared memory, a move of no bytes is another mapping. Closing `reserved` unmaps it.
-        to = ctypes.c_void_p(second), MREMAP_MAYMOVE | MREMAP_FIXED
-        moved = ctypes.c_void_p(address), ctypes.c_size_t(0), ctypes.c_size_t(size)
-        if libc.mremap(*moved, to[1], to[0]) != second:
-            logger.info("ripieno: small pages stay: %s", os.strerror(ctypes.get_errno()))
-            return 0
-        for at in range(0, size, JOINED_BYTES):
-            length = ctypes.c_size_t(min(JOINED_BYTES, size - at))
-            if is_over():
-                break
-            if libc.madvise(ctypes.c_void_p(second + at), length, MADV_COLLAPSE) == 0:
-                joined += length.value // HUGE_BYTES * HUGE_BYTES
-            # vLLM's mapping lost its entries.
-            libc.madvise(ctypes.c_void_p(address + at), length, MADV_POPULATE_WRITE)
-    return joined

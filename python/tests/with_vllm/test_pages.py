@@ -1,10 +1,6 @@
 """Whole pages for the KV cache: what refers to its memory, and when it stays where it is."""
 
-import ctypes
 import mmap
-import os
-import random
-import tempfile
 import types
 
 import pytest
@@ -73,29 +69,6 @@ def test_memory_that_others_use_stays(group, kept, monkeypatch):
         other = monkeypatch.setattr(pages, "_has_huge_pages", lambda: False)
     pages.move_to_pages(CONNECTOR, views[0])
     assert {address(each) for each in views} == {before}, other
-
-
-def test_shared_memory_is_joined_in_place():
-    size = pages.HUGE_BYTES + mmap.PAGESIZE
-    with tempfile.TemporaryFile(dir="/dev/shm") as file:
-        file.truncate(size)
-        ours, theirs = mmap.mmap(file.fileno(), size), mmap.mmap(file.fileno(), size)
-        inode = f" {os.fstat(file.fileno()).st_ino} "
-    theirs[:] = written = random.Random(1).randbytes(size)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(ours))
-
-    def mappings():
-        with open("/proc/self/maps") as maps:
-            return sum(inode in line for line in maps)
-
-    assert pages.join_shared(address, size, lambda: True) == 0
-    # None where the kernel has no memory in one piece, or is older than 6.1.
-    assert pages.join_shared(address, size, lambda: False) in (0, pages.HUGE_BYTES)
-    assert mappings() == 2
-    assert ours[:] == written == theirs[:]
-    ours[5] ^= 1
-    theirs[size - 1] ^= 1
-    assert (theirs[5], ours[size - 1]) == (written[5] ^ 1, written[size - 1] ^ 1)
 
 
 def test_a_server_shares_the_new_memory(group):
