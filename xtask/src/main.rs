@@ -139,7 +139,8 @@ enum Command {
     /// Run the driver, nvme-bind and a replay in a virtual machine, through VFIO
     ///
     /// Two emulated NVMe controllers behind an emulated IOMMU, in QEMU without KVM, which Debian's
-    /// packages are unpacked for below target/; needs neither hardware nor rights.
+    /// packages are unpacked for below target/; needs neither hardware nor rights. The suite vllm
+    /// needs vLLM, 9 GiB of memory and much time, and runs only by its name.
     Vm(command::vm::VmArgs),
     /// Run tests of the I/O kernel on the host, and of the rings, under sanitizers
     ///

@@ -5,7 +5,9 @@
 //!   install     the guest's kernel and busybox (target/vm/packages)
 //!   guest       the programs under test, and their libraries
 //!   initramfs   all of it in one archive
+//!   image       file systems for the guest
 //!   python      a drive with Python and the package
+//!   vllm        a drive with vLLM, the package and its tests
 //!   machine     QEMU's command line
 //!   suite       one boot: console, host (requests of the guest), qmp
 //! ```
@@ -16,12 +18,14 @@
 pub mod console;
 mod guest;
 mod host;
+mod image;
 mod initramfs;
 mod install;
 mod machine;
 mod python;
 mod qmp;
 mod suite;
+mod vllm;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -15,10 +15,11 @@ use serde_json::Value;
 use crate::hardware::{DRIVE_A, DRIVE_B, PEER, SERIAL_A, SERIAL_B};
 use crate::pci;
 use crate::program::{self, Ran};
-use crate::runner::{Suite, tests};
+use crate::runner::{SECONDS_MAX, Suite, tests};
 
 pub const SUITE: Suite = Suite {
     name: "bind",
+    seconds_max: SECONDS_MAX,
     tests: tests![
         list_shows_what_is_there,
         doctor_finds_the_iommu,

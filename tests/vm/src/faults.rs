@@ -13,7 +13,7 @@ use std::{fs, thread};
 use anyhow::{Result, ensure};
 use nvme_driver::{Controller, Error};
 
-use crate::runner::{Suite, tests};
+use crate::runner::{SECONDS_MAX, Suite, tests};
 
 use dma::{
     a_lost_completion_queue_is_recovered, a_lost_submission_queue_is_recovered,
@@ -33,6 +33,7 @@ pub use owners::{hammer, hold, read_one};
 
 pub const SUITE: Suite = Suite {
     name: "faults",
+    seconds_max: SECONDS_MAX,
     tests: tests![
         stray_reads_are_stopped,
         stray_writes_are_stopped,

@@ -39,6 +39,7 @@ mod serve;
 mod smoke;
 mod stray;
 mod vfio;
+mod vllm;
 
 use std::process::ExitCode;
 
@@ -54,6 +55,7 @@ const SUITES: &[Suite] = &[
     faults::SUITE,
     replay::SUITE,
     python::SUITE,
+    vllm::SUITE,
 ];
 
 fn main() -> ExitCode {

@@ -19,11 +19,12 @@ use crate::drive::{
 use crate::hardware::{BAR_BYTES, DRIVE_A, DRIVE_B, FILE_A, FILE_B, FILE_BAR, PEER};
 use crate::host::{self, Host};
 use crate::queue::{Queue, queue_bytes, queue_memory};
-use crate::runner::{Suite, tests};
+use crate::runner::{SECONDS_MAX, Suite, tests};
 use crate::stray::{NOWHERE, Stray};
 
 pub const SUITE: Suite = Suite {
     name: "peer",
+    seconds_max: SECONDS_MAX,
     tests: tests![
         both_drives_are_shown_to_reach_it,
         what_cannot_be_reached_is_not_taken_for_reached,

@@ -5,10 +5,13 @@ use std::fs;
 use anyhow::{Context, Result};
 
 use crate::program;
-use crate::runner::{Suite, tests};
+use crate::runner::{SECONDS_MAX, Suite, tests};
 
-pub const SUITE: Suite =
-    Suite { name: "python", tests: tests![the_package_is_imported, a_store_is_made_and_loaded] };
+pub const SUITE: Suite = Suite {
+    name: "python",
+    seconds_max: SECONDS_MAX,
+    tests: tests![the_package_is_imported, a_store_is_made_and_loaded],
+};
 
 /// Label and paths on the file system that xtask/src/vm/python.rs makes.
 const LABEL: &str = "ripieno";

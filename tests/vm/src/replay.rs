@@ -14,13 +14,14 @@ use crate::hardware::{BAD_READ_LBA, DRIVE_A, DRIVE_B, PEER, SERIAL_A, SERIAL_B};
 use crate::kmsg::Kmsg;
 use crate::pci;
 use crate::program::{self, Ran};
-use crate::runner::{Suite, tests};
+use crate::runner::{SECONDS_MAX, Suite, tests};
 use crate::serve::{
     a_server_keeps_blocks_of_both_drives_in_memory, clients_of_a_server_share_both_drives,
 };
 
 pub const SUITE: Suite = Suite {
     name: "replay",
+    seconds_max: SECONDS_MAX,
     tests: tests![
         both_drives_are_identified,
         the_doctor_tries_both_drives_and_writes_to_none,

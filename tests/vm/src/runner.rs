@@ -14,6 +14,8 @@ use crate::program;
 #[derive(Debug)]
 pub struct Suite {
     pub name: &'static str,
+    /// Timeout of a test in seconds.
+    pub seconds_max: u64,
     pub tests: &'static [Test],
 }
 
@@ -44,8 +46,8 @@ impl fmt::Display for Skipped {
 
 impl std::error::Error for Skipped {}
 
-/// Timeout of a test in seconds; emulated code is slow, and other machines may be slower.
-const SECONDS_MAX: u64 = 120;
+/// Usual timeout of a test; emulated code is slow, and other machines may be slower.
+pub const SECONDS_MAX: u64 = 120;
 const KERNEL_LINES: usize = 25;
 
 /// First argument of a process that runs one test.
@@ -65,12 +67,13 @@ pub fn run(suite: &Suite, filter: Option<&str>) -> Result<u32> {
         println!("vm: running {name}");
         let mut log = Kmsg::from_now()?;
         let child = program::start_talking("vm-tests", &[TEST, suite.name, test.name])?;
-        let verdict = match wait(child)? {
+        let seconds = suite.seconds_max;
+        let verdict = match wait(child, seconds)? {
             // The test has reported its result itself.
             Some(0) => continue,
             Some(1) => None,
             Some(code) => Some(format!("it ended with {code}")),
-            None => Some(format!("it was ended, by a signal or after {SECONDS_MAX} s")),
+            None => Some(format!("it was ended, by a signal or after {seconds} s")),
         };
         failed += 1;
         let lines = log.lines();
@@ -85,8 +88,8 @@ pub fn run(suite: &Suite, filter: Option<&str>) -> Result<u32> {
 }
 
 /// Returns the exit code; `None` after a signal, including our own on a timeout.
-fn wait(mut child: Child) -> Result<Option<i32>> {
-    let until = Instant::now() + Duration::from_secs(SECONDS_MAX);
+fn wait(mut child: Child, seconds: u64) -> Result<Option<i32>> {
+    let until = Instant::now() + Duration::from_secs(seconds);
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status.code());

@@ -11,10 +11,11 @@ use crate::hardware::{
 use crate::host::{self, Host};
 use crate::kmsg::Kmsg;
 use crate::pci;
-use crate::runner::{Suite, tests};
+use crate::runner::{SECONDS_MAX, Suite, tests};
 
 pub const SUITE: Suite = Suite {
     name: "smoke",
+    seconds_max: SECONDS_MAX,
     tests: tests![
         the_cpu_is_the_least,
         the_devices_are_where_the_tests_look,

@@ -14,7 +14,7 @@ use nvme_spec::{ids::Lba, reg};
 use crate::drive::{self, FIRST, SECOND, alone, attach, bus, options, pattern, same, space};
 use crate::hardware::{DRIVE_A, DRIVE_B, FILE_A, FILE_B, SERIAL_A, SERIAL_B};
 use crate::host::{self, Host};
-use crate::runner::{Suite, tests};
+use crate::runner::{SECONDS_MAX, Suite, tests};
 
 use data::{
     copies_of_all_sizes, odd_bytes_in_one_block, odd_bytes_in_one_segment, pages_everywhere,
@@ -27,6 +27,7 @@ use queues::{
 
 pub const SUITE: Suite = Suite {
     name: "vfio",
+    seconds_max: SECONDS_MAX,
     tests: tests![
         the_drives_say_what_they_are,
         copies_of_all_sizes,

@@ -19,6 +19,9 @@ const DRIVE_B2: (&str, u64) = ("b2.img", 64 << 20);
 pub const BAR: (&str, u64) = ("bar.bin", 64 << 20);
 const FILES: &[(&str, u64)] = &[DRIVE_A, DRIVE_B1, DRIVE_B2, BAR];
 
+/// File behind drive C, which a suite makes if it needs that drive.
+pub const DRIVE_C: &str = "c.img";
+
 /// 512-byte LBAs of drive A that fail reads, and that fail writes. A fault covers one sector, and
 /// any I/O that touches it fails completely.
 const BAD_READ_LBA: u64 = 15_000;
@@ -44,6 +47,9 @@ pub struct Machine<'a> {
     pub console: Console,
     pub control: PathBuf,
     pub qmp: PathBuf,
+    /// True for a machine that vLLM runs on: with drive C, which nothing writes to, AVX2, and two
+    /// processors and memory for two engines.
+    pub is_large: bool,
 }
 
 impl Machine<'_> {
@@ -55,12 +61,23 @@ impl Machine<'_> {
         // Interrupt remapping needs the split irqchip, and VFIO needs interrupt remapping. One
         // processor: with two, QEMU 7.2 crashes occasionally, when one of them translates an
         // address while the other one moves a device's BAR. It is no slower on two cores.
-        add("-machine q35,kernel-irqchip=split -accel tcg -smp 1 -m 1G");
-        add(&format!("-cpu {LEAST_CPU}"));
+        add("-machine q35,kernel-irqchip=split -accel tcg");
+        match self.is_large {
+            true => add("-smp 2 -m 8G -cpu max"),
+            false => add(&format!("-smp 1 -m 1G -cpu {LEAST_CPU}")),
+        }
         add("-device intel-iommu,intremap=on");
         add("-device isa-debug-exit,iobase=0xf4,iosize=0x04");
         drive_a(&mut add);
         drive_b(&mut add);
+        if self.is_large {
+            add(&format!(
+                "-blockdev driver=file,node-name=c-file,filename={DRIVE_C},read-only=on \
+                 -blockdev driver=raw,node-name=c,file=c-file,read-only=on \
+                 -device nvme,id=nv2,addr=05.0,serial=RIPIENO-C \
+                 -device nvme-ns,bus=nv2,drive=c,nsid=1"
+            ));
+        }
         let (bar, bytes) = BAR;
         add(&format!(
             "-object memory-backend-file,id=bar,size={bytes},mem-path={bar},share=on \
@@ -147,13 +164,14 @@ mod tests {
 
     #[test]
     fn the_command_line_is_one_word_an_argument() {
-        let machine = Machine {
+        let mut machine = Machine {
             kernel: Path::new("/a folder/vmlinuz"),
             initrd: Path::new("initrd"),
             arguments: "ripieno.suite=x".into(),
             console: Console::Socket("console".into()),
             control: "control".into(),
             qmp: "qmp".into(),
+            is_large: false,
         };
         let arguments = machine.arguments();
         assert!(arguments.iter().all(|word| !word.is_empty()), "{arguments:?}");
@@ -164,6 +182,10 @@ mod tests {
         assert_eq!(arguments[accelerator + 1], "tcg");
         let cpu = arguments.iter().position(|word| word == "-cpu").unwrap();
         assert_eq!(arguments[cpu + 1], LEAST_CPU);
+        machine.is_large = true;
+        let large = machine.arguments();
+        assert!(large.iter().all(|word| !word.is_empty()), "{large:?}");
+        assert!(!large.contains(&LEAST_CPU.to_owned()), "vLLM does not run on it");
     }
 
     #[test]

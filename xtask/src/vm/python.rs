@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::vm::guest;
+use crate::vm::image;
 use crate::{child, folder};
 
 /// Stores blocks, opens the store again, and loads them.
@@ -34,19 +34,14 @@ pub fn lacks() -> Option<&'static str> {
     if !works(Command::new(python()).args(["-c", "import ripieno"])) {
         return Some("`cargo xtask python` has not installed the package");
     }
-    if !works(mke2fs().arg("-V")) {
-        return Some("this machine lacks mke2fs (Debian's e2fsprogs)");
-    }
-    None
+    image::lacks()
 }
 
 /// Writes the file system into the file `drive`; `folder` is for temporary files.
 pub fn write(drive: &Path, folder: &Path) -> Result<()> {
     let (tree, here) = (folder.join("python"), folder.join("python-here"));
-    for folder in [&tree, &here] {
-        let _ = fs::remove_dir_all(folder);
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    }
+    image::empty(&tree)?;
+    image::empty(&here)?;
     // The modules loaded here are those needed there.
     let mut python = Command::new(std::path::absolute(python())?);
     python.args(["-c", &format!("{STORE}{LIST}")]).current_dir(&here);
@@ -59,31 +54,10 @@ pub fn write(drive: &Path, folder: &Path) -> Result<()> {
     }
     for path in lines.map(PathBuf::from).filter(|path| path.is_file()) {
         let is_library = path.extension().is_some_and(|end| end == "so");
-        copy(&path, &tree)?;
+        image::copy(&path, &tree)?;
         if is_library || path.extension().is_none_or(|end| end != "py") {
-            guest::libraries(&path)?.iter().try_for_each(|library| copy(library, &tree))?;
+            image::copy_libraries(&path, &tree)?;
         }
     }
-    for name in ["dev", "proc", "tmp"] {
-        fs::create_dir_all(tree.join(name))?;
-    }
-    let mut make = mke2fs();
-    make.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-L", LABEL, "-d"]).arg(&tree).arg(drive);
-    child::output(&mut make).map(drop)
-}
-
-/// Copies a file to the same path below `root`.
-fn copy(path: &Path, root: &Path) -> Result<()> {
-    let to = root.join(path.strip_prefix("/")?);
-    fs::create_dir_all(to.parent().unwrap_or(root))?;
-    fs::copy(path, &to).with_context(|| format!("cannot copy {}", path.display()))?;
-    Ok(())
-}
-
-/// Returns a command for mke2fs, which may not be on the user's PATH.
-fn mke2fs() -> Command {
-    let path = std::env::var("PATH").unwrap_or_default();
-    let mut command = Command::new("mke2fs");
-    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
-    command
+    image::make(&tree, drive, LABEL)
 }

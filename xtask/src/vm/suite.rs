@@ -18,8 +18,8 @@ use crate::vm::Prepared;
 use crate::vm::console::{Console, Heard};
 use crate::vm::host;
 use crate::vm::machine::{self, Machine};
-use crate::vm::python;
 use crate::vm::qmp::Qmp;
+use crate::vm::{python, vllm};
 
 /// Guest tests that share one boot.
 #[derive(Debug)]
@@ -28,10 +28,19 @@ pub struct Suite {
     pub about: &'static str,
     /// True if the kernel's own driver binds the drives at boot, as on any computer.
     nvme: bool,
-    /// True if drive B has a file system with Python and the package.
-    python: bool,
+    files: Files,
     /// Timeout in seconds: several times its duration on two busy cores.
     seconds_max: u64,
+}
+
+/// The file system that a suite needs on a drive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Files {
+    None,
+    /// Python and the package, on drive B.
+    Python,
+    /// vLLM, on drive C of a large machine.
+    Vllm,
 }
 
 /// All suites, in starting order.
@@ -40,50 +49,57 @@ pub const SUITES: &[Suite] = &[
         name: "smoke",
         about: "the machine itself: devices, IOMMU groups, the line to the host",
         nvme: false,
-        python: false,
+        files: Files::None,
         seconds_max: 120,
     },
     Suite {
         name: "bind",
         about: "nvme-bind: list, bind, refuse what is in use, restore, crashes, two at once",
         nvme: true,
-        python: false,
+        files: Files::None,
         seconds_max: 300,
     },
     Suite {
         name: "vfio",
         about: "the driver through VFIO: PRP, SGL, splits, LBA sizes, namespaces, interrupts",
         nvme: false,
-        python: false,
+        files: Files::None,
         seconds_max: 300,
     },
     Suite {
         name: "peer",
         about: "queues, descriptors and data in the memory of another device",
         nvme: false,
-        python: false,
+        files: Files::None,
         seconds_max: 300,
     },
     Suite {
         name: "faults",
         about: "stray DMA, lost queues, media errors, commands that never end, hot unplug, crashes",
         nvme: false,
-        python: false,
+        files: Files::None,
         seconds_max: 300,
     },
     Suite {
         name: "replay",
         about: "`ripieno replay` on both drives, with every byte checked",
         nvme: false,
-        python: false,
+        files: Files::None,
         seconds_max: 300,
     },
     Suite {
         name: "python",
         about: "a store of the Python package, in files on a drive",
         nvme: true,
-        python: true,
+        files: Files::Python,
         seconds_max: 300,
+    },
+    Suite {
+        name: "vllm",
+        about: "vLLM's engines and ranks share a drive through `ripieno serve`; only by its name",
+        nvme: true,
+        files: Files::Vllm,
+        seconds_max: 4000,
     },
 ];
 
@@ -112,20 +128,32 @@ pub struct Ended {
 impl Suite {
     /// Returns the reason why it cannot run.
     pub fn lacks(&self) -> Option<&'static str> {
-        if self.python { python::lacks() } else { None }
+        match self.files {
+            Files::None => None,
+            Files::Python => python::lacks(),
+            Files::Vllm => vllm::lacks(),
+        }
+    }
+
+    /// Returns true if it runs without being named: a large machine takes too much memory.
+    pub fn is_default(&self) -> bool {
+        self.files != Files::Vllm
     }
 
     /// Boots, and reads the console until the machine ends or its time is up.
     pub fn run(&self, prepared: &Prepared, wishes: Wishes<'_>) -> Result<Ended> {
         let (start, place) = (Instant::now(), Place::new(prepared, self.name, wishes.keep)?);
-        if self.python {
-            python::write(&place.folder.join(machine::DRIVE_B1.0), &prepared.folder)?;
+        let drive = |file| place.folder.join(file);
+        match self.files {
+            Files::None => {}
+            Files::Python => python::write(&drive(machine::DRIVE_B1.0), &prepared.folder)?,
+            Files::Vllm => vllm::write(&drive(machine::DRIVE_C), &prepared.folder)?,
         }
         let mut arguments = self.kernel_arguments();
         if let Some(filter) = wishes.filter {
             arguments.push_str(&format!(" ripieno.test={filter}"));
         }
-        let mut boot = Boot::start(prepared, &place, arguments, false)?;
+        let mut boot = Boot::start(prepared, &place, self, arguments, false)?;
         let answers = boot.serve(&place).with_context(|| place.complaints())?;
         let log = prepared.log(self.name);
         let limit = Duration::from_secs(self.seconds_max);
@@ -162,9 +190,10 @@ impl Suite {
 /// Boots into a shell on this terminal.
 pub fn shell(prepared: &Prepared, with_nvme: bool) -> Result<()> {
     let place = Place::new(prepared, "shell", false)?;
-    let suite = Suite { name: "shell", about: "", nvme: with_nvme, python: false, seconds_max: 0 };
+    let (name, files) = ("shell", Files::None);
+    let suite = Suite { name, about: "", nvme: with_nvme, files, seconds_max: 0 };
     let arguments = suite.kernel_arguments();
-    let mut boot = Boot::start(prepared, &place, arguments, true)?;
+    let mut boot = Boot::start(prepared, &place, &suite, arguments, true)?;
     let answers = boot.serve(&place)?;
     boot.child.wait()?;
     let _ = answers.join();
@@ -231,6 +260,7 @@ impl Boot {
     fn start(
         prepared: &Prepared,
         place: &Place,
+        suite: &Suite,
         arguments: String,
         interactive: bool,
     ) -> Result<Self> {
@@ -245,6 +275,7 @@ impl Boot {
             },
             control: place.sockets.join("control"),
             qmp: place.sockets.join("qmp"),
+            is_large: suite.files == Files::Vllm,
         };
         let console = if interactive { None } else { Some(listen(&path)?) };
         let (control, qmp) = (listen(&machine.control)?, listen(&machine.qmp)?);
@@ -381,7 +412,7 @@ mod tests {
         for (index, suite) in SUITES.iter().enumerate() {
             assert!(SUITES[..index].iter().all(|other| other.name != suite.name));
             let blacklisted = suite.kernel_arguments().contains("initcall_blacklist=nvme_init");
-            assert_eq!(blacklisted, suite.name != "bind" && suite.name != "python");
+            assert_eq!(blacklisted, !["bind", "python", "vllm"].contains(&suite.name));
         }
     }
 
