@@ -49,7 +49,8 @@ pub fn run(args: &ServedArgs) -> Result<()> {
         let shape = KvShape { layers: LAYERS, segments: 1, object_bytes, block_tokens: 64 };
         let name = format!("{objects} x {} KiB", object_bytes >> 10);
         report.progress(&name);
-        let found = Load::new(shape, objects).measure(&folder, args.rounds).context(name.clone())?;
+        let found =
+            Load::new(shape, objects).measure(&folder, args.rounds).context(name.clone())?;
         for (what, [ours, theirs]) in found.0 {
             report.ratios.push(Ratio::rounds(format!("{what}, {name}"), "us", &ours, &theirs));
         }
