@@ -52,7 +52,7 @@ pub(crate) struct FormatFlags {
     /// Shape of a block instead of a model's, as in a server's configuration: layers, segments,
     /// bytes of an object, tokens
     #[arg(long, value_name = "L,S,B,T", value_parser = model::shape,
-        conflicts_with = "block_tokens")]
+        conflicts_with_all = ["block_tokens", "model"])]
     shape: Option<KvShape>,
 
     /// Space for objects, over all devices [default: all that fits; required for a new store

@@ -543,7 +543,7 @@ impl Client {
             let mut links = self.links();
             if links.generation == generation && links.lost.is_none() {
                 links.idle.push(stream);
-                self.inner.returned.notify_one();
+                self.inner.returned.notify_all();
             }
         }
         answered

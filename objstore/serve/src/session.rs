@@ -400,11 +400,13 @@ impl Session {
         }
         let number = self.engine.next();
         tables.requests.insert(number, Arc::new(request));
-        // Saves that wait would leave no room for loads.
-        if tables.requests.len() > REQUESTS_MAX / 2 {
-            let all = tables.requests.values().map(|moving| &moving.request);
-            let mut saves = all.filter(|request| request.accepted().is_some());
-            saves.try_for_each(Request::hurry)?;
+        // Saves that wait would leave no room for loads: all of them start, and then each new one.
+        let half = REQUESTS_MAX / 2;
+        if tables.requests.len() > half {
+            let is_first = tables.requests.len() == half + 1;
+            let due = tables.requests.iter().filter(|(at, _)| is_first || **at == number);
+            let mut saves = due.map(|(_, moving)| &moving.request);
+            saves.try_for_each(|it| it.accepted().map_or(Ok(()), |_| it.hurry()))?;
         }
         Ok(number)
     }

@@ -82,14 +82,26 @@ impl Engine {
         bytes
     }
 
-    /// Moves all layers on a rank, and returns the error.
-    fn go(&self, rank: usize, direction: Direction, places: &[u64]) -> Option<String> {
+    /// Starts all layers on a rank, and returns the job.
+    fn start(&self, rank: usize, direction: Direction, places: &[u64]) -> u64 {
         let mover = &self.ranks[rank].0;
         let job = mover.begin(direction, places, blocks(0, places.len())).unwrap();
         for layer in (0..SHAPE.layers).map(Layer) {
             mover.start(job, layer).unwrap();
         }
-        mover.end(&[job]).unwrap().remove(0).error
+        job
+    }
+
+    /// Moves all layers on a rank, and returns the error.
+    fn go(&self, rank: usize, direction: Direction, places: &[u64]) -> Option<String> {
+        let job = self.start(rank, direction, places);
+        self.ranks[rank].0.end(&[job]).unwrap().remove(0).error
+    }
+
+    /// Starts to store blocks on the first rank, and returns its job.
+    pub fn begin_store(&self, keys: &[BlockKey]) -> u64 {
+        let room = self.finder.reserve(self.space, keys.to_vec()).unwrap();
+        self.start(0, Direction::Write, &room.places)
     }
 
     /// Stores blocks on all ranks.

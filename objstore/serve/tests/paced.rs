@@ -181,6 +181,11 @@ fn saves_that_are_needed_do_not_wait_for_loads() {
         assert_eq!(rig.waiting(), 6);
         save
     };
+    let engine = Engine::new(&rig, "one", 1);
+    let (job, rank) = (engine.begin_store(&keys(20..22)), &engine.ranks[0].0);
+    assert_eq!(rig.waiting(), 6);
+    rank.hurry(job).unwrap();
+    assert_eq!(rig.waiting(), 3, "of the load");
     let save = begun(10);
     save.hurry().unwrap();
     assert_eq!(rig.waiting(), 3, "of the load");
@@ -200,6 +205,7 @@ fn saves_that_are_needed_do_not_wait_for_loads() {
     for save in [save, other, later] {
         assert_eq!(save.commit().unwrap().written, 2);
     }
+    assert_eq!(rank.end(&[job]).unwrap().remove(0).error, None);
     layers().for_each(|layer| load.wait(layer).unwrap());
     assert_eq!(rig.status().refused_calls, 0);
 }
@@ -234,13 +240,13 @@ fn what_waits_is_counted_and_dropped_with_its_client() {
 #[test]
 fn a_limit_counts_layers_that_wait() {
     let uid = rustix::process::geteuid().as_raw();
-    let bandwidth = BTreeMap::from([(uid, NonZeroU64::new(1 << 10).unwrap())]);
+    let bandwidth = BTreeMap::from([(uid, NonZeroU64::new(1 << 6).unwrap())]);
     let rig = Rig::with(TempDir::new().unwrap(), |options| options.settings.bandwidth = bandwidth);
     Pacing::default().pace(&rig.plane).unwrap();
     let client = rig.client();
     let save = begin_save(&client, 0..1, 0);
     save.start(Layer(0)).unwrap();
-    // The layer has not moved, and the next one has its turn after eight seconds.
+    // The layer has not moved, and the next one has its turn after two minutes.
     assert_eq!(kind(save.start(Layer(1)).unwrap_err()), RefusalKind::Limit);
     assert_eq!(rig.waiting(), 1);
 }

@@ -21,6 +21,9 @@ Stream = tuple[int, ...]
 POLL_SECONDS = 0.01
 """Interval at which the thread looks for saves that have ended."""
 
+SAVES_MAX = 100
+"""Saves that may wait for their turn: a server counts them, and loads need room there, too."""
+
 
 @dataclass
 class Saving:
@@ -79,7 +82,7 @@ class Saver:
         """Saves that a step waits for."""
         self.changed = threading.Condition()
         self.dead: str | None = None
-        self.dropping = self.broken = False
+        self.closing = self.dropping = self.broken = False
         self.thread = threading.Thread(target=self._run, name="ripieno saver", daemon=True)
         self.thread.start()
 
@@ -132,7 +135,7 @@ class Saver:
     def close(self, seconds: float) -> None:
         """Waits at most `seconds` for pending saves, and drops the rest."""
         self.end_step()
-        self.dropping = seconds <= 0
+        self.dropping, self.closing = seconds <= 0, True
         self.tasks.put(None)
         self.thread.join(seconds)
         self.dropping = True
@@ -169,6 +172,10 @@ class Saver:
     def _start(self, saving: Saving, layer: int, stream: Stream) -> None:
         if saving.job is None and saving.error is None:
             self.savings.append(saving)
+            if self.most is not None and len(self.savings) > SAVES_MAX:
+                complete = [each for each in self.savings if each.is_complete]
+                self._urge(oldest := complete[: len(self.savings) - SAVES_MAX])
+                self._end(oldest)
         if self.dropping:
             saving.error = saving.error or "it was dropped: the engine ends"
         if saving.error is not None:
@@ -184,15 +191,18 @@ class Saver:
                 self.dead = str(error)
 
     def _hurry(self) -> None:
-        """Has the layers start that a step waits for, or all of them if too many wait."""
+        """Has the layers start that a step waits for, or all of them if too many wait, or at the
+        end."""
         if self.most is None:
             return
         with self.changed:
-            is_full = self.dropping or sum(self.unfinished.values()) > self.most
+            is_full = self.closing or sum(self.unfinished.values()) > self.most
             wanted = self.wanted
-        for saving in self.savings:
-            due = (is_full or saving.id in wanted) and not saving.is_urgent
-            if due and saving.job is not None:
+        self._urge(each for each in self.savings if is_full or each.id in wanted)
+
+    def _urge(self, savings: Iterable[Saving]) -> None:
+        for saving in savings:
+            if saving.job is not None and not saving.is_urgent:
                 saving.is_urgent = True
                 try:
                     self.plane.hurry(saving.job)

@@ -21,7 +21,7 @@ from ripieno.vllm.layout import check, engines_of  # noqa: E402
 from ripieno.vllm.metrics import COUNTERS, GAUGES, HISTOGRAMS, Stats  # noqa: E402
 from ripieno.vllm.options import Options, metrics_of  # noqa: E402
 from ripieno.vllm.protocol import Job, Legacy, Reports  # noqa: E402
-from ripieno.vllm.saver import Saver  # noqa: E402
+from ripieno.vllm.saver import SAVES_MAX, Saver  # noqa: E402
 from ripieno.vllm.scheduler import MAX_CONSECUTIVE_FAILURES, Load, Scheduler, Watchers  # noqa: E402
 from vllm.v1.core.block_pool import BlockPool  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec  # noqa: E402
@@ -479,9 +479,24 @@ def test_saves_are_hurried_when_a_step_waits_for_them_or_too_many_wait():
     assert plane.hurried == {11, 12}
 
 
-def test_saves_that_wait_at_the_end_have_their_time_and_are_then_hurried():
+def test_a_hundred_saves_wait_at_most():
+    plane, saver = paced(most=1000)
+    for number in range(1, SAVES_MAX + 3):
+        saver.begin_step([Job(number, "a", [number], [number])], [])
+    saver.end_step()
+    until(lambda: [1] in plane.calls and [2] in plane.calls)
+    assert plane.hurried == {1, 2}
+    plane.may_end.set()
+    saver.close(20)
+
+
+def test_saves_that_wait_are_hurried_at_the_end():
     plane, saver = paced()
+    hurry, was_dropping = plane.hurry, []
+    plane.hurry = lambda job: (was_dropping.append(saver.dropping), hurry(job))
     saver.begin_step([Job(3, "a", [15], [5])], [])
-    saver.close(0.1)
+    saver.close(20)
+    # Not when the time was over.
+    assert was_dropping == [False]
     assert plane.calls == [(15, 0), (15, 1), [15]]
     assert [saved.error for saved in saver.take()] == [None]

@@ -65,6 +65,7 @@ impl Client {
             let mut links = self.links();
             links.idle.clear();
             links.lost.get_or_insert_with(|| "it was left for another one".to_owned());
+            self.inner.returned.notify_all();
             (links.session.clone(), links.generation)
         };
         let begun = self.hello(Some(session), generation + 1)?;
