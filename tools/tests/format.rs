@@ -67,7 +67,9 @@ fn the_shape_of_a_server_takes_the_place_of_a_model() {
     {
         assert_eq!(found[name], expected, "{name}");
     }
-    place.run("format --shape 4,1,65536,32 --block-tokens 32", 2);
+    for model in ["--block-tokens 32", "--model tiny"] {
+        place.run(&format!("format --shape 4,1,65536,32 {model}"), 2);
+    }
 }
 
 #[test]

@@ -62,7 +62,8 @@ impl Place {
     pub fn bare(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
         command.args(line.split_whitespace()).env_remove("RUST_LOG").current_dir(self.path());
-        if line.starts_with("format") && !line.contains("--model") {
+        let has_shape = ["--model", "--shape"].iter().any(|flag| line.contains(flag));
+        if line.starts_with("format") && !has_shape {
             command.args(["--model", "tiny"]);
         }
         command
