@@ -335,9 +335,12 @@ def test_engines_share_what_a_server_keeps(model, tmp_path, ranks):
         server.kill()
         assert [engine.result()[0] for engine in (one, other)] == [said, said]
         server.start()
-        time.sleep(0.2)
+        until = time.monotonic() + SECONDS
         for engine in (one, other):
-            assert engine.run(ask_short) == (said, stored)
+            # An engine that met the dying server connects again after a second.
+            while (found := engine.run(ask_short)) != (said, stored):
+                assert found[0] == said and time.monotonic() < until, found
+                time.sleep(0.2)
         assert server.status()["refused_calls"] == 0
 
 
