@@ -5,6 +5,7 @@ use std::{
     path::PathBuf,
     sync::mpsc::{self, TryRecvError},
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -67,7 +68,7 @@ pub fn run(args: &ServedArgs) -> Result<()> {
 struct Found(BTreeMap<&'static str, [Samples; 2]>);
 
 impl Found {
-    fn push(&mut self, what: &'static str, side: usize, took: std::time::Duration, layers: u32) {
+    fn push(&mut self, what: &'static str, side: usize, took: Duration, layers: u32) {
         let us = took.as_secs_f64() * 1e6 / f64::from(layers);
         self.0.entry(what).or_default()[side].push(us);
     }

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.request import Request
 
-    from .place import Catalog
+    import ripieno
 
 KEY_BYTES = 32
 
@@ -144,7 +144,12 @@ class Lookup:
     """Finds hits in a catalog. In a hybrid model, by vLLM's own prefix cache lookup, for which it
     takes the place of vLLM's BlockPool."""
 
-    def __init__(self, groups: Groups, manager: KVCacheManager, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        manager: KVCacheManager,
+        catalog: ripieno.Catalog | ripieno.ServedCatalog,
+    ) -> None:
         self.groups, self.catalog = groups, catalog
         self.hash_block_size: int = manager.block_pool.hash_block_size
         self.null_block = manager.block_pool.null_block

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import ripieno
 
 if TYPE_CHECKING:
-    from .place import Plane
     from .protocol import Job
 
 Stream = tuple[int, ...]
@@ -62,7 +61,7 @@ class Saver:
 
     def __init__(
         self,
-        plane: Plane,
+        plane: ripieno.Plane | ripieno.ServedPlane,
         layers: list[int],
         stream: Callable[[], Stream] = tuple,
         most: int | None = None,
