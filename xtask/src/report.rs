@@ -75,10 +75,10 @@ fn full_disk(free: Option<u64>) -> String {
 
 fn table(done: &[(Step, Outcome)], not_run: usize, took: Duration) -> String {
     let width = done.iter().map(|(step, _)| step.name.len()).max().unwrap_or(0).max(5);
-    let row = |step: &str, result: &str, time: &str, tests: &str| {
-        format!("{step:<width$} {result:<8} {time:>6}  {tests}").trim_end().to_owned()
+    let row = |step: &str, result: &str, time: &str, cpu: &str, tests: &str| {
+        format!("{step:<width$} {result:<8} {time:>6} {cpu:>6}  {tests}").trim_end().to_owned()
     };
-    let mut lines = vec![String::new(), row("step", "result", "time", "tests")];
+    let mut lines = vec![String::new(), row("step", "result", "time", "CPU", "tests")];
     let mut again = Vec::new();
     for (step, outcome) in done {
         let result = match outcome.verdict {
@@ -88,7 +88,7 @@ fn table(done: &[(Step, Outcome)], not_run: usize, took: Duration) -> String {
         };
         let counted = outcome.tally != Tally::default();
         let tests = if counted { outcome.tally.to_string() } else { String::new() };
-        lines.push(row(&step.name, result, &clock(outcome.took), &tests));
+        lines.push(row(&step.name, result, &clock(outcome.took), &clock(outcome.cpu), &tests));
         match &outcome.verdict {
             Verdict::Ok => {}
             Verdict::Failed(why) => again.push(format!("{}: {why}\n    $ {step}", step.name)),
@@ -100,7 +100,8 @@ fn table(done: &[(Step, Outcome)], not_run: usize, took: Duration) -> String {
     if not_run > 0 {
         again.push(format!("{not_run} more not run (--fail-fast)"));
     }
-    lines.push(row("total", "", &clock(took), ""));
+    let cpu = done.iter().map(|(_, outcome)| outcome.cpu).sum();
+    lines.push(row("total", "", &clock(took), &clock(cpu), ""));
     if !again.is_empty() {
         lines.push(String::new());
         lines.append(&mut again);

@@ -1,6 +1,7 @@
 //! One command of a run: its display, execution and verdict.
 
 use std::fmt;
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
@@ -37,6 +38,8 @@ pub struct Outcome {
     pub verdict: Verdict,
     pub tally: Tally,
     pub took: Duration,
+    /// CPU time of the step's processes, on all cores.
+    pub cpu: Duration,
 }
 
 /// Verdict on a step.
@@ -113,7 +116,7 @@ impl Step {
 
     /// Runs the step as part of a run; counted output is copied to `out`.
     pub fn run(&self, deadline: Deadline, out: &mut impl Write) -> Outcome {
-        let start = Instant::now();
+        let (start, cpu) = (Instant::now(), cpu_of_children());
         let mut tally = Tally::default();
         let verdict = match &self.skip {
             Some(why) => {
@@ -125,7 +128,7 @@ impl Step {
                 Err(error) => Verdict::Failed(format!("{error:#}")),
             },
         };
-        Outcome { verdict, tally, took: start.elapsed() }
+        Outcome { verdict, tally, took: start.elapsed(), cpu: cpu_of_children() - cpu }
     }
 
     /// Runs only this step, without a table, and returns its exit code.
@@ -188,6 +191,16 @@ impl Step {
             _ => Verdict::Ok,
         })
     }
+}
+
+/// Returns the CPU time of all processes that were waited for.
+fn cpu_of_children() -> Duration {
+    // The program's name, which may contain spaces, ends with the only closing parenthesis.
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    // cutime and cstime, proc_pid_stat(5).
+    let ticks: u64 = fields.skip(13).take(2).flat_map(str::parse::<u64>).sum();
+    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
 }
 
 /// Copies a child's output line by line, and counts its tests.

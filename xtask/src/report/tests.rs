@@ -2,7 +2,7 @@ use super::*;
 use crate::need::{Lacking, Need};
 
 fn outcome(verdict: Verdict, tally: Tally) -> Outcome {
-    Outcome { verdict, tally, took: Duration::from_secs(61) }
+    Outcome { verdict, tally, took: Duration::from_secs(61), cpu: Duration::from_secs(90) }
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn the_table_names_what_failed_and_how_to_run_it_again() {
     let step = Step::cargo("clippy", "clippy --workspace");
     let failed = outcome(Verdict::Failed("exit status: 101".into()), Tally::default());
     let table = table(&[(step, failed)], 2, Duration::from_secs(125));
-    for part in ["FAILED", "1:01", "2:05", "$ cargo clippy --workspace", "2 more not run"] {
+    for part in ["FAILED", "1:01", "1:30", "2:05", "$ cargo clippy --workspace", "2 more not run"] {
         assert!(table.contains(part), "{part:?} is missing in:\n{table}");
     }
 }

@@ -74,3 +74,10 @@ fn a_step_without_what_a_part_needs_runs_without_that_part() {
     assert!(matches!(run(&with).verdict, Verdict::Failed(why) if why.contains('7')));
     assert!(with.skipped_parts.is_empty());
 }
+
+#[test]
+fn cpu_time_of_grandchildren_is_counted() {
+    let busy = "sh -c 'i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done'; true";
+    let busy = Step::new("busy", "sh").args(["-c", busy]);
+    assert!(run(&busy).cpu >= Duration::from_millis(20));
+}
