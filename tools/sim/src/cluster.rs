@@ -6,8 +6,7 @@ use crate::{
     engine::{Cluster, Clustered, Router, serve_cluster},
     lane::GBPS,
     machine::Machine,
-    outcome::{Outcome, Table},
-    page::{number, size},
+    outcome::{Outcome, Table, number, size},
     parallel::each,
     summary::{Counted, Summary},
 };
@@ -97,13 +96,10 @@ pub fn cluster(
         }
     }
     let columns = std::iter::once("cluster").chain(COLUMNS.map(|(name, _)| name));
-    let table = Table {
-        title: "Clusters, by router and link between machines".to_owned(),
-        columns: columns.map(str::to_owned).collect(),
-        rows,
-    };
     let setting = machine.setting().into_iter().chain(setting(machine, clusters.delay));
-    Outcome { setting: setting.collect(), tables: vec![table], ..Outcome::default() }
+    let mut outcome = Outcome::of(setting.collect());
+    outcome.tables.push(Table::new("Clusters, by router and link between machines", columns, rows));
+    outcome
 }
 
 fn setting(machine: &Machine<'_>, delay: Duration) -> Vec<String> {

@@ -5,8 +5,7 @@ use std::time::Duration;
 use crate::{
     engine::{Report, Second, serve},
     machine::Machine,
-    outcome::{Line, Outcome, Plot, Table},
-    page::{number, size},
+    outcome::{Line, Outcome, Plot, Table, number, size},
     parallel::each,
     parameters::Parameters,
     policy::{Path, Policy},
@@ -41,7 +40,7 @@ pub fn compare(
     mut next: impl FnMut(&str),
 ) -> Outcome {
     let setup = machine.setup();
-    let mut outcome = Outcome { setting: machine.setting(), ..Outcome::default() };
+    let mut outcome = Outcome::of(machine.setting());
     outcome.setting.extend(tiers(machine, prices));
     let (mut latency, mut places, mut costs) = (Vec::new(), Vec::new(), Vec::new());
     let mut lines = Vec::new();
@@ -60,21 +59,14 @@ pub fn compare(
                 policy.name,
                 [number(summary.requests_per_second), number(tokens), number(hour), million],
             ));
-            lines.push(Line { name: policy.name.to_owned(), points: distribution(&report) });
+            lines.push(Line::new(policy.name, distribution(&report)));
             if policy.tier.is_some() && report.seconds.len() > 1 {
                 outcome.plots.push(busy(policy.name, policy, &setup.storage, &report));
             }
         }
     }
-    outcome.plots.insert(
-        0,
-        Plot {
-            title: "TTFT: so many percent of requests take no longer".to_owned(),
-            x: "%".to_owned(),
-            y: "s".to_owned(),
-            lines,
-        },
-    );
+    let title = "TTFT: so many percent of requests take no longer";
+    outcome.plots.insert(0, Plot::new(title, "%", "s", lines));
     outcome.tables = vec![
         table("TTFT and inter-token latency", LATENCY.map(|(name, _)| name), latency),
         table(
@@ -132,8 +124,7 @@ fn table<'a>(
     columns: impl IntoIterator<Item = &'a str>,
     rows: Vec<Vec<String>>,
 ) -> Table {
-    let columns = row("", columns.into_iter().map(str::to_owned));
-    Table { title: title.to_owned(), columns, rows }
+    Table::new(title, std::iter::once("").chain(columns), rows)
 }
 
 /// Describes tiers and prices in words.
@@ -187,7 +178,7 @@ pub(crate) fn busy(title: &str, policy: &Policy, storage: &Storage, report: &Rep
             let busy = part.iter().map(of).sum::<f64>() / part.len() as f64;
             ((at * span) as f64 / 60.0, busy * 100.0)
         };
-        Line { name, points: seconds.chunks(span).enumerate().map(point).collect() }
+        Line::new(name, seconds.chunks(span).enumerate().map(point))
     };
     let mut lines = vec![line("GPU computes".to_owned(), &|it| Duration::as_secs_f64(&it.compute))];
     if let Some(tier) = policy.tier {
@@ -208,6 +199,5 @@ pub(crate) fn busy(title: &str, policy: &Policy, storage: &Storage, report: &Rep
             it.host_write_bytes as f64 / storage.host.write
         }));
     }
-    let (x, y) = ("minute".to_owned(), "%".to_owned());
-    Plot { title: format!("{title}: what is busy"), x, y, lines }
+    Plot::new(format!("{title}: what is busy"), "minute", "%", lines)
 }

@@ -64,6 +64,45 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
+impl Table {
+    /// Creates a table.
+    pub fn new<C: Into<String>>(
+        title: impl Into<String>,
+        columns: impl IntoIterator<Item = C>,
+        rows: impl IntoIterator<Item = Vec<String>>,
+    ) -> Self {
+        let columns = columns.into_iter().map(Into::into).collect();
+        Self { title: title.into(), columns, rows: rows.into_iter().collect() }
+    }
+}
+
+/// Returns a row of a table: a name, and numbers.
+pub(crate) fn row(name: impl Into<String>, numbers: impl IntoIterator<Item = f64>) -> Vec<String> {
+    std::iter::once(name.into()).chain(numbers.into_iter().map(number)).collect()
+}
+
+/// Formats a number with at least three digits.
+pub(crate) fn number(number: f64) -> String {
+    let digits = if number.abs() >= 100.0 {
+        0
+    } else if number.abs() >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{number:.digits$}")
+}
+
+/// Formats bytes in the largest unit that gives a whole number; else in gigabytes.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [(&str, u64); 4] =
+        [("TiB", 1 << 40), ("GiB", 1 << 30), ("TB", 1_000_000_000_000), ("GB", 1_000_000_000)];
+    match UNITS.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)) {
+        Some((name, unit)) => format!("{} {name}", bytes / unit),
+        None => format!("{} GB", number(bytes as f64 / 1e9)),
+    }
+}
+
 /// A line of a plot.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Line {
@@ -71,6 +110,13 @@ pub struct Line {
     pub name: String,
     /// Points in order of x.
     pub points: Vec<(f64, f64)>,
+}
+
+impl Line {
+    /// Creates a line.
+    pub fn new(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        Self { name: name.into(), points: points.into_iter().collect() }
+    }
 }
 
 /// A plot.
@@ -84,6 +130,45 @@ pub struct Plot {
     pub y: String,
     /// Lines.
     pub lines: Vec<Line>,
+}
+
+impl Plot {
+    /// Creates a plot.
+    pub fn new(
+        title: impl Into<String>,
+        x: impl Into<String>,
+        y: impl Into<String>,
+        lines: impl IntoIterator<Item = Line>,
+    ) -> Self {
+        let lines = lines.into_iter().collect();
+        Self { title: title.into(), x: x.into(), y: y.into(), lines }
+    }
+}
+
+/// Values with names, at the same places on the x axis: a table, or a plot.
+#[derive(Debug)]
+pub(crate) struct Curves<'a> {
+    /// Places, each with its name in a table.
+    pub x: Vec<(String, f64)>,
+    /// By name: a value for each place.
+    pub values: Vec<(&'a str, Vec<f64>)>,
+}
+
+impl Curves<'_> {
+    pub(crate) fn table(&self, title: impl Into<String>, x: &str) -> Table {
+        let row = |(at, (place, _)): (usize, &(String, f64))| {
+            row(place, self.values.iter().map(|(_, values)| values[at]))
+        };
+        let columns = std::iter::once(x).chain(self.values.iter().map(|(name, _)| *name));
+        Table::new(title, columns, self.x.iter().enumerate().map(row))
+    }
+
+    pub(crate) fn plot(&self, title: impl Into<String>, x: &str, y: &str) -> Plot {
+        let line = |(name, values): &(&str, Vec<f64>)| {
+            Line::new(*name, self.x.iter().map(|(_, place)| *place).zip(values.iter().copied()))
+        };
+        Plot::new(title, x, y, self.values.iter().map(line))
+    }
 }
 
 /// A period of work.
@@ -129,4 +214,11 @@ pub struct Outcome {
     pub gantts: Vec<Gantt>,
     /// Conclusions.
     pub notes: Vec<String>,
+}
+
+impl Outcome {
+    /// Returns an outcome without results.
+    pub(crate) fn of(setting: Vec<String>) -> Self {
+        Self { setting, ..Self::default() }
+    }
 }

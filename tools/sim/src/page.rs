@@ -7,7 +7,7 @@ use plotters::{
     prelude::*,
 };
 
-use crate::outcome::{Bar, Gantt, Outcome, Plot, Table};
+use crate::outcome::{Bar, Comparison, Gantt, Outcome, Plot, Table, number};
 
 const STYLE: &str = ":root{color-scheme:light dark}\
     body{font:15px/1.5 sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem}\
@@ -80,8 +80,8 @@ pub fn comparisons(outcome: &Outcome) -> Option<Table> {
     if outcome.comparisons.is_empty() {
         return None;
     }
-    let columns = ["", "unit", "paper", "ours", "difference", "", "why"].map(str::to_owned);
-    let row = |it: &crate::outcome::Comparison| {
+    let columns = ["", "unit", "paper", "ours", "difference", "", "why"];
+    let row = |it: &Comparison| {
         let or_none = |number: Option<String>| number.unwrap_or_else(|| "none".to_owned());
         vec![
             it.what.clone(),
@@ -93,30 +93,7 @@ pub fn comparisons(outcome: &Outcome) -> Option<Table> {
             it.note.to_owned(),
         ]
     };
-    let rows = outcome.comparisons.iter().map(row).collect();
-    Some(Table { title: "Paper and simulation".to_owned(), columns: columns.to_vec(), rows })
-}
-
-/// Formats a number with at least three digits.
-pub(crate) fn number(number: f64) -> String {
-    let digits = if number.abs() >= 100.0 {
-        0
-    } else if number.abs() >= 10.0 {
-        1
-    } else {
-        2
-    };
-    format!("{number:.digits$}")
-}
-
-/// Formats bytes in the largest unit that gives a whole number; else in gigabytes.
-pub(crate) fn size(bytes: u64) -> String {
-    const UNITS: [(&str, u64); 4] =
-        [("TiB", 1 << 40), ("GiB", 1 << 30), ("TB", 1_000_000_000_000), ("GB", 1_000_000_000)];
-    match UNITS.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)) {
-        Some((name, unit)) => format!("{} {name}", bytes / unit),
-        None => format!("{} GB", number(bytes as f64 / 1e9)),
-    }
+    Some(Table::new("Paper and simulation", columns, outcome.comparisons.iter().map(row)))
 }
 
 fn table(page: &mut String, table: &Table) {
@@ -276,12 +253,11 @@ mod tests {
 
     #[test]
     fn a_page_is_complete_in_itself() {
-        let line = Line { name: "a<b".to_owned(), points: vec![(0.0, 1.0), (2.0, 3.0)] };
-        let [title, x, y] = ["plot", "x", "y"].map(str::to_owned);
+        let line = Line::new("a<b", [(0.0, 1.0), (2.0, 3.0)]);
         let outcome = Outcome {
             name: "one".to_owned(),
             title: "a & b".to_owned(),
-            plots: vec![Plot { title, x, y, lines: vec![line] }],
+            plots: vec![Plot::new("plot", "x", "y", [line])],
             ..Outcome::default()
         };
         let page = page("ripieno sim", std::slice::from_ref(&outcome)).unwrap();

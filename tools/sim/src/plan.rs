@@ -5,8 +5,7 @@ use std::time::Duration;
 use crate::{
     engine::{serve, serve_restarted},
     machine::Machine,
-    outcome::{Line, Outcome, Plot, Table},
-    page::{number, size},
+    outcome::{Line, Outcome, Plot, Table, number, size},
     parallel::each,
     parameters::Parameters,
     summary::{Counted, Prices, Summary, median},
@@ -271,11 +270,8 @@ pub fn plan(
         Choice::of(machine, prices, workloads, limits, (hardware, choices.restart))
     };
     let found: Vec<Choice> = choices.all(gpus).into_iter().map(run).collect();
-    let table = Table {
-        title: "Tiers, and what follows: medians over the seeds".to_owned(),
-        columns: COLUMNS.map(str::to_owned).to_vec(),
-        rows: found.iter().map(|choice| choice.row(gpus)).collect(),
-    };
+    let rows = found.iter().map(|choice| choice.row(gpus));
+    let table = Table::new("Tiers, and what follows: medians over the seeds", COLUMNS, rows);
     let setting = setting(machine, prices, limits, workloads);
     Outcome {
         setting: machine.setting().into_iter().chain(setting).collect(),
@@ -312,15 +308,15 @@ fn restarts(found: &[Choice], takes: Duration, gpus: u32) -> Table {
         .into_iter()
         .chain(["without first questions: p50"])
         .flat_map(|name| [name, "restarted"]);
-    Table {
-        title: format!(
+    Table::new(
+        format!(
             "The second half of the requests, and the same after a restart: what came before is \
              served, the engine is back {} s later, host memory is lost and drives are not",
             takes.as_secs_f64()
         ),
-        columns: std::iter::once("tiers").chain(columns).map(str::to_owned).collect(),
-        rows: found.iter().map(row).collect(),
-    }
+        std::iter::once("tiers").chain(columns),
+        found.iter().map(row),
+    )
 }
 
 fn setting(
@@ -466,14 +462,10 @@ fn plots(choices: &Choices, found: &[Choice], gpus: u32) -> Vec<Plot> {
             let mut points: Vec<_> =
                 those.map(|it| (it.hardware.dram as f64 / GIB, of(it))).collect();
             points.sort_unstable_by(|one, other| one.0.total_cmp(&other.0));
-            Line { name: format!("{drives} drives"), points }
+            Line::new(format!("{drives} drives"), points)
         };
-        Plot {
-            title: title.to_owned(),
-            x: "host memory, GiB".to_owned(),
-            y: y.to_owned(),
-            lines: [0].into_iter().chain(choices.drives.iter().copied()).map(line).collect(),
-        }
+        let drives = [0].into_iter().chain(choices.drives.iter().copied());
+        Plot::new(title, "host memory, GiB", y, drives.map(line))
     };
     vec![
         plot("Cost of a million tokens", "$", Choice::million),

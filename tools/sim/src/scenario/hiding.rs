@@ -4,22 +4,14 @@ use std::time::Duration;
 
 use kv_schedule::{SlackTable, StepShape};
 
-use super::{Scenario, tutti};
+use super::tutti;
 use crate::{
     engine::{Report, Request, Setup, Work, watch},
     lane::LaneModel,
-    outcome::{Bar, Gantt, Line, Outcome, Plot, Table},
-    page::number,
+    outcome::{Bar, Gantt, Line, Outcome, Plot, Table, number, row},
     parallel::each,
     parameters::Parameters,
     policy::Policy,
-};
-
-/// Bubble and TTFT by hit rate, alone and under load.
-pub(super) const HIDING: Scenario = Scenario {
-    name: "hiding",
-    title: "the scheduler against layer-wise order, by hit rate",
-    run: hiding,
 };
 
 const INPUT: u32 = 32_768;
@@ -69,7 +61,7 @@ const LOADS: [(&str, f64); 3] =
     [("alone", 20.0), ("half of the time", 2.0), ("nearly always", 1.1)];
 
 /// Returns the results of layer-wise order, the scheduler, and drives that take no time.
-fn row(setup: &Setup<'_>, hits: f64, apart: f64, count: u64) -> [Found; 3] {
+fn compared(setup: &Setup<'_>, hits: f64, apart: f64, count: u64) -> [Found; 3] {
     let alone = found(setup, &Policy::NAIVE, hits, (Duration::from_secs(60), 2));
     let every = Duration::from_secs_f64(alone.ttft / 1e3 * apart);
     [Policy::NAIVE, Policy::OURS, Policy::ORACLE]
@@ -80,7 +72,7 @@ fn row(setup: &Setup<'_>, hits: f64, apart: f64, count: u64) -> [Found; 3] {
 fn saved(parameters: &Parameters, mixed: f64, drives: u32) -> f64 {
     let mut storage = parameters.storage(drives, 1);
     storage.direct.mixed = mixed;
-    let [naive, ours, _] = row(&Setup { storage, ..setup(parameters) }, 93.75, LOADS[0].1, 8);
+    let [naive, ours, _] = compared(&Setup { storage, ..setup(parameters) }, 93.75, LOADS[0].1, 8);
     (1.0 - ours.ttft / naive.ttft) * 100.0
 }
 
@@ -88,16 +80,11 @@ fn saved(parameters: &Parameters, mixed: f64, drives: u32) -> f64 {
 fn by_mixing(parameters: &Parameters) -> Table {
     const DRIVES: [u32; 3] = [1, 2, 4];
     let rows: Vec<Vec<String>> = each(&[0.4, 0.6, 0.8, 1.0, 1.5, 2.0], |mixed| {
-        let cells = DRIVES.map(|drives| number(saved(parameters, *mixed, drives)));
-        std::iter::once(number(*mixed)).chain(cells).collect()
+        row(number(*mixed), DRIVES.map(|drives| saved(parameters, *mixed, drives)))
     });
-    Table {
-        title: "TTFT at 93.75 % that the scheduler saves, %, by the part of the bandwidth that is \
-                left while reads and writes mix (0.4: Tutti; 2: none is lost), and by drives"
-            .to_owned(),
-        columns: ["mixed", "one drive", "two drives", "four drives"].map(str::to_owned).to_vec(),
-        rows,
-    }
+    let title = "TTFT at 93.75 % that the scheduler saves, %, by the part of the bandwidth that is \
+                 left while reads and writes mix (0.4: Tutti; 2: none is lost), and by drives";
+    Table::new(title, ["mixed", "one drive", "two drives", "four drives"], rows)
 }
 
 /// Factors by which a table is wrong.
@@ -128,8 +115,7 @@ fn by_table(parameters: &Parameters) -> Table {
         [90.0, 93.75, 96.875].map(|hits| found(&setup, &Policy::OURS, hits, (every, 16)))
     };
     let row = |name: String, found: [Found; 3]| {
-        let cells = found.iter().flat_map(|it| [it.ttft, it.bubble]).map(number);
-        std::iter::once(name).chain(cells).collect::<Vec<_>>()
+        row(name, found.iter().flat_map(|it| [it.ttft, it.bubble]))
     };
     let wrong = |factor: &f64| {
         let table = wrong_table(&setup, *factor);
@@ -140,17 +126,13 @@ fn by_table(parameters: &Parameters) -> Table {
     let columns = ["times in the scheduler's table", "TTFT at 90 %, ms", "bubble"]
         .into_iter()
         .chain(["TTFT at 93.75 %", "bubble", "TTFT at 96.875 %", "bubble"]);
-    Table {
-        title: "A scheduler whose table is wrong".to_owned(),
-        columns: columns.map(str::to_owned).collect(),
-        rows,
-    }
+    Table::new("A scheduler whose table is wrong", columns, rows)
 }
 
-fn hiding(parameters: &Parameters) -> Outcome {
+pub(super) fn hiding(parameters: &Parameters) -> Outcome {
     let setup = setup(parameters);
     const HITS: [f64; 10] = [50.0, 60.0, 70.0, 80.0, 85.0, 90.0, 93.75, 96.875, 98.4375, 100.0];
-    let mut outcome = Outcome { setting: tutti::setting(parameters), ..Outcome::default() };
+    let mut outcome = Outcome::of(tutti::setting(parameters));
     outcome.setting.pop();
     outcome.setting.push(format!(
         "60 prompts of {INPUT} tokens, of which so many percent were stored by an earlier one, 20 \
@@ -158,7 +140,7 @@ fn hiding(parameters: &Parameters) -> Outcome {
          takes alone"
     ));
     for (name, apart) in LOADS {
-        let rows = each(&HITS, |hits| (*hits, row(&setup, *hits, apart, 61)));
+        let rows = each(&HITS, |hits| (*hits, compared(&setup, *hits, apart, 61)));
         let columns = ["hit rate, %", "TTFT, layer-wise", "ours", "ours, %", "oracle"]
             .into_iter()
             .chain(["bubble, layer-wise", "ours", "oracle"]);
@@ -171,21 +153,14 @@ fn hiding(parameters: &Parameters) -> Outcome {
                 .chain([oracle.ttft, naive.bubble, ours.bubble, oracle.bubble].map(number))
                 .collect()
         };
-        outcome.tables.push(Table {
-            title: format!("The GPU is used {name}; means in ms"),
-            columns: columns.map(str::to_owned).collect(),
-            rows: rows.iter().map(cells).collect(),
-        });
-        let line = |name: &str, at: usize| Line {
-            name: name.to_owned(),
-            points: rows.iter().map(|(hits, found)| (*hits, found[at].ttft)).collect(),
+        let title = format!("The GPU is used {name}; means in ms");
+        outcome.tables.push(Table::new(title, columns, rows.iter().map(cells)));
+        let line = |(name, at): (&str, usize)| {
+            Line::new(name, rows.iter().map(|(hits, found)| (*hits, found[at].ttft)))
         };
-        outcome.plots.push(Plot {
-            title: format!("TTFT by hit rate; the GPU is used {name}"),
-            x: "hit rate, %".to_owned(),
-            y: "ms".to_owned(),
-            lines: vec![line("layer-wise", 0), line("ours", 1), line("oracle", 2)],
-        });
+        let title = format!("TTFT by hit rate; the GPU is used {name}");
+        let lines = [("layer-wise", 0), ("ours", 1), ("oracle", 2)].map(line);
+        outcome.plots.push(Plot::new(title, "hit rate, %", "ms", lines));
     }
     let every = Duration::from_secs(10);
     for policy in [Policy::NAIVE, Policy::OURS] {
@@ -232,7 +207,7 @@ mod tests {
         let setup = setup(&Parameters::default());
         for hits in [50.0, 75.0, 90.0, 96.875, 100.0] {
             for (name, apart) in LOADS {
-                let [naive, ours, oracle] = row(&setup, hits, apart, 16);
+                let [naive, ours, oracle] = compared(&setup, hits, apart, 16);
                 let what = format!("{name}, {hits} %: {naive:?} {ours:?} {oracle:?}");
                 assert!(ours.ttft <= naive.ttft * 1.01, "{what}");
                 assert!(ours.bubble <= naive.bubble * 1.01, "{what}");

@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use kv_schedule::{Decision, Direction, Flow, Kind, Op, OpId, Scheduler};
 
-use super::{Scenario, calibrated, input, predicted, tutti};
+use super::{calibrated, input, predicted, tutti};
 use crate::{
     engine::Setup,
     lane::{Lane, LaneModel},
-    outcome::{Line, Outcome, Plot, Table},
-    page::number,
+    outcome::{Curves, Outcome, number},
     parameters::Parameters,
     policy::{Loads, Policy, Tier},
     storage::Storage,
@@ -56,13 +55,6 @@ fn tier(storage: &Storage, policy: &Policy) -> (Tier, LaneModel) {
     (tier, LaneModel { window: usize::MAX, ..storage.lane(tier.path) })
 }
 
-/// Mixed reads and writes.
-pub(super) const FIGURE_6: Scenario = Scenario {
-    name: "tutti-6",
-    title: "bandwidth of mixed reads and writes, concurrent and decoupled",
-    run: figure_6,
-};
-
 /// Returns the bandwidth of reads and writes together in GB/s; `writes` is the fraction written.
 fn mixed(storage: &Storage, policy: &Policy, writes: f64) -> f64 {
     const ALL: u64 = 64 << 30;
@@ -73,7 +65,7 @@ fn mixed(storage: &Storage, policy: &Policy, writes: f64) -> f64 {
     ((reads.len() + writes.len()) as u64 * EACH) as f64 / read.max(written) / GB
 }
 
-fn figure_6(parameters: &Parameters) -> Outcome {
+pub(super) fn figure_6(parameters: &Parameters) -> Outcome {
     let storage = &parameters.storage(2, 1);
     let lane = storage.direct;
     let setting = format!(
@@ -83,34 +75,23 @@ fn figure_6(parameters: &Parameters) -> Outcome {
         lane.write / GB,
         lane.mixed
     );
-    let mut outcome = Outcome { setting: vec![setting], ..Outcome::default() };
+    let mut outcome = Outcome::of(vec![setting]);
     let parts: Vec<f64> = (0..=8).map(|eighths| f64::from(eighths) / 8.0).collect();
     let line = |policy: &Policy| {
         parts.iter().map(|part| mixed(storage, policy, *part)).collect::<Vec<_>>()
     };
     let (concurrent, decoupled) = (line(&Policy::NAIVE), line(&Policy::OURS));
     let ideal = |part: f64| GB.recip() / ((1.0 - part) / lane.read + part / lane.write);
-    let row = |at: usize| {
-        let loss = (1.0 - concurrent[at] / decoupled[at]) * 100.0;
-        [parts[at] * 100.0, concurrent[at], decoupled[at], ideal(parts[at]), loss]
-            .map(number)
-            .to_vec()
+    let lost = concurrent.iter().zip(&decoupled).map(|(with, ours)| (1.0 - with / ours) * 100.0);
+    let percents = parts.iter().map(|part| part * 100.0);
+    let mut curves = Curves {
+        x: percents.map(|percent| (number(percent), percent)).collect(),
+        values: vec![("concurrent", concurrent.clone()), ("decoupled (ours)", decoupled.clone())],
     };
-    outcome.tables.push(Table {
-        title: "Bandwidth of both together, GB/s".to_owned(),
-        columns: ["writes, %", "concurrent", "decoupled (ours)", "drives at best", "lost, %"]
-            .map(str::to_owned)
-            .to_vec(),
-        rows: (0..parts.len()).map(row).collect(),
-    });
-    let lines = [("concurrent", &concurrent), ("decoupled (ours)", &decoupled)];
-    let lines = lines.map(|(name, line)| {
-        let points = parts.iter().zip(line).map(|(part, it)| (part * 100.0, *it)).collect();
-        Line { name: name.to_owned(), points }
-    });
-    let [title, x, y] =
-        ["Bandwidth by mix", "bytes that are written, %", "GB/s"].map(str::to_owned);
-    outcome.plots.push(Plot { title, x, y, lines: lines.to_vec() });
+    outcome.plots.push(curves.plot("Bandwidth by mix", "bytes that are written, %", "GB/s"));
+    curves.values.push(("drives at best", parts.iter().map(|part| ideal(*part)).collect()));
+    curves.values.push(("lost, %", lost.collect()));
+    outcome.tables.push(curves.table("Bandwidth of both together, GB/s", "writes, %"));
     // The mix at which both directions end together, so that neither continues alone.
     let both = lane.write / (lane.read + lane.write);
     let (concurrent, decoupled) =
@@ -130,13 +111,6 @@ fn figure_6(parameters: &Parameters) -> Outcome {
     outcome
 }
 
-/// Bandwidth without an engine.
-pub(super) const FIGURE_9: Scenario = Scenario {
-    name: "tutti-9",
-    title: "bandwidth of retrieve and store by context length",
-    run: figure_9,
-};
-
 /// Returns the bandwidth of `tokens` tokens in GB/s, read or written by layers, or as a whole.
 fn bandwidth(setup: &Setup<'_>, policy: &Policy, tokens: u64, direction: Direction) -> f64 {
     let (tier, model) = (tier(&setup.storage, policy), setup.model);
@@ -151,25 +125,20 @@ fn bandwidth(setup: &Setup<'_>, policy: &Policy, tokens: u64, direction: Directi
     ops.iter().sum::<u64>() as f64 / read.max(written) / GB
 }
 
-fn figure_9(parameters: &Parameters) -> Outcome {
+pub(super) fn figure_9(parameters: &Parameters) -> Outcome {
     let setup = &tutti::setup(parameters);
     const KILOS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
     let policies = [Policy::DRAM, Policy::SSD, Policy::GDS, Policy::OURS];
-    let mut outcome = Outcome { setting: tutti::setting(parameters), ..Outcome::default() };
+    let mut outcome = Outcome::of(tutti::setting(parameters));
     outcome.setting.pop();
     for (name, direction) in [("Retrieve", Direction::Read), ("Store", Direction::Write)] {
-        let row = |kilo: &u64| {
-            let values = policies
-                .iter()
-                .map(|policy| number(bandwidth(setup, policy, kilo * 1024, direction)));
-            std::iter::once(format!("{kilo}K")).chain(values).collect()
+        let of = |policy: &Policy| {
+            let all = KILOS.map(|kilo| bandwidth(setup, policy, kilo * 1024, direction));
+            (policy.name, all.to_vec())
         };
-        let names = policies.iter().map(|policy| policy.name.to_owned());
-        outcome.tables.push(Table {
-            title: format!("{name}, GB/s"),
-            columns: std::iter::once("tokens".to_owned()).chain(names).collect(),
-            rows: KILOS.iter().map(row).collect(),
-        });
+        let x = KILOS.map(|kilo| (format!("{kilo}K"), kilo as f64)).to_vec();
+        let curves = Curves { x, values: policies.iter().map(of).collect() };
+        outcome.tables.push(curves.table(format!("{name}, GB/s"), "tokens"));
     }
     let of = |policy, kilo: u64, direction| bandwidth(setup, &policy, kilo * 1024, direction);
     let (read, write) = (Direction::Read, Direction::Write);

@@ -1,34 +1,27 @@
 //! The LMCache paper: messages, a central store, prefill apart from decoding, load or compute.
 
-mod apart;
-mod central;
-mod messages;
-mod offload;
-mod queue;
+pub(super) mod apart;
+pub(super) mod central;
+pub(super) mod messages;
+pub(super) mod offload;
+pub(super) mod queue;
 
 use std::time::Duration;
 
 // The standard library's function differs by platform.
 use libm::{exp2, log as ln};
 
-use super::{Scenario, calibrated, input, predicted, tutti};
+use super::{calibrated, input, predicted, tutti};
 use crate::{
     engine::{Report, Request, Setup, serve},
     gpu::{Gpu, LLAMA_3_8B, LLAMA_3_70B, Model},
     lane::{GBPS, LaneModel},
     machine::Machine,
-    outcome::{Outcome, Table},
-    page::number,
+    outcome::{Outcome, Table, row},
     parameters::Parameters,
     policy::Policy,
     storage::Storage,
 };
-
-pub(super) use apart::FIGURE_8;
-pub(super) use central::FIGURE_7;
-pub(super) use messages::TABLE_1;
-pub(super) use offload::FIGURE_4;
-pub(super) use queue::FIGURE_10;
 
 /// Qwen2.5-Coder-32B.
 const QWEN2_5_32B: Model = Model {
@@ -108,15 +101,6 @@ fn serve_stored(setup: &Setup<'_>, policy: &Policy, requests: &[Request], stored
     Report { served, took: took - begins, ..Report::default() }
 }
 
-fn row(name: impl Into<String>, numbers: impl IntoIterator<Item = f64>) -> Vec<String> {
-    std::iter::once(name.into()).chain(numbers.into_iter().map(number)).collect()
-}
-
-fn table(title: &str, columns: &[&str], rows: Vec<Vec<String>>) -> Table {
-    let columns = columns.iter().map(|name| (*name).to_owned()).collect();
-    Table { title: title.to_owned(), columns, rows }
-}
-
 fn mean(numbers: impl ExactSizeIterator<Item = f64>) -> f64 {
     let count = numbers.len() as f64;
     numbers.sum::<f64>() / count
@@ -127,13 +111,6 @@ fn range(numbers: impl Iterator<Item = f64>) -> [f64; 2] {
     numbers
         .fold([f64::INFINITY, f64::NEG_INFINITY], |[least, most], it| [least.min(it), most.max(it)])
 }
-
-/// Load or compute.
-pub(super) const FIGURE_12: Scenario = Scenario {
-    name: "lmcache-12",
-    title: "LMCache, figure 12: load or compute, by link and length",
-    run: figure_12,
-};
 
 /// Tokens in units of 1,024.
 const KILOS: [u32; 8] = [4, 8, 16, 32, 64, 128, 256, 512];
@@ -170,11 +147,11 @@ fn crossover(found: &[[f64; 4]], link: usize) -> f64 {
     f64::from(KILOS[before]) * exp2(low / (low + high))
 }
 
-fn figure_12(parameters: &Parameters) -> Outcome {
+pub(super) fn figure_12(parameters: &Parameters) -> Outcome {
     const SHAPE: &str = "if loading at 64 Gbps wins at all lengths, computing a token takes longer \
         than that at the shortest, and at 256K at most twice as long, or 32 Gbps would win before. \
         But attention over 256K tokens alone has 2 to 5 times the FLOPs of all products";
-    let mut outcome = Outcome { setting: tutti::setting(parameters), ..Outcome::default() };
+    let mut outcome = Outcome::of(tutti::setting(parameters));
     outcome.setting.truncate(2);
     outcome.setting[0] = format!(
         "one B200 ({:.0} TFLOP/s), as fast for its peak as the H100; all of the prompt is stored, \
@@ -183,12 +160,12 @@ fn figure_12(parameters: &Parameters) -> Outcome {
         parameters.gpu("B200").flops / 1e12
     );
     let models = [LLAMA_3_8B, QWEN2_5_32B, LLAMA_3_70B];
-    let names = ["1,024 tokens", "computed, ms", "32 Gbps", "64 Gbps", "128 Gbps"];
+    let columns = ["1,024 tokens", "computed, ms", "32 Gbps", "64 Gbps", "128 Gbps"];
     let mut crossovers = Vec::new();
     for model in models {
         let found = load_or_compute(parameters, model);
         let rows = KILOS.iter().zip(&found).map(|(kilo, it)| row(kilo.to_string(), *it));
-        outcome.tables.push(table(model.name, &names, rows.collect()));
+        outcome.tables.push(Table::new(model.name, columns, rows));
         let at = [1, 2, 3].map(|link| crossover(&found, link));
         crossovers.push((model.name, at));
         let what = format!("{}: 32 Gbps wins above", model.name);
@@ -200,10 +177,10 @@ fn figure_12(parameters: &Parameters) -> Outcome {
             outcome.comparisons.push(predicted(&what, "", all, wins, ""));
         }
     }
-    let rows = crossovers.iter().map(|(name, at)| row(*name, *at)).collect();
+    let rows = crossovers.iter().map(|(name, at)| row(*name, *at));
     let columns = ["", "32 Gbps", "64 Gbps", "128 Gbps"];
     let title = "Length from which on loading is faster, 1,024 tokens; 0: all of the above";
-    outcome.tables.push(table(title, &columns, rows));
+    outcome.tables.push(Table::new(title, columns, rows));
     outcome.notes.push(
         "Bytes of a token by FLOPs of a token decide, not the number of parameters alone: the \
          larger the model, the sooner loading wins. An adaptive cache has to know both the link \

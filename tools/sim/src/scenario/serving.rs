@@ -1,11 +1,10 @@
 //! The Tutti paper's serving runs (section 4.1): L-Eval and LooGLE, Poisson arrivals.
 
-use super::{Scenario, calibrated, predicted, tutti};
+use super::{calibrated, predicted, tutti};
 use crate::{
     compare::busy,
     engine::{Report, Setup, serve},
-    outcome::{Line, Outcome, Plot, Table},
-    page::number,
+    outcome::{Curves, Outcome, Plot, Table, number},
     parallel::each,
     parameters::Parameters,
     policy::Policy,
@@ -27,6 +26,8 @@ const POLICIES: [Policy; 7] = [
     Policy::AHEAD,
 ];
 const SEED: u64 = 1;
+/// Name of the rates in tables and plots.
+const RATES: &str = "requests/s";
 const L_EVAL_RATES: [f64; 10] = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.25, 3.5, 3.75, 4.0];
 const LOADS: &str = "hangs on how near a rate is to what can be served, and that on lengths, which \
     the paper does not give: ours serve L-Eval up to 3 or 4 a second, the paper's 1 or 2";
@@ -69,13 +70,9 @@ fn setting(parameters: &Parameters, documents: &Documents) -> Vec<String> {
     setting
 }
 
-/// Hit rates by tier.
-pub(super) const TABLE_1: Scenario =
-    Scenario { name: "tutti-table-1", title: "hit rates by tier", run: table_1 };
-
-fn table_1(parameters: &Parameters) -> Outcome {
+pub(super) fn table_1(parameters: &Parameters) -> Outcome {
     let setup = setup(parameters);
-    let mut outcome = Outcome { setting: setting(parameters, &L_EVAL), ..Outcome::default() };
+    let mut outcome = Outcome::of(setting(parameters, &L_EVAL));
     let paper =
         [("L-Eval", &L_EVAL, 0.5, [8.0, 53.0, 84.0]), ("LooGLE", &LOOGLE, 0.2, [4.0, 24.0, 86.0])];
     for (name, documents, rate, found) in paper {
@@ -89,16 +86,9 @@ fn table_1(parameters: &Parameters) -> Outcome {
     outcome
 }
 
-/// TTFT and ITL by rate.
-pub(super) const FIGURE_8: Scenario = Scenario {
-    name: "tutti-8",
-    title: "TTFT and inter-token latency by request rate",
-    run: figure_8,
-};
-
-fn figure_8(parameters: &Parameters) -> Outcome {
+pub(super) fn figure_8(parameters: &Parameters) -> Outcome {
     let setup = setup(parameters);
-    let mut outcome = Outcome { setting: setting(parameters, &L_EVAL), ..Outcome::default() };
+    let mut outcome = Outcome::of(setting(parameters, &L_EVAL));
     let l_eval = Sweep::run(&setup, "L-Eval", &L_EVAL, &L_EVAL_RATES, &POLICIES);
     let loogle = Sweep::run(&setup, "LooGLE", &LOOGLE, &[0.2, 0.4, 0.5, 0.6, 0.8, 1.2], &POLICIES);
     [&l_eval, &loogle].into_iter().for_each(|sweep| sweep.show(&mut outcome));
@@ -193,36 +183,26 @@ impl<'a> Sweep<'a> {
         low + (high - low) * (ttft - before.ttft) / (after.ttft - before.ttft)
     }
 
+    /// Returns a quantity of each policy, by rate.
+    fn curves(&self, of: impl Fn(&Policy, &Point) -> f64) -> Curves<'static> {
+        let values = |(policy, line): (&Policy, &Vec<Point>)| {
+            (policy.name, line.iter().map(|point| of(policy, point)).collect())
+        };
+        Curves {
+            x: self.rates.iter().map(|rate| (number(*rate), *rate)).collect(),
+            values: self.policies.iter().zip(&self.found).map(values).collect(),
+        }
+    }
+
     fn show(&self, outcome: &mut Outcome) {
-        for measure in [TTFT, ITL, HITS] {
-            let names = self.policies.iter().map(|policy| policy.name.to_owned());
-            let row = |at: usize| {
-                let values = self.found.iter().map(|line| number((measure.of)(&line[at])));
-                std::iter::once(number(self.rates[at])).chain(values).collect()
-            };
-            outcome.tables.push(Table {
-                title: format!("{}: {}, {}", self.name, measure.name, measure.unit),
-                columns: std::iter::once("requests/s".to_owned()).chain(names.clone()).collect(),
-                rows: (0..self.rates.len()).map(row).collect(),
-            });
-            let lines = names.zip(&self.found).map(|(name, line)| {
-                let points =
-                    self.rates.iter().zip(line).map(|(rate, it)| (*rate, (measure.of)(it)));
-                Line { name, points: points.collect() }
-            });
-            outcome.plots.push(Plot {
-                title: format!("{}: {}", self.name, measure.name),
-                x: "requests/s".to_owned(),
-                y: measure.unit.to_owned(),
-                lines: lines.collect(),
-            });
+        for Measure { name, unit, of } in [TTFT, ITL, HITS] {
+            let curves = self.curves(|_, point| of(point));
+            let title = format!("{}: {name}", self.name);
+            outcome.tables.push(curves.table(format!("{title}, {unit}"), RATES));
+            outcome.plots.push(curves.plot(title, RATES, unit));
         }
     }
 }
-
-/// Cost by tier.
-pub(super) const FIGURE_14: Scenario =
-    Scenario { name: "tutti-14", title: "cost of a million tokens", run: figure_14 };
 
 /// Returns dollars per million tokens.
 fn cost(parameters: &Parameters, policy: &Policy, point: &Point) -> f64 {
@@ -230,7 +210,7 @@ fn cost(parameters: &Parameters, policy: &Policy, point: &Point) -> f64 {
     Prices::million(hour, point.throughput)
 }
 
-fn figure_14(parameters: &Parameters) -> Outcome {
+pub(super) fn figure_14(parameters: &Parameters) -> Outcome {
     let setup = setup(parameters);
     const POLICIES: [Policy; 5] =
         [Policy::HBM, Policy::DRAM, Policy::SSD, Policy::GDS, Policy::OURS];
@@ -239,7 +219,7 @@ fn figure_14(parameters: &Parameters) -> Outcome {
         Sweep::run(&setup, "L-Eval", &L_EVAL, &[0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 16.0], &POLICIES),
         Sweep::run(&setup, "LooGLE", &LOOGLE, &[0.2, 0.4, 0.5, 0.6, 0.8, 1.2, 8.0], &POLICIES),
     ];
-    let mut outcome = Outcome { setting: setting(parameters, &LOOGLE), ..Outcome::default() };
+    let mut outcome = Outcome::of(setting(parameters, &LOOGLE));
     let Prices { gpu, dram_gb, drive_gb } = parameters.prices();
     outcome.setting.push(format!(
         "${gpu} an hour for a GPU, ${dram_gb} and ${drive_gb} for a gigabyte of DRAM and \
@@ -247,33 +227,19 @@ fn figure_14(parameters: &Parameters) -> Outcome {
          the last request has ended"
     ));
     for sweep in &sweeps {
-        let row = |(at, rate): (usize, &f64)| {
-            let costs = POLICIES.iter().zip(&sweep.found);
-            let costs =
-                costs.map(|(policy, line)| format!("{:.3}", cost(parameters, policy, &line[at])));
-            std::iter::once(number(*rate)).chain(costs).collect()
+        let mut curves = sweep.curves(|policy, point| cost(parameters, policy, point));
+        let row = |(at, (rate, _)): (usize, &(String, f64))| {
+            let costs = curves.values.iter().map(|(_, costs)| format!("{:.3}", costs[at]));
+            std::iter::once(rate.clone()).chain(costs).collect()
         };
-        let names = POLICIES.iter().map(|policy| policy.name.to_owned());
-        outcome.tables.push(Table {
-            title: format!("{}: $ a million tokens", sweep.name),
-            columns: std::iter::once("requests/s".to_owned()).chain(names.clone()).collect(),
-            rows: sweep.rates.iter().enumerate().map(row).collect(),
-        });
-        let lines = POLICIES.iter().zip(&sweep.found).map(|(policy, line)| {
-            let points = sweep
-                .rates
-                .iter()
-                .zip(line)
-                .map(|(rate, it)| (*rate, cost(parameters, policy, it)));
-            let served = sweep.rates.len() - 1;
-            Line { name: policy.name.to_owned(), points: points.take(served).collect() }
-        });
-        outcome.plots.push(Plot {
-            title: format!("{}: cost of a million tokens", sweep.name),
-            x: "requests/s".to_owned(),
-            y: "$".to_owned(),
-            lines: lines.collect(),
-        });
+        outcome.tables.push(Table::new(
+            format!("{}: $ a million tokens", sweep.name),
+            std::iter::once(RATES).chain(POLICIES.map(|policy| policy.name)),
+            curves.x.iter().enumerate().map(row),
+        ));
+        curves.x.pop();
+        let title = format!("{}: cost of a million tokens", sweep.name);
+        outcome.plots.push(curves.plot(title, RATES, "$"));
     }
     let [_, loogle] = &sweeps;
     let less = |rate: f64, than: &Policy| {

@@ -1,25 +1,21 @@
 //! Swarm: clusters of entries over several drives.
 
-mod growth;
-mod reading;
+pub(super) mod growth;
+pub(super) mod reading;
 
 use std::time::Duration;
 
 use kv_schedule::{Direction, OpId};
 use kv_swarm::{Cluster, ClusterId, Clusters, Entry, Profile, Read};
 
-use super::{Scenario, calibrated, predicted};
+use super::{calibrated, predicted};
 use crate::{
     lane::{Lane, LaneModel},
-    outcome::{Outcome, Table},
-    page::number,
+    outcome::{Outcome, Table, row},
     parallel::each,
     parameters::Parameters,
     swarm::{Activations, LAW, Law, Step},
 };
-
-pub(super) use growth::{FIGURE_5, TABLE_4};
-pub(super) use reading::{FIGURE_11, FIGURE_12, FIGURE_14, FIGURE_15};
 
 /// Steps of the profile.
 const PROFILE: usize = 1024;
@@ -164,15 +160,8 @@ fn means(run: impl Fn(u64) -> Vec<Vec<f64>> + Send + Sync) -> Vec<Vec<f64>> {
 
 /// Returns a table of numbers with names.
 fn table(title: &str, columns: &[&str], names: &[&str], rows: &[Vec<f64>]) -> Table {
-    let row = |(name, numbers): (&&str, &Vec<f64>)| {
-        let numbers = numbers.iter().map(|it| number(*it));
-        std::iter::once((*name).to_owned()).chain(numbers).collect()
-    };
-    Table {
-        title: title.to_owned(),
-        columns: columns.iter().map(|it| (*it).to_owned()).collect(),
-        rows: names.iter().zip(rows).map(row).collect(),
-    }
+    let rows = names.iter().zip(rows).map(|(name, numbers)| row(*name, numbers.iter().copied()));
+    Table::new(title, columns.iter().copied(), rows)
 }
 
 /// Returns an outcome without results.
@@ -181,8 +170,7 @@ fn outcome(notes: &[&str]) -> Outcome {
         "activations by a law, not of a model: {LAW:?}; a profile of {PROFILE} steps; clusters of \
          radius {RADIUS}; entries of {ENTRY_BYTES} bytes on {COUNT} drives; means of seeds 1 to 5"
     );
-    let notes = notes.iter().map(|it| (*it).to_owned()).collect();
-    Outcome { setting: vec![setting], notes, ..Outcome::default() }
+    Outcome { notes: notes.iter().map(ToString::to_string).collect(), ..Outcome::of(vec![setting]) }
 }
 
 #[cfg(test)]

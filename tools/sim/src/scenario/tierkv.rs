@@ -1,16 +1,15 @@
 //! TierKV's simulation: decoding for more requests than fit into the GPU's memory.
 
-mod blocks;
-mod sweep;
+pub(super) mod blocks;
+pub(super) mod sweep;
 
 use kv_schedule::Config;
 use kv_tier::LookaheadConfig;
 
-use super::{Scenario, calibrated, input, predicted};
+use super::{calibrated, input, predicted};
 use crate::{
     lane::LaneModel,
-    outcome::{Comparison, Outcome, Table},
-    page::{number, size},
+    outcome::{Comparison, Outcome, Table, row, size},
     paging::{Ahead, Decode, Found, Hbm, LowerTiers, lane},
     parallel::each,
     parameters::Parameters,
@@ -118,24 +117,6 @@ fn setting(parameters: &Parameters) -> Vec<String> {
     ]
 }
 
-fn columns(names: &[&str]) -> Vec<String> {
-    names.iter().map(|name| (*name).to_owned()).collect()
-}
-
-fn row(name: String, numbers: &[f64]) -> Vec<String> {
-    std::iter::once(name).chain(numbers.iter().map(|it| number(*it))).collect()
-}
-
-pub(super) use blocks::{BLOCKS, PATTERNS};
-pub(super) use sweep::TABLE_6;
-
-/// Mean TPOT and throughput by oversubscription.
-pub(super) const TABLE_5: Scenario = Scenario {
-    name: "tierkv-5",
-    title: "TierKV, tables 3 and 5: decoding by oversubscription and policy",
-    run: table_5,
-};
-
 /// Oversubscription, and the paper's mean TPOT and throughput of LRU, LFU, TierKV-Static,
 /// TierKV-Prefetch and Oracle.
 type Row5 = (f64, [(f64, f64); 5]);
@@ -219,8 +200,8 @@ fn as_the_paper_counts(wait_ms: f64, window: f64) -> f64 {
     ITERATION + (wait_ms - window * ITERATION).max(0.0)
 }
 
-fn table_5(parameters: &Parameters) -> Outcome {
-    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
+pub(super) fn table_5(parameters: &Parameters) -> Outcome {
+    let mut outcome = Outcome::of(setting(parameters));
     let mut tpot = Vec::new();
     let mut throughput = Vec::new();
     let mut turns = Vec::new();
@@ -230,37 +211,35 @@ fn table_5(parameters: &Parameters) -> Outcome {
         let name = format!("{ratio}x");
         let found = policies(parameters, ratio);
         compare(&mut outcome, &name, &paper, &found);
-        let of = |part: fn(&Found) -> f64| found.map(|it| part(&it));
-        tpot.push(row(name.clone(), &of(|it| it.iteration_ms)));
-        throughput.push(row(name.clone(), &of(|it| it.tokens_per_second)));
-        turns.push(row(name.clone(), &of(|it| it.turns_ms)));
-        link.push(row(name.clone(), &of(|it| it.link * 100.0)));
+        let of = |part: fn(&Found) -> f64| row(&name, found.map(|it| part(&it)));
+        tpot.push(of(|it| it.iteration_ms));
+        throughput.push(of(|it| it.tokens_per_second));
+        turns.push(of(|it| it.turns_ms));
+        link.push(of(|it| it.link * 100.0));
         let wait = paper[0].0 - 1.2;
         let [by_rule, printed] = [as_the_paper_counts(wait, 4.0), paper[3].0];
-        rule.push(row(name, &[wait, wait / 1.2 * 100.0, by_rule, printed, 1.2_f64.max(wait)]));
+        rule.push(row(name, [wait, wait / 1.2 * 100.0, by_rule, printed, 1.2_f64.max(wait)]));
     }
-    let names = columns(&[&[""][..], &POLICIES].concat());
     for (title, rows) in [
         ("Mean TPOT as the paper has it: the time of an iteration, ms", tpot),
         ("Tokens a second", throughput),
         ("Time between two tokens of a request, with the turns that it waits, ms", turns),
         ("Part of the time that the link is busy, %", link),
     ] {
-        outcome.tables.push(Table { title: title.to_owned(), columns: names.clone(), rows });
+        outcome.tables.push(Table::new(title, [&[""][..], &POLICIES].concat(), rows));
     }
-    outcome.tables.push(Table {
-        title: "The paper's own numbers: what LRU waits for, and what is left of it at K = 4"
-            .into(),
-        columns: columns(&[
+    outcome.tables.push(Table::new(
+        "The paper's own numbers: what LRU waits for, and what is left of it at K = 4",
+        [
             "",
             "LRU waits, ms an iteration",
             "of an iteration's computation, %",
             "TPOT, ms, each iteration with the link for itself for 4 iterations",
             "TPOT, ms, TierKV-Prefetch as printed",
             "TPOT, ms, at the least, with one link",
-        ]),
-        rows: rule,
-    });
+        ],
+        rule,
+    ));
     outcome.notes = NOTES_5.map(str::to_owned).to_vec();
     outcome
 }
@@ -324,13 +303,6 @@ fn nothing(what: &str, unit: &'static str, paper: f64) -> Comparison {
     Comparison { ours: None, ..predicted(what, unit, paper, 0.0, TTFT) }
 }
 
-/// Throughput by model.
-pub(super) const TABLE_4: Scenario = Scenario {
-    name: "tierkv-4",
-    title: "TierKV, table 4: what prefetching gains by model size",
-    run: table_4,
-};
-
 /// Model, billions of parameters, bytes of a block (table 2), and the paper's ratios of throughput
 /// and of P95 TTFT.
 const PAPER_4: [(&str, f64, u64, f64, f64); 4] = [
@@ -340,10 +312,10 @@ const PAPER_4: [(&str, f64, u64, f64, f64); 4] = [
     ("70B", 70.0, 8_388_608, 4.2, 0.24),
 ];
 
-fn table_4(parameters: &Parameters) -> Outcome {
+pub(super) fn table_4(parameters: &Parameters) -> Outcome {
     const BOUND: &str = "reading beside computing can double it at most. That of 7B is 2.9 in the \
         paper's table 3";
-    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
+    let mut outcome = Outcome::of(setting(parameters));
     outcome.setting.push(
         "blocks as large as table 2 says; iterations as long as parameters are many (section 4.6: \
          with FLOPs), from 1.2 ms of 7B; the same requests for all, at 3x"
@@ -363,17 +335,16 @@ fn table_4(parameters: &Parameters) -> Outcome {
         let computes = iteration.as_secs_f64() * 1e3;
         let reads = found[0].blocks * block_bytes as f64 / lower.link.read * 1e3;
         let bound = (computes + reads) / computes.max(reads);
-        let numbers =
-            [&times[..], &[computes, reads, gain(1), gain(2), bound, throughput]].concat();
-        rows.push(row(name.to_owned(), &numbers));
+        let others = [computes, reads, gain(1), gain(2), bound, throughput];
+        rows.push(row(name, times.into_iter().chain(others)));
         let what = format!("{name}: throughput of TierKV-Prefetch by LRU's");
         outcome.comparisons.push(predicted(&what, "", throughput, gain(1), BOUND));
         let what = format!("{name}: P95 TTFT of TierKV-Prefetch by LRU's");
         outcome.comparisons.push(nothing(&what, "", ttft));
     }
-    outcome.tables.push(Table {
-        title: "3x, K = 4: iterations in ms, and throughput by LRU's".to_owned(),
-        columns: columns(&[
+    outcome.tables.push(Table::new(
+        "3x, K = 4: iterations in ms, and throughput by LRU's",
+        [
             "",
             "LRU",
             "TierKV-Prefetch",
@@ -384,9 +355,9 @@ fn table_4(parameters: &Parameters) -> Outcome {
             "gain, ours",
             "gain at best, same bytes",
             "gain in the paper",
-        ]),
+        ],
         rows,
-    });
+    ));
     outcome.notes.push(
         "Table 4 has a P95 TTFT that prefetching halves and better; table 5 has one that no policy \
          changes. A model of 70 billion parameters of 2 bytes has 140 GB, which one H100 does not \

@@ -3,13 +3,12 @@
 
 use std::time::Duration;
 
-use super::{Scenario, calibrated, predicted};
+use super::{calibrated, predicted};
 use crate::{
     engine::{Report, Request, Setup, serve},
     gpu::{GLM_4_9B_1M, Gpu, LLAMA_3_8B},
     lane::LaneModel,
-    outcome::{Line, Outcome, Plot, Table},
-    page::number,
+    outcome::{Curves, Line, Outcome, Plot, Table, number, row},
     parallel::each,
     parameters::Parameters,
     policy::Policy,
@@ -87,13 +86,6 @@ pub(super) fn setting(parameters: &Parameters) -> Vec<String> {
     ]
 }
 
-/// Bubble and compute by hit rate.
-pub(super) const FIGURE_13: Scenario = Scenario {
-    name: "tutti-13",
-    title: "bubble and computation by hit rate, 32K tokens",
-    run: figure_13,
-};
-
 /// Returns the hit rate in percent at which bubble exceeds compute, interpolated.
 fn crossover(points: &[(f64, One)]) -> Option<f64> {
     let over = |one: &One| one.bubble - one.compute;
@@ -121,30 +113,27 @@ fn in_short(points: &[(f64, One)]) -> [f64; 3] {
     [crossover(points).unwrap_or(100.0), at, mean]
 }
 
-fn figure_13(parameters: &Parameters) -> Outcome {
+pub(super) fn figure_13(parameters: &Parameters) -> Outcome {
     let setup = setup(parameters);
     let policies = [Policy::SSD_LAYERS, Policy::DRAM, Policy::ORACLE, Policy::NAIVE, Policy::OURS];
-    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
-    let columns = ["hit rate, %", "TTFT, ms", "computation, ms", "bubble, ms"].map(str::to_owned);
+    let mut outcome = Outcome::of(setting(parameters));
+    let columns = ["hit rate, %", "TTFT, ms", "computation, ms", "bubble, ms"];
     let (mut bubbles, mut two) = (Vec::new(), Vec::new());
     for policy in &policies {
         let points = by_hit_rate(&setup, policy);
         two.push(in_short(&points));
-        let row =
-            |(rate, it): &(f64, One)| [*rate, it.ttft, it.compute, it.bubble].map(number).to_vec();
-        let (title, rows) = (policy.name.to_owned(), points.iter().map(row).collect());
-        outcome.tables.push(Table { title, columns: columns.to_vec(), rows });
-        let line = |name: String, of: fn(&One) -> f64| Line {
-            name,
-            points: points.iter().map(|(rate, it)| (*rate, of(it))).collect(),
+        let rows =
+            points.iter().map(|(rate, it)| row(number(*rate), [it.ttft, it.compute, it.bubble]));
+        outcome.tables.push(Table::new(policy.name, columns, rows));
+        let line = |name: String, of: fn(&One) -> f64| {
+            Line::new(name, points.iter().map(|(rate, it)| (*rate, of(it))))
         };
         if bubbles.is_empty() {
             bubbles.push(line("computation".to_owned(), |it| it.compute));
         }
         bubbles.push(line(format!("bubble, {}", policy.name), |it| it.bubble));
     }
-    let [title, x, y] = ["Bubble by hit rate", "hit rate, %", "ms"].map(str::to_owned);
-    outcome.plots.push(Plot { title, x, y, lines: bubbles });
+    outcome.plots.push(Plot::new("Bubble by hit rate", "hit rate, %", "ms", bubbles));
     let four = Setup { storage: parameters.storage(4, 1), ..setup };
     let four = policies.map(|policy| in_short(&by_hit_rate(&four, &policy))).to_vec();
     let ours = [&two, &four].map(|found| *found.last().expect("ours is the last policy"));
@@ -167,53 +156,43 @@ fn figure_13(parameters: &Parameters) -> Outcome {
 
 /// Returns the crossovers and the bubbles with two and with four drives.
 fn by_drives(policies: &[Policy], found: [&[[f64; 3]]; 2]) -> Table {
-    let row = |(at, policy): (usize, &Policy)| {
-        let numbers = found.iter().flat_map(|found| found[at]).map(number);
-        std::iter::once(policy.name.to_owned()).chain(numbers).collect()
-    };
+    let row =
+        |(at, policy): (usize, &Policy)| row(policy.name, found.iter().flat_map(|found| found[at]));
     let columns = ["", "crossover, two drives, %", "bubble at 93.75 %, ms", "mean bubble, ms"]
         .into_iter()
         .chain(["crossover, four drives, %", "bubble at 93.75 %, ms", "mean bubble, ms"]);
-    Table {
-        title: "Hit rate at which the bubble gets longer than the computation, or 100; by drives"
-            .to_owned(),
-        columns: columns.map(str::to_owned).collect(),
-        rows: policies.iter().enumerate().map(row).collect(),
+    let title = "Hit rate at which the bubble gets longer than the computation, or 100; by drives";
+    Table::new(title, columns, policies.iter().enumerate().map(row))
+}
+
+/// Returns a time of each policy, by the length of a prefix in units of 1,024 tokens.
+fn by_prefix(
+    policies: &[Policy],
+    kilos: &[u32],
+    of: impl Fn(&Policy, u32) -> f64,
+) -> Curves<'static> {
+    let values =
+        |policy: &Policy| (policy.name, kilos.iter().map(|kilo| of(policy, *kilo)).collect());
+    Curves {
+        x: kilos.iter().map(|kilo| (format!("{kilo}K"), f64::from(*kilo))).collect(),
+        values: policies.iter().map(values).collect(),
     }
 }
 
-/// TTFT by prefix length.
-pub(super) const FIGURE_11: Scenario =
-    Scenario { name: "tutti-11", title: "TTFT by stored prefix, 128K tokens", run: figure_11 };
-
-fn figure_11(parameters: &Parameters) -> Outcome {
+pub(super) fn figure_11(parameters: &Parameters) -> Outcome {
     const INPUT: u32 = 131_072;
     let setup = setup(parameters);
     const PREFIXES: [u32; 8] = [16, 32, 48, 64, 80, 96, 112, 128];
     let policies =
         [Policy::SSD, Policy::GDS, Policy::DRAM, Policy::NAIVE, Policy::OURS, Policy::ORACLE];
-    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
-    let ttft =
-        |policy: &Policy| PREFIXES.map(|kilo| one(&setup, policy, INPUT, kilo * 1024).ttft / 1e3);
-    let found: Vec<[f64; 8]> = policies.iter().map(ttft).collect();
-    let names = || policies.iter().map(|policy| policy.name.to_owned());
-    let row = |at: usize| {
-        let values = found.iter().map(|line| number(line[at]));
-        std::iter::once(format!("{}K", PREFIXES[at])).chain(values).collect()
-    };
-    outcome.tables.push(Table {
-        title: "TTFT, s".to_owned(),
-        columns: std::iter::once("prefix".to_owned()).chain(names()).collect(),
-        rows: (0..PREFIXES.len()).map(row).collect(),
+    let mut outcome = Outcome::of(setting(parameters));
+    let curves = by_prefix(&policies, &PREFIXES, |policy, kilo| {
+        one(&setup, policy, INPUT, kilo * 1024).ttft / 1e3
     });
-    let lines = names().zip(&found).map(|(name, line)| {
-        let points = PREFIXES.iter().zip(line).map(|(kilo, ttft)| (f64::from(*kilo), *ttft));
-        Line { name, points: points.collect() }
-    });
-    let [title, x, y] = ["TTFT by stored prefix", "1,024 tokens", "s"].map(str::to_owned);
-    outcome.plots.push(Plot { title, x, y, lines: lines.collect() });
-    let [ssd, gds, dram, _, ours, _] = &found[..] else { unreachable!("six policies") };
-    let less = |at: usize, than: &[f64; 8]| (1.0 - ours[at] / than[at]) * 100.0;
+    outcome.tables.push(curves.table("TTFT, s", "prefix"));
+    outcome.plots.push(curves.plot("TTFT by stored prefix", "1,024 tokens", "s"));
+    let [ssd, gds, dram, _, ours, _] = [0, 1, 2, 3, 4, 5].map(|at: usize| &curves.values[at].1);
+    let less = |at: usize, than: &[f64]| (1.0 - ours[at] / than[at]) * 100.0;
     outcome.comparisons = vec![
         calibrated("ours at 112K", "s", 3.43, ours[6], ""),
         calibrated("SSD at 112K", "s", 7.84, ssd[6], ""),
@@ -231,14 +210,7 @@ fn figure_11(parameters: &Parameters) -> Outcome {
     outcome
 }
 
-/// Two GPUs, four drives.
-pub(super) const FIGURE_12: Scenario = Scenario {
-    name: "tutti-12",
-    title: "TTFT by stored prefix, GLM-4-9B-1M on two GPUs",
-    run: figure_12,
-};
-
-fn figure_12(parameters: &Parameters) -> Outcome {
+pub(super) fn figure_12(parameters: &Parameters) -> Outcome {
     const KILOS: [u32; 5] = [128, 256, 384, 512, 640];
     // Each GPU has the memory of one for keys and values, and reads half of them from two drives.
     let one_gpu = setup(parameters);
@@ -260,19 +232,11 @@ fn figure_12(parameters: &Parameters) -> Outcome {
     outcome.setting.extend(setting(parameters).into_iter().skip(1).take(3));
     outcome.setting.push("the whole prompt but its last block is stored".to_owned());
     // In milliseconds; the stored prefix is as long as the prompt.
-    let ttft = |policy: &Policy| KILOS.map(|kilo| one(&setup, policy, kilo << 10, kilo << 10).ttft);
-    let found = policies.map(|policy| ttft(&policy));
-    let names = policies.iter().map(|policy| policy.name.to_owned());
-    let row = |at: usize| {
-        let values = found.iter().map(|line| number(line[at]));
-        std::iter::once(format!("{}K", KILOS[at])).chain(values).collect()
-    };
-    outcome.tables.push(Table {
-        title: "TTFT, ms".to_owned(),
-        columns: std::iter::once("prefix".to_owned()).chain(names).collect(),
-        rows: (0..KILOS.len()).map(row).collect(),
+    let curves = by_prefix(&policies, &KILOS, |policy, kilo| {
+        one(&setup, policy, kilo << 10, kilo << 10).ttft
     });
-    let [_, gds, ours, _] = &found;
+    outcome.tables.push(curves.table("TTFT, ms", "prefix"));
+    let [gds, ours] = [1, 2].map(|at: usize| &curves.values[at].1);
     const PHYSICS: &str = "taken for ms, the paper has s; 5.4 GB a GPU take 207 ms at the 25.9 \
         GB/s of figure 9, and 185 ms at the 29 GB/s that two drives have at the most";
     outcome.comparisons = vec![
@@ -290,12 +254,8 @@ fn figure_12(parameters: &Parameters) -> Outcome {
     outcome
 }
 
-/// Bubbles by tier.
-pub(super) const FIGURE_2: Scenario =
-    Scenario { name: "tutti-2", title: "tiers at 64K tokens, 75 % stored", run: figure_2 };
-
-fn figure_2(parameters: &Parameters) -> Outcome {
-    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
+pub(super) fn figure_2(parameters: &Parameters) -> Outcome {
+    let mut outcome = Outcome::of(setting(parameters));
     let setup = setup(parameters);
     let policies = [
         Policy::RECOMPUTE,
@@ -308,13 +268,10 @@ fn figure_2(parameters: &Parameters) -> Outcome {
     ];
     let found = policies.map(|policy| (policy.name, one(&setup, &policy, 65_536, 49_152)));
     let part = |it: &One| it.bubble / it.ttft * 100.0;
-    let row = |(name, it): &(&str, One)| {
-        let values = [it.ttft, it.compute, it.bubble, part(it)].map(number);
-        std::iter::once((*name).to_owned()).chain(values).collect()
-    };
-    let columns = ["", "TTFT, ms", "computation, ms", "bubble, ms", "bubble, %"].map(str::to_owned);
-    let rows = found.iter().map(row).collect();
-    outcome.tables.push(Table { title: "Latency".to_owned(), columns: columns.to_vec(), rows });
+    let columns = ["", "TTFT, ms", "computation, ms", "bubble, ms", "bubble, %"];
+    let rows =
+        found.iter().map(|(name, it)| row(*name, [it.ttft, it.compute, it.bubble, part(it)]));
+    outcome.tables.push(Table::new("Latency", columns, rows));
     const WHY: &str = "contradicts figure 9: at its bandwidth 6.4 GB of GDS take 0.54 s, and 16K \
         tokens behind 48K compute for 1.8 s at the speed of figure 11";
     outcome.comparisons = vec![

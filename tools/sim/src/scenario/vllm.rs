@@ -6,19 +6,11 @@ use std::time::Duration;
 use kv_schedule::Config;
 use kv_tier::{LookaheadConfig, RequestId};
 
-use super::{Scenario, calibrated, input, predicted};
+use super::{calibrated, input, predicted};
 use crate::{
-    outcome::{Comparison, Outcome, Table},
-    page::number,
+    outcome::{Comparison, Outcome, Table, row},
     paging::{Ahead, LowerTiers, Paging, lane},
     parameters::Parameters,
-};
-
-/// The blog's tables.
-pub(super) const TABLES: Scenario = Scenario {
-    name: "vllm-offload",
-    title: "the vLLM blog: decode steps with blocks from below, and capacity",
-    run: tables,
 };
 
 /// Bytes of a block of Llama-70B, split over four A100: 80 layers, two of eight KV heads of 128,
@@ -99,25 +91,22 @@ const STEPS_TABLE: [(f64, bool, f64); 5] = [
     (20.0, true, 22.5),
 ];
 
-fn tables(parameters: &Parameters) -> Outcome {
+pub(super) fn tables(parameters: &Parameters) -> Outcome {
     let blog = Blog::of(parameters);
     let Blog { lower, step, wanted } = blog;
-    let mut outcome = Outcome {
-        setting: vec![
-            format!(
-                "steps of {step:?}, {} GB/s to the GPU, drives with {} GB/s and {:?}, blocks of \
+    let mut outcome = Outcome::of(vec![
+        format!(
+            "steps of {step:?}, {} GB/s to the GPU, drives with {} GB/s and {:?}, blocks of \
                  1.31 MB on each of four GPUs; every step wants others that are below",
-                lower.link.read / 1e9,
-                lower.drives.read / 1e9,
-                lower.drives.latency
-            ),
-            format!(
-                "a step wants {wanted} blocks, of which a part is below: so that half of them on \
+            lower.link.read / 1e9,
+            lower.drives.read / 1e9,
+            lower.drives.latency
+        ),
+        format!(
+            "a step wants {wanted} blocks, of which a part is below: so that half of them on \
                  the CPU cost 4.4 ms if nothing is read ahead"
-            ),
-        ],
-        ..Outcome::default()
-    };
+        ),
+    ]);
     steps(&blog, &mut outcome);
     outcome.comparisons.extend(transfers(&blog));
     outcome.comparisons.extend(capacity());
@@ -133,8 +122,7 @@ fn steps(blog: &Blog, outcome: &mut Outcome) {
         let [late, ahead] =
             [false, true].map(|is_ahead| step_ms(blog, blocks, on_drives, is_ahead));
         let throughput = |ms: f64| BATCH / ms * 1e3;
-        let numbers = [blocks as f64, printed, late, ahead, throughput(ahead)];
-        rows.push(std::iter::once(name.clone()).chain(numbers.map(number)).collect());
+        rows.push(row(&name, [blocks as f64, printed, late, ahead, throughput(ahead)]));
         let of = if part == 50.0 { calibrated } else { predicted };
         let what = format!("{name}: step, read when wanted");
         outcome.comparisons.push(of(&what, "ms", printed, late, ""));
@@ -151,10 +139,8 @@ fn steps(blog: &Blog, outcome: &mut Outcome) {
         let what = format!("{name}: step, ours");
         outcome.comparisons.push(predicted(&what, "ms", printed, ahead, HIDDEN));
     }
-    let columns = ["", "blocks", "blog, ms", "when wanted, ms", "ours, ms", "ours, tokens/s"]
-        .map(str::to_owned);
-    let title = "Time of a decode step".to_owned();
-    outcome.tables.push(Table { title, columns: columns.to_vec(), rows });
+    let columns = ["", "blocks", "blog, ms", "when wanted, ms", "ours, ms", "ours, tokens/s"];
+    outcome.tables.push(Table::new("Time of a decode step", columns, rows));
 }
 
 /// Compares transfer times and the blocks that fit into a step.

@@ -3,25 +3,17 @@
 use std::time::Duration;
 
 use super::{
-    BLOCK, MODELS, MODELS_SAY, Scenario, by_chunks, by_pages, mean, predicted, range, row,
-    serve_stored, setup, table,
+    BLOCK, MODELS, MODELS_SAY, by_chunks, by_pages, mean, predicted, range, serve_stored, setup,
 };
 use crate::{
     engine::{Request, Served, Setup, serve},
     gpu::Model,
     lane::LaneModel,
-    outcome::Outcome,
+    outcome::{Outcome, Table, row},
     parallel::each,
     parameters::Parameters,
     policy::Policy,
     workload::{Lengths, Profile},
-};
-
-/// Prefill apart from decoding.
-pub(in crate::scenario) const FIGURE_8: Scenario = Scenario {
-    name: "lmcache-8",
-    title: "LMCache, figures 8 and 11: prefill and decoding apart",
-    run: figure_8,
 };
 
 const fn exactly(tokens: u32) -> Lengths {
@@ -79,27 +71,24 @@ pub(super) fn ways(
     ]
 }
 
-fn figure_8(parameters: &Parameters) -> Outcome {
+pub(in crate::scenario) fn figure_8(parameters: &Parameters) -> Outcome {
     const GOES_ON: &str = "a decoder that goes on during transfers has the same steps, however \
         long they take; the paper does not say what makes its baseline's tokens later";
     const ONE: &str = "hangs on what a page costs over NVLink, which the paper does not give";
-    let mut outcome = Outcome {
-        setting: vec![
-            MODELS_SAY.to_owned(),
-            format!(
-                "{COUNT} prompts of 8,192 tokens that share nothing, 200 of output; Poisson \
+    let mut outcome = Outcome::of(vec![
+        MODELS_SAY.to_owned(),
+        format!(
+            "{COUNT} prompts of 8,192 tokens that share nothing, 200 of output; Poisson \
                  arrivals, such that prefill's GPUs compute for half of the time: the paper has no \
                  rate"
-            ),
-            format!(
-                "NVLink of {} GB/s between each two GPUs; page by page (vLLM's own), or in chunks \
+        ),
+        format!(
+            "NVLink of {} GB/s between each two GPUs; page by page (vLLM's own), or in chunks \
                  of 256 tokens (LMCache), after the whole prompt is computed, in one step. The \
                  decoder computes the last 64 tokens of a prompt again",
-                parameters.value("nvlink.bandwidth") / 1e9
-            ),
-        ],
-        ..Outcome::default()
-    };
+            parameters.value("nvlink.bandwidth") / 1e9
+        ),
+    ]);
     for (name, parameter) in
         [("a message of table 1", "net.message"), ("a copy of table 5", "copy.page")]
     {
@@ -115,8 +104,7 @@ fn figure_8(parameters: &Parameters) -> Outcome {
             .chain(["inter-token latency, pages, ms", "pages, the step waits", "chunks"])
             .chain(["step waits, by chunks"]);
         let title = format!("A page costs {set_up:?} beside its bytes, like {name}");
-        let columns: Vec<&str> = columns.collect();
-        outcome.tables.push(table(&title, &columns, rows.collect()));
+        outcome.tables.push(Table::new(title, columns, rows));
         let over = |of: fn(&Apart) -> f64, at: usize| {
             range(found.iter().map(|it| of(&it[at]) / of(&it[2])))
         };

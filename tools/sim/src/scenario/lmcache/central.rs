@@ -1,24 +1,16 @@
 //! A central store: figure 7.
 
 use super::{
-    BLOCK, GBPS, LLAMA_3_8B, LLAMA_3_70B, QWEN2_5_32B, Scenario, by_chunks, predicted, range, row,
-    setup, table,
+    BLOCK, GBPS, LLAMA_3_8B, LLAMA_3_70B, QWEN2_5_32B, by_chunks, predicted, range, setup,
 };
 use crate::{
     engine::{Report, Setup, serve},
     gpu::Model,
-    outcome::Outcome,
+    outcome::{Outcome, Table, row},
     parallel::each,
     parameters::Parameters,
     policy::Policy,
     workload::Documents,
-};
-
-/// A central store.
-pub(in crate::scenario) const FIGURE_7: Scenario = Scenario {
-    name: "lmcache-7",
-    title: "LMCache, figure 7: a central store behind a slow link",
-    run: figure_7,
 };
 
 /// TriviaQA of LongBench has 200 prompts of 8,209 words in the mean; tokens, spread and questions
@@ -59,34 +51,31 @@ pub(super) fn tiers(parameters: &Parameters, (model, count): (Model, u32)) -> Ve
     found
 }
 
-fn figure_7(parameters: &Parameters) -> Outcome {
+pub(in crate::scenario) fn figure_7(parameters: &Parameters) -> Outcome {
     const LINK: &str = "all hits come over the link, and GPUs compute more than 15 Gbps bring. A \
         gain in the paper's range takes 64 Gbps or more here; 15 GB/s would be 120";
     let Documents { count, mean, question, answer, questions, .. } = TRIVIA_QA;
-    let mut outcome = Outcome {
-        setting: vec![
-            "Llama 3 8B on one H100, Qwen2.5 32B on two, Llama 3 70B on four".to_owned(),
-            format!(
-                "{count} prompts of {mean:.0} tokens in the mean (log-normal) and {question} of a \
+    let mut outcome = Outcome::of(vec![
+        "Llama 3 8B on one H100, Qwen2.5 32B on two, Llama 3 70B on four".to_owned(),
+        format!(
+            "{count} prompts of {mean:.0} tokens in the mean (log-normal) and {question} of a \
                  question, {questions} times each, {answer} of output, all at once: the paper \
                  gives none of these but the data set (TriviaQA of LongBench)"
-            ),
-            "chunks of 256 tokens; loads before a request joins a step, others run meanwhile; \
+        ),
+        "chunks of 256 tokens; loads before a request joins a step, others run meanwhile; \
              all hits are loaded, also those that would be computed sooner"
-                .to_owned(),
-        ],
-        ..Outcome::default()
-    };
+            .to_owned(),
+    ]);
     let found: Vec<Vec<Found>> = each(&MODELS, |model| tiers(parameters, *model));
     let columns = ["", "GPU memory alone", "host memory, 500 GB", "15 Gbps", "64 Gbps", "128 Gbps"];
     let columns = [&columns[..], &["15 Gbps, the step waits"]].concat();
     let of = |part: fn(&Found) -> f64| {
         let each =
             |((model, _), it): (&(Model, u32), &Vec<Found>)| row(model.name, it.iter().map(part));
-        MODELS.iter().zip(&found).map(each).collect()
+        MODELS.iter().zip(&found).map(each).collect::<Vec<_>>()
     };
-    outcome.tables.push(table("Requests a second", &columns, of(|it| it.0)));
-    outcome.tables.push(table("Hits, %", &columns, of(|it| it.1)));
+    outcome.tables.push(Table::new("Requests a second", columns.clone(), of(|it| it.0)));
+    outcome.tables.push(Table::new("Hits, %", columns.clone(), of(|it| it.1)));
     for at in [2, 4, 5] {
         let name = columns[at + 1];
         let [least, most] = range(found.iter().map(|it| it[at].0 / it[0].0));

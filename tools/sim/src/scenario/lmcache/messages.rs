@@ -5,22 +5,13 @@ use std::time::Duration;
 use kv_schedule::{Direction, OpId};
 
 use super::{
-    CHUNK_PAGES, GBPS, MODELS, MODELS_SAY, PAGE_TOKENS, Scenario, by_chunks, by_pages, calibrated,
-    predicted, row, table,
+    CHUNK_PAGES, GBPS, MODELS, MODELS_SAY, PAGE_TOKENS, by_chunks, by_pages, calibrated, predicted,
 };
 use crate::{
     gpu::{LLAMA_3_8B, Model},
     lane::{Lane, LaneModel},
-    outcome::Outcome,
-    page::number,
+    outcome::{Outcome, Table, number, row},
     parameters::Parameters,
-};
-
-/// Message sizes.
-pub(in crate::scenario) const TABLE_1: Scenario = Scenario {
-    name: "lmcache-1",
-    title: "LMCache, tables 1 and 5: throughput by size of a message",
-    run: table_1,
 };
 
 /// Bytes, and the paper's GB/s.
@@ -54,27 +45,24 @@ fn ms(lane: LaneModel, model: &Model, tokens: u64) -> f64 {
     ((tokens * model.token_bytes()) as f64 / lane.read + set_up) * 1e3
 }
 
-fn table_1(parameters: &Parameters) -> Outcome {
+pub(in crate::scenario) fn table_1(parameters: &Parameters) -> Outcome {
     let net = parameters.net(parameters.value("net.bandwidth"));
     let host = parameters.storage(1, 1).host;
     let copy = LaneModel { set_up: parameters.micros("copy.page"), ..host };
-    let mut outcome = Outcome {
-        setting: vec![
-            format!(
-                "a message takes {:?} and its bytes at {} GB/s, one after another: two numbers, \
+    let mut outcome = Outcome::of(vec![
+        format!(
+            "a message takes {:?} and its bytes at {} GB/s, one after another: two numbers, \
                  set by the smallest and the largest message of table 1",
-                net.set_up,
-                net.read / 1e9
-            ),
-            format!(
-                "a copy from host memory takes {:?} and its bytes at {} GB/s: set by table 5",
-                copy.set_up,
-                host.read / 1e9
-            ),
-            MODELS_SAY.to_owned(),
-        ],
-        ..Outcome::default()
-    };
+            net.set_up,
+            net.read / 1e9
+        ),
+        format!(
+            "a copy from host memory takes {:?} and its bytes at {} GB/s: set by table 5",
+            copy.set_up,
+            host.read / 1e9
+        ),
+        MODELS_SAY.to_owned(),
+    ]);
     let mut rows = Vec::new();
     for (at, (name, bytes, paper)) in PAPER.into_iter().enumerate() {
         let ours = throughput(net, bytes) / 1e9;
@@ -82,7 +70,7 @@ fn table_1(parameters: &Parameters) -> Outcome {
         let of = if at == 0 || at == PAPER.len() - 1 { calibrated } else { predicted };
         outcome.comparisons.push(of(&format!("messages of {name}"), "GB/s", paper, ours, ""));
     }
-    outcome.tables.push(table("Throughput, GB/s", &["", "paper", "ours"], rows));
+    outcome.tables.push(Table::new("Throughput, GB/s", ["", "paper", "ours"], rows));
     let saturates = 19.0 * net.read * net.set_up.as_secs_f64() / 1e6;
     let page = PAGE_TOKENS * LLAMA_3_8B.token_layer_bytes();
     let chunk = page * u64::from(CHUNK_PAGES);
@@ -107,7 +95,7 @@ fn table_1(parameters: &Parameters) -> Outcome {
     let columns = ["", "network, by pages", "chunks of a layer", "chunks", "host memory, by pages"];
     let columns = [&columns[..], &["chunks of a layer", "chunks"]].concat();
     let title = "8,192 tokens, ms; each GPU has a link, and a part of each page";
-    outcome.tables.push(table(title, &columns, rows));
+    outcome.tables.push(Table::new(title, columns, rows));
     outcome.notes.push(format!(
         "A page of a layer is {} KiB with one GPU and {} KiB with four: what a message costs \
          beside its bytes weighs most where a model is split.",

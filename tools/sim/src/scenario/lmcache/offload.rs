@@ -1,16 +1,13 @@
 //! Free pages that are copied before they are needed: figure 4.
 
-use super::{LLAMA_3_8B, PAGE_TOKENS, Scenario, input, mean, row, setup, table};
+use super::{LLAMA_3_8B, PAGE_TOKENS, input, mean, setup};
 use crate::{
-    engine::Request, outcome::Outcome, parallel::each, parameters::Parameters, summary::percentile,
+    engine::Request,
+    outcome::{Outcome, Table, row},
+    parallel::each,
+    parameters::Parameters,
+    summary::percentile,
     workload::L_EVAL,
-};
-
-/// Dynamic offloading.
-pub(in crate::scenario) const FIGURE_4: Scenario = Scenario {
-    name: "lmcache-4",
-    title: "LMCache, figure 4: free pages that have a copy, and allocations that wait for one",
-    run: figure_4,
 };
 
 /// Part of the pool that has copies, in percent.
@@ -60,21 +57,18 @@ fn waits(requests: &[Request], window: f64, rate: f64) -> Vec<f64> {
     waits
 }
 
-fn figure_4(parameters: &Parameters) -> Outcome {
+pub(in crate::scenario) fn figure_4(parameters: &Parameters) -> Outcome {
     const RATES: [f64; 3] = [1.0, 2.0, 4.0];
     let setup = setup(parameters, "H100", (LLAMA_3_8B, 1), parameters.net(1.0));
     let page = PAGE_TOKENS * setup.model.token_bytes();
     let pages = setup.kv_bytes / page;
     let rate = setup.storage.host.write / page as f64;
-    let mut outcome = Outcome {
-        setting: vec![format!(
-            "Llama 3 8B on one H100: {pages} pages of 16 tokens, copied to host memory at {} GB/s; \
+    let mut outcome = Outcome::of(vec![format!(
+        "Llama 3 8B on one H100: {pages} pages of 16 tokens, copied to host memory at {} GB/s; \
              L-Eval as in the Tutti scenarios, with Poisson arrivals. All free pages hold keys and \
              values, and a request takes all its pages when it comes",
-            setup.storage.host.write / 1e9
-        )],
-        ..Outcome::default()
-    };
+        setup.storage.host.write / 1e9
+    )]);
     let rows = |arrivals: f64| -> Vec<Vec<String>> {
         let requests = L_EVAL.requests(arrivals, setup.block_tokens, 1);
         let of = |percent: &f64| {
@@ -89,7 +83,7 @@ fn figure_4(parameters: &Parameters) -> Outcome {
     let columns = ["pages with a copy", "allocations that wait, %", "mean wait, ms", "p99, ms"];
     for arrivals in RATES {
         let title = format!("{arrivals} requests a second");
-        outcome.tables.push(table(&title, &columns, rows(arrivals)));
+        outcome.tables.push(Table::new(title, columns, rows(arrivals)));
     }
     let waited = Pool::new(1.0, rate).take(1.0, 3.0);
     let what = "copies that 3 pages wait for, one of them copied";

@@ -2,22 +2,13 @@
 
 use std::time::Duration;
 
-use super::{
-    BLOCK, GBPS, LLAMA_3_8B, Scenario, by_chunks, predicted, range, row, serve_stored, setup, table,
-};
+use super::{BLOCK, GBPS, LLAMA_3_8B, by_chunks, predicted, range, serve_stored, setup};
 use crate::{
     engine::{Request, Setup},
-    outcome::Outcome,
+    outcome::{Outcome, Table, row},
     parallel::each,
     parameters::Parameters,
     policy::Policy,
-};
-
-/// Asynchronous loads.
-pub(in crate::scenario) const FIGURE_10: Scenario = Scenario {
-    name: "lmcache-10",
-    title: "LMCache, figure 10: loads beside computation, for requests that wait",
-    run: figure_10,
 };
 
 const LINKS: [f64; 6] = [15.0, 32.0, 64.0, 100.0, 200.0, 400.0];
@@ -43,26 +34,23 @@ pub(super) fn gain(parameters: &Parameters, gbps: f64, stored: usize) -> f64 {
     took(&Policy::REMOTE_WAITS).as_secs_f64() / took(&Policy::REMOTE).as_secs_f64()
 }
 
-fn figure_10(parameters: &Parameters) -> Outcome {
+pub(in crate::scenario) fn figure_10(parameters: &Parameters) -> Outcome {
     const BOUND: &str = "both beside each other take the longer of the two: the gain is 2 at most, \
         where they take as long";
-    let mut outcome = Outcome {
-        setting: vec![
-            "Llama 3 8B on one H100; 100 prompts of 10,240 tokens come at once and 50 run at a \
+    let mut outcome = Outcome::of(vec![
+        "Llama 3 8B on one H100; 100 prompts of 10,240 tokens come at once and 50 run at a \
              time (section 4.2), 100 tokens of output; the paper names neither model, link nor \
              lengths of its figure"
-                .to_owned(),
-            "the step waits: loads of all requests that join it come first; beside: a request \
+            .to_owned(),
+        "the step waits: loads of all requests that join it come first; beside: a request \
              joins a step after its loads, while others compute"
-                .to_owned(),
-        ],
-        ..Outcome::default()
-    };
+            .to_owned(),
+    ]);
     let found = each(&LINKS, |gbps| STORED.map(|stored| gain(parameters, *gbps, stored)));
     let rows = LINKS.iter().zip(&found).map(|(gbps, it)| row(format!("{gbps} Gbps"), *it));
     let columns = ["", "50 % stored", "75 %", "95 %"];
     let title = "Time of all requests: the step waits, by loads beside it";
-    outcome.tables.push(table(title, &columns, rows.collect()));
+    outcome.tables.push(Table::new(title, columns, rows));
     let [_, most] = range(found.iter().flatten().copied());
     outcome.comparisons.push(predicted(
         "delay, sequential by beside, at most",

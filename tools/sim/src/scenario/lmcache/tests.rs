@@ -12,13 +12,13 @@ fn a_crossover_is_between_two_lengths_or_at_none() {
 
 #[test]
 fn larger_messages_get_more_of_the_bandwidth_and_smaller_ones_what_table_1_has() {
-    let outcome = TABLE_1.run(&Parameters::default());
+    let outcome = messages::table_1(&Parameters::default());
     for it in outcome.comparisons.iter().take(6) {
         assert!(it.difference().unwrap().abs() < 0.05, "{it:?}");
     }
     let mut slow = Parameters::default();
     slow.set("net.message", 30.1, "a test").unwrap();
-    let slow = TABLE_1.run(&slow);
+    let slow = messages::table_1(&slow);
     let ours = [&outcome, &slow].map(|it| it.comparisons[0].ours.unwrap());
     assert!((ours[0] / ours[1] - 1.92).abs() < 0.01, "{ours:?}");
 }

@@ -3,14 +3,10 @@
 use kv_swarm::{ClusterId, Clusters, Entry, Placement, Profile, Window};
 
 use super::{
-    COUNT, ENTRY_BYTES, LAW, Layer, Outcome, Parameters, RADIUS, Scenario, calibrated, means,
-    outcome, predicted, table,
+    COUNT, ENTRY_BYTES, LAW, Layer, Outcome, Parameters, RADIUS, calibrated, means, outcome,
+    predicted, table,
 };
 use crate::swarm::dot;
-
-/// The index.
-pub(in crate::scenario) const TABLE_4: Scenario =
-    Scenario { name: "swarm-4", title: "Swarm, table 4: the index of medoids", run: table_4 };
 
 /// Thousands of entries, and the paper's microseconds without and with the index, and its memory in
 /// MB. The header of the table is not in the text, which has 1M for the last column.
@@ -21,7 +17,7 @@ const PAPER_4: [(f64, [f64; 3]); 4] = [
     (1024.0, [12_150.0, 999.0, 412.0]),
 ];
 
-fn table_4(_: &Parameters) -> Outcome {
+pub(in crate::scenario) fn table_4(_: &Parameters) -> Outcome {
     const RATE: &str = "the first and the last one set the time of a score";
     const GROUP: &str = "1M by 0.412 GB is a medoid for 10.4 entries, if it has keys and values of \
         one layer; so was the mean size of groups set to 12";
@@ -53,13 +49,6 @@ fn table_4(_: &Parameters) -> Outcome {
     }
     outcome
 }
-
-/// Overlap, and clusters that grow.
-pub(in crate::scenario) const FIGURE_5: Scenario = Scenario {
-    name: "swarm-5",
-    title: "Swarm, figure 5 and table 5: overlap, and clusters that grow",
-    run: figure_5,
-};
 
 /// Steps after the last new entry, which distances are taken of.
 const AFTER: usize = 4096;
@@ -125,7 +114,7 @@ pub(super) fn grown(mut layer: Layer) -> Vec<Vec<f64>> {
     vec![row(0), row(1), row(2), vec![first, alone as f64 / left as f64 * 100.0]]
 }
 
-fn figure_5(_: &Parameters) -> Outcome {
+pub(in crate::scenario) fn figure_5(_: &Parameters) -> Outcome {
     const MORE: [usize; 5] = [1, 2, 5, 10, 20];
     const NAMES: [&str; 6] = ["> 1", "> 2", "> 5", "> 10", "> 20", "the most of an entry"];
     const OVERLAP: &str = "set by the law's overlap";

@@ -5,8 +5,8 @@ use std::time::Duration;
 use kv_swarm::{Cache, CacheConfig, ClusterId, Clusters, Placement, Read, retrieve};
 
 use super::{
-    COUNT, DRIVES, ENTRY_BYTES, LAW, Law, Layer, Outcome, Parameters, Scenario, drive, means,
-    outcome, predicted, select, table, time,
+    COUNT, DRIVES, ENTRY_BYTES, LAW, Law, Layer, Outcome, Parameters, drive, means, outcome,
+    predicted, select, table, time,
 };
 use crate::swarm::{Route, Step, blocks, k_means, lru, medoid_only, no_replicas, singles};
 
@@ -105,13 +105,6 @@ const ORGANIZED: [&str; 9] = [
     "merged",
 ];
 
-/// Ways to organize entries.
-pub(in crate::scenario) const FIGURE_11: Scenario = Scenario {
-    name: "swarm-11",
-    title: "Swarm, figure 11: against no clusters, blocks and k-means",
-    run: figure_11,
-};
-
 /// Returns entries without clusters, InfLLM's blocks, PQCache's k-means, and clusters.
 pub(super) fn organized(parameters: &Parameters, layer: &Layer) -> [Organized; 4] {
     let entries = layer.law.entries;
@@ -126,7 +119,7 @@ pub(super) fn organized(parameters: &Parameters, layer: &Layer) -> [Organized; 4
     .map(|(few, clusters)| Organized::new(parameters, layer, few, clusters))
 }
 
-fn figure_11(parameters: &Parameters) -> Outcome {
+pub(in crate::scenario) fn figure_11(parameters: &Parameters) -> Outcome {
     let rows = means(|seed| {
         let layer = Layer::new(LAW, seed, STEPS);
         organized(parameters, &layer).iter().map(Organized::row).collect()
@@ -145,13 +138,6 @@ fn figure_11(parameters: &Parameters) -> Outcome {
     outcome
 }
 
-/// Parts of the clustering.
-pub(in crate::scenario) const FIGURE_12: Scenario = Scenario {
-    name: "swarm-12",
-    title: "Swarm, figure 12: clusters without their parts, by radius",
-    run: figure_12,
-};
-
 /// Returns clusters of all entries within a radius, clusters without replicas, and the crate's.
 pub(super) fn parts(parameters: &Parameters, layer: &Layer, radius: f64) -> [Organized; 3] {
     let clusters = Clusters::build(&layer.profile, layer.law.entries, radius);
@@ -159,7 +145,7 @@ pub(super) fn parts(parameters: &Parameters, layer: &Layer, radius: f64) -> [Org
         .map(|clusters| Organized::new(parameters, layer, 1, clusters))
 }
 
-fn figure_12(parameters: &Parameters) -> Outcome {
+pub(in crate::scenario) fn figure_12(parameters: &Parameters) -> Outcome {
     const RADII: [f64; 5] = [0.1, 0.2, 0.4, 0.6, 0.8];
     let rows = means(|seed| {
         let layer = Layer::new(LAW, seed, STEPS);
@@ -180,13 +166,6 @@ fn figure_12(parameters: &Parameters) -> Outcome {
     outcome
 }
 
-/// Retrieval.
-pub(in crate::scenario) const FIGURE_14: Scenario = Scenario {
-    name: "swarm-14",
-    title: "Swarm, figures 5b and 14: retrieval, by number of drives",
-    run: figure_14,
-};
-
 /// Returns the reads of a static route, without balance, without deduplication, and the crate's.
 pub(super) fn routed(parameters: &Parameters, layer: &Layer, drives: usize) -> [Reads; 4] {
     let clusters = &layer.clusters;
@@ -203,7 +182,7 @@ pub(super) fn routed(parameters: &Parameters, layer: &Layer, drives: usize) -> [
     })
 }
 
-fn figure_14(parameters: &Parameters) -> Outcome {
+pub(in crate::scenario) fn figure_14(parameters: &Parameters) -> Outcome {
     const COUNTS: [usize; 4] = [1, 2, 4, 8];
     let row = |reads: Reads| [reads.entries, reads.balance].into_iter().chain(reads.times());
     let rows = means(|seed| {
@@ -222,13 +201,6 @@ fn figure_14(parameters: &Parameters) -> Outcome {
     }
     outcome
 }
-
-/// Clusters in host memory.
-pub(in crate::scenario) const FIGURE_15: Scenario = Scenario {
-    name: "swarm-15",
-    title: "Swarm, figure 15: clusters in host memory",
-    run: figure_15,
-};
 
 /// Steps before those that count, and all.
 pub(super) const WARM_UP: usize = 64;
@@ -275,7 +247,7 @@ pub(super) fn cached(parameters: &Parameters, layer: &Layer, ratio: f64) -> [[f6
     [0, 1, 2].map(|at| [hits[at] as f64 / f64::from(asked as u32) * 100.0, times[at] / steps])
 }
 
-fn figure_15(parameters: &Parameters) -> Outcome {
+pub(in crate::scenario) fn figure_15(parameters: &Parameters) -> Outcome {
     const STAYS: [f64; 4] = [0.0, 0.25, 0.5, 0.8];
     const RATIOS: [f64; 5] = [0.025, 0.05, 0.1, 0.2, 0.4];
     const HITS: &str = "hangs on how long groups stay active, and on the memory; the paper's text \

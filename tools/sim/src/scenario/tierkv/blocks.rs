@@ -2,22 +2,15 @@
 
 use std::time::Duration;
 
-use super::{
-    BLOCK_BYTES, NAMES, PROFILES, Scenario, columns, input, lru, median, ours, paper, predicted,
-    row, setting,
-};
+use super::{BLOCK_BYTES, NAMES, PROFILES, input, lru, median, ours, paper, predicted, setting};
 use crate::{
     lane::LaneModel,
-    outcome::{Outcome, Table},
+    outcome::{Outcome, Table, row},
     paging::{Decode, Hbm, LowerTiers},
     parallel::each,
     parameters::Parameters,
     workload::Profile,
 };
-
-/// Sizes of blocks.
-pub(in crate::scenario) const BLOCKS: Scenario =
-    Scenario { name: "tierkv-blocks", title: "TierKV, section 4.5: sizes of blocks", run: blocks };
 
 const SIZES: [u32; 5] = [4, 8, 16, 32, 64];
 
@@ -42,14 +35,14 @@ fn with_blocks(parameters: &Parameters, tokens: u32, is_alone: bool) -> Decode<'
     Decode { block_tokens: tokens, lower, ..usual }
 }
 
-fn blocks(parameters: &Parameters) -> Outcome {
+pub(in crate::scenario) fn blocks(parameters: &Parameters) -> Outcome {
     const EQUATION: &str = "equation 1 with 5 us and 50 GB/s: arithmetic, and only if no two \
         latencies overlap";
     const HALF: &str = "half a block of each request: 31 % takes requests of about 70 tokens in \
         the mean, and its uniform ones alone have 768";
     const LATENCY: &str = "the latency of each block costs more than what its last one lacks";
     const OVERLAP: &str = "where latencies overlap, smaller blocks only have fewer bytes";
-    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
+    let mut outcome = Outcome::of(setting(parameters));
     outcome.setting.push(
         "3x, K = 4; the same bytes of memory with all sizes; one after another: a block takes 5 us \
          and its bytes (equation 1); overlapped: as in the other tables"
@@ -72,15 +65,12 @@ fn blocks(parameters: &Parameters) -> Outcome {
         let (efficiency, found) = &found[at];
         let first = [efficiency * 100.0, unfilled(at), lost(at) + unfilled(at)];
         let speeds = found.iter().map(|it| it.tokens_per_second);
-        row(SIZES[at].to_string(), &first.into_iter().chain(speeds).collect::<Vec<_>>())
+        row(SIZES[at].to_string(), first.into_iter().chain(speeds))
     });
     let first = ["tokens", "link, % of its bandwidth", "memory without tokens, %"];
     let speeds = ["LRU, one after another, tokens/s", "TierKV-Prefetch", "ours, overlapped"];
-    outcome.tables.push(Table {
-        title: "By tokens of a block".to_owned(),
-        columns: columns(&[&first[..], &["less than with 16, and without, %"], &speeds].concat()),
-        rows: rows.collect(),
-    });
+    let columns = [&first[..], &["less than with 16, and without, %"], &speeds].concat();
+    outcome.tables.push(Table::new("By tokens of a block", columns, rows));
     let best = |of: &dyn Fn(usize) -> f64| {
         let all = (0..SIZES.len()).max_by(|one, other| of(*one).total_cmp(&of(*other)));
         f64::from(SIZES[all.expect("there are sizes")])
@@ -104,17 +94,10 @@ fn blocks(parameters: &Parameters) -> Outcome {
     outcome
 }
 
-/// Workloads.
-pub(in crate::scenario) const PATTERNS: Scenario = Scenario {
-    name: "tierkv-patterns",
-    title: "TierKV, section 4.7: workloads beside an oracle",
-    run: patterns,
-};
-
-fn patterns(parameters: &Parameters) -> Outcome {
+pub(in crate::scenario) fn patterns(parameters: &Parameters) -> Outcome {
     const SHORT: &str = "a request that ran longest yields, whatever it does: what a turn needs \
         over the link counts, and that is least for short requests";
-    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
+    let mut outcome = Outcome::of(setting(parameters));
     outcome.setting.push("3x, K = 4".to_owned());
     let mixed: &[Profile] = &PROFILES;
     let each = PROFILES.iter().map(std::slice::from_ref).chain([mixed]);
@@ -129,15 +112,15 @@ fn patterns(parameters: &Parameters) -> Outcome {
         let ours = Decode { ahead: Some(ours(4)), hbm: Hbm::Latest, ..late };
         let [late, prefetch, ours] =
             [late, prefetch, ours].map(|it| median(&it).tokens_per_second / oracle);
-        rows.push(row(name.to_owned(), &[late, lfu, late, prefetch, ours].map(|it| it * 100.0)));
+        rows.push(row(name, [late, lfu, late, prefetch, ours].map(|it| it * 100.0)));
         nearest += f64::from(u8::from(prefetch > late.max(lfu)));
         margins.push(prefetch / late);
     }
-    outcome.tables.push(Table {
-        title: "Tokens a second by those of the oracle, %".to_owned(),
-        columns: columns(&["", "LRU", "Frequency", "TierKV-Static", "TierKV-Prefetch", "ours"]),
+    outcome.tables.push(Table::new(
+        "Tokens a second by those of the oracle, %",
+        ["", "LRU", "Frequency", "TierKV-Static", "TierKV-Prefetch", "ours"],
         rows,
-    });
+    ));
     let less = margins[1..].iter().filter(|margin| **margin < margins[0]).count() as f64;
     outcome.comparisons.extend([
         predicted("workloads with TierKV-Prefetch before LRU and LFU", "of 5", 5.0, nearest, ""),

@@ -2,20 +2,13 @@
 
 use std::time::Duration;
 
-use super::{
-    NAMES, PROFILES, SATURATED, Scenario, calibrated, columns, lru, median, ours, predicted, row,
-    setting,
-};
+use super::{NAMES, PROFILES, SATURATED, calibrated, lru, median, ours, predicted, setting};
 use crate::{
-    outcome::{Basis, Comparison, Line, Outcome, Plot, Table},
+    outcome::{Basis, Comparison, Curves, Outcome, Table, row},
     paging::{Decode, Found, LowerTiers},
     parameters::Parameters,
     workload::Profile,
 };
-
-/// The lookahead sweep.
-pub(in crate::scenario) const TABLE_6: Scenario =
-    Scenario { name: "tierkv-6", title: "TierKV, table 6: how far ahead is enough", run: table_6 };
 
 /// K, and the paper's hit rate and mean TPOT.
 const PAPER_6: [(u32, f64, f64); 9] = [
@@ -60,8 +53,8 @@ fn cases(parameters: &Parameters) -> [(&'static str, Decode<'static>); 6] {
 /// Cases in which requests lose their turn.
 const PREEMPTED: [usize; 3] = [2, 3, 5];
 
-fn table_6(parameters: &Parameters) -> Outcome {
-    let mut outcome = Outcome { setting: setting(parameters), ..Outcome::default() };
+pub(in crate::scenario) fn table_6(parameters: &Parameters) -> Outcome {
+    let mut outcome = Outcome::of(setting(parameters));
     outcome.setting.push(
         "3x; where the link is busy for a part of the time, fewer requests change places; 20 ms: \
          iterations as long as section 3.5 has them, all else as in table 5; drives: what does not \
@@ -80,13 +73,16 @@ fn table_6(parameters: &Parameters) -> Outcome {
     compare_6(&mut outcome, &found);
     let names = cases.map(|(name, _)| name);
     let preempted_names = PREEMPTED.map(|at| names[at]);
-    let table = |title: &str, all: &[Vec<Found>], names: &[&str], of: fn(&Found) -> f64| {
-        let row_of = |(at, it): (usize, &(u32, f64, f64))| {
-            let numbers: Vec<f64> = all.iter().map(|found| of(&found[at])).collect();
-            row(it.0.to_string(), &numbers)
-        };
-        let rows = PAPER_6.iter().enumerate().map(row_of).collect();
-        Table { title: title.to_owned(), columns: columns(&[&["K"][..], names].concat()), rows }
+    let curves = |all: &[Vec<Found>], names: &[&'static str], of: fn(&Found) -> f64| Curves {
+        x: PAPER_6.map(|(window, ..)| (window.to_string(), window.into())).to_vec(),
+        values: names
+            .iter()
+            .zip(all)
+            .map(|(name, found)| (*name, found.iter().map(of).collect()))
+            .collect(),
+    };
+    let table = |title: &str, all: &[Vec<Found>], names: &[&'static str], of: fn(&Found) -> f64| {
+        curves(all, names, of).table(title, "K")
     };
     let hits: fn(&Found) -> f64 = |it| it.hits * 100.0;
     outcome.tables = vec![
@@ -100,15 +96,9 @@ fn table_6(parameters: &Parameters) -> Outcome {
             |it| it.wasted * 100.0,
         ),
     ];
-    let line = |name: &str, found: &[Found]| Line {
-        name: name.to_owned(),
-        points: PAPER_6.iter().zip(found).map(|(it, found)| (it.0.into(), hits(found))).collect(),
-    };
-    let printed = PAPER_6.iter().map(|it| (it.0.into(), it.1)).collect();
-    let mut lines = vec![Line { name: "the paper".to_owned(), points: printed }];
-    lines.extend(names.iter().zip(&found).map(|(name, found)| line(name, found)));
-    let [title, x, y] = ["Blocks in time by lookahead", "K, iterations", "%"].map(str::to_owned);
-    outcome.plots.push(Plot { title, x, y, lines });
+    let mut curves = curves(&found, &names, hits);
+    curves.values.insert(0, ("the paper", PAPER_6.map(|(_, hits, _)| hits).to_vec()));
+    outcome.plots.push(curves.plot("Blocks in time by lookahead", "K, iterations", "%"));
     outcome.notes = notes_6(&cases[0].1, &found[0][0]);
     outcome.tables.push(by_profile(parameters, &mut outcome.comparisons));
     outcome
@@ -129,19 +119,16 @@ fn by_profile(parameters: &Parameters, comparisons: &mut Vec<Comparison>) -> Tab
         let exchanged = 0.5 * late.iteration.as_secs_f64() / reads;
         let of = |window| median(&Decode { exchanged, ahead: Some(ours(window)), ..late });
         let found = [1, 2, 4, 8].map(|window| of(window).hits * 100.0);
-        rows.push(row(name.to_owned(), &[&[blocks][..], &found].concat()));
+        rows.push(row(name, [blocks].into_iter().chain(found)));
         let what = format!("hit rate at least, K = 4, {name}");
         let note = if found[2] < 80.0 { "8 ms of the link: more than four iterations" } else { "" };
         let is_fitted = NAMES.contains(&name);
-        let row = if is_fitted { calibrated } else { predicted };
+        let of = if is_fitted { calibrated } else { predicted };
         let note = if is_fitted { LENGTHS } else { note };
-        comparisons.push(row(&what, "%", 80.0, found[2], note));
+        comparisons.push(of(&what, "%", 80.0, found[2], note));
     }
-    Table {
-        title: "Blocks in time by profile, link 50 % busy, %".to_owned(),
-        columns: columns(&["", "blocks a request", "K = 1", "K = 2", "K = 4", "K = 8"]),
-        rows,
-    }
+    let columns = ["", "blocks a request", "K = 1", "K = 2", "K = 4", "K = 8"];
+    Table::new("Blocks in time by profile, link 50 % busy, %", columns, rows)
 }
 
 /// Returns notes that follow from the results without lookahead.
