@@ -13,10 +13,7 @@ use kv_catalog::PolicyKind;
 use ripieno_sim::{Line, Plot};
 
 use self::trace::Trace;
-use crate::{
-    plot,
-    report::{Aim, Ratio, Report},
-};
+use crate::report::{Aim, Ratio, Report};
 
 /// Capacities in percent of the trace's distinct blocks.
 const CAPACITIES: [u32; 5] = [1, 5, 10, 25, 50];
@@ -39,19 +36,16 @@ pub struct CatalogArgs {
     /// A recorded trace, one JSON object a line; without it, parts that need one are skipped
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
     /// Directory for the plots (SVG)
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     plots: PathBuf,
 }
 
-/// Measures everything and prints it.
+/// Measures everything.
 ///
 /// # Errors
 /// Returns an error if the trace cannot be read or a plot cannot be written.
-pub fn run(args: &CatalogArgs) -> Result<()> {
+pub fn run(args: &CatalogArgs) -> Result<Report> {
     let mut report = Report::new("catalog");
     let wanted = |part| args.only.is_none_or(|only| only == part);
     let trace = args.trace.as_deref().map(Trace::read).transpose()?;
@@ -67,15 +61,12 @@ pub fn run(args: &CatalogArgs) -> Result<()> {
     if let Some(trace) = trace.as_ref().filter(|_| wanted(Part::Runs)) {
         run_lengths(trace, &mut report);
     }
-    report.print(args.json)
+    Ok(report)
 }
 
 fn hit_rates(args: &CatalogArgs, trace: &Trace, report: &mut Report) -> Result<()> {
-    let mut lines: Vec<Line> = PolicyKind::ALL
-        .iter()
-        .map(|kind| Line { name: kind.name().to_owned(), points: Vec::new() })
-        .chain([Line { name: "MIN".to_owned(), points: Vec::new() }])
-        .collect();
+    let names = PolicyKind::ALL.iter().map(|kind| kind.name()).chain(["MIN"]);
+    let mut lines: Vec<Line> = names.map(|name| Line::new(name, [])).collect();
     for percent in CAPACITIES {
         let files = (trace.distinct() * u64::from(percent) / 100) as u32;
         let bound = 100.0 * eviction::min(trace, files);
@@ -92,19 +83,16 @@ fn hit_rates(args: &CatalogArgs, trace: &Trace, report: &mut Report) -> Result<(
          that knows all requests to come"
             .into(),
     );
-    let path = args.plots.join("catalog-eviction.svg");
-    let x = "files, % of the trace's distinct blocks".to_owned();
-    let [title, y] = ["Blocks found, by policy", "hit rate, %"].map(str::to_owned);
-    plot::write(&path, &Plot { title, x, y, lines })?;
-    report.plots.push(path.display().to_string());
-    Ok(())
+    let x = "files, % of the trace's distinct blocks";
+    let plot = Plot::new("Blocks found, by policy", x, "hit rate, %", lines);
+    report.plot(&args.plots, "catalog-eviction.svg", &plot)
 }
 
 fn scan_rates(report: &mut Report) {
     for kind in PolicyKind::ALL {
-        let found = scan::measure(*kind);
+        let [scanned, alone] = [true, false].map(|scans| 100.0 * scan::hit_rate(*kind, scans));
         let name = format!("hit rate of a working set beside scans, {}", kind.name());
-        report.ratios.push(Ratio::new(name, "%", 100.0 * found.scanned, 100.0 * found.alone));
+        report.ratios.push(Ratio::new(name, "%", scanned, alone));
     }
 }
 

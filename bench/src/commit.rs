@@ -5,7 +5,7 @@
 use std::{
     fs::File,
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -15,7 +15,7 @@ use ripieno_testkit::{memory_drives, pattern};
 use rustix::fs::OFlags;
 
 use crate::{
-    file::Folder,
+    file::folder,
     report::{Aim, Ratio, Report},
     sample::{Samples, timed},
     stack::Stack,
@@ -42,23 +42,20 @@ pub struct CommitArgs {
     /// Total commits of each measurement
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..))]
     commits: u32,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
 }
 
-/// Measures and prints.
+/// Measures everything.
 ///
 /// # Errors
 /// Returns an error if a part of the stack fails.
-pub fn run(args: &CommitArgs) -> Result<()> {
+pub fn run(args: &CommitArgs) -> Result<Report> {
     let mut report = Report::new("commit");
-    let folder = Folder::new(&args.dir)?;
+    let folder = folder(&args.dir)?;
     let bytes = SHAPE.block_bytes() * u64::from(BLOCKS) * 2;
     let media = FileMedia::open(&folder.path().join("emu"), bytes, FileOptions::default())
         .context("opening a medium")?;
     let file = vec![EmuConfig::new("emu0").namespace(media, 4096)];
-    let plain = plain(&folder, args.commits)?;
+    let plain = plain(folder.path(), args.commits)?;
     let memory = |lba| memory_drives(1, bytes, lba);
     let sides = [("memory", memory(4096)), ("memory, LBA 512", memory(512)), ("file", file)];
     for (medium, configs) in sides {
@@ -97,7 +94,7 @@ pub fn run(args: &CommitArgs) -> Result<()> {
          the page cache; with memory media, the first number of committers"
             .into(),
     );
-    report.print(args.json)
+    Ok(report)
 }
 
 struct Found {
@@ -156,8 +153,8 @@ fn commit(stack: &Stack, (committer, committers): (u32, u32), count: u32) -> Res
 
 /// Measures the equivalent of a commit with plain system calls, in microseconds: after a block was
 /// written with O_DIRECT, fdatasync, then a small write and fdatasync.
-fn plain(folder: &Folder, count: u32) -> Result<Samples> {
-    let path = folder.path().join("plain");
+fn plain(folder: &Path, count: u32) -> Result<Samples> {
+    let path = folder.join("plain");
     let flags = OFlags::DIRECT.bits().cast_signed();
     let file = File::options().write(true).create(true).custom_flags(flags).open(&path);
     let file = file.with_context(|| format!("making {}", path.display()))?;

@@ -6,12 +6,13 @@ mod ours;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use tempfile::TempDir;
 
 pub use self::fio::Missing;
 use self::{fio::Setting, ours::Ours};
 use crate::{
     report::{Aim, Ratio, Report},
-    sample::Samples,
+    sample::{Samples, Sides},
 };
 
 const LAYERS: u32 = 4;
@@ -42,9 +43,6 @@ pub struct FileArgs {
     /// Measure only reads, or only writes
     #[arg(long, value_enum)]
     only: Option<Direction>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
 }
 
 /// Direction of the data.
@@ -101,11 +99,11 @@ impl Side {
     }
 }
 
-/// Measures and prints.
+/// Measures everything.
 ///
 /// # Errors
 /// Returns [`Missing`] without fio, and an error if a part of the stack fails.
-pub fn run(args: &FileArgs) -> Result<()> {
+pub fn run(args: &FileArgs) -> Result<Report> {
     let mut report = Report::new("file");
     report.notes.push(format!("against {}, io_uring, O_DIRECT", fio::version()?));
     report.notes.push(format!(
@@ -126,19 +124,22 @@ pub fn run(args: &FileArgs) -> Result<()> {
             compare(&mut report, &format!("{name}, {kib} KiB"), &sides);
         }
     }
-    report.print(args.json)
+    Ok(report)
 }
 
 /// Adds the ratios of the [`SIDES`].
 fn compare(report: &mut Report, name: &str, sides: &[Side; SIDES.len()]) {
     for (us, against) in [(0, 2), (0, 3), (1, 3), (0, 1)] {
         let name = format!("{name}: {} against {}", SIDES[us], SIDES[against]);
-        let (us, against) = (&sides[us], &sides[against]);
-        let ratio = Ratio::rounds(&name, "MiB/s", &us.mib_s, &against.mib_s);
+        let pair = |of: fn(&Side) -> &Samples| {
+            let [ours, theirs] = [us, against].map(|side| of(&sides[side]).clone());
+            Sides { ours, theirs }
+        };
+        let ratio = Ratio::rounds(&name, "MiB/s", &pair(|it| &it.mib_s));
         report.progress(&format!("{name}: {:.2}", ratio.ratio));
         report.ratios.push(ratio.aim(Aim::AtLeast(0.9, 0.9)));
-        let (us, against) = (&us.cpu_s_gib, &against.cpu_s_gib);
-        report.ratios.push(Ratio::rounds(format!("{name}, CPU"), "s/GiB", us, against));
+        let cpu = pair(|it| &it.cpu_s_gib);
+        report.ratios.push(Ratio::rounds(format!("{name}, CPU"), "s/GiB", &cpu));
     }
 }
 
@@ -148,20 +149,21 @@ fn measure(
     object_bytes: u32,
     direction: Direction,
 ) -> Result<[Side; SIDES.len()]> {
-    let folder = Folder::new(&args.dir)?;
+    let folder = folder(&args.dir)?;
+    let folder = folder.path();
     let (depth, devices, mib) = (args.depth, args.devices, args.mib);
     let load = Load { object_bytes, depth, devices, mib };
-    let store = |checksums| Ours::new(&folder.0, &load, checksums).context("a store over files");
+    let store = |checksums| Ours::new(folder, &load, checksums).context("a store over files");
     let (mut with, mut without) = (store(true)?, store(false)?);
     // The first pass creates the files and writes all of them.
-    fio::pass(&folder.0, &load, Direction::Write, Setting::Tuned)?;
+    fio::pass(folder, &load, Direction::Write, Setting::Tuned)?;
     let mut sides = <[Side; SIDES.len()]>::default();
     for round in 0..=args.rounds {
         let passes = [
             with.pass(direction)?,
             without.pass(direction)?,
-            fio::pass(&folder.0, &load, direction, Setting::Plain)?,
-            fio::pass(&folder.0, &load, direction, Setting::Tuned)?,
+            fio::pass(folder, &load, direction, Setting::Plain)?,
+            fio::pass(folder, &load, direction, Setting::Tuned)?,
         ];
         if round > 0 {
             sides.iter_mut().zip(&passes).for_each(|(side, pass)| side.push(pass));
@@ -170,25 +172,8 @@ fn measure(
     Ok(sides)
 }
 
-/// A directory of this process, removed on drop.
-pub struct Folder(PathBuf);
-
-impl Folder {
-    /// Creates it in `parent`.
-    pub fn new(parent: &Path) -> Result<Self> {
-        let path = parent.join(format!("ripieno-bench-{}", std::process::id()));
-        std::fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
-        Ok(Self(path))
-    }
-
-    /// Returns its path.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// Creates a directory in `parent`, removed on drop.
+pub fn folder(parent: &Path) -> Result<TempDir> {
+    let made = tempfile::Builder::new().prefix("ripieno-bench-").tempdir_in(parent);
+    made.with_context(|| format!("making a folder in {}", parent.display()))
 }

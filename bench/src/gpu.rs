@@ -66,9 +66,6 @@ pub struct GpuArgs {
     /// Use meaningless small sizes, to check that everything runs
     #[arg(long)]
     tiny: bool,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
     /// Also write the JSON object to this file; refused over a mock of the GPU's driver
     #[arg(long, value_name = "FILE")]
     keep: Option<PathBuf>,
@@ -78,7 +75,7 @@ pub struct GpuArgs {
 ///
 /// # Errors
 /// Returns an error without a GPU, or if a part failed; other parts' results are still printed.
-pub fn run(args: &GpuArgs) -> Result<()> {
+pub fn run(args: &GpuArgs, json: bool) -> Result<()> {
     if let Some(GpuCommand::Experiment(experiment)) = &args.command {
         return experiment::run(args.gpu, experiment);
     }
@@ -105,7 +102,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
             report.failed.push(format!("{name}: {error:#}"));
         }
     }
-    report.print(args.json)?;
+    report.print(json)?;
     if let Some(path) = &args.keep {
         let text = serde_json::to_string_pretty(&report)?;
         std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))?;

@@ -9,7 +9,6 @@ mod file;
 mod gpu;
 mod instant;
 mod path;
-mod plot;
 mod report;
 mod sample;
 mod served;
@@ -30,6 +29,9 @@ const EXIT_MACHINE: u8 = 3;
 #[derive(Parser)]
 #[command(name = "bench", version)]
 struct Cli {
+    /// Print one JSON object instead of a table
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -78,9 +80,6 @@ pub struct PathArgs {
     /// Measure only this part
     #[arg(long, value_enum)]
     only: Option<Part>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
     /// Directory for the plots (SVG)
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     plots: PathBuf,
@@ -88,14 +87,16 @@ pub struct PathArgs {
 
 #[allow(clippy::print_stderr, reason = "the program's error report")]
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Path(args) => path::run(&args),
-        Command::Catalog(args) => catalog::run(&args),
-        Command::Commit(args) => commit::run(&args),
-        Command::File(args) => file::run(&args),
-        Command::Gpu(args) => gpu::run(&args),
-        Command::Served(args) => served::run(&args),
-        Command::Tier(args) => tier::run(&args),
+    let Cli { json, command } = Cli::parse();
+    let print = |report: report::Report| report.print(json);
+    let result = match command {
+        Command::Path(args) => path::run(&args).and_then(print),
+        Command::Catalog(args) => catalog::run(&args).and_then(print),
+        Command::Commit(args) => commit::run(&args).and_then(print),
+        Command::File(args) => file::run(&args).and_then(print),
+        Command::Gpu(args) => gpu::run(&args, json),
+        Command::Served(args) => served::run(&args).and_then(print),
+        Command::Tier(args) => tier::run(&args).and_then(print),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use ripieno_sim::{Line, Plot};
 
 use crate::{
-    Part, PathArgs, plot,
+    Part, PathArgs,
     report::{Aim, Ratio, Report},
     sample,
 };
@@ -21,11 +21,11 @@ const BEST_PUBLISHED: f64 = 107.0;
 /// Published cycles per command of SPDK's driver.
 const SPDK_PUBLISHED: f64 = 370.0;
 
-/// Measures everything and prints it.
+/// Measures everything.
 ///
 /// # Errors
 /// Returns an error if a part of the stack fails, or data is wrong.
-pub fn run(args: &PathArgs) -> Result<()> {
+pub fn run(args: &PathArgs) -> Result<Report> {
     let mut report = Report::new("path");
     let wanted = |part| args.only.is_none_or(|only| only == part);
     if wanted(Part::Retrieve) {
@@ -40,12 +40,11 @@ pub fn run(args: &PathArgs) -> Result<()> {
     if wanted(Part::Command) {
         command_ratios(args, &mut report).context("cycles of a command")?;
     }
-    report.print(args.json)
+    Ok(report)
 }
 
 fn retrieve_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
-    let mut ours = Line { name: "retrieve".to_owned(), points: Vec::new() };
-    let mut copy = Line { name: "memcpy, one thread".to_owned(), points: Vec::new() };
+    let [mut ours, mut copy] = ["retrieve", "memcpy, one thread"].map(|it| Line::new(it, []));
     for bytes in SIZES {
         let found = retrieve::measure(bytes, args.rounds)?;
         let x = f64::from(bytes >> 10);
@@ -61,33 +60,30 @@ fn retrieve_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
             ));
         }
     }
-    let path = args.plots.join("path-retrieve.svg");
-    let [title, x, y] = ["Retrieve over memory media", "object, KiB", "GiB/s"].map(str::to_owned);
-    plot::write(&path, &Plot { title, x, y, lines: vec![ours, copy] })?;
-    report.plots.push(path.display().to_string());
-    Ok(())
+    let plot = Plot::new("Retrieve over memory media", "object, KiB", "GiB/s", [ours, copy]);
+    report.plot(&args.plots, "path-retrieve.svg", &plot)
 }
 
 fn checksum_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
     for bytes in [4 << 10, 32 << 10, HEADLINE_BYTES, 1 << 20] {
-        let retrieve::Checksums { gib_s, cpu_ms } = retrieve::checksums(bytes, args.rounds)?;
+        let [gib_s, cpu_ms] = retrieve::checksums(bytes, args.rounds)?;
         let name = format!("retrieve with checksums, against without, {} KiB objects", bytes >> 10);
-        let ratio = Ratio::rounds(&name, "GiB/s", &gib_s[0], &gib_s[1]);
+        let ratio = Ratio::rounds(&name, "GiB/s", &gib_s);
         report.ratios.push(ratio.aim(Aim::AtLeast(0.9, 0.9)));
         let name = format!("{name}, CPU time of all threads");
-        report.ratios.push(Ratio::rounds(name, "ms", &cpu_ms[0], &cpu_ms[1]));
+        report.ratios.push(Ratio::rounds(name, "ms", &cpu_ms));
     }
     Ok(())
 }
 
 fn dram_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
     for bytes in [4 << 10, 32 << 10, HEADLINE_BYTES, 1 << 20] {
-        let retrieve::Dram { hits, storing } = retrieve::dram(bytes, args.rounds)?;
-        for (what, [with, without]) in [("hits", hits), ("storing", storing)] {
+        let [hits, storing] = retrieve::dram(bytes, args.rounds)?;
+        for (what, found) in [("hits", hits), ("storing", storing)] {
             let name =
                 format!("{what} with host memory, against the media, {} KiB objects", bytes >> 10);
             let (floor, aim) = if what == "hits" { (0.9, 1.0) } else { (0.5, 0.77) };
-            let ratio = Ratio::rounds(name, "GiB/s", &with, &without);
+            let ratio = Ratio::rounds(name, "GiB/s", &found);
             report.ratios.push(ratio.aim(Aim::AtLeast(floor, aim)));
         }
     }

@@ -1,6 +1,10 @@
 //! Results for people and scripts.
 
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result, anyhow};
 use comfy_table::{Cell, Table, presets};
+use ripieno_sim::{Plot, svg};
 use serde::Serialize;
 
 use crate::sample::{Samples, Sides};
@@ -75,15 +79,9 @@ impl Ratio {
 
     /// Returns the median of the ratios in each round, with the lowest and highest: disturbances of
     /// a round affect both of its sides.
-    pub fn rounds(
-        name: impl Into<String>,
-        unit: &'static str,
-        us: &Samples,
-        them: &Samples,
-    ) -> Self {
-        let ratios = us.ratios(them);
-        let ratio = ratios.median();
-        Self { ratio, ..Self::new(name, unit, us.median(), them.median()) }.spread(&ratios)
+    pub fn rounds(name: impl Into<String>, unit: &'static str, sides: &Sides) -> Self {
+        let ratio = sides.ours.ratios(&sides.theirs).median();
+        Self { ratio, ..Self::sides(name, unit, sides) }
     }
 
     /// Returns the ratio of the medians, with the lowest and highest ratio of a round.
@@ -151,6 +149,20 @@ impl Report {
         }
     }
 
+    /// Draws a plot into a file of this directory, which is made.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be written.
+    pub fn plot(&mut self, directory: &Path, file: &str, plot: &Plot) -> Result<()> {
+        let path = directory.join(file).display().to_string();
+        let svg = svg(plot).map_err(|error| anyhow!("drawing {path}: {error}"))?;
+        fs::create_dir_all(directory)
+            .with_context(|| format!("making the folder {}", directory.display()))?;
+        fs::write(&path, svg).with_context(|| format!("writing {path}"))?;
+        self.plots.push(path);
+        Ok(())
+    }
+
     /// Prints progress on stderr: a later measurement may not end.
     #[allow(clippy::print_stderr, reason = "for who waits, and for the log")]
     pub fn progress(&self, text: &str) {
@@ -162,7 +174,7 @@ impl Report {
     /// # Errors
     /// Returns an error if it cannot be serialised.
     #[allow(clippy::print_stdout, reason = "the result is what the program prints")]
-    pub fn print(&self, json: bool) -> anyhow::Result<()> {
+    pub fn print(&self, json: bool) -> Result<()> {
         if json {
             println!("{}", serde_json::to_string(self)?);
             return Ok(());

@@ -48,13 +48,17 @@ impl Sides {
     ) -> Result<Self, E> {
         let mut sides = Self::default();
         for round in 0..=rounds {
-            let (ours, theirs) = both(round)?;
-            if round > 0 {
-                sides.ours.push(ours);
-                sides.theirs.push(theirs);
-            }
+            sides.push(round, both(round)?);
         }
         Ok(sides)
+    }
+
+    /// Adds the measurements of a round; round 0 is a warm-up.
+    pub fn push(&mut self, round: u32, (ours, theirs): (f64, f64)) {
+        if round > 0 {
+            self.ours.push(ours);
+            self.theirs.push(theirs);
+        }
     }
 }
 

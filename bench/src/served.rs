@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::mpsc::{self, TryRecvError},
     thread,
     time::Duration,
@@ -14,9 +14,9 @@ use ripieno_serve::{Client, PinLimits, Server, ServerOptions, Settings};
 use ripieno_stack::{Builder, PoolMemory, Request};
 
 use crate::{
-    file::Folder,
+    file::folder,
     report::{Ratio, Report},
-    sample::{Samples, timed},
+    sample::{Sides, timed},
     stack::scattered,
 };
 
@@ -34,43 +34,41 @@ pub struct ServedArgs {
     /// Rounds of each measurement; the two sides alternate
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(3..))]
     rounds: u32,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
 }
 
-/// Measures and prints.
+/// Measures everything.
 ///
 /// # Errors
 /// Returns an error if a part of the stack fails.
-pub fn run(args: &ServedArgs) -> Result<()> {
+pub fn run(args: &ServedArgs) -> Result<Report> {
     let mut report = Report::new("served");
     for (object_bytes, objects) in LOADS {
-        let folder = Folder::new(&args.dir)?;
+        let folder = folder(&args.dir)?;
         let shape = KvShape { layers: LAYERS, segments: 1, object_bytes, block_tokens: 64 };
         let name = format!("{objects} x {} KiB", object_bytes >> 10);
         report.progress(&name);
         let found =
-            Load::new(shape, objects).measure(&folder, args.rounds).context(name.clone())?;
-        for (what, [ours, theirs]) in found.0 {
-            report.ratios.push(Ratio::rounds(format!("{what}, {name}"), "us", &ours, &theirs));
+            Load::new(shape, objects).measure(folder.path(), args.rounds).context(name.clone())?;
+        for (what, sides) in found.0 {
+            report.ratios.push(Ratio::rounds(format!("{what}, {name}"), "us", &sides));
         }
     }
     report.notes.push(format!(
         "ours: a client of a server; against: the server's own process, on the same devices; \
          {LAYERS} layers, times of one"
     ));
-    report.print(args.json)
+    Ok(report)
 }
 
 /// Microseconds of a client, and of the server's own process, by what was measured.
 #[derive(Default)]
-struct Found(BTreeMap<&'static str, [Samples; 2]>);
+struct Found(BTreeMap<&'static str, Sides>);
 
 impl Found {
     fn push(&mut self, what: &'static str, side: usize, took: Duration, layers: u32) {
         let us = took.as_secs_f64() * 1e6 / f64::from(layers);
-        self.0.entry(what).or_default()[side].push(us);
+        let Sides { ours, theirs } = self.0.entry(what).or_default();
+        [ours, theirs][side].push(us);
     }
 }
 
@@ -87,15 +85,15 @@ impl Load {
         Self { shape, keys, blocks: scattered(objects) }
     }
 
-    fn measure(&self, folder: &Folder, rounds: u32) -> Result<Found> {
+    fn measure(&self, folder: &Path, rounds: u32) -> Result<Found> {
         let bytes = self.shape.block_bytes() * self.keys.len() as u64;
         let blocks = self.blocks.len() as u32;
-        let stack = Builder::new(folder.path().join("store"), self.shape)
+        let stack = Builder::new(folder.join("store"), self.shape)
             .capacity((2 * bytes).max(64 << 20))
             .pool(PoolMemory::Own { blocks })
             .open()?;
         let store = stack.store().clone();
-        let socket = folder.path().join("socket");
+        let socket = folder.join("socket");
         let settings = Settings {
             users: Vec::new(),
             sessions_max: 1,

@@ -37,13 +37,8 @@ pub struct OnGpu {
 }
 
 impl Stack {
-    /// Creates a store of `blocks` blocks of `shape` on one controller with memory media, filled
-    /// from an equally large KV pool.
-    pub fn filled(shape: KvShape, blocks: u32) -> Result<Self> {
-        Self::in_memory(&StoreOptions::default(), &ripieno_testkit::format(shape), blocks)
-    }
-
-    /// Same as [`Stack::filled`], with these options and this format.
+    /// Creates a store of `blocks` blocks on one controller with memory media, filled from an
+    /// equally large KV pool.
     pub fn in_memory(options: &StoreOptions, format: &Format, blocks: u32) -> Result<Self> {
         Self::over(media(&format.shape, blocks, 1), options, format, blocks, None)
     }

@@ -32,16 +32,13 @@ pub struct TierArgs {
     /// A recorded trace, one JSON object a line; without it, only the synthetic one is measured
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
 }
 
-/// Measures everything and prints it.
+/// Measures everything.
 ///
 /// # Errors
 /// Returns an error if the trace cannot be read.
-pub fn run(args: &TierArgs) -> Result<()> {
+pub fn run(args: &TierArgs) -> Result<Report> {
     let mut report = Report::new("tier");
     let zipf = zipf();
     hit_rates("Zipf", &zipf, &mut report);
@@ -59,7 +56,7 @@ pub fn run(args: &TierArgs) -> Result<()> {
          that size would serve that knows all requests to come"
             .into(),
     );
-    report.print(args.json)
+    Ok(report)
 }
 
 fn hit_rates(name: &str, trace: &Trace, report: &mut Report) {

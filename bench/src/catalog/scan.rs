@@ -16,20 +16,10 @@ const BLOCKS: u32 = 12;
 const SCAN: u32 = 6_000;
 const ROUNDS: u32 = 40;
 
-/// Fraction of the working set's blocks found.
-pub struct Found {
-    /// With scans.
-    pub scanned: f64,
-    /// Without scans.
-    pub alone: f64,
-}
-
-/// Uses the working set repeatedly, with and without scans.
-pub fn measure(policy: PolicyKind) -> Found {
-    Found { scanned: rate(policy, SCAN), alone: rate(policy, 0) }
-}
-
-fn rate(policy: PolicyKind, scan: u32) -> f64 {
+/// Uses the working set repeatedly, with or without scans. Returns the fraction of its blocks that
+/// is found.
+pub fn hit_rate(policy: PolicyKind, scans: bool) -> f64 {
+    let scan = if scans { SCAN } else { 0 };
     let (mut catalog, namespace) = catalog(FILES, policy);
     let keys =
         |request: u32| -> Vec<BlockKey> { (0..BLOCKS).map(|block| key(request, block)).collect() };

@@ -58,23 +58,9 @@ pub struct Found {
     pub instead: Option<String>,
 }
 
-/// Target duration of an operation.
-#[derive(Debug, Clone, Copy)]
-pub struct Length {
-    pub operation: Duration,
-    pub rows_max: u32,
-}
-
-impl Length {
-    pub fn new(tiny: bool) -> Self {
-        let (ms, rows_max) = if tiny { (2, 2) } else { (30, ROWS_MAX) };
-        Self { operation: Duration::from_millis(ms), rows_max }
-    }
-}
-
-/// Measures a case once with long operations, and adds it to `found`.
-pub fn measure(gpu: &Arc<Gpu>, case: Case, length: Length, found: &mut Found) -> Result<()> {
-    let rate = driven(gpu, case, SHARE, found, |run, ring| run.sample(ring, length))?;
+/// Measures a case once with long operations, or meaningless short ones, and adds it to `found`.
+pub fn measure(gpu: &Arc<Gpu>, case: Case, tiny: bool, found: &mut Found) -> Result<()> {
+    let rate = driven(gpu, case, SHARE, found, |run, ring| run.sample(ring, tiny))?;
     found.rate.push(rate);
     Ok(())
 }
@@ -193,11 +179,11 @@ impl Run {
 
     /// Returns millions of commands a second over [`REPEATS`] operations, after two warm-up
     /// operations that determine their length, and the total number of commands.
-    fn sample(&self, ring: &mut Uring, length: Length) -> Result<(f64, u64)> {
+    fn sample(&self, ring: &mut Uring, tiny: bool) -> Result<(f64, u64)> {
+        let (seconds, rows_max) = if tiny { (2e-3, 2) } else { (30e-3, ROWS_MAX) };
         self.once(ring, 1)?;
         let row = self.once(ring, 1)?.as_secs_f64().max(1e-6);
-        let rows = (length.operation.as_secs_f64() / row) as u32;
-        let rows = rows.clamp(1, length.rows_max);
+        let rows = ((seconds / row) as u32).clamp(1, rows_max);
         let mut spent = Duration::ZERO;
         for _ in 0..REPEATS {
             spent += self.once(ring, rows)?;

@@ -10,7 +10,7 @@ use super::{
     GpuArgs, caller, crc,
     device::Gpu,
     matmul::{self, Matmul, Sharing},
-    rate::{self, Case, Found, Length},
+    rate::{self, Case, Found},
     retrieve,
 };
 use crate::{
@@ -54,21 +54,34 @@ fn rate_cases(args: &GpuArgs) -> Vec<Case> {
 
 /// Measures commands a second.
 pub fn rate(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
-    let mut cases: Vec<(Case, Found)> =
-        rate_cases(args).into_iter().map(|case| (case, Found::default())).collect();
+    let cases = measured(args, rate_cases(args), report, |round, case, found| {
+        rate::measure(gpu, case, args.tiny || round == 0, found)?;
+        let (Case { sms, warps, .. }, rate) = (case, found.rate.median());
+        Ok(format!("{sms} SMs x {warps} warps: {rate:.2} M/s"))
+    })?;
+    rate_table(&cases, report);
+    Ok(())
+}
+
+/// Measures each case once a round with `measure`, which returns the progress.
+fn measured(
+    args: &GpuArgs,
+    cases: impl IntoIterator<Item = Case>,
+    report: &Report,
+    measure: impl Fn(u32, Case, &mut Found) -> Result<String>,
+) -> Result<Vec<(Case, Found)>> {
+    let mut cases: Vec<_> = cases.into_iter().map(|case| (case, Found::default())).collect();
     // The first round is a warm-up: the driver compiles, the GPU's clocks rise.
     for round in 0..=args.rounds {
         for (case, found) in &mut cases {
             let mut warm = Found::default();
             let found = if round == 0 { &mut warm } else { found };
-            rate::measure(gpu, *case, Length::new(args.tiny || round == 0), found)
+            let progress = measure(round, *case, found)
                 .with_context(|| format!("{} SMs, {} warps each", case.sms, case.warps))?;
-            let (Case { sms, warps, .. }, rate) = (*case, found.rate.median());
-            report.progress(&format!("round {round}: {sms} SMs x {warps} warps: {rate:.2} M/s"));
+            report.progress(&format!("round {round}: {progress}"));
         }
     }
-    rate_table(&cases, report);
-    Ok(())
+    Ok(cases)
 }
 
 /// Measures the cost of a small operation by number of warps.
@@ -80,18 +93,11 @@ pub fn operation(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<
     };
     let repeats = if args.tiny { 3 } else { 500 };
     let case = |&(sms, warps): &(u32, u32)| Case { sms, warps, per_batch: args.per_batch };
-    let mut cases: Vec<(Case, Found)> =
-        shapes.iter().map(|shape| (case(shape), Found::default())).collect();
-    for round in 0..=args.rounds {
-        for (case, found) in &mut cases {
-            let mut warm = Found::default();
-            let found = if round == 0 { &mut warm } else { found };
-            rate::measure_small(gpu, *case, repeats, found)
-                .with_context(|| format!("{} SMs, {} warps each", case.sms, case.warps))?;
-            let (warps, us) = (case.sms * case.warps, found.operation_us.median());
-            report.progress(&format!("round {round}: {warps} warps: {us:.1} us an operation"));
-        }
-    }
+    let cases = measured(args, shapes.iter().map(case), report, |_, case, found| {
+        rate::measure_small(gpu, case, repeats, found)?;
+        let (warps, us) = (case.sms * case.warps, found.operation_us.median());
+        Ok(format!("{warps} warps: {us:.1} us an operation"))
+    })?;
     let (one, first) = (cases[0].1.operation_us.median(), cases[0].0.sms * cases[0].0.warps);
     for (case, found) in &cases[1..] {
         let warps = case.sms * case.warps;

@@ -6,7 +6,7 @@ use nvme_emu::EmuDomain;
 use objstore::{BlockId, Format, KvShape, StoreOptions};
 
 use crate::{
-    sample::{Samples, Sides, gib_s, process_cpu, timed},
+    sample::{Sides, gib_s, process_cpu, timed},
     stack::{Stack, scattered},
 };
 
@@ -22,47 +22,24 @@ pub struct Found {
     pub commands_per_doorbell: f64,
 }
 
-/// Results with and without checksums.
-#[derive(Default)]
-pub struct Checksums {
-    /// GiB/s with checksums, and without.
-    pub gib_s: [Samples; 2],
-    /// CPU time of all threads in ms, with checksums, and without.
-    pub cpu_ms: [Samples; 2],
-}
-
-/// Retrieves the same objects with and without checksums, alternately.
-pub fn checksums(object_bytes: u32, rounds: u32) -> Result<Checksums> {
+/// Retrieves the same objects with and without checksums, alternately. Returns GiB/s, and the CPU
+/// time of all threads in ms.
+pub fn checksums(object_bytes: u32, rounds: u32) -> Result<[Sides; 2]> {
     let (blocks, shape) = load(object_bytes);
     let scattered = scattered(blocks);
     let format = |checksums| Format { checksums, ..ripieno_testkit::format(shape) };
     let stack = |checksums| Stack::in_memory(&StoreOptions::default(), &format(checksums), blocks);
-    let mut stacks = [stack(true)?, stack(false)?];
-    let mut found = Checksums::default();
-    for round in 0..=rounds {
-        for (side, stack) in stacks.iter_mut().enumerate() {
-            let before = process_cpu();
-            let gib_s = retrieve(stack, &scattered)?;
-            if round > 0 {
-                found.gib_s[side].push(gib_s);
-                found.cpu_ms[side].push((process_cpu() - before).as_secs_f64() * 1e3);
-            }
-        }
-    }
-    Ok(found)
+    let stacks = [stack(true)?, stack(false)?];
+    alternate(&stacks, rounds, |stack| {
+        let before = process_cpu();
+        let gib_s = retrieve(stack, &scattered)?;
+        Ok([gib_s, (process_cpu() - before).as_secs_f64() * 1e3])
+    })
 }
 
-/// Results with and without a host memory cache that holds everything.
-#[derive(Default)]
-pub struct Dram {
-    /// GiB/s of retrieves, with the cache, and without.
-    pub hits: [Samples; 2],
-    /// GiB/s of stores, with the cache, and without.
-    pub storing: [Samples; 2],
-}
-
-/// Stores and retrieves the same objects with and without the cache, alternately.
-pub fn dram(object_bytes: u32, rounds: u32) -> Result<Dram> {
+/// Stores and retrieves the same objects with and without a host memory cache that holds
+/// everything, alternately. Returns GiB/s of retrieves, and of stores.
+pub fn dram(object_bytes: u32, rounds: u32) -> Result<[Sides; 2]> {
     let (blocks, shape) = load(object_bytes);
     let scattered = scattered(blocks);
     let in_order: Vec<BlockId> = (0..blocks).map(BlockId).collect();
@@ -72,21 +49,31 @@ pub fn dram(object_bytes: u32, rounds: u32) -> Result<Dram> {
         let options = StoreOptions { dram_bytes, deallocate: false, ..StoreOptions::default() };
         Stack::in_memory(&options, &ripieno_testkit::format(shape), blocks)
     };
-    let mut stacks = [stack(all)?, stack(0)?];
-    let mut found = Dram::default();
-    for round in 0..=rounds {
-        for (side, stack) in stacks.iter_mut().enumerate() {
-            let hits = retrieve(stack, &scattered)?;
-            stack.store.clear()?;
-            let (bytes, time) = timed(|| stack.fill(&in_order));
-            if round > 0 {
-                found.hits[side].push(hits);
-                found.storing[side].push(gib_s(bytes?, time));
-            }
-        }
-    }
+    let stacks = [stack(all)?, stack(0)?];
+    let found = alternate(&stacks, rounds, |stack| {
+        let hits = retrieve(stack, &scattered)?;
+        stack.store.clear()?;
+        let (bytes, time) = timed(|| stack.fill(&in_order));
+        Ok([hits, gib_s(bytes?, time)])
+    })?;
     let read = stacks[0].store.stats()?.retrieved_bytes;
     ensure!(read == 0, "{read} bytes were read from the media");
+    Ok(found)
+}
+
+/// Measures two quantities of both stacks in each round.
+fn alternate(
+    stacks: &[Stack; 2],
+    rounds: u32,
+    measure: impl Fn(&Stack) -> Result<[f64; 2]>,
+) -> Result<[Sides; 2]> {
+    let mut found = <[Sides; 2]>::default();
+    for round in 0..=rounds {
+        let [ours, theirs] = [measure(&stacks[0])?, measure(&stacks[1])?];
+        for (sides, (ours, theirs)) in found.iter_mut().zip(ours.into_iter().zip(theirs)) {
+            sides.push(round, (ours, theirs));
+        }
+    }
     Ok(found)
 }
 
@@ -99,12 +86,13 @@ fn load(object_bytes: u32) -> (u32, KvShape) {
 /// Retrieves objects of `object_bytes` into scattered blocks, and copies the same amount.
 pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
     let (blocks, shape) = load(object_bytes);
-    let mut stack = Stack::filled(shape, blocks)?;
+    let format = ripieno_testkit::format(shape);
+    let stack = Stack::in_memory(&StoreOptions::default(), &format, blocks)?;
     let scattered = scattered(blocks);
     let mut copy = Copy::new(object_bytes as usize, scattered.clone())?;
     let before = stack.store.stats()?;
     let gib_s = Sides::measure(rounds, |_| -> Result<_> {
-        Ok((retrieve(&mut stack, &scattered)?, copy.run()))
+        Ok((retrieve(&stack, &scattered)?, copy.run()))
     })?;
     let after = stack.store.stats()?;
     let doorbells = after.sq_doorbells - before.sq_doorbells;
@@ -113,7 +101,7 @@ pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
 }
 
 /// Retrieves all layers of all blocks once. Returns GiB/s.
-fn retrieve(stack: &mut Stack, blocks: &[BlockId]) -> Result<f64> {
+fn retrieve(stack: &Stack, blocks: &[BlockId]) -> Result<f64> {
     let load = stack.store.retrieve(&stack.prefix()?, blocks)?;
     let start = |layer| stack.store.retrieve_layer(&load, layer);
     let (bytes, time) = timed(|| stack.move_all(start));
