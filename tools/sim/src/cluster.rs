@@ -6,7 +6,7 @@ use crate::{
     engine::{Cluster, Clustered, Router, serve_cluster},
     lane::GBPS,
     machine::Machine,
-    outcome::{Outcome, Table, number, size},
+    outcome::{Column, Outcome, Table, number, size},
     parallel::each,
     summary::{Counted, Summary},
 };
@@ -39,25 +39,22 @@ impl Clusters {
     }
 }
 
-/// A column: its name, and its value for a cluster.
-type Column = (&'static str, fn(&Summary, &Clustered) -> String);
-
-const COLUMNS: [Column; 15] = [
-    ("TTFT, ms", |it, _| number(it.ttft.mean * 1e3)),
-    ("p50", |it, _| number(it.ttft.p50 * 1e3)),
-    ("p95", |it, _| number(it.ttft.p95 * 1e3)),
-    ("p99", |it, _| number(it.ttft.p99 * 1e3)),
-    ("own GPU, %", |it, _| number(it.hbm_hits * 100.0)),
-    ("own tiers, %", |it, _| number((it.host_hits + it.drive_hits) * 100.0)),
-    ("other engines, %", |it, _| number(it.peer_hits * 100.0)),
-    ("computed, %", |it, _| number((1.0 - it.hits()) * 100.0)),
-    ("network, GB", |_, found| number(found.report.peer_bytes as f64 / 1e9)),
-    ("busiest sender, Gbps", |_, found| number(found.sends() / GBPS)),
-    ("late, blocks", |_, found| found.peers.late.to_string()),
-    ("computed sooner, blocks", |_, found| found.peers.computed.to_string()),
-    ("GPU time, most by mean", |_, found| format!("{:.2}", found.balance())),
-    ("requests/s", |it, _| number(it.requests_per_second)),
-    ("left over, %", |it, _| number(it.queue_growth * 100.0)),
+const COLUMNS: [Column<(Summary, Clustered)>; 15] = [
+    ("TTFT, ms", |(it, _)| number(it.ttft.mean * 1e3)),
+    ("p50", |(it, _)| number(it.ttft.p50 * 1e3)),
+    ("p95", |(it, _)| number(it.ttft.p95 * 1e3)),
+    ("p99", |(it, _)| number(it.ttft.p99 * 1e3)),
+    ("own GPU, %", |(it, _)| number(it.hbm_hits * 100.0)),
+    ("own tiers, %", |(it, _)| number((it.host_hits + it.drive_hits) * 100.0)),
+    ("other engines, %", |(it, _)| number(it.peer_hits * 100.0)),
+    ("computed, %", |(it, _)| number((1.0 - it.hits()) * 100.0)),
+    ("network, GB", |(_, found)| number(found.report.peer_bytes as f64 / 1e9)),
+    ("busiest sender, Gbps", |(_, found)| number(found.sends() / GBPS)),
+    ("late, blocks", |(_, found)| found.peers.late.to_string()),
+    ("computed sooner, blocks", |(_, found)| found.peers.computed.to_string()),
+    ("GPU time, most by mean", |(_, found)| format!("{:.2}", found.balance())),
+    ("requests/s", |(it, _)| number(it.requests_per_second)),
+    ("left over, %", |(it, _)| number(it.queue_growth * 100.0)),
 ];
 
 /// Serves the workload with each cluster. Calls `next` with a name before the links of each number
@@ -89,16 +86,16 @@ pub fn cluster(
                 let found = serve_cluster(&setup, &policy, &workload.requests, &cluster);
                 let summary = Summary::of(&policy, workload, &found.report);
                 let link = gbps.map_or_else(|| "no link".to_owned(), |it| format!("{it} Gbps"));
-                let cells = COLUMNS.iter().map(|(_, of)| of(&summary, &found));
-                std::iter::once(format!("{what}, {link}")).chain(cells).collect()
+                (format!("{what}, {link}"), (summary, found))
             };
             rows.extend(each(&links, row));
         }
     }
-    let columns = std::iter::once("cluster").chain(COLUMNS.map(|(name, _)| name));
     let setting = machine.setting().into_iter().chain(setting(machine, clusters.delay));
     let mut outcome = Outcome::of(setting.collect());
-    outcome.tables.push(Table::new("Clusters, by router and link between machines", columns, rows));
+    let title = "Clusters, by router and link between machines";
+    let named = rows.iter().map(|(name, found)| (name.as_str(), found));
+    outcome.tables.push(Table::of(title, "cluster", &COLUMNS, named));
     outcome
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     engine::{Report, Second, serve},
     machine::Machine,
-    outcome::{Line, Outcome, Plot, Table, number, size},
+    outcome::{Column, Line, Outcome, Plot, Table, number, size},
     parallel::each,
     parameters::Parameters,
     policy::{Path, Policy},
@@ -42,69 +42,73 @@ pub fn compare(
     let setup = machine.setup();
     let mut outcome = Outcome::of(machine.setting());
     outcome.setting.extend(tiers(machine, prices));
-    let (mut latency, mut places, mut costs) = (Vec::new(), Vec::new(), Vec::new());
-    let mut lines = Vec::new();
+    let (mut runs, mut lines) = (Vec::new(), Vec::new());
     for some in POLICIES.chunks(rayon::current_num_threads()) {
         some.iter().for_each(|policy| next(policy.name));
         let served: Vec<Report> = each(some, |policy| serve(&setup, policy, &workload.requests));
         for (policy, report) in some.iter().zip(served) {
-            let summary = Summary::of(policy, workload, &report);
-            let cells = |columns: [Column; 10]| columns.map(|(_, of)| of(&summary, &report));
-            latency.push(row(policy.name, cells(LATENCY)));
-            places.push(row(policy.name, cells(TRAFFIC)));
-            let hour = prices.hour(&setup, policy);
-            let tokens = summary.tokens_per_second;
-            let million = format!("{:.3}", Prices::million(hour, tokens));
-            costs.push(row(
-                policy.name,
-                [number(summary.requests_per_second), number(tokens), number(hour), million],
-            ));
             lines.push(Line::new(policy.name, distribution(&report)));
             if policy.tier.is_some() && report.seconds.len() > 1 {
                 outcome.plots.push(busy(policy.name, policy, &setup.storage, &report));
             }
+            let (summary, hour) =
+                (Summary::of(policy, workload, &report), prices.hour(&setup, policy));
+            runs.push(Run { summary, report, hour });
         }
     }
     let title = "TTFT: so many percent of requests take no longer";
     outcome.plots.insert(0, Plot::new(title, "%", "s", lines));
+    let table = |title, columns: &[Column<Run>]| {
+        let named = POLICIES.iter().map(|policy| policy.name).zip(&runs);
+        Table::of(title, "", columns, named)
+    };
     outcome.tables = vec![
-        table("TTFT and inter-token latency", LATENCY.map(|(name, _)| name), latency),
-        table(
-            "Where prompts' tokens were, and what was moved",
-            TRAFFIC.map(|(name, _)| name),
-            places,
-        ),
-        table("Cost", ["requests/s", "tokens/s", "$ an hour", "$ a million tokens"], costs),
+        table("TTFT and inter-token latency", &LATENCY),
+        table("Where prompts' tokens were, and what was moved", &TRAFFIC),
+        table("Cost", &COST),
     ];
     outcome
 }
 
-/// A column: its name, and its value for a policy.
-type Column = (&'static str, fn(&Summary, &Report) -> String);
+/// Results of a policy.
+struct Run {
+    summary: Summary,
+    report: Report,
+    /// Dollars an hour.
+    hour: f64,
+}
 
-const LATENCY: [Column; 10] = [
-    ("TTFT, ms", |it, _| ms(it.ttft.mean)),
-    ("p50", |it, _| ms(it.ttft.p50)),
-    ("p95", |it, _| ms(it.ttft.p95)),
-    ("p99", |it, _| ms(it.ttft.p99)),
-    ("inter-token latency, ms", |it, _| ms(it.itl.mean)),
-    ("p95", |it, _| ms(it.itl.p95)),
-    ("p99", |it, _| ms(it.itl.p99)),
-    ("bubble, % of steps", |it, _| number(it.bubble * 100.0)),
-    ("preempted", |_, run| run.preemptions.to_string()),
-    ("aborted", |_, run| (run.aborted_waiting + run.aborted_running).to_string()),
+const LATENCY: [Column<Run>; 10] = [
+    ("TTFT, ms", |it| ms(it.summary.ttft.mean)),
+    ("p50", |it| ms(it.summary.ttft.p50)),
+    ("p95", |it| ms(it.summary.ttft.p95)),
+    ("p99", |it| ms(it.summary.ttft.p99)),
+    ("inter-token latency, ms", |it| ms(it.summary.itl.mean)),
+    ("p95", |it| ms(it.summary.itl.p95)),
+    ("p99", |it| ms(it.summary.itl.p99)),
+    ("bubble, % of steps", |it| number(it.summary.bubble * 100.0)),
+    ("preempted", |it| it.report.preemptions.to_string()),
+    ("aborted", |it| (it.report.aborted_waiting + it.report.aborted_running).to_string()),
 ];
-const TRAFFIC: [Column; 10] = [
-    ("GPU, %", |it, _| number(it.hbm_hits * 100.0)),
-    ("host memory, %", |it, _| number(it.host_hits * 100.0)),
-    ("drives, %", |it, _| number(it.drive_hits * 100.0)),
-    ("together, %", |it, _| number(it.hits() * 100.0)),
-    ("read, GB", |_, run| gb(run.read_bytes)),
-    ("written, GB", |_, run| gb(run.write_bytes)),
-    ("from host memory", |_, run| gb(run.host_read_bytes)),
-    ("read ahead", |_, run| gb(run.ahead_bytes)),
-    ("wasted", |_, run| gb(run.wasted_bytes)),
-    ("loaded in vain", |_, run| gb(run.in_vain_bytes)),
+const TRAFFIC: [Column<Run>; 10] = [
+    ("GPU, %", |it| number(it.summary.hbm_hits * 100.0)),
+    ("host memory, %", |it| number(it.summary.host_hits * 100.0)),
+    ("drives, %", |it| number(it.summary.drive_hits * 100.0)),
+    ("together, %", |it| number(it.summary.hits() * 100.0)),
+    ("read, GB", |it| gb(it.report.read_bytes)),
+    ("written, GB", |it| gb(it.report.write_bytes)),
+    ("from host memory", |it| gb(it.report.host_read_bytes)),
+    ("read ahead", |it| gb(it.report.ahead_bytes)),
+    ("wasted", |it| gb(it.report.wasted_bytes)),
+    ("loaded in vain", |it| gb(it.report.in_vain_bytes)),
+];
+const COST: [Column<Run>; 4] = [
+    ("requests/s", |it| number(it.summary.requests_per_second)),
+    ("tokens/s", |it| number(it.summary.tokens_per_second)),
+    ("$ an hour", |it| number(it.hour)),
+    ("$ a million tokens", |it| {
+        format!("{:.3}", Prices::million(it.hour, it.summary.tokens_per_second))
+    }),
 ];
 
 fn ms(seconds: f64) -> String {
@@ -113,18 +117,6 @@ fn ms(seconds: f64) -> String {
 
 fn gb(bytes: u64) -> String {
     format!("{:.0}", bytes as f64 / 1e9)
-}
-
-fn row(name: &str, cells: impl IntoIterator<Item = String>) -> Vec<String> {
-    std::iter::once(name.to_owned()).chain(cells).collect()
-}
-
-fn table<'a>(
-    title: &str,
-    columns: impl IntoIterator<Item = &'a str>,
-    rows: Vec<Vec<String>>,
-) -> Table {
-    Table::new(title, std::iter::once("").chain(columns), rows)
 }
 
 /// Describes tiers and prices in words.

@@ -35,37 +35,16 @@ pub const LLAMA_3_8B: Model = Model {
 };
 
 /// Llama-3-70B.
-pub const LLAMA_3_70B: Model = Model {
-    name: "llama-3-70b",
-    layers: 80,
-    hidden: 8192,
-    heads: 64,
-    kv_heads: 8,
-    head_dim: 128,
-    inner: 28672,
-};
+pub const LLAMA_3_70B: Model =
+    Model { name: "llama-3-70b", layers: 80, hidden: 8192, heads: 64, inner: 28672, ..LLAMA_3_8B };
 
 /// Qwen3-32B.
-pub const QWEN3_32B: Model = Model {
-    name: "qwen3-32b",
-    layers: 64,
-    hidden: 5120,
-    heads: 64,
-    kv_heads: 8,
-    head_dim: 128,
-    inner: 25600,
-};
+pub const QWEN3_32B: Model =
+    Model { name: "qwen3-32b", layers: 64, hidden: 5120, heads: 64, inner: 25600, ..LLAMA_3_8B };
 
 /// GLM-4-9B-Chat-1M.
-pub const GLM_4_9B_1M: Model = Model {
-    name: "glm-4-9b-chat-1m",
-    layers: 40,
-    hidden: 4096,
-    heads: 32,
-    kv_heads: 4,
-    head_dim: 128,
-    inner: 13696,
-};
+pub const GLM_4_9B_1M: Model =
+    Model { name: "glm-4-9b-chat-1m", layers: 40, kv_heads: 4, inner: 13696, ..LLAMA_3_8B };
 
 impl Model {
     /// All models.

@@ -12,7 +12,7 @@ use crate::{gpu::Gpu, lane::LaneModel, storage::Storage, summary::Prices};
 /// Origin of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Origin {
+enum Origin {
     /// A paper or a data sheet states it.
     Input,
     /// It was set so that one of a paper's results comes out.
@@ -21,17 +21,6 @@ pub enum Origin {
     Assumed,
     /// A user measured it.
     Measured,
-}
-
-impl Origin {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Input => "input",
-            Self::Calibrated => "calibrated",
-            Self::Assumed => "assumed",
-            Self::Measured => "measured",
-        }
-    }
 }
 
 /// A value.
@@ -242,7 +231,7 @@ impl Parameters {
         let is_other = |(name, it): &(&String, &Parameter)| default.0.get(*name) != Some(*it);
         let line = |(name, it): (&String, &Parameter)| {
             let Parameter { value, unit, basis, source } = it;
-            let basis = basis.name();
+            let basis = format!("{basis:?}").to_lowercase();
             format!("{name} is {value:e} {unit} ({basis}: {source})").replace("  ", " ")
         };
         self.0.iter().filter(is_other).map(line).collect()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     engine::{serve, serve_restarted},
     machine::Machine,
-    outcome::{Line, Outcome, Plot, Table, number, size},
+    outcome::{Column, Line, Outcome, Plot, Table, number, size},
     parallel::each,
     parameters::Parameters,
     summary::{Counted, Prices, Summary, median},
@@ -152,7 +152,7 @@ impl Choice {
         choice
     }
 
-    fn median(&self, of: fn(&Run) -> f64) -> f64 {
+    fn median(&self, of: impl Fn(&Run) -> f64) -> f64 {
         median(self.runs.iter().map(of).collect()).expect("there is a run")
     }
 
@@ -160,6 +160,14 @@ impl Choice {
     fn range(&self, of: fn(&Run) -> f64) -> [f64; 2] {
         let all = || self.runs.iter().map(of);
         [all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max)]
+    }
+
+    fn percent(&self, of: fn(&Summary) -> f64) -> String {
+        percent(self.median(|it| of(&it.summary)))
+    }
+
+    fn time(&self, of: fn(&Summary) -> f64) -> String {
+        time(self.median(|it| of(&it.summary)))
     }
 
     fn million(&self) -> f64 {
@@ -186,34 +194,6 @@ impl Choice {
         let is_close = (self.million() / other.million() - 1.0).abs() < TIE;
         is_close || (low <= other_high && other_low <= high)
     }
-
-    fn row(&self, gpus: u32) -> Vec<String> {
-        let ms = |of: fn(&Run) -> f64| time(self.median(of));
-        let percent = |of: fn(&Run) -> f64| percent(self.median(of));
-        let [low, high] = self.p99().map(|time| number(time * 1e3));
-        vec![
-            self.hardware.name(gpus),
-            percent(|it| it.summary.hbm_hits),
-            percent(|it| it.summary.host_hits),
-            percent(|it| it.summary.drive_hits),
-            percent(|it| it.summary.hits()),
-            ms(|it| it.summary.ttft.p50),
-            ms(|it| it.summary.ttft.p95),
-            ms(|it| it.summary.ttft.p99),
-            format!("{low} to {high}"),
-            ms(|it| it.summary.ttft_again.p50),
-            ms(|it| it.summary.ttft_again.p95),
-            ms(|it| it.summary.ttft_again.p99),
-            ms(|it| it.summary.itl.mean),
-            percent(|it| it.summary.queue_growth),
-            number(self.median(|it| it.summary.requests_per_second)),
-            number(self.median(|it| it.summary.tokens_per_second)),
-            format!("{:.2}", self.median(|it| it.written) / 1e12),
-            format!("{:.2}", self.drive_writes),
-            number(self.median(|it| it.hour)),
-            format!("{:.3}", self.million()),
-        ]
-    }
 }
 
 fn percent(part: f64) -> String {
@@ -226,27 +206,26 @@ fn time(seconds: f64) -> String {
     if seconds > 0.0 { number(seconds * 1e3) } else { "-".to_owned() }
 }
 
-const COLUMNS: [&str; 20] = [
-    "tiers",
-    "GPU, %",
-    "host memory, %",
-    "drives, %",
-    "hits, %",
-    "TTFT p50, ms",
-    "p95",
-    "p99",
-    "p99 by seed",
-    "without first questions: p50",
-    "p95",
-    "p99",
-    "inter-token latency, ms",
-    "left over, %",
-    "requests/s",
-    "tokens/s",
-    "TB written a day",
-    "drive writes a day",
-    "$ an hour",
-    "$ a million tokens",
+const COLUMNS: [Column<Choice>; 19] = [
+    ("GPU, %", |it| it.percent(|it| it.hbm_hits)),
+    ("host memory, %", |it| it.percent(|it| it.host_hits)),
+    ("drives, %", |it| it.percent(|it| it.drive_hits)),
+    ("hits, %", |it| it.percent(Summary::hits)),
+    ("TTFT p50, ms", |it| it.time(|it| it.ttft.p50)),
+    ("p95", |it| it.time(|it| it.ttft.p95)),
+    ("p99", |it| it.time(|it| it.ttft.p99)),
+    ("p99 by seed", |it| it.p99().map(|time| number(time * 1e3)).join(" to ")),
+    ("without first questions: p50", |it| it.time(|it| it.ttft_again.p50)),
+    ("p95", |it| it.time(|it| it.ttft_again.p95)),
+    ("p99", |it| it.time(|it| it.ttft_again.p99)),
+    ("inter-token latency, ms", |it| it.time(|it| it.itl.mean)),
+    ("left over, %", |it| it.percent(|it| it.queue_growth)),
+    ("requests/s", |it| number(it.median(|it| it.summary.requests_per_second))),
+    ("tokens/s", |it| number(it.median(|it| it.summary.tokens_per_second))),
+    ("TB written a day", |it| format!("{:.2}", it.median(|it| it.written) / 1e12)),
+    ("drive writes a day", |it| format!("{:.2}", it.drive_writes)),
+    ("$ an hour", |it| number(it.median(|it| it.hour))),
+    ("$ a million tokens", |it| format!("{:.3}", it.million())),
 ];
 
 /// Serves the requests of each seed with each combination of tiers, and with more GPUs, and
@@ -270,8 +249,9 @@ pub fn plan(
         Choice::of(machine, prices, workloads, limits, (hardware, choices.restart))
     };
     let found: Vec<Choice> = choices.all(gpus).into_iter().map(run).collect();
-    let rows = found.iter().map(|choice| choice.row(gpus));
-    let table = Table::new("Tiers, and what follows: medians over the seeds", COLUMNS, rows);
+    let title = "Tiers, and what follows: medians over the seeds";
+    let named = found.iter().map(|choice| (choice.hardware.name(gpus), choice));
+    let table = Table::of(title, "tiers", &COLUMNS, named);
     let setting = setting(machine, prices, limits, workloads);
     Outcome {
         setting: machine.setting().into_iter().chain(setting).collect(),

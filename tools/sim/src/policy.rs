@@ -74,7 +74,7 @@ pub struct Policy {
 }
 
 /// Operations start on arrival: layer-wise without a scheduler.
-const AT_ONCE: Config = Config {
+pub const AT_ONCE: Config = Config {
     read_depth_bytes: u64::MAX,
     write_depth_bytes: u64::MAX,
     backlog_bytes: u64::MAX,

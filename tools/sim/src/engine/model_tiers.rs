@@ -3,7 +3,7 @@
 use std::{convert::Infallible, mem::take, time::Duration};
 
 use kv_catalog::{BlockKey, ReferenceId, WriteId};
-use kv_schedule::{Direction, Kind, StepId, StepShape};
+use kv_schedule::{Direction, Kind, Scheduler, StepId, StepShape};
 use kv_tier::{HostBlock, RequestId};
 
 use super::{
@@ -139,6 +139,12 @@ impl ModelTiers {
         let peers = self.peers.as_ref().map(|peers| &peers.link);
         let links = [Some(&self.link), host, peers].into_iter().flatten();
         links.filter_map(Link::next_event).min()
+    }
+
+    /// Returns the schedulers of the tier's link and of host memory's.
+    fn schedulers(&mut self) -> impl Iterator<Item = &mut Scheduler> {
+        let host = self.host.as_mut().map(|host| &mut host.link);
+        [Some(&mut self.link), host].into_iter().flatten().map(|link| &mut link.scheduler)
     }
 
     /// Shares the GPU's link between loads from the drives and copies from host memory, and its
@@ -341,10 +347,8 @@ impl Tiers for ModelTiers {
     }
 
     fn step_begins(&mut self, step: StepId, shape: StepShape, _layer: Duration) {
-        self.link.scheduler.announce(step, shape, self.now);
-        if let Some(host) = &mut self.host {
-            host.link.scheduler.announce(step, shape, self.now);
-        }
+        let now = self.now;
+        self.schedulers().for_each(|it| it.announce(step, shape, now));
     }
 
     fn load(
@@ -403,10 +407,8 @@ impl Tiers for ModelTiers {
     }
 
     fn layer_begins(&mut self, step: StepId, layer: u32, _waited: Duration, _takes: Duration) {
-        self.link.scheduler.layer_begins(step, layer, self.now);
-        if let Some(host) = &mut self.host {
-            host.link.scheduler.layer_begins(step, layer, self.now);
-        }
+        let now = self.now;
+        self.schedulers().for_each(|it| it.layer_begins(step, layer, now));
     }
 
     fn layer_ends(
@@ -415,10 +417,8 @@ impl Tiers for ModelTiers {
         layer: u32,
         stores: &[Stores],
     ) -> Result<u64, Infallible> {
-        self.link.scheduler.layer_ends(step, self.now);
-        if let Some(host) = &mut self.host {
-            host.link.scheduler.layer_ends(step, self.now);
-        }
+        let now = self.now;
+        self.schedulers().for_each(|it| it.layer_ends(step, now));
         Ok(stores.iter().map(|stores| self.store(*stores, layer)).sum())
     }
 
@@ -426,9 +426,8 @@ impl Tiers for ModelTiers {
     fn computed_at_once(&mut self, _step: StepId, _first: Duration) {}
 
     fn step_ends(&mut self, step: StepId, took: Duration) {
-        self.link.scheduler.step_ends(step);
+        self.schedulers().for_each(|it| it.step_ends(step));
         if let Some(host) = &mut self.host {
-            host.link.scheduler.step_ends(step);
             host.iteration(took);
         }
     }

@@ -14,7 +14,7 @@ use libm::{exp2, log as ln};
 use super::{calibrated, input, predicted, tutti};
 use crate::{
     engine::{Report, Request, Setup, serve},
-    gpu::{Gpu, LLAMA_3_8B, LLAMA_3_70B, Model},
+    gpu::{Gpu, LLAMA_3_8B, LLAMA_3_70B, Model, QWEN3_32B},
     lane::{GBPS, LaneModel},
     machine::Machine,
     outcome::{Outcome, Table, row},
@@ -24,15 +24,7 @@ use crate::{
 };
 
 /// Qwen2.5-Coder-32B.
-const QWEN2_5_32B: Model = Model {
-    name: "qwen2.5-32b",
-    layers: 64,
-    hidden: 5120,
-    heads: 40,
-    kv_heads: 8,
-    head_dim: 128,
-    inner: 27_648,
-};
+const QWEN2_5_32B: Model = Model { name: "qwen2.5-32b", heads: 40, inner: 27_648, ..QWEN3_32B };
 /// Qwen2.5-72B.
 const QWEN2_5_72B: Model = Model { name: "qwen2.5-72b", inner: 29_568, ..LLAMA_3_70B };
 /// The paper's dense models, and the number of H100 that hold them with a context of 128K tokens.
