@@ -48,7 +48,7 @@ impl Site<'_> {
         let created = record.touched();
         for step in persist::unshared(created.clone(), record.bdf, &records) {
             let failed = |error| Problem::io(step.line(), &error);
-            step.run(self.machine).map_err(failed)?;
+            self.machine.run(&step).map_err(failed)?;
         }
         let mut before =
             Record { phase: Phase::Bound, steps: Vec::new(), done: 0, ..record.clone() };
@@ -98,7 +98,7 @@ impl Site<'_> {
     fn run(&self, record: &mut Record, finally: Phase) -> Result<()> {
         for index in 0..record.steps.len() {
             let step = &record.steps[index];
-            step.run(self.machine).map_err(|error| {
+            self.machine.run(step).map_err(|error| {
                 let hint = "`dmesg | tail` has the kernel's reason";
                 let message =
                     format!("{}: step {}, `{}`: {error}", record.bdf, index + 1, step.line());

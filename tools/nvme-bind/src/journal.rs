@@ -193,7 +193,7 @@ impl Journal {
             let path = file(folder, bdf);
             if root.exists(&path) {
                 let failed = |error| Problem::io(format!("removing the journal {path}"), &error);
-                machine.remove(&path).map_err(failed)?;
+                machine.run(&Step::Remove { path: path.clone() }).map_err(failed)?;
             }
         }
         Ok(())

@@ -14,38 +14,21 @@ use rustix::fs::OFlags;
 use crate::owner::Owner;
 use crate::pci::Root;
 use crate::pci::{self, PciAddress};
+use crate::plan::Step;
 
 /// Maximum time for a device node or a driver to appear after the write that triggers it.
 const SETTLE_MAX: Duration = Duration::from_secs(3);
 const SETTLE_STEP: Duration = Duration::from_millis(20);
 
-/// Operations that change a machine.
+/// Changes a machine.
 pub(crate) trait Machine {
-    /// Writes `value` and a newline into a sysfs file.
-    fn write(&self, path: &str, value: &str) -> io::Result<()>;
+    fn run(&self, step: &Step) -> io::Result<()>;
 
-    /// Loads a kernel module.
-    fn load(&self, module: &str) -> io::Result<()>;
-
-    /// Sets the owner of a device node; waits for the node to appear.
-    fn own(&self, path: &str, owner: &Owner) -> io::Result<()>;
-
-    /// Replaces a whole file atomically: after a crash it has either the old or the new contents.
-    fn put(&self, path: &str, contents: &str, mode: u32) -> io::Result<()>;
-
-    /// The same for a file of the journal, whose contents a dry run omits.
+    /// Writes a file of the journal with [`Step::Put`]; a dry run omits its contents.
     fn note_down(&self, path: &str, contents: &str) -> io::Result<()> {
-        self.put(path, contents, 0o644)
+        let (path, contents) = (path.to_owned(), contents.to_owned());
+        self.run(&Step::Put { path, contents, mode: 0o644 })
     }
-
-    /// Creates a symbolic link, replacing an existing one.
-    fn link(&self, path: &str, target: &str) -> io::Result<()>;
-
-    /// Removes a file or link; succeeds if it does not exist.
-    fn remove(&self, path: &str) -> io::Result<()>;
-
-    /// Waits until `bdf` is bound to this driver, or to none.
-    fn expect(&self, bdf: PciAddress, driver: Option<&str>) -> io::Result<()>;
 }
 
 /// This machine.
@@ -70,9 +53,7 @@ impl Live {
         }
         true
     }
-}
 
-impl Machine for Live {
     fn write(&self, path: &str, value: &str) -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).open(self.root.at(path))?;
         // A single write: sysfs takes each write as a separate command.
@@ -156,6 +137,20 @@ impl Machine for Live {
     }
 }
 
+impl Machine for Live {
+    fn run(&self, step: &Step) -> io::Result<()> {
+        match step {
+            Step::Load { module } => self.load(module),
+            Step::Write { path, value } => self.write(path, value),
+            Step::Expect { bdf, driver } => self.expect(*bdf, driver.as_deref()),
+            Step::Own { path, owner } => self.own(path, owner),
+            Step::Put { path, contents, mode } => self.put(path, contents, *mode),
+            Step::Link { path, target } => self.link(path, target),
+            Step::Remove { path } => self.remove(path),
+        }
+    }
+}
+
 /// Returns the temporary path of the new contents of `file`.
 fn fresh(file: &Path) -> PathBuf {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
@@ -173,51 +168,57 @@ impl Recorder {
         self.lines.into_inner()
     }
 
-    fn note(&self, line: String) -> io::Result<()> {
+    fn note(&self, line: String) {
         self.lines.borrow_mut().push(line);
-        Ok(())
     }
 }
 
 impl Machine for Recorder {
-    fn write(&self, path: &str, value: &str) -> io::Result<()> {
-        let space = if value.is_empty() { "" } else { " " };
-        self.note(format!("echo {value}{space}> {path}"))
-    }
-
-    fn load(&self, module: &str) -> io::Result<()> {
-        self.note(format!("modprobe {module}"))
-    }
-
-    fn own(&self, path: &str, owner: &Owner) -> io::Result<()> {
-        self.note(format!("chown {} {path}", owner.spec()))?;
-        self.note(format!("chmod {:04o} {path}", owner.mode()))
-    }
-
-    fn put(&self, path: &str, contents: &str, mode: u32) -> io::Result<()> {
-        let body = contents.trim_end_matches('\n');
-        self.note(format!("cat > {path} <<'EOF'\n{body}\nEOF"))?;
-        self.note(format!("chmod {mode:04o} {path}"))
+    fn run(&self, step: &Step) -> io::Result<()> {
+        match step {
+            Step::Load { module } => self.note(format!("modprobe {module}")),
+            Step::Write { path, value } => {
+                let space = if value.is_empty() { "" } else { " " };
+                self.note(format!("echo {value}{space}> {path}"));
+            }
+            Step::Expect { bdf, driver } => {
+                let driver = driver.as_deref().unwrap_or("no driver");
+                self.note(format!("# then checked: {bdf} has {driver}"));
+            }
+            Step::Own { path, owner } => {
+                self.note(format!("chown {} {path}", owner.spec()));
+                self.note(format!("chmod {:04o} {path}", owner.mode()));
+            }
+            Step::Put { path, contents, mode } => {
+                let body = contents.trim_end_matches('\n');
+                self.note(format!("cat > {path} <<'EOF'\n{body}\nEOF"));
+                self.note(format!("chmod {mode:04o} {path}"));
+            }
+            Step::Link { path, target } => self.note(format!("ln -sfn {target} {path}")),
+            Step::Remove { path } => self.note(format!("rm -f {path}")),
+        }
+        Ok(())
     }
 
     fn note_down(&self, path: &str, _contents: &str) -> io::Result<()> {
         // It is rewritten after each step; one line is enough.
         let line = format!("# journal: {path}");
-        let known = self.lines.borrow().contains(&line);
-        if known { Ok(()) } else { self.note(line) }
+        if !self.lines.borrow().contains(&line) {
+            self.note(line);
+        }
+        Ok(())
     }
+}
 
-    fn link(&self, path: &str, target: &str) -> io::Result<()> {
-        self.note(format!("ln -sfn {target} {path}"))
-    }
-
-    fn remove(&self, path: &str) -> io::Result<()> {
-        self.note(format!("rm -f {path}"))
-    }
-
-    fn expect(&self, bdf: PciAddress, driver: Option<&str>) -> io::Result<()> {
-        let driver = driver.unwrap_or("no driver");
-        self.note(format!("# then checked: {bdf} has {driver}"))
+impl Step {
+    /// Returns the first line of the step as printed by a dry run.
+    pub(crate) fn line(&self) -> String {
+        let recorder = Recorder::default();
+        // A recorder cannot fail.
+        let _ = recorder.run(self);
+        let lines = recorder.lines();
+        let first = lines.first().and_then(|text| text.lines().next());
+        first.unwrap_or_default().to_owned()
     }
 }
 

@@ -1,10 +1,7 @@
 //! Changes as data: steps that can be printed, kept in the journal and executed.
 
-use std::io;
-
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Machine, Recorder};
 use crate::owner::Owner;
 use crate::pci::Root;
 use crate::pci::{self, Function, PciAddress, VFIO};
@@ -13,38 +10,23 @@ use crate::pci::{self, Function, PciAddress, VFIO};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "do")]
 pub(crate) enum Step {
+    /// Loads a kernel module.
     Load { module: String },
+    /// Writes `value` and a newline into a sysfs file.
     Write { path: String, value: String },
+    /// Waits until `bdf` is bound to this driver, or to none.
     Expect { bdf: PciAddress, driver: Option<String> },
+    /// Sets the owner of a device node; waits for the node to appear.
     Own { path: String, owner: Owner },
+    /// Replaces a whole file atomically: after a crash it has either the old or the new contents.
     Put { path: String, contents: String, mode: u32 },
+    /// Creates a symbolic link, replacing an existing one.
     Link { path: String, target: String },
+    /// Removes a file or link; succeeds if it does not exist.
     Remove { path: String },
 }
 
 impl Step {
-    pub(crate) fn run(&self, machine: &dyn Machine) -> io::Result<()> {
-        match self {
-            Step::Load { module } => machine.load(module),
-            Step::Write { path, value } => machine.write(path, value),
-            Step::Expect { bdf, driver } => machine.expect(*bdf, driver.as_deref()),
-            Step::Own { path, owner } => machine.own(path, owner),
-            Step::Put { path, contents, mode } => machine.put(path, contents, *mode),
-            Step::Link { path, target } => machine.link(path, target),
-            Step::Remove { path } => machine.remove(path),
-        }
-    }
-
-    /// Returns the first line of the step as printed by a dry run.
-    pub(crate) fn line(&self) -> String {
-        let recorder = Recorder::default();
-        // A recorder cannot fail.
-        let _ = self.run(&recorder);
-        let lines = recorder.lines();
-        let first = lines.first().and_then(|text| text.lines().next());
-        first.unwrap_or_default().to_owned()
-    }
-
     /// Returns the file it creates, if any.
     pub(crate) fn creates(&self) -> Option<&str> {
         match self {

@@ -11,6 +11,7 @@ use crate::journal::Journal;
 use crate::machine::Machine;
 use crate::owner::Owner;
 use crate::pci::{self, Function, PciAddress};
+use crate::plan::Step;
 
 /// A fault and the operation at which it occurs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,7 +152,7 @@ impl<'a> Kernel<'a> {
     }
 }
 
-impl Machine for Kernel<'_> {
+impl Kernel<'_> {
     fn write(&self, path: &str, value: &str) -> io::Result<()> {
         self.operate(|| {
             self.writes.borrow_mut().push(format!("{value} > {path}"));
@@ -230,5 +231,19 @@ impl Machine for Kernel<'_> {
             }
             Err(io::Error::other(format!("{bdf} has {found:?} and not {driver:?}")))
         })
+    }
+}
+
+impl Machine for Kernel<'_> {
+    fn run(&self, step: &Step) -> io::Result<()> {
+        match step {
+            Step::Load { module } => self.load(module),
+            Step::Write { path, value } => self.write(path, value),
+            Step::Expect { bdf, driver } => self.expect(*bdf, driver.as_deref()),
+            Step::Own { path, owner } => self.own(path, owner),
+            Step::Put { path, contents, mode } => self.put(path, contents, *mode),
+            Step::Link { path, target } => self.link(path, target),
+            Step::Remove { path } => self.remove(path),
+        }
     }
 }
