@@ -6,7 +6,7 @@
 //!   sources   the sources of the committed PTX
 //!   sass      instructions, as the disassembler prints them
 //!   checks    required properties of the SASS
-//!   report    the checks of all GPUs as a table, or as JSON
+//!   report    the checks of all GPUs as a table
 //! ```
 //!
 //! PTX states the intent of the source; only SASS shows what a GPU executes. The assembler may

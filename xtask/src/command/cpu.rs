@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::child::shown;
 use crate::needs::{self, Need};
 use crate::step::Step;
 use crate::tally::Tally;
 use crate::unpacked::LEAST_CPU;
-use crate::{EXIT_STEP_FAILED, folder, unpacked};
+use crate::{EXIT_STEP_FAILED, child, folder, unpacked};
 
 const SIGILL: i32 = 4;
 
@@ -108,8 +108,7 @@ fn build_avx2() -> Result<PathBuf> {
     fs::write(&source, AVX2).with_context(|| format!("cannot write {}", source.display()))?;
     let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
     let mut compile = Command::new(compiler);
-    let status = compile.arg(&source).arg("-o").arg(&program).status();
-    ensure!(status.is_ok_and(|status| status.success()), "{} failed", shown(&compile));
+    child::run(compile.arg(&source).arg("-o").arg(&program))?;
     Ok(program)
 }
 

@@ -40,19 +40,11 @@ pub fn run(args: &SanitizeArgs) -> Result<ExitCode> {
 }
 
 impl Sanitizer {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Thread => "thread",
-            Self::Address => "address",
-        }
-    }
-
     /// The C++ program with the kernel in it, then tests that link Rust with the kernel.
     fn steps(self) -> [Step; 2] {
-        let name = self.name();
-        let (test, packages) = match self {
-            Self::Thread => ("no_data_race", "--package gio-kernels --test races"),
-            Self::Address => ("no_access", ADDRESS),
+        let (name, test, packages) = match self {
+            Self::Thread => ("thread", "no_data_race", "--package gio-kernels --test races"),
+            Self::Address => ("address", "no_access", ADDRESS),
         };
         let alone = format!("test --package gio-kernels --test sanitized {test}");
         let alone = Step::cargo(format!("{name}: C++"), &alone).needs(&[Need::Cxx]);

@@ -3,26 +3,20 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
-use crate::child::{self, SaidNo};
+use crate::child;
 use crate::folder::{self, IN_DEBUG};
+use crate::step::Step;
 
 const PROGRAMS: &[&str] = &["vm-tests", "nvme-bind", "ripieno"];
 
 /// Builds the programs with the same options as the workspace's tests, so that CI compiles
 /// everything once. Returns their paths.
 pub fn build() -> Result<Vec<PathBuf>> {
-    let mut command = Command::new("cargo");
     // `--tests` although no test is run: without them dependencies have other features, and half of
     // the workspace is compiled once more.
-    let words = format!("build {IN_DEBUG} --bins --tests");
-    command.args(words.split(' '));
-    eprintln!("building for the guest: {}", PROGRAMS.join(", "));
-    let status = command.status().context("cannot run cargo")?;
-    if !status.success() {
-        bail!(SaidNo(format!("cargo {words}")));
-    }
+    Step::cargo("guest", &format!("build {IN_DEBUG} --bins --tests")).demand()?;
     Ok(PROGRAMS.iter().map(|name| folder::target("debug").join(name)).collect())
 }
 

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use crate::child;
-use crate::vm::guest;
+use crate::vm::image;
 use crate::vm::install::Packages;
 
 const INIT: &str = include_str!("init.sh");
@@ -30,11 +30,7 @@ pub fn pack(folder: &Path, packages: &Packages, programs: &[PathBuf]) -> Result<
         // Stripped, because the guest reads all of it into memory at boot.
         let mut strip = Command::new("strip");
         child::output(strip.arg("-o").arg(bin.join(name)).arg(program))?;
-        for library in guest::libraries(program)? {
-            let to = tree.join(library.strip_prefix("/")?);
-            fs::create_dir_all(to.parent().unwrap_or(&tree))?;
-            fs::copy(&library, to)?;
-        }
+        image::copy_libraries(program, &tree)?;
     }
     modules(&tree, packages)?;
     fs::write(tree.join("init"), INIT)?;

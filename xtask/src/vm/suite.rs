@@ -43,63 +43,44 @@ enum Files {
     Vllm,
 }
 
+/// Returns a suite of the driver: the kernel's own one does not bind the drives.
+const fn suite(name: &'static str, about: &'static str) -> Suite {
+    Suite { name, about, nvme: false, files: Files::None, seconds_max: 300 }
+}
+
 /// All suites, in starting order.
 pub const SUITES: &[Suite] = &[
     Suite {
-        name: "smoke",
-        about: "the machine itself: devices, IOMMU groups, the line to the host",
-        nvme: false,
-        files: Files::None,
         seconds_max: 120,
+        ..suite("smoke", "the machine itself: devices, IOMMU groups, the line to the host")
     },
     Suite {
-        name: "bind",
-        about: "nvme-bind: list, bind, refuse what is in use, restore, crashes, two at once",
         nvme: true,
-        files: Files::None,
-        seconds_max: 300,
+        ..suite(
+            "bind",
+            "nvme-bind: list, bind, refuse what is in use, restore, crashes, two at once",
+        )
     },
+    suite("vfio", "the driver through VFIO: PRP, SGL, splits, LBA sizes, namespaces, interrupts"),
+    suite("peer", "queues, descriptors and data in the memory of another device"),
+    suite(
+        "faults",
+        "stray DMA, lost queues, media errors, commands that never end, hot unplug, crashes",
+    ),
+    suite("replay", "`ripieno replay` on both drives, with every byte checked"),
     Suite {
-        name: "vfio",
-        about: "the driver through VFIO: PRP, SGL, splits, LBA sizes, namespaces, interrupts",
-        nvme: false,
-        files: Files::None,
-        seconds_max: 300,
-    },
-    Suite {
-        name: "peer",
-        about: "queues, descriptors and data in the memory of another device",
-        nvme: false,
-        files: Files::None,
-        seconds_max: 300,
-    },
-    Suite {
-        name: "faults",
-        about: "stray DMA, lost queues, media errors, commands that never end, hot unplug, crashes",
-        nvme: false,
-        files: Files::None,
-        seconds_max: 300,
-    },
-    Suite {
-        name: "replay",
-        about: "`ripieno replay` on both drives, with every byte checked",
-        nvme: false,
-        files: Files::None,
-        seconds_max: 300,
-    },
-    Suite {
-        name: "python",
-        about: "a store of the Python package, in files on a drive",
         nvme: true,
         files: Files::Python,
-        seconds_max: 300,
+        ..suite("python", "a store of the Python package, in files on a drive")
     },
     Suite {
-        name: "vllm",
-        about: "vLLM's engines and ranks share a drive through `ripieno serve`; only by its name",
         nvme: true,
         files: Files::Vllm,
         seconds_max: 4000,
+        ..suite(
+            "vllm",
+            "vLLM's engines and ranks share a drive through `ripieno serve`; only by its name",
+        )
     },
 ];
 
@@ -190,8 +171,7 @@ impl Suite {
 /// Boots into a shell on this terminal.
 pub fn shell(prepared: &Prepared, with_nvme: bool) -> Result<()> {
     let place = Place::new(prepared, "shell", false)?;
-    let (name, files) = ("shell", Files::None);
-    let suite = Suite { name, about: "", nvme: with_nvme, files, seconds_max: 0 };
+    let suite = Suite { nvme: with_nvme, ..suite("shell", "") };
     let arguments = suite.kernel_arguments();
     let mut boot = Boot::start(prepared, &place, &suite, arguments, true)?;
     let answers = boot.serve(&place)?;
