@@ -1,5 +1,20 @@
 //! `ripieno bench`: how fast devices are, through the rings and the I/O kernel of a store.
 
+/// Returns the help of a command that checks what it measures: this text, and the exit codes.
+macro_rules! measurement_help {
+    ($text:literal) => {
+        concat!(
+            $text,
+            "\n
+Exit codes:
+  0    measured, and every check passed
+  1    I/O failed, or a measurement did not pass its checks
+  2    bad input: the command line, or something that this machine does not have
+  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); reports what was measured until then"
+        )
+    };
+}
+
 mod caller;
 mod check;
 mod clusters;
@@ -27,13 +42,12 @@ use nvme_emu::{EmuConfig, FileMedia, FileOptions, SimClock};
 use objstore::{KvShape, StoreOptions};
 use ripieno_stack::{
     Built, Controllers, Drives, EMU_DEPTH, EMU_QUEUES, Gpu, Placement, Plan, PoolMemory, Route,
-    StackError,
 };
 
 use crate::config::{self, Descriptors, EmuFlags, OutputFlags, PathFlags, ReplayFlags};
 use crate::devices::{Devices, EmuChoice, MediaChoice};
 use crate::interrupt::Interrupt;
-use crate::problem::{Problem, user_error};
+use crate::problem::{Problem, user_error, user_errors};
 use crate::progress::Progress;
 use crate::size::{self, Size};
 use crate::{drives, file, gpu, machine, media};
@@ -108,7 +122,8 @@ impl BenchCommand {
     }
 }
 
-const RAW_HELP: &str = "\
+const RAW_HELP: &str = measurement_help!(
+    "\
 Transfers of one size are kept in flight on every queue, through the rings and the I/O kernel that a
 store uses. One that is longer than a command may be takes several commands.
 
@@ -130,13 +145,8 @@ of the contents, moved after the measured time, against the driver's own reads. 
 check has no figures. The spread is that of the bandwidth in ten parts of the time; 20 % is noisy.
 
 With --json: {\"version\", \"bench\", \"setting\": {...}, \"rows\": [{\"rw\", \"bs_bytes\",
-\"iodepth\", \"iops\", \"bytes_s\", \"p99_us\", ...}], \"knees\", \"mixed\", \"failed\"}.
-
-Exit codes:
-  0    measured, and every check passed
-  1    I/O failed, or a measurement did not pass its checks
-  2    bad input: the command line, or something that this machine does not have
-  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); reports what was measured until then";
+\"iodepth\", \"iops\", \"bytes_s\", \"p99_us\", ...}], \"knees\", \"mixed\", \"failed\"}."
+);
 
 /// Pattern of the transfers, in fio's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -444,18 +454,9 @@ impl<'a> Raw<'a> {
             }
             _ => 0,
         };
-        match machine::memory_available() {
-            Some(free) if free < buffers + media => Err(Problem::new(
-                format!(
-                    "the buffers need {} of memory and the media {}, but {} are available",
-                    Size(buffers),
-                    Size(media),
-                    Size(free)
-                ),
-                "give a smaller --bs, --iodepth or --size",
-            )),
-            _ => Ok(()),
-        }
+        let [buffer, medium] = [buffers, media].map(Size);
+        let what = || format!("the buffers need {buffer} of memory and the media {medium}");
+        machine::check_memory(buffers + media, what, "give a smaller --bs, --iodepth or --size")
     }
 
     fn controller_options(&self) -> ControllerOptions {
@@ -549,10 +550,7 @@ impl<'a> Raw<'a> {
                 parts.ring(&plan, self.contexts)
             },
         );
-        let (ring, built) = opened.map_err(|error| match error.downcast::<StackError>() {
-            Ok(error) => user_error(error),
-            Err(error) => error,
-        })?;
+        let (ring, built) = opened.map_err(user_errors)?;
         let pool = pool.context("a ring was opened")?;
         let bench = Bench::new(ring, pool, self.flags.size, queues, self.flags.seed)?;
         let largest = u64::from(self.loads.iter().map(|load| load.bytes).max().unwrap_or(0));

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 
 use clap::Subcommand;
-use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
+use clap::{Arg, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser};
 use nvme_bind::VERSION;
 use serde_json::json;
 use tracing::level_filters::LevelFilter;
@@ -14,9 +14,10 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::bench::{self, BenchCommand};
-use crate::config::{DoctorArgs, DoctorFlags, ReplayFlags, StoreArgs};
+use crate::config::{DoctorFlags, OutputFlags, ReplayFlags, StoreArgs};
 use crate::ctl::{self, CtlFlags};
 use crate::format::{self, FormatFlags};
+use crate::identify::{self, IdentifyFlags};
 use crate::inspect::{self, FsckFlags, InspectFlags};
 use crate::manual::{self, CompletionsFlags, ManFlags};
 use crate::pace::{self, PaceFlags};
@@ -28,7 +29,7 @@ use crate::serve::{self, ServeFlags};
 use crate::sim::{self, SimFlags};
 use crate::terminal::{self, say};
 use crate::top::{self, TopFlags};
-use crate::{devices, doctor, identify, replay};
+use crate::{doctor, replay};
 
 const ENVIRONMENT: &str = "\
 Exit codes:
@@ -360,28 +361,6 @@ fn long_version() -> &'static str {
     &TEXT
 }
 
-/// Flags of `ripieno identify`.
-#[derive(Debug, Args)]
-struct IdentifyFlags {
-    /// Devices to show: emu (a software controller as `replay` uses it), or drives,
-    /// vfio:0000:65:00.0[,vfio:...]. May be repeated
-    #[arg(long, value_name = "DEVICE", default_value = "emu")]
-    device: Vec<String>,
-
-    /// Reset the NVM subsystem of each device first (NSSR), for a drive that cannot be opened
-    /// otherwise. All its controllers abort their commands, also those of other hosts
-    #[arg(long)]
-    reset_subsystem: bool,
-
-    /// Print one JSON object on stdout instead of tables
-    #[arg(long)]
-    json: bool,
-
-    /// Print more log messages; repeat for even more
-    #[arg(short, long, action = ArgAction::Count)]
-    verbose: u8,
-}
-
 /// Value names of numeric flags. Negative numbers are passed to their parsers, which reject them.
 const NUMBERS: [&str; 11] = [
     "N", "COUNT", "SIZE", "SIZE|off", "BYTES", "RATE", "SEED", "PERCENT", "SECONDS", "FACTOR",
@@ -452,64 +431,31 @@ impl Path {
 }
 
 fn run_command(command: Command) -> anyhow::Result<u8> {
+    let of = |output: &OutputFlags| (output.verbose, output.quiet);
+    let (verbose, quiet) = match &command {
+        Command::Replay(flags) => of(&flags.common.output),
+        Command::Pace(flags) => of(&flags.common.output),
+        Command::Bench(command) => of(command.output()),
+        Command::Serve(flags) => (flags.verbose, false),
+        Command::Identify(flags) => (flags.verbose, false),
+        Command::Doctor(flags) => (flags.verbose, flags.verbose == 0),
+        _ => (0, false),
+    };
+    log(verbose, quiet);
     match command {
-        Command::Replay(flags) => {
-            log(flags.common.output.verbose, flags.common.output.quiet);
-            replay::run(&StoreArgs::check(*flags, false)?)
-        }
-        Command::Pace(flags) => {
-            log(flags.common.output.verbose, flags.common.output.quiet);
-            pace::run(*flags)
-        }
-        Command::Bench(command) => {
-            let output = command.output();
-            log(output.verbose, output.quiet);
-            bench::run(&command)
-        }
-        Command::Format(flags) => {
-            log(0, false);
-            format::run(&flags)
-        }
-        Command::Inspect(flags) => {
-            log(0, false);
-            inspect::run(&flags)
-        }
-        Command::Fsck(flags) => {
-            log(0, false);
-            inspect::check(&flags)
-        }
-        Command::Scrub(flags) => {
-            log(0, false);
-            scrub::run(&flags)
-        }
-        Command::Sim(flags) => {
-            log(0, false);
-            sim::run(&flags)
-        }
-        Command::Top(flags) => {
-            log(0, false);
-            top::run(&flags)
-        }
-        Command::Serve(flags) => {
-            log(flags.verbose, false);
-            serve::run(&flags)
-        }
-        Command::Ctl(flags) => {
-            log(0, false);
-            ctl::run(flags)
-        }
-        Command::Identify(flags) => {
-            log(flags.verbose, false);
-            let devices = devices::parse(&flags.device)?;
-            identify::run(&devices, flags.reset_subsystem, flags.json)
-        }
-        Command::Doctor(flags) => {
-            log(flags.verbose, flags.verbose == 0);
-            let args = DoctorArgs::check(&flags)?;
-            // `doctor` writes each finding as it is made.
-            terminal::set_printed();
-            doctor::run(&args)
-        }
+        Command::Replay(flags) => replay::run(&StoreArgs::check(*flags, false)?),
+        Command::Pace(flags) => pace::run(*flags),
+        Command::Bench(command) => bench::run(&command),
+        Command::Format(flags) => format::run(&flags),
+        Command::Inspect(flags) => inspect::run(&flags),
+        Command::Fsck(flags) => inspect::check(&flags),
+        Command::Scrub(flags) => scrub::run(&flags),
+        Command::Sim(flags) => sim::run(&flags),
+        Command::Top(flags) => top::run(&flags),
+        Command::Serve(flags) => serve::run(&flags),
+        Command::Ctl(flags) => ctl::run(flags),
+        Command::Identify(flags) => identify::run(&flags),
+        Command::Doctor(flags) => doctor::run(&flags),
         Command::Completions(flags) => manual::complete(&flags, self::command()),
         Command::Man(flags) => manual::write(&flags, self::command()),
     }

@@ -1,5 +1,5 @@
-//! Flags of the commands that run a store, and of `ripieno doctor`. The values in [`StoreArgs`] and
-//! [`DoctorArgs`] are validated.
+//! Flags of the commands that run a store, and of `ripieno doctor`. The values in [`StoreArgs`] are
+//! validated.
 
 use std::path::PathBuf;
 
@@ -461,7 +461,7 @@ fn one<T: Copy>(flag: &str, values: &[T]) -> Result<Option<T>, Problem> {
 }
 
 /// Rejects the first of these flags that was given.
-fn none_of(flags: &[(&str, bool)], why: &str, hint: &str) -> Result<(), Problem> {
+pub(crate) fn none_of(flags: &[(&str, bool)], why: &str, hint: &str) -> Result<(), Problem> {
     match flags.iter().find(|(_, given)| *given) {
         Some((flag, _)) => Err(Problem::new(format!("{flag}: {why}"), hint)),
         None => Ok(()),
@@ -718,37 +718,29 @@ pub(crate) struct DoctorFlags {
 
     /// Exit with 1 unless this route works: direct, staged or host
     #[arg(long, value_parser = route(), value_name = "ROUTE")]
-    require: Option<Route>,
+    pub(crate) require: Option<Route>,
 
     /// Print one JSON object on stdout instead of the table
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 
     /// Print more log messages; repeat for even more
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 }
 
-/// Validated arguments of `ripieno doctor`.
-#[derive(Debug, Clone)]
-pub(crate) struct DoctorArgs {
-    /// Drives to test; software controllers if empty.
-    pub(crate) drives: Vec<PciAddress>,
-    /// GPU selection.
-    pub(crate) gpu: CudaChoice,
-    /// Route that is required to work.
-    pub(crate) require: Option<Route>,
-    /// True when the output is JSON instead of a table.
-    pub(crate) json: bool,
-}
-
-impl DoctorArgs {
+impl DoctorFlags {
+    /// Returns the drives to test; software controllers if there are none.
+    ///
     /// # Errors
-    /// Returns a [`Problem`] for the first invalid flag.
-    pub(crate) fn check(flags: &DoctorFlags) -> Result<Self, Problem> {
-        let drives = devices::drives(&flags.device)?;
-        let (gpu, require, json) = (flags.gpu.choice(None), flags.require, flags.json);
-        Ok(Self { drives, gpu, require, json })
+    /// Returns a [`Problem`] for a device that does not exist, or is named twice.
+    pub(crate) fn drives(&self) -> Result<Vec<PciAddress>, Problem> {
+        devices::drives(&self.device)
+    }
+
+    /// Returns the GPU selection.
+    pub(crate) fn gpu(&self) -> CudaChoice {
+        self.gpu.choice(None)
     }
 }
 

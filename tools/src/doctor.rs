@@ -14,27 +14,32 @@ use nvme_bind::doctor::{Finding, Report, Verdict, machine_checks};
 use ripieno_stack::Route;
 use serde_json::{Map, json};
 
-use crate::config::DoctorArgs;
+use crate::config::DoctorFlags;
 use crate::problem::EXIT_FAILED;
+use crate::terminal;
 
 use findings::Findings;
 
 /// Runs all checks and prints the findings. Returns the exit code.
 ///
 /// # Errors
-/// Returns an error if stdout cannot be written to.
-pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
+/// Returns a [`Problem`](crate::problem::Problem) for a wrong `--device`, and an error if stdout
+/// cannot be written to.
+pub(crate) fn run(flags: &DoctorFlags) -> anyhow::Result<u8> {
+    let (drives, choice) = (flags.drives()?, flags.gpu());
+    // Each finding is written as it is made.
+    terminal::set_printed();
     // No other thread has started yet.
     crate::gpu::set_environment();
     let mut out = std::io::stdout();
     let paint = Paint(out.is_terminal() && std::env::var_os("NO_COLOR").is_none());
-    let report = Report::new(&mut out, args.json, paint)?;
+    let report = Report::new(&mut out, flags.json, paint)?;
     let mut findings = Findings { report, all: Vec::new() };
     machine_checks(|finding| findings.add(finding))?;
-    let gpu = gpu::examine(args.gpu, &mut findings)?;
-    match &args.drives[..] {
-        [] => trials::try_all(args.gpu, gpu.as_ref(), &mut findings)?,
-        drives => drives::try_all(drives, args.gpu, gpu.as_ref(), &mut findings)?,
+    let gpu = gpu::examine(choice, &mut findings)?;
+    match &drives[..] {
+        [] => trials::try_all(choice, gpu.as_ref(), &mut findings)?,
+        drives => drives::try_all(drives, choice, gpu.as_ref(), &mut findings)?,
     }
     let Findings { report, all } = findings;
     let works = works(&all);
@@ -45,7 +50,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     };
     report.finish(Map::from_iter([("works".to_owned(), json!(works))]), &best)?;
     let answered = !all.iter().any(|finding| finding.id == drives::UNANSWERED);
-    let enough = match args.require {
+    let enough = match flags.require {
         Some(route) => works.contains(&route.name()),
         None => !works.is_empty(),
     };

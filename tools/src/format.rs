@@ -144,7 +144,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
                 Report::of_files(dir, *count, *bytes, &format).print(flags)?;
                 return Ok(0);
             }
-            Offline::of_store_dir(StoreDir::create(dir, &options).map_err(in_the_way)?)?
+            Offline::attach(StoreDir::create(dir, &options).map_err(in_the_way)?)?
         }
         _ if flags.devices.is_some() || flags.lba.is_some() || !flags.block.is_empty() => {
             let hint = "leave out --devices, --block and --lba, or name an empty directory";

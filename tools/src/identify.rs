@@ -3,21 +3,44 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use comfy_table::{Table, presets};
+use clap::Args;
 use nvme_driver::{Clock, Controller, ControllerOptions, DescriptorMode, MonotonicClock};
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
 use ripieno_stack::{open_drive, reset_subsystem, vfio_space};
 use serde::Serialize;
 
-use crate::devices::Named;
+use crate::devices::{self, Named};
 use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, user_error};
 use crate::size::{Size, grouped};
+use crate::table::grid;
 use crate::terminal::{self, say};
 
 /// Capacity of the software controller that is shown, in bytes.
 const EMU_BYTES: u64 = 1 << 30;
 /// 0 degrees Celsius in kelvins.
 const FREEZING: i32 = 273;
+
+/// Flags of `ripieno identify`.
+#[derive(Debug, Args)]
+pub(crate) struct IdentifyFlags {
+    /// Devices to show: emu (a software controller as `replay` uses it), or drives,
+    /// vfio:0000:65:00.0[,vfio:...]. May be repeated
+    #[arg(long, value_name = "DEVICE", default_value = "emu")]
+    device: Vec<String>,
+
+    /// Reset the NVM subsystem of each device first (NSSR), for a drive that cannot be opened
+    /// otherwise. All its controllers abort their commands, also those of other hosts
+    #[arg(long)]
+    reset_subsystem: bool,
+
+    /// Print one JSON object on stdout instead of tables
+    #[arg(long)]
+    json: bool,
+
+    /// Print more log messages; repeat for even more
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
 
 /// A device. Field names are the JSON keys.
 #[derive(Debug, Serialize)]
@@ -72,17 +95,16 @@ struct Health {
     media_errors: u128,
 }
 
-/// Shows each device, after a reset of its NVM subsystem if `reset` is set. Continues with the next
-/// device if one does not respond.
+/// Shows each device. Continues with the next one if one does not respond.
 ///
 /// # Errors
-/// Returns an error if nothing can be printed.
-pub(crate) fn run(devices: &[Named], reset: bool, json: bool) -> anyhow::Result<u8> {
+/// Returns a [`Problem`] for a wrong `--device`, and an error if nothing can be printed.
+pub(crate) fn run(flags: &IdentifyFlags) -> anyhow::Result<u8> {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let mut found = Vec::new();
     let mut code = 0;
-    for device in devices {
-        match examine(*device, reset, &clock) {
+    for device in devices::parse(&flags.device)? {
+        match examine(device, flags.reset_subsystem, &clock) {
             Ok(device) => found.push(device),
             Err(error) => {
                 say(format_args!("error: {}", one_line(&error)));
@@ -92,7 +114,7 @@ pub(crate) fn run(devices: &[Named], reset: bool, json: bool) -> anyhow::Result<
             }
         }
     }
-    if json {
+    if flags.json {
         terminal::print(serde_json::json!({ "devices": found }))?;
     } else {
         found.iter().try_for_each(|device| terminal::print(device.text()))?;
@@ -252,13 +274,11 @@ impl Namespace {
 }
 
 impl Device {
-    fn text(&self) -> Table {
-        let mut table = Table::new();
-        table.load_preset(presets::UTF8_FULL_CONDENSED);
+    fn text(&self) -> String {
         let limit = self.mdts_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
         let bucket = if self.sgl_bit_bucket { ", bit bucket" } else { "" };
         let cache = if self.volatile_write_cache { "yes" } else { "no" };
-        let mut rows = vec![
+        let rows = [
             ("device", self.device.clone()),
             ("model", self.model.clone()),
             ("serial", self.serial.clone()),
@@ -275,17 +295,11 @@ impl Device {
             ),
             ("write cache", cache.to_owned()),
         ];
-        let names: Vec<String> =
-            self.namespaces.iter().map(|space| format!("namespace {}", space.nsid)).collect();
-        for (name, space) in names.iter().zip(&self.namespaces) {
-            rows.push((name, space.text()));
-        }
-        if let Some(health) = &self.health {
-            rows.push(("health", health.text()));
-        }
-        for (name, value) in rows {
-            table.add_row([name, &value]);
-        }
-        table
+        let spaces = self.namespaces.iter();
+        let spaces = spaces.map(|space| (format!("namespace {}", space.nsid), space.text()));
+        let health = self.health.iter().map(|health| ("health".to_owned(), health.text()));
+        let rows = rows.map(|(name, value)| (name.to_owned(), value)).into_iter();
+        let all = rows.chain(spaces).chain(health).map(|(name, value)| vec![name, value]);
+        grid(&[], all.collect(), 2)
     }
 }

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, OnceLock};
 
+use crate::problem::EXIT_FAILED;
 use crate::terminal::say;
 
 /// Signals that end a process, unless it ignores them (SIGHUP, under nohup).
@@ -83,6 +84,16 @@ impl Interrupt {
     pub(crate) fn asked(&mut self) -> bool {
         self.seen = self.seen.or_else(|| self.asked.try_recv().ok());
         self.seen.is_some()
+    }
+
+    /// Returns the exit code of a command that found everything right, or not, and may have been
+    /// interrupted.
+    pub(crate) fn end(&self, is_clean: bool, is_interrupted: bool) -> u8 {
+        match (is_clean, is_interrupted) {
+            (false, _) => EXIT_FAILED,
+            (true, true) => self.exit_code(),
+            (true, false) => 0,
+        }
     }
 
     /// Returns the exit code after an interrupt: 128 plus the signal's number.

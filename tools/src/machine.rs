@@ -3,11 +3,31 @@
 use std::fs;
 use std::path::Path;
 
+use crate::problem::Problem;
+use crate::size::Size;
+
 /// Returns the memory that can be used without swapping, in bytes, as the kernel estimates it, or
 /// less if the process's control group has a lower limit. `None` if unknown.
-pub(crate) fn memory_available() -> Option<u64> {
+fn memory_available() -> Option<u64> {
     let free = meminfo(&fs::read_to_string("/proc/meminfo").ok()?)?;
     Some(group_allows().map_or(free, |allowed| allowed.min(free)))
+}
+
+/// Rejects what needs more memory than is available: `what` says what that is, for the message.
+///
+/// # Errors
+/// Returns a [`Problem`] with `hint`.
+pub(crate) fn check_memory(
+    needed: u64,
+    what: impl FnOnce() -> String,
+    hint: &str,
+) -> Result<(), Problem> {
+    match memory_available() {
+        Some(free) if free < needed => {
+            Err(Problem::new(format!("{}, but {} are available", what(), Size(free)), hint))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Returns the free bytes for this user on the file system of `directory`.

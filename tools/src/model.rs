@@ -30,57 +30,36 @@ pub(crate) struct Model {
 /// Default model.
 pub(crate) const DEFAULT: &str = "llama-3-8b";
 
+/// Llama-3-8B: 8 KV heads of 128 elements of 2 bytes.
+const LLAMA: Model = Model {
+    name: DEFAULT,
+    layers: 32,
+    segments: 2,
+    token_bytes: 8 * 128 * 2,
+    block_tokens: 64,
+    lba_bytes: 4096,
+    scale: 1,
+};
+
+/// Llama-3-8B with a 1024th of its bytes, for virtual time.
+const MINI: Model = Model {
+    name: "mini",
+    token_bytes: 2,
+    block_tokens: TRACE_BLOCK_TOKENS,
+    lba_bytes: 512,
+    scale: 1024,
+    ..LLAMA
+};
+
 /// All models.
 pub(crate) static MODELS: [Model; 5] = [
     // Not a real model: 1 KiB objects, so that a long trace fits into the memory of a laptop.
-    Model {
-        name: "tiny",
-        layers: 2,
-        segments: 2,
-        token_bytes: 2,
-        block_tokens: TRACE_BLOCK_TOKENS,
-        lba_bytes: 512,
-        scale: 1024,
-    },
-    // Llama-3-8B with a 1024th of its bytes, for virtual time.
-    Model {
-        name: "mini",
-        layers: 32,
-        segments: 2,
-        token_bytes: 2,
-        block_tokens: TRACE_BLOCK_TOKENS,
-        lba_bytes: 512,
-        scale: 1024,
-    },
-    // 8 KV heads of 128 elements of 2 bytes.
-    Model {
-        name: "llama-3-8b",
-        layers: 32,
-        segments: 2,
-        token_bytes: 8 * 128 * 2,
-        block_tokens: 64,
-        lba_bytes: 4096,
-        scale: 1,
-    },
-    Model {
-        name: "qwen3-32b",
-        layers: 64,
-        segments: 2,
-        token_bytes: 8 * 128 * 2,
-        block_tokens: 64,
-        lba_bytes: 4096,
-        scale: 1,
-    },
+    Model { name: "tiny", layers: 2, ..MINI },
+    MINI,
+    LLAMA,
+    Model { name: "qwen3-32b", layers: 64, ..LLAMA },
     // Multi-head latent attention: one latent of 512 and one rotary key of 64 elements.
-    Model {
-        name: "deepseek-v3-mla",
-        layers: 61,
-        segments: 1,
-        token_bytes: 576 * 2,
-        block_tokens: 64,
-        lba_bytes: 4096,
-        scale: 1,
-    },
+    Model { name: "deepseek-v3-mla", layers: 61, segments: 1, token_bytes: 576 * 2, ..LLAMA },
 ];
 
 /// Parses `--model`.

@@ -58,7 +58,7 @@ impl Offline {
     pub(crate) fn open(place: &StoreLocation) -> anyhow::Result<Self> {
         match place.dir()? {
             Some(dir) => {
-                Self::of_store_dir(StoreDir::open(dir).map_err(|error| user_error(error.into()))?)
+                Self::attach(StoreDir::open(dir).map_err(|error| user_error(error.into()))?)
             }
             None => Self::of_drives(place),
         }
@@ -69,7 +69,7 @@ impl Offline {
     pub(crate) fn examine(place: &StoreLocation) -> anyhow::Result<Self> {
         let Some(dir) = place.dir()? else { return Self::of_drives(place) };
         match StoreDir::open(dir) {
-            Ok(store_dir) => Self::of_store_dir(store_dir),
+            Ok(store_dir) => Self::attach(store_dir),
             Err(error @ (StoreDirError::Device { .. } | StoreDirError::Damaged { .. })) => {
                 Err(error.into())
             }
@@ -86,13 +86,9 @@ impl Offline {
         Self::attach(Place::drives(&addresses))
     }
 
-    /// Attaches the devices of a store directory.
-    pub(crate) fn of_store_dir(store_dir: StoreDir) -> anyhow::Result<Self> {
-        Self::attach(store_dir.into())
-    }
-
     /// Attaches the devices of a store.
-    pub(crate) fn attach(place: Place) -> anyhow::Result<Self> {
+    pub(crate) fn attach(place: impl Into<Place>) -> anyhow::Result<Self> {
+        let place = place.into();
         let controllers =
             place.controllers(&clock(), &ControllerOptions::default(), None).map_err(user_error)?;
         Ok(Self { controllers, place })

@@ -24,12 +24,13 @@ use crate::config::{CommonFlags, DeviceFlags, ReplayFlags, StoreArgs};
 use crate::file;
 use crate::interrupt::Interrupt;
 use crate::plan::{Plan, Times};
-use crate::problem::{EXIT_FAILED, Problem};
+use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::replay;
 use crate::size::Size;
 use crate::sizing::Sizing;
 use crate::stack::{Build, Sim, Stack};
+use crate::terminal;
 use crate::timing::{self, Timing, TimingFlags};
 
 use report::{Report, Run};
@@ -61,19 +62,15 @@ pub(crate) fn run(PaceFlags { common, timing }: PaceFlags) -> anyhow::Result<u8>
     let devices = DeviceFlags::default();
     let mut args = StoreArgs::check(ReplayFlags { common, devices }, true)?;
     let timing = Timing::new(timing, args.scale)?;
-    if let Some(rates) = timing.hit_rates() {
+    if let Some(rates) = &timing.flags.hit_rates {
         return sweep::run(&args, &timing, rates, &mut interrupt);
     }
     if args.common.trace.is_none() {
         args.common.requests.get_or_insert(REQUESTS);
     }
     let report = perform(&args, &timing, &replay::plan(&args)?, &mut interrupt)?;
-    report.print(args.common.output.json)?;
-    Ok(match (report.is_clean(), report.interrupted) {
-        (false, _) => EXIT_FAILED,
-        (true, true) => interrupt.exit_code(),
-        (true, false) => 0,
-    })
+    terminal::report(&report, args.common.output.json, Report::text)?;
+    Ok(interrupt.end(report.is_clean(), report.interrupted))
 }
 
 fn perform(
@@ -83,7 +80,7 @@ fn perform(
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<Report> {
     let sizing = sizing(args, plan)?;
-    if let Some(path) = timing.slack() {
+    if let Some(path) = &timing.flags.slack {
         file::check_output("--slack", path)?;
     }
     interrupt.orderly();
@@ -93,7 +90,7 @@ fn perform(
     for is_scheduled in timing.runs().iter().copied() {
         let setup = RunSetup { args, timing, plan, sizing: &sizing, table: &table };
         let (served, learned) = setup.serve(&requests, is_scheduled, interrupt)?;
-        if let (Some(path), true) = (timing.slack(), is_scheduled) {
+        if let (Some(path), true) = (&timing.flags.slack, is_scheduled) {
             file::write("--slack", path, &learned.to_json())?;
         }
         runs.push(Run::new(is_scheduled, &requests, served));
@@ -111,10 +108,10 @@ fn sizing(args: &StoreArgs, plan: &Plan) -> Result<Sizing, Problem> {
 
 /// Rejects a pool that cannot hold the longest request as a whole.
 fn check_pool(args: &StoreArgs, plan: &Plan, sizing: &Sizing) -> Result<(), Problem> {
-    if plan.longest() <= sizing.pool_blocks as usize {
+    if plan.longest <= sizing.pool_blocks as usize {
         return Ok(());
     }
-    let (longest, has) = (plan.longest(), sizing.pool_blocks);
+    let (longest, has) = (plan.longest, sizing.pool_blocks);
     let bytes = Size(args.shape.block_bytes() * longest as u64);
     Err(Problem::new(
         format!("the longest request has {longest} blocks, and the KV pool {has}"),
@@ -127,7 +124,7 @@ fn table(args: &StoreArgs, timing: &Timing) -> anyhow::Result<SlackTable> {
     let drives = vec![DRIVE.to_owned(); args.devices.count() as usize];
     let setting = timing::setting(args.shape.model, drives);
     let new = || Ok(SlackTable::new(setting.clone(), timing.medium.costs()?));
-    let Some(path) = timing.slack() else { return new() };
+    let Some(path) = &timing.flags.slack else { return new() };
     match file::read_text(path, timing::TABLE_BYTES_MAX) {
         Ok(text) => Ok(SlackTable::from_json(&text, &setting)
             .map_err(|error| timing::unusable(path, error))?),
@@ -197,8 +194,8 @@ impl RunSetup<'_> {
             known: None,
             kv_bytes: u64::MAX,
             block_tokens: args.shape.block_tokens,
-            step_tokens: timing.step_tokens(),
-            requests_max: timing.batch(),
+            step_tokens: timing.flags.step_tokens,
+            requests_max: timing.flags.batch as usize,
         };
         let mut is_interrupted = false;
         let ((report, tally), learned) =

@@ -20,7 +20,7 @@ pub(crate) struct Times {
 }
 
 /// All requests of a replay, as keys of their store blocks.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Plan {
     /// Concatenated keys of all requests.
     keys: Vec<BlockKey>,
@@ -29,11 +29,15 @@ pub(crate) struct Plan {
     /// Arrival and length of each request.
     times: Vec<Times>,
     /// Store blocks per trace block.
-    subs: usize,
-    distinct: u64,
-    longest: usize,
-    ideal_hits: u64,
-    uneven: u64,
+    pub(crate) subs: usize,
+    /// Distinct store blocks: the capacity at which a store evicts nothing.
+    pub(crate) distinct: u64,
+    /// Store blocks of the longest request.
+    pub(crate) longest: usize,
+    /// Trace blocks that a cache without limits would hit.
+    pub(crate) ideal_hits: u64,
+    /// Requests whose number of blocks does not follow from their prompt length.
+    pub(crate) uneven: u64,
 }
 
 impl Plan {
@@ -48,16 +52,7 @@ impl Plan {
         let salt = format!("ripieno replay: {}, {} tokens", shape.model, shape.block_tokens);
         let root = KeyChain::new(salt.as_bytes());
         let mut seen = HashSet::new();
-        let mut plan = Self {
-            keys: Vec::new(),
-            ends: Vec::new(),
-            times: Vec::new(),
-            subs,
-            distinct: 0,
-            longest: 0,
-            ideal_hits: 0,
-            uneven: 0,
-        };
+        let mut plan = Self { subs, ..Self::default() };
         for request in requests {
             let before = plan.keys.len();
             let mut chain = root.clone();
@@ -108,31 +103,6 @@ impl Plan {
     /// Returns the trace blocks of all requests.
     pub(crate) fn trace_blocks(&self) -> u64 {
         (self.keys.len() / self.subs) as u64
-    }
-
-    /// Returns the store blocks per trace block.
-    pub(crate) fn subs(&self) -> usize {
-        self.subs
-    }
-
-    /// Returns the distinct store blocks: the capacity at which a store evicts nothing.
-    pub(crate) fn distinct(&self) -> u64 {
-        self.distinct
-    }
-
-    /// Returns the store blocks of the longest request.
-    pub(crate) fn longest(&self) -> usize {
-        self.longest
-    }
-
-    /// Returns the trace blocks that a cache without limits would hit.
-    pub(crate) fn ideal_hits(&self) -> u64 {
-        self.ideal_hits
-    }
-
-    /// Returns the requests whose number of blocks does not follow from their prompt length.
-    pub(crate) fn uneven(&self) -> u64 {
-        self.uneven
     }
 }
 

@@ -22,7 +22,8 @@ pub(crate) const EXIT_UNREAD: u8 = 141;
 /// Bad input: a message of what was asked and found, and a hint.
 ///
 /// All other errors are an [`anyhow::Error`] and end with [`EXIT_FAILED`].
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
 pub(crate) struct Problem {
     message: String,
     hint: String,
@@ -50,25 +51,10 @@ impl Problem {
     }
 }
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for Problem {}
-
 /// A signal ended a command that has no partial result. Contains the exit code.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted: there is no result, and no file was written")]
 pub(crate) struct Interrupted(pub(crate) u8);
-
-impl fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("interrupted: there is no result, and no file was written")
-    }
-}
-
-impl std::error::Error for Interrupted {}
 
 /// Hint for errors of the GPU.
 const INSTEAD: &str = "use --executor host: the same I/O kernel, compiled for the host and run by \
@@ -114,8 +100,13 @@ pub(crate) fn user_error(error: StackError) -> anyhow::Error {
     problem.into()
 }
 
+/// Same as [`user_error`], for an error that may be of another kind.
+pub(crate) fn user_errors(error: anyhow::Error) -> anyhow::Error {
+    error.downcast().map_or_else(|error| error, user_error)
+}
+
 /// None of the requested routes works.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) struct NoRoute(pub(crate) Vec<NotTaken>);
 
 impl NoRoute {
@@ -138,8 +129,6 @@ impl fmt::Display for NoRoute {
         f.write_str(&why.join("; "))
     }
 }
-
-impl std::error::Error for NoRoute {}
 
 /// Returns the hint for an error caused by an exhausted resource of this process or machine. It
 /// names only flags that the command has.

@@ -61,6 +61,15 @@ impl Progress {
         }
     }
 
+    /// Returns a function that shows the next step by name; the ones before it are complete.
+    pub(crate) fn steps(&self) -> impl FnMut(&str) {
+        let mut done = 0;
+        move |name| {
+            self.shows(done, || name.to_owned());
+            done += 1;
+        }
+    }
+
     /// Shows that `done` of at most `all` bytes or files have been read.
     pub(crate) fn read(&self, done: u64, all: u64) {
         self.bar.set_length(all);

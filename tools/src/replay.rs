@@ -22,12 +22,12 @@ use crate::interrupt::Interrupt;
 use crate::keep::Keep;
 use crate::plan::Plan;
 use crate::pool::Pool;
-use crate::problem::{EXIT_FAILED, NoRoute, Problem, user_error};
+use crate::problem::{NoRoute, Problem, user_error};
 use crate::progress::Progress;
 use crate::size::Size;
 use crate::sizing::{self, Sizing};
 use crate::stack::{Build, Opening, Stack};
-use crate::terminal::say;
+use crate::terminal::{self, say};
 use crate::{synthetic, trace};
 
 use engine::{Engine, Tally};
@@ -75,13 +75,9 @@ pub(crate) fn run(args: &StoreArgs) -> anyhow::Result<u8> {
             None => error,
         }
     })?;
-    report.print(args.common.output.json)?;
+    terminal::report(&report, args.common.output.json, Report::text)?;
     closed?;
-    Ok(match (report.is_clean(), report.interrupted) {
-        (false, _) => EXIT_FAILED,
-        (true, true) => interrupt.exit_code(),
-        (true, false) => 0,
-    })
+    Ok(interrupt.end(report.is_clean(), report.interrupted))
 }
 
 /// Runs an uninterruptible replay to test the arguments' devices and route.
@@ -123,14 +119,14 @@ fn perform(
         Some(keep) => keep.opened(args, &sizing, stack.store().superblock().layout.files)?,
         None => sizing,
     };
-    notes(args, &plan, &sizing, stack.opening());
+    notes(args, &plan, &sizing, stack.opening);
     route_notes(args, stack.placement());
-    if let (Some(endpoint), false) = (stack.metrics(), args.common.output.quiet) {
+    if let (Some(endpoint), false) = (&stack.metrics, args.common.output.quiet) {
         say(format_args!("metrics are at {0}: ripieno top {0}", endpoint.address()));
     }
     let outcome = drive(args, &plan, &mut stack, pool, interrupt)?;
     let gpu = gpu.and_then(|gpu| gpu.report()).as_ref().map(GpuReport::new);
-    let (placement, opening) = (stack.placement().clone(), stack.opening());
+    let (placement, opening) = (stack.placement().clone(), stack.opening);
     let setting = Setting { limits, placement, opening, gpu };
     let closed = stack.close().map(|_| ());
     Ok((report(args, &plan, &sizing, setting, outcome), closed))
@@ -163,7 +159,14 @@ pub(crate) fn lba_bytes(args: &StoreArgs, drives: Option<&Drives>) -> u32 {
     Limits::of(args, drives).lba_bytes
 }
 
-fn open_drives(args: &StoreArgs, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Drives>> {
+/// Opens the drives; `None` for software controllers.
+///
+/// # Errors
+/// Returns a [`Problem`] for a drive that cannot be used, and an error if one does not respond.
+pub(crate) fn open_drives(
+    args: &StoreArgs,
+    clock: &Arc<dyn Clock>,
+) -> anyhow::Result<Option<Drives>> {
     let Devices::Vfio(addresses) = &args.devices else { return Ok(None) };
     let options = args.controller_options();
     Drives::open(addresses, args.flags.path.memory, clock, &options).map(Some).map_err(user_error)
@@ -209,11 +212,11 @@ fn notes(args: &StoreArgs, plan: &Plan, sizing: &Sizing, opening: Opening) {
         args.devices.count(),
         Size(sizing.needed_bytes)
     ));
-    if plan.uneven() > 0 {
+    if plan.uneven > 0 {
         say(format_args!(
             "warning: {} of {} requests have an input_length that does not match their number of \
              hash_ids (512 tokens each); the number of hash_ids is used",
-            plan.uneven(),
+            plan.uneven,
             plan.requests()
         ));
     }
@@ -244,7 +247,7 @@ fn drive(
 ) -> anyhow::Result<Outcome> {
     let memcpy_gib_s = rate::memcpy_gib_s(&args.shape, args.common.seed);
     let progress = Progress::new("requests", plan.requests(), args.shows_progress());
-    let saved = stack.metrics().map(|endpoint| endpoint.compute_saved().clone());
+    let saved = stack.metrics.as_ref().map(|endpoint| endpoint.compute_saved().clone());
     let mut engine = Engine {
         store: stack.store(),
         saved,
@@ -310,8 +313,8 @@ fn report(
         trace_blocks_planned: plan.trace_blocks(),
         trace_blocks_hit: tally.trace_blocks_hit,
         hit_ratio: ratio(tally.trace_blocks_hit, tally.trace_blocks),
-        trace_blocks_hit_unlimited: plan.ideal_hits(),
-        requests_uneven: plan.uneven(),
+        trace_blocks_hit_unlimited: plan.ideal_hits,
+        requests_uneven: plan.uneven,
         store: opening.how,
         files_found: opening.files,
         open_ms: opening.ms,

@@ -20,11 +20,11 @@ use serde::Serialize;
 
 use crate::interrupt::Interrupt;
 use crate::offline::{self, Offline, StoreLocation};
-use crate::problem::{EXIT_FAILED, Problem};
+use crate::problem::Problem;
 use crate::progress::{Opening, Progress};
 use crate::size::{self, Size, grouped};
 use crate::table::{row, table};
-use crate::terminal::print;
+use crate::terminal;
 
 /// Bytes to read per batch; a batch has at least one file.
 const BATCH_BYTES: u64 = 16 << 20;
@@ -104,13 +104,9 @@ pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
         }
     }
     drop(offline);
-    print(if flags.json { serde_json::to_string(&findings)? } else { findings.text() })?;
+    terminal::report(&findings, flags.json, Findings::text)?;
     let is_clean = findings.damaged.is_empty() && findings.journal_damage.is_none();
-    Ok(match (is_clean, findings.interrupted) {
-        (false, _) => EXIT_FAILED,
-        (true, true) => interrupt.exit_code(),
-        (true, false) => 0,
-    })
+    Ok(interrupt.end(is_clean, findings.interrupted))
 }
 
 /// Opens the store, with a pool to read into.

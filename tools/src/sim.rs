@@ -157,13 +157,9 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
         Task::Compare(..) => POLICIES.len(),
     };
     let progress = Progress::new("simulations", tasks.iter().map(runs).sum(), true);
-    let mut done = 0;
+    let mut next = progress.steps();
     let mut outcomes = Vec::new();
     for task in tasks {
-        let mut next = |name: &str| {
-            progress.shows(done, || name.to_owned());
-            done += 1;
-        };
         outcomes.push(match task {
             Task::Scenario(scenario) => {
                 next(scenario.name);

@@ -49,7 +49,7 @@ impl Sizing {
     /// Returns a [`Problem`] if no file fits, or if there are more than the layout can number.
     pub(crate) fn new(args: &StoreArgs, plan: &Plan, lba_bytes: u32) -> Result<Self, Problem> {
         let file_bytes = args.shape.file_bytes(lba_bytes);
-        let needed = plan.distinct().max(1);
+        let needed = plan.distinct.max(1);
         let files = args.common.capacity.map_or(needed, |bytes| bytes / file_bytes);
         if files == 0 {
             let asked = args.common.capacity.unwrap_or(0);
@@ -89,9 +89,9 @@ impl Sizing {
             group,
             file_bytes,
             device_bytes,
-            needed_bytes: plan.distinct() * file_bytes,
+            needed_bytes: plan.distinct * file_bytes,
             pool_blocks: args.common.pool_blocks.unwrap_or_else(|| pool_blocks(&args.shape, plan)),
-            filled: u64::from(files).min(plan.distinct()),
+            filled: u64::from(files).min(plan.distinct),
         })
     }
 
@@ -166,24 +166,18 @@ impl Sizing {
 
 /// Checks that this machine has `memory` bytes left for `what`.
 pub(crate) fn fits(memory: u64, what: &str) -> Result<(), Problem> {
-    match machine::memory_available() {
-        Some(free) if free < memory => Err(Problem::new(
-            format!(
-                "the replay needs about {} of memory ({what}), but {} are available",
-                Size(memory),
-                Size(free)
-            ),
-            "set --capacity 4GiB (blocks are then evicted), or --requests, or --pool-blocks, or \
-             less --dram, or keep the bytes in files with --media file:DIR",
-        )),
-        _ => Ok(()),
-    }
+    machine::check_memory(
+        memory,
+        || format!("the replay needs about {} of memory ({what})", Size(memory)),
+        "set --capacity 4GiB (blocks are then evicted), or --requests, or --pool-blocks, or less \
+         --dram, or keep the bytes in files with --media file:DIR",
+    )
 }
 
 fn pool_blocks(shape: &Shape, plan: &Plan) -> u32 {
     let at_least = (POOL_BYTES_MIN / shape.block_bytes()).max(1);
     let at_most = (POOL_BYTES_MAX / shape.block_bytes()).max(1);
-    (plan.longest() as u64).clamp(at_least, at_most) as u32
+    (plan.longest as u64).clamp(at_least, at_most) as u32
 }
 
 #[cfg(test)]

@@ -22,19 +22,20 @@ use crate::devices::{Devices, MediaChoice};
 use crate::keep::Keep;
 use crate::media;
 use crate::pool::{CpuAccess, GpuAccess, LAYERS_AHEAD, PARTS_MAX, Pool, PoolAccess};
-use crate::problem::{Problem, user_error};
+use crate::problem::{Problem, user_error, user_errors};
 use crate::progress;
 use crate::sizing::Sizing;
 
 /// Everything backend the engine. Fields are dropped in this order: users before what they use.
 #[derive(Debug)]
 pub(crate) struct Stack {
-    metrics: Option<Endpoint>,
+    /// Endpoint of the metrics, if there is one.
+    pub(crate) metrics: Option<Endpoint>,
     store: Store,
     /// Of the store's devices: for their logs.
-    controllers: Vec<SharedController>,
+    pub(crate) controllers: Vec<SharedController>,
     built: Built,
-    opening: Opening,
+    pub(crate) opening: Opening,
 }
 
 /// Inputs of a stack.
@@ -107,11 +108,7 @@ impl Stack {
         let mut drives = drives;
         let opened =
             parts.open(|| plan.controllers(drives.take()), |found| plan.open(found, &parts));
-        let ((store, controllers, opening, pool), built) =
-            opened.map_err(|error: anyhow::Error| match error.downcast::<StackError>() {
-                Ok(error) => user_error(error),
-                Err(error) => error,
-            })?;
+        let ((store, controllers, opening, pool), built) = opened.map_err(user_errors)?;
         // Whole first: if the address is refused, the store ends before its controllers.
         let mut stack = Self { metrics: None, store, controllers, built, opening };
         let serve = |address| Endpoint::of_store(address, &stack.store).map_err(user_error);
@@ -122,21 +119,6 @@ impl Stack {
     /// Returns the store.
     pub(crate) fn store(&mut self) -> &mut Store {
         &mut self.store
-    }
-
-    /// Returns the controllers.
-    pub(crate) fn controllers(&self) -> &[SharedController] {
-        &self.controllers
-    }
-
-    /// Returns the endpoint of the metrics, if there is one.
-    pub(crate) fn metrics(&self) -> Option<&Endpoint> {
-        self.metrics.as_ref()
-    }
-
-    /// Returns the result of opening the store.
-    pub(crate) fn opening(&self) -> Opening {
-        self.opening
     }
 
     /// Returns the route and placement.

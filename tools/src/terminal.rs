@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::sync::OnceLock;
 
 use anyhow::Context as _;
+use serde::Serialize;
 
 /// Set once something was written to stdout: a second JSON object must not follow.
 static HAS_PRINTED: OnceLock<()> = OnceLock::new();
@@ -21,6 +22,18 @@ pub(crate) fn print(result: impl Display) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to stdout"),
     }
+}
+
+/// Writes a result to stdout, as one JSON object or as text.
+///
+/// # Errors
+/// Same as [`print`].
+pub(crate) fn report<T: Serialize>(
+    result: &T,
+    is_json: bool,
+    text: impl FnOnce(&T) -> String,
+) -> anyhow::Result<()> {
+    print(if is_json { serde_json::to_string(result)? } else { text(result) })
 }
 
 /// Records that a result, or a part of one, is on stdout.

@@ -218,7 +218,7 @@ fn check_trace(path: &Path) {
         let shape = Shape::new(&MODELS[0], 128).unwrap();
         let plan = Plan::new(requests.into_iter(), &shape, None);
         assert_eq!(plan.trace_blocks(), ids as u64);
-        assert!(plan.ideal_hits() * plan.subs() as u64 + plan.distinct() >= plan.longest() as u64);
+        assert!(plan.ideal_hits * plan.subs as u64 + plan.distinct >= plan.longest as u64);
     }
     for rate in [&["sim"][..], &["sim", "--rate", "0.5"]] {
         let flags = Flags::parse_from(rate).workload;

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use kv_schedule::{Config, Curve, CurveError, IoCosts, Setting, SlackTable, StepShape};
 use nvme_driver::Nanos;
 use nvme_emu::Bandwidth;
-use ripieno_sim::{Gpu, Model};
+use ripieno_sim::{AT_ONCE, Gpu, Model};
 
 use crate::layer_times;
 use crate::problem::Problem;
@@ -52,7 +52,7 @@ pub(crate) struct TimingFlags {
         value_parser = percent, help_heading = "Pace", hide_default_value = true,
         conflicts_with_all = ["trace", "slack", "speed", "schedule"],
         default_missing_value = "50,60,70,75,80,85,90,93.75,95,96.9,98.3,99,100")]
-    hit_rates: Option<Vec<f64>>,
+    pub(crate) hit_rates: Option<Vec<f64>>,
 
     /// Slack table to start with; what was learned is written back
     #[arg(long, value_name = "FILE", help_heading = "Pace")]
@@ -61,12 +61,12 @@ pub(crate) struct TimingFlags {
     /// Maximum tokens per step; longer prompts are computed in chunks
     #[arg(long, value_name = "N", default_value_t = 8192, help_heading = "Pace",
         value_parser = size::count::<u32>(1..=1 << 24))]
-    step_tokens: u32,
+    pub(crate) step_tokens: u32,
 
     /// Maximum number of concurrent requests
     #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Pace",
         value_parser = size::count::<u32>(1..=1 << 16))]
-    batch: u32,
+    pub(crate) batch: u32,
 
     /// Read and write bandwidth, latency, mixing factor [default: 25900MB,9800MB,80us,0.4]
     #[arg(long, value_name = "R,W,TIME,PART", value_parser = medium, help_heading = "Pace")]
@@ -147,7 +147,7 @@ impl Medium {
 /// Validated settings of `ripieno pace`.
 #[derive(Debug, Clone)]
 pub(crate) struct Timing {
-    flags: TimingFlags,
+    pub(crate) flags: TimingFlags,
     /// Measured layer times of an engine.
     layers: Option<SlackTable>,
     pub(crate) medium: Medium,
@@ -177,15 +177,7 @@ impl Timing {
     /// enough reads that latencies of layers overlap, or cost less than a hundredth.
     pub(crate) fn config(&self, reads_first: bool) -> Config {
         if !reads_first {
-            let (read_depth_bytes, write_depth_bytes, backlog_bytes) =
-                (u64::MAX, u64::MAX, u64::MAX);
-            return Config {
-                read_depth_bytes,
-                write_depth_bytes,
-                backlog_bytes,
-                high_water: 1.0,
-                reads_first,
-            };
+            return AT_ONCE;
         }
         Config {
             read_depth_bytes: (self.medium.read * 16e-3) as u64,
@@ -204,26 +196,9 @@ impl Timing {
         (if step.is_prefill { layer_time } else { decode_layer_time }).of(step)
     }
 
-    pub(crate) fn slack(&self) -> Option<&PathBuf> {
-        self.flags.slack.as_ref()
-    }
-
-    /// Returns the hit rates to sweep.
-    pub(crate) fn hit_rates(&self) -> Option<&[f64]> {
-        self.flags.hit_rates.as_deref()
-    }
-
     /// Returns the arrival time of a request, scaled by `--speed`.
     pub(crate) fn arrival(&self, recorded: Duration) -> Duration {
         recorded.div_f64(self.flags.speed)
-    }
-
-    pub(crate) fn step_tokens(&self) -> u32 {
-        self.flags.step_tokens
-    }
-
-    pub(crate) fn batch(&self) -> usize {
-        self.flags.batch as usize
     }
 }
 

@@ -15,7 +15,7 @@ use rustix::time::ClockId;
 
 use super::PageFlags;
 use super::load::cpu;
-use super::report::{Axis, Report, Row, Value, spread};
+use super::report::{Report, Row, Value, spread};
 use super::session::{self, Session};
 use crate::config::{ReplayFlags, StoreArgs};
 use crate::interrupt::Interrupt;
@@ -23,20 +23,16 @@ use crate::pool::LAYERS_AHEAD;
 use crate::progress::Progress;
 use crate::size;
 
-pub(super) const HELP: &str = "\
+pub(super) const HELP: &str = measurement_help!(
+    "\
 The layers of a request are started one after the other, as an engine does, for requests of several
 numbers of blocks in turns. a layer: CPU time of the thread that starts it. wake: that of a
 request's first layer, which may wake the I/O kernel's thread; on a GPU nothing sleeps.
 
 Examples:
   ripieno bench caller
-  ripieno bench caller --blocks 64,65536 --executor cuda --launch resident
-
-Exit codes:
-  0    measured, and every check passed
-  1    I/O failed, or a measurement did not pass its checks
-  2    bad input: the command line, or something that this machine does not have
-  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); reports what was measured until then";
+  ripieno bench caller --blocks 64,65536 --executor cuda --launch resident"
+);
 
 /// Passes of one sample: CPU time is read only around them.
 const PASSES: u32 = 16;
@@ -86,8 +82,7 @@ pub(super) fn run(flags: &CallerFlags) -> anyhow::Result<u8> {
     let most = flags.blocks.iter().copied().max().unwrap_or(1);
     args.common.pool_blocks = Some(most);
     let mut report = Report::new("caller");
-    let axis = |key, label| Axis { key, label, unit: 1.0 };
-    report.axes = (vec![axis("blocks", "blocks")], vec![axis("layer_ns", "ns of CPU a layer")]);
+    report.axes = (vec![("blocks", "blocks", 1.0)], vec![("layer_ns", "ns of CPU a layer", 1.0)]);
     let done = session::with(&args, most.into(), None, &mut interrupt, HINT, |session| {
         let blocks = session.pool.take(most as usize);
         let keys = &session.keys[..most as usize];

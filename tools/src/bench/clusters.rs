@@ -3,13 +3,13 @@
 
 use clap::Args;
 use kv_swarm::{Cluster, ClusterId, Clusters, Entry, Read};
-use objstore::{BlockKey, ClusterCopies, Layer, StoredClusters};
+use objstore::{BlockId, BlockKey, ClusterCopies, Layer, StoredClusters};
 use ripieno_sim::{SwarmSteps, median};
 
 use super::PageFlags;
-use super::report::{Axis, Report, Row, Value, spread};
+use super::report::{Report, Row, Value, spread};
 use super::session::{self, Session};
-use crate::config::{ReplayFlags, StoreArgs};
+use crate::config::{ReplayFlags, StoreArgs, none_of};
 use crate::devices::Devices;
 use crate::interrupt::Interrupt;
 use crate::model::Shape;
@@ -17,7 +17,8 @@ use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::size;
 
-pub(super) const HELP: &str = "\
+pub(super) const HELP: &str = measurement_help!(
+    "\
 Each step reads 10 % of the 4,096 entries of a layer, of 4 KiB each: K and V of a token. They are
 activated by the law of `ripieno sim swarm-11`, not by a model. entries: each is stored once, in the
 order of the tokens, and it is known which ones are activated. clusters: Swarm's, with copies, the
@@ -29,13 +30,8 @@ and doorbells are those of a step; a doorbell has 32 commands at most.
 Examples:
   ripieno bench clusters
   ripieno bench clusters --devices 4 --coalesce off        # a command for each entry
-  ripieno bench clusters --device vfio:0000:65:00.0,vfio:0000:66:00.0 --overwrite
-
-Exit codes:
-  0    measured, and every check passed
-  1    I/O failed, or a measurement did not pass its checks
-  2    bad input: the command line, or something that this machine does not have
-  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); reports what was measured until then";
+  ripieno bench clusters --device vfio:0000:65:00.0,vfio:0000:66:00.0 --overwrite"
+);
 
 const SHAPE: Shape =
     Shape { model: "entries", layers: 1, segments: 1, block_tokens: 1, object_bytes: 4096 };
@@ -71,16 +67,12 @@ impl ClusterFlags {
             ("--pool-blocks", common.pool_blocks.is_some()),
             ("--dram", common.dram > 0),
         ];
-        match given.iter().find(|(_, is_given)| *is_given) {
-            Some((flag, _)) => Err(Problem::new(
-                format!(
-                    "{flag}: ripieno bench clusters has entries of 4 KiB, a pool for a step of \
-                     them, and reads all of them from the devices"
-                ),
-                "leave it out",
-            )),
-            None => Ok(()),
-        }
+        none_of(
+            &given,
+            "ripieno bench clusters has entries of 4 KiB, a pool for a step of them, and reads all \
+             of them from the devices",
+            "leave it out",
+        )
     }
 
     /// Returns the arguments for each number of devices.
@@ -132,9 +124,8 @@ pub(super) fn run(flags: &ClusterFlags) -> anyhow::Result<u8> {
         singles.open(Cluster { medoid, members: vec![medoid] });
     }
     let mut report = Report::new("clusters");
-    let axis = |key, label, unit| Axis { key, label, unit };
     report.axes =
-        (vec![axis("devices", "devices", 1.0)], vec![axis("bytes_s", "GiB/s", f64::from(1 << 30))]);
+        (vec![("devices", "devices", 1.0)], vec![("bytes_s", "GiB/s", f64::from(1 << 30))]);
     let progress = Progress::new("numbers of devices", all.len(), all[0].shows_progress());
     for (at, args) in all.iter().enumerate() {
         progress.shows(at, String::new);
@@ -179,7 +170,8 @@ fn measure(
         let wanted: Vec<ClusterId> = if is_single { entries() } else { step.wanted.clone() };
         let begin = session.clock.now();
         let reads = stored.reads(&wanted, |_| false);
-        load(session, &stored, &reads)?;
+        let blocks = session.pool.take(reads.iter().map(Vec::len).sum());
+        load(session, &stored, &reads, &blocks)?;
         sums.seconds.push((session.clock.now() - begin).0 as f64 / 1e9);
         let is_active = |read: &&Read| step.active.contains(&read.entry);
         let entries = reads.iter().map(Vec::len).sum::<usize>();
@@ -228,9 +220,9 @@ fn load(
     session: &mut Session<'_>,
     stored: &StoredClusters,
     reads: &[Vec<Read>],
+    blocks: &[BlockId],
 ) -> anyhow::Result<()> {
-    let blocks = session.pool.take(reads.iter().map(Vec::len).sum());
-    let load = stored.retrieve(&session.store, reads, &blocks)?;
+    let load = stored.retrieve(&session.store, reads, blocks)?;
     let order = session.order();
     session.store.wait(session.store.retrieve_layer_on(&load, Layer(0), order)?)?;
     Ok(())
@@ -246,9 +238,7 @@ fn contents(
     let keys: Vec<BlockKey> = all.map(|read| session.keys[read.entry.0 as usize]).collect();
     let blocks = session.pool.take(keys.len());
     let sample = session.sample(&keys, &blocks)?;
-    let order = session.order();
-    let load = stored.retrieve(&session.store, reads, &blocks)?;
-    session.store.wait(session.store.retrieve_layer_on(&load, Layer(0), order)?)?;
+    load(session, stored, reads, &blocks)?;
     session.compare(sample)
 }
 

@@ -6,7 +6,7 @@ use ripieno_sim::median;
 
 use super::PageFlags;
 use super::measure::{Measure, SLOTS};
-use super::report::{Axis, Report, Row, Value, spread};
+use super::report::{Report, Row, Value, spread};
 use super::session::{self, Done, Passes, Session};
 use crate::config::{Descriptors, ReplayFlags, StoreArgs};
 use crate::interrupt::Interrupt;
@@ -16,7 +16,8 @@ use crate::replay;
 use crate::size::{self, grouped};
 use crate::sizing::Sizing;
 
-pub(super) const LAYERS_HELP: &str = "\
+pub(super) const LAYERS_HELP: &str = measurement_help!(
+    "\
 A context of each length is stored and retrieved, all layers of it, into scattered blocks of the KV
 pool; eight layers are in flight. The first pass does not count. Lengths for which this machine has
 no memory or disk space are left out, and named.
@@ -26,15 +27,11 @@ Examples:
   ripieno bench layers --model llama-3-8b,deepseek-v3-mla --tokens 1024,4096
   ripieno bench layers --media file:/var/tmp --block-tokens 64 --json
   ripieno bench layers --html layers.html
-  ripieno bench layers --device vfio:0000:65:00.0 --overwrite
+  ripieno bench layers --device vfio:0000:65:00.0 --overwrite"
+);
 
-Exit codes:
-  0    measured, and every check passed
-  1    I/O failed, or a measurement did not pass its checks
-  2    bad input: the command line, or something that this machine does not have
-  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); reports what was measured until then";
-
-pub(super) const DESCRIPTORS_HELP: &str = "\
+pub(super) const DESCRIPTORS_HELP: &str = measurement_help!(
+    "\
 The same context with SGLs and with PRPs, with commands for neighbouring objects merged and with one
 command for each object.
 
@@ -43,13 +40,8 @@ Examples:
   ripieno bench descriptors --block-tokens 64 --tokens 16384 --json
 
 areas: the memory that the queues have for descriptors. lists: what the commands of one pass put
-there, which the device reads; with SGLs at most that.
-
-Exit codes:
-  0    measured, and every check passed
-  1    I/O failed, or a measurement did not pass its checks
-  2    bad input: the command line, or something that this machine does not have
-  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); reports what was measured until then";
+there, which the device reads; with SGLs at most that."
+);
 
 pub(super) const MIXED_HELP: &str = "\
 Four operations of the same size are kept in flight, from reads only to writes only. apart: the
@@ -206,9 +198,7 @@ pub(super) fn layers(flags: &ContextFlags) -> anyhow::Result<u8> {
     flags.check("bench layers")?;
     let asked = if flags.tokens.is_empty() { TOKENS.to_vec() } else { flags.tokens.clone() };
     let mut all = Report::new("layers");
-    let axis = |key, label, unit| Axis { key, label, unit };
-    all.axes =
-        (vec![axis("tokens", "tokens", 1.0)], vec![axis("bytes_s", "GiB/s", f64::from(1 << 30))]);
+    all.axes = (vec![("tokens", "tokens", 1.0)], vec![("bytes_s", "GiB/s", f64::from(1 << 30))]);
     for each in flags.replay.each_shape(&[16, 64]) {
         // The store is that of the longest one that fits.
         let mut lengths = asked.clone();

@@ -12,11 +12,10 @@ use ripieno_sim::median;
 
 use super::PageFlags;
 use super::contexts::TOKENS;
-use super::report::{Axis, Report, Row, Value, spread};
+use super::report::{Report, Row, Value, spread};
 use crate::config::OutputFlags;
 use crate::interrupt::Interrupt;
 use crate::machine;
-use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::size::{self, Size};
 
@@ -179,24 +178,10 @@ impl Index {
     }
 }
 
-fn check_memory(needed: u64) -> Result<(), Problem> {
-    match machine::memory_available() {
-        Some(free) if free < needed => Err(Problem::new(
-            format!(
-                "--files: about {} of memory are needed, but {} are available",
-                Size(needed),
-                Size(free)
-            ),
-            "give fewer --files, --tokens or --rounds",
-        )),
-        _ => Ok(()),
-    }
-}
-
 /// Measures and reports. Returns the exit code.
 ///
 /// # Errors
-/// Returns a [`Problem`] for bad input, and an error of the catalog.
+/// Returns a [`crate::problem::Problem`] for bad input, and an error of the catalog.
 pub(super) fn run(flags: &IndexFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
     flags.page.check()?;
@@ -205,11 +190,12 @@ pub(super) fn run(flags: &IndexFlags) -> anyhow::Result<u8> {
     let all: u64 = lengths.iter().map(|tokens| u64::from(tokens / block)).sum();
     let more = u32::try_from(all * u64::from(rounds + 1)).unwrap_or(u32::MAX / 2);
     let most = flags.files.iter().copied().max().unwrap_or(0);
-    check_memory(BLOCK_BYTES * (u64::from(most) + u64::from(more)))?;
+    let needed = BLOCK_BYTES * (u64::from(most) + u64::from(more));
+    let what = || format!("--files: about {} of memory are needed", Size(needed));
+    machine::check_memory(needed, what, "give fewer --files, --tokens or --rounds")?;
     let mut report = Report::new("index");
     report.checked = "every lookup found all of its blocks".to_owned();
-    let axis = |key, label| Axis { key, label, unit: 1.0 };
-    report.axes = (vec![axis("tokens", "tokens")], vec![axis("lookup_us", "us of a lookup")]);
+    report.axes = (vec![("tokens", "tokens", 1.0)], vec![("lookup_us", "us of a lookup", 1.0)]);
     let progress =
         Progress::new("contexts", flags.files.len() * lengths.len(), flags.output.shows_progress());
     for &files in &flags.files {

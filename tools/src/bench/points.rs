@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::check::Checks;
 use super::load::{Found, Load, WINDOWS};
-use super::report::{Axis, Report, Row, Value};
+use super::report::{Report, Row, Value};
 use crate::replay::ratio;
 use crate::size::Size;
 
@@ -68,16 +68,12 @@ pub(super) fn row(load: &Load, found: &Found, checks: Checks) -> Row {
 
 /// Completes a report of such rows: plots, knees, mixtures, and notes.
 pub(super) fn summarise(report: &mut Report) {
-    let axis = |key, label, unit| Axis { key, label, unit };
     report.axes = (
+        vec![("iodepth", "depth of a queue", 1.0), ("bs_bytes", "KiB of a transfer", 1024.0)],
         vec![
-            axis("iodepth", "depth of a queue", 1.0),
-            axis("bs_bytes", "KiB of a transfer", 1024.0),
-        ],
-        vec![
-            axis("iops", "1000 IOPS", 1e3),
-            axis("bytes_s", "MiB/s", f64::from(1 << 20)),
-            axis("p99_us", "p99, us", 1.0),
+            ("iops", "1000 IOPS", 1e3),
+            ("bytes_s", "MiB/s", f64::from(1 << 20)),
+            ("p99_us", "p99, us", 1.0),
         ],
     );
     let rows = &report.rows;

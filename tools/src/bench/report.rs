@@ -9,7 +9,6 @@ use super::PageFlags;
 use crate::config::{self, OutputFlags, StoreArgs};
 use crate::devices::Devices;
 use crate::interrupt::Interrupt;
-use crate::problem::EXIT_FAILED;
 use crate::sim::write_page;
 use crate::size::{Size, grouped};
 use crate::stack::Stack;
@@ -219,15 +218,8 @@ fn cells(rows: &[Row]) -> (Vec<&'static str>, Vec<Vec<String>>) {
     (header, cells)
 }
 
-/// An axis of a plot.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Axis {
-    /// JSON key of the values.
-    pub(super) key: &'static str,
-    pub(super) label: &'static str,
-    /// Divides the values.
-    pub(super) unit: f64,
-}
+/// An axis of a plot: JSON key of the values, label, and the unit that divides the values.
+pub(super) type Axis = (&'static str, &'static str, f64);
 
 /// Results of a command. Field names are the JSON keys.
 #[derive(Debug, Serialize)]
@@ -284,12 +276,8 @@ impl Report {
         if let Some(page) = &page.html {
             write_page(page, &format!("ripieno bench {}", self.bench), &[self.outcome()])?;
         }
-        terminal::print(if output.json { serde_json::to_string(&self)? } else { self.text() })?;
-        Ok(match (self.failed, self.interrupted) {
-            (0, false) => 0,
-            (0, true) => interrupt.exit_code(),
-            _ => EXIT_FAILED,
-        })
+        terminal::report(&self, output.json, Self::text)?;
+        Ok(interrupt.end(self.failed == 0, self.interrupted))
     }
 
     fn text(&self) -> String {
@@ -316,15 +304,14 @@ impl Report {
     fn outcome(&self) -> Outcome {
         let (xs, ys) = &self.axes;
         let several = |x: &&Axis| {
-            let of = |row: &Row| row.number(x.key);
+            let of = |row: &Row| row.number(x.0);
             self.rows.iter().any(|row| of(row) != of(&self.rows[0]))
         };
         let x = xs.iter().find(several);
         let plots = x.into_iter().flat_map(|x| ys.iter().map(|y| self.plot(*x, *y)));
         let tables = self.tables().map(|rows| {
             let (header, rows) = cells(rows);
-            let columns = header.into_iter().map(str::to_owned).collect();
-            Table { title: "Measurements".to_owned(), columns, rows }
+            Table::new("Measurements", header, rows)
         });
         Outcome {
             name: self.bench.to_owned(),
@@ -338,22 +325,19 @@ impl Report {
     }
 
     /// Returns a plot with a line for each combination of the other parameters.
-    fn plot(&self, x: Axis, y: Axis) -> Plot {
+    fn plot(&self, (x, x_label, x_unit): Axis, (y, y_label, y_unit): Axis) -> Plot {
         let mut lines: Vec<Line> = Vec::new();
         for row in &self.rows {
-            let (Some(at), Some(figure)) = (row.number(x.key), row.number(y.key)) else {
-                continue;
-            };
-            let (name, at) = (row.name_without(x.key), (at / x.unit, figure / y.unit));
+            let (Some(at), Some(figure)) = (row.number(x), row.number(y)) else { continue };
+            let (name, at) = (row.name_without(x), (at / x_unit, figure / y_unit));
             match lines.iter_mut().find(|line| line.name == name) {
                 Some(line) => line.points.push(at),
-                None => lines.push(Line { name, points: vec![at] }),
+                None => lines.push(Line::new(name, [at])),
             }
         }
         lines.iter_mut().for_each(|line| line.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
         lines.retain(|line| line.points.len() > 1);
-        let title = format!("{}, by {}", y.label, x.label);
-        Plot { title, x: x.label.to_owned(), y: y.label.to_owned(), lines }
+        Plot::new(format!("{y_label}, by {x_label}"), x_label, y_label, lines)
     }
 
     fn all_notes(&self) -> Vec<String> {

@@ -10,12 +10,10 @@ use nvme_emu::{BandwidthDial, SimClock};
 use objstore::{BlockId, BlockKey, Layer, Order, SharedController, Store, StoreError, Ticket};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
-use ripieno_stack::Drives;
 
 use super::check::{Counted, Sent};
 use super::report::Setting;
-use crate::config::{ReplayFlags, StoreArgs};
-use crate::devices::Devices;
+use crate::config::{ReplayFlags, StoreArgs, none_of};
 use crate::drives;
 use crate::interrupt::Interrupt;
 use crate::plan::Plan;
@@ -72,13 +70,8 @@ pub(super) fn check(flags: &ReplayFlags, command: &str) -> Result<(), Problem> {
         ("--keep", devices.keep),
         ("--capacity", common.capacity.is_some()),
     ];
-    match given.iter().find(|(_, is_given)| *is_given) {
-        Some((flag, _)) => Err(Problem::new(
-            format!("{flag}: ripieno {command} serves no requests, and keeps nothing"),
-            "leave it out",
-        )),
-        None => Ok(()),
-    }
+    let why = format!("ripieno {command} serves no requests, and keeps nothing");
+    none_of(&given, &why, "leave it out")
 }
 
 /// Returns a plan with one request of `blocks` blocks, with room for them in a store: a full one
@@ -112,14 +105,7 @@ pub(super) fn with<T>(
         None => Arc::new(MonotonicClock::default()),
     };
     interrupt.orderly();
-    let mut found = match &args.devices {
-        Devices::Emu(_) => None,
-        Devices::Vfio(addresses) => {
-            let options = args.controller_options();
-            let opened = Drives::open(addresses, args.flags.path.memory, &clock, &options);
-            Some(opened.map_err(user_error)?)
-        }
-    };
+    let mut found = replay::open_drives(args, &clock)?;
     let lba_bytes = replay::lba_bytes(args, found.as_ref());
     args.check_prp(lba_bytes)?;
     let plan = plan(args, blocks);
@@ -147,7 +133,7 @@ pub(super) fn with<T>(
         pool,
         keys: plan.keys(0),
         interrupt,
-        devices: stack.controllers(),
+        devices: &stack.controllers,
         slot_bytes: u64::from(args.shape.object_bytes.next_multiple_of(lba_bytes)),
         sim: sim.as_ref().map(|sim| (sim, medium)),
     };

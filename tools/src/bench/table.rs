@@ -165,7 +165,7 @@ pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
                 },
             };
             let known = match flags.out.as_deref().filter(|path| path.exists()) {
-                Some(path) => Some(check_table(path, setting)?),
+                Some(path) => Some(known_table(path, setting)?.costs),
                 None => None,
             };
             let measured = flags.measure(&args, known.is_some(), &mut interrupt)?;
@@ -200,8 +200,7 @@ pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
         layers: steps.map(|steps| steps.report(against.as_ref().map(|(path, of)| (*path, of)))),
         out: flags.out.clone(),
     };
-    let is_json = args.common.output.json;
-    terminal::print(if is_json { serde_json::to_string(&report)? } else { report.text() })?;
+    terminal::report(&report, args.common.output.json, Report::text)?;
     Ok(0)
 }
 
@@ -232,15 +231,17 @@ impl TableFlags {
     }
 }
 
-/// Returns the costs of a file; rejects one that cannot take the measured table, whatever the
-/// drives' names.
-fn check_table(path: &Path, setting: impl Fn(Vec<String>) -> Setting) -> Result<IoCosts, Problem> {
+/// Returns the table of a file; rejects one that cannot take the measured table. `setting` returns
+/// the setting of that by the drives of the file's.
+fn known_table(
+    path: &Path,
+    setting: impl Fn(Vec<String>) -> Setting,
+) -> Result<SlackTable, Problem> {
     let text =
         file::read_text(path, timing::TABLE_BYTES_MAX).map_err(|error| unfit(path, error))?;
     let there = SlackTable::parse(&text).map_err(|error| unfit(path, error))?;
     let wanted = setting(there.setting().drives.clone());
-    let table = SlackTable::from_json(&text, &wanted).map_err(|error| unfit(path, error))?;
-    Ok(table.costs)
+    SlackTable::from_json(&text, &wanted).map_err(|error| unfit(path, error))
 }
 
 /// Returns the file's table with new costs, or a new table without layer times.
@@ -251,9 +252,7 @@ fn slack_table(
 ) -> Result<SlackTable, Problem> {
     let there = path.filter(|path| path.exists());
     let Some(path) = there else { return Ok(SlackTable::new(setting, costs)) };
-    let text =
-        file::read_text(path, timing::TABLE_BYTES_MAX).map_err(|error| unfit(path, error))?;
-    let mut table = SlackTable::from_json(&text, &setting).map_err(|error| unfit(path, error))?;
+    let mut table = known_table(path, |_| setting.clone())?;
     table.costs = costs;
     Ok(table)
 }

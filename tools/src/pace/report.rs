@@ -9,7 +9,6 @@ use crate::config::StoreArgs;
 use crate::plan::Plan;
 use crate::size::{Size, grouped};
 use crate::table::grid;
-use crate::terminal;
 use crate::timing::Timing;
 
 use super::Served;
@@ -169,7 +168,7 @@ pub(crate) struct Report {
     write_bytes_s: f64,
     mixed: f64,
     step_tokens: u32,
-    batch: usize,
+    batch: u32,
     pub(crate) runs: Vec<Run>,
     pub(crate) interrupted: bool,
 }
@@ -186,8 +185,8 @@ impl Report {
             read_bytes_s: timing.medium.read,
             write_bytes_s: timing.medium.write,
             mixed: timing.medium.mixed,
-            step_tokens: timing.step_tokens(),
-            batch: timing.batch(),
+            step_tokens: timing.flags.step_tokens,
+            batch: timing.flags.batch,
             interrupted: runs.iter().any(|run| run.interrupted),
             runs,
         }
@@ -198,15 +197,7 @@ impl Report {
         self.runs.iter().all(|run| run.io_errors == 0)
     }
 
-    /// Writes the report to stdout.
-    ///
-    /// # Errors
-    /// Returns an error if stdout cannot be written to.
-    pub(super) fn print(&self, json: bool) -> anyhow::Result<()> {
-        terminal::print(if json { serde_json::to_string(self)? } else { self.text() })
-    }
-
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let workload = self.trace.as_deref().unwrap_or("synthetic");
         let row = |(title, value): &(&str, Value)| {
             std::iter::once((*title).to_owned()).chain(self.runs.iter().map(value)).collect()

@@ -10,7 +10,6 @@ use crate::config::StoreArgs;
 use crate::interrupt::Interrupt;
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::plan::Plan;
-use crate::problem::EXIT_FAILED;
 use crate::table::grid;
 use crate::terminal;
 use crate::timing::Timing;
@@ -196,16 +195,8 @@ pub(super) fn run(
         io_errors: runs.io_errors,
         interrupted: runs.is_interrupted,
     };
-    terminal::print(if args.common.output.json {
-        serde_json::to_string(&sweep)?
-    } else {
-        sweep.text()
-    })?;
-    Ok(match (sweep.io_errors, sweep.interrupted) {
-        (0, false) => 0,
-        (0, true) => interrupt.exit_code(),
-        _ => EXIT_FAILED,
-    })
+    terminal::report(&sweep, args.common.output.json, Sweep::text)?;
+    Ok(interrupt.end(sweep.io_errors == 0, sweep.interrupted))
 }
 
 impl Sweep {

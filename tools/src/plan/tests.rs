@@ -40,10 +40,10 @@ fn plan(requests: &[&[u64]], block_tokens: u32, max: Option<u64>) -> Plan {
 #[test]
 fn the_same_id_behind_another_prefix_is_another_block() {
     let plan = plan(&[&[1, 2, 3], &[4, 2, 3], &[1, 2, 9], &[3], &[], &[4, 2, 3, 1]], 512, None);
-    assert_eq!(plan.ideal_hits(), 2 + 3);
+    assert_eq!(plan.ideal_hits, 2 + 3);
     assert_eq!(plan.trace_blocks(), 3 + 3 + 3 + 1 + 4);
-    assert_eq!(plan.distinct(), 3 + 3 + 1 + 1 + 1);
-    assert_eq!((plan.requests(), plan.longest()), (6, 4));
+    assert_eq!(plan.distinct, 3 + 3 + 1 + 1 + 1);
+    assert_eq!((plan.requests(), plan.longest), (6, 4));
     assert_eq!(plan.keys(0)[..2], plan.keys(2)[..2]);
     assert_ne!(plan.keys(0)[1], plan.keys(1)[1]);
     assert!(plan.keys(4).is_empty());
@@ -52,14 +52,14 @@ fn the_same_id_behind_another_prefix_is_another_block() {
 #[test]
 fn ids_are_more_than_32_bits() {
     let plan = plan(&[&[1], &[1 | 1 << 32], &[1 << 32]], 512, None);
-    assert_eq!((plan.ideal_hits(), plan.distinct()), (0, 3));
+    assert_eq!((plan.ideal_hits, plan.distinct), (0, 3));
 }
 
 #[test]
 fn small_blocks_are_parts_of_trace_blocks() {
     let plan = plan(&[&[1, 2], &[1, 3]], 128, None);
-    assert_eq!((plan.subs(), plan.keys(0).len(), plan.longest()), (4, 8, 8));
-    assert_eq!((plan.ideal_hits(), plan.trace_blocks(), plan.distinct()), (1, 4, 12));
+    assert_eq!((plan.subs, plan.keys(0).len(), plan.longest), (4, 8, 8));
+    assert_eq!((plan.ideal_hits, plan.trace_blocks(), plan.distinct), (1, 4, 12));
     assert_eq!(plan.keys(0)[..4], plan.keys(1)[..4]);
     assert!(plan.keys(0)[4..].iter().all(|key| !plan.keys(1).contains(key)));
 }
@@ -84,8 +84,8 @@ proptest! {
         let hits: u64 = requests.iter().map(|ids| tree.hits(ids)).sum();
         let slices: Vec<&[u64]> = requests.iter().map(Vec::as_slice).collect();
         let plan = plan(&slices, 512 >> log2, None);
-        prop_assert_eq!(plan.ideal_hits(), hits);
-        prop_assert_eq!(plan.distinct(), (tree.children.len() as u64) << log2);
+        prop_assert_eq!(plan.ideal_hits, hits);
+        prop_assert_eq!(plan.distinct, (tree.children.len() as u64) << log2);
         for (request, ids) in requests.iter().enumerate() {
             prop_assert_eq!(plan.keys(request).len(), ids.len() << log2);
         }

@@ -133,8 +133,8 @@ impl Engine<'_> {
             timing::compute(self.shape.model, tokens).inspect(|&time| saved.add(time));
         }
         self.tally.requests += 1;
-        self.tally.trace_blocks += (keys.len() / plan.subs()) as u64;
-        self.tally.trace_blocks_hit += (hits / plan.subs()) as u64;
+        self.tally.trace_blocks += (keys.len() / plan.subs) as u64;
+        self.tally.trace_blocks_hit += (hits / plan.subs) as u64;
         self.store_rest(keys, hits, prefix).with_context(|| format!("request {index}: storing"))?;
         tracing::debug!(request = index, "all of it that there is room for is permanent");
         Ok(())

@@ -8,7 +8,6 @@ use crate::gpu::GpuReport;
 use crate::model::Shape;
 use crate::size::{Size, grouped};
 use crate::table::{row, table};
-use crate::terminal;
 
 use super::Limits;
 use super::verify::Mismatch;
@@ -210,17 +209,8 @@ impl Report {
         self.mismatches == 0 && self.io_errors == 0
     }
 
-    /// Writes the report to stdout.
-    ///
-    /// # Errors
-    /// Returns an error if stdout cannot be written to.
-    pub(crate) fn print(&self, json: bool) -> anyhow::Result<()> {
-        let text = if json { serde_json::to_string(self)? } else { self.text() };
-        terminal::print(text)
-    }
-
     /// Formats the report for people.
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut text = format!("ripieno {} replay\n\n", self.version);
         text += &table(&self.setting());
         text += "\n\n";

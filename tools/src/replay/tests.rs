@@ -53,7 +53,7 @@ fn replay_on(
     }
     let outcome =
         drive(&args, &plan, &mut stack, pool, &mut Interrupt::never()).expect("the replay goes on");
-    let (placement, opening) = (stack.placement().clone(), stack.opening());
+    let (placement, opening) = (stack.placement().clone(), stack.opening);
     let setting = Setting { limits, placement, opening, gpu: None };
     let report = report(&args, &plan, &sizing, setting, outcome);
     stack.close().expect("the devices still work");
@@ -182,8 +182,9 @@ fn scrape_with_totals(line: &str, dir: &std::path::Path) -> Scrape {
     let parts = Build { args: args_of, sizing: &sizing, clock: &clock, gpu, keep, sim };
     let (mut stack, pool) = Stack::build(parts, None).unwrap();
     let outcome = drive(&args, &plan, &mut stack, pool, &mut Interrupt::never()).unwrap();
-    let (placement, opening) = (stack.placement().clone(), stack.opening());
-    let scrape = Scrape::read(stack.metrics().expect("asked for").address()).expect("it answers");
+    let (placement, opening) = (stack.placement().clone(), stack.opening);
+    let scrape =
+        Scrape::read(stack.metrics.as_ref().expect("asked for").address()).expect("it answers");
     let setting = Setting { limits, placement, opening, gpu: None };
     let hits = outcome.tally.trace_blocks_hit;
     let report = serde_json::to_value(report(&args, &plan, &sizing, setting, outcome)).unwrap();

@@ -57,12 +57,7 @@ pub(crate) fn run(flags: &ClusterFlags) -> anyhow::Result<u8> {
     let delay = Duration::from_secs_f64(flags.directory_delay);
     let clusters = Clusters { engines: flags.engines.clone(), links: flags.link.clone(), delay };
     let progress = Progress::new("clusters", clusters.runs(), true);
-    let mut done = 0;
-    let next = |name: &str| {
-        progress.shows(done, || name.to_owned());
-        done += 1;
-    };
-    let found = cluster(&machine, &clusters, &workload, next);
+    let found = cluster(&machine, &clusters, &workload, progress.steps());
     progress.finish();
     let title = "engines on several machines".to_owned();
     report(&[named(Outcome { title, ..found }, &flags.name, &setting)], as_asked)?;

@@ -90,13 +90,8 @@ pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
     let writes_a_day = flags.drive_writes.unwrap_or(rated);
     let limits = Limits { ttft_p99: flags.ttft_p99, writes_a_day };
     let progress = Progress::new("combinations", choices.runs(), true);
-    let mut done = 0;
-    let next = |name: &str| {
-        progress.shows(done, || name.to_owned());
-        done += 1;
-    };
     let prices = parameters.prices();
-    let found = plan(&machine, &prices, &choices, &limits, &workloads, next);
+    let found = plan(&machine, &prices, &choices, &limits, &workloads, progress.steps());
     progress.finish();
     let title = "which tiers to buy".to_owned();
     report(&[named(Outcome { title, ..found }, &flags.name, &setting)], &serving.report)?;

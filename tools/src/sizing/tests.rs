@@ -14,7 +14,7 @@ fn the_default_is_what_the_workload_needs() {
     let args = args("--model tiny");
     let plan = plan(&args, 1000);
     let sizing = Sizing::new(&args, &plan, 512).unwrap();
-    assert_eq!(u64::from(sizing.files), plan.distinct());
+    assert_eq!(u64::from(sizing.files), plan.distinct);
     assert_eq!(sizing.capacity_bytes(), sizing.needed_bytes);
     assert_eq!((sizing.file_bytes, sizing.group), (4096, 128));
     assert!(2 * sizing.device_bytes >= sizing.needed_bytes);
