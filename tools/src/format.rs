@@ -14,14 +14,12 @@ use ripieno_stack::{StoreDir, StoreDirMedia, StoreDirOptions};
 
 use crate::devices;
 use crate::interrupt::Interrupt;
+use crate::keep;
 use crate::model::{self, Model, Shape};
 use crate::offline::{Offline, StoreLocation};
 use crate::problem::Problem;
 use crate::size::{self, Size};
 use report::{Report, print_undone};
-
-/// Sizes of a store directory's files are rounded up to a multiple of this.
-const UNIT: u64 = 1 << 20;
 
 /// Data that may be overwritten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -227,8 +225,8 @@ fn allow(flags: &FormatFlags, held: &[Held]) -> Result<(), Problem> {
 
 fn new_store_dir(flags: &FormatFlags, format: &Format) -> anyhow::Result<StoreDirOptions> {
     let lba_bytes = flags.lba.unwrap_or(flags.model.lba_bytes);
-    let id = OsRng.unwrap_err().random();
     if !flags.block.is_empty() {
+        let id = OsRng.unwrap_err().random();
         let media = StoreDirMedia::BlockDevices(flags.block.clone());
         return Ok(StoreDirOptions { id, media, lba_bytes });
     }
@@ -242,8 +240,7 @@ fn new_store_dir(flags: &FormatFlags, format: &Format) -> anyhow::Result<StoreDi
     }
     let count = flags.devices.unwrap_or(devices::EMU_DEFAULT);
     let each = Store::device_bytes(format, count, lba_bytes).map_err(refused)?;
-    let bytes = each.next_multiple_of(UNIT).saturating_mul(count.into());
-    Ok(StoreDirOptions { id, media: StoreDirMedia::Files { count, bytes }, lba_bytes })
+    Ok(keep::in_files(count, each, lba_bytes))
 }
 
 /// Returns the contents of each device, in order.

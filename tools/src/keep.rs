@@ -6,7 +6,7 @@ use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{Drives, StoreDir, StoreDirMedia, StoreDirOptions};
 
 use crate::config::StoreArgs;
-use crate::devices::{Devices, EmuChoice, MediaChoice};
+use crate::devices::{Devices, MediaChoice};
 use crate::drives;
 use crate::problem::{Problem, user_error};
 use crate::size::Size;
@@ -44,7 +44,13 @@ impl Keep {
     /// Returns a [`Problem`] if it cannot be created.
     pub(crate) fn make(&mut self, args: &StoreArgs, sizing: &Sizing) -> Result<(), Problem> {
         if let (None, Devices::Emu(emu)) = (&self.store_dir, &args.devices) {
-            self.store_dir = Some(create(emu, sizing.device_bytes)?);
+            let MediaChoice::File(dir) = &emu.media else {
+                let hint = "say --media file:DIR";
+                return Err(Problem::new("media in memory cannot be kept", hint));
+            };
+            let options = in_files(emu.count, sizing.device_bytes, emu.lba_bytes);
+            let created = StoreDir::create(dir, &options);
+            self.store_dir = Some(created.map_err(|error| Problem::new(error.to_string(), ""))?);
         }
         Ok(())
     }
@@ -104,17 +110,9 @@ impl Keep {
     }
 }
 
-/// Creates a store directory with files of `device_bytes`, rounded up.
-///
-/// # Errors
-/// Returns a [`Problem`] if it cannot be created.
-pub(crate) fn create(emu: &EmuChoice, device_bytes: u64) -> Result<StoreDir, Problem> {
-    let MediaChoice::File(dir) = &emu.media else {
-        return Err(Problem::new("media in memory cannot be kept", "say --media file:DIR"));
-    };
-    let bytes = device_bytes.next_multiple_of(UNIT).saturating_mul(emu.count.into());
-    let media = StoreDirMedia::Files { count: emu.count, bytes };
-    let id = OsRng.unwrap_err().random();
-    let options = StoreDirOptions { id, media, lba_bytes: emu.lba_bytes };
-    StoreDir::create(dir, &options).map_err(|error| Problem::new(error.to_string(), ""))
+/// Returns the options of a new store directory with `count` files of `device_bytes`, rounded up.
+pub(crate) fn in_files(count: u32, device_bytes: u64, lba_bytes: u32) -> StoreDirOptions {
+    let bytes = device_bytes.next_multiple_of(UNIT).saturating_mul(count.into());
+    let media = StoreDirMedia::Files { count, bytes };
+    StoreDirOptions { id: OsRng.unwrap_err().random(), media, lba_bytes }
 }

@@ -37,7 +37,7 @@ impl Pool {
         shape.block_bytes() * u64::from(blocks)
     }
 
-    /// Returns a pool that `hand` accesses, with its blocks in shuffled order.
+    /// Returns a pool that `access` reaches, with its blocks in shuffled order.
     pub(crate) fn new(access: Box<dyn PoolAccess>, shape: Shape, blocks: u32, seed: u64) -> Self {
         let mut order: Vec<BlockId> = (0..blocks).map(BlockId).collect();
         order.shuffle(&mut StdRng::seed_from_u64(seed));

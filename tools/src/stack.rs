@@ -26,7 +26,7 @@ use crate::problem::{Problem, user_error, user_errors};
 use crate::progress;
 use crate::sizing::Sizing;
 
-/// Everything backend the engine. Fields are dropped in this order: users before what they use.
+/// Everything below the engine. Fields are dropped in this order: users before what they use.
 #[derive(Debug)]
 pub(crate) struct Stack {
     /// Endpoint of the metrics, if there is one.
@@ -80,7 +80,7 @@ impl Stack {
     ///
     /// # Errors
     /// Returns [`crate::problem::NoRoute`] if no route works, a [`Problem`] if the media directory
-    /// is unusable, and any error of the layers backend.
+    /// is unusable, and any error of the layers below.
     pub(crate) fn build(plan: Build<'_>, drives: Option<Drives>) -> anyhow::Result<(Self, Pool)> {
         let Build { args, sizing, gpu, clock, .. } = plan;
         let memory = PoolMemory::Own { blocks: sizing.pool_blocks };

@@ -27,8 +27,8 @@ pub(crate) struct CpuAccess {
     memory: DmaSlice,
 }
 
-// SAFETY: `base` is an address inside `memory`, which is Send + Sync. A pool has one hand, and its
-// user keeps transfers and comparisons of the same bytes apart.
+// SAFETY: `base` is an address inside `memory`, which is Send + Sync. A pool has one access, and
+// its user keeps transfers and comparisons of the same bytes apart.
 unsafe impl Send for CpuAccess {}
 
 impl CpuAccess {
@@ -66,7 +66,7 @@ impl PoolAccess for CpuAccess {
     fn make(&mut self, items: &[Item], poll: Poll<'_>) -> anyhow::Result<()> {
         self.each(items, poll, |index, at| {
             let item = &items[index];
-            // SAFETY: `each` gives `len` bytes of the pool; this hand is the CPU's only access to
+            // SAFETY: `each` gives `len` bytes of the pool; this is the CPU's only access to
             // them, and the engine waits for a block's transfers before it calls.
             unsafe { item.contents.write(at, item.offset as usize, item.len as usize) };
         });
