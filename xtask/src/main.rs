@@ -179,7 +179,7 @@ struct RunArgs {
     /// Stop at the first step that fails
     #[arg(long)]
     fail_fast: bool,
-    /// Stop a step when the whole run has taken this long [default: 40 if $CI is set, else never]
+    /// Stop a step when the whole run has taken this long [default: 55 if $CI is set, else never]
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]
     deadline_minutes: Option<u64>,
 }
