@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 import sys
+import tempfile
 
 import pytest
 from prompts import SHARED, alone
@@ -14,6 +15,18 @@ sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Set before vLLM is imported: each engine would compile for seconds, to save milliseconds.
 os.environ |= {"NUMBA_DISABLE_JIT": "1", "TORCHDYNAMO_DISABLE": "1"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary():
+    """Folder for vLLM's sockets and rendezvous files, which killed engines leave. Not one of
+    pytest's, whose long names a socket's path (at most 107 bytes) has no room for."""
+    path = tempfile.mkdtemp(prefix="ripieno-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", path)
+        patch.setenv("TMPDIR", path)
+        yield
+    shutil.rmtree(path)
 
 
 @pytest.fixture(scope="session")
