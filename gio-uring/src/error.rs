@@ -6,17 +6,7 @@ use crate::{executor::ExecutorError, iocb_id::IocbId};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The number of IOCBs is unusable.
-    #[error(
-        "a ring of {asked} IOCBs was asked for; the number must be a power of two from 1 to {max}"
-    )]
-    Depth {
-        /// Requested number.
-        asked: u32,
-        /// Largest allowed number.
-        max: u32,
-    },
-    /// An option is unusable.
+    /// An option, or the number of IOCBs, is unusable.
     #[error("option {option} is {found}; {hint}")]
     Option {
         /// Its name.
@@ -26,17 +16,7 @@ pub enum Error {
         /// Allowed values.
         hint: &'static str,
     },
-    /// A granted queue is unusable.
-    #[error("device {device} queue {qid}: {problem}")]
-    Grant {
-        /// Index of the device.
-        device: u32,
-        /// The queue.
-        qid: u16,
-        /// Found and required values.
-        problem: String,
-    },
-    /// The set of granted queues is unusable.
+    /// A granted queue, or the set of all, is unusable.
     #[error("{problem}")]
     Grants {
         /// Found and required values.
@@ -64,52 +44,9 @@ pub enum Error {
         /// Kind of object.
         what: &'static str,
     },
-    /// The number of devices does not match.
-    #[error("{what} has {found} devices, the ring has {devices}")]
-    Devices {
-        /// Kind of object.
-        what: &'static str,
-        /// Its number of devices.
-        found: u64,
-        /// Number of devices of the ring.
-        devices: u32,
-    },
-    /// An explicit context is unusable.
-    #[error("I/O context {index}: {problem}")]
-    IoCtx {
-        /// Its index in the caller's order.
-        index: usize,
-        /// Found and required values.
-        problem: String,
-    },
-    /// The number of contexts is unusable.
-    #[error("{what} has {found} I/O contexts; it must have 1 to {max}")]
-    Count {
-        /// Kind of object.
-        what: &'static str,
-        /// Its number of contexts.
-        found: usize,
-        /// Largest allowed number.
-        max: u32,
-    },
-    /// The rows are outside the pool.
-    #[error(
-        "rows {first}..{end} were asked for, the pool has {rows}; ask for at least one of them"
-    )]
-    Rows {
-        /// First row.
-        first: u32,
-        /// One past the last row.
-        end: u32,
-        /// Number of rows in the pool.
-        rows: u32,
-    },
-    /// A pool cannot be registered.
-    #[error("the KV pool cannot be registered: {problem}")]
-    Pool {
-        /// Found and required values.
-        problem: String,
-    },
+    /// A map, a pool, its rows or an explicit context is unusable. Has found and required values.
+    #[error("{0}")]
+    Argument(String),
     /// The checksums do not match the operation.
     #[error("checksums were asked for, but {problem}")]
     Checksums {
@@ -150,4 +87,16 @@ pub enum Error {
     /// The executor failed.
     #[error(transparent)]
     Executor(#[from] ExecutorError),
+}
+
+impl Error {
+    /// `what` has another number of devices than the ring.
+    pub(crate) fn devices(what: &str, found: usize, devices: usize) -> Self {
+        Self::Argument(format!("{what} has {found} devices, the ring has {devices}"))
+    }
+
+    /// `what` has no I/O contexts, or too many.
+    pub(crate) fn count(what: &str, found: usize, max: u32) -> Self {
+        Self::Argument(format!("{what} has {found} I/O contexts; it must have 1 to {max}"))
+    }
 }

@@ -8,7 +8,7 @@ use crate::{abi::IoCtx, error::Error, queues::Device};
 pub(crate) fn check(contexts: &[IoCtx], devices: &[Device]) -> Result<u32, Error> {
     let mut bytes_max = 0;
     for (index, context) in contexts.iter().enumerate() {
-        let wrong = |problem| Err(Error::IoCtx { index, problem });
+        let wrong = |problem| Err(Error::Argument(format!("I/O context {index}: {problem}")));
         let IoCtx { iova, lba, bytes, device } = *context;
         let Some(facts) = devices.get(device as usize) else {
             return wrong(format!(

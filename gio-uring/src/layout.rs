@@ -38,7 +38,8 @@ impl Layout {
 
     pub(crate) fn new(depth: u32, explicit_max: u32, devices: u32) -> Result<Self, Error> {
         if !depth.is_power_of_two() || depth > DEPTH_MAX {
-            return Err(Error::Depth { asked: depth, max: DEPTH_MAX });
+            let hint = "choose a power of two from 1 to 65536";
+            return Err(Error::Option { option: "depth", found: depth.into(), hint });
         }
         Ok(Self { depth, explicit_max, devices })
     }

@@ -163,17 +163,21 @@ impl PoolHandle {
         // The kernel numbers the pieces of a run with 32 bits, and a piece may be a single LBA.
         let max = u32::MAX / self.inner.slot_lbas;
         if count > max as usize {
-            return Err(Error::Count { what: "the map", found: count, max });
+            return Err(Error::count("the map", count, max));
         }
         if rows.is_empty() || rows.end > self.rows() {
-            return Err(Error::Rows { first: rows.start, end: rows.end, rows: self.rows() });
+            let (Range { start, end }, all) = (rows, self.rows());
+            return Err(Error::Argument(format!(
+                "rows {start}..{end} were asked for, the pool has {all}; ask for at least one of \
+                 them"
+            )));
         }
         Ok(())
     }
 }
 
 fn wrong<T>(problem: String) -> Result<T, Error> {
-    Err(Error::Pool { problem })
+    Err(Error::Argument(format!("the KV pool cannot be registered: {problem}")))
 }
 
 impl PoolDesc {
@@ -224,8 +228,7 @@ impl PoolDesc {
     fn check_shape(&self, devices: usize) -> Result<(), Error> {
         let Self { group, .. } = *self;
         if self.data_lba.len() != devices {
-            let (what, found) = ("the pool", self.data_lba.len() as u64);
-            return Err(Error::Devices { what, found, devices: devices as u32 });
+            return Err(Error::devices("the pool", self.data_lba.len(), devices));
         }
         let rows = self.row_iova.len();
         if !(1..=ROWS_MAX as usize).contains(&rows) {

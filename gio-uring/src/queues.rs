@@ -231,7 +231,7 @@ pub(crate) fn devices(grants: &[(u32, QueueGrant)]) -> Result<Vec<Device>, Error
             Some(known) if known == found => {}
             Some(known) => {
                 let problem = format!("it says {found:?}, another queue of the device {known:?}");
-                return Err(Error::Grant { device: *device, qid: grant.qid.0, problem });
+                return Err(unusable(*device, grant, problem));
             }
         }
     }
@@ -245,9 +245,13 @@ pub(crate) fn devices(grants: &[(u32, QueueGrant)]) -> Result<Vec<Device>, Error
     Ok(devices.into_iter().flatten().collect())
 }
 
+fn unusable(device: u32, grant: &QueueGrant, problem: String) -> Error {
+    Error::Grants { problem: format!("device {device} queue {}: {problem}", grant.qid) }
+}
+
 /// Checks a grant's own fields.
 fn check(device: u32, grant: &QueueGrant) -> Result<(), Error> {
-    let wrong = |problem| Err(Error::Grant { device, qid: grant.qid.0, problem });
+    let wrong = |problem| Err(unusable(device, grant, problem));
     let depth = grant.depth;
     if !depth.is_power_of_two() || !(2..=DEPTH_MAX).contains(&depth) {
         return wrong(format!(
@@ -307,7 +311,7 @@ fn warp(device: u32, grant: &QueueGrant, executor: &dyn IoExecutor) -> Result<Wa
                 "its {what} is at {address:#x} for the {executor_name} executor; a multiple of \
                  {align} is needed"
             );
-            return Err(Error::Grant { device, qid, problem });
+            return Err(unusable(device, grant, problem));
         }
         Ok(address)
     };
@@ -321,7 +325,7 @@ fn warp(device: u32, grant: &QueueGrant, executor: &dyn IoExecutor) -> Result<Wa
             "its descriptor areas are at IOVA {}; a multiple of {align} is needed",
             grant.descriptors.iova
         );
-        return Err(Error::Grant { device, qid, problem });
+        return Err(unusable(device, grant, problem));
     }
     Ok(Warp {
         sq: reach(&grant.sq, "submission queue", 64)?,

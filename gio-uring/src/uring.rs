@@ -78,7 +78,7 @@ impl Uring {
     /// .. N without gaps.
     ///
     /// # Errors
-    /// Returns [`Error::Depth`], [`Error::Option`], [`Error::Grant`], [`Error::Grants`], or
+    /// Returns [`Error::Option`], [`Error::Grants`], or
     /// [`Error::Executor`] if memory, a grant's address, or the kernel is unavailable.
     pub fn init_queue(
         depth: u32,
@@ -188,17 +188,16 @@ impl Uring {
     /// with the number of entries; the cost of each operation that uses the map does not.
     ///
     /// # Errors
-    /// Returns [`Error::Devices`] if `devices` differs from the ring's, [`Error::Count`] if the map
-    /// is empty or too long, [`Error::Executor`] if memory is exhausted.
+    /// Returns [`Error::Argument`] if `devices` differs from the ring's, or the map is empty or
+    /// too long, [`Error::Executor`] if memory is exhausted.
     pub fn upload_map(&mut self, entries: &[Affine], devices: u32) -> Result<BlockMap, Error> {
         if devices != self.devices() {
-            let (found, devices) = (u64::from(devices), self.devices());
-            return Err(Error::Devices { what: "the map", found, devices });
+            return Err(Error::devices("the map", devices as usize, self.devices() as usize));
         }
         // Limited to half the index space, so that the kernel can count pieces with 32 bits.
         let max = u32::MAX / 2;
         if entries.is_empty() || entries.len() > max as usize {
-            return Err(Error::Count { what: "the map", found: entries.len(), max });
+            return Err(Error::count("the map", entries.len(), max));
         }
         let [bytes, statuses] = BlockMap::bytes(entries.len(), devices);
         let block = self.near.take(bytes, self.executor.as_ref())?;
@@ -210,7 +209,7 @@ impl Uring {
     /// uploads the description for the kernel, to memory near it.
     ///
     /// # Errors
-    /// Returns [`Error::Pool`], [`Error::Devices`], or [`Error::Executor`] if memory is exhausted.
+    /// Returns [`Error::Argument`], or [`Error::Executor`] if memory is exhausted.
     pub fn register_pool(&mut self, desc: &PoolDesc) -> Result<PoolHandle, Error> {
         desc.validate(&self.queues.devices)?;
         let row_base = desc.row_addresses(self.executor.as_ref())?;

@@ -80,11 +80,11 @@ impl Uring {
     /// Submits an operation. The cost is independent of the map's size.
     ///
     /// # Errors
-    /// Returns [`Error::Busy`] if every IOCB is in flight, [`Error::Rows`] if rows are outside the
-    /// pool, [`Error::Checksums`] for checksums of another map or number of rows or a pool without
-    /// [`PoolDesc::row_memory`](crate::PoolDesc::row_memory), [`Error::Foreign`], [`Error::State`],
-    /// or [`Error::Submitted`] if the kernel failed: the operation is then in flight and completes
-    /// when the ring is stopped.
+    /// Returns [`Error::Busy`] if every IOCB is in flight, [`Error::Argument`] if rows are outside
+    /// the pool, [`Error::Checksums`] for checksums of another map or number of rows or a pool
+    /// without [`PoolDesc::row_memory`](crate::PoolDesc::row_memory), [`Error::Foreign`],
+    /// [`Error::State`], or [`Error::Submitted`] if the kernel failed: the operation is then in
+    /// flight and completes when the ring is stopped.
     pub fn submit(&mut self, op: &AffineOp<'_>) -> Result<IocbId, Error> {
         let AffineOp { map, pool, rows, wait, signal, .. } = op;
         self.own("map", map.is_of(&self.arena))?;
@@ -129,7 +129,7 @@ impl Uring {
     /// device. It starts without waiting for an event.
     ///
     /// # Errors
-    /// Returns [`Error::Count`], [`Error::IoCtx`] for an unknown device, a range out of bounds, a
+    /// Returns [`Error::Argument`] for their number, an unknown device, a range out of bounds, a
     /// length of partial LBAs, or misaligned memory; otherwise same as [`Uring::submit`].
     pub fn submit_explicit(
         &mut self,
@@ -139,7 +139,7 @@ impl Uring {
     ) -> Result<IocbId, Error> {
         let max = self.options.explicit_max;
         if contexts.is_empty() || contexts.len() > max as usize {
-            return Err(Error::Count { what: "the IOCB", found: contexts.len(), max });
+            return Err(Error::count("the IOCB", contexts.len(), max));
         }
         let bytes_max = explicit::check(contexts, &self.queues.devices)?;
         let (id, _) = self.take()?;
