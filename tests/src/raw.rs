@@ -385,12 +385,23 @@ pub fn buffer(memory: DmaSlice) -> anyhow::Result<Buffer> {
 
 fn new_sq(bus: &Arc<dyn Bus>, qid: u16, depth: u32, memory: &DmaSlice) -> anyhow::Result<Sq> {
     let bell = Doorbell::new(bus, 2 * u32::from(qid)).context("no doorbell")?;
-    Ok(Sq { ring: SqRing::new(memory.clone(), depth)?, bell, depth, tail: 0, next_cid: 100 })
+    Ok(Sq {
+        ring: SqRing::new(memory.clone(), depth).map_err(anyhow::Error::msg)?,
+        bell,
+        depth,
+        tail: 0,
+        next_cid: 100,
+    })
 }
 
 fn new_cq(bus: &Arc<dyn Bus>, qid: u16, depth: u32, memory: &DmaSlice) -> anyhow::Result<Cq> {
     let bell = Doorbell::new(bus, 2 * u32::from(qid) + 1).context("no doorbell")?;
-    Ok(Cq { ring: CqRing::new(memory.clone(), depth)?, bell, depth, head: 0 })
+    Ok(Cq {
+        ring: CqRing::new(memory.clone(), depth).map_err(anyhow::Error::msg)?,
+        bell,
+        depth,
+        head: 0,
+    })
 }
 
 /// Makes an admin command without a namespace.

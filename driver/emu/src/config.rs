@@ -150,7 +150,7 @@ impl EmuConfig {
     /// Returns [`ConfigError`] for the first invalid value.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let bad = |field: &'static str, found: String, rule: &'static str| {
-            Err(ConfigError::Field { id: self.id.clone(), field, found, rule })
+            Err(self.wrong(format!("{field} is {found}; it has to be {rule}")))
         };
         for (field, text, max) in [
             ("serial", &self.serial, 20),
@@ -193,14 +193,19 @@ impl EmuConfig {
             self.validate_namespace(index + 1, namespace)?;
         }
         if let Some((rule, found, remedy)) = self.faults.invalid() {
-            return Err(ConfigError::FaultRule { id: self.id.clone(), rule, found, remedy });
+            let rule = format!("fault rule {rule} (counted from 0)");
+            return Err(self.wrong(format!("{rule} has {found}; {remedy}")));
         }
         Ok(())
     }
 
+    fn wrong(&self, problem: String) -> ConfigError {
+        ConfigError { id: self.id.clone(), problem }
+    }
+
     fn validate_namespace(&self, nsid: usize, of: &NamespaceConfig) -> Result<(), ConfigError> {
         let bad = |found: String, rule: &'static str| {
-            Err(ConfigError::Namespace { id: self.id.clone(), nsid, found, rule })
+            Err(self.wrong(format!("namespace {nsid} has {found}; {rule}")))
         };
         if of.lba_bytes != 512 && of.lba_bytes != 4096 {
             return bad(format!("blocks of {} bytes", of.lba_bytes), "use 512 or 4096");
@@ -223,46 +228,14 @@ impl EmuConfig {
     }
 }
 
-/// Reasons for which a configuration is invalid.
+/// An invalid value of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// A field is out of its range.
-    #[error("{id}: {field} is {found}; it has to be {rule}")]
-    Field {
-        /// The controller.
-        id: String,
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        found: String,
-        /// The rule it violates.
-        rule: &'static str,
-    },
-    /// A namespace is invalid.
-    #[error("{id}: namespace {nsid} has {found}; {rule}")]
-    Namespace {
-        /// The controller.
-        id: String,
-        /// Its position in the list.
-        nsid: usize,
-        /// The problem.
-        found: String,
-        /// The rule it violates.
-        rule: &'static str,
-    },
-    /// The condition of a fault rule is invalid.
-    #[error("{id}: fault rule {rule} (counted from 0) has {found}; {remedy}")]
-    FaultRule {
-        /// The controller.
-        id: String,
-        /// Index of the rule in the plan, as in the log.
-        rule: usize,
-        /// The field and its value.
-        found: String,
-        /// A value that works.
-        remedy: &'static str,
-    },
+#[error("{id}: {problem}")]
+pub struct ConfigError {
+    /// The controller.
+    pub id: String,
+    /// The field or rule, its value, and the values that work.
+    pub problem: String,
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::{
     bus::Bus,
     cid::{CidFault, CidTable, DEPTH_MAX, Finished},
     dma::DmaSlice,
-    platform::ring::{CqRing, Doorbell, RingError, SqRing},
+    platform::ring::{CqRing, Doorbell, SqRing},
 };
 use nvme_spec::{
     ids::{Cid, QueueId},
@@ -73,34 +73,14 @@ pub enum DeviceError {
 #[error("the queue is full; reap completions before posting more")]
 pub struct QueueFull;
 
-/// Reasons for which a queue pair cannot be created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum QueueError {
-    /// The memory is unsuitable.
-    #[error("queue {qid}: {source}")]
-    Memory {
-        /// The queue.
-        qid: QueueId,
-        /// The cause.
-        source: RingError,
-    },
-    /// The depth exceeds the limit of CIDs with a generation.
-    #[error("queue {qid}: {depth} entries were asked for; at most {DEPTH_MAX} are supported")]
-    TooDeep {
-        /// The queue.
-        qid: QueueId,
-        /// Requested depth.
-        depth: u32,
-    },
-    /// The doorbells lie outside the mapped page.
-    #[error("queue {qid}: its doorbells lie outside the {len} bytes that the bus maps")]
-    NoDoorbell {
-        /// The queue.
-        qid: QueueId,
-        /// Bytes mapped.
-        len: usize,
-    },
+/// Error when a queue pair cannot be created.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("queue {qid}: {why}")]
+pub struct QueueError {
+    /// The queue.
+    pub qid: QueueId,
+    /// The reason: its memory, depth or doorbells.
+    pub why: String,
 }
 
 /// A completed command.
@@ -149,12 +129,14 @@ impl QueuePair {
         cq: DmaSlice,
     ) -> Result<Self, QueueError> {
         if depth > DEPTH_MAX {
-            return Err(QueueError::TooDeep { qid, depth });
+            let why = format!("{depth} entries were asked for; at most {DEPTH_MAX} are supported");
+            return Err(QueueError { qid, why });
         }
-        let memory = |source| QueueError::Memory { qid, source };
+        let memory = |why| QueueError { qid, why };
         let doorbell = |is_cq: u32| {
-            Doorbell::new(bus, u32::from(qid.0) * 2 + is_cq)
-                .ok_or(QueueError::NoDoorbell { qid, len: bus.doorbells().len() })
+            let len = bus.doorbells().len();
+            let why = || format!("its doorbells lie outside the {len} bytes that the bus maps");
+            Doorbell::new(bus, u32::from(qid.0) * 2 + is_cq).ok_or_else(|| memory(why()))
         };
         Ok(Self {
             tail: 0,

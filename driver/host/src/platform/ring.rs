@@ -11,38 +11,19 @@ use crate::{
     dma::DmaSlice,
 };
 
-/// Reasons for which memory cannot serve as a queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RingError {
-    /// The CPU cannot reach the memory.
-    #[error("queue memory is not mapped in this process; the driver must zero and read it")]
-    NoHostAddress,
-    /// The memory is too small or not aligned.
-    #[error("{len} bytes at {address:#x} cannot hold {need} bytes aligned to {align}")]
-    Shape {
-        /// Bytes given.
-        len: usize,
-        /// Address in this process.
-        address: usize,
-        /// Bytes needed.
-        need: usize,
-        /// Alignment needed.
-        align: usize,
-    },
-    /// The depth is not a power of two of at least 2.
-    #[error("a queue of {0} entries was asked for; the depth must be a power of two, at least 2")]
-    Depth(u32),
-}
-
-fn check(memory: &DmaSlice, depth: u32, entry: usize) -> Result<NonNull<u8>, RingError> {
+/// Returns the first byte of memory that can serve as a queue, or the reason why it cannot.
+fn check(memory: &DmaSlice, depth: u32, entry: usize) -> Result<NonNull<u8>, String> {
     if depth < 2 || !depth.is_power_of_two() {
-        return Err(RingError::Depth(depth));
+        return Err(format!(
+            "a queue of {depth} entries was asked for; the depth must be a power of two, at least 2"
+        ));
     }
-    let base = memory.host().ok_or(RingError::NoHostAddress)?;
+    let why = "queue memory is not mapped in this process; the driver must zero and read it";
+    let base = memory.host().ok_or(why)?;
     let (address, need) = (base.as_ptr().addr(), depth as usize * entry);
     if memory.len() < need || !address.is_multiple_of(64) {
-        return Err(RingError::Shape { len: memory.len(), address, need, align: 64 });
+        let len = memory.len();
+        return Err(format!("{len} bytes at {address:#x} cannot hold {need} bytes aligned to 64"));
     }
     Ok(base)
 }
@@ -63,8 +44,8 @@ impl SqRing {
     /// Creates a queue of `depth` entries in `memory`.
     ///
     /// # Errors
-    /// Returns [`RingError`] if the memory is too small, misaligned or not mapped in this process.
-    pub fn new(memory: DmaSlice, depth: u32) -> Result<Self, RingError> {
+    /// Returns the reason if the memory is too small, misaligned or not mapped in this process.
+    pub fn new(memory: DmaSlice, depth: u32) -> Result<Self, String> {
         let base = check(&memory, depth, SQE_BYTES)?;
         Ok(Self { base, mask: depth - 1, _memory: memory })
     }
@@ -99,8 +80,8 @@ impl CqRing {
     /// Creates a queue of `depth` entries in `memory`.
     ///
     /// # Errors
-    /// Returns [`RingError`] if the memory is too small, misaligned or not mapped in this process.
-    pub fn new(memory: DmaSlice, depth: u32) -> Result<Self, RingError> {
+    /// Returns the reason if the memory is too small, misaligned or not mapped in this process.
+    pub fn new(memory: DmaSlice, depth: u32) -> Result<Self, String> {
         let base = check(&memory, depth, CQE_BYTES)?.cast();
         Ok(Self { base, mask: depth - 1, _memory: memory })
     }

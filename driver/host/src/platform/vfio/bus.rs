@@ -102,7 +102,9 @@ impl VfioBus {
             return Err(VfioError::Gone { address });
         }
         if class >> 8 != CLASS_NVME {
-            return Err(VfioError::NotNvme { address, class: class >> 8 });
+            let what = format!("its class code is {:06x}, and not 010802", class >> 8);
+            let hint = "name an NVMe I/O controller";
+            return Err(VfioError::unsupported(address, what, hint));
         }
         if options.reset
             && let Err(error) = device.reset()
@@ -381,14 +383,16 @@ fn find_doorbells(
     region: &Region,
     maps: &[Arc<BarMap>],
 ) -> Result<DoorbellPage, VfioError> {
-    let (address, bar) = (device.address(), 0);
-    let none = |what: &str| VfioError::Bar { address, bar, what: what.into() };
+    let none = |what, hint| VfioError::unsupported(device.address(), what, hint);
+    let other = "name another function";
     if region.size < DOORBELLS + 8 {
-        return Err(none("it is too small for the registers of an NVMe controller"));
+        let what = "BAR 0 is too small for the registers of an NVMe controller";
+        return Err(none(what, other));
     }
     let map = maps.iter().find(|map| map.dword(DOORBELLS).is_some());
     let map = map.ok_or_else(|| {
-        none("the kernel does not let its doorbells be mapped into a process; a newer one may")
+        let what = "the kernel does not let the doorbells of BAR 0 be mapped into a process";
+        none(what, "a newer one may")
     })?;
     let mut cap = [0; 4];
     device
@@ -400,7 +404,7 @@ fn find_doorbells(
     let area = map.area();
     let len = (area.offset + area.len - DOORBELLS).min(DOORBELLS_MAX * u64::from(stride));
     map.touch(DOORBELLS, len);
-    let host = map.dword(DOORBELLS).ok_or_else(|| none("it has no doorbells"))?;
+    let host = map.dword(DOORBELLS).ok_or_else(|| none("BAR 0 has no doorbells", other))?;
     // SAFETY: these are `len` bytes of `map` from the doorbells on; they are only stored to.
     Ok(unsafe { DoorbellPage::new(host, None, stride, len as usize, map.clone()) })
 }

@@ -80,17 +80,16 @@ impl Container {
     pub(super) fn open(name: &str) -> Result<Arc<Self>, VfioError> {
         let os = |source| VfioError::os(name, Call::OpenContainer, source);
         let fd = sys::open(Path::new("/dev/vfio/vfio")).map_err(os)?;
-        let subject = || name.to_owned();
         if !sys::is_known_version(&fd).map_err(os)? {
-            let what = "the kernel's VFIO has an unknown version".into();
+            let what = "the kernel's VFIO has an unknown version";
             let hint = "this driver knows version 0, which all kernels so far have";
-            return Err(VfioError::Unsupported { subject: subject(), what, hint });
+            return Err(VfioError::unsupported(name, what, hint));
         }
         if !sys::has_type1(&fd).map_err(os)? {
-            let what = "the kernel has no type 1 IOMMU driver for VFIO".into();
+            let what = "the kernel has no type 1 IOMMU driver for VFIO";
             let hint = "switch the IOMMU on (firmware; intel_iommu=on or amd_iommu=on) and load \
                         the module: modprobe vfio_iommu_type1";
-            return Err(VfioError::Unsupported { subject: subject(), what, hint });
+            return Err(VfioError::unsupported(name, what, hint));
         }
         let state = State {
             groups: BTreeMap::new(),
@@ -138,8 +137,14 @@ impl Container {
     /// Joins the IOMMU group of a function to this container.
     pub(super) fn join(self: &Arc<Self>, address: PciAddress) -> Result<Arc<Group>, VfioError> {
         let function = Function::read(&Root::machine(), address);
-        let function = function.ok_or(VfioError::NotThere { address })?;
-        let id = function.group.ok_or(VfioError::NoIommu { address })?;
+        let wrong = |what, hint| move || VfioError::unsupported(address, what, hint);
+        let absent = wrong("there is no such PCI function", "lspci -D lists those there are");
+        let function = function.ok_or_else(absent)?;
+        let id = function.group.ok_or_else(wrong(
+            "it is in no IOMMU group, so nothing would confine its DMA",
+            "switch the IOMMU on in the firmware and with intel_iommu=on or amd_iommu=on on the \
+             kernel's command line",
+        ))?;
         let mut state = self.lock();
         while let Some(known) = state.groups.get(&id) {
             if let Some(group) = known.upgrade() {
@@ -171,7 +176,13 @@ impl Container {
             }
             let (pages, answer) = sys::iommu_info(&self.fd).map_err(os(Call::IommuInfo))?;
             let (spans, page) = self.spans(pages, &answer);
-            let reserved = |span| VfioError::Reserved { address, span };
+            let reserved = |IovaSpan { first, last }| {
+                let what = format!(
+                    "memory is mapped at {first:#x} to {last:#x}, which its IOMMU group reserves"
+                );
+                let hint = "open all functions of a space before mapping memory";
+                VfioError::unsupported(address, what, hint)
+            };
             state.iova.set_valid(spans, page).map_err(reserved)?;
             if first { self.map_again(state) } else { Ok(()) }
         })();

@@ -62,9 +62,8 @@ impl Device {
         let file = file.map_err(os(Call::DeviceFd))?;
         let info = sys::device_info(&file).map_err(os(Call::DeviceInfo))?;
         if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 {
-            let what = "VFIO does not take it for a PCI function".into();
-            let (subject, hint) = (address.to_string(), "bind it to vfio-pci");
-            return Err(VfioError::Unsupported { subject, what, hint });
+            let what = "VFIO does not take it for a PCI function";
+            return Err(VfioError::unsupported(address, what, "bind it to vfio-pci"));
         }
         let page = container.page();
         let config =
@@ -92,18 +91,17 @@ impl Device {
 
     /// Returns BAR `index` (0 to 5).
     pub(super) fn bar(&self, index: u8) -> Result<Region, VfioError> {
-        let (address, bar) = (self.address, index);
+        let none = |hint| {
+            let what = format!("it has no BAR {index}");
+            Err(VfioError::unsupported(self.address, what, hint))
+        };
         if index > 5 {
-            let what = "a PCI function has BARs 0 to 5".into();
-            return Err(VfioError::Bar { address, bar, what });
+            return none("a PCI function has BARs 0 to 5");
         }
         let region = read_region(&self.file, u32::from(index), self.page)
             .map_err(self.os(Call::RegionInfo))?;
         if region.size == 0 {
-            let what = "the function does not have it (the upper half of a 64-bit BAR has no \
-                        number of its own)"
-                .into();
-            return Err(VfioError::Bar { address, bar, what });
+            return none("the upper half of a 64-bit BAR has no number of its own");
         }
         Ok(region)
     }
@@ -159,7 +157,7 @@ impl Device {
         let what =
             format!("its command register reads {now:#06x} after {command:#06x} was written");
         let hint = "it cannot be switched to DMA; is its slot powered?";
-        Err(VfioError::Unsupported { subject: self.address.to_string(), what, hint })
+        Err(VfioError::unsupported(self.address, what, hint))
     }
 }
 

@@ -5,7 +5,6 @@ use std::{fmt, io};
 use nvme_pci::PciAddress;
 use rustix::io::Errno;
 
-use super::capability::IovaSpan;
 use crate::dma::DmaError;
 
 /// A kernel request, as named in errors.
@@ -79,21 +78,6 @@ pub enum VfioError {
         /// Suggested remedy.
         hint: &'static str,
     },
-    /// The function does not exist.
-    #[error("{address}: there is no such PCI function; lspci -D lists those there are")]
-    NotThere {
-        /// The function.
-        address: PciAddress,
-    },
-    /// The function has no IOMMU.
-    #[error(
-        "{address}: it is in no IOMMU group, so nothing would confine its DMA; switch the IOMMU on \
-         in the firmware and with intel_iommu=on or amd_iommu=on on the kernel's command line"
-    )]
-    NoIommu {
-        /// The function.
-        address: PciAddress,
-    },
     /// The function is bound to another driver, or to none.
     #[error(
         "{address}: {} has it and not vfio-pci; nvme-bind can hand it over, after checking that \
@@ -140,7 +124,7 @@ pub enum VfioError {
         /// The function.
         address: PciAddress,
     },
-    /// The kernel's VFIO lacks something that this driver needs.
+    /// The function, one of its BARs, or the kernel's VFIO is not what this driver needs.
     #[error("{subject}: {what}; {hint}")]
     Unsupported {
         /// The function or address space.
@@ -149,35 +133,6 @@ pub enum VfioError {
         what: String,
         /// Suggested remedy.
         hint: &'static str,
-    },
-    /// The function is not an NVMe controller.
-    #[error("{address}: it is not an NVMe I/O controller (class code {class:06x}, not 010802)")]
-    NotNvme {
-        /// The function.
-        address: PciAddress,
-        /// Its class code.
-        class: u32,
-    },
-    /// A BAR is not as expected.
-    #[error("{address}: BAR {bar}: {what}")]
-    Bar {
-        /// The function.
-        address: PciAddress,
-        /// Number of the BAR.
-        bar: u8,
-        /// The problem and the remedy.
-        what: String,
-    },
-    /// Existing mappings overlap addresses that the new function's group reserves.
-    #[error(
-        "{address}: memory is mapped at {:#x} to {:#x}, which its IOMMU group reserves; open all \
-         functions of a space before mapping memory", span.first, span.last
-    )]
-    Reserved {
-        /// The function.
-        address: PciAddress,
-        /// The memory.
-        span: IovaSpan,
     },
     /// The function does not answer, not even in configuration space.
     #[error("{address}: it does not answer on its bus (configuration space reads all ones)")]
@@ -191,6 +146,14 @@ pub enum VfioError {
 }
 
 impl VfioError {
+    pub(super) fn unsupported(
+        subject: impl fmt::Display,
+        what: impl Into<String>,
+        hint: &'static str,
+    ) -> Self {
+        Self::Unsupported { subject: subject.to_string(), what: what.into(), hint }
+    }
+
     pub(super) fn os(subject: impl fmt::Display, call: Call, source: io::Error) -> Self {
         let hint = hint(call, &source);
         Self::Os { subject: subject.to_string(), call, source, hint }

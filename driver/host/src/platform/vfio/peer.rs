@@ -33,8 +33,8 @@ impl PeerBar {
     /// at `address` into `space`.
     ///
     /// # Errors
-    /// Returns [`VfioError`] as [`super::VfioBus::open`] does, and [`VfioError::Bar`] if the
-    /// function has no such BAR or the kernel does not allow mapping that part.
+    /// Returns [`VfioError`] as [`super::VfioBus::open`] does, and [`VfioError::Unsupported`] if
+    /// the function has no such BAR or the kernel does not allow mapping that part.
     pub fn open(
         space: &Arc<VfioSpace>,
         address: PciAddress,
@@ -48,10 +48,9 @@ impl PeerBar {
         device.set_command(MEMORY_SPACE, 0)?;
         let region = device.bar(bar)?;
         let page = space.container().page();
-        let area = choose(&region, range.clone(), page).map_err(|what| VfioError::Bar {
-            address,
-            bar,
-            what,
+        let area = choose(&region, range.clone(), page).map_err(|what| {
+            let what = format!("BAR {bar}: {what}");
+            VfioError::unsupported(address, what, "ask for another part of it, or another BAR")
         })?;
         let map = BarMap::new(&device, &region, area, page).map_err(device.os(Call::MapBar))?;
         let (base, len) = (map.base(), area.len as usize);
