@@ -48,44 +48,9 @@ pub enum GdrError {
         /// The loader's message.
         cause: String,
     },
-    /// The library lacks functions.
-    #[error("GDRCopy's library ({LIBRARY}) lacks {lacks}; install version 2.4 or later")]
-    OldLibrary {
-        /// A missing function.
-        lacks: &'static str,
-    },
-    /// The library could not open its kernel module.
-    #[error("GDRCopy {library} did not open its driver: {cause}; or use the staged path")]
-    NoDriver {
-        /// The library's version.
-        library: String,
-        /// Cause and remedy, as far as known.
-        cause: String,
-    },
-    /// The memory could not be pinned.
-    #[error(
-        "GDRCopy: pinning {len} bytes of GPU memory at {address:#x} was refused: {cause}; {hint}"
-    )]
-    Pin {
-        /// Its address on the GPU.
-        address: u64,
-        /// Its length in bytes.
-        len: usize,
-        /// The system's error.
-        cause: String,
-        /// Possible causes.
-        hint: String,
-    },
-    /// The memory could not be mapped.
-    #[error("GDRCopy: mapping {len} bytes of GPU memory at {address:#x} failed: {cause}")]
-    Map {
-        /// Its address on the GPU.
-        address: u64,
-        /// Its length in bytes.
-        len: usize,
-        /// The system's error, or the inconsistency found.
-        cause: String,
-    },
+    /// Library, driver or system refused the memory, or to work at all. Has cause and remedy.
+    #[error("GDRCopy{0}")]
+    Refused(String),
     /// A CUDA call failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -220,18 +185,24 @@ impl Gdr {
     /// Opens the library and its driver.
     ///
     /// # Errors
-    /// Returns [`GdrError::NoLibrary`], [`GdrError::OldLibrary`] or [`GdrError::NoDriver`].
+    /// Returns [`GdrError::NoLibrary`] or [`GdrError::Refused`].
     pub fn open() -> Result<Self, GdrError> {
         // SAFETY: opens libgdrapi if present; its initialisers are trusted as the library is.
         let library = unsafe { Library::new(LIBRARY) };
         let library = library.map_err(|error| GdrError::NoLibrary { cause: error.to_string() })?;
         // SAFETY: the library was found under libgdrapi's name.
         let api = unsafe { Api::look_up(library) };
-        let api = api.map_err(|lacks| GdrError::OldLibrary { lacks })?;
+        let api = api.map_err(|lacks| {
+            let why = format!("'s library ({LIBRARY}) lacks {lacks}; install version 2.4 or later");
+            GdrError::Refused(why)
+        })?;
         let library = api.version();
         // SAFETY: takes no argument, and returns null or a handle.
         let Some(handle) = NonNull::new(unsafe { (api.open)() }) else {
-            return Err(GdrError::NoDriver { library, cause: why_no_driver() });
+            let cause = why_no_driver();
+            let why =
+                format!(" {library} did not open its driver: {cause}; or use the staged path");
+            return Err(GdrError::Refused(why));
         };
         let (mut major, mut minor) = (0, 0);
         // SAFETY: an open handle; writes two numbers.
@@ -275,7 +246,9 @@ impl Gdr {
         DevicePtr(address): DevicePtr,
         len: usize,
     ) -> Result<Mapped, GdrError> {
-        let refused = |cause| GdrError::Map { address, len, cause };
+        let memory = format!("{len} bytes of GPU memory at {address:#x}");
+        let refused =
+            |cause: String| GdrError::Refused(format!(": mapping {memory} failed: {cause}"));
         let page = GPU_PAGE as u64;
         let start = address / page * page;
         let end =
@@ -286,11 +259,9 @@ impl Gdr {
         let _one = self.connection.lock();
         // Drives' writes into a pool and into queues are ordered only if all take the same path.
         let over_pcie = device.report().is_coherent;
-        let pin = self.connection.pin(start, whole, over_pcie).map_err(|cause| GdrError::Pin {
-            address,
-            len,
-            cause,
-            hint: if over_pcie { COHERENT.into() } else { why_no_pin(device, address, len) },
+        let pin = self.connection.pin(start, whole, over_pcie).map_err(|cause| {
+            let hint = if over_pcie { COHERENT.into() } else { why_no_pin(device, address, len) };
+            GdrError::Refused(format!(": pinning {memory} was refused: {cause}; {hint}"))
         })?;
         let mapped = self.connection.map(pin, whole).and_then(|at| {
             let found = self.connection.find(pin, whole, (address, len));
