@@ -72,17 +72,25 @@ impl Plan<'_> {
     pub fn superblocks(&self) -> Result<Vec<Superblock>, FormatError> {
         let devices = self.devices.len();
         if !(1..=DEVICES_MAX).contains(&devices) {
-            return Err(FormatError::Devices { devices });
+            return Err(FormatError::Parameters(format!(
+                "a rank has 1 to {DEVICES_MAX} devices, and {devices} were given"
+            )));
         }
         if self.rank >= self.ranks {
-            return Err(FormatError::Rank { rank: self.rank, ranks: self.ranks });
+            let Self { rank, ranks, .. } = self;
+            return Err(FormatError::Parameters(format!(
+                "rank {rank} of {ranks} ranks cannot be; they count from 0"
+            )));
         }
         self.shape.validate()?;
         let words =
             if self.checksums { u64::from(self.ranks) * u64::from(self.shape.rows()) } else { 0 };
         let max = CHECKSUMS_MAX;
         if words > max as u64 {
-            return Err(FormatError::Checksums { words, max });
+            return Err(FormatError::Parameters(format!(
+                "{words} checksums a file are more than the {max} that a record holds; format \
+                 without checksums, or with larger objects"
+            )));
         }
         let (files, journal, data) = self.areas(words as u32)?;
         let layout = StoreLayout {
@@ -115,7 +123,9 @@ impl Plan<'_> {
         let cap = self.files_max.unwrap_or(u32::MAX - 1);
         let journal = |files| self.catalog.then(|| self.journal(files, words));
         if !self.data {
-            let files = self.files_max.ok_or(FormatError::FilesUnknown)?;
+            let why =
+                "a catalog without data needs the number of files of its ranks; give files_max";
+            let files = self.files_max.ok_or_else(|| FormatError::Parameters(why.to_owned()))?;
             let journal = journal(files);
             self.room_for(end_of(journal))?;
             return Ok((files, journal, None));
@@ -179,8 +189,7 @@ impl Plan<'_> {
     fn room_for(&self, needed: u64) -> Result<(), FormatError> {
         for (identity, region) in self.devices {
             if region.bytes() < needed {
-                let (device, bytes) = (identity.to_string(), region.bytes());
-                return Err(FormatError::TooSmall { device, bytes, needed });
+                return Err(FormatError::too_small(identity, region.bytes(), needed));
             }
         }
         Ok(())
@@ -220,8 +229,7 @@ fn end_of(journal: Option<JournalArea>) -> u64 {
 }
 
 /// Writes `superblocks` and the journal, one device after the other, and of the data area only the
-/// last bytes. Until the last step, opening the devices fails with [`FormatError::HalfFormatted`]
-/// or [`FormatError::Blank`].
+/// last bytes. Until the last step, opening the devices fails with [`FormatError::Devices`].
 ///
 /// # Errors
 /// Returns [`FormatError::Block`]: the devices' contents are unknown, and formatting can be

@@ -150,10 +150,9 @@ impl Journal {
     /// `apply`, in order, and calls `progress` with the bytes read and the most there may be.
     ///
     /// # Errors
-    /// Returns [`JournalError::Damaged`], [`JournalError::Record`] or [`JournalError::Refused`] (an
-    /// error of `apply`) if the journal is unusable; nothing was written. Returns
-    /// [`JournalError::Block`] if the device fails, [`JournalError::None`] if it carries no
-    /// journal.
+    /// Returns [`JournalError::Damaged`] or [`JournalError::Record`] (also an error of `apply`)
+    /// if the journal is unusable; nothing was written. Returns [`JournalError::Block`] if the
+    /// device fails, [`JournalError::None`] if it carries no journal.
     pub fn open<E: Display>(
         mut io: Box<dyn BlockIo>,
         mut superblock: Superblock,

@@ -239,10 +239,8 @@ impl Superblock {
     /// Returns [`FormatError`] if the device cannot be read, is too small to carry a store, or
     /// carries one whose superblock cannot be used.
     pub fn read(io: &mut dyn BlockIo) -> Result<OnDevice, FormatError> {
-        let device = || io.name().to_owned();
         if io.bytes() < HEAD_BYTES {
-            let (device, bytes) = (device(), io.bytes());
-            return Err(FormatError::TooSmall { device, bytes, needed: HEAD_BYTES });
+            return Err(FormatError::too_small(io.name(), io.bytes(), HEAD_BYTES));
         }
         let mut head = vec![0; HEAD_BYTES as usize];
         io.read(0, &mut head)?;

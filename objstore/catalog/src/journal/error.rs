@@ -1,6 +1,6 @@
 //! Errors of the journal.
 
-use crate::{block_io::BlockError, record::RecordError, superblock::Half};
+use crate::{block_io::BlockError, superblock::Half};
 
 /// Evidence that a damaged group is not the end of the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,25 +64,12 @@ pub enum JournalError {
         /// The evidence.
         proof: DamageProof,
     },
-    /// A whole group contains something that is no record.
-    #[error(
-        "{device}: the group at byte {position} of half {half} of the journal: {error}. {FSCK}"
-    )]
-    Record {
-        /// The device.
-        device: String,
-        /// The half.
-        half: Half,
-        /// Offset of the group, from the start of the half.
-        position: u64,
-        /// The problem.
-        error: RecordError,
-    },
-    /// A record that is invalid in this store.
+    /// A whole group contains something that is no record, or a record that is invalid in this
+    /// store.
     #[error(
         "{device}: the group at byte {position} of half {half} of the journal: {reason}. {FSCK}"
     )]
-    Refused {
+    Record {
         /// The device.
         device: String,
         /// The half.

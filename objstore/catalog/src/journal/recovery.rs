@@ -59,16 +59,14 @@ pub(super) fn replay<E: Display>(
         let belongs = |at: u64| at == position || planted(PlantedBug::NoGroupPosition);
         let Some(group) = found.filter(|group| belongs(group.position)) else { break };
         for record in Records::new(group.payload) {
-            let record = record.map_err(|error| JournalError::Record {
+            let refused = |reason: String| JournalError::Record {
                 device: device.clone(),
                 half,
                 position,
-                error,
-            })?;
-            apply(record).map_err(|error| {
-                let (device, reason) = (device.clone(), error.to_string());
-                JournalError::Refused { device, half, position, reason }
-            })?;
+                reason,
+            };
+            let record = record.map_err(|error| refused(error.to_string()))?;
+            apply(record).map_err(|error| refused(error.to_string()))?;
         }
         replayed.last = position;
         replayed.end += group.bytes;

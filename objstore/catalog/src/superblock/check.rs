@@ -1,6 +1,6 @@
 //! Checks that devices make up a rank of a store.
 
-use super::{DeviceIdentity, FormatError, OnDevice, State, StoreId, Superblock};
+use super::{DEVICES_MAX, DeviceIdentity, FormatError, OnDevice, State, StoreId, Superblock};
 use crate::{layout::Region, shape::KvShape};
 
 /// A device and its contents.
@@ -34,23 +34,36 @@ pub struct Expected {
 /// Returns [`FormatError`], which names the wrong device and gives advice.
 pub fn check_set(members: &[Member], expected: &Expected) -> Result<Vec<Superblock>, FormatError> {
     if members.is_empty() {
-        return Err(FormatError::Devices { devices: 0 });
+        return wrong(format!("a rank has 1 to {DEVICES_MAX} devices, and 0 were given"));
     }
     for member in members {
         match &member.found {
             OnDevice::Ours(superblock) if superblock.state == State::Formatting => {
-                return Err(FormatError::HalfFormatted { device: member.name.clone() });
+                let device = &member.name;
+                return wrong(format!(
+                    "{device}: formatting was interrupted; format the store again"
+                ));
             }
             _ => {}
         }
     }
     let mut superblocks = Vec::with_capacity(members.len());
     for member in members {
-        let device = member.name.clone();
+        let device = &member.name;
         match &member.found {
             OnDevice::Ours(superblock) => superblocks.push((**superblock).clone()),
-            OnDevice::Blank => return Err(FormatError::Blank { device }),
-            OnDevice::Foreign(what) => return Err(FormatError::Foreign { device, what }),
+            OnDevice::Blank => {
+                return wrong(format!(
+                    "{device}: there is no store on it; format it first, or name the device that \
+                     has one"
+                ));
+            }
+            OnDevice::Foreign(what) => {
+                return wrong(format!(
+                    "{device}: it holds {what} and no store; name another device, or format this \
+                     one"
+                ));
+            }
         }
     }
     let first = &superblocks[0];
@@ -60,17 +73,24 @@ pub fn check_set(members: &[Member], expected: &Expected) -> Result<Vec<Superblo
     };
     let each = || members.iter().zip(&superblocks);
     for (member, superblock) in each() {
-        let device = member.name.clone();
+        let device = &member.name;
         if superblock.store != store {
-            let (found, by) = (superblock.store, by.to_owned());
-            return Err(FormatError::OtherStore { device, found, wanted: store, by });
+            let found = superblock.store;
+            return wrong(format!(
+                "{device}: it belongs to store {found}, and {store} was asked for ({by})"
+            ));
         }
         let (found, ranks, wanted) = (superblock.rank, superblock.ranks, expected.rank);
         if found != wanted {
-            return Err(FormatError::OtherRank { device, found, ranks, wanted });
+            return wrong(format!(
+                "{device}: it belongs to rank {found} of {ranks}, and rank {wanted} was asked for"
+            ));
         }
         if common(superblock) != common(first) {
-            return Err(FormatError::Disagree { device, other: members[0].name.clone() });
+            let other = &members[0].name;
+            return wrong(format!(
+                "{device} and {other} do not agree on the store's layout; format the store again"
+            ));
         }
     }
     places(members, &superblocks)?;
@@ -79,6 +99,10 @@ pub fn check_set(members: &[Member], expected: &Expected) -> Result<Vec<Superblo
     }
     shape(first, expected)?;
     Ok(superblocks)
+}
+
+fn wrong<T>(why: String) -> Result<T, FormatError> {
+    Err(FormatError::Devices(why))
 }
 
 /// The fields that all devices of a rank share.
@@ -97,22 +121,30 @@ fn places(members: &[Member], superblocks: &[Superblock]) -> Result<(), FormatEr
         let place = &mut by_place[superblock.device.0 as usize];
         if let Some(other) = place.replace(given) {
             let position = superblock.device.0;
-            let [device, other] = [other, given].map(|at: usize| members[at].name.clone());
-            return Err(FormatError::Twice { device, other, position });
+            let [device, other] = [other, given].map(|at: usize| &members[at].name);
+            return wrong(format!(
+                "{device} and {other} both say that they are device {position}: give each device \
+                 once"
+            ));
         }
     }
     if let Some(position) = by_place.iter().position(Option::is_none) {
-        let identity = first.devices[position].to_string();
-        let (position, rank) = (position as u32, first.rank);
-        return Err(FormatError::Missing { position, devices, rank, identity });
+        let (identity, rank) = (&first.devices[position], first.rank);
+        return wrong(format!(
+            "device {position} of the {devices} of rank {rank} is missing: {identity}; attach and \
+             name it, in this place"
+        ));
     }
     for (given, superblock) in superblocks.iter().enumerate() {
         let (found, given) = (superblock.device.0, given as u32);
         if found != given {
             let names = by_place.iter().flatten().map(|at| members[*at].name.as_str());
             let order = names.collect::<Vec<_>>().join(", ");
-            let device = members[given as usize].name.clone();
-            return Err(FormatError::Order { device, found, given, order });
+            let device = &members[given as usize].name;
+            return wrong(format!(
+                "{device}: it is device {found} of the store and was given as device {given}; the \
+                 order is {order}"
+            ));
         }
     }
     Ok(())
@@ -120,15 +152,20 @@ fn places(members: &[Member], superblocks: &[Superblock]) -> Result<(), FormatEr
 
 /// Checks that the device is the one that was formatted, and no smaller.
 fn unchanged(member: &Member, superblock: &Superblock) -> Result<(), FormatError> {
-    let device = member.name.clone();
+    let device = &member.name;
     let (then, now) = (&superblock.devices[superblock.device.0 as usize], &member.identity);
     if !then.is_same(now) {
-        let (identity, written_on) = (now.to_string(), then.to_string());
-        return Err(FormatError::OtherDevice { device, identity, written_on });
+        return wrong(format!(
+            "{device}: its superblock was written on another device ({then}), and this one is \
+             {now}; a copied device is not opened: attach the original"
+        ));
     }
     if then.lba_bytes != now.lba_bytes {
         let (formatted, found) = (then.lba_bytes, now.lba_bytes);
-        return Err(FormatError::LbaBytes { device, formatted, found });
+        return wrong(format!(
+            "{device}: it was formatted as a store with LBAs of {formatted} bytes and has LBAs of \
+             {found} now; go back to that LBA format, or format the store again"
+        ));
     }
     let (old, new) = (superblock.region, member.region);
     for (what, formatted, found) in [
@@ -136,12 +173,18 @@ fn unchanged(member: &Member, superblock: &Superblock) -> Result<(), FormatError
         ("the store's region", old.lbas, new.lbas),
     ] {
         if found < formatted {
-            return Err(FormatError::Shrunk { device, what, formatted, found });
+            return wrong(format!(
+                "{device}: {what} had {formatted} LBAs when the store was formatted and has \
+                 {found} now; give it its size back, or format the store again"
+            ));
         }
     }
     if old.first != new.first {
         let (formatted, found) = (old.first.0, new.first.0);
-        return Err(FormatError::Moved { device, formatted, found });
+        return wrong(format!(
+            "{device}: the store's region begins at LBA {formatted}, and LBA {found} was given; \
+             give the region that was formatted"
+        ));
     }
     Ok(())
 }
@@ -156,7 +199,10 @@ fn shape(superblock: &Superblock, expected: &Expected) -> Result<(), FormatError
         ("tokens a block", formatted.block_tokens, asked.block_tokens),
     ] {
         if formatted != asked {
-            return Err(FormatError::Shape { field, formatted, asked });
+            return wrong(format!(
+                "the store was formatted for {formatted} {field}, and {asked} were asked for; use \
+                 the model that it was made for, or format it again"
+            ));
         }
     }
     Ok(())
