@@ -6,12 +6,12 @@ use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 
 use kv_catalog::{BlockId, Row};
 
+use crate::pool_layout::PoolLayout;
+
 /// An engine's memory, and its layout, of which every object is inside the memory.
 pub(crate) struct EngineMemory {
     pub(crate) base: NonNull<u8>,
-    pub(crate) rows: Vec<u64>,
-    pub(crate) block_stride: u64,
-    pub(crate) blocks: u32,
+    pub(crate) layout: PoolLayout,
     pub(crate) _owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -27,14 +27,9 @@ impl fmt::Debug for EngineMemory {
 }
 
 impl EngineMemory {
-    pub(crate) fn blocks(&self) -> u32 {
-        self.blocks
-    }
-
     /// Returns the address of an object; `None` if the block or row does not exist.
     pub(crate) fn object(&self, block: BlockId, row: Row) -> Option<NonNull<u8>> {
-        let row = self.rows.get(row.0 as usize).filter(|_| block.0 < self.blocks)?;
-        let offset = row + u64::from(block.0) * self.block_stride;
+        let offset = self.layout.offset(block, row)?;
         // SAFETY: inside the memory (`KvPool::bounced` checked it), which the contract of
         // `ExternalMemory::new` covers.
         Some(unsafe { self.base.add(offset as usize) })

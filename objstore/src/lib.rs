@@ -251,6 +251,7 @@ mod error;
 mod ids;
 mod order;
 mod plane;
+mod pool_layout;
 mod registration;
 mod stats;
 mod store;
@@ -276,6 +277,7 @@ pub use plane::{
     Advanced, ClosedPlane, JobDone, KvView, Plane, PlaneConfig, PlaneDevice, PlaneStats, RawRing,
     StoreEvent, kernel_read,
 };
+pub use pool_layout::PoolLayout;
 pub use registration::{InUse, KvPool};
 pub use stats::{DramStats, Durations, StoreStats, Times};
 pub use store::{

@@ -13,7 +13,10 @@ use nvme_driver::{DevicePtr, DmaError, DmaMemory, DmaSlice, ExternalMemory, Iova
 
 use kv_catalog::{BlockId, KvShape, Row};
 
-use crate::{data_path::Route, engine_memory::EngineMemory, error::RegistrationError};
+use crate::{
+    data_path::Route, engine_memory::EngineMemory, error::RegistrationError,
+    pool_layout::PoolLayout,
+};
 
 /// Page size of the addresses in staging memory.
 pub(crate) const PAGE: u64 = 4096;
@@ -28,17 +31,14 @@ pub struct KvPool {
     gpu: Option<GpuMemory>,
     /// The engine's memory, if this pool has its bounce buffers.
     engine: Option<Arc<EngineMemory>>,
-    rows: Vec<u64>,
+    layout: PoolLayout,
     /// Device address of block 0 in each row; empty for a staged pool.
     row_iova: Vec<Iova>,
-    block_stride: u64,
-    blocks: u32,
     object_bytes: u32,
 }
 
 impl KvPool {
-    /// Registers memory of this process. `rows[r]` is the offset of block 0's object of row `r`,
-    /// `block_stride` the distance in bytes between the objects of neighbouring blocks.
+    /// Registers memory of this process.
     ///
     /// A row may lie inside another one's stride (K and V interleaved by block), but no two
     /// objects may share a byte.
@@ -49,27 +49,23 @@ impl KvPool {
     pub fn new(
         memory: Arc<dyn DmaMemory>,
         shape: &KvShape,
-        rows: Vec<u64>,
-        block_stride: u64,
-        blocks: u32,
+        layout: PoolLayout,
     ) -> Result<Self, RegistrationError> {
-        let length = row_len(shape, &rows, block_stride, blocks)?;
-        let mut row_iova = Vec::with_capacity(rows.len());
-        for (row, offset) in rows.iter().map(|row| offset(*row)).enumerate() {
+        let length = row_len(shape, &layout)?;
+        let mut row_iova = Vec::with_capacity(layout.rows.len());
+        for (row, offset) in layout.rows.iter().map(|row| offset(*row)).enumerate() {
             let slice = DmaSlice::new(memory.clone(), offset, length)
                 .map_err(|source| RegistrationError::Row { row, offset, length, source })?;
             row_iova.push(slice.iova());
         }
-        disjoint(&rows, block_stride, blocks, u64::from(shape.object_bytes))?;
+        disjoint(&layout, u64::from(shape.object_bytes))?;
         Ok(Self {
             path: Route::Host,
             memory,
             gpu: None,
             engine: None,
-            rows,
+            layout,
             row_iova,
-            block_stride,
-            blocks,
             object_bytes: shape.object_bytes,
         })
     }
@@ -82,14 +78,12 @@ impl KvPool {
     pub fn on_gpu(
         memory: Arc<dyn DmaMemory>,
         shape: &KvShape,
-        rows: Vec<u64>,
-        block_stride: u64,
-        blocks: u32,
+        layout: PoolLayout,
     ) -> Result<Self, RegistrationError> {
         if memory.device().is_none() {
             return Err(RegistrationError::NoDeviceAddress { what: "the pool" });
         }
-        let pool = Self::new(memory, shape, rows, block_stride, blocks)?;
+        let pool = Self::new(memory, shape, layout)?;
         Ok(Self { path: Route::Direct, ..pool })
     }
 
@@ -105,11 +99,9 @@ impl KvPool {
         pool: ExternalMemory,
         staging: Arc<dyn DmaMemory>,
         shape: &KvShape,
-        rows: Vec<u64>,
-        block_stride: u64,
-        blocks: u32,
+        layout: PoolLayout,
     ) -> Result<Self, RegistrationError> {
-        let length = row_len(shape, &rows, block_stride, blocks)?;
+        let length = row_len(shape, &layout)?;
         let (_, device, total, owner) = pool.into_parts();
         let device = device.ok_or(RegistrationError::NoDeviceAddress { what: "the pool" })?;
         if staging.device().is_none() {
@@ -118,17 +110,15 @@ impl KvPool {
         if staging.host().is_none() {
             return Err(RegistrationError::NoHostAddress { what: "the staging memory" });
         }
-        check_inside(&rows, length, total)?;
-        disjoint(&rows, block_stride, blocks, u64::from(shape.object_bytes))?;
+        check_inside(&layout.rows, length, total)?;
+        disjoint(&layout, u64::from(shape.object_bytes))?;
         Ok(Self {
             path: Route::Staged,
             memory: staging,
             gpu: Some(GpuMemory { device, len: total, _owner: owner }),
             engine: None,
-            rows,
+            layout,
             row_iova: Vec::new(),
-            block_stride,
-            blocks,
             object_bytes: shape.object_bytes,
         })
     }
@@ -151,15 +141,12 @@ impl KvPool {
         shape: &KvShape,
         blocks: u32,
     ) -> Result<Self, RegistrationError> {
-        let stride = u64::from(shape.object_bytes);
-        let tensor = stride * u64::from(blocks);
-        let rows = (0..u64::from(shape.rows())).map(|row| row * tensor).collect();
-        Self::new(memory, shape, rows, stride, blocks)
+        Self::new(memory, shape, PoolLayout::contiguous(shape, blocks))
     }
 
     /// Makes this pool the bounce buffers of an engine's memory that no device describes: jobs name
-    /// the engine's blocks, and the CPU copies them. `rows`, `block_stride` and `blocks` are those
-    /// of the engine's memory, of this process.
+    /// the engine's blocks, and the CPU copies them. `layout` is that of the engine's memory, of
+    /// this process.
     ///
     /// # Errors
     /// Returns [`RegistrationError`] if a row leaves the memory, or this process cannot reach it.
@@ -167,15 +154,13 @@ impl KvPool {
         self,
         memory: ExternalMemory,
         shape: &KvShape,
-        rows: Vec<u64>,
-        block_stride: u64,
-        blocks: u32,
+        layout: PoolLayout,
     ) -> Result<Self, RegistrationError> {
-        let length = row_len(shape, &rows, block_stride, blocks)?;
+        let length = row_len(shape, &layout)?;
         let (base, _, total, owner) = memory.into_parts();
         let base = base.ok_or(RegistrationError::NoHostAddress { what: "the pool" })?;
-        check_inside(&rows, length, total)?;
-        let engine = EngineMemory { base, rows, block_stride, blocks, _owner: owner };
+        check_inside(&layout.rows, length, total)?;
+        let engine = EngineMemory { base, layout, _owner: owner };
         Ok(Self { engine: Some(Arc::new(engine)), ..self })
     }
 
@@ -221,19 +206,19 @@ impl KvPool {
     /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> u32 {
-        self.rows.len() as u32
+        self.layout.rows.len() as u32
     }
 
     /// Returns the number of blocks.
     #[must_use]
     pub fn blocks(&self) -> u32 {
-        self.blocks
+        self.layout.blocks
     }
 
     /// Returns the distance in bytes between the objects of neighbouring blocks.
     #[must_use]
     pub fn block_stride(&self) -> u64 {
-        self.block_stride
+        self.layout.block_stride
     }
 
     /// Returns the bytes of one object.
@@ -251,8 +236,7 @@ impl KvPool {
     /// Returns an object's offset in the memory; `None` if the block or row does not exist.
     #[must_use]
     pub fn offset(&self, block: BlockId, row: Row) -> Option<u64> {
-        let base = self.rows.get(row.0 as usize)?;
-        (block.0 < self.blocks).then(|| base + u64::from(block.0) * self.block_stride)
+        self.layout.offset(block, row)
     }
 
     /// Returns an object's address on the GPU; `None` if the block or row does not exist or the
@@ -279,15 +263,13 @@ impl KvPool {
         if self.gpu.is_some() {
             return 0..self.memory.len() as u64;
         }
-        let span = u64::from(self.blocks - 1) * self.block_stride + u64::from(self.object_bytes);
-        let first = self.rows.iter().min().copied().unwrap_or(0);
-        first..self.rows.iter().max().copied().unwrap_or(0) + span
+        self.layout.used(self.object_bytes)
     }
 
     /// Returns the GPU address of block 0 in each row; empty without a GPU.
     pub(crate) fn row_device(&self) -> Vec<u64> {
         let base = self.device_base();
-        let rows = self.rows.iter();
+        let rows = self.layout.rows.iter();
         base.map(|base| rows.map(|row| base.0 + row).collect()).unwrap_or_default()
     }
 
@@ -298,7 +280,7 @@ impl KvPool {
             device: self.memory.device().map(|base| DevicePtr(base.0 + row)),
             iova: *iova,
         };
-        self.rows.iter().zip(&self.row_iova).map(place).collect()
+        self.layout.rows.iter().zip(&self.row_iova).map(place).collect()
     }
 
     /// Returns an object's device address; `None` if the block or row does not exist, and for a
@@ -306,7 +288,8 @@ impl KvPool {
     #[must_use]
     pub fn iova(&self, block: BlockId, row: Row) -> Option<Iova> {
         let base = self.row_iova.get(row.0 as usize)?;
-        (block.0 < self.blocks).then(|| base.offset(u64::from(block.0) * self.block_stride))
+        let into = self.offset(block, row)? - self.layout.rows[row.0 as usize];
+        Some(base.offset(into))
     }
 
     /// Returns the largest power of two that divides every object's address for the devices and
@@ -318,7 +301,7 @@ impl KvPool {
             // In staging memory objects are contiguous from a page boundary on.
             return 1 << (PAGE | u64::from(self.object_bytes)).trailing_zeros();
         }
-        1 << (bits | self.block_stride | u64::from(self.object_bytes)).trailing_zeros()
+        1 << (bits | self.layout.block_stride | u64::from(self.object_bytes)).trailing_zeros()
     }
 }
 
@@ -369,12 +352,8 @@ fn check_inside(rows: &[u64], length: usize, total: usize) -> Result<(), Registr
 }
 
 /// Checks a pool's dimensions; returns the bytes from a row's first object to the end of its last.
-fn row_len(
-    shape: &KvShape,
-    rows: &[u64],
-    block_stride: u64,
-    blocks: u32,
-) -> Result<usize, RegistrationError> {
+fn row_len(shape: &KvShape, layout: &PoolLayout) -> Result<usize, RegistrationError> {
+    let PoolLayout { ref rows, block_stride, blocks } = *layout;
     if rows.len() as u64 != u64::from(shape.rows()) {
         return Err(RegistrationError::Rows { given: rows.len(), shape: shape.rows() });
     }
@@ -394,7 +373,8 @@ fn offset(row: u64) -> usize {
 
 /// Checks that no two objects of different rows share a byte. Objects of one row never do: the
 /// stride is at least their size.
-fn disjoint(rows: &[u64], stride: u64, blocks: u32, object: u64) -> Result<(), RegistrationError> {
+fn disjoint(layout: &PoolLayout, object: u64) -> Result<(), RegistrationError> {
+    let PoolLayout { ref rows, block_stride: stride, blocks } = *layout;
     let mut order: Vec<usize> = (0..rows.len()).collect();
     order.sort_unstable_by_key(|row| rows[*row]);
     for (i, &first) in order.iter().enumerate() {

@@ -14,8 +14,8 @@ use nvme_driver::{DmaSpace, ExternalMemory, Nanos};
 
 use nvme_emu::{Emu, EmuConfig, FaultAction, FaultPlan, LbaRange, SglSupport};
 use objstore::{
-    BlockId, KvPool, KvShape, Layer, Order, RegistrationError, Route, Store, StoreConfig,
-    StoreError,
+    BlockId, KvPool, KvShape, Layer, Order, PoolLayout, RegistrationError, Route, Store,
+    StoreConfig, StoreError,
 };
 use rig::{Parts, Rig, SLOTS, inline};
 use stack::{Plan, READ, WRITE, blocks, keys, on};
@@ -195,8 +195,10 @@ fn what_cannot_be_staged_is_refused_in_words() {
     let shape = plan.shape;
     let staging = |len| parts.domain.import(parts.gpu.alloc_pinned(len)).unwrap();
     let rows: Vec<u64> = (0..6).map(|row| row * 64 * 4096).collect();
+    let layout =
+        |rows: &[u64], blocks| PoolLayout { rows: rows.to_vec(), block_stride: 4096, blocks };
     let pool = |memory: ExternalMemory, staging, rows: &[u64], blocks| {
-        KvPool::staged(memory, staging, &shape, rows.to_vec(), 4096, blocks)
+        KvPool::staged(memory, staging, &shape, layout(rows, blocks))
     };
     let bytes = 6 * 64 * 4096;
     let short = pool(parts.gpu.alloc(bytes - 4096).0, staging(1 << 20), &rows, 64).unwrap_err();
@@ -206,7 +208,7 @@ fn what_cannot_be_staged_is_refused_in_words() {
     let host = parts.domain.alloc(1 << 20).unwrap();
     let error = pool(parts.gpu.alloc(bytes).0, host.clone(), &rows, 64).unwrap_err();
     assert!(matches!(error, RegistrationError::NoDeviceAddress { .. }), "{error}");
-    let error = KvPool::on_gpu(host.clone(), &shape, rows.clone(), 4096, 2).unwrap_err();
+    let error = KvPool::on_gpu(host.clone(), &shape, layout(&rows, 2)).unwrap_err();
     assert!(matches!(error, RegistrationError::NoDeviceAddress { .. }), "{error}");
     let far = parts.domain.import(parts.gpu.alloc(1 << 20).0).unwrap();
     let error = pool(parts.gpu.alloc(bytes).0, far, &rows, 64).unwrap_err();
@@ -219,7 +221,7 @@ fn what_cannot_be_staged_is_refused_in_words() {
         let parts = Parts::new(&plan);
         let staging = parts.domain.import(parts.gpu.alloc_pinned(len)).unwrap();
         let memory = parts.gpu.alloc(bytes).0;
-        let pool = KvPool::staged(memory, staging, &shape, rows.clone(), 4096, 64).unwrap();
+        let pool = KvPool::staged(memory, staging, &shape, layout(&rows, 64)).unwrap();
         let opened = parts.store(&plan, pool, nvme_driver::DevicePtr(0), inline);
         match opened {
             Ok(_) => assert!(fits, "{len} bytes"),

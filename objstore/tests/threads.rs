@@ -10,8 +10,8 @@ use gpu::{Copies, Gpu, GpuClock};
 use nvme_driver::{ControllerOptions, DmaSpace};
 use nvme_emu::{EmuDomain, EmuRunner};
 use objstore::{
-    BlockId, BlockKey, Format, KvPool, KvShape, Layer, Namespace, Order, Route, Row, Store,
-    StoreConfig, StoreDevice, StoreGpu, StoreOptions,
+    BlockId, BlockKey, Format, KvPool, KvShape, Layer, Namespace, Order, PoolLayout, Route, Row,
+    Store, StoreConfig, StoreDevice, StoreGpu, StoreOptions,
 };
 use ripieno_testkit::{Drives, format, host_executor, keys, memory_drives, object};
 
@@ -33,18 +33,16 @@ fn stack_on(gpu: &Arc<Gpu>, path: Route) -> (Store, EmuRunner, Arc<EmuDomain>, K
     // Only the thread that uses the store advances streams.
     let clock = Arc::new(GpuClock(drives.clock.clone(), gpu.clone()));
     let bytes = BLOCKS as usize * SHAPE.block_bytes() as usize;
-    let stride = u64::from(SHAPE.object_bytes);
-    let rows: Vec<u64> =
-        (0..u64::from(SHAPE.rows())).map(|row| row * stride * u64::from(BLOCKS)).collect();
+    let layout = PoolLayout::contiguous(&SHAPE, BLOCKS);
     let pool = match path {
         Route::Staged => {
             let staging = KvPool::staging_bytes(&SHAPE, BLOCKS, 4) as usize;
             let staging = domain.import(gpu.alloc_pinned(staging)).unwrap();
-            KvPool::staged(gpu.alloc(bytes).0, staging, &SHAPE, rows, stride, BLOCKS)
+            KvPool::staged(gpu.alloc(bytes).0, staging, &SHAPE, layout)
         }
         Route::Direct => {
             let memory = domain.import(gpu.alloc(bytes).0).unwrap();
-            KvPool::on_gpu(memory, &SHAPE, rows, stride, BLOCKS)
+            KvPool::on_gpu(memory, &SHAPE, layout)
         }
         _ => KvPool::contiguous(domain.alloc(bytes).unwrap(), &SHAPE, BLOCKS),
     };

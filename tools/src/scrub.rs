@@ -153,10 +153,9 @@ fn open(offline: &mut Offline, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec
 fn pool(offline: &Offline, shape: &KvShape, blocks: u32) -> anyhow::Result<KvPool> {
     let stride = u64::from(shape.object_bytes);
     let tensor = stride * u64::from(blocks);
-    let rows = (0..u64::from(shape.rows())).map(|row| row * tensor).collect();
     let bytes = usize::try_from(tensor * u64::from(shape.rows()))?;
     let memory = offline.controllers.space().alloc(bytes).context("memory to read into")?;
-    Ok(KvPool::new(memory, shape, rows, stride, blocks)?)
+    Ok(KvPool::contiguous(memory, shape, blocks)?)
 }
 
 fn scrub(

@@ -407,7 +407,7 @@ impl Mover {
         mut named: impl Iterator<Item = BlockId>,
     ) -> Result<(), StoreError> {
         let blocks = match pool == PoolId::default() {
-            true => self.pool.engine().map_or(self.pool.blocks(), |engine| engine.blocks()),
+            true => self.pool.engine().map_or(self.pool.blocks(), |engine| engine.layout.blocks),
             false => self.pools.blocks(pool)?.0,
         };
         match named.find(|block| block.0 >= blocks) {

@@ -196,13 +196,18 @@ mod tests {
     use nvme_emu::EmuDomain;
 
     use super::*;
+    use crate::pool_layout::PoolLayout;
+
+    fn layout(row: u64, block_stride: u64, blocks: u32) -> PoolLayout {
+        PoolLayout { rows: vec![row], block_stride, blocks }
+    }
 
     #[test]
     fn the_proof_stays_inside_the_pool() {
         let shape = KvShape { layers: 1, segments: 1, object_bytes: 5000, block_tokens: 1 };
         let memory = EmuDomain::new("test").alloc(1 << 20).unwrap();
         for (blocks, lens) in [(1, &[4096, 4096]), (2, &[8192, 8192]), (9, &[16384, 16384])] {
-            let pool = KvPool::new(memory.clone(), &shape, vec![10_001], 5000, blocks).unwrap();
+            let pool = KvPool::new(memory.clone(), &shape, layout(10_001, 5000, blocks)).unwrap();
             let parts = parts(&pool, 4096, PROOF_BYTES).unwrap();
             let found: Vec<usize> = parts.iter().map(DmaSlice::len).collect();
             assert_eq!(found, lens);
@@ -212,7 +217,8 @@ mod tests {
                 assert!(from.is_multiple_of(4));
             }
         }
-        let pool = KvPool::new(memory, &KvShape { object_bytes: 512, ..shape }, vec![0], 512, 1);
+        let small = KvShape { object_bytes: 512, ..shape };
+        let pool = KvPool::new(memory, &small, layout(0, 512, 1));
         assert_eq!(parts(&pool.unwrap(), 4096, PROOF_BYTES).unwrap().len(), 1);
     }
 }

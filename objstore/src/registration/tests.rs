@@ -37,6 +37,10 @@ fn memory(lens: &[u64]) -> Arc<dyn DmaMemory> {
     Arc::new(Addresses(ranges.collect()))
 }
 
+fn layout(rows: &[u64], block_stride: u64, blocks: u32) -> PoolLayout {
+    PoolLayout { rows: rows.to_vec(), block_stride, blocks }
+}
+
 fn shape(layers: u32, segments: u32, object_bytes: u32) -> KvShape {
     KvShape { layers, segments, object_bytes, block_tokens: 16 }
 }
@@ -58,7 +62,7 @@ proptest! {
             }
         }
         let shape = shape(offsets.len() as u32, 1, object);
-        let pool = KvPool::new(memory(&[4096]), &shape, offsets.clone(), stride, blocks);
+        let pool = KvPool::new(memory(&[4096]), &shape, layout(&offsets, stride, blocks));
         match pool {
             Err(RegistrationError::Overlap { .. }) => prop_assert!(shared),
             Err(other) => prop_assert!(false, "{other}"),
@@ -90,10 +94,11 @@ fn rows_outside_and_shapes_that_disagree_are_refused() {
     let two = shape(1, 2, 1024);
     let short = KvPool::contiguous(memory(&[4095]), &two, 2).unwrap_err();
     assert!(matches!(short, RegistrationError::Row { row: 1, .. }), "{short}");
-    let few = KvPool::new(memory(&[4096]), &two, vec![0], 1024, 1).unwrap_err();
+    let few = KvPool::new(memory(&[4096]), &two, layout(&[0], 1024, 1)).unwrap_err();
     assert!(matches!(few, RegistrationError::Rows { given: 1, shape: 2 }), "{few}");
     for (stride, blocks) in [(1023, 1), (1024, 0), (u64::MAX, 3)] {
-        let error = KvPool::new(memory(&[4096]), &two, vec![0, 1024], stride, blocks).unwrap_err();
+        let error =
+            KvPool::new(memory(&[4096]), &two, layout(&[0, 1024], stride, blocks)).unwrap_err();
         assert!(matches!(error, RegistrationError::Stride { .. }), "{error}");
     }
 }
@@ -102,7 +107,7 @@ fn rows_outside_and_shapes_that_disagree_are_refused() {
 fn interleaved_segments_and_their_alignment() {
     // Block-major: K and V of a block side by side.
     let shape = shape(1, 2, 4096 + 512);
-    let pool = KvPool::new(memory(&[1 << 20]), &shape, vec![0, 8192], 16384, 8).unwrap();
+    let pool = KvPool::new(memory(&[1 << 20]), &shape, layout(&[0, 8192], 16384, 8)).unwrap();
     assert_eq!(pool.iova(BlockId(3), Row(1)), Some(Iova(0x1_0000_0000 + 3 * 16384 + 8192)));
     assert_eq!(pool.alignment(), 512);
 }

@@ -103,10 +103,10 @@ pub use input::{open_file, read_file};
 pub use metrics::{
     ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsAddress, MetricsPage,
 };
-pub use objstore::{BlockId, BlockKey, KvShape, Route};
+pub use objstore::{BlockId, BlockKey, KvShape, PoolLayout, Route};
 pub use pacing::Pacing;
 pub use place::{Drive, Place};
-pub use pool::{EngineMemory, GpuMemory, PoolLayout, PoolMemory};
+pub use pool::{EngineMemory, GpuMemory, PoolMemory};
 pub use rank::RankStack;
 pub use ranks::{CatalogStack, RankMedia, Ranks, RanksOptions};
 pub use request::Request;

@@ -5,8 +5,8 @@
 
 use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 
-use nvme_driver::{DevicePtr, DmaError, DmaMemory, DmaSpace, ExternalMemory};
-use objstore::{KvPool, KvShape};
+use nvme_driver::{DevicePtr, DmaError, DmaSpace, ExternalMemory};
+use objstore::{KvPool, KvShape, PoolLayout};
 
 use crate::error::StackError;
 
@@ -159,77 +159,17 @@ pub enum PoolMemory {
     },
 }
 
-/// Offsets of KV blocks in a pool: the object of block `b` in row `r` is at `rows[r] + b *
-/// block_stride`. Row `layer * segments + segment` is that of a layer's segment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolLayout {
-    /// Offset of block 0 of each row, in bytes.
-    pub rows: Vec<u64>,
-    /// Bytes from one block's object to the next one's.
-    pub block_stride: u64,
-    /// Number of blocks.
-    pub blocks: u32,
-}
-
-impl PoolLayout {
-    /// Returns the layout of one tensor per row, in sequence: `[rows, blocks, object]`.
-    #[must_use]
-    pub fn contiguous(shape: &KvShape, blocks: u32) -> Self {
-        let stride = u64::from(shape.object_bytes);
-        let tensor = stride * u64::from(blocks);
-        let rows = (0..u64::from(shape.rows())).map(|row| row * tensor).collect();
-        Self { rows, block_stride: stride, blocks }
+/// Checks that all objects of a layout are in `bytes` bytes.
+///
+/// # Errors
+/// Returns [`DmaError::OutOfRange`] if one is not.
+pub(crate) fn check(layout: &PoolLayout, shape: &KvShape, bytes: usize) -> Result<(), StackError> {
+    let end = layout.used(shape.object_bytes).end;
+    if end > bytes as u64 {
+        let offset = usize::try_from(end).unwrap_or(usize::MAX);
+        return Err(DmaError::OutOfRange { offset, len: 0, total: bytes }.into());
     }
-
-    /// Returns true when every object begins at a multiple of `unit`, in memory at `base`.
-    pub(crate) fn is_aligned(&self, base: u64, unit: u64) -> bool {
-        let mut starts = self.rows.iter().map(|row| base + row);
-        starts.all(|start| start.is_multiple_of(unit)) && self.block_stride.is_multiple_of(unit)
-    }
-
-    /// Returns the bytes from the first object to the end of the last one.
-    pub(crate) fn span(&self, shape: &KvShape) -> u64 {
-        let first = self.rows.iter().min().copied().unwrap_or(0);
-        self.end(shape).saturating_sub(first)
-    }
-
-    /// Returns the end of the last object.
-    fn end(&self, shape: &KvShape) -> u64 {
-        let last = self.rows.iter().max().copied().unwrap_or(0);
-        let gap = u64::from(self.blocks.saturating_sub(1)).saturating_mul(self.block_stride);
-        last.saturating_add(gap).saturating_add(u64::from(shape.object_bytes))
-    }
-
-    /// Checks that all objects are in `bytes` bytes.
-    ///
-    /// # Errors
-    /// Returns [`DmaError::OutOfRange`] if one is not.
-    pub(crate) fn check(&self, shape: &KvShape, bytes: usize) -> Result<(), StackError> {
-        let end = self.end(shape);
-        if end > bytes as u64 {
-            let offset = usize::try_from(end).unwrap_or(usize::MAX);
-            return Err(DmaError::OutOfRange { offset, len: 0, total: bytes }.into());
-        }
-        Ok(())
-    }
-
-    /// Shifts the layout by `head` bytes.
-    pub(crate) fn after(self, head: usize) -> Self {
-        let rows = self.rows.into_iter().map(|row| row.saturating_add(head as u64)).collect();
-        Self { rows, ..self }
-    }
-
-    /// Registers memory of this process.
-    ///
-    /// # Errors
-    /// Returns [`StackError::Pool`] if the layout is invalid.
-    pub(crate) fn register(
-        self,
-        memory: Arc<dyn DmaMemory>,
-        shape: &KvShape,
-    ) -> Result<KvPool, StackError> {
-        Ok(KvPool::new(memory, shape, self.rows, self.block_stride, self.blocks)?)
-    }
+    Ok(())
 }
 
 /// Registers an engine's memory in this process without bounce buffers.
@@ -242,7 +182,7 @@ pub(crate) fn register(
     space: &dyn DmaSpace,
     shape: &KvShape,
 ) -> Result<KvPool, StackError> {
-    layout.check(shape, memory.bytes)?;
+    check(&layout, shape, memory.bytes)?;
     let (pages, head) = whole_pages(memory.external());
-    layout.after(head).register(space.import(pages)?, shape)
+    Ok(KvPool::new(space.import(pages)?, shape, layout.after(head))?)
 }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use nvme_driver::{Controller, DescriptorMode};
-use objstore::{KvPool, KvShape, Route};
+use objstore::{KvPool, KvShape, PoolLayout, Route};
 
 use crate::{
     controllers::Controllers,
     error::StackError,
     executor::Executor,
     gpu::Gpu,
-    pool::{self, EngineMemory, GpuMemory, PoolLayout, PoolMemory, whole_pages},
+    pool::{self, EngineMemory, GpuMemory, PoolMemory, whole_pages},
     size::Size,
 };
 
@@ -112,7 +112,7 @@ impl PoolPlan<'_> {
                 let (layout, bytes) = self.own(*blocks);
                 let (memory, place) = on.pool_memory(bytes)?;
                 let layout = layout.after(memory.offset());
-                let pool = layout.register(memory.memory().clone(), self.shape)?;
+                let pool = KvPool::new(memory.memory().clone(), self.shape, layout)?;
                 Prepared { pool, place }
             }
             PoolMemory::Engine { memory, layout } => self.of_engine(memory, layout, on)?,
@@ -144,8 +144,7 @@ impl PoolPlan<'_> {
             PoolMemory::Gpu { memory, .. } => memory.external(),
             _ => gpu.memory(self.own(layout.blocks).1)?,
         };
-        let PoolLayout { rows, block_stride, blocks } = layout;
-        let pool = KvPool::staged(memory, staging, self.shape, rows, block_stride, blocks)?;
+        let pool = KvPool::staged(memory, staging, self.shape, layout)?;
         let staging = Size(bytes as u64);
         let place = format!("GPU memory, staged through {staging} of pinned host memory");
         Ok(Prepared { pool, place })
@@ -159,7 +158,7 @@ impl PoolPlan<'_> {
                 (layout, gpu.memory(bytes.max(attached.scratch_bytes()))?)
             }
             PoolMemory::Gpu { memory, layout } => {
-                layout.check(self.shape, memory.bytes())?;
+                pool::check(layout, self.shape, memory.bytes())?;
                 self.check_objects(memory, layout, attached)?;
                 (layout.clone(), memory.external())
             }
@@ -180,8 +179,7 @@ impl PoolPlan<'_> {
             // An engine's memory is not overwritten: the store tests it, and restores it.
             attached.prove(&memory)?;
         }
-        let PoolLayout { rows, block_stride, blocks } = layout.after(head);
-        let pool = KvPool::on_gpu(memory, self.shape, rows, block_stride, blocks)?;
+        let pool = KvPool::on_gpu(memory, self.shape, layout.after(head))?;
         Ok(Prepared { pool, place })
     }
 
@@ -212,7 +210,7 @@ impl PoolPlan<'_> {
         let place = "host".to_owned();
         // The store's proof of access uses an LBA at each end of the pool, and must not touch
         // memory beside it.
-        if layout.span(shape) >= 2 * lba_bytes && layout.is_aligned(base, unit) {
+        if span(layout, shape) >= 2 * lba_bytes && layout.is_aligned(base, unit) {
             return Ok(Prepared { pool, place });
         }
         drop(pool);
@@ -220,9 +218,8 @@ impl PoolPlan<'_> {
         let blocks = u32::try_from(room).unwrap_or(u32::MAX).min(layout.blocks);
         tracing::info!(blocks, unit, "the KV pool is not aligned: bounce buffers are used");
         let (ours, bytes) = self.own(blocks);
-        let ours = ours.register(attached.space.alloc(bytes)?, shape)?;
-        let PoolLayout { rows, block_stride, blocks } = layout.clone();
-        let pool = ours.bounced(memory.external(), shape, rows, block_stride, blocks)?;
+        let ours = KvPool::new(attached.space.alloc(bytes)?, shape, ours)?;
+        let pool = ours.bounced(memory.external(), shape, layout.clone())?;
         Ok(Prepared { pool, place })
     }
 
@@ -238,12 +235,18 @@ impl PoolPlan<'_> {
             let why = format!("objects of the pool do not begin at multiples of {unit} bytes");
             return Err(StackError::unfit(why, "align the KV cache"));
         }
-        if layout.span(self.shape) < 2 * lba_bytes {
+        if span(layout, self.shape) < 2 * lba_bytes {
             let why = format!("the pool has not even two LBAs, of {lba_bytes} bytes");
             return Err(StackError::unfit(why, "use more blocks"));
         }
         Ok(())
     }
+}
+
+/// Returns the bytes from the first object of a layout to the end of the last one.
+fn span(layout: &PoolLayout, shape: &KvShape) -> u64 {
+    let used = layout.used(shape.object_bytes);
+    used.end - used.start
 }
 
 /// Returns the alignment of addresses for all devices, and the largest LBA size in bytes.

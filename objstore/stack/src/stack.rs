@@ -1,7 +1,7 @@
 //! A store with its devices, driver, executor and KV pool.
 
 use nvme_driver::{DmaSlice, platform::buffer::Buffer};
-use objstore::{BlockId, BlockKey, PoolId, Row, Store};
+use objstore::{BlockId, BlockKey, PoolId, PoolLayout, Row, Store};
 
 use crate::{
     build::Built,
@@ -9,7 +9,7 @@ use crate::{
     error::StackError,
     metrics::Endpoint,
     place::Place,
-    pool::{self, EngineMemory, PoolLayout},
+    pool::{self, EngineMemory},
     request::Request,
     watch::Watch,
 };
@@ -47,7 +47,7 @@ impl Stack {
         layout: &PoolLayout,
     ) -> Result<PoolId, StackError> {
         let Built { space, unit, .. } = &self.built;
-        layout.check(self.store.shape(), memory.bytes())?;
+        pool::check(layout, self.store.shape(), memory.bytes())?;
         if !layout.is_aligned(memory.base().as_ptr().addr() as u64, *unit) {
             let problem =
                 format!("objects do not begin at multiples of {unit} bytes; align rows and stride");

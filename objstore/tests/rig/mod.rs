@@ -9,7 +9,7 @@ use nvme_driver::{Clock, ControllerOptions, DevicePtr, DmaSpace, Nanos};
 use nvme_emu::{Emu, EmuDomain, FaultRule, SimClock};
 use objstore::{
     BlockId, BlockKey, ExecutorFactory, Format, KvPool, KvShape, Layer, LoadRequest, Namespace,
-    Route, Row, Store, StoreConfig, StoreDevice, StoreError, StoreGpu, Ticket,
+    PoolLayout, Route, Row, Store, StoreConfig, StoreDevice, StoreError, StoreGpu, Ticket,
 };
 use ripieno_testkit::{Drives, memory_drives, object, set_faults};
 
@@ -64,18 +64,15 @@ impl Parts {
         let shape = &plan.shape;
         let bytes = shape.block_bytes() * u64::from(plan.blocks);
         let (memory, base) = self.gpu.alloc(bytes as usize);
-        let stride = u64::from(shape.object_bytes);
-        let rows: Vec<u64> =
-            (0..u64::from(shape.rows())).map(|row| row * stride * u64::from(plan.blocks)).collect();
-        let blocks = plan.blocks;
+        let layout = PoolLayout::contiguous(shape, plan.blocks);
         let pool = if path == Route::Staged {
             let buffers = plan.options.staging_buffers;
             let staging = KvPool::staging_bytes(shape, SLOTS, buffers) as usize;
             let staging = self.domain.import(self.gpu.alloc_pinned(staging)).unwrap();
-            KvPool::staged(memory, staging, shape, rows, stride, blocks)
+            KvPool::staged(memory, staging, shape, layout)
         } else {
             let memory = self.domain.import(memory).unwrap();
-            KvPool::on_gpu(memory, shape, rows, stride, blocks)
+            KvPool::on_gpu(memory, shape, layout)
         };
         (pool.unwrap(), base)
     }
