@@ -2,8 +2,8 @@
 
 use std::{io, mem::ManuallyDrop, sync::Arc, time::Duration};
 
-use objstore::{BlockId, BlockKey, Layer, NewPin, Outcome, PinAnswer, PinLimits};
-use ripieno_serve::{Client, RefusalKind, ServeError, SpaceId, protocol::SpaceUsage};
+use objstore::{BlockId, BlockKey, Layer, NewPin, Outcome, PinAnswer, PinLimits, Usage};
+use ripieno_serve::{Client, RefusalKind, ServeError, SpaceId};
 use ripieno_stack::Stack;
 
 use crate::{
@@ -199,9 +199,9 @@ impl Store {
         }
     }
 
-    pub(crate) fn usage(&self) -> Result<SpaceUsage, Failure> {
+    pub(crate) fn usage(&self) -> Result<Usage, Failure> {
         match self {
-            Self::Own(store, _) => Ok(store.usage()?.into()),
+            Self::Own(store, _) => Ok(store.usage()?),
             Self::Served(space, session) => Ok(session.client.usage(*space)?),
         }
     }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     error::LayoutError,
     ids::{Layer, Row},
@@ -14,7 +16,8 @@ pub const ROWS_MAX: u32 = 65_535;
 ///
 /// An object is the data of one layer and segment for the tokens of one block: contiguous in the
 /// engine's memory and moved as a whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct KvShape {
     /// Layers of the model (of this GPU's share of it).
     pub layers: u32,

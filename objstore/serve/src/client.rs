@@ -17,14 +17,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use objstore::{BlockId, BlockKey, Committed, KvShape, Layer, Namespace, Row};
+use objstore::{BlockId, BlockKey, Committed, KvShape, Layer, Namespace, Row, Usage};
 use ripieno_stack::PoolLayout;
 use rustix::net::RecvFlags;
 
 use crate::{
     error::ServeError,
     memory::{self, Mapping},
-    protocol::{self, Answer, Bytes, Call, Keys, Member, Received, SpaceUsage, VERSION},
+    protocol::{self, Answer, Bytes, Call, Keys, Member, Received, VERSION},
 };
 
 /// Time for an answer: longer than the server's own limits for a transfer.
@@ -462,7 +462,7 @@ impl Client {
     ///
     /// # Errors
     /// Same as [`Client::peek`].
-    pub fn usage(&self, space: SpaceId) -> Result<SpaceUsage, ServeError> {
+    pub fn usage(&self, space: SpaceId) -> Result<Usage, ServeError> {
         match self.call_in(space.generation, &Call::Usage { namespace: space.number })? {
             Answer::Usage(usage) => Ok(usage),
             other => Err(unexpected(&other)),
@@ -503,7 +503,7 @@ impl Client {
                 // As long as it has not ended, this session is one of those that there may be.
                 let _ = stream.shutdown(Shutdown::Write);
                 until_closed(&stream, ANSWER_TIMEOUT)?;
-                Ok(shape.into())
+                Ok(shape)
             }
             other => Err(unexpected(&other)),
         }

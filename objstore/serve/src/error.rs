@@ -40,9 +40,6 @@ pub enum ServeError {
         /// The socket.
         path: PathBuf,
     },
-    /// Starting a thread failed.
-    #[error("starting a thread: {0}; allow more threads (ulimit -u)")]
-    Thread(io::Error),
     /// Making the memory of a pool failed.
     #[error("making {bytes} bytes of shared memory: {source}; use fewer blocks")]
     Memory {

@@ -14,13 +14,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use objstore::{BlockId, BlockKey, Direction, KvShape, Layer, Namespace, Outcome, PinAnswer};
+use objstore::{
+    BlockId, BlockKey, CatalogCounts, Direction, KvShape, Layer, Namespace, Outcome, PinAnswer,
+    Usage,
+};
 use ripieno_stack::PoolLayout;
 
 use crate::{
     client::{ANSWER_TIMEOUT, Client, Handle, Request, unexpected},
     error::{RefusalKind, ServeError},
-    protocol::{Answer, Call, Counts, Ended, Keys, Member, SpaceUsage},
+    protocol::{Answer, Call, Ended, Keys, Member},
 };
 
 /// Bits of a place that are a position of a prefix or reservation. A message has fewer keys.
@@ -467,10 +470,10 @@ impl Finder {
     ///
     /// # Errors
     /// Same as [`Finder::look_up`].
-    pub fn usage(&self, space: usize) -> Result<SpaceUsage, ServeError> {
+    pub fn usage(&self, space: usize) -> Result<Usage, ServeError> {
         match self.about(space, |namespace| Call::Usage { namespace })? {
             Some((_, Answer::Usage(usage))) => Ok(usage),
-            None => Ok(SpaceUsage::default()),
+            None => Ok(Usage::default()),
             Some((_, other)) => Err(unexpected(&other)),
         }
     }
@@ -479,10 +482,10 @@ impl Finder {
     ///
     /// # Errors
     /// Returns [`ServeError::Refused`].
-    pub fn counts(&self) -> Result<Counts, ServeError> {
+    pub fn counts(&self) -> Result<CatalogCounts, ServeError> {
         match self.there(|session| self.line.client.call_in(session, &Call::Counts))? {
             Some(Answer::Counts(counts)) => Ok(counts),
-            None => Ok(Counts::default()),
+            None => Ok(CatalogCounts::default()),
             Some(other) => Err(unexpected(&other)),
         }
     }

@@ -15,7 +15,8 @@ use std::{
     time::Duration,
 };
 
-use kv_catalog::{BlockKey, KvShape, Namespace, PinAnswer, Usage};
+use kv_catalog::{BlockKey, CatalogCounts, KvShape, Namespace, PinAnswer, Usage};
+use ripieno_stack::PoolLayout;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -42,7 +43,7 @@ pub enum Call {
         /// [`VERSION`].
         version: u32,
         /// Layout of the pool, whose memory comes with this message; `None`: a scheduler's.
-        pool: Option<Layout>,
+        pool: Option<PoolLayout>,
         /// The client's earlier session, which ends first, if it has not.
         after: Option<Bytes>,
         /// The part of an engine that the client is, if the engine has several processes.
@@ -224,7 +225,7 @@ pub enum Answer {
         /// Names the session in [`Call::Attach`].
         session: Bytes,
         /// Shape of the store's blocks.
-        shape: Shape,
+        shape: KvShape,
         /// True if layers wait for their turn.
         is_paced: bool,
     },
@@ -274,9 +275,9 @@ pub enum Answer {
     /// A pin, or why there is none.
     Pinned(PinAnswer),
     /// The counts of a namespace.
-    Usage(SpaceUsage),
+    Usage(Usage),
     /// The counts of the store's files.
-    Counts(Counts),
+    Counts(CatalogCounts),
     /// The call was refused.
     Refused {
         /// Kind of the reason.
@@ -309,100 +310,6 @@ pub struct Ended {
     pub is_mismatch: bool,
     /// A position that could not be read; its block is a miss from now on.
     pub lost: Option<u32>,
-}
-
-/// Counts of a namespace: [`kv_catalog::Usage`].
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "they are those of the catalog")]
-pub struct SpaceUsage {
-    pub stored: u32,
-    pub active: u32,
-    pub pinned: u32,
-    pub evictable: u32,
-    pub writing: u32,
-    pub quota_files: Option<u32>,
-    pub epoch: u64,
-    pub asked: u64,
-    pub hits: u64,
-    pub committed: u64,
-    pub evicted: u64,
-    pub refused: u64,
-}
-
-impl From<Usage> for SpaceUsage {
-    fn from(it: Usage) -> Self {
-        Self {
-            stored: it.stored,
-            active: it.active,
-            pinned: it.pinned,
-            evictable: it.evictable,
-            writing: it.writing,
-            quota_files: it.quota_files,
-            epoch: it.epoch,
-            asked: it.asked,
-            hits: it.hits,
-            committed: it.committed,
-            evicted: it.evicted,
-            refused: it.refused,
-        }
-    }
-}
-
-/// Counts of files: [`kv_catalog::CatalogCounts`].
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "they are those of the catalog")]
-pub struct Counts {
-    pub files: u32,
-    pub free: u32,
-    pub limbo: u32,
-    pub stored: u32,
-    pub active: u32,
-    pub pinned: u32,
-    pub evictable: u32,
-    pub writing: u32,
-    pub evicted: u64,
-}
-
-/// Layout of a pool: [`ripieno_stack::PoolLayout`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Layout {
-    /// Offset of block 0 of each row, in bytes.
-    pub rows: Vec<u64>,
-    /// Bytes from one block's object to the next one's.
-    pub block_stride: u64,
-    /// Number of blocks.
-    pub blocks: u32,
-}
-
-/// Shape of a block: [`KvShape`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Shape {
-    /// Layers.
-    pub layers: u32,
-    /// Objects of a block in each layer.
-    pub segments: u32,
-    /// Bytes of an object.
-    pub object_bytes: u32,
-    /// Tokens of a block.
-    pub block_tokens: u32,
-}
-
-impl From<KvShape> for Shape {
-    fn from(shape: KvShape) -> Self {
-        let KvShape { layers, segments, object_bytes, block_tokens } = shape;
-        Self { layers, segments, object_bytes, block_tokens }
-    }
-}
-
-impl From<Shape> for KvShape {
-    fn from(shape: Shape) -> Self {
-        let Shape { layers, segments, object_bytes, block_tokens } = shape;
-        Self { layers, segments, object_bytes, block_tokens }
-    }
 }
 
 /// A namespace: [`Namespace`].

@@ -22,7 +22,7 @@ use std::{
 };
 
 use objstore::{NewPin, StoreError};
-use ripieno_stack::{Stack, StackError};
+use ripieno_stack::{PoolLayout, Stack, StackError};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     net::RecvFlags,
@@ -37,7 +37,7 @@ use crate::{
     http,
     limit::Limit,
     peer::Peer,
-    protocol::{self, Answer, Bytes, CONNECTIONS_MAX, Call, Layout, Member, Received, VERSION},
+    protocol::{self, Answer, Bytes, CONNECTIONS_MAX, Call, Member, Received, VERSION},
     refusal::Refusal,
     session::{Arrival, Session},
     shared::{ServerOptions, Shared},
@@ -436,7 +436,7 @@ impl Connection<'_> {
     /// Begins a session on this connection, serves it, and ends it.
     fn begin(
         &self,
-        pool: Option<(Layout, Option<OwnedFd>)>,
+        pool: Option<(PoolLayout, Option<OwnedFd>)>,
         member: Option<Member>,
     ) -> io::Result<()> {
         let engine = match self.join(member.as_ref()) {
@@ -496,7 +496,7 @@ impl Connection<'_> {
 
     fn serve_session(
         &self,
-        pool: Option<(Layout, Option<OwnedFd>)>,
+        pool: Option<(PoolLayout, Option<OwnedFd>)>,
         member: Option<Member>,
         engine: Arc<Engine>,
     ) -> io::Result<()> {
@@ -536,7 +536,7 @@ impl Connection<'_> {
         // A reload that came meanwhile did not find it.
         session.set_limit(self.shared.settings().bandwidth.get(&uid).copied());
         tracing::info!(uid, pid, "a client has come");
-        let shape = (*stack.store().shape()).into();
+        let shape = *stack.store().shape();
         let paced = stack.store().plane().with_scheduler(|_| ());
         let is_paced = paced.is_ok_and(|paced| paced.is_some());
         let welcome = Answer::Welcome { session: token, shape, is_paced };

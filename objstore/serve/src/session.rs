@@ -25,7 +25,7 @@ use crate::{
     limit::Limit,
     memory::{self, Mapping},
     peer::Peer,
-    protocol::{Answer, Bytes, CONNECTIONS_MAX, Call, Counts, Ended, Keys, Layout, Member, Space},
+    protocol::{Answer, Bytes, CONNECTIONS_MAX, Call, Ended, Keys, Member, Space},
     refusal::{Refusal, unknown},
 };
 
@@ -92,7 +92,7 @@ pub(crate) struct Arrival {
     pub(crate) token: Bytes,
     pub(crate) member: Option<Member>,
     pub(crate) engine: Arc<Engine>,
-    pub(crate) pool: Option<(Layout, Option<OwnedFd>)>,
+    pub(crate) pool: Option<(PoolLayout, Option<OwnedFd>)>,
     pub(crate) limit: Option<Limit>,
 }
 
@@ -106,15 +106,14 @@ impl Session {
         let Arrival { number, peer, token, member, engine, pool, limit } = arrival;
         let mut store = stack.store().clone();
         let mut own = None;
-        if let Some((Layout { rows, block_stride, blocks }, file)) = pool {
+        if let Some((layout, file)) = pool {
             let none = || Refusal::argument("no memory came with the pool's layout");
             let file = file.ok_or_else(none)?;
             let memory = memory::take(&file, pool_bytes_max).map_err(Refusal::argument)?;
             let memory = Arc::new(memory);
-            let layout = PoolLayout { rows, block_stride, blocks };
             let id = stack.add_pool(&memory::engine(memory.clone()), &layout)?;
             store = store.with_pool(id);
-            own = Some(Pool { id, blocks, memory });
+            own = Some(Pool { id, blocks: layout.blocks, memory });
         }
         let limit = Mutex::new(limit);
         let tables = Mutex::default();
@@ -314,22 +313,11 @@ impl Session {
     fn usage(&self, namespace: u32) -> Result<Answer, Refusal> {
         let space = self.space(namespace)?;
         let first = space.first().ok_or_else(|| Refusal::argument("an engine without ranks"))?;
-        Ok(Answer::Usage(first.usage()?.into()))
+        Ok(Answer::Usage(first.usage()?))
     }
 
     fn counts(&self) -> Result<Answer, Refusal> {
-        let it = self.store.counts()?;
-        Ok(Answer::Counts(Counts {
-            files: it.files,
-            free: it.free,
-            limbo: it.limbo,
-            stored: it.stored,
-            active: it.active,
-            pinned: it.pinned,
-            evictable: it.evictable,
-            writing: it.writing,
-            evicted: it.evicted,
-        }))
+        Ok(Answer::Counts(self.store.counts()?))
     }
 
     /// Returns the client's rank.

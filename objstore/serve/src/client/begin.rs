@@ -8,12 +8,11 @@ use std::{
 };
 
 use objstore::KvShape;
-use ripieno_stack::PoolLayout;
 
 use super::{Client, Inner, Links, Pool, call_on, open, same_shape, unexpected};
 use crate::{
     error::ServeError,
-    protocol::{Answer, Bytes, Call, Layout, Member, VERSION},
+    protocol::{Answer, Bytes, Call, Member, VERSION},
 };
 
 /// A server's socket, and device and inode of a client's memory.
@@ -78,16 +77,13 @@ impl Client {
     fn hello(&self, after: Option<Bytes>, generation: u64) -> Result<Links, ServeError> {
         let Inner { path, shape, member, pool, .. } = &*self.inner;
         let stream = open(path, self.left())?;
-        let layout = pool.as_ref().map(|pool| {
-            let PoolLayout { rows, block_stride, blocks } = pool.layout.clone();
-            Layout { rows, block_stride, blocks }
-        });
+        let layout = pool.as_ref().map(|pool| pool.layout.clone());
         let file = pool.as_ref().map(|pool| pool.file.as_fd());
         let (earlier, member) = (after.clone(), member.clone());
         let call = Call::Hello { version: VERSION, pool: layout, after, member };
         match call_on(&stream, &call, file, self.left())? {
             Answer::Welcome { session, shape: found, is_paced } => {
-                same_shape(found.into(), *shape)?;
+                same_shape(found, *shape)?;
                 // The server has ended it.
                 earlier.iter().for_each(|earlier| self.forget(earlier));
                 let idle = vec![stream];
@@ -129,6 +125,8 @@ mod tests {
         thread,
     };
 
+    use ripieno_stack::PoolLayout;
+
     use super::*;
     use crate::{
         memory,
@@ -145,7 +143,7 @@ mod tests {
             _ => panic!("it sends a call"),
         };
         let session = Bytes(vec![session; 16]);
-        let welcome = Answer::Welcome { session, shape: SHAPE.into(), is_paced: false };
+        let welcome = Answer::Welcome { session, shape: SHAPE, is_paced: false };
         protocol::send(&stream, &welcome, None).unwrap();
         match hello {
             Call::Hello { after, .. } => after,

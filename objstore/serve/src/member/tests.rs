@@ -15,7 +15,7 @@ const SHAPE: KvShape = KvShape { layers: 1, segments: 1, object_bytes: 4096, blo
 
 fn welcome() -> Answer {
     let session = crate::protocol::Bytes(vec![1; 16]);
-    Answer::Welcome { session, shape: SHAPE.into(), is_paced: false }
+    Answer::Welcome { session, shape: SHAPE, is_paced: false }
 }
 
 /// Answers the calls of the next connection in this order. Dropping what it returns closes it.
@@ -49,11 +49,11 @@ fn a_server_that_does_not_answer_is_not_asked_at_each_call() {
         listener
     });
     let finder = Finder::connect(path, SHAPE, "one".to_owned(), 1).unwrap();
-    assert_eq!(finder.counts().unwrap(), Counts::default());
-    assert_eq!(finder.counts().unwrap(), Counts::default());
+    assert_eq!(finder.counts().unwrap(), CatalogCounts::default());
+    assert_eq!(finder.counts().unwrap(), CatalogCounts::default());
     let listener = server.join().unwrap();
     listener.set_nonblocking(true).unwrap();
-    assert_eq!(finder.counts().unwrap(), Counts::default());
+    assert_eq!(finder.counts().unwrap(), CatalogCounts::default());
     assert!(listener.accept().is_err(), "it was asked again");
 }
 

@@ -1,5 +1,7 @@
 //! Counts of files by state.
 
+use serde::{Deserialize, Serialize};
+
 use super::Index;
 use crate::{
     catalog::CatalogError,
@@ -19,8 +21,9 @@ pub struct StoredFile {
     pub key: BlockKey,
 }
 
-/// File counts of one namespace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// File counts of one namespace. A server's clients get those that are not skipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Usage {
     /// Files that lookups find.
     pub stored: u32,
@@ -31,16 +34,20 @@ pub struct Usage {
     /// Stored, neither in use nor pinned.
     pub evictable: u32,
     /// Not pinned, and used again since they were stored: kept longer.
+    #[serde(skip)]
     pub recent: u32,
     /// Not pinned, and not used again.
+    #[serde(skip)]
     pub idle: u32,
     /// Files being written.
     pub writing: u32,
     /// Files dropped but still in use.
+    #[serde(skip)]
     pub doomed: u32,
     /// Limit on the sum of these.
     pub quota_files: Option<u32>,
     /// Relative share when space is short.
+    #[serde(skip)]
     pub weight: u32,
     /// Number of times a change of the model, adapter or salt dropped everything.
     pub epoch: u64,
@@ -56,14 +63,16 @@ pub struct Usage {
     pub refused: u64,
 }
 
-/// File counts of the whole catalog.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// File counts of the whole catalog. A server's clients get those that are not skipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CatalogCounts {
     /// Files in total.
     pub files: u32,
     /// Free files.
     pub free: u32,
     /// Runs of consecutive free files.
+    #[serde(skip)]
     pub free_runs: u32,
     /// Dropped files that wait for the journal.
     pub limbo: u32,
@@ -81,6 +90,7 @@ pub struct CatalogCounts {
     pub evicted: u64,
     /// Files without a key that are not free yet: in use, of a namespace just cleared, or being
     /// deallocated.
+    #[serde(skip)]
     pub dropped: u32,
 }
 
