@@ -6,18 +6,16 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use gio_uring::Event;
 use kv_catalog::{
-    BlockKey, Catalog, CatalogCounts, DeviceIndex, DurableCatalog, FileId, Geometry, JournalError,
-    KvShape, Namespace, NamespaceId, NewPin, PinAnswer, PinLimits, PinList, StoredFile, Superblock,
-    Usage,
+    BlockKey, Catalog, CatalogCounts, DurableCatalog, FileId, Geometry, JournalError, KvShape,
+    Namespace, NamespaceId, NewPin, PinAnswer, PinLimits, PinList, StoredFile, Superblock, Usage,
 };
 use nvme_driver::Clock;
 
 use crate::{
     error::StoreError,
     ids::{JobId, PoolId},
-    plane::{KvView, Mover, Plane, PlaneStats, StoreEvent},
+    plane::{Mover, Plane, PlaneStats},
     stats::StoreStats,
 };
 
@@ -388,40 +386,6 @@ impl Store {
     ) -> Result<T, StoreError> {
         self.inner.jobs().check()?;
         self.inner.catalog.with(act)
-    }
-
-    /// Returns an event that layers can wait for ([`crate::Order::AfterEvent`]) and that the
-    /// engine's stream signals. Valid until the store is closed or has to replace its executor.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::Ring`] if memory runs out, or [`StoreError::Failed`].
-    pub fn event(&self) -> Result<Event, StoreError> {
-        self.inner.plane.event()
-    }
-
-    /// Same as [`Plane::poll_events`].
-    ///
-    /// # Errors
-    /// Same as [`Plane::poll_events`].
-    pub fn poll_events(&self) -> Result<Vec<StoreEvent>, StoreError> {
-        self.inner.plane.poll_events()
-    }
-
-    /// Returns the devices that their owner wants back (unbind, hot removal): close the store soon.
-    #[must_use]
-    pub fn requested_devices(&self) -> Vec<DeviceIndex> {
-        self.inner.plane.requested_devices().unwrap_or_default()
-    }
-
-    /// Sends a pattern through every layer and segment to the devices and back, in a file reserved
-    /// for that. `view` is the engine's view of its blocks; `None`: the registered addresses, as
-    /// opening does ([`crate::StoreOptions::self_test`]). The pool's first and last block may not
-    /// be used meanwhile; their contents are restored.
-    ///
-    /// # Errors
-    /// Same as [`Plane::self_test`].
-    pub fn self_test(&self, view: Option<&mut dyn KvView>) -> Result<(), StoreError> {
-        self.inner.plane.self_test(view)
     }
 
     /// Returns counts, and the current contents of the store.

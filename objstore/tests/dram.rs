@@ -107,7 +107,7 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
     // Only the leading run, which ends at a miss.
     let asked = [old.clone(), keys(20..21), new.clone()].concat();
     assert_eq!(stack.store.prefetch(&asked, soon).unwrap(), 4);
-    stack.store.drain().unwrap();
+    stack.store.plane().drain().unwrap();
     let before = stack.store.stats().unwrap();
     assert_eq!(before.dram.prefetched_bytes, 4 * block);
     assert_eq!((before.dram.blocks, before.files_referenced, before.blocks_hit), (4, 0, 0));
@@ -137,7 +137,7 @@ fn what_was_read_ahead_for_nothing_is_counted() {
     stack.put(&keys(0..4), 0);
     stack.put(&keys(10..14), 0);
     assert_eq!(stack.store.prefetch(&keys(0..2), Nanos(0)).unwrap(), 2);
-    stack.store.drain().unwrap();
+    stack.store.plane().drain().unwrap();
     pass(&stack, Nanos(1));
     stack.put(&keys(20..24), 0);
     let stats = stack.store.stats().unwrap();
@@ -151,7 +151,7 @@ fn what_could_not_be_read_ahead_is_not_kept_and_is_read_when_it_is_needed() {
     stack.put(&keys(10..14), 0);
     stack.faults(Some(on(READ, READ_ERROR)));
     assert_eq!(stack.store.prefetch(&keys(0..2), Nanos(0)).unwrap(), 2);
-    stack.store.drain().unwrap();
+    stack.store.plane().drain().unwrap();
     stack.faults(None);
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.dram.prefetched_bytes, stats.dram.blocks, stats.files_lost), (0, 2, 0));
@@ -171,7 +171,7 @@ fn only_what_is_read_ahead_is_kept_if_that_was_asked_for() {
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.dram.blocks, stats.dram.misses, stats.retrieved_bytes), (0, 4, 4 * block));
     assert_eq!(stack.store.prefetch(&keys[..2], Nanos::from_millis(1000)).unwrap(), 2);
-    stack.store.drain().unwrap();
+    stack.store.plane().drain().unwrap();
     assert_eq!(stack.get(&keys, 30), 4);
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.dram.blocks, stats.dram.hits, stats.retrieved_bytes), (2, 2, 6 * block));
@@ -225,7 +225,7 @@ fn files_that_are_reused_are_served_as_what_they_are() {
             assert!(stack.store.stats().unwrap().dram.blocks as u64 <= room);
         }
         stack.store.sync_journal().unwrap();
-        stack.store.drain().unwrap();
+        stack.store.plane().drain().unwrap();
         let stats = stack.store.stats().unwrap();
         assert_eq!(stats.files_referenced, 0);
         let has_all = room > 48 && mode != DramMode::ReadAhead;
@@ -292,7 +292,7 @@ fn what_cannot_be_is_refused() {
     assert_eq!(stack.put(&keys(0..2), 0), 2);
     let prefix = stack.store.lookup(&keys(0..2)).unwrap();
     let load = stack.store.retrieve(&prefix, &stack::blocks(30, 2)).unwrap();
-    let wait = gio_uring::Wait { event: stack.store.event().unwrap(), value: 1 };
+    let wait = gio_uring::Wait { event: stack.store.plane().event().unwrap(), value: 1 };
     let order = Order::AfterEvent(&wait);
     let error = stack.store.retrieve_layer_on(&load, objstore::Layer(0), order).unwrap_err();
     assert!(matches!(error, StoreError::Config { field: "dram_bytes", .. }), "{error}");

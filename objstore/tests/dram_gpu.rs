@@ -74,7 +74,7 @@ fn only_what_is_read_ahead_is_kept_if_that_was_asked_for() {
         let stats = rig.store.stats().unwrap();
         assert_eq!((stats.dram.blocks, stats.retrieved_bytes), (0, 6 * block), "{path}");
         assert_eq!(rig.store.prefetch(&keys[..4], Nanos::from_millis(1000)).unwrap(), 4);
-        rig.store.drain().unwrap();
+        rig.store.plane().drain().unwrap();
         assert_eq!(rig.get(&keys, 40), 6);
         let stats = rig.store.stats().unwrap();
         assert_eq!((stats.dram.blocks, stats.dram.hits), (4, 4), "{path}");
@@ -134,7 +134,7 @@ fn a_word_of_the_host_starts_a_layer() {
             let keys = keys(0..9);
             rig.put(&keys, 0);
             let load = rig.load(&keys, 40);
-            let wait = gio_uring::Wait { event: rig.store.event().unwrap(), value: 3 };
+            let wait = gio_uring::Wait { event: rig.store.plane().event().unwrap(), value: 3 };
             let order = Order::AfterEvent(&wait);
             let ticket = rig.store.retrieve_layer_on(&load, Layer(0), order).unwrap();
             let event = wait.event.clone();
@@ -145,7 +145,7 @@ fn a_word_of_the_host_starts_a_layer() {
             event.set(3);
             // A later stream still reads the event, so it must not be reused.
             drop(event);
-            let other = rig.store.event().unwrap();
+            let other = rig.store.plane().event().unwrap();
             rig.store.wait(ticket).unwrap();
             assert!(rig.holds(40, &keys, Layer(0)), "{path}");
             assert!(!other.reached(1));
@@ -258,7 +258,7 @@ fn memory_is_reused_only_behind_the_stream_that_uses_it() {
         rig.gpu.open(1);
         assert!(rig.settle());
         assert!(rig.holds(40, &old, Layer(0)), "{path}");
-        rig.store.drain().unwrap();
+        rig.store.plane().drain().unwrap();
         rig.put(&keys(30..34), 16);
         assert!(rig.store.stats().unwrap().dram.evictions > 0, "{path}");
     });
@@ -274,7 +274,7 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
         // Each prefetch has its own memory.
         assert_eq!(rig.store.prefetch(&old[..1], Nanos::from_millis(1000)).unwrap(), 1);
         assert_eq!(rig.store.prefetch(&old, Nanos::from_millis(1000)).unwrap(), 4);
-        rig.store.drain().unwrap();
+        rig.store.plane().drain().unwrap();
         assert_eq!(rig.gpu.moved(), moved, "{path}: the devices reach it themselves");
         assert_eq!(rig.store.stats().unwrap().dram.prefetched_bytes, 4 * block);
         rig.faults(Some(on(READ, READ_ERROR)));
@@ -307,7 +307,7 @@ fn files_that_are_reused_are_served_as_what_they_are() {
                 assert!(rig.store.stats().unwrap().dram.blocks as u64 <= room);
             }
             rig.store.sync_journal().unwrap();
-            rig.store.drain().unwrap();
+            rig.store.plane().drain().unwrap();
             let stats = rig.store.stats().unwrap();
             assert_eq!(stats.files_referenced, 0);
             assert!(stats.evictions > 0 && stats.dram.retrieved_bytes > 0, "{seed}: {stats:?}");
@@ -393,7 +393,7 @@ fn a_stream_that_refuses_keeps_nothing_in_flight() {
             }
             assert!(rig.settle(), "{path}, {after}: a stream hangs");
             drop(load);
-            if rig.store.drain().is_ok() {
+            if rig.store.plane().drain().is_ok() {
                 assert_eq!(rig.get(&keys, 50), 6, "{path}, {after}");
                 assert_eq!(rig.store.stats().unwrap().files_referenced, 0);
             }

@@ -334,8 +334,8 @@ impl KvView for Shifted<'_> {
 fn a_layout_that_is_not_the_engines_fails_the_self_test() {
     let mut stack = Stack::new(&Plan::default());
     let store = stack.store.clone();
-    store.self_test(None).unwrap();
-    let error = store.self_test(Some(&mut Shifted(&mut stack.kv))).unwrap_err();
+    store.plane().self_test(None).unwrap();
+    let error = store.plane().self_test(Some(&mut Shifted(&mut stack.kv))).unwrap_err();
     assert!(
         matches!(error, StoreError::SelfTest { layer, segment: 0, offset: 0, .. }
         if layer.0 == 2),
@@ -360,7 +360,7 @@ impl KvView for Unreadable {
 #[test]
 fn memory_that_cannot_be_read_fails_the_self_test() {
     let stack = Stack::new(&Plan::default());
-    let error = stack.store.self_test(Some(&mut Unreadable)).unwrap_err();
+    let error = stack.store.plane().self_test(Some(&mut Unreadable)).unwrap_err();
     assert!(
         matches!(&error, StoreError::SelfTest { layer, segment: 1, offset: 0, why }
         if layer.0 == 2 && why.contains("cannot be read: the GPU is lost")),

@@ -17,7 +17,7 @@ fn run(stack: &Stack) {
 
 fn poll(stack: &mut Stack) -> Vec<StoreEvent> {
     run(stack);
-    stack.store.poll_events().unwrap()
+    stack.store.plane().poll_events().unwrap()
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn an_idle_store_says_that_a_drive_is_gone() {
     let mut stack = Stack::new(&Plan::default());
     assert_eq!(poll(&mut stack), []);
     stack.emus[1].unplug();
-    match stack.store.poll_events().unwrap_err() {
+    match stack.store.plane().poll_events().unwrap_err() {
         StoreError::Failed { cause } => assert!(cause.contains("emu1"), "{cause}"),
         other => panic!("{other}"),
     }
@@ -67,7 +67,7 @@ fn a_device_that_is_wanted_back_is_named_and_works_on() {
     let event = StoreEvent { device: SECOND_DEVICE, event: ControllerEvent::Requested };
     assert_eq!(poll(&mut stack), [event]);
     assert_eq!(poll(&mut stack), [], "once");
-    assert_eq!(stack.store.requested_devices(), [SECOND_DEVICE]);
+    assert_eq!(stack.store.plane().requested_devices().unwrap(), [SECOND_DEVICE]);
     assert_eq!(stack.put(&keys(0..4), 0), 4);
     stack.store.close().unwrap();
 }
@@ -79,7 +79,7 @@ fn a_pcie_error_stops_the_kernel_and_resets_that_drive_alone() {
     let resets = || stack.emus.iter().map(|emu| emu.counters().resets).collect::<Vec<_>>();
     let before = resets();
     stack.emus[1].report_pcie_error();
-    let events = stack.store.poll_events().unwrap();
+    let events = stack.store.plane().poll_events().unwrap();
     assert_eq!(events, [StoreEvent { device: SECOND_DEVICE, event: ControllerEvent::PcieError }]);
     let after = resets();
     assert_eq!(after[0], before[0]);
@@ -95,7 +95,7 @@ fn a_drive_that_is_another_one_after_a_pcie_error_fails_the_store() {
     let identify = IdentifyOverrides { nsze: Some(16), ..IdentifyOverrides::default() };
     stack.emus[1].set_faults(FaultPlan { identify, ..FaultPlan::default() });
     stack.emus[1].report_pcie_error();
-    match stack.store.poll_events().unwrap_err() {
+    match stack.store.plane().poll_events().unwrap_err() {
         StoreError::Failed { cause } => assert!(cause.contains("no longer holds"), "{cause}"),
         other => panic!("{other}"),
     }
@@ -152,7 +152,7 @@ fn a_namespace_that_no_longer_holds_the_data_region_fails_the_store() {
     let load = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
     resize(&stack, 16);
     run(&stack);
-    match stack.store.poll_events().unwrap_err() {
+    match stack.store.plane().poll_events().unwrap_err() {
         StoreError::Failed { cause } => assert!(cause.contains("no longer holds"), "{cause}"),
         other => panic!("{other}"),
     }

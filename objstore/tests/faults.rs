@@ -82,10 +82,10 @@ fn a_read_error_names_layer_block_and_file_and_only_that_file_is_lost() {
 fn a_self_test_that_cannot_read_says_so() {
     let stack = Stack::new(&Plan::default());
     stack.faults(Some(on(READ, READ_ERROR)));
-    let failed = failure(stack.store.self_test(None).unwrap_err());
+    let failed = failure(stack.store.plane().self_test(None).unwrap_err());
     assert_eq!(nvme(failed.status), (2, 0x81));
     stack.faults(None);
-    stack.store.self_test(None).unwrap();
+    stack.store.plane().self_test(None).unwrap();
     assert_eq!(stack.store.stats().unwrap().files_lost, 0);
 }
 
@@ -339,7 +339,7 @@ fn what_was_cancelled_before_it_reached_a_device_loses_nothing() {
     let prefix = stack.store.lookup(&b).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(30, 4)).unwrap();
     // It waits for an event that is never signalled.
-    let wait = Wait { event: stack.store.event().unwrap(), value: 1 };
+    let wait = Wait { event: stack.store.plane().event().unwrap(), value: 1 };
     let ticket = stack.store.retrieve_layer_on(&load, Layer(0), &wait).unwrap();
     stack.faults(Some(on(READ, FaultAction::Drop).limit(1)));
     let broken = stack.store.lookup(&a).unwrap();
@@ -405,7 +405,7 @@ fn handles_dropped_while_a_command_hangs() {
     let save = stack.begin(&b, 10);
     let _ = stack.store.store_layer(&save, Layer(0)).unwrap();
     drop((prefix, load, save));
-    stack.store.drain().unwrap();
+    stack.store.plane().drain().unwrap();
     let stats = stack.store.stats().unwrap();
     assert!(stats.recoveries >= 1);
     assert_eq!((stats.files_referenced, stats.files_writing), (0, 0));

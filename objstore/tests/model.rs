@@ -70,7 +70,7 @@ impl World {
         if self.next_block + count as u32 > BLOCKS {
             // Held transfers would use blocks that belong to other requests from now on.
             self.held.retain(|held| matches!(held, Held::Prefix(..)));
-            self.stack.store.drain().unwrap();
+            self.stack.store.plane().drain().unwrap();
             self.next_block = 0;
         }
         let mut blocks = stack::blocks(self.next_block, count);
@@ -310,7 +310,7 @@ impl World {
     fn finish(mut self) -> (u32, u32) {
         self.held.clear();
         self.stack.faults(None);
-        self.stack.store.drain().unwrap();
+        self.stack.store.plane().drain().unwrap();
         self.forget_evicted();
         self.works_again();
         let stats = self.stack.store.stats().unwrap();

@@ -232,7 +232,7 @@ fn a_store_that_is_closed_moves_what_waits_first() {
     assert_eq!(pending(&stack.store), 3);
     let written = || stack.store.stats().unwrap().stored_bytes;
     let before = written();
-    stack.store.drain().unwrap();
+    stack.store.plane().drain().unwrap();
     assert_eq!((written() - before, pending(&stack.store)), (4 * stack.shape.block_bytes(), 0));
     stack.store.clone().close().unwrap();
     assert!(plane.advance().is_err());
@@ -276,7 +276,7 @@ fn loads_do_not_wait_for_saves_that_found_no_room() {
     for save in others.iter().chain([&save]) {
         layers(&stack).for_each(|layer| _ = stack.store.store_layer(save, layer).unwrap());
     }
-    stack.store.drain().unwrap();
+    stack.store.plane().drain().unwrap();
     assert_eq!((in_flight(&stack), pending(&stack.store)), (0, 0), "something waits");
     stack.store.commit(save).unwrap();
 }

@@ -256,7 +256,7 @@ fn a_layer_starts_only_after_its_event() {
     let keys = keys(0..4);
     let blocks = blocks(0, 4);
     blocks.iter().for_each(|block| stack.wipe(*block));
-    let event = stack.store.event().unwrap();
+    let event = stack.store.plane().event().unwrap();
     let save = stack.store.allocate(&keys, &blocks).unwrap();
     let mut tickets = Vec::new();
     for layer in 0..stack.shape.layers {
@@ -358,7 +358,7 @@ fn handles_dropped_in_flight_are_drained_by_the_store() {
         let load = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
         let ticket = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
         drop((prefix, load));
-        stack.store.drain().unwrap();
+        stack.store.plane().drain().unwrap();
         let error = stack.store.wait(ticket).unwrap_err();
         assert!(matches!(error, StoreError::Ended { layer: Layer(0) }), "{error}");
     }

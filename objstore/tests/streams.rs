@@ -116,7 +116,7 @@ fn a_word_of_the_host_starts_a_layer() {
         let keys = keys(0..9);
         rig.put(&keys, 0);
         let load = rig.load(&keys, 40);
-        let wait = Wait { event: rig.store.event().unwrap(), value: 3 };
+        let wait = Wait { event: rig.store.plane().event().unwrap(), value: 3 };
         let ticket = rig.store.retrieve_layer_on(&load, Layer(0), &wait).unwrap();
         rig.run(300);
         assert!(!rig.holds(40, &keys, Layer(0)), "{path}");
@@ -125,7 +125,7 @@ fn a_word_of_the_host_starts_a_layer() {
         assert!(rig.holds(40, &keys, Layer(0)), "{path}");
         // An event of another store.
         let foreign = Rig::new(plan, path);
-        let wait = Wait { event: foreign.store.event().unwrap(), value: 0 };
+        let wait = Wait { event: foreign.store.plane().event().unwrap(), value: 0 };
         let error = rig.store.retrieve_layer_on(&load, Layer(1), &wait).unwrap_err();
         assert!(matches!(error, StoreError::Ring(_)), "{error}");
     });
@@ -306,7 +306,7 @@ impl Engine {
             assert!(self.rig.settle(), "a stream hangs");
             assert!(seen.iter().all(|seen| seen.try_recv() == Ok(true)), "a stream saw it early");
         }
-        self.rig.store.drain().unwrap();
+        self.rig.store.plane().drain().unwrap();
         assert!(self.rig.settle(), "a stream hangs");
         self.gates = 0;
         self.rig.gpu.open(0);

@@ -262,7 +262,7 @@ impl Store {
     /// Returns the device events since the last call, as for Plane. Call it about once a second;
     /// after requested, close the store: the process that wants the device back waits for that.
     fn poll_events(&self, py: Python<'_>) -> PyResult<Vec<(u32, &'static str)>> {
-        Ok(arguments::events(&py.detach(|| self.handle.poll_events()).or_raise()?))
+        Ok(arguments::events(&py.detach(|| self.handle.plane().poll_events()).or_raise()?))
     }
 
     /// Returns the namespace's counts.

@@ -123,7 +123,7 @@ impl World {
     fn blocks(&mut self, count: usize) -> Result<Vec<BlockId>, StoreError> {
         if self.in_flight {
             // Without a handle, only a drain shows that its blocks are free again.
-            self.rig.store.drain()?;
+            self.rig.store.plane().drain()?;
             self.in_flight = false;
         }
         let mut blocks: Vec<BlockId> = (0..BLOCKS).map(BlockId).collect();
@@ -283,7 +283,7 @@ impl World {
                 self.in_flight = true;
                 self.rig.store.retrieve_layer(&transfer, Layer(0)).map(drop)
             }
-            13 => self.rig.store.drain(),
+            13 => self.rig.store.plane().drain(),
             _ => {
                 self.disturb();
                 Ok(())
@@ -361,7 +361,7 @@ impl World {
             result.unwrap_or_else(|error| panic!("{error}, {}", self.context));
             self.forget();
         }
-        self.rig.store.drain().unwrap();
+        self.rig.store.plane().drain().unwrap();
         let stats = self.rig.store.stats().unwrap();
         assert_eq!(stats.files_free + stats.files_stored, stats.files, "{}", self.context);
         tally.recoveries += stats.recoveries;

@@ -88,7 +88,7 @@ fn call_ns(
         let load = stack.store.retrieve(&prefix, &ids)?;
         let layers: Vec<u32> = (0..stack.layers()).collect();
         for burst in layers.chunks(plan.burst()) {
-            let event = stack.store.event()?;
+            let event = stack.store.plane().event()?;
             let wait = Wait { event: event.clone(), value: 1 };
             let order = match plan.route {
                 Route::Host | Route::Direct => Order::AfterEvent(&wait),

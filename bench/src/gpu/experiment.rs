@@ -300,7 +300,7 @@ fn layers(gpu: &Arc<Gpu>, layers: u32, limit: Duration) -> Result<String> {
     let ids: Vec<BlockId> = (0..4).map(BlockId).collect();
     let prefix = stack.store.lookup(&stack.keys)?;
     let load = stack.store.retrieve(&prefix, &ids)?;
-    let event = stack.store.event()?;
+    let event = stack.store.plane().event()?;
     let mut tickets = Vec::new();
     for layer in 0..layers {
         let wait = Wait { event: event.clone(), value: layer + 1 };

@@ -221,12 +221,10 @@ pub unsafe extern "C" fn ripieno_poll_events(store: *const Store, events: *mut u
                 return Ok(());
             }
         };
-        let found = store.poll_events()?;
+        let found = store.plane().poll_events()?;
         let found = found.iter().map(|StoreEvent { event, .. }| bit(event));
-        let wanted = match store.requested_devices().is_empty() {
-            true => 0,
-            false => EVENT_REQUESTED,
-        };
+        let requested = store.plane().requested_devices().unwrap_or_default();
+        let wanted = if requested.is_empty() { 0 } else { EVENT_REQUESTED };
         *to = found.fold(wanted, |all, bit| all | bit);
         Ok(())
     })

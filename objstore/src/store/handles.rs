@@ -78,7 +78,7 @@ impl Drop for Handle {
 /// A request whose blocks are being retrieved.
 ///
 /// Dropping it stops nothing that is in flight: the engine's blocks may be reused only after every
-/// ticket was waited for, or after [`crate::Store::drain`].
+/// ticket was waited for, or after [`crate::Plane::drain`].
 #[derive(Debug)]
 #[must_use = "dropping it ends the request"]
 pub struct LoadRequest {

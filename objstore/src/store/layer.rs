@@ -107,12 +107,4 @@ impl Store {
     pub fn poll(&self, ticket: &Ticket) -> Result<Option<LayerDone>, StoreError> {
         self.inner.plane.poll(*ticket)
     }
-
-    /// Same as [`crate::Plane::drain`].
-    ///
-    /// # Errors
-    /// Same as [`crate::Plane::drain`].
-    pub fn drain(&self) -> Result<(), StoreError> {
-        self.inner.plane.drain()
-    }
 }

@@ -277,7 +277,7 @@ impl Store {
             }
         });
         if self_test {
-            store.self_test(None)?;
+            store.plane().self_test(None)?;
         }
         Ok(store)
     }

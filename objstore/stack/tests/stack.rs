@@ -205,7 +205,7 @@ fn all_layers_move_where_fewer_may_be_in_flight() {
         request.start(Layer(1)).unwrap();
         let third = request.start(Layer(2));
         drop(request);
-        stack.store().drain().unwrap();
+        stack.store().plane().drain().unwrap();
         matches!(third, Err(StackError::Store(StoreError::Busy { .. })))
     });
     assert!(is_busy, "three layers are in flight at a time");

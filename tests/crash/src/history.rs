@@ -271,7 +271,7 @@ impl History {
     fn close(&mut self, session: &mut Session, powered: &mut Powered) -> Result<End> {
         session.end_all();
         let store = session.stores[0].clone();
-        let drained = store.drain();
+        let drained = store.plane().drain();
         self.model.retain(|name| session.contains(name));
         let missing = self.model.missing(|name| session.contains(name));
         let closed = drained.and_then(|()| store.close());

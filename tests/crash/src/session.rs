@@ -71,7 +71,7 @@ impl Session {
     /// Takes unused blocks; `None` if there are too few.
     fn take_blocks(&mut self, count: usize) -> Result<Option<Vec<BlockId>>> {
         if self.free.len() < count && !self.used.is_empty() {
-            self.stores[0].drain()?;
+            self.stores[0].plane().drain()?;
             self.free.append(&mut self.used);
         }
         let left = self.free.len().checked_sub(count);
@@ -138,7 +138,7 @@ impl History {
             98 if self.has_blackouts && self.rng.random_bool(0.6) => {
                 powered.blackout(self.rng.random_range(0..powered.emus.len()));
             }
-            _ => store.poll_events().map(|_| ())?,
+            _ => store.plane().poll_events().map(|_| ())?,
         }
         Ok(())
     }
@@ -215,7 +215,7 @@ impl History {
             let Some(layer) = writer.layers.pop() else { break };
             let mut started = store.store_layer(&writer.save, layer);
             if let Err(StoreError::Busy { .. }) = started {
-                store.drain()?;
+                store.plane().drain()?;
                 started = store.store_layer(&writer.save, layer);
             }
             match started {
@@ -470,7 +470,7 @@ impl History {
         for layer in (0..self.format.shape.layers).map(Layer) {
             let mut started = store.retrieve_layer(&load, layer);
             if let Err(StoreError::Busy { .. }) = started {
-                store.drain()?;
+                store.plane().drain()?;
                 started = store.retrieve_layer(&load, layer);
             }
             match started.and_then(|ticket| store.wait(ticket)) {

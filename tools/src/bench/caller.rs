@@ -148,7 +148,7 @@ fn call(session: &Session<'_>, blocks: &[BlockId], held: bool) -> anyhow::Result
     let other = vec![1_u8; CACHE_BYTES];
     let (mut first, mut rest) = (0.0, 0.0);
     for _ in 0..PASSES {
-        let event = store.event()?;
+        let event = store.plane().event()?;
         let wait = Wait { event: event.clone(), value: u32::from(held) };
         let prefix = store.lookup(&session.keys[..blocks.len()])?;
         anyhow::ensure!(prefix.len() == blocks.len(), "what was stored is not found");

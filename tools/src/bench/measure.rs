@@ -301,7 +301,7 @@ impl Measure<'_, '_> {
             }
             ensure!(waiter.wait(), "reads and writes together do not end");
         }
-        self.session.store.drain()?;
+        self.session.store.plane().drain()?;
         let took = Duration::from_nanos((ends[ends.len() - 1] - begin).0).as_secs_f64();
         let rate = |ops: u32| f64::from(ops) * self.bytes(size) as f64 / took;
         let [read_bytes_s, write_bytes_s] = ended.map(rate);

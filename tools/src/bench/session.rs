@@ -270,7 +270,7 @@ impl Session<'_> {
         let mut seconds = Vec::new();
         for round in 0..=rounds {
             if self.interrupt.asked() {
-                self.store.drain()?;
+                self.store.plane().drain()?;
                 return Ok(None);
             }
             let begin = self.clock.now();

@@ -107,7 +107,8 @@ pub(crate) struct Engine<'a> {
 impl Engine<'_> {
     /// Returns true after an interrupt, or when the owner of a device wants it back.
     pub(crate) fn is_interrupted(&mut self) -> bool {
-        self.interrupt.asked() || !self.store.requested_devices().is_empty()
+        let requested = self.store.plane().requested_devices();
+        self.interrupt.asked() || requested.is_ok_and(|devices| !devices.is_empty())
     }
 
     /// Returns true when the replay should end: interrupted, or too many failures.
@@ -120,7 +121,7 @@ impl Engine<'_> {
     /// # Errors
     /// Returns an error if the store cannot continue. Failed transfers are only counted.
     pub(crate) fn request(&mut self, index: usize, plan: &Plan) -> anyhow::Result<()> {
-        for StoreEvent { device, event } in self.store.poll_events()? {
+        for StoreEvent { device, event } in self.store.plane().poll_events()? {
             tracing::warn!(%device, ?event, "a device reported an event");
         }
         let keys = plan.keys(index);
