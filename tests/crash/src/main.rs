@@ -86,7 +86,7 @@ struct Args {
     #[arg(long)]
     lies: bool,
 
-    /// Enable one bug after the other, and count the seeds until it is caught
+    /// Enable each bug by itself, and count the seeds until it is caught
     #[cfg(feature = "planted-bugs")]
     #[arg(long)]
     planted: bool,

@@ -1,6 +1,6 @@
 //! Planted bugs, enabled one at a time: counts the seeds until each is caught, and names the check.
 
-use std::process::ExitCode;
+use std::{ops::Range, process::ExitCode};
 
 use anyhow::{Context as _, Result};
 use kv_catalog::PlantedBug;
@@ -15,14 +15,14 @@ pub fn plant(name: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Number of the first seed after that of a run that is tried with a bug: a few before the first
-/// that caught it, where that is late.
-fn skipped(bug: PlantedBug) -> u64 {
-    match bug {
+/// Returns the seed to begin with: for a bug that is caught late, one shortly before that.
+fn first_seed(bug: PlantedBug, seeds: &Range<u64>) -> u64 {
+    let late = match bug {
         PlantedBug::HitsUnchecked => 200,
         PlantedBug::HitsCheckedOnce => 600,
-        _ => 0,
-    }
+        _ => return seeds.start,
+    };
+    if seeds.contains(&late) { late } else { seeds.start }
 }
 
 /// Result of the seeds with a bug: the check that caught it, if any did.
@@ -57,7 +57,7 @@ fn catch(args: &Args, bug: PlantedBug) -> Caught {
     // Bugs that only a lying device reveals.
     let lies = matches!(bug, PlantedBug::NoGroupPosition | PlantedBug::ChecksumIgnored);
     let args = Args { plant: Some(format!("{bug:?}")), lies, ..args.clone() };
-    let start = args.seeds.start + skipped(bug);
+    let start = first_seed(bug, &args.seeds);
     let mut outcome = Outcome::default();
     let mut first = start;
     while outcome.is_clean() && first < args.seeds.end {
