@@ -83,8 +83,10 @@ pub fn cluster(
                 let link = gbps.map(|gbps| machine.parameters.net(gbps * GBPS));
                 let (engines, delay) = (*count as usize, clusters.delay);
                 let cluster = Cluster { engines, router, link, delay };
-                let found = serve_cluster(&setup, &policy, &workload.requests, &cluster);
+                let mut found = serve_cluster(&setup, &policy, &workload.requests, &cluster);
                 let summary = Summary::of(&policy, workload, &found.report);
+                // The table needs only the counters; a trace may have millions of requests.
+                found.report.served = Vec::new();
                 let link = gbps.map_or_else(|| "no link".to_owned(), |it| format!("{it} Gbps"));
                 (format!("{what}, {link}"), (summary, found))
             };

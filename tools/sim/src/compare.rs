@@ -46,13 +46,15 @@ pub fn compare(
     for some in POLICIES.chunks(rayon::current_num_threads()) {
         some.iter().for_each(|policy| next(policy.name));
         let served: Vec<Report> = each(some, |policy| serve(&setup, policy, &workload.requests));
-        for (policy, report) in some.iter().zip(served) {
+        for (policy, mut report) in some.iter().zip(served) {
             lines.push(Line::new(policy.name, distribution(&report)));
             if policy.tier.is_some() && report.seconds.len() > 1 {
                 outcome.plots.push(busy(policy.name, policy, &setup.storage, &report));
             }
             let (summary, hour) =
                 (Summary::of(policy, workload, &report), prices.hour(&setup, policy));
+            // The tables need only the counters; a trace may have millions of requests.
+            report.served = Vec::new();
             runs.push(Run { summary, report, hour });
         }
     }

@@ -76,7 +76,7 @@ impl Table {
     }
 
     /// Creates a table with a row for each of `things`, which begins with its name. `first` is the
-    /// name of the names.
+    /// title of the column of names.
     pub(crate) fn of<'a, T: 'a>(
         title: &str,
         first: &str,
