@@ -6,7 +6,8 @@ use kv_catalog::{BlockId, KvShape, Row};
 use serde::{Deserialize, Serialize};
 
 /// Offsets of KV blocks in a pool: the object of block `b` in row `r` is at `rows[r] + b *
-/// block_stride`. Row `layer * segments + segment` is that of a layer's segment.
+/// block_stride`. Row `layer * segments + segment` is that of a layer's segment. As JSON it is a
+/// part of the server's protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolLayout {

@@ -15,7 +15,7 @@ pub const ROWS_MAX: u32 = 65_535;
 /// The shape of one KV block: number and size of its objects.
 ///
 /// An object is the data of one layer and segment for the tokens of one block: contiguous in the
-/// engine's memory and moved as a whole.
+/// engine's memory and moved as a whole. As JSON it is a part of the server's protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KvShape {

@@ -21,7 +21,8 @@ pub struct StoredFile {
     pub key: BlockKey,
 }
 
-/// File counts of one namespace. A server's clients get those that are not skipped.
+/// File counts of one namespace. As JSON they are a part of the server's protocol, without
+/// `recent`, `idle`, `doomed` and `weight`, which are 0 for its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Usage {
@@ -63,7 +64,8 @@ pub struct Usage {
     pub refused: u64,
 }
 
-/// File counts of the whole catalog. A server's clients get those that are not skipped.
+/// File counts of the whole catalog. As JSON they are a part of the server's protocol, without
+/// `free_runs` and `dropped`, which are 0 for its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogCounts {
