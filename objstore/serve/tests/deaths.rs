@@ -92,7 +92,8 @@ fn open(dir: &Path, pacing: Option<Pacing>) -> Stack {
 fn serve(dir: &Path, stack: Stack, users: Vec<u32>) -> Server {
     let settings = Settings {
         users,
-        sessions_max: 64,
+        // Killed clients count until the server notices it, late on a busy machine.
+        sessions_max: 1000,
         pool_bytes_max: 1 << 30,
         bandwidth: BTreeMap::new(),
         pins: PinLimits::default(),

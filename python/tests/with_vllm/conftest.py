@@ -18,15 +18,17 @@ os.environ |= {"NUMBA_DISABLE_JIT": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 
 @pytest.fixture(scope="session", autouse=True)
-def temporary():
+def temporary(tmp_path_factory):
     """Folder for vLLM's sockets and rendezvous files, which killed engines leave. Not one of
     pytest's, whose long names a socket's path (at most 107 bytes) has no room for."""
+    tmp_path_factory.getbasetemp()  # pytest's is made elsewhere, and may outlive the run.
     path = tempfile.mkdtemp(prefix="ripieno-")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", path)
         patch.setenv("TMPDIR", path)
         yield
-    shutil.rmtree(path)
+    # A killed engine's children may still be at work.
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
