@@ -17,7 +17,7 @@ mod tables;
 
 use std::{path::PathBuf, sync::Arc};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use self::device::Gpu;
 use crate::report::Report;
@@ -77,6 +77,7 @@ pub struct GpuArgs {
 /// Returns an error without a GPU, or if a part failed; other parts' results are still printed.
 pub fn run(args: &GpuArgs, json: bool) -> Result<()> {
     if let Some(GpuCommand::Experiment(experiment)) = &args.command {
+        ensure!(!json, "an experiment prints text only; leave --json away");
         return experiment::run(args.gpu, experiment);
     }
     let gpu = Arc::new(Gpu::open(args.gpu)?);

@@ -154,12 +154,13 @@ impl Report {
     /// # Errors
     /// Returns an error if the file cannot be written.
     pub fn plot(&mut self, directory: &Path, file: &str, plot: &Plot) -> Result<()> {
-        let path = directory.join(file).display().to_string();
-        let svg = svg(plot).map_err(|error| anyhow!("drawing {path}: {error}"))?;
+        let path = directory.join(file);
+        let name = path.display().to_string();
+        let svg = svg(plot).map_err(|error| anyhow!("drawing {name}: {error}"))?;
         fs::create_dir_all(directory)
             .with_context(|| format!("making the folder {}", directory.display()))?;
-        fs::write(&path, svg).with_context(|| format!("writing {path}"))?;
-        self.plots.push(path);
+        fs::write(&path, svg).with_context(|| format!("writing {name}"))?;
+        self.plots.push(name);
         Ok(())
     }
 

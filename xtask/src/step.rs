@@ -128,7 +128,12 @@ impl Step {
                 Err(error) => Verdict::Failed(format!("{error:#}")),
             },
         };
-        Outcome { verdict, tally, took: start.elapsed(), cpu: cpu_of_children() - cpu }
+        Outcome {
+            verdict,
+            tally,
+            took: start.elapsed(),
+            cpu: cpu_of_children().saturating_sub(cpu),
+        }
     }
 
     /// Runs only this step, without a table, and returns its exit code.

@@ -232,7 +232,7 @@ impl TableFlags {
 }
 
 /// Returns the table of a file; rejects one that cannot take the measured table. `setting` returns
-/// the setting of that by the drives of the file's.
+/// the setting of the measured table for the drives that the file names.
 fn known_table(
     path: &Path,
     setting: impl Fn(Vec<String>) -> Setting,
