@@ -270,6 +270,15 @@ impl Store {
         self.change(|catalog| Ok(catalog.pin(*self.namespace, keys)?))
     }
 
+    /// Returns an error if the store takes no writes any more.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::JournalFailed`] with the first cause after a failed flush or write of
+    /// the journal, and after the store was closed.
+    pub fn check_writable(&self) -> Result<(), StoreError> {
+        Ok(self.inner.catalog.check()?)
+    }
+
     /// Undoes [`Store::pin`].
     ///
     /// # Errors

@@ -285,6 +285,7 @@ fn after_a_failed_journal_write_nothing_is_stored_and_everything_is_still_found(
     let mut rule = on(WRITE, WRITE_FAULT);
     rule.when.lbas = Some(nvme_emu::LbaRange { first: 0, count: stack.data_lba() });
     stack.faults(Some(rule));
+    stack.store.check_writable().unwrap();
     let save = stack.begin(&b, 10);
     stack.write_all(&save).unwrap();
     let error = stack.store.commit(save).unwrap_err();
@@ -292,6 +293,8 @@ fn after_a_failed_journal_write_nothing_is_stored_and_everything_is_still_found(
     assert!(error.to_string().contains("Write Fault"), "{error}");
     stack.faults(None);
     let error = stack.store.allocate(&keys(20..21), &blocks(0, 1)).unwrap_err();
+    assert!(matches!(error, StoreError::JournalFailed { .. }), "{error}");
+    let error = stack.store.check_writable().unwrap_err();
     assert!(matches!(error, StoreError::JournalFailed { .. }), "{error}");
     assert_eq!(stack.get(&a, 20), 4);
 }

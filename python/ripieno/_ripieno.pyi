@@ -435,7 +435,8 @@ class ServedCatalog(_Context):
         """Releases a reference. Call it when all ranks have reported."""
     def remove(self, namespace: int, keys: _Keys) -> int:
         """Drops keys for all engines of the namespace, including pinned ones and those in use.
-        Returns the number of keys that were stored."""
+        Returns the number of keys that were stored. While the server is away, returns 0 and drops
+        nothing, then or later."""
     def pin(
         self,
         namespace: int,
@@ -473,10 +474,11 @@ class ServedCatalog(_Context):
     def stats(self) -> CatalogStats:
         """Returns the counts of the server's store."""
     def sync(self) -> None:
-        """Makes all earlier commits durable."""
+        """Makes all earlier commits durable. While the server is away, does nothing: commits from
+        before its end may be lost. Those with durable=True are not."""
     def close(self) -> None:
-        """Makes all earlier commits durable, and leaves the server. Every later call raises
-        ClosedError, except another close()."""
+        """Same as sync(), and leaves the server. Every later call raises ClosedError, except
+        another close()."""
 
 @final
 class ServedPlane(_Context):

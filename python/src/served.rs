@@ -144,7 +144,8 @@ impl ServedCatalog {
     }
 
     /// Drops keys for all engines of the namespace, including pinned ones and those in use. Returns
-    /// the number of keys that were stored.
+    /// the number of keys that were stored. While the server is away, returns 0 and drops nothing,
+    /// then or later.
     fn remove(&self, py: Python<'_>, namespace: usize, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
         self.keys(py, keys, |finder, keys| finder.remove(namespace, keys))
     }
@@ -244,13 +245,14 @@ impl ServedCatalog {
         catalog_stats!(py, counts)
     }
 
-    /// Makes all earlier commits durable.
+    /// Makes all earlier commits durable. While the server is away, does nothing: commits from
+    /// before its end may be lost. Those with durable=True are not.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, Finder::sync)
     }
 
-    /// Makes all earlier commits durable, and leaves the server. Every later call raises
-    /// ClosedError, except another close().
+    /// Same as sync(), and leaves the server. Every later call raises ClosedError, except another
+    /// close().
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
             let finder = unpoisoned(self.finder.write()).take();

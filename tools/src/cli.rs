@@ -191,7 +191,7 @@ A store that keeps no checksums is refused. Ctrl-C ends it and reports what was 
 
 Exit codes:
   0    every file that was read is what was stored
-  1    damaged files were found, or a device failed
+  1    damaged files or a damaged journal were found, or a device failed
   2    bad input: the command line, no store, one without checksums, or one in use
   130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP), and nothing damaged was found";
 
@@ -216,9 +216,9 @@ Examples:
   ripieno serve --config /etc/ripieno.toml
   ripieno serve --config ripieno.toml --check
 
-Owns a store in a directory; processes of the users in the configuration share it over a Unix
-socket. SIGTERM or Ctrl-C ends it: sessions end, and the store is closed. The configuration, a unit
-for systemd, and what is shared: docs/start/serve.md
+Owns a store in a directory or on drives; processes of the users in the configuration share it over
+a Unix socket. SIGTERM or Ctrl-C ends it: sessions end, and the store is closed. The configuration,
+a unit for systemd, and what is shared: docs/start/serve.md
 
 Exit codes:
   0    it was ended by a signal, and the store is closed

@@ -36,7 +36,7 @@ pub(crate) struct ServeFlags {
     #[arg(long)]
     check: bool,
 
-    /// Log more: -v debug, -vv trace
+    /// Log more: -v info (clients that come and go), -vv debug, -vvv trace
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 }

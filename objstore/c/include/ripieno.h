@@ -109,7 +109,8 @@ enum ripieno_status
     // The limit of operations in flight is reached: end one, then try again.
     RIPIENO_STATUS_BUSY = 8,
     // A transfer failed. When retrieving, the blocks count as not stored from now on. When
-    // storing, no block of the request is visible.
+    // storing, no block of the request is visible. With a server, also in place of
+    // RIPIENO_STATUS_STALE.
     RIPIENO_STATUS_IO = 9,
     // A block was dropped after the lookup: look up again.
     RIPIENO_STATUS_STALE = 10,
@@ -369,7 +370,8 @@ ripieno_status ripieno_open(const ripieno_config *config, ripieno_store **store)
 // Makes another handle of the same store, in another namespace. Blocks of one namespace are never
 // found in another one.
 //
-// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY (the namespace is new, and the store
+// takes no writes any more), RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_within(const ripieno_store *store,
                               const ripieno_namespace *namespace_,
                               ripieno_store **other);
@@ -380,7 +382,8 @@ ripieno_status ripieno_within(const ripieno_store *store,
 //
 // Fails with RIPIENO_STATUS_READ_ONLY if the journal could not be written; RIPIENO_STATUS_FAILED
 // if something did not stop: the engine's memory must then stay mapped until it is released
-// (ripieno_pool.release).
+// (ripieno_pool.release). After the end of its server it is not released: open the store again
+// with the same memory, and close that.
 ripieno_status ripieno_close(ripieno_store *store);
 
 // Writes the key of a name: its SHA-256. For engines whose blocks have names of any length.
@@ -547,7 +550,7 @@ ripieno_status ripieno_load(const ripieno_store *store,
 // keys, blocks, accepted: see ripieno_store_begin.
 //
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY, RIPIENO_STATUS_IO,
-// RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED. No block is visible then.
+// RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED; see ripieno_commit.
 ripieno_status ripieno_save(const ripieno_store *store,
                             const uint8_t *keys,
                             const uint32_t *blocks,
@@ -591,7 +594,9 @@ ripieno_status ripieno_store_begin(const ripieno_store *store,
                                    size_t *accepted);
 
 // Starts to move a layer of all blocks of a request. Costs the same for any number of blocks, and
-// does not wait. Several layers may be in flight, and end in any order.
+// does not wait, except with a server: up to 60 seconds for other transfers, and 5 for a limit of
+// bandwidth, and then fails with RIPIENO_STATUS_BUSY. Several layers may be in flight, and end in
+// any order.
 //
 // layer: 0 to layers - 1.
 //
@@ -622,7 +627,9 @@ ripieno_status ripieno_layer_poll(const ripieno_request *request, uint32_t layer
 
 // Makes the stored blocks of a request durable, and visible to lookups. Waits for its layers in
 // flight. After RIPIENO_STATUS_OK, the blocks are found again after a crash or power loss.
-// Otherwise no block of the request is visible.
+// Otherwise lookups of this process do not find them any more. After RIPIENO_STATUS_READ_ONLY they
+// may be found, whole, when the store is opened again; with a server, also after
+// RIPIENO_STATUS_FAILED.
 //
 // Releases the request, also if this fails.
 //

@@ -55,7 +55,7 @@ pub unsafe extern "C" fn ripieno_load(
 /// keys, blocks, accepted: see ripieno_store_begin.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY, RIPIENO_STATUS_IO,
-/// RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED. No block is visible then.
+/// RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED; see ripieno_commit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_save(
     store: *const Store,
@@ -141,7 +141,9 @@ pub unsafe extern "C" fn ripieno_store_begin(
 }
 
 /// Starts to move a layer of all blocks of a request. Costs the same for any number of blocks, and
-/// does not wait. Several layers may be in flight, and end in any order.
+/// does not wait, except with a server: up to 60 seconds for other transfers, and 5 for a limit of
+/// bandwidth, and then fails with RIPIENO_STATUS_BUSY. Several layers may be in flight, and end in
+/// any order.
 ///
 /// layer: 0 to layers - 1.
 ///
@@ -196,7 +198,9 @@ pub unsafe extern "C" fn ripieno_layer_poll(
 
 /// Makes the stored blocks of a request durable, and visible to lookups. Waits for its layers in
 /// flight. After RIPIENO_STATUS_OK, the blocks are found again after a crash or power loss.
-/// Otherwise no block of the request is visible.
+/// Otherwise lookups of this process do not find them any more. After RIPIENO_STATUS_READ_ONLY they
+/// may be found, whole, when the store is opened again; with a server, also after
+/// RIPIENO_STATUS_FAILED.
 ///
 /// Releases the request, also if this fails.
 ///

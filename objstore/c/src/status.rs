@@ -45,7 +45,8 @@ pub enum Status {
     /// The limit of operations in flight is reached: end one, then try again.
     Busy = 8,
     /// A transfer failed. When retrieving, the blocks count as not stored from now on. When
-    /// storing, no block of the request is visible.
+    /// storing, no block of the request is visible. With a server, also in place of
+    /// RIPIENO_STATUS_STALE.
     Io = 9,
     /// A block was dropped after the lookup: look up again.
     Stale = 10,

@@ -141,7 +141,8 @@ fn refused(error: StackError) -> Failure {
 /// Makes another handle of the same store, in another namespace. Blocks of one namespace are never
 /// found in another one.
 ///
-/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY (the namespace is new, and the store
+/// takes no writes any more), RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_within(
     store: *const Store,
@@ -164,7 +165,8 @@ pub unsafe extern "C" fn ripieno_within(
 ///
 /// Fails with RIPIENO_STATUS_READ_ONLY if the journal could not be written; RIPIENO_STATUS_FAILED
 /// if something did not stop: the engine's memory must then stay mapped until it is released
-/// (ripieno_pool.release).
+/// (ripieno_pool.release). After the end of its server it is not released: open the store again
+/// with the same memory, and close that.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_close(store: *mut Store) -> Status {
     guard(|| {

@@ -107,7 +107,7 @@ use Source::{Smart, Times, Uptime};
 
 /// All metrics.
 pub static METRICS: &[Metric] = metrics! {
-    Gauge "healthy" Healthy => "0 when the store has failed, or was closed.";
+    Gauge "healthy" Healthy => "0 when the store has failed, was closed or takes no writes.";
     Gauge "uptime_seconds" Uptime => "Time since the store was opened.";
     Info "path" Route => "The data path: direct, staged or host.";
     Counter "loaded_bytes" Of(|plane| plane.retrieved_bytes + plane.dram.retrieved_bytes) =>
@@ -319,6 +319,7 @@ struct Snapshot {
     smart: Vec<Option<SmartLog>>,
     plane: Option<PlaneStats>,
     store: Option<StoreStats>,
+    is_writable: bool,
     block_tokens: u64,
     uptime: Nanos,
     compute_saved: (u64, Nanos),
@@ -339,6 +340,7 @@ impl Snapshot {
             smart: health.logs.clone(),
             store: store.map(|store| store.stats_with(&stats)).transpose()?,
             plane: Some(stats),
+            is_writable: store.is_none_or(|store| store.check_writable().is_ok()),
             block_tokens: plane.shape().block_tokens.into(),
             uptime: plane.now() - since,
             compute_saved: saved.get(),
@@ -348,7 +350,8 @@ impl Snapshot {
     /// Returns the values without a plane.
     fn failed(compute_saved: (u64, Nanos)) -> Self {
         let (plane, store, block_tokens, uptime) = (None, None, 0, Nanos(0));
-        Self { smart: Vec::new(), plane, store, block_tokens, uptime, compute_saved }
+        let (smart, is_writable) = (Vec::new(), false);
+        Self { smart, plane, store, is_writable, block_tokens, uptime, compute_saved }
     }
 
     /// Returns the samples of a metric: suffix with labels, and value.
@@ -363,7 +366,7 @@ impl Snapshot {
         };
         let plane = self.plane.as_ref();
         match metric.source {
-            Source::Healthy => number(Some(plane.is_some().into())),
+            Source::Healthy => number(Some(self.is_writable.into())),
             Source::Plane(get) => number(plane.map(get)),
             Source::Store(get) => number(self.store.map(|store| get(&store, self.block_tokens))),
             Source::Uptime => {

@@ -143,8 +143,11 @@ impl Figures {
         let shown: String = address.to_string().chars().take(48).collect();
         line("ripieno", shown);
         if !self.healthy {
-            line("store", "failed or closed; see the log of its process".to_owned());
-            return text.trim_end().to_owned();
+            let state = if self.path.is_some() { "takes no writes" } else { "failed or closed" };
+            line("store", format!("{state}; see the log of its process"));
+            if self.path.is_none() {
+                return text.trim_end().to_owned();
+            }
         }
         let up = Duration::from_secs(self.uptime_s as u64).as_secs();
         let path = self.path.as_deref().unwrap_or("unknown");

@@ -88,6 +88,18 @@ fn lines_fit_60_columns_also_with_large_figures() {
 }
 
 #[test]
+fn a_store_that_takes_no_writes_is_shown_with_its_loads() {
+    let loads = [("healthy", 0.0), ("path_info{route=\"host\"}", 1.0), ("uptime_seconds", 60.0)];
+    let address = MetricsAddress::Unix("/metrics".into());
+    let text = |of: &[(&str, f64)]| {
+        Figures::new(&scrape(of), &scrape(of), Duration::from_secs(1)).text(&address)
+    };
+    let (reading, closed) = (text(&loads), text(&loads[..1]));
+    assert!(reading.contains("takes no writes") && reading.contains("host, open for 0:01:00"));
+    assert!(closed.contains("failed or closed") && !closed.contains("open for"), "{closed}");
+}
+
+#[test]
 fn answers_of_others_are_refused() {
     let whole = "HTTP/1.1 200 OK\r\n\r\nripieno_healthy 0\n# EOF\n";
     assert!(Scrape::parse(whole).is_some());
