@@ -6,7 +6,7 @@ use crate::{executor::ExecutorError, iocb_id::IocbId};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An option, or the number of IOCBs, is unusable.
+    /// An option is unusable.
     #[error("option {option} is {found}; {hint}")]
     Option {
         /// Its name.
@@ -44,7 +44,8 @@ pub enum Error {
         /// Kind of object.
         what: &'static str,
     },
-    /// A map, a pool, its rows or an explicit context is unusable. Has found and required values.
+    /// A number of IOCBs, a map, a pool, its rows or an explicit context is unusable. Has found and
+    /// required values.
     #[error("{0}")]
     Argument(String),
     /// The checksums do not match the operation.

@@ -38,8 +38,10 @@ impl Layout {
 
     pub(crate) fn new(depth: u32, explicit_max: u32, devices: u32) -> Result<Self, Error> {
         if !depth.is_power_of_two() || depth > DEPTH_MAX {
-            let hint = "choose a power of two from 1 to 65536";
-            return Err(Error::Option { option: "depth", found: depth.into(), hint });
+            return Err(Error::Argument(format!(
+                "a ring of {depth} IOCBs was asked for; the number must be a power of two from 1 \
+                 to {DEPTH_MAX}"
+            )));
         }
         Ok(Self { depth, explicit_max, devices })
     }

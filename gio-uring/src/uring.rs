@@ -78,7 +78,7 @@ impl Uring {
     /// .. N without gaps.
     ///
     /// # Errors
-    /// Returns [`Error::Option`], [`Error::Grants`], or
+    /// Returns [`Error::Argument`] for `depth`, [`Error::Option`], [`Error::Grants`], or
     /// [`Error::Executor`] if memory, a grant's address, or the kernel is unavailable.
     pub fn init_queue(
         depth: u32,

@@ -49,7 +49,7 @@ pub enum GdrError {
         cause: String,
     },
     /// Library, driver or system refused the memory, or to work at all. Has cause and remedy.
-    #[error("GDRCopy{0}")]
+    #[error("{0}")]
     Refused(String),
     /// A CUDA call failed.
     #[error(transparent)]
@@ -193,15 +193,18 @@ impl Gdr {
         // SAFETY: the library was found under libgdrapi's name.
         let api = unsafe { Api::look_up(library) };
         let api = api.map_err(|lacks| {
-            let why = format!("'s library ({LIBRARY}) lacks {lacks}; install version 2.4 or later");
+            let why = format!(
+                "GDRCopy's library ({LIBRARY}) lacks {lacks}; install version 2.4 or later"
+            );
             GdrError::Refused(why)
         })?;
         let library = api.version();
         // SAFETY: takes no argument, and returns null or a handle.
         let Some(handle) = NonNull::new(unsafe { (api.open)() }) else {
             let cause = why_no_driver();
-            let why =
-                format!(" {library} did not open its driver: {cause}; or use the staged path");
+            let why = format!(
+                "GDRCopy {library} did not open its driver: {cause}; or use the staged path"
+            );
             return Err(GdrError::Refused(why));
         };
         let (mut major, mut minor) = (0, 0);
@@ -248,7 +251,7 @@ impl Gdr {
     ) -> Result<Mapped, GdrError> {
         let memory = format!("{len} bytes of GPU memory at {address:#x}");
         let refused =
-            |cause: String| GdrError::Refused(format!(": mapping {memory} failed: {cause}"));
+            |cause: String| GdrError::Refused(format!("GDRCopy: mapping {memory} failed: {cause}"));
         let page = GPU_PAGE as u64;
         let start = address / page * page;
         let end =
@@ -261,7 +264,7 @@ impl Gdr {
         let over_pcie = device.report().is_coherent;
         let pin = self.connection.pin(start, whole, over_pcie).map_err(|cause| {
             let hint = if over_pcie { COHERENT.into() } else { why_no_pin(device, address, len) };
-            GdrError::Refused(format!(": pinning {memory} was refused: {cause}; {hint}"))
+            GdrError::Refused(format!("GDRCopy: pinning {memory} was refused: {cause}; {hint}"))
         })?;
         let mapped = self.connection.map(pin, whole).and_then(|at| {
             let found = self.connection.find(pin, whole, (address, len));
