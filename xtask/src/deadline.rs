@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// CI kills a run later than this, but without naming the step that hung.
-const CI_MINUTES: u64 = 55;
+const CI_MINUTES: u64 = 85;
 
 /// `None` for no limit: a user at a terminal has Ctrl-C.
 #[derive(Clone, Copy)]

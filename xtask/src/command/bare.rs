@@ -191,7 +191,7 @@ mod tests {
                 "sudo apt-get install -y g++",
                 "cargo fetch --locked",
                 "cargo run --release --bin ripieno -- replay",
-                "cargo xtask ci"
+                "cargo xtask test"
             ]
         );
     }

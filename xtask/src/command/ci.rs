@@ -1,18 +1,42 @@
-//! `cargo xtask ci`: the checks of `.ci/run`, and the README's test command.
+//! `cargo xtask ci`: everything that CI runs. It begins with the README's test command.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Args;
 
 use crate::command::{self, lint};
+use crate::needs::Need;
 use crate::step::Step;
 use crate::{RunArgs, report};
 
-pub fn run(args: RunArgs) -> Result<ExitCode> {
+#[derive(Args)]
+pub struct CiArgs {
+    /// Leave out the steps of `cargo xtask test`
+    #[arg(long)]
+    rest: bool,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+pub fn run(args: &CiArgs) -> Result<ExitCode> {
+    let mut steps = if args.rest { Vec::new() } else { command::test::steps() };
+    steps.extend(rest());
+    report::run_all(steps, args.run)
+}
+
+fn rest() -> Vec<Step> {
     // Without lint's own tidy step: the workspace's tests contain it, and it must not count twice.
     let mut steps = lint::checks();
     steps.extend([lint::deny(), lint::advisories(), lint::oldest_rust()]);
-    steps.extend(command::test::steps().into_iter().map(repeatable));
+    steps.extend([command::test::with_programs(), command::loom::step()]);
+    steps.extend([
+        Step::cargo("replay", "run --release --bin ripieno -- replay --model tiny --verify full")
+            .needs(&[Need::Cxx]),
+        // A debug build of them leaves out what takes minutes there.
+        Step::cargo("simulator", "test --release --package ripieno-sim --lib").tests_at_least(1),
+    ]);
+    steps.extend(command::crash::steps());
     steps.push(command::book::step());
     steps.push(command::c::step());
     steps.push(command::python::step());
@@ -21,11 +45,5 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     steps.push(command::abi::step());
     steps.push(command::ptx::step());
     steps.push(command::vm::step());
-    report::run_all(steps, args)
-}
-
-/// Makes the inputs of property tests and fuzz targets the same in each run. The targets run their
-/// corpora only, as bolero cannot be given a seed for several inputs.
-fn repeatable(step: Step) -> Step {
-    step.env("PROPTEST_RNG_SEED", "0").env("BOLERO_RANDOM_ITERATIONS", "0")
+    steps
 }

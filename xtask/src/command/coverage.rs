@@ -14,7 +14,7 @@ use clap::Args;
 use serde::Deserialize;
 
 use crate::child::compile;
-use crate::command::test::with_programs;
+use crate::command::test::allow_programs;
 use crate::deadline::Deadline;
 use crate::needs::{self, Need};
 use crate::programs;
@@ -115,7 +115,7 @@ fn tests(packages: &[String], measured: &[(String, PathBuf)], profiles: &Path) -
     let chosen =
         if packages.is_empty() { all } else { packages.iter().map(String::as_str).collect() };
     let wrapper = folder::workspace().join("xtask/src/command/coverage.sh");
-    with_programs(Step::cargo("tests", "test --all-features --lib --bins --tests --no-fail-fast"))
+    allow_programs(Step::cargo("tests", "test --all-features --lib --bins --tests --no-fail-fast"))
         .args(chosen.iter().flat_map(|name| ["--package", name]))
         .env("RUSTC_WORKSPACE_WRAPPER", wrapper.to_string_lossy())
         .env("CARGO_TARGET_DIR", place().join("build").to_string_lossy())

@@ -1,56 +1,63 @@
-//! `cargo xtask test`: runs every test that needs no hardware, and a replay that checks every byte.
+//! `cargo xtask test`: the tests that need a C++ compiler and the crates, and nothing else.
 
-use std::env;
 use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::command::{crash, loom};
 use crate::folder::IN_DEBUG;
 use crate::needs::Need;
 use crate::step::Step;
 use crate::unpacked::{self, Program};
 use crate::{RunArgs, report};
 
-/// Programs that tests use, and the variables that name them if they are not on the PATH, and that
-/// skip what needs them.
-const PROGRAMS: [(Program, Need, &str, &str); 2] = [
-    (unpacked::QEMU, Need::Qemu, "RIPIENO_QEMU", "RIPIENO_SKIP_QEMU"),
-    (unpacked::PROMTOOL, Need::Promtool, "RIPIENO_PROMTOOL", "RIPIENO_SKIP_PROMTOOL"),
+/// Programs that tests use: their variable on a machine without them in the PATH, the variable that
+/// skips the tests, and these tests' files.
+const PROGRAMS: [(Program, Need, &str, &str, &str); 2] = [
+    (unpacked::QEMU, Need::Qemu, "RIPIENO_QEMU", "RIPIENO_SKIP_QEMU", "qemu"),
+    (unpacked::PROMTOOL, Need::Promtool, "RIPIENO_PROMTOOL", "RIPIENO_SKIP_PROMTOOL", "metrics"),
 ];
 
 pub fn run(args: RunArgs) -> Result<ExitCode> {
     report::run_all(steps(), args)
 }
 
+/// Returns the step of the unit, integration and doc tests, with the same inputs in each run.
+///
+/// Property tests have a fixed seed. Fuzz targets run their corpora only, as bolero cannot be given
+/// a seed for several inputs. Tests of other programs are skipped, whether this machine has them or
+/// not; [`with_programs`] runs them. Not nextest, which runs no doc tests, so there would be two
+/// test runners.
 pub fn steps() -> Vec<Step> {
-    let mut steps = vec![
-        tests(),
-        loom::step(),
-        Step::cargo("replay", "run --release --bin ripieno -- replay --model tiny --verify full")
-            .needs(&[Need::Cxx]),
-        // A debug build of them leaves out what takes minutes there.
-        Step::cargo("simulator", "test --release --package ripieno-sim --lib").tests_at_least(1),
-    ];
-    steps.extend(crash::steps());
-    steps
+    let tests = repeatable(all_tests("tests").args(["--no-fail-fast"]));
+    let without = |step: Step, (_, _, _, off, _)| step.env(off, "1");
+    vec![PROGRAMS.into_iter().fold(tests, without)]
 }
 
-/// Returns the step of the unit, integration and doc tests. Not nextest, which runs no doc tests,
-/// so there would be two test runners.
-fn tests() -> Step {
-    with_programs(Step::cargo("tests", &format!("test {IN_DEBUG} --no-fail-fast")))
+/// Returns the step of the tests that [`steps`] skips: comparisons with QEMU's controllers, and
+/// metrics that promtool reads.
+pub fn with_programs() -> Step {
+    let mut step = repeatable(all_tests("programs"));
+    for (.., file) in PROGRAMS {
+        step = step.args(["--test", file]);
+    }
+    allow_programs(step)
 }
 
-/// A run of tests, of which some compare with QEMU's controllers, or have metrics checked by
-/// promtool, where they can be had.
-pub fn with_programs(tests: Step) -> Step {
-    let mut step = tests.needs(&[Need::Cxx]).tests_at_least(1);
-    for (program, need, name, off) in PROGRAMS {
+/// Gives a run of tests the programs that some of them use, where they can be had.
+pub fn allow_programs(mut step: Step) -> Step {
+    for (program, need, name, off, _) in PROGRAMS {
         step = step.part_needs(need, off);
-        if let Some(path) = program.unpacked().filter(|_| env::var_os(name).is_none()) {
+        if let Some(path) = program.unpacked().filter(|_| std::env::var_os(name).is_none()) {
             step = step.env(name, path.to_string_lossy());
         }
     }
     step
+}
+
+fn all_tests(name: &str) -> Step {
+    Step::cargo(name, &format!("test {IN_DEBUG}")).needs(&[Need::Cxx]).tests_at_least(1)
+}
+
+fn repeatable(step: Step) -> Step {
+    step.env("PROPTEST_RNG_SEED", "0").env("BOLERO_RANDOM_ITERATIONS", "0")
 }
