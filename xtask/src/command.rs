@@ -9,6 +9,7 @@ pub mod ci;
 pub mod coverage;
 pub mod cpu;
 pub mod crash;
+pub mod documented;
 pub mod engine;
 pub mod fuzz;
 pub mod gpu;

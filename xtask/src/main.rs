@@ -71,8 +71,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run all that CI runs: test, then lint, loom, crash, book, c, python, cpu, engine, abi, ptx,
-    /// vm
+    /// Run all that CI runs: test, then lint, loom, crash, documented, book, c, python, cpu,
+    /// engine, abi, ptx, vm
     ///
     /// A machine without a C++ compiler, pkg-config or Python gets them where that is possible
     /// (Debian, as root), and nothing is removed from it; QEMU is unpacked below target/; nvcc,
@@ -104,6 +104,10 @@ enum Command {
     ///
     /// mdBook comes from PyPI (5 MB, once).
     Book,
+    /// Run the commands of README and docs/start as they stand there
+    ///
+    /// In target/documented. Commands that need rights, a drive, a GPU or an engine are skipped.
+    Documented,
     /// The C interface: make its header, install its libraries, check what is installed
     C(command::c::CArgs),
     /// The Python package: install it into target/python as pip does, and run its tests
@@ -203,6 +207,7 @@ fn main() -> ExitCode {
         Command::Loom(args) => command::loom::run(args),
         Command::Abi(args) => command::abi::run(&args),
         Command::Book => command::book::run(),
+        Command::Documented => command::documented::run(),
         Command::C(args) => command::c::run(&args),
         Command::Ptx(args) => command::ptx::run(&args),
         Command::Coverage(args) => command::coverage::run(&args),

@@ -199,7 +199,7 @@ impl Copy {
             .args(["-c", &line])
             .env("CARGO_TARGET_DIR", self.target.to_string_lossy())
             .tests_at_least(1)
-            .run(deadline, &mut output);
+            .run(deadline, &mut output, None);
         (outcome, String::from_utf8_lossy(&output).into_owned())
     }
 }

@@ -1,11 +1,15 @@
 //! Runs steps in order, and prints a summary.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
 use std::process::ExitCode;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use rustix::fs::{MemfdFlags, memfd_create};
 
+use crate::deadline::Deadline;
 use crate::step::{Outcome, Step, Verdict};
 use crate::tally::Tally;
 use crate::{EXIT_STEP_FAILED, RunArgs, folder, needs};
@@ -21,10 +25,40 @@ pub fn run_all(steps: Vec<Step>, args: RunArgs) -> Result<ExitCode> {
     let free = folder::free_bytes()
         .map_or_else(String::new, |free| format!("; {} GiB of the disk are free", free >> 30));
     eprintln!("what the steps need was looked for in {}{free}", clock(start.elapsed()));
-    let mut done = Vec::with_capacity(count);
-    for (index, step) in steps.into_iter().map(|step| step.without(&lacking)).enumerate() {
-        eprintln!("\n==> [{}/{count}] {}\n    $ {step}", index + 1, step.name);
-        let mut outcome = step.run(deadline, &mut io::stdout());
+    let steps: Vec<Step> = steps.into_iter().map(|step| step.without(&lacking)).collect();
+    let done = thread::scope(|scope| {
+        // With `fail_fast` nothing is begun that an earlier step may make useless.
+        let is_aside = |step: &Step| step.is_aside && !args.fail_fast;
+        let aside = |step| is_aside(step).then(|| scope.spawn(move || run_aside(step, deadline)));
+        let asides: Vec<_> = steps.iter().map(aside).collect();
+        run_in_order(&steps, asides, deadline, args.fail_fast)
+    });
+    let not_run = count - done.len();
+    eprint!("{}", table(&done, not_run, start.elapsed()));
+    let total = total(done.iter().map(|(_, outcome)| outcome));
+    println!("{total}");
+    Ok(if total.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
+}
+
+/// Runs steps, or waits for those that run aside, and shows them in order.
+fn run_in_order<'a>(
+    steps: &'a [Step],
+    asides: Vec<Option<ScopedJoinHandle<'_, Result<(Outcome, Vec<u8>)>>>>,
+    deadline: Deadline,
+    fail_fast: bool,
+) -> Vec<(&'a Step, Outcome)> {
+    let mut done = Vec::with_capacity(steps.len());
+    for (index, (step, aside)) in steps.iter().zip(asides).enumerate() {
+        eprintln!("\n==> [{}/{}] {}\n    $ {step}", index + 1, steps.len(), step.name);
+        let mut outcome = match aside.map(|aside| aside.join().expect("it does not panic")) {
+            Some(Ok((outcome, output))) => {
+                // Nobody reads it: then there is nobody to tell either.
+                let _ = io::stdout().write_all(&output);
+                outcome
+            }
+            Some(Err(error)) => Outcome::failed(format!("{error:#}")),
+            None => step.run(deadline, &mut io::stdout(), None),
+        };
         let failed = match &mut outcome.verdict {
             Verdict::Ok => false,
             Verdict::Failed(why) => {
@@ -38,15 +72,22 @@ pub fn run_all(steps: Vec<Step>, args: RunArgs) -> Result<ExitCode> {
             }
         };
         done.push((step, outcome));
-        if failed && args.fail_fast {
+        if failed && fail_fast {
             break;
         }
     }
-    let not_run = count - done.len();
-    eprint!("{}", table(&done, not_run, start.elapsed()));
-    let total = total(done.iter().map(|(_, outcome)| outcome));
-    println!("{total}");
-    Ok(if total.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
+    done
+}
+
+/// Runs a step, and returns all that it printed.
+fn run_aside(step: &Step, deadline: Deadline) -> Result<(Outcome, Vec<u8>)> {
+    let file = memfd_create("output of a step", MemfdFlags::CLOEXEC);
+    let mut file = File::from(file.context("no memory for the output of a step")?);
+    let outcome = step.run(deadline, &mut file.try_clone()?, Some(file.try_clone()?));
+    let mut output = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut output)?;
+    Ok((outcome, output))
 }
 
 /// Returns the sum over all steps. A step that failed without a failed test (a lint, a crash, a
@@ -73,7 +114,7 @@ fn full_disk(free: Option<u64>) -> String {
     }
 }
 
-fn table(done: &[(Step, Outcome)], not_run: usize, took: Duration) -> String {
+fn table(done: &[(&Step, Outcome)], not_run: usize, took: Duration) -> String {
     let width = done.iter().map(|(step, _)| step.name.len()).max().unwrap_or(0).max(5);
     let row = |step: &str, result: &str, time: &str, cpu: &str, tests: &str| {
         format!("{step:<width$} {result:<8} {time:>6} {cpu:>6}  {tests}").trim_end().to_owned()

@@ -1,13 +1,14 @@
 //! One command of a run: its display, execution and verdict.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::child::{SaidNo, quoted};
 use crate::deadline::Deadline;
@@ -30,6 +31,8 @@ pub struct Step {
     part_needs: Vec<(Need, &'static str)>,
     /// Disabled parts, each with the reason.
     pub skipped_parts: Vec<String>,
+    /// True for a step that runs beside the others.
+    pub is_aside: bool,
 }
 
 /// Result of a step.
@@ -48,6 +51,18 @@ pub enum Verdict {
     Ok,
     Failed(String),
     Skipped(String),
+}
+
+impl Outcome {
+    /// Returns the outcome of a step that could not be run.
+    pub fn failed(why: String) -> Self {
+        Self {
+            verdict: Verdict::Failed(why),
+            tally: Tally::default(),
+            took: Duration::ZERO,
+            cpu: Duration::ZERO,
+        }
+    }
 }
 
 impl Step {
@@ -88,6 +103,12 @@ impl Step {
         self
     }
 
+    /// Runs the step beside the others of a run, with its output in its place.
+    pub fn aside(mut self) -> Self {
+        self.is_aside = true;
+        self
+    }
+
     /// Keeps the step in the table, with the reason for skipping it.
     pub fn skipped(mut self, why: impl Into<String>) -> Self {
         self.skip = Some(why.into());
@@ -114,26 +135,22 @@ impl Step {
         self.needs.iter().copied().chain(self.part_needs.iter().map(|(need, _)| *need))
     }
 
-    /// Runs the step as part of a run; counted output is copied to `out`.
-    pub fn run(&self, deadline: Deadline, out: &mut impl Write) -> Outcome {
-        let (start, cpu) = (Instant::now(), cpu_of_children());
-        let mut tally = Tally::default();
+    /// Runs the step as part of a run; counted output is copied to `out`. Errors go to `errors`, or
+    /// else to those of this process.
+    pub fn run(&self, deadline: Deadline, out: &mut impl Write, errors: Option<File>) -> Outcome {
+        let start = Instant::now();
+        let (mut tally, mut cpu) = (Tally::default(), Duration::ZERO);
         let verdict = match &self.skip {
             Some(why) => {
                 tally.skipped = 1;
                 Verdict::Skipped(why.clone())
             }
-            None => match self.execute(deadline, out, &mut tally) {
+            None => match self.execute(deadline, out, errors, &mut tally, &mut cpu) {
                 Ok(verdict) => verdict,
                 Err(error) => Verdict::Failed(format!("{error:#}")),
             },
         };
-        Outcome {
-            verdict,
-            tally,
-            took: start.elapsed(),
-            cpu: cpu_of_children().saturating_sub(cpu),
-        }
+        Outcome { verdict, tally, took: start.elapsed(), cpu }
     }
 
     /// Runs only this step, without a table, and returns its exit code.
@@ -164,10 +181,15 @@ impl Step {
         &self,
         deadline: Deadline,
         out: &mut impl Write,
+        errors: Option<File>,
         tally: &mut Tally,
+        cpu: &mut Duration,
     ) -> Result<Verdict> {
         let mut command = self.command();
         command.stdin(Stdio::null());
+        if let Some(errors) = errors {
+            command.stdout(errors.try_clone()?).stderr(errors);
+        }
         if self.tests_at_least.is_some() {
             command.stdout(Stdio::piped());
         }
@@ -178,6 +200,7 @@ impl Step {
         let mut child = command.spawn().with_context(|| format!("cannot run `{self}`"))?;
         let watch = deadline.watch(child.id());
         let counted = child.stdout.take().map(|output| copy_and_count(output, out)).transpose();
+        *cpu = cpu_at_end(&child);
         let status = child.wait();
         let timed_out = watch.finish();
         *tally = counted?.unwrap_or_default();
@@ -198,13 +221,17 @@ impl Step {
     }
 }
 
-/// Returns the CPU time of all processes that were waited for.
-fn cpu_of_children() -> Duration {
+/// Waits for the end of a child, and returns the CPU time of it and of its own children.
+fn cpu_at_end(child: &Child) -> Duration {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    // It is not reaped, so that its times are still there.
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    let _ = pid.map(|pid| waitid(WaitId::Pid(pid), options));
+    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
     // The program's name, which may contain spaces, ends with the only closing parenthesis.
-    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    // cutime and cstime, proc_pid_stat(5).
-    let ticks: u64 = fields.skip(13).take(2).flat_map(str::parse::<u64>).sum();
+    // utime, stime, cutime and cstime, proc_pid_stat(5).
+    let ticks: u64 = fields.skip(11).take(4).flat_map(str::parse::<u64>).sum();
     Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
 }
 

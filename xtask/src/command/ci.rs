@@ -37,11 +37,13 @@ fn rest() -> Vec<Step> {
         Step::cargo("simulator", "test --release --package ripieno-sim --lib").tests_at_least(1),
     ]);
     steps.extend(command::crash::steps());
+    steps.push(command::documented::step());
     steps.push(command::book::step());
     steps.push(command::c::step());
     steps.push(command::python::step());
     steps.push(command::cpu::step());
-    steps.push(command::engine::step());
+    // It waits a lot, and takes longest.
+    steps.push(command::engine::step().aside());
     steps.push(command::abi::step());
     steps.push(command::ptx::step());
     steps.push(command::vm::step());

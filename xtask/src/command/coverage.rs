@@ -77,7 +77,7 @@ pub fn run(args: &CoverageArgs) -> Result<ExitCode> {
             .with_context(|| format!("cannot empty {}", profiles.display()))?;
     }
     eprintln!("    $ {tests}");
-    let outcome = tests.run(Deadline::never(), &mut io::stderr());
+    let outcome = tests.run(Deadline::never(), &mut io::stderr(), None);
     let report = Report::new(&measured, &export(&profiles, &programs)?)?;
     print!("{report}");
     for why in &tests.skipped_parts {

@@ -26,7 +26,7 @@ fn failed_tests_count_once() {
 fn the_table_names_what_failed_and_how_to_run_it_again() {
     let step = Step::cargo("clippy", "clippy --workspace");
     let failed = outcome(Verdict::Failed("exit status: 101".into()), Tally::default());
-    let table = table(&[(step, failed)], 2, Duration::from_secs(125));
+    let table = table(&[(&step, failed)], 2, Duration::from_secs(125));
     for part in ["FAILED", "1:01", "1:30", "2:05", "$ cargo clippy --workspace", "2 more not run"] {
         assert!(table.contains(part), "{part:?} is missing in:\n{table}");
     }
@@ -40,7 +40,7 @@ fn the_table_names_what_was_skipped() {
     let vm = Step::cargo("vm", "xtask vm").needs(&[Need::Qemu]).without(&lacking);
     let one = Tally { passed: 0, failed: 0, skipped: 1 };
     let skipped = outcome(Verdict::Skipped("no QEMU".into()), one);
-    let all = [(tests, ran), (vm, skipped)];
+    let all = [(&tests, ran), (&vm, skipped)];
     let table = table(&all, 0, Duration::from_secs(125));
     for part in ["tests: skipped in part: no QEMU", "vm: skipped: no QEMU"] {
         assert!(table.contains(part), "{part:?} is missing in:\n{table}");
@@ -53,4 +53,14 @@ fn the_table_names_what_was_skipped() {
 fn a_failure_on_a_full_disk_says_so() {
     assert_eq!(full_disk(Some(3 << 20)), " (only 3 MiB are free on the build folder's disk)");
     assert_eq!(full_disk(Some(9 << 30)), "");
+}
+
+#[test]
+fn a_step_aside_is_run_once_and_has_its_output_and_counts() {
+    let line = "echo 'test result: ok. 3 passed; 0 failed; 1 ignored'; echo an error >&2";
+    let step = Step::new("aside", "sh").args(["-c", line]).tests_at_least(1).aside();
+    let (outcome, output) = run_aside(&step, Deadline::never()).unwrap();
+    assert_eq!((outcome.verdict, outcome.tally.passed), (Verdict::Ok, 3));
+    let output = String::from_utf8(output).unwrap();
+    assert!(output.contains("3 passed") && output.contains("an error"), "{output}");
 }

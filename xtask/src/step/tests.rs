@@ -6,7 +6,7 @@ fn shell(script: &str) -> Step {
 
 fn run(step: &Step) -> Outcome {
     // Not to stdout: an outer run of these tests would count the made-up results below.
-    step.run(Deadline::new(None, false), &mut io::sink())
+    step.run(Deadline::new(None, false), &mut io::sink(), None)
 }
 
 #[test]
