@@ -1,12 +1,11 @@
 """A server of etcd: the program that RIPIENO_ETCD names, or the installed one."""
 
-import contextlib
 import os
 import shutil
-import socket
 import subprocess
 
 import pytest
+from waiting import kept_port
 
 
 def program():
@@ -21,11 +20,7 @@ class Server:
     """etcd with a directory of its own. host: an address of this machine, for its clients."""
 
     def __init__(self, directory, host="127.0.0.1"):
-        with contextlib.ExitStack() as stack:
-            sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
-            for each in sockets:
-                each.bind(("127.0.0.1", 0))
-            client, peer = (each.getsockname()[1] for each in sockets)
+        client, peer = kept_port(), kept_port()
         self.address = f"{host}:{client}"
         self.command = [
             program(),

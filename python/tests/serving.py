@@ -6,9 +6,9 @@ import os
 import signal
 import socket
 import subprocess
-import time
 
 import pytest
+from waiting import until
 
 CONFIG = """
 socket = "{socket}"
@@ -22,8 +22,6 @@ object_bytes = {shape.object_bytes}
 block_tokens = {shape.block_tokens}
 """
 CAPACITY = "64MiB"
-SECONDS = 60
-"""Timeout of a wait."""
 
 
 class Server:
@@ -55,12 +53,10 @@ class Server:
     def start(self):
         command = [self.program, "serve", "--config", self.config]
         self.process = subprocess.Popen(command)
-        until = time.monotonic() + SECONDS
-        while not self.answers():
-            assert self.process.poll() is None and time.monotonic() < until, "no server"
-            time.sleep(0.01)
+        until(self.answers, "no server")
 
     def answers(self):
+        assert self.process.poll() is None, "the server has ended"
         with socket.socket(socket.AF_UNIX) as client:
             return client.connect_ex(self.socket) == 0
 
@@ -73,11 +69,8 @@ class Server:
 
     def settled(self):
         """Returns the state when no client is left."""
-        until = time.monotonic() + SECONDS
-        while (status := self.status())["sessions"]:
-            assert time.monotonic() < until, status
-            time.sleep(0.01)
-        return status
+        until(lambda: not self.status()["sessions"], "clients are left")
+        return self.status()
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)

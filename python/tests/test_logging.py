@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from waiting import WATCHDOG, until
 
 import ripieno
 
@@ -30,7 +31,7 @@ def live(path, level, code):
     """Runs a process, with a timeout."""
     program = LIFE.replace("LEVEL", level) + code
     run = subprocess.run(
-        [sys.executable, "-c", program, path], timeout=120, capture_output=True, text=True
+        [sys.executable, "-c", program, path], timeout=WATCHDOG, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
     return run.stderr
@@ -40,13 +41,6 @@ def open_and_close(path):
     pool = ripieno.Pool.contiguous(bytearray(9 * 8192), SHAPE)
     with ripieno.Store(path, SHAPE, pool, capacity=CAPACITY):
         pass
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +58,7 @@ def test_events_are_logged_from_the_level_of_the_loggers_on(tmp_path, caplog):
     logging.getLogger("ripieno").setLevel(logging.INFO)
     before = time.time()
     open_and_close(tmp_path / "s")
-    wait_for(said)
+    until(said, "nothing was logged")
     (record,) = said()
     assert record.levelno == logging.INFO
     message = record.getMessage()
@@ -76,7 +70,7 @@ def test_events_are_logged_from_the_level_of_the_loggers_on(tmp_path, caplog):
     logging.getLogger("ripieno").setLevel(logging.ERROR)
     logging.getLogger(DRIVER).setLevel(logging.INFO)
     open_and_close(tmp_path / "s")
-    wait_for(lambda: len(said()) == 2)
+    until(lambda: len(said()) == 2, "nothing more was logged")
     later = [record for record in caplog.records if record.created >= before]
     assert [record.name for record in later if record.name.startswith("ripieno")] == [DRIVER]
     logging.getLogger(DRIVER).setLevel(logging.NOTSET)
@@ -96,8 +90,9 @@ def test_a_level_that_is_changed_while_a_store_is_open_counts(tmp_path, caplog, 
     with ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=CAPACITY):
         assert levels[0] == logging.ERROR
         logging.getLogger("ripieno").setLevel(logging.DEBUG)
-        wait_for(lambda: levels[-1] == logging.DEBUG)
-    wait_for(lambda: "a thread of software controllers ended" in caplog.text)
+        until(lambda: levels[-1] == logging.DEBUG, "the level stays")
+    ended = "a thread of software controllers ended"
+    until(lambda: ended in caplog.text, "nothing was logged")
 
 
 def test_a_thread_that_logs_while_the_gil_is_held_is_no_deadlock(tmp_path):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import socket
 import time
 
 import pytest
@@ -13,13 +12,12 @@ pytest.importorskip("aiohttp")
 import aiohttp
 from aiohttp import web
 from etcd_server import Server
+from waiting import WATCHDOG, kept_port
 
 from ripieno.router import member
 from ripieno.router.etcd import ERRORS, Etcd
 from ripieno.router.proxy import Router
 
-SECONDS = 20
-"""Deadline of a wait."""
 TTL = 2
 BLOCK = 4
 PROMPT = list(range(42))
@@ -33,9 +31,7 @@ class Stand:
         self.name, self.asked, self.is_healthy = name, [], True
         self.fails = None
         """None, or where it ends the connection of a completion: "before" or "after" a part."""
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self.port = found.getsockname()[1]
+        self.port = kept_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
     async def answer(self, request):
@@ -80,7 +76,7 @@ class Stand:
 
 
 async def until(is_so, why):
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + WATCHDOG
     while not is_so():
         assert time.monotonic() < end, why
         await asyncio.sleep(0.02)
@@ -186,7 +182,7 @@ def test_one_address_of_etcd_is_enough(tmp_path):
     async def run(etcd):
         async with aiohttp.ClientSession() as session:
             client, lease = Etcd(session, ["127.0.0.1:1", etcd.address]), None
-            end = time.monotonic() + SECONDS
+            end = time.monotonic() + WATCHDOG
             while lease is None:
                 assert time.monotonic() < end, "etcd does not start"
                 with contextlib.suppress(*ERRORS):

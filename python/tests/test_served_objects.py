@@ -1,11 +1,11 @@
 """Objects in the store of a server, as caches of LMCache and SGLang keep them."""
 
 import logging
-import time
 
 import numpy
 import pytest
 from serving import Server
+from waiting import until
 
 import ripieno
 from ripieno.objects import Object, Objects, Options
@@ -92,8 +92,8 @@ def test_a_server_that_is_killed_is_a_miss_until_it_is_back(server):
     server.kill()
     assert one.load(1, 2) == [False, False] and one.store(3) == []
     server.start()
-    time.sleep(0.15)
-    assert one.load(1, 2) == [True, True] and one.store(3) == [0]
+    until(lambda: one.load(1, 2) == [True, True], "it does not connect again")
+    assert one.store(3) == [0]
     assert one.objects.dead is None
     one.objects.close()
 

@@ -7,11 +7,11 @@ import os
 import pathlib
 import re
 import signal
-import time
 import weakref
 
 import numpy
 import pytest
+from waiting import until
 
 import ripieno
 
@@ -68,10 +68,8 @@ def test_bytes_survive(tmp_path, pacing):
         assert save(store, keys(1, 2, 3), [4, 5, 6]) == 3
     kv[:] = 0
     with ripieno.Store(tmp_path / "s", SHAPE, pool, pacing=pacing) as store:
-        end = time.monotonic() + 60
-        while pacing and not is_paced() and time.monotonic() < end:
-            time.sleep(0.01)  # the thread names itself
-        assert is_paced() == pacing
+        # The thread names itself.
+        until(lambda: is_paced() == pacing, "no thread paces")
         assert store.lookup(keys(1, 2, 3, 4)) == 3
         assert store.lookup(b"".join(keys(1, 2))) == 2
         with store.load(keys(1, 2, 3, 4), [9, 0, 15, 1]) as request:
@@ -127,8 +125,7 @@ def test_what_is_in_dram_is_not_read(tmp_path):
         save(store, keys(4, 5), [1, 2])
         assert store.prefetch(keys(6, 1)) == 0
         assert store.prefetch(keys(1, 2, 6), within=60.0) == 2
-        while store.stats().dram.prefetched_bytes < 2 * block:
-            time.sleep(0.001)
+        until(lambda: store.stats().dram.prefetched_bytes >= 2 * block, "they are not read")
         with store.load(keys(1, 2), [9, 0]) as request:
             request.move_all()
         assert (kv[:, [9, 0]] == sent[:, [4, 5]]).all()
@@ -148,8 +145,7 @@ def test_only_what_is_prefetched_is_in_dram(tmp_path):
         save(store, keys(1, 2, 3), [4, 5, 6])
         assert store.stats().dram.blocks == 0
         assert store.prefetch(keys(1, 2), within=60.0) == 2
-        while store.stats().dram.prefetched_bytes < 2 * block:
-            time.sleep(0.001)
+        until(lambda: store.stats().dram.prefetched_bytes >= 2 * block, "they are not read")
         with store.load(keys(1, 2, 3), [9, 0, 15]) as request:
             request.move_all()
         stats = store.stats()
@@ -332,12 +328,15 @@ def test_a_forked_process_leaves_alone_what_is_open(tmp_path):
         del store, request
         gc.collect()
         os._exit(0)
-    until = time.monotonic() + 30
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > until:
-            os.kill(child, signal.SIGKILL)
-            pytest.fail("the child waits for a thread that it does not have")
-        time.sleep(0.01)
+
+    def has_ended():
+        return os.waitpid(child, os.WNOHANG) != (0, 0)
+
+    try:
+        until(has_ended, "the child waits for a thread that it does not have")
+    except AssertionError:
+        os.kill(child, signal.SIGKILL)
+        raise
     with request:
         request.move_all()
         assert request.commit() == 1

@@ -6,14 +6,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use ripieno_testkit::until;
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::NamedTempFile;
-
-/// Timeout after which a command counts as hung.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn ripieno(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
@@ -434,15 +432,9 @@ fn ctrl_c_ends_the_reading_of_a_trace() {
         writeln!(writer, "{}", request(&[1, 2])).unwrap();
     }
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::INT).unwrap();
-    let until = Instant::now() + TIMEOUT;
-    while child.try_wait().unwrap().is_none() && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    // Checked before the pipe is closed: the signal must have ended it.
-    let ended = child.try_wait().unwrap();
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert_eq!(ended.and_then(|status| status.code()), Some(130));
+    // The pipe is not closed before: the signal must have ended it.
+    until("it ends", || child.try_wait().unwrap().is_some());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
     drop(writer);
 }
 
@@ -508,13 +500,17 @@ fn ctrl_c_ends_in_an_orderly_way() {
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     stderr.read_line(&mut String::new()).unwrap();
     std::thread::sleep(Duration::from_millis(1000));
-    // Every thread except the first has a name of its own: none draws a bar that is not shown.
     let threads = format!("/proc/{}/task", child.id());
-    let unnamed = std::fs::read_dir(threads).unwrap().filter(|task| {
-        let name = std::fs::read_to_string(task.as_ref().unwrap().path().join("comm"));
-        name.is_ok_and(|name| name == "ripieno\n")
-    });
-    assert_eq!(unnamed.count(), 1);
+    until(
+        "only the first thread has no name of its own: none draws a bar that is not shown",
+        || {
+            let unnamed = std::fs::read_dir(&threads).unwrap().filter(|task| {
+                let name = std::fs::read_to_string(task.as_ref().unwrap().path().join("comm"));
+                name.is_ok_and(|name| name == "ripieno\n")
+            });
+            unnamed.count() == 1
+        },
+    );
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));

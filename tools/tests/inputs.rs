@@ -10,10 +10,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::builder::ValueParser;
+use ripieno_testkit::WATCHDOG;
 use store_dir::{FORMAT, Place, text};
 
-/// Timeout after which a command counts as blocked.
-const TIMEOUT: Duration = Duration::from_secs(60);
 /// Memory limit of a command that refuses a file.
 const RSS_BYTES_MAX: u64 = 512 << 20;
 
@@ -104,7 +103,7 @@ fn watch(mut child: Child, line: &str) -> Output {
         let status = fs::read_to_string(&status).unwrap_or_default();
         let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"));
         let most = most.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or(0) << 10;
-        let why = match start.elapsed() > TIMEOUT {
+        let why = match start.elapsed() > WATCHDOG {
             true => Some("it waits"),
             false => (most > RSS_BYTES_MAX).then_some("it reads without a limit"),
         };

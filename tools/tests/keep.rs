@@ -5,11 +5,11 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use rand::{Rng as _, SeedableRng as _, TryRngCore as _, rngs::OsRng, rngs::StdRng};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use serde_json::Value;
 use tempfile::{NamedTempFile, TempDir};
 
-/// Rounds of the test with kills; RIPIENO_SOAK=1 runs more.
+/// Rounds of the test with kills; RIPIENO_SOAK=1 runs more, and RIPIENO_SEED others.
 const KILLS: u32 = 3;
 const KILLS_SOAK: u32 = 100;
 /// Rounds after which a store directory is full of other rounds' blocks.
@@ -166,7 +166,7 @@ fn killed_after(dir: &Path, line: &str, requests: u64) -> u64 {
 fn what_was_acknowledged_before_a_kill_is_found_and_right() {
     let soak = std::env::var("RIPIENO_SOAK").is_ok_and(|value| value != "0");
     let kills = if soak { KILLS_SOAK } else { KILLS };
-    let seed: u64 = OsRng.unwrap_err().random();
+    let seed = ripieno_testkit::seed();
     let mut random = StdRng::seed_from_u64(seed);
     let mut store_dir = place();
     for round in 0..kills {

@@ -1,12 +1,10 @@
 //! Metrics of a replay, and `ripieno top`, as a user would use them.
 
+use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
+use ripieno_testkit::until;
 use serde_json::Value;
-
-/// Longest time until a replay serves its metrics.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn ripieno(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
@@ -37,19 +35,18 @@ impl Drop for Replay {
     }
 }
 
-/// Runs `top` until the replay serves its metrics, and has had hits.
+/// Runs `top` until the replay serves its metrics, and it has loaded and stored in that second.
 fn top(words: &[&str]) -> Output {
-    let begun = Instant::now();
-    loop {
-        let output = ripieno(&[&["top"], words].concat()).output().expect("it runs");
+    let run = || ripieno(&[&["top"], words].concat()).output().expect("it runs");
+    let mut output = run();
+    until("it is busy", || {
+        output = run();
         let shown = text(&output.stdout);
         let has_loads = shown.contains("worth") && shown.contains("loads");
-        let is_idle = shown.contains("\"loads\":0.0") || shown.contains(" 0 loads");
-        if has_loads && !is_idle || begun.elapsed() > TIMEOUT {
-            return output;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        let idle = ["\"loads\":0.0", " 0 loads", "\"write_bytes_s\":0.0", "\"commands_s\":0.0"];
+        has_loads && !idle.iter().any(|it| shown.contains(it))
+    });
+    output
 }
 
 #[test]
@@ -89,16 +86,19 @@ fn without_an_end_it_shows_each_second_until_the_store_ends() {
     let socket = socket.to_str().unwrap();
     let replay = Replay::start(socket);
     assert!(top(&[socket, "--once"]).status.success());
-    let child = ripieno(&["top", socket, "--json"])
+    let mut child = ripieno(&["top", socket, "--json"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("it runs");
-    std::thread::sleep(Duration::from_millis(2500));
+    let mut shown = BufReader::new(child.stdout.take().expect("its output")).lines();
+    for _ in 0..2 {
+        shown.next().expect("a line").expect("text");
+    }
     drop(replay);
+    shown.for_each(drop);
     let output = child.wait_with_output().expect("it ends");
     assert!(output.status.success(), "{output:?}");
-    assert!(text(&output.stdout).lines().count() >= 2, "{output:?}");
     assert!(text(&output.stderr).contains("has ended"), "{output:?}");
 }
 

@@ -1,12 +1,7 @@
 //! Copies between the process and the GPU: late, beside kernels, rejected, and on a lost GPU.
 #![allow(unsafe_code, reason = "hands out memory of the tests for copies")]
 
-use std::{
-    any::Any,
-    ptr::NonNull,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{any::Any, ptr::NonNull, sync::Arc};
 
 use cuda_mock::{self as mock, Level, Variables, each, isolated};
 use gio_kernels::cuda::{CudaCopies, CudaDevice, DeviceMemory, LaunchMode};
@@ -17,6 +12,7 @@ use nvme_driver::{
 };
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
 use nvme_spec::ids::{Lba, Nsid};
+use ripieno_testkit::{WATCHDOG_NS, until};
 
 use crate::rig::{self, bare, set_stop};
 
@@ -75,11 +71,7 @@ impl Pages {
 }
 
 fn wait(copies: &CudaCopies, fence: CopyFence) {
-    let start = Instant::now();
-    while !copies.is_done(fence).expect("the GPU is well") {
-        assert!(start.elapsed() < Duration::from_secs(10), "{copies:?}");
-        std::thread::yield_now();
-    }
+    until("the copies end", || copies.is_done(fence).expect("the GPU is well"));
 }
 
 /// A round trip, crossed both ways, over more copies than one driver call takes.
@@ -198,7 +190,7 @@ fn copies_go_on_beside_a_resident_kernel() {
         // Also dropped beside the kernel.
         drop((pages, copies));
         set_stop(&page);
-        executor.stop(Nanos::from_millis(10_000)).expect("stops");
+        executor.stop(WATCHDOG_NS).expect("stops");
         drop((executor, page, device));
         mock::assert_clean();
     });
@@ -339,7 +331,7 @@ fn the_software_controller_reaches_gpu_memory() {
         assert!(mock::count("copies") > 0);
         assert_eq!(mock::count("cuMemHostAlloc"), allocations);
         set_stop(&page);
-        executor.stop(Nanos::from_millis(10_000)).expect("stops");
+        executor.stop(WATCHDOG_NS).expect("stops");
         drop((controller, runner, emu, memory, domain, copies, executor, page, device));
         mock::assert_clean();
     });
@@ -360,5 +352,5 @@ fn bytes_go_there_and_back_on_a_gpu() {
     there_and_back(&copies, &pages);
     drop((pages, copies));
     set_stop(&page);
-    executor.stop(Nanos::from_millis(10_000)).expect("stops");
+    executor.stop(WATCHDOG_NS).expect("stops");
 }

@@ -11,6 +11,7 @@ use gio_kernels::{
 use gio_uring::{ExecutorError, IoExecutor, Uring, UringOptions};
 use nvme_driver::{Clock, MonotonicClock, Nanos, Quiesced};
 use nvme_spec::ids::Nsid;
+use ripieno_testkit::WATCHDOG_NS;
 
 use crate::{
     cases::{issue, issue_map, upload},
@@ -218,7 +219,7 @@ fn a_stop_that_takes_too_long_can_be_tried_again() {
                 assert!(matches!(error, ExecutorError::StopTimeout { executor: "cuda" }));
             }
             mock::hang(false);
-            executor.stop(Nanos::from_millis(10_000)).expect("it ends");
+            executor.stop(WATCHDOG_NS).expect("it ends");
             executor.submitted(1, 0).expect_err("stopped");
             executor.stop(Nanos(0)).expect("stopped already");
             drop((executor, page, device));
@@ -244,7 +245,7 @@ fn a_resident_kernel_that_ends_by_itself() {
             }
         };
         assert!(error.contains("ended by itself"), "{error}");
-        executor.stop(Nanos::from_millis(10_000)).expect("it has ended");
+        executor.stop(WATCHDOG_NS).expect("it has ended");
         drop((executor, page, device));
         mock::assert_clean();
     });
@@ -292,7 +293,7 @@ fn what_is_dropped_meanwhile_is_parked_and_used_again() {
             assert_eq!(unsafe { again.host().as_ptr().read_volatile() }, 0, "zeroed again");
             drop(again);
             set_stop(&page);
-            executor.stop(Nanos::from_millis(10_000)).expect("stops");
+            executor.stop(WATCHDOG_NS).expect("stops");
             assert_eq!((mock::count("cuMemFreeHost"), mock::count("cuStreamDestroy")), (1, 1));
             drop((executor, page, device));
             mock::assert_clean();

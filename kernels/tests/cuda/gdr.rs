@@ -11,6 +11,7 @@ use gio_kernels::cuda::{CudaDevice, DeviceMemory, Gdr, GdrError, LaunchMode, Map
 use gio_uring::IoExecutor;
 use nvme_driver::{DevicePtr, DmaSlice, DmaSpace, ExternalMemory, Nanos, platform::buffer::Buffer};
 use nvme_emu::EmuDomain;
+use ripieno_testkit::WATCHDOG_NS;
 
 use crate::{
     rig::{self, bare, set_stop},
@@ -108,7 +109,7 @@ fn memory_of_an_engine_is_unmapped_before_it_goes_back() {
         assert!(*freed.lock().expect("nobody panicked"));
         assert_eq!((pinned(), mock::count("cuMemFree")), (0, 0));
         set_stop(&page);
-        executor.stop(Nanos::from_millis(10_000)).expect("stops");
+        executor.stop(WATCHDOG_NS).expect("stops");
         drop((executor, page, gdr, device));
         mock::assert_clean();
     });

@@ -12,6 +12,7 @@ use gio_uring::{
     Wait,
 };
 use nvme_driver::Nanos;
+use ripieno_testkit::{WATCHDOG_NS, until};
 
 use crate::{
     cases::issue_after,
@@ -28,9 +29,9 @@ fn a_launch_per_batch() {
         }
         // Twelve rows are two batches; there and back, and all of it twice. An operation issued
         // before the kernel exits needs no launch, but one that the exiting kernel did not see
-        // needs another: on a loaded machine there are more.
+        // needs another: on a loaded machine there are more, and one for each row at most.
         let launches = mock::count("cuLaunchKernel") / shapes.len() as i64;
-        assert!((2..48).contains(&launches), "{launches} for 48 rows");
+        assert!((2..=48).contains(&launches), "{launches} for 48 rows");
         drop(device);
         mock::assert_clean();
     });
@@ -122,7 +123,7 @@ fn launches_do_not_pile_up() {
         assert_eq!(mock::count("cuLaunchKernel"), 1);
         mock::hang(false);
         set_stop(&pages);
-        executor.stop(Nanos::from_millis(10_000)).expect("stops");
+        executor.stop(WATCHDOG_NS).expect("stops");
         drop((executor, pages, device));
         mock::assert_clean();
     });
@@ -211,13 +212,9 @@ fn a_kernel_whose_event_does_not_come_leaves() {
             // SAFETY: the word lives until the ring is dropped, the stream until it is idle.
             unsafe { device.stream_wait(engine.raw(), done.address(), 5, false).expect("ok") };
             // The operation is not polled, and the stream proceeds.
-            let deadline = soon(&ring);
-            while !engine.is_idle().expect("a stream") {
-                assert!(ring.now() < deadline, "the stream still waits");
-                std::thread::yield_now();
-            }
+            until("the stream goes on", || engine.is_idle().expect("a stream"));
             // The ring's entry follows immediately after the signal.
-            let completion = ring.wait_completion(id, deadline).expect("it is over");
+            let completion = ring.wait_completion(id, soon(&ring)).expect("it is over");
             assert_eq!((completion.objects, completion.errors), (0, 16));
             // SAFETY: takes nothing, and waits for the streams of this process.
             let synchronized = unsafe { cudarc::driver::sys::cuCtxSynchronize() };

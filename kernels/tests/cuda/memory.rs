@@ -2,10 +2,7 @@
 #![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
 use cuda_mock::{self as mock, Level, isolated};
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use gio_kernels::cuda::{
     CudaDevice, CudaError, CudaExecutor, CudaStream, DoorbellKind, LaunchMode,
@@ -15,6 +12,7 @@ use nvme_driver::{
     Bus, DmaSlice, DmaSpace, ExternalMemory, Iova, MonotonicClock, Place, platform::mmio,
 };
 use nvme_emu::{Emu, EmuConfig, EmuDomain, MemoryMedia};
+use ripieno_testkit::until;
 
 use crate::rig;
 
@@ -169,14 +167,6 @@ fn gpu_memory_that_is_mapped_has_an_address_on_the_gpu_only() {
     });
 }
 
-fn within_seconds(what: &str, mut done: impl FnMut() -> Result<bool, CudaError>) {
-    let start = Instant::now();
-    while !done().expect(what) {
-        assert!(start.elapsed() < Duration::from_secs(10), "{what}");
-        std::thread::yield_now();
-    }
-}
-
 /// Two streams, one with dedicated SMs, wait for a word and for each other.
 fn words_order_streams(device: &Arc<CudaDevice>) {
     let word = device.pinned(4096).expect("a page");
@@ -194,7 +184,8 @@ fn words_order_streams(device: &Arc<CudaDevice>) {
     let host = word.host().cast::<u32>();
     // SAFETY: the first word of the page, which is mapped.
     unsafe { mmio::store_release32(host, 1) };
-    within_seconds("both streams end", || Ok(first.is_idle()? && second.is_idle()?));
+    let is_idle = |stream: &CudaStream| stream.is_idle().expect("a stream");
+    until("both streams end", || is_idle(&first) && is_idle(&second));
     // SAFETY: as above.
     assert_eq!(unsafe { mmio::load_acquire32(host) }, 3);
 }

@@ -3,11 +3,7 @@
 #![allow(unsafe_code, reason = "puts kernels on streams, over memory of the tests")]
 
 use cuda_mock::{self as mock, Level, each, isolated};
-use std::{
-    ptr::NonNull,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{ptr::NonNull, sync::Arc, time::Duration};
 
 use gio_kernels::{
     cuda::{
@@ -22,10 +18,9 @@ use gio_uring::{
 };
 use nvme_driver::{DevicePtr, Nanos, platform::mmio};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
+use ripieno_testkit::{WATCHDOG, WATCHDOG_NS, until};
 
 use crate::rig::{self, bare, set_stop};
-
-const SOON: Duration = Duration::from_secs(10);
 
 fn bytes(random: &mut SmallRng, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
@@ -39,11 +34,7 @@ fn raw(stream: &CudaStream) -> RawStream {
 }
 
 fn settle(stream: &CudaStream) {
-    let start = Instant::now();
-    while !stream.is_idle().expect("a GPU") {
-        assert!(start.elapsed() < SOON, "a stream does not end");
-        std::thread::yield_now();
-    }
+    until("the stream ends", || stream.is_idle().expect("a GPU"));
 }
 
 fn contents(memory: &DeviceMemory) -> Vec<u8> {
@@ -98,7 +89,7 @@ fn host_and_gpu_agree(device: &Arc<CudaDevice>, rounds: u64) {
             pattern.fill(raw(&stream), &all).expect("enqueued");
             pattern.check(raw(&stream), &all).expect("enqueued")
         };
-        check.wait(SOON).expect("in time");
+        check.wait(WATCHDOG).expect("in time");
         assert_eq!(check.differences().expect("done"), [], "round {round}");
         let mut bytes = contents(&memory);
         for (index, item) in all.iter().enumerate() {
@@ -112,7 +103,7 @@ fn host_and_gpu_agree(device: &Arc<CudaDevice>, rounds: u64) {
         memory.write(0, &bytes).expect("inside");
         // SAFETY: as above.
         let check = unsafe { pattern.check(raw(&stream), &all) }.expect("enqueued");
-        check.wait(SOON).expect("in time");
+        check.wait(WATCHDOG).expect("in time");
         let mut wanted = Vec::new();
         for (index, item) in all.iter().enumerate() {
             let seen = host_check(item, part(&memory, item, &mut bytes));
@@ -175,7 +166,7 @@ fn a_check_is_not_done_before_its_stream_is_past_it() {
         for _ in 0..5 {
             // SAFETY: as above.
             let check = unsafe { pattern.check(raw(&stream), &[item(&memory)]) };
-            check.expect("enqueued").wait(SOON).expect("in time");
+            check.expect("enqueued").wait(WATCHDOG).expect("in time");
         }
         assert_eq!(mock::count("cuMemHostAlloc"), before);
         drop((pattern, memory, stream, device));
@@ -235,7 +226,7 @@ fn a_lost_gpu_ends_the_waiting() {
             mock::lose(719);
         }
         mock::hang(false);
-        let error = check.wait(SOON).expect_err("the GPU is lost");
+        let error = check.wait(WATCHDOG).expect_err("the GPU is lost");
         assert_eq!(error.code().map(|code| code.0), Some([700, 719][case]), "{error}");
         device.healthy().expect_err("lost");
         // SAFETY: as above.
@@ -268,11 +259,11 @@ fn nothing_is_allocated_while_an_executor_runs() {
         }
         assert_eq!(mock::count("cuMemHostAlloc"), before);
         set_stop(&page);
-        executor.stop(Nanos::from_millis(10_000)).expect("stops");
+        executor.stop(WATCHDOG_NS).expect("stops");
         // Now more is allocated.
         let many: Vec<_> = (0..5).map(|_| check().expect("enqueued")).collect();
         assert!(mock::count("cuMemHostAlloc") > before);
-        many.iter().for_each(|check| check.wait(SOON).expect("in time"));
+        many.iter().for_each(|check| check.wait(WATCHDOG).expect("in time"));
         drop((many, pattern, memory, stream, executor, page, device));
         mock::assert_clean();
     });
@@ -591,12 +582,8 @@ fn words_order_moves(device: &Arc<CudaDevice>) {
         pool.write_staging(&staged);
         // SAFETY: as above.
         unsafe { mmio::store_release32(host, value) };
-        let start = Instant::now();
         // SAFETY: as above.
-        while unsafe { mmio::load_acquire32(host_done) } != value {
-            assert!(start.elapsed() < SOON, "the word never came");
-            std::thread::yield_now();
-        }
+        until("the word comes", || unsafe { mmio::load_acquire32(host_done) } == value);
         let bytes = contents(&pool.memory);
         for (from, to) in shape.objects() {
             assert!(bytes[to..to + 4096] == staged[from..from + 4096], "value {value}");

@@ -10,7 +10,7 @@ use gio_kernels::cuda::{
     CudaDevice, CudaDriver, CudaExecutor, CudaOptions, DoorbellKind, LaunchMode, Registration,
 };
 use gio_uring::{
-    Affine, AffineOp, Direction, IoExecutor, PoolDesc, PoolHandle, SharedMemory, Uring,
+    Affine, AffineOp, Direction, Fault, IoExecutor, PoolDesc, PoolHandle, SharedMemory, Uring,
     UringOptions,
     abi::{self, Args, Warp},
 };
@@ -21,6 +21,7 @@ use nvme_driver::{
 };
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
 use nvme_spec::ids::{Nsid, QueueId};
+use ripieno_testkit::{WATCHDOG_NS, until};
 
 const NS: Nsid = Nsid(1);
 const OBJECT: u32 = 8192;
@@ -214,6 +215,23 @@ impl Rig {
         ring.restart(&grants).expect("starts again");
     }
 
+    /// Reads all rows of `map` without an error. On a busy machine a good command may time out:
+    /// then it recovers, and reads them again.
+    pub(crate) fn works_again(&mut self, ring: &mut Uring, pool: &Pool, map: &[Affine]) {
+        let all = u64::from(pool.rows) * map.len() as u64;
+        until("it works again", || {
+            let found = all_rows(ring, pool, Direction::Read, map);
+            let Some(faulted) = ring.faulted() else {
+                assert_eq!(found, (all, 0));
+                return true;
+            };
+            assert_eq!(faulted.fault, Fault::Timeout);
+            let proof = ring.stop(soon(ring)).expect("stops");
+            self.start_again(ring, &proof);
+            false
+        });
+    }
+
     /// Stops `ring` and reclaims its queues.
     pub(crate) fn end(&mut self, ring: &mut Uring) {
         let proof = ring.stop(soon(ring)).expect("stops");
@@ -238,7 +256,7 @@ impl Rig {
 
 /// Returns a generous deadline for a test's waits.
 pub(crate) fn soon(ring: &Uring) -> Nanos {
-    ring.now() + Nanos::from_millis(10_000)
+    ring.now() + WATCHDOG_NS
 }
 
 pub(crate) struct Pool {
@@ -297,7 +315,7 @@ pub(crate) fn all_rows(
             ring.submit(&op).expect("submitted")
         };
         let ids: Vec<_> = (first..(first + 8).min(pool.rows)).map(submit).collect();
-        let deadline = ring.now() + Nanos::from_millis(60_000);
+        let deadline = ring.now() + WATCHDOG_NS;
         for id in ids {
             let done = ring.wait_completion(id, deadline).expect("done in time");
             sums = (sums.0 + done.objects, sums.1 + done.errors);

@@ -7,9 +7,8 @@ use gio_uring::{
     Affine, AffineOp, BlockMap, Checksums, Completion, Direction, IoExecutor, IoStatus, Uring,
     UringOptions,
 };
-use nvme_driver::Nanos;
 use nvme_emu::{FaultAction, FaultRule, FaultWhen, SimClock};
-use ripieno_testkit::set_faults;
+use ripieno_testkit::{WATCHDOG_NS, set_faults};
 
 use crate::rig::{Pool, Stack};
 
@@ -26,7 +25,7 @@ fn run(
         ring.submit(&AffineOp { checksums, ..op }).expect("submitted")
     };
     let ids: Vec<_> = (0..pool.rows).map(submit).collect();
-    let deadline = ring.now() + Nanos::from_millis(60_000);
+    let deadline = ring.now() + WATCHDOG_NS;
     let wait = |id| ring.wait_completion(id, deadline).expect("done in time");
     ids.into_iter().map(wait).collect()
 }
@@ -90,7 +89,7 @@ fn corrupt_reads(mut stack: Stack, executor: Box<dyn IoExecutor>, options: Uring
     for done in run(&mut ring, &pool, Direction::Read, &map, Some(&expected)) {
         assert!(done.is_ok(), "{done:?}");
     }
-    ring.stop(ring.now() + Nanos::from_millis(10_000)).expect("stops");
+    ring.stop(ring.now() + WATCHDOG_NS).expect("stops");
 }
 
 #[test]

@@ -745,7 +745,7 @@ fn call_on(
         }
         Ok(Received::Message(answer, _)) => Ok(answer),
         Ok(Received::End) => Err(lost("the server has closed it".to_owned())),
-        Ok(Received::Nothing) => Err(lost("no answer came in time".to_owned())),
+        Ok(Received::Nothing) => Err(lost(format!("no answer came within {within:.1?}"))),
         Ok(Received::Malformed(why)) => Err(lost(format!("the answer is no message: {why}"))),
         Err(error) => Err(lost(error.to_string())),
     }

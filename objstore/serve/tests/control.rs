@@ -7,13 +7,12 @@ use std::{
     ops::Range,
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::PathBuf,
-    thread,
     time::{Duration, Instant},
 };
 
 use objstore::{BlockKey, Namespace};
 use ripieno_serve::{Client, Control, ControlAddress, RefusalKind, ServeError, SpaceId};
-use ripieno_testkit::{blocks, keys, pattern};
+use ripieno_testkit::{blocks, keys, pattern, until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -147,12 +146,8 @@ fn prefetched_blocks_are_loaded_from_memory() {
         (&answer["outcome"], &answer["reason"]),
         (&json!("clipped"), &json!("8 of 9 blocks"))
     );
-    let since = Instant::now();
     let read = format!("dram_prefetched_bytes_total {}\n", 8 * FILE_BYTES);
-    while !store.ask("GET", "/metrics", "").1.contains(&read) {
-        assert!(since.elapsed() < Duration::from_secs(30), "they are not read");
-        thread::sleep(Duration::from_millis(10));
-    }
+    until("they are read", || store.ask("GET", "/metrics", "").1.contains(&read));
     assert_eq!(store.client.load(space, &keys(0..8), &blocks(0, 8)).unwrap(), 8);
     for (key, block) in keys(0..8).iter().zip(blocks(0, 8)) {
         assert_eq!(store.client.read(block).unwrap(), bytes(*key));
@@ -166,8 +161,7 @@ fn a_pin_protects_until_it_ends() {
     let rig = Rig::new();
     let mut store = Store::new(&rig);
     let mine = store.fill("mine", 0..8);
-    let since = Instant::now();
-    let made = store.pin(mine, 0..4, json!({"ttl_s": 4}));
+    let made = store.pin(mine, 0..4, json!({}));
     assert_eq!((made["outcome"].as_str(), &made["reason"]), (Some("accepted"), &Value::Null));
     assert_eq!(made["pin"]["bytes"], 4 * FILE_BYTES);
     store.evict(mine);
@@ -175,22 +169,21 @@ fn a_pin_protects_until_it_ends() {
     let list = store.expect("GET", "/cache/pins", &Value::Null, 200);
     assert_eq!(list["pins"].as_array().unwrap().len(), 1);
     assert_eq!((&list["bytes"], rig.status().pins), (&json!(4 * FILE_BYTES), 1));
-    while rig.status().pins > 0 {
-        assert!(since.elapsed() < Duration::from_secs(30), "the pin does not end");
-        thread::sleep(Duration::from_millis(20));
-    }
-    assert!(since.elapsed() >= Duration::from_secs(4), "it ended after {:?}", since.elapsed());
-    store.evict(mine);
-    assert_eq!(store.found(mine, 0..8), 0);
-    // Ended by hand, and by a deletion.
-    store.fill("mine", 0..4);
-    let pin = store.pin(mine, 0..4, json!({}))["pin"]["pin"].as_u64().unwrap();
+    // It ends by hand, with time, and by a deletion.
+    let pin = made["pin"]["pin"].as_u64().unwrap();
     assert_eq!(
         store.expect("DELETE", &format!("/cache/pins/{pin}"), &json!(null), 200)["blocks"],
         4
     );
     store.evict(mine);
     assert_eq!((store.found(mine, 0..4), rig.status().files_referenced), (0, 0));
+    store.fill("mine", 0..4);
+    let since = Instant::now();
+    store.pin(mine, 0..4, json!({"ttl_s": 2}));
+    until("the pin ends", || rig.status().pins == 0);
+    assert!(since.elapsed() >= Duration::from_secs(2), "it ended after {:?}", since.elapsed());
+    store.evict(mine);
+    assert_eq!(store.found(mine, 0..4), 0);
     store.fill("mine", 0..4);
     store.pin(mine, 0..4, json!({}));
     assert_eq!(store.post("/cache/clear", &json!({"namespace": mine}))["blocks"], 4);
@@ -231,11 +224,7 @@ fn pins_stay_within_their_limits() {
         let list = store.expect("GET", "/cache/pins", &Value::Null, 200);
         list["pins"][2]["awaited_blocks"].as_u64().unwrap()
     };
-    let since = Instant::now();
-    while awaited(&mut store) > 0 {
-        assert!(since.elapsed() < Duration::from_secs(10), "it is not pinned");
-        thread::sleep(Duration::from_millis(20));
-    }
+    until("it is pinned", || awaited(&mut store) == 0);
     store.evict(mine);
     assert_eq!((store.found(mine, 0..7), store.found(mine, 5..7)), (3, 2), "what is pinned");
     assert_eq!(rig.status().pinned_bytes, 5 * FILE_BYTES);

@@ -14,6 +14,8 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 
+use ripieno_testkit::{WATCHDOG, until};
+
 use crate::{
     control::{exchange, request, split},
     rig::Rig,
@@ -89,6 +91,7 @@ fn a_slow_request_has_a_deadline() {
     let rig = Rig::new();
     let since = Instant::now();
     let mut stream = UnixStream::connect(rig.socket()).unwrap();
+    stream.set_read_timeout(Some(WATCHDOG)).unwrap();
     stream.write_all(b"GET /status HTTP/1.1\r\n").unwrap();
     let mut slow = stream.try_clone().unwrap();
     // A byte at a time, which no pause between two reads would notice.
@@ -101,7 +104,7 @@ fn a_slow_request_has_a_deadline() {
     // The connection may be closed with bytes left.
     let _ = stream.read_to_end(&mut answer);
     assert_eq!(split(&answer).0, 408);
-    assert!((4..30).contains(&since.elapsed().as_secs()), "{:?}", since.elapsed());
+    assert!(since.elapsed().as_secs() >= 4, "{:?}", since.elapsed());
     trickle.join().unwrap();
 }
 
@@ -109,22 +112,28 @@ fn a_slow_request_has_a_deadline() {
 fn connections_over_a_port_have_a_limit() {
     let rig = Rig::reloading();
     let address = rig.http.unwrap();
-    let mut held: Vec<TcpStream> = (0..32).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let hold =
+        || -> Vec<TcpStream> { (0..32).map(|_| TcpStream::connect(address).unwrap()).collect() };
+    let mut held = hold();
     let refused = || {
         let mut stream = TcpStream::connect(address).unwrap();
         let mut answer = Vec::new();
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.set_read_timeout(Some(WATCHDOG)).unwrap();
         let ended = stream.read_to_end(&mut answer).is_ok() && !answer.is_empty();
         ended && split(&answer).0 == 503
     };
-    assert!(refused(), "32 connections are held");
+    // Idle ones end after some seconds: on a slow machine the first may have gone.
+    until("one more than 32 is refused", || {
+        let is_refused = refused();
+        if !is_refused {
+            held = hold();
+        }
+        is_refused
+    });
     // The socket is not held up.
     assert!(rig.status().refused_requests >= 1);
     held.pop().unwrap().shutdown(Shutdown::Both).unwrap();
-    let since = Instant::now();
-    while refused() {
-        assert!(since.elapsed() < Duration::from_secs(10), "no place becomes free");
-    }
+    until("a place becomes free", || !refused());
 }
 
 /// Pieces of requests, so that more than the first byte of them is read.

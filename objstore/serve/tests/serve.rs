@@ -315,7 +315,11 @@ fn a_client_with_a_limit_waits_for_its_turns() {
     assert!(since.elapsed() > Duration::from_millis(450), "{:?}", since.elapsed());
     assert_eq!(found(&client, "slow", &keys(0..8)), 8);
     assert!(since.elapsed() > Duration::from_millis(1150), "{:?}", since.elapsed());
-    // A layer whose turn is far away is refused, and nothing else is lost.
+    drop(client);
+    // A layer whose turn is far away, here by half an hour, is refused, and nothing else is lost.
+    let bandwidth = BTreeMap::from([(uid, NonZeroU64::new(1 << 6).unwrap())]);
+    let rig = Rig::limited(rig.close(), 4, bandwidth);
+    let client = rig.client();
     let space = client.namespace(&space("slow")).unwrap();
     let later: Vec<_> = (1..6)
         .map(|at| client.allocate(space, &keys(16 * at..16 * (at + 1)), &blocks(0, 16)).unwrap())
@@ -382,14 +386,12 @@ fn a_server_that_ends_is_an_error_at_once() {
     let space = client.namespace(&space("kept")).unwrap();
     let prefix = client.lookup(space, &keys(0..4)).unwrap();
     let dir = rig.close();
-    let since = Instant::now();
     let error = client.peek(space, &keys(0..4)).unwrap_err();
     assert!(matches!(error, ServeError::Lost { .. }), "{error}");
     assert!(matches!(client.retrieve(&prefix, 0, &blocks(0, 4)), Err(ServeError::Lost { .. })));
     assert!(matches!(client.reconnect(), Err(ServeError::Socket { .. })));
     assert!(matches!(client.peek(space, &keys(0..4)), Err(ServeError::Lost { .. })));
     drop(prefix);
-    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
     let rig = Rig::on(dir);
     client.reconnect().unwrap();
     assert!(matches!(client.peek(space, &keys(0..4)), Err(ServeError::Stale)));

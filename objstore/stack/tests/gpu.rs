@@ -23,7 +23,7 @@ use ripieno_stack::{
     RankStack, Ranks, RanksOptions, Request, Route, StackError, StoreDir, StoreDirMedia,
     StoreDirOptions,
 };
-use ripieno_testkit::{keys, pattern};
+use ripieno_testkit::{WATCHDOG, keys, pattern};
 
 const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
 const BLOCKS: u32 = 8;
@@ -268,7 +268,7 @@ impl Rank {
             let items = self.engine.items(block, layer, seed);
             // SAFETY: objects of the cache, which is kept.
             let check = unsafe { self.work.check(self.stream(), &items) }.unwrap();
-            check.wait(Duration::from_secs(20)).unwrap();
+            check.wait(WATCHDOG).unwrap();
             check.differences().unwrap().is_empty()
         })
     }

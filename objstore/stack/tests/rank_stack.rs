@@ -15,6 +15,7 @@ use ripieno_stack::{
     Builder, CatalogStack, EngineMemory, ErrorKind, Place, PoolLayout, PoolMemory, RankMedia,
     RankStack, Ranks, RanksOptions, StackError,
 };
+use ripieno_testkit::until;
 
 const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
 const BLOCKS: u32 = 4;
@@ -179,22 +180,12 @@ fn what_is_read_ahead_while_it_is_written_is_not_kept() {
     assert_eq!(prefetch(FileId(1), 1_000), 1);
     let moves = [Move { file: FileId(0), block: BlockId(1), position: 0 }];
     let job = stack.plane().begin(Direction::Write, &moves, &[]).unwrap();
-    for tries in 0.. {
-        if prefetch(FileId(0), 60_000) == 1 {
-            break;
-        }
-        assert!(tries < 5000, "file 1 keeps the memory");
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
-    for tries in 0.. {
+    until("file 1 gives the memory up", || prefetch(FileId(0), 600_000) == 1);
+    until("file 0 is read", || {
         // Processes completions.
         stack.plane().prefetch(&[], &[], Nanos(0)).unwrap();
-        if stack.plane().stats().unwrap().dram.prefetched_bytes == dram_bytes {
-            break;
-        }
-        assert!(tries < 5000, "it was not read");
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
+        stack.plane().stats().unwrap().dram.prefetched_bytes == dram_bytes
+    });
     // SAFETY: the engine's memory; no layer was started.
     unsafe { base.write_bytes(0xB0, BYTES) };
     (0..SHAPE.layers).for_each(|layer| {

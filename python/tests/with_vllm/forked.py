@@ -59,8 +59,8 @@ gc.collect()
 gc.freeze()
 gc.collect = lambda *_: 0
 
-SECONDS = int(os.environ.get("RIPIENO_SECONDS", "180"))
-"""Timeout of a child process."""
+SECONDS = int(os.environ.get("RIPIENO_SECONDS", "600"))
+"""Time after which a child process hangs, on any machine."""
 
 
 @dataclass
@@ -174,7 +174,7 @@ class Engine:
 
     def settle(self):
         """Waits until all computed blocks are stored."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + SECONDS
         while self.scheduler.has_requests():
             assert time.monotonic() < until, "loads or saves do not end"
             self.step()

@@ -121,7 +121,7 @@ def test_a_sweep_runs_what_fits(model, tmp_path):
     sweep += f" --out {tmp_path}/times"
     ended = subprocess.run(
         [sys.executable, "-m", "ripieno.vllm.profile", *vllm.split(), *sweep.split()],
-        timeout=300,
+        timeout=600,
         capture_output=True,
         text=True,
     )

@@ -221,6 +221,7 @@ def test_what_remains_after_eviction_has_the_right_bytes(tmp_path):
 def test_processes_share_the_store_of_a_server(tmp_path):
     """A server of vLLM's blocks, say: a piece is such a block."""
     from serving import Server
+    from waiting import until
 
     shape = ripieno.Shape(layers=4, segments=1, object_bytes=PIECE // 4, block_tokens=32)
     numbers = list(range(40))
@@ -245,8 +246,7 @@ def test_processes_share_the_store_of_a_server(tmp_path):
             assert one.check(numbers, "alice") == [False] * 40
             assert not one.store([key(50)], [data(50)]).bytes_transferred()
             server.start()
-            time.sleep(0.15)
-            assert one.check([8, 9], "alice") == [True, True]
+            until(lambda: one.check([8, 9], "alice") == [True, True], "it does not connect")
             assert one.adapter.report_status()["is_healthy"]
         assert server.settled()["refused_calls"] == 0
 

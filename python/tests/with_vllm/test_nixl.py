@@ -32,7 +32,8 @@ needs_a_server = pytest.mark.skipif(
 
 SIZE, ROWS = 64 << 10, 48
 SHAPE = ripieno.Shape(layers=1, segments=1, object_bytes=SIZE, block_tokens=1)
-SECONDS = 120
+SECONDS = 600
+"""Time after which a wait is a hang, on any machine."""
 
 
 def data(name, version=0):
@@ -355,11 +356,11 @@ def test_a_failed_device_is_an_error(tmp_path, life):
 
 
 def _writes_forever(path, count):
-    user, begin = User(path), time.monotonic()
+    user = User(path)
     for number in range(10_000):
         assert user.write(names(4, f"round{number % 8}"), version=number // 8) == "DONE"
         (path / "written").write_text(str(number))
-        if number >= count and time.monotonic() - begin > 1:
+        if number >= count:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -371,7 +372,7 @@ def _reads_rounds(path, last):
 
 def test_a_kill_loses_nothing_that_was_written(tmp_path, life):
     path = tmp_path / "kv"
-    life(_writes_forever, path, 8)
+    life(_writes_forever, path, 100)
     life(_reads_rounds, path, int((path / "written").read_text()))
 
 

@@ -38,7 +38,7 @@ import vllm.v1.engine.async_llm  # noqa: E402, F401
 from prompts import BLOCK, PROMPTS, STORED  # noqa: E402
 from serving import Server  # noqa: E402
 from test_served import SHAPE  # noqa: E402
-from test_two_engines import CHUNK, ENVIRONMENT, free_port  # noqa: E402
+from test_two_engines import CHUNK, ENVIRONMENT  # noqa: E402
 from vllm.distributed.kv_events import (  # noqa: E402
     AllBlocksCleared,
     BlockStored,
@@ -47,16 +47,15 @@ from vllm.distributed.kv_events import (  # noqa: E402
 )
 from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
 from vllm.v1.engine.core import EngineCoreProc  # noqa: E402
+from waiting import WATCHDOG, kept_port  # noqa: E402
 
 from ripieno.router import __main__ as router_program  # noqa: E402
 from ripieno.router.choice import Costs, Engine, Member  # noqa: E402
-from ripieno.router.events import Reader  # noqa: E402
+from ripieno.router import events as router_events  # noqa: E402
 
 soak = pytest.mark.skipif("RIPIENO_SOAK" not in os.environ, reason="slow: set RIPIENO_SOAK=1")
 LOOPBACK = "127.0.0.1"
 CLONE_NEWNET = 0x40000000
-SECONDS = 120
-"""Deadline of a wait."""
 DYNAMO = os.environ.get("RIPIENO_DYNAMO")
 """Python of an environment with ai-dynamo-runtime."""
 NEVER, FAST = 0.01, 1e5
@@ -95,7 +94,7 @@ def leave_network():
 
 
 def ip(command, inside=()):
-    subprocess.run([*inside, "ip", *command.split()], check=True, timeout=SECONDS)
+    subprocess.run([*inside, "ip", *command.split()], check=True, timeout=WATCHDOG)
 
 
 def end(child):
@@ -109,13 +108,13 @@ def fetch(url, body=None):
     """Returns an answer and its headers."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+    with urllib.request.urlopen(request, timeout=WATCHDOG) as answer:
         text = answer.read()
         return json.loads(text) if text else None, answer.headers
 
 
 def until(is_so, why):
-    late = time.monotonic() + SECONDS
+    late = time.monotonic() + WATCHDOG
     while True:
         with contextlib.suppress(OSError):
             if is_so():
@@ -131,7 +130,7 @@ class Machine:
     def __init__(self, model, directory, name, host, etcd, served):
         self.directory, self.name, self.etcd, self.model = directory, name, etcd, model
         self.served = served
-        self.port, self.events, self.replay, self.p2p = (free_port() for _ in range(4))
+        self.port, self.events, self.replay, self.p2p = (kept_port() for _ in range(4))
         self.host, self.url = host, f"http://{host}:{self.port}"
         self.id = uuid.uuid4().hex
         log = directory / f"{name}.log"
@@ -147,11 +146,11 @@ class Machine:
         def before():
             leave_network()
             leave.send(None)
-            assert joined.poll(SECONDS)
+            assert joined.poll(WATCHDOG)
 
         child = program(self.serve, log, before)
         try:
-            assert left.poll(SECONDS), "no network namespace"
+            assert left.poll(WATCHDOG), "no network namespace"
             self.inside = ["nsenter", "--net", "--target", str(child)]
             ip(f"link add name {self.name} type veth peer name eth0 netns {child}")
             ip(f"link set dev {self.name} master lan up")
@@ -246,7 +245,7 @@ class Machine:
     def silence(self):
         if self.member:
             self.member.terminate()
-            assert self.member.wait(SECONDS) == 0
+            assert self.member.wait(WATCHDOG) == 0
             self.member = None
 
     def close(self):
@@ -261,7 +260,7 @@ class Cluster:
     """hosts: those of the engines. served: the socket of their store's server, if there is one."""
 
     def __init__(self, model, directory, etcd, hosts, served):
-        port = free_port()
+        port = kept_port()
         self.url = f"http://127.0.0.1:{port}"
         self.directory, self.machines = directory, []
         asked = ["--etcd", etcd, "--listen", f"127.0.0.1:{port}"]
@@ -432,10 +431,11 @@ def stored(number, tokens, parent=None):
     return BlockStored([number], parent, tokens, len(tokens), None, "CPU", None, group_idx=0)
 
 
-def test_missed_events_are_asked_for_again():
+def test_missed_events_are_asked_for_again(monkeypatch, caplog):
     """vLLM's own publisher, which keeps three batches, and a reader that comes late and misses
     some."""
-    endpoint, again = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    monkeypatch.setattr(router_events, "SECONDS", WATCHDOG)
+    endpoint, again = (f"tcp://127.0.0.1:{kept_port()}" for _ in range(2))
     bound = endpoint.replace("127.0.0.1", "*")
     publisher = ZmqEventPublisher(0, bound, again, buffer_steps=3)
     costs = Costs(tokens_per_second=1.0, token_bytes=1.0, read={"CPU": 1.0})
@@ -446,19 +446,27 @@ def test_missed_events_are_asked_for_again():
         publisher.publish(KVEventBatch(ts=time.time(), events=list(events)))
 
     async def known(count):
-        late = time.monotonic() + SECONDS
+        late = time.monotonic() + WATCHDOG
         while (found := len(engine.blocks.find(prompt))) != count:
             assert time.monotonic() < late, found
+            await asyncio.sleep(0.02)
+
+    async def connected():
+        """Waits until the reader gets what is published: here something that it says is wrong."""
+        late = time.monotonic() + WATCHDOG
+        while "an event that is not valid" not in caplog.text:
+            assert time.monotonic() < late, "it does not connect"
+            publisher._pub.send_multipart((b"", (99).to_bytes(8, "big"), b"no event"))
             await asyncio.sleep(0.02)
 
     async def run():
         publish(stored(1, prompt[0:2]))
         publish(stored(2, prompt[2:4], 1))
-        reader = Reader(engine)
+        reader = router_events.Reader(engine)
         task = asyncio.create_task(reader.follow())
         # Those before the reader.
         await known(2)
-        await asyncio.sleep(0.5)
+        await connected()
         publish(stored(3, prompt[4:6], 2))
         await known(3)
         # A batch is missed: as if the one before had not come.
@@ -468,7 +476,7 @@ def test_missed_events_are_asked_for_again():
         # More are missed than are kept: only the kept ones are known.
         reader.feed.next, reader.feed.newest = reader.feed.next - 4, 0.0
         publish(stored(5, [9, 9], 4))
-        late = time.monotonic() + SECONDS
+        late = time.monotonic() + WATCHDOG
         while engine.blocks.keys.keys() != {3, 4, 5}:
             assert time.monotonic() < late, engine.blocks.keys
             await asyncio.sleep(0.02)
@@ -493,7 +501,7 @@ def test_missed_events_are_asked_for_again():
 @pytest.mark.skipif(DYNAMO is None, reason="RIPIENO_DYNAMO names no Python with Dynamo")
 def test_dynamo_reads_the_events_of_each_tier(cluster):
     """Its indexer, which subscribes to an engine."""
-    machine, port = cluster.machines[0], free_port()
+    machine, port = cluster.machines[0], kept_port()
     code = "from dynamo._core import run_kv_indexer; import sys; run_kv_indexer(sys.argv[1:])"
     flags = f"--port {port} --block-size {BLOCK} --model-name model"
     flags += f" --workers 1=tcp://127.0.0.1:{machine.events}"
@@ -523,7 +531,7 @@ def first_byte(url, prompt, **more):
         f"{url}/v1/completions", data, {"Content-Type": "application/json"}
     )
     start = time.perf_counter()
-    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+    with urllib.request.urlopen(request, timeout=WATCHDOG) as answer:
         line = answer.readline()
         took = time.perf_counter() - start
         lines = [line, *answer.readlines()]

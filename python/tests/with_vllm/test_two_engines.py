@@ -7,7 +7,6 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import time
 import uuid
 from multiprocessing import Pipe
@@ -22,6 +21,7 @@ import forked  # noqa: E402
 import host_tiering  # noqa: E402, F401
 from prompts import PROMPTS, STORED, tokens_of  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
+from waiting import kept_port  # noqa: E402
 
 CHUNK = 4 * 32 * 8 * 2 * 32 * 4
 """Bytes of a block of the Llama: layers, tokens, heads, K and V, elements, bytes."""
@@ -71,16 +71,10 @@ def live(body, *args, **settings):
     return life.value, life.said
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 @contextlib.contextmanager
 def serving(model, store):
     """An engine that answers its peers. Yields its port and its process."""
-    port = free_port()
+    port = kept_port()
     told, tell = Pipe(duplex=False)
     stopped, stop = Pipe(duplex=False)
 
@@ -147,7 +141,7 @@ def peer_store(filled, tmp_path):
 def test_blocks_out_of_the_store_of_a_peer(model, computed, said, peer_store, tmp_path):
     """All blocks of the prompts, in each layer, are what was computed."""
     with serving(model, peer_store) as (peer, _):
-        answers, _ = live(asked, peer, model=model, store=tmp_path / "own", port=free_port())
+        answers, _ = live(asked, peer, model=model, store=tmp_path / "own", port=kept_port())
     assert [tokens for tokens, _, _ in answers] == said
     assert [cached for _, cached, _ in answers] == STORED
     assert bytes_of(answers) == bytes_of(computed)
@@ -156,8 +150,8 @@ def test_blocks_out_of_the_store_of_a_peer(model, computed, said, peer_store, tm
 def test_a_peer_that_is_not_there(model, said, tmp_path, monkeypatch):
     """A directory may name an engine that has ended: the prompts are computed."""
     monkeypatch.setenv("VLLM_P2P_HANDSHAKE_TIMEOUT_S", "2")
-    own, gone = tmp_path / "own", free_port()
-    answers, _ = live(asked, gone, list, model=model, store=own, port=free_port())
+    own, gone = tmp_path / "own", kept_port()
+    answers, _ = live(asked, gone, list, model=model, store=own, port=kept_port())
     assert [tokens for tokens, _, _ in answers] == said
     assert [cached for _, cached, _ in answers] == [0, 320, 320, 0, 0], "by the own tiers"
 
@@ -179,7 +173,7 @@ def test_a_peer_killed_in_the_middle(model, said, peer_store, tmp_path, monkeypa
             P2PSecondaryTierManager.submit_load = submit_load
 
         own = tmp_path / "own"
-        answers, log = live(asked, peer, prepare, model=model, store=own, port=free_port())
+        answers, log = live(asked, peer, prepare, model=model, store=own, port=kept_port())
     assert [tokens for tokens, _, _ in answers] == said
     assert answers[0][1] == 0
     assert f"peer 127.0.0.1:{peer} down" in log
@@ -190,7 +184,7 @@ def test_another_model_is_refused_at_the_handshake(model, said, peer_store, tmp_
     monkeypatch.setenv("VLLM_P2P_HANDSHAKE_TIMEOUT_S", "2")
     other = shutil.copytree(model, tmp_path / "other")
     with serving(model, peer_store) as (peer, process):
-        answers, _ = live(asked, peer, model=other, store=tmp_path / "own", port=free_port())
+        answers, _ = live(asked, peer, model=other, store=tmp_path / "own", port=kept_port())
         # After a refusal, vLLM may wait for its sockets forever when the tier is closed.
         os.kill(process, signal.SIGKILL)
     assert [tokens for tokens, _, _ in answers] == said

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 
 /// Timeout for QEMU to open its socket, and to answer one access.
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(600);
 /// The ports of PCI configuration mechanism #1.
 const CONFIG_ADDRESS: u16 = 0xcf8;
 const CONFIG_DATA: u16 = 0xcfc;

@@ -7,13 +7,12 @@ mod owners;
 mod removal;
 mod timeouts;
 
-use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::fs;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use nvme_driver::{Controller, Error};
 
-use crate::runner::{SECONDS_MAX, Suite, tests};
+use crate::runner::{SECONDS_MAX, Suite, tests, until};
 
 use dma::{
     a_lost_completion_queue_is_recovered, a_lost_submission_queue_is_recovered,
@@ -58,23 +57,14 @@ pub const SUITE: Suite = Suite {
 
 /// Waits until the controller reports a fatal error.
 fn wait_until_fatal(drive: &mut Controller) -> Result<()> {
-    let until = Instant::now() + Duration::from_secs(5);
-    loop {
-        match drive.poll_events() {
-            Err(Error::Fatal { .. }) => return Ok(()),
-            Err(other) => return Err(other.into()),
-            Ok(_) => ensure!(Instant::now() < until, "the drive does not say that it failed"),
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("the drive says that it failed", || match drive.poll_events() {
+        Err(Error::Fatal { .. }) => Ok(true),
+        Err(other) => Err(other.into()),
+        Ok(_) => Ok(false),
+    })
 }
 
 /// Waits for a file that another process creates.
 fn wait_for_file(path: &str) -> Result<()> {
-    let until = Instant::now() + Duration::from_secs(15);
-    while fs::metadata(path).is_err() {
-        ensure!(Instant::now() < until, "nobody made {path}");
-        thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
+    until("somebody has made the file", || Ok(fs::metadata(path).is_ok()))
 }

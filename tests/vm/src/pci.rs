@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use nvme_pci::{DEVICES, Function, PROBE, Root, VFIO};
 
 use crate::program;
+use crate::runner::until;
 
 /// Returns the sysfs folder of a function.
 pub fn folder(bdf: &str) -> PathBuf {
@@ -51,27 +50,18 @@ pub fn disks(bdf: &str) -> Result<Vec<String>> {
 
 /// Waits until `bdf` has `driver`: the kernel probes drives in the background.
 pub fn wait_for_driver(bdf: &str, wanted: Option<&str>) -> Result<()> {
-    let until = Instant::now() + Duration::from_secs(10);
-    while driver(bdf).as_deref() != wanted {
-        ensure!(Instant::now() < until, "{bdf} has {:?}, not {wanted:?}", driver(bdf));
-        thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
+    until(&format!("{bdf} has {wanted:?}"), || Ok(driver(bdf).as_deref() == wanted))
 }
 
 /// Waits until a drive has this number of disks.
 pub fn wait_for_disks(bdf: &str, number: usize) -> Result<Vec<String>> {
-    let until = Instant::now() + Duration::from_secs(10);
-    loop {
-        let disks = disks(bdf).unwrap_or_default();
-        if disks.len() == number && disks.iter().all(|disk| Path::new("/dev").join(disk).exists()) {
-            return Ok(disks);
-        }
-        if Instant::now() > until {
-            bail!("{bdf} has the disks {disks:?}, not {number}");
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
+    let mut found = Vec::new();
+    until(&format!("{bdf} has {number} disks"), || {
+        found = disks(bdf).unwrap_or_default();
+        let is_there = |disk| Path::new("/dev").join(disk).exists();
+        Ok(found.len() == number && found.iter().all(is_there))
+    })?;
+    Ok(found)
 }
 
 /// Loads the VFIO modules.

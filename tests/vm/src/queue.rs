@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use nvme_driver::descriptor::{BufferArea, describe};
@@ -13,6 +13,8 @@ use nvme_driver::{Controller, DescriptorMode, DmaSlice, IovaRange, QueueMemory, 
 use nvme_spec::ids::{Cid, Lba, Lbas, Nsid, QueueId};
 use nvme_spec::nvm::{BlockRange, NvmOpcode};
 use nvme_spec::sqe::Sqe;
+
+use crate::runner::WATCHDOG;
 
 /// Bytes per entry for descriptors: more than 255 SGL entries make a chain.
 const AREA_BYTES: usize = 16 << 10;
@@ -109,13 +111,13 @@ impl Queue {
     }
 
     /// Waits for `number` completions.
-    pub fn wait(&mut self, number: usize, limit: Duration) -> Result<Vec<Completion>> {
-        let until = Instant::now() + limit;
+    pub fn wait(&mut self, number: usize) -> Result<Vec<Completion>> {
+        let since = Instant::now();
         let mut done = Vec::new();
         while done.len() < number {
             done.extend(self.reap()?);
             let have = done.len();
-            ensure!(Instant::now() < until, "{have} of {number} commands completed in {limit:?}");
+            ensure!(since.elapsed() < WATCHDOG, "{have} of {number} commands completed");
             thread::yield_now();
         }
         Ok(done)
@@ -131,7 +133,7 @@ impl Queue {
     ) -> Result<()> {
         self.post(opcode, nsid, place, parts, 0)?;
         self.ring();
-        let done = self.wait(1, Duration::from_secs(10))?;
+        let done = self.wait(1)?;
         ensure!(done[0].status.is_success(), "{opcode:?} at {place:?}: {}", done[0].status);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::process::Child;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nvme_spec::ids::Lba;
@@ -14,7 +14,7 @@ use crate::hardware::{BAD_READ_LBA, DRIVE_A, DRIVE_B, PEER, SERIAL_A, SERIAL_B};
 use crate::kmsg::Kmsg;
 use crate::pci;
 use crate::program::{self, Ran};
-use crate::runner::{SECONDS_MAX, Suite, tests};
+use crate::runner::{SECONDS_MAX, Suite, tests, until};
 use crate::serve::{
     a_server_keeps_blocks_of_both_drives_in_memory, clients_of_a_server_share_both_drives,
 };
@@ -198,11 +198,7 @@ fn start(more: &[&str]) -> Result<Child> {
         "2048",
     ];
     let child = program::start("ripieno", &[&all, more].concat())?;
-    let until = Instant::now() + Duration::from_secs(20);
-    while !has_drives(&child) {
-        ensure!(Instant::now() < until, "the replay does not open the drives");
-        thread::sleep(Duration::from_millis(20));
-    }
+    until("the replay has opened the drives", || Ok(has_drives(&child)))?;
     // Continue in the middle of its I/O.
     thread::sleep(Duration::from_millis(1_000));
     Ok(child)

@@ -5,7 +5,7 @@ use std::process::{Child, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::kmsg::Kmsg;
 use crate::program;
@@ -46,8 +46,10 @@ impl fmt::Display for Skipped {
 
 impl std::error::Error for Skipped {}
 
-/// Usual timeout of a test; emulated code is slow, and other machines may be slower.
-pub const SECONDS_MAX: u64 = 120;
+/// Time after which a wait is a hang, on any machine: emulated code is slow.
+pub const WATCHDOG: Duration = Duration::from_secs(SECONDS_MAX);
+/// Usual timeout of a test in seconds.
+pub const SECONDS_MAX: u64 = 600;
 const KERNEL_LINES: usize = 25;
 
 /// First argument of a process that runs one test.
@@ -119,6 +121,16 @@ pub fn run_one(suite: &Suite, test: &Test) -> ExitCode {
     }
     println!("vm: test {name} ... FAILED: {}", one_line(&format!("{error:#}")));
     ExitCode::FAILURE
+}
+
+/// Waits until something is so.
+pub fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let since = Instant::now();
+    while !is_so()? {
+        ensure!(since.elapsed() < WATCHDOG, "it never was so: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 fn one_line(text: &str) -> String {

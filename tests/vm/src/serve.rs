@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Child;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use objstore::{BlockId, BlockKey, KvShape, Namespace};
@@ -14,6 +14,7 @@ use crate::hardware::{DRIVE_A, DRIVE_B};
 use crate::kmsg::Kmsg;
 use crate::pci;
 use crate::program::{self, ROLE};
+use crate::runner::until;
 
 const SOCKET: &str = "/run/ripieno.sock";
 const CONFIG: &str = "/run/ripieno.toml";
@@ -22,7 +23,6 @@ const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 1024, blo
 /// Blocks of a client: the keys that it stores, and as many to load into.
 const BLOCKS: u32 = 64;
 const KEYS: u32 = BLOCKS / 2;
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Clients store and load at once, some are killed in the middle, and then the server is: what was
 /// stored is found with its bytes, and no device writes where it may not.
@@ -43,16 +43,11 @@ pub fn clients_of_a_server_share_both_drives() -> Result<()> {
         child.wait()?;
     }
     let status = ["ctl", "--socket", SOCKET, "--json", "status"];
-    let until = Instant::now() + TIMEOUT;
-    loop {
+    until("the killed clients are gone", || {
         let report = program::run("ripieno", &status)?.success()?.json()?;
-        if report["sessions"].as_array().context("no sessions")?.len() == 2 {
-            ensure!(report["refused_calls"] == 0, "{report}");
-            break;
-        }
-        ensure!(Instant::now() < until, "killed clients are there: {report}");
-        thread::sleep(Duration::from_millis(50));
-    }
+        ensure!(report["refused_calls"] == 0, "{report}");
+        Ok(report["sessions"].as_array().context("no sessions")?.len() == 2)
+    })?;
     drop(kept);
     server.kill()?;
     server.wait()?;
@@ -95,11 +90,9 @@ pub fn a_server_keeps_blocks_of_both_drives_in_memory() -> Result<()> {
     let mut ahead = vec!["ctl", "--socket", SOCKET, "prefetch", "--namespace", "0"];
     ahead.extend(words.iter().map(String::as_str));
     program::run("ripieno", &ahead)?.success()?;
-    let until = Instant::now() + TIMEOUT;
-    while counter("dram_prefetched_bytes_total")? < hits * SHAPE.block_bytes() {
-        ensure!(Instant::now() < until, "they are not read ahead");
-        thread::sleep(Duration::from_millis(50));
-    }
+    until("they are read ahead", || {
+        Ok(counter("dram_prefetched_bytes_total")? >= hits * SHAPE.block_bytes())
+    })?;
     ensure!(found(&one, 1000)? == KEYS as usize, "a block did not survive the server");
     ensure!(counter("dram_hit_blocks_total")? == hits, "they were read again");
     server.kill()?;
@@ -147,11 +140,7 @@ pub fn client() -> Result<()> {
 
 fn serve() -> Result<Child> {
     let child = program::start_talking("ripieno", &["serve", "--config", CONFIG])?;
-    let until = Instant::now() + TIMEOUT;
-    while Client::connect(SOCKET, SHAPE, 1).is_err() {
-        ensure!(Instant::now() < until, "the server does not answer");
-        thread::sleep(Duration::from_millis(50));
-    }
+    until("the server answers", || Ok(Client::connect(SOCKET, SHAPE, 1).is_ok()))?;
     Ok(child)
 }
 

@@ -14,7 +14,7 @@ use nvme_spec::{ids::Lba, reg};
 use crate::drive::{self, FIRST, SECOND, alone, attach, bus, options, pattern, same, space};
 use crate::hardware::{DRIVE_A, DRIVE_B, FILE_A, FILE_B, SERIAL_A, SERIAL_B};
 use crate::host::{self, Host};
-use crate::runner::{SECONDS_MAX, Suite, tests};
+use crate::runner::{SECONDS_MAX, Suite, tests, until};
 
 use data::{
     copies_of_all_sizes, odd_bytes_in_one_block, odd_bytes_in_one_segment, pages_everywhere,
@@ -119,13 +119,10 @@ fn interrupts_end_the_waits() -> Result<()> {
         Ok(after.iter().zip(&before).map(|(after, before)| after - before).collect())
     };
     let mut fired = since()?;
-    for _ in 0..200 {
-        if fired.first() >= Some(&1) && fired.get(1) > Some(&READS) {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+    until("the interrupts come", || {
         fired = since()?;
-    }
+        Ok(fired.first() >= Some(&1) && fired.get(1) > Some(&READS))
+    })?;
     ensure!(fired.first() >= Some(&1), "vector 0 did not fire for an admin command: {fired:?}");
     let io = fired.get(1).copied().unwrap_or(0);
     ensure!(io > READS, "vector 1 fired {io} times for {READS} reads and a write");

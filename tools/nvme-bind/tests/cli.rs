@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use clap::builder::ValueParser;
 
-/// A command that takes longer hangs.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// A command that takes longer hangs, on any machine.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 fn start(words: &[&str], stdout: Stdio) -> std::process::Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_nvme-bind"));

@@ -276,7 +276,9 @@ impl Bench {
             }
             if let Some((start, measured)) = &mut found {
                 let elapsed = now - *start;
-                if elapsed >= times.runtime {
+                // Rates of nothing at all would be no measurement.
+                let has_any = measured.found.reads + measured.found.writes > 0;
+                if elapsed >= times.runtime && has_any {
                     measured.end(&mut self.ring, elapsed)?;
                     break;
                 }

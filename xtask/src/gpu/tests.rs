@@ -170,7 +170,7 @@ fn a_run_that_is_ended_leaves_the_steps_before() {
     for signal in ["KILL", "TERM"] {
         let packed = Packed::new("*partition*) touch hangs; sleep 600 ;;");
         let child = packed.start(540, &[]);
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(600);
         while !packed.0.path().join("hangs").exists() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 
 /// Timeout of an answer: far longer than QEMU takes, unless it hangs.
-const ANSWER_MAX: Duration = Duration::from_secs(20);
+const ANSWER_MAX: Duration = Duration::from_secs(600);
 
 /// A connection to the monitor.
 #[derive(Debug)]

@@ -12,7 +12,6 @@ use std::{
         mpsc::{self, Sender},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
 };
 
 use objstore::{KvShape, Plane, StoreOptions};
@@ -23,6 +22,7 @@ use ripieno_serve::{
     protocol::{Answer, Call, VERSION},
 };
 use ripieno_stack::{Builder, Pacing, PoolMemory, Stack};
+use ripieno_testkit::until;
 use tempfile::TempDir;
 
 pub const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
@@ -147,14 +147,12 @@ impl Rig {
 
     /// Waits until nothing of any client is left, and returns the state then.
     pub fn settled(&self) -> Status {
-        let since = Instant::now();
-        loop {
-            let status = self.status();
-            if status.sessions.is_empty() || since.elapsed() > Duration::from_secs(30) {
-                return status;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
+        let mut status = self.status();
+        until("no session is left", || {
+            status = self.status();
+            status.sessions.is_empty()
+        });
+        status
     }
 
     pub fn close(mut self) -> TempDir {

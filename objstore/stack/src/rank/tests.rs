@@ -1,9 +1,6 @@
 //! Device events while the plane is idle.
 
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::path::Path;
 
 use nvme_driver::{Clock, MonotonicClock};
 use nvme_emu::Emu;
@@ -11,13 +8,12 @@ use nvme_spec::reg::{self, Cc};
 use objstore::{
     BlockId, Direction, FileId, JobId, KvShape, Layer, Move, Order, StoreError, StoreId, Ticket,
 };
+use ripieno_testkit::until;
 
 use super::*;
 use crate::{Builder, PoolMemory, RankMedia, Ranks, RanksOptions};
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 1, object_bytes: 4096, block_tokens: 16 };
-/// A generous time limit.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn temporary() -> tempfile::TempDir {
     // Not the temporary directory: that may be a tmpfs without direct I/O.
@@ -45,18 +41,15 @@ fn begin(stack: &RankStack, file: u32) -> Result<JobId, StoreError> {
 
 /// Returns the error of calls once the thread has noticed the event.
 fn refusal(stack: &RankStack) -> String {
-    let begun = Instant::now();
-    loop {
+    let mut found = None;
+    until("somebody looks after the devices", || {
         // Returns the plane's error, without checking devices itself.
-        match stack.plane().take_lost().and_then(|_| stack.plane().stats()) {
-            Ok(_) => assert!(begun.elapsed() < TIMEOUT, "nobody looks after the devices"),
-            Err(error) => {
-                assert!(matches!(error, StoreError::Failed { .. }), "{error}");
-                return error.to_string();
-            }
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+        found = stack.plane().take_lost().and_then(|_| stack.plane().stats()).err();
+        found.is_some()
+    });
+    let error = found.expect("it failed");
+    assert!(matches!(error, StoreError::Failed { .. }), "{error}");
+    error.to_string()
 }
 
 #[test]
@@ -92,11 +85,7 @@ fn an_engine_can_ask_what_happened() {
     let (stack, emu) = open(&place.path().join("store"));
     assert_eq!(stack.plane().poll_events().unwrap(), []);
     emu.report_pcie_error();
-    let begun = Instant::now();
-    while stack.plane().stats().unwrap().recoveries == 0 {
-        assert!(begun.elapsed() < TIMEOUT);
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("it recovers", || stack.plane().stats().unwrap().recoveries > 0);
     let events = stack.plane().poll_events().unwrap();
     assert_eq!(events.iter().map(|event| event.event.name()).collect::<Vec<_>>(), ["pcie-error"]);
     let job = begin(&stack, 0).unwrap();

@@ -11,10 +11,11 @@ use crate::hardware::{DRIVE_A, DRIVE_B};
 use crate::pci;
 use crate::program;
 
-/// Runs to kill, at times spread over the part of a run that changes something, and how many of
-/// them must be half-done.
+/// Runs to kill, at times spread over the part of a run that changes something, as often as it
+/// takes until so many of them were half-done, but not more often than this.
 const MOMENTS: u32 = 16;
 const ENOUGH: u32 = 3;
+const TURNS_MAX: u32 = 20;
 
 /// Kills a bind, and then an unbind, at many points. `status` must report the true state, and one
 /// `restore` must undo everything.
@@ -22,8 +23,10 @@ pub fn killed_at_any_moment() -> Result<()> {
     as_at_boot()?;
     let bind = duration_of_changes(&["bind", DRIVE_A])?;
     let unbind = duration_of_changes(&["unbind", DRIVE_A])?;
-    let (mut half_done, mut bound) = (0, 0);
-    for moment in 0..MOMENTS {
+    let (mut half_done, mut bound, mut killed) = (0, 0, 0);
+    while killed < MOMENTS || half_done < ENOUGH && killed < TURNS_MAX * MOMENTS {
+        let moment = killed % MOMENTS;
+        killed += 1;
         let is_bind = moment % 2 == 0;
         let (command, whole) = if is_bind { ("bind", bind) } else { ("unbind", unbind) };
         if !is_bind {
@@ -51,8 +54,8 @@ pub fn killed_at_any_moment() -> Result<()> {
         nvme_bind(&["restore"])?.success().with_context(|| what.clone())?;
         as_at_boot().with_context(|| what)?;
     }
-    println!("of {MOMENTS} killed runs {half_done} were half-done and {bound} left it bound");
-    ensure!(half_done >= ENOUGH, "only {half_done} of {MOMENTS} were killed in the middle");
+    println!("of {killed} killed runs {half_done} were half-done and {bound} left it bound");
+    ensure!(half_done >= ENOUGH, "only {half_done} of {killed} were killed in the middle");
     Ok(())
 }
 

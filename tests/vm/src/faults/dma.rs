@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use nvme_driver::{DmaSlice, DmaSpace, Error, QueueMemory, Quiesced, State};
 use nvme_spec::ids::Lba;
 use nvme_spec::nvm::NvmOpcode;
@@ -17,25 +17,22 @@ use crate::hardware::{DRIVE_A, FILE_A};
 use crate::host::{self, Host};
 use crate::kmsg::Kmsg;
 use crate::queue::{Queue, own_memory, quiesced};
+use crate::runner::until;
 use crate::stray::{NOWHERE, Stray};
 
 /// Repeats DMA of drive A that the IOMMU must block, until the kernel logs it: the kernel logs only
 /// ten faults in five seconds.
 fn is_stopped(direction: &str, mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
-    let mut last = None;
-    for _ in 0..3 {
+    until("the kernel logs it", || {
         let mut log = Kmsg::from_now()?;
         attempt()?;
-        match log.wait(&format!("DMAR: [DMA {direction}"), Duration::from_secs(1)) {
-            Ok(line) => {
-                ensure!(line.contains("[01:00.0]"), "somebody else was stopped: {line}");
-                return Ok(());
-            }
-            Err(error) => last = Some(error),
-        }
-        thread::sleep(Duration::from_secs(5));
-    }
-    Err(last.context("no attempt")?)
+        let Ok(line) = log.wait(&format!("DMAR: [DMA {direction}"), Duration::from_secs(1)) else {
+            thread::sleep(Duration::from_secs(5));
+            return Ok(false);
+        };
+        ensure!(line.contains("[01:00.0]"), "somebody else was stopped: {line}");
+        Ok(true)
+    })
 }
 
 pub fn stray_reads_are_stopped() -> Result<()> {

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::chown;
 use std::process::Child;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nvme_driver::platform::vfio::{SpaceOptions, VfioError, VfioSpace};
@@ -21,6 +21,7 @@ use crate::kmsg::Kmsg;
 use crate::pci;
 use crate::program::{self, ROLE, Ran};
 use crate::queue::{Queue, own_memory};
+use crate::runner::WATCHDOG;
 
 /// Created by a process in a role once it is ready.
 const MARK: &str = "/tmp/ready";
@@ -38,7 +39,7 @@ pub fn hold(bdf: &str) -> Result<()> {
     let space = space()?;
     let _bus = bus(&space, bdf)?;
     fs::write(MARK, "")?;
-    thread::sleep(Duration::from_secs(60));
+    thread::sleep(WATCHDOG);
     Ok(())
 }
 
@@ -130,7 +131,7 @@ pub fn hammer(bdf: &str) -> Result<()> {
             .is_ok()
         {}
         queue.ring();
-        queue.wait(8, Duration::from_secs(10))?;
+        queue.wait(8)?;
         if round == 2 {
             fs::write(MARK, "")?;
         }
@@ -148,7 +149,6 @@ pub fn a_killed_process_leaves_a_usable_drive() -> Result<()> {
         ensure!(other.try_wait()?.is_none(), "it ended by itself");
         other.kill()?;
         other.wait()?;
-        let start = Instant::now();
         let (_space, mut drive) =
             alone(DRIVE_A, options()).context("after a process was killed")?;
         let expected = pattern(500 + round, 64 << 10);
@@ -156,7 +156,6 @@ pub fn a_killed_process_leaves_a_usable_drive() -> Result<()> {
         let mut found = vec![0; expected.len()];
         drive.read(FIRST, Lba(300_000), &mut found)?;
         same("after a process was killed", &found, &expected)?;
-        ensure!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
     }
     let stray = log.lines().into_iter().find(|line| line.contains("DMAR: [DMA"));
     ensure!(stray.is_none(), "the drive was still at work: {stray:?}");

@@ -34,8 +34,8 @@ fn let_go(host: &mut Host) -> Result<()> {
 pub fn a_held_command_is_aborted() -> Result<()> {
     let expected = pattern(7, 4096);
     let options = ControllerOptions {
-        command_timeout: Nanos::from_millis(500),
-        abort_grace: Nanos::from_millis(10_000),
+        command_timeout: Nanos::from_millis(2_000),
+        abort_grace: Nanos::from_millis(600_000),
         ..options()
     };
     let (_space, mut drive) = alone(DRIVE_A, options)?;
@@ -43,21 +43,21 @@ pub fn a_held_command_is_aborted() -> Result<()> {
     let data = memory(&**drive.bus(), 4096)?;
     let mut host = Host::open()?;
     hold(&mut host)?;
+    let start = Instant::now();
     let helper = thread::spawn(move || -> Result<()> {
-        thread::sleep(Duration::from_millis(1_500));
+        thread::sleep(Duration::from_millis(5_000));
         let_go(&mut host)
     });
-    let start = Instant::now();
     let late = drive.read_dma(FIRST, Lba(50), std::slice::from_ref(&data));
     let took = start.elapsed();
     helper.join().map_err(|_| anyhow::anyhow!("the other thread panicked"))??;
     let Err(Error::Timeout { command, outcome, .. }) = &late else {
-        anyhow::bail!("a command that was held for 1.5 s ended with {late:?}");
+        anyhow::bail!("a command that was held for 5 s ended with {late:?}");
     };
     ensure!(*outcome == TimeoutOutcome::Aborted, "{outcome:?}");
     ensure!(command.range == Some((Lba(50), 8)), "{command}");
     ensure!(
-        took > Duration::from_millis(1_400),
+        took >= Duration::from_millis(5_000),
         "it returned after {took:?}, while the drive could still write into the memory"
     );
     // It did write: this is why the memory had to stay allocated.
@@ -89,12 +89,12 @@ pub fn an_abandoned_command_stays_away() -> Result<()> {
         let cid = queue.post(NvmOpcode::READ, FIRST, (60, 8), &[range(&other)], index)?;
         ensure!(cid != held, "the identifier of a command in flight was used again");
         queue.ring();
-        let done = queue.wait(1, Duration::from_secs(5))?;
+        let done = queue.wait(1)?;
         ensure!(done[0].user == index && !done[0].late, "{done:?}");
     }
     same("not yet there", &bytes_of(&kept)?, &[0; 4096])?;
     let_go(&mut host)?;
-    let done = queue.wait(1, Duration::from_secs(5))?;
+    let done = queue.wait(1)?;
     ensure!(done[0].late && done[0].user == 77 && done[0].cid == held, "{done:?}");
     same("there in the end", &bytes_of(&kept)?, &expected)?;
     queue.give_back(&mut drive)

@@ -1,7 +1,5 @@
 //! Queue pairs that are not driven by the driver itself.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 use nvme_driver::platform::ring::Doorbell;
 use nvme_driver::{ControllerOptions, DescriptorPreference, IovaRange};
@@ -12,8 +10,8 @@ use super::{dyn_bus, reported};
 use crate::drive::{FIRST, alone, bytes_of, fill, memory, options, pattern, range, same};
 use crate::hardware::{DRIVE_A, DRIVE_B};
 use crate::queue::{Queue, own_memory, quiesced};
+use crate::runner::until;
 
-const LIMIT: Duration = Duration::from_secs(20);
 const BLOCK: usize = 4096;
 
 /// A full queue, one doorbell, all completions in one poll.
@@ -34,7 +32,7 @@ pub fn many_commands_for_one_doorbell() -> Result<()> {
         let over = queue.post(opcode, FIRST, (0, 1), &[part], 0);
         ensure!(over.is_err(), "a full queue takes one more");
         queue.ring();
-        let done = queue.wait(full, LIMIT)?;
+        let done = queue.wait(full)?;
         let mut seen: Vec<u64> = done.iter().map(|completion| completion.user).collect();
         seen.sort_unstable();
         ensure!(seen == (0..full as u64).collect::<Vec<_>>(), "{opcode:?}: {seen:?}");
@@ -62,7 +60,7 @@ pub fn a_queue_goes_round() -> Result<()> {
             queue.post(NvmOpcode::WRITE, FIRST, (70_000 + index, 1), &[range(&part)], index)?;
         }
         queue.ring();
-        let done = queue.wait(number as usize, LIMIT)?;
+        let done = queue.wait(number as usize)?;
         ensure!(done.iter().all(|completion| completion.status.is_success() && !completion.late));
         let mut found = vec![0; 512];
         drive.read(FIRST, Lba(70_000 + number - 1), &mut found)?;
@@ -96,7 +94,7 @@ pub fn queues_of_many_depths() -> Result<()> {
         queue.ring();
     }
     for mut queue in queues {
-        ensure!(queue.wait(1, LIMIT)?[0].status.is_success());
+        ensure!(queue.wait(1)?[0].status.is_success());
         queue.give_back(&mut drive)?;
     }
     Ok(())
@@ -110,11 +108,7 @@ pub fn a_wrong_doorbell_is_reported() -> Result<()> {
     ensure!(!reported(&mut drive)?, "an error before there was one");
     let doorbell = Doorbell::new(&dyn_bus(&drive), u32::from(queue.qid().0) * 2);
     doorbell.ok_or_else(|| anyhow::anyhow!("no doorbell"))?.ring(9999);
-    let until = std::time::Instant::now() + LIMIT;
-    while !reported(&mut drive)? {
-        ensure!(std::time::Instant::now() < until, "nothing was reported");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("it is reported", || reported(&mut drive))?;
     drive.read(FIRST, Lba(0), &mut [0; 512])?;
     queue.give_back(&mut drive)
 }

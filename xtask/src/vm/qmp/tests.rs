@@ -22,7 +22,7 @@ fn monitor(batches: &'static [&'static str]) -> Result<Qmp> {
 fn an_event_before_the_answer_is_kept() {
     let mut qmp = monitor(&["{\"event\": \"RESET\"}\n{\"return\": 7}\n"]).unwrap();
     assert_eq!(qmp.execute(&json!({ "execute": "x" })).unwrap(), json!(7));
-    assert!(qmp.wait("RESET", Duration::from_secs(1)).is_ok());
+    assert!(qmp.wait("RESET", Duration::from_secs(600)).is_ok());
 }
 
 #[test]

@@ -409,7 +409,7 @@ impl Rig {
     fn io_polled(&mut self, sqe: Sqe) -> Status {
         let cid = self.host.send(1, sqe);
         let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(60) {
+        while start.elapsed() < Duration::from_secs(600) {
             self.settle();
             if let Some(cqe) = self.host.reap(1) {
                 self.host.ring_cq(1);
