@@ -1,6 +1,6 @@
 //! A filled store over software controllers.
 
-use std::{collections::VecDeque, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result, ensure};
 use nvme_driver::{Clock, ControllerOptions, DmaSlice, MonotonicClock, platform::buffer::Buffer};
@@ -103,7 +103,7 @@ impl Stack {
     pub fn fill(&self, blocks: &[BlockId]) -> Result<u64> {
         let save = self.store.allocate(&self.keys, blocks)?;
         ensure!(save.written() == blocks.len(), "the store is too small");
-        let bytes = self.move_all(|layer| self.store.store_layer(&save, layer))?;
+        let bytes = self.store.store_all(&save)?;
         self.store.commit(save)?;
         Ok(bytes)
     }
@@ -118,28 +118,7 @@ impl Stack {
     /// Retrieves all layers of all blocks once, into these blocks. Returns the bytes read.
     pub fn retrieve(&self, blocks: &[BlockId]) -> Result<u64> {
         let load = self.store.retrieve(&self.prefix()?, blocks)?;
-        self.move_all(|layer| self.store.retrieve_layer(&load, layer))
-    }
-
-    /// Starts all layers and waits for them. Returns their bytes.
-    pub fn move_all(&self, start: impl Fn(Layer) -> Result<Ticket, StoreError>) -> Result<u64> {
-        let (mut started, mut bytes) = (VecDeque::new(), 0);
-        for layer in (0..self.shape.layers).map(Layer) {
-            let ticket = loop {
-                match (start(layer), started.pop_front()) {
-                    // Of the layers in flight, the first is the next to make room.
-                    (Err(StoreError::StagingBusy { .. }), Some(first)) => {
-                        bytes += self.store.wait(first)?.bytes;
-                    }
-                    (ticket, first) => {
-                        first.into_iter().for_each(|first| started.push_front(first));
-                        break ticket?;
-                    }
-                }
-            };
-            started.push_back(ticket);
-        }
-        started.into_iter().try_fold(bytes, |bytes, it| Ok(bytes + self.store.wait(it)?.bytes))
+        Ok(self.store.retrieve_all(&load)?)
     }
 
     /// Closes the store and shuts the drives down.

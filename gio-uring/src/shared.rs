@@ -61,7 +61,7 @@ impl Region {
 
     /// Returns the address of byte `offset` in the kernel.
     pub(crate) fn address(&self, offset: usize) -> u64 {
-        debug_assert!(offset <= self.len);
+        assert!(offset <= self.len);
         self.memory.address() + (self.offset + offset) as u64
     }
 

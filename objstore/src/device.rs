@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use kv_catalog::{NotDurable, PlantedBug, Seal, planted};
 use nvme_driver::{Controller, ResetCount};
+use nvme_spec::ids::Nsid;
 
 /// A controller that a plane and a journal share. The holder of the lock may do I/O on its host
 /// queue and control it; nothing on the data path takes the lock.
@@ -32,6 +34,20 @@ impl SharedController {
             Ok(controller) => Some(controller),
             Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
             Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Flushes the volatile cache of a namespace, unless `seal` is broken: the only flush of a
+    /// store. A failure breaks the seal before any other thread can flush.
+    pub(crate) fn flush(&self, nsid: Nsid, seal: &Seal) -> Result<(), NotDurable> {
+        let mut controller = self.lock();
+        seal.check()?;
+        match controller.flush(nsid) {
+            // It names the controller.
+            Err(error) if !planted(PlantedBug::FlushErrorIgnored) => {
+                Err(seal.fail(error.to_string()))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -49,6 +49,7 @@ mod wait;
 
 pub use devices::{PlaneDevice, StoreEvent};
 pub use job::JobDone;
+use mover::Flushing;
 pub(crate) use mover::Mover;
 pub use mover::PlaneStats;
 pub use open::PlaneConfig;
@@ -269,7 +270,9 @@ impl Plane {
         loop {
             let started = self.with(|mover| {
                 let started = act(mover);
-                if has_waited && !is_full(&started) {
+                if is_full(&started) {
+                    mover.attend()?;
+                } else if has_waited {
                     mover.tally.times.slot_waits.add(clock.now() - since);
                 }
                 started
@@ -355,8 +358,7 @@ impl Plane {
     pub fn end(&self, jobs: &[JobId]) -> Result<Vec<JobDone>, StoreError> {
         jobs.iter().try_for_each(|job| self.wait_for_job(*job))?;
         let mut ended = self.with(|mover| mover.end_all(jobs))?;
-        let stored = ended.iter().any(|done| done.direction == Direction::Write);
-        if stored && !planted(PlantedBug::RankNeverFlushes) {
+        if ended.iter().any(JobDone::has_stored) && !planted(PlantedBug::CommitBeforeFlush) {
             self.flush()?;
         }
         self.with(|mover| {
@@ -365,22 +367,30 @@ impl Plane {
         })
     }
 
-    /// Flushes the devices' volatile caches, unless a flush that began after this call does it. The
-    /// mover keeps a failure.
+    /// Flushes the devices' volatile caches, unless a flush that began after this call does it. A
+    /// failure breaks the seal.
     fn flush(&self) -> Result<(), StoreError> {
         let before = self.with(|mover| Ok(mover.flushes))?;
         let mut flushed = self.flushed();
         if *flushed > before {
             return Ok(());
         }
-        let Some(devices) = self.with(|mover| Ok(mover.begin_flush()))? else { return Ok(()) };
+        let begun = self.with(|mover| Ok(mover.begin_flush()))?;
+        let Some(Flushing { devices, seal }) = begun else { return Ok(()) };
         let since = self.now();
-        let failed = (0..).zip(&devices).find_map(|(device, (controller, nsid))| {
-            let source = controller.lock().flush(*nsid).err()?;
-            Some(StoreError::Driver { device: DeviceIndex(device), source })
-        });
-        *flushed = self.with(|mover| Ok(mover.end_flush(since, failed)))?;
+        // None is asked after the first that fails.
+        let _ = devices.iter().try_for_each(|(controller, nsid)| controller.flush(*nsid, &seal));
+        *flushed = self.with(|mover| Ok(mover.end_flush(since)))?;
         Ok(())
+    }
+
+    /// Returns an error if the plane takes no writes any more.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::JournalFailed`] with the first cause after a failed flush, or write of
+    /// the store's journal; [`StoreError::ReadOnly`], or [`StoreError::Failed`].
+    pub fn check_writable(&self) -> Result<(), StoreError> {
+        self.with(|mover| mover.check_writable())
     }
 
     /// Abandons a job, whose layers in flight end by themselves. Wait for them before the engine

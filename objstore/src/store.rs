@@ -32,7 +32,6 @@ mod reservation;
 mod salvage;
 
 pub use clusters::{ClusterCopies, StoredClusters};
-use commit::{Commits, Ready};
 use deallocation::Drive;
 use handles::Held;
 pub use handles::{Committed, LoadRequest, Prefix, StoreRequest};
@@ -63,16 +62,13 @@ impl fmt::Debug for Store {
     }
 }
 
-/// State shared by the handles. Lock order: drives, commits, ready, flushes, plane, jobs, catalog.
+/// State shared by the handles. Lock order: drives, plane, jobs, catalog.
 struct Inner {
     catalog: DurableCatalog,
     geometry: Geometry,
     clock: Arc<dyn Clock>,
     /// Drives that receive deallocate (TRIM) hints.
     drives: Mutex<Vec<Drive>>,
-    /// Written requests that wait to be committed.
-    ready: Mutex<Vec<Ready>>,
-    commits: Mutex<Commits>,
     plane: Plane,
     jobs: Mutex<Jobs>,
 }
@@ -138,7 +134,7 @@ impl Inner {
             // Its drop ends the write if it is the last one.
             Held::Part(..) => Ok(()),
         });
-        debug_assert!(given_back.is_ok(), "{given_back:?}");
+        assert!(given_back.is_ok(), "{given_back:?}");
     }
 }
 
@@ -273,10 +269,9 @@ impl Store {
     /// Returns an error if the store takes no writes any more.
     ///
     /// # Errors
-    /// Returns [`StoreError::JournalFailed`] with the first cause after a failed flush or write of
-    /// the journal, and after the store was closed.
+    /// Same as [`Plane::check_writable`].
     pub fn check_writable(&self) -> Result<(), StoreError> {
-        Ok(self.inner.catalog.check()?)
+        self.inner.plane.check_writable()
     }
 
     /// Undoes [`Store::pin`].

@@ -3,8 +3,12 @@
 
 use crate::{shelf, stack};
 
+use std::sync::Arc;
+
 use nvme_emu::{FaultAction, LbaRange};
-use objstore::{KvShape, Namespace, Store, StoreError, StoreOptions};
+use objstore::{
+    BlockKey, KvShape, Layer, Namespace, Reservation, Store, StoreError, StoreOptions, StoreRequest,
+};
 use shelf::{FLUSH, Shelf, break_device, break_flush, crash, flushes, refused};
 use stack::{Stack, WRITE, WRITE_FAULT, blocks, keys, on};
 
@@ -48,6 +52,82 @@ fn nothing_is_committed_after_a_flush_that_failed() {
         assert_eq!(stack.get(&old, 20), 4);
         assert_eq!((stack.store.peek(&a), stack.store.peek(&b)), (0, 0));
         assert_eq!((stack.put(&a, 0), stack.get(&a, 30)), (4, 4), "open anew, it stores");
+    }
+}
+
+/// Reserves files, and writes their blocks from `first` on.
+fn fill(stack: &mut Stack, keys: &[BlockKey], first: u32) -> (Arc<Reservation>, StoreRequest) {
+    let blocks = blocks(first, keys.len());
+    keys.iter().zip(&blocks).for_each(|(key, block)| stack.fill(*block, *key));
+    let reserved = stack.store.reserve(keys).unwrap();
+    let positions: Vec<u32> = (0..keys.len() as u32).collect();
+    let part = stack.store.fill(&reserved, &positions, &blocks).unwrap();
+    stack.write_all(&part).unwrap();
+    (reserved, part)
+}
+
+fn end(stack: &Stack, part: &StoreRequest) -> Result<(), StoreError> {
+    let done = stack.store.end(&[part.ticket(Layer(0)).job]).unwrap().remove(0);
+    done.failure.map_or(Ok(()), Err)
+}
+
+/// What fails when a device does not make something permanent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The flush of a commit.
+    Commit,
+    /// The flush at the end of requests that fill a reservation.
+    End,
+    /// A write of the journal.
+    Journal,
+}
+
+#[test]
+fn after_one_failure_no_way_to_store_is_acknowledged_and_no_device_is_asked_again() {
+    for way in [Way::Commit, Way::End, Way::Journal] {
+        let (shelf, mut stack) = Shelf::made(2, SHAPE, &StoreOptions::default());
+        let old = keys(0..4);
+        stack.put(&old, 0);
+        let (filled, part) = fill(&mut stack, &keys(10..14), 10);
+        end(&stack, &part).unwrap();
+        let (_reserved, late) = fill(&mut stack, &keys(14..18), 14);
+        let saves = [20, 24].map(|first| {
+            let save = stack.begin(&keys(first..first + 4), first);
+            stack.write_all(&save).unwrap();
+            save
+        });
+        stack.store.check_writable().unwrap();
+        match way {
+            Way::Journal => break_journal(&stack),
+            Way::Commit | Way::End => break_flush(&stack.emus[1]),
+        }
+        let [first, second] = saves;
+        if way == Way::End {
+            refused(end(&stack, &late));
+        } else {
+            refused(stack.store.commit(first));
+        }
+        stack.faults(None);
+        let before = flushes(&stack.emus);
+        refused(stack.store.check_writable());
+        refused(stack.store.commit(second));
+        if way != Way::End {
+            refused(end(&stack, &late));
+        }
+        refused(stack.store.commit_reservation(&filled));
+        refused(stack.store.sync_journal());
+        refused(stack.store.reserve(&keys(30..31)).map(drop));
+        assert_eq!(flushes(&stack.emus), before, "{way:?}: a device was asked again");
+        let is_found = |stack: &Stack| (10..28).any(|key| stack.store.contains(keys(key..key + 1)[0]));
+        assert!(!is_found(&stack), "{way:?}");
+        assert_eq!(stack.get(&old, 30), 4, "{way:?}: what is stored can be retrieved");
+        drop((filled, part, late));
+        refused(stack.store.clone().close().map(drop));
+        assert_eq!(flushes(&stack.emus), before, "{way:?}: a device was asked again");
+        crash(stack);
+        let mut stack = shelf.open(&StoreOptions::default());
+        assert_eq!(stack.get(&old, 30), 4);
+        assert!(!is_found(&stack), "{way:?}");
     }
 }
 

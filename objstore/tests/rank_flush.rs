@@ -172,7 +172,7 @@ fn a_rank_stores_nothing_after_a_flush_that_failed() {
     break_flush(&rank.emus[1]);
     for done in rank.plane.end(&both).unwrap() {
         let said = refused(done.failure.map_or(Ok(()), Err));
-        assert!(said.contains("device 1") && said.contains("Write Fault"), "{said}");
+        assert!(said.contains("drive1") && said.contains("Write Fault"), "{said}");
     }
     let before = flushes(&rank.emus);
     rank.move_layers(late).unwrap();
@@ -235,7 +235,7 @@ fn those_that_wait_for_a_flush_that_fails_are_refused() {
     let before = flushes(&rank.emus);
     for done in end_three(&mut rank, 0, |_| ()) {
         let said = refused(done.failure.map_or(Ok(()), Err));
-        assert!(said.contains("device 1") && said.contains("Write Fault"), "{said}");
+        assert!(said.contains("emu1") && said.contains("Write Fault"), "{said}");
     }
     let after = flushes(&rank.emus);
     assert_eq!(after, [before[0] + 1, before[1]], "a device was asked again");

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use gio_uring::Wait;
 use nvme_driver::{Clock, Nanos};
-use nvme_emu::{EmuConfig, SglSupport};
+use nvme_emu::{EmuConfig, FaultAction, SglSupport};
 use objstore::{
     BlockId, FormatError, Geometry, KvShape, Layer, LayoutError, NewPin, Outcome, PinLimits, Route,
     StoreError, StoreOptions,
 };
-use stack::{Plan, Stack, blocks, keys};
+use stack::{Plan, READ, Stack, blocks, keys, on};
 
 #[test]
 fn what_was_committed_is_found_and_every_byte_is_right() {
@@ -390,22 +390,36 @@ fn tickets_can_be_polled_and_layers_moved_in_any_order() {
 }
 
 #[test]
-fn when_all_iocbs_are_in_flight_the_caller_is_told() {
+fn a_layer_waits_for_room_and_its_caller_is_told_if_there_is_none() {
     let mut plan = Plan::default();
     plan.options.iocbs = 2;
+    // Before a command times out.
+    plan.options.wait_timeout = Nanos::from_millis(50);
     let mut stack = Stack::new(&plan);
-    let keys = keys(0..2);
+    let (keys, waits) = (keys(0..2), |stack: &Stack| {
+        stack.store.plane().stats().unwrap().times.slot_waits.count
+    });
     stack.put(&keys, 0);
     let prefix = stack.store.lookup(&keys).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(20, 2)).unwrap();
-    let first = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
-    let second = stack.store.retrieve_layer(&load, Layer(1)).unwrap();
+    let before = waits(&stack);
+    let tickets = [0, 1, 2].map(|at| stack.store.retrieve_layer(&load, Layer(at)).unwrap());
+    assert_eq!(waits(&stack), before + 1, "two layers are in flight at a time");
+    tickets.map(|ticket| stack.store.wait(ticket).unwrap());
+
+    stack.faults(Some(on(READ, FaultAction::Drop)));
+    let stuck = [0, 1].map(|at| stack.store.retrieve_layer(&load, Layer(at)).unwrap());
     let busy = stack.store.retrieve_layer(&load, Layer(2)).unwrap_err();
     assert!(matches!(busy, StoreError::Busy { in_flight: 2 }), "{busy}");
-    stack.store.wait(first).unwrap();
-    let third = stack.store.retrieve_layer(&load, Layer(2)).unwrap();
-    stack.store.wait(third).unwrap();
-    stack.store.wait(second).unwrap();
+    stuck.map(|ticket| stack.store.wait(ticket).unwrap_err());
+    stack.faults(None);
+    // The failure of a layer is the reason, not that another one found no room for so long.
+    stack.put(&keys, 0);
+    let prefix = stack.store.lookup(&keys).unwrap();
+    let load = stack.store.retrieve(&prefix, &blocks(20, 2)).unwrap();
+    stack.faults(Some(on(READ, FaultAction::Drop)));
+    let error = stack.store.retrieve_all(&load).unwrap_err();
+    assert!(matches!(error, StoreError::Transfer { .. }), "{error}");
 }
 
 #[test]

@@ -183,7 +183,7 @@ impl Engine {
         (self.all[at..at + self.rng.random_range(1..=REQUEST)].to_vec(), first)
     }
 
-    /// Starts a layer; if there is no room for it, waits for everything and retries.
+    /// Starts a layer; if none that would make room ends by itself, waits for everything.
     fn start(
         &mut self,
         mut layer: impl FnMut(&mut Store) -> Result<Ticket, StoreError>,

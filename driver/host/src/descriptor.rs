@@ -83,7 +83,7 @@ impl DescriptorArea for BufferArea<'_> {
 
     fn write64(&mut self, index: usize, value: u64) {
         let written = self.buffer.write(self.offset + index * 8, &value.to_le_bytes());
-        debug_assert!(written.is_ok(), "the builders check the area's length first");
+        assert!(written.is_ok(), "the builders check the area's length first");
     }
 }
 

@@ -265,7 +265,7 @@ impl Slot {
     /// # Safety
     /// The caller owns the slot, and no launch in flight uses it.
     unsafe fn write(self, items: &[pool::PatternItem], check: bool) {
-        debug_assert!(items.len() <= SLOT_ITEMS);
+        assert!(items.len() <= SLOT_ITEMS);
         // SAFETY: word, items and results lie within the slot one after another, aligned, since
         // there are at most SLOT_ITEMS; the caller owns them.
         unsafe {

@@ -8,7 +8,7 @@ mod writer;
 
 use std::{
     fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use self::writer::JournalWriter;
@@ -32,6 +32,35 @@ pub struct NotDurable {
     pub cause: String,
 }
 
+/// Broken, for good, when a device first fails to make data or journal durable: it may have dropped
+/// what it did not write, and still succeed at the next flush. Catalog and plane of a store share
+/// it: neither asks a device again, and nothing is acknowledged any more.
+#[derive(Debug, Clone, Default)]
+pub struct Seal(Arc<OnceLock<NotDurable>>);
+
+impl Seal {
+    /// Refuses to store once the seal is broken.
+    ///
+    /// # Errors
+    /// Returns [`NotDurable`] with the first cause.
+    pub fn check(&self) -> Result<(), NotDurable> {
+        self.0.get().cloned().map_or(Ok(()), Err)
+    }
+
+    /// Breaks the seal. Returns the first cause.
+    pub fn fail(&self, cause: String) -> NotDurable {
+        let broken = || {
+            tracing::error!(cause, "the store takes no writes any more");
+            NotDurable { cause }
+        };
+        self.0.get_or_init(broken).clone()
+    }
+
+    fn close(&self) {
+        self.0.get_or_init(|| NotDurable { cause: "the store was closed".to_owned() });
+    }
+}
+
 /// Returns the time of a monotonic clock, in nanoseconds.
 pub struct Time(pub Box<dyn Fn() -> u64 + Send + Sync>);
 
@@ -52,6 +81,8 @@ pub struct DurableConfig {
     pub chance: u64,
     /// Passes for the catalog ([`Catalog::advance`]).
     pub time: Time,
+    /// Broken by a failure to make anything durable, here or elsewhere.
+    pub seal: Seal,
 }
 
 /// State of lookups and changes. Never locked during I/O.
@@ -59,13 +90,13 @@ pub struct DurableConfig {
 struct State {
     catalog: Catalog,
     evicts_ahead: bool,
-    failed: Option<NotDurable>,
 }
 
 /// A catalog with its journal.
 #[derive(Debug)]
 pub struct DurableCatalog {
     superblock: Superblock,
+    seal: Seal,
     /// Locked before the state.
     journal: Mutex<JournalWriter>,
     state: Mutex<State>,
@@ -114,8 +145,9 @@ impl DurableCatalog {
         catalog.limit_pending(journal.append_bytes_max());
         Ok(Self {
             superblock,
+            seal: config.seal,
             journal: Mutex::new(JournalWriter::new(journal)),
-            state: Mutex::new(State { catalog, evicts_ahead: false, failed: None }),
+            state: Mutex::new(State { catalog, evicts_ahead: false }),
             time: config.time,
         })
     }
@@ -160,24 +192,15 @@ impl DurableCatalog {
         act: impl FnOnce(&mut Catalog) -> Result<T, E>,
     ) -> Result<T, E> {
         let mut state = self.state();
-        state.check()?;
+        self.seal.check()?;
         act(&mut state.catalog)
     }
 
-    /// Returns the failure after which nothing becomes durable any more.
-    ///
-    /// # Errors
-    /// Returns [`NotDurable`].
-    pub fn check(&self) -> Result<(), NotDurable> {
-        lock(&self.state).check()
-    }
-
-    /// Refuses all changes from now on, because a device failed to make data durable that records
-    /// would name: it may have dropped it from its cache and still succeed at the next flush.
-    /// Returns the first cause.
-    pub fn fail(&self, cause: String) -> NotDurable {
-        tracing::error!(cause, "the store takes no writes any more");
-        lock(&self.state).failed.get_or_insert(NotDurable { cause }).clone()
+    /// Returns the seal, for those that make the data durable that records name. The catalog
+    /// refuses all changes once it is broken.
+    #[must_use]
+    pub fn seal(&self) -> &Seal {
+        &self.seal
     }
 
     /// From now on each [`DurableCatalog::sync`] evicts some files ahead, so that the next write
@@ -200,13 +223,13 @@ impl DurableCatalog {
     fn write(&self, journal: &mut JournalWriter) -> Result<(), NotDurable> {
         {
             let state = &mut *self.state();
-            state.check()?;
+            self.seal.check()?;
             let ahead = if state.evicts_ahead { state.catalog.wants_space() } else { 0 };
             let evicted = state.catalog.evict(None, ahead);
-            debug_assert!(evicted.is_ok(), "{evicted:?}");
+            evicted.map_err(|error| NotDurable { cause: error.to_string() })?;
         }
         let written = journal.write(|act| self.with(|catalog| act(catalog)));
-        written.map_err(|error| self.fail(error.to_string()))
+        written.map_err(|error| self.seal.fail(error.to_string()))
     }
 
     /// Reads the journal again to find bytes that the device has changed since it was opened, at
@@ -221,9 +244,9 @@ impl DurableCatalog {
         let Err(damage) = journal.verify() else { return Ok(None) };
         tracing::error!(%damage, repair, "the journal is damaged");
         if repair {
-            self.check()?;
+            self.seal.check()?;
             let renewed = journal.renew(|act| self.with(|catalog| act(catalog)));
-            renewed.map_err(|error| self.fail(error.to_string()))?;
+            renewed.map_err(|error| self.seal.fail(error.to_string()))?;
         }
         Ok(Some(damage))
     }
@@ -242,16 +265,10 @@ impl DurableCatalog {
     pub fn close(&self) -> Result<(), NotDurable> {
         let mut journal = lock(&self.journal);
         let written = self.write(&mut journal);
+        // A device that has failed is not asked again.
+        let noted = journal.close(written.is_ok());
         // A commit in another thread must not succeed without its record.
-        let closed = NotDurable { cause: "the store was closed".to_owned() };
-        lock(&self.state).failed.get_or_insert(closed);
-        let noted = journal.close();
+        self.seal.close();
         written.and(noted.map_err(|error| NotDurable { cause: error.to_string() }))
-    }
-}
-
-impl State {
-    fn check(&self) -> Result<(), NotDurable> {
-        self.failed.clone().map_or(Ok(()), Err)
     }
 }

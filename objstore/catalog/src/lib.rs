@@ -54,7 +54,7 @@ pub use catalog::{
     PinLimits, PinList, PinStatus, Position, Reference, ReferenceId, Reported, SnapshotCursor,
     StoredFile, Usage, Write, WriteBudget, WriteId,
 };
-pub use durable::{DurableCatalog, DurableConfig, NotDurable, Time};
+pub use durable::{DurableCatalog, DurableConfig, NotDurable, Seal, Time};
 pub use error::LayoutError;
 pub use format::{Plan, SCRATCH, format_devices};
 pub use ids::{BlockId, DeviceIndex, FileId, Layer, Lsn, NamespaceId, Row, Slot};

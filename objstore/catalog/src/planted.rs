@@ -26,7 +26,7 @@ pub enum PlantedBug {
     /// A write is committed when the first rank has reported. A store has one rank in a process:
     /// the catalog's own tests detect it.
     CommitBeforeAllRanks,
-    /// A block is committed without a flush of its devices.
+    /// A block is committed, or reported by a rank, without a flush of its devices.
     CommitBeforeFlush,
     /// A record is not durable when its commit returns.
     RecordWithoutFua,
@@ -48,11 +48,11 @@ pub enum PlantedBug {
     EndNotCopied,
     /// A cleared namespace is back after the store is opened.
     ClearNotReplayed,
-    /// A commit flushes only the first of several devices.
+    /// A plane flushes only the first of several devices.
     FirstDeviceFlushed,
-    /// A commit continues after a failed flush.
+    /// A plane continues after a failed flush.
     FlushErrorIgnored,
-    /// A commit does not check whether a reset device may have lost its unflushed writes.
+    /// A plane does not check whether a reset device may have lost its unflushed writes.
     RecoveryIgnored,
     /// Files are freed when their records are passed to the journal, not when they are durable.
     FreeBeforeAppend,
@@ -60,12 +60,8 @@ pub enum PlantedBug {
     HitsUnchecked,
     /// Only the first row of data from host memory is compared with its checksum.
     HitsCheckedOnce,
-    /// A rank flushes only the first of several devices.
-    RankFlushesFirst,
-    /// A rank reports a stored part without a flush.
-    RankNeverFlushes,
-    /// A rank reports without checking whether a reset device may have lost unflushed writes.
-    RankIgnoresRecovery,
+    /// The catalog of a store is changed after a failed flush of its plane.
+    SealsApart,
     /// A rank with room for fewer files than the catalog has is opened.
     RankWithFewerFiles,
 }
@@ -97,9 +93,7 @@ impl PlantedBug {
         Self::FreeBeforeAppend,
         Self::HitsUnchecked,
         Self::HitsCheckedOnce,
-        Self::RankFlushesFirst,
-        Self::RankNeverFlushes,
-        Self::RankIgnoresRecovery,
+        Self::SealsApart,
         Self::RankWithFewerFiles,
     ];
 }

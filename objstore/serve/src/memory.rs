@@ -98,7 +98,7 @@ impl Drop for Mapping {
         // SAFETY: it was mapped by `new` with this length, and nothing uses it any more: the
         // server's devices were shown not to, and a client's own accesses are copies.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
-        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+        assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
 

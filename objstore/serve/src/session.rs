@@ -11,12 +11,12 @@ use std::{
     os::unix::net::UnixStream,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use gio_uring::IoStatus;
 use objstore::{BlockId, Layer, NamespaceId, PinAnswer, PoolId, Store, StoreError};
-use ripieno_stack::{PoolLayout, Request, Stack, StackError};
+use ripieno_stack::{PoolLayout, Request, Stack};
 
 use crate::{
     control::SessionStatus,
@@ -33,10 +33,6 @@ use crate::{
 const REQUESTS_MAX: usize = 256;
 /// Namespaces that a client may use.
 const NAMESPACES_MAX: usize = 64;
-/// Time that a layer waits for others to end before it is refused.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pause between attempts to start a layer.
-const START_PAUSE: Duration = Duration::from_micros(200);
 /// Longest time until a client's turn, if its bandwidth is limited: its death is noticed only then.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
@@ -426,19 +422,8 @@ impl Session {
     fn start(&self, request: u64, layer: Layer) -> Result<Answer, Refusal> {
         let moving = self.request(request)?;
         self.wait_for_turn(moving.blocks)?;
-        let since = Instant::now();
-        loop {
-            match moving.request.start(layer) {
-                // As many layers are in flight, of all clients, as there may be.
-                Err(StackError::Store(StoreError::Busy { .. }))
-                    if since.elapsed() < START_TIMEOUT =>
-                {
-                    self.store.plane().sync()?;
-                    thread::sleep(START_PAUSE);
-                }
-                started => return Ok(started.map(|()| Answer::Done)?),
-            }
-        }
+        moving.request.start(layer)?;
+        Ok(Answer::Done)
     }
 
     fn limit(&self) -> MutexGuard<'_, Option<Limit>> {

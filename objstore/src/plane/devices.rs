@@ -51,6 +51,8 @@ pub(super) struct Device {
     pub(super) region: Region,
     /// The queue pairs that are granted to the I/O kernel.
     queues: Vec<QueueId>,
+    /// Set if it has a volatile write cache.
+    pub(super) is_volatile: bool,
     /// Set when the media has become read-only.
     read_only: bool,
     /// Set when the device's owner wants it back.
@@ -101,8 +103,10 @@ impl Device {
             return Err(StoreError::Config { field: "queue_memory", problem });
         }
         let mut queues: Vec<QueueId> = Vec::new();
+        let is_volatile;
         {
             let mut controller = controller.lock();
+            is_volatile = controller.info().vwc;
             let depth = options.queue_depth.min(1 << controller.info().entries_max.ilog2());
             for queue in 0..usize::from(options.queues_per_device) {
                 let made = match queue_memory.get(queue) {
@@ -113,7 +117,16 @@ impl Device {
             }
         }
         let (read_only, requested, must_reset) = (false, false, false);
-        Ok(Self { controller, nsid, region: data, queues, read_only, requested, must_reset })
+        Ok(Self {
+            controller,
+            nsid,
+            region: data,
+            queues,
+            is_volatile,
+            read_only,
+            requested,
+            must_reset,
+        })
     }
 
     fn holds_region(&self) -> bool {

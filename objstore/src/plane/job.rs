@@ -36,6 +36,13 @@ pub struct JobDone {
     pub checksums: Vec<u32>,
 }
 
+impl JobDone {
+    /// Returns true if it stored all of its data.
+    pub(super) fn has_stored(&self) -> bool {
+        self.failure.is_none() && self.direction == Direction::Write
+    }
+}
+
 /// Progress of a layer of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LayerState {

@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use gio_uring::{Affine, Event, Progress, UringCounters};
-use kv_catalog::{BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, PlantedBug, planted};
+use kv_catalog::{
+    BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, PlantedBug, Seal, planted,
+};
 use nvme_driver::{Clock, DmaMemory, Nanos};
 use nvme_spec::{ids::Nsid, nvm::Direction};
 
@@ -86,6 +88,12 @@ pub struct PlaneStats {
     pub times: Times,
 }
 
+/// Devices to flush.
+pub(super) struct Flushing {
+    pub(super) devices: Vec<(SharedController, Nsid)>,
+    pub(super) seal: Seal,
+}
+
 /// The state of an open plane. One thread uses it at a time.
 #[derive(Debug)]
 pub(crate) struct Mover {
@@ -109,8 +117,8 @@ pub(crate) struct Mover {
     pub(super) scratch: Scratch,
     /// Flushes that have begun. One covers the writes that had ended by then.
     pub(super) flushes: u64,
-    /// Set when a failed flush ended all writes, with the cause.
-    pub(super) read_only: Option<String>,
+    /// Broken by a failed flush: nothing is stored any more.
+    pub(super) seal: Seal,
 }
 
 impl Mover {
@@ -185,34 +193,35 @@ impl Mover {
         self.transport.devices.requested()
     }
 
+    /// Shares the seal of the catalog: a failure of either one ends what both store.
+    pub(crate) fn share(&mut self, seal: &Seal) {
+        self.seal = seal.clone();
+    }
+
     /// Begins a flush, while no other one is in progress. Returns the devices to flush, and `None`
-    /// if they have no volatile write caches, or a flush has failed: none is tried after that.
-    pub(super) fn begin_flush(&mut self) -> Option<Vec<(SharedController, Nsid)>> {
-        if !self.setup.must_flush || self.read_only.is_some() {
+    /// if there are none with a volatile write cache.
+    pub(super) fn begin_flush(&mut self) -> Option<Flushing> {
+        if !self.setup.must_flush {
             return None;
         }
         self.flushes += 1;
-        let most = if planted(PlantedBug::RankFlushesFirst) { 1 } else { usize::MAX };
-        let devices = self.transport.devices.all.iter().take(most);
-        Some(devices.map(|device| (device.controller.clone(), device.nsid)).collect())
+        let most = if planted(PlantedBug::FirstDeviceFlushed) { 1 } else { usize::MAX };
+        let devices = self.transport.devices.all.iter().filter(|device| device.is_volatile);
+        let devices = devices.take(most).map(|device| (device.controller.clone(), device.nsid));
+        Some(Flushing { devices: devices.collect(), seal: self.seal.clone() })
     }
 
     /// Ends the flush that has begun last, and returns its number.
-    pub(super) fn end_flush(&mut self, since: Nanos, failed: Option<StoreError>) -> u64 {
-        if let Some(error) = failed {
-            tracing::error!(%error, "the plane takes no writes any more");
-            self.read_only = Some(error.to_string());
-        }
+    pub(super) fn end_flush(&mut self, since: Nanos) -> u64 {
         self.tally.times.flushes.add(self.clock.now() - since);
         self.flushes
     }
 
-    /// Refuses to store once a flush has failed.
-    fn check_flushed(&self) -> Result<(), StoreError> {
-        match &self.read_only {
-            Some(cause) => Err(StoreError::JournalFailed { cause: cause.clone() }),
-            None => Ok(()),
-        }
+    /// Refuses to store on media that have become read-only, and once a flush has failed.
+    pub(crate) fn check_writable(&self) -> Result<(), StoreError> {
+        self.check()?;
+        self.transport.devices.check_writable()?;
+        Ok(self.seal.check()?)
     }
 
     /// Prepares to move blocks of the engine, or of an added pool; if not `is_cached`, past the
@@ -249,8 +258,7 @@ impl Mover {
         is_cached: bool,
     ) -> Result<JobId, StoreError> {
         if direction == Direction::Write {
-            self.transport.devices.check_writable()?;
-            self.check_flushed()?;
+            self.check_writable()?;
         }
         let id = next_id();
         self.check_moves(id, pool, direction, &moves)?;
@@ -314,16 +322,14 @@ impl Mover {
     }
 
     /// Fails ended jobs whose data is not permanent after the flush that covers them: if any flush
-    /// has failed, or a controller was reset, which may have lost the data before.
+    /// has failed, or a controller was reset, whose volatile cache may have lost the data before.
     pub(super) fn settle(&self, ended: &mut [JobDone]) {
         let recoveries = self.recoveries();
-        let stored =
-            |done: &&mut JobDone| done.failure.is_none() && done.direction == Direction::Write;
-        for done in ended.iter_mut().filter(stored) {
-            let is_same = done.recoveries == recoveries || planted(PlantedBug::RankIgnoresRecovery);
-            done.failure = match self.check_flushed() {
-                Ok(()) if !is_same => Some(StoreError::Forgotten),
-                flushed => flushed.err(),
+        let forgets = self.setup.must_flush && !planted(PlantedBug::RecoveryIgnored);
+        for done in ended.iter_mut().filter(|done| done.has_stored()) {
+            done.failure = match self.seal.check() {
+                Ok(()) if forgets && done.recoveries != recoveries => Some(StoreError::Forgotten),
+                sealed => sealed.err().map(StoreError::from),
             };
         }
     }
@@ -393,7 +399,7 @@ impl Mover {
     pub(super) fn take_pool(&mut self, pool: PoolId) -> Result<KvPool, StoreError> {
         self.check()?;
         self.after_completions()?;
-        debug_assert!(self.jobs.of_pool(pool).is_empty(), "they were abandoned, and have ended");
+        assert!(self.jobs.of_pool(pool).is_empty(), "they were abandoned, and have ended");
         if let Some(memory) = &mut self.memory {
             memory.remove_pool(pool);
         }

@@ -2,7 +2,7 @@
 
 use std::{mem, sync::Arc};
 
-use kv_catalog::{Geometry, KvShape, Region};
+use kv_catalog::{Geometry, KvShape, Region, Seal};
 use nvme_driver::{Bus, Clock, DmaMemory, PLACEMENTS_MAX};
 
 use super::{
@@ -116,7 +116,7 @@ pub(super) fn open(config: PlaneConfig) -> Result<Mover, StoreError> {
         tally: Tally::default(),
         scratch: Scratch { map: Vec::new(), used },
         flushes: 0,
-        read_only: None,
+        seal: Seal::default(),
     })
 }
 
@@ -207,7 +207,7 @@ fn check(
 
 /// Returns whether writes use force unit access, and whether volatile caches must be flushed.
 fn durability(options: &StoreOptions, devices: &Devices) -> (bool, bool) {
-    let volatile = devices.all.iter().any(|device| device.controller.lock().info().vwc);
+    let volatile = devices.all.iter().any(|device| device.is_volatile);
     match options.durability {
         Durability::Auto => (false, volatile),
         Durability::Fua => (true, false),

@@ -328,8 +328,8 @@ impl Mover {
         match begun {
             Some(ticket) => pacer.reading.push((op, ticket)),
             None => {
-                let ended = self.tier().map(|tier| pacer.lookahead.ended(op, is_over, tier));
-                debug_assert!(ended.is_some(), "it has begun in the cache");
+                let tier = self.tier().expect("it has begun in the cache");
+                pacer.lookahead.ended(op, is_over, tier);
                 pacer.scheduler.ended(op, 0, now);
                 pacer.is_due = true;
             }

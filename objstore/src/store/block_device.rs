@@ -1,6 +1,8 @@
 //! A region of a namespace as a catalog's medium: the driver's blocking calls on its host queue.
 
-use kv_catalog::{BlockAction, BlockError, BlockIo, PlantedBug, Region, planted};
+use kv_catalog::{
+    BlockAction, BlockError, BlockIo, NotDurable, PlantedBug, Region, Seal, planted,
+};
 use nvme_spec::ids::{Lba, Nsid};
 
 use crate::device::SharedController;
@@ -14,12 +16,19 @@ pub(super) struct BlockDevice {
     region: Region,
     /// Reset count of the controller before the first write that no flush has covered.
     unflushed: Option<u64>,
+    seal: Seal,
 }
 
 impl BlockDevice {
-    pub(super) fn new(controller: SharedController, nsid: Nsid, region: Region) -> Self {
+    /// Once `seal` is broken, nothing is flushed.
+    pub(super) fn new(
+        controller: SharedController,
+        nsid: Nsid,
+        region: Region,
+        seal: Seal,
+    ) -> Self {
         let name = controller.lock().id().to_owned();
-        Self { controller, name, nsid, region, unflushed: None }
+        Self { controller, name, nsid, region, unflushed: None, seal }
     }
 
     fn lba(&self, offset: u64) -> Lba {
@@ -86,18 +95,21 @@ impl BlockIo for BlockDevice {
     /// Fails also if the controller was reset since the first unflushed write: after a loss of
     /// power the device flushes only what is left.
     fn flush(&mut self) -> Result<(), BlockError> {
-        let flushed = self.controller.lock().flush(self.nsid);
-        flushed.map_err(self.error(BlockAction::Flush, 0, 0))?;
+        let failed = |reason| BlockError {
+            device: self.name.clone(),
+            action: BlockAction::Flush,
+            offset: 0,
+            bytes: 0,
+            reason,
+        };
+        let flushed = self.controller.flush(self.nsid, &self.seal);
+        flushed.map_err(|NotDurable { cause }| failed(cause))?;
         let resets = self.controller.resets();
         match self.unflushed.take() {
-            Some(before) if before != resets => Err(BlockError {
-                device: self.name.clone(),
-                action: BlockAction::Flush,
-                offset: 0,
-                bytes: 0,
-                reason: "the controller was reset before, and may have forgotten what was written"
-                    .to_owned(),
-            }),
+            Some(before) if before != resets => {
+                let why = "the controller was reset before, and may have forgotten what was written";
+                Err(failed(why.to_owned()))
+            }
             _ => Ok(()),
         }
     }

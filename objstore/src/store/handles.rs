@@ -46,8 +46,7 @@ impl fmt::Debug for Prefix {
 
 impl Drop for Prefix {
     fn drop(&mut self) {
-        let released = self.store.catalog.with(|catalog| catalog.release(self.reference.id));
-        debug_assert!(released.is_ok(), "{released:?}");
+        self.store.give_back(Held::Read(self.reference.id));
     }
 }
 

@@ -14,7 +14,8 @@ use crate::{
 };
 
 impl Store {
-    /// Starts reading one layer of a request. O(1) in the number of blocks; nothing is allocated.
+    /// Starts reading one layer of a request. Waits while as many layers are in flight as there may
+    /// be; otherwise O(1) in the number of blocks, and nothing is allocated.
     ///
     /// # Errors
     /// Same as [`crate::Plane::start`].
@@ -39,7 +40,7 @@ impl Store {
         self.start(&load.handle, "load request", layer, order.into())
     }
 
-    /// Starts writing one layer. O(1) in the number of blocks; nothing is allocated.
+    /// Starts writing one layer, as [`Store::retrieve_layer`] starts reading one.
     ///
     /// # Errors
     /// Same as [`crate::Plane::start`].
@@ -70,8 +71,41 @@ impl Store {
     ) -> Result<Ticket, StoreError> {
         self.own(handle, what)?;
         let ticket = Ticket { job: handle.job, layer };
-        self.inner.plane.with(|mover| mover.start(ticket, order))?;
+        self.inner.plane.start(ticket, order)?;
         Ok(ticket)
+    }
+
+    /// Reads all layers of a request, and returns their bytes. On return, no device uses the
+    /// request's blocks.
+    ///
+    /// # Errors
+    /// Returns the first error of [`Store::wait`], or else that of [`Store::retrieve_layer`], after
+    /// which no further layer is started.
+    pub fn retrieve_all(&self, load: &LoadRequest) -> Result<u64, StoreError> {
+        self.move_all(|layer| self.retrieve_layer(load, layer))
+    }
+
+    /// Writes all layers of a request, as [`Store::retrieve_all`] reads them.
+    ///
+    /// # Errors
+    /// Returns the first error of [`Store::wait`], or else that of [`Store::store_layer`].
+    pub fn store_all(&self, save: &StoreRequest) -> Result<u64, StoreError> {
+        self.move_all(|layer| self.store_layer(save, layer))
+    }
+
+    fn move_all(
+        &self,
+        start: impl Fn(Layer) -> Result<Ticket, StoreError>,
+    ) -> Result<u64, StoreError> {
+        let mut started = Vec::new();
+        let refused = (0..self.shape().layers).map(Layer).try_for_each(|layer| {
+            started.push(start(layer)?);
+            Ok(())
+        });
+        // Of all layers, also after an error: then nothing uses the blocks any more.
+        let done: Vec<_> = started.into_iter().map(|ticket| self.wait(ticket)).collect();
+        let moved = done.into_iter().map(|done| Ok(done?.bytes)).sum::<Result<u64, StoreError>>()?;
+        refused.map(|()| moved)
     }
 
     /// Refuses a handle of another store.

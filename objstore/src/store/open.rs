@@ -4,16 +4,16 @@ use std::sync::{Arc, Mutex};
 
 use kv_catalog::{
     Catalog, DeviceIdentity, DurableCatalog, DurableConfig, Expected, FormatError, Member,
-    OnDevice, Plan, Region, SCRATCH, Superblock, Time, check_set,
+    OnDevice, Plan, PlantedBug, Region, SCRATCH, Seal, Superblock, Time, check_set, planted,
 };
 use nvme_driver::Controller;
 use nvme_spec::ids::{Lba, Nsid};
 
 use super::{
-    Inner, Jobs, Store, block_device::BlockDevice, commit::Commits, deallocation::Drive, lock,
+    Inner, Jobs, Store, block_device::BlockDevice, deallocation::Drive, lock,
 };
 use crate::{
-    config::{Durability, Format, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
+    config::{Format, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
     device::SharedController,
     error::StoreError,
     ids::PoolId,
@@ -96,8 +96,14 @@ impl Place {
         devices.iter().map(Self::new).collect()
     }
 
+    /// Returns the region as a medium that nothing else flushes.
     fn medium(&self) -> BlockDevice {
-        BlockDevice::new(self.controller.clone(), self.nsid, self.region)
+        self.sealed(Seal::default())
+    }
+
+    /// Returns the region as a medium.
+    fn sealed(&self, seal: Seal) -> BlockDevice {
+        BlockDevice::new(self.controller.clone(), self.nsid, self.region, seal)
     }
 
     fn scratch(&self) -> Region {
@@ -227,7 +233,6 @@ impl Store {
         };
         let geometry = superblock.geometry().ok_or_else(no_data)?;
         let catalog = durable(&places[0], superblock, &options, progress)?;
-        let volatile = volatile(&places, options.durability);
         let drives = drives(&places, &superblocks, &options);
         if !drives.is_empty() {
             catalog.with(|catalog| catalog.watch_groups(geometry.group()));
@@ -247,10 +252,16 @@ impl Store {
             gpu,
             options,
         })?;
-        if plane.with(|plane| Ok(plane.keeps_blocks()))? {
-            // The plane tracks blocks from now on; freed files until here do not matter.
-            catalog.with(Catalog::take_freed);
-        }
+        plane.with(|plane| {
+            if !planted(PlantedBug::SealsApart) {
+                plane.share(catalog.seal());
+            }
+            if plane.keeps_blocks() {
+                // The plane tracks blocks from now on; freed files until here do not matter.
+                catalog.with(Catalog::take_freed);
+            }
+            Ok(())
+        })?;
         let namespace = catalog.with(|catalog| {
             let id = catalog.namespace(&namespace)?;
             catalog.keep(id)
@@ -261,8 +272,6 @@ impl Store {
                 geometry,
                 clock,
                 drives: Mutex::new(drives),
-                ready: Mutex::new(Vec::new()),
-                commits: Mutex::new(Commits::new(volatile)),
                 plane,
                 jobs: Mutex::new(Jobs::default()),
             }),
@@ -296,7 +305,6 @@ impl Store {
         self.inner.plane.drain()?;
         let written = self.sync_journal();
         let noted = self.inner.catalog.close();
-        lock(&self.inner.commits).volatile.clear();
         lock(&self.inner.drives).clear();
         let why = "it was closed";
         let closed = self.inner.plane.close(why);
@@ -394,13 +402,6 @@ pub(super) fn read_superblocks(
     Ok(check_set(&members, expected)?)
 }
 
-/// Returns the devices that must be flushed before their data is committed.
-fn volatile(places: &[Place], durability: Durability) -> Vec<BlockDevice> {
-    let flushes =
-        |place: &&Place| durability == Durability::Auto && place.controller.lock().info().vwc;
-    places.iter().filter(flushes).map(Place::medium).collect()
-}
-
 /// Returns the devices that receive deallocate (TRIM) hints.
 fn drives(places: &[Place], superblocks: &[Superblock], options: &StoreOptions) -> Vec<Drive> {
     if !options.deallocate {
@@ -438,13 +439,15 @@ pub(super) fn durable(
     options: &StoreOptions,
     progress: impl FnMut(u64, u64),
 ) -> Result<DurableCatalog, StoreError> {
-    let clock = place.controller.lock().clock().clone();
+    let (clock, seal) = (place.controller.lock().clock().clone(), Seal::default());
+    let medium = Box::new(place.sealed(seal.clone()));
     let config = DurableConfig {
         policy: options.policy,
         write_budget: options.write_budget,
         // The low bits of nanoseconds.
         chance: clock.now().0,
         time: Time(Box::new(move || clock.now().0)),
+        seal,
     };
-    Ok(DurableCatalog::open(Box::new(place.medium()), superblock.clone(), config, progress)?)
+    Ok(DurableCatalog::open(medium, superblock.clone(), config, progress)?)
 }

@@ -340,7 +340,7 @@ impl Snapshot {
             smart: health.logs.clone(),
             store: store.map(|store| store.stats_with(&stats)).transpose()?,
             plane: Some(stats),
-            is_writable: store.is_none_or(|store| store.check_writable().is_ok()),
+            is_writable: plane.check_writable().is_ok(),
             block_tokens: plane.shape().block_tokens.into(),
             uptime: plane.now() - since,
             compute_saved: saved.get(),

@@ -131,7 +131,7 @@ impl Request {
         }
     }
 
-    /// Starts a layer.
+    /// Starts a layer; waits while as many are in flight as there may be.
     ///
     /// # Errors
     /// Same as [`Store::retrieve_layer`].
@@ -160,34 +160,17 @@ impl Request {
         Ok(self.store.poll(&self.ticket(layer)?)?)
     }
 
-    /// Moves all layers: starts as many as may be in flight, and waits for all of them. On return,
-    /// no device uses the blocks.
+    /// Moves all layers, and waits for them. On return, no device uses the blocks.
     ///
     /// # Errors
-    /// Returns the first error of [`Request::start`] or [`Request::wait`]; after that, no further
-    /// layer is started.
+    /// Same as [`Store::retrieve_all`].
     pub fn move_all(&self) -> Result<(), StackError> {
-        let layers = self.store.shape().layers;
-        let (mut started, mut waited, mut result) = (0, 0, Ok(()));
-        while waited < started || (started < layers && result.is_ok()) {
-            if started < layers && result.is_ok() {
-                match self.start(Layer(started)) {
-                    Ok(()) => {
-                        started += 1;
-                        continue;
-                    }
-                    // Other requests have the rest; a layer of this one must end first.
-                    Err(StackError::Store(StoreError::Busy { .. })) if waited < started => {}
-                    Err(error) => {
-                        result = Err(error);
-                        continue;
-                    }
-                }
-            }
-            result = result.and(self.wait(Layer(waited)).map(|_| ()));
-            waited += 1;
-        }
-        result
+        match &self.job {
+            Some(Job::Retrieve(load)) => self.store.retrieve_all(load)?,
+            Some(Job::Store(save)) => self.store.store_all(save)?,
+            None => return Err(StoreError::NotStarted { layer: Layer(0) }.into()),
+        };
+        Ok(())
     }
 
     /// Makes the stored blocks durable and visible; see [`Store::commit`].

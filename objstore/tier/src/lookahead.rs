@@ -249,7 +249,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
                     let flow = Flow { tenant: 0, request: id.0 };
                     let kind = Kind::Prefetch { by };
                     let added = scheduler.add(Op { id: op, flow, bytes, kind }, now);
-                    debug_assert!(added.is_ok(), "only writes are refused");
+                    assert!(added.is_ok(), "only writes are refused");
                 }
             }
         }

@@ -361,6 +361,6 @@ impl History {
 }
 
 pub fn namespace(number: usize) -> Namespace {
-    debug_assert!(number < SPACES);
+    assert!(number < SPACES);
     Namespace { tenant_salt: vec![number as u8], ..Namespace::default() }
 }

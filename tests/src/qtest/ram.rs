@@ -94,7 +94,7 @@ impl Drop for Map {
     fn drop(&mut self) {
         // SAFETY: this is the mapping that `new` was given, and nothing outlives its owner.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
-        debug_assert!(unmapped.is_ok(), "unmapping our own mapping");
+        assert!(unmapped.is_ok(), "unmapping our own mapping");
     }
 }
 

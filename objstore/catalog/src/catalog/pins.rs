@@ -317,6 +317,6 @@ fn hold_in_all(
 fn release_all(catalog: &mut Catalog, held: &[ReferenceId]) {
     for id in held {
         let released = catalog.release(*id);
-        debug_assert!(released.is_ok(), "{released:?}");
+        assert!(released.is_ok(), "{released:?}");
     }
 }

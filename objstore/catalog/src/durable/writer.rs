@@ -145,10 +145,11 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// Records the journal's length, so that the next opening detects if the device lost the end of
-    /// it. Nothing is written from now on.
-    pub fn close(&mut self) -> Result<(), JournalError> {
-        self.journal.take().map_or(Ok(()), Journal::close)
+    /// Gives the device back: nothing is written from now on. If the last write was `written`,
+    /// records the journal's length first, so that the next opening detects if the device lost the
+    /// end of it.
+    pub fn close(&mut self, written: bool) -> Result<(), JournalError> {
+        self.journal.take().filter(|_| written).map_or(Ok(()), Journal::close)
     }
 
     /// Returns the bytes written since the journal was opened.

@@ -186,7 +186,7 @@ pub(super) fn set_irqs(device: &File, index: u32, fds: &[BorrowedFd<'_>]) -> io:
     let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;
     let argsz = (header + size_of_val(fds)) as u32;
     let mut words = vec![argsz, flags, index, 0, fds.len() as u32];
-    debug_assert_eq!(header, words.len() * 4);
+    assert_eq!(header, words.len() * 4);
     words.extend(fds.iter().map(|fd| fd.as_raw_fd() as u32));
     // SAFETY: vfio_irq_set is these five words and then the file descriptors; argsz is their size.
     let left = unsafe { request(device, DEVICE_SET_IRQS, words.as_mut_ptr().cast()) }?;
