@@ -405,13 +405,13 @@ fn a_layer_waits_for_room_and_its_caller_is_told_if_there_is_none() {
     let before = waits(&stack);
     let tickets = [0, 1, 2].map(|at| stack.store.retrieve_layer(&load, Layer(at)).unwrap());
     assert_eq!(waits(&stack), before + 1, "two layers are in flight at a time");
-    tickets.map(|ticket| stack.store.wait(ticket).unwrap());
+    let _ = tickets.map(|ticket| stack.store.wait(ticket).unwrap());
 
     stack.faults(Some(on(READ, FaultAction::Drop)));
     let stuck = [0, 1].map(|at| stack.store.retrieve_layer(&load, Layer(at)).unwrap());
     let busy = stack.store.retrieve_layer(&load, Layer(2)).unwrap_err();
     assert!(matches!(busy, StoreError::Busy { in_flight: 2 }), "{busy}");
-    stuck.map(|ticket| stack.store.wait(ticket).unwrap_err());
+    let _ = stuck.map(|ticket| stack.store.wait(ticket).unwrap_err());
     stack.faults(None);
     // The failure of a layer is the reason, not that another one found no room for so long.
     stack.put(&keys, 0);

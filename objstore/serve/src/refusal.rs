@@ -38,7 +38,9 @@ impl From<StoreError> for Refusal {
             | StoreError::Incomplete { .. }
             | StoreError::Config { .. }
             | StoreError::Catalog { .. } => RefusalKind::Argument,
-            StoreError::Busy { .. } | StoreError::Ring { .. } => RefusalKind::Limit,
+            StoreError::Busy { .. } | StoreError::StagingBusy { .. } | StoreError::Ring { .. } => {
+                RefusalKind::Limit
+            }
             StoreError::JournalFailed { .. } | StoreError::ReadOnly { .. } => RefusalKind::ReadOnly,
             StoreError::Failed { .. } => RefusalKind::Failed,
             _ => RefusalKind::Transfer,

@@ -15,7 +15,7 @@ use std::{
 };
 
 use gio_uring::IoStatus;
-use objstore::{BlockId, Layer, NamespaceId, PinAnswer, PoolId, Store, StoreError};
+use objstore::{BlockId, JobId, Layer, NamespaceId, PinAnswer, PoolId, Store, StoreError};
 use ripieno_stack::{PoolLayout, Request, Stack};
 
 use crate::{
@@ -386,11 +386,18 @@ impl Session {
         tables.requests.insert(number, Arc::new(request));
         // Saves that wait would leave no room for loads: all of them start, and then each new one.
         let half = REQUESTS_MAX / 2;
-        if tables.requests.len() > half {
-            let is_first = tables.requests.len() == half + 1;
-            let due = tables.requests.iter().filter(|(at, _)| is_first || **at == number);
-            let mut saves = due.map(|(_, moving)| &moving.request);
-            saves.try_for_each(|it| it.accepted().map_or(Ok(()), |_| it.hurry()))?;
+        let is_first = tables.requests.len() == half + 1;
+        let is_due = |at: u64| tables.requests.len() > half && (is_first || at == number);
+        let due = tables.requests.iter().filter(|(at, _)| is_due(**at));
+        let saves = due.filter(|(_, moving)| moving.request.accepted().is_some());
+        let jobs: Vec<JobId> = saves.filter_map(|(_, moving)| moving.request.id().ok()).collect();
+        drop(tables);
+        let hurried = jobs.into_iter().try_for_each(|job| self.store.plane().hurry(job));
+        if let Err(error) = hurried {
+            // The client does not learn its number.
+            let unknown = self.tables().requests.remove(&number);
+            drop(unknown);
+            return Err(error.into());
         }
         Ok(number)
     }

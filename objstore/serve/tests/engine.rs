@@ -2,16 +2,24 @@
 
 use std::{collections::BTreeMap, os::fd::OwnedFd};
 
+use nvme_emu::{FaultAction, FaultRule, FaultWhen};
 use objstore::{BlockId, BlockKey, Direction, KvShape, Layer, Namespace, Outcome};
 use ripieno_serve::{Finder, Mover, PoolLayout, RefusalKind, ServeError};
-use ripieno_testkit::{blocks, keys, pattern, until};
+use ripieno_testkit::{blocks, keys, pattern, set_faults, until};
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::rig::{Rig, SHAPE, kind};
+use crate::{
+    control::{exchange, request},
+    rig::{Rig, SHAPE, kind},
+};
 
 const BLOCKS: u32 = 16;
+/// Opcode of a flush.
+const FLUSH: u8 = 0;
+/// Status of a write that failed.
+const WRITE_FAULT: u16 = 0x280;
 
 /// Returns a server for two engines of several parts.
 fn rig() -> Rig {
@@ -378,4 +386,62 @@ fn an_engine_with_other_weights_shares_no_more() {
     assert_eq!(kind(one.finder.renew(spaces[0], [9; 16]).unwrap_err()), RefusalKind::Limit);
     assert_eq!(kind(one.finder.namespace(&named(64)).unwrap_err()), RefusalKind::Limit);
     rig.close();
+}
+
+/// Returns true if the server's metrics say that all is well.
+fn is_healthy(rig: &Rig) -> bool {
+    let (_, _, text) = exchange(&rig.socket(), request("GET", "/metrics", "").as_bytes());
+    text.contains("\nripieno_healthy 1\n")
+}
+
+/// The flush of a rank and that of a client that commits are one: after it has failed, both are
+/// refused, and the drives are not asked again.
+#[test]
+fn after_a_failed_flush_of_any_client_nothing_of_any_client_is_acknowledged() {
+    for rank_fails in [true, false] {
+        let rig = rig();
+        let (one, client) = (Engine::new(&rig, "one", 1), rig.client());
+        let space = client.namespace(&Namespace::default()).unwrap();
+        one.store(&keys(0..2));
+        // All of these have begun before.
+        let filled = one.finder.reserve(one.space, keys(10..12)).unwrap();
+        assert_eq!(one.go(0, Direction::Write, &filled.places), None);
+        assert_eq!(one.finder.report(filled.number, 0, true).unwrap(), Some(true));
+        let job = one.begin_store(&keys(20..22));
+        let [first, second] = [30, 40].map(|first| {
+            let save = client.allocate(space, &keys(first..first + 2), &blocks(0, 2)).unwrap();
+            save.move_all().unwrap();
+            save
+        });
+        assert!(is_healthy(&rig));
+        let when = FaultWhen { opcode: Some(FLUSH), admin: Some(false), ..FaultWhen::default() };
+        let fault = FaultAction::Status { code: WRITE_FAULT, dnr: false };
+        set_faults(&rig.emus, Some(FaultRule::new(when, fault).limit(1)));
+        let flushes = || rig.emus.iter().map(|emu| emu.counters().flushes).sum::<u64>();
+        let end = || one.ranks[0].0.end(&[job]).unwrap().remove(0).error;
+        let commit = |save: ripieno_serve::Request| kind(save.commit().unwrap_err());
+        if rank_fails {
+            assert!(end().is_some_and(|why| why.contains("Write Fault")));
+        } else {
+            assert_eq!(commit(first), RefusalKind::ReadOnly);
+        }
+        let before = flushes();
+        assert_eq!(commit(second), RefusalKind::ReadOnly);
+        if !rank_fails {
+            assert!(end().is_some_and(|why| why.contains("Write Fault")));
+        }
+        // A scheduler of an engine goes on without the store.
+        assert!(!one.finder.publish(filled.number, true).unwrap());
+        assert_eq!(kind(client.sync().unwrap_err()), RefusalKind::ReadOnly);
+        let refused = client.allocate(space, &keys(50..51), &blocks(0, 1)).map(drop).unwrap_err();
+        assert_eq!(kind(refused), RefusalKind::ReadOnly);
+        assert_eq!(flushes(), before, "a drive was asked again");
+        assert!(!is_healthy(&rig));
+        for range in [10..12, 20..22, 30..32, 40..42] {
+            assert_eq!(client.peek(space, &keys(range)).unwrap(), 0);
+        }
+        assert_eq!(one.load(&keys(0..2)), 2, "what is stored is served");
+        drop((one, client));
+        assert!(rig.end().1.is_err());
+    }
 }

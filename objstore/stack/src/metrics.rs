@@ -297,7 +297,7 @@ impl MetricsPage {
         Self::of(store.plane().clone(), Some(store.clone()))
     }
 
-    fn of(plane: Plane, store: Option<Store>) -> Self {
+    pub(crate) fn of(plane: Plane, store: Option<Store>) -> Self {
         let since = plane.now();
         Self { plane, store, since, compute_saved: Arc::default(), health: Health::default() }
     }

@@ -60,7 +60,11 @@ impl Request {
         }
     }
 
-    fn id(&self) -> Result<JobId, StackError> {
+    /// Returns the job, for calls of [`objstore::Plane`].
+    ///
+    /// # Errors
+    /// Returns [`StoreError::NotStarted`] once it was committed.
+    pub fn id(&self) -> Result<JobId, StackError> {
         Ok(self.ticket(Layer(0))?.job)
     }
 

@@ -6,6 +6,7 @@ use objstore::{BlockId, BlockKey, PoolId, PoolLayout, Row, Store};
 use crate::{
     build::Built,
     chosen::Placement,
+    emulation::Emulation,
     error::StackError,
     metrics::Endpoint,
     place::Place,
@@ -31,6 +32,12 @@ impl Stack {
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// Returns the software controllers, for tests; `None` for drives.
+    #[must_use]
+    pub fn emulation(&self) -> Option<&Emulation> {
+        self.built.emulation()
     }
 
     /// Adds a pool of another engine, in memory of this process

@@ -129,7 +129,9 @@ fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
             // Like PyTorch's allocator: at any offset in a page.
             let engine = Engine::new(512);
             let format = Format::new(StoreId([7; 16]), SHAPE);
-            let config = |place| config(place, &engine, Some(route));
+            // Fewer than the model has layers.
+            let options = StoreOptions { staging_buffers: 2, ..StoreOptions::default() };
+            let config = |place| config(place, &engine, Some(route)).options(options.clone());
             let stack = config(store_dir(&dir).into()).format(format).open().unwrap();
             assert_eq!(stack.placement().route, route);
             (0..3).for_each(|block| engine.fill(block, block.into()));

@@ -14,6 +14,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use nvme_emu::Emu;
 use objstore::{KvShape, Plane, StoreOptions};
 use ripieno_serve::{
     Client, Control, ControlAddress, PinLimits, RefusalKind, Reload, ServeError, Server,
@@ -37,6 +38,8 @@ pub struct Rig {
     pub http: Option<SocketAddr>,
     /// The plane of its store.
     pub plane: Plane,
+    /// The controllers of its devices.
+    pub emus: Vec<Arc<Emu>>,
     configured: Configured,
     stop: Sender<()>,
     thread: Option<JoinHandle<Result<(), ServeError>>>,
@@ -95,6 +98,7 @@ impl Rig {
 
     fn of(dir: TempDir, stack: Stack, change: impl FnOnce(&mut ServerOptions)) -> Self {
         let plane = stack.store().plane().clone();
+        let emus = stack.emulation().unwrap().emus().to_vec();
         let mut options = options(socket(dir.path()));
         change(&mut options);
         let server = Server::bind(stack, options).unwrap();
@@ -102,7 +106,7 @@ impl Rig {
         let (stop, stopped) = mpsc::channel();
         let run = move || server.run(|| stopped.try_recv().is_ok());
         let configured = Configured::default();
-        Self { dir, http, plane, configured, stop, thread: Some(thread::spawn(run)) }
+        Self { dir, http, plane, emus, configured, stop, thread: Some(thread::spawn(run)) }
     }
 
     /// Runs a server with a port, whose settings can be read again.
@@ -155,11 +159,18 @@ impl Rig {
         status
     }
 
-    pub fn close(mut self) -> TempDir {
+    pub fn close(self) -> TempDir {
+        let (dir, closed) = self.end();
+        closed.unwrap();
+        dir
+    }
+
+    /// Ends the server, and returns the error of that.
+    pub fn end(mut self) -> (TempDir, Result<(), ServeError>) {
         self.stop.send(()).unwrap();
-        self.thread.take().unwrap().join().unwrap().unwrap();
+        let closed = self.thread.take().unwrap().join().unwrap();
         assert!(!self.socket().exists(), "the socket is removed");
-        std::mem::replace(&mut self.dir, TempDir::new().unwrap())
+        (std::mem::replace(&mut self.dir, TempDir::new().unwrap()), closed)
     }
 }
 

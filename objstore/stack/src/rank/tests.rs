@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use nvme_driver::{Clock, MonotonicClock};
-use nvme_emu::Emu;
+use nvme_emu::{Emu, FaultAction, FaultPlan, FaultRule, FaultWhen};
 use nvme_spec::reg::{self, Cc};
 use objstore::{
     BlockId, Direction, FileId, JobId, KvShape, Layer, Move, Order, StoreError, StoreId, Ticket,
@@ -11,7 +11,7 @@ use objstore::{
 use ripieno_testkit::until;
 
 use super::*;
-use crate::{Builder, PoolMemory, RankMedia, Ranks, RanksOptions};
+use crate::{Builder, PoolMemory, RankMedia, Ranks, RanksOptions, metrics::MetricsPage};
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 1, object_bytes: 4096, block_tokens: 16 };
 
@@ -93,5 +93,34 @@ fn an_engine_can_ask_what_happened() {
         stack.plane().start(Ticket { job, layer }, Order::Unordered).unwrap();
     }
     assert!(stack.plane().end(&[job]).unwrap()[0].failure.is_none(), "it works again");
+    stack.close().unwrap();
+}
+
+#[test]
+fn a_rank_that_takes_no_writes_any_more_is_not_healthy() {
+    let place = temporary();
+    let (stack, emu) = open(&place.path().join("store"));
+    let mut page = MetricsPage::of(stack.plane().clone(), None);
+    let mut is_healthy = || page.text("*/*").1.contains("\nripieno_healthy 1\n");
+    let store = |file| {
+        let job = begin(&stack, file)?;
+        for layer in (0..SHAPE.layers).map(Layer) {
+            stack.plane().start(Ticket { job, layer }, Order::Unordered)?;
+        }
+        let done = stack.plane().end(&[job])?.remove(0);
+        done.failure.map_or(Ok(()), Err)
+    };
+    store(0).unwrap();
+    assert!(is_healthy());
+    // A flush.
+    let when = FaultWhen { opcode: Some(0), admin: Some(false), ..FaultWhen::default() };
+    let rule = FaultRule::new(when, FaultAction::Status { code: 0x280, dnr: true });
+    emu.set_faults(FaultPlan { rules: vec![rule.limit(1)], ..FaultPlan::default() });
+    let error = store(1).unwrap_err();
+    assert!(matches!(error, StoreError::JournalFailed { .. }), "{error}");
+    assert!(!is_healthy());
+    let flushes = emu.counters().flushes;
+    store(2).unwrap_err();
+    assert_eq!(emu.counters().flushes, flushes, "the drive was asked again");
     stack.close().unwrap();
 }
