@@ -90,7 +90,8 @@ class _Context:
 class Catalog(_Context):
     """The scheduler's half of a store: keys, files and references, with the journal. The data
     belongs to the planes of the workers. Opens the catalog of the store that prepare() created in
-    this directory."""
+    this directory. Once the journal has failed, changes that it would record raise
+    ReadOnlyError."""
     def __new__(cls, path: str | os.PathLike[str]) -> Catalog: ...
     def __enter__(self) -> Catalog: ...
     def rank(self, rank: int) -> RankId:
@@ -123,9 +124,9 @@ class Catalog(_Context):
     def failed(self, write: int, rank: int) -> bool | None:
         """Records that a rank failed to write its part, and that none of it is in flight. Returns
         the same as written()."""
-    def commit(self, write: int) -> None:
-        """Makes the blocks of a write visible to lookups. They are durable after the next
-        sync()."""
+    def commit(self, write: int) -> bool:
+        """Makes the blocks of a write visible to lookups. They are durable after the next sync().
+        Returns True."""
     def abort(self, write: int) -> None:
         """Ends a write that has nothing in flight on any rank. None of it becomes visible."""
     def lost(self, files: Sequence[int]) -> None:

@@ -83,7 +83,7 @@ pub struct Write {
 
 /// The scheduler's half of a store: keys, files and references, with the journal. The data belongs
 /// to the planes of the workers. Opens the catalog of the store that prepare() created in this
-/// directory.
+/// directory. Once the journal has failed, changes that it would record raise ReadOnlyError.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Catalog {
@@ -98,23 +98,22 @@ impl Catalog {
         act(unpoisoned(self.stack.read()).as_ref().ok_or_else(closed)?.catalog())
     }
 
-    fn keys<T>(
-        &self,
-        keys: &Bound<'_, PyAny>,
-        act: impl FnOnce(
-            &mut objstore::Catalog,
-            &[objstore::BlockKey],
-        ) -> Result<T, objstore::CatalogError>,
-    ) -> PyResult<T> {
-        let keys = arguments::keys(keys)?;
-        self.change(|catalog| act(catalog, &keys))
-    }
-
-    fn change<T>(
+    /// Reads the catalog, or changes what ends with the process.
+    fn read<T>(
         &self,
         act: impl FnOnce(&mut objstore::Catalog) -> Result<T, objstore::CatalogError>,
     ) -> PyResult<T> {
         self.with(|durable| durable.with(act).map_err(of_store))
+    }
+
+    /// Changes what is to become durable: refused when nothing does any more.
+    fn change<T>(
+        &self,
+        act: impl FnOnce(&mut objstore::Catalog) -> Result<T, objstore::CatalogError>,
+    ) -> PyResult<T> {
+        self.with(|durable| {
+            durable.change(|catalog| act(catalog).map_err(StoreError::from)).map_err(of_store)
+        })
     }
 }
 
@@ -156,6 +155,15 @@ impl Catalog {
         let kept = self.change(|catalog| {
             let id = catalog.namespace(&namespace)?;
             catalog.keep(id)
+        });
+        let kept = kept.or_else(|error| {
+            // A catalog that takes no writes can still be read.
+            let digest = namespace.digest();
+            let known = self.read(|catalog| {
+                let found = catalog.namespaces().find(|(_, _, other)| *other == digest);
+                found.map(|(id, ..)| catalog.keep(id)).transpose()
+            })?;
+            known.ok_or(error)
         })?;
         let id = kept.0;
         unpoisoned(self.namespaces.lock()).insert(kept);
@@ -164,7 +172,8 @@ impl Catalog {
 
     /// Returns how many leading keys are stored. Has no side effects, and never blocks.
     fn lookup(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
-        self.keys(keys, |catalog, keys| catalog.lookup(NamespaceId(namespace), keys))
+        let keys = arguments::keys(keys)?;
+        self.read(|catalog| catalog.lookup(NamespaceId(namespace), &keys))
     }
 
     /// Returns a byte for each key: 1 if it is stored, else 0. Has no side effects, and never
@@ -175,8 +184,8 @@ impl Catalog {
         namespace: u32,
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let found =
-            self.keys(keys, |catalog, keys| catalog.are_stored(NamespaceId(namespace), keys))?;
+        let keys = arguments::keys(keys)?;
+        let found = self.read(|catalog| catalog.are_stored(NamespaceId(namespace), &keys))?;
         let flags: Vec<u8> = found.into_iter().map(u8::from).collect();
         Ok(PyBytes::new(py, &flags))
     }
@@ -184,8 +193,9 @@ impl Catalog {
     /// Returns the files of the longest stored prefix of the keys, for Plane.prefetch. Takes no
     /// reference: the files may be reused immediately.
     fn files(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-        self.keys(keys, |catalog, keys| {
-            let held = catalog.hold_prefix(NamespaceId(namespace), keys)?;
+        let keys = arguments::keys(keys)?;
+        self.read(|catalog| {
+            let held = catalog.hold_prefix(NamespaceId(namespace), &keys)?;
             catalog.release(held.id)?;
             Ok(held.files.iter().map(|file| file.0).collect())
         })
@@ -193,15 +203,15 @@ impl Catalog {
 
     /// Looks up the longest stored prefix of the keys, and references it until it is released.
     fn acquire(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Reference> {
-        let found =
-            self.keys(keys, |catalog, keys| catalog.acquire(NamespaceId(namespace), keys))?;
+        let keys = arguments::keys(keys)?;
+        let found = self.read(|catalog| catalog.acquire(NamespaceId(namespace), &keys))?;
         let files = found.files.iter().map(|file| u64::from(file.0)).collect();
         Ok(Reference { id: found.id.0, files })
     }
 
     /// Releases a reference. Call it when all ranks have reported.
     fn release(&self, reference: u64) -> PyResult<()> {
-        self.change(|catalog| catalog.release(ReferenceId(reference)))
+        self.read(|catalog| catalog.release(ReferenceId(reference)))
     }
 
     /// Returns the checksums of these files' objects on a rank, for Plane.begin_load. The files
@@ -233,7 +243,8 @@ impl Catalog {
 
     /// Allocates files for new blocks. Pass the whole prefix, including the stored part.
     fn begin(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Write> {
-        let write = self.keys(keys, |catalog, keys| catalog.begin(NamespaceId(namespace), keys))?;
+        let keys = arguments::keys(keys)?;
+        let write = self.change(|catalog| catalog.begin(NamespaceId(namespace), &keys))?;
         let own = (0..).zip(&write.positions).filter(|(_, position)| position.own);
         let (positions, files) = own.map(|(at, position)| (at, u64::from(position.file.0))).unzip();
         let (id, accepted) = (write.id.0, write.positions.len() as u32);
@@ -245,28 +256,29 @@ impl Catalog {
     /// False if it has ended because a rank failed.
     fn written(&self, write: u64, rank: u32, checksums: &[u8]) -> PyResult<Option<bool>> {
         let words = arguments::words(checksums)?;
-        self.change(|catalog| catalog.written(WriteId(write), rank, &words)).map(reported)
+        self.read(|catalog| catalog.written(WriteId(write), rank, &words)).map(reported)
     }
 
     /// Records that a rank failed to write its part, and that none of it is in flight. Returns the
     /// same as written().
     fn failed(&self, write: u64, rank: u32) -> PyResult<Option<bool>> {
-        self.change(|catalog| catalog.failed(WriteId(write), rank)).map(reported)
+        self.read(|catalog| catalog.failed(WriteId(write), rank)).map(reported)
     }
 
     /// Makes the blocks of a write visible to lookups. They are durable after the next sync().
-    fn commit(&self, write: u64) -> PyResult<()> {
-        self.change(|catalog| catalog.commit(WriteId(write))).map(|_| ())
+    /// Returns True.
+    fn commit(&self, write: u64) -> PyResult<bool> {
+        self.change(|catalog| catalog.commit(WriteId(write))).map(|_| true)
     }
 
     /// Ends a write that has nothing in flight on any rank. None of it becomes visible.
     fn abort(&self, write: u64) -> PyResult<()> {
-        self.change(|catalog| catalog.abort(WriteId(write)))
+        self.read(|catalog| catalog.abort(WriteId(write)))
     }
 
     /// Marks files that a plane could not read: their keys are misses from now on.
     fn lost(&self, files: Vec<u32>) -> PyResult<()> {
-        self.change(|catalog| {
+        self.read(|catalog| {
             files.into_iter().for_each(|file| catalog.lost(FileId(file)));
             Ok(())
         })
@@ -294,12 +306,13 @@ impl Catalog {
 
     /// Ends a pin. Returns False if there is none with this number, or not any more.
     fn unpin(&self, pin: u64) -> PyResult<bool> {
-        self.change(|catalog| Ok(catalog.end_pins(Some(pin), None).is_some()))
+        self.read(|catalog| Ok(catalog.end_pins(Some(pin), None).is_some()))
     }
 
     /// Drops those of these keys that are stored. Returns their number.
     fn remove(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
-        self.keys(keys, |catalog, keys| catalog.remove(NamespaceId(namespace), keys))
+        let keys = arguments::keys(keys)?;
+        self.change(|catalog| catalog.remove(NamespaceId(namespace), &keys))
     }
 
     /// Returns the keys of these namespaces that were evicted, removed or lost since the last call;
@@ -310,7 +323,7 @@ impl Catalog {
         py: Python<'py>,
         namespaces: Vec<u32>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let mut dropped = self.change(|catalog| Ok(catalog.take_dropped()))?;
+        let mut dropped = self.read(|catalog| Ok(catalog.take_dropped()))?;
         dropped.retain(|(of, _)| namespaces.contains(&of.0));
         Ok(dropped.iter().map(|(_, key)| PyBytes::new(py, &key.0)).collect())
     }
@@ -340,12 +353,12 @@ impl Catalog {
 
     /// Returns the namespace's counts.
     fn usage<'py>(&self, py: Python<'py>, namespace: u32) -> PyResult<Bound<'py, PyAny>> {
-        usage!(py, self.change(|catalog| catalog.usage(NamespaceId(namespace)))?)
+        usage!(py, self.read(|catalog| catalog.usage(NamespaceId(namespace)))?)
     }
 
     /// Returns the counts of all namespaces.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let counts = self.change(|catalog| Ok(catalog.counts()))?;
+        let counts = self.read(|catalog| Ok(catalog.counts()))?;
         catalog_stats!(py, counts)
     }
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import multiprocessing
+import resource
+import signal
 from dataclasses import replace
 
 import numpy
@@ -53,6 +55,50 @@ def worker(pipe, path, rank):
         right = [(kv[:, at] == content(n, rank.rank)).all() for at, n in enumerate(numbers)]
         pipe.send((report.error, report.checksums, right, plane.take_lost()))
     plane.close()
+
+
+def scheduler_whose_journal_fails(pipe, path):
+    """Changes a catalog before and after a write of its journal failed; sends the errors."""
+    catalog = ripieno.Catalog(path)
+    space = catalog.namespace(ripieno.Namespace())
+    keys = [key(n) for n in range(6)]
+
+    def store(keys):
+        write = catalog.begin(space, keys)
+        sums = bytes(4 * SHAPE.rows * len(keys))
+        assert [catalog.written(write.id, rank, sums) for rank in range(RANKS)] == [None, True]
+        return write.id
+
+    first, late = store(keys[:2]), store(keys[2:4])
+    assert catalog.commit(first)
+    catalog.sync()
+    # Nothing can be written to any file.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    catalog.evict(1, space)
+    calls = {
+        "sync": catalog.sync,
+        "begin": lambda: catalog.begin(space, keys[4:]),
+        "commit": lambda: catalog.commit(late),
+        "remove": lambda: catalog.remove(space, keys),
+        "clear": lambda: catalog.clear(space),
+        "evict": lambda: catalog.evict(1),
+        "bump_epoch": lambda: catalog.bump_epoch(space),
+        "set_quota": lambda: catalog.set_quota(space, 3),
+        "namespace": lambda: catalog.namespace(ripieno.Namespace(dtype="new")),
+        # These change nothing that a journal has.
+        "known": lambda: catalog.namespace(ripieno.Namespace()) == space,
+        "acquire": lambda: catalog.release(catalog.acquire(space, keys).id),
+        "abort": lambda: catalog.abort(late),
+    }
+    refused = []
+    for name, call in calls.items():
+        try:
+            call()
+        except ripieno.ReadOnlyError:
+            refused.append(name)
+    usage = catalog.usage(space)
+    pipe.send((refused, usage.stored, usage.writing, usage.epoch, usage.quota_files))
 
 
 class Engine:
@@ -165,6 +211,19 @@ def test_what_one_rank_did_not_store_nobody_finds(tmp_path):
     assert engine.load(numbers) == (4, [], [True] * 4)
     assert engine.catalog.stats().free == free - 4, "nothing is lost"
     engine.close()
+
+
+def test_a_catalog_whose_journal_failed_changes_nothing(tmp_path):
+    prepare(tmp_path)
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=scheduler_whose_journal_fails, args=(theirs, tmp_path))
+    process.start()
+    theirs.close()
+    refused, *usage = ours.recv()
+    process.join()
+    changes = ["sync", "begin", "commit", "remove", "clear", "evict", "bump_epoch", "set_quota"]
+    assert refused == [*changes, "namespace"]
+    assert usage == [1, 0, 0, None]
 
 
 def test_one_rank_with_damaged_data_makes_a_miss(tmp_path):

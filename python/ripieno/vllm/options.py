@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -22,6 +23,9 @@ CHOICES = {
 }
 
 SIZES = {"capacity", "dram"}
+
+COUNT_MAX = 0xFFFF
+"""Largest number of devices, engines or SMs."""
 
 NEEDED = {"path", "capacity"}
 """Options of a store of this engine's own, which must be given."""
@@ -88,15 +92,16 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("load_async", "save_decode", "schedule", "keep_on_reset", "piecewise"):
             check(name, getattr(self, name) in (True, False, None), "give true or false", self)
-        for name, least in (("drain_seconds", 0), ("save_backlog", 0)):
+        # Threads cannot wait for longer than these seconds.
+        for name, most in (("drain_seconds", int(threading.TIMEOUT_MAX)), ("save_backlog", 1)):
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            check(name, is_number and value >= least, f"give a number from {least} on", self)
+            check(name, is_number and 0 <= value <= most, f"give a number from 0 to {most}", self)
         if isinstance(self.devices, list):
             are_drives = all(str(each).startswith("vfio:") for each in self.devices)
             is_right = bool(self.devices) and are_drives
         else:
-            is_right = type(self.devices) is int and self.devices >= 1
+            is_right = type(self.devices) is int and 1 <= self.devices <= COUNT_MAX
         hint = 'give a number of files from 1 on, or drives: ["vfio:0000:65:00.0"]'
         check("devices", is_right, hint, self)
         texts = self.tenants if isinstance(self.tenants, list) else [None]
@@ -105,8 +110,8 @@ class Options:
         check("tenants", is_right, hint, self)
         for name in ("io_sms", "engines"):
             value = getattr(self, name)
-            is_right = value is None or (type(value) is int and value >= 1)
-            check(name, is_right, "give a whole number from 1 on", self)
+            is_right = value is None or (type(value) is int and 1 <= value <= COUNT_MAX)
+            check(name, is_right, f"give a whole number from 1 to {COUNT_MAX}", self)
         for name, words in CHOICES.items():
             hint = f"give one of {', '.join(words)}"
             is_default = getattr(self, name) == getattr(Options, name)
@@ -117,7 +122,6 @@ class Options:
         check("layer_times", self.layer_times is None or is_name, "give the name of a file", self)
         hint = 'give text, a port ("9400") or a Unix socket\'s path with a /'
         check("metrics", isinstance(self.metrics, str | None), hint, self)
-        check("save_backlog", self.save_backlog <= 1, "give a share of the blocks, 0 to 1", self)
         check("shutdown", self.shutdown in ("drain", "drop"), 'give "drain" or "drop"', self)
 
     @property

@@ -370,7 +370,11 @@ class Scheduler:
         ids = state.get_block_ids(name)
         places = self._kept(request, ids, full)
         space, keys = self._known_space(request), self.groups.keys(request, places)
-        write = self._begin(space, keys, room)
+        try:
+            write = self._begin(space, keys, room)
+        except ripieno.ReadOnlyError as error:
+            self._fail(error)
+            return
         before = self.groups.number_before(places, first)
         self.stats.count("dropped_blocks", len(places) - max(before, write.accepted))
         written = self.groups.chosen(places, write.positions)
@@ -484,8 +488,7 @@ class Scheduler:
             self.reading[block].discard(job)
             if not self.reading[block]:
                 del self.reading[block]
-        if state:
-            self.catalog.commit(save.write)
+        if state and self._commit(save):
             self.stored += len(save.blocks)
             self.stats.count("stored_blocks", len(save.blocks))
             self.strikes["saves"] = 0
@@ -500,6 +503,16 @@ class Scheduler:
             self.stats.count("dropped_blocks", len(save.blocks))
             if self._struck("saves"):
                 self._fail(f"{MAX_CONSECUTIVE_FAILURES} saves failed one after the other")
+
+    def _commit(self, save: Save) -> bool:
+        """Makes the blocks of a save visible. Returns False if nothing is stored any more, or the
+        server is away."""
+        try:
+            return self.catalog.commit(save.write)
+        except ripieno.ReadOnlyError as error:
+            self.catalog.abort(save.write)
+            self._fail(error)
+            return False
 
     def _struck(self, what: str) -> bool:
         if not self.place.gives_up:
