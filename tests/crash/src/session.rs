@@ -1,12 +1,13 @@
 //! An open store in a process, and the steps of its actors: writers, readers, and those that make
 //! changes.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use anyhow::{Result, bail};
 use nvme_driver::Nanos;
 use objstore::{
-    BlockId, BlockKey, Layer, LoadRequest, Store, StoreError, StoreRequest, Ticket, Usage,
+    BlockId, BlockKey, Layer, LoadRequest, Reservation, Store, StoreError, StoreRequest, Ticket,
+    Usage,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 use ripieno_testkit::KvMemory;
@@ -42,6 +43,8 @@ pub struct Session {
 /// Stores some blocks.
 pub struct Writer {
     save: StoreRequest,
+    /// Set if it fills a reservation, as engines of several processes do.
+    reserved: Option<Arc<Reservation>>,
     space: usize,
     /// Blocks that it stores, with their versions; empty if unknown.
     names: Vec<(Name, u64)>,
@@ -174,8 +177,13 @@ impl History {
             let mut others = session.writers.iter().flat_map(|writer| &writer.names);
             own.push(!session.contains(&name) && !others.any(|(other, _)| *other == name));
         }
-        let save = match session.stores[space].allocate(&keys, &blocks) {
-            Ok(save) => save,
+        let reserves = self.rng.random_bool(0.3);
+        let begun = match reserves {
+            true => begin_reserved(&session.stores[space], &keys, &blocks),
+            false => session.stores[space].allocate(&keys, &blocks).map(|save| (save, None)),
+        };
+        let (save, reserved) = match begun {
+            Ok(begun) => begun,
             Err(error) => {
                 session.free.extend(blocks);
                 self.model.give_up(&all);
@@ -185,7 +193,8 @@ impl History {
         if session.read_only {
             bail!("a store that takes no writes gave files");
         }
-        let accepted = all.iter().zip(own).take(save.accepted());
+        let accepted = reserved.as_ref().map_or(save.accepted(), |reserved| reserved.accepted());
+        let accepted = all.iter().zip(own).take(accepted);
         let mut names: Vec<_> = accepted.filter(|(_, own)| *own).map(|(name, _)| *name).collect();
         if save.written() != names.len() {
             // A block was evicted meanwhile, or is being stored by a writer with unknown names.
@@ -194,7 +203,8 @@ impl History {
         let mut layers: Vec<Layer> = (0..self.format.shape.layers).map(Layer).collect();
         layers.shuffle(&mut self.rng);
         let tickets = Vec::new();
-        session.writers.push(Writer { save, space, names, all, layers, tickets, blocks });
+        let writer = Writer { save, reserved, space, names, all, layers, tickets, blocks };
+        session.writers.push(writer);
         Ok(())
     }
 
@@ -213,12 +223,7 @@ impl History {
         let (writer, store) = (&mut writers[at], &stores[0]);
         for _ in 0..self.rng.random_range(1..=4) {
             let Some(layer) = writer.layers.pop() else { break };
-            let mut started = store.store_layer(&writer.save, layer);
-            if let Err(StoreError::Busy { .. }) = started {
-                store.plane().drain()?;
-                started = store.store_layer(&writer.save, layer);
-            }
-            match started {
+            match store.store_layer(&writer.save, layer) {
                 Ok(ticket) => writer.tickets.push(ticket),
                 // The commit reports the reason.
                 Err(StoreError::RequestFailed { .. }) => {}
@@ -262,7 +267,7 @@ impl History {
     ) -> Result<()> {
         let mut missing = self.model.missing(|name| session.contains(name));
         let writer = session.writers.swap_remove(at);
-        let Writer { save, names, all, layers, blocks, .. } = writer;
+        let Writer { save, reserved, names, all, layers, blocks, .. } = writer;
         let tried = if names.is_empty() { &all } else { &names };
         // These may be stored, and dropped during the commit.
         tried.iter().for_each(|(name, _)| _ = missing.remove(name));
@@ -274,9 +279,9 @@ impl History {
         session.used.extend(blocks);
         let store = session.stores[0].clone();
         let is_partial = !layers.is_empty() && save.written() > 0;
-        let committed = self.meanwhile(session, powered, || store.commit(save));
+        let committed = self.meanwhile(session, powered, || commit(&store, save, reserved));
         match committed {
-            Ok(_) => {
+            Ok(()) => {
                 if session.read_only {
                     outcome.false_acks += 1;
                     let what = "a commit of a store that takes no writes was acknowledged";
@@ -392,10 +397,6 @@ impl History {
             let Some(layer) = reader.layers.pop() else { break };
             match store.retrieve_layer(&reader.load, layer) {
                 Ok(ticket) => reader.tickets.push(ticket),
-                Err(StoreError::Busy { .. }) => {
-                    reader.layers.push(layer);
-                    break;
-                }
                 Err(StoreError::RequestFailed { .. }) if powered.faults().any() || self.lies => {
                     reader.failed = true;
                 }
@@ -468,11 +469,7 @@ impl History {
         session.kv.wipe(block);
         let load = store.retrieve(&prefix, &[block])?;
         for layer in (0..self.format.shape.layers).map(Layer) {
-            let mut started = store.retrieve_layer(&load, layer);
-            if let Err(StoreError::Busy { .. }) = started {
-                store.plane().drain()?;
-                started = store.retrieve_layer(&load, layer);
-            }
+            let started = store.retrieve_layer(&load, layer);
             match started.and_then(|ticket| store.wait(ticket)) {
                 Ok(_) => {}
                 Err(StoreError::Transfer { .. } | StoreError::RequestFailed { .. })
@@ -544,6 +541,32 @@ impl History {
         }
         Ok(())
     }
+}
+
+/// Reserves files, and prepares to write the blocks of those that are to be written.
+fn begin_reserved(
+    store: &Store,
+    keys: &[BlockKey],
+    blocks: &[BlockId],
+) -> Result<(StoreRequest, Option<Arc<Reservation>>), StoreError> {
+    let reserved = store.reserve(keys)?;
+    let own = (0..).zip(blocks).filter(|(at, _)| reserved.has(*at as usize));
+    let (positions, blocks): (Vec<u32>, Vec<BlockId>) = own.unzip();
+    let save = store.fill(&reserved, &positions, &blocks)?;
+    Ok((save, Some(reserved)))
+}
+
+/// Makes what a writer stored permanent.
+fn commit(
+    store: &Store,
+    save: StoreRequest,
+    reserved: Option<Arc<Reservation>>,
+) -> Result<(), StoreError> {
+    let Some(reserved) = reserved else { return store.commit(save).map(|_| ()) };
+    let done = store.end(&[save.ticket(Layer(0)).job])?.remove(0);
+    done.failure.map_or(Ok(()), Err)?;
+    store.commit_reservation(&reserved)?;
+    store.sync_journal()
 }
 
 /// Returns the content tag of a version, which differs by tenant to detect mix-ups of equal tokens.
