@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
-use kv_catalog::{FormatError, OnDevice, Superblock};
+use kv_catalog::{CopyFault, FormatError, OnDevice, Superblock, foreign_data};
 use objstore::{Format, KvShape, Medium, Overwrite, Store, StoreError, StoreId};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{StoreDir, StoreDirMedia, StoreDirOptions};
@@ -268,19 +268,22 @@ fn beside(whole: &mut Medium, store: &Medium) -> anyhow::Result<Option<(String, 
     if first.is_empty() && last.is_empty() {
         return Ok(None);
     }
-    let mut edge = vec![0; first.end as usize];
-    whole.io.read(0, &mut edge).context("reading the drive's beginning")?;
-    if ripieno_stack::is_scratch(&edge) {
+    let (mut head, mut tail) = (
+        vec![0; (first.end - first.start) as usize],
+        vec![0; (last.end - last.start) as usize],
+    );
+    whole.io.read(first.start, &mut head).context("reading the drive's beginning")?;
+    whole.io.read(last.start, &mut tail).context("reading the drive's end")?;
+    if ripieno_stack::is_scratch(&head) {
         return Ok(Some(("scratch data of a replay".to_owned(), Loss::Nothing)));
     }
-    let (what, loss) = on(whole);
-    if loss > Loss::Nothing {
-        return Ok(Some((what, loss)));
+    // A store of the whole namespace, without edges.
+    let copies = Superblock::read_copies(&mut *whole.io)?;
+    if copies.iter().any(|copy| !matches!(copy, Err(CopyFault::None))) {
+        return Ok(Some(on(whole)));
     }
-    let mut edge = vec![0; (last.end - last.start) as usize];
-    whole.io.read(last.start, &mut edge).context("reading the drive's end")?;
-    let blank = edge.iter().all(|byte| *byte == 0);
-    Ok((!blank).then(|| ("data of an unknown kind at its end".to_owned(), Loss::Anything)))
+    let found = foreign_data(&head, &tail, whole.region.bytes());
+    Ok(found.map(|found| (found.what.to_owned(), Loss::Anything)))
 }
 
 /// Returns the byte ranges of a namespace before and after the store's region.

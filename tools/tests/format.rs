@@ -108,7 +108,7 @@ fn what_is_there_is_refused_unless_told_and_comes_back_byte_for_byte() {
     place.refused("format --undo damaged", &["it is no undo file"]);
     place.refused("format --undo nowhere", &["No such file"]);
     let back = place.json(&format!("format --undo {undo}"), 0);
-    assert_eq!(back["bytes_put_back"], 2 * ((1 << 20) + (64 << 10) + (128 << 10)));
+    assert_eq!(back["bytes_put_back"], 2 * ((1 << 20) + (64 << 10) + (1 << 20)));
     assert_eq!(place.files(), before);
     // It opens, and has all blocks.
     assert_eq!(place.json(REPLAY, 0)["stored_bytes"], 0);
@@ -266,4 +266,46 @@ fn block_devices_are_guarded_and_undone() {
     assert_eq!(fs::read(&device.0).unwrap(), before);
     place.run("format --overwrite anything", 0);
     assert_eq!(place.json(REPLAY, 0)["store"], "opened");
+}
+
+/// The end of a block device is looked at, saved and cleared to its last sector, whatever its size.
+#[test]
+fn what_is_only_at_the_end_of_a_block_device_is_guarded() {
+    let test = "what_is_only_at_the_end_of_a_block_device_is_guarded";
+    if !is_root(test) {
+        return;
+    }
+    let bytes = (48 << 20) + 5 * 512;
+    for (name, from_end, mark) in [
+        ("Intel VROC, IMSM", 1024, &b"Intel Raid ISM Cfg Sig. "[..]),
+        ("DDF", 512, b"\xde\x11\xde\x11"),
+        ("DRBD", (bytes % 4096) + 4096 - 60, b"\x83\x74\x02\x6d"),
+        ("ZFS", (bytes % (256 << 10)) + (128 << 10), b"\x0c\xb1\xba\0\0\0\0\0"),
+        ("the backup of a partition table", 512, b"EFI PART"),
+        ("data of an unknown kind", 7, b"my data"),
+        ("data of an unknown kind", 1 << 20, b"my data"),
+    ] {
+        let place = Place::new();
+        let disk = place.path().join("disk");
+        let mut before = vec![0; bytes];
+        before[bytes - from_end..][..mark.len()].copy_from_slice(mark);
+        fs::write(&disk, &before).unwrap();
+        let Some(device) = Loop::over(&disk) else {
+            return skipped(test, "no loop device can be had");
+        };
+        let line = format!("format --lba 512 --block {}", device.0);
+        for overwrite in ["", "--overwrite store"] {
+            let line = format!("{line} {overwrite}");
+            place.refused(&line, &[&device.0, name, "--overwrite anything"]);
+        }
+        assert!(fs::read(&device.0).unwrap() == before, "refused, and so untouched: {name}");
+        place.run(&format!("{line} --overwrite anything --undo-file undo"), 0);
+        let made = fs::read(&device.0).unwrap();
+        assert!(made[bytes - (1 << 20)..].iter().all(|byte| *byte == 0), "{name}");
+        place.run("format --undo undo", 0);
+        assert!(fs::read(&device.0).unwrap() == before, "byte for byte: {name}");
+        let other = Place::new();
+        let line = format!("format --lba 4096 --block {}", device.0);
+        other.refused(&line, &[&device.0, "no multiple of 4096", "512"]);
+    }
 }

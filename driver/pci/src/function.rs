@@ -6,6 +6,8 @@ use crate::{address::PciAddress, root::Root};
 pub const DEVICES: &str = "/sys/bus/pci/devices";
 /// Directory with the PCI drivers.
 pub const DRIVERS: &str = "/sys/bus/pci/drivers";
+/// Directory with the IOMMU groups.
+pub const GROUPS: &str = "/sys/kernel/iommu_groups";
 /// File that makes the kernel look for a driver of the function written to it.
 pub const PROBE: &str = "/sys/bus/pci/drivers_probe";
 /// Driver that hands functions to userspace.
@@ -28,7 +30,7 @@ pub struct Function {
     pub driver: Option<String>,
     /// The only driver that may bind to it, if that is set.
     pub driver_override: Option<String>,
-    /// Its IOMMU group, if an IOMMU translates for it.
+    /// Its IOMMU group, if an IOMMU translates for it. A group of VFIO's no-IOMMU mode is none.
     pub group: Option<u32>,
     /// The nearest NUMA node, if there are several and the firmware names it.
     pub numa: Option<u32>,
@@ -59,7 +61,10 @@ impl Function {
             device: id("device"),
             driver: root.link_name(format!("{path}/driver")),
             driver_override: forced.filter(|name| !name.is_empty() && name != "(null)"),
-            group: root.link_name(format!("{path}/iommu_group")).and_then(|n| n.parse().ok()),
+            group: root
+                .link_name(format!("{path}/iommu_group"))
+                .and_then(|name| name.parse().ok())
+                .filter(|&group| !is_no_iommu(root, group)),
             // -1 means that the firmware names no node.
             numa: root.number(format!("{path}/numa_node")),
             chain: parts.iter().filter_map(|part| full_address(part)).collect(),
@@ -135,6 +140,22 @@ impl Function {
     }
 }
 
+/// Returns true for a group that VFIO made itself, in its no-IOMMU mode: nothing translates for the
+/// functions in it, and a driver in userspace could have them write anywhere in memory.
+#[must_use]
+pub fn is_no_iommu(root: &Root, group: u32) -> bool {
+    let about = |what: &str| root.text(format!("{GROUPS}/{group}/{what}"));
+    about("name").as_deref() == Some("vfio-noiommu") || about("type").as_deref() == Some("")
+}
+
+/// Returns the numbers of the groups that an IOMMU translates for, and of those of VFIO's no-IOMMU
+/// mode.
+#[must_use]
+pub fn groups(root: &Root) -> (Vec<u32>, Vec<u32>) {
+    let numbers = root.names(GROUPS).into_iter().filter_map(|name| name.parse().ok());
+    numbers.partition(|&group| !is_no_iommu(root, group))
+}
+
 fn is_vfio_driver(name: &str) -> bool {
     // Variant drivers: nvgrace-gpu-vfio-pci, mlx5_vfio_pci, vfio-pci itself.
     name.ends_with("vfio-pci") || name.ends_with("vfio_pci")
@@ -162,7 +183,7 @@ pub fn functions(root: &Root) -> Vec<Function> {
 /// Returns the functions of an IOMMU group, sorted by address.
 #[must_use]
 pub fn group_members(root: &Root, group: u32) -> Vec<Function> {
-    let names = root.names(format!("/sys/kernel/iommu_groups/{group}/devices"));
+    let names = root.names(format!("{GROUPS}/{group}/devices"));
     names.iter().filter_map(|name| Function::read(root, full_address(name)?)).collect()
 }
 

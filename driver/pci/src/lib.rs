@@ -26,8 +26,8 @@ mod root;
 
 pub use address::{AddressError, PciAddress};
 pub use function::{
-    CLASS_NVME, DEVICES, DRIVERS, Function, PROBE, VFIO, full_address, functions, group_members,
-    sysfs,
+    CLASS_NVME, DEVICES, DRIVERS, Function, GROUPS, PROBE, VFIO, full_address, functions,
+    group_members, groups, is_no_iommu, sysfs,
 };
 pub use open::{OpenFile, open_files};
 pub use root::{Claim, Root};

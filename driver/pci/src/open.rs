@@ -2,16 +2,17 @@
 
 use crate::Root;
 
-/// An open file descriptor of a file in /dev.
+/// A device that a process has open, or has mapped.
 #[derive(Debug, Clone)]
 pub struct OpenFile {
-    /// The process that has it open.
+    /// The process.
     pub pid: u32,
     /// The name of that process.
     pub command: String,
-    /// Path of the node.
+    /// Path of the node; of a VFIO device that was opened through its group, the folder of the
+    /// function in /sys.
     pub path: String,
-    /// `major:minor`, if it is a block device.
+    /// Its number, as [`Root::device_number`] writes it.
     pub number: Option<String>,
 }
 
@@ -23,8 +24,8 @@ impl OpenFile {
     }
 }
 
-/// Returns the open device nodes of all other processes, and the number of processes whose
-/// descriptors may not be read.
+/// Returns the open devices of all other processes, and the number of processes whose descriptors
+/// may not be read.
 #[must_use]
 pub fn open_files(root: &Root) -> (Vec<OpenFile>, usize) {
     let (mut found, mut hidden) = (Vec::new(), 0);
@@ -33,8 +34,7 @@ pub fn open_files(root: &Root) -> (Vec<OpenFile>, usize) {
         if root.is_real() && pid == own {
             continue;
         }
-        let folder = format!("/proc/{pid}/fd");
-        let names = match root.try_names(&folder) {
+        let names = match root.try_names(format!("/proc/{pid}/fd")) {
             Ok(names) => names,
             Err(error) => {
                 // Any other error: the process has just ended.
@@ -42,17 +42,41 @@ pub fn open_files(root: &Root) -> (Vec<OpenFile>, usize) {
                 continue;
             }
         };
-        for name in names {
-            let file = format!("{folder}/{name}");
-            let Some(path) = root.link(&file).filter(|path| path.starts_with("/dev/")) else {
-                continue;
-            };
-            // The number, because a container may have the disk under another name. In a copy of a
-            // machine the link would lead out of it.
-            let number = root.is_real().then(|| root.block_device(&file)).flatten();
-            let command = root.text(format!("/proc/{pid}/comm")).unwrap_or_default();
-            found.push(OpenFile { pid, command, path, number });
-        }
+        let mut files: Vec<(String, Option<String>)> =
+            names.iter().filter_map(|name| descriptor(root, pid, name)).collect();
+        files.extend(mapped(root, pid).into_iter().map(|path| (path, None)));
+        let command = || root.text(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let file = |(path, number)| OpenFile { pid, command: command(), path, number };
+        found.extend(files.into_iter().map(file));
     }
     (found, hidden)
+}
+
+/// Returns path and number of the device of a descriptor.
+fn descriptor(root: &Root, pid: u32, name: &str) -> Option<(String, Option<String>)> {
+    let file = format!("/proc/{pid}/fd/{name}");
+    let path = root.link(&file)?;
+    if path.contains("[vfio-device]") {
+        // It outlives the descriptor of the group, and recent kernels say whose it is.
+        let about = root.text(format!("/proc/{pid}/fdinfo/{name}"))?;
+        let line = about.lines().find_map(|line| line.strip_prefix("vfio-device-syspath:"))?;
+        return Some((line.trim().to_owned(), None));
+    }
+    // The number, because a container may have the device under another name, also outside /dev. In
+    // a copy of a machine the link would lead out of it.
+    let is_path = root.is_real() && path.starts_with('/');
+    let number = is_path.then(|| root.device_number(&file)).flatten();
+    (number.is_some() || path.starts_with("/dev/")).then_some((path, number))
+}
+
+/// Returns the devices that a process has mapped; it may have closed their descriptors.
+fn mapped(root: &Root, pid: u32) -> Vec<String> {
+    let maps = root.text(format!("/proc/{pid}/maps")).unwrap_or_default();
+    // `7f0-7f1 rw-s 00000000 00:05 372  /dev/nvme0n1`
+    let paths = maps.lines().filter_map(|line| Some(format!("/{}", line.split_once(" /")?.1)));
+    let is_device = |path: &String| path.starts_with("/dev/") && !path.starts_with("/dev/shm/");
+    let mut paths: Vec<String> = paths.filter(is_device).collect();
+    paths.sort();
+    paths.dedup();
+    paths
 }

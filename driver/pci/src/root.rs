@@ -2,8 +2,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags};
 
 /// Maximum that is read of a text file; files in /proc and /sys report wrong sizes.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
@@ -131,12 +133,18 @@ impl Root {
         Some(Path::new("/").join(inside))
     }
 
-    /// Returns `major:minor` of the block device at `path`.
-    pub fn block_device(&self, path: impl AsRef<Path>) -> Option<String> {
-        let found = fs::metadata(self.at(path)).ok()?;
-        let number = found.rdev();
-        let text = || format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-        found.file_type().is_block_device().then(text)
+    /// Returns the number of the device node at `path` as udev writes it: `b259:0` of a block
+    /// device, `c244:0` of a character device; None if it is neither.
+    pub fn device_number(&self, path: impl AsRef<Path>) -> Option<String> {
+        // Without asking the file system again: a server on the network may not answer.
+        let (flags, mask) = (AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
+        let found = rustix::fs::statx(CWD, self.at(path), flags, mask).ok()?;
+        let letter = match FileType::from_raw_mode(u32::from(found.stx_mode)) {
+            FileType::BlockDevice => 'b',
+            FileType::CharacterDevice => 'c',
+            _ => return None,
+        };
+        Some(format!("{letter}{}:{}", found.stx_rdev_major, found.stx_rdev_minor))
     }
 
     /// Returns owner, group and permissions of a node.
@@ -154,7 +162,7 @@ impl Root {
                 Err(error) => Claim::Unknown(format!("{path}: {error}")),
             };
         }
-        if self.block_device(path).is_none() {
+        if !self.device_number(path).is_some_and(|number| number.starts_with('b')) {
             return Claim::Unknown(format!("{path} is not a block device"));
         }
         let exclusive = i32::try_from(rustix::fs::OFlags::EXCL.bits()).unwrap_or(0);

@@ -13,8 +13,9 @@ use crate::{
     record::{self, CHECKSUMS_MAX},
     shape::KvShape,
     superblock::{
-        DEVICES_MAX, DataArea, DeviceIdentity, FormatError, GROUP_BYTES_MAX, GROUP_HEADER_BYTES,
-        HEAD_BYTES, Half, JournalArea, State, StoreId, StoreLayout, Superblock, TAIL_BYTES,
+        DEVICES_MAX, DataArea, DeviceIdentity, FORMAT_HEAD_BYTES, FORMAT_TAIL_BYTES, FormatError,
+        GROUP_BYTES_MAX, GROUP_HEADER_BYTES, HEAD_BYTES, Half, JournalArea, State, StoreId,
+        StoreLayout, Superblock,
     },
 };
 
@@ -262,8 +263,9 @@ pub fn format_devices(
 
 /// Erases the signatures of other formats and of an earlier store.
 fn erase(io: &mut dyn BlockIo) -> Result<(), FormatError> {
-    io.write(0, &vec![0; HEAD_BYTES as usize], false)?;
-    let tail = (io.bytes() - HEAD_BYTES).min(TAIL_BYTES);
+    let head = FORMAT_HEAD_BYTES.min(io.bytes());
+    io.write(0, &vec![0; head as usize], false)?;
+    let tail = (io.bytes() - head).min(FORMAT_TAIL_BYTES);
     io.write(io.bytes() - tail, &vec![0; tail as usize], false)?;
     Ok(io.flush()?)
 }

@@ -72,7 +72,8 @@ pub use policy::{Candidate, Policy, PolicyKind, Tiers};
 pub use record::{CHECKSUMS_MAX, LABEL_BYTES_MAX, Record, RecordError, Records, UseKind, Words};
 pub use shape::{KvShape, ROWS_MAX};
 pub use superblock::{
-    CopyFault, DEVICES_MAX, DataArea, DeviceIdentity, Expected, FORMAT_VERSION, FormatError, Half,
-    JournalArea, Member, OnDevice, SUPERBLOCK_BYTES, State, StoreId, StoreLayout, Superblock,
-    check_set, foreign_signature,
+    CopyFault, DEVICES_MAX, DataArea, DeviceIdentity, Expected, FORMAT_HEAD_BYTES,
+    FORMAT_TAIL_BYTES, FORMAT_VERSION, Foreign, FormatError, Half, JournalArea, Member, OnDevice,
+    SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC, State, StoreId, StoreLayout, Superblock, check_set,
+    foreign_data, foreign_signature, is_blank,
 };

@@ -21,8 +21,10 @@ pub(crate) use self::wire::{GROUP_BYTES_MAX, GROUP_HEADER_BYTES};
 pub use self::{
     check::{Expected, Member, check_set},
     error::{CopyFault, FormatError},
-    foreign::foreign_signature,
-    wire::DEVICES_MAX,
+    foreign::{
+        FORMAT_HEAD_BYTES, FORMAT_TAIL_BYTES, Foreign, foreign_data, foreign_signature, is_blank,
+    },
+    wire::{DEVICES_MAX, SUPERBLOCK_MAGIC},
 };
 
 /// The format version that this code writes, and the only one that it reads.
@@ -39,9 +41,6 @@ pub(crate) const COPIES: usize = 2;
 
 /// Bytes reserved for the copies at the start of a region.
 pub(crate) const HEAD_BYTES: u64 = 1 << 20;
-
-/// Bytes at the end of a region in which other formats keep metadata.
-pub(crate) const TAIL_BYTES: u64 = 128 << 10;
 
 /// [`Superblock::skip_sequence`] skips fewer sequence numbers than this.
 const SKIPPED: u64 = 1 << 16;
@@ -232,19 +231,14 @@ pub enum OnDevice {
     Ours(Box<Superblock>),
 }
 
-impl Superblock {
-    /// Identifies the contents of a device. Writes nothing.
+impl OnDevice {
+    /// Identifies the contents of a device of `bytes` bytes by its first [`FORMAT_HEAD_BYTES`] and
+    /// last [`FORMAT_TAIL_BYTES`]. `device` is its name, for errors.
     ///
     /// # Errors
-    /// Returns [`FormatError`] if the device cannot be read, is too small to carry a store, or
-    /// carries one whose superblock cannot be used.
-    pub fn read(io: &mut dyn BlockIo) -> Result<OnDevice, FormatError> {
-        if io.bytes() < HEAD_BYTES {
-            return Err(FormatError::too_small(io.name(), io.bytes(), HEAD_BYTES));
-        }
-        let mut head = vec![0; HEAD_BYTES as usize];
-        io.read(0, &mut head)?;
-        let copies = copies_in(&head);
+    /// Returns [`FormatError`] if it carries a store whose superblock cannot be used.
+    pub fn of(device: &str, head: &[u8], tail: &[u8], bytes: u64) -> Result<Self, FormatError> {
+        let copies = copies_in(head);
         let valid = copies.each_ref().map(Result::is_ok);
         // A copy of an unknown version may be the newer one.
         let newer = |fault: &CopyFault| !matches!(fault, CopyFault::None | CopyFault::Checksum);
@@ -253,37 +247,64 @@ impl Superblock {
             faults().find(|fault| **fault == CopyFault::Checksum).filter(|_| valid == [false; 2])
         });
         if let Some(fault) = refused {
-            return Err(FormatError::Copy { device: io.name().to_owned(), fault: fault.clone() });
+            return Err(FormatError::Copy { device: device.to_owned(), fault: fault.clone() });
         }
-        // A filesystem made over the store may have left one copy intact.
-        for (offset, valid) in COPY_OFFSETS.iter().zip(valid) {
-            if valid {
-                head[*offset as usize..][..SUPERBLOCK_BYTES].fill(0);
-            }
-        }
-        let tail_bytes = if valid == [false; 2] { TAIL_BYTES } else { 0 };
-        let mut tail = vec![0; tail_bytes as usize];
-        io.read(io.bytes() - tail_bytes, &mut tail)?;
-        if let Some(what) = foreign_signature(&head, &tail, io.bytes()) {
-            return Ok(OnDevice::Foreign(what));
+        let found = match valid {
+            [false, false] => foreign_data(head, tail, bytes),
+            _ => over_store(head, valid, bytes),
+        };
+        if let Some(found) = found {
+            return Ok(Self::Foreign(found.what));
         }
         match copies {
-            [Ok(a), Ok(b)] if a.store != b.store => Err(FormatError::TwoStores {
-                device: io.name().to_owned(),
-                stores: [a.store, b.store],
-            }),
-            [Ok(a), Ok(b)] => Ok(OnDevice::Ours(Box::new(newest(a, b)))),
-            [Ok(copy), Err(_)] | [Err(_), Ok(copy)] => Ok(OnDevice::Ours(Box::new(copy))),
-            [Err(_), Err(_)] => {
-                let first = head[0];
-                let blank = [0, 0xff].contains(&first) && head.iter().all(|byte| *byte == first);
-                Ok(if blank {
-                    OnDevice::Blank
-                } else {
-                    OnDevice::Foreign("data of an unknown kind")
-                })
+            [Ok(a), Ok(b)] if a.store != b.store => {
+                Err(FormatError::TwoStores { device: device.to_owned(), stores: [a.store, b.store] })
+            }
+            [Ok(a), Ok(b)] => Ok(Self::Ours(Box::new(newest(a, b)))),
+            [Ok(copy), Err(_)] | [Err(_), Ok(copy)] => Ok(Self::Ours(Box::new(copy))),
+            [Err(_), Err(_)] => Ok(Self::Blank),
+        }
+    }
+}
+
+/// Returns the format of a filesystem made over a store, which may have left one copy of the
+/// superblock intact. The rest of the device has the store's own journal and objects.
+fn over_store(head: &[u8], valid: [bool; COPIES], bytes: u64) -> Option<Foreign> {
+    let mut head = head[..HEAD_BYTES as usize].to_vec();
+    for (offset, valid) in COPY_OFFSETS.iter().zip(valid) {
+        if valid {
+            head[*offset as usize..][..SUPERBLOCK_BYTES].fill(0);
+        }
+    }
+    foreign_signature(&head, &[], bytes)
+}
+
+impl Superblock {
+    /// Identifies the contents of a device. Writes nothing.
+    ///
+    /// # Errors
+    /// Returns [`FormatError`] if the device cannot be read, is too small to carry a store, or
+    /// carries one whose superblock cannot be used.
+    pub fn read(io: &mut dyn BlockIo) -> Result<OnDevice, FormatError> {
+        let bytes = io.bytes();
+        if bytes < HEAD_BYTES {
+            return Err(FormatError::too_small(io.name(), bytes, HEAD_BYTES));
+        }
+        let (mut head, mut tail) = (vec![0; HEAD_BYTES as usize], Vec::new());
+        io.read(0, &mut head)?;
+        // What a store has there is its own, and need not be readable to open it.
+        if copies_in(&head).iter().all(Result::is_err) {
+            head.resize(FORMAT_HEAD_BYTES.min(bytes) as usize, 0);
+            tail.resize(FORMAT_TAIL_BYTES.min(bytes - head.len() as u64) as usize, 0);
+            let tail_at = bytes - tail.len() as u64;
+            let rest = (HEAD_BYTES, &mut head[HEAD_BYTES as usize..]);
+            for (at, part) in [rest, (tail_at, &mut tail)] {
+                if !part.is_empty() {
+                    io.read(at, part)?;
+                }
             }
         }
+        OnDevice::of(io.name(), &head, &tail, bytes)
     }
 
     /// Reads both copies as they are, for `inspect`. Writes nothing.

@@ -2,6 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
+use kv_catalog::{
+    FORMAT_HEAD_BYTES, FORMAT_TAIL_BYTES, FormatError, OnDevice, foreign_data,
+};
 use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaSlice, NamespaceInfo, QueueMemory,
     platform::{
@@ -358,17 +361,20 @@ impl fmt::Display for Holds {
 }
 
 impl Holds {
-    /// Classifies a drive by its two edges, and the bytes behind the first one.
-    fn of(first: &[u8], last: &[u8], region: &[u8]) -> Self {
-        let is_blank = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    /// Classifies a drive of `bytes` bytes by its two edges, and what is between them.
+    fn of(edges: &[Vec<u8>; 2], bytes: u64, between: &Result<OnDevice, FormatError>) -> Self {
+        let [first, last] = edges;
         if is_scratch(first) {
-            Self::Scratch
-        } else if !is_blank(first) || !is_blank(last) {
-            Self::Data
-        } else if !is_blank(region) {
-            Self::Store
-        } else {
-            Self::Nothing
+            return Self::Scratch;
+        }
+        if foreign_data(first, last, bytes).is_some() {
+            return Self::Data;
+        }
+        match between {
+            Ok(OnDevice::Blank) => Self::Nothing,
+            Ok(OnDevice::Foreign(_)) => Self::Data,
+            // One that cannot be used is a store, too.
+            Ok(OnDevice::Ours(_)) | Err(_) => Self::Store,
         }
     }
 }
@@ -378,37 +384,63 @@ impl Holds {
 /// # Errors
 /// Returns [`StackError::DriveIo`] if the drive fails.
 pub(crate) fn holds(drive: &mut Controller) -> Result<Holds, StackError> {
-    let space = namespace(drive).clone();
-    let mut read = |lba: Lba| {
-        let mut bytes = vec![0; EDGE_BYTES as usize];
-        let read = drive.read(space.nsid, lba, &mut bytes);
-        read.map_err(|source| failed("checking whether a drive is empty", source)).map(|()| bytes)
+    let (space, name) = (namespace(drive).clone(), drive.id().to_owned());
+    let mut read = |lba: Lba, bytes: u64| {
+        let mut found = vec![0; bytes as usize];
+        let read = drive.read(space.nsid, lba, &mut found);
+        read.map_err(|source| failed("checking whether a drive is empty", source)).map(|()| found)
     };
     let [first, last] = edges(&space);
-    let (first, last, region) = (read(first)?, read(last)?, read(region(&space).0)?);
-    Ok(Holds::of(&first, &last, &region))
+    let edges = [read(first, EDGE_BYTES)?, read(last, EDGE_BYTES)?];
+    let (first, lbas) = region(&space);
+    let bytes = lbas << space.lba_shift;
+    let head = read(first, FORMAT_HEAD_BYTES.min(bytes))?;
+    let tail_bytes = FORMAT_TAIL_BYTES.min(bytes - head.len() as u64);
+    let tail = match tail_bytes >> space.lba_shift {
+        0 => Vec::new(),
+        tail_lbas => read(Lba(last.0 - tail_lbas), tail_bytes)?,
+    };
+    let between = OnDevice::of(&name, &head, &tail, bytes);
+    Ok(Holds::of(&edges, space.lbas << space.lba_shift, &between))
 }
 
 #[cfg(test)]
 mod tests {
+    use kv_catalog::CopyFault;
+
     use super::*;
 
     #[test]
-    fn what_a_drive_holds_is_told_by_its_edges_and_the_stores_beginning() {
-        let (blank, mut used) = ([0; 512], [0; 512]);
-        used[9] = 1;
-        let mut mark = [0; 512];
-        mark[..MARK.len()].copy_from_slice(MARK);
-        for (first, last, region, wanted) in [
-            (&blank, &blank, &blank, Holds::Nothing),
-            (&mark, &blank, &blank, Holds::Scratch),
+    fn what_a_drive_holds_is_told_by_all_that_a_store_would_clear() {
+        let bytes = 16 * EDGE_BYTES;
+        let edge = |at: usize, text: &[u8]| {
+            let mut bytes = vec![0; EDGE_BYTES as usize];
+            bytes[at..at + text.len()].copy_from_slice(text);
+            bytes
+        };
+        let (blank, used, mark) = (edge(0, b""), edge(9, b"data"), edge(0, MARK));
+        let (raid, erased) = (edge(at_end(1024), b"Intel Raid ISM Cfg Sig. "), vec![0xff; used.len()]);
+        let (nothing, data) = (OnDevice::Blank, OnDevice::Foreign("data"));
+        let fault = CopyFault::Checksum;
+        let damaged = Err(FormatError::Copy { device: "drive".to_owned(), fault });
+        let (nothing, data) = (Ok(nothing), Ok(data));
+        for (first, last, between, wanted) in [
+            (&blank, &blank, &nothing, Holds::Nothing),
+            (&erased, &erased, &nothing, Holds::Nothing),
+            (&mark, &blank, &nothing, Holds::Scratch),
             // A replay's store that was not kept.
-            (&mark, &blank, &used, Holds::Scratch),
-            (&blank, &blank, &used, Holds::Store),
-            (&used, &blank, &used, Holds::Data),
-            (&blank, &used, &blank, Holds::Data),
+            (&mark, &blank, &data, Holds::Scratch),
+            (&blank, &blank, &damaged, Holds::Store),
+            (&blank, &blank, &data, Holds::Data),
+            (&used, &blank, &nothing, Holds::Data),
+            (&blank, &used, &nothing, Holds::Data),
+            (&blank, &raid, &nothing, Holds::Data),
         ] {
-            assert_eq!(Holds::of(first, last, region), wanted);
+            assert_eq!(Holds::of(&[first.clone(), last.clone()], bytes, between), wanted);
         }
+    }
+
+    fn at_end(before: usize) -> usize {
+        EDGE_BYTES as usize - before
     }
 }

@@ -366,7 +366,20 @@ fn devices(options: &StoreDirOptions) -> Result<Vec<Device>, StoreDirError> {
                     let path = path.display();
                     return Err(wrong(format!("names each block device once, from / on: {path}")));
                 }
-                Ok(Device { serial: serial(index), path: path.clone(), bytes: block_bytes(path)? })
+                let bytes = block_bytes(path)?;
+                let (at, lba_bytes) = (path.display(), options.lba_bytes);
+                if bytes < UNIT {
+                    return Err(wrong(format!("on {at}: it has only {bytes} bytes")));
+                }
+                // All of the device belongs to the store: what other formats keep at its very end
+                // is looked at before it is made, and cleared.
+                if bytes % u64::from(lba_bytes) != 0 {
+                    return Err(wrong(format!(
+                        "on {at}: its {bytes} bytes are no multiple of {lba_bytes}; use logical \
+                         blocks of 512 bytes"
+                    )));
+                }
+                Ok(Device { serial: serial(index), path: path.clone(), bytes })
             })
             .collect(),
     }
@@ -385,7 +398,7 @@ fn file_number(name: &str) -> Option<u32> {
     name.strip_prefix(FILE)?.strip_suffix(FILE_END)?.parse().ok()
 }
 
-/// Returns the size of a block device, in whole MiB.
+/// Returns the size of a block device.
 fn block_bytes(path: &Path) -> Result<u64, StoreDirError> {
     let at = path.display();
     let wrong = |why: String| StoreDirError::Options { why: format!("on {at}: {why}") };
@@ -394,11 +407,7 @@ fn block_bytes(path: &Path) -> Result<u64, StoreDirError> {
         return Err(wrong("it is not a block device; use files instead".to_owned()));
     }
     // Opened as it is later: exclusively, and bypassing the page cache.
-    let size = open_media(path, 0)?.capacity_bytes();
-    match size / UNIT * UNIT {
-        0 => Err(wrong(format!("it has only {size} bytes"))),
-        bytes => Ok(bytes),
-    }
+    Ok(open_media(path, 0)?.capacity_bytes())
 }
 
 /// Opens a device's medium of a locked directory. The kernel ends the I/O of a killed process

@@ -18,7 +18,7 @@ use crate::gpu::{Gpu, gpus};
 use crate::pci::Root;
 use crate::pci::{self, Function};
 use crate::report::Paint;
-use crate::usage::{Scene, Use};
+use crate::usage::{Claims, Scene, Usage, Use};
 
 pub use finding::{Finding, Report, Verdict};
 
@@ -133,12 +133,16 @@ fn drives(facts: &Facts<'_>) -> Finding {
         return finding.says(Verdict::Fail, found).fix(fix);
     }
     let scene = Scene::read(facts.root);
-    let is_free = |drive: &&Drive| {
-        let usage = scene.usage(facts.root, &drive.function, false);
-        !usage.uses.iter().any(Use::is_active)
-    };
-    let free = facts.drives.iter().filter(is_free).count();
-    let found = format!("{} NVMe drives, {free} of them not in use", facts.drives.len());
+    let usages: Vec<Usage> = facts
+        .drives
+        .iter()
+        .map(|drive| scene.usage(facts.root, &drive.function, Claims::Try))
+        .collect();
+    let free = usages.iter().filter(|usage| !usage.uses.iter().any(Use::is_active)).count();
+    let mut found = format!("{} NVMe drives, {free} of them not in use", facts.drives.len());
+    if free > 0 && usages.iter().any(|usage| !usage.blind.is_empty()) {
+        found += " as far as this user can see; `nvme-bind list` says what is not visible";
+    }
     if free == 0 {
         return finding
             .says(Verdict::Fail, found)

@@ -69,13 +69,54 @@ pub(crate) fn disks(root: &Root, bdf: PciAddress) -> Vec<Block> {
         .filter(|name| below(root, name).contains(&bdf))
         .collect();
     // With native multipath the function has a hidden path, and the disk is outside the PCI tree.
-    for controller in root.names(format!("{}/nvme", pci::sysfs(bdf))) {
-        let paths = root.names(format!("{}/nvme/{controller}", pci::sysfs(bdf)));
-        names.extend(paths.iter().filter_map(|path| multipath_head(path)));
+    for controller in controllers(root, bdf) {
+        names.extend(disk_names(root, &controller));
     }
-    names.sort();
+    blocks(root, names)
+}
+
+/// Returns the names of the kernel's NVMe controllers of a function.
+pub(crate) fn controllers(root: &Root, bdf: PciAddress) -> Vec<String> {
+    root.names(format!("{}/nvme", pci::sysfs(bdf)))
+}
+
+/// Returns the whole disks behind a controller, in the order of their namespaces.
+pub(crate) fn disks_of_controller(root: &Root, controller: &str) -> Vec<Block> {
+    blocks(root, disk_names(root, controller))
+}
+
+fn disk_names(root: &Root, controller: &str) -> Vec<String> {
+    let inside = root.names(format!("/sys/class/nvme/{controller}"));
+    let disk = |name: &String| {
+        let is_disk = name.starts_with(&format!("{controller}n"));
+        multipath_head(name).or_else(|| is_disk.then(|| name.clone()))
+    };
+    inside.iter().filter_map(disk).collect()
+}
+
+fn blocks(root: &Root, mut names: Vec<String>) -> Vec<Block> {
+    // By number: namespace 3 before 17.
+    let numbers = |name: &String| -> Vec<u64> {
+        let digits = name.split(|letter: char| !letter.is_ascii_digit());
+        digits.filter_map(|number| number.parse().ok()).collect()
+    };
+    names.sort_by_cached_key(|name| (numbers(name), name.clone()));
     names.dedup();
     names.iter().filter_map(|name| Block::read(root, name)).collect()
+}
+
+/// Returns the reason why a virtual function (SR-IOV) may have no controller.
+pub(crate) fn offline(root: &Root, drive: &Drive) -> Option<String> {
+    let parent = root.link_name(format!("{}/physfn", pci::sysfs(drive.function.bdf)))?;
+    let is_unknown = drive.controller.is_none() && !drive.function.is_vfio();
+    is_unknown.then(|| {
+        format!(
+            "{} is a virtual function of {parent}, and the kernel found no controller in it: its \
+             secondary controller may be offline (nvme list-secondary, then nvme virt-mgmt with \
+             action 9 on the controller of {parent})",
+            drive.function.bdf
+        )
+    })
 }
 
 /// Returns the functions above a block device in the device tree.
@@ -84,7 +125,8 @@ fn below(root: &Root, block: &str) -> Vec<PciAddress> {
     in_path(&path)
 }
 
-fn in_path(path: &Path) -> Vec<PciAddress> {
+/// Returns the functions in a path of /sys, from the root port on.
+pub(crate) fn in_path(path: &Path) -> Vec<PciAddress> {
     path.iter().filter_map(|part| part.to_str()).filter_map(pci::full_address).collect()
 }
 

@@ -14,13 +14,25 @@ pub(crate) struct Gpu {
     pub(crate) sizes: Vec<u64>,
 }
 
-/// Returns all GPUs, by address.
+/// Vendor of the GPUs that drives can move data to.
+const NVIDIA: u16 = 0x10de;
+
+/// Returns the GPUs, by address: those of NVIDIA, or if there are none all others, such as the
+/// graphics of a processor.
 pub(crate) fn gpus(root: &Root) -> Vec<Gpu> {
-    let functions = pci::functions(root).into_iter().filter(Function::is_gpu);
-    functions.map(|function| Gpu::read(root, function)).collect()
+    let mut functions = pci::functions(root);
+    functions.retain(Function::is_gpu);
+    if functions.iter().any(|function| function.vendor == NVIDIA) {
+        functions.retain(|function| function.vendor == NVIDIA);
+    }
+    functions.into_iter().map(|function| Gpu::read(root, function)).collect()
 }
 
 impl Gpu {
+    pub(crate) fn is_nvidia(&self) -> bool {
+        self.function.vendor == NVIDIA
+    }
+
     fn read(root: &Root, function: Function) -> Self {
         let folder = pci::sysfs(function.bdf);
         let bars = memory_bars(&root.text(format!("{folder}/resource")).unwrap_or_default());
@@ -43,7 +55,7 @@ fn model(root: &Root, function: &Function) -> String {
         text.lines().find_map(|line| Some(line.strip_prefix("Model:")?.trim().to_owned()))
     });
     let maker = match function.vendor {
-        0x10de => "NVIDIA",
+        NVIDIA => "NVIDIA",
         0x1002 => "AMD",
         _ => "GPU",
     };

@@ -4,8 +4,8 @@
 //! # Architecture
 //!
 //! Reading and changing are separate. `nvme-pci` reads /sys, /proc, /dev and /etc below one
-//! directory, `/` except in tests, and decodes PCI functions; `drive`, `usage`, `topology` and
-//! `gpu` derive facts from it; `doctor` judges them. `plan` turns facts into steps, which are data;
+//! directory, `/` except in tests, and decodes PCI functions; `drive`, `paths`, `usage`, `topology`
+//! and `gpu` derive facts from it; `doctor` judges them. `plan` turns facts into steps, which are data;
 //! `execute` performs steps through the trait of `machine` (this computer, or a recorder for dry
 //! runs), and writes every intention to the `journal` first. `persist` has the files that survive a
 //! reboot. `command` implements the subcommands, `report` formats their output.
@@ -25,9 +25,10 @@
 //!
 //! - VFIO without an IOMMU (`enable_unsafe_noiommu_mode`).
 //! - The per-device nodes of iommufd (`/dev/vfio/devices/*`): only the group node is handed over.
+//!   Their users are users of the drive.
 //! - Drives behind Intel VMD, which VFIO cannot take individually.
-//! - Users of a disk that hold neither an exclusive claim nor a visible file, such as an in-kernel
-//!   iSCSI target that exports it.
+//! - Users of a disk that hold neither an exclusive claim nor a visible file, and that sysfs,
+//!   configfs and procfs do not name.
 
 mod cli;
 mod command;
@@ -38,6 +39,7 @@ mod gpu;
 mod journal;
 mod machine;
 mod owner;
+mod paths;
 mod persist;
 mod plan;
 mod problem;

@@ -7,6 +7,7 @@ mod signature;
 use serde::Serialize;
 
 use crate::drive::{self, Block};
+use crate::paths;
 use crate::pci::{self, Function, OpenFile};
 use crate::pci::{Claim, Root};
 
@@ -25,17 +26,20 @@ pub(crate) enum Kind {
     DeviceMapper,
     Zfs,
     Btrfs,
+    Bcachefs,
     Bcache,
     Loop,
+    Zram,
     NvmeTarget,
+    ScsiTarget,
     Holder,
     OpenFile,
     Claimed,
     Network,
     Display,
-    /// A RAID, LVM or ZFS member that is not currently active.
+    /// A member of a RAID, volume group or pool that is not currently active.
     Member,
-    /// A filesystem or partition table that is not in use.
+    /// Other data that is not in use: a filesystem, a partition table, something unknown.
     Data,
 }
 
@@ -52,15 +56,17 @@ impl Kind {
             Kind::Zfs => "ZFS pool",
             Kind::Btrfs => "btrfs",
             Kind::Bcache => "bcache",
+            Kind::Bcachefs => "bcachefs",
             Kind::Loop => "loop device",
+            Kind::Zram => "compressed memory",
             Kind::NvmeTarget => "NVMe target",
+            Kind::ScsiTarget => "SCSI target",
             Kind::Holder => "held by",
             Kind::OpenFile => "open in",
             Kind::Claimed => "claimed",
             Kind::Network => "network",
             Kind::Display => "display",
-            Kind::Member => "inactive member",
-            Kind::Data => "holds data",
+            Kind::Member | Kind::Data => "holds",
         }
     }
 }
@@ -97,7 +103,9 @@ impl Use {
             Kind::RootFilesystem => "/".into(),
             Kind::Mount => self.by.split(' ').next().unwrap_or_default().into(),
             Kind::Swap => "swap".into(),
-            Kind::Claimed | Kind::Member | Kind::Data => self.kind.words().into(),
+            Kind::Claimed => self.kind.words().into(),
+            Kind::Member => "inactive member".into(),
+            Kind::Data => "holds data".into(),
             _ => format!("{} {}", self.kind.words(), self.by),
         }
     }
@@ -111,6 +119,30 @@ pub(crate) struct Usage {
     pub(crate) blind: Vec<String>,
     /// The open disks; no other process can claim them while these files are open.
     pub(crate) claims: Vec<std::fs::File>,
+}
+
+/// What is done about the kernel's own users of a disk, which have no visible sign, such as mounts
+/// in invisible namespaces: an exclusive claim fails then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claims {
+    /// Claims the disks, and keeps the claims in the result: no new use can begin.
+    Hold,
+    /// As root, claims each disk for a moment, unless it is known to be in use.
+    Try,
+}
+
+/// A device node by which a process can hold a function.
+struct Node {
+    path: String,
+    number: Option<String>,
+}
+
+impl Node {
+    /// Returns the node with this name in /dev. `folder`, in /sys, has its number.
+    fn of_characters(root: &Root, name: &str, folder: &str) -> Self {
+        let number = root.text(format!("{folder}/dev")).map(|number| format!("c{number}"));
+        Self { path: format!("/dev/{name}"), number }
+    }
 }
 
 /// Data read once for all functions.
@@ -127,11 +159,47 @@ impl Scene {
         Self { mounts: mounts::read(root), open, hidden_processes }
     }
 
-    /// Returns the users of the VFIO group.
-    pub(crate) fn group_users(&self, group: u32) -> Vec<Use> {
-        let node = format!("/dev/vfio/{group}");
-        let users = self.open.iter().filter(|file| file.path == node);
-        users.map(|file| Use::new(Kind::OpenFile, node.clone(), file.process())).collect()
+    /// Returns the users of a function through VFIO: of its group, which is one for all its
+    /// functions, or of its own node.
+    pub(crate) fn vfio_users(&self, root: &Root, function: &Function) -> Vec<Use> {
+        let folder = pci::sysfs(function.bdf);
+        let mut nodes = Vec::new();
+        // Also a group of the no-IOMMU mode.
+        if let Some(group) = root.link_name(format!("{folder}/iommu_group")) {
+            for name in [group.clone(), format!("noiommu-{group}")] {
+                let class = format!("/sys/class/vfio/{name}");
+                nodes.push(Node::of_characters(root, &format!("vfio/{name}"), &class));
+            }
+        }
+        for name in root.names(format!("{folder}/vfio-dev")) {
+            let class = format!("{folder}/vfio-dev/{name}");
+            nodes.push(Node::of_characters(root, &format!("vfio/devices/{name}"), &class));
+        }
+        let mut users = self.users(&nodes);
+        let device = |file: &&OpenFile| {
+            let name = file.path.strip_prefix("/sys/").and_then(|path| path.rsplit('/').next());
+            name.and_then(pci::full_address) == Some(function.bdf)
+        };
+        let device = self.open.iter().filter(device);
+        users.extend(device.map(|file| {
+            Use::new(Kind::OpenFile, function.bdf.to_string(), file.process())
+        }));
+        users
+    }
+
+    /// Returns the processes that have one of the nodes open.
+    fn users(&self, nodes: &[Node]) -> Vec<Use> {
+        let is_it = |file: &OpenFile, node: &Node| {
+            file.path == node.path || file.number.is_some() && file.number == node.number
+        };
+        let files = self.open.iter();
+        let files = files.filter(|file| nodes.iter().any(|node| is_it(file, node)));
+        let name = |file: &OpenFile| {
+            let name = file.path.strip_prefix("/dev/").filter(|name| !name.contains('/'));
+            name.unwrap_or(&file.path).to_owned()
+        };
+        let user = |file: &OpenFile| Use::new(Kind::OpenFile, name(file), file.process());
+        files.map(user).collect()
     }
 
     /// Returns a message if some processes could not be inspected.
@@ -141,69 +209,99 @@ impl Scene {
         (hidden > 0).then(text)
     }
 
-    /// Returns the users of `function`. With `claim`, the result holds claims on its disks.
-    pub(crate) fn usage(&self, root: &Root, function: &Function, claim: bool) -> Usage {
+    /// Returns the users of `function`.
+    pub(crate) fn usage(&self, root: &Root, function: &Function, claims: Claims) -> Usage {
         let mut usage = Usage { blind: self.blind().into_iter().collect(), ..Usage::default() };
-        let disks = drive::disks(root, function.bdf);
-        usage.uses.extend(self.nodes_in_use(root, function, &disks));
+        let mut disks = drive::disks(root, function.bdf);
+        usage.uses.extend(self.vfio_users(root, function));
+        for controller in drive::controllers(root, function.bdf) {
+            usage.uses.extend(self.controller_users(root, &controller));
+        }
+        // Nodes of other userspace drivers, on machines without an IOMMU.
+        let folder = format!("{}/uio", pci::sysfs(function.bdf));
+        let node = |name: &String| Node::of_characters(root, name, &format!("{folder}/{name}"));
+        usage.uses.extend(self.users(&root.names(&folder).iter().map(node).collect::<Vec<_>>()));
         for disk in &disks {
             let stack = disks::stack(root, disk);
-            usage.uses.extend(disks::holders(root, &stack));
-            usage.uses.extend(disks::mounted(root, &stack, &self.mounts));
-            usage.uses.extend(disks::elsewhere(root, &stack));
+            usage.uses.extend(self.disk_users(root, &stack));
             for block in stack.iter().filter(|node| node.is_own) {
                 let (found, blind) = signature::uses(root, &block.block);
                 usage.uses.extend(found);
                 usage.blind.extend(blind);
             }
-            if claim {
-                self.claim(root, disk, &mut usage);
+        }
+        for mut path in paths::others(root, function.bdf, &disks) {
+            let mut uses: Vec<Use> = path
+                .controller
+                .iter()
+                .flat_map(|controller| self.controller_users(root, controller))
+                .collect();
+            path.shared.retain(|other| disks.iter().all(|disk| disk.name != other.name));
+            for disk in &path.shared {
+                uses.extend(self.disk_users(root, &disks::stack(root, disk)));
             }
+            let name = path.name();
+            uses.iter_mut().for_each(|found| found.by += &format!(" (another path, {name})"));
+            usage.uses.extend(uses);
+            disks.append(&mut path.shared);
         }
         usage.uses.extend(network(root, function));
-        if function.is_display() {
+        if function.is_display() && !function.is_vfio() {
             usage.uses.push(Use::new(Kind::Display, function.bdf.to_string(), ""));
         }
+        claim(root, &disks, claims, &mut usage);
         usage.uses.sort();
         usage.uses.dedup();
         usage
     }
 
-    fn claim(&self, root: &Root, disk: &Block, usage: &mut Usage) {
+    /// Returns the users of a controller of the kernel's driver, apart from its disks.
+    fn controller_users(&self, root: &Root, name: &str) -> Vec<Use> {
+        let node = Node::of_characters(root, name, &format!("/sys/class/nvme/{name}"));
+        let mut uses = self.users(&[node]);
+        uses.extend(disks::passthru(root, name));
+        uses
+    }
+
+    fn disk_users(&self, root: &Root, stack: &[disks::Node]) -> Vec<Use> {
+        let mut nodes = Vec::new();
+        for block in stack.iter().filter(|node| node.is_own).map(|node| &node.block) {
+            let number = Some(format!("b{}", block.number));
+            nodes.push(Node { path: format!("/dev/{}", block.name), number });
+            // The generic character device of a namespace.
+            let generic = block.name.replacen("nvme", "ng", 1);
+            let class = format!("/sys/class/nvme-generic/{generic}");
+            nodes.push(Node::of_characters(root, &generic, &class));
+        }
+        let mut uses = self.users(&nodes);
+        uses.extend(disks::holders(root, stack));
+        uses.extend(disks::mounted(root, stack, &self.mounts));
+        uses.extend(disks::elsewhere(root, stack));
+        uses
+    }
+}
+
+/// Tries to claim disks that have no visible user.
+fn claim(root: &Root, disks: &[Block], claims: Claims, usage: &mut Usage) {
+    let is_used = usage.uses.iter().any(Use::is_active);
+    let is_root = root.is_real() && rustix::process::geteuid().is_root();
+    if claims == Claims::Try && (is_used || !is_root) {
+        if root.is_real() && !is_used && !disks.is_empty() {
+            usage.blind.push("what the kernel itself holds is visible only to root".into());
+        }
+        return;
+    }
+    for disk in disks {
         match root.claim(&format!("/dev/{}", disk.name)) {
-            Claim::Held(file) => usage.claims.push(file),
-            // Mounts in invisible namespaces, ZFS, and other kernel users without a visible sign.
-            Claim::Busy if usage.uses.iter().any(Use::is_active) => {}
+            Claim::Held(file) if claims == Claims::Hold => usage.claims.push(file),
+            Claim::Held(_) => {}
+            Claim::Busy if is_used => {}
             Claim::Busy => {
                 let by = "by the kernel, for something that is not visible from here";
                 usage.uses.push(Use::new(Kind::Claimed, disk.name.clone(), by));
             }
             Claim::Unknown(why) => usage.blind.push(format!("not claimed: {why}")),
         }
-    }
-
-    fn nodes_in_use(&self, root: &Root, function: &Function, disks: &[Block]) -> Vec<Use> {
-        let folder = pci::sysfs(function.bdf);
-        let mut names = root.names(format!("{folder}/nvme"));
-        // Nodes of other userspace drivers, on machines without an IOMMU.
-        names.extend(root.names(format!("{folder}/uio")));
-        let mut numbers = Vec::new();
-        for disk in disks {
-            for node in disks::stack(root, disk).into_iter().filter(|node| node.is_own) {
-                // The generic character device of a namespace.
-                names.push(node.block.name.replacen("nvme", "ng", 1));
-                numbers.push(node.block.number);
-                names.push(node.block.name);
-            }
-        }
-        let users = self.open.iter().filter_map(|file| {
-            let name = file.path.strip_prefix("/dev/").unwrap_or(&file.path);
-            let same_name = names.iter().any(|own| own == name);
-            let same_number = file.number.as_ref().is_some_and(|number| numbers.contains(number));
-            let by = || Use::new(Kind::OpenFile, name, file.process());
-            (same_name || same_number).then(by)
-        });
-        users.collect()
     }
 }
 

@@ -56,7 +56,7 @@ fn what_is_beside_the_region_is_guarded_cleared_and_put_back() {
         (512, &b"EFI PART"[..], "a partition table (GPT)"),
         (0, b"XFSB", "an XFS filesystem"),
         (700 << 10, b"precious", "data of an unknown kind"),
-        (BYTES - MIB, b"precious", "data of an unknown kind at its end"),
+        (BYTES - MIB, b"precious", "data of an unknown kind"),
         (BYTES - 512, b"EFI PART", "the backup of a partition table (GPT)"),
         (MIB + 0x438, b"\x53\xef", "an ext4 filesystem"),
     ] {

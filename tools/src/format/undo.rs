@@ -11,7 +11,9 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::bail;
-use kv_catalog::{SUPERBLOCK_BYTES, Superblock, foreign_signature};
+use kv_catalog::{
+    FORMAT_HEAD_BYTES, FORMAT_TAIL_BYTES, SUPERBLOCK_BYTES, Superblock, foreign_signature,
+};
 use objstore::{Medium, StoreId};
 use ripieno_stack::read_file;
 use serde::{Deserialize, Serialize};
@@ -19,18 +21,13 @@ use serde::{Deserialize, Serialize};
 use crate::offline::Offline;
 use crate::problem::Problem;
 
-/// Bytes that formatting writes at a region's start: 1 MiB for the superblocks, and the journal's
-/// first group, which has no records and takes one LBA of at most 64 KiB.
-const HEAD_BYTES: u64 = (1 << 20) + (64 << 10);
-/// Bytes that it writes at a region's end.
-const TAIL_BYTES: u64 = 128 << 10;
 /// Superblock writes of a format. Opening the store adds one.
 const FORMAT_WRITES: u64 = 2;
 /// Ranges, from the region's start, where formatting writes anything but zeroes: superblocks and
 /// the journal's first group.
-const WRITTEN: [Range<u64>; 3] = [0..64 << 10, 512 << 10..576 << 10, 1 << 20..HEAD_BYTES];
-/// Maximum size of an undo file in bytes: less than 4 MiB for each of at most 64 devices.
-const BYTES_MAX: u64 = 256 << 20;
+const WRITTEN: [Range<u64>; 3] = [0..64 << 10, 512 << 10..576 << 10, 1 << 20..FORMAT_HEAD_BYTES];
+/// Maximum size of an undo file in bytes: less than 5 MiB for each of at most 64 devices.
+const BYTES_MAX: u64 = 320 << 20;
 /// Unit of comparison in bytes: the smallest LBA.
 const SECTOR: usize = 512;
 
@@ -55,8 +52,8 @@ struct Part {
 /// Returns the ranges that formatting writes, in bytes of the namespace.
 fn parts(whole: &Medium, store: &Medium) -> [Range<u64>; 2] {
     let [first, last] = super::edges(whole, store);
-    let head = (first.end + HEAD_BYTES).min(last.start);
-    [0..head, last.start.saturating_sub(TAIL_BYTES).max(head)..last.end]
+    let head = (first.end + FORMAT_HEAD_BYTES).min(last.start);
+    [0..head, last.start.saturating_sub(FORMAT_TAIL_BYTES).max(head)..last.end]
 }
 
 /// Saves the data that formatting is going to overwrite. It is durable on return.
@@ -182,8 +179,8 @@ fn check_untouched(
             Err(_) => {}
         }
     }
-    if let Some(what) = foreign_signature(region, &[], store.region.bytes()) {
-        bail!(refused(format!("it holds {what} by now")));
+    if let Some(found) = foreign_signature(region, &[], store.region.bytes()) {
+        bail!(refused(format!("it holds {} by now", found.what)));
     }
     for area in &WRITTEN {
         region[area.start as usize..area.end as usize].fill(0);

@@ -24,7 +24,8 @@ pub(crate) const GROUP_HEADER_BYTES: u64 = 48;
 /// Maximum bytes of a journal group, whatever a superblock says.
 pub(crate) const GROUP_BYTES_MAX: u64 = 1 << 20;
 
-const MAGIC: [u8; 8] = *b"RIPIENO\n";
+/// First bytes of a superblock.
+pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"RIPIENO\n";
 const CATALOG: u32 = 1;
 const DATA: u32 = 1 << 1;
 const FORMATTING: u32 = 1;
@@ -111,7 +112,7 @@ impl Superblock {
     fn fixed(&self) -> Fixed {
         let KvShape { layers, segments, object_bytes, block_tokens } = self.layout.shape;
         let mut fixed = Fixed {
-            magic: MAGIC,
+            magic: SUPERBLOCK_MAGIC,
             version: FORMAT_VERSION.into(),
             sequence: self.sequence.into(),
             store: self.store.0,
@@ -157,7 +158,7 @@ impl Superblock {
     /// Decodes a superblock.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, CopyFault> {
         let (fixed, rest) = Fixed::ref_from_prefix(bytes).map_err(|_| CopyFault::None)?;
-        if fixed.magic != MAGIC {
+        if fixed.magic != SUPERBLOCK_MAGIC {
             return Err(CopyFault::None);
         }
         let crc_at = std::mem::offset_of!(Fixed, crc);

@@ -8,10 +8,11 @@ use crate::execute::half_done;
 use crate::journal::{Phase, Record};
 use crate::owner::Owner;
 use crate::pci::{self, Function, PciAddress};
+use crate::paths;
 use crate::persist::{self, Boot};
 use crate::plan::{self, Former, Step};
 use crate::problem::{Kind, Problem, Result};
-use crate::usage::{Kind as UseKind, Scene, Usage, Use};
+use crate::usage::{Claims, Kind as UseKind, Scene, Usage, Use};
 
 /// Arguments of `bind`.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -77,13 +78,16 @@ fn chosen(host: &Host<'_>, request: &Request) -> Result<Vec<Drive>> {
     let mut drives: Vec<Drive> = Vec::new();
     for name in &request.devices {
         let (function, note) = drive::named(host.root, name)?;
+        let is_disk = note.is_some();
         note.into_iter().for_each(|note| host.note(note));
         if !function.is_nvme() {
             let message = format!("{} is a {}, not an NVMe drive", function.bdf, function.kind());
             return Err(Problem::usage(message, "`nvme-bind list` shows the drives"));
         }
         if !drives.iter().any(|drive| drive.function.bdf == function.bdf) {
-            drives.push(Drive::read(host.root, function));
+            let drive = Drive::read(host.root, function);
+            about(host, &drive, is_disk);
+            drives.push(drive);
         }
     }
     let Some(wanted) = &request.expect_serial else { return Ok(drives) };
@@ -104,6 +108,32 @@ fn chosen(host: &Host<'_>, request: &Request) -> Result<Vec<Drive>> {
     }
 }
 
+/// Notes what the name of a drive does not tell. `is_disk` is true if it was named by a disk.
+fn about(host: &Host<'_>, drive: &Drive, is_disk: bool) {
+    let (root, bdf) = (host.root, drive.function.bdf);
+    if is_disk && drive.disks.len() > 1 {
+        let names: Vec<&str> = drive.disks.iter().map(|disk| disk.name.as_str()).collect();
+        host.note(format!("{bdf} is taken with all its disks: {}", names.join(", ")));
+    }
+    for path in paths::others(root, bdf, &drive.disks) {
+        host.note(format!(
+            "{bdf} is one path to its disks, and {} is another: only one process may use the store \
+             on them",
+            path.name()
+        ));
+    }
+    let (records, _) = host.journal.read(root);
+    for path in paths::on_vfio(root, &records, drive) {
+        host.note(format!(
+            "{} is bound to {}, and has the serial number of {bdf}: if both have a namespace in \
+             common, only one process may use it",
+            path.name(),
+            pci::VFIO
+        ));
+    }
+    drive::offline(root, drive).into_iter().for_each(|why| host.note(why));
+}
+
 /// Returns the serial number recorded when a drive was bound, since this boot.
 fn known_serial(host: &Host<'_>, function: &Function) -> Option<String> {
     let record = host.journal.find(host.root, function.bdf)?;
@@ -117,14 +147,16 @@ fn companions(host: &Host<'_>, drives: &[Drive], whole_group: bool) -> Result<Ve
     for drive in drives {
         let function = &drive.function;
         let Some(group) = function.group else {
-            return Err(Problem::new(
-                Kind::NotViable,
-                format!(
-                    "{} is in no IOMMU group: the IOMMU is off, or there is none",
-                    function.bdf
-                ),
-                "`nvme-bind doctor` says how to turn it on",
-            ));
+            let link = format!("{}/iommu_group", pci::sysfs(function.bdf));
+            let why = match host.root.link_name(link) {
+                Some(_) => {
+                    "is bound in VFIO's no-IOMMU mode, in which nothing confines its DMA; that is \
+                     not supported"
+                }
+                None => "is in no IOMMU group: the IOMMU is off, or there is none",
+            };
+            let hint = "`nvme-bind doctor` says how to turn the IOMMU on";
+            return Err(Problem::new(Kind::NotViable, format!("{} {why}", function.bdf), hint));
         };
         let is_chosen = |bdf: PciAddress| drives.iter().any(|drive| drive.function.bdf == bdf);
         let members = pci::group_members(host.root, group).into_iter();
@@ -188,8 +220,8 @@ fn unused(host: &Host<'_>, request: &Request, functions: &[Function]) -> Result<
     let scene = Scene::read(host.root);
     let mut usages = Vec::new();
     let (mut refused, mut unchecked): (Vec<Use>, Vec<String>) = Default::default();
-    for function in functions.iter().filter(|function| !function.is_vfio()) {
-        let usage = scene.usage(host.root, function, true);
+    for function in functions {
+        let usage = scene.usage(host.root, function, Claims::Hold);
         for found in &usage.uses {
             match found.kind {
                 UseKind::Data => host.note(format!("{}; it stays untouched", found.sentence())),

@@ -10,7 +10,8 @@ use crate::gpu;
 use crate::pci::{PciAddress, VFIO};
 use crate::report::{self, Paint, or_dash};
 use crate::topology::{self, Distance};
-use crate::usage::{Scene, Use};
+use crate::paths::{self, OtherPath};
+use crate::usage::{Claims, Scene, Use};
 
 /// A row of the list.
 #[derive(Debug, Serialize)]
@@ -18,6 +19,8 @@ pub(crate) struct Row {
     pub(crate) bdf: PciAddress,
     pub(crate) controller: Option<String>,
     pub(crate) disks: Vec<String>,
+    /// Other functions and controllers that reach the same namespaces.
+    pub(crate) other_paths: Vec<OtherPath>,
     pub(crate) model: Option<String>,
     pub(crate) serial: Option<String>,
     pub(crate) bytes: Option<u64>,
@@ -48,14 +51,16 @@ pub(crate) fn run(host: &Host<'_>, serials: bool, paint: Paint) -> Reply {
     let (records, _) = host.journal.read(root);
     let mut rows = Vec::new();
     for drive in drive::drives(root) {
-        let usage = scene.usage(root, &drive.function, false);
+        let usage = scene.usage(root, &drive.function, Claims::Try);
         usage.blind.iter().for_each(|why| host.note(format!("not seen: {why}")));
         let Drive { function, controller, model, serial, disks } = &drive;
         let record = records
             .iter()
             .find(|record| record.bdf == function.bdf && record.ids == function.ids());
-        let mut uses = usage.uses;
-        uses.extend(function.group.into_iter().flat_map(|group| scene.group_users(group)));
+        let uses = usage.uses;
+        let mut other_paths = paths::others(root, function.bdf, disks);
+        other_paths.extend(paths::on_vfio(root, &records, &drive));
+        drive::offline(root, &drive).into_iter().for_each(|why| host.note(why));
         let near = topology::nearest(function, &gpus).map(|(gpu, distance)| Near {
             bdf: gpu.function.bdf,
             name: gpu.name.clone(),
@@ -66,6 +71,7 @@ pub(crate) fn run(host: &Host<'_>, serials: bool, paint: Paint) -> Reply {
             bdf: function.bdf,
             controller: controller.clone(),
             disks: disks.iter().map(|disk| disk.name.clone()).collect(),
+            other_paths,
             model: model.clone().or_else(|| record?.model.clone()),
             serial: serial.clone().or_else(|| record?.serial.clone()),
             bytes: drive.bytes().or_else(|| record?.bytes),
@@ -102,7 +108,7 @@ fn table(rows: &[Row], serials: bool, paint: Paint) -> String {
     for row in rows {
         let mut cells = vec![
             Cell::new(row.bdf),
-            Cell::new(or_dash(row.disks.first().or(row.controller.as_ref()))),
+            Cell::new(disk(row)),
             Cell::new(row.model.as_ref().unwrap_or(&row.ids)),
         ];
         if serials {
@@ -126,6 +132,20 @@ fn table(rows: &[Row], serials: bool, paint: Paint) -> String {
         table.add_row(cells);
     }
     report::text(&table)
+}
+
+/// Returns the first disk, how many more there are, and how many paths there are to them.
+fn disk(row: &Row) -> String {
+    let first = or_dash(row.disks.first().or(row.controller.as_ref()));
+    let more = match row.disks.len() {
+        0 | 1 => String::new(),
+        disks => format!(" +{}", disks - 1),
+    };
+    let paths = match row.other_paths.len() {
+        0 => String::new(),
+        others => format!(" ({} paths)", others + 1),
+    };
+    format!("{first}{more}{paths}")
 }
 
 fn in_use(uses: &[Use]) -> Cell {

@@ -153,14 +153,14 @@ fn one(host: &Host<'_>, site: &Site<'_>, record: &Record, forget: bool) -> Resul
     Ok(function.and_then(|function| function.driver))
 }
 
-/// Rejects groups in use by a process: the kernel would wait for it forever.
+/// Rejects drives in use by a process: the kernel would wait for it forever.
 fn unused(host: &Host<'_>, records: &[Record]) -> Result<()> {
     let scene = Scene::read(host.root);
     let mut users: Vec<Use> = Vec::new();
     for record in records {
         let function = Function::read(host.root, record.bdf).filter(Function::is_vfio);
-        let group = function.and_then(|function| function.group);
-        users.extend(group.into_iter().flat_map(|group| scene.group_users(group)));
+        let function = function.into_iter();
+        users.extend(function.flat_map(|function| scene.vfio_users(host.root, &function)));
     }
     users.dedup();
     if users.is_empty() {

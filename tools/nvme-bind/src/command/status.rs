@@ -126,7 +126,7 @@ fn row(host: &Host<'_>, scene: &Scene, bdf: PciAddress, record: Option<&Record>)
         steps: record.map_or(0, |record| record.steps.len()),
         next_step: stopped.and_then(|record| Some(record.steps.get(record.done)?.line())),
         persist: record.map(Record::kept).unwrap_or_default(),
-        users: group.into_iter().flat_map(|group| scene.group_users(group)).collect(),
+        users: function.iter().flat_map(|function| scene.vfio_users(root, function)).collect(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Checks of the GPU: driver, BAR size and the modules that map it.
 
 use super::{Facts, Finding, Verdict};
+use crate::gpu::Gpu;
 use crate::report::binary_size;
 
 /// BAR size of cards without Resizable BAR.
@@ -24,7 +25,7 @@ pub(super) fn driver(facts: &Facts<'_>) -> Finding {
         "/sys/bus/pci/devices/*/driver",
     ];
     let finding = Finding::new("nvidia", "NVIDIA driver", &looked_at);
-    let nvidia: Vec<_> = facts.gpus.iter().filter(|gpu| gpu.function.vendor == 0x10de).collect();
+    let nvidia: Vec<_> = facts.gpus.iter().filter(|gpu| gpu.is_nvidia()).collect();
     if nvidia.is_empty() {
         let found = if facts.gpus.is_empty() { NO_GPU } else { "no GPU of NVIDIA" };
         return finding.says(Verdict::Skip, found);
@@ -116,7 +117,7 @@ pub(super) fn window(facts: &Facts<'_>) -> Finding {
 pub(super) fn gdrdrv(facts: &Facts<'_>) -> Finding {
     let looked_at = ["/sys/module/gdrdrv", "/dev/gdrdrv"];
     let finding = Finding::new("gdrdrv", "GDRCopy (gdrdrv)", &looked_at);
-    if facts.gpus.iter().all(|gpu| gpu.function.vendor != 0x10de) {
+    if !facts.gpus.iter().any(Gpu::is_nvidia) {
         return finding.says(Verdict::Skip, "no GPU of NVIDIA");
     }
     let root = facts.root;

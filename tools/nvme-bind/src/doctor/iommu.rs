@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Facts, Finding, Verdict};
+use crate::pci;
 
 pub(super) fn present(facts: &Facts<'_>) -> Finding {
     let looked_at = [
@@ -13,7 +14,19 @@ pub(super) fn present(facts: &Facts<'_>) -> Finding {
     ];
     let finding = Finding::new("iommu", "IOMMU is on", &looked_at);
     let units = facts.root.names("/sys/class/iommu");
-    let groups = facts.root.names("/sys/kernel/iommu_groups").len();
+    let (groups, no_iommu) = pci::groups(facts.root);
+    let groups = groups.len();
+    if groups == 0 && !no_iommu.is_empty() {
+        let found = format!(
+            "VFIO's no-IOMMU mode: nothing translates for the functions in its {} groups, and a \
+             drive could write anywhere in memory",
+            no_iommu.len()
+        );
+        let fix = "that mode is not supported: turn the IOMMU on in the firmware (in a virtual \
+                    machine, give it one), and set enable_unsafe_noiommu_mode of the module vfio \
+                    to N";
+        return finding.says(Verdict::Fail, found).fix(fix);
+    }
     if !units.is_empty() && groups > 0 {
         return finding.says(Verdict::Ok, format!("{} with {groups} groups", units.join(" ")));
     }
@@ -50,10 +63,9 @@ pub(super) fn mode(facts: &Facts<'_>) -> Finding {
     let looked_at = ["/sys/kernel/iommu_groups/*/type", "/proc/cmdline"];
     let finding = Finding::new("iommu-mode", "IOMMU mode: translated or passthrough", &looked_at);
     let root = facts.root;
-    let folder = "/sys/kernel/iommu_groups";
     let mut types: BTreeMap<String, usize> = BTreeMap::new();
-    for group in root.names(folder) {
-        if let Some(kind) = root.text(format!("{folder}/{group}/type")) {
+    for group in pci::groups(root).0 {
+        if let Some(kind) = root.text(format!("{}/{group}/type", pci::GROUPS)) {
             *types.entry(kind).or_default() += 1;
         }
     }

@@ -67,20 +67,20 @@ pub(crate) fn mounted(root: &Root, stack: &[Node], mounts: &[Mount]) -> Vec<Use>
         .filter_map(|line| device_name(root, line.split(' ').next()?))
         .collect();
     // A mount source of a multi-device btrfs names only one of its devices.
-    let families = btrfs_families(root);
-    let sources: Vec<Option<String>> =
-        mounts.iter().map(|mount| device_name(root, &mount.source)).collect();
+    let families = families(root);
+    let names = |mount: &Mount| mount.devices().filter_map(|path| device_name(root, &path)).collect();
+    let sources: Vec<Vec<String>> = mounts.iter().map(names).collect();
     let mut uses = Vec::new();
     for node in stack {
         let name = &node.block.name;
         let via = if node.is_own { String::new() } else { format!(" through {name}") };
-        let family = families.iter().find(|family| family.contains(name));
+        let family = families.iter().find(|(_, family)| family.contains(name));
         let same = |source: &String| {
-            source == name || family.is_some_and(|family| family.contains(source))
+            source == name || family.is_some_and(|(_, family)| family.contains(source))
         };
         let mut is_mounted = false;
-        for (mount, source) in mounts.iter().zip(&sources) {
-            if mount.number != node.block.number && !source.as_ref().is_some_and(same) {
+        for (mount, sources) in mounts.iter().zip(&sources) {
+            if mount.number != node.block.number && !sources.iter().any(same) {
                 continue;
             }
             is_mounted = true;
@@ -93,9 +93,9 @@ pub(crate) fn mounted(root: &Root, stack: &[Node], mounts: &[Mount]) -> Vec<Use>
             let by = format!("{} ({}{via}){}", mount.target, mount.fs, pid.unwrap_or_default());
             uses.push(Use::new(kind, node.own.clone(), by));
         }
-        if family.is_some() && !is_mounted {
+        if let Some((kind, _)) = family.filter(|_| !is_mounted) {
             let by = format!("is mounted{via}, where is not visible");
-            uses.push(Use::new(Kind::Btrfs, node.own.clone(), by));
+            uses.push(Use::new(*kind, node.own.clone(), by));
         }
         if swaps.contains(name) {
             uses.push(Use::new(Kind::Swap, node.own.clone(), via.trim_start()));
@@ -104,26 +104,20 @@ pub(crate) fn mounted(root: &Root, stack: &[Node], mounts: &[Mount]) -> Vec<Use>
     uses
 }
 
-/// Returns users without a holder entry: mdstat, loop devices and the NVMe target.
+/// Returns users without a holder entry: mdstat, loop devices, zram, and targets that export it.
 pub(crate) fn elsewhere(root: &Root, stack: &[Node]) -> Vec<Use> {
     let mdstat = root.text("/proc/mdstat").unwrap_or_default();
-    let loops = root.names("/sys/block").into_iter().filter_map(|name| {
-        let file = root.text(format!("/sys/block/{name}/loop/backing_file"))?;
-        Some((Kind::Loop, device_name(root, &file)?, name))
-    });
-    let target = "/sys/kernel/config/nvmet/subsystems";
-    let exported = root.names(target).into_iter().flat_map(|subsystem| {
-        let folder = format!("{target}/{subsystem}/namespaces");
-        let paths = root
-            .names(&folder)
-            .into_iter()
-            .filter_map(move |namespace| root.text(format!("{folder}/{namespace}/device_path")));
-        let subsystem = subsystem.clone();
-        paths.filter_map(move |path| {
-            Some((Kind::NvmeTarget, device_name(root, &path)?, subsystem.clone()))
-        })
-    });
-    let users: Vec<(Kind, String, String)> = loops.chain(exported).collect();
+    let backed = [("loop/backing_file", Kind::Loop), ("backing_dev", Kind::Zram)];
+    let mut users: Vec<(Kind, String, String)> = Vec::new();
+    for name in root.names("/sys/block") {
+        for (file, kind) in backed {
+            let path = root.text(format!("/sys/block/{name}/{file}"));
+            let device = path.and_then(|path| device_name(root, &path));
+            users.extend(device.map(|device| (kind, device, name.clone())));
+        }
+    }
+    users.extend(nvme_targets(root));
+    users.extend(scsi_targets(root));
     let mut uses = Vec::new();
     for node in stack {
         let name = &node.block.name;
@@ -150,9 +144,70 @@ fn device_name(root: &Root, path: &str) -> Option<String> {
     Some(name.map_or(path, |name| name.to_string_lossy().into_owned()))
 }
 
-/// Returns the devices of each mounted btrfs.
-fn btrfs_families(root: &Root) -> Vec<Vec<String>> {
-    let ids = root.names("/sys/fs/btrfs");
-    let families = ids.iter().map(|id| root.names(format!("/sys/fs/btrfs/{id}/devices")));
-    families.filter(|devices| !devices.is_empty()).collect()
+const NVME_TARGET: &str = "/sys/kernel/config/nvmet/subsystems";
+
+/// Returns the devices that the kernel's NVMe target exports, and the names of its subsystems.
+fn nvme_targets(root: &Root) -> Vec<(Kind, String, String)> {
+    let mut users = Vec::new();
+    for subsystem in root.names(NVME_TARGET) {
+        let folder = format!("{NVME_TARGET}/{subsystem}/namespaces");
+        let namespaces = root.names(&folder).into_iter().map(|name| format!("{folder}/{name}"));
+        // A whole controller: the target holds it, and none of its disks.
+        for export in namespaces.chain([format!("{NVME_TARGET}/{subsystem}/passthru")]) {
+            let path = root.text(format!("{export}/device_path")).filter(|_| is_on(root, &export));
+            let device = path.and_then(|path| device_name(root, &path));
+            users.extend(device.map(|device| (Kind::NvmeTarget, device, subsystem.clone())));
+        }
+    }
+    users
+}
+
+/// Returns the uses of a controller that go around its disks.
+pub(crate) fn passthru(root: &Root, controller: &str) -> Vec<Use> {
+    let users = nvme_targets(root).into_iter().filter(|(_, device, _)| device == controller);
+    users.map(|(kind, device, by)| Use::new(kind, device, by)).collect()
+}
+
+/// Returns the devices that the kernel's SCSI target (iSCSI, Fibre Channel) exports.
+fn scsi_targets(root: &Root) -> Vec<(Kind, String, String)> {
+    const TARGET: &str = "/sys/kernel/config/target/core";
+    let mut users = Vec::new();
+    for adapter in root.names(TARGET) {
+        for name in root.names(format!("{TARGET}/{adapter}")) {
+            let folder = format!("{TARGET}/{adapter}/{name}");
+            // `... File: /dev/nvme0n1  Size: ...`; the other one is what its administrator wrote.
+            let about = root.text(format!("{folder}/info")).unwrap_or_default();
+            let words = about.split_whitespace().map(str::to_owned);
+            let paths = words.chain(root.text(format!("{folder}/udev_path")));
+            let devices = paths.filter_map(|path| device_name(root, &path));
+            let is_on = is_on(root, &folder);
+            users.extend(
+                devices
+                    .filter(|_| is_on)
+                    .map(|device| (Kind::ScsiTarget, device, format!("{adapter}/{name}"))),
+            );
+        }
+    }
+    users
+}
+
+/// Returns false for an export that is configured and not enabled: it holds nothing.
+fn is_on(root: &Root, folder: &str) -> bool {
+    root.text(format!("{folder}/enable")).as_deref() != Some("0")
+}
+
+/// Returns the devices of each mounted filesystem that says which it has.
+fn families(root: &Root) -> Vec<(Kind, Vec<String>)> {
+    let names = |folder: &str| {
+        let ids = root.names(folder).into_iter();
+        ids.map(|id| format!("{folder}/{id}")).collect::<Vec<_>>()
+    };
+    let btrfs = names("/sys/fs/btrfs").into_iter();
+    let btrfs = btrfs.map(|folder| (Kind::Btrfs, root.names(format!("{folder}/devices"))));
+    let bcachefs = names("/sys/fs/bcachefs").into_iter().map(|folder| {
+        let devices = root.names(&folder).into_iter();
+        let block = |device| root.link_name(format!("{folder}/{device}/block"));
+        (Kind::Bcachefs, devices.filter_map(block).collect())
+    });
+    btrfs.chain(bcachefs).filter(|(_, devices)| !devices.is_empty()).collect()
 }

@@ -10,6 +10,8 @@ pub(crate) struct Mount {
     /// `major:minor`; an anonymous number for btrfs and similar, empty if unknown.
     pub(crate) number: String,
     pub(crate) source: String,
+    /// Further devices that its options name, such as an external log.
+    pub(crate) others: Vec<String>,
     pub(crate) target: String,
     pub(crate) fs: String,
     /// A process in its namespace, if that is not our own.
@@ -58,6 +60,7 @@ fn mountinfo(line: &str) -> Option<Mount> {
         target: unescaped(left.get(4)?),
         fs: right.next()?.to_owned(),
         source: unescaped(right.next()?),
+        others: right.next().map(devices).unwrap_or_default(),
         pid: None,
     })
 }
@@ -70,8 +73,27 @@ fn plain_mount(line: &str) -> Option<Mount> {
         source: unescaped(fields.next()?),
         target: unescaped(fields.next()?),
         fs: fields.next()?.to_owned(),
+        others: fields.next().map(devices).unwrap_or_default(),
         pid: None,
     })
+}
+
+/// Returns the devices that options name: `rw,logdev=/dev/nvme0n1p2`.
+fn devices(options: &str) -> Vec<String> {
+    let values = options.split(',').filter_map(|option| Some(option.split_once('=')?.1));
+    values.filter(|value| value.starts_with("/dev/")).map(unescaped).collect()
+}
+
+impl Mount {
+    /// Returns the paths of its devices. The source of a bcachefs is all of them: `/dev/a:/dev/b`.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = String> + '_ {
+        let parts = self.source.split(":/").enumerate();
+        let parts = parts.map(|(at, part)| match at {
+            0 => part.to_owned(),
+            _ => format!("/{part}"),
+        });
+        parts.chain(self.others.iter().cloned())
+    }
 }
 
 /// Decodes octal escapes: a space is `\040` in these files.
@@ -105,6 +127,10 @@ mod tests {
         assert_eq!((mount.number.as_str(), mount.target.as_str()), ("259:2", "/mnt/a b"));
         assert_eq!((mount.fs.as_str(), mount.source.as_str()), ("ext4", "/dev/nvme0n1p1"));
         assert_eq!(plain_mount("/dev/sda1 / ext4 rw 0 0").unwrap().target, "/");
+        let devices = |line: &str| plain_mount(line).unwrap().devices().collect::<Vec<_>>();
+        assert_eq!(devices("/dev/a:/dev/b / bcachefs rw 0 0"), ["/dev/a", "/dev/b"]);
+        let path = "/dev/disk/by-path/pci-0000:65:00.0-nvme-1";
+        assert_eq!(devices(&format!("{path} / xfs rw,logdev=/dev/c 0 0")), [path, "/dev/c"]);
         assert_eq!((mountinfo("x"), plain_mount("x")), (None, None));
         assert_eq!(unescaped(r"a\b\040"), r"a\b ");
     }
