@@ -268,10 +268,8 @@ fn beside(whole: &mut Medium, store: &Medium) -> anyhow::Result<Option<(String, 
     if first.is_empty() && last.is_empty() {
         return Ok(None);
     }
-    let (mut head, mut tail) = (
-        vec![0; (first.end - first.start) as usize],
-        vec![0; (last.end - last.start) as usize],
-    );
+    let (mut head, mut tail) =
+        (vec![0; (first.end - first.start) as usize], vec![0; (last.end - last.start) as usize]);
     whole.io.read(first.start, &mut head).context("reading the drive's beginning")?;
     whole.io.read(last.start, &mut tail).context("reading the drive's end")?;
     if ripieno_stack::is_scratch(&head) {

@@ -257,9 +257,10 @@ impl OnDevice {
             return Ok(Self::Foreign(found.what));
         }
         match copies {
-            [Ok(a), Ok(b)] if a.store != b.store => {
-                Err(FormatError::TwoStores { device: device.to_owned(), stores: [a.store, b.store] })
-            }
+            [Ok(a), Ok(b)] if a.store != b.store => Err(FormatError::TwoStores {
+                device: device.to_owned(),
+                stores: [a.store, b.store],
+            }),
             [Ok(a), Ok(b)] => Ok(Self::Ours(Box::new(newest(a, b)))),
             [Ok(copy), Err(_)] | [Err(_), Ok(copy)] => Ok(Self::Ours(Box::new(copy))),
             [Err(_), Err(_)] => Ok(Self::Blank),

@@ -2,9 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use kv_catalog::{
-    FORMAT_HEAD_BYTES, FORMAT_TAIL_BYTES, FormatError, OnDevice, foreign_data,
-};
+use kv_catalog::{FORMAT_HEAD_BYTES, FORMAT_TAIL_BYTES, FormatError, OnDevice, foreign_data};
 use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaSlice, NamespaceInfo, QueueMemory,
     platform::{
@@ -419,7 +417,8 @@ mod tests {
             bytes
         };
         let (blank, used, mark) = (edge(0, b""), edge(9, b"data"), edge(0, MARK));
-        let (raid, erased) = (edge(at_end(1024), b"Intel Raid ISM Cfg Sig. "), vec![0xff; used.len()]);
+        let (raid, erased) =
+            (edge(at_end(1024), b"Intel Raid ISM Cfg Sig. "), vec![0xff; used.len()]);
         let (nothing, data) = (OnDevice::Blank, OnDevice::Foreign("data"));
         let fault = CopyFault::Checksum;
         let damaged = Err(FormatError::Copy { device: "drive".to_owned(), fault });

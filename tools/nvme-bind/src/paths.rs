@@ -36,7 +36,8 @@ pub(crate) fn others(root: &Root, bdf: PciAddress, disks: &[Block]) -> Vec<Other
     let own = drive::controllers(root, bdf);
     let subsystems: Vec<String> = own.iter().filter_map(subsystem).collect();
     let names = root.names("/sys/class/nvme").into_iter().filter(|name| !own.contains(name));
-    let siblings = names.filter(|name| subsystem(name).is_some_and(|nqn| subsystems.contains(&nqn)));
+    let siblings =
+        names.filter(|name| subsystem(name).is_some_and(|nqn| subsystems.contains(&nqn)));
     let path = |name: String| {
         let mut shared = drive::disks_of_controller(root, &name);
         shared.retain(|block| disks.iter().any(|own| is_same(root, own, block)));

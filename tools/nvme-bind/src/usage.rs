@@ -181,9 +181,9 @@ impl Scene {
             name.and_then(pci::full_address) == Some(function.bdf)
         };
         let device = self.open.iter().filter(device);
-        users.extend(device.map(|file| {
-            Use::new(Kind::OpenFile, function.bdf.to_string(), file.process())
-        }));
+        users.extend(
+            device.map(|file| Use::new(Kind::OpenFile, function.bdf.to_string(), file.process())),
+        );
         users
     }
 

@@ -53,7 +53,11 @@ const fn member(
     Format { foreign: Foreign { what, is_member: true }, places, marks }
 }
 
-const fn data(what: &'static str, places: &'static [At], marks: &'static [&'static [u8]]) -> Format {
+const fn data(
+    what: &'static str,
+    places: &'static [At],
+    marks: &'static [&'static [u8]],
+) -> Format {
     Format { foreign: Foreign { what, is_member: false }, places, marks }
 }
 
@@ -111,11 +115,7 @@ const FORMATS: &[Format] = &[
         &[Head(9 * 512 + 32), Tail(512, 11 * 512, 0)],
         &[b"\xf0\x16\x78\x5a", b"\xf3\x16\x78\x5a", b"\xfd\x16\x78\x5a"],
     ),
-    member(
-        "an LVM physical volume",
-        &[Head(0), Head(512), Head(1024), Head(1536)],
-        &[b"LABELONE"],
-    ),
+    member("an LVM physical volume", &[Head(0), Head(512), Head(1024), Head(1536)], &[b"LABELONE"]),
     member(
         "a bcache device",
         &[Head(4 * KIB + 24)],
@@ -174,11 +174,7 @@ const FORMATS: &[Format] = &[
         &[Head(KIB), Head(2 * KIB), Head(4 * KIB), Head(8 * KIB)],
         &[b"OCFSV2"],
     ),
-    data(
-        "a NILFS2 filesystem",
-        &[Head(1024 + 6), Tail(4 * KIB, 4 * KIB, 6)],
-        &[b"\x34\x34"],
-    ),
+    data("a NILFS2 filesystem", &[Head(1024 + 6), Tail(4 * KIB, 4 * KIB, 6)], &[b"\x34\x34"]),
     data("an ISO 9660 or UDF filesystem", &[Head(32 * KIB + 1)], &[b"CD001", b"BEA01", b"NSR0"]),
     data("a SquashFS image", &[Head(0)], &[b"hsqs"]),
     data("an EROFS image", &[Head(1024)], &[b"\xe2\xe1\xf5\xe0"]),

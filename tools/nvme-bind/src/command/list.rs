@@ -7,10 +7,10 @@ use serde_json::json;
 use super::{Host, Reply};
 use crate::drive::{self, Drive};
 use crate::gpu;
+use crate::paths::{self, OtherPath};
 use crate::pci::{PciAddress, VFIO};
 use crate::report::{self, Paint, or_dash};
 use crate::topology::{self, Distance};
-use crate::paths::{self, OtherPath};
 use crate::usage::{Claims, Scene, Use};
 
 /// A row of the list.

@@ -1,7 +1,11 @@
 //! The doctor on machines with problems, and without hardware to check.
 
-use super::fixture::{FREE, Fixture, GPU};
+use super::bind::request;
+use super::fixture::{Card, FREE, Fixture, GPU};
+use super::kernel::{Fault, Kernel};
+use crate::command::bind;
 use crate::doctor::{self, EXIT_UNFIT, Finding, Verdict};
+use crate::problem::Kind;
 use crate::report::Paint;
 
 fn examine(root: &crate::pci::Root) -> Vec<Finding> {
@@ -14,7 +18,7 @@ fn examine(root: &crate::pci::Root) -> Vec<Finding> {
     findings
 }
 
-fn find(fixture: &Fixture, id: &str) -> Finding {
+pub(super) fn find(fixture: &Fixture, id: &str) -> Finding {
     examine(&fixture.root).into_iter().find(|finding| finding.id == id).unwrap()
 }
 
@@ -114,6 +118,50 @@ fn nothing_is_wrong_with_a_good_server_but_what_it_shares() {
     assert!(bar.contains("NVIDIA H100: 128 GiB"), "{bar}");
 }
 
+/// Turns all groups into those that VFIO makes in its no-IOMMU mode.
+fn without_iommu(fixture: &Fixture) {
+    std::fs::remove_dir_all(fixture.root.at("/sys/class/iommu")).unwrap();
+    for group in fixture.root.names("/sys/kernel/iommu_groups") {
+        let folder = format!("/sys/kernel/iommu_groups/{group}");
+        fixture.file(&format!("{folder}/name"), "vfio-noiommu\n");
+        fixture.file(&format!("{folder}/type"), "\n");
+    }
+}
+
+#[test]
+fn a_group_without_an_iommu_is_none() {
+    let fixture = healthy();
+    without_iommu(&fixture);
+    let kernel = Kernel::new(&fixture, Fault::None);
+    let problem = bind::run(&kernel.host(), &request(&[FREE])).unwrap_err();
+    assert_eq!(problem.kind, Kind::NotViable);
+    assert!(problem.message.contains("no-IOMMU mode"), "{problem}");
+    assert_eq!(find(&fixture, "iommu-mode").verdict, Verdict::Skip);
+}
+
+/// Drives can move data only to GPUs of NVIDIA; a processor's graphics may be nearer.
+#[test]
+fn the_gpu_is_the_one_that_can_do_it() {
+    let fixture = healthy();
+    let graphics = "0000:66:03.0";
+    fixture.card(&Card {
+        path: format!("pci0000:64/0000:64:01.0/0000:65:00.0/{graphics}"),
+        class: 0x03_0000,
+        ids: (0x1002, 0x13c0),
+        driver: None,
+        group: Some(20),
+        numa: 1,
+    });
+    for id in ["distance", "bar1"] {
+        let found = find(&fixture, id).found;
+        assert!(found.contains(GPU) && !found.contains(graphics), "{found}");
+    }
+    // Without one of NVIDIA, the other is shown.
+    std::fs::remove_file(fixture.root.at(format!("/sys/bus/pci/devices/{GPU}"))).unwrap();
+    let found = find(&fixture, "distance").found;
+    assert!(found.contains(graphics), "{found}");
+}
+
 #[test]
 fn each_fault_is_found_and_has_a_remedy() {
     type Break = fn(&Fixture);
@@ -123,6 +171,8 @@ fn each_fault_is_found_and_has_a_remedy() {
             std::fs::remove_dir_all(f.root.at("/sys/class/iommu")).unwrap();
             f.file("/sys/firmware/acpi/tables/DMAR", "");
         }),
+        ("iommu", Verdict::Fail, "no-IOMMU mode", without_iommu),
+        ("groups", Verdict::Fail, FREE, without_iommu),
         ("iommu", Verdict::Fail, "intel_iommu=off", |f| {
             std::fs::remove_dir_all(f.root.at("/sys/kernel/iommu_groups")).unwrap();
             f.file("/proc/cmdline", "quiet intel_iommu=off");

@@ -1,9 +1,10 @@
 //! The list, and the path from drive to GPU.
 
+use super::bind::request;
 use super::fixture::{Card, FREE, Fixture, GPU, SYSTEM};
 use super::kernel::{Fault, Kernel};
 use crate::cli;
-use crate::command::list;
+use crate::command::{bind, list};
 use crate::drive;
 use crate::gpu::gpus;
 use crate::report::Paint;
@@ -107,4 +108,55 @@ fn disks_behind_multipath_belong_to_their_controllers() {
     let disks = drive::disks(&fixture.root, function.bdf);
     let names: Vec<&str> = disks.iter().map(|disk| disk.name.as_str()).collect();
     assert_eq!(names, ["nvme0n1", "nvme7n1"]);
+}
+
+#[test]
+fn all_disks_of_a_drive_are_shown_and_named() {
+    let fixture = Fixture::server();
+    let real = fixture.root.resolve(format!("/sys/bus/pci/devices/{FREE}")).unwrap();
+    for (namespace, number) in [(17, "259:50"), (3, "259:51")] {
+        let disk = format!("nvme0n{namespace}");
+        fixture.block(&format!("{}/nvme/nvme0/{disk}", real.display()), number, 3_750_748_848);
+        fixture.bytes(&format!("/dev/{disk}"), &[0; 4096]);
+    }
+    let kernel = Kernel::new(&fixture, Fault::None);
+    let list = list::run(&kernel.host(), false, Paint(false)).text;
+    let row = list.lines().find(|row| row.contains(FREE)).unwrap();
+    assert!(row.contains("nvme0n1 +2") && row.contains("5.76 TB"), "{row}");
+    let names: Vec<String> = drive::disks(&fixture.root, FREE.parse().unwrap())
+        .into_iter()
+        .map(|disk| disk.name)
+        .collect();
+    assert_eq!(names, ["nvme0n1", "nvme0n3", "nvme0n17"]);
+    let host = kernel.host();
+    bind::run(&host, &request(&["nvme0n3"])).unwrap();
+    let notes = host.notes.borrow().join("\n");
+    assert!(notes.contains("all its disks: nvme0n1, nvme0n3, nvme0n17"), "{notes}");
+}
+
+#[test]
+fn a_virtual_function_without_a_controller_has_a_hint() {
+    let fixture = Fixture::server();
+    let function = "0000:67:00.1";
+    fixture.card(&Card {
+        path: format!("pci0000:64/0000:64:01.0/0000:65:00.0/0000:66:00.0/{function}"),
+        class: 0x01_0802,
+        ids: (0x144d, 0xa80a),
+        driver: None,
+        group: Some(16),
+        numa: 1,
+    });
+    fixture.link(&format!("/sys/bus/pci/devices/{function}/physfn"), &format!("../{FREE}"));
+    let kernel = Kernel::new(&fixture, Fault::None);
+    for command in ["list", "bind"] {
+        let host = kernel.host();
+        if command == "list" {
+            list::run(&host, false, Paint(false));
+        } else {
+            bind::run(&host, &request(&[function])).unwrap();
+        }
+        let notes = host.notes.borrow().join("\n");
+        assert!(notes.contains(&format!("{function} is a virtual function of {FREE}")), "{notes}");
+        assert!(notes.contains("offline"), "{notes}");
+    }
 }

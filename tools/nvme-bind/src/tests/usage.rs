@@ -1,13 +1,20 @@
 //! Every way in which a drive can be in use, one at a time, on an otherwise free drive.
 
 use super::bind::request;
-use super::fixture::{FREE, Fixture};
+use super::fixture::{Card, FREE, Fixture};
 use super::kernel::{Fault, Kernel};
-use crate::command::bind;
+use crate::command::{bind, list, release, status};
 use crate::problem::Kind;
+use crate::report::Paint;
 
 /// Sets up one use of `nvme0n1`, with the words that the refusal must contain.
 type Case = (fn(&Fixture), &'static [&'static str]);
+
+fn export_controller(fixture: &Fixture, path: &str, enable: &str) {
+    let folder = "/sys/kernel/config/nvmet/subsystems/export/passthru";
+    fixture.file(&format!("{folder}/device_path"), &format!("{path}\n"));
+    fixture.file(&format!("{folder}/enable"), &format!("{enable}\n"));
+}
 
 fn mount(fixture: &Fixture, line: &str) {
     let mounts = fixture.root.text("/proc/mounts").unwrap();
@@ -96,6 +103,46 @@ const CASES: &[Case] = &[
         },
         &["NVMe target export"],
     ),
+    (
+        // The target holds the controller then, and none of its disks.
+        |f| export_controller(f, "/dev/nvme0", "1"),
+        &["nvme0: NVMe target export"],
+    ),
+    (
+        |f| f.file("/sys/kernel/config/target/core/iblock_0/lun/udev_path", "/dev/nvme0n1\n"),
+        &["SCSI target iblock_0/lun"],
+    ),
+    (
+        |f| {
+            let about = "Status: ACTIVATED\n TCM FILEIO ID: 0  File: /dev/nvme0n1  Size: 1\n";
+            f.file("/sys/kernel/config/target/core/fileio_1/lun/info", about);
+        },
+        &["SCSI target fileio_1/lun"],
+    ),
+    (|f| f.file("/sys/block/zram0/backing_dev", "/dev/nvme0n1\n"), &["compressed memory zram0"]),
+    (
+        |f| mount(f, "/dev/sda:/dev/nvme0n1 /pool bcachefs rw 0 0"),
+        &["nvme0n1: mounted /pool (bcachefs)"],
+    ),
+    (
+        |f| f.link("/sys/fs/bcachefs/some-id/dev-0/block", "../../../class/block/nvme0n1"),
+        &["nvme0n1: bcachefs is mounted, where is not visible"],
+    ),
+    (
+        |f| mount(f, "/dev/sda1 /data xfs rw,noatime,logdev=/dev/nvme0n1 0 0"),
+        &["nvme0n1: mounted /data (xfs)"],
+    ),
+    (
+        |f| {
+            f.process(88, "db", &[]);
+            f.file(
+                "/proc/88/maps",
+                "7f0-7f1 rw-s 0 00:05 372 /dev/shm/x\n8f0-8f1 rw-s 0 00:05 3 \
+                                     /dev/nvme0n1\n",
+            );
+        },
+        &["nvme0n1: open in db (pid 88)"],
+    ),
     (|f| f.process(88, "fio", &["/dev/null", "/dev/nvme0n1"]), &["nvme0n1: open in fio (pid 88)"]),
     (|f| f.process(88, "spdk", &["/dev/ng0n1"]), &["ng0n1: open in spdk (pid 88)"]),
     (|f| f.process(88, "nvme", &["/dev/nvme0"]), &["nvme0: open in nvme (pid 88)"]),
@@ -134,7 +181,148 @@ fn each_use_is_seen_and_refused() {
             assert!(message.contains(word), "case {index}: `{word}` is not in: {message}");
         }
         assert_eq!((kernel.operations(), fixture.snapshot()), (0, before), "case {index}");
+        // The list and the doctor say the same.
+        let list = list::run(&kernel.host(), false, Paint(false)).json;
+        let drive = list["drives"].as_array().unwrap().iter().find(|drive| drive["bdf"] == FREE);
+        assert_eq!(drive.unwrap()["in_use"], true, "case {index}: {list}");
+        let found = super::doctor::find(&fixture, "drives").found;
+        assert_eq!(found, "3 NVMe drives, 1 of them not in use", "case {index}");
     }
+}
+
+#[test]
+fn what_is_exported_but_not_enabled_is_free() {
+    let fixture = Fixture::server();
+    export_controller(&fixture, "/dev/nvme0", "0");
+    let kernel = Kernel::new(&fixture, Fault::None);
+    bind::run(&kernel.host(), &request(&[FREE])).unwrap();
+}
+
+/// Each way in which a process can have a drive that is bound to VFIO.
+const VFIO_USERS: &[(fn(&Fixture), &str)] = &[
+    (|f| f.process(88, "qemu", &["/dev/vfio/12"]), "/dev/vfio/12: open in qemu (pid 88)"),
+    (
+        |f| {
+            f.file(&format!("/sys/bus/pci/devices/{FREE}/vfio-dev/vfio0/dev"), "511:0\n");
+            f.process(88, "qemu", &["/dev/iommu", "/dev/vfio/devices/vfio0"]);
+        },
+        "/dev/vfio/devices/vfio0: open in qemu (pid 88)",
+    ),
+    (
+        |f| f.process(88, "qemu", &["/dev/vfio/noiommu-12"]),
+        "/dev/vfio/noiommu-12: open in qemu (pid 88)",
+    ),
+    (
+        // Its group was closed again.
+        |f| {
+            f.process(88, "qemu", &["anon_inode:[vfio-device]"]);
+            let path = format!("/sys/devices/pci0000:64/0000:64:01.0/{FREE}");
+            f.file("/proc/88/fdinfo/0", &format!("pos: 0\nvfio-device-syspath: {path}\n"));
+        },
+        "0000:67:00.0: open in qemu (pid 88)",
+    ),
+];
+
+#[test]
+fn a_drive_that_a_process_has_through_vfio_is_left_to_it() {
+    for (set_up, words) in VFIO_USERS {
+        let fixture = Fixture::server();
+        let kernel = Kernel::new(&fixture, Fault::None);
+        bind::run(&kernel.host(), &request(&[FREE])).unwrap();
+        let operations = kernel.operations();
+        set_up(&fixture);
+        let release = release::Request { devices: vec![FREE.into()], ..Default::default() };
+        let refusals = [
+            bind::run(&kernel.host(), &request(&[FREE])),
+            release::unbind(&kernel.host(), &release),
+            release::restore(&kernel.host(), &release),
+            release::unbind(&kernel.host(), &release::Request { dry_run: true, ..release }),
+        ];
+        for refused in refusals {
+            let problem = refused.expect_err(words);
+            assert_eq!(problem.kind, Kind::InUse, "{words}: {problem}");
+            assert!(problem.message.contains(words), "`{words}` is not in: {problem}");
+        }
+        assert_eq!(kernel.operations(), operations, "{words}");
+        let list = list::run(&kernel.host(), false, Paint(false)).json.to_string();
+        assert!(list.contains("qemu (pid 88)"), "{list}");
+        let found = super::doctor::find(&fixture, "drives").found;
+        assert_eq!(found, "3 NVMe drives, 1 of them not in use", "{words}");
+        let status = status::run(&kernel.host(), Paint(false)).text;
+        assert!(status.contains("qemu (pid 88)"), "{status}");
+    }
+}
+
+/// Gives the free drive a second controller, with its own disk for a namespace of this identity.
+fn second_path(fixture: &Fixture, wwid: &str) {
+    let other = "0000:66:01.0/0000:69:00.0";
+    fixture.card(&Card {
+        path: format!("pci0000:64/0000:64:01.0/0000:65:00.0/{other}"),
+        class: 0x01_0802,
+        ids: (0x144d, 0xa80a),
+        driver: Some("nvme"),
+        group: Some(17),
+        numa: 1,
+    });
+    fixture.disk("0000:69:00.0", "nvme3", "259:30", &[]);
+    for name in ["nvme0", "nvme3"] {
+        fixture.file(&format!("/sys/class/nvme/{name}/subsysnqn"), "nqn.2026-01.com.acme:1\n");
+    }
+    fixture.file("/sys/class/block/nvme0n1/wwid", "eui.0011\n");
+    fixture.file("/sys/class/block/nvme3n1/wwid", &format!("{wwid}\n"));
+}
+
+#[test]
+fn a_use_through_another_path_to_the_drive_counts() {
+    let uses: &[Case] = &[
+        (|f| mount(f, "/dev/nvme3n1 /db xfs rw 0 0"), &["nvme3n1: mounted /db"]),
+        (|f| f.process(88, "db", &["/dev/nvme3n1"]), &["nvme3n1: open in db (pid 88)"]),
+        (|f| f.process(88, "db", &["/dev/ng3n1"]), &["ng3n1: open in db (pid 88)"]),
+        (|f| f.process(88, "nvme", &["/dev/nvme3"]), &["nvme3: open in nvme (pid 88)"]),
+        (|f| export_controller(f, "/dev/nvme3", "1"), &["nvme3: NVMe target export"]),
+    ];
+    for (set_up, words) in uses {
+        let fixture = Fixture::server();
+        second_path(&fixture, "eui.0011");
+        set_up(&fixture);
+        let kernel = Kernel::new(&fixture, Fault::None);
+        let problem = bind::run(&kernel.host(), &request(&[FREE])).unwrap_err();
+        assert_eq!(problem.kind, Kind::InUse, "{problem}");
+        assert!(problem.message.contains(words[0]), "{problem}");
+        assert!(problem.message.contains("another path, nvme3 at 0000:69:00.0"), "{problem}");
+        // Another namespace of the same subsystem is no path to this one.
+        let fixture = Fixture::server();
+        second_path(&fixture, "eui.0022");
+        set_up(&fixture);
+        let kernel = Kernel::new(&fixture, Fault::None);
+        bind::run(&kernel.host(), &request(&[FREE])).unwrap();
+    }
+}
+
+#[test]
+fn another_path_is_shown_and_noted() {
+    let fixture = Fixture::server();
+    second_path(&fixture, "eui.0011");
+    let kernel = Kernel::new(&fixture, Fault::None);
+    let host = kernel.host();
+    let list = list::run(&host, false, Paint(false));
+    let row = list.text.lines().find(|row| row.contains(FREE)).unwrap();
+    assert!(row.contains("nvme0n1 (2 paths)"), "{row}");
+    let drives = list.json["drives"].as_array().unwrap();
+    let drive = drives.iter().find(|drive| drive["bdf"] == FREE).unwrap();
+    assert_eq!(drive["other_paths"][0]["bdf"], "0000:69:00.0");
+    bind::run(&host, &request(&[FREE])).unwrap();
+    let notes = host.notes.borrow().join("\n");
+    assert!(notes.contains("nvme3 at 0000:69:00.0 is another"), "{notes}");
+    // What VFIO has is known by its record.
+    fixture.file("/sys/class/nvme/nvme3/serial", "SN-nvme0\n");
+    let host = kernel.host();
+    let list = list::run(&host, false, Paint(false)).text;
+    let row = list.lines().find(|row| row.contains("0000:69:00.0")).unwrap();
+    assert!(row.contains("nvme3n1 (2 paths)"), "{row}");
+    bind::run(&host, &request(&["0000:69:00.0"])).unwrap();
+    let notes = host.notes.borrow().join("\n");
+    assert!(notes.contains(FREE) && notes.contains("has the serial number of"), "{notes}");
 }
 
 #[test]
@@ -159,7 +347,7 @@ fn inactive_members_are_refused_unless_told_otherwise() {
     let raid = 0xa92b_4efc_u32.to_le_bytes();
     let members = [
         ("LVM", mark(512, b"LABELONE")),
-        ("md RAID", mark(4096, &raid)),
+        ("RAID (md)", mark(4096, &raid)),
         ("ZFS", mark(128 << 10, &uberblock)),
     ];
     for (name, bytes) in members {
@@ -172,6 +360,27 @@ fn inactive_members_are_refused_unless_told_otherwise() {
         let given_up = bind::Request { ignore_members: true, ..request(&[FREE]) };
         bind::run(&kernel.host(), &given_up).unwrap();
     }
+    // The only sign is at the end, and the head is that of a filesystem on a mirror.
+    for (name, from_end, mark) in [
+        ("Intel VROC", 1024, &b"Intel Raid ISM Cfg Sig. "[..]),
+        ("DDF", 512, b"\xde\x11\xde\x11"),
+        ("DRBD", 4096 - 60, b"\x83\x74\x02\x6d"),
+        ("ZFS", 128 << 10, &uberblock),
+        ("RAID (md)", 8192, &raid),
+    ] {
+        let fixture = Fixture::server();
+        let mut bytes = vec![0; 4 << 20];
+        bytes[0x438..0x43a].copy_from_slice(b"\x53\xef");
+        let at = bytes.len() - from_end;
+        bytes[at..at + mark.len()].copy_from_slice(mark);
+        fixture.file("/sys/class/block/nvme0n1/size", &format!("{}\n", bytes.len() / 512));
+        fixture.bytes("/dev/nvme0n1", &bytes);
+        let kernel = Kernel::new(&fixture, Fault::None);
+        let problem = bind::run(&kernel.host(), &request(&[FREE])).unwrap_err();
+        assert!(problem.kind == Kind::InUse && problem.message.contains(name), "{problem}");
+        let list = list::run(&kernel.host(), false, Paint(false)).text;
+        assert!(list.contains("inactive member"), "{list}");
+    }
     // An unused filesystem is only mentioned.
     let fixture = Fixture::server();
     fixture.bytes("/dev/nvme0n1", &mark(0, b"XFSB"));
@@ -180,6 +389,21 @@ fn inactive_members_are_refused_unless_told_otherwise() {
     bind::run(&host, &request(&[FREE])).unwrap();
     let notes = host.notes.borrow().join("\n");
     assert!(notes.contains("XFS") && notes.contains("untouched"), "{notes}");
+    for (what, at, text) in [
+        ("data of an unknown kind", 9000, &b"my data"[..]),
+        ("a store of ripieno", 0, b"RIPIENO\n"),
+        ("a store of ripieno", 1 << 20, b"RIPIENO\n"),
+    ] {
+        let fixture = Fixture::server();
+        let mut bytes = vec![0; (1 << 20) + 4096];
+        bytes[at..at + text.len()].copy_from_slice(text);
+        fixture.bytes("/dev/nvme0n1", &bytes);
+        let kernel = Kernel::new(&fixture, Fault::None);
+        let host = kernel.host();
+        bind::run(&host, &request(&[FREE])).unwrap();
+        let notes = host.notes.borrow().join("\n");
+        assert!(notes.contains(what) && notes.contains("untouched"), "{notes}");
+    }
 }
 
 #[test]

@@ -68,7 +68,8 @@ pub(crate) fn mounted(root: &Root, stack: &[Node], mounts: &[Mount]) -> Vec<Use>
         .collect();
     // A mount source of a multi-device btrfs names only one of its devices.
     let families = families(root);
-    let names = |mount: &Mount| mount.devices().filter_map(|path| device_name(root, &path)).collect();
+    let names =
+        |mount: &Mount| mount.devices().filter_map(|path| device_name(root, &path)).collect();
     let sources: Vec<Vec<String>> = mounts.iter().map(names).collect();
     let mut uses = Vec::new();
     for node in stack {

@@ -54,9 +54,10 @@ fn put(medium: &Medium, at: i64, bytes: &[u8]) {
 /// A member of a mirror begins like the filesystem on the mirror.
 #[test]
 fn a_member_is_named_and_not_what_is_on_the_whole() {
-    for (at, bytes, name) in SIGNATURES.iter().filter(|(_, _, name)| {
-        ["RAID", "IMSM", "DDF", "DRBD", "NVIDIA", "Promise"].contains(name)
-    }) {
+    for (at, bytes, name) in SIGNATURES
+        .iter()
+        .filter(|(_, _, name)| ["RAID", "IMSM", "DDF", "DRBD", "NVIDIA", "Promise"].contains(name))
+    {
         let device = medium(0);
         put(&device, 0x438, b"\x53\xef");
         put(&device, 510, b"\x55\xaa");
