@@ -139,8 +139,9 @@ Examples:
     ripieno format --device vfio:0000:65:00.0 --undo before
 
 Devices that hold a filesystem, a partition table, a member of a RAID, a volume group or a pool, or
-data of an unknown kind are refused; so are those that hold a store, and those in use. --overwrite
-says what is not needed. What formatting overwrites is saved first, so that --undo brings it back
+data of an unknown kind are refused; so are those that hold a store, and those in use. All that
+formatting overwrites is looked at: the first 1,088 KiB and the last MiB. --overwrite says what is
+not needed. What formatting overwrites is saved first, so that --undo brings it back
 byte for byte until the new store is opened. Opening it overwrites more, and ends that.
 
 With --json: {\"store\", \"dry_run\", \"files\", \"checksums_a_file\", \"journal_offset\",

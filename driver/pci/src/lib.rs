@@ -29,5 +29,5 @@ pub use function::{
     CLASS_NVME, DEVICES, DRIVERS, Function, GROUPS, PROBE, VFIO, full_address, functions,
     group_members, groups, is_no_iommu, sysfs,
 };
-pub use open::{OpenFile, open_files};
+pub use open::{DeviceNode, OpenFile, open_files, vfio_files};
 pub use root::{Claim, Root};

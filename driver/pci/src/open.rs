@@ -1,6 +1,6 @@
 //! Device nodes that processes have open.
 
-use crate::Root;
+use crate::{PciAddress, Root, full_address, sysfs};
 
 /// A device that a process has open, or has mapped.
 #[derive(Debug, Clone)]
@@ -22,6 +22,56 @@ impl OpenFile {
     pub fn process(&self) -> String {
         format!("{} (pid {})", self.command, self.pid)
     }
+}
+
+/// A device node.
+#[derive(Debug, Clone)]
+pub struct DeviceNode {
+    /// Its path.
+    pub path: String,
+    /// Its number, as [`Root::device_number`] writes it.
+    pub number: Option<String>,
+}
+
+impl DeviceNode {
+    /// Returns the character device with this name in /dev. `folder`, in /sys, has its number.
+    #[must_use]
+    pub fn of_characters(root: &Root, name: &str, folder: &str) -> Self {
+        let number = root.text(format!("{folder}/dev")).map(|number| format!("c{number}"));
+        Self { path: format!("/dev/{name}"), number }
+    }
+
+    /// Returns true if this node is open there, under any name.
+    #[must_use]
+    pub fn is_open_as(&self, file: &OpenFile) -> bool {
+        file.path == self.path || file.number.is_some() && file.number == self.number
+    }
+}
+
+/// Returns those of `files` through which a process has a function by VFIO: its group, which is one
+/// for all its functions; its own node; or the device that it got through the group.
+#[must_use]
+pub fn vfio_files<'a>(root: &Root, bdf: PciAddress, files: &'a [OpenFile]) -> Vec<&'a OpenFile> {
+    let folder = sysfs(bdf);
+    let mut nodes = Vec::new();
+    // Also a group of the no-IOMMU mode.
+    if let Some(group) = root.link_name(format!("{folder}/iommu_group")) {
+        for name in [group.clone(), format!("noiommu-{group}")] {
+            let class = format!("/sys/class/vfio/{name}");
+            nodes.push(DeviceNode::of_characters(root, &format!("vfio/{name}"), &class));
+        }
+    }
+    for name in root.names(format!("{folder}/vfio-dev")) {
+        let class = format!("{folder}/vfio-dev/{name}");
+        nodes.push(DeviceNode::of_characters(root, &format!("vfio/devices/{name}"), &class));
+    }
+    let is_device = |file: &OpenFile| {
+        let inside = file.path.strip_prefix("/sys/").and_then(|path| path.rsplit('/').next());
+        inside.and_then(full_address) == Some(bdf)
+    };
+    let is_open =
+        |file: &&OpenFile| is_device(file) || nodes.iter().any(|node| node.is_open_as(file));
+    files.iter().filter(is_open).collect()
 }
 
 /// Returns the open devices of all other processes, and the number of processes whose descriptors

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::drive::{self, Block};
 use crate::paths;
-use crate::pci::{self, Function, OpenFile};
+use crate::pci::{self, DeviceNode, Function, OpenFile};
 use crate::pci::{Claim, Root};
 
 pub(crate) use mounts::Mount;
@@ -131,20 +131,6 @@ pub(crate) enum Claims {
     Try,
 }
 
-/// A device node by which a process can hold a function.
-struct Node {
-    path: String,
-    number: Option<String>,
-}
-
-impl Node {
-    /// Returns the node with this name in /dev. `folder`, in /sys, has its number.
-    fn of_characters(root: &Root, name: &str, folder: &str) -> Self {
-        let number = root.text(format!("{folder}/dev")).map(|number| format!("c{number}"));
-        Self { path: format!("/dev/{name}"), number }
-    }
-}
-
 /// Data read once for all functions.
 #[derive(Debug)]
 pub(crate) struct Scene {
@@ -159,47 +145,15 @@ impl Scene {
         Self { mounts: mounts::read(root), open, hidden_processes }
     }
 
-    /// Returns the users of a function through VFIO: of its group, which is one for all its
-    /// functions, or of its own node.
+    /// Returns the users of a function through VFIO.
     pub(crate) fn vfio_users(&self, root: &Root, function: &Function) -> Vec<Use> {
-        let folder = pci::sysfs(function.bdf);
-        let mut nodes = Vec::new();
-        // Also a group of the no-IOMMU mode.
-        if let Some(group) = root.link_name(format!("{folder}/iommu_group")) {
-            for name in [group.clone(), format!("noiommu-{group}")] {
-                let class = format!("/sys/class/vfio/{name}");
-                nodes.push(Node::of_characters(root, &format!("vfio/{name}"), &class));
-            }
-        }
-        for name in root.names(format!("{folder}/vfio-dev")) {
-            let class = format!("{folder}/vfio-dev/{name}");
-            nodes.push(Node::of_characters(root, &format!("vfio/devices/{name}"), &class));
-        }
-        let mut users = self.users(&nodes);
-        let device = |file: &&OpenFile| {
-            let name = file.path.strip_prefix("/sys/").and_then(|path| path.rsplit('/').next());
-            name.and_then(pci::full_address) == Some(function.bdf)
-        };
-        let device = self.open.iter().filter(device);
-        users.extend(
-            device.map(|file| Use::new(Kind::OpenFile, function.bdf.to_string(), file.process())),
-        );
-        users
+        pci::vfio_files(root, function.bdf, &self.open).into_iter().map(user).collect()
     }
 
     /// Returns the processes that have one of the nodes open.
-    fn users(&self, nodes: &[Node]) -> Vec<Use> {
-        let is_it = |file: &OpenFile, node: &Node| {
-            file.path == node.path || file.number.is_some() && file.number == node.number
-        };
-        let files = self.open.iter();
-        let files = files.filter(|file| nodes.iter().any(|node| is_it(file, node)));
-        let name = |file: &OpenFile| {
-            let name = file.path.strip_prefix("/dev/").filter(|name| !name.contains('/'));
-            name.unwrap_or(&file.path).to_owned()
-        };
-        let user = |file: &OpenFile| Use::new(Kind::OpenFile, name(file), file.process());
-        files.map(user).collect()
+    fn users(&self, nodes: &[DeviceNode]) -> Vec<Use> {
+        let is_open = |file: &&OpenFile| nodes.iter().any(|node| node.is_open_as(file));
+        self.open.iter().filter(is_open).map(user).collect()
     }
 
     /// Returns a message if some processes could not be inspected.
@@ -219,7 +173,8 @@ impl Scene {
         }
         // Nodes of other userspace drivers, on machines without an IOMMU.
         let folder = format!("{}/uio", pci::sysfs(function.bdf));
-        let node = |name: &String| Node::of_characters(root, name, &format!("{folder}/{name}"));
+        let node =
+            |name: &String| DeviceNode::of_characters(root, name, &format!("{folder}/{name}"));
         usage.uses.extend(self.users(&root.names(&folder).iter().map(node).collect::<Vec<_>>()));
         for disk in &disks {
             let stack = disks::stack(root, disk);
@@ -257,7 +212,7 @@ impl Scene {
 
     /// Returns the users of a controller of the kernel's driver, apart from its disks.
     fn controller_users(&self, root: &Root, name: &str) -> Vec<Use> {
-        let node = Node::of_characters(root, name, &format!("/sys/class/nvme/{name}"));
+        let node = DeviceNode::of_characters(root, name, &format!("/sys/class/nvme/{name}"));
         let mut uses = self.users(&[node]);
         uses.extend(disks::passthru(root, name));
         uses
@@ -267,11 +222,11 @@ impl Scene {
         let mut nodes = Vec::new();
         for block in stack.iter().filter(|node| node.is_own).map(|node| &node.block) {
             let number = Some(format!("b{}", block.number));
-            nodes.push(Node { path: format!("/dev/{}", block.name), number });
+            nodes.push(DeviceNode { path: format!("/dev/{}", block.name), number });
             // The generic character device of a namespace.
             let generic = block.name.replacen("nvme", "ng", 1);
             let class = format!("/sys/class/nvme-generic/{generic}");
-            nodes.push(Node::of_characters(root, &generic, &class));
+            nodes.push(DeviceNode::of_characters(root, &generic, &class));
         }
         let mut uses = self.users(&nodes);
         uses.extend(disks::holders(root, stack));
@@ -279,6 +234,12 @@ impl Scene {
         uses.extend(disks::elsewhere(root, stack));
         uses
     }
+}
+
+/// Describes the process that has a device open.
+fn user(file: &OpenFile) -> Use {
+    let name = file.path.strip_prefix("/dev/").filter(|name| !name.contains('/'));
+    Use::new(Kind::OpenFile, name.unwrap_or(&file.path), file.process())
 }
 
 /// Tries to claim disks that have no visible user.

@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use nvme_pci::{Function, PciAddress, Root, group_members, open_files};
+use nvme_pci::{Function, OpenFile, PciAddress, Root, group_members, open_files, vfio_files};
 use rustix::{
     io::Errno,
     process::{Resource, getrlimit},
@@ -397,7 +397,9 @@ fn open_group(function: &Function, group: u32) -> Result<File, VfioError> {
     let opened = sys::open(Path::new(&format!("/dev/vfio/{group}")));
     let file =
         opened.map_err(|source| match source.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::BUSY) => VfioError::Busy { address, group, holders: holders(root, group) },
+            Some(Errno::BUSY) => {
+                VfioError::Busy { address, group, holders: holders(root, address) }
+            }
             Some(Errno::NOENT) if !function.is_vfio() => {
                 VfioError::NotBound { address, driver: function.driver.clone() }
             }
@@ -418,11 +420,10 @@ fn blockers(root: &Root, group: u32) -> Vec<String> {
     members.map(|member| format!("{} ({})", member.bdf, driver(&member))).collect()
 }
 
-/// Returns the processes that have a group open, as far as this user may see.
-fn holders(root: &Root, group: u32) -> Vec<String> {
-    let node = format!("/dev/vfio/{group}");
+/// Returns the processes that have a function or its group open, as far as this user may see.
+fn holders(root: &Root, address: PciAddress) -> Vec<String> {
     let (files, _) = open_files(root);
-    files.iter().filter(|file| file.path == node).map(|file| file.process()).collect()
+    vfio_files(root, address, &files).into_iter().map(OpenFile::process).collect()
 }
 
 #[cfg(test)]
@@ -430,16 +431,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_a_group() {
+    fn who_has_a_function() {
         let folder = tempfile::tempdir().unwrap();
-        for (pid, comm, open) in [("41", "bash", "/dev/null"), ("42", "qemu", "/dev/vfio/7")] {
+        let address: PciAddress = "65:00.0".parse().unwrap();
+        let function = folder.path().join("sys/bus/pci/devices/0000:65:00.0");
+        std::fs::create_dir_all(function.join("vfio-dev/vfio3")).unwrap();
+        std::os::unix::fs::symlink("../../groups/7", function.join("iommu_group")).unwrap();
+        for (pid, comm, open) in [
+            ("41", "bash", "/dev/null"),
+            ("42", "qemu", "/dev/vfio/7"),
+            ("43", "vmm", "/dev/vfio/devices/vfio3"),
+            ("44", "other", "/dev/vfio/70"),
+        ] {
             let process = folder.path().join("proc").join(pid);
             std::fs::create_dir_all(process.join("fd")).unwrap();
             std::fs::write(process.join("comm"), format!("{comm}\n")).unwrap();
             std::os::unix::fs::symlink(open, process.join("fd/3")).unwrap();
         }
         let root = Root::new(folder.path()).unwrap();
-        assert_eq!(holders(&root, 7), ["qemu (pid 42)"]);
-        assert!(holders(&root, 70).is_empty() && blockers(&root, 7).is_empty());
+        assert_eq!(holders(&root, address), ["qemu (pid 42)", "vmm (pid 43)"]);
+        assert!(holders(&root, "66:00.0".parse().unwrap()).is_empty());
+        assert!(blockers(&root, 7).is_empty());
     }
 }
