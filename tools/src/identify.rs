@@ -157,7 +157,11 @@ fn describe(device: String, mut drive: Controller) -> anyhow::Result<Device> {
     let all: Vec<_> = usable.into_iter().chain(refused).collect();
     let mut namespaces = Vec::new();
     for (nsid, refused) in all {
-        let data = drive.identify_namespace(nsid).context("identifying a namespace")?;
+        let data = match drive.identify_namespace(nsid) {
+            // Some are refused because of this.
+            Err(Error::Command { .. }) if refused.is_some() => IdentifyNamespace::default(),
+            data => data.context("identifying a namespace")?,
+        };
         let listed = usize::from(data.nlbaf_z) + 1;
         let mut order: Vec<usize> = (0..listed.min(data.lbaf.len())).collect();
         order.sort_by_key(|index| *index != data.format_index());

@@ -6,7 +6,10 @@ use nvme_spec::{
         AdminOpcode, AsyncEvent, AsyncEventKind, Cns, FeatureId, FeatureSelect, FormatNvm,
         GetFeatures, GetLogPage, Identify, LogPageId, SetFeatures,
     },
-    identify::{ActiveNamespaces, IdentifyController, IdentifyNamespace, Oacs},
+    identify::{
+        ActiveNamespaces, CommandSet, IdentifyController, IdentifyNamespace, NamespaceDescriptors,
+        Oacs,
+    },
     ids::{Cid, Nsid, QueueId},
     log::{ErrorLogEntry, FirmwareSlotLog, SmartLog},
     reg::Version,
@@ -364,11 +367,7 @@ impl Controller {
         let nsids = self.active_namespaces()?;
         let mut found = Namespaces::default();
         for nsid in nsids {
-            let checked = match self.identify_namespace(nsid) {
-                Ok(data) => NamespaceInfo::check(nsid, &data),
-                Err(Error::Command { status, .. }) => Err(NamespaceError::Identify { status }),
-                Err(error) => return Err(error),
-            };
+            let checked = self.check_namespace(nsid)?;
             match checked {
                 Ok(info) => found.usable.push(info),
                 Err(why) => {
@@ -381,6 +380,35 @@ impl Controller {
         self.namespaces = found;
         // During set-up the queue that this needs does not exist yet.
         if self.host.is_some() { self.discover_placement() } else { Ok(()) }
+    }
+
+    fn check_namespace(
+        &mut self,
+        nsid: Nsid,
+    ) -> Result<Result<NamespaceInfo, NamespaceError>, Error> {
+        let csi = self.command_set(nsid)?;
+        if csi != CommandSet::NVM {
+            return Ok(Err(NamespaceError::CommandSet { csi }));
+        }
+        match self.identify_namespace(nsid) {
+            Ok(data) => Ok(NamespaceInfo::check(nsid, &data)),
+            Err(Error::Command { status, .. }) => Ok(Err(NamespaceError::Identify { status })),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the I/O command set of a namespace. Identify Namespace does not have it: a zoned
+    /// namespace looks ordinary there. The list of descriptors was added in version 1.3.
+    fn command_set(&mut self, nsid: Nsid) -> Result<CommandSet, Error> {
+        if self.port.caps.version < Version::new(1, 3, 0) {
+            return Ok(CommandSet::NVM);
+        }
+        match self.identify::<NamespaceDescriptors>(Cns::NAMESPACE_DESCRIPTORS, nsid) {
+            Ok(list) => Ok(list.command_set()),
+            // Some controllers lack it nevertheless; those have no other command set.
+            Err(Error::Command { .. }) => Ok(CommandSet::NVM),
+            Err(error) => Err(error),
+        }
     }
 
     fn active_namespaces(&mut self) -> Result<Vec<Nsid>, Error> {

@@ -75,6 +75,10 @@ pub struct ControllerInfo {
     pub serial: String,
     /// Firmware revision.
     pub firmware: String,
+    /// Qualified name of its NVM subsystem; empty if it reports none.
+    pub subsystem: String,
+    /// Set if the subsystem may have other controllers (CMIC).
+    pub may_have_peers: bool,
     /// NVMe version.
     pub version: Version,
     /// Largest data transfer of one command in bytes; `None` = no limit.
@@ -169,6 +173,8 @@ impl ControllerInfo {
             model: data.model().to_owned(),
             serial: data.serial().to_owned(),
             firmware: data.firmware().to_owned(),
+            subsystem: data.subsystem().to_owned(),
+            may_have_peers: data.may_have_peers(),
             version: caps.version,
             mdts_bytes,
             sgls: data.sgls,

@@ -1,7 +1,7 @@
 //! Namespaces, and the reasons for which one is unusable.
 
 use nvme_spec::{
-    identify::{IdentifyNamespace, LbaFormat},
+    identify::{CommandSet, IdentifyNamespace, LbaFormat},
     ids::{Lba, Nsid},
     status::Status,
 };
@@ -31,6 +31,8 @@ pub struct NamespaceInfo {
     pub nguid: [u8; 16],
     /// IEEE extended unique identifier; zeroes when there is none.
     pub eui64: [u8; 8],
+    /// Set if several controllers may have it attached (NMIC).
+    pub may_be_shared: bool,
     /// Endurance group; 0 = not reported.
     pub endurance_group: u16,
     /// Flexible Data Placement: the Placement Identifiers available to writes, one for each
@@ -78,6 +80,12 @@ pub enum NamespaceError {
     /// The controller does not list it.
     #[error("no such active namespace; namespaces() lists those there are")]
     Unknown,
+    /// It has another I/O command set than NVM: the same opcodes mean something else there.
+    #[error("it is {}; name a namespace of the NVM command set", kind(*csi))]
+    CommandSet {
+        /// Reported command set.
+        csi: CommandSet,
+    },
     /// The controller lists it but Identify fails.
     #[error("identify namespace failed: {status}; the other namespaces can be used")]
     Identify {
@@ -123,6 +131,17 @@ pub enum NamespaceError {
     },
 }
 
+/// Returns the words for a namespace of a command set other than NVM.
+fn kind(csi: CommandSet) -> String {
+    match csi {
+        CommandSet::ZONED => "a zoned namespace, which only takes writes in the order of its \
+                              zones"
+            .to_owned(),
+        CommandSet::KEY_VALUE => "a key value namespace".to_owned(),
+        CommandSet(csi) => format!("a namespace of the command set {csi:#04x}"),
+    }
+}
+
 impl NamespaceInfo {
     /// Validates Identify Namespace data.
     ///
@@ -163,6 +182,7 @@ impl NamespaceInfo {
             deallocate_alignment_lbas: optimal(data.npda_z),
             nguid: data.nguid,
             eui64: data.eui64,
+            may_be_shared: data.may_be_shared(),
             endurance_group: data.endgid,
             placement_ids: Vec::new(),
             reclaim_unit_bytes: 0,

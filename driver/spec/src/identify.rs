@@ -324,6 +324,19 @@ impl IdentifyController {
         Oacs::from_bits_retain(self.oacs)
     }
 
+    /// Returns the NVM subsystem's qualified name.
+    #[must_use]
+    pub fn subsystem(&self) -> &str {
+        text(&self.subnqn)
+    }
+
+    /// Returns whether the NVM subsystem may have other controllers: CMIC has bits for more ports,
+    /// more controllers and SR-IOV.
+    #[must_use]
+    pub const fn may_have_peers(&self) -> bool {
+        self.cmic & 0b111 != 0
+    }
+
     /// Returns the optional NVM commands.
     #[must_use]
     pub const fn nvm_commands(&self) -> Oncs {
@@ -469,6 +482,12 @@ impl IdentifyNamespace {
     /// NSFEAT bit 4 (OPTPERF): NPWG, NPWA, NPDG, NPDA and NOWS are reported.
     pub const OPTPERF: u8 = 1 << 4;
 
+    /// Returns whether several controllers may have the namespace attached (NMIC bit 0).
+    #[must_use]
+    pub const fn may_be_shared(&self) -> bool {
+        self.nmic & 1 != 0
+    }
+
     /// Returns the index of the format in use: bits 3:0 are the low part, bits 6:5 the high part.
     #[must_use]
     pub const fn format_index(&self) -> usize {
@@ -508,6 +527,54 @@ const _: () = assert!(size_of::<IdentifyNvmController>() == 4096);
 impl Default for IdentifyNvmController {
     fn default() -> Self {
         zerocopy::FromZeros::new_zeroed()
+    }
+}
+
+open_enum! {
+    /// Command Set Identifier (CSI): the I/O command set of a namespace.
+    CommandSet: u8 {
+        /// NVM: an array of logical blocks.
+        NVM = 0,
+        /// Key Value.
+        KEY_VALUE = 1,
+        /// Zoned Namespace.
+        ZONED = 2,
+        /// Subsystem Local Memory.
+        LOCAL_MEMORY = 3,
+        /// Computational Programs.
+        PROGRAMS = 4,
+    }
+}
+
+/// Namespace Identification Descriptor list, 4096 bytes (CNS 03h): type, length, two reserved
+/// bytes, and the identifier; terminated by a length of 0.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct NamespaceDescriptors(pub [u8; 4096]);
+
+impl NamespaceDescriptors {
+    /// Type of a descriptor that holds the I/O command set.
+    pub const COMMAND_SET: u8 = 4;
+
+    /// Returns the first identifier of a type, if it is there and whole.
+    #[must_use]
+    pub fn find(&self, kind: u8) -> Option<&[u8]> {
+        let mut rest: &[u8] = &self.0;
+        loop {
+            let (head, after) = rest.split_first_chunk::<4>()?;
+            let (found, len) = (head[0], usize::from(head[1]));
+            let (id, next) = after.split_at_checked(len).filter(|_| len > 0)?;
+            if found == kind {
+                return Some(id);
+            }
+            rest = next;
+        }
+    }
+
+    /// Returns the I/O command set; a namespace without such a descriptor has the NVM command set.
+    #[must_use]
+    pub fn command_set(&self) -> CommandSet {
+        self.find(Self::COMMAND_SET).map_or(CommandSet::NVM, |id| CommandSet(id[0]))
     }
 }
 

@@ -153,6 +153,14 @@ statuses! {
     INVALID_PROTECTION_INFORMATION = 1, 0x81, "Invalid Protection Information";
     READ_ONLY_RANGE = 1, 0x82, "Attempted Write to Read Only Range";
     COMMAND_SIZE_LIMIT_EXCEEDED = 1, 0x83, "Command Size Limit Exceeded";
+    ZONE_BOUNDARY_ERROR = 1, 0xb8, "Zone Boundary Error";
+    ZONE_IS_FULL = 1, 0xb9, "Zone Is Full";
+    ZONE_IS_READ_ONLY = 1, 0xba, "Zone Is Read Only";
+    ZONE_IS_OFFLINE = 1, 0xbb, "Zone Is Offline";
+    ZONE_INVALID_WRITE = 1, 0xbc, "Zone Invalid Write";
+    TOO_MANY_ACTIVE_ZONES = 1, 0xbd, "Too Many Active Zones";
+    TOO_MANY_OPEN_ZONES = 1, 0xbe, "Too Many Open Zones";
+    INVALID_ZONE_STATE_TRANSITION = 1, 0xbf, "Invalid Zone State Transition";
     WRITE_FAULT = 2, 0x80, "Write Fault";
     UNRECOVERED_READ_ERROR = 2, 0x81, "Unrecovered Read Error";
     GUARD_CHECK_ERROR = 2, 0x82, "End-to-end Guard Check Error";

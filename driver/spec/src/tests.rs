@@ -20,6 +20,26 @@ fn sqe() -> Sqe {
 }
 
 #[test]
+fn the_command_set_is_found_among_the_descriptors() {
+    use crate::identify::{CommandSet, NamespaceDescriptors};
+    let list = |bytes: &[u8]| {
+        let mut page = [0; 4096];
+        page[..bytes.len()].copy_from_slice(bytes);
+        NamespaceDescriptors(page)
+    };
+    assert_eq!(list(&[]).command_set(), CommandSet::NVM);
+    let all = list(&[1, 2, 0, 0, 7, 8, 4, 1, 0, 0, 2]);
+    assert_eq!(all.command_set(), CommandSet::ZONED);
+    assert_eq!(all.find(1), Some(&[7u8, 8][..]));
+    // What follows the end of the list is none of it.
+    assert_eq!(list(&[1, 0, 0, 0, 4, 1, 0, 0, 2]).command_set(), CommandSet::NVM);
+    // Descriptors that fill the page, the last of which is cut off.
+    let mut page = [0; 4096];
+    page.chunks_mut(100).for_each(|chunk| (chunk[0], chunk[1]) = (1, 96));
+    assert_eq!(NamespaceDescriptors(page).command_set(), CommandSet::NVM);
+}
+
+#[test]
 fn register_fields_do_not_disturb_each_other() {
     let cap = Cap(u64::MAX).with_mqes_z(1023).with_to_500ms(20).with_dstrd(0).with_mpsmax(4);
     assert_eq!((cap.mqes_z(), cap.to_500ms(), cap.dstrd(), cap.mpsmax()), (1023, 20, 0, 4));

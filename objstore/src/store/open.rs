@@ -62,7 +62,7 @@ impl Place {
         let nsid = device
             .nsid
             .or_else(first)
-            .ok_or_else(|| wrong(format!("{} has no usable namespace", controller.id())))?;
+            .ok_or_else(|| wrong(no_namespace(&controller)))?;
         let space = controller.namespace(nsid).map_err(|error| wrong(error.to_string()))?;
         let (first, lbas) = device.region.unwrap_or((Lba(0), space.lbas));
         if first.0.checked_add(lbas).is_none_or(|end| end > space.lbas) {
@@ -111,6 +111,12 @@ impl Place {
         let first = Lba(self.region.first.0 + (SCRATCH.start >> shift));
         Region { first, lbas: (SCRATCH.end - SCRATCH.start) >> shift, lba_shift: shift }
     }
+}
+
+fn no_namespace(controller: &Controller) -> String {
+    let refused = controller.refused_namespaces().iter();
+    let why: String = refused.map(|(nsid, why)| format!("; namespace {nsid}: {why}")).collect();
+    format!("{} has no usable namespace{why}", controller.id())
 }
 
 /// Returns an identify string, padded as on the wire.

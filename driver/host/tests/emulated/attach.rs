@@ -200,13 +200,39 @@ fn lies_about_the_controller_are_refused() {
 fn any_identify_page_is_an_answer() {
     // Pages of one repeated byte: an error or a controller, never a panic.
     for byte in [0x00, 0x01, 0x44, 0x7F, 0x80, 0xFF] {
-        for cns in [0u8, 1, 2] {
+        for cns in [0u8, 1, 2, 3] {
             let patches = vec![IdentifyPatch { cns, offset: 0, bytes: vec![byte; 4096] }];
             let plan = identify(IdentifyOverrides { patches, ..Default::default() });
             let rig = Rig::new(EmuConfig::new("emu0").faults(plan));
             let _ = rig.attach_with(ControllerOptions::default());
         }
     }
+}
+
+/// The emulator's list has an EUI64 (12 bytes), an NGUID (20), and the command set.
+#[test]
+fn a_namespace_of_another_command_set_is_refused_in_words() {
+    for (csi, words) in [
+        (1u8, "it is a key value namespace"),
+        (2, "it is a zoned namespace"),
+        (9, "it is a namespace of the command set 0x09"),
+    ] {
+        let patches = vec![IdentifyPatch { cns: 3, offset: 32, bytes: vec![4, 1, 0, 0, csi] }];
+        let plan = identify(IdentifyOverrides { patches, ..Default::default() });
+        let rig = Rig::new(EmuConfig::new("emu0").faults(plan));
+        let ctrl = rig.attach();
+        assert_eq!(ctrl.namespaces(), []);
+        let (nsid, why) = &ctrl.refused_namespaces()[0];
+        assert_eq!(*nsid, Nsid(1));
+        assert!(why.to_string().starts_with(words), "{why}");
+        let error = ctrl.namespace(Nsid(1)).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    // Without descriptors it is an ordinary one.
+    let patches = vec![IdentifyPatch { cns: 3, offset: 0, bytes: vec![0; 4096] }];
+    let plan = identify(IdentifyOverrides { patches, ..Default::default() });
+    let rig = Rig::new(EmuConfig::new("emu0").faults(plan));
+    assert_eq!(rig.attach().namespaces().len(), 1);
 }
 
 #[test]
