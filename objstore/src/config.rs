@@ -6,7 +6,7 @@ use gio_uring::{ExecutorError, IoExecutor, StreamOps};
 use nvme_driver::{Clock, Controller, CopyEngine, Nanos, QueueMemory};
 use nvme_spec::ids::{Lba, Nsid};
 
-use kv_catalog::{KvShape, Namespace, PolicyKind, StoreId, WriteBudget};
+use kv_catalog::{KvShape, Namespace, Owner, PolicyKind, StoreId, WriteBudget};
 
 use crate::{device::SharedController, registration::KvPool};
 
@@ -229,7 +229,16 @@ pub struct StoreOptions {
     pub self_test: bool,
     /// Set if the store's clock is simulated: the I/O kernel then reads it.
     pub virtual_time: bool,
+    /// This process, if other controllers may reach a device ([`Owner`]): then required, with an id
+    /// of its own for each opening.
+    pub owner: Owner,
+    /// Time without a sign of life after which another owner of a device is taken for dead. The
+    /// same for all processes.
+    pub owner_patience: Nanos,
 }
+
+/// Default of [`StoreOptions::owner_patience`].
+pub(crate) const OWNER_PATIENCE: Nanos = Nanos::from_millis(3_000);
 
 impl Default for StoreOptions {
     fn default() -> Self {
@@ -253,6 +262,8 @@ impl Default for StoreOptions {
             placement: true,
             self_test: true,
             virtual_time: false,
+            owner: Owner::default(),
+            owner_patience: OWNER_PATIENCE,
         }
     }
 }

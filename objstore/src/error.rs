@@ -207,6 +207,16 @@ pub enum StoreError {
         /// Contents of the device.
         what: String,
     },
+    /// Another process has a device open, through another controller.
+    #[error(
+        "{device}: another process has the store on it open, and is alive: {owner}; stop it first"
+    )]
+    Owned {
+        /// The device.
+        device: String,
+        /// That process.
+        owner: kv_catalog::Owner,
+    },
     /// The devices do not hold the requested store.
     #[error(transparent)]
     Format(#[from] kv_catalog::FormatError),

@@ -267,7 +267,7 @@ pub use ids::{JobId, LayerDone, Move, PoolId, Ticket};
 pub use kv_catalog::{
     BlockId, BlockKey, Catalog, CatalogCounts, CatalogError, DeviceIndex, DurableCatalog, FileId,
     FormatError, Geometry, JournalError, KeyChain, KvShape, Layer, LayoutError, Namespace,
-    NamespaceId, NewPin, NotDurable, ObjectPlace, Outcome, PinAnswer, PinLimits, PinList,
+    NamespaceId, NewPin, NotDurable, ObjectPlace, Outcome, Owner, PinAnswer, PinLimits, PinList,
     PinStatus, PolicyKind, Reference, ReferenceId, Region, Reported, Row, Slot, StoreId,
     StoredFile, Usage, Write, WriteBudget, WriteId,
 };

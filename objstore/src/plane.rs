@@ -24,6 +24,7 @@ use crate::{
     ids::{JobId, LayerDone, Move, PoolId, Ticket},
     order::Order,
     registration::KvPool,
+    store::owner::Ownership,
 };
 
 mod bounce;
@@ -174,6 +175,14 @@ impl Plane {
     /// Calls `listener` with the plane locked, after each use of it. Only one can be set.
     pub(crate) fn listen(&self, listener: impl Fn(&mut Mover) + Send + Sync + 'static) {
         let _ = self.shared.listener.set(Listener(Box::new(listener)));
+    }
+
+    /// Keeps the claims on the devices, until the plane is closed.
+    pub(crate) fn keep(&self, owner: Option<Arc<Ownership>>) -> Result<(), StoreError> {
+        self.with(|mover| {
+            mover.owner = owner;
+            Ok(())
+        })
     }
 
     /// Returns the time of the plane's clock.

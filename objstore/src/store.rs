@@ -26,6 +26,7 @@ mod deallocation;
 mod handles;
 mod layer;
 mod open;
+pub(crate) mod owner;
 mod ranks;
 mod request;
 mod reservation;

@@ -12,6 +12,7 @@ mod gpu;
 mod journal;
 mod lifetime;
 mod model;
+mod owners;
 mod paced;
 mod paced_gpu;
 mod pools;

@@ -253,12 +253,25 @@ pub fn format_devices(
     for (io, superblock) in devices.iter_mut().zip(&mut *superblocks) {
         journal::create(&mut **io, superblock)?;
     }
-    for (io, superblock) in devices.iter_mut().zip(superblocks) {
+    for (io, superblock) in devices.iter_mut().zip(&mut *superblocks) {
         superblock.sequence += 1;
         superblock.state = State::Ready;
         superblock.write(&mut **io)?;
     }
-    Ok(())
+    devices.iter_mut().zip(superblocks).try_for_each(|(io, wanted)| read_back(&mut **io, wanted))
+}
+
+/// Finds devices that are the same one, and writes that went elsewhere.
+fn read_back(io: &mut dyn BlockIo, wanted: &Superblock) -> Result<(), FormatError> {
+    let copies = Superblock::read_copies(io)?;
+    if copies.iter().all(|copy| copy.as_ref() == Ok(wanted)) {
+        return Ok(());
+    }
+    Err(FormatError::Devices(format!(
+        "{}: another superblock is on it than the one that was just written; give each device \
+         once, under one address",
+        io.name()
+    )))
 }
 
 /// Erases the signatures of other formats and of an earlier store.

@@ -13,6 +13,8 @@
 //! - [`BlockKey`] and [`KeyChain`]: names of KV blocks by content.
 //! - [`Superblock`]: a device's part of a store; [`check_set`]. `format.rs` is above superblock and
 //!   journal, and makes both: [`Plan`], [`format_devices`].
+//! - [`Owner`]: who has a device open that other processes reach, too; [`Fenced`] keeps the journal
+//!   from writing after another one took it over.
 //! - [`Journal`]: [`Record`]s in an order that survives power loss. Superblocks and journal are
 //!   written to a [`BlockIo`]; docs/reference/on-disk-format.md gives their bytes.
 //!
@@ -42,6 +44,7 @@ mod journal;
 mod key;
 mod layout;
 mod namespace;
+mod owner;
 mod planted;
 mod policy;
 mod record;
@@ -65,6 +68,7 @@ pub use journal::{
 pub use key::{BlockKey, KeyChain};
 pub use layout::{Geometry, ObjectPlace, Region};
 pub use namespace::Namespace;
+pub use owner::{Fenced, Owner, OwnerError, Sighting};
 #[cfg(any(test, feature = "planted-bugs"))]
 pub use planted::plant;
 pub use planted::{PlantedBug, planted};

@@ -29,6 +29,7 @@ use crate::{
     ids::{JobId, Move, PoolId, Ticket},
     registration::KvPool,
     stats::{DramStats, Times},
+    store::owner::Ownership,
 };
 
 /// Parameters that do not change while a plane is open.
@@ -119,12 +120,19 @@ pub(crate) struct Mover {
     pub(super) flushes: u64,
     /// Broken by a failed flush: nothing is stored any more.
     pub(super) seal: Seal,
+    /// Set if other processes may reach the devices.
+    pub(super) owner: Option<Arc<Ownership>>,
 }
 
 impl Mover {
     /// Refuses calls on a failed plane.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         self.transport.check()
+    }
+
+    /// Refuses to move anything once another process owns the devices.
+    pub(crate) fn check_owner(&self) -> Result<(), StoreError> {
+        self.owner.as_ref().map_or(Ok(()), |owner| owner.check())
     }
 
     pub(crate) fn event(&mut self) -> Result<Event, StoreError> {
@@ -257,6 +265,7 @@ impl Mover {
         expected: &[u32],
         is_cached: bool,
     ) -> Result<JobId, StoreError> {
+        self.check_owner()?;
         if direction == Direction::Write {
             self.check_writable()?;
         }
@@ -513,6 +522,10 @@ impl Mover {
         self.drain()?;
         let shut = self.transport.shut();
         self.or_fail(shut)?;
+        // Nothing is in flight.
+        if let Some(owner) = self.owner.take() {
+            owner.release();
+        }
         let controllers = self.transport.devices.take_controllers();
         Ok((controllers, self.pool.clone()))
     }

@@ -117,6 +117,7 @@ pub(super) fn open(config: PlaneConfig) -> Result<Mover, StoreError> {
         scratch: Scratch { map: Vec::new(), used },
         flushes: 0,
         seal: Seal::default(),
+        owner: None,
     })
 }
 

@@ -37,6 +37,7 @@ impl Mover {
         order: Order<'_>,
     ) -> Result<&mut Job, StoreError> {
         self.check()?;
+        self.check_owner()?;
         let (layer, layers) = (ticket.layer, self.setup.shape.layers);
         if layer.0 >= layers {
             return Err(StoreError::NoSuchLayer { layer, layers });

@@ -98,6 +98,10 @@ impl Inner {
         if drives.iter().all(|drive| drive.failed > 0) {
             return;
         }
+        // Groups that this catalog takes for unused may be another owner's by now.
+        if self.plane.with(|plane| plane.check_owner()).is_err() {
+            return;
+        }
         let mut groups = self.catalog.with(|catalog| catalog.unused_groups(GROUPS_MAX));
         if groups.is_empty() {
             return;

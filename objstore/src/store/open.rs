@@ -3,17 +3,22 @@
 use std::sync::{Arc, Mutex};
 
 use kv_catalog::{
-    Catalog, DeviceIdentity, DurableCatalog, DurableConfig, Expected, FormatError, Member,
-    OnDevice, Plan, PlantedBug, Region, SCRATCH, Seal, Superblock, Time, check_set, planted,
+    BlockIo, Catalog, DeviceIdentity, DurableCatalog, DurableConfig, Expected, Fenced, FormatError,
+    Member, OnDevice, Owner, Plan, PlantedBug, Region, SCRATCH, Seal, Superblock, Time, check_set,
+    planted,
 };
-use nvme_driver::Controller;
+use nvme_driver::{Clock, Controller};
 use nvme_spec::ids::{Lba, Nsid};
 
 use super::{
-    Inner, Jobs, Store, block_device::BlockDevice, deallocation::Drive, lock,
+    Inner, Jobs, Store,
+    block_device::BlockDevice,
+    deallocation::Drive,
+    lock,
+    owner::{Ownership, living, settle},
 };
 use crate::{
-    config::{Format, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
+    config::{Format, OWNER_PATIENCE, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
     device::SharedController,
     error::StoreError,
     ids::PoolId,
@@ -52,6 +57,10 @@ pub(super) struct Place {
     pub(super) nsid: Nsid,
     region: Region,
     identity: DeviceIdentity,
+    /// Name of the NVM subsystem; may be empty.
+    subsystem: String,
+    /// Set if other controllers may reach the namespace.
+    is_shared: bool,
 }
 
 impl Place {
@@ -59,10 +68,7 @@ impl Place {
         let controller = device.controller.lock();
         let wrong = |problem| StoreError::Config { field: "devices", problem };
         let first = || controller.namespaces().first().map(|space| space.nsid);
-        let nsid = device
-            .nsid
-            .or_else(first)
-            .ok_or_else(|| wrong(no_namespace(&controller)))?;
+        let nsid = device.nsid.or_else(first).ok_or_else(|| wrong(no_namespace(&controller)))?;
         let space = controller.namespace(nsid).map_err(|error| wrong(error.to_string()))?;
         let (first, lbas) = device.region.unwrap_or((Lba(0), space.lbas));
         if first.0.checked_add(lbas).is_none_or(|end| end > space.lbas) {
@@ -84,8 +90,26 @@ impl Place {
             namespace_lbas: space.lbas,
         };
         let region = Region { first, lbas, lba_shift: space.lba_shift };
+        let (subsystem, is_shared) =
+            (info.subsystem.clone(), info.may_have_peers && space.may_be_shared);
         let controller = device.controller.clone();
-        Ok(Self { controller, nsid, region, identity })
+        Ok(Self { controller, nsid, region, identity, subsystem, is_shared })
+    }
+
+    /// Returns true if both have LBAs in common. Identifiers that are not of the subsystem count
+    /// only if it can have other controllers: those of some drives are the same for all of a kind.
+    fn overlaps(&self, other: &Self) -> bool {
+        let (a, b) = (&self.identity, &other.identity);
+        let is_subsystem = (&a.model, &a.serial) == (&b.model, &b.serial)
+            || (!self.subsystem.is_empty() && self.subsystem == other.subsystem);
+        let is_same = match is_subsystem {
+            true => a.nsid == b.nsid,
+            false => self.is_shared && other.is_shared && a.is_same(b),
+        };
+        let end = |region: &Region| region.first.0.saturating_add(region.lbas);
+        is_same
+            && self.region.first.0 < end(&other.region)
+            && other.region.first.0 < end(&self.region)
     }
 
     pub(super) fn all(devices: &[StoreDevice]) -> Result<Vec<Self>, StoreError> {
@@ -104,6 +128,30 @@ impl Place {
     /// Returns the region as a medium.
     fn sealed(&self, seal: Seal) -> BlockDevice {
         BlockDevice::new(self.controller.clone(), self.nsid, self.region, seal)
+    }
+
+    /// Returns the devices that other controllers may reach.
+    fn shared(places: &[Self]) -> Vec<BlockDevice> {
+        places.iter().filter(|place| place.is_shared).map(Self::medium).collect()
+    }
+
+    /// Returns an owner of the devices that is alive, and its device.
+    fn living(places: &[Self]) -> Result<Option<(String, Owner)>, StoreError> {
+        let Some(first) = places.first() else { return Ok(None) };
+        let clock = first.controller.lock().clock().clone();
+        let mut shared = Self::shared(places);
+        let found = living(&mut shared, &Owner::default(), OWNER_PATIENCE, &*clock);
+        Ok(found.map_err(FormatError::from)?)
+    }
+
+    /// Claims the devices that other controllers may reach.
+    pub(super) fn claim(
+        places: &[Self],
+        options: &StoreOptions,
+        clock: &Arc<dyn Clock>,
+    ) -> Result<Option<Arc<Ownership>>, StoreError> {
+        let StoreOptions { owner, owner_patience, virtual_time, .. } = options;
+        Ownership::take(Self::shared(places), owner, *owner_patience, clock, *virtual_time)
     }
 
     fn scratch(&self) -> Region {
@@ -149,6 +197,10 @@ impl Store {
     /// Same as [`Store::format`].
     pub fn plan(devices: &[StoreDevice], format: &Format) -> Result<Vec<Superblock>, StoreError> {
         let places = Place::all(devices)?;
+        check_distinct(&places)?;
+        if let Some((device, owner)) = Place::living(&places)? {
+            return Err(StoreError::Owned { device, owner });
+        }
         for place in &places {
             check_overwrite(&mut place.medium(), format.overwrite)?;
         }
@@ -168,6 +220,15 @@ impl Store {
             region: place.region,
         };
         Ok(Place::all(devices)?.into_iter().map(medium).collect())
+    }
+
+    /// Returns the process that has one of the devices open through another controller, and the
+    /// device. Waits a few seconds if one that was not closed may be alive. Writes nothing.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Format`] if a device fails, and the errors of [`Store::media`].
+    pub fn living_owner(devices: &[StoreDevice]) -> Result<Option<(String, Owner)>, StoreError> {
+        Place::living(&Place::all(devices)?)
     }
 
     /// Returns the minimum bytes of each of `devices` devices with LBAs of `lba_bytes` for this
@@ -231,6 +292,9 @@ impl Store {
         let StoreConfig { devices, clock, executor, shape, namespace, pool, gpu, options } = config;
         let places = Place::all(&devices)?;
         let expected = Expected { shape: Some(shape), ..Expected::default() };
+        // Before the claims: nothing is written to a device without a store.
+        read_superblocks(&places, &expected)?;
+        let owner = Place::claim(&places, &options, &clock)?;
         let superblocks = read_superblocks(&places, &expected)?;
         let superblock = &superblocks[0];
         let no_data = || StoreError::Config {
@@ -258,6 +322,7 @@ impl Store {
             gpu,
             options,
         })?;
+        plane.keep(owner)?;
         plane.with(|plane| {
             if !planted(PlantedBug::SealsApart) {
                 plane.share(catalog.seal());
@@ -371,6 +436,20 @@ fn plan<'a>(format: &Format, devices: &'a [(DeviceIdentity, Region)]) -> Plan<'a
     }
 }
 
+/// Refuses devices that are the same one under two addresses: one of a superblock's devices would
+/// be written over the other.
+fn check_distinct(places: &[Place]) -> Result<(), StoreError> {
+    for (at, place) in places.iter().enumerate() {
+        if let Some(other) = places[..at].iter().find(|other| other.overlaps(place)) {
+            let [a, b] = [other, place].map(|place| place.controller.lock().id().to_owned());
+            let identity = &place.identity;
+            let problem = format!("{a} and {b} are the same namespace ({identity}): give it once");
+            return Err(StoreError::Config { field: "devices", problem });
+        }
+    }
+    Ok(())
+}
+
 /// Refuses to overwrite data unless the caller allowed it.
 fn check_overwrite(medium: &mut BlockDevice, allowed: Overwrite) -> Result<(), StoreError> {
     use kv_catalog::BlockIo as _;
@@ -446,7 +525,7 @@ pub(super) fn durable(
     progress: impl FnMut(u64, u64),
 ) -> Result<DurableCatalog, StoreError> {
     let (clock, seal) = (place.controller.lock().clock().clone(), Seal::default());
-    let medium = Box::new(place.sealed(seal.clone()));
+    let medium = place.sealed(seal.clone());
     let config = DurableConfig {
         policy: options.policy,
         write_budget: options.write_budget,
@@ -455,5 +534,13 @@ pub(super) fn durable(
         time: Time(Box::new(move || clock.now().0)),
         seal,
     };
-    Ok(DurableCatalog::open(medium, superblock.clone(), config, progress)?)
+    let io: Box<dyn BlockIo> = match place.is_shared {
+        true => {
+            let (clock, owner) = (place.controller.lock().clock().clone(), options.owner.clone());
+            let time = Time(Box::new(move || clock.now().0));
+            Box::new(Fenced::new(medium, owner, time, settle(options.owner_patience).0))
+        }
+        false => Box::new(medium),
+    };
+    Ok(DurableCatalog::open(io, superblock.clone(), config, progress)?)
 }

@@ -130,6 +130,8 @@ impl Plane {
         let wrong = |problem| StoreError::Config { field: "devices", problem };
         let places = Place::all(&devices)?;
         let expected = Expected { store: Some(id.store), rank: id.rank, shape: Some(shape) };
+        read_superblocks(&places, &expected)?;
+        let owner = Place::claim(&places, &options, &clock)?;
         let superblocks = read_superblocks(&places, &expected)?;
         let Superblock { ranks, layout, .. } = &superblocks[0];
         let geometry = superblocks[0]
@@ -157,6 +159,7 @@ impl Plane {
             gpu,
             options,
         })?;
+        plane.keep(owner)?;
         if self_test {
             plane.self_test(None)?;
         }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use nvme_driver::{Clock, Controller, DmaSpace};
 use objstore::{
-    ExecutorFactory, KvPool, KvShape, Namespace, RawRing, Route, Store, StoreConfig, StoreDevice,
-    StoreGpu, StoreOptions,
+    ExecutorFactory, KvPool, KvShape, Namespace, Owner, RawRing, Route, Store, StoreConfig,
+    StoreDevice, StoreGpu, StoreOptions,
 };
 
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
     error::StackError,
     executor::Executor,
     gpu::Gpu,
+    owner::this_process,
     pool::PoolMemory,
     route::{PoolPlan, Prepared, limits, routes},
 };
@@ -107,6 +108,8 @@ impl Plan<'_> {
         mut controllers: impl FnMut() -> Result<Controllers, E>,
         mut open: impl FnMut(Parts) -> Result<T, StackError>,
     ) -> Result<(T, Built), E> {
+        // The same for all routes: a claim that a route left is this process's own.
+        let owner = this_process()?;
         let (mut spare, mut not_taken) = (None, Vec::new());
         for &route in routes(self.executor, self.pool, self.require)? {
             let mut ready = match spare.take() {
@@ -114,7 +117,7 @@ impl Plan<'_> {
                 None => self.outfit(controllers()?)?,
             };
             let opened = match self.prepare(route, &mut ready) {
-                Ok(prepared) => self.take(route, ready, prepared, &mut open),
+                Ok(prepared) => self.take(route, ready, prepared, &owner, &mut open),
                 Err(error) => {
                     spare = Some(ready);
                     Err(error)
@@ -154,12 +157,13 @@ impl Plan<'_> {
         route: Route,
         controllers: Controllers,
         prepared: Prepared,
+        owner: &Owner,
         open: &mut impl FnMut(Parts) -> Result<T, StackError>,
     ) -> Result<(T, Built), StackError> {
         let (space, (unit, _)) = (controllers.space().clone(), limits(&controllers));
         let (backend, devices, queues) = controllers.into_parts();
         let Prepared { pool, place } = prepared;
-        let mut options = self.options.clone();
+        let mut options = StoreOptions { owner: owner.clone(), ..self.options.clone() };
         if let Executor::Cuda(choice) = self.executor {
             options.sms = choice.io_sms;
         }

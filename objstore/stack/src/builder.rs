@@ -12,6 +12,7 @@ use crate::{
     error::StackError,
     executor::Executor,
     metrics::{Endpoint, MetricsAddress},
+    owner::random,
     pacing::Pacing,
     place::Place,
     pool::PoolMemory,
@@ -259,14 +260,5 @@ impl Builder {
         let new = || Format::new(StoreId(random), self.shape);
         let format = format.or_else(|| (!dir.is_ready()).then(new));
         Ok((dir.into(), format))
-    }
-}
-
-/// Returns random bytes from the operating system, for identities of stores.
-fn random() -> Result<[u8; 16], StackError> {
-    let mut bytes = [0; 16];
-    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
-        Ok(16) => Ok(bytes),
-        other => Err(StackError::Random { found: format!("{other:?}") }),
     }
 }

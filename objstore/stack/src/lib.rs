@@ -72,6 +72,7 @@ mod executor;
 mod gpu;
 mod input;
 mod metrics;
+mod owner;
 mod pacing;
 mod place;
 mod pool;

@@ -21,7 +21,7 @@ pub enum CopyFault {
     /// It has another format version.
     #[error(
         "it has version {version} of the format, and this program knows version {FORMAT_VERSION}; \
-         use the version of Ripieno that wrote it"
+         use the version of Ripieno that wrote it, or format the store again"
     )]
     Version {
         /// The version.

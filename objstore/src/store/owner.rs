@@ -1,0 +1,209 @@
+//! Ownership of devices that other processes may reach, too, through other controllers.
+//!
+//! [`kv_catalog::Owner`] has the protocol; here are its times, and the thread that shows that the
+//! owner is alive. Devices of one controller need none of this: whoever has that has them alone.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{self, RecvTimeoutError, Sender},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use kv_catalog::{BlockError, BlockIo as _, FormatError, Owner, OwnerError, Sighting};
+use nvme_driver::{Clock, Nanos, wait_until};
+
+use super::block_device::BlockDevice;
+use crate::error::StoreError;
+
+/// Time between two pulses: a sixth of the default patience.
+const BEAT: Duration = Duration::from_millis(500);
+
+/// Time between two looks at another owner.
+const LOOK: Nanos = Nanos::from_millis(50);
+
+/// Devices that this process has claimed, and the thread that keeps them. Dropping it keeps the
+/// claims, as the death of the process does: a device may still write.
+#[derive(Debug)]
+pub(crate) struct Ownership {
+    kept: Arc<Kept>,
+    /// `None` in virtual time.
+    thread: Option<(Sender<Infallible>, JoinHandle<()>)>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    owner: Owner,
+    media: Mutex<Vec<BlockDevice>>,
+    clock: Arc<dyn Clock>,
+    /// Time for which no other process takes over after this one was seen to be alive, with half as
+    /// much to spare.
+    lease: Nanos,
+    /// End of that time, in nanoseconds of the clock.
+    until: AtomicU64,
+    pulses: AtomicU64,
+    lost: OnceLock<String>,
+}
+
+/// Returns the time that a process waits between its claim and its first read.
+pub(super) fn settle(patience: Nanos) -> Nanos {
+    Nanos(patience.0 / 3)
+}
+
+/// Returns an owner other than `own` that is alive, and its device. Waits for up to `patience`, if
+/// there is a claim. Writes nothing.
+pub(super) fn living(
+    media: &mut [BlockDevice],
+    own: &Owner,
+    patience: Nanos,
+    clock: &dyn Clock,
+) -> Result<Option<(String, Owner)>, BlockError> {
+    let look = |medium: &mut BlockDevice| Sighting::take(medium);
+    let first: Vec<Sighting> = media.iter_mut().map(look).collect::<Result<_, _>>()?;
+    let is_other = |seen: &Sighting| seen.owner.as_ref().is_some_and(|owner| owner.id != own.id);
+    if !first.iter().any(is_other) {
+        return Ok(None);
+    }
+    let deadline = clock.now() + patience;
+    loop {
+        for (medium, first) in media.iter_mut().zip(&first) {
+            let later = look(medium)?;
+            if let Some(owner) = first.living(&later).filter(|owner| owner.id != own.id) {
+                return Ok(Some((medium.name().to_owned(), owner.clone())));
+            }
+        }
+        let now = clock.now();
+        if now >= deadline {
+            return Ok(None);
+        }
+        wait_until(clock, deadline.min(now + LOOK), || false);
+    }
+}
+
+impl Ownership {
+    /// Claims devices. In virtual time there is no thread: each use of the store renews the lease.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Owned`] if another process has one of them open, or takes it at the
+    /// same time.
+    pub(super) fn take(
+        mut media: Vec<BlockDevice>,
+        owner: &Owner,
+        patience: Nanos,
+        clock: &Arc<dyn Clock>,
+        virtual_time: bool,
+    ) -> Result<Option<Arc<Self>>, StoreError> {
+        if media.is_empty() {
+            return Ok(None);
+        }
+        if owner.id == [0; 16] {
+            let problem = "other controllers may reach the devices, so the owner needs an id";
+            return Err(StoreError::Config { field: "owner", problem: problem.to_owned() });
+        }
+        let found = living(&mut media, owner, patience, &**clock).map_err(FormatError::from)?;
+        if let Some((device, owner)) = found {
+            return Err(StoreError::Owned { device, owner });
+        }
+        let claimed = media.iter_mut().try_for_each(|medium| owner.claim(medium));
+        claimed.map_err(FormatError::from)?;
+        wait_until(&**clock, clock.now() + settle(patience), || false);
+        let lease = Nanos(patience.0 / 3 * 2);
+        let kept = Arc::new(Kept {
+            owner: owner.clone(),
+            media: Mutex::new(media),
+            clock: clock.clone(),
+            lease,
+            until: AtomicU64::new(0),
+            pulses: AtomicU64::new(0),
+            lost: OnceLock::new(),
+        });
+        kept.renew()?;
+        let thread = if virtual_time { None } else { Some(spawn(kept.clone())?) };
+        tracing::info!(%owner, "the devices can be reached through other controllers; claimed");
+        Ok(Some(Arc::new(Self { kept, thread })))
+    }
+
+    /// Checks that this process owns the devices. Does I/O only if it was stopped, or the devices
+    /// did not answer, for so long that another one may have taken them over.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`] if they have another owner, and [`StoreError::Format`] if it
+    /// is unknown.
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        let Kept { lost, clock, until, .. } = &*self.kept;
+        if lost.get().is_none() && clock.now().0 <= until.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.kept.renew()
+    }
+
+    /// Removes the claims, and gives the devices up. Nothing may write to them any more.
+    pub(crate) fn release(&self) {
+        for medium in &mut std::mem::take(&mut *self.kept.media()) {
+            if let Err(error) = self.kept.owner.release(medium) {
+                tracing::warn!(%error, "the claim stays on the device");
+            }
+        }
+    }
+}
+
+impl Drop for Ownership {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.thread.take() {
+            drop(stop);
+            // A panic was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn spawn(kept: Arc<Kept>) -> Result<(Sender<Infallible>, JoinHandle<()>), StoreError> {
+    let (stop, stopped) = mpsc::channel::<Infallible>();
+    let run = move || {
+        while stopped.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
+            if kept.renew().is_err() && kept.lost.get().is_some() {
+                return;
+            }
+        }
+    };
+    let thread = thread::Builder::new().name("ripieno owner".to_owned()).spawn(run);
+    thread.map(|thread| (stop, thread)).map_err(|error| StoreError::Failed {
+        cause: format!("no thread that shows who owns the devices: {error}"),
+    })
+}
+
+impl Kept {
+    fn media(&self) -> MutexGuard<'_, Vec<BlockDevice>> {
+        // A thread that panicked left whole devices.
+        self.media.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks the claims, shows that the owner is alive, and renews the lease.
+    fn renew(&self) -> Result<(), StoreError> {
+        if let Some(cause) = self.lost.get() {
+            return Err(StoreError::Failed { cause: cause.clone() });
+        }
+        let (since, count) = (self.clock.now(), self.pulses.fetch_add(1, Ordering::Relaxed));
+        for medium in &mut *self.media() {
+            let shown = self.owner.check(medium).and_then(|()| {
+                let pulsed = self.owner.pulse(medium, count);
+                pulsed.map_err(OwnerError::Block)
+            });
+            match shown {
+                Ok(()) => {}
+                Err(OwnerError::Block(error)) => return Err(FormatError::from(error).into()),
+                Err(error @ OwnerError::Lost { .. }) => {
+                    let cause = self.lost.get_or_init(|| error.to_string()).clone();
+                    tracing::error!(cause, "the store has failed");
+                    return Err(StoreError::Failed { cause });
+                }
+            }
+        }
+        self.until.fetch_max((since + self.lease).0, Ordering::Relaxed);
+        Ok(())
+    }
+}

@@ -1,0 +1,184 @@
+//! One namespace behind two controllers: one process at a time has the store on it.
+
+use crate::stack;
+
+use std::sync::Arc;
+
+use nvme_driver::{Clock, ControllerOptions, Nanos};
+use nvme_emu::{
+    EmuConfig, EmuDomain, FaultPlan, IdentifyOverrides, IdentifyPatch, MemoryMedia, SimClock,
+};
+use objstore::{
+    Format, KvShape, Namespace, Overwrite, Owner, Store, StoreConfig, StoreDevice, StoreError,
+    StoreOptions,
+};
+use ripieno_testkit::{Drives, KvMemory, format, inline_executor};
+use stack::{Stack, keys};
+
+const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
+const PATIENCE: Nanos = Nanos::from_millis(3_000);
+
+/// Configures a controller of a subsystem that has more of them (CMIC, NMIC).
+fn shared(id: &str, media: &MemoryMedia) -> EmuConfig {
+    let patch = |cns, offset, byte| IdentifyPatch { cns, offset, bytes: vec![byte] };
+    let patches = vec![patch(1, 76, 2), patch(0, 30, 1)];
+    let identify = IdentifyOverrides { patches, ..Default::default() };
+    let config = EmuConfig { serial: "SUB".into(), ..EmuConfig::new(id) };
+    config.namespace(media.clone(), 4096).faults(FaultPlan { identify, ..FaultPlan::default() })
+}
+
+fn owner(number: u8) -> Owner {
+    Owner { id: [number; 16], host: "here".into(), pid: number.into(), since: 0 }
+}
+
+/// Opens the store through a controller of its own, in virtual time: nothing shows that the process
+/// is alive while it does nothing, as if it were stopped.
+fn open(media: &MemoryMedia, number: u8) -> Result<Stack, StoreError> {
+    let clock = SimClock::new(number.into());
+    let configs = vec![shared(&format!("path{number}"), media)];
+    let drives = Drives::simulated(EmuDomain::new("twin"), configs, &clock);
+    let options = StoreOptions {
+        virtual_time: true,
+        owner: owner(number),
+        owner_patience: PATIENCE,
+        ..StoreOptions::default()
+    };
+    let executor = inline_executor(clock.clone());
+    let (config, kv) = config(&drives, executor, options);
+    let store = Store::open(config)?;
+    Ok(Stack { store, shape: SHAPE, kv, domain: drives.domain, emus: drives.emus, clock })
+}
+
+fn config(
+    drives: &Drives,
+    executor: objstore::ExecutorFactory,
+    options: StoreOptions,
+) -> (StoreConfig, KvMemory) {
+    let kv = KvMemory::new(&*drives.domain, SHAPE, 64);
+    let controllers = drives.attach(&ControllerOptions::default());
+    let config = StoreConfig {
+        devices: controllers.into_iter().map(StoreDevice::new).collect(),
+        clock: drives.clock.clone(),
+        executor,
+        shape: SHAPE,
+        namespace: Namespace::default(),
+        pool: kv.pool.clone(),
+        gpu: None,
+        options,
+    };
+    (config, kv)
+}
+
+fn devices(configs: Vec<EmuConfig>) -> (Vec<StoreDevice>, Arc<SimClock>) {
+    let clock = SimClock::new(9);
+    let drives = Drives::simulated(EmuDomain::new("tools"), configs, &clock);
+    let controllers = drives.attach(&ControllerOptions::default());
+    (controllers.into_iter().map(StoreDevice::new).collect(), clock)
+}
+
+fn formatted() -> MemoryMedia {
+    let media = MemoryMedia::new(64 << 20).unwrap();
+    Store::format(&devices(vec![shared("path0", &media)]).0, &format(SHAPE)).unwrap();
+    media
+}
+
+/// What the older one was told to be stored is found. When it comes back it moves nothing, stores
+/// nothing, and says who has the store.
+#[test]
+fn an_owner_that_was_stopped_finds_another_one_in_its_place() {
+    let media = formatted();
+    let mut older = open(&media, 1).unwrap();
+    older.put(&keys(0..10), 0);
+    let begun = older.begin(&keys(10..15), 20);
+    // Stored, but not committed.
+    older.write_all(&begun).unwrap();
+    let mut newer = open(&media, 2).unwrap();
+    assert_eq!(newer.get(&keys(0..10), 0), 10);
+    assert_eq!(newer.put(&keys(15..20), 0), 5);
+    let told = |error: StoreError| {
+        let error = error.to_string();
+        assert!(error.contains("process 2 on here, since 1970-01-01"), "{error}");
+    };
+    told(older.store.commit(begun).unwrap_err());
+    let prefix = older.store.lookup(&keys(0..10)).unwrap();
+    // It was stopped for longer than anybody waits.
+    nvme_driver::wait_until(&*older.clock, older.clock.now() + PATIENCE, || false);
+    told(older.read(&prefix, 0).unwrap_err());
+    drop(prefix);
+    assert!(older.store.close().is_err());
+    assert_eq!(newer.put(&keys(20..25), 0), 5);
+    newer.store.close().unwrap();
+    let mut again = open(&media, 3).unwrap();
+    for (range, count) in [(0..10, 10), (10..15, 0), (15..20, 5), (20..25, 5)] {
+        assert_eq!(again.get(&keys(range.clone()), 0), count, "keys {range:?}");
+    }
+}
+
+/// A dead owner keeps nobody out for longer than the patience, and one that closed its store not
+/// even as long.
+#[test]
+fn who_comes_next_waits_only_for_the_dead() {
+    let media = formatted();
+    let waited = |stack: &Stack| stack.clock.now();
+    let first = open(&media, 1).unwrap();
+    assert!(waited(&first) < PATIENCE);
+    drop(first);
+    let second = open(&media, 2).unwrap();
+    assert!(waited(&second) > PATIENCE && waited(&second) < PATIENCE + PATIENCE);
+    second.store.close().unwrap();
+    assert!(waited(&open(&media, 3).unwrap()) < PATIENCE);
+}
+
+/// The other one shows that it is alive by a thread, so this is in real time; the patience is far
+/// longer than the test.
+#[test]
+fn a_living_owner_keeps_everybody_out() {
+    let media = formatted();
+    let start = |number: u8, owner_patience| {
+        let configs = vec![shared(&format!("path{number}"), &media)];
+        let drives = Drives::threaded(EmuDomain::new("twin"), configs);
+        let executor = inline_executor(drives.clock.clone());
+        let options =
+            StoreOptions { owner: owner(number), owner_patience, ..StoreOptions::default() };
+        let (config, kv) = config(&drives, executor, options);
+        (Store::open(config), drives, kv)
+    };
+    let (store, _drives, _kv) = start(1, Nanos::from_millis(30));
+    let store = store.unwrap();
+    let (refused, ..) = start(2, Nanos::from_millis(600_000));
+    let error = refused.unwrap_err();
+    assert!(matches!(error, StoreError::Owned { .. }), "{error}");
+    assert!(error.to_string().contains("path2") && error.to_string().contains("process 1 on here"));
+    store.close().unwrap();
+    start(2, Nanos::from_millis(600)).0.unwrap().close().unwrap();
+}
+
+#[test]
+fn a_shared_device_needs_an_owner_and_others_have_none() {
+    let media = formatted();
+    let error = open(&media, 0).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("owner"), "{error}");
+    // An ordinary drive: as all other tests have it.
+    let config = EmuConfig { serial: "SUB".into(), ..EmuConfig::new("alone") };
+    let (devices, clock) = devices(vec![config.namespace(media, 4096)]);
+    let before = clock.now();
+    assert_eq!(Store::living_owner(&devices).unwrap(), None);
+    assert_eq!(clock.now(), before);
+}
+
+#[test]
+fn one_namespace_is_not_formatted_as_two_devices() {
+    let media = MemoryMedia::new(64 << 20).unwrap();
+    let format = Format { overwrite: Overwrite::Anything, ..format(SHAPE) };
+    let (twice, _) = devices(vec![shared("path0", &media), shared("path1", &media)]);
+    let error = Store::format(&twice, &format).unwrap_err().to_string();
+    assert!(error.contains("path0 and path1 are the same namespace"), "{error}");
+    let mut head = vec![1; 2 << 20];
+    media.peek(0, &mut head).unwrap();
+    assert!(head.iter().all(|byte| *byte == 0), "it was written to");
+    // Controllers that do not say so.
+    let config = |id: &str| EmuConfig::new(id).namespace(media.clone(), 4096);
+    let (twice, _) = devices(vec![config("path0"), config("path1")]);
+    let error = Store::format(&twice, &format).unwrap_err().to_string();
+    assert!(error.contains("path0: another superblock is on it"), "{error}");
+}
