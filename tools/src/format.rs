@@ -120,6 +120,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
     let _interrupt = Interrupt::listen().context("listening for signals")?;
     if let Some(path) = &flags.undo {
         let offline = Offline::open(&flags.place)?;
+        offline.demand_alone()?;
         let bytes = undo::put_back(path, &offline)?;
         offline.close()?;
         print_undone(flags.json, path, bytes)?;
@@ -322,7 +323,9 @@ fn in_the_way(error: impl std::fmt::Display) -> Problem {
 fn refused(error: StoreError) -> anyhow::Error {
     match error {
         StoreError::Format(FormatError::Block(_)) => error.into(),
-        StoreError::Format(_) | StoreError::Config { .. } => in_the_way(error).into(),
+        StoreError::Format(_) | StoreError::Config { .. } | StoreError::Owned { .. } => {
+            in_the_way(error).into()
+        }
         error => error.into(),
     }
 }

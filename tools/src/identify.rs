@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Args;
-use nvme_driver::{Clock, Controller, ControllerOptions, DescriptorMode, MonotonicClock};
+use nvme_driver::{Clock, Controller, ControllerOptions, DescriptorMode, Error, MonotonicClock};
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
+use nvme_spec::identify::IdentifyNamespace;
 use ripieno_stack::{open_drive, reset_subsystem, vfio_space};
 use serde::Serialize;
 

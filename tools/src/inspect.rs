@@ -47,7 +47,8 @@ pub(crate) struct FsckFlags {
 /// Returns a [`crate::problem::Problem`] if there is no store, and an error if a read fails.
 pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
     let offline = Offline::examine(&flags.place)?;
-    let survey = Survey::take(&mut offline.media()?, |_, _| {})?;
+    let owner = offline.living_owner()?.map(|(_, owner)| owner.to_string());
+    let survey = Survey { owner, ..Survey::take(&mut offline.media()?, |_, _| {})? };
     offline.close()?;
     if flags.json {
         print(to_json(&survey))?;
@@ -61,6 +62,13 @@ pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
 pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
     let offline = Offline::examine(&flags.inspect.place)?;
     let progress = Progress::reading(!flags.inspect.json);
+    if flags.repair {
+        offline.demand_alone()?;
+    }
+    let owner = offline.living_owner()?.map(|(_, owner)| owner.to_string());
+    if let Some(owner) = &owner {
+        say(format_args!("the store is open, and changes while it is read: {owner}"));
+    }
     let mut media = offline.media()?;
     let mut survey = Survey::take(&mut media, |done, all| progress.read(done, all))?;
     progress.finish();
@@ -83,6 +91,7 @@ pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
     if flags.inspect.json {
         print(json!({
             "damage": damage,
+            "owner": owner,
             "repaired": repaired,
             "salvage": findings,
             "stored_files": survey.stored_files,
@@ -171,6 +180,7 @@ fn to_json(survey: &Survey) -> serde_json::Value {
     });
     json!({
         "store": store,
+        "owner": survey.owner,
         "devices": survey.devices,
         "journal": survey.journal,
         "namespaces": survey.namespaces,
@@ -203,6 +213,9 @@ fn text(survey: &Survey) -> String {
                 format!("from byte {} on; {group}", data.offset),
             ));
         }
+    }
+    if let Some(owner) = &survey.owner {
+        rows.push(row("open", "", format!("{owner}; it changes meanwhile")));
     }
     for (at, device) in survey.devices.iter().enumerate() {
         let copies: Vec<String> = (0..)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
-use objstore::{Medium, Store, StoreDevice};
+use objstore::{Medium, Owner, Store, StoreDevice, StoreError};
 use ripieno_stack::{Controllers, Place, StoreDir, StoreDirError};
 
 use crate::devices::{self, MediaChoice};
@@ -106,6 +106,28 @@ impl Offline {
     /// Returns an error if a device cannot hold a store.
     pub(crate) fn media(&self) -> anyhow::Result<Vec<Medium>> {
         Ok(Store::media(&self.controllers.devices)?)
+    }
+
+    /// Returns the process that has the store open through another controller, and the device.
+    /// Waits a few seconds if a process that has not closed the store may be alive.
+    ///
+    /// # Errors
+    /// Returns an error if a device fails.
+    pub(crate) fn living_owner(&self) -> anyhow::Result<Option<(String, Owner)>> {
+        Ok(Store::living_owner(&self.controllers.devices)?)
+    }
+
+    /// Refuses to write to devices that another process has open.
+    ///
+    /// # Errors
+    /// Returns a [`Problem`] that names the process.
+    pub(crate) fn demand_alone(&self) -> anyhow::Result<()> {
+        match self.living_owner()? {
+            Some((device, owner)) => {
+                bail!(Problem::new(StoreError::Owned { device, owner }.to_string(), ""))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns the whole namespaces that contain the regions.

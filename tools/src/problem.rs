@@ -92,7 +92,9 @@ pub(crate) fn user_error(error: StackError) -> anyhow::Error {
                 "nvme-bind doctor shows what this machine lacks for VFIO",
             )
         }
-        StackError::Store(error @ StoreError::Config { .. }) => Problem::new(error.to_string(), ""),
+        StackError::Store(error @ (StoreError::Config { .. } | StoreError::Owned { .. })) => {
+            Problem::new(error.to_string(), "")
+        }
         StackError::NoRoute { tried } => return NoRoute(tried).into(),
         StackError::Store(error) => return anyhow::Error::new(error).context("opening the store"),
         error => return error.into(),

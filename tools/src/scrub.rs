@@ -15,7 +15,7 @@ use objstore::{
     BlockId, Failure, FileId, KvPool, KvShape, Layer, Namespace, Store, StoreConfig, StoreError,
     StoreOptions, StoredFile,
 };
-use ripieno_stack::Executor;
+use ripieno_stack::{Executor, this_process};
 use serde::Serialize;
 
 use crate::interrupt::Interrupt;
@@ -112,7 +112,9 @@ pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
 /// Opens the store, with a pool to read into.
 fn open(offline: &mut Offline, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec<BlockId>)> {
     let refused = |error: StoreError| match error {
-        StoreError::Format(error) => Problem::new(error.to_string(), "").into(),
+        StoreError::Format(_) | StoreError::Owned { .. } => {
+            Problem::new(error.to_string(), "").into()
+        }
         error => anyhow::Error::new(error).context("opening the store"),
     };
     let mut media = offline.media()?;
@@ -143,7 +145,7 @@ fn open(offline: &mut Offline, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec
         namespace: Namespace::default(),
         pool: pool(offline, &shape, blocks)?,
         gpu: None,
-        options: StoreOptions::default(),
+        options: StoreOptions { owner: this_process()?, ..StoreOptions::default() },
     };
     let store = Store::open_with(config, |done, all| opening.read(done, all, start.elapsed()));
     opening.finish();

@@ -73,6 +73,8 @@ pub(crate) struct NamespaceView {
 /// State of all devices.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Survey {
+    /// The process that has the store open through another controller meanwhile.
+    pub(crate) owner: Option<String>,
     pub(crate) devices: Vec<DeviceView>,
     pub(crate) journal: Option<JournalView>,
     pub(crate) namespaces: Vec<NamespaceView>,

@@ -41,9 +41,11 @@ struct ClaimBlock {
     pid: U32,
     id: [u8; 16],
     since: U64,
+    /// 0 while it is open, 1 once it was closed.
+    closed: U64,
     host: [u8; HOST_BYTES],
 }
-const _: () = assert!(size_of::<ClaimBlock>() == 104);
+const _: () = assert!(size_of::<ClaimBlock>() == 112);
 
 #[derive(
     FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug, PartialEq,
@@ -151,12 +153,17 @@ impl Owner {
     /// # Errors
     /// Returns [`BlockError`] if the device fails.
     pub fn claim(&self, io: &mut dyn BlockIo) -> Result<(), BlockError> {
+        self.write(io, false)
+    }
+
+    fn write(&self, io: &mut dyn BlockIo, closed: bool) -> Result<(), BlockError> {
         let mut block = ClaimBlock {
             magic: CLAIM_MAGIC,
             crc: 0.into(),
             pid: self.pid.into(),
             id: self.id,
             since: self.since.into(),
+            closed: u64::from(closed).into(),
             host: [0; HOST_BYTES],
         };
         block.host.iter_mut().zip(self.host.bytes()).for_each(|(to, from)| *to = from);
@@ -169,7 +176,7 @@ impl Owner {
     /// # Errors
     /// Returns [`OwnerError`] if it has another one or none, or cannot be read.
     pub fn check(&self, io: &mut dyn BlockIo) -> Result<(), OwnerError> {
-        let found = claimed(io)?;
+        let found = claimed(io)?.map(|(owner, _)| owner);
         if found.as_ref().is_some_and(|found| found.id == self.id) {
             return Ok(());
         }
@@ -185,20 +192,21 @@ impl Owner {
         put(io, PULSE, block.as_bytes(), false)
     }
 
-    /// Removes this owner's claim: the next one need not wait.
+    /// Marks this owner's claim as closed: the next one need not wait, and earlier ones still learn
+    /// who it was.
     ///
     /// # Errors
     /// Returns [`OwnerError`] if the device has another owner by now, or fails.
     pub fn release(&self, io: &mut dyn BlockIo) -> Result<(), OwnerError> {
         self.check(io)?;
-        Ok(put(io, CLAIM, &[], true)?)
+        Ok(self.write(io, true)?)
     }
 }
 
 /// What a device says about its owner at one time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sighting {
-    /// The owner that it records, dead or alive.
+    /// The owner that it records and that has not closed it, dead or alive.
     pub owner: Option<Owner>,
     pulse: PulseBlock,
 }
@@ -209,7 +217,8 @@ impl Sighting {
     /// # Errors
     /// Returns [`BlockError`] if the device fails.
     pub fn take(io: &mut dyn BlockIo) -> Result<Self, BlockError> {
-        Ok(Self { owner: claimed(io)?, pulse: get(io, PULSE)? })
+        let owner = claimed(io)?.filter(|(_, closed)| !closed).map(|(owner, _)| owner);
+        Ok(Self { owner, pulse: get(io, PULSE)? })
     }
 
     /// Returns the owner if it showed between `self` and `later` that it is alive.
@@ -219,15 +228,17 @@ impl Sighting {
     }
 }
 
-fn claimed(io: &mut dyn BlockIo) -> Result<Option<Owner>, BlockError> {
+/// Returns the owner, and whether it has closed the device.
+fn claimed(io: &mut dyn BlockIo) -> Result<Option<(Owner, bool)>, BlockError> {
     let block: ClaimBlock = get(io, CLAIM)?;
     let crc = crc32c::crc32c(ClaimBlock { crc: 0.into(), ..block }.as_bytes());
     if block.magic != CLAIM_MAGIC || crc != block.crc.get() {
         return Ok(None);
     }
     let host = String::from_utf8_lossy(&block.host).trim_end_matches('\0').to_owned();
-    let ClaimBlock { id, pid, since, .. } = block;
-    Ok(Some(Owner { id, host, pid: pid.get(), since: since.get() }))
+    let ClaimBlock { id, pid, since, closed, .. } = block;
+    let owner = Owner { id, host, pid: pid.get(), since: since.get() };
+    Ok(Some((owner, closed.get() != 0)))
 }
 
 fn get<T: FromBytes + IntoBytes>(io: &mut dyn BlockIo, offset: u64) -> Result<T, BlockError> {

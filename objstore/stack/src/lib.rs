@@ -105,6 +105,7 @@ pub use metrics::{
     ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsAddress, MetricsPage,
 };
 pub use objstore::{BlockId, BlockKey, KvShape, PoolLayout, Route};
+pub use owner::this_process;
 pub use pacing::Pacing;
 pub use place::{Drive, Place};
 pub use pool::{EngineMemory, GpuMemory, PoolMemory};

@@ -6,8 +6,12 @@ use objstore::Owner;
 
 use crate::error::StackError;
 
-/// Returns this process with a new random id.
-pub(crate) fn this_process() -> Result<Owner, StackError> {
+/// Returns this process with a new random id, for [`objstore::StoreOptions::owner`]. [`crate::Plan`]
+/// and all above it fill that in.
+///
+/// # Errors
+/// Returns [`StackError::Random`] if the system has no random bytes.
+pub fn this_process() -> Result<Owner, StackError> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     // A clock before 1970 only makes a message say less.
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());

@@ -15,6 +15,11 @@ pub const DRIVE_B: &str = "0000:00:03.0";
 /// Device with shared memory in its BAR 2.
 pub const PEER: &str = "0000:00:04.0";
 
+/// Two controllers with the same namespace; only in the suite `odd`, and so is the next one.
+pub const DRIVE_S: [&str; 2] = ["0000:00:06.0", "0000:00:07.0"];
+/// Drive with a zoned namespace.
+pub const DRIVE_Z: &str = "0000:00:08.0";
+
 /// Port above drive A.
 pub const PORT: &str = "0000:00:02.0";
 

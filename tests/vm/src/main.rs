@@ -28,6 +28,7 @@ mod faults;
 mod hardware;
 mod host;
 mod kmsg;
+mod odd;
 mod pci;
 mod peer;
 mod program;
@@ -54,6 +55,7 @@ const SUITES: &[Suite] = &[
     peer::SUITE,
     faults::SUITE,
     replay::SUITE,
+    odd::SUITE,
     python::SUITE,
     vllm::SUITE,
 ];

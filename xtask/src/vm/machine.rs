@@ -17,7 +17,9 @@ pub const DRIVE_B1: (&str, u64) = ("b1.img", 128 << 20);
 const DRIVE_B2: (&str, u64) = ("b2.img", 64 << 20);
 /// Backing file of the memory that stands in for a GPU's.
 pub const BAR: (&str, u64) = ("bar.bin", 64 << 20);
-const FILES: &[(&str, u64)] = &[DRIVE_A, DRIVE_B1, DRIVE_B2, BAR];
+const DRIVE_S: (&str, u64) = ("s.img", 64 << 20);
+const DRIVE_Z: (&str, u64) = ("z.img", 64 << 20);
+const FILES: &[(&str, u64)] = &[DRIVE_A, DRIVE_B1, DRIVE_B2, DRIVE_S, DRIVE_Z, BAR];
 
 /// File behind drive C, which a suite makes if it needs that drive.
 pub const DRIVE_C: &str = "c.img";
@@ -50,6 +52,9 @@ pub struct Machine<'a> {
     /// True for a machine that vLLM runs on: with drive C, which nothing writes to, AVX2, and two
     /// processors and memory for two engines.
     pub is_large: bool,
+    /// True for a machine with drives that a store is not made for: S, which has two controllers
+    /// with the same namespace, and Z, which is zoned.
+    pub is_odd: bool,
 }
 
 impl Machine<'_> {
@@ -78,6 +83,10 @@ impl Machine<'_> {
                  -device nvme,id=nv2,addr=05.0,serial=RIPIENO-C \
                  -device nvme-ns,bus=nv2,drive=c,nsid=1"
             ));
+        }
+        if self.is_odd {
+            drive_s(&mut add);
+            drive_z(&mut add);
         }
         let (bar, bytes) = BAR;
         add(&format!(
@@ -144,6 +153,31 @@ fn drive_b(add: &mut impl FnMut(&str)) {
     }
 }
 
+/// Adds a subsystem with two controllers that share one namespace.
+fn drive_s(add: &mut impl FnMut(&str)) {
+    let (file, _) = DRIVE_S;
+    add("-device nvme-subsys,id=subsystem,nqn=ripieno-s");
+    for (id, slot) in [("nv3", 6), ("nv4", 7)] {
+        add(&format!("-device nvme,id={id},addr={slot:02x}.0,serial=RIPIENO-S,subsys=subsystem"));
+    }
+    add(&format!(
+        "-blockdev driver=file,node-name=s-file,filename={file} \
+         -blockdev driver=raw,node-name=s,file=s-file \
+         -device nvme-ns,bus=nv3,drive=s,nsid=1,shared=on"
+    ));
+}
+
+/// Adds a zoned namespace.
+fn drive_z(add: &mut impl FnMut(&str)) {
+    let (file, _) = DRIVE_Z;
+    add(&format!(
+        "-blockdev driver=file,node-name=z-file,filename={file} \
+         -blockdev driver=raw,node-name=z,file=z-file \
+         -device nvme,id=nv5,addr=08.0,serial=RIPIENO-Z \
+         -device nvme-ns,bus=nv5,drive=z,nsid=1,zoned=on,zoned.zone_size=4M"
+    ));
+}
+
 /// Creates the files of a boot, all zeroes.
 pub fn make_files(folder: &Path) -> Result<()> {
     for (name, bytes) in FILES {
@@ -173,6 +207,7 @@ mod tests {
             control: "control".into(),
             qmp: "qmp".into(),
             is_large: false,
+            is_odd: false,
         };
         let arguments = machine.arguments();
         assert!(arguments.iter().all(|word| !word.is_empty()), "{arguments:?}");
@@ -183,6 +218,9 @@ mod tests {
         assert_eq!(arguments[accelerator + 1], "tcg");
         let cpu = arguments.iter().position(|word| word == "-cpu").unwrap();
         assert_eq!(arguments[cpu + 1], LEAST_CPU);
+        machine.is_odd = true;
+        let odd = machine.arguments();
+        assert!(odd.iter().all(|word| !word.is_empty()), "{odd:?}");
         machine.is_large = true;
         let large = machine.arguments();
         assert!(large.iter().all(|word| !word.is_empty()), "{large:?}");

@@ -29,6 +29,8 @@ pub struct Suite {
     /// True if the kernel's own driver binds the drives at boot, as on any computer.
     nvme: bool,
     files: Files,
+    /// True for drives S and Z.
+    is_odd: bool,
     /// Time without a line from the guest after which it hangs, in seconds: longer than that of
     /// each of its tests, so that the guest can say which one hung.
     silence_max: u64,
@@ -46,7 +48,7 @@ enum Files {
 
 /// Returns a suite of the driver: the kernel's own one does not bind the drives.
 const fn suite(name: &'static str, about: &'static str) -> Suite {
-    Suite { name, about, nvme: false, files: Files::None, silence_max: 900 }
+    Suite { name, about, nvme: false, files: Files::None, is_odd: false, silence_max: 900 }
 }
 
 /// All suites, in starting order.
@@ -66,6 +68,10 @@ pub const SUITES: &[Suite] = &[
         "stray DMA, lost queues, media errors, commands that never end, hot unplug, crashes",
     ),
     suite("replay", "`ripieno replay` on both drives, with every byte checked"),
+    Suite {
+        is_odd: true,
+        ..suite("odd", "one namespace behind two controllers, a zoned namespace: who gets which")
+    },
     Suite {
         nvme: true,
         files: Files::Python,
@@ -254,6 +260,7 @@ impl Boot {
             control: place.sockets.join("control"),
             qmp: place.sockets.join("qmp"),
             is_large: suite.files == Files::Vllm,
+            is_odd: suite.is_odd,
         };
         let console = if interactive { None } else { Some(listen(&path)?) };
         let (control, qmp) = (listen(&machine.control)?, listen(&machine.qmp)?);
