@@ -217,9 +217,14 @@ class Objects:
         begin = number * piece
         buffer = ctypes.addressof(ctypes.c_char.from_buffer(self.memory, block * piece))
         outside = each.address + begin
+        size = min(piece, each.size - begin)
         # Python's lock is released meanwhile.
         target, source = (buffer, outside) if is_store else (outside, buffer)
-        ctypes.memmove(target, source, min(piece, each.size - begin))
+        ctypes.memmove(target, source, size)
+        if is_store:
+            # The block has what was moved through it before, perhaps of another tenant, and is
+            # stored whole.
+            ctypes.memset(buffer + size, 0, piece - size)
 
     def failed(self, error: Exception) -> None:
         """Logs an error, and decides whether the store is used any longer."""

@@ -114,3 +114,51 @@ def test_parameters_of_a_store_of_its_own_are_refused(server, given, message):
 def test_a_server_that_is_not_there_is_named():
     with pytest.raises(ripieno.LostError, match="absent"):
         Objects(Options.parse({"server": "absent"}, "test"), "test", logger)
+
+
+@pytest.fixture(params=["store", "server"])
+def connect(request, tmp_path):
+    """Returns a function that opens a cache, with the namespace of a name: of a store of its own, or
+    another client of a server."""
+
+    def made(given):
+        objects = Objects(Options.parse(given | {"buffer": 16 * PIECE}, "test"), "test", logger)
+        return objects, lambda name: objects.all.within(ripieno.Namespace(tenant_salt=name))
+
+    if request.param == "server":
+        server = request.getfixturevalue("server")
+        yield lambda: made({"server": server.socket})
+    else:
+        only = made({"path": str(tmp_path / "kv"), "capacity": "16MiB", "piece": PIECE})
+        yield lambda: only
+        only[0].close()
+
+
+@pytest.mark.parametrize("size", [1, 5, PIECE - 1, PIECE, PIECE + 1])
+def test_a_last_piece_has_nothing_of_others(connect, size):
+    one, space_of = connect()
+    secret = numpy.full(16 * PIECE, 0x5E, numpy.uint8)
+    theirs = Object.named(space_of(b"theirs"), [0], len(secret), PIECE, secret.ctypes.data)
+    assert one.store([theirs]) == [0]
+    ours = []
+    for number in range(8):
+        memory = numpy.full(size, 0xA0 + number, numpy.uint8)
+        ours.append((memory, Object.named(space_of(b"ours"), [number], size, PIECE, 0)))
+        placed = Object.named(space_of(b"ours"), [number], size, PIECE, memory.ctypes.data)
+        assert one.store([placed]) == [0]
+        # What was loaded stays in the buffer, too.
+        assert one.load([theirs]) == [True]
+    other, space_of = connect()
+    view = numpy.frombuffer(other.memory, numpy.uint8)
+    for memory, each in ours:
+        view[:] = 0xFF
+        count = len(each.keys)
+        with space_of(b"ours").load(each.keys, list(range(count))) as load:
+            assert load.blocks == count
+            load.move_all()
+        assert (view[:size] == memory).all()
+        assert (view[size : count * PIECE] == 0).all(), "bytes of somebody else"
+    if other is not one:
+        del view
+        for each in (one, other):
+            each.close()
