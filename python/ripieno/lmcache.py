@@ -39,6 +39,7 @@ from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInter
 from lmcache.v1.platform import create_event_notifier
 
 import ripieno
+from ripieno import side_files
 from ripieno.objects import THREADS, Object, Objects, Options, Space
 from ripieno.served import ServedHeld
 
@@ -54,40 +55,62 @@ logger = init_logger("lmcache.ripieno")
 
 class Known:
     """Sizes and salts of the objects that were ever stored: a file beside the store. A key of
-    LMCache has no size, and a list of the salts is needed to report their usage."""
+    LMCache has no size, and only salts that were stored before are looked up.
+
+    A salt keeps others out, and is its user's secret: the file has its digest."""
 
     def __init__(self, path: str | None) -> None:
         """path: None without a file, where a server has the objects of others, too. Then sizes are
         those of LMCache's layouts, and salts those of this process."""
         self.path, self.lock = path, threading.Lock()
         self.sizes: list[int] = []
-        self.salts: list[str] = []
-        if path and os.path.exists(path):
-            with open(path) as file:
-                self.sizes, self.salts = json.load(file)
+        self.salts: dict[str, str | None] = {}
+        """By digest: the salt, or None if this process has not seen it."""
+        self.takes_all = path is None
+        """True to take over what is looked up, because others stored it, or the file was lost."""
+        if path:
+            self._read(path)
+
+    def _read(self, path: str) -> None:
+        try:
+            with open(path, "rb") as file:
+                sizes, digests = json.load(file)
+            if not all(type(size) is int and 0 < size < 1 << 63 for size in sizes):
+                raise ValueError("a size is none")
+            if not all(len(bytes.fromhex(digest)) == len(NO_SALT) // 2 for digest in digests):
+                raise ValueError("the digest of a salt is none")
+        except FileNotFoundError:
+            return
+        except (ValueError, TypeError, RecursionError) as error:
+            self.takes_all = True
+            logger.warning(
+                "ripieno: %s is damaged (%s), and is written anew. The objects are not lost: those "
+                "of a size and a salt that LMCache asks for again are found. Until then they are "
+                "not in the usage by salt, and are not deleted",
+                path,
+                error,
+            )
+        else:
+            self.sizes = sizes
+            self.salts = {digest: "" if digest == NO_SALT else None for digest in digests}
 
     def add(self, sizes: Iterable[int], salts: Iterable[str]) -> None:
         """Returns when they are durable."""
         with self.lock:
-            sizes = [*self.sizes, *sorted(set(sizes).difference(self.sizes))]
-            salts = [*self.salts, *sorted(set(salts).difference(self.salts))]
-            if (sizes, salts) == (self.sizes, self.salts):
-                return
-            if self.path:
-                self._write(self.path, [sizes, salts])
-            self.sizes, self.salts = sizes, salts
+            all_sizes = [*self.sizes, *sorted(set(sizes).difference(self.sizes))]
+            all_salts = self.salts | {digest_of(salt): salt for salt in salts}
+            is_new = len(all_sizes) > len(self.sizes) or len(all_salts) > len(self.salts)
+            if self.path and is_new:
+                side_files.write(self.path, [all_sizes, list(all_salts)])
+            self.sizes, self.salts = all_sizes, all_salts
 
-    def _write(self, path: str, known: list[Any]) -> None:
-        with open(f"{path}.new", "w") as file:
-            json.dump(known, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.new", path)
-        directory = os.open(os.path.dirname(path), os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+
+NO_SALT = "0" * 64
+"""In place of a digest, for objects without a salt."""
+
+
+def digest_of(salt: str) -> str:
+    return hashlib.sha256(salt.encode()).hexdigest() if salt else NO_SALT
 
 
 class Tasks:
@@ -129,6 +152,14 @@ class RipienoL2(L2AdapterInterface):
         super().__init__(max_capacity_bytes=0)
         self.options = Options.parse(adapter_params, "adapter_params")
         self.objects = Objects(self.options, "lmcache", logger)
+        try:
+            self._start()
+        except BaseException:
+            # Otherwise this process has the directory until it ends.
+            self.objects.close()
+            raise
+
+    def _start(self) -> None:
         is_own = not self.options.server
         self.known = Known(os.path.join(self.objects.path, "objects.json") if is_own else None)
         self.spaces: dict[str, Space] = {}
@@ -166,7 +197,7 @@ class RipienoL2(L2AdapterInterface):
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
         task, found = self.lookups.number(), Bitmap(len(keys))
-        if self.options.server:
+        if self.known.takes_all:
             sizes = {get_size_bytes(it.shapes, it.dtypes) for it in group_layout_descs.values()}
             self.known.add(sizes, {key.cache_salt for key in keys})
         for at, key in enumerate(keys):
@@ -211,18 +242,23 @@ class RipienoL2(L2AdapterInterface):
                     self._notify_keys_deleted([key], [size])
 
     def get_usage(self) -> AdapterUsage:
-        """Returns what the store holds, also of earlier processes, in bytes of its pieces."""
+        """Returns what the store holds, in bytes of its pieces: by salt, of those that this process
+        has seen; in all, also of earlier processes, or of those salts alone if the store is a
+        server's."""
         piece = self.objects.piece
         used = {}
-        for salt in self.known.salts:
+        for salt in [salt for salt in self.known.salts.values() if salt is not None]:
             try:
                 used[salt] = self._space(salt).usage().stored * piece
             except ripieno.Error as error:
                 # A server has no more namespaces for this process.
                 self.objects.failed(error)
+        stats = self.objects.all.stats()
+        is_own = isinstance(stats, ripieno.StoreStats)
+        all_of_store = stats.files_stored * piece if is_own else sum(used.values())
         return AdapterUsage(
-            total_bytes_used=sum(used.values()),
-            total_capacity_bytes=self.objects.all.stats().files * piece,
+            total_bytes_used=all_of_store,
+            total_capacity_bytes=stats.files * piece,
             bytes_by_cache_salt=MappingProxyType({k: v for k, v in used.items() if v}),
         )
 
@@ -267,7 +303,7 @@ class RipienoL2(L2AdapterInterface):
 
     def _hold(self, key: ObjectKey) -> Held | None:
         """Returns a lock of an object, or None if it is not stored."""
-        if self.objects.dead or key.cache_salt not in self.known.salts:
+        if self.objects.dead or digest_of(key.cache_salt) not in self.known.salts:
             return None
         try:
             for size in self.known.sizes:

@@ -160,6 +160,57 @@ def test_objects_of_a_killed_process_are_whole_or_absent(tmp_path):
             assert found[: last + 1] == [True] * (last + 1)
 
 
+def known_file(tmp_path):
+    (path,) = tmp_path.glob("*/objects.json")
+    return path
+
+
+def test_no_file_has_a_salt(tmp_path):
+    with User(tmp_path) as user:
+        user.store([key(1, "the-salt"), key(2)], [data(1), data(2)])
+        path = known_file(tmp_path)
+        texts = [each.read_bytes() for each in path.parent.iterdir()]
+        assert not any(b"the-salt" in text for text in texts)
+        assert all(each.stat().st_mode & 0o77 == 0 for each in path.parent.iterdir())
+    with User(tmp_path) as user:
+        used = user.adapter.get_usage()
+        assert (used.total_bytes_used, used.bytes_by_cache_salt) == (4 * PIECE, {"": 2 * PIECE})
+        assert user.check([1, 2], "the-salt") == [True, False], "it is known by its digest"
+        user.store([key(3, "the-salt")], [data(3)])
+        assert user.adapter.get_usage().bytes_by_cache_salt["the-salt"] == 4 * PIECE
+
+
+DAMAGED = ["", "[[9830", "[]", "null", "{}", "[[1],[2]]", '[["x"],[""]]', "[[-1],[]]", "[[true],[]]"]
+DAMAGED += ["[[1" + "0" * 400 + "],[]]", '[[1],["ab"]]', "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_file_beside_the_store_is_named_and_written_anew(tmp_path, text, monkeypatch):
+    told = []
+    monkeypatch.setattr("ripieno.lmcache.logger.warning", lambda *args: told.append(args))
+    with User(tmp_path) as user:
+        user.store([key(1, "a"), key(2)], [data(1), data(2)])
+    path = known_file(tmp_path)
+    path.write_text(text)
+    for _ in range(2):
+        with User(tmp_path) as user:
+            assert user.adapter.get_usage().total_bytes_used == 4 * PIECE
+            assert user.check([1, 2], "a") == [True, False] and user.check([2]) == [True]
+    assert len(told) == 1 and str(path) in told[0], "the second time it is whole again"
+
+
+def test_what_does_not_start_leaves_the_directory(tmp_path, monkeypatch):
+    with User(tmp_path) as user:
+        user.store([key(1)], [data(1)])
+    path = known_file(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        User(tmp_path)
+    path.rmdir()
+    User(tmp_path).adapter.close()
+
+
 def test_users_do_not_see_each_other(tmp_path):
     with User(tmp_path) as user:
         user.store([key(1, "alice"), key(2, "bob"), key(3, "bob")], [data(1), data(2), data(3)])
