@@ -55,6 +55,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 import ripieno
 from ripieno.capacity import made_in
 from ripieno.vllm.hints import answer, stores
+from ripieno.vllm.identity import origin_of
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingMetricMetadata, ReqContext
@@ -373,7 +374,7 @@ def namespace_of(spec: TieringOffloadingSpec, tokens: int, weights_id: str) -> r
     mapper = FileMapper.from_offloading_spec("", spec, spec.blocks_per_chunk, True)
     model = spec.config.model
     return ripieno.Namespace(
-        weights=hashlib.sha256(json.dumps([model.name, weights_id]).encode()).digest(),
+        weights=hashlib.sha256(json.dumps([origin_of(model.name), weights_id]).encode()).digest(),
         layout=json.dumps(mapper.fields | {"layout": spec.config.kv_cache_layout}, sort_keys=True),
         dtype=model.dtype,
         block_tokens=tokens,

@@ -1,7 +1,8 @@
 """Identity of KV cache: a store's namespace, made of everything that changes bytes.
 
 vLLM's hash of a block covers its tokens, salt, images, and an adapter's name and path. This module
-adds the rest: resolved values of vLLM's configuration, and the identity of the weights. The tests
+adds the rest: resolved values of vLLM's configuration, and the identity of the weights
+(adapters.py: that of adapters). The tests
 walk vLLM's configuration classes: each field is in KEPT, or on their list of fields that change
 nothing, with the reason.
 """
@@ -26,7 +27,6 @@ from .layout import layout_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.lora.request import LoRARequest
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from .options import Options
@@ -72,16 +72,19 @@ NEWER = {"attention_config": "trtllm_ragged_backend"}
 """Same, but fields that vLLM 0.32 does not have."""
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+CODE = ".py"
+"""Of a model that has code of its own."""
 
 
 def namespace_of(
     vllm_config: VllmConfig,
     kv_cache_config: KVCacheConfig,
     options: Options,
-    adapter: LoRARequest | None = None,
+    adapter: str = "",
     tenant: str = "",
 ) -> ripieno.Namespace:
-    """Returns the namespace of an engine, or of one of its adapters or tenants."""
+    """Returns the namespace of an engine, or of one of its adapters (the digest of its files) or
+    tenants (that of a salt)."""
     groups = kv_cache_config.kv_cache_groups
     model = vllm_config.model_config
     layout = {
@@ -106,7 +109,7 @@ def namespace_of(
         layout=_json(layout).decode(),
         dtype=f"{model.dtype} {vllm_config.cache_config.cache_dtype}",
         block_tokens=math.lcm(*(group.kv_cache_spec.block_size for group in groups)),
-        adapter=_json(origin_of(adapter.lora_path)).decode() if adapter else "",
+        adapter=adapter,
         tenant_salt=bytes.fromhex(tenant),
         label=_label(_name(model.model), tenant),
     )
@@ -128,8 +131,10 @@ def _kept(config: Any, name: str) -> Any:
     newer = [field for field in NEWER.get(name, "").split() if hasattr(config, field)]
     for field in KEPT[name].split() + newer:
         value = getattr(config, field)
-        if field == "model" and value is not None:
+        if field in ("model", "model_weights") and value:
             value = origin_of(value, config.revision)
+        elif field.endswith("_path") and value:
+            value = origin_of(value)
         elif field == "revision":
             # Covered by the model's origin if that is known: a branch may move to another commit.
             continue
@@ -144,18 +149,20 @@ def _kept(config: Any, name: str) -> Any:
 def origin_of(path: str, revision: str | None = None) -> list[Any]:
     """Returns the identity of weights: repository and commit, or the files of a directory with
     their sizes and times."""
-    if os.path.exists(path):
-        place = os.path.realpath(path)
-    elif cached := _cached(path, revision):
-        place = cached
-    else:
+    place = place_of_weights(path, revision)
+    if place is None:
         return [path, revision]
     if commit := re.search(r"/models--([^/]+)/snapshots/([^/]+)$", place):
         return [commit[1], commit[2]]
     if not os.path.isdir(place):
         return [place, *_stat(place)]
-    names = sorted(name for name in os.listdir(place) if name.endswith(WEIGHTS))
+    names = sorted(name for name in os.listdir(place) if name.endswith((*WEIGHTS, CODE)))
     return [place, *([name, *_stat(os.path.join(place, name))] for name in names)]
+
+
+def place_of_weights(path: str, revision: str | None = None) -> str | None:
+    """Returns where weights are: the path, or that in the hub's cache; None if they are not there."""
+    return os.path.realpath(path) if os.path.exists(path) else _cached(path, revision)
 
 
 def _cached(name: str, revision: str | None) -> str | None:

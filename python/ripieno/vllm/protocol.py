@@ -8,11 +8,18 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
+from vllm.logger import init_logger
+
+from ripieno import side_files
+
+# vLLM shows only messages logged below its own name.
+logger = init_logger("vllm.ripieno")
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,8 @@ class Job:
     """Loads: tokens that need not be computed."""
     trace: Mapping[str, str] | None = None
     """Loads: the trace headers of the request."""
+    adapter: tuple[int, str] | None = None
+    """Loads of a request with an adapter: its number, and the digest of its files."""
 
 
 @dataclass(frozen=True)
@@ -76,21 +85,29 @@ class Reports(KVConnectorWorkerMetadata):
     """Checksums by save and rank, or None where the save failed."""
     dead: str | None = None
     """The reason if a worker's plane has failed permanently, else None."""
+    adapters: dict[int, str] = field(default_factory=dict)
+    """By number of an adapter that the worker has read: the digest of its files; nothing if they
+    changed meanwhile, or are others at another worker."""
 
     def aggregate(self, other: Reports) -> Reports:
         written = {job: dict(ranks) for job, ranks in self.written.items()}
         for job, ranks in other.written.items():
             written.setdefault(job, {}).update(ranks)
+        adapters = self.adapters | other.adapters
+        for number in self.adapters.keys() & other.adapters.keys():
+            if self.adapters[number] != other.adapters[number]:
+                adapters[number] = ""
         return Reports(
             self.loaded + other.loaded,
             self.corrupted | other.corrupted,
             self.lost | other.lost,
             written,
             self.dead or other.dead,
+            adapters,
         )
 
     def __bool__(self) -> bool:
-        return bool(self.loaded or self.lost or self.written or self.dead)
+        return bool(self.loaded or self.lost or self.written or self.dead or self.adapters)
 
 
 class Legacy:
@@ -99,33 +116,45 @@ class Legacy:
 
     @staticmethod
     def leave(path: str, rank: int, reports: Reports) -> None:
-        """Writes a worker's reports atomically."""
+        """Writes a worker's reports, whole or not at all."""
         written = {
             job: {rank: sums if sums is None else sums.hex() for rank, sums in ranks.items()}
             for job, ranks in reports.written.items()
         }
         name = os.path.join(path, f"reports-{rank}.json")
-        with open(f"{name}.new", "w") as file:
-            fields = [reports.loaded, list(reports.corrupted), list(reports.lost), written]
-            json.dump([*fields, reports.dead], file)
-        os.replace(f"{name}.new", name)
+        fields = [reports.loaded, list(reports.corrupted), list(reports.lost), written]
+        side_files.write(name, [*fields, reports.dead, reports.adapters])
 
     @staticmethod
     def take(path: str) -> Reports | None:
         """Removes and returns the aggregated reports of all workers, or None if there are none."""
         taken: Reports | None = None
         for name in glob.glob(os.path.join(glob.escape(path), "reports-*.json")):
-            with open(name) as file:
-                loaded, corrupted, lost, written, dead = json.load(file)
+            try:
+                with open(name) as file:
+                    reports = Legacy._parsed(*json.load(file))
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                logger.warning(
+                    "ripieno: %s is damaged (%s): the blocks that were stored last are not found",
+                    name,
+                    error,
+                )
+                reports = Reports()
             os.remove(name)
-            written = {
-                int(job): {
-                    int(rank): sums if sums is None else bytes.fromhex(sums)
-                    for rank, sums in ranks.items()
-                }
-                for job, ranks in written.items()
-            }
-            loads = Counter({int(job): count for job, count in loaded.items()})
-            reports = Reports(loads, set(corrupted), set(lost), written, dead)
             taken = reports if taken is None else taken.aggregate(reports)
         return taken
+
+    @staticmethod
+    def _parsed(
+        loaded: Any, corrupted: Any, lost: Any, written: Any, dead: Any, adapters: Any
+    ) -> Reports:
+        parsed = {
+            int(job): {
+                int(rank): sums if sums is None else bytes.fromhex(sums)
+                for rank, sums in ranks.items()
+            }
+            for job, ranks in written.items()
+        }
+        loads = Counter({int(job): int(count) for job, count in loaded.items()})
+        read = {int(number): digest for number, digest in adapters.items()}
+        return Reports(loads, set(corrupted), set(lost), parsed, dead, read)

@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 import ripieno
 
 from . import spans
+from .adapters import Adapter, Adapters, is_other
 from .events import Events
 from .groups import Lookup, Places
 from .hints import ANSWERS, answer, stores
@@ -88,10 +89,10 @@ class Asked:
 
     first: int
     """Units that vLLM has by itself."""
-    places: Places = range(0)
+    places: Places
     """Blocks found."""
-    begun: int = field(default_factory=time.time_ns)
-    ended: int = 0
+    begun: int
+    ended: int
     """Both in nanoseconds since 1970."""
 
 
@@ -104,6 +105,8 @@ class Plan:
     tokens: int
     trace: Mapping[str, str] | None
     """The trace headers of the request."""
+    adapter: Adapter | None
+    """The adapter that the workers must have, if the request has one."""
 
 
 @dataclass
@@ -119,7 +122,9 @@ class Save:
     announced: tuple[int, list[bytes]] = (0, [])
     """Namespace and keys of the events."""
     is_wrong: bool = False
-    """Set when the prefix failed to load, or is from before a reset."""
+    """Set when the prefix failed to load, is from before a reset, or of another adapter."""
+    adapter: Adapter | None = None
+    """The adapter it was computed with."""
 
 
 class Scheduler:
@@ -128,10 +133,10 @@ class Scheduler:
     def __init__(
         self,
         connector: RipienoConnector,
-        describe: Callable[[LoRARequest | None, str], ripieno.Namespace],
+        describe: Callable[[str, str], ripieno.Namespace],
     ) -> None:
-        """describe(adapter, tenant) returns the namespace for an adapter, or for none (None), and a
-        tenant, or for all others ("")."""
+        """describe(adapter, tenant) returns the namespace for an adapter, by the digest of its
+        files, or for none (""), and a tenant, or for all others ("")."""
         options = connector.options
         self.groups = connector.groups
         self.block_size = self.groups.tokens
@@ -144,13 +149,14 @@ class Scheduler:
         self.place = connector.place
         self.catalog = self.place.open_catalog()
         self.describe = describe
-        self.namespace = self.catalog.namespace(describe(None, ""))
+        self.namespace = self.catalog.namespace(describe("", ""))
         self.epoch = self.catalog.usage(self.namespace).epoch
         """Epoch of the weights, which a reset increments."""
-        self.spaces: dict[tuple[int, str, str], int | None] = {(0, "", ""): self.namespace}
-        """By adapter and tenant: a namespace, or None if there is none."""
+        self.spaces: dict[tuple[str, str], int | None] = {("", ""): self.namespace}
+        """By digest of an adapter, and tenant: a namespace, or None if there is none."""
         for tenant in options.tenants:
-            self.spaces[0, "", tenant] = self.catalog.namespace(describe(None, tenant))
+            self.spaces["", tenant] = self.catalog.namespace(describe("", tenant))
+        self.adapters = Adapters()
         self.events = Events() if connector.has_events else None
         if self.events:
             self.place.take_dropped(self._all_spaces())
@@ -195,24 +201,40 @@ class Scheduler:
         self.syncer = threading.Thread(target=self._sync, name="ripieno", daemon=True)
         self.syncer.start()
         found = sum(self.catalog.usage(space).stored for space in self._all_spaces())
-        logger.info("ripieno: %d blocks are stored in %s", found, self.place.path)
+        logger.info(
+            "ripieno: %d blocks are stored in %s; a prompt is stored and found in units of %d tokens",
+            found,
+            self.place.path,
+            self.block_size,
+        )
+        longest = connector._vllm_config.model_config.max_model_len
+        if self.block_size > longest:
+            logger.warning(
+                "ripieno: nothing will be stored: a unit has %d tokens, and a request has at most "
+                "%d; raise --max-model-len, or give a smaller --block-size if the model allows one",
+                self.block_size,
+                longest,
+            )
 
     def _space(self, request: Request) -> int | None:
-        """Returns the namespace of a request; an adapter is identified by its files, too."""
-        lora, tenant = request.lora_request, self._tenant(request)
-        if lora is None:
-            return self.spaces[0, "", tenant]
-        name = lora.lora_int_id, lora.lora_path, tenant
-        if name not in self.spaces:
-            try:
-                found = self.describe(lora, tenant)
-                # A reset also applies to adapters that were not seen yet.
-                found = replace(found, adapter=f"{self.epoch} {found.adapter}")
-                self.spaces[name] = self.catalog.namespace(found)
-            except (ripieno.Error, OSError) as error:
-                self.spaces[name] = None
-                logger.warning("ripieno: nothing of adapter %s is kept: %s", lora.lora_name, error)
-        return self.spaces[name]
+        """Returns the namespace of a request; an adapter is identified by its files."""
+        tenant, digest = self._tenant(request), ""
+        if lora := request.lora_request:
+            digest = self.adapters.digest(request)
+            if not digest:
+                return None
+            if (digest, tenant) not in self.spaces:
+                self.spaces[digest, tenant] = self._new_space(lora, digest, tenant)
+        return self.spaces[digest, tenant]
+
+    def _new_space(self, lora: LoRARequest, digest: str, tenant: str) -> int | None:
+        try:
+            found = self.describe(digest, tenant)
+            # A reset also applies to adapters that were not seen yet.
+            return self.catalog.namespace(replace(found, adapter=f"{self.epoch} {digest}"))
+        except ripieno.Error as error:
+            logger.warning("ripieno: nothing of adapter %s is kept: %s", lora.lora_name, error)
+            return None
 
     def _tenant(self, request: Request) -> str:
         """Returns the digest of a request's salt if it is a tenant's, else nothing."""
@@ -233,10 +255,7 @@ class Scheduler:
 
     def arrived(self, request: Request) -> None:
         self.requests[request.request_id] = request
-        lora = request.lora_request
-        if lora is not None and lora.load_inplace:
-            for name in [it for it in self.spaces if it[:2] == (lora.lora_int_id, lora.lora_path)]:
-                del self.spaces[name]
+        self.adapters.arrived(request)
         if self.options.dram and self.options.is_paced:
             self.waiting.append(request)
 
@@ -265,18 +284,24 @@ class Scheduler:
                     tasks.ahead.append(Ahead(self.numbers, files, checksums, steps))
 
     def _may_find(self, request: Request) -> bool:
-        return self.loads_any and not self.dead and self._space(request) is not None
+        # Some want what is computed only, such as the logits of their prompt.
+        reads = self.loads_any and not (self.dead or request.skip_reading_prefix_cache)
+        return reads and self._space(request) is not None
 
     def matched(self, request: Request, computed: int) -> tuple[int, bool]:
         """Returns the tokens found. vLLM calls it often for a waiting request: it changes
         nothing in the store."""
+        if computed > 0:
+            self.adapters.hit(request)
         first = computed // self.block_size
-        asked = self.asked[request.request_id] = Asked(first)
         last = (request.num_tokens - 1) // self.block_size
         if last <= first or not self._may_find(request):
+            # No lookup: it is not counted as one.
+            self.asked.pop(request.request_id, None)
             return 0, False
-        last, asked.places = self.lookup.hit(request, first, self._known_space(request))
-        asked.ended = time.time_ns()
+        begun = time.time_ns()
+        last, places = self.lookup.hit(request, first, self._known_space(request))
+        self.asked[request.request_id] = Asked(first, places, begun, time.time_ns())
         return (last - first) * self.block_size, last > first and self.load_async
 
     @property
@@ -295,11 +320,9 @@ class Scheduler:
         if asked is not None:
             wanted = request.num_tokens - asked.first * self.block_size
             self.stats.count("lookup_tokens", wanted)
-            if asked.ended:
-                counts = {"tokens": wanted, "hit_tokens": tokens}
-                headers = request.trace_headers
-                span = spans.begin("ripieno.lookup", headers, asked.begun, **counts)
-                spans.end(span, at=asked.ended)
+            counts = {"tokens": wanted, "hit_tokens": tokens}
+            span = spans.begin("ripieno.lookup", request.trace_headers, asked.begun, **counts)
+            spans.end(span, at=asked.ended)
         if tokens == 0:
             return
         self.stats.count("hit_tokens", tokens)
@@ -315,7 +338,8 @@ class Scheduler:
             others = self.place.announce(space, keys[: len(found.files)])
             told = self.groups.chosen(places, others)
             self.events.stored([self._event(request, *place) for place in told])
-        self.planned[name] = Plan(found, into, tokens, request.trace_headers)
+        adapter = self.adapters.expected(request)
+        self.planned[name] = Plan(found, into, tokens, request.trace_headers, adapter)
 
     def tasks(self, output: SchedulerOutput) -> Tasks:
         tasks = Tasks(is_idle=not output.num_scheduled_tokens)
@@ -333,10 +357,8 @@ class Scheduler:
             files = [file for file, block in zip(plan.found.files, blocks, strict=False) if block]
             blocks = [block for block in blocks if block]
             checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
-            job = Job(
-                self.jobs, name, files, blocks, checksums, self.load_async, plan.tokens, plan.trace
-            )
-            tasks.loads.append(job)
+            about = self.load_async, plan.tokens, plan.trace, plan.adapter
+            tasks.loads.append(Job(self.jobs, name, files, blocks, checksums, *about))
         self.planned.clear()
         for name in output.preempted_req_ids or ():
             self.saved.pop(name, None)
@@ -347,6 +369,7 @@ class Scheduler:
             request = self.requests.get(name)
             if request is not None:
                 self._offer(request, tokens, output.kv_connector_block_state, tasks)
+        self.adapters.end_step()
         return tasks
 
     def _full(self, request: Request, tokens: int) -> int:
@@ -384,7 +407,8 @@ class Scheduler:
             self.catalog.abort(write.id)
             return
         self.jobs += 1
-        save = Save(name, write.id, blocks, self.groups.blocks_of(ids, places))
+        prefix, adapter = self.groups.blocks_of(ids, places), self.adapters.of.get(name)
+        save = Save(name, write.id, blocks, prefix, adapter=adapter)
         if self.events:
             save.events = [self._event(request, *place) for place in written]
             save.announced = space, [keys[at] for at in write.positions]
@@ -449,6 +473,11 @@ class Scheduler:
             return
         if reports.dead:
             self._fail_permanently(reports.dead)
+        if reports.adapters:
+            self.adapters.read(reports.adapters)
+            # Saves of what this step computed have not ended before.
+            for save in self.saves.values():
+                save.is_wrong |= is_other(save.adapter, reports.adapters)
         self.catalog.lost(sorted(reports.lost))
         for job, count in reports.loaded.items():
             self._loaded(job, count, job in reports.corrupted)
@@ -555,7 +584,9 @@ class Scheduler:
             kept = self._kept(request, ids, full)
             left = len(kept) - self.groups.number_before(kept, saved)
             self.stats.count("dropped_blocks", max(0, left))
-        return self._answers(request, ids)
+        answers = self._answers(request, ids)
+        self.adapters.of.pop(name, None)
+        return answers
 
     def _answers(self, request: Request, ids: Sequence[list[int]]) -> dict[str, Any] | None:
         if request.kv_hints is None:

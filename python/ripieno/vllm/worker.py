@@ -14,6 +14,7 @@ from vllm.logger import init_logger
 import ripieno
 
 from . import spans
+from .adapters import Read, is_other
 from .layout import FIRST
 from .metrics import Stats
 from .protocol import Job, Reports, Tasks
@@ -94,6 +95,7 @@ class Worker:
         """Blocks that failed to load."""
         self.failed: set[str] = set()
         """Requests of a hybrid model with such blocks."""
+        self.adapters = Read() if connector._vllm_config.lora_config else None
         self.reports, self.stats = Reports(), Stats()
         self.dead: str | None = None
         self.quiet_until = 0.0
@@ -156,6 +158,8 @@ class Worker:
         begun, self.waited, self.wait_seconds = [], set(), 0.0
         for task in self.tasks.loads:
             try:
+                if self.adapters and is_other(task.adapter, self.adapters.digests):
+                    raise ripieno.StaleError("the files of its adapter are not those vLLM has read")
                 job = self.plane.begin_load(
                     task.files,
                     task.blocks[: len(task.files)],
@@ -352,6 +356,8 @@ class Worker:
 
     def take_reports(self) -> Reports | None:
         reports, self.reports = self.reports, Reports()
+        if self.adapters:
+            reports.adapters = self.adapters.take()
         return reports or None
 
     def _take_saves(self) -> None:
@@ -375,6 +381,7 @@ class Worker:
         if self.times:
             self.times.close()
         try:
+            self.reports.adapters = self.adapters.take() if self.adapters else {}
             self.place.leave(self.rank, self.reports)
             self.plane.close()
         except ripieno.Error as error:

@@ -31,7 +31,6 @@ from vllm.config import (  # noqa: E402
     SpeculativeConfig,
     VllmConfig,
 )
-from vllm.lora.request import LoRARequest  # noqa: E402
 
 IGNORED = {
     "when and where tokens are computed, not what of": (
@@ -336,6 +335,9 @@ def test_weights_are_known_by_their_files(model, tmp_path):
     assert origin_of(str(tmp_path / "link")) == before
     os.utime(path / "model.safetensors", ns=(1, 1))
     assert origin_of(str(path)) != before
+    before = origin_of(str(path))
+    (path / "modeling.py").write_text("")
+    assert origin_of(str(path)) != before, "it has code of its own"
     commit = "0" * 39 + "1"
     for place in ("here", "there"):
         snapshot = tmp_path / place / "models--org--name" / "snapshots" / commit
@@ -345,25 +347,18 @@ def test_weights_are_known_by_their_files(model, tmp_path):
         assert origin_of(name, "main") == [name, "main"]
 
 
-def test_adapters_are_known_by_their_files(config, tmp_path):
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
-
-    def space():
-        return namespace_of(config, cache(), OPTIONS, LoRARequest("a", 1, str(tmp_path)))
-
-    before = space()
-    assert before == space() != namespace_of(config, cache(), OPTIONS)
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"others")
-    assert space() != before
+def test_an_adapter_has_a_namespace(config):
+    of = [namespace_of(config, cache(), OPTIONS, digest) for digest in ("", "ab", "cd")]
+    assert len(set(map(str, of))) == 3 and of[1] == namespace_of(config, cache(), OPTIONS, "ab")
 
 
 def test_a_tenant_has_a_namespace_and_a_label(config):
     digest = hashlib.sha256(b"salt").hexdigest()
-    own, common = (namespace_of(config, cache(), OPTIONS, None, it) for it in (digest, ""))
+    own, common = (namespace_of(config, cache(), OPTIONS, "", it) for it in (digest, ""))
     assert (own.tenant_salt.hex(), common.tenant_salt) == (digest, b"")
     assert own.label == f"{common.label} salt {digest[:8]}"
     config.model_config.model = "/models/" + "é" * 60
-    label = namespace_of(config, cache(), OPTIONS, None, digest).label
+    label = namespace_of(config, cache(), OPTIONS, "", digest).label
     assert label.endswith(f"é salt {digest[:8]}") and 60 < len(label.encode()) <= 64
 
 

@@ -16,13 +16,22 @@ pytest.importorskip("vllm")
 import ripieno  # noqa: E402
 import torch  # noqa: E402
 from ripieno.vllm import place  # noqa: E402
+from ripieno.vllm.adapters import Adapters, Read, digest_of, is_other  # noqa: E402
 from ripieno.vllm.groups import Groups  # noqa: E402
 from ripieno.vllm.layout import check, engines_of  # noqa: E402
 from ripieno.vllm.metrics import COUNTERS, GAUGES, HISTOGRAMS, Stats  # noqa: E402
 from ripieno.vllm.options import Options, metrics_of  # noqa: E402
 from ripieno.vllm.protocol import Job, Legacy, Reports  # noqa: E402
 from ripieno.vllm.saver import SAVES_MAX, Saver  # noqa: E402
-from ripieno.vllm.scheduler import MAX_CONSECUTIVE_FAILURES, Load, Scheduler, Watchers  # noqa: E402
+from ripieno.vllm.scheduler import (  # noqa: E402
+    MAX_CONSECUTIVE_FAILURES,
+    Load,
+    Save,
+    Scheduler,
+    Watchers,
+)
+from vllm.lora.request import LoRARequest  # noqa: E402
+from vllm.lora.worker_manager import WorkerLoRAManager  # noqa: E402
 from vllm.v1.core.block_pool import BlockPool  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec  # noqa: E402
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner  # noqa: E402
@@ -273,13 +282,22 @@ def test_what_is_wrong_has_the_name_of_the_option(monkeypatch):
 
 
 def test_reports_reach_a_scheduler_in_another_process(tmp_path):
-    reports = Reports(Counter({3: 1}), {3}, {9}, {4: {0: b"\0sums", 1: None}, 5: {0: b""}}, "gone")
+    written = {4: {0: b"\0sums", 1: None}, 5: {0: b""}}
+    reports = Reports(Counter({3: 1}), {3}, {9}, written, "gone", {1: "digest"})
     Legacy.leave(tmp_path, 0, reports)
     Legacy.leave(tmp_path, 1, Reports(written={5: {1: b"more"}}))
     taken = Legacy.take(tmp_path)
     assert taken == reports.aggregate(Reports(written={5: {1: b"more"}}))
     assert pickle.dumps(taken)
     assert Legacy.take(tmp_path) is None
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("text", ["", "[[", "null", "[]", "{}", "[1,2,3,4,5,6]", "[" * 100_000])
+def test_last_reports_that_are_damaged_are_none(tmp_path, text):
+    (tmp_path / "reports-0.json").write_text(text)
+    Legacy.leave(tmp_path, 1, Reports(lost={7}))
+    assert Legacy.take(tmp_path) == Reports(lost={7})
     assert os.listdir(tmp_path) == []
 
 
@@ -295,58 +313,203 @@ def test_a_load_that_fails_on_the_first_rank_only_counts_as_failed():
     assert "loads failed one after the other" in half.dead
 
 
-LORA = {"lora_name": "a", "lora_path": "/a", "load_inplace": False}
+def scheduler(**attributes):
+    """Returns a scheduler with nothing but these, and what is empty at first."""
+    half = Scheduler.__new__(Scheduler)
+    defaults = {"adapters": Adapters(), "requests": {}, "asked": {}, "saves": {}, "dead": None}
+    half.__dict__.update(defaults | {"loads_any": True, "block_size": 16} | attributes)
+    half.stats, half.options = Stats(), attributes.get("options", Options("/x", 1))
+    return half
+
+
+def request(name="r", lora=None, salt=None, tokens=100):
+    return types.SimpleNamespace(
+        request_id=name,
+        num_tokens=tokens,
+        lora_request=lora,
+        cache_salt=salt,
+        skip_reading_prefix_cache=False,
+        trace_headers=None,
+    )
 
 
 def test_what_cannot_be_forgotten_is_not_found():
     def refuse(namespace):
         raise ripieno.ReadOnlyError("the journal takes no records")
 
-    half = Scheduler.__new__(Scheduler)
-    half.options, half.dead, half.loads_any = Options("/x", 1), None, True
-    half.namespace, half.spaces = 0, {(0, "", ""): 0}
-    half.asked, half.block_size = {}, 16
+    half = scheduler(namespace=0, spaces={("", ""): 0})
     half.catalog = types.SimpleNamespace(bump_epoch=refuse)
     assert half.reset() is False
     assert half.matched(request(), 0) == (0, False)
     assert "could not be reset" in half.dead
 
 
-def request():
-    return types.SimpleNamespace(request_id="r", num_tokens=100, lora_request=None)
+def test_only_lookups_are_counted():
+    """Not prompts that are shorter than a unit, nor those of requests that read no cache."""
+    found = []
+    half = scheduler(spaces={("", ""): 0}, load_async=False)
+    half._lookup = types.SimpleNamespace(hit=lambda *args: found.append(args) or (6, range(6)))
+    blocks = types.SimpleNamespace()
+    skips, short, asked = request("skips"), request("short", tokens=16), request("asked")
+    skips.skip_reading_prefix_cache = True
+    for each in (skips, short):
+        assert half.matched(each, 0) == (0, False)
+        half.allocated(each, blocks, 0)
+    assert (found, half.stats.data) == ([], {})
+    assert half.matched(asked, 0) == (96, False)
+    half.allocated(asked, blocks, 0)
+    assert (len(found), half.stats.data) == (1, {"lookup_tokens": 100})
+    half.loads_any = False
+    assert half.matched(asked, 0) == (0, False)
+    half.allocated(asked, blocks, 0)
+    assert half.stats.data == {"lookup_tokens": 100}
 
 
-def test_adapters_of_tenants_have_namespaces_of_their_own():
+def adapted(path, weights, number=1, name="a", **more):
+    """Writes an adapter's files, and returns the request for it."""
+    path.mkdir(exist_ok=True)
+    (path / "adapter_model.safetensors").write_bytes(weights)
+    (path / "adapter_config.json").write_text('{"r": 8}')
+    return LoRARequest(name, number, str(path), **more)
+
+
+def test_adapters_of_tenants_have_namespaces_of_their_own(tmp_path):
     alice, bob = (hashlib.sha256(salt).hexdigest() for salt in (b"alice", b"bob"))
     made = []
 
     def describe(adapter, tenant):
-        return ripieno.Namespace(adapter=adapter.lora_name, tenant_salt=bytes.fromhex(tenant))
+        return ripieno.Namespace(adapter=adapter, tenant_salt=bytes.fromhex(tenant))
 
     def namespace(described):
         made.append((described.adapter, described.tenant_salt.hex()))
         return len(made)
 
-    half = Scheduler.__new__(Scheduler)
-    half.options, half.describe, half.epoch = Options("/x", 1, tenants=[alice, bob]), describe, 3
-    half.requests, half.spaces = {}, {(0, "", ""): 100, (0, "", alice): 101, (0, "", bob): 102}
+    options = Options("/x", 1, tenants=[alice, bob])
+    half = scheduler(options=options, describe=describe, epoch=3)
+    half.spaces = {("", ""): 100, ("", alice): 101, ("", bob): 102}
     half.catalog = types.SimpleNamespace(namespace=namespace)
-    one, other = (types.SimpleNamespace(**LORA, lora_int_id=at) for at in (1, 2))
+    one, other = (adapted(tmp_path / name, name.encode(), number) for number, name in enumerate("ab", 1))
 
     def asked(salt, lora=None):
-        return types.SimpleNamespace(request_id="r", lora_request=lora, cache_salt=salt)
+        made = request(f"{salt} {lora}", lora, salt)
+        half.arrived(made)
+        return half._space(made)
 
-    spaces = [half._space(asked(salt)) for salt in ("alice", "bob", "carol", "", None)]
+    spaces = [asked(salt) for salt in ("alice", "bob", "carol", "", None)]
     assert spaces == [101, 102, 100, 100, 100] and made == []
     for _ in range(2):
-        spaces = [half._space(asked(salt, one)) for salt in ("alice", "carol", None)]
-        assert [*spaces, half._space(asked("alice", other))] == [1, 2, 2, 3]
-    assert made == [("3 a", alice), ("3 a", ""), ("3 a", alice)]
-    # Its weights are read again: all tenants forget it.
-    one.load_inplace = True
-    half.arrived(asked(None, one))
-    assert [half._space(asked(salt, one)) for salt in ("alice", None)] == [4, 5]
-    assert half._space(asked("alice", other)) == 3
+        spaces = [asked(salt, one) for salt in ("alice", "carol", None)]
+        assert [*spaces, asked("alice", other)] == [1, 2, 2, 3]
+    first, second = (f"3 {digest_of(each)}" for each in (one, other))
+    assert made == [(first, alice), (first, ""), (second, alice)] and first != second
+
+
+def test_an_adapters_digest_is_that_of_all_its_files(tmp_path):
+    lora = adapted(tmp_path / "a", b"weights")
+    before = digest_of(lora)
+    assert len(before) == 64 and digest_of(adapted(tmp_path / "b", b"weights")) == before
+    weights, config = (tmp_path / "a" / name for name in os.listdir(tmp_path / "a"))
+    for path, text in ((weights, "Weights"), (config, '{"r": 9}')):
+        path, stat, old = tmp_path / "a" / path.name, path.stat(), path.read_text()
+        path.write_text(text[: len(old)].ljust(len(old)))
+        # The same name, size and time.
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        assert digest_of(lora) != before, path
+        path.write_text(old)
+        assert digest_of(lora) == before
+    more = tmp_path / "a" / "adapter_more.bin"
+    more.write_bytes(b"1")
+    assert digest_of(lora) != before
+    more.unlink()
+    (tmp_path / "a" / "README.md").write_text("text")
+    assert digest_of(lora) == before
+    assert digest_of(LoRARequest("a", 1, str(tmp_path / "a"), is_3d_lora_weight=True)) != before
+    assert digest_of(LoRARequest("a", 1, str(tmp_path / "absent"))) == ""
+
+
+def test_a_request_has_the_adapter_it_arrived_with_or_none(tmp_path):
+    known, place = Adapters(), tmp_path / "a"
+    lora = adapted(place, b"old")
+    old = digest_of(lora)
+    early, late, again = (request(name, lora) for name in ("early", "late", "again"))
+    known.arrived(early)
+    assert (known.digest(early), known.expected(early)) == (old, (1, old))
+    # Others are in the folder, and it is not known which the workers have, or will read.
+    adapted(place, b"new")
+    assert known.digest(early) == old, "in this step they are asked for once"
+    known.end_step()
+    known.arrived(late)
+    assert (known.digest(early), known.digest(late)) == ("", digest_of(lora))
+    known.read({1: old})
+    assert known.digest(late) == "", "the workers have the old ones"
+    new = digest_of(lora)
+    known.read({1: new})
+    known.arrived(again)
+    assert [known.digest(each) for each in (early, late, again)] == ["", "", new]
+    # The files of before are back, but not at the workers.
+    adapted(place, b"old")
+    known.end_step()
+    known.arrived(last := request("last", lora))
+    assert [known.digest(each) for each in (early, again, last)] == ["", "", ""]
+
+
+def test_an_adapter_in_place_of_another_one(tmp_path):
+    known, place = Adapters(), tmp_path / "a"
+    before = request("before", adapted(place, b"old"))
+    known.arrived(before)
+    known.read({1: digest_of(before.lora_request)})
+    after = request("after", adapted(place, b"new", load_inplace=True))
+    known.end_step()
+    known.arrived(after)
+    new = digest_of(after.lora_request)
+    assert (known.digest(after), known.expected(after)) == (new, None)
+    known.read({1: new})
+    assert (known.digest(before), known.digest(after)) == ("", new)
+    # vLLM's own cache has blocks of both.
+    known.hit(after)
+    assert known.digest(after) == ""
+    other = request("other", adapted(tmp_path / "b", b"other", 2, "b"))
+    known.arrived(other)
+    known.hit(other)
+    assert known.digest(other) == digest_of(other.lora_request)
+
+
+def test_saves_of_another_adapter_are_wrong():
+    half = scheduler(namespace=0, adapters=Adapters())
+    half.catalog = types.SimpleNamespace(lost=lambda files: None)
+    half.saves = {
+        at: Save("r", at, [], [], adapter=adapter)
+        for at, adapter in enumerate([None, (1, "old"), (1, "new"), (2, "old"), (3, "")])
+    }
+    half.reported(Reports(adapters={1: "new"}), set())
+    assert [save.is_wrong for save in half.saves.values()] == [False, True, False, False, False]
+
+
+def test_ranks_that_read_other_files_have_none():
+    one, other = Reports(adapters={1: "a", 2: "a"}), Reports(adapters={1: "b", 3: "c"})
+    assert one and one.aggregate(other).adapters == {1: "", 2: "a", 3: "c"}
+
+
+def test_what_is_read_is_noted_and_told_once(tmp_path, monkeypatch):
+    loads = []
+    monkeypatch.setattr(WorkerLoRAManager, "_load_adapter", lambda _, lora: loads.append(lora))
+    one, two = Read(), Read()
+    lora = adapted(tmp_path / "a", b"old")
+    assert not is_other((1, "x"), one.digests), "nothing was read yet"
+    WorkerLoRAManager._load_adapter(None, lora)
+    old = digest_of(lora)
+    assert (loads, one.take(), two.take(), one.take()) == ([lora], {1: old}, {1: old}, {})
+    WorkerLoRAManager._load_adapter(None, lora)
+    assert one.take() == {}
+    assert is_other((1, "x"), one.digests) and not is_other((1, old), one.digests)
+
+    def changing(_, lora):
+        adapted(tmp_path / "a", b"new")
+
+    monkeypatch.setattr(WorkerLoRAManager, "_load_adapter", changing)
+    three = Read()
+    WorkerLoRAManager._load_adapter(None, lora)
+    assert three.take() == {1: ""}, "which of them was read is not known"
 
 
 def test_all_connectors_are_told_which_blocks_are_reused():
