@@ -30,7 +30,9 @@ class Stand:
     def __init__(self, name="model"):
         self.name, self.asked, self.is_healthy = name, [], True
         self.fails = None
-        """None, or where it ends the connection of a completion: "before" or "after" a part."""
+        """None, or where it ends the connection of a completion: "before" or "after" a part; or
+        "never", and it does not answer either; or that of "tokenize"."""
+        self.tokenized = 0
         self.port = kept_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -47,10 +49,15 @@ class Stand:
             return web.Response(text=METRICS)
         body = await request.read()
         if path == "/tokenize":
+            self.tokenized += 1
+            if self.fails == "tokenize":
+                request.transport.abort()
             asked = json.loads(body)
             is_valid = asked["model"] == self.name and asked.get("messages") != 7
             return web.json_response({"tokens": PROMPT}, status=200 if is_valid else 400)
         self.asked.append((request.method, request.path_qs, body))
+        if self.fails == "never":
+            await asyncio.sleep(3600)
         found = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await found.prepare(request)
         if self.fails != "before":
@@ -286,31 +293,51 @@ def test_an_engine_is_told_where_to_fetch(is_named):
     asyncio.run(run())
 
 
-def test_another_engine_serves_if_one_fails_before_a_byte():
+def test_a_request_that_was_sent_is_not_sent_to_another_engine():
+    """It may be what made the first one fail, or be at work there."""
+
     async def run():
         async with (
             Stand().running() as one,
             Stand().running() as two,
-            routing() as (router, client),
+            routing(seconds=0.5) as (router, client),
         ):
             first, _ = await join(router, one, two)
             store(first, 10, "GPU")
             body = {"model": "model", "prompt": PROMPT}
-            one.fails = "before"
+            for where, status in (("before", 502), ("never", 504)):
+                one.fails, first.failed = where, float("-inf")
+                async with client.post("/v1/completions", json=body) as answer:
+                    assert answer.status == status, where
+                    assert "not sent to another" in await answer.text()
+            assert (len(one.asked), len(two.asked)) == (2, 0)
             assert (await post(client, body))[1].startswith(f"data: {two.port}\n")
-            assert len(one.asked) == 1
-            assert (await post(client, body))[1].startswith(f"data: {two.port}\n")
-            assert len(one.asked) == 1, "it is not asked for a while"
-            first.failed = float("-inf")
-            one.fails = "after"
+            assert len(one.asked) == 2, "it is not asked for a while"
+            one.fails, first.failed = "after", float("-inf")
             with pytest.raises(aiohttp.ClientError):
                 await post(client, body)
-            assert len(one.asked) == 2 and len(two.asked) == 2, "nothing is sent twice"
-            one.fails = two.fails = "before"
-            async with client.post("/v1/completions", json=body) as answer:
-                assert answer.status == 503
-                assert "no engine answers" in await answer.text()
+            assert (len(one.asked), len(two.asked)) == (3, 1)
+            # Neither is a text, whose tokens are asked for first.
+            one.fails, first.failed, asked = "tokenize", float("-inf"), len(two.asked)
+            await post(client, body | {"prompt": "text"})
+            assert two.tokenized == 0 and len(one.asked) + len(two.asked) == 3 + asked + 1
             assert [each.requests for each in router.engines.values()] == [0, 0]
+
+    asyncio.run(run())
+
+
+def test_two_engines_are_tried_at_most():
+    async def run():
+        async with routing("round-robin") as (router, client):
+            gone = [Stand() for _ in range(4)]
+            async with contextlib.AsyncExitStack() as stack:
+                for each in gone:
+                    await stack.enter_async_context(each.running())
+                members = await join(router, *gone)
+            async with client.post("/v1/completions", json={"model": "model"}) as answer:
+                assert answer.status == 503
+                assert "no engine is reached" in await answer.text()
+            assert sum(each.failed > float("-inf") for each in members) == 2
 
     asyncio.run(run())
 

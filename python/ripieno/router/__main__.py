@@ -41,7 +41,9 @@ async def run(asked: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     # Bodies are passed on as they come.
-    connector = aiohttp.TCPConnector(limit=0)
+    # A connection of its own for each request: one that an engine is about to close would take a
+    # request, which is not sent again.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
         router = Router(asked.policy, session, asked.timeout, follow)
         watching = asyncio.create_task(

@@ -24,6 +24,10 @@ CONNECT_SECONDS = 5.0
 TOKENIZE_SECONDS = 5.0
 FAILED_SECONDS = 5.0
 """An engine that failed is not asked for so long, nor named to others, if there are others."""
+TRIES = 2
+"""Engines that are tried for a request, which is sent to one of them at most."""
+UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+"""Errors of a connection that was not made: nothing was sent."""
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEXTS = {
     COMPLETIONS: ["prompt", "add_special_tokens"],
@@ -138,7 +142,7 @@ class Router:
             return []
         asked = {key: body[key] for key in ["model", *TEXTS[path]] if key in body}
         asked |= {"prompt": prompt} if path == COMPLETIONS else {}
-        for engine in engines:
+        for engine in engines[:TRIES]:
             url = f"{engine.member.engine}/tokenize"
             timeout = aiohttp.ClientTimeout(TOKENIZE_SECONDS)
             try:
@@ -147,8 +151,10 @@ class Router:
                         # The engine that gets the request says why.
                         return []
                     return _checked(json.loads(await answer.read())["tokens"])
-            except ERRORS:
+            except ERRORS as error:
                 engine.failed = time.monotonic()
+                if not isinstance(error, UNREACHED):
+                    break
         return []
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -165,7 +171,7 @@ class Router:
         tokens = await self.tokens(path, parsed, serving) if told else []
         self.turn += 1
         tried: list[Engine] = []
-        while engines := self.live(tried):
+        while len(tried) < TRIES and (engines := self.live(tried)):
             # Those with its model, else all: one says that it is not there, or has the adapter.
             engines = [each for each in engines if each.member.model == model] or engines
             plan = choose(self.policy, engines, tokens, self.turn)
@@ -177,16 +183,15 @@ class Router:
             answer = await self.forward(request, sent, plan)
             if answer is not None:
                 return answer
-            plan.engine.failed = time.monotonic()
             tried.append(plan.engine)
-        text = "no engine answers" if tried else "no engine is known"
-        return web.json_response({"error": {"message": text, "code": 503}}, status=503)
+        return _error(503, "no engine is reached" if tried else "no engine is known")
 
     async def forward(
         self, request: web.Request, body: bytes, plan: Plan
     ) -> web.StreamResponse | None:
-        """Sends a request to an engine, and its answer to the client. Returns None if the engine
-        fails before it answers a byte; raises its error later, which ends the connection."""
+        """Sends a request to an engine, and its answer to the client. Returns None if the engine is
+        not reached; later it may have begun the request, which another one should not get. Raises
+        its error once a part of the answer was sent on, which ends the connection."""
         engine, waits = plan.engine, plan.computes
         drop = HOP | {"host", "content-length"}
         headers = {key: value for key, value in request.headers.items() if key.lower() not in drop}
@@ -222,11 +227,19 @@ class Router:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             if answer is not None:
                 raise
+            engine.failed = time.monotonic()
             logger.warning("%s does not answer: %r", engine.member.engine, error)
-            return None
+            if isinstance(error, UNREACHED):
+                return None
+            status = 504 if isinstance(error, asyncio.TimeoutError) else 502
+            return _error(status, "the engine did not answer; the request is not sent to another")
         finally:
             engine.requests -= 1
             engine.prompts -= waits
+
+
+def _error(status: int, text: str) -> web.Response:
+    return web.json_response({"error": {"message": text, "code": status}}, status=status)
 
 
 def _checked(tokens: list[Any]) -> list[int]:
