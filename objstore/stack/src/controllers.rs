@@ -175,22 +175,25 @@ impl Controllers {
         Ok((memory, "pinned host memory".to_owned(), false))
     }
 
-    /// Checks that data in the GPU's memory is visible before its completion. A GPU that is
-    /// coherent with the host has two unordered paths to memory: queues in host memory could report
-    /// data that is still on its way over PCIe. Software controllers copy, and wait for the copy.
+    /// Checks that data in the GPU's memory is visible before its completion. Queues in host memory
+    /// could report data that is still on its way: writes to the GPU and to the host take different
+    /// paths, and PCIe orders those of one path only. Software controllers copy, and wait for the
+    /// copy.
     ///
     /// # Errors
     /// Returns [`StackError::Unfit`] if the order is not guaranteed.
-    pub(crate) fn check_order(&self, is_coherent: bool) -> Result<(), StackError> {
-        if !is_coherent || self.is_emulated() || self.queues_on_gpu {
+    pub(crate) fn check_order(&self) -> Result<(), StackError> {
+        if self.is_emulated() || self.queues_on_gpu {
             return Ok(());
         }
         let why = format!(
-            "this GPU is coherent with the host, and the queues are not in its memory but in {}: \
-             completions there are in no order with data in the GPU's memory",
+            "the queues are not in the GPU's memory but in {}: completions there are in no order \
+             with data in the GPU's memory",
             self.queues
         );
-        Err(StackError::unfit(why, "let GDRCopy 2.5 or later map GPU memory for the queues, too"))
+        let hint = "leave a few MiB of GPU memory free for the queues, and have GDRCopy map them \
+                    (2.5 or later if the GPU is coherent with the host)";
+        Err(StackError::unfit(why, hint))
     }
 
     pub(crate) fn is_emulated(&self) -> bool {
@@ -271,10 +274,13 @@ fn entries(controller: &Controller, asked: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use cuda_mock::{Level, isolated};
     use nvme_driver::MonotonicClock;
     use nvme_emu::MemoryMedia;
+    use objstore::{KvShape, Route};
 
     use super::*;
+    use crate::{gpu::CudaChoice, pool::PoolMemory, route::PoolPlan};
 
     /// Makes controllers that treat their software controller as a drive.
     fn drives() -> (Emulation, Controllers) {
@@ -289,16 +295,34 @@ mod tests {
     }
 
     #[test]
-    fn on_a_coherent_gpu_direct_wants_queues_beside_the_pool() {
+    fn direct_wants_queues_beside_the_pool() {
         let (_emulation, mut controllers) = drives();
-        controllers.check_order(false).unwrap();
-        let why = controllers.check_order(true).unwrap_err().to_string();
-        assert!(why.contains("coherent") && why.contains("GDRCopy 2.5"), "{why}");
+        let why = controllers.check_order().unwrap_err().to_string();
+        assert!(why.contains("queues") && why.contains("GDRCopy"), "{why}");
         controllers.queues_on_gpu = true;
-        controllers.check_order(true).unwrap();
+        controllers.check_order().unwrap();
         // Software controllers wait for their copies.
         let (emulation, mut controllers) = drives();
         controllers.backend.emulation = Some(emulation);
-        controllers.check_order(true).unwrap();
+        controllers.check_order().unwrap();
+    }
+
+    /// Also on a GPU that is not coherent with the host.
+    #[test]
+    fn with_queues_in_host_memory_a_pool_on_the_gpu_is_staged() {
+        let test = "controllers::tests::with_queues_in_host_memory_a_pool_on_the_gpu_is_staged";
+        isolated(test, Level::Full, &[], || {
+            let (_emulation, mut controllers) = drives();
+            let gpu = Gpu::open(CudaChoice::new(0)).unwrap();
+            assert!(!gpu.device().report().is_coherent);
+            let shape = KvShape { layers: 2, segments: 1, object_bytes: 4096, block_tokens: 16 };
+            let memory = PoolMemory::Own { blocks: 4 };
+            let plan = PoolPlan { memory: &memory, shape: &shape, staging_buffers: 2 };
+            let why = plan.prepare(Route::Direct, &mut controllers, Some(&gpu)).unwrap_err();
+            assert!(matches!(why, StackError::Unfit { .. }), "{why:?}");
+            assert!(why.to_string().contains("the queues are not in the GPU's memory"), "{why}");
+            let staged = plan.prepare(Route::Staged, &mut controllers, Some(&gpu)).unwrap();
+            assert!(staged.place.contains("staged through"), "{}", staged.place);
+        });
     }
 }

@@ -183,12 +183,6 @@ impl Gpu {
         Ok((mapped, head, kind))
     }
 
-    /// Returns true when drives' writes to its memory and to the host's may take different paths
-    /// ([`gio_kernels::cuda::DeviceReport::is_coherent`]).
-    pub(crate) fn is_coherent(&self) -> bool {
-        self.device.report().is_coherent
-    }
-
     /// Returns GDRCopy, if it is available.
     ///
     /// # Errors

@@ -171,7 +171,7 @@ impl PoolPlan<'_> {
             let place = "GPU memory, reached by its copy engine".to_owned();
             (attached.space.import(pages)?, head, place)
         } else {
-            attached.check_order(gpu.is_coherent())?;
+            attached.check_order()?;
             let (memory, head, kind) = gpu.map(&*attached.space, memory)?;
             (memory, head, format!("GPU memory, mapped by GDRCopy ({kind})"))
         };
