@@ -98,7 +98,8 @@ impl Load {
             users: Vec::new(),
             sessions_max: 1,
             pool_bytes_max: bytes,
-            bandwidth: BTreeMap::new(),
+            limits: BTreeMap::new(),
+            hold_max: Duration::from_secs(600),
             pins: PinLimits::default(),
             token: None,
         };

@@ -8,7 +8,8 @@ use std::{
 
 use kv_catalog::{
     BlockKey, Catalog, CatalogCounts, DurableCatalog, FileId, Geometry, JournalError, KvShape,
-    Namespace, NamespaceId, NewPin, PinAnswer, PinLimits, PinList, StoredFile, Superblock, Usage,
+    Namespace, NamespaceId, NewPin, Owner, PinAnswer, PinLimits, PinList, StoredFile, Superblock,
+    Usage,
 };
 use nvme_driver::Clock;
 
@@ -179,8 +180,20 @@ impl Store {
     /// Returns [`StoreError::Catalog`], [`StoreError::Failed`], or, for a new namespace in a store
     /// that takes no writes any more, [`StoreError::JournalFailed`].
     pub fn within(&self, namespace: &Namespace) -> Result<Self, StoreError> {
+        self.within_of(namespace, None)
+    }
+
+    /// Same as [`Store::within`], for a user of a server, as [`Catalog::namespace_of`] does it.
+    ///
+    /// # Errors
+    /// Same as [`Store::within`].
+    pub fn within_of(
+        &self,
+        namespace: &Namespace,
+        owner: Option<Owner>,
+    ) -> Result<Self, StoreError> {
         let registered = self.change(|catalog| {
-            let id = catalog.namespace(namespace)?;
+            let id = catalog.namespace_of(namespace, owner)?;
             Ok(catalog.keep(id)?)
         });
         let namespace = registered.or_else(|error| {
@@ -297,6 +310,11 @@ impl Store {
         self.inner.catalog.with(|catalog| catalog.end_pins(number, owner))
     }
 
+    /// Same as [`Catalog::pins_of`].
+    pub fn pins_of(&self, is_owner: impl Fn(u64) -> bool) -> (usize, u64) {
+        self.inner.catalog.with(|catalog| catalog.pins_of(is_owner))
+    }
+
     /// Returns the state of the pins of all namespaces that end.
     #[must_use]
     pub fn pins(&self, limits: &PinLimits) -> PinList {
@@ -348,6 +366,14 @@ impl Store {
     /// Same as [`Store::pin`].
     pub fn set_quota(&self, files: Option<u32>) -> Result<(), StoreError> {
         self.change(|catalog| Ok(catalog.set_quota(*self.namespace, files)?))
+    }
+
+    /// Limits the files of all namespaces of a user together, as [`Catalog::limit_owner`] does it.
+    ///
+    /// # Errors
+    /// Same as [`Store::pin`].
+    pub fn limit_owner(&self, user: u32, files: Option<u32>) -> Result<(), StoreError> {
+        self.change(|catalog| Ok(catalog.limit_owner(user, files)?))
     }
 
     /// Sets the eviction weight of the namespace: its unused blocks are kept `weight` times as long

@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::Args;
 use nvme_driver::platform::vfio::PciAddress;
 use objstore::{KvShape, StoreOptions};
-use ripieno_serve::{PinLimits, Reload, ServeError, Server, ServerOptions, Settings};
+use ripieno_serve::{PinLimits, Reload, ServeError, Server, ServerOptions, Settings, UserLimits};
 use ripieno_stack::{Builder, Pacing, Place, PoolMemory, Size, read_file};
 use serde::Deserialize;
 
@@ -52,6 +52,8 @@ struct Config {
     clients: u32,
     #[serde(default = "pool_max")]
     pool_max: String,
+    #[serde(default = "hold_max")]
+    hold_max: u64,
     #[serde(default)]
     limit: Vec<LimitConfig>,
     #[serde(default)]
@@ -101,7 +103,40 @@ struct StoreConfig {
 #[serde(deny_unknown_fields)]
 struct LimitConfig {
     user: u32,
-    bandwidth: String,
+    clients: Option<u32>,
+    namespaces: Option<u32>,
+    stored: Option<String>,
+    held: Option<String>,
+    pins: Option<String>,
+    memory: Option<String>,
+    bandwidth: Option<String>,
+}
+
+impl LimitConfig {
+    fn check(self) -> Result<(u32, UserLimits), String> {
+        let Self { user, clients, namespaces, stored, held, pins, memory, bandwidth } = self;
+        let bytes = |name: &str, text: Option<String>| {
+            let name = format!("{name} of user {user}");
+            text.map(|text| size(&name, &text)).transpose()
+        };
+        let bytes_s = bytes("bandwidth", bandwidth)?;
+        if bytes_s == Some(0) {
+            return Err(format!("bandwidth of user {user}: more than 0 bytes a second are needed"));
+        }
+        let limits = UserLimits {
+            clients,
+            namespaces,
+            stored_bytes: bytes("stored", stored)?,
+            held_bytes: bytes("held", held)?,
+            pinned_bytes: bytes("pins", pins)?,
+            memory_bytes: bytes("memory", memory)?,
+            bandwidth: bytes_s.and_then(NonZeroU64::new),
+        };
+        if limits == UserLimits::default() {
+            return Err(format!("limit: user {user} has none; name one, or leave the table out"));
+        }
+        Ok((user, limits))
+    }
 }
 
 #[derive(Debug, PartialEq, Deserialize)]
@@ -115,6 +150,11 @@ struct ShapeConfig {
 
 fn clients() -> u32 {
     64
+}
+
+/// Seconds.
+fn hold_max() -> u64 {
+    600
 }
 
 fn pool_max() -> String {
@@ -140,17 +180,19 @@ impl Plan {
     }
 
     fn check(config: Config) -> Result<Self, String> {
-        let Config { socket, users, clients, pool_max, limit, pins, http, store, shape } = config;
+        let Config { socket, users, clients, pool_max, hold_max, limit, pins, http, store, shape } =
+            config;
         if clients == 0 {
             return Err("clients: at least one is needed".to_owned());
         }
         let pool_bytes_max = size("pool_max", &pool_max)?;
-        let mut bandwidth = BTreeMap::new();
-        for LimitConfig { user, bandwidth: text } in limit {
-            let none =
-                || format!("bandwidth of user {user}: more than 0 bytes a second are needed");
-            let bytes_s = NonZeroU64::new(size("bandwidth", &text)?).ok_or_else(none)?;
-            if bandwidth.insert(user, bytes_s).is_some() {
+        if hold_max == 0 {
+            return Err("hold_max: at least one second is needed".to_owned());
+        }
+        let mut limits = BTreeMap::new();
+        for limit in limit {
+            let (user, limit) = limit.check()?;
+            if limits.insert(user, limit).is_some() {
                 return Err(format!("limit: user {user} has two"));
             }
         }
@@ -164,8 +206,9 @@ impl Plan {
         }
         let token = http.as_ref().map(|http| read_token(&http.token_file)).transpose()?;
         let http = http.map(|http| http.address);
-        let sessions_max = clients;
-        let settings = Settings { users, sessions_max, pool_bytes_max, bandwidth, pins, token };
+        let (sessions_max, hold_max) = (clients, Duration::from_secs(hold_max));
+        let settings =
+            Settings { users, sessions_max, pool_bytes_max, limits, hold_max, pins, token };
         store.check()?;
         let plan = Self { fixed: Fixed { socket, http, store, shape }, settings };
         // It is opened later.

@@ -50,7 +50,8 @@ fn serve(dir: &Path) {
         users: Vec::new(),
         sessions_max: 8,
         pool_bytes_max: 1 << 30,
-        bandwidth: BTreeMap::new(),
+        limits: BTreeMap::new(),
+        hold_max: Duration::from_secs(600),
         pins: PinLimits::default(),
         token: None,
     };

@@ -1,5 +1,7 @@
 //! Keys, files, references, pins, eviction and namespaces of one store, for all of its ranks.
 
+use std::collections::HashMap;
+
 mod budget;
 mod drop;
 mod error;
@@ -14,7 +16,8 @@ pub use budget::WriteBudget;
 pub use error::CatalogError;
 pub use index::{CatalogCounts, SnapshotCursor, StoredFile, Usage};
 pub use log::Group;
-pub use pins::{NewPin, Outcome, PinAnswer, PinLimits, PinList, PinStatus};
+pub use pins::{NewPin, Outcome, PINS_MAX, PinAnswer, PinLimits, PinList, PinStatus};
+pub use sharing::Owner;
 pub use write::{Position, Reported, Write, WriteId};
 
 use self::{
@@ -111,6 +114,8 @@ pub struct Catalog {
     references: Handles<Held>,
     writes: Handles<OpenWrite>,
     pins: Pins,
+    /// Files that the namespaces of a user may have together.
+    owner_limits: HashMap<u32, u32>,
     log: Log,
     /// True while records are applied and the free files are not known yet.
     recovering: bool,
@@ -139,6 +144,7 @@ impl Catalog {
             references: Handles::new(),
             writes: Handles::new(),
             pins: Pins::default(),
+            owner_limits: HashMap::new(),
             log: Log::new(config.journal),
             recovering: false,
             deallocating: Vec::new(),
@@ -341,6 +347,12 @@ impl Catalog {
     #[must_use]
     pub fn pins(&self, limits: &PinLimits) -> PinList {
         self.pins.list(&self.config, limits)
+    }
+
+    /// Returns the number and the bytes of the pins of some owners.
+    #[must_use]
+    pub fn pins_of(&self, is_owner: impl Fn(u64) -> bool) -> (usize, u64) {
+        self.pins.of(is_owner)
     }
 
     /// Calls `act` with the pins, which use only references.

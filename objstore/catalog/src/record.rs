@@ -43,6 +43,8 @@ pub enum Record<'a> {
         weight: u32,
         /// Name for people: up to [`LABEL_BYTES_MAX`] bytes.
         label: &'a str,
+        /// The user to whom its files count, if it has one.
+        owner: Option<u32>,
     },
     /// A file holds a block, on all ranks.
     Commit {
@@ -185,7 +187,7 @@ macro_rules! wire {
 }
 
 wire!(Head, 4, { kind: U16, words: U16 });
-// The label follows, padded with zeroes to whole words.
+// The label follows, padded with zeroes to whole words, and then the owner, if there is one.
 wire!(NamespaceBody, 56, {
     id: U32, quota_files: U32, weight: U32, label_bytes: U32, digest: [u8; 32], epoch: U64,
 });
@@ -210,7 +212,7 @@ pub(crate) const USE_BYTES: usize = size_of::<Head>() + size_of::<UseBody>();
 
 /// Maximum bytes of a Namespace.
 pub(crate) const NAMESPACE_BYTES_MAX: usize =
-    size_of::<Head>() + size_of::<NamespaceBody>() + LABEL_BYTES_MAX;
+    size_of::<Head>() + size_of::<NamespaceBody>() + LABEL_BYTES_MAX + 4;
 
 impl<'a> Record<'a> {
     /// Appends the encoded record: a multiple of four bytes.
@@ -220,7 +222,7 @@ impl<'a> Record<'a> {
     /// [`CHECKSUMS_MAX`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         match *self {
-            Self::Namespace { id, digest, epoch, quota_files, weight, label } => {
+            Self::Namespace { id, digest, epoch, quota_files, weight, label, owner } => {
                 assert!(label.len() <= LABEL_BYTES_MAX, "a label of {} bytes", label.len());
                 let body = NamespaceBody {
                     id: id.0.into(),
@@ -230,9 +232,10 @@ impl<'a> Record<'a> {
                     digest,
                     epoch: epoch.into(),
                 };
-                let mut padded = [0; LABEL_BYTES_MAX];
-                padded[..label.len()].copy_from_slice(label.as_bytes());
-                put(out, NAMESPACE, &body, &padded[..label.len().next_multiple_of(4)]);
+                let mut tail = label.as_bytes().to_vec();
+                tail.resize(label.len().next_multiple_of(4), 0);
+                tail.extend(owner.into_iter().flat_map(u32::to_le_bytes));
+                put(out, NAMESPACE, &body, &tail);
             }
             Self::Commit { file, namespace, key, checksums } => {
                 let body =
@@ -352,11 +355,16 @@ fn split(bytes: &[u8]) -> Result<(&Head, &[u8], &[u8]), RecordError> {
 
 /// Decodes a Namespace body; `None` if its length is wrong.
 fn namespace(body: &[u8]) -> Option<Result<Record<'_>, RecordError>> {
-    let (fixed, padded) = NamespaceBody::ref_from_prefix(body).ok()?;
+    let (fixed, tail) = NamespaceBody::ref_from_prefix(body).ok()?;
     let bytes = fixed.label_bytes.get() as usize;
-    if bytes > LABEL_BYTES_MAX || padded.len() != bytes.next_multiple_of(4) {
+    if bytes > LABEL_BYTES_MAX {
         return None;
     }
+    let (padded, owner) = tail.split_at_checked(bytes.next_multiple_of(4))?;
+    let owner = match owner {
+        [] => None,
+        owner => Some(U32::ref_from_bytes(owner).ok()?.get()),
+    };
     let (label, padding) = padded.split_at(bytes);
     let (Ok(label), true) = (std::str::from_utf8(label), padding.iter().all(|byte| *byte == 0))
     else {
@@ -369,6 +377,7 @@ fn namespace(body: &[u8]) -> Option<Result<Record<'_>, RecordError>> {
         quota_files: Some(fixed.quota_files.get()).filter(|files| *files != u32::MAX),
         weight: fixed.weight.get(),
         label,
+        owner,
     }))
 }
 

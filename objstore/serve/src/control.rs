@@ -12,6 +12,7 @@ use crate::{
 };
 
 pub(crate) mod client;
+pub(crate) mod doors;
 pub(crate) mod hints;
 pub(crate) mod routes;
 pub(crate) mod web;

@@ -6,11 +6,13 @@
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-use objstore::{BlockKey, Namespace, Prefix, Reservation, Store};
+use objstore::{BlockKey, FileId, Namespace, Owner, Prefix, Reservation, Store, StoreError};
 
 use crate::{
+    account::{Account, Held},
     error::RefusalKind,
     protocol::Member,
     refusal::{Refusal, unknown},
@@ -69,21 +71,37 @@ pub(crate) fn check(member: &Member) -> Result<(), Refusal> {
 pub(crate) struct Engine {
     ranks: u32,
     grants: Mutex<Grants>,
+    activity: Mutex<Activity>,
 }
 
 #[derive(Debug)]
 struct Grants {
     all: HashMap<u64, Grant>,
     last: u64,
+    /// The last number of those that ended without a call for a time, and that time.
+    expired: Option<(u64, Duration)>,
+}
+
+/// The calls of all clients.
+#[derive(Debug, Default)]
+struct Activity {
+    in_progress: u32,
+    /// The end of the latest one.
+    last: Duration,
 }
 
 /// A prefix or reservation, of each rank.
 #[derive(Debug)]
-struct Grant {
+pub(crate) struct Grant {
     /// The session that may end it.
     owner: u64,
     files: Files,
+    /// Counts as long as a request moves blocks of it.
+    held: Arc<Held>,
 }
+
+/// The blocks of a grant, and what keeps them counted.
+pub(crate) type Granted<T> = (Arc<T>, Arc<Held>);
 
 #[derive(Debug, Clone)]
 enum Files {
@@ -120,8 +138,61 @@ impl Engine {
     /// Makes an engine whose numbers begin above `chance`: those of an earlier one are unknown.
     pub(crate) fn new(ranks: u32, chance: u64) -> Self {
         // A client adds 16 bits of a position.
-        let grants = Grants { all: HashMap::new(), last: chance >> 18 };
-        Self { ranks, grants: Mutex::new(grants) }
+        let grants = Grants { all: HashMap::new(), last: chance >> 18, expired: None };
+        Self { ranks, grants: Mutex::new(grants), activity: Mutex::default() }
+    }
+
+    fn activity(&self) -> MutexGuard<'_, Activity> {
+        // A thread that panicked leaves counts that are whole.
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a call begins.
+    pub(crate) fn begin_call(&self) {
+        self.activity().in_progress += 1;
+    }
+
+    /// Notes that a call has ended.
+    pub(crate) fn end_call(&self, now: Duration) {
+        let mut activity = self.activity();
+        activity.in_progress -= 1;
+        activity.last = now;
+    }
+
+    /// Returns true if none of its clients has made a call for the time `hold_max`. What they hold
+    /// ends then.
+    pub(crate) fn is_idle(&self, now: Duration, hold_max: Duration) -> bool {
+        let mut activity = self.activity();
+        // One that was just made has made no call yet.
+        if activity.in_progress > 0 || activity.last.is_zero() {
+            activity.last = now;
+        }
+        now.saturating_sub(activity.last) >= hold_max
+    }
+
+    /// Takes all prefixes and reservations, because no client has made a call for a time.
+    /// `are_more`: requests end, too.
+    pub(crate) fn expire(&self, hold_max: Duration, are_more: bool) -> Vec<Grant> {
+        let mut grants = self.grants();
+        if are_more || !grants.all.is_empty() {
+            grants.expired = Some((grants.last, hold_max));
+        }
+        grants.all.drain().map(|(_, grant)| grant).collect()
+    }
+
+    /// Refuses a number that stands for nothing.
+    pub(crate) fn unknown(&self, what: &str, number: u64) -> Refusal {
+        match self.grants().expired {
+            Some((last, hold_max)) if number <= last => {
+                let why = format!(
+                    "{what} {number} has ended: what a client holds ends after {} s without a call \
+                     (`hold_max`); look the blocks up again",
+                    hold_max.as_secs()
+                );
+                Refusal::new(RefusalKind::Limit, why)
+            }
+            _ => unknown(what, number),
+        }
     }
 
     fn grants(&self) -> MutexGuard<'_, Grants> {
@@ -137,7 +208,13 @@ impl Engine {
     }
 
     /// Returns a namespace for each rank.
-    pub(crate) fn spaces(&self, store: &Store, named: &Namespace) -> Result<Vec<Store>, Refusal> {
+    pub(crate) fn spaces(
+        &self,
+        store: &Store,
+        named: &Namespace,
+        account: &Account,
+    ) -> Result<Vec<Store>, Refusal> {
+        let owner = Owner { user: account.uid, namespaces_max: account.share().namespaces };
         let of_rank = |rank| match self.ranks {
             1 => named.clone(),
             ranks => {
@@ -145,19 +222,32 @@ impl Engine {
                 Namespace { layout, ..named.clone() }
             }
         };
-        (0..self.ranks).map(|rank| Ok(store.within(&of_rank(rank))?)).collect()
+        (0..self.ranks).map(|rank| Ok(store.within_of(&of_rank(rank), Some(owner))?)).collect()
     }
 
     /// Finds the longest prefix that all ranks have. Returns its number and length.
     pub(crate) fn look_up(
         &self,
         owner: u64,
+        account: &Arc<Account>,
         spaces: &[Store],
         keys: &[BlockKey],
     ) -> Result<(u64, usize), Refusal> {
-        let found = spaces.iter().map(|store| store.lookup(keys)).collect::<Result<Vec<_>, _>>()?;
-        let blocks = found.iter().map(Prefix::len).min().unwrap_or(0);
-        Ok((self.grant(owner, Files::Found(Arc::new(found)))?, blocks))
+        let find = |keys| -> Result<Vec<Prefix>, StoreError> {
+            spaces.iter().map(|store| store.lookup(keys)).collect()
+        };
+        let hold = |found: &[Prefix]| {
+            let ranks: Vec<&[FileId]> = found.iter().map(Prefix::files).collect();
+            account.hold_files(&ranks)
+        };
+        let mut found = find(keys)?;
+        let (fits, mut held) = hold(&found)?;
+        if found.iter().any(|prefix| prefix.len() > fits) {
+            found = find(&keys[..fits])?;
+            held = hold(&found)?.1;
+        }
+        let blocks = found.iter().map(Prefix::len).min().unwrap_or(0).min(fits);
+        Ok((self.grant(owner, Files::Found(Arc::new(found)), held)?, blocks))
     }
 
     /// Reserves files for the same leading keys on all ranks. Returns the reservation's number, how
@@ -165,10 +255,11 @@ impl Engine {
     pub(crate) fn reserve(
         &self,
         owner: u64,
+        account: &Arc<Account>,
         spaces: &[Store],
         keys: &[BlockKey],
     ) -> Result<(u64, usize, Vec<u32>), Refusal> {
-        let mut accepted = keys.len();
+        let (mut accepted, mut held) = account.hold(keys.len(), spaces.len())?;
         for _ in 0..RESERVE_ATTEMPTS {
             let reserve = |store: &Store| store.reserve(&keys[..accepted]);
             let ranks = spaces.iter().map(reserve).collect::<Result<Vec<_>, _>>()?;
@@ -177,23 +268,24 @@ impl Engine {
                 accepted = least;
                 continue;
             }
+            held.name(ranks.iter().flat_map(|rank| rank.files()).collect());
             let reported = Mutex::new(vec![None; spaces.len()]);
             let writing = Writing { ranks, reported };
             let positions = (0..least as u32).filter(|at| writing.has(*at)).collect();
-            let number = self.grant(owner, Files::Reserved(Arc::new(writing)))?;
+            let number = self.grant(owner, Files::Reserved(Arc::new(writing)), held)?;
             return Ok((number, least, positions));
         }
         let why = "other clients take the files that become free; try again later";
         Err(Refusal::new(RefusalKind::Limit, why))
     }
 
-    fn grant(&self, owner: u64, files: Files) -> Result<u64, Refusal> {
+    fn grant(&self, owner: u64, files: Files, held: Held) -> Result<u64, Refusal> {
         let mut grants = self.grants();
         let own = grants.all.values().filter(|grant| grant.owner == owner);
-        let (held, positions) = own.fold((0, files.positions()), |(held, positions), grant| {
-            (held + 1, positions + grant.files.positions())
+        let (count, positions) = own.fold((0, files.positions()), |(count, positions), grant| {
+            (count + 1, positions + grant.files.positions())
         });
-        if held >= GRANTS_MAX || positions > POSITIONS_MAX {
+        if count >= GRANTS_MAX || positions > POSITIONS_MAX {
             drop(grants);
             let why = format!(
                 "a client may hold {GRANTS_MAX} prefixes and reservations together, of \
@@ -203,24 +295,30 @@ impl Engine {
         }
         grants.last += 1;
         let number = grants.last;
-        grants.all.insert(number, Grant { owner, files });
+        grants.all.insert(number, Grant { owner, files, held: Arc::new(held) });
         Ok(number)
     }
 
     /// Returns a prefix that a client of the engine found.
-    pub(crate) fn prefix(&self, number: u64) -> Result<Arc<Vec<Prefix>>, Refusal> {
-        match self.grants().all.get(&number) {
-            Some(Grant { files: Files::Found(found), .. }) => Ok(found.clone()),
-            _ => Err(unknown("prefix", number)),
-        }
+    pub(crate) fn prefix(&self, number: u64) -> Result<Granted<Vec<Prefix>>, Refusal> {
+        let found = match self.grants().all.get(&number) {
+            Some(Grant { files: Files::Found(found), held, .. }) => {
+                Some((found.clone(), held.clone()))
+            }
+            _ => None,
+        };
+        found.ok_or_else(|| self.unknown("prefix", number))
     }
 
     /// Returns a reservation that a client of the engine made.
-    pub(crate) fn reservation(&self, number: u64) -> Result<Arc<Writing>, Refusal> {
-        match self.grants().all.get(&number) {
-            Some(Grant { files: Files::Reserved(writing), .. }) => Ok(writing.clone()),
-            _ => Err(unknown("reservation", number)),
-        }
+    pub(crate) fn reservation(&self, number: u64) -> Result<Granted<Writing>, Refusal> {
+        let found = match self.grants().all.get(&number) {
+            Some(Grant { files: Files::Reserved(writing), held, .. }) => {
+                Some((writing.clone(), held.clone()))
+            }
+            _ => None,
+        };
+        found.ok_or_else(|| self.unknown("reservation", number))
     }
 
     /// Records the report of a rank on a client's reservation, which ends if one has failed, or has
@@ -265,12 +363,15 @@ impl Engine {
     }
 
     fn own_reservation(&self, owner: u64, number: u64) -> Result<Arc<Writing>, Refusal> {
-        match self.grants().all.get(&number) {
-            Some(Grant { owner: found, files: Files::Reserved(writing) }) if *found == owner => {
-                Ok(writing.clone())
+        let own = match self.grants().all.get(&number) {
+            Some(Grant { owner: found, files: Files::Reserved(writing), .. })
+                if *found == owner =>
+            {
+                Some(writing.clone())
             }
-            _ => Err(unknown("reservation", number)),
-        }
+            _ => None,
+        };
+        own.ok_or_else(|| self.unknown("reservation", number))
     }
 
     /// Ends a client's prefix or reservation. Returns false if it has none with this number.

@@ -14,6 +14,8 @@ use rustix::{
     net::{RecvFlags, SendFlags, Shutdown, sockopt},
 };
 
+use crate::refusal::Refusal;
+
 /// Bytes of a request's head, at most.
 const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Headers of a message, at most.
@@ -48,6 +50,8 @@ pub(crate) struct Asked {
 #[derive(Debug)]
 pub(crate) enum Received {
     Request(Asked),
+    /// A request that is refused by its head; its body was not read.
+    Denied(Asked, Refusal),
     /// The other end has closed the connection, or asks nothing for a while.
     End,
     /// Something that is no request, or beyond a limit: status and reason.
@@ -77,8 +81,11 @@ impl<S: AsFd> Link<S> {
         Self { socket, ahead: Vec::new() }
     }
 
-    /// Receives a request.
-    pub(crate) fn receive(&mut self) -> io::Result<Received> {
+    /// Receives a request. `admit` looks at its head before the body is read.
+    pub(crate) fn receive(
+        &mut self,
+        admit: impl FnOnce(&Asked) -> Result<(), Refusal>,
+    ) -> io::Result<Received> {
         let until = Instant::now() + REQUEST_TIME;
         let refused = |status, why: &str| Ok(Received::Refused(status, why.to_owned()));
         let Head { mut asked, bytes, body_bytes, wants_word } = loop {
@@ -99,6 +106,9 @@ impl<S: AsFd> Link<S> {
             }
         };
         self.ahead.drain(..bytes);
+        if let Err(refusal) = admit(&asked) {
+            return Ok(Received::Denied(asked, refusal));
+        }
         if body_bytes > BODY_BYTES_MAX {
             return refused(413, &format!("a body has {BODY_BYTES_MAX} bytes at most"));
         }

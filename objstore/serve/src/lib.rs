@@ -9,7 +9,8 @@
 //! - [`Server`]: a thread for each connection; checks the user by the credentials of the socket.
 //! - `session.rs`: a client's pool, and what the numbers that it may use stand for.
 //! - `engine.rs`: what the clients of an engine of several processes share.
-//! - `limit.rs`: the bandwidth of a client, if it has a limit; others share the devices in the
+//! - `account.rs`: what a user takes by all of its clients, and how much that may be (`settings.rs`
+//!   has its share); `limit.rs`: its bandwidth, if it has a limit. Others share the devices in the
 //!   order of their calls, or equally if the plane has a pacer.
 //! - `memory.rs`: shared memory (memfd), sealed against shrinking.
 //! - [`Client`], with [`Prefix`] and [`Request`]: any number of threads, each call on a connection
@@ -34,6 +35,9 @@
 //!   connection, and 600 a minute).
 //! - Blocks that a commit has returned for survive the server's death; of a [`Finder`], those that
 //!   it published before a [`Finder::sync`].
+//! - Whatever runs out counts to the user, and not to a client: nobody gets more by more clients. A
+//!   controller's connections are its own: others cannot keep it out.
+//! - What a client holds ends after a time in which its engine makes no call.
 //! - A pinned block is not evicted before its pin ends; a pin ends with its time, or the server.
 //! - A [`Mover`]'s blocks are its own again when their job has ended, also if the server has died.
 //!
@@ -46,6 +50,7 @@
 //! - Protection of blocks from clients of the same namespace: a client that knows a namespace can
 //!   remove a block, and store wrong bytes under any key.
 
+mod account;
 mod client;
 pub mod control;
 mod engine;
@@ -68,5 +73,5 @@ pub use error::{RefusalKind, ServeError};
 pub use member::{Finder, Found, JobReport, Mover, Room};
 pub use ripieno_stack::PoolLayout;
 pub use server::Server;
-pub use settings::{Reload, Settings};
+pub use settings::{Reload, Settings, UserLimits};
 pub use shared::ServerOptions;

@@ -1,8 +1,8 @@
-//! A limit on the bytes that a client moves in a second.
+//! A limit on the bytes that the clients of a user move in a second.
 
 use std::{num::NonZeroU64, time::Duration};
 
-/// The turn of a client's next layer: each one begins when those before it would have ended, if the
+/// The turn of the next layer of a user's clients: each one begins when those before it would have ended, if the
 /// devices moved them at the limit. There is no credit for time in which nothing was moved.
 #[derive(Debug)]
 pub(crate) struct Limit {
@@ -15,12 +15,7 @@ impl Limit {
         Self { bytes_s, free_at: Duration::ZERO }
     }
 
-    /// Returns the bytes a second.
-    pub(crate) fn bytes_s(&self) -> NonZeroU64 {
-        self.bytes_s
-    }
-
-    /// Returns how long a layer of `bytes` bytes has to wait that a client starts now, or `None` if
+    /// Returns how long a layer of `bytes` bytes has to wait that one of them starts now, or `None` if
     /// that is longer than `wait_max`: it has no turn then.
     pub(crate) fn take(
         &mut self,

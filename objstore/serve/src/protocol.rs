@@ -502,6 +502,12 @@ pub(crate) fn receive<T: DeserializeOwned>(mut stream: &UnixStream) -> io::Resul
     }
 }
 
+/// Returns the message that these bytes are, if they are one.
+pub(crate) fn receive_from<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let (len, text) = bytes.split_first_chunk()?;
+    (u32::from_le_bytes(*len) as usize == text.len()).then(|| serde_json::from_slice(text).ok())?
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;

@@ -1,6 +1,6 @@
 //! Calls that the server refuses.
 
-use objstore::StoreError;
+use objstore::{CatalogError, StoreError};
 use ripieno_stack::StackError;
 
 use crate::error::RefusalKind;
@@ -25,6 +25,7 @@ impl Refusal {
 impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
         let kind = match &error {
+            StoreError::Catalog(CatalogError::OwnNamespaces { .. }) => RefusalKind::Limit,
             StoreError::NoSuchBlock { .. }
             | StoreError::NoSuchLayer { .. }
             | StoreError::NoSuchJob { .. }

@@ -6,38 +6,37 @@
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    io,
     net::{SocketAddr, TcpListener, TcpStream},
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::{
-            fs::FileTypeExt as _,
-            net::{UnixListener, UnixStream},
-        },
+        unix::net::{UnixListener, UnixStream},
     },
-    path::{Path, PathBuf},
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use objstore::{NewPin, StoreError};
-use ripieno_stack::{PoolLayout, Stack, StackError};
+use ripieno_stack::{PoolLayout, SocketFile, Stack, StackError};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     net::RecvFlags,
-    process::{Resource, Rlimit},
+    process::Rlimit,
     rand::GetRandomFlags,
 };
 
 use crate::{
-    control::web::{self, Access},
+    account::{Charge, Resource},
+    control::{
+        doors::Door,
+        web::{self, Access},
+    },
     engine::{self, Engine, EngineKey, Joined},
     error::{RefusalKind, ServeError},
     http,
-    limit::Limit,
     peer::Peer,
-    protocol::{self, Answer, Bytes, CONNECTIONS_MAX, Call, Member, Received, VERSION},
+    protocol::{self, Answer, Bytes, Call, Member, Received, VERSION},
     refusal::Refusal,
     session::{Arrival, Session},
     shared::{ServerOptions, Shared},
@@ -51,10 +50,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const REPLACE_TIMEOUT: Duration = Duration::from_secs(80);
 /// Pause between looks at it.
 const REPLACE_PAUSE: Duration = Duration::from_millis(2);
-/// Connections that are not of clients, at a time.
-const OTHER_CONNECTIONS_MAX: usize = 16;
-/// Connections over TCP at a time.
-const WEB_CONNECTIONS_MAX: usize = 32;
 /// Refusals of a session that are logged; more are only counted.
 const LOGGED_MAX: u32 = 100;
 
@@ -64,19 +59,7 @@ pub struct Server {
     shared: Arc<Shared>,
     listener: UnixListener,
     web: Option<TcpListener>,
-    path: Unlink,
-}
-
-/// The path of a socket, removed on drop.
-#[derive(Debug)]
-struct Unlink(PathBuf);
-
-impl Drop for Unlink {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0) {
-            tracing::warn!(%error, path = %self.0.display(), "the socket stays");
-        }
-    }
+    path: SocketFile,
 }
 
 impl Server {
@@ -93,16 +76,19 @@ impl Server {
             let path = path.clone();
             move |source| ServeError::Socket { path, action, source, hint }
         };
-        remove_stale(&path)?;
         let hint = "name a path in a directory that you may write to";
-        let listener = UnixListener::bind(&path).map_err(failed("listening on", hint))?;
-        let unlink = Unlink(path.clone());
+        let (listener, file) = match SocketFile::bind(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                return Err(ServeError::InUse { path });
+            }
+            bound => bound.map_err(failed("listening on", hint))?,
+        };
         // A client that has gone again must not block it.
         listener.set_nonblocking(true).map_err(failed("listening on", hint))?;
         let web = options.http.map(listen).transpose()?;
         let shared = Shared::new(stack, options);
         shared.admit(&shared.settings()).map_err(failed("setting the mode of", hint))?;
-        Ok(Self { shared: Arc::new(shared), listener, web, path: unlink })
+        Ok(Self { shared: Arc::new(shared), listener, web, path: file })
     }
 
     /// Returns the TCP address for control, with the port that the system chose in place of port 0.
@@ -128,6 +114,11 @@ impl Server {
                 break None;
             }
             threads.retain(|thread| !thread.is_finished());
+            let left = shared.expire(shared.now());
+            if !left.is_empty() {
+                // Layers in flight are waited for.
+                threads.push(thread::spawn(move || drop(left)));
+            }
             wait_for_any(&listener, web.as_ref());
             // Both are non-blocking.
             let accepted = [
@@ -168,9 +159,9 @@ impl Server {
 
 /// Lets the process open as many descriptors as it may: a connection takes up to three.
 fn raise_descriptors() {
-    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let most = Rlimit { current: limit.maximum, ..limit };
-    if let Err(error) = rustix::process::setrlimit(Resource::Nofile, most) {
+    if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, most) {
         tracing::warn!(%error, "the limit of descriptors stays");
     }
 }
@@ -225,31 +216,18 @@ fn is_cut(stream: &UnixStream) -> bool {
     rustix::event::poll(&mut ready, Some(&Timespec::default())).is_ok_and(|cut| cut > 0)
 }
 
-/// Removes the socket of a server that was killed.
-fn remove_stale(path: &Path) -> Result<(), ServeError> {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    if !is_socket {
-        return Ok(());
-    }
-    // Somebody listens unless it is refused, also if he hangs, or does not let this user in.
-    match protocol::connect(path, PAUSE_MAX).map_err(|error| error.kind()) {
-        Err(io::ErrorKind::ConnectionRefused) => {}
-        // He has just removed it.
-        Err(io::ErrorKind::NotFound) => return Ok(()),
-        _ => return Err(ServeError::InUse { path: path.to_owned() }),
-    }
-    fs::remove_file(path).map_err(|source| ServeError::Socket {
-        path: path.to_owned(),
-        action: "removing the socket of an earlier server,",
-        source,
-        hint: "remove it by hand",
-    })
-}
-
 impl Shared {
     /// Starts a thread for a connection, unless its user is refused.
     fn accept(self: &Arc<Self>, stream: UnixStream) -> io::Result<Option<JoinHandle<()>>> {
         let peer = Peer::of(&stream)?;
+        self.accept_from(peer, stream)
+    }
+
+    fn accept_from(
+        self: &Arc<Self>,
+        peer: Peer,
+        stream: UnixStream,
+    ) -> io::Result<Option<JoinHandle<()>>> {
         stream.set_read_timeout(Some(PAUSE_MAX))?;
         stream.set_write_timeout(Some(PAUSE_MAX))?;
         let settings = self.settings();
@@ -265,29 +243,35 @@ impl Shared {
             let _ = protocol::send(&stream, &refused, None);
             return Ok(None);
         }
-        // All of each client, and some for control.
-        let connections_max =
-            settings.sessions_max as usize * (CONNECTIONS_MAX + 1) + OTHER_CONNECTIONS_MAX;
-        let own = stream.try_clone()?;
-        let number = {
-            let mut state = self.state();
-            let is_full = state.connections.len() - state.web_connections >= connections_max;
-            (!is_full).then(|| state.enter(own.into()))
-        };
-        let Some(number) = number else {
-            self.state().counts.calls += 1;
-            let message = format!("there are {connections_max} connections, the most there may be");
-            if self.may_log() {
-                tracing::warn!(uid = peer.uid, pid = peer.pid, message, "a connection was refused");
+        // Each user has its own, so that nobody keeps a controller out.
+        let charge = match self.account(peer.uid).take(Resource::Connections, 1) {
+            Ok(charge) => charge,
+            Err(refusal) => {
+                self.turn_away(peer, &stream, refusal);
+                return Ok(None);
             }
-            // One that does not read it has no use for it.
-            let _ = protocol::send(
-                &stream,
-                &Answer::Refused { kind: RefusalKind::Limit, message },
-                None,
-            );
-            return Ok(None);
         };
+        let number = self.state().enter(stream.try_clone()?.into());
+        self.serve_client(number, peer, stream, charge).map(Some)
+    }
+
+    fn turn_away(&self, peer: Peer, stream: &UnixStream, Refusal { kind, message }: Refusal) {
+        self.state().counts.calls += 1;
+        if self.may_log() {
+            tracing::warn!(uid = peer.uid, pid = peer.pid, message, "a connection was refused");
+        }
+        // One that does not read it has no use for it.
+        let _ = protocol::send(stream, &Answer::Refused { kind, message }, None);
+    }
+
+    /// Starts the thread of a connection to the socket.
+    fn serve_client(
+        self: &Arc<Self>,
+        number: u64,
+        peer: Peer,
+        stream: UnixStream,
+        charge: Charge,
+    ) -> io::Result<JoinHandle<()>> {
         let shared = self.clone();
         let serve = move || {
             let connection = Connection { shared: &shared, number, peer, stream: &stream };
@@ -303,12 +287,13 @@ impl Shared {
                 tracing::debug!(%error, uid = peer.uid, pid = peer.pid, "a connection broke");
             }
             shared.state().connections.remove(&number);
+            drop((stream, charge));
         };
         let spawned = thread::Builder::new().name("ripieno client".to_owned()).spawn(serve);
         if spawned.is_err() {
             self.state().connections.remove(&number);
         }
-        spawned.map(Some)
+        spawned
     }
 
     /// Starts a thread for a connection over TCP, unless there are too many.
@@ -319,19 +304,29 @@ impl Shared {
     ) -> io::Result<Option<JoinHandle<()>>> {
         stream.set_nonblocking(false)?;
         let mut state = self.state();
-        if state.web_connections >= WEB_CONNECTIONS_MAX {
-            drop(state);
+        let number = state.enter(stream.try_clone()?.into());
+        let door = state.doors.enter(number, from.ip());
+        if let Door::Instead(other) = door
+            && let Some(connection) = state.connections.remove(&other)
+        {
+            http::hang_up(&connection);
+        }
+        if door == Door::Closed {
+            state.connections.remove(&number);
+        }
+        drop(state);
+        if door != Door::Open {
             self.log_refusal(&from.to_string(), "a connection", "there are too many");
+        }
+        if door == Door::Closed {
             // One that does not take it has no use for it.
             let _ = web::turn_away(&stream);
             return Ok(None);
         }
-        let number = state.enter(stream.try_clone()?.into());
-        state.web_connections += 1;
-        drop(state);
         let shared = self.clone();
         let serve = move || {
-            if let Err(error) = web::serve(&shared, &stream, Access::Token, &from.to_string()) {
+            let access = Access::Token(number);
+            if let Err(error) = web::serve(&shared, &stream, access, &from.to_string()) {
                 tracing::debug!(%error, %from, "a connection broke");
             }
             shared.state().leave_web(number);
@@ -512,10 +507,9 @@ impl Connection<'_> {
                 Err(Refusal::new(RefusalKind::Limit, why))
             }
             false => {
-                let limit =
-                    settings.bandwidth.get(&self.peer.uid).map(|bytes_s| Limit::new(*bytes_s));
+                let account = self.shared.account(self.peer.uid);
                 let (number, peer, token) = (self.number, self.peer, token.clone());
-                let arrival = Arrival { number, peer, token, member, engine, pool, limit };
+                let arrival = Arrival { number, peer, token, member, engine, pool, account };
                 Session::begin(stack, arrival, settings.pool_bytes_max)
             }
         };
@@ -533,8 +527,6 @@ impl Connection<'_> {
             }
         };
         let Peer { uid, pid } = self.peer;
-        // A reload that came meanwhile did not find it.
-        session.set_limit(self.shared.settings().bandwidth.get(&uid).copied());
         tracing::info!(uid, pid, "a client has come");
         let shape = *stack.store().shape();
         let paced = stack.store().plane().with_scheduler(|_| ());
@@ -587,12 +579,13 @@ impl Connection<'_> {
                 Received::End => return Ok(()),
                 Received::Malformed(why) => return self.malformed(&why),
             };
+            let _calling = session.calling();
             let answered = match call {
                 Call::Pin { namespace, keys, ttl_s, bytes_max, wait } => {
                     let (keys, ttl) = (&keys.0[..], Duration::from_secs(ttl_s));
                     session.pin(namespace, |owner, namespaces| {
                         let new = NewPin { owner, namespaces, keys, ttl, bytes_max, wait };
-                        self.shared.pin_for(&new)
+                        self.shared.pin_of(session.account(), new)
                     })
                 }
                 call => session.call(call).unwrap_or_else(|| {
@@ -609,3 +602,6 @@ impl Connection<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,6 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    num::NonZeroU64,
     os::fd::OwnedFd,
     os::unix::net::UnixStream,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -19,14 +18,14 @@ use objstore::{BlockId, JobId, Layer, NamespaceId, PinAnswer, PoolId, Store, Sto
 use ripieno_stack::{PoolLayout, Request, Stack};
 
 use crate::{
+    account::{Account, Charge, Held, Resource, request_bytes},
     control::SessionStatus,
-    engine::Engine,
+    engine::{Engine, Grant},
     error::RefusalKind,
-    limit::Limit,
     memory::{self, Mapping},
     peer::Peer,
     protocol::{Answer, Bytes, CONNECTIONS_MAX, Call, Ended, Keys, Member, Space},
-    refusal::{Refusal, unknown},
+    refusal::Refusal,
 };
 
 /// Requests that a client may have at a time.
@@ -49,6 +48,18 @@ struct Pool {
 struct Moving {
     request: Request,
     blocks: u32,
+    /// Last: given back when the request has ended.
+    taken: Taken,
+}
+
+/// The files that a request holds, those of its prefix or reservation, and the memory of its tables.
+type Taken = (Arc<Held>, Charge);
+
+/// What a client held that has made no call for a time. Its drop waits for layers in flight.
+#[derive(Debug)]
+pub(crate) struct Left {
+    _requests: Vec<Arc<Moving>>,
+    _grants: Vec<Grant>,
 }
 
 /// A client.
@@ -64,7 +75,8 @@ pub(crate) struct Session {
     /// A handle whose requests name blocks of the client's pool.
     store: Store,
     pool: Option<Pool>,
-    limit: Mutex<Option<Limit>>,
+    account: Arc<Account>,
+    _client: Charge,
     tables: Mutex<Tables>,
 }
 
@@ -89,7 +101,17 @@ pub(crate) struct Arrival {
     pub(crate) member: Option<Member>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) pool: Option<(PoolLayout, Option<OwnedFd>)>,
-    pub(crate) limit: Option<Limit>,
+    pub(crate) account: Arc<Account>,
+}
+
+/// A call in progress.
+#[derive(Debug)]
+pub(crate) struct Calling<'a>(&'a Session);
+
+impl Drop for Calling<'_> {
+    fn drop(&mut self) {
+        self.0.engine.end_call(self.0.now());
+    }
 }
 
 impl Session {
@@ -99,7 +121,8 @@ impl Session {
         arrival: Arrival,
         pool_bytes_max: u64,
     ) -> Result<Self, Refusal> {
-        let Arrival { number, peer, token, member, engine, pool, limit } = arrival;
+        let Arrival { number, peer, token, member, engine, pool, account } = arrival;
+        let client = account.take(Resource::Clients, 1)?;
         let mut store = stack.store().clone();
         let mut own = None;
         if let Some((layout, file)) = pool {
@@ -111,9 +134,45 @@ impl Session {
             store = store.with_pool(id);
             own = Some(Pool { id, blocks: layout.blocks, memory });
         }
-        let limit = Mutex::new(limit);
-        let tables = Mutex::default();
-        Ok(Self { number, peer, token, member, engine, store, pool: own, limit, tables })
+        let (pool, tables) = (own, Mutex::default());
+        Ok(Self {
+            number,
+            peer,
+            token,
+            member,
+            engine,
+            store,
+            pool,
+            account,
+            _client: client,
+            tables,
+        })
+    }
+
+    fn now(&self) -> Duration {
+        self.store.plane().now().duration()
+    }
+
+    /// Notes a call, until the result is dropped.
+    pub(crate) fn calling(&self) -> Calling<'_> {
+        self.engine.begin_call();
+        Calling(self)
+    }
+
+    pub(crate) fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// Takes what the client holds if no client of its engine has made a call for the time
+    /// `hold_max`; `None` if that is nothing.
+    pub(crate) fn expire(&self, now: Duration, hold_max: Duration) -> Option<Left> {
+        if !self.engine.is_idle(now, hold_max) {
+            return None;
+        }
+        let requests: Vec<_> = self.tables().requests.drain().map(|(_, moving)| moving).collect();
+        let grants = self.engine.expire(hold_max, !requests.is_empty());
+        let is_empty = requests.is_empty() && grants.is_empty();
+        (!is_empty).then_some(Left { _requests: requests, _grants: grants })
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
@@ -230,7 +289,7 @@ impl Session {
             let why = format!("a client may use {NAMESPACES_MAX} namespaces");
             return Err(Refusal::new(RefusalKind::Limit, why));
         }
-        spaces.push((digest, self.engine.spaces(&self.store, &namespace)?));
+        spaces.push((digest, self.engine.spaces(&self.store, &namespace, &self.account)?));
         Ok(Answer::Number(spaces.len() as u32 - 1))
     }
 
@@ -256,7 +315,7 @@ impl Session {
 
     fn lookup(&self, namespace: u32, keys: &Keys) -> Result<Answer, Refusal> {
         let spaces = self.space(namespace)?;
-        let (prefix, blocks) = self.engine.look_up(self.number, &spaces, &keys.0)?;
+        let (prefix, blocks) = self.engine.look_up(self.number, &self.account, &spaces, &keys.0)?;
         self.granted()?;
         Ok(Answer::Prefix { prefix, blocks: blocks as u32 })
     }
@@ -264,7 +323,7 @@ impl Session {
     fn reserve(&self, namespace: u32, keys: &Keys) -> Result<Answer, Refusal> {
         let spaces = self.space(namespace)?;
         let (reservation, accepted, positions) =
-            self.engine.reserve(self.number, &spaces, &keys.0)?;
+            self.engine.reserve(self.number, &self.account, &spaces, &keys.0)?;
         self.granted()?;
         Ok(Answer::Reserved { reservation, accepted: accepted as u32, positions })
     }
@@ -333,32 +392,48 @@ impl Session {
     }
 
     fn load(&self, prefix: u64, positions: &[u32], blocks: &[u32]) -> Result<Answer, Refusal> {
-        let found = self.engine.prefix(prefix)?;
-        let prefix = found.get(self.rank()).ok_or_else(|| unknown("prefix", prefix))?;
-        let blocks = self.blocks(blocks)?;
+        let (found, held) = self.engine.prefix(prefix)?;
+        let own = found.get(self.rank());
+        let prefix = own.ok_or_else(|| self.engine.unknown("prefix", prefix))?;
+        let (blocks, memory) = (self.blocks(blocks)?, self.memory(blocks)?);
         let positions: Vec<usize> = positions.iter().map(|at| *at as usize).collect();
         let request = Request::retrieve_at(&self.store, prefix, &positions, &blocks)?;
         let moved = blocks.len() as u32;
-        let request = self.keep(Moving { request, blocks: moved })?;
+        let request = self.keep(Moving { request, blocks: moved, taken: (held, memory) })?;
         Ok(Answer::Request { request, accepted: moved, moved })
     }
 
+    /// Takes memory for the tables of a request.
+    fn memory(&self, blocks: &[u32]) -> Result<Charge, Refusal> {
+        let bytes = request_bytes(blocks.len(), self.store.shape().rows());
+        self.account.take(Resource::Memory, bytes)
+    }
+
     fn store(&self, namespace: u32, keys: &Keys, blocks: &[u32]) -> Result<Answer, Refusal> {
-        let (spaces, blocks) = (self.space(namespace)?, self.blocks(blocks)?);
+        let (spaces, memory) = (self.space(namespace)?, self.memory(blocks)?);
+        let blocks = self.blocks(blocks)?;
         let [store] = &spaces[..] else {
             return Err(Refusal::argument("ranks of an engine fill what it has reserved"));
         };
-        let request = Request::store(store, &keys.0, &blocks)?;
+        if keys.0.len() != blocks.len() {
+            let (keys, blocks) = (keys.0.len(), blocks.len());
+            return Err(Refusal::argument(format!("{keys} keys and {blocks} blocks were given")));
+        }
+        let (fits, mut held) = self.account.hold(keys.0.len(), 1)?;
+        let request = Request::store(store, &keys.0[..fits], &blocks[..fits])?;
         let (accepted, moved) = request.accepted().unwrap_or_default();
+        held.set(accepted);
         let (accepted, moved) = (accepted as u32, moved as u32);
-        let request = self.keep(Moving { request, blocks: moved })?;
+        let taken = (Arc::new(held), memory);
+        let request = self.keep(Moving { request, blocks: moved, taken })?;
         Ok(Answer::Request { request, accepted, moved })
     }
 
     fn fill(&self, number: u64, positions: &[u32], blocks: &[u32]) -> Result<Answer, Refusal> {
-        let writing = self.engine.reservation(number)?;
-        let own = writing.ranks.get(self.rank()).ok_or_else(|| unknown("reservation", number))?;
-        let blocks = self.blocks(blocks)?;
+        let (writing, held) = self.engine.reservation(number)?;
+        let own = writing.ranks.get(self.rank());
+        let own = own.ok_or_else(|| self.engine.unknown("reservation", number))?;
+        let (blocks, memory) = (self.blocks(blocks)?, self.memory(blocks)?);
         if positions.len() != blocks.len() || positions.iter().any(|at| !writing.has(*at)) {
             let why = format!("a block for each position of reservation {number} was expected");
             return Err(Refusal::argument(why));
@@ -369,7 +444,7 @@ impl Session {
             pairs.filter(|(at, _)| own.has(*at as usize)).unzip();
         let request = Request::fill(&self.store, own, &positions, &blocks)?;
         let moved = blocks.len() as u32;
-        let request = self.keep(Moving { request, blocks: moved })?;
+        let request = self.keep(Moving { request, blocks: moved, taken: (held, memory) })?;
         Ok(Answer::Request { request, accepted: moved, moved })
     }
 
@@ -404,26 +479,29 @@ impl Session {
 
     fn request(&self, number: u64) -> Result<Arc<Moving>, Refusal> {
         let found = self.tables().requests.get(&number).cloned();
-        found.ok_or_else(|| unknown("request", number))
+        found.ok_or_else(|| self.engine.unknown("request", number))
     }
 
-    /// Takes requests out of the table: all of them, or none if another call uses one.
-    fn take(&self, numbers: &[u64]) -> Result<Vec<Request>, Refusal> {
+    /// Takes requests out of the table: all of them, or none if another call uses one. Each has
+    /// with it what it has taken, to be given back when it has ended.
+    fn take(&self, numbers: &[u64]) -> Result<Vec<(Request, Taken)>, Refusal> {
         let requests = &mut self.tables().requests;
         let mut known = HashSet::new();
         for number in numbers {
             let found = requests.get(number).filter(|_| known.insert(*number));
             // Others are made under the lock only.
-            if Arc::strong_count(found.ok_or_else(|| unknown("request", *number))?) > 1 {
+            if Arc::strong_count(found.ok_or_else(|| self.engine.unknown("request", *number))?) > 1
+            {
                 return Err(Refusal::argument(format!("another call uses request {number}")));
             }
         }
         let taken = numbers.iter().filter_map(|number| requests.remove(number));
-        Ok(taken.filter_map(Arc::into_inner).map(|moving| moving.request).collect())
+        let taken = taken.filter_map(Arc::into_inner);
+        Ok(taken.map(|moving| (moving.request, moving.taken)).collect())
     }
 
-    fn take_one(&self, number: u64) -> Result<Request, Refusal> {
-        self.take(&[number])?.pop().ok_or_else(|| unknown("request", number))
+    fn take_one(&self, number: u64) -> Result<(Request, Taken), Refusal> {
+        self.take(&[number])?.pop().ok_or_else(|| self.engine.unknown("request", number))
     }
 
     fn start(&self, request: u64, layer: Layer) -> Result<Answer, Refusal> {
@@ -433,33 +511,23 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    fn limit(&self) -> MutexGuard<'_, Option<Limit>> {
-        // A thread that panicked leaves a limit that is whole.
-        self.limit.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Limits the client from now on, or not any more.
-    pub(crate) fn set_limit(&self, bytes_s: Option<NonZeroU64>) {
-        let mut limit = self.limit();
-        if limit.as_ref().map(Limit::bytes_s) != bytes_s {
-            *limit = bytes_s.map(Limit::new);
-        }
-    }
-
-    /// Waits until a client with a limit may move another layer.
+    /// Waits until a client of a user with a limit may move another layer.
     fn wait_for_turn(&self, blocks: u32) -> Result<(), Refusal> {
         let shape = self.store.shape();
         let layer_bytes = u64::from(shape.segments) * u64::from(shape.object_bytes);
-        let now = self.store.plane().now().duration();
-        let wait = match &mut *self.limit() {
-            Some(limit) => limit.take(u64::from(blocks) * layer_bytes, now, TURN_MAX),
-            None => return Ok(()),
-        };
+        let bytes = u64::from(blocks) * layer_bytes;
         let none = || {
-            let why = "the client's bandwidth is used up for seconds; start fewer layers at a time";
+            let uid = self.peer.uid;
+            let why = format!(
+                "the bandwidth of user {uid} is used up for seconds; start fewer layers at a time, \
+                 or raise `bandwidth` in the user's [[limit]]"
+            );
             Refusal::new(RefusalKind::Limit, why)
         };
-        thread::sleep(wait.ok_or_else(none)?);
+        let wait = self.account.wait_for_turn(bytes, self.now(), TURN_MAX).ok_or_else(none)?;
+        if !wait.is_zero() {
+            thread::sleep(wait);
+        }
         Ok(())
     }
 
@@ -479,7 +547,8 @@ impl Session {
     }
 
     fn end_requests(&self, numbers: &[u64]) -> Result<Answer, Refusal> {
-        let requests = self.take(numbers)?;
+        let (requests, _taken): (Vec<Request>, Vec<Taken>) =
+            self.take(numbers)?.into_iter().unzip();
         // The client waits, and not for long.
         requests.iter().try_for_each(Request::hurry)?;
         let ended = Request::end_all(requests)?.into_iter().map(|failure| {
@@ -501,7 +570,7 @@ impl Session {
             let why = format!("request {request} loads: there is nothing to commit");
             return Err(Refusal::argument(why));
         }
-        let request = self.take_one(request)?;
+        let (request, _taken) = self.take_one(request)?;
         request.hurry()?;
         let done = request.commit()?;
         let (accepted, written) = (done.accepted as u32, done.written as u32);

@@ -1,7 +1,7 @@
 //! State of a server that its threads share, and its settings.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     net::SocketAddr,
     os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
@@ -13,13 +13,14 @@ use std::{
 use ripieno_stack::{MetricsPage, Stack, StackError};
 
 use crate::{
-    control::{NamespaceStatus, PinList, Reloaded, Status},
+    account::Account,
+    control::{NamespaceStatus, PinList, Reloaded, Status, doors::Doors},
     engine::{EngineKey, Joined},
     error::RefusalKind,
     http::Reply,
     refusal::Refusal,
-    session::Session,
-    settings::{Reload, Settings},
+    session::{Left, Session},
+    settings::{Reload, Settings, Totals},
 };
 
 /// Refusals that are logged in a minute; more are only counted.
@@ -46,6 +47,9 @@ pub(crate) struct Shared {
     reload: Option<Reload>,
     settings: Mutex<Arc<Settings>>,
     own_uid: u32,
+    totals: Totals,
+    /// By user.
+    accounts: Mutex<BTreeMap<u32, Arc<Account>>>,
     state: Mutex<State>,
     page: Mutex<MetricsPage>,
     own_pool: Mutex<()>,
@@ -60,7 +64,7 @@ pub(crate) struct State {
     pub(crate) arriving: usize,
     pub(crate) connections: BTreeMap<u64, OwnedFd>,
     /// Of these, those over TCP.
-    pub(crate) web_connections: usize,
+    pub(crate) doors: Doors,
     pub(crate) engines: BTreeMap<EngineKey, Joined>,
     last: u64,
     pub(crate) counts: Counts,
@@ -99,16 +103,66 @@ impl LogBudget {
 impl Shared {
     pub(crate) fn new(stack: Stack, options: ServerOptions) -> Self {
         let ServerOptions { socket, http: _, settings, reload } = options;
-        Self {
+        let store = stack.store();
+        let layout = store.superblock().layout;
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let totals = Totals {
+            files: layout.files,
+            file_bytes: store.geometry().file_bytes(),
+            namespaces: layout.namespaces_max,
+            descriptors: limit.current.unwrap_or(u64::MAX),
+        };
+        let shared = Self {
             page: Mutex::new(MetricsPage::of_store(stack.store())),
             stack,
             socket,
             reload,
             settings: Mutex::new(Arc::new(settings)),
             own_uid: rustix::process::geteuid().as_raw(),
+            totals,
+            accounts: Mutex::default(),
             state: Mutex::default(),
             own_pool: Mutex::default(),
+        };
+        shared.set_limits(&shared.settings().limits.keys().copied().collect());
+        shared
+    }
+
+    /// Returns the account of a user.
+    pub(crate) fn account(&self, uid: u32) -> Arc<Account> {
+        let share = || self.settings().share(uid, [self.own_uid, 0], &self.totals);
+        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        accounts.entry(uid).or_insert_with(|| Account::new(uid, share())).clone()
+    }
+
+    /// Gives all accounts, and those of `users`, the limits of the settings.
+    fn set_limits(&self, users: &BTreeSet<u32>) {
+        users.iter().for_each(|uid| drop(self.account(*uid)));
+        let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let settings = self.settings();
+        for (uid, account) in accounts {
+            let share = settings.share(uid, [self.own_uid, 0], &self.totals);
+            account.set_share(share);
+            // A store that takes no writes has no new blocks either.
+            if let Err(error) = self.stack.store().limit_owner(uid, share.stored_files) {
+                tracing::warn!(%error, uid, "the limit of stored bytes stays as it is");
+            }
         }
+    }
+
+    /// Takes what clients hold that have made no call for a time.
+    pub(crate) fn expire(&self, now: Duration) -> Vec<Left> {
+        let hold_max = self.settings().hold_max;
+        let sessions: Vec<Arc<Session>> = self.state().sessions.values().cloned().collect();
+        let mut left = Vec::new();
+        for session in sessions {
+            if let Some(ended) = session.expire(now, hold_max) {
+                let (uid, pid) = (session.peer.uid, session.peer.pid);
+                tracing::warn!(uid, pid, ?hold_max, "what a client held ends: it made no call");
+                left.push(ended);
+            }
+        }
+        left
     }
 
     /// Closes the store.
@@ -166,6 +220,13 @@ impl Shared {
         }
     }
 
+    /// Serves by other settings from now on.
+    pub(crate) fn apply(&self, settings: Settings) {
+        let users = settings.limits.keys().copied().collect();
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
+        self.set_limits(&users);
+    }
+
     /// Gets new settings, and serves by them from now on: all of them, or none.
     pub(crate) fn reload(&self) -> Result<Reloaded, Refusal> {
         let Some(Reload(reload)) = &self.reload else {
@@ -176,13 +237,11 @@ impl Shared {
         let refused = |error: io::Error| {
             Refusal::new(RefusalKind::Conflict, format!("setting the socket's mode: {error}"))
         };
-        let mut current = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         self.admit(&settings).map_err(refused)?;
         let changed = current.differences(&settings);
-        *current = Arc::new(settings);
-        for session in self.state().sessions.values() {
-            session.set_limit(current.bandwidth.get(&session.peer.uid).copied());
-        }
+        drop(current);
+        self.apply(settings);
         tracing::info!(?changed, "the configuration was read again");
         Ok(Reloaded { changed })
     }
@@ -263,7 +322,7 @@ impl State {
 
     pub(crate) fn leave_web(&mut self, number: u64) {
         self.connections.remove(&number);
-        self.web_connections -= 1;
+        self.doors.leave(number);
     }
 }
 

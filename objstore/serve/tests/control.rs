@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use crate::{
     openapi::Description,
-    rig::{Rig, SHAPE, kind},
+    rig::{Rig, SHAPE, kind, moves},
 };
 
 /// Bytes of a stored block: its objects are whole pages.
@@ -397,7 +397,7 @@ fn settings_are_read_again_while_clients_are_served() {
     rig.configure(|settings| {
         settings.users = vec![4_000_000];
         settings.sessions_max = 1;
-        settings.bandwidth.insert(uid, (256 << 10).try_into().unwrap());
+        settings.limits.insert(uid, moves((256 << 10).try_into().unwrap()));
     });
     let (status, answer) = store.ask("POST", "/reload", "");
     assert_eq!((status, &*answer), (200, r#"{"changed":["users","clients","limit"]}"#));

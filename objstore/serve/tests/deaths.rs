@@ -92,7 +92,8 @@ fn serve(dir: &Path, stack: Stack, users: Vec<u32>) -> Server {
         // Killed clients count until the server notices it, late on a busy machine.
         sessions_max: 1000,
         pool_bytes_max: 1 << 30,
-        bandwidth: BTreeMap::new(),
+        limits: BTreeMap::new(),
+        hold_max: Duration::from_secs(600),
         pins: PinLimits::default(),
         token: None,
     };

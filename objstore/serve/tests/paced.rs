@@ -226,7 +226,7 @@ fn what_waits_is_counted_and_dropped_with_its_client() {
 fn a_limit_counts_layers_that_wait() {
     let uid = rustix::process::geteuid().as_raw();
     let bandwidth = BTreeMap::from([(uid, NonZeroU64::new(1 << 6).unwrap())]);
-    let rig = Rig::with(TempDir::new().unwrap(), |options| options.settings.bandwidth = bandwidth);
+    let rig = Rig::limited(TempDir::new().unwrap(), 4, bandwidth);
     Pacing::default().pace(&rig.plane).unwrap();
     let client = rig.client();
     let save = begin_save(&client, 0..1, 0);

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
-use kv_catalog::{CatalogError, NamespaceId, Write};
+use kv_catalog::{CatalogError, FileId, NamespaceId, Write};
 
 use super::{Inner, handles::Held, lock};
 use crate::{error::StoreError, plane::JobDone};
@@ -61,6 +61,11 @@ impl Reservation {
     #[must_use]
     pub fn accepted(&self) -> usize {
         self.write.positions.len()
+    }
+
+    /// Returns the file of each of these blocks.
+    pub fn files(&self) -> impl Iterator<Item = FileId> {
+        self.write.positions.iter().map(|position| position.file)
     }
 
     /// Returns true if the block at this position is to be written for this reservation.

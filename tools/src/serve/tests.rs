@@ -44,15 +44,45 @@ fn plan(text: &str) -> Result<Plan, Problem> {
 fn a_configuration_is_taken_as_it_is() {
     let Plan { fixed, settings } = plan(GOOD).unwrap();
     assert_eq!((fixed.socket.to_str(), fixed.http), (Some("/run/ripieno/ripieno.sock"), None));
-    let Settings { users, sessions_max, pool_bytes_max, bandwidth, pins, token } = settings;
+    let Settings { users, sessions_max, pool_bytes_max, limits, hold_max, pins, token } = settings;
     assert_eq!((users, sessions_max, pool_bytes_max), (vec![1001], 8, 2 << 30));
-    assert_eq!(bandwidth, BTreeMap::from([(1001, NonZeroU64::new(1 << 30).unwrap())]));
+    let bandwidth = NonZeroU64::new(1 << 30);
+    let limit = UserLimits { bandwidth, ..UserLimits::default() };
+    assert_eq!((limits, hold_max.as_secs()), (BTreeMap::from([(1001, limit)]), 600));
     assert_eq!((pins.bytes, pins.ttl.as_secs(), token), (Some(10 << 30), 3600, None));
     assert!(!fixed.store.pacing);
     let short = GOOD.replace("users = [1001]\nclients = 8\npool_max = \"2GiB\"\n", "");
     let short = short.replace("[pins]\nbytes = \"10GiB\"\nttl_max = 3600\n", "");
     let Settings { users, sessions_max, pins, .. } = plan(&short).unwrap().settings;
     assert_eq!((users, sessions_max, pins), (Vec::new(), 64, PinLimits::default()));
+}
+
+#[test]
+fn a_user_has_limits_of_all_kinds() {
+    let all = "clients = 2\nnamespaces = 3\nstored = \"4KiB\"\nheld = \"5KiB\"\npins = \"6KiB\"\n\
+               memory = \"7KiB\"";
+    let with = |keys: &str| plan(&GOOD.replace("bandwidth = \"1GiB\"", keys));
+    let limits = UserLimits {
+        clients: Some(2),
+        namespaces: Some(3),
+        stored_bytes: Some(4 << 10),
+        held_bytes: Some(5 << 10),
+        pinned_bytes: Some(6 << 10),
+        memory_bytes: Some(7 << 10),
+        bandwidth: None,
+    };
+    assert_eq!(with(all).unwrap().settings.limits, BTreeMap::from([(1001, limits)]));
+    for (keys, why) in [
+        ("", "user 1001 has none"),
+        ("bandwidth = \"0\"", "more than 0 bytes a second"),
+        ("held = \"much\"", "held of user 1001"),
+    ] {
+        let error = with(keys).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    let hold = |text: &str| plan(&GOOD.replace("clients = 8", text));
+    assert_eq!(hold("hold_max = 5").unwrap().settings.hold_max.as_secs(), 5);
+    assert!(hold("hold_max = 0").unwrap_err().to_string().contains("hold_max"));
 }
 
 #[test]

@@ -146,7 +146,16 @@ impl Catalog {
     pub(super) fn evict_from(&mut self, namespace: Option<NamespaceId>, files: u32) -> u32 {
         let all = 0..self.index.tenants.all.len() as u32;
         let slots = namespace.map(|id| self.index.tenants.slot(id)).map_or(all, |at| at..at + 1);
+        self.evict_in(slots, files)
+    }
+
+    /// Same, of the namespaces in some slots.
+    pub(super) fn evict_in(&mut self, slots: impl IntoIterator<Item = u32>, files: u32) -> u32 {
+        if files == 0 {
+            return 0;
+        }
         let mut victims = Vec::new();
+        let slots = slots.into_iter();
         let mut next: BinaryHeap<Next> =
             slots.filter_map(|slot| self.next_victim(self.index.tenants.id(slot))).collect();
         while victims.len() < files as usize
@@ -167,10 +176,10 @@ impl Catalog {
         Some(Next { candidate, namespace })
     }
 
-    /// Returns the next victim of all namespaces.
-    pub(super) fn least_valuable(&mut self) -> Option<Next> {
-        let all = 0..self.index.tenants.all.len() as u32;
-        all.filter_map(|slot| self.next_victim(self.index.tenants.id(slot))).max()
+    /// Returns the next victim of the namespaces in some slots.
+    pub(super) fn least_valuable(&mut self, slots: impl IntoIterator<Item = u32>) -> Option<Next> {
+        let slots = slots.into_iter();
+        slots.filter_map(|slot| self.next_victim(self.index.tenants.id(slot))).max()
     }
 
     /// Returns the number of files, up to `wanted`, that can be written without an eviction, now or

@@ -36,6 +36,19 @@ pub enum CatalogError {
         /// Namespaces allowed.
         max: u32,
     },
+    /// A user has as many namespaces as he may, and all are used.
+    #[error(
+        "namespace {label:?} is new, and each of the {max} namespaces that user {user} may have is \
+         in use, or has pins, a quota or a weight; end their use, or raise the limit of the user"
+    )]
+    OwnNamespaces {
+        /// Label of the new one.
+        label: String,
+        /// The user.
+        user: u32,
+        /// Namespaces allowed.
+        max: u32,
+    },
     /// A weight of zero would never receive space.
     #[error("a namespace's weight is zero; give at least 1")]
     Weight,

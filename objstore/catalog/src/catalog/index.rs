@@ -11,7 +11,7 @@ mod usage;
 pub use self::{
     entry::{Entry, State},
     snapshot::SnapshotCursor,
-    tenants::Tenants,
+    tenants::{Tenant, Tenants},
     usage::{CatalogCounts, StoredFile, Usage},
 };
 

@@ -11,7 +11,7 @@ use super::{Catalog, CatalogConfig, CatalogError, ReferenceId};
 use crate::{ids::NamespaceId, key::BlockKey};
 
 /// Pins at a time.
-const PINS_MAX: usize = 4096;
+pub const PINS_MAX: usize = 4096;
 
 /// Limits of all pins together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -231,6 +231,12 @@ impl Pins {
         let pins: Vec<PinStatus> = self.all.iter().map(status).collect();
         let bytes = pins.iter().map(|pin| pin.bytes).sum();
         PinList { pins, bytes, bytes_max: limits.bytes.unwrap_or(half) }
+    }
+
+    /// See [`Catalog::pins_of`].
+    pub(super) fn of(&self, is_owner: impl Fn(u64) -> bool) -> (usize, u64) {
+        let own = self.all.values().filter(|pin| is_owner(pin.owner));
+        own.fold((0, 0), |(pins, bytes), pin| (pins + 1, bytes + pin.bytes))
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -2,8 +2,17 @@
 
 use std::sync::Arc;
 
-use super::{Catalog, CatalogError};
+use super::{Catalog, CatalogError, index::Tenant};
 use crate::{ids::NamespaceId, namespace::Namespace, record::LABEL_BYTES_MAX};
+
+/// A user of a server, to whom namespaces count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// The user's number.
+    pub user: u32,
+    /// Namespaces that he may have at a time.
+    pub namespaces_max: u32,
+}
 
 impl Catalog {
     /// Returns the namespace of this descriptor. A new one is registered without a quota, weight 1.
@@ -15,36 +24,133 @@ impl Catalog {
     /// Returns [`CatalogError::Label`], [`CatalogError::Namespaces`] or
     /// [`CatalogError::Recovering`].
     pub fn namespace(&mut self, descriptor: &Namespace) -> Result<NamespaceId, CatalogError> {
+        self.namespace_of(descriptor, None)
+    }
+
+    /// Same as [`Catalog::namespace`], for a user, to whom the files of a namespace count that he
+    /// names first. If he has as many as he may, or there is no room, a new one replaces the least
+    /// recently registered of his own that is not kept, has no block being written, no pins, no
+    /// quota, and weight 1: its blocks are dropped.
+    ///
+    /// # Errors
+    /// Same as [`Catalog::namespace`], and [`CatalogError::OwnNamespaces`].
+    pub fn namespace_of(
+        &mut self,
+        descriptor: &Namespace,
+        owner: Option<Owner>,
+    ) -> Result<NamespaceId, CatalogError> {
         self.check_recovered()?;
         if descriptor.label.len() > LABEL_BYTES_MAX {
             let bytes = descriptor.label.len();
             return Err(CatalogError::Label { bytes, max: LABEL_BYTES_MAX });
         }
         let digest = descriptor.digest();
-        if let Some(id) = self.index.tenants.by_digest.get(&digest) {
-            return Ok(*id);
+        let user = owner.map(|owner| owner.user);
+        if let Some(id) = self.index.tenants.by_digest.get(&digest).copied() {
+            if let (Some(_), None) = (user, self.index.tenants.get_mut(id).owner) {
+                self.index.tenants.get_mut(id).owner = user;
+                self.log_namespace(id);
+            }
+            return Ok(id);
         }
-        let (tenants, max) = (&self.index.tenants, self.config.namespaces_max);
-        let slots = tenants.all.len() as u32;
-        let slot = if slots < max { Some(slots) } else { self.unused_slot() };
-        let (id, label) = (slot.and_then(|slot| tenants.next_id(slot)), descriptor.label.clone());
-        let Some(id) = id else { return Err(CatalogError::Namespaces { label, max }) };
+        let (label, max) = (descriptor.label.clone(), self.config.namespaces_max);
+        let Some(id) = self.free_slot(owner).and_then(|slot| self.index.tenants.next_id(slot))
+        else {
+            return Err(match owner {
+                Some(Owner { user, namespaces_max }) if self.owned(user) >= namespaces_max => {
+                    CatalogError::OwnNamespaces { label, user, max: namespaces_max }
+                }
+                _ => CatalogError::Namespaces { label, max },
+            });
+        };
         self.index.register(id, digest, label);
+        self.index.tenants.get_mut(id).owner = user;
         self.log_namespace(id);
         Ok(id)
     }
 
-    /// Returns the slot of the least recently registered namespace that is not used in any way.
-    fn unused_slot(&self) -> Option<u32> {
+    /// Returns the number of namespaces whose files count to a user.
+    fn owned(&self, user: u32) -> u32 {
+        self.index.tenants.all.iter().filter(|tenant| tenant.owner == Some(user)).count() as u32
+    }
+
+    /// Returns a slot for a new namespace.
+    fn free_slot(&self, owner: Option<Owner>) -> Option<u32> {
+        let tenants = &self.index.tenants;
+        let is_empty = |tenant: &Tenant| tenants.held(*tenant.id) == 0;
+        let Some(Owner { user, namespaces_max }) = owner else {
+            return self.slot_beyond().or_else(|| self.unused_slot(is_empty));
+        };
+        let is_own = |tenant: &Tenant| {
+            let writing = tenants.spaces[tenant.space as usize].writing;
+            tenant.owner == Some(user) && writing == 0
+        };
+        let other = match self.owned(user) < namespaces_max {
+            true => self.slot_beyond().or_else(|| self.unused_slot(is_empty)),
+            false => None,
+        };
+        other.or_else(|| self.unused_slot(is_own))
+    }
+
+    /// Returns the slot behind the last one, if there may be another one.
+    fn slot_beyond(&self) -> Option<u32> {
+        let slots = self.index.tenants.all.len() as u32;
+        (slots < self.config.namespaces_max).then_some(slots)
+    }
+
+    /// Returns the slot of the least recently registered namespace that `may_go`, and that nobody
+    /// uses or has given a property.
+    fn unused_slot(&self, may_go: impl Fn(&Tenant) -> bool) -> Option<u32> {
         let tenants = &self.index.tenants;
         let unused = tenants.all.iter().filter(|tenant| {
             let is_plain = tenant.quota.is_none() && tenant.weight == 1;
             is_plain
                 && Arc::strong_count(&tenant.id) == 1
-                && tenants.held(*tenant.id) == 0
+                && may_go(tenant)
                 && !self.pins.are_in(*tenant.id)
         });
         unused.map(|tenant| *tenant.id).min().map(|id| tenants.slot(id))
+    }
+
+    /// Limits the files of all namespaces of a user together, as [`Catalog::set_quota`] limits
+    /// those of one. It ends with the process.
+    ///
+    /// # Errors
+    /// Returns [`CatalogError::Recovering`].
+    pub fn limit_owner(&mut self, user: u32, files: Option<u32>) -> Result<(), CatalogError> {
+        self.check_recovered()?;
+        match files {
+            None => _ = self.owner_limits.remove(&user),
+            Some(files) => {
+                self.owner_limits.insert(user, files);
+                let own = self.slots_of(user);
+                let excess = self.held_in(&own).saturating_sub(files);
+                self.evict_in(own, excess);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the slots of a user's namespaces.
+    fn slots_of(&self, user: u32) -> Vec<u32> {
+        let all = (0..).zip(&self.index.tenants.all);
+        all.filter(|(_, tenant)| tenant.owner == Some(user)).map(|(slot, _)| slot).collect()
+    }
+
+    /// Returns the files of the namespaces in some slots.
+    pub(super) fn held_in(&self, slots: &[u32]) -> u32 {
+        let tenants = &self.index.tenants;
+        slots.iter().map(|slot| tenants.held(tenants.id(*slot))).sum()
+    }
+
+    /// Returns the limits that a namespace's files count against: the slots that each is about, and
+    /// the files that these may have.
+    pub(super) fn limits_of(&self, namespace: NamespaceId) -> Vec<(Vec<u32>, u32)> {
+        let tenants = &self.index.tenants;
+        let tenant = tenants.get(namespace).expect("the caller checked it");
+        let own = tenant.quota.map(|files| (vec![tenants.slot(namespace)], files));
+        let user = tenant.owner.and_then(|user| Some((user, *self.owner_limits.get(&user)?)));
+        own.into_iter().chain(user.map(|(user, files)| (self.slots_of(user), files))).collect()
     }
 
     /// Returns the number of a namespace, which stays its own as long as a clone of it exists.

@@ -137,10 +137,10 @@ impl Catalog {
         let tenant = self.index.tenants.get_mut(namespace);
         tenant.refused += u64::from(wanted - admitted);
         let mut allowed = admitted;
-        if let Some(quota) = tenant.quota {
-            let held = self.index.tenants.held(namespace);
-            self.evict_from(Some(namespace), (held + allowed).saturating_sub(quota));
-            allowed = allowed.min(quota.saturating_sub(self.index.tenants.held(namespace)));
+        for (slots, limit) in self.limits_of(namespace) {
+            let held = self.held_in(&slots);
+            self.evict_in(slots.iter().copied(), (held + allowed).saturating_sub(limit));
+            allowed = allowed.min(limit.saturating_sub(self.held_in(&slots)));
         }
         self.make_room(allowed);
         let mut files = Vec::with_capacity(allowed as usize);
@@ -152,17 +152,21 @@ impl Catalog {
     /// Returns how many leading keys are worth more than what is evicted for them.
     fn admit(&mut self, namespace: NamespaceId, missing: &[BlockKey]) -> u32 {
         let wanted = missing.len() as u32;
-        let tenants = &self.index.tenants;
-        let tenant = tenants.get(namespace).expect("the caller checked it");
-        let held = tenants.held(namespace);
-        let (space, own) = (tenant.space, tenant.quota.map(|quota| quota.saturating_sub(held)));
-        let room = self.spare_files(wanted).min(own.unwrap_or(u32::MAX));
+        let tenant = self.index.tenants.get(namespace).expect("the caller checked it");
+        let space = tenant.space;
+        let limits = self.limits_of(namespace).into_iter().map(|(slots, limit)| {
+            let room = limit.saturating_sub(self.held_in(&slots));
+            (room, slots)
+        });
+        let tightest = limits.min();
+        let own = tightest.as_ref().map_or(u32::MAX, |(room, _)| *room);
+        let room = self.spare_files(wanted).min(own);
         if room >= wanted {
             return wanted;
         }
-        let victim = match own {
-            Some(own) if own < wanted => self.next_victim(namespace),
-            _ => self.least_valuable(),
+        let victim = match tightest {
+            Some((own, slots)) if own < wanted => self.least_valuable(slots),
+            _ => self.least_valuable(0..self.index.tenants.all.len() as u32),
         };
         victim.map_or(wanted, |it| self.index.admit(space, missing, room, it.candidate) as u32)
     }

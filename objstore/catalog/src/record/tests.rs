@@ -25,6 +25,7 @@ impl Owned {
                 quota_files: Some(a).filter(|_| c % 2 == 0),
                 weight: c,
                 label: &self.label,
+                owner: Some(b).filter(|_| c % 4 < 2),
             },
             1 => Record::Commit {
                 file,
@@ -177,9 +178,12 @@ fn bytes_are_where_the_document_says() {
     assert_eq!(commit[..12], [2, 0, 12, 0, 1, 2, 0, 0, 3, 0, 0, 0]);
     assert_eq!((&commit[12..44], &commit[44..]), (&[7; 32][..], &[5, 0, 0, 0, 6, 0, 0, 0][..]));
     let (digest, label) = ([9; 32], "abcde");
-    let (quota_files, weight) = (None, 4);
-    let new =
-        bytes(Record::Namespace { id: namespace, digest, epoch: 8, quota_files, weight, label });
+    let (id, quota_files, weight) = (namespace, None, 4);
+    let of = |owner| {
+        bytes(Record::Namespace { id, digest, epoch: 8, quota_files, weight, label, owner })
+    };
+    let (new, owned) = (of(None), of(Some(1001)));
+    assert_eq!((owned[2], &owned[4..68], &owned[68..]), (17, &new[4..], &[0xE9, 3, 0, 0][..]));
     assert_eq!(new[..12], [1, 0, 16, 0, 3, 0, 0, 0, 255, 255, 255, 255]);
     assert_eq!((&new[12..20], &new[20..52]), (&[4, 0, 0, 0, 5, 0, 0, 0][..], &digest[..]));
     assert_eq!((new[52], &new[60..]), (8, b"abcde\0\0\0".as_slice()));

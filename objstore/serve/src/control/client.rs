@@ -11,7 +11,11 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::Refused;
-use crate::{error::ServeError, http, protocol};
+use crate::{
+    error::ServeError,
+    http,
+    protocol::{self, Answer},
+};
 
 /// Time for an answer: longer than the server needs to read what it compares at a time.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
@@ -80,7 +84,13 @@ impl Control {
         );
         let answer = self.exchange(&[head.as_bytes(), &body].concat())?;
         let parsed = http::parse_answer(&answer);
-        let (status, body) = parsed.ok_or_else(|| lost("it is no answer of HTTP".to_owned()))?;
+        let Some((status, body)) = parsed else {
+            // The server turns connections away before it knows what they are.
+            return Err(match protocol::receive_from(&answer) {
+                Some(Answer::Refused { kind, message }) => ServeError::Refused { kind, message },
+                _ => lost("it is no answer of HTTP".to_owned()),
+            });
+        };
         let text = String::from_utf8_lossy(body).into_owned();
         if status == 200 {
             return Ok(text);

@@ -1,6 +1,6 @@
 //! The requests of control, and what each does.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, sync::PoisonError, time::Duration};
 
 use nvme_driver::Nanos;
 use objstore::{BlockId, BlockKey, NamespaceId, NewPin, Prefix, Store, StoreError};
@@ -8,10 +8,11 @@ use ripieno_stack::{Request, StackError};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    BlockChecksums, BlockState, Blocks, ChecksumList, ChecksumsAsked, Hints, Key, Named, PinAnswer,
-    PinAsked, QuotaAsked, QuotaStatus, Whole, hints,
+    BlockChecksums, BlockState, Blocks, ChecksumList, ChecksumsAsked, Hints, Key, Named, Outcome,
+    PinAnswer, PinAsked, QuotaAsked, QuotaStatus, Whole, hints,
 };
 use crate::{
+    account::Account,
     error::RefusalKind,
     http::{Asked, Reply},
     refusal::{Refusal, inclusive},
@@ -151,6 +152,33 @@ impl Shared {
         Ok(self.stack.store().pin_for(new, &self.settings().pins)?)
     }
 
+    /// Same for a client, within the limits of its user.
+    pub(crate) fn pin_of(&self, account: &Account, new: NewPin<'_>) -> Result<PinAnswer, Refusal> {
+        let _alone = account.pinning.lock().unwrap_or_else(PoisonError::into_inner);
+        let own: BTreeSet<u64> = {
+            let state = self.state();
+            let of_user = state.sessions.iter().filter(|(_, it)| it.peer.uid == account.uid);
+            of_user.map(|(number, _)| *number).collect()
+        };
+        let (pins, bytes) = self.stack.store().pins_of(|owner| own.contains(&owner));
+        let (share, uid) = (account.share(), account.uid);
+        let room = match pins < share.pins {
+            true => share.pinned_bytes.saturating_sub(bytes),
+            false => 0,
+        };
+        let asked = new.bytes_max.unwrap_or(u64::MAX);
+        let mut answer = self.pin_for(&NewPin { bytes_max: Some(asked.min(room)), ..new })?;
+        if room < asked && matches!(answer.outcome, Outcome::Rejected | Outcome::Clipped) {
+            let why = format!(
+                "user {uid} has {pins} of {} pins, of {bytes} of {} bytes; end some, or raise \
+                 `pins` in the user's [[limit]]",
+                share.pins, share.pinned_bytes
+            );
+            answer.reason = Some(answer.reason.map_or(why.clone(), |it| format!("{it}; {why}")));
+        }
+        Ok(answer)
+    }
+
     /// Ends a pin.
     pub(crate) fn unpin(&self, number: u64) -> Result<Blocks, Refusal> {
         let ended = self.stack.store().end_pins(Some(number), None);
@@ -240,8 +268,6 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     #[test]

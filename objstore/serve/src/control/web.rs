@@ -15,8 +15,8 @@ use crate::{
 pub(crate) enum Access {
     /// By the user of its process.
     User(u32),
-    /// By the token in each request.
-    Token,
+    /// By the token in each request; the number of the connection.
+    Token(u64),
 }
 
 /// Answers the requests of a connection, until it ends or one is refused as a message. `from` names
@@ -29,8 +29,13 @@ pub(crate) fn serve<S: AsFd>(
 ) -> io::Result<()> {
     let mut link = Link::new(socket);
     loop {
-        let asked = match link.receive()? {
-            Received::Request(asked) => asked,
+        let received = link.receive(|asked| admit(shared, access, asked))?;
+        let (asked, reply) = match received {
+            Received::Request(asked) => {
+                let reply = routes::answer(shared, &asked);
+                (asked, reply)
+            }
+            Received::Denied(asked, refusal) => (asked, Err(refusal)),
             Received::End => return Ok(()),
             Received::Refused(status, why) => {
                 shared.log_refusal(from, "a message", &why);
@@ -40,14 +45,13 @@ pub(crate) fn serve<S: AsFd>(
                 return Ok(());
             }
         };
-        let reply = admit(shared, access, &asked).and_then(|()| routes::answer(shared, &asked));
         let is_last = asked.is_last || reply.is_err();
         let reply = reply.unwrap_or_else(|refusal| {
             let Refusal { kind, message } = refusal;
             let what = format!("{} {:.100}", asked.method, asked.path);
             shared.log_refusal(from, &what, &message);
             shared.note_failure(kind, &message);
-            let is_unknown = kind == RefusalKind::Denied && matches!(access, Access::Token);
+            let is_unknown = kind == RefusalKind::Denied && matches!(access, Access::Token(_));
             let status = if is_unknown { 401 } else { status_of(kind) };
             refused(status, kind, message)
         });
@@ -70,11 +74,14 @@ fn admit(shared: &Shared, access: Access, asked: &Asked) -> Result<(), Refusal> 
     match access {
         Access::User(uid) if shared.is_controller(uid) => Ok(()),
         Access::User(uid) => denied(format!("user {uid} does not control this server")),
-        Access::Token => {
+        Access::Token(number) => {
             let settings = shared.settings();
             let given = asked.authorization.as_deref().and_then(|it| it.strip_prefix("Bearer "));
             match (settings.token.as_deref(), given) {
-                (Some(token), Some(given)) if is_same(token.as_bytes(), given.as_bytes()) => Ok(()),
+                (Some(token), Some(given)) if is_same(token.as_bytes(), given.as_bytes()) => {
+                    shared.state().doors.know(number);
+                    Ok(())
+                }
                 (_, Some(_)) => denied("the token is another one".to_owned()),
                 (_, None) => denied("a token is needed: Authorization: Bearer TOKEN".to_owned()),
             }

@@ -18,7 +18,7 @@ use nvme_emu::Emu;
 use objstore::{KvShape, Plane, StoreOptions};
 use ripieno_serve::{
     Client, Control, ControlAddress, PinLimits, RefusalKind, Reload, ServeError, Server,
-    ServerOptions, Settings,
+    ServerOptions, Settings, UserLimits,
     control::Status,
     protocol::{Answer, Call, VERSION},
 };
@@ -54,11 +54,12 @@ impl Rig {
         Self::limited(dir, 4, BTreeMap::new())
     }
 
-    /// Runs a server for so many clients, with these limits.
+    /// Runs a server for so many clients, with these limits of bandwidth.
     pub fn limited(dir: TempDir, sessions_max: u32, bandwidth: BTreeMap<u32, NonZeroU64>) -> Self {
         Self::with(dir, |options| {
             options.settings.sessions_max = sessions_max;
-            options.settings.bandwidth = bandwidth;
+            options.settings.limits =
+                bandwidth.into_iter().map(|(uid, bytes_s)| (uid, moves(bytes_s))).collect();
         })
     }
 
@@ -190,13 +191,19 @@ pub fn socket(dir: &Path) -> PathBuf {
     dir.join("ripieno.sock")
 }
 
+/// Returns a limit of bandwidth only.
+pub fn moves(bytes_s: NonZeroU64) -> UserLimits {
+    UserLimits { bandwidth: Some(bytes_s), ..UserLimits::default() }
+}
+
 /// Returns the options of a server for four clients of its own user.
 pub fn options(socket: PathBuf) -> ServerOptions {
     let settings = Settings {
         users: Vec::new(),
         sessions_max: 4,
         pool_bytes_max: 64 << 20,
-        bandwidth: BTreeMap::new(),
+        limits: BTreeMap::new(),
+        hold_max: Duration::from_secs(600),
         pins: PinLimits::default(),
         token: None,
     };

@@ -4,13 +4,9 @@
 //! other. A client that sends nothing is dropped after a second.
 
 use std::{
-    fs, io,
+    io,
     net::TcpListener,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::{fs::FileTypeExt as _, net::UnixListener, net::UnixStream},
-    },
-    path::{Path, PathBuf},
+    os::fd::{AsFd, OwnedFd},
     sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
@@ -23,7 +19,7 @@ use rustix::{
 };
 
 use super::{ComputeSaved, MetricsAddress, MetricsPage};
-use crate::error::StackError;
+use crate::{error::StackError, socket_file::SocketFile};
 
 /// Longest pause of a client.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -39,6 +35,8 @@ pub struct Endpoint {
     thread: Option<JoinHandle<()>>,
     address: MetricsAddress,
     compute_saved: Arc<ComputeSaved>,
+    /// Of a Unix socket; dropped after the thread has ended.
+    _file: Option<SocketFile>,
 }
 
 impl Endpoint {
@@ -64,7 +62,7 @@ impl Endpoint {
         store: Option<Store>,
     ) -> Result<Self, StackError> {
         let failed = |source| StackError::Metrics { address: address.to_string(), source };
-        let (listener, address) = listen(address).map_err(failed)?;
+        let (listener, address, file) = listen(address).map_err(failed)?;
         let listener = Arc::new(listener);
         let mut page = MetricsPage::of(plane, store);
         let (mine, compute_saved) = (listener.clone(), page.compute_saved.clone());
@@ -84,7 +82,7 @@ impl Endpoint {
         };
         let thread = thread::Builder::new().name("ripieno metrics".to_owned()).spawn(serve);
         let thread = Some(thread.map_err(StackError::Watch)?);
-        Ok(Self { listener, thread, address, compute_saved })
+        Ok(Self { listener, thread, address, compute_saved, _file: file })
     }
 
     /// Returns the address, with the port that the system chose in place of port 0.
@@ -106,34 +104,21 @@ impl Drop for Endpoint {
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
         // A panic was reported when it happened.
         let _ = self.thread.take().map(JoinHandle::join);
-        if let MetricsAddress::Unix(path) = &self.address {
-            let _ = fs::remove_file(path);
-        }
     }
 }
 
-fn listen(address: &MetricsAddress) -> io::Result<(OwnedFd, MetricsAddress)> {
+fn listen(address: &MetricsAddress) -> io::Result<(OwnedFd, MetricsAddress, Option<SocketFile>)> {
     match address {
         MetricsAddress::Tcp(address) => {
             let listener = TcpListener::bind(address)?;
             let address = MetricsAddress::Tcp(listener.local_addr()?);
-            Ok((listener.into(), address))
+            Ok((listener.into(), address, None))
         }
         MetricsAddress::Unix(path) => {
-            remove_stale(path)?;
-            Ok((UnixListener::bind(path)?.into(), MetricsAddress::Unix(PathBuf::from(path))))
+            let (listener, file) = SocketFile::bind(path)?;
+            Ok((listener.into(), MetricsAddress::Unix(path.clone()), Some(file)))
         }
     }
-}
-
-/// Removes a socket that a killed process left behind.
-fn remove_stale(path: &Path) -> io::Result<()> {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    if is_socket && UnixStream::connect(path).is_err_and(refused) {
-        fs::remove_file(path)?;
-    }
-    Ok(())
 }
 
 /// Reads a request and answers it.

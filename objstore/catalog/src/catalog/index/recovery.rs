@@ -121,7 +121,8 @@ impl Index {
     }
 
     fn apply_namespace(&mut self, record: &Record<'_>) -> Result<(), &'static str> {
-        let Record::Namespace { id, digest, epoch, quota_files, weight, label } = *record else {
+        let Record::Namespace { id, digest, epoch, quota_files, weight, label, owner } = *record
+        else {
             unreachable!("the caller looked");
         };
         if weight == 0 {
@@ -142,6 +143,7 @@ impl Index {
             return Err("goes back to an earlier epoch");
         }
         (tenant.epoch, tenant.quota, tenant.weight) = (epoch, quota_files, weight);
+        tenant.owner = owner;
         label.clone_into(&mut tenant.label);
         Ok(())
     }

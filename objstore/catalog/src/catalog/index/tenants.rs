@@ -19,6 +19,8 @@ pub struct Tenant {
     pub former: Vec<u32>,
     pub quota: Option<u32>,
     pub weight: u32,
+    /// The user to whom its files count.
+    pub owner: Option<u32>,
     pub asked: u64,
     pub hits: u64,
     pub committed: u64,
@@ -36,6 +38,7 @@ impl Tenant {
             quota_files: self.quota,
             weight: self.weight,
             label: &self.label,
+            owner: self.owner,
         }
     }
 }
@@ -95,6 +98,7 @@ impl Tenants {
             former: Vec::new(),
             quota: None,
             weight: 1,
+            owner: None,
             asked: 0,
             hits: 0,
             committed: 0,

@@ -16,7 +16,7 @@ fn recovered(records: &[Record<'_>]) -> Result<Catalog, CatalogError> {
 
 fn namespace(id: u32, digest: u8) -> Record<'static> {
     let (id, digest) = (NamespaceId(id), [digest; 32]);
-    Record::Namespace { id, digest, epoch: 3, quota_files: None, weight: 1, label: "" }
+    Record::Namespace { id, digest, epoch: 3, quota_files: None, weight: 1, label: "", owner: None }
 }
 
 fn commit(file: u32, key_number: u32, checksums: &[u32]) -> Record<'_> {
@@ -34,6 +34,7 @@ fn records_that_contradict_those_before_are_refused() {
         quota_files: None,
         weight: 0,
         label: "",
+        owner: None,
     };
     for (record, problem) in [
         (namespace(0, 2), "has another digest than before"),

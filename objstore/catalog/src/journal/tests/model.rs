@@ -99,7 +99,7 @@ impl Model {
 
 fn namespace(id: NamespaceId, epoch: u64) -> Record<'static> {
     let (digest, quota_files, weight) = ([id.0 as u8; 32], None, 100);
-    Record::Namespace { id, digest, epoch, quota_files, weight, label: "tenant" }
+    Record::Namespace { id, digest, epoch, quota_files, weight, label: "tenant", owner: None }
 }
 
 fn commit<'a>(
