@@ -27,3 +27,4 @@ mod store;
 mod stream_faults;
 mod streams;
 mod threads;
+mod two_commits;

@@ -25,7 +25,8 @@ def made_in(
 
     Raises InvalidError if no capacity is left, and lists the other stores in the directory.
     """
-    os.makedirs(path, exist_ok=True)
+    # Who may write to it may put other files into the place of a store's.
+    os.makedirs(path, mode=0o700, exist_ok=True)
     with _locked(path):
         others = {
             other: size for other, size in sizes(path).items() if _family(other) != _family(name)

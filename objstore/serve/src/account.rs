@@ -4,7 +4,7 @@
 //! runs out counts to the user. What a client takes is a [`Charge`], given back when it is dropped.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     num::NonZeroU64,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -156,10 +156,11 @@ impl Account {
         let mut state = self.state();
         let positions = ranks.iter().map(|files| files.len()).max().unwrap_or(0);
         let (mut files, mut memory) = (state.left(Resource::Files), state.left(Resource::Memory));
-        let (mut named, mut fits) = (Vec::new(), 0);
+        let (mut named, mut known, mut fits) = (Vec::new(), HashSet::new(), 0);
         for at in 0..positions {
             let of_ranks = ranks.iter().filter_map(|files| files.get(at).copied());
-            let new = of_ranks.clone().filter(|file| !state.held.contains_key(file)).count() as u64;
+            let is_new = |file: &FileId| !state.held.contains_key(file) && known.insert(*file);
+            let new = of_ranks.clone().filter(is_new).count() as u64;
             let bytes = of_ranks.clone().count() as u64 * POSITION_BYTES;
             if new > files || bytes > memory {
                 break;
@@ -330,11 +331,12 @@ mod tests {
         // A file that is held already is held again for nothing.
         account.set_share(Share { held_files: 3, ..share });
         let files = [5, 6, 7, 8].map(FileId);
-        let (positions, one) = account.hold_files(&[&files[..2], &files[..2]]).unwrap();
-        assert_eq!(positions, 2);
+        let (positions, one) = account.hold_files(&[&files[..1], &files[1..2]]).unwrap();
+        assert_eq!(positions, 1);
         let (positions, mut other) = account.hold_files(&[&files]).unwrap();
         assert_eq!(positions, 3);
         assert!(account.hold_files(&[&files[3..]]).is_err());
+        assert_eq!(account.hold_files(&[&[files[2]; 5]]).unwrap().0, 5, "one file");
         drop(one);
         assert!(account.hold_files(&[&files[3..]]).is_err(), "the other one holds them, too");
         other.name(files[2..3].to_vec());

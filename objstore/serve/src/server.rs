@@ -579,7 +579,7 @@ impl Connection<'_> {
                 Received::End => return Ok(()),
                 Received::Malformed(why) => return self.malformed(&why),
             };
-            let _calling = session.calling();
+            let calling = session.calling();
             let answered = match call {
                 Call::Pin { namespace, keys, ttl_s, bytes_max, wait } => {
                     let (keys, ttl) = (&keys.0[..], Duration::from_secs(ttl_s));
@@ -592,6 +592,7 @@ impl Connection<'_> {
                     Err(Refusal::new(RefusalKind::Argument, "the session has begun already"))
                 }),
             };
+            drop(calling);
             match answered {
                 Ok(answer) => protocol::send(self.stream, &answer, None)?,
                 Err(refusal) => {

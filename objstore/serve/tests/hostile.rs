@@ -14,6 +14,7 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 
+use ripieno_serve::{Control, ControlAddress, control::Status};
 use ripieno_testkit::{WATCHDOG, until};
 
 use crate::{
@@ -112,28 +113,47 @@ fn a_slow_request_has_a_deadline() {
 fn connections_over_a_port_have_a_limit() {
     let rig = Rig::reloading();
     let address = rig.http.unwrap();
-    let hold =
-        || -> Vec<TcpStream> { (0..32).map(|_| TcpStream::connect(address).unwrap()).collect() };
-    let mut held = hold();
-    let refused = || {
+    let known = |held: &mut Vec<TcpStream>| {
         let mut stream = TcpStream::connect(address).unwrap();
-        let mut answer = Vec::new();
-        stream.set_read_timeout(Some(WATCHDOG)).unwrap();
-        let ended = stream.read_to_end(&mut answer).is_ok() && !answer.is_empty();
-        ended && split(&answer).0 == 503
+        let head = "GET /cache/pins HTTP/1.1\r\nAuthorization: Bearer a token of 16 bytes\r\n\r\n";
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut begin = [0; 12];
+        stream.read_exact(&mut begin).unwrap();
+        held.push(stream);
+        begin == *b"HTTP/1.1 200"
     };
-    // Idle ones end after some seconds: on a slow machine the first may have gone.
-    until("one more than 32 is refused", || {
-        let is_refused = refused();
-        if !is_refused {
-            held = hold();
-        }
-        is_refused
-    });
+    let mut held = Vec::new();
+    // Idle ones with the token stay for seconds: on a slow machine the first may have gone.
+    let taken = (0..1000).take_while(|_| known(&mut held)).count();
+    assert!(taken >= 32, "{taken} connections");
     // The socket is not held up.
-    assert!(rig.status().refused_requests >= 1);
-    held.pop().unwrap().shutdown(Shutdown::Both).unwrap();
-    until("a place becomes free", || !refused());
+    rig.status();
+}
+
+#[test]
+fn strangers_do_not_keep_the_token_out() {
+    let rig = Rig::reloading();
+    let address = rig.http.unwrap();
+    let control = ControlAddress::Tcp(address, "a token of 16 bytes".to_owned());
+    let mut silent = Vec::new();
+    for _ in 0..10 {
+        // More than there are places, none of which is given up.
+        silent.extend((0..48).map(|_| TcpStream::connect(address).unwrap()));
+        Control::new(control.clone()).get::<Status>("/status").unwrap();
+    }
+    assert!(rig.status().refused_requests >= 400);
+}
+
+#[test]
+fn the_token_is_looked_at_before_a_body() {
+    let rig = Rig::reloading();
+    let mut stream = TcpStream::connect(rig.http.unwrap()).unwrap();
+    // Nothing of the body is sent, and no word is waited for.
+    let head = "POST /hints HTTP/1.1\r\nContent-Length: 4000000\r\nAuthorization: Bearer wrong\r\n";
+    write!(stream, "{head}Expect: 100-continue\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(split(&answer).0, 401, "{}", String::from_utf8_lossy(&answer));
 }
 
 /// Pieces of requests, so that more than the first byte of them is read.

@@ -12,6 +12,7 @@ use std::{
 use objstore::{BlockId, BlockKey, KvShape, Layer, Namespace};
 use ripieno_serve::{
     Client, PoolLayout, RefusalKind, ServeError, Server, ServerOptions,
+    control::Status,
     protocol::{Answer, Call, Keys},
 };
 use ripieno_stack::Builder;
@@ -260,9 +261,13 @@ fn a_connection_that_is_refused_costs_no_session() {
     let space = client.namespace(&space("full")).unwrap();
     // With that of the client, as many as the server takes.
     let others: Vec<_> = (0..32).map(|_| UnixStream::connect(rig.socket()).unwrap()).collect();
-    let mut answer = String::new();
-    UnixStream::connect(rig.socket()).unwrap().read_to_string(&mut answer).unwrap();
-    assert!(answer.contains("there are 33 connections"), "{answer}");
+    let mut answer = Vec::new();
+    UnixStream::connect(rig.socket()).unwrap().read_to_end(&mut answer).unwrap();
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.contains("33 of the 33 connections"), "{answer}");
+    // A program that controls is told the same, and not that it is no answer.
+    let refused = rig.control().get::<Status>("/status").unwrap_err();
+    assert!(refused.to_string().contains("33 of the 33 connections"), "{refused}");
     thread::scope(|scope| {
         for _ in 0..8 {
             let lookups = || (0..20).for_each(|_| drop(client.lookup(space, &keys(0..4)).unwrap()));

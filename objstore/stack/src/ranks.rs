@@ -143,10 +143,11 @@ impl Ranks {
         options: &RanksOptions,
         clock: &Arc<dyn Clock>,
     ) -> Result<Self, StackError> {
-        fs::create_dir_all(dir).map_err(|error| {
+        store_dir::private().recursive(true).create(dir).map_err(|error| {
             let hint = "name a directory that you may write to";
             store_dir::os(dir, "making the directory", hint, error)
         })?;
+        store_dir::warn_of_others(dir);
         let found = store_dir::read_json::<Manifest>(dir, NAME, FIELD, VERSION)?;
         let found = match found.filter(|found| found.state == State::Ready) {
             Some(found) => found,
@@ -240,7 +241,10 @@ impl Ranks {
             Some(found) if found.state == State::Making => {
                 Err(StoreDirError::HalfMade { dir }.into())
             }
-            Some(manifest) => Ok(Self { dir, manifest }),
+            Some(manifest) => {
+                store_dir::warn_of_others(&dir);
+                Ok(Self { dir, manifest })
+            }
         }
     }
 

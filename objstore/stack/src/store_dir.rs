@@ -28,9 +28,12 @@ mod lock;
 mod manifest;
 
 use std::{
-    fs::{self, File},
+    fs::{self, DirBuilder, File},
     io,
-    os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
+    os::unix::fs::{
+        DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _,
+        PermissionsExt as _,
+    },
     path::{Path, PathBuf},
 };
 
@@ -106,7 +109,7 @@ impl StoreDir {
     /// Returns [`StoreDirError`]; only the lock is then left in `dir`.
     pub fn create(dir: &Path, options: &StoreDirOptions) -> Result<Self, StoreDirError> {
         let devices = devices(options)?;
-        let made = match fs::create_dir(dir) {
+        let made = match private().create(dir) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => {
@@ -221,6 +224,7 @@ impl StoreDir {
         let read = || Manifest::read(dir)?.ok_or(StoreDirError::Missing { dir: dir.to_owned() });
         // Makes no lock file where there is no store.
         read()?;
+        warn_of_others(dir);
         let lock = Lock::take(dir)?;
         let manifest = read()?;
         if manifest.state == State::Making {
@@ -524,6 +528,32 @@ pub(crate) fn removed(path: &Path, result: io::Result<()>) -> Result<(), StoreDi
         }
         _ => Ok(()),
     }
+}
+
+/// Makes directories that only their owner can enter, whatever the umask: who may write to one may
+/// put other files into the place of its devices.
+pub(crate) fn private() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700);
+    builder
+}
+
+/// Warns if others than the owner of a store have access to its directory.
+pub(crate) fn warn_of_others(dir: &Path) {
+    if let Some(mode) = mode_for_others(dir) {
+        let dir = dir.display();
+        tracing::warn!(
+            %dir,
+            mode = format!("{mode:o}"),
+            "others have access to the directory of the store: use chmod 700"
+        );
+    }
+}
+
+/// Returns the mode of a directory that others than its owner have access to.
+fn mode_for_others(dir: &Path) -> Option<u32> {
+    let mode = dir.metadata().ok()?.permissions().mode() & 0o777;
+    (mode & 0o077 != 0).then_some(mode)
 }
 
 /// Removes a directory that [`StoreDir::create`] made, with its lock.

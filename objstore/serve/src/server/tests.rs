@@ -210,9 +210,10 @@ fn fresh_salts_do_not_escape_the_limit_of_stored_bytes() {
         let alice = hall.user(ALICE);
         for salt in 0..count {
             let space = alice.namespace(&format!("{name} {salt}"));
-            assert_eq!(alice.store(space, keys(0..8)), 8);
+            // Less if the policy takes what is there for more useful.
+            assert!(alice.store(space, keys(0..8)) <= 8);
         }
-        assert_eq!(stored(hall), 32 + 16, "two of {count} namespaces");
+        assert_eq!(stored(hall), 32 + 16, "of {count} namespaces of 8 blocks");
     };
     fill(&hall, "first", salts);
     assert_eq!(bob.peek(kept, keys(0..32)), 32, "nothing of his went for her blocks");
@@ -293,7 +294,7 @@ fn a_user_takes_its_own_namespaces_only() {
             hall.settle_all_but(&bob);
         }
         let labels = hall.status().namespaces.len();
-        assert!(labels <= 6, "{labels}: the store's own, hers and his");
+        assert_eq!(labels, 6 + restart, "the store's own, hers and his");
         assert_eq!(bob.peek(kept, keys(0..2)), 2);
         assert_eq!(bob.namespace("a new one"), 1);
         drop(bob);
@@ -308,13 +309,13 @@ fn a_user_holds_its_part_of_the_files() {
     let hall = Hall::open(&dir, limits);
     let (alice, bob) = (hall.user(ALICE), hall.user(BOB));
     let (hers, his) = (alice.namespace("alice"), bob.namespace("bob"));
-    for at in 0..4 {
+    for at in 0..3 {
         assert_eq!(alice.store(hers, keys(at * 32..(at + 1) * 32)), 32);
     }
-    let (first, blocks) = alice.lookup(hers, keys(0..128));
+    let (first, blocks) = alice.lookup(hers, keys(0..96));
     assert_eq!(blocks, 40, "as many as she may hold");
     assert_eq!(alice.lookup(hers, keys(0..40)).1, 40, "those are held already");
-    let (kind, why) = alice.refused(&Call::Lookup { namespace: hers, keys: keys(64..128) });
+    let (kind, why) = alice.refused(&Call::Lookup { namespace: hers, keys: keys(64..96) });
     assert_eq!(kind, RefusalKind::Limit);
     assert!(why.contains(&format!("user {ALICE} holds 40 of the 40 files")), "{why}");
     let (kind, _) = alice.refused(&Call::Reserve { namespace: hers, keys: keys(500..501) });
@@ -333,9 +334,7 @@ fn a_user_holds_its_part_of_the_files() {
     let alice = hall.user(ALICE);
     let hers = alice.namespace("alice");
     assert_eq!(alice.reserve(hers, keys(1000..2000)).1, 40);
-    for at in 1..4 {
-        assert_eq!(bob.store(his, keys(at * 32..(at + 1) * 32)), 32);
-    }
+    assert_eq!(bob.store(his, keys(32..64)), 32);
     drop((alice, bob));
     hall.close();
 }
@@ -445,7 +444,7 @@ fn the_clients_of_a_user_share_its_bandwidth() {
 #[test]
 fn tables_of_requests_count_to_their_user() {
     let dir = TempDir::new().unwrap();
-    let limits = UserLimits { memory_bytes: Some(20_000), ..UserLimits::default() };
+    let limits = UserLimits { memory_bytes: Some(20_500), ..UserLimits::default() };
     let hall = Hall::open(&dir, limits);
     let (alice, bob) = (hall.user(ALICE), hall.user(BOB));
     assert_eq!(alice.store(alice.namespace("shared"), keys(0..32)), 32);
@@ -454,7 +453,7 @@ fn tables_of_requests_count_to_their_user() {
         (0..64).take_while(|_| matches!(user.load(prefix, 32), Answer::Request { .. })).count()
     };
     // 64 bytes for each position of a prefix, and 16 more for a request's.
-    assert_eq!(count(&alice), (20_000 - 32 * 64) / (32 * 80));
+    assert_eq!(count(&alice), (20_500 - 32 * 64) / (32 * 80));
     let second = hall.user(ALICE);
     let (prefix, blocks) = second.lookup(second.namespace("shared"), keys(0..1));
     assert_eq!(blocks, 1);

@@ -1,5 +1,3 @@
-use std::os::unix::fs::PermissionsExt as _;
-
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -51,6 +49,25 @@ fn a_home_is_found_again_with_its_parameters() {
     assert_eq!(serials, ["123456789abcdef0-0", "123456789abcdef0-1"]);
     assert!(controllers.iter().all(|config| config.validate().is_ok()));
     drop(controllers);
+}
+
+#[test]
+fn a_home_is_its_owners_whatever_the_umask() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("store");
+    drop(made(&dir, 1, 2 * MIB));
+    private().recursive(true).create(place.path().join("a/b")).unwrap();
+    for made in [dir.clone(), place.path().join("a"), place.path().join("a/b")] {
+        assert_eq!(mode_for_others(&made), None, "{made:?}");
+    }
+    for name in names(&dir) {
+        let mode = dir.join(&name).metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{name}");
+    }
+    // One that was made by hand is told of, and opened.
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(mode_for_others(&dir), Some(0o755));
+    drop(StoreDir::open(&dir).unwrap());
 }
 
 #[test]
