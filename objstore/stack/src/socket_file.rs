@@ -29,7 +29,7 @@ pub struct SocketFile {
 }
 
 /// Device and inode.
-type Node = (u64, u64);
+pub(crate) type Node = (u64, u64);
 
 impl SocketFile {
     /// Listens on a socket, in place of one whose process has ended.
@@ -105,11 +105,13 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-fn node_at(path: &Path) -> Option<Node> {
+/// Returns what is at a path.
+pub(crate) fn node_at(path: &Path) -> Option<Node> {
     fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-fn node_of(file: &File) -> Option<Node> {
+/// Returns what an open file is.
+pub(crate) fn node_of(file: &File) -> Option<Node> {
     file.metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 

@@ -121,7 +121,8 @@ impl StoreDir {
         let manifest = Manifest::new(id, options.lba_bytes, devices);
         let store_dir = Self::fill(dir, manifest, made).inspect_err(|error| {
             if made && !matches!(error, StoreDirError::Locked { .. }) {
-                let _ = remove_directory(dir);
+                // It is not empty if another process is making it.
+                let _ = fs::remove_dir(dir);
             }
         })?;
         if let (true, Some(parent)) =
@@ -139,6 +140,16 @@ impl StoreDir {
             device || [manifest::NAME, manifest::NEW].contains(&name)
         })?;
         let lock = Lock::take(dir)?;
+        let filled = Self::fill_locked(dir, &manifest);
+        if filled.is_err() && is_new {
+            // While the lock is held: nobody else's is removed.
+            let _ = fs::remove_file(dir.join(lock::NAME));
+        }
+        filled?;
+        Ok(Self { dir: dir.to_owned(), manifest, is_new, _lock: lock })
+    }
+
+    fn fill_locked(dir: &Path, manifest: &Manifest) -> Result<(), StoreDirError> {
         match Manifest::read(dir)? {
             Some(found) if found.state == State::Ready => {
                 return Err(StoreDirError::Exists { dir: dir.to_owned() });
@@ -157,10 +168,10 @@ impl StoreDir {
         let made = made.and_then(|()| sync_directory(dir));
         if let Err(error) = made {
             // Reports the first failure; files that cannot be removed are recognised later.
-            let _ = remove(dir, &manifest);
+            let _ = remove(dir, manifest);
             return Err(error);
         }
-        Ok(Self { dir: dir.to_owned(), manifest, is_new, _lock: lock })
+        Ok(())
     }
 
     /// Marks the store directory as usable: its devices were formatted.
@@ -556,7 +567,7 @@ fn mode_for_others(dir: &Path) -> Option<u32> {
     (mode & 0o077 != 0).then_some(mode)
 }
 
-/// Removes a directory that [`StoreDir::create`] made, with its lock.
+/// Removes a directory that [`StoreDir::create`] made, with its lock, which the caller holds.
 fn remove_directory(dir: &Path) -> io::Result<()> {
     fs::remove_file(dir.join(lock::NAME)).and_then(|()| fs::remove_dir(dir))
 }

@@ -299,6 +299,92 @@ fn a_namespace_that_is_not_used_gives_its_slot_to_a_new_one() {
     assert_eq!(catalog.namespace(&long), Err(CatalogError::Label { bytes: 65, max: 64 }));
 }
 
+fn named(catalog: &mut Catalog, user: u32, salt: u8) -> Result<NamespaceId, CatalogError> {
+    let descriptor = Namespace { tenant_salt: vec![salt], ..Namespace::default() };
+    catalog.namespace_of(&descriptor, Some(Owner { user, namespaces_max: 2 }))
+}
+
+/// Returns a catalog with the records of another one.
+fn replayed(catalog: &mut Catalog, config: CatalogConfig) -> Catalog {
+    let mut again = Catalog::new(config);
+    for group in flush(catalog) {
+        Records::new(&group).for_each(|record| again.apply(&record.unwrap()).unwrap());
+    }
+    again.recovered();
+    again
+}
+
+#[test]
+fn a_user_replaces_its_own_namespaces() {
+    let config = config(32, 1);
+    let mut catalog = Catalog::new(config.clone());
+    let (a, b) = (named(&mut catalog, 1, 1).unwrap(), named(&mut catalog, 1, 2).unwrap());
+    let other = named(&mut catalog, 2, 3).unwrap();
+    for namespace in [a, b, other] {
+        store(&mut catalog, namespace, &keys(0..2));
+    }
+    assert_eq!(named(&mut catalog, 2, 1), Ok(a), "it stays the first one's");
+    let c = named(&mut catalog, 1, 4).unwrap();
+    assert_eq!(catalog.lookup(a, &keys(0..2)), Err(CatalogError::Namespace { namespace: a }));
+    assert_eq!(catalog.lookup(c, &keys(0..2)), Ok(0));
+    // Not those in use, being written, or with a property.
+    let kept = catalog.keep(b).unwrap();
+    let write = catalog.begin(c, &keys(0..1)).unwrap();
+    let label = String::new();
+    let full = Err(CatalogError::OwnNamespaces { label: label.clone(), user: 1, max: 2 });
+    assert_eq!(named(&mut catalog, 1, 5), full);
+    catalog.abort(write.id).unwrap();
+    drop(kept);
+    catalog.set_quota(b, Some(2)).unwrap();
+    let d = named(&mut catalog, 1, 5).unwrap();
+    store(&mut catalog, d, &keys(0..2));
+    assert_eq!(named(&mut catalog, 1, 4).map(|id| id > d), Ok(true), "it comes back, empty");
+    // A restart does not make them anybody's.
+    let mut again = replayed(&mut catalog, config);
+    let kept = again.keep(again.namespaces().map(|(id, ..)| id).max().unwrap()).unwrap();
+    assert_eq!(named(&mut again, 1, 6), full);
+    drop(kept);
+    for namespace in [b, other] {
+        assert_eq!(again.lookup(namespace, &keys(0..2)), Ok(2));
+    }
+    // Where nothing is left, nothing of another user goes.
+    for (user, salt) in [(2, 7), (1, 4)] {
+        let id = named(&mut again, user, salt).unwrap();
+        store(&mut again, id, &keys(0..1));
+    }
+    assert_eq!(named(&mut again, 3, 8), Err(CatalogError::Namespaces { label, max: 4 }));
+}
+
+#[test]
+fn a_users_limit_is_one_of_all_its_namespaces() {
+    let config = CatalogConfig { policy: PolicyKind::Lru, ..config(32, 1) };
+    let mut catalog = Catalog::new(config.clone());
+    catalog.limit_owner(1, Some(4)).unwrap();
+    let own = [1, 2].map(|salt| named(&mut catalog, 1, salt).unwrap());
+    let other = named(&mut catalog, 2, 3).unwrap();
+    store(&mut catalog, other, &keys(0..8));
+    let held = |catalog: &Catalog| own.map(|id| catalog.usage(id).unwrap().stored);
+    store(&mut catalog, own[0], &keys(0..3));
+    store(&mut catalog, own[1], &keys(0..3));
+    assert_eq!(held(&catalog), [1, 3], "the oldest go, of any");
+    store(&mut catalog, own[1], &keys(10..20));
+    assert_eq!(held(&catalog), [0, 4], "no more than that");
+    // A quota of a namespace is one more limit.
+    catalog.set_quota(own[0], Some(1)).unwrap();
+    store(&mut catalog, own[0], &keys(0..3));
+    assert_eq!(held(&catalog), [1, 3]);
+    let mut again = replayed(&mut catalog, config);
+    assert_eq!(held(&again), [1, 3]);
+    again.limit_owner(1, Some(2)).unwrap();
+    assert_eq!(held(&again).iter().sum::<u32>(), 2, "the excess goes at once");
+    store(&mut again, own[1], &keys(20..24));
+    assert_eq!(held(&again).iter().sum::<u32>(), 2);
+    again.limit_owner(1, None).unwrap();
+    store(&mut again, own[1], &keys(24..28));
+    assert_eq!(held(&again).iter().sum::<u32>(), 6);
+    assert_eq!(again.lookup(other, &keys(0..8)), Ok(8));
+}
+
 #[test]
 fn evictions_are_counted_also_after_their_namespace() {
     let few = CatalogConfig { namespaces_max: 1, journal: false, ..config(4, 1) };

@@ -12,6 +12,7 @@ use std::{
 use rustix::{fs::FlockOperation, io::Errno};
 
 use super::{StoreDirError, error::Holder, os};
+use crate::socket_file::{node_at, node_of};
 
 /// The lock file. It stays: removing one that another process waits for would allow two holders.
 pub(crate) const NAME: &str = "lock";
@@ -32,10 +33,20 @@ impl Lock {
     /// Returns [`StoreDirError::Locked`] or [`StoreDirError::Os`].
     pub(crate) fn take(dir: &Path) -> Result<Self, StoreDirError> {
         let path = dir.join(NAME);
+        loop {
+            let lock = Self::take_file(dir, &path)?;
+            // A directory that was not made is removed with its lock, by who held it until then.
+            if node_at(&path) == node_of(&lock.file) {
+                return Ok(lock);
+            }
+        }
+    }
+
+    fn take_file(dir: &Path, path: &Path) -> Result<Self, StoreDirError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path);
-        let mut file = file.map_err(|error| os(&path, "opening the lock", WRITABLE, error))?;
+        let file = options.open(path);
+        let mut file = file.map_err(|error| os(path, "opening the lock", WRITABLE, error))?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
@@ -44,11 +55,11 @@ impl Lock {
             }
             Err(error) => {
                 let hint = "name a directory on a file system with locks";
-                return Err(os(&path, "locking it", hint, error));
+                return Err(os(path, "locking it", hint, error));
             }
         }
         let named = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-        named.map_err(|error| os(&path, "writing the lock", WRITABLE, error))?;
+        named.map_err(|error| os(path, "writing the lock", WRITABLE, error))?;
         Ok(Self { file })
     }
 }
