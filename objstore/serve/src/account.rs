@@ -126,8 +126,8 @@ impl Account {
         Ok(Charge { account: self.clone(), what, amount })
     }
 
-    /// Takes room for up to `positions` leading keys of each rank, before their files are known, and
-    /// memory for their tables. Returns how many there is room for: at least one, unless none is
+    /// Takes room for up to `positions` leading keys of each rank, before their files are known,
+    /// and memory for their tables. Returns how many there is room for: at least one, unless none is
     /// asked for.
     pub(crate) fn hold(
         self: &Arc<Self>,
@@ -336,7 +336,7 @@ mod tests {
         let (positions, mut other) = account.hold_files(&[&files]).unwrap();
         assert_eq!(positions, 3);
         assert!(account.hold_files(&[&files[3..]]).is_err());
-        assert_eq!(account.hold_files(&[&[files[2]; 5]]).unwrap().0, 5, "one file");
+        assert_eq!(account.hold_files(&[&[files[2]; 3]]).unwrap().0, 3, "one file");
         drop(one);
         assert!(account.hold_files(&[&files[3..]]).is_err(), "the other one holds them, too");
         other.name(files[2..3].to_vec());

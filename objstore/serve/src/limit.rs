@@ -2,8 +2,9 @@
 
 use std::{num::NonZeroU64, time::Duration};
 
-/// The turn of the next layer of a user's clients: each one begins when those before it would have ended, if the
-/// devices moved them at the limit. There is no credit for time in which nothing was moved.
+/// The turn of the next layer of a user's clients: each one begins when those before it would have
+/// ended, if the devices moved them at the limit. There is no credit for time in which nothing was
+/// moved.
 #[derive(Debug)]
 pub(crate) struct Limit {
     bytes_s: NonZeroU64,
@@ -15,8 +16,8 @@ impl Limit {
         Self { bytes_s, free_at: Duration::ZERO }
     }
 
-    /// Returns how long a layer of `bytes` bytes has to wait that one of them starts now, or `None` if
-    /// that is longer than `wait_max`: it has no turn then.
+    /// Returns how long a layer of `bytes` bytes has to wait that one of them starts now, or `None`
+    /// if that is longer than `wait_max`: it has no turn then.
     pub(crate) fn take(
         &mut self,
         bytes: u64,

@@ -52,7 +52,7 @@ struct Moving {
     taken: Taken,
 }
 
-/// The files that a request holds, those of its prefix or reservation, and the memory of its tables.
+/// The files that a request holds, those of its prefix or reservation, and memory for its tables.
 type Taken = (Arc<Held>, Charge);
 
 /// What a client held that has made no call for a time. Its drop waits for layers in flight.
