@@ -267,9 +267,9 @@ pub use ids::{JobId, LayerDone, Move, PoolId, Ticket};
 pub use kv_catalog::{
     BlockId, BlockKey, Catalog, CatalogCounts, CatalogError, DeviceIndex, DurableCatalog, FileId,
     FormatError, Geometry, JournalError, KeyChain, KvShape, Layer, LayoutError, Namespace,
-    NamespaceId, NewPin, NotDurable, ObjectPlace, Outcome, Owner, PinAnswer, PinLimits, PinList,
-    PinStatus, PolicyKind, Reference, ReferenceId, Region, Reported, Row, Slot, StoreId,
-    StoredFile, Usage, Write, WriteBudget, WriteId,
+    NamespaceId, NamespaceOwner, NewPin, NotDurable, ObjectPlace, Outcome, Owner, PinAnswer,
+    PinLimits, PinList, PinStatus, PolicyKind, Reference, ReferenceId, Region, Reported, Row, Slot,
+    StoreId, StoredFile, Usage, Write, WriteBudget, WriteId,
 };
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;

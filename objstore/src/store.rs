@@ -8,8 +8,8 @@ use std::{
 
 use kv_catalog::{
     BlockKey, Catalog, CatalogCounts, DurableCatalog, FileId, Geometry, JournalError, KvShape,
-    Namespace, NamespaceId, NewPin, Owner, PinAnswer, PinLimits, PinList, StoredFile, Superblock,
-    Usage,
+    Namespace, NamespaceId, NamespaceOwner, NewPin, PinAnswer, PinLimits, PinList, StoredFile,
+    Superblock, Usage,
 };
 use nvme_driver::Clock;
 
@@ -190,7 +190,7 @@ impl Store {
     pub fn within_of(
         &self,
         namespace: &Namespace,
-        owner: Option<Owner>,
+        owner: Option<NamespaceOwner>,
     ) -> Result<Self, StoreError> {
         let registered = self.change(|catalog| {
             let id = catalog.namespace_of(namespace, owner)?;

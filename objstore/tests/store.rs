@@ -396,9 +396,8 @@ fn a_layer_waits_for_room_and_its_caller_is_told_if_there_is_none() {
     // Before a command times out.
     plan.options.wait_timeout = Nanos::from_millis(50);
     let mut stack = Stack::new(&plan);
-    let (keys, waits) = (keys(0..2), |stack: &Stack| {
-        stack.store.plane().stats().unwrap().times.slot_waits.count
-    });
+    let (keys, waits) =
+        (keys(0..2), |stack: &Stack| stack.store.plane().stats().unwrap().times.slot_waits.count);
     stack.put(&keys, 0);
     let prefix = stack.store.lookup(&keys).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(20, 2)).unwrap();

@@ -17,7 +17,7 @@ pub use error::CatalogError;
 pub use index::{CatalogCounts, SnapshotCursor, StoredFile, Usage};
 pub use log::Group;
 pub use pins::{NewPin, Outcome, PINS_MAX, PinAnswer, PinLimits, PinList, PinStatus};
-pub use sharing::Owner;
+pub use sharing::NamespaceOwner;
 pub use write::{Position, Reported, Write, WriteId};
 
 use self::{

@@ -9,7 +9,9 @@ use std::{
     time::Duration,
 };
 
-use objstore::{BlockKey, FileId, Namespace, Owner, Prefix, Reservation, Store, StoreError};
+use objstore::{
+    BlockKey, FileId, Namespace, NamespaceOwner, Prefix, Reservation, Store, StoreError,
+};
 
 use crate::{
     account::{Account, Held},
@@ -214,7 +216,8 @@ impl Engine {
         named: &Namespace,
         account: &Account,
     ) -> Result<Vec<Store>, Refusal> {
-        let owner = Owner { user: account.uid, namespaces_max: account.share().namespaces };
+        let owner =
+            NamespaceOwner { user: account.uid, namespaces_max: account.share().namespaces };
         let of_rank = |rank| match self.ranks {
             1 => named.clone(),
             ranks => {

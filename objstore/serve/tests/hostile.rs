@@ -15,7 +15,7 @@ use proptest::{
 };
 
 use ripieno_serve::{Control, ControlAddress, control::Status};
-use ripieno_testkit::{WATCHDOG, until};
+use ripieno_testkit::WATCHDOG;
 
 use crate::{
     control::{exchange, request, split},

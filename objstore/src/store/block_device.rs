@@ -1,8 +1,6 @@
 //! A region of a namespace as a catalog's medium: the driver's blocking calls on its host queue.
 
-use kv_catalog::{
-    BlockAction, BlockError, BlockIo, NotDurable, PlantedBug, Region, Seal, planted,
-};
+use kv_catalog::{BlockAction, BlockError, BlockIo, NotDurable, PlantedBug, Region, Seal, planted};
 use nvme_spec::ids::{Lba, Nsid};
 
 use crate::device::SharedController;
@@ -107,7 +105,8 @@ impl BlockIo for BlockDevice {
         let resets = self.controller.resets();
         match self.unflushed.take() {
             Some(before) if before != resets => {
-                let why = "the controller was reset before, and may have forgotten what was written";
+                let why =
+                    "the controller was reset before, and may have forgotten what was written";
                 Err(failed(why.to_owned()))
             }
             _ => Ok(()),

@@ -104,7 +104,8 @@ impl Store {
         });
         // Of all layers, also after an error: then nothing uses the blocks any more.
         let done: Vec<_> = started.into_iter().map(|ticket| self.wait(ticket)).collect();
-        let moved = done.into_iter().map(|done| Ok(done?.bytes)).sum::<Result<u64, StoreError>>()?;
+        let moved =
+            done.into_iter().map(|done| Ok(done?.bytes)).sum::<Result<u64, StoreError>>()?;
         refused.map(|()| moved)
     }
 

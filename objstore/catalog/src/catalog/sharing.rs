@@ -7,7 +7,7 @@ use crate::{ids::NamespaceId, namespace::Namespace, record::LABEL_BYTES_MAX};
 
 /// A user of a server, to whom namespaces count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
+pub struct NamespaceOwner {
     /// The user's number.
     pub user: u32,
     /// Namespaces that he may have at a time.
@@ -37,7 +37,7 @@ impl Catalog {
     pub fn namespace_of(
         &mut self,
         descriptor: &Namespace,
-        owner: Option<Owner>,
+        owner: Option<NamespaceOwner>,
     ) -> Result<NamespaceId, CatalogError> {
         self.check_recovered()?;
         if descriptor.label.len() > LABEL_BYTES_MAX {
@@ -57,7 +57,9 @@ impl Catalog {
         let Some(id) = self.free_slot(owner).and_then(|slot| self.index.tenants.next_id(slot))
         else {
             return Err(match owner {
-                Some(Owner { user, namespaces_max }) if self.owned(user) >= namespaces_max => {
+                Some(NamespaceOwner { user, namespaces_max })
+                    if self.owned(user) >= namespaces_max =>
+                {
                     CatalogError::OwnNamespaces { label, user, max: namespaces_max }
                 }
                 _ => CatalogError::Namespaces { label, max },
@@ -75,10 +77,10 @@ impl Catalog {
     }
 
     /// Returns a slot for a new namespace.
-    fn free_slot(&self, owner: Option<Owner>) -> Option<u32> {
+    fn free_slot(&self, owner: Option<NamespaceOwner>) -> Option<u32> {
         let tenants = &self.index.tenants;
         let is_empty = |tenant: &Tenant| tenants.held(*tenant.id) == 0;
-        let Some(Owner { user, namespaces_max }) = owner else {
+        let Some(NamespaceOwner { user, namespaces_max }) = owner else {
             return self.slot_beyond().or_else(|| self.unused_slot(is_empty));
         };
         let is_own = |tenant: &Tenant| {

@@ -301,7 +301,7 @@ fn a_namespace_that_is_not_used_gives_its_slot_to_a_new_one() {
 
 fn named(catalog: &mut Catalog, user: u32, salt: u8) -> Result<NamespaceId, CatalogError> {
     let descriptor = Namespace { tenant_salt: vec![salt], ..Namespace::default() };
-    catalog.namespace_of(&descriptor, Some(Owner { user, namespaces_max: 2 }))
+    catalog.namespace_of(&descriptor, Some(NamespaceOwner { user, namespaces_max: 2 }))
 }
 
 /// Returns a catalog with the records of another one.

@@ -12,6 +12,7 @@ use std::{
         mpsc::{self, Sender},
     },
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use nvme_emu::Emu;
