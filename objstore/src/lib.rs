@@ -82,13 +82,13 @@
 //!
 //! On the staged path a layer is read into staging memory and a kernel on a stream moves it to the
 //! pool; storing does the reverse. Staging memory is cut into [`StoreOptions::staging_buffers`]
-//! buffers. A layer in flight takes one ([`StoreError::StagingBusy`] if none is free), and a
-//! request must fit into one ([`StoreError::Staging`]): retrieve long prefixes in parts
-//! ([`Store::retrieve_from`]).
+//! buffers. A layer in flight takes one, for which starting it waits
+//! ([`StoreError::StagingBusy`] if none gets free in time), and a request must fit into one
+//! ([`StoreError::Staging`]): retrieve long prefixes in parts ([`Store::retrieve_from`]).
 //!
 //! # Ordering, for engine authors
-//! With [`StoreConfig::gpu`], layers are ordered with the engine's streams, and the host never
-//! blocks:
+//! With [`StoreConfig::gpu`], layers are ordered with the engine's streams, and the host waits only
+//! to start a layer while as many are in flight as there may be:
 //!
 //! | call | the transfer starts | work enqueued later |
 //! |---|---|---|
@@ -182,7 +182,8 @@
 //!   what a scheduler's process holds when the planes are in other processes ([`open_catalog`]).
 //! - [`Plane`] moves files by number: a handle that any number of threads use. It knows no keys.
 //!   Its inputs and outputs are plain data, so that a catalog in another process can drive it. It
-//!   names a layer of a job by a [`Ticket`] and has the only wait (`plane/wait.rs`).
+//!   names a layer of a job by a [`Ticket`], and has all waiting for layers (`plane/wait.rs`), for
+//!   room to start one, and for the only flush.
 //! - `plane/mover.rs` is its state: jobs, their beginning and end. `start.rs` starts layers,
 //!   `complete.rs` ends them, `pacing.rs` decides when they start, and reads ahead. `transport.rs`
 //!   has the ring, the table of operations in flight and their recovery; `devices.rs` queues,
@@ -197,7 +198,7 @@
 //! - `plane/open.rs` opens a plane, `route.rs` proves the path, `self_test.rs` the layout.
 //! - [`Store`] is a [`DurableCatalog`] and a [`Plane`] in one process, for any number of threads.
 //!   `store/clusters.rs` has clusters of entries that attention activates together, whose copies
-//!   are files. `store/commit.rs` makes commits permanent, many in one batch. Handles ([`Prefix`],
+//!   are files. `store/commit.rs` makes commits permanent. Handles ([`Prefix`],
 //!   [`LoadRequest`], [`StoreRequest`]) are only names: they may be dropped anywhere and at any
 //!   time.
 //! - With [`Plane::pace`] a [`kv_schedule::Scheduler`] decides when layers start, and announced
@@ -224,8 +225,8 @@
 //!   for an event when a stream is first seen, and for copies that the CPU makes to or from the
 //!   DRAM cache.
 //! - After a failed flush of any device, or a failed journal write, nothing is stored or changed
-//!   any more, and no device is asked to flush again, until the store is reopened. A [`Plane`]
-//!   that could not flush takes no writes either. Stored blocks can still be retrieved.
+//!   any more, and no device is asked to flush again, until the store is reopened: catalog and
+//!   plane share a [`Seal`]. Stored blocks can still be retrieved.
 //! - Data written before a controller reset, and not flushed, is not committed.
 //!
 //! # Not implemented
@@ -268,8 +269,8 @@ pub use kv_catalog::{
     BlockId, BlockKey, Catalog, CatalogCounts, CatalogError, DeviceIndex, DurableCatalog, FileId,
     FormatError, Geometry, JournalError, KeyChain, KvShape, Layer, LayoutError, Namespace,
     NamespaceId, NamespaceOwner, NewPin, NotDurable, ObjectPlace, Outcome, Owner, PinAnswer,
-    PinLimits, PinList, PinStatus, PolicyKind, Reference, ReferenceId, Region, Reported, Row, Slot,
-    StoreId, StoredFile, Usage, Write, WriteBudget, WriteId,
+    PinLimits, PinList, PinStatus, PolicyKind, Reference, ReferenceId, Region, Reported, Row, Seal,
+    Slot, StoreId, StoredFile, Usage, Write, WriteBudget, WriteId,
 };
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;

@@ -573,13 +573,13 @@ impl<'a> Raw<'a> {
     }
 
     /// Writes scratch media once, so that reads find data; files and memory are allocated then.
-    fn fill(&self, bench: &mut Bench) -> anyhow::Result<()> {
+    fn fill(&self, bench: &mut Bench, interrupt: &mut Interrupt) -> anyhow::Result<()> {
         if !self.target.is_scratch() {
             return Ok(());
         }
         let all = bench.areas.iter().map(|area| area.bytes).sum();
         let progress = Progress::bytes("written before it is measured", all, self.shows_progress());
-        let filled = bench.fill(&mut |done| progress.read(done, all));
+        let filled = bench.fill(interrupt, &mut |done| progress.read(done, all));
         progress.finish();
         filled.context("filling the media")
     }
@@ -645,7 +645,8 @@ fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
     let gpu = raw.executor.gpu().map_err(user_error)?;
     interrupt.orderly();
     let (mut bench, built) = raw.open(gpu.as_ref())?;
-    let measured = raw.fill(&mut bench).and_then(|()| raw.measure(&mut bench, &mut interrupt));
+    let filled = raw.fill(&mut bench, &mut interrupt);
+    let measured = filled.and_then(|()| raw.measure(&mut bench, &mut interrupt));
     let placement = built.placement.clone();
     let closed = built.close_ring(bench.ring);
     let mut report = Report::new("raw");

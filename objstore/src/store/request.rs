@@ -191,7 +191,7 @@ impl Store {
 
     /// Ends requests of [`Store::retrieve`] and [`Store::fill`]: waits for their layers in flight,
     /// and makes what they wrote permanent, with one flush for all. Their handles have no further
-    /// use.
+    /// use. After a failed flush nothing is stored any more, by this call or any other.
     ///
     /// # Errors
     /// Same as [`crate::Plane::end`].

@@ -1,6 +1,6 @@
 //! Planted bugs, enabled one at a time: counts the seeds until each is caught, and names the check.
 
-use std::{ops::Range, process::ExitCode};
+use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use kv_catalog::PlantedBug;
@@ -13,16 +13,6 @@ pub fn plant(name: Option<&str>) -> Result<()> {
     let bug = name.map(|name| bug(name).context("no such bug")).transpose()?;
     kv_catalog::plant(bug);
     Ok(())
-}
-
-/// Returns the seed to begin with: for a bug that is caught late, one shortly before that.
-fn first_seed(bug: PlantedBug, seeds: &Range<u64>) -> u64 {
-    let late = match bug {
-        PlantedBug::HitsUnchecked => 200,
-        PlantedBug::HitsCheckedOnce => 600,
-        _ => return seeds.start,
-    };
-    if seeds.contains(&late) { late } else { seeds.start }
 }
 
 /// Result of the seeds with a bug: the check that caught it, if any did.
@@ -57,7 +47,7 @@ fn catch(args: &Args, bug: PlantedBug) -> Caught {
     // Bugs that only a lying device reveals.
     let lies = matches!(bug, PlantedBug::NoGroupPosition | PlantedBug::ChecksumIgnored);
     let args = Args { plant: Some(format!("{bug:?}")), lies, ..args.clone() };
-    let start = first_seed(bug, &args.seeds);
+    let start = args.seeds.start;
     let mut outcome = Outcome::default();
     let mut first = start;
     while outcome.is_clean() && first < args.seeds.end {

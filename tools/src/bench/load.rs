@@ -20,6 +20,8 @@ use crate::interrupt::Interrupt;
 pub(super) const WINDOWS: usize = 10;
 /// Time without any completion after which a measurement fails.
 const STUCK: Duration = Duration::from_secs(60);
+/// Such a time after an interrupt.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Operations that a warp of the I/O kernel works on at a time. Deeper queues take several
 /// transfers for each.
 pub(super) const OPERATIONS: u32 = abi::WINDOW as u32;
@@ -204,7 +206,12 @@ impl Bench {
     }
 
     /// Writes all areas once, one after the other.
-    pub(super) fn fill(&mut self, tick: &mut dyn FnMut(u64)) -> anyhow::Result<()> {
+    /// An interrupt ends that early.
+    pub(super) fn fill(
+        &mut self,
+        interrupt: &mut Interrupt,
+        tick: &mut dyn FnMut(u64),
+    ) -> anyhow::Result<()> {
         let most = FILL_BYTES.max(self.pool.object_bytes());
         let mut done = 0;
         for (device, area) in self.areas.clone().into_iter().enumerate() {
@@ -214,7 +221,7 @@ impl Bench {
                 let load = Load { rw: Rw::WRITE, bytes, depth: OPERATIONS };
                 self.next[device][0] = from / u64::from(bytes);
                 let transfers = (area.bytes - from) / u64::from(bytes);
-                self.write(&load, device, transfers, &mut |count| {
+                self.write(&load, device, transfers, interrupt, &mut |count| {
                     done += count * u64::from(bytes);
                     tick(done);
                 })?;
@@ -231,19 +238,21 @@ impl Bench {
         load: &Load,
         device: usize,
         transfers: u64,
+        interrupt: &mut Interrupt,
         tick: &mut dyn FnMut(u64),
     ) -> anyhow::Result<()> {
-        let (mut left, mut done) = (transfers, 0);
+        let mut left = transfers;
         let (mut slots, mut idle) = (Vec::new(), Idle::new());
-        while done < transfers {
+        while left > 0 || !slots.is_empty() {
+            if interrupt.asked() {
+                left = 0;
+            }
             while left > 0 && slots.len() < load.depth as usize {
                 let slot = self.submit(load, device + slots.len() * self.areas.len(), left)?;
                 left -= slot.count;
                 slots.push(slot);
             }
-            let ended = self.reap(&mut slots, None, &mut idle, &mut |_, _| {})?;
-            done += ended;
-            tick(ended);
+            tick(self.reap(&mut slots, None, &mut idle, &mut |_, _| {})?);
         }
         Ok(())
     }
@@ -290,17 +299,22 @@ impl Bench {
                     measured.count(slot, load, took);
                 }
             };
-            if self.reap(&mut slots, Some(load), &mut idle, &mut count)? == 0 {
-                continue;
-            }
+            let ended = self.reap(&mut slots, Some(load), &mut idle, &mut count)?;
             if interrupt.asked() {
                 break;
+            }
+            if ended == 0 {
+                continue;
             }
             if let Some((start, measured)) = &found {
                 tick(start.elapsed().as_secs_f64(), measured.found.reads + measured.found.writes);
             }
         }
         while !slots.is_empty() {
+            if interrupt.asked() && idle.since.elapsed() > PATIENCE {
+                // The ring ends what does not end by itself when it is closed.
+                return Ok(None);
+            }
             self.reap(&mut slots, None, &mut idle, &mut |_, _| {})?;
         }
         let found = found.map(|(_, measured)| measured.found);

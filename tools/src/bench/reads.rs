@@ -63,7 +63,7 @@ pub(super) fn measure(
     let lba = bench.areas.iter().map(|area| 1 << area.lba_shift).max().unwrap_or(LBA_MAX);
     let slot = args.shape.object_bytes.next_multiple_of(lba);
     let run = (transfer / slot).max(1) * slot;
-    let measured = raw.fill(&mut bench).and_then(|()| {
+    let measured = raw.fill(&mut bench, interrupt).and_then(|()| {
         let sizes: Vec<u32> = measure::sizes(most).collect();
         let progress = Progress::new("measurements", sizes.len(), args.shows_progress());
         let before = check::counted(&mut bench)?;

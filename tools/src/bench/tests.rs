@@ -20,7 +20,7 @@ fn checked(line: &str, harm: impl Fn(&mut Bench, &[load::Transfer])) -> Vec<Stri
     let flags = flags(&format!("{line} --size 4MiB --runtime 0.05 --ramp 0"));
     let raw = Raw::check(&flags).unwrap();
     let (mut bench, built) = raw.open(None).unwrap();
-    raw.fill(&mut bench).unwrap();
+    raw.fill(&mut bench, &mut Interrupt::never()).unwrap();
     let before = check::counted(&mut bench).unwrap();
     let times = Times { ramp: flags.ramp, runtime: flags.runtime };
     let mut interrupt = Interrupt::never();
