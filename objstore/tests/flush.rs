@@ -71,7 +71,7 @@ fn end(stack: &Stack, part: &StoreRequest) -> Result<(), StoreError> {
     done.failure.map_or(Ok(()), Err)
 }
 
-/// What fails when a device does not make something permanent.
+/// An operation that makes something permanent, and fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The flush of a commit.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use kv_catalog::{CatalogError, FileId, NamespaceId, Write};
 
-use super::{Inner, handles::Held, lock};
+use super::{Inner, lock};
 use crate::{error::StoreError, plane::JobDone};
 
 /// Files for new blocks ([`crate::Store::reserve`]). Nothing of it is visible before
@@ -140,7 +140,8 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let is_over = lock(&self.state).is_over;
         if let Some(store) = self.store.upgrade().filter(|_| !is_over) {
-            store.give_back(Held::Write(self.write.id));
+            let aborted = store.catalog.with(|catalog| catalog.abort(self.write.id));
+            assert!(aborted.is_ok(), "{aborted:?}");
         }
     }
 }

@@ -21,7 +21,7 @@ pub(super) const WINDOWS: usize = 10;
 /// Time without any completion after which a measurement fails.
 const STUCK: Duration = Duration::from_secs(60);
 /// Such a time after an interrupt.
-const PATIENCE: Duration = Duration::from_secs(1);
+const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Operations that a warp of the I/O kernel works on at a time. Deeper queues take several
 /// transfers for each.
 pub(super) const OPERATIONS: u32 = abi::WINDOW as u32;
@@ -311,7 +311,7 @@ impl Bench {
             }
         }
         while !slots.is_empty() {
-            if interrupt.asked() && idle.since.elapsed() > PATIENCE {
+            if interrupt.asked() && idle.since.elapsed() > INTERRUPT_TIMEOUT {
                 // The ring ends what does not end by itself when it is closed.
                 return Ok(None);
             }
