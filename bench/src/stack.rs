@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 use nvme_driver::{Clock, ControllerOptions, DmaSlice, MonotonicClock, platform::buffer::Buffer};
 use nvme_emu::{Emu, EmuConfig};
 use objstore::{
-    BlockId, BlockKey, ExecutorFactory, Format, KeyChain, KvShape, Layer, Namespace, Prefix, Route,
-    Store, StoreError, StoreOptions, Ticket,
+    BlockId, BlockKey, ExecutorFactory, Format, KeyChain, KvShape, Namespace, Prefix, Route, Store,
+    StoreOptions,
 };
 use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 use ripieno_stack::{Built, Controllers, CudaChoice, Executor, Gpu, Plan, PoolMemory, StackError};
