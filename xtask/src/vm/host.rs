@@ -16,6 +16,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -24,7 +25,7 @@ use crate::vm::machine;
 use crate::vm::qmp::Qmp;
 
 /// Answers requests until the guest is gone.
-pub fn serve(stream: UnixStream, mut qmp: Qmp, folder: &Path) -> Result<()> {
+pub fn serve(stream: UnixStream, qmp: &Mutex<Qmp>, folder: &Path) -> Result<()> {
     let mut writer = stream.try_clone().context("the line to the guest")?;
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
@@ -34,7 +35,7 @@ pub fn serve(stream: UnixStream, mut qmp: Qmp, folder: &Path) -> Result<()> {
         if request.is_empty() {
             continue;
         }
-        let answer = match answer(&request, &mut qmp, folder) {
+        let answer = match answer(&request, qmp, folder) {
             Ok(text) => format!("ok {text}"),
             Err(error) => format!("error {error:#}"),
         };
@@ -46,8 +47,9 @@ pub fn serve(stream: UnixStream, mut qmp: Qmp, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn answer(request: &str, qmp: &mut Qmp, folder: &Path) -> Result<String> {
+fn answer(request: &str, qmp: &Mutex<Qmp>, folder: &Path) -> Result<String> {
     let (verb, rest) = request.split_once(' ').unwrap_or((request, ""));
+    let mut qmp = qmp.lock().unwrap_or_else(PoisonError::into_inner);
     match verb {
         "qmp" => {
             let command = serde_json::from_str(rest).context("that is no JSON")?;

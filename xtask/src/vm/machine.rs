@@ -116,9 +116,11 @@ impl Machine<'_> {
         all.push("-append".into());
         // Only emergencies on the console: any other message could break a line of the protocol. On
         // a busy host the timer is late, and the kernel's check of it would panic. The TSC is
-        // calibrated with it at boot, and on a busy host a second was a quarter of one.
+        // calibrated with it at boot, and on a busy host a second was a quarter of one. An NMI from
+        // outside, to a machine that hangs, ends it with what each task waits for.
         all.push(format!(
-            "console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check tsc=unstable intel_iommu=on {}",
+            "console=ttyS0 quiet loglevel=1 panic=-1 unknown_nmi_panic panic_print=1 \
+             no_timer_check tsc=unstable intel_iommu=on {}",
             self.arguments
         ));
         all

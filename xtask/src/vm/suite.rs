@@ -7,10 +7,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use serde_json::json;
 
 use crate::tally::Tally;
 use crate::unpacked;
@@ -139,17 +141,21 @@ impl Suite {
             arguments.push_str(&format!(" ripieno.test={filter}"));
         }
         let mut boot = Boot::start(prepared, &place, self, arguments, false)?;
-        let answers = boot.serve(&place).with_context(|| place.complaints())?;
+        let (answers, qmp) = boot.serve(&place).with_context(|| place.complaints())?;
         let log = prepared.log(self.name);
         let limit = Duration::from_secs(self.silence_max);
-        let (console, in_time) = boot.read(&log, limit, wishes.verbose)?;
+        let (console, in_time) = boot.read(&log, limit, wishes.verbose, &qmp)?;
         let status = boot.end()?;
         if answers.join().is_err() {
             bail!("the thread that answers the guest panicked");
         }
         let (mut tally, wrong) = console.finish();
         let ended = match status.signal() {
-            _ if !in_time => Some(format!("it said nothing for {} s", self.silence_max)),
+            _ if !in_time => Some(format!(
+                "it said nothing for {} s; {} shows what each task waited for",
+                self.silence_max,
+                log.display()
+            )),
             Some(signal) => Some(format!("QEMU was ended by signal {signal}")),
             None if wrong.is_none() && (guest_code(status) == Some(0)) != (tally.failed == 0) => {
                 Some(format!("its exit code does not go with its tests ({status})"))
@@ -178,7 +184,7 @@ pub fn shell(prepared: &Prepared, with_nvme: bool) -> Result<()> {
     let suite = Suite { nvme: with_nvme, ..suite("shell", "") };
     let arguments = suite.kernel_arguments();
     let mut boot = Boot::start(prepared, &place, &suite, arguments, true)?;
-    let answers = boot.serve(&place)?;
+    let (answers, _) = boot.serve(&place)?;
     boot.child.wait()?;
     let _ = answers.join();
     Ok(())
@@ -231,6 +237,9 @@ impl Drop for Place {
     }
 }
 
+/// Time for a machine that hangs to say what it was doing: some 2,000 lines.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(60);
+
 /// A running machine.
 struct Boot {
     child: Child,
@@ -276,19 +285,27 @@ impl Boot {
     }
 
     /// Starts to answer the guest's requests.
-    fn serve(&mut self, place: &Place) -> Result<thread::JoinHandle<()>> {
+    fn serve(&mut self, place: &Place) -> Result<(thread::JoinHandle<()>, Arc<Mutex<Qmp>>)> {
         let control = accept(&self.control, &mut self.child)?;
-        let qmp = Qmp::new(accept(&self.qmp, &mut self.child)?)?;
-        let folder = place.folder.clone();
-        Ok(thread::spawn(move || {
-            if let Err(error) = host::serve(control, qmp, &folder) {
+        let qmp = Arc::new(Mutex::new(Qmp::new(accept(&self.qmp, &mut self.child)?)?));
+        let (folder, monitor) = (place.folder.clone(), qmp.clone());
+        let answers = thread::spawn(move || {
+            if let Err(error) = host::serve(control, &monitor, &folder) {
                 eprintln!("{error:#}");
             }
-        }))
+        });
+        Ok((answers, qmp))
     }
 
-    /// Reads the console to its end. A machine that says nothing for `limit` is ended.
-    fn read(&mut self, log: &Path, limit: Duration, verbose: bool) -> Result<(Console, bool)> {
+    /// Reads the console to its end. A machine that says nothing for `limit` is ended: its kernel is
+    /// made to panic, and then says what it was doing, if it still can.
+    fn read(
+        &mut self,
+        log: &Path,
+        mut limit: Duration,
+        verbose: bool,
+        qmp: &Mutex<Qmp>,
+    ) -> Result<(Console, bool)> {
         let socket = self.console.as_ref().context("the console is on the terminal")?;
         let lines = lines_of(accept(socket, &mut self.child)?);
         let mut log =
@@ -299,6 +316,9 @@ impl Boot {
             match lines.recv_timeout(limit) {
                 Ok(line) => {
                     log.write_all(&line)?;
+                    if !in_time {
+                        continue;
+                    }
                     let line = String::from_utf8_lossy(&line);
                     match console.line(&line) {
                         Some((test, heard)) => {
@@ -310,11 +330,19 @@ impl Boot {
                     }
                 }
                 Err(RecvTimeoutError::Timeout) if in_time => {
-                    in_time = false;
-                    self.child.kill()?;
+                    (in_time, limit) = (false, LAST_WORDS_MAX);
+                    // A request of the guest may have the monitor.
+                    let qmp = qmp.try_lock().ok();
+                    let nmi = qmp.map(|mut qmp| qmp.execute(&json!({ "execute": "inject-nmi" })));
+                    if !matches!(nmi, Some(Ok(_))) {
+                        self.child.kill()?;
+                    }
                 }
                 // Output from before the kill is still read.
-                Err(RecvTimeoutError::Timeout) => thread::yield_now(),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.child.kill()?;
+                    thread::yield_now();
+                }
                 Err(RecvTimeoutError::Disconnected) => return Ok((console, in_time)),
             }
         }
