@@ -31,7 +31,10 @@ impl Capabilities {
     /// Returns a sentence that names the implausible or unsupported value.
     pub fn check(cap: Cap, crto: Crto, version: Version, stride: u32) -> Result<Self, String> {
         if cap.mqes_z() == 0 {
-            return Err("CAP.MQES is 0, queues have at least 2 entries".into());
+            let why = "CAP.MQES is 0, queues have at least 2 entries; a virtual function (SR-IOV) \
+                       whose secondary controller is offline answers so: nvme virt-mgmt with \
+                       action 9 on its parent";
+            return Err(why.into());
         }
         if cap.css() & 1 == 0 {
             return Err(format!("CAP.CSS is {:#x}: it has no NVM command set", cap.css()));

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, StatxFlags};
 
 /// Maximum that is read of a text file; files in /proc and /sys report wrong sizes.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
@@ -155,10 +155,12 @@ impl Root {
 
     /// Tries to open a disk exclusively, as mounting it would.
     pub fn claim(&self, path: &str) -> Claim {
-        // In a copy of a machine, disks are plain files.
+        // In a copy of a machine, disks are plain files; a lock stands for the claim.
         if !self.is_real() {
+            let lock = FlockOperation::NonBlockingLockExclusive;
             return match File::open(self.at(path)) {
-                Ok(file) => Claim::Held(file),
+                Ok(file) if rustix::fs::flock(&file, lock).is_ok() => Claim::Held(file),
+                Ok(_) => Claim::Busy,
                 Err(error) => Claim::Unknown(format!("{path}: {error}")),
             };
         }

@@ -4,6 +4,8 @@ mod disks;
 mod mounts;
 mod signature;
 
+use std::cell::RefCell;
+
 use serde::Serialize;
 
 use crate::drive::{self, Block};
@@ -137,12 +139,14 @@ pub(crate) struct Scene {
     mounts: Vec<Mount>,
     open: Vec<OpenFile>,
     hidden_processes: usize,
+    /// Names of the disks whose claims are held.
+    held: RefCell<Vec<String>>,
 }
 
 impl Scene {
     pub(crate) fn read(root: &Root) -> Self {
         let (open, hidden_processes) = pci::open_files(root);
-        Self { mounts: mounts::read(root), open, hidden_processes }
+        Self { mounts: mounts::read(root), open, hidden_processes, held: RefCell::default() }
     }
 
     /// Returns the users of a function through VFIO.
@@ -196,7 +200,9 @@ impl Scene {
                 uses.extend(self.disk_users(root, &disks::stack(root, disk)));
             }
             let name = path.name();
-            uses.iter_mut().for_each(|found| found.by += &format!(" (another path, {name})"));
+            for found in &mut uses {
+                found.by = format!("{} (another path, {name})", found.by).trim_start().to_owned();
+            }
             usage.uses.extend(uses);
             disks.append(&mut path.shared);
         }
@@ -204,7 +210,7 @@ impl Scene {
         if function.is_display() && !function.is_vfio() {
             usage.uses.push(Use::new(Kind::Display, function.bdf.to_string(), ""));
         }
-        claim(root, &disks, claims, &mut usage);
+        self.claim(root, &disks, claims, &mut usage);
         usage.uses.sort();
         usage.uses.dedup();
         usage
@@ -234,36 +240,44 @@ impl Scene {
         uses.extend(disks::elsewhere(root, stack));
         uses
     }
+
+    /// Tries to claim disks that have no visible user.
+    fn claim(&self, root: &Root, disks: &[Block], claims: Claims, usage: &mut Usage) {
+        let is_used = usage.uses.iter().any(Use::is_active);
+        let may = !root.is_real() || rustix::process::geteuid().is_root();
+        if claims == Claims::Try && (is_used || !may) {
+            if !may && !is_used && !disks.is_empty() {
+                usage.blind.push("what the kernel itself holds is visible only to root".into());
+            }
+            return;
+        }
+        let mut held = self.held.borrow_mut();
+        // Two paths of one drive may be bound together.
+        for disk in disks {
+            if held.contains(&disk.name) {
+                continue;
+            }
+            match root.claim(&format!("/dev/{}", disk.name)) {
+                Claim::Held(file) if claims == Claims::Hold => {
+                    usage.claims.push(file);
+                    held.push(disk.name.clone());
+                }
+                Claim::Held(_) => {}
+                Claim::Busy if is_used => {}
+                Claim::Busy => {
+                    let by = "by the kernel, for something that is not visible from here";
+                    usage.uses.push(Use::new(Kind::Claimed, disk.name.clone(), by));
+                }
+                Claim::Unknown(why) => usage.blind.push(format!("not claimed: {why}")),
+            }
+        }
+    }
 }
 
 /// Describes the process that has a device open.
 fn user(file: &OpenFile) -> Use {
     let name = file.path.strip_prefix("/dev/").filter(|name| !name.contains('/'));
     Use::new(Kind::OpenFile, name.unwrap_or(&file.path), file.process())
-}
-
-/// Tries to claim disks that have no visible user.
-fn claim(root: &Root, disks: &[Block], claims: Claims, usage: &mut Usage) {
-    let is_used = usage.uses.iter().any(Use::is_active);
-    let is_root = root.is_real() && rustix::process::geteuid().is_root();
-    if claims == Claims::Try && (is_used || !is_root) {
-        if root.is_real() && !is_used && !disks.is_empty() {
-            usage.blind.push("what the kernel itself holds is visible only to root".into());
-        }
-        return;
-    }
-    for disk in disks {
-        match root.claim(&format!("/dev/{}", disk.name)) {
-            Claim::Held(file) if claims == Claims::Hold => usage.claims.push(file),
-            Claim::Held(_) => {}
-            Claim::Busy if is_used => {}
-            Claim::Busy => {
-                let by = "by the kernel, for something that is not visible from here";
-                usage.uses.push(Use::new(Kind::Claimed, disk.name.clone(), by));
-            }
-            Claim::Unknown(why) => usage.blind.push(format!("not claimed: {why}")),
-        }
-    }
 }
 
 /// Returns network interfaces of the function that are up.

@@ -331,10 +331,8 @@ impl Boot {
                 }
                 Err(RecvTimeoutError::Timeout) if in_time => {
                     (in_time, limit) = (false, LAST_WORDS_MAX);
-                    // A request of the guest may have the monitor.
-                    let qmp = qmp.try_lock().ok();
-                    let nmi = qmp.map(|mut qmp| qmp.execute(&json!({ "execute": "inject-nmi" })));
-                    if !matches!(nmi, Some(Ok(_))) {
+                    if let Err(error) = interrupt(qmp) {
+                        writeln!(log, "host: QEMU itself does not answer: {error:#}")?;
                         self.child.kill()?;
                     }
                 }
@@ -359,6 +357,12 @@ impl Drop for Boot {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Sends the machine an NMI, at which its kernel panics.
+fn interrupt(qmp: &Mutex<Qmp>) -> Result<()> {
+    let Ok(mut qmp) = qmp.try_lock() else { bail!("a request of the guest has the monitor") };
+    qmp.execute(&json!({ "execute": "inject-nmi" })).map(drop)
 }
 
 fn listen(path: &Path) -> Result<UnixListener> {

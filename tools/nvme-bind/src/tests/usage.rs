@@ -4,6 +4,7 @@ use super::bind::request;
 use super::fixture::{Card, FREE, Fixture};
 use super::kernel::{Fault, Kernel};
 use crate::command::{bind, list, release, status};
+use crate::pci::Claim;
 use crate::problem::Kind;
 use crate::report::Paint;
 
@@ -296,6 +297,40 @@ fn a_use_through_another_path_to_the_drive_counts() {
         set_up(&fixture);
         let kernel = Kernel::new(&fixture, Fault::None);
         bind::run(&kernel.host(), &request(&[FREE])).unwrap();
+    }
+}
+
+/// Two disks of one namespace are claimed once, whatever is bound with what.
+#[test]
+fn both_paths_to_a_drive_are_bound_together() {
+    let fixture = Fixture::server();
+    second_path(&fixture, "eui.0011");
+    let kernel = Kernel::new(&fixture, Fault::None);
+    let reply = bind::run(&kernel.host(), &request(&[FREE, "0000:69:00.0"])).unwrap();
+    assert_eq!(reply.text.lines().count(), 2, "{}", reply.text);
+}
+
+/// The kernel has a disk for something that no file shows: only a claim tells.
+#[test]
+fn a_claim_without_a_visible_user_is_a_use() {
+    for other in [false, true] {
+        let fixture = Fixture::server();
+        second_path(&fixture, "eui.0011");
+        let disk = if other { "/dev/nvme3n1" } else { "/dev/nvme0n1" };
+        let Claim::Held(held) = fixture.root.claim(disk) else { panic!("{disk} is free") };
+        let kernel = Kernel::new(&fixture, Fault::None);
+        let problem = bind::run(&kernel.host(), &request(&[FREE])).unwrap_err();
+        assert_eq!(problem.kind, Kind::InUse, "{problem}");
+        assert!(problem.message.contains("claimed by the kernel"), "{problem}");
+        let list = list::run(&kernel.host(), false, Paint(false)).text;
+        let row = list.lines().find(|row| row.contains(FREE)).unwrap();
+        assert!(row.contains("claimed"), "{row}");
+        // The system's drive, and both paths.
+        let found = super::doctor::find(&fixture, "drives").found;
+        assert_eq!(found, "4 NVMe drives, 1 of them not in use");
+        drop(held);
+        let found = super::doctor::find(&fixture, "drives").found;
+        assert_eq!(found, "4 NVMe drives, 3 of them not in use", "no claim of ours is left");
     }
 }
 
