@@ -44,7 +44,11 @@ fn a_zoned_namespace_is_refused_in_words() -> Result<()> {
     let device = format!("vfio:{DRIVE_Z}");
     let before = ripieno(&format!("identify --json --device {device}"))?.success()?.json()?;
     ensure!(before.to_string().contains("it is a zoned namespace"), "{before}");
-    for words in ["format --model tiny --no-undo", "replay --model tiny", "bench raw --overwrite"] {
+    for words in [
+        "format --model tiny --no-undo",
+        "replay --model tiny",
+        "bench raw --rw randwrite --overwrite",
+    ] {
         let ran = ripieno(&format!("{words} --device {device}"))?.with_code(REFUSED)?;
         ensure!(ran.err.contains("zoned"), "{ran:?}");
     }
