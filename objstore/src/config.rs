@@ -234,11 +234,11 @@ pub struct StoreOptions {
     pub owner: Owner,
     /// Time without a sign of life after which another owner of a device is taken for dead. The
     /// same for all processes.
-    pub owner_patience: Nanos,
+    pub owner_timeout: Nanos,
 }
 
-/// Default of [`StoreOptions::owner_patience`].
-pub(crate) const OWNER_PATIENCE: Nanos = Nanos::from_millis(3_000);
+/// Default of [`StoreOptions::owner_timeout`].
+pub(crate) const OWNER_TIMEOUT: Nanos = Nanos::from_millis(3_000);
 
 impl Default for StoreOptions {
     fn default() -> Self {
@@ -263,7 +263,7 @@ impl Default for StoreOptions {
             self_test: true,
             virtual_time: false,
             owner: Owner::default(),
-            owner_patience: OWNER_PATIENCE,
+            owner_timeout: OWNER_TIMEOUT,
         }
     }
 }

@@ -16,7 +16,7 @@ use ripieno_testkit::{Drives, KvMemory, format, inline_executor};
 use stack::{Stack, keys};
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
-const PATIENCE: Nanos = Nanos::from_millis(3_000);
+const TIMEOUT: Nanos = Nanos::from_millis(3_000);
 
 /// Configures a controller of a subsystem that has more of them (CMIC, NMIC).
 fn shared(id: &str, media: &MemoryMedia) -> EmuConfig {
@@ -40,7 +40,7 @@ fn open(media: &MemoryMedia, number: u8) -> Result<Stack, StoreError> {
     let options = StoreOptions {
         virtual_time: true,
         owner: owner(number),
-        owner_patience: PATIENCE,
+        owner_timeout: TIMEOUT,
         ..StoreOptions::default()
     };
     let executor = inline_executor(clock.clone());
@@ -82,8 +82,8 @@ fn formatted() -> MemoryMedia {
     media
 }
 
-/// What the older one was told to be stored is found. When it comes back it moves nothing, stores
-/// nothing, and says who has the store.
+/// Blocks that the older one was told to be stored are found. When it comes back it moves nothing,
+/// stores nothing, and says who has the store.
 #[test]
 fn an_owner_that_was_stopped_finds_another_one_in_its_place() {
     let media = formatted();
@@ -102,7 +102,7 @@ fn an_owner_that_was_stopped_finds_another_one_in_its_place() {
     told(older.store.commit(begun).unwrap_err());
     let prefix = older.store.lookup(&keys(0..10)).unwrap();
     // It was stopped for longer than anybody waits.
-    nvme_driver::wait_until(&*older.clock, older.clock.now() + PATIENCE, || false);
+    nvme_driver::wait_until(&*older.clock, older.clock.now() + TIMEOUT, || false);
     told(older.read(&prefix, 0).unwrap_err());
     drop(prefix);
     assert!(older.store.close().is_err());
@@ -114,32 +114,32 @@ fn an_owner_that_was_stopped_finds_another_one_in_its_place() {
     }
 }
 
-/// A dead owner keeps nobody out for longer than the patience, and one that closed its store not
+/// A dead owner keeps nobody out for longer than the timeout, and one that closed its store not
 /// even as long.
 #[test]
 fn who_comes_next_waits_only_for_the_dead() {
     let media = formatted();
     let waited = |stack: &Stack| stack.clock.now();
     let first = open(&media, 1).unwrap();
-    assert!(waited(&first) < PATIENCE);
+    assert!(waited(&first) < TIMEOUT);
     drop(first);
     let second = open(&media, 2).unwrap();
-    assert!(waited(&second) > PATIENCE && waited(&second) < PATIENCE + PATIENCE);
+    assert!(waited(&second) > TIMEOUT && waited(&second) < TIMEOUT + TIMEOUT);
     second.store.close().unwrap();
-    assert!(waited(&open(&media, 3).unwrap()) < PATIENCE);
+    assert!(waited(&open(&media, 3).unwrap()) < TIMEOUT);
 }
 
-/// The other one shows that it is alive by a thread, so this is in real time; the patience is far
+/// The other one shows that it is alive by a thread, so this is in real time; the timeout is far
 /// longer than the test.
 #[test]
 fn a_living_owner_keeps_everybody_out() {
     let media = formatted();
-    let start = |number: u8, owner_patience| {
+    let start = |number: u8, owner_timeout| {
         let configs = vec![shared(&format!("path{number}"), &media)];
         let drives = Drives::threaded(EmuDomain::new("twin"), configs);
         let executor = inline_executor(drives.clock.clone());
         let options =
-            StoreOptions { owner: owner(number), owner_patience, ..StoreOptions::default() };
+            StoreOptions { owner: owner(number), owner_timeout, ..StoreOptions::default() };
         let (config, kv) = config(&drives, executor, options);
         (Store::open(config), drives, kv)
     };

@@ -47,8 +47,9 @@
 //!
 //! Command sets other than NVM, metadata and protection information, namespace management,
 //! multi-path, reservations, weighted round robin, controller memory buffers, power states,
-//! persistent event log, passthrough of commands unknown to the driver. Only PCI vendor and device select a row of [`quirks`]. The feature `vfio` adds
-//! the bus of PCIe functions; the software controller's bus is in nvme-emu.
+//! persistent event log, passthrough of commands unknown to the driver. Only PCI vendor and device
+//! select a row of [`quirks`]. The feature `vfio` adds the bus of PCIe functions; the software
+//! controller's bus is in nvme-emu.
 
 mod admin;
 mod block;

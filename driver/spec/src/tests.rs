@@ -31,7 +31,7 @@ fn the_command_set_is_found_among_the_descriptors() {
     let all = list(&[1, 2, 0, 0, 7, 8, 4, 1, 0, 0, 2]);
     assert_eq!(all.command_set(), CommandSet::ZONED);
     assert_eq!(all.find(1), Some(&[7u8, 8][..]));
-    // What follows the end of the list is none of it.
+    // Bytes behind the end of the list are none of it.
     assert_eq!(list(&[1, 0, 0, 0, 4, 1, 0, 0, 2]).command_set(), CommandSet::NVM);
     // Descriptors that fill the page, the last of which is cut off.
     let mut page = [0; 4096];

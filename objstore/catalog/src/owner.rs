@@ -1,7 +1,7 @@
 //! The owner of a device that several controllers reach.
 //!
-//! Two processes may have one namespace: a dual-port drive, two functions of a drive, a subsystem
-//! with two controllers. What keeps a second process out (VFIO, a lock) is per controller. So an
+//! Two processes may have one namespace: of a dual-port drive, of two functions of a drive, of a
+//! subsystem with two controllers. VFIO keeps a second process away from a controller only. So an
 //! owner writes a *claim* when it opens the device, and a *pulse* at intervals. Another process
 //! takes the device only after it saw no pulse for a while; it writes its own claim, waits, and
 //! only then reads anything. An owner reads the claim again before each of its writes ([`Fenced`]):
@@ -203,7 +203,7 @@ impl Owner {
     }
 }
 
-/// What a device says about its owner at one time.
+/// Claim and pulse of a device at one time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sighting {
     /// The owner that it records and that has not closed it, dead or alive.

@@ -18,7 +18,7 @@ use super::{
     owner::{Ownership, living, settle},
 };
 use crate::{
-    config::{Format, OWNER_PATIENCE, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
+    config::{Format, OWNER_TIMEOUT, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
     device::SharedController,
     error::StoreError,
     ids::PoolId,
@@ -140,7 +140,7 @@ impl Place {
         let Some(first) = places.first() else { return Ok(None) };
         let clock = first.controller.lock().clock().clone();
         let mut shared = Self::shared(places);
-        let found = living(&mut shared, &Owner::default(), OWNER_PATIENCE, &*clock);
+        let found = living(&mut shared, &Owner::default(), OWNER_TIMEOUT, &*clock);
         Ok(found.map_err(FormatError::from)?)
     }
 
@@ -150,8 +150,8 @@ impl Place {
         options: &StoreOptions,
         clock: &Arc<dyn Clock>,
     ) -> Result<Option<Arc<Ownership>>, StoreError> {
-        let StoreOptions { owner, owner_patience, virtual_time, .. } = options;
-        Ownership::take(Self::shared(places), owner, *owner_patience, clock, *virtual_time)
+        let StoreOptions { owner, owner_timeout, virtual_time, .. } = options;
+        Ownership::take(Self::shared(places), owner, *owner_timeout, clock, *virtual_time)
     }
 
     fn scratch(&self) -> Region {
@@ -538,7 +538,7 @@ pub(super) fn durable(
         true => {
             let (clock, owner) = (place.controller.lock().clock().clone(), options.owner.clone());
             let time = Time(Box::new(move || clock.now().0));
-            Box::new(Fenced::new(medium, owner, time, settle(options.owner_patience).0))
+            Box::new(Fenced::new(medium, owner, time, settle(options.owner_timeout).0))
         }
         false => Box::new(medium),
     };

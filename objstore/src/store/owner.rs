@@ -7,7 +7,6 @@ use std::{
     convert::Infallible,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
         mpsc::{self, RecvTimeoutError, Sender},
     },
     thread::{self, JoinHandle},
@@ -20,7 +19,7 @@ use nvme_driver::{Clock, Nanos, wait_until};
 use super::block_device::BlockDevice;
 use crate::error::StoreError;
 
-/// Time between two pulses: a sixth of the default patience.
+/// Time between two pulses: a sixth of the default timeout.
 const BEAT: Duration = Duration::from_millis(500);
 
 /// Time between two looks at another owner.
@@ -38,28 +37,38 @@ pub(crate) struct Ownership {
 #[derive(Debug)]
 struct Kept {
     owner: Owner,
-    media: Mutex<Vec<BlockDevice>>,
+    media: Mutex<Media>,
     clock: Arc<dyn Clock>,
     /// Time for which no other process takes over after this one was seen to be alive, with half as
     /// much to spare.
     lease: Nanos,
-    /// End of that time, in nanoseconds of the clock.
-    until: AtomicU64,
-    pulses: AtomicU64,
+    /// End of that time. Never locked during I/O.
+    until: Mutex<Nanos>,
     lost: OnceLock<String>,
 }
 
-/// Returns the time that a process waits between its claim and its first read.
-pub(super) fn settle(patience: Nanos) -> Nanos {
-    Nanos(patience.0 / 3)
+#[derive(Debug)]
+struct Media {
+    devices: Vec<BlockDevice>,
+    pulses: u64,
 }
 
-/// Returns an owner other than `own` that is alive, and its device. Waits for up to `patience`, if
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A thread that panicked left whole devices, and a whole number.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the time that a process waits between its claim and its first read.
+pub(super) fn settle(timeout: Nanos) -> Nanos {
+    Nanos(timeout.0 / 3)
+}
+
+/// Returns an owner other than `own` that is alive, and its device. Waits for up to `timeout`, if
 /// there is a claim. Writes nothing.
 pub(super) fn living(
     media: &mut [BlockDevice],
     own: &Owner,
-    patience: Nanos,
+    timeout: Nanos,
     clock: &dyn Clock,
 ) -> Result<Option<(String, Owner)>, BlockError> {
     let look = |medium: &mut BlockDevice| Sighting::take(medium);
@@ -69,7 +78,7 @@ pub(super) fn living(
         return Ok(None);
     }
     // Looks count, not the time: where everything is slow, so is the other one.
-    for _ in 0..=patience.0 / LOOK.0 {
+    for _ in 0..=timeout.0 / LOOK.0 {
         for (medium, first) in media.iter_mut().zip(&first) {
             let later = look(medium)?;
             if let Some(owner) = first.living(&later).filter(|owner| owner.id != own.id) {
@@ -90,7 +99,7 @@ impl Ownership {
     pub(super) fn take(
         mut media: Vec<BlockDevice>,
         owner: &Owner,
-        patience: Nanos,
+        timeout: Nanos,
         clock: &Arc<dyn Clock>,
         virtual_time: bool,
     ) -> Result<Option<Arc<Self>>, StoreError> {
@@ -101,21 +110,20 @@ impl Ownership {
             let problem = "other controllers may reach the devices, so the owner needs an id";
             return Err(StoreError::Config { field: "owner", problem: problem.to_owned() });
         }
-        let found = living(&mut media, owner, patience, &**clock).map_err(FormatError::from)?;
+        let found = living(&mut media, owner, timeout, &**clock).map_err(FormatError::from)?;
         if let Some((device, owner)) = found {
             return Err(StoreError::Owned { device, owner });
         }
         let claimed = media.iter_mut().try_for_each(|medium| owner.claim(medium));
         claimed.map_err(FormatError::from)?;
-        wait_until(&**clock, clock.now() + settle(patience), || false);
-        let lease = Nanos(patience.0 / 3 * 2);
+        wait_until(&**clock, clock.now() + settle(timeout), || false);
+        let lease = Nanos(timeout.0 / 3 * 2);
         let kept = Arc::new(Kept {
             owner: owner.clone(),
-            media: Mutex::new(media),
+            media: Mutex::new(Media { devices: media, pulses: 0 }),
             clock: clock.clone(),
             lease,
-            until: AtomicU64::new(0),
-            pulses: AtomicU64::new(0),
+            until: Mutex::default(),
             lost: OnceLock::new(),
         });
         kept.renew()?;
@@ -132,7 +140,7 @@ impl Ownership {
     /// is unknown.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         let Kept { lost, clock, until, .. } = &*self.kept;
-        if lost.get().is_none() && clock.now().0 <= until.load(Ordering::Relaxed) {
+        if lost.get().is_none() && clock.now() <= *lock(until) {
             return Ok(());
         }
         self.kept.renew()
@@ -140,7 +148,7 @@ impl Ownership {
 
     /// Removes the claims, and gives the devices up. Nothing may write to them any more.
     pub(crate) fn release(&self) {
-        for medium in &mut std::mem::take(&mut *self.kept.media()) {
+        for medium in &mut std::mem::take(&mut lock(&self.kept.media).devices) {
             if let Err(error) = self.kept.owner.release(medium) {
                 tracing::warn!(%error, "the claim stays on the device");
             }
@@ -174,20 +182,18 @@ fn spawn(kept: Arc<Kept>) -> Result<(Sender<Infallible>, JoinHandle<()>), StoreE
 }
 
 impl Kept {
-    fn media(&self) -> MutexGuard<'_, Vec<BlockDevice>> {
-        // A thread that panicked left whole devices.
-        self.media.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Checks the claims, shows that the owner is alive, and renews the lease.
     fn renew(&self) -> Result<(), StoreError> {
         if let Some(cause) = self.lost.get() {
             return Err(StoreError::Failed { cause: cause.clone() });
         }
-        let (since, count) = (self.clock.now(), self.pulses.fetch_add(1, Ordering::Relaxed));
-        for medium in &mut *self.media() {
+        let since = self.clock.now();
+        let mut media = lock(&self.media);
+        let Media { devices, pulses } = &mut *media;
+        *pulses += 1;
+        for medium in devices {
             let shown = self.owner.check(medium).and_then(|()| {
-                let pulsed = self.owner.pulse(medium, count);
+                let pulsed = self.owner.pulse(medium, *pulses);
                 pulsed.map_err(OwnerError::Block)
             });
             match shown {
@@ -200,7 +206,9 @@ impl Kept {
                 }
             }
         }
-        self.until.fetch_max((since + self.lease).0, Ordering::Relaxed);
+        drop(media);
+        let mut until = lock(&self.until);
+        *until = (*until).max(since + self.lease);
         Ok(())
     }
 }

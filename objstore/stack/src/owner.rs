@@ -6,8 +6,8 @@ use objstore::Owner;
 
 use crate::error::StackError;
 
-/// Returns this process with a new random id, for [`objstore::StoreOptions::owner`]. [`crate::Plan`]
-/// and all above it fill that in.
+/// Returns this process with a new random id, for [`objstore::StoreOptions::owner`], which
+/// [`crate::Plan`] fills in.
 ///
 /// # Errors
 /// Returns [`StackError::Random`] if the system has no random bytes.

@@ -1,9 +1,6 @@
 //! Two owners of one medium, by turns.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::{Arc, Mutex};
 
 use nvme_spec::ids::Lba;
 
@@ -51,7 +48,7 @@ fn formatted() -> Medium {
 }
 
 /// Counts reads.
-struct Counted(Medium, Arc<AtomicU64>);
+struct Counted(Medium, Arc<Mutex<u64>>);
 
 impl BlockIo for Counted {
     fn name(&self) -> &str {
@@ -67,7 +64,7 @@ impl BlockIo for Counted {
     }
 
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), BlockError> {
-        self.1.fetch_add(1, Ordering::Relaxed);
+        *self.1.lock().unwrap() += 1;
         self.0.read(offset, into)
     }
 
@@ -81,10 +78,10 @@ impl BlockIo for Counted {
 }
 
 /// Opens the catalog as this owner, and returns it with a count of its reads.
-fn open(medium: &Medium, owner: &Owner) -> (DurableCatalog, Arc<AtomicU64>) {
+fn open(medium: &Medium, owner: &Owner) -> (DurableCatalog, Arc<Mutex<u64>>) {
     owner.claim(&mut medium.clone()).unwrap();
     let Ok(OnDevice::Ours(superblock)) = Superblock::read(&mut medium.clone()) else { panic!() };
-    let reads = Arc::new(AtomicU64::new(0));
+    let reads = Arc::new(Mutex::new(0));
     let counted = Counted(medium.clone(), reads.clone());
     let time = || Time(Box::new(|| 0));
     let io = Fenced::new(counted, owner.clone(), time(), 1_000);
@@ -164,9 +161,9 @@ fn a_formatted_store_has_no_owner() {
 fn a_commit_costs_one_read_of_an_lba() {
     let (catalog, reads) = open(&formatted(), &owner(1));
     for number in 0..20 {
-        let before = reads.load(Ordering::Relaxed);
+        let before = *reads.lock().unwrap();
         store(&catalog, number).unwrap();
-        assert_eq!(reads.load(Ordering::Relaxed) - before, 1);
+        assert_eq!(*reads.lock().unwrap() - before, 1);
     }
 }
 
@@ -199,8 +196,12 @@ fn a_write_that_takes_long_is_checked_again() {
     for (step, is_late) in [(500, false), (501, true)] {
         let medium = formatted();
         owner(1).claim(&mut medium.clone()).unwrap();
-        let now = AtomicU64::new(0);
-        let time = Time(Box::new(move || now.fetch_add(step, Ordering::Relaxed)));
+        let now = Mutex::new(0);
+        let time = Time(Box::new(move || {
+            let mut now = now.lock().unwrap();
+            *now += step;
+            *now
+        }));
         let mut io = Fenced::new(Slow(medium), owner(1), time, 1_000);
         let written = io.write(4 << 20, &[0; 512], true);
         assert_eq!(written.is_err(), is_late, "{written:?}");

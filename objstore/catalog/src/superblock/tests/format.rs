@@ -57,6 +57,16 @@ fn a_region_without_room_for_superblocks_is_refused() {
     assert!(error.starts_with("tiny: its region has 524288 bytes"), "{error}");
 }
 
+/// One device under two names: what was written for the first is gone.
+#[test]
+fn a_device_that_is_given_twice_is_found_at_the_end_of_formatting() {
+    let medium = Medium::new("twice", 64 << 20, 512);
+    let devices = [device(0, 512, (64 << 20) >> 9), device(1, 512, (64 << 20) >> 9)];
+    let mut superblocks = plan(&devices).superblocks().unwrap();
+    let error = write(&[medium.clone(), medium], &mut superblocks).unwrap_err().to_string();
+    assert!(error.starts_with("twice: another superblock is on it"), "{error}");
+}
+
 /// Power fails at each write while a store is formatted over another one: afterwards there is the
 /// whole old store, no store, or the whole new one.
 #[test]
