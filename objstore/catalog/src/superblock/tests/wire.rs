@@ -101,7 +101,10 @@ fn other_versions_and_their_features_are_refused_by_name() {
         bytes[at] = value;
         Superblock::decode(&sealed(bytes)).unwrap_err()
     };
-    assert_eq!(change(8, 2), CopyFault::Version { version: 2 });
+    // The one before owners, and the next one.
+    for version in [1, 3] {
+        assert_eq!(change(8, version), CopyFault::Version { version: version.into() });
+    }
     assert_eq!(change(24, 4), CopyFault::Features { bits: 4 });
     assert_eq!(change(56, 9), CopyFault::Impossible { field: "set of roles" });
     assert_eq!(change(60, 9), CopyFault::Impossible { field: "state" });
@@ -119,7 +122,7 @@ fn bytes_are_where_the_document_says() {
     let bytes = superblock.encode();
     let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-    assert_eq!((&bytes[..8], u32_at(8)), (b"RIPIENO\n".as_slice(), 1));
+    assert_eq!((&bytes[..8], u32_at(8)), (b"RIPIENO\n".as_slice(), 2));
     assert_eq!((u64_at(16), u64_at(24), u64_at(32)), (0, 0, 0x0102_0304_0506_0708));
     assert_eq!(bytes[40..56], [7; 16]);
     assert_eq!([56, 60, 64, 68, 72, 76].map(u32_at), [3, 2, 0, 1, 0, 2]);
