@@ -17,7 +17,7 @@ use crate::runner::{SECONDS_MAX, Suite, tests};
 pub const SUITE: Suite = Suite {
     name: "odd",
     // Two processes share the processor, and one of them waits for the other.
-    seconds_max: 3 * SECONDS_MAX,
+    seconds_max: 5 * SECONDS_MAX,
     tests: tests![
         a_zoned_namespace_is_refused_in_words,
         one_namespace_is_not_formatted_as_two_devices,
