@@ -254,10 +254,11 @@ class RipienoL2(L2AdapterInterface):
                 # A server has no more namespaces for this process.
                 self.objects.failed(error)
         stats = self.objects.all.stats()
-        is_own = isinstance(stats, ripieno.StoreStats)
-        all_of_store = stats.files_stored * piece if is_own else sum(used.values())
+        total = sum(used.values())
+        if isinstance(stats, ripieno.StoreStats):
+            total = stats.files_stored * piece
         return AdapterUsage(
-            total_bytes_used=all_of_store,
+            total_bytes_used=total,
             total_capacity_bytes=stats.files * piece,
             bytes_by_cache_salt=MappingProxyType({k: v for k, v in used.items() if v}),
         )

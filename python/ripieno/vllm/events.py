@@ -31,11 +31,13 @@ class Events:
         at: int,
         hashes: tuple[BlockHash | None, BlockHash],
         block_size: int,
+        kind: tuple[str, int | None],
     ) -> BlockStored:
         """Returns the event for block `at` of a request in a group. Call it while the request
         exists.
 
-        hashes: vLLM's hash of the block before it, or None, and its own.
+        hashes: vLLM's hash of the block before it, or None, and its own. kind: that of the group, and
+        its window, by which indexes tell the main group.
         """
         start, end = at * block_size, (at + 1) * block_size
         features, _ = generate_block_hash_extra_keys(request, start, end, 0)
@@ -51,6 +53,8 @@ class Events:
             lora_name=lora.name if lora else None,
             extra_keys=to_event_extra_keys([features]),
             group_idx=group,
+            kv_cache_spec_kind=kind[0],
+            kv_cache_spec_sliding_window=kind[1],
         )
 
     def removed(self, group: int, hashes: Sequence[BlockHash]) -> None:

@@ -24,6 +24,8 @@ from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     CrossAttentionSpec,
     MambaSpec,
+    get_kv_cache_spec_kind,
+    get_kv_cache_spec_sliding_window,
     iter_layer_specs,
 )
 
@@ -67,6 +69,11 @@ class Groups:
         """Hashes of a block in each group; the last one identifies the block."""
         self.blocks = [self.tokens // size for size in self.sizes]
         """Blocks of a unit in each group."""
+        self.kinds = [
+            (get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec))
+            for spec in (group.kv_cache_spec for group in groups)
+        ]
+        """Kind and window of each group, for events."""
         self.unit_hashes = self.tokens // hashed
         self.is_hybrid = len(groups) > 1 or is_recurrent(groups[0])
         self.hash_bytes = KEY_BYTES

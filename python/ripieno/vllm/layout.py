@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import group_kernel_blocks
+from vllm.v1.kv_cache_interface import MambaSpec, group_kernel_blocks
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import ripieno
@@ -92,6 +92,36 @@ def layout_of(config: KVCacheConfig) -> Layout:
     page = stride // count
     order, layers = (range(count), {}) if is_hybrid else in_order(config, page)
     return Layout(offsets, stride, [row * page for row in order], page, layers, {})
+
+
+def unwritten(config: KVCacheConfig, layout: Layout) -> list[list[tuple[int, int, int]]]:
+    """Returns by group the parts of a block that none of its layers writes: row, and the first and
+    last byte in it. A group may have fewer layers than others, and smaller pages."""
+    pages = {
+        name: min(tensor.layer_stride, tensor.block_stride)
+        for tensor in config.kv_cache_tensors
+        for name in tensor.layers
+    }
+    found = []
+    for group in config.kv_cache_groups:
+        written = []
+        for name in group.layer_names:
+            specs = getattr(group.kv_cache_spec, "kv_cache_specs", {})
+            spec = specs.get(name, group.kv_cache_spec)
+            # States are at the begin of a page.
+            size = spec.state_content_size_bytes if isinstance(spec, MambaSpec) else pages[name]
+            written.append((layout.offsets[name], layout.offsets[name] + size))
+        written.sort()
+        parts = []
+        for row, first in enumerate(layout.rows):
+            at, last = first, first + layout.page
+            for begin, end in written:
+                if begin < last and end > at:
+                    parts += [(row, at - first, begin - first)] if begin > at else []
+                    at = end
+            parts += [(row, at - first, layout.page)] if at < last else []
+        found.append(parts)
+    return found
 
 
 def in_order(config: KVCacheConfig, page: int) -> tuple[Sequence[int], dict[str, int]]:

@@ -37,6 +37,8 @@ class Job:
     """Loads: tokens that need not be computed."""
     trace: Mapping[str, str] | None = None
     """Loads: the trace headers of the request."""
+    groups: list[int] = field(default_factory=list)
+    """Saves: the group of each block."""
     adapter: tuple[int, str] | None = None
     """Loads of a request with an adapter: its number, and the digest of its files."""
 

@@ -357,8 +357,9 @@ class Scheduler:
             files = [file for file, block in zip(plan.found.files, blocks, strict=False) if block]
             blocks = [block for block in blocks if block]
             checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
-            about = self.load_async, plan.tokens, plan.trace, plan.adapter
-            tasks.loads.append(Job(self.jobs, name, files, blocks, checksums, *about))
+            about = self.load_async, plan.tokens, plan.trace
+            job = Job(self.jobs, name, files, blocks, checksums, *about, adapter=plan.adapter)
+            tasks.loads.append(job)
         self.planned.clear()
         for name in output.preempted_req_ids or ():
             self.saved.pop(name, None)
@@ -413,7 +414,8 @@ class Scheduler:
             save.events = [self._event(request, *place) for place in written]
             save.announced = space, [keys[at] for at in write.positions]
         self.saves[self.jobs] = save
-        tasks.saves.append(Job(self.jobs, name, write.files, blocks))
+        groups = [group for group, _ in written]
+        tasks.saves.append(Job(self.jobs, name, write.files, blocks, groups=groups))
         self._watch(self.jobs, blocks)
 
     def _kept(self, request: Request, ids: Sequence[list[int]], last: int) -> Places:
@@ -464,7 +466,8 @@ class Scheduler:
         hashes, tokens = (parent, self.groups.hash(request, group, at)), self.groups.sizes[group]
         if self.groups.is_hybrid:
             self.announced_blocks[self.groups.key(hashes[1], group)] = group, hashes[1]
-        return self.events.describe(request, group, at, hashes, tokens)
+        kind = self.groups.kinds[group]
+        return self.events.describe(request, group, at, hashes, tokens, kind)
 
     def reported(self, reports: Reports | None, invalid: set[int]) -> None:
         if invalid:

@@ -15,7 +15,7 @@ import ripieno
 
 from . import spans
 from .adapters import Read, is_other
-from .layout import FIRST
+from .layout import FIRST, unwritten
 from .metrics import Stats
 from .protocol import Job, Reports, Tasks
 from .saver import Saver, Stream
@@ -69,6 +69,8 @@ class Worker:
         self.rows = range(connector.shape.rows)
         self.layers, self.computed = connector.layers, connector.computed
         self.pages, pool = self.place.open_plane(self.rank, kv_caches)
+        self.unwritten = unwritten(connector._kv_cache_config, connector.layout)
+        """By group."""
         self.plane, self.paced = self.place.plane, self.place.paced
         self.stream = stream_of(pool.device)
         # Half of what the scheduler lets wait.
@@ -129,6 +131,17 @@ class Worker:
         if self.times:
             self.times.begin(tasks.computes)
         self.saver.begin_step(tasks.saves, tasks.reused)
+        self._clear_unwritten(tasks.saves)
+
+    def _clear_unwritten(self, saves: Sequence[Job]) -> None:
+        """Clears what a block is stored with and its layers do not write: it may have been another
+        tenant's."""
+        for group, parts in enumerate(self.unwritten):
+            if parts:
+                of = [zip(save.blocks, save.groups, strict=True) for save in saves]
+                blocks = [block for each in of for block, its in each if its == group]
+                for row, begin, end in parts if blocks else ():
+                    self.pages[row][blocks, begin:end] = 0
 
     def _begin_step(self) -> None:
         if self.paced is None:

@@ -253,6 +253,9 @@ def test_events_name_the_group(hybrid, options):
         engine.connector.catalog.remove(engine.connector.namespace, keys_of(engine, groups - 1))
         engine.ask(ALONE[2])
         engine.settle()
+        stored = [event for event in events if type(event).__name__ == "BlockStored"]
+        known = {(it.group_idx, it.kv_cache_spec_kind, it.kv_cache_spec_sliding_window) for it in stored}
+        assert len(known) == groups and all(kind for _, kind, _ in known), "as vLLM's own tell"
         told = [event for event in events if getattr(event, "medium", None) == "STORAGE"]
         kinds = [(type(each).__name__, each.group_idx, tuple(each.block_hashes)) for each in told]
         return groups, kinds
@@ -279,3 +282,28 @@ def test_windows_in_the_only_group(options, tmp_path):
         assert (asked.said, asked.cached) == (tokens_of, cached)
         assert asked.loaded.items() <= pages.items()
         assert asked.count <= -(-gemma.WINDOW // BLOCK) + 1
+
+
+@pytest.mark.parametrize("hybrid", ["lfm2"], indirect=True)
+def test_stored_blocks_have_nothing_of_what_was_there_before(hybrid, options):
+    """Layers of a group may write less of a block than those of another one."""
+
+    def ask(engine):
+        for page in engine.worker.pages:
+            page.fill_(0x5E)
+        for prompt in ALONE:
+            engine.ask(prompt)
+        engine.settle()
+        assert engine.connector.stored > 0
+        pool = engine.scheduler.kv_cache_manager.block_pool
+        blocks = sorted(block.block_id for block in pool.blocks if block.block_hash is not None)
+        dirty = {
+            block: row
+            for block in blocks
+            for row, page in enumerate(engine.worker.pages)
+            if b"\x5e" * 64 in page[block].contiguous().numpy().tobytes()
+        }
+        return len(blocks), any(engine.worker.unwritten), dirty
+
+    blocks, has_unwritten, dirty = live(ask, options=options, **hybrid)
+    assert blocks > 10 and has_unwritten and not dirty

@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 import ripieno  # noqa: E402
 import torch  # noqa: E402
 from ripieno.vllm.groups import Groups  # noqa: E402
-from ripieno.vllm.layout import FIRST, layout_of, register  # noqa: E402
+from ripieno.vllm.layout import FIRST, layout_of, register, unwritten  # noqa: E402
 from ripieno.vllm.options import Options  # noqa: E402
 from ripieno.vllm.protocol import Job, Tasks  # noqa: E402
 from ripieno.vllm.worker import Worker  # noqa: E402
@@ -188,7 +188,9 @@ def step(model, layout, memory):
         of(
             place=place,
             options=Options("/x", 1),
-            _vllm_config=of(parallel_config=of(rank=0)),
+            _vllm_config=of(parallel_config=of(rank=0), lora_config=None),
+            _kv_cache_config=config,
+            layout=layout,
             shape=ripieno.Shape(len(pages), 1, layout.page, 64),
             world=1,
             groups=of(is_hybrid=False),
@@ -233,3 +235,27 @@ def test_layers_of_several_sizes_load_while_others_are_computed(model):
     unready = {name: last for name, last in layout.layers.items() if name != FIRST}
     for layers in (early, unready) if model == INDEXED else (early,):
         assert step(model, dataclasses.replace(layout, layers=layers), memory)[1]
+
+
+def test_what_a_groups_layers_do_not_write_is_known():
+    of = types.SimpleNamespace
+
+    def group(spec, *names):
+        return of(layer_names=names, kv_cache_spec=spec)
+
+    full, small = attention(), state(PAGE)
+    for layout, layer_stride, block_stride in (("LBHNC", BLOCKS * PAGE, PAGE), ("BLHNC", PAGE, 2 * PAGE)):
+        tensors = [
+            of(layers=names, offset=0, layer_stride=layer_stride, block_stride=block_stride)
+            for names in (["a", "b"], ["c"], ["d", "e"])
+        ]
+        groups = [group(full, "a", "b"), group(full, "c"), group(small, "d", "e")]
+        config = of(kv_cache_layout=layout, kv_cache_tensors=tensors, kv_cache_groups=groups)
+        found = layout_of(config)
+        counts = []
+        for parts in unwritten(config, found):
+            assert all(0 <= begin < end <= found.page for _, begin, end in parts)
+            counts.append(sum(end - begin for _, begin, end in parts))
+        assert counts == [0, PAGE, 2 * (PAGE - small.state_content_size_bytes)], layout
+        (row, begin, end), *_ = unwritten(config, found)[1]
+        assert found.rows[row] + begin == layer_stride, "behind the first layer"

@@ -5,7 +5,7 @@
 //! even after an interrupted format. A store that was opened has rewritten its superblock, and
 //! perhaps its data area, and cannot be undone.
 
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt as _;

@@ -47,3 +47,16 @@ fn kernels_that_do_not_load_are_noticed() {
     let Some(status) = probed("illegal", "import vllm._C") else { return };
     assert_eq!(status.signal(), Some(4));
 }
+
+#[test]
+fn the_documented_commands_install_the_versions_of_the_tests() {
+    let commands = documented(PAGE);
+    let words: Vec<&str> = commands.iter().flat_map(|line| line.split_whitespace()).collect();
+    let pinned: Vec<&str> = words.iter().copied().filter(|word| word.contains("==")).collect();
+    assert_eq!(pinned.len(), 2, "{commands:?}");
+    for pin in pinned {
+        assert!(REQUIREMENTS.lines().any(|line| line == pin), "{pin}");
+    }
+    assert_eq!(documented(include_str!("../../../docs/start/serve.md")), commands);
+    assert!(documented("pip install vllm").is_empty());
+}
