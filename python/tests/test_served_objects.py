@@ -146,7 +146,7 @@ def test_a_last_piece_has_nothing_of_others(connect, size):
         ours.append((memory, Object.named(space_of(b"ours"), [number], size, PIECE, 0)))
         placed = Object.named(space_of(b"ours"), [number], size, PIECE, memory.ctypes.data)
         assert one.store([placed]) == [0]
-        # What was loaded stays in the buffer, too.
+        # Loads leave their bytes in the buffer, too.
         assert one.load([theirs]) == [True]
     other, space_of = connect()
     view = numpy.frombuffer(other.memory, numpy.uint8)

@@ -107,7 +107,7 @@ def test_read_again_after_it_was_dropped(model, right, path, both, change):
     serve = partial(life, model, path, both, load_async=both["load_async"])
     answers = serve(body)
     assert [answer for answer, _ in answers] == [right["old"], *[right[change]] * 3]
-    # What the first of them computed has no identity: it is not known what the worker reads.
+    # The first of them stored nothing: it is not known which files its worker read.
     assert [found for _, found in answers] == [0, 0, 0, STORED[0]]
     assert serve(ask) == (right[change], STORED[0])
     write(path, "old")

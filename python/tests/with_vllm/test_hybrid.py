@@ -254,7 +254,9 @@ def test_events_name_the_group(hybrid, options):
         engine.ask(ALONE[2])
         engine.settle()
         stored = [event for event in events if type(event).__name__ == "BlockStored"]
-        known = {(it.group_idx, it.kv_cache_spec_kind, it.kv_cache_spec_sliding_window) for it in stored}
+        known = {
+            (it.group_idx, it.kv_cache_spec_kind, it.kv_cache_spec_sliding_window) for it in stored
+        }
         assert len(known) == groups and all(kind for _, kind, _ in known), "as vLLM's own tell"
         told = [event for event in events if getattr(event, "medium", None) == "STORAGE"]
         kinds = [(type(each).__name__, each.group_idx, tuple(each.block_hashes)) for each in told]

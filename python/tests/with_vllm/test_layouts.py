@@ -244,7 +244,10 @@ def test_what_a_groups_layers_do_not_write_is_known():
         return of(layer_names=names, kv_cache_spec=spec)
 
     full, small = attention(), state(PAGE)
-    for layout, layer_stride, block_stride in (("LBHNC", BLOCKS * PAGE, PAGE), ("BLHNC", PAGE, 2 * PAGE)):
+    for layout, layer_stride, block_stride in (
+        ("LBHNC", BLOCKS * PAGE, PAGE),
+        ("BLHNC", PAGE, 2 * PAGE),
+    ):
         tensors = [
             of(layers=names, offset=0, layer_stride=layer_stride, block_stride=block_stride)
             for names in (["a", "b"], ["c"], ["d", "e"])

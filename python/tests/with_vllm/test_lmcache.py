@@ -180,7 +180,17 @@ def test_no_file_has_a_salt(tmp_path):
         assert user.adapter.get_usage().bytes_by_cache_salt["the-salt"] == 4 * PIECE
 
 
-DAMAGED = ["", "[[9830", "[]", "null", "{}", "[[1],[2]]", '[["x"],[""]]', "[[-1],[]]", "[[true],[]]"]
+DAMAGED = [
+    "",
+    "[[9830",
+    "[]",
+    "null",
+    "{}",
+    "[[1],[2]]",
+    '[["x"],[""]]',
+    "[[-1],[]]",
+    "[[true],[]]",
+]
 DAMAGED += ["[[1" + "0" * 400 + "],[]]", '[[1],["ab"]]', "[" * 100_000]
 
 

@@ -388,7 +388,9 @@ def test_adapters_of_tenants_have_namespaces_of_their_own(tmp_path):
     half = scheduler(options=options, describe=describe, epoch=3)
     half.spaces = {("", ""): 100, ("", alice): 101, ("", bob): 102}
     half.catalog = types.SimpleNamespace(namespace=namespace)
-    one, other = (adapted(tmp_path / name, name.encode(), number) for number, name in enumerate("ab", 1))
+    one, other = (
+        adapted(tmp_path / name, name.encode(), number) for number, name in enumerate("ab", 1)
+    )
 
     def asked(salt, lora=None):
         made = request(f"{salt} {lora}", lora, salt)

@@ -75,8 +75,8 @@ pub(super) fn save(path: &Path, store: StoreId, offline: &Offline) -> anyhow::Re
     }
     let (store, crc32c) = (store.to_string(), crc32c::crc32c(&saved));
     let head = serde_json::to_string(&Head { ripieno_undo: 1, store, parts: list, crc32c })?;
-    // It has data of the devices.
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    // Data of a device is for those alone who may read the device.
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     let written = writeln!(file, "{head}").and_then(|()| file.write_all(&saved));
     if let Err(error) = written.and_then(|()| file.sync_all()) {
         let _ = fs::remove_file(path);
