@@ -4,7 +4,6 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
         mpsc::{self, Receiver, Sender},
     },
     thread,
@@ -25,13 +24,13 @@ const NEVER: Nanos = Nanos::from_millis(600_000);
 /// Flushes that have begun, and who is told of the next one and lets it go on.
 #[derive(Debug, Default)]
 struct Gate {
-    begun: AtomicU32,
+    begun: Mutex<u32>,
     next: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
 impl Gate {
     fn flushes(&self) -> u32 {
-        self.begun.load(Ordering::SeqCst)
+        *self.begun.lock().unwrap()
     }
 }
 
@@ -58,7 +57,7 @@ impl Media for Gated {
 
     fn submit(&mut self, op: MediaOp, now: Nanos) -> Option<MediaDone> {
         if let MediaKind::Flush = op.kind {
-            self.gate.begun.fetch_add(1, Ordering::SeqCst);
+            *self.gate.begun.lock().unwrap() += 1;
             let next = self.gate.next.lock().unwrap().take();
             if let Some((begun, may_go)) = next {
                 begun.send(()).unwrap();

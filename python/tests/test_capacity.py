@@ -20,6 +20,7 @@ def test_stores_share_what_the_directory_has(tmp_path):
     path = tmp_path / "kv"
     made = prepared(path, "a", 16 * MIB)
     assert sizes(path) == {"a": 16 * MIB}
+    assert path.stat().st_mode & 0o777 == 0o700, "nobody else can put files there"
     with pytest.raises(ripieno.InvalidError, match="nothing of 16777216 bytes is left") as refused:
         prepared(path, "b", 16 * MIB)
     assert "others there are a (16777216 bytes)" in str(refused.value)

@@ -1,7 +1,7 @@
-//! What a user takes of the server, by all of its clients together, and how much that may be.
+//! Accounts of users: the things that one takes by all of its clients, and how many it may.
 //!
 //! A client that is limited alone is not limited at all: its user starts another one. So all that
-//! runs out counts to the user. What a client takes is a [`Charge`], given back when it is dropped.
+//! runs out counts to the user. A [`Charge`] is one that a client takes, until it is dropped.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -25,7 +25,7 @@ pub(crate) fn request_bytes(blocks: usize, rows: u32) -> u64 {
     blocks as u64 * (POSITION_BYTES + OBJECT_BYTES * u64::from(rows))
 }
 
-/// What runs out, and is taken and given back by clients.
+/// Things that run out, and that clients take and give back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Resource {
     /// Clients.
@@ -106,7 +106,7 @@ impl Account {
         self.state().share
     }
 
-    /// Changes the limits. What is taken beyond them stays.
+    /// Changes the limits. More than that may be taken already, and stays.
     pub(crate) fn set_share(&self, share: Share) {
         let mut state = self.state();
         if state.share.bandwidth != share.bandwidth {
@@ -127,7 +127,7 @@ impl Account {
     }
 
     /// Takes room for up to `positions` leading keys of each rank, before their files are known,
-    /// and memory for their tables. Returns how many there is room for: at least one, unless none is
+    /// and memory for their tables. Returns the number that fits: at least one, unless none is
     /// asked for.
     pub(crate) fn hold(
         self: &Arc<Self>,

@@ -161,8 +161,8 @@ impl Engine {
         activity.last = now;
     }
 
-    /// Returns true if none of its clients has made a call for the time `hold_max`. What they hold
-    /// ends then.
+    /// Returns true if none of its clients has made a call for the time `hold_max`. All that they
+    /// hold ends then.
     pub(crate) fn is_idle(&self, now: Duration, hold_max: Duration) -> bool {
         let mut activity = self.activity();
         // One that was just made has made no call yet.

@@ -55,7 +55,8 @@ struct Moving {
 /// The files that a request holds, those of its prefix or reservation, and memory for its tables.
 type Taken = (Arc<Held>, Charge);
 
-/// What a client held that has made no call for a time. Its drop waits for layers in flight.
+/// Things that a client held that has made no call for a time. Their drop waits for layers in
+/// flight.
 #[derive(Debug)]
 pub(crate) struct Left {
     _requests: Vec<Arc<Moving>>,
@@ -76,7 +77,6 @@ pub(crate) struct Session {
     store: Store,
     pool: Option<Pool>,
     account: Arc<Account>,
-    _client: Charge,
     tables: Mutex<Tables>,
 }
 
@@ -88,6 +88,8 @@ struct Tables {
     requests: HashMap<u64, Arc<Moving>>,
     /// Its other connections.
     connections: HashMap<u64, UnixStream>,
+    /// Given back when the session ends, which threads of its connections may outlive.
+    client: Option<Charge>,
     is_ended: bool,
 }
 
@@ -122,7 +124,7 @@ impl Session {
         pool_bytes_max: u64,
     ) -> Result<Self, Refusal> {
         let Arrival { number, peer, token, member, engine, pool, account } = arrival;
-        let client = account.take(Resource::Clients, 1)?;
+        let client = Some(account.take(Resource::Clients, 1)?);
         let mut store = stack.store().clone();
         let mut own = None;
         if let Some((layout, file)) = pool {
@@ -134,19 +136,8 @@ impl Session {
             store = store.with_pool(id);
             own = Some(Pool { id, blocks: layout.blocks, memory });
         }
-        let (pool, tables) = (own, Mutex::default());
-        Ok(Self {
-            number,
-            peer,
-            token,
-            member,
-            engine,
-            store,
-            pool,
-            account,
-            _client: client,
-            tables,
-        })
+        let tables = Mutex::new(Tables { client, ..Tables::default() });
+        Ok(Self { number, peer, token, member, engine, store, pool: own, account, tables })
     }
 
     fn now(&self) -> Duration {
@@ -202,7 +193,7 @@ impl Session {
     /// # Errors
     /// Returns [`StoreError::Failed`] if the store failed: the memory stays mapped.
     pub(crate) fn end(&self) -> Result<(), StoreError> {
-        let Tables { namespaces, requests, connections, .. } = {
+        let Tables { namespaces, requests, connections, client: _client, .. } = {
             let mut tables = self.tables();
             let ended = Tables { is_ended: true, ..Tables::default() };
             std::mem::replace(&mut *tables, ended)

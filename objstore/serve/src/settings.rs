@@ -59,7 +59,7 @@ pub struct UserLimits {
     pub bandwidth: Option<NonZeroU64>,
 }
 
-/// What the users of a server share.
+/// The things that the users of a server share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Totals {
     pub(crate) files: u32,

@@ -286,6 +286,8 @@ def test_reports_reach_a_scheduler_in_another_process(tmp_path):
     reports = Reports(Counter({3: 1}), {3}, {9}, written, "gone", {1: "digest"})
     Legacy.leave(tmp_path, 0, reports)
     Legacy.leave(tmp_path, 1, Reports(written={5: {1: b"more"}}))
+    for report in tmp_path.iterdir():
+        assert report.stat().st_mode & 0o777 == 0o600, "they are the owner's, as the store is"
     taken = Legacy.take(tmp_path)
     assert taken == reports.aggregate(Reports(written={5: {1: b"more"}}))
     assert pickle.dumps(taken)
