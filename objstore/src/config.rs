@@ -227,6 +227,10 @@ pub struct StoreOptions {
     pub placement: bool,
     /// Set to verify every layer and segment with a pattern when the store is opened.
     pub self_test: bool,
+    /// Set if opening must not write to the devices: the catalog's records stay in memory, and the
+    /// path is proven by reads. For stores that are only read, without self-test and deallocation,
+    /// on media that take no writes.
+    pub read_only: bool,
     /// Set if the store's clock is simulated: the I/O kernel then reads it.
     pub virtual_time: bool,
     /// This process, if other controllers may reach a device ([`Owner`]): then required, with an id
@@ -261,6 +265,7 @@ impl Default for StoreOptions {
             deallocate: true,
             placement: true,
             self_test: true,
+            read_only: false,
             virtual_time: false,
             owner: Owner::default(),
             owner_timeout: OWNER_TIMEOUT,

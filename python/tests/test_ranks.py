@@ -351,6 +351,8 @@ def test_a_plane_is_asked_for_events_until_it_is_closed(tmp_path):
     (rank,) = ripieno.prepare(tmp_path / "kv", SHAPE, capacity=CAPACITY)
     kv = numpy.zeros((SHAPE.rows, BLOCKS, SHAPE.object_bytes), numpy.uint8)
     pool = ripieno.Pool.contiguous(kv, SHAPE)
+    with pytest.raises(ripieno.InvalidError, match="^dram_bytes: .* were asked for; "):
+        ripieno.Plane(tmp_path / "kv", rank, SHAPE, pool, dram_bytes="1024TiB")
     with ripieno.Plane(tmp_path / "kv", rank, SHAPE, pool) as plane:
         assert plane.poll_events() == []
     with pytest.raises(ripieno.ClosedError, match="it was closed"):

@@ -97,6 +97,9 @@ def test_sizes_are_bytes_or_text(tmp_path):
             ripieno.Store(tmp_path / "s", SHAPE, pool, **wrong)
     with pytest.raises(TypeError, match="capacity"):
         ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=3.5)
+    with pytest.raises(ripieno.InvalidError, match="^dram_bytes: .* were asked for; "):
+        ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=CAPACITY, dram_bytes="1024TiB")
+    assert not (tmp_path / "s").exists()
     sizes = {"capacity": "32MiB", "dram_bytes": f"{2 * block // 1024}KiB"}
     with ripieno.Store(tmp_path / "s", SHAPE, pool, **sizes) as store:
         assert (tmp_path / "s/device-0.img").stat().st_size == CAPACITY

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use nvme_driver::platform::vfio::PciAddress;
-use ripieno_stack::MemoryPlace;
+use ripieno_stack::{MemoryPlace, expand_home};
 
 use crate::problem::Problem;
 use crate::size::{self, Size};
@@ -203,7 +203,7 @@ fn media_in(text: &str, may_be_new: bool) -> Result<MediaChoice, String> {
     let Some(directory) = text.strip_prefix("file:") else {
         return Err("no such kind of media; use memory, or file:DIR".to_owned());
     };
-    let path = Path::new(directory);
+    let path = &*expand_home(Path::new(directory));
     let found = match path.metadata() {
         Ok(meta) if meta.is_dir() => return Ok(MediaChoice::File(path.to_owned())),
         Ok(_) => "is not a directory".to_owned(),

@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use nvme_driver::remedy;
 use ripieno_stack::read_file;
 use tempfile::{Builder, NamedTempFile};
 
@@ -40,7 +41,8 @@ pub(crate) fn write(flag: &str, path: &Path, text: &str) -> Result<(), Problem> 
 fn unwritable(flag: &str, path: &Path, error: &io::Error) -> Problem {
     Problem::new(
         format!("{flag} {}: it cannot be written: {error}", path.display()),
-        "name a file in a directory that is there and that you may write to",
+        remedy(error)
+            .unwrap_or("name a file in a directory that is there and that you may write to"),
     )
 }
 

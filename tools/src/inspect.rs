@@ -46,7 +46,7 @@ pub(crate) struct FsckFlags {
 /// # Errors
 /// Returns a [`crate::problem::Problem`] if there is no store, and an error if a read fails.
 pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
-    let offline = Offline::examine(&flags.place)?;
+    let offline = Offline::examine(&flags.place, false)?;
     let owner = offline.living_owner()?.map(|(_, owner)| owner.to_string());
     let survey = Survey { owner, ..Survey::take(&mut offline.media()?, |_, _| {})? };
     offline.close()?;
@@ -60,7 +60,7 @@ pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
 
 /// Checks everything but the data, and repairs it if asked to. Returns the exit code.
 pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
-    let offline = Offline::examine(&flags.inspect.place)?;
+    let offline = Offline::examine(&flags.inspect.place, flags.repair)?;
     let progress = Progress::reading(!flags.inspect.json);
     if flags.repair {
         offline.demand_alone()?;

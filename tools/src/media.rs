@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
 use anyhow::Context as _;
+use nvme_driver::remedy;
 use nvme_emu::{BandwidthDial, BandwidthMedia, EmuConfig, FileMedia, FileOptions, MemoryMedia};
 use ripieno_stack::StoreDir;
 
@@ -100,9 +101,10 @@ fn file_media(directory: &Path, bytes: u64) -> anyhow::Result<FileMedia> {
         let (place, size) = (directory.display(), Size(bytes));
         Problem::new(
             format!("--media file:{place}: a file of {size} cannot be used: {error}"),
-            "name a directory on a local file system that you may write to and that has direct \
-             I/O, such as --media file:/var/tmp; or allow larger files (ulimit -f) or more of them \
-             (ulimit -n)",
+            remedy(&error).unwrap_or(
+                "name a directory on a local file system that you may write to and that has direct \
+                 I/O, such as --media file:/var/tmp",
+            ),
         )
         .into()
     })

@@ -11,6 +11,7 @@ use ripieno_stack::{Controllers, Place, StoreDir, StoreDirError};
 
 use crate::devices::{self, MediaChoice};
 use crate::problem::{Problem, user_error};
+use crate::terminal::say;
 
 /// Location of a store.
 #[derive(Debug, Clone, Args)]
@@ -65,11 +66,19 @@ impl Offline {
     }
 
     /// Like [`Offline::open`], for damage checks: a device that is missing or too short, and a
-    /// store directory whose parameters cannot be read, are findings and not user errors.
-    pub(crate) fn examine(place: &StoreLocation) -> anyhow::Result<Self> {
+    /// store directory whose parameters cannot be read, are findings and not user errors. Unless
+    /// it `writes`, the file system may be read-only.
+    pub(crate) fn examine(place: &StoreLocation, writes: bool) -> anyhow::Result<Self> {
         let Some(dir) = place.dir()? else { return Self::of_drives(place) };
-        match StoreDir::open(dir) {
-            Ok(store_dir) => Self::attach(store_dir),
+        let opened = if writes { StoreDir::open(dir) } else { StoreDir::open_to_read(dir) };
+        match opened {
+            Ok(store_dir) => {
+                if store_dir.is_read_only() {
+                    let dir = dir.display();
+                    say(format_args!("note: {dir} is on a read-only file system: it is only read"));
+                }
+                Self::attach(store_dir)
+            }
             Err(error @ (StoreDirError::Device { .. } | StoreDirError::Damaged { .. })) => {
                 Err(error.into())
             }
@@ -92,6 +101,11 @@ impl Offline {
         let controllers =
             place.controllers(&clock(), &ControllerOptions::default(), None).map_err(user_error)?;
         Ok(Self { controllers, place })
+    }
+
+    /// Returns true if nothing can be written to the devices.
+    pub(crate) fn is_read_only(&self) -> bool {
+        matches!(&self.place, Place::StoreDir(dir) if dir.is_read_only())
     }
 
     /// Wraps emulated drives with data outside the store's region.

@@ -92,7 +92,8 @@ pub(crate) fn user_error(error: StackError) -> anyhow::Error {
                 "nvme-bind doctor shows what this machine lacks for VFIO",
             )
         }
-        StackError::Store(error @ (StoreError::Config { .. } | StoreError::Owned { .. })) => {
+        StackError::Config { .. }
+        | StackError::Store(StoreError::Config { .. } | StoreError::Owned { .. }) => {
             Problem::new(error.to_string(), "")
         }
         StackError::NoRoute { tried } => return NoRoute(tried).into(),

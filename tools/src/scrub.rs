@@ -19,6 +19,7 @@ use ripieno_stack::{Executor, this_process};
 use serde::Serialize;
 
 use crate::interrupt::Interrupt;
+use crate::machine::check_memory;
 use crate::offline::{self, Offline, StoreLocation};
 use crate::problem::Problem;
 use crate::progress::{Opening, Progress};
@@ -88,7 +89,7 @@ struct Findings {
 /// Returns a [`Problem`] without a store or checksums, and an error if a device fails.
 pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen().context("listening for signals")?;
-    let mut offline = Offline::examine(&flags.place)?;
+    let mut offline = Offline::examine(&flags.place, !flags.report_only)?;
     let (store, blocks) = open(&mut offline, flags)?;
     interrupt.orderly();
     let mut findings = Findings { dropped: !flags.report_only, ..Findings::default() };
@@ -145,17 +146,25 @@ fn open(offline: &mut Offline, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec
         namespace: Namespace::default(),
         pool: pool(offline, &shape, blocks)?,
         gpu: None,
-        options: StoreOptions { owner: this_process()?, ..StoreOptions::default() },
+        options: StoreOptions { owner: this_process()?, ..options(offline.is_read_only()) },
     };
     let store = Store::open_with(config, |done, all| opening.read(done, all, start.elapsed()));
     opening.finish();
     Ok((store.map_err(refused)?, (0..blocks).map(BlockId).collect()))
 }
 
+fn options(read_only: bool) -> StoreOptions {
+    let writes = !read_only;
+    StoreOptions { read_only, self_test: writes, deallocate: writes, ..StoreOptions::default() }
+}
+
 fn pool(offline: &Offline, shape: &KvShape, blocks: u32) -> anyhow::Result<KvPool> {
     let stride = u64::from(shape.object_bytes);
     let tensor = stride * u64::from(blocks);
     let bytes = usize::try_from(tensor * u64::from(shape.rows()))?;
+    // The superblock says how large a block is.
+    let what = || format!("scrub reads {blocks} blocks at a time into {}", Size(bytes as u64));
+    check_memory(bytes as u64, what, "scrub it on a machine with more memory")?;
     let memory = offline.controllers.space().alloc(bytes).context("memory to read into")?;
     Ok(KvPool::contiguous(memory, shape, blocks)?)
 }

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use clap::Args;
 use nvme_driver::platform::vfio::PciAddress;
-use objstore::{KvShape, StoreOptions};
+use objstore::{KvShape, StoreError, StoreOptions};
 use ripieno_serve::{PinLimits, Reload, ServeError, Server, ServerOptions, Settings, UserLimits};
-use ripieno_stack::{Builder, Pacing, Place, PoolMemory, Size, read_file};
+use ripieno_stack::{Builder, Pacing, Place, PoolMemory, Size, StackError, expand_home, read_file};
 use serde::Deserialize;
 
 use crate::interrupt::Interrupt;
@@ -204,6 +204,7 @@ impl Plan {
         if pins.ttl.is_zero() {
             return Err("pins.ttl_max: at least one second is needed".to_owned());
         }
+        let socket = expand_home(&socket).into_owned();
         let token = http.as_ref().map(|http| read_token(&http.token_file)).transpose()?;
         let http = http.map(|http| http.address);
         let (sessions_max, hold_max) = (clients, Duration::from_secs(hold_max));
@@ -291,6 +292,7 @@ fn size(name: &str, text: &str) -> Result<u64, String> {
 
 /// Reads a token, which others than its owner and group must not be able to read.
 pub(crate) fn read_token(path: &Path) -> Result<String, String> {
+    let path = &*expand_home(path);
     let wrong = |why: String| format!("token_file {}: {why}", path.display());
     let bytes = read_file(path, 4096).map_err(|error| wrong(error.to_string()))?;
     let mode = path.metadata().map_err(|error| wrong(error.to_string()))?.mode();
@@ -317,12 +319,13 @@ pub(crate) fn read_token(path: &Path) -> Result<String, String> {
 /// Returns a [`Problem`] for a wrong configuration, and an error if the store fails.
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<u8> {
     let Plan { fixed, settings } = Plan::read(&flags.config)?;
+    let builder = fixed.builder().map_err(|why| Problem::new(why, ""))?;
     if flags.check {
+        builder.check().map_err(in_config)?;
         return Ok(0);
     }
     let mut interrupt = Interrupt::listen()?;
-    let builder = fixed.builder().map_err(|why| Problem::new(why, ""))?;
-    let stack = builder.open().map_err(user_error)?;
+    let stack = builder.open().map_err(in_config)?;
     interrupt.orderly();
     let (socket, http, config) = (fixed.socket.clone(), fixed.http, flags.config.clone());
     let reload = Some(Reload(Arc::new(move || fixed.read_again(&config))));
@@ -333,6 +336,17 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<u8> {
     server.run(|| interrupt.asked()).map_err(problem)?;
     say(format_args!("the store is closed"));
     Ok(0)
+}
+
+/// Names the key of the configuration in place of the library's option.
+fn in_config(error: StackError) -> anyhow::Error {
+    let (field, problem) = match error {
+        StackError::Config { field, problem }
+        | StackError::Store(StoreError::Config { field, problem }) => (field, problem),
+        error => return user_error(error),
+    };
+    let key = if field == "dram_bytes" { "dram" } else { field };
+    Problem::new(format!("store.{key}: {problem}"), "see docs/start/serve.md").into()
 }
 
 /// Converts what the user can do something about.

@@ -169,8 +169,8 @@ pub(crate) fn fits(memory: u64, what: &str) -> Result<(), Problem> {
     machine::check_memory(
         memory,
         || format!("the replay needs about {} of memory ({what})", Size(memory)),
-        "set --capacity 4GiB (blocks are then evicted), or --requests, or --pool-blocks, or less \
-         --dram, or keep the bytes in files with --media file:DIR",
+        "give a smaller --capacity (blocks are then evicted), --requests, --pool-blocks or --dram, \
+         or keep the bytes in files with --media file:DIR",
     )
 }
 

@@ -239,8 +239,9 @@ fn a_directory_that_became_read_only_is_refused_and_opens_again() {
         mount
     };
     let mount = read_only(&store_dir);
-    for line in COMMANDS {
-        place.refused(line, &["Read-only file system", "name a directory that you may write to"]);
+    let wanted = ["Read-only file system", "the file system is read-only: mount it for writing"];
+    for line in ["fsck --repair", "scrub", "format --overwrite anything", REPLAY] {
+        place.refused(line, &wanted);
     }
     drop(mount);
     assert!(place.files() == before, "nothing was touched");
@@ -249,9 +250,71 @@ fn a_directory_that_became_read_only_is_refused_and_opens_again() {
     let empty = Place::new();
     let mount = read_only(&empty.store_dir());
     for line in [FORMAT, REPLAY] {
-        empty.refused(line, &["Read-only file system", "that you may write to"]);
+        empty.refused(line, &wanted);
     }
     drop(mount);
     assert!(empty.files().is_empty());
     stored(&empty);
+}
+
+/// As ext4 makes it after an error of its disk: then one wants to look.
+#[test]
+fn a_store_on_a_read_only_file_system_can_be_looked_at() {
+    const TEST: &str = "a_store_on_a_read_only_file_system_can_be_looked_at";
+    let place = Place::new();
+    stored(&place);
+    // A mount of its own, in a namespace of its own: nobody else sees it.
+    let run = |line: &str| {
+        let dir = place.store_dir();
+        let [dir, program] = [dir.to_str().unwrap(), env!("CARGO_BIN_EXE_ripieno")];
+        let script = format!(
+            "mount --bind {dir} {dir} && mount -o remount,ro,bind {dir} || exit 99; \
+             {program} {line} --media file:{dir}"
+        );
+        Command::new("unshare").args(["-rm", "sh", "-c", &script]).output()
+    };
+    match run("inspect") {
+        Ok(output) if output.status.code() == Some(0) => {}
+        Ok(output) if output.status.code() != Some(99) && is_unshared() => {
+            panic!("{}", store_dir::text(&output.stderr))
+        }
+        other => return store_dir::skipped(TEST, &format!("no mount of its own: {other:?}")),
+    }
+    let before = place.files();
+    for line in ["inspect", "fsck", "fsck --salvage", "scrub --report-only"] {
+        let said = said(line, run(line).unwrap(), 0);
+        assert!(said.contains("is on a read-only file system: it is only read"), "{line}: {said}");
+    }
+    assert_eq!(place.files(), before);
+    is_whole(&place);
+}
+
+/// Returns true if this user gets a mount namespace.
+fn is_unshared() -> bool {
+    let status = Command::new("unshare").args(["-rm", "true"]).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+#[test]
+fn advice_is_about_what_failed_and_not_about_the_call() {
+    let place = Place::new();
+    let limited = |limit: &str, line: &str| {
+        let (dir, program) = (place.store_dir(), env!("CARGO_BIN_EXE_ripieno"));
+        let script = format!("ulimit {limit}; {program} {line} --media file:{}", dir.display());
+        said(line, Command::new("sh").args(["-c", &script]).output().unwrap(), 2)
+    };
+    let format = "format --model tiny --lba 4096 --capacity 64MiB --devices 16";
+    let found = limited("-n 16", format);
+    assert!(found.contains("ulimit -n") && !found.contains("io_uring_disabled"), "{found}");
+}
+
+#[test]
+fn a_tilde_behind_file_is_the_home_of_the_user() {
+    let place = Place::new();
+    for (line, code) in [(FORMAT, 0), (REPLAY, 0), ("fsck", 0), ("inspect", 0)] {
+        let mut command = place.bare(line);
+        command.args(["--media", "file:~/kv"]).env("HOME", place.path());
+        said(line, command.output().unwrap(), code);
+    }
+    assert!(place.path().join("kv/home.json").exists() && !place.path().join("~").exists());
 }

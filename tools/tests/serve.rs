@@ -200,3 +200,34 @@ fn bad_input_is_refused() {
     assert_eq!(key.status.code(), Some(2));
     assert!(text(&key.stderr).contains("64 hexadecimal digits"), "{}", text(&key.stderr));
 }
+
+#[test]
+fn more_host_memory_than_there_is_is_refused_before_it_is_filled() {
+    let dir = TempDir::new().unwrap();
+    let config = config(dir.path());
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text.replace("[shape]", "dram = \"100TiB\"\n[shape]")).unwrap();
+    for flags in [&["--check"][..], &[]] {
+        let output = ripieno(&[&["serve", "--config", &config], flags].concat()).output().unwrap();
+        let said = self::text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        let wanted = "error: store.dram: 100 TiB were asked for; ";
+        assert!(said.starts_with(wanted) && said.contains("are available; give less"), "{said}");
+    }
+    assert!(!dir.path().join("store").exists());
+}
+
+#[test]
+fn a_tilde_in_a_configuration_is_the_home_of_the_user() {
+    let dir = TempDir::new().unwrap();
+    let config = config(dir.path());
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text.replace(dir.path().to_str().unwrap(), "~")).unwrap();
+    let mut command = ripieno(&["serve", "--config", &config]);
+    let child = command.env("HOME", dir.path()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut server = Server(child);
+    let mut line = String::new();
+    BufReader::new(server.0.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains(dir.path().to_str().unwrap()), "{line}");
+    assert!(dir.path().join("store/home.json").exists());
+}

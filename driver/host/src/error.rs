@@ -111,6 +111,22 @@ impl std::fmt::Display for CommandId {
     }
 }
 
+/// Returns what helps against an error of the operating system that says nothing about the call:
+/// something has run out, or the file system takes no writes. Advice about the call would mislead.
+#[must_use]
+pub fn remedy(error: &std::io::Error) -> Option<&'static str> {
+    use rustix::io::Errno;
+    match Errno::from_io_error(error)? {
+        Errno::MFILE | Errno::NFILE => Some("allow more open files (ulimit -n)"),
+        Errno::NOMEM => Some("free memory, or allow more of it (ulimit -v, ulimit -l)"),
+        Errno::ROFS => Some("the file system is read-only: mount it for writing"),
+        Errno::NOSPC | Errno::DQUOT => Some("make room on the disk"),
+        Errno::FBIG => Some("allow larger files (ulimit -f)"),
+        Errno::IO => Some("check the disk; the kernel's log (dmesg) may say more"),
+        _ => None,
+    }
+}
+
 /// Any error of the driver.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

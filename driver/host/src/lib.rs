@@ -87,7 +87,7 @@ pub use copy::{CopyDirection, CopyEngine, CopyError, CopyFence, DeviceCopy};
 pub use dma::{
     DevicePtr, DmaError, DmaMemory, DmaSlice, DmaSpace, ExternalMemory, Iova, IovaRange, Place,
 };
-pub use error::{CommandId, Error, FailCause, TimeoutOutcome};
+pub use error::{CommandId, Error, FailCause, TimeoutOutcome, remedy};
 pub use event::ControllerEvent;
 pub use grant::{
     DescriptorMode, GrantEpoch, PLACEMENTS_MAX, Placements, QueueGrant, QueueMemory, Quiesced,

@@ -15,7 +15,7 @@ use std::{
 };
 
 use objstore::{DramMode, KvShape};
-use ripieno_stack::{EngineMemory, PoolLayout, PoolMemory};
+use ripieno_stack::{EngineMemory, PoolLayout, PoolMemory, expand_home};
 
 use crate::status::{Failure, Status};
 
@@ -262,7 +262,7 @@ impl Config {
         // SAFETY: the caller's contract.
         match unsafe { bytes(self.home) } {
             b"" => Err(Failure::invalid("config.home: name a directory")),
-            path => Ok(OsStr::from_bytes(path).into()),
+            path => Ok(expand_home(OsStr::from_bytes(path).as_ref()).into_owned()),
         }
     }
 
@@ -285,7 +285,8 @@ impl Config {
             ));
         }
         // SAFETY: the caller's contract.
-        Ok(Some(OsStr::from_bytes(unsafe { bytes(self.server) }).into()))
+        let path = OsStr::from_bytes(unsafe { bytes(self.server) });
+        Ok(Some(expand_home(path.as_ref()).into_owned()))
     }
 
     /// # Safety

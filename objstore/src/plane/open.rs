@@ -68,9 +68,11 @@ pub(super) fn open(config: PlaneConfig) -> Result<Mover, StoreError> {
     let mut memory = HostMemory::new(&*bus, &shape, &pool, gpu.as_ref(), &options)?;
     let scratch: Vec<Region> = devices.iter().map(|device| device.scratch).collect();
     let devices = Devices::new(devices, &options, clock.now())?;
-    // Before anything is granted: the proof has the controllers to itself.
-    route::prove(&devices.all, &scratch, &pool, gpu.as_ref())?;
-    memory.as_ref().map_or(Ok(()), |memory| memory.prove(&devices.all, &scratch))?;
+    // Before anything is granted: the proof has the controllers to itself, and writes.
+    if !options.read_only {
+        route::prove(&devices.all, &scratch, &pool, gpu.as_ref())?;
+        memory.as_ref().map_or(Ok(()), |memory| memory.prove(&devices.all, &scratch))?;
+    }
     let (fua, must_flush) = durability(&options, &devices);
     let placements = placements(&options, &devices);
     // Files need no explicit contexts.

@@ -1,5 +1,7 @@
 //! A region of a namespace as a catalog's medium: the driver's blocking calls on its host queue.
 
+use std::collections::BTreeMap;
+
 use kv_catalog::{BlockAction, BlockError, BlockIo, NotDurable, PlantedBug, Region, Seal, planted};
 use nvme_spec::ids::{Lba, Nsid};
 
@@ -111,5 +113,53 @@ impl BlockIo for BlockDevice {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// A region that is not written to: what would be is kept in memory.
+#[derive(Debug)]
+pub(super) struct Unwritten {
+    device: BlockDevice,
+    /// Logical blocks by offset.
+    written: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Unwritten {
+    pub(super) fn new(device: BlockDevice) -> Self {
+        Self { device, written: BTreeMap::new() }
+    }
+}
+
+impl BlockIo for Unwritten {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn lba_bytes(&self) -> u32 {
+        self.device.lba_bytes()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.device.bytes()
+    }
+
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), BlockError> {
+        self.device.read(offset, into)?;
+        for (at, block) in self.written.range(offset..offset + into.len() as u64) {
+            into[(at - offset) as usize..][..block.len()].copy_from_slice(block);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8], _fua: bool) -> Result<(), BlockError> {
+        self.device.check(BlockAction::Write, offset, from.len())?;
+        let each = self.lba_bytes() as usize;
+        let blocks = (offset..).step_by(each).zip(from.chunks(each));
+        self.written.extend(blocks.map(|(at, block)| (at, block.to_vec())));
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), BlockError> {
+        Ok(())
     }
 }

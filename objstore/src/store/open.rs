@@ -12,7 +12,7 @@ use nvme_spec::ids::{Lba, Nsid};
 
 use super::{
     Inner, Jobs, Store,
-    block_device::BlockDevice,
+    block_device::{BlockDevice, Unwritten},
     deallocation::Drive,
     lock,
     owner::{Ownership, living, settle},
@@ -535,6 +535,7 @@ pub(super) fn durable(
         seal,
     };
     let io: Box<dyn BlockIo> = match place.is_shared {
+        _ if options.read_only => Box::new(Unwritten::new(medium)),
         true => {
             let (clock, owner) = (place.controller.lock().clock().clone(), options.owner.clone());
             let time = Time(Box::new(move || clock.now().0));

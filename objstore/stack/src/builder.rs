@@ -11,6 +11,7 @@ use crate::{
     build::{Built, Parts, Plan},
     error::StackError,
     executor::Executor,
+    memory::HostMemory,
     metrics::{Endpoint, MetricsAddress},
     owner::random,
     pacing::Pacing,
@@ -161,12 +162,22 @@ impl Builder {
         self
     }
 
+    /// Checks that this machine has the memory that the options ask for. [`Builder::open`] does it,
+    /// too: a DRAM cache is filled with zeroes at once.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Config`] if it has less.
+    pub fn check(&self) -> Result<(), StackError> {
+        HostMemory::check_dram(self.options.dram_bytes, 1)
+    }
+
     /// Opens the store; with [`Builder::capacity`], creates it if there is none.
     ///
     /// # Errors
     /// Returns the [`StackError`] of the part that fails; [`StackError::NotEmpty`] if drives hold
     /// data that may not be overwritten.
     pub fn open(mut self) -> Result<Stack, StackError> {
+        self.check()?;
         let (place, format) = self.place()?;
         let namespace = std::mem::take(&mut self.namespace);
         let (store, built, place) = self.build(place, format, |parts, plan| {
@@ -185,6 +196,7 @@ impl Builder {
     /// # Errors
     /// Returns the [`StackError`] of the part that fails.
     pub fn open_rank(mut self, id: RankId) -> Result<RankStack, StackError> {
+        HostMemory::check_dram(self.options.dram_bytes, id.ranks)?;
         let (place, format) = self.place()?;
         let (plane, built, place) = self.build(place, format, |parts, plan| {
             let Parts { devices, pool, gpu, executor, options, .. } = parts;

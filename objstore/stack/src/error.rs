@@ -4,7 +4,7 @@ use std::io;
 
 use gio_kernels::cuda::CudaError;
 use kv_catalog::{FormatError, LayoutError};
-use nvme_driver::{DmaError, platform::vfio::VfioError};
+use nvme_driver::{DmaError, platform::vfio::VfioError, remedy};
 use nvme_emu::EmuError;
 use objstore::{RegistrationError, Route, StoreError};
 
@@ -28,15 +28,23 @@ pub enum StackError {
     Emu(#[from] EmuError),
     /// Starting the software controllers' threads failed.
     #[error(
-        "starting the software controllers' threads: {0}; allow more threads (ulimit -u), or use \
-         fewer devices"
+        "starting the software controllers' threads: {why}; {}",
+        remedy(.0).unwrap_or("allow more threads (ulimit -u), or use fewer devices"),
+        why = .0
     )]
     Threads(io::Error),
     /// Starting the thread that watches the devices failed.
-    #[error("starting a thread that watches the devices: {0}; allow more threads (ulimit -u)")]
+    #[error(
+        "starting a thread that watches the devices: {why}; {}",
+        remedy(.0).unwrap_or("allow more threads (ulimit -u)"),
+        why = .0
+    )]
     Watch(io::Error),
     /// The metrics cannot be served at this address.
-    #[error("serving metrics on {address}: {source}; choose another address")]
+    #[error(
+        "serving metrics on {address}: {source}; {}",
+        remedy(source).unwrap_or("choose another address")
+    )]
     Metrics {
         /// The address.
         address: String,

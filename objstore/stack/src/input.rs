@@ -1,15 +1,28 @@
 //! Reading of untrusted files: regular files only, up to a limit.
 
 use std::{
+    borrow::Cow,
+    env,
     fs::{self, File},
     io::{self, Read as _},
     os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use rustix::fs::OFlags;
 
 use crate::Size;
+
+/// Returns a path as a shell does that has a `~` at its beginning: a shell expands none behind
+/// `file:`, and there is none behind a configuration file.
+#[must_use]
+pub fn expand_home(path: &Path) -> Cow<'_, Path> {
+    match (path.strip_prefix("~"), env::var_os("HOME").filter(|home| !home.is_empty())) {
+        (Ok(rest), Some(home)) if rest.as_os_str().is_empty() => PathBuf::from(home).into(),
+        (Ok(rest), Some(home)) => Path::new(&home).join(rest).into(),
+        _ => path.into(),
+    }
+}
 
 /// Opens a regular file for reading. Never blocks, as opening a FIFO would.
 ///
@@ -55,6 +68,21 @@ mod tests {
     use rustix::fs::{CWD, Mode, mkfifoat};
 
     use super::*;
+
+    #[test]
+    fn a_tilde_is_the_home_of_the_user_and_only_at_the_beginning() {
+        let home = env::var_os("HOME").map_or_else(|| "~".into(), PathBuf::from);
+        for (given, wanted) in [
+            ("~", home.clone()),
+            ("~/kv/a", home.join("kv/a")),
+            ("./~/kv", "./~/kv".into()),
+            ("/a/~", "/a/~".into()),
+            ("~other/kv", "~other/kv".into()),
+            ("", "".into()),
+        ] {
+            assert_eq!(expand_home(Path::new(given)), wanted, "{given}");
+        }
+    }
 
     #[test]
     fn only_files_are_read_and_only_up_to_the_limit() {

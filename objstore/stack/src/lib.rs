@@ -71,6 +71,7 @@ mod error;
 mod executor;
 mod gpu;
 mod input;
+mod memory;
 mod metrics;
 mod owner;
 mod pacing;
@@ -101,7 +102,8 @@ pub use emulation::{EMU_DEPTH, EMU_QUEUES, Emulation};
 pub use error::{ErrorKind, StackError};
 pub use executor::Executor;
 pub use gpu::{CudaChoice, Gpu};
-pub use input::{open_file, read_file};
+pub use input::{expand_home, open_file, read_file};
+pub use memory::HostMemory;
 pub use metrics::{
     ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsAddress, MetricsPage,
 };

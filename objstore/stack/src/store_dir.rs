@@ -37,7 +37,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nvme_driver::{Clock as _, MonotonicClock, Nanos, wait_until};
+use nvme_driver::{Clock as _, MonotonicClock, Nanos, remedy, wait_until};
 use nvme_emu::{BandwidthDial, BandwidthMedia, EmuConfig, FileMedia, FileOptions, Media as _};
 use rustix::{fs::FallocateFlags, io::Errno};
 
@@ -45,6 +45,8 @@ pub use error::{Holder, StoreDirError};
 pub(crate) use lock::Lock;
 use manifest::{Device, Manifest};
 pub(crate) use manifest::{State, read_json, write_json};
+
+use crate::expand_home;
 
 /// Maximum bytes of a command on files. A read of 1 MiB takes half the CPU time of four of 256
 /// KiB, and unlike a drive, a file needs no more commands to work on in parallel.
@@ -98,7 +100,7 @@ pub struct StoreDir {
     manifest: Manifest,
     /// True when the directory was created for it.
     is_new: bool,
-    _lock: Lock,
+    lock: Lock,
 }
 
 impl StoreDir {
@@ -108,6 +110,7 @@ impl StoreDir {
     /// # Errors
     /// Returns [`StoreDirError`]; only the lock is then left in `dir`.
     pub fn create(dir: &Path, options: &StoreDirOptions) -> Result<Self, StoreDirError> {
+        let dir = &*expand_home(dir);
         let devices = devices(options)?;
         let made = match private().create(dir) {
             Ok(()) => true,
@@ -146,7 +149,7 @@ impl StoreDir {
             let _ = fs::remove_file(dir.join(lock::NAME));
         }
         filled?;
-        Ok(Self { dir: dir.to_owned(), manifest, is_new, _lock: lock })
+        Ok(Self { dir: dir.to_owned(), manifest, is_new, lock })
     }
 
     fn fill_locked(dir: &Path, manifest: &Manifest) -> Result<(), StoreDirError> {
@@ -206,6 +209,7 @@ impl StoreDir {
     /// Returns true when `dir` is complete or unreadable, which [`StoreDir::create`] refuses.
     #[must_use]
     pub fn exists(dir: &Path) -> bool {
+        let dir = &*expand_home(dir);
         !matches!(Manifest::read(dir), Ok(None | Some(Manifest { state: State::Making, .. })))
     }
 
@@ -215,6 +219,7 @@ impl StoreDir {
     /// Returns [`StoreDirError::Resized`] if other files are requested than it has, or an error of
     /// [`StoreDir::open`] or [`StoreDir::create`].
     pub fn open_or_create(dir: &Path, options: &StoreDirOptions) -> Result<Self, StoreDirError> {
+        let dir = &*expand_home(dir);
         if !Self::exists(dir) {
             match Self::create(dir, options) {
                 // Another process was faster.
@@ -232,25 +237,48 @@ impl StoreDir {
     /// Returns [`StoreDirError`] if `dir` holds no store, is in use or incomplete, or a device is
     /// missing, shorter than before, or not the original.
     pub fn open(dir: &Path) -> Result<Self, StoreDirError> {
+        Self::open_with(dir, Lock::take)
+    }
+
+    /// Like [`StoreDir::open`] for a process that only reads: the file system may be read-only, as
+    /// after an error of its disk.
+    ///
+    /// # Errors
+    /// Same as [`StoreDir::open`].
+    pub fn open_to_read(dir: &Path) -> Result<Self, StoreDirError> {
+        Self::open_with(dir, Lock::take_to_read)
+    }
+
+    fn open_with(
+        dir: &Path,
+        lock: impl Fn(&Path) -> Result<Lock, StoreDirError>,
+    ) -> Result<Self, StoreDirError> {
+        let dir = &*expand_home(dir);
         let read = || Manifest::read(dir)?.ok_or(StoreDirError::Missing { dir: dir.to_owned() });
         // Makes no lock file where there is no store.
         read()?;
         warn_of_others(dir);
-        let lock = Lock::take(dir)?;
+        let lock = lock(dir)?;
         let manifest = read()?;
         if manifest.state == State::Making {
             return Err(StoreDirError::HalfMade { dir: dir.to_owned() });
         }
         for (index, device) in manifest.devices.iter().enumerate() {
-            check(dir, index, device)?;
+            check(dir, index, device, lock.is_read_only())?;
         }
-        Ok(Self { dir: dir.to_owned(), manifest, is_new: false, _lock: lock })
+        Ok(Self { dir: dir.to_owned(), manifest, is_new: false, lock })
     }
 
     /// Returns true when its devices were formatted; if not, [`StoreDir::create`] has just made it.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.manifest.state == State::Ready
+    }
+
+    /// Returns true when the file system takes no writes ([`StoreDir::open_to_read`]).
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.lock.is_read_only()
     }
 
     /// Returns its directory.
@@ -282,7 +310,8 @@ impl StoreDir {
     /// system has no direct I/O, or a file system is mounted on the block device.
     pub fn controllers(&self) -> Result<Vec<EmuConfig>, StoreDirError> {
         let controller = |device: StoreDirDevice| {
-            let media = open_media(&device.path, device.bytes)?;
+            let read_only = self.is_read_only() && device.path.starts_with(&self.dir);
+            let media = open_media(&device.path, device.bytes, read_only)?;
             let config = EmuConfig {
                 id: device.path.display().to_string(),
                 serial: device.serial,
@@ -422,13 +451,13 @@ fn block_bytes(path: &Path) -> Result<u64, StoreDirError> {
         return Err(wrong("it is not a block device; use files instead".to_owned()));
     }
     // Opened as it is later: exclusively, and bypassing the page cache.
-    Ok(open_media(path, 0)?.capacity_bytes())
+    Ok(open_media(path, 0, false)?.capacity_bytes())
 }
 
 /// Opens a device's medium of a locked directory. The kernel ends the I/O of a killed process
 /// only after its death, and the file stays locked until then: waits for that.
-fn open_media(path: &Path, bytes: u64) -> Result<FileMedia, StoreDirError> {
-    let options = FileOptions { keep_space: true, ..FileOptions::default() };
+fn open_media(path: &Path, bytes: u64, read_only: bool) -> Result<FileMedia, StoreDirError> {
+    let options = FileOptions { keep_space: true, read_only, ..FileOptions::default() };
     let clock = MonotonicClock::default();
     let mut opened = FileMedia::open(path, bytes, options);
     wait_until(&clock, clock.now() + RELEASE_TIMEOUT, || {
@@ -494,10 +523,16 @@ fn allocate(dir: &Path, path: &Path, file: &File, bytes: u64) -> Result<(), Stor
 }
 
 /// Checks that a device exists and still has its size.
-fn check(dir: &Path, index: usize, device: &Device) -> Result<(), StoreDirError> {
+fn check(
+    dir: &Path,
+    index: usize,
+    device: &Device,
+    is_read_only: bool,
+) -> Result<(), StoreDirError> {
     let path = dir.join(&device.path);
     let wrong = |why: String| Err(StoreDirError::Device { path: path.clone(), index, why });
-    let file = match File::options().read(true).write(true).open(&path) {
+    let writes = !is_read_only || !device.is_file();
+    let file = match File::options().read(true).write(writes).open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return wrong("is gone".to_owned());
@@ -515,6 +550,9 @@ fn check(dir: &Path, index: usize, device: &Device) -> Result<(), StoreDirError>
     let found = file.metadata().map_err(|error| os(&path, "measuring it", CHECK, error))?;
     if !found.is_file() || found.len() != device.bytes {
         return wrong(format!("has {} bytes and had {}", found.len(), device.bytes));
+    }
+    if is_read_only {
+        return Ok(());
     }
     // A copied file may be sparse where it has zeroes.
     allocate(dir, &path, &file, device.bytes)
@@ -584,7 +622,9 @@ pub(crate) fn os(
     hint: &'static str,
     source: impl Into<io::Error>,
 ) -> StoreDirError {
-    StoreDirError::Os { path: path.to_owned(), action, source: source.into(), hint }
+    let source = source.into();
+    let hint = remedy(&source).unwrap_or(hint);
+    StoreDirError::Os { path: path.to_owned(), action, source, hint }
 }
 
 #[cfg(test)]

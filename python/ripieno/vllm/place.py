@@ -131,8 +131,6 @@ class OwnStore(Place):
         options, world = self.connector.options, self.connector.world
         move_to_pages(self.connector, any_of(caches))
         pages, pool = register(self.connector, caches)
-        if options.dram:
-            check_memory(options.dram, world)
         first = self.connector._vllm_config.parallel_config.data_parallel_index * world
         try:
             plane = ripieno.Plane(
@@ -237,20 +235,3 @@ def named(error: ripieno.InvalidError) -> ripieno.InvalidError:
     name, colon, problem = str(error).partition(": ")
     known = {"require": "route", "dram_bytes": "dram"}.get(name, name)
     return ripieno.InvalidError(known + colon + problem)
-
-
-def check_memory(dram: int, ranks: int) -> None:
-    """Raises ValueError if there is not enough host memory: opening the plane touches all of it."""
-    with open("/proc/meminfo") as file:
-        found = dict(line.split(":") for line in file)
-    free, there_are = (int(found[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
-    limit = "/sys/fs/cgroup/memory.max"
-    if os.path.exists(limit):
-        with open(limit) as file:
-            text = file.read().strip()
-        there_are = min(there_are, int(text)) if text.isdigit() else there_are
-    if dram > free or dram * ranks > there_are:
-        raise ValueError(
-            f"dram: {dram} bytes for each of {ranks} ranks were asked for; this machine has "
-            f"{there_are} bytes of memory, of which {min(free, there_are)} are free; give less"
-        )

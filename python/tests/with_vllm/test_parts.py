@@ -255,16 +255,6 @@ def test_engines_are_counted_where_vllm_says_how_many():
         engines(1, 1)
 
 
-def test_no_more_host_memory_than_there_is():
-    place.check_memory(1 << 20, 2)
-    with pytest.raises(ValueError, match="dram: .* bytes of memory, of which .* are free"):
-        place.check_memory(1 << 50, 1)
-    with open("/proc/meminfo") as file:
-        half = int(file.readline().split()[1]) << 9
-    with pytest.raises(ValueError, match=r"for each of \d+ ranks"):
-        place.check_memory(min(half, 1 << 30), 3 * max(1, half >> 30))
-
-
 def test_what_is_wrong_has_the_name_of_the_option(monkeypatch):
     def refuse(*args, **options):
         raise ripieno.InvalidError("require: direct was asked for: there is host")

@@ -39,13 +39,15 @@ pub struct FileOptions {
     /// Keeps the file's blocks allocated: deallocated ranges read as zeroes and stay reserved.
     /// Otherwise a later write may find the disk full.
     pub keep_space: bool,
+    /// Opens the file for reading only: writes fail, and a read-only file system is no obstacle.
+    pub read_only: bool,
     /// Operations in the kernel at a time; more are queued.
     pub depth: u32,
 }
 
 impl Default for FileOptions {
     fn default() -> Self {
-        Self { direct: true, keep_space: false, depth: 256 }
+        Self { direct: true, keep_space: false, read_only: false, depth: 256 }
     }
 }
 
@@ -115,7 +117,7 @@ impl FileMedia {
     /// Returns the operating system's error with a remedy, for the file, the lock, `O_DIRECT`, or
     /// `io_uring`. Fails for a block device smaller than `bytes`.
     pub fn open(path: &Path, bytes: u64, options: FileOptions) -> io::Result<Self> {
-        let file = open(path, bytes > 0, options.direct)?;
+        let file = open(path, bytes > 0, options)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
             explain(path, "locking it", error, "is another controller using it?")
         })?;

@@ -4,7 +4,7 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::{Read as _, Seek as _, Write as _},
+    io::{self, Read as _, Seek as _, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::Path,
 };
@@ -24,6 +24,8 @@ const NUMBER_BYTES_MAX: u64 = 32;
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: File,
+    /// The file system takes no writes.
+    is_read_only: bool,
 }
 
 impl Lock {
@@ -45,7 +47,34 @@ impl Lock {
     fn take_file(dir: &Path, path: &Path) -> Result<Self, StoreDirError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(path);
+        Self::of(dir, path, options.open(path), false)
+    }
+
+    /// Same as [`Lock::take`] for a process that writes nothing: on a read-only file system, the
+    /// PID is not written down.
+    pub(crate) fn take_to_read(dir: &Path) -> Result<Self, StoreDirError> {
+        let path = dir.join(NAME);
+        match Self::take(dir) {
+            Err(StoreDirError::Os { source, .. })
+                if Errno::from_io_error(&source) == Some(Errno::ROFS) =>
+            {
+                Self::of(dir, &path, File::open(&path), true)
+            }
+            taken => taken,
+        }
+    }
+
+    /// Returns true if the file system takes no writes.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    fn of(
+        dir: &Path,
+        path: &Path,
+        file: io::Result<File>,
+        is_read_only: bool,
+    ) -> Result<Self, StoreDirError> {
         let mut file = file.map_err(|error| os(path, "opening the lock", WRITABLE, error))?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
@@ -58,9 +87,11 @@ impl Lock {
                 return Err(os(path, "locking it", hint, error));
             }
         }
-        let named = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-        named.map_err(|error| os(path, "writing the lock", WRITABLE, error))?;
-        Ok(Self { file })
+        if !is_read_only {
+            let named = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+            named.map_err(|error| os(path, "writing the lock", WRITABLE, error))?;
+        }
+        Ok(Self { file, is_read_only })
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::{io, os::fd::OwnedFd, path::Path};
 
+use nvme_driver::remedy;
 use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags},
     io::Errno,
 };
 
-use super::transfer::Limits;
+use super::{FileOptions, transfer::Limits};
 
 pub(super) fn explain(
     path: &Path,
@@ -16,17 +17,19 @@ pub(super) fn explain(
     hint: &str,
 ) -> io::Error {
     let error = error.into();
+    let hint = remedy(&error).unwrap_or(hint);
     io::Error::new(error.kind(), format!("{}: {what} failed: {error}; {hint}", path.display()))
 }
 
 /// Opens `path`; creates a missing file if `make` is set.
-pub(super) fn open(path: &Path, make: bool, direct: bool) -> io::Result<OwnedFd> {
-    let mut flags = OFlags::RDWR | OFlags::CLOEXEC;
+pub(super) fn open(path: &Path, make: bool, options: FileOptions) -> io::Result<OwnedFd> {
+    let FileOptions { direct, read_only, .. } = options;
+    let mut flags = if read_only { OFlags::RDONLY } else { OFlags::RDWR } | OFlags::CLOEXEC;
     flags.set(OFlags::DIRECT, direct);
     let block_device = rustix::fs::stat(path).is_ok_and(|found| is_block_device(&found));
     // For a block device, O_EXCL means: not mounted or otherwise claimed.
     flags.set(OFlags::EXCL, block_device);
-    flags.set(OFlags::CREATE, make && !block_device);
+    flags.set(OFlags::CREATE, make && !block_device && !read_only);
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|error| {
         let hint = match error {
             Errno::INVAL if direct => {

@@ -5,7 +5,7 @@ use std::{fmt, io};
 use nvme_pci::PciAddress;
 use rustix::io::Errno;
 
-use crate::dma::DmaError;
+use crate::{dma::DmaError, error::remedy};
 
 /// A kernel request, as named in errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,8 +212,7 @@ fn hint(call: Call, error: &io::Error) -> &'static str {
         (Call::MapBar, Errno::INVAL | Errno::NODEV) => {
             "this kernel does not let this part of the BAR be mapped"
         }
-        (Call::EventFd, Errno::MFILE | Errno::NFILE) => "raise the limit of open files (ulimit -n)",
-        _ => DMESG,
+        _ => remedy(error).unwrap_or(DMESG),
     }
 }
 
