@@ -5,6 +5,7 @@
 use std::mem::MaybeUninit;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use crate::problem::EXIT_FAILED;
 use crate::terminal::say;
@@ -12,6 +13,14 @@ use crate::terminal::say;
 /// Signals that end a process, unless it ignores them (SIGHUP, under nohup).
 const SIGNALS: [(i32, &str); 3] =
     [(libc::SIGINT, "SIGINT"), (libc::SIGTERM, "SIGTERM"), (libc::SIGHUP, "SIGHUP")];
+
+/// Time after a signal within which others are the same request.
+const SAME_REQUEST: Duration = Duration::from_secs(1);
+
+/// Returns true if a signal is a request of its own, and not another delivery of the first one.
+fn is_later(first: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(first) > SAME_REQUEST
+}
 
 /// Receiver of the user's interrupts.
 #[derive(Debug)]
@@ -24,8 +33,9 @@ pub(crate) struct Interrupt {
 
 impl Interrupt {
     /// Makes SIGINT, SIGTERM and SIGHUP end this process with the exit code that shells use: 128
-    /// plus the signal's number. After [`Interrupt::orderly`], only the second signal does that. A
-    /// write beyond `ulimit -f` becomes an error instead of a signal.
+    /// plus the signal's number. After [`Interrupt::orderly`], only a later one does that: programs
+    /// such as timeout(1) send a signal twice, to the process and to its group. A write beyond
+    /// `ulimit -f` becomes an error instead of a signal.
     ///
     /// Must be called before any other thread starts: threads inherit the signal mask.
     ///
@@ -50,21 +60,26 @@ impl Interrupt {
         let orderly = Arc::new(OnceLock::new());
         let has_begun = orderly.clone();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
-            let mut asked_before = false;
+            let mut first = None;
             loop {
                 let mut signal = 0;
                 // SAFETY: both pointers refer to variables of this frame.
                 let failed = unsafe { libc::sigwait(&raw const signals, &raw mut signal) } != 0;
-                if !failed && (asked_before || has_begun.get().is_none()) {
+                let now = Instant::now();
+                let is_again = match first {
+                    Some(first) if !is_later(first, now) && !failed => continue,
+                    first => first.is_some(),
+                };
+                if !failed && (is_again || has_begun.get().is_none()) {
                     let name = SIGNALS.iter().find(|(number, _)| *number == signal);
-                    let again = if asked_before { " again, and ended at once" } else { "" };
+                    let again = if is_again { " again, and ended at once" } else { "" };
                     say(format_args!("interrupted by {}{again}", name.map_or("?", |it| it.1)));
                     std::process::exit(128 + signal);
                 }
                 if failed || ask.send(signal).is_err() {
                     break;
                 }
-                asked_before = true;
+                first.get_or_insert(now);
             }
         })?;
         Ok(Self { asked, orderly, seen: None })
@@ -109,5 +124,18 @@ fn is_ignored(signal: i32) -> bool {
     unsafe {
         libc::sigaction(signal, std::ptr::null(), found.as_mut_ptr()) == 0
             && found.assume_init_ref().sa_sigaction == libc::SIG_IGN
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_comes_twice_at_once_is_one_request() {
+        let first = Instant::now();
+        for (ms, later) in [(0, false), (10, false), (999, false), (1001, true), (60_000, true)] {
+            assert_eq!(is_later(first, first + Duration::from_millis(ms)), later, "{ms} ms");
+        }
     }
 }
