@@ -11,7 +11,7 @@ use crate::trace::Request;
 /// Arrival and length of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {
-    /// Arrival since the trace began; never before that of the previous request.
+    /// Arrival after the first one; never before that of the previous request.
     pub(crate) arrival: Duration,
     /// Tokens of the prompt.
     pub(crate) input: u64,
@@ -36,8 +36,6 @@ pub(crate) struct Plan {
     pub(crate) longest: usize,
     /// Trace blocks that a cache without limits would hit.
     pub(crate) ideal_hits: u64,
-    /// Requests whose number of blocks does not follow from their prompt length.
-    pub(crate) uneven: u64,
 }
 
 impl Plan {
@@ -72,7 +70,6 @@ impl Plan {
             plan.distinct = distinct;
             plan.ideal_hits += (old / subs) as u64;
             plan.longest = plan.longest.max(plan.keys.len() - before);
-            plan.uneven += u64::from(request.is_uneven());
             plan.ends.push(plan.keys.len());
             let before = plan.times.last().map_or(Duration::ZERO, |times| times.arrival);
             plan.times.push(Times {

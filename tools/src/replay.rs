@@ -180,6 +180,9 @@ pub(crate) fn plan(args: &StoreArgs) -> Result<Plan, Problem> {
     let requests = args.common.requests;
     if let Some(path) = &args.common.trace {
         let requests = trace::read(path, requests)?;
+        let ids: usize = requests.iter().map(|request| request.hash_ids.len()).sum();
+        let keys = ids as u64 * u64::from(args.shape.subs()) * size_of::<BlockKey>() as u64;
+        sizing::fits(keys, "for the keys of the trace's blocks")?;
         return Ok(Plan::new(requests.into_iter(), &args.shape, None));
     }
     // Drives are opened later; assume the largest LBAs.
@@ -212,14 +215,6 @@ fn notes(args: &StoreArgs, plan: &Plan, sizing: &Sizing, opening: Opening) {
         args.devices.count(),
         Size(sizing.needed_bytes)
     ));
-    if plan.uneven > 0 {
-        say(format_args!(
-            "warning: {} of {} requests have an input_length that does not match their number of \
-             hash_ids (512 tokens each); the number of hash_ids is used",
-            plan.uneven,
-            plan.requests()
-        ));
-    }
     if args.common.requests.is_some_and(|asked| asked > plan.requests()) {
         say(format_args!("note: the trace has only {} requests", plan.requests()));
     }
@@ -314,7 +309,6 @@ fn report(
         trace_blocks_hit: tally.trace_blocks_hit,
         hit_ratio: ratio(tally.trace_blocks_hit, tally.trace_blocks),
         trace_blocks_hit_unlimited: plan.ideal_hits,
-        requests_uneven: plan.uneven,
         store: opening.how,
         files_found: opening.files,
         open_ms: opening.ms,

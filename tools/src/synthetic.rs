@@ -80,7 +80,8 @@ mod tests {
     #[test]
     fn requests_look_like_those_of_a_trace() {
         let made: Vec<_> = requests(1, 2000).collect();
-        assert!(made.iter().all(|request| !request.is_uneven()));
+        let blocks = |tokens: u64| tokens.div_ceil(u64::from(TRACE_BLOCK_TOKENS)) as usize;
+        assert!(made.iter().all(|it| blocks(it.input_tokens) == it.hash_ids.len()));
         assert!(made.iter().all(|request| (2..=BLOCKS_MAX + 4).contains(&request.hash_ids.len())));
         // Turns share all but their last block with the previous turn.
         let blocks: usize = made.iter().map(|request| request.hash_ids.len()).sum();

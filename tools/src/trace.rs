@@ -4,11 +4,13 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nvme_driver::remedy;
 use ripieno_stack::open_file;
 use serde_json::Value;
 
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::problem::Problem;
+use crate::size::grouped;
 
 /// Maximum bytes of a line: a file without line ends (a device, a binary) must not fill the memory.
 const LINE_BYTES_MAX: u64 = 16 << 20;
@@ -20,13 +22,20 @@ const STDIN: &str = "-";
 const COMPRESSED: [(&[u8], &str); 3] =
     [(b"\x1f\x8b", "zcat"), (b"\x28\xb5\x2f\xfd", "zstdcat"), (b"\xfd7zXZ", "xzcat")];
 
+/// Largest timestamp in milliseconds, about 3,000 years after 1970. Larger ones have another unit.
+const TIMESTAMP_MAX: f64 = 1e14;
+/// Maximum time from the first to the last arrival.
+const SPAN_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+/// Maximum tokens of a prompt, and of an output.
+const TOKENS_MAX: u64 = 1 << 24;
+
 const FORMAT: &str = "each line must be one JSON object such as \
     {\"timestamp\": 0, \"input_length\": 700, \"output_length\": 50, \"hash_ids\": [0, 1]}";
 
 /// One request of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// Arrival since the trace began.
+    /// Arrival after the first one of the trace, whose clock may begin at any time.
     pub(crate) arrival: Duration,
     /// Tokens of the prompt.
     pub(crate) input_tokens: u64,
@@ -36,13 +45,6 @@ pub(crate) struct Request {
     pub(crate) hash_ids: Vec<u64>,
 }
 
-impl Request {
-    /// Returns true if the number of IDs does not follow from the prompt's length.
-    pub(crate) fn is_uneven(&self) -> bool {
-        self.input_tokens.div_ceil(u64::from(TRACE_BLOCK_TOKENS)) != self.hash_ids.len() as u64
-    }
-}
-
 /// Reads the first `limit` requests of the trace at `path`, or all. `-` is stdin.
 ///
 /// # Errors
@@ -50,7 +52,8 @@ impl Request {
 /// line: the message names file, line and field.
 pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Problem> {
     let unreadable = |error: io::Error| {
-        let hint = "name a file that you may read, or - to read from stdin what a pipe brings";
+        let hint = remedy(&error)
+            .unwrap_or("name a file that you may read, or - to read from stdin what a pipe brings");
         Problem::new(format!("trace {}: cannot be read: {error}", path.display()), hint)
     };
     let is_stdin = path == Path::new(STDIN);
@@ -66,7 +69,7 @@ pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Pr
         let hint = format!("pipe it: {tool} {file} | ripieno ..., with - in place of its name");
         return Err(Problem::new(format!("trace {name}: it is compressed"), hint));
     }
-    let mut requests = Vec::new();
+    let (mut requests, mut span) = (Vec::new(), Span::default());
     let mut line = Vec::new();
     let mut number = 0;
     while limit.is_none_or(|limit| requests.len() < limit) {
@@ -85,7 +88,9 @@ pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Pr
             return Err(at.problem("the line is longer than 16 MiB"));
         }
         if !line.iter().all(u8::is_ascii_whitespace) {
-            requests.push(request(&line, &at)?);
+            let request = request(&line, &at)?;
+            span.extend(request.arrival, &at)?;
+            requests.push(request);
         }
     }
     if requests.is_empty() {
@@ -94,7 +99,43 @@ pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Pr
             FORMAT,
         ));
     }
+    requests.iter_mut().for_each(|request| request.arrival -= span.first.0);
     Ok(requests)
+}
+
+/// First and last arrival by the trace's clock, with their lines.
+#[derive(Debug)]
+struct Span {
+    first: (Duration, u64),
+    last: (Duration, u64),
+}
+
+impl Default for Span {
+    fn default() -> Self {
+        Self { first: (Duration::MAX, 0), last: (Duration::ZERO, 0) }
+    }
+}
+
+impl Span {
+    /// Includes an arrival. Memory and time of a simulation must not follow from a wrong time.
+    fn extend(&mut self, arrival: Duration, at: &Place) -> Result<(), Problem> {
+        self.first = self.first.min((arrival, at.line));
+        self.last = self.last.max((arrival, at.line));
+        let span = self.last.0 - self.first.0;
+        if span <= SPAN_MAX {
+            return Ok(());
+        }
+        let other = if self.first.1 == at.line { self.last.1 } else { self.first.1 };
+        let (name, days) = (at.path.display(), span.as_secs() / (24 * 3600));
+        Err(Problem::new(
+            format!(
+                "{name}:{}: field `timestamp`: it is {days} days away from that of line {other}; \
+                 a trace has at most 366",
+                at.line
+            ),
+            "timestamps are milliseconds, all by one clock; correct the wrong ones",
+        ))
+    }
 }
 
 /// Location in a trace.
@@ -119,16 +160,16 @@ fn request(line: &[u8], at: &Place) -> Result<Request, Problem> {
     if !value.is_object() {
         return Err(at.problem(&format!("expected a JSON object, found {}", kind(&value))));
     }
-    let input_tokens = count(&value, "input_length", at)?;
-    let output_tokens = count(&value, "output_length", at)?;
+    let input_tokens = tokens(&value, "input_length", at)?;
+    let output_tokens = tokens(&value, "output_length", at)?;
     let timestamp = field(&value, "timestamp", at)?;
-    let arrival = timestamp.as_f64().map(|time| Duration::try_from_secs_f64(time / 1e3));
-    let Some(Ok(arrival)) = arrival else {
+    let Some(ms) = timestamp.as_f64().filter(|ms| (0.0..=TIMESTAMP_MAX).contains(ms)) else {
         let found = kind(timestamp);
         return Err(at.problem(&format!(
-            "field `timestamp`: expected milliseconds, zero or more, found {found}"
+            "field `timestamp`: expected milliseconds, from 0 to {TIMESTAMP_MAX:e}, found {found}"
         )));
     };
+    let arrival = Duration::from_secs_f64(ms / 1e3);
     let ids = field(&value, "hash_ids", at)?;
     let Some(ids) = ids.as_array() else {
         return Err(at.problem(&format!(
@@ -136,6 +177,7 @@ fn request(line: &[u8], at: &Place) -> Result<Request, Problem> {
             kind(ids)
         )));
     };
+    check_blocks(ids.len() as u64, input_tokens, at)?;
     let hash_ids = ids
         .iter()
         .enumerate()
@@ -144,12 +186,53 @@ fn request(line: &[u8], at: &Place) -> Result<Request, Problem> {
     Ok(Request { arrival, input_tokens, output_tokens, hash_ids })
 }
 
-fn field<'a>(value: &'a Value, name: &str, at: &Place) -> Result<&'a Value, Problem> {
-    value.get(name).ok_or_else(|| at.problem(&format!("field `{name}` is missing")))
+/// Checks that there is an ID for each block of the prompt: with blocks of another size all hits
+/// would be wrong.
+fn check_blocks(ids: u64, input_tokens: u64, at: &Place) -> Result<(), Problem> {
+    let expected = input_tokens.div_ceil(u64::from(TRACE_BLOCK_TOKENS));
+    if ids == expected {
+        return Ok(());
+    }
+    let name = at.path.display();
+    let what = format!(
+        "{name}:{}: {} `hash_ids` for an `input_length` of {} tokens; expected {}, one for each \
+         block of {TRACE_BLOCK_TOKENS} tokens, the last of which may be partial",
+        at.line,
+        grouped(ids),
+        grouped(input_tokens),
+        grouped(expected)
+    );
+    let hint = match (0..=12).map(|power| 1 << power).find(|it| input_tokens.div_ceil(*it) == ids) {
+        Some(tokens) => format!(
+            "blocks of {tokens} tokens? Those of Bailian's traces have 16, and their times are in \
+             seconds; only traces with blocks of {TRACE_BLOCK_TOKENS} tokens and times in \
+             milliseconds, such as Mooncake's, can be read"
+        ),
+        None => "no usual size of a block fits both numbers: one of them is wrong".to_owned(),
+    };
+    Err(Problem::new(what, hint))
 }
 
-fn count(value: &Value, name: &str, at: &Place) -> Result<u64, Problem> {
-    whole(field(value, name, at)?, name, at)
+fn field<'a>(value: &'a Value, name: &str, at: &Place) -> Result<&'a Value, Problem> {
+    value.get(name).ok_or_else(|| {
+        let problem = at.problem(&format!("field `{name}` is missing"));
+        match ["session_id", "delay"].iter().find(|name| value.get(name).is_some()) {
+            Some(known) => problem.with_hint(format!(
+                "it is a trace of sessions (field `{known}`), whose lines have what each turn \
+                 adds; a trace of whole prompts with their times is needed"
+            )),
+            None => problem,
+        }
+    })
+}
+
+fn tokens(value: &Value, name: &str, at: &Place) -> Result<u64, Problem> {
+    let tokens = whole(field(value, name, at)?, name, at)?;
+    if tokens <= TOKENS_MAX {
+        return Ok(tokens);
+    }
+    let most = grouped(TOKENS_MAX);
+    Err(at.problem(&format!("field `{name}`: expected at most {most} tokens, found {tokens}")))
 }
 
 fn whole(value: &Value, name: &str, at: &Place) -> Result<u64, Problem> {

@@ -213,3 +213,22 @@ fn the_table_shows_the_runs_beside_each_other() {
         assert!(text.contains(wanted), "{wanted}: {text}");
     }
 }
+
+/// A gap takes no time: with steps of a second there would be 26 million of them.
+#[test]
+fn a_trace_of_any_clock_with_a_long_gap_is_paced() {
+    let file = again(1024);
+    let text = fs::read_to_string(file.path()).unwrap();
+    let epoch = 1_790_000_000_000_u64;
+    let text = text.replace("\"timestamp\": 0", &format!("\"timestamp\": {epoch}"));
+    let later = epoch + 300 * 24 * 3_600_000;
+    let text = text.replace("\"timestamp\": 100000", &format!("\"timestamp\": {later}"));
+    fs::write(file.path(), text).unwrap();
+    let found = report(&format!("--model mini --trace {}", file.path().display()));
+    for run in found["runs"].as_array().unwrap() {
+        assert_eq!(number(run, "requests"), 2.0);
+        assert!((2.59e7..2.6e7).contains(&number(run, "took_s")), "{run}");
+    }
+    fs::write(file.path(), fs::read_to_string(file.path()).unwrap().replace("1024", "20")).unwrap();
+    refused(&format!("--trace {}", file.path().display()), "blocks of 16 tokens?");
+}

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, path::Path};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use kv_catalog::BlockKey;
 use serde::Deserialize;
 
@@ -33,6 +33,13 @@ impl Trace {
         for (number, line) in text.lines().filter(|line| !line.trim().is_empty()).enumerate() {
             let line: Line = serde_json::from_str(line)
                 .with_context(|| format!("{}, request {number}", path.display()))?;
+            ensure!(
+                line.hash_ids.len() as u64 == line.input_length.div_ceil(BLOCK_TOKENS),
+                "{}, request {number}: {} hash_ids for {} tokens; a block has {BLOCK_TOKENS}",
+                path.display(),
+                line.hash_ids.len(),
+                line.input_length
+            );
             let whole = (line.input_length / BLOCK_TOKENS) as usize;
             let mut before = 0;
             let blocks = line.hash_ids.iter().take(whole).map(|id| {

@@ -39,6 +39,8 @@ const BUDGET_MAX: u64 = 32;
 const BUDGET_REAL: u32 = 256;
 /// Fruitless polls before time jumps: a caller that just polled may have other work left.
 const POLLS_BEFORE_JUMP: u32 = 2;
+/// Powers of two by which jumps grow: the longest is about 200 days.
+const JUMP_SHIFT_MAX: u32 = 44;
 
 impl SimClock {
     /// Creates a clock at time 0 without controllers.
@@ -127,8 +129,8 @@ impl SimState {
             event.max(self.now + Nanos(1))
         } else {
             // No event is known: a waiting caller will reach its deadline. Advance in growing
-            // steps, so that minutes of virtual time take milliseconds.
-            self.now + Nanos(STEP_NS_MAX << (idle / 64).min(20))
+            // steps, so that minutes of virtual time take milliseconds, and years no longer.
+            self.now + Nanos(STEP_NS_MAX << (idle / 64).min(JUMP_SHIFT_MAX))
         };
         self.now = self.now.max(next.min(until));
         all.work > 0

@@ -48,7 +48,7 @@ pub fn compare(
         let served: Vec<Report> = each(some, |policy| serve(&setup, policy, &workload.requests));
         for (policy, mut report) in some.iter().zip(served) {
             lines.push(Line::new(policy.name, distribution(&report)));
-            if policy.tier.is_some() && report.seconds.len() > 1 {
+            if policy.tier.is_some() && seconds(&report) > 1 {
                 outcome.plots.push(busy(policy.name, policy, &setup.storage, &report));
             }
             let (summary, hour) =
@@ -162,17 +162,24 @@ fn distribution(report: &Report) -> Vec<(f64, f64)> {
     (1..=percents).map(|percent| (percent as f64, percentile(&times, percent))).collect()
 }
 
+/// Returns the length of a run in seconds, rounded up.
+fn seconds(report: &Report) -> u64 {
+    report.seconds.last_key_value().map_or(0, |(last, _)| last + 1)
+}
+
 /// Returns a plot of GPU and tier utilisation: by minute, or coarser for a long run.
 pub(crate) fn busy(title: &str, policy: &Policy, storage: &Storage, report: &Report) -> Plot {
-    const POINTS: usize = 120;
-    let Report { seconds, .. } = report;
-    let span = seconds.len().div_ceil(POINTS).next_multiple_of(60).min(seconds.len() / 2).max(1);
+    const POINTS: u64 = 120;
+    let all = seconds(report);
+    let span = all.div_ceil(POINTS).next_multiple_of(60).min(all / 2).max(1);
     let line = |name: String, of: &dyn Fn(&Second) -> f64| {
-        let point = |(at, part): (usize, &[Second])| {
-            let busy = part.iter().map(of).sum::<f64>() / part.len() as f64;
-            ((at * span) as f64 / 60.0, busy * 100.0)
+        let point = |at: u64| {
+            let part = at..all.min(at + span);
+            let length = (part.end - part.start) as f64;
+            let busy = report.seconds.range(part).map(|(_, it)| of(it)).sum::<f64>() / length;
+            (at as f64 / 60.0, busy * 100.0)
         };
-        Line::new(name, seconds.chunks(span).enumerate().map(point))
+        Line::new(name, (0..all).step_by(span as usize).map(point))
     };
     let mut lines = vec![line("GPU computes".to_owned(), &|it| Duration::as_secs_f64(&it.compute))];
     if let Some(tier) = policy.tier {

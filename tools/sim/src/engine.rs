@@ -20,7 +20,7 @@ mod steps;
 mod tiers;
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fmt::Debug,
     time::Duration,
 };
@@ -165,8 +165,9 @@ pub struct Report {
     pub aborted_waiting: u64,
     /// Requests whose clients disconnected while they were served.
     pub aborted_running: u64,
-    /// Totals of each second.
-    pub seconds: Vec<Second>,
+    /// Totals by their first second: of each second in which there was something, or of several
+    /// seconds in a very long run.
+    pub seconds: BTreeMap<u64, Second>,
     /// Work for the watched request, layer by layer.
     pub spans: Vec<Span>,
 }
@@ -256,8 +257,9 @@ pub(crate) fn serve_restarted(
     (at, takes): (Duration, Duration),
 ) -> Report {
     let (first, rest) = requests.split_at(requests.partition_point(|it| it.arrival < at));
+    let all = enough(setup, requests);
     let serve = |tiers: Option<ModelTiers>, requests: &[Request]| {
-        let hbm = Hbm::new(setup, policy.keeps_hbm);
+        let hbm = Hbm::new(&all, policy.keeps_hbm);
         let mut engine = Engine::new(setup, hbm, tiers, requests, usize::MAX);
         let Ok(()) = engine.run(&mut || true);
         engine.end()
@@ -287,15 +289,24 @@ pub(crate) fn serve_restarted(
     }
 }
 
-/// Returns a model of the policy's tiers that are large enough for these requests, or as large as
-/// the machine has them.
+/// Returns the machine with memories and drives that are large enough for these requests, or as
+/// large as it has them. The index of a tier is as large as the tier, whatever is in it.
+fn enough<'a>(setup: &Setup<'a>, requests: &[Request]) -> Setup<'a> {
+    let Setup { kv_bytes, storage, block_tokens, .. } = *setup;
+    // The last blocks of prompt and output are partial.
+    let tokens =
+        |it: &Request| 2 * (u64::from(it.input) + u64::from(it.output) + u64::from(block_tokens));
+    let tokens: u64 = requests.iter().map(tokens).sum();
+    let most = tokens.saturating_mul(setup.model.token_bytes()).max(1 << 30);
+    let [drive_bytes, host_bytes] =
+        [storage.drive_bytes, storage.host_bytes].map(|bytes| bytes.min(most));
+    let kv_bytes = if kv_bytes < u64::MAX { kv_bytes.min(most) } else { kv_bytes };
+    Setup { kv_bytes, storage: Storage { drive_bytes, host_bytes, ..storage }, ..*setup }
+}
+
+/// Returns a model of the policy's tiers.
 fn model_tiers(setup: &Setup<'_>, policy: &Policy, requests: &[Request]) -> Option<ModelTiers> {
-    // The kernel takes longer to hand out memory for a catalog of whole drives than a short run
-    // takes.
-    let tokens: u64 = requests.iter().map(|it| u64::from(it.input)).sum();
-    let most = (2 * tokens * setup.model.token_bytes()).max(1 << 30);
-    let storage = Storage { drive_bytes: setup.storage.drive_bytes.min(most), ..setup.storage };
-    let setup = Setup { storage, ..*setup };
+    let setup = enough(setup, requests);
     policy.tier.map(|tier| ModelTiers::new(&setup, tier, policy.host.as_ref()))
 }
 
@@ -307,7 +318,8 @@ impl<'a> Engine<'a, ModelTiers> {
         watched: usize,
     ) -> Self {
         let tiers = model_tiers(setup, policy, requests);
-        Self::new(setup, Hbm::new(setup, policy.keeps_hbm), tiers, requests, watched)
+        let hbm = Hbm::new(&enough(setup, requests), policy.keeps_hbm);
+        Self::new(setup, hbm, tiers, requests, watched)
     }
 }
 

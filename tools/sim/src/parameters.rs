@@ -45,7 +45,7 @@ pub enum ParameterError {
     #[error("{0}: no such parameter")]
     Unknown(String),
     /// A value outside of its range.
-    #[error("{name}: {value} is not above 0, or too large")]
+    #[error("{name}: {value} is not above 0, or too large or too small")]
     Value {
         /// Name of the parameter.
         name: String,
@@ -118,11 +118,13 @@ impl Parameters {
 
     fn put(&mut self, name: String, parameter: Parameter) -> Result<(), ParameterError> {
         let value = parameter.value;
-        let most = if name == "drive.mixed" { LaneModel::FULL_DUPLEX } else { 1e18 };
         let Some(known) = self.0.get_mut(&name) else {
             return Err(ParameterError::Unknown(name));
         };
-        if !(value > 0.0 && value <= most) {
+        let most = if name == "drive.mixed" { LaneModel::FULL_DUPLEX } else { f64::MAX };
+        // Times would not be representable with other values.
+        let likely = known.value * 1e-9..=known.value * 1e9;
+        if value.is_nan() || value > most || !likely.contains(&value) {
             return Err(ParameterError::Value { name, value });
         }
         let unit = std::mem::take(&mut known.unit);

@@ -22,8 +22,8 @@ use crate::progress;
 
 use super::tally::Tally;
 
-/// Idle polls after which virtual time advances in large steps: nothing is in flight.
-const IDLE: u32 = 64 * 20;
+/// Idle polls after which virtual time advances in the largest steps: nothing is in flight.
+const IDLE: u32 = 64 * 44;
 
 /// Pool blocks of a request.
 struct Pooled {

@@ -80,8 +80,6 @@ pub(crate) struct Report {
     pub(crate) hit_ratio: f64,
     /// Hits of an unlimited cache, over all planned requests.
     pub(crate) trace_blocks_hit_unlimited: u64,
-    /// Requests whose input_length does not match their number of blocks.
-    pub(crate) requests_uneven: u64,
 
     /// "scratch"; with --keep, "made" or "opened".
     pub(crate) store: &'static str,

@@ -8,17 +8,19 @@ use ripieno_sim::{
     CHAT, Conversations, Counted, Documents, L_EVAL, LOOGLE, Profile, Request, abort, jitter,
 };
 
+use crate::machine::check_memory;
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::problem::Problem;
+use crate::size::{self, Size};
 use crate::timing::percent;
-use crate::{size, trace};
+use crate::trace;
 
 /// Flags of the workload.
 #[derive(Debug, Args)]
 pub(crate) struct WorkloadFlags {
     /// Mean number of requests a second. The times of a trace are scaled to it [default: a trace's
     /// own; 1 for documents, 4 for profiles]
-    #[arg(long, value_name = "RATE", value_parser = above_zero, help_heading = "Workload")]
+    #[arg(long, value_name = "RATE", value_parser = requests_a_second, help_heading = "Workload")]
     rate: Option<f64>,
 
     /// Only the first COUNT requests [default: all of a trace; 4000 of a profile]
@@ -55,6 +57,12 @@ pub(crate) struct WorkloadFlags {
 fn seconds(text: &str) -> Result<f64, String> {
     above_zero(text)
         .and_then(|seconds| if seconds <= 1e9 { Ok(seconds) } else { Err("expected fewer".into()) })
+}
+
+/// Parses a rate with which the largest number of requests fits into virtual time.
+fn requests_a_second(text: &str) -> Result<f64, String> {
+    let rate = above_zero(text)?;
+    if rate >= 1e-6 { Ok(rate) } else { Err("expected 0.000001 or more".to_owned()) }
 }
 
 /// Parses seconds that fit into virtual time, or none.
@@ -173,21 +181,21 @@ impl Workload {
         let mean = |of: fn(&Request) -> u32| {
             self.requests.iter().map(|it| f64::from(of(it))).sum::<f64>() / count
         };
+        let rate = rate(&self.requests);
         self.setting.push(format!(
-            "{} requests, {:.2} a second; {:.0} tokens of prompt and {:.0} of output in the mean",
+            "{} requests, {}; {:.0} tokens of prompt and {:.0} of output in the mean",
             self.requests.len(),
-            rate(&self.requests),
+            rate.map_or("all at once".to_owned(), |rate| format!("{rate:.2} a second")),
             mean(|it| it.input),
             mean(|it| it.output)
         ));
     }
 }
 
-/// Returns the requests a second; zero if all arrive together.
-fn rate(requests: &[Request]) -> f64 {
-    let [Some(first), Some(last)] = [requests.first(), requests.last()] else { return 0.0 };
-    let span = (last.arrival - first.arrival).as_secs_f64();
-    if span > 0.0 { requests.len() as f64 / span } else { 0.0 }
+/// Returns the requests a second, by the intervals between them; `None` if all arrive together.
+fn rate(requests: &[Request]) -> Option<f64> {
+    let span = requests.last()?.arrival - requests.first()?.arrival;
+    (!span.is_zero()).then(|| (requests.len() - 1) as f64 / span.as_secs_f64())
 }
 
 /// Returns the interval of which all times are multiples, to 5 ms: Mooncake's are off by up to 3.
@@ -213,20 +221,19 @@ fn from_trace(
     block_tokens: u32,
 ) -> Result<Workload, Problem> {
     let read = trace::read(path, flags.requests)?;
-    let wrong = |number: usize, what: &str| {
-        let hint = "a request has one token of prompt at least, and fewer than 2^31 in all";
-        Problem::new(format!("{}: request {}: {what}", path.display(), number + 1), hint)
-    };
+    let ids: usize = read.iter().map(|request| request.hash_ids.len()).sum();
+    let names = ids as u64 * u64::from(TRACE_BLOCK_TOKENS / block_tokens) * size_of::<u64>() as u64;
+    let what = || format!("{}: its blocks take {} of memory", path.display(), Size(names));
+    check_memory(names, what, "simulate fewer requests (--requests)")?;
     let mut requests = Vec::with_capacity(read.len());
     for (number, request) in read.iter().enumerate() {
         let trace::Request { arrival, input_tokens, output_tokens, hash_ids } = request;
-        let fits = |tokens: &u64| u32::try_from(*tokens).ok().filter(|tokens| *tokens < 1 << 30);
-        let [Some(input), Some(output)] = [input_tokens, output_tokens].map(fits) else {
-            let what = format!("it has {input_tokens} and {output_tokens} tokens");
-            return Err(wrong(number, &what));
-        };
+        let [input, output] = [input_tokens, output_tokens]
+            .map(|tokens| u32::try_from(*tokens).expect("the reader has a limit"));
         if input == 0 {
-            return Err(wrong(number, "its prompt has no tokens"));
+            let what = format!("{}: request {}", path.display(), number + 1);
+            let what = format!("{what}: its prompt has no tokens");
+            return Err(Problem::new(what, "a request has one token of prompt at least"));
         }
         let blocks = blocks(hash_ids, input, block_tokens);
         requests.push(Request { arrival: *arrival, input, output, blocks, leaves: None });
@@ -243,12 +250,11 @@ fn from_trace(
             most.as_secs_f64()
         ));
     }
-    let recorded = rate(&requests);
     if let Some(wanted) = flags.rate {
-        if recorded == 0.0 {
+        let Some(recorded) = rate(&requests) else {
             let what = format!("--rate {wanted}: all requests of the trace come at once");
             return Err(Problem::new(what, "leave --rate out"));
-        }
+        };
         let factor = recorded / wanted;
         for request in &mut requests {
             request.arrival = Duration::from_secs_f64(request.arrival.as_secs_f64() * factor);

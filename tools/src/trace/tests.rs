@@ -20,21 +20,80 @@ fn requests_are_read() {
     let first = Request { arrival, input_tokens: 700, output_tokens: 5, hash_ids };
     assert_eq!(requests[0], first);
     assert_eq!(requests[1].hash_ids, [7, u64::MAX]);
-    assert!(!requests[0].is_uneven());
     assert_eq!(read_text(&format!("{GOOD}\n{more}"), Some(1)).unwrap().len(), 1);
     // Lines after the limit are not read.
     assert_eq!(read_text(&format!("{GOOD}\nnonsense"), Some(1)).unwrap().len(), 1);
 }
 
+fn line(time: &str, tokens: u64, ids: usize) -> String {
+    let ids: Vec<usize> = (0..ids).collect();
+    format!(
+        "{{\"timestamp\": {time}, \"input_length\": {tokens}, \"output_length\": 5, \
+         \"hash_ids\": {ids:?}}}\n"
+    )
+}
+
 #[test]
-fn prompts_of_another_length_are_noticed() {
-    for (tokens, ids, uneven) in
-        [(0, 0, false), (1, 1, false), (512, 1, false), (513, 1, true), (5, 0, true)]
-    {
-        let (arrival, hash_ids) = (Duration::ZERO, vec![0; ids]);
-        let request = Request { arrival, input_tokens: tokens, output_tokens: 1, hash_ids };
-        assert_eq!(request.is_uneven(), uneven, "{tokens} tokens, {ids} ids");
+fn a_trace_with_other_blocks_is_refused_and_their_size_is_guessed() {
+    for (tokens, ids) in [(0, 0), (1, 1), (512, 1), (513, 2), (1024, 2)] {
+        read_text(&line("0", tokens, ids), None).unwrap();
     }
+    for (tokens, ids, what, guess) in [
+        (1024, 64, "64 `hash_ids` for an `input_length` of 1,024 tokens; expected 2,", "of 16 tok"),
+        (668, 42, "42 `hash_ids`", "blocks of 16 tokens? Those of Bailian's traces have 16"),
+        (20, 2, "2 `hash_ids` for an `input_length` of 20 tokens; expected 1,", "of 16 tok"),
+        (2048, 1, "1 `hash_ids`", "blocks of 2048 tokens?"),
+        (1024, 5, "5 `hash_ids`", "no usual size"),
+        (5, 0, "0 `hash_ids`", "no usual size"),
+    ] {
+        let text = line("0", 700, 2) + &line("1", tokens, ids);
+        let problem = read_text(&text, None).unwrap_err();
+        let said = problem.to_string();
+        assert!(said.contains(":2: ") && said.contains(what), "{said}");
+        assert!(problem.hint().contains(guess), "{}", problem.hint());
+    }
+}
+
+#[test]
+fn times_begin_with_the_first_arrival_by_any_clock() {
+    let epoch = 1_790_000_000_000_u64;
+    let text: String =
+        [2000, 0, 500].iter().map(|ms| line(&(epoch + ms).to_string(), 5, 1)).collect();
+    let arrivals: Vec<_> =
+        read_text(&text, None).unwrap().iter().map(|it| it.arrival.as_millis()).collect();
+    assert_eq!(arrivals, [2000, 0, 500]);
+    // A clock that is another one in between, and another unit.
+    let mixed = line("0", 5, 1) + "\n" + &line(&epoch.to_string(), 5, 1);
+    let problem = read_text(&mixed, None).unwrap_err();
+    let said = problem.to_string();
+    assert!(said.contains(":3: field `timestamp`: it is 20717 days away from that of line 1"));
+    assert!(problem.hint().contains("milliseconds"), "{}", problem.hint());
+    let back = line(&epoch.to_string(), 5, 1) + &line("0", 5, 1);
+    assert!(read_text(&back, None).unwrap_err().to_string().contains(":2: field `timestamp`"));
+    for wrong in ["1790000000000000", "1e300", "-1", "1e14 "] {
+        let found = read_text(&line(wrong, 5, 1), None);
+        assert_eq!(found.is_ok(), wrong == "1e14 ", "{wrong}");
+    }
+}
+
+#[test]
+fn numbers_of_tokens_have_a_limit() {
+    for name in ["input_length", "output_length"] {
+        let field = if name == "input_length" { "700" } else { "5," };
+        let bad =
+            GOOD.replacen(field, if name == "input_length" { "16777217" } else { "16777217," }, 1);
+        let said = read_text(&bad, None).unwrap_err().to_string();
+        assert!(said.contains(&format!("field `{name}`: expected at most 16,777,216")), "{said}");
+    }
+}
+
+#[test]
+fn a_trace_of_sessions_is_named() {
+    let first = GOOD.replace("{\"timestamp\"", "{\"session_id\": \"a\", \"timestamp\"");
+    let next = first.replace("\"timestamp\": 0", "\"delay\": 2000.0");
+    let problem = read_text(&format!("{first}\n{next}\n"), None).unwrap_err();
+    assert!(problem.to_string().ends_with(":2: field `timestamp` is missing"), "{problem}");
+    assert!(problem.hint().contains("trace of sessions"), "{}", problem.hint());
 }
 
 #[test]

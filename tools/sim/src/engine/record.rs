@@ -1,6 +1,6 @@
 //! Records of a run: totals by second, and the work for one request by layer.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
 
@@ -55,16 +55,23 @@ pub struct Second {
     pub host_write_bytes: u64,
 }
 
+/// Maximum number of totals: three days of work. With more, each is of twice as many seconds, so
+/// that neither memory nor time follow from slow layers or late arrivals in an input.
+const TOTALS_MAX: usize = 1 << 18;
+
 #[derive(Debug)]
 pub(super) struct Record {
     watched: usize,
-    seconds: Vec<Second>,
+    /// By their first second.
+    seconds: BTreeMap<u64, Second>,
+    /// Seconds of a total.
+    width: u64,
     spans: Vec<Span>,
 }
 
 impl Record {
     pub(super) fn new(watched: usize) -> Self {
-        Self { watched, seconds: Vec::new(), spans: Vec::new() }
+        Self { watched, seconds: BTreeMap::new(), width: 1, spans: Vec::new() }
     }
 
     pub(super) fn is_watched(&self, request: usize) -> bool {
@@ -76,23 +83,60 @@ impl Record {
     }
 
     pub(super) fn second(&mut self, now: Duration) -> &mut Second {
-        let at = now.as_secs() as usize;
-        if at >= self.seconds.len() {
-            self.seconds.resize(at + 1, Second::default());
+        if self.seconds.len() >= TOTALS_MAX {
+            self.widen();
         }
-        &mut self.seconds[at]
+        let first = now.as_secs() / self.width * self.width;
+        self.seconds.entry(first).or_default()
+    }
+
+    fn widen(&mut self) {
+        self.width *= 2;
+        for (first, second) in std::mem::take(&mut self.seconds) {
+            let sum = self.seconds.entry(first / self.width * self.width).or_default();
+            sum.compute += second.compute;
+            sum.read_bytes += second.read_bytes;
+            sum.write_bytes += second.write_bytes;
+            sum.host_read_bytes += second.host_read_bytes;
+            sum.host_write_bytes += second.host_write_bytes;
+        }
     }
 
     pub(super) fn compute(&mut self, from: Duration, to: Duration) {
+        while to.saturating_sub(from).as_secs() / self.width > TOTALS_MAX as u64 {
+            self.widen();
+        }
         let mut from = from;
         while from < to {
-            let end = Duration::from_secs(from.as_secs() + 1).min(to);
+            let next = (from.as_secs() / self.width + 1) * self.width;
+            let end = Duration::from_secs(next).min(to);
             self.second(from).compute += end - from;
             from = end;
         }
     }
 
-    pub(super) fn end(self) -> (Vec<Second>, Vec<Span>) {
+    pub(super) fn end(self) -> (BTreeMap<u64, Second>, Vec<Span>) {
         (self.seconds, self.spans)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_very_long_run_has_wider_totals_and_the_same_sums() {
+        let mut record = Record::new(0);
+        let seconds = Duration::from_secs;
+        record.second(seconds(5)).read_bytes += 7;
+        // A layer of ten years, and one that ends in between.
+        let all = seconds(10 * 366 * 24 * 3600);
+        record.compute(Duration::from_millis(500), all);
+        record.compute(seconds(9), Duration::from_millis(9_250));
+        let (totals, _) = record.end();
+        assert!(totals.len() <= TOTALS_MAX + 1, "{}", totals.len());
+        let compute = totals.values().map(|it| it.compute).sum::<Duration>();
+        assert_eq!(compute, all - Duration::from_millis(250));
+        assert_eq!(totals.values().map(|it| it.read_bytes).sum::<u64>(), 7);
     }
 }

@@ -80,7 +80,12 @@ fn the_same_requests_give_the_same_report() {
     let digest = |policy: Policy| {
         let policy = &Policy { keeps_hbm: false, ..policy };
         // FNV-1a over the complete report.
-        let report = format!("{:?}", watch(&SETUP, policy, &requests, 100));
+        let report = watch(&SETUP, policy, &requests, 100);
+        let last = *report.seconds.last_key_value().expect("it computed").0;
+        let second = |at| report.seconds.get(&at).copied().unwrap_or_default();
+        let seconds: Vec<Second> = (0..=last).map(second).collect();
+        let [sparse, dense] = [format!("{:?}", report.seconds), format!("{seconds:?}")];
+        let report = format!("{report:?}").replace(&sparse, &dense);
         report.bytes().fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| {
             (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         })
@@ -121,7 +126,7 @@ fn what_two_tiers_load_is_what_was_found_in_each() {
     assert!(host > 0 && host < loaded, "{host} of {loaded}");
     assert_eq!(report.host_read_bytes, host * token);
     assert_eq!(report.read_bytes, (loaded - host) * token);
-    let second = |of: fn(&Second) -> u64| report.seconds.iter().map(of).sum::<u64>();
+    let second = |of: fn(&Second) -> u64| report.seconds.values().map(of).sum::<u64>();
     assert_eq!(second(|it| it.host_read_bytes), report.host_read_bytes);
     assert_eq!(second(|it| it.host_write_bytes), report.host_write_bytes);
     // With room for everything, the drives are not read.
@@ -332,10 +337,10 @@ fn what_is_watched_is_in_the_order_of_causes() {
         assert!(compute.to <= write.from && write.from < write.to, "layer {layer}");
     }
     assert_eq!(report.spans.len(), 3 * SETUP.model.layers as usize);
-    let sum = |of: fn(&Second) -> u64| report.seconds.iter().map(of).sum::<u64>();
+    let sum = |of: fn(&Second) -> u64| report.seconds.values().map(of).sum::<u64>();
     assert_eq!(sum(|it| it.read_bytes), report.read_bytes);
     assert_eq!(sum(|it| it.write_bytes), report.write_bytes);
-    assert_eq!(report.seconds.iter().map(|it| it.compute).sum::<Duration>(), report.compute);
+    assert_eq!(report.seconds.values().map(|it| it.compute).sum::<Duration>(), report.compute);
 }
 
 #[test]
@@ -366,4 +371,30 @@ fn a_restart_empties_memory_and_its_requests_wait() {
 fn a_request_larger_than_the_memory_is_refused() {
     let small = Setup { kv_bytes: 100 << 20, ..*SETUP };
     let _ = serve(&small, &Policy::HBM, &requests(1, Duration::ZERO));
+}
+
+#[test]
+fn seconds_without_anything_take_no_memory() {
+    let mut requests = requests(4, Duration::from_millis(100));
+    for request in &mut requests[2..] {
+        request.arrival += Duration::from_secs(300 * 24 * 3600);
+    }
+    let report = serve(&SETUP, &Policy::OURS, &requests);
+    let (last, count) = (*report.seconds.last_key_value().unwrap().0, report.seconds.len());
+    assert!(last >= 300 * 24 * 3600 && count < 100, "{count} seconds up to {last}");
+}
+
+/// An index has an entry for each block that has room: 2^32 of them take hundreds of gigabytes.
+#[test]
+fn a_machine_is_as_large_as_its_requests_need() {
+    let requests = requests(40, Duration::from_millis(100));
+    let with = |bytes: u64| {
+        let storage = Storage { host_bytes: bytes, drive_bytes: bytes, ..SETUP.storage };
+        Setup { kv_bytes: bytes.min(u64::MAX - 1), storage, ..*SETUP }
+    };
+    for policy in [Policy::DRAM, Policy::WITH_HOST] {
+        let [all, more] = [1 << 40, u64::MAX].map(|it| serve(&with(it), &policy, &requests));
+        let served = |it: &Report| format!("{:?} {:?}", it.took, it.served);
+        assert_eq!(served(&all), served(&more), "{}", policy.name);
+    }
 }

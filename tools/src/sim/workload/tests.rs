@@ -47,8 +47,8 @@ fn a_rate_stretches_the_times_and_says_so() {
     // They are sorted by arrival.
     assert_eq!(recorded.requests.iter().map(|it| it.input).collect::<Vec<_>>(), [80, 90, 70]);
     let slower = read(&text, Some(0.5)).unwrap();
-    assert_eq!(slower.requests[2].arrival, Duration::from_secs(6));
-    assert!(slower.setting[1].contains("3.000 times"), "{:?}", slower.setting);
+    assert_eq!(slower.requests[2].arrival, Duration::from_secs(4));
+    assert!(slower.setting[1].contains("2.000 times"), "{:?}", slower.setting);
     let at_once = read(&line(7, 70, "[1]"), Some(1.0)).unwrap_err().to_string();
     assert!(at_once.contains("come at once"), "{at_once}");
 }
@@ -56,17 +56,32 @@ fn a_rate_stretches_the_times_and_says_so() {
 #[test]
 fn requests_that_are_none_are_named() {
     let good = line(0, 70, "[1]");
-    let empty = read(&(good.clone() + &line(0, 0, "[]")), None).unwrap_err().to_string();
+    let empty = read(&(good + &line(0, 0, "[]")), None).unwrap_err().to_string();
     assert!(empty.contains("request 2: its prompt has no tokens"), "{empty}");
-    let long = read(&(good + &line(0, 1 << 40, "[]")), None).unwrap_err().to_string();
-    assert!(long.contains("request 2: it has 1099511627776"), "{long}");
+}
+
+#[test]
+fn a_rate_is_that_of_the_intervals() {
+    for (times, wanted) in [
+        (&[0, 1000][..], "2 requests, 1.00 a second"),
+        (&[0, 1000, 2000, 3000], "4 requests, 1.00 a second"),
+        (&[5, 5, 5], "3 requests, all at once"),
+        (&[5], "1 requests, all at once"),
+    ] {
+        let text: String = times.iter().map(|time| line(*time, 70, "[1]")).collect();
+        let found = read(&text, None).unwrap();
+        assert!(found.setting.iter().any(|it| it.starts_with(wanted)), "{:?}", found.setting);
+    }
+    let text = line(0, 70, "[1]") + &line(1000, 70, "[2]") + &line(2000, 70, "[3]");
+    let faster = read(&text, Some(2.0)).unwrap();
+    assert_eq!(faster.requests[2].arrival, Duration::from_secs(1));
 }
 
 #[test]
 fn names_are_workloads() {
     for name in names() {
         let workload = Workload::read(name, &flags(Some(2.0)), 1, 64).unwrap();
-        let found = rate(&workload.requests);
+        let found = rate(&workload.requests).unwrap();
         // Conversations have only their first turns at the beginning.
         let least = if name == "chat" { 1.4 } else { 1.8 };
         assert!((least..2.2).contains(&found), "{name}: {found}");
