@@ -170,6 +170,10 @@ impl Survey {
     ) -> anyhow::Result<()> {
         let Some(at) = self.carrier() else { return Ok(()) };
         let Some(superblock) = self.devices[at].superblock.clone() else { return Ok(()) };
+        // The tables are sized by what it says.
+        if superblock.region.bytes() > media[at].io.bytes() {
+            return Ok(());
+        }
         let mut catalog = Catalog::new(CatalogConfig {
             files: superblock.layout.files,
             file_bytes: superblock.layout.shape.block_bytes(),

@@ -17,6 +17,8 @@ const VERSION: u32 = 1;
 /// Samples per cell. Their median is the cell's time: a single outlier is ignored, and a change is
 /// accepted after five samples.
 const SAMPLES: usize = 9;
+/// Maximum nanoseconds of a sample in a file: an hour. No layer takes as long.
+const SAMPLE_MAX: u64 = 3_600_000_000_000;
 /// Cells per octave, in each dimension of a shape.
 const STEPS: f64 = 4.0;
 
@@ -355,8 +357,11 @@ impl SlackTable {
         for mut cell in cells {
             let [one, tokens, attended] = cell.terms;
             let value = |what, value| TableError::Value { what, value };
-            if !(1..=SAMPLES).contains(&cell.samples.len()) || cell.samples.contains(&0) {
+            if !(1..=SAMPLES).contains(&cell.samples.len()) {
                 return Err(value("a cell's samples", cell.samples.len() as f64));
+            }
+            if let Some(bad) = cell.samples.iter().find(|it| !(1..=SAMPLE_MAX).contains(*it)) {
+                return Err(value("a sample in nanoseconds", *bad as f64));
             }
             if let Some(bad) = cell.terms.into_iter().find(|term| !(0.0..1e15).contains(term)) {
                 return Err(value("a cell's shape", bad));

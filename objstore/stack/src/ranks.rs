@@ -33,6 +33,7 @@ use crate::{
     controllers::Backend,
     drives::{self, DriveIdentity},
     error::StackError,
+    expand_home,
     place::{Drive, Place},
     store_dir::{self, Lock, State, StoreDir, StoreDirError, StoreDirMedia, StoreDirOptions},
 };
@@ -40,6 +41,8 @@ use crate::{
 const NAME: &str = "store.json";
 const FIELD: &str = "ripieno_ranks";
 const VERSION: u32 = 1;
+/// Maximum number of ranks: a file has at most so many checksums.
+const RANKS_MAX: u32 = 1 << 16;
 /// Time limit for another process to make the directories.
 const MAKE_TIMEOUT: Nanos = Nanos::from_millis(120_000);
 /// Minimum space on a catalog's device beside its journal.
@@ -114,6 +117,19 @@ struct Manifest {
 }
 
 impl Manifest {
+    /// Reads the manifest of `dir`; `None` if it has none.
+    fn read(dir: &Path) -> Result<Option<Self>, StoreDirError> {
+        let found = store_dir::read_json::<Self>(dir, NAME, FIELD, VERSION)?;
+        // Users may have edited it, and the rest of the code has loops over the ranks.
+        match found {
+            Some(Self { ranks, .. }) if !(1..=RANKS_MAX).contains(&ranks) => {
+                let why = format!("it has {ranks} ranks, and a store has 1 to {RANKS_MAX}");
+                Err(StoreDirError::Damaged { path: dir.join(NAME), why })
+            }
+            found => Ok(found),
+        }
+    }
+
     fn shape(&self) -> KvShape {
         let Self { layers, segments, object_bytes, block_tokens, .. } = *self;
         KvShape { layers, segments, object_bytes, block_tokens }
@@ -143,12 +159,13 @@ impl Ranks {
         options: &RanksOptions,
         clock: &Arc<dyn Clock>,
     ) -> Result<Self, StackError> {
+        let dir = &*expand_home(dir);
         store_dir::private().recursive(true).create(dir).map_err(|error| {
             let hint = "name a directory that you may write to";
             store_dir::os(dir, "making the directory", hint, error)
         })?;
         store_dir::warn_of_others(dir);
-        let found = store_dir::read_json::<Manifest>(dir, NAME, FIELD, VERSION)?;
+        let found = Manifest::read(dir)?;
         let found = match found.filter(|found| found.state == State::Ready) {
             Some(found) => found,
             None => Self::make(dir, options, clock)?,
@@ -234,7 +251,8 @@ impl Ranks {
     /// Returns [`StoreDirError::Missing`], [`StoreDirError::HalfMade`], [`StoreDirError::Damaged`]
     /// or [`StoreDirError::Os`].
     pub fn open(dir: &Path) -> Result<Self, StackError> {
-        let found = store_dir::read_json::<Manifest>(dir, NAME, FIELD, VERSION)?;
+        let dir = &*expand_home(dir);
+        let found = Manifest::read(dir)?;
         let dir = dir.to_owned();
         match found {
             None => Err(StoreDirError::Missing { dir }.into()),
@@ -309,7 +327,7 @@ impl Ranks {
         });
         let _lock = lock?;
         let mut id = options.id.0;
-        match store_dir::read_json::<Manifest>(dir, NAME, FIELD, VERSION)? {
+        match Manifest::read(dir)? {
             Some(found) if found.state == State::Ready => return Ok(found),
             Some(found) => {
                 tracing::warn!(dir = %dir.display(), "removing a store that was not completed");
@@ -360,8 +378,9 @@ impl Ranks {
         clock: &Arc<dyn Clock>,
     ) -> Result<(), StackError> {
         let RanksOptions { ranks, shape, ref media, .. } = *options;
-        if ranks == 0 {
-            return Err(StoreDirError::Options { why: "needs at least one rank".to_owned() }.into());
+        if !(1..=RANKS_MAX).contains(&ranks) {
+            let why = format!("has 1 to {RANKS_MAX} ranks, and not {ranks}");
+            return Err(StoreDirError::Options { why }.into());
         }
         let id = StoreId(self.manifest.id);
         let format = |part| Format { part, ..Format::new(id, shape) };

@@ -230,8 +230,17 @@ fn what_is_there_is_neither_taken_nor_lost() {
     // Like after a crash during creation: there is no data in it.
     let manifest = dir.join("store.json");
     let text = std::fs::read_to_string(&manifest).unwrap();
-    std::fs::write(&manifest, text.replace("\"ready\"", "\"making\"")).unwrap();
+    let making = text.replace("\"ready\"", "\"making\"");
+    std::fs::write(&manifest, &making).unwrap();
     assert_eq!(Ranks::open(dir).unwrap_err().kind(), ErrorKind::NotFound);
+    // A number that whoever edited it may have written: nothing is done as often.
+    for ranks in [0, u32::MAX] {
+        let wrong = making.replace("\"ranks\": 2", &format!("\"ranks\": {ranks}"));
+        std::fs::write(&manifest, wrong).unwrap();
+        let (kind, message) = refused(dir, &asked);
+        assert!(kind == ErrorKind::Damaged && message.contains("1 to 65536"), "{message}");
+    }
+    std::fs::write(&manifest, making).unwrap();
     let anew = Ranks::prepare(dir, &options(), &clock()).unwrap();
     assert_ne!(anew.rank(0).store, made.rank(0).store);
     let media = RankMedia::Files { bytes: 1 << 50, count: 1, lba_bytes: 4096 };

@@ -258,6 +258,8 @@ impl Superblock {
                 && (GROUP_HEADER_BYTES + largest as u64 <= group && group.is_multiple_of(lba_bytes))
                 && (half.is_multiple_of(group) && half / group >= 2)
                 && journal.offset.is_multiple_of(lba_bytes)
+                // The tables in memory follow from the files, which must have room for a record.
+                && u64::from(layout.files) <= half / commit_bytes(layout.words_per_file as usize) as u64
         };
         let areas = [
             ("data area", data.as_ref().is_none_or(data_is_well)),

@@ -88,6 +88,9 @@ proptest! {
         let end = decoded.region.bytes();
         if let Some(journal) = decoded.journal {
             prop_assert!(journal.half_offset(Half::B) + journal.half_bytes <= end);
+            // So the memory of its catalog follows from the size of the device.
+            let record = crate::record::commit_bytes(decoded.layout.words_per_file as usize) as u64;
+            prop_assert!(u64::from(decoded.layout.files) * record <= journal.half_bytes);
         }
         prop_assert_eq!(Superblock::decode(&decoded.encode()), Ok(decoded));
     }
