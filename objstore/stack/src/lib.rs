@@ -39,7 +39,8 @@
 //! - [`Request`]: a transfer of blocks, for callers that name layers by number and have no tickets.
 //! - [`METRICS`]: the metrics by name. [`Endpoint`]: serves them, by a thread of its own;
 //!   [`MetricsPage`]: their text, for a server that has other pages.
-//! - [`read_file`]: reads untrusted files, up to a limit.
+//! - [`read_file`]: reads untrusted files, up to a limit. [`HostMemory`]: the memory that this
+//!   process may use.
 //!
 //! # Invariants
 //! - A directory, or a drive, belongs to one process at a time. An incomplete directory is

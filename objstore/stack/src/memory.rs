@@ -9,7 +9,7 @@ use crate::{StackError, size::Size};
 pub struct HostMemory {
     /// All of the machine's, or the lowest limit of the control groups.
     pub all: u64,
-    /// What can be used without swapping: file pages count, because the kernel gives them back.
+    /// Bytes that can be used without swapping; file pages count: the kernel gives them back.
     pub available: u64,
 }
 

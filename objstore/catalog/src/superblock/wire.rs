@@ -253,13 +253,14 @@ impl Superblock {
         let journal_is_well = |journal: &JournalArea| {
             let (half, group) = (journal.half_bytes, u64::from(journal.group_bytes_max));
             let end = half.checked_mul(2).and_then(|bytes| journal.offset.checked_add(bytes));
+            let record = commit_bytes(layout.words_per_file as usize) as u64;
             inside(end)
                 && (group.is_power_of_two() && group <= GROUP_BYTES_MAX)
                 && (GROUP_HEADER_BYTES + largest as u64 <= group && group.is_multiple_of(lba_bytes))
                 && (half.is_multiple_of(group) && half / group >= 2)
                 && journal.offset.is_multiple_of(lba_bytes)
-                // The tables in memory follow from the files, which must have room for a record.
-                && u64::from(layout.files) <= half / commit_bytes(layout.words_per_file as usize) as u64
+                // The tables in memory follow from the files, and there is room for their records.
+                && u64::from(layout.files) <= half / record
         };
         let areas = [
             ("data area", data.as_ref().is_none_or(data_is_well)),
