@@ -55,10 +55,10 @@ impl HostMemory {
     /// # Errors
     /// Returns [`StackError::Config`] for the field `dram_bytes` if they have not.
     pub fn check_dram(bytes: u64, ranks: u32) -> Result<(), StackError> {
-        match Self::of_machine().filter(|_| bytes > 0) {
-            Some(memory) => memory.has_room(bytes, ranks),
-            None => Ok(()),
+        if bytes == 0 {
+            return Ok(());
         }
+        Self::of_machine().map_or(Ok(()), |memory| memory.has_room(bytes, ranks))
     }
 
     fn has_room(self, bytes: u64, ranks: u32) -> Result<(), StackError> {
