@@ -125,7 +125,7 @@ fn somebody_elses_data_is_named_and_comes_back() {
     place.run(FORMAT, 0);
     for (round, (what, at, mark)) in FOREIGN.iter().enumerate() {
         for device in 0..2 {
-            place.poke(device, 0, &vec![0; 1 << 20]);
+            place.poke(device, 0, &vec![0; (1 << 20) + (64 << 10)]);
         }
         place.poke(1, *at, mark);
         let before = place.files();

@@ -293,7 +293,7 @@ impl Superblock {
         }
         let (mut head, mut tail) = (vec![0; HEAD_BYTES as usize], Vec::new());
         io.read(0, &mut head)?;
-        // What a store has there is its own, and need not be readable to open it.
+        // A store's own data there need not be readable to open it.
         if copies_in(&head).iter().all(Result::is_err) {
             head.resize(FORMAT_HEAD_BYTES.min(bytes) as usize, 0);
             tail.resize(FORMAT_TAIL_BYTES.min(bytes - head.len() as u64) as usize, 0);

@@ -4,11 +4,12 @@
 //! # Architecture
 //!
 //! Reading and changing are separate. `nvme-pci` reads /sys, /proc, /dev and /etc below one
-//! directory, `/` except in tests, and decodes PCI functions; `drive`, `paths`, `usage`, `topology`
-//! and `gpu` derive facts from it; `doctor` judges them. `plan` turns facts into steps, which are data;
-//! `execute` performs steps through the trait of `machine` (this computer, or a recorder for dry
-//! runs), and writes every intention to the `journal` first. `persist` has the files that survive a
-//! reboot. `command` implements the subcommands, `report` formats their output.
+//! directory, `/` except in tests, and decodes PCI functions; `drive`, `paths`, `usage`,
+//! `topology` and `gpu` derive facts from it; `doctor` judges them. `kv-catalog` has the list of
+//! formats that a disk may hold. `plan` turns facts into steps, which are data; `execute` performs
+//! steps through the trait of `machine` (this computer, or a recorder for dry runs), and writes
+//! every intention to the `journal` first. `persist` has the files that survive a reboot.
+//! `command` implements the subcommands, `report` formats their output.
 //!
 //! # Invariants
 //!

@@ -123,8 +123,8 @@ pub(crate) struct Usage {
     pub(crate) claims: Vec<std::fs::File>,
 }
 
-/// What is done about the kernel's own users of a disk, which have no visible sign, such as mounts
-/// in invisible namespaces: an exclusive claim fails then.
+/// Search for the kernel's own users of a disk, which have no visible sign, such as mounts in
+/// invisible namespaces: an exclusive claim fails then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claims {
     /// Claims the disks, and keeps the claims in the result: no new use can begin.

@@ -4,14 +4,13 @@
 //! those that `blkid` knows and that can be on a whole drive or a partition of one; each is known
 //! by its published layout.
 
-/// What a device holds that is not a store.
+/// Data on a device that is not a store's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Foreign {
     /// Its name, with an article: `an ext4 filesystem`.
     pub what: &'static str,
     /// True for a part of something that may be on other devices, too: a RAID, a volume group, a
-    /// pool. What is on the whole may begin on this device, so that a member can look like a
-    /// filesystem at its head.
+    /// pool. The whole may begin on this device: a member can look like a filesystem at its head.
     pub is_member: bool,
 }
 

@@ -200,18 +200,18 @@ fn what_is_exported_but_not_enabled_is_free() {
 }
 
 /// Each way in which a process can have a drive that is bound to VFIO.
-const VFIO_USERS: &[(fn(&Fixture), &str)] = &[
-    (|f| f.process(88, "qemu", &["/dev/vfio/12"]), "/dev/vfio/12: open in qemu (pid 88)"),
+const VFIO_USERS: &[Case] = &[
+    (|f| f.process(88, "qemu", &["/dev/vfio/12"]), &["/dev/vfio/12: open in qemu (pid 88)"]),
     (
         |f| {
             f.file(&format!("/sys/bus/pci/devices/{FREE}/vfio-dev/vfio0/dev"), "511:0\n");
             f.process(88, "qemu", &["/dev/iommu", "/dev/vfio/devices/vfio0"]);
         },
-        "/dev/vfio/devices/vfio0: open in qemu (pid 88)",
+        &["/dev/vfio/devices/vfio0: open in qemu (pid 88)"],
     ),
     (
         |f| f.process(88, "qemu", &["/dev/vfio/noiommu-12"]),
-        "/dev/vfio/noiommu-12: open in qemu (pid 88)",
+        &["/dev/vfio/noiommu-12: open in qemu (pid 88)"],
     ),
     (
         // Its group was closed again.
@@ -220,13 +220,14 @@ const VFIO_USERS: &[(fn(&Fixture), &str)] = &[
             let path = format!("/sys/devices/pci0000:64/0000:64:01.0/{FREE}");
             f.file("/proc/88/fdinfo/0", &format!("pos: 0\nvfio-device-syspath: {path}\n"));
         },
-        "0000:67:00.0: open in qemu (pid 88)",
+        &["0000:67:00.0: open in qemu (pid 88)"],
     ),
 ];
 
 #[test]
 fn a_drive_that_a_process_has_through_vfio_is_left_to_it() {
     for (set_up, words) in VFIO_USERS {
+        let words = words[0];
         let fixture = Fixture::server();
         let kernel = Kernel::new(&fixture, Fault::None);
         bind::run(&kernel.host(), &request(&[FREE])).unwrap();
@@ -349,7 +350,7 @@ fn another_path_is_shown_and_noted() {
     bind::run(&host, &request(&[FREE])).unwrap();
     let notes = host.notes.borrow().join("\n");
     assert!(notes.contains("nvme3 at 0000:69:00.0 is another"), "{notes}");
-    // What VFIO has is known by its record.
+    // A drive on VFIO is known by its record.
     fixture.file("/sys/class/nvme/nvme3/serial", "SN-nvme0\n");
     let host = kernel.host();
     let list = list::run(&host, false, Paint(false)).text;

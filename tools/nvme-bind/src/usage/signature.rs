@@ -1,4 +1,4 @@
-//! What a device holds that nothing uses: members of RAIDs, volume groups and pools, filesystems,
+//! Data on a device that nothing uses: members of RAIDs, volume groups and pools, filesystems,
 //! stores. Read from the device, by the list that formatting a store has, or else from udev's
 //! database.
 
