@@ -72,7 +72,6 @@ pub const SUITES: &[Suite] = &[
     suite("replay", "`ripieno replay` on both drives, with every byte checked"),
     Suite {
         is_odd: true,
-        seconds_max: 1500,
         ..suite("odd", "one namespace behind two controllers, a zoned namespace: who gets which")
     },
     Suite {

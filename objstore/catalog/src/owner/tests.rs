@@ -86,7 +86,7 @@ fn open(medium: &Medium, owner: &Owner) -> (DurableCatalog, Arc<Mutex<u64>>) {
     let time = || Time(Box::new(|| 0));
     let io = Fenced::new(counted, owner.clone(), time(), 1_000);
     let (policy, write_budget, chance) = (PolicyKind::Lru, None, 7);
-    let config = DurableConfig { policy, write_budget, chance, time: time() };
+    let config = DurableConfig { policy, write_budget, chance, time: time(), seal: Seal::default() };
     (DurableCatalog::open(Box::new(io), *superblock, config, |_, _| {}).unwrap(), reads)
 }
 
@@ -135,7 +135,7 @@ fn an_owner_that_comes_back_stores_nothing_and_is_told_by_whom() {
         for part in ["process 2 on host2, since 2025-11-28 09:00:00 UTC", "took the store over"] {
             assert!(error.contains(part), "{error}");
         }
-        assert!(older.check().is_err() && older.sync().is_err() && older.close().is_err());
+        assert!(older.seal().check().is_err() && older.sync().is_err() && older.close().is_err());
         assert_eq!(medium.written_bytes(), writes, "the older one wrote");
         store(&newer, 51).unwrap();
         newer.close().unwrap();
