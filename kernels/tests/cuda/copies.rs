@@ -8,7 +8,7 @@ use gio_kernels::cuda::{CudaCopies, CudaDevice, DeviceMemory, LaunchMode};
 use gio_uring::IoExecutor;
 use nvme_driver::{
     Clock, Controller, ControllerOptions, CopyDirection, CopyEngine, CopyFence, DeviceCopy,
-    DevicePtr, DmaSlice, DmaSpace, MonotonicClock, Nanos, platform::p2p::round_trip,
+    DevicePtr, DmaSlice, DmaSpace, MonotonicClock, platform::p2p::round_trip,
 };
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
 use nvme_spec::ids::{Lba, Nsid};

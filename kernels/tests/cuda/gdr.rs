@@ -9,7 +9,7 @@ use std::{
 use cuda_mock::{self as mock, Level, each, folder_without_gdrcopy, isolated};
 use gio_kernels::cuda::{CudaDevice, DeviceMemory, Gdr, GdrError, LaunchMode, MappingKind};
 use gio_uring::IoExecutor;
-use nvme_driver::{DevicePtr, DmaSlice, DmaSpace, ExternalMemory, Nanos, platform::buffer::Buffer};
+use nvme_driver::{DevicePtr, DmaSlice, DmaSpace, ExternalMemory, platform::buffer::Buffer};
 use nvme_emu::EmuDomain;
 use ripieno_testkit::WATCHDOG_NS;
 

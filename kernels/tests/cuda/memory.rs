@@ -4,9 +4,7 @@
 use cuda_mock::{self as mock, Level, isolated};
 use std::{sync::Arc, time::Duration};
 
-use gio_kernels::cuda::{
-    CudaDevice, CudaError, CudaExecutor, CudaStream, DoorbellKind, LaunchMode,
-};
+use gio_kernels::cuda::{CudaDevice, CudaExecutor, CudaStream, DoorbellKind, LaunchMode};
 use gio_uring::IoExecutor;
 use nvme_driver::{
     Bus, DmaSlice, DmaSpace, ExternalMemory, Iova, MonotonicClock, Place, platform::mmio,

@@ -16,7 +16,7 @@ use gio_kernels::{
 use gio_uring::{
     IoExecutor, IoStatus, MoveChecksums, RawStream, ScatterGather, ScatterGatherOp, StreamOps,
 };
-use nvme_driver::{DevicePtr, Nanos, platform::mmio};
+use nvme_driver::{DevicePtr, platform::mmio};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 use ripieno_testkit::{WATCHDOG, WATCHDOG_NS, until};
 

@@ -14,8 +14,8 @@ use crate::{
     rig::{Rig, SHAPE, kind},
 };
 
-/// Loads without a pause, of 0.2 seconds each: ten minutes, in which a save that waits for their end
-/// has no turn on any machine.
+/// Loads without a pause, of 0.2 seconds each: for ten minutes, a save that waits for their end has
+/// no turn.
 const LOADS: u32 = 3000;
 /// Blocks that are stored before a server is paced.
 const STORED: std::ops::Range<u32> = 0..8;

@@ -4,8 +4,8 @@
 //!
 //! [`Drives`] are software controllers in one address space, in virtual or in real time.
 //! [`KvMemory`] is the KV pool of an engine that knows the expected contents of each block.
-//! Contents come from [`pattern`]: `rand` with a seed, so failures are reproducible. [`until`] waits
-//! for an event that no handle tells of.
+//! Contents come from [`pattern`]: `rand` with a seed, so failures are reproducible.
+//! [`until`] waits for an event that no handle tells of.
 //!
 //! # Invariants
 //!

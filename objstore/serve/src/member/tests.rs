@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use ripieno_testkit::WATCHDOG;
+use ripieno_testkit::{WATCHDOG, until};
 use tempfile::TempDir;
 
 use super::*;
@@ -50,9 +50,12 @@ fn a_server_that_does_not_answer_is_not_asked_at_each_call() {
         listener
     });
     let finder = Finder::connect(path, SHAPE, "one".to_owned(), 1).unwrap();
-    assert_eq!(finder.counts().unwrap(), CatalogCounts::default());
     let begun_at = Instant::now();
-    assert_eq!(finder.counts().unwrap(), CatalogCounts::default());
+    // A call or two find out that the sessions are lost.
+    until("it has met the server that hangs", || {
+        assert_eq!(finder.counts().unwrap(), CatalogCounts::default());
+        lock(&finder.line.retry_at).is_some()
+    });
     let listener = server.join().unwrap();
     let retry_at = lock(&finder.line.retry_at).expect("it pauses");
     assert!(retry_at >= begun_at + 2 * (REFUSED_PAUSE + RETRY_EVERY), "as long as it took");
