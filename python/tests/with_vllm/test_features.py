@@ -423,3 +423,13 @@ def test_other_kinds_of_attention(tmp_path, options, kind):
     assert none == 0
     assert len(set(computed)) == 416 // size
     assert second == (said, 416, computed)
+
+
+def test_a_unit_that_no_request_fills_is_told_at_the_start(model, options):
+    life = life_of(lambda engine: None, model=model, options=options, max_model_len=BLOCK - 8)
+    assert life.error is None, life.error
+    assert f"a prompt is stored and found in units of {BLOCK} tokens" in life.said
+    told = (
+        f"nothing will be stored: a unit has {BLOCK} tokens, and a request has at most {BLOCK - 8}"
+    )
+    assert told in life.said
