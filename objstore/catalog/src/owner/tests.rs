@@ -7,8 +7,8 @@ use nvme_spec::ids::Lba;
 use super::*;
 use crate::{
     BlockKey, Catalog, CatalogError, DeviceIdentity, DurableCatalog, DurableConfig, KvShape,
-    Namespace, NamespaceId, NotDurable, OnDevice, Plan, PolicyKind, Region, StoreId, Superblock,
-    block_io::simulated::Medium, format_devices,
+    Namespace, NamespaceId, NotDurable, OnDevice, Plan, PolicyKind, Region, Seal, StoreId,
+    Superblock, block_io::simulated::Medium, format_devices,
 };
 
 const BYTES: u64 = 16 << 20;
@@ -86,7 +86,8 @@ fn open(medium: &Medium, owner: &Owner) -> (DurableCatalog, Arc<Mutex<u64>>) {
     let time = || Time(Box::new(|| 0));
     let io = Fenced::new(counted, owner.clone(), time(), 1_000);
     let (policy, write_budget, chance) = (PolicyKind::Lru, None, 7);
-    let config = DurableConfig { policy, write_budget, chance, time: time(), seal: Seal::default() };
+    let config =
+        DurableConfig { policy, write_budget, chance, time: time(), seal: Seal::default() };
     (DurableCatalog::open(Box::new(io), *superblock, config, |_, _| {}).unwrap(), reads)
 }
 
