@@ -595,8 +595,8 @@ ripieno_status ripieno_store_begin(const ripieno_store *store,
 
 // Starts to move a layer of all blocks of a request. Costs the same for any number of blocks.
 // Waits up to 60 seconds for other transfers if as many are in flight as there may be, and up to 5
-// for a server's limit of bandwidth, and then fails with RIPIENO_STATUS_BUSY. Several layers may be
-// in flight, and end in any order.
+// for a server's limit of bandwidth, and then fails with RIPIENO_STATUS_BUSY. Several layers may
+// be in flight, and end in any order.
 //
 // layer: 0 to layers - 1.
 //
