@@ -1,17 +1,30 @@
 //! A controller that several parts of a store share.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::{
+    any::Any,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError},
+};
 
 use kv_catalog::{NotDurable, PlantedBug, Seal, planted};
 use nvme_driver::{Controller, ResetCount};
 use nvme_spec::ids::Nsid;
 
+/// Threads or memory that a controller needs.
+pub type Below = Arc<dyn Any + Send + Sync>;
+
 /// A controller that a plane and a journal share. The holder of the lock may do I/O on its host
 /// queue and control it; nothing on the data path takes the lock.
 #[derive(Debug, Clone)]
 pub struct SharedController {
-    controller: Arc<Mutex<Controller>>,
+    shared: Arc<Shared>,
     resets: ResetCount,
+}
+
+/// Fields are dropped in this order: a controller that is dropped shuts down, with what is below.
+#[derive(Debug)]
+struct Shared {
+    controller: Mutex<Controller>,
+    below: OnceLock<Below>,
 }
 
 impl SharedController {
@@ -19,18 +32,24 @@ impl SharedController {
     #[must_use]
     pub fn new(controller: Controller) -> Self {
         let resets = controller.resets().clone();
-        Self { controller: Arc::new(Mutex::new(controller)), resets }
+        let (controller, below) = (Mutex::new(controller), OnceLock::new());
+        Self { shared: Arc::new(Shared { controller, below }), resets }
+    }
+
+    /// Keeps `below` as long as anything shares the controller. Only one value can be kept.
+    pub fn keep(&self, below: Below) {
+        let _ = self.shared.below.set(below);
     }
 
     /// Locks the controller. A thread that panicked while holding the lock leaves no half-done
     /// state: the driver's calls are complete in themselves.
     pub fn lock(&self) -> MutexGuard<'_, Controller> {
-        self.controller.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.controller.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the controller, unless another thread holds the lock.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Controller>> {
-        match self.controller.try_lock() {
+        match self.shared.controller.try_lock() {
             Ok(controller) => Some(controller),
             Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
             Err(TryLockError::WouldBlock) => None,
@@ -56,9 +75,10 @@ impl SharedController {
         self.resets.get()
     }
 
-    /// Returns the controller if nothing else shares it any more.
-    pub(crate) fn into_inner(self) -> Option<Controller> {
-        let mutex = Arc::try_unwrap(self.controller).ok()?;
-        Some(mutex.into_inner().unwrap_or_else(PoisonError::into_inner))
+    /// Returns the controller, and what it kept, if nothing else shares it any more.
+    pub(crate) fn into_inner(self) -> Option<(Controller, Option<Below>)> {
+        let Shared { controller, below } = Arc::try_unwrap(self.shared).ok()?;
+        let controller = controller.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Some((controller, below.into_inner()))
     }
 }

@@ -262,7 +262,7 @@ pub use config::{
     StoreGpu, StoreOptions,
 };
 pub use data_path::Route;
-pub use device::SharedController;
+pub use device::{Below, SharedController};
 pub use error::{Failure, RegistrationError, StoreError};
 pub use ids::{JobId, LayerDone, Move, PoolId, Ticket};
 pub use kv_catalog::{

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use nvme_driver::{Clock, Nanos};
+use nvme_driver::{Clock, Nanos, join};
 
 use crate::{emu::Emu, progress::Progress};
 
@@ -33,8 +33,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(1);
 /// Timer slack: how late the kernel may end a sleep. Its default is 50 microseconds.
 const SLACK_NS: u64 = 1;
 
-/// Steps controllers until it is dropped, which stops and joins the threads. They may run other
-/// work in between ([`EmuThread::host`]).
+/// Steps controllers until it is dropped, which stops the threads and joins them
+/// ([`nvme_driver::join`]). They may run other work in between ([`EmuThread::host`]).
 ///
 /// Threads spin briefly, then sleep for 20 to 100 microseconds, and up to a millisecond after a
 /// long idle time. They do not yield: on a busy machine that gives the CPU away for milliseconds.
@@ -131,9 +131,7 @@ impl Drop for EmuRunner {
         self.guests.clear();
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            if worker.join().is_err() {
-                tracing::error!("a controller's thread panicked; its controllers have stopped");
-            }
+            join(worker);
         }
         for emu in &self.emus {
             emu.attach(None, None);

@@ -2,6 +2,7 @@
 
 use std::{
     ops::{Add, Sub},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -109,6 +110,23 @@ pub fn wait_until(clock: &dyn Clock, deadline: Nanos, mut done: impl FnMut() -> 
             return done();
         }
     }
+}
+
+/// Time that [`join`] waits: longer than a recovery of controllers that do not answer.
+const JOIN_TIMEOUT: Nanos = Nanos::from_millis(180_000);
+
+/// Joins a thread that was told to end, for a drop: waits three minutes at most. Returns false, and
+/// leaves the thread alone, if it does not end in that time.
+pub fn join(thread: JoinHandle<()>) -> bool {
+    let clock = MonotonicClock::default();
+    let (name, deadline) = (thread.thread().name().map(str::to_owned), clock.now() + JOIN_TIMEOUT);
+    let ended = wait_until(&clock, deadline, || thread.is_finished());
+    if !ended {
+        tracing::error!(thread = name, "it does not end, and is left alone");
+    } else if thread.join().is_err() {
+        tracing::error!(thread = name, "it panicked");
+    }
+    ended
 }
 
 /// The system's monotonic clock; pauses spin, then yield, then sleep.

@@ -81,7 +81,7 @@ mod wait;
 pub use block::WriteOptions;
 pub use bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError, ResetError};
 pub use cid::DEPTH_MAX;
-pub use clock::{Clock, MonotonicClock, Nanos, Waiter, wait_until};
+pub use clock::{Clock, MonotonicClock, Nanos, Waiter, join, wait_until};
 pub use controller::Controller;
 pub use copy::{CopyDirection, CopyEngine, CopyError, CopyFence, DeviceCopy};
 pub use dma::{

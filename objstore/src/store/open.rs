@@ -19,20 +19,22 @@ use super::{
 };
 use crate::{
     config::{Format, OWNER_TIMEOUT, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
-    device::SharedController,
+    device::{Below, SharedController},
     error::StoreError,
     ids::PoolId,
     plane::{Plane, PlaneConfig, PlaneDevice},
     registration::KvPool,
 };
 
-/// The parts of a closed store.
+/// The parts of a closed store. Fields are dropped in this order.
 #[derive(Debug)]
 pub struct Closed {
     /// The controllers, in the order of the configuration.
     pub controllers: Vec<Controller>,
     /// The engine's pool, still registered.
     pub pool: KvPool,
+    /// Resources of the controllers.
+    _below: Vec<Below>,
 }
 
 /// A device's region, for access to superblock and journal while no store is open on it.
@@ -373,7 +375,8 @@ impl Store {
     /// then. Returns [`StoreError::JournalFailed`] if the journal could not be written: the store
     /// is closed all the same.
     pub fn close(self) -> Result<Closed, StoreError> {
-        self.inner.plane.drain()?;
+        // A failed plane gives its controllers back, too.
+        let drained = self.inner.plane.drain();
         let written = self.sync_journal();
         let noted = self.inner.catalog.close();
         lock(&self.inner.drives).clear();
@@ -381,10 +384,14 @@ impl Store {
         let closed = self.inner.plane.close(why);
         self.inner.jobs().failed.get_or_insert_with(|| why.to_owned());
         let failed = || StoreError::Failed { cause: why.to_owned() };
+        drained?;
         let closed = closed?.ok_or_else(failed)?;
         written.and(noted.map_err(StoreError::from))?;
-        let controllers = closed.controllers.into_iter().map(unshare).collect::<Result<_, _>>()?;
-        Ok(Closed { controllers, pool: closed.pool })
+        let unshared =
+            closed.controllers.into_iter().map(unshare).collect::<Result<Vec<_>, _>>()?;
+        let (controllers, below): (_, Vec<_>) = unshared.into_iter().unzip();
+        let below = below.into_iter().flatten().collect();
+        Ok(Closed { controllers, pool: closed.pool, _below: below })
     }
 }
 
@@ -394,7 +401,7 @@ impl StoreDevice {
     /// # Errors
     /// Returns [`StoreError::Failed`] if something else still shares it.
     pub fn into_controller(self) -> Result<Controller, StoreError> {
-        unshare(self.controller)
+        unshare(self.controller).map(|(controller, _)| controller)
     }
 
     /// Returns the device with its whole region as data, for a [`crate::RawRing`].
@@ -408,8 +415,8 @@ impl StoreDevice {
     }
 }
 
-fn unshare(controller: SharedController) -> Result<Controller, StoreError> {
-    controller.into_inner().ok_or_else(|| StoreError::Failed {
+fn unshare(shared: SharedController) -> Result<(Controller, Option<Below>), StoreError> {
+    shared.into_inner().ok_or_else(|| StoreError::Failed {
         cause: "something else still shares a controller".to_owned(),
     })
 }

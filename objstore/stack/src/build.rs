@@ -80,8 +80,7 @@ impl Parts {
     }
 }
 
-/// Resources that must outlive a store or a plane. Fields are dropped in this order: users before
-/// what they use.
+/// Resources of a store or a plane. Fields are dropped in this order: users before what they use.
 #[derive(Debug)]
 pub struct Built {
     pub(crate) pool: KvPool,
@@ -90,7 +89,7 @@ pub struct Built {
     /// The devices' address space, and the alignment that they need in it.
     pub(crate) space: Arc<dyn DmaSpace>,
     pub(crate) unit: u64,
-    pub(crate) backend: Backend,
+    pub(crate) backend: Arc<Backend>,
 }
 
 /// Size of objects up to which software controllers lend their threads to the I/O kernel. Checksums
@@ -217,7 +216,7 @@ impl Built {
 
     /// Releases the engine's memory after the store was closed. Drop the rest after the controllers
     /// were shut down.
-    pub(crate) fn unmap(self) -> Backend {
+    pub(crate) fn unmap(self) -> Arc<Backend> {
         self.backend
     }
 }

@@ -183,9 +183,9 @@ impl Builder {
         let (store, built, place) = self.build(place, format, |parts, plan| {
             Ok(Store::open(parts.store(plan, namespace.clone()))?)
         })?;
-        let mut stack = Stack { metrics: None, pacer: None, store, built, place };
-        stack.pacer = self.pacer(stack.store.plane())?;
-        let serve = |address| Endpoint::of_store(address, &stack.store);
+        let mut stack = Stack::new(store, built, place);
+        stack.pacer = self.pacer(stack.store().plane())?;
+        let serve = |address| Endpoint::of_store(address, stack.store());
         stack.metrics = self.metrics.as_ref().map(serve).transpose()?;
         Ok(stack)
     }

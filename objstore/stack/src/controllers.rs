@@ -34,7 +34,8 @@ pub struct Controllers {
     queues_on_gpu: bool,
 }
 
-/// Resources that must outlive the controllers. Fields are dropped in this order.
+/// Resources that the controllers need. Whoever shares a controller keeps them, so that the order
+/// in which handles are dropped does not matter. Fields are dropped in this order.
 #[derive(Debug)]
 pub(crate) struct Backend {
     emulation: Option<Emulation>,
@@ -260,10 +261,12 @@ impl Controllers {
         &self.space
     }
 
-    /// Returns the resources that must outlive the devices, the devices, and the location of the
-    /// queues: variables are dropped in reverse order.
-    pub(crate) fn into_parts(self) -> (Backend, Vec<StoreDevice>, String) {
-        (self.backend, self.devices, self.queues)
+    /// Returns the resources of the devices, the devices, which keep them, and the location of the
+    /// queues.
+    pub(crate) fn into_parts(self) -> (Arc<Backend>, Vec<StoreDevice>, String) {
+        let backend = Arc::new(self.backend);
+        self.devices.iter().for_each(|device| device.controller.keep(backend.clone()));
+        (backend, self.devices, self.queues)
     }
 }
 

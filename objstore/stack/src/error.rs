@@ -166,6 +166,15 @@ pub enum StackError {
         /// Its answer.
         found: String,
     },
+    /// A process that was forked used what the other one had opened.
+    #[error(
+        "it was opened in process {process}, of which this one is a fork: a fork has none of the \
+         threads that it needs; open it again here, or start processes without a fork (spawn)"
+    )]
+    Forked {
+        /// The process that opened it.
+        process: u32,
+    },
     /// A request of the other direction was committed.
     #[error("this request retrieves blocks, and only one that stores them can be committed")]
     NotWriting,
@@ -196,7 +205,7 @@ pub enum ErrorKind {
     Stale,
     /// The store accepts no more writes.
     ReadOnly,
-    /// The store has failed and does nothing any more.
+    /// The store has failed, or is that of another process, and does nothing any more.
     Failed,
 }
 
@@ -245,6 +254,7 @@ impl StackError {
                 ErrorKind::Invalid
             }
             Self::NotEmpty { .. } => ErrorKind::Occupied,
+            Self::Forked { .. } => ErrorKind::Failed,
             _ => ErrorKind::System,
         }
     }

@@ -74,6 +74,7 @@ mod gpu;
 mod input;
 mod memory;
 mod metrics;
+mod own;
 mod owner;
 mod pacing;
 mod place;
@@ -109,6 +110,7 @@ pub use metrics::{
     ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsAddress, MetricsPage,
 };
 pub use objstore::{BlockId, BlockKey, KvShape, PoolLayout, Route};
+pub use own::Own;
 pub use owner::this_process;
 pub use pacing::Pacing;
 pub use place::{Drive, Place};

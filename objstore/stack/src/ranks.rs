@@ -34,6 +34,7 @@ use crate::{
     drives::{self, DriveIdentity},
     error::StackError,
     expand_home,
+    own::Process,
     place::{Drive, Place},
     store_dir::{self, Lock, State, StoreDir, StoreDirError, StoreDirMedia, StoreDirOptions},
 };
@@ -491,13 +492,14 @@ fn make(
     Ok((files, identities))
 }
 
-/// The catalog with its devices, in the process of an engine's scheduler.
+/// The catalog with its devices, in the process of an engine's scheduler. Dropping it closes it,
+/// and logs a failure; in a process that was forked, that leaves the catalog alone.
 #[derive(Debug)]
 pub struct CatalogStack {
     catalog: DurableCatalog,
-    device: StoreDevice,
-    backend: Backend,
-    place: Place,
+    /// `None` once it was closed.
+    below: Option<(StoreDevice, Arc<Backend>, Place)>,
+    process: Process,
 }
 
 impl CatalogStack {
@@ -515,7 +517,8 @@ impl CatalogStack {
         let (backend, mut devices, _) = controllers.into_parts();
         let device = devices.remove(0);
         let catalog = open_catalog(&device, options, |_, _| {})?;
-        Ok(Self { catalog, device, backend, place })
+        let below = Some((device, backend, place));
+        Ok(Self { catalog, below, process: Process::current() })
     }
 
     /// Returns the catalog.
@@ -527,12 +530,31 @@ impl CatalogStack {
     /// Makes everything durable, and releases the store directory.
     ///
     /// # Errors
-    /// Returns [`StackError::Shutdown`], or an error of [`DurableCatalog::close`].
-    pub fn close(self) -> Result<(), StackError> {
-        let Self { catalog, device, backend, place } = self;
-        catalog.close().map_err(StoreError::from)?;
-        shut_down(&mut device.into_controller()?)?;
-        drop((backend, place));
-        Ok(())
+    /// Returns [`StackError::Shutdown`], [`StackError::Forked`], or an error of
+    /// [`DurableCatalog::close`].
+    pub fn close(mut self) -> Result<(), StackError> {
+        self.shut()
+    }
+
+    fn shut(&mut self) -> Result<(), StackError> {
+        let Some(below) = self.below.take() else { return Ok(()) };
+        if let Err(error) = self.process.check() {
+            std::mem::forget(below);
+            return Err(error);
+        }
+        let (device, _backend, _place) = &below;
+        let closed = self.catalog.close().map_err(StoreError::from);
+        let shut_down = shut_down(&mut device.controller.lock());
+        closed?;
+        shut_down
+    }
+}
+
+impl Drop for CatalogStack {
+    fn drop(&mut self) {
+        match self.shut() {
+            Ok(()) | Err(StackError::Forked { .. }) => {}
+            Err(error) => tracing::error!(%error, "closing a catalog that was dropped"),
+        }
     }
 }

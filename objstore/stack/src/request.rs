@@ -8,17 +8,20 @@ use objstore::{
     StoreError, StoreRequest, Ticket,
 };
 
-use crate::error::StackError;
+use crate::{error::StackError, own::Process};
 
 /// A retrieval or storing of blocks, layer by layer. Several threads may use it.
 ///
-/// Dropping it waits for its layers in flight, forgets those that wait for their turn, and releases
-/// its resources; the engine may then use its blocks again.
+/// Dropping it waits for its layers in flight ([`Store::wait`]), forgets those that wait for their
+/// turn, and releases its resources; the engine may then use its blocks again. A request of a store
+/// that was closed, or whose [`crate::Stack`] was dropped, has nothing in flight. A forked process
+/// can only drop it, which does nothing.
 #[derive(Debug)]
 pub struct Request {
     store: Store,
     /// `None` once it was committed.
     job: Option<Job>,
+    process: Process,
 }
 
 #[derive(Debug)]
@@ -38,8 +41,7 @@ impl Request {
         first: usize,
         blocks: &[BlockId],
     ) -> Result<Self, StackError> {
-        let job = Job::Retrieve(store.retrieve_from(prefix, first, blocks)?);
-        Ok(Self { store: store.clone(), job: Some(job) })
+        Ok(Self::new(store, Job::Retrieve(store.retrieve_from(prefix, first, blocks)?)))
     }
 
     /// Stores `blocks` under `keys`, as many leading ones as there is room for; see
@@ -48,16 +50,23 @@ impl Request {
     /// # Errors
     /// Returns an error of [`Store::allocate`].
     pub fn store(store: &Store, keys: &[BlockKey], blocks: &[BlockId]) -> Result<Self, StackError> {
-        let job = Job::Store(store.allocate(keys, blocks)?);
-        Ok(Self { store: store.clone(), job: Some(job) })
+        Ok(Self::new(store, Job::Store(store.allocate(keys, blocks)?)))
+    }
+
+    fn new(store: &Store, job: Job) -> Self {
+        Self { store: store.clone(), job: Some(job), process: Process::current() }
+    }
+
+    fn job(&self, layer: Layer) -> Result<&Job, StackError> {
+        self.process.check()?;
+        self.job.as_ref().ok_or_else(|| StoreError::NotStarted { layer }.into())
     }
 
     fn ticket(&self, layer: Layer) -> Result<Ticket, StackError> {
-        match &self.job {
-            Some(Job::Retrieve(load)) => Ok(load.ticket(layer)),
-            Some(Job::Store(save)) => Ok(save.ticket(layer)),
-            None => Err(StoreError::NotStarted { layer }.into()),
-        }
+        Ok(match self.job(layer)? {
+            Job::Retrieve(load) => load.ticket(layer),
+            Job::Store(save) => save.ticket(layer),
+        })
     }
 
     /// Returns the job, for calls of [`objstore::Plane`].
@@ -95,8 +104,7 @@ impl Request {
         positions: &[usize],
         blocks: &[BlockId],
     ) -> Result<Self, StackError> {
-        let job = Job::Retrieve(store.retrieve_at(prefix, positions, blocks)?);
-        Ok(Self { store: store.clone(), job: Some(job) })
+        Ok(Self::new(store, Job::Retrieve(store.retrieve_at(prefix, positions, blocks)?)))
     }
 
     /// Writes `blocks` to these positions of a reservation, one for each.
@@ -109,8 +117,7 @@ impl Request {
         positions: &[u32],
         blocks: &[BlockId],
     ) -> Result<Self, StackError> {
-        let job = Job::Store(store.fill(reservation, positions, blocks)?);
-        Ok(Self { store: store.clone(), job: Some(job) })
+        Ok(Self::new(store, Job::Store(store.fill(reservation, positions, blocks)?)))
     }
 
     /// Ends requests of one store: waits for their layers in flight, and makes permanent what they
@@ -140,10 +147,9 @@ impl Request {
     /// # Errors
     /// Same as [`Store::retrieve_layer`].
     pub fn start(&self, layer: Layer) -> Result<(), StackError> {
-        match &self.job {
-            Some(Job::Retrieve(load)) => self.store.retrieve_layer(load, layer)?,
-            Some(Job::Store(save)) => self.store.store_layer(save, layer)?,
-            None => return Err(StoreError::NotStarted { layer }.into()),
+        match self.job(layer)? {
+            Job::Retrieve(load) => self.store.retrieve_layer(load, layer)?,
+            Job::Store(save) => self.store.store_layer(save, layer)?,
         };
         Ok(())
     }
@@ -180,8 +186,10 @@ impl Request {
     /// Makes the stored blocks durable and visible; see [`Store::commit`].
     ///
     /// # Errors
-    /// Returns [`StackError::NotWriting`], or an error of [`Store::commit`].
+    /// Returns [`StackError::NotWriting`], [`StackError::Forked`], or an error of
+    /// [`Store::commit`].
     pub fn commit(mut self) -> Result<Committed, StackError> {
+        self.process.check()?;
         match self.job.take() {
             Some(Job::Store(save)) => Ok(self.store.commit(save)?),
             other => {
@@ -194,6 +202,10 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
+        if self.process.check().is_err() {
+            std::mem::forget((self.job.take(), self.store.clone()));
+            return;
+        }
         if let Ok(id) = self.id() {
             // Or the waits below would start layers that wait for their turn.
             self.store.plane().abandon(id);

@@ -9,25 +9,40 @@ use crate::{
     emulation::Emulation,
     error::StackError,
     metrics::Endpoint,
+    own::Process,
     place::Place,
     pool::{self, EngineMemory},
     request::Request,
     watch::Watch,
 };
 
-/// A store, and the resources that must outlive it. Fields are dropped in this order: users before
-/// what they use.
+/// A store, and what it is on. Dropping it closes the store ([`Stack::close`]), and logs a failure:
+/// requests, prefixes and other handles that are left then fail as closed, and can be dropped at
+/// any time. This waits for layers in flight, and for devices that do not answer until the timeouts
+/// of [`objstore::StoreOptions`].
+///
+/// A process that was forked has no threads of the store. There, dropping a stack leaves the store
+/// alone.
 #[derive(Debug)]
 pub struct Stack {
-    /// Ends first, like the pacer: they use the store.
     pub(crate) metrics: Option<Endpoint>,
     pub(crate) pacer: Option<Watch>,
-    pub(crate) store: Store,
-    pub(crate) built: Built,
-    pub(crate) place: Place,
+    store: Store,
+    /// `None` once the store was closed.
+    below: Option<(Built, Place)>,
+    process: Process,
 }
 
 impl Stack {
+    pub(crate) fn new(store: Store, built: Built, place: Place) -> Self {
+        let (metrics, pacer, below) = (None, None, Some((built, place)));
+        Self { metrics, pacer, store, below, process: Process::current() }
+    }
+
+    fn built(&self) -> &Built {
+        &self.below.as_ref().expect("it is there until the store is closed").0
+    }
+
     /// Returns the store. Its clones are handles of the same store.
     #[must_use]
     pub fn store(&self) -> &Store {
@@ -53,7 +68,7 @@ impl Stack {
         memory: &EngineMemory,
         layout: &PoolLayout,
     ) -> Result<PoolId, StackError> {
-        let Built { space, unit, .. } = &self.built;
+        let Built { space, unit, .. } = self.built();
         pool::check(layout, self.store.shape(), memory.bytes())?;
         if !layout.is_aligned(memory.base().as_ptr().addr() as u64, *unit) {
             let problem =
@@ -101,7 +116,7 @@ impl Stack {
     }
 
     fn object(&self, block: BlockId, row: Row) -> Result<Buffer, StackError> {
-        let pool = &self.built.pool;
+        let pool = &self.built().pool;
         let wrong = |problem| StackError::Config { field: "block", problem };
         let missing = || wrong(format!("there is no block {block}; there are {}", pool.blocks()));
         let offset = pool.offset(block, row).ok_or_else(missing)? as usize;
@@ -138,7 +153,7 @@ impl Stack {
     /// describe the engine's memory.
     #[must_use]
     pub fn is_bounced(&self) -> bool {
-        self.built.pool.is_bounced()
+        self.built().pool.is_bounced()
     }
 
     /// Returns the endpoint of the metrics, if there is one.
@@ -150,16 +165,39 @@ impl Stack {
     /// Returns the route, the locations, and the reasons against better routes.
     #[must_use]
     pub fn placement(&self) -> &Placement {
-        &self.built.placement
+        &self.built().placement
     }
 
     /// Closes the store, shuts the devices down, and releases the engine's memory. Other handles of
     /// the store then fail as closed.
     ///
     /// # Errors
-    /// Returns [`StackError::Store`] if closing the store fails, or [`StackError::Shutdown`].
-    pub fn close(self) -> Result<(), StackError> {
-        let Self { metrics: _metrics, pacer: _pacer, store, built, place: _place } = self;
-        built.close(store).map(|_| ())
+    /// Returns [`StackError::Store`] if closing the store fails, [`StackError::Shutdown`], or
+    /// [`StackError::Forked`].
+    pub fn close(mut self) -> Result<(), StackError> {
+        self.shut()
+    }
+
+    fn shut(&mut self) -> Result<(), StackError> {
+        let Some((built, place)) = self.below.take() else { return Ok(()) };
+        // Their threads use the store.
+        let users = (self.metrics.take(), self.pacer.take());
+        if let Err(error) = self.process.check() {
+            std::mem::forget((users, self.store.clone(), built, place));
+            return Err(error);
+        }
+        drop(users);
+        let closed = built.close(self.store.clone());
+        drop(place);
+        closed.map(|_| ())
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        match self.shut() {
+            Ok(()) | Err(StackError::Forked { .. }) => {}
+            Err(error) => tracing::error!(%error, "closing a store that was dropped"),
+        }
     }
 }

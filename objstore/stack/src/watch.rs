@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-/// A thread, which is stopped and joined on drop.
+/// A thread, which is stopped and joined ([`nvme_driver::join`]) on drop.
 #[derive(Debug)]
 pub(crate) struct Watch {
     stop: Option<Sender<Infallible>>,
@@ -37,7 +37,6 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // A panic was reported when it happened.
-        let _ = self.thread.take().map(JoinHandle::join);
+        self.thread.take().map(nvme_driver::join);
     }
 }

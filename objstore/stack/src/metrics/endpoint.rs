@@ -1,15 +1,19 @@
 //! Serves the metrics over HTTP, on a Unix socket or a TCP port, by a thread of its own.
 //!
 //! There is one page, which takes microseconds to write, so connections are served one after the
-//! other. A client that sends nothing is dropped after a second.
+//! other. A client that sends or takes nothing is dropped after a second, and a slow one after ten.
 
 use std::{
+    convert::Infallible,
     io,
     net::TcpListener,
     os::fd::{AsFd, OwnedFd},
-    sync::Arc,
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError, Sender},
+    },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use objstore::{Plane, Store};
@@ -23,15 +27,18 @@ use crate::{error::StackError, socket_file::SocketFile};
 
 /// Longest pause of a client.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Longest time of a client: an endpoint that ends waits for it.
+const CLIENT_MAX: Duration = Duration::from_secs(10);
 /// Most pieces that a request comes in.
 const PIECES_MAX: usize = 8;
 /// Most bytes of a piece.
 const PIECE_BYTES: usize = 4096;
 
-/// A running endpoint; it ends on drop.
+/// A running endpoint; it ends on drop, after the client that it answers.
 #[derive(Debug)]
 pub struct Endpoint {
     listener: Arc<OwnedFd>,
+    stop: Option<Sender<Infallible>>,
     thread: Option<JoinHandle<()>>,
     address: MetricsAddress,
     compute_saved: Arc<ComputeSaved>,
@@ -66,15 +73,19 @@ impl Endpoint {
         let listener = Arc::new(listener);
         let mut page = MetricsPage::of(plane, store);
         let (mine, compute_saved) = (listener.clone(), page.compute_saved.clone());
+        let (stop, stopped) = mpsc::channel::<Infallible>();
         let serve = move || {
             loop {
                 match rustix::net::accept(&mine) {
                     // A client that went away has no use for an error.
                     Ok(connection) => drop(answer(&connection, &mut page)),
                     Err(Errno::INTR | Errno::CONNABORTED) => {}
-                    // Out of descriptors or memory: this passes, and must not take a core.
+                    // Out of descriptors or memory, also if the endpoint ends: this passes, and
+                    // must not take a core.
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                        thread::sleep(PAUSE_MAX);
+                        if stopped.recv_timeout(PAUSE_MAX) != Err(RecvTimeoutError::Timeout) {
+                            return;
+                        }
                     }
                     Err(_) => return,
                 }
@@ -82,7 +93,7 @@ impl Endpoint {
         };
         let thread = thread::Builder::new().name("ripieno metrics".to_owned()).spawn(serve);
         let thread = Some(thread.map_err(StackError::Watch)?);
-        Ok(Self { listener, thread, address, compute_saved, _file: file })
+        Ok(Self { listener, stop: Some(stop), thread, address, compute_saved, _file: file })
     }
 
     /// Returns the address, with the port that the system chose in place of port 0.
@@ -100,10 +111,10 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // Ends `accept`.
+        // Ends `accept`, and a pause before it.
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
-        // A panic was reported when it happened.
-        let _ = self.thread.take().map(JoinHandle::join);
+        drop(self.stop.take());
+        self.thread.take().map(nvme_driver::join);
     }
 }
 
@@ -126,6 +137,7 @@ fn answer(connection: &impl AsFd, page: &mut MetricsPage) -> io::Result<()> {
     for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
         sockopt::set_socket_timeout(connection, timeout, Some(PAUSE_MAX))?;
     }
+    let since = Instant::now();
     let mut request = Vec::new();
     for _ in 0..PIECES_MAX {
         let mut piece = [0; PIECE_BYTES];
@@ -158,6 +170,9 @@ fn answer(connection: &impl AsFd, page: &mut MetricsPage) -> io::Result<()> {
     while !rest.is_empty() {
         // A client that has gone must not end the process by a signal.
         let sent = rustix::net::send(connection, rest, SendFlags::NOSIGNAL)?;
+        if since.elapsed() > CLIENT_MAX {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         rest = &rest[sent..];
     }
     Ok(())
