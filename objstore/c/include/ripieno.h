@@ -31,7 +31,12 @@
 // - Structs begin with their size. Set it to sizeof and all unneeded fields to zero, as
 //   RIPIENO_CONFIG_INIT and the other initializers do. Later versions only add fields at the end.
 // - Units. Sizes and offsets are in bytes, blocks and layers count from 0.
-// - A process that has a store open must not fork without exec.
+// - fork. Handles belong to the process that made them. In a process that was forked from it, every
+//   call of theirs returns RIPIENO_STATUS_FAILED, and releasing them frees their memory only: the
+//   library's threads are not there. ripieno_open works there, for another home, for this one when
+//   the parent has closed it, or for a server.
+// - The end of the process. Nothing waits for open handles: it is as if the process was killed.
+//   Committed blocks are found again, and what needs ripieno_sync or ripieno_close may be lost.
 //
 // Versions follow semantic versioning (https://semver.org/): see RIPIENO_VERSION_MAJOR.
 //
@@ -116,7 +121,8 @@ enum ripieno_status
     RIPIENO_STATUS_STALE = 10,
     // The store accepts no more writes; stored blocks can still be retrieved.
     RIPIENO_STATUS_READ_ONLY = 11,
-    // The store has failed or was closed, or its server has ended. Close it and open it again.
+    // The store has failed or was closed, or its server has ended: close it and open it again. Or
+    // this process was forked from the one that opened it.
     RIPIENO_STATUS_FAILED = 12,
     // A bug in the library.
     RIPIENO_STATUS_PANIC = 13,
@@ -383,7 +389,7 @@ ripieno_status ripieno_within(const ripieno_store *store,
 // Fails with RIPIENO_STATUS_READ_ONLY if the journal could not be written; RIPIENO_STATUS_FAILED
 // if something did not stop: the engine's memory must then stay mapped until it is released
 // (ripieno_pool.release). After the end of its server it is not released: open the store again
-// with the same memory, and close that.
+// with the same memory, and close that. In a forked process it fails, and the store stays open.
 ripieno_status ripieno_close(ripieno_store *store);
 
 // Writes the key of a name: its SHA-256. For engines whose blocks have names of any length.
@@ -433,7 +439,7 @@ ripieno_status ripieno_prefetch(const ripieno_store *store,
                                 uint32_t within_ms,
                                 size_t *found);
 
-// Returns the number of blocks found; 0 for null.
+// Returns the number of blocks found; 0 for null, and in a forked process.
 size_t ripieno_prefix_blocks(const ripieno_prefix *prefix);
 
 // Releases a prefix. Requests begun with it keep the blocks they need. Null is allowed.
@@ -638,7 +644,8 @@ ripieno_status ripieno_layer_poll(const ripieno_request *request, uint32_t layer
 ripieno_status ripieno_commit(ripieno_request *request);
 
 // Releases a request, after waiting for its layers in flight: its blocks are the engine's again.
-// Blocks stored without a ripieno_commit are lost. Null is allowed.
+// Blocks stored without a ripieno_commit are lost. Null is allowed. Waits for a device that does
+// not answer until its timeouts; in a forked process, does nothing but free the handle.
 void ripieno_request_end(ripieno_request *request);
 
 // Reports the usage of this handle's namespace.

@@ -8,9 +8,9 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     config::array,
-    place::{Prefix, Store},
+    place::{AnyPrefix, AnyStore, Prefix, Store},
     status::{Failure, Status, guard},
-    store::{handle, output},
+    store::{handle, made, output},
 };
 
 /// Bytes of a key.
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn ripieno_lookup(
         let (store, to) = unsafe { (handle(store, "store")?, output(prefix, "prefix")?) };
         // SAFETY: as above.
         let found = store.lookup(&unsafe { self::keys(keys, count)? })?;
-        *to = Box::into_raw(Box::new(found));
+        *to = made(found);
         Ok(())
     })
 }
@@ -117,18 +117,20 @@ pub unsafe extern "C" fn ripieno_prefetch(
         // SAFETY: as above.
         let keys = unsafe { self::keys(keys, count)? };
         *to = match store {
-            Store::Own(store, _) => store.prefetch(&keys, Nanos::from_millis(within_ms.into()))?,
-            Store::Served(..) => 0,
+            AnyStore::Own(store, _) => {
+                store.prefetch(&keys, Nanos::from_millis(within_ms.into()))?
+            }
+            AnyStore::Served(..) => 0,
         };
         Ok(())
     })
 }
 
-/// Returns the number of blocks found; 0 for null.
+/// Returns the number of blocks found; 0 for null, and in a forked process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_prefix_blocks(prefix: *const Prefix) -> usize {
     // SAFETY: as the header requires.
-    unsafe { prefix.as_ref() }.map_or(0, Prefix::len)
+    unsafe { handle(prefix, "prefix") }.map_or(0, AnyPrefix::len)
 }
 
 /// Releases a prefix. Requests begun with it keep the blocks they need. Null is allowed.
@@ -152,7 +154,7 @@ unsafe fn change(
     keys: *const u8,
     count: usize,
     found: *mut u32,
-    act: impl FnOnce(&Store, &[BlockKey]) -> Result<u32, Failure>,
+    act: impl FnOnce(&AnyStore, &[BlockKey]) -> Result<u32, Failure>,
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
@@ -254,7 +256,7 @@ pub unsafe extern "C" fn ripieno_remove(
     found: *mut u32,
 ) -> Status {
     // SAFETY: as the header requires.
-    unsafe { change(store, keys, count, found, Store::remove) }
+    unsafe { change(store, keys, count, found, AnyStore::remove) }
 }
 
 /// Drops all blocks of the namespace, including pinned ones and those in use.

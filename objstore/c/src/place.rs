@@ -4,7 +4,7 @@ use std::{io, mem::ManuallyDrop, sync::Arc, time::Duration};
 
 use objstore::{BlockId, BlockKey, Layer, NewPin, Outcome, PinAnswer, PinLimits, Usage};
 use ripieno_serve::{Client, RefusalKind, ServeError, SpaceId};
-use ripieno_stack::Stack;
+use ripieno_stack::{Own, Stack};
 
 use crate::{
     config::Owner,
@@ -14,7 +14,52 @@ use crate::{
 /// A handle of a store in one namespace. Any number of threads may use it, and a store may have any
 /// number of handles.
 #[derive(Debug)]
-pub enum Store {
+pub struct Store(Own<AnyStore>);
+
+/// Blocks found by a lookup. They are not evicted until the prefix is released.
+#[derive(Debug)]
+pub struct Prefix(Own<AnyPrefix>);
+
+/// A retrieval or storing of blocks.
+#[derive(Debug)]
+pub struct Request(Own<AnyRequest>);
+
+/// Target of a caller's pointer. Only the process uses it that made it.
+pub(crate) trait Handle: From<Own<Self::Of>> + Into<Own<Self::Of>> {
+    /// Type of the value.
+    type Of;
+    /// Returns the value.
+    fn own(&self) -> &Own<Self::Of>;
+}
+
+macro_rules! handle {
+    ($handle:ident, $of:ident) => {
+        impl Handle for $handle {
+            type Of = $of;
+            fn own(&self) -> &Own<$of> {
+                &self.0
+            }
+        }
+        impl From<Own<$of>> for $handle {
+            fn from(own: Own<$of>) -> Self {
+                Self(own)
+            }
+        }
+        impl From<$handle> for Own<$of> {
+            fn from(handle: $handle) -> Self {
+                handle.0
+            }
+        }
+    };
+}
+
+handle!(Store, AnyStore);
+handle!(Prefix, AnyPrefix);
+handle!(Request, AnyRequest);
+
+/// A store, in one namespace.
+#[derive(Debug)]
+pub(crate) enum AnyStore {
     /// Of this process. The stack is shared by the handles of a store; closed with the last one.
     Own(objstore::Store, Arc<Stack>),
     /// Of a server, with the engine's memory, which it uses until the session ends.
@@ -28,9 +73,9 @@ pub struct Session {
     pub(crate) owner: Owner,
 }
 
-/// Blocks found by a lookup. They are not evicted until the prefix is released.
+/// Blocks found by a lookup.
 #[derive(Debug)]
-pub enum Prefix {
+pub(crate) enum AnyPrefix {
     /// In a store of this process.
     Own(objstore::Prefix),
     /// In that of a server.
@@ -39,7 +84,7 @@ pub enum Prefix {
 
 /// A retrieval or storing of blocks.
 #[derive(Debug)]
-pub enum Request {
+pub(crate) enum AnyRequest {
     /// In a store of this process.
     Own(ripieno_stack::Request),
     /// In that of a server.
@@ -56,7 +101,7 @@ macro_rules! either {
     };
 }
 
-impl Store {
+impl AnyStore {
     /// Returns a store of this process.
     pub(crate) fn own(&self) -> Result<(&objstore::Store, &Stack), Failure> {
         match self {
@@ -104,27 +149,27 @@ impl Store {
         }
     }
 
-    pub(crate) fn lookup(&self, keys: &[BlockKey]) -> Result<Prefix, Failure> {
+    pub(crate) fn lookup(&self, keys: &[BlockKey]) -> Result<AnyPrefix, Failure> {
         match self {
-            Self::Own(store, _) => Ok(Prefix::Own(store.lookup(keys)?)),
+            Self::Own(store, _) => Ok(AnyPrefix::Own(store.lookup(keys)?)),
             Self::Served(space, session) => {
-                Ok(Prefix::Served(session.client.lookup(*space, keys)?))
+                Ok(AnyPrefix::Served(session.client.lookup(*space, keys)?))
             }
         }
     }
 
     pub(crate) fn retrieve(
         &self,
-        prefix: &Prefix,
+        prefix: &AnyPrefix,
         first: usize,
         blocks: &[BlockId],
-    ) -> Result<Request, Failure> {
+    ) -> Result<AnyRequest, Failure> {
         match (self, prefix) {
-            (Self::Own(store, _), Prefix::Own(prefix)) => {
-                Ok(Request::Own(ripieno_stack::Request::retrieve(store, prefix, first, blocks)?))
+            (Self::Own(store, _), AnyPrefix::Own(prefix)) => {
+                Ok(AnyRequest::Own(ripieno_stack::Request::retrieve(store, prefix, first, blocks)?))
             }
-            (Self::Served(_, session), Prefix::Served(prefix)) => {
-                Ok(Request::Served(session.client.retrieve(prefix, first, blocks)?))
+            (Self::Served(_, session), AnyPrefix::Served(prefix)) => {
+                Ok(AnyRequest::Served(session.client.retrieve(prefix, first, blocks)?))
             }
             _ => Err(Failure::invalid("prefix: it was found in another store")),
         }
@@ -135,17 +180,17 @@ impl Store {
         &self,
         keys: &[BlockKey],
         blocks: &[BlockId],
-    ) -> Result<(Request, usize), Failure> {
+    ) -> Result<(AnyRequest, usize), Failure> {
         match self {
             Self::Own(store, _) => {
                 let request = ripieno_stack::Request::store(store, keys, blocks)?;
                 let accepted = request.accepted().map_or(0, |(accepted, _)| accepted);
-                Ok((Request::Own(request), accepted))
+                Ok((AnyRequest::Own(request), accepted))
             }
             Self::Served(space, session) => {
                 let request = session.client.allocate(*space, keys, blocks)?;
                 let accepted = request.accepted();
-                Ok((Request::Served(request), accepted))
+                Ok((AnyRequest::Served(request), accepted))
             }
         }
     }
@@ -179,7 +224,7 @@ impl Store {
         }
     }
 
-    /// Ends a pin that [`Store::pin_for`] returned, if it has not ended.
+    /// Ends a pin that [`AnyStore::pin_for`] returned, if it has not ended.
     pub(crate) fn end_pin(&self, pin: u64) -> Result<(), Failure> {
         match self {
             Self::Own(store, _) => {
@@ -207,13 +252,13 @@ impl Store {
     }
 }
 
-impl Prefix {
+impl AnyPrefix {
     pub(crate) fn len(&self) -> usize {
         either!(self, prefix => prefix.len())
     }
 }
 
-impl Request {
+impl AnyRequest {
     pub(crate) fn start(&self, layer: Layer) -> Result<(), Failure> {
         either!(self, request => Ok(request.start(layer)?))
     }

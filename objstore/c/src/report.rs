@@ -6,7 +6,7 @@ use nvme_driver::ControllerEvent;
 use objstore::StoreEvent;
 
 use crate::{
-    place::Store,
+    place::{AnyStore, Store},
     status::{Failure, Status, guard},
     store::{handle, output},
 };
@@ -214,8 +214,8 @@ pub unsafe extern "C" fn ripieno_poll_events(store: *const Store, events: *mut u
         // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(events, "events")?) };
         let store = match store {
-            Store::Own(store, _) => store,
-            Store::Served(_, session) => {
+            AnyStore::Own(store, _) => store,
+            AnyStore::Served(_, session) => {
                 session.client.check()?;
                 *to = 0;
                 return Ok(());

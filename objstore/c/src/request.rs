@@ -9,7 +9,7 @@ use crate::{
     namespace::keys,
     place::{Prefix, Request, Store},
     status::{Failure, Status, guard},
-    store::{handle, output},
+    store::{handle, made, output, taken},
 };
 
 /// Returns a caller's block numbers.
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn ripieno_retrieve_begin(
         let (store, prefix) = unsafe { (handle(store, "store")?, handle(prefix, "prefix")?) };
         // SAFETY: as the header requires.
         let (to, blocks) = unsafe { (output(request, "request")?, self::blocks(blocks, count)?) };
-        *to = Box::into_raw(Box::new(store.retrieve(prefix, first, &blocks)?));
+        *to = made(store.retrieve(prefix, first, &blocks)?);
         Ok(())
     })
 }
@@ -133,9 +133,9 @@ pub unsafe extern "C" fn ripieno_store_begin(
         let (to, room) = unsafe { (output(request, "request")?, output(accepted, "accepted")?) };
         // SAFETY: as the header requires.
         let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
-        let (made, accepted) = store.store(&keys, &blocks)?;
+        let (begun, accepted) = store.store(&keys, &blocks)?;
         *room = accepted;
-        *to = Box::into_raw(Box::new(made));
+        *to = made(begun);
         Ok(())
     })
 }
@@ -209,16 +209,15 @@ pub unsafe extern "C" fn ripieno_layer_poll(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_commit(request: *mut Request) -> Status {
     guard(|| {
-        // SAFETY: as the header requires.
-        unsafe { handle(request, "request")? };
         // SAFETY: a handle that was not released, as the header requires.
-        unsafe { Box::from_raw(request) }.commit()?;
+        unsafe { taken(request, "request")? }.commit()?;
         Ok(())
     })
 }
 
 /// Releases a request, after waiting for its layers in flight: its blocks are the engine's again.
-/// Blocks stored without a ripieno_commit are lost. Null is allowed.
+/// Blocks stored without a ripieno_commit are lost. Null is allowed. Waits for a device that does
+/// not answer until its timeouts; in a forked process, does nothing but free the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_request_end(request: *mut Request) {
     let _ = guard(|| {

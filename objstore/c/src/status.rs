@@ -52,7 +52,8 @@ pub enum Status {
     Stale = 10,
     /// The store accepts no more writes; stored blocks can still be retrieved.
     ReadOnly = 11,
-    /// The store has failed or was closed, or its server has ended. Close it and open it again.
+    /// The store has failed or was closed, or its server has ended: close it and open it again. Or
+    /// this process was forked from the one that opened it.
     Failed = 12,
     /// A bug in the library.
     Panic = 13,

@@ -7,21 +7,44 @@ use std::{path::PathBuf, sync::Arc};
 use nvme_driver::ControllerOptions;
 use objstore::{StoreError, StoreOptions};
 use ripieno_serve::Client;
-use ripieno_stack::{Builder, Pacing, Stack, StackError, StoreDir};
+use ripieno_stack::{Builder, Own, Pacing, Stack, StackError, StoreDir};
 
 use crate::{
     config::{self, CREATE, Config, Memory, Namespace, PACING},
-    place::{Session, Store},
+    place::{AnyStore, Handle, Session, Store},
     status::{Failure, Status, guard},
 };
 
-/// Returns a caller's handle.
+/// Returns the value of a caller's handle.
 ///
 /// # Safety
 /// `from` must be null or a handle that was not released.
-pub(crate) unsafe fn handle<'a, T>(from: *const T, name: &str) -> Result<&'a T, Failure> {
+pub(crate) unsafe fn handle<'a, H: Handle + 'a>(
+    from: *const H,
+    name: &str,
+) -> Result<&'a H::Of, Failure> {
     // SAFETY: the caller's contract.
-    unsafe { from.as_ref() }.ok_or_else(|| Failure::invalid(format!("{name}: it is null")))
+    let from = unsafe { from.as_ref() };
+    let from = from.ok_or_else(|| Failure::invalid(format!("{name}: it is null")))?;
+    Ok(from.own().get()?)
+}
+
+/// Makes a handle for a caller.
+pub(crate) fn made<H: Handle>(of: H::Of) -> *mut H {
+    Box::into_raw(Box::new(Own::new(of).into()))
+}
+
+/// Takes a handle back that a caller releases.
+///
+/// # Safety
+/// `handle` must be null or a handle that was not released.
+pub(crate) unsafe fn taken<H: Handle>(handle: *mut H, name: &str) -> Result<H::Of, Failure> {
+    if handle.is_null() {
+        return Err(Failure::invalid(format!("{name}: it is null")));
+    }
+    // SAFETY: the caller's contract.
+    let own: Own<H::Of> = (*unsafe { Box::from_raw(handle) }).into();
+    Ok(own.into_inner()?)
 }
 
 /// Returns a caller's output location.
@@ -60,10 +83,10 @@ pub unsafe extern "C" fn ripieno_open(config: *const Config, store: *mut *mut St
             None => {
                 // SAFETY: as above.
                 let stack = unsafe { open(&config, memory, namespace)? };
-                Store::Own(stack.store().clone(), Arc::new(stack))
+                AnyStore::Own(stack.store().clone(), Arc::new(stack))
             }
         };
-        *to = Box::into_raw(Box::new(opened));
+        *to = made(opened);
         Ok(())
     })
 }
@@ -73,12 +96,12 @@ fn connect(
     path: PathBuf,
     memory: Memory,
     namespace: &objstore::Namespace,
-) -> Result<Store, Failure> {
+) -> Result<AnyStore, Failure> {
     let (shape, layout, file) = (config.shape()?, memory.layout.clone(), memory.file()?);
     let client = Client::connect_shared(path, shape, layout, file)?;
     let space = memory.check(client.memory()).and_then(|()| Ok(client.namespace(namespace)?));
     match space {
-        Ok(space) => Ok(Store::Served(space, Arc::new(Session { client, owner: memory.owner }))),
+        Ok(space) => Ok(AnyStore::Served(space, Arc::new(Session { client, owner: memory.owner }))),
         Err(why) => {
             // The first error is the one that matters.
             let _ = client.close();
@@ -154,7 +177,7 @@ pub unsafe extern "C" fn ripieno_within(
         let (store, to) = unsafe { (handle(store, "store")?, output(other, "other")?) };
         // SAFETY: as the header requires.
         let namespace = unsafe { config::read(namespace_, "namespace")?.check()? };
-        *to = Box::into_raw(Box::new(store.within(&namespace)?));
+        *to = made(store.within(&namespace)?);
         Ok(())
     })
 }
@@ -166,7 +189,7 @@ pub unsafe extern "C" fn ripieno_within(
 /// Fails with RIPIENO_STATUS_READ_ONLY if the journal could not be written; RIPIENO_STATUS_FAILED
 /// if something did not stop: the engine's memory must then stay mapped until it is released
 /// (ripieno_pool.release). After the end of its server it is not released: open the store again
-/// with the same memory, and close that.
+/// with the same memory, and close that. In a forked process it fails, and the store stays open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_close(store: *mut Store) -> Status {
     guard(|| {
@@ -174,6 +197,6 @@ pub unsafe extern "C" fn ripieno_close(store: *mut Store) -> Status {
             return Ok(());
         }
         // SAFETY: a handle that was not released, as the header requires.
-        unsafe { Box::from_raw(store) }.close()
+        unsafe { taken(store, "store")? }.close()
     })
 }

@@ -334,6 +334,7 @@ int main(int count, char **words) {
     test_open(words[1]);
     OK(open_with(words[1], NULL, &store));
     test_requests(store);
+    test_fork(store);
     test_namespaces(store);
     test_pins(store);
     test_pins_that_end(store);

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <ripieno.h>
 
@@ -146,6 +148,74 @@ static void test_requests(ripieno_store *store) {
     for (uint32_t layer = 0; layer + 1 < LAYERS; layer++) OK(ripieno_layer_wait(request, layer));
     for (uint32_t at = 0; at < 5; at++) compare(3 + at, 20 - at);
     INVALID("commit", ripieno_commit(request));
+}
+
+// A forked process has none of the library's threads. Every call there fails at once, and releasing
+// handles leaves the parent's alone.
+static void test_fork(ripieno_store *store) {
+    unsigned char key[8 * RIPIENO_KEY_BYTES], more[2 * RIPIENO_KEY_BYTES];
+    uint32_t blocks[2] = { 16, 17 }, into[2] = { 18, 19 }, removed;
+    size_t found;
+    bool done;
+    ripieno_prefix *prefix;
+    ripieno_request *load, *save, *lost;
+    OK(ripieno_lookup(store, keys(0, 2, key), 2, &prefix));
+    OK(ripieno_retrieve_begin(store, prefix, 0, into, 2, &load));
+    fill(80, 16);
+    fill(81, 17);
+    OK(ripieno_store_begin(store, keys(80, 2, more), blocks, 2, &save, &found));
+    OK(ripieno_layer_start(save, 0));
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        // Kills a child that waits.
+        alarm(600);
+        ripieno_store *other;
+        ripieno_namespace space = tenant("third");
+        ripieno_usage usage = RIPIENO_USAGE_INIT;
+        uint64_t number;
+#define FORKED(call) GIVES(RIPIENO_STATUS_FAILED, "fork", call)
+        FORKED(ripieno_peek(store, key, 2, &found));
+        FORKED(ripieno_lookup(store, key, 2, &prefix));
+        FORKED(ripieno_load(store, key, into, 2, &found));
+        FORKED(ripieno_save(store, key, into, 2, &found));
+        FORKED(ripieno_prefetch(store, key, 2, 10, &found));
+        FORKED(ripieno_within(store, &space, &other));
+        FORKED(ripieno_retrieve_begin(store, prefix, 0, into, 2, &lost));
+        FORKED(ripieno_store_begin(store, key, blocks, 2, &lost, &found));
+        FORKED(ripieno_pin_for(store, key, 2, 60, &number, &found));
+        FORKED(ripieno_pin_end(store, 1));
+        FORKED(ripieno_remove(store, key, 2, &removed));
+        FORKED(ripieno_sync(store));
+        FORKED(ripieno_get_usage(store, &usage));
+        FORKED(ripieno_poll_events(store, &number));
+        FORKED(ripieno_layer_start(load, 0));
+        FORKED(ripieno_layer_wait(save, 0));
+        FORKED(ripieno_layer_poll(save, 0, &done));
+        FORKED(ripieno_move_all(load));
+        CHECK(ripieno_prefix_blocks(prefix) == 0);
+        FORKED(ripieno_commit(save));
+        ripieno_request_end(load);
+        ripieno_prefix_release(prefix);
+        FORKED(ripieno_close(store));
+        CHECK(released == 0);
+        exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+    OK(ripieno_move_all(load));
+    compare(0, 18);
+    compare(1, 19);
+    ripieno_request_end(load);
+    ripieno_prefix_release(prefix);
+    OK(ripieno_layer_wait(save, 0));
+    for (uint32_t layer = 1; layer < LAYERS; layer++) OK(ripieno_layer_start(save, layer));
+    for (uint32_t layer = 1; layer < LAYERS; layer++) OK(ripieno_layer_wait(save, layer));
+    OK(ripieno_commit(save));
+    CHECK(peek(store, 80, 2) == 2);
+    OK(ripieno_remove(store, more, 2, &removed));
+    CHECK(removed == 2);
 }
 
 static void *thread(void *handle) {

@@ -261,6 +261,7 @@ int main(int count, char **words) {
     OK(connect_with(one, NULL, &first));
     OK(connect_with(other, NULL, &second));
     test_requests(first);
+    test_fork(first);
     test_unsupported(first);
     test_pins(first, second);
     test_sharing(first, second);
