@@ -3,6 +3,7 @@ the GIL."""
 
 import atexit
 import logging
+import os
 import threading
 
 from . import _ripieno
@@ -44,6 +45,15 @@ def _end() -> None:
     _ripieno.end_events()
     if _thread is not None:
         _thread.join(5)
+
+
+def _forked() -> None:
+    """Replaces what another thread of the parent may have had locked."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _level() -> int:

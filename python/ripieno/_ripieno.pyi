@@ -171,7 +171,8 @@ class Catalog(_Context):
         do not wait for it."""
     def close(self) -> None:
         """Makes all changes durable, and releases the directory. Every later call raises
-        ClosedError, except another close()."""
+        ClosedError, except another close(). In a forked process every call raises it, and close()
+        does nothing."""
 
 @final
 class Plane(_Context):
@@ -283,12 +284,13 @@ class Plane(_Context):
         """Returns counters since opening."""
     def close(self) -> None:
         """Waits for transfers in flight, and releases the directory and the pool. Every later call
-        raises ClosedError, except another close()."""
+        raises ClosedError, except another close(). In a forked process every call raises it, and
+        close() does nothing."""
 
 @final
 class Store(_Context):
     """A store in one process: keys, data and registered memory. Handles of one store share it, each
-    in its own namespace.
+    in its own namespace. Dropping the last handle, request and hold of it closes it.
 
     Opens the store in a directory. With a capacity (in bytes or as "100GiB", allocated
     immediately), it is created first if there is none; devices: its number of files, each with a
@@ -372,7 +374,8 @@ class Store(_Context):
         """Returns counters since opening, and the current contents."""
     def close(self) -> None:
         """Makes all changes durable, and releases the directory and the pool. Every later call of
-        any handle raises ClosedError, except another close()."""
+        any handle, request or hold raises ClosedError, except end() and another close(). In a
+        forked process every call raises it, except these, which do nothing there."""
 
 @final
 class Held(_Context):
@@ -479,7 +482,7 @@ class ServedCatalog(_Context):
         before its end may be lost. Those with durable=True are not."""
     def close(self) -> None:
         """Same as sync(), and leaves the server. Every later call raises ClosedError, except
-        another close()."""
+        another close(). In a forked process every call raises it, and close() does nothing."""
 
 @final
 class ServedPlane(_Context):
@@ -541,7 +544,7 @@ class ServedPlane(_Context):
         """Returns files that could not be read since the last call. The server has marked them."""
     def close(self) -> None:
         """Leaves the server, after transfers in flight. Every later call raises ClosedError, except
-        another close()."""
+        another close(). In a forked process every call raises it, and close() does nothing."""
 
 def parse_size(size: int | str, name: str = "size") -> int:
     """Returns the bytes of a size: a number of bytes, or text such as "64MiB". name: what it is the

@@ -72,4 +72,5 @@ class ReadOnlyError(Error):
 
 
 class ClosedError(Error):
-    """It was closed, or has failed permanently: open it again."""
+    """It was closed, has failed permanently, or was opened in the process that this one was forked
+    from: open it again."""

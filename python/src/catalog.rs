@@ -16,13 +16,12 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyTuple},
 };
-use ripieno_stack::{CatalogStack, Ranks, RanksOptions};
+use ripieno_stack::{CatalogStack, Own, Ranks, RanksOptions};
 
 use crate::{
     arguments::{self, OrRaise as _, catalog_stats, unpoisoned, usage},
     error::{closed, invalid, of_store, refused_in},
     events,
-    own::Own,
 };
 
 /// Creates a store for several processes in a directory, unless there is one: its catalog, and a
@@ -95,7 +94,8 @@ pub struct Catalog {
 
 impl Catalog {
     fn with<T>(&self, act: impl FnOnce(&DurableCatalog) -> PyResult<T>) -> PyResult<T> {
-        act(unpoisoned(self.stack.read()).as_ref().ok_or_else(closed)?.catalog())
+        let stack = self.stack.get().or_raise()?;
+        act(unpoisoned(stack.read()).as_ref().ok_or_else(closed)?.catalog())
     }
 
     /// Reads the catalog, or changes what ends with the process.
@@ -141,6 +141,7 @@ impl Catalog {
 
     /// Returns a rank's identity, which opens its plane. Send it to its worker.
     fn rank<'py>(&self, py: Python<'py>, rank: u32) -> PyResult<Bound<'py, PyAny>> {
+        self.stack.get().or_raise()?;
         let id = self.ranks.rank(rank);
         if rank >= id.ranks {
             return Err(invalid(format!("rank {rank} was asked for; there are {}", id.ranks)));
@@ -369,10 +370,11 @@ impl Catalog {
     }
 
     /// Makes all changes durable, and releases the directory. Every later call raises ClosedError,
-    /// except another close().
+    /// except another close(). In a forked process every call raises it, and close() does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let Ok(stack) = self.stack.get() else { return Ok(()) };
         py.detach(|| {
-            let stack = unpoisoned(self.stack.write()).take();
+            let stack = unpoisoned(stack.write()).take();
             stack.map_or(Ok(()), CatalogStack::close).or_raise()
         })
     }

@@ -7,7 +7,7 @@
 use std::{
     collections::VecDeque,
     fmt::{self, Write as _},
-    sync::{Condvar, Mutex, MutexGuard},
+    sync::{Condvar, Mutex, MutexGuard, OnceLock},
     time::{Duration, SystemTime},
 };
 
@@ -34,12 +34,23 @@ struct Queue {
     level: LevelFilter,
 }
 
-static QUEUE: Mutex<Queue> =
-    Mutex::new(Queue { records: VecDeque::new(), lost: 0, ended: false, level: LevelFilter::OFF });
+/// Queues of this process and those that it was forked from, with their numbers: another thread may
+/// have one locked during a fork, and is not in the child. Processes beyond the last one share it.
+static QUEUES: [(OnceLock<u32>, Mutex<Queue>); 8] =
+    [const { (OnceLock::new(), Mutex::new(Queue::new())) }; 8];
 static ARRIVED: Condvar = Condvar::new();
 
+impl Queue {
+    const fn new() -> Self {
+        Self { records: VecDeque::new(), lost: 0, ended: false, level: LevelFilter::OFF }
+    }
+}
+
 fn queue() -> MutexGuard<'static, Queue> {
-    unpoisoned(QUEUE.lock())
+    let process = std::process::id();
+    let mut known = QUEUES.iter();
+    let found = known.find(|(owner, _)| *owner.get_or_init(|| process) == process);
+    unpoisoned(found.unwrap_or(&QUEUES[QUEUES.len() - 1]).1.lock())
 }
 
 /// Python's number for a level; it has no TRACE.

@@ -5,23 +5,23 @@
 //!   an engine of one process. A catalog and its planes exchange numbers and bytes.
 //!   [`ServedCatalog`] and [`ServedPlane`] have the same calls over a server's socket.
 //! - `arguments.rs`: arguments of callers; `error.rs`: the exceptions of `ripieno/errors.py`;
-//!   `events.rs`: from `tracing` to Python's `logging`; `own.rs`: values that a forked process must
-//!   not drop.
+//!   `events.rs`: from `tracing` to Python's `logging`.
 //!
 //! # Invariants
 //! - Calls that may wait for a device, a disk or a lock held during I/O release the GIL.
 //! - No thread of ours takes the GIL: its holder may be waiting for that thread.
 //! - The owner of registered memory is kept until no device can reach it.
+//! - What a handle needs lives as long as the handle: requests and holds keep their store open.
+//! - In a forked process every handle is as if it were closed ([`ripieno_stack::Own`]).
 //!
 //! # Not implemented
 //! - Drives for a `Store`: it is always in a directory.
-//! - Use in a forked process: open objects belong to the parent.
+//! - Use of open objects in a forked process: they belong to the parent.
 
 mod arguments;
 mod catalog;
 mod error;
 mod events;
-mod own;
 mod plane;
 mod served;
 mod store;

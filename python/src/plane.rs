@@ -12,13 +12,12 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyTuple},
 };
-use ripieno_stack::{Builder, Pacing, RankStack, Ranks};
+use ripieno_stack::{Builder, Own, Pacing, RankStack, Ranks};
 
 use crate::{
     arguments::{self, OrRaise as _, dataclass},
     error::invalid,
     events,
-    own::Own,
 };
 
 /// Result of a job.
@@ -66,6 +65,10 @@ pub struct Plane {
 }
 
 impl Plane {
+    fn plane(&self) -> PyResult<&objstore::Plane> {
+        Ok(self.stack.get().or_raise()?.plane())
+    }
+
     fn begin(
         &self,
         py: Python<'_>,
@@ -87,15 +90,14 @@ impl Plane {
                 position,
             })
             .collect();
-        let job =
-            py.detach(|| self.stack.plane().begin(direction, &moves, &expected)).or_raise()?;
-        Ok(job.0)
+        let plane = self.plane()?;
+        Ok(py.detach(|| plane.begin(direction, &moves, &expected)).or_raise()?.0)
     }
 
     /// Parses the checksums of `files` files.
     fn expected(&self, files: usize, given: &[u8]) -> PyResult<Vec<u32>> {
         let expected = arguments::words(given)?;
-        let (found, words) = (expected.len(), files * self.stack.plane().shape().rows() as usize);
+        let (found, words) = (expected.len(), files * self.plane()?.shape().rows() as usize);
         if found != 0 && found != words {
             return Err(invalid(format!("{found} checksums were given for {words} objects")));
         }
@@ -103,7 +105,7 @@ impl Plane {
     }
 
     fn ticket(&self, job: u64, layer: u32) -> PyResult<Ticket> {
-        let layers = self.stack.plane().shape().layers;
+        let layers = self.plane()?.shape().layers;
         Ok(Ticket { job: JobId(job), layer: arguments::layer(layer, layers)? })
     }
 }
@@ -159,20 +161,20 @@ impl Plane {
 
     /// True if the CPU copies blocks, because the devices cannot address their memory.
     #[getter]
-    fn is_bounced(&self) -> bool {
-        self.stack.plane().is_bounced()
+    fn is_bounced(&self) -> PyResult<bool> {
+        Ok(self.plane()?.is_bounced())
     }
 
     /// The data path: direct, staged or host.
     #[getter]
-    fn route(&self) -> &'static str {
-        self.stack.placement().route.name()
+    fn route(&self) -> PyResult<&'static str> {
+        Ok(self.stack.get().or_raise()?.placement().route.name())
     }
 
     /// Describes the data path: where queues and pool are, and why no better path is taken.
     #[getter]
-    fn placement(&self) -> String {
-        self.stack.placement().to_string()
+    fn placement(&self) -> PyResult<String> {
+        Ok(self.stack.get().or_raise()?.placement().to_string())
     }
 
     /// Prepares to store blocks of the pool in files. Returns the job.
@@ -198,27 +200,27 @@ impl Plane {
         let job =
             self.begin(py, Direction::Read, &files, &blocks, checksums.unwrap_or_default())?;
         let (flow, step) = (Flow { tenant: 0, request }, step.map(StepId));
-        py.detach(|| self.stack.plane().assign(JobId(job), flow, step)).or_raise()?;
+        let plane = self.plane()?;
+        py.detach(|| plane.assign(JobId(job), flow, step)).or_raise()?;
         Ok(job)
     }
 
     /// Announces a step of the engine, whose number is larger than those before it.
     fn begin_step(&self, py: Python<'_>, step: u64) -> PyResult<()> {
         let begin = |it: &mut Scheduler, now| it.announce(StepId(step), StepShape::default(), now);
-        py.detach(|| {
-            let plane = self.stack.plane();
-            plane.with_scheduler(|it| begin(it, plane.now().duration()))
-        })
-        .or_raise()
-        .map(|_| ())
+        let plane = self.plane()?;
+        py.detach(|| plane.with_scheduler(|it| begin(it, plane.now().duration())))
+            .or_raise()
+            .map(|_| ())
     }
 
     /// Ends a step, which took this many seconds.
     fn end_step(&self, py: Python<'_>, step: u64, seconds: f64) -> PyResult<()> {
         let took = arguments::seconds("seconds", seconds)?.duration();
+        let plane = self.plane()?;
         py.detach(|| {
-            self.stack.plane().with_scheduler(|it| it.step_ends(StepId(step)))?;
-            self.stack.plane().with_lookahead(|it| it.iteration(took))
+            plane.with_scheduler(|it| it.step_ends(StepId(step)))?;
+            plane.with_lookahead(|it| it.iteration(took))
         })
         .or_raise()
         .map(|_| ())
@@ -226,7 +228,8 @@ impl Plane {
 
     /// Starts the layers of a job that wait for their turn, and later ones at once.
     fn hurry(&self, py: Python<'_>, job: u64) -> PyResult<()> {
-        py.detach(|| self.stack.plane().hurry(JobId(job))).or_raise()
+        let plane = self.plane()?;
+        py.detach(|| plane.hurry(JobId(job))).or_raise()
     }
 
     /// Announces a request that will load these files after about this many steps. With pacing and
@@ -245,12 +248,14 @@ impl Plane {
         let expected = self.expected(files.len(), checksums.unwrap_or_default())?;
         let files: Vec<FileId> = files.into_iter().map(FileId).collect();
         let (request, when) = (RequestId(request), When::In(steps));
-        py.detach(|| self.stack.plane().announce(request, &files, &expected, when)).or_raise()
+        let plane = self.plane()?;
+        py.detach(|| plane.announce(request, &files, &expected, when)).or_raise()
     }
 
     /// Ends reading ahead for an announced request, which runs now or else was aborted.
     fn withdraw(&self, py: Python<'_>, request: u64, runs: bool) -> PyResult<()> {
-        py.detach(|| self.stack.plane().withdraw(RequestId(request), runs)).or_raise()
+        let plane = self.plane()?;
+        py.detach(|| plane.withdraw(RequestId(request), runs)).or_raise()
     }
 
     /// Starts a layer of a job. Blocks while the maximum number of layers is in flight; with
@@ -263,27 +268,31 @@ impl Plane {
     fn start(&self, py: Python<'_>, job: u64, layer: u32, stream: Option<u64>) -> PyResult<()> {
         let ticket = self.ticket(job, layer)?;
         let order = stream.map_or(Order::Unordered, |at| Order::AfterStream(arguments::stream(at)));
-        py.detach(|| self.stack.plane().start(ticket, order)).or_raise()
+        let plane = self.plane()?;
+        py.detach(|| plane.start(ticket, order)).or_raise()
     }
 
     /// Makes later work on a CUDA stream wait for a layer that was started, and returns
     /// immediately. The stream continues even if the layer fails: end() reports the failure.
     fn join(&self, py: Python<'_>, job: u64, layer: u32, stream: u64) -> PyResult<()> {
         let (ticket, stream) = (self.ticket(job, layer)?, arguments::stream(stream));
-        py.detach(|| self.stack.plane().join(ticket, stream)).or_raise()
+        let plane = self.plane()?;
+        py.detach(|| plane.join(ticket, stream)).or_raise()
     }
 
     /// Waits for a layer that was started. Raises TransferError if it failed; then the contents of
     /// the layer's blocks are undefined. Either way, no transfer uses them any more.
     fn wait(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<()> {
         let ticket = self.ticket(job, layer)?;
-        py.detach(|| self.stack.plane().wait(ticket)).or_raise().map(|_| ())
+        let plane = self.plane()?;
+        py.detach(|| plane.wait(ticket)).or_raise().map(|_| ())
     }
 
     /// Same as wait(), without blocking: False while the layer is in flight.
     fn poll(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<bool> {
         let ticket = self.ticket(job, layer)?;
-        Ok(py.detach(|| self.stack.plane().poll(ticket)).or_raise()?.is_some())
+        let plane = self.plane()?;
+        Ok(py.detach(|| plane.poll(ticket)).or_raise()?.is_some())
     }
 
     /// Ends jobs: waits for their layers in flight, and flushes the devices once for all stores
@@ -291,7 +300,8 @@ impl Plane {
     /// storing jobs have an error, and begin_store() raises ReadOnlyError: open the plane again.
     fn end(&self, py: Python<'_>, jobs: Vec<u64>) -> PyResult<Vec<Report>> {
         let jobs: Vec<JobId> = jobs.into_iter().map(JobId).collect();
-        let reports = py.detach(|| self.stack.plane().end(&jobs)).or_raise()?;
+        let plane = self.plane()?;
+        let reports = py.detach(|| plane.end(&jobs)).or_raise()?;
         let report = |report: JobDone| Report {
             job: report.job.0,
             is_mismatch: matches!(
@@ -307,7 +317,8 @@ impl Plane {
     /// Returns the files that could not be read, or whose checksums did not match, since the last
     /// call: for Catalog.lost().
     fn take_lost(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        let lost = py.detach(|| self.stack.plane().take_lost()).or_raise()?;
+        let plane = self.plane()?;
+        let lost = py.detach(|| plane.take_lost()).or_raise()?;
         Ok(lost.into_iter().map(|file| file.0).collect())
     }
 
@@ -317,12 +328,14 @@ impl Plane {
     /// of a drive wants it back (requested), it waits for transfers in flight and closes itself;
     /// later calls raise ClosedError.
     fn poll_events(&self, py: Python<'_>) -> PyResult<Vec<(u32, &'static str)>> {
-        Ok(arguments::events(&py.detach(|| self.stack.plane().poll_events()).or_raise()?))
+        let plane = self.plane()?;
+        Ok(arguments::events(&py.detach(|| plane.poll_events()).or_raise()?))
     }
 
     /// Returns counters since opening.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let stats = py.detach(|| self.stack.plane().stats()).or_raise()?;
+        let plane = self.plane()?;
+        let stats = py.detach(|| plane.stats()).or_raise()?;
         dataclass!(
             py,
             "PlaneStats",
@@ -335,9 +348,11 @@ impl Plane {
     }
 
     /// Waits for transfers in flight, and releases the directory and the pool. Every later call
-    /// raises ClosedError, except another close().
+    /// raises ClosedError, except another close(). In a forked process every call raises it, and
+    /// close() does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.stack.close()).or_raise()
+        let Ok(stack) = self.stack.get() else { return Ok(()) };
+        py.detach(|| stack.close()).or_raise()
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

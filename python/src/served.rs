@@ -9,13 +9,13 @@ use pyo3::{
     types::{PyBytes, PyTuple},
 };
 use ripieno_serve::{Client, Finder, Mover, RefusalKind, ServeError};
+use ripieno_stack::Own;
 
 use crate::{
-    arguments::{self, catalog_stats, dataclass, unpoisoned, usage},
+    arguments::{self, OrRaise as _, catalog_stats, dataclass, unpoisoned, usage},
     catalog::{Reference, Write},
     error::{BusyError, DeviceError, LostError, ReadOnlyError, TransferError, closed, invalid},
     events,
-    own::Own,
     plane::Report,
 };
 
@@ -68,8 +68,9 @@ impl ServedCatalog {
         py: Python<'_>,
         act: impl Send + FnOnce(&Finder) -> Result<T, ServeError>,
     ) -> PyResult<T> {
+        let finder = self.finder.get().or_raise()?;
         py.detach(|| {
-            let finder = unpoisoned(self.finder.read());
+            let finder = unpoisoned(finder.read());
             act(finder.as_ref().ok_or_else(closed)?).map_err(refused)
         })
     }
@@ -252,10 +253,11 @@ impl ServedCatalog {
     }
 
     /// Same as sync(), and leaves the server. Every later call raises ClosedError, except another
-    /// close().
+    /// close(). In a forked process every call raises it, and close() does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let Ok(finder) = self.finder.get() else { return Ok(()) };
         py.detach(|| {
-            let finder = unpoisoned(self.finder.write()).take();
+            let finder = unpoisoned(finder.write()).take();
             finder.map_or(Ok(()), |finder| finder.sync()).map_err(refused)
         })
     }
@@ -292,8 +294,9 @@ impl ServedPlane {
         py: Python<'_>,
         act: impl Send + FnOnce(&Mover) -> Result<T, ServeError>,
     ) -> PyResult<T> {
+        let mover = self.mover.get().or_raise()?;
         py.detach(|| {
-            let mover = unpoisoned(self.mover.read());
+            let mover = unpoisoned(mover.read());
             act(mover.as_ref().ok_or_else(closed)?).map_err(refused)
         })
     }
@@ -417,9 +420,10 @@ impl ServedPlane {
     }
 
     /// Leaves the server, after transfers in flight. Every later call raises ClosedError, except
-    /// another close().
+    /// another close(). In a forked process every call raises it, and close() does nothing.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(unpoisoned(self.mover.write()).take()));
+        let Ok(mover) = self.mover.get() else { return };
+        py.detach(|| drop(unpoisoned(mover.write()).take()));
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -11,17 +11,19 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyTuple},
 };
-use ripieno_stack::{Builder, Pacing, Stack, StackError};
+use ripieno_stack::{Builder, Own, Pacing, Stack, StackError};
 
 use crate::{
     arguments::{self, OrRaise as _, dataclass, unpoisoned, usage},
     error::{closed, invalid},
     events,
-    own::Own,
 };
 
+/// A store that its handles, requests and holds keep open, until it is closed.
+type Opened = Arc<RwLock<Option<Stack>>>;
+
 /// A store in one process: keys, data and registered memory. Handles of one store share it, each in
-/// its own namespace.
+/// its own namespace. Dropping the last handle, request and hold of it closes it.
 ///
 /// Opens the store in a directory. With a capacity (in bytes or as "100GiB", allocated
 /// immediately), it is created first if there is none; devices: its number of files, each with a
@@ -36,8 +38,7 @@ use crate::{
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Store {
-    handle: Own<objstore::Store>,
-    stack: Own<Arc<RwLock<Option<Stack>>>>,
+    opened: Own<(objstore::Store, Opened)>,
 }
 
 /// Blocks that are being loaded or stored, layer by layer. Ending it (end(), or as a context)
@@ -45,7 +46,8 @@ pub struct Store {
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Request {
-    request: Own<RwLock<Option<ripieno_stack::Request>>>,
+    /// `None` once it was ended. Dropped in this order.
+    request: Own<RwLock<Option<(ripieno_stack::Request, Opened)>>>,
     layers: u32,
     /// Number of blocks that it covers.
     #[pyo3(get)]
@@ -56,25 +58,32 @@ pub struct Request {
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Held {
-    prefix: Own<RwLock<Option<objstore::Prefix>>>,
+    /// `None` once it was ended. Dropped in this order.
+    prefix: Own<RwLock<Option<(objstore::Prefix, Opened)>>>,
     /// Number of blocks.
     #[pyo3(get)]
     blocks: usize,
 }
 
 impl Store {
+    fn handle(&self) -> PyResult<&objstore::Store> {
+        let (handle, _) = self.opened.get().or_raise()?;
+        Ok(handle)
+    }
+
     fn request(
         &self,
         py: Python<'_>,
-        make: impl Send + FnOnce() -> Result<(ripieno_stack::Request, usize), StackError>,
+        make: impl Send
+        + FnOnce(&objstore::Store) -> Result<(ripieno_stack::Request, usize), StackError>,
     ) -> PyResult<Request> {
-        let stack = self.stack.clone();
+        let (handle, opened) = self.opened.get().or_raise()?;
         py.detach(|| {
-            let stack = unpoisoned(stack.read());
+            let stack = unpoisoned(opened.read());
             stack.as_ref().ok_or_else(closed)?;
-            let (request, blocks) = make().or_raise()?;
-            let layers = self.handle.shape().layers;
-            let request = Own::new(RwLock::new(Some(request)));
+            let (request, blocks) = make(handle).or_raise()?;
+            let layers = handle.shape().layers;
+            let request = Own::new(RwLock::new(Some((request, opened.clone()))));
             Ok(Request { request, layers, blocks })
         })
     }
@@ -131,26 +140,27 @@ impl Store {
             builder = builder.capacity(bytes);
         }
         let stack = py.detach(|| builder.open()).or_raise()?;
-        let handle = Own::new(stack.store().clone());
-        Ok(Self { handle, stack: Own::new(Arc::new(RwLock::new(Some(stack)))) })
+        let handle = stack.store().clone();
+        Ok(Self { opened: Own::new((handle, Arc::new(RwLock::new(Some(stack))))) })
     }
 
     /// Same as Plane.placement.
     #[getter]
     fn placement(&self) -> PyResult<String> {
-        let stack = unpoisoned(self.stack.read());
-        Ok(stack.as_ref().ok_or_else(closed)?.placement().to_string())
+        let (_, opened) = self.opened.get().or_raise()?;
+        Ok(unpoisoned(opened.read()).as_ref().ok_or_else(closed)?.placement().to_string())
     }
 
     /// Returns a handle of the same store that works in another namespace.
     fn within(&self, namespace: arguments::Namespace) -> PyResult<Self> {
-        let handle = Own::new(self.handle.within(&namespace.check()?).or_raise()?);
-        Ok(Self { handle, stack: Own::new(Arc::clone(&self.stack)) })
+        let (handle, opened) = self.opened.get().or_raise()?;
+        let handle = handle.within(&namespace.check()?).or_raise()?;
+        Ok(Self { opened: Own::new((handle, opened.clone())) })
     }
 
     /// Returns how many leading keys are stored. Has no side effects, and never blocks.
     fn lookup(&self, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
-        Ok(self.handle.peek(&arguments::keys(keys)?))
+        Ok(self.handle()?.peek(&arguments::keys(keys)?))
     }
 
     /// Starts reading the longest stored prefix of the keys into the memory of dram_bytes, except
@@ -162,15 +172,17 @@ impl Store {
     fn prefetch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, within: f64) -> PyResult<usize> {
         let keys = arguments::keys(keys)?;
         let within = arguments::seconds("within", within)?;
-        py.detach(|| self.handle.prefetch(&keys, within)).or_raise()
+        let handle = self.handle()?;
+        py.detach(|| handle.prefetch(&keys, within)).or_raise()
     }
 
     /// Looks up the longest stored prefix of the keys, and protects it from eviction until the
     /// result is ended, or this process. Never blocks.
     fn hold(&self, keys: &Bound<'_, PyAny>) -> PyResult<Held> {
-        let prefix = self.handle.lookup(&arguments::keys(keys)?).or_raise()?;
+        let (handle, opened) = self.opened.get().or_raise()?;
+        let prefix = handle.lookup(&arguments::keys(keys)?).or_raise()?;
         let blocks = prefix.len();
-        Ok(Held { prefix: Own::new(RwLock::new(Some(prefix))), blocks })
+        Ok(Held { prefix: Own::new(RwLock::new(Some((prefix, opened.clone())))), blocks })
     }
 
     /// Loads the longest stored prefix of the keys into the leading ones of these blocks. The
@@ -181,10 +193,10 @@ impl Store {
             let (keys, blocks) = (keys.len(), blocks.len());
             return Err(invalid(format!("{keys} keys and {blocks} blocks; give one for each")));
         }
-        self.request(py, || {
-            let prefix = self.handle.lookup(&keys)?;
+        self.request(py, |handle| {
+            let prefix = handle.lookup(&keys)?;
             let blocks = &blocks[..prefix.len()];
-            let request = ripieno_stack::Request::retrieve(&self.handle, &prefix, 0, blocks)?;
+            let request = ripieno_stack::Request::retrieve(handle, &prefix, 0, blocks)?;
             Ok((request, blocks.len()))
         })
     }
@@ -198,8 +210,8 @@ impl Store {
         blocks: Vec<u32>,
     ) -> PyResult<Request> {
         let (keys, blocks) = (arguments::keys(keys)?, arguments::blocks(blocks));
-        self.request(py, || {
-            let request = ripieno_stack::Request::store(&self.handle, &keys, &blocks)?;
+        self.request(py, |handle| {
+            let request = ripieno_stack::Request::store(handle, &keys, &blocks)?;
             let accepted = request.accepted().map_or(0, |(accepted, _)| accepted);
             Ok((request, accepted))
         })
@@ -214,65 +226,70 @@ impl Store {
         bytes_max: Option<u64>,
         wait: bool,
     ) -> PyResult<arguments::Pinned> {
-        let (namespaces, ttl) = (&[self.handle.namespace()], Duration::from_secs(seconds));
+        let handle = self.handle()?;
+        let (namespaces, ttl) = (&[handle.namespace()], Duration::from_secs(seconds));
         let keys = &arguments::keys(keys)?[..];
         let new = NewPin { owner: 0, namespaces, keys, ttl, bytes_max, wait };
-        self.handle.pin_for(&new, &PinLimits::default()).or_raise().map(arguments::pinned)
+        handle.pin_for(&new, &PinLimits::default()).or_raise().map(arguments::pinned)
     }
 
     /// Same as Catalog.unpin().
-    fn unpin(&self, pin: u64) -> bool {
-        self.handle.end_pins(Some(pin), None).is_some()
+    fn unpin(&self, pin: u64) -> PyResult<bool> {
+        Ok(self.handle()?.end_pins(Some(pin), None).is_some())
     }
 
     /// Drops those of these keys that are stored. Returns their number.
     fn remove(&self, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
-        self.handle.remove(&arguments::keys(keys)?).or_raise()
+        self.handle()?.remove(&arguments::keys(keys)?).or_raise()
     }
 
     /// Returns the keys of the namespace that were evicted, removed or lost since the last call,
     /// by any handle; not those dropped by clear() and bump_epoch(). They are collected from the
     /// first call on. Keys of other namespaces are discarded.
-    fn take_dropped<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
-        self.handle.take_dropped().iter().map(|key| PyBytes::new(py, &key.0)).collect()
+    fn take_dropped<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let dropped = self.handle()?.take_dropped();
+        Ok(dropped.iter().map(|key| PyBytes::new(py, &key.0)).collect())
     }
 
     /// Drops all blocks of the namespace.
     fn clear(&self) -> PyResult<()> {
-        self.handle.clear().or_raise()
+        self.handle()?.clear().or_raise()
     }
 
     /// Evicts up to this many files of the namespace. Returns the number evicted.
     fn evict(&self, files: u32) -> PyResult<u32> {
-        self.handle.evict(files).or_raise()
+        self.handle()?.evict(files).or_raise()
     }
 
     /// Permanently drops all blocks of the namespace. Returns the new epoch, which is durable when
     /// the next sync() has returned.
     fn bump_epoch(&self) -> PyResult<u64> {
-        self.handle.bump_epoch().or_raise()
+        self.handle()?.bump_epoch().or_raise()
     }
 
     /// Makes all earlier evictions, removals and clears durable. Commits are durable when
     /// they return.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.handle.sync_journal()).or_raise()
+        let handle = self.handle()?;
+        py.detach(|| handle.sync_journal()).or_raise()
     }
 
     /// Returns the device events since the last call, as for Plane. Call it about once a second;
     /// after requested, close the store: the process that wants the device back waits for that.
     fn poll_events(&self, py: Python<'_>) -> PyResult<Vec<(u32, &'static str)>> {
-        Ok(arguments::events(&py.detach(|| self.handle.plane().poll_events()).or_raise()?))
+        let handle = self.handle()?;
+        Ok(arguments::events(&py.detach(|| handle.plane().poll_events()).or_raise()?))
     }
 
     /// Returns the namespace's counts.
     fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        usage!(py, self.handle.usage().or_raise()?)
+        usage!(py, self.handle()?.usage().or_raise()?)
     }
 
     /// Returns counters since opening, and the current contents.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let stats = py.detach(|| self.handle.stats()).or_raise()?;
+        let handle = self.handle()?;
+        let stats = py.detach(|| handle.stats()).or_raise()?;
         dataclass!(
             py,
             "StoreStats",
@@ -297,10 +314,12 @@ impl Store {
     }
 
     /// Makes all changes durable, and releases the directory and the pool. Every later call of any
-    /// handle raises ClosedError, except another close().
+    /// handle, request or hold raises ClosedError, except end() and another close(). In a forked
+    /// process every call raises it, except these, which do nothing there.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let Ok((_, opened)) = self.opened.get() else { return Ok(()) };
         py.detach(|| {
-            let stack = unpoisoned(self.stack.write()).take();
+            let stack = unpoisoned(opened.write()).take();
             stack.map_or(Ok(()), Stack::close).or_raise()
         })
     }
@@ -318,8 +337,9 @@ impl Store {
 #[pymethods]
 impl Held {
     /// Ends the protection.
-    fn end(&self) {
-        unpoisoned(self.prefix.write()).take();
+    fn end(&self, py: Python<'_>) {
+        let held = self.prefix.get().ok().and_then(|prefix| unpoisoned(prefix.write()).take());
+        py.detach(|| drop(held));
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -327,8 +347,8 @@ impl Held {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
-        self.end();
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.end(py);
     }
 }
 
@@ -338,9 +358,11 @@ impl Request {
         py: Python<'_>,
         act: impl Send + FnOnce(&ripieno_stack::Request) -> Result<T, StackError>,
     ) -> PyResult<T> {
+        let request = self.request.get().or_raise()?;
         py.detach(|| {
-            let request = unpoisoned(self.request.read());
-            act(request.as_ref().ok_or_else(closed)?).or_raise()
+            let request = unpoisoned(request.read());
+            let (request, _) = request.as_ref().ok_or_else(closed)?;
+            act(request).or_raise()
         })
     }
 }
@@ -373,15 +395,17 @@ impl Request {
 
     /// Makes the stored blocks durable and visible. Returns how many leading keys lookups now find.
     fn commit(&self, py: Python<'_>) -> PyResult<usize> {
+        let request = self.request.get().or_raise()?;
         py.detach(|| {
-            let request = unpoisoned(self.request.write()).take().ok_or_else(closed)?;
+            let (request, _opened) = unpoisoned(request.write()).take().ok_or_else(closed)?;
             Ok(request.commit().or_raise()?.accepted)
         })
     }
 
     /// Waits for transfers in flight, and discards uncommitted blocks.
     fn end(&self, py: Python<'_>) {
-        py.detach(|| drop(unpoisoned(self.request.write()).take()));
+        let Ok(request) = self.request.get() else { return };
+        py.detach(|| drop(unpoisoned(request.write()).take()));
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
