@@ -27,7 +27,7 @@ pub fn killed_at_any_moment() -> Result<()> {
     while killed < MOMENTS || half_done < ENOUGH && killed < TURNS_MAX * MOMENTS {
         let moment = killed % MOMENTS;
         killed += 1;
-        let is_bind = moment % 2 == 0;
+        let is_bind = moment.is_multiple_of(2);
         let (command, whole) = if is_bind { ("bind", bind) } else { ("unbind", unbind) };
         if !is_bind {
             nvme_bind(&["bind", DRIVE_A])?.success()?;
