@@ -52,7 +52,7 @@ impl Stack {
     /// Returns the software controllers, for tests; `None` for drives.
     #[must_use]
     pub fn emulation(&self) -> Option<&Emulation> {
-        self.built.emulation()
+        self.built().emulation()
     }
 
     /// Adds a pool of another engine, in memory of this process
