@@ -79,7 +79,8 @@ impl World {
         let mut drive = |at| {
             let lba_bytes = machine.lba_bytes;
             let media = MemoryMedia::new(4 << 20).unwrap();
-            let config = EmuConfig { id: format!("emu{at}"), ..machine.config(&mut rng) };
+            let (id, serial) = (format!("emu{at}"), format!("PATH-{at}"));
+            let config = EmuConfig { id, serial, ..machine.config(&mut rng) };
             if machine.volatile {
                 let options = SimOptions { seed: rng.random(), lba_bytes, ..Default::default() };
                 config.namespace(SimMedia::new(media, options), lba_bytes)

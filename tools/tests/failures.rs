@@ -98,7 +98,7 @@ fn a_device_that_is_not_what_it_was_is_named() {
     refused(&["device-1.img: device 1 of the store is gone", "restore the original"]);
     // Replaced by a device of the same size without a store.
     fs::copy(&spare, &device).unwrap();
-    place.poke(1, 0, &vec![0; 1 << 20]);
+    place.blank(1);
     place.refused(REPLAY, &["device-1.img", "there is no store on it", "format it first"]);
     assert!(place.run("fsck", 1).contains("device-1.img: there is no store on it"));
     // Replaced by a device of another store.
@@ -159,7 +159,7 @@ fn a_device_that_was_added_changes_nothing_or_is_refused() {
     devices.push(added);
     fs::write(&path, store_dir.to_string()).unwrap();
     place.refused(REPLAY, &["device-1.img and", "both say that they are device 1"]);
-    place.poke(2, 0, &vec![0; 1 << 20]);
+    place.blank(2);
     place.refused(REPLAY, &["device-2.img: there is no store on it"]);
     place.refused("scrub", &["device-2.img: there is no store on it"]);
     fs::write(&path, good).unwrap();

@@ -1,7 +1,9 @@
 //! `ripieno replay --keep`: a process finds the blocks that an earlier one stored, however that
 //! ended.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -15,9 +17,12 @@ const KILLS_SOAK: u32 = 100;
 /// Rounds after which a store directory is full of other rounds' blocks.
 const KILLS_A_HOME: u32 = 10;
 
-/// Makes a directory beside the build: the temporary one may be a tmpfs without direct I/O.
+/// Makes a directory beside the build: the temporary one may be a tmpfs without direct I/O. Others
+/// cannot access it, or the store would warn.
 fn place() -> TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+    let mut builder = tempfile::Builder::new();
+    builder.permissions(fs::Permissions::from_mode(0o700));
+    builder.tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
 fn ripieno(dir: &Path, line: &str) -> Command {

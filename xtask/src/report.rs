@@ -40,10 +40,13 @@ pub fn run_all(steps: Vec<Step>, args: RunArgs) -> Result<ExitCode> {
     Ok(if total.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
 }
 
+/// A step that runs aside: its outcome, and all that it printed.
+type Aside<'a> = ScopedJoinHandle<'a, Result<(Outcome, Vec<u8>)>>;
+
 /// Runs steps, or waits for those that run aside, and shows them in order.
 fn run_in_order<'a>(
     steps: &'a [Step],
-    asides: Vec<Option<ScopedJoinHandle<'_, Result<(Outcome, Vec<u8>)>>>>,
+    asides: Vec<Option<Aside<'_>>>,
     deadline: Deadline,
     fail_fast: bool,
 ) -> Vec<(&'a Step, Outcome)> {

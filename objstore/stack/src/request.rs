@@ -175,10 +175,9 @@ impl Request {
     /// # Errors
     /// Same as [`Store::retrieve_all`].
     pub fn move_all(&self) -> Result<(), StackError> {
-        match &self.job {
-            Some(Job::Retrieve(load)) => self.store.retrieve_all(load)?,
-            Some(Job::Store(save)) => self.store.store_all(save)?,
-            None => return Err(StoreError::NotStarted { layer: Layer(0) }.into()),
+        match self.job(Layer(0))? {
+            Job::Retrieve(load) => self.store.retrieve_all(load)?,
+            Job::Store(save) => self.store.store_all(save)?,
         };
         Ok(())
     }

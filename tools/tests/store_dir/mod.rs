@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -22,6 +22,11 @@ pub struct Place {
     dir: TempDir,
 }
 
+/// Makes a directory as the store makes it; of another one it warns.
+pub fn private_dir(path: &Path) {
+    fs::DirBuilder::new().mode(0o700).create(path).unwrap();
+}
+
 impl Place {
     /// Makes it beside the build: the temporary directory may be a tmpfs without direct I/O.
     pub fn new() -> Self {
@@ -36,13 +41,21 @@ impl Place {
     pub fn store_dir(&self) -> PathBuf {
         let store_dir = self.path().join("store");
         if !store_dir.exists() {
-            fs::create_dir(&store_dir).unwrap();
+            private_dir(&store_dir);
         }
         store_dir
     }
 
     pub fn device(&self, at: u32) -> PathBuf {
         self.store_dir().join(format!("device-{at}.img"))
+    }
+
+    /// Makes a device's file one of zeros.
+    pub fn blank(&self, at: u32) {
+        let file = fs::File::options().write(true).open(self.device(at)).unwrap();
+        let bytes = file.metadata().unwrap().len();
+        file.set_len(0).unwrap();
+        file.set_len(bytes).unwrap();
     }
 
     /// Overwrites bytes of a device's file directly.

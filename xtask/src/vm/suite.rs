@@ -297,8 +297,8 @@ impl Boot {
         Ok((answers, qmp))
     }
 
-    /// Reads the console to its end. A machine that says nothing for `limit` is ended: its kernel is
-    /// made to panic, and then says what it was doing, if it still can.
+    /// Reads the console to its end. A machine that says nothing for `limit` is ended: its kernel
+    /// is made to panic, and then says what it was doing, if it still can.
     fn read(
         &mut self,
         log: &Path,
