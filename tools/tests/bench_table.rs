@@ -75,6 +75,7 @@ fn a_table_goes_to_the_replay_and_keeps_what_it_learns() {
 }
 
 #[test]
+#[ignore = "takes seconds: a step of cargo xtask ci"]
 fn devices_are_measured_in_real_time_and_shown_as_tables() {
     let output = run("bench table --pool-blocks 64 --queues 2");
     let text = String::from_utf8(output.stdout).unwrap();
@@ -86,6 +87,7 @@ fn devices_are_measured_in_real_time_and_shown_as_tables() {
 }
 
 #[test]
+#[ignore = "takes seconds: a step of cargo xtask ci"]
 fn without_writes_a_table_has_the_costs_of_reads_only() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("slack.json");

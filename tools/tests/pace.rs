@@ -40,6 +40,7 @@ fn the_same_arguments_give_the_same_numbers() {
 }
 
 #[test]
+#[ignore = "takes seconds: a step of cargo xtask ci"]
 fn the_scheduler_waits_less_under_load_and_never_more() {
     for speed in ["0.5", "2", "4"] {
         let found = report(&format!("--model mini --requests 150 --speed {speed}"));
@@ -62,6 +63,7 @@ fn the_scheduler_waits_less_under_load_and_never_more() {
 }
 
 #[test]
+#[ignore = "takes seconds: a step of cargo xtask ci"]
 fn by_hit_rate_the_scheduler_is_never_worse_by_a_hundredth() {
     let line = "--model mini --requests 11 --hit-rates";
     let found = report(&format!("{line} 50,75,90,93.75,95,96.9,98.3,100"));

@@ -22,14 +22,14 @@ pub struct CiArgs {
 pub fn run(args: &CiArgs) -> Result<ExitCode> {
     let mut steps = if args.rest { Vec::new() } else { command::test::steps() };
     steps.extend(rest());
-    report::run_all(steps, args.run)
+    report::run_all(steps.into_iter().map(command::test::lean).collect(), args.run)
 }
 
 fn rest() -> Vec<Step> {
     // Without lint's own tidy step: the workspace's tests contain it, and it must not count twice.
     let mut steps = lint::checks();
     steps.extend([lint::deny(), lint::advisories(), lint::oldest_rust()]);
-    steps.extend([command::test::with_programs(), command::loom::step()]);
+    steps.extend([command::test::with_programs(), command::test::slow(), command::loom::step()]);
     steps.extend([
         Step::cargo("replay", "run --release --bin ripieno -- replay --model tiny --verify full")
             .needs(&[Need::Cxx]),
