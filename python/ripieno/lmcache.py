@@ -74,7 +74,7 @@ class Known:
     def _read(self, path: str) -> None:
         try:
             with open(path, "rb") as file:
-                sizes, digests = json.load(file)
+                sizes, digests, *lost = json.load(file)
             if not all(type(size) is int and 0 < size < 1 << 63 for size in sizes):
                 raise ValueError("a size is none")
             if not all(len(bytes.fromhex(digest)) == len(NO_SALT) // 2 for digest in digests):
@@ -91,6 +91,7 @@ class Known:
                 error,
             )
         else:
+            self.takes_all = lost == [True]
             self.sizes = sizes
             self.salts = {digest: "" if digest == NO_SALT else None for digest in digests}
 
@@ -101,7 +102,7 @@ class Known:
             all_salts = self.salts | {digest_of(salt): salt for salt in salts}
             is_new = len(all_sizes) > len(self.sizes) or len(all_salts) > len(self.salts)
             if self.path and is_new:
-                side_files.write(self.path, [all_sizes, list(all_salts)])
+                side_files.write(self.path, [all_sizes, list(all_salts), self.takes_all])
             self.sizes, self.salts = all_sizes, all_salts
 
 

@@ -82,6 +82,8 @@ pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
     if flags.repair && !survey.damage.is_empty() {
         repaired = repairs(&survey, salvage.as_ref());
         repaired.iter().for_each(|what| say(format_args!("repairing: {what}")));
+        // Reading may have taken hours.
+        offline.demand_alone()?;
         repair(&survey, &mut media, salvage)?;
         survey = Survey::take(&mut media, |_, _| {})?;
     }

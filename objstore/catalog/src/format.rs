@@ -275,9 +275,14 @@ fn read_back(io: &mut dyn BlockIo, wanted: &Superblock) -> Result<(), FormatErro
 }
 
 /// Erases the signatures of other formats and of an earlier store.
+///
+/// Its superblocks are gone before the rest is touched. Power that is lost between the beginning of
+/// its journal and the superblocks would leave a store that is found, and damaged.
 fn erase(io: &mut dyn BlockIo) -> Result<(), FormatError> {
+    io.write(0, &vec![0; HEAD_BYTES as usize], false)?;
+    io.flush()?;
     let head = FORMAT_HEAD_BYTES.min(io.bytes());
-    io.write(0, &vec![0; head as usize], false)?;
+    io.write(HEAD_BYTES, &vec![0; (head - HEAD_BYTES) as usize], false)?;
     let tail = (io.bytes() - head).min(FORMAT_TAIL_BYTES);
     io.write(io.bytes() - tail, &vec![0; tail as usize], false)?;
     Ok(io.flush()?)

@@ -247,7 +247,8 @@ impl Engine {
         let (fits, mut held) = hold(&found)?;
         if found.iter().any(|prefix| prefix.len() > fits) {
             found = find(&keys[..fits])?;
-            held = hold(&found)?.1;
+            // Not held anew beside the first: with little left, that would count both.
+            held.name(found.iter().flat_map(|prefix| prefix.files().iter().copied()).collect());
         }
         let blocks = found.iter().map(Prefix::len).min().unwrap_or(0).min(fits);
         Ok((self.grant(owner, Files::Found(Arc::new(found)), held)?, blocks))

@@ -105,15 +105,17 @@ impl Settings {
         let is_controller = controllers.contains(&uid);
         let others: BTreeSet<u32> = self.users.iter().copied().chain([uid]).collect();
         let others = others.iter().filter(|uid| !controllers.contains(uid)).count() as u64;
-        let part = |all: u64| if is_controller { all } else { (all / (others + 1)).max(1) };
+        // With one user there is nobody else to leave a part to.
+        let parts = if is_controller || others == 1 { 1 } else { others + 1 };
+        let part = |all: u64| (all / parts).max(1);
         let limits = self.limits.get(&uid).copied().unwrap_or_default();
         let in_files = |bytes: u64| bytes / file_bytes.max(1);
         let clients = limits.clients.map_or_else(|| part(self.sessions_max.into()), u64::from);
         let connections = clients * (CONNECTIONS_MAX as u64 + 1) + OTHER_CONNECTIONS_MAX;
         // A quarter of the descriptors stays for controllers.
-        let room = part((descriptors - descriptors / 4) / DESCRIPTORS_EACH);
+        let room = (descriptors - descriptors / 4) / DESCRIPTORS_EACH / (others + 1);
         let half = u64::from(files) / 2 * file_bytes;
-        let pins = if is_controller { PINS_MAX } else { PINS_MAX / (others as usize + 1) };
+        let pins = PINS_MAX / parts as usize;
         Share {
             clients,
             connections: if is_controller { connections } else { connections.min(room) },

@@ -125,7 +125,7 @@ fn connections_over_a_port_have_a_limit() {
     let mut held = Vec::new();
     // Idle ones with the token stay for seconds: on a slow machine the first may have gone.
     let taken = (0..1000).take_while(|_| known(&mut held)).count();
-    assert!(taken >= 32, "{taken} connections");
+    assert!((32..1000).contains(&taken), "{taken} connections");
     // The socket is not held up.
     rig.status();
 }

@@ -336,9 +336,11 @@ impl Mover {
         let recoveries = self.recoveries();
         let forgets = self.setup.must_flush && !planted(PlantedBug::RecoveryIgnored);
         for done in ended.iter_mut().filter(|done| done.has_stored()) {
-            done.failure = match self.seal.check() {
+            // Another owner may have written to the files meanwhile.
+            let kept = self.check_owner().and_then(|()| Ok(self.seal.check()?));
+            done.failure = match kept {
                 Ok(()) if forgets && done.recoveries != recoveries => Some(StoreError::Forgotten),
-                sealed => sealed.err().map(StoreError::from),
+                kept => kept.err(),
             };
         }
     }

@@ -62,7 +62,7 @@ pub(super) struct Place {
     /// Name of the NVM subsystem; may be empty.
     subsystem: String,
     /// Set if other controllers may reach the namespace.
-    is_shared: bool,
+    pub(super) is_shared: bool,
 }
 
 impl Place {
@@ -153,6 +153,9 @@ impl Place {
         clock: &Arc<dyn Clock>,
     ) -> Result<Option<Arc<Ownership>>, StoreError> {
         let StoreOptions { owner, owner_timeout, virtual_time, .. } = options;
+        if options.read_only {
+            return Ok(None);
+        }
         Ownership::take(Self::shared(places), owner, *owner_timeout, clock, *virtual_time)
     }
 

@@ -106,6 +106,11 @@ pub fn open_catalog(
     progress: impl FnMut(u64, u64),
 ) -> Result<DurableCatalog, StoreError> {
     let place = Place::new(device)?;
+    if place.is_shared {
+        let name = place.controller.lock().id().to_owned();
+        let problem = format!("other controllers reach {name}; a catalog needs a device by itself");
+        return Err(StoreError::Config { field: "device", problem });
+    }
     let superblocks = read_superblocks(std::slice::from_ref(&place), &Expected::default())?;
     if superblocks[0].data.is_some() {
         let name = place.controller.lock().id().to_owned();

@@ -275,6 +275,7 @@ fn of_store_dir(error: &StoreDirError) -> ErrorKind {
 fn of_store(error: &StoreError) -> ErrorKind {
     match error {
         StoreError::Occupied { .. } => ErrorKind::Occupied,
+        StoreError::Owned { .. } => ErrorKind::Locked,
         StoreError::Format(_) | StoreError::Journal(_) => ErrorKind::Damaged,
         StoreError::Driver { .. }
         | StoreError::Ring(_)

@@ -15,7 +15,7 @@ use std::{
 };
 
 use rustix::{
-    fs::FlockOperation,
+    fs::{FlockOperation, OFlags},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
@@ -84,6 +84,11 @@ impl Drop for SocketFile {
     }
 }
 
+/// Times that a lock is taken whose file is another one by then.
+pub(crate) const LOCK_ATTEMPTS: u32 = 100;
+/// Flag of open(2) for a lock: another user may have put a link in its place.
+pub(crate) const NO_LINK: i32 = OFlags::NOFOLLOW.bits().cast_signed();
+
 fn lock_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
@@ -92,9 +97,10 @@ fn lock_path(path: &Path) -> PathBuf {
 
 /// Takes the lock at a path; none that its last owner has removed meanwhile.
 fn lock(path: &Path) -> io::Result<File> {
-    loop {
+    for _ in 0..LOCK_ATTEMPTS {
         let mut options = File::options();
-        let file = options.write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(NO_LINK);
+        let file = options.open(path)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => return Err(io::ErrorKind::AddrInUse.into()),
             locked => locked?,
@@ -103,6 +109,7 @@ fn lock(path: &Path) -> io::Result<File> {
             return Ok(file);
         }
     }
+    Err(io::Error::other("its lock is replaced again and again"))
 }
 
 /// Returns what is at a path.

@@ -420,7 +420,7 @@ fn devices(options: &StoreDirOptions) -> Result<Vec<Device>, StoreDirError> {
                 if bytes % u64::from(lba_bytes) != 0 {
                     return Err(wrong(format!(
                         "on {at}: its {bytes} bytes are no multiple of {lba_bytes}; use logical \
-                         blocks of 512 bytes"
+                         blocks of 512 bytes (--lba 512), or end the partition at a multiple"
                     )));
                 }
                 Ok(Device { serial: serial(index), path: path.clone(), bytes })

@@ -205,8 +205,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Writes all areas once, one after the other.
-    /// An interrupt ends that early.
+    /// Writes all areas once, one after the other, until an interrupt.
     pub(super) fn fill(
         &mut self,
         interrupt: &mut Interrupt,

@@ -30,7 +30,7 @@ impl Catalog {
     /// Same as [`Catalog::namespace`], for a user, to whom the files of a namespace count that he
     /// names first. If he has as many as he may, or there is no room, a new one replaces the least
     /// recently registered of his own that is not kept, has no block being written, no pins, no
-    /// quota, and weight 1: its blocks are dropped.
+    /// quota, and weight 1: an empty one, or else its blocks are dropped.
     ///
     /// # Errors
     /// Same as [`Catalog::namespace`], and [`CatalogError::OwnNamespaces`].
@@ -91,7 +91,8 @@ impl Catalog {
             true => self.slot_beyond().or_else(|| self.unused_slot(is_empty)),
             false => None,
         };
-        other.or_else(|| self.unused_slot(is_own))
+        let own_empty = || self.unused_slot(|tenant| is_own(tenant) && is_empty(tenant));
+        other.or_else(own_empty).or_else(|| self.unused_slot(is_own))
     }
 
     /// Returns the slot behind the last one, if there may be another one.

@@ -1,6 +1,6 @@
 //! Who may be connected over TCP: nobody who has the token is kept out by those who have none.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{cmp::Reverse, collections::BTreeMap, net::IpAddr};
 
 /// Connections over TCP at a time.
 const CONNECTIONS_MAX: usize = 32;
@@ -41,7 +41,8 @@ impl Doors {
         let oldest = match own {
             Some((_, oldest)) => Some(*oldest),
             None if self.0.len() < CONNECTIONS_MAX => None,
-            None => match strangers.values().max_by_key(|(count, _)| *count) {
+            None => match strangers.values().max_by_key(|(count, first)| (*count, Reverse(*first)))
+            {
                 Some((_, oldest)) => Some(*oldest),
                 None => return Door::Closed,
             },
@@ -71,6 +72,18 @@ impl Doors {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_addresses_with_as_many_the_oldest_makes_room() {
+        let mut doors = Doors::default();
+        let address = |last| IpAddr::from([10, 0, 0, last]);
+        // The newest has the largest address.
+        for number in 0..32 {
+            assert_eq!(doors.enter(number, address(number as u8)), Door::Open);
+        }
+        assert_eq!(doors.enter(32, address(200)), Door::Instead(0));
+        assert_eq!(doors.enter(33, address(100)), Door::Instead(1));
+    }
 
     #[test]
     fn strangers_make_room_for_each_other() {

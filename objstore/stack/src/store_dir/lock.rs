@@ -12,7 +12,7 @@ use std::{
 use rustix::{fs::FlockOperation, io::Errno};
 
 use super::{StoreDirError, error::Holder, os};
-use crate::socket_file::{node_at, node_of};
+use crate::socket_file::{LOCK_ATTEMPTS, NO_LINK, node_at, node_of};
 
 /// The lock file. It stays: removing one that another process waits for would allow two holders.
 pub(crate) const NAME: &str = "lock";
@@ -35,18 +35,21 @@ impl Lock {
     /// Returns [`StoreDirError::Locked`] or [`StoreDirError::Os`].
     pub(crate) fn take(dir: &Path) -> Result<Self, StoreDirError> {
         let path = dir.join(NAME);
-        loop {
+        for _ in 0..LOCK_ATTEMPTS {
             let lock = Self::take_file(dir, &path)?;
             // A directory that was not made is removed with its lock, by who held it until then.
             if node_at(&path) == node_of(&lock.file) {
                 return Ok(lock);
             }
         }
+        let error = io::Error::other("it is replaced again and again");
+        Err(os(&path, "locking it", WRITABLE, error))
     }
 
     fn take_file(dir: &Path, path: &Path) -> Result<Self, StoreDirError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        options.custom_flags(NO_LINK);
         Self::of(dir, path, options.open(path), false)
     }
 
