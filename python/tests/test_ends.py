@@ -245,7 +245,9 @@ ENDS = {
 
 def run(path, *lines, script=""):
     """Runs a script in an interpreter of its own. Returns its exit code, and what it wrote."""
-    head = ["import os, signal, sys, threading", "from test_ends import *", *lines]
+    # A shell has a process in the background ignore it, and Python then has no handler of its own.
+    interrupt = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+    head = ["import os, signal, sys, threading", interrupt, "from test_ends import *", *lines]
     command = [sys.executable, "-c", "\n".join([*head, script]), str(path)]
     folder = os.path.dirname(__file__)
     ended = subprocess.run(
