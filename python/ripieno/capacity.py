@@ -25,7 +25,7 @@ def made_in(
 
     Raises InvalidError if no capacity is left, and lists the other stores in the directory.
     """
-    # Who may write to it may put other files into the place of a store's.
+    # Others who can write to it could replace a store's files.
     os.makedirs(path, mode=0o700, exist_ok=True)
     with _locked(path):
         others = {

@@ -1,4 +1,4 @@
-//! Who may be connected over TCP: nobody who has the token is kept out by those who have none.
+//! Connections over TCP: those without the token keep nobody out who has it.
 
 use std::{cmp::Reverse, collections::BTreeMap, net::IpAddr};
 
