@@ -34,8 +34,6 @@ pub enum Need {
     QemuUser,
     /// Prometheus' checks of metrics and queries.
     Promtool,
-    /// etcd's server.
-    Etcd,
     /// The kernel and the busybox of the virtual machine, in `target/vm`.
     Guest,
     /// Tools to build and test the Python package, in `target/python`.

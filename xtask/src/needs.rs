@@ -110,7 +110,6 @@ impl Need {
             Self::Qemu => unpacked::QEMU.fetch(),
             Self::QemuUser => unpacked::QEMU_USER.fetch(),
             Self::Promtool => unpacked::PROMTOOL.fetch(),
-            Self::Etcd => unpacked::ETCD.fetch(),
             Self::Guest => vm::fetch(),
             Self::PythonTools => python::tools()?.fetch(),
             Self::Nvcc => ptx::packages().fetch(),

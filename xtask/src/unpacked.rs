@@ -25,8 +25,6 @@ pub const QEMU: Program = Program { name: "qemu-system-x86_64", package: "qemu-s
 pub const QEMU_USER: Program = Program { name: "qemu-x86_64", package: "qemu-user" };
 /// Prometheus' checks of metrics and queries.
 pub const PROMTOOL: Program = Program { name: "promtool", package: "prometheus" };
-/// The server that lists a cluster's engines.
-pub const ETCD: Program = Program { name: "etcd", package: "etcd-server" };
 
 /// Minimum CPU of our programs as a QEMU model: exactly x86-64-v2. It has SSE4.2 and POPCNT, and no
 /// AVX.

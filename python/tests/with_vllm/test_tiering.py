@@ -18,6 +18,7 @@ import host_tiering  # noqa: E402, F401
 from prompts import BLOCK, PROMPTS, STORED, alone, tokens_of, whole  # noqa: E402
 from ripieno import tiering  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
+from vllm.config.kv_events import KVEventsConfig  # noqa: E402
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope  # noqa: E402
 from vllm.v1.metrics.reader import get_metrics_snapshot  # noqa: E402
 
@@ -35,6 +36,7 @@ def life_of(body, *args, model, store=None, cpu=128 * CHUNK, blocks=1, **setting
             "spec_module_path": "host_tiering",
             "cpu_bytes_to_use": cpu,
             "blocks_per_chunk": blocks,
+            "self_describing_kv_events": True,
             "secondary_tiers": [
                 {
                     "type": "RipienoTier",
@@ -250,6 +252,22 @@ def test_two_workers_in_one_store(model, store):
     settings = {"model": model, "store": store, "tensor_parallel_size": 2}
     (first, _), _ = live(tokens_of, **settings)
     assert live(tokens_of, **settings)[0] == (first, STORED)
+
+
+def test_events_have_the_tokens_of_each_medium(model, store):
+    """A router's index learns which prefixes are on the GPU, in host memory and on disk."""
+
+    def body(engine):
+        events, publisher = [], engine.scheduler.kv_event_publisher
+        publisher.publish = lambda batch: events.extend(batch.events)
+        asked(engine)
+        stored = [event for event in events if type(event).__name__ == "BlockStored"]
+        return {(event.medium, tuple(event.token_ids)) for event in stored}
+
+    config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    told, _ = live(body, model=model, store=store, kv_events_config=config)
+    blocks = [tuple(PROMPTS[3][at : at + BLOCK]) for at in range(0, STORED[3], BLOCK)]
+    assert {(medium, block) for medium in ("GPU", "CPU", "STORAGE") for block in blocks} <= told
 
 
 def test_hints_and_requests_that_store_nothing(model, said, store):

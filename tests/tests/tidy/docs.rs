@@ -134,12 +134,13 @@ fn decisions_are_listed(tree: &Tree) -> Vec<Violation> {
         }
         let status = file.text.lines().find_map(|line| line.strip_prefix("Status: "));
         let known = |status: &str| {
-            ["proposed", "accepted"].contains(&status) || status.starts_with("superseded by ")
+            ["proposed", "accepted", "withdrawn"].contains(&status)
+                || status.starts_with("superseded by ")
         };
         if !status.is_some_and(known) {
             wrong(
-                "no line `Status: proposed`, `accepted` or `superseded by NNNN`; without it nobody \
-                 knows whether this holds: add it under the title"
+                "no line `Status: proposed`, `accepted`, `withdrawn` or `superseded by NNNN`; \
+                 without it nobody knows whether this holds: add it under the title"
                     .into(),
             );
         }

@@ -7,7 +7,7 @@ use std::{fs, thread};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::command::{c, python::with_etcd};
+use crate::command::c;
 use crate::needs::{self, Need};
 use crate::step::Step;
 use crate::{EXIT_STEP_FAILED, engine, folder, python};
@@ -29,7 +29,7 @@ pub const NEEDS: &[Need] = &[Need::Cxx, Need::Binutils, Need::Numa, Need::Vllm];
 
 /// Returns the step of `cargo xtask ci`.
 pub fn step() -> Step {
-    with_etcd(Step::cargo("engine", "xtask engine").needs(NEEDS).tests_at_least(1))
+    Step::cargo("engine", "xtask engine").needs(NEEDS).tests_at_least(1)
 }
 
 pub fn run(args: &EngineArgs) -> Result<ExitCode> {
