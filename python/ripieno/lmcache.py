@@ -6,16 +6,7 @@
 Objects have any size: an object is stored in pieces of the same size, and found when all of its
 pieces are. The store evicts the pieces that are least useful; LMCache is not asked to.
 
-Parameters (adapter_params):
-- path: a directory on a local file system with direct I/O, used by one process at a time.
-- capacity: bytes of KV cache in the directory, such as "100GiB"; allocated immediately. A store
-  keeps its size.
-- piece: bytes of a piece, such as "1MiB". The last piece of an object is padded. "1MiB".
-- devices: number of files, each with a software controller. 1.
-- buffer: bytes of host memory through which pieces are copied. "64MiB".
-- weights_id: distinguishes the weights from others of the same model name.
-- server: the socket of a server (ripieno serve), in place of path, capacity, piece and devices: its
-  store is shared with other engines, and a piece is a block of it.
+The parameters (adapter_params) are in docs/start/lmcache.md.
 """
 
 from __future__ import annotations

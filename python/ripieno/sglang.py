@@ -7,18 +7,7 @@
 Pages of all pools (KV, states, windows, indexers) are objects of one store. Each of SGLang's ranks
 has a store of its own in the directory, with an equal part of the capacity.
 
-Parameters (hicache-storage-backend-extra-config):
-- path: a directory on a local file system with direct I/O, used by one server at a time.
-- capacity: bytes of KV cache in the directory, such as "100GiB"; allocated immediately. A store
-  keeps its size.
-- piece: bytes of a piece, such as "1MiB". The last piece of a page is padded. "1MiB".
-- devices: number of files of each rank, each with a software controller. 1.
-- buffer: bytes of host memory of each rank through which pieces are copied. "64MiB".
-- weights_id: distinguishes the weights from others of the same model name.
-- server: the socket of a server (ripieno serve), in place of path, capacity, piece and devices: its
-  store is shared with other engines, and a piece is a block of it.
-- engines: number of processes that share the directory; needed with --enable-dp-attention, whose
-  size SGLang does not tell. Default: ranks of tensor, pipeline and context parallelism.
+The parameters (hicache-storage-backend-extra-config) are in docs/start/sglang.md.
 """
 
 from __future__ import annotations

@@ -10,15 +10,7 @@
 The tier runs in the scheduler's process. vLLM's CPU tier is one region of shared memory, in which a
 row is one chunk of all workers' bytes: a chunk is an object of the store, and the region its pool.
 
-Options of the tier:
-- path: a directory on a local file system with direct I/O.
-- capacity: bytes of KV cache for all stores in the directory, such as "100GiB"; allocated
-  immediately. A store keeps its size.
-- devices: number of files, each with a software controller. 1.
-- weights_id: distinguishes the weights from others of the same model name.
-- keep_on_reset: keep all blocks when vLLM resets its caches, as it does before weights change and
-  when it sleeps. false.
-- shutdown: "drain" finishes pending stores, "drop" discards them. "drain".
+The options are in docs/reference/vllm.md.
 """
 
 from __future__ import annotations

@@ -9,52 +9,7 @@ If the package's entry points are not installed (PYTHONPATH), also give the modu
 The scheduler's process has the catalog and makes all decisions. Each worker's process has a plane
 and carries them out. They communicate through vLLM's connector metadata in each step.
 
-Options (kv_connector_extra_config):
-- path: a directory on a local file system with direct I/O.
-- capacity: bytes of KV cache for all stores in the directory, such as "100GiB"; allocated
-  immediately. A store keeps its size.
-- server: the socket of a server (`ripieno serve`) whose store this engine shares with others, such
-  as "/run/ripieno/ripieno.sock", instead of path and capacity.
-- devices: files of each rank, each with a software controller; or drives that are bound to
-  vfio-pci, such as ["vfio:0000:65:00.0"], divided evenly among the ranks. 1.
-- engines: number of engines that share the directory and its capacity: --data-parallel-size, which
-  vLLM does not pass to engines of a dense model. Default: vLLM's value.
-- overwrite: data on drives that creating a store may overwrite: "nothing", "store" (another store
-  of ours) or "anything". "nothing".
-- executor: runs the I/O kernel on "host" or "cuda". "cuda" if the KV cache is on a GPU, where it is
-  required; vLLM has not run with it on a GPU yet.
-- io_sms: SMs of the GPU that the I/O kernel runs on. 4.
-- route: the required data path, "direct", "staged" or "host": startup fails without it. Default:
-  the best that is proven; the log names it, and why a better one is not used.
-- dram: bytes of host memory of each rank that keep copies of blocks above the drives. 0.
-- dram_mode: the blocks kept there, "write-through" (stored, loaded or read ahead) or "read-ahead".
-  "write-through".
-- load_async: load between steps (true), or layer by layer in the step that needs the blocks
-  (false): a layer is loaded while those before it are computed. false; true for hybrid models, and
-  with kv_load_failure_policy "recompute" on vLLM's second model runner, where only true works
-  (vLLM's issue 49250).
-- save_decode: also store generated blocks. true.
-- save_backlog: maximum number of blocks being saved, as a share of the KV cache's. Further blocks
-  wait, and are dropped if their request ends first. 0.5.
-- schedule: the plane decides when layers move. Loads go before saves: a layer's save starts when
-  no load is in flight and few saves are, unless vLLM waits for it or half of save_backlog is
-  pending. Blocks of waiting requests are read into dram. true with dram, else false.
-- shutdown: treatment of pending saves at the end: "drain" or "drop". "drain". With "drop", the
-  engine does not wait for saves when it has no requests either: their reports arrive in the next
-  step.
-- drain_seconds: time limit of "drain". 10. With more than one worker vLLM gives them
-  VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS.
-- keep_on_reset: keep all blocks when vLLM resets its caches, as it does before weights change.
-  false.
-- piecewise: ask vLLM for piecewise CUDA graphs, so that loads layer by layer overlap in all steps;
-  without, a step with a FULL graph waits for its loads first. false.
-- weights_id: distinguishes the weights from others of the same model name and revision.
-- tenants: SHA-256 digests of cache_salts, whose blocks get namespaces of their own: usage and
-  quotas on a server are by namespace. [].
-- layer_times: a file to which each step appends its shape and layer time, for `ripieno bench
-  table --layer-times`. Off.
-- metrics: where rank 0 serves its counters for Prometheus: a port ("9400"), or a Unix socket's path
-  with a /. Further ranks use the next ports, or the path with ".1" and so on. Off.
+The options (kv_connector_extra_config) are in docs/reference/vllm.md.
 
 A separate thread reads saves from vLLM's blocks. vLLM counts those blocks as free when the request
 has ended; before it reuses one, the save of it ends.
