@@ -393,6 +393,14 @@ impl Plane {
         Ok(())
     }
 
+    /// Returns an error if the plane was closed or has failed.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Failed`].
+    pub fn check_open(&self) -> Result<(), StoreError> {
+        self.with(|_| Ok(()))
+    }
+
     /// Returns an error if the plane takes no writes any more.
     ///
     /// # Errors

@@ -69,6 +69,13 @@ impl Plane {
         Ok(self.stack.get().or_raise()?.plane())
     }
 
+    /// Returns the stack of a plane that is open.
+    fn open(&self) -> PyResult<&RankStack> {
+        let stack = self.stack.get().or_raise()?;
+        stack.plane().check_open().or_raise()?;
+        Ok(stack)
+    }
+
     fn begin(
         &self,
         py: Python<'_>,
@@ -162,19 +169,19 @@ impl Plane {
     /// True if the CPU copies blocks, because the devices cannot address their memory.
     #[getter]
     fn is_bounced(&self) -> PyResult<bool> {
-        Ok(self.plane()?.is_bounced())
+        Ok(self.open()?.plane().is_bounced())
     }
 
     /// The data path: direct, staged or host.
     #[getter]
     fn route(&self) -> PyResult<&'static str> {
-        Ok(self.stack.get().or_raise()?.placement().route.name())
+        Ok(self.open()?.placement().route.name())
     }
 
     /// Describes the data path: where queues and pool are, and why no better path is taken.
     #[getter]
     fn placement(&self) -> PyResult<String> {
-        Ok(self.stack.get().or_raise()?.placement().to_string())
+        Ok(self.open()?.placement().to_string())
     }
 
     /// Prepares to store blocks of the pool in files. Returns the job.

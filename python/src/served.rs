@@ -173,8 +173,14 @@ impl ServedCatalog {
 
     /// Returns no checksums: the server has them, and compares.
     #[expect(unused_variables, reason = "they are those of Catalog.checksums()")]
-    fn checksums<'py>(&self, py: Python<'py>, files: Vec<u64>, rank: u32) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, b"")
+    fn checksums<'py>(
+        &self,
+        py: Python<'py>,
+        files: Vec<u64>,
+        rank: u32,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        self.with(py, |_| Ok(()))?;
+        Ok(PyBytes::new(py, b""))
     }
 
     /// Allocates files for new blocks, on all ranks. Pass the whole prefix, including the stored
@@ -223,7 +229,9 @@ impl ServedCatalog {
 
     /// Does nothing: the server has marked files that could not be read.
     #[expect(unused_variables, reason = "they are those of Catalog.lost()")]
-    fn lost(&self, files: Vec<u64>) {}
+    fn lost(&self, py: Python<'_>, files: Vec<u64>) -> PyResult<()> {
+        self.with(py, |_| Ok(()))
+    }
 
     /// Drops all blocks of a namespace for this engine, whose weights change. Other engines keep
     /// them, and share none with this engine from now on. Returns a new epoch, a random number.
@@ -340,14 +348,14 @@ impl ServedPlane {
 
     /// False: the server's devices reach the shared memory.
     #[getter]
-    fn is_bounced(&self) -> bool {
-        false
+    fn is_bounced(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |_| Ok(false))
     }
 
     /// Names the server.
     #[getter]
-    fn placement(&self) -> &str {
-        &self.placement
+    fn placement(&self, py: Python<'_>) -> PyResult<&str> {
+        self.with(py, |_| Ok(&*self.placement))
     }
 
     /// True if the server decides when layers start: loads before stores, of all engines.

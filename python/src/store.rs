@@ -65,10 +65,20 @@ pub struct Held {
     blocks: usize,
 }
 
+/// Refuses a closed store, whose catalog and counters would still answer from memory.
+fn check_open(opened: &Opened) -> PyResult<()> {
+    unpoisoned(opened.read()).as_ref().map(|_| ()).ok_or_else(closed)
+}
+
 impl Store {
+    fn open(&self) -> PyResult<(&objstore::Store, &Opened)> {
+        let (handle, opened) = self.opened.get().or_raise()?;
+        check_open(opened)?;
+        Ok((handle, opened))
+    }
+
     fn handle(&self) -> PyResult<&objstore::Store> {
-        let (handle, _) = self.opened.get().or_raise()?;
-        Ok(handle)
+        Ok(self.open()?.0)
     }
 
     fn request(
@@ -77,10 +87,8 @@ impl Store {
         make: impl Send
         + FnOnce(&objstore::Store) -> Result<(ripieno_stack::Request, usize), StackError>,
     ) -> PyResult<Request> {
-        let (handle, opened) = self.opened.get().or_raise()?;
+        let (handle, opened) = self.open()?;
         py.detach(|| {
-            let stack = unpoisoned(opened.read());
-            stack.as_ref().ok_or_else(closed)?;
             let (request, blocks) = make(handle).or_raise()?;
             let layers = handle.shape().layers;
             let request = Own::new(RwLock::new(Some((request, opened.clone()))));
@@ -153,7 +161,7 @@ impl Store {
 
     /// Returns a handle of the same store that works in another namespace.
     fn within(&self, namespace: arguments::Namespace) -> PyResult<Self> {
-        let (handle, opened) = self.opened.get().or_raise()?;
+        let (handle, opened) = self.open()?;
         let handle = handle.within(&namespace.check()?).or_raise()?;
         Ok(Self { opened: Own::new((handle, opened.clone())) })
     }
@@ -179,7 +187,7 @@ impl Store {
     /// Looks up the longest stored prefix of the keys, and protects it from eviction until the
     /// result is ended, or this process. Never blocks.
     fn hold(&self, keys: &Bound<'_, PyAny>) -> PyResult<Held> {
-        let (handle, opened) = self.opened.get().or_raise()?;
+        let (handle, opened) = self.open()?;
         let prefix = handle.lookup(&arguments::keys(keys)?).or_raise()?;
         let blocks = prefix.len();
         Ok(Held { prefix: Own::new(RwLock::new(Some((prefix, opened.clone())))), blocks })
@@ -361,7 +369,8 @@ impl Request {
         let request = self.request.get().or_raise()?;
         py.detach(|| {
             let request = unpoisoned(request.read());
-            let (request, _) = request.as_ref().ok_or_else(closed)?;
+            let (request, opened) = request.as_ref().ok_or_else(closed)?;
+            check_open(opened)?;
             act(request).or_raise()
         })
     }
@@ -397,7 +406,8 @@ impl Request {
     fn commit(&self, py: Python<'_>) -> PyResult<usize> {
         let request = self.request.get().or_raise()?;
         py.detach(|| {
-            let (request, _opened) = unpoisoned(request.write()).take().ok_or_else(closed)?;
+            let (request, opened) = unpoisoned(request.write()).take().ok_or_else(closed)?;
+            check_open(&opened)?;
             Ok(request.commit().or_raise()?.accepted)
         })
     }

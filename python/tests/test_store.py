@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pathlib
 import re
-import signal
 import weakref
 
 import numpy
@@ -187,6 +186,7 @@ def test_namespaces_pins_and_removal(tmp_path):
         save(store, keys(1), [0])
         assert store.bump_epoch() == 1
         assert store.lookup(keys(1)) == 0
+        assert store.poll_events() == []
         other.close()
         with pytest.raises(ripieno.ClosedError):
             store.stats()
@@ -294,14 +294,6 @@ def test_memory_is_kept_until_it_was_closed(tmp_path):
     assert alive() is None
 
 
-def test_a_store_is_asked_for_events_until_it_is_closed(tmp_path):
-    pool = ripieno.Pool.contiguous(memory(), SHAPE)
-    with ripieno.Store(tmp_path / "kv", SHAPE, pool, capacity=CAPACITY) as store:
-        assert store.poll_events() == []
-    with pytest.raises(ripieno.ClosedError):
-        store.poll_events()
-
-
 def run_the_readme(path, monkeypatch, examples):
     monkeypatch.chdir(path)
     text = pathlib.Path(__file__).parent.parent.joinpath("README.md").read_text()
@@ -319,28 +311,3 @@ def test_the_readme_works(tmp_path, monkeypatch):
 def test_the_readme_works_with_torch(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
     run_the_readme(tmp_path, monkeypatch, 2)
-
-
-def test_a_forked_process_leaves_alone_what_is_open(tmp_path):
-    """A fork does not copy the store's threads, so the child must not wait for them."""
-    pool = ripieno.Pool.contiguous(memory(), SHAPE)
-    store = ripieno.Store(tmp_path / "kv", SHAPE, pool, capacity=CAPACITY)
-    request = store.store(keys(1), [0])
-    child = os.fork()
-    if child == 0:
-        del store, request
-        gc.collect()
-        os._exit(0)
-
-    def has_ended():
-        return os.waitpid(child, os.WNOHANG) != (0, 0)
-
-    try:
-        until(has_ended, "the child waits for a thread that it does not have")
-    except AssertionError:
-        os.kill(child, signal.SIGKILL)
-        raise
-    with request:
-        request.move_all()
-        assert request.commit() == 1
-    store.close()
