@@ -26,9 +26,9 @@ CHUNK = 4 * 32 * 8 * 2 * 32 * 4
 """Bytes of a block of the Llama: layers, tokens, heads, K and V, elements, bytes."""
 
 
-def life_of(body, *args, model, store=None, cpu=128 * CHUNK, blocks=1, **settings):
+def life_of(body, *args, model, store=None, cpu=128 * CHUNK, blocks=1, tiers=(), **settings):
     """Same as forked.life_of. store: options of the tier; cpu: bytes of vLLM's CPU tier; blocks:
-    blocks per chunk."""
+    blocks per chunk; tiers: further ones."""
     name = uuid.uuid4().hex
     if store is not None:
         extra = {
@@ -43,7 +43,8 @@ def life_of(body, *args, model, store=None, cpu=128 * CHUNK, blocks=1, **setting
                     "module_path": "ripieno.tiering",
                     "capacity": "64MiB",
                     **store,
-                }
+                },
+                *tiers,
             ],
         }
         settings["kv_transfer_config"] = KVTransferConfig(

@@ -4,11 +4,9 @@ store, through vLLM's p2p tier and NIXL."""
 import contextlib
 import importlib.util
 import os
-import pathlib
 import shutil
 import signal
 import time
-import uuid
 from multiprocessing import Pipe
 
 import pytest
@@ -18,50 +16,22 @@ if importlib.util.find_spec("nixl") is None:
     pytest.skip("NIXL is not installed", allow_module_level=True)
 
 import forked  # noqa: E402
-import host_tiering  # noqa: E402, F401
+import test_tiering  # noqa: E402
 from prompts import PROMPTS, STORED, tokens_of  # noqa: E402
-from vllm.config import KVTransferConfig  # noqa: E402
+from test_tiering import bytes_of  # noqa: E402
 from waiting import kept_port  # noqa: E402
 
-CHUNK = 4 * 32 * 8 * 2 * 32 * 4
-"""Bytes of a block of the Llama: layers, tokens, heads, K and V, elements, bytes."""
 ENVIRONMENT = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}
 
 
 def life_of(body, *args, store, port=None, **settings):
-    """Same as forked.life_of. store: the folder of the engine's store; port: where peers reach it,
+    """Same as in test_tiering. store: the folder of the engine's store; port: where peers reach it,
     without which it has none."""
-    tiers = [
-        {
-            "type": "RipienoTier",
-            "module_path": "ripieno.tiering",
-            "capacity": "64MiB",
-            "path": str(store),
-        }
-    ]
-    if port:
-        tiers.append({"type": "p2p", "host": "127.0.0.1", "port": port})
-    name = uuid.uuid4().hex
-    extra = {
-        "spec_name": "HostTieringSpec",
-        "spec_module_path": "host_tiering",
-        "cpu_bytes_to_use": 128 * CHUNK,
-        "blocks_per_chunk": 1,
-        "secondary_tiers": tiers,
-    }
-    transfer = KVTransferConfig(
-        kv_connector="OffloadingConnector",
-        kv_role="kv_both",
-        kv_connector_extra_config=extra,
-        engine_id=name,
+    tiers = [{"type": "p2p", "host": "127.0.0.1", "port": port}] if port else []
+    store = {"path": str(store)}
+    return test_tiering.life_of(
+        body, *args, store=store, tiers=tiers, environment=ENVIRONMENT, **settings
     )
-    try:
-        return forked.life_of(
-            body, *args, kv_transfer_config=transfer, environment=ENVIRONMENT, **settings
-        )
-    finally:
-        # vLLM leaves this file behind when it is killed.
-        pathlib.Path(f"/dev/shm/vllm_offload_{name}.mmap").unlink(missing_ok=True)
 
 
 def live(body, *args, **settings):
@@ -118,10 +88,6 @@ def asked(engine, peer, prepare=None):
         answers.append((said, cached, engine.pages()))
         assert engine.scheduler.kv_cache_manager.reset_prefix_cache()
     return answers
-
-
-def bytes_of(answers):
-    return {key: page for _, _, pages in answers for key, page in pages.items()}
 
 
 @pytest.fixture(scope="module")
