@@ -165,6 +165,7 @@ fn is_product(path: &str) -> bool {
     let test = path.contains("/tests/")
         || path.contains("/mock/")
         || path.starts_with("tests/")
+        || path.starts_with("findings/")
         || name.contains("test");
     !test && !path.contains("generated")
 }
