@@ -9,12 +9,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::child;
 use crate::folder;
-use crate::programs;
-use crate::pypi::{self, Packages};
-
-/// Both pinned: another version may generate different text.
-const BINDGEN: &str = "bindgen-cli@0.72.1";
-const LIBCLANG: &[&str] = &["libclang==18.1.1"];
+use crate::needs;
 
 /// Derives of every struct. `IntoBytes` proves that it has no padding.
 const DERIVES: &str = "PartialEq,Eq,zerocopy::FromBytes,zerocopy::IntoBytes,zerocopy::Immutable";
@@ -39,25 +34,14 @@ const BINDINGS: &[Binding] = &[
     },
 ];
 
-/// Returns the package with libclang.
-pub fn packages() -> Packages {
-    pypi::packages(&folder::target("abi"), LIBCLANG.iter().copied(), "libclang (25 MB)")
-}
-
-/// Installs bindgen and libclang, unless they are installed.
-pub fn fetch() -> Result<()> {
-    packages().fetch()?;
-    programs::cargo_install(BINDGEN).map(drop)
-}
-
 /// Generates every binding, and compares it with the committed file or replaces that. Returns the
 /// files that differ, and the number of bindings.
 ///
 /// # Errors
 /// Fails if this machine lacks something, or if a header is rejected ([`child::SaidNo`]).
 pub fn run(check_only: bool) -> Result<(Vec<&'static str>, usize)> {
-    let bindgen = programs::cargo_install(BINDGEN)?;
-    let libclang = packages().find("clang/native")?;
+    let bindgen = std::path::absolute(folder::target("tools/bin/bindgen"))?;
+    let libclang = std::path::absolute(needs::package("abi", "clang/native")?)?;
     let mut stale = Vec::new();
     for binding in BINDINGS {
         let text = binding.make(&bindgen, &libclang)?;

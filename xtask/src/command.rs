@@ -1,7 +1,6 @@
 //! One module per command.
 
 pub mod abi;
-pub mod bare;
 pub mod bench;
 pub mod book;
 pub mod c;
@@ -11,7 +10,6 @@ pub mod cpu;
 pub mod crash;
 pub mod documented;
 pub mod engine;
-pub mod fuzz;
 pub mod gpu;
 pub mod lint;
 pub mod loom;

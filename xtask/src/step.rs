@@ -12,7 +12,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::child::{SaidNo, quoted};
 use crate::deadline::Deadline;
-use crate::need::{Lacking, Need};
+use crate::needs::Lacking;
 use crate::tally::Tally;
 
 /// A command line, and its conditions to pass.
@@ -25,10 +25,10 @@ pub struct Step {
     /// If set, the output is libtest's and is counted: the minimum number of passed tests.
     tests_at_least: Option<u64>,
     skip: Option<String>,
-    /// Needs of the whole step, satisfied before a run's first step.
-    pub needs: Vec<Need>,
+    /// Needs of the whole step, got before a run's first step.
+    pub needs: Vec<&'static str>,
     /// Needs of a part of the step, each with the variable that disables the part: `NAME=1`.
-    part_needs: Vec<(Need, &'static str)>,
+    part_needs: Vec<(&'static str, &'static str)>,
     /// Disabled parts, each with the reason.
     pub skipped_parts: Vec<String>,
     /// True for a step that runs beside the others.
@@ -68,7 +68,12 @@ impl Outcome {
 impl Step {
     /// Returns a step of `cargo` with `args`, split at spaces.
     pub fn cargo(name: impl Into<String>, args: &str) -> Self {
-        Self::new(name, "cargo").args(args.split_whitespace()).needs(&[Need::Crates])
+        Self::new(name, "cargo").args(args.split_whitespace()).needs(&["crates"])
+    }
+
+    /// Returns true for a command of this program.
+    pub fn is_xtask(&self) -> bool {
+        self.args.first().is_some_and(|word| word == "xtask")
     }
 
     pub fn new(name: impl Into<String>, program: impl Into<String>) -> Self {
@@ -85,14 +90,14 @@ impl Step {
         self
     }
 
-    pub fn needs(mut self, needs: &[Need]) -> Self {
+    pub fn needs(mut self, needs: &[&'static str]) -> Self {
         self.needs.extend(needs);
         self
     }
 
     /// Adds a need of only a part of the step, and the variable that disables the part. Its
     /// disabled tests are reported as ignored, and so counted.
-    pub fn part_needs(mut self, need: Need, off: &'static str) -> Self {
+    pub fn part_needs(mut self, need: &'static str, off: &'static str) -> Self {
         self.part_needs.push((need, off));
         self
     }
@@ -118,12 +123,12 @@ impl Step {
 
     /// Skips the step, or its parts, whose needs are in `lacking`.
     pub fn without(mut self, lacking: &Lacking) -> Self {
-        if let Some(why) = self.needs.iter().find_map(|need| lacking.why(*need)) {
+        if let Some(why) = self.needs.iter().find_map(|need| lacking.get(need)) {
             return self.skipped(why);
         }
         for (need, off) in std::mem::take(&mut self.part_needs) {
-            if let Some(why) = lacking.why(need) {
-                self.skipped_parts.push(why.to_owned());
+            if let Some(why) = lacking.get(need) {
+                self.skipped_parts.push(why.clone());
                 self = self.env(off, "1");
             }
         }
@@ -131,7 +136,7 @@ impl Step {
     }
 
     /// Returns all needs of the step and its parts.
-    pub fn all_needs(&self) -> impl Iterator<Item = Need> {
+    pub fn all_needs(&self) -> impl Iterator<Item = &'static str> {
         self.needs.iter().copied().chain(self.part_needs.iter().map(|(need, _)| *need))
     }
 

@@ -2,7 +2,6 @@
 //! controllers behind an emulated IOMMU, and a device whose memory stands in for a GPU's.
 //!
 //! ```text
-//!   install     the guest's kernel and busybox (target/vm/packages)
 //!   guest       the programs under test, and their libraries
 //!   initramfs   all of it in one archive
 //!   image       file systems for the guest
@@ -20,7 +19,6 @@ mod guest;
 mod host;
 mod image;
 mod initramfs;
-mod install;
 mod machine;
 mod python;
 mod qmp;
@@ -57,24 +55,16 @@ impl Prepared {
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
         let lock = lock(&folder)?;
-        let packages = install::packages(&folder)?;
         let programs = guest::build()?;
-        let initrd = initramfs::pack(&folder, &packages, &programs)?;
-        Ok(Self { kernel: packages.kernel, initrd, folder, _lock: lock })
+        let initrd = initramfs::pack(&folder, &programs)?;
+        let kernel = folder::only_file(&folder.join("packages/kernel/boot"), "vmlinuz-")?;
+        Ok(Self { kernel, initrd, folder, _lock: lock })
     }
 
     /// Returns the path of the console log of a suite's last boot.
     pub fn log(&self, suite: &str) -> PathBuf {
         self.folder.join("logs").join(format!("{suite}.log"))
     }
-}
-
-/// Downloads the guest's kernel and busybox, unless they are there.
-///
-/// # Errors
-/// Returns an error with what this machine lacks, and how to get it.
-pub fn fetch() -> Result<()> {
-    install::packages(&folder::target("vm")).map(drop)
 }
 
 /// Waits for another run to end.

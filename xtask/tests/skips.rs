@@ -1,6 +1,6 @@
 //! A run on machines that lack programs and a network to get them.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::{env, fs};
@@ -14,6 +14,8 @@ test | xtask)
 esac
 "#;
 const NOTHING: &str = "#!/bin/sh\n";
+/// Programs that setup.sh uses and every machine has.
+const TOOLS: &str = "bash cat find flock grep id mkdir mv realpath rm sed sort touch uname";
 
 /// Runs `cargo xtask ARGS` on a machine that has only these programs.
 fn xtask(name: &str, programs: &[(&str, &str)], args: &[&str]) -> Output {
@@ -24,6 +26,11 @@ fn xtask(name: &str, programs: &[(&str, &str)], args: &[&str]) -> Output {
     for (program, script) in programs {
         fs::write(bin.join(program), script).unwrap();
         fs::set_permissions(bin.join(program), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    for tool in TOOLS.split(' ') {
+        let path = env::var_os("PATH").unwrap();
+        let mut paths = env::split_paths(&path).map(|folder| folder.join(tool));
+        symlink(paths.find(|path| path.is_file()).unwrap(), bin.join(tool)).unwrap();
     }
     let mut xtask = Command::new(env!("CARGO_BIN_EXE_xtask"));
     xtask.args(args).env("PATH", &bin).env("CARGO_TARGET_DIR", home.join("target"));

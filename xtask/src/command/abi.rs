@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::EXIT_STEP_FAILED;
 use crate::abi;
-use crate::needs::{self, Need};
+use crate::needs;
 use crate::step::Step;
 
 #[derive(Args)]
@@ -17,7 +17,7 @@ pub struct AbiArgs {
     check: bool,
 }
 
-const NEEDS: &[Need] = &[Need::Bindgen];
+const NEEDS: &[&str] = &["bindgen"];
 
 /// Returns the step of `cargo xtask ci`.
 pub fn step() -> Step {
@@ -25,7 +25,7 @@ pub fn step() -> Step {
 }
 
 pub fn run(args: &AbiArgs) -> Result<ExitCode> {
-    needs::satisfy(NEEDS.iter().copied())?;
+    needs::satisfy(NEEDS)?;
     let (stale, count) = abi::run(args.check)?;
     for path in &stale {
         eprintln!("error: {path} is not what its header gives; run `cargo xtask abi`");

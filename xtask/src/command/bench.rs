@@ -5,10 +5,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use crate::{
-    needs::{self, Need},
-    step::Step,
-};
+use crate::needs;
+use crate::step::Step;
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -18,7 +16,7 @@ pub struct BenchArgs {
 }
 
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
-    needs::satisfy([Need::Cxx])?;
+    needs::satisfy(&["cxx"])?;
     Step::cargo("bench", "run --release --package ripieno-bench --")
         .args(&args.name_and_args)
         .run_alone()

@@ -4,11 +4,11 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::needs::{self, Need};
+use crate::folder;
+use crate::needs;
 use crate::step::Step;
-use crate::{folder, programs};
 
-const NEEDS: &[Need] = &[Need::Mdbook];
+const NEEDS: &[&str] = &["mdbook"];
 
 /// Returns the step of `cargo xtask ci`.
 pub fn step() -> Step {
@@ -16,8 +16,8 @@ pub fn step() -> Step {
 }
 
 pub fn run() -> Result<ExitCode> {
-    needs::satisfy(NEEDS.iter().copied())?;
-    let program = programs::mdbook().folder.join("bin/mdbook");
+    needs::satisfy(NEEDS)?;
+    let program = folder::target("book/venv/bin/mdbook");
     let root = folder::workspace();
     let words =
         [root.join("xtask/src/command/book.py"), root.into(), folder::target("book"), program];

@@ -7,7 +7,7 @@ use std::{env, fs, io, os::unix::fs::symlink};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 
-use crate::needs::{self, Need};
+use crate::needs;
 use crate::step::Step;
 use crate::{child, folder};
 
@@ -33,12 +33,12 @@ enum Action {
     Check,
 }
 
-const NEEDS: &[Need] = &[Need::Cxx];
-const CHECK_NEEDS: &[Need] = &[Need::Cxx, Need::PkgConfig];
+const NEEDS: &[&str] = &["cxx"];
+const CHECK_NEEDS: &[&str] = &["cxx", "pkg-config"];
 
 /// Needs of a part of the check, each with the variable that disables it; c.sh reads it as well.
-const PARTS: [(Need, &str); 2] =
-    [(Need::Valgrind, "RIPIENO_SKIP_VALGRIND"), (Need::Cmake, "RIPIENO_SKIP_CMAKE")];
+const PARTS: [(&str, &str); 2] =
+    [("valgrind", "RIPIENO_SKIP_VALGRIND"), ("cmake", "RIPIENO_SKIP_CMAKE")];
 
 /// Version of the libraries: that of the workspace, which is also this program's.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -55,19 +55,20 @@ pub fn step() -> Step {
 pub fn run(args: &CArgs) -> Result<ExitCode> {
     match &args.action {
         Action::Header => {
-            needs::satisfy(NEEDS.iter().copied())?;
+            needs::satisfy(NEEDS)?;
             Step::cargo("header", "test --package ripieno-c --test header")
                 .env("RIPIENO_WRITE_HEADER", "1")
                 .run_alone()
         }
         Action::Install { prefix } => {
-            needs::satisfy(NEEDS.iter().copied())?;
+            needs::satisfy(NEEDS)?;
             install(prefix)?;
             Ok(ExitCode::SUCCESS)
         }
         Action::Check => {
             let wanted = PARTS.into_iter().filter(|(_, off)| env::var_os(off).is_none());
-            needs::satisfy(CHECK_NEEDS.iter().copied().chain(wanted.map(|(need, _)| need)))?;
+            needs::satisfy(CHECK_NEEDS)?;
+            needs::satisfy(&wanted.map(|(need, _)| need).collect::<Vec<_>>())?;
             check()
         }
     }

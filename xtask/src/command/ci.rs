@@ -6,7 +6,6 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::command::{self, lint};
-use crate::needs::Need;
 use crate::step::Step;
 use crate::{RunArgs, report};
 
@@ -32,7 +31,7 @@ fn rest() -> Vec<Step> {
     steps.extend([command::test::with_programs(), command::test::slow(), command::loom::step()]);
     steps.extend([
         Step::cargo("replay", "run --release --bin ripieno -- replay --model tiny --verify full")
-            .needs(&[Need::Cxx]),
+            .needs(&["cxx"]),
         // A debug build of them leaves out what takes minutes there.
         Step::cargo("simulator", "test --release --package ripieno-sim --lib").tests_at_least(1),
     ]);

@@ -9,18 +9,21 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::child::shown;
-use crate::needs::{self, Need};
+use crate::needs;
 use crate::step::Step;
 use crate::tally::Tally;
-use crate::unpacked::LEAST_CPU;
-use crate::{EXIT_STEP_FAILED, child, folder, unpacked};
+use crate::{EXIT_STEP_FAILED, child, folder};
+
+/// Minimum CPU of our programs as a QEMU model: exactly x86-64-v2. It has SSE4.2 and POPCNT, and no
+/// AVX.
+pub const LEAST_CPU: &str = "Nehalem";
 
 const SIGILL: i32 = 4;
 
 /// Crashes on a CPU without AVX2.
 const AVX2: &str = "int main() { __asm__ volatile(\"vpaddd %ymm0, %ymm0, %ymm0\"); }";
 
-const NEEDS: &[Need] = &[Need::Cxx, Need::QemuUser];
+const NEEDS: &[&str] = &["cxx", "qemu-user"];
 
 /// A program, its CPU, and its expected end.
 struct Trial<'a> {
@@ -36,7 +39,7 @@ pub fn step() -> Step {
 }
 
 pub fn run() -> Result<ExitCode> {
-    needs::satisfy(NEEDS.iter().copied())?;
+    needs::satisfy(NEEDS)?;
     Step::cargo("build", "build --release --bin ripieno").demand()?;
     let avx2 = build_avx2()?;
     let (avx2, ripieno) = (absolute(&avx2)?, absolute(&folder::target("release/ripieno"))?);
@@ -79,7 +82,7 @@ pub fn run() -> Result<ExitCode> {
 impl Trial<'_> {
     /// Runs the program. Returns the error, if any.
     fn run(&self) -> Result<Option<String>> {
-        let mut command = Command::new(absolute(&unpacked::QEMU_USER.program())?);
+        let mut command = Command::new(needs::program("qemu-x86_64")?);
         // QEMU writes the core dump of a killed program.
         command.args(["-cpu", self.cpu]).args(&self.command).current_dir(folder::target("cpu"));
         let line = shown(&command);

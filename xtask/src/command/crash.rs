@@ -5,10 +5,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use crate::{
-    needs::{self, Need},
-    step::Step,
-};
+use crate::needs;
+use crate::step::Step;
 
 #[derive(Args)]
 pub struct CrashArgs {
@@ -18,13 +16,13 @@ pub struct CrashArgs {
 }
 
 pub fn run(args: &CrashArgs) -> Result<ExitCode> {
-    needs::satisfy([Need::Cxx])?;
+    needs::satisfy(&["cxx"])?;
     harness("crash").args(&args.args).run_alone()
 }
 
 /// Returns the steps of CI: over 15,000 power cuts, and every planted bug.
 pub fn steps() -> [Step; 2] {
-    let part = |name, args: &str| harness(name).args(args.split(' ')).needs(&[Need::Cxx]);
+    let part = |name, args: &str| harness(name).args(args.split(' ')).needs(&["cxx"]);
     [part("crash", "--seeds 0..1500"), part("planted bugs", "--planted --seeds 0..1500")]
 }
 

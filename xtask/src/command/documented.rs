@@ -14,12 +14,12 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::needs::{self, Need};
+use crate::needs;
 use crate::step::Step;
 use crate::tally::Tally;
 use crate::{EXIT_STEP_FAILED, folder};
 
-const NEEDS: &[Need] = &[Need::Cxx];
+const NEEDS: &[&str] = &["cxx"];
 
 /// First words of the shell's blocks. The others are configuration, source code and output.
 const PROGRAMS: &str = "cargo cat cc curl echo export head lmcache ln mkdir nvme-bind pip printf \
@@ -61,7 +61,7 @@ pub fn step() -> Step {
 }
 
 pub fn run() -> Result<ExitCode> {
-    needs::satisfy(NEEDS.iter().copied())?;
+    needs::satisfy(NEEDS)?;
     Step::cargo("build", "build --release --bin ripieno").demand()?;
     let (start, mut tally) = (Instant::now(), Tally::default());
     let home = folder::target("documented");

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::command::c;
-use crate::needs::{self, Need};
+use crate::needs;
 use crate::step::Step;
-use crate::{EXIT_STEP_FAILED, engine, folder, python};
+use crate::{EXIT_STEP_FAILED, folder, python};
 
 #[derive(Args)]
 pub struct EngineArgs {
@@ -25,7 +25,7 @@ pub struct EngineArgs {
     pytest: Vec<String>,
 }
 
-pub const NEEDS: &[Need] = &[Need::Cxx, Need::Binutils, Need::Numa, Need::Vllm];
+pub const NEEDS: &[&str] = &["cxx", "binutils", "numa", "vllm"];
 
 /// Returns the step of `cargo xtask ci`.
 pub fn step() -> Step {
@@ -33,12 +33,12 @@ pub fn step() -> Step {
 }
 
 pub fn run(args: &EngineArgs) -> Result<ExitCode> {
-    needs::satisfy(NEEDS.iter().copied())?;
+    needs::satisfy(NEEDS)?;
     let tests = folder::workspace().join("python/tests/with_vllm");
     let modules = modules(&tests, &args.modules)?;
     install()?;
     // The tests of the NIXL backend use it as installed.
-    let prefix = engine::place().join("prefix");
+    let prefix = place().join("prefix");
     c::install(&prefix)?;
     let program = python::program()?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -46,13 +46,13 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
     // Each job imports vLLM, and takes whole modules, whose tests share engines.
     let jobs = jobs.min(modules.len());
     // Not below /tmp, which may not support direct I/O.
-    let place = engine::place().join("tests");
-    let status = Command::new(engine::place().join("venv/bin/python"))
+    let home = place().join("tests");
+    let status = Command::new(place().join("venv/bin/python"))
         .args(["-m", "pytest", "-p", "no:cacheprovider", "--durations=10", "--dist=loadfile"])
         // In the order given: a module with one long test is not the last then.
         .arg("--no-loadscope-reorder")
         .args(["-n", &jobs.to_string(), "--basetemp"])
-        .arg(&place)
+        .arg(&home)
         .args(modules)
         .args(&args.pytest)
         .env("RIPIENO_NIXL", prefix.join(c::NIXL_BACKEND).parent().unwrap_or(&prefix))
@@ -64,13 +64,18 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
     if !status.success() {
         return Ok(ExitCode::from(EXIT_STEP_FAILED));
     }
-    fs::remove_dir_all(&place).with_context(|| format!("cannot remove {}", place.display()))?;
+    fs::remove_dir_all(&home).with_context(|| format!("cannot remove {}", home.display()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the folder of vLLM's environment `venv`: for the CPU, with LMCache, SGLang and NIXL.
+pub fn place() -> PathBuf {
+    folder::target("engine")
 }
 
 /// Installs the package into vLLM's environment.
 pub fn install() -> Result<()> {
-    python::install(&engine::place().join("venv"))
+    python::install(&place().join("venv"))
 }
 
 /// Returns the files of the requested modules.
@@ -86,3 +91,6 @@ fn modules(tests: &Path, asked: &[String]) -> Result<Vec<PathBuf>> {
     found.sort();
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests;

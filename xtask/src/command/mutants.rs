@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::EXIT_STEP_FAILED;
 use crate::mutants::{self, Copy, Fate};
-use crate::needs::{self, Need};
+use crate::needs;
 use crate::tally::Tally;
 
 #[derive(Args)]
@@ -23,7 +23,7 @@ pub struct MutantsArgs {
 
 pub fn run(args: &MutantsArgs) -> Result<ExitCode> {
     let start = Instant::now();
-    needs::satisfy([Need::Cxx, Need::Qemu])?;
+    needs::satisfy(&["cxx", "qemu"])?;
     let mut chosen = mutants::load(args.area.as_deref())?;
     chosen.retain(|mutant| args.only.as_ref().is_none_or(|text| mutant.name.contains(text)));
     ensure!(!chosen.is_empty(), "no planted bug in tests/mutants has this area and this name");

@@ -7,20 +7,19 @@ use std::{env, fs};
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::needs::{self, BUNDLE_LICENSES, CARGO_DEB, Need};
-use crate::programs::cargo_install;
+use crate::needs;
 use crate::step::Step;
-use crate::{RunArgs, child, folder, pypi, report};
+use crate::{RunArgs, child, folder, report};
 
 /// Completions of the Debian package: the shell, and what is before and after the program's name in
 /// a file's name.
 const COMPLETIONS: [[&str; 3]; 3] = [["bash", "", ""], ["zsh", "_", ""], ["fish", "", ".fish"]];
 
 /// Packages, each with its needs. A wheel's name ends with the first part of its target's name.
-const PACKAGES: [(&str, &[Need]); 3] = [
-    ("deb", &[Need::Cxx, Need::DpkgDev, Need::CargoDeb, Need::BundleLicenses]),
-    ("wheel-x86_64", &[Need::Cxx, Need::Python, Need::BundleLicenses]),
-    ("wheel-aarch64", &[Need::Cxx, Need::GxxAarch64, Need::Python, Need::BundleLicenses]),
+const PACKAGES: [(&str, &[&str]); 3] = [
+    ("deb", &["cxx", "dpkg-dev", "cargo-deb", "cargo-bundle-licenses"]),
+    ("wheel-x86_64", &["cxx", "maturin", "cargo-bundle-licenses"]),
+    ("wheel-aarch64", &["cxx", "gxx-aarch64", "maturin", "cargo-bundle-licenses"]),
 ];
 
 /// Licences of the crates, in each package.
@@ -45,7 +44,9 @@ pub fn run(args: &PackageArgs) -> Result<ExitCode> {
         return report::run_all(PACKAGES.map(step).into(), args.run);
     };
     let found = PACKAGES.iter().filter(|(package, _)| package == name);
-    needs::satisfy(found.flat_map(|(_, needs)| needs.iter().copied()))?;
+    for (_, needs) in found {
+        needs::satisfy(needs)?;
+    }
     // pip, maturin and cargo-deb run in folders of their own.
     let out = std::path::absolute(folder::target("package"))?.join(name);
     // Built by an earlier version.
@@ -79,7 +80,7 @@ fn deb(out: &Path) -> Result<PathBuf> {
     }
     notices("tools", &made)?;
     fs::create_dir_all(out)?;
-    Step::new("deb", cargo_install(CARGO_DEB)?.to_string_lossy())
+    Step::new("deb", folder::target("tools/bin/cargo-deb").to_string_lossy())
         .args("--no-build --no-strip --locked --offline --manifest-path".split(' '))
         .args([folder::workspace().join("tools/Cargo.toml").to_string_lossy()])
         .args(["--output".into(), out.to_string_lossy()])
@@ -104,7 +105,8 @@ fn maintainer() -> Result<String> {
 /// Writes the licences of all crates that a package of the workspace is built from into `place`,
 /// with their texts; those of the MIT licence if there is a choice, as they name the authors.
 fn notices(package: &str, place: &Path) -> Result<()> {
-    let mut bundle = Command::new(cargo_install(BUNDLE_LICENSES)?);
+    let mut bundle =
+        Command::new(std::path::absolute(folder::target("tools/bin/cargo-bundle-licenses"))?);
     bundle.current_dir(folder::workspace().join(package)).env("CARGO_NET_OFFLINE", "true");
     bundle.args(["--format", "yaml", "--prefer", "MIT", "--output"]).arg(place.join(NOTICES));
     // One message for each file that it looks into.
@@ -115,10 +117,8 @@ fn notices(package: &str, place: &Path) -> Result<()> {
 /// wheel built on an older system runs on more systems.
 fn wheel(machine: &str, out: &Path) -> Result<PathBuf> {
     let place = std::path::absolute(folder::target("wheel"))?;
-    let packages = pypi::packages(&place, ["maturin==1.16.0"], "maturin (10 MB)");
-    packages.fetch()?;
     notices("python", &folder::workspace().join("python/ripieno"))?;
-    Step::new("wheel", packages.folder.join("bin/maturin").to_string_lossy())
+    Step::new("wheel", place.join("venv/bin/maturin").to_string_lossy())
         .args("build --release --locked --auditwheel check --target".split(' '))
         .args([&format!("{machine}-unknown-linux-gnu"), "--manifest-path"])
         .args([folder::workspace().join("python/Cargo.toml").to_string_lossy()])

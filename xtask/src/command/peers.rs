@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::engine::{NEEDS, install};
+use crate::command::engine::{self, NEEDS};
 use crate::step::Step;
-use crate::{engine, folder, needs};
+use crate::{folder, needs};
 
 #[derive(Args)]
 pub struct PeersArgs {
@@ -31,8 +31,8 @@ pub struct PeersArgs {
 }
 
 pub fn run(args: &PeersArgs) -> Result<ExitCode> {
-    needs::satisfy(NEEDS.iter().copied())?;
-    install()?;
+    needs::satisfy(NEEDS)?;
+    engine::install()?;
     let python = engine::place().join("venv/bin/python");
     let program = |name: &str| folder::workspace().join("bench/peers").join(name);
     Step::new("measure", python.to_string_lossy())

@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::EXIT_STEP_FAILED;
-use crate::needs::{self, Need};
+use crate::needs;
 use crate::ptx;
 use crate::step::Step;
 
@@ -18,7 +18,7 @@ pub struct PtxArgs {
     check: bool,
 }
 
-const NEEDS: &[Need] = &[Need::Gxx, Need::Nvcc];
+const NEEDS: &[&str] = &["gxx", "nvcc"];
 
 /// Returns the step of `cargo xtask ci`. A separate process, so that its deadline also ends nvcc.
 pub fn step() -> Step {
@@ -27,7 +27,7 @@ pub fn step() -> Step {
 
 pub fn run(args: &PtxArgs) -> Result<ExitCode> {
     let start = Instant::now();
-    needs::satisfy(NEEDS.iter().copied())?;
+    needs::satisfy(NEEDS)?;
     let report = ptx::run(args.check)?;
     let tally = report.tally();
     print!("\n{}\n", report.table());

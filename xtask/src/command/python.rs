@@ -4,11 +4,11 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::needs::{self, Need};
+use crate::needs;
 use crate::step::Step;
 use crate::{folder, python};
 
-const NEEDS: &[Need] = &[Need::Cxx, Need::PythonTools];
+const NEEDS: &[&str] = &["cxx", "python-tools"];
 
 /// Returns the step of `cargo xtask ci`.
 pub fn step() -> Step {
@@ -16,7 +16,7 @@ pub fn step() -> Step {
 }
 
 pub fn run() -> Result<ExitCode> {
-    needs::satisfy(NEEDS.iter().copied())?;
+    needs::satisfy(NEEDS)?;
     let (place, package) = (folder::target("python"), folder::workspace().join("python"));
     python::install(&place.join("venv"))?;
     let program = python::program()?;

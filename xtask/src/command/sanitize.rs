@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use crate::needs::Need;
 use crate::step::Step;
 use crate::{RunArgs, folder, report};
 
@@ -47,12 +46,12 @@ impl Sanitizer {
             Self::Address => ("address", "no_access", ADDRESS),
         };
         let alone = format!("test --package gio-kernels --test sanitized {test}");
-        let alone = Step::cargo(format!("{name}: C++"), &alone).needs(&[Need::Cxx]);
+        let alone = Step::cargo(format!("{name}: C++"), &alone).needs(&["cxx"]);
         let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
         // A target is named, or the flags would be for build scripts, too.
         let together = format!("test --target host-tuple --no-fail-fast {packages}");
         let together = Step::cargo(format!("{name}: Rust and C++"), &together)
-            .needs(&[Need::Cxx, Need::Sanitizers])
+            .needs(&["cxx", "sanitizers"])
             // For -Z. The toolchain stays the pinned one.
             .env("RUSTC_BOOTSTRAP", "1")
             .env("RUSTFLAGS", format!("{flags} -Zsanitizer={name} {MIXED}").trim_start())

@@ -5,16 +5,14 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::folder::IN_DEBUG;
-use crate::needs::Need;
 use crate::step::Step;
-use crate::unpacked::{self, Program};
-use crate::{RunArgs, report};
+use crate::{RunArgs, needs, report};
 
-/// Programs that tests use: their variable on a machine without them in the PATH, the variable that
-/// skips the tests, and these tests' files.
-const PROGRAMS: [(Program, Need, &str, &str, &str); 2] = [
-    (unpacked::QEMU, Need::Qemu, "RIPIENO_QEMU", "RIPIENO_SKIP_QEMU", "qemu"),
-    (unpacked::PROMTOOL, Need::Promtool, "RIPIENO_PROMTOOL", "RIPIENO_SKIP_PROMTOOL", "metrics"),
+/// Programs that tests use: the need, their variable on a machine without them in the PATH, the
+/// variable that skips the tests, and these tests' files.
+const PROGRAMS: [(&str, &str, &str, &str, &str); 2] = [
+    ("qemu-system-x86_64", "qemu", "RIPIENO_QEMU", "RIPIENO_SKIP_QEMU", "qemu"),
+    ("promtool", "promtool", "RIPIENO_PROMTOOL", "RIPIENO_SKIP_PROMTOOL", "metrics"),
 ];
 
 /// Settings of the builds, unless the user has others. Nothing is built a second time or debugged
@@ -29,8 +27,12 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     report::run_all(steps().into_iter().map(lean).collect(), args)
 }
 
-/// Sets [`LEAN`] for a step, which all steps of a run must have: they share what is built.
+/// Sets [`LEAN`] for a step, which all steps of a run must have: they share what is built. Not for
+/// `cargo xtask`, which would be built once more.
 pub fn lean(step: Step) -> Step {
+    if step.is_xtask() {
+        return step;
+    }
     let unset = LEAN.into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
     unset.fold(step, |step, (name, value)| step.env(name, value))
 }
@@ -66,7 +68,8 @@ pub fn slow() -> Step {
 pub fn allow_programs(mut step: Step) -> Step {
     for (program, need, name, off, _) in PROGRAMS {
         step = step.part_needs(need, off);
-        if let Some(path) = program.unpacked().filter(|_| std::env::var_os(name).is_none()) {
+        let unset = || std::env::var_os(name).is_none();
+        if let Some(path) = needs::unpacked(program).filter(|_| unset()) {
             step = step.env(name, path.to_string_lossy());
         }
     }
@@ -74,7 +77,7 @@ pub fn allow_programs(mut step: Step) -> Step {
 }
 
 fn all_tests(name: &str) -> Step {
-    Step::cargo(name, &format!("test {IN_DEBUG}")).needs(&[Need::Cxx]).tests_at_least(1)
+    Step::cargo(name, &format!("test {IN_DEBUG}")).needs(&["cxx"]).tests_at_least(1)
 }
 
 fn repeatable(step: Step) -> Step {

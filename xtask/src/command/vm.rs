@@ -10,7 +10,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use crate::EXIT_STEP_FAILED;
-use crate::needs::{self, Need};
+use crate::needs;
 use crate::step::Step;
 use crate::tally::Tally;
 use crate::vm::{self, Prepared, SUITES, Suite, Wishes};
@@ -40,7 +40,7 @@ pub struct VmArgs {
     verbose: bool,
 }
 
-const NEEDS: &[Need] = &[Need::Cxx, Need::Binutils, Need::Qemu, Need::Guest];
+const NEEDS: &[&str] = &["cxx", "binutils", "qemu", "guest"];
 
 /// Returns the step of `cargo xtask ci`. A separate process, so that its deadline also ends QEMU.
 pub fn step() -> Step {
@@ -53,7 +53,7 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let suites = chosen(&args.suite);
-    needs::satisfy(NEEDS.iter().copied())?;
+    needs::satisfy(NEEDS)?;
     let prepared = Prepared::new()?;
     if args.shell {
         vm::shell(&prepared, args.nvme)?;

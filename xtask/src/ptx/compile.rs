@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use crate::child::compile;
 use crate::ptx::Module;
-use crate::ptx::install::Toolkit;
 use crate::ptx::sass::{self, Instruction};
 
 /// Compiler flags, without the compute capability. Warnings are errors.
@@ -21,7 +21,8 @@ pub const ISA: &str = "8.6";
 /// A module, its compiler, and the output folder.
 #[derive(Debug)]
 pub struct Source<'a> {
-    pub toolkit: &'a Toolkit,
+    /// Folder of the compiler's programs.
+    pub toolkit: &'a Path,
     pub module: &'a Module,
     /// Folder of the module.
     pub home: &'a Path,
@@ -58,7 +59,7 @@ impl Source<'_> {
     pub fn compile(&self, capability: u32) -> Result<Compiled> {
         let out = self.ptx(capability);
         let list = out.with_extension("d");
-        let mut nvcc = self.toolkit.program("nvcc");
+        let mut nvcc = self.program("nvcc");
         // In this folder, so that the compiler sees no absolute paths.
         nvcc.current_dir(self.home).args(FLAGS).arg(format!("-arch=compute_{capability}"));
         nvcc.args(["-I", self.module.include]).arg(self.module.file("cu")).arg("-o").arg(&out);
@@ -76,7 +77,7 @@ impl Source<'_> {
     /// the GPU `sm`.
     pub fn assemble(&self, capability: u32, sm: u32) -> Result<Vec<Kernel>> {
         let cubin = self.folder.join(format!("{}.{capability}.sm_{sm}.cubin", self.module.name));
-        let mut ptxas = self.toolkit.program("ptxas");
+        let mut ptxas = self.program("ptxas");
         ptxas.arg("-v").arg(format!("-arch=sm_{sm}")).arg(self.ptx(capability));
         let said = compile(ptxas.arg("-o").arg(&cubin))?;
         let said = String::from_utf8_lossy(&said.stderr).into_owned();
@@ -84,7 +85,7 @@ impl Source<'_> {
         if all.is_empty() {
             bail!("ptxas said nothing about the kernels' registers, but this:\n{said}");
         }
-        let dump = compile(self.toolkit.program("cuobjdump").arg("-sass").arg(&cubin))?;
+        let dump = compile(self.program("cuobjdump").arg("-sass").arg(&cubin))?;
         let text = String::from_utf8_lossy(&dump.stdout).into_owned();
         let listing = cubin.with_extension("sass");
         fs::write(&listing, &text)
@@ -94,6 +95,14 @@ impl Source<'_> {
             Kernel { name, resources, sass }
         };
         Ok(all.into_iter().map(kernel).collect())
+    }
+
+    /// Returns a command for a program of the compiler; they find each other on the PATH.
+    fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(self.toolkit.join(name));
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", self.toolkit.display()));
+        command
     }
 
     fn ptx(&self, capability: u32) -> PathBuf {

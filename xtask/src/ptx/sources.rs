@@ -7,14 +7,16 @@ use anyhow::{Context, Result};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::ptx::compile::{Compiled, Source};
-use crate::ptx::{COMMITTED, compile, install};
+use crate::ptx::{COMMITTED, compile};
 
 /// Returns a hash of the other lines; compiler and flags; hashes and paths of sources and PTX.
 pub fn manifest(source: &Source<'_>, compiled: &Compiled) -> Result<String> {
     let flags = compile::FLAGS.join(" ");
+    // Its version is in the list of what comes from PyPI.
+    let nvcc = include_str!("../../setup.sh").split("nvidia-cuda-nvcc==").nth(1);
+    let nvcc = nvcc.and_then(|rest| rest.split(' ').next()).context("setup.sh has no nvcc")?;
     let isa = compile::ISA;
-    let mut lines =
-        format!("nvcc {} {flags} -arch=compute_{COMMITTED}, as PTX {isa}\n", install::NVCC);
+    let mut lines = format!("nvcc {nvcc} {flags} -arch=compute_{COMMITTED}, as PTX {isa}\n");
     for path in &compiled.sources {
         let file = source.home.join(path);
         let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;

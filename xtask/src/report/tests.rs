@@ -1,5 +1,5 @@
 use super::*;
-use crate::need::{Lacking, Need};
+use crate::needs::Lacking;
 
 fn outcome(verdict: Verdict, tally: Tally) -> Outcome {
     Outcome { verdict, tally, took: Duration::from_secs(61), cpu: Duration::from_secs(90) }
@@ -34,10 +34,10 @@ fn the_table_names_what_failed_and_how_to_run_it_again() {
 
 #[test]
 fn the_table_names_what_was_skipped() {
-    let lacking = Lacking::only(Need::Qemu, "no QEMU");
-    let tests = Step::cargo("tests", "test").part_needs(Need::Qemu, "OFF").without(&lacking);
+    let lacking = Lacking::from([("qemu", "no QEMU".to_owned())]);
+    let tests = Step::cargo("tests", "test").part_needs("qemu", "OFF").without(&lacking);
     let ran = outcome(Verdict::Ok, Tally { passed: 9, failed: 0, skipped: 2 });
-    let vm = Step::cargo("vm", "xtask vm").needs(&[Need::Qemu]).without(&lacking);
+    let vm = Step::cargo("vm", "xtask vm").needs(&["qemu"]).without(&lacking);
     let one = Tally { passed: 0, failed: 0, skipped: 1 };
     let skipped = outcome(Verdict::Skipped("no QEMU".into()), one);
     let all = [(&tests, ran), (&vm, skipped)];

@@ -55,22 +55,22 @@ fn a_skipped_step_does_not_run() {
 
 #[test]
 fn a_step_without_what_it_needs_is_skipped_with_the_reason() {
-    let step = || shell("exit 1").needs(&[Need::Cxx, Need::Vllm]);
-    let lacking = Lacking::only(Need::Vllm, "no network");
+    let step = || shell("exit 1").needs(&["cxx", "vllm"]);
+    let lacking = Lacking::from([("vllm", "no network".to_owned())]);
     let outcome = run(&step().without(&lacking));
     assert_eq!(outcome.verdict, Verdict::Skipped("no network".into()));
-    let other = Lacking::only(Need::Qemu, "no network");
+    let other = Lacking::from([("qemu", "no network".to_owned())]);
     assert!(matches!(run(&step().without(&other)).verdict, Verdict::Failed(_)));
 }
 
 #[test]
 fn a_step_without_what_a_part_needs_runs_without_that_part() {
-    let step = shell("exit ${OFF:-7}").part_needs(Need::Qemu, "OFF");
-    assert_eq!(step.all_needs().collect::<Vec<_>>(), [Need::Qemu]);
-    let without = step.clone().without(&Lacking::only(Need::Qemu, "no network"));
+    let step = shell("exit ${OFF:-7}").part_needs("qemu", "OFF");
+    assert_eq!(step.all_needs().collect::<Vec<_>>(), ["qemu"]);
+    let without = step.clone().without(&Lacking::from([("qemu", "no network".to_owned())]));
     assert!(matches!(run(&without).verdict, Verdict::Failed(why) if why.contains('1')));
     assert_eq!(without.skipped_parts, ["no network"]);
-    let with = step.without(&Lacking::default());
+    let with = step.without(&Lacking::new());
     assert!(matches!(run(&with).verdict, Verdict::Failed(why) if why.contains('7')));
     assert!(with.skipped_parts.is_empty());
 }

@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::child;
+use crate::command::test::lean;
 use crate::folder::{self, IN_DEBUG};
 use crate::step::Step;
 
@@ -16,7 +17,7 @@ const PROGRAMS: &[&str] = &["vm-tests", "nvme-bind", "ripieno"];
 pub fn build() -> Result<Vec<PathBuf>> {
     // `--tests` although no test is run: without them dependencies have other features, and half of
     // the workspace is compiled once more.
-    Step::cargo("guest", &format!("build {IN_DEBUG} --bins --tests")).demand()?;
+    lean(Step::cargo("guest", &format!("build {IN_DEBUG} --bins --tests"))).demand()?;
     Ok(PROGRAMS.iter().map(|name| folder::target("debug").join(name)).collect())
 }
 

@@ -8,23 +8,25 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::child;
 use crate::vm::image;
-use crate::vm::install::Packages;
+use crate::{child, folder};
 
 const INIT: &str = include_str!("init.sh");
 /// Folders and files of the kernel's modules that contain all VFIO modules in any kernel version.
 const MODULES: &[&str] = &["kernel/drivers/vfio", "kernel/virt/lib", "kernel/drivers/iommu"];
 
 /// Always packs the archive again, which is faster than checking whether it is current.
-pub fn pack(folder: &Path, packages: &Packages, programs: &[PathBuf]) -> Result<PathBuf> {
+pub fn pack(folder: &Path, programs: &[PathBuf]) -> Result<PathBuf> {
+    let packages = folder.join("packages");
+    // Static; the host uses it, too, so that no other tools are needed.
+    let busybox = either(&packages.join("busybox"), "bin/busybox")?;
     let tree = folder.join("initramfs");
     if tree.exists() {
         fs::remove_dir_all(&tree)?;
     }
     let bin = tree.join("bin");
     fs::create_dir_all(&bin)?;
-    fs::copy(&packages.busybox, bin.join("busybox"))?;
+    fs::copy(&busybox, bin.join("busybox"))?;
     for program in programs {
         let name = program.file_name().unwrap_or_default();
         // Stripped, because the guest reads all of it into memory at boot.
@@ -32,28 +34,33 @@ pub fn pack(folder: &Path, packages: &Packages, programs: &[PathBuf]) -> Result<
         child::output(strip.arg("-o").arg(bin.join(name)).arg(program))?;
         image::copy_libraries(program, &tree)?;
     }
-    modules(&tree, packages)?;
+    let modules = either(&packages.join("kernel"), "lib/modules")?;
+    copy_all_modules(&busybox, &folder::only_file(&modules, "")?, &tree)?;
     fs::write(tree.join("init"), INIT)?;
     fs::set_permissions(tree.join("init"), Permissions::from_mode(0o755))?;
     let archive = folder.join("initramfs.cpio");
-    archive_tree(&packages.busybox, &tree, &archive)?;
+    archive_tree(&busybox, &tree, &archive)?;
     Ok(archive)
 }
 
-fn modules(tree: &Path, packages: &Packages) -> Result<()> {
-    let version = packages.modules.file_name().unwrap_or_default();
+/// Returns the path in a package that may have it below `usr`.
+fn either(package: &Path, path: &str) -> Result<PathBuf> {
+    let found = [package.join(path), package.join("usr").join(path)];
+    let found = found.into_iter().find(|path| path.exists());
+    found.with_context(|| format!("{} has no {path}", package.display()))
+}
+
+fn copy_all_modules(busybox: &Path, modules: &Path, tree: &Path) -> Result<()> {
+    let version = modules.file_name().unwrap_or_default();
     let to = tree.join("lib/modules").join(version);
-    for part in MODULES {
-        let from = packages.modules.join(part);
-        if from.exists() {
-            copy_modules(&packages.busybox, &from, &to.join(part))?;
-        }
+    for part in MODULES.iter().filter(|part| modules.join(part).exists()) {
+        copy_modules(busybox, &modules.join(part), &to.join(part))?;
     }
     // depmod requires both.
     for name in ["modules.builtin", "modules.order"] {
-        fs::copy(packages.modules.join(name), to.join(name))?;
+        fs::copy(modules.join(name), to.join(name))?;
     }
-    let mut depmod = Command::new(&packages.busybox);
+    let mut depmod = Command::new(busybox);
     child::output(depmod.arg("depmod").arg("-b").arg(tree).arg(version)).map(drop)
 }
 

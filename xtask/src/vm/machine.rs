@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::unpacked::LEAST_CPU;
+use crate::command::cpu::LEAST_CPU;
 
 /// Files in the folder of a boot, and their sizes in bytes. They are sparse.
 pub const DRIVE_A: (&str, u64) = ("a.img", 256 << 20);

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
+use crate::needs;
 use crate::tally::Tally;
-use crate::unpacked;
 use crate::vm::Prepared;
 use crate::vm::console::{Console, Heard};
 use crate::vm::host;
@@ -273,7 +273,7 @@ impl Boot {
         };
         let console = if interactive { None } else { Some(listen(&path)?) };
         let (control, qmp) = (listen(&machine.control)?, listen(&machine.qmp)?);
-        let mut command = Command::new(std::path::absolute(unpacked::QEMU.program())?);
+        let mut command = Command::new(needs::program("qemu-system-x86_64")?);
         command.args(machine.arguments()).current_dir(&place.folder);
         if !interactive {
             // QEMU also reports injected errors.

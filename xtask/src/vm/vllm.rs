@@ -9,8 +9,9 @@ use std::process::Command;
 
 use anyhow::Result;
 
+use crate::command::engine;
 use crate::vm::{guest, image};
-use crate::{child, engine, folder, programs};
+use crate::{child, folder, needs};
 
 /// Prints the folder of Python's library.
 const STDLIB: &str = "import sysconfig; print(sysconfig.get_path('stdlib'))";
@@ -35,7 +36,7 @@ fn venv() -> PathBuf {
 
 /// Returns the reason why this machine cannot make it, or run it.
 pub fn lacks() -> Option<&'static str> {
-    if !engine::packages().are_installed() || engine::packages().find("ripieno").is_err() {
+    if needs::package("engine", "ripieno").is_err() {
         return Some("`cargo xtask engine` has not installed vLLM and the package");
     }
     if memory().is_some_and(|bytes| bytes < MEMORY_BYTES) {
@@ -82,7 +83,7 @@ pub fn write(drive: &Path, folder: &Path) -> Result<()> {
     duplicate("-a", &parts, &tree)?;
     // vLLM asks them for the CPUs.
     let mut tools = vec![PathBuf::from("/bin/sh")];
-    tools.extend(programs::find("lscpu"));
+    tools.extend(needs::find("lscpu"));
     tools.iter().try_for_each(|tool| image::copy(tool, &tree))?;
     let mut libraries = BTreeSet::new();
     let mut find = Command::new("find");
