@@ -19,16 +19,12 @@
     reason = "a command line tool: progress goes to stderr, the tests' output and totals to stdout"
 )]
 
-mod abi;
 mod child;
 mod command;
 mod deadline;
 mod folder;
-mod gpu;
-mod mutants;
 mod needs;
 mod ptx;
-mod python;
 mod report;
 mod step;
 mod tally;

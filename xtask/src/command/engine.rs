@@ -7,10 +7,10 @@ use std::{fs, thread};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::command::c;
+use crate::command::{c, python};
 use crate::needs;
 use crate::step::Step;
-use crate::{EXIT_STEP_FAILED, folder, python};
+use crate::{EXIT_STEP_FAILED, folder};
 
 #[derive(Args)]
 pub struct EngineArgs {

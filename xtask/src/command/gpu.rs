@@ -1,4 +1,5 @@
-//! `cargo xtask gpu`: packs everything that needs a GPU for a machine that has one.
+//! `cargo xtask gpu`: packs everything that needs a GPU for a machine that has one, and no
+//! toolchain: programs, kernels, and a script that runs them and records the results.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -6,7 +7,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use crate::gpu;
+use crate::step::Step;
+use crate::{folder, needs};
 
 #[derive(Args)]
 pub struct GpuArgs {
@@ -19,8 +21,13 @@ pub struct GpuArgs {
 }
 
 pub fn run(args: &GpuArgs) -> Result<ExitCode> {
-    let bytes = gpu::pack(&args.pack, args.trace.as_deref())?;
-    println!("{}: {:.1} MiB", args.pack.display(), bytes as f64 / f64::from(1 << 20));
-    println!("on the machine with the GPU: ./run.sh, then bring results/results.tgz back");
-    Ok(ExitCode::SUCCESS)
+    needs::satisfy(&["cxx"])?;
+    Step::new("pack", "bash")
+        .args([folder::workspace().join("xtask/src/command/gpu/pack.sh").to_string_lossy()])
+        .args([args.pack.to_string_lossy()])
+        .args(args.trace.iter().map(|trace| trace.to_string_lossy()))
+        .run_alone()
 }
+
+#[cfg(test)]
+mod tests;

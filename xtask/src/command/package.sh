@@ -1,7 +1,68 @@
-# Installs the wheel $2 into a new environment in $1, and runs the Python program $3 there.
-python3 -m venv --clear "$1/check"
-"$1/check/bin/pip" install --quiet --disable-pip-version-check --no-index "$2"
-rm -rf "$1/store"
-cd "$1"
-check/bin/python -c "$3"
-grep "package_name: pyo3" check/lib/python3*/site-packages/ripieno/THIRD-PARTY.yml
+#!/usr/bin/env bash
+# Makes a package in the folder $2, which is emptied: `package.sh deb|wheel-MACHINE FOLDER`.
+set -euo pipefail
+what=$1 out=$2 machine=${1#wheel-}
+here=$(cd "${0%/*}" && pwd)
+cd "$here/../../.."
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+rm -rf "$out"
+mkdir -p "$out"
+
+# The licences of all crates that package $1 is built from, with their texts; those of the MIT
+# licence if there is a choice, as they name the authors.
+notices() { # package, folder
+    # One message for each file that it looks into.
+    (cd "$1" && RUST_LOG=error CARGO_NET_OFFLINE=true "$target/tools/bin/cargo-bundle-licenses" \
+        --format yaml --prefer MIT --output "$2/THIRD-PARTY.yml")
+}
+
+# [package.metadata.deb] in tools/Cargo.toml says what it contains.
+deb() {
+    local made=$target/release/package name address program
+    name=${DEBFULLNAME:-$(git config user.name || true)}
+    address=${DEBEMAIL:-$(git config user.email || true)}
+    [ -n "$name" ] && [ -n "$address" ] || {
+        echo 'error: no maintainer of the package is known'
+        echo '  hint: set DEBFULLNAME and DEBEMAIL'
+        exit 1
+    } >&2
+    cargo build --release --locked --package ripieno --package nvme-bind
+    # A command or an option may be gone.
+    rm -rf "$made"
+    mkdir -p "$made"/{man,bash,zsh,fish}
+    "$target/release/ripieno" man "$made/man"
+    # cargo-deb compresses nothing that comes from the build folder.
+    gzip -9nr "$made/man"
+    for program in ripieno nvme-bind; do
+        "$target/release/ripieno" completions bash $program >"$made/bash/$program"
+        "$target/release/ripieno" completions zsh $program >"$made/zsh/_$program"
+        "$target/release/ripieno" completions fish $program >"$made/fish/$program.fish"
+    done
+    notices tools "$made"
+    "$target/tools/bin/cargo-deb" --no-build --no-strip --locked --offline \
+        --manifest-path tools/Cargo.toml --output "$out" --maintainer "$name <$address>"
+}
+
+# maturin names it after the oldest glibc that suffices: a wheel built on an older system runs on
+# more systems.
+wheel() {
+    local place=$target/wheel
+    notices python "$PWD/python/ripieno"
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc "$place/venv/bin/maturin" \
+        build --release --locked --auditwheel check --target "$machine-unknown-linux-gnu" \
+        --manifest-path python/Cargo.toml --out "$out"
+    compgen -G "$out/ripieno-*-cp310-abi3-manylinux_*" >/dev/null
+    if [ "$machine" != "$(uname -m)" ]; then
+        echo "NOT RUN: this machine is $(uname -m)"
+        return
+    fi
+    # In an otherwise empty environment, which stores and loads blocks.
+    python3 -m venv --clear "$place/check"
+    "$place/check/bin/pip" install -q --disable-pip-version-check --no-index "$out"/*.whl
+    rm -rf "$place/store"
+    (cd "$place" && check/bin/python "$here/package.py")
+    grep 'package_name: pyo3' "$place"/check/lib/python3*/site-packages/ripieno/THIRD-PARTY.yml
+}
+
+case $what in deb) deb ;; *) wheel ;; esac
+ls "$out"/*
