@@ -138,9 +138,11 @@ crate() { # name@version
 }
 
 vllm() {
-    grep -qsw avx2 /proc/cpuinfo || fail 'vLLM for the CPU wants AVX2, which this CPU lacks' 'none'
+    grep -qsw avx2 /proc/cpuinfo || fail 'vLLM for the CPU wants AVX2, which this CPU lacks' 'use another machine'
     python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null ||
         fail 'vLLM wants Python 3.11, 3.12 or 3.13' 'install one'
+    [ "$(df --output=avail -BG "$target" | tr -dc '[:digit:]')" -ge 5 ] ||
+        fail 'vLLM takes 5 GiB of the disk until it is installed, and less is free' 'free some'
     mapfile -t packages < <(grep -v '^#' xtask/src/command/engine/requirements.txt)
     finish=vllm_installed pypi engine "${packages[@]}"
 }
@@ -188,7 +190,7 @@ cmake) program cmake cmake 'the C interface is found with it' ;;
 dpkg-dev) program dpkg-shlibdeps dpkg-dev 'it finds the libraries that a program needs' ;;
 pkg-config) program pkg-config pkgconf 'the C interface is found with it' ;;
 valgrind) program valgrind valgrind 'the C interface is checked in it' ;;
-numa) /sbin/ldconfig -p | grep -q 'libnuma\.so\.1' ||
+numa) grep -q 'libnuma\.so\.1' <<<"$(/sbin/ldconfig -p)" ||
     install libnuma libnuma1 'vLLM on the CPU is linked against it' ;;
 qemu) unpacked qemu-system-x86_64 qemu-system-x86 ;;
 qemu-user) unpacked qemu-x86_64 qemu-user ;;

@@ -2,36 +2,31 @@
 //! controllers behind an emulated IOMMU, and a device whose memory stands in for a GPU's.
 //!
 //! ```text
-//!   guest       the programs under test, and their libraries
-//!   initramfs   all of it in one archive
-//!   image       file systems for the guest
-//!   python      a drive with Python and the package
-//!   vllm        a drive with vLLM, the package and its tests
-//!   machine     QEMU's command line
-//!   suite       one boot: console, host (requests of the guest), qmp
+//!   files.sh   the archive that the guest boots from, and file systems for it
+//!   machine    QEMU's command line
+//!   suite      one boot: console, host (requests of the guest), qmp
 //! ```
 //!
 //! It uses only files below `target/vm` and two sockets of the host. The guest's tests are in
 //! tests/vm; the two sides share only the protocols of [`console`] and [`host`].
 
 pub mod console;
-mod guest;
 mod host;
-mod image;
-mod initramfs;
 mod machine;
-mod python;
 mod qmp;
 mod suite;
-mod vllm;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::folder;
+use crate::child;
+use crate::command::test::lean;
+use crate::folder::{self, IN_DEBUG};
+use crate::step::Step;
 
 pub use suite::{SUITES, Suite, Wishes, shell};
 
@@ -55,8 +50,12 @@ impl Prepared {
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
         let lock = lock(&folder)?;
-        let programs = guest::build()?;
-        let initrd = initramfs::pack(&folder, &programs)?;
+        // With the same options as the workspace's tests, so that CI compiles everything once.
+        // `--tests` although no test is run: without them dependencies have other features, and
+        // half of the workspace is compiled once more.
+        lean(Step::cargo("guest", &format!("build {IN_DEBUG} --bins --tests"))).demand()?;
+        child::run(files("initramfs").args(["vm-tests", "nvme-bind", "ripieno"]))?;
+        let initrd = folder.join("initramfs.cpio");
         let kernel = folder::only_file(&folder.join("packages/kernel/boot"), "vmlinuz-")?;
         Ok(Self { kernel, initrd, folder, _lock: lock })
     }
@@ -65,6 +64,14 @@ impl Prepared {
     pub fn log(&self, suite: &str) -> PathBuf {
         self.folder.join("logs").join(format!("{suite}.log"))
     }
+}
+
+/// Returns a command that makes files for the guest.
+fn files(what: &str) -> Command {
+    let script = folder::workspace().join("xtask/src/vm/files.sh");
+    let mut command = Command::new("bash");
+    command.args([script, folder::target("")]).arg(what);
+    command
 }
 
 /// Waits for another run to end.

@@ -13,7 +13,7 @@ pub const SUITE: Suite = Suite {
     tests: tests![the_package_is_imported, a_store_is_made_and_loaded],
 };
 
-/// Label and paths on the file system that xtask/src/vm/python.rs makes.
+/// Label and paths on the file system that xtask/src/vm/files.sh makes.
 const LABEL: &str = "ripieno";
 const PYTHON: &str = "python";
 const PACKAGES: &str = "packages";

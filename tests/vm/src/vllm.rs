@@ -14,7 +14,7 @@ use crate::runner::{Suite, tests};
 pub const SUITE: Suite =
     Suite { name: "vllm", seconds_max: 3600, tests: tests![engines_and_ranks_share_a_drive] };
 
-/// Label and paths on the file system that xtask/src/vm/vllm.rs makes.
+/// Label and paths on the file system that xtask/src/vm/files.sh makes.
 const LABEL: &str = "ripieno-vllm";
 const PYTHON: &str = "python";
 const TESTS: &str = "tests";

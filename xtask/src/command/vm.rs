@@ -90,7 +90,7 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
 /// Runs a suite, a second time if QEMU crashes, and prints the result.
 fn attempt(suite: &Suite, prepared: &Prepared, wishes: Wishes<'_>) -> Result<Tally> {
     eprintln!("==> {}: {}", suite.name, suite.about);
-    if let Some(why) = suite.lacks() {
+    if let Some(why) = suite.lacks()? {
         println!("SKIPPED {}: {why}", suite.name);
         return Ok(Tally { skipped: 1, ..Tally::default() });
     }

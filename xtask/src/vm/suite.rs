@@ -21,7 +21,7 @@ use crate::vm::console::{Console, Heard};
 use crate::vm::host;
 use crate::vm::machine::{self, Machine};
 use crate::vm::qmp::Qmp;
-use crate::vm::{python, vllm};
+use crate::{child, vm};
 
 /// Guest tests that share one boot.
 #[derive(Debug)]
@@ -114,12 +114,12 @@ pub struct Ended {
 
 impl Suite {
     /// Returns the reason why it cannot run.
-    pub fn lacks(&self) -> Option<&'static str> {
-        match self.files {
-            Files::None => None,
-            Files::Python => python::lacks(),
-            Files::Vllm => vllm::lacks(),
+    pub fn lacks(&self) -> Result<Option<String>> {
+        if self.files == Files::None {
+            return Ok(None);
         }
+        let why = child::text(vm::files("lacks").arg(self.name))?;
+        Ok(Some(why.trim().to_owned()).filter(|why| !why.is_empty()))
     }
 
     /// Returns true if it runs without being named: a large machine takes too much memory.
@@ -133,8 +133,8 @@ impl Suite {
         let drive = |file| place.folder.join(file);
         match self.files {
             Files::None => {}
-            Files::Python => python::write(&drive(machine::DRIVE_B1.0), &prepared.folder)?,
-            Files::Vllm => vllm::write(&drive(machine::DRIVE_C), &prepared.folder)?,
+            Files::Python => child::run(vm::files("python").arg(drive(machine::DRIVE_B1.0)))?,
+            Files::Vllm => child::run(vm::files("vllm").arg(drive(machine::DRIVE_C)))?,
         }
         let mut arguments = self.kernel_arguments();
         if let Some(filter) = wishes.filter {
