@@ -263,11 +263,14 @@ def test_events_have_the_tokens_of_each_medium(model, store):
         publisher.publish = lambda batch: events.extend(batch.events)
         asked(engine)
         stored = [event for event in events if type(event).__name__ == "BlockStored"]
-        return {(event.medium, tuple(event.token_ids)) for event in stored}
+        return {(event.medium, block) for event in stored for block in blocks_of(event.token_ids)}
+
+    def blocks_of(tokens):
+        return [tuple(tokens[at : at + BLOCK]) for at in range(0, len(tokens), BLOCK)]
 
     config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     told, _ = live(body, model=model, store=store, kv_events_config=config)
-    blocks = [tuple(PROMPTS[3][at : at + BLOCK]) for at in range(0, STORED[3], BLOCK)]
+    blocks = blocks_of(PROMPTS[3][: STORED[3]])
     assert {(medium, block) for medium in ("GPU", "CPU", "STORAGE") for block in blocks} <= told
 
 
