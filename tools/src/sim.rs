@@ -162,7 +162,7 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     for task in tasks {
         outcomes.push(match task {
             Task::Scenario(scenario) => {
-                next(scenario.name);
+                next(&scenario.name);
                 scenario.run(&files.parameters)
             }
             Task::Compare(name, setting, workload) => {
@@ -176,8 +176,8 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
 }
 
 fn list() -> String {
-    let width = Scenario::ALL.iter().map(|it| it.name.len()).max().unwrap_or(0) + 2;
-    let scenarios = Scenario::ALL.iter().map(|it| format!("{:width$}{}", it.name, it.title));
+    let width = Scenario::all().iter().map(|it| it.name.len()).max().unwrap_or(0) + 2;
+    let scenarios = Scenario::all().iter().map(|it| format!("{:width$}{}", it.name, it.title));
     let names: Vec<&str> = workload::names().collect();
     let more =
         format!("\nworkloads, and traces, with all policies: {}, or a file", names.join(", "));
@@ -186,7 +186,7 @@ fn list() -> String {
 
 fn tasks(flags: &SimFlags, machine: &Machine<'_>) -> Result<Vec<Task>, Problem> {
     if flags.names.iter().any(|name| name == "all") {
-        return Ok(Scenario::ALL.iter().map(Task::Scenario).collect());
+        return Ok(Scenario::all().iter().map(Task::Scenario).collect());
     }
     let task = |name: &String| match Scenario::named(name) {
         Some(scenario) => Ok(Task::Scenario(scenario)),
@@ -210,7 +210,7 @@ fn read(
     // A misspelt name is not taken for a file; - is stdin.
     let is_name = !name.contains(['/', '.']) && name != "-" && !Path::new(name).exists();
     if is_name && !workload::names().any(|known| known == name) {
-        let scenarios = Scenario::ALL.iter().map(|it| it.name);
+        let scenarios = Scenario::all().iter().map(|it| it.name.as_str());
         let known: Vec<&str> = scenarios.chain(workload::names()).collect();
         let what = format!("{name}: no such scenario, workload or file");
         return Err(Problem::new(

@@ -16,8 +16,9 @@
 //! - [`Machine`]: GPUs, host memory and drives; [`compare()`] serves a workload on one, with all
 //!   policies side by side. [`Summary`], [`Prices`]: performance and cost. [`cluster()`]: on
 //!   several, behind a router, with a directory of their blocks and links between them.
-//! - [`Scenario`]: simulations by name. [`Outcome`]: results as tables and plots, next to a paper's
-//!   numbers. [`page`]: results as HTML.
+//! - [`Scenario`]: the papers' simulations by name, from the files in `scenarios/`: parameters of
+//!   experiments, and the tables, plots and comparisons of their results. [`Outcome`]: these, next
+//!   to a paper's numbers. [`page`]: results as HTML.
 //!
 //! # Invariants
 //! - No clock and no unseeded randomness, and one thread for each run: equal requests give equal

@@ -1,11 +1,11 @@
 //! Results of a scenario: tables, plots, and a paper's numbers next to ours.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::engine::Work;
 
 /// Role of a number in setting the model's parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Basis {
     /// A parameter itself, or arithmetic of the paper's own numbers: nothing is simulated.
@@ -34,7 +34,7 @@ pub struct Comparison {
     /// Name of the quantity.
     pub what: String,
     /// Unit.
-    pub unit: &'static str,
+    pub unit: String,
     /// The paper's number.
     pub paper: f64,
     /// The simulation's number; null if it has none.
@@ -42,7 +42,7 @@ pub struct Comparison {
     /// Role of the number in the calibration.
     pub basis: Basis,
     /// Reason for a difference.
-    pub note: &'static str,
+    pub note: String,
 }
 
 impl Comparison {
@@ -94,11 +94,6 @@ impl Table {
 
 /// A column of [`Table::of`]: its name, and its text.
 pub(crate) type Column<T> = (&'static str, fn(&T) -> String);
-
-/// Returns a row of a table: a name, and numbers.
-pub(crate) fn row(name: impl Into<String>, numbers: impl IntoIterator<Item = f64>) -> Vec<String> {
-    std::iter::once(name.into()).chain(numbers.into_iter().map(number)).collect()
-}
 
 /// Formats a number with at least three digits.
 pub(crate) fn number(number: f64) -> String {
@@ -161,32 +156,6 @@ impl Plot {
     ) -> Self {
         let lines = lines.into_iter().collect();
         Self { title: title.into(), x: x.into(), y: y.into(), lines }
-    }
-}
-
-/// Values with names, at the same places on the x axis: a table, or a plot.
-#[derive(Debug)]
-pub(crate) struct Curves<'a> {
-    /// Places, each with its name in a table.
-    pub x: Vec<(String, f64)>,
-    /// By name: a value for each place.
-    pub values: Vec<(&'a str, Vec<f64>)>,
-}
-
-impl Curves<'_> {
-    pub(crate) fn table(&self, title: impl Into<String>, x: &str) -> Table {
-        let row = |(at, (place, _)): (usize, &(String, f64))| {
-            row(place, self.values.iter().map(|(_, values)| values[at]))
-        };
-        let columns = std::iter::once(x).chain(self.values.iter().map(|(name, _)| *name));
-        Table::new(title, columns, self.x.iter().enumerate().map(row))
-    }
-
-    pub(crate) fn plot(&self, title: impl Into<String>, x: &str, y: &str) -> Plot {
-        let line = |(name, values): &(&str, Vec<f64>)| {
-            Line::new(*name, self.x.iter().map(|(_, place)| *place).zip(values.iter().copied()))
-        };
-        Plot::new(title, x, y, self.values.iter().map(line))
     }
 }
 

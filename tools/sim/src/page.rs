@@ -85,12 +85,12 @@ pub fn comparisons(outcome: &Outcome) -> Option<Table> {
         let or_none = |number: Option<String>| number.unwrap_or_else(|| "none".to_owned());
         vec![
             it.what.clone(),
-            it.unit.to_owned(),
+            it.unit.clone(),
             number(it.paper),
             or_none(it.ours.map(number)),
             or_none(it.difference().map(|part| format!("{:+.0} %", part * 100.0))),
             it.basis.name().to_owned(),
-            it.note.to_owned(),
+            it.note.clone(),
         ]
     };
     Some(Table::new("Paper and simulation", columns, outcome.comparisons.iter().map(row)))

@@ -14,7 +14,7 @@ use crate::{
     lane::LaneModel,
 };
 
-pub(crate) use decode::{Decode, Found, Hbm};
+pub(crate) use decode::{Decode, Decoded, Hbm};
 
 /// The tiers below the GPU.
 #[derive(Debug, Clone, Copy)]

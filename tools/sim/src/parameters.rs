@@ -7,7 +7,7 @@ use kv_schedule::IoCosts;
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::{gpu::Gpu, lane::LaneModel, storage::Storage, summary::Prices};
+use crate::{gpu::Gpu, lane::LaneModel, outcome::size, storage::Storage, summary::Prices};
 
 /// Origin of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -147,6 +147,26 @@ impl Parameters {
     /// Returns the value of a parameter in microseconds as a time.
     pub(crate) fn micros(&self, name: &str) -> Duration {
         Duration::from_secs_f64(self.value(name) * 1e-6)
+    }
+
+    /// Returns a value in the unit of texts: GB/s, TFLOP/s, or %, where it is another one.
+    pub(crate) fn scaled(&self, name: &str) -> f64 {
+        let value = self.value(name);
+        match self.0[name].unit.as_str() {
+            "bytes/s" => value / 1e9,
+            "FLOP/s" => value / 1e12,
+            "of the peak" => value * 100.0,
+            _ => value,
+        }
+    }
+
+    /// Returns a value as text.
+    pub(crate) fn text(&self, name: &str) -> String {
+        match self.0.get(name).map(|it| it.unit.as_str()) {
+            Some("us") => format!("{:?}", self.micros(name)),
+            Some("bytes") => size(self.value(name) as u64),
+            _ => self.scaled(name).to_string(),
+        }
     }
 
     /// Returns a GPU.

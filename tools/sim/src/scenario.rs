@@ -1,171 +1,267 @@
-//! Named simulations.
+//! Named simulations: the papers' tables and figures. Files below `scenarios/` have their
+//! parameters, and what is shown of the results beside the paper's numbers.
 
+mod blog;
+mod decoding;
+mod derived;
+mod drives;
+mod experiment;
 mod hiding;
-mod io;
 mod lmcache;
-mod serving;
+mod numbers;
+mod served;
+mod shown;
 mod swarm;
-mod tierkv;
-mod tutti;
-mod vllm;
+mod testbed;
 
-pub use swarm::{SwarmStep, SwarmSteps};
-
-use crate::{
-    outcome::{Basis, Comparison, Outcome},
-    parameters::Parameters,
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::LazyLock,
 };
 
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::{
+    outcome::{Outcome, number},
+    parallel::each,
+    parameters::Parameters,
+};
+use experiment::Experiment;
+use numbers::Numbers;
+use shown::{Compared, Drawn, Listed, Shown};
+pub use swarm::{SwarmStep, SwarmSteps};
+use testbed::Testbed;
+
+/// The scenarios of each paper, in the order of `ripieno sim all`.
+const PAPERS: [&str; 5] = [
+    include_str!("../scenarios/tutti.toml"),
+    include_str!("../scenarios/tierkv.toml"),
+    include_str!("../scenarios/vllm.toml"),
+    include_str!("../scenarios/lmcache.toml"),
+    include_str!("../scenarios/swarm.toml"),
+];
+
+/// A file of scenarios.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Paper {
+    /// Texts that others refer to as `{name}`.
+    #[serde(default)]
+    texts: BTreeMap<String, String>,
+    /// Machines that runs name.
+    #[serde(default)]
+    machines: BTreeMap<String, Value>,
+    scenario: Vec<Scenario>,
+}
+
+impl Paper {
+    /// Returns the scenarios, which no longer need the file.
+    fn scenarios(self) -> impl Iterator<Item = Scenario> {
+        let Self { texts, machines, scenario } = self;
+        scenario.into_iter().map(move |mut scenario| {
+            for machine in scenario.runs.iter_mut().filter_map(|it| it.set.get_mut("machine")) {
+                let named = machine.as_str().and_then(|name| machines.get(name));
+                *machine = named.unwrap_or_else(|| panic!("{machine}: no such machine")).clone();
+            }
+            Scenario { texts: texts.clone(), ..scenario }
+        })
+    }
+}
+
 /// A scenario.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Scenario {
     /// Name.
-    pub name: &'static str,
+    pub name: String,
     /// Title.
-    pub title: &'static str,
-    run: fn(&Parameters) -> Outcome,
+    pub title: String,
+    setting: Vec<String>,
+    #[serde(default)]
+    notes: Vec<String>,
+    runs: Vec<Runs>,
+    /// Numbers of the paper that tables show.
+    #[serde(default)]
+    given: BTreeMap<String, f64>,
+    #[serde(default)]
+    tables: Vec<Listed>,
+    #[serde(default)]
+    plots: Vec<Drawn>,
+    #[serde(default)]
+    comparisons: Vec<Compared>,
+    #[serde(skip)]
+    texts: BTreeMap<String, String>,
+}
+
+/// Runs of an experiment: one for each combination of the axes' values.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Runs {
+    /// Begins the names of their results.
+    name: Option<String>,
+    /// Parameters of all of them; `kind` names the experiment.
+    set: Map<String, Value>,
+    #[serde(default)]
+    axes: Vec<Axis>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Axis {
+    /// By which tables and plots refer to it.
+    name: String,
+    /// The parameter that it sets, such as `machine.drives`; the name, if there is none.
+    field: Option<String>,
+    /// Names of the values: `{}` stands for one.
+    label: Option<String>,
+    /// Values of the parameter; or tables of several parameters, with a `label`, and with an `x` if
+    /// it is the axis of a plot.
+    values: Vec<Value>,
+}
+
+/// A value of an axis.
+#[derive(Debug)]
+struct Tick {
+    label: String,
+    x: f64,
+    set: Map<String, Value>,
+}
+
+impl Axis {
+    fn ticks(&self) -> impl Iterator<Item = Tick> {
+        self.values.iter().map(|value| {
+            if let Value::Object(set) = value {
+                let mut set = set.clone();
+                let label = set.remove("label").and_then(|it| it.as_str().map(str::to_owned));
+                let x = set.remove("x").and_then(|x| x.as_f64()).unwrap_or(f64::NAN);
+                return Tick { label: label.expect("a tick has a label"), x, set };
+            }
+            let x = value.as_f64().unwrap_or(f64::NAN);
+            let plain = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let label = match &self.label {
+                Some(label) if value.is_f64() => label.replace("{}", &x.to_string()),
+                Some(label) => label.replace("{}", &plain),
+                None if value.is_f64() => number(x),
+                None => plain,
+            };
+            let path = self.field.as_ref().unwrap_or(&self.name).rsplit('.');
+            let set = path.fold(value.clone(), |value, name| {
+                Value::Object(Map::from_iter([(name.to_owned(), value)]))
+            });
+            let Value::Object(set) = set else { unreachable!("a path has a name") };
+            Tick { label, x, set }
+        })
+    }
+}
+
+/// Puts `more` into the parameters of a run; tables of both are merged.
+fn merge(set: &mut Map<String, Value>, more: Map<String, Value>) {
+    for (name, value) in more {
+        match (set.get_mut(&name), value) {
+            (Some(Value::Object(old)), Value::Object(new)) => merge(old, new),
+            (_, value) => _ = set.insert(name, value),
+        }
+    }
+}
+
+impl Runs {
+    /// Returns the parameters of each run, and the beginning of its results' names.
+    fn all(&self) -> Vec<(String, Map<String, Value>)> {
+        let mut all = vec![(self.name.clone().unwrap_or_default(), self.set.clone())];
+        for axis in &self.axes {
+            let ticks: Vec<Tick> = axis.ticks().collect();
+            let with = |(name, set): &(String, Map<String, Value>), tick: &Tick| {
+                let mut set = set.clone();
+                merge(&mut set, tick.set.clone());
+                (numbers::join(name, &tick.label), set)
+            };
+            all = all.iter().flat_map(|run| ticks.iter().map(|tick| with(run, tick))).collect();
+        }
+        all
+    }
 }
 
 impl Scenario {
-    /// All scenarios.
-    pub const ALL: &[Self] = &[
-        Self::new("tutti-2", "tiers at 64K tokens, 75 % stored", tutti::figure_2),
-        Self::new(
-            "tutti-6",
-            "bandwidth of mixed reads and writes, concurrent and decoupled",
-            io::figure_6,
-        ),
-        Self::new("tutti-table-1", "hit rates by tier", serving::table_1),
-        Self::new("tutti-8", "TTFT and inter-token latency by request rate", serving::figure_8),
-        Self::new("tutti-9", "bandwidth of retrieve and store by context length", io::figure_9),
-        Self::new("tutti-11", "TTFT by stored prefix, 128K tokens", tutti::figure_11),
-        Self::new("tutti-12", "TTFT by stored prefix, GLM-4-9B-1M on two GPUs", tutti::figure_12),
-        Self::new("tutti-13", "bubble and computation by hit rate, 32K tokens", tutti::figure_13),
-        Self::new("tutti-14", "cost of a million tokens", serving::figure_14),
-        Self::new("hiding", "the scheduler against layer-wise order, by hit rate", hiding::hiding),
-        Self::new(
-            "tierkv-4",
-            "TierKV, table 4: what prefetching gains by model size",
-            tierkv::table_4,
-        ),
-        Self::new(
-            "tierkv-5",
-            "TierKV, tables 3 and 5: decoding by oversubscription and policy",
-            tierkv::table_5,
-        ),
-        Self::new("tierkv-6", "TierKV, table 6: how far ahead is enough", tierkv::sweep::table_6),
-        Self::new("tierkv-blocks", "TierKV, section 4.5: sizes of blocks", tierkv::blocks::blocks),
-        Self::new(
-            "tierkv-patterns",
-            "TierKV, section 4.7: workloads beside an oracle",
-            tierkv::blocks::patterns,
-        ),
-        Self::new(
-            "vllm-offload",
-            "the vLLM blog: decode steps with blocks from below, and capacity",
-            vllm::tables,
-        ),
-        Self::new(
-            "lmcache-1",
-            "LMCache, tables 1 and 5: throughput by size of a message",
-            lmcache::messages::table_1,
-        ),
-        Self::new(
-            "lmcache-4",
-            "LMCache, figure 4: free pages that have a copy, and allocations that wait for one",
-            lmcache::offload::figure_4,
-        ),
-        Self::new(
-            "lmcache-7",
-            "LMCache, figure 7: a central store behind a slow link",
-            lmcache::central::figure_7,
-        ),
-        Self::new(
-            "lmcache-8",
-            "LMCache, figures 8 and 11: prefill and decoding apart",
-            lmcache::apart::figure_8,
-        ),
-        Self::new(
-            "lmcache-10",
-            "LMCache, figure 10: loads beside computation, for requests that wait",
-            lmcache::queue::figure_10,
-        ),
-        Self::new(
-            "lmcache-12",
-            "LMCache, figure 12: load or compute, by link and length",
-            lmcache::figure_12,
-        ),
-        Self::new("swarm-4", "Swarm, table 4: the index of medoids", swarm::growth::table_4),
-        Self::new(
-            "swarm-5",
-            "Swarm, figure 5 and table 5: overlap, and clusters that grow",
-            swarm::growth::figure_5,
-        ),
-        Self::new(
-            "swarm-11",
-            "Swarm, figure 11: against no clusters, blocks and k-means",
-            swarm::reading::figure_11,
-        ),
-        Self::new(
-            "swarm-12",
-            "Swarm, figure 12: clusters without their parts, by radius",
-            swarm::reading::figure_12,
-        ),
-        Self::new(
-            "swarm-14",
-            "Swarm, figures 5b and 14: retrieval, by number of drives",
-            swarm::reading::figure_14,
-        ),
-        Self::new(
-            "swarm-15",
-            "Swarm, figure 15: clusters in host memory",
-            swarm::reading::figure_15,
-        ),
-    ];
-
-    const fn new(name: &'static str, title: &'static str, run: fn(&Parameters) -> Outcome) -> Self {
-        Self { name, title, run }
+    /// Returns all scenarios.
+    ///
+    /// # Panics
+    /// Panics if a file is wrong, which a test would have found.
+    #[must_use]
+    pub fn all() -> &'static [Self] {
+        static ALL: LazyLock<Vec<Scenario>> = LazyLock::new(|| {
+            let of = |text: &&str| {
+                let paper = basic_toml::from_str::<Paper>(text);
+                paper.unwrap_or_else(|error| panic!("{error}: {text}")).scenarios()
+            };
+            PAPERS.iter().flat_map(of).collect()
+        });
+        &ALL
     }
 
     /// Returns the scenario of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
-        Self::ALL.iter().find(|scenario| scenario.name == name)
+        Self::all().iter().find(|scenario| scenario.name == name)
     }
 
     /// Runs the simulation.
     #[must_use]
     pub fn run(&self, parameters: &Parameters) -> Outcome {
-        let (name, title) = (self.name.to_owned(), self.title.to_owned());
-        let mut outcome = (self.run)(parameters);
-        outcome.setting.extend(parameters.replaced());
-        Outcome { name, title, ..outcome }
+        let (mut found, mut outcome) = (self.found(parameters), Outcome::default());
+        let ticks = &self.ticks();
+        let setup = || {
+            let machine = Testbed::deserialize(self.runs[0].set["machine"].clone());
+            machine.expect("its runs have it").setup(parameters)
+        };
+        let axes = derived::Axes { ticks, setup: &setup };
+        derived::add(&self.name, &axes, &mut found, &mut outcome);
+        let shown = Shown { found: &found, parameters, texts: &self.texts, ticks };
+        let texts = |all: &[String]| all.iter().map(|text| shown.text(text)).collect();
+        let mut setting: Vec<String> = texts(&self.setting);
+        setting.extend(parameters.replaced());
+        let plots = self.plots.iter().flat_map(|it| it.plots(&shown));
+        Outcome {
+            name: self.name.clone(),
+            title: self.title.clone(),
+            setting,
+            tables: self.tables.iter().flat_map(|it| it.tables(&shown)).collect(),
+            comparisons: Compared::all(&self.comparisons, &shown),
+            plots: plots.chain(outcome.plots).collect(),
+            gantts: outcome.gantts,
+            notes: texts(&self.notes),
+        }
     }
-}
 
-fn predicted(
-    what: &str,
-    unit: &'static str,
-    paper: f64,
-    ours: f64,
-    note: &'static str,
-) -> Comparison {
-    let (what, ours, basis) = (what.to_owned(), Some(ours), Basis::Predicted);
-    Comparison { what, unit, paper, ours, basis, note }
-}
+    /// Returns the results of all runs. Equal ones are run once.
+    fn found(&self, parameters: &Parameters) -> Numbers {
+        let all: Vec<_> = self.runs.iter().flat_map(Runs::all).collect();
+        let mut distinct: Vec<&Map<String, Value>> = Vec::new();
+        let mut numbers = HashMap::new();
+        let of = all.iter().map(|(_, set)| {
+            *numbers.entry(Value::Object(set.clone()).to_string()).or_insert_with(|| {
+                distinct.push(set);
+                distinct.len() - 1
+            })
+        });
+        let of: Vec<usize> = of.collect();
+        let results = each(&distinct, |set| {
+            let experiment = Experiment::deserialize(Value::Object((*set).clone()));
+            experiment.unwrap_or_else(|error| panic!("{}: {error}", self.name)).run(parameters)
+        });
+        let mut found = Numbers::new(parameters, &self.given);
+        for ((name, _), at) in all.iter().zip(of) {
+            found.extend(name, &results[at]);
+        }
+        found
+    }
 
-fn calibrated(
-    what: &str,
-    unit: &'static str,
-    paper: f64,
-    ours: f64,
-    note: &'static str,
-) -> Comparison {
-    Comparison { basis: Basis::Calibrated, ..predicted(what, unit, paper, ours, note) }
-}
-
-fn input(what: &str, unit: &'static str, paper: f64, ours: f64, note: &'static str) -> Comparison {
-    Comparison { basis: Basis::Input, ..predicted(what, unit, paper, ours, note) }
+    /// Returns the labels of each axis, with their places in a plot.
+    fn ticks(&self) -> BTreeMap<&str, Vec<(String, f64)>> {
+        let axes = self.runs.iter().flat_map(|runs| &runs.axes);
+        let of = |axis: &Axis| axis.ticks().map(|tick| (tick.label, tick.x)).collect();
+        axes.map(|axis| (axis.name.as_str(), of(axis))).collect()
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,15 @@
 //! An engine that decodes for more requests than fit into the GPU's memory: they take turns.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use kv_tier::RequestId;
 // The standard library's functions differ by platform, and the requests must not.
 use libm::log as ln;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use serde::Deserialize;
 
 use super::{Ahead, LowerTiers, Moved, Paging};
 use crate::workload::{Profile, normal};
@@ -16,7 +20,8 @@ const USUAL_BLOCK: u32 = 16;
 const WARM_UP: u64 = 100;
 
 /// Eviction order in the GPU's memory, for requests that do not run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Hbm {
     /// Least recently run first.
     Lru,
@@ -52,25 +57,9 @@ pub(crate) struct Decode<'a> {
     pub iterations: u64,
 }
 
-/// Results of a run.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Found {
-    /// Mean time of an iteration, including waits.
-    pub iteration_ms: f64,
-    pub tokens_per_second: f64,
-    /// Time between two tokens of a request, including turns it waited.
-    pub turns_ms: f64,
-    /// Fraction of the loaded blocks that were present when their request ran.
-    pub hits: f64,
-    /// Fraction of the prefetched bytes that were never used.
-    pub wasted: f64,
-    /// Fraction of the time that the link was busy.
-    pub link: f64,
-    /// Blocks over the link per iteration.
-    pub blocks: f64,
-    /// Fraction of the running requests' blocks that has no tokens.
-    pub unfilled: f64,
-}
+/// Results of a run by name: `iteration` and `turns` in ms, `tokens/s`, `hits`, `wasted`, `link`
+/// and `unfilled` in percent, and `blocks` over the link per iteration.
+pub(crate) type Decoded = BTreeMap<&'static str, f64>;
 
 #[derive(Debug, Clone)]
 struct Request {
@@ -138,7 +127,7 @@ struct Totals {
 
 impl Decode<'_> {
     /// Runs the engine with random numbers of this seed.
-    pub(crate) fn run(&self, seed: u64) -> Found {
+    pub(crate) fn run(&self, seed: u64) -> Decoded {
         let mut engine = Engine::new(self, seed);
         (0..WARM_UP).for_each(|_| engine.iterate());
         let counts = |engine: &Engine<'_>| match &engine.paging {
@@ -155,16 +144,22 @@ impl Decode<'_> {
         let part = |some: u64, all: u64| some as f64 / all.max(1) as f64;
         let count = self.iterations as f64;
         let iteration_ms = took / count * 1e3;
-        Found {
-            iteration_ms,
-            tokens_per_second: tokens / took,
-            turns_ms: iteration_ms * requests as f64 / tokens,
-            hits: part(moved.ready, moved.ready + moved.late),
-            wasted: part(moved.wasted, moved.ahead),
-            link: moved.link as f64 / self.lower.link.read / took,
-            blocks: part(moved.link, self.lower.block_bytes) / count,
-            unfilled: 1.0 - part(filled, room),
-        }
+        BTreeMap::from([
+            // Including waits.
+            ("iteration", iteration_ms),
+            ("tokens/s", tokens / took),
+            // Between two tokens of a request, including turns it waited.
+            ("turns", iteration_ms * requests as f64 / tokens),
+            // Of the loaded blocks, those that were present when their request ran.
+            ("hits", part(moved.ready, moved.ready + moved.late) * 100.0),
+            // Of the prefetched bytes, those that were never used.
+            ("wasted", part(moved.wasted, moved.ahead) * 100.0),
+            // Of the time, how long the link was busy.
+            ("link", moved.link as f64 / self.lower.link.read / took * 100.0),
+            ("blocks", part(moved.link, self.lower.block_bytes) / count),
+            // Of the running requests' blocks, the part that has no tokens.
+            ("unfilled", (1.0 - part(filled, room)) * 100.0),
+        ])
     }
 }
 

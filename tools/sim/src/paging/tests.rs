@@ -32,12 +32,12 @@ const DECODE: Decode<'static> = Decode {
 fn what_is_known_four_iterations_ahead_is_there_and_what_is_not_is_waited_for() {
     let run = |window| Decode { ahead: Some(ahead(window)), ..DECODE }.run(42);
     let (late, early, oracle) = (run(0), run(4), DECODE.run(42));
-    assert_eq!((late.hits, early.hits), (0.0, 1.0));
-    assert!(late.iteration_ms > oracle.iteration_ms * 1.2, "{late:?}");
-    assert!((early.iteration_ms / oracle.iteration_ms - 1.0).abs() < 0.01, "{early:?}");
+    assert_eq!((late["hits"], early["hits"]), (0.0, 100.0));
+    assert!(late["iteration"] > oracle["iteration"] * 1.2, "{late:?}");
+    assert!((early["iteration"] / oracle["iteration"] - 1.0).abs() < 0.01, "{early:?}");
     // The wait equals the link's time for the blocks.
-    let reads = late.blocks * (2 << 20) as f64 / 50e9 * 1e3;
-    let waits = late.iteration_ms - oracle.iteration_ms;
+    let reads = late["blocks"] * (2 << 20) as f64 / 50e9 * 1e3;
+    let waits = late["iteration"] - oracle["iteration"];
     assert!((waits / reads - 1.0).abs() < 0.1, "{waits} {reads}");
 }
 
@@ -46,18 +46,18 @@ fn no_lookahead_makes_an_iteration_shorter_than_its_reads() {
     let busy = Decode { exchanged: 2.0, iterations: 60, ..DECODE };
     for window in [1, 4, 16] {
         let found = Decode { ahead: Some(ahead(window)), ..busy }.run(42);
-        let reads = found.blocks * (2 << 20) as f64 / 50e9 * 1e3;
-        assert!(reads > 2.0 && found.iteration_ms > reads * 0.98, "{window}: {found:?} {reads}");
-        assert!(found.link > 0.9 && found.link < 1.02, "{window}: {found:?}");
+        let reads = found["blocks"] * (2 << 20) as f64 / 50e9 * 1e3;
+        assert!(reads > 2.0 && found["iteration"] > reads * 0.98, "{window}: {found:?} {reads}");
+        assert!(found["link"] > 90.0 && found["link"] < 102.0, "{window}: {found:?}");
     }
 }
 
 #[test]
 fn what_is_preempted_is_wasted_and_counted() {
     let run = |preempted| Decode { preempted, ahead: Some(ahead(4)), ..DECODE }.run(42);
-    assert_eq!(run(0.0).wasted, 0.0);
-    let wasted = run(0.5).wasted;
-    assert!(wasted > 0.02 && wasted < 0.5, "{wasted}");
+    assert_eq!(run(0.0)["wasted"], 0.0);
+    let wasted = run(0.5)["wasted"];
+    assert!(wasted > 2.0 && wasted < 50.0, "{wasted}");
 }
 
 #[test]

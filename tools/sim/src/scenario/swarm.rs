@@ -8,10 +8,9 @@ use std::time::Duration;
 use kv_schedule::{Direction, OpId};
 use kv_swarm::{Cluster, ClusterId, Clusters, Entry, Profile, Read};
 
-use super::{calibrated, predicted};
+use super::numbers::Results;
 use crate::{
     lane::{Lane, LaneModel},
-    outcome::{Outcome, Table, row},
     parallel::each,
     parameters::Parameters,
     swarm::{Activations, LAW, Law, Step},
@@ -19,7 +18,7 @@ use crate::{
 
 /// Steps of the profile.
 const PROFILE: usize = 1024;
-/// Radius of clusters, the best of those in `swarm-12`. The paper gives none.
+/// Radius of clusters, the best one in `swarm-12`. The paper gives none.
 const RADIUS: f64 = 0.4;
 /// Bytes of an entry: keys and values of eight heads of 128 dimensions, 2 bytes each.
 const ENTRY_BYTES: u64 = 2 * 8 * 128 * 2;
@@ -147,30 +146,10 @@ fn time(drive: &LaneModel, batches: &[Vec<Read>], is_merged: bool) -> f64 {
 }
 
 /// Returns the means over seeds 1 to 5, number by number.
-fn means(run: impl Fn(u64) -> Vec<Vec<f64>> + Send + Sync) -> Vec<Vec<f64>> {
+fn means(run: impl Fn(u64) -> Results + Send + Sync) -> Results {
     let found = each(&[1, 2, 3, 4, 5], |seed| run(*seed));
-    let mut sums = found[0].clone();
-    for (row, sums) in sums.iter_mut().enumerate() {
-        for (at, sum) in sums.iter_mut().enumerate() {
-            *sum = found.iter().map(|rows| rows[row][at]).sum::<f64>() / found.len() as f64;
-        }
-    }
-    sums
-}
-
-/// Returns a table of numbers with names.
-fn table(title: &str, columns: &[&str], names: &[&str], rows: &[Vec<f64>]) -> Table {
-    let rows = names.iter().zip(rows).map(|(name, numbers)| row(*name, numbers.iter().copied()));
-    Table::new(title, columns.iter().copied(), rows)
-}
-
-/// Returns an outcome without results.
-fn outcome(notes: &[&str]) -> Outcome {
-    let setting = format!(
-        "activations by a law, not of a model: {LAW:?}; a profile of {PROFILE} steps; clusters of \
-         radius {RADIUS}; entries of {ENTRY_BYTES} bytes on {COUNT} drives; means of seeds 1 to 5"
-    );
-    Outcome { notes: notes.iter().map(ToString::to_string).collect(), ..Outcome::of(vec![setting]) }
+    let mean = |at: usize| found.iter().map(|all| all[at].1).sum::<f64>() / found.len() as f64;
+    found[0].iter().enumerate().map(|(at, (name, _))| (name.clone(), mean(at))).collect()
 }
 
 #[cfg(test)]

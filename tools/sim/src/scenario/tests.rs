@@ -3,6 +3,7 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 use rayon::prelude::*;
 
 use super::*;
+use crate::workload::{Documents, L_EVAL};
 
 /// Scenarios of seconds in a debug build. A release build checks the others as well.
 const SHORT: &[&str] = &[
@@ -76,7 +77,7 @@ fn check(is_chosen: impl Fn(&str) -> bool) {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/sim.md");
     let text = fs::read_to_string(&page).expect("the page of results");
     let written = written(&text);
-    let all: Vec<&str> = Scenario::ALL.iter().map(|it| it.name).collect();
+    let all: Vec<&str> = Scenario::all().iter().map(|it| it.name.as_str()).collect();
     if let Some(name) = written.keys().find(|name| !all.contains(name)) {
         panic!("{}: {name}: no such scenario", page.display());
     }
@@ -108,5 +109,142 @@ fn scenarios_of_other_papers_follow_their_parameters() {
         assert_ne!(usual.tables, slow.tables, "{name}");
         assert_ne!(usual.setting[0], slow.setting[0], "{name}");
         assert!(slow.setting.iter().any(|line| line.starts_with(parameter)), "{name}");
+    }
+}
+
+#[test]
+fn a_file_with_an_unknown_key_is_refused() {
+    let good = PAPERS[0];
+    assert!(basic_toml::from_str::<Paper>(good).is_ok());
+    for (key, wrong) in [("paper = ", "papper = "), ("rows = ", "row = "), ("title = ", "titel = ")]
+    {
+        let error = basic_toml::from_str::<Paper>(&good.replacen(key, wrong, 1));
+        let text = error.map(|_| ()).unwrap_err().to_string();
+        assert!(text.contains(wrong.trim_end_matches(" = ")), "{text}");
+    }
+    let set = serde_json::json!({ "kind": "mix", "wirtes": 50.0 });
+    let error = serde_json::from_value::<Experiment>(set).unwrap_err().to_string();
+    assert!(error.contains("wirtes"), "{error}");
+}
+
+/// Runs the experiment of a scenario whose results begin with `labels`, with other parameters.
+fn results(scenario: &str, labels: &str, other: &Value) -> BTreeMap<String, f64> {
+    let scenario = Scenario::named(scenario).expect("a scenario");
+    let mut all = scenario.runs.iter().flat_map(Runs::all);
+    let (_, mut set) = all.find(|(name, _)| name == labels).expect("a run");
+    merge(&mut set, other.as_object().expect("parameters").clone());
+    let experiment: Experiment = serde_json::from_value(Value::Object(set)).expect("parameters");
+    experiment.run(&Parameters::default()).into_iter().collect()
+}
+
+#[test]
+fn larger_messages_get_more_of_the_bandwidth_and_smaller_ones_what_table_1_has() {
+    let scenario = Scenario::named("lmcache-1").expect("a scenario");
+    let outcome = scenario.run(&Parameters::default());
+    for it in outcome.comparisons.iter().take(6) {
+        assert!(it.difference().unwrap().abs() < 0.05, "{it:?}");
+    }
+    let mut slow = Parameters::default();
+    slow.set("net.message", 30.1, "a test").unwrap();
+    let slow = scenario.run(&slow);
+    let ours = [&outcome, &slow].map(|it| it.comparisons[0].ours.unwrap());
+    assert!((ours[0] / ours[1] - 1.92).abs() < 0.01, "{ours:?}");
+}
+
+#[test]
+fn a_slow_link_serves_less_than_the_gpus_compute_and_a_fast_one_more() {
+    let of = |tier: &str| {
+        let found = results("lmcache-7", &format!("llama-3-8b|{tier}"), &serde_json::json!({}));
+        (found["requests/s"], found["hits"])
+    };
+    let [hbm, slow, fast, waits] =
+        ["GPU memory alone", "15 Gbps", "128 Gbps", "15 Gbps, the step waits"].map(of);
+    let what = format!("{hbm:?} {slow:?} {fast:?} {waits:?}");
+    assert!(slow.0 < hbm.0 && hbm.0 < fast.0 && waits.0 < slow.0, "{what}");
+    assert!(fast.1 > 2.0 * hbm.1, "{what}");
+}
+
+#[test]
+fn loads_beside_computation_save_half_of_the_time_at_most() {
+    for (link, least, most) in [("15 Gbps", 1.0, 1.3), ("100 Gbps", 1.5, 2.0)] {
+        let found = results("lmcache-10", &format!("{link}|95 %"), &serde_json::json!({}));
+        let gain = found["gain"];
+        assert!(least < gain && gain < most, "{link}: {gain}");
+    }
+}
+
+#[test]
+fn pages_cost_the_first_token_and_others_only_if_the_step_waits() {
+    let of = |way: &str| {
+        let labels = format!("a message of table 1|llama-3-8b|{way}");
+        let found = results("lmcache-8", &labels, &serde_json::json!({}));
+        (found["TTFT"], found["ITL"])
+    };
+    let [pages, waits, chunks] = ["pages", "pages, the step waits", "chunks"].map(of);
+    let message = Parameters::default().micros("net.message");
+    // 32 layers of 512 pages, and with chunks of 32 messages.
+    let more = message.as_secs_f64() * 1e3 * f64::from(32 * 512 - 32);
+    assert!(pages.0 > chunks.0 + more * 0.95, "{pages:?} {chunks:?}");
+    assert!((pages.1 / chunks.1 - 1.0).abs() < 0.01, "{pages:?} {chunks:?}");
+    assert!(waits.1 > chunks.1 * 1.5, "{waits:?} {chunks:?}");
+}
+
+#[test]
+fn the_scheduler_is_never_worse_by_a_hundredth_and_the_oracle_never_worse_at_all() {
+    for hits in [50.0, 75.0, 90.0, 96.875, 100.0] {
+        for load in ["alone", "half of the time", "nearly always"] {
+            let other = serde_json::json!({ "hits": hits, "count": 16 });
+            let found = results("hiding", &format!("{load}|50.0"), &other);
+            let of = |name: &str| (found[name], found[&format!("bubble, {name}")]);
+            let [naive, ours, oracle] = ["layer-wise", "ours", "oracle"].map(of);
+            let what = format!("{load}, {hits} %: {found:?}");
+            assert!(ours.0 <= naive.0 * 1.01 && ours.1 <= naive.1 * 1.01, "{what}");
+            assert!(oracle.0 <= ours.0 && oracle.1 <= ours.1, "{what}");
+        }
+    }
+}
+
+#[test]
+fn the_scheduler_saves_what_mixing_costs() {
+    let [much, nothing] = ["0.40", "2.00"].map(|mixed| {
+        let labels = format!("mixed|{mixed}|two drives");
+        let found = results("hiding", &labels, &serde_json::json!({}));
+        (1.0 - found["ours"] / found["layer-wise"]) * 100.0
+    });
+    assert!((30.0..45.0).contains(&much), "{much}");
+    assert!(nothing.abs() < 1.0, "{nothing}");
+}
+
+#[test]
+fn a_wrong_table_costs_nothing_here() {
+    let of = |table: &str| {
+        let few = serde_json::json!({ "count": 4 });
+        results("hiding", &format!("{table}|93.8"), &few)["TTFT"]
+    };
+    let without = of("unknown layer times");
+    for factor in ["0.1", "0.5", "1", "2", "10"] {
+        let with = of(&format!("{factor} times as long"));
+        assert!((with / without - 1.0).abs() < 0.01, "{factor}: {with} {without}");
+    }
+}
+
+#[test]
+fn a_faster_tier_is_no_slower_and_the_largest_one_hits_most() {
+    // Twice the capacity of the GPU.
+    let few =
+        Documents { count: 30, tokens: (3_000, 60_000), mean: 30_000.0, spread: 0.4, ..L_EVAL };
+    let scenario = Scenario::named("tutti-8").expect("a scenario");
+    for rate in [0.2, 1.5] {
+        let [hbm, ssd, gds, ours] = ["HBM", "SSD", "GDS", "ours"].map(|policy| {
+            let mut set = scenario.runs[0].set.clone();
+            set.remove("kind");
+            set.extend([("policy".to_owned(), policy.into()), ("rate".to_owned(), rate.into())]);
+            let questions: served::Questions =
+                serde_json::from_value(Value::Object(set)).expect("parameters");
+            let found = questions.about(&few, &Parameters::default());
+            found.into_iter().collect::<BTreeMap<_, _>>()
+        });
+        assert!(ours["TTFT"] < gds["TTFT"] && gds["TTFT"] < ssd["TTFT"], "{ours:?} {gds:?}");
+        assert!(hbm["hits"] < ours["hits"], "{hbm:?} {ours:?}");
     }
 }

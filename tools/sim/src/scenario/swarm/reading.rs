@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use kv_swarm::{Cache, CacheConfig, ClusterId, Clusters, Placement, Read, retrieve};
 
+use serde::Deserialize;
+
 use super::{
-    COUNT, DRIVES, ENTRY_BYTES, LAW, Law, Layer, Outcome, Parameters, drive, means, outcome,
-    predicted, select, table, time,
+    COUNT, DRIVES, ENTRY_BYTES, LAW, Law, Layer, Parameters, Results, drive, means, select, time,
 };
 use crate::swarm::{Route, Step, blocks, k_means, lru, medoid_only, no_replicas, singles};
 
@@ -53,8 +54,14 @@ impl Reads {
         all
     }
 
-    fn times(&self) -> [f64; 4] {
-        [self.time[0], self.merged[0], self.time[1], self.merged[1]]
+    /// Names the times, and some other results, of what is read this way.
+    fn results<const N: usize>(&self, way: &str, others: [(&str, f64); N]) -> Results {
+        let times = DRIVES.into_iter().enumerate().flat_map(|(at, drive)| {
+            [(drive.to_owned(), self.time[at]), (format!("{drive}, merged"), self.merged[at])]
+        });
+        let others = others.map(|(name, value)| (name.to_owned(), value));
+        let all = others.into_iter().chain(times);
+        all.map(|(name, value)| (format!("{way}|{name}"), value)).collect()
     }
 }
 
@@ -86,24 +93,16 @@ impl Organized {
         self.clusters.iter().map(|(_, cluster)| cluster.members.len()).sum()
     }
 
-    fn row(&self) -> Vec<f64> {
-        let count = self.clusters.iter().count() as f64;
-        let numbers = [count, self.copies() as f64, self.budget.recall, self.enough.entries];
-        numbers.into_iter().chain(self.enough.times()).collect()
+    fn results(&self, way: &str) -> Results {
+        let others = [
+            ("clusters", self.clusters.iter().count() as f64),
+            ("copies", self.copies() as f64),
+            ("recall", self.budget.recall),
+            ("entries", self.enough.entries),
+        ];
+        self.enough.results(way, others)
     }
 }
-
-const ORGANIZED: [&str; 9] = [
-    "",
-    "clusters",
-    "copies",
-    "recall at 10 %, %",
-    "entries for 90 %",
-    "PM9A3, us",
-    "merged",
-    "900P, us",
-    "merged",
-];
 
 /// Returns entries without clusters, InfLLM's blocks, PQCache's k-means, and clusters.
 pub(super) fn organized(parameters: &Parameters, layer: &Layer) -> [Organized; 4] {
@@ -119,23 +118,19 @@ pub(super) fn organized(parameters: &Parameters, layer: &Layer) -> [Organized; 4
     .map(|(few, clusters)| Organized::new(parameters, layer, few, clusters))
 }
 
-pub(in crate::scenario) fn figure_11(parameters: &Parameters) -> Outcome {
-    let rows = means(|seed| {
-        let layer = Layer::new(LAW, seed, STEPS);
-        organized(parameters, &layer).iter().map(Organized::row).collect()
-    });
-    let mut outcome = outcome(&[
-        "Recall: of as many entries as a step activates. Entries and times: until 90 % of the \
-         activated ones are there. Merged: neighbouring slots are one command.",
-        "No clusters: it is known which entries are activated. Four tokens of a block of 128 \
-         represent it (InfLLM), and the centroid of as many clusters as Swarm's (PQCache).",
-        "A command of 4 KiB is bound by IOPS on both drives, however long the context is: 4.5 of \
-         6.9 GB/s on a PM9A3, 2.25 of 2.5 on a 900P. The paper's change from IOPS to bandwidth at \
-         64K and 32K tokens needs commands of more than 6.3 and 4.5 KB.",
-    ]);
-    let names = ["no clusters", "InfLLM", "PQCache", "Swarm"];
-    outcome.tables.push(table("Ways to organize entries", &ORGANIZED, &names, &rows));
-    outcome
+/// Ways to organize entries.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::scenario) struct Organizations {}
+
+impl Organizations {
+    pub(in crate::scenario) fn run(&self, parameters: &Parameters) -> Results {
+        const WAYS: [&str; 4] = ["no clusters", "InfLLM", "PQCache", "Swarm"];
+        means(|seed| {
+            let all = organized(parameters, &Layer::new(LAW, seed, STEPS));
+            WAYS.iter().zip(&all).flat_map(|(way, it)| it.results(way)).collect()
+        })
+    }
 }
 
 /// Returns clusters of all entries within a radius, clusters without replicas, and the crate's.
@@ -145,25 +140,25 @@ pub(super) fn parts(parameters: &Parameters, layer: &Layer, radius: f64) -> [Org
         .map(|clusters| Organized::new(parameters, layer, 1, clusters))
 }
 
-pub(in crate::scenario) fn figure_12(parameters: &Parameters) -> Outcome {
-    const RADII: [f64; 5] = [0.1, 0.2, 0.4, 0.6, 0.8];
-    let rows = means(|seed| {
-        let layer = Layer::new(LAW, seed, STEPS);
-        let parts = RADII.iter().flat_map(|radius| parts(parameters, &layer, *radius));
-        parts.map(|it| it.row()).collect()
-    });
-    let mut outcome = outcome(&[
-        "Distances have a direction here, from a medoid to its members. So a medoid is an entry \
-         of few groups, all of whose neighbours come with it, and the mean distance only saves \
-         copies, until the radius is so large that entries of other groups are within it. By \
-         the paper's symmetric distances entries of the most groups would be the first medoids.",
-        "A smaller radius leaves entries of several groups out of most of their clusters.",
-    ]);
-    let names = ["medoid only", "no replicas", "Swarm"];
-    for (radius, rows) in RADII.iter().zip(rows.chunks(3)) {
-        outcome.tables.push(table(&format!("Radius {radius}"), &ORGANIZED, &names, rows));
+/// Clusters without their parts.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::scenario) struct Radius {
+    radii: Vec<f64>,
+}
+
+impl Radius {
+    pub(in crate::scenario) fn run(&self, parameters: &Parameters) -> Results {
+        const WAYS: [&str; 3] = ["medoid only", "no replicas", "Swarm"];
+        means(|seed| {
+            let layer = Layer::new(LAW, seed, STEPS);
+            let of = |radius: &f64| {
+                let all = WAYS.into_iter().zip(parts(parameters, &layer, *radius));
+                all.flat_map(|(way, it)| it.results(&format!("{radius}|{way}"))).collect::<Vec<_>>()
+            };
+            self.radii.iter().flat_map(of).collect()
+        })
     }
-    outcome
 }
 
 /// Returns the reads of a static route, without balance, without deduplication, and the crate's.
@@ -182,24 +177,29 @@ pub(super) fn routed(parameters: &Parameters, layer: &Layer, drives: usize) -> [
     })
 }
 
-pub(in crate::scenario) fn figure_14(parameters: &Parameters) -> Outcome {
-    const COUNTS: [usize; 4] = [1, 2, 4, 8];
-    let row = |reads: Reads| [reads.entries, reads.balance].into_iter().chain(reads.times());
-    let rows = means(|seed| {
-        let layer = Layer::new(LAW, seed, STEPS);
-        let routed = COUNTS.iter().flat_map(|drives| routed(parameters, &layer, *drives));
-        routed.map(|reads| row(reads).collect()).collect()
-    });
-    let mut outcome = outcome(&[
-        "The latency of a batch, 80 us of a PM9A3 and 10 us of a 900P, is in all times, and hides \
-         a part of the differences. Of longer contexts it is a smaller part.",
-    ]);
-    let names = ["static", "no balance", "no deduplication", "Swarm"];
-    let columns = ["", "entries", "most by mean", "PM9A3, us", "merged", "900P, us", "merged"];
-    for (drives, rows) in COUNTS.iter().zip(rows.chunks(4)) {
-        outcome.tables.push(table(&format!("Drives: {drives}"), &columns, &names, rows));
+/// Retrieval from several drives.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::scenario) struct Routes {
+    drives: Vec<usize>,
+}
+
+impl Routes {
+    pub(in crate::scenario) fn run(&self, parameters: &Parameters) -> Results {
+        const WAYS: [&str; 4] = ["static", "no balance", "no deduplication", "Swarm"];
+        means(|seed| {
+            let layer = Layer::new(LAW, seed, STEPS);
+            let of = |drives: &usize| {
+                let all = WAYS.into_iter().zip(routed(parameters, &layer, *drives));
+                all.flat_map(|(way, it)| {
+                    let others = [("entries", it.entries), ("balance", it.balance)];
+                    it.results(&format!("{drives}|{way}"), others)
+                })
+                .collect::<Vec<_>>()
+            };
+            self.drives.iter().flat_map(of).collect()
+        })
     }
-    outcome
 }
 
 /// Steps before those that count, and all.
@@ -247,38 +247,31 @@ pub(super) fn cached(parameters: &Parameters, layer: &Layer, ratio: f64) -> [[f6
     [0, 1, 2].map(|at| [hits[at] as f64 / f64::from(asked as u32) * 100.0, times[at] / steps])
 }
 
-pub(in crate::scenario) fn figure_15(parameters: &Parameters) -> Outcome {
-    const STAYS: [f64; 4] = [0.0, 0.25, 0.5, 0.8];
-    const RATIOS: [f64; 5] = [0.025, 0.05, 0.1, 0.2, 0.4];
-    const HITS: &str = "hangs on how long groups stay active, and on the memory; the paper's text \
-        has neither hit rates nor amounts of memory";
-    let mut outcome = outcome(&[
-        "Compared are the means over all amounts of memory. The paper's two means agree if LRU \
-         hits 15.5 %: then 74 % more are 27 %, and 13.6 % fewer misses. Here that is a memory of \
-         half of a step's entries: a cluster is gone before it is used again, and LRU has little.",
-        "The paper's counting takes one for each step without an activation, but only from \
-         clusters in memory: those that are activated in fewer than half of the steps sink to 0, \
-         and others replace them. With much memory and groups that do not stay the profile's \
-         clusters, never changed, are better.",
-    ]);
-    for stays in STAYS {
-        let rows = means(|seed| {
-            let layer = Layer::new(Law { stays, ..LAW }, seed, CACHED);
-            RATIOS.map(|ratio| cached(parameters, &layer, ratio).concat()).to_vec()
-        });
-        let columns = ["memory", "LRU, %", "us", "Swarm, %", "us", "best of the profile, %", "us"];
-        let names = ["2.5 %", "5 %", "10 %", "20 %", "40 %"];
-        let title = format!("Hits if groups stay active with the probability {stays}");
-        outcome.tables.push(table(&title, &columns, &names, &rows));
-        let more = |ours: usize, lru: usize| {
-            let quotients = rows.iter().map(|row| row[ours] / row[lru]);
-            (quotients.sum::<f64>() / rows.len() as f64 - 1.0) * 100.0
-        };
-        let name = |what: &str| format!("groups stay with {stays}: {what} than LRU");
-        outcome.comparisons.extend([
-            predicted(&name("more hits"), "%", 74.0, more(2, 0), HITS),
-            predicted(&name("less time"), "%", 13.6, -more(3, 1), ""),
-        ]);
+/// Clusters in host memory.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::scenario) struct Memories {
+    /// Probability that a group stays active.
+    stays: f64,
+    /// Percentage of the entries that are in memory.
+    memories: Vec<f64>,
+}
+
+impl Memories {
+    pub(in crate::scenario) fn run(&self, parameters: &Parameters) -> Results {
+        const CACHES: [&str; 3] = ["LRU", "Swarm", "profile"];
+        means(|seed| {
+            let layer = Layer::new(Law { stays: self.stays, ..LAW }, seed, CACHED);
+            let of = |percent: &f64| {
+                let all = cached(parameters, &layer, percent / 100.0);
+                let all = CACHES.into_iter().zip(all);
+                all.flat_map(|(cache, [hits, time])| {
+                    [("hits", hits), ("us", time)]
+                        .map(|(name, value)| (format!("{percent} %|{cache}|{name}"), value))
+                })
+                .collect::<Vec<_>>()
+            };
+            self.memories.iter().flat_map(of).collect()
+        })
     }
-    outcome
 }

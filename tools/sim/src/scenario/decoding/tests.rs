@@ -1,10 +1,10 @@
 use super::*;
-use crate::paging::Found;
 
 #[test]
 fn larger_blocks_have_the_same_memory_and_more_of_it_unfilled() {
-    let run = |tokens: u32| {
-        let decode = with_blocks(&Parameters::default(), tokens, true);
+    let run = |block_tokens: u32| {
+        let decoding = Decoding { block_tokens, is_alone: true, ..Decoding::default() };
+        let decode = decoding.decode(&Parameters::default());
         let decode = Decode { batch: 24, iterations: 40, exchanged: 0.1, ..decode };
         (decode.lower.block_bytes * u64::from(decode.lower.host_blocks), decode.run(42))
     };
@@ -12,14 +12,14 @@ fn larger_blocks_have_the_same_memory_and_more_of_it_unfilled() {
     assert!(small.0.abs_diff(large.0) < 64 << 20, "{small:?} {large:?}");
     // Half a block of each request.
     for (tokens, (_, found)) in [(4.0, &small), (16.0, &usual), (64.0, &large)] {
-        let requests = (tokens - 1.0) / 2.0 / found.unfilled;
+        let requests = (tokens - 1.0) / 2.0 / found["unfilled"] * 100.0;
         assert!((400.0..900.0).contains(&requests), "{tokens}: {found:?}");
     }
     // Nothing is announced: an iteration waits for each block's latency.
-    let waits = |found: &Found| found.iteration_ms - 1.2;
+    let waits = |found: &Decoded| found["iteration"] - 1.2;
     let each = |tokens: f64| 0.005 + tokens / 16.0 * 2.097152 / 50.0;
     for (tokens, (_, found)) in [(4.0, &small), (16.0, &usual), (64.0, &large)] {
-        let wanted = found.blocks * each(tokens);
+        let wanted = found["blocks"] * each(tokens);
         assert!((waits(found) / wanted - 1.0).abs() < 0.1, "{tokens}: {found:?} {wanted}");
     }
 }

@@ -1,0 +1,217 @@
+//! Requests that an engine serves.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{
+    numbers::{Results, results},
+    testbed::{BLOCK_TOKENS, Testbed, policy},
+};
+use crate::{
+    engine::{Report, Request, Served, Setup, serve},
+    parameters::Parameters,
+    policy::Policy,
+    summary::Prices,
+    workload::{Documents, L_EVAL, LOOGLE, Lengths, Profile},
+};
+
+pub(super) fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+pub(super) fn mean(numbers: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = numbers.len() as f64;
+    numbers.sum::<f64>() / count
+}
+
+/// A prompt, of which an earlier one has stored a part.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Prompt {
+    machine: Testbed,
+    #[serde(deserialize_with = "policy")]
+    policy: Policy,
+    /// Tokens, in units of 1,024.
+    input: u32,
+    /// Percentage of them that is stored.
+    stored: f64,
+}
+
+impl Prompt {
+    pub(super) fn run(&self, parameters: &Parameters) -> Results {
+        let setup = self.machine.setup(parameters);
+        let input = self.input << 10;
+        let stored = (f64::from(input) * self.stored / 100.0) as u32 / BLOCK_TOKENS;
+        let request = |arrival, own: u64| {
+            let name = |at: u32| if at < stored { at.into() } else { own << 32 | u64::from(at) };
+            let blocks = (0..input / BLOCK_TOKENS).map(name).collect();
+            Request { arrival, input, output: 1, blocks, leaves: None }
+        };
+        // GPU caching is off to measure the tier below.
+        let policy = Policy { keeps_hbm: false, ..self.policy };
+        let first = request(Duration::ZERO, 1);
+        let before = serve(&setup, &policy, std::slice::from_ref(&first));
+        let second = request(before.took + Duration::from_secs(60), 2);
+        let report = serve(&setup, &policy, &[first, second]);
+        let (ttft, compute) = (ms(report.served[1].ttft), ms(report.compute - before.compute));
+        let bubble = ttft - compute;
+        results([
+            ("TTFT", ttft),
+            ("seconds", ttft / 1e3),
+            ("computation", compute),
+            ("bubble", bubble),
+            ("part", bubble / ttft * 100.0),
+        ])
+    }
+}
+
+/// TriviaQA of LongBench has 200 prompts of 8,209 words in the mean; tokens, spread and questions
+/// are ours.
+const TRIVIA_QA: Documents = Documents {
+    count: 200,
+    tokens: (2_000, 32_000),
+    mean: 11_500.0,
+    spread: 0.4,
+    question: 50,
+    answer: 32,
+    questions: 4.0,
+};
+
+/// Questions about documents, at random times.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Questions {
+    machine: Testbed,
+    #[serde(deserialize_with = "policy")]
+    policy: Policy,
+    documents: Library,
+    /// Requests a second.
+    rate: f64,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Library {
+    LEval,
+    Loogle,
+    TriviaQa,
+}
+
+impl Questions {
+    pub(super) fn run(&self, parameters: &Parameters) -> Results {
+        let documents = match self.documents {
+            Library::LEval => L_EVAL,
+            Library::Loogle => LOOGLE,
+            Library::TriviaQa => TRIVIA_QA,
+        };
+        self.about(&documents, parameters)
+    }
+
+    pub(super) fn about(&self, documents: &Documents, parameters: &Parameters) -> Results {
+        let setup = self.machine.setup(parameters);
+        let requests = documents.requests(self.rate, BLOCK_TOKENS, 1);
+        let Report { served, took, .. } = serve(&setup, &self.policy, &requests);
+        let input: f64 = requests.iter().map(|it| f64::from(it.input)).sum();
+        let hit: f64 = served.iter().map(|it| f64::from(it.hbm_tokens + it.loaded_tokens)).sum();
+        let seconds =
+            |of: fn(&Served) -> Duration| mean(served.iter().map(|it| of(it).as_secs_f64()));
+        let count = served.len() as f64;
+        let tokens = (input + count * f64::from(documents.answer)) / took.as_secs_f64();
+        let hour = parameters.prices().hour(&setup, &self.policy);
+        results([
+            ("TTFT", seconds(|it| it.ttft)),
+            ("ITL", seconds(|it| it.decode) / f64::from(documents.answer - 1) * 1e3),
+            ("hits", hit / input * 100.0),
+            ("requests/s", count / took.as_secs_f64()),
+            ("$", Prices::million(hour, tokens)),
+        ])
+    }
+}
+
+/// Serves requests of whose prompts an earlier pass has stored so many percent. Returns the results
+/// of the second pass.
+fn serve_stored(setup: &Setup<'_>, policy: &Policy, requests: &[Request], stored: usize) -> Report {
+    // GPU caching is off to measure the tier below.
+    let policy = Policy { keeps_hbm: false, ..*policy };
+    let first = |it: &Request| Request { arrival: Duration::ZERO, output: 1, ..it.clone() };
+    let mut all: Vec<Request> = requests.iter().map(first).collect();
+    let begins = serve(setup, &policy, &all).took + Duration::from_secs(60);
+    let second = |it: &Request| {
+        let mut second = Request { arrival: it.arrival + begins, ..it.clone() };
+        let new = it.blocks.len() * stored / 100..;
+        second.blocks[new].iter_mut().for_each(|name| *name |= 1 << 63);
+        second
+    };
+    all.extend(requests.iter().map(second));
+    let Report { mut served, took, .. } = serve(setup, &policy, &all);
+    let served = served.split_off(requests.len());
+    Report { served, took: took - begins, ..Report::default() }
+}
+
+/// Prefill on some GPUs, and decoding on as many others, behind a link (LMCache, section 7.4).
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Apart {
+    machine: Testbed,
+    #[serde(deserialize_with = "policy")]
+    policy: Policy,
+}
+
+const fn exactly(tokens: u32) -> Lengths {
+    Lengths { tokens: (tokens, tokens), mean: tokens as f64, spread: 0.0 }
+}
+
+impl Apart {
+    /// Part of the time that the prefill's GPUs compute.
+    const LOAD: f64 = 0.5;
+
+    pub(super) fn run(&self, parameters: &Parameters) -> Results {
+        const PROFILE: Profile = Profile { input: exactly(8192), output: exactly(200) };
+        let setup = self.machine.setup(parameters);
+        let alone = PROFILE.requests(1, 1.0, BLOCK_TOKENS, 1);
+        let alone = serve(&setup, &Policy::RECOMPUTE, &alone[..]).served[0].ttft;
+        let requests = PROFILE.requests(128, Self::LOAD / alone.as_secs_f64(), BLOCK_TOKENS, 1);
+        let first = |it: &Request| Request { output: 1, ..it.clone() };
+        let first: Vec<Request> = requests.iter().map(first).collect();
+        let prefill: Vec<Duration> =
+            serve(&setup, &Policy::RECOMPUTE, &first).served.iter().map(|it| it.ttft).collect();
+        // Prompts are computed in order of arrival.
+        let sent = |(it, took): (&Request, &Duration)| Request {
+            arrival: it.arrival + *took,
+            ..it.clone()
+        };
+        let decoded: Vec<Request> = requests.iter().zip(&prefill).map(sent).collect();
+        let served = serve_stored(&setup, &self.policy, &decoded, 100).served;
+        let ttft = served.iter().zip(&prefill).map(|(it, prefill)| ms(it.ttft + *prefill));
+        let tokens = PROFILE.output.mean - 1.0;
+        let itl = mean(served.iter().map(|it| ms(it.decode) / tokens));
+        results([("TTFT", mean(ttft)), ("ITL", itl)])
+    }
+}
+
+/// 100 prompts of 10,240 tokens that come at once, of which a part is stored behind a link.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Beside {
+    machine: Testbed,
+    /// Percentage of their tokens.
+    stored: usize,
+}
+
+impl Beside {
+    pub(super) fn run(&self, parameters: &Parameters) -> Results {
+        let request = |number: u64| Request {
+            arrival: Duration::ZERO,
+            input: 10_240,
+            output: 100,
+            blocks: (0..u64::from(10_240 / BLOCK_TOKENS)).map(|at| number << 32 | at).collect(),
+            leaves: None,
+        };
+        let requests: Vec<Request> = (0..100).map(request).collect();
+        let setup = self.machine.setup(parameters);
+        let took = |policy: &Policy| serve_stored(&setup, policy, &requests, self.stored).took;
+        let [waits, beside] = [&Policy::REMOTE_WAITS, &Policy::REMOTE].map(took);
+        results([("gain", waits.as_secs_f64() / beside.as_secs_f64())])
+    }
+}

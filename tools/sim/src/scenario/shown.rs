@@ -1,0 +1,289 @@
+//! Texts, tables, plots and comparisons of a scenario's numbers.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::numbers::{Figure, Items, Numbers, Relation};
+use crate::{
+    outcome::{Basis, Comparison, Line, Plot, Table, number},
+    parameters::Parameters,
+    swarm::LAW,
+};
+
+/// A table, or one for each of several labels.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Listed {
+    title: String,
+    /// A table for each of these: `{each}`.
+    each: Option<Items>,
+    /// Title of the column of names.
+    #[serde(default)]
+    first: String,
+    /// A row for each of these: `{row}`.
+    rows: Items,
+    /// A column for each of these, all with the same `cell`: `{column}`.
+    columns: Option<Items>,
+    cell: Option<Figure>,
+    /// Other columns, behind those.
+    #[serde(default)]
+    more: Vec<Column>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Column {
+    title: String,
+    cell: Figure,
+    #[serde(default)]
+    form: Form,
+}
+
+/// Form of a column's numbers.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Form {
+    /// Three digits at least.
+    #[default]
+    Usual,
+    /// With a sign, and a digit behind the point.
+    Signed,
+    /// Three digits behind the point.
+    Fine,
+}
+
+/// A plot, or one for each of several labels.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Drawn {
+    title: String,
+    /// A plot for each of these: `{each}`.
+    each: Option<Items>,
+    /// Titles of the axes.
+    x: String,
+    y: String,
+    /// A point of each line for each of these: `{x}`.
+    points: Items,
+    /// A line for each of these, all with the same `cell`: `{line}`.
+    lines: Option<Items>,
+    cell: Option<Figure>,
+    /// Other lines, before those.
+    #[serde(default)]
+    more: Vec<Column>,
+}
+
+/// A paper's number, and where ours is; or one for each of several labels.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Compared {
+    /// `{each}`. Those that follow one another with the same labels are shown label by label.
+    each: Option<Items>,
+    what: String,
+    #[serde(default)]
+    unit: String,
+    /// If it has other labels than this one, there is no such comparison.
+    paper: ByLabel<f64>,
+    /// Nothing, if it is not simulated.
+    ours: Option<Figure>,
+    /// `predicted`, if there is none.
+    basis: Option<ByLabel<Basis>>,
+    note: Option<ByLabel<String>>,
+}
+
+/// A value for all labels, or one for each of some.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum ByLabel<T> {
+    All(T),
+    Some(BTreeMap<String, T>),
+}
+
+impl<T: Clone> ByLabel<T> {
+    fn of(&self, label: &str) -> Option<T> {
+        match self {
+            Self::All(value) => Some(value.clone()),
+            Self::Some(values) => values.get(label).cloned(),
+        }
+    }
+}
+
+/// The numbers, and what names stand for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shown<'a> {
+    pub(super) found: &'a Numbers,
+    pub(super) parameters: &'a Parameters,
+    pub(super) texts: &'a BTreeMap<String, String>,
+    /// The labels of each axis, with their places in a plot.
+    pub(super) ticks: &'a BTreeMap<&'a str, Vec<(String, f64)>>,
+}
+
+/// Names in braces and their values, such as a row's label.
+type Labels<'a> = [(&'a str, &'a str)];
+
+/// Replaces names in braces.
+fn fill(text: &str, of: impl Fn(&str) -> String) -> String {
+    let mut parts = text.split('{');
+    let mut filled = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (name, rest) = part.split_once('}').unwrap_or_else(|| panic!("{text}: no brace"));
+        filled += &of(name);
+        filled += rest;
+    }
+    filled
+}
+
+impl Shown<'_> {
+    /// Replaces names in braces: of texts, parameters and numbers, with `:` and the digits behind
+    /// the point, or `:n` for three digits at least.
+    pub(super) fn text(&self, text: &str) -> String {
+        self.text_of(text, &[("law", &format!("{LAW:?}"))])
+    }
+
+    fn text_of(&self, text: &str, labels: &Labels<'_>) -> String {
+        fill(text, |name| {
+            if let Some((_, label)) = labels.iter().find(|(known, _)| *known == name) {
+                return (*label).to_owned();
+            }
+            if let Some(text) = self.texts.get(name) {
+                return self.text_of(text, labels);
+            }
+            let (name, digits) = name.rsplit_once(':').unwrap_or((name, ""));
+            let value = match (self.found.get(name), digits) {
+                (Some(value), _) => value,
+                (None, "") => return self.parameters.text(name),
+                (None, _) => self.parameters.scaled(name),
+            };
+            match digits {
+                "" => value.to_string(),
+                "n" => number(value),
+                digits => format!("{value:.*}", digits.parse().expect("a number of digits")),
+            }
+        })
+    }
+
+    fn key(&self, pattern: &str, labels: &Labels<'_>) -> f64 {
+        let of = |name: &str| {
+            let label = labels.iter().find(|(known, _)| *known == name);
+            label.unwrap_or_else(|| panic!("{pattern}: {name} is not known here")).1.to_owned()
+        };
+        self.found.of(&fill(pattern, of))
+    }
+
+    fn cell(&self, cell: &Figure, labels: &Labels<'_>) -> f64 {
+        let Relation { of, than, by, over, pick } = match cell {
+            Figure::Number(name) => return self.key(name, labels),
+            Figure::Relation(relation) => relation,
+        };
+        let quotient = |labels: &Labels<'_>| {
+            self.key(of, labels) / than.as_ref().map_or(1.0, |than| self.key(than, labels))
+        };
+        let Some(over) = over else { return by.of(quotient(labels)) };
+        let with = |(label, _): &(String, f64)| quotient(&[labels, &[("over", label)]].concat());
+        by.of(pick.of(&self.items(over).iter().map(with).collect::<Vec<_>>()))
+    }
+
+    fn items(&self, items: &Items) -> Vec<(String, f64)> {
+        let all = |axis: &str| {
+            self.ticks.get(axis).unwrap_or_else(|| panic!("{axis}: no such axis")).clone()
+        };
+        let place = |label: &String| {
+            let mut ticks = self.ticks.values().flatten();
+            let place = ticks.find(|(known, _)| known == label).map_or(f64::NAN, |(_, x)| *x);
+            (label.clone(), place)
+        };
+        match items {
+            Items::Axis(name) => all(name),
+            Items::Labels(labels) => labels.iter().map(place).collect(),
+        }
+    }
+
+    /// Returns the labels of some items; one that is empty, if there are none.
+    fn each(&self, each: Option<&Items>) -> Vec<(String, f64)> {
+        each.map_or_else(|| vec![(String::new(), 0.0)], |each| self.items(each))
+    }
+}
+
+impl Listed {
+    pub(super) fn tables(&self, shown: &Shown<'_>) -> Vec<Table> {
+        let each = shown.each(self.each.as_ref());
+        each.iter().map(|(each, _)| self.table(shown, each)).collect()
+    }
+
+    fn table(&self, shown: &Shown<'_>, each: &str) -> Table {
+        let columns = self.columns.as_ref().map_or_else(Vec::new, |it| shown.items(it));
+        let row = |row: &String| {
+            let labels = [("each", each), ("row", row)];
+            let all = columns.iter().map(|(column, _)| {
+                let cell = self.cell.as_ref().expect("columns have a cell");
+                number(shown.cell(cell, &[&labels[..], &[("column", column)]].concat()))
+            });
+            let more = self.more.iter().map(|Column { cell, form, .. }| {
+                let value = shown.cell(cell, &labels);
+                match form {
+                    Form::Usual => number(value),
+                    Form::Signed => format!("{value:+.1}"),
+                    Form::Fine => format!("{value:.3}"),
+                }
+            });
+            std::iter::once(row.clone()).chain(all).chain(more).collect()
+        };
+        let titles = columns.iter().map(|(column, _)| column);
+        let titles = titles.chain(self.more.iter().map(|column| &column.title));
+        Table::new(
+            shown.text_of(&self.title, &[("each", each)]),
+            std::iter::once(&self.first).chain(titles),
+            shown.items(&self.rows).iter().map(|(label, _)| row(label)),
+        )
+    }
+}
+
+impl Drawn {
+    pub(super) fn plots(&self, shown: &Shown<'_>) -> Vec<Plot> {
+        let each = shown.each(self.each.as_ref());
+        each.iter().map(|(each, _)| self.plot(shown, each)).collect()
+    }
+
+    fn plot(&self, shown: &Shown<'_>, each: &str) -> Plot {
+        let points = shown.items(&self.points);
+        let line = |name: &str, cell: &Figure| {
+            let at = |(label, x): &(String, f64)| {
+                (*x, shown.cell(cell, &[("each", each), ("line", name), ("x", label)]))
+            };
+            Line::new(name, points.iter().map(at))
+        };
+        let lines = self.lines.as_ref().map_or_else(Vec::new, |lines| shown.items(lines));
+        let all = lines
+            .iter()
+            .map(|(name, _)| line(name, self.cell.as_ref().expect("lines have a cell")));
+        let more = self.more.iter().map(|it| line(&it.title, &it.cell));
+        Plot::new(shown.text_of(&self.title, &[("each", each)]), &self.x, &self.y, more.chain(all))
+    }
+}
+
+impl Compared {
+    /// Returns the comparisons in order.
+    pub(super) fn all(of: &[Self], shown: &Shown<'_>) -> Vec<Comparison> {
+        let mut all = Vec::new();
+        for some in of.chunk_by(|one, other| one.each == other.each) {
+            for (each, _) in shown.each(some[0].each.as_ref()) {
+                all.extend(some.iter().filter_map(|it| it.comparison(shown, &each)));
+            }
+        }
+        all
+    }
+
+    fn comparison(&self, shown: &Shown<'_>, each: &str) -> Option<Comparison> {
+        let labels = [("each", each)];
+        let note = self.note.as_ref().and_then(|note| note.of(each)).unwrap_or_default();
+        let basis = self.basis.as_ref().and_then(|basis| basis.of(each));
+        Some(Comparison {
+            what: shown.text_of(&self.what, &labels),
+            unit: self.unit.clone(),
+            paper: self.paper.of(each)?,
+            ours: self.ours.as_ref().map(|ours| shown.cell(ours, &labels)),
+            basis: basis.unwrap_or(Basis::Predicted),
+            note: shown.text_of(&note, &labels),
+        })
+    }
+}
