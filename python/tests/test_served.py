@@ -206,5 +206,5 @@ def test_a_server_that_is_killed_is_a_miss_until_it_is_back(server):
     with pytest.raises(ripieno.InvalidError, match="not, or no longer"):
         plane.begin_load(found.files, list(range(6)))
     one.catalog.release(found.id)
-    with pytest.raises(ripieno.LostError, match="is the server running"):
+    with pytest.raises(ripieno.LostError, match="start a server"):
         ripieno.ServedCatalog("absent", SHAPE, engine="two")

@@ -95,7 +95,7 @@ fn a_server_is_asked_and_ended() {
     assert!(!dir.path().join("socket").exists());
     let none = ctl(dir.path(), &["status"]);
     assert_eq!(none.status.code(), Some(2));
-    assert!(text(&none.stderr).contains("is the server running"), "{}", text(&none.stderr));
+    assert!(text(&none.stderr).contains("start a server"), "{}", text(&none.stderr));
     drop(serve(&config));
 }
 

@@ -22,7 +22,7 @@ use ripieno_stack::PoolLayout;
 use rustix::net::RecvFlags;
 
 use crate::{
-    error::ServeError,
+    error::{ServeError, reach_hint},
     memory::{self, Mapping},
     protocol::{self, Answer, Bytes, Call, Keys, Member, Received, VERSION},
 };
@@ -679,11 +679,9 @@ pub(crate) fn unexpected(answer: &Answer) -> ServeError {
 fn open(path: &Path, within: Duration) -> Result<UnixStream, ServeError> {
     let opened = protocol::connect(path, within)
         .and_then(|stream| stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map(|()| stream));
-    opened.map_err(|source| ServeError::Socket {
-        path: path.to_owned(),
-        action: "connecting to",
-        source,
-        hint: "is the server running, and may this user reach its socket?",
+    opened.map_err(|source| {
+        let hint = reach_hint(&source);
+        ServeError::Socket { path: path.to_owned(), action: "connecting to", source, hint }
     })
 }
 

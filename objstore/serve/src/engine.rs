@@ -76,12 +76,29 @@ pub(crate) struct Engine {
     activity: Mutex<Activity>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Grants {
     all: HashMap<u64, Grant>,
+    /// How many each session has, and the positions of these together.
+    owners: HashMap<u64, (usize, usize)>,
     last: u64,
     /// The last number of those that ended without a call for a time, and that time.
     expired: Option<(u64, Duration)>,
+}
+
+impl Grants {
+    fn insert(&mut self, number: u64, grant: Grant) {
+        let (count, positions) = self.owners.entry(grant.owner).or_default();
+        (*count, *positions) = (*count + 1, *positions + grant.files.positions());
+        self.all.insert(number, grant);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Grant> {
+        let grant = self.all.remove(&number)?;
+        let (count, positions) = self.owners.get_mut(&grant.owner).expect("it has this one");
+        (*count, *positions) = (*count - 1, *positions - grant.files.positions());
+        Some(grant)
+    }
 }
 
 /// The calls of all clients.
@@ -140,7 +157,7 @@ impl Engine {
     /// Makes an engine whose numbers begin above `chance`: those of an earlier one are unknown.
     pub(crate) fn new(ranks: u32, chance: u64) -> Self {
         // A client adds 16 bits of a position.
-        let grants = Grants { all: HashMap::new(), last: chance >> 18, expired: None };
+        let grants = Grants { last: chance >> 18, ..Grants::default() };
         Self { ranks, grants: Mutex::new(grants), activity: Mutex::default() }
     }
 
@@ -179,6 +196,7 @@ impl Engine {
         if are_more || !grants.all.is_empty() {
             grants.expired = Some((grants.last, hold_max));
         }
+        grants.owners.clear();
         grants.all.drain().map(|(_, grant)| grant).collect()
     }
 
@@ -285,11 +303,8 @@ impl Engine {
 
     fn grant(&self, owner: u64, files: Files, held: Held) -> Result<u64, Refusal> {
         let mut grants = self.grants();
-        let own = grants.all.values().filter(|grant| grant.owner == owner);
-        let (count, positions) = own.fold((0, files.positions()), |(count, positions), grant| {
-            (count + 1, positions + grant.files.positions())
-        });
-        if count >= GRANTS_MAX || positions > POSITIONS_MAX {
+        let (count, positions) = grants.owners.get(&owner).copied().unwrap_or_default();
+        if count >= GRANTS_MAX || positions + files.positions() > POSITIONS_MAX {
             drop(grants);
             let why = format!(
                 "a client may hold {GRANTS_MAX} prefixes and reservations together, of \
@@ -299,7 +314,7 @@ impl Engine {
         }
         grants.last += 1;
         let number = grants.last;
-        grants.all.insert(number, Grant { owner, files, held: Arc::new(held) });
+        grants.insert(number, Grant { owner, files, held: Arc::new(held) });
         Ok(number)
     }
 
@@ -382,7 +397,7 @@ impl Engine {
     pub(crate) fn end(&self, owner: u64, number: u64) -> bool {
         let mut grants = self.grants();
         let is_own = grants.all.get(&number).is_some_and(|grant| grant.owner == owner);
-        let ended = if is_own { grants.all.remove(&number) } else { None };
+        let ended = if is_own { grants.remove(number) } else { None };
         // Files are released without the lock.
         drop(grants);
         ended.is_some()
@@ -392,6 +407,7 @@ impl Engine {
     pub(crate) fn leave(&self, owner: u64) {
         let ended: Vec<Grant> = {
             let mut grants = self.grants();
+            grants.owners.remove(&owner);
             grants.all.extract_if(|_, grant| grant.owner == owner).map(|(_, ended)| ended).collect()
         };
         drop(ended);

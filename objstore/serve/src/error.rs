@@ -2,6 +2,7 @@
 
 use std::{io, path::PathBuf};
 
+use nvme_driver::remedy;
 use ripieno_stack::StackError;
 use serde::{Deserialize, Serialize};
 
@@ -97,6 +98,35 @@ pub enum ServeError {
         expected: u64,
     },
 }
+
+/// Returns advice for a client that does not reach a server.
+pub(crate) fn reach_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "start a server (`ripieno serve`), or name its socket",
+        io::ErrorKind::ConnectionRefused => "nobody listens there: start the server",
+        io::ErrorKind::PermissionDenied => {
+            "list this user in `users` of the server's configuration, and let it enter the \
+             socket's directory"
+        }
+        io::ErrorKind::InvalidFilename => TOO_LONG,
+        _ => remedy(error).unwrap_or("see if the server is running"),
+    }
+}
+
+/// Returns advice for a server that cannot listen.
+pub(crate) fn listen_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "make the directory first",
+        io::ErrorKind::PermissionDenied => "name one that this user may use",
+        io::ErrorKind::AlreadyExists => "remove that file, or name another path",
+        io::ErrorKind::AddrInUse => "end the program that listens there, or name another port",
+        io::ErrorKind::AddrNotAvailable => "name an address of this machine",
+        io::ErrorKind::InvalidFilename => TOO_LONG,
+        _ => remedy(error).unwrap_or("name another one"),
+    }
+}
+
+const TOO_LONG: &str = "name a shorter path: a socket's has 107 bytes at most";
 
 /// Kind of the reason why a call was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

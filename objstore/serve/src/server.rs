@@ -33,7 +33,7 @@ use crate::{
         web::{self, Access},
     },
     engine::{self, Engine, EngineKey, Joined},
-    error::{RefusalKind, ServeError},
+    error::{RefusalKind, ServeError, listen_hint},
     http,
     peer::Peer,
     protocol::{self, Answer, Bytes, Call, Member, Received, VERSION},
@@ -72,22 +72,24 @@ impl Server {
     pub fn bind(stack: Stack, options: ServerOptions) -> Result<Self, ServeError> {
         raise_descriptors();
         let path = options.socket.clone();
-        let failed = |action, hint| {
+        let failed = |action| {
             let path = path.clone();
-            move |source| ServeError::Socket { path, action, source, hint }
+            move |source| {
+                let hint = listen_hint(&source);
+                ServeError::Socket { path, action, source, hint }
+            }
         };
-        let hint = "name a path in a directory that you may write to";
         let (listener, file) = match SocketFile::bind(&path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 return Err(ServeError::InUse { path });
             }
-            bound => bound.map_err(failed("listening on", hint))?,
+            bound => bound.map_err(failed("listening on"))?,
         };
         // A client that has gone again must not block it.
-        listener.set_nonblocking(true).map_err(failed("listening on", hint))?;
+        listener.set_nonblocking(true).map_err(failed("listening on"))?;
         let web = options.http.map(listen).transpose()?;
         let shared = Shared::new(stack, options);
-        shared.admit(&shared.settings()).map_err(failed("setting the mode of", hint))?;
+        shared.admit(&shared.settings()).map_err(failed("setting the mode of"))?;
         Ok(Self { shared: Arc::new(shared), listener, web, path: file })
     }
 
@@ -187,8 +189,10 @@ fn wait_for_any(listener: &UnixListener, web: Option<&TcpListener>) {
 fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
     let listener = TcpListener::bind(address)
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
-    let hint = "name an address of this machine with a free port, which this user may use";
-    listener.map_err(|source| ServeError::Control { address: address.to_string(), source, hint })
+    listener.map_err(|source| {
+        let hint = listen_hint(&source);
+        ServeError::Control { address: address.to_string(), source, hint }
+    })
 }
 
 /// Returns true if a connection begins with a request of HTTP, and not with a message: waits for

@@ -458,12 +458,9 @@ impl Session {
         let saves = due.filter(|(_, moving)| moving.request.accepted().is_some());
         let jobs: Vec<JobId> = saves.filter_map(|(_, moving)| moving.request.id().ok()).collect();
         drop(tables);
-        let hurried = jobs.into_iter().try_for_each(|job| self.store.plane().hurry(job));
-        if let Err(error) = hurried {
-            // The client does not learn its number.
-            let unknown = self.tables().requests.remove(&number);
-            drop(unknown);
-            return Err(error.into());
+        for job in jobs {
+            // The client has to learn the number. If the plane has failed, its next call says so.
+            let _ = self.store.plane().hurry(job);
         }
         Ok(number)
     }

@@ -3,15 +3,19 @@
 use std::{
     collections::BTreeMap,
     io::{self, Read as _, Write as _},
+    net::TcpListener,
     num::NonZeroU64,
-    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    os::unix::{
+        fs::PermissionsExt as _,
+        net::{UnixListener, UnixStream},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use objstore::{BlockId, BlockKey, KvShape, Layer, Namespace};
 use ripieno_serve::{
-    Client, PoolLayout, RefusalKind, ServeError, Server, ServerOptions,
+    Client, Control, ControlAddress, PoolLayout, RefusalKind, ServeError, Server, ServerOptions,
     control::Status,
     protocol::{Answer, Call, Keys},
 };
@@ -421,14 +425,14 @@ fn a_second_server_does_not_take_the_socket() {
     drop(rig.client());
     // Nor that of one that hangs: it has room for one connection, which it does not take.
     let path = dir.path().join("hung.sock");
-    let hung = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let hung = UnixListener::bind(&path).unwrap();
     rustix::net::listen(&hung, 0).unwrap();
     let _first = UnixStream::connect(&path).unwrap();
     let refused = Server::bind(stack("hung"), options(path)).unwrap_err();
     assert!(matches!(refused, ServeError::InUse { .. }), "{refused}");
     // The socket of a server that was killed is replaced.
     let stale = dir.path().join("stale.sock");
-    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    drop(UnixListener::bind(&stale).unwrap());
     let server = Server::bind(stack("two"), options(stale.clone())).unwrap();
     let mode = std::fs::metadata(&stale).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o666, "others may connect, and are checked then");
@@ -438,4 +442,44 @@ fn a_second_server_does_not_take_the_socket() {
     std::fs::write(&stale, "mine").unwrap();
     assert!(Server::bind(stack("three"), options(stale.clone())).is_err());
     assert_eq!(std::fs::read(&stale).unwrap(), b"mine");
+}
+
+#[test]
+fn an_error_of_a_socket_says_what_helps() {
+    let dir = TempDir::new().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let stale = path("stale");
+    drop(UnixListener::bind(&stale).unwrap());
+    let long = path(&"a".repeat(120));
+    for (socket, advice) in [
+        (path("absent"), "start a server (`ripieno serve`)"),
+        (stale, "nobody listens there"),
+        (long.clone(), "107 bytes at most"),
+    ] {
+        let control = Control::new(ControlAddress::Unix(socket.clone()));
+        for error in [
+            Client::connect(&socket, SHAPE, 16).unwrap_err(),
+            control.get::<Status>("/status").unwrap_err(),
+        ] {
+            let text = error.to_string();
+            assert!(text.contains(advice), "{text}");
+        }
+    }
+    let file = path("file");
+    std::fs::write(&file, "mine").unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let none = path("none");
+    for (socket, http, advice) in [
+        (path("no/directory"), None, "make the directory first"),
+        (long, None, "107 bytes at most"),
+        (file, None, "remove that file"),
+        (none.clone(), Some(taken.local_addr().unwrap()), "end the program that listens there"),
+        // A block of addresses for documents.
+        (none, Some(([192, 0, 2, 1], 0).into()), "an address of this machine"),
+    ] {
+        let stack = Builder::new(path("store"), SHAPE).capacity(CAPACITY).open().unwrap();
+        let options = ServerOptions { http, ..rig::options(socket) };
+        let text = Server::bind(stack, options).unwrap_err().to_string();
+        assert!(text.contains(advice), "{text}");
+    }
 }

@@ -356,6 +356,17 @@ fn a_user_replaces_its_own_namespaces() {
 }
 
 #[test]
+fn a_user_loses_an_empty_namespace_before_one_with_blocks() {
+    let mut catalog = Catalog::new(config(32, 1));
+    let (full, empty) = (named(&mut catalog, 1, 1).unwrap(), named(&mut catalog, 1, 2).unwrap());
+    // It was registered first, and would go first.
+    store(&mut catalog, full, &keys(0..2));
+    named(&mut catalog, 1, 3).unwrap();
+    assert_eq!(catalog.lookup(full, &keys(0..2)), Ok(2));
+    assert_eq!(catalog.lookup(empty, &[]), Err(CatalogError::Namespace { namespace: empty }));
+}
+
+#[test]
 fn a_users_limit_is_one_of_all_its_namespaces() {
     let config = CatalogConfig { policy: PolicyKind::Lru, ..config(32, 1) };
     let mut catalog = Catalog::new(config.clone());

@@ -12,7 +12,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::Refused;
 use crate::{
-    error::ServeError,
+    error::{ServeError, reach_hint},
     http,
     protocol::{self, Answer},
 };
@@ -112,8 +112,10 @@ impl Control {
 
     fn exchange(&self, request: &[u8]) -> Result<Vec<u8>, ServeError> {
         let address = &self.address;
-        let hint = "is the server running, and may this user reach it?";
-        let absent = |source| ServeError::Control { address: address.to_string(), source, hint };
+        let absent = |source| {
+            let hint = reach_hint(&source);
+            ServeError::Control { address: address.to_string(), source, hint }
+        };
         match address {
             ControlAddress::Unix(path) => {
                 let stream = protocol::connect(path, ANSWER_TIMEOUT).map_err(absent)?;

@@ -468,6 +468,27 @@ fn tables_of_requests_count_to_their_user() {
 }
 
 #[test]
+fn a_lookup_is_cut_to_the_memory_that_is_left() {
+    let dir = TempDir::new().unwrap();
+    let limits = UserLimits { memory_bytes: Some(24 * 64 + 63), ..UserLimits::default() };
+    let hall = Hall::open(&dir, limits);
+    let (alice, bob) = (hall.user(ALICE), hall.user(BOB));
+    assert_eq!(bob.store(bob.namespace("shared"), keys(0..32)), 32);
+    let hers = alice.namespace("shared");
+    // More than half of it: the blocks that are kept are not counted beside those that were found.
+    let (prefix, blocks) = alice.lookup(hers, keys(0..32));
+    assert_eq!(blocks, 24);
+    assert_eq!(hall.status().files_referenced, 24, "the rest may be evicted");
+    let (kind, why) = alice.refused(&Call::Lookup { namespace: hers, keys: keys(0..1) });
+    assert_eq!(kind, RefusalKind::Limit);
+    assert!(why.contains("take 1536 of 1599 bytes"), "{why}");
+    assert!(matches!(alice.call(&Call::Release { handle: prefix }), Answer::Done));
+    assert_eq!(alice.lookup(hers, keys(8..32)).1, 24, "all of it was given back");
+    drop((alice, bob));
+    hall.close();
+}
+
+#[test]
 fn numbers_of_another_user_stand_for_nothing() {
     let dir = TempDir::new().unwrap();
     let hall = Hall::open(&dir, UserLimits::default());
