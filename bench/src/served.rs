@@ -20,10 +20,9 @@ use crate::{
     stack::scattered,
 };
 
-const LAYERS: u32 = 8;
-/// Bytes of an object and objects of a layer: the least I/O; 512 tokens, and 8,192 tokens of
-/// Llama-3-8B in blocks of 64 with keys and values together.
-const LOADS: [(u32, u32); 3] = [(4 << 10, 1), (256 << 10, 8), (256 << 10, 128)];
+/// Layers, bytes of an object, and objects of a layer: the least I/O; 512 tokens, and 8,192 tokens
+/// of a quarter of Llama-3-8B in blocks of 64 with keys and values together.
+const LOADS: [(u32, u32, u32); 3] = [(32, 4 << 10, 1), (8, 256 << 10, 8), (8, 256 << 10, 128)];
 
 /// Arguments of `served`.
 #[derive(clap::Args, Debug)]
@@ -42,10 +41,10 @@ pub struct ServedArgs {
 /// Returns an error if a part of the stack fails.
 pub fn run(args: &ServedArgs) -> Result<Report> {
     let mut report = Report::new("served");
-    for (object_bytes, objects) in LOADS {
+    for (layers, object_bytes, objects) in LOADS {
         let folder = folder(&args.dir)?;
-        let shape = KvShape { layers: LAYERS, segments: 1, object_bytes, block_tokens: 64 };
-        let name = format!("{objects} x {} KiB", object_bytes >> 10);
+        let shape = KvShape { layers, segments: 1, object_bytes, block_tokens: 64 };
+        let name = format!("{layers} layers of {objects} x {} KiB", object_bytes >> 10);
         report.progress(&name);
         let found =
             Load::new(shape, objects).measure(folder.path(), args.rounds).context(name.clone())?;
@@ -53,10 +52,11 @@ pub fn run(args: &ServedArgs) -> Result<Report> {
             report.ratios.push(Ratio::rounds(format!("{what}, {name}"), "us", &sides));
         }
     }
-    report.notes.push(format!(
-        "ours: a client of a server; against: the server's own process, on the same devices; \
-         {LAYERS} layers, times of one"
-    ));
+    report.notes.push(
+        "ours: a client of a server; against: the server's own process, on the same devices; times \
+         of one layer"
+            .to_owned(),
+    );
     Ok(report)
 }
 
@@ -123,41 +123,39 @@ impl Load {
         ensure!(client.save(space, &self.keys, &self.blocks)? == self.keys.len(), "no room");
         let prefix = [client.lookup(space, &self.keys)?.len(), store.lookup(&self.keys)?.len()];
         ensure!(prefix == [self.keys.len(); 2], "{prefix:?} blocks were found");
-        let mut found = Found::default();
+        let (mut found, layers) = (Found::default(), self.shape.layers);
         for _ in 0..rounds {
             let (prefix, took) = timed(|| client.lookup(space, &self.keys));
             found.push("a lookup", 0, took, 1);
             let request = client.retrieve(&prefix?, 0, &self.blocks)?;
-            let (start, wait) = (|layer| request.start(layer), |layer| request.wait(layer));
-            layers(&mut found, 0, start, wait)?;
+            let start = || request.start_all(0..layers);
+            moved(&mut found, (0, layers), start, || request.wait_all(0..layers))?;
             drop(request);
             let (prefix, took) = timed(|| store.lookup(&self.keys));
             found.push("a lookup", 1, took, 1);
             let request = Request::retrieve(store, &prefix?, 0, &self.blocks)?;
-            let (start, wait) =
-                (|layer| request.start(layer), |layer| request.wait(layer).map(drop));
-            layers(&mut found, 1, start, wait)?;
+            let all = || (0..layers).map(Layer);
+            let start = || all().try_for_each(|layer| request.start(layer));
+            moved(&mut found, (1, layers), start, || {
+                all().try_for_each(|layer| request.wait(layer).map(drop))
+            })?;
         }
         Ok(found)
     }
 }
 
 /// Moves all layers, which are started before the first is awaited.
-fn layers<E: Into<anyhow::Error>>(
+fn moved<E: Into<anyhow::Error>>(
     found: &mut Found,
-    side: usize,
-    start: impl Fn(Layer) -> Result<(), E>,
-    wait: impl Fn(Layer) -> Result<(), E>,
+    (side, layers): (usize, u32),
+    start: impl Fn() -> Result<(), E>,
+    wait: impl Fn() -> Result<(), E>,
 ) -> Result<()> {
-    let each = |call: &dyn Fn(Layer) -> Result<(), E>| {
-        (0..LAYERS).map(Layer).try_for_each(call).map_err(Into::into)
-    };
-    let (moved, all) = timed(|| -> Result<_> {
-        let (started, took) = timed(|| each(&start));
-        found.push("start of a layer", side, took, LAYERS);
-        started?;
-        each(&wait)
+    let (moved, all) = timed(|| {
+        let (started, took) = timed(&start);
+        found.push("start of a layer", side, took, layers);
+        started.and_then(|()| wait())
     });
-    found.push("a layer, loaded", side, all, LAYERS);
-    moved
+    found.push("a layer, loaded", side, all, layers);
+    moved.map_err(Into::into)
 }

@@ -37,6 +37,8 @@ pub(crate) fn refused(error: impl Into<StackError>) -> PyErr {
         ErrorKind::Stale => StaleError::new_err(message),
         ErrorKind::ReadOnly => ReadOnlyError::new_err(message),
         ErrorKind::Failed => ClosedError::new_err(message),
+        ErrorKind::Lost => LostError::new_err(message),
+        ErrorKind::Unsupported => InvalidError::new_err(message),
     }
 }
 

@@ -393,14 +393,14 @@ impl ServedPlane {
     /// Starts a layer of a job.
     fn start(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<()> {
         let layer = arguments::layer(layer, self.layers)?;
-        self.with(py, |mover| mover.start(job, layer))
+        self.with(py, |mover| mover.start(job, layer.0..layer.0 + 1))
     }
 
     /// Waits for a layer that was started. Raises TransferError if it failed, and LostError if the
     /// server died: transfers may use its blocks until end() returns.
     fn wait(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<()> {
         let layer = arguments::layer(layer, self.layers)?;
-        self.with(py, |mover| mover.wait(job, layer))
+        self.with(py, |mover| mover.wait(job, layer.0..layer.0 + 1))
     }
 
     /// Same as wait(), without blocking: False while the layer is in flight.

@@ -238,14 +238,6 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Sets the number of files to those that are held in fact.
-    pub(crate) fn set(&mut self, files: usize) {
-        let account = self.account.clone();
-        let mut state = account.state();
-        self.give_back(&mut state);
-        self.take(&mut state, files as u64, Vec::new());
-    }
-
     /// Sets the files to those that are held in fact.
     pub(crate) fn name(&mut self, files: Vec<FileId>) {
         let account = self.account.clone();
@@ -320,7 +312,7 @@ mod tests {
         assert_eq!(positions, 4);
         let refused = account.hold(1, 2).unwrap_err();
         assert!(refused.message.contains("`memory`"), "{refused:?}");
-        held.set(2);
+        held.name([1, 2].map(FileId).to_vec());
         assert_eq!(account.hold(6, 2).unwrap().0, 3);
         account.set_share(Share { held_files: 1, ..share });
         let refused = account.hold(6, 1).unwrap_err();

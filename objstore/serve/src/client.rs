@@ -7,6 +7,7 @@ mod pins;
 use std::{
     io,
     net::Shutdown,
+    ops::Range,
     os::{
         fd::{BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -18,7 +19,7 @@ use std::{
 };
 
 use objstore::{BlockId, BlockKey, Committed, KvShape, Layer, Namespace, Row, Usage};
-use ripieno_stack::PoolLayout;
+use ripieno_stack::{PoolLayout, StackError};
 use rustix::net::RecvFlags;
 
 use crate::{
@@ -92,7 +93,8 @@ pub struct SpaceId {
 #[derive(Debug)]
 #[must_use = "dropping it gives the blocks back"]
 pub struct Prefix {
-    pub(crate) handle: Handle,
+    handle: Handle,
+    number: u64,
     blocks: usize,
 }
 
@@ -101,32 +103,42 @@ pub struct Prefix {
 #[derive(Debug)]
 #[must_use = "dropping it ends the request"]
 pub struct Request {
+    /// The request, and what ends with it.
     pub(crate) handle: Handle,
+    /// Leading layers that were started with it.
+    started: u32,
+    /// The reservation that it fills, if it stores blocks.
+    reservation: Option<u64>,
     accepted: usize,
     moved: usize,
 }
 
-/// A number of a session, which is released on drop.
+/// Numbers of a session, which are released on drop.
 #[derive(Debug)]
 pub(crate) struct Handle {
     client: Client,
-    pub(crate) number: u64,
+    pub(crate) numbers: Vec<u64>,
     pub(crate) generation: u64,
-    /// Set when the call that ends it was made.
+    /// Set when the call that ends them was made.
     is_over: Mutex<bool>,
 }
 
 impl Handle {
-    /// Returns the mark that says if the call that ends it was made.
+    /// Returns the mark that says if the call that ends them was made.
     pub(crate) fn is_over(&self) -> MutexGuard<'_, bool> {
         self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the numbers of another handle released with these.
+    fn join(&mut self, mut other: Self) {
+        self.numbers.append(&mut other.numbers);
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !*self.is_over() {
-            let call = Call::Release { handle: self.number };
+        if !self.numbers.is_empty() && !*self.is_over() {
+            let call = Call::Release { handles: std::mem::take(&mut self.numbers) };
             // Of a session that was lost, the server has released it.
             let _ = self.client.call_in(self.generation, &call);
         }
@@ -342,9 +354,9 @@ impl Client {
     pub fn lookup(&self, space: SpaceId, keys: &[BlockKey]) -> Result<Prefix, ServeError> {
         let (namespace, keys) = (space.number, Keys(keys.to_vec()));
         match self.call_in(space.generation, &Call::Lookup { namespace, keys })? {
-            Answer::Prefix { prefix, blocks } => {
-                let handle = self.handle(prefix, space.generation);
-                Ok(Prefix { handle, blocks: blocks as usize })
+            Answer::Prefix { prefix: number, blocks } => {
+                let handle = self.handle(number, space.generation);
+                Ok(Prefix { handle, number, blocks: blocks as usize })
             }
             other => Err(unexpected(&other)),
         }
@@ -360,10 +372,22 @@ impl Client {
         first: usize,
         blocks: &[BlockId],
     ) -> Result<Request, ServeError> {
+        self.begin_load(prefix, first, blocks, 0)
+    }
+
+    /// Prepares to load, and starts leading layers.
+    fn begin_load(
+        &self,
+        prefix: &Prefix,
+        first: usize,
+        blocks: &[BlockId],
+        layers: u32,
+    ) -> Result<Request, ServeError> {
         let first = u32::try_from(first).unwrap_or(u32::MAX);
         let positions = (0..blocks.len() as u32).map(|at| first.saturating_add(at)).collect();
-        let Handle { number: prefix, generation, .. } = prefix.handle;
-        self.request(generation, &Call::Load { prefix, positions, blocks: numbers(blocks) })
+        let Prefix { handle, number, .. } = prefix;
+        let (prefix, blocks) = (*number, numbers(blocks));
+        self.request(handle.generation, &Call::Load { prefix, positions, blocks, layers })
     }
 
     /// Prepares to store blocks, as many leading ones as there is room for.
@@ -376,16 +400,49 @@ impl Client {
         keys: &[BlockKey],
         blocks: &[BlockId],
     ) -> Result<Request, ServeError> {
+        self.begin_save(space, keys, blocks, 0)
+    }
+
+    /// Prepares to store blocks, and starts leading layers.
+    fn begin_save(
+        &self,
+        space: SpaceId,
+        keys: &[BlockKey],
+        blocks: &[BlockId],
+        layers: u32,
+    ) -> Result<Request, ServeError> {
+        if keys.len() != blocks.len() {
+            let (what, given) = ("blocks, one for each key", blocks.len() as u64);
+            return Err(ServeError::Argument { what, given, expected: keys.len() as u64 });
+        }
         let (namespace, keys) = (space.number, Keys(keys.to_vec()));
-        let call = Call::Store { namespace, keys, blocks: numbers(blocks) };
-        self.request(space.generation, &call)
+        let call = Call::Reserve { namespace, keys };
+        let (reservation, accepted, positions) = match self.call_in(space.generation, &call)? {
+            Answer::Reserved { reservation, accepted, positions } => {
+                (reservation, accepted as usize, positions)
+            }
+            other => return Err(unexpected(&other)),
+        };
+        let reserved = self.handle(reservation, space.generation);
+        let block = |at: &u32| Some(blocks.get(*at as usize)?.0);
+        let Some(blocks) = positions.iter().map(block).collect::<Option<Vec<u32>>>() else {
+            return Err(ServeError::Answer { found: format!("positions {positions:?}") });
+        };
+        let call = Call::Fill { reservation, positions, blocks, layers };
+        let mut request = self.request(space.generation, &call)?;
+        request.handle.join(reserved);
+        Ok(Request { reservation: Some(reservation), accepted, ..request })
     }
 
     pub(crate) fn request(&self, generation: u64, call: &Call) -> Result<Request, ServeError> {
+        let moved = match call {
+            Call::Load { blocks, .. } | Call::Fill { blocks, .. } => blocks.len(),
+            _ => 0,
+        };
         match self.call_in(generation, call)? {
-            Answer::Request { request, accepted, moved } => {
+            Answer::Request { request, started } => {
                 let handle = self.handle(request, generation);
-                Ok(Request { handle, accepted: accepted as usize, moved: moved as usize })
+                Ok(Request { handle, started, reservation: None, accepted: moved, moved })
             }
             other => Err(unexpected(&other)),
         }
@@ -402,7 +459,7 @@ impl Client {
         keys: &[BlockKey],
         blocks: &[BlockId],
     ) -> Result<usize, ServeError> {
-        let request = self.allocate(space, keys, blocks)?;
+        let request = self.begin_save(space, keys, blocks, self.inner.shape.layers)?;
         request.move_all()?;
         Ok(request.commit()?.accepted)
     }
@@ -419,8 +476,12 @@ impl Client {
         blocks: &[BlockId],
     ) -> Result<usize, ServeError> {
         let prefix = self.lookup(space, &keys[..keys.len().min(blocks.len())])?;
-        self.retrieve(&prefix, 0, &blocks[..prefix.len()])?.move_all()?;
-        Ok(prefix.len())
+        let found = prefix.len();
+        let mut request = self.begin_load(&prefix, 0, &blocks[..found], self.inner.shape.layers)?;
+        // One message ends both.
+        request.handle.join(prefix.handle);
+        request.move_all()?;
+        Ok(found)
     }
 
     /// Makes all changes so far durable. Commits are durable when they return.
@@ -510,7 +571,8 @@ impl Client {
     }
 
     pub(crate) fn handle(&self, number: u64, generation: u64) -> Handle {
-        Handle { client: self.by(None), number, generation, is_over: Mutex::new(false) }
+        let is_over = Mutex::new(false);
+        Handle { client: self.by(None), numbers: vec![number], generation, is_over }
     }
 
     fn links(&self) -> MutexGuard<'_, Links> {
@@ -602,8 +664,33 @@ impl Request {
     /// # Errors
     /// Returns [`ServeError::Refused`], [`ServeError::Stale`] or [`ServeError::Lost`].
     pub fn start(&self, layer: Layer) -> Result<(), ServeError> {
-        let Handle { number: request, generation, .. } = self.handle;
-        self.handle.client.done(generation, &Call::Start { request, layer: layer.0 })
+        self.start_all(layer.0..layer.0 + 1)
+    }
+
+    /// Starts layers in this order, by one message if the server takes all of them at once.
+    ///
+    /// # Errors
+    /// Same as [`Request::start`]; layers before the one that is refused are started.
+    pub fn start_all(&self, layers: Range<u32>) -> Result<(), ServeError> {
+        self.each(layers, |request, layers| Call::Start { request, layers }).1
+    }
+
+    /// Makes calls about layers, each of which the server may answer for leading ones only. Returns
+    /// the layer with which it ended.
+    fn each(
+        &self,
+        layers: Range<u32>,
+        call: impl Fn(u64, Range<u32>) -> Call,
+    ) -> (u32, Result<(), ServeError>) {
+        let (Handle { client, generation, .. }, mut at) = (&self.handle, layers.start);
+        while at < layers.end {
+            match client.number(*generation, &call(self.handle.numbers[0], at..layers.end)) {
+                Ok(0) => return (at, Err(unexpected(&Answer::Number(0)))),
+                Ok(done) => at = at.saturating_add(done),
+                Err(error) => return (at, Err(error)),
+            }
+        }
+        (at, Ok(()))
     }
 
     /// Waits for a layer that was started. No device accesses its blocks any more, unless the
@@ -612,8 +699,24 @@ impl Request {
     /// # Errors
     /// Same as [`Request::start`].
     pub fn wait(&self, layer: Layer) -> Result<(), ServeError> {
-        let Handle { number: request, generation, .. } = self.handle;
-        self.handle.client.done(generation, &Call::Wait { request, layer: layer.0 })
+        self.wait_all(layer.0..layer.0 + 1)
+    }
+
+    /// Waits for layers that were started, by one message if that does not take long.
+    ///
+    /// # Errors
+    /// Returns the first error.
+    pub fn wait_all(&self, layers: Range<u32>) -> Result<(), ServeError> {
+        let (mut at, mut first) = (layers.start, Ok(()));
+        while at < layers.end {
+            let (failed, waited) =
+                self.each(at..layers.end, |request, layers| Call::Wait { request, layers });
+            let goes_on = matches!(waited, Ok(()) | Err(ServeError::Refused { .. }));
+            first = first.and(waited);
+            // Of the others, too: then nothing uses their blocks any more.
+            at = if goes_on { failed.saturating_add(1) } else { layers.end };
+        }
+        first
     }
 
     /// Starts the layers that wait for their turn at a server that paces, and later ones at once.
@@ -621,23 +724,20 @@ impl Request {
     /// # Errors
     /// Same as [`Request::start`].
     pub fn hurry(&self) -> Result<(), ServeError> {
-        let Handle { number: request, generation, .. } = self.handle;
-        self.handle.client.done(generation, &Call::Hurry { request })
+        let Handle { client, numbers, generation, .. } = &self.handle;
+        client.done(*generation, &Call::Hurry { request: numbers[0] })
     }
 
     /// Starts all layers, and waits for them. No device accesses the blocks any more, unless the
     /// session was lost.
     ///
     /// # Errors
-    /// Returns the first error; after that of a start, no further layer is started.
+    /// Returns the first error of a wait, or else that of a start, after which no further layer is
+    /// started.
     pub fn move_all(&self) -> Result<(), ServeError> {
-        let (layers, mut started) = (self.handle.client.inner.shape.layers, 0);
-        let begun = (0..layers).map(Layer).try_for_each(|layer| {
-            self.start(layer)?;
-            started += 1;
-            Ok(())
-        });
-        (0..started).map(|layer| self.wait(Layer(layer))).fold(begun, Result::and)
+        let layers = self.started..self.handle.client.inner.shape.layers;
+        let (begun, started) = self.each(layers, |request, layers| Call::Start { request, layers });
+        self.wait_all(0..begun).and(started)
     }
 
     /// Makes the stored blocks durable and visible to all clients of the namespace.
@@ -645,16 +745,17 @@ impl Request {
     /// # Errors
     /// Same as [`Request::start`]. After [`ServeError::Lost`] they are either found or not.
     pub fn commit(self) -> Result<Committed, ServeError> {
-        let Handle { number: request, generation, .. } = self.handle;
-        let answer = self.handle.client.call_in(generation, &Call::Commit { request });
+        let (Handle { client, numbers, generation, .. }, Some(reservation)) =
+            (&self.handle, self.reservation)
+        else {
+            return Err(StackError::NotWriting.into());
+        };
+        let requests = vec![numbers[0]];
+        let call = Call::Publish { reservation, requests, is_durable: true };
+        let done = client.done(*generation, &call);
         // After a refusal, the request may be left.
-        *self.handle.is_over() = answer.is_ok();
-        match answer? {
-            Answer::Committed { accepted, written } => {
-                Ok(Committed { accepted: accepted as usize, written: written as usize })
-            }
-            other => Err(unexpected(&other)),
-        }
+        *self.handle.is_over() = done.is_ok();
+        done.map(|()| Committed { accepted: self.accepted, written: self.moved })
     }
 
     /// Returns true if a layer that was started has ended.
@@ -662,9 +763,9 @@ impl Request {
     /// # Errors
     /// Same as [`Request::wait`].
     pub fn poll(&self, layer: Layer) -> Result<bool, ServeError> {
-        let Handle { number: request, generation, .. } = self.handle;
-        let call = Call::Poll { request, layer: layer.0 };
-        Ok(self.handle.client.number(generation, &call)? > 0)
+        let Handle { client, numbers, generation, .. } = &self.handle;
+        let call = Call::Poll { request: numbers[0], layer: layer.0 };
+        Ok(client.number(*generation, &call)? > 0)
     }
 }
 

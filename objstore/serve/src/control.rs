@@ -6,10 +6,7 @@
 use kv_catalog::BlockKey;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    error::RefusalKind,
-    protocol::{self, Member},
-};
+use crate::{error::RefusalKind, protocol::Member};
 
 pub(crate) mod client;
 pub(crate) mod doors;
@@ -27,7 +24,7 @@ pub struct Key(pub BlockKey);
 
 impl From<Key> for String {
     fn from(Key(key): Key) -> Self {
-        protocol::hex(&key.0)
+        hex(&key.0)
     }
 }
 
@@ -35,10 +32,22 @@ impl TryFrom<String> for Key {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let key = protocol::unhex(&text).and_then(|bytes| bytes.try_into().ok());
+        let key = unhex(&text).and_then(|bytes| bytes.try_into().ok());
         let key = key.ok_or_else(|| "a key has 64 hexadecimal digits".to_owned())?;
         Ok(Self(BlockKey(key)))
     }
+}
+
+fn hex<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> String {
+    let digit = |half: u8| char::from(b"0123456789abcdef"[usize::from(half)]);
+    bytes.into_iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let byte = |[high, low]: &[u8; 2]| Some((digit(*high)? << 4 | digit(*low)?) as u8);
+    rest.is_empty().then(|| pairs.iter().map(byte).collect()).flatten()
 }
 
 /// Keys of a namespace: of a lookup, and of blocks to delete.

@@ -371,17 +371,25 @@ impl Engine {
         Ok(Some(is_good))
     }
 
-    /// Makes the blocks of a client's reservation visible, and ends it.
-    pub(crate) fn publish(&self, owner: u64, number: u64, store: &Store) -> Result<(), Refusal> {
+    /// Makes the blocks of a client's reservation visible, durable if asked for, and ends it.
+    pub(crate) fn publish(
+        &self,
+        owner: u64,
+        number: u64,
+        store: &Store,
+        is_durable: bool,
+    ) -> Result<(), Refusal> {
         let writing = self.own_reservation(owner, number)?;
-        for reservation in &writing.ranks {
-            store.commit_reservation(reservation)?;
+        match is_durable {
+            true => store.commit_reservations(&writing.ranks)?,
+            false => writing.ranks.iter().try_for_each(|rank| store.commit_reservation(rank))?,
         }
         self.end(owner, number);
         Ok(())
     }
 
-    fn own_reservation(&self, owner: u64, number: u64) -> Result<Arc<Writing>, Refusal> {
+    /// Returns a reservation that a client made itself.
+    pub(crate) fn own_reservation(&self, owner: u64, number: u64) -> Result<Arc<Writing>, Refusal> {
         let own = match self.grants().all.get(&number) {
             Some(Grant { owner: found, files: Files::Reserved(writing), .. })
                 if *found == owner =>

@@ -121,7 +121,7 @@ pub(crate) fn listen_hint(error: &io::Error) -> &'static str {
         io::ErrorKind::AlreadyExists => "remove that file, or name another path",
         io::ErrorKind::AddrInUse => "end the program that listens there, or name another port",
         io::ErrorKind::AddrNotAvailable => "name an address of this machine",
-        io::ErrorKind::InvalidFilename => TOO_LONG,
+        io::ErrorKind::InvalidFilename | io::ErrorKind::InvalidInput => TOO_LONG,
         _ => remedy(error).unwrap_or("name another one"),
     }
 }

@@ -5,7 +5,8 @@
 //! from then on. The server submits every command. `ripieno serve` is the program.
 //!
 //! # Architecture
-//! - [`protocol`]: the messages, which are JSON on a stream socket. One answer for each call.
+//! - [`protocol`]: the messages on a stream socket. One answer for each call, also about several
+//!   layers.
 //! - [`Server`]: a thread for each connection; checks the user by the credentials of the socket.
 //! - `session.rs`: a client's pool, and what the numbers that it may use stand for.
 //! - `engine.rs`: what the clients of an engine of several processes share.
@@ -14,7 +15,8 @@
 //!   order of their calls, or equally if the plane has a pacer.
 //! - `memory.rs`: shared memory (memfd), sealed against shrinking.
 //! - [`Client`], with [`Prefix`] and [`Request`]: any number of threads, each call on a connection
-//!   of its own. [`Finder`] and [`Mover`]: scheduler and rank of an engine.
+//!   of its own. [`RemoteStore`] is a client's store as a [`ripieno_stack::KvStore`]. [`Finder`]
+//!   and [`Mover`]: scheduler and rank of an engine.
 //! - [`control`]: requests of control over HTTP, at the same socket and by choice at a TCP port.
 //!   `routes.rs` has all of them, `pins.rs` and `hints.rs` two of the larger ones. `http.rs` reads
 //!   and writes HTTP, with limits; `web.rs` decides who may ask. [`Control`] asks: `ripieno ctl`.
@@ -62,6 +64,7 @@ mod memory;
 mod peer;
 pub mod protocol;
 mod refusal;
+mod remote;
 mod server;
 mod session;
 mod settings;
@@ -71,6 +74,7 @@ pub use client::{Client, Prefix, Request, SpaceId};
 pub use control::{Control, ControlAddress, PinLimits};
 pub use error::{RefusalKind, ServeError};
 pub use member::{Finder, Found, JobReport, Mover, Room};
+pub use remote::RemoteStore;
 pub use ripieno_stack::PoolLayout;
 pub use server::Server;
 pub use settings::{Reload, Settings, UserLimits};

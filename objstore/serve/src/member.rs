@@ -8,6 +8,7 @@
 
 use std::{
     collections::HashMap,
+    ops::Range,
     os::fd::OwnedFd,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
@@ -363,14 +364,10 @@ impl Finder {
     /// # Errors
     /// Returns [`ServeError::Refused`].
     pub fn publish(&self, number: u64, is_durable: bool) -> Result<bool, ServeError> {
-        let published = self.call_held(number, &Call::Publish { reservation: number })?;
-        let synced = match published.is_some() && is_durable {
-            // In the same session: another server does not have them.
-            true => self.call_held(number, &Call::Sync),
-            false => Ok(published),
-        };
+        let call = Call::Publish { reservation: number, requests: Vec::new(), is_durable };
+        let published = self.call_held(number, &call)?;
         self.forget(number);
-        Ok(synced?.is_some())
+        Ok(published.is_some())
     }
 
     /// Makes a call about something held; `None` if it is of an earlier session.
@@ -601,8 +598,10 @@ impl Mover {
                 let positions = places.iter().map(|place| (place & mask) as u32).collect();
                 let blocks = crate::client::numbers(&blocks);
                 let call = match direction {
-                    Direction::Read => Call::Load { prefix: number, positions, blocks },
-                    Direction::Write => Call::Fill { reservation: number, positions, blocks },
+                    Direction::Read => Call::Load { prefix: number, positions, blocks, layers: 0 },
+                    Direction::Write => {
+                        Call::Fill { reservation: number, positions, blocks, layers: 0 }
+                    }
                 };
                 Some(self.line.client.request(session, &call)?)
             }
@@ -619,20 +618,20 @@ impl Mover {
         found.ok_or(ServeError::Argument { what: "job", given: job, expected: 0 })
     }
 
-    /// Starts a layer.
+    /// Starts layers.
     ///
     /// # Errors
-    /// Same as [`Request::start`].
-    pub fn start(&self, job: u64, layer: Layer) -> Result<(), ServeError> {
-        self.job(job)?.request.as_ref().map_or(Ok(()), |request| request.start(layer))
+    /// Same as [`Request::start_all`].
+    pub fn start(&self, job: u64, layers: Range<u32>) -> Result<(), ServeError> {
+        self.job(job)?.request.as_ref().map_or(Ok(()), |request| request.start_all(layers))
     }
 
-    /// Waits for a layer.
+    /// Waits for layers.
     ///
     /// # Errors
-    /// Same as [`Request::wait`].
-    pub fn wait(&self, job: u64, layer: Layer) -> Result<(), ServeError> {
-        self.job(job)?.request.as_ref().map_or(Ok(()), |request| request.wait(layer))
+    /// Same as [`Request::wait_all`].
+    pub fn wait(&self, job: u64, layers: Range<u32>) -> Result<(), ServeError> {
+        self.job(job)?.request.as_ref().map_or(Ok(()), |request| request.wait_all(layers))
     }
 
     /// Returns true if a layer has ended.
@@ -678,7 +677,7 @@ impl Mover {
         let mut ended: HashMap<u64, Result<Ended, Unknown>> = HashMap::new();
         for session in sessions {
             let of = handles.iter().filter(|handle| handle.generation == session);
-            let requests: Vec<u64> = of.map(|handle| handle.number).collect();
+            let requests: Vec<u64> = of.map(|handle| handle.numbers[0]).collect();
             let call = Call::End { requests: requests.clone() };
             match client.call_in(session, &call) {
                 Ok(Answer::Ended(all)) if all.len() == requests.len() => {
@@ -709,7 +708,7 @@ impl Mover {
         job: Arc<Job>,
         ended: &mut HashMap<u64, Result<Ended, Unknown>>,
     ) -> Result<JobReport, ServeError> {
-        let request = job.request.as_ref().map(|request| request.handle.number);
+        let request = job.request.as_ref().map(|request| request.handle.numbers[0]);
         let nothing = Ok(Ended { error: None, is_mismatch: false, lost: None });
         match request.map_or(Some(nothing), |request| ended.remove(&request)) {
             Some(Ok(Ended { error, is_mismatch, lost })) => {

@@ -1,12 +1,14 @@
 //! Messages between client and server, and their transport.
 //!
-//! A message is a length (u32, little-endian) and that many bytes of JSON. Each call has one
-//! answer, in order. The memory of a client's pool goes with its first call, as a file descriptor.
-//! Every field is untrusted: bounds are checked here, meaning in `session.rs`.
+//! A message is a length (u32, little-endian) and that many bytes in the format of `postcard`. Each
+//! call has one answer, in order. The memory of a client's pool goes with its first call, as a file
+//! descriptor. Every field is untrusted: bounds are checked here, meaning in `session.rs`.
 
 use std::{
+    fmt,
     io::{self, IoSlice, IoSliceMut, Read as _},
     mem::MaybeUninit,
+    ops::Range,
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -21,21 +23,23 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{DeserializeOwned, Error, Visitor},
+};
 
 use crate::error::RefusalKind;
 
 /// Version of the messages. Client and server must have the same.
-pub const VERSION: u32 = 6;
-/// Bytes of a message, at most: about 60,000 keys.
-pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+pub const VERSION: u32 = 7;
+/// Bytes of a message, at most: fewer keys than a place has positions.
+pub const MESSAGE_BYTES_MAX: usize = 2 << 20;
 
 /// Connections of a client, at most, besides its first one.
 pub const CONNECTIONS_MAX: usize = 16;
 
 /// A call of a client.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Call {
     /// Begins a session. Answer: [`Answer::Welcome`].
@@ -79,29 +83,24 @@ pub enum Call {
         positions: Vec<u32>,
         /// A block for each position.
         blocks: Vec<u32>,
+        /// Leading layers to start at once.
+        layers: u32,
     },
-    /// Prepares to store blocks. Answer: [`Answer::Request`].
-    Store {
-        /// The namespace.
-        namespace: u32,
-        /// A key for each block.
-        keys: Keys,
-        /// The blocks.
-        blocks: Vec<u32>,
-    },
-    /// Starts a layer of a request. Answer: [`Answer::Done`].
+    /// Starts layers of a request, in this order. Answer: [`Answer::Number`], the layers that were
+    /// started: at least one, unless none was named. The next call starts the rest, or is refused.
     Start {
         /// The request.
         request: u64,
-        /// The layer.
-        layer: u32,
+        /// The layers.
+        layers: Range<u32>,
     },
-    /// Waits for a layer. Answer: [`Answer::Done`].
+    /// Waits for layers, in this order. Answer: [`Answer::Number`], the layers that have ended:
+    /// same as for [`Call::Start`].
     Wait {
         /// The request.
         request: u64,
-        /// The layer.
-        layer: u32,
+        /// The layers.
+        layers: Range<u32>,
     },
     /// Starts the layers of a request that wait for their turn, and later ones at once. Answer:
     /// [`Answer::Done`].
@@ -109,15 +108,11 @@ pub enum Call {
         /// The request.
         request: u64,
     },
-    /// Makes a stored request durable, and ends it. Answer: [`Answer::Committed`].
-    Commit {
-        /// The request.
-        request: u64,
-    },
-    /// Ends a request, after its layers in flight, or a prefix. Answer: [`Answer::Done`].
+    /// Ends requests, after their layers in flight, prefixes, and reservations. Answer:
+    /// [`Answer::Done`].
     Release {
-        /// Request or prefix.
-        handle: u64,
+        /// Their numbers.
+        handles: Vec<u64>,
     },
     /// Asks if a layer has ended. Answer: [`Answer::Number`], 1 if it has.
     Poll {
@@ -150,6 +145,8 @@ pub enum Call {
         positions: Vec<u32>,
         /// A block for each position.
         blocks: Vec<u32>,
+        /// Leading layers to start at once.
+        layers: u32,
     },
     /// Ends requests that load or fill: waits for their layers, and makes what they stored durable.
     /// Answer: [`Answer::Ended`].
@@ -171,6 +168,11 @@ pub enum Call {
     Publish {
         /// The reservation.
         reservation: u64,
+        /// Requests that fill it, and end first.
+        requests: Vec<u64>,
+        /// True if the blocks are to be durable before the answer. Lookups do not find them if that
+        /// fails.
+        is_durable: bool,
     },
     /// Makes everything so far durable. Answer: [`Answer::Done`].
     Sync,
@@ -217,7 +219,6 @@ pub enum Call {
 
 /// An answer of the server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Answer {
     /// The session has begun.
@@ -244,17 +245,8 @@ pub enum Answer {
     Request {
         /// Names it.
         request: u64,
-        /// Leading blocks that will be found after the commit, or are loaded.
-        accepted: u32,
-        /// Blocks that it moves.
-        moved: u32,
-    },
-    /// A request was committed.
-    Committed {
-        /// Leading blocks that lookups find.
-        accepted: u32,
-        /// Blocks that were added.
-        written: u32,
+        /// Layers that were started: [`Call::Start`] starts the rest, or is refused.
+        started: u32,
     },
     /// A byte for each key: 1 if it is stored.
     Flags(Bytes),
@@ -302,7 +294,6 @@ pub struct Member {
 
 /// Result of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Ended {
     /// The reason if not all data arrived.
     pub error: Option<String>,
@@ -314,7 +305,6 @@ pub struct Ended {
 
 /// A namespace: [`Namespace`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Space {
     weights: Bytes,
     layout: String,
@@ -348,59 +338,39 @@ impl Space {
     }
 }
 
-/// Bytes, in hexadecimal digits.
+/// Bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
 pub struct Bytes(pub Vec<u8>);
 
-/// Keys, in hexadecimal digits without separators.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+/// Keys: their bytes, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys(pub Vec<BlockKey>);
 
-impl From<Bytes> for String {
-    fn from(Bytes(bytes): Bytes) -> Self {
-        hex(&bytes)
+impl Serialize for Keys {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(&self.0.iter().flat_map(|key| key.0).collect::<Vec<u8>>())
     }
 }
 
-impl TryFrom<String> for Bytes {
-    type Error = String;
+impl<'de> Deserialize<'de> for Keys {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Whole;
+        impl Visitor<'_> for Whole {
+            type Value = Keys;
 
-    fn try_from(text: String) -> Result<Self, String> {
-        unhex(&text).map(Self).ok_or_else(|| "hexadecimal digits were expected".to_owned())
-    }
-}
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("keys of 32 bytes each")
+            }
 
-impl From<Keys> for String {
-    fn from(Keys(keys): Keys) -> Self {
-        hex(keys.iter().flat_map(|key| &key.0))
-    }
-}
-
-impl TryFrom<String> for Keys {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let bytes = unhex(&text);
-        let (keys, rest) = bytes.as_deref().map(<[u8]>::as_chunks).unwrap_or((&[], &[0]));
-        match rest {
-            [] => Ok(Self(keys.iter().map(|key| BlockKey(*key)).collect())),
-            _ => Err("keys of 64 hexadecimal digits each were expected".to_owned()),
+            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Keys, E> {
+                match bytes.as_chunks() {
+                    (keys, []) => Ok(Keys(keys.iter().copied().map(BlockKey).collect())),
+                    _ => Err(E::invalid_length(bytes.len(), &self)),
+                }
+            }
         }
+        from.deserialize_bytes(Whole)
     }
-}
-
-pub(crate) fn hex<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> String {
-    let digit = |half: u8| char::from(b"0123456789abcdef"[usize::from(half)]);
-    bytes.into_iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
-}
-
-pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    let byte = |[high, low]: &[u8; 2]| Some((digit(*high)? << 4 | digit(*low)?) as u8);
-    rest.is_empty().then(|| pairs.iter().map(byte).collect()).flatten()
 }
 
 /// Connects to the socket of a server, which hangs if it has no room for a connection for the time
@@ -428,8 +398,7 @@ pub(crate) fn send(
     message: &impl Serialize,
     file: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
-    let mut bytes = vec![0; 4];
-    serde_json::to_writer(&mut bytes, message)?;
+    let mut bytes = postcard::to_extend(message, vec![0; 4]).map_err(io::Error::other)?;
     let len = bytes.len() - 4;
     if len > MESSAGE_BYTES_MAX {
         let why = format!("a message of {len} bytes; {MESSAGE_BYTES_MAX} are possible: use parts");
@@ -496,16 +465,24 @@ pub(crate) fn receive<T: DeserializeOwned>(mut stream: &UnixStream) -> io::Resul
     }
     let mut bytes = vec![0; len];
     stream.read_exact(&mut bytes)?;
-    match serde_json::from_slice(&bytes) {
-        Ok(message) => Ok(Received::Message(message, file)),
-        Err(error) => Ok(Received::Malformed(error.to_string())),
+    Ok(match parse(&bytes) {
+        Ok(message) => Received::Message(message, file),
+        Err(why) => Received::Malformed(why),
+    })
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(format!("{} bytes follow the message", rest.len())),
+        Err(error) => Err(error.to_string()),
     }
 }
 
 /// Returns the message that these bytes are, if they are one.
 pub(crate) fn receive_from<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
-    let (len, text) = bytes.split_first_chunk()?;
-    (u32::from_le_bytes(*len) as usize == text.len()).then(|| serde_json::from_slice(text).ok())?
+    let (len, message) = bytes.split_first_chunk()?;
+    (u32::from_le_bytes(*len) as usize == message.len()).then(|| parse(message).ok())?
 }
 
 #[cfg(test)]
@@ -515,15 +492,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_survive_and_other_text_does_not() {
+    fn keys_are_their_bytes_and_no_part_of_one() {
         let keys = Keys(vec![BlockKey([0xA5; 32]), BlockKey([7; 32])]);
-        let text = serde_json::to_string(&keys).unwrap();
-        assert_eq!(text.len(), 2 + 128);
-        assert_eq!(serde_json::from_str::<Keys>(&text).unwrap(), keys);
-        for wrong in ["\"a\"", "\"a5\"", "\"xx\"", "7"] {
-            assert!(serde_json::from_str::<Keys>(wrong).is_err(), "{wrong}");
-        }
-        assert_eq!(serde_json::from_str::<Keys>("\"\"").unwrap().0, []);
+        let mut bytes = postcard::to_stdvec(&keys).unwrap();
+        assert_eq!(bytes.len(), 1 + 64);
+        assert_eq!(parse::<Keys>(&bytes).unwrap(), keys);
+        bytes[0] = 63;
+        assert!(parse::<Keys>(&bytes[..64]).is_err());
+        assert_eq!(parse::<Keys>(&[0]).unwrap().0, []);
     }
 
     #[test]
@@ -531,10 +507,12 @@ mod tests {
         let (one, other) = UnixStream::pair().unwrap();
         send(&one, &Call::Counts, None).unwrap();
         assert!(matches!(receive::<Call>(&other), Ok(Received::Message(Call::Counts, None))));
-        for text in ["{}", "\"state\"", "{\"start\":{\"request\":1,\"layer\":1,\"more\":2}}", "["] {
-            (&one).write_all(&(text.len() as u32).to_le_bytes()).unwrap();
-            (&one).write_all(text.as_bytes()).unwrap();
-            assert!(matches!(receive::<Call>(&other), Ok(Received::Malformed(_))), "{text}");
+        let counts = postcard::to_stdvec(&Call::Counts).unwrap();
+        // Of no call; too short; too long; a list that is longer than its message.
+        for bytes in [&[0xFF][..], &[], &[&counts[..], &[0]].concat(), &[4, 0, 0xFF, 0xFF, 0x7F]] {
+            (&one).write_all(&(bytes.len() as u32).to_le_bytes()).unwrap();
+            (&one).write_all(bytes).unwrap();
+            assert!(matches!(receive::<Call>(&other), Ok(Received::Malformed(_))), "{bytes:?}");
         }
         (&one).write_all(&u32::MAX.to_le_bytes()).unwrap();
         assert!(matches!(receive::<Call>(&other), Ok(Received::Malformed(_))));

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    ops::Range,
     os::fd::OwnedFd,
     os::unix::net::UnixStream,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -34,6 +35,9 @@ const REQUESTS_MAX: usize = 256;
 const NAMESPACES_MAX: usize = 64;
 /// Longest time until a client's turn, if its bandwidth is limited: its death is noticed only then.
 const TURN_MAX: Duration = Duration::from_secs(5);
+/// Time after which a call about several layers leaves the rest to the next one: with that of the
+/// last layer, it is less than a client waits for an answer.
+const LAYERS_TIME: Duration = Duration::from_secs(20);
 
 /// The pool of a client. The memory outlives its registration.
 #[derive(Debug)]
@@ -234,25 +238,24 @@ impl Session {
             Call::Peek { namespace, keys } => self.peek(namespace, &keys),
             Call::AreStored { namespace, keys } => self.are_stored(namespace, &keys),
             Call::Lookup { namespace, keys } => self.lookup(namespace, &keys),
-            Call::Load { prefix, positions, blocks } => self.load(prefix, &positions, &blocks),
-            Call::Reserve { namespace, keys } => self.reserve(namespace, &keys),
-            Call::Fill { reservation, positions, blocks } => {
-                self.fill(reservation, &positions, &blocks)
+            Call::Load { prefix, positions, blocks, layers } => {
+                self.load(prefix, &positions, &blocks, layers)
             }
-            Call::Store { namespace, keys, blocks } => self.store(namespace, &keys, &blocks),
-            Call::Start { request, layer } => self.start(request, Layer(layer)),
-            Call::Wait { request, layer } => self.wait(request, Layer(layer)),
+            Call::Reserve { namespace, keys } => self.reserve(namespace, &keys),
+            Call::Fill { reservation, positions, blocks, layers } => {
+                self.fill(reservation, &positions, &blocks, layers)
+            }
+            Call::Start { request, layers } => self.start(request, layers),
+            Call::Wait { request, layers } => self.wait(request, layers),
             Call::Poll { request, layer } => self.poll(request, Layer(layer)),
             Call::Hurry { request } => self.hurry(request),
             Call::End { requests } => self.end_requests(&requests),
-            Call::Commit { request } => self.commit(request),
             Call::Report { reservation, rank, is_filled } => {
                 let reported = self.engine.report(self.number, reservation, rank, is_filled);
                 reported.map(Answer::Reported)
             }
-            Call::Publish { reservation } => {
-                let published = self.engine.publish(self.number, reservation, &self.store);
-                published.map(|()| Answer::Done)
+            Call::Publish { reservation, requests, is_durable } => {
+                self.publish(reservation, &requests, is_durable)
             }
             Call::Sync => self.store.sync_journal().map(|()| Answer::Done).map_err(Refusal::from),
             Call::Renew { namespace } => self.renew(namespace),
@@ -263,7 +266,7 @@ impl Session {
             }
             Call::Usage { namespace } => self.usage(namespace),
             Call::Counts => self.counts(),
-            Call::Release { handle } => self.release(handle),
+            Call::Release { handles } => self.release(&handles),
             _ => return None,
         })
     }
@@ -382,16 +385,20 @@ impl Session {
         Ok(blocks.iter().map(|block| BlockId(*block)).collect())
     }
 
-    fn load(&self, prefix: u64, positions: &[u32], blocks: &[u32]) -> Result<Answer, Refusal> {
+    fn load(
+        &self,
+        prefix: u64,
+        positions: &[u32],
+        blocks: &[u32],
+        layers: u32,
+    ) -> Result<Answer, Refusal> {
         let (found, held) = self.engine.prefix(prefix)?;
         let own = found.get(self.rank());
         let prefix = own.ok_or_else(|| self.engine.unknown("prefix", prefix))?;
         let (blocks, memory) = (self.blocks(blocks)?, self.memory(blocks)?);
         let positions: Vec<usize> = positions.iter().map(|at| *at as usize).collect();
         let request = Request::retrieve_at(&self.store, prefix, &positions, &blocks)?;
-        let moved = blocks.len() as u32;
-        let request = self.keep(Moving { request, blocks: moved, taken: (held, memory) })?;
-        Ok(Answer::Request { request, accepted: moved, moved })
+        self.requested(request, blocks.len(), (held, memory), layers)
     }
 
     /// Takes memory for the tables of a request.
@@ -400,27 +407,13 @@ impl Session {
         self.account.take(Resource::Memory, bytes)
     }
 
-    fn store(&self, namespace: u32, keys: &Keys, blocks: &[u32]) -> Result<Answer, Refusal> {
-        let (spaces, memory) = (self.space(namespace)?, self.memory(blocks)?);
-        let blocks = self.blocks(blocks)?;
-        let [store] = &spaces[..] else {
-            return Err(Refusal::argument("ranks of an engine fill what it has reserved"));
-        };
-        if keys.0.len() != blocks.len() {
-            let (keys, blocks) = (keys.0.len(), blocks.len());
-            return Err(Refusal::argument(format!("{keys} keys and {blocks} blocks were given")));
-        }
-        let (fits, mut held) = self.account.hold(keys.0.len(), 1)?;
-        let request = Request::store(store, &keys.0[..fits], &blocks[..fits])?;
-        let (accepted, moved) = request.accepted().unwrap_or_default();
-        held.set(accepted);
-        let (accepted, moved) = (accepted as u32, moved as u32);
-        let taken = (Arc::new(held), memory);
-        let request = self.keep(Moving { request, blocks: moved, taken })?;
-        Ok(Answer::Request { request, accepted, moved })
-    }
-
-    fn fill(&self, number: u64, positions: &[u32], blocks: &[u32]) -> Result<Answer, Refusal> {
+    fn fill(
+        &self,
+        number: u64,
+        positions: &[u32],
+        blocks: &[u32],
+        layers: u32,
+    ) -> Result<Answer, Refusal> {
         let (writing, held) = self.engine.reservation(number)?;
         let own = writing.ranks.get(self.rank());
         let own = own.ok_or_else(|| self.engine.unknown("reservation", number))?;
@@ -434,12 +427,25 @@ impl Session {
         let (positions, blocks): (Vec<u32>, Vec<BlockId>) =
             pairs.filter(|(at, _)| own.has(*at as usize)).unzip();
         let request = Request::fill(&self.store, own, &positions, &blocks)?;
-        let moved = blocks.len() as u32;
-        let request = self.keep(Moving { request, blocks: moved, taken: (held, memory) })?;
-        Ok(Answer::Request { request, accepted: moved, moved })
+        self.requested(request, blocks.len(), (held, memory), layers)
     }
 
-    fn keep(&self, request: Moving) -> Result<u64, Refusal> {
+    /// Keeps a request, and starts its first layers. The client learns its number in any case: what
+    /// refuses a layer here refuses it again when the client starts the rest.
+    fn requested(
+        &self,
+        request: Request,
+        blocks: usize,
+        taken: Taken,
+        layers: u32,
+    ) -> Result<Answer, Refusal> {
+        let moving = Arc::new(Moving { request, blocks: blocks as u32, taken });
+        let request = self.keep(moving.clone())?;
+        let started = self.each(0..layers, |layer| self.start_layer(&moving, layer));
+        Ok(Answer::Request { request, started: started.unwrap_or(0) })
+    }
+
+    fn keep(&self, request: Arc<Moving>) -> Result<u64, Refusal> {
         // Each client has the same share of the devices.
         request.request.assign(self.number as u32)?;
         let mut tables = self.tables();
@@ -449,7 +455,7 @@ impl Session {
             return Err(Refusal::new(RefusalKind::Limit, why));
         }
         let number = self.engine.next();
-        tables.requests.insert(number, Arc::new(request));
+        tables.requests.insert(number, request);
         // Saves that wait would leave no room for loads: all of them start, and then each new one.
         let half = REQUESTS_MAX / 2;
         let is_first = tables.requests.len() == half + 1;
@@ -488,15 +494,35 @@ impl Session {
         Ok(taken.map(|moving| (moving.request, moving.taken)).collect())
     }
 
-    fn take_one(&self, number: u64) -> Result<(Request, Taken), Refusal> {
-        self.take(&[number])?.pop().ok_or_else(|| self.engine.unknown("request", number))
+    /// Acts on layers in their order. Returns how many there are before the first that is refused,
+    /// or until time is up; or the refusal of the very first.
+    fn each(
+        &self,
+        layers: Range<u32>,
+        act: impl Fn(Layer) -> Result<(), Refusal>,
+    ) -> Result<u32, Refusal> {
+        let (mut done, until) = (0, self.now() + LAYERS_TIME);
+        for layer in layers.map(Layer) {
+            if done > 0 && self.now() > until {
+                break;
+            }
+            match act(layer) {
+                Ok(()) => done += 1,
+                Err(refusal) if done == 0 => return Err(refusal),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
     }
 
-    fn start(&self, request: u64, layer: Layer) -> Result<Answer, Refusal> {
+    fn start(&self, request: u64, layers: Range<u32>) -> Result<Answer, Refusal> {
         let moving = self.request(request)?;
+        self.each(layers, |layer| self.start_layer(&moving, layer)).map(Answer::Number)
+    }
+
+    fn start_layer(&self, moving: &Moving, layer: Layer) -> Result<(), Refusal> {
         self.wait_for_turn(moving.blocks)?;
-        moving.request.start(layer)?;
-        Ok(Answer::Done)
+        Ok(moving.request.start(layer)?)
     }
 
     /// Waits until a client of a user with a limit may move another layer.
@@ -519,9 +545,10 @@ impl Session {
         Ok(())
     }
 
-    fn wait(&self, request: u64, layer: Layer) -> Result<Answer, Refusal> {
-        self.request(request)?.request.wait(layer)?;
-        Ok(Answer::Done)
+    fn wait(&self, request: u64, layers: Range<u32>) -> Result<Answer, Refusal> {
+        let moving = self.request(request)?;
+        let waited = self.each(layers, |layer| Ok(moving.request.wait(layer).map(drop)?));
+        waited.map(Answer::Number)
     }
 
     fn poll(&self, request: u64, layer: Layer) -> Result<Answer, Refusal> {
@@ -535,11 +562,7 @@ impl Session {
     }
 
     fn end_requests(&self, numbers: &[u64]) -> Result<Answer, Refusal> {
-        let (requests, _taken): (Vec<Request>, Vec<Taken>) =
-            self.take(numbers)?.into_iter().unzip();
-        // The client waits, and not for long.
-        requests.iter().try_for_each(Request::hurry)?;
-        let ended = Request::end_all(requests)?.into_iter().map(|failure| {
+        let ended = self.end_all(numbers)?.into_iter().map(|failure| {
             let at = match &failure {
                 Some(StoreError::Transfer { failure }) => Some(failure),
                 _ => None,
@@ -553,23 +576,39 @@ impl Session {
         Ok(Answer::Ended(ended.collect()))
     }
 
-    fn commit(&self, request: u64) -> Result<Answer, Refusal> {
-        if self.request(request)?.request.accepted().is_none() {
-            let why = format!("request {request} loads: there is nothing to commit");
-            return Err(Refusal::argument(why));
-        }
-        let (request, _taken) = self.take_one(request)?;
-        request.hurry()?;
-        let done = request.commit()?;
-        let (accepted, written) = (done.accepted as u32, done.written as u32);
-        Ok(Answer::Committed { accepted, written })
+    /// Ends requests, and returns the failure of each.
+    fn end_all(&self, numbers: &[u64]) -> Result<Vec<Option<StoreError>>, Refusal> {
+        let (requests, _taken): (Vec<Request>, Vec<Taken>) =
+            self.take(numbers)?.into_iter().unzip();
+        // The client waits, and not for long.
+        requests.iter().try_for_each(Request::hurry)?;
+        Ok(Request::end_all(requests)?)
     }
 
-    fn release(&self, handle: u64) -> Result<Answer, Refusal> {
-        if !self.engine.end(self.number, handle) {
-            // Waits for its layers in flight.
-            drop(self.take_one(handle)?);
+    fn publish(
+        &self,
+        reservation: u64,
+        requests: &[u64],
+        is_durable: bool,
+    ) -> Result<Answer, Refusal> {
+        // Before requests end: another client's reservation ends none.
+        self.engine.own_reservation(self.number, reservation)?;
+        if let Some(failure) = self.end_all(requests)?.into_iter().flatten().next() {
+            return Err(failure.into());
         }
+        self.engine.publish(self.number, reservation, &self.store, is_durable)?;
         Ok(Answer::Done)
+    }
+
+    fn release(&self, handles: &[u64]) -> Result<Answer, Refusal> {
+        let mut released = Ok(Answer::Done);
+        for handle in handles {
+            if !self.engine.end(self.number, *handle) {
+                // Waits for its layers in flight.
+                let ended = self.take(&[*handle]).map(drop);
+                released = released.and_then(|done| ended.map(|()| done));
+            }
+        }
+        released
     }
 }

@@ -303,7 +303,7 @@ fn saver() -> Result<(Request, Finder, Mover), ServeError> {
     let client = Client::connect(&path, SHAPE, 16)?;
     let space = client.namespace(&Namespace::default())?;
     let request = client.allocate(space, &keys(0..8), &blocks(0, 8))?;
-    (0..SHAPE.layers).try_for_each(|layer| request.start(Layer(layer)))?;
+    request.start_all(0..SHAPE.layers)?;
     let file = memfd_create("rank", MemfdFlags::ALLOW_SEALING).expect("memory");
     ftruncate(&file, SHAPE.block_bytes() * 16).expect("memory");
     fcntl_add_seals(&file, SealFlags::SHRINK).expect("memory");
@@ -313,7 +313,7 @@ fn saver() -> Result<(Request, Finder, Mover), ServeError> {
     let space = finder.namespace(&Namespace::default())?;
     let room = finder.reserve(space, keys(8..16))?;
     let job = mover.begin(Direction::Write, &room.places, blocks(0, 8))?;
-    (0..SHAPE.layers).try_for_each(|layer| mover.start(job, Layer(layer)))?;
+    mover.start(job, 0..SHAPE.layers)?;
     Ok((request, finder, mover))
 }
 
@@ -340,7 +340,7 @@ fn a_saver_is_killed() -> Result<(), Failed> {
         client.write(*block, &bytes(*key))?;
     }
     let own = client.allocate(space, &keys, &from)?;
-    (0..SHAPE.layers).try_for_each(|layer| own.start(Layer(layer)))?;
+    own.start_all(0..SHAPE.layers)?;
     let (before, mapped) = (status(dir.path()), pools());
     let mut saver = spawn("saver", dir.path(), 0);
     assert_eq!((waiting(), status(dir.path()).files_writing), (9, 18));

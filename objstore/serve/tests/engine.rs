@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, os::fd::OwnedFd};
 
 use nvme_emu::{FaultAction, FaultRule, FaultWhen};
-use objstore::{BlockId, BlockKey, Direction, KvShape, Layer, Namespace, Outcome};
+use objstore::{BlockId, BlockKey, Direction, KvShape, Namespace, Outcome};
 use ripieno_serve::{Finder, Mover, PoolLayout, RefusalKind, ServeError};
 use ripieno_testkit::{blocks, keys, pattern, set_faults, until};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -89,9 +89,7 @@ impl Engine {
     fn start(&self, rank: usize, direction: Direction, places: &[u64]) -> u64 {
         let mover = &self.ranks[rank].0;
         let job = mover.begin(direction, places, blocks(0, places.len())).unwrap();
-        for layer in (0..SHAPE.layers).map(Layer) {
-            mover.start(job, layer).unwrap();
-        }
+        mover.start(job, 0..SHAPE.layers).unwrap();
         job
     }
 
@@ -258,7 +256,7 @@ fn a_rank_that_fails_or_a_scheduler_that_goes_leaves_nothing() {
     let room = one.finder.reserve(one.space, keys.clone()).unwrap();
     let mover = &one.ranks[0].0;
     let job = mover.begin(Direction::Write, &room.places, blocks(0, 4)).unwrap();
-    mover.start(job, Layer(0)).unwrap();
+    mover.start(job, 0..1).unwrap();
     let Engine { finder, ranks, .. } = one;
     drop(finder);
     until("the scheduler's session ends", || rig.status().sessions.len() <= 2);
@@ -279,7 +277,7 @@ fn an_engine_goes_on_without_its_server_and_finds_commits_again() {
     let room = one.finder.reserve(one.space, more.clone()).unwrap();
     let mover = &one.ranks[0].0;
     let loading = mover.begin(Direction::Read, &found.places, blocks(0, 4)).unwrap();
-    mover.start(loading, Layer(0)).unwrap();
+    mover.start(loading, 0..1).unwrap();
     let dir = rig.close();
     one.put(0, BlockId(3), &vec![0xEE; SHAPE.block_bytes() as usize]);
     let report = mover.end(&[loading]).unwrap().remove(0);

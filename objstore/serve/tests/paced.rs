@@ -57,7 +57,7 @@ fn begin_save(client: &Client, range: std::ops::Range<u32>, first: u32) -> Reque
 }
 
 fn start_all(request: &Request) {
-    layers().for_each(|layer| request.start(layer).unwrap());
+    request.start_all(0..SHAPE.layers).unwrap();
 }
 
 fn has_ended(request: &Request, layer: Layer) -> bool {

@@ -17,13 +17,13 @@ use objstore::{BlockId, BlockKey, KvShape, Layer, Namespace};
 use ripieno_serve::{
     Client, Control, ControlAddress, PoolLayout, RefusalKind, ServeError, Server, ServerOptions,
     control::Status,
-    protocol::{Answer, Call, Keys},
+    protocol::{Answer, Bytes, Call, Keys},
 };
 use ripieno_stack::Builder;
 use ripieno_testkit::{blocks, keys, pattern};
 use tempfile::TempDir;
 
-use crate::rig::{self, CAPACITY, Raw, Rig, SHAPE, kind};
+use crate::rig::{self, CAPACITY, Raw, Rig, SHAPE, framed, kind};
 
 fn space(label: &str) -> Namespace {
     Namespace { layout: label.to_owned(), label: label.to_owned(), ..Namespace::default() }
@@ -119,11 +119,11 @@ fn nothing_of_another_client_can_be_named() {
     let raw = Raw::new(&rig);
     for handle in 0..20 {
         for call in [
-            Call::Load { prefix: handle, positions: vec![0], blocks: vec![0] },
-            Call::Start { request: handle, layer: 0 },
-            Call::Wait { request: handle, layer: 0 },
-            Call::Commit { request: handle },
-            Call::Release { handle },
+            Call::Load { prefix: handle, positions: vec![0], blocks: vec![0], layers: 0 },
+            Call::Start { request: handle, layers: 0..1 },
+            Call::Wait { request: handle, layers: 0..1 },
+            Call::Publish { reservation: handle, requests: Vec::new(), is_durable: true },
+            Call::Release { handles: vec![handle] },
             Call::Peek { namespace: handle as u32, keys: Keys(keys(0..1)) },
         ] {
             assert_eq!(raw.refused(&call), RefusalKind::Argument, "{call:?}");
@@ -191,32 +191,34 @@ fn text_that_is_no_call_ends_only_its_connection() {
     let client = rig.client();
     let long = u32::MAX.to_le_bytes();
     let frames: [&[u8]; 5] =
-        [b"\x02\0\0\0{}", b"\x04\0\0\0\"no\"", b"no HTTP/1.1\r\n\r\n", &long, b"\0\0\0\0"];
+        [b"\x02\0\0\0{}", b"\x04\0\0\0\xFF\0\0\0", b"no HTTP/1.1\r\n\r\n", &long, b"\0\0\0\0"];
     for frame in frames {
         let mut stream = UnixStream::connect(rig.socket()).unwrap();
         stream.write_all(frame).unwrap();
         let mut answer = Vec::new();
         match stream.read_to_end(&mut answer) {
             Ok(_) => {
-                let text = String::from_utf8_lossy(&answer);
-                assert!(text.contains("\"kind\":\"message\""), "{text}");
+                let refused = postcard::from_bytes(&answer[4..]).unwrap();
+                assert!(
+                    matches!(refused, Answer::Refused { kind: RefusalKind::Message, .. }),
+                    "{refused:?}"
+                );
             }
             // The server has left something unread.
             Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
         }
     }
     // A call before the session, and another version.
-    for call in [
-        "\"counts\"",
-        "{\"hello\":{\"version\":0,\"pool\":null,\"after\":null}}",
-        "{\"attach\":{\"session\":\"00\"}}",
+    for (call, why) in [
+        (Call::Counts, "another one than hello"),
+        (Call::Hello { version: 0, pool: None, after: None, member: None }, "version 0"),
+        (Call::Attach { session: Bytes(vec![0]) }, "no such session"),
     ] {
         let mut stream = UnixStream::connect(rig.socket()).unwrap();
-        stream.write_all(&(call.len() as u32).to_le_bytes()).unwrap();
-        stream.write_all(call.as_bytes()).unwrap();
+        stream.write_all(&framed(&call)).unwrap();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
-        assert!(String::from_utf8_lossy(&answer).contains("refused"), "{call}");
+        assert!(String::from_utf8_lossy(&answer).contains(why), "{call:?}");
     }
     assert_eq!(rig.status().refused_messages, 8);
     store(&client, "after", &keys(0..2));
@@ -249,8 +251,10 @@ fn requests_end_together_or_not_at_all() {
     let raw = Raw::new(&rig);
     let named = Call::Namespace((&space("mine")).into());
     let Answer::Number(namespace) = raw.call(&named) else { panic!("no namespace") };
-    let store = Call::Store { namespace, keys: Keys(Vec::new()), blocks: Vec::new() };
-    let Answer::Request { request, .. } = raw.call(&store) else { panic!("no request") };
+    let lookup = Call::Lookup { namespace, keys: Keys(Vec::new()) };
+    let Answer::Prefix { prefix, .. } = raw.call(&lookup) else { panic!("no prefix") };
+    let load = Call::Load { prefix, positions: Vec::new(), blocks: Vec::new(), layers: 0 };
+    let Answer::Request { request, .. } = raw.call(&load) else { panic!("no request") };
     for wrong in [vec![request, request + 1], vec![request, request]] {
         assert_eq!(raw.refused(&Call::End { requests: wrong }), RefusalKind::Argument);
     }

@@ -33,12 +33,16 @@ impl Inner {
                 return Err(error);
             }
         };
+        self.make_permanent(files)
+    }
+
+    /// Makes the blocks of commits permanent. A caller whose commit failed must not find them.
+    pub(super) fn make_permanent(&self, files: Vec<FileId>) -> Result<(), StoreError> {
         let permanent = match planted(PlantedBug::AcknowledgeBeforeRecord) {
             true => Ok(()),
             false => self.sync(),
         };
         if let Err(refused) = permanent {
-            // A caller whose commit failed must not find its blocks.
             self.catalog.with(|catalog| files.into_iter().for_each(|file| catalog.lost(file)));
             return Err(refused.into());
         }

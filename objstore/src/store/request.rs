@@ -226,6 +226,16 @@ impl Store {
         })
     }
 
+    /// Same as [`Store::commit_reservation`] for several, whose blocks are permanent when this
+    /// returns. Otherwise lookups do not find them.
+    ///
+    /// # Errors
+    /// Same as [`Store::commit_reservation`].
+    pub fn commit_reservations(&self, all: &[Arc<Reservation>]) -> Result<(), StoreError> {
+        all.iter().try_for_each(|one| self.commit_reservation(one))?;
+        self.inner.make_permanent(all.iter().flat_map(|one| one.own_files()).collect())
+    }
+
     /// Abandons a request. Its files are free as soon as nothing of it is in flight. Same as
     /// dropping it.
     pub fn abort(&self, save: StoreRequest) {

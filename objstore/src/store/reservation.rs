@@ -68,6 +68,11 @@ impl Reservation {
         self.write.positions.iter().map(|position| position.file)
     }
 
+    /// Returns the files that are written for this reservation.
+    pub(super) fn own_files(&self) -> impl Iterator<Item = FileId> {
+        self.write.positions.iter().filter(|position| position.own).map(|position| position.file)
+    }
+
     /// Returns true if the block at this position is to be written for this reservation.
     #[must_use]
     pub fn has(&self, position: usize) -> bool {

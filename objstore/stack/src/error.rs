@@ -175,6 +175,17 @@ pub enum StackError {
         /// The process that opened it.
         process: u32,
     },
+    /// The store was closed.
+    #[error("the store was closed; open it again")]
+    Closed,
+    /// An error of a server, or of the connection to it.
+    #[error("{message}")]
+    Served {
+        /// Its class.
+        kind: ErrorKind,
+        /// The reason.
+        message: String,
+    },
     /// A request of the other direction was committed.
     #[error("this request retrieves blocks, and only one that stores them can be committed")]
     NotWriting,
@@ -207,6 +218,10 @@ pub enum ErrorKind {
     ReadOnly,
     /// The store has failed, or is that of another process, and does nothing any more.
     Failed,
+    /// The connection to the server is lost.
+    Lost,
+    /// A server does not do this for its clients.
+    Unsupported,
 }
 
 fn listed(tried: &[NotTaken]) -> String {
@@ -254,7 +269,8 @@ impl StackError {
                 ErrorKind::Invalid
             }
             Self::NotEmpty { .. } => ErrorKind::Occupied,
-            Self::Forked { .. } => ErrorKind::Failed,
+            Self::Forked { .. } | Self::Closed => ErrorKind::Failed,
+            Self::Served { kind, .. } => *kind,
             _ => ErrorKind::System,
         }
     }

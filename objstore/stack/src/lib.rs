@@ -72,6 +72,7 @@ mod error;
 mod executor;
 mod gpu;
 mod input;
+mod kv_store;
 mod memory;
 mod metrics;
 mod own;
@@ -105,6 +106,7 @@ pub use error::{ErrorKind, StackError};
 pub use executor::Executor;
 pub use gpu::{CudaChoice, Gpu};
 pub use input::{expand_home, open_file, read_file};
+pub use kv_store::{KvPrefix, KvRequest, KvStore, OwnStore};
 pub use memory::HostMemory;
 pub use metrics::{
     ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsAddress, MetricsPage,

@@ -67,9 +67,45 @@ fn a_server_that_does_not_answer_is_not_asked_at_each_call() {
 }
 
 #[test]
+fn thirty_two_layers_take_four_messages() {
+    const DEEP: KvShape = KvShape { layers: 32, ..SHAPE };
+    let (_dir, path, listener) = listen();
+    let server = thread::spawn(move || {
+        let session = crate::protocol::Bytes(vec![1; 16]);
+        let welcome = Answer::Welcome { session, shape: DEEP, is_paced: false };
+        serve(&listener, std::slice::from_ref(&welcome));
+        let prefix = Answer::Prefix { prefix: 1, blocks: 1 };
+        let request = |started| Answer::Request { request: 2, started };
+        let reserved = Answer::Reserved { reservation: 3, accepted: 1, positions: vec![0] };
+        let layers = |layers| Answer::Number(layers);
+        let refused = Answer::Refused { kind: RefusalKind::Transfer, message: String::new() };
+        let answers = [
+            &[welcome, layers(0)][..],
+            &[prefix.clone(), request(32), layers(32), Answer::Done],
+            &[reserved, request(32), layers(32), Answer::Done],
+            // More if the server answers for a part of the layers.
+            &[prefix.clone(), request(1), layers(30), layers(1), layers(31), layers(1)],
+            &[Answer::Done],
+            // Those after one that failed are waited for.
+            &[prefix, request(32), layers(7), refused, layers(24), Answer::Done],
+        ];
+        serve(&listener, &answers.concat())
+    });
+    let client = Client::connect(path, DEEP, 1).unwrap();
+    let space = client.namespace(&Namespace::default()).unwrap();
+    let (key, block) = ([BlockKey([1; 32])], [BlockId(0)]);
+    assert_eq!(client.load(space, &key, &block).unwrap(), 1);
+    assert_eq!(client.save(space, &key, &block).unwrap(), 1);
+    assert_eq!(client.load(space, &key, &block).unwrap(), 1);
+    let failed = client.load(space, &key, &block).unwrap_err();
+    assert!(matches!(failed, ServeError::Refused { kind: RefusalKind::Transfer, .. }), "{failed}");
+    drop(server.join().unwrap());
+}
+
+#[test]
 fn blocks_that_a_living_server_reads_are_not_replaced() {
     let (_dir, path, listener) = listen();
-    let request = |request| Answer::Request { request, accepted: 1, moved: 1 };
+    let request = |request| Answer::Request { request, started: 0 };
     let message = "another call uses it".to_owned();
     let refused = Answer::Refused { kind: RefusalKind::Argument, message };
     let server = thread::spawn(move || {
@@ -130,9 +166,9 @@ fn blocks_of_a_server_that_dies_before_they_are_durable_are_lost() {
     let server = thread::spawn(move || {
         serve(&listener, &[welcome()]);
         let reserved = Answer::Reserved { reservation: 1, accepted: 1, positions: vec![0] };
-        let answers = [Answer::Number(0), reserved, Answer::Done];
+        let answers = [Answer::Number(0), reserved];
         serve(&listener, &[&[welcome()], &answers[..]].concat());
-        // Another one, which has none of them, would sync.
+        // Another one, which has none of them.
         serve(&listener, &[welcome(), Answer::Done]);
     });
     let finder = Finder::connect(path, SHAPE, "one".to_owned(), 1).unwrap();
@@ -201,7 +237,7 @@ fn jobs_end_in_time_on_a_server_that_hangs() {
         let (end, is_over) = mpsc::channel();
         let server = thread::spawn(move || {
             serve(&listener, &[welcome()]);
-            let request = Answer::Request { request: 1, accepted: 1, moved: 1 };
+            let request = Answer::Request { request: 1, started: 0 };
             let stream = serve(&listener, &[welcome(), request]);
             // From here on, it answers neither the end nor the hello that follows a loss.
             let _hangs = (!is_lost).then_some(stream);

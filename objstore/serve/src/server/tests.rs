@@ -16,6 +16,7 @@ use crate::{
 };
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 1, object_bytes: 65536, block_tokens: 16 };
+const SHAPE_LAYERS: u32 = SHAPE.layers;
 const FILE_BYTES: u64 = 2 * 65536;
 const CAPACITY: u64 = 32 << 20;
 /// Users on the list.
@@ -143,14 +144,19 @@ impl User {
 
     /// Stores blocks, and returns how many.
     fn store(&self, namespace: u32, keys: Keys) -> u32 {
-        let blocks = (0..keys.0.len() as u32).collect();
-        let answer = self.call(&Call::Store { namespace, keys, blocks });
-        let Answer::Request { request, moved, .. } = answer else { panic!("{answer:?}") };
-        for layer in 0..SHAPE.layers {
-            assert!(matches!(self.call(&Call::Start { request, layer }), Answer::Done));
-        }
-        match self.call(&Call::Commit { request }) {
-            Answer::Committed { written, .. } if written == moved => written,
+        let (reservation, positions) = match self.call(&Call::Reserve { namespace, keys }) {
+            Answer::Reserved { reservation, positions, .. } => (reservation, positions),
+            other => panic!("{other:?}"),
+        };
+        let written = positions.len() as u32;
+        let (blocks, layers) = (positions.clone(), SHAPE.layers);
+        let answer = self.call(&Call::Fill { reservation, positions, blocks, layers });
+        let Answer::Request { request, started: SHAPE_LAYERS } = answer else {
+            panic!("{answer:?}")
+        };
+        let requests = vec![request];
+        match self.call(&Call::Publish { reservation, requests, is_durable: true }) {
+            Answer::Done => written,
             other => panic!("{other:?}"),
         }
     }
@@ -178,7 +184,15 @@ impl User {
 
     fn load(&self, prefix: u64, blocks: u32) -> Answer {
         let (positions, blocks) = ((0..blocks).collect(), (0..blocks).collect());
-        self.call(&Call::Load { prefix, positions, blocks })
+        self.call(&Call::Load { prefix, positions, blocks, layers: 0 })
+    }
+
+    /// Begins a request, and returns its number.
+    fn begin(&self, call: &Call) -> u64 {
+        match self.call(call) {
+            Answer::Request { request, .. } => request,
+            other => panic!("{other:?}"),
+        }
     }
 }
 
@@ -362,10 +376,10 @@ fn what_a_client_holds_ends_after_a_time_without_a_call() {
     assert_eq!(held(&hall), (0, 0));
     let positions = vec![0];
     for call in [
-        Call::Load { prefix, positions: positions.clone(), blocks: positions.clone() },
-        Call::Fill { reservation, positions: positions.clone(), blocks: positions },
-        Call::Publish { reservation },
-        Call::Start { request, layer: 0 },
+        Call::Load { prefix, positions: positions.clone(), blocks: positions.clone(), layers: 0 },
+        Call::Fill { reservation, positions: positions.clone(), blocks: positions, layers: 0 },
+        Call::Publish { reservation, requests: Vec::new(), is_durable: false },
+        Call::Start { request, layers: 0..1 },
         Call::End { requests: vec![request] },
     ] {
         let (kind, why) = alice.refused(&call);
@@ -421,22 +435,24 @@ fn the_clients_of_a_user_share_its_bandwidth() {
     // A layer takes longer than a client may wait.
     let limits = UserLimits { bandwidth: 1.try_into().ok(), ..UserLimits::default() };
     let hall = Hall::open(&dir, limits);
-    let start = |user: &User| {
+    let start = |user: &User, key: u32| {
         let namespace = user.namespace("any");
-        let call = Call::Store { namespace, keys: keys(0..1), blocks: vec![0] };
-        let Answer::Request { request, .. } = user.call(&call) else { panic!("no request") };
-        user.call(&Call::Start { request, layer: 0 })
+        let (reservation, _) = user.reserve(namespace, keys(key..key + 1));
+        let (positions, blocks) = (vec![0], vec![0]);
+        let request = user.begin(&Call::Fill { reservation, positions, blocks, layers: 0 });
+        // As far as there is a turn soon.
+        user.call(&Call::Start { request, layers: 0..2 })
     };
     let [one, other, bob] = [ALICE, ALICE, BOB].map(|uid| hall.user(uid));
-    assert!(matches!(start(&one), Answer::Done));
+    assert!(matches!(start(&one, 0), Answer::Number(1)));
     drop(one);
-    match start(&other) {
+    match start(&other, 1) {
         Answer::Refused { kind: RefusalKind::Limit, message } => {
             assert!(message.contains(&format!("the bandwidth of user {ALICE}")), "{message}");
         }
         more => panic!("{more:?}"),
     }
-    assert!(matches!(start(&bob), Answer::Done));
+    assert!(matches!(start(&bob, 2), Answer::Number(2)));
     drop((other, bob));
     hall.close();
 }
@@ -482,7 +498,7 @@ fn a_lookup_is_cut_to_the_memory_that_is_left() {
     let (kind, why) = alice.refused(&Call::Lookup { namespace: hers, keys: keys(0..1) });
     assert_eq!(kind, RefusalKind::Limit);
     assert!(why.contains("take 1536 of 1599 bytes"), "{why}");
-    assert!(matches!(alice.call(&Call::Release { handle: prefix }), Answer::Done));
+    assert!(matches!(alice.call(&Call::Release { handles: vec![prefix] }), Answer::Done));
     assert_eq!(alice.lookup(hers, keys(8..32)).1, 24, "all of it was given back");
     drop((alice, bob));
     hall.close();
@@ -499,26 +515,25 @@ fn numbers_of_another_user_stand_for_nothing() {
     let space = alice.namespace("alice");
     let call = Call::Reserve { namespace: space, keys: keys(0..4) };
     let Answer::Reserved { reservation, .. } = alice.call(&call) else { panic!("no room") };
-    let fill = Call::Fill { reservation, positions: vec![0, 1], blocks: vec![0, 1] };
-    let Answer::Request { request, .. } = alice.call(&fill) else { panic!("no request") };
+    let (positions, blocks) = (vec![0, 1], vec![0, 1]);
+    let request = alice.begin(&Call::Fill { reservation, positions, blocks, layers: 0 });
     assert_eq!(alice.store(space, keys(50..52)), 2);
     let (prefix, _) = alice.lookup(space, keys(50..52));
     bob.namespace("bob");
     let numbers = (vec![2], vec![2]);
     for call in [
-        Call::Start { request, layer: 0 },
-        Call::Wait { request, layer: 0 },
+        Call::Start { request, layers: 0..1 },
+        Call::Wait { request, layers: 0..1 },
         Call::Poll { request, layer: 0 },
         Call::Hurry { request },
-        Call::Commit { request },
         Call::End { requests: vec![request] },
-        Call::Release { handle: request },
-        Call::Release { handle: prefix },
-        Call::Release { handle: reservation },
-        Call::Load { prefix, positions: vec![0], blocks: vec![0] },
-        Call::Fill { reservation, positions: numbers.0, blocks: numbers.1 },
+        Call::Release { handles: vec![request] },
+        Call::Release { handles: vec![prefix, reservation] },
+        Call::Release { handles: vec![reservation] },
+        Call::Load { prefix, positions: vec![0], blocks: vec![0], layers: 0 },
+        Call::Fill { reservation, positions: numbers.0, blocks: numbers.1, layers: 0 },
         Call::Report { reservation, rank: 0, is_filled: false },
-        Call::Publish { reservation },
+        Call::Publish { reservation, requests: vec![request], is_durable: true },
     ] {
         let (kind, why) = bob.refused(&call);
         assert!(kind == RefusalKind::Argument && why.contains("not, or no longer"), "{why}");
@@ -530,14 +545,20 @@ fn numbers_of_another_user_stand_for_nothing() {
     drop(hall.greet(BOB, Some(alice.session.clone()), None).unwrap());
     // Nothing of hers has changed.
     assert!(matches!(alice.load(prefix, 2), Answer::Request { .. }));
-    for layer in 0..SHAPE.layers {
-        assert!(matches!(alice.call(&Call::Start { request, layer }), Answer::Done));
-    }
+    // Nor does one of her own that is no reservation end the request.
+    let wrong = Call::Publish { reservation: prefix, requests: vec![request], is_durable: true };
+    assert_eq!(alice.refused(&wrong).0, RefusalKind::Argument);
+    // All layers there are, and then one too many.
+    let start = |layers| alice.call(&Call::Start { request, layers });
+    assert!(matches!(start(0..u32::MAX), Answer::Number(SHAPE_LAYERS)));
+    assert_eq!(alice.refused(&Call::Start { request, layers: 2..3 }).0, RefusalKind::Argument);
+    assert!(matches!(start(3..3), Answer::Number(0)));
     let Answer::Ended(ended) = alice.call(&Call::End { requests: vec![request] }) else {
         panic!("not ended")
     };
     assert_eq!(ended[0].error, None);
-    let rest = Call::Fill { reservation, positions: vec![2, 3], blocks: vec![2, 3] };
+    let (positions, blocks) = (vec![2, 3], vec![2, 3]);
+    let rest = Call::Fill { reservation, positions, blocks, layers: 0 };
     assert!(matches!(alice.call(&rest), Answer::Request { .. }));
     drop((alice, bob));
     hall.close();

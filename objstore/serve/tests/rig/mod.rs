@@ -223,14 +223,12 @@ impl Raw {
     }
 
     pub fn call(&self, call: &Call) -> Answer {
-        let text = serde_json::to_vec(call).unwrap();
-        let len = (text.len() as u32).to_le_bytes();
-        (&self.0).write_all(&[&len[..], &text].concat()).unwrap();
+        (&self.0).write_all(&framed(call)).unwrap();
         let mut len = [0; 4];
         (&self.0).read_exact(&mut len).unwrap();
-        let mut text = vec![0; u32::from_le_bytes(len) as usize];
-        (&self.0).read_exact(&mut text).unwrap();
-        serde_json::from_slice(&text).unwrap()
+        let mut bytes = vec![0; u32::from_le_bytes(len) as usize];
+        (&self.0).read_exact(&mut bytes).unwrap();
+        postcard::from_bytes(&bytes).unwrap()
     }
 
     pub fn refused(&self, call: &Call) -> RefusalKind {
@@ -239,6 +237,12 @@ impl Raw {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// Returns a message with its length.
+pub fn framed(call: &Call) -> Vec<u8> {
+    let bytes = postcard::to_stdvec(call).unwrap();
+    [&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat()
 }
 
 /// Returns the kind of a refusal.

@@ -1,0 +1,267 @@
+//! A store as engines use it, wherever it is: in this process, or at a server.
+
+use std::{
+    any::Any,
+    fmt::Debug,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use nvme_driver::Nanos;
+use objstore::{
+    BlockId, BlockKey, KvShape, Layer, Namespace, NewPin, PinAnswer, PinLimits, Prefix, Store,
+    StoreError, StoreEvent, Usage,
+};
+
+use crate::{error::StackError, request::Request, stack::Stack};
+
+/// A handle of a store, in one namespace. Any number of threads may use it. Errors are the ones of
+/// [`Store`], or of a server and its client.
+#[expect(clippy::missing_errors_doc, reason = "they are above")]
+pub trait KvStore: Debug + Send + Sync {
+    /// Returns the shape of the blocks.
+    fn shape(&self) -> &KvShape;
+
+    /// Returns a handle of the same store in another namespace.
+    fn within(&self, namespace: &Namespace) -> Result<Box<dyn KvStore>, StackError>;
+
+    /// Returns how many leading keys are stored now.
+    fn peek(&self, keys: &[BlockKey]) -> Result<usize, StackError>;
+
+    /// Returns the longest stored run of leading keys.
+    fn lookup(&self, keys: &[BlockKey]) -> Result<Box<dyn KvPrefix>, StackError>;
+
+    /// Prepares to load the positions of a prefix from `first` on.
+    fn retrieve(
+        &self,
+        prefix: &dyn KvPrefix,
+        first: usize,
+        blocks: &[BlockId],
+    ) -> Result<Box<dyn KvRequest>, StackError>;
+
+    /// Prepares to store blocks, as many leading ones as there is room for.
+    fn store(
+        &self,
+        keys: &[BlockKey],
+        blocks: &[BlockId],
+    ) -> Result<Box<dyn KvRequest>, StackError>;
+
+    /// Loads the longest stored prefix of the keys into the leading ones of these blocks, and
+    /// returns its length.
+    fn load(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<usize, StackError> {
+        let prefix = self.lookup(&keys[..keys.len().min(blocks.len())])?;
+        self.retrieve(&*prefix, 0, &blocks[..prefix.blocks()])?.move_all()?;
+        Ok(prefix.blocks())
+    }
+
+    /// Stores blocks under keys, as many leading ones as there is room for, and returns their
+    /// number. They are durable then.
+    fn save(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<usize, StackError> {
+        let request = self.store(keys, blocks)?;
+        request.move_all()?;
+        request.commit()
+    }
+
+    /// Starts reading ahead ([`Store::prefetch`]). Returns 0 at a server, which does that only when
+    /// its control asks for it.
+    fn prefetch(&self, keys: &[BlockKey], within: Nanos) -> Result<usize, StackError>;
+
+    /// Drops keys, including pinned ones and those in use. Returns how many were stored.
+    fn remove(&self, keys: &[BlockKey]) -> Result<u32, StackError>;
+
+    /// Pins the leading keys that are stored for a time.
+    fn pin(&self, keys: &[BlockKey], ttl: Duration) -> Result<PinAnswer, StackError>;
+
+    /// Ends a pin. Returns false if it has ended.
+    fn unpin(&self, pin: u64) -> Result<bool, StackError>;
+
+    /// Makes all changes so far durable. Commits are durable when they return.
+    fn sync(&self) -> Result<(), StackError>;
+
+    /// Returns the counts of the namespace.
+    fn usage(&self) -> Result<Usage, StackError>;
+
+    /// Returns the events of the devices since the last call; at a server none, or the error that
+    /// the connection is lost.
+    fn poll_events(&self) -> Result<Vec<StoreEvent>, StackError>;
+
+    /// Returns the store if it is in this process, for what only its owner may do.
+    fn own(&self) -> Option<&Store>;
+
+    /// Closes the store for all of its handles, or leaves the server.
+    fn close(&self) -> Result<(), StackError>;
+}
+
+/// Stored blocks that a lookup found. They stay stored until this is dropped.
+pub trait KvPrefix: Any + Debug + Send + Sync {
+    /// Returns the number of blocks found.
+    fn blocks(&self) -> usize;
+}
+
+/// A retrieval or storing of blocks, layer by layer. Dropping it waits for its layers in flight, and
+/// frees what was not committed. Errors are the ones of [`Request`], or of a server.
+#[expect(clippy::missing_errors_doc, reason = "they are above")]
+pub trait KvRequest: Debug + Send + Sync {
+    /// Returns how many leading blocks will be found after the commit; of a load, its blocks.
+    fn accepted(&self) -> usize;
+
+    /// Starts a layer.
+    fn start(&self, layer: Layer) -> Result<(), StackError>;
+
+    /// Waits for a started layer.
+    fn wait(&self, layer: Layer) -> Result<(), StackError>;
+
+    /// Returns true if a started layer has ended.
+    fn poll(&self, layer: Layer) -> Result<bool, StackError>;
+
+    /// Moves all layers, and waits for them.
+    fn move_all(&self) -> Result<(), StackError>;
+
+    /// Makes the stored blocks durable and visible. Returns the number of leading blocks that
+    /// lookups find now.
+    fn commit(self: Box<Self>) -> Result<usize, StackError>;
+}
+
+/// A store that its handles and prefixes keep open, until it is closed.
+type Open = Arc<RwLock<Option<Stack>>>;
+
+/// A store of this process. Dropping the last handle and prefix of it closes it.
+#[derive(Debug, Clone)]
+pub struct OwnStore {
+    store: Store,
+    open: Open,
+}
+
+impl OwnStore {
+    /// Makes a handle in the stack's namespace.
+    #[must_use]
+    pub fn new(stack: Stack) -> Self {
+        Self { store: stack.store().clone(), open: Arc::new(RwLock::new(Some(stack))) }
+    }
+
+    /// Refuses calls after the store was closed.
+    fn open(&self) -> Result<&Store, StackError> {
+        // A thread that panicked leaves a stack that is whole.
+        match &*self.open.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(_) => Ok(&self.store),
+            None => Err(StackError::Closed),
+        }
+    }
+}
+
+impl KvStore for OwnStore {
+    fn shape(&self) -> &KvShape {
+        self.store.shape()
+    }
+
+    fn within(&self, namespace: &Namespace) -> Result<Box<dyn KvStore>, StackError> {
+        let store = self.open()?.within(namespace)?;
+        Ok(Box::new(Self { store, open: self.open.clone() }))
+    }
+
+    fn peek(&self, keys: &[BlockKey]) -> Result<usize, StackError> {
+        Ok(self.open()?.peek(keys))
+    }
+
+    fn lookup(&self, keys: &[BlockKey]) -> Result<Box<dyn KvPrefix>, StackError> {
+        Ok(Box::new(OwnPrefix { prefix: self.open()?.lookup(keys)?, _open: self.open.clone() }))
+    }
+
+    fn retrieve(
+        &self,
+        prefix: &dyn KvPrefix,
+        first: usize,
+        blocks: &[BlockId],
+    ) -> Result<Box<dyn KvRequest>, StackError> {
+        let foreign = StoreError::Foreign { what: "prefix" };
+        let own = (prefix as &dyn Any).downcast_ref::<OwnPrefix>().ok_or(foreign)?;
+        Ok(Box::new(Request::retrieve(self.open()?, &own.prefix, first, blocks)?))
+    }
+
+    fn store(
+        &self,
+        keys: &[BlockKey],
+        blocks: &[BlockId],
+    ) -> Result<Box<dyn KvRequest>, StackError> {
+        Ok(Box::new(Request::store(self.open()?, keys, blocks)?))
+    }
+
+    fn prefetch(&self, keys: &[BlockKey], within: Nanos) -> Result<usize, StackError> {
+        Ok(self.open()?.prefetch(keys, within)?)
+    }
+
+    fn remove(&self, keys: &[BlockKey]) -> Result<u32, StackError> {
+        Ok(self.open()?.remove(keys)?)
+    }
+
+    fn pin(&self, keys: &[BlockKey], ttl: Duration) -> Result<PinAnswer, StackError> {
+        let store = self.open()?;
+        let namespaces = &[store.namespace()];
+        let new = NewPin { owner: 0, namespaces, keys, ttl, bytes_max: None, wait: false };
+        Ok(store.pin_for(&new, &PinLimits::default())?)
+    }
+
+    fn unpin(&self, pin: u64) -> Result<bool, StackError> {
+        Ok(self.open()?.end_pins(Some(pin), None).is_some())
+    }
+
+    fn sync(&self) -> Result<(), StackError> {
+        Ok(self.open()?.sync_journal()?)
+    }
+
+    fn usage(&self) -> Result<Usage, StackError> {
+        Ok(self.open()?.usage()?)
+    }
+
+    fn poll_events(&self) -> Result<Vec<StoreEvent>, StackError> {
+        Ok(self.open()?.plane().poll_events()?)
+    }
+
+    fn own(&self) -> Option<&Store> {
+        Some(&self.store)
+    }
+
+    fn close(&self) -> Result<(), StackError> {
+        let stack = self.open.write().unwrap_or_else(PoisonError::into_inner).take();
+        stack.map_or(Ok(()), Stack::close)
+    }
+}
+
+#[derive(Debug)]
+struct OwnPrefix {
+    /// Before the store.
+    prefix: Prefix,
+    _open: Open,
+}
+
+impl KvPrefix for OwnPrefix {
+    fn blocks(&self) -> usize {
+        self.prefix.len()
+    }
+}
+
+impl KvRequest for Request {
+    fn accepted(&self) -> usize {
+        Self::accepted(self).map_or(0, |(accepted, _)| accepted)
+    }
+
+    fn start(&self, layer: Layer) -> Result<(), StackError> {
+        Self::start(self, layer)
+    }
+
+    fn wait(&self, layer: Layer) -> Result<(), StackError> {
+        Self::wait(self, layer).map(drop)
+    }
+
+    fn poll(&self, layer: Layer) -> Result<bool, StackError> {
+        Ok(Self::poll(self, layer)?.is_some())
+    }
+
+    fn move_all(&self) -> Result<(), StackError> {
+        Self::move_all(self)
+    }
+
+    fn commit(self: Box<Self>) -> Result<usize, StackError> {
+        Ok(Self::commit(*self)?.accepted)
+    }
+}
