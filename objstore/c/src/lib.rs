@@ -4,7 +4,7 @@
 //! - `status.rs`: status codes, and the message of a thread's last failure.
 //! - `config.rs`: the structs that a caller fills, checked and converted to those of
 //!   [`ripieno_stack`] and [`objstore`].
-//! - `place.rs`: a store of this process or of a server, with the operations that both have.
+//! - `place.rs`: the handles, of a [`ripieno_stack::KvStore`] in this process or at a server.
 //! - `store.rs`: opening, closing, handles in other namespaces. `namespace.rs`: operations that
 //!   move no data. `request.rs`: retrieving and storing, layer by layer. `report.rs`: counters.
 //!

@@ -2,13 +2,15 @@
 
 #![allow(unsafe_code, reason = "the C interface: keys of callers, and names without mangling")]
 
+use std::time::Duration;
+
 use nvme_driver::Nanos;
-use objstore::BlockKey;
+use objstore::{BlockKey, Outcome, PinAnswer};
 use sha2::{Digest, Sha256};
 
 use crate::{
     config::array,
-    place::{AnyPrefix, AnyStore, Prefix, Store},
+    place::{Opened, Prefix, Store},
     status::{Failure, Status, guard},
     store::{handle, made, output},
 };
@@ -65,7 +67,7 @@ pub unsafe extern "C" fn ripieno_peek(
         // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
         // SAFETY: as above.
-        *to = store.peek(&unsafe { self::keys(keys, count)? })?;
+        *to = store.store.peek(&unsafe { self::keys(keys, count)? })?;
         Ok(())
     })
 }
@@ -87,7 +89,7 @@ pub unsafe extern "C" fn ripieno_lookup(
         // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(prefix, "prefix")?) };
         // SAFETY: as above.
-        let found = store.lookup(&unsafe { self::keys(keys, count)? })?;
+        let found = store.store.lookup(&unsafe { self::keys(keys, count)? })?;
         *to = made(found);
         Ok(())
     })
@@ -116,12 +118,7 @@ pub unsafe extern "C" fn ripieno_prefetch(
         let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
         // SAFETY: as above.
         let keys = unsafe { self::keys(keys, count)? };
-        *to = match store {
-            AnyStore::Own(store, _) => {
-                store.prefetch(&keys, Nanos::from_millis(within_ms.into()))?
-            }
-            AnyStore::Served(..) => 0,
-        };
+        *to = store.store.prefetch(&keys, Nanos::from_millis(within_ms.into()))?;
         Ok(())
     })
 }
@@ -130,7 +127,7 @@ pub unsafe extern "C" fn ripieno_prefetch(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_prefix_blocks(prefix: *const Prefix) -> usize {
     // SAFETY: as the header requires.
-    unsafe { handle(prefix, "prefix") }.map_or(0, AnyPrefix::len)
+    unsafe { handle(prefix, "prefix") }.map_or(0, |prefix| prefix.blocks())
 }
 
 /// Releases a prefix. Requests begun with it keep the blocks they need. Null is allowed.
@@ -154,7 +151,7 @@ unsafe fn change(
     keys: *const u8,
     count: usize,
     found: *mut u32,
-    act: impl FnOnce(&AnyStore, &[BlockKey]) -> Result<u32, Failure>,
+    act: impl FnOnce(&Opened, &[BlockKey]) -> Result<u32, Failure>,
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
@@ -179,7 +176,7 @@ pub unsafe extern "C" fn ripieno_pin(
     found: *mut u32,
 ) -> Status {
     // SAFETY: as the header requires.
-    unsafe { change(store, keys, count, found, |store, keys| Ok(store.own()?.0.pin(keys)?)) }
+    unsafe { change(store, keys, count, found, |store, keys| Ok(store.own()?.pin(keys)?)) }
 }
 
 /// Undoes ripieno_pin. found: the number of stored keys.
@@ -195,7 +192,7 @@ pub unsafe extern "C" fn ripieno_unpin(
     found: *mut u32,
 ) -> Status {
     // SAFETY: as the header requires.
-    unsafe { change(store, keys, count, found, |store, keys| Ok(store.own()?.0.unpin(keys)?)) }
+    unsafe { change(store, keys, count, found, |store, keys| Ok(store.own()?.unpin(keys)?)) }
 }
 
 /// Pins the longest stored run of leading keys for a time: they are not evicted before it has
@@ -227,8 +224,15 @@ pub unsafe extern "C" fn ripieno_pin_for(
             return Err(Failure::invalid("seconds: 0 was given; a pin lasts 1 or more"));
         }
         // SAFETY: as above.
-        let (number, blocks) = store.pin_for(&unsafe { self::keys(keys, count)? }, seconds)?;
-        (*pin, *found) = (number, blocks as usize);
+        let keys = unsafe { self::keys(keys, count)? };
+        (*pin, *found) = match store.store.pin(&keys, Duration::from_secs(seconds.into()))? {
+            PinAnswer { pin: Some(pin), .. } => (pin.pin, pin.blocks as usize),
+            PinAnswer { outcome: Outcome::Missing, .. } => (0, 0),
+            PinAnswer { reason, .. } => {
+                let why = reason.unwrap_or_else(|| "it was refused".into());
+                return Err(Failure::new(Status::Busy, why));
+            }
+        };
         Ok(())
     })
 }
@@ -239,7 +243,7 @@ pub unsafe extern "C" fn ripieno_pin_for(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_pin_end(store: *const Store, pin: u64) -> Status {
     // SAFETY: as the header requires.
-    guard(|| unsafe { handle(store, "store")? }.end_pin(pin))
+    guard(|| Ok(unsafe { handle(store, "store")? }.store.unpin(pin).map(drop)?))
 }
 
 /// Drops the keys, including pinned ones and those in use. found: the number of keys that were
@@ -256,7 +260,7 @@ pub unsafe extern "C" fn ripieno_remove(
     found: *mut u32,
 ) -> Status {
     // SAFETY: as the header requires.
-    unsafe { change(store, keys, count, found, AnyStore::remove) }
+    unsafe { change(store, keys, count, found, |store, keys| Ok(store.store.remove(keys)?)) }
 }
 
 /// Drops all blocks of the namespace, including pinned ones and those in use.
@@ -265,7 +269,7 @@ pub unsafe extern "C" fn ripieno_remove(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_clear(store: *const Store) -> Status {
     // SAFETY: as the header requires.
-    guard(|| Ok(unsafe { handle(store, "store")? }.own()?.0.clear()?))
+    guard(|| Ok(unsafe { handle(store, "store")? }.own()?.clear()?))
 }
 
 /// Evicts up to the given number of blocks of the namespace that are neither pinned nor in use.
@@ -281,7 +285,7 @@ pub unsafe extern "C" fn ripieno_evict(
     guard(|| {
         // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(evicted, "evicted")?) };
-        *to = store.own()?.0.evict(blocks)?;
+        *to = store.own()?.evict(blocks)?;
         Ok(())
     })
 }
@@ -298,7 +302,7 @@ pub unsafe extern "C" fn ripieno_bump_epoch(store: *const Store, epoch: *mut u64
     guard(|| {
         // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(epoch, "epoch")?) };
-        *to = store.own()?.0.bump_epoch()?;
+        *to = store.own()?.bump_epoch()?;
         Ok(())
     })
 }
@@ -310,7 +314,7 @@ pub unsafe extern "C" fn ripieno_bump_epoch(store: *const Store, epoch: *mut u64
 pub unsafe extern "C" fn ripieno_set_quota(store: *const Store, blocks: u32) -> Status {
     let blocks = (blocks != u32::MAX).then_some(blocks);
     // SAFETY: as the header requires.
-    guard(|| Ok(unsafe { handle(store, "store")? }.own()?.0.set_quota(blocks)?))
+    guard(|| Ok(unsafe { handle(store, "store")? }.own()?.set_quota(blocks)?))
 }
 
 /// Sets the eviction weight of the namespace: its unused blocks are kept weight times as long as
@@ -320,7 +324,7 @@ pub unsafe extern "C" fn ripieno_set_quota(store: *const Store, blocks: u32) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_set_weight(store: *const Store, weight: u32) -> Status {
     // SAFETY: as the header requires.
-    guard(|| Ok(unsafe { handle(store, "store")? }.own()?.0.set_weight(weight)?))
+    guard(|| Ok(unsafe { handle(store, "store")? }.own()?.set_weight(weight)?))
 }
 
 /// Makes all evictions, pins, removals, clears and registrations so far durable. A commit is
@@ -330,5 +334,5 @@ pub unsafe extern "C" fn ripieno_set_weight(store: *const Store, weight: u32) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_sync(store: *const Store) -> Status {
     // SAFETY: as the header requires.
-    guard(|| unsafe { handle(store, "store")? }.sync())
+    guard(|| Ok(unsafe { handle(store, "store")? }.store.sync()?))
 }

@@ -3,10 +3,10 @@
 #![allow(unsafe_code, reason = "the C interface: fills what callers point to")]
 
 use nvme_driver::ControllerEvent;
-use objstore::StoreEvent;
+use objstore::{Plane, StoreEvent};
 
 use crate::{
-    place::{AnyStore, Store},
+    place::Store,
     status::{Failure, Status, guard},
     store::{handle, output},
 };
@@ -139,7 +139,7 @@ unsafe fn write<T>(to: *mut T, name: &str, value: T) -> Result<(), Failure> {
 pub unsafe extern "C" fn ripieno_get_usage(store: *const Store, usage: *mut Usage) -> Status {
     guard(|| {
         // SAFETY: as the header requires.
-        let found = unsafe { handle(store, "store")? }.usage()?;
+        let found = unsafe { handle(store, "store")? }.store.usage()?;
         let value = Usage {
             size: 0,
             stored: found.stored,
@@ -167,11 +167,11 @@ pub unsafe extern "C" fn ripieno_get_usage(store: *const Store, usage: *mut Usag
 pub unsafe extern "C" fn ripieno_get_stats(store: *const Store, stats: *mut Stats) -> Status {
     guard(|| {
         // SAFETY: as the header requires.
-        let (store, stack) = unsafe { handle(store, "store")? }.own()?;
+        let store = unsafe { handle(store, "store")? }.own()?;
         let found = store.stats()?;
         let value = Stats {
             size: 0,
-            bounced: stack.is_bounced().into(),
+            bounced: store.plane().is_bounced().into(),
             blocks: found.files,
             blocks_free: found.files_free,
             blocks_stored: found.files_stored,
@@ -213,18 +213,11 @@ pub unsafe extern "C" fn ripieno_poll_events(store: *const Store, events: *mut u
     guard(|| {
         // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(events, "events")?) };
-        let store = match store {
-            AnyStore::Own(store, _) => store,
-            AnyStore::Served(_, session) => {
-                session.client.check()?;
-                *to = 0;
-                return Ok(());
-            }
-        };
-        let found = store.plane().poll_events()?;
+        let found = store.store.poll_events()?;
         let found = found.iter().map(|StoreEvent { event, .. }| bit(event));
-        let requested = store.plane().requested_devices().unwrap_or_default();
-        let wanted = if requested.is_empty() { 0 } else { EVENT_REQUESTED };
+        let own = store.store.own().map(objstore::Store::plane);
+        let is_wanted = |plane: &Plane| plane.requested_devices().is_ok_and(|all| !all.is_empty());
+        let wanted = if own.is_some_and(is_wanted) { EVENT_REQUESTED } else { 0 };
         *to = found.fold(wanted, |all, bit| all | bit);
         Ok(())
     })

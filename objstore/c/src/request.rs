@@ -42,10 +42,7 @@ pub unsafe extern "C" fn ripieno_load(
         let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
         // SAFETY: as above.
         let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
-        let prefix = store.lookup(&keys)?;
-        let blocks = &blocks[..prefix.len()];
-        store.retrieve(&prefix, 0, blocks)?.move_all()?;
-        *to = blocks.len();
+        *to = store.store.load(&keys, &blocks)?;
         Ok(())
     })
 }
@@ -69,9 +66,7 @@ pub unsafe extern "C" fn ripieno_save(
         let (store, to) = unsafe { (handle(store, "store")?, output(accepted, "accepted")?) };
         // SAFETY: as above.
         let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
-        let (request, _) = store.store(&keys, &blocks)?;
-        request.move_all()?;
-        *to = request.commit()?;
+        *to = store.store.save(&keys, &blocks)?;
         Ok(())
     })
 }
@@ -100,7 +95,7 @@ pub unsafe extern "C" fn ripieno_retrieve_begin(
         let (store, prefix) = unsafe { (handle(store, "store")?, handle(prefix, "prefix")?) };
         // SAFETY: as the header requires.
         let (to, blocks) = unsafe { (output(request, "request")?, self::blocks(blocks, count)?) };
-        *to = made(store.retrieve(prefix, first, &blocks)?);
+        *to = made(store.store.retrieve(&**prefix, first, &blocks)?);
         Ok(())
     })
 }
@@ -133,8 +128,8 @@ pub unsafe extern "C" fn ripieno_store_begin(
         let (to, room) = unsafe { (output(request, "request")?, output(accepted, "accepted")?) };
         // SAFETY: as the header requires.
         let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
-        let (begun, accepted) = store.store(&keys, &blocks)?;
-        *room = accepted;
+        let begun = store.store.store(&keys, &blocks)?;
+        *room = begun.accepted();
         *to = made(begun);
         Ok(())
     })
@@ -152,7 +147,7 @@ pub unsafe extern "C" fn ripieno_store_begin(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_layer_start(request: *const Request, layer: u32) -> Status {
     // SAFETY: as the header requires.
-    guard(|| unsafe { handle(request, "request")? }.start(Layer(layer)))
+    guard(|| Ok(unsafe { handle(request, "request")? }.start(Layer(layer))?))
 }
 
 /// Moves all layers of a request, and waits for them. Replaces ripieno_layer_start and
@@ -163,7 +158,7 @@ pub unsafe extern "C" fn ripieno_layer_start(request: *const Request, layer: u32
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_move_all(request: *const Request) -> Status {
     // SAFETY: as the header requires.
-    guard(|| unsafe { handle(request, "request")? }.move_all())
+    guard(|| Ok(unsafe { handle(request, "request")? }.move_all()?))
 }
 
 /// Waits for a started layer. On return, with any status except RIPIENO_STATUS_FAILED, nothing
@@ -175,7 +170,7 @@ pub unsafe extern "C" fn ripieno_move_all(request: *const Request) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_layer_wait(request: *const Request, layer: u32) -> Status {
     // SAFETY: as the header requires.
-    guard(|| unsafe { handle(request, "request")? }.wait(Layer(layer)))
+    guard(|| Ok(unsafe { handle(request, "request")? }.wait(Layer(layer))?))
 }
 
 /// Same as ripieno_layer_wait, but does not wait. done: true if the layer has ended.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use objstore::StoreError;
+use ripieno_serve::ServeError;
 use ripieno_stack::{ErrorKind, StackError, StoreDirError};
 
 /// Version of the library that this header belongs to. A new major version may break compatibility;
@@ -94,7 +95,8 @@ impl From<StackError> for Failure {
             ErrorKind::Io => Status::Io,
             ErrorKind::Stale => Status::Stale,
             ErrorKind::ReadOnly => Status::ReadOnly,
-            ErrorKind::Failed => Status::Failed,
+            ErrorKind::Failed | ErrorKind::Lost => Status::Failed,
+            ErrorKind::Unsupported => Status::Unsupported,
         };
         Self::new(status, error.to_string())
     }
@@ -102,6 +104,12 @@ impl From<StackError> for Failure {
 
 impl From<StoreDirError> for Failure {
     fn from(error: StoreDirError) -> Self {
+        StackError::from(error).into()
+    }
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
         StackError::from(error).into()
     }
 }

@@ -6,12 +6,12 @@ use std::{path::PathBuf, sync::Arc};
 
 use nvme_driver::ControllerOptions;
 use objstore::{StoreError, StoreOptions};
-use ripieno_serve::Client;
-use ripieno_stack::{Builder, Own, Pacing, Stack, StackError, StoreDir};
+use ripieno_serve::{Client, RemoteStore};
+use ripieno_stack::{Builder, KvStore as _, Own, OwnStore, Pacing, Stack, StackError, StoreDir};
 
 use crate::{
     config::{self, CREATE, Config, Memory, Namespace, PACING},
-    place::{AnyStore, Handle, Session, Store},
+    place::{Handle, Opened, Store},
     status::{Failure, Status, guard},
 };
 
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn ripieno_open(config: *const Config, store: *mut *mut St
             None => {
                 // SAFETY: as above.
                 let stack = unsafe { open(&config, memory, namespace)? };
-                AnyStore::Own(stack.store().clone(), Arc::new(stack))
+                Opened { store: Box::new(OwnStore::new(stack)), memory: Arc::new(None) }
             }
         };
         *to = made(opened);
@@ -96,12 +96,12 @@ fn connect(
     path: PathBuf,
     memory: Memory,
     namespace: &objstore::Namespace,
-) -> Result<AnyStore, Failure> {
+) -> Result<Opened, Failure> {
     let (shape, layout, file) = (config.shape()?, memory.layout.clone(), memory.file()?);
     let client = Client::connect_shared(path, shape, layout, file)?;
-    let space = memory.check(client.memory()).and_then(|()| Ok(client.namespace(namespace)?));
-    match space {
-        Ok(space) => Ok(AnyStore::Served(space, Arc::new(Session { client, owner: memory.owner }))),
+    let checked = memory.check(client.memory());
+    match checked.and_then(|()| Ok(RemoteStore::new(client.clone(), namespace)?)) {
+        Ok(store) => Ok(Opened { store: Box::new(store), memory: Arc::new(Some(memory.owner)) }),
         Err(why) => {
             // The first error is the one that matters.
             let _ = client.close();
@@ -177,7 +177,8 @@ pub unsafe extern "C" fn ripieno_within(
         let (store, to) = unsafe { (handle(store, "store")?, output(other, "other")?) };
         // SAFETY: as the header requires.
         let namespace = unsafe { config::read(namespace_, "namespace")?.check()? };
-        *to = made(store.within(&namespace)?);
+        let within = store.store.within(&namespace)?;
+        *to = made(Opened { store: within, memory: store.memory.clone() });
         Ok(())
     })
 }
