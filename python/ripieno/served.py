@@ -68,8 +68,7 @@ class ServedStore:
     def move(self, job: int) -> None:
         """Moves all layers of a job, and ends it: nothing accesses its blocks then."""
         try:
-            for layer in range(self.layers):
-                self.plane.start(job, layer)
+            self.plane.start(job, 0, layers=self.layers)
         finally:
             (report,) = self.plane.end([job])
         if report.error:

@@ -390,10 +390,11 @@ impl ServedPlane {
         self.with(py, |mover| mover.hurry(job))
     }
 
-    /// Starts a layer of a job.
-    fn start(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<()> {
-        let layer = arguments::layer(layer, self.layers)?;
-        self.with(py, |mover| mover.start(job, layer.0..layer.0 + 1))
+    /// Starts layers of a job, by one message.
+    #[pyo3(signature = (job, layer, *, layers = 1))]
+    fn start(&self, py: Python<'_>, job: u64, layer: u32, layers: u32) -> PyResult<()> {
+        let first = arguments::layer(layer, self.layers)?.0;
+        self.with(py, |mover| mover.start(job, first..first.saturating_add(layers)))
     }
 
     /// Waits for a layer that was started. Raises TransferError if it failed, and LostError if the

@@ -2,7 +2,6 @@
 
 mod begin;
 mod links;
-mod pins;
 mod request;
 
 use std::{
@@ -18,8 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use objstore::{BlockId, BlockKey, KvShape, Namespace, Row, Usage};
-use ripieno_stack::PoolLayout;
+use objstore::{BlockId, BlockKey, KvShape, Namespace, PinAnswer, Row, Usage};
+use ripieno_stack::{PoolLayout, http};
 use rustix::net::RecvFlags;
 
 use crate::{
@@ -447,6 +446,34 @@ impl Client {
         self.number(space.generation, &Call::Remove { namespace, keys })
     }
 
+    /// Pins the leading keys that are stored for so many seconds; until the session or the server
+    /// ends, at the latest. The limits are the server's: its answer says what it did.
+    ///
+    /// # Errors
+    /// Same as [`Client::peek`].
+    pub fn pin(
+        &self,
+        space: SpaceId,
+        keys: &[BlockKey],
+        ttl_s: u64,
+    ) -> Result<PinAnswer, ServeError> {
+        let (namespace, keys) = (space.number, Keys(keys.to_vec()));
+        let call = Call::Pin { namespace, keys, ttl_s, bytes_max: None, wait: false };
+        match self.call_in(space.generation, &call)? {
+            Answer::Pinned(answer) => Ok(answer),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Ends a pin of this session. Returns false if it has ended.
+    ///
+    /// # Errors
+    /// Same as [`Client::peek`].
+    pub fn unpin(&self, pin: u64) -> Result<bool, ServeError> {
+        let generation = self.links().generation;
+        Ok(self.number(generation, &Call::Unpin { pin: Some(pin) })? > 0)
+    }
+
     /// Returns the counts of a namespace.
     ///
     /// # Errors
@@ -579,7 +606,7 @@ pub(crate) fn unexpected(answer: &Answer) -> ServeError {
 }
 
 fn open(path: &Path, within: Duration) -> Result<UnixStream, ServeError> {
-    let opened = protocol::connect(path, within)
+    let opened = http::connect(path, within)
         .and_then(|stream| stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map(|()| stream));
     opened.map_err(|source| {
         let hint = reach_hint(&source);

@@ -17,9 +17,9 @@
 //! - [`Client`], with [`Prefix`] and [`Request`]: any number of threads, each call on a connection
 //!   of its own. [`RemoteStore`] is a client's store as a [`ripieno_stack::KvStore`]. [`Finder`]
 //!   and [`Mover`]: scheduler and rank of an engine.
-//! - [`control`]: requests of control over HTTP, at the same socket and by choice at a TCP port.
-//!   `routes.rs` has all of them, `pins.rs` and `hints.rs` two of the larger ones. `http.rs` reads
-//!   and writes HTTP, with limits; `web.rs` decides who may ask. [`Control`] asks: `ripieno ctl`.
+//! - [`control`]: requests of control over HTTP ([`ripieno_stack::http`]), at the same socket, and
+//!   by choice at a TCP port. `routes.rs` has all of them, `hints.rs` the largest one; `web.rs`
+//!   decides who may ask. [`Control`] asks: `ripieno ctl`.
 //! - `settings.rs`: values that can change while the server runs; `shared.rs`: all of its state.
 //!
 //! All clients share one plane: its queues, its scheduler, its recovery. A client's memory is one
@@ -57,7 +57,6 @@ mod client;
 pub mod control;
 mod engine;
 mod error;
-mod http;
 mod limit;
 mod member;
 mod memory;

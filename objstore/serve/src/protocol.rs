@@ -13,15 +13,13 @@ use std::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
-    path::Path,
-    time::Duration,
 };
 
 use kv_catalog::{BlockKey, CatalogCounts, KvShape, Namespace, PinAnswer, Usage};
 use ripieno_stack::PoolLayout;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
@@ -370,25 +368,6 @@ impl<'de> Deserialize<'de> for Keys {
             }
         }
         from.deserialize_bytes(Whole)
-    }
-}
-
-/// Connects to the socket of a server, which hangs if it has no room for a connection for the time
-/// `within`. That is the time of each read and write afterwards, too.
-pub(crate) fn connect(path: &Path, within: Duration) -> io::Result<UnixStream> {
-    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-    let (stream, address) = (UnixStream::from(socket), SocketAddrUnix::new(path)?);
-    stream.set_read_timeout(Some(within))?;
-    // On Linux it is that of a connect as well.
-    stream.set_write_timeout(Some(within))?;
-    match rustix::io::retry_on_intr(|| rustix::net::connect(&stream, &address)) {
-        Err(rustix::io::Errno::AGAIN) => {
-            let why =
-                format!("no connection was taken for {within:.1?}: restart a server that hangs");
-            Err(io::Error::new(io::ErrorKind::TimedOut, why))
-        }
-        connected => Ok(connected.map(|()| stream)?),
     }
 }
 

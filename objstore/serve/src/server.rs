@@ -18,7 +18,7 @@ use std::{
 };
 
 use objstore::{NewPin, StoreError};
-use ripieno_stack::{PoolLayout, SocketFile, Stack, StackError};
+use ripieno_stack::{PoolLayout, SocketFile, Stack, StackError, http};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     net::RecvFlags,
@@ -34,7 +34,6 @@ use crate::{
     },
     engine::{self, Engine, EngineKey, Joined},
     error::{RefusalKind, ServeError, listen_hint},
-    http,
     peer::Peer,
     protocol::{self, Answer, Bytes, Call, Member, Received, VERSION},
     refusal::Refusal,

@@ -10,14 +10,13 @@ use std::{
     time::Duration,
 };
 
-use ripieno_stack::{MetricsPage, Stack, StackError};
+use ripieno_stack::{MetricsPage, Stack, StackError, http::Reply};
 
 use crate::{
     account::Account,
     control::{NamespaceStatus, PinList, Reloaded, Status, doors::Doors},
     engine::{EngineKey, Joined},
     error::RefusalKind,
-    http::Reply,
     refusal::Refusal,
     session::{Left, Session},
     settings::{Reload, Settings, Totals},
@@ -206,7 +205,7 @@ impl Shared {
     pub(crate) fn metrics(&self, accept: &str) -> Reply {
         let mut page = self.page.lock().unwrap_or_else(PoisonError::into_inner);
         let (content_type, text) = page.text(accept);
-        Reply { status: 200, content_type, headers: Vec::new(), body: text.into_bytes() }
+        Reply::new(200, content_type, text.into_bytes())
     }
 
     pub(crate) fn pin_list(&self) -> PinList {

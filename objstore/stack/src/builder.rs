@@ -8,11 +8,12 @@ use objstore::{
 };
 
 use crate::{
+    address::MetricsAddress,
     build::{Built, Parts, Plan},
     error::StackError,
     executor::Executor,
     memory::HostMemory,
-    metrics::{Endpoint, MetricsAddress},
+    metrics::Endpoint,
     owner::random,
     pacing::Pacing,
     place::Place,

@@ -98,8 +98,8 @@ pub trait KvPrefix: Any + Debug + Send + Sync {
     fn blocks(&self) -> usize;
 }
 
-/// A retrieval or storing of blocks, layer by layer. Dropping it waits for its layers in flight, and
-/// frees what was not committed. Errors are the ones of [`Request`], or of a server.
+/// A retrieval or storing of blocks, layer by layer. Dropping it waits for its layers in flight,
+/// and frees what was not committed. Errors are the ones of [`Request`], or of a server.
 #[expect(clippy::missing_errors_doc, reason = "they are above")]
 pub trait KvRequest: Debug + Send + Sync {
     /// Returns how many leading blocks will be found after the commit; of a load, its blocks.

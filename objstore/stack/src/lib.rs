@@ -61,6 +61,7 @@
 //! - Streams for [`Request`]; jobs of a [`objstore::Plane`] have them.
 //! - GPU and drives together have never run: a GPU has, with software controllers only.
 
+mod address;
 mod arena;
 mod build;
 mod builder;
@@ -71,6 +72,7 @@ mod emulation;
 mod error;
 mod executor;
 mod gpu;
+pub mod http;
 mod input;
 mod kv_store;
 mod memory;
@@ -93,6 +95,7 @@ mod watch;
 
 pub use gio_uring::RawStream;
 
+pub use address::MetricsAddress;
 pub use build::{Built, Parts, Plan};
 pub use builder::Builder;
 pub use chosen::{MemoryPlace, NotTaken, Placement};
@@ -108,9 +111,7 @@ pub use gpu::{CudaChoice, Gpu};
 pub use input::{expand_home, open_file, read_file};
 pub use kv_store::{KvPrefix, KvRequest, KvStore, OwnStore};
 pub use memory::HostMemory;
-pub use metrics::{
-    ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsAddress, MetricsPage,
-};
+pub use metrics::{ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsPage};
 pub use objstore::{BlockId, BlockKey, KvShape, PoolLayout, Route};
 pub use own::Own;
 pub use owner::this_process;

@@ -13,10 +13,8 @@ use nvme_driver::Nanos;
 use nvme_spec::log::SmartLog;
 use objstore::{Durations, Plane, PlaneStats, SharedController, Store, StoreError, StoreStats};
 
-mod address;
 mod endpoint;
 
-pub use address::MetricsAddress;
 pub use endpoint::Endpoint;
 
 /// Time for which a device's SMART log is not read again.

@@ -1,19 +1,13 @@
 //! Reads the metrics of a store.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::time::Duration;
 
-use ripieno_stack::MetricsAddress;
+use ripieno_stack::{MetricsAddress, http};
 
 /// Longest wait for a store that does not answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Most bytes of an answer; stores with 64 devices send 30 KB.
-const BYTES_MAX: u64 = 4 << 20;
-
-const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 /// The samples of a scrape by name, without the prefix `ripieno_` and with their labels.
 #[derive(Debug)]
@@ -25,18 +19,8 @@ impl Scrape {
     /// # Errors
     /// Returns an error if none answers, or something else does.
     pub(crate) fn read(address: &MetricsAddress) -> io::Result<Self> {
-        let answer = match address {
-            MetricsAddress::Unix(path) => {
-                let stream = UnixStream::connect(path)?;
-                stream.set_read_timeout(Some(TIMEOUT))?;
-                ask(stream)?
-            }
-            MetricsAddress::Tcp(address) => {
-                let stream = TcpStream::connect_timeout(address, TIMEOUT)?;
-                stream.set_read_timeout(Some(TIMEOUT))?;
-                ask(stream)?
-            }
-        };
+        let answer = http::ask(address, ("GET", "/metrics"), "", b"", TIMEOUT)?;
+        let answer = String::from_utf8_lossy(&answer);
         Self::parse(&answer).ok_or_else(|| io::Error::other("the answer is not that of a store"))
     }
 
@@ -72,11 +56,4 @@ impl Scrape {
     pub(crate) fn label(&self, prefix: &str) -> Option<&str> {
         self.0.keys().find_map(|name| name.strip_prefix(prefix)?.strip_suffix("\"}"))
     }
-}
-
-fn ask(mut stream: impl Read + Write) -> io::Result<String> {
-    stream.write_all(REQUEST)?;
-    let mut answer = String::new();
-    stream.take(BYTES_MAX).read_to_string(&mut answer)?;
-    Ok(answer)
 }

@@ -1,26 +1,18 @@
 //! Asks a server: one connection for each request.
 
-use std::{
-    fmt,
-    io::{self, Read, Write},
-    net::{SocketAddr, TcpStream},
-    path::PathBuf,
-    time::Duration,
-};
+use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
+use ripieno_stack::{MetricsAddress, http};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::Refused;
 use crate::{
     error::{ServeError, reach_hint},
-    http,
     protocol::{self, Answer},
 };
 
 /// Time for an answer: longer than the server needs to read what it compares at a time.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
-/// Bytes of an answer, at most.
-const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 /// Where a server is controlled.
 #[derive(Clone, PartialEq, Eq)]
@@ -73,16 +65,18 @@ impl Control {
         let lost = |why: String| ServeError::Lost { why };
         let body = body.map(serde_json::to_vec).transpose();
         let body = body.map_err(|error| lost(error.to_string()))?.unwrap_or_default();
-        let token = match &self.address {
-            ControlAddress::Tcp(_, token) => format!("Authorization: Bearer {token}\r\n"),
-            ControlAddress::Unix(_) => String::new(),
+        let (address, token) = match &self.address {
+            ControlAddress::Unix(path) => (MetricsAddress::Unix(path.clone()), String::new()),
+            ControlAddress::Tcp(address, token) => {
+                (MetricsAddress::Tcp(*address), format!("Authorization: Bearer {token}\r\n"))
+            }
         };
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{token}\
-             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-            body.len()
-        );
-        let answer = self.exchange(&[head.as_bytes(), &body].concat())?;
+        let headers = format!("{token}Content-Type: application/json\r\n");
+        let answer = http::ask(&address, (method, path), &headers, &body, ANSWER_TIMEOUT);
+        let answer = answer.map_err(|source| {
+            let hint = reach_hint(&source);
+            ServeError::Control { address: self.address.to_string(), source, hint }
+        })?;
         let parsed = http::parse_answer(&answer);
         let Some((status, body)) = parsed else {
             // The server turns connections away before it knows what they are.
@@ -109,38 +103,4 @@ impl Control {
         let text = self.ask("GET", path, None::<&()>)?;
         serde_json::from_str(&text).map_err(|error| ServeError::Lost { why: error.to_string() })
     }
-
-    fn exchange(&self, request: &[u8]) -> Result<Vec<u8>, ServeError> {
-        let address = &self.address;
-        let absent = |source| {
-            let hint = reach_hint(&source);
-            ServeError::Control { address: address.to_string(), source, hint }
-        };
-        match address {
-            ControlAddress::Unix(path) => {
-                let stream = protocol::connect(path, ANSWER_TIMEOUT).map_err(absent)?;
-                send_and_read(stream, request)
-            }
-            ControlAddress::Tcp(address, _) => {
-                let stream = TcpStream::connect_timeout(address, ANSWER_TIMEOUT);
-                let stream = stream.map_err(absent)?;
-                stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(absent)?;
-                stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(absent)?;
-                send_and_read(stream, request)
-            }
-        }
-        .map_err(|error| ServeError::Lost { why: error.to_string() })
-    }
-}
-
-fn send_and_read(mut stream: impl Read + Write, request: &[u8]) -> io::Result<Vec<u8>> {
-    // A server that refuses early has said why.
-    let sent = stream.write_all(request);
-    let mut answer = Vec::new();
-    let read = stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer);
-    if answer.is_empty() {
-        sent?;
-        read?;
-    }
-    Ok(answer)
 }

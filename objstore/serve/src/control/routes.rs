@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::PoisonError, time::Duration};
 
 use nvme_driver::Nanos;
 use objstore::{BlockId, BlockKey, NamespaceId, NewPin, Prefix, Store, StoreError};
+use ripieno_stack::http::{Asked, Reply};
 use ripieno_stack::{Request, StackError};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -14,7 +15,6 @@ use super::{
 use crate::{
     account::Account,
     error::RefusalKind,
-    http::{Asked, Reply},
     refusal::{Refusal, inclusive},
     shared::Shared,
 };

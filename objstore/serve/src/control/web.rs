@@ -1,14 +1,16 @@
 //! Connections of HTTP: who may ask, and the loop of requests and answers.
 
-use std::{io, os::fd::AsFd};
+use std::{io, os::fd::AsFd, time::Duration};
+
+use ripieno_stack::http::{Asked, Link, Received, Reply};
 
 use super::{Refused, routes};
-use crate::{
-    error::RefusalKind,
-    http::{Asked, Link, Received, Reply},
-    refusal::Refusal,
-    shared::Shared,
-};
+use crate::{error::RefusalKind, refusal::Refusal, shared::Shared};
+
+/// Time for a request's head, idle time included, and then for its body.
+const REQUEST_TIME: Duration = Duration::from_secs(5);
+/// Time for an answer to be taken.
+const ANSWER_TIME: Duration = Duration::from_secs(30);
 
 /// How a client has shown that it may control the server.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +29,7 @@ pub(crate) fn serve<S: AsFd>(
     access: Access,
     from: &str,
 ) -> io::Result<()> {
-    let mut link = Link::new(socket);
+    let mut link = Link::new(socket, REQUEST_TIME, ANSWER_TIME);
     loop {
         let received = link.receive(|asked| admit(shared, access, asked))?;
         let (asked, reply) = match received {
@@ -66,7 +68,8 @@ pub(crate) fn serve<S: AsFd>(
 /// Answers a connection beyond the most there may be.
 pub(crate) fn turn_away<S: AsFd>(socket: S) -> io::Result<()> {
     let why = "there are as many connections as there may be; try again later";
-    Link::new(socket).reply(&refused(503, RefusalKind::Limit, why.to_owned()), true)
+    Link::new(socket, REQUEST_TIME, ANSWER_TIME)
+        .reply(&refused(503, RefusalKind::Limit, why.to_owned()), true)
 }
 
 fn admit(shared: &Shared, access: Access, asked: &Asked) -> Result<(), Refusal> {

@@ -13,26 +13,26 @@ use std::{
         mpsc::{self, RecvTimeoutError, Sender},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use objstore::{Plane, Store};
-use rustix::{
-    io::Errno,
-    net::{RecvFlags, SendFlags, Shutdown, sockopt},
+use rustix::{io::Errno, net::Shutdown};
+
+use super::{ComputeSaved, MetricsPage};
+use crate::{
+    address::MetricsAddress,
+    error::StackError,
+    http::{Asked, Link, Received, Reply},
+    socket_file::SocketFile,
 };
 
-use super::{ComputeSaved, MetricsAddress, MetricsPage};
-use crate::{error::StackError, socket_file::SocketFile};
-
-/// Longest pause of a client.
-const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Longest time of a client: an endpoint that ends waits for it.
-const CLIENT_MAX: Duration = Duration::from_secs(10);
-/// Most pieces that a request comes in.
-const PIECES_MAX: usize = 8;
-/// Most bytes of a piece.
-const PIECE_BYTES: usize = 4096;
+/// Time for a request's head. Other clients wait meanwhile.
+const REQUEST_TIME: Duration = Duration::from_secs(1);
+/// Time for an answer to be taken: an endpoint that ends waits for it.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// Pause while the process has no descriptor left.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// A running endpoint; it ends on drop, after the client that it answers.
 #[derive(Debug)]
@@ -78,12 +78,12 @@ impl Endpoint {
             loop {
                 match rustix::net::accept(&mine) {
                     // A client that went away has no use for an error.
-                    Ok(connection) => drop(answer(&connection, &mut page)),
+                    Ok(connection) => drop(answer(connection, &mut page)),
                     Err(Errno::INTR | Errno::CONNABORTED) => {}
                     // Out of descriptors or memory, also if the endpoint ends: this passes, and
                     // must not take a core.
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                        if stopped.recv_timeout(PAUSE_MAX) != Err(RecvTimeoutError::Timeout) {
+                        if stopped.recv_timeout(PAUSE) != Err(RecvTimeoutError::Timeout) {
                             return;
                         }
                     }
@@ -133,47 +133,20 @@ fn listen(address: &MetricsAddress) -> io::Result<(OwnedFd, MetricsAddress, Opti
 }
 
 /// Reads a request and answers it.
-fn answer(connection: &impl AsFd, page: &mut MetricsPage) -> io::Result<()> {
-    for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
-        sockopt::set_socket_timeout(connection, timeout, Some(PAUSE_MAX))?;
-    }
-    let since = Instant::now();
-    let mut request = Vec::new();
-    for _ in 0..PIECES_MAX {
-        let mut piece = [0; PIECE_BYTES];
-        let (count, _) = rustix::net::recv(connection, &mut piece, RecvFlags::empty())?;
-        request.extend_from_slice(&piece[..count]);
-        if count == 0 || request.windows(4).any(|end| end == b"\r\n\r\n") {
-            break;
+fn answer(connection: impl AsFd, page: &mut MetricsPage) -> io::Result<()> {
+    let mut link = Link::new(connection, REQUEST_TIME, ANSWER_TIME);
+    let text = |status, text: &str| Reply::new(status, "text/plain", text.as_bytes().to_vec());
+    // Before a body is read.
+    let admit = |asked: &Asked| (asked.method == "GET").then_some(()).ok_or(());
+    let reply = match link.receive(admit)? {
+        Received::Request(asked) if asked.path == "/metrics" => {
+            let (kind, text) = page.text(&asked.accept);
+            Reply::new(200, kind, text.into_bytes())
         }
-    }
-    let request = String::from_utf8_lossy(&request);
-    let lines = request.lines().filter_map(|line| line.split_once(':'));
-    let accepts = lines.filter(|(name, _)| name.eq_ignore_ascii_case("accept"));
-    let accept: String = accepts.map(|(_, value)| value).collect();
-    let mut words = request.lines().next().unwrap_or_default().split([' ', '?']);
-    let (status, kind, body) = match (words.next(), words.next()) {
-        (Some("GET"), Some("/metrics")) => {
-            let (kind, text) = page.text(&accept);
-            ("200 OK", kind, text)
-        }
-        (Some("GET"), _) => ("404 Not Found", "text/plain", "see /metrics\n".to_owned()),
-        _ => ("405 Method Not Allowed", "text/plain", "only GET is answered\n".to_owned()),
+        Received::Request(_) => text(404, "see /metrics\n"),
+        Received::Denied(..) => text(405, "only GET is answered\n"),
+        Received::Refused(status, why) => text(status, &format!("{why}\n")),
+        Received::End => return Ok(()),
     };
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
-         Connection: close\r\n\r\n",
-        body.len()
-    );
-    let whole = head + &body;
-    let mut rest = whole.as_bytes();
-    while !rest.is_empty() {
-        // A client that has gone must not end the process by a signal.
-        let sent = rustix::net::send(connection, rest, SendFlags::NOSIGNAL)?;
-        if since.elapsed() > CLIENT_MAX {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        rest = &rest[sent..];
-    }
-    Ok(())
+    link.reply(&reply, true)
 }

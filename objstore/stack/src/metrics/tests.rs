@@ -3,6 +3,7 @@ use std::{collections::HashSet, io::Read as _, io::Write as _, os::unix::net::Un
 use objstore::{BlockId, BlockKey, KvShape};
 
 use super::*;
+use crate::address::MetricsAddress;
 use crate::{Builder, Stack};
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };

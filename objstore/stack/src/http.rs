@@ -1,31 +1,37 @@
-//! HTTP/1.1 as far as control needs it: requests and answers that have a length.
+//! HTTP/1.1 as far as metrics and control need it: requests and answers that have a length.
 //!
 //! The other end is not trusted. Head, body and time of a request have limits, and what goes beyond
 //! them has an answer of its own; `httparse` reads the head.
 
 use std::{
-    io,
-    os::fd::{AsFd, OwnedFd},
+    io::{self, Read, Write},
+    net::TcpStream,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
     time::{Duration, Instant},
 };
 
 use rustix::{
     io::Errno,
-    net::{RecvFlags, SendFlags, Shutdown, sockopt},
+    net::{
+        AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+        sockopt,
+    },
 };
 
-use crate::refusal::Refusal;
+use crate::address::MetricsAddress;
 
 /// Bytes of a request's head, at most.
 const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Headers of a message, at most.
 const HEADERS_MAX: usize = 32;
 /// Bytes of a request's body, at most: about 60,000 keys.
-pub(crate) const BODY_BYTES_MAX: usize = 4 << 20;
-/// Time for a request's head, idle time included, and then for its body.
-pub(crate) const REQUEST_TIME: Duration = Duration::from_secs(5);
-/// Time for an answer to be taken.
-const ANSWER_TIME: Duration = Duration::from_secs(30);
+pub const BODY_BYTES_MAX: usize = 4 << 20;
+/// Bytes of an answer, at most.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// Time and bytes for what comes after a request that was refused, so that the answer arrives.
 const REST_TIME: Duration = Duration::from_millis(500);
 const REST_BYTES_MAX: usize = 1 << 20;
@@ -33,25 +39,28 @@ const PIECE_BYTES: usize = 16 << 10;
 
 /// A request.
 #[derive(Debug, Default)]
-pub(crate) struct Asked {
-    pub(crate) method: String,
-    /// Without a query.
-    pub(crate) path: String,
+pub struct Asked {
+    /// Its method, in capitals.
+    pub method: String,
+    /// Its path, without a query.
+    pub path: String,
     /// Value of the header `Authorization`.
-    pub(crate) authorization: Option<String>,
+    pub authorization: Option<String>,
     /// Value of the header `Accept`.
-    pub(crate) accept: String,
-    pub(crate) body: Vec<u8>,
+    pub accept: String,
+    /// Its body.
+    pub body: Vec<u8>,
     /// True if no request follows on the connection.
-    pub(crate) is_last: bool,
+    pub is_last: bool,
 }
 
 /// Result of [`Link::receive`].
 #[derive(Debug)]
-pub(crate) enum Received {
+pub enum Received<R> {
+    /// A request.
     Request(Asked),
     /// A request that is refused by its head; its body was not read.
-    Denied(Asked, Refusal),
+    Denied(Asked, R),
     /// The other end has closed the connection, or asks nothing for a while.
     End,
     /// Something that is no request, or beyond a limit: status and reason.
@@ -60,33 +69,53 @@ pub(crate) enum Received {
 
 /// An answer.
 #[derive(Debug)]
-pub(crate) struct Reply {
-    pub(crate) status: u16,
-    pub(crate) content_type: &'static str,
+pub struct Reply {
+    /// Status.
+    pub status: u16,
+    /// Type of the body.
+    pub content_type: &'static str,
     /// Further headers.
-    pub(crate) headers: Vec<(&'static str, String)>,
-    pub(crate) body: Vec<u8>,
+    pub headers: Vec<(&'static str, String)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    /// Makes one without further headers.
+    #[must_use]
+    pub fn new(status: u16, content_type: &'static str, body: Vec<u8>) -> Self {
+        Self { status, content_type, headers: Vec::new(), body }
+    }
 }
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Link<S> {
+pub struct Link<S> {
     socket: S,
+    /// Time for a request's head, idle time included, and then for its body.
+    request_time: Duration,
+    /// Time for an answer to be taken.
+    answer_time: Duration,
     /// Bytes that were received and not used yet.
     ahead: Vec<u8>,
 }
 
 impl<S: AsFd> Link<S> {
-    pub(crate) fn new(socket: S) -> Self {
-        Self { socket, ahead: Vec::new() }
+    /// Serves a connection with these limits: the time for a request's head, idle time included,
+    /// and again for its body; and the time for an answer to be taken.
+    pub fn new(socket: S, request_time: Duration, answer_time: Duration) -> Self {
+        Self { socket, request_time, answer_time, ahead: Vec::new() }
     }
 
     /// Receives a request. `admit` looks at its head before the body is read.
-    pub(crate) fn receive(
+    ///
+    /// # Errors
+    /// Returns an error of the socket.
+    pub fn receive<R>(
         &mut self,
-        admit: impl FnOnce(&Asked) -> Result<(), Refusal>,
-    ) -> io::Result<Received> {
-        let until = Instant::now() + REQUEST_TIME;
+        admit: impl FnOnce(&Asked) -> Result<(), R>,
+    ) -> io::Result<Received<R>> {
+        let until = Instant::now() + self.request_time;
         let refused = |status, why: &str| Ok(Received::Refused(status, why.to_owned()));
         let Head { mut asked, bytes, body_bytes, wants_word } = loop {
             match Head::parse(&self.ahead) {
@@ -115,7 +144,7 @@ impl<S: AsFd> Link<S> {
         if wants_word && self.ahead.len() < body_bytes {
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")?;
         }
-        let until = Instant::now() + REQUEST_TIME;
+        let until = Instant::now() + self.request_time;
         while self.ahead.len() < body_bytes {
             match self.fill(until)? {
                 Filled::Some => {}
@@ -149,7 +178,10 @@ impl<S: AsFd> Link<S> {
     }
 
     /// Sends an answer.
-    pub(crate) fn reply(&self, reply: &Reply, is_last: bool) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Returns an error of the socket, also if the answer is not taken in time.
+    pub fn reply(&self, reply: &Reply, is_last: bool) -> io::Result<()> {
         let Reply { status, content_type, headers, body } = reply;
         let mut head = format!(
             "HTTP/1.1 {status} {}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n",
@@ -164,7 +196,7 @@ impl<S: AsFd> Link<S> {
     }
 
     fn send(&self, mut bytes: &[u8]) -> io::Result<()> {
-        let until = Instant::now() + ANSWER_TIME;
+        let until = Instant::now() + self.answer_time;
         while !bytes.is_empty() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -183,7 +215,7 @@ impl<S: AsFd> Link<S> {
 
     /// Ends a connection after a refused request: takes a part of what still comes, because an
     /// answer may be dropped on the way if the connection is closed with bytes left.
-    pub(crate) fn end(mut self) {
+    pub fn end(mut self) {
         // The other end may have closed it already.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
         let until = Instant::now() + REST_TIME;
@@ -283,7 +315,8 @@ fn reason(status: u16) -> &'static str {
 }
 
 /// Splits a whole answer into status and body; `None` if it is none, or is cut.
-pub(crate) fn parse_answer(bytes: &[u8]) -> Option<(u16, &[u8])> {
+#[must_use]
+pub fn parse_answer(bytes: &[u8]) -> Option<(u16, &[u8])> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut answer = httparse::Response::new(&mut headers);
     let httparse::Status::Complete(end) = answer.parse(bytes).ok()? else { return None };
@@ -294,8 +327,71 @@ pub(crate) fn parse_answer(bytes: &[u8]) -> Option<(u16, &[u8])> {
     Some((answer.code?, bytes.get(end..end.checked_add(length)?)?))
 }
 
+/// Asks on a new connection, and returns the answer as it came. `headers`: further ones, each with
+/// the end of its line. `within`: the time to connect, and for each read and write.
+///
+/// # Errors
+/// Returns an error if nobody listens, or the answer does not come.
+pub fn ask(
+    address: &MetricsAddress,
+    (method, path): (&str, &str),
+    headers: &str,
+    body: &[u8],
+    within: Duration,
+) -> io::Result<Vec<u8>> {
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let request = [head.as_bytes(), body].concat();
+    match address {
+        MetricsAddress::Unix(path) => exchange(connect(path, within)?, &request),
+        MetricsAddress::Tcp(address) => {
+            let stream = TcpStream::connect_timeout(address, within)?;
+            stream.set_read_timeout(Some(within))?;
+            stream.set_write_timeout(Some(within))?;
+            exchange(stream, &request)
+        }
+    }
+}
+
+fn exchange(mut stream: impl Read + Write, request: &[u8]) -> io::Result<Vec<u8>> {
+    // A server that refuses early has said why.
+    let sent = stream.write_all(request);
+    let mut answer = Vec::new();
+    let read = stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer);
+    if answer.is_empty() {
+        sent?;
+        read?;
+    }
+    Ok(answer)
+}
+
+/// Connects to the socket of a server, which hangs if it has no room for a connection for the time
+/// `within`. That is the time of each read and write afterwards, too.
+///
+/// # Errors
+/// Returns [`io::ErrorKind::TimedOut`] from a server that hangs, or what the operating system says.
+pub fn connect(path: &Path, within: Duration) -> io::Result<UnixStream> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    let (stream, address) = (UnixStream::from(socket), SocketAddrUnix::new(path)?);
+    stream.set_read_timeout(Some(within))?;
+    // On Linux it is that of a connect as well.
+    stream.set_write_timeout(Some(within))?;
+    match rustix::io::retry_on_intr(|| rustix::net::connect(&stream, &address)) {
+        Err(Errno::AGAIN) => {
+            let why =
+                format!("no connection was taken for {within:.1?}: restart a server that hangs");
+            Err(io::Error::new(io::ErrorKind::TimedOut, why))
+        }
+        connected => Ok(connected.map(|()| stream)?),
+    }
+}
+
 /// Ends a connection that another thread serves.
-pub(crate) fn hang_up(socket: &OwnedFd) {
+pub fn hang_up(socket: &OwnedFd) {
     // One that is closed already needs no more.
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }

@@ -1,5 +1,7 @@
 use std::os::unix::net::UnixStream;
 
+use ripieno_testkit::WATCHDOG;
+
 use super::*;
 
 #[test]
@@ -20,7 +22,7 @@ fn a_reply_is_read_as_it_was_written() {
     let body = b"{\"blocks\":1}".to_vec();
     let headers = vec![("Allow", "GET".to_owned())];
     let reply = Reply { status: 405, content_type: "application/json", headers, body };
-    Link::new(&one).reply(&reply, true).unwrap();
+    Link::new(&one, WATCHDOG, WATCHDOG).reply(&reply, true).unwrap();
     drop(one);
     let mut answer = Vec::new();
     std::io::Read::read_to_end(&mut &other, &mut answer).unwrap();
