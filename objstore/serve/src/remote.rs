@@ -4,7 +4,7 @@ use std::{any::Any, io, time::Duration};
 
 use nvme_driver::Nanos;
 use objstore::{
-    BlockId, BlockKey, KvShape, Layer, Namespace, PinAnswer, Store, StoreError, StoreEvent, Usage,
+    BlockId, BlockKey, Layer, Namespace, PinAnswer, Store, StoreError, StoreEvent, Usage,
 };
 use ripieno_stack::{ErrorKind, KvPrefix, KvRequest, KvStore, StackError};
 
@@ -32,10 +32,6 @@ impl RemoteStore {
 }
 
 impl KvStore for RemoteStore {
-    fn shape(&self) -> &KvShape {
-        self.client.shape()
-    }
-
     fn within(&self, namespace: &Namespace) -> Result<Box<dyn KvStore>, StackError> {
         Ok(Box::new(Self::new(self.client.clone(), namespace)?))
     }

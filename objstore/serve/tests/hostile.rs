@@ -19,7 +19,7 @@ use ripieno_testkit::WATCHDOG;
 
 use crate::{
     control::{exchange, request, split},
-    rig::Rig,
+    rig::{Raw, Rig},
 };
 
 #[test]
@@ -212,5 +212,25 @@ fn any_bytes_are_survived() {
     });
     run.unwrap();
     rig.status();
+    rig.close();
+}
+
+#[test]
+fn any_message_of_a_session_is_survived() {
+    let rig = Rig::new();
+    // The number of a call, or none, and bytes that are its fields, or not.
+    let messages = (0..32_u8, vec(any::<u8>(), 0..200));
+    let mut runner = TestRunner::new(Config { cases: 512, ..Config::default() });
+    let run = runner.run(&messages, |(call, fields)| {
+        let mut bytes = (fields.len() as u32 + 1).to_le_bytes().to_vec();
+        bytes.push(call);
+        bytes.extend_from_slice(&fields);
+        Raw::new(&rig).send(&bytes);
+        Ok(())
+    });
+    run.unwrap();
+    let status = rig.settled();
+    assert_eq!((status.files_writing, status.files_referenced), (0, 0));
+    assert!(status.refused_messages > 0);
     rig.close();
 }

@@ -9,8 +9,8 @@ use std::{
 
 use nvme_driver::Nanos;
 use objstore::{
-    BlockId, BlockKey, KvShape, Layer, Namespace, NewPin, PinAnswer, PinLimits, Prefix, Store,
-    StoreError, StoreEvent, Usage,
+    BlockId, BlockKey, Layer, Namespace, NewPin, PinAnswer, PinLimits, Prefix, Store, StoreError,
+    StoreEvent, Usage,
 };
 
 use crate::{error::StackError, request::Request, stack::Stack};
@@ -19,9 +19,6 @@ use crate::{error::StackError, request::Request, stack::Stack};
 /// [`Store`], or of a server and its client.
 #[expect(clippy::missing_errors_doc, reason = "they are above")]
 pub trait KvStore: Debug + Send + Sync {
-    /// Returns the shape of the blocks.
-    fn shape(&self) -> &KvShape;
-
     /// Returns a handle of the same store in another namespace.
     fn within(&self, namespace: &Namespace) -> Result<Box<dyn KvStore>, StackError>;
 
@@ -150,10 +147,6 @@ impl OwnStore {
 }
 
 impl KvStore for OwnStore {
-    fn shape(&self) -> &KvShape {
-        self.store.shape()
-    }
-
     fn within(&self, namespace: &Namespace) -> Result<Box<dyn KvStore>, StackError> {
         let store = self.open()?.within(namespace)?;
         Ok(Box::new(Self { store, open: self.open.clone() }))

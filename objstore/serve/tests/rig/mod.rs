@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::{Read as _, Write as _},
-    net::SocketAddr,
+    net::{Shutdown, SocketAddr},
     num::NonZeroU64,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
@@ -229,6 +229,14 @@ impl Raw {
         let mut bytes = vec![0; u32::from_le_bytes(len) as usize];
         (&self.0).read_exact(&mut bytes).unwrap();
         postcard::from_bytes(&bytes).unwrap()
+    }
+
+    /// Sends bytes, and waits until the server has answered all that was in them.
+    pub fn send(mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).unwrap();
+        self.0.shutdown(Shutdown::Write).unwrap();
+        // A connection that is reset was closed with bytes left.
+        let _ = self.0.read_to_end(&mut Vec::new());
     }
 
     pub fn refused(&self, call: &Call) -> RefusalKind {
