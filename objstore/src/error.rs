@@ -274,6 +274,11 @@ pub enum StoreError {
         /// The device.
         device: DeviceIndex,
     },
+    /// The store was opened to be read.
+    #[error(
+        "the store was opened with read_only, so nothing can be stored; open it again without that"
+    )]
+    OpenedToRead,
     /// All IOCBs are in flight.
     #[error("{in_flight} layer operations are in flight, which is all there may be; wait for one")]
     Busy {

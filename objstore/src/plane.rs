@@ -178,7 +178,7 @@ impl Plane {
     }
 
     /// Keeps the claims on the devices, until the plane is closed.
-    pub(crate) fn keep(&self, owner: Option<Arc<Ownership>>) -> Result<(), StoreError> {
+    pub(crate) fn keep(&self, owner: Option<Ownership>) -> Result<(), StoreError> {
         self.with(|mover| {
             mover.owner = owner;
             Ok(())

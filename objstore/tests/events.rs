@@ -1,11 +1,12 @@
 //! Events that devices report reach the engine without any I/O.
 
-use crate::stack;
+use crate::{shelf, stack};
 
 use nvme_driver::{Clock, ControllerEvent, Nanos, wait_until};
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, IdentifyOverrides};
 use nvme_spec::{admin::AdminOpcode, ids::Nsid, log::CriticalWarning};
-use objstore::{DeviceIndex, Layer, StoreError, StoreEvent};
+use objstore::{DeviceIndex, Layer, StoreError, StoreEvent, StoreOptions};
+use shelf::Shelf;
 use stack::{Plan, Stack, blocks, keys};
 
 const SECOND_DEVICE: DeviceIndex = DeviceIndex(1);
@@ -118,6 +119,22 @@ fn media_that_became_read_only_is_read_and_not_written() {
     stack.emus[1].warn(CriticalWarning::SPARE);
     assert_eq!(poll(&mut stack).len(), 1);
     assert_eq!(stack.put(&keys(10..12), 0), 2);
+}
+
+#[test]
+fn a_store_that_was_opened_to_be_read_writes_nothing() {
+    let (shelf, mut stack) = Shelf::made(1, Plan::default().shape, &StoreOptions::default());
+    stack.put(&keys(0..4), 0);
+    stack.store.close().unwrap();
+    let options =
+        StoreOptions { read_only: true, self_test: false, deallocate: false, ..Default::default() };
+    let mut stack = shelf.open(&options);
+    let error = stack.store.allocate(&keys(10..12), &blocks(0, 2)).unwrap_err();
+    assert!(matches!(error, StoreError::OpenedToRead), "{error}");
+    stack.store.check_writable().unwrap_err();
+    assert_eq!(stack.get(&keys(0..4), 0), 4);
+    stack.store.close().unwrap();
+    assert_eq!(stack.emus[0].counters().writes, 0);
 }
 
 fn resize(stack: &Stack, lbas: u64) {

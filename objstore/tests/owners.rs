@@ -2,15 +2,16 @@
 
 use crate::stack;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use kv_catalog::Sighting;
 use nvme_driver::{Clock, ControllerOptions, Nanos};
 use nvme_emu::{
     EmuConfig, EmuDomain, FaultPlan, IdentifyOverrides, IdentifyPatch, MemoryMedia, SimClock,
 };
 use objstore::{
-    Format, KvShape, Namespace, Overwrite, Owner, Store, StoreConfig, StoreDevice, StoreError,
-    StoreOptions,
+    Format, KvShape, Layer, Medium, Namespace, Overwrite, Owner, Part, Store, StoreConfig,
+    StoreDevice, StoreError, StoreOptions, open_catalog,
 };
 use ripieno_testkit::{Drives, KvMemory, format, inline_executor};
 use stack::{Stack, keys};
@@ -34,19 +35,53 @@ fn owner(number: u8) -> Owner {
 /// Opens the store through a controller of its own, in virtual time: nothing shows that the process
 /// is alive while it does nothing, as if it were stopped.
 fn open(media: &MemoryMedia, number: u8) -> Result<Stack, StoreError> {
-    let clock = SimClock::new(number.into());
-    let configs = vec![shared(&format!("path{number}"), media)];
-    let drives = Drives::simulated(EmuDomain::new("twin"), configs, &clock);
-    let options = StoreOptions {
+    open_with(media, options(number), |clock| clock)
+}
+
+fn options(number: u8) -> StoreOptions {
+    StoreOptions {
         virtual_time: true,
         owner: owner(number),
         owner_timeout: TIMEOUT,
         ..StoreOptions::default()
-    };
-    let executor = inline_executor(clock.clone());
-    let (config, kv) = config(&drives, executor, options);
+    }
+}
+
+/// Same, with these options, and a clock over the one of the controllers.
+fn open_with<C: Clock + 'static>(
+    media: &MemoryMedia,
+    options: StoreOptions,
+    over: impl FnOnce(Arc<SimClock>) -> Arc<C>,
+) -> Result<Stack, StoreError> {
+    let number = options.owner.id[0];
+    let clock = SimClock::new(number.into());
+    let configs = vec![shared(&format!("path{number}"), media)];
+    let drives = Drives::simulated(EmuDomain::new("twin"), configs, &clock);
+    let (mut config, kv) = config(&drives, inline_executor(clock.clone()), options);
+    config.clock = over(clock.clone());
     let store = Store::open(config)?;
     Ok(Stack { store, shape: SHAPE, kv, domain: drives.domain, emus: drives.emus, clock })
+}
+
+/// A clock that has another process claim the device as soon as this one has.
+#[derive(Debug)]
+struct Rival {
+    clock: Arc<SimClock>,
+    device: Mutex<Medium>,
+}
+
+impl Clock for Rival {
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    fn pause(&self, idle: u32, until: Nanos) {
+        let io = &mut *self.device.lock().unwrap().io;
+        if Sighting::take(io).unwrap().owner == Some(owner(1)) {
+            owner(2).claim(io).unwrap();
+        }
+        self.clock.pause(idle, until);
+    }
 }
 
 fn config(
@@ -114,19 +149,69 @@ fn an_owner_that_was_stopped_finds_another_one_in_its_place() {
     }
 }
 
-/// A dead owner keeps nobody out for longer than the timeout, and one that closed its store not
-/// even as long.
+/// The files that it writes to may be another one's by then.
+#[test]
+fn what_an_owner_wrote_that_was_stopped_is_not_stored() {
+    let media = formatted();
+    let mut older = open(&media, 1).unwrap();
+    let reservation = older.store.reserve(&keys(0..5)).unwrap();
+    let blocks = stack::blocks(0, 5);
+    let save = older.store.fill(&reservation, &[0, 1, 2, 3, 4], &blocks).unwrap();
+    older.write_all(&save).unwrap();
+    let newer = open(&media, 2).unwrap();
+    // No layer is started, and the journal is not written, after this.
+    nvme_driver::wait_until(&*older.clock, older.clock.now() + TIMEOUT, || false);
+    let done = older.store.end(&[save.ticket(Layer(0)).job]).unwrap();
+    let failure = done[0].failure.as_ref().unwrap().to_string();
+    assert!(failure.contains("process 2 on here"), "{failure}");
+    newer.store.close().unwrap();
+}
+
+/// A dead owner keeps nobody out for longer than the timeout, and one that closed its store, or
+/// whose opening failed, not even as long.
 #[test]
 fn who_comes_next_waits_only_for_the_dead() {
     let media = formatted();
     let waited = |stack: &Stack| stack.clock.now();
     let first = open(&media, 1).unwrap();
     assert!(waited(&first) < TIMEOUT);
-    drop(first);
+    // As if its process were killed.
+    std::mem::forget(first);
     let second = open(&media, 2).unwrap();
     assert!(waited(&second) > TIMEOUT && waited(&second) < TIMEOUT + TIMEOUT);
     second.store.close().unwrap();
-    assert!(waited(&open(&media, 3).unwrap()) < TIMEOUT);
+    let third = open(&media, 3).unwrap();
+    assert!(waited(&third) < TIMEOUT);
+    drop(third);
+    let no_queues = StoreOptions { queues_per_device: 0, ..options(4) };
+    open_with(&media, no_queues, |clock| clock).map(|_| ()).unwrap_err();
+    assert!(waited(&open(&media, 5).unwrap()) < TIMEOUT);
+}
+
+/// The other one claims the device while this one waits to see that.
+#[test]
+fn two_that_open_a_store_at_once_learn_who_has_it() {
+    let media = formatted();
+    let (other, _) = devices(vec![shared("path2", &media)]);
+    let device = Mutex::new(Store::media(&other).unwrap().remove(0));
+    let opened = open_with(&media, options(1), |clock| Arc::new(Rival { clock, device }));
+    let error = opened.map(|_| ()).unwrap_err();
+    let by = |found: &Owner| *found == owner(2);
+    assert!(matches!(&error, StoreError::Owned { owner, .. } if by(owner)), "{error}");
+}
+
+#[test]
+fn a_catalog_needs_a_device_by_itself() {
+    let media = MemoryMedia::new(64 << 20).unwrap();
+    let format = Format { part: Part::Catalog { ranks: 1, files: 64 }, ..format(SHAPE) };
+    let alone = EmuConfig { serial: "SUB".into(), ..EmuConfig::new("alone") };
+    let (alone, _) = devices(vec![alone.namespace(media.clone(), 4096)]);
+    Store::format(&alone, &format).unwrap();
+    open_catalog(&alone[0], &StoreOptions::default(), |_, _| {}).unwrap();
+    let (twin, _) = devices(vec![shared("path0", &media)]);
+    let opened = open_catalog(&twin[0], &options(1), |_, _| {});
+    let error = opened.map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("other controllers reach path0"), "{error}");
 }
 
 /// The other one shows that it is alive by a thread, so this is in real time; the timeout is far
@@ -143,14 +228,14 @@ fn a_living_owner_keeps_everybody_out() {
         let (config, kv) = config(&drives, executor, options);
         (Store::open(config), drives, kv)
     };
-    let (store, _drives, _kv) = start(1, Nanos::from_millis(30));
+    let (store, _drives, _kv) = start(1, Nanos::from_millis(1_000));
     let store = store.unwrap();
     let (refused, ..) = start(2, Nanos::from_millis(600_000));
     let error = refused.unwrap_err();
     assert!(matches!(error, StoreError::Owned { .. }), "{error}");
     assert!(error.to_string().contains("path2") && error.to_string().contains("process 1 on here"));
     store.close().unwrap();
-    start(2, Nanos::from_millis(600)).0.unwrap().close().unwrap();
+    start(2, Nanos::from_millis(1_000)).0.unwrap().close().unwrap();
 }
 
 #[test]
@@ -158,6 +243,10 @@ fn a_shared_device_needs_an_owner_and_others_have_none() {
     let media = formatted();
     let error = open(&media, 0).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("owner"), "{error}");
+    // It shows that it is alive every 500 ms.
+    let short = StoreOptions { owner_timeout: Nanos::from_millis(400), ..options(1) };
+    let error = open_with(&media, short, |clock| clock).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("owner_timeout: 400ms is too short"), "{error}");
     // An ordinary drive: as all other tests have it.
     let config = EmuConfig { serial: "SUB".into(), ..EmuConfig::new("alone") };
     let (devices, clock) = devices(vec![config.namespace(media, 4096)]);

@@ -121,7 +121,7 @@ pub(crate) struct Mover {
     /// Broken by a failed flush: nothing is stored any more.
     pub(super) seal: Seal,
     /// Set if other processes may reach the devices.
-    pub(super) owner: Option<Arc<Ownership>>,
+    pub(super) owner: Option<Ownership>,
 }
 
 impl Mover {
@@ -225,9 +225,13 @@ impl Mover {
         self.flushes
     }
 
-    /// Refuses to store on media that have become read-only, and once a flush has failed.
+    /// Refuses to store when the plane was opened to be read, on media that have become read-only,
+    /// and once a flush has failed.
     pub(crate) fn check_writable(&self) -> Result<(), StoreError> {
         self.check()?;
+        if self.setup.options.read_only {
+            return Err(StoreError::OpenedToRead);
+        }
         self.transport.devices.check_writable()?;
         Ok(self.seal.check()?)
     }
@@ -525,9 +529,7 @@ impl Mover {
         let shut = self.transport.shut();
         self.or_fail(shut)?;
         // Nothing is in flight.
-        if let Some(owner) = self.owner.take() {
-            owner.release();
-        }
+        self.owner = None;
         let controllers = self.transport.devices.take_controllers();
         Ok((controllers, self.pool.clone()))
     }
@@ -684,12 +686,14 @@ impl Mover {
 
 impl Drop for Mover {
     fn drop(&mut self) {
-        if self.transport.is_open()
-            // On failure, memory that a device might reach was leaked; a drop can do no more.
-            && let Err(cause) = self.transport.shut()
-        {
+        if self.transport.is_open() {
+            let Err(cause) = self.transport.shut() else { return };
+            // Memory that a device might reach was leaked; a drop can do no more.
             let error = self.fail(cause);
             tracing::error!(%error, "dropping a plane");
+        }
+        if let Some(owner) = self.owner.take() {
+            owner.leave();
         }
     }
 }

@@ -151,7 +151,7 @@ impl Place {
         places: &[Self],
         options: &StoreOptions,
         clock: &Arc<dyn Clock>,
-    ) -> Result<Option<Arc<Ownership>>, StoreError> {
+    ) -> Result<Option<Ownership>, StoreError> {
         let StoreOptions { owner, owner_timeout, virtual_time, .. } = options;
         if options.read_only {
             return Ok(None);
@@ -378,7 +378,7 @@ impl Store {
     /// then. Returns [`StoreError::JournalFailed`] if the journal could not be written: the store
     /// is closed all the same.
     pub fn close(self) -> Result<Closed, StoreError> {
-        // A failed plane gives its controllers back, too.
+        // A failure does not keep the rest from being closed.
         let drained = self.inner.plane.drain();
         let written = self.sync_journal();
         let noted = self.inner.catalog.close();

@@ -22,11 +22,14 @@ use crate::error::StoreError;
 /// Time between two pulses: a sixth of the default timeout.
 const BEAT: Duration = Duration::from_millis(500);
 
+/// Least timeout. With one of 400 ms, another process would see no pulse of an owner that is alive.
+const TIMEOUT_MIN: Nanos = Nanos::from_millis(1_000);
+
 /// Time between two looks at another owner.
 const LOOK: Nanos = Nanos::from_millis(50);
 
-/// Devices that this process has claimed, and the thread that keeps them. Dropping it keeps the
-/// claims, as the death of the process does: a device may still write.
+/// Devices that this process has claimed, and the thread that keeps them. Dropping it closes the
+/// claims: nothing may write to the devices any more.
 #[derive(Debug)]
 pub(crate) struct Ownership {
     kept: Arc<Kept>,
@@ -95,16 +98,23 @@ impl Ownership {
     ///
     /// # Errors
     /// Returns [`StoreError::Owned`] if another process has one of them open, or takes it at the
-    /// same time.
+    /// same time; [`StoreError::Config`] for an owner without an id, or too short a timeout.
     pub(super) fn take(
         mut media: Vec<BlockDevice>,
         owner: &Owner,
         timeout: Nanos,
         clock: &Arc<dyn Clock>,
         virtual_time: bool,
-    ) -> Result<Option<Arc<Self>>, StoreError> {
+    ) -> Result<Option<Self>, StoreError> {
         if media.is_empty() {
             return Ok(None);
+        }
+        if timeout < TIMEOUT_MIN {
+            let [found, least] = [timeout, TIMEOUT_MIN].map(|time| time.duration());
+            let problem = format!(
+                "{found:?} is too short to see that another owner is alive; set at least {least:?}"
+            );
+            return Err(StoreError::Config { field: "owner_timeout", problem });
         }
         if owner.id == [0; 16] {
             let problem = "other controllers may reach the devices, so the owner needs an id";
@@ -114,22 +124,29 @@ impl Ownership {
         if let Some((device, owner)) = found {
             return Err(StoreError::Owned { device, owner });
         }
-        let claimed = media.iter_mut().try_for_each(|medium| owner.claim(medium));
-        claimed.map_err(FormatError::from)?;
-        wait_until(&**clock, clock.now() + settle(timeout), || false);
-        let lease = Nanos(timeout.0 / 3 * 2);
         let kept = Arc::new(Kept {
             owner: owner.clone(),
             media: Mutex::new(Media { devices: media, pulses: 0 }),
             clock: clock.clone(),
-            lease,
+            lease: Nanos(timeout.0 / 3 * 2),
             until: Mutex::default(),
             lost: OnceLock::new(),
         });
-        kept.renew()?;
-        let thread = if virtual_time { None } else { Some(spawn(kept.clone())?) };
+        // From here on its drop closes the claims.
+        let mut own = Self { kept, thread: None };
+        let Kept { media, .. } = &*own.kept;
+        let claimed = lock(media).devices.iter_mut().try_for_each(|medium| owner.claim(medium));
+        claimed.map_err(FormatError::from)?;
+        wait_until(&**clock, clock.now() + settle(timeout), || false);
+        if let Err(OwnerError::Lost { device, by: Some(owner) }) = own.kept.show() {
+            return Err(StoreError::Owned { device, owner });
+        }
+        own.kept.renew()?;
+        if !virtual_time {
+            own.thread = Some(spawn(own.kept.clone())?);
+        }
         tracing::info!(%owner, "the devices can be reached through other controllers; claimed");
-        Ok(Some(Arc::new(Self { kept, thread })))
+        Ok(Some(own))
     }
 
     /// Checks that this process owns the devices. Does I/O only if it was stopped, or the devices
@@ -146,13 +163,10 @@ impl Ownership {
         self.kept.renew()
     }
 
-    /// Removes the claims, and gives the devices up. Nothing may write to them any more.
-    pub(crate) fn release(&self) {
-        for medium in &mut std::mem::take(&mut lock(&self.kept.media).devices) {
-            if let Err(error) = self.kept.owner.release(medium) {
-                tracing::warn!(%error, "the claim stays on the device");
-            }
-        }
+    /// Gives the devices up and leaves the claims open, as the death of the process does: a device
+    /// may still write.
+    pub(crate) fn leave(self) {
+        lock(&self.kept.media).devices.clear();
     }
 }
 
@@ -162,6 +176,12 @@ impl Drop for Ownership {
             drop(stop);
             // A panic was reported when it happened.
             let _ = thread.join();
+        }
+        for medium in &mut std::mem::take(&mut lock(&self.kept.media).devices) {
+            // A device that was lost has no claim of this process.
+            if let Err(OwnerError::Block(error)) = self.kept.owner.release(medium) {
+                tracing::warn!(%error, "closing the claim; who opens the store next waits longer");
+            }
         }
     }
 }
@@ -188,27 +208,29 @@ impl Kept {
             return Err(StoreError::Failed { cause: cause.clone() });
         }
         let since = self.clock.now();
-        let mut media = lock(&self.media);
-        let Media { devices, pulses } = &mut *media;
-        *pulses += 1;
-        for medium in devices {
-            let shown = self.owner.check(medium).and_then(|()| {
-                let pulsed = self.owner.pulse(medium, *pulses);
-                pulsed.map_err(OwnerError::Block)
-            });
-            match shown {
-                Ok(()) => {}
-                Err(OwnerError::Block(error)) => return Err(FormatError::from(error).into()),
-                Err(error @ OwnerError::Lost { .. }) => {
-                    let cause = self.lost.get_or_init(|| error.to_string()).clone();
-                    tracing::error!(cause, "the store has failed");
-                    return Err(StoreError::Failed { cause });
-                }
+        match self.show() {
+            Ok(()) => {
+                let mut until = lock(&self.until);
+                *until = (*until).max(since + self.lease);
+                Ok(())
+            }
+            Err(OwnerError::Block(error)) => Err(FormatError::from(error).into()),
+            Err(error @ OwnerError::Lost { .. }) => {
+                let cause = self.lost.get_or_init(|| error.to_string()).clone();
+                tracing::error!(cause, "the store has failed");
+                Err(StoreError::Failed { cause })
             }
         }
-        drop(media);
-        let mut until = lock(&self.until);
-        *until = (*until).max(since + self.lease);
+    }
+
+    /// Checks the claims, and shows that the owner is alive.
+    fn show(&self) -> Result<(), OwnerError> {
+        let Media { devices, pulses } = &mut *lock(&self.media);
+        *pulses += 1;
+        for medium in devices {
+            self.owner.check(medium)?;
+            self.owner.pulse(medium, *pulses)?;
+        }
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 
 use gio_kernels::cuda::CudaError;
-use kv_catalog::{FormatError, LayoutError};
+use kv_catalog::{FormatError, JournalError, LayoutError};
 use nvme_driver::{DmaError, platform::vfio::VfioError, remedy};
 use nvme_emu::EmuError;
 use objstore::{RegistrationError, Route, StoreError};
@@ -292,6 +292,9 @@ fn of_store(error: &StoreError) -> ErrorKind {
     match error {
         StoreError::Occupied { .. } => ErrorKind::Occupied,
         StoreError::Owned { .. } => ErrorKind::Locked,
+        StoreError::Format(FormatError::Block(_)) | StoreError::Journal(JournalError::Block(_)) => {
+            ErrorKind::Io
+        }
         StoreError::Format(_) | StoreError::Journal(_) => ErrorKind::Damaged,
         StoreError::Driver { .. }
         | StoreError::Ring(_)
@@ -306,8 +309,40 @@ fn of_store(error: &StoreError) -> ErrorKind {
         }
         StoreError::Stale { .. } => ErrorKind::Stale,
         StoreError::NoRoom { .. } => ErrorKind::NoSpace,
-        StoreError::JournalFailed { .. } | StoreError::ReadOnly { .. } => ErrorKind::ReadOnly,
+        StoreError::JournalFailed { .. }
+        | StoreError::ReadOnly { .. }
+        | StoreError::OpenedToRead => ErrorKind::ReadOnly,
         StoreError::Failed { .. } => ErrorKind::Failed,
         _ => ErrorKind::Invalid,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_catalog::{BlockAction, BlockError};
+    use objstore::Owner;
+
+    use super::*;
+
+    #[test]
+    fn an_owner_elsewhere_is_a_lock_and_a_device_that_fails_is_no_damage() {
+        let device = || "path0".to_owned();
+        let owned = StoreError::Owned { device: device(), owner: Owner::default() };
+        assert_eq!(StackError::from(owned).kind(), ErrorKind::Locked);
+        let failed = BlockError {
+            device: device(),
+            action: BlockAction::Read,
+            offset: 0,
+            bytes: 512,
+            reason: "media error".to_owned(),
+        };
+        for error in [
+            StoreError::from(FormatError::from(failed.clone())),
+            StoreError::from(JournalError::from(failed)),
+        ] {
+            assert_eq!(StackError::from(error).kind(), ErrorKind::Io);
+        }
+        let other = FormatError::Devices("another store".to_owned());
+        assert_eq!(StackError::from(StoreError::from(other)).kind(), ErrorKind::Damaged);
     }
 }

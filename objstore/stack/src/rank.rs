@@ -12,6 +12,7 @@ use crate::{
     chosen::Placement,
     error::StackError,
     metrics::Endpoint,
+    own::Process,
     place::Place,
     watch::Watch,
 };
@@ -22,15 +23,18 @@ const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// A plane, and the resources that must outlive it.
 ///
-/// A thread of its own watches the devices: the removal of a device fails the plane, and a request
-/// of a device's owner to give it back closes it. Every later call returns the reason.
+/// A thread watches the devices: the removal of a device fails the plane, and a request of a
+/// device's owner to give it back closes it. Every later call returns the reason.
+///
+/// A process that was forked has none of the threads. There, dropping it leaves the plane alone.
 #[derive(Debug)]
 pub struct RankStack {
     shared: Arc<Shared>,
     pub(crate) metrics: Option<Endpoint>,
     pub(crate) pacer: Option<Watch>,
-    _watch: Watch,
+    watch: Option<Watch>,
     placement: Placement,
+    process: Process,
 }
 
 /// Fields are dropped in this order: users before what they use.
@@ -82,7 +86,8 @@ impl RankStack {
         let watched = shared.clone();
         let look = move || watched.look().then_some(CHECK_EVERY);
         let watch = Watch::spawn("ripieno watch", look).map_err(StackError::Watch)?;
-        Ok(Self { shared, metrics: None, pacer: None, _watch: watch, placement })
+        let (watch, process) = (Some(watch), Process::current());
+        Ok(Self { shared, metrics: None, pacer: None, watch, placement, process })
     }
 
     /// Returns the plane. Its clones are handles of the same plane.
@@ -107,9 +112,19 @@ impl RankStack {
     /// later call fails as closed.
     ///
     /// # Errors
-    /// Returns [`StackError::Shutdown`], or an error of [`Plane::close`].
+    /// Returns [`StackError::Shutdown`], [`StackError::Forked`], or an error of [`Plane::close`].
     pub fn close(&self) -> Result<(), StackError> {
+        self.process.check()?;
         self.shared.close("it was closed")
+    }
+}
+
+impl Drop for RankStack {
+    fn drop(&mut self) {
+        if self.process.check().is_err() {
+            let threads = (self.metrics.take(), self.pacer.take(), self.watch.take());
+            std::mem::forget((threads, self.shared.clone()));
+        }
     }
 }
 

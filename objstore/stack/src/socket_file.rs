@@ -159,6 +159,15 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_that_is_a_link_is_not_followed() {
+        let dir = TempDir::new().unwrap();
+        let (path, target) = (dir.path().join("socket"), dir.path().join("target"));
+        std::os::unix::fs::symlink(&target, lock_path(&path)).unwrap();
+        SocketFile::bind(&path).unwrap_err();
+        assert!(!target.exists() && !path.exists());
+    }
+
+    #[test]
     fn what_a_killed_process_left_is_replaced() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("socket");

@@ -11,8 +11,8 @@ use objstore::{
     BlockId, Format, KvShape, Layer, Namespace, Route, Store, StoreError, StoreId, StoreOptions,
 };
 use ripieno_stack::{
-    Builder, Controllers, ErrorKind, Executor, MetricsAddress, Own, Plan, PoolMemory, Request,
-    Stack, StackError,
+    Builder, Controllers, ErrorKind, Executor, MetricsAddress, Own, Plan, PoolMemory, RankMedia,
+    Ranks, RanksOptions, Request, Stack, StackError,
 };
 use ripieno_testkit::keys;
 
@@ -296,4 +296,23 @@ fn a_forked_process_is_refused_and_leaves_the_store_alone() {
     drop((load, owned));
     stack.close().unwrap();
     assert_eq!(open(place.path()).store().peek(&keys(10..12)), 2);
+}
+
+#[test]
+fn a_forked_process_leaves_a_rank_alone() {
+    let place = temporary();
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
+    let options = RanksOptions { id: StoreId([7; 16]), ranks: 1, shape: SHAPE, media };
+    let ranks = Ranks::prepare(&place.path().join("store"), &options, &clock).unwrap();
+    let rank = Builder::on(ranks.place(0).unwrap(), SHAPE).open_rank(ranks.rank(0)).unwrap();
+    let mut rank = Some(rank);
+    let status = in_a_fork(|| {
+        let rank = rank.take().unwrap();
+        rank.close().is_err_and(|error| matches!(error, StackError::Forked { .. }))
+    });
+    assert_eq!(status, 0, "14: it waited");
+    let rank = rank.unwrap();
+    rank.plane().sync().unwrap();
+    rank.close().unwrap();
 }

@@ -1,3 +1,5 @@
+use std::os::unix::fs::symlink;
+
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -110,6 +112,19 @@ fn a_home_belongs_to_one_process() {
     said(StoreDir::create(place.path(), &options(1, MIB)), &holder);
     drop(store_dir);
     StoreDir::open(place.path()).unwrap();
+}
+
+/// Another user may have put it there, to have a file written that only this one can write.
+#[test]
+fn a_lock_that_is_a_link_is_not_followed() {
+    let place = tempfile::tempdir().unwrap();
+    drop(made(&place.path().join("store"), 1, MIB));
+    let (lock, target) = (place.path().join("store/lock"), place.path().join("target"));
+    fs::write(&target, "mine").unwrap();
+    fs::remove_file(&lock).unwrap();
+    symlink(&target, &lock).unwrap();
+    said(StoreDir::open(&place.path().join("store")), "opening the lock");
+    assert_eq!(fs::read(&target).unwrap(), b"mine");
 }
 
 #[test]
