@@ -237,7 +237,7 @@ pub struct StoreOptions {
     /// of its own for each opening.
     pub owner: Owner,
     /// Time without a sign of life after which another owner of a device is taken for dead. The
-    /// same for all processes.
+    /// same for all processes, and a second at least.
     pub owner_timeout: Nanos,
 }
 

@@ -297,8 +297,8 @@ pub enum StoreError {
     },
     /// The store has no room for all copies of some clusters.
     #[error(
-        "{asked} files were asked for the copies of the clusters, {found} were found; remove or \
-         unpin blocks, raise the quota, or build clusters with fewer copies"
+        "{asked} files were asked for the copies of the clusters, {found} were found; remove \
+         blocks, raise the quota, or build clusters with fewer copies"
     )]
     NoRoom {
         /// Files asked for.

@@ -267,33 +267,12 @@ impl Store {
         Ok(Prefix { store: self.inner.clone(), reference })
     }
 
-    /// Pins those of `keys` that are stored: they are not evicted until they are unpinned, even
-    /// after the store was closed and reopened. Returns how many were found.
-    ///
-    /// This, like every change of the store except a commit, is permanent when the next
-    /// [`Store::sync_journal`] has returned. A crash before that may undo it.
-    ///
-    /// # Errors
-    /// Same as [`Store::lookup`], and [`StoreError::JournalFailed`] if the store takes no writes
-    /// any more: nothing was changed.
-    pub fn pin(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
-        self.change(|catalog| Ok(catalog.pin(*self.namespace, keys)?))
-    }
-
     /// Returns an error if the store takes no writes any more.
     ///
     /// # Errors
     /// Same as [`Plane::check_writable`].
     pub fn check_writable(&self) -> Result<(), StoreError> {
         self.inner.plane.check_writable()
-    }
-
-    /// Undoes [`Store::pin`].
-    ///
-    /// # Errors
-    /// Same as [`Store::pin`].
-    pub fn unpin(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
-        self.change(|catalog| Ok(catalog.unpin(*self.namespace, keys)?))
     }
 
     /// Same as [`Catalog::pin_for`].
@@ -315,7 +294,7 @@ impl Store {
         self.inner.catalog.with(|catalog| catalog.pins_of(is_owner))
     }
 
-    /// Returns the state of the pins of all namespaces that end.
+    /// Returns the state of the pins of all namespaces.
     #[must_use]
     pub fn pins(&self, limits: &PinLimits) -> PinList {
         self.inner.catalog.with(|catalog| catalog.pins(limits))
@@ -324,8 +303,12 @@ impl Store {
     /// Removes `keys`, including used and pinned ones, and returns how many were stored. Their
     /// files are reused once no prefix, load request or store request refers to them.
     ///
+    /// This, like every change of the store except a commit, is permanent when the next
+    /// [`Store::sync_journal`] has returned. A crash before that may undo it.
+    ///
     /// # Errors
-    /// Same as [`Store::pin`].
+    /// Same as [`Store::lookup`], and [`StoreError::JournalFailed`] if the store takes no writes
+    /// any more: nothing was changed.
     pub fn remove(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
         self.change(|catalog| Ok(catalog.remove(*self.namespace, keys)?))
     }
@@ -342,7 +325,7 @@ impl Store {
     /// Removes all blocks of the namespace, including used and pinned ones.
     ///
     /// # Errors
-    /// Same as [`Store::pin`].
+    /// Same as [`Store::remove`].
     pub fn clear(&self) -> Result<(), StoreError> {
         self.change(|catalog| Ok(catalog.clear(*self.namespace)?))
     }
@@ -355,7 +338,7 @@ impl Store {
     /// old ones may be found again.
     ///
     /// # Errors
-    /// Same as [`Store::pin`].
+    /// Same as [`Store::remove`].
     pub fn bump_epoch(&self) -> Result<u64, StoreError> {
         self.change(|catalog| Ok(catalog.bump_epoch(*self.namespace)?))
     }
@@ -363,7 +346,7 @@ impl Store {
     /// Limits the namespace to this many files; `None`: no limit.
     ///
     /// # Errors
-    /// Same as [`Store::pin`].
+    /// Same as [`Store::remove`].
     pub fn set_quota(&self, files: Option<u32>) -> Result<(), StoreError> {
         self.change(|catalog| Ok(catalog.set_quota(*self.namespace, files)?))
     }
@@ -371,7 +354,7 @@ impl Store {
     /// Limits the files of all namespaces of a user together, as [`Catalog::limit_owner`] does it.
     ///
     /// # Errors
-    /// Same as [`Store::pin`].
+    /// Same as [`Store::remove`].
     pub fn limit_owner(&self, user: u32, files: Option<u32>) -> Result<(), StoreError> {
         self.change(|catalog| Ok(catalog.limit_owner(user, files)?))
     }
@@ -380,7 +363,7 @@ impl Store {
     /// as with 1, which is the default.
     ///
     /// # Errors
-    /// Same as [`Store::pin`], and [`StoreError::Catalog`] for a weight of 0.
+    /// Same as [`Store::remove`], and [`StoreError::Catalog`] for a weight of 0.
     pub fn set_weight(&self, weight: u32) -> Result<(), StoreError> {
         self.change(|catalog| Ok(catalog.set_weight(*self.namespace, weight)?))
     }
@@ -396,7 +379,7 @@ impl Store {
     /// Evicts up to `files` files of the namespace, and returns how many it evicted.
     ///
     /// # Errors
-    /// Same as [`Store::pin`].
+    /// Same as [`Store::remove`].
     pub fn evict(&self, files: u32) -> Result<u32, StoreError> {
         self.change(|catalog| Ok(catalog.evict(Some(*self.namespace), files)?))
     }

@@ -159,8 +159,6 @@ fn a_store_that_takes_no_writes_changes_nothing() {
     stack.write_all(&save).unwrap();
     refused(stack.store.commit(save));
     let store = stack.store.clone();
-    refused(store.pin(&a));
-    refused(store.unpin(&a));
     refused(store.remove(&a));
     refused(store.clear());
     refused(store.bump_epoch());
@@ -171,7 +169,7 @@ fn a_store_that_takes_no_writes_changes_nothing() {
     refused(store.within(&new).map(drop));
     // Stored blocks can still be used.
     let usage = store.usage().unwrap();
-    assert_eq!((usage.epoch, usage.pinned, usage.quota_files), (0, 0, None));
+    assert_eq!((usage.epoch, usage.quota_files), (0, None));
     assert_eq!(store.within(&other).unwrap().peek(&a), 0);
     assert_eq!(stack.get(&a, 20), 4);
 }

@@ -56,13 +56,12 @@ struct Input {
 struct Image(Vec<u8>, usize);
 
 impl Image {
-    /// A store with blocks, of which some were removed or pinned.
+    /// A store with blocks, of which some were removed.
     fn new() -> Self {
         let media = MemoryMedia::new(MEDIA_BYTES).unwrap();
         let mut stack = open(&media, true).unwrap();
         let keys = keys(0..KEYS);
         stack.put(&keys[..8], 0);
-        stack.store.pin(&keys[..2]).unwrap();
         stack.store.remove(&keys[7..8]).unwrap();
         stack.put(&keys[8..], 20);
         let data = stack.data_lba() as usize * LBA_BYTES as usize;

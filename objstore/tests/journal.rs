@@ -92,32 +92,14 @@ impl Shelf {
 }
 
 /// Checks that the store holds these blocks: in this process, and after reopening.
-fn holds(shelf: &Shelf, mut stack: Stack, stored: &[BlockKey], pinned: u32) {
+fn holds(shelf: &Shelf, mut stack: Stack, stored: &[BlockKey]) {
     assert_eq!(stack.get(stored, 0), stored.len());
     drop(stack);
     let mut again = shelf.open();
     assert_eq!(again.get(stored, 0), stored.len());
-    assert_eq!(again.store.usage().unwrap().pinned, pinned);
 }
 
 /// More records than a half of the journal takes, without any commit meanwhile.
-#[test]
-fn pins_without_a_commit_fill_no_journal() {
-    let shelf = Shelf::formatted();
-    let mut stack = shelf.open();
-    let many = keys(0..32);
-    stack.put(&many, 0);
-    for _ in 0..1366 {
-        assert_eq!(stack.store.pin(&many).unwrap(), 32);
-        assert_eq!(stack.store.unpin(&many).unwrap(), 32);
-    }
-    stack.store.pin(&many[..7]).unwrap();
-    let more = keys(40..44);
-    assert_eq!(stack.put(&more, 0), 4, "the store takes commits");
-    assert_eq!(stack.get(&more, 0), 4);
-    holds(&shelf, stack, &many, 7);
-}
-
 #[test]
 fn settings_without_a_commit_fill_no_journal() {
     let shelf = Shelf::formatted();
@@ -129,7 +111,7 @@ fn settings_without_a_commit_fill_no_journal() {
     let stored = keys(0..8);
     assert_eq!(stack.put(&stored, 0), 8);
     assert_eq!(stack.store.usage().unwrap().weight, 100_000);
-    holds(&shelf, stack, &stored, 0);
+    holds(&shelf, stack, &stored);
     assert_eq!(shelf.open().store.usage().unwrap().weight, 100_000);
 }
 
@@ -146,7 +128,7 @@ fn lookups_alone_fill_no_journal() {
         drop(stack.store.lookup(&stored[at..=at]).unwrap());
     }
     stack.store.sync_journal().unwrap();
-    holds(&shelf, stack, &stored, 0);
+    holds(&shelf, stack, &stored);
 }
 
 /// Evictions wait for their records; a store that is constantly overwritten has many.
@@ -156,10 +138,7 @@ fn files_are_free_again_after_records_that_were_too_many() {
     let mut stack = shelf.open();
     for round in 0..20u32 {
         let some = keys(round * FILES..(round + 1) * FILES);
-        for _ in 0..100 {
-            stack.store.pin(&some).unwrap();
-            stack.store.unpin(&some).unwrap();
-        }
+        (1..2500).for_each(|weight| stack.store.set_weight(weight).unwrap());
         // A request that finds no file waits for the journal, and then gets one.
         let mut accepted = 0;
         for part in some.chunks(8) {
@@ -168,14 +147,10 @@ fn files_are_free_again_after_records_that_were_too_many() {
             part.iter().zip(blocks(0, 8)).for_each(|(key, block)| stack.fill(block, *key));
             stack.write_all(&save).unwrap();
             accepted += stack.store.commit(save).unwrap().accepted;
-            stack.store.pin(&part).unwrap();
-            stack.store.unpin(&part).unwrap();
+            (1..5).for_each(|weight| stack.store.set_weight(weight).unwrap());
         }
         assert_eq!(accepted, FILES as usize, "round {round}");
-        for _ in 0..200 {
-            stack.store.pin(&some).unwrap();
-            stack.store.unpin(&some).unwrap();
-        }
+        (1..5000).for_each(|weight| stack.store.set_weight(weight).unwrap());
     }
 }
 
@@ -185,7 +160,6 @@ fn a_journal_that_rots_is_written_anew_while_the_store_is_open() {
     let mut stack = shelf.open();
     let (many, more) = (keys(0..20), keys(20..30));
     stack.put(&many, 0);
-    stack.store.pin(&many[..3]).unwrap();
     stack.store.sync_journal().unwrap();
     assert_eq!(stack.store.verify_journal(true).unwrap(), None);
     shelf.damage(0, 2);
@@ -199,7 +173,7 @@ fn a_journal_that_rots_is_written_anew_while_the_store_is_open() {
     assert!(stack.store.verify_journal(true).unwrap().is_some());
     assert_eq!(stack.store.verify_journal(true).unwrap(), None, "half B is whole");
     assert_eq!(stack.get(&more, 0), 10);
-    holds(&shelf, stack, &keys(0..30), 3);
+    holds(&shelf, stack, &keys(0..30));
 }
 
 /// Salvage keeps the blocks of a store with a damaged journal, except those recorded only in the
@@ -212,7 +186,6 @@ fn blocks_are_kept_whose_data_proves_what_they_are() {
     let old = keys(0..4);
     stack.put(&old, 0);
     stack.put(&keys(10..16), 0);
-    stack.store.pin(&keys(10..11)).unwrap();
     stack.put(&keys(20..26), 0);
     // The last file of the old ones is evicted, and holds another block.
     stack.store.remove(&old[3..]).unwrap();

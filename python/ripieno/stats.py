@@ -12,9 +12,7 @@ class Usage:
     stored: int
     """Files that lookups find."""
     active: int
-    """Of these, files in use by references and requests: not evicted."""
-    pinned: int
-    """Of these, pinned files: not evicted."""
+    """Of these, files in use by references and requests, or pinned: not evicted."""
     evictable: int
     """Of these, files that are neither in use nor pinned."""
     writing: int
@@ -48,9 +46,7 @@ class CatalogStats:
     stored: int
     """Files that lookups find."""
     active: int
-    """Of these, files in use by references: not evicted."""
-    pinned: int
-    """Of these, pinned files: not evicted."""
+    """Of these, files in use by references, or pinned: not evicted."""
     evictable: int
     """Of these, files that are neither in use nor pinned."""
     writing: int

@@ -309,7 +309,6 @@ macro_rules! usage {
             [
                 stored,
                 active,
-                pinned,
                 evictable,
                 writing,
                 quota_files,
@@ -333,7 +332,7 @@ macro_rules! catalog_stats {
             $py,
             "CatalogStats",
             counts,
-            [files, free, limbo, stored, active, pinned, evictable, writing, evicted]
+            [files, free, limbo, stored, active, evictable, writing, evicted]
         )
     }};
 }

@@ -236,12 +236,11 @@ fn text(survey: &Survey) -> String {
     for namespace in &survey.namespaces {
         let quota = namespace.quota_files.map_or("none".to_owned(), |files| grouped(files.into()));
         let note = format!(
-            "{} {}\nepoch {}, weight {}, quota {quota}, pinned {}",
+            "{} {}\nepoch {}, weight {}, quota {quota}",
             namespace.label,
             namespace.digest,
             namespace.epoch,
-            namespace.weight,
-            grouped(namespace.pinned_files.into())
+            namespace.weight
         );
         let stored = format!("{} stored", grouped(namespace.stored_files.into()));
         rows.push(row(&format!("namespace {}", namespace.id), stored, note.trim()));
@@ -253,7 +252,7 @@ fn text(survey: &Survey) -> String {
 fn journal_row(journal: &JournalView) -> [String; 3] {
     let note = format!(
         "half {}, generation {}, {} groups, {} of {}; records: {} namespace, {} commit, {} evict, \
-         {} pin, {} clear, {} epoch, {} use",
+         {} clear, {} epoch, {} use",
         journal.half,
         journal.generation,
         grouped(journal.groups),
@@ -262,7 +261,6 @@ fn journal_row(journal: &JournalView) -> [String; 3] {
         grouped(journal.namespace_records),
         grouped(journal.commit_records),
         grouped(journal.evict_records),
-        grouped(journal.pin_records),
         grouped(journal.clear_records),
         grouped(journal.epoch_records),
         grouped(journal.use_records)

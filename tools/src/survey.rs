@@ -46,7 +46,6 @@ pub(crate) struct JournalView {
     pub(crate) namespace_records: u64,
     pub(crate) commit_records: u64,
     pub(crate) evict_records: u64,
-    pub(crate) pin_records: u64,
     pub(crate) clear_records: u64,
     pub(crate) epoch_records: u64,
     pub(crate) use_records: u64,
@@ -65,7 +64,6 @@ pub(crate) struct NamespaceView {
     pub(crate) digest: String,
     pub(crate) epoch: u64,
     pub(crate) stored_files: u32,
-    pub(crate) pinned_files: u32,
     pub(crate) quota_files: Option<u32>,
     pub(crate) weight: u32,
 }
@@ -205,7 +203,6 @@ impl Survey {
                 digest: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
                 epoch: usage.epoch,
                 stored_files: usage.stored,
-                pinned_files: usage.pinned,
                 quota_files: usage.quota_files,
                 weight: usage.weight,
             });
@@ -220,7 +217,6 @@ impl Survey {
             namespace_records: scan.records.namespace,
             commit_records: scan.records.commit,
             evict_records: scan.records.evict,
-            pin_records: scan.records.pin,
             clear_records: scan.records.clear,
             epoch_records: scan.records.epoch,
             use_records: scan.records.used,

@@ -267,16 +267,16 @@ typedef struct {
     size_t size;
     // Blocks that lookups find.
     uint32_t stored;
-    // Of these, blocks used by prefixes and requests: not evicted.
+    // Of these, blocks used by prefixes and requests, or pinned: not evicted.
     uint32_t active;
-    // Of these, pinned blocks: not evicted.
-    uint32_t pinned;
     // Of these, blocks neither used nor pinned.
     uint32_t evictable;
     // Blocks being stored.
     uint32_t writing;
     // Maximum blocks of the namespace; UINT32_MAX: no limit.
     uint32_t quota;
+    // Zero.
+    uint32_t reserved;
     // Times it was dropped by ripieno_bump_epoch.
     uint64_t epoch;
     // Blocks looked up since the store was opened.
@@ -445,27 +445,6 @@ size_t ripieno_prefix_blocks(const ripieno_prefix *prefix);
 // Releases a prefix. Requests begun with it keep the blocks they need. Null is allowed.
 void ripieno_prefix_release(ripieno_prefix *prefix);
 
-// Pins those of the keys that are stored: they are not evicted until they are unpinned, even after
-// the store was reopened. found: the number of stored keys.
-//
-// keys: see ripieno_peek.
-//
-// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
-ripieno_status ripieno_pin(const ripieno_store *store,
-                           const uint8_t *keys,
-                           size_t count,
-                           uint32_t *found);
-
-// Undoes ripieno_pin. found: the number of stored keys.
-//
-// keys: see ripieno_peek.
-//
-// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
-ripieno_status ripieno_unpin(const ripieno_store *store,
-                             const uint8_t *keys,
-                             size_t count,
-                             uint32_t *found);
-
 // Pins the longest stored run of leading keys for a time: they are not evicted before it has
 // passed, or ripieno_pin_end was called, or the store is closed; with a server, its connection or
 // itself has ended. A day at most; with a server, what its configuration allows. All pins together
@@ -531,7 +510,7 @@ ripieno_status ripieno_set_quota(const ripieno_store *store, uint32_t blocks);
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_set_weight(const ripieno_store *store, uint32_t weight);
 
-// Makes all evictions, pins, removals, clears and registrations so far durable. A commit is
+// Makes all evictions, removals, clears and registrations so far durable. A commit is
 // durable when ripieno_commit returns.
 //
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.

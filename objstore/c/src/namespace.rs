@@ -162,39 +162,6 @@ unsafe fn change(
     })
 }
 
-/// Pins those of the keys that are stored: they are not evicted until they are unpinned, even after
-/// the store was reopened. found: the number of stored keys.
-///
-/// keys: see ripieno_peek.
-///
-/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ripieno_pin(
-    store: *const Store,
-    keys: *const u8,
-    count: usize,
-    found: *mut u32,
-) -> Status {
-    // SAFETY: as the header requires.
-    unsafe { change(store, keys, count, found, |store, keys| Ok(store.own()?.pin(keys)?)) }
-}
-
-/// Undoes ripieno_pin. found: the number of stored keys.
-///
-/// keys: see ripieno_peek.
-///
-/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ripieno_unpin(
-    store: *const Store,
-    keys: *const u8,
-    count: usize,
-    found: *mut u32,
-) -> Status {
-    // SAFETY: as the header requires.
-    unsafe { change(store, keys, count, found, |store, keys| Ok(store.own()?.unpin(keys)?)) }
-}
-
 /// Pins the longest stored run of leading keys for a time: they are not evicted before it has
 /// passed, or ripieno_pin_end was called, or the store is closed; with a server, its connection or
 /// itself has ended. A day at most; with a server, what its configuration allows. All pins together
@@ -327,7 +294,7 @@ pub unsafe extern "C" fn ripieno_set_weight(store: *const Store, weight: u32) ->
     guard(|| Ok(unsafe { handle(store, "store")? }.own()?.set_weight(weight)?))
 }
 
-/// Makes all evictions, pins, removals, clears and registrations so far durable. A commit is
+/// Makes all evictions, removals, clears and registrations so far durable. A commit is
 /// durable when ripieno_commit returns.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.

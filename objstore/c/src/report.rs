@@ -29,16 +29,16 @@ pub struct Usage {
     pub size: usize,
     /// Blocks that lookups find.
     pub stored: u32,
-    /// Of these, blocks used by prefixes and requests: not evicted.
+    /// Of these, blocks used by prefixes and requests, or pinned: not evicted.
     pub active: u32,
-    /// Of these, pinned blocks: not evicted.
-    pub pinned: u32,
     /// Of these, blocks neither used nor pinned.
     pub evictable: u32,
     /// Blocks being stored.
     pub writing: u32,
     /// Maximum blocks of the namespace; UINT32_MAX: no limit.
     pub quota: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Times it was dropped by ripieno_bump_epoch.
     pub epoch: u64,
     /// Blocks looked up since the store was opened.
@@ -144,10 +144,10 @@ pub unsafe extern "C" fn ripieno_get_usage(store: *const Store, usage: *mut Usag
             size: 0,
             stored: found.stored,
             active: found.active,
-            pinned: found.pinned,
             evictable: found.evictable,
             writing: found.writing,
             quota: found.quota_files.unwrap_or(u32::MAX),
+            reserved: 0,
             epoch: found.epoch,
             asked: found.asked,
             hits: found.hits,
@@ -254,10 +254,10 @@ mod tests {
             size: 0,
             stored: 1,
             active: 2,
-            pinned: 3,
             evictable: 4,
             writing: 5,
             quota: 6,
+            reserved: 0,
             epoch: 7,
             asked: 8,
             hits: 9,

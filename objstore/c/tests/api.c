@@ -155,26 +155,20 @@ static void test_namespaces(ripieno_store *store) {
     CHECK(released == 0);
 }
 
-static void test_pins(ripieno_store *store) {
-    unsigned char key[8 * RIPIENO_KEY_BYTES];
+static void test_eviction(ripieno_store *store) {
+    unsigned char key[RIPIENO_KEY_BYTES];
     uint32_t found, evicted;
-    OK(ripieno_pin(store, keys(0, 2, key), 2, &found));
-    CHECK(found == 2);
+    OK(ripieno_remove(store, keys(0, 1, key), 1, &found));
+    CHECK(found == 1 && peek(store, 0, 1) == 0);
     OK(ripieno_evict(store, 100, &evicted));
-    CHECK(evicted == 6 && peek(store, 0, 8) == 2);
+    CHECK(evicted == 7);
     OK(ripieno_sync(store));
     ripieno_usage usage = RIPIENO_USAGE_INIT;
     OK(ripieno_get_usage(store, &usage));
-    CHECK(usage.pinned == 2 && usage.evictable == 0);
-    OK(ripieno_unpin(store, keys(1, 2, key), 2, &found));
-    CHECK(found == 1);
-    OK(ripieno_evict(store, 100, &evicted));
-    CHECK(evicted == 1 && peek(store, 0, 2) == 1);
-    OK(ripieno_remove(store, keys(0, 1, key), 1, &found));
-    CHECK(found == 1 && peek(store, 0, 1) == 0);
+    CHECK(usage.stored == 0 && usage.evictable == 0);
 }
 
-static void test_pins_that_end(ripieno_store *store) {
+static void test_pins(ripieno_store *store) {
     unsigned char key[16 * RIPIENO_KEY_BYTES];
     uint64_t pin, second;
     uint32_t evicted;
@@ -336,8 +330,8 @@ int main(int count, char **words) {
     test_requests(store);
     test_fork(store);
     test_namespaces(store);
+    test_eviction(store);
     test_pins(store);
-    test_pins_that_end(store);
     test_threads(store);
     test_close(words[1], store);
     test_dram(words[1]);

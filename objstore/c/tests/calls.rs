@@ -532,12 +532,10 @@ impl Engine {
         let to_number = wrong.or_null_mut(Wrong::OUTPUT, &raw mut number);
         // SAFETY: as the header says; null where an argument is wrong.
         let is_done = done(unsafe {
-            match what % 6 {
+            match what % 4 {
                 0 => ripieno_peek(store, list, count, to_size),
                 1 => ripieno_prefetch(store, list, count, 1000, to_size),
-                2 => ripieno_pin(store, list, count, to_number),
-                3 => ripieno_unpin(store, list, count, to_number),
-                4 => {
+                2 => {
                     let mut pin = 0;
                     let pinned = ripieno_pin_for(store, list, count, 60, &raw mut pin, to_size);
                     // A pin that ends leaves no trace.

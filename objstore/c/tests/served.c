@@ -113,8 +113,6 @@ static void test_unsupported(ripieno_store *store) {
     ripieno_stats stats = RIPIENO_STATS_INIT;
     keys(0, 8, key);
 #define UNSUPPORTED(call) GIVES(RIPIENO_STATUS_UNSUPPORTED, "ripieno ctl", call)
-    UNSUPPORTED(ripieno_pin(store, key, 8, &found));
-    UNSUPPORTED(ripieno_unpin(store, key, 8, &found));
     UNSUPPORTED(ripieno_evict(store, 8, &found));
     UNSUPPORTED(ripieno_clear(store));
     UNSUPPORTED(ripieno_bump_epoch(store, &epoch));

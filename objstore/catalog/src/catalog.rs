@@ -186,9 +186,7 @@ impl Catalog {
         let files: Vec<FileId> = self.index.stored_prefix(namespace, keys)?.collect();
         for file in files.iter().rev() {
             self.index.refer(*file);
-            if !self.index.entry(*file).pinned {
-                self.use_file(namespace, *file, UseKind::Touched);
-            }
+            self.use_file(namespace, *file, UseKind::Touched);
         }
         let tenant = self.index.tenants.get_mut(namespace);
         tenant.asked += keys.len() as u64;
@@ -287,42 +285,6 @@ impl Catalog {
         self.index.checksums(file)
     }
 
-    /// Protects the stored ones of `keys` from eviction, also after a restart, until they are
-    /// unpinned. Returns their number. [`Catalog::pin_for`] makes pins that end.
-    ///
-    /// # Errors
-    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
-    pub fn pin(&mut self, namespace: NamespaceId, keys: &[BlockKey]) -> Result<u32, CatalogError> {
-        self.set_pins(namespace, keys, true)
-    }
-
-    /// Undoes [`Catalog::pin`]. Returns the number of `keys` that are stored.
-    ///
-    /// # Errors
-    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
-    pub fn unpin(
-        &mut self,
-        namespace: NamespaceId,
-        keys: &[BlockKey],
-    ) -> Result<u32, CatalogError> {
-        self.set_pins(namespace, keys, false)
-    }
-
-    fn set_pins(
-        &mut self,
-        namespace: NamespaceId,
-        keys: &[BlockKey],
-        pinned: bool,
-    ) -> Result<u32, CatalogError> {
-        let files = self.index.stored_files(namespace, keys)?;
-        for file in files.iter().copied().rev() {
-            if self.index.set_pinned(file, pinned) {
-                self.log.push(&Record::Pin { file, pinned });
-            }
-        }
-        Ok(files.len() as u32)
-    }
-
     /// Pins the leading ones of some keys that are stored and within the limits, for a time from
     /// the last [`Catalog::advance`] on. With [`NewPin::wait`], it also reserves the room of those
     /// that are not stored yet. Clearing a namespace ends its pins.
@@ -343,7 +305,7 @@ impl Catalog {
         self.with_pins(|pins, catalog| pins.end(catalog, number, owner))
     }
 
-    /// Returns the state of all pins that end.
+    /// Returns the state of all pins.
     #[must_use]
     pub fn pins(&self, limits: &PinLimits) -> PinList {
         self.pins.list(&self.config, limits)
@@ -363,7 +325,7 @@ impl Catalog {
         done
     }
 
-    /// Sets the time, from any monotonic clock: for the write budget, and for pins that end.
+    /// Sets the time, from any monotonic clock: for the write budget, and for pins.
     pub fn advance(&mut self, now_ns: u64) {
         if let Some(bucket) = &mut self.bucket {
             bucket.advance(now_ns);
@@ -441,7 +403,7 @@ impl Catalog {
     /// [`Catalog::recovered`] ends recovery.
     ///
     /// A snapshot is written while changes go on, so a record may name a file before the snapshot
-    /// does: evictions and pins of empty files are ignored, and a commit may occur twice.
+    /// does: evictions of empty files are ignored, and a commit may occur twice.
     ///
     /// # Errors
     /// Returns [`CatalogError::Damaged`] or [`CatalogError::TwoFiles`] if it contradicts earlier

@@ -209,7 +209,7 @@ impl DurableCatalog {
         lock(&self.state).evicts_ahead = true;
     }
 
-    /// Makes all commits, evictions, pins, removals and registrations so far durable, including
+    /// Makes all commits, evictions, removals and registrations so far durable, including
     /// those of other threads. Lookups do not wait for it. Files that only waited for their records
     /// are free afterwards.
     ///

@@ -200,8 +200,7 @@ impl Plan<'_> {
     fn journal(&self, files: u32, words: u32) -> JournalArea {
         let commit = record::commit_bytes(words as usize);
         let largest = commit.max(record::NAMESPACE_BYTES_MAX) as u64;
-        // A snapshot omits the uses of a pinned file.
-        let file_bytes = (commit + record::PIN_BYTES.max(record::USE_BYTES)) as u64;
+        let file_bytes = (commit + record::USE_BYTES) as u64;
         let raw = u64::from(files) * file_bytes
             + u64::from(self.namespaces_max) * record::NAMESPACE_BYTES_MAX as u64;
         let lba_bytes = 1 << self.devices[0].1.lba_shift;

@@ -132,7 +132,7 @@ pub trait Policy: std::fmt::Debug + Send {
     /// Evicts `file`: the candidate, or in recovery a former one.
     fn evict(&mut self, namespace: u32, file: FileId, hash: u64);
 
-    /// Returns the number of files in each tier; pinned ones are in none.
+    /// Returns the number of files in each tier.
     fn tiers(&self, namespace: u32) -> Tiers;
 
     /// Returns the time since `file` was used or inserted, in files inserted since then: roughly,

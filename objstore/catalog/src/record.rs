@@ -25,8 +25,8 @@ pub const CHECKSUMS_MAX: usize = u16::MAX as usize - size_of::<CommitBody>() / 4
 /// One change of the catalog.
 ///
 /// Replay applies them in order, and later ones win. A snapshot is written while changes go on, so
-/// a half may evict or pin a file that it did not mention before, which changes nothing, and may
-/// contain a commit twice, which is idempotent.
+/// a half may evict a file that it did not mention before, which changes nothing, and may contain a
+/// commit twice, which is idempotent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record<'a> {
     /// Registers a namespace, or changes its properties.
@@ -63,13 +63,6 @@ pub enum Record<'a> {
         first: FileId,
         /// Number of consecutive files.
         count: u32,
-    },
-    /// A file's block becomes pinned or unpinned.
-    Pin {
-        /// The file.
-        file: FileId,
-        /// True when it is pinned from now on.
-        pinned: bool,
     },
     /// All files of a namespace are empty.
     Clear {
@@ -172,10 +165,9 @@ pub enum RecordError {
 const NAMESPACE: u16 = 1;
 const COMMIT: u16 = 2;
 const EVICT: u16 = 3;
-const PIN: u16 = 4;
-const CLEAR: u16 = 5;
-const EPOCH: u16 = 6;
-const USE: u16 = 7;
+const CLEAR: u16 = 4;
+const EPOCH: u16 = 5;
+const USE: u16 = 6;
 
 macro_rules! wire {
     ($name:ident, $bytes:literal, { $($field:ident: $type:ty),* $(,)? }) => {
@@ -194,7 +186,6 @@ wire!(NamespaceBody, 56, {
 // The checksums follow.
 wire!(CommitBody, 40, { file: U32, namespace: U32, key: [u8; 32] });
 wire!(EvictBody, 8, { first: U32, count: U32 });
-wire!(PinBody, 8, { file: U32, pinned: U32 });
 wire!(ClearBody, 4, { namespace: U32 });
 wire!(EpochBody, 12, { namespace: U32, epoch: U64 });
 wire!(UseBody, 12, { first: U32, count: U32, how: U32 });
@@ -203,9 +194,6 @@ wire!(UseBody, 12, { first: U32, count: U32, how: U32 });
 pub(crate) const fn commit_bytes(checksums: usize) -> usize {
     size_of::<Head>() + size_of::<CommitBody>() + 4 * checksums
 }
-
-/// Bytes of a Pin.
-pub(crate) const PIN_BYTES: usize = size_of::<Head>() + size_of::<PinBody>();
 
 /// Bytes of a Use.
 pub(crate) const USE_BYTES: usize = size_of::<Head>() + size_of::<UseBody>();
@@ -245,10 +233,6 @@ impl<'a> Record<'a> {
             Self::Evict { first, count } => {
                 let body = EvictBody { first: first.0.into(), count: count.into() };
                 put(out, EVICT, &body, &[]);
-            }
-            Self::Pin { file, pinned } => {
-                let body = PinBody { file: file.0.into(), pinned: u32::from(pinned).into() };
-                put(out, PIN, &body, &[]);
             }
             Self::Clear { namespace } => {
                 put(out, CLEAR, &ClearBody { namespace: namespace.0.into() }, &[]);
@@ -291,15 +275,6 @@ impl<'a> Record<'a> {
                 let body = EvictBody::ref_from_bytes(body).map_err(|_| length())?;
                 let (first, count) = range(kind, body.first, body.count)?;
                 Self::Evict { first, count }
-            }
-            PIN => {
-                let body = PinBody::ref_from_bytes(body).map_err(|_| length())?;
-                let pinned = match body.pinned.get() {
-                    0 => false,
-                    1 => true,
-                    _ => return Err(RecordError::Value { kind, field: "pin" }),
-                };
-                Self::Pin { file: FileId(body.file.get()), pinned }
             }
             CLEAR => {
                 let body = ClearBody::ref_from_bytes(body).map_err(|_| length())?;

@@ -28,7 +28,7 @@ pub use self::{
 };
 
 /// The format version that this code writes, and the only one that it reads.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// Bytes of a superblock; each copy is padded to the LBA size.
 pub const SUPERBLOCK_BYTES: usize = 8192;

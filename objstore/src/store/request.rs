@@ -151,7 +151,7 @@ impl Store {
     /// Allocates files as [`Store::allocate`] does, for blocks that [`Store::fill`] writes.
     ///
     /// # Errors
-    /// Same as [`Store::pin`].
+    /// Same as [`Store::remove`].
     pub fn reserve(&self, keys: &[BlockKey]) -> Result<Arc<Reservation>, StoreError> {
         let write = self.take_files(keys)?;
         Ok(Reservation::new(&self.inner, self.namespace.clone(), write))
@@ -263,8 +263,8 @@ impl Store {
         Ok(Committed { accepted, written })
     }
 
-    /// Makes all evictions, pins, removals and registrations so far permanent. Commits are
-    /// permanent when they return.
+    /// Makes all evictions, removals and registrations so far permanent. Commits are permanent when
+    /// they return.
     ///
     /// # Errors
     /// Returns [`StoreError::JournalFailed`].

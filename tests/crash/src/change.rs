@@ -14,8 +14,6 @@ use crate::model::{Model, Name, SPACES};
 pub enum Change {
     Evict(u32),
     Remove(Vec<BlockKey>),
-    Pin(Vec<BlockKey>),
-    Unpin(Vec<BlockKey>),
     Clear,
     Epoch,
     Quota(Option<u32>),
@@ -37,8 +35,6 @@ pub trait Target {
 pub struct Done {
     space: usize,
     change: Change,
-    /// Keys of the change that were stored.
-    found: Vec<Name>,
     pub result: Result<Option<u64>>,
 }
 
@@ -52,8 +48,6 @@ impl Target for Vec<Store> {
         match change {
             Change::Evict(files) => drop(store.evict(*files)?),
             Change::Remove(keys) => drop(store.remove(keys)?),
-            Change::Pin(keys) => drop(store.pin(keys)?),
-            Change::Unpin(keys) => drop(store.unpin(keys)?),
             Change::Clear => store.clear()?,
             Change::Epoch => return Ok(Some(store.bump_epoch()?)),
             Change::Quota(files) => store.set_quota(*files)?,
@@ -81,33 +75,24 @@ pub fn some_keys(rng: &mut SmallRng, keys: &[BlockKey]) -> Vec<BlockKey> {
 
 impl Change {
     pub fn draw(rng: &mut SmallRng, keys: &[BlockKey]) -> Self {
-        match rng.random_range(0..40) {
+        match rng.random_range(0..28) {
             0..12 => Self::Evict(rng.random_range(0..4)),
             12..18 => Self::Remove(some_keys(rng, keys)),
-            18..25 => Self::Pin(some_keys(rng, keys)),
-            25..28 => Self::Unpin(some_keys(rng, keys)),
-            28..31 => Self::Unpin(keys.to_vec()),
             // Rare if there is much to lose.
-            31..33 if rng.random_range(0..keys.len()) < 20 => Self::Clear,
-            33..35 if rng.random_range(0..keys.len()) < 20 => Self::Epoch,
-            35..38 => {
+            18..20 if rng.random_range(0..keys.len()) < 20 => Self::Clear,
+            20..22 if rng.random_range(0..keys.len()) < 20 => Self::Epoch,
+            22..25 => {
                 let files = rng.random_range(2..keys.len() as u32);
                 Self::Quota(rng.random_bool(0.4).then_some(files))
             }
-            38 => Self::Visit(rng.random(), keys.to_vec()),
+            25 => Self::Visit(rng.random(), keys.to_vec()),
             _ => Self::Weight(rng.random_range(1..9)),
         }
     }
 
     pub fn make(self, space: usize, target: &impl Target) -> Done {
-        let keys = match &self {
-            Self::Pin(keys) | Self::Unpin(keys) => keys.as_slice(),
-            _ => &[],
-        };
-        let names = keys.iter().map(|key| (space, *key));
-        let found = names.filter(|name| target.contains(name)).collect();
         let result = target.change(space, &self);
-        Done { space, change: self, found, result }
+        Done { space, change: self, result }
     }
 }
 
@@ -116,8 +101,6 @@ impl Done {
     pub fn note(&self, model: &mut Model) -> Option<usize> {
         let Ok(epoch) = self.result else { return None };
         match self.change {
-            Change::Pin(_) => model.pin(&self.found, true),
-            Change::Unpin(_) => model.pin(&self.found, false),
             Change::Quota(files) => model.set_quota(self.space, files),
             Change::Weight(weight) => model.set_weight(self.space, weight),
             Change::Clear | Change::Epoch => {

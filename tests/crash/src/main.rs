@@ -23,7 +23,7 @@
 //!   not found, unless a device has failed.
 //! - Data that was cleared or dropped, acknowledged as durable, never comes back, and uncommitted
 //!   data is never found.
-//! - Pins, quotas, weights and epochs are those of the last sync, or later.
+//! - Quotas, weights and epochs are those of the last sync, or later.
 //! - After a failure to make something durable, the store acknowledges nothing.
 //!
 //! # Not implemented

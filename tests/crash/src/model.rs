@@ -64,7 +64,6 @@ struct Block {
     /// All versions whose storing was started, in order.
     versions: Vec<(u64, Fate)>,
     current: Option<Current>,
-    pinned: Setting<bool>,
 }
 
 /// Settings of a namespace.
@@ -131,7 +130,7 @@ impl Model {
 
     /// Records that a version of `name` is being written.
     pub fn begin(&mut self, name: Name, version: u64) {
-        let new = || Block { versions: Vec::new(), current: None, pinned: Setting::new(false) };
+        let new = || Block { versions: Vec::new(), current: None };
         self.blocks.entry(name).or_insert_with(new).versions.push((version, Fate::Open));
     }
 
@@ -162,17 +161,14 @@ impl Model {
     pub fn publish(&mut self, name: Name, version: u64, permanent: bool, after_fault: bool) {
         if let Some(block) = self.blocks.get_mut(&name) {
             block.current = Some(Current { version, permanent, after_fault });
-            block.pinned.set(false);
         }
     }
 
     /// Records that the store may have evicted all blocks that `contains` denies.
     pub fn retain(&mut self, contains: impl Fn(&Name) -> bool) {
         for (name, block) in &mut self.blocks {
-            let is_known = block.current.is_some() || block.pinned.now();
-            if is_known && !contains(name) {
+            if block.current.is_some() && !contains(name) {
                 block.current = None;
-                block.pinned.set(false);
             }
         }
     }
@@ -190,7 +186,6 @@ impl Model {
             space.epoch.settle();
         }
         for (name, block) in &mut self.blocks {
-            block.pinned.settle();
             if let Some(current) = &mut block.current {
                 current.permanent = true;
             }
@@ -210,18 +205,9 @@ impl Model {
         self.spaces[space].dropped = self.next + 1;
         for (_, block) in self.blocks.iter_mut().filter(|(name, _)| name.0 == space) {
             block.current = None;
-            block.pinned.set(false);
         }
         if let Some(epoch) = epoch {
             self.spaces[space].epoch.set(epoch);
-        }
-    }
-
-    pub fn pin(&mut self, names: &[Name], pinned: bool) {
-        for name in names {
-            if let Some(block) = self.blocks.get_mut(name) {
-                block.pinned.set(pinned);
-            }
         }
     }
 
@@ -284,12 +270,6 @@ impl Model {
         None
     }
 
-    /// Returns how a pin differs from the allowed state.
-    pub fn judge_pin(&self, name: &Name, pinned: bool) -> Option<String> {
-        let may_be = &self.blocks.get(name)?.pinned;
-        (!may_be.may_be(pinned)).then(|| format!("pinned: {pinned} and not {may_be:?}"))
-    }
-
     /// Continues from the contents found after a crash.
     pub fn restart(&mut self, found: &BTreeMap<Name, Held>, usages: &[Usage; SPACES]) {
         for (name, block) in &mut self.blocks {
@@ -300,9 +280,6 @@ impl Model {
                 }
                 _ => None,
             };
-            if held == Held::Nothing {
-                block.pinned = Setting::new(false);
-            }
             for (version, fate) in &mut block.versions {
                 let is_held = held == Held::Version(*version);
                 if held != Held::Unreadable && !is_held {
@@ -320,19 +297,11 @@ impl Model {
         }
     }
 
-    /// Continues from the pin state found after a crash.
-    pub fn restart_pin(&mut self, name: &Name, pinned: bool) {
-        if let Some(block) = self.blocks.get_mut(name) {
-            block.pinned = Setting::new(pinned);
-        }
-    }
-
     /// Records that the store was emptied: nothing in it may be found.
     pub fn empty(&mut self) {
         let Self { next, mut blocks, .. } = std::mem::take(self);
         for block in blocks.values_mut() {
             block.current = None;
-            block.pinned = Setting::new(false);
             block.versions.iter_mut().for_each(|(_, fate)| *fate = Fate::Gone);
         }
         (self.next, self.blocks) = (next, blocks);

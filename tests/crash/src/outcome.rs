@@ -33,7 +33,7 @@ pub struct Outcome {
     /// store that has become read-only.
     pub false_acks: u64,
     pub came_back: u64,
-    /// Wrong pins, quotas, weights and epochs, and unexplained errors.
+    /// Wrong quotas, weights and epochs, and unexplained errors.
     pub wrong_state: u64,
     pub did_not_open: u64,
     /// Number of blocks whose bytes were compared.

@@ -597,37 +597,6 @@ impl RankHistory {
             }
         }
         self.model.restart(&found, &usages);
-        for name in found.keys().filter(|name| catalog.contains(name)) {
-            self.check_pin(catalog, name, outcome)?;
-        }
-        Ok(())
-    }
-
-    /// Finds out whether a block is pinned by unpinning it, as for a store of one process.
-    fn check_pin(
-        &mut self,
-        catalog: &DurableCatalog,
-        name: &Name,
-        outcome: &mut Outcome,
-    ) -> Result<()> {
-        let (id, keys) = (NamespaceId(name.0 as u32), [name.1]);
-        let pinned = catalog.with(|catalog| -> Result<bool> {
-            let before = catalog.usage(id)?.pinned;
-            catalog.unpin(id, &keys)?;
-            let pinned = catalog.usage(id)?.pinned < before;
-            if pinned {
-                catalog.pin(id, &keys)?;
-            }
-            Ok(pinned)
-        })?;
-        if let Some(wrong) = self.model.judge_pin(name, pinned) {
-            outcome.note_state(self.seed, format!("{}/{}: {wrong}", name.0, name.1));
-        }
-        self.model.restart_pin(name, pinned);
-        if pinned {
-            self.model.pin(&[*name], false);
-            self.model.pin(&[*name], true);
-        }
         Ok(())
     }
 }

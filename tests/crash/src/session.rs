@@ -517,28 +517,6 @@ impl History {
             }
         }
         self.model.restart(&found, &usages);
-        for name in found.keys().filter(|name| session.contains(name)) {
-            self.check_pin(session, name, outcome)?;
-        }
-        Ok(())
-    }
-
-    /// Finds out whether a block is pinned by unpinning it, because pins can only be counted.
-    fn check_pin(&mut self, session: &Session, name: &Name, outcome: &mut Outcome) -> Result<()> {
-        let store = &session.stores[name.0];
-        let pins = || -> Result<u32> { Ok(store.usage()?.pinned) };
-        let before = pins()?;
-        store.unpin(&[name.1])?;
-        let pinned = pins()? < before;
-        if let (Some(wrong), false) = (self.model.judge_pin(name, pinned), self.lies) {
-            outcome.note_state(self.seed, format!("{}/{}: {wrong}", name.0, name.1));
-        }
-        self.model.restart_pin(name, pinned);
-        if pinned {
-            store.pin(&[name.1])?;
-            self.model.pin(&[*name], false);
-            self.model.pin(&[*name], true);
-        }
         Ok(())
     }
 }

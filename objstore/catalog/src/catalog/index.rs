@@ -235,20 +235,6 @@ impl Index {
         self.table.hash(entry.space, &entry.key)
     }
 
-    /// Pins a stored file, or undoes it. Returns false if it already is as asked.
-    pub fn set_pinned(&mut self, file: FileId, pinned: bool) -> bool {
-        if self.entry(file).pinned == pinned {
-            return false;
-        }
-        let slot = self.slot_of(file);
-        match pinned {
-            true => self.policy.remove(slot, file),
-            false => self.policy.restore(slot, file),
-        }
-        self.change(file, |entry| entry.pinned = pinned);
-        true
-    }
-
     /// Adds a namespace. It replaces the one in its slot, whose blocks all become misses.
     pub fn register(&mut self, id: NamespaceId, digest: [u8; 32], label: String) {
         match self.tenants.all.get(self.tenants.slot(id) as usize) {
@@ -277,7 +263,7 @@ impl Index {
     /// Returns the namespace's next victim.
     pub fn candidate(&mut self, namespace: NamespaceId) -> Option<Candidate> {
         let tenant = self.tenants.get(namespace).ok()?;
-        if self.tenants.spaces[tenant.space as usize].evictable == 0 {
+        if self.tenants.spaces[tenant.space as usize].evictable() == 0 {
             return None;
         }
         let may_go = |file: FileId| self.entries[file.at()].refs == 0;
@@ -292,9 +278,7 @@ impl Index {
 
     /// Takes the key from a stored file.
     pub fn drop_file(&mut self, file: FileId) {
-        if !self.entry(file).pinned {
-            self.policy.remove(self.slot_of(file), file);
-        }
+        self.policy.remove(self.slot_of(file), file);
         self.doom(file);
     }
 
@@ -311,7 +295,7 @@ impl Index {
     /// Resets a file's entry to that of a free file.
     pub fn reset(&mut self, file: FileId) {
         let space = self.entry(file).space;
-        self.change(file, |entry| (entry.state, entry.pinned) = (State::Free, false));
+        self.change(file, |entry| entry.state = State::Free);
         self.tenants.spare_if_empty(space);
     }
 

@@ -1,7 +1,7 @@
-//! Pins that end: blocks that are held, so that nothing evicts them, until a time.
+//! Pins: blocks that nothing evicts until a time.
 //!
-//! Such a pin is a reference, as those of readers are, and not a mark in the journal, as
-//! [`Catalog::pin`] makes it: it ends with the process, and none is left behind without an end.
+//! A pin is a reference, like a reader's, and not a mark in the journal: it ends with the process,
+//! and none is left behind without an end.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -64,7 +64,6 @@ fn a_restart_finds_what_was_committed() {
     let (a, b) = (tenant(&mut catalog, b"a"), tenant(&mut catalog, b"b"));
     store(&mut catalog, a, &keys(0..5));
     store(&mut catalog, b, &keys(0..3));
-    catalog.pin(a, &keys(0..1)).unwrap();
     catalog.remove(a, &keys(4..5)).unwrap();
     assert_eq!(catalog.lookup(a, &keys(0..5)), Ok(4));
     assert_eq!(catalog.lookup(b, &keys(0..5)), Ok(3));

@@ -241,7 +241,7 @@ impl Catalog {
         let head = write.positions.iter().take_while(|position| !position.own).count();
         for (at, Position { file, own }) in write.positions.into_iter().enumerate().rev() {
             if !own {
-                if self.is_stored(file) && !self.index.entry(file).pinned {
+                if self.is_stored(file) {
                     // A block behind the head was not reachable before; now it is.
                     let how = if at < head { UseKind::Refreshed } else { UseKind::Touched };
                     self.use_file(namespace, file, how);

@@ -21,8 +21,6 @@ pub struct RecordCounts {
     pub commit: u64,
     /// Evict records.
     pub evict: u64,
-    /// Pin records.
-    pub pin: u64,
     /// Clear records.
     pub clear: u64,
     /// Epoch records.
@@ -37,7 +35,6 @@ impl RecordCounts {
             Record::Namespace { .. } => &mut self.namespace,
             Record::Commit { .. } => &mut self.commit,
             Record::Evict { .. } => &mut self.evict,
-            Record::Pin { .. } => &mut self.pin,
             Record::Clear { .. } => &mut self.clear,
             Record::Epoch { .. } => &mut self.epoch,
             Record::Use { .. } => &mut self.used,

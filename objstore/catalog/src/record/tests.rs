@@ -34,9 +34,8 @@ impl Owned {
                 checksums: self.words.as_slice().into(),
             },
             2 => Record::Evict { first: FileId(a / 2), count: 1 + c / 4 },
-            3 => Record::Pin { file, pinned: c % 2 == 0 },
-            4 => Record::Clear { namespace },
-            5 => Record::Epoch { namespace, epoch: self.epoch },
+            3 => Record::Clear { namespace },
+            4 => Record::Epoch { namespace, epoch: self.epoch },
             _ => {
                 let kinds = [UseKind::Touched, UseKind::Refreshed, UseKind::Known];
                 let how = kinds[c as usize % 3];
@@ -48,7 +47,7 @@ impl Owned {
 
 fn owned() -> impl Strategy<Value = Owned> {
     let words = proptest::collection::vec(any::<u32>(), 0..40);
-    (0u8..7, any::<[u32; 4]>(), any::<u64>(), any::<[u8; 32]>(), "\\PC{0,16}", words).prop_map(
+    (0u8..6, any::<[u32; 4]>(), any::<u64>(), any::<[u8; 32]>(), "\\PC{0,16}", words).prop_map(
         |(kind, numbers, epoch, digest, label, words)| Owned {
             kind,
             numbers: numbers.map(|n| n.min(u32::MAX - 1)),
@@ -142,7 +141,6 @@ fn impossible_values_are_refused() {
             RecordError::Value { kind: EVICT, field: "range of files" }
         );
     }
-    assert_eq!(body(PIN, &[0, 2]), RecordError::Value { kind: PIN, field: "pin" });
     let mut label = [0u32; 15];
     (label[3], label[14]) = (1, 0x0100_0061);
     assert_eq!(body(NAMESPACE, &label), RecordError::Value { kind: NAMESPACE, field: "label" });
@@ -189,10 +187,9 @@ fn bytes_are_where_the_document_says() {
     assert_eq!((new[52], &new[60..]), (8, b"abcde\0\0\0".as_slice()));
     let evict = bytes(Record::Evict { first: file, count: 4 });
     assert_eq!(evict, [3, 0, 2, 0, 1, 2, 0, 0, 4, 0, 0, 0]);
-    assert_eq!(bytes(Record::Pin { file, pinned: true }), [4, 0, 2, 0, 1, 2, 0, 0, 1, 0, 0, 0]);
-    assert_eq!(bytes(Record::Clear { namespace }), [5, 0, 1, 0, 3, 0, 0, 0]);
+    assert_eq!(bytes(Record::Clear { namespace }), [4, 0, 1, 0, 3, 0, 0, 0]);
     let epoch = bytes(Record::Epoch { namespace, epoch: 1 });
-    assert_eq!(epoch, [6, 0, 3, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(epoch, [5, 0, 3, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     let used = bytes(Record::Use { first: file, count: 4, how: UseKind::Refreshed });
-    assert_eq!(used, [7, 0, 3, 0, 1, 2, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(used, [6, 0, 3, 0, 1, 2, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0]);
 }

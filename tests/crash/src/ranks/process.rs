@@ -98,8 +98,6 @@ impl Target for Arc<DurableCatalog> {
             match change {
                 Change::Evict(files) => drop(catalog.evict(Some(id), *files)?),
                 Change::Remove(keys) => drop(catalog.remove(id, keys)?),
-                Change::Pin(keys) => drop(catalog.pin(id, keys)?),
-                Change::Unpin(keys) => drop(catalog.unpin(id, keys)?),
                 Change::Clear => catalog.clear(id)?,
                 Change::Epoch => return Ok(Some(catalog.bump_epoch(id)?)),
                 Change::Quota(files) => catalog.set_quota(id, *files)?,

@@ -23,14 +23,12 @@ pub struct Entry {
     /// As many as no caller can make: a file whose count wrapped would be evicted while in use.
     pub refs: u64,
     pub state: State,
-    pub pinned: bool,
 }
 
 const _: () = assert!(size_of::<Entry>() == 64, "one cache line each");
 
 impl Entry {
-    pub const FREE: Self =
-        Self { key: BlockKey([0; 32]), space: 0, refs: 0, state: State::Free, pinned: false };
+    pub const FREE: Self = Self { key: BlockKey([0; 32]), space: 0, refs: 0, state: State::Free };
 }
 
 /// A namespace between two clears. Its number is part of every key, so a new space makes all files
@@ -43,9 +41,6 @@ pub struct Space {
     pub doomed: u32,
     /// Stored and in use.
     pub active: u32,
-    pub pinned: u32,
-    /// Stored, not in use, not pinned.
-    pub evictable: u32,
 }
 
 impl Space {
@@ -59,8 +54,11 @@ impl Space {
         step(&mut self.writing, entry.state == State::Writing);
         step(&mut self.doomed, entry.state == State::Doomed);
         step(&mut self.active, stored && entry.refs > 0);
-        step(&mut self.pinned, stored && entry.pinned);
-        step(&mut self.evictable, stored && entry.refs == 0 && !entry.pinned);
+    }
+
+    /// Returns the stored files that are not in use.
+    pub fn evictable(&self) -> u32 {
+        self.stored - self.active
     }
 
     /// Returns the files that still count for the namespace after this space was cleared.

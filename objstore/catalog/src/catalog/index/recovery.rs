@@ -36,18 +36,9 @@ impl Index {
             }
             Record::Use { first, count, how } => {
                 for file in self.range(first, count).map_err(damaged)?.rev() {
-                    if self.is_stored(file) && !self.entry(file).pinned {
+                    if self.is_stored(file) {
                         self.use_file(self.namespace_of(file), file, how);
                     }
-                }
-                Ok(())
-            }
-            Record::Pin { file, pinned } => {
-                if file.0 >= self.files() {
-                    return Err(damaged("names a file that the store does not have"));
-                }
-                if self.is_stored(file) {
-                    self.set_pinned(file, pinned);
                 }
                 Ok(())
             }
@@ -193,17 +184,14 @@ impl Index {
         if found.is_none() {
             self.insert(file, space, key, State::Stored);
             self.hand_to_policy(namespace, file);
-        } else if !before.pinned {
+        } else {
             self.policy.refresh(self.tenants.slot(namespace), file);
         }
         Ok(())
     }
 
     fn unstore(&mut self, file: FileId) {
-        match self.entry(file).pinned {
-            true => self.doom(file),
-            false => self.evict(self.namespace_of(file), file),
-        }
+        self.evict(self.namespace_of(file), file);
         self.reset(file);
     }
 }
@@ -217,7 +205,6 @@ fn describe(record: &Record<'_>) -> String {
         }
         Record::Evict { first, count } => format!("an eviction of {count} files from {first} on"),
         Record::Use { first, count, .. } => format!("a use of {count} files from {first} on"),
-        Record::Pin { file, .. } => format!("a pin of file {file}"),
         Record::Clear { namespace } => format!("a clearing of namespace {namespace}"),
         Record::Epoch { namespace, epoch } => {
             format!("the change of namespace {namespace} to epoch {epoch}")

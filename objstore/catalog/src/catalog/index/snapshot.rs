@@ -100,9 +100,7 @@ impl Index {
         let entry = self.entry(file);
         let (namespace, checksums) = (self.namespace_of(file), self.checksums(file).into());
         Record::Commit { file, namespace, key: entry.key, checksums }.encode(out);
-        if entry.pinned && !planted(PlantedBug::SnapshotWithoutPins) {
-            Record::Pin { file, pinned: true }.encode(out);
-        } else if self.policy.is_known(file) {
+        if self.policy.is_known(file) {
             Record::Use { first: file, count: 1, how: UseKind::Known }.encode(out);
         }
     }

@@ -28,16 +28,14 @@ pub struct StoredFile {
 pub struct Usage {
     /// Files that lookups find.
     pub stored: u32,
-    /// Stored and in use: never evicted.
+    /// Stored and in use, or pinned: never evicted.
     pub active: u32,
-    /// Stored and pinned: never evicted.
-    pub pinned: u32,
     /// Stored, neither in use nor pinned.
     pub evictable: u32,
-    /// Not pinned, and used again since they were stored: kept longer.
+    /// Used again since they were stored: kept longer.
     #[serde(skip)]
     pub recent: u32,
-    /// Not pinned, and not used again.
+    /// Not used again.
     #[serde(skip)]
     pub idle: u32,
     /// Files being written.
@@ -80,10 +78,8 @@ pub struct CatalogCounts {
     pub limbo: u32,
     /// Files that lookups find.
     pub stored: u32,
-    /// Stored and in use.
+    /// Stored and in use, or pinned.
     pub active: u32,
-    /// Stored and pinned.
-    pub pinned: u32,
     /// Stored, and neither in use nor pinned.
     pub evictable: u32,
     /// Files being written.
@@ -104,8 +100,7 @@ impl Index {
         Ok(Usage {
             stored: space.stored,
             active: space.active,
-            pinned: space.pinned,
-            evictable: space.evictable,
+            evictable: space.evictable(),
             recent: tiers.recent,
             idle: tiers.idle,
             writing: space.writing,
@@ -145,8 +140,7 @@ impl Index {
             let space = &self.tenants.spaces[tenant.space as usize];
             counts.stored += space.stored;
             counts.active += space.active;
-            counts.pinned += space.pinned;
-            counts.evictable += space.evictable;
+            counts.evictable += space.evictable();
             counts.writing += space.writing;
         }
         let seen = counts.free + counts.limbo + counts.stored + counts.writing;

@@ -27,7 +27,6 @@ enum Step {
     Report(usize, u32, bool),
     Commit(usize),
     Abort(usize),
-    Pin(u32, Vec<u32>, bool),
     Evict(Option<u32>, u32),
     Remove(u32, Vec<u32>),
     Lost(u32),
@@ -69,7 +68,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(at, rank, ok)| Step::Report(at, rank, ok)),
         8 => at().prop_map(Step::Commit),
         1 => at().prop_map(Step::Abort),
-        2 => (ns(), keys(), any::<bool>()).prop_map(|(ns, keys, on)| Step::Pin(ns, keys, on)),
         3 => (prop::option::of(ns()), 1..5u32).prop_map(|(ns, files)| Step::Evict(ns, files)),
         1 => (ns(), keys()).prop_map(|(ns, keys)| Step::Remove(ns, keys)),
         1 => (0..FILES + 1).prop_map(Step::Lost),
@@ -180,7 +178,6 @@ impl Both {
                 self.catalog.abort(write.write.id).unwrap();
                 self.ended(&write);
             }
-            Step::Pin(ns, keys, on) => self.pin(*ns, keys, *on),
             Step::Evict(ns, files) => self.evict(*ns, *files),
             Step::Remove(ns, keys) => {
                 let keys: BTreeSet<u32> = keys.iter().copied().collect();
@@ -324,7 +321,7 @@ impl Both {
             // From here on the ranks write to it.
             model.medium.insert(file.0, content);
             model.writing.insert(file.0);
-            let block = Block { file: file.0, stored: false, pinned: false, content };
+            let block = Block { file: file.0, stored: false, content };
             model.keys.insert((ns, *key), block);
         }
         let own = write.own().count() as u32;
@@ -426,23 +423,6 @@ impl Both {
         }
     }
 
-    fn pin(&mut self, ns: u32, keys: &[u32], on: bool) {
-        let wanted = names(keys);
-        let n = match on {
-            true => self.catalog.pin(self.model.id(ns), &wanted).unwrap(),
-            false => self.catalog.unpin(self.model.id(ns), &wanted).unwrap(),
-        };
-        let mut stored = 0;
-        for key in keys {
-            if let Some(block) = self.model.keys.get_mut(&(ns, *key)).filter(|b| b.stored) {
-                block.pinned = on;
-                stored += 1;
-                self.model.pins.push((self.catalog.log.last().0, (ns, *key)));
-            }
-        }
-        assert_eq!(n, stored);
-    }
-
     fn evict(&mut self, ns: Option<u32>, files: u32) {
         let usable = |catalog: &Catalog| catalog.counts().free + catalog.counts().limbo;
         let before = usable(&self.catalog);
@@ -467,7 +447,7 @@ impl Both {
         let gone: Vec<(u32, u32)> = gone.map(|(at, _)| *at).collect();
         let lsn = self.catalog.log.last().0;
         for at in &gone {
-            assert!(self.model.evictable(&self.model.keys[at]), "{at:?} is pinned or in use");
+            assert!(self.model.evictable(&self.model.keys[at]), "{at:?} is in use");
             self.model.drop_key(*at, lsn);
         }
         gone
@@ -582,23 +562,6 @@ impl Both {
                 assert!(found.is_some(), "the commit of {number} in {ns} is lost");
             }
         }
-        self.check_pins(again, written);
-    }
-
-    /// Checks the pins of recovered keys against the written records.
-    fn check_pins(&self, again: &Catalog, written: u64) {
-        let model = &self.model;
-        for (key, block) in &model.keys {
-            let is_commit = |(lsn, of, content): &(u64, (u32, u32), Content)| {
-                *lsn > written && of == key && *content == block.content
-            };
-            let open = model.commits.iter().any(is_commit)
-                || model.pins.iter().any(|(lsn, of)| *lsn > written && of == key);
-            if block.stored && !open {
-                let pinned = again.index.entry(FileId(block.file)).pinned;
-                assert_eq!(pinned, block.pinned, "{key:?} in file {}", block.file);
-            }
-        }
     }
 
     /// Continues with the recovered catalog. The model takes the state of the written records.
@@ -625,8 +588,7 @@ impl Both {
                 let found = again.find(NamespaceId(id), &key(number)).unwrap();
                 let Some(Hit::Stored(FileId(file))) = found else { continue };
                 let content = self.model.medium[&file];
-                let pinned = again.index.entry(FileId(file)).pinned;
-                let block = Block { file, stored: true, pinned, content };
+                let block = Block { file, stored: true, content };
                 self.model.keys.insert((ns, number), block);
             }
         }
@@ -647,15 +609,13 @@ impl Both {
         assert_eq!(counts.stored, count(&|block| block.stored));
         assert_eq!(counts.writing, count(&|block| !block.stored));
         assert_eq!(counts.active, count(&|block| block.stored && model.in_use(block.file)));
-        assert_eq!(counts.pinned, count(&|block| block.pinned));
         assert_eq!(counts.evictable, count(&|block| model.evictable(block)));
         for ns in 0..NAMESPACES {
             let usage = self.catalog.usage(self.model.id(ns)).unwrap();
             let at = ns as usize;
             let (held, writing) = (model.held(ns), usage.stored + usage.writing);
             assert_eq!(usage.doomed + writing, held, "namespace {ns}");
-            let known =
-                |(key, block): &(&(u32, u32), &Block)| key.0 == ns && block.stored && !block.pinned;
+            let known = |(key, block): &(&(u32, u32), &Block)| key.0 == ns && block.stored;
             let known = model.keys.iter().filter(known).count() as u32;
             assert_eq!(usage.recent + usage.idle, known);
             assert_eq!(

@@ -1,4 +1,4 @@
-//! Pins that end.
+//! Pins.
 
 use std::time::Duration;
 

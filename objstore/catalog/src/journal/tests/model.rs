@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     ids::{FileId, NamespaceId},
     key::BlockKey,
-    record::Record,
+    record::{Record, UseKind},
 };
 
 pub const FILES: u32 = 24;
@@ -33,7 +33,6 @@ struct File {
     namespace: NamespaceId,
     key: BlockKey,
     checksums: Vec<u32>,
-    pinned: bool,
 }
 
 /// The state that records produce.
@@ -59,15 +58,10 @@ impl Model {
                 }
                 self.files.retain(|_, other| (other.namespace, other.key) != (namespace, key));
                 let checksums = checksums.iter().collect();
-                self.files.insert(file, File { namespace, key, checksums, pinned: false });
+                self.files.insert(file, File { namespace, key, checksums });
             }
             Record::Evict { first, count } => {
                 self.files.retain(|file, _| file.0 < first.0 || file.0 - first.0 >= count);
-            }
-            Record::Pin { file, pinned } => {
-                if let Some(file) = self.files.get_mut(&file) {
-                    file.pinned = pinned;
-                }
             }
             Record::Clear { namespace } => {
                 self.files.retain(|_, file| file.namespace != namespace);
@@ -89,9 +83,6 @@ impl Model {
         }
         for (file, state) in self.files.range(FileId(first)..FileId(first + count)) {
             commit(*file, state.namespace, state.key, &state.checksums).encode(&mut out);
-            if state.pinned {
-                Record::Pin { file: *file, pinned: true }.encode(&mut out);
-            }
         }
         out
     }
@@ -122,7 +113,7 @@ pub fn change(model: &Model, numbers: &mut Numbers, serial: u32, out: &mut Vec<u
     let namespace = known[numbers.below(known.len() as u32) as usize];
     let used: BTreeSet<FileId> = model.files.keys().copied().collect();
     let record = match kind {
-        1 if used.contains(&file) => Record::Pin { file, pinned: !model.files[&file].pinned },
+        1 => Record::Use { first: file, count: 1, how: UseKind::Touched },
         2 if numbers.one_in(3) => Record::Clear { namespace },
         3 if numbers.one_in(3) => Record::Epoch { namespace, epoch: u64::from(serial) },
         4..8 => Record::Evict { first: file, count: 1 + numbers.below(FILES - file.0).min(3) },

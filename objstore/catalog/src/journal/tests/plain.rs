@@ -11,7 +11,7 @@ use crate::{
     ids::{FileId, NamespaceId},
     journal::{Journal, JournalError, RecordCounts, scan_journal},
     key::BlockKey,
-    record::Record,
+    record::{Record, UseKind},
 };
 
 pub fn evict(files: u32) -> Vec<u8> {
@@ -180,12 +180,12 @@ fn compaction_keeps_up_with_appends_in_a_full_store() {
                 let checksums = checksums.as_slice().into();
                 Record::Commit { file, namespace, key: BlockKey([7; 32]), checksums }
                     .encode(&mut out);
-                Record::Pin { file, pinned: true }.encode(&mut out);
+                Record::Use { first: file, count: 1, how: UseKind::Known }.encode(&mut out);
             }
             out
         };
         let mut copied = 0;
-        let a_piece = (journal.payload_bytes_max() / (56 + 4 * words as usize)) as u32;
+        let a_piece = (journal.payload_bytes_max() / (60 + 4 * words as usize)) as u32;
         for append in 0..60_000 / files_an_append {
             let first = append * files_an_append;
             journal.append(&commits(first..first + files_an_append)).unwrap();

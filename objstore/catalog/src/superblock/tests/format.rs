@@ -42,13 +42,13 @@ fn copies_of_two_stores_are_no_store() {
 fn a_copy_of_a_newer_version_is_not_passed_over() {
     let (media, superblocks) = formatted(1);
     let mut bytes = superblocks[0].encode();
-    bytes[8] = 3;
+    bytes[8] = 4;
     bytes[12..16].fill(0);
     let crc = crc32c::crc32c(&bytes);
     bytes[12..16].copy_from_slice(&crc.to_le_bytes());
     media[0].corrupt(COPY_1, |to| to[..SUPERBLOCK_BYTES].copy_from_slice(&bytes));
     let error = read(&media[0]).unwrap_err().to_string();
-    assert!(error.starts_with("sim0: the superblock cannot be used: it has version 3"), "{error}");
+    assert!(error.starts_with("sim0: the superblock cannot be used: it has version 4"), "{error}");
 }
 
 #[test]

@@ -33,7 +33,7 @@ proptest! {
         let commit = record::commit_bytes(layout.words_per_file as usize) as u64;
         let group = u64::from(journal.group_bytes_max);
         let largest = commit.max(record::NAMESPACE_BYTES_MAX as u64);
-        let more = record::PIN_BYTES.max(record::USE_BYTES) as u64;
+        let more = record::USE_BYTES as u64;
         let raw = u64::from(layout.files) * (commit + more)
             + u64::from(namespaces_max) * record::NAMESPACE_BYTES_MAX as u64;
         let groups = raw.div_ceil(group - GROUP_HEADER_BYTES - largest) + 1;

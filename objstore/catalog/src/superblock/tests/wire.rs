@@ -104,8 +104,8 @@ fn other_versions_and_their_features_are_refused_by_name() {
         bytes[at] = value;
         Superblock::decode(&sealed(bytes)).unwrap_err()
     };
-    // The one before owners, and the next one.
-    for version in [1, 3] {
+    // The one with permanent pins, and the next one.
+    for version in [2, 4] {
         assert_eq!(change(8, version), CopyFault::Version { version: version.into() });
     }
     assert_eq!(change(24, 4), CopyFault::Features { bits: 4 });

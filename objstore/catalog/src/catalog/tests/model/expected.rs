@@ -12,7 +12,6 @@ pub type Content = ((u32, u32), u64, u32, u64);
 pub struct Block {
     pub file: u32,
     pub stored: bool,
-    pub pinned: bool,
     pub content: Content,
 }
 
@@ -37,8 +36,6 @@ pub struct Model {
     pub durable: u64,
     /// (record, (namespace, key), content): commits, in order.
     pub commits: Vec<(u64, (u32, u32), Content)>,
-    /// (record, (namespace, key)): the key's pin is uncertain before that record.
-    pub pins: Vec<(u64, (u32, u32))>,
 }
 
 impl Model {
@@ -51,7 +48,7 @@ impl Model {
     }
 
     pub fn evictable(&self, block: &Block) -> bool {
-        block.stored && !block.pinned && !self.in_use(block.file)
+        block.stored && !self.in_use(block.file)
     }
 
     pub fn release(&mut self, file: u32) {
