@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError},
 };
 
-use kv_catalog::{NotDurable, PlantedBug, Seal, planted};
+use kv_catalog::{NotDurable, Seal};
 use nvme_driver::{Controller, ResetCount};
 use nvme_spec::ids::Nsid;
 
@@ -61,13 +61,8 @@ impl SharedController {
     pub(crate) fn flush(&self, nsid: Nsid, seal: &Seal) -> Result<(), NotDurable> {
         let mut controller = self.lock();
         seal.check()?;
-        match controller.flush(nsid) {
-            // It names the controller.
-            Err(error) if !planted(PlantedBug::FlushErrorIgnored) => {
-                Err(seal.fail(error.to_string()))
-            }
-            _ => Ok(()),
-        }
+        // The error names the controller.
+        controller.flush(nsid).map_err(|error| seal.fail(error.to_string()))
     }
 
     /// Returns the number of resets, without waiting for the lock.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use gio_uring::{Event, RawStream};
-use kv_catalog::{DeviceIndex, FileId, KvShape, PlantedBug, planted};
+use kv_catalog::{DeviceIndex, FileId, KvShape};
 use kv_schedule::{Flow, Scheduler, StepId};
 use kv_tier::{Lookahead, LookaheadConfig, RequestId, When};
 use nvme_driver::{Clock, Nanos, Waiter};
@@ -367,7 +367,7 @@ impl Plane {
     pub fn end(&self, jobs: &[JobId]) -> Result<Vec<JobDone>, StoreError> {
         jobs.iter().try_for_each(|job| self.wait_for_job(*job))?;
         let mut ended = self.with(|mover| mover.end_all(jobs))?;
-        if ended.iter().any(JobDone::has_stored) && !planted(PlantedBug::CommitBeforeFlush) {
+        if ended.iter().any(JobDone::has_stored) {
             self.flush()?;
         }
         self.with(|mover| {

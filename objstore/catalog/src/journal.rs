@@ -17,7 +17,6 @@ use std::fmt::Display;
 
 use crate::{
     block_io::{BlockAction, BlockError, BlockIo},
-    planted::{PlantedBug, planted},
     record::{Record, Records},
     superblock::{COPIES, Half, JournalArea, SUPERBLOCK_BYTES, StoreId, Superblock},
 };
@@ -164,7 +163,7 @@ impl Journal {
         let mut replayed = Replayed::default();
         let search = search_bytes(&area);
         replay(&mut *io, &superblock, search, &mut replayed, apply, progress)?;
-        if replayed.end > area.certain_bytes && !planted(PlantedBug::LastGroupNotRewritten) {
+        if replayed.end > area.certain_bytes {
             rewrite_last(&mut *io, &superblock, &area, &replayed)?;
         }
         // Makes both copies whole and equal, and detects a read-only device now.
@@ -235,7 +234,7 @@ impl Journal {
         self.counts.appended_bytes += records.len() as u64;
         if let Some(compaction) = &mut self.compaction {
             compaction.due += COPIED_A_BYTE * bytes;
-            if compaction.has_begun && !planted(PlantedBug::AppendNotCopied) {
+            if compaction.has_begun {
                 self.queue(records)?;
             }
         }
@@ -326,13 +325,9 @@ impl Journal {
     pub fn copy(&mut self, records: &[u8], looked: u64) -> Result<(), JournalError> {
         self.usable()?;
         let compaction = self.compaction.as_mut().expect("a compaction is under way");
-        let first = !std::mem::replace(&mut compaction.has_begun, true);
+        compaction.has_begun = true;
         compaction.due = compaction.due.saturating_sub(records.len() as u64 + looked);
-        self.queue(records)?;
-        if first && planted(PlantedBug::SwitchBeforeSnapshot) {
-            self.switch_to(self.compaction.as_ref().expect("it is under way").to)?;
-        }
-        Ok(())
+        self.queue(records)
     }
 
     /// Ends a compaction after all of the state was copied: the other half becomes the active one.
@@ -346,14 +341,10 @@ impl Journal {
         self.usable()?;
         let compaction = self.compaction.as_mut().expect("a compaction is under way");
         let rest = std::mem::take(&mut compaction.queue);
-        if !planted(PlantedBug::EndNotCopied) {
-            self.write_queued(&rest)?;
-        }
+        self.write_queued(&rest)?;
         let to = self.compaction.as_ref().expect("it is under way").to;
-        if !planted(PlantedBug::NoFlushBeforeSwitch) {
-            let flushed = self.io.flush();
-            self.done(flushed)?;
-        }
+        let flushed = self.io.flush();
+        self.done(flushed)?;
         self.switch_to(to)?;
         self.active = to;
         self.compaction = None;
@@ -494,10 +485,9 @@ impl Journal {
             ..self.area
         });
         self.superblock.sequence += 1;
-        let copies = if planted(PlantedBug::StaleSuperblock) { 1 } else { COPIES };
-        let written = self.superblock.write_copies(&mut *self.io, copies);
+        let written = self.superblock.write(&mut *self.io);
         let copy_bytes = SUPERBLOCK_BYTES.next_multiple_of(self.io.lba_bytes() as usize);
-        self.counts.written_bytes += (copies * copy_bytes) as u64;
+        self.counts.written_bytes += (COPIES * copy_bytes) as u64;
         self.done(written)
     }
 }

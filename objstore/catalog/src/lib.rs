@@ -45,7 +45,6 @@ mod key;
 mod layout;
 mod namespace;
 mod owner;
-mod planted;
 mod policy;
 mod record;
 mod shape;
@@ -69,9 +68,6 @@ pub use key::{BlockKey, KeyChain};
 pub use layout::{Geometry, ObjectPlace, Region};
 pub use namespace::Namespace;
 pub use owner::{Fenced, Owner, OwnerError, Sighting};
-#[cfg(any(test, feature = "planted-bugs"))]
-pub use planted::plant;
-pub use planted::{PlantedBug, planted};
 pub use policy::{Candidate, Policy, PolicyKind, Tiers};
 pub use record::{CHECKSUMS_MAX, LABEL_BYTES_MAX, Record, RecordError, Records, UseKind, Words};
 pub use shape::{KvShape, ROWS_MAX};

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use gio_uring::{Affine, Event, Progress, UringCounters};
 use kv_catalog::{
-    BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, PlantedBug, Seal, planted,
+    BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, Seal,
 };
 use nvme_driver::{Clock, DmaMemory, Nanos};
 use nvme_spec::{ids::Nsid, nvm::Direction};
@@ -213,9 +213,8 @@ impl Mover {
             return None;
         }
         self.flushes += 1;
-        let most = if planted(PlantedBug::FirstDeviceFlushed) { 1 } else { usize::MAX };
         let devices = self.transport.devices.all.iter().filter(|device| device.is_volatile);
-        let devices = devices.take(most).map(|device| (device.controller.clone(), device.nsid));
+        let devices = devices.map(|device| (device.controller.clone(), device.nsid));
         Some(Flushing { devices: devices.collect(), seal: self.seal.clone() })
     }
 
@@ -338,12 +337,11 @@ impl Mover {
     /// has failed, or a controller was reset, whose volatile cache may have lost the data before.
     pub(super) fn settle(&self, ended: &mut [JobDone]) {
         let recoveries = self.recoveries();
-        let forgets = self.setup.must_flush && !planted(PlantedBug::RecoveryIgnored);
         for done in ended.iter_mut().filter(|done| done.has_stored()) {
             // Another owner may have written to the files meanwhile.
             let kept = self.check_owner().and_then(|()| Ok(self.seal.check()?));
             done.failure = match kept {
-                Ok(()) if forgets && done.recoveries != recoveries => Some(StoreError::Forgotten),
+                Ok(()) if self.setup.must_flush && done.recoveries != recoveries => Some(StoreError::Forgotten),
                 kept => kept.err(),
             };
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kv_catalog::{BlockAction, BlockError, BlockIo, NotDurable, PlantedBug, Region, Seal, planted};
+use kv_catalog::{BlockAction, BlockError, BlockIo, NotDurable, Region, Seal};
 use nvme_spec::ids::{Lba, Nsid};
 
 use crate::device::SharedController;
@@ -84,7 +84,6 @@ impl BlockIo for BlockDevice {
     fn write(&mut self, offset: u64, from: &[u8], fua: bool) -> Result<(), BlockError> {
         let action = BlockAction::Write;
         self.check(action, offset, from.len())?;
-        let fua = fua && !planted(PlantedBug::RecordWithoutFua);
         if !fua {
             self.unflushed.get_or_insert(self.controller.resets());
         }

@@ -4,7 +4,7 @@
 //! journal ([`kv_catalog::DurableCatalog::sync`]): one is for all that have waited for the one
 //! before. Neither lookups nor transfers wait for that.
 
-use kv_catalog::{FileId, NotDurable, PlantedBug, planted};
+use kv_catalog::FileId;
 
 use super::{Inner, handles::Held};
 use crate::{error::StoreError, ids::JobId, plane::JobDone};
@@ -38,23 +38,11 @@ impl Inner {
 
     /// Makes the blocks of commits permanent. A caller whose commit failed must not find them.
     pub(super) fn make_permanent(&self, files: Vec<FileId>) -> Result<(), StoreError> {
-        let permanent = match planted(PlantedBug::AcknowledgeBeforeRecord) {
-            true => Ok(()),
-            false => self.sync(),
-        };
-        if let Err(refused) = permanent {
+        if let Err(refused) = self.catalog.sync() {
             self.catalog.with(|catalog| files.into_iter().for_each(|file| catalog.lost(file)));
             return Err(refused.into());
         }
         self.deallocate();
         Ok(())
-    }
-
-    /// Writes the queued records.
-    pub(super) fn sync(&self) -> Result<(), NotDurable> {
-        if planted(PlantedBug::DeallocateBeforeEvictRecord) {
-            self.deallocate();
-        }
-        self.catalog.sync()
     }
 }

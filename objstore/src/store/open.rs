@@ -4,8 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use kv_catalog::{
     BlockIo, Catalog, DeviceIdentity, DurableCatalog, DurableConfig, Expected, Fenced, FormatError,
-    Member, OnDevice, Owner, Plan, PlantedBug, Region, SCRATCH, Seal, Superblock, Time, check_set,
-    planted,
+    Member, OnDevice, Owner, Plan, Region, SCRATCH, Seal, Superblock, Time, check_set,
 };
 use nvme_driver::{Clock, Controller};
 use nvme_spec::ids::{Lba, Nsid};
@@ -329,9 +328,7 @@ impl Store {
         })?;
         plane.keep(owner)?;
         plane.with(|plane| {
-            if !planted(PlantedBug::SealsApart) {
-                plane.share(catalog.seal());
-            }
+            plane.share(catalog.seal());
             if plane.keeps_blocks() {
                 // The plane tracks blocks from now on; freed files until here do not matter.
                 catalog.with(Catalog::take_freed);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_catalog::{DurableCatalog, Expected, KvShape, PlantedBug, StoreId, Superblock, planted};
+use kv_catalog::{DurableCatalog, Expected, KvShape, StoreId, Superblock};
 use nvme_driver::Clock;
 
 use super::open::{Place, durable, plane_devices, read_superblocks};
@@ -142,8 +142,7 @@ impl Plane {
         let geometry = superblocks[0]
             .geometry()
             .ok_or_else(|| wrong("they carry a catalog without data".to_owned()))?;
-        let too_few = layout.files < id.files && !planted(PlantedBug::RankWithFewerFiles);
-        if *ranks != id.ranks || too_few {
+        if *ranks != id.ranks || layout.files < id.files {
             return Err(wrong(format!(
                 "rank {} was formatted for {} files and {ranks} ranks, and the catalog has {} \
                  files and {} ranks; format them together",

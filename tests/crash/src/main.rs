@@ -39,15 +39,13 @@ mod machine;
 mod model;
 mod offline;
 mod outcome;
-#[cfg(feature = "planted-bugs")]
-mod planted;
 mod ranks;
 mod session;
 
 use std::{
     ops::Range,
     process::{Command, ExitCode, Output, Stdio},
-    sync::Mutex,
+    sync::{Mutex, OnceLock},
     thread,
     time::{Duration, Instant},
 };
@@ -69,7 +67,7 @@ const RANKS_EVERY: u64 = 4;
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  nothing was wrong (with --planted: every bug was caught)
+  0  nothing was wrong
   1  something was; the seeds are printed
   2  the command line could not be parsed";
 
@@ -86,10 +84,9 @@ struct Args {
     #[arg(long)]
     lies: bool,
 
-    /// Enable each bug by itself, and count the seeds until it is caught
-    #[cfg(feature = "planted-bugs")]
+    /// Stop at the first seed that fails, and name the check
     #[arg(long)]
-    planted: bool,
+    first: bool,
 
     /// Print one JSON object instead of text
     #[arg(long)]
@@ -98,10 +95,6 @@ struct Args {
     /// Run the seeds in this process
     #[arg(long, hide = true)]
     part: bool,
-
-    /// Plant this bug
-    #[arg(long, hide = true)]
-    plant: Option<String>,
 }
 
 fn seeds(text: &str) -> Result<Range<u64>, String> {
@@ -113,13 +106,7 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
-    #[cfg(feature = "planted-bugs")]
-    if args.planted {
-        return planted::run(&args);
-    }
     if args.part {
-        #[cfg(feature = "planted-bugs")]
-        planted::plant(args.plant.as_deref())?;
         println!("{}", serde_json::to_string(&run_part(&args)?)?);
         return Ok(ExitCode::SUCCESS);
     }
@@ -138,11 +125,23 @@ fn main() -> Result<ExitCode> {
         }
         print_counts(&outcome);
         println!("{count} seeds, {per_minute} seeds per minute");
+        if args.first {
+            print_verdict(&outcome);
+        }
     }
-    if let (Some(never), true) = (outcome.never(), count >= 100 && !args.lies) {
+    let is_whole = count >= 100 && !args.lies && !args.first;
+    if let (Some(never), true) = (outcome.never(), is_whole) {
         bail!("in {count} seeds there never was {never}: a run without it says nothing");
     }
     Ok(ExitCode::from(u8::from(!outcome.is_clean())))
+}
+
+/// Prints the result in the form of libtest, which `cargo xtask mutants` reads.
+fn print_verdict(outcome: &Outcome) {
+    match outcome.caught_by() {
+        Some(check) => println!("test {check} ... FAILED"),
+        None => println!("test result: ok. {} passed; 0 failed", outcome.seeds),
+    }
 }
 
 fn print_counts(outcome: &Outcome) {
@@ -180,12 +179,14 @@ fn run_part(args: &Args) -> Result<Outcome> {
             true => RankHistory::new(seed).run(&mut outcome),
             false => History::new(seed, args.lies).run(&mut outcome),
         };
-        if args.plant.is_none() {
+        if !args.first {
             ran.with_context(|| format!("seed {seed}"))?;
             continue;
         }
-        // With a planted bug, any end is possible.
-        outcome.did_not_open += u64::from(ran.is_err());
+        if let Err(error) = ran {
+            outcome.did_not_open += 1;
+            outcome.describe(seed, format!("{error:#}"));
+        }
         if !outcome.is_clean() {
             break;
         }
@@ -212,10 +213,7 @@ fn output_of(mut command: Command) -> Result<Output> {
 fn run_process(args: &Args, seeds: Range<u64>) -> Result<Outcome> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--part", "--seeds", &format!("{}..{}", seeds.start, seeds.end)]);
-    command.args(args.lies.then_some("--lies")).stderr(Stdio::inherit());
-    if let Some(bug) = &args.plant {
-        command.args(["--plant", bug]).stderr(Stdio::null());
-    }
+    command.args(args.lies.then_some("--lies")).args(args.first.then_some("--first"));
     let output = output_of(command)?;
     ensure!(output.status.success(), "seeds {seeds:?} ended with {}", output.status);
     Ok(serde_json::from_slice(&output.stdout)?)
@@ -224,8 +222,16 @@ fn run_process(args: &Args, seeds: Range<u64>) -> Result<Outcome> {
 /// Runs all seeds on all cores, in separate processes: memory that a store leaks, because a lost
 /// device could still write to it, is freed with the process.
 fn run(args: &Args) -> Result<Outcome> {
+    let has_failed = OnceLock::new();
     let parts = args.seeds.clone().step_by(PART as usize);
-    let run = |first| run_process(args, first..args.seeds.end.min(first + PART));
+    let parts = parts.take_while(|_| !args.first || has_failed.get().is_none());
+    let run = |first| {
+        let outcome = run_process(args, first..args.seeds.end.min(first + PART))?;
+        if !outcome.is_clean() {
+            has_failed.get_or_init(|| ());
+        }
+        Ok(outcome)
+    };
     let mut all = Outcome::default();
     on_all_cores(parts, run)?.into_iter().for_each(|outcome| all.merge(outcome));
     Ok(all)

@@ -54,17 +54,17 @@ impl Outcome {
         found + self.wrong_state + self.did_not_open
     }
 
-    /// Returns the first kind of error.
-    #[cfg(feature = "planted-bugs")]
-    pub fn caught_by(&self) -> &'static str {
-        match self {
+    /// Returns the worst kind of error.
+    pub fn caught_by(&self) -> Option<&'static str> {
+        Some(match self {
             Self { wrong_bytes: 1.., .. } => "wrong bytes",
             Self { false_acks: 1.., .. } => "a false acknowledgement",
             Self { lost_commits: 1.., .. } => "a lost commit",
             Self { came_back: 1.., .. } => "what was gone came back",
             Self { wrong_state: 1.., .. } => "a wrong state",
-            _ => "a store that did not open",
-        }
+            Self { did_not_open: 1.., .. } => "a store that did not open",
+            _ => return None,
+        })
     }
 
     pub fn merge(&mut self, other: Self) {

@@ -1,8 +1,11 @@
 //! `cargo xtask mutants`: plants bugs, which tests must detect.
 //!
 //! `tests/mutants/AREA.toml` lists them. Each is one replacement in one file, with the test that
-//! has to fail. They run in a copy of the work tree, in `target/mutants`, one at a time.
+//! has to fail. They run in a copy of the work tree, in `target/mutants`, one at a time. Those with
+//! a switch ([`SWITCH`]) are built together: a release build for each would take minutes.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -29,30 +32,27 @@ pub struct MutantsArgs {
 
 pub fn run(args: &MutantsArgs) -> Result<ExitCode> {
     let start = Instant::now();
-    needs::satisfy(&["cxx", "qemu"])?;
     let mut chosen = load(args.area.as_deref())?;
     chosen.retain(|mutant| args.only.as_ref().is_none_or(|text| mutant.name.contains(text)));
     ensure!(!chosen.is_empty(), "no planted bug in tests/mutants has this area and this name");
+    let (together, alone): (Vec<Mutant>, Vec<Mutant>) =
+        chosen.into_iter().partition(Mutant::has_switch);
+    let tests_in_qemu = if alone.is_empty() { &[][..] } else { &["qemu"] };
+    needs::satisfy(&[&["cxx"], tests_in_qemu].concat())?;
+    let count = together.len() + alone.len();
+    let groups = alone.into_iter().map(|mutant| vec![mutant]).chain([together]);
     let mut copy = Copy::new()?;
     let (mut tally, mut rows) = (Tally::default(), Vec::new());
-    for (index, mutant) in chosen.iter().enumerate() {
-        eprintln!("\n==> [{}/{}] {}: {}", index + 1, chosen.len(), mutant.area, mutant.name);
-        let fate = match copy.run(mutant)? {
-            Fate::Killed(by) => {
-                tally.passed += 1;
-                format!("killed by {by}")
-            }
-            Fate::Survived => {
-                tally.failed += 1;
-                format!("SURVIVED: {}", mutant.consequence)
-            }
-            Fate::Invalid(why) => {
-                tally.failed += 1;
-                format!("INVALID: {why}")
-            }
-        };
-        eprintln!("    {fate}");
-        rows.push(format!("{:<8} {:<50} {fate}", mutant.area, mutant.name));
+    for group in groups.filter(|group| !group.is_empty()) {
+        eprintln!("\n==> [{} to {} of {count}]", rows.len() + 1, rows.len() + group.len());
+        for (Mutant { area, name, consequence, .. }, fate) in copy.run(&group)? {
+            let is_killed = matches!(fate, Fate::Killed(_));
+            *(if is_killed { &mut tally.passed } else { &mut tally.failed }) += 1;
+            rows.push(match fate {
+                Fate::Survived => format!("{area:<8} {name:<50} {fate}: {consequence}"),
+                _ => format!("{area:<8} {name:<50} {fate}"),
+            });
+        }
     }
     println!("\n{}\n", rows.join("\n"));
     println!("{}", tally.line(start.elapsed()));
@@ -61,6 +61,12 @@ pub fn run(args: &MutantsArgs) -> Result<ExitCode> {
 
 /// A test with a planted bug may hang; its timeout is this plus three times its normal duration.
 const TIMEOUT_MIN: Duration = Duration::from_secs(60);
+
+/// Stands in a replacement for an expression that is true while the bug is switched on.
+const SWITCH: &str = "PLANTED";
+
+/// Variable with the name of the bug that is switched on.
+const SWITCHED_ON: &str = "RIPIENO_PLANTED";
 
 /// A planted bug.
 #[derive(Clone, Debug, Deserialize)]
@@ -95,6 +101,16 @@ enum Fate {
     Survived,
     /// The list is wrong, for this reason.
     Invalid(String),
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Killed(by) => write!(f, "killed by {by}"),
+            Self::Survived => f.write_str("SURVIVED"),
+            Self::Invalid(why) => write!(f, "INVALID: {why}"),
+        }
+    }
 }
 
 /// Returns the planted bugs of `area`, or of all areas.
@@ -160,33 +176,47 @@ impl Copy {
         Ok(Self { tree, target, baseline: Vec::new() })
     }
 
-    /// Plants one bug, runs its test and removes the bug.
-    fn run(&mut self, mutant: &Mutant) -> Result<Fate> {
-        let path = self.tree.join(&mutant.file);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) => return Ok(Fate::Invalid(format!("{}: {error}", mutant.file))),
-        };
-        let wrong = match mutant.plant(&text) {
-            Ok(wrong) => wrong,
-            Err(error) => return Ok(Fate::Invalid(error.to_string())),
-        };
-        let took = match self.baseline(&mutant.test)? {
-            Ok(took) => took,
-            Err(why) => return Ok(Fate::Invalid(format!("without the bug: {why}"))),
-        };
-        fs::write(&path, wrong)?;
-        let fate = self.judge(&mutant.test, took);
-        fs::write(&path, text)?;
-        fate
+    /// Plants bugs, runs the test of each, and removes them. Of several, each has a switch.
+    fn run<'a>(&mut self, mutants: &'a [Mutant]) -> Result<Vec<(&'a Mutant, Fate)>> {
+        let (mut wrong, mut planted, mut fates) = (BTreeMap::new(), Vec::new(), Vec::new());
+        for mutant in mutants {
+            let path = self.tree.join(&mutant.file);
+            let text = wrong.get(&path).cloned().map_or_else(|| fs::read_to_string(&path), Ok);
+            let text = text.with_context(|| mutant.file.clone());
+            match text.and_then(|text| mutant.plant(&text)) {
+                Ok(text) => match self.baseline(&mutant.test)? {
+                    Ok(took) => {
+                        wrong.insert(path, text);
+                        planted.push((mutant, took));
+                    }
+                    Err(why) => {
+                        fates.push((mutant, Fate::Invalid(format!("without the bug: {why}"))));
+                    }
+                },
+                Err(error) => fates.push((mutant, Fate::Invalid(format!("{error:#}")))),
+            }
+        }
+        let mut right = Vec::new();
+        for (path, text) in &wrong {
+            right.push((path, fs::read_to_string(path)?));
+            fs::write(path, text)?;
+        }
+        for (mutant, took) in planted {
+            let fate = self.judge(mutant, took)?;
+            eprintln!("    {}: {fate}", mutant.name);
+            fates.push((mutant, fate));
+        }
+        right.into_iter().try_for_each(|(path, text)| fs::write(path, text))?;
+        Ok(fates)
     }
 
-    fn judge(&self, test: &str, baseline: Duration) -> Result<Fate> {
+    fn judge(&self, mutant: &Mutant, baseline: Duration) -> Result<Fate> {
+        let Mutant { name, test, .. } = mutant;
         if let Err(why) = self.build(test)? {
             return Ok(Fate::Invalid(why));
         }
         let timeout = TIMEOUT_MIN + 3 * baseline;
-        let (outcome, output) = self.execute(test, Deadline::after(timeout));
+        let (outcome, output) = self.execute(test, name, Deadline::after(timeout));
         Ok(match outcome.verdict {
             Verdict::Ok | Verdict::Skipped(_) => Fate::Survived,
             // Commands other than `cargo test` build by themselves.
@@ -205,7 +235,7 @@ impl Copy {
         let found = match self.build(test)? {
             Err(why) => Err(why),
             Ok(()) => {
-                let (outcome, output) = self.execute(test, Deadline::never());
+                let (outcome, output) = self.execute(test, "", Deadline::never());
                 match outcome.verdict {
                     Verdict::Ok => Ok(outcome.took),
                     Verdict::Failed(why) => Err(failed_test(&output).unwrap_or(why)),
@@ -235,13 +265,15 @@ impl Copy {
         command
     }
 
-    /// Runs the test. Returns the outcome and the output. A command that ran no test has failed.
-    fn execute(&self, test: &str, deadline: Deadline) -> (Outcome, String) {
+    /// Runs the test with a bug switched on. Returns the outcome and the output. A command that ran
+    /// no test has failed.
+    fn execute(&self, test: &str, bug: &str, deadline: Deadline) -> (Outcome, String) {
         let line = format!("cd '{}' && {test} 2>&1", self.tree.display());
         let mut output = Vec::new();
         let outcome = Step::new("test", "sh")
             .args(["-c", &line])
             .env("CARGO_TARGET_DIR", self.target.to_string_lossy())
+            .env(SWITCHED_ON, bug)
             .tests_at_least(1)
             .run(deadline, &mut output, None);
         (outcome, String::from_utf8_lossy(&output).into_owned())
@@ -249,9 +281,16 @@ impl Copy {
 }
 
 impl Mutant {
+    /// Returns true if it can be built together with others.
+    pub fn has_switch(&self) -> bool {
+        self.replace.contains(SWITCH)
+    }
+
     fn plant(&self, text: &str) -> Result<String> {
+        let Self { name, .. } = self;
+        let on = format!("std::env::var_os({SWITCHED_ON:?}).is_some_and(|bug| bug == {name:?})");
         match text.matches(&self.find).count() {
-            1 => Ok(text.replacen(&self.find, &self.replace, 1)),
+            1 => Ok(text.replacen(&self.find, &self.replace.replace(SWITCH, &on), 1)),
             count => bail!("`find` occurs {count} times in {}", self.file),
         }
     }
@@ -276,6 +315,17 @@ mod tests {
         assert_eq!(mutant.plant("if a < b {").unwrap(), "if a > b {");
         assert!(mutant.plant("a < b, a < b").unwrap_err().to_string().contains("2 times"));
         assert!(mutant.plant("").unwrap_err().to_string().contains("0 times"));
+    }
+
+    #[test]
+    fn a_bug_with_a_switch_is_off_unless_it_is_named() {
+        let list = "[[mutant]]\nname = 'n'\nconsequence = 'c'\nfile = 'f'\n\
+                    find = 'a < b'\nreplace = 'a < b && !PLANTED'\ntest = 't'\n";
+        let list: List = basic_toml::from_str(list).unwrap();
+        let mutant = &list.mutant[0];
+        assert!(mutant.has_switch());
+        let on = r#"std::env::var_os("RIPIENO_PLANTED").is_some_and(|bug| bug == "n")"#;
+        assert_eq!(mutant.plant("if a < b {").unwrap(), format!("if a < b && !{on} {{"));
     }
 
     #[test]

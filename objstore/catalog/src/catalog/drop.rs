@@ -3,11 +3,10 @@
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
-use super::{Catalog, CatalogError, State};
+use super::{Catalog, CatalogError};
 use crate::{
     ids::{FileId, NamespaceId},
     key::BlockKey,
-    planted::{PlantedBug, planted},
     policy::Candidate,
     record::Record,
 };
@@ -267,15 +266,6 @@ impl Catalog {
     /// kept free ahead remains without them. Their files are not allocated before
     /// [`Catalog::deallocated`]. A group is returned again only after it was written.
     pub fn unused_groups(&mut self, most: usize) -> Vec<FileId> {
-        if planted(PlantedBug::DeallocateBeforeEvictRecord) {
-            let size = self.pool.group_files();
-            let firsts = self.log.limbo_files().map(|file| FileId(file.0 / size * size));
-            let holds_nothing = |first: &FileId| {
-                let group = self.index.entries().get(first.at()..first.at() + size as usize);
-                group.is_some_and(|group| group.iter().all(|entry| entry.state == State::Free))
-            };
-            return firsts.filter(holds_nothing).collect();
-        }
         self.sweep(u32::MAX);
         let ahead = self.files_ahead();
         let groups = std::iter::from_fn(|| self.pool.take_group(ahead));

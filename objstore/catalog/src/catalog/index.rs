@@ -20,7 +20,6 @@ use super::{CatalogConfig, CatalogError};
 use crate::{
     ids::{FileId, NamespaceId},
     key::BlockKey,
-    planted::{PlantedBug, planted},
     policy::{Candidate, Policy},
     record::UseKind,
 };
@@ -246,9 +245,7 @@ impl Index {
 
     /// Sets the epoch: all blocks of the namespace belong to an earlier one.
     pub fn set_epoch(&mut self, namespace: NamespaceId, epoch: u64) {
-        if !planted(PlantedBug::EpochIgnored) {
-            self.forget(namespace);
-        }
+        self.forget(namespace);
         self.tenants.get_mut(namespace).epoch = epoch;
     }
 

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 
 use crate::{
     ids::{FileId, Lsn},
-    planted::{PlantedBug, planted},
     record::{Record, USE_BYTES, UseKind},
 };
 
@@ -154,7 +153,7 @@ impl Log {
     /// Retires a dropped file. Returns true when it is free now, because all records made so far
     /// are durable; otherwise it waits in limbo.
     pub fn retire(&mut self, file: FileId) -> bool {
-        if self.last == self.durable || planted(PlantedBug::ReuseBeforeEvictRecord) {
+        if self.last == self.durable {
             return true;
         }
         self.limbo.push_back((self.last, file));
@@ -173,11 +172,6 @@ impl Log {
         }
         self.limbo.pop_front();
         Some(file)
-    }
-
-    /// Returns the files in limbo.
-    pub fn limbo_files(&self) -> impl Iterator<Item = FileId> {
-        self.limbo.iter().map(|(_, file)| *file)
     }
 
     pub fn limbo(&self) -> u32 {

@@ -4,7 +4,6 @@ use crate::{
     catalog::{Catalog, Group, SnapshotCursor},
     ids::Lsn,
     journal::{Appended, Journal, JournalError},
-    planted::{PlantedBug, planted},
 };
 
 /// Bytes of the state that are taken, or files that are searched for it, in one round of a
@@ -114,9 +113,6 @@ impl JournalWriter {
                     begin_instead(journal, compacting, &mut begun)?;
                     carried = Some(lsn);
                 } else {
-                    if planted(PlantedBug::FreeBeforeAppend) {
-                        with(&mut |catalog| catalog.durable(lsn));
-                    }
                     match journal.append(&records) {
                         Ok(Appended::Permanent) => with(&mut |catalog| catalog.durable(lsn)),
                         Ok(Appended::WithCompaction) => carried = Some(lsn),

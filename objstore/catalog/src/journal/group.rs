@@ -6,7 +6,6 @@ use zerocopy::{
 };
 
 use crate::{
-    planted::{PlantedBug, planted},
     superblock::{GROUP_HEADER_BYTES, StoreId},
 };
 
@@ -85,8 +84,7 @@ pub(super) fn whole_group(
     let (header, rest) = Header::ref_from_prefix(bytes).ok()?;
     let of_store = header.magic == MAGIC && header.store == store.0;
     let payload = rest.get(..header.payload_bytes.get() as usize).filter(|_| of_store)?;
-    let is_whole = crc(&Header { crc: 0.into(), ..*header }, payload) == header.crc.get();
-    if !is_whole && !planted(PlantedBug::NoGroupCrc) {
+    if crc(&Header { crc: 0.into(), ..*header }, payload) != header.crc.get() {
         return None;
     }
     let generation = header.generation.get();

@@ -5,7 +5,6 @@ use std::fmt::Display;
 use super::{DamageProof, JournalError, group::Series};
 use crate::{
     block_io::{BlockError, BlockIo},
-    planted::{PlantedBug, planted},
     record::{Record, Records},
     superblock::{GROUP_HEADER_BYTES, JournalArea, Superblock},
 };
@@ -56,8 +55,7 @@ pub(super) fn replay<E: Display>(
         let position = replayed.end;
         let bytes = window.at(position)?;
         let found = series.group_in(bytes);
-        let belongs = |at: u64| at == position || planted(PlantedBug::NoGroupPosition);
-        let Some(group) = found.filter(|group| belongs(group.position)) else { break };
+        let Some(group) = found.filter(|group| group.position == position) else { break };
         for record in Records::new(group.payload) {
             let refused = |reason: String| JournalError::Record {
                 device: device.clone(),

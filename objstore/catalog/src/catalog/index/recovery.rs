@@ -5,7 +5,6 @@ use crate::{
     catalog::CatalogError,
     ids::{FileId, NamespaceId},
     key::BlockKey,
-    planted::{PlantedBug, planted},
     record::{Record, Words},
 };
 
@@ -42,7 +41,6 @@ impl Index {
                 }
                 Ok(())
             }
-            Record::Clear { .. } if planted(PlantedBug::ClearNotReplayed) => Ok(()),
             Record::Clear { namespace } => {
                 self.tenants.get(namespace).map_err(|_| damaged("is of an unknown namespace"))?;
                 self.forget(namespace);

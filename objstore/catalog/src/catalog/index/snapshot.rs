@@ -3,7 +3,6 @@
 use super::Index;
 use crate::{
     ids::FileId,
-    planted::{PlantedBug, planted},
     record::{Record, USE_BYTES, UseKind, commit_bytes},
 };
 
@@ -121,7 +120,6 @@ impl Index {
     fn band(&self, file: FileId) -> usize {
         let since =
             u32::try_from(self.ages.inserted - self.ages.bands.inserted).unwrap_or(u32::MAX);
-        let since = if planted(PlantedBug::BandsWithoutAge) { 0 } else { since };
         let age = self.policy.age(file).saturating_sub(since);
         self.ages.bands.limits.partition_point(|limit| *limit > age)
     }

@@ -8,7 +8,6 @@ use crate::{
     block_io::simulated::Faults,
     ids::NamespaceId,
     journal::{JournalError, scan_journal},
-    planted::{PlantedBug, plant},
     record::Record,
 };
 
@@ -87,15 +86,6 @@ fn a_write_that_went_elsewhere_is_found() {
         eprintln!("misdirected, close {close}: {outcomes:?}");
         assert!(outcomes.found > 100, "{outcomes:?}");
     }
-}
-
-/// The bug that only such media expose is detected by the test above.
-#[test]
-fn groups_that_count_anywhere_are_found() {
-    plant(Some(PlantedBug::NoGroupPosition));
-    let wrong = search(0..200, Fate::Misdirected, false);
-    plant(None);
-    eprintln!("NoGroupPosition: {}", wrong.expect_err("the position is not needed?"));
 }
 
 /// Every bit of the superblocks and of the journal's used part is flipped once, and the store opens
