@@ -237,10 +237,7 @@ fn text(survey: &Survey) -> String {
         let quota = namespace.quota_files.map_or("none".to_owned(), |files| grouped(files.into()));
         let note = format!(
             "{} {}\nepoch {}, weight {}, quota {quota}",
-            namespace.label,
-            namespace.digest,
-            namespace.epoch,
-            namespace.weight
+            namespace.label, namespace.digest, namespace.epoch, namespace.weight
         );
         let stored = format!("{} stored", grouped(namespace.stored_files.into()));
         rows.push(row(&format!("namespace {}", namespace.id), stored, note.trim()));

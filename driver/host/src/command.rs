@@ -3,13 +3,10 @@
 
 use nvme_spec::{
     admin::{
-        AdminOpcode, AsyncEvent, AsyncEventKind, Cns, FeatureId, FeatureSelect, FormatNvm,
-        GetFeatures, GetLogPage, Identify, LogPageId, SetFeatures,
+        AdminOpcode, AsyncEvent, AsyncEventKind, Cns, FeatureId, FormatNvm, GetLogPage, Identify,
+        LogPageId, SetFeatures,
     },
-    identify::{
-        ActiveNamespaces, CommandSet, IdentifyController, IdentifyNamespace, NamespaceDescriptors,
-        Oacs,
-    },
+    identify::{ActiveNamespaces, CommandSet, IdentifyNamespace, NamespaceDescriptors, Oacs},
     ids::{Cid, Nsid, QueueId},
     log::{ErrorLogEntry, FirmwareSlotLog, SmartLog},
     reg::Version,
@@ -163,11 +160,6 @@ impl Controller {
         }
     }
 
-    /// Returns the Identify Controller data structure.
-    pub fn identify_controller(&mut self) -> Result<IdentifyController, Error> {
-        self.identify(Cns::CONTROLLER, Nsid(0))
-    }
-
     /// Returns the Identify Namespace data structure.
     pub fn identify_namespace(&mut self, nsid: Nsid) -> Result<IdentifyNamespace, Error> {
         self.identify(Cns::NAMESPACE, nsid)
@@ -223,13 +215,6 @@ impl Controller {
         let numd_z = (len / 4 - 1) as u32;
         GetLogPage { lid, numd_z, offset, ..Default::default() }.write_to(&mut sqe);
         self.admin_read("get log page", sqe, into)
-    }
-
-    /// Returns a feature's current value (completion dword 0).
-    pub fn get_feature(&mut self, fid: FeatureId, nsid: Nsid) -> Result<u32, Error> {
-        let mut sqe = Sqe::new(AdminOpcode::GET_FEATURES.0, Cid(0), nsid);
-        GetFeatures { fid, select: FeatureSelect::CURRENT }.write_to(&mut sqe);
-        Ok(self.admin_command("get features", sqe)?.result)
     }
 
     /// Formats a namespace, which destroys all its data, and identifies the namespaces again.

@@ -111,18 +111,6 @@ impl Sgls {
         self.0 & Self::BIT_BUCKET != 0
     }
 
-    /// Returns whether an SGL longer than the data is allowed.
-    #[must_use]
-    pub const fn oversized(self) -> bool {
-        self.0 & Self::OVERSIZED != 0
-    }
-
-    /// Returns whether MPTR may point to an SGL.
-    #[must_use]
-    pub const fn mptr_sgl(self) -> bool {
-        self.0 & Self::MPTR_SGL != 0
-    }
-
     /// Returns whether addresses may be offsets.
     #[must_use]
     pub const fn offset(self) -> bool {

@@ -3,9 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use gio_uring::{Affine, Event, Progress, UringCounters};
-use kv_catalog::{
-    BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, Seal,
-};
+use kv_catalog::{BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, Seal};
 use nvme_driver::{Clock, DmaMemory, Nanos};
 use nvme_spec::{ids::Nsid, nvm::Direction};
 
@@ -341,7 +339,9 @@ impl Mover {
             // Another owner may have written to the files meanwhile.
             let kept = self.check_owner().and_then(|()| Ok(self.seal.check()?));
             done.failure = match kept {
-                Ok(()) if self.setup.must_flush && done.recoveries != recoveries => Some(StoreError::Forgotten),
+                Ok(()) if self.setup.must_flush && done.recoveries != recoveries => {
+                    Some(StoreError::Forgotten)
+                }
                 kept => kept.err(),
             };
         }

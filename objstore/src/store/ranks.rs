@@ -85,7 +85,7 @@ impl RankId {
 ///    the checksums from [`Catalog::checksums`]; [`Catalog::release`] follows when all have
 ///    reported. Files that a plane could not read are [`Catalog::lost`].
 ///
-/// [`DurableCatalog::close`] gives the device back ([`StoreDevice::into_controller`]).
+/// [`DurableCatalog::close`] ends it.
 ///
 /// [`Catalog::begin`]: kv_catalog::Catalog::begin
 /// [`Catalog::written`]: kv_catalog::Catalog::written

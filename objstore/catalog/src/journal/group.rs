@@ -5,9 +5,7 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-use crate::{
-    superblock::{GROUP_HEADER_BYTES, StoreId},
-};
+use crate::superblock::{GROUP_HEADER_BYTES, StoreId};
 
 const MAGIC: [u8; 8] = *b"RIPGROUP";
 

@@ -125,7 +125,7 @@ fn bytes_are_where_the_document_says() {
     let bytes = superblock.encode();
     let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-    assert_eq!((&bytes[..8], u32_at(8)), (b"RIPIENO\n".as_slice(), 2));
+    assert_eq!((&bytes[..8], u32_at(8)), (b"RIPIENO\n".as_slice(), 3));
     assert_eq!((u64_at(16), u64_at(24), u64_at(32)), (0, 0, 0x0102_0304_0506_0708));
     assert_eq!(bytes[40..56], [7; 16]);
     assert_eq!([56, 60, 64, 68, 72, 76].map(u32_at), [3, 2, 0, 1, 0, 2]);
