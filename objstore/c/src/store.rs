@@ -7,7 +7,7 @@ use std::{path::PathBuf, sync::Arc};
 use nvme_driver::ControllerOptions;
 use objstore::{StoreError, StoreOptions};
 use ripieno_serve::{Client, RemoteStore};
-use ripieno_stack::{Builder, KvStore as _, Own, OwnStore, Pacing, Stack, StackError, StoreDir};
+use ripieno_stack::{Builder, Own, OwnStore, Pacing, Stack, StackError, StoreDir};
 
 use crate::{
     config::{self, CREATE, Config, Memory, Namespace, PACING},
