@@ -1,7 +1,7 @@
 //! Serves the metrics over HTTP, on a Unix socket or a TCP port, by a thread of its own.
 //!
 //! There is one page, which takes microseconds to write, so connections are served one after the
-//! other. A client that sends or takes nothing is dropped after a second, and a slow one after ten.
+//! other. A client has a second for its request, and ten to take the answer.
 
 use std::{
     convert::Infallible,
