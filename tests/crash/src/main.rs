@@ -113,7 +113,7 @@ fn main() -> Result<ExitCode> {
     let start = Instant::now();
     let outcome = run(&args)?;
     let minutes = start.elapsed().as_secs_f64() / 60.0;
-    let count = args.seeds.end - args.seeds.start;
+    let count = outcome.seeds;
     let per_minute = (count as f64 / minutes).round() as u64;
     if args.json {
         let mut json = serde_json::to_value(&outcome)?;

@@ -159,6 +159,10 @@ impl Model {
 
     /// Records that the commit of `name` returned.
     pub fn publish(&mut self, name: Name, version: u64, permanent: bool, after_fault: bool) {
+        // Its namespace was cleared while it was written: lookups find what came after that.
+        if version < self.spaces[name.0].dropped {
+            return;
+        }
         if let Some(block) = self.blocks.get_mut(&name) {
             block.current = Some(Current { version, permanent, after_fault });
         }
