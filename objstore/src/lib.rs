@@ -282,6 +282,6 @@ pub use pool_layout::PoolLayout;
 pub use registration::{InUse, KvPool};
 pub use stats::{DramStats, Durations, StoreStats, Times};
 pub use store::{
-    Closed, ClusterCopies, Committed, LoadRequest, Medium, Prefix, RankConfig, RankId, Reservation,
-    Salvage, Store, StoreRequest, StoredClusters, open_catalog,
+    Closed, ClusterCopies, Committed, Erased, LoadRequest, Medium, Prefix, RankConfig, RankId,
+    Reservation, Salvage, Store, StoreRequest, StoredClusters, open_catalog,
 };

@@ -378,7 +378,7 @@ impl Plane {
 
     /// Flushes the devices' volatile caches, unless a flush that began after this call does it. A
     /// failure breaks the seal.
-    fn flush(&self) -> Result<(), StoreError> {
+    pub(crate) fn flush(&self) -> Result<(), StoreError> {
         let before = self.with(|mover| Ok(mover.flushes))?;
         let mut flushed = self.flushed();
         if *flushed > before {

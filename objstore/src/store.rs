@@ -24,6 +24,7 @@ mod block_device;
 mod clusters;
 mod commit;
 mod deallocation;
+mod erase;
 mod handles;
 mod layer;
 mod open;
@@ -35,6 +36,7 @@ mod salvage;
 
 pub use clusters::{ClusterCopies, StoredClusters};
 use deallocation::Drive;
+pub use erase::Erased;
 use handles::Held;
 pub use handles::{Committed, LoadRequest, Prefix, StoreRequest};
 pub use open::{Closed, Medium};

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use ripieno_serve::control::{
-    BlockState, Blocks, ChecksumList, ChecksumsAsked, HintAnswers, Key, Named, NamespaceStatus,
-    PinAnswer, PinAsked, PinList, PinStatus, QuotaAsked, QuotaStatus, Reloaded, SessionStatus,
-    Status, Whole,
+    BlockState, Blocks, ChecksumList, ChecksumsAsked, EraseAsked, ErasedPart, HintAnswers, Key,
+    Named, NamespaceStatus, PinAnswer, PinAsked, PinList, PinStatus, QuotaAsked, QuotaStatus,
+    Reloaded, SessionStatus, Status, Whole,
 };
 use ripieno_serve::{Control, ControlAddress, protocol::Member};
 use ripieno_stack::read_file;
@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::problem::{EXIT_FAILED, Problem};
+use crate::progress::Progress;
 use crate::serve::read_token;
 use crate::size::Size;
 use crate::table::grid;
@@ -87,10 +88,21 @@ enum Verb {
     Pins,
     /// Read blocks into the server's memory (store.dram) ahead of time; prints how many
     Prefetch(KeyFlags),
-    /// Move blocks between tiers; refused, because the devices always have all of them
-    Move(KeyFlags),
-    /// Delete all blocks of a namespace
-    Clear(NamespaceFlag),
+    /// Delete all blocks of a namespace; prints how many
+    Clear {
+        #[command(flatten)]
+        namespace: NamespaceFlag,
+
+        /// Then overwrite all room of the store that has no block with zeroes: also what was
+        /// deleted or evicted before, of any namespace. Refused while a block of the namespace is
+        /// in use or pinned
+        #[arg(long)]
+        erase: bool,
+
+        /// Only show how much would be deleted and erased
+        #[arg(long, requires = "erase")]
+        dry_run: bool,
+    },
     /// Delete blocks, pinned or not; prints how many
     Delete(KeyFlags),
     /// Show checksums of blocks
@@ -172,9 +184,11 @@ pub(crate) fn run(flags: CtlFlags) -> anyhow::Result<u8> {
     let is_comparing = matches!(verb, Verb::Checksums { verify: true, .. });
     let is_text = matches!(verb, Verb::Metrics);
     let control = Control::new(place.address()?);
+    if let Verb::Clear { namespace: NamespaceFlag { namespace }, erase: true, dry_run } = verb {
+        return erase(&control, namespace, dry_run, json);
+    }
     let Request { method, path, body, show } = verb.request()?;
-    let answer = control.ask(method, &path, Some(&body).filter(|body| !body.is_null()));
-    let answer = answer.map_err(|error| Problem::new(error.to_string(), ""))?;
+    let answer = ask(&control, method, &path, &body)?;
     let shown = if json || is_text { answer.clone() } else { show(&answer)? };
     terminal::print(shown.trim_end())?;
     let is_damaged =
@@ -183,6 +197,55 @@ pub(crate) fn run(flags: CtlFlags) -> anyhow::Result<u8> {
         true => Ok(EXIT_FAILED),
         false => Ok(0),
     }
+}
+
+fn ask(
+    control: &Control,
+    method: &str,
+    path: &str,
+    body: &serde_json::Value,
+) -> Result<String, Problem> {
+    let answer = control.ask(method, path, Some(body).filter(|body| !body.is_null()));
+    answer.map_err(|error| Problem::new(error.to_string(), ""))
+}
+
+/// Clears a namespace, and erases all files without a block.
+fn erase(control: &Control, namespace: u32, dry_run: bool, json: bool) -> anyhow::Result<u8> {
+    let status: Status = parse(&ask(control, "GET", "/status", &json!(null))?)?;
+    let found = status.namespaces.iter().find(|it| it.namespace == namespace);
+    let found = found.ok_or_else(|| {
+        let message = format!("--namespace {namespace}: the store has no such namespace");
+        Problem::new(message, "ripieno ctl status shows them")
+    })?;
+    let mut blocks = u64::from(found.files);
+    let mut bytes = (u64::from(status.files_free) + blocks) * status.file_bytes;
+    if !dry_run {
+        let whole = json!(Whole { namespace, unused: true });
+        blocks = parse::<Blocks>(&ask(control, "POST", "/cache/clear", &whole)?)?.blocks;
+        let progress = Progress::bytes("erased", bytes, !json);
+        let erased = erase_all(control, |done| progress.read(done, bytes.max(done)));
+        progress.finish();
+        bytes = erased?;
+    }
+    if json {
+        terminal::print(json!({ "dry_run": dry_run, "blocks": blocks, "erased_bytes": bytes }))?;
+    } else {
+        let end = if dry_run { " (nothing was done)" } else { "" };
+        terminal::print(format_args!("{blocks} blocks deleted, {} erased{end}", Size(bytes)))?;
+    }
+    Ok(0)
+}
+
+/// Erases all files without a block, and returns their bytes.
+fn erase_all(control: &Control, mut tick: impl FnMut(u64)) -> anyhow::Result<u64> {
+    let (mut next, mut done) = (Some(0), 0);
+    while let Some(first) = next {
+        let answer = ask(control, "POST", "/cache/erase", &json!(EraseAsked { first }))?;
+        let part: ErasedPart = parse(&answer)?;
+        (next, done) = (part.next, done + part.bytes);
+        tick(done);
+    }
+    Ok(done)
 }
 
 impl Place {
@@ -211,10 +274,9 @@ impl Verb {
             Self::Metrics => get("/metrics", |answer| Ok(answer.to_owned())),
             Self::Lookup(flags) => post("/directory/lookup", named(flags), number),
             Self::Prefetch(flags) => post("/cache/prefetches", named(flags), number),
-            Self::Move(flags) => post("/cache/moves", named(flags), number),
             Self::Delete(flags) => post("/cache/delete", named(flags), number),
-            Self::Clear(NamespaceFlag { namespace }) => {
-                post("/cache/clear", json!(Whole { namespace }), number)
+            Self::Clear { namespace: NamespaceFlag { namespace }, .. } => {
+                post("/cache/clear", json!(Whole { namespace, unused: false }), number)
             }
             Self::Pin { keys: KeyFlags { namespace, keys }, ttl, bytes, wait } => {
                 let namespace = namespace.namespace;

@@ -99,6 +99,10 @@ fn a_server_is_asked_and_ended() {
     drop(serve(&config));
 }
 
+fn status(dir: &Path) -> serde_json::Value {
+    serde_json::from_str(&done(dir, &["status", "--json"])).unwrap()
+}
+
 /// The output of a verb that succeeds.
 fn done(dir: &Path, words: &[&str]) -> String {
     let output = ctl(dir, words);
@@ -132,17 +136,21 @@ fn every_verb_of_ctl_asks_the_server() {
     assert_eq!(ctl(dir, &["unpin", "1"]).status.code(), Some(2));
     assert_eq!(done(dir, &with(&["checksums", "--verify"])), format!("{key} missing\n"));
     assert_eq!(done(dir, &["clear", "--namespace", "0"]), "0\n");
+    let all = status(dir)["files"].as_u64().unwrap() * status(dir)["file_bytes"].as_u64().unwrap();
+    let dry = done(dir, &["clear", "--namespace", "0", "--erase", "--dry-run", "--json"]);
+    let wanted = format!("{{\"blocks\":0,\"dry_run\":true,\"erased_bytes\":{all}}}\n");
+    assert_eq!(dry, wanted);
+    let erased = done(dir, &["clear", "--namespace", "0", "--erase", "--json"]);
+    assert_eq!(erased, wanted.replace("true", "false"));
     assert!(done(dir, &["metrics"]).ends_with("# EOF\n"));
-    for (verb, why) in [("prefetch", "no DRAM cache"), ("move", "always on the devices")] {
-        let refused = ctl(dir, &with(&[verb]));
-        assert_eq!(refused.status.code(), Some(2));
-        assert!(text(&refused.stderr).contains(why), "{}", text(&refused.stderr));
-    }
+    let refused = ctl(dir, &with(&["prefetch"]));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("no DRAM cache"), "{}", text(&refused.stderr));
     let mut log = server.0.stderr.take().unwrap();
     drop(server);
     let mut lines = String::new();
     log.read_to_string(&mut lines).unwrap();
-    for refused in ["/cache/prefetches", "/cache/moves", "/cache/pins/1"] {
+    for refused in ["/cache/prefetches", "/cache/pins/1"] {
         let line = lines.lines().find(|line| line.contains(refused));
         assert!(line.is_some_and(|line| line.contains("a request was refused")), "{lines}");
     }

@@ -8,6 +8,7 @@
 mod groups;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use self::groups::Groups;
 use crate::ids::FileId;
@@ -77,16 +78,35 @@ impl FilePool {
         }
         let first = groups.pop()?;
         let (&start, &len) = self.by_start.range(..=first.0).next_back()?;
-        self.remove(start, len);
-        let end = first.0 + size;
-        if start < first.0 {
-            self.insert(start, first.0 - start);
-        }
-        if end < start + len {
-            self.insert(end, start + len - end);
-        }
-        self.free -= size;
+        self.take((start, len), first.0..first.0 + size);
         Some(first)
+    }
+
+    /// Takes the free files with number `first` or higher, up to the next one that is not free, and
+    /// at most `most`. [`FilePool::free`] returns them to the pool.
+    pub fn take_from(&mut self, first: FileId, most: u32) -> Option<Range<u32>> {
+        let ends_after = |(start, len): (&u32, &u32)| start + len > first.0;
+        let before = self.by_start.range(..=first.0).next_back().filter(|run| ends_after(*run));
+        let (&start, &len) = before.or_else(|| self.by_start.range(first.0..).next())?;
+        let from = start.max(first.0);
+        let files = from..from.saturating_add(most).min(start + len);
+        self.take((start, len), files.clone());
+        if let Some(groups) = &mut self.groups {
+            files.clone().for_each(|file| groups.taken(file));
+        }
+        Some(files)
+    }
+
+    /// Takes files of a run.
+    fn take(&mut self, (start, len): (u32, u32), files: Range<u32>) {
+        self.remove(start, len);
+        if start < files.start {
+            self.insert(start, files.start - start);
+        }
+        if files.end < start + len {
+            self.insert(files.end, start + len - files.end);
+        }
+        self.free -= files.end - files.start;
     }
 
     /// Returns the number of free files.
@@ -261,6 +281,19 @@ mod tests {
                 prop_assert_eq!(pool.runs(), runs(&free));
             }
         }
+    }
+
+    #[test]
+    fn free_files_are_taken_in_order() {
+        let mut pool = FilePool::from_used([1, 0, 0, 0, 1, 0].into_iter().map(|used| used == 1));
+        assert_eq!(pool.take_from(FileId(0), 2), Some(1..3));
+        assert_eq!((pool.free_files(), pool.runs()), (2, 2));
+        assert_eq!(pool.take_from(FileId(0), 9), Some(3..4));
+        assert_eq!(pool.take_from(FileId(6), 9), None);
+        (1..4).for_each(|file| pool.free(FileId(file)));
+        assert_eq!(pool.take_from(FileId(2), 1), Some(2..3));
+        assert_eq!(pool.take_from(FileId(4), 9), Some(5..6));
+        assert_eq!((pool.free_files(), pool.runs()), (2, 2));
     }
 
     #[test]

@@ -66,6 +66,27 @@ pub struct Named {
 pub struct Whole {
     /// Its number in the store.
     pub namespace: u32,
+    /// True to delete nothing if a block is in use, pinned or being stored.
+    #[serde(default)]
+    pub unused: bool,
+}
+
+/// A request to erase files without a block.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EraseAsked {
+    /// The file to begin with: 0, or [`ErasedPart::next`] of the answer before.
+    pub first: u32,
+}
+
+/// Answer to a request to erase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ErasedPart {
+    /// The file to go on with; null: all are erased.
+    pub next: Option<u32>,
+    /// Bytes that were erased.
+    pub bytes: u64,
 }
 
 /// A request to pin blocks.

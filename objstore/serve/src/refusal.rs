@@ -63,10 +63,3 @@ impl From<StackError> for Refusal {
 pub(crate) fn unknown(what: &str, number: u64) -> Refusal {
     Refusal::argument(format!("{what} {number} is not, or no longer, one of this client"))
 }
-
-/// Refuses what needs a faster tier than the devices.
-pub(crate) fn inclusive() -> Refusal {
-    let why = "blocks are always on the devices, and leave the DRAM cache by themselves: prefetch \
-               them into it";
-    Refusal::new(RefusalKind::Unsupported, why)
-}

@@ -1,6 +1,7 @@
 //! Control over HTTP: what each request does.
 
 use std::{
+    collections::HashSet,
     fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
@@ -345,6 +346,51 @@ fn quota_and_deletion_change_what_they_name() {
     assert_eq!(store.post("/cache/clear", &json!({"namespace": other}))["blocks"], 4);
     assert_eq!(store.found(other, 0..6), 0);
     assert_eq!(store.found(mine, 0..1), 1);
+}
+
+/// Returns how many pages of these blocks the media have.
+fn pages_on_media(rig: &Rig, range: Range<u32>) -> usize {
+    let wanted: Vec<u8> = keys(range).iter().flat_map(|key| bytes(*key)).collect();
+    let wanted: HashSet<&[u8]> = wanted.chunks(4096).collect();
+    let media = fs::read_dir(rig.dir.path().join("store")).unwrap();
+    let media: Vec<Vec<u8>> = media.map(|file| fs::read(file.unwrap().path()).unwrap()).collect();
+    let pages = media.iter().flat_map(|bytes| bytes.chunks(4096));
+    pages.filter(|page| wanted.contains(page)).count()
+}
+
+#[test]
+fn nothing_of_what_was_erased_is_on_the_media() {
+    let rig = Rig::new();
+    let mut store = Store::new(&rig);
+    let (mine, other) = (store.fill("mine", 0..12), store.fill("other", 100..104));
+    store.fill("mine", 12..20);
+    // These are evicted, and on the media like those that are cleared.
+    store.expect("PUT", &format!("/quota/{mine}"), &json!({"bytes": 15 * FILE_BYTES}), 200);
+    let clear = json!({"namespace": mine, "unused": true});
+    let pin = store.pin(mine, 19..20, json!({}))["pin"]["pin"].as_u64().unwrap();
+    let refused = store.expect("POST", "/cache/clear", &clear, 409);
+    assert!(refused["message"].as_str().unwrap().starts_with("1 blocks of"), "{refused}");
+    store.expect("DELETE", &format!("/cache/pins/{pin}"), &json!(null), 200);
+    let held = store.client.lookup(store.space("mine"), &keys(19..20)).unwrap();
+    store.expect("POST", "/cache/clear", &clear, 409);
+    drop(held);
+    until("the client holds nothing", || rig.status().files_referenced == 0);
+    assert_eq!(store.post("/cache/clear", &clear)["blocks"], 15);
+    assert_eq!(pages_on_media(&rig, 0..20), 20 * 6, "clearing overwrites nothing");
+    let (mut next, mut erased) = (json!(0), 0);
+    while !next.is_null() {
+        let part = store.post("/cache/erase", &json!({"first": next}));
+        erased += part["bytes"].as_u64().unwrap();
+        next = part["next"].clone();
+    }
+    assert_eq!(erased, u64::from(rig.status().files_free) * FILE_BYTES);
+    assert_eq!((pages_on_media(&rig, 0..20), pages_on_media(&rig, 100..104)), (0, 4 * 6));
+    // What is stored is whole, and the erased files are written again.
+    assert_eq!(store.found(other, 100..104), 4);
+    store.fill("mine", 0..12);
+    assert_eq!(store.found(mine, 0..12), 12);
+    let space = store.space("mine");
+    assert_eq!(store.client.load(space, &keys(0..12), &blocks(0, 12)).unwrap(), 12);
 }
 
 #[test]

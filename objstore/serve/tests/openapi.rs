@@ -208,7 +208,6 @@ fn a_server_is_as_it_is_described() {
         ("DELETE", "/cache/pins/1", &json!(null), 200),
         ("DELETE", "/cache/pins/1", &json!(null), 404),
         ("POST", "/cache/prefetches", &named, 501),
-        ("POST", "/cache/moves", &named, 501),
         ("POST", "/cache/checksums", &named, 200),
         ("POST", "/cache/checksums", &nowhere, 404),
         ("POST", "/cache/checksums", &bad, 400),
@@ -220,12 +219,15 @@ fn a_server_is_as_it_is_described() {
         ("PUT", &quota(none), &json!({"bytes": 1}), 404),
         ("POST", "/hints", &hints, 200),
         ("POST", "/hints", &json!({}), 400),
+        ("POST", "/cache/clear", &json!({"namespace": mine, "unused": true}), 409),
         ("POST", "/cache/delete", &named, 200),
         ("POST", "/cache/delete", &nowhere, 404),
         ("POST", "/cache/delete", &bad, 400),
         ("POST", "/cache/clear", &json!({"namespace": mine}), 200),
         ("POST", "/cache/clear", &json!({"namespace": none}), 404),
         ("POST", "/cache/clear", &named, 400),
+        ("POST", "/cache/erase", &json!({"first": 0}), 200),
+        ("POST", "/cache/erase", &named, 400),
         ("POST", "/reload", &json!(null), 200),
     ];
     for (method, path, body, status) in asked {

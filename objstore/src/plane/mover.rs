@@ -3,14 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use gio_uring::{Affine, Event, Progress, UringCounters};
-use kv_catalog::{BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, Seal};
+use kv_catalog::{BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, Region, Seal};
 use nvme_driver::{Clock, DmaMemory, Nanos};
 use nvme_spec::{ids::Nsid, nvm::Direction};
 
 use super::{
     bounce::Bounce,
     checksums::JobChecksums,
-    devices::StoreEvent,
+    devices::{Device, StoreEvent},
     job::{Job, JobDone, Jobs, LayerState, next_id},
     memory::HostMemory,
     pacer::Pacer,
@@ -131,6 +131,12 @@ impl Mover {
     /// Refuses to move anything once another process owns the devices.
     pub(crate) fn check_owner(&self) -> Result<(), StoreError> {
         self.owner.as_ref().map_or(Ok(()), |owner| owner.check())
+    }
+
+    /// Returns the controllers, their namespaces, and the regions of the files' objects.
+    pub(crate) fn data_regions(&self) -> Vec<(SharedController, Nsid, Region)> {
+        let of = |device: &Device| (device.controller.clone(), device.nsid, device.region);
+        self.transport.devices.all.iter().map(of).collect()
     }
 
     pub(crate) fn event(&mut self) -> Result<Event, StoreError> {

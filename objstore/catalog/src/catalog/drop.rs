@@ -1,7 +1,7 @@
 //! Removal of blocks: eviction, removal, loss, clearing of a whole namespace, and groups of files
 //! that hold no data, for drives that receive deallocate (TRIM) hints.
 
-use std::{cmp::Ordering, collections::BinaryHeap};
+use std::{cmp::Ordering, collections::BinaryHeap, ops::Range};
 
 use super::{Catalog, CatalogError};
 use crate::{
@@ -141,6 +141,20 @@ impl Catalog {
         Ok(epoch)
     }
 
+    /// Same as [`Catalog::clear`], if nothing in the namespace is in use, pinned or being written.
+    /// Returns the number of files that are, and has changed nothing unless that is 0.
+    ///
+    /// # Errors
+    /// Same as [`Catalog::clear`].
+    pub fn clear_unused(&mut self, namespace: NamespaceId) -> Result<u32, CatalogError> {
+        let usage = self.index.usage(namespace)?;
+        let used = usage.stored - usage.evictable + usage.writing + usage.doomed;
+        if used == 0 {
+            self.clear(namespace)?;
+        }
+        Ok(used)
+    }
+
     /// Evicts the least valuable files of a namespace, or of all. Returns their number.
     pub(super) fn evict_from(&mut self, namespace: Option<NamespaceId>, files: u32) -> u32 {
         let all = 0..self.index.tenants.all.len() as u32;
@@ -250,6 +264,24 @@ impl Catalog {
         if missing(self) > 0 {
             self.evict_from(None, missing(self));
         }
+    }
+
+    /// Makes the files of cleared namespaces free, once the records made so far are durable. Does
+    /// a part of it in a call, and returns true if it is done.
+    pub fn sweep_all(&mut self) -> bool {
+        self.sweep(u32::MAX);
+        self.index.is_swept()
+    }
+
+    /// Takes free files with number `first` or higher, which are not allocated before
+    /// [`Catalog::put_back`], as [`FilePool::take_from`](crate::FilePool::take_from) does.
+    pub fn take_free(&mut self, first: FileId, most: u32) -> Option<Range<u32>> {
+        self.pool.take_from(first, most)
+    }
+
+    /// Makes files free again that [`Catalog::take_free`] has taken.
+    pub fn put_back(&mut self, files: Range<u32>) {
+        files.for_each(|file| self.pool.free(FileId(file)));
     }
 
     /// Starts to track groups of `files` files that are free as a whole

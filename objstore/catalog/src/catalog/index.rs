@@ -296,6 +296,11 @@ impl Index {
         self.tenants.spare_if_empty(space);
     }
 
+    /// Returns true if no entry can be one of a cleared namespace.
+    pub fn is_swept(&self) -> bool {
+        self.sweep.left == 0
+    }
+
     /// Scans up to `entries` entries for a file of a cleared namespace, and takes its key.
     pub fn sweep(&mut self, entries: &mut u32) -> Option<FileId> {
         while *entries > 0 && self.sweep.left > 0 {

@@ -3,11 +3,7 @@
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{Blocks, Hint, HintAnswer, HintAnswers, Hints, Named, Outcome, PinAnswer};
-use crate::{
-    error::RefusalKind,
-    refusal::{Refusal, inclusive},
-    shared::Shared,
-};
+use crate::{error::RefusalKind, refusal::Refusal, shared::Shared};
 
 /// Hints of a request, at most.
 const HINTS_MAX: usize = 64;
@@ -67,7 +63,11 @@ fn carry_out(shared: &Shared, hint: Hint) -> Result<PinAnswer, Refusal> {
             let reason = (blocks < all).then(|| format!("{blocks} of {all} blocks"));
             Ok(PinAnswer { outcome, reason, pin: None })
         }
-        "kv.demote" | "kv.fetch" => Err(inclusive()),
+        "kv.demote" | "kv.fetch" => {
+            let why = "blocks are always on the devices, and leave the DRAM cache by themselves: \
+                       prefetch them into it";
+            Err(Refusal::new(RefusalKind::Unsupported, why))
+        }
         "kv.retain" => {
             let why = "the order of eviction is that of expected reuse; use kv.pin to keep a block";
             Err(Refusal::new(RefusalKind::Unsupported, why))

@@ -3,14 +3,14 @@
 use std::{collections::BTreeSet, sync::PoisonError, time::Duration};
 
 use nvme_driver::Nanos;
-use objstore::{BlockId, BlockKey, NamespaceId, NewPin, Prefix, Store, StoreError};
+use objstore::{BlockId, BlockKey, Erased, FileId, NamespaceId, NewPin, Prefix, Store, StoreError};
 use ripieno_stack::http::{Asked, Reply};
 use ripieno_stack::{Request, StackError};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    BlockChecksums, BlockState, Blocks, ChecksumList, ChecksumsAsked, Hints, Key, Named, Outcome,
-    PinAnswer, PinAsked, QuotaAsked, QuotaStatus, Whole, hints,
+    BlockChecksums, BlockState, Blocks, ChecksumList, ChecksumsAsked, EraseAsked, ErasedPart,
+    Hints, Key, Named, Outcome, PinAnswer, PinAsked, QuotaAsked, QuotaStatus, Whole, hints,
 };
 use crate::{
     account::Account,
@@ -23,6 +23,8 @@ use crate::{
 const CHECKSUMS_MAX: usize = 1024;
 /// Bytes that are read and compared at a time, at most.
 const VERIFIED_BYTES_MAX: u64 = 256 << 20;
+/// Bytes that are erased at a time: a request is to take seconds at most.
+const ERASED_BYTES: u64 = 256 << 20;
 
 /// Time for which prefetched blocks stay in the DRAM cache.
 const PREFETCHED_FOR: Nanos = Nanos::from_millis(60_000);
@@ -55,8 +57,8 @@ pub(crate) static ROUTES: &[Route] = &[
     route("POST", "/cache/pins", |shared, asked, _| json(&shared.pin(body(asked)?)?)),
     route("DELETE", "/cache/pins/{pin}", |shared, _, pin| json(&shared.unpin(pin)?)),
     route("POST", "/cache/prefetches", |shared, asked, _| json(&shared.prefetch(&body(asked)?)?)),
-    route("POST", "/cache/moves", |_, _, _| Err(inclusive())),
     route("POST", "/cache/clear", |shared, asked, _| json(&shared.clear(&body(asked)?)?)),
+    route("POST", "/cache/erase", |shared, asked, _| json(&shared.erase(body(asked)?)?)),
     route("POST", "/cache/delete", |shared, asked, _| {
         let Named { namespace, keys } = body(asked)?;
         let blocks = within(shared, namespace.into())?.remove(&plain(&keys))?.into();
@@ -199,12 +201,30 @@ impl Shared {
         Ok(Blocks { blocks: store.prefetch(&plain(keys), PREFETCHED_FOR)? as u64 })
     }
 
-    fn clear(&self, Whole { namespace }: &Whole) -> Result<Blocks, Refusal> {
+    fn clear(&self, Whole { namespace, unused }: &Whole) -> Result<Blocks, Refusal> {
         let store = within(self, (*namespace).into())?;
         let blocks = store.usage()?.stored.into();
-        store.clear()?;
+        match unused {
+            false => store.clear()?,
+            true => match store.clear_unused()? {
+                0 => {}
+                used => {
+                    let why = format!(
+                        "{used} blocks of namespace {namespace} are in use, pinned or being \
+                         stored; end the requests and pins (the status shows them), and ask again"
+                    );
+                    return Err(Refusal::new(RefusalKind::Conflict, why));
+                }
+            },
+        }
         store.sync_journal()?;
         Ok(Blocks { blocks })
+    }
+
+    /// Erases files without a block, a part in a call.
+    fn erase(&self, EraseAsked { first }: EraseAsked) -> Result<ErasedPart, Refusal> {
+        let Erased { next, bytes } = self.stack.store().erase(FileId(first), ERASED_BYTES)?;
+        Ok(ErasedPart { next: next.map(|file| file.0), bytes })
     }
 
     fn quota(&self, namespace: u64) -> Result<QuotaStatus, Refusal> {
