@@ -50,6 +50,7 @@ use crate::interrupt::Interrupt;
 use crate::problem::{Problem, user_error, user_errors};
 use crate::progress::Progress;
 use crate::size::{self, Size};
+use crate::terminal::say;
 use crate::{drives, file, gpu, machine, media};
 
 use caller::CallerFlags;
@@ -495,8 +496,10 @@ impl<'a> Raw<'a> {
             Target::Devices(Devices::Vfio(addresses)) => {
                 let opened = Drives::open(addresses, path.memory, clock, &options);
                 let mut drives = opened.map_err(user_error)?;
-                if self.writes() {
-                    drives::claim(&mut drives, 0, path.overwrite)?;
+                match self.writes() {
+                    true => drives::claim(&mut drives, 0, path.overwrite)?,
+                    // Reads would be slow because of the owner, and slow it down.
+                    false => drives.check_unowned().map_err(user_error)?,
                 }
                 Ok(Controllers::of_drives(drives))
             }
@@ -605,11 +608,12 @@ impl<'a> Raw<'a> {
                 let bytes_s = transfers as f64 * f64::from(load.bytes) / seconds.max(1e-3);
                 progress.shows(at, || format!("{name}: {}/s", Size(bytes_s as u64)));
             };
-            let Some(found) = bench.run(load, times, interrupt, &mut tick)? else {
+            let found = bench.run(load, times, interrupt, &mut tick)?;
+            let sampled = found.map(|found| anyhow::Ok((found, bench.sample(load, interrupt)?)));
+            let Some((found, Some(sample))) = sampled.transpose()? else {
                 progress.finish();
                 return Ok((rows, true));
             };
-            let sample = bench.sample(load)?;
             let checks = check::check(bench, load, &before, &sample)?;
             rows.push(points::row(load, &found, checks));
         }
@@ -647,15 +651,16 @@ fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
     let (mut bench, built) = raw.open(gpu.as_ref())?;
     let filled = raw.fill(&mut bench, &mut interrupt);
     let measured = filled.and_then(|()| raw.measure(&mut bench, &mut interrupt));
-    let placement = built.placement.clone();
-    let closed = built.close_ring(bench.ring);
     let mut report = Report::new("raw");
     (report.rows, report.interrupted) = measured?;
-    report.setting = Some(raw.setting(&placement));
+    report.setting = Some(raw.setting(&built.placement));
     report.more.insert("load", raw.load());
     points::summarise(&mut report);
     let code = report.finish(&flags.page, &flags.output, &interrupt)?;
-    closed?;
+    if bench.is_stuck {
+        say("waiting for commands that a device does not complete, for 30 s at most; Ctrl-C ends it");
+    }
+    built.close_ring(bench.ring)?;
     Ok(code)
 }
 

@@ -13,6 +13,7 @@ use crate::size::Size;
 /// Returns a [`Problem`] that names the drive. No drive has been written to in that case.
 pub(crate) fn claim(drives: &mut Drives, bytes_each: u64, overwrite: bool) -> anyhow::Result<()> {
     check_room(drives, bytes_each)?;
+    drives.check_unowned().map_err(user_error)?;
     let held = if overwrite { Vec::new() } else { drives.holds().map_err(user_error)? };
     for (drive, found) in held {
         if let Holds::Store | Holds::Data = found {

@@ -95,6 +95,12 @@ impl Interrupt {
         Self { asked: mpsc::channel().1, orderly: Arc::default(), seen: None }
     }
 
+    /// Returns an interrupt by these signals.
+    #[cfg(test)]
+    pub(crate) fn by(asked: Receiver<i32>) -> Self {
+        Self { asked, ..Self::never() }
+    }
+
     /// Returns true if the user has interrupted.
     pub(crate) fn asked(&mut self) -> bool {
         self.seen = self.seen.or_else(|| self.asked.try_recv().ok());

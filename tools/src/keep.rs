@@ -68,6 +68,7 @@ impl Keep {
         self.found = !args.flags.path.overwrite && drives::hold_store(drives)?;
         if !self.found {
             drives::check_room(drives, sizing.device_bytes)?;
+            drives.check_unowned().map_err(user_error)?;
             drives.clear_edges().map_err(user_error)?;
         }
         Ok(())

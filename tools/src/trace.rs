@@ -1,6 +1,7 @@
 //! Reads traces in the format of Mooncake: one JSON object per line and request.
 
 use std::io::{self, BufRead, BufReader, Read};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -24,6 +25,10 @@ const COMPRESSED: [(&[u8], &str); 3] =
 
 /// Largest timestamp in milliseconds, about 3,000 years after 1970. Larger ones have another unit.
 const TIMESTAMP_MAX: f64 = 1e14;
+/// First timestamps that are seconds since 1970, from 2001 to 2286, and not milliseconds: by a clock
+/// of milliseconds, such a trace would begin 11 to 115 days after that was set.
+const EPOCH_SECONDS: RangeInclusive<Duration> =
+    Duration::from_millis(1_000_000_000)..=Duration::from_millis(9_999_999_999);
 /// Maximum time from the first to the last arrival.
 const SPAN_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// Maximum tokens of a prompt, and of an output.
@@ -97,6 +102,17 @@ pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Pr
         return Err(Problem::new(
             format!("trace {}: the file holds no request", path.display()),
             FORMAT,
+        ));
+    }
+    if EPOCH_SECONDS.contains(&span.first.0) {
+        let (at, line) = (path.display(), span.first.1);
+        return Err(Problem::new(
+            format!(
+                "{at}:{line}: field `timestamp`: {} is the smallest; those look like seconds since \
+                 1970, and milliseconds are expected",
+                span.first.0.as_millis()
+            ),
+            "multiply them by 1,000; milliseconds of another clock may begin with 0",
         ));
     }
     requests.iter_mut().for_each(|request| request.arrival -= span.first.0);

@@ -11,7 +11,7 @@ use nvme_driver::{
     },
 };
 use nvme_spec::ids::Lba;
-use objstore::StoreDevice;
+use objstore::{Store, StoreDevice, StoreError};
 
 use crate::{arena::Arena, chosen::MemoryPlace, error::StackError};
 
@@ -188,6 +188,23 @@ impl Drives {
         self.controllers.iter_mut().map(held).collect()
     }
 
+    /// Refuses drives with a store that another process has open, through another controller of the
+    /// namespace. Writes nothing.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Owned`], or another [`StackError::Store`] if a drive fails.
+    pub fn check_unowned(&mut self) -> Result<(), StackError> {
+        let drives = std::mem::take(&mut self.controllers);
+        let devices: Vec<StoreDevice> = drives.into_iter().map(store_device).collect();
+        let owner = Store::living_owner(&devices);
+        let drives = devices.into_iter().map(StoreDevice::into_controller);
+        self.controllers = drives.collect::<Result<_, _>>()?;
+        match owner? {
+            Some((device, owner)) => Err(StoreError::Owned { device, owner }.into()),
+            None => Ok(()),
+        }
+    }
+
     /// Marks the drives as scratch: from here on, their contents may be lost.
     ///
     /// # Errors
@@ -218,13 +235,15 @@ impl Drives {
 
     /// Returns the drives in the form that a store takes, the peer, and the address space.
     pub(crate) fn into_parts(self) -> (Vec<StoreDevice>, Option<Peer>, Arc<VfioSpace>) {
-        let device = |controller: Controller| {
-            let space = namespace(&controller);
-            let (nsid, region) = (Some(space.nsid), Some(region(space)));
-            StoreDevice { nsid, region, ..StoreDevice::new(controller) }
-        };
-        (self.controllers.into_iter().map(device).collect(), self.peer, self.space)
+        (self.controllers.into_iter().map(store_device).collect(), self.peer, self.space)
     }
+}
+
+/// Returns a drive in the form that a store takes.
+fn store_device(controller: Controller) -> StoreDevice {
+    let space = namespace(&controller);
+    let (nsid, region) = (Some(space.nsid), Some(region(space)));
+    StoreDevice { nsid, region, ..StoreDevice::new(controller) }
 }
 
 /// Returns the identity of a drive.

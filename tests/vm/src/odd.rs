@@ -120,6 +120,9 @@ fn a_living_owner_keeps_others_out_and_a_dead_one_does_not() -> Result<()> {
         format!("{REPLAY} --requests 40 --device {device}"),
         format!("format --model tiny --no-undo --overwrite anything --device {device}"),
         format!("fsck --repair --device {device}"),
+        format!("replay --model tiny --overwrite --device {device}"),
+        format!("bench raw --device {device}"),
+        format!("bench raw --rw randwrite --overwrite --device {device}"),
     ] {
         let ran = ripieno(&words)?.with_code(REFUSED)?;
         let all = ["is alive", &format!("process {} on", child.id())];

@@ -130,6 +130,8 @@ pub(super) struct Bench {
     next: Vec<[u64; 2]>,
     /// The transfers of the sample, while it is submitted.
     sample: Option<Vec<Transfer>>,
+    /// Set if the user has interrupted while operations did not end.
+    pub(super) is_stuck: bool,
 }
 
 /// Returns the CPU seconds of this thread, or of the process.
@@ -159,8 +161,9 @@ impl Bench {
         let buffers = pool.blocks() / 2;
         let random = SmallRng::seed_from_u64(seed);
         let next = vec![[0; 2]; areas.len()];
+        let (sample, is_stuck) = (None, false);
         let mut bench =
-            Self { ring, areas, queues, pool, host, buffers, seed, random, next, sample: None };
+            Self { ring, areas, queues, pool, host, buffers, seed, random, next, sample, is_stuck };
         bench.fill_buffers()?;
         Ok(bench)
     }
@@ -242,10 +245,7 @@ impl Bench {
     ) -> anyhow::Result<()> {
         let mut left = transfers;
         let (mut slots, mut idle) = (Vec::new(), Idle::new());
-        while left > 0 || !slots.is_empty() {
-            if interrupt.asked() {
-                left = 0;
-            }
+        while left > 0 && !interrupt.asked() {
             while left > 0 && slots.len() < load.depth as usize {
                 let slot = self.submit(load, device + slots.len() * self.areas.len(), left)?;
                 left -= slot.count;
@@ -253,6 +253,7 @@ impl Bench {
             }
             tick(self.reap(&mut slots, None, &mut idle, &mut |_, _| {})?);
         }
+        self.drain(&mut slots, interrupt, &mut |slot, _| tick(slot.count))?;
         Ok(())
     }
 
@@ -309,21 +310,38 @@ impl Bench {
                 tick(start.elapsed().as_secs_f64(), measured.found.reads + measured.found.writes);
             }
         }
-        while !slots.is_empty() {
-            if interrupt.asked() && idle.since.elapsed() > INTERRUPT_TIMEOUT {
-                // The ring ends what does not end by itself when it is closed.
-                return Ok(None);
-            }
-            self.reap(&mut slots, None, &mut idle, &mut |_, _| {})?;
-        }
+        let has_ended = self.drain(&mut slots, interrupt, &mut |_, _| {})?;
         let found = found.map(|(_, measured)| measured.found);
         // Without seconds it was interrupted.
-        Ok(found.filter(|found| found.seconds > 0.0))
+        Ok(found.filter(|found| has_ended && found.seconds > 0.0))
+    }
+
+    /// Waits for operations. Returns false if the user has interrupted and they do not end: the
+    /// ring ends them when it is closed.
+    fn drain(
+        &mut self,
+        slots: &mut Vec<Slot>,
+        interrupt: &mut Interrupt,
+        count: &mut dyn FnMut(&Slot, Duration),
+    ) -> anyhow::Result<bool> {
+        let mut idle = Idle::new();
+        while !slots.is_empty() {
+            self.is_stuck = interrupt.asked() && idle.since.elapsed() > INTERRUPT_TIMEOUT;
+            if self.is_stuck {
+                return Ok(false);
+            }
+            self.reap(slots, None, &mut idle, count)?;
+        }
+        Ok(true)
     }
 
     /// Submits each operation of a load once more, and waits. Returns transfers whose contents are
-    /// known: none writes to another one's place.
-    pub(super) fn sample(&mut self, load: &Load) -> anyhow::Result<Vec<Transfer>> {
+    /// known: none writes to another one's place. Returns `None` if interrupted while nothing ends.
+    pub(super) fn sample(
+        &mut self,
+        load: &Load,
+        interrupt: &mut Interrupt,
+    ) -> anyhow::Result<Option<Vec<Transfer>>> {
         self.sample = Some(Vec::new());
         let mut slots = Vec::new();
         // As many as have places of their own.
@@ -333,21 +351,23 @@ impl Bench {
         for at in 0..self.slots(load).min(turns.saturating_mul(self.areas.len())) {
             slots.push(self.submit(load, at, u64::MAX)?);
         }
-        let mut idle = Idle::new();
-        while !slots.is_empty() {
-            self.reap(&mut slots, None, &mut idle, &mut |_, _| {})?;
-        }
+        let has_ended = self.drain(&mut slots, interrupt, &mut |_, _| {})?;
         let mut all = self.sample.take().unwrap_or_default();
         let mut users: HashMap<(u32, u64), u32> = HashMap::new();
         for transfer in &all {
             *users.entry((transfer.device, transfer.place)).or_default() += 1;
         }
         all.retain(|transfer| users[&(transfer.device, transfer.place)] == 1);
-        Ok(all)
+        Ok(has_ended.then_some(all))
     }
 
-    /// Reads the next bytes of each device by one operation, and returns the time it took.
-    pub(super) fn batch(&mut self, pieces: &[Piece]) -> anyhow::Result<Duration> {
+    /// Reads the next bytes of each device by one operation, and returns the time it took; `None` if
+    /// interrupted while it does not end.
+    pub(super) fn batch(
+        &mut self,
+        pieces: &[Piece],
+        interrupt: &mut Interrupt,
+    ) -> anyhow::Result<Option<Duration>> {
         let mut contexts = Vec::with_capacity(pieces.len());
         for (piece, index) in pieces.iter().zip(0..) {
             let (device, area) = (piece.device as usize, self.areas[piece.device as usize]);
@@ -367,11 +387,9 @@ impl Bench {
         let id = self.ring.submit(Direction::Read, &contexts).context("submitting an operation")?;
         let count = contexts.len() as u64;
         let mut slots = vec![Slot { id, since: begin, is_read: true, count }];
-        let (mut idle, mut took) = (Idle::new(), Duration::ZERO);
-        while !slots.is_empty() {
-            self.reap(&mut slots, None, &mut idle, &mut |_, time| took = time)?;
-        }
-        Ok(took)
+        let mut took = Duration::ZERO;
+        let has_ended = self.drain(&mut slots, interrupt, &mut |_, time| took = time)?;
+        Ok(has_ended.then_some(took))
     }
 
     /// Takes completions; with a load, submits as many operations again. Returns the number of

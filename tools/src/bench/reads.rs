@@ -11,7 +11,7 @@ use super::measure::{self, Found, Point, SAMPLES};
 use super::{Pattern, Raw, RawFlags, Rw, check};
 use crate::config::StoreArgs;
 use crate::interrupt::Interrupt;
-use crate::problem::{Problem, user_error};
+use crate::problem::{Interrupted, Problem, user_error};
 use crate::progress::Progress;
 use ripieno_sim::median;
 
@@ -88,7 +88,8 @@ pub(super) fn measure(
                 let pieces = pieces(args, size, slot, run);
                 let mut times = Vec::new();
                 for _ in 0..SAMPLES {
-                    let took = bench.batch(&pieces).context("reading a batch")?;
+                    let took = bench.batch(&pieces, interrupt).context("reading a batch")?;
+                    let took = took.ok_or_else(|| Interrupted(interrupt.exit_code()))?;
                     times.push(took.as_secs_f64() * 1e6);
                 }
                 let us = median(times).expect("there are samples");
@@ -100,7 +101,7 @@ pub(super) fn measure(
         progress.finish();
         let load =
             Load { rw: Rw { pattern: Pattern::Read, mix: 100 }, bytes: transfer, depth: DEPTH };
-        let sample = bench.sample(&load)?;
+        let Some(sample) = bench.sample(&load, interrupt)? else { return Ok(None) };
         let Checks { mut wrong, zeros, sampled, .. } =
             check::check(&mut bench, &load, &before, &sample)?;
         if zeros * 2 > sampled {

@@ -1,6 +1,10 @@
+use std::sync::mpsc;
+
 use clap::Parser as _;
+use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen};
 use nvme_spec::ids::Lba;
 
+use super::load::Piece;
 use super::*;
 
 #[derive(clap::Parser)]
@@ -25,7 +29,7 @@ fn checked(line: &str, harm: impl Fn(&mut Bench, &[load::Transfer])) -> Vec<Stri
     let times = Times { ramp: flags.ramp, runtime: flags.runtime };
     let mut interrupt = Interrupt::never();
     bench.run(&raw.loads[0], times, &mut interrupt, &mut |_, _| {}).unwrap().unwrap();
-    let sample = bench.sample(&raw.loads[0]).unwrap();
+    let sample = bench.sample(&raw.loads[0], &mut interrupt).unwrap().unwrap();
     harm(&mut bench, &sample);
     let checks = check::check(&mut bench, &raw.loads[0], &before, &sample).unwrap();
     built.close_ring(bench.ring).unwrap();
@@ -63,4 +67,45 @@ fn wrong_contents_and_counts_are_noticed() {
         controller.lock().read(nsid, Lba(0), &mut [0; 4096]).unwrap();
     });
     assert_eq!(wrong.len(), 1, "{wrong:?}");
+}
+
+/// A device that answers nothing is given up after an interrupt, and not after the minute for which
+/// a measurement waits: that is an error.
+#[test]
+fn an_interrupt_ends_everything_that_does_not_complete() {
+    let flags = flags("--rw randread --bs 4k --size 4MiB --runtime 0.05 --ramp 0 --devices 1");
+    let raw = Raw::check(&flags).unwrap();
+    let times = Times { ramp: flags.ramp, runtime: flags.runtime };
+    let (load, pieces) = (&raw.loads[0], [Piece { device: 0, bytes: 4096 }]);
+    for step in ["fill", "run", "sample", "batch"] {
+        let (mut bench, built) = raw.open(None).unwrap();
+        for emu in built.emulation().unwrap().emus() {
+            let when = FaultWhen { admin: Some(false), ..FaultWhen::default() };
+            let rules = vec![FaultRule::new(when, FaultAction::Drop)];
+            emu.set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
+        }
+        let (user, asked) = mpsc::channel();
+        let mut interrupt = Interrupt::by(asked);
+        let interrupted = || user.send(libc::SIGINT).unwrap();
+        let measured = match step {
+            // It comes while the first writes are in flight.
+            "fill" => bench.fill(&mut interrupt, &mut |_| interrupted()).map(|()| None),
+            "run" => {
+                interrupted();
+                let run = bench.run(load, times, &mut interrupt, &mut |_, _| {});
+                run.map(|found| found.map(|_| ()))
+            }
+            "sample" => {
+                interrupted();
+                bench.sample(load, &mut interrupt).map(|found| found.map(|_| ()))
+            }
+            _ => {
+                interrupted();
+                bench.batch(&pieces, &mut interrupt).map(|found| found.map(|_| ()))
+            }
+        };
+        assert!(matches!(measured, Ok(None)) && bench.is_stuck, "{step}: {measured:?}");
+        // Closing it takes as long as a command may.
+        std::mem::forget((bench, built));
+    }
 }

@@ -70,6 +70,13 @@ fn times_begin_with_the_first_arrival_by_any_clock() {
     assert!(problem.hint().contains("milliseconds"), "{}", problem.hint());
     let back = line(&epoch.to_string(), 5, 1) + &line("0", 5, 1);
     assert!(read_text(&back, None).unwrap_err().to_string().contains(":2: field `timestamp`"));
+    // 20 days by a clock of milliseconds.
+    let seconds = line("1790000001", 5, 1) + &line("1790000000.5", 5, 1);
+    let problem = read_text(&seconds, None).unwrap_err();
+    let said = problem.to_string();
+    assert!(said.contains(":2: field `timestamp`: 1790000000 is the smallest"), "{said}");
+    assert!(said.contains("seconds since 1970") && problem.hint().contains("by 1,000"));
+    read_text(&(line("1000", 5, 1) + &seconds), None).unwrap();
     for wrong in ["1790000000000000", "1e300", "-1", "1e14 "] {
         let found = read_text(&line(wrong, 5, 1), None);
         assert_eq!(found.is_ok(), wrong == "1e14 ", "{wrong}");
