@@ -1,6 +1,2 @@
-// Kernels of the GPU benchmarks: `cargo xtask ptx` makes bench_gpu.ptx of it.
-#include "crc.cuh"
+// The kernel of the GPU benchmarks: `cargo xtask ptx` makes bench_gpu.ptx of it.
 #include "instant.cuh"
-#include "matmul.cuh"
-#include "place.cuh"
-#include "read.cuh"

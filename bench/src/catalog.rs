@@ -1,7 +1,8 @@
-//! `bench catalog`: the catalog without devices. Hit rates of the eviction policies on a recorded
-//! trace, and run lengths of files under churn.
+//! `bench catalog`: the catalog without devices. Cost of its index; hit rates of the eviction
+//! policies on a recorded trace, and run lengths of files under churn.
 
 pub mod eviction;
+mod index;
 mod runs;
 mod scan;
 pub mod trace;
@@ -25,6 +26,8 @@ enum Part {
     Eviction,
     /// Mean run length of files after a replay with eviction
     Runs,
+    /// Keys, lookups and inserts by length of a context, against a hash map
+    Index,
 }
 
 /// Arguments of `catalog`.
@@ -36,6 +39,10 @@ pub struct CatalogArgs {
     /// A recorded trace, one JSON object a line; without it, parts that need one are skipped
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Blocks in the index
+    #[arg(long, value_name = "N", default_value_t = 1_000_000,
+        value_parser = clap::value_parser!(u32).range(1000..=100_000_000))]
+    files: u32,
     /// Directory for the plots (SVG)
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     plots: PathBuf,
@@ -60,6 +67,9 @@ pub fn run(args: &CatalogArgs) -> Result<Report> {
     }
     if let Some(trace) = trace.as_ref().filter(|_| wanted(Part::Runs)) {
         run_lengths(trace, &mut report);
+    }
+    if wanted(Part::Index) {
+        index::measure(args.files, &mut report)?;
     }
     Ok(report)
 }

@@ -5,11 +5,8 @@
 
 mod abi;
 mod caller;
-mod crc;
 mod device;
 mod drive;
-mod experiment;
-mod matmul;
 mod rate;
 mod retrieve;
 mod stack;
@@ -17,7 +14,7 @@ mod tables;
 
 use std::{path::PathBuf, sync::Arc};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 
 use self::device::Gpu;
 use crate::report::Report;
@@ -33,24 +30,11 @@ pub enum Part {
     Retrieve,
     /// The caller's CPU time per layer
     Caller,
-    /// A matrix product beside the I/O
-    Matmul,
-    /// Checksums a warp computes, by object size and number of warps
-    Crc,
-}
-
-/// Other commands.
-#[derive(clap::Subcommand, Debug)]
-enum GpuCommand {
-    /// Test a property of this machine's driver and GPU; each case runs in its own process
-    Experiment(experiment::ExperimentArgs),
 }
 
 /// Arguments of `gpu`.
 #[derive(clap::Args, Debug)]
 pub struct GpuArgs {
-    #[command(subcommand)]
-    command: Option<GpuCommand>,
     /// CUDA device number
     #[arg(long, default_value_t = 0)]
     gpu: u32,
@@ -76,10 +60,6 @@ pub struct GpuArgs {
 /// # Errors
 /// Returns an error without a GPU, or if a part failed; other parts' results are still printed.
 pub fn run(args: &GpuArgs, json: bool) -> Result<()> {
-    if let Some(GpuCommand::Experiment(experiment)) = &args.command {
-        ensure!(!json, "an experiment prints text only; leave --json away");
-        return experiment::run(args.gpu, experiment);
-    }
     let gpu = Arc::new(Gpu::open(args.gpu)?);
     let mut report = Report::new("gpu");
     report.gpu = Some(gpu.device.report().to_string());
@@ -87,13 +67,11 @@ pub fn run(args: &GpuArgs, json: bool) -> Result<()> {
     if report.mock && args.keep.is_some() {
         bail!("this is a stand-in for a GPU: its figures are not kept; leave --keep away");
     }
-    let parts: [(Part, &str, Measure); 6] = [
+    let parts: [(Part, &str, Measure); 4] = [
         (Part::Rate, "commands a second", tables::rate),
         (Part::Operation, "a small operation", tables::operation),
         (Part::Retrieve, "retrieve against a plain copy", tables::retrieve),
         (Part::Caller, "CPU time of the caller", tables::caller),
-        (Part::Matmul, "a matrix product beside the I/O", tables::matmul),
-        (Part::Crc, "checksums by warps", tables::crc),
     ];
     for (part, name, measure) in parts {
         if !args.only.is_empty() && !args.only.contains(&part) {

@@ -41,8 +41,8 @@ enum Command {
     /// The whole path on software controllers: retrieve against memcpy, and cycles per command of
     /// both submit-and-reap paths
     Path(PathArgs),
-    /// The catalog without devices: hit rates of the eviction policies on a recorded trace, and run
-    /// lengths of files
+    /// The catalog without devices: cost of its index, hit rates of the eviction policies on a
+    /// recorded trace, and run lengths of files
     Catalog(catalog::CatalogArgs),
     /// Commits: latency, and bytes written per byte stored
     Commit(commit::CommitArgs),

@@ -332,6 +332,27 @@ impl Store {
         self.change(|catalog| Ok(catalog.clear(*self.namespace)?))
     }
 
+    /// Removes all blocks of the namespace like [`Store::clear`], unless some are in use, pinned or
+    /// being stored: then nothing is changed. Returns the number of these.
+    ///
+    /// # Errors
+    /// Same as [`Store::pin`].
+    pub fn clear_unused(&self) -> Result<u32, StoreError> {
+        self.change(|catalog| Ok(catalog.clear_unused(*self.namespace)?))
+    }
+
+    /// Erases free files of all namespaces, up to `bytes_max` bytes of them, in the order of their
+    /// numbers from `first`. They read as zeroes when this returns, also after a loss of power; a
+    /// drive may deallocate them instead of writing zeroes. The first call ([`FileId`] 0) of a
+    /// series also frees the files of cleared namespaces.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Driver`] if a device fails, [`StoreError::Forgotten`] if a controller
+    /// was reset meanwhile, and the errors of [`Store::check_writable`].
+    pub fn erase(&self, first: FileId, bytes_max: u64) -> Result<Erased, StoreError> {
+        self.inner.erase(first, bytes_max)
+    }
+
     /// Starts a new epoch of the namespace: clears it like [`Store::clear`], and blocks that were
     /// being stored in the old epoch will not be found either. Returns the new epoch.
     ///

@@ -15,11 +15,8 @@ Exit codes:
     };
 }
 
-mod caller;
 mod check;
-mod clusters;
 mod contexts;
-mod index;
 mod load;
 mod measure;
 mod points;
@@ -44,7 +41,7 @@ use ripieno_stack::{
     Built, Controllers, Drives, EMU_DEPTH, EMU_QUEUES, Gpu, Placement, Plan, PoolMemory, Route,
 };
 
-use crate::config::{self, Descriptors, EmuFlags, OutputFlags, PathFlags, ReplayFlags};
+use crate::config::{self, Descriptors, EmuFlags, OutputFlags, PathFlags};
 use crate::devices::{Devices, EmuChoice, MediaChoice};
 use crate::interrupt::Interrupt;
 use crate::problem::{Problem, user_error, user_errors};
@@ -53,10 +50,7 @@ use crate::size::{self, Size};
 use crate::terminal::say;
 use crate::{drives, file, gpu, machine, media};
 
-use caller::CallerFlags;
-use clusters::ClusterFlags;
 use contexts::ContextFlags;
-use index::IndexFlags;
 use load::{Bench, Load, Times};
 use report::{Report, Row, Setting};
 use table::TableFlags;
@@ -83,26 +77,6 @@ pub(crate) enum BenchCommand {
     #[command(after_help = contexts::LAYERS_HELP)]
     Layers(Box<ContextFlags>),
 
-    /// SGLs against PRPs, and merged commands against one for each object
-    #[command(after_help = contexts::DESCRIPTORS_HELP)]
-    Descriptors(Box<ContextFlags>),
-
-    /// Reads and writes together, against one after the other
-    #[command(after_help = contexts::MIXED_HELP)]
-    Mixed(Box<ReplayFlags>),
-
-    /// CPU time of the engine's thread for a layer, by number of blocks
-    #[command(after_help = caller::HELP)]
-    Caller(Box<CallerFlags>),
-
-    /// Reads of clusters of KV entries over several devices, against single entries
-    #[command(after_help = clusters::HELP)]
-    Clusters(Box<ClusterFlags>),
-
-    /// Cost of the index by length of a context: keys, lookups, inserts
-    #[command(after_help = index::HELP)]
-    Index(Box<IndexFlags>),
-
     /// Cost of batches of reads and writes by size, alone and together: a slack table
     #[command(after_help = table::HELP)]
     Table(Box<TableFlags>),
@@ -113,11 +87,7 @@ impl BenchCommand {
     pub(crate) fn output(&self) -> &OutputFlags {
         match self {
             Self::Raw(flags) => &flags.output,
-            Self::Layers(flags) | Self::Descriptors(flags) => &flags.replay.common.output,
-            Self::Mixed(flags) => &flags.common.output,
-            Self::Caller(flags) => &flags.replay.common.output,
-            Self::Clusters(flags) => &flags.replay.common.output,
-            Self::Index(flags) => &flags.output,
+            Self::Layers(flags) => &flags.replay.common.output,
             Self::Table(flags) => &flags.replay.common.output,
         }
     }
@@ -630,11 +600,6 @@ pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<u8> {
     match command {
         BenchCommand::Raw(flags) => raw(flags),
         BenchCommand::Layers(flags) => contexts::layers(flags),
-        BenchCommand::Descriptors(flags) => contexts::descriptors(flags),
-        BenchCommand::Mixed(flags) => contexts::mixed(flags),
-        BenchCommand::Caller(flags) => caller::run(flags),
-        BenchCommand::Clusters(flags) => clusters::run(flags),
-        BenchCommand::Index(flags) => index::run(flags),
         BenchCommand::Table(flags) => table::run(flags),
     }
 }
@@ -652,13 +617,19 @@ fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
     let filled = raw.fill(&mut bench, &mut interrupt);
     let measured = filled.and_then(|()| raw.measure(&mut bench, &mut interrupt));
     let mut report = Report::new("raw");
-    (report.rows, report.interrupted) = measured?;
+    (report.rows, report.interrupted) = match measured {
+        Ok(measured) => measured,
+        Err(error) => {
+            let _ = built.close_ring(bench.ring);
+            return Err(error);
+        }
+    };
     report.setting = Some(raw.setting(&built.placement));
     report.more.insert("load", raw.load());
     points::summarise(&mut report);
     let code = report.finish(&flags.page, &flags.output, &interrupt)?;
     if bench.is_stuck {
-        say("waiting for commands that a device does not complete, for 30 s at most; Ctrl-C ends it");
+        say("waiting for commands that do not complete, for 30 s at most; a second Ctrl-C ends it");
     }
     built.close_ring(bench.ring)?;
     Ok(code)

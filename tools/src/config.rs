@@ -490,17 +490,6 @@ impl ReplayFlags {
         all
     }
 
-    /// Returns these flags with the layers of a real model and few bytes, unless a model is named.
-    pub(crate) fn or_small(mut self) -> Self {
-        if self.common.model.is_empty() {
-            self.common.model = vec![model::named("mini").expect("it is there")];
-            if self.common.block_tokens.is_empty() {
-                self.common.block_tokens = vec![256];
-            }
-        }
-        self
-    }
-
     /// Returns true if any flag selects devices to measure.
     pub(crate) fn names_devices(&self) -> bool {
         let Self { common, devices } = self;

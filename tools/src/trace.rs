@@ -25,8 +25,8 @@ const COMPRESSED: [(&[u8], &str); 3] =
 
 /// Largest timestamp in milliseconds, about 3,000 years after 1970. Larger ones have another unit.
 const TIMESTAMP_MAX: f64 = 1e14;
-/// First timestamps that are seconds since 1970, from 2001 to 2286, and not milliseconds: by a clock
-/// of milliseconds, such a trace would begin 11 to 115 days after that was set.
+/// First timestamps that are seconds since 1970, from 2001 to 2286, and not milliseconds: those
+/// would begin 11 to 115 days after their clock.
 const EPOCH_SECONDS: RangeInclusive<Duration> =
     Duration::from_millis(1_000_000_000)..=Duration::from_millis(9_999_999_999);
 /// Maximum time from the first to the last arrival.

@@ -168,7 +168,8 @@ fn a_length_that_does_not_fit_is_left_out() {
 
 #[test]
 fn descriptors_are_compared() {
-    let (found, _) = rows("descriptors --tokens 1024 --rounds 1 --block-tokens 64 --devices 1");
+    let (found, _) =
+        rows("layers --by-descriptors --tokens 1024 --rounds 1 --block-tokens 64 --devices 1");
     let list: Vec<[f64; 3]> = found
         .iter()
         .map(|row| ["commands", "list_bytes", "area_bytes"].map(|name| number(&row[name])))
@@ -179,78 +180,4 @@ fn descriptors_are_compared() {
     assert_eq!(list[6], [1024.0, 1024.0 * 31.0 * 8.0, 1048576.0]);
     let merged = |at: usize| list[at][0] < 1024.0 && list[at][1] > 0.0;
     assert!(merged(0) && merged(1) && list[0][1] < list[4][1], "{list:?}");
-}
-
-#[test]
-fn the_callers_time_is_measured_by_number_of_blocks() {
-    let output = run("bench caller --blocks 4,32 --rounds 2 --devices 1 --json");
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let rows = found["rows"].as_array().unwrap();
-    let of: Vec<_> = rows.iter().map(|row| (row["io"].as_str().unwrap(), &row["blocks"])).collect();
-    let [few, many] = [4, 32].map(Value::from);
-    assert_eq!(of, [("held", &few), ("held", &many), ("running", &few), ("running", &many)]);
-    for row in rows {
-        assert!(number(&row["layer_ns"]) > 0.0 && number(&row["wake_ns"]) > 0.0, "{row}");
-        assert_eq!(row["wrong"].as_array().map(Vec::len), Some(0), "{row}");
-    }
-    assert_eq!(number(&rows[0]["against_first"]), 1.0);
-}
-
-#[test]
-fn clusters_take_fewer_commands_than_entries_and_are_balanced() {
-    let (found, _) = rows("clusters --steps 12");
-    let of = |row: &Value| (number(&row["devices"]), row["stored"].as_str().unwrap().to_owned());
-    let counts = [1.0, 2.0, 4.0, 8.0].map(|count| ["entries", "clusters"].map(|it| (count, it)));
-    let expected = counts.concat().into_iter().map(|(count, it)| (count, it.to_owned()));
-    assert_eq!(found.iter().map(of).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
-    for pair in found.chunks(2) {
-        let of = |name: &str| [&pair[0], &pair[1]].map(|row| number(&row[name]));
-        assert_eq!(of("recall")[0], 1.0);
-        assert!(of("recall")[1] > 0.9 && of("copies")[0] < of("copies")[1], "{pair:?}");
-        let [entries, clusters] = of("commands");
-        assert!(clusters < 0.8 * entries && entries < of("entries")[0], "{pair:?}");
-        assert!(of("busiest")[1] <= 1.05, "{pair:?}");
-        for (commands, doorbells) in of("commands").into_iter().zip(of("doorbells")) {
-            assert!(doorbells >= commands / 32.0 && doorbells < commands / 8.0, "{pair:?}");
-        }
-    }
-    let output = run("bench clusters --model mini");
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("--model"));
-}
-
-#[test]
-fn the_index_is_measured_by_length() {
-    let line = "bench index --files 5000 --tokens 64,1024,1000000 --rounds 2 --json";
-    let output = run(line);
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let rows = found["rows"].as_array().unwrap();
-    assert_eq!(rows.iter().map(|row| number(&row["keys"])).collect::<Vec<_>>(), [4.0, 64.0]);
-    for name in ["hash", "lookup", "map_lookup", "acquire", "insert", "map_insert"] {
-        assert!(
-            rows.iter().all(|row| number(&row[format!("{name}_us")]) > 0.0),
-            "{name}: {rows:?}"
-        );
-    }
-    assert!(found["notes"].to_string().contains("1000000 tokens of 5000 blocks"), "{found}");
-    let output = run("bench index --files 100000000 --rounds 1000");
-    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("of memory are needed"));
-}
-
-#[test]
-#[ignore = "takes seconds: a step of cargo xtask ci"]
-fn mixtures_are_held_against_reads_and_writes_apart() {
-    let (found, _) = rows("mixed --model mini --devices 1");
-    let parts: Vec<f64> = found.iter().map(|row| number(&row["reads"])).collect();
-    assert_eq!(parts, [4.0, 3.0, 2.0, 1.0, 0.0]);
-    for at in [0, 4] {
-        assert!((number(&found[at]["factor"]) - 1.0).abs() < 1e-9, "{:?}", found[at]);
-    }
-    for row in &found {
-        let both = number(&row["read_bytes_s"]) + number(&row["write_bytes_s"]);
-        assert!((both / number(&row["bytes_s"]) - 1.0).abs() < 1e-9, "{row}");
-    }
 }

@@ -44,6 +44,9 @@ fn what_is_measured_is_what_the_medium_does() {
     let rate = |at: usize| mix[at]["bytes_s"].as_f64().unwrap();
     assert!((7.5e6..8.1e6).contains(&rate(0)) && (1.9e6..2.1e6).contains(&rate(4)), "{mix:?}");
     assert!(rate(2) < rate(0) / 2.0, "writes slow reads down: {mix:?}");
+    let factor = |at: usize| mix[at]["factor"].as_f64().unwrap();
+    assert!([0, 4].map(factor).iter().all(|alone| (alone - 1.0).abs() < 1e-9), "{mix:?}");
+    assert!((0.3..0.8).contains(&factor(2)), "the devices like them apart: {mix:?}");
     assert_eq!(
         report(&format!("bench table --pace {MEDIUM}")),
         found,

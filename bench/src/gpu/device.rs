@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "launches kernels on memory that is laid out here")]
-//! The GPU under test, the benchmarks' own kernels on it, and stream helpers.
+//! The GPU under test, the benchmarks' own kernel on it, and stream helpers.
 
 use std::{
     sync::Arc,
@@ -7,7 +7,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use cudarc::driver::sys;
 use gio_kernels::{
     cuda::{
         CudaDevice, CudaDriver, CudaError, CudaExecutor, CudaFunction, CudaModule, CudaOptions,
@@ -18,9 +17,7 @@ use gio_kernels::{
 use gio_uring::RawStream;
 use nvme_driver::{Clock, platform::mmio};
 
-use super::abi::{StampArgs, WhereArgs};
-
-/// Kernels of the benchmarks, compiled from `bench/ptx/bench_gpu.cu`.
+/// Kernel of the benchmarks, compiled from `bench/ptx/bench_gpu.cu`.
 pub const PTX: &str = include_str!("../../ptx/bench_gpu.ptx");
 /// Name of the mock's GPU.
 const MOCK: &str = "Mock GPU";
@@ -34,12 +31,6 @@ pub struct Gpu {
     /// The I/O kernel, compiled once for all executors.
     io: CudaFunction,
     pub instant: CudaFunction,
-    pub matmul: CudaFunction,
-    pub fill: CudaFunction,
-    pub crc: CudaFunction,
-    pub read: CudaFunction,
-    stamp: CudaFunction,
-    place: CudaFunction,
 }
 
 impl Gpu {
@@ -50,19 +41,8 @@ impl Gpu {
         let driver = CudaDriver::load().context("the GPU benchmarks need an NVIDIA GPU")?;
         let device = driver.device(ordinal)?;
         let module = CudaModule::compile(&device, PTX, "the GPU benchmarks")?;
-        let function = |entry| module.function(entry);
         let io = CudaModule::compile(&device, ptx::PTX, "the I/O kernel")?.function(ptx::ENTRY)?;
-        Ok(Self {
-            io,
-            instant: function("bench_instant")?,
-            matmul: function("bench_matmul")?,
-            fill: function("bench_fill")?,
-            crc: function("bench_crc")?,
-            read: function("bench_read")?,
-            stamp: function("bench_stamp")?,
-            place: function("bench_where")?,
-            device,
-        })
+        Ok(Self { io, instant: module.function("bench_instant")?, device })
     }
 
     /// Creates an executor.
@@ -79,90 +59,12 @@ impl Gpu {
         self.device.report().name == MOCK
     }
 
-    /// Waits for all work in the primary context, as `torch.cuda.synchronize` does. Never returns
-    /// if a kernel does not end.
-    pub fn synchronize(&self) -> Result<()> {
-        let mut context = std::ptr::null_mut();
-        let mut device = 0;
-        let ordinal = i32::try_from(self.device.report().ordinal)?;
-        // SAFETY: the calls write a device and its context; `self.device` retains the context for
-        // longer than it is current here, and it is popped again.
-        let results = unsafe {
-            [
-                sys::cuDeviceGet(&raw mut device, ordinal),
-                sys::cuDevicePrimaryCtxRetain(&raw mut context, device),
-                sys::cuCtxPushCurrent_v2(context),
-                sys::cuCtxSynchronize(),
-                sys::cuCtxPopCurrent_v2(&raw mut context),
-                sys::cuDevicePrimaryCtxRelease_v2(device),
-            ]
-        };
-        let failed = results.into_iter().find(|result| *result != sys::CUresult::CUDA_SUCCESS);
-        failed.map_or(Ok(()), |result| bail!("waiting for the context: {result:?}"))
-    }
-
     /// Converts a stream to a [`RawStream`].
     pub fn raw(stream: &CudaStream) -> RawStream {
         // SAFETY: a stream of the GPU; its user keeps the stream alive, as each function of the
         // benchmarks does until the stream is idle.
         unsafe { RawStream::new(stream.raw()) }
     }
-
-    /// Returns the numbers of the SMs that kernels on this stream run on.
-    pub fn sms_of(&self, stream: &CudaStream) -> Result<Vec<u32>> {
-        const HOLD_NS: u64 = 300_000;
-        let sms = self.device.report().sms;
-        let page = self.device.pinned(sms as usize * 4)?;
-        let at = page.device().0;
-        let args = WhereArgs { at, hold_ns: HOLD_NS, sms, reserved: 0 };
-        // Blocks of 1024 threads, of which one or two fill an SM: enough to reach every SM.
-        // SAFETY: the argument's type is that of abi.h; the page lives until the stream is idle.
-        unsafe { self.place.launch(Self::raw(stream), 4 * sms, 1024, args)? };
-        wait_idle(stream, TIMEOUT)?;
-        Ok((0..sms).filter(|sm| word(&page, *sm as usize * 4) != 0).collect())
-    }
-}
-
-/// Two time stamps in a stream, taken by the GPU's own clock.
-pub struct Span {
-    page: PinnedMemory,
-}
-
-impl Span {
-    pub fn new(gpu: &Gpu) -> Result<Self> {
-        Ok(Self { page: gpu.device.pinned(16)? })
-    }
-
-    /// Runs `work` between two time stamps on `stream`, waits for it, and returns the time between.
-    pub fn time(
-        &self,
-        gpu: &Gpu,
-        stream: &CudaStream,
-        timeout: Duration,
-        work: impl FnOnce() -> Result<()>,
-    ) -> Result<Duration> {
-        let stamp = |offset: u64| -> Result<()> {
-            let args = StampArgs { at: self.page.device().0 + offset };
-            // SAFETY: same as in `sms_of`.
-            unsafe { gpu.stamp.launch(Gpu::raw(stream), 1, 32, args)? };
-            Ok(())
-        };
-        stamp(0)?;
-        let done = work();
-        stamp(8)?;
-        wait_idle(stream, timeout)?;
-        done?;
-        let ns =
-            |at: usize| u64::from(word(&self.page, at + 4)) << 32 | u64::from(word(&self.page, at));
-        Ok(Duration::from_nanos(ns(8).saturating_sub(ns(0))))
-    }
-}
-
-/// Reads a word of pinned memory.
-pub fn word(memory: &PinnedMemory, offset: usize) -> u32 {
-    assert!(offset + 4 <= memory.len() && offset.is_multiple_of(4));
-    // SAFETY: inside the memory, and aligned.
-    unsafe { mmio::load_acquire32(memory.host().byte_add(offset).cast()) }
 }
 
 /// Writes a word of pinned memory.

@@ -3,20 +3,16 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use gio_kernels::cuda::{CudaStream, LaunchMode};
+use gio_kernels::cuda::LaunchMode;
 use objstore::Route;
 
 use super::{
-    GpuArgs, caller, crc,
+    GpuArgs, caller,
     device::Gpu,
-    matmul::{self, Matmul, Sharing},
     rate::{self, Case, Found},
     retrieve,
 };
-use crate::{
-    report::{Aim, Ratio, Report},
-    sample::Samples,
-};
+use crate::report::{Aim, Ratio, Report};
 
 /// Millions of commands a second of the best published GPU-initiated path.
 const BEST_PUBLISHED: f64 = 61.5;
@@ -32,9 +28,6 @@ fn modes(args: &GpuArgs) -> &'static [(LaunchMode, &'static str)] {
 const WARPS: [u32; 6] = [1, 2, 4, 8, 12, 16];
 /// Maximum warps of a case: each has a controller on an SM of its own, on one GPU.
 const WARPS_MAX: u32 = 96;
-
-/// Sizes of the objects of [`crc()`] in KiB.
-const CRC_KIB: [u32; 5] = [4, 16, 64, 128, 256];
 
 /// Returns the SMs and warps per SM for the rate measurements.
 fn rate_cases(args: &GpuArgs) -> Vec<Case> {
@@ -200,99 +193,6 @@ pub fn caller(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()>
             );
             report.ratios.push(Ratio::new(what, "ns", resident, launch));
         }
-    }
-    Ok(())
-}
-
-/// Measures the slowdown of a matrix product by I/O.
-pub fn matmul(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
-    if args.per_batch {
-        report.notes.push("matmul: left out, it needs a resident kernel".into());
-        return Ok(());
-    }
-    let product = Matmul::new(gpu, args.tiny)?;
-    let size = retrieve::Size::new(args.tiny);
-    let sizes: &[u32] = if args.tiny { &[2] } else { &[2, 4, 8] };
-    let mut cases: Vec<(Sharing, u32, matmul::Found)> = Vec::new();
-    for &sms in sizes {
-        match CudaStream::beside(&gpu.device, sms) {
-            Ok(beside) => {
-                cases.push((Sharing::Green, sms, matmul::Found::default()));
-                let part = gpu.sms_of(&CudaStream::new(&gpu.device, Some(sms))?)?;
-                let rest = gpu.sms_of(&beside)?;
-                let shared = part.iter().filter(|sm| rest.contains(sm)).count();
-                let name = format!(
-                    "SMs seen in both parts, {sms} asked for: of {} and {}",
-                    part.len(),
-                    rest.len()
-                );
-                report.counts.push((name, shared as f64));
-            }
-            Err(error) => report.notes.push(format!("{sms} SMs: no green contexts: {error}")),
-        }
-        cases.push((Sharing::Priority, sms, matmul::Found::default()));
-    }
-    // Warm-up, and correctness check.
-    product.time(&CudaStream::lowest(&gpu.device)?)?;
-    product.check()?;
-    for _ in 0..args.rounds {
-        for (sharing, sms, found) in &mut cases {
-            matmul::measure(&product, (*sharing, *sms), size, found)
-                .with_context(|| format!("{sharing:?}, {sms} SMs"))?;
-            let (busy, alone) = (found.busy.median(), found.alone.median());
-            report.progress(&format!("{sharing:?}, {sms} SMs: {busy:.2} ms, alone {alone:.2} ms"));
-        }
-    }
-    product.check()?;
-    let mut alone = Samples::default();
-    for (sharing, sms, found) in &cases {
-        matmul_row(*sharing, *sms, found, report);
-        alone.push(found.alone.median());
-    }
-    let tflops = product.flop() / alone.median() / 1e9;
-    report.counts.push((format!("bf16 product {} alone, TFLOP/s", product.shape()), tflops));
-    Ok(())
-}
-
-fn matmul_row(sharing: Sharing, sms: u32, found: &matmul::Found, report: &mut Report) {
-    let how = match sharing {
-        Sharing::Green => format!("green contexts, {sms} SMs for I/O"),
-        Sharing::Priority => format!("priority streams, as many warps as for {sms} SMs"),
-    };
-    let name = format!("bf16 product beside retrieves, {how}");
-    let ratio = Ratio::new(name, "ms", found.busy.median(), found.alone.median());
-    report.ratios.push(ratio.spread(&found.slowdown));
-    let mut count = |what: &str, value: f64| report.counts.push((format!("{how}: {what}"), value));
-    count("product on its SMs, nothing else, ms", found.part.median());
-    count("product beside an idle resident kernel, ms", found.idle.median());
-    count("retrieve before the product, GiB/s", found.io_alone.median());
-    count("retrieve beside the product, GiB/s", found.io_busy.median());
-}
-
-/// Measures the checksums of objects in L2 and in HBM.
-pub fn crc(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
-    let (sizes, cached, all): (&[u32], usize, usize) =
-        if args.tiny { (&[4, 16], 256 << 10, 1 << 20) } else { (&CRC_KIB, 16 << 20, 1 << 30) };
-    let objects = crc::Objects::new(gpu, all, sizes[0])?;
-    let mut cases: Vec<(crc::Case, Samples)> = Vec::new();
-    for &kib in sizes {
-        for warps in crc::WARPS {
-            let case = |footprint| (crc::Case { kib, warps, footprint }, Samples::default());
-            cases.extend([cached, all].map(case));
-        }
-    }
-    for _ in 0..args.rounds {
-        for (case, found) in &mut cases {
-            found.push(objects.measure(*case)?);
-        }
-    }
-    for (case, found) in cases {
-        let crc::Case { kib, warps, footprint } = case;
-        let of = |count: u32, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-        let (warps, sms) = (of(warps, "warp"), of(case.blocks(), "SM"));
-        let place = if footprint == cached { "L2" } else { "HBM" };
-        let name = format!("checksums of {kib} KiB, {warps} on {sms}, from {place}: GiB/s");
-        report.counts.push((name, found.median()));
     }
     Ok(())
 }

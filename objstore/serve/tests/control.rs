@@ -385,7 +385,7 @@ fn nothing_of_what_was_erased_is_on_the_media() {
     }
     assert_eq!(erased, u64::from(rig.status().files_free) * FILE_BYTES);
     assert_eq!((pages_on_media(&rig, 0..20), pages_on_media(&rig, 100..104)), (0, 4 * 6));
-    // What is stored is whole, and the erased files are written again.
+    // Other blocks are whole, and the erased files are written again.
     assert_eq!(store.found(other, 100..104), 4);
     store.fill("mine", 0..12);
     assert_eq!(store.found(mine, 0..12), 12);

@@ -9,13 +9,13 @@ use kv_catalog::{Catalog, DeviceIndex, FileId, Geometry, Region, Row, Slot};
 use nvme_driver::{Controller, Error, LbaRange};
 use nvme_spec::ids::{Lba, Nsid};
 
-use super::{Store, lock};
+use super::{Inner, lock};
 use crate::error::StoreError;
 
 /// Bytes of a write to a device without Write Zeroes.
 const ZEROES: usize = 1 << 20;
 
-/// Result of [`Store::erase`].
+/// Result of [`Store::erase`](super::Store::erase).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Erased {
     /// The file to go on with; `None`: there are no more.
@@ -24,48 +24,31 @@ pub struct Erased {
     pub bytes: u64,
 }
 
-impl Store {
-    /// Removes all blocks of the namespace like [`Store::clear`], unless some are in use, pinned or
-    /// being stored: then nothing is changed. Returns the number of these.
-    ///
-    /// # Errors
-    /// Same as [`Store::pin`].
-    pub fn clear_unused(&self) -> Result<u32, StoreError> {
-        self.change(|catalog| Ok(catalog.clear_unused(*self.namespace)?))
-    }
-
-    /// Erases free files of all namespaces, up to `bytes_max` bytes of them, in the order of their
-    /// numbers from `first`. They read as zeroes when this returns, also after a loss of power; a
-    /// drive may deallocate them instead of writing zeroes. Files that become free meanwhile may be
-    /// left out, so the first call ([`FileId`] 0) of a series frees those of cleared namespaces.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::Driver`] if a device fails, [`StoreError::Forgotten`] if a controller
-    /// was reset meanwhile, and the errors of [`Store::check_writable`].
-    pub fn erase(&self, first: FileId, bytes_max: u64) -> Result<Erased, StoreError> {
-        let inner = &*self.inner;
-        self.check_writable()?;
+impl Inner {
+    /// Does what [`Store::erase`](super::Store::erase) does.
+    pub(super) fn erase(&self, first: FileId, bytes_max: u64) -> Result<Erased, StoreError> {
+        self.plane.check_writable()?;
         // A group that another thread deallocates is not free meanwhile.
-        let _drives = lock(&inner.drives);
+        let _drives = lock(&self.drives);
         if first.0 == 0 {
-            while !inner.catalog.with(Catalog::sweep_all) {}
+            while !self.catalog.with(Catalog::sweep_all) {}
         }
-        inner.sync()?;
-        inner.plane.with(|plane| plane.check_owner())?;
-        let file_bytes = inner.geometry.file_bytes();
+        self.sync()?;
+        self.plane.with(|plane| plane.check_owner())?;
+        let file_bytes = self.geometry.file_bytes();
         let most = u32::try_from(bytes_max / file_bytes).unwrap_or(u32::MAX).max(1);
-        let Some(files) = inner.catalog.with(|catalog| catalog.take_free(first, most)) else {
+        let Some(files) = self.catalog.with(|catalog| catalog.take_free(first, most)) else {
             return Ok(Erased { next: None, bytes: 0 });
         };
         let erased = self.erase_files(files.clone());
-        inner.catalog.with(|catalog| catalog.put_back(files.clone()));
+        self.catalog.with(|catalog| catalog.put_back(files.clone()));
         erased?;
         let bytes = u64::from(files.end - files.start) * file_bytes;
         Ok(Erased { next: Some(FileId(files.end)), bytes })
     }
 
     fn erase_files(&self, files: Range<u32>) -> Result<(), StoreError> {
-        let (plane, geometry) = (&self.inner.plane, &self.inner.geometry);
+        let (plane, geometry) = (&self.plane, &self.geometry);
         let devices = plane.with(|plane| Ok(plane.data_regions()))?;
         let resets = || devices.iter().map(|(controller, ..)| controller.resets()).sum::<u64>();
         let before = resets();

@@ -1,11 +1,10 @@
-//! `ripieno bench layers` and `descriptors`: whole contexts, stored and retrieved layer by layer.
+//! `ripieno bench layers`: whole contexts, stored and retrieved layer by layer.
 
 use clap::Args;
 use objstore::BlockId;
 use ripieno_sim::median;
 
 use super::PageFlags;
-use super::measure::{Measure, SLOTS};
 use super::report::{Report, Row, Value, spread};
 use super::session::{self, Done, Passes, Session};
 use crate::config::{Descriptors, ReplayFlags, StoreArgs};
@@ -22,45 +21,21 @@ A context of each length is stored and retrieved, all layers of it, into scatter
 pool; eight layers are in flight. The first pass does not count. Lengths for which this machine has
 no memory or disk space are left out, and named.
 
+With --by-descriptors, each with SGLs and with PRPs, with commands for neighbouring objects merged
+and with one command for each object. areas: the memory that the queues have for descriptors. lists:
+what the commands of one pass put there, which the device reads; with SGLs at most that.
+
 Examples:
   ripieno bench layers
   ripieno bench layers --model llama-3-8b,deepseek-v3-mla --tokens 1024,4096
   ripieno bench layers --media file:/var/tmp --block-tokens 64 --json
+  ripieno bench layers --by-descriptors --block-tokens 64 --tokens 16384 --json
   ripieno bench layers --html layers.html
   ripieno bench layers --device vfio:0000:65:00.0 --overwrite"
 );
 
-pub(super) const DESCRIPTORS_HELP: &str = measurement_help!(
-    "\
-The same context with SGLs and with PRPs, with commands for neighbouring objects merged and with one
-command for each object.
-
-Examples:
-  ripieno bench descriptors
-  ripieno bench descriptors --block-tokens 64 --tokens 16384 --json
-
-areas: the memory that the queues have for descriptors. lists: what the commands of one pass put
-there, which the device reads; with SGLs at most that."
-);
-
-pub(super) const MIXED_HELP: &str = "\
-Four operations of the same size are kept in flight, from reads only to writes only. apart: the
-bandwidth of the same bytes, first all reads and then all writes. factor: together relative to
-apart; below 1, the device likes reads and writes apart. The scheduler's table (ripieno bench table)
-has the factor of two reads and two writes.
-
-Examples:
-  ripieno bench mixed
-  ripieno bench mixed --device vfio:0000:65:00.0 --overwrite
-
-Exit codes:
-  0    measured, and every check passed
-  1    I/O failed, or a measurement did not pass its checks
-  2    bad input: the command line, or something that this machine does not have
-  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); there is no result then";
-
 /// Lengths of contexts by default, in tokens.
-pub(super) const TOKENS: [u32; 8] =
+const TOKENS: [u32; 8] =
     [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
 /// Bytes of a page of PRPs, and of an entry of each kind of list.
 const PAGE_BYTES: u64 = 4096;
@@ -68,11 +43,11 @@ const PRP_BYTES: u64 = 8;
 const SGL_BYTES: u64 = 16;
 const HINT: &str = "use another --model, or --media file:DIR";
 
-/// Flags of `ripieno bench layers` and `descriptors`.
+/// Flags of `ripieno bench layers`.
 #[derive(Debug, Args)]
 pub(crate) struct ContextFlags {
-    /// Lengths of the contexts in tokens [default: layers: 1024 to 131072 in powers of two, as far
-    /// as they fit; descriptors: 4096]
+    /// Lengths of the contexts in tokens [default: 1024 to 131072 in powers of two, as far as they
+    /// fit; with --by-descriptors 4096]
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Load",
         value_parser = size::count::<u32>(1..=1 << 24))]
     tokens: Vec<u32>,
@@ -82,6 +57,10 @@ pub(crate) struct ContextFlags {
         value_parser = size::count::<u32>(1..=1000))]
     rounds: u32,
 
+    /// Compare SGLs with PRPs, and merged commands with one for each object
+    #[arg(long, help_heading = "Load", conflicts_with_all = ["descriptors", "coalesce"])]
+    by_descriptors: bool,
+
     #[command(flatten)]
     page: PageFlags,
 
@@ -89,10 +68,32 @@ pub(crate) struct ContextFlags {
     pub(super) replay: ReplayFlags,
 }
 
+/// Kind of data pointers, and the limit of merged commands, that `--by-descriptors` compares.
+const KINDS: [(Descriptors, Option<u32>); 4] = [
+    (Descriptors::Sgl, None),
+    (Descriptors::Sgl, Some(0)),
+    (Descriptors::Prp, None),
+    (Descriptors::Prp, Some(0)),
+];
+
 impl ContextFlags {
-    fn check(&self, command: &str) -> anyhow::Result<()> {
-        self.page.check()?;
-        Ok(session::check(&self.replay, command)?)
+    /// Returns the lengths of contexts, and the flags of each store.
+    fn stores(&self) -> (Vec<u32>, Vec<ReplayFlags>) {
+        let asked = |default: &[u32]| match &self.tokens[..] {
+            [] => default.to_vec(),
+            tokens => tokens.to_vec(),
+        };
+        if !self.by_descriptors {
+            return (asked(&TOKENS), self.replay.each_shape(&[16, 64]));
+        }
+        let of = |flags: ReplayFlags| {
+            KINDS.map(|kind| {
+                let mut flags = flags.clone();
+                (flags.common.descriptors, flags.common.coalesce) = kind;
+                flags
+            })
+        };
+        (asked(&[4096]), self.replay.each_shape(&[64]).into_iter().flat_map(of).collect())
     }
 }
 
@@ -150,13 +151,19 @@ impl Context<'_> {
         Ok(Some([stored, found]))
     }
 
-    /// Returns the row of some passes, without those of its parameters that `of` does not name.
-    fn row(&self, is_read: bool, passes: &Passes) -> Row {
+    /// Returns the row of some passes.
+    fn row(&self, is_read: bool, passes: &Passes, by_descriptors: bool) -> Row {
         let seconds = median(passes.seconds.clone()).unwrap_or(f64::INFINITY);
         let direction = if is_read { "retrieve" } else { "store" };
         let layer_us = seconds / f64::from(self.args.shape.layers) * 1e6;
-        Row {
-            of: vec![("direction", "direction", Value::Text(direction.to_owned()))],
+        let shape = &self.args.shape;
+        let mut row = Row {
+            of: vec![
+                ("model", "model", Value::Text(shape.model.to_owned())),
+                ("block_tokens", "block", Value::Count(shape.block_tokens.into())),
+                ("tokens", "tokens", Value::Count(self.tokens.into())),
+                ("direction", "direction", Value::Text(direction.to_owned())),
+            ],
             figures: vec![
                 ("bytes_s", "bandwidth", Value::BytesPerSecond(self.bytes() as f64 / seconds)),
                 ("layer_us", "a layer", Value::Micros(layer_us)),
@@ -170,7 +177,20 @@ impl Context<'_> {
             ],
             spread: spread(&passes.seconds),
             wrong: passes.wrong.clone(),
+        };
+        if by_descriptors {
+            let (kind, coalesce) = (self.args.common.descriptors, self.args.common.coalesce);
+            let merged = if coalesce.is_none() { "yes" } else { "no" };
+            row.of.extend([
+                ("descriptors", "pointers", Value::Text(crate::config::name(kind))),
+                ("merged", "merged", Value::Text(merged.to_owned())),
+            ]);
+            row.figures.extend([
+                ("area_bytes", "areas", Value::Bytes(areas(self.args))),
+                ("list_bytes", "lists", Value::Bytes(lists(self, kind, passes.commands))),
+            ]);
         }
+        row
     }
 
     /// Returns true if this machine has the memory or disk space for it.
@@ -195,19 +215,19 @@ fn args_for(flags: &ReplayFlags, tokens: u32) -> Result<StoreArgs, Problem> {
 /// Returns a [`Problem`] for bad input, and an error if the stack fails.
 pub(super) fn layers(flags: &ContextFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
-    flags.check("bench layers")?;
-    let asked = if flags.tokens.is_empty() { TOKENS.to_vec() } else { flags.tokens.clone() };
+    flags.page.check()?;
+    session::check(&flags.replay, "bench layers")?;
+    let (mut asked, stores) = flags.stores();
+    asked.sort_unstable();
     let mut all = Report::new("layers");
     all.axes = (vec![("tokens", "tokens", 1.0)], vec![("bytes_s", "GiB/s", f64::from(1 << 30))]);
-    for each in flags.replay.each_shape(&[16, 64]) {
+    for each in stores {
         // The store is that of the longest one that fits.
         let mut lengths = asked.clone();
-        lengths.sort_unstable();
         let mut left_out = Vec::new();
         let mut args = args_for(&each, lengths[lengths.len() - 1])?;
         while lengths.len() > 1 {
             let tokens = lengths[lengths.len() - 1];
-            args = args_for(&each, tokens)?;
             if (Context { args: &args, tokens, rounds: 1 }).fits() {
                 break;
             }
@@ -224,7 +244,7 @@ pub(super) fn layers(flags: &ContextFlags) -> anyhow::Result<u8> {
         }
         let longest = lengths[lengths.len() - 1].div_ceil(block);
         let progress = Progress::new("contexts", lengths.len(), args.shows_progress());
-        let Done { setting, value, .. } =
+        let Done { setting, value: (rows, interrupted), .. } =
             session::with(&args, longest.into(), None, &mut interrupt, HINT, |session| {
                 let mut rows = Vec::new();
                 for (at, &tokens) in lengths.iter().enumerate() {
@@ -232,86 +252,17 @@ pub(super) fn layers(flags: &ContextFlags) -> anyhow::Result<u8> {
                     let context = Context { args: &args, tokens, rounds: flags.rounds };
                     let Some(moved) = context.measure(session)? else { return Ok((rows, true)) };
                     for (is_read, passes) in [(true, &moved[1]), (false, &moved[0])] {
-                        let mut row = context.row(is_read, passes);
-                        row.of.splice(
-                            0..0,
-                            [
-                                ("model", "model", Value::Text(model.to_owned())),
-                                ("block_tokens", "block", Value::Count(block.into())),
-                                ("tokens", "tokens", Value::Count(tokens.into())),
-                            ],
-                        );
-                        rows.push(row);
+                        rows.push(context.row(is_read, passes, flags.by_descriptors));
                     }
                 }
                 Ok((rows, false))
             })?;
         progress.finish();
         all.setting = Some(setting);
-        all.rows.extend(value.0);
-        all.interrupted = value.1;
+        all.rows.extend(rows);
+        all.interrupted = interrupted;
         if all.interrupted {
             break;
-        }
-    }
-    all.finish(&flags.page, &flags.replay.common.output, &interrupt)
-}
-
-/// Runs `ripieno bench descriptors`. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`Problem`] for bad input, and an error if the stack fails.
-pub(super) fn descriptors(flags: &ContextFlags) -> anyhow::Result<u8> {
-    let mut interrupt = Interrupt::listen()?;
-    flags.check("bench descriptors")?;
-    let common = &flags.replay.common;
-    if common.coalesce.is_some() || common.descriptors != Descriptors::Auto {
-        let hint = "leave them out; ripieno bench layers takes them";
-        return Err(
-            Problem::new("--descriptors, --coalesce: each of them is measured", hint).into()
-        );
-    }
-    let tokens = match flags.tokens[..] {
-        [] => 4096,
-        [tokens] => tokens,
-        _ => return Err(Problem::new("--tokens: name one length", "").into()),
-    };
-    let mut all = Report::new("descriptors");
-    for (kind, coalesce) in [
-        (Descriptors::Sgl, None),
-        (Descriptors::Sgl, Some(0)),
-        (Descriptors::Prp, None),
-        (Descriptors::Prp, Some(0)),
-    ] {
-        let mut each = flags.replay.clone();
-        (each.common.descriptors, each.common.coalesce) = (kind, coalesce);
-        let args = args_for(&each, tokens)?;
-        let context = Context { args: &args, tokens, rounds: flags.rounds };
-        let blocks = context.blocks().into();
-        let Done { setting, value, .. } =
-            session::with(&args, blocks, None, &mut interrupt, HINT, |session| {
-                context.measure(session)
-            })?;
-        all.setting = Some(setting);
-        let Some(moved) = value else {
-            all.interrupted = true;
-            break;
-        };
-        for (is_read, passes) in [(true, &moved[1]), (false, &moved[0])] {
-            let mut row = context.row(is_read, passes);
-            let merged = if coalesce.is_none() { "yes" } else { "no" };
-            row.of.splice(
-                0..0,
-                [
-                    ("descriptors", "pointers", Value::Text(crate::config::name(kind))),
-                    ("merged", "merged", Value::Text(merged.to_owned())),
-                ],
-            );
-            row.figures.extend([
-                ("area_bytes", "areas", Value::Bytes(areas(&args))),
-                ("list_bytes", "lists", Value::Bytes(lists(&context, kind, passes.commands))),
-            ]);
-            all.rows.push(row);
         }
     }
     all.finish(&flags.page, &flags.replay.common.output, &interrupt)
@@ -334,49 +285,4 @@ fn lists(context: &Context<'_>, kind: Descriptors, commands: f64) -> u64 {
     // The first page of a command is in the command; a second one, too, if it is the last.
     let pages = objects * u64::from(context.args.shape.object_bytes).div_ceil(PAGE_BYTES);
     if pages <= 2 * commands { 0 } else { (pages - commands) * PRP_BYTES }
-}
-
-/// Runs `ripieno bench mixed`. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`Problem`] for bad input, and an error if the stack fails.
-pub(super) fn mixed(flags: &ReplayFlags) -> anyhow::Result<u8> {
-    let mut interrupt = Interrupt::listen()?;
-    session::check(flags, "bench mixed")?;
-    let args = StoreArgs::check(flags.clone(), false)?;
-    let done = Measure::with(&args, None, &mut interrupt, |measure, in_flight| {
-        let before = measure.session.counted()?;
-        let Some(found) = measure.mixes(in_flight)? else { return Ok(None) };
-        let mut wrong = measure.session.problems(&before)?;
-        wrong.extend(measure.contents()?);
-        Ok(Some((found, wrong)))
-    })?;
-    let mut all = Report::new("mixed");
-    all.setting = Some(done.setting);
-    let Some((mixes, wrong)) = done.value else {
-        all.interrupted = true;
-        return all.finish(&PageFlags::default(), &flags.common.output, &interrupt);
-    };
-    let alone = |reads| mixes.iter().find(|mix| mix.reads == reads).map_or(0.0, |mix| mix.bytes_s);
-    for mix in &mixes {
-        let seconds = mix.read_bytes_s / alone(1.0) + mix.write_bytes_s / alone(0.0);
-        let rate = Value::BytesPerSecond;
-        let reads = (mix.reads * f64::from(SLOTS)) as u64;
-        all.rows.push(Row {
-            of: vec![
-                ("reads", "reads", Value::Count(reads)),
-                ("writes", "writes", Value::Count(u64::from(SLOTS) - reads)),
-            ],
-            figures: vec![
-                ("bytes_s", "together", rate(mix.bytes_s)),
-                ("read_bytes_s", "of it read", rate(mix.read_bytes_s)),
-                ("write_bytes_s", "written", rate(mix.write_bytes_s)),
-                ("apart_bytes_s", "apart", rate(mix.bytes_s / seconds)),
-                ("factor", "factor", Value::Ratio(seconds)),
-            ],
-            spread: spread(&mix.windows),
-            wrong: wrong.clone(),
-        });
-    }
-    all.finish(&PageFlags::default(), &flags.common.output, &interrupt)
 }

@@ -361,8 +361,8 @@ impl Bench {
         Ok(has_ended.then_some(all))
     }
 
-    /// Reads the next bytes of each device by one operation, and returns the time it took; `None` if
-    /// interrupted while it does not end.
+    /// Reads the next bytes of each device by one operation, and returns the time it took. Returns
+    /// `None` if interrupted while it does not end.
     pub(super) fn batch(
         &mut self,
         pieces: &[Piece],

@@ -20,13 +20,11 @@ pub(super) const SAMPLES: u32 = 9;
 /// Repetitions of a batch that is faster than a smaller one.
 const AGAIN: u32 = 3;
 /// Operations in flight in a mixture.
-pub(super) const SLOTS: u32 = 4;
+const SLOTS: u32 = 4;
 /// Operations completed per mixture, at least.
-const MIXED_OPS: usize = 384;
+const MIXED_OPS: u32 = 384;
 /// Duration of a mixture, at least.
 const MIXED_TIME: Nanos = Nanos::from_millis(1_000);
-/// Parts of a mixture whose bandwidths are compared.
-const WINDOWS: usize = 8;
 /// Upper limit of any wait.
 const LONG: Nanos = Nanos::from_millis(600_000);
 
@@ -55,9 +53,8 @@ pub(super) struct Mix {
     pub(super) bytes_s: f64,
     pub(super) read_bytes_s: f64,
     pub(super) write_bytes_s: f64,
-    /// Bandwidths of parts of the time.
-    #[serde(skip)]
-    pub(super) windows: Vec<f64>,
+    /// Time of the same bytes, first all reads and then all writes, relative to the time together.
+    pub(super) factor: f64,
 }
 
 /// All measurements.
@@ -201,7 +198,7 @@ impl Measure<'_, '_> {
     }
 
     /// Measures mixtures from reads alone to writes alone, as [`Measure::all`] does.
-    pub(super) fn mixes(&mut self, in_flight: u32) -> anyhow::Result<Option<Vec<Mix>>> {
+    fn mixes(&mut self, in_flight: u32) -> anyhow::Result<Option<Vec<Mix>>> {
         let objects = in_flight / (2 * SLOTS);
         let size = (objects / self.shape().segments).clamp(1, self.batch_max);
         let mut mix = Vec::new();
@@ -212,11 +209,15 @@ impl Measure<'_, '_> {
             mix.push(self.together(size, reads)?);
             self.advance();
         }
+        let [reads, writes] = [&mix[0], &mix[SLOTS as usize]].map(|alone| alone.bytes_s);
+        for mix in &mut mix {
+            mix.factor = mix.read_bytes_s / reads + mix.write_bytes_s / writes;
+        }
         Ok(Some(mix))
     }
 
     /// Retrieves the first batch again, and compares a sample of it.
-    pub(super) fn contents(&mut self) -> anyhow::Result<Option<String>> {
+    fn contents(&mut self) -> anyhow::Result<Option<String>> {
         let batch = self.batch_max as usize;
         let keys = &self.session.keys[..batch];
         self.session.contents(keys, &self.blocks[..batch])
@@ -283,15 +284,14 @@ impl Measure<'_, '_> {
         }
         let begin = self.session.clock.now();
         let mut ended = [0_u32; 2];
-        // Of each operation.
-        let mut ends = vec![begin];
+        let mut last = begin;
         let mut waiter = Waiter::new(&**self.session.clock, begin + LONG);
-        while ends.len() <= MIXED_OPS || ends[ends.len() - 1] - begin < MIXED_TIME {
+        while ended[0] + ended[1] < MIXED_OPS || last - begin < MIXED_TIME {
             let before = ended;
             for (job, ticket, is_read, layers) in &mut slots {
                 if self.session.store.poll(ticket)?.is_some() {
                     ended[usize::from(!*is_read)] += 1;
-                    ends.push(self.session.clock.now());
+                    last = self.session.clock.now();
                     *ticket = job.start(&self.session.store, self.layer(*layers))?;
                     *layers += 1;
                 }
@@ -302,15 +302,11 @@ impl Measure<'_, '_> {
             ensure!(waiter.wait(), "reads and writes together do not end");
         }
         self.session.store.plane().drain()?;
-        let took = Duration::from_nanos((ends[ends.len() - 1] - begin).0).as_secs_f64();
+        let took = Duration::from_nanos((last - begin).0).as_secs_f64();
         let rate = |ops: u32| f64::from(ops) * self.bytes(size) as f64 / took;
         let [read_bytes_s, write_bytes_s] = ended.map(rate);
         let bytes_s = read_bytes_s + write_bytes_s;
-        let part = ends.len() / WINDOWS;
-        let bounds: Vec<Nanos> = ends.into_iter().step_by(part).collect();
-        let windows = bounds.windows(2).map(|pair| 1.0 / (pair[1] - pair[0]).0.max(1) as f64);
-        let windows = windows.collect();
         let reads = f64::from(reads) / f64::from(SLOTS);
-        Ok(Mix { reads, bytes_s, read_bytes_s, write_bytes_s, windows })
+        Ok(Mix { reads, bytes_s, read_bytes_s, write_bytes_s, factor: 1.0 })
     }
 }

@@ -36,7 +36,6 @@ pub(super) enum Value {
     Count(u64),
     Bytes(u64),
     BytesPerSecond(f64),
-    Nanos(f64),
     Micros(f64),
     /// A number without decimals.
     Whole(f64),
@@ -53,7 +52,6 @@ impl Value {
             Self::Count(count) => grouped(*count),
             Self::Bytes(bytes) => Size(*bytes).to_string(),
             Self::BytesPerSecond(rate) => format!("{}/s", Size(*rate as u64)),
-            Self::Nanos(nanos) => format!("{} ns", grouped(*nanos as u64)),
             Self::Micros(micros) => us(*micros),
             Self::Whole(number) => grouped(*number as u64),
             Self::Ratio(ratio) => format!("{ratio:.2}"),

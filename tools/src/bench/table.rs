@@ -26,8 +26,9 @@ use super::session;
 
 pub(super) const HELP: &str = "\
 Batches of a layer's objects are stored and retrieved through the whole stack, in sizes that double;
-then four operations are kept in flight, from reads only to writes only. With --out the costs are
-written to a slack table for the scheduler; layer times are learned while serving.
+then four operations are kept in flight, from reads only to writes only; factor: the time of the
+same bytes, first all reads and then all writes, relative to the time together. With --out the costs
+are written to a slack table for the scheduler; layer times are learned while serving.
 
 Examples:
   ripieno bench table --out slack.json
@@ -331,9 +332,10 @@ impl Batches {
             let write = self.write.get(at).map_or_else(String::new, point);
             rows.push(row(&Size(read.bytes).to_string(), point(read), write));
         }
-        let mut mixes = vec![row("reads", "together", "of that read, and written")];
+        let mut mixes = vec![row("reads", "together", "of that read, and written; factor")];
         for mix in &self.mix {
-            let parts = format!("{}, {}", rate(mix.read_bytes_s), rate(mix.write_bytes_s));
+            let [read, written] = [mix.read_bytes_s, mix.write_bytes_s].map(rate);
+            let parts = format!("{read}, {written}; {:.2}", mix.factor);
             mixes.push(row(&format!("{:.0} %", 100.0 * mix.reads), rate(mix.bytes_s), parts));
         }
         let mixed = match self.mixed {

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     account::Account,
     error::RefusalKind,
-    refusal::{Refusal, inclusive},
+    refusal::Refusal,
     shared::Shared,
 };
 

@@ -208,10 +208,6 @@ if [ -z "$plan" ] && grep -q -i 'no nvidia driver' "$results/doctor.out" "$resul
   exit 2
 fi
 
-experiment() { # how, question, limit
-  "$1" "experiment-$2" "$3" ./bench gpu experiment "$2" --kernel 3 --timeout 8
-  show "experiment-$2"
-}
 tiny='' rounds=3 each=''
 [ -z "$rehearse" ] || tiny=--tiny rounds=1
 bench() { # how, part, limit
@@ -244,23 +240,13 @@ gpu_test() { # how, limit, test
 }
 
 first() {
-  # 2. Partitions, and kernels of the primary context in them.
-  experiment step partition 12
   # 3 and 4. Smoke tests, and the handshake of a kernel that exits while the host submits.
   gpu_test step 20 gpu::a_launch_per_batch_moves_the_right_bytes
   gpu_test resident 20 gpu::a_resident_kernel_moves_the_right_bytes
   gpu_test resident 30 gpu::no_submission_is_lost_while_the_kernel_leaves
-  # 5 to 7. Calls that wait for a kernel that does not end; the kernel of 5 and 7 ends by itself.
-  experiment step calls 45
-  experiment step layers 10
-  experiment step connections 25
-  # 8. Reads of words that the host writes.
-  experiment step lines 10
   # 9 and 10. Rates.
   either rate 70
   either operation 25
-  # 11. Checksums by the code of the I/O kernel.
-  bench step crc 15
   # 12. GPU memory for drives.
   gpu_test step 8 gdr::a_mapping_is_the_same_memory_on_a_gpu
   gpu_test step 8 gdr::a_pool_of_allocations_on_a_gpu
@@ -298,14 +284,11 @@ second() {
 
   either retrieve 30
   either caller 25
-  bench resident matmul 40
 
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
   if [ -n "$plan" ] || [ -n "$sanitizer" ]; then
     step memcheck 20 "$sanitizer" --tool memcheck --error-exitcode 9 ./cuda-tests --ignored --exact \
       gpu::a_launch_per_batch_moves_the_right_bytes
-    step racecheck 20 "$sanitizer" --tool racecheck --error-exitcode 9 ./bench gpu --only matmul \
-      --tiny --rounds 1
   else
     skip sanitizer 'no compute-sanitizer on this machine'
   fi
