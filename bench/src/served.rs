@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use objstore::{BlockId, BlockKey, KeyChain, KvShape, Layer, Namespace, Store};
 use ripieno_serve::{Client, PinLimits, Server, ServerOptions, Settings};
-use ripieno_stack::{Builder, PoolMemory, Request};
+use ripieno_stack::{Builder, PoolMemory, Request, StackConfig};
 
 use crate::{
     file::folder,
@@ -88,10 +88,9 @@ impl Load {
     fn measure(&self, folder: &Path, rounds: u32) -> Result<Found> {
         let bytes = self.shape.block_bytes() * self.keys.len() as u64;
         let blocks = self.blocks.len() as u32;
-        let stack = Builder::new(folder.join("store"), self.shape)
-            .capacity((2 * bytes).max(64 << 20))
-            .pool(PoolMemory::Own { blocks })
-            .open()?;
+        let capacity = Some((2 * bytes).max(64 << 20));
+        let config = StackConfig { capacity, ..StackConfig::at(folder.join("store")) };
+        let stack = Builder::new(config, self.shape).pool(PoolMemory::Own { blocks }).open()?;
         let store = stack.store().clone();
         let socket = folder.join("socket");
         let settings = Settings {

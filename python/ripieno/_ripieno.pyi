@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Literal, final
+from typing import Any, final
 
 from . import Namespace, Pool, RankId, Shape
 from .stats import CatalogStats, PlaneStats, StoreStats, Usage
@@ -20,6 +20,7 @@ __all__ = [
     "ServedPlane",
     "Store",
     "Write",
+    "check_options",
     "end_events",
     "parse_size",
     "prepare",
@@ -33,6 +34,9 @@ METRICS: list[tuple[str, str, str]]
 
 _Keys = bytes | Sequence[bytes]
 """32 bytes each, or all of them concatenated."""
+
+_Option = bool | int | str | Sequence[str] | None
+"""None is the default."""
 
 @final
 class Reference:
@@ -121,14 +125,7 @@ class Plane(_Context):
         rank: RankId,
         shape: Shape,
         pool: Pool,
-        *,
-        executor: Literal["host", "cuda"] | None = None,
-        require: Literal["direct", "staged", "host"] | None = None,
-        io_sms: int | None = None,
-        dram_bytes: int | str | None = None,
-        dram_mode: Literal["write-through", "read-ahead"] = "write-through",
-        pacing: bool = False,
-        metrics: str | None = None,
+        **options: _Option,
     ) -> Plane: ...
     def __enter__(self) -> Plane: ...
     @property
@@ -177,15 +174,7 @@ class Store(_Context):
         pool: Pool,
         *,
         namespace: Namespace | None = None,
-        capacity: int | str | None = None,
-        devices: int = 1,
-        executor: Literal["host", "cuda"] | None = None,
-        require: Literal["direct", "staged", "host"] | None = None,
-        io_sms: int | None = None,
-        dram_bytes: int | str | None = None,
-        dram_mode: Literal["write-through", "read-ahead"] = "write-through",
-        pacing: bool = False,
-        metrics: str | None = None,
+        **options: _Option,
     ) -> Store: ...
     def __enter__(self) -> Store: ...
     @property
@@ -302,6 +291,7 @@ class ServedPlane(_Context):
     def take_lost(self) -> list[int]: ...
     def close(self) -> None: ...
 
+def check_options(options: dict[str, Any], beside: Sequence[str] = ...) -> None: ...
 def parse_size(size: int | str, name: str = "size") -> int: ...
 def server_shape(socket: str | os.PathLike[str]) -> Shape: ...
 def prepare(
@@ -309,9 +299,7 @@ def prepare(
     shape: Shape,
     *,
     ranks: int = 1,
-    capacity: int | str | None = None,
-    devices: int | Sequence[str] | None = None,
-    overwrite: Literal["nothing", "store", "anything"] = "nothing",
+    **options: _Option,
 ) -> list[RankId]: ...
 def take_events(timeout: float) -> list[tuple[float, int, str, str, int, str]] | None: ...
 def end_events() -> None: ...

@@ -18,14 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import ripieno
 from ripieno.capacity import made_in
+from ripieno.options import Options as StoreOptions
 from ripieno.served import ServedStore
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 THREADS = 2
 """Threads for each direction, with a part of the buffer each: one copies while the other moves."""
@@ -38,34 +36,15 @@ Batch = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(StoreOptions):
     """Parameters of a store of objects; the modules that use it describe them."""
 
-    path: str = ""
-    capacity: int = 0
-    server: str = ""
+    OWN: ClassVar[set[str]] = StoreOptions.OWN | {"piece"}
+    SIZES: ClassVar[set[str]] = StoreOptions.SIZES | {"piece", "buffer"}
+
     piece: int = 1 << 20
-    devices: int = 1
     buffer: int = 64 << 20
     weights_id: str = ""
-
-    @classmethod
-    def parse(cls, given: dict[str, Any], place: str) -> Self:
-        """Raises ValueError if a parameter is missing, unknown or wrong. place: where it was
-        given, for the message."""
-        known = set(cls.__dataclass_fields__)
-        if unknown := sorted(given.keys() - known):
-            raise ValueError(f"{place}: {unknown} were given; there are {sorted(known)}")
-        own = {"path", "capacity", "piece", "devices"} & given.keys()
-        if own and given.get("server"):
-            raise ValueError(f"{place}: server replaces {sorted(own)}; leave them out")
-        missing = sorted({"path", "capacity"} - given.keys())
-        if missing and not given.get("server"):
-            raise ValueError(f"{place}: {missing} are missing; give them, or a server")
-        parsed = given | {"path": os.path.abspath(given.get("path", ""))}
-        for name in {"capacity", "piece", "buffer"} & given.keys():
-            parsed[name] = ripieno.parse_size(given[name], name)
-        return cls(**parsed)
 
 
 @dataclass(frozen=True)
@@ -125,7 +104,7 @@ class Objects:
         pool = replace(pool, rows=rows, block_stride=piece, blocks=size // piece, file=file)
 
         def make(bytes: int) -> ripieno.Store:
-            return ripieno.Store(self.path, shape, pool, capacity=bytes, devices=options.devices)
+            return ripieno.Store(self.path, shape, pool, capacity=bytes, **options.store)
 
         self.all: Space
         """The store."""

@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 # Raises first if this is another version of vLLM.
-from ripieno.vllm.options import parse_path  # isort: skip
+import ripieno.vllm  # isort: skip
 
 import vllm.v1.core.kv_cache_utils as hashing
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -46,6 +46,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 import ripieno
 from ripieno.capacity import made_in
+from ripieno.options import parse_path
 from ripieno.vllm.hints import answer, stores
 from ripieno.vllm.identity import origin_of
 
@@ -97,11 +98,11 @@ class RipienoTier(SecondaryTierManager):
         tier_type: str,
         path: str,
         capacity: int | str,
-        devices: int = 1,
         weights_id: str = "",
         keep_on_reset: bool = False,
         shutdown: str = "drain",
         backpressure_detector: Any = None,
+        **store: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality.LOCAL
@@ -115,7 +116,7 @@ class RipienoTier(SecondaryTierManager):
         name = f"tier-chunk{self.block_size_bytes}"
         if config.parallel.data_parallel_size > 1:
             name += f"-dp{config.parallel.data_parallel_index}"
-        path = parse_path(path)
+        path = parse_path(path, "path")
         self.path = os.path.join(path, name)
 
         def make(bytes: int) -> ripieno.Store:
@@ -125,7 +126,7 @@ class RipienoTier(SecondaryTierManager):
                 ripieno.Pool.contiguous(primary_kv_view, shape),
                 namespace=namespace_of(offloading_spec, tokens, weights_id),
                 capacity=bytes,
-                devices=int(devices),
+                **store,
             )
 
         engines = config.parallel.data_parallel_size

@@ -4,20 +4,23 @@
 
 use std::{
     os::fd::{BorrowedFd, OwnedFd},
+    path::PathBuf,
     ptr::NonNull,
-    str::FromStr,
     sync::Arc,
     time::Duration,
 };
 
 use nvme_driver::{DevicePtr, Nanos};
 use objstore::{
-    BlockId, BlockKey, DramStats, KvShape, Layer, Overwrite, PinAnswer, RankId, StoreEvent, StoreId,
+    BlockId, BlockKey, DramStats, KvShape, Layer, PinAnswer, RankId, StoreEvent, StoreId,
 };
-use pyo3::{prelude::*, types::PyBytes};
+use pyo3::{
+    prelude::*,
+    types::{PyBool, PyBytes, PyDict, PyList, PyTuple},
+};
 use ripieno_stack::{
-    CudaChoice, EngineMemory, Executor, GpuMemory, PoolLayout, PoolMemory, RankMedia, RawStream,
-    Size,
+    DeviceChoice, EngineMemory, GpuMemory, OPTIONS, PoolLayout, PoolMemory, RankMedia, RawStream,
+    Size, StackConfig, unknown_option,
 };
 
 use crate::error::{invalid, refused};
@@ -128,56 +131,41 @@ impl Pool {
     }
 }
 
-/// Returns the I/O kernel's executor: the one asked for, or the one that suits the pool.
-pub(crate) fn executor(
-    name: Option<&str>,
-    io_sms: Option<u32>,
-    pool: &PoolMemory,
-) -> PyResult<Executor> {
-    let on = match pool {
-        PoolMemory::Gpu { memory, .. } => Some(memory.ordinal()),
-        _ => None,
-    };
-    let gpu = match name {
-        None => on,
-        Some("host") => None,
-        Some("cuda") => Some(on.unwrap_or(0)),
-        Some(other) => return Err(invalid(format!("executor is {other}; give host or cuda"))),
-    };
-    match (gpu, io_sms) {
-        (None, None) => Ok(Executor::Host),
-        (None, Some(_)) => Err(invalid("io_sms was given, and only executor cuda has SMs")),
-        (Some(ordinal), io_sms) => {
-            let io_sms = io_sms.unwrap_or(CudaChoice::IO_SMS);
-            Ok(Executor::Cuda(CudaChoice { io_sms, ..CudaChoice::new(ordinal) }))
+/// Returns the options of a store in a directory from a caller's keywords; `None` is the default.
+pub(crate) fn config(path: PathBuf, options: Option<&Bound<'_, PyDict>>) -> PyResult<StackConfig> {
+    let mut config = StackConfig::at(path);
+    for (name, value) in options.into_iter().flatten() {
+        if !value.is_none() {
+            config.set(&name.extract::<String>()?, &text(&value)?).map_err(invalid)?;
         }
+    }
+    Ok(config)
+}
+
+/// Returns the text of an option's value.
+fn text(value: &Bound<'_, PyAny>) -> PyResult<String> {
+    if let Ok(flag) = value.cast::<PyBool>() {
+        return Ok(flag.is_true().to_string());
+    }
+    let list = value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>();
+    match list {
+        true => Ok(value.extract::<Vec<String>>()?.join(",")),
+        false => Ok(value.str()?.to_string()),
     }
 }
 
-/// Parses the text of the argument `name`.
-pub(crate) fn parse<T: FromStr<Err = String>>(name: &str, text: &str) -> PyResult<T> {
-    text.parse().map_err(|why| invalid(format!("{name}: {why}")))
-}
-
-/// A number of bytes, or text such as `64MiB`.
-#[derive(FromPyObject)]
-pub(crate) enum Bytes {
-    #[pyo3(annotation = "int")]
-    Count(u64),
-    #[pyo3(annotation = "str")]
-    Text(String),
-}
-
-/// Returns the bytes of the argument `name`.
-pub(crate) fn bytes(name: &str, given: Option<Bytes>) -> PyResult<Option<u64>> {
-    let parse = |given| match given {
-        Bytes::Count(bytes) => Ok(bytes),
-        Bytes::Text(text) => match text.parse() {
-            Ok(Size(bytes)) => Ok(bytes),
-            Err(why) => Err(invalid(format!("{name}: {text:?} was given; {why}"))),
-        },
-    };
-    given.map(parse).transpose()
+/// Checks options of a store, by name, as Store and Plane do. beside: further names that are known
+/// where they were given, for the error about an unknown one.
+#[pyfunction]
+#[pyo3(signature = (options, beside = Vec::new()))]
+pub fn check_options(options: &Bound<'_, PyDict>, beside: Vec<String>) -> PyResult<()> {
+    for name in options.keys() {
+        let name = name.extract::<String>()?;
+        if !OPTIONS.iter().any(|option| option.name == name) {
+            return Err(invalid(unknown_option(&name, &beside)));
+        }
+    }
+    config(PathBuf::new(), Some(options)).map(|_| ())
 }
 
 /// Returns the bytes of a size: a number of bytes, or text such as "64MiB". name: what it is the
@@ -185,13 +173,10 @@ pub(crate) fn bytes(name: &str, given: Option<Bytes>) -> PyResult<Option<u64>> {
 #[pyfunction]
 #[pyo3(signature = (size, name = "size"))]
 pub fn parse_size(size: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
-    match size.extract() {
-        Ok(size) => Ok(bytes(name, Some(size))?.unwrap_or_default()),
-        Err(_) => Err(invalid(format!(
-            "{name}: {} was given; give bytes, or a size such as 64MiB",
-            size.repr()?
-        ))),
-    }
+    text(size)?.parse().map(|Size(bytes)| bytes).map_err(|why| {
+        let given = size.repr().map(|given| given.to_string()).unwrap_or_default();
+        invalid(format!("{name}: {given} was given; {why}"))
+    })
 }
 
 /// Wraps the handle of a CUDA stream.
@@ -201,41 +186,18 @@ pub(crate) fn stream(handle: u64) -> RawStream {
     unsafe { RawStream::new(handle) }
 }
 
-/// Media of the ranks' data: a number of files each, or the names of drives.
-#[derive(FromPyObject)]
-pub(crate) enum Devices {
-    Files(u32),
-    Drives(Vec<String>),
-}
-
-impl Devices {
-    pub(crate) fn media(self, capacity: Option<Bytes>, overwrite: &str) -> PyResult<RankMedia> {
-        let capacity = bytes("capacity", capacity)?;
-        let overwrite = match overwrite {
-            "nothing" => Overwrite::Nothing,
-            "store" => Overwrite::Store,
-            "anything" => Overwrite::Anything,
-            other => {
-                let why = format!("overwrite is {other}; give nothing, store or anything");
-                return Err(invalid(why));
-            }
-        };
-        match self {
-            Self::Files(count) => {
-                let bytes = capacity
-                    .ok_or_else(|| invalid("capacity: files need a size, such as 100GiB"))?;
-                Ok(RankMedia::Files { bytes, count, lba_bytes: 4096 })
-            }
-            Self::Drives(names) => {
-                let address = |name: String| {
-                    let address = name.strip_prefix("vfio:").and_then(|text| text.parse().ok());
-                    address.ok_or_else(|| {
-                        invalid(format!("devices: {name} is no drive; give vfio:0000:65:00.0"))
-                    })
-                };
-                let addresses = names.into_iter().map(address).collect::<PyResult<_>>()?;
-                Ok(RankMedia::Drives { addresses, bytes: capacity, overwrite })
-            }
+/// Returns the media of the ranks' data.
+pub(crate) fn media(config: StackConfig) -> PyResult<RankMedia> {
+    let StackConfig { devices, capacity, lba, overwrite, .. } = config;
+    match devices.unwrap_or(DeviceChoice::Files(1)) {
+        DeviceChoice::Files(count) => {
+            let missing = || invalid("capacity: files need a size, such as 100GiB");
+            let bytes = capacity.ok_or_else(missing)?;
+            Ok(RankMedia::Files { bytes, count, lba_bytes: lba.unwrap_or(4096) })
+        }
+        DeviceChoice::Drives(addresses) => {
+            let overwrite = overwrite.unwrap_or_default();
+            Ok(RankMedia::Drives { addresses, bytes: capacity, overwrite })
         }
     }
 }

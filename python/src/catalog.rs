@@ -14,7 +14,7 @@ use objstore::{
 };
 use pyo3::{
     prelude::*,
-    types::{PyBytes, PyTuple},
+    types::{PyBytes, PyDict, PyTuple},
 };
 use ripieno_stack::{CatalogStack, Own, Ranks, RanksOptions};
 
@@ -27,27 +27,22 @@ use crate::{
 /// Creates a store for several processes in a directory, unless there is one: its catalog, and a
 /// part for each rank. The first process creates it; the others wait.
 ///
-/// capacity: size of all ranks' data, in bytes or as "100GiB"; files are allocated immediately.
-/// devices: files per rank (1), or drives that are bound to vfio-pci (["vfio:0000:65:00.0", ...]),
-/// the same number for each rank. overwrite: data on a drive that may be overwritten: nothing,
-/// store, or anything. Returns the identity of each rank, which opens its plane.
+/// options: see docs/reference/options.md; those of an open store are ignored. capacity is that of
+/// all ranks together. devices: files of each rank, or drives, the same number for each rank.
+/// Returns the identity of each rank, which opens its plane.
 #[pyfunction]
-#[pyo3(signature = (
-    path, shape, *, ranks = 1, capacity = None, devices = None, overwrite = "nothing"
-))]
+#[pyo3(signature = (path, shape, *, ranks = 1, **options))]
 pub fn prepare<'py>(
     py: Python<'py>,
     path: PathBuf,
     shape: arguments::Shape,
     ranks: u32,
-    capacity: Option<arguments::Bytes>,
-    devices: Option<arguments::Devices>,
-    overwrite: &str,
+    options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Vec<Bound<'py, PyAny>>> {
     events::start(py)?;
     let shape = shape.check()?;
     let id = StoreId(arguments::random()?);
-    let media = devices.unwrap_or(arguments::Devices::Files(1)).media(capacity, overwrite)?;
+    let media = arguments::media(arguments::config(path.clone(), options)?)?;
     let options = RanksOptions { id, ranks, shape, media };
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let made = py.detach(|| Ranks::prepare(&path, &options, &clock)).or_raise()?;

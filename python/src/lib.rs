@@ -44,7 +44,11 @@ mod _ripieno {
         Catalog, Held, Plane, Reference, Report, Request, ServedCatalog, ServedPlane, Store, Write,
     };
     #[pymodule_export]
-    use super::{arguments::parse_size, catalog::prepare, served::server_shape};
+    use super::{
+        arguments::{check_options, parse_size},
+        catalog::prepare,
+        served::server_shape,
+    };
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -5,14 +5,12 @@ use std::path::PathBuf;
 use gio_uring::IoStatus;
 use kv_schedule::{Flow, Scheduler, StepId, StepShape};
 use kv_tier::{RequestId, When};
-use objstore::{
-    BlockId, Direction, FileId, JobDone, JobId, Move, Order, StoreError, StoreOptions, Ticket,
-};
+use objstore::{BlockId, Direction, FileId, JobDone, JobId, Move, Order, StoreError, Ticket};
 use pyo3::{
     prelude::*,
-    types::{PyBytes, PyTuple},
+    types::{PyBytes, PyDict, PyTuple},
 };
-use ripieno_stack::{Builder, Own, Pacing, RankStack, Ranks};
+use ripieno_stack::{Builder, Own, RankStack, Ranks};
 
 use crate::{
     arguments::{self, OrRaise as _, dataclass},
@@ -49,15 +47,9 @@ impl Report {
 /// layer.
 ///
 /// Opens the plane of a rank of the store that prepare() created in this directory. rank: the
-/// result of Catalog.rank() or prepare() for it. Opening uses part of the pool for tests and
-/// restores its contents.
-///
-/// pacing: True to start layers by need instead of in the order of the calls: loads before stores,
-/// and reading ahead for announced requests while nothing else moves; a thread decides.
-///
-/// executor: runs the I/O kernel on host (threads) or cuda (the GPU, on io_sms SMs: 4); None:
-/// cuda if the pool is on a GPU. require: the data path (direct, staged or host); None: the
-/// best that works. dram_bytes, dram_mode, metrics: same as for Store.
+/// result of Catalog.rank() or prepare() for it. options: see docs/reference/options.md; those of a
+/// new store are ignored, so that prepare() and all ranks can be given the same. Opening uses part
+/// of the pool for tests and restores its contents.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Plane {
@@ -120,48 +112,21 @@ impl Plane {
 #[pymethods]
 impl Plane {
     #[new]
-    #[pyo3(signature = (
-        path, rank, shape, pool, *, executor = None, require = None, io_sms = None,
-        dram_bytes = None, dram_mode = "write-through", pacing = false, metrics = None
-    ))]
-    #[expect(clippy::too_many_arguments, reason = "they are keywords")]
+    #[pyo3(signature = (path, rank, shape, pool, **options))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         rank: arguments::Rank,
         shape: arguments::Shape,
         pool: arguments::Pool,
-        executor: Option<&str>,
-        require: Option<&str>,
-        io_sms: Option<u32>,
-        dram_bytes: Option<arguments::Bytes>,
-        dram_mode: &str,
-        pacing: bool,
-        metrics: Option<&str>,
+        options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         events::start(py)?;
         let (id, shape, pool) = (rank.check()?, shape.check()?, pool.memory()?);
-        let executor = arguments::executor(executor, io_sms, &pool)?;
-        let require = require.map(|name| arguments::parse("require", name)).transpose()?;
-        let dram_mode = arguments::parse("dram_mode", dram_mode)?;
-        let metrics = metrics.map(|address| arguments::parse("metrics", address)).transpose()?;
-        let dram_bytes = arguments::bytes("dram_bytes", dram_bytes)?.unwrap_or(0);
+        let config = arguments::config(path.clone(), options)?;
         let stack = py.detach(|| {
             let place = Ranks::open(&path)?.place(id.rank)?;
-            let options = StoreOptions {
-                queues_per_device: executor.queues(),
-                dram_bytes,
-                dram_mode,
-                ..StoreOptions::default()
-            };
-            Builder::on(place, shape)
-                .executor(executor)
-                .require(require)
-                .pool(pool)
-                .options(options)
-                .pacing(pacing.then(Pacing::default))
-                .metrics(metrics)
-                .open_rank(id)
+            Builder::new(config, shape).on(place).pool(pool).open_rank(id)
         });
         Ok(Self { stack: Own::new(stack.or_raise()?) })
     }
@@ -240,7 +205,7 @@ impl Plane {
     }
 
     /// Announces a request that will load these files after about this many steps. With pacing and
-    /// dram_bytes, they are read into that memory in time, as long as that delays nothing else.
+    /// dram, they are read into that memory in time, as long as that delays nothing else.
     /// Calling it again updates the time, and retries files that were late or found no room.
     /// checksums: same as for begin_load().
     #[pyo3(signature = (request, files, checksums = None, steps = 1))]

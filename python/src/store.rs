@@ -6,12 +6,12 @@ use std::{
     time::Duration,
 };
 
-use objstore::{NewPin, PinLimits, StoreOptions};
+use objstore::{NewPin, PinLimits};
 use pyo3::{
     prelude::*,
-    types::{PyBytes, PyTuple},
+    types::{PyBytes, PyDict, PyTuple},
 };
-use ripieno_stack::{Builder, Own, Pacing, Stack, StackError};
+use ripieno_stack::{Builder, Own, Stack, StackError};
 
 use crate::{
     arguments::{self, OrRaise as _, dataclass, unpoisoned, usage},
@@ -25,16 +25,9 @@ type Opened = Arc<RwLock<Option<Stack>>>;
 /// A store in one process: keys, data and registered memory. Handles of one store share it, each in
 /// its own namespace. Dropping the last handle, request and hold of it closes it.
 ///
-/// Opens the store in a directory. With a capacity (in bytes or as "100GiB", allocated
-/// immediately), it is created first if there is none; devices: its number of files, each with a
-/// software controller. Opening uses part of the pool for tests and restores its contents.
-///
-/// executor, io_sms, require, pacing: same as for Plane. dram_bytes: memory of this process that
-/// keeps copies of blocks above the devices, in bytes or as "8GiB". dram_mode: the blocks kept
-/// there: write-through (stored, loaded or prefetched), or read-ahead (only prefetched).
-///
-/// metrics: serves counters for Prometheus at a port ("9400"), an IP address and a port, or a Unix
-/// socket's path with a /. Addresses that other machines reach begin with "public:".
+/// Opens the store in a directory. options: see docs/reference/options.md. With a capacity (in
+/// bytes or as "100GiB"), it is created first if there is none. Opening uses part of the pool for
+/// tests and restores its contents.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Store {
@@ -100,53 +93,20 @@ impl Store {
 #[pymethods]
 impl Store {
     #[new]
-    #[pyo3(signature = (
-        path, shape, pool, *, namespace = None, capacity = None, devices = 1, executor = None,
-        require = None, io_sms = None, dram_bytes = None,
-        dram_mode = "write-through", pacing = false, metrics = None
-    ))]
-    #[expect(clippy::too_many_arguments, reason = "they are keywords")]
+    #[pyo3(signature = (path, shape, pool, *, namespace = None, **options))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         shape: arguments::Shape,
         pool: arguments::Pool,
         namespace: Option<arguments::Namespace>,
-        capacity: Option<arguments::Bytes>,
-        devices: u32,
-        executor: Option<&str>,
-        require: Option<&str>,
-        io_sms: Option<u32>,
-        dram_bytes: Option<arguments::Bytes>,
-        dram_mode: &str,
-        pacing: bool,
-        metrics: Option<&str>,
+        options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         events::start(py)?;
-        let (shape, pool) = (shape.check()?, pool.memory()?);
-        let executor = arguments::executor(executor, io_sms, &pool)?;
-        let require = require.map(|name| arguments::parse("require", name)).transpose()?;
-        let dram_mode = arguments::parse("dram_mode", dram_mode)?;
-        let metrics = metrics.map(|address| arguments::parse("metrics", address)).transpose()?;
-        let dram_bytes = arguments::bytes("dram_bytes", dram_bytes)?.unwrap_or(0);
+        let config = arguments::config(path, options)?;
         let namespace = namespace.map_or(Ok(Default::default()), arguments::Namespace::check)?;
-        let mut builder = Builder::new(path, shape)
-            .devices(devices)
-            .executor(executor)
-            .require(require)
-            .namespace(namespace)
-            .pool(pool)
-            .pacing(pacing.then(Pacing::default))
-            .metrics(metrics)
-            .options(StoreOptions {
-                queues_per_device: executor.queues(),
-                dram_bytes,
-                dram_mode,
-                ..StoreOptions::default()
-            });
-        if let Some(bytes) = arguments::bytes("capacity", capacity)? {
-            builder = builder.capacity(bytes);
-        }
+        let builder = Builder::new(config, shape.check()?).namespace(namespace);
+        let builder = builder.pool(pool.memory()?);
         let stack = py.detach(|| builder.open()).or_raise()?;
         let handle = stack.store().clone();
         Ok(Self { opened: Own::new((handle, Arc::new(RwLock::new(Some(stack))))) })
@@ -171,7 +131,7 @@ impl Store {
         Ok(self.handle()?.peek(&arguments::keys(keys)?))
     }
 
-    /// Starts reading the longest stored prefix of the keys into the memory of dram_bytes, except
+    /// Starts reading the longest stored prefix of the keys into the memory of dram, except
     /// blocks already there; a load that follows copies them from there. They are held for it for
     /// `within` seconds, and are ordinary blocks after that. Returns how many leading blocks are
     /// there or in flight; 0 without such memory. Never blocks. Prefetches in flight delay later

@@ -41,9 +41,9 @@ def forward(kv, blocks, weights, before):
     return torch.stack(outputs)
 
 
-@pytest.mark.parametrize("require", ["direct", "staged"])
-@pytest.mark.parametrize("dram_bytes", [None, "64MiB"])
-def test_layers_are_in_the_order_of_the_streams(tmp_path, require, dram_bytes):
+@pytest.mark.parametrize("route", ["direct", "staged"])
+@pytest.mark.parametrize("dram", [None, "64MiB"])
+def test_layers_are_in_the_order_of_the_streams(tmp_path, route, dram):
     torch.manual_seed(1)
     stream = torch.cuda.Stream()
     size = (LAYERS, HIDDEN, HIDDEN)
@@ -52,11 +52,11 @@ def test_layers_are_in_the_order_of_the_streams(tmp_path, require, dram_bytes):
     (rank,) = ripieno.prepare(tmp_path / "kv", SHAPE, capacity="64MiB")
 
     kv, pool = pool_of(0)
-    options = {"require": require, "dram_bytes": dram_bytes}
+    options = {"route": route, "dram": dram}
     with ripieno.Catalog(tmp_path / "kv") as catalog:
         namespace = catalog.namespace(ripieno.Namespace())
         with ripieno.Plane(tmp_path / "kv", rank, SHAPE, pool, **options) as plane:
-            assert plane.route == require
+            assert plane.route == route
             write = catalog.begin(namespace, KEYS)
             job = plane.begin_store(write.files, [at[block] for block in write.positions])
             with torch.cuda.stream(stream):
@@ -81,7 +81,7 @@ def test_layers_are_in_the_order_of_the_streams(tmp_path, require, dram_bytes):
     with ripieno.Catalog(tmp_path / "kv") as catalog:
         namespace = catalog.namespace(ripieno.Namespace())
         with ripieno.Plane(tmp_path / "kv", rank, SHAPE, pool, **options) as plane:
-            for _ in range(3 if dram_bytes else 1):
+            for _ in range(3 if dram else 1):
                 kv.fill_(float("nan"))
                 torch.cuda.synchronize()
                 reference = catalog.acquire(namespace, KEYS)
@@ -101,5 +101,5 @@ def test_layers_are_in_the_order_of_the_streams(tmp_path, require, dram_bytes):
                 assert torch.equal(kv[:, at].cpu(), stored)
                 # The same operations on the same bits.
                 assert torch.equal(found.cpu(), wanted)
-            hits = plane.stats().dram.hits if dram_bytes else 0
+            hits = plane.stats().dram.hits if dram else 0
             print(f"{require}: {plane.placement}; {hits} blocks from DRAM")

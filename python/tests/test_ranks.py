@@ -312,7 +312,7 @@ def test_devices_and_executors_that_cannot_be_are_refused(tmp_path):
         return ripieno.Plane(tmp_path / "kv", ranks[0], SHAPE, pool, **options)
 
     for devices, error, said in [
-        (["/dev/nvme0"], ripieno.InvalidError, "give vfio:0000:65:00.0"),
+        (["/dev/nvme0"], ripieno.InvalidError, "or drives: vfio:0000:65:00.0"),
         (["vfio:1:00.0", "vfio:2:00.0", "vfio:3:00.0"], ripieno.InvalidError, "cannot be divided"),
         # No VFIO, or no such function.
         (["vfio:ffff:ff:1f.6", "vfio:ffff:ff:1f.7"], ripieno.DeviceError, "opening"),
@@ -321,15 +321,18 @@ def test_devices_and_executors_that_cannot_be_are_refused(tmp_path):
             ripieno.prepare(tmp_path / "kv", SHAPE, ranks=2, devices=devices)
     with pytest.raises(ripieno.InvalidError, match="capacity: files need a size"):
         ripieno.prepare(tmp_path / "kv", SHAPE)
-    with pytest.raises(ripieno.InvalidError, match="overwrite is all"):
+    with pytest.raises(ripieno.InvalidError, match="overwrite: .all. was given; give nothing"):
         ripieno.prepare(tmp_path / "kv", SHAPE, capacity=CAPACITY, overwrite="all")
     ranks = ripieno.prepare(tmp_path / "kv", SHAPE, capacity=CAPACITY)
     pool = ripieno.Pool.contiguous(numpy.zeros((3, BLOCKS, 4096), numpy.uint8), SHAPE)
     for options, said in [
-        ({"executor": "gpu"}, "executor is gpu; give host or cuda"),
-        ({"io_sms": 4}, "only executor cuda has SMs"),
-        ({"require": "fast"}, "there is no route fast"),
-        ({"require": "direct"}, "to this pool there is host"),
+        ({"executor": "gpu"}, "executor: .gpu. was given; give host, inline or cuda"),
+        ({"io_sms": 4}, "io_sms: no GPU runs the I/O kernel"),
+        ({"route": "fast"}, "route: .fast. was given; give direct, staged or host"),
+        ({"route": "direct"}, "route: direct was asked for; to this pool there is host"),
+        ({"dram_mode": "read-ahead"}, "dram_mode: .* give dram"),
+        ({"require": "host"}, "require: there is no such option; its name is route"),
+        ({"pacin": True}, "pacin: there is no such option; pacing is the nearest"),
     ]:
         with pytest.raises(ripieno.InvalidError, match=said):
             plane(pool, **options)
@@ -337,7 +340,7 @@ def test_devices_and_executors_that_cannot_be_are_refused(tmp_path):
         plane(replace(pool, device="cuda"))
     with pytest.raises(ripieno.InvalidError, match="only executor cuda, on that GPU"):
         plane(replace(pool, device="cuda:0"), executor="host")
-    with plane(pool, require="host") as opened:
+    with plane(pool, route="host") as opened:
         assert (opened.route, opened.placement) == ("host", "host (host)")
         job = opened.begin_store([0], [0])
         with pytest.raises(ripieno.InvalidError, match="GPU"):
@@ -351,8 +354,8 @@ def test_a_plane_is_asked_for_events_until_it_is_closed(tmp_path):
     (rank,) = ripieno.prepare(tmp_path / "kv", SHAPE, capacity=CAPACITY)
     kv = numpy.zeros((SHAPE.rows, BLOCKS, SHAPE.object_bytes), numpy.uint8)
     pool = ripieno.Pool.contiguous(kv, SHAPE)
-    with pytest.raises(ripieno.InvalidError, match="^dram_bytes: .* were asked for; "):
-        ripieno.Plane(tmp_path / "kv", rank, SHAPE, pool, dram_bytes="1024TiB")
+    with pytest.raises(ripieno.InvalidError, match="^dram: .* were asked for; "):
+        ripieno.Plane(tmp_path / "kv", rank, SHAPE, pool, dram="1024TiB")
     with ripieno.Plane(tmp_path / "kv", rank, SHAPE, pool) as plane:
         assert plane.poll_events() == []
     with pytest.raises(ripieno.ClosedError, match="it was closed"):

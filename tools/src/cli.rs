@@ -20,6 +20,7 @@ use crate::format::{self, FormatFlags};
 use crate::identify::{self, IdentifyFlags};
 use crate::inspect::{self, FsckFlags, InspectFlags};
 use crate::manual::{self, CompletionsFlags, ManFlags};
+use crate::options::{self, OptionsFlags};
 use crate::pace::{self, PaceFlags};
 use crate::problem::{
     EXIT_FAILED, EXIT_UNREAD, EXIT_USAGE, Interrupted, Problem, one_line, shortage,
@@ -263,6 +264,20 @@ Exit codes:
   0  simulated
   2  bad input: the command line";
 
+const OPTIONS_HELP: &str = "\
+Examples:
+  ripieno options
+  ripieno options --json
+
+They are the same for servers, engines, Python and C: docs/reference/options.md
+
+What --json prints: [{\"name\", \"value\", \"default\", \"help\"}].
+
+Exit codes:
+  0  printed
+  1  stdout could not be written to
+  2  bad input: the command line";
+
 const COMPLETIONS_HELP: &str = "\
 Examples:
   ripieno completions bash > ~/.local/share/bash-completion/completions/ripieno
@@ -346,6 +361,10 @@ enum Command {
     /// Show which data paths work here, why the others do not, and how to fix that
     #[command(after_help = DOCTOR_HELP)]
     Doctor(DoctorFlags),
+
+    /// Show the options of a store: for servers, engines, libraries and these commands
+    #[command(after_help = OPTIONS_HELP)]
+    Options(OptionsFlags),
 
     /// Print the completion script of a shell
     #[command(after_help = COMPLETIONS_HELP)]
@@ -457,6 +476,7 @@ fn run_command(command: Command) -> anyhow::Result<u8> {
         Command::Ctl(flags) => ctl::run(flags),
         Command::Identify(flags) => identify::run(&flags),
         Command::Doctor(flags) => doctor::run(&flags),
+        Command::Options(flags) => options::run(&flags),
         Command::Completions(flags) => manual::complete(&flags, self::command()),
         Command::Man(flags) => manual::write(&flags, self::command()),
     }

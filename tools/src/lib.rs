@@ -83,6 +83,7 @@ mod manual;
 mod media;
 mod model;
 mod offline;
+mod options;
 mod pace;
 mod plan;
 mod pool;

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use nvme_driver::platform::vfio::PciAddress;
-use objstore::{KvShape, StoreError, StoreOptions};
+use objstore::KvShape;
 use ripieno_serve::{PinLimits, Reload, ServeError, Server, ServerOptions, Settings, UserLimits};
-use ripieno_stack::{Builder, Pacing, Place, PoolMemory, Size, StackError, expand_home, read_file};
+use ripieno_stack::{
+    Builder, ExecutorKind, PoolMemory, Size, StackConfig, StackError, expand_home, read_file,
+};
 use serde::Deserialize;
 
 use crate::interrupt::Interrupt;
@@ -59,7 +60,7 @@ struct Config {
     #[serde(default)]
     pins: PinConfig,
     http: Option<HttpConfig>,
-    store: StoreConfig,
+    store: StackConfig,
     shape: ShapeConfig,
 }
 
@@ -68,7 +69,7 @@ struct Config {
 struct Fixed {
     socket: PathBuf,
     http: Option<SocketAddr>,
-    store: StoreConfig,
+    store: StackConfig,
     shape: ShapeConfig,
 }
 
@@ -84,19 +85,6 @@ struct PinConfig {
 struct HttpConfig {
     address: SocketAddr,
     token_file: PathBuf,
-}
-
-#[derive(Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StoreConfig {
-    path: Option<PathBuf>,
-    #[serde(default)]
-    drives: Vec<String>,
-    capacity: Option<String>,
-    devices: Option<u32>,
-    dram: Option<String>,
-    #[serde(default)]
-    pacing: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -210,32 +198,12 @@ impl Plan {
         let (sessions_max, hold_max) = (clients, Duration::from_secs(hold_max));
         let settings =
             Settings { users, sessions_max, pool_bytes_max, limits, hold_max, pins, token };
-        store.check()?;
-        let plan = Self { fixed: Fixed { socket, http, store, shape }, settings };
-        // It is opened later.
-        let _ = plan.fixed.builder()?;
-        Ok(plan)
-    }
-}
-
-impl StoreConfig {
-    /// Returns the addresses of the drives. There are none if the store is in a directory.
-    fn addresses(&self) -> Result<Vec<PciAddress>, String> {
-        let parse = |text: &String| text.parse().map_err(|why| format!("store.drives: {why}"));
-        self.drives.iter().map(parse).collect()
-    }
-
-    fn check(&self) -> Result<(), String> {
-        self.addresses()?;
-        let is_made = self.capacity.is_some() || self.devices.is_some();
-        match (&self.path, &self.drives[..]) {
-            (Some(_), []) => Ok(()),
-            (None, [_, ..]) if !is_made => Ok(()),
-            (None, [_, ..]) => Err("store.capacity and store.devices are of a new directory; \
-                                    drives get their store from ripieno format"
-                .to_owned()),
-            _ => Err("store: either path or drives is needed".to_owned()),
+        if store.executor.is_some_and(|executor| executor != ExecutorKind::Host) {
+            return Err("store.executor: a server has host threads; leave it out".to_owned());
         }
+        let plan = Self { fixed: Fixed { socket, http, store, shape }, settings };
+        plan.fixed.builder()?.check().map_err(|error| format!("store.{error}"))?;
+        Ok(plan)
     }
 }
 
@@ -246,22 +214,8 @@ impl Fixed {
         let ShapeConfig { layers, segments, object_bytes, block_tokens } = *shape;
         let shape = KvShape { layers, segments, object_bytes, block_tokens };
         shape.validate().map_err(|error| format!("shape: {error}"))?;
-        let builder = match &store.path {
-            Some(path) => Builder::new(path, shape),
-            None => Builder::on(Place::drives(&store.addresses()?), shape),
-        };
         // Opening a store proves the path with blocks of its own.
-        let builder = builder.pool(PoolMemory::Own { blocks: 2 });
-        let dram_bytes = store.dram.as_ref().map_or(Ok(0), |text| size("dram", text))?;
-        let builder = builder.options(StoreOptions { dram_bytes, ..StoreOptions::default() });
-        let builder = builder.pacing(store.pacing.then(Pacing::default));
-        Ok(match &store.capacity {
-            Some(text) => {
-                let devices = store.devices.unwrap_or(1);
-                builder.capacity(size("capacity", text)?).devices(devices)
-            }
-            None => builder,
-        })
+        Ok(Builder::new(store.clone(), shape).pool(PoolMemory::Own { blocks: 2 }))
     }
 
     /// Returns the settings of the configuration as it is now, unless it changes something else.
@@ -321,7 +275,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<u8> {
     let Plan { fixed, settings } = Plan::read(&flags.config)?;
     let builder = fixed.builder().map_err(|why| Problem::new(why, ""))?;
     if flags.check {
-        builder.check().map_err(in_config)?;
+        builder.check_memory(1).map_err(in_config)?;
         return Ok(0);
     }
     let mut interrupt = Interrupt::listen()?;
@@ -338,15 +292,14 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Names the key of the configuration in place of the library's option.
+/// Says that an option is one of the table `store`.
 fn in_config(error: StackError) -> anyhow::Error {
-    let (field, problem) = match error {
-        StackError::Config { field, problem }
-        | StackError::Store(StoreError::Config { field, problem }) => (field, problem),
-        error => return user_error(error),
-    };
-    let key = if field == "dram_bytes" { "dram" } else { field };
-    Problem::new(format!("store.{key}: {problem}"), "see docs/start/serve.md").into()
+    match error {
+        StackError::Config { field, problem } => {
+            Problem::new(format!("store.{field}: {problem}"), "see docs/start/serve.md").into()
+        }
+        error => user_error(error),
+    }
 }
 
 /// Converts what the user can do something about.

@@ -137,6 +137,19 @@ fn every_help_fits_two_screens() {
 }
 
 #[test]
+fn options_of_a_store_are_listed_in_80_columns() {
+    let json: Value = serde_json::from_slice(&command(&["options", "--json"]).stdout).unwrap();
+    let names: Vec<&str> =
+        json.as_array().unwrap().iter().map(|option| option["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"capacity"), "{names:?}");
+    let list = text(&command(&["options"]).stdout);
+    assert!(list.lines().all(|line| line.chars().count() <= 80), "{list}");
+    let heads = list.lines().filter(|line| !line.starts_with(' '));
+    let listed: Vec<&str> = heads.map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(listed, names);
+}
+
+#[test]
 fn what_is_in_dram_is_not_read_from_the_devices() {
     let line = "--requests 300 --verify full --seed 3";
     let (without, with) = (report(line), report(&format!("{line} --dram 64MiB")));

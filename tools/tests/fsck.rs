@@ -19,6 +19,7 @@ use objstore::{
 };
 use ripieno_stack::{
     Builder, CatalogStack, EngineMemory, PoolLayout, PoolMemory, RankMedia, Ranks, RanksOptions,
+    StackConfig,
 };
 use serde_json::{Value, json};
 use store_dir::{FORMAT, Place, REPLAY};
@@ -114,7 +115,8 @@ fn store_on_two_ranks(dir: &Path) {
         // SAFETY: the memory has `bytes` bytes, and nothing else uses it.
         let memory = unsafe { EngineMemory::new(base, bytes, memory) };
         let layout = PoolLayout::contiguous(&SHAPE, 1);
-        let builder = Builder::on(ranks.place(rank).unwrap(), SHAPE)
+        let builder = Builder::new(StackConfig::default(), SHAPE)
+            .on(ranks.place(rank).unwrap())
             .pool(PoolMemory::Engine { memory, layout });
         (builder.open_rank(ranks.rank(rank)).unwrap(), base)
     };

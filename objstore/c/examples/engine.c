@@ -96,7 +96,7 @@ static void compare(struct engine *engine, uint32_t sequence, uint32_t layer, ui
     }
 }
 
-static void open_store(struct engine *engine, const char *home) {
+static void open_store(struct engine *engine, const char *path) {
     // Memory owned by the engine; the library only gets its address.
     size_t bytes = (size_t)ROWS * BLOCKS * OBJECT;
     engine->pool = calloc(1, bytes);
@@ -114,10 +114,8 @@ static void open_store(struct engine *engine, const char *home) {
     pool.blocks = BLOCKS;
 
     ripieno_config config = RIPIENO_CONFIG_INIT;
-    config.home = home;
-    config.flags = RIPIENO_CREATE;
-    config.capacity_bytes = 256u << 20;
-    config.devices = 2;
+    config.path = path;
+    config.options = "capacity = '256MiB'\ndevices = 2";
     config.shape = (ripieno_shape){ LAYERS, SEGMENTS, OBJECT, 16 };
     config.pool = &pool;
     config.namespace_ = &model;
@@ -179,9 +177,9 @@ static size_t retrieve(struct engine *engine, uint32_t sequence) {
 }
 
 // The child: stores the missing sequences, and reports their number.
-static void run(const char *home, int told) {
+static void run(const char *path, int told) {
     struct engine engine;
-    open_store(&engine, home);
+    open_store(&engine, path);
     for (uint32_t sequence = 0; sequence < SEQUENCES; sequence++) {
         unsigned char keys[SEQUENCE * RIPIENO_KEY_BYTES];
         size_t found;
@@ -198,7 +196,7 @@ static void run(const char *home, int told) {
 }
 
 // Runs the child until this many sequences are committed, kills it, and returns the final number.
-static uint32_t run_and_kill(const char *home, uint32_t count) {
+static uint32_t run_and_kill(const char *path, uint32_t count) {
     int told[2];
     if (pipe(told) != 0) exit(1);
     // Forks before this process opens a store: a process with an open store must not fork.
@@ -206,7 +204,7 @@ static uint32_t run_and_kill(const char *home, uint32_t count) {
     if (child < 0) exit(1);
     if (child == 0) {
         close(told[0]);
-        run(home, told[1]);
+        run(path, told[1]);
     }
     close(told[1]);
     uint32_t committed = 0;

@@ -14,8 +14,8 @@ static void check(ripieno_status status) {
 
 int main(int count, char **words) {
     ripieno_pool pool = { .size = sizeof pool, .base = kv, .bytes = sizeof kv, .blocks = BLOCKS };
-    ripieno_config config = { .size = sizeof config, .home = count > 1 ? words[1] : "hello-store",
-                              .flags = RIPIENO_CREATE, .capacity_bytes = 64 << 20, .pool = &pool,
+    ripieno_config config = { .size = sizeof config, .path = count > 1 ? words[1] : "hello-store",
+                              .options = "capacity = '64MiB'", .pool = &pool,
                               .shape = { LAYERS, SEGMENTS, OBJECT, .block_tokens = 16 } };
     ripieno_store *store;
     check(ripieno_open(&config, &store));

@@ -1,7 +1,7 @@
 // Ripieno: NVMe SSDs as a memory tier for the KV cache of LLM engines.
 //
 // A store keeps KV blocks under 256-bit keys. The engine registers its KV memory once, when it
-// opens the store in its home, a directory. ripieno_load and ripieno_save then move whole blocks
+// opens the store in a directory. ripieno_load and ripieno_save then move whole blocks
 // (examples/hello.c). Layer by layer, while the engine computes the others (examples/engine.c):
 //
 //     ripieno_lookup          the longest run of blocks that is stored
@@ -33,8 +33,8 @@
 // - Units. Sizes and offsets are in bytes, blocks and layers count from 0.
 // - fork. Handles belong to the process that made them. In a process that was forked from it, every
 //   call of theirs returns RIPIENO_STATUS_FAILED, and releasing them frees their memory only: the
-//   library's threads are not there. ripieno_open works there, for another home, for this one when
-//   the parent has closed it, or for a server.
+//   library's threads are not there. ripieno_open works there, for another directory, for this one
+//   when the parent has closed it, or for a server.
 // - The end of the process. Nothing waits for open handles: it is as if the process was killed.
 //   Committed blocks are found again, and what needs ripieno_sync or ripieno_close may be lost.
 //
@@ -58,19 +58,6 @@
 
 // See RIPIENO_VERSION_MAJOR.
 #define RIPIENO_VERSION_PATCH 0
-
-// A flag of ripieno_config: if there is no home, makes one and formats a store in it.
-#define RIPIENO_CREATE 1
-
-// A flag of ripieno_config: a thread decides when layers start: reads before writes, with fair
-// shares for requests. Without it, they start in the order of the calls.
-#define RIPIENO_PACING 2
-
-// For ripieno_config.dram_mode: stored, retrieved and prefetched blocks are cached in memory.
-#define RIPIENO_DRAM_WRITE_THROUGH 0
-
-// For ripieno_config.dram_mode: only prefetched blocks are cached.
-#define RIPIENO_DRAM_READ_AHEAD 1
 
 // Bytes of a key.
 #define RIPIENO_KEY_BYTES 32
@@ -98,11 +85,11 @@ enum ripieno_status
     RIPIENO_STATUS_OK = 0,
     // An argument is invalid: null, out of range, or a handle of another store.
     RIPIENO_STATUS_INVALID = 1,
-    // The directory has no home, or an incomplete one (see RIPIENO_CREATE); or no server is there.
+    // The directory has no store, or an incomplete one; or no server is there.
     RIPIENO_STATUS_NOT_FOUND = 2,
     // The directory or a device holds other data, which would be lost.
     RIPIENO_STATUS_OCCUPIED = 3,
-    // Another process uses the home.
+    // Another process uses the store.
     RIPIENO_STATUS_LOCKED = 4,
     // The disk has too little space.
     RIPIENO_STATUS_NO_SPACE = 5,
@@ -226,17 +213,13 @@ typedef struct {
 typedef struct {
     // sizeof(ripieno_config).
     size_t size;
-    // Directory of the store, its home: a file for each software controller, a lock, and
-    // parameters. Its parent must exist. Null with a server.
-    const char *home;
-    // RIPIENO_CREATE and RIPIENO_PACING, or 0.
-    uint64_t flags;
-    // For a new home: maximum bytes on the disk, over all files. They are allocated immediately.
-    uint64_t capacity_bytes;
-    // For a new home: software controllers, each with a file; 1 to 64, or 0 for 1.
-    uint32_t devices;
-    // For a new home: bytes of a logical block: 512 or 4096, or 0 for 4096.
-    uint32_t lba_bytes;
+    // Directory of the store, the option path: a file for each software controller, a lock, and
+    // parameters. Its parent must exist. Null with a server, and with drives.
+    const char *path;
+    // Options of the store in TOML, as in the table [store] of a server's configuration, such as
+    // "capacity = '64MiB'\ndevices = 2"; null for the defaults. With a capacity, a missing or
+    // incomplete store is made first. All options: docs/reference/options.md.
+    const char *options;
     // Shape of a KV block; must match the existing store.
     ripieno_shape shape;
     // The engine's KV memory. Opening the store tests with some of it, and restores the contents:
@@ -244,20 +227,9 @@ typedef struct {
     const ripieno_pool *pool;
     // Namespace of the returned handle; null: an empty one.
     const ripieno_namespace *namespace_;
-    // Queue pairs of each device, 1 to 64; 0 for 1.
-    uint32_t queues_per_device;
-    // Entries of a queue, a power of two from 2 to 1024; 0 for 256.
-    uint32_t queue_depth;
-    // Bytes of this process's memory that cache blocks beside the devices: cached blocks are
-    // copied, not read. 0 for none.
-    uint64_t dram_bytes;
-    // Contents of that cache: RIPIENO_DRAM_WRITE_THROUGH or RIPIENO_DRAM_READ_AHEAD.
-    uint32_t dram_mode;
-    // Zero.
-    uint32_t reserved;
     // Socket of a server (ripieno serve), whose store is shared with its other clients; null for a
-    // home. The shape is that of the server's blocks, and the pool needs a file. Everything but
-    // these and the namespace is zero: the server has its own.
+    // store of this process. The shape is that of the server's blocks, and the pool needs a file.
+    // The server has its own path and options.
     const char *server;
 } ripieno_config;
 
@@ -326,7 +298,7 @@ typedef struct {
     uint64_t recoveries;
     // NVMe commands issued by the I/O kernel.
     uint64_t commands;
-    // Retrieved blocks that were in the cache of ripieno_config.dram_bytes.
+    // Retrieved blocks that were in the cache of the option dram.
     uint64_t dram_hits;
     // Retrieved blocks that were not; 0 without a cache.
     uint64_t dram_misses;
@@ -358,8 +330,8 @@ const char *ripieno_status_name(int32_t status);
 // MINOR * 1000 + PATCH. A program linked with the shared library need not check it.
 uint32_t ripieno_version(void);
 
-// Opens the store in a home, or connects to that of a server. With RIPIENO_CREATE, a missing or
-// incomplete home is made first.
+// Opens a store, or connects to that of a server. With a capacity in the options, a missing or
+// incomplete store is made first.
 //
 // Takes as long as reading the journal; see docs/reference/on-disk-format.md.
 //
@@ -383,7 +355,7 @@ ripieno_status ripieno_within(const ripieno_store *store,
                               ripieno_store **other);
 
 // Releases a handle, also if this fails. The last handle of a store closes it: waits for I/O in
-// flight, makes everything durable, and releases the home, or leaves the server, and the engine's
+// flight, makes everything durable, and releases directory or server, and the engine's
 // memory. Remaining prefixes and requests can then only be released. Null is allowed.
 //
 // Fails with RIPIENO_STATUS_READ_ONLY if the journal could not be written; RIPIENO_STATUS_FAILED
@@ -424,7 +396,7 @@ ripieno_status ripieno_lookup(const ripieno_store *store,
                               ripieno_prefix **prefix);
 
 // Starts reading the longest stored run of leading keys into the cache of
-// ripieno_config.dram_bytes, except for cached blocks: a request that follows soon copies them.
+// the option dram, except for cached blocks: a request that follows soon copies them.
 // They are held for such a request for within_ms milliseconds; then they are ordinary blocks.
 // found: number of leading blocks that are cached or in flight; 0 without a cache, as with a
 // server. Starts no further blocks while half of the limit of I/O is in flight. Does not wait, and

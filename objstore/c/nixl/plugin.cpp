@@ -63,33 +63,27 @@ using StoreRequest = std::unique_ptr<ripieno_request, Release<ripieno_request_en
 struct Options {
     std::string path;
     std::string server;
-    uint64_t capacity = 0;
+    // TOML, of the library.
+    std::string store;
     uint64_t object_bytes = 0;
     uint64_t buffer = 64 << 20;
-    uint64_t devices = 1;
 
     // Throws std::invalid_argument if a parameter is missing, unknown or wrong.
     explicit Options(const nixl::Params &given) {
         for (const auto &[name, value] : given) {
             if (name == "path") path = value;
             else if (name == "server") server = value;
-            else if (name == "capacity") capacity = size(name, value);
             else if (name == "object_bytes") object_bytes = size(name, value);
             else if (name == "buffer") buffer = size(name, value);
-            else if (name == "devices") devices = size(name, value);
-            else {
-                throw std::invalid_argument(
-                    "the parameter " + name + " was given; there are path, capacity, server, "
-                    "object_bytes, buffer and devices");
-            }
+            else store += quoted(name) + " = " + quoted(value) + "\n";
         }
-        if (!server.empty() && (given.contains("path") || given.contains("capacity") ||
-                                given.contains("devices"))) {
+        if (!server.empty() && (!path.empty() || !store.empty())) {
             throw std::invalid_argument(
-                "server was given with path, capacity or devices: leave out these, because the "
-                "server has the store");
+                "server was given with path or options of a store: leave out these, because the "
+                "server has the store:\n" + store);
         }
-        if ((server.empty() && (path.empty() || capacity == 0)) || object_bytes == 0) {
+        if ((server.empty() && (path.empty() || !given.contains("capacity"))) ||
+            object_bytes == 0) {
             throw std::invalid_argument(
                 "path, capacity and object_bytes must be given, or server and object_bytes");
         }
@@ -99,7 +93,16 @@ struct Options {
                 "2 objects of " + std::to_string(object_bytes) + " bytes, and objects are below "
                 "4 GiB: give a larger buffer or smaller objects");
         }
-        if (devices > 64) throw std::invalid_argument("there can be at most 64 devices");
+    }
+
+    // Returns text as TOML has it.
+    static std::string quoted(const std::string &text) {
+        std::string result = "\"";
+        for (const char each : text) {
+            if (each == '"' || each == '\\') result += '\\';
+            result += each;
+        }
+        return result + '"';
     }
 
     // Returns a number such as 4096, "64KiB" or "100GiB".
@@ -263,10 +266,8 @@ class Store {
             config.server = options.server.c_str();
             pool.file = shared->file;
         } else {
-            config.home = options.path.c_str();
-            config.flags = RIPIENO_CREATE;
-            config.capacity_bytes = options.capacity;
-            config.devices = static_cast<uint32_t>(options.devices);
+            config.path = options.path.c_str();
+            config.options = options.store.c_str();
             // A device may access it until then.
             pool.release = std::free;
             pool.release_context = memory;

@@ -14,21 +14,10 @@ use std::{
     sync::Arc,
 };
 
-use objstore::{DramMode, KvShape};
-use ripieno_stack::{EngineMemory, PoolLayout, PoolMemory, expand_home};
+use objstore::KvShape;
+use ripieno_stack::{EngineMemory, PoolLayout, PoolMemory, StackConfig, expand_home};
 
 use crate::status::{Failure, Status};
-
-/// A flag of ripieno_config: if there is no home, makes one and formats a store in it.
-pub const CREATE: u64 = 1;
-/// A flag of ripieno_config: a thread decides when layers start: reads before writes, with fair
-/// shares for requests. Without it, they start in the order of the calls.
-pub const PACING: u64 = 2;
-
-/// For ripieno_config.dram_mode: stored, retrieved and prefetched blocks are cached in memory.
-pub const DRAM_WRITE_THROUGH: u32 = 0;
-/// For ripieno_config.dram_mode: only prefetched blocks are cached.
-pub const DRAM_READ_AHEAD: u32 = 1;
 
 /// Shape of a KV block. An object is the data of one layer and segment for the tokens of one block.
 #[repr(C)]
@@ -115,17 +104,13 @@ pub struct Namespace {
 pub struct Config {
     /// sizeof(ripieno_config).
     pub size: usize,
-    /// Directory of the store, its home: a file for each software controller, a lock, and
-    /// parameters. Its parent must exist. Null with a server.
-    pub home: *const c_char,
-    /// RIPIENO_CREATE and RIPIENO_PACING, or 0.
-    pub flags: u64,
-    /// For a new home: maximum bytes on the disk, over all files. They are allocated immediately.
-    pub capacity_bytes: u64,
-    /// For a new home: software controllers, each with a file; 1 to 64, or 0 for 1.
-    pub devices: u32,
-    /// For a new home: bytes of a logical block: 512 or 4096, or 0 for 4096.
-    pub lba_bytes: u32,
+    /// Directory of the store, the option path: a file for each software controller, a lock, and
+    /// parameters. Its parent must exist. Null with a server, and with drives.
+    pub path: *const c_char,
+    /// Options of the store in TOML, as in the table [store] of a server's configuration, such as
+    /// "capacity = '64MiB'\ndevices = 2"; null for the defaults. With a capacity, a missing or
+    /// incomplete store is made first. All options: docs/reference/options.md.
+    pub options: *const c_char,
     /// Shape of a KV block; must match the existing store.
     pub shape: Shape,
     /// The engine's KV memory. Opening the store tests with some of it, and restores the contents:
@@ -133,20 +118,9 @@ pub struct Config {
     pub pool: *const Pool,
     /// Namespace of the returned handle; null: an empty one.
     pub namespace_: *const Namespace,
-    /// Queue pairs of each device, 1 to 64; 0 for 1.
-    pub queues_per_device: u32,
-    /// Entries of a queue, a power of two from 2 to 1024; 0 for 256.
-    pub queue_depth: u32,
-    /// Bytes of this process's memory that cache blocks beside the devices: cached blocks are
-    /// copied, not read. 0 for none.
-    pub dram_bytes: u64,
-    /// Contents of that cache: RIPIENO_DRAM_WRITE_THROUGH or RIPIENO_DRAM_READ_AHEAD.
-    pub dram_mode: u32,
-    /// Zero.
-    pub reserved: u32,
     /// Socket of a server (ripieno serve), whose store is shared with its other clients; null for a
-    /// home. The shape is that of the server's blocks, and the pool needs a file. Everything but
-    /// these and the namespace is zero: the server has its own.
+    /// store of this process. The shape is that of the server's blocks, and the pool needs a file.
+    /// The server has its own path and options.
     pub server: *const c_char,
 }
 
@@ -258,12 +232,18 @@ impl Namespace {
 impl Config {
     /// # Safety
     /// All pointers must be valid as the header requires.
-    pub(crate) unsafe fn home(&self) -> Result<PathBuf, Failure> {
+    pub(crate) unsafe fn options(&self) -> Result<StackConfig, Failure> {
         // SAFETY: the caller's contract.
-        match unsafe { bytes(self.home) } {
-            b"" => Err(Failure::invalid("config.home: name a directory")),
-            path => Ok(expand_home(OsStr::from_bytes(path).as_ref()).into_owned()),
+        let (path, toml) = unsafe { (bytes(self.path), text(self.options, "config.options")?) };
+        let wrong = |error| Failure::invalid(format!("config.options: {error}"));
+        let mut config: StackConfig = basic_toml::from_str(&toml).map_err(wrong)?;
+        if !path.is_empty() {
+            if config.path.is_some() {
+                return Err(Failure::invalid("config.path: options have a path, too; give one"));
+            }
+            config.path = Some(OsStr::from_bytes(path).into());
         }
+        Ok(config)
     }
 
     /// Returns the socket of the server, if there is one.
@@ -274,14 +254,9 @@ impl Config {
         if self.server.is_null() {
             return Ok(None);
         }
-        let Self { flags, capacity_bytes, dram_bytes, devices, lba_bytes, .. } = *self;
-        let numbers =
-            [devices, lba_bytes, self.queues_per_device, self.queue_depth, self.dram_mode];
-        let is_own = !self.home.is_null() || flags | capacity_bytes | dram_bytes != 0;
-        if is_own || numbers != [0; 5] {
+        if !self.path.is_null() || !self.options.is_null() {
             return Err(Failure::invalid(
-                "config.server: a server has its own home, files, queues and cache; leave all \
-                 fields for them at zero",
+                "config.server: a server has its own path and options; leave these null",
             ));
         }
         // SAFETY: the caller's contract.
@@ -304,17 +279,6 @@ impl Config {
         let shape = KvShape { layers, segments, object_bytes, block_tokens };
         shape.validate().map_err(|error| Failure::invalid(format!("config.shape: {error}")))?;
         Ok(shape)
-    }
-
-    pub(crate) fn dram_mode(&self) -> Result<DramMode, Failure> {
-        match self.dram_mode {
-            DRAM_WRITE_THROUGH => Ok(DramMode::WriteThrough),
-            DRAM_READ_AHEAD => Ok(DramMode::ReadAhead),
-            other => Err(Failure::invalid(format!(
-                "config.dram_mode: there is no mode {other}; use RIPIENO_DRAM_WRITE_THROUGH \
-                 ({DRAM_WRITE_THROUGH}) or RIPIENO_DRAM_READ_AHEAD ({DRAM_READ_AHEAD})"
-            ))),
-        }
     }
 
     /// # Safety
@@ -459,14 +423,11 @@ mod tests {
     /// Programs have these sizes and offsets in them; later versions may only add at the end.
     #[test]
     fn the_first_version_stays_as_it_is() {
-        assert_eq!(std::mem::offset_of!(Config, dram_bytes), 80);
-        assert_eq!(std::mem::offset_of!(Config, dram_mode), 88);
-        assert_eq!(std::mem::offset_of!(Config, server), 96);
-        assert_eq!(size_of::<Config>(), 104);
+        assert_eq!(std::mem::offset_of!(Config, server), 56);
+        assert_eq!(size_of::<Config>(), 64);
         assert_eq!(size_of::<Namespace>(), 96);
         assert_eq!(std::mem::offset_of!(Pool, file), 72);
         assert_eq!(size_of::<Pool>(), 80);
-        assert_eq!(std::mem::offset_of!(Config, queue_depth), 76);
         assert_eq!(std::mem::offset_of!(Namespace, block_tokens), 88);
         assert_eq!(std::mem::offset_of!(Pool, release_context), 64);
     }

@@ -96,7 +96,7 @@ pub unsafe extern "C" fn ripieno_lookup(
 }
 
 /// Starts reading the longest stored run of leading keys into the cache of
-/// ripieno_config.dram_bytes, except for cached blocks: a request that follows soon copies them.
+/// the option dram, except for cached blocks: a request that follows soon copies them.
 /// They are held for such a request for within_ms milliseconds; then they are ordinary blocks.
 /// found: number of leading blocks that are cached or in flight; 0 without a cache, as with a
 /// server. Starts no further blocks while half of the limit of I/O is in flight. Does not wait, and

@@ -90,7 +90,7 @@ pub struct Stats {
     pub recoveries: u64,
     /// NVMe commands issued by the I/O kernel.
     pub commands: u64,
-    /// Retrieved blocks that were in the cache of ripieno_config.dram_bytes.
+    /// Retrieved blocks that were in the cache of the option dram.
     pub dram_hits: u64,
     /// Retrieved blocks that were not; 0 without a cache.
     pub dram_misses: u64,

@@ -30,11 +30,11 @@ pub enum Status {
     Ok = 0,
     /// An argument is invalid: null, out of range, or a handle of another store.
     Invalid = 1,
-    /// The directory has no home, or an incomplete one (see RIPIENO_CREATE); or no server is there.
+    /// The directory has no store, or an incomplete one; or no server is there.
     NotFound = 2,
     /// The directory or a device holds other data, which would be lost.
     Occupied = 3,
-    /// Another process uses the home.
+    /// Another process uses the store.
     Locked = 4,
     /// The disk has too little space.
     NoSpace = 5,

@@ -4,13 +4,11 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use nvme_driver::ControllerOptions;
-use objstore::{StoreError, StoreOptions};
 use ripieno_serve::{Client, RemoteStore};
-use ripieno_stack::{Builder, Own, OwnStore, Pacing, Stack, StackError, StoreDir};
+use ripieno_stack::{Builder, Own, OwnStore, Stack};
 
 use crate::{
-    config::{self, CREATE, Config, Memory, Namespace, PACING},
+    config::{self, Config, Memory, Namespace},
     place::{Handle, Opened, Store},
     status::{Failure, Status, guard},
 };
@@ -56,8 +54,8 @@ pub(crate) unsafe fn output<'a, T>(to: *mut T, name: &str) -> Result<&'a mut T, 
     unsafe { to.as_mut() }.ok_or_else(|| Failure::invalid(format!("{name}: it is null")))
 }
 
-/// Opens the store in a home, or connects to that of a server. With RIPIENO_CREATE, a missing or
-/// incomplete home is made first.
+/// Opens a store, or connects to that of a server. With a capacity in the options, a missing or
+/// incomplete store is made first.
 ///
 /// Takes as long as reading the journal; see docs/reference/on-disk-format.md.
 ///
@@ -118,47 +116,8 @@ unsafe fn open(
     namespace: objstore::Namespace,
 ) -> Result<Stack, Failure> {
     // SAFETY: the caller's contract.
-    let dir = unsafe { config.home()? };
-    let (shape, dram_mode) = (config.shape()?, config.dram_mode()?);
-    if config.flags & !(CREATE | PACING) != 0 {
-        return Err(Failure::invalid(format!("config.flags: {:#x} is unknown", config.flags)));
-    }
-    let or = |given: u32, default: u32| if given == 0 { default } else { given };
-    let (queues, depth) = (or(config.queues_per_device, 1), or(config.queue_depth, 256));
-    if !(1..=64).contains(&queues) || !(2..=1024).contains(&depth) || !depth.is_power_of_two() {
-        let why = format!(
-            "config: {queues} queues of {depth} entries; up to 64, and a power of two from 2 to \
-             1024, are possible"
-        );
-        return Err(Failure::invalid(why));
-    }
-    let make = config.flags & CREATE != 0 && !StoreDir::exists(&dir);
-    let queues = queues as u16;
-    let controller =
-        ControllerOptions { io_queues: queues, io_depth: depth, ..ControllerOptions::default() };
-    let options = StoreOptions {
-        queues_per_device: queues,
-        queue_depth: depth,
-        dram_bytes: config.dram_bytes,
-        dram_mode,
-        ..StoreOptions::default()
-    };
-    let builder = Builder::new(dir, shape).namespace(namespace).pool(memory.pool());
-    let pacing = (config.flags & PACING != 0).then(Pacing::default);
-    let builder = builder.controller(controller).options(options).pacing(pacing);
-    if !make {
-        return Ok(builder.open()?);
-    }
-    let builder = builder.devices(or(config.devices, 1)).lba_bytes(or(config.lba_bytes, 4096));
-    builder.capacity(config.capacity_bytes).open().map_err(refused)
-}
-
-/// Converts an error of invalid format options, which does not mean damage.
-fn refused(error: StackError) -> Failure {
-    match error {
-        StackError::Store(StoreError::Format(_)) => Failure::invalid(error.to_string()),
-        error => error.into(),
-    }
+    let builder = Builder::new(unsafe { config.options()? }, config.shape()?);
+    Ok(builder.namespace(namespace).pool(memory.pool()).open()?)
 }
 
 /// Makes another handle of the same store, in another namespace. Blocks of one namespace are never
@@ -184,7 +143,7 @@ pub unsafe extern "C" fn ripieno_within(
 }
 
 /// Releases a handle, also if this fails. The last handle of a store closes it: waits for I/O in
-/// flight, makes everything durable, and releases the home, or leaves the server, and the engine's
+/// flight, makes everything durable, and releases directory or server, and the engine's
 /// memory. Remaining prefixes and requests can then only be released. Null is allowed.
 ///
 /// Fails with RIPIENO_STATUS_READ_ONLY if the journal could not be written; RIPIENO_STATUS_FAILED

@@ -20,10 +20,8 @@ static int32_t open_with(const char *home, void (*change)(ripieno_config *, ripi
     memory.release = release;
     memory.release_context = &released;
     ripieno_config config = RIPIENO_CONFIG_INIT;
-    config.home = home;
-    config.flags = RIPIENO_CREATE;
-    config.capacity_bytes = 64u << 20;
-    config.devices = 2;
+    config.path = home;
+    config.options = "capacity = '64MiB'\ndevices = 2";
     config.shape = (ripieno_shape){ LAYERS, SEGMENTS, OBJECT, 16 };
     config.pool = &memory;
     config.namespace_ = &first;
@@ -33,15 +31,15 @@ static int32_t open_with(const char *home, void (*change)(ripieno_config *, ripi
 
 static void no_create(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
-    config->flags = 0;
+    config->options = NULL;
 }
-static void bad_flag(ripieno_config *config, ripieno_pool *memory) {
+static void bad_option(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
-    config->flags = 64;
+    config->options = "capacity = '64MiB'\ndram_bytes = 1";
 }
 static void no_home(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
-    config->home = NULL;
+    config->path = NULL;
 }
 static void no_pool(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
@@ -73,11 +71,11 @@ static void no_layers(ripieno_config *config, ripieno_pool *memory) {
 }
 static void small_disk(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
-    config->capacity_bytes = 4096;
+    config->options = "capacity = 4096";
 }
 static void small_store(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
-    config->capacity_bytes = 2 << 20;
+    config->options = "capacity = '2MiB'";
 }
 static void other_shape(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
@@ -93,8 +91,9 @@ static void test_open(const char *home) {
     INVALID("config.pool", open_with(home, no_pool, &store));
     CHECK(released == 0);
     INVALID("base", open_with(home, no_base, &store));
-    INVALID("home", open_with(home, no_home, &store));
-    INVALID("0x40", open_with(home, bad_flag, &store));
+    INVALID("path: it is missing", open_with(home, no_home, &store));
+    INVALID("config.options: dram_bytes: there is no such option; its name is dram",
+            open_with(home, bad_option, &store));
     INVALID("layers", open_with(home, no_layers, &store));
     GIVES(RIPIENO_STATUS_NOT_FOUND, home, open_with(home, no_create, &store));
     CHECK(released == 5);
@@ -259,18 +258,22 @@ static void test_close(const char *home, ripieno_store *store) {
 
 static void with_dram(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
-    config->flags |= RIPIENO_PACING;
-    config->dram_bytes = (uint64_t)8 * ROWS * OBJECT;
+    static char options[128];
+    snprintf(options, sizeof options, "capacity = '64MiB'\ndevices = 2\npacing = true\ndram = %d",
+             8 * ROWS * OBJECT);
+    config->options = options;
 }
 
 static void reading_ahead(ripieno_config *config, ripieno_pool *memory) {
+    static char options[128];
     with_dram(config, memory);
-    config->dram_mode = RIPIENO_DRAM_READ_AHEAD;
+    snprintf(options, sizeof options, "%s\ndram_mode = 'read-ahead'", config->options);
+    config->options = options;
 }
 
 static void no_such_mode(ripieno_config *config, ripieno_pool *memory) {
-    with_dram(config, memory);
-    config->dram_mode = 77;
+    (void)memory;
+    config->options = "dram = '1MiB'\ndram_mode = 77";
 }
 
 // Stored blocks are copied from the cache, not read.
@@ -309,7 +312,7 @@ static void test_dram(const char *home) {
     CHECK(stats.dram_prefetched_bytes == 3 * ROWS * OBJECT && stats.dram_wasted_bytes == 0);
     OK(ripieno_close(store));
 
-    INVALID("mode 77; use RIPIENO_DRAM_WRITE_THROUGH", open_with(home, no_such_mode, &store));
+    INVALID("give write-through or read-ahead", open_with(home, no_such_mode, &store));
     OK(open_with(home, reading_ahead, &store));
     CHECK(put(store, 800, 3, 0) == 3);
     OK(ripieno_get_stats(store, &stats));

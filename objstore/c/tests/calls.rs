@@ -19,8 +19,6 @@ use ripieno_c::*;
 use tempfile::TempDir;
 
 /// As in the header.
-const RIPIENO_CREATE: u64 = 1;
-const RIPIENO_PACING: u64 = 2;
 const LAYERS: u32 = 2;
 const OBJECT: usize = 512;
 /// Blocks of the pool.
@@ -277,21 +275,21 @@ impl Engine {
             reserved_2: 0,
         };
         let namespace = tenant(0);
+        let dram = u64::from(input.dram_blocks % 8) * u64::from(LAYERS) * OBJECT as u64;
+        let mode = ["write-through", "read-ahead"][usize::from(input.dram_mode) % 2];
+        let pacing = input.dram_mode >> 7 == 1;
+        let options = CString::new(format!(
+            "capacity = '8MiB'\nlba = 512\ndepth = 16\npacing = {pacing}\ndram = {dram}\n\
+             dram_mode = '{mode}'"
+        ));
+        let options = options.unwrap();
         let config = Config {
             size: size_of::<Config>(),
-            home: HOME.1.as_ptr(),
-            flags: RIPIENO_CREATE | (u64::from(input.dram_mode >> 7) * RIPIENO_PACING),
-            capacity_bytes: 8 << 20,
-            devices: 1,
-            lba_bytes: 512,
+            path: HOME.1.as_ptr(),
+            options: options.as_ptr(),
             shape: Shape { layers: LAYERS, segments: 1, object_bytes: 512, block_tokens: 16 },
             pool: &raw const pool,
             namespace_: &raw const namespace,
-            queues_per_device: 1,
-            queue_depth: 16,
-            dram_bytes: u64::from(input.dram_blocks % 8) * u64::from(LAYERS) * OBJECT as u64,
-            dram_mode: u32::from(input.dram_mode) % 2,
-            reserved: 0,
             server: null(),
         };
         let mut store = null_mut();

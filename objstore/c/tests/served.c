@@ -55,17 +55,13 @@ static int32_t connect_with(struct client client,
     return ripieno_open(&config, store);
 }
 
-static void a_home(ripieno_config *config, ripieno_pool *memory) {
+static void a_path(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
-    config->home = "home";
+    config->path = "home";
 }
 static void a_cache(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
-    config->dram_bytes = 1 << 20;
-}
-static void pacing(ripieno_config *config, ripieno_pool *memory) {
-    (void)memory;
-    config->flags = RIPIENO_PACING;
+    config->options = "dram = '1MiB'";
 }
 static void no_server(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
@@ -91,16 +87,15 @@ static void far_rows(ripieno_config *config, ripieno_pool *memory) {
 static void test_open(void) {
     ripieno_store *store = NULL;
     struct client unsealed = make(0);
-    INVALID("config.server", connect_with(one, a_home, &store));
+    INVALID("config.server", connect_with(one, a_path, &store));
     INVALID("config.server", connect_with(one, a_cache, &store));
-    INVALID("config.server", connect_with(one, pacing, &store));
     INVALID("memfd_create", connect_with(one, no_file, &store));
     INVALID("F_SEAL_SHRINK", connect_with(unsealed, NULL, &store));
     INVALID("other memory", connect_with(one, another_file, &store));
     INVALID("pool", connect_with(one, far_rows, &store));
     GIVES(RIPIENO_STATUS_DAMAGED, "block_tokens: 16", connect_with(one, other_shape, &store));
     GIVES(RIPIENO_STATUS_NOT_FOUND, "absent", connect_with(one, no_server, &store));
-    CHECK(store == NULL && released == 9);
+    CHECK(store == NULL && released == 8);
     released = 0;
 }
 

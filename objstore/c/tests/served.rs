@@ -19,7 +19,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use objstore::KvShape;
 use program::{compile, output};
 use ripieno_serve::{PinLimits, Server, ServerOptions, Settings};
-use ripieno_stack::{Builder, PoolMemory};
+use ripieno_stack::{Builder, PoolMemory, StackConfig};
 
 const DIR: &str = "RIPIENO_SERVED_DIR";
 /// That of blocks.h.
@@ -41,11 +41,9 @@ fn socket(dir: &Path) -> PathBuf {
 }
 
 fn serve(dir: &Path) {
-    let stack = Builder::new(dir.join("store"), SHAPE)
-        .capacity(CAPACITY)
-        .pool(PoolMemory::Own { blocks: 2 })
-        .open()
-        .expect("a store");
+    let config = StackConfig { capacity: Some(CAPACITY), ..StackConfig::at(dir.join("store")) };
+    let stack =
+        Builder::new(config, SHAPE).pool(PoolMemory::Own { blocks: 2 }).open().expect("a store");
     let settings = Settings {
         users: Vec::new(),
         sessions_max: 8,

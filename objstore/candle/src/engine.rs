@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use candle_core::Tensor;
 use objstore::{BlockId, BlockKey, KeyChain, Layer, Namespace, Prefix, Store};
-use ripieno_stack::{Builder, ErrorKind, Request, Stack, StackError};
+use ripieno_stack::{Builder, DeviceChoice, ErrorKind, Request, Stack, StackConfig, StackError};
 
 use crate::{
     model::Llama,
@@ -79,7 +79,9 @@ impl Engine {
     pub fn open(dir: &Path, windows: bool) -> Result<Self> {
         let windows: &[_] = if windows { &[Some(WINDOW), None] } else { &[None] };
         let pages = Pages::new();
-        let builder = Builder::new(dir, SHAPE).capacity(64 << 20).devices(2);
+        let devices = Some(DeviceChoice::Files(2));
+        let config = StackConfig { capacity: Some(64 << 20), devices, ..StackConfig::at(dir) };
+        let builder = Builder::new(config, SHAPE);
         let stack = builder.namespace(namespace(windows)).pool(pages.memory()).open()?;
         Ok(Self { model: Llama::new(SEED, windows)?, pages, stack })
     }

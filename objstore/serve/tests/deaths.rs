@@ -30,7 +30,7 @@ use ripieno_serve::{
     Client, Control, ControlAddress, Finder, Mover, PinLimits, PoolLayout, RefusalKind, Request,
     ServeError, Server, ServerOptions, Settings, control::Status,
 };
-use ripieno_stack::{Builder, Pacing, PoolMemory, Stack};
+use ripieno_stack::{Builder, DeviceChoice, Pacing, PoolMemory, Stack, StackConfig};
 use ripieno_testkit::{blocks, pattern, until};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::process::{Pid, Signal};
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     let tests = vec![
         Trial::test("clients_are_killed_at_random", || clients_are_killed(None)),
         Trial::test("clients_of_a_server_with_pacing_are_killed_at_random", || {
-            clients_are_killed(Some(Pacing::default()))
+            clients_are_killed(Some(true))
         }),
         Trial::test("a_client_is_killed_while_its_saves_wait", a_saver_is_killed),
         Trial::test("the_server_is_killed_under_its_clients", the_server_is_killed),
@@ -76,14 +76,10 @@ fn socket(dir: &Path) -> PathBuf {
     dir.join("ripieno.sock")
 }
 
-fn open(dir: &Path, pacing: Option<Pacing>) -> Stack {
-    Builder::new(dir.join("store"), SHAPE)
-        .capacity(CAPACITY)
-        .devices(2)
-        .pool(PoolMemory::Own { blocks: 2 })
-        .pacing(pacing)
-        .open()
-        .expect("a store")
+fn open(dir: &Path, pacing: Option<bool>) -> Stack {
+    let (capacity, devices) = (Some(CAPACITY), Some(DeviceChoice::Files(2)));
+    let config = StackConfig { capacity, devices, pacing, ..StackConfig::at(dir.join("store")) };
+    Builder::new(config, SHAPE).pool(PoolMemory::Own { blocks: 2 }).open().expect("a store")
 }
 
 fn serve(dir: &Path, stack: Stack, users: Vec<u32>) -> Server {
@@ -228,7 +224,7 @@ fn open_files() -> usize {
     fs::read_dir("/proc/self/fd").expect("the open files").count()
 }
 
-fn clients_are_killed(pacing: Option<Pacing>) -> Result<(), Failed> {
+fn clients_are_killed(pacing: Option<bool>) -> Result<(), Failed> {
     let kills = std::env::var("RIPIENO_KILLS").map_or(Ok(KILLS), |kills| kills.parse())?;
     let dir = TempDir::new()?;
     let server = serve(dir.path(), open(dir.path(), pacing), Vec::new());

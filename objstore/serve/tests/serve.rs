@@ -19,7 +19,7 @@ use ripieno_serve::{
     control::Status,
     protocol::{Answer, Bytes, Call, Keys},
 };
-use ripieno_stack::Builder;
+use ripieno_stack::{Builder, StackConfig};
 use ripieno_testkit::{blocks, keys, pattern};
 use tempfile::TempDir;
 
@@ -417,8 +417,11 @@ fn a_server_that_ends_is_an_error_at_once() {
 fn a_second_server_does_not_take_the_socket() {
     let rig = Rig::new();
     let dir = TempDir::new().unwrap();
-    let stack =
-        |name: &str| Builder::new(dir.path().join(name), SHAPE).capacity(CAPACITY).open().unwrap();
+    let stack = |name: &str| {
+        let config = StackConfig::at(dir.path().join(name));
+        let config = StackConfig { capacity: Some(CAPACITY), ..config };
+        Builder::new(config, SHAPE).open().unwrap()
+    };
     let options = |socket| {
         let mut options: ServerOptions = rig::options(socket);
         options.settings.users = vec![4_000_000];

@@ -2,11 +2,12 @@
 
 #![allow(clippy::print_stdout, reason = "a program")]
 
-use ripieno_stack::{BlockId, BlockKey, Builder, KvShape};
+use ripieno_stack::{BlockId, BlockKey, Builder, KvShape, StackConfig};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let shape = KvShape { layers: 4, segments: 2, object_bytes: 8192, block_tokens: 16 };
-    let store = Builder::new("hello-store", shape).capacity(64 << 20).open()?;
+    let config = StackConfig { capacity: Some(64 << 20), ..StackConfig::at("hello-store") };
+    let store = Builder::new(config, shape).open()?;
     // An engine has a digest of the tokens here, and its own memory.
     let (key, block) = (BlockKey([7; 32]), BlockId(0));
     if store.load(&[key], &[block])? == 1 {

@@ -1,17 +1,17 @@
-//! Builds a store from a directory or drives, with a default for everything else.
+//! Builds a store from its options.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use nvme_driver::{Clock, ControllerOptions, MonotonicClock, platform::vfio::PciAddress};
 use objstore::{
-    Format, KvShape, Namespace, Plane, RankConfig, RankId, Route, Store, StoreId, StoreOptions,
+    Format, KvShape, Namespace, Plane, RankConfig, RankId, Store, StoreId, StoreOptions,
 };
 
 use crate::{
     address::MetricsAddress,
     build::{Built, Parts, Plan},
+    config::{self, DeviceChoice, StackConfig},
     error::StackError,
-    executor::Executor,
     memory::HostMemory,
     metrics::Endpoint,
     owner::random,
@@ -28,102 +28,46 @@ use crate::{
 /// Blocks of a pool that the store allocates, unless another number is given.
 const BLOCKS: u32 = 64;
 
-/// Parameters of a store. All but place and shape have defaults.
+/// Parameters of a store: its options, and values that only a program has.
 #[derive(Debug)]
 #[must_use = "open it"]
 pub struct Builder {
-    place: Location,
+    config: StackConfig,
+    /// In place of the path and devices of the options.
+    place: Option<Place>,
     shape: KvShape,
-    files: Files,
     format: Option<Format>,
-    executor: Executor,
-    require: Option<Route>,
     namespace: Namespace,
     pool: PoolMemory,
     controller: ControllerOptions,
     options: StoreOptions,
-    pacing: Option<Pacing>,
-    metrics: Option<MetricsAddress>,
-}
-
-#[derive(Debug)]
-enum Location {
-    Directory(PathBuf),
-    Place(Place),
-}
-
-/// Files of a directory that is created.
-#[derive(Debug, Clone, Copy)]
-struct Files {
-    /// Bytes in all; `None`: the directory must exist.
-    capacity: Option<u64>,
-    devices: u32,
-    lba_bytes: u32,
 }
 
 impl Builder {
-    /// Starts with the store in a directory of files, one for each software controller.
-    pub fn new(dir: impl Into<PathBuf>, shape: KvShape) -> Self {
-        Self::at(Location::Directory(dir.into()), shape)
-    }
-
-    /// Starts with the store in an opened directory, or on drives.
-    pub fn on(place: impl Into<Place>, shape: KvShape) -> Self {
-        Self::at(Location::Place(place.into()), shape)
-    }
-
-    fn at(place: Location, shape: KvShape) -> Self {
+    /// Starts with the options of a store, and the shape of its blocks.
+    pub fn new(config: StackConfig, shape: KvShape) -> Self {
         Self {
-            place,
+            config,
+            place: None,
             shape,
-            files: Files { capacity: None, devices: 1, lba_bytes: 4096 },
             format: None,
-            executor: Executor::Host,
-            require: None,
             namespace: Namespace::default(),
             pool: PoolMemory::Own { blocks: BLOCKS },
             controller: ControllerOptions::default(),
             options: StoreOptions::default(),
-            pacing: None,
-            metrics: None,
         }
     }
 
-    /// Creates the store if the directory has none, with files of this many bytes in all. They are
-    /// allocated immediately.
-    pub fn capacity(mut self, bytes: u64) -> Self {
-        self.files.capacity = Some(bytes);
+    /// Opens the store in an opened directory, or on drives, instead of the path and devices of the
+    /// options.
+    pub fn on(mut self, place: impl Into<Place>) -> Self {
+        self.place = Some(place.into());
         self
     }
 
-    /// Sets the number of software controllers of a directory that is created; default: 1.
-    pub fn devices(mut self, count: u32) -> Self {
-        self.files.devices = count;
-        self
-    }
-
-    /// Sets the bytes of an LBA of a directory that is created; default: 4096.
-    pub fn lba_bytes(mut self, bytes: u32) -> Self {
-        self.files.lba_bytes = bytes;
-        self
-    }
-
-    /// Formats the devices first, and marks a directory as ready. Not needed with
-    /// [`Builder::capacity`].
+    /// Formats the devices first, and marks a directory as ready. Not needed with a capacity.
     pub fn format(mut self, format: Format) -> Self {
         self.format = Some(format);
-        self
-    }
-
-    /// Sets the executor of the I/O kernel; default: host threads.
-    pub fn executor(mut self, executor: Executor) -> Self {
-        self.executor = executor;
-        self
-    }
-
-    /// Requires a route; default: the best that works.
-    pub fn require(mut self, route: Option<Route>) -> Self {
-        self.require = route;
         self
     }
 
@@ -145,40 +89,45 @@ impl Builder {
         self
     }
 
-    /// Sets the options of the store.
+    /// Sets what is in no option, and the defaults of options.
     pub fn options(mut self, options: StoreOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// Has a thread decide when layers start; default (`None`): at once, in the order of the calls.
-    pub fn pacing(mut self, pacing: Option<Pacing>) -> Self {
-        self.pacing = pacing;
-        self
+    /// Checks that the options do not contradict each other. [`Builder::open`] does it, too.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Config`] if they do.
+    pub fn check(&self) -> Result<(), StackError> {
+        if self.place.is_none() {
+            self.drives()?;
+        }
+        if self.config.dram_mode.is_some() && self.config.dram.is_none() {
+            return Err(StackError::config("dram_mode", "it is for dram; give dram, too"));
+        }
+        let executor = self.config.executor(&self.pool)?;
+        routes(executor, &self.pool, self.config.route).map(|_| ())
     }
 
-    /// Serves metrics in the OpenMetrics format at this address; default: nowhere.
-    pub fn metrics(mut self, address: Option<MetricsAddress>) -> Self {
-        self.metrics = address;
-        self
-    }
-
-    /// Checks that this machine has the memory that the options ask for. [`Builder::open`] does it,
+    /// Checks that this machine has the memory that this number of ranks ask for. Opening does it,
     /// too: a DRAM cache is filled with zeroes at once.
     ///
     /// # Errors
     /// Returns [`StackError::Config`] if it has less.
-    pub fn check(&self) -> Result<(), StackError> {
-        HostMemory::check_dram(self.options.dram_bytes, 1)
+    pub fn check_memory(&self, ranks: u32) -> Result<(), StackError> {
+        let dram = self.config.dram.unwrap_or(self.options.dram_bytes);
+        HostMemory::check_dram(dram, ranks).map_err(config::of_option)
     }
 
-    /// Opens the store; with [`Builder::capacity`], creates it if there is none.
+    /// Opens the store; with a capacity, creates it if there is none.
     ///
     /// # Errors
     /// Returns the [`StackError`] of the part that fails; [`StackError::NotEmpty`] if drives hold
     /// data that may not be overwritten.
     pub fn open(mut self) -> Result<Stack, StackError> {
         self.check()?;
+        self.check_memory(1)?;
         let (place, format) = self.place()?;
         let namespace = std::mem::take(&mut self.namespace);
         let (store, built, place) = self.build(place, format, |parts, plan| {
@@ -187,7 +136,7 @@ impl Builder {
         let mut stack = Stack::new(store, built, place);
         stack.pacer = self.pacer(stack.store().plane())?;
         let serve = |address| Endpoint::of_store(address, stack.store());
-        stack.metrics = self.metrics.as_ref().map(serve).transpose()?;
+        stack.metrics = self.config.metrics.as_ref().map(serve).transpose()?;
         Ok(stack)
     }
 
@@ -197,7 +146,8 @@ impl Builder {
     /// # Errors
     /// Returns the [`StackError`] of the part that fails.
     pub fn open_rank(mut self, id: RankId) -> Result<RankStack, StackError> {
-        HostMemory::check_dram(self.options.dram_bytes, id.ranks)?;
+        self.check()?;
+        self.check_memory(id.ranks)?;
         let (place, format) = self.place()?;
         let (plane, built, place) = self.build(place, format, |parts, plan| {
             let Parts { devices, pool, gpu, executor, options, .. } = parts;
@@ -208,12 +158,13 @@ impl Builder {
         let mut stack = RankStack::new(plane, built, place)?;
         stack.pacer = self.pacer(stack.plane())?;
         let serve = |address| Endpoint::of_plane(address, stack.plane());
-        stack.metrics = self.metrics.as_ref().map(serve).transpose()?;
+        stack.metrics = self.config.metrics.as_ref().map(serve).transpose()?;
         Ok(stack)
     }
 
     fn pacer(&self, plane: &Plane) -> Result<Option<Watch>, StackError> {
-        self.pacing.as_ref().map(|pacing| pacing.spawn(plane)).transpose()
+        let is_paced = self.config.pacing.unwrap_or(false);
+        is_paced.then(|| Pacing::default().spawn(plane)).transpose()
     }
 
     fn build<T>(
@@ -223,19 +174,19 @@ impl Builder {
         open: impl Fn(Parts, &Plan<'_>) -> Result<T, StackError>,
     ) -> Result<(T, Built, Place), StackError> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-        // Contradictions are found before a GPU is opened.
-        routes(self.executor, &self.pool, self.require)?;
-        let gpu = self.executor.gpu()?;
+        let executor = self.config.executor(&self.pool)?;
+        let gpu = executor.gpu()?;
+        let (mut options, controller) =
+            self.config.tune(executor, self.options.clone(), self.controller.clone());
         // Files do not gain from deallocation: zeroing them only costs time.
-        let mut options = self.options.clone();
         if place.is_on_files() {
             options.deallocate = false;
             options.run_bytes = options.run_bytes.max(COMMAND_BYTES);
         }
         let plan = Plan {
-            executor: self.executor,
+            executor,
             gpu: gpu.as_ref(),
-            require: self.require,
+            require: self.config.route,
             shape: &self.shape,
             pool: &self.pool,
             options: &options,
@@ -243,33 +194,72 @@ impl Builder {
             check: &|_| Ok(()),
         };
         let mut unformatted = format.as_ref();
-        let controllers = || place.controllers(&clock, &self.controller, gpu.as_deref());
-        let (opened, built) = plan.open(controllers, |parts| {
+        let controllers = || place.controllers(&clock, &controller, gpu.as_deref());
+        let opened = plan.open(controllers, |parts| {
             if let Some(format) = unformatted.take() {
                 place.format(&parts.devices, format)?;
             }
             open(parts, &plan)
-        })?;
+        });
+        let (opened, built) = opened.map_err(config::of_option)?;
         if format.is_some() {
             place.set_ready()?;
         }
         Ok((opened, built, place))
     }
 
+    /// Returns the drives; `None` if the store is in a directory.
+    fn drives(&self) -> Result<Option<&[PciAddress]>, StackError> {
+        let StackConfig { path, devices, capacity, .. } = &self.config;
+        match (path, devices) {
+            (None, Some(DeviceChoice::Drives(addresses))) if capacity.is_none() => {
+                Ok(Some(addresses))
+            }
+            (None, Some(DeviceChoice::Drives(_))) => Err(StackError::config(
+                "capacity",
+                "drives get their store from ripieno format; leave it out",
+            )),
+            (Some(_), Some(DeviceChoice::Drives(_))) => Err(StackError::config(
+                "devices",
+                "a store has a directory or drives; give a number of files, or leave path out",
+            )),
+            (None, _) => {
+                Err(StackError::config("path", "it is missing; give the directory of the store"))
+            }
+            (Some(_), _) => Ok(None),
+        }
+    }
+
     /// Opens or makes the place. Returns it with the format to apply first.
     fn place(&mut self) -> Result<(Place, Option<Format>), StackError> {
         let format = self.format.take();
-        let dir = match std::mem::replace(&mut self.place, Location::Directory(PathBuf::new())) {
-            Location::Place(place) => return Ok((place, format)),
-            Location::Directory(dir) => dir,
+        if let Some(place) = self.place.take() {
+            return Ok((place, format));
+        }
+        if let Some(addresses) = self.drives()? {
+            return Ok((Place::drives(addresses), format));
+        }
+        let dir = self.config.path.as_deref().expect("there are no drives");
+        let count = match &self.config.devices {
+            Some(DeviceChoice::Files(count)) => Some(*count),
+            _ => None,
         };
-        let Files { capacity: Some(bytes), devices: count, lba_bytes } = self.files else {
-            return Ok((StoreDir::open(&dir)?.into(), format));
+        let Some(bytes) = self.config.capacity else {
+            let dir = StoreDir::open(dir)?;
+            let found = dir.devices().len() as u32;
+            return match count.filter(|count| *count != found) {
+                None => Ok((dir.into(), format)),
+                Some(_) => Err(StackError::config(
+                    "devices",
+                    format!("the store has {found}; leave it out, or name another directory"),
+                )),
+            };
         };
         let random = random()?;
         let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16 bytes"));
-        let media = StoreDirMedia::Files { count, bytes };
-        let dir = StoreDir::open_or_create(&dir, &StoreDirOptions { id, media, lba_bytes })?;
+        let media = StoreDirMedia::Files { count: count.unwrap_or(1), bytes };
+        let lba_bytes = self.config.lba.unwrap_or(4096);
+        let dir = StoreDir::open_or_create(dir, &StoreDirOptions { id, media, lba_bytes })?;
         let new = || Format::new(StoreId(random), self.shape);
         let format = format.or_else(|| (!dir.is_ready()).then(new));
         Ok((dir.into(), format))

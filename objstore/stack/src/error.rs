@@ -229,6 +229,10 @@ fn listed(tried: &[NotTaken]) -> String {
 }
 
 impl StackError {
+    pub(crate) fn config(field: &'static str, problem: impl Into<String>) -> Self {
+        Self::Config { field, problem: problem.into() }
+    }
+
     pub(crate) fn unfit(why: impl ToString, fix: impl Into<String>) -> Self {
         Self::Unfit { why: why.to_string(), fix: fix.into() }
     }
@@ -248,13 +252,13 @@ impl StackError {
         Ok(NotTaken { route, why, fix })
     }
 
-    /// Maps a store that does not fit to a configuration error: the capacity is too small.
+    /// Converts an error of formatting, which means options that do not fit, and no damage.
     pub(crate) fn of_format(error: StoreError) -> Self {
         match error {
             StoreError::Format(FormatError::Layout(LayoutError::TooSmall { .. })) => {
-                let problem = format!("{error}; give more");
-                Self::Config { field: "capacity", problem }
+                Self::config("capacity", format!("{error}; give more"))
             }
+            StoreError::Format(_) => Self::config("format", error.to_string()),
             error => error.into(),
         }
     }

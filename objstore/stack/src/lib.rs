@@ -2,11 +2,12 @@
 //! run again:
 //!
 //! ```no_run
-//! use ripieno_stack::{BlockId, BlockKey, Builder, KvShape};
+//! use ripieno_stack::{BlockId, BlockKey, Builder, KvShape, StackConfig};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let shape = KvShape { layers: 4, segments: 2, object_bytes: 8192, block_tokens: 16 };
-//!     let store = Builder::new("hello-store", shape).capacity(64 << 20).open()?;
+//!     let config = StackConfig { capacity: Some(64 << 20), ..StackConfig::at("hello-store") };
+//!     let store = Builder::new(config, shape).open()?;
 //!     // An engine has a digest of the tokens here, and its own memory.
 //!     let (key, block) = (BlockKey([7; 32]), BlockId(0));
 //!     if store.load(&[key], &[block])? == 1 {
@@ -21,7 +22,8 @@
 //! ```
 //!
 //! # Architecture
-//! - [`Builder`]: opens or creates a store; all but its place and shape have defaults.
+//! - [`StackConfig`]: the options of a store, each declared once, for all interfaces and programs;
+//!   [`OPTIONS`]: their names, values, defaults and help. [`Builder`]: opens or creates the store.
 //! - [`StoreDir`]: a store's directory on this machine. One file, or block device, for each
 //!   software controller; their parameters; a lock.
 //! - [`Place`]: a store directory, or drives ([`Drives`]) that are opened through VFIO.
@@ -66,6 +68,7 @@ mod arena;
 mod build;
 mod builder;
 mod chosen;
+mod config;
 mod controllers;
 mod drives;
 mod emulation;
@@ -99,6 +102,7 @@ pub use address::MetricsAddress;
 pub use build::{Built, Parts, Plan};
 pub use builder::Builder;
 pub use chosen::{MemoryPlace, NotTaken, Placement};
+pub use config::{DeviceChoice, ExecutorKind, OPTIONS, StackConfig, StackOption, unknown_option};
 pub use controllers::Controllers;
 pub use drives::{
     DriveIdentity, Drives, Holds, check_drive, is_scratch, open_drive, prove_reach,

@@ -58,7 +58,7 @@ pub fn routes(
         None => {
             let names: Vec<&str> = all.iter().map(|route| route.name()).collect();
             let names = names.join(" and ");
-            wrong("require", format!("{route} was asked for; to this pool there is {names}"))
+            wrong("route", format!("{route} was asked for; to this pool there is {names}"))
         }
     }
 }

@@ -19,8 +19,8 @@ use objstore::{
     StoreId, StoreOptions, Ticket,
 };
 use ripieno_stack::{
-    Builder, CudaChoice, ErrorKind, Executor, GpuMemory, Place, PoolLayout, PoolMemory, RankMedia,
-    RankStack, Ranks, RanksOptions, Request, Route, StackError, StoreDir, StoreDirMedia,
+    Builder, ErrorKind, GpuMemory, Place, PoolLayout, PoolMemory, RankMedia, RankStack, Ranks,
+    RanksOptions, Request, Route, StackConfig, StackError, StoreDir, StoreDirMedia,
     StoreDirOptions,
 };
 use ripieno_testkit::{WATCHDOG, keys, pattern};
@@ -28,7 +28,6 @@ use ripieno_testkit::{WATCHDOG, keys, pattern};
 const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
 const BLOCKS: u32 = 8;
 const BYTES: usize = 3 * 2 * 4096 * BLOCKS as usize;
-const CHOICE: CudaChoice = CudaChoice { ordinal: 0, io_sms: 4, is_resident: false };
 /// Content of the engine's memory beside its KV cache.
 const OTHERS: u8 = 0x5A;
 
@@ -104,9 +103,9 @@ fn temporary() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-fn config(place: Place, engine: &Engine, require: Option<Route>) -> Builder {
-    let builder = Builder::on(place, SHAPE).executor(Executor::Cuda(CHOICE));
-    builder.require(require).pool(engine.pool())
+fn config(place: Place, engine: &Engine, route: Option<Route>) -> Builder {
+    let config = StackConfig { route, ..StackConfig::default() };
+    Builder::new(config, SHAPE).on(place).pool(engine.pool())
 }
 
 fn store_dir(dir: &Path) -> StoreDir {
@@ -190,12 +189,12 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
         let error = open(Some(Route::Host)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("there is direct and staged"), "{error}");
-        for (executor, wanted) in [
-            (Executor::Host, "only executor cuda"),
-            (Executor::Cuda(CudaChoice::new(1)), "the pool is on GPU 0"),
-        ] {
-            let place = StoreDir::open(&dir).unwrap().into();
-            let error = config(place, &engine, None).executor(executor).open().unwrap_err();
+        for (name, text, wanted) in
+            [("executor", "host", "only executor cuda"), ("gpu", "1", "the pool is on GPU 0")]
+        {
+            let mut config = StackConfig::at(&dir);
+            config.set(name, text).unwrap();
+            let error = Builder::new(config, SHAPE).pool(engine.pool()).open().unwrap_err();
             assert!(error.to_string().contains(wanted), "{error}");
         }
     });
@@ -212,18 +211,18 @@ struct Rank {
 }
 
 impl Rank {
-    fn open(ranks: &Ranks, require: Route) -> Self {
-        Self::open_with(ranks, require, StoreOptions::default())
+    fn open(ranks: &Ranks, route: Route) -> Self {
+        Self::open_with(ranks, route, StoreOptions::default())
     }
 
-    fn open_with(ranks: &Ranks, require: Route, options: StoreOptions) -> Self {
+    fn open_with(ranks: &Ranks, route: Route, options: StoreOptions) -> Self {
         let engine = Engine::new(4096 + 256);
         let device = &engine.device;
         let (stream, work) = (CudaStream::lowest(device).unwrap(), CudaPattern::new(device));
         let word = device.pinned(4096).unwrap();
-        let stack = Builder::on(ranks.place(0).unwrap(), SHAPE)
-            .executor(Executor::Cuda(CHOICE))
-            .require(Some(require))
+        let config = StackConfig { route: Some(route), ..StackConfig::default() };
+        let stack = Builder::new(config, SHAPE)
+            .on(ranks.place(0).unwrap())
             .pool(engine.pool())
             .options(options)
             .open_rank(ranks.rank(0))

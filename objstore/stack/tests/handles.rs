@@ -12,7 +12,7 @@ use objstore::{
 };
 use ripieno_stack::{
     Builder, Controllers, ErrorKind, Executor, MetricsAddress, Own, Plan, PoolMemory, RankMedia,
-    Ranks, RanksOptions, Request, Stack, StackError,
+    Ranks, RanksOptions, Request, Stack, StackConfig, StackError,
 };
 use ripieno_testkit::keys;
 
@@ -30,7 +30,8 @@ fn temporary() -> tempfile::TempDir {
 }
 
 fn open(dir: &Path) -> Stack {
-    Builder::new(dir, SHAPE).capacity(32 << 20).open().unwrap()
+    let config = StackConfig { capacity: Some(32 << 20), ..StackConfig::at(dir) };
+    Builder::new(config, SHAPE).open().unwrap()
 }
 
 fn blocks(count: u32) -> Vec<BlockId> {
@@ -204,8 +205,9 @@ fn starved() {
     let run = tempfile::tempdir().unwrap();
     let socket = run.path().join("metrics");
     let address = MetricsAddress::Unix(socket.clone());
-    let builder = Builder::new(place.path().join("store"), SHAPE).capacity(32 << 20);
-    let stack = builder.metrics(Some(address)).open().unwrap();
+    let (path, capacity) = (Some(place.path().join("store")), Some(32 << 20));
+    let config = StackConfig { path, capacity, metrics: Some(address), ..StackConfig::default() };
+    let stack = Builder::new(config, SHAPE).open().unwrap();
     // SAFETY: makes a descriptor.
     let client = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0) };
     assert!(client >= 0);

@@ -13,7 +13,7 @@ use objstore::{
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
     Builder, CatalogStack, EngineMemory, ErrorKind, Place, PoolLayout, PoolMemory, RankMedia,
-    RankStack, Ranks, RanksOptions, StackError,
+    RankStack, Ranks, RanksOptions, StackConfig, StackError,
 };
 use ripieno_testkit::until;
 
@@ -53,7 +53,8 @@ fn open_with(
     // SAFETY: `memory` has these bytes, and nothing else uses them.
     let memory = unsafe { EngineMemory::new(base, BYTES, memory) };
     let pool = PoolMemory::Engine { memory, layout: PoolLayout::contiguous(&SHAPE, BLOCKS) };
-    let stack = Builder::on(ranks.place(rank)?, SHAPE)
+    let stack = Builder::new(StackConfig::default(), SHAPE)
+        .on(ranks.place(rank)?)
         .pool(pool)
         .controller(ControllerOptions { descriptors, ..ControllerOptions::default() })
         .options(options)
@@ -340,7 +341,8 @@ fn neighbours_in_a_file_are_read_with_large_commands() {
     let place = temporary();
     let options = RanksOptions { ranks: 1, shape: SHAPE, ..options() };
     let ranks = Ranks::prepare(&place.path().join("store"), &options, &clock()).unwrap();
-    let stack = Builder::on(ranks.place(0).unwrap(), SHAPE)
+    let stack = Builder::new(StackConfig::default(), SHAPE)
+        .on(ranks.place(0).unwrap())
         .pool(PoolMemory::Own { blocks: BLOCKS })
         .open_rank(ranks.rank(0))
         .unwrap();

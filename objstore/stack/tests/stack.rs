@@ -7,8 +7,8 @@ use std::{ops::Range, path::Path, process::Command, ptr::NonNull, sync::Arc};
 use nvme_driver::{ControllerOptions, DescriptorPreference};
 use objstore::{BlockId, Format, KvShape, Layer, StoreError, StoreId, StoreOptions};
 use ripieno_stack::{
-    Builder, EngineMemory, PoolLayout, PoolMemory, Request, Stack, StackError, StoreDir,
-    StoreDirMedia, StoreDirOptions,
+    Builder, EngineMemory, PoolLayout, PoolMemory, Request, Stack, StackConfig, StackError,
+    StoreDir, StoreDirMedia, StoreDirOptions,
 };
 use ripieno_testkit::{keys, pattern};
 
@@ -72,7 +72,7 @@ impl Engine {
 fn config(store_dir: StoreDir, engine: &Engine, descriptors: DescriptorPreference) -> Builder {
     let pool = PoolMemory::Engine { memory: engine.memory.clone(), layout: engine.layout.clone() };
     let controller = ControllerOptions { descriptors, ..ControllerOptions::default() };
-    Builder::on(store_dir, SHAPE).pool(pool).controller(controller)
+    Builder::new(StackConfig::default(), SHAPE).on(store_dir).pool(pool).controller(controller)
 }
 
 fn created(dir: &Path, engine: &Engine, descriptors: DescriptorPreference) -> Stack {

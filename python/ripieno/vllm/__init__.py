@@ -84,7 +84,9 @@ class RipienoConnector(KVConnectorBase_V1, SupportsHMA):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self.options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
+        self.options = Options.parse(
+            self._kv_transfer_config.kv_connector_extra_config, "kv_connector_extra_config"
+        )
         parallel = vllm_config.parallel_config
         try:
             self.load_async = check(vllm_config, kv_cache_config, self.options)

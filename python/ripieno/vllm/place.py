@@ -16,7 +16,6 @@ import ripieno
 from ripieno import capacity
 
 from .layout import engines_of, register
-from .options import metrics_of
 from .pages import move_to_pages, move_to_shared
 from .protocol import Legacy, Reports
 
@@ -106,8 +105,7 @@ class OwnStore(Place):
                 connector.shape,
                 ranks=connector.world,
                 capacity=bytes,
-                devices=options.devices,
-                overwrite=options.overwrite,
+                **options.store,
             )
 
         self.ranks = capacity.made_in(options.path, name, options.capacity, make, engines)
@@ -132,22 +130,8 @@ class OwnStore(Place):
         move_to_pages(self.connector, any_of(caches))
         pages, pool = register(self.connector, caches)
         first = self.connector._vllm_config.parallel_config.data_parallel_index * world
-        try:
-            plane = ripieno.Plane(
-                self.path,
-                self.ranks[rank],
-                self.connector.shape,
-                pool,
-                executor=options.executor,
-                require=options.route,
-                io_sms=options.io_sms,
-                dram_bytes=options.dram,
-                dram_mode=options.dram_mode,
-                pacing=options.is_paced,
-                metrics=metrics_of(options.metrics, first + rank),
-            )
-        except ripieno.InvalidError as error:
-            raise named(error) from error
+        given = options.plane(first + rank)
+        plane = ripieno.Plane(self.path, self.ranks[rank], self.connector.shape, pool, **given)
         self.plane = self.own = plane
         self.is_paced = options.is_paced
         self.paced = plane if options.is_paced else None
@@ -228,10 +212,3 @@ def any_of(caches: Caches) -> torch.Tensor:
     """Returns a tensor of the KV cache."""
     first = next(iter(caches.values()))
     return first if isinstance(first, torch.Tensor) else first[0]
-
-
-def named(error: ripieno.InvalidError) -> ripieno.InvalidError:
-    """Returns an error that names the connector's option instead of the plane's argument."""
-    name, colon, problem = str(error).partition(": ")
-    known = {"require": "route", "dram_bytes": "dram"}.get(name, name)
-    return ripieno.InvalidError(known + colon + problem)

@@ -256,7 +256,7 @@ class Scheduler:
     def arrived(self, request: Request) -> None:
         self.requests[request.request_id] = request
         self.adapters.arrived(request)
-        if self.options.dram and self.options.is_paced:
+        if self.options.has_dram and self.options.is_paced:
             self.waiting.append(request)
 
     def _ahead(self, running: Collection[str], tasks: Tasks) -> None:

@@ -64,7 +64,6 @@ def test_the_registry_has_all_metrics_with_their_types():
 
 def test_each_rank_has_an_address_for_its_metrics():
     for given, third in [
-        (None, None),
         ("9400", "9402"),
         ("127.0.0.1:9400", "127.0.0.1:9402"),
         ("public:[::]:9400", "public:[::]:9402"),
@@ -86,20 +85,20 @@ def test_reports_of_workers_add_up():
     assert both.written == {4: {0: b"a", 1: None}}
 
 
+def parsed(given):
+    return Options.parse(given, "kv_connector_extra_config")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"devices": 0}, "devices: 0 was given; give a number of files from 1 on"),
-        ({"devices": 1.5}, "give a number of files from 1 on"),
+        ({"devices": 1.5}, "devices: .1.5. was given; give a number of files"),
         ({"devices": ["/dev/nvme0n1"]}, "or drives: "),
         ({"devices": []}, "or drives: "),
-        ({"overwrite": "all"}, "give one of nothing, store, anything"),
-        ({"executor": "gpu"}, "give one of host, cuda"),
-        ({"dram_mode": "back"}, "give one of write-through, read-ahead"),
-        ({"route": "fast"}, "give one of direct, staged, host"),
-        ({"io_sms": 0}, "give a whole number from 1 to"),
         ({"io_sms": 1 << 64}, "give a whole number from 1 to"),
-        ({"devices": 1 << 64}, "give a number of files from 1 on"),
+        ({"dram_bytes": 1}, "kv_connector_extra_config: dram_bytes: .*; its name is dram$"),
+        ({"schedule": True}, "schedule: there is no such option; its name is pacing$"),
+        ({"save_decoed": True}, "save_decode is the nearest$"),
         ({"save_backlog": 2}, "give a number from 0 to 1$"),
         ({"shutdown": "wait"}, 'give "drain" or "drop"'),
         ({"load_async": "no"}, "give true or false"),
@@ -109,7 +108,6 @@ def test_reports_of_workers_add_up():
         ({"drain_seconds": float("inf")}, "give a number from 0 to"),
         ({"drain_seconds": float("nan")}, "give a number from 0 to"),
         ({"layer_times": True}, "give the name of a file"),
-        ({"metrics": 9400}, "metrics: 9400 was given; give text, a port"),
         ({"tenants": ["alice"]}, "tenants: .* give a list of SHA-256 digests"),
         ({"tenants": "ab" * 32}, "tenants: .* give a list of SHA-256 digests"),
         ({"engines": 0}, "engines: 0 was given; give a whole number from 1 to"),
@@ -120,24 +118,24 @@ def test_reports_of_workers_add_up():
 )
 def test_options_that_make_no_sense(given, message):
     with pytest.raises(ValueError, match=message):
-        Options.parse({"path": "/x", "capacity": "1GiB"} | given)
+        parsed({"path": "/x", "capacity": "1GiB"} | given)
 
 
 def test_a_server_has_the_store():
-    options = Options.parse({"server": "run/sock", "save_decode": False, "weights_id": "1"})
+    options = parsed({"server": "run/sock", "save_decode": False, "weights_id": "1"})
     assert options.server == os.path.join(os.getcwd(), "run/sock")
     assert (options.path, options.is_paced, options.save_decode) == ("", False, False)
-    with pytest.raises(ValueError, match="dram, schedule was given beside server"):
-        Options.parse({"server": "/s", "dram": "1GiB", "schedule": True})
+    with pytest.raises(ValueError, match="dram, pacing was given beside server"):
+        parsed({"server": "/s", "dram": "1GiB", "pacing": True})
     with pytest.raises(ValueError, match="server: '' was given; give the name of a socket"):
-        Options.parse({"server": ""})
+        parsed({"server": ""})
     with pytest.raises(ValueError, match="capacity, path is missing; .* socket of a server"):
-        Options.parse({})
+        parsed({})
 
 
 def test_paths_are_whole():
     def path(given):
-        return Options.parse({"path": given, "capacity": "1GiB"}).path
+        return parsed({"path": given, "capacity": "1GiB"}).path
 
     assert path("~/kv") == os.path.expanduser("~/kv")
     assert path("kv/") == os.path.join(os.getcwd(), "kv")
@@ -145,7 +143,21 @@ def test_paths_are_whole():
 
 def test_drives_are_devices():
     drives = ["vfio:0000:65:00.0", "vfio:0000:66:00.0"]
-    assert Options.parse({"path": "/x", "capacity": "1GiB", "devices": drives}).devices == drives
+    store = parsed({"path": "/x", "capacity": "1GiB", "devices": drives}).store
+    assert store == {"devices": drives}
+
+
+def test_a_plane_is_paced_with_host_memory():
+    for store, is_paced in [
+        ({}, False),
+        ({"dram": "1GiB"}, True),
+        ({"dram": 0}, False),
+        ({"dram": "1GiB", "pacing": False}, False),
+        ({"pacing": True}, True),
+        ({"pacing": "false"}, False),
+    ]:
+        options = Options("/x", 1, store=store | {"metrics": 9400})
+        assert options.plane(2) == store | {"pacing": is_paced, "metrics": "9402"}
 
 
 @pytest.mark.parametrize(
@@ -253,22 +265,6 @@ def test_engines_are_counted_where_vllm_says_how_many():
     assert (engines(0, 1), engines(1, 4), engines(1, 1, engines=2)) == (1, 4, 2)
     with pytest.raises(ValueError, match='this is number 1; give "engines"'):
         engines(1, 1)
-
-
-def test_what_is_wrong_has_the_name_of_the_option(monkeypatch):
-    def refuse(*args, **options):
-        raise ripieno.InvalidError("require: direct was asked for: there is host")
-
-    monkeypatch.setattr(ripieno, "Plane", refuse)
-    named = types.SimpleNamespace
-    store = place.OwnStore.__new__(place.OwnStore)
-    store.path, store.ranks = "", [named(rank=0)]
-    store.connector = named(options=Options("/x", 1, route="direct"), shape=None, world=1)
-    store.connector._vllm_config = named(parallel_config=named(data_parallel_index=0))
-    monkeypatch.setattr(place, "move_to_pages", lambda connector, cache: None)
-    monkeypatch.setattr(place, "register", lambda connector, caches: ([], None))
-    with pytest.raises(ripieno.InvalidError, match="^route: direct was asked for: there is host$"):
-        store.open_plane(0, {"layer": [None]})
 
 
 def test_reports_reach_a_scheduler_in_another_process(tmp_path):

@@ -39,12 +39,12 @@ def is_idle(engine):
     assert not (half.planned or half.loads or half.saves or half.reading or half.requests)
 
 
-@pytest.mark.parametrize("schedule", [False, True])
-def test_preempted_requests_and_blocks_that_are_used_again(model, both, schedule):
+@pytest.mark.parametrize("pacing", [False, True])
+def test_preempted_requests_and_blocks_that_are_used_again(model, both, pacing):
     """A preempted request's blocks are reused in the same step, even if they are still being
     stored."""
     some = [tokens(200) for _ in range(4)]
-    both |= {"schedule": schedule}
+    both |= {"pacing": pacing}
     few = {"model": model, "num_gpu_blocks_override": 29, "max_model_len": 704}
 
     def ask(engine):
@@ -184,7 +184,7 @@ def test_anything_may_happen(seed, model, both, said):
             self.seconds = random.Random(f"{seed} {job}").choice([0, 0, 0.001, 0.02])
             super().start(job, layer)
 
-    options = both | {"capacity": "16MiB", "schedule": seed % 2 == 1}
+    options = both | {"capacity": "16MiB", "pacing": seed % 2 == 1}
     few = {"model": model, "options": options, "num_gpu_blocks_override": 40}
     wrong, loaded, stored = live(ask, plane=Random, **few)
     assert wrong == []

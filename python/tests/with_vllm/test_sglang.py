@@ -337,7 +337,7 @@ def test_each_rank_has_a_store_and_a_namespace_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("given", "config", "message"),
     [
-        ({"size": 1}, {}, "\\['size'\\] were given; there are .*'engines'"),
+        ({"size": 1}, {}, "size: there is no such option; there are .* engines"),
         ({"capacity": "much"}, {}, "capacity"),
         ({}, {"is_mla_model": True, "tp_size": 2}, "RipienoHiCache: .* --enable-dp-attention"),
         ({}, {"dp_rank": 1}, 'RipienoHiCache: this is process 1 of 1; give "engines"'),

@@ -100,7 +100,7 @@ def paced_and_not(tmp_path, ask, turns, speed, blocks=1024):
                 "options": {
                     "path": str(path),
                     "capacity": "1GiB",
-                    "schedule": name == "paced",
+                    "pacing": name == "paced",
                     "load_async": os.environ.get("RIPIENO_ASYNC") == "1",
                 },
             }

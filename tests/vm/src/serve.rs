@@ -113,7 +113,7 @@ fn make_store(more: &str) -> Result<()> {
     fs::write(
         CONFIG,
         format!(
-            "socket = '{SOCKET}'\n[store]\ndrives = ['{DRIVE_A}', '{DRIVE_B}']\n{more}[shape]\n\
+            "socket = '{SOCKET}'\n[store]\ndevices = 'vfio:{DRIVE_A},{DRIVE_B}'\n{more}[shape]\n\
              layers = 2\nsegments = 2\nobject_bytes = 1024\nblock_tokens = 512\n"
         ),
     )?;

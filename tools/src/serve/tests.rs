@@ -1,4 +1,8 @@
+use ripieno_stack::DeviceChoice;
+
 use super::*;
+
+const STORE: &str = "path = \"/var/lib/ripieno/store\"\ncapacity = \"100GiB\"\ndevices = 2";
 
 const GOOD: &str = r#"
 socket = "/run/ripieno/ripieno.sock"
@@ -50,7 +54,7 @@ fn a_configuration_is_taken_as_it_is() {
     let limit = UserLimits { bandwidth, ..UserLimits::default() };
     assert_eq!((limits, hold_max.as_secs()), (BTreeMap::from([(1001, limit)]), 600));
     assert_eq!((pins.bytes, pins.ttl.as_secs(), token), (Some(10 << 30), 3600, None));
-    assert!(!fixed.store.pacing);
+    assert_eq!(fixed.store.pacing, None);
     let short = GOOD.replace("users = [1001]\nclients = 8\npool_max = \"2GiB\"\n", "");
     let short = short.replace("[pins]\nbytes = \"10GiB\"\nttl_max = 3600\n", "");
     let Settings { users, sessions_max, pins, .. } = plan(&short).unwrap().settings;
@@ -89,17 +93,16 @@ fn a_user_has_limits_of_all_kinds() {
 fn pacing_is_true_or_false() {
     let with =
         |pacing: &str| plan(&GOOD.replace("[shape]", &format!("pacing = {pacing}\n[shape]")));
-    assert!(with("true").unwrap().fixed.store.pacing);
-    assert!(!with("false").unwrap().fixed.store.pacing);
+    assert_eq!(with("true").unwrap().fixed.store.pacing, Some(true));
+    assert_eq!(with("false").unwrap().fixed.store.pacing, Some(false));
     assert!(with("1").unwrap_err().to_string().contains("ripieno.toml"));
 }
 
 #[test]
 fn drives_are_named_by_their_addresses() {
-    let files = "path = \"/var/lib/ripieno/store\"\ncapacity = \"100GiB\"\ndevices = 2";
-    let drives = "drives = [\"0000:65:00.0\", \"66:00.0\"]";
-    let store = plan(&GOOD.replace(files, drives)).unwrap().fixed.store;
-    let addresses = store.addresses().unwrap();
+    let drives = "devices = [\"vfio:0000:65:00.0\", \"vfio:66:00.0\"]";
+    let store = plan(&GOOD.replace(STORE, drives)).unwrap().fixed.store;
+    let Some(DeviceChoice::Drives(addresses)) = store.devices else { panic!("{store:?}") };
     let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     assert_eq!(names, ["0000:65:00.0", "0000:66:00.0"]);
 }
@@ -165,10 +168,21 @@ fn a_wrong_configuration_is_named() {
         ("\"10GiB\"", "\"x\"", "pins.bytes"),
         ("ttl_max = 3600", "ttl_max = 0", "pins.ttl_max"),
         ("layers = 32", "layers = 0", "shape"),
-        ("path = \"/var", "drives = [\"65:00.0\"]\npath = \"/var", "either path or drives"),
-        ("path = \"/var/lib/ripieno/store\"", "", "either path or drives"),
-        ("path = \"/var/lib/ripieno/store\"", "drives = [\"nvme0\"]", "store.drives"),
-        ("path = \"/var/lib/ripieno/store\"", "drives = [\"65:00.0\"]", "ripieno format"),
+        (
+            "devices = 2",
+            "devices = [\"vfio:65:00.0\"]",
+            "store.devices: a store has a directory or",
+        ),
+        ("path = \"/var/lib/ripieno/store\"", "", "store.path: it is missing"),
+        ("devices = 2", "devices = \"nvme0\"", "devices: \"nvme0\" was given"),
+        (
+            "devices = 2",
+            "drives = [\"65:00.0\"]",
+            "drives: there is no such option; its name is devices",
+        ),
+        ("devices = 2", "device = 2", "device: there is no such option; devices is the nearest"),
+        ("devices = 2", "executor = \"cuda\"", "store.executor: a server has host threads"),
+        (STORE, "devices = \"vfio:65:00.0\"\ncapacity = \"1GiB\"", "ripieno format"),
         ("[shape]", "[shapes]", "shape"),
         ("users = [1001]", "users = [\"alice\"]", "users"),
     ] {

@@ -4,7 +4,7 @@
 use std::{sync::Mutex, time::Duration};
 
 use objstore::{BlockKey, KvShape, Namespace};
-use ripieno_stack::{Builder, PoolMemory};
+use ripieno_stack::{Builder, PoolMemory, StackConfig};
 use tempfile::TempDir;
 
 use super::*;
@@ -44,11 +44,9 @@ impl Hall {
             pins: PinLimits::default(),
             token: None,
         };
-        let stack = Builder::new(dir.path().join("store"), SHAPE)
-            .capacity(CAPACITY)
-            .pool(PoolMemory::Own { blocks: 2 })
-            .open()
-            .unwrap();
+        let path = dir.path().join("store");
+        let config = StackConfig { capacity: Some(CAPACITY), ..StackConfig::at(path) };
+        let stack = Builder::new(config, SHAPE).pool(PoolMemory::Own { blocks: 2 }).open().unwrap();
         let socket = dir.path().join("none");
         let options = ServerOptions { socket, http: None, settings, reload: None };
         Self { shared: Arc::new(Shared::new(stack, options)), threads: Mutex::default() }

@@ -16,14 +16,14 @@ use std::{
 };
 
 use nvme_emu::Emu;
-use objstore::{KvShape, Plane, StoreOptions};
+use objstore::{KvShape, Plane};
 use ripieno_serve::{
     Client, Control, ControlAddress, PinLimits, RefusalKind, Reload, ServeError, Server,
     ServerOptions, Settings, UserLimits,
     control::Status,
     protocol::{Answer, Call, VERSION},
 };
-use ripieno_stack::{Builder, Pacing, PoolMemory, Stack};
+use ripieno_stack::{Builder, Pacing, PoolMemory, Stack, StackConfig};
 use ripieno_testkit::until;
 use tempfile::TempDir;
 
@@ -74,21 +74,22 @@ impl Rig {
         Self::serving(dir, bytes, |_| ())
     }
 
-    fn serving(dir: TempDir, dram_bytes: u64, change: impl FnOnce(&mut ServerOptions)) -> Self {
-        let options = StoreOptions { dram_bytes, ..StoreOptions::default() };
-        let stack = builder(&dir).options(options).open().unwrap();
+    fn serving(dir: TempDir, dram: u64, change: impl FnOnce(&mut ServerOptions)) -> Self {
+        let config = StackConfig { dram: Some(dram), ..StackConfig::default() };
+        let stack = open(&dir, config);
         Self::of(dir, stack, change)
     }
 
     /// Runs a server that decides when layers start.
     pub fn paced(dir: TempDir) -> Self {
-        let stack = builder(&dir).pacing(Some(Pacing::default())).open().unwrap();
+        let config = StackConfig { pacing: Some(true), ..StackConfig::default() };
+        let stack = open(&dir, config);
         Self::of(dir, stack, |_| ())
     }
 
     /// Runs a server that decides when layers start only while a client waits for one.
     pub fn held(dir: TempDir) -> Self {
-        let stack = builder(&dir).open().unwrap();
+        let stack = open(&dir, StackConfig::default());
         Pacing::default().pace(stack.store().plane()).unwrap();
         Self::of(dir, stack, |_| ())
     }
@@ -183,9 +184,10 @@ impl Drop for Rig {
     }
 }
 
-fn builder(dir: &TempDir) -> Builder {
-    let store = Builder::new(dir.path().join("store"), SHAPE);
-    store.capacity(CAPACITY).pool(PoolMemory::Own { blocks: 2 })
+fn open(dir: &TempDir, config: StackConfig) -> Stack {
+    let (path, capacity) = (Some(dir.path().join("store")), Some(CAPACITY));
+    let builder = Builder::new(StackConfig { path, capacity, ..config }, SHAPE);
+    builder.pool(PoolMemory::Own { blocks: 2 }).open().unwrap()
 }
 
 pub fn socket(dir: &Path) -> PathBuf {

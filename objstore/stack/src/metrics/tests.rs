@@ -3,14 +3,15 @@ use std::{collections::HashSet, io::Read as _, io::Write as _, os::unix::net::Un
 use objstore::{BlockId, BlockKey, KvShape};
 
 use super::*;
-use crate::address::MetricsAddress;
-use crate::{Builder, Stack};
+use crate::{Builder, Stack, StackConfig, address::MetricsAddress};
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
 
 fn open(dir: &tempfile::TempDir, address: &MetricsAddress) -> Result<Stack, crate::StackError> {
-    let builder = Builder::new(dir.path().join("store"), SHAPE).capacity(64 << 20);
-    builder.metrics(Some(address.clone())).open()
+    let (path, capacity) = (Some(dir.path().join("store")), Some(64 << 20));
+    let metrics = Some(address.clone());
+    let config = StackConfig { path, capacity, metrics, ..StackConfig::default() };
+    Builder::new(config, SHAPE).open()
 }
 
 fn socket(dir: &tempfile::TempDir) -> MetricsAddress {

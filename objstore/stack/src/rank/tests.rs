@@ -11,7 +11,9 @@ use objstore::{
 use ripieno_testkit::until;
 
 use super::*;
-use crate::{Builder, PoolMemory, RankMedia, Ranks, RanksOptions, metrics::MetricsPage};
+use crate::{
+    Builder, PoolMemory, RankMedia, Ranks, RanksOptions, StackConfig, metrics::MetricsPage,
+};
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 1, object_bytes: 4096, block_tokens: 16 };
 
@@ -26,7 +28,9 @@ fn open(dir: &Path) -> (RankStack, Arc<Emu>) {
     let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
     let options = RanksOptions { id: StoreId([7; 16]), ranks: 1, shape: SHAPE, media };
     let ranks = Ranks::prepare(dir, &options, &clock).unwrap();
-    let builder = Builder::on(ranks.place(0).unwrap(), SHAPE).pool(PoolMemory::Own { blocks: 4 });
+    let builder = Builder::new(StackConfig::default(), SHAPE)
+        .on(ranks.place(0).unwrap())
+        .pool(PoolMemory::Own { blocks: 4 });
     let stack = builder.open_rank(ranks.rank(0)).unwrap();
     let built = stack.shared.built.lock().unwrap();
     let mut emus = built.as_ref().unwrap().0.emulation().unwrap().emus().to_vec();

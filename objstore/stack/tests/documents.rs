@@ -1,5 +1,6 @@
-//! The documents that are made from the registry of metrics: a table and a dashboard for Grafana.
-//! `RIPIENO_WRITE_DOCS=1 cargo test -p ripieno-stack --test metrics` writes them.
+//! The documents that are made from the registries of metrics and of options: tables, and a
+//! dashboard for Grafana. `RIPIENO_WRITE_DOCS=1 cargo test -p ripieno-stack --test documents`
+//! writes them.
 
 use std::{
     collections::HashSet,
@@ -12,7 +13,9 @@ use std::{
 };
 
 use objstore::{BlockId, BlockKey, KvShape};
-use ripieno_stack::{Builder, METRICS, Metric, MetricKind, MetricsAddress};
+use ripieno_stack::{
+    Builder, METRICS, Metric, MetricKind, MetricsAddress, OPTIONS, StackConfig, StackOption,
+};
 use serde_json::{Value, json};
 
 fn document(name: &str) -> PathBuf {
@@ -43,13 +46,28 @@ fn is_of_device(metric: &Metric) -> bool {
     metric.name.starts_with("device_")
 }
 
+/// Returns a page up to its last table, and the header of that.
+fn page(name: &str, header: &str) -> String {
+    let found = fs::read_to_string(document(name)).expect("it is there");
+    let end = found.find(&format!("\n{header}\n")).unwrap_or(found.len());
+    let columns = header.matches('|').count() - 1;
+    format!("{}\n\n{header}\n|{}\n", found[..end].trim_end(), "---|".repeat(columns))
+}
+
+#[test]
+fn the_table_has_every_option() {
+    let mut page = page("options.md", "| option | value | default | meaning |");
+    for option in OPTIONS {
+        let StackOption { name, value, default, .. } = option;
+        let value = value.replace('|', ", ");
+        page += &format!("| `{name}` | {value} | {default} | {} |\n", option.help());
+    }
+    check("options.md", &page);
+}
+
 #[test]
 fn the_table_has_every_metric() {
-    let path = document("metrics.md");
-    let found = fs::read_to_string(path).expect("it is there");
-    let end = found.find("\n| metric |").map_or(found.len(), |at| at + 1);
-    let mut page = found[..end].trim_end().to_owned();
-    page += "\n\n| metric | type | meaning |\n|---|---|---|\n";
+    let mut page = page("metrics.md", "| metric | type | meaning |");
     for metric in METRICS {
         let name = sample(metric, "ripieno_");
         let device = if is_of_device(metric) { "{device}" } else { "" };
@@ -257,8 +275,10 @@ fn promtool_accepts_what_a_store_serves() {
     let dir = tempfile::tempdir().expect("a directory");
     let socket = dir.path().join("metrics.sock");
     let shape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
-    let builder = Builder::new(dir.path().join("store"), shape).capacity(64 << 20);
-    let stack = builder.metrics(Some(MetricsAddress::Unix(socket.clone()))).open().expect("open");
+    let metrics = Some(MetricsAddress::Unix(socket.clone()));
+    let (path, capacity) = (Some(dir.path().join("store")), Some(64 << 20));
+    let config = StackConfig { path, capacity, metrics, ..StackConfig::default() };
+    let stack = Builder::new(config, shape).open().expect("open");
     let (keys, blocks) = ([BlockKey([1; 32])], [BlockId(0)]);
     stack.save(&keys, &blocks).expect("saved");
     stack.load(&keys, &blocks).expect("loaded");

@@ -1,0 +1,353 @@
+//! The options of a store. Each is declared once, below: its name, type, limits, default and help.
+//!
+//! A further option needs an entry there, and the place that uses it. The entries are the keys of
+//! `[store]` in a server's TOML, of vLLM's, LMCache's, SGLang's and Python's options and of the C
+//! interface's text, the flags of the programs with their completions and manual pages, the lines
+//! of `ripieno options` and of docs/reference/options.md, and the text of errors.
+
+use std::{collections::BTreeMap, fmt, ops::RangeInclusive, path::PathBuf, str::FromStr};
+
+use nvme_driver::{ControllerOptions, platform::vfio::PciAddress};
+use objstore::{DramMode, Overwrite, Route, StoreError, StoreOptions};
+use serde::{Deserialize, Deserializer, de};
+
+use crate::{
+    emulation::{EMU_DEPTH, EMU_QUEUES},
+    error::StackError,
+    executor::Executor,
+    gpu::CudaChoice,
+    metrics::MetricsAddress,
+    pool::PoolMemory,
+    size::Size,
+};
+
+/// Most devices of a store, and the most that the layout is tested with.
+const DEVICES_MAX: u32 = 64;
+
+/// Declares [`StackConfig`] and [`OPTIONS`]. A field's documentation is the option's help.
+macro_rules! options {
+    ($(
+        $(#[doc = $help:literal])+
+        $name:ident: $type:ty, $value:literal, $default:literal, $parse:expr;
+    )+) => {
+        /// Options of a store. Each has a default, which may depend on the others.
+        #[derive(Debug, Clone, Default, PartialEq, Eq)]
+        pub struct StackConfig {
+            $($(#[doc = $help])+ pub $name: Option<$type>,)+
+        }
+
+        /// All options of a store.
+        pub const OPTIONS: &[StackOption] = &[$(StackOption {
+            name: stringify!($name),
+            value: $value,
+            default: $default,
+            help: concat!($($help),+),
+            set: |config, text| {
+                config.$name = Some($parse(text)?);
+                Ok(())
+            },
+        }),+];
+    };
+}
+
+options! {
+    /// Directory of the store. Its parent must exist.
+    path: PathBuf, "DIR", "none", path;
+    /// Files in the directory, each behind a software controller (1 to 64), or drives that are
+    /// bound to vfio-pci: vfio:0000:65:00.0,vfio:... Fixed when the store is made.
+    devices: DeviceChoice, "N|DRIVES", "1", DeviceChoice::from_str;
+    /// Makes the store if there is none, for this many bytes on all devices together. Files are
+    /// allocated at once, and never grow.
+    capacity: u64, "SIZE", "none", size;
+    /// Bytes of a logical block of the files. Fixed when the store is made.
+    lba: u32, "512|4096", "4096", lba;
+    /// Data on drives that may be lost when the store is made.
+    overwrite: Overwrite, "nothing|store|anything", "nothing", |text| word(text, &OVERWRITE);
+    /// Where the I/O kernel runs: on threads, in the thread that calls the store, or on a GPU.
+    executor: ExecutorKind, "host|inline|cuda", "by the KV pool", |text| word(text, &EXECUTORS);
+    /// The GPU's number in CUDA.
+    gpu: u32, "N", "that of the KV pool, or 0", |text| count(text, 0..=u32::MAX);
+    /// SMs of the GPU for the I/O kernel, rounded up to a partition (1 or more).
+    io_sms: u32, "N", "4", |text| count(text, 1..=u32::MAX);
+    /// Required way of the data. direct: between drives and GPU memory. staged: through pinned host
+    /// memory. host: the KV pool is in host memory.
+    route: Route, "direct|staged|host", "the first that is proven", |text| word(text, &ROUTES);
+    /// Queue pairs of each device (1 to 64), each served by one warp.
+    queues: u16, "N", "1, with a GPU 4", |text| count(text, 1..=EMU_QUEUES);
+    /// Entries of a queue, a power of two (2 to 1024).
+    depth: u32, "N", "256", depth;
+    /// Host memory for a copy of blocks, allocated at once, for each rank. Blocks in it are copied,
+    /// not read.
+    dram: u64, "SIZE", "0", size;
+    /// Blocks that get into dram. write-through: those stored, loaded or read ahead. read-ahead:
+    /// only the last.
+    dram_mode: DramMode, "write-through|read-ahead", "write-through", |text| word(text, &MODES);
+    /// Starts layers by need instead of in the order of the calls: loads before saves, with fair
+    /// shares for requests.
+    pacing: bool, "true|false", "false", |text| word(text, &[("true", true), ("false", false)]);
+    /// Serves metrics for Prometheus and ripieno top: a port (9400), an IP address and a port, or
+    /// the path of a Unix socket with a /. public: before it allows other machines.
+    metrics: MetricsAddress, "ADDRESS", "off", MetricsAddress::from_str;
+}
+
+/// Names of options that other programs or former versions use, and their names here.
+const FORMER: [(&str, &str); 10] = [
+    ("capacity_bytes", "capacity"),
+    ("dram_bytes", "dram"),
+    ("drives", "devices"),
+    ("home", "path"),
+    ("lba_bytes", "lba"),
+    ("media", "path"),
+    ("queue_depth", "depth"),
+    ("queues_per_device", "queues"),
+    ("require", "route"),
+    ("schedule", "pacing"),
+];
+
+const OVERWRITE: [(&str, Overwrite); 3] = [
+    ("nothing", Overwrite::Nothing),
+    ("store", Overwrite::Store),
+    ("anything", Overwrite::Anything),
+];
+const EXECUTORS: [(&str, ExecutorKind); 3] =
+    [("host", ExecutorKind::Host), ("inline", ExecutorKind::Inline), ("cuda", ExecutorKind::Cuda)];
+const ROUTES: [(&str, Route); 3] =
+    [("direct", Route::Direct), ("staged", Route::Staged), ("host", Route::Host)];
+const MODES: [(&str, DramMode); 2] =
+    [("write-through", DramMode::WriteThrough), ("read-ahead", DramMode::ReadAhead)];
+
+/// An option of a store.
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "has functions")]
+pub struct StackOption {
+    /// Its name.
+    pub name: &'static str,
+    /// Its values: words with a | between them, or a kind of value in capitals.
+    pub value: &'static str,
+    /// Its default, in words.
+    pub default: &'static str,
+    help: &'static str,
+    set: fn(&mut StackConfig, &str) -> Result<(), String>,
+}
+
+impl StackOption {
+    /// Returns the text that explains it.
+    #[must_use]
+    pub fn help(&self) -> &'static str {
+        self.help.trim_start()
+    }
+}
+
+/// Devices of a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// This number of files.
+    Files(u32),
+    /// Drives that are bound to vfio-pci, in the store's order.
+    Drives(Vec<PciAddress>),
+}
+
+/// Kinds of [`Executor`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExecutorKind {
+    /// Host threads.
+    Host,
+    /// The thread that calls the store.
+    Inline,
+    /// A GPU.
+    Cuda,
+}
+
+impl StackConfig {
+    /// Returns the options of a store in a directory, with all defaults.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self { path: Some(path.into()), ..Self::default() }
+    }
+
+    /// Sets an option from its text.
+    ///
+    /// # Errors
+    /// Returns a text that says why if there is no such option, or it has no such value.
+    pub fn set(&mut self, name: &str, text: &str) -> Result<(), String> {
+        let option = OPTIONS.iter().find(|option| option.name == name);
+        let option = option.ok_or_else(|| unknown_option(name, &[]))?;
+        (option.set)(self, text).map_err(|why| format!("{name}: {text:?} was given; {why}"))
+    }
+
+    /// Returns the executor for a KV pool: the one that is asked for, or else a GPU for a pool on
+    /// one.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Config`] for options of a GPU without one.
+    pub fn executor(&self, pool: &PoolMemory) -> Result<Executor, StackError> {
+        let on = match pool {
+            PoolMemory::Gpu { memory, .. } => Some(memory.ordinal()),
+            PoolMemory::Engine { .. } | PoolMemory::Own { .. } => None,
+        };
+        let by_pool = if on.is_some() { ExecutorKind::Cuda } else { ExecutorKind::Host };
+        let executor = match self.executor.unwrap_or(by_pool) {
+            ExecutorKind::Host => Executor::Host,
+            ExecutorKind::Inline => Executor::Inline,
+            ExecutorKind::Cuda => {
+                let choice = CudaChoice::new(self.gpu.or(on).unwrap_or(0));
+                let io_sms = self.io_sms.unwrap_or(choice.io_sms);
+                return Ok(Executor::Cuda(CudaChoice { io_sms, ..choice }));
+            }
+        };
+        for (field, is_set) in [("gpu", self.gpu.is_some()), ("io_sms", self.io_sms.is_some())] {
+            if is_set {
+                let problem = "no GPU runs the I/O kernel; leave it out, or give executor cuda";
+                return Err(StackError::config(field, problem));
+            }
+        }
+        Ok(executor)
+    }
+
+    /// Returns `options` and `controller` with what is given here.
+    pub(crate) fn tune(
+        &self,
+        executor: Executor,
+        mut options: StoreOptions,
+        mut controller: ControllerOptions,
+    ) -> (StoreOptions, ControllerOptions) {
+        if self.queues.is_some() || matches!(executor, Executor::Cuda(_)) {
+            options.queues_per_device = self.queues.unwrap_or_else(|| executor.queues());
+        }
+        options.queue_depth = self.depth.unwrap_or(options.queue_depth);
+        options.dram_bytes = self.dram.unwrap_or(options.dram_bytes);
+        options.dram_mode = self.dram_mode.unwrap_or(options.dram_mode);
+        controller.io_queues = self.queues.unwrap_or(controller.io_queues);
+        controller.io_depth = self.depth.unwrap_or(controller.io_depth);
+        (options, controller)
+    }
+}
+
+/// Names the option in an error that names a field of [`StoreOptions`].
+pub(crate) fn of_option(error: StackError) -> StackError {
+    match error {
+        StackError::Config { field, problem }
+        | StackError::Store(StoreError::Config { field, problem }) => {
+            let former = FORMER.iter().find(|(former, _)| *former == field);
+            StackError::config(former.map_or(field, |(_, name)| name), problem)
+        }
+        error => error,
+    }
+}
+
+/// Says that there is no such option, and names the one that is meant. `beside` are names that are
+/// known where it was given, besides those of [`OPTIONS`].
+#[must_use]
+pub fn unknown_option(name: &str, beside: &[String]) -> String {
+    if let Some((_, now)) = FORMER.iter().find(|(former, _)| *former == name) {
+        return format!("{name}: there is no such option; its name is {now}");
+    }
+    let known = OPTIONS.iter().map(|option| option.name);
+    let known: Vec<&str> = known.chain(beside.iter().map(String::as_str)).collect();
+    let likeness = |known: &&str| strsim::jaro_winkler(known, name);
+    let nearest = known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    match nearest.filter(|nearest| likeness(nearest) > 0.8) {
+        Some(nearest) => format!("{name}: there is no such option; {nearest} is the nearest"),
+        None => format!("{name}: there is no such option; there are {}", known.join(", ")),
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    /// Parses a number, or drives; vfio: also applies to the addresses behind the first one.
+    fn from_str(text: &str) -> Result<Self, String> {
+        const HINT: &str = "give a number of files, 1 to 64, or drives: vfio:0000:65:00.0";
+        let Some(drives) = text.trim().strip_prefix("vfio:") else {
+            return match count(text, 1..=DEVICES_MAX) {
+                Ok(count) => Ok(Self::Files(count)),
+                Err(_) => Err(HINT.to_owned()),
+            };
+        };
+        let mut addresses = Vec::new();
+        for drive in drives.split(',').map(str::trim) {
+            let drive = drive.strip_prefix("vfio:").unwrap_or(drive);
+            let address: PciAddress = drive.parse().map_err(|why| format!("{why}; {HINT}"))?;
+            if addresses.contains(&address) {
+                return Err(format!("{drive} is named twice; name each drive once"));
+            }
+            addresses.push(address);
+        }
+        match addresses.len() <= DEVICES_MAX as usize {
+            true => Ok(Self::Drives(addresses)),
+            false => Err(format!("these are {} drives; give 1 to 64", addresses.len())),
+        }
+    }
+}
+
+fn path(text: &str) -> Result<PathBuf, String> {
+    match text.trim() {
+        "" => Err("give the name of a directory".to_owned()),
+        _ => Ok(text.into()),
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    text.parse().map(|Size(bytes)| bytes)
+}
+
+fn lba(text: &str) -> Result<u32, String> {
+    match size(text)? {
+        512 => Ok(512),
+        4096 => Ok(4096),
+        _ => Err("give 512 or 4096".to_owned()),
+    }
+}
+
+fn depth(text: &str) -> Result<u32, String> {
+    let depth = count(text, 2..=EMU_DEPTH).ok().filter(|depth| depth.is_power_of_two());
+    depth.ok_or_else(|| format!("give a power of two from 2 to {EMU_DEPTH}"))
+}
+
+fn count<T: FromStr + PartialOrd + fmt::Display>(
+    text: &str,
+    allowed: RangeInclusive<T>,
+) -> Result<T, String> {
+    let count = text.trim().parse().ok().filter(|count| allowed.contains(count));
+    let (least, most) = (allowed.start(), allowed.end());
+    count.ok_or_else(|| format!("give a whole number from {least} to {most}"))
+}
+
+fn word<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<T, String> {
+    let found = known.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
+    let words: Vec<&str> = known.iter().map(|(word, _)| *word).collect();
+    let (last, others) = words.split_last().expect("there are words");
+    found.ok_or_else(|| format!("give {} or {last}", others.join(", ")))
+}
+
+/// Reads the options of TOML or JSON: an option that is null is not given.
+impl<'de> Deserialize<'de> for StackConfig {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let mut config = Self::default();
+        for (name, value) in BTreeMap::<String, Option<Value>>::deserialize(from)? {
+            let text = match value {
+                None => continue,
+                Some(Value::Flag(flag)) => flag.to_string(),
+                Some(Value::Count(count)) => count.to_string(),
+                Some(Value::Real(real)) => real.to_string(),
+                Some(Value::Text(text)) => text,
+                Some(Value::List(texts)) => texts.join(","),
+            };
+            config.set(&name, &text).map_err(de::Error::custom)?;
+        }
+        Ok(config)
+    }
+}
+
+/// A value in TOML or JSON.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected text, a number, true, false, or a list of texts")]
+enum Value {
+    Flag(bool),
+    Count(u64),
+    Real(f64),
+    Text(String),
+    List(Vec<String>),
+}
+
+#[cfg(test)]
+mod tests;
