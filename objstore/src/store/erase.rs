@@ -33,7 +33,7 @@ impl Inner {
         if first.0 == 0 {
             while !self.catalog.with(Catalog::sweep_all) {}
         }
-        self.sync()?;
+        self.catalog.sync()?;
         self.plane.with(|plane| plane.check_owner())?;
         let file_bytes = self.geometry.file_bytes();
         let most = u32::try_from(bytes_max / file_bytes).unwrap_or(u32::MAX).max(1);
