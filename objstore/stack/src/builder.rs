@@ -8,7 +8,6 @@ use objstore::{
 };
 
 use crate::{
-    address::MetricsAddress,
     build::{Built, Parts, Plan},
     config::{self, DeviceChoice, StackConfig},
     error::StackError,

@@ -12,11 +12,11 @@ use objstore::{DramMode, Overwrite, Route, StoreError, StoreOptions};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
+    address::MetricsAddress,
     emulation::{EMU_DEPTH, EMU_QUEUES},
     error::StackError,
     executor::Executor,
     gpu::CudaChoice,
-    metrics::MetricsAddress,
     pool::PoolMemory,
     size::Size,
 };
