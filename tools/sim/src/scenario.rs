@@ -233,25 +233,28 @@ impl Scenario {
         }
     }
 
-    /// Returns the results of all runs. Equal ones are run once.
+    /// Returns the results of all runs. Equal ones of the same experiment are run once.
     fn found(&self, parameters: &Parameters) -> Numbers {
-        let all: Vec<_> = self.runs.iter().flat_map(Runs::all).collect();
-        let mut distinct: Vec<&Map<String, Value>> = Vec::new();
-        let mut numbers = HashMap::new();
-        let of = all.iter().map(|(_, set)| {
-            *numbers.entry(Value::Object(set.clone()).to_string()).or_insert_with(|| {
-                distinct.push(set);
-                distinct.len() - 1
-            })
-        });
-        let of: Vec<usize> = of.collect();
-        let results = each(&distinct, |set| {
-            let experiment = Experiment::deserialize(Value::Object((*set).clone()));
-            experiment.unwrap_or_else(|error| panic!("{}: {error}", self.name)).run(parameters)
-        });
         let mut found = Numbers::new(parameters, &self.given);
-        for ((name, _), at) in all.iter().zip(of) {
-            found.extend(name, &results[at]);
+        for runs in &self.runs {
+            let all = runs.all();
+            let mut distinct: Vec<&Map<String, Value>> = Vec::new();
+            let mut numbers = HashMap::new();
+            let of = all.iter().map(|(_, set)| {
+                *numbers.entry(Value::Object(set.clone()).to_string()).or_insert_with(|| {
+                    distinct.push(set);
+                    distinct.len() - 1
+                })
+            });
+            let of: Vec<usize> = of.collect();
+            let results = each(&distinct, |set| {
+                let experiment = Experiment::deserialize(Value::Object((*set).clone()));
+                let experiment = experiment.unwrap_or_else(|it| panic!("{}: {it}", self.name));
+                experiment.run(parameters, &found)
+            });
+            for ((name, _), at) in all.iter().zip(of) {
+                found.extend(name, &results[at]);
+            }
         }
         found
     }

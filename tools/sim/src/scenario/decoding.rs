@@ -6,7 +6,7 @@ use kv_schedule::Config;
 use kv_tier::LookaheadConfig;
 use serde::Deserialize;
 
-use super::numbers::Results;
+use super::numbers::{Numbers, Results};
 use crate::{
     lane::LaneModel,
     paging::{Ahead, Decode, Decoded, Hbm, LowerTiers, lane},
@@ -57,6 +57,8 @@ pub(super) struct Decoding {
     /// Fraction of the time that the link, or the drives, are busy, by the number of requests that
     /// change places.
     busy: Option<f64>,
+    /// For that, the result of another run with the blocks of a returning request.
+    blocks: String,
     /// Blocks of host memory, if requests that do not run are on the drives.
     on_drives: Option<u32>,
     /// Fraction of announced requests that lose their turn.
@@ -102,6 +104,7 @@ impl Default for Decoding {
             is_alone: false,
             requests: Requests::Mixed,
             busy: None,
+            blocks: String::new(),
             on_drives: None,
             preempted: 0.0,
         }
@@ -153,14 +156,18 @@ impl Decoding {
         }
     }
 
-    fn decode(&self, parameters: &Parameters) -> Decode<'static> {
+    fn decode(&self, parameters: &Parameters, found: &Numbers) -> Decode<'static> {
         let lower = self.lower(parameters);
         let iteration = match self.iteration_ms {
             Some(ms) => Duration::from_millis(ms),
             None => parameters.micros("tierkv.iteration").mul_f64(self.billions / 7.0),
         };
         let exchanged = match self.busy {
-            Some(busy) => busy * iteration.as_secs_f64() / self.returns(parameters, &lower),
+            Some(busy) => {
+                let lane = if self.on_drives.is_some() { lower.drives } else { lower.link };
+                let returns = found.of(&self.blocks) * lower.block_bytes as f64 / lane.read;
+                busy * iteration.as_secs_f64() / returns
+            }
             None => (self.oversubscription - 1.0) * parameters.value("tierkv.exchanged"),
         };
         Decode {
@@ -179,17 +186,8 @@ impl Decoding {
         }
     }
 
-    /// Returns the seconds of the link, or of the drives, that a returning request takes without
-    /// prefetching.
-    fn returns(&self, parameters: &Parameters, lower: &LowerTiers) -> f64 {
-        let usual = Self { requests: self.requests, ..Self::default() }.decode(parameters);
-        let blocks = median(&usual)["blocks"] / usual.exchanged;
-        let lane = if self.on_drives.is_some() { lower.drives } else { lower.link };
-        blocks * lower.block_bytes as f64 / lane.read
-    }
-
-    pub(super) fn run(&self, parameters: &Parameters) -> Results {
-        let decode = self.decode(parameters);
+    pub(super) fn run(&self, parameters: &Parameters, found: &Numbers) -> Results {
+        let decode = self.decode(parameters, found);
         let LowerTiers { block_bytes, link, .. } = decode.lower;
         let mut found = median(&decode);
         let blocks = found["blocks"];

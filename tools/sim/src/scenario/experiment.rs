@@ -8,7 +8,7 @@ use super::{
     drives::{Bandwidth, Mix},
     hiding::{Hiding, WrongTable},
     lmcache::{FreePages, Messages, PromptTimes},
-    numbers::Results,
+    numbers::{Numbers, Results},
     served::{Apart, Beside, Prompt, Questions},
     swarm::{
         growth::{Growth, Medoids},
@@ -44,14 +44,15 @@ pub(super) enum Experiment {
 }
 
 impl Experiment {
-    pub(super) fn run(&self, parameters: &Parameters) -> Results {
+    /// Runs it; `found` has the results of the scenario's experiments before.
+    pub(super) fn run(&self, parameters: &Parameters, found: &Numbers) -> Results {
         match self {
             Self::Apart(it) => it.run(parameters),
             Self::Bandwidth(it) => it.run(parameters),
             Self::Beside(it) => it.run(parameters),
             Self::Capacity(it) => it.run(parameters),
             Self::PromptTimes(it) => it.run(parameters),
-            Self::Decoding(it) => it.run(parameters),
+            Self::Decoding(it) => it.run(parameters, found),
             Self::FreePages(it) => it.run(parameters),
             Self::Growth(it) => it.run(),
             Self::Hiding(it) => it.run(parameters),

@@ -134,7 +134,9 @@ fn results(scenario: &str, labels: &str, other: &Value) -> BTreeMap<String, f64>
     let (_, mut set) = all.find(|(name, _)| name == labels).expect("a run");
     merge(&mut set, other.as_object().expect("parameters").clone());
     let experiment: Experiment = serde_json::from_value(Value::Object(set)).expect("parameters");
-    experiment.run(&Parameters::default()).into_iter().collect()
+    let parameters = Parameters::default();
+    let found = Numbers::new(&parameters, &BTreeMap::new());
+    experiment.run(&parameters, &found).into_iter().collect()
 }
 
 #[test]

@@ -1,10 +1,13 @@
+use std::collections::BTreeMap;
+
 use super::*;
 
 #[test]
 fn larger_blocks_have_the_same_memory_and_more_of_it_unfilled() {
     let run = |block_tokens: u32| {
         let decoding = Decoding { block_tokens, is_alone: true, ..Decoding::default() };
-        let decode = decoding.decode(&Parameters::default());
+        let parameters = Parameters::default();
+        let decode = decoding.decode(&parameters, &Numbers::new(&parameters, &BTreeMap::new()));
         let decode = Decode { batch: 24, iterations: 40, exchanged: 0.1, ..decode };
         (decode.lower.block_bytes * u64::from(decode.lower.host_blocks), decode.run(42))
     };
