@@ -9,6 +9,7 @@ mod docs;
 mod mask;
 mod mutants;
 mod names;
+mod sizes;
 mod structure;
 mod text;
 mod tree;
@@ -24,8 +25,15 @@ struct Rule {
     finds: &'static [&'static str],
 }
 
-const RULES: &[&[Rule]] =
-    &[text::RULES, code::RULES, docs::RULES, mutants::RULES, names::RULES, structure::RULES];
+const RULES: &[&[Rule]] = &[
+    text::RULES,
+    code::RULES,
+    docs::RULES,
+    mutants::RULES,
+    names::RULES,
+    structure::RULES,
+    sizes::RULES,
+];
 
 fn rules() -> impl Iterator<Item = &'static Rule> {
     RULES.iter().copied().flatten()
@@ -47,7 +55,10 @@ fn every_rule_finds_what_is_wrong_with_its_sample() {
 
 #[test]
 fn the_tree_is_tidy() {
-    let tree = Tree::of_repository();
+    let mut tree = Tree::of_repository();
+    if std::env::var_os("RIPIENO_WRITE_SIZES").is_some() {
+        tree.write(structure::LIMITS, &sizes::lowered(&tree));
+    }
     // Guards against a walk that finds no files.
     for file in ["Cargo.toml", "README.md", "tests/tests/tidy/main.rs"] {
         assert!(tree.contains(file), "{file} is not among the {} files seen", tree.files().len());

@@ -99,6 +99,13 @@ impl Tree {
         tree
     }
 
+    /// Replaces a file of the repository.
+    pub fn write(&mut self, path: &str, text: &str) {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("it is in a workspace");
+        fs::write(root.join(path), text).unwrap_or_else(|error| panic!("{path}: {error}"));
+        *self = Self::of_repository();
+    }
+
     pub fn files(&self) -> &[File] {
         &self.files
     }
