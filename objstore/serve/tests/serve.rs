@@ -484,7 +484,8 @@ fn an_error_of_a_socket_says_what_helps() {
         // A block of addresses for documents.
         (none, Some(([192, 0, 2, 1], 0).into()), "an address of this machine"),
     ] {
-        let stack = Builder::new(path("store"), SHAPE).capacity(CAPACITY).open().unwrap();
+        let config = StackConfig { capacity: Some(CAPACITY), ..StackConfig::at(path("store")) };
+        let stack = Builder::new(config, SHAPE).open().unwrap();
         let options = ServerOptions { http, ..rig::options(socket) };
         let text = Server::bind(stack, options).unwrap_err().to_string();
         assert!(text.contains(advice), "{text}");

@@ -307,7 +307,8 @@ fn a_forked_process_leaves_a_rank_alone() {
     let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
     let options = RanksOptions { id: StoreId([7; 16]), ranks: 1, shape: SHAPE, media };
     let ranks = Ranks::prepare(&place.path().join("store"), &options, &clock).unwrap();
-    let rank = Builder::on(ranks.place(0).unwrap(), SHAPE).open_rank(ranks.rank(0)).unwrap();
+    let builder = Builder::new(StackConfig::default(), SHAPE).on(ranks.place(0).unwrap());
+    let rank = builder.open_rank(ranks.rank(0)).unwrap();
     let mut rank = Some(rank);
     let status = in_a_fork(|| {
         let rank = rank.take().unwrap();

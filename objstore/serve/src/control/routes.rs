@@ -12,12 +12,7 @@ use super::{
     BlockChecksums, BlockState, Blocks, ChecksumList, ChecksumsAsked, EraseAsked, ErasedPart,
     Hints, Key, Named, Outcome, PinAnswer, PinAsked, QuotaAsked, QuotaStatus, Whole, hints,
 };
-use crate::{
-    account::Account,
-    error::RefusalKind,
-    refusal::Refusal,
-    shared::Shared,
-};
+use crate::{account::Account, error::RefusalKind, refusal::Refusal, shared::Shared};
 
 /// Blocks whose checksums are asked for at a time, at most.
 const CHECKSUMS_MAX: usize = 1024;
