@@ -504,5 +504,5 @@ fn a_pool_elsewhere_is_refused() {
     let memory = ripieno_testkit::KvMemory::new(&*parts.domain, plan.shape, plan.blocks);
     let refused = parts.store(&plan, memory.pool.clone(), nvme_driver::DevicePtr(0), rig::inline);
     let refused = refused.err().unwrap().to_string();
-    assert!(refused.contains("dram_bytes") && refused.contains("GPU"), "{refused}");
+    assert!(refused.contains("dram") && refused.contains("GPU"), "{refused}");
 }

@@ -57,7 +57,7 @@ class CatalogStats:
 
 @dataclass(frozen=True)
 class DramStats:
-    """The memory of dram_bytes, which keeps copies of blocks. All 0 without such memory."""
+    """The memory of the option dram, which keeps copies of blocks. All 0 without such memory."""
 
     hits: int
     """Loaded blocks that were in it, and were copied."""
@@ -90,7 +90,7 @@ class PlaneStats:
     commands: int
     """NVMe commands of the I/O kernel."""
     dram: DramStats
-    """The memory of dram_bytes."""
+    """The memory of the option dram."""
 
 
 @dataclass(frozen=True)
@@ -124,4 +124,4 @@ class StoreStats:
     recoveries: int
     """Recoveries of the devices from a timeout or a fault."""
     dram: DramStats
-    """The memory of dram_bytes."""
+    """The memory of the option dram."""

@@ -135,7 +135,7 @@ impl HostMemory {
         if options.dram_bytes == 0 {
             return Ok(None);
         }
-        let wrong = |problem| StoreError::Config { field: "dram_bytes", problem };
+        let wrong = |problem| StoreError::Config { field: "dram", problem };
         let block_bytes = shape.block_bytes();
         let blocks = u32::try_from(options.dram_bytes / block_bytes).unwrap_or(u32::MAX - 1);
         if blocks == 0 {

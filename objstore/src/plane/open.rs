@@ -189,7 +189,7 @@ fn check(
         return config_error("gpu", problem.to_owned());
     }
     if options.queues_per_device == 0 {
-        return config_error("queues_per_device", "at least one queue is needed".to_owned());
+        return config_error("queues", "at least one queue is needed".to_owned());
     }
     let first = devices[0].controller.lock().bus().clone();
     for device in &devices[1..] {

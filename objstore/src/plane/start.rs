@@ -198,7 +198,7 @@ impl Mover {
                 if self.memory.as_ref().is_some_and(HostMemory::copies_at_once) =>
             {
                 let problem = "with it, no layer can wait for an event; leave it 0".to_owned();
-                Err(StoreError::Config { field: "dram_bytes", problem })
+                Err(StoreError::Config { field: "dram", problem })
             }
             Order::AfterEvent(wait) if self.transport.ring()?.owns(&wait.event) => Ok(()),
             Order::AfterEvent(_) => Err(Error::Foreign { what: "event" }.into()),

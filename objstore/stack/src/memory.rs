@@ -53,7 +53,7 @@ impl HostMemory {
     /// Checks that a DRAM cache of `bytes` bytes has room, and `ranks` of them together.
     ///
     /// # Errors
-    /// Returns [`StackError::Config`] for the field `dram_bytes` if they have not.
+    /// Returns [`StackError::Config`] for the option `dram` if they have not.
     pub fn check_dram(bytes: u64, ranks: u32) -> Result<(), StackError> {
         if bytes == 0 {
             return Ok(());
@@ -72,7 +72,7 @@ impl HostMemory {
             "{asked}{each} were asked for; {all} of memory are there, of which {available} are \
              available; give less"
         );
-        Err(StackError::Config { field: "dram_bytes", problem })
+        Err(StackError::Config { field: "dram", problem })
     }
 
     fn below(root: &Path) -> Option<Self> {

@@ -84,7 +84,7 @@ fn a_cache_that_has_no_room_is_refused_and_the_numbers_are_named() {
     let refused = machine.has_room(21 * GIB, 1).unwrap_err().to_string();
     assert_eq!(
         refused,
-        "dram_bytes: 21 GiB were asked for; 24 GiB of memory are there, of which 20 GiB are \
+        "dram: 21 GiB were asked for; 24 GiB of memory are there, of which 20 GiB are \
          available; give less"
     );
     let refused = machine.has_room(13 * GIB, 2).unwrap_err().to_string();
