@@ -75,7 +75,7 @@ pub fn some_keys(rng: &mut SmallRng, keys: &[BlockKey]) -> Vec<BlockKey> {
 
 impl Change {
     pub fn draw(rng: &mut SmallRng, keys: &[BlockKey]) -> Self {
-        match rng.random_range(0..28) {
+        match rng.random_range(0..41) {
             0..12 => Self::Evict(rng.random_range(0..4)),
             12..18 => Self::Remove(some_keys(rng, keys)),
             // Rare if there is much to lose.
@@ -86,6 +86,7 @@ impl Change {
                 Self::Quota(rng.random_bool(0.4).then_some(files))
             }
             25 => Self::Visit(rng.random(), keys.to_vec()),
+            // Often, as each is a record: with few of them there is hardly a compaction.
             _ => Self::Weight(rng.random_range(1..9)),
         }
     }
