@@ -216,7 +216,7 @@ typedef struct {
     // Directory of the store, the option path: a file for each software controller, a lock, and
     // parameters. Its parent must exist. Null with a server, and with drives.
     const char *path;
-    // Options of the store in TOML, as in the table [store] of a server's configuration, such as
+    // Options of the store in TOML, as in the table store of a server's configuration, such as
     // "capacity = '64MiB'\ndevices = 2"; null for the defaults. With a capacity, a missing or
     // incomplete store is made first. All options: docs/reference/options.md.
     const char *options;

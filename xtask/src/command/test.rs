@@ -12,7 +12,7 @@ use crate::{RunArgs, needs, report};
 /// variable that skips the tests, and these tests' files.
 const PROGRAMS: [(&str, &str, &str, &str, &str); 2] = [
     ("qemu-system-x86_64", "qemu", "RIPIENO_QEMU", "RIPIENO_SKIP_QEMU", "qemu"),
-    ("promtool", "promtool", "RIPIENO_PROMTOOL", "RIPIENO_SKIP_PROMTOOL", "metrics"),
+    ("promtool", "promtool", "RIPIENO_PROMTOOL", "RIPIENO_SKIP_PROMTOOL", "documents"),
 ];
 
 /// Settings of the builds, unless the user has others. Nothing is built a second time or debugged
