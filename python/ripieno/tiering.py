@@ -200,9 +200,17 @@ class RipienoTier(SecondaryTierManager):
             logger.info("ripieno: hints of request %s: %s", req_context.req_id, answers)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        if self.dead or key in self.bad or not self.store.lookup(_digest(key)):
+        if self.dead or key in self.bad or not self._has(key):
             return LookupResult.MISS
         return LookupResult.HIT
+
+    def _has(self, key: OffloadKey) -> bool:
+        try:
+            return bool(self.store.lookup(_digest(key)))
+        except ripieno.Error as error:
+            # It would end vLLM's scheduler.
+            self._failed(error)
+            return False
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         if not stores(job_metadata.req_context):
@@ -238,7 +246,7 @@ class RipienoTier(SecondaryTierManager):
     def _store(self, keys: list[OffloadKey], chunks: list[int]) -> tuple[list[OffloadKey], int]:
         if bad := [_digest(key) for key in keys if key in self.bad]:
             self.store.remove(bad)
-        found = [bool(self.store.lookup(_digest(key))) for key in keys]
+        found = [self._has(key) for key in keys]
         new = [at for at, there in enumerate(found) if not there]
         stored = 0
         if new and not self.dead:
@@ -288,10 +296,14 @@ class RipienoTier(SecondaryTierManager):
     def take_events(self) -> list[OffloadingEvent]:
         if self.events is None:
             return []
-        dropped = self.store.take_dropped() if not self.dead else []
+        try:
+            dropped = self.store.take_dropped() if not self.dead else []
+        except ripieno.Error as error:
+            self._failed(error)
+            dropped = []
         removed = [self.known.pop(key) for key in dropped if key in self.known]
         # A chunk may have been stored again since.
-        gone = [key for key in removed if not self.store.lookup(_digest(key))]
+        gone = [key for key in removed if not self._has(key)]
         self.known |= {_digest(key): key for key in removed if key not in gone}
         events, self.events = self.events, []
         return [*events, self._event(gone, removed=True)] if gone else events
@@ -308,13 +320,19 @@ class RipienoTier(SecondaryTierManager):
     def get_stats(self) -> OffloadingConnectorStats | None:
         if not self.news:
             return None
-        self.news, usage, stats = False, self.store.usage(), OffloadingConnectorStats()
+        stats = OffloadingConnectorStats()
         stats.set_gauge(CAPACITY, self.capacity)
-        stats.set_gauge(USED, usage.stored)
+        try:
+            usage = self.store.usage()
+        except ripieno.Error as error:
+            self._failed(error)
+        else:
+            stats.set_gauge(USED, usage.stored)
+            stats.increase_counter(EVICTED, usage.evicted - self.evicted)
+            self.evicted = usage.evicted
         stats.set_gauge(HEALTHY, int(not self.dead))
-        stats.increase_counter(EVICTED, usage.evicted - self.evicted)
         stats.increase_counter(LOST, self.lost)
-        self.evicted, self.lost = usage.evicted, 0
+        self.news, self.lost = False, 0
         return stats
 
     def drain_jobs(self) -> None:

@@ -348,7 +348,7 @@ def test_that_these_tests_notice(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"path": "kv"}, "\\['capacity'\\] are missing"),
+        ({"path": "kv"}, "capacity is missing; give path and capacity"),
         (params("kv", server="sock"), "adapter_params: capacity, path, piece was given beside server"),
         (params("kv", size=1), "size: there is no such option; there are"),
         (params("kv", buffer=PIECE), "give a larger buffer or a smaller piece"),

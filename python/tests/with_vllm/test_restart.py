@@ -173,9 +173,9 @@ def test_others_in_the_same_directory_find_nothing(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"options": {"path": "/x", "capacity": "lots"}}, 'lots" was given; expected a number'),
-        ({"options": {"path": "/x", "capacity": None}}, "capacity: None was given; give bytes"),
-        ({"options": {"path": "/x", "size": 1}}, "size is unknown"),
+        ({"options": {"path": "/x", "capacity": "lots"}}, "'lots' was given; expected a number"),
+        ({"options": {"path": "/x", "capacity": None}}, "capacity: None was given; expected"),
+        ({"options": {"path": "/x", "size": 1}}, "size: there is no such option"),
         ({"prefix_caching_hash_algo": "xxhash"}, "set PYTHONHASHSEED"),
     ],
 )

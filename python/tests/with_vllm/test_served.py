@@ -349,4 +349,4 @@ def test_an_engine_of_another_shape_is_told(model, tmp_path):
         assert "has blocks of" in life.error and "object_bytes: 65536" in life.error
         assert server.settled()["refused_calls"] == 0
     life = life_of(twice, model=model, options={"server": server.socket})
-    assert "start a server" in life.error
+    assert "start the server" in life.error

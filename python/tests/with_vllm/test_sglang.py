@@ -1,6 +1,7 @@
 """The storage backend for SGLang's HiCache: its interface, made by its factory, below its failure
 injector. SGLang's engine does not run here."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -360,7 +361,8 @@ def test_a_store_that_is_lost_is_a_miss(tmp_path):
 
 def test_parameters_are_those_of_the_documentation():
     text = (pathlib.Path(__file__).parents[3] / "docs/start/sglang.md").read_text()
-    for name in ripieno.sglang.Options.__dataclass_fields__:
+    # `store` has the other options of a store, which docs/reference/options.md has.
+    for name in {each.name for each in dataclasses.fields(ripieno.sglang.Options)} - {"store"}:
         assert f"| `{name}` |" in text
     begin = text.index("'{") + 1
     given = json.loads(text[begin : text.index("}'") + 1])
