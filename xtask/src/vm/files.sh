@@ -84,7 +84,9 @@ $(cat "$store")
 import sys
 print("LOADED", os.path.realpath(sys.executable), sep="\n")
 print(os.path.dirname(os.path.dirname(ripieno.__file__)))
-print(*filter(None, {getattr(it, "__file__", None) for it in list(sys.modules.values())}), sep="\n")
+paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+# That of this program is <stdin>.
+print(*filter(os.path.isfile, filter(None, paths)), sep="\n")
 END
     )
     mapfile -t files < <(sed '1,/^LOADED$/d' <<<"$files")
