@@ -336,7 +336,7 @@ impl Store {
     /// being stored: then nothing is changed. Returns the number of these.
     ///
     /// # Errors
-    /// Same as [`Store::pin`].
+    /// Same as [`Store::remove`].
     pub fn clear_unused(&self) -> Result<u32, StoreError> {
         self.change(|catalog| Ok(catalog.clear_unused(*self.namespace)?))
     }
