@@ -273,8 +273,8 @@ impl Catalog {
         self.index.is_swept()
     }
 
-    /// Takes free files with number `first` or higher, which are not allocated before
-    /// [`Catalog::put_back`], as [`FilePool::take_from`](crate::FilePool::take_from) does.
+    /// Takes the free files with number `first` or higher, up to the next one that is not free, and
+    /// at most `most`. They are not allocated before [`Catalog::put_back`].
     pub fn take_free(&mut self, first: FileId, most: u32) -> Option<Range<u32>> {
         self.pool.take_from(first, most)
     }
