@@ -84,9 +84,8 @@ $(cat "$store")
 import sys
 print("LOADED", os.path.realpath(sys.executable), sep="\n")
 print(os.path.dirname(os.path.dirname(ripieno.__file__)))
-paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-# That of this program is <stdin>.
-print(*filter(os.path.isfile, filter(None, paths)), sep="\n")
+paths = {getattr(it, "__file__", None) or "" for it in list(sys.modules.values())}
+print(*filter(os.path.isfile, paths), sep="\n")  # That of this program is <stdin>.
 END
     )
     mapfile -t files < <(sed '1,/^LOADED$/d' <<<"$files")
