@@ -295,5 +295,5 @@ fn what_cannot_be_is_refused() {
     let wait = gio_uring::Wait { event: stack.store.plane().event().unwrap(), value: 1 };
     let order = Order::AfterEvent(&wait);
     let error = stack.store.retrieve_layer_on(&load, objstore::Layer(0), order).unwrap_err();
-    assert!(matches!(error, StoreError::Config { field: "dram_bytes", .. }), "{error}");
+    assert!(matches!(error, StoreError::Config { field: "dram", .. }), "{error}");
 }
