@@ -81,7 +81,10 @@ class Engine:
     def __init__(
         self, model, options=None, policy="fail", module="ripieno.vllm", role="kv_both", **args
     ):
-        own = {} if "server" in (options or {}) else {"capacity": "32MiB"}
+        # The default gives up on saves after 10 s, which a busy machine's disk can take.
+        own = {"drain_seconds": SECONDS}
+        if "server" not in (options or {}):
+            own["capacity"] = "32MiB"
         transfer = options and KVTransferConfig(
             kv_connector="RipienoConnector",
             kv_role=role,
@@ -178,6 +181,9 @@ class Engine:
         while self.scheduler.has_requests():
             assert time.monotonic() < until, "loads or saves do not end"
             self.step()
+        ours = getattr(self.scheduler.connector, "_scheduler", None)
+        gave_up = ours and ours.saves and not ours.dead
+        assert not gave_up, "the connector did not wait for the saves"
 
     def forget(self):
         """Empties vLLM's own prefix cache, so that blocks are found in the store only."""
