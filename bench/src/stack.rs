@@ -63,8 +63,7 @@ impl Stack {
             clock: &clock,
             check: &|_| Ok(()),
         };
-        let controller =
-            ControllerOptions { io_queues: options.queues_per_device, ..Default::default() };
+        let controller = ControllerOptions { io_queues: options.queues, ..Default::default() };
         let mut configs = Some(configs);
         let controllers = || -> Result<Controllers> {
             let configs = configs.take().context("a single route is tried")?;

@@ -123,7 +123,7 @@ pub enum Durability {
     Volatile,
 }
 
-/// Contents of the DRAM cache ([`StoreOptions::dram_bytes`]).
+/// Contents of the DRAM cache ([`StoreOptions::dram`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum DramMode {
@@ -170,9 +170,9 @@ impl FromStr for DramMode {
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
     /// Queue pairs per device, each served by one warp.
-    pub queues_per_device: u16,
+    pub queues: u16,
     /// Entries of each queue, a power of two; limited to the controller's maximum.
-    pub queue_depth: u32,
+    pub depth: u32,
     /// Neighbouring objects are merged into commands of up to this many bytes, and MDTS. Drives
     /// reach their bandwidth at about 128 KiB, and larger commands give them fewer to work on in
     /// parallel; but objects of 32 KiB (Llama-3-8B, 16 tokens) need 256 KiB for at least four
@@ -213,7 +213,7 @@ pub struct StoreOptions {
     /// direct path, where nothing else crosses host memory, a layer that misses takes the link
     /// twice. That pays off if blocks are reused soon, or drives are slower than the link.
     /// Prefetched blocks do not take it, and [`DramMode::ReadAhead`] keeps only those.
-    pub dram_bytes: u64,
+    pub dram: u64,
     /// Contents of the DRAM cache.
     pub dram_mode: DramMode,
     /// Bytes a day that may be stored, to limit drive wear; `None`: no limit. The store fills in
@@ -247,8 +247,8 @@ pub(crate) const OWNER_TIMEOUT: Nanos = Nanos::from_millis(3_000);
 impl Default for StoreOptions {
     fn default() -> Self {
         Self {
-            queues_per_device: 1,
-            queue_depth: 256,
+            queues: 1,
+            depth: 256,
             run_bytes: 256 << 10,
             iocbs: 256,
             staging_buffers: 4,
@@ -259,7 +259,7 @@ impl Default for StoreOptions {
             stop_timeout: Nanos::from_millis(45_000),
             durability: Durability::Auto,
             policy: PolicyKind::default(),
-            dram_bytes: 0,
+            dram: 0,
             dram_mode: DramMode::default(),
             write_budget: None,
             deallocate: true,

@@ -163,7 +163,7 @@
 //!   [`StoreOptions::wait_timeout`] fails the store, because a move cannot be cancelled.
 //! - [`Order::InStream`] costs three stream operations, `AfterStream` one and `join` two; a staged
 //!   layer costs up to four on the stream that moves it. With a DRAM cache
-//!   ([`StoreOptions::dram_bytes`]) a layer costs up to seven more, `join` four; copies for an
+//!   ([`StoreOptions::dram`]) a layer costs up to seven more, `join` four; copies for an
 //!   order that holds up no stream run on the store's own. None of these costs grows with the
 //!   number of blocks.
 //! - **Streams must live** until the work enqueued on them for the store is done. The store does
@@ -190,7 +190,7 @@
 //!   events and slow commands.
 //! - Data goes through other memory in three cases: `staging.rs` for a pool on a GPU that no device
 //!   reaches, `bounce.rs` for memory that no device can describe, and `memory.rs` for the DRAM
-//!   cache ([`StoreOptions::dram_bytes`]), whose blocks [`kv_tier`] chooses. `streams.rs` has the
+//!   cache ([`StoreOptions::dram`]), whose blocks [`kv_tier`] chooses. `streams.rs` has the
 //!   events between streams, I/O kernel and plane, and the proof that no stream uses them any more.
 //!   Stream operations go through a trait: [`gio_uring::StreamOps`].
 //! - `plane/pools.rs` has pools of other owners: engines in other processes, whose memory this one

@@ -420,7 +420,7 @@ impl Plane {
         });
     }
 
-    /// Returns true if there is a DRAM cache ([`crate::StoreOptions::dram_bytes`]).
+    /// Returns true if there is a DRAM cache ([`crate::StoreOptions::dram`]).
     ///
     /// # Errors
     /// Returns [`StoreError::Failed`].
@@ -428,7 +428,7 @@ impl Plane {
         self.with(|mover| Ok(mover.keeps_blocks()))
     }
 
-    /// Starts reading files into the DRAM cache ([`crate::StoreOptions::dram_bytes`]), except those
+    /// Starts reading files into the DRAM cache ([`crate::StoreOptions::dram`]), except those
     /// that are cached or being read. All of them are protected from eviction for the time
     /// `within`. Without a cache, does nothing; while half of all IOCBs are in flight, starts
     /// nothing. Returns how many leading files are cached or being read. Files that are rewritten

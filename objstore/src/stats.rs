@@ -53,7 +53,7 @@ impl Times {
     }
 }
 
-/// Counts of the DRAM cache ([`crate::StoreOptions::dram_bytes`]).
+/// Counts of the DRAM cache ([`crate::StoreOptions::dram`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct DramStats {

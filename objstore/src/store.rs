@@ -227,7 +227,7 @@ impl Store {
     }
 
     /// Returns a handle whose reads neither use the DRAM cache
-    /// ([`crate::StoreOptions::dram_bytes`]) nor fill it: for a check of the devices.
+    /// ([`crate::StoreOptions::dram`]) nor fill it: for a check of the devices.
     #[must_use]
     pub fn without_dram(&self) -> Self {
         Self { is_cached: false, ..self.clone() }

@@ -18,7 +18,7 @@ const MS: Duration = Duration::from_millis(1);
 /// Creates a store with this many blocks of DRAM cache, which reads ahead.
 fn stack(dram_blocks: u64) -> Stack {
     let mut plan = Plan::default();
-    plan.options.dram_bytes = dram_blocks * plan.shape.block_bytes();
+    plan.options.dram = dram_blocks * plan.shape.block_bytes();
     let stack = Stack::new(&plan);
     pace(&stack.store, Config::default());
     stack
@@ -155,7 +155,7 @@ fn bytes_are_right_whatever_happens_meanwhile() {
     for seed in seeds(1, 4) {
         let mut random = StdRng::seed_from_u64(seed);
         let mut plan = Plan { seed, ..Plan::default() };
-        plan.options.dram_bytes = 12 * plan.shape.block_bytes();
+        plan.options.dram = 12 * plan.shape.block_bytes();
         plan.format.capacity_bytes = Some(48 * plan.shape.block_bytes());
         let mut stack = Stack::new(&plan);
         pace(&stack.store, Config::default());

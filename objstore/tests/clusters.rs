@@ -29,7 +29,7 @@ fn stack(devices: usize, capacity: Option<u64>) -> Stack {
         shape: SHAPE,
         blocks: POOL,
         format: Format { capacity_bytes, ..format(SHAPE) },
-        options: StoreOptions { queues_per_device: 1, queue_depth: 512, ..plan.options },
+        options: StoreOptions { queues: 1, depth: 512, ..plan.options },
         ..plan
     })
 }

@@ -16,7 +16,7 @@ use stack::{Plan, READ, READ_ERROR, Stack, WRITE, WRITE_FAULT, keys, on};
 
 fn plan(blocks: u64) -> Plan {
     let mut plan = Plan::default();
-    plan.options.dram_bytes = blocks * plan.shape.block_bytes();
+    plan.options.dram = blocks * plan.shape.block_bytes();
     plan
 }
 
@@ -256,7 +256,7 @@ fn nothing_of_it_is_needed_after_a_crash() {
             gpu: None,
             options: StoreOptions {
                 virtual_time: true,
-                dram_bytes: 64 * shape.block_bytes(),
+                dram: 64 * shape.block_bytes(),
                 ..StoreOptions::default()
             },
         };
@@ -285,7 +285,7 @@ fn nothing_of_it_is_needed_after_a_crash() {
 #[test]
 fn what_cannot_be_is_refused() {
     let mut small = plan(1);
-    small.options.dram_bytes -= 1;
+    small.options.dram -= 1;
     let refused = Stack::open(&small).err().unwrap().to_string();
     assert!(refused.contains("dram") && refused.contains("have no room"), "{refused}");
     let mut stack = Stack::new(&plan(4));

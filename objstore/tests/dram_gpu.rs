@@ -16,7 +16,7 @@ use stack::{Plan, READ, READ_ERROR, WRITE, blocks, keys, on};
 
 fn plan(blocks: u64, seed: u64) -> Plan {
     let mut plan = Plan { seed, ..Plan::default() };
-    plan.options.dram_bytes = blocks * plan.shape.block_bytes();
+    plan.options.dram = blocks * plan.shape.block_bytes();
     plan.options.wait_timeout = Nanos::from_millis(2_000);
     plan
 }

@@ -293,7 +293,7 @@ fn a_lost_command_costs_its_queue_and_no_other_layer() {
 fn layers_of_other_queues_end_well_when_a_queue_is_given_up() {
     let mut plan = one_segment();
     // One command at a time.
-    plan.options.queue_depth = 2;
+    plan.options.depth = 2;
     let mut stack = Stack::new(&plan);
     let all = keys(0..8);
     stack.put(&all, 0);
@@ -514,7 +514,7 @@ impl IoExecutor for Once {
 #[test]
 fn a_store_that_cannot_be_opened_leaves_nothing_behind() {
     let mut plan = Plan::default();
-    plan.options.queues_per_device = 3;
+    plan.options.queues = 3;
     let clock = SimClock::new(plan.seed);
     let (ticks, drives) = (clock.clone(), stack::drives(&plan, &clock));
     let domain = drives.domain.clone();

@@ -183,7 +183,7 @@ fn who_comes_next_waits_only_for_the_dead() {
     let third = open(&media, 3).unwrap();
     assert!(waited(&third) < TIMEOUT);
     drop(third);
-    let no_queues = StoreOptions { queues_per_device: 0, ..options(4) };
+    let no_queues = StoreOptions { queues: 0, ..options(4) };
     open_with(&media, no_queues, |clock| clock).map(|_| ()).unwrap_err();
     assert!(waited(&open(&media, 5).unwrap()) < TIMEOUT);
 }

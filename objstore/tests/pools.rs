@@ -191,7 +191,7 @@ fn a_pool_that_cannot_be_beside_the_first_is_refused() {
 
 #[test]
 fn blocks_in_dram_are_there_for_all_pools() {
-    let rig = Rig::new(StoreOptions { dram_bytes: 1 << 20, ..StoreOptions::default() });
+    let rig = Rig::new(StoreOptions { dram: 1 << 20, ..StoreOptions::default() });
     let (mut one, other) = (rig.memory(), rig.memory());
     let first = rig.store.plane().add_pool(one.pool.clone()).unwrap();
     let second = rig.store.plane().add_pool(other.pool.clone()).unwrap();
@@ -217,7 +217,7 @@ fn blocks_in_dram_are_there_for_all_pools() {
 #[test]
 fn without_checksums_the_cache_takes_no_blocks_of_engines() {
     let format = Format { checksums: false, ..format(SHAPE) };
-    let options = StoreOptions { dram_bytes: 1 << 20, ..StoreOptions::default() };
+    let options = StoreOptions { dram: 1 << 20, ..StoreOptions::default() };
     let rig = Rig::formatted(memory_drives(2, 32 << 20, 4096), &format, SHAPE, options);
     let mut engine = Engine::new(&rig, SHAPE);
     let key = keys(0..1)[0];
@@ -232,8 +232,8 @@ fn without_checksums_the_cache_takes_no_blocks_of_engines() {
 /// every byte is compared.
 fn engines_over(drives: Vec<EmuConfig>, object_bytes: u32, seed: u64) {
     let shape = KvShape { object_bytes, ..SHAPE };
-    let dram_bytes = 6 * shape.block_bytes();
-    let rig = Rig::on(drives, shape, StoreOptions { dram_bytes, ..StoreOptions::default() });
+    let dram = 6 * shape.block_bytes();
+    let rig = Rig::on(drives, shape, StoreOptions { dram, ..StoreOptions::default() });
     let mut engines = [Engine::new(&rig, shape), Engine::new(&rig, shape)];
     let mut rng = SmallRng::seed_from_u64(seed);
     let keys = keys(0..16);

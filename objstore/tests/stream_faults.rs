@@ -365,7 +365,7 @@ fn words_are_new_with_a_new_executor() {
 fn copies_are_new_with_a_new_executor() {
     for path in BOTH {
         let mut plan = plan(1);
-        plan.options.dram_bytes = 4 * plan.shape.block_bytes();
+        plan.options.dram = 4 * plan.shape.block_bytes();
         let (mut rig, fault, living) = faulty_with(&plan, path);
         let (a, b) = (keys(0..4), keys(10..14));
         rig.put(&b, 0);

@@ -430,8 +430,8 @@ fn machine(rng: &mut SmallRng) -> (Machine, Plan) {
             ..Default::default()
         },
         store: StoreOptions {
-            queues_per_device: 1 + rng.random_range(0..3) as u16,
-            queue_depth: one_of(rng, &[4, 16, 64]),
+            queues: 1 + rng.random_range(0..3) as u16,
+            depth: one_of(rng, &[4, 16, 64]),
             run_bytes: one_of(rng, &[4096, 32 << 10, 128 << 10]),
             iocbs: 16,
             command_timeout: Nanos::from_millis(100),

@@ -161,7 +161,7 @@ fn store(qemu: &Qemu) {
             blocks: 2 * COUNT,
             format: ripieno_testkit::format(shape),
             driver: ControllerOptions { descriptors, ..Default::default() },
-            store: StoreOptions { queues_per_device: 2, queue_depth: 32, ..Default::default() },
+            store: StoreOptions { queues: 2, depth: 32, ..Default::default() },
         };
         let bus: Arc<dyn Bus> = qemu.bus();
         let mut rig = Rig::open(&[bus], qemu.clock(), &plan).expect("a store on QEMU");

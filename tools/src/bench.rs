@@ -499,8 +499,8 @@ impl<'a> Raw<'a> {
         let memory = PoolMemory::Own { blocks: pairs * 2 };
         let iocbs = (self.in_flight() as u32).next_power_of_two().max(64);
         let options = StoreOptions {
-            queues_per_device: self.flags.queues,
-            queue_depth: self.entries,
+            queues: self.flags.queues,
+            depth: self.entries,
             iocbs,
             ..StoreOptions::default()
         };

@@ -188,11 +188,11 @@ impl Build<'_> {
     fn options(&self) -> StoreOptions {
         let Self { args, sim, .. } = *self;
         StoreOptions {
-            queues_per_device: args.queues(),
-            queue_depth: args.common.depth,
+            queues: args.queues(),
+            depth: args.common.depth,
             run_bytes: args.coalesce(),
             staging_buffers: layers_ahead(args),
-            dram_bytes: args.common.dram,
+            dram: args.common.dram,
             dram_mode: args.common.dram_mode,
             // Files keep their disk space.
             deallocate: !matches!(args.devices.media(), Some(MediaChoice::File(_))),

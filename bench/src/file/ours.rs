@@ -37,7 +37,7 @@ impl Ours {
             configs.push(EmuConfig::new(format!("emu{index}")).namespace(media, 4096));
         }
         let options = StoreOptions {
-            queue_depth: (2 * load.depth).next_power_of_two(),
+            depth: (2 * load.depth).next_power_of_two(),
             // One command per object, as fio has one per block.
             run_bytes: load.object_bytes,
             // No flushes, as with fio's defaults.

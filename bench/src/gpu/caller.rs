@@ -60,7 +60,7 @@ pub fn measure(
         mode,
         sms: Some(4),
         devices: 1,
-        queues_per_device: 4,
+        queues: 4,
         shape,
         blocks: size.many,
         buffers: 4,

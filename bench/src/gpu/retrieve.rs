@@ -44,7 +44,7 @@ impl Size {
             mode,
             sms,
             devices,
-            queues_per_device: 4,
+            queues: 4,
             shape: KvShape { layers, segments: 1, object_bytes, block_tokens: 64 },
             blocks,
             buffers: layers.min(4),

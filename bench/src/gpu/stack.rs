@@ -19,7 +19,7 @@ pub struct Plan {
     /// Dedicated SMs of the I/O kernel; `None` shares all of them.
     pub sms: Option<u32>,
     pub devices: u32,
-    pub queues_per_device: u16,
+    pub queues: u16,
     pub shape: KvShape,
     pub blocks: u32,
     /// Layers in flight at once, if they need staging memory.
@@ -29,7 +29,7 @@ pub struct Plan {
 impl Plan {
     /// Creates a store of `blocks` blocks, filled from an equally large KV pool.
     pub fn stack(self, gpu: &Arc<Gpu>) -> Result<Stack> {
-        let Self { route, mode, sms, devices, queues_per_device, shape, blocks, buffers } = self;
+        let Self { route, mode, sms, devices, queues, shape, blocks, buffers } = self;
         let choice = CudaChoice {
             ordinal: gpu.device.report().ordinal,
             io_sms: sms.unwrap_or(CudaChoice::IO_SMS),
@@ -47,8 +47,8 @@ impl Plan {
             executor: Box::new(executor),
         };
         let options = StoreOptions {
-            queues_per_device,
-            queue_depth: 256,
+            queues,
+            depth: 256,
             staging_buffers: buffers,
             iocbs: shape.layers.next_power_of_two().max(256),
             ..StoreOptions::default()

@@ -44,9 +44,9 @@ pub fn dram(object_bytes: u32, rounds: u32) -> Result<[Sides; 2]> {
     let scattered = scattered(blocks);
     let in_order: Vec<BlockId> = (0..blocks).map(BlockId).collect();
     let all = shape.block_bytes() * u64::from(blocks);
-    let stack = |dram_bytes| {
+    let stack = |dram| {
         // Files keep their pages.
-        let options = StoreOptions { dram_bytes, deallocate: false, ..StoreOptions::default() };
+        let options = StoreOptions { dram, deallocate: false, ..StoreOptions::default() };
         Stack::in_memory(&options, &ripieno_testkit::format(shape), blocks)
     };
     let stacks = [stack(all)?, stack(0)?];

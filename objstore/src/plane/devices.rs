@@ -95,9 +95,8 @@ impl Device {
     /// Creates the queues of device number `at`.
     fn new(at: u32, device: PlaneDevice, options: &StoreOptions) -> Result<Self, StoreError> {
         let PlaneDevice { controller, nsid, data, queue_memory, .. } = device;
-        if !queue_memory.is_empty() && queue_memory.len() != usize::from(options.queues_per_device)
-        {
-            let (given, queues) = (queue_memory.len(), options.queues_per_device);
+        if !queue_memory.is_empty() && queue_memory.len() != usize::from(options.queues) {
+            let (given, queues) = (queue_memory.len(), options.queues);
             let problem =
                 format!("memory was given for {given} queues, but {queues} are to be made");
             return Err(StoreError::Config { field: "queue_memory", problem });
@@ -107,8 +106,8 @@ impl Device {
         {
             let mut controller = controller.lock();
             is_volatile = controller.info().vwc;
-            let depth = options.queue_depth.min(1 << controller.info().entries_max.ilog2());
-            for queue in 0..usize::from(options.queues_per_device) {
+            let depth = options.depth.min(1 << controller.info().entries_max.ilog2());
+            for queue in 0..usize::from(options.queues) {
                 let made = match queue_memory.get(queue) {
                     Some(memory) => controller.create_queue_pair_in(memory.clone()),
                     None => controller.create_queue_pair(depth),

@@ -132,14 +132,14 @@ impl HostMemory {
         gpu: Option<&StoreGpu>,
         options: &StoreOptions,
     ) -> Result<Option<Self>, StoreError> {
-        if options.dram_bytes == 0 {
+        if options.dram == 0 {
             return Ok(None);
         }
         let wrong = |problem| StoreError::Config { field: "dram", problem };
         let block_bytes = shape.block_bytes();
-        let blocks = u32::try_from(options.dram_bytes / block_bytes).unwrap_or(u32::MAX - 1);
+        let blocks = u32::try_from(options.dram / block_bytes).unwrap_or(u32::MAX - 1);
         if blocks == 0 {
-            let bytes = options.dram_bytes;
+            let bytes = options.dram;
             return Err(wrong(format!(
                 "{bytes} bytes have no room for a block of {block_bytes}; give more, or 0"
             )));

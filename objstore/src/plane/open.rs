@@ -188,7 +188,7 @@ fn check(
         let problem = "a staged pool needs a GPU that moves its objects; give the one it is on";
         return config_error("gpu", problem.to_owned());
     }
-    if options.queues_per_device == 0 {
+    if options.queues == 0 {
         return config_error("queues", "at least one queue is needed".to_owned());
     }
     let first = devices[0].controller.lock().bus().clone();

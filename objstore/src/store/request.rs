@@ -275,7 +275,7 @@ impl Store {
     }
 
     /// Starts reading the longest stored run of leading `keys` into the DRAM cache
-    /// ([`crate::StoreOptions::dram_bytes`]), except blocks that it has: a retrieval that follows
+    /// ([`crate::StoreOptions::dram`]), except blocks that it has: a retrieval that follows
     /// soon copies them. They are protected from eviction for the time `within`. Returns how many
     /// leading blocks are cached or being read; 0 without a cache, and no more are started while
     /// half of all IOCBs are in flight. It counts neither as a use of the blocks nor as a lookup.

@@ -138,8 +138,8 @@ impl Plan<'_> {
     }
 
     fn outfit(&self, mut controllers: Controllers) -> Result<Controllers, StackError> {
-        let StoreOptions { queues_per_device, queue_depth, .. } = *self.options;
-        controllers.outfit(queues_per_device, queue_depth, self.gpu.map(|gpu| &**gpu))?;
+        let StoreOptions { queues, depth, .. } = *self.options;
+        controllers.outfit(queues, depth, self.gpu.map(|gpu| &**gpu))?;
         Ok(controllers)
     }
 

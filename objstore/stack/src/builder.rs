@@ -9,7 +9,7 @@ use objstore::{
 
 use crate::{
     build::{Built, Parts, Plan},
-    config::{self, DeviceChoice, StackConfig},
+    config::{DeviceChoice, StackConfig},
     error::StackError,
     memory::HostMemory,
     metrics::Endpoint,
@@ -115,8 +115,8 @@ impl Builder {
     /// # Errors
     /// Returns [`StackError::Config`] if it has less.
     pub fn check_memory(&self, ranks: u32) -> Result<(), StackError> {
-        let dram = self.config.dram.unwrap_or(self.options.dram_bytes);
-        HostMemory::check_dram(dram, ranks).map_err(config::of_option)
+        let dram = self.config.dram.unwrap_or(self.options.dram);
+        HostMemory::check_dram(dram, ranks)
     }
 
     /// Opens the store; with a capacity, creates it if there is none.
@@ -194,13 +194,12 @@ impl Builder {
         };
         let mut unformatted = format.as_ref();
         let controllers = || place.controllers(&clock, &controller, gpu.as_deref());
-        let opened = plan.open(controllers, |parts| {
+        let (opened, built) = plan.open(controllers, |parts| {
             if let Some(format) = unformatted.take() {
                 place.format(&parts.devices, format)?;
             }
             open(parts, &plan)
-        });
-        let (opened, built) = opened.map_err(config::of_option)?;
+        })?;
         if format.is_some() {
             place.set_ready()?;
         }

@@ -8,7 +8,7 @@
 use std::{collections::BTreeMap, fmt, ops::RangeInclusive, path::PathBuf, str::FromStr};
 
 use nvme_driver::{ControllerOptions, platform::vfio::PciAddress};
-use objstore::{DramMode, Overwrite, Route, StoreError, StoreOptions};
+use objstore::{DramMode, Overwrite, Route, StoreOptions};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
@@ -211,26 +211,14 @@ impl StackConfig {
         mut controller: ControllerOptions,
     ) -> (StoreOptions, ControllerOptions) {
         if self.queues.is_some() || matches!(executor, Executor::Cuda(_)) {
-            options.queues_per_device = self.queues.unwrap_or_else(|| executor.queues());
+            options.queues = self.queues.unwrap_or_else(|| executor.queues());
         }
-        options.queue_depth = self.depth.unwrap_or(options.queue_depth);
-        options.dram_bytes = self.dram.unwrap_or(options.dram_bytes);
+        options.depth = self.depth.unwrap_or(options.depth);
+        options.dram = self.dram.unwrap_or(options.dram);
         options.dram_mode = self.dram_mode.unwrap_or(options.dram_mode);
         controller.io_queues = self.queues.unwrap_or(controller.io_queues);
         controller.io_depth = self.depth.unwrap_or(controller.io_depth);
         (options, controller)
-    }
-}
-
-/// Names the option in an error that names a field of [`StoreOptions`].
-pub(crate) fn of_option(error: StackError) -> StackError {
-    match error {
-        StackError::Config { field, problem }
-        | StackError::Store(StoreError::Config { field, problem }) => {
-            let former = FORMER.iter().find(|(former, _)| *former == field);
-            StackError::config(former.map_or(field, |(_, name)| name), problem)
-        }
-        error => error,
     }
 }
 

@@ -344,8 +344,7 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
     isolated(test, Level::Full, &[("MOCK_COPY_DELAY_US", "300")], || {
         for route in [Route::Direct, Route::Staged] {
             let place = temporary();
-            let options =
-                StoreOptions { dram_bytes: 4 * SHAPE.block_bytes(), ..StoreOptions::default() };
+            let options = StoreOptions { dram: 4 * SHAPE.block_bytes(), ..StoreOptions::default() };
             let rank = Rank::open_with(&ranks(place.path()), route, options);
             let stats = || rank.stack.plane().stats().unwrap();
             // The block is copied before the stream continues and overwrites it.

@@ -127,8 +127,8 @@ fn what_is_copied_from_host_memory_is_compared_with_its_checksums() {
     let place = temporary();
     let ranks = Ranks::prepare(&place.path().join("store"), &options(), &clock()).unwrap();
     for rank in 0..2 {
-        let dram_bytes = 4 * SHAPE.block_bytes();
-        let options = StoreOptions { dram_bytes, ..StoreOptions::default() };
+        let dram = 4 * SHAPE.block_bytes();
+        let options = StoreOptions { dram, ..StoreOptions::default() };
         let (stack, base) = open_with(&ranks, rank, options).unwrap();
         // SAFETY: the engine's memory; no job uses it now.
         unsafe { base.write_bytes(0xA0, BYTES) };
@@ -168,9 +168,9 @@ fn what_is_copied_from_host_memory_is_compared_with_its_checksums() {
 fn what_is_read_ahead_while_it_is_written_is_not_kept() {
     let place = temporary();
     let ranks = Ranks::prepare(&place.path().join("store"), &options(), &clock()).unwrap();
-    let dram_bytes = SHAPE.block_bytes();
+    let dram = SHAPE.block_bytes();
     let policy = PolicyKind::Lru;
-    let options = StoreOptions { dram_bytes, policy, ..StoreOptions::default() };
+    let options = StoreOptions { dram, policy, ..StoreOptions::default() };
     let (stack, base) = open_with(&ranks, 0, options).unwrap();
     for file in [FileId(0), FileId(1)] {
         let job = begin(&stack, Direction::Write, file, 1, &[]);
@@ -185,7 +185,7 @@ fn what_is_read_ahead_while_it_is_written_is_not_kept() {
     until("file 0 is read", || {
         // Processes completions.
         stack.plane().prefetch(&[], &[], Nanos(0)).unwrap();
-        stack.plane().stats().unwrap().dram.prefetched_bytes == dram_bytes
+        stack.plane().stats().unwrap().dram.prefetched_bytes == dram
     });
     // SAFETY: the engine's memory; no layer was started.
     unsafe { base.write_bytes(0xB0, BYTES) };

@@ -51,8 +51,8 @@ impl Default for Plan {
             volatile_cache: false,
             drive: |_| {},
             options: StoreOptions {
-                queues_per_device: 2,
-                queue_depth: 64,
+                queues: 2,
+                depth: 64,
                 iocbs: 16,
                 command_timeout: Nanos::from_millis(100),
                 // The tests assume this order of eviction.

@@ -333,7 +333,7 @@ impl History {
 
     fn options(&self) -> StoreOptions {
         StoreOptions {
-            queue_depth: 16,
+            depth: 16,
             iocbs: 16,
             arena_bytes: 64 << 10,
             run_bytes: self.run_bytes,
@@ -344,7 +344,7 @@ impl History {
             policy: self.policy,
             deallocate: self.deallocate,
             virtual_time: true,
-            dram_bytes: self.dram_bytes(),
+            dram: self.dram_bytes(),
             ..StoreOptions::default()
         }
     }

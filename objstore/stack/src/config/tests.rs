@@ -98,8 +98,8 @@ fn defaults_are_those_of_the_store() {
     let own = |config: &StackConfig| {
         let (executor, controller) = (Executor::Host, ControllerOptions::default());
         let (tuned, _) = config.tune(executor, options.clone(), controller);
-        let StoreOptions { queues_per_device, queue_depth, dram_bytes, dram_mode, .. } = tuned;
-        (queues_per_device, queue_depth, dram_bytes, dram_mode)
+        let StoreOptions { queues, depth, dram, dram_mode, .. } = tuned;
+        (queues, depth, dram, dram_mode)
     };
     let before = own(&config);
     for name in ["depth", "dram", "dram_mode"] {

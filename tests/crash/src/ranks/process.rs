@@ -75,7 +75,7 @@ pub fn tag(rank: usize, space: usize, version: u64) -> u64 {
 
 pub fn options() -> StoreOptions {
     StoreOptions {
-        queue_depth: 16,
+        depth: 16,
         iocbs: 16,
         arena_bytes: 64 << 10,
         command_timeout: Nanos::from_millis(20),
