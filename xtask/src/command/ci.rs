@@ -35,7 +35,7 @@ fn rest() -> Vec<Step> {
         // A debug build of them leaves out what takes minutes there.
         Step::cargo("simulator", "test --release --package ripieno-sim --lib").tests_at_least(1),
     ]);
-    steps.extend(command::crash::steps());
+    steps.push(command::crash::step());
     steps.push(command::documented::step());
     steps.push(command::book::step());
     steps.push(command::c::step());

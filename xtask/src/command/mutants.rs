@@ -238,7 +238,10 @@ impl Copy {
                 let (outcome, output) = self.execute(test, "", Deadline::never());
                 match outcome.verdict {
                     Verdict::Ok => Ok(outcome.took),
-                    Verdict::Failed(why) => Err(failed_test(&output).unwrap_or(why)),
+                    Verdict::Failed(why) => {
+                        eprint!("{output}");
+                        Err(failed_test(&output).unwrap_or(why))
+                    }
                     Verdict::Skipped(why) => Err(why),
                 }
             }
