@@ -29,7 +29,7 @@ pub struct SocketFile {
 }
 
 /// Device and inode.
-pub(crate) type Node = (u64, u64);
+type Node = (u64, u64);
 
 impl SocketFile {
     /// Listens on a socket, in place of one whose process has ended.
@@ -85,9 +85,9 @@ impl Drop for SocketFile {
 }
 
 /// Times that a lock is taken whose file is another one by then.
-pub(crate) const LOCK_ATTEMPTS: u32 = 100;
+const LOCK_ATTEMPTS: u32 = 100;
 /// Flag of open(2) for a lock: another user may have put a link in its place.
-pub(crate) const NO_LINK: i32 = OFlags::NOFOLLOW.bits().cast_signed();
+const NO_LINK: i32 = OFlags::NOFOLLOW.bits().cast_signed();
 
 fn lock_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
@@ -95,30 +95,43 @@ fn lock_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Takes the lock at a path; none that its last owner has removed meanwhile.
-fn lock(path: &Path) -> io::Result<File> {
+/// Opens and locks the file at `path` until it is the one there: who held the lock before may have
+/// removed it meanwhile. Returns `None` if it is replaced again and again.
+pub(crate) fn lock_at<E>(
+    path: &Path,
+    mut lock: impl FnMut(io::Result<File>) -> Result<File, E>,
+) -> Result<Option<File>, E> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.custom_flags(NO_LINK);
     for _ in 0..LOCK_ATTEMPTS {
-        let mut options = File::options();
-        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(NO_LINK);
-        let file = options.open(path)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => return Err(io::ErrorKind::AddrInUse.into()),
-            locked => locked?,
-        }
+        let file = lock(options.open(path))?;
         if node_at(path) == node_of(&file) {
-            return Ok(file);
+            return Ok(Some(file));
         }
     }
-    Err(io::Error::other("its lock is replaced again and again"))
+    Ok(None)
+}
+
+/// Takes the lock of a socket.
+fn lock(path: &Path) -> io::Result<File> {
+    let lock = lock_at(path, |file| {
+        let file = file?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Err(io::Error::from(io::ErrorKind::AddrInUse)),
+            locked => Ok(locked.map(|()| file)?),
+        }
+    })?;
+    lock.ok_or_else(|| io::Error::other("its lock is replaced again and again"))
 }
 
 /// Returns what is at a path.
-pub(crate) fn node_at(path: &Path) -> Option<Node> {
+fn node_at(path: &Path) -> Option<Node> {
     fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Returns what an open file is.
-pub(crate) fn node_of(file: &File) -> Option<Node> {
+fn node_of(file: &File) -> Option<Node> {
     file.metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
@@ -156,6 +169,26 @@ mod tests {
         assert!(in_use(&path));
         drop((other, others));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
+    }
+
+    #[test]
+    fn a_lock_that_is_replaced_each_time_is_given_up() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("lock");
+        let lock = |replaced| {
+            let mut taken = 0;
+            let lock = lock_at(&path, |file| {
+                taken += 1;
+                if taken <= replaced {
+                    fs::remove_file(&path).unwrap();
+                }
+                file
+            });
+            (lock.unwrap().is_some(), taken)
+        };
+        assert_eq!(lock(0), (true, 1));
+        assert_eq!(lock(3), (true, 4));
+        assert_eq!(lock(LOCK_ATTEMPTS), (false, LOCK_ATTEMPTS));
     }
 
     #[test]

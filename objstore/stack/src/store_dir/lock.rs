@@ -3,16 +3,15 @@
 //! The kernel releases it when its holder ends, however that happens: a crash needs no cleanup.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io::{self, Read as _, Seek as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
     path::Path,
 };
 
 use rustix::{fs::FlockOperation, io::Errno};
 
 use super::{StoreDirError, error::Holder, os};
-use crate::socket_file::{LOCK_ATTEMPTS, NO_LINK, node_at, node_of};
+use crate::socket_file::lock_at;
 
 /// The lock file. It stays: removing one that another process waits for would allow two holders.
 pub(crate) const NAME: &str = "lock";
@@ -35,22 +34,11 @@ impl Lock {
     /// Returns [`StoreDirError::Locked`] or [`StoreDirError::Os`].
     pub(crate) fn take(dir: &Path) -> Result<Self, StoreDirError> {
         let path = dir.join(NAME);
-        for _ in 0..LOCK_ATTEMPTS {
-            let lock = Self::take_file(dir, &path)?;
-            // A directory that was not made is removed with its lock, by who held it until then.
-            if node_at(&path) == node_of(&lock.file) {
-                return Ok(lock);
-            }
-        }
+        // A directory that was not made is removed with its lock, by who held it until then.
+        let file = lock_at(&path, |file| locked(dir, &path, file, false))?;
         let error = io::Error::other("it is replaced again and again");
-        Err(os(&path, "locking it", WRITABLE, error))
-    }
-
-    fn take_file(dir: &Path, path: &Path) -> Result<Self, StoreDirError> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        options.custom_flags(NO_LINK);
-        Self::of(dir, path, options.open(path), false)
+        let file = file.ok_or_else(|| os(&path, "locking it", WRITABLE, error))?;
+        Ok(Self { file, is_read_only: false })
     }
 
     /// Same as [`Lock::take`] for a process that writes nothing: on a read-only file system, the
@@ -61,7 +49,8 @@ impl Lock {
             Err(StoreDirError::Os { source, .. })
                 if Errno::from_io_error(&source) == Some(Errno::ROFS) =>
             {
-                Self::of(dir, &path, File::open(&path), true)
+                let file = locked(dir, &path, File::open(&path), true)?;
+                Ok(Self { file, is_read_only: true })
             }
             taken => taken,
         }
@@ -70,31 +59,6 @@ impl Lock {
     /// Returns true if the file system takes no writes.
     pub(crate) fn is_read_only(&self) -> bool {
         self.is_read_only
-    }
-
-    fn of(
-        dir: &Path,
-        path: &Path,
-        file: io::Result<File>,
-        is_read_only: bool,
-    ) -> Result<Self, StoreDirError> {
-        let mut file = file.map_err(|error| os(path, "opening the lock", WRITABLE, error))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                let holder = holder(&mut file);
-                return Err(StoreDirError::Locked { dir: dir.to_owned(), holder });
-            }
-            Err(error) => {
-                let hint = "name a directory on a file system with locks";
-                return Err(os(path, "locking it", hint, error));
-            }
-        }
-        if !is_read_only {
-            let named = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-            named.map_err(|error| os(path, "writing the lock", WRITABLE, error))?;
-        }
-        Ok(Self { file, is_read_only })
     }
 }
 
@@ -106,6 +70,32 @@ impl Drop for Lock {
             tracing::warn!(%error, "unlocking the store directory");
         }
     }
+}
+
+/// Locks a lock file, and writes down the PID unless it `is_read_only`.
+fn locked(
+    dir: &Path,
+    path: &Path,
+    file: io::Result<File>,
+    is_read_only: bool,
+) -> Result<File, StoreDirError> {
+    let mut file = file.map_err(|error| os(path, "opening the lock", WRITABLE, error))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let holder = holder(&mut file);
+            return Err(StoreDirError::Locked { dir: dir.to_owned(), holder });
+        }
+        Err(error) => {
+            let hint = "name a directory on a file system with locks";
+            return Err(os(path, "locking it", hint, error));
+        }
+    }
+    if !is_read_only {
+        let named = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+        named.map_err(|error| os(path, "writing the lock", WRITABLE, error))?;
+    }
+    Ok(file)
 }
 
 const WRITABLE: &str = "name a directory that you may write to";
