@@ -188,13 +188,14 @@
 //!   `complete.rs` ends them, `pacing.rs` decides when they start, and reads ahead. `transport.rs`
 //!   has the ring, the table of operations in flight and their recovery; `devices.rs` queues,
 //!   events and slow commands.
-//! - Data goes through other memory in three cases: `staging.rs` for a pool on a GPU that no device
-//!   reaches, `bounce.rs` for memory that no device can describe, and `memory.rs` for the DRAM
-//!   cache ([`StoreOptions::dram`]), whose blocks [`kv_tier`] chooses. `streams.rs` has the
-//!   events between streams, I/O kernel and plane, and the proof that no stream uses them any more.
-//!   Stream operations go through a trait: [`gio_uring::StreamOps`].
-//! - `plane/pools.rs` has pools of other owners: engines in other processes, whose memory this one
-//!   shares.
+//! - `plane/copier.rs` copies layers through other memory in three cases: staging memory for a pool
+//!   on a GPU that no device reaches, bounce buffers for memory that no device can describe, and the
+//!   DRAM cache ([`StoreOptions::dram`]), whose blocks [`kv_tier`] chooses. A job has one
+//!   table of its copies. `streams.rs` has the events between streams, I/O kernel and plane, and the
+//!   proof that no stream uses them any more. Stream operations go through a trait:
+//!   [`gio_uring::StreamOps`].
+//! - `plane/pools.rs` has the engine's pool, and those of engines in other processes, whose memory
+//!   this one shares.
 //! - `plane/open.rs` opens a plane, `route.rs` proves the path, `self_test.rs` the layout.
 //! - [`Store`] is a [`DurableCatalog`] and a [`Plane`] in one process, for any number of threads.
 //!   `store/clusters.rs` has clusters of entries that attention activates together, whose copies

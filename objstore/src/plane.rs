@@ -27,12 +27,11 @@ use crate::{
     store::owner::Ownership,
 };
 
-mod bounce;
 mod checksums;
 mod complete;
+mod copier;
 mod devices;
 mod job;
-mod memory;
 mod mover;
 mod open;
 mod pacer;
@@ -41,10 +40,8 @@ mod pools;
 mod raw;
 mod route;
 mod self_test;
-mod staging;
 mod start;
 mod streams;
-mod target;
 mod transport;
 mod wait;
 
@@ -128,7 +125,7 @@ impl Plane {
         Ok(Self {
             shared: Arc::new(Shared {
                 shape: mover.setup.shape,
-                is_bounced: mover.bounce.is_some(),
+                is_bounced: mover.copier.is_bounced(),
                 clock: mover.clock.clone(),
                 wait_timeout: mover.setup.options.wait_timeout,
                 state: Mutex::new(State::Open(Box::new(mover))),

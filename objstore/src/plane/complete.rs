@@ -7,12 +7,11 @@ use nvme_spec::nvm::Direction;
 use super::{
     job::{Job, LayerState},
     mover::Mover,
-    target::Target,
     transport::Op,
 };
 use crate::{
     error::{Failure, StoreError},
-    ids::{LayerDone, Move},
+    ids::{LayerDone, Move, Ticket},
 };
 
 impl Mover {
@@ -30,7 +29,7 @@ impl Mover {
         if let Some(cause) = self.transport.fault.take() {
             self.recover(&cause)?;
         }
-        self.jobs.take_abandoned().into_iter().for_each(|job| self.let_go(job));
+        self.jobs.take_abandoned().into_iter().for_each(|job| self.let_go(&job));
         Ok(())
     }
 
@@ -42,62 +41,53 @@ impl Mover {
     }
 
     fn complete(&mut self, op: &Op) {
-        let layer = op.ticket.layer;
-        if let (Target::Staged(staging), Some(at)) = (&mut self.target, op.buffer) {
+        let Ticket { job, layer } = op.ticket;
+        if let (Some(staging), Some(at)) = (&mut self.copier.staging, op.buffer) {
             staging.end(at);
         }
-        let Self { jobs, memory, tally, bounce, .. } = self;
-        let job = jobs.get_mut(op.ticket.job).expect("it has an operation in flight");
+        let job = self.jobs.get_mut(job).expect("it has an operation in flight");
         job.in_flight -= 1;
-        let moved = outcome(op, job, self.setup.shape.object_bytes);
-        let served = memory.as_mut().filter(|_| moved.is_ok());
-        if let Some(Err(failure)) = served.map(|memory| memory.served(&job.cached, layer)) {
-            // The devices may have the right bytes.
-            job.layer(layer).state = LayerState::Ended(Err(failure));
-            job.fail(failure);
-            return;
-        }
-        let mut outcome = moved;
-        if let (Ok(done), Some(memory)) = (&mut outcome, memory) {
-            if job.is_ahead {
-                memory.prefetched_bytes += done.bytes;
-            } else {
-                if job.direction == Direction::Read {
-                    memory.fill(&job.cached, layer);
-                }
-                let (objects, bytes) = memory.size(job.cached.hits.len());
-                done.objects += objects;
-                done.bytes += bytes;
-            }
-        }
-        if let (Ok(_), Direction::Read, Some(bounce), Some(bounced)) =
-            (&outcome, job.direction, bounce, &job.engine.bounced)
-        {
-            bounce.copy(bounced, layer, Direction::Read);
-        }
-        match outcome {
-            Ok(done) => {
-                if let Some(begun) = job.moved(layer, done) {
-                    tally.times.moved(job.direction, self.clock.now() - begun);
-                }
-            }
-            Err(_) => job.layer(layer).state = LayerState::Ended(outcome),
-        }
-        match (moved, job.direction) {
-            (Ok(_), Direction::Read) if job.is_ahead => {}
-            (Ok(done), Direction::Read) => tally.retrieved_bytes += done.bytes,
-            (Ok(done), Direction::Write) => tally.stored_bytes += done.bytes,
-            (Err(failure), _) => {
-                let Failure { file, layer, status, errors, .. } = failure;
+        match outcome(op, job, self.setup.shape.object_bytes) {
+            Ok(done) => self.moved(op.ticket, done),
+            Err(failure) => {
+                let Failure { file, status, errors, .. } = failure;
                 if job.is_ahead {
                     // Often a file that was rewritten meanwhile.
                     tracing::debug!(%file, %status, errors, "reading ahead failed");
                 } else {
                     tracing::warn!(%file, %layer, %status, errors, "{} failed", failure.verb());
                 }
+                job.layer(layer).state = LayerState::Ended(Err(failure));
                 job.fail(failure);
                 let lost = lost_files(job, failure);
-                jobs.lost.extend(lost);
+                self.jobs.lost.extend(lost);
+            }
+        }
+    }
+
+    /// Ends a layer that the devices have moved, with the copies behind that.
+    pub(super) fn moved(&mut self, Ticket { job, layer }: Ticket, done: LayerDone) {
+        let Self { jobs, copier, tally, .. } = self;
+        let Ok(job) = jobs.get_mut(job) else { return };
+        let ended = match job.is_ahead {
+            true => Ok(done),
+            false => copier.end(&job.copies, job.direction, done),
+        };
+        match ended {
+            Ok(ended) => {
+                if let Some(begun) = job.moved(layer, ended) {
+                    tally.times.moved(job.direction, self.clock.now() - begun);
+                }
+                match job.direction {
+                    Direction::Read if job.is_ahead => copier.read_ahead(done.bytes),
+                    Direction::Read => tally.retrieved_bytes += done.bytes,
+                    Direction::Write => tally.stored_bytes += done.bytes,
+                }
+            }
+            // The devices may have the right bytes.
+            Err(failure) => {
+                job.layer(layer).state = LayerState::Ended(Err(failure));
+                job.fail(failure);
             }
         }
     }

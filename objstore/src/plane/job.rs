@@ -6,13 +6,13 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use gio_uring::{BlockMap, DeviceArray, IoStatus, Wait};
+use gio_uring::{BlockMap, IoStatus, Wait};
 use kv_catalog::{FileId, KvShape, Layer};
 use kv_schedule::{Flow, OpId, StepId};
 use nvme_driver::Nanos;
 use nvme_spec::nvm::Direction;
 
-use super::{bounce::Bounced, checksums::JobChecksums, memory::Cached};
+use super::{checksums::JobChecksums, copier::Copies};
 use crate::{
     error::{Failure, StoreError},
     ids::{JobId, LayerDone, Move, PoolId, Ticket},
@@ -83,31 +83,20 @@ struct Unmoved {
     since: Nanos,
 }
 
-/// Location of the engine's blocks of a job.
-#[derive(Debug, Default)]
-pub(super) struct EngineBlocks {
-    pub(super) pool: PoolId,
-    /// Their bounce buffers.
-    pub(super) bounced: Option<Bounced>,
-}
-
 /// State of a job.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) direction: Direction,
-    pub(super) engine: EngineBlocks,
     /// Placement handle of a write.
     pub(super) placement: Option<u16>,
     pub(super) turn: Turn,
     /// The uploaded map; `None` if there is nothing to move.
     pub(super) map: Option<BlockMap>,
-    /// On the staged path: the block of each of the map's entries.
-    pub(super) blocks: Option<DeviceArray<u32>>,
     pub(super) checksums: Option<JobChecksums>,
     /// Blocks that the devices move.
     pub(super) moves: Vec<Move>,
-    /// Blocks that are copied from and to the DRAM cache.
-    pub(super) cached: Cached,
+    /// Blocks that are copied between the engine's pool and other memory.
+    pub(super) copies: Copies,
     /// True for reading ahead: the devices move all rows in one operation, to the cache itself.
     pub(super) is_ahead: bool,
     pub(super) layers: Vec<LayerEntry>,
@@ -132,14 +121,12 @@ impl Job {
         let entry = LayerEntry { state: LayerState::Idle, ends: [None, None] };
         Self {
             direction,
-            engine: EngineBlocks::default(),
             placement: None,
             turn: Turn::default(),
             map: None,
-            blocks: None,
             checksums: None,
             moves,
-            cached: Cached::default(),
+            copies: Copies::default(),
             is_ahead: false,
             layers: vec![entry; layers as usize],
             unmoved: Unmoved { layers, since: now },
@@ -175,15 +162,15 @@ impl Job {
         self.in_flight += 1;
     }
 
-    /// Returns true if streams do all of it.
-    pub(super) fn is_on_streams(&self) -> bool {
-        self.map.is_none() && self.cached.is_on_streams()
+    /// Returns true if it is moved by devices, or by streams.
+    pub(super) fn has_tables(&self) -> bool {
+        self.map.is_some() || self.copies.is_on_streams()
     }
 
     /// Fails the job because a layer was cancelled, unless it has failed before. Returns the
     /// failure; `None` for a job without blocks.
     pub(super) fn cancel(&mut self, layer: Layer) -> Option<Failure> {
-        let hits = self.cached.hits.iter().map(|(entry, _)| entry);
+        let hits = self.copies.hits().iter().map(|(entry, _)| entry);
         let Move { position, file, .. } = *self.moves.iter().chain(hits).next()?;
         let (direction, status) = (self.direction, IoStatus::Cancelled);
         self.fail(Failure { direction, layer, position, file, status, errors: 1 });
@@ -200,7 +187,7 @@ impl Job {
         if let Some(failure) = self.failure {
             return Some(StoreError::Transfer { failure });
         }
-        if self.map.is_none() && self.cached.hits.is_empty() {
+        if self.map.is_none() && self.copies.hits().is_empty() {
             return None;
         }
         let done = |entry: &LayerEntry| matches!(entry.state, LayerState::Ended(Ok(_)));
@@ -248,7 +235,7 @@ impl Jobs {
 
     /// Returns the jobs of a pool.
     pub(super) fn of_pool(&self, pool: PoolId) -> Vec<JobId> {
-        let jobs = self.all.iter().filter(|(_, job)| job.engine.pool == pool);
+        let jobs = self.all.iter().filter(|(_, job)| job.copies.pool == pool);
         jobs.map(|(id, _)| *id).collect()
     }
 

@@ -1,21 +1,19 @@
 //! The state of a plane: its jobs, and what moves them.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use gio_uring::{Affine, Event, Progress, UringCounters};
+use gio_uring::{Affine, Event, PoolDesc, Progress, UringCounters};
 use kv_catalog::{BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, Region, Seal};
 use nvme_driver::{Clock, DmaMemory, Nanos};
 use nvme_spec::{ids::Nsid, nvm::Direction};
 
 use super::{
-    bounce::Bounce,
     checksums::JobChecksums,
-    devices::{Device, StoreEvent},
+    copier::{Copier, Copies, Uploaded},
+    devices::{Device, Devices, StoreEvent},
     job::{Job, JobDone, Jobs, LayerState, next_id},
-    memory::HostMemory,
     pacer::Pacer,
     pools::Pools,
-    target::{self, Target},
     transport::Transport,
     wait::{Polled, Step, wait_for},
 };
@@ -47,20 +45,39 @@ pub(super) struct Setup {
     pub(super) options: StoreOptions,
 }
 
+impl Setup {
+    /// Returns the description of a ring's pool, without the addresses of its objects. `pads`: see
+    /// [`Mover::pads`].
+    pub(super) fn describe(
+        &self,
+        devices: &Devices,
+        pads: Option<&Arc<dyn DmaMemory>>,
+    ) -> PoolDesc {
+        let pad = pads.map(|memory| memory.segments()[0].iova);
+        let half = pads.map_or(0, |memory| memory.len() as u64 / 2);
+        PoolDesc {
+            row_iova: Vec::new(),
+            row_memory: Vec::new(),
+            data_lba: devices.regions().iter().map(|region| region.first.0).collect(),
+            block_stride: 0,
+            blocks: 0,
+            files: self.files,
+            group: self.geometry.group(),
+            object_bytes: self.geometry.object_bytes(),
+            slot_bytes: self.geometry.slot_bytes(),
+            run_bytes: self.options.run_bytes,
+            pad_read: pad.map(|iova| iova.offset(half)),
+            pad_write: pad,
+        }
+    }
+}
+
 /// Counts that the plane keeps itself.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Tally {
     pub(super) stored_bytes: u64,
     pub(super) retrieved_bytes: u64,
     pub(super) times: Times,
-}
-
-/// Memory reused between calls.
-#[derive(Debug, Default)]
-pub(super) struct Scratch {
-    pub(super) map: Vec<Affine>,
-    /// By block: the job that last used it as a destination.
-    pub(super) used: Vec<u64>,
 }
 
 /// Counts since a plane was opened.
@@ -98,14 +115,11 @@ pub(super) struct Flushing {
 pub(crate) struct Mover {
     pub(super) transport: Transport,
     pub(super) jobs: Jobs,
-    pub(super) target: Target,
+    /// The engine's pool.
     pub(super) pool: KvPool,
-    /// Pools of other owners.
+    /// This pool, and those of other owners.
     pub(super) pools: Pools,
-    /// The DRAM cache.
-    pub(super) memory: Option<HostMemory>,
-    /// The bounce buffers, if the pool has them.
-    pub(super) bounce: Option<Bounce>,
+    pub(super) copier: Copier,
     /// Source and target of padding. Never read; kept because the devices use it.
     pub(super) pads: Option<Arc<dyn DmaMemory>>,
     pub(super) setup: Setup,
@@ -113,7 +127,8 @@ pub(crate) struct Mover {
     /// Decides when layers start; without it, they start at once.
     pub(super) pacer: Option<Box<Pacer>>,
     pub(super) tally: Tally,
-    pub(super) scratch: Scratch,
+    /// Memory reused between calls.
+    pub(super) map: Vec<Affine>,
     /// Flushes that have begun. One covers the writes that had ended by then.
     pub(super) flushes: u64,
     /// Broken by a failed flush: nothing is stored any more.
@@ -169,7 +184,7 @@ impl Mover {
             path: self.pool.path(),
             stored_bytes,
             retrieved_bytes,
-            dram: self.memory.as_ref().map(HostMemory::stats).unwrap_or_default(),
+            dram: self.copier.stats(),
             recoveries: self.transport.recoveries,
             ring: self.transport.ring()?.counters(),
             layers_in_flight: self.transport.in_flight() as u32,
@@ -239,8 +254,7 @@ impl Mover {
         Ok(self.seal.check()?)
     }
 
-    /// Prepares to move blocks of the engine, or of an added pool; if not `is_cached`, past the
-    /// DRAM cache.
+    /// Prepares to move blocks of a pool; if not `is_cached`, past the DRAM cache.
     pub(crate) fn begin(
         &mut self,
         pool: PoolId,
@@ -252,43 +266,31 @@ impl Mover {
         self.check_blocks(pool, moves.iter().map(|entry| entry.block))?;
         // Jobs that have ended give their bounce buffers back.
         self.sync()?;
-        let bounced = self.bounce.as_mut().map(|bounce| bounce.take(&mut moves)).transpose()?;
-        let begun = self.begin_in_pool(pool, direction, moves, expected, is_cached);
-        if let (Some(bounce), Some(bounced)) = (&mut self.bounce, bounced) {
-            match &begun {
-                Ok(id) => self.jobs.get_mut(*id)?.engine.bounced = Some(bounced),
-                Err(_) => bounce.give_back(bounced),
-            }
-        }
-        begun
-    }
-
-    /// Prepares to move blocks of a pool.
-    pub(super) fn begin_in_pool(
-        &mut self,
-        pool: PoolId,
-        direction: Direction,
-        moves: Vec<Move>,
-        expected: &[u32],
-        is_cached: bool,
-    ) -> Result<JobId, StoreError> {
         self.check_owner()?;
         if direction == Direction::Write {
             self.check_writable()?;
         }
         let id = next_id();
         self.check_moves(id, pool, direction, &moves)?;
-        let (recoveries, now) = (self.recoveries(), self.clock.now());
-        let mut job = Job::new(direction, self.setup.shape.layers, moves, recoveries, now);
-        job.engine.pool = pool;
-        let mut rest = None;
-        if let Some(memory) = self.memory.as_mut().filter(|_| is_cached) {
-            let now = Duration::from_nanos(now.0);
-            (job.cached, rest) = memory.divide(pool, direction, &mut job.moves, expected, now);
-        }
-        let uploaded = self.upload(&mut job, rest.as_deref().unwrap_or(expected));
-        if let Err(error) = uploaded.and_then(|()| self.upload_copies(&mut job)) {
-            self.let_go(job);
+        let (of, now) = ((pool, direction), self.now());
+        let (copies, rest) = self.copier.take(of, &mut moves, expected, is_cached, now)?;
+        self.begin_job(id, direction, moves, copies, rest.as_deref().unwrap_or(expected))
+    }
+
+    /// Begins a job whose moves the devices can make.
+    pub(super) fn begin_job(
+        &mut self,
+        id: JobId,
+        direction: Direction,
+        moves: Vec<Move>,
+        copies: Copies,
+        expected: &[u32],
+    ) -> Result<JobId, StoreError> {
+        let (layers, now) = (self.setup.shape.layers, self.clock.now());
+        let mut job = Job::new(direction, layers, moves, self.recoveries(), now);
+        job.copies = copies;
+        if let Err(error) = self.upload(&mut job, expected) {
+            self.let_go(&job);
             return Err(error);
         }
         self.jobs.insert(id, job);
@@ -318,7 +320,7 @@ impl Mover {
         let made = job.checksums.as_ref().filter(|_| direction == Direction::Write);
         let rows = self.setup.shape.rows();
         let checksums = made.map(|made| made.values(rows, &job.moves)).unwrap_or_default();
-        self.let_go(job);
+        self.let_go(&job);
         Ok(JobDone { job: id, direction, failure, recoveries, checksums })
     }
 
@@ -358,25 +360,21 @@ impl Mover {
     pub(crate) fn abandon(&mut self, id: JobId) {
         self.cancel_waiting(id);
         if let Some(job) = self.jobs.abandon(id) {
-            self.let_go(job);
+            self.let_go(&job);
         }
     }
 
     /// Releases the memory of an ended job.
-    pub(super) fn let_go(&mut self, mut job: Job) {
-        if let (Some(bounce), Some(bounced)) = (&mut self.bounce, job.engine.bounced.take()) {
-            bounce.give_back(bounced);
-        }
-        let Some(memory) = &mut self.memory else { return };
+    pub(super) fn let_go(&mut self, job: &Job) {
         let is_whole = job.map.is_some() && job.verdict().is_none();
         let written = if job.direction == Direction::Write { &job.moves[..] } else { &[] };
-        memory.release(&job.cached, is_whole, written);
+        self.copier.release(&job.copies, is_whole, written);
     }
 
     /// Adds a pool of another owner.
     pub(super) fn add_pool(&mut self, pool: KvPool) -> Result<PoolId, StoreError> {
         self.check()?;
-        let Setup { shape, geometry, files, checksums, options, .. } = &self.setup;
+        let shape = &self.setup.shape;
         let wrong = |problem: &str| StoreError::Config { field: "pool", problem: problem.into() };
         if (pool.rows(), pool.object_bytes()) != (shape.rows(), shape.object_bytes) {
             return Err(wrong("it has another shape than the plane's blocks"));
@@ -384,16 +382,13 @@ impl Mover {
         if pool.path() != self.pool.path() || pool.is_bounced() {
             return Err(wrong("its path is not the one that was proven for the plane"));
         }
-        let knows_one = !matches!(self.target, Target::Pool(_))
-            || self.bounce.is_some()
-            || self.transport.streams.is_some();
-        if knows_one {
+        if self.copier.is_bounced() || self.transport.streams.is_some() {
             return Err(wrong("a plane with a GPU or bounce buffers has one pool only"));
         }
-        let regions = self.transport.devices.regions();
-        let desc = target::describe(geometry, &regions, *files, self.pads.as_ref(), options);
-        let id = self.pools.add(pool.clone(), self.transport.ring()?, &desc, *checksums)?;
-        if self.memory.as_mut().is_some_and(|memory| !memory.add_pool(id, &pool)) {
+        let desc = self.setup.describe(&self.transport.devices, self.pads.as_ref());
+        let (ring, checksums) = (self.transport.ring()?, self.setup.checksums);
+        let id = self.pools.add(pool.clone(), ring, &desc, checksums)?;
+        if !self.copier.add_pool(id, &pool) {
             self.pools.take(id)?;
             return Err(wrong("the DRAM cache is out of its reach"));
         }
@@ -410,7 +405,7 @@ impl Mover {
     /// Returns a layer of the pool's jobs that is in flight.
     pub(super) fn in_flight_of_pool(&self, pool: PoolId) -> Option<Ticket> {
         let job = |ticket: &Ticket| self.jobs.get(ticket.job);
-        let is_of = |ticket: &Ticket| job(ticket).is_some_and(|job| job.engine.pool == pool);
+        let is_of = |ticket: &Ticket| job(ticket).is_some_and(|job| job.copies.pool == pool);
         self.transport.tickets().find(is_of)
     }
 
@@ -419,9 +414,7 @@ impl Mover {
         self.check()?;
         self.after_completions()?;
         assert!(self.jobs.of_pool(pool).is_empty(), "they were abandoned, and have ended");
-        if let Some(memory) = &mut self.memory {
-            memory.remove_pool(pool);
-        }
+        self.copier.remove_pool(pool);
         self.pools.take(pool)
     }
 
@@ -431,10 +424,7 @@ impl Mover {
         pool: PoolId,
         mut named: impl Iterator<Item = BlockId>,
     ) -> Result<(), StoreError> {
-        let blocks = match pool == PoolId::default() {
-            true => self.pool.engine().map_or(self.pool.blocks(), |engine| engine.layout.blocks),
-            false => self.pools.blocks(pool)?.0,
-        };
+        let blocks = self.pools.used(pool)?.len() as u32;
         match named.find(|block| block.0 >= blocks) {
             Some(block) => Err(StoreError::NoSuchBlock { block, blocks }),
             None => Ok(()),
@@ -449,10 +439,7 @@ impl Mover {
         moves: &[Move],
     ) -> Result<(), StoreError> {
         let files = self.setup.files;
-        let used = match pool == PoolId::default() {
-            true => &mut self.scratch.used[..],
-            false => self.pools.blocks(pool)?.1,
-        };
+        let used = self.pools.used(pool)?;
         for Move { file, block, .. } in moves.iter().copied() {
             if file.0 >= files {
                 return Err(StoreError::NoSuchFile { file, files });
@@ -463,53 +450,47 @@ impl Mover {
                 return Err(StoreError::DuplicateBlock { block });
             }
         }
-        match &self.target {
-            Target::Staged(staging) if moves.len() > staging.slots() as usize => {
+        match &self.copier.staging {
+            Some(staging) if moves.len() > staging.slots() as usize => {
                 Err(StoreError::Staging { blocks: moves.len(), slots: staging.slots() })
             }
             _ => Ok(()),
         }
     }
 
-    /// Uploads the job's map; an empty one needs none.
+    /// Uploads the job's map, unless it is empty, and the tables of copies that streams do.
     pub(super) fn upload(&mut self, job: &mut Job, expected: &[u32]) -> Result<(), StoreError> {
+        let ring = self.transport.ring()?;
+        self.copier.upload(ring, &mut job.copies)?;
         if job.moves.is_empty() {
             return Ok(());
         }
         let devices = self.setup.geometry.devices();
         // Blocks that are read ahead go to the DRAM cache itself.
-        let staged = matches!(self.target, Target::Staged(_)) && !job.is_ahead;
+        let staged = self.copier.staging.is_some() && !job.is_ahead;
         let rows = self.setup.shape.rows();
         let is_write = job.direction == Direction::Write;
         let wanted = self.setup.checksums && (is_write || !expected.is_empty());
-        let mut map = std::mem::take(&mut self.scratch.map);
-        map.clear();
-        map.extend(job.moves.iter().map(|at| Affine { block: at.block.0, file: at.file.0 }));
-        let ring = self.transport.ring()?;
         if staged {
-            // The move needs the blocks; for the devices, objects are ordered by position.
-            job.blocks = Some(ring.upload(map.iter().map(|entry| entry.block))?);
-            map.iter_mut().zip(0..).for_each(|(entry, position)| entry.block = position);
+            let blocks = job.moves.iter().map(|entry| entry.block);
+            job.copies.through.uploaded = Some(Uploaded::staged(ring, blocks)?);
         }
-        let uploaded = ring.upload_map(&map, devices)?;
+        self.map.clear();
+        self.map.extend(job.moves.iter().zip(0..).map(|(entry, position)| Affine {
+            // In staging memory, objects are ordered by position.
+            block: if staged { position } else { entry.block.0 },
+            file: entry.file.0,
+        }));
+        let uploaded = ring.upload_map(&self.map, devices)?;
         if wanted {
             // A write computes them.
             let expected = if is_write { &[] } else { expected };
-            let count = map.len();
+            let count = self.map.len();
             let made = JobChecksums::new(ring, &uploaded, rows, count, expected, staged)?;
             job.checksums = Some(made);
         }
         job.map = Some(uploaded);
-        self.scratch.map = map;
         Ok(())
-    }
-
-    /// Uploads the tables of a job's copies, if streams do them.
-    pub(super) fn upload_copies(&mut self, job: &mut Job) -> Result<(), StoreError> {
-        match &self.memory {
-            Some(memory) => memory.upload(self.transport.ring()?, &mut job.cached),
-            None => Ok(()),
-        }
     }
 
     /// Waits for everything in flight. Failures stay with their jobs.
@@ -553,27 +534,16 @@ impl Mover {
 
     /// Starts the kernel again, and registers everything with a new ring if that was replaced.
     fn restart(&mut self) -> Result<(), StoreError> {
-        let Some(replaced) = self.transport.restart()? else { return Ok(()) };
-        let Setup { shape, geometry, files, checksums, options, .. } = &self.setup;
-        let regions = self.transport.devices.regions();
-        let desc = target::describe(geometry, &regions, *files, self.pads.as_ref(), options);
+        // What streams still use of the old ring is leaked with it.
+        let Some(_replaced) = self.transport.restart()? else { return Ok(()) };
+        let Setup { checksums, options, .. } = &self.setup;
+        let desc = self.setup.describe(&self.transport.devices, self.pads.as_ref());
         let ring = self.transport.ring()?;
-        let target = target::target(ring, &self.pool, shape, &desc, *checksums, options)?;
-        if let Some(memory) = &mut self.memory {
-            memory.register(ring, &desc, *checksums)?;
-        }
+        self.copier.register(ring, &self.pool, &desc, *checksums, options.staging_buffers)?;
         self.pools.register(ring, &desc, *checksums)?;
-        let mut target = std::mem::replace(&mut self.target, target);
-        if let (Target::Staged(new), Target::Staged(old)) = (&mut self.target, &mut target) {
-            new.inherit(old);
-        }
-        if replaced.is_used() {
-            // It has tables in the old executor's memory.
-            std::mem::forget(target);
-        }
         // Maps and tables live in the old executor's memory: jobs that have them must start over.
         for job in self.jobs.iter_mut() {
-            if job.map.is_some() || job.is_on_streams() {
+            if job.has_tables() {
                 job.cancel(Layer(0));
             }
         }
@@ -590,8 +560,8 @@ impl Mover {
     pub(super) fn fail(&mut self, cause: String) -> StoreError {
         tracing::error!(cause, "the store has failed");
         self.transport.fail(&cause);
-        let memory = self.memory.as_ref().map(|memory| memory.own.clone());
-        std::mem::forget((self.pads.take(), self.pool.clone(), memory, self.pools.all()));
+        self.copier.leak();
+        std::mem::forget((self.pads.take(), self.pools.all()));
         for layer in self.jobs.iter_mut().flat_map(|job| &mut job.layers) {
             if matches!(layer.state, LayerState::InFlight | LayerState::Waiting(_)) {
                 layer.state = LayerState::Idle;

@@ -2,19 +2,18 @@
 
 use std::{mem, sync::Arc};
 
+use gio_uring::PoolDesc;
 use kv_catalog::{Geometry, KvShape, Region, Seal};
 use nvme_driver::{Bus, Clock, DmaMemory, PLACEMENTS_MAX};
 
 use super::{
-    bounce::Bounce,
+    copier::Copier,
     devices::{Device, Devices, PlaneDevice},
     job::Jobs,
-    memory::HostMemory,
-    mover::{Mover, Scratch, Setup, Tally},
+    mover::{Mover, Setup, Tally},
     pools::Pools,
     route,
     streams::Streams,
-    target::{self, Target},
     transport::Transport,
 };
 use crate::{
@@ -65,13 +64,14 @@ pub(super) fn open(config: PlaneConfig) -> Result<Mover, StoreError> {
     let (pool, gpu, options) = (config.pool, config.gpu, config.options);
     check(&shape, &pool, gpu.as_ref(), &devices, &options)?;
     let bus = devices[0].controller.lock().bus().clone();
-    let mut memory = HostMemory::new(&*bus, &shape, &pool, gpu.as_ref(), &options)?;
+    let mut copier = Copier::new(&*bus, &shape, &pool, gpu.as_ref(), &options)?;
+    let mut pools = Pools::new(pool.clone());
     let scratch: Vec<Region> = devices.iter().map(|device| device.scratch).collect();
     let devices = Devices::new(devices, &options, clock.now())?;
     // Before anything is granted: the proof has the controllers to itself, and writes.
     if !options.read_only {
         route::prove(&devices.all, &scratch, &pool, gpu.as_ref())?;
-        memory.as_ref().map_or(Ok(()), |memory| memory.prove(&devices.all, &scratch))?;
+        copier.prove(&devices.all, &scratch)?;
     }
     let (fua, must_flush) = durability(&options, &devices);
     let placements = placements(&options, &devices);
@@ -80,10 +80,14 @@ pub(super) fn open(config: PlaneConfig) -> Result<Mover, StoreError> {
     let setup = Setup { shape, geometry, files, checksums, fua, must_flush, placements, options };
     let proven =
         route::prove_kernel(&mut transport, &scratch, &pool, gpu.as_ref()).and_then(|()| {
-            register(&mut transport, &pool, &setup, gpu, &*bus, memory.as_mut(), &*clock)
+            let pads = pads(&*bus, &setup.geometry)?;
+            let desc = setup.describe(&transport.devices, pads.as_ref());
+            pools.register(transport.ring()?, &desc, checksums)?;
+            register(&mut transport, &pool, &setup, gpu, &desc, &mut copier, &*clock)?;
+            Ok(pads)
         });
-    let (target, pads) = match proven {
-        Ok(registered) => registered,
+    let pads = match proven {
+        Ok(pads) => pads,
         Err(error) => {
             if !transport.give_up() {
                 // A kernel that did not stop may still write to it.
@@ -102,61 +106,66 @@ pub(super) fn open(config: PlaneConfig) -> Result<Mover, StoreError> {
         fua,
         "plane opened"
     );
-    let used = vec![0; pool.blocks() as usize];
     Ok(Mover {
         transport,
         jobs: Jobs::default(),
-        target,
-        bounce: Bounce::new(&pool, &setup.shape),
         pool,
-        pools: Pools::default(),
-        memory,
+        pools,
+        copier,
         pads,
         setup,
         clock,
         pacer: None,
         tally: Tally::default(),
-        scratch: Scratch { map: Vec::new(), used },
+        map: Vec::new(),
         flushes: 0,
         seal: Seal::default(),
         owner: None,
     })
 }
 
-/// Registers pool, staging memory and DRAM cache with the ring, and proves that objects get from
-/// staging memory to the pool, if there is staging memory.
+/// Allocates memory for the padding of objects: zeroes to write, then a target for reads.
+fn pads(bus: &dyn Bus, geometry: &Geometry) -> Result<Option<Arc<dyn DmaMemory>>, StoreError> {
+    let padding = (geometry.slot_bytes() - geometry.object_bytes()) as usize;
+    if padding == 0 {
+        return Ok(None);
+    }
+    let memory = bus.dma().alloc_on(2 * padding.next_multiple_of(4096), bus.numa_node());
+    match memory {
+        Ok(memory) => Ok(Some(memory)),
+        Err(source) => Err(StoreError::Config { field: "padding", problem: source.to_string() }),
+    }
+}
+
+/// Registers the copier's memory with the ring, and proves that objects get from staging memory to
+/// the pool, if there is staging memory.
 fn register(
     transport: &mut Transport,
     pool: &KvPool,
     setup: &Setup,
     gpu: Option<StoreGpu>,
-    bus: &dyn Bus,
-    memory: Option<&mut HostMemory>,
+    desc: &PoolDesc,
+    copier: &mut Copier,
     clock: &dyn Clock,
-) -> Result<(Target, Option<Arc<dyn DmaMemory>>), StoreError> {
-    let Setup { shape, geometry, files, checksums, options, .. } = setup;
-    let pads = target::pads(bus, geometry)?;
-    let regions = transport.devices.regions();
-    let desc = target::describe(geometry, &regions, *files, pads.as_ref(), options);
+) -> Result<(), StoreError> {
+    let Setup { shape, checksums, options, .. } = setup;
     let ring = transport.ring()?;
-    let mut target = target::target(ring, pool, shape, &desc, *checksums, options)?;
-    memory.map_or(Ok(()), |memory| memory.register(ring, &desc, *checksums))?;
+    copier.register(ring, pool, desc, *checksums, options.staging_buffers)?;
     let mut streams = gpu.map(|gpu| Streams::new(gpu, ring)).transpose()?;
-    if let (Some(streams), Target::Staged(staging)) = (&mut streams, &mut target) {
+    if let (Some(moving), true) = (&mut streams, copier.staging.is_some()) {
         let timeout = options.stop_timeout;
-        let proof = route::Proof { ring, streams, staging, pool, shape, clock, timeout };
-        let proven = route::prove_scatter_gather(proof);
-        let is_past = streams.is_past();
-        if let Err(error) = proven {
-            if !is_past {
+        let proof = route::Proof { ring, streams: moving, copier, pool, shape, clock, timeout };
+        if let Err(error) = route::prove_scatter_gather(proof) {
+            if !moving.is_past() {
                 // The GPU may still move objects.
-                mem::forget((streams, target, pads, pool.clone()));
+                copier.leak();
+                mem::forget((streams, pool.clone()));
             }
             return Err(error);
         }
     }
     transport.streams = streams;
-    Ok((target, pads))
+    Ok(())
 }
 
 fn config_error<T>(field: &'static str, problem: String) -> Result<T, StoreError> {

@@ -17,8 +17,8 @@ use nvme_driver::Nanos;
 use nvme_spec::nvm::Direction;
 
 use super::{
+    copier::{Copies, RELOAD_COST},
     job::{Job, LayerState, next_id},
-    memory::{Cached, RELOAD_COST},
     mover::Mover,
     pacer::{Advanced, Announced, Pacer, Waiting},
 };
@@ -347,9 +347,9 @@ impl Mover {
         self.sync()?;
         self.check_files(files)?;
         let (is_full, now) = (self.is_full(), Duration::from_nanos(self.clock.now().0));
-        let Some(memory) = &mut self.memory else { return Ok((0, None)) };
+        let Some(cache) = &mut self.copier.cache else { return Ok((0, None)) };
         let by = Duration::from_nanos(until.0);
-        let (there, taken) = memory.admit(files, is_full, now, by);
+        let (there, taken) = cache.admit(files, is_full, now, by);
         if taken.is_empty() {
             return Ok((there, None));
         }
@@ -359,12 +359,13 @@ impl Mover {
             expected.get(at..at + rows).unwrap_or_default()
         });
         let words: Vec<u32> = words.copied().collect();
-        let blocks: Vec<_> = taken.iter().map(|(entry, at)| (entry.file, *at)).collect();
+        let blocks = taken.iter().map(|(entry, at)| (entry.file, HostBlock(at.0)));
+        let blocks: Vec<_> = blocks.collect();
         match self.read_ahead(&blocks, &words) {
             Ok(ticket) => Ok((there, Some(self.abandon_ahead(ticket)))),
             Err(error) => {
-                if let Some(memory) = &mut self.memory {
-                    taken.iter().for_each(|(_, at)| memory.tier.filled(*at, false));
+                if let Some(tier) = self.tier() {
+                    blocks.iter().for_each(|(_, at)| tier.filled(*at, false));
                 }
                 Err(error)
             }
@@ -418,8 +419,8 @@ impl Mover {
     /// returns the job.
     pub(crate) fn abandon_ahead(&mut self, ticket: Ticket) -> JobId {
         if let Ok(job) = self.jobs.get_mut(ticket.job) {
-            let fills = job.moves.iter().map(|at| (*at, HostBlock(at.block.0))).collect();
-            job.cached = Cached::of_fills(fills);
+            let fills = job.moves.iter().map(|entry| (*entry, entry.block)).collect();
+            job.copies = Copies::of_fills(fills);
         }
         self.abandon(ticket.job);
         ticket.job
@@ -437,18 +438,18 @@ impl Mover {
 
     /// Returns the index of the DRAM cache; `None` without a cache.
     pub(crate) fn tier(&mut self) -> Option<&mut Tier<FileId>> {
-        self.memory.as_mut().map(|memory| &mut memory.tier)
+        self.copier.tier()
     }
 
     /// Returns true if there is a DRAM cache.
     pub(crate) fn keeps_blocks(&self) -> bool {
-        self.memory.is_some()
+        self.copier.cache.is_some()
     }
 
     /// Drops the cached blocks of freed files.
     pub(crate) fn forget(&mut self, files: &[FileId]) {
-        if let Some(memory) = &mut self.memory {
-            files.iter().for_each(|file| memory.tier.remove(*file));
+        if let Some(tier) = self.tier() {
+            files.iter().for_each(|file| tier.remove(*file));
         }
     }
 }

@@ -1,32 +1,70 @@
-//! Pools of other owners, beside the plane's own: engines in other processes, whose memory this one
-//! shares. Their jobs use the plane's ring, queues and recovery.
+//! The pools of engines: the plane's own, and those of other owners, engines in other processes,
+//! whose memory this one shares. The jobs of all use the plane's ring, queues and recovery.
 
 use std::collections::BTreeMap;
 
 use gio_uring::{PoolDesc, PoolHandle, Uring};
 
-use super::{job::next_id, target::with_objects};
-use crate::{error::StoreError, ids::PoolId, registration::KvPool};
+use super::job::next_id;
+use crate::{data_path::Route, error::StoreError, ids::PoolId, registration::KvPool};
 
-/// The pools that were added to a plane.
-#[derive(Debug, Default)]
+/// The pools of a plane. Its own has the default number.
+#[derive(Debug)]
 pub(super) struct Pools {
-    added: BTreeMap<PoolId, Added>,
+    all: BTreeMap<PoolId, Registered>,
 }
 
-/// A pool that was added.
+/// A pool, and its use.
 #[derive(Debug)]
-struct Added {
+struct Registered {
     pool: KvPool,
-    target: PoolHandle,
+    /// `None` for a pool that no device reaches.
+    target: Option<PoolHandle>,
     /// By block: the job that last used it as a destination.
     used: Vec<u64>,
     /// Set when it is being removed: it takes no new jobs.
     is_ending: bool,
 }
 
+impl Registered {
+    fn new(pool: KvPool) -> Self {
+        // Jobs name the engine's blocks, not its bounce buffers.
+        let blocks = pool.engine().map_or(pool.blocks(), |engine| engine.layout.blocks);
+        Self { pool, target: None, used: vec![0; blocks as usize], is_ending: false }
+    }
+
+    /// Registers it with a ring.
+    fn register(
+        &mut self,
+        ring: &mut Uring,
+        desc: &PoolDesc,
+        checksums: bool,
+    ) -> Result<(), StoreError> {
+        if self.pool.path() != Route::Staged {
+            self.target = Some(ring.register_pool(&with_objects(desc, &self.pool, checksums))?);
+        }
+        Ok(())
+    }
+}
+
+/// Completes the description of a ring's pool for one that the devices reach.
+pub(super) fn with_objects(desc: &PoolDesc, pool: &KvPool, checksums: bool) -> PoolDesc {
+    PoolDesc {
+        row_iova: pool.row_iova().to_vec(),
+        row_memory: if checksums { pool.row_places() } else { Vec::new() },
+        block_stride: pool.block_stride(),
+        blocks: pool.blocks(),
+        ..desc.clone()
+    }
+}
+
 impl Pools {
-    /// Registers a pool with the ring.
+    /// Creates a plane's own pool.
+    pub(super) fn new(own: KvPool) -> Self {
+        Self { all: BTreeMap::from([(PoolId::default(), Registered::new(own))]) }
+    }
+
+    /// Adds a pool of another owner, and registers it with the ring.
     pub(super) fn add(
         &mut self,
         pool: KvPool,
@@ -34,54 +72,50 @@ impl Pools {
         desc: &PoolDesc,
         checksums: bool,
     ) -> Result<PoolId, StoreError> {
-        let target = ring.register_pool(&with_objects(desc, &pool, checksums))?;
+        let mut added = Registered::new(pool);
+        added.register(ring, desc, checksums)?;
         let id = PoolId(next_id().0);
-        let used = vec![0; pool.blocks() as usize];
-        self.added.insert(id, Added { pool, target, used, is_ending: false });
+        self.all.insert(id, added);
         Ok(id)
     }
 
-    /// Registers all pools with another ring.
+    /// Registers all pools with a ring.
     pub(super) fn register(
         &mut self,
         ring: &mut Uring,
         desc: &PoolDesc,
         checksums: bool,
     ) -> Result<(), StoreError> {
-        for added in self.added.values_mut() {
-            added.target = ring.register_pool(&with_objects(desc, &added.pool, checksums))?;
-        }
-        Ok(())
+        self.all.values_mut().try_for_each(|pool| pool.register(ring, desc, checksums))
     }
 
-    /// Returns the number of blocks of a pool that takes jobs, and the job that last used each.
-    pub(super) fn blocks(&mut self, pool: PoolId) -> Result<(u32, &mut [u64]), StoreError> {
-        match self.added.get_mut(&pool).filter(|added| !added.is_ending) {
-            Some(added) => Ok((added.pool.blocks(), &mut added.used)),
+    /// Returns, for each block of a pool that takes jobs, the job that last used it.
+    pub(super) fn used(&mut self, pool: PoolId) -> Result<&mut [u64], StoreError> {
+        match self.all.get_mut(&pool).filter(|found| !found.is_ending) {
+            Some(found) => Ok(&mut found.used),
             None => Err(StoreError::NoSuchPool { pool }),
         }
     }
 
     /// Returns the pool for operations of the ring.
     pub(super) fn target(&self, pool: PoolId) -> Option<&PoolHandle> {
-        self.added.get(&pool).map(|added| &added.target)
+        self.all.get(&pool)?.target.as_ref()
     }
 
-    /// Takes no new jobs for a pool from now on.
+    /// Takes no new jobs for a pool that was added from now on.
     pub(super) fn end(&mut self, pool: PoolId) -> Result<(), StoreError> {
-        let added = self.added.get_mut(&pool).ok_or(StoreError::NoSuchPool { pool })?;
-        added.is_ending = true;
+        let added = self.all.get_mut(&pool).filter(|_| pool != PoolId::default());
+        added.ok_or(StoreError::NoSuchPool { pool })?.is_ending = true;
         Ok(())
     }
 
-    /// Gives a pool back of which nothing is in flight.
+    /// Gives a pool back that is being removed, and of which nothing is in flight.
     pub(super) fn take(&mut self, pool: PoolId) -> Result<KvPool, StoreError> {
-        let added = self.added.remove(&pool).ok_or(StoreError::NoSuchPool { pool })?;
-        Ok(added.pool)
+        Ok(self.all.remove(&pool).ok_or(StoreError::NoSuchPool { pool })?.pool)
     }
 
     /// Returns all pools.
     pub(super) fn all(&self) -> Vec<KvPool> {
-        self.added.values().map(|added| added.pool.clone()).collect()
+        self.all.values().map(|found| found.pool.clone()).collect()
     }
 }

@@ -8,11 +8,13 @@ use kv_catalog::{BlockId, FileId, KvShape, Layer, Row};
 use nvme_driver::{DmaSlice, platform::buffer::Buffer};
 use nvme_spec::nvm::Direction;
 
-use super::{Plane, mover::Mover, route::DeviceOnlyMemory, wait::wait_for};
+use super::{
+    Plane, copier::Copies, job::next_id, mover::Mover, route::DeviceOnlyMemory, wait::wait_for,
+};
 use crate::{
     config::StoreGpu,
     error::StoreError,
-    ids::{Move, PoolId, Ticket},
+    ids::{Move, Ticket},
     order::Order,
     registration::KvPool,
 };
@@ -154,8 +156,10 @@ fn round(mover: &mut Mover, direction: Direction, block: BlockId) -> Result<(), 
     let file = FileId(mover.setup.files - 1);
     let moves = vec![Move { file, block, position: 0 }];
     mover.sync()?;
-    // It must reach the devices.
-    let job = mover.begin_in_pool(PoolId::default(), direction, moves, &[], false)?;
+    mover.check_owner()?;
+    mover.check_writable()?;
+    // It must reach the devices: past the DRAM cache, and with bounce buffers as the blocks.
+    let job = mover.begin_job(next_id(), direction, moves, Copies::default(), &[])?;
     let (clock, timeout) = (mover.clock.clone(), mover.setup.options.wait_timeout);
     for layer in (0..mover.setup.shape.layers).map(Layer) {
         let ticket = Ticket { job, layer };

@@ -15,17 +15,15 @@ use nvme_spec::nvm::Direction;
 
 use super::{
     checksums::JobChecksums,
+    copier::{OnStreams, Until},
     job::{Job, LayerState, Turn},
-    memory::HostMemory,
     mover::Mover,
     pacer::Waiting,
-    staging::Until,
     streams::Refused,
-    target::Target,
 };
 use crate::{
     error::StoreError,
-    ids::{LayerDone, PoolId, Ticket},
+    ids::{LayerDone, Ticket},
     order::Order,
 };
 
@@ -114,49 +112,20 @@ impl Mover {
         self.check_start(ticket, order)?;
         let job = self.jobs.get_mut(ticket.job)?;
         let direction = job.direction;
-        if let (Some(bounce), Some(bounced)) = (&self.bounce, &job.engine.bounced) {
-            if !matches!(order, Order::Unordered) {
-                // The copy would not be ordered with the stream.
-                return Err(StoreError::NoStreams);
-            }
-            if direction == Direction::Write {
-                bounce.copy(bounced, layer, direction);
-            }
-        }
-        let (mut objects, mut bytes) = (0, 0);
-        let mut served = Ok(());
-        if let Some(memory) = &mut self.memory {
-            (objects, bytes) = memory.size(job.cached.hits.len());
-            served = memory.serve(&job.cached, layer);
-        }
-        let ends = if let Err(failure) = served {
+        let ends = if let Err(failure) = self.copier.start(&job.copies, direction, layer) {
             job.layer(layer).state = LayerState::Ended(Err(failure));
             job.fail(failure);
             [None, None]
-        } else if job.is_on_streams() {
-            [self.start_copied(ticket, order)?, None]
-        } else if job.map.is_none() {
-            let done = LayerDone { layer, objects, bytes, device_bytes: 0 };
-            if let Some(begun) = job.moved(layer, done) {
-                self.tally.times.moved(job.direction, self.clock.now() - begun);
-            }
-            if let (Some(bounce), Some(bounced), Direction::Read) =
-                (&self.bounce, &job.engine.bounced, direction)
-            {
-                bounce.copy(bounced, layer, direction);
-            }
-            [None, None]
+        } else if job.has_tables() {
+            self.start_moving(ticket, order)?
         } else {
-            match (&self.target, direction) {
-                (Target::Pool(_), _) => self.start_direct(ticket, order)?,
-                (Target::Staged(_), Direction::Read) => self.start_staged_read(ticket, order)?,
-                (Target::Staged(_), Direction::Write) => self.start_staged_write(ticket, order)?,
-            }
+            self.moved(ticket, LayerDone { layer, objects: 0, bytes: 0, device_bytes: 0 });
+            [None, None]
         };
         if let Ok(job) = self.jobs.get_mut(ticket.job) {
-            // Copy to the cache while the devices write the layer.
-            if let (Some(memory), Direction::Write) = (&mut self.memory, direction) {
-                memory.fill(&job.cached, layer);
+            if direction == Direction::Write {
+                // While the devices write the layer.
+                self.copier.fill(&job.copies, layer);
             }
             job.layer(layer).ends = ends;
         }
@@ -183,20 +152,15 @@ impl Mover {
 
     /// Returns true if an operation can be started without reaping completions first.
     fn has_room(&self) -> bool {
-        let buffer = match &self.target {
-            Target::Pool(_) => true,
-            Target::Staged(staging) => staging.free().is_some(),
-        };
-        buffer && self.transport.in_flight() < self.setup.options.iocbs as usize
+        self.copier.has_room() && self.transport.in_flight() < self.setup.options.iocbs as usize
     }
 
     fn check_order(&mut self, order: Order<'_>) -> Result<(), StoreError> {
         match order {
             Order::Unordered => Ok(()),
-            // CPU copies happen immediately, so they cannot wait for an event.
-            Order::AfterEvent(_)
-                if self.memory.as_ref().is_some_and(HostMemory::copies_at_once) =>
-            {
+            // CPU copies happen immediately, so they cannot wait for a stream or an event.
+            _ if self.copier.is_bounced() => Err(StoreError::NoStreams),
+            Order::AfterEvent(_) if self.copier.copies_at_once() => {
                 let problem = "with it, no layer can wait for an event; leave it 0".to_owned();
                 Err(StoreError::Config { field: "dram", problem })
             }
@@ -206,145 +170,103 @@ impl Mover {
         }
     }
 
-    /// Starts an operation on the engine's own memory.
-    fn start_direct(
+    /// Starts what devices and streams do of a layer. Returns the events of its end.
+    ///
+    /// The devices wait for the order, and a stream copies beside them: hits to the blocks, and
+    /// fills from them, of a layer that is read when it is there. With staging memory, the devices
+    /// may fill it at once, and only the stream waits for the order; or they wait for the stream.
+    fn start_moving(
         &mut self,
         ticket: Ticket,
         order: Order<'_>,
     ) -> Result<[Option<Wait>; 2], StoreError> {
-        let first = self.transport.start_condition(order)?;
-        let end = self.issue(ticket, first.as_ref(), None)?;
-        let moved = self.copy_direct(ticket, order, [first.as_ref(), end.as_ref()])?;
-        if let (Order::InStream(stream), Some(_), None) = (order, &end, &self.transport.fault) {
+        let layer = ticket.layer;
+        let job = self.jobs.get(ticket.job).ok_or(StoreError::Ended { layer })?;
+        let (direction, has_map) = (job.direction, job.map.is_some());
+        let event = if let Order::AfterEvent(wait) = order { Some(wait.clone()) } else { None };
+        let (of, checksums) = ((direction, layer), job.checksums.as_ref());
+        let OnStreams { staged, hits, fills } =
+            self.copier.on_streams(&job.copies, of, checksums, event)?;
+        let is_direct = has_map && staged.is_none();
+        let stream = if let Order::InStream(stream) = order { Some(stream) } else { None };
+        let condition = match stream {
+            // The copies are behind that position of the stream already.
+            Some(_) if !is_direct => None,
+            _ => self.transport.start_condition(order)?,
+        };
+        let mut first = condition.clone().filter(|_| stream.is_none());
+        let condition = condition.filter(|_| is_direct);
+        if !has_map {
+            let hits = hits.ok_or(StoreError::Ended { layer })?;
+            return Ok([Some(self.start_copied(ticket, stream, first, &hits)?), None]);
+        }
+        let (mut last, buffer) = (None, staged.as_ref().map(|(at, _)| *at));
+        if let (Some((at, moves)), Direction::Write) = (&staged, direction) {
+            last = Some(self.gather(*at, stream, first.take(), moves)?);
+        }
+        let end = self.issue(ticket, last.as_ref().or(condition.as_ref()), buffer)?;
+        if self.transport.fault.is_some() {
+            // It is about to be cancelled: there will be nothing to move.
+            self.after_completions()?;
+            return Ok([last.or(end), None]);
+        }
+        let is_read = direction == Direction::Read;
+        let mut behind = end.clone().filter(|_| is_read);
+        if let Some(hits) = &hits {
+            // Cached blocks need not wait for the devices.
+            last = Some(self.copy_beside(stream, [first.take(), None], hits)?);
+        }
+        let scattered = staged.as_ref().filter(|_| is_read).map(|(_, moves)| moves);
+        for moves in scattered.into_iter().chain(&fills) {
+            // The operation, and with it a buffer's use, ends only with the move.
+            last = Some(self.copy_beside(stream, [first.take(), behind.take()], moves)?);
+        }
+        if let (Order::InStream(stream), true, Some(_)) = (order, is_direct, &end) {
             let followed = self.transport.follow(stream, std::slice::from_ref(&end));
             if let Err(error) = followed {
                 return self.give_up(error);
             }
         }
         self.after_completions()?;
-        Ok([end, moved])
+        // Once staged objects of a store were moved, the engine may use its blocks again.
+        Ok([end.filter(|_| is_direct), last])
     }
 
-    /// Has a stream copy to or from the cache, beside an operation on the engine's own memory.
-    fn copy_direct(
+    /// Has a stream move the objects of a store to staging buffer `at`.
+    fn gather(
         &mut self,
-        ticket: Ticket,
-        order: Order<'_>,
-        [first, end]: [Option<&Wait>; 2],
-    ) -> Result<Option<Wait>, StoreError> {
-        let Some(streams) = self.transport.streams.as_ref() else { return Ok(None) };
-        if self.transport.fault.is_some() {
-            return Ok(None);
+        at: usize,
+        stream: Option<RawStream>,
+        first: Option<Wait>,
+        moves: &ScatterGather,
+    ) -> Result<Wait, StoreError> {
+        let moved = self.transport.copy(stream, [first.as_ref(), None], moves);
+        let (until, moved) = match moved {
+            Ok(moved) => (Until::Reached(moved.clone()), Ok(moved)),
+            Err(Refused { error, moving: true }) => (Until::Never, Err(error)),
+            Err(Refused { error, moving: false }) => return Err(error),
+        };
+        if let Some(staging) = &mut self.copier.staging {
+            staging.set_until(at, until);
         }
-        let (stream, first) = match order {
-            // The operation waits for the same position of the stream.
-            Order::InStream(stream) => (stream, None),
-            _ => (streams.own(), first),
-        };
-        let served = self.copy_hits(ticket, stream, first)?;
-        let kept = self.copy_fills(ticket, stream, [first, end])?;
-        Ok(kept.or(served))
+        moved
     }
 
-    /// Starts a staged retrieve. The devices may fill staging memory immediately: only the move
-    /// waits for the order.
-    fn start_staged_read(
+    /// Has a stream copy a layer of which the devices move nothing. Returns the event of its end.
+    fn start_copied(
         &mut self,
         ticket: Ticket,
-        order: Order<'_>,
-    ) -> Result<[Option<Wait>; 2], StoreError> {
-        let (at, moves) = self.take_buffer(ticket, Direction::Read, order)?;
-        let (copier, first) = self.transport.copy_stream(order)?;
-        let end = self.issue(ticket, None, Some(at))?;
-        if self.transport.fault.is_some() {
-            // It is about to be cancelled: there will be nothing to move.
-            self.after_completions()?;
-            return Ok([end, None]);
-        }
-        // Cached blocks need not wait for the devices.
-        self.copy_hits(ticket, copier, first.as_ref())?;
-        // The operation, and with it the buffer's use, ends only with the move.
-        let moved = self.copy_beside(copier, [first.as_ref(), end.as_ref()], &moves)?;
-        let kept = self.copy_fills(ticket, copier, [None, None])?;
-        self.after_completions()?;
-        Ok([Some(kept.unwrap_or(moved)), None])
-    }
-
-    /// Starts a staged store: the operation waits for the move.
-    fn start_staged_write(
-        &mut self,
-        ticket: Ticket,
-        order: Order<'_>,
-    ) -> Result<[Option<Wait>; 2], StoreError> {
-        let (at, moves) = self.take_buffer(ticket, Direction::Write, order)?;
-        let (copier, first) = self.transport.copy_stream(order)?;
-        let moved = match self.transport.copy(copier, [first.as_ref(), None], &moves) {
-            Ok(moved) => moved,
-            Err(Refused { error, moving }) => {
-                if moving {
-                    self.set_until(at, Until::Never);
-                }
-                return Err(error);
-            }
-        };
-        self.set_until(at, Until::Reached(moved.clone()));
-        self.issue(ticket, Some(&moved), Some(at))?;
-        let kept = match &self.transport.fault {
-            None => self.copy_fills(ticket, copier, [None, None])?,
-            Some(_) => None,
-        };
-        self.after_completions()?;
-        // Once the objects were moved, the engine may use its blocks again.
-        Ok([Some(kept.unwrap_or(moved)), None])
-    }
-
-    /// Has streams copy a layer of which the devices move nothing. Returns the event of its end.
-    pub(super) fn start_copied(
-        &mut self,
-        ticket: Ticket,
-        order: Order<'_>,
-    ) -> Result<Option<Wait>, StoreError> {
-        let layer = ticket.layer;
-        let moves = self.hits(ticket).or_else(|| self.fills(ticket));
-        let moves = moves.ok_or(StoreError::Ended { layer })?;
-        let (stream, first) = self.transport.copy_stream(order)?;
-        let moved = match self.transport.issue_copy(ticket, stream, first, &moves) {
+        stream: Option<RawStream>,
+        first: Option<Wait>,
+        hits: &ScatterGather,
+    ) -> Result<Wait, StoreError> {
+        let moved = match self.transport.issue_copy(ticket, stream, first, hits) {
             Ok(moved) => moved,
             Err(Refused { error, moving: true }) => return Err(self.fail(error.to_string())),
             Err(Refused { error, moving: false }) => return Err(error),
         };
-        self.jobs.get_mut(ticket.job)?.started(layer);
-        Ok(Some(moved))
-    }
-
-    fn take_buffer(
-        &mut self,
-        ticket: Ticket,
-        direction: Direction,
-        order: Order<'_>,
-    ) -> Result<(usize, ScatterGather), StoreError> {
-        let (layer, shape) = (ticket.layer, &self.setup.shape);
-        let job = self.jobs.get(ticket.job);
-        let blocks = job.and_then(|job| job.blocks.clone());
-        let (Target::Staged(staging), Some(blocks)) = (&mut self.target, blocks) else {
-            return Err(StoreError::Ended { layer });
-        };
-        let at = staging.free().ok_or_else(|| staging.busy())?;
-        let checksums = job.and_then(|job| job.checksums.as_ref());
-        let checksums = checksums.and_then(|made| made.of_moves(layer, shape.segments));
-        let moves = staging.scatter_gather(at, direction, layer, &blocks, checksums);
-        let first = match order {
-            Order::AfterEvent(wait) => Some(wait.clone()),
-            _ => None,
-        };
-        staging.hold(at, Until::Now, first, blocks);
-        Ok((at, moves))
-    }
-
-    fn set_until(&mut self, at: usize, until: Until) {
-        if let Target::Staged(staging) = &mut self.target {
-            staging.set_until(at, until);
-        }
+        self.jobs.get_mut(ticket.job)?.started(ticket.layer);
+        Ok(moved)
     }
 
     /// Submits the operation of one layer. With streams, returns its completion event.
@@ -358,16 +280,11 @@ impl Mover {
         let ended = StoreError::Ended { layer };
         let Ok(job) = self.jobs.get_mut(ticket.job) else { return Err(ended) };
         let Some(map) = &job.map else { return Err(ended) };
-        let ahead = self.memory.as_ref().filter(|_| job.is_ahead);
-        let pool = match (&self.target, buffer, ahead) {
-            (_, _, Some(memory)) => memory.target(),
-            (Target::Staged(staging), Some(at), None) => staging.pool(at),
-            (Target::Pool(_), ..) if job.engine.pool != PoolId::default() => {
-                self.pools.target(job.engine.pool).ok_or(ended)?
-            }
-            (Target::Pool(pool), ..) => pool,
-            (Target::Staged(_), None, None) => return Err(ended),
+        let pool = match buffer.is_some() || job.is_ahead {
+            true => self.copier.target(buffer),
+            false => self.pools.target(job.copies.pool),
         };
+        let pool = pool.ok_or(ended)?;
         let rows = job.rows(&self.setup.shape, layer);
         let op = AffineOp {
             fua: self.setup.fua && job.direction == Direction::Write,
@@ -382,58 +299,17 @@ impl Mover {
         };
         let end = self.transport.issue(ticket, &op, buffer)?;
         job.started(layer);
-        if let (Target::Staged(staging), Some(at)) = (&mut self.target, buffer) {
+        if let (Some(staging), Some(at)) = (&mut self.copier.staging, buffer) {
             staging.begin(at);
         }
         Ok(end)
     }
 
-    /// Returns the copy by a stream of a layer's cached blocks.
-    fn hits(&self, ticket: Ticket) -> Option<ScatterGather> {
-        let (job, shape) = (self.jobs.get(ticket.job)?, &self.setup.shape);
-        let rows = job.rows(shape, ticket.layer);
-        self.memory.as_ref()?.copy_of_hits(&job.cached, ticket.layer, rows)
-    }
-
-    /// Returns the copy by a stream of a layer to the cache.
-    fn fills(&self, ticket: Ticket) -> Option<ScatterGather> {
-        self.memory.as_ref()?.copy_of_fills(&self.jobs.get(ticket.job)?.cached, ticket.layer)
-    }
-
-    /// Has a stream copy hits, beside the operation that was just issued.
-    fn copy_hits(
-        &mut self,
-        ticket: Ticket,
-        stream: RawStream,
-        first: Option<&Wait>,
-    ) -> Result<Option<Wait>, StoreError> {
-        match self.hits(ticket) {
-            Some(hits) => self.copy_beside(stream, [first, None], &hits).map(Some),
-            None => Ok(None),
-        }
-    }
-
-    /// Has a stream copy fills: for a layer that is read, behind the operation that was just
-    /// issued, which signals `end`.
-    fn copy_fills(
-        &mut self,
-        ticket: Ticket,
-        stream: RawStream,
-        [first, end]: [Option<&Wait>; 2],
-    ) -> Result<Option<Wait>, StoreError> {
-        let direction = self.jobs.get(ticket.job).map(|job| job.direction);
-        let end = end.filter(|_| direction == Some(Direction::Read));
-        match self.fills(ticket) {
-            Some(fills) => self.copy_beside(stream, [first, end], &fills).map(Some),
-            None => Ok(None),
-        }
-    }
-
     /// Has a stream move objects of the operation that was just issued.
     fn copy_beside(
         &mut self,
-        stream: RawStream,
-        waits: [Option<&Wait>; 2],
+        stream: Option<RawStream>,
+        waits: [Option<Wait>; 2],
         moves: &ScatterGather,
     ) -> Result<Wait, StoreError> {
         match self.transport.copy_beside(stream, waits, moves) {

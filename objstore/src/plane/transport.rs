@@ -98,7 +98,7 @@ pub(super) struct Replaced {
 
 impl Replaced {
     /// Returns true if a stream still uses events and tables in the old executor's memory.
-    pub(super) fn is_used(&self) -> bool {
+    fn is_used(&self) -> bool {
         !self.streams.as_ref().is_none_or(Streams::is_past)
     }
 }
@@ -206,20 +206,6 @@ impl Transport {
         }
     }
 
-    /// Returns the stream that moves objects, and the condition that it waits for first.
-    pub(super) fn copy_stream(
-        &mut self,
-        order: Order<'_>,
-    ) -> Result<(RawStream, Option<Wait>), StoreError> {
-        match order {
-            Order::InStream(stream) => Ok((stream, None)),
-            order => {
-                let first = self.start_condition(order)?;
-                Ok((self.streams()?.1.own(), first))
-            }
-        }
-    }
-
     /// Submits the operation of a layer. With streams, returns its completion event.
     pub(super) fn issue(
         &mut self,
@@ -257,7 +243,7 @@ impl Transport {
     pub(super) fn issue_copy(
         &mut self,
         ticket: Ticket,
-        stream: RawStream,
+        stream: Option<RawStream>,
         first: Option<Wait>,
         moves: &ScatterGather,
     ) -> Result<Wait, Refused> {
@@ -273,26 +259,27 @@ impl Transport {
     /// that.
     pub(super) fn copy_beside(
         &mut self,
-        stream: RawStream,
-        waits: [Option<&Wait>; 2],
+        stream: Option<RawStream>,
+        [first, behind]: [Option<Wait>; 2],
         moves: &ScatterGather,
     ) -> Result<Wait, Refused> {
-        let moved = self.copy(stream, waits, moves)?;
+        let moved = self.copy(stream, [first.as_ref(), behind.as_ref()], moves)?;
         if let Some(op) = self.ops.last_mut() {
             op.moved = Some(moved.clone());
-            op.first = op.first.take().or(waits[0].cloned());
+            op.first = op.first.take().or(first);
         }
         Ok(moved)
     }
 
-    /// Has a stream move objects.
+    /// Has a stream move objects: the store's own if none is given.
     pub(super) fn copy(
         &mut self,
-        stream: RawStream,
+        stream: Option<RawStream>,
         waits: [Option<&Wait>; 2],
         moves: &ScatterGather,
     ) -> Result<Wait, Refused> {
         let (ring, streams) = self.streams().map_err(|error| Refused { error, moving: false })?;
+        let stream = stream.unwrap_or_else(|| streams.own());
         streams.copy_objects(ring, stream, waits, moves)
     }
 

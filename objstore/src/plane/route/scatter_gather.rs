@@ -12,7 +12,7 @@ use crate::{
     data_path::Route,
     error::StoreError,
     plane::{
-        staging::{Staging, Until},
+        copier::{Copier, Staging, Until, Uploaded},
         streams::{Refused, Streams},
     },
     registration::KvPool,
@@ -22,7 +22,7 @@ use crate::{
 pub(in crate::plane) struct Proof<'a> {
     pub(in crate::plane) ring: &'a mut Uring,
     pub(in crate::plane) streams: &'a mut Streams,
-    pub(in crate::plane) staging: &'a mut Staging,
+    pub(in crate::plane) copier: &'a mut Copier,
     pub(in crate::plane) pool: &'a KvPool,
     pub(in crate::plane) shape: &'a KvShape,
     pub(in crate::plane) clock: &'a dyn Clock,
@@ -76,32 +76,27 @@ impl Proof<'_> {
         let gpu_memory = DeviceOnlyMemory::new(Some(gpu), self.pool, bytes)?;
         // In reverse order of the pool, so that a move that ignores the table is detected.
         let mut blocks = vec![BlockId(self.pool.blocks() - 1), BlockId(0)];
-        blocks.truncate(self.staging.slots().min(self.pool.blocks()) as usize);
-        let objects = self.objects(&gpu_memory, layer, &blocks)?;
-        let table = self.ring.upload(blocks.iter().map(|block| block.0));
+        blocks.truncate(self.staging()?.slots().min(self.pool.blocks()) as usize);
+        let row_bytes = self.staging()?.place(0).1 as usize;
+        let objects = self.objects(&gpu_memory, layer, &blocks, row_bytes)?;
+        let table = Uploaded::staged(self.ring, blocks.iter().copied());
         let table = table.map_err(|error| error.to_string())?;
-        let at = self.staging.free().ok_or_else(|| self.staging.busy().to_string())?;
-        self.staging.hold(at, Until::Now, None, table.clone());
-        let slice = self.staging.slice(at, self.pool).map_err(|error| error.to_string())?;
+        let (pool, staging) = (self.pool, self.staging()?);
+        let at = staging.take(None, &table).map_err(|error| error.to_string())?;
+        let slice = staging.slice(at, pool).map_err(|error| error.to_string())?;
         let mut staged =
             Buffer::new(slice).ok_or("staging memory is out of this process's reach")?;
         let mut found = vec![0; bytes];
         for object in &objects {
             staged.write(object.staged, &object.pattern).map_err(|error| error.to_string())?;
         }
-        self.copy_objects(
-            at,
-            &self.staging.scatter_gather(at, Direction::Read, layer, &table, None),
-        )?;
+        self.copy_objects(at, self.copier.staged(at, Direction::Read, layer, &table, None))?;
         for object in &objects {
             gpu_memory.read(self.pool.device(object.block, object.row), &mut found)?;
             object.compare(&found, "the pool")?;
             staged.write(object.staged, &vec![0x5a; bytes]).map_err(|error| error.to_string())?;
         }
-        self.copy_objects(
-            at,
-            &self.staging.scatter_gather(at, Direction::Write, layer, &table, None),
-        )?;
+        self.copy_objects(at, self.copier.staged(at, Direction::Write, layer, &table, None))?;
         for object in &objects {
             staged.read(object.staged, &mut found).map_err(|error| error.to_string())?;
             object.compare(&found, "staging memory")?;
@@ -110,23 +105,28 @@ impl Proof<'_> {
         Ok(())
     }
 
+    fn staging(&mut self) -> Result<&mut Staging, String> {
+        self.copier.staging.as_mut().ok_or_else(|| "there is no staging memory".to_owned())
+    }
+
     fn objects(
         &self,
         gpu_memory: &DeviceOnlyMemory<'_>,
         layer: Layer,
         blocks: &[BlockId],
+        row_bytes: usize,
     ) -> Result<Vec<Object>, String> {
-        let mut objects = Vec::new();
+        let (mut objects, bytes) = (Vec::new(), self.shape.object_bytes as usize);
         for (segment, row) in self.shape.layer_rows(layer).map(Row).enumerate() {
             for (position, block) in blocks.iter().enumerate() {
-                let mut kept = vec![0; self.shape.object_bytes as usize];
+                let mut kept = vec![0; bytes];
                 gpu_memory.read(self.pool.device(*block, row), &mut kept)?;
                 let salt = u64::from(row.0) << 32 | position as u64;
                 objects.push(Object {
                     block: *block,
                     row,
-                    staged: self.staging.offset(segment, position),
-                    pattern: pattern(kept.len(), salt),
+                    staged: segment * row_bytes + position * bytes,
+                    pattern: pattern(bytes, salt),
                     kept,
                 });
             }
@@ -135,13 +135,13 @@ impl Proof<'_> {
     }
 
     /// Has the store's own stream move objects, and waits.
-    fn copy_objects(&mut self, at: usize, moves: &ScatterGather) -> Result<(), String> {
-        let own = self.streams.own();
-        let moved = match self.streams.copy_objects(self.ring, own, [None, None], moves) {
+    fn copy_objects(&mut self, at: usize, moves: Option<ScatterGather>) -> Result<(), String> {
+        let (own, moves) = (self.streams.own(), moves.ok_or("there is no staging memory")?);
+        let moved = match self.streams.copy_objects(self.ring, own, [None, None], &moves) {
             Ok(moved) => moved,
             Err(Refused { error, .. }) => return Err(error.to_string()),
         };
-        self.staging.set_until(at, Until::Reached(moved.clone()));
+        self.staging()?.set_until(at, Until::Reached(moved.clone()));
         if wait_until(self.clock, self.clock.now() + self.timeout, || moved.is_reached()) {
             return Ok(());
         }
