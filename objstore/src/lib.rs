@@ -188,12 +188,11 @@
 //!   `complete.rs` ends them, `pacing.rs` decides when they start, and reads ahead. `transport.rs`
 //!   has the ring, the table of operations in flight and their recovery; `devices.rs` queues,
 //!   events and slow commands.
-//! - `plane/copier.rs` copies layers through other memory in three cases: staging memory for a pool
-//!   on a GPU that no device reaches, bounce buffers for memory that no device can describe, and the
-//!   DRAM cache ([`StoreOptions::dram`]), whose blocks [`kv_tier`] chooses. A job has one
-//!   table of its copies. `streams.rs` has the events between streams, I/O kernel and plane, and the
-//!   proof that no stream uses them any more. Stream operations go through a trait:
-//!   [`gio_uring::StreamOps`].
+//! - `plane/copier.rs` copies layers through other memory: staging memory for a pool on a GPU that
+//!   no device reaches, bounce buffers for memory that no device can describe, and the DRAM cache
+//!   ([`StoreOptions::dram`]), whose blocks [`kv_tier`] chooses. A job has one table of its
+//!   copies. `streams.rs` has the events between streams, I/O kernel and plane, and the proof that
+//!   no stream uses them any more. Stream operations go through a trait: [`gio_uring::StreamOps`].
 //! - `plane/pools.rs` has the engine's pool, and those of engines in other processes, whose memory
 //!   this one shares.
 //! - `plane/open.rs` opens a plane, `route.rs` proves the path, `self_test.rs` the layout.
@@ -276,13 +275,13 @@ pub use kv_catalog::{
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;
 pub use plane::{
-    Advanced, ClosedPlane, JobDone, KvView, Plane, PlaneConfig, PlaneDevice, PlaneStats, RawRing,
-    StoreEvent, kernel_read,
+    Advanced, ClosedPlane, JobDone, KvView, Plane, PlaneDevice, PlaneStats, RawRing, StoreEvent,
+    kernel_read,
 };
 pub use pool_layout::PoolLayout;
 pub use registration::{InUse, KvPool};
 pub use stats::{DramStats, Durations, StoreStats, Times};
 pub use store::{
-    Closed, ClusterCopies, Committed, Erased, LoadRequest, Medium, Prefix, RankConfig, RankId,
-    Reservation, Salvage, Store, StoreRequest, StoredClusters, open_catalog,
+    Closed, ClusterCopies, Committed, Erased, LoadRequest, Medium, Prefix, RankId, Reservation,
+    Salvage, Store, StoreRequest, StoredClusters, open_catalog,
 };

@@ -12,13 +12,14 @@ use std::{
 };
 
 use gio_uring::{Event, RawStream};
-use kv_catalog::{DeviceIndex, FileId, KvShape};
+use kv_catalog::{DeviceIndex, FileId, KvShape, Superblock};
 use kv_schedule::{Flow, Scheduler, StepId};
 use kv_tier::{Lookahead, LookaheadConfig, RequestId, When};
 use nvme_driver::{Clock, Nanos, Waiter};
 use nvme_spec::nvm::Direction;
 
 use crate::{
+    config::StoreConfig,
     device::SharedController,
     error::StoreError,
     ids::{JobId, LayerDone, Move, PoolId, Ticket},
@@ -50,7 +51,6 @@ pub use job::JobDone;
 use mover::Flushing;
 pub(crate) use mover::Mover;
 pub use mover::PlaneStats;
-pub use open::PlaneConfig;
 pub use pacer::Advanced;
 use pacer::Pacer;
 pub use raw::RawRing;
@@ -112,7 +112,8 @@ impl Plane {
     /// and grants the queues, starts the I/O kernel, and proves that it reaches every device.
     ///
     /// The pool's memory may not be used meanwhile: the proof writes to both ends of it, and
-    /// restores its contents. It also writes to each device's scratch region.
+    /// restores its contents. It also writes to each device's scratch region. `devices` are those
+    /// of a store with this superblock, and hold data; `owner` keeps the claims on them.
     ///
     /// # Errors
     /// Returns [`StoreError::Route`] if a device does not reach the pool, the I/O kernel does not
@@ -120,8 +121,14 @@ impl Plane {
     /// [`StoreError::Config`] if the configuration is inconsistent;
     /// [`StoreError::Driver`], [`StoreError::Ring`] or [`StoreError::Executor`] if a lower layer
     /// fails.
-    pub fn open(config: PlaneConfig) -> Result<Self, StoreError> {
-        let mover = open::open(config)?;
+    pub(crate) fn open(
+        config: StoreConfig,
+        devices: Vec<PlaneDevice>,
+        superblock: &Superblock,
+        owner: Option<Ownership>,
+    ) -> Result<Self, StoreError> {
+        let mut mover = open::open(config, devices, superblock)?;
+        mover.owner = owner;
         Ok(Self {
             shared: Arc::new(Shared {
                 shape: mover.setup.shape,
@@ -172,14 +179,6 @@ impl Plane {
     /// Calls `listener` with the plane locked, after each use of it. Only one can be set.
     pub(crate) fn listen(&self, listener: impl Fn(&mut Mover) + Send + Sync + 'static) {
         let _ = self.shared.listener.set(Listener(Box::new(listener)));
-    }
-
-    /// Keeps the claims on the devices, until the plane is closed.
-    pub(crate) fn keep(&self, owner: Option<Ownership>) -> Result<(), StoreError> {
-        self.with(|mover| {
-            mover.owner = owner;
-            Ok(())
-        })
     }
 
     /// Returns the time of the plane's clock.

@@ -9,6 +9,7 @@
 
 use std::{any::Any, fmt, ops::Range, sync::Arc};
 
+use gio_uring::PoolDesc;
 use nvme_driver::{DevicePtr, DmaError, DmaMemory, DmaSlice, ExternalMemory, Iova, Place};
 
 use kv_catalog::{BlockId, KvShape, Row};
@@ -273,8 +274,19 @@ impl KvPool {
         base.map(|base| rows.map(|row| base.0 + row).collect()).unwrap_or_default()
     }
 
+    /// Completes the description of a ring's pool, for one that the devices reach.
+    pub(crate) fn describe(&self, desc: &PoolDesc, checksums: bool) -> PoolDesc {
+        PoolDesc {
+            row_iova: self.row_iova.clone(),
+            row_memory: if checksums { self.row_places() } else { Vec::new() },
+            block_stride: self.block_stride(),
+            blocks: self.blocks(),
+            ..desc.clone()
+        }
+    }
+
     /// Returns block 0's object of each row, as an I/O kernel reaches it; empty if staged.
-    pub(crate) fn row_places(&self) -> Vec<Place> {
+    fn row_places(&self) -> Vec<Place> {
         let place = |(row, iova): (&u64, &Iova)| Place {
             host: self.memory.host().map(|base| base.as_ptr().expose_provenance() as u64 + row),
             device: self.memory.device().map(|base| DevicePtr(base.0 + row)),

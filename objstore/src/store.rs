@@ -40,7 +40,7 @@ pub use erase::Erased;
 use handles::Held;
 pub use handles::{Committed, LoadRequest, Prefix, StoreRequest};
 pub use open::{Closed, Medium};
-pub use ranks::{RankConfig, RankId, open_catalog};
+pub use ranks::{RankId, open_catalog};
 pub use reservation::Reservation;
 pub use salvage::Salvage;
 

@@ -17,7 +17,7 @@ use nvme_emu::{
 };
 use objstore::{
     BlockId, BlockKey, Direction, DurableCatalog, FileId, Format, JobDone, JobId, KvShape, Layer,
-    Move, Namespace, Order, Part, Plane, RankConfig, RankId, Store, StoreDevice, StoreError,
+    Move, Namespace, Order, Part, Plane, RankId, Store, StoreConfig, StoreDevice, StoreError,
     StoreOptions, Ticket,
 };
 use ripieno_testkit::{Drives, KvMemory, format, host_executor, inline_executor, memory_drives};
@@ -46,16 +46,20 @@ fn open_for(shelf: &Shelf, more: u32) -> Result<Rank, StoreError> {
     let Powered { devices, domain, emus, clock } = shelf.power_on();
     let files = Store::plan(&devices, &shelf.format)?[0].layout.files;
     let kv = KvMemory::new(&*domain, SHAPE, BLOCKS);
-    let plane = Plane::open_rank(RankConfig {
-        id: RankId { store: shelf.format.store, rank: 0, ranks: 1, files: files + more },
-        devices,
-        executor: inline_executor(clock.clone()),
-        clock,
-        shape: SHAPE,
-        pool: kv.pool.clone(),
-        gpu: None,
-        options: StoreOptions { virtual_time: true, ..StoreOptions::default() },
-    })?;
+    let id = RankId { store: shelf.format.store, rank: 0, ranks: 1, files: files + more };
+    let plane = Plane::open_rank(
+        id,
+        StoreConfig {
+            devices,
+            namespace: Namespace::default(),
+            executor: inline_executor(clock.clone()),
+            clock,
+            shape: SHAPE,
+            pool: kv.pool.clone(),
+            gpu: None,
+            options: StoreOptions { virtual_time: true, ..StoreOptions::default() },
+        },
+    )?;
     Ok(Rank { plane, kv, emus })
 }
 
@@ -70,16 +74,20 @@ fn open_with_threads() -> (EmuRunner, Rank) {
     Store::format(&devices, &format).unwrap();
     let files = Store::plan(&devices, &format).unwrap()[0].layout.files;
     let kv = KvMemory::new(&*domain, SHAPE, BLOCKS);
-    let plane = Plane::open_rank(RankConfig {
-        id: RankId { store: format.store, rank: 0, ranks: 1, files },
-        devices,
-        executor: host_executor(drives.clock.clone()),
-        clock: drives.clock,
-        shape: SHAPE,
-        pool: kv.pool.clone(),
-        gpu: None,
-        options: StoreOptions::default(),
-    });
+    let id = RankId { store: format.store, rank: 0, ranks: 1, files };
+    let plane = Plane::open_rank(
+        id,
+        StoreConfig {
+            devices,
+            namespace: Namespace::default(),
+            executor: host_executor(drives.clock.clone()),
+            clock: drives.clock,
+            shape: SHAPE,
+            pool: kv.pool.clone(),
+            gpu: None,
+            options: StoreOptions::default(),
+        },
+    );
     (drives.runner.unwrap(), Rank { plane: plane.unwrap(), kv, emus: drives.emus })
 }
 

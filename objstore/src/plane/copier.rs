@@ -19,7 +19,7 @@ use std::{mem, time::Duration};
 use gio_uring::{
     DeviceArray, IoStatus, PoolDesc, PoolHandle, ScatterGather, ScatterGatherOp, Uring, Wait,
 };
-use kv_catalog::{FileId, KvShape, Layer, Region};
+use kv_catalog::{FileId, KvShape, Layer};
 use kv_tier::Tier;
 use nvme_driver::{Bus, DevicePtr};
 use nvme_spec::nvm::Direction;
@@ -30,7 +30,7 @@ pub(super) use self::{
     copies::{Copies, Uploaded},
     staging::{Staging, Until},
 };
-use super::{checksums::JobChecksums, devices::Device, pools::with_objects, route};
+use super::checksums::JobChecksums;
 use crate::{
     config::{StoreGpu, StoreOptions},
     data_path::Route,
@@ -82,12 +82,6 @@ impl Copier {
         })
     }
 
-    /// Proves that every device reaches the DRAM cache.
-    pub(super) fn prove(&self, devices: &[Device], scratch: &[Region]) -> Result<(), StoreError> {
-        let cache = self.cache.as_ref();
-        cache.map_or(Ok(()), |cache| route::prove(devices, scratch, &cache.own, None))
-    }
-
     /// Registers the memory beside `pool` with a ring, its staging memory as this many buffers, and
     /// uploads the table that kernels read.
     pub(super) fn register(
@@ -104,7 +98,7 @@ impl Copier {
         }
         if let Some(cache) = &mut self.cache {
             cache.is_checked = checksums;
-            cache.target = Some(ring.register_pool(&with_objects(desc, &cache.own, checksums))?);
+            cache.target = Some(ring.register_pool(&cache.own.describe(desc, checksums))?);
         }
         if self.staging.is_some() || self.cache.as_ref().is_some_and(|cache| cache.cpu.is_none()) {
             self.rows = Some(ring.upload(pool.row_device().into_iter())?);

@@ -534,7 +534,7 @@ impl Mover {
 
     /// Starts the kernel again, and registers everything with a new ring if that was replaced.
     fn restart(&mut self) -> Result<(), StoreError> {
-        // What streams still use of the old ring is leaked with it.
+        // The old ring keeps what streams still use: it is leaked then.
         let Some(_replaced) = self.transport.restart()? else { return Ok(()) };
         let Setup { checksums, options, .. } = &self.setup;
         let desc = self.setup.describe(&self.transport.devices, self.pads.as_ref());

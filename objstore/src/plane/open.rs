@@ -3,11 +3,11 @@
 use std::{mem, sync::Arc};
 
 use gio_uring::PoolDesc;
-use kv_catalog::{Geometry, KvShape, Region, Seal};
+use kv_catalog::{Geometry, KvShape, Region, Seal, Superblock};
 use nvme_driver::{Bus, Clock, DmaMemory, PLACEMENTS_MAX};
 
 use super::{
-    copier::Copier,
+    copier::{Cache, Copier},
     devices::{Device, Devices, PlaneDevice},
     job::Jobs,
     mover::{Mover, Setup, Tally},
@@ -17,51 +17,23 @@ use super::{
     transport::Transport,
 };
 use crate::{
-    config::{Durability, ExecutorFactory, StoreGpu, StoreOptions},
+    config::{Durability, StoreConfig, StoreGpu, StoreOptions},
     data_path::Route,
     error::StoreError,
     registration::KvPool,
 };
 
-/// Configuration of a plane.
-pub struct PlaneConfig {
-    /// The devices. All of their controllers must share one DMA address space with the pool.
-    pub devices: Vec<PlaneDevice>,
-    /// Clock.
-    pub clock: Arc<dyn Clock>,
-    /// Creates the executor of the I/O kernel.
-    pub executor: ExecutorFactory,
-    /// Shape of a KV block.
-    pub shape: KvShape,
-    /// Placement of files in the devices' data regions.
-    pub geometry: Geometry,
-    /// Number of files. The last one is reserved for the self-test.
-    pub files: u32,
-    /// Set to compute checksums of stored objects, and compare those of retrieved ones.
-    pub checksums: bool,
-    /// The engine's KV memory.
-    pub pool: KvPool,
-    /// The GPU. Needed for a pool on one, and for [`crate::Order`]s that name a stream.
-    pub gpu: Option<StoreGpu>,
-    /// Tunable options.
-    pub options: StoreOptions,
-}
-
-impl std::fmt::Debug for PlaneConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PlaneConfig")
-            .field("devices", &self.devices)
-            .field("geometry", &self.geometry)
-            .field("files", &self.files)
-            .field("pool", &self.pool)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Opens a plane; see [`crate::Plane::open`].
-pub(super) fn open(config: PlaneConfig) -> Result<Mover, StoreError> {
-    let PlaneConfig { devices, clock, executor, shape, geometry, files, checksums, .. } = config;
-    let (pool, gpu, options) = (config.pool, config.gpu, config.options);
+pub(super) fn open(
+    config: StoreConfig,
+    devices: Vec<PlaneDevice>,
+    superblock: &Superblock,
+) -> Result<Mover, StoreError> {
+    let StoreConfig { clock, executor, shape, pool, gpu, options, .. } = config;
+    let layout = &superblock.layout;
+    // One more than the catalog's: for the self-test.
+    let (files, checksums) = (layout.files + 1, layout.words_per_file > 0);
+    let geometry = superblock.geometry().expect("the devices hold data");
     check(&shape, &pool, gpu.as_ref(), &devices, &options)?;
     let bus = devices[0].controller.lock().bus().clone();
     let mut copier = Copier::new(&*bus, &shape, &pool, gpu.as_ref(), &options)?;
@@ -71,7 +43,8 @@ pub(super) fn open(config: PlaneConfig) -> Result<Mover, StoreError> {
     // Before anything is granted: the proof has the controllers to itself, and writes.
     if !options.read_only {
         route::prove(&devices.all, &scratch, &pool, gpu.as_ref())?;
-        copier.prove(&devices.all, &scratch)?;
+        let prove = |cache: &Cache| route::prove(&devices.all, &scratch, &cache.own, None);
+        copier.cache.as_ref().map_or(Ok(()), prove)?;
     }
     let (fua, must_flush) = durability(&options, &devices);
     let placements = placements(&options, &devices);

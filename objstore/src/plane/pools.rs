@@ -41,20 +41,9 @@ impl Registered {
         checksums: bool,
     ) -> Result<(), StoreError> {
         if self.pool.path() != Route::Staged {
-            self.target = Some(ring.register_pool(&with_objects(desc, &self.pool, checksums))?);
+            self.target = Some(ring.register_pool(&self.pool.describe(desc, checksums))?);
         }
         Ok(())
-    }
-}
-
-/// Completes the description of a ring's pool for one that the devices reach.
-pub(super) fn with_objects(desc: &PoolDesc, pool: &KvPool, checksums: bool) -> PoolDesc {
-    PoolDesc {
-        row_iova: pool.row_iova().to_vec(),
-        row_memory: if checksums { pool.row_places() } else { Vec::new() },
-        block_stride: pool.block_stride(),
-        blocks: pool.blocks(),
-        ..desc.clone()
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
     device::{Below, SharedController},
     error::StoreError,
     ids::PoolId,
-    plane::{Plane, PlaneConfig, PlaneDevice},
+    plane::{Plane, PlaneDevice},
     registration::KvPool,
 };
 
@@ -165,6 +165,49 @@ impl Place {
     }
 }
 
+/// The devices of a store or of a rank of one, which this process has claimed.
+pub(super) struct Claimed {
+    places: Vec<Place>,
+    pub(super) superblocks: Vec<Superblock>,
+    owner: Option<Ownership>,
+}
+
+impl Claimed {
+    /// Claims the devices, and checks that they hold the data of a store.
+    pub(super) fn take(config: &StoreConfig, expected: &Expected) -> Result<Self, StoreError> {
+        let places = Place::all(&config.devices)?;
+        // Before the claims: nothing is written to a device without a store.
+        read_superblocks(&places, expected)?;
+        let owner = Place::claim(&places, &config.options, &config.clock)?;
+        let superblocks = read_superblocks(&places, expected)?;
+        if superblocks[0].geometry().is_none() {
+            let problem = "they carry a catalog without data; give those that hold the data";
+            return Err(StoreError::Config { field: "devices", problem: problem.to_owned() });
+        }
+        Ok(Self { places, superblocks, owner })
+    }
+
+    /// Opens their plane.
+    pub(super) fn plane(self, mut config: StoreConfig) -> Result<Plane, StoreError> {
+        let Self { places, superblocks, owner } = self;
+        let given = std::mem::take(&mut config.devices);
+        let device = |((place, superblock), given): ((Place, _), StoreDevice)| PlaneDevice {
+            scratch: place.scratch(),
+            controller: place.controller,
+            nsid: place.nsid,
+            data: data(superblock),
+            queue_memory: given.queue_memory,
+        };
+        let devices = places.into_iter().zip(&superblocks).zip(given).map(device).collect();
+        let self_test = config.options.self_test;
+        let plane = Plane::open(config, devices, &superblocks[0], owner)?;
+        if self_test {
+            plane.self_test(None)?;
+        }
+        Ok(plane)
+    }
+}
+
 fn no_namespace(controller: &Controller) -> String {
     let refused = controller.refused_namespaces().iter();
     let why: String = refused.map(|(nsid, why)| format!("; namespace {nsid}: {why}")).collect();
@@ -279,7 +322,10 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::Format`], which names the device that is missing, foreign, in another
     /// place or changed; [`StoreError::Journal`] if the journal is damaged; and the errors of
-    /// [`Plane::open`] and [`Plane::self_test`].
+    /// [`Plane::self_test`]; [`StoreError::Route`] if a device does not reach the pool, the I/O
+    /// kernel does not reach a device, or the GPU does not move objects to a staged pool;
+    /// [`StoreError::Config`] if the configuration is inconsistent; [`StoreError::Driver`],
+    /// [`StoreError::Ring`] or [`StoreError::Executor`] if a lower layer fails.
     pub fn open(config: StoreConfig) -> Result<Self, StoreError> {
         Self::open_with(config, |_, _| {})
     }
@@ -293,40 +339,17 @@ impl Store {
         config: StoreConfig,
         progress: impl FnMut(u64, u64),
     ) -> Result<Self, StoreError> {
-        let StoreConfig { devices, clock, executor, shape, namespace, pool, gpu, options } = config;
-        let places = Place::all(&devices)?;
-        let expected = Expected { shape: Some(shape), ..Expected::default() };
-        // Before the claims: nothing is written to a device without a store.
-        read_superblocks(&places, &expected)?;
-        let owner = Place::claim(&places, &options, &clock)?;
-        let superblocks = read_superblocks(&places, &expected)?;
-        let superblock = &superblocks[0];
-        let no_data = || StoreError::Config {
-            field: "devices",
-            problem: "they carry a catalog without data; give those that hold the data".to_owned(),
-        };
-        let geometry = superblock.geometry().ok_or_else(no_data)?;
-        let catalog = durable(&places[0], superblock, &options, progress)?;
-        let drives = drives(&places, &superblocks, &options);
+        let expected = Expected { shape: Some(config.shape), ..Expected::default() };
+        let claimed = Claimed::take(&config, &expected)?;
+        let Claimed { places, superblocks, .. } = &claimed;
+        let catalog = durable(&places[0], &superblocks[0], &config.options, progress)?;
+        let drives = drives(places, superblocks, &config.options);
+        let geometry = superblocks[0].geometry().expect("the devices hold data");
         if !drives.is_empty() {
             catalog.with(|catalog| catalog.watch_groups(geometry.group()));
         }
-        let plane_devices = plane_devices(&places, &superblocks, devices);
-        let self_test = options.self_test;
-        let plane = Plane::open(PlaneConfig {
-            devices: plane_devices,
-            clock: clock.clone(),
-            executor,
-            shape,
-            geometry,
-            // One more than the catalog's: for the self-test.
-            files: superblock.layout.files + 1,
-            checksums: superblock.layout.words_per_file > 0,
-            pool,
-            gpu,
-            options,
-        })?;
-        plane.keep(owner)?;
+        let (clock, namespace) = (config.clock.clone(), config.namespace.clone());
+        let plane = claimed.plane(config)?;
         plane.with(|plane| {
             plane.share(catalog.seal());
             if plane.keeps_blocks() {
@@ -358,9 +381,6 @@ impl Store {
                 inner.apply_reports(plane);
             }
         });
-        if self_test {
-            store.plane().self_test(None)?;
-        }
         Ok(store)
     }
 
@@ -503,21 +523,6 @@ fn drives(places: &[Place], superblocks: &[Superblock], options: &StoreOptions) 
         Drive::new(&place.controller, place.nsid, data(superblock))
     };
     places.iter().zip(superblocks).filter_map(drive).collect()
-}
-
-pub(super) fn plane_devices(
-    places: &[Place],
-    superblocks: &[Superblock],
-    devices: Vec<StoreDevice>,
-) -> Vec<PlaneDevice> {
-    let device = |((place, superblock), device): ((&Place, _), StoreDevice)| PlaneDevice {
-        controller: place.controller.clone(),
-        nsid: place.nsid,
-        data: data(superblock),
-        scratch: place.scratch(),
-        queue_memory: device.queue_memory,
-    };
-    places.iter().zip(superblocks).zip(devices).map(device).collect()
 }
 
 fn data(superblock: &Superblock) -> Region {

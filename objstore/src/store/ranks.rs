@@ -1,16 +1,12 @@
 //! A store in several processes: the catalog with its journal in one, and a plane for each rank.
 
-use std::sync::Arc;
+use kv_catalog::{DurableCatalog, Expected, StoreId, Superblock};
 
-use kv_catalog::{DurableCatalog, Expected, KvShape, StoreId, Superblock};
-use nvme_driver::Clock;
-
-use super::open::{Place, durable, plane_devices, read_superblocks};
+use super::open::{Claimed, Place, durable, read_superblocks};
 use crate::{
-    config::{ExecutorFactory, StoreDevice, StoreGpu, StoreOptions},
+    config::{StoreConfig, StoreDevice, StoreOptions},
     error::StoreError,
-    plane::{Plane, PlaneConfig},
-    registration::KvPool,
+    plane::Plane,
 };
 
 /// Identifies the part of a store that a worker has. Plain data, provided by the catalog's process.
@@ -24,38 +20,6 @@ pub struct RankId {
     pub ranks: u32,
     /// Files of the catalog.
     pub files: u32,
-}
-
-/// Configuration of a rank's plane.
-pub struct RankConfig {
-    /// Identifier of the rank.
-    pub id: RankId,
-    /// The rank's devices, formatted as [`crate::Part::Rank`]. All of their controllers must share
-    /// one DMA address space with the pool.
-    pub devices: Vec<StoreDevice>,
-    /// Clock.
-    pub clock: Arc<dyn Clock>,
-    /// Creates the executor of the I/O kernel.
-    pub executor: ExecutorFactory,
-    /// Shape of a KV block on this rank.
-    pub shape: KvShape,
-    /// The worker's KV memory.
-    pub pool: KvPool,
-    /// The GPU. Needed for a pool on one, and for [`crate::Order`]s that name a stream.
-    pub gpu: Option<StoreGpu>,
-    /// Tunable options; those of the catalog are not used.
-    pub options: StoreOptions,
-}
-
-impl std::fmt::Debug for RankConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RankConfig")
-            .field("id", &self.id)
-            .field("devices", &self.devices)
-            .field("shape", &self.shape)
-            .field("pool", &self.pool)
-            .finish_non_exhaustive()
-    }
 }
 
 impl RankId {
@@ -123,50 +87,27 @@ pub fn open_catalog(
 }
 
 impl Plane {
-    /// Opens the plane of one rank: checks that the devices belong to this rank of this store, and
-    /// proves the path and the pool's layout as [`crate::Store::open`] does.
+    /// Opens the plane of one rank: checks that the devices, formatted as [`crate::Part::Rank`],
+    /// belong to this rank of this store, and proves the path and the pool's layout as
+    /// [`crate::Store::open`] does. Of `config`, the namespace and the options of the catalog are
+    /// not used.
     ///
     /// # Errors
     /// Returns [`StoreError::Format`], which names the device that is missing, foreign, in another
     /// place, of another rank or changed; [`StoreError::Config`] if the rank has room for fewer
-    /// files than the catalog has; and the errors of [`Plane::open`] and [`Plane::self_test`].
-    pub fn open_rank(config: RankConfig) -> Result<Self, StoreError> {
-        let RankConfig { id, devices, clock, executor, shape, pool, gpu, options } = config;
-        let wrong = |problem| StoreError::Config { field: "devices", problem };
-        let places = Place::all(&devices)?;
-        let expected = Expected { store: Some(id.store), rank: id.rank, shape: Some(shape) };
-        read_superblocks(&places, &expected)?;
-        let owner = Place::claim(&places, &options, &clock)?;
-        let superblocks = read_superblocks(&places, &expected)?;
-        let Superblock { ranks, layout, .. } = &superblocks[0];
-        let geometry = superblocks[0]
-            .geometry()
-            .ok_or_else(|| wrong("they carry a catalog without data".to_owned()))?;
+    /// files than the catalog has; and the errors of [`crate::Store::open`] but those of a journal.
+    pub fn open_rank(id: RankId, config: StoreConfig) -> Result<Self, StoreError> {
+        let expected = Expected { store: Some(id.store), rank: id.rank, shape: Some(config.shape) };
+        let claimed = Claimed::take(&config, &expected)?;
+        let Superblock { ranks, layout, .. } = &claimed.superblocks[0];
         if *ranks != id.ranks || layout.files < id.files {
-            return Err(wrong(format!(
+            let problem = format!(
                 "rank {} was formatted for {} files and {ranks} ranks, and the catalog has {} \
                  files and {} ranks; format them together",
                 id.rank, layout.files, id.files, id.ranks
-            )));
+            );
+            return Err(StoreError::Config { field: "devices", problem });
         }
-        let self_test = options.self_test;
-        let plane = Self::open(PlaneConfig {
-            devices: plane_devices(&places, &superblocks, devices),
-            clock,
-            executor,
-            shape,
-            geometry,
-            // One more: for the self-test.
-            files: layout.files + 1,
-            checksums: layout.words_per_file > 0,
-            pool,
-            gpu,
-            options,
-        })?;
-        plane.keep(owner)?;
-        if self_test {
-            plane.self_test(None)?;
-        }
-        Ok(plane)
+        claimed.plane(config)
     }
 }

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock, platform::vfio::PciAddress};
-use objstore::{
-    Format, KvShape, Namespace, Plane, RankConfig, RankId, Store, StoreId, StoreOptions,
-};
+use objstore::{Format, KvShape, Namespace, Plane, RankId, Store, StoreId, StoreOptions};
 
 use crate::{
     build::{Built, Parts, Plan},
@@ -149,10 +147,7 @@ impl Builder {
         self.check_memory(id.ranks)?;
         let (place, format) = self.place()?;
         let (plane, built, place) = self.build(place, format, |parts, plan| {
-            let Parts { devices, pool, gpu, executor, options, .. } = parts;
-            let (clock, shape) = (plan.clock.clone(), *plan.shape);
-            let config = RankConfig { id, devices, executor, clock, shape, pool, gpu, options };
-            Ok(Plane::open_rank(config)?)
+            Ok(Plane::open_rank(id, parts.store(plan, Namespace::default()))?)
         })?;
         let mut stack = RankStack::new(plane, built, place)?;
         stack.pacer = self.pacer(stack.plane())?;

@@ -12,7 +12,7 @@ use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use nvme_emu::EmuDomain;
 use objstore::{
     BlockId, BlockKey, Direction, DurableCatalog, FileId, Format, KvShape, Layer, Move, Namespace,
-    NamespaceId, Part, Plane, RankConfig, RankId, Store, StoreDevice, StoreError, StoreId,
+    NamespaceId, Part, Plane, RankId, Store, StoreConfig, StoreDevice, StoreError, StoreId,
     StoreOptions, Ticket, open_catalog,
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
@@ -80,16 +80,19 @@ fn open_plane(
     memory: &KvMemory,
 ) -> Result<Plane, StoreError> {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    Plane::open_rank(RankConfig {
+    Plane::open_rank(
         id,
-        devices,
-        executor: Executor::Host.factory(&clock, None, Vec::new()),
-        clock,
-        shape: SHAPE,
-        pool: memory.pool.clone(),
-        gpu: None,
-        options: options(),
-    })
+        StoreConfig {
+            devices,
+            namespace: Namespace::default(),
+            executor: Executor::Host.factory(&clock, None, Vec::new()),
+            clock,
+            shape: SHAPE,
+            pool: memory.pool.clone(),
+            gpu: None,
+            options: options(),
+        },
+    )
 }
 
 /// A worker's process: this test program runs as one when requested.

@@ -44,7 +44,7 @@ const PAGE_BYTES: usize = 4 << 10;
 pub(in crate::plane) struct Cache {
     pub(in crate::plane) tier: Tier<FileId>,
     /// Its blocks.
-    pub(super) own: KvPool,
+    pub(in crate::plane) own: KvPool,
     /// The CPU, if it copies: immediately. `None`: kernels on streams do.
     pub(super) cpu: Option<Cpu>,
     /// The memory as a pool of the ring.

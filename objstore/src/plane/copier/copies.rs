@@ -91,7 +91,7 @@ pub(in crate::plane) struct Copies {
 }
 
 impl Copies {
-    /// Creates the copies of a job that reads ahead, whose blocks are marked as filled when it ends.
+    /// Creates the copies of a job that reads ahead: its blocks are marked as filled when it ends.
     pub(in crate::plane) fn of_fills(fills: Vec<(Move, BlockId)>) -> Self {
         Self { fills: Pairs { blocks: fills, ..Pairs::default() }, ..Self::default() }
     }

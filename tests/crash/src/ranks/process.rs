@@ -7,8 +7,8 @@ use kv_catalog::{NamespaceId, WriteId};
 use nvme_driver::Nanos;
 use nvme_emu::PowerSwitch;
 use objstore::{
-    BlockId, Direction, DurableCatalog, FileId, Format, JobId, Layer, Move, Order, Plane,
-    RankConfig, RankId, StoreError, StoreOptions, Ticket,
+    BlockId, Direction, DurableCatalog, FileId, Format, JobId, Layer, Move, Order, Plane, RankId,
+    StoreConfig, StoreError, StoreOptions, Ticket,
 };
 use ripieno_testkit::{KvMemory, inline_executor};
 
@@ -173,16 +173,19 @@ impl Rank {
     pub fn open(&mut self, powered: &Powered, id: RankId) -> Result<Worker> {
         let clock = powered.clock.clone();
         let kv = KvMemory::new(&*powered.domain, self.format.shape, BLOCKS);
-        let plane = Plane::open_rank(RankConfig {
+        let plane = Plane::open_rank(
             id,
-            devices: powered.attach()?,
-            clock: clock.clone(),
-            executor: inline_executor(clock),
-            shape: self.format.shape,
-            pool: kv.pool.clone(),
-            gpu: None,
-            options: options(),
-        })?;
+            StoreConfig {
+                devices: powered.attach()?,
+                namespace: Namespace::default(),
+                clock: clock.clone(),
+                executor: inline_executor(clock),
+                shape: self.format.shape,
+                pool: kv.pool.clone(),
+                gpu: None,
+                options: options(),
+            },
+        )?;
         Ok(Worker { plane, kv })
     }
 }
