@@ -34,6 +34,9 @@ fn rest() -> Vec<Step> {
             .needs(&["cxx"]),
         // A debug build of them leaves out what takes minutes there.
         Step::cargo("simulator", "test --release --package ripieno-sim --lib").tests_at_least(1),
+        Step::cargo("candle", "test --release --package ripieno-candle")
+            .needs(&["cxx"])
+            .tests_at_least(1),
     ]);
     steps.push(command::crash::step());
     steps.push(command::documented::step());
