@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Result, ensure};
-use kv_catalog::{NamespaceId, WriteId};
+use kv_catalog::{Namespace, NamespaceId, WriteId};
 use nvme_driver::Nanos;
 use nvme_emu::PowerSwitch;
 use objstore::{
