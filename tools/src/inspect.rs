@@ -1,7 +1,7 @@
 //! `ripieno inspect` and `ripieno fsck`: show a store's on-disk state and check it for damage.
 
 use clap::Args;
-use objstore::Salvage;
+use objstore::{Medium, Salvage};
 use serde_json::json;
 
 use crate::offline::{Offline, StoreLocation};
@@ -42,9 +42,6 @@ pub(crate) struct FsckFlags {
 }
 
 /// Shows the devices' contents. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`crate::problem::Problem`] if there is no store, and an error if a read fails.
 pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
     let offline = Offline::examine(&flags.place, false)?;
     let owner = offline.living_owner()?.map(|(_, owner)| owner.to_string());
@@ -60,8 +57,20 @@ pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
 
 /// Checks everything but the data, and repairs it if asked to. Returns the exit code.
 pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
-    let offline = Offline::examine(&flags.inspect.place, flags.repair)?;
-    let progress = Progress::reading(!flags.inspect.json);
+    check_devices(flags, Offline::examine(&flags.inspect.place, flags.repair)?, |media| {
+        let progress = Progress::reading(!flags.inspect.json);
+        let survey = Survey::take(media, |done, all| progress.read(done, all))?;
+        progress.finish();
+        Ok(survey)
+    })
+}
+
+/// Checks and repairs attached devices, which `read` reads.
+fn check_devices(
+    flags: &FsckFlags,
+    offline: Offline,
+    read: impl FnOnce(&mut [Medium]) -> anyhow::Result<Survey>,
+) -> anyhow::Result<u8> {
     if flags.repair {
         offline.demand_alone()?;
     }
@@ -70,8 +79,7 @@ pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
         say(format_args!("the store is open, and changes while it is read: {owner}"));
     }
     let mut media = offline.media()?;
-    let mut survey = Survey::take(&mut media, |done, all| progress.read(done, all))?;
-    progress.finish();
+    let mut survey = read(&mut media)?;
     let is_damaged = survey.journal.as_ref().is_some_and(|journal| journal.damage.is_some());
     let (mut salvage, mut findings, mut repaired) = (None, None, Vec::new());
     if flags.salvage && is_damaged {
@@ -136,7 +144,7 @@ fn repairs(survey: &Survey, salvage: Option<&Salvage>) -> Vec<String> {
 
 fn repair(
     survey: &Survey,
-    media: &mut [objstore::Medium],
+    media: &mut [Medium],
     mut salvage: Option<Salvage>,
 ) -> anyhow::Result<()> {
     for (device, medium) in survey.devices.iter().zip(media) {
@@ -265,3 +273,6 @@ fn journal_row(journal: &JournalView) -> [String; 3] {
     let state = if journal.damage.is_some() { "damaged" } else { "whole" };
     row("journal", state, note)
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,9 +28,6 @@ pub(crate) struct StoreLocation {
 
 impl StoreLocation {
     /// Returns the directory; `None` for drives.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] for media in memory.
     pub(crate) fn dir(&self) -> Result<Option<&PathBuf>, Problem> {
         match &self.media {
             Some(MediaChoice::File(dir)) => Ok(Some(dir)),
@@ -52,10 +49,6 @@ pub(crate) struct Offline {
 
 impl Offline {
     /// Attaches the driver to the store's devices. Writes nothing.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if the store directory is missing or in use, and any error of the
-    /// layers below.
     pub(crate) fn open(place: &StoreLocation) -> anyhow::Result<Self> {
         match place.dir()? {
             Some(dir) => {
@@ -115,26 +108,17 @@ impl Offline {
     }
 
     /// Returns the store's regions.
-    ///
-    /// # Errors
-    /// Returns an error if a device cannot hold a store.
     pub(crate) fn media(&self) -> anyhow::Result<Vec<Medium>> {
         Ok(Store::media(&self.controllers.devices)?)
     }
 
     /// Returns the process that has the store open through another controller, and the device.
     /// Waits a few seconds if a process that has not closed the store may be alive.
-    ///
-    /// # Errors
-    /// Returns an error if a device fails.
     pub(crate) fn living_owner(&self) -> anyhow::Result<Option<(String, Owner)>> {
         Ok(Store::living_owner(&self.controllers.devices)?)
     }
 
     /// Refuses to write to devices that another process has open.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] that names the process.
     pub(crate) fn demand_alone(&self) -> anyhow::Result<()> {
         match self.living_owner()? {
             Some((device, owner)) => {
@@ -158,9 +142,6 @@ impl Offline {
 
     /// Shuts the devices down, and removes a new store directory that got no store. All their
     /// [`Medium`] values must have been dropped.
-    ///
-    /// # Errors
-    /// Returns an error if a device does not shut down.
     pub(crate) fn close(self) -> anyhow::Result<()> {
         self.shut_down().map(|_| ())
     }
