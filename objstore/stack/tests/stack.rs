@@ -166,6 +166,26 @@ fn blocks_at_odd_addresses_bounce_where_prps_cannot_name_them() {
 }
 
 #[test]
+fn a_block_is_not_read_into_twice_with_bounce_buffers_either() {
+    for shift in [0, GAP] {
+        let place = tempfile::tempdir().unwrap();
+        let engine = Engine::new(shift);
+        let stack = created(place.path(), &engine, DescriptorPreference::Prp);
+        store(&stack, &engine, 0..2);
+        let prefix = stack.store().lookup(&keys(0..2)).unwrap();
+        let twice = Request::retrieve(stack.store(), &prefix, 0, &[BlockId(3), BlockId(3)]);
+        let error = twice.unwrap_err();
+        assert!(
+            matches!(error, StackError::Store(StoreError::DuplicateBlock { block: BlockId(3) })),
+            "{error}"
+        );
+        drop(prefix);
+        retrieve(&stack, &engine, 0..2);
+        stack.close().unwrap();
+    }
+}
+
+#[test]
 fn bounce_buffers_come_back_with_their_request() {
     let place = tempfile::tempdir().unwrap();
     let engine = Engine::new(GAP);
