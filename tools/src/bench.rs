@@ -593,9 +593,6 @@ impl<'a> Raw<'a> {
 }
 
 /// Measures and reports. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`Problem`] for bad input, and an error if the stack fails.
 pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<u8> {
     match command {
         BenchCommand::Raw(flags) => raw(flags),

@@ -21,10 +21,6 @@ use crate::terminal;
 use findings::Findings;
 
 /// Runs all checks and prints the findings. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`Problem`](crate::problem::Problem) for a wrong `--device`, and an error if stdout
-/// cannot be written to.
 pub(crate) fn run(flags: &DoctorFlags) -> anyhow::Result<u8> {
     let (drives, choice) = (flags.drives()?, flags.gpu());
     // Each finding is written as it is made.

@@ -29,9 +29,6 @@ pub(crate) fn claim(drives: &mut Drives, bytes_each: u64, overwrite: bool) -> an
 const OVERWRITE: &str = "if nothing on it is needed, say --overwrite; it keeps no copy";
 
 /// Rejects drives that are too small.
-///
-/// # Errors
-/// Returns a [`Problem`] that names the drive.
 pub(crate) fn check_room(drives: &Drives, bytes_each: u64) -> Result<(), Problem> {
     match drives.room().find(|(_, found)| *found < bytes_each) {
         None => Ok(()),
@@ -47,9 +44,6 @@ pub(crate) fn check_room(drives: &Drives, bytes_each: u64) -> Result<(), Problem
 }
 
 /// Returns true if the drives hold a store; else they are blank, or scratch from an earlier replay.
-///
-/// # Errors
-/// Returns a [`Problem`] for a drive with other data, or without its part of the others' store.
 pub(crate) fn hold_store(drives: &mut Drives) -> anyhow::Result<bool> {
     let mut without = None;
     let mut stores = 0;

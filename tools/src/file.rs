@@ -18,17 +18,11 @@ pub(crate) fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
 }
 
 /// Rejects a path that [`write`] could not write to, before there is anything to write.
-///
-/// # Errors
-/// Returns a [`Problem`] with the flag and the path.
 pub(crate) fn check_output(flag: &str, path: &Path) -> Result<(), Problem> {
     beside(path).map(drop).map_err(|error| unwritable(flag, path, &error))
 }
 
 /// Writes a file completely or not at all.
-///
-/// # Errors
-/// Returns a [`Problem`] with the flag and the path.
 pub(crate) fn write(flag: &str, path: &Path, text: &str) -> Result<(), Problem> {
     let write = || {
         let (mut file, path) = beside(path)?;

@@ -97,9 +97,6 @@ struct Health {
 }
 
 /// Shows each device. Continues with the next one if one does not respond.
-///
-/// # Errors
-/// Returns a [`Problem`] for a wrong `--device`, and an error if nothing can be printed.
 pub(crate) fn run(flags: &IdentifyFlags) -> anyhow::Result<u8> {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let mut found = Vec::new();

@@ -38,9 +38,6 @@ impl Interrupt {
     /// `ulimit -f` becomes an error instead of a signal.
     ///
     /// Must be called before any other thread starts: threads inherit the signal mask.
-    ///
-    /// # Errors
-    /// Returns an error if the thread that waits for signals cannot be started.
     pub(crate) fn listen() -> std::io::Result<Self> {
         let mut signals = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: sigemptyset initialises the set; the other calls read or change it after that. No

@@ -58,9 +58,6 @@ pub(crate) struct Steps {
 
 impl Steps {
     /// Reads the files.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] for an unreadable file, another version, mixed settings, or no step.
     pub(crate) fn read(paths: &[PathBuf]) -> Result<Self, Problem> {
         let mut found: Option<Self> = None;
         for path in paths {
@@ -198,9 +195,6 @@ pub(crate) fn empty(setting: Setting) -> SlackTable {
 }
 
 /// Reads the table in a file, or makes one from the layer times in it, for the flag `flag`.
-///
-/// # Errors
-/// Returns a [`Problem`] if it is neither, or has no layer time.
 pub(crate) fn table(flag: &str, path: &Path) -> Result<SlackTable, Problem> {
     let wrong = |what: String| {
         let hint = "name a slack table, or a file of layer times";

@@ -8,9 +8,6 @@ use crate::problem::Problem;
 use crate::size::Size;
 
 /// Rejects what needs more memory than is available: `what` says what that is, for the message.
-///
-/// # Errors
-/// Returns a [`Problem`] with `hint`.
 pub(crate) fn check_memory(
     needed: u64,
     what: impl FnOnce() -> String,

@@ -97,9 +97,6 @@ pub(crate) struct Shape {
 
 impl Shape {
     /// Divides `model` into blocks of `block_tokens` tokens.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] unless trace blocks are whole blocks, and objects whole 4-byte words.
     pub(crate) fn new(model: &Model, block_tokens: u32) -> Result<Self, Problem> {
         if block_tokens == 0 || !TRACE_BLOCK_TOKENS.is_multiple_of(block_tokens) {
             return Err(Problem::new(

@@ -54,9 +54,6 @@ pub(crate) struct PaceFlags {
 }
 
 /// Serves the requests and reports. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`Problem`] for bad input, and an error if the stack fails.
 pub(crate) fn run(PaceFlags { common, timing }: PaceFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
     let devices = DeviceFlags::default();

@@ -58,9 +58,6 @@ struct Setting {
 }
 
 /// Replays and reports. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`crate::problem::Problem`] for bad input, and an error if the stack fails.
 pub(crate) fn run(args: &StoreArgs) -> anyhow::Result<u8> {
     // Both come before any other thread starts: threads read the environment, and inherit the
     // signal mask.
@@ -160,9 +157,6 @@ pub(crate) fn lba_bytes(args: &StoreArgs, drives: Option<&Drives>) -> u32 {
 }
 
 /// Opens the drives; `None` for software controllers.
-///
-/// # Errors
-/// Returns a [`Problem`] for a drive that cannot be used, and an error if one does not respond.
 pub(crate) fn open_drives(
     args: &StoreArgs,
     clock: &Arc<dyn Clock>,
@@ -173,9 +167,6 @@ pub(crate) fn open_drives(
 }
 
 /// Returns the blocks of all requests; for the default synthetic workload, as many as fit.
-///
-/// # Errors
-/// Returns a [`Problem`] for a trace that cannot be read, and if there is not enough memory.
 pub(crate) fn plan(args: &StoreArgs) -> Result<Plan, Problem> {
     let requests = args.common.requests;
     if let Some(path) = &args.common.trace {

@@ -35,10 +35,6 @@ pub(crate) struct Findings {
 }
 
 /// Reads the rest of the journal and all data that it refers to. Writes nothing.
-///
-/// # Errors
-/// Returns a [`Problem`] if the store has no checksums or lacks a device, and an error if a device
-/// cannot be read.
 pub(crate) fn find(
     survey: &Survey,
     media: &mut [Medium],

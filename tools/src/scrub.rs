@@ -84,9 +84,6 @@ struct Findings {
 }
 
 /// Reads all files. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`Problem`] without a store or checksums, and an error if a device fails.
 pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen().context("listening for signals")?;
     let mut offline = Offline::examine(&flags.place, !flags.report_only)?;

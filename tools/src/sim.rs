@@ -121,10 +121,6 @@ enum Task {
 }
 
 /// Simulates and reports.
-///
-/// # Errors
-/// Returns a [`Problem`] for an unknown scenario or a trace that cannot be served, and an error if
-/// the page cannot be written.
 pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     let serving = match &flags.command {
         Some(SimCommand::Plan(plan)) => plan.serving(),
@@ -257,9 +253,6 @@ fn report(outcomes: &[Outcome], flags: &ReportFlags) -> anyhow::Result<()> {
 }
 
 /// Writes the page of a command's results.
-///
-/// # Errors
-/// Returns a [`Problem`] if the file cannot be written, and an error if a plot cannot be drawn.
 pub(crate) fn write_page(path: &Path, command: &str, outcomes: &[Outcome]) -> anyhow::Result<()> {
     let page = page(command, outcomes).map_err(anyhow::Error::msg).context("drawing the page")?;
     Ok(file::write("--html", path, &page)?)

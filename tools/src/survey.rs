@@ -88,9 +88,6 @@ pub(crate) struct Survey {
 impl Survey {
     /// Reads everything but the data. `progress` receives the number of bytes of the journal read,
     /// and their maximum.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if no device has a store, and an error if a device cannot be read.
     pub(crate) fn take(
         media: &mut [Medium],
         progress: impl FnMut(u64, u64),

@@ -25,9 +25,6 @@ pub(crate) fn print(result: impl Display) -> anyhow::Result<()> {
 }
 
 /// Writes a result to stdout, as one JSON object or as text.
-///
-/// # Errors
-/// Same as [`print`].
 pub(crate) fn report<T: Serialize>(
     result: &T,
     is_json: bool,

@@ -135,9 +135,6 @@ impl Medium {
     }
 
     /// Returns the cost of batches.
-    ///
-    /// # Errors
-    /// Returns no error if the bandwidths are positive.
     pub(crate) fn costs(&self) -> Result<IoCosts, CurveError> {
         let curve = |bandwidth| Curve::line(self.latency, bandwidth);
         Ok(IoCosts { read: curve(self.read)?, write: curve(self.write)?, mixed: self.mixed })
@@ -155,9 +152,6 @@ pub(crate) struct Timing {
 
 impl Timing {
     /// Scales the default medium for objects that are `scale` times smaller than the real model's.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if `--layers` lacks layer times.
     pub(crate) fn new(flags: TimingFlags, scale: u32) -> Result<Self, Problem> {
         let layers = flags.layers.as_deref().map(engine_layers).transpose()?;
         Ok(Self { medium: Medium::or_scaled(flags.medium, scale), flags, layers })
@@ -214,9 +208,6 @@ pub(crate) fn setting(model: &str, drives: Vec<String>) -> Setting {
 }
 
 /// Reads `--layers`: a table with both kinds of steps.
-///
-/// # Errors
-/// Returns a [`Problem`] if it lacks layer times.
 pub(crate) fn engine_layers(path: &std::path::Path) -> Result<SlackTable, Problem> {
     let table = layer_times::table("--layers", path)?;
     for (step, input) in [("prompts", 2), ("generation only", 1)] {

@@ -36,9 +36,6 @@ pub(crate) struct TopFlags {
 }
 
 /// Shows the store each second until it ends. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`Problem`] if no store serves metrics there.
 pub(crate) fn run(flags: &TopFlags) -> anyhow::Result<u8> {
     let TopFlags { address, once, json } = flags;
     let screen = (!json && !once).then(screen).flatten();

@@ -73,9 +73,6 @@ impl Counted {
     }
 
     /// Returns the problems in what was counted from here until `now`.
-    ///
-    /// # Errors
-    /// Returns an error of `now`.
     pub(super) fn problems(
         &self,
         mut now: impl FnMut() -> anyhow::Result<Self>,
@@ -130,9 +127,6 @@ impl Counted {
 }
 
 /// Returns the counters of the devices and of the I/O kernel.
-///
-/// # Errors
-/// Returns an error if a device cannot be read.
 pub(super) fn counted(bench: &mut Bench) -> anyhow::Result<Counted> {
     let kernel = bench.ring.counters()?.total;
     let sent = Sent {
@@ -145,9 +139,6 @@ pub(super) fn counted(bench: &mut Bench) -> anyhow::Result<Counted> {
 }
 
 /// Checks a measurement that began at `before`. The transfers of the sample were the last ones.
-///
-/// # Errors
-/// Returns an error if a device cannot be read.
 pub(super) fn check(
     bench: &mut Bench,
     load: &Load,

@@ -210,9 +210,6 @@ fn args_for(flags: &ReplayFlags, tokens: u32) -> Result<StoreArgs, Problem> {
 }
 
 /// Runs `ripieno bench layers`. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`Problem`] for bad input, and an error if the stack fails.
 pub(super) fn layers(flags: &ContextFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
     flags.page.check()?;

@@ -127,9 +127,6 @@ pub(super) fn add_rising(
 impl Measure<'_, '_> {
     /// Has `work` measure on a store of its own. Its second argument is the commands that fit into
     /// all queues.
-    ///
-    /// # Errors
-    /// Same as [`session::with`].
     pub(super) fn with<T>(
         args: &StoreArgs,
         medium: Option<Medium>,

@@ -44,9 +44,6 @@ fn pieces(args: &StoreArgs, size: u32, slot: u32, run: u32) -> Vec<Piece> {
 
 /// Measures reads of the sizes that [`measure::Measure`] has, from the first bytes of each device.
 /// Returns them, and the models; `None` if interrupted.
-///
-/// # Errors
-/// Returns a [`Problem`] for bad input, and an error if a device fails.
 pub(super) fn measure(
     args: &StoreArgs,
     interrupt: &mut Interrupt,

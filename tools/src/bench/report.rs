@@ -261,9 +261,6 @@ impl Report {
     }
 
     /// Writes the page, if one is asked for, and the report to stdout. Returns the exit code.
-    ///
-    /// # Errors
-    /// Returns an error if either cannot be written.
     pub(super) fn finish(
         mut self,
         page: &PageFlags,

@@ -85,10 +85,6 @@ pub(super) fn plan(args: &StoreArgs, blocks: u64) -> Plan {
 }
 
 /// Builds a store with room for `blocks` blocks, has `work` use it, and closes it.
-///
-/// # Errors
-/// Returns a [`Problem`] with `hint` for a store that this machine has no room for, and an error if
-/// the stack or `work` fails.
 pub(super) fn with<T>(
     args: &StoreArgs,
     blocks: u64,

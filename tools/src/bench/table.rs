@@ -132,9 +132,6 @@ fn not_rising(name: &str, points: &[Point]) -> Vec<String> {
 }
 
 /// Measures, writes the table, and reports. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`Problem`] for bad input, and an error if the stack fails.
 pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
     session::check(&flags.replay, "bench table")?;
@@ -207,10 +204,6 @@ pub(crate) fn run(flags: &TableFlags) -> anyhow::Result<u8> {
 
 impl TableFlags {
     /// Measures the devices. Returns the figures and the devices' models; `None` if interrupted.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] for bad input, or for a new table without costs of writes, and an
-    /// error if the stack fails.
     fn measure(
         &self,
         args: &StoreArgs,

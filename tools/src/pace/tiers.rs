@@ -123,9 +123,6 @@ impl<'a> StoreTiers<'a> {
     }
 
     /// Returns the counts so far.
-    ///
-    /// # Errors
-    /// Returns an error if the store has failed.
     pub(super) fn tally(&self) -> anyhow::Result<Tally> {
         let mut tally = self.tally.clone();
         let plane = self.store.plane();
@@ -136,9 +133,6 @@ impl<'a> StoreTiers<'a> {
     }
 
     /// Returns the scheduler's table with the times that it learned.
-    ///
-    /// # Errors
-    /// Returns an error if the store has failed.
     pub(super) fn table(&self) -> anyhow::Result<SlackTable> {
         self.store.plane().with_scheduler(|it| it.table().clone())?.context("it is paced")
     }
@@ -229,9 +223,6 @@ impl<'a> StoreTiers<'a> {
 
     /// Reads or stores the blocks of all batches, layer by layer and all requested at once: reads
     /// those that are stored. Returns the time that it took.
-    ///
-    /// # Errors
-    /// Returns an error if the store cannot continue, or if a transfer fails.
     pub(super) fn move_all(&mut self, batches: &[&[BlockKey]]) -> anyhow::Result<Duration> {
         let begin = self.now;
         let (mut loads, mut writes) = (Vec::new(), Vec::new());

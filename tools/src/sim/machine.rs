@@ -134,9 +134,6 @@ pub(crate) struct MachineFiles {
 
 impl MachineFlags {
     /// Returns the contents of the named files, and the parameters with what flags replace.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] for a file that cannot be used, or a value that is out of range.
     pub(crate) fn files(&self) -> Result<MachineFiles, Problem> {
         let known = self.scheduler_table.as_deref();
         Ok(MachineFiles {
@@ -191,9 +188,6 @@ impl MachineFlags {
     }
 
     /// Returns the machine, with `dram` bytes of host memory and [`Self::files`].
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if the model does not fit.
     pub(crate) fn machine<'a>(
         &self,
         dram: Option<u64>,
@@ -223,9 +217,6 @@ impl MachineFlags {
 }
 
 /// Checks that each request alone fits into the GPUs' memory.
-///
-/// # Errors
-/// Returns a [`Problem`] for the first that does not.
 pub(crate) fn check_fit(machine: &Machine<'_>, requests: &[Request]) -> Result<(), Problem> {
     let Some(at) = machine.too_long(requests) else { return Ok(()) };
     let Request { input, output, .. } = requests[at];

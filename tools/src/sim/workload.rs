@@ -97,9 +97,6 @@ pub(crate) struct Workload {
 
 impl Workload {
     /// Returns the workload of this name, or reads the trace in a file of this name.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] for a trace that cannot be read, or has an invalid request.
     pub(crate) fn read(
         name: &str,
         flags: &WorkloadFlags,
@@ -158,9 +155,6 @@ impl Workload {
     }
 
     /// Returns the requests, of which those after `--warm-up` count.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if none comes after it.
     pub(crate) fn counted(self, flags: &WorkloadFlags) -> Result<Counted, Problem> {
         let warm_up = Duration::from_secs_f64(flags.warm_up.unwrap_or(0.0));
         let last = self.requests.last().map_or(Duration::ZERO, |last| last.arrival);

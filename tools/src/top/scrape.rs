@@ -15,9 +15,6 @@ pub(crate) struct Scrape(BTreeMap<String, f64>);
 
 impl Scrape {
     /// Asks a store for its metrics.
-    ///
-    /// # Errors
-    /// Returns an error if none answers, or something else does.
     pub(crate) fn read(address: &MetricsAddress) -> io::Result<Self> {
         let answer = http::ask(address, ("GET", "/metrics"), "", b"", TIMEOUT)?;
         let answer = String::from_utf8_lossy(&answer);
