@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use kv_catalog::{BlockKey, PolicyKind};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use ripieno_sim::plain_catalog;
 
 use self::sizes::Found;
 use crate::{
@@ -92,7 +93,7 @@ fn drives(name: &str, trace: &Trace, report: &mut Report) {
         let files = (trace.distinct() * size / 1000) as u32;
         let bound = 100.0 * eviction::min(trace, files) * trace.blocks() as f64 / reads;
         for policy in PolicyKind::ALL {
-            let (mut catalog, namespace) = eviction::catalog(files, *policy);
+            let (mut catalog, namespace) = plain_catalog(files, 1, *policy);
             let (mut hits, mut written) = (0, 0);
             for blocks in &trace.requests {
                 let keys: Vec<BlockKey> = blocks.iter().map(|block| key(*block, 0)).collect();

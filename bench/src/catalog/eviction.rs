@@ -2,27 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use kv_catalog::{BlockKey, Catalog, CatalogConfig, FileId, Namespace, NamespaceId, PolicyKind};
+use kv_catalog::{BlockKey, Catalog, FileId, NamespaceId, PolicyKind};
+use ripieno_sim::plain_catalog;
 
 use super::trace::{Trace, key};
-
-/// Returns a catalog of one rank without journal and checksums, and its only namespace.
-pub fn catalog(files: u32, policy: PolicyKind) -> (Catalog, NamespaceId) {
-    let mut catalog = Catalog::new(CatalogConfig {
-        files,
-        file_bytes: 1,
-        ranks: 1,
-        words_per_file: 0,
-        namespaces_max: 1,
-        journal: false,
-        files_ahead: 0,
-        seed: 1,
-        policy,
-        write_budget: None,
-    });
-    let namespace = catalog.namespace(&Namespace::default()).expect("the label is short");
-    (catalog, namespace)
-}
 
 /// Serves one request: finds its longest stored prefix, stores the rest, and releases the prefix.
 /// Returns the files of both.
@@ -42,7 +25,7 @@ pub fn request(
 
 /// Returns the fraction of the trace's blocks that a store of `files` files finds.
 pub fn hit_rate(trace: &Trace, files: u32, policy: PolicyKind) -> f64 {
-    let (mut catalog, namespace) = catalog(files, policy);
+    let (mut catalog, namespace) = plain_catalog(files, 1, policy);
     let mut hits = 0;
     for blocks in &trace.requests {
         let keys: Vec<BlockKey> = blocks.iter().map(|block| key(*block, 0)).collect();

@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use kv_catalog::{BlockKey, FileId, PolicyKind};
+use ripieno_sim::plain_catalog;
 
 use super::{
-    eviction::{catalog, request},
+    eviction::request,
     trace::{BLOCK_TOKENS, Trace, key},
 };
 
@@ -41,7 +42,7 @@ impl Tally {
 
 /// Replays the trace; only the second half counts.
 pub fn measure(trace: &Trace, policy: PolicyKind) -> Found {
-    let (mut catalog, namespace) = catalog(files(trace), policy);
+    let (mut catalog, namespace) = plain_catalog(files(trace), 1, policy);
     replay(trace, |keys| request(&mut catalog, namespace, keys))
 }
 

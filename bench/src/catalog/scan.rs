@@ -1,11 +1,9 @@
 //! Scan resistance: hit rate of a working set that fits, next to scans of blocks used once.
 
 use kv_catalog::{BlockKey, PolicyKind};
+use ripieno_sim::plain_catalog;
 
-use super::{
-    eviction::{catalog, request},
-    trace::key,
-};
+use super::{eviction::request, trace::key};
 
 const FILES: u32 = 10_000;
 /// Requests of the working set.
@@ -20,7 +18,7 @@ const ROUNDS: u32 = 40;
 /// is found.
 pub fn hit_rate(policy: PolicyKind, scans: bool) -> f64 {
     let scan = if scans { SCAN } else { 0 };
-    let (mut catalog, namespace) = catalog(FILES, policy);
+    let (mut catalog, namespace) = plain_catalog(FILES, 1, policy);
     let keys =
         |request: u32| -> Vec<BlockKey> { (0..BLOCKS).map(|block| key(request, block)).collect() };
     let (mut hits, mut once) = (0, REQUESTS);

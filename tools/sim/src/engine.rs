@@ -36,6 +36,7 @@ use crate::{
 pub(crate) use cluster::{Cluster, Clustered, Router, serve_cluster};
 use hbm::Hbm;
 use index::Index;
+pub use index::plain_catalog;
 pub(crate) use link::Link;
 pub(crate) use memory::Memory;
 use model_tiers::ModelTiers;

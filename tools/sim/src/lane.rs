@@ -169,6 +169,14 @@ impl Lane {
         arrived
     }
 
+    /// Returns the time when all operations have arrived.
+    pub(crate) fn ends(mut self) -> Duration {
+        while let Some(next) = self.next_event() {
+            self.arrived(next);
+        }
+        self.now
+    }
+
     /// Advances the time, to the next event at most.
     fn advance(&mut self, now: Duration) {
         let (past, rates) = (now.saturating_sub(self.now).as_secs_f64(), self.rates());

@@ -50,7 +50,7 @@ pub use cluster::{Clusters, cluster};
 pub use compare::{POLICIES, compare};
 pub use engine::{
     Ended, Hit, LayerTimes, Place, Purpose, Report, Request, Second, Served, Setup, Span, Tiers,
-    Work, serve, serve_over, watch,
+    Work, plain_catalog, serve, serve_over, watch,
 };
 pub use gpu::{GLM_4_9B_1M, Gpu, LLAMA_3_8B, LLAMA_3_70B, Model, QWEN3_32B};
 pub use lane::LaneModel;
@@ -60,7 +60,7 @@ pub use page::{comparisons, page, svg};
 pub use parameters::{PARAMETERS, ParameterError, Parameters};
 pub use plan::{Choices, Limits, plan};
 pub use policy::{AT_ONCE, HostMemory, Loads, Path, Policy, Tier};
-pub use scenario::{Scenario, SwarmStep, SwarmSteps};
+pub use scenario::Scenario;
 pub use storage::Storage;
 pub use summary::{Counted, Prices, Summary, Times, median, percentile};
 pub use workload::{

@@ -30,7 +30,6 @@ use crate::{
 use experiment::Experiment;
 use numbers::Numbers;
 use shown::{Compared, Drawn, Listed, Shown};
-pub use swarm::{SwarmStep, SwarmSteps};
 use testbed::Testbed;
 
 /// The scenarios of each paper, in the order of `ripieno sim all`.

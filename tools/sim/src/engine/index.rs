@@ -24,22 +24,29 @@ struct Watched {
 
 const REGISTERED: &str = "the only namespace is registered";
 
+/// Returns a catalog of one rank without journal and checksums, and its only namespace.
+#[must_use]
+pub fn plain_catalog(files: u32, file_bytes: u64, policy: PolicyKind) -> (Catalog, NamespaceId) {
+    let mut catalog = Catalog::new(CatalogConfig {
+        files,
+        file_bytes,
+        ranks: 1,
+        words_per_file: 0,
+        namespaces_max: 1,
+        journal: false,
+        files_ahead: 0,
+        seed: 1,
+        policy,
+        write_budget: None,
+    });
+    let space = catalog.namespace(&Namespace::default()).expect("the first of one");
+    (catalog, space)
+}
+
 impl Index {
     pub(super) fn new(bytes: u64, block_bytes: u64, policy: PolicyKind) -> Self {
         let files = u32::try_from(bytes / block_bytes).unwrap_or(u32::MAX - 1);
-        let mut catalog = Catalog::new(CatalogConfig {
-            files,
-            file_bytes: block_bytes,
-            ranks: 1,
-            words_per_file: 0,
-            namespaces_max: 1,
-            journal: false,
-            files_ahead: 0,
-            seed: 1,
-            policy,
-            write_budget: None,
-        });
-        let space = catalog.namespace(&Namespace::default()).expect("the first of one");
+        let (catalog, space) = plain_catalog(files, block_bytes, policy);
         Self { catalog, space, watched: None }
     }
 

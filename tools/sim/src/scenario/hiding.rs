@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{
     numbers::{Results, results},
-    served::ms,
+    served::{ms, prompt},
     testbed::{BLOCK_TOKENS, Testbed},
 };
 use crate::{
@@ -43,14 +43,10 @@ struct Means {
 /// others arrive at intervals of `every`.
 fn requests(hits: f64, every: Duration, count: u64) -> Vec<Request> {
     const INPUT: u32 = 32_768;
-    let blocks = INPUT / BLOCK_TOKENS;
-    let shared = (f64::from(blocks) * hits / 100.0) as u32;
+    let shared = (f64::from(INPUT / BLOCK_TOKENS) * hits / 100.0) as u32;
     let request = |number: u64| {
-        let name =
-            |at: u32| if at < shared { at.into() } else { ((number + 1) << 32) | u64::from(at) };
         let arrival = if number == 0 { 0.0 } else { 60.0 + every.as_secs_f64() * number as f64 };
-        let (arrival, blocks) = (Duration::from_secs_f64(arrival), (0..blocks).map(name).collect());
-        Request { arrival, input: INPUT, output: 20, blocks, leaves: None }
+        prompt(Duration::from_secs_f64(arrival), (INPUT, 20), shared, number + 1)
     };
     (0..count).map(request).collect()
 }

@@ -25,6 +25,19 @@ pub(super) fn mean(numbers: impl ExactSizeIterator<Item = f64>) -> f64 {
     numbers.sum::<f64>() / count
 }
 
+/// Returns a request of so many tokens of prompt and output. All of them share the first `shared`
+/// blocks; the others are those of number `own`.
+pub(super) fn prompt(
+    arrival: Duration,
+    (input, output): (u32, u32),
+    shared: u32,
+    own: u64,
+) -> Request {
+    let name = |at: u32| if at < shared { at.into() } else { own << 32 | u64::from(at) };
+    let blocks = (0..input / BLOCK_TOKENS).map(name).collect();
+    Request { arrival, input, output, blocks, leaves: None }
+}
+
 /// A prompt, of which an earlier one has stored a part.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -43,11 +56,7 @@ impl Prompt {
         let setup = self.machine.setup(parameters);
         let input = self.input << 10;
         let stored = (f64::from(input) * self.stored / 100.0) as u32 / BLOCK_TOKENS;
-        let request = |arrival, own: u64| {
-            let name = |at: u32| if at < stored { at.into() } else { own << 32 | u64::from(at) };
-            let blocks = (0..input / BLOCK_TOKENS).map(name).collect();
-            Request { arrival, input, output: 1, blocks, leaves: None }
-        };
+        let request = |arrival, own| prompt(arrival, (input, 1), stored, own);
         // GPU caching is off to measure the tier below.
         let policy = Policy { keeps_hbm: false, ..self.policy };
         let first = request(Duration::ZERO, 1);
@@ -201,13 +210,7 @@ pub(super) struct Beside {
 
 impl Beside {
     pub(super) fn run(&self, parameters: &Parameters) -> Results {
-        let request = |number: u64| Request {
-            arrival: Duration::ZERO,
-            input: 10_240,
-            output: 100,
-            blocks: (0..u64::from(10_240 / BLOCK_TOKENS)).map(|at| number << 32 | at).collect(),
-            leaves: None,
-        };
+        let request = |number| prompt(Duration::ZERO, (10_240, 100), 0, number);
         let requests: Vec<Request> = (0..100).map(request).collect();
         let setup = self.machine.setup(parameters);
         let took = |policy: &Policy| serve_stored(&setup, policy, &requests, self.stored).took;

@@ -6,7 +6,7 @@ pub(super) mod reading;
 use std::time::Duration;
 
 use kv_schedule::{Direction, OpId};
-use kv_swarm::{Cluster, ClusterId, Clusters, Entry, Profile, Read};
+use kv_swarm::{Cluster, ClusterId, Clusters, Profile, Read};
 
 use super::numbers::Results;
 use crate::{
@@ -50,41 +50,6 @@ impl Layer {
     fn budgeted(&self, clusters: &Clusters, few: usize, step: &Step) -> Vec<ClusterId> {
         let budget = (f64::from(self.law.entries) * self.law.active) as usize;
         select(clusters, few, step, |entries, _| entries >= budget)
-    }
-}
-
-/// Clusters of a layer's entries, and what steps of attention ask for, by the law of these
-/// scenarios.
-#[derive(Debug)]
-pub struct SwarmSteps {
-    /// Number of entries.
-    pub entries: u32,
-    /// The clusters, after a profile.
-    pub clusters: Clusters,
-    /// The steps that follow.
-    pub steps: Vec<SwarmStep>,
-}
-
-/// A step of attention.
-#[derive(Debug)]
-pub struct SwarmStep {
-    /// Entries that it activates.
-    pub active: Vec<Entry>,
-    /// The best clusters by their medoids that have a tenth of all entries.
-    pub wanted: Vec<ClusterId>,
-}
-
-impl SwarmSteps {
-    /// Draws a layer and its steps.
-    #[must_use]
-    pub fn new(seed: u64, steps: usize) -> Self {
-        let layer = Layer::new(LAW, seed, steps);
-        let wanted = |step: &Step| layer.budgeted(&layer.clusters, 1, step);
-        let steps = layer.steps.iter().map(|step| {
-            let active = step.active.clone();
-            SwarmStep { active, wanted: wanted(step) }
-        });
-        Self { entries: LAW.entries, steps: steps.collect(), clusters: layer.clusters.clone() }
     }
 }
 
@@ -137,10 +102,7 @@ fn time(drive: &LaneModel, batches: &[Vec<Read>], is_merged: bool) -> f64 {
         let (bytes, commands) = (batch.len() as u64 * ENTRY_BYTES, (batch.len() - merged) as u64);
         let mut lane = Lane::new(*drive);
         lane.push(Duration::ZERO, OpId(0), Direction::Read, bytes, commands);
-        while let Some(next) = lane.next_event() {
-            lane.arrived(next);
-            last = last.max(next);
-        }
+        last = last.max(lane.ends());
     }
     last.as_secs_f64() * 1e6
 }

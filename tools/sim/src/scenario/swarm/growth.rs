@@ -4,7 +4,7 @@ use kv_swarm::{ClusterId, Clusters, Entry, Placement, Profile, Window};
 
 use serde::Deserialize;
 
-use super::{COUNT, ENTRY_BYTES, LAW, Layer, RADIUS, Results, means};
+use super::{COUNT, ENTRY_BYTES, LAW, Layer, Parameters, RADIUS, Results, means};
 use crate::{scenario::numbers::results, swarm::dot};
 
 /// The index of medoids: its memory, and the time of a selection, by the number of entries. Nothing
@@ -19,7 +19,7 @@ pub(in crate::scenario) struct Medoids {
 }
 
 impl Medoids {
-    pub(in crate::scenario) fn run(&self) -> Results {
+    pub(in crate::scenario) fn run(&self, _: &Parameters) -> Results {
         let count = |seed| Layer::new(LAW, seed, 0).clusters.iter().count() as f64;
         let medoids = means(|seed| results([("medoids", count(seed))]))[0].1;
         let each = medoids / f64::from(LAW.entries);
@@ -108,7 +108,7 @@ pub(super) fn grown(mut layer: Layer) -> Vec<Vec<f64>> {
 pub(in crate::scenario) struct Growth {}
 
 impl Growth {
-    pub(in crate::scenario) fn run(&self) -> Results {
+    pub(in crate::scenario) fn run(&self, _: &Parameters) -> Results {
         means(|seed| {
             let layer = Layer::new(LAW, seed, 0);
             let mut found = overlaps(&layer);
