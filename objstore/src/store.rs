@@ -247,12 +247,6 @@ impl Store {
         self.inner.catalog.with(|catalog| catalog.lookup(*self.namespace, keys)).unwrap_or(0)
     }
 
-    /// Returns true if `key` is stored now. Same guarantees as [`Store::peek`].
-    #[must_use]
-    pub fn contains(&self, key: BlockKey) -> bool {
-        self.peek(&[key]) == 1
-    }
-
     /// Returns the longest stored run of leading `keys`. Its blocks are not evicted until the
     /// result is dropped.
     ///

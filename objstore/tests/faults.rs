@@ -206,7 +206,7 @@ fn everything_in_flight_fails_with_a_recovery_and_innocent_files_stay() {
         }
     }
     drop((first, second, prefixes));
-    stack.store.abort(save);
+    drop(save);
     assert_eq!(stack.put(&a, 0), 4);
     assert_eq!(stack.put(&b, 0), 4);
     assert_eq!(stack.put(&c, 0), 4);

@@ -140,7 +140,7 @@ impl World {
             Ok(done) => {
                 for key in &keys[..done.accepted] {
                     // It may also be accepted because another request, still held, has it.
-                    if self.stack.store.contains(*key) {
+                    if self.stack.store.peek(&[*key]) == 1 {
                         self.model.insert(*key);
                     }
                 }
@@ -211,7 +211,7 @@ impl World {
     fn forget_evicted(&mut self) {
         let store = &self.stack.store;
         let gone: Vec<BlockKey> =
-            self.model.iter().filter(|key| !store.contains(**key)).copied().collect();
+            self.model.iter().filter(|key| store.peek(&[**key]) == 0).copied().collect();
         for key in gone {
             self.model.remove(&key);
             let held = self.held.iter().any(|held| match held {
@@ -223,7 +223,7 @@ impl World {
             assert!(!held || excused, "{key} was evicted under a prefix or transfer");
         }
         for key in &self.all {
-            let (stored, known) = (store.contains(*key), self.model.contains(key));
+            let (stored, known) = (store.peek(&[*key]) == 1, self.model.contains(key));
             assert!(!stored || known, "{key} was never committed");
         }
     }

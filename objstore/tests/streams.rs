@@ -299,7 +299,7 @@ impl Engine {
             if let Some(save) = pending.save {
                 let committed = self.rig.store.commit(save);
                 if let Some(done) = self.ok(committed) {
-                    let found = |key: &&BlockKey| self.rig.store.contains(**key);
+                    let found = |key: &&BlockKey| self.rig.store.peek(&[**key]) == 1;
                     self.stored.extend(pending.keys[..done.accepted].iter().filter(found));
                 }
             }

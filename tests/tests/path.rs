@@ -143,7 +143,7 @@ impl World {
             self.rig.kv.fill(*block, *key, self.versions);
         }
         // Stored blocks are not stored again: they keep their version.
-        let old = |world: &Self, key| world.rig.store.contains(key);
+        let old = |world: &Self, key| world.rig.store.peek(&[key]) == 1;
         let fresh: Vec<bool> = keys.iter().map(|key| !old(self, *key)).collect();
         let writing = self.rig.store.allocate(&keys, &blocks)?;
         let (mut tickets, give_up) = (Vec::new(), self.rng.random_range(0..12) == 0);
@@ -155,7 +155,7 @@ impl World {
             }
             if give_up {
                 self.in_flight = true;
-                self.rig.store.abort(writing);
+                drop(writing);
                 return Ok(());
             }
         }
@@ -290,7 +290,7 @@ impl World {
     /// Removes evicted keys from the model, and checks that no uncommitted key is stored.
     fn forget(&mut self) {
         for key in &self.all {
-            if !self.rig.store.contains(*key) {
+            if self.rig.store.peek(&[*key]) == 0 {
                 self.model.remove(key);
             } else if !self.model.contains_key(key) {
                 panic!("{key} was never committed, {}", self.context);

@@ -236,12 +236,6 @@ impl Store {
         self.inner.make_permanent(all.iter().flat_map(|one| one.own_files()).collect())
     }
 
-    /// Abandons a request. Its files are free as soon as nothing of it is in flight. Same as
-    /// dropping it.
-    pub fn abort(&self, save: StoreRequest) {
-        drop(save);
-    }
-
     /// Waits for the layers in flight and, if every layer was stored, makes the blocks permanent
     /// and visible: lookups find them, even after a crash or loss of power. Otherwise no block of
     /// the request is found, and the files are free again; but a record that a device did not
