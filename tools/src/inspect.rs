@@ -1,6 +1,7 @@
 //! `ripieno inspect` and `ripieno fsck`: show a store's on-disk state and check it for damage.
 
 use clap::Args;
+use kv_catalog::{JournalScan, RecordCounts};
 use objstore::{Medium, Salvage};
 use serde_json::json;
 
@@ -9,7 +10,7 @@ use crate::problem::EXIT_FAILED;
 use crate::progress::Progress;
 use crate::salvage;
 use crate::size::{Size, grouped};
-use crate::survey::{DeviceView, JournalView, Survey};
+use crate::survey::{DeviceView, Survey};
 use crate::table::{row, table};
 use crate::terminal::{print, say};
 
@@ -132,7 +133,7 @@ fn repairs(survey: &Survey, salvage: Option<&Salvage>) -> Vec<String> {
     if let Some(salvage) = salvage {
         let kept = grouped(salvage.kept().into());
         repairs.push(format!("the journal, with the {kept} blocks that can be kept"));
-    } else if survey.journal.as_ref().is_some_and(|journal| journal.can_be_emptied) {
+    } else if survey.can_be_emptied() {
         repairs.push(format!(
             "the journal, by making it empty: all keys are lost, {} that can be read and those \
              behind the damage; the data is not touched",
@@ -152,11 +153,12 @@ fn repair(
         if let Some(lost) = device.lost_copy {
             superblock.write_copy(&mut *medium.io, lost)?;
         }
-        let journal = survey.journal.as_ref().filter(|_| superblock.journal.is_some());
-        let Some(journal) = journal else { continue };
+        if superblock.journal.is_none() {
+            continue;
+        }
         if let Some(salvage) = salvage.take() {
             salvage.write(medium)?;
-        } else if journal.can_be_emptied {
+        } else if survey.can_be_emptied() {
             kv_catalog::rewrite_journal(&mut *medium.io, &mut superblock, |_| false)?;
         }
     }
@@ -192,7 +194,7 @@ fn to_json(survey: &Survey) -> serde_json::Value {
         "store": store,
         "owner": survey.owner,
         "devices": survey.devices,
-        "journal": survey.journal,
+        "journal": survey.journal.as_ref().map(journal_json),
         "namespaces": survey.namespaces,
         "stored_files": survey.stored_files,
         "damage": survey.damage,
@@ -254,21 +256,36 @@ fn text(survey: &Survey) -> String {
     table(&rows)
 }
 
-fn journal_row(journal: &JournalView) -> [String; 3] {
+fn journal_json(journal: &JournalScan) -> serde_json::Value {
+    let RecordCounts { namespace, commit, evict, clear, epoch, used } = journal.records;
+    json!({
+        "half": journal.half.to_string(),
+        "generation": journal.generation,
+        "half_bytes": journal.half_bytes,
+        "end_bytes": journal.end,
+        "groups": journal.groups,
+        "namespace_records": namespace,
+        "commit_records": commit,
+        "evict_records": evict,
+        "clear_records": clear,
+        "epoch_records": epoch,
+        "use_records": used,
+        "damage": journal.damage.as_ref().map(ToString::to_string),
+    })
+}
+
+fn journal_row(journal: &JournalScan) -> [String; 3] {
+    let RecordCounts { namespace, commit, evict, clear, epoch, used } = journal.records;
+    let [namespace, commit, evict, clear, epoch, used] =
+        [namespace, commit, evict, clear, epoch, used].map(grouped);
     let note = format!(
-        "half {}, generation {}, {} groups, {} of {}; records: {} namespace, {} commit, {} evict, \
-         {} clear, {} epoch, {} use",
+        "half {}, generation {}, {} groups, {} of {}; records: {namespace} namespace, {commit} \
+         commit, {evict} evict, {clear} clear, {epoch} epoch, {used} use",
         journal.half,
         journal.generation,
         grouped(journal.groups),
-        Size(journal.end_bytes),
+        Size(journal.end),
         Size(journal.half_bytes),
-        grouped(journal.namespace_records),
-        grouped(journal.commit_records),
-        grouped(journal.evict_records),
-        grouped(journal.clear_records),
-        grouped(journal.epoch_records),
-        grouped(journal.use_records)
     );
     let state = if journal.damage.is_some() { "damaged" } else { "whole" };
     row("journal", state, note)

@@ -36,6 +36,7 @@
 //!   layer_times  layer times that an engine wrote
 //!   model     shapes of blocks
 //!   manual    manual pages and completion scripts
+//!   outcome   named values of a result: its JSON and its tables
 //!   contents, file, interrupt, machine, problem, progress, size, table, terminal
 //! ```
 //!
@@ -84,6 +85,7 @@ mod media;
 mod model;
 mod offline;
 mod options;
+mod outcome;
 mod pace;
 mod plan;
 mod pool;

@@ -1,7 +1,6 @@
 //! KV cache shapes of models, and the size of one object of the store.
 
 use objstore::KvShape;
-use serde::Serialize;
 
 use crate::problem::Problem;
 
@@ -80,8 +79,8 @@ pub(crate) fn shape(text: &str) -> Result<KvShape, String> {
     shape.validate().map(|()| shape).map_err(|error| error.to_string())
 }
 
-/// A model cut into blocks: the shape of everything that is stored. Field names are JSON keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// A model cut into blocks: the shape of everything that is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// The model's name.
     pub(crate) model: &'static str,

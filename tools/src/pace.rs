@@ -33,7 +33,7 @@ use crate::stack::{Build, Sim, Stack};
 use crate::terminal;
 use crate::timing::{self, Timing, TimingFlags};
 
-use report::{Report, Run};
+use report::Report;
 use tally::Tally;
 use tiers::StoreTiers;
 
@@ -67,7 +67,7 @@ pub(crate) fn run(PaceFlags { common, timing }: PaceFlags) -> anyhow::Result<u8>
     }
     let report = perform(&args, &timing, &replay::plan(&args)?, &mut interrupt)?;
     terminal::report(&report, args.common.output.json, Report::text)?;
-    Ok(interrupt.end(report.is_clean(), report.interrupted))
+    Ok(interrupt.end(report.is_clean, report.interrupted))
 }
 
 fn perform(
@@ -90,9 +90,9 @@ fn perform(
         if let (Some(path), true) = (&timing.flags.slack, is_scheduled) {
             file::write("--slack", path, &learned.to_json())?;
         }
-        runs.push(Run::new(is_scheduled, &requests, served));
+        runs.push((is_scheduled, served));
     }
-    Ok(Report::new(args, timing, plan, runs))
+    Ok(Report::new(args, timing, plan, &requests, &runs))
 }
 
 /// Returns the sizes for a plan.

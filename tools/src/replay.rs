@@ -12,9 +12,8 @@ use std::time::Instant;
 use nvme_driver::{Clock, MonotonicClock};
 use objstore::BlockKey;
 use ripieno_stack::{Drives, Gpu, Placement};
-use serde::Serialize;
 
-use crate::config::{self, StoreArgs, Verify};
+use crate::config::{StoreArgs, Verify};
 use crate::devices::Devices;
 use crate::drives;
 use crate::gpu::{self, GpuReport};
@@ -31,8 +30,7 @@ use crate::terminal::{self, say};
 use crate::{synthetic, trace};
 
 use engine::{Engine, Tally};
-pub(crate) use report::ratio;
-use report::{Dram, Report, RouteNotTaken, Written};
+use report::Report;
 use verify::Sampler;
 
 /// Default number of requests of the synthetic workload.
@@ -41,20 +39,22 @@ const SYNTHETIC_REQUESTS: usize = 4000;
 const SYNTHETIC_BYTES: u64 = 1 << 30;
 
 /// Measurements and counters after the last request.
-struct Outcome {
-    tally: Tally,
-    stats: objstore::StoreStats,
-    wall_s: f64,
-    memcpy_gib_s: f64,
-    interrupted: bool,
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) tally: Tally,
+    pub(crate) stats: objstore::StoreStats,
+    pub(crate) wall_s: f64,
+    pub(crate) memcpy_gib_s: f64,
+    pub(crate) interrupted: bool,
 }
 
 /// Setup of the replay.
-struct Setting {
-    limits: Limits,
-    placement: Placement,
-    opening: Opening,
-    gpu: Option<GpuReport>,
+#[derive(Debug)]
+pub(crate) struct Setting {
+    pub(crate) limits: Limits,
+    pub(crate) placement: Placement,
+    pub(crate) opening: Opening,
+    pub(crate) gpu: Option<GpuReport>,
 }
 
 /// Replays and reports. Returns the exit code.
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &StoreArgs) -> anyhow::Result<u8> {
     })?;
     terminal::report(&report, args.common.output.json, Report::text)?;
     closed?;
-    Ok(interrupt.end(report.is_clean(), report.interrupted))
+    Ok(interrupt.end(report.is_clean(), report.outcome.interrupted))
 }
 
 /// Runs an uninterruptible replay to test the arguments' devices and route.
@@ -129,8 +129,8 @@ fn perform(
     Ok((report(args, &plan, &sizing, setting, outcome), closed))
 }
 
-/// Device limits that matter to the replay. Field names are JSON keys.
-#[derive(Debug, Clone, Copy, Serialize)]
+/// Device limits that matter to the replay.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     lba_bytes: u32,
     /// Largest transfer of one command on all devices, in bytes; null for no limit.
@@ -267,73 +267,12 @@ fn report(
     args: &StoreArgs,
     plan: &Plan,
     sizing: &Sizing,
-    Setting { limits, placement, opening, gpu }: Setting,
+    setting: Setting,
     outcome: Outcome,
 ) -> Report {
-    let Outcome { tally, stats, wall_s, memcpy_gib_s, interrupted } = outcome;
-    let (retrieved_bytes, stored_bytes) = (tally.retrieve.bytes(), tally.store.bytes());
-    let objects = (retrieved_bytes + stored_bytes) / u64::from(args.shape.object_bytes);
-    let moved = objects - stats.dram.retrieved_bytes / u64::from(args.shape.object_bytes);
-    Report {
-        version: env!("CARGO_PKG_VERSION"),
-        path: stats.path.to_string(),
-        executor: config::name(args.flags.path.executor),
-        gpu,
-        device: args.devices.to_string(),
-        devices: args.devices.count(),
-        media: args.devices.media().map(ToString::to_string),
-        memory: placement.memory(),
-        routes_not_taken: placement.not_taken.iter().map(RouteNotTaken::new).collect(),
-        limits,
-        queues_per_device: args.queues(),
-        queue_depth: args.common.depth,
-        coalesce_bytes: args.coalesce(),
-        descriptors: config::name(args.common.descriptors),
-        shape: args.shape,
-        pool_blocks: sizing.pool_blocks,
-        trace: args.common.trace.as_ref().map(|path| path.display().to_string()),
-        seed: args.common.seed,
-        requests: tally.requests,
-        requests_planned: plan.requests() as u64,
-        trace_blocks: tally.trace_blocks,
-        trace_blocks_planned: plan.trace_blocks(),
-        trace_blocks_hit: tally.trace_blocks_hit,
-        hit_ratio: ratio(tally.trace_blocks_hit, tally.trace_blocks),
-        trace_blocks_hit_unlimited: plan.ideal_hits,
-        store: opening.how,
-        files_found: opening.files,
-        open_ms: opening.ms,
-        capacity_bytes: sizing.capacity_bytes(),
-        needed_bytes: sizing.needed_bytes,
-        stored_bytes,
-        retrieved_bytes,
-        objects,
-        written: Written::new(&stats, &args.shape.kv(), stored_bytes, retrieved_bytes),
-        evicted_files: stats.evictions,
-        blocks_left_out: tally.blocks_left_out,
-        verify: config::name(args.flags.verify),
-        verified_bytes: tally.findings.bytes,
-        mismatches: tally.findings.mismatches,
-        mismatches_shown: tally.findings.shown,
-        final_check_blocks: tally.blocks_checked,
-        final_check_bytes: tally.final_check.bytes(),
-        io_errors: tally.io_errors,
-        recoveries: stats.recoveries,
-        dram: Dram::new(args.common.dram, &stats.dram),
-        retrieve_gib_s: tally.retrieve.gib_s(),
-        store_gib_s: tally.store.gib_s(),
-        memcpy_gib_s,
-        retrieve_s: tally.retrieve.busy_s(),
-        store_s: tally.store.busy_s(),
-        commands: stats.commands,
-        sq_doorbells: stats.sq_doorbells,
-        cq_doorbells: stats.cq_doorbells,
-        commands_per_sq_doorbell: ratio(stats.commands, stats.sq_doorbells),
-        objects_per_sq_doorbell: ratio(moved, stats.sq_doorbells),
-        objects_per_command: ratio(moved, stats.commands),
-        wall_s,
-        interrupted,
-    }
+    let planned = [plan.requests() as u64, plan.trace_blocks()];
+    let (args, sizing, ideal_hits) = (args.clone(), *sizing, plan.ideal_hits);
+    Report { args, sizing, planned, ideal_hits, setting, outcome }
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use kv_catalog::{
-    Catalog, CatalogConfig, CopyFault, Expected, JournalError, Member, NamespaceId, OnDevice,
-    PolicyKind, Record, Superblock, check_set, scan_journal,
+    Catalog, CatalogConfig, CopyFault, Expected, JournalError, JournalScan, Member, NamespaceId,
+    OnDevice, PolicyKind, Record, Superblock, check_set, scan_journal,
 };
 use objstore::Medium;
 use serde::Serialize;
@@ -35,27 +35,6 @@ pub(crate) struct DeviceView {
     pub(crate) lost_copy: Option<usize>,
 }
 
-/// The journal's active half.
-#[derive(Debug, Serialize)]
-pub(crate) struct JournalView {
-    pub(crate) half: String,
-    pub(crate) generation: u64,
-    pub(crate) half_bytes: u64,
-    pub(crate) end_bytes: u64,
-    pub(crate) groups: u64,
-    pub(crate) namespace_records: u64,
-    pub(crate) commit_records: u64,
-    pub(crate) evict_records: u64,
-    pub(crate) clear_records: u64,
-    pub(crate) epoch_records: u64,
-    pub(crate) use_records: u64,
-    /// Damage that keeps the store from opening; null if none.
-    pub(crate) damage: Option<String>,
-    /// True if an empty journal repairs the damage; else the device needs attention.
-    #[serde(skip)]
-    pub(crate) can_be_emptied: bool,
-}
-
 /// A namespace, after replay of all readable records.
 #[derive(Debug, Serialize)]
 pub(crate) struct NamespaceView {
@@ -69,19 +48,19 @@ pub(crate) struct NamespaceView {
 }
 
 /// State of all devices.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default)]
 pub(crate) struct Survey {
     /// The process that has the store open through another controller meanwhile.
     pub(crate) owner: Option<String>,
     pub(crate) devices: Vec<DeviceView>,
-    pub(crate) journal: Option<JournalView>,
+    /// The journal's active half.
+    pub(crate) journal: Option<JournalScan>,
     pub(crate) namespaces: Vec<NamespaceView>,
     /// Number of readable keys.
     pub(crate) stored_files: u32,
     /// All damage found.
     pub(crate) damage: Vec<String>,
     /// True if all devices of the rank are present, in order.
-    #[serde(skip)]
     pub(crate) is_whole_set: bool,
 }
 
@@ -137,6 +116,12 @@ impl Survey {
         }
         survey.add_journal(media, progress)?;
         Ok(survey)
+    }
+
+    /// Returns true if an empty journal repairs the damage; else the device needs attention.
+    pub(crate) fn can_be_emptied(&self) -> bool {
+        let damage = self.journal.as_ref().and_then(|journal| journal.damage.as_ref());
+        damage.is_some_and(|damage| !matches!(damage, JournalError::Block(_)))
     }
 
     /// Returns the device that carries the journal.
@@ -205,21 +190,7 @@ impl Survey {
             });
         }
         self.damage.extend(scan.damage.iter().map(ToString::to_string));
-        self.journal = Some(JournalView {
-            half: scan.half.to_string(),
-            generation: scan.generation,
-            half_bytes: scan.half_bytes,
-            end_bytes: scan.end,
-            groups: scan.groups,
-            namespace_records: scan.records.namespace,
-            commit_records: scan.records.commit,
-            evict_records: scan.records.evict,
-            clear_records: scan.records.clear,
-            epoch_records: scan.records.epoch,
-            use_records: scan.records.used,
-            can_be_emptied: !matches!(scan.damage, None | Some(JournalError::Block(_))),
-            damage: scan.damage.map(|damage| damage.to_string()),
-        });
+        self.journal = Some(scan);
         Ok(())
     }
 }

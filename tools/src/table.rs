@@ -26,6 +26,16 @@ pub(crate) fn grid(header: &[&str], rows: Vec<Vec<String>>, left: usize) -> Stri
     table.to_string()
 }
 
+/// A column of [`columns`]: its name, and the text of a row.
+pub(crate) type Column<T> = (&'static str, fn(&T) -> String);
+
+/// Formats a table with a row for each of `things`; see [`grid`].
+pub(crate) fn columns<T>(columns: &[Column<T>], things: &[T], left: usize) -> String {
+    let header: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+    let row = |it: &T| columns.iter().map(|(_, of)| of(it)).collect();
+    grid(&header, things.iter().map(row).collect(), left)
+}
+
 /// Formats a table of figures, whose first `of` columns say what each row is of: a column each, or
 /// below each other on a narrow terminal.
 pub(crate) fn figures(header: &[&str], rows: Vec<Vec<String>>, of: usize) -> String {

@@ -5,10 +5,11 @@ use objstore::BlockId;
 use ripieno_sim::median;
 
 use super::PageFlags;
-use super::report::{Report, Row, Value, spread};
+use super::report::{Report, Row, spread};
 use super::session::{self, Done, Passes, Session};
 use crate::config::{Descriptors, ReplayFlags, StoreArgs};
 use crate::interrupt::Interrupt;
+use crate::outcome::Value;
 use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::replay;

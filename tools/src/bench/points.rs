@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::check::Checks;
 use super::load::{Found, Load, WINDOWS};
-use super::report::{Report, Row, Value};
-use crate::replay::ratio;
+use super::report::{Report, Row};
+use crate::outcome::{Value, ratio};
 use crate::size::Size;
 
 /// Part of the highest IOPS at the knee of a sweep.

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use ripieno_sim::{Line, Outcome, Plot, Table};
-use serde::{Serialize, Serializer, ser::SerializeMap as _};
+use serde::{Serialize, Serializer};
 
 use super::PageFlags;
 use crate::config::{self, OutputFlags, StoreArgs};
 use crate::devices::Devices;
 use crate::interrupt::Interrupt;
+use crate::outcome::{Fact, Facts, Value, shown};
 use crate::sim::write_page;
-use crate::size::{Size, grouped};
 use crate::stack::Stack;
 use crate::table::{figures, fold, row, table};
 use crate::terminal;
@@ -18,70 +18,20 @@ use crate::terminal;
 /// Spread above which a measurement is noisy.
 const NOISY: f64 = 0.2;
 
-/// Formats microseconds with three digits.
-fn us(us: f64) -> String {
-    match us {
-        us if us >= 1e5 => format!("{:.0} ms", us / 1e3),
-        us if us >= 1e3 => format!("{:.2} ms", us / 1e3),
-        us if us >= 100.0 => format!("{us:.0} us"),
-        us => format!("{us:.1} us"),
-    }
-}
-
-/// A value, with the unit in which people read it.
-#[derive(Debug, Clone, Serialize)]
-#[serde(untagged)]
-pub(super) enum Value {
-    Text(String),
-    Count(u64),
-    Bytes(u64),
-    BytesPerSecond(f64),
-    Micros(f64),
-    /// A number without decimals.
-    Whole(f64),
-    /// A number with two decimals.
-    Ratio(f64),
-    /// A fraction of 1.
-    Percent(f64),
-}
-
-impl Value {
-    pub(super) fn text(&self) -> String {
-        match self {
-            Self::Text(text) => text.clone(),
-            Self::Count(count) => grouped(*count),
-            Self::Bytes(bytes) => Size(*bytes).to_string(),
-            Self::BytesPerSecond(rate) => format!("{}/s", Size(*rate as u64)),
-            Self::Micros(micros) => us(*micros),
-            Self::Whole(number) => grouped(*number as u64),
-            Self::Ratio(ratio) => format!("{ratio:.2}"),
-            Self::Percent(part) => format!("{:.0} %", 100.0 * part),
-        }
-    }
-}
-
-/// A value with its JSON key and the head of its column; without a head, the table leaves it out.
-pub(super) type Cell = (&'static str, &'static str, Value);
-
 /// A measurement.
 #[derive(Debug)]
 pub(super) struct Row {
     /// Parameters.
-    pub(super) of: Vec<Cell>,
-    pub(super) figures: Vec<Cell>,
+    pub(super) of: Vec<Fact>,
+    pub(super) figures: Vec<Fact>,
     /// Largest sample less the smallest, relative to the median.
     pub(super) spread: f64,
     /// Problems; a row with any shows no figures.
     pub(super) wrong: Vec<String>,
 }
 
-/// Returns the cells that a table shows.
-fn shown(cells: &[Cell]) -> impl Iterator<Item = &Cell> {
-    cells.iter().filter(|(_, head, _)| !head.is_empty())
-}
-
 impl Row {
-    fn all(&self) -> Vec<Cell> {
+    fn all(&self) -> Vec<Fact> {
         let mut all = self.of.clone();
         if self.wrong.is_empty() {
             all.extend(self.figures.iter().cloned());
@@ -129,12 +79,9 @@ impl Row {
 
 impl Serialize for Row {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        for (key, _, value) in self.all() {
-            map.serialize_entry(key, &value)?;
-        }
-        map.serialize_entry("wrong", &self.wrong)?;
-        map.end()
+        let mut all = self.all();
+        all.push(("wrong", "", Value::Json(serde_json::json!(self.wrong))));
+        Facts(all).serialize(serializer)
     }
 }
 

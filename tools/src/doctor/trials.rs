@@ -63,20 +63,21 @@ fn tried(
         Ok(report) => report,
         Err(error) => return failed(finding, &error),
     };
-    let checked = Size(report.verified_bytes);
+    let tally = report.tally();
+    let checked = Size(tally.findings.bytes);
     if !report.is_clean() {
-        let (wrong, failed) = (report.mismatches, report.io_errors);
+        let (wrong, failed) = (tally.findings.mismatches, tally.io_errors);
         let found = format!("{wrong} wrong objects, {failed} failed transfers, {checked} checked");
         return finding.says(Verdict::Fail, found);
     }
-    let place = match report.gpu {
-        Some(_) => report.memory,
+    let place = match report.setting.gpu {
+        Some(_) => report.setting.placement.memory(),
         None => "everything in host memory".to_owned(),
     };
     let found = format!(
         "a replay of {} requests moved {} there and {checked} back, every byte checked; {place}",
-        report.requests,
-        Size(report.stored_bytes),
+        tally.requests,
+        Size(tally.store.bytes()),
     );
     finding.says(Verdict::Ok, found)
 }

@@ -8,7 +8,9 @@ use objstore::BlockKey;
 use serde::Serialize;
 
 use crate::model::TRACE_BLOCK_TOKENS;
+use crate::outcome::percent;
 use crate::progress::Progress;
+use crate::table::Column;
 use crate::timing::Medium;
 use crate::trace::Request;
 
@@ -31,16 +33,13 @@ pub(super) struct Mixed {
     best_bytes_s: f64,
 }
 
-impl Mixed {
-    /// Formats a row of a table.
-    pub(super) fn cells(&self) -> [String; 5] {
-        let mb = |bytes: f64| format!("{:.2}", bytes / 1e6);
-        let Self { writes, slack_bytes_s, naive_bytes_s, best_bytes_s } = *self;
-        let lost = format!("{:.1} %", 100.0 * (1.0 - naive_bytes_s / slack_bytes_s));
-        let writes = format!("{:.1} %", 100.0 * writes);
-        [writes, mb(naive_bytes_s), mb(slack_bytes_s), mb(best_bytes_s), lost]
-    }
-}
+pub(super) const COLUMNS: [Column<Mixed>; 5] = [
+    ("writes", |it| percent(it.writes)),
+    ("MB/s: naive", |it| format!("{:.2}", it.naive_bytes_s / 1e6)),
+    ("slack", |it| format!("{:.2}", it.slack_bytes_s / 1e6)),
+    ("at best", |it| format!("{:.2}", it.best_bytes_s / 1e6)),
+    ("lost by naive", |it| percent(1.0 - it.naive_bytes_s / it.slack_bytes_s)),
+];
 
 /// Returns the blocks stored before the measurement, and those stored during it.
 pub(super) fn requests() -> Vec<Request> {

@@ -9,8 +9,9 @@ use serde::Serialize;
 use crate::config::StoreArgs;
 use crate::interrupt::Interrupt;
 use crate::model::TRACE_BLOCK_TOKENS;
+use crate::outcome::percent;
 use crate::plan::Plan;
-use crate::table::grid;
+use crate::table::{Column, columns};
 use crate::terminal;
 use crate::timing::Timing;
 use crate::trace::Request;
@@ -199,36 +200,22 @@ pub(super) fn run(
     Ok(interrupt.end(sweep.io_errors == 0, sweep.interrupted))
 }
 
+const COLUMNS: [Column<Row>; 9] = [
+    ("hit rate", |it| format!("{} %", it.hit_rate)),
+    ("GPU used", |it| it.load.to_owned()),
+    ("TTFT, ms: naive", |it| format!("{:.1}", it.naive.ttft_ms)),
+    ("slack", |it| format!("{:.1}", it.slack.ttft_ms)),
+    ("less", |it| percent(1.0 - it.slack.ttft_ms / it.naive.ttft_ms)),
+    ("bubble, ms: naive", |it| format!("{:.2}", it.naive.bubble_ms)),
+    ("slack", |it| format!("{:.2}", it.slack.bubble_ms)),
+    ("I/O hidden: naive", |it| percent(it.naive.hidden)),
+    ("slack", |it| percent(it.slack.hidden)),
+];
+
 impl Sweep {
     fn text(&self) -> String {
-        let header = [
-            "hit rate",
-            "GPU used",
-            "TTFT, ms: naive",
-            "slack",
-            "less",
-            "bubble, ms: naive",
-            "slack",
-            "I/O hidden: naive",
-            "slack",
-        ];
-        let row = |Row { hit_rate, load, slack, naive }: &Row| {
-            let less = 100.0 * (1.0 - slack.ttft_ms / naive.ttft_ms);
-            vec![
-                format!("{hit_rate} %"),
-                (*load).to_owned(),
-                format!("{:.1}", naive.ttft_ms),
-                format!("{:.1}", slack.ttft_ms),
-                format!("{less:.1} %"),
-                format!("{:.2}", naive.bubble_ms),
-                format!("{:.2}", slack.bubble_ms),
-                format!("{:.1} %", 100.0 * naive.hidden),
-                format!("{:.1} %", 100.0 * slack.hidden),
-            ]
-        };
-        let table = grid(&header, self.rows.iter().map(row).collect(), 2);
-        let header = ["writes", "MB/s: naive", "slack", "at best", "lost by naive"];
-        let mixed = grid(&header, self.mixed.iter().map(|it| it.cells().to_vec()).collect(), 0);
+        let table = columns(&COLUMNS, &self.rows, 2);
+        let mixed = columns(&mixed::COLUMNS, &self.mixed, 0);
         let at = |it: Option<f64>| it.map_or("no rate".to_owned(), |it| format!("{it:.1} %"));
         format!(
             "ripieno {} pace --hit-rates: model {}, {} prompts of about {INPUT} tokens, \

@@ -9,13 +9,13 @@ use ripieno_stack::ComputeSaved;
 
 use crate::interrupt::Interrupt;
 use crate::model::Shape;
+use crate::outcome::ratio;
 use crate::plan::Plan;
 use crate::pool::{Check, Item, LAYERS_AHEAD, Part, Pool};
 use crate::timing;
 
 use super::flight::{Flight, Flights};
 use super::rate::Meter;
-use super::report::ratio;
 use super::verify::{Findings, Mismatch, Sampler};
 
 /// Failed transfers after which the replay stops.

@@ -1,368 +1,325 @@
 //! Report of a replay: one JSON object for programs, tables for people.
 
-use objstore::{DramStats, KvShape, StoreStats};
+use objstore::DramStats;
 use ripieno_stack::NotTaken;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
-use crate::gpu::GpuReport;
-use crate::model::Shape;
+use crate::config::{self, Executor, StoreArgs, Verify};
+use crate::outcome::{Facts, facts, ratio};
 use crate::size::{Size, grouped};
+use crate::sizing::Sizing;
 use crate::table::{row, table};
 
-use super::Limits;
-use super::verify::Mismatch;
+use super::engine::Tally;
+use super::rate::Meter;
+use super::verify::Findings;
+use super::{Limits, Outcome, Setting};
 
-/// A route that was tried and not taken. Field names are the JSON keys.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct RouteNotTaken {
-    pub(crate) route: &'static str,
-    pub(crate) why: String,
-    /// Remedy.
-    pub(crate) fix: String,
-}
-
-impl RouteNotTaken {
-    pub(crate) fn new(not: &NotTaken) -> Self {
-        let NotTaken { route, why, fix } = not;
-        Self { route: route.name(), why: why.clone(), fix: fix.clone() }
-    }
-
-    fn text(&self) -> String {
-        let Self { why, fix, .. } = self;
-        if fix.is_empty() { why.clone() } else { format!("{why}; {fix}") }
-    }
-}
-
-/// The whole report of a replay. Field names are the JSON keys.
-#[derive(Debug, Serialize)]
+/// Data of a report, from which its JSON and its tables follow.
+#[derive(Debug)]
 pub(crate) struct Report {
-    /// Version of this program.
-    pub(crate) version: &'static str,
-    /// Route of the data: host, staged or direct.
-    pub(crate) path: String,
-    /// Better routes that were not taken, with the reasons.
-    pub(crate) routes_not_taken: Vec<RouteNotTaken>,
-    /// Executor of the I/O kernel.
-    pub(crate) executor: String,
-    /// GPU of the executor; null if none.
-    pub(crate) gpu: Option<GpuReport>,
-    /// Kind of devices: emu, or PCI addresses of VFIO drives.
-    pub(crate) device: String,
-    /// Number of devices.
-    pub(crate) devices: u32,
-    /// Storage behind the software controllers; null for drives.
-    pub(crate) media: Option<String>,
-    /// Memory for queues, descriptors and the KV pool.
-    pub(crate) memory: String,
-    #[serde(flatten)]
-    pub(crate) limits: Limits,
-    pub(crate) queues_per_device: u16,
-    pub(crate) queue_depth: u32,
-    /// Size in bytes up to which adjacent objects were merged.
-    pub(crate) coalesce_bytes: u32,
-    pub(crate) descriptors: String,
-
-    #[serde(flatten)]
-    pub(crate) shape: Shape,
-    pub(crate) pool_blocks: u32,
-
-    /// The trace file; null for the synthetic workload.
-    pub(crate) trace: Option<String>,
-    pub(crate) seed: u64,
-    /// Requests replayed; the next field counts all requests.
-    pub(crate) requests: u64,
-    pub(crate) requests_planned: u64,
-    /// Trace blocks of the replayed requests; the next field counts those of all requests.
-    pub(crate) trace_blocks: u64,
-    pub(crate) trace_blocks_planned: u64,
-    /// Leading trace blocks found.
-    pub(crate) trace_blocks_hit: u64,
-    pub(crate) hit_ratio: f64,
+    pub(super) args: StoreArgs,
+    pub(super) sizing: Sizing,
+    /// Requests of the workload, and their trace blocks.
+    pub(super) planned: [u64; 2],
     /// Hits of an unlimited cache, over all planned requests.
-    pub(crate) trace_blocks_hit_unlimited: u64,
-
-    /// "scratch"; with --keep, "made" or "opened".
-    pub(crate) store: &'static str,
-    /// Blocks in the store when it was opened.
-    pub(crate) files_found: u32,
-    /// Milliseconds to open the store, including its self-test.
-    pub(crate) open_ms: f64,
-    /// Capacity of the store over all devices.
-    pub(crate) capacity_bytes: u64,
-    /// Capacity at which the whole workload evicts nothing.
-    pub(crate) needed_bytes: u64,
-    pub(crate) stored_bytes: u64,
-    pub(crate) retrieved_bytes: u64,
-    /// Objects stored and retrieved.
-    pub(crate) objects: u64,
-    #[serde(flatten)]
-    pub(crate) written: Written,
-    pub(crate) evicted_files: u64,
-    /// Store blocks that the store had no room for.
-    pub(crate) blocks_left_out: u64,
-
-    pub(crate) verify: String,
-    pub(crate) verified_bytes: u64,
-    pub(crate) mismatches: u64,
-    /// The first mismatches.
-    pub(crate) mismatches_shown: Vec<Mismatch>,
-    /// Stored blocks that were retrieved and checked at the end, and their bytes.
-    pub(crate) final_check_blocks: u64,
-    pub(crate) final_check_bytes: u64,
-    /// Failed transfers.
-    pub(crate) io_errors: u64,
-    /// Controller recoveries.
-    pub(crate) recoveries: u64,
-    #[serde(flatten)]
-    pub(crate) dram: Dram,
-
-    pub(crate) retrieve_gib_s: f64,
-    pub(crate) store_gib_s: f64,
-    pub(crate) memcpy_gib_s: f64,
-    pub(crate) retrieve_s: f64,
-    pub(crate) store_s: f64,
-    pub(crate) commands: u64,
-    pub(crate) sq_doorbells: u64,
-    pub(crate) cq_doorbells: u64,
-    pub(crate) commands_per_sq_doorbell: f64,
-    pub(crate) objects_per_sq_doorbell: f64,
-    pub(crate) objects_per_command: f64,
-    /// Seconds from the first request to the last, without the final check.
-    pub(crate) wall_s: f64,
-    /// True if the user ended the replay early.
-    pub(crate) interrupted: bool,
+    pub(super) ideal_hits: u64,
+    pub(crate) setting: Setting,
+    pub(crate) outcome: Outcome,
 }
 
-/// Statistics of the DRAM cache.
-#[derive(Debug, Serialize)]
-pub(crate) struct Dram {
-    dram_bytes: u64,
-    /// Store blocks that were retrieved from it; the next field counts those from the devices.
-    dram_hits: u64,
-    dram_misses: u64,
-    dram_retrieved_bytes: u64,
-    dram_blocks: u32,
-    dram_evictions: u64,
-}
-
-impl Dram {
-    pub(crate) fn new(dram_bytes: u64, stats: &DramStats) -> Self {
-        Self {
-            dram_bytes,
-            dram_hits: stats.hits,
-            dram_misses: stats.misses,
-            dram_retrieved_bytes: stats.retrieved_bytes,
-            dram_blocks: stats.blocks,
-            dram_evictions: stats.evictions,
-        }
-    }
-
-    fn row(&self) -> [String; 3] {
-        let blocks = self.dram_hits + self.dram_misses;
-        row(
-            "from DRAM",
-            Size(self.dram_retrieved_bytes),
-            format!(
-                "{} of {} blocks, {:.1} %; the devices served the rest; {} evicted",
-                grouped(self.dram_hits),
-                grouped(blocks),
-                100.0 * ratio(self.dram_hits, blocks),
-                grouped(self.dram_evictions)
-            ),
-        )
-    }
-}
-
-/// Bytes written to the devices.
-#[derive(Debug, Serialize)]
-pub(crate) struct Written {
-    /// Objects with padding, and the journal.
-    written_bytes: u64,
-    journal_bytes: u64,
-    written_per_stored: f64,
-    written_per_retrieved: f64,
-}
-
-impl Written {
-    pub(crate) fn new(stats: &StoreStats, shape: &KvShape, stored: u64, retrieved: u64) -> Self {
-        let files = stored / shape.block_bytes();
-        let written_bytes = files * stats.file_bytes + stats.journal_bytes;
-        Self {
-            written_bytes,
-            journal_bytes: stats.journal_bytes,
-            written_per_stored: ratio(written_bytes, stored),
-            written_per_retrieved: ratio(written_bytes, retrieved),
-        }
-    }
-}
-
-/// Returns `a / b`, or 0 if `b` is 0.
-pub(crate) fn ratio(a: u64, b: u64) -> f64 {
-    if b == 0 { 0.0 } else { a as f64 / b as f64 }
+/// Returns why a route was not taken, and the remedy.
+fn why(not: &NotTaken) -> String {
+    let NotTaken { why, fix, .. } = not;
+    if fix.is_empty() { why.clone() } else { format!("{why}; {fix}") }
 }
 
 impl Report {
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.outcome.tally
+    }
+
     /// Returns true if there were no mismatches and no failed transfers.
     pub(crate) fn is_clean(&self) -> bool {
-        self.mismatches == 0 && self.io_errors == 0
+        self.tally().findings.mismatches == 0 && self.tally().io_errors == 0
+    }
+
+    /// Returns the objects that were stored and retrieved, and those of them that devices moved.
+    fn objects(&self) -> [u64; 2] {
+        let Outcome { tally, stats, .. } = &self.outcome;
+        let object = u64::from(self.args.shape.object_bytes);
+        let all = (tally.retrieve.bytes() + tally.store.bytes()) / object;
+        [all, all - stats.dram.retrieved_bytes / object]
+    }
+
+    /// Returns the bytes written to the devices: objects with padding, and the journal.
+    fn written_bytes(&self) -> u64 {
+        let Outcome { tally, stats, .. } = &self.outcome;
+        let files = tally.store.bytes() / self.args.shape.block_bytes();
+        files * stats.file_bytes + stats.journal_bytes
+    }
+
+    /// Returns what was asked for: the first values of the JSON object.
+    fn asked(&self) -> Facts {
+        let Self { args, sizing, setting, outcome, .. } = self;
+        let Setting { limits, placement, gpu, .. } = setting;
+        let not_taken =
+            |not: &NotTaken| json!({ "route": not.route.name(), "why": not.why, "fix": not.fix });
+        facts! {
+            version: env!("CARGO_PKG_VERSION"),
+            path: outcome.stats.path.to_string(),
+            routes_not_taken: placement.not_taken.iter().map(not_taken).collect::<Vec<_>>(),
+            executor: config::name(args.flags.path.executor),
+            gpu: gpu,
+            device: args.devices.to_string(),
+            devices: args.devices.count(),
+            media: args.devices.media().map(ToString::to_string),
+            memory: placement.memory(),
+            lba_bytes: limits.lba_bytes,
+            mdts_bytes: limits.mdts_bytes,
+            queues_per_device: args.queues(),
+            queue_depth: args.common.depth,
+            coalesce_bytes: args.coalesce(),
+            descriptors: config::name(args.common.descriptors),
+            model: args.shape.model,
+            layers: args.shape.layers,
+            segments: args.shape.segments,
+            block_tokens: args.shape.block_tokens,
+            object_bytes: args.shape.object_bytes,
+            pool_blocks: sizing.pool_blocks,
+            trace: self.trace(),
+            seed: args.common.seed,
+        }
+    }
+
+    /// Returns the results.
+    fn found(&self) -> Facts {
+        let Self { args, sizing, setting, outcome, .. } = self;
+        let Outcome { tally, stats, .. } = outcome;
+        let opening = &setting.opening;
+        let (retrieved, stored) = (tally.retrieve.bytes(), tally.store.bytes());
+        let (written, [objects, moved]) = (self.written_bytes(), self.objects());
+        facts! {
+            requests: tally.requests,
+            requests_planned: self.planned[0],
+            trace_blocks: tally.trace_blocks,
+            trace_blocks_planned: self.planned[1],
+            trace_blocks_hit: tally.trace_blocks_hit,
+            hit_ratio: ratio(tally.trace_blocks_hit, tally.trace_blocks),
+            trace_blocks_hit_unlimited: self.ideal_hits,
+            store: opening.how,
+            files_found: opening.files,
+            open_ms: opening.ms,
+            capacity_bytes: sizing.capacity_bytes(),
+            needed_bytes: sizing.needed_bytes,
+            stored_bytes: stored,
+            retrieved_bytes: retrieved,
+            objects: objects,
+            written_bytes: written,
+            journal_bytes: stats.journal_bytes,
+            written_per_stored: ratio(written, stored),
+            written_per_retrieved: ratio(written, retrieved),
+            evicted_files: stats.evictions,
+            blocks_left_out: tally.blocks_left_out,
+            verify: config::name(args.flags.verify),
+            verified_bytes: tally.findings.bytes,
+            mismatches: tally.findings.mismatches,
+            mismatches_shown: tally.findings.shown,
+            final_check_blocks: tally.blocks_checked,
+            final_check_bytes: tally.final_check.bytes(),
+            io_errors: tally.io_errors,
+            recoveries: stats.recoveries,
+            dram_bytes: args.common.dram,
+            dram_hits: stats.dram.hits,
+            dram_misses: stats.dram.misses,
+            dram_retrieved_bytes: stats.dram.retrieved_bytes,
+            dram_blocks: stats.dram.blocks,
+            dram_evictions: stats.dram.evictions,
+            retrieve_gib_s: tally.retrieve.gib_s(),
+            store_gib_s: tally.store.gib_s(),
+            memcpy_gib_s: outcome.memcpy_gib_s,
+            retrieve_s: tally.retrieve.busy_s(),
+            store_s: tally.store.busy_s(),
+            commands: stats.commands,
+            sq_doorbells: stats.sq_doorbells,
+            cq_doorbells: stats.cq_doorbells,
+            commands_per_sq_doorbell: ratio(stats.commands, stats.sq_doorbells),
+            objects_per_sq_doorbell: ratio(moved, stats.sq_doorbells),
+            objects_per_command: ratio(moved, stats.commands),
+            wall_s: outcome.wall_s,
+            interrupted: outcome.interrupted,
+        }
+    }
+
+    /// Returns the trace file; `None` for the synthetic workload.
+    fn trace(&self) -> Option<String> {
+        self.args.common.trace.as_ref().map(|path| path.display().to_string())
     }
 
     /// Formats the report for people.
     pub(crate) fn text(&self) -> String {
-        let mut text = format!("ripieno {} replay\n\n", self.version);
-        text += &table(&self.setting());
+        let mut text = format!("ripieno {} replay\n\n", env!("CARGO_PKG_VERSION"));
+        text += &table(&self.settings());
         text += "\n\n";
         text += &table(&self.results());
         text += "\n";
-        for mismatch in &self.mismatches_shown {
+        let Findings { mismatches, shown, .. } = &self.tally().findings;
+        for mismatch in shown {
             text += &format!("\n  {mismatch}");
         }
-        let hidden = self.mismatches - self.mismatches_shown.len() as u64;
+        let hidden = mismatches - shown.len() as u64;
         if hidden > 0 {
             text += &format!("\n  ... and {} more", grouped(hidden));
         }
         text + "\n" + &self.verdict()
     }
 
-    fn setting(&self) -> Vec<[String; 3]> {
+    fn settings(&self) -> Vec<[String; 3]> {
+        let Self { args, sizing, setting, .. } = self;
+        let (shape, opening, devices) = (&args.shape, &setting.opening, args.devices.count());
         let workload =
-            self.trace.clone().unwrap_or_else(|| format!("synthetic, seed {}", self.seed));
-        let merged = match self.coalesce_bytes {
-            bytes if bytes < 2 * self.shape.object_bytes => "no merging".to_owned(),
+            self.trace().unwrap_or_else(|| format!("synthetic, seed {}", args.common.seed));
+        let merged = match args.coalesce() {
+            bytes if bytes < 2 * shape.object_bytes => "no merging".to_owned(),
             bytes => format!("merged up to {}", Size(u64::from(bytes))),
         };
+        let (depth, descriptors) = (args.common.depth, config::name(args.common.descriptors));
         let mut rows = vec![
-            row("workload", workload, format!("{} requests", grouped(self.requests_planned))),
+            row("workload", workload, format!("{} requests", grouped(self.planned[0]))),
             row(
                 "model",
-                self.shape.model,
+                shape.model,
                 format!(
                     "{} layers x {} segments, {} tokens a block, objects of {}",
-                    self.shape.layers,
-                    self.shape.segments,
-                    self.shape.block_tokens,
-                    Size(u64::from(self.shape.object_bytes))
+                    shape.layers,
+                    shape.segments,
+                    shape.block_tokens,
+                    Size(u64::from(shape.object_bytes))
                 ),
             ),
-            row("path", &self.path, self.path_note()),
-            row("I/O kernel", &self.executor, self.kernel_note()),
-            row("devices", format!("{} x {}", self.devices, self.kind()), self.facts()),
+            row("path", self.outcome.stats.path, self.path_note()),
+            row("I/O kernel", config::name(args.flags.path.executor), self.kernel_note()),
+            row("devices", format!("{devices} x {}", self.kind()), self.facts_of_devices()),
             row(
                 "queues",
-                format!("{} x {}", u32::from(self.queues_per_device) * self.devices, "1 warp"),
-                format!("depth {}, descriptors: {}, {merged}", self.queue_depth, self.descriptors),
+                format!("{} x {}", u32::from(args.queues()) * devices, "1 warp"),
+                format!("depth {depth}, descriptors: {descriptors}, {merged}"),
             ),
             row(
                 "capacity",
-                Size(self.capacity_bytes),
-                format!("the whole workload needs {}", Size(self.needed_bytes)),
+                Size(sizing.capacity_bytes()),
+                format!("the whole workload needs {}", Size(sizing.needed_bytes)),
             ),
         ];
-        if self.store != "scratch" {
-            let found = format!("{} blocks", grouped(self.files_found.into()));
-            let note = format!("at opening, which took {:.0} ms", self.open_ms);
-            rows.push(row(&format!("store {}", self.store), found, note));
+        if opening.how != "scratch" {
+            let found = format!("{} blocks", grouped(opening.files.into()));
+            let note = format!("at opening, which took {:.0} ms", opening.ms);
+            rows.push(row(&format!("store {}", opening.how), found, note));
         }
-        let instead = self.routes_not_taken.iter();
-        rows.extend(instead.map(|not| row("no better path", not.route, not.text())));
+        let instead = setting.placement.not_taken.iter();
+        rows.extend(instead.map(|not| row("no better path", not.route.name(), why(not))));
         rows
     }
 
     fn path_note(&self) -> String {
-        match &self.gpu {
-            Some(gpu) => format!("{}\n{}", gpu.device_words(), self.memory),
-            None => format!("no GPU is involved; memory: {}", self.memory),
+        let memory = self.setting.placement.memory();
+        match &self.setting.gpu {
+            Some(gpu) => format!("{}\n{memory}", gpu.device_words()),
+            None => format!("no GPU is involved; memory: {memory}"),
         }
     }
 
     fn kernel_note(&self) -> String {
-        match &self.gpu {
+        match &self.setting.gpu {
             Some(gpu) => gpu.kernel_words(),
-            None if self.executor == "inline" => "the calling thread".to_owned(),
+            None if self.args.flags.path.executor == Executor::Inline => {
+                "the calling thread".to_owned()
+            }
             None => "threads of this machine's CPU".to_owned(),
         }
     }
 
     fn kind(&self) -> &'static str {
-        if self.media.is_some() { "emu" } else { "drive" }
+        if self.args.devices.media().is_some() { "emu" } else { "drive" }
     }
 
-    fn facts(&self) -> String {
-        let limit =
-            self.limits.mdts_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
-        let what = match &self.media {
+    fn facts_of_devices(&self) -> String {
+        let Limits { lba_bytes, mdts_bytes } = self.setting.limits;
+        let limit = mdts_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
+        let what = match self.args.devices.media() {
             Some(media) => format!("software controllers, media: {media}"),
-            None => self.device.clone(),
+            None => self.args.devices.to_string(),
         };
-        format!("{what}, LBA {} bytes, MDTS {limit}", self.limits.lba_bytes)
+        format!("{what}, LBA {lba_bytes} bytes, MDTS {limit}")
     }
 
     fn results(&self) -> Vec<[String; 3]> {
-        let rate = |rate: f64| {
-            let share = if self.memcpy_gib_s > 0.0 { rate / self.memcpy_gib_s } else { 0.0 };
+        let Outcome { tally, stats, wall_s, memcpy_gib_s, interrupted } = &self.outcome;
+        let rate = |meter: &Meter| {
+            let rate = meter.gib_s();
+            let share = if *memcpy_gib_s > 0.0 { rate / memcpy_gib_s } else { 0.0 };
             format!("{} while in flight, {share:.2} of memcpy", per_second(rate))
         };
+        let (retrieved, stored) = (tally.retrieve.bytes(), tally.store.bytes());
+        let (written, [_, moved]) = (self.written_bytes(), self.objects());
+        let (hit, asked) = (tally.trace_blocks_hit, tally.trace_blocks);
+        let copied = "one thread, scattered objects of the same size";
         let mut rows = vec![
             row(
                 "requests",
-                grouped(self.requests),
-                format!(
-                    "in {:.2} s{}",
-                    self.wall_s,
-                    if self.interrupted { ", ended early" } else { "" }
-                ),
+                grouped(tally.requests),
+                format!("in {wall_s:.2} s{}", if *interrupted { ", ended early" } else { "" }),
             ),
             row(
                 "hits",
-                format!("{} of {}", grouped(self.trace_blocks_hit), grouped(self.trace_blocks)),
+                format!("{} of {}", grouped(hit), grouped(asked)),
                 format!(
                     "{:.1} % of trace blocks; without limits {}",
-                    100.0 * self.hit_ratio,
-                    grouped(self.trace_blocks_hit_unlimited)
+                    100.0 * ratio(hit, asked),
+                    grouped(self.ideal_hits)
                 ),
             ),
-            row("retrieved", Size(self.retrieved_bytes), rate(self.retrieve_gib_s)),
-            row("stored", Size(self.stored_bytes), rate(self.store_gib_s)),
+            row("retrieved", Size(retrieved), rate(&tally.retrieve)),
+            row("stored", Size(stored), rate(&tally.store)),
             row(
                 "written",
-                Size(self.written.written_bytes),
+                Size(written),
                 format!(
                     "{:.3} for each byte stored, {:.3} for each retrieved; journal included",
-                    self.written.written_per_stored, self.written.written_per_retrieved
+                    ratio(written, stored),
+                    ratio(written, retrieved)
                 ),
             ),
-            row(
-                "memcpy",
-                per_second(self.memcpy_gib_s),
-                "one thread, scattered objects of the same size".to_owned(),
-            ),
+            row("memcpy", per_second(*memcpy_gib_s), copied),
             row(
                 "commands",
-                grouped(self.commands),
-                format!("{:.1} objects a command", self.objects_per_command),
+                grouped(stats.commands),
+                format!("{:.1} objects a command", ratio(moved, stats.commands)),
             ),
             row(
                 "doorbells",
-                format!("{} SQ, {} CQ", grouped(self.sq_doorbells), grouped(self.cq_doorbells)),
+                format!("{} SQ, {} CQ", grouped(stats.sq_doorbells), grouped(stats.cq_doorbells)),
                 format!(
                     "{:.1} commands, {:.1} objects an SQ doorbell",
-                    self.commands_per_sq_doorbell, self.objects_per_sq_doorbell
+                    ratio(stats.commands, stats.sq_doorbells),
+                    ratio(moved, stats.sq_doorbells)
                 ),
             ),
             row(
                 "evicted",
-                format!("{} files", grouped(self.evicted_files)),
-                format!("{} blocks found no room", grouped(self.blocks_left_out)),
+                format!("{} files", grouped(stats.evictions)),
+                format!("{} blocks found no room", grouped(tally.blocks_left_out)),
             ),
         ];
-        if self.dram.dram_bytes > 0 {
-            rows.push(self.dram.row());
+        if self.args.common.dram > 0 {
+            rows.push(dram_row(&stats.dram));
         }
-        if self.final_check_blocks > 0 {
+        if tally.blocks_checked > 0 {
             rows.push(row(
                 "final check",
-                format!("{} blocks", grouped(self.final_check_blocks)),
-                format!("{}: everything still stored", Size(self.final_check_bytes)),
+                format!("{} blocks", grouped(tally.blocks_checked)),
+                format!("{}: everything still stored", Size(tally.final_check.bytes())),
             ));
         }
         rows
@@ -370,26 +327,47 @@ impl Report {
 
     /// Formats the integrity result in one line.
     pub(crate) fn verdict(&self) -> String {
-        let verified = Size(self.verified_bytes);
-        let moved = Size(self.retrieved_bytes + self.final_check_bytes);
+        let tally = self.tally();
+        let verified = Size(tally.findings.bytes);
+        let moved = Size(tally.retrieve.bytes() + tally.final_check.bytes());
         if !self.is_clean() {
             return format!(
                 "Integrity: FAILED: {} wrong objects, {} failed transfers; {verified} of {moved} \
                  retrieved were checked",
-                grouped(self.mismatches),
-                grouped(self.io_errors)
+                grouped(tally.findings.mismatches),
+                grouped(tally.io_errors)
             );
         }
-        match self.verify.as_str() {
-            "off" => {
+        match self.args.flags.verify {
+            Verify::Off => {
                 format!("Integrity: not checked (--verify off); {moved} retrieved, no I/O failed")
             }
-            "full" => format!("Integrity: OK: every retrieved byte was checked, {verified}"),
-            _ => format!(
+            Verify::Full => format!("Integrity: OK: every retrieved byte was checked, {verified}"),
+            Verify::Sampled => format!(
                 "Integrity: OK: {verified} of {moved} retrieved were checked (--verify sampled)"
             ),
         }
     }
+}
+
+impl Serialize for Report {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut all = self.asked();
+        all.0.extend(self.found().0);
+        all.serialize(serializer)
+    }
+}
+
+fn dram_row(stats: &DramStats) -> [String; 3] {
+    let DramStats { hits, misses, retrieved_bytes, evictions, .. } = *stats;
+    let note = format!(
+        "{} of {} blocks, {:.1} %; the devices served the rest; {} evicted",
+        grouped(hits),
+        grouped(hits + misses),
+        100.0 * ratio(hits, hits + misses),
+        grouped(evictions)
+    );
+    row("from DRAM", Size(retrieved_bytes), note)
 }
 
 fn per_second(gib_s: f64) -> String {

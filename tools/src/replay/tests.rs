@@ -21,7 +21,7 @@ fn replay(line: &str, opcode: u8, every: u64, then: FaultAction) -> Report {
 fn with_checksums_wrong_bytes_are_misses() {
     let line = "--requests 50 --verify full";
     let report = replay_on(None, line, READ, 7, FaultAction::CorruptRead);
-    assert!(report.mismatches == 0 && report.io_errors > 0, "{report:?}");
+    assert!(report.tally().findings.mismatches == 0 && report.tally().io_errors > 0, "{report:?}");
 }
 
 fn replay_on(
@@ -64,20 +64,20 @@ fn replay_on(
 fn without_faults_nothing_is_found() {
     let report = replay("--requests 50 --verify full", READ, u64::MAX, FaultAction::CorruptRead);
     assert!(report.is_clean(), "{report:?}");
-    assert!(report.verified_bytes > 0 && report.verdict().contains("OK"));
+    assert!(report.tally().findings.bytes > 0 && report.verdict().contains("OK"));
 }
 
 #[test]
 fn flipped_bits_are_found() {
     let report = replay("--requests 50 --verify full", READ, 7, FaultAction::CorruptRead);
-    assert!(report.mismatches > 0, "{report:?}");
-    assert!(!report.mismatches_shown.is_empty() && report.verdict().contains("FAILED"));
+    assert!(report.tally().findings.mismatches > 0, "{report:?}");
+    assert!(!report.tally().findings.shown.is_empty() && report.verdict().contains("FAILED"));
 }
 
 #[test]
 fn lost_writes_are_found() {
     let report = replay("--requests 50 --verify full", WRITE, 5, FaultAction::TornWrite);
-    assert!(report.mismatches > 0, "{report:?}");
+    assert!(report.tally().findings.mismatches > 0, "{report:?}");
 }
 
 #[test]
@@ -85,14 +85,14 @@ fn misplaced_writes_are_found_even_by_samples() {
     let away = FaultAction::MisdirectedWrite { lba_delta: 2 };
     for verify in ["full", "sampled"] {
         let report = replay(&format!("--requests 50 --verify {verify}"), WRITE, 3, away);
-        assert!(report.mismatches > 0, "{verify}: {report:?}");
+        assert!(report.tally().findings.mismatches > 0, "{verify}: {report:?}");
     }
 }
 
 #[test]
 fn without_checks_wrong_bytes_are_not_found() {
     let report = replay("--requests 50 --verify off", READ, 2, FaultAction::CorruptRead);
-    assert_eq!((report.mismatches, report.verified_bytes), (0, 0));
+    assert_eq!((report.tally().findings.mismatches, report.tally().findings.bytes), (0, 0));
     assert!(report.verdict().contains("not checked"));
 }
 
@@ -109,8 +109,8 @@ fn reads_that_moved_nothing_are_found_though_the_right_bytes_were_there() {
         let trace = trace.path().display();
         let line = format!("--trace {trace} --pool-blocks 4 --verify {verify}");
         let report = replay(&line, READ, 1, nothing);
-        assert_eq!((report.trace_blocks_hit, report.io_errors), (4, 0));
-        assert!(report.mismatches >= 16, "{verify}: {report:?}");
+        assert_eq!((report.tally().trace_blocks_hit, report.tally().io_errors), (4, 0));
+        assert!(report.tally().findings.mismatches >= 16, "{verify}: {report:?}");
     }
 }
 
@@ -119,11 +119,11 @@ fn reads_that_moved_nothing_are_found_though_the_right_bytes_were_there() {
 fn failed_transfers_are_counted_and_are_no_mismatches() {
     let failed = FaultAction::Status { code: 0x281, dnr: true };
     let report = replay("--requests 50 --verify full", READ, 40, failed);
-    assert!(report.io_errors > 0 && report.mismatches == 0, "{report:?}");
+    assert!(report.tally().io_errors > 0 && report.tally().findings.mismatches == 0, "{report:?}");
     assert!(!report.is_clean());
     let full = FaultAction::Status { code: 0x280, dnr: true };
     let report = replay("--requests 50 --verify full", WRITE, 40, full);
-    assert!(report.io_errors > 0 && report.mismatches == 0, "{report:?}");
+    assert!(report.tally().io_errors > 0 && report.tally().findings.mismatches == 0, "{report:?}");
 }
 
 /// KV pool in GPU memory. The mock's copies and kernels are delayed, so that a missing wait is
@@ -138,15 +138,21 @@ fn a_gpu_finds_what_the_cpu_finds() {
             let gpu = Gpu::open(CudaChoice { ordinal: 0, io_sms: 4, is_resident: false }).unwrap();
             let on = |opcode, every, then| replay_on(Some(&gpu), &line, opcode, every, then);
             let clean = on(READ, u64::MAX, FaultAction::CorruptRead);
-            assert!(clean.is_clean() && clean.verified_bytes > 0, "{clean:?}");
-            assert_eq!(clean.path, route);
+            assert!(clean.is_clean() && clean.tally().findings.bytes > 0, "{clean:?}");
+            assert_eq!(clean.outcome.stats.path.to_string(), route);
             let flipped = on(READ, 7, FaultAction::CorruptRead);
-            assert!(flipped.mismatches > 0 && flipped.io_errors == 0, "{flipped:?}");
+            assert!(
+                flipped.tally().findings.mismatches > 0 && flipped.tally().io_errors == 0,
+                "{flipped:?}"
+            );
             let lost = on(WRITE, 5, FaultAction::TornWrite);
-            assert!(lost.mismatches > 0, "{lost:?}");
+            assert!(lost.tally().findings.mismatches > 0, "{lost:?}");
             let status = FaultAction::Status { code: 0x281, dnr: true };
             let failed = on(READ, 40, status);
-            assert!(failed.io_errors > 0 && failed.mismatches == 0, "{failed:?}");
+            assert!(
+                failed.tally().io_errors > 0 && failed.tally().findings.mismatches == 0,
+                "{failed:?}"
+            );
         }
     });
 }
