@@ -67,8 +67,8 @@ fn what_is_optional_and_cannot_be_had_is_skipped_by_name() {
         err.contains("\nprograms: skipped in part: this machine lacks qemu-system-x86_64"),
         "{err}"
     );
-    // `tests`, `programs`, `slow`, `loom`, `simulator`, `candle`, `crash` and `documented` ran tests.
-    // QEMU's part is one test, which `tests` always leaves to `programs`.
+    // Tests ran in `tests`, `programs`, `slow`, `loom`, `simulator`, `candle`, `crash` and
+    // `documented`. QEMU's part is one test, which `tests` always leaves to `programs`.
     let total = format!("24 passed, 0 failed, {} skipped", skipped.len() + 2);
     assert_eq!(out.lines().last(), Some(&*total), "{out}{err}");
 }

@@ -40,7 +40,7 @@ pub struct Done {
 
 impl Target for Vec<Store> {
     fn contains(&self, name: &Name) -> bool {
-        self[name.0].contains(name.1)
+        self[name.0].peek(&[name.1]) == 1
     }
 
     fn change(&self, space: usize, change: &Change) -> Result<Option<u64>> {
