@@ -27,7 +27,8 @@ class InvalidError(Error, ValueError):
 
 
 class NotFoundError(Error):
-    """There is no store in this directory, or one that was not completed."""
+    """There is no store in this directory, or one that was not completed; or no server at this
+    socket."""
 
 
 class OccupiedError(Error):

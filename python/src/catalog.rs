@@ -51,7 +51,7 @@ pub fn prepare<'py>(
 
 /// Blocks that were found: they are not evicted until the reference is released.
 #[pyclass(frozen, get_all)]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Reference {
     /// Identifies the reference to release().
     pub(crate) id: u64,
@@ -61,7 +61,7 @@ pub struct Reference {
 
 /// Files for new blocks.
 #[pyclass(frozen, get_all)]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Write {
     /// Identifies the write in written(), failed(), commit() and abort().
     pub(crate) id: u64,

@@ -1,48 +1,34 @@
 //! The halves of an engine that uses a server's store: `ripieno.ServedCatalog` and
 //! `ripieno.ServedPlane`.
 
-use std::{path::PathBuf, sync::RwLock};
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, RwLock},
+};
 
-use objstore::{BlockKey, Direction};
+use objstore::{CatalogCounts, Direction, Usage};
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyTuple},
 };
-use ripieno_serve::{Client, Finder, Mover, RefusalKind, ServeError};
+use ripieno_serve::{
+    Client, Prefix, RefusalKind, Request, Reservation, ServeError, SpaceId, protocol::Member,
+};
 use ripieno_stack::Own;
 
 use crate::{
     arguments::{self, OrRaise as _, catalog_stats, dataclass, unpoisoned, usage},
     catalog::{Reference, Write},
-    error::{BusyError, DeviceError, LostError, ReadOnlyError, TransferError, closed, invalid},
+    error::{closed, invalid, refused},
     events,
     plane::Report,
 };
 
-/// Converts an error of a server or its client into its exception.
-fn refused(error: ServeError) -> PyErr {
-    let message = error.to_string();
-    match error {
-        ServeError::Lost { .. } | ServeError::Stale | ServeError::Socket { .. } => {
-            LostError::new_err(message)
-        }
-        ServeError::Refused { kind, .. } => match kind {
-            RefusalKind::Limit => BusyError::new_err(message),
-            RefusalKind::Transfer => TransferError::new_err(message),
-            RefusalKind::ReadOnly => ReadOnlyError::new_err(message),
-            RefusalKind::Failed => LostError::new_err(message),
-            RefusalKind::Denied => DeviceError::new_err(message),
-            _ => invalid(message),
-        },
-        ServeError::Memory { .. } => DeviceError::new_err(message),
-        _ => invalid(message),
-    }
-}
-
 /// Returns the shape of the blocks of the server that listens on a socket.
 #[pyfunction]
 pub fn server_shape(py: Python<'_>, socket: PathBuf) -> PyResult<Bound<'_, PyAny>> {
-    let shape = py.detach(|| Client::shape_at(&socket)).map_err(refused)?;
+    let shape = py.detach(|| Client::shape_at(&socket)).or_raise()?;
     dataclass!(py, "Shape", shape, [layers, segments, object_bytes, block_tokens])
 }
 
@@ -59,30 +45,64 @@ pub fn server_shape(py: Python<'_>, socket: PathBuf) -> PyResult<Bound<'_, PyAny
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct ServedCatalog {
-    finder: Own<RwLock<Option<Finder>>>,
+    scheduler: Own<RwLock<Option<Scheduler>>>,
+}
+
+/// A client, and what it holds, by number.
+#[derive(Debug)]
+struct Scheduler {
+    client: Client,
+    found: Mutex<HashMap<u64, Prefix>>,
+    reserved: Mutex<HashMap<u64, Arc<Reservation>>>,
+}
+
+/// Returns true if the store takes no writes any more.
+fn is_read_only(error: &ServeError) -> bool {
+    matches!(error, ServeError::Refused { kind: RefusalKind::ReadOnly, .. })
+}
+
+/// Acts on a value that was not closed.
+fn with<O: Send + Sync, T: Send>(
+    py: Python<'_>,
+    open: &Own<RwLock<Option<O>>>,
+    act: impl Send + FnOnce(&O) -> Result<T, ServeError>,
+) -> PyResult<T> {
+    let open = open.get().or_raise()?;
+    py.detach(|| act(unpoisoned(open.read()).as_ref().ok_or_else(closed)?).or_raise())
 }
 
 impl ServedCatalog {
-    fn with<T: Send>(
+    /// Makes a call whose answer is nothing while the server is away.
+    fn ask<T: Default + Send>(
         &self,
         py: Python<'_>,
-        act: impl Send + FnOnce(&Finder) -> Result<T, ServeError>,
+        act: impl Send + FnOnce(&Scheduler) -> Result<T, ServeError>,
     ) -> PyResult<T> {
-        let finder = self.finder.get().or_raise()?;
-        py.detach(|| {
-            let finder = unpoisoned(finder.read());
-            act(finder.as_ref().ok_or_else(closed)?).map_err(refused)
+        with(py, &self.scheduler, |scheduler| match act(scheduler) {
+            Err(error) if error.is_away() => Ok(T::default()),
+            answered => answered,
         })
     }
 
-    fn keys<T: Send>(
+    fn report(
         &self,
         py: Python<'_>,
-        keys: &Bound<'_, PyAny>,
-        act: impl Send + FnOnce(&Finder, Vec<BlockKey>) -> Result<T, ServeError>,
-    ) -> PyResult<T> {
-        let keys = arguments::keys(keys)?;
-        self.with(py, |finder| act(finder, keys))
+        write: u64,
+        rank: u32,
+        is_filled: bool,
+    ) -> PyResult<Option<bool>> {
+        with(py, &self.scheduler, |it| {
+            let reservation = unpoisoned(it.reserved.lock()).get(&write).cloned();
+            let Some(reservation) = reservation else { return Ok(Some(false)) };
+            let reported = match reservation.report(rank, is_filled) {
+                Err(error) if error.is_away() => Some(false),
+                reported => reported?,
+            };
+            if reported == Some(false) {
+                unpoisoned(it.reserved.lock()).remove(&write);
+            }
+            Ok(reported)
+        })
     }
 }
 
@@ -98,20 +118,23 @@ impl ServedCatalog {
         ranks: u32,
     ) -> PyResult<Self> {
         events::start(py)?;
-        let shape = shape.check()?;
-        let finder = py.detach(|| Finder::connect(socket, shape, engine, ranks));
-        Ok(Self { finder: Own::new(RwLock::new(Some(finder.map_err(refused)?))) })
+        let (shape, member) = (shape.check()?, Member { engine, ranks, rank: None });
+        let client = py.detach(|| Client::join(socket, shape, Some(member), None)).or_raise()?;
+        let (found, reserved) = (Mutex::default(), Mutex::default());
+        let scheduler = Scheduler { client, found, reserved };
+        Ok(Self { scheduler: Own::new(RwLock::new(Some(scheduler))) })
     }
 
     /// Same as Catalog.namespace().
     fn namespace(&self, py: Python<'_>, namespace: arguments::Namespace) -> PyResult<usize> {
         let namespace = namespace.check()?;
-        self.with(py, |finder| finder.namespace(&namespace))
+        with(py, &self.scheduler, |it| it.client.namespace(&namespace)).map(|space| space.0)
     }
 
     /// Returns how many leading keys are stored, on all ranks.
     fn lookup(&self, py: Python<'_>, namespace: usize, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
-        self.keys(py, keys, |finder, keys| finder.look_up(namespace, keys))
+        let keys = arguments::keys(keys)?;
+        self.ask(py, |it| it.client.peek(SpaceId(namespace), &keys))
     }
 
     /// Returns a byte for each key: 1 if it is stored on all ranks, else 0.
@@ -121,7 +144,9 @@ impl ServedCatalog {
         namespace: usize,
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let flags = self.keys(py, keys, |finder, keys| finder.are_stored(namespace, keys))?;
+        let keys = arguments::keys(keys)?;
+        let mut flags = self.ask(py, |it| it.client.are_stored(SpaceId(namespace), &keys))?;
+        flags.resize(keys.len(), 0);
         Ok(PyBytes::new(py, &flags))
     }
 
@@ -132,14 +157,21 @@ impl ServedCatalog {
         namespace: usize,
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<Reference> {
-        let found = self.keys(py, keys, |finder, keys| finder.acquire(namespace, keys))?;
-        Ok(Reference { id: found.number, files: found.places })
+        let keys = arguments::keys(keys)?;
+        self.ask(py, |it| {
+            let found = it.client.lookup(SpaceId(namespace), &keys)?;
+            let (id, files) = (found.number(), found.places());
+            unpoisoned(it.found.lock()).insert(id, found);
+            Ok(Reference { id, files })
+        })
     }
 
     /// Releases a reference. Call it when all ranks have reported.
     fn release(&self, py: Python<'_>, reference: u64) -> PyResult<()> {
-        self.with(py, |finder| {
-            finder.release(reference);
+        with(py, &self.scheduler, |it| {
+            let released = unpoisoned(it.found.lock()).remove(&reference);
+            // Makes the call.
+            drop(released);
             Ok(())
         })
     }
@@ -148,7 +180,8 @@ impl ServedCatalog {
     /// the number of keys that were stored. While the server is away, returns 0 and drops nothing,
     /// then or later.
     fn remove(&self, py: Python<'_>, namespace: usize, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
-        self.keys(py, keys, |finder, keys| finder.remove(namespace, keys))
+        let keys = arguments::keys(keys)?;
+        self.ask(py, |it| it.client.remove(SpaceId(namespace), &keys))
     }
 
     /// Same as Catalog.pin(), on all ranks. Pins end with the server, too.
@@ -162,13 +195,16 @@ impl ServedCatalog {
         bytes_max: Option<u64>,
         wait: bool,
     ) -> PyResult<arguments::Pinned> {
-        let pin = |finder: &Finder, keys| finder.pin(namespace, keys, seconds, bytes_max, wait);
-        self.keys(py, keys, pin).map(arguments::pinned)
+        let keys = arguments::keys(keys)?;
+        let space = SpaceId(namespace);
+        let pin = |it: &Scheduler| it.client.pin(space, &keys, seconds, bytes_max, wait);
+        let away = || ("missing", Some("the server is away".to_owned()), None);
+        Ok(self.ask(py, |it| pin(it).map(Some))?.map_or_else(away, arguments::pinned))
     }
 
     /// Same as Catalog.unpin().
     fn unpin(&self, py: Python<'_>, pin: u64) -> PyResult<bool> {
-        self.with(py, |finder| finder.unpin(Some(pin)))
+        self.ask(py, |it| it.client.unpin(Some(pin)))
     }
 
     /// Returns no checksums: the server has them, and compares.
@@ -179,21 +215,24 @@ impl ServedCatalog {
         files: Vec<u64>,
         rank: u32,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        self.with(py, |_| Ok(()))?;
+        with(py, &self.scheduler, |_| Ok(()))?;
         Ok(PyBytes::new(py, b""))
     }
 
     /// Allocates files for new blocks, on all ranks. Pass the whole prefix, including the stored
     /// part.
     fn begin(&self, py: Python<'_>, namespace: usize, keys: &Bound<'_, PyAny>) -> PyResult<Write> {
-        let room = self.keys(py, keys, |finder, keys| finder.reserve(namespace, keys))?;
-        Ok(Write {
-            id: room.number,
-            accepted: room.accepted,
-            positions: room.positions,
-            files: room.places,
+        let keys = arguments::keys(keys)?;
+        self.ask(py, |it| {
+            let room = match it.client.reserve(SpaceId(namespace), &keys) {
+                Err(error) if is_read_only(&error) => return Ok(Write::default()),
+                room => room?,
+            };
+            let (id, accepted, files) = (room.number(), room.accepted(), room.places());
+            let positions = room.positions().to_vec();
+            unpoisoned(it.reserved.lock()).insert(id, Arc::new(room));
             // The server waits for its journal where that frees files.
-            is_short: false,
+            Ok(Write { id, accepted, positions, files, is_short: false })
         })
     }
 
@@ -206,12 +245,12 @@ impl ServedCatalog {
         rank: u32,
         checksums: &[u8],
     ) -> PyResult<Option<bool>> {
-        self.with(py, |finder| finder.report(write, rank, true))
+        self.report(py, write, rank, true)
     }
 
     /// Same as Catalog.failed().
     fn failed(&self, py: Python<'_>, write: u64, rank: u32) -> PyResult<Option<bool>> {
-        self.with(py, |finder| finder.report(write, rank, false))
+        self.report(py, write, rank, false)
     }
 
     /// Makes the blocks of a write visible to lookups of all engines. They are durable when this
@@ -219,54 +258,69 @@ impl ServedCatalog {
     /// away, began anew, or takes no writes any more: then they may be lost.
     #[pyo3(signature = (write, *, durable = false))]
     fn commit(&self, py: Python<'_>, write: u64, durable: bool) -> PyResult<bool> {
-        self.with(py, |finder| finder.publish(write, durable))
+        with(py, &self.scheduler, |it| {
+            let reservation = unpoisoned(it.reserved.lock()).remove(&write);
+            let Some(reservation) = reservation else { return Ok(false) };
+            match reservation.publish(durable) {
+                Err(error) if error.is_away() || is_read_only(&error) => Ok(false),
+                published => published.map(|()| true),
+            }
+        })
     }
 
     /// Ends a write. None of it becomes visible.
     fn abort(&self, py: Python<'_>, write: u64) -> PyResult<()> {
-        self.release(py, write)
+        with(py, &self.scheduler, |it| {
+            let ended = unpoisoned(it.reserved.lock()).remove(&write);
+            // Makes the call.
+            drop(ended);
+            Ok(())
+        })
     }
 
     /// Does nothing: the server has marked files that could not be read.
     #[expect(unused_variables, reason = "they are those of Catalog.lost()")]
     fn lost(&self, py: Python<'_>, files: Vec<u64>) -> PyResult<()> {
-        self.with(py, |_| Ok(()))
+        with(py, &self.scheduler, |_| Ok(()))
     }
 
     /// Drops all blocks of a namespace for this engine, whose weights change. Other engines keep
     /// them, and share none with this engine from now on. Returns a new epoch, a random number.
     fn bump_epoch(&self, py: Python<'_>, namespace: usize) -> PyResult<u64> {
         let salt = arguments::random()?;
-        self.with(py, |finder| finder.renew(namespace, salt))?;
+        with(py, &self.scheduler, |it| it.client.renew(SpaceId(namespace), salt))?;
         let [a, b, c, d, ..] = salt;
         Ok(u64::from(u32::from_le_bytes([a, b, c, d])))
     }
 
     /// Returns the namespace's counts, on the first rank.
     fn usage<'py>(&self, py: Python<'py>, namespace: usize) -> PyResult<Bound<'py, PyAny>> {
-        let usage = self.with(py, |finder| finder.usage(namespace))?;
+        let usage: Usage = self.ask(py, |it| it.client.usage(SpaceId(namespace)))?;
         usage!(py, usage)
     }
 
     /// Returns the counts of the server's store.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let counts = self.with(py, Finder::counts)?;
+        let counts: CatalogCounts = self.ask(py, |it| it.client.counts())?;
         catalog_stats!(py, counts)
     }
 
     /// Makes all earlier commits durable. While the server is away, does nothing: commits from
     /// before its end may be lost. Those with durable=True are not.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, Finder::sync)
+        self.ask(py, |it| it.client.sync())
     }
 
     /// Same as sync(), and leaves the server. Every later call raises ClosedError, except another
     /// close(). In a forked process every call raises it, and close() does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let Ok(finder) = self.finder.get() else { return Ok(()) };
+        let Ok(scheduler) = self.scheduler.get() else { return Ok(()) };
         py.detach(|| {
-            let finder = unpoisoned(finder.write()).take();
-            finder.map_or(Ok(()), |finder| finder.sync()).map_err(refused)
+            let scheduler = unpoisoned(scheduler.write()).take();
+            match scheduler.map_or(Ok(()), |it| it.client.sync()) {
+                Err(error) if !error.is_away() => Err(refused(error)),
+                _ => Ok(()),
+            }
         })
     }
 
@@ -291,22 +345,57 @@ impl ServedCatalog {
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct ServedPlane {
-    mover: Own<RwLock<Option<Mover>>>,
+    rank: Own<RwLock<Option<Rank>>>,
     layers: u32,
     placement: String,
 }
 
+/// A client, and its jobs.
+#[derive(Debug)]
+struct Rank {
+    client: Client,
+    /// By number.
+    jobs: Mutex<HashMap<u64, Arc<Request>>>,
+    /// Files that could not be read.
+    lost: Mutex<Vec<u64>>,
+}
+
+/// A job without blocks. No request has this number.
+const NOTHING: u64 = 0;
+
+impl Rank {
+    fn job(&self, job: u64) -> Result<Arc<Request>, ServeError> {
+        let found = unpoisoned(self.jobs.lock()).get(&job).cloned();
+        found.ok_or(ServeError::Argument { what: "job", given: job, expected: 0 })
+    }
+
+    fn end(&self, jobs: &[u64]) -> Result<Vec<Report>, ServeError> {
+        let (empty, moving): (Vec<u64>, Vec<u64>) = jobs.iter().partition(|job| **job == NOTHING);
+        let requests: Vec<Arc<Request>> =
+            moving.iter().map(|job| self.job(*job)).collect::<Result<_, _>>()?;
+        moving.iter().for_each(|job| drop(unpoisoned(self.jobs.lock()).remove(job)));
+        let ended = self.client.end(&requests.iter().map(|it| &**it).collect::<Vec<&Request>>())?;
+        let lost = requests.iter().zip(&ended);
+        let lost = lost.filter_map(|(request, ended)| Some(request.place(ended.lost?)));
+        unpoisoned(self.lost.lock()).extend(lost);
+        let report =
+            |(job, error, is_mismatch)| Report { job, error, is_mismatch, checksums: Vec::new() };
+        let ended = ended.into_iter().map(|ended| (ended.error, ended.is_mismatch));
+        let moved = moving.into_iter().zip(ended).map(|(job, (error, is))| (job, error, is));
+        Ok(empty.into_iter().map(|job| (job, None, false)).chain(moved).map(report).collect())
+    }
+}
+
 impl ServedPlane {
-    fn with<T: Send>(
+    /// Acts on the request of a job; without blocks, that is done.
+    fn moving<T: Send>(
         &self,
         py: Python<'_>,
-        act: impl Send + FnOnce(&Mover) -> Result<T, ServeError>,
+        job: u64,
+        done: T,
+        act: impl Send + FnOnce(&Request) -> Result<T, ServeError>,
     ) -> PyResult<T> {
-        let mover = self.mover.get().or_raise()?;
-        py.detach(|| {
-            let mover = unpoisoned(mover.read());
-            act(mover.as_ref().ok_or_else(closed)?).map_err(refused)
-        })
+        with(py, &self.rank, |rank| if job == NOTHING { Ok(done) } else { act(&*rank.job(job)?) })
     }
 
     fn begin(
@@ -320,7 +409,15 @@ impl ServedPlane {
             let (files, blocks) = (files.len(), blocks.len());
             return Err(invalid(format!("{files} files and {blocks} blocks; give one for each")));
         }
-        self.with(py, |mover| mover.begin(direction, files, arguments::blocks(blocks)))
+        with(py, &self.rank, |rank| {
+            if files.is_empty() {
+                return Ok(NOTHING);
+            }
+            let request = rank.client.begin(direction, files, arguments::blocks(blocks))?;
+            let job = request.number();
+            unpoisoned(rank.jobs.lock()).insert(job, Arc::new(request));
+            Ok(job)
+        })
     }
 }
 
@@ -340,28 +437,32 @@ impl ServedPlane {
         events::start(py)?;
         let (shape, (layout, file)) = (shape.check()?, pool.shared()?);
         let placement = format!("the server at {}", socket.display());
-        let part = (engine, ranks, rank);
-        let mover = py.detach(|| Mover::connect(socket, shape, part, layout, file));
-        let mover = Own::new(RwLock::new(Some(mover.map_err(refused)?)));
-        Ok(Self { mover, layers: shape.layers, placement })
+        let member = Some(Member { engine, ranks, rank: Some(rank) });
+        let client = py.detach(|| {
+            let client = Client::join(socket, shape, member, Some((layout, file)))?;
+            client.check_pages().map(|()| client)
+        });
+        let (client, jobs, lost) = (client.or_raise()?, Mutex::default(), Mutex::default());
+        let rank = Own::new(RwLock::new(Some(Rank { client, jobs, lost })));
+        Ok(Self { rank, layers: shape.layers, placement })
     }
 
     /// False: the server's devices reach the shared memory.
     #[getter]
     fn is_bounced(&self, py: Python<'_>) -> PyResult<bool> {
-        self.with(py, |_| Ok(false))
+        with(py, &self.rank, |_| Ok(false))
     }
 
     /// Names the server.
     #[getter]
     fn placement(&self, py: Python<'_>) -> PyResult<&str> {
-        self.with(py, |_| Ok(&*self.placement))
+        with(py, &self.rank, |_| Ok(&*self.placement))
     }
 
     /// True if the server decides when layers start: loads before stores, of all engines.
     #[getter]
     fn is_paced(&self, py: Python<'_>) -> PyResult<bool> {
-        self.with(py, |mover| Ok(mover.is_paced()))
+        with(py, &self.rank, |rank| Ok(rank.client.is_paced()))
     }
 
     /// Prepares to store blocks of the pool in files of a write. Returns the job.
@@ -387,52 +488,46 @@ impl ServedPlane {
 
     /// Same as Plane.hurry().
     fn hurry(&self, py: Python<'_>, job: u64) -> PyResult<()> {
-        self.with(py, |mover| mover.hurry(job))
+        self.moving(py, job, (), Request::hurry)
     }
 
     /// Starts layers of a job, by one message.
     #[pyo3(signature = (job, layer, *, layers = 1))]
     fn start(&self, py: Python<'_>, job: u64, layer: u32, layers: u32) -> PyResult<()> {
         let first = arguments::layer(layer, self.layers)?.0;
-        self.with(py, |mover| mover.start(job, first..first.saturating_add(layers)))
+        let layers = first..first.saturating_add(layers);
+        self.moving(py, job, (), |request| request.start_all(layers))
     }
 
     /// Waits for a layer that was started. Raises TransferError if it failed, and LostError if the
     /// server died: transfers may use its blocks until end() returns.
     fn wait(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<()> {
         let layer = arguments::layer(layer, self.layers)?;
-        self.with(py, |mover| mover.wait(job, layer.0..layer.0 + 1))
+        self.moving(py, job, (), |request| request.wait(layer))
     }
 
     /// Same as wait(), without blocking: False while the layer is in flight.
     fn poll(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<bool> {
         let layer = arguments::layer(layer, self.layers)?;
-        self.with(py, |mover| mover.poll(job, layer))
+        self.moving(py, job, true, |request| request.poll(layer))
     }
 
     /// Ends jobs: waits for their layers in flight, and makes stored data durable. A layer that was
     /// never started is an error of its job, and so is a server that died.
     fn end(&self, py: Python<'_>, jobs: Vec<u64>) -> PyResult<Vec<Report>> {
-        let reports = self.with(py, |mover| mover.end(&jobs))?;
-        let report = |report: ripieno_serve::JobReport| Report {
-            job: report.job,
-            error: report.error,
-            is_mismatch: report.is_mismatch,
-            checksums: Vec::new(),
-        };
-        Ok(reports.into_iter().map(report).collect())
+        with(py, &self.rank, |rank| rank.end(&jobs))
     }
 
     /// Returns files that could not be read since the last call. The server has marked them.
     fn take_lost(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
-        self.with(py, |mover| Ok(mover.take_lost()))
+        with(py, &self.rank, |rank| Ok(std::mem::take(&mut *unpoisoned(rank.lost.lock()))))
     }
 
     /// Leaves the server, after transfers in flight. Every later call raises ClosedError, except
     /// another close(). In a forked process every call raises it, and close() does nothing.
     fn close(&self, py: Python<'_>) {
-        let Ok(mover) = self.mover.get() else { return };
-        py.detach(|| drop(unpoisoned(mover.write()).take()));
+        let Ok(rank) = self.rank.get() else { return };
+        py.detach(|| drop(unpoisoned(rank.write()).take()));
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

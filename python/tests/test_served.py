@@ -169,7 +169,7 @@ def test_files_of_another_engine_are_refused(server):
         one.ranks[0].plane.begin_load([files[0], 5 << 16], [0, 1])
     with pytest.raises(ripieno.BusyError, match="engine one has a scheduler already"):
         ripieno.ServedCatalog(server.socket, SHAPE, engine="one", ranks=RANKS)
-    with pytest.raises(ripieno.InvalidError, match="has blocks of"):
+    with pytest.raises(ripieno.DamagedError, match="has blocks of"):
         shape = replace(SHAPE, layers=5)
         ripieno.ServedCatalog(server.socket, shape, engine="two")
     memory = numpy.zeros((SHAPE.rows, BLOCKS, SHAPE.object_bytes), numpy.uint8)
@@ -189,7 +189,7 @@ def test_a_server_that_is_killed_is_a_miss_until_it_is_back(server):
     server.kill()
     kv[:] = 7
     with pytest.raises(ripieno.LostError):
-        plane.start(job, 0)
+        plane.start(job, 0, layers=SHAPE.layers)
     (report,) = plane.end([job])
     # At once: no call waits for an answer.
     assert "lost" in report.error and "no answer" not in report.error
@@ -206,5 +206,5 @@ def test_a_server_that_is_killed_is_a_miss_until_it_is_back(server):
     with pytest.raises(ripieno.InvalidError, match="not, or no longer"):
         plane.begin_load(found.files, list(range(6)))
     one.catalog.release(found.id)
-    with pytest.raises(ripieno.LostError, match="start a server"):
+    with pytest.raises(ripieno.NotFoundError, match="start a server"):
         ripieno.ServedCatalog("absent", SHAPE, engine="two")

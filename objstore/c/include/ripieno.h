@@ -335,10 +335,11 @@ uint32_t ripieno_version(void);
 //
 // Takes as long as reading the journal; see docs/reference/on-disk-format.md.
 //
-// When a server ends, calls fail with RIPIENO_STATUS_FAILED. Treat all blocks as misses, close the
-// store, and open it with the same memory again, until that succeeds: until then, blocks that were
-// being retrieved may still be written to. A session that was lost while its server lives is ended
-// first; RIPIENO_STATUS_BUSY if its transfers do not end.
+// When a server ends, calls fail with RIPIENO_STATUS_FAILED until one connects to it again: treat
+// all blocks as misses. Until then, blocks that were being retrieved may still be written to. If
+// the store was closed meanwhile, open it with the same memory again, until that succeeds. A
+// session that was lost while its server lives is ended first; RIPIENO_STATUS_BUSY if its
+// transfers do not end.
 //
 // Fails with RIPIENO_STATUS_NOT_FOUND, RIPIENO_STATUS_OCCUPIED, RIPIENO_STATUS_LOCKED,
 // RIPIENO_STATUS_NO_SPACE, RIPIENO_STATUS_DAMAGED, RIPIENO_STATUS_SYSTEM, RIPIENO_STATUS_BUSY,

@@ -192,14 +192,15 @@ pub unsafe extern "C" fn ripieno_pin_for(
         }
         // SAFETY: as above.
         let keys = unsafe { self::keys(keys, count)? };
-        (*pin, *found) = match store.store.pin(&keys, Duration::from_secs(seconds.into()))? {
-            PinAnswer { pin: Some(pin), .. } => (pin.pin, pin.blocks as usize),
-            PinAnswer { outcome: Outcome::Missing, .. } => (0, 0),
-            PinAnswer { reason, .. } => {
-                let why = reason.unwrap_or_else(|| "it was refused".into());
-                return Err(Failure::new(Status::Busy, why));
-            }
-        };
+        (*pin, *found) =
+            match store.store.pin(&keys, Duration::from_secs(seconds.into()), None, false)? {
+                PinAnswer { pin: Some(pin), .. } => (pin.pin, pin.blocks as usize),
+                PinAnswer { outcome: Outcome::Missing, .. } => (0, 0),
+                PinAnswer { reason, .. } => {
+                    let why = reason.unwrap_or_else(|| "it was refused".into());
+                    return Err(Failure::new(Status::Busy, why));
+                }
+            };
         Ok(())
     })
 }

@@ -4,10 +4,7 @@ use std::{mem::ManuallyDrop, sync::Arc};
 
 use ripieno_stack::{KvPrefix, KvRequest, KvStore, Own};
 
-use crate::{
-    config::Owner,
-    status::{Failure, Status},
-};
+use crate::{config::Owner, status::Failure};
 
 /// A handle of a store in one namespace. Any number of threads may use it, and a store may have any
 /// number of handles.
@@ -66,14 +63,7 @@ pub(crate) struct Opened {
 impl Opened {
     /// Returns a store of this process.
     pub(crate) fn own(&self) -> Result<&objstore::Store, Failure> {
-        let served = || {
-            Failure::new(
-                Status::Unsupported,
-                "a server has this store, and its clients cannot do this: ask the server (ripieno \
-                 ctl, or HTTP at its socket)",
-            )
-        };
-        self.store.own().ok_or_else(served)
+        Ok(self.store.own()?)
     }
 
     /// Releases a handle. The last one closes the store.

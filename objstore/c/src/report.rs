@@ -217,7 +217,7 @@ pub unsafe extern "C" fn ripieno_poll_events(store: *const Store, events: *mut u
         let found = found.iter().map(|StoreEvent { event, .. }| bit(event));
         let own = store.store.own().map(objstore::Store::plane);
         let is_wanted = |plane: &Plane| plane.requested_devices().is_ok_and(|all| !all.is_empty());
-        let wanted = if own.is_some_and(is_wanted) { EVENT_REQUESTED } else { 0 };
+        let wanted = if own.is_ok_and(is_wanted) { EVENT_REQUESTED } else { 0 };
         *to = found.fold(wanted, |all, bit| all | bit);
         Ok(())
     })

@@ -59,10 +59,11 @@ pub(crate) unsafe fn output<'a, T>(to: *mut T, name: &str) -> Result<&'a mut T, 
 ///
 /// Takes as long as reading the journal; see docs/reference/on-disk-format.md.
 ///
-/// When a server ends, calls fail with RIPIENO_STATUS_FAILED. Treat all blocks as misses, close the
-/// store, and open it with the same memory again, until that succeeds: until then, blocks that were
-/// being retrieved may still be written to. A session that was lost while its server lives is ended
-/// first; RIPIENO_STATUS_BUSY if its transfers do not end.
+/// When a server ends, calls fail with RIPIENO_STATUS_FAILED until one connects to it again: treat
+/// all blocks as misses. Until then, blocks that were being retrieved may still be written to. If
+/// the store was closed meanwhile, open it with the same memory again, until that succeeds. A
+/// session that was lost while its server lives is ended first; RIPIENO_STATUS_BUSY if its
+/// transfers do not end.
 ///
 /// Fails with RIPIENO_STATUS_NOT_FOUND, RIPIENO_STATUS_OCCUPIED, RIPIENO_STATUS_LOCKED,
 /// RIPIENO_STATUS_NO_SPACE, RIPIENO_STATUS_DAMAGED, RIPIENO_STATUS_SYSTEM, RIPIENO_STATUS_BUSY,
@@ -96,7 +97,7 @@ fn connect(
     namespace: &objstore::Namespace,
 ) -> Result<Opened, Failure> {
     let (shape, layout, file) = (config.shape()?, memory.layout.clone(), memory.file()?);
-    let client = Client::connect_shared(path, shape, layout, file)?;
+    let client = Client::join(path, shape, None, Some((layout, file)))?;
     let checked = memory.check(client.memory());
     match checked.and_then(|()| Ok(RemoteStore::new(client.clone(), namespace)?)) {
         Ok(store) => Ok(Opened { store: Box::new(store), memory: Arc::new(Some(memory.owner)) }),

@@ -9,7 +9,7 @@ const DOMAIN: &[u8] = b"ripieno namespace 1";
 ///
 /// A key identifies tokens; a namespace identifies the model, the format and the tenant. Equal keys
 /// of two namespaces never match. The catalog keeps the namespace's epoch.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Namespace {
     /// Digest of the model's weights (or of their name and revision).
     pub weights: [u8; 32],

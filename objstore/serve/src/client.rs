@@ -1,10 +1,11 @@
-//! The client: memory for an engine's blocks, and the store's calls.
+//! The client: a session with a server, and the memory of an engine's blocks.
 
 mod begin;
-mod links;
+mod calls;
 mod request;
 
 use std::{
+    collections::BTreeSet,
     io,
     net::Shutdown,
     os::{
@@ -17,29 +18,44 @@ use std::{
     time::{Duration, Instant},
 };
 
-use objstore::{BlockId, BlockKey, KvShape, Namespace, PinAnswer, Row, Usage};
-use ripieno_stack::{PoolLayout, http};
+use objstore::{BlockId, KvShape, Row};
+use ripieno_stack::{PoolLayout, StackError, http};
 use rustix::net::RecvFlags;
 
 use crate::{
     error::{ServeError, reach_hint},
     memory::{self, Mapping},
-    protocol::{self, Answer, Bytes, Call, Keys, Member, Received, VERSION},
+    protocol::{self, Answer, Bytes, Call, Member, Received, VERSION},
 };
 
-pub use request::Request;
-pub(crate) use request::numbers;
+use calls::Space;
+pub use calls::SpaceId;
+pub use request::{Prefix, Request, Reservation};
 
 /// Time for an answer: longer than the server's own limits for a transfer.
-pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Unwraps the answer that a call has.
+macro_rules! answer {
+    ($answered:expr, $answer:pat $(if $is:expr)? => $value:expr) => {
+        match $answered {
+            Ok($answer) $(if $is)? => Ok($value),
+            Ok(other) => Err($crate::client::unexpected(&other)),
+            Err(error) => Err(error),
+        }
+    };
+}
+use answer;
 
 /// An engine's connection to a server, and the memory of its KV blocks.
 ///
 /// A cheap handle: clones share the session, and any number of threads may use them. A call that
 /// waits does not hold up the others: each has a connection of its own.
 ///
-/// When the server ends, calls return [`ServeError::Lost`] at once. The memory stays, and
-/// [`Client::reconnect`] begins a new session with it.
+/// When the server ends, calls return [`ServeError::Lost`] at once. The memory stays, and the first
+/// call after the server is back begins a new session with it. Prefixes, reservations and requests
+/// of an earlier session are [`ServeError::Stale`]; after the death of a server the kernel may
+/// finish transfers that it had begun, until the next session has begun: the next server waits.
 #[derive(Debug, Clone)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -54,8 +70,10 @@ struct Inner {
     member: Option<Member>,
     pool: Option<Pool>,
     links: Mutex<Links>,
-    /// Held while a session begins: sessions with the same memory begin one after the other.
-    beginning: Mutex<()>,
+    /// Held while a session begins: sessions with the same memory begin one after the other. If the
+    /// last attempt has failed: when the next one may be made.
+    beginning: Mutex<Option<Instant>>,
+    spaces: Mutex<Vec<Space>>,
     /// Notified when a connection is idle again, or the session is lost.
     returned: Condvar,
 }
@@ -82,54 +100,8 @@ struct Links {
     lost: Option<String>,
     /// True if layers wait for their turn.
     is_paced: bool,
-}
-
-/// A namespace of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SpaceId {
-    number: u32,
-    generation: u64,
-}
-
-/// Stored blocks that a lookup found. They stay stored until this is dropped.
-#[derive(Debug)]
-#[must_use = "dropping it gives the blocks back"]
-pub struct Prefix {
-    handle: Handle,
-    number: u64,
-    blocks: usize,
-}
-
-/// Numbers of a session, which are released on drop.
-#[derive(Debug)]
-pub(crate) struct Handle {
-    client: Client,
-    pub(crate) numbers: Vec<u64>,
-    pub(crate) generation: u64,
-    /// Set when the call that ends them was made.
-    is_over: Mutex<bool>,
-}
-
-impl Handle {
-    /// Returns the mark that says if the call that ends them was made.
-    pub(crate) fn is_over(&self) -> MutexGuard<'_, bool> {
-        self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Has the numbers of another handle released with these.
-    fn join(&mut self, mut other: Self) {
-        self.numbers.append(&mut other.numbers);
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        if !self.numbers.is_empty() && !*self.is_over() {
-            let call = Call::Release { handles: std::mem::take(&mut self.numbers) };
-            // Of a session that was lost, the server has released it.
-            let _ = self.client.call_in(self.generation, &call);
-        }
-    }
+    /// True if the engine has ended it: no other one begins by itself.
+    is_closed: bool,
 }
 
 impl Client {
@@ -162,27 +134,17 @@ impl Client {
     ) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Memory { bytes, source };
         let (file, memory) = memory::make(bytes).map_err(failed)?;
-        Self::begin(path.into(), shape, None, Some(Pool { layout, file, memory }))
+        Self::first(path.into(), shape, None, Some(Pool { layout, file, memory }))
     }
 
-    /// Same as [`Client::connect`], with blocks in shared memory that the engine made: a memfd of
-    /// whole pages that is sealed against shrinking.
+    /// Connects as a part of an engine, if it has several. `pool`: the layout of blocks in shared
+    /// memory that the engine made, a memfd of whole pages that is sealed against shrinking; a
+    /// scheduler has none. The memory must be mapped shared, and not in huge pages.
     ///
     /// # Errors
     /// Same as [`Client::connect`], and [`ServeError::Unshared`] for another file.
-    pub fn connect_shared(
+    pub fn join(
         path: impl Into<PathBuf>,
-        shape: KvShape,
-        layout: PoolLayout,
-        file: OwnedFd,
-    ) -> Result<Self, ServeError> {
-        Self::join(path.into(), shape, None, Some((layout, file)))
-    }
-
-    /// Connects as a part of an engine, if there is one. `pool`: the layout of blocks in shared
-    /// memory, as for [`Client::connect_shared`].
-    pub(crate) fn join(
-        path: PathBuf,
         shape: KvShape,
         member: Option<Member>,
         pool: Option<(PoolLayout, OwnedFd)>,
@@ -192,7 +154,7 @@ impl Client {
             memory.map(|memory| Pool { layout, file, memory })
         });
         let pool = pool.transpose().map_err(|why| ServeError::Unshared { why })?;
-        Self::begin(path, shape, member, pool)
+        Self::first(path.into(), shape, member, pool)
     }
 
     /// Ends the session: waits for calls in progress, and until nothing accesses the memory.
@@ -207,6 +169,9 @@ impl Client {
         let is_busy = |links: &mut Links| links.lost.is_none() && links.idle.len() < links.open;
         let waited = self.inner.returned.wait_timeout_while(self.links(), timed.left(), is_busy);
         let (mut links, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut links.is_closed, true) {
+            return Ok(());
+        }
         self.remember(&links);
         if let Some(why) = links.lost.replace("it was closed".to_owned()) {
             return Err(lost(why));
@@ -228,9 +193,15 @@ impl Client {
     /// Returns an error if the session has ended, also while no call was made.
     ///
     /// # Errors
-    /// Returns [`ServeError::Lost`].
+    /// Returns [`ServeError::Lost`], or [`StackError::Closed`].
     pub fn check(&self) -> Result<(), ServeError> {
-        self.session().1.map_or(Ok(()), |why| Err(ServeError::Lost { why }))
+        self.session().1.map_or(Ok(()), Err)
+    }
+
+    /// Names the server.
+    #[must_use]
+    pub fn placement(&self) -> String {
+        format!("the server at {}", self.inner.path.display())
     }
 
     /// Returns the shape of the blocks.
@@ -246,6 +217,24 @@ impl Client {
     pub fn memory(&self) -> (NonNull<u8>, usize) {
         let memory = self.inner.pool.as_ref().map(|pool| &pool.memory);
         memory.map_or((NonNull::dangling(), 0), |memory| (memory.base(), memory.len()))
+    }
+
+    /// Returns an error unless objects are whole pages of the memory, which can be replaced: then
+    /// nothing writes to the blocks of a request that has ended, however its server has.
+    ///
+    /// # Errors
+    /// Returns [`ServeError::Argument`].
+    pub fn check_pages(&self) -> Result<(), ServeError> {
+        let page = rustix::param::page_size() as u64;
+        let Some(Pool { layout, .. }) = &self.inner.pool else { return Ok(()) };
+        let sizes = [u64::from(self.inner.shape.object_bytes), layout.block_stride];
+        match sizes.iter().chain(&layout.rows).find(|at| !at.is_multiple_of(page)) {
+            Some(given) => {
+                let what = "bytes of an object, or its place in the memory, in whole pages";
+                Err(ServeError::Argument { what, given: *given, expected: page })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Writes a block: the objects of all rows, one after the other.
@@ -279,13 +268,15 @@ impl Client {
         Ok(bytes)
     }
 
-    /// Gives blocks new pages, of zeros: what the kernel still reads into the old ones for a server
-    /// that has died reaches nobody.
-    pub(crate) fn discard(&self, blocks: &[BlockId]) -> Result<(), ServeError> {
+    /// Gives layers of blocks new pages, of zeros: what the kernel still reads into the old ones
+    /// for a server that has died reaches nobody.
+    fn discard(&self, blocks: &[BlockId], layers: &BTreeSet<u32>) -> Result<(), ServeError> {
         let Some(pool) = &self.inner.pool else { return Ok(()) };
-        let bytes = u64::from(self.inner.shape.object_bytes);
+        let KvShape { segments, object_bytes, .. } = self.inner.shape;
+        let bytes = u64::from(object_bytes);
         for block in blocks {
-            for row in (0..self.inner.shape.rows()).map(Row) {
+            let rows = layers.iter().flat_map(|layer| layer * segments..(layer + 1) * segments);
+            for row in rows.map(Row) {
                 let at = pool.offset(*block, row) as u64;
                 memory::discard(&pool.file, at, bytes)
                     .map_err(|source| ServeError::Memory { bytes, source })?;
@@ -314,196 +305,24 @@ impl Client {
         is_inside.then_some(()).ok_or(error)
     }
 
-    /// Returns a namespace, which is registered if it is new. Clients that name the same one share
-    /// its blocks.
-    ///
-    /// # Errors
-    /// Returns [`ServeError::Refused`] or [`ServeError::Lost`].
-    pub fn namespace(&self, namespace: &Namespace) -> Result<SpaceId, ServeError> {
-        let generation = self.links().generation;
-        let number = self.number(generation, &Call::Namespace(namespace.into()))?;
-        Ok(SpaceId { number, generation })
-    }
-
-    /// Returns how many leading keys are stored now.
-    ///
-    /// # Errors
-    /// Returns [`ServeError::Refused`], [`ServeError::Stale`] or [`ServeError::Lost`].
-    pub fn peek(&self, space: SpaceId, keys: &[BlockKey]) -> Result<usize, ServeError> {
-        let (namespace, keys) = (space.number, Keys(keys.to_vec()));
-        Ok(self.number(space.generation, &Call::Peek { namespace, keys })? as usize)
-    }
-
-    /// Returns the longest stored run of leading keys.
-    ///
-    /// # Errors
-    /// Same as [`Client::peek`].
-    pub fn lookup(&self, space: SpaceId, keys: &[BlockKey]) -> Result<Prefix, ServeError> {
-        let (namespace, keys) = (space.number, Keys(keys.to_vec()));
-        match self.call_in(space.generation, &Call::Lookup { namespace, keys })? {
-            Answer::Prefix { prefix: number, blocks } => {
-                let handle = self.handle(number, space.generation);
-                Ok(Prefix { handle, number, blocks: blocks as usize })
-            }
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Prepares to load the positions of a prefix from `first` on.
-    ///
-    /// # Errors
-    /// Same as [`Client::peek`].
-    pub fn retrieve(
-        &self,
-        prefix: &Prefix,
-        first: usize,
-        blocks: &[BlockId],
-    ) -> Result<Request, ServeError> {
-        self.begin_load(prefix, first, blocks, 0)
-    }
-
-    /// Prepares to store blocks, as many leading ones as there is room for.
-    ///
-    /// # Errors
-    /// Same as [`Client::peek`].
-    pub fn allocate(
-        &self,
-        space: SpaceId,
-        keys: &[BlockKey],
-        blocks: &[BlockId],
-    ) -> Result<Request, ServeError> {
-        self.begin_save(space, keys, blocks, 0)
-    }
-
-    /// Stores blocks under keys, as many leading ones as there is room for, and returns their
-    /// number. They are durable then.
-    ///
-    /// # Errors
-    /// Same as [`Client::allocate`], [`Request::wait`] and [`Request::commit`].
-    pub fn save(
-        &self,
-        space: SpaceId,
-        keys: &[BlockKey],
-        blocks: &[BlockId],
-    ) -> Result<usize, ServeError> {
-        let request = self.begin_save(space, keys, blocks, self.inner.shape.layers)?;
-        request.move_all()?;
-        Ok(request.commit()?.accepted)
-    }
-
-    /// Loads the longest stored prefix of the keys into the leading ones of these blocks, and
-    /// returns its length.
-    ///
-    /// # Errors
-    /// Same as [`Client::lookup`], [`Client::retrieve`] and [`Request::wait`].
-    pub fn load(
-        &self,
-        space: SpaceId,
-        keys: &[BlockKey],
-        blocks: &[BlockId],
-    ) -> Result<usize, ServeError> {
-        let prefix = self.lookup(space, &keys[..keys.len().min(blocks.len())])?;
-        let found = prefix.len();
-        let mut request = self.begin_load(&prefix, 0, &blocks[..found], self.inner.shape.layers)?;
-        // One message ends both.
-        request.handle.join(prefix.handle);
-        request.move_all()?;
-        Ok(found)
-    }
-
-    /// Makes all changes so far durable. Commits are durable when they return.
-    ///
-    /// # Errors
-    /// Returns [`ServeError::Refused`] or [`ServeError::Lost`].
-    pub fn sync(&self) -> Result<(), ServeError> {
-        let generation = self.links().generation;
-        self.done(generation, &Call::Sync)
-    }
-
-    /// Makes a call whose answer is that it is done.
-    fn done(&self, generation: u64, call: &Call) -> Result<(), ServeError> {
-        match self.call_in(generation, call)? {
-            Answer::Done => Ok(()),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Makes a call whose answer is a number.
-    fn number(&self, generation: u64, call: &Call) -> Result<u32, ServeError> {
-        match self.call_in(generation, call)? {
-            Answer::Number(number) => Ok(number),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Drops keys for all clients of the namespace, including pinned ones and those in use. Returns
-    /// how many were stored.
-    ///
-    /// # Errors
-    /// Same as [`Client::peek`].
-    pub fn remove(&self, space: SpaceId, keys: &[BlockKey]) -> Result<u32, ServeError> {
-        let (namespace, keys) = (space.number, Keys(keys.to_vec()));
-        self.number(space.generation, &Call::Remove { namespace, keys })
-    }
-
-    /// Pins the leading keys that are stored for so many seconds; until the session or the server
-    /// ends, at the latest. The limits are the server's: its answer says what it did.
-    ///
-    /// # Errors
-    /// Same as [`Client::peek`].
-    pub fn pin(
-        &self,
-        space: SpaceId,
-        keys: &[BlockKey],
-        ttl_s: u64,
-    ) -> Result<PinAnswer, ServeError> {
-        let (namespace, keys) = (space.number, Keys(keys.to_vec()));
-        let call = Call::Pin { namespace, keys, ttl_s, bytes_max: None, wait: false };
-        match self.call_in(space.generation, &call)? {
-            Answer::Pinned(answer) => Ok(answer),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Ends a pin of this session. Returns false if it has ended.
-    ///
-    /// # Errors
-    /// Same as [`Client::peek`].
-    pub fn unpin(&self, pin: u64) -> Result<bool, ServeError> {
-        let generation = self.links().generation;
-        Ok(self.number(generation, &Call::Unpin { pin: Some(pin) })? > 0)
-    }
-
-    /// Returns the counts of a namespace.
-    ///
-    /// # Errors
-    /// Same as [`Client::peek`].
-    pub fn usage(&self, space: SpaceId) -> Result<Usage, ServeError> {
-        match self.call_in(space.generation, &Call::Usage { namespace: space.number })? {
-            Answer::Usage(usage) => Ok(usage),
-            other => Err(unexpected(&other)),
-        }
-    }
-
     /// Returns the number of the session, and the reason if it has ended, also while no call was
     /// made.
-    pub(crate) fn session(&self) -> (u64, Option<String>) {
+    fn session(&self) -> (u64, Option<ServeError>) {
         let (generation, is_closed) = {
             let links = self.links();
-            if links.lost.is_some() {
-                return (links.generation, links.lost.clone());
-            }
-            (links.generation, links.idle.last().is_some_and(is_closed))
+            let is_closed = links.lost.is_none() && links.idle.last().is_some_and(is_closed);
+            (links.generation, is_closed)
         };
         if is_closed {
             self.lose(generation, "the server has closed it");
         }
         let links = self.links();
-        (links.generation, links.lost.clone())
+        (links.generation, links.end())
     }
 
     /// Returns true if the server decides when layers start.
-    pub(crate) fn is_paced(&self) -> bool {
+    #[must_use]
+    pub fn is_paced(&self) -> bool {
         self.links().is_paced
     }
 
@@ -525,22 +344,17 @@ impl Client {
         }
     }
 
-    pub(crate) fn handle(&self, number: u64, generation: u64) -> Handle {
-        let is_over = Mutex::new(false);
-        Handle { client: self.by(None), numbers: vec![number], generation, is_over }
-    }
-
     fn links(&self) -> MutexGuard<'_, Links> {
         // A thread that panicked leaves connections that are whole.
         self.inner.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn beginning(&self) -> MutexGuard<'_, ()> {
+    fn beginning(&self) -> MutexGuard<'_, Option<Instant>> {
         self.inner.beginning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a handle of the same session with a deadline for all its calls together.
-    pub(crate) fn by(&self, until: Option<Instant>) -> Self {
+    fn by(&self, until: Option<Instant>) -> Self {
         Self { until, ..self.clone() }
     }
 
@@ -550,8 +364,13 @@ impl Client {
         self.until.map_or(ANSWER_TIMEOUT, left).max(Duration::from_millis(1))
     }
 
+    /// Returns true if its time is over.
+    fn is_late(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
     /// Makes a call in a session.
-    pub(crate) fn call_in(&self, generation: u64, call: &Call) -> Result<Answer, ServeError> {
+    fn call_in(&self, generation: u64, call: &Call) -> Result<Answer, ServeError> {
         let stream = self.take_link(generation)?;
         let answered = call_on(&stream, call, None, self.left());
         if let Err(ServeError::Lost { why }) = &answered {
@@ -578,6 +397,17 @@ impl Client {
     }
 }
 
+impl Links {
+    /// Returns the error of calls if the session has ended.
+    fn end(&self) -> Option<ServeError> {
+        match (&self.lost, self.is_closed) {
+            (None, _) => None,
+            (Some(_), true) => Some(StackError::Closed.into()),
+            (Some(why), false) => Some(ServeError::Lost { why: why.clone() }),
+        }
+    }
+}
+
 impl Pool {
     fn offset(&self, block: BlockId, row: Row) -> usize {
         let PoolLayout { rows, block_stride, .. } = &self.layout;
@@ -587,21 +417,7 @@ impl Pool {
     }
 }
 
-impl Prefix {
-    /// Returns the number of blocks found.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.blocks
-    }
-
-    /// Returns true if not even the first block was found.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.blocks == 0
-    }
-}
-
-pub(crate) fn unexpected(answer: &Answer) -> ServeError {
+fn unexpected(answer: &Answer) -> ServeError {
     ServeError::Answer { found: format!("{answer:?}") }
 }
 
@@ -677,3 +493,6 @@ fn call_on(
         Err(error) => Err(lost(error.to_string())),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -65,7 +65,7 @@ pub enum ServeError {
     },
     /// The server has ended, or ended this connection. Everything of the session is gone; blocks
     /// that were being loaded have undefined contents.
-    #[error("the connection to the server is lost: {why}; reconnect, and treat blocks as misses")]
+    #[error("the connection to the server is lost: {why}; treat blocks as misses until it is back")]
     Lost {
         /// The reason.
         why: String,
@@ -97,6 +97,20 @@ pub enum ServeError {
         /// The limit.
         expected: u64,
     },
+}
+
+impl ServeError {
+    /// Returns true if a call failed because the server is not there, began anew, or can not serve
+    /// it now.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        use RefusalKind::{Failed, Limit, Transfer};
+        match self {
+            Self::Lost { .. } | Self::Stale | Self::Socket { .. } => true,
+            Self::Refused { kind, .. } => matches!(kind, Failed | Limit | Transfer),
+            _ => false,
+        }
+    }
 }
 
 /// Returns advice for a client that does not reach a server.

@@ -14,9 +14,10 @@
 //!   has its share); `limit.rs`: its bandwidth, if it has a limit. Others share the devices in the
 //!   order of their calls, or equally if the plane has a pacer.
 //! - `memory.rs`: shared memory (memfd), sealed against shrinking.
-//! - [`Client`], with [`Prefix`] and [`Request`]: any number of threads, each call on a connection
-//!   of its own. [`RemoteStore`] is a client's store as a [`ripieno_stack::KvStore`]. [`Finder`]
-//!   and [`Mover`]: scheduler and rank of an engine.
+//! - [`Client`]: any number of threads, each call on a connection of its own; also the scheduler or
+//!   a rank of an engine of several processes, which exchange plain data: a *place* names a block
+//!   of a [`Prefix`] or [`Reservation`]. A [`Request`] moves blocks. [`RemoteStore`] is a client's
+//!   store as a [`ripieno_stack::KvStore`].
 //! - [`control`]: requests of control over HTTP ([`ripieno_stack::http`]), at the same socket, and
 //!   by choice at a TCP port. `routes.rs` has all of them, `hints.rs` the largest one; `web.rs`
 //!   decides who may ask. [`Control`] asks: `ripieno ctl`.
@@ -35,13 +36,14 @@
 //! - An access of the server to a client's memory never fails: the memory cannot shrink.
 //! - A call that is refused changes nothing, is counted, and logged (at most 100 of a
 //!   connection, and 600 a minute).
-//! - Blocks that a commit has returned for survive the server's death; of a [`Finder`], those that
-//!   it published before a [`Finder::sync`].
+//! - Blocks that a commit has returned for survive the server's death; of a [`Reservation`], those
+//!   published before a [`Client::sync`], or durably.
 //! - Whatever runs out counts to the user, and not to a client: nobody gets more by more clients. A
 //!   controller's connections are its own: others cannot keep it out.
 //! - What a client holds ends after a time in which its engine makes no call.
 //! - A pinned block is not evicted before its pin ends; a pin ends with its time, or the server.
-//! - A [`Mover`]'s blocks are its own again when their job has ended, also if the server has died.
+//! - A [`Request`]'s blocks are its own again when it has ended, also if the server has died, if
+//!   objects are whole pages of the memory.
 //!
 //! # Not implemented
 //! - *Trusted* clients, which ring doorbells themselves: only the mediated class is there. A client
@@ -58,7 +60,6 @@ pub mod control;
 mod engine;
 mod error;
 mod limit;
-mod member;
 mod memory;
 mod peer;
 pub mod protocol;
@@ -69,10 +70,9 @@ mod session;
 mod settings;
 mod shared;
 
-pub use client::{Client, Prefix, Request, SpaceId};
+pub use client::{Client, Prefix, Request, Reservation, SpaceId};
 pub use control::{Control, ControlAddress, PinLimits};
 pub use error::{RefusalKind, ServeError};
-pub use member::{Finder, Found, JobReport, Mover, Room};
 pub use remote::RemoteStore;
 pub use ripieno_stack::PoolLayout;
 pub use server::Server;

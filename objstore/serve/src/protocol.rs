@@ -29,7 +29,7 @@ use serde::{
 use crate::error::RefusalKind;
 
 /// Version of the messages. Client and server must have the same.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// Bytes of a message, at most: fewer keys than a place has positions.
 pub const MESSAGE_BYTES_MAX: usize = 2 << 20;
 
@@ -57,7 +57,7 @@ pub enum Call {
         session: Bytes,
     },
     /// Registers a namespace. Answer: [`Answer::Number`], its number in this session.
-    Namespace(Space),
+    Namespace(Namespace),
     /// Counts leading keys that are stored. Answer: [`Answer::Number`].
     Peek {
         /// The namespace.
@@ -299,41 +299,6 @@ pub struct Ended {
     pub is_mismatch: bool,
     /// A position that could not be read; its block is a miss from now on.
     pub lost: Option<u32>,
-}
-
-/// A namespace: [`Namespace`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Space {
-    weights: Bytes,
-    layout: String,
-    dtype: String,
-    block_tokens: u32,
-    adapter: String,
-    tenant_salt: Bytes,
-    label: String,
-}
-
-impl From<&Namespace> for Space {
-    fn from(space: &Namespace) -> Self {
-        Self {
-            weights: Bytes(space.weights.to_vec()),
-            layout: space.layout.clone(),
-            dtype: space.dtype.clone(),
-            block_tokens: space.block_tokens,
-            adapter: space.adapter.clone(),
-            tenant_salt: Bytes(space.tenant_salt.clone()),
-            label: space.label.clone(),
-        }
-    }
-}
-
-impl Space {
-    /// Returns the namespace; `None` if the digest of the weights has another length.
-    pub(crate) fn namespace(self) -> Option<Namespace> {
-        let Self { weights, layout, dtype, block_tokens, adapter, tenant_salt, label } = self;
-        let (weights, tenant_salt) = (weights.0.try_into().ok()?, tenant_salt.0);
-        Some(Namespace { weights, layout, dtype, block_tokens, adapter, tenant_salt, label })
-    }
 }
 
 /// Bytes.

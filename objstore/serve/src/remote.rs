@@ -4,7 +4,8 @@ use std::{any::Any, io, time::Duration};
 
 use nvme_driver::Nanos;
 use objstore::{
-    BlockId, BlockKey, Layer, Namespace, PinAnswer, Store, StoreError, StoreEvent, Usage,
+    BlockId, BlockKey, CatalogCounts, Layer, Namespace, PinAnswer, Store, StoreError, StoreEvent,
+    Usage,
 };
 use ripieno_stack::{ErrorKind, KvPrefix, KvRequest, KvStore, StackError};
 
@@ -63,6 +64,14 @@ impl KvStore for RemoteStore {
         Ok(Box::new(self.client.allocate(self.space, keys, blocks)?))
     }
 
+    fn fetch(
+        &self,
+        keys: &[BlockKey],
+        blocks: &[BlockId],
+    ) -> Result<Box<dyn KvRequest>, StackError> {
+        Ok(Box::new(self.client.fetch(self.space, keys, blocks, 0)?))
+    }
+
     fn load(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<usize, StackError> {
         Ok(self.client.load(self.space, keys, blocks)?)
     }
@@ -79,12 +88,18 @@ impl KvStore for RemoteStore {
         Ok(self.client.remove(self.space, keys)?)
     }
 
-    fn pin(&self, keys: &[BlockKey], ttl: Duration) -> Result<PinAnswer, StackError> {
-        Ok(self.client.pin(self.space, keys, ttl.as_secs())?)
+    fn pin(
+        &self,
+        keys: &[BlockKey],
+        ttl: Duration,
+        bytes_max: Option<u64>,
+        wait: bool,
+    ) -> Result<PinAnswer, StackError> {
+        Ok(self.client.pin(self.space, keys, ttl.as_secs(), bytes_max, wait)?)
     }
 
     fn unpin(&self, pin: u64) -> Result<bool, StackError> {
-        Ok(self.client.unpin(pin)?)
+        Ok(self.client.unpin(Some(pin))?)
     }
 
     fn sync(&self) -> Result<(), StackError> {
@@ -95,13 +110,23 @@ impl KvStore for RemoteStore {
         Ok(self.client.usage(self.space)?)
     }
 
+    fn counts(&self) -> Result<CatalogCounts, StackError> {
+        Ok(self.client.counts()?)
+    }
+
+    fn placement(&self) -> Result<String, StackError> {
+        Ok(self.client.placement())
+    }
+
     fn poll_events(&self) -> Result<Vec<StoreEvent>, StackError> {
         self.client.check()?;
         Ok(Vec::new())
     }
 
-    fn own(&self) -> Option<&Store> {
-        None
+    fn own(&self) -> Result<&Store, StackError> {
+        let message = "a server has this store, and its clients cannot do this: ask the server \
+                       (ripieno ctl, or HTTP at its socket)";
+        Err(StackError::Served { kind: ErrorKind::Unsupported, message: message.to_owned() })
     }
 
     fn close(&self) -> Result<(), StackError> {

@@ -15,7 +15,9 @@ use std::{
 };
 
 use gio_uring::IoStatus;
-use objstore::{BlockId, JobId, Layer, NamespaceId, PinAnswer, PoolId, Store, StoreError};
+use objstore::{
+    BlockId, JobId, Layer, Namespace, NamespaceId, PinAnswer, PoolId, Store, StoreError,
+};
 use ripieno_stack::{PoolLayout, Request, Stack};
 
 use crate::{
@@ -25,7 +27,7 @@ use crate::{
     error::RefusalKind,
     memory::{self, Mapping},
     peer::Peer,
-    protocol::{Answer, Bytes, CONNECTIONS_MAX, Call, Ended, Keys, Member, Space},
+    protocol::{Answer, Bytes, CONNECTIONS_MAX, Call, Ended, Keys, Member},
     refusal::Refusal,
 };
 
@@ -234,7 +236,7 @@ impl Session {
     /// Carries out a call about blocks; `None` if it is another one.
     pub(crate) fn call(&self, call: Call) -> Option<Result<Answer, Refusal>> {
         Some(match call {
-            Call::Namespace(space) => self.namespace(space),
+            Call::Namespace(namespace) => self.namespace(&namespace),
             Call::Peek { namespace, keys } => self.peek(namespace, &keys),
             Call::AreStored { namespace, keys } => self.are_stored(namespace, &keys),
             Call::Lookup { namespace, keys } => self.lookup(namespace, &keys),
@@ -271,9 +273,7 @@ impl Session {
         })
     }
 
-    fn namespace(&self, space: Space) -> Result<Answer, Refusal> {
-        let wrong = || Refusal::argument("the digest of the weights has 32 bytes");
-        let namespace = space.namespace().ok_or_else(wrong)?;
+    fn namespace(&self, namespace: &Namespace) -> Result<Answer, Refusal> {
         let digest = namespace.digest();
         let spaces = &mut self.tables().namespaces;
         if let Some(known) = spaces.iter().position(|(known, _)| *known == digest) {
@@ -283,7 +283,7 @@ impl Session {
             let why = format!("a client may use {NAMESPACES_MAX} namespaces");
             return Err(Refusal::new(RefusalKind::Limit, why));
         }
-        spaces.push((digest, self.engine.spaces(&self.store, &namespace, &self.account)?));
+        spaces.push((digest, self.engine.spaces(&self.store, namespace, &self.account)?));
         Ok(Answer::Number(spaces.len() as u32 - 1))
     }
 

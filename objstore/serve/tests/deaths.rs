@@ -27,8 +27,8 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use objstore::{BlockKey, Direction, KvShape, Layer, Namespace};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use ripieno_serve::{
-    Client, Control, ControlAddress, Finder, Mover, PinLimits, PoolLayout, RefusalKind, Request,
-    ServeError, Server, ServerOptions, Settings, control::Status,
+    Client, Control, ControlAddress, PinLimits, PoolLayout, RefusalKind, Request, Reservation,
+    ServeError, Server, ServerOptions, Settings, control::Status, protocol::Member,
 };
 use ripieno_stack::{Builder, DeviceChoice, Pacing, PoolMemory, Stack, StackConfig};
 use ripieno_testkit::{blocks, pattern, until};
@@ -294,7 +294,7 @@ fn saver_main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn saver() -> Result<(Request, Finder, Mover), ServeError> {
+fn saver() -> Result<(Request, Reservation, Request), ServeError> {
     let path = socket(&directory());
     let client = Client::connect(&path, SHAPE, 16)?;
     let space = client.namespace(&Namespace::default())?;
@@ -303,14 +303,15 @@ fn saver() -> Result<(Request, Finder, Mover), ServeError> {
     let file = memfd_create("rank", MemfdFlags::ALLOW_SEALING).expect("memory");
     ftruncate(&file, SHAPE.block_bytes() * 16).expect("memory");
     fcntl_add_seals(&file, SealFlags::SHRINK).expect("memory");
-    let (part, layout) = (("engine".to_owned(), 1, 0), PoolLayout::contiguous(&SHAPE, 16));
-    let mover = Mover::connect(path.clone(), SHAPE, part, layout, file)?;
-    let finder = Finder::connect(path, SHAPE, "engine".to_owned(), 1)?;
-    let space = finder.namespace(&Namespace::default())?;
-    let room = finder.reserve(space, keys(8..16))?;
-    let job = mover.begin(Direction::Write, &room.places, blocks(0, 8))?;
-    mover.start(job, 0..SHAPE.layers)?;
-    Ok((request, finder, mover))
+    let part = |rank| Some(Member { engine: "engine".to_owned(), ranks: 1, rank });
+    let pool = Some((PoolLayout::contiguous(&SHAPE, 16), file));
+    let rank = Client::join(path.clone(), SHAPE, part(Some(0)), pool)?;
+    let scheduler = Client::join(path, SHAPE, part(None), None)?;
+    let space = scheduler.namespace(&Namespace::default())?;
+    let room = scheduler.reserve(space, &keys(8..16))?;
+    let job = rank.begin(Direction::Write, &room.places(), blocks(0, 8))?;
+    job.start_all(0..SHAPE.layers)?;
+    Ok((request, room, job))
 }
 
 /// Returns the number of pools that are mapped.

@@ -3,8 +3,10 @@
 use std::{collections::BTreeMap, os::fd::OwnedFd};
 
 use nvme_emu::{FaultAction, FaultRule, FaultWhen};
-use objstore::{BlockId, BlockKey, Direction, KvShape, Namespace, Outcome};
-use ripieno_serve::{Finder, Mover, PoolLayout, RefusalKind, ServeError};
+use objstore::{BlockId, BlockKey, Direction, Namespace, Outcome};
+use ripieno_serve::{
+    Client, PoolLayout, RefusalKind, Request, Reservation, ServeError, SpaceId, protocol::Member,
+};
 use ripieno_testkit::{blocks, keys, pattern, set_faults, until};
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde_json::json;
@@ -39,11 +41,23 @@ fn memory() -> (OwnedFd, PoolLayout) {
     (file, PoolLayout::contiguous(&SHAPE, BLOCKS))
 }
 
+/// Connects as the scheduler of an engine, or as a rank with this memory.
+fn join(
+    rig: &Rig,
+    engine: &str,
+    ranks: u32,
+    rank: Option<u32>,
+    pool: Option<(PoolLayout, OwnedFd)>,
+) -> Result<Client, ServeError> {
+    let member = Member { engine: engine.to_owned(), ranks, rank };
+    Client::join(rig.socket(), SHAPE, Some(member), pool)
+}
+
 /// A scheduler with its ranks.
 pub struct Engine {
-    finder: Finder,
-    space: usize,
-    pub ranks: Vec<(Mover, OwnedFd)>,
+    scheduler: Client,
+    space: SpaceId,
+    pub ranks: Vec<(Client, OwnedFd)>,
 }
 
 impl Engine {
@@ -52,14 +66,14 @@ impl Engine {
         let rank = |rank| {
             let (file, layout) = memory();
             let own = file.try_clone().unwrap();
-            let part = (name.to_owned(), ranks, rank);
-            (Mover::connect(rig.socket(), SHAPE, part, layout, file).unwrap(), own)
+            let client = join(rig, name, ranks, Some(rank), Some((layout, file))).unwrap();
+            client.check_pages().unwrap();
+            (client, own)
         };
-        let ranks: Vec<_> = (0..ranks).map(rank).collect();
-        let count = ranks.len() as u32;
-        let finder = Finder::connect(rig.socket(), SHAPE, name.to_owned(), count).unwrap();
-        let space = finder.namespace(&Namespace::default()).unwrap();
-        Self { finder, space, ranks }
+        let all = (0..ranks).map(rank).collect();
+        let scheduler = join(rig, name, ranks, None, None).unwrap();
+        let space = scheduler.namespace(&Namespace::default()).unwrap();
+        Self { scheduler, space, ranks: all }
     }
 
     /// Writes or checks a block of a rank through its file.
@@ -85,54 +99,81 @@ impl Engine {
         bytes
     }
 
-    /// Starts all layers on a rank, and returns the job.
-    fn start(&self, rank: usize, direction: Direction, places: &[u64]) -> u64 {
-        let mover = &self.ranks[rank].0;
-        let job = mover.begin(direction, places, blocks(0, places.len())).unwrap();
-        mover.start(job, 0..SHAPE.layers).unwrap();
+    fn begin(
+        &self,
+        rank: usize,
+        direction: Direction,
+        places: &[u64],
+    ) -> Result<Request, ServeError> {
+        self.ranks[rank].0.begin(direction, places, blocks(0, places.len()))
+    }
+
+    /// Starts all layers on a rank.
+    fn start(&self, rank: usize, direction: Direction, places: &[u64]) -> Request {
+        let job = self.begin(rank, direction, places).unwrap();
+        job.start_all(0..SHAPE.layers).unwrap();
         job
+    }
+
+    /// Ends a request of a rank, and returns the error.
+    pub fn end(&self, rank: usize, job: &Request) -> Option<String> {
+        self.ranks[rank].0.end(&[job]).unwrap().remove(0).error
     }
 
     /// Moves all layers on a rank, and returns the error.
     fn go(&self, rank: usize, direction: Direction, places: &[u64]) -> Option<String> {
-        let job = self.start(rank, direction, places);
-        self.ranks[rank].0.end(&[job]).unwrap().remove(0).error
+        self.end(rank, &self.start(rank, direction, places))
     }
 
-    /// Starts to store blocks on the first rank, and returns its job.
-    pub fn begin_store(&self, keys: &[BlockKey]) -> u64 {
-        let room = self.finder.reserve(self.space, keys.to_vec()).unwrap();
-        self.start(0, Direction::Write, &room.places)
+    fn reserve(&self, keys: &[BlockKey]) -> Reservation {
+        self.scheduler.reserve(self.space, keys).unwrap()
+    }
+
+    /// Starts to store blocks on the first rank.
+    pub fn begin_store(&self, keys: &[BlockKey]) -> (Reservation, Request) {
+        let room = self.reserve(keys);
+        let job = self.start(0, Direction::Write, &room.places());
+        (room, job)
     }
 
     /// Stores blocks on all ranks.
     pub fn store(&self, keys: &[BlockKey]) {
-        let room = self.finder.reserve(self.space, keys.to_vec()).unwrap();
-        assert_eq!(room.accepted as usize, keys.len());
+        let room = self.reserve(keys);
+        assert_eq!(room.accepted() as usize, keys.len());
+        let (places, positions) = (room.places(), room.positions());
         for rank in 0..self.ranks.len() {
-            for (block, position) in blocks(0, room.positions.len()).iter().zip(&room.positions) {
+            for (block, position) in blocks(0, positions.len()).iter().zip(positions) {
                 self.put(rank, *block, &bytes(keys[*position as usize], rank));
             }
-            assert_eq!(self.go(rank, Direction::Write, &room.places), None);
+            assert_eq!(self.go(rank, Direction::Write, &places), None);
             let is_last = rank + 1 == self.ranks.len();
-            let reported = self.finder.report(room.number, rank as u32, true).unwrap();
+            let reported = room.report(rank as u32, true).unwrap();
             assert_eq!(reported, is_last.then_some(true));
         }
-        assert!(self.finder.publish(room.number, true).unwrap());
+        room.publish(true).unwrap();
     }
 
     /// Loads blocks on all ranks, and returns how many were found with their own bytes.
     fn load(&self, keys: &[BlockKey]) -> usize {
-        let found = self.finder.acquire(self.space, keys.to_vec()).unwrap();
-        assert_eq!(self.finder.look_up(self.space, keys.to_vec()).unwrap(), found.places.len());
+        self.try_load(keys).unwrap()
+    }
+
+    /// Same as [`Engine::load`]; fails while the server is away.
+    fn try_load(&self, keys: &[BlockKey]) -> Result<usize, ServeError> {
+        let found = self.scheduler.lookup(self.space, keys)?;
+        assert_eq!(self.scheduler.peek(self.space, keys)?, found.len());
+        if found.is_empty() {
+            return Ok(0);
+        }
         for rank in 0..self.ranks.len() {
-            assert_eq!(self.go(rank, Direction::Read, &found.places), None);
-            for (block, key) in blocks(0, found.places.len()).iter().zip(keys) {
+            let job = self.begin(rank, Direction::Read, &found.places())?;
+            job.start_all(0..SHAPE.layers)?;
+            assert_eq!(self.end(rank, &job), None);
+            for (block, key) in blocks(0, found.len()).iter().zip(keys) {
                 assert!(self.get(rank, *block) == bytes(*key, rank), "wrong bytes");
             }
         }
-        self.finder.release(found.number);
-        found.places.len()
+        Ok(found.len())
     }
 }
 
@@ -152,11 +193,10 @@ fn engines_share_blocks_of_all_ranks() {
         assert_eq!(other.load(&keys), 4, "{ranks} ranks");
         other.store(&keys);
         assert_eq!(one.load(&keys), 6);
-        let asked = vec![keys[5], BlockKey([9; 32]), keys[0]];
-        assert_eq!(one.finder.are_stored(one.space, asked).unwrap(), [1, 0, 1]);
-        assert_eq!(one.finder.usage(one.space).unwrap().stored, 6);
-        let asked = vec![keys[5], BlockKey([9; 32])];
-        assert_eq!(one.finder.remove(one.space, asked).unwrap(), 1);
+        let asked = [keys[5], BlockKey([9; 32]), keys[0]];
+        assert_eq!(one.scheduler.are_stored(one.space, &asked).unwrap(), [1, 0, 1]);
+        assert_eq!(one.scheduler.usage(one.space).unwrap().stored, 6);
+        assert_eq!(one.scheduler.remove(one.space, &asked[..2]).unwrap(), 1);
         assert_eq!(other.load(&keys), 5);
         let status = rig.status();
         assert_eq!(status.sessions.len() as u32, 2 * (ranks + 1));
@@ -176,37 +216,39 @@ fn places_that_an_engine_was_not_given_are_refused_and_counted() {
     let (one, other) = (Engine::new(&rig, "one", 1), Engine::new(&rig, "other", 1));
     let keys = keys(0..4);
     one.store(&keys[..2]);
-    let found = one.finder.acquire(one.space, keys.clone()).unwrap();
-    let room = one.finder.reserve(one.space, keys.clone()).unwrap();
+    let found = one.scheduler.lookup(one.space, &keys).unwrap();
+    let room = one.reserve(&keys);
+    let (from, to) = (found.places(), room.places());
     let mut refused = 0;
     let mut refuse = |engine: &Engine, direction, places: &[u64]| {
-        let begun = engine.ranks[0].0.begin(direction, places, blocks(0, places.len()));
+        let begun = engine.begin(0, direction, places);
         assert_eq!(kind(begun.unwrap_err()), RefusalKind::Argument);
         refused += 1;
         assert_eq!(rig.status().refused_calls, refused);
     };
     // Another engine's, of both kinds; one kind for the other; beyond the end; of nobody.
-    refuse(&other, Direction::Read, &found.places);
-    refuse(&other, Direction::Write, &room.places);
-    refuse(&one, Direction::Write, &found.places);
-    refuse(&one, Direction::Read, &room.places);
-    refuse(&one, Direction::Read, &[found.places[0] + 2]);
-    refuse(&one, Direction::Write, &[room.places[0] - 2]);
+    refuse(&other, Direction::Read, &from);
+    refuse(&other, Direction::Write, &to);
+    refuse(&one, Direction::Write, &from);
+    refuse(&one, Direction::Read, &to);
+    refuse(&one, Direction::Read, &[from[0] + 2]);
+    refuse(&one, Direction::Write, &[to[0] - 2]);
     refuse(&one, Direction::Read, &[7 << 16]);
     // A place is filled once, also if the first attempt has failed.
-    let job = one.ranks[0].0.begin(Direction::Write, &room.places[..1], blocks(0, 1)).unwrap();
-    refuse(&one, Direction::Write, &room.places);
-    assert!(one.ranks[0].0.end(&[job]).unwrap()[0].error.is_some(), "no layer was started");
-    refuse(&one, Direction::Write, &room.places[..1]);
+    let job = one.begin(0, Direction::Write, &to[..1]).unwrap();
+    refuse(&one, Direction::Write, &to);
+    assert!(one.end(0, &job).is_some(), "no layer was started");
+    refuse(&one, Direction::Write, &to[..1]);
+    drop(job);
     // Only a part that was filled is published, whatever the scheduler says.
-    assert_eq!(one.finder.report(room.number, 0, true).unwrap(), Some(false));
+    assert_eq!(room.report(0, true).unwrap(), Some(false));
     assert_eq!(other.load(&keys), 2);
-    let room = one.finder.reserve(one.space, keys.clone()).unwrap();
-    assert_eq!(kind(one.finder.publish(room.number, false).unwrap_err()), RefusalKind::Argument);
-    one.finder.release(room.number);
-    one.finder.release(found.number);
+    drop(room);
+    let room = one.reserve(&keys);
+    assert_eq!(kind(room.publish(false).unwrap_err()), RefusalKind::Argument);
+    drop((room, found));
     // Released ones are unknown.
-    let begun = one.ranks[0].0.begin(Direction::Read, &found.places, blocks(0, 2));
+    let begun = one.begin(0, Direction::Read, &from);
     assert_eq!(kind(begun.unwrap_err()), RefusalKind::Argument);
     assert_eq!(rig.status().refused_calls, refused + 2);
     one.store(&keys);
@@ -224,15 +266,16 @@ fn a_part_of_an_engine_is_one_client() {
     for (ranks, rank, wanted) in
         [(2, 1, RefusalKind::Limit), (3, 2, RefusalKind::Argument), (2, 2, RefusalKind::Argument)]
     {
-        let part = ("one".to_owned(), ranks, rank);
-        let file = file.try_clone().unwrap();
-        let joined = Mover::connect(rig.socket(), SHAPE, part, layout.clone(), file);
+        let pool = (layout.clone(), file.try_clone().unwrap());
+        let joined = join(&rig, "one", ranks, Some(rank), Some(pool));
         assert_eq!(kind(joined.unwrap_err()), wanted, "{ranks} {rank}");
     }
-    let shape = KvShape { object_bytes: 512, ..SHAPE };
-    let part = ("small".to_owned(), 1, 0);
-    let joined = Mover::connect(rig.socket(), shape, part, layout, file);
-    assert!(matches!(joined, Err(ServeError::Argument { given: 512, .. })), "{joined:?}");
+    let rows = layout.rows.iter().map(|row| row + 512).collect();
+    let layout = PoolLayout { rows, blocks: BLOCKS - 1, ..layout };
+    let joined = join(&rig, "apart", 1, Some(0), Some((layout, file))).unwrap();
+    let error = joined.check_pages().unwrap_err();
+    assert!(matches!(error, ServeError::Argument { given: 512, .. }), "{error}");
+    drop(joined);
     // A part that has gone may come again.
     drop(one);
     rig.settled();
@@ -246,22 +289,21 @@ fn a_rank_that_fails_or_a_scheduler_that_goes_leaves_nothing() {
     let free = rig.status().files_free;
     let one = Engine::new(&rig, "one", 2);
     let keys = keys(0..4);
-    let room = one.finder.reserve(one.space, keys.clone()).unwrap();
-    assert_eq!(one.go(0, Direction::Write, &room.places), None);
-    assert_eq!(one.finder.report(room.number, 0, true).unwrap(), None);
-    assert_eq!(one.finder.report(room.number, 1, false).unwrap(), Some(false));
+    let room = one.reserve(&keys);
+    assert_eq!(one.go(0, Direction::Write, &room.places()), None);
+    assert_eq!(room.report(0, true).unwrap(), None);
+    assert_eq!(room.report(1, false).unwrap(), Some(false));
     assert_eq!(one.load(&keys), 0);
     assert_eq!(rig.status().files_free, free);
     // The scheduler goes while a rank stores.
-    let room = one.finder.reserve(one.space, keys.clone()).unwrap();
-    let mover = &one.ranks[0].0;
-    let job = mover.begin(Direction::Write, &room.places, blocks(0, 4)).unwrap();
-    mover.start(job, 0..1).unwrap();
-    let Engine { finder, ranks, .. } = one;
-    drop(finder);
+    let room = one.reserve(&keys);
+    let job = one.begin(0, Direction::Write, &room.places()).unwrap();
+    job.start_all(0..1).unwrap();
+    let Engine { scheduler, ranks, .. } = one;
+    scheduler.close().unwrap();
     until("the scheduler's session ends", || rig.status().sessions.len() <= 2);
     assert_eq!(rig.status().files_writing, 4, "a request writes to those of its rank");
-    drop(ranks);
+    drop((job, ranks, room, scheduler));
     let status = rig.settled();
     assert_eq!((status.files_writing, status.files_free), (0, free));
     rig.close();
@@ -273,33 +315,34 @@ fn an_engine_goes_on_without_its_server_and_finds_commits_again() {
     let (one, idle) = (Engine::new(&rig, "one", 1), Engine::new(&rig, "idle", 1));
     let (keys, more) = (keys(0..4), keys(4..6));
     one.store(&keys);
-    let found = one.finder.acquire(one.space, keys.clone()).unwrap();
-    let room = one.finder.reserve(one.space, more.clone()).unwrap();
-    let mover = &one.ranks[0].0;
-    let loading = mover.begin(Direction::Read, &found.places, blocks(0, 4)).unwrap();
-    mover.start(loading, 0..1).unwrap();
+    let found = one.scheduler.lookup(one.space, &keys).unwrap();
+    let room = one.reserve(&more);
+    let loading = one.start(0, Direction::Read, &found.places());
     let dir = rig.close();
     one.put(0, BlockId(3), &vec![0xEE; SHAPE.block_bytes() as usize]);
-    let report = mover.end(&[loading]).unwrap().remove(0);
-    assert!(report.error.is_some_and(|why| why.contains("lost")));
+    assert!(one.end(0, &loading).is_some_and(|why| why.contains("lost")));
+    drop(loading);
     assert_eq!(one.get(0, BlockId(3)), vec![0; SHAPE.block_bytes() as usize], "new pages");
-    assert_eq!(one.load(&keys), 0);
-    let none = one.finder.reserve(one.space, more.clone()).unwrap();
-    assert_eq!((none.accepted, none.places.len()), (0, 0));
-    assert_eq!(one.finder.report(room.number, 0, true).unwrap(), Some(false));
-    assert!(!one.finder.publish(room.number, false).unwrap());
-    one.finder.sync().unwrap();
-    let begun = mover.begin(Direction::Read, &found.places, blocks(0, 4));
-    assert!(matches!(begun, Err(ServeError::Lost { .. })), "{begun:?}");
+    for error in [
+        one.try_load(&keys).map(drop),
+        one.scheduler.reserve(one.space, &more).map(drop),
+        room.report(0, true).map(drop),
+        room.publish(false),
+        one.scheduler.sync(),
+        one.begin(0, Direction::Read, &found.places()).map(drop),
+    ] {
+        assert!(matches!(error, Err(ServeError::Lost { .. })), "{error:?}");
+    }
 
     let rig = on(dir);
-    until("it has connected again", || one.load(&keys) == 4);
-    assert_eq!(idle.load(&keys), 4, "it has not noticed");
-    for places in [&found.places, &room.places] {
-        let begun = mover.begin(Direction::Read, places, blocks(0, places.len()));
+    until("it has connected again", || one.try_load(&keys).is_ok_and(|found| found == 4));
+    until("the idle one has connected", || idle.try_load(&keys).is_ok_and(|found| found == 4));
+    for places in [found.places(), room.places()] {
+        let begun = one.begin(0, Direction::Read, &places);
         assert_eq!(kind(begun.unwrap_err()), RefusalKind::Argument, "they are of the old server");
     }
-    one.finder.release(found.number);
+    assert!(matches!(room.publish(true), Err(ServeError::Stale)));
+    drop((found, room));
     one.store(&more);
     drop((one, idle));
     let status = rig.settled();
@@ -316,7 +359,7 @@ fn left(rig: &Rig, engine: &Engine, keys: &[BlockKey]) -> usize {
             rig.control().ask("PUT", &path, Some(&quota)).unwrap();
         }
     }
-    engine.finder.look_up(engine.space, keys.to_vec()).unwrap()
+    engine.scheduler.peek(engine.space, keys).unwrap()
 }
 
 #[test]
@@ -325,19 +368,19 @@ fn pins_of_an_engine_end_with_it_and_with_the_server() {
     let (one, other) = (Engine::new(&rig, "one", 2), Engine::new(&rig, "other", 2));
     let keys = keys(0..6);
     one.store(&keys[..4]);
-    let pin = |engine: &Engine, count: usize, wait| {
-        let answer = engine.finder.pin(engine.space, keys[..count].to_vec(), 3600, None, wait);
-        answer.unwrap()
+    let try_pin = |engine: &Engine, count: usize, wait| {
+        engine.scheduler.pin(engine.space, &keys[..count], 3600, None, wait)
     };
+    let pin = |engine: &Engine, count, wait| try_pin(engine, count, wait).unwrap();
+    let unpin = |engine: &Engine, pin| engine.scheduler.unpin(Some(pin)).unwrap();
     // On both ranks, and the later blocks with their commit.
     let made = pin(&one, 6, true);
     assert_eq!((made.outcome, made.pin.map(|pin| pin.blocks)), (Outcome::Deferred, Some(4)));
     assert_eq!(left(&rig, &one, &keys), 4);
     one.store(&keys);
     assert_eq!(left(&rig, &one, &keys), 6);
-    assert!(!other.finder.unpin(Some(1)).unwrap(), "it is not this engine's");
-    assert!(one.finder.unpin(Some(1)).unwrap());
-    assert!(!one.finder.unpin(Some(1)).unwrap());
+    assert!(!unpin(&other, 1), "it is not this engine's");
+    assert!(unpin(&one, 1) && !unpin(&one, 1));
     assert_eq!((left(&rig, &one, &keys), rig.status().files_referenced), (0, 0));
     // One that goes.
     one.store(&keys);
@@ -348,18 +391,16 @@ fn pins_of_an_engine_end_with_it_and_with_the_server() {
     // The server goes, and no list of pins stays behind.
     assert_eq!(pin(&one, 2, false).pin.map(|pin| pin.pin), Some(3));
     let dir = rig.close();
-    let away = pin(&one, 2, false);
-    assert_eq!((away.outcome, away.pin), (Outcome::Missing, None));
-    assert!(!one.finder.unpin(Some(3)).unwrap());
+    assert!(try_pin(&one, 2, false).unwrap_err().is_away());
     let rig = on(dir);
-    until("it has connected again", || one.load(&keys) == 6);
-    assert!(!one.finder.unpin(Some(3)).unwrap(), "it is the old server's");
+    until("it has connected again", || one.try_load(&keys).is_ok_and(|found| found == 6));
+    assert!(!unpin(&one, 3), "it is the old server's");
     assert_eq!((left(&rig, &one, &keys), rig.status().pins), (0, 0));
     one.store(&keys);
     assert_eq!(pin(&one, 6, false).outcome, Outcome::Accepted);
     assert_eq!(left(&rig, &one, &keys), 6);
     // Other weights: the pins go with the blocks of the old ones.
-    one.finder.renew(one.space, [7; 16]).unwrap();
+    one.scheduler.renew(one.space, [7; 16]).unwrap();
     assert_eq!((rig.status().pins, rig.status().files_referenced), (0, 0));
     drop(one);
     rig.settled();
@@ -372,17 +413,18 @@ fn an_engine_with_other_weights_shares_no_more() {
     let (one, other) = (Engine::new(&rig, "one", 1), Engine::new(&rig, "other", 1));
     let keys = keys(0..4);
     one.store(&keys);
-    one.finder.renew(one.space, [7; 16]).unwrap();
+    one.scheduler.renew(one.space, [7; 16]).unwrap();
     assert_eq!((one.load(&keys), other.load(&keys)), (0, 4));
     one.store(&keys);
-    one.finder.renew(one.space, [8; 16]).unwrap();
+    one.scheduler.renew(one.space, [8; 16]).unwrap();
     assert_eq!((one.load(&keys), other.load(&keys)), (0, 4));
     assert_eq!(rig.status().namespaces.len(), 2, "the shared and a private one");
     // A server has no more namespaces for it: that is an error now, and not of a lookup later.
     let named = |salt: u8| Namespace { tenant_salt: vec![salt], ..Namespace::default() };
-    let spaces: Vec<_> = (2..64).map(|salt| one.finder.namespace(&named(salt)).unwrap()).collect();
-    assert_eq!(kind(one.finder.renew(spaces[0], [9; 16]).unwrap_err()), RefusalKind::Limit);
-    assert_eq!(kind(one.finder.namespace(&named(64)).unwrap_err()), RefusalKind::Limit);
+    let spaces: Vec<_> =
+        (2..64).map(|salt| one.scheduler.namespace(&named(salt)).unwrap()).collect();
+    assert_eq!(kind(one.scheduler.renew(spaces[0], [9; 16]).unwrap_err()), RefusalKind::Limit);
+    assert_eq!(kind(one.scheduler.namespace(&named(64)).unwrap_err()), RefusalKind::Limit);
     rig.close();
 }
 
@@ -402,10 +444,10 @@ fn after_a_failed_flush_of_any_client_nothing_of_any_client_is_acknowledged() {
         let space = client.namespace(&Namespace::default()).unwrap();
         one.store(&keys(0..2));
         // All of these have begun before.
-        let filled = one.finder.reserve(one.space, keys(10..12)).unwrap();
-        assert_eq!(one.go(0, Direction::Write, &filled.places), None);
-        assert_eq!(one.finder.report(filled.number, 0, true).unwrap(), Some(true));
-        let job = one.begin_store(&keys(20..22));
+        let filled = one.reserve(&keys(10..12));
+        assert_eq!(one.go(0, Direction::Write, &filled.places()), None);
+        assert_eq!(filled.report(0, true).unwrap(), Some(true));
+        let (room, job) = one.begin_store(&keys(20..22));
         let [first, second] = [30, 40].map(|first| {
             let save = client.allocate(space, &keys(first..first + 2), &blocks(0, 2)).unwrap();
             save.move_all().unwrap();
@@ -416,8 +458,8 @@ fn after_a_failed_flush_of_any_client_nothing_of_any_client_is_acknowledged() {
         let fault = FaultAction::Status { code: WRITE_FAULT, dnr: false };
         set_faults(&rig.emus, Some(FaultRule::new(when, fault).limit(1)));
         let flushes = || rig.emus.iter().map(|emu| emu.counters().flushes).sum::<u64>();
-        let end = || one.ranks[0].0.end(&[job]).unwrap().remove(0).error;
-        let commit = |save: ripieno_serve::Request| kind(save.commit().unwrap_err());
+        let end = || one.end(0, &job);
+        let commit = |save: Request| kind(save.commit().unwrap_err());
         if rank_fails {
             assert!(end().is_some_and(|why| why.contains("Write Fault")));
         } else {
@@ -428,8 +470,7 @@ fn after_a_failed_flush_of_any_client_nothing_of_any_client_is_acknowledged() {
         if !rank_fails {
             assert!(end().is_some_and(|why| why.contains("Write Fault")));
         }
-        // A scheduler of an engine goes on without the store.
-        assert!(!one.finder.publish(filled.number, true).unwrap());
+        assert_eq!(kind(filled.publish(true).unwrap_err()), RefusalKind::ReadOnly);
         assert_eq!(kind(client.sync().unwrap_err()), RefusalKind::ReadOnly);
         let refused = client.allocate(space, &keys(50..51), &blocks(0, 1)).map(drop).unwrap_err();
         assert_eq!(kind(refused), RefusalKind::ReadOnly);
@@ -439,7 +480,7 @@ fn after_a_failed_flush_of_any_client_nothing_of_any_client_is_acknowledged() {
             assert_eq!(client.peek(space, &keys(range)).unwrap(), 0);
         }
         assert_eq!(one.load(&keys(0..2)), 2, "what is stored is served");
-        drop((one, client));
+        drop((job, filled, room, one, client));
         assert!(rig.end().1.is_err());
     }
 }

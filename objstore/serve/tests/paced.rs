@@ -167,9 +167,9 @@ fn saves_that_are_needed_do_not_wait_for_loads() {
         save
     };
     let engine = Engine::new(&rig, "one", 1);
-    let (job, rank) = (engine.begin_store(&keys(20..22)), &engine.ranks[0].0);
+    let (room, job) = engine.begin_store(&keys(20..22));
     assert_eq!(rig.waiting(), 6);
-    rank.hurry(job).unwrap();
+    job.hurry().unwrap();
     assert_eq!(rig.waiting(), 3, "of the load");
     let save = begun(10);
     save.hurry().unwrap();
@@ -190,7 +190,8 @@ fn saves_that_are_needed_do_not_wait_for_loads() {
     for save in [save, other, later] {
         assert_eq!(save.commit().unwrap().written, 2);
     }
-    assert_eq!(rank.end(&[job]).unwrap().remove(0).error, None);
+    assert_eq!(engine.end(0, &job), None);
+    drop((job, room));
     layers().for_each(|layer| load.wait(layer).unwrap());
     assert_eq!(rig.status().refused_calls, 0);
 }

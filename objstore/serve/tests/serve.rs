@@ -19,8 +19,8 @@ use ripieno_serve::{
     control::Status,
     protocol::{Answer, Bytes, Call, Keys},
 };
-use ripieno_stack::{Builder, StackConfig};
-use ripieno_testkit::{blocks, keys, pattern};
+use ripieno_stack::{Builder, StackConfig, StackError};
+use ripieno_testkit::{blocks, keys, pattern, until};
 use tempfile::TempDir;
 
 use crate::rig::{self, CAPACITY, Raw, Rig, SHAPE, framed, kind};
@@ -135,8 +135,6 @@ fn nothing_of_another_client_can_be_named() {
     assert_eq!((writing, referenced), (before.files_writing, before.files_referenced));
     // Blocks beyond the client's own pool, and layers beyond the shape.
     let space = other.namespace(&self::space("shared")).unwrap();
-    let beyond = other.allocate(space, &keys(6..7), &[BlockId(16)]).unwrap_err();
-    assert_eq!(kind(beyond), RefusalKind::Argument);
     let prefix = other.lookup(space, &keys(0..2)).unwrap();
     let twice = other.retrieve(&prefix, 0, &[BlockId(1), BlockId(1)]).unwrap_err();
     assert_eq!(kind(twice), RefusalKind::Argument);
@@ -144,7 +142,31 @@ fn nothing_of_another_client_can_be_named() {
     assert_eq!(kind(request.start(Layer(3)).unwrap_err()), RefusalKind::Argument);
     let many = other.retrieve(&prefix, 0, &blocks(0, 17)).unwrap_err();
     assert_eq!(kind(many), RefusalKind::Argument);
-    assert_eq!(rig.status().refused_calls - after.refused_calls, 4);
+    assert_eq!(rig.status().refused_calls - after.refused_calls, 3);
+}
+
+#[test]
+fn a_save_that_is_refused_for_its_blocks_evicts_nothing() {
+    let rig = Rig::new();
+    let client = rig.client();
+    let mut first = 0;
+    while rig.status().files_free >= 16 {
+        store(&client, "full", &keys(first..first + 16));
+        first += 16;
+    }
+    let (space, before) = (client.namespace(&space("full")).unwrap(), rig.status());
+    let beyond = [blocks(1, 15), vec![BlockId(16)]].concat();
+    for saved in [
+        client.save(space, &keys(first..first + 16), &beyond).map(drop),
+        client.allocate(space, &keys(first..first + 16), &beyond).map(drop),
+    ] {
+        let expected = ServeError::Argument { what: "block below", given: 16, expected: 16 };
+        assert_eq!(saved.unwrap_err().to_string(), expected.to_string());
+    }
+    let after = rig.status();
+    let files = |status: &Status| (status.files_stored, status.files_free, status.files_writing);
+    assert_eq!(files(&after), files(&before));
+    assert_eq!(after.refused_calls, before.refused_calls, "no room was asked for");
 }
 
 #[test]
@@ -249,7 +271,7 @@ fn limits_hold() {
 fn requests_end_together_or_not_at_all() {
     let rig = Rig::new();
     let raw = Raw::new(&rig);
-    let named = Call::Namespace((&space("mine")).into());
+    let named = Call::Namespace(space("mine"));
     let Answer::Number(namespace) = raw.call(&named) else { panic!("no namespace") };
     let lookup = Call::Lookup { namespace, keys: Keys(Vec::new()) };
     let Answer::Prefix { prefix, .. } = raw.call(&lookup) else { panic!("no prefix") };
@@ -314,6 +336,13 @@ fn a_client_holds_so_many_positions() {
     drop(client.lookup(space, &copies[..1]).unwrap());
     drop(held);
     assert_eq!(rig.status().files_referenced, 0);
+    // As many as a message has room for.
+    let copies = vec![keys(0..1)[0]; 1 << 17];
+    let found = client.lookup(space, &copies).unwrap();
+    assert!((1 << 15..1 << 16).contains(&found.len()), "{}", found.len());
+    assert_eq!(client.peek(space, &copies).unwrap(), found.len());
+    assert_eq!(client.are_stored(space, &copies).unwrap(), vec![1; found.len()]);
+    assert!(client.reserve(space, &copies[..1]).unwrap().positions().is_empty());
 }
 
 #[test]
@@ -371,7 +400,7 @@ fn what_a_client_leaves_is_given_back() {
     assert_eq!((status.sessions.len(), status.sessions_ended >= 1), (1, true));
     let left = (status.files_writing, status.files_referenced, status.files_free);
     assert_eq!(left, (0, 0, free));
-    assert!(matches!(links.peek(space, &keys(0..8)), Err(ServeError::Stale)));
+    assert_eq!(links.peek(space, &keys(0..8)).unwrap(), 0);
 }
 
 #[test]
@@ -386,8 +415,10 @@ fn a_session_that_is_closed_has_ended() {
     let status = rig.status();
     let left = (status.sessions.len(), status.files_writing, status.files_referenced);
     assert_eq!(left, (0, 0, 0));
-    for error in [client.check(), client.close(), request.start(Layer(1))] {
-        assert!(matches!(&error, Err(ServeError::Lost { why }) if why.contains("closed")));
+    client.close().unwrap();
+    for error in [client.check(), client.sync(), request.start(Layer(1))] {
+        let error = error.unwrap_err();
+        assert!(matches!(error, ServeError::Stack(StackError::Closed)), "{error}");
     }
 }
 
@@ -404,10 +435,10 @@ fn a_server_that_ends_is_an_error_at_once() {
     assert!(matches!(client.retrieve(&prefix, 0, &blocks(0, 4)), Err(ServeError::Lost { .. })));
     assert!(matches!(client.reconnect(), Err(ServeError::Socket { .. })));
     assert!(matches!(client.peek(space, &keys(0..4)), Err(ServeError::Lost { .. })));
-    drop(prefix);
     let rig = Rig::on(dir);
-    client.reconnect().unwrap();
-    assert!(matches!(client.peek(space, &keys(0..4)), Err(ServeError::Stale)));
+    until("it has connected again", || client.peek(space, &keys(0..4)).is_ok_and(|n| n == 4));
+    assert!(matches!(client.retrieve(&prefix, 0, &blocks(0, 4)), Err(ServeError::Stale)));
+    drop(prefix);
     assert_eq!(found(&client, "kept", &keys(0..4)), 4);
     drop(client);
     drop(rig);

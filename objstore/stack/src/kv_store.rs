@@ -9,14 +9,14 @@ use std::{
 
 use nvme_driver::Nanos;
 use objstore::{
-    BlockId, BlockKey, Layer, Namespace, NewPin, PinAnswer, PinLimits, Prefix, Store, StoreError,
-    StoreEvent, Usage,
+    BlockId, BlockKey, CatalogCounts, Layer, Namespace, NewPin, PinAnswer, PinLimits, Prefix,
+    Store, StoreError, StoreEvent, Usage,
 };
 
 use crate::{error::StackError, request::Request, stack::Stack};
 
 /// A handle of a store, in one namespace. Any number of threads may use it. Errors are the ones of
-/// [`Store`], or of a server and its client.
+/// [`Store`], or of a server and its client: [`crate::ErrorKind::Lost`] while the server is away.
 #[expect(clippy::missing_errors_doc, reason = "they are above")]
 pub trait KvStore: Debug + Send + Sync {
     /// Returns a handle of the same store in another namespace.
@@ -43,12 +43,22 @@ pub trait KvStore: Debug + Send + Sync {
         blocks: &[BlockId],
     ) -> Result<Box<dyn KvRequest>, StackError>;
 
+    /// Prepares to load the longest stored prefix of the keys into leading ones of these blocks.
+    fn fetch(
+        &self,
+        keys: &[BlockKey],
+        blocks: &[BlockId],
+    ) -> Result<Box<dyn KvRequest>, StackError> {
+        let prefix = self.lookup(&keys[..keys.len().min(blocks.len())])?;
+        self.retrieve(&*prefix, 0, &blocks[..prefix.blocks()])
+    }
+
     /// Loads the longest stored prefix of the keys into the leading ones of these blocks, and
     /// returns its length.
     fn load(&self, keys: &[BlockKey], blocks: &[BlockId]) -> Result<usize, StackError> {
-        let prefix = self.lookup(&keys[..keys.len().min(blocks.len())])?;
-        self.retrieve(&*prefix, 0, &blocks[..prefix.blocks()])?.move_all()?;
-        Ok(prefix.blocks())
+        let request = self.fetch(keys, blocks)?;
+        request.move_all()?;
+        Ok(request.accepted())
     }
 
     /// Stores blocks under keys, as many leading ones as there is room for, and returns their
@@ -66,8 +76,15 @@ pub trait KvStore: Debug + Send + Sync {
     /// Drops keys, including pinned ones and those in use. Returns how many were stored.
     fn remove(&self, keys: &[BlockKey]) -> Result<u32, StackError>;
 
-    /// Pins the leading keys that are stored for a time.
-    fn pin(&self, keys: &[BlockKey], ttl: Duration) -> Result<PinAnswer, StackError>;
+    /// Pins the leading keys that are stored for a time, up to this many bytes. `wait`: the others
+    /// are pinned when they are stored.
+    fn pin(
+        &self,
+        keys: &[BlockKey],
+        ttl: Duration,
+        bytes_max: Option<u64>,
+        wait: bool,
+    ) -> Result<PinAnswer, StackError>;
 
     /// Ends a pin. Returns false if it has ended.
     fn unpin(&self, pin: u64) -> Result<bool, StackError>;
@@ -78,12 +95,19 @@ pub trait KvStore: Debug + Send + Sync {
     /// Returns the counts of the namespace.
     fn usage(&self) -> Result<Usage, StackError>;
 
+    /// Returns the counts of the store's files.
+    fn counts(&self) -> Result<CatalogCounts, StackError>;
+
+    /// Describes where the store is, and the route of its data.
+    fn placement(&self) -> Result<String, StackError>;
+
     /// Returns the events of the devices since the last call; at a server none, or the error that
     /// the connection is lost.
     fn poll_events(&self) -> Result<Vec<StoreEvent>, StackError>;
 
-    /// Returns the store if it is in this process, for what only its owner may do.
-    fn own(&self) -> Option<&Store>;
+    /// Returns the store if it is in this process, for what only its owner may do; else
+    /// [`crate::ErrorKind::Unsupported`].
+    fn own(&self) -> Result<&Store, StackError>;
 
     /// Closes the store for all of its handles, or leaves the server.
     fn close(&self) -> Result<(), StackError>;
@@ -136,14 +160,16 @@ impl OwnStore {
         Self { store: stack.store().clone(), open: Arc::new(RwLock::new(Some(stack))) }
     }
 
-    /// Refuses calls after the store was closed.
     fn open(&self) -> Result<&Store, StackError> {
-        // A thread that panicked leaves a stack that is whole.
-        match &*self.open.read().unwrap_or_else(PoisonError::into_inner) {
-            Some(_) => Ok(&self.store),
-            None => Err(StackError::Closed),
-        }
+        check_open(&self.open).map(|()| &self.store)
     }
+}
+
+/// Refuses calls after the store was closed.
+fn check_open(open: &Open) -> Result<(), StackError> {
+    // A thread that panicked leaves a stack that is whole.
+    let open = open.read().unwrap_or_else(PoisonError::into_inner);
+    open.as_ref().map(|_| ()).ok_or(StackError::Closed)
 }
 
 impl KvStore for OwnStore {
@@ -157,7 +183,8 @@ impl KvStore for OwnStore {
     }
 
     fn lookup(&self, keys: &[BlockKey]) -> Result<Box<dyn KvPrefix>, StackError> {
-        Ok(Box::new(OwnPrefix { prefix: self.open()?.lookup(keys)?, _open: self.open.clone() }))
+        let part = self.open()?.lookup(keys)?;
+        Ok(Box::new(OwnPart { blocks: part.len(), part, open: self.open.clone() }))
     }
 
     fn retrieve(
@@ -167,8 +194,9 @@ impl KvStore for OwnStore {
         blocks: &[BlockId],
     ) -> Result<Box<dyn KvRequest>, StackError> {
         let foreign = StoreError::Foreign { what: "prefix" };
-        let own = (prefix as &dyn Any).downcast_ref::<OwnPrefix>().ok_or(foreign)?;
-        Ok(Box::new(Request::retrieve(self.open()?, &own.prefix, first, blocks)?))
+        let own = (prefix as &dyn Any).downcast_ref::<OwnPart<Prefix>>().ok_or(foreign)?;
+        let part = Request::retrieve(self.open()?, &own.part, first, blocks)?;
+        Ok(Box::new(OwnPart { part, blocks: blocks.len(), open: self.open.clone() }))
     }
 
     fn store(
@@ -176,7 +204,9 @@ impl KvStore for OwnStore {
         keys: &[BlockKey],
         blocks: &[BlockId],
     ) -> Result<Box<dyn KvRequest>, StackError> {
-        Ok(Box::new(Request::store(self.open()?, keys, blocks)?))
+        let part = Request::store(self.open()?, keys, blocks)?;
+        let blocks = part.accepted().map_or(0, |(accepted, _)| accepted);
+        Ok(Box::new(OwnPart { part, blocks, open: self.open.clone() }))
     }
 
     fn prefetch(&self, keys: &[BlockKey], within: Nanos) -> Result<usize, StackError> {
@@ -187,10 +217,16 @@ impl KvStore for OwnStore {
         Ok(self.open()?.remove(keys)?)
     }
 
-    fn pin(&self, keys: &[BlockKey], ttl: Duration) -> Result<PinAnswer, StackError> {
+    fn pin(
+        &self,
+        keys: &[BlockKey],
+        ttl: Duration,
+        bytes_max: Option<u64>,
+        wait: bool,
+    ) -> Result<PinAnswer, StackError> {
         let store = self.open()?;
         let namespaces = &[store.namespace()];
-        let new = NewPin { owner: 0, namespaces, keys, ttl, bytes_max: None, wait: false };
+        let new = NewPin { owner: 0, namespaces, keys, ttl, bytes_max, wait };
         Ok(store.pin_for(&new, &PinLimits::default())?)
     }
 
@@ -206,12 +242,21 @@ impl KvStore for OwnStore {
         Ok(self.open()?.usage()?)
     }
 
+    fn counts(&self) -> Result<CatalogCounts, StackError> {
+        Ok(self.open()?.counts()?)
+    }
+
+    fn placement(&self) -> Result<String, StackError> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        open.as_ref().map(|stack| stack.placement().to_string()).ok_or(StackError::Closed)
+    }
+
     fn poll_events(&self) -> Result<Vec<StoreEvent>, StackError> {
         Ok(self.open()?.plane().poll_events()?)
     }
 
-    fn own(&self) -> Option<&Store> {
-        Some(&self.store)
+    fn own(&self) -> Result<&Store, StackError> {
+        self.open()
     }
 
     fn close(&self) -> Result<(), StackError> {
@@ -220,41 +265,49 @@ impl KvStore for OwnStore {
     }
 }
 
+/// A prefix or request, which keeps the store open. Dropped in this order.
 #[derive(Debug)]
-struct OwnPrefix {
-    /// Before the store.
-    prefix: Prefix,
-    _open: Open,
+struct OwnPart<T> {
+    part: T,
+    blocks: usize,
+    open: Open,
 }
 
-impl KvPrefix for OwnPrefix {
+impl KvPrefix for OwnPart<Prefix> {
     fn blocks(&self) -> usize {
-        self.prefix.len()
+        self.blocks
     }
 }
 
-impl KvRequest for Request {
+impl OwnPart<Request> {
+    fn open(&self) -> Result<&Request, StackError> {
+        check_open(&self.open).map(|()| &self.part)
+    }
+}
+
+impl KvRequest for OwnPart<Request> {
     fn accepted(&self) -> usize {
-        Self::accepted(self).map_or(0, |(accepted, _)| accepted)
+        self.blocks
     }
 
     fn start(&self, layer: Layer) -> Result<(), StackError> {
-        Self::start(self, layer)
+        self.open()?.start(layer)
     }
 
     fn wait(&self, layer: Layer) -> Result<(), StackError> {
-        Self::wait(self, layer).map(drop)
+        self.open()?.wait(layer).map(drop)
     }
 
     fn poll(&self, layer: Layer) -> Result<bool, StackError> {
-        Ok(Self::poll(self, layer)?.is_some())
+        Ok(self.open()?.poll(layer)?.is_some())
     }
 
     fn move_all(&self) -> Result<(), StackError> {
-        Self::move_all(self)
+        self.open()?.move_all()
     }
 
     fn commit(self: Box<Self>) -> Result<usize, StackError> {
-        Ok(Self::commit(*self)?.accepted)
+        self.open()?;
+        Ok(self.part.commit()?.accepted)
     }
 }

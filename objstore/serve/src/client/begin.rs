@@ -1,19 +1,27 @@
-//! Beginning a session, after an earlier one with the same memory has ended.
+//! Beginning a session, after an earlier one with the same memory has ended, and its connections:
+//! each call in progress has one of its own.
 
 use std::{
     collections::HashMap,
-    os::fd::AsFd as _,
+    os::{fd::AsFd as _, unix::net::UnixStream},
     path::PathBuf,
-    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, TryLockError},
+    time::{Duration, Instant},
 };
 
 use objstore::KvShape;
 
 use super::{Client, Inner, Links, Pool, call_on, open, same_shape, unexpected};
 use crate::{
-    error::ServeError,
-    protocol::{Answer, Bytes, Call, Member, VERSION},
+    error::{RefusalKind, ServeError},
+    protocol::{Answer, Bytes, CONNECTIONS_MAX, Call, Member, VERSION},
 };
+
+/// Pause between attempts to connect to a server that is away, and at least as long as the attempt
+/// took: one that does not answer takes at most half of the time.
+pub(super) const RETRY_EVERY: Duration = Duration::from_millis(100);
+/// Pause after an attempt that the server has refused.
+pub(super) const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
 /// A server's socket, and device and inode of a client's memory.
 type Place = (PathBuf, u64, u64);
@@ -29,7 +37,7 @@ fn left() -> MutexGuard<'static, HashMap<Place, Bytes>> {
 impl Client {
     /// Begins the first session of this client. A session that another client of this process has
     /// lost with the same memory ends first.
-    pub(super) fn begin(
+    pub(super) fn first(
         path: PathBuf,
         shape: KvShape,
         member: Option<Member>,
@@ -38,9 +46,11 @@ impl Client {
         // No call knows this session.
         let lost = Some("it has not begun".to_owned());
         let (session, idle) = (Bytes(Vec::new()), Vec::new());
-        let links = Links { generation: 0, session, idle, open: 0, lost, is_paced: false };
-        let (links, beginning, returned) = (Mutex::new(links), Mutex::default(), Condvar::new());
-        let inner = Inner { path, shape, member, pool, links, beginning, returned };
+        let (open, is_paced, is_closed) = (0, false, false);
+        let links = Links { generation: 0, session, idle, open, lost, is_paced, is_closed };
+        let (links, returned) = (Mutex::new(links), Condvar::new());
+        let (beginning, spaces) = (Mutex::default(), Mutex::default());
+        let inner = Inner { path, shape, member, pool, links, beginning, spaces, returned };
         let client = Self { inner: Arc::new(inner), until: None };
         // Before the server gets the memory: it could not map other blocks.
         same_shape(Self::shape_at(&client.inner.path)?, shape)?;
@@ -49,28 +59,68 @@ impl Client {
         Ok(client)
     }
 
-    /// Begins a new session after [`ServeError::Lost`], with the same memory, whose bytes stay. A
-    /// session that is left ends first.
-    /// Prefixes, requests and namespaces of the earlier one are [`ServeError::Stale`].
-    ///
-    /// After the death of a server the kernel may finish transfers that it had begun: use blocks
-    /// that were being loaded only after this has returned, because the next server waits for that.
+    /// Returns the number of the session. Begins another one if it was lost, unless an attempt has
+    /// just failed. With a deadline, it does not wait for another thread that begins one.
+    pub(super) fn live(&self) -> Result<u64, ServeError> {
+        let (session, lost) = self.session();
+        let Some(lost) = lost else { return Ok(session) };
+        let mut retry_at = match self.inner.beginning.try_lock() {
+            Ok(retry_at) => retry_at,
+            Err(TryLockError::WouldBlock) if self.until.is_some() => return Err(lost),
+            Err(_) => self.beginning(),
+        };
+        // Another thread may have done it.
+        let (session, lost) = self.session();
+        let Some(lost) = lost else { return Ok(session) };
+        let begun_at = Instant::now();
+        match *retry_at {
+            _ if self.links().is_closed => return Err(lost),
+            Some(at) if begun_at < at => return Err(lost),
+            None => tracing::warn!(%lost, "a session is lost"),
+            Some(_) => {}
+        }
+        let begun = self.begin_again();
+        let took = begun_at.elapsed();
+        *retry_at = begun.as_ref().err().map(|error| {
+            let pause = match error {
+                ServeError::Socket { .. } => RETRY_EVERY,
+                _ => {
+                    tracing::warn!(%error, "the server is there, and takes no client");
+                    REFUSED_PAUSE
+                }
+            };
+            Instant::now() + pause.max(took)
+        });
+        let session = begun.map_err(|error| ServeError::Lost { why: error.to_string() })?;
+        tracing::info!("connected to the server again");
+        Ok(session)
+    }
+
+    /// Leaves the session, which ends, for another one with the same memory, whose bytes stay. A
+    /// call does so by itself if the session was lost.
     ///
     /// # Errors
     /// Same as [`Client::connect`].
     pub fn reconnect(&self) -> Result<(), ServeError> {
-        let _beginning = self.beginning();
+        let mut retry_at = self.beginning();
+        self.begin_again()?;
+        *retry_at = None;
+        Ok(())
+    }
+
+    /// Begins another session, for the one that has `beginning`. Returns its number.
+    fn begin_again(&self) -> Result<u64, ServeError> {
         let (session, generation) = {
             let mut links = self.links();
             links.idle.clear();
             links.lost.get_or_insert_with(|| "it was left for another one".to_owned());
             self.inner.returned.notify_all();
-            (links.session.clone(), links.generation)
+            (links.session.clone(), links.generation + 1)
         };
-        let begun = self.hello(Some(session), generation + 1)?;
+        let begun = self.hello(Some(session), generation)?;
         *self.links() = begun;
         self.inner.returned.notify_all();
-        Ok(())
+        Ok(generation)
     }
 
     /// Begins a session, after an earlier one with this memory.
@@ -86,9 +136,66 @@ impl Client {
                 same_shape(found, *shape)?;
                 // The server has ended it.
                 earlier.iter().for_each(|earlier| self.forget(earlier));
-                let idle = vec![stream];
-                Ok(Links { generation, session, idle, open: 1, lost: None, is_paced })
+                let (idle, open, lost, is_closed) = (vec![stream], 1, None, false);
+                Ok(Links { generation, session, idle, open, lost, is_paced, is_closed })
             }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Takes an idle connection, makes another one, or waits if there are as many as there may be,
+    /// or as the server takes.
+    pub(super) fn take_link(&self, generation: u64) -> Result<UnixStream, ServeError> {
+        let (mut links, mut is_refused) = (self.links(), false);
+        loop {
+            if links.generation != generation {
+                return Err(ServeError::Stale);
+            }
+            if let Some(error) = links.end() {
+                return Err(error);
+            }
+            if let Some(stream) = links.idle.pop() {
+                return Ok(stream);
+            }
+            if links.open < CONNECTIONS_MAX && !is_refused {
+                links.open += 1;
+                let session = links.session.clone();
+                drop(links);
+                match self.attach(session) {
+                    Ok(stream) => return Ok(stream),
+                    // The session goes on, with the connections that it has.
+                    Err(ServeError::Refused {
+                        kind: RefusalKind::Limit | RefusalKind::Denied,
+                        ..
+                    }) => is_refused = true,
+                    Err(error) => {
+                        // There is no server any more, or another one.
+                        let why = error.to_string();
+                        self.lose(generation, &why);
+                        return Err(ServeError::Lost { why });
+                    }
+                }
+                links = self.links();
+                if links.generation == generation {
+                    links.open -= 1;
+                    self.inner.returned.notify_all();
+                }
+                continue;
+            }
+            let waited = self.inner.returned.wait_timeout(links, self.left());
+            let (after, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            if timeout.timed_out() {
+                let why = "no other call ended in time".to_owned();
+                return Err(ServeError::Lost { why });
+            }
+            links = after;
+        }
+    }
+
+    fn attach(&self, session: Bytes) -> Result<UnixStream, ServeError> {
+        let stream = open(&self.inner.path, self.left())?;
+        match call_on(&stream, &Call::Attach { session }, None, self.left())? {
+            Answer::Done => Ok(stream),
             other => Err(unexpected(&other)),
         }
     }
@@ -166,11 +273,12 @@ mod tests {
         });
         let connect = |file: &OwnedFd| {
             let layout = PoolLayout::contiguous(&SHAPE, 4);
-            Client::connect_shared(&path, SHAPE, layout, file.try_clone().unwrap()).unwrap()
+            let pool = Some((layout, file.try_clone().unwrap()));
+            Client::join(&path, SHAPE, None, pool).unwrap()
         };
         let (file, other) = (memory::make(4 * 4096).unwrap().0, memory::make(4 * 4096).unwrap().0);
         let first = connect(&file);
-        assert!(first.sync().is_err(), "the server has gone");
+        assert!(first.call_in(0, &Call::Sync).is_err(), "the server has gone");
         assert!(first.close().is_err());
         let apart = connect(&other);
         let second = connect(&file);

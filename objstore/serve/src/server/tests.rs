@@ -196,7 +196,7 @@ impl User {
 
 fn named(salt: &str) -> Call {
     let tenant_salt = salt.as_bytes().to_vec();
-    Call::Namespace((&Namespace { tenant_salt, ..Namespace::default() }).into())
+    Call::Namespace(Namespace { tenant_salt, ..Namespace::default() })
 }
 
 fn keys(range: std::ops::Range<u32>) -> Keys {

@@ -1,4 +1,4 @@
-//! Tests of members with a server that is a script.
+//! Tests with a server that is a script.
 
 use std::{
     os::unix::net::{UnixListener, UnixStream},
@@ -6,16 +6,20 @@ use std::{
     thread,
 };
 
+use objstore::{BlockKey, Direction, Layer, Namespace};
 use ripieno_testkit::{WATCHDOG, until};
 use tempfile::TempDir;
 
-use super::*;
-use crate::protocol::{self, Received};
+use super::{
+    begin::{REFUSED_PAUSE, RETRY_EVERY},
+    *,
+};
+use crate::error::RefusalKind;
 
 const SHAPE: KvShape = KvShape { layers: 1, segments: 1, object_bytes: 4096, block_tokens: 16 };
 
 fn welcome() -> Answer {
-    let session = crate::protocol::Bytes(vec![1; 16]);
+    let session = Bytes(vec![1; 16]);
     Answer::Welcome { session, shape: SHAPE, is_paced: false }
 }
 
@@ -30,7 +34,21 @@ fn serve(listener: &UnixListener, answers: &[Answer]) -> UnixStream {
     stream
 }
 
-fn listen() -> (TempDir, PathBuf, UnixListener) {
+const FULL: u8 = 7;
+
+/// Fills the first block.
+fn fill(client: &Client) {
+    let bytes = vec![FULL; client.shape().block_bytes() as usize];
+    client.write(BlockId(0), &bytes).unwrap();
+}
+
+/// Fills the first block, and begins to load it. The script says which layers were started.
+fn begin(client: &Client) -> Request {
+    fill(client);
+    client.begin(Direction::Read, &[1 << 16], vec![BlockId(0)]).unwrap()
+}
+
+fn bind() -> (TempDir, PathBuf, UnixListener) {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
@@ -39,7 +57,7 @@ fn listen() -> (TempDir, PathBuf, UnixListener) {
 
 #[test]
 fn a_server_that_does_not_answer_is_not_asked_at_each_call() {
-    let (_dir, path, listener) = listen();
+    let (_dir, path, listener) = bind();
     let server = thread::spawn(move || {
         serve(&listener, &[welcome()]);
         serve(&listener, &[welcome()]);
@@ -49,29 +67,29 @@ fn a_server_that_does_not_answer_is_not_asked_at_each_call() {
         drop(hung);
         listener
     });
-    let finder = Finder::connect(path, SHAPE, "one".to_owned(), 1).unwrap();
+    let client = Client::join(path, SHAPE, None, None).unwrap();
     let begun_at = Instant::now();
     // A call or two find out that the sessions are lost.
     until("it has met the server that hangs", || {
-        assert_eq!(finder.counts().unwrap(), CatalogCounts::default());
-        lock(&finder.line.retry_at).is_some()
+        assert!(client.counts().unwrap_err().is_away());
+        client.beginning().is_some()
     });
     let listener = server.join().unwrap();
-    let retry_at = lock(&finder.line.retry_at).expect("it pauses");
+    let retry_at = client.beginning().expect("it pauses");
     assert!(retry_at >= begun_at + 2 * (REFUSED_PAUSE + RETRY_EVERY), "as long as it took");
     // However slow this machine is, the next call comes before that.
-    *lock(&finder.line.retry_at) = Some(Instant::now() + WATCHDOG);
+    *client.beginning() = Some(Instant::now() + WATCHDOG);
     listener.set_nonblocking(true).unwrap();
-    assert_eq!(finder.counts().unwrap(), CatalogCounts::default());
+    assert!(client.counts().unwrap_err().is_away());
     assert!(listener.accept().is_err(), "it was asked again");
 }
 
 #[test]
 fn thirty_two_layers_take_four_messages() {
     const DEEP: KvShape = KvShape { layers: 32, ..SHAPE };
-    let (_dir, path, listener) = listen();
+    let (_dir, path, listener) = bind();
     let server = thread::spawn(move || {
-        let session = crate::protocol::Bytes(vec![1; 16]);
+        let session = Bytes(vec![1; 16]);
         let welcome = Answer::Welcome { session, shape: DEEP, is_paced: false };
         serve(&listener, std::slice::from_ref(&welcome));
         let prefix = Answer::Prefix { prefix: 1, blocks: 1 };
@@ -104,8 +122,8 @@ fn thirty_two_layers_take_four_messages() {
 
 #[test]
 fn blocks_that_a_living_server_reads_are_not_replaced() {
-    let (_dir, path, listener) = listen();
-    let request = |request| Answer::Request { request, started: 0 };
+    let (_dir, path, listener) = bind();
+    let request = |request| Answer::Request { request, started: 1 };
     let message = "another call uses it".to_owned();
     let refused = Answer::Refused { kind: RefusalKind::Argument, message };
     let server = thread::spawn(move || {
@@ -114,55 +132,72 @@ fn blocks_that_a_living_server_reads_are_not_replaced() {
         serve(&listener, &[welcome(), request(1), refused, Answer::Done, request(2)]);
         serve(&listener, &[welcome(), request(3)]);
     });
-    let (file, memory) = crate::memory::make(4096).unwrap();
-    let layout = PoolLayout::contiguous(&SHAPE, 1);
-    let mover = Mover::connect(path, SHAPE, ("one".to_owned(), 1, 0), layout, file).unwrap();
+    let client = Client::connect(path, SHAPE, 1).unwrap();
     let end = || {
-        assert!(memory.write(0, b"block"));
-        let job = mover.begin(Direction::Read, &[1 << POSITION_BITS], vec![BlockId(0)]);
-        let report = mover.end(&[job.unwrap()]).unwrap().remove(0);
-        assert!(report.error.is_some());
-        let mut found = [0; 5];
-        assert!(memory.read(0, &mut found));
-        found
+        let load = begin(&client);
+        assert!(client.end(&[&load]).unwrap()[0].error.is_some());
+        drop(load);
+        client.read(BlockId(0)).unwrap()[0]
     };
-    assert_eq!(&end(), b"block", "it was refused");
-    assert_eq!(&end(), b"block", "the server has ended the session");
-    assert_eq!(end(), [0; 5], "it is unknown");
+    assert_eq!(end(), FULL, "it was refused");
+    assert_eq!(end(), FULL, "the server has ended the session");
+    assert_eq!(end(), 0, "it is unknown");
     server.join().unwrap();
 }
 
 #[test]
+fn layers_that_had_arrived_stay_when_the_server_dies() {
+    const TWO: KvShape = KvShape { layers: 2, ..SHAPE };
+    for is_closed in [false, true] {
+        let (_dir, path, listener) = bind();
+        let server = thread::spawn(move || {
+            let session = Bytes(vec![1; 16]);
+            let welcome = Answer::Welcome { session, shape: TWO, is_paced: false };
+            serve(&listener, std::slice::from_ref(&welcome));
+            let request = Answer::Request { request: 1, started: 2 };
+            serve(&listener, &[welcome, request, Answer::Number(1)]);
+        });
+        let client = Client::connect(path, TWO, 1).unwrap();
+        let load = begin(&client);
+        load.wait(Layer(0)).unwrap();
+        server.join().unwrap();
+        if is_closed {
+            client.close().unwrap();
+        }
+        drop(load);
+        let block = client.read(BlockId(0)).unwrap();
+        // Memory of a client that was closed may be another one's.
+        assert_eq!((block[0], block[4096]), (FULL, if is_closed { FULL } else { 0 }));
+    }
+}
+
+#[test]
 fn blocks_that_the_next_session_has_mapped_are_not_replaced() {
-    let (_dir, path, listener) = listen();
+    let (_dir, path, listener) = bind();
     let server = thread::spawn(move || {
         serve(&listener, &[welcome()]);
         serve(&listener, &[welcome()]);
         serve(&listener, &[welcome()])
     });
-    let (file, memory) = crate::memory::make(4096).unwrap();
-    let layout = PoolLayout::contiguous(&SHAPE, 1);
-    let mover = Mover::connect(path, SHAPE, ("one".to_owned(), 1, 0), layout, file).unwrap();
-    assert!(memory.write(0, b"block"));
-    let bytes_after = |session| {
-        mover.replace(session, &[BlockId(0)]).unwrap();
-        let mut found = [0; 5];
-        assert!(memory.read(0, &mut found));
-        found
+    let client = Client::connect(path, SHAPE, 1).unwrap();
+    fill(&client);
+    let byte_after = |session| {
+        client.replace(session, &[BlockId(0)], &BTreeSet::from([0])).unwrap();
+        client.read(BlockId(0)).unwrap()[0]
     };
-    let (first, _) = mover.line.client.session();
-    assert!(mover.line.client.call_in(first, &Call::Sync).is_err(), "it is lost");
-    let begun = mover.line.session(None).unwrap();
+    let (first, _) = client.session();
+    assert!(client.call_in(first, &Call::Sync).is_err(), "it is lost");
+    let begun = client.live().unwrap();
     assert!(begun != first);
     // Another thread found out about the loss of the first one before that.
-    assert_eq!(&bytes_after(first), b"block", "drives would write to the old pages");
-    assert_eq!(bytes_after(begun), [0; 5]);
+    assert_eq!(byte_after(first), FULL, "drives would write to the old pages");
+    assert_eq!(byte_after(begun), 0);
     drop(server.join().unwrap());
 }
 
 #[test]
 fn blocks_of_a_server_that_dies_before_they_are_durable_are_lost() {
-    let (_dir, path, listener) = listen();
+    let (_dir, path, listener) = bind();
     let server = thread::spawn(move || {
         serve(&listener, &[welcome()]);
         let reserved = Answer::Reserved { reservation: 1, accepted: 1, positions: vec![0] };
@@ -171,12 +206,12 @@ fn blocks_of_a_server_that_dies_before_they_are_durable_are_lost() {
         // Another one, which has none of them.
         serve(&listener, &[welcome(), Answer::Done]);
     });
-    let finder = Finder::connect(path, SHAPE, "one".to_owned(), 1).unwrap();
-    let space = finder.namespace(&Namespace::default()).unwrap();
-    let room = finder.reserve(space, vec![BlockKey([1; 32])]).unwrap();
-    assert_eq!(room.accepted, 1);
-    assert!(!finder.publish(room.number, true).unwrap());
-    finder.sync().unwrap();
+    let client = Client::join(path, SHAPE, None, None).unwrap();
+    let space = client.namespace(&Namespace::default()).unwrap();
+    let room = client.reserve(space, &[BlockKey([1; 32])]).unwrap();
+    assert_eq!(room.accepted(), 1);
+    assert!(room.publish(true).unwrap_err().is_away());
+    client.sync().unwrap();
     server.join().unwrap();
 }
 
@@ -187,18 +222,18 @@ fn soon() -> Instant {
 
 #[test]
 fn a_server_that_takes_no_connection_is_given_up_on() {
-    let (_dir, path, listener) = listen();
+    let (_dir, path, listener) = bind();
     let server = thread::spawn(move || {
         serve(&listener, &[welcome()]);
         serve(&listener, &[welcome()]);
         listener
     });
-    let finder = Finder::connect(path.clone(), SHAPE, "one".to_owned(), 1).unwrap();
+    let client = Client::join(path.clone(), SHAPE, None, None).unwrap();
     let listener = server.join().unwrap();
     // Room for one connection, which nobody takes.
     rustix::net::listen(&listener, 0).unwrap();
     let _first = UnixStream::connect(path).unwrap();
-    let error = finder.line.session(Some(soon())).unwrap_err().to_string();
+    let error = client.by(Some(soon())).live().unwrap_err().to_string();
     let has = |part: &str| error.contains(part);
     assert!(has("no connection was taken for ") && has(": restart a server"), "{error}");
     // The call's time, and not that of a call without a deadline.
@@ -207,7 +242,7 @@ fn a_server_that_takes_no_connection_is_given_up_on() {
 
 #[test]
 fn a_call_with_a_deadline_does_not_wait_for_a_thread_that_connects() {
-    let (_dir, path, listener) = listen();
+    let (_dir, path, listener) = bind();
     let ((hangs, is_hung), (end, is_over)) = (mpsc::channel(), mpsc::channel());
     let server = thread::spawn(move || {
         serve(&listener, &[welcome()]);
@@ -216,13 +251,13 @@ fn a_call_with_a_deadline_does_not_wait_for_a_thread_that_connects() {
         hangs.send(()).unwrap();
         is_over.recv().unwrap();
     });
-    let finder = Finder::connect(path, SHAPE, "one".to_owned(), 1).unwrap();
+    let client = Client::join(path, SHAPE, None, None).unwrap();
     thread::scope(|scope| {
         // Until the end of the session is seen.
-        let other = scope.spawn(|| while finder.line.session(None).is_ok() {});
+        let other = scope.spawn(|| while client.live().is_ok() {});
         is_hung.recv().unwrap();
-        finder.line.session(Some(soon())).unwrap_err();
-        finder.line.client.check().unwrap_err();
+        client.by(Some(soon())).live().unwrap_err();
+        client.check().unwrap_err();
         assert!(!other.is_finished(), "it was waited for");
         end.send(()).unwrap();
         other.join().unwrap();
@@ -233,28 +268,24 @@ fn a_call_with_a_deadline_does_not_wait_for_a_thread_that_connects() {
 #[test]
 fn jobs_end_in_time_on_a_server_that_hangs() {
     for is_lost in [false, true] {
-        let (_dir, path, listener) = listen();
+        let (_dir, path, listener) = bind();
         let (end, is_over) = mpsc::channel();
         let server = thread::spawn(move || {
             serve(&listener, &[welcome()]);
-            let request = Answer::Request { request: 1, started: 0 };
+            let request = Answer::Request { request: 1, started: 1 };
             let stream = serve(&listener, &[welcome(), request]);
             // From here on, it answers neither the end nor the hello that follows a loss.
             let _hangs = (!is_lost).then_some(stream);
             is_over.recv().unwrap();
         });
-        let (file, memory) = crate::memory::make(4096).unwrap();
-        let layout = PoolLayout::contiguous(&SHAPE, 1);
-        let mover = Mover::connect(path, SHAPE, ("one".to_owned(), 1, 0), layout, file).unwrap();
-        assert!(memory.write(0, b"block"));
-        let job = mover.begin(Direction::Read, &[1 << POSITION_BITS], vec![BlockId(0)]).unwrap();
-        let report = mover.end_by(soon(), &[job]).unwrap().remove(0);
+        let client = Client::connect(path, SHAPE, 1).unwrap();
+        let load = begin(&client);
+        let report = client.by(Some(soon())).end_in_time(&[&load]).unwrap().remove(0);
         let error = report.error.expect("it does not answer");
         // The time of this call, and not that of one without a deadline.
         assert!(is_lost || error.contains("no answer came") && !error.contains("90"), "{error}");
-        let mut found = [0; 5];
-        assert!(memory.read(0, &mut found));
-        assert_eq!(found, [0; 5], "it is unknown if a device writes the block");
+        let found = client.read(BlockId(0)).unwrap()[0];
+        assert_eq!(found, 0, "it is unknown if a device writes the block");
         end.send(()).unwrap();
         server.join().unwrap();
     }
