@@ -2,8 +2,8 @@
 
 Store is for an engine of one process. An engine with a scheduler and workers creates a store for
 several processes with prepare(), opens a Catalog in its scheduler and a Plane in each worker, and
-sends numbers and bytes between them. ServedCatalog and ServedPlane are the same for a store that a
-server (`ripieno serve`) shares between engines.
+sends numbers and bytes between them. Store.connect(), ServedCatalog and ServedPlane are the same for
+a store that a server (`ripieno serve`) shares between engines.
 
     import numpy, ripieno
 
@@ -168,7 +168,7 @@ class Pool:
 
 
 class SharedMemory:
-    """Memory that a server may share, for the pool of a ServedPlane.
+    """Memory that a server may share, for the pool of Store.connect() or a ServedPlane.
 
         memory = ripieno.SharedMemory(bytes)
         pool = dataclasses.replace(ripieno.Pool.contiguous(memory.buffer, shape), file=memory.file)

@@ -31,10 +31,7 @@ from lmcache.v1.platform import create_event_notifier
 
 import ripieno
 from ripieno import side_files
-from ripieno.objects import THREADS, Object, Objects, Options, Space
-from ripieno.served import ServedHeld
-
-Held = ripieno.Held | ServedHeld
+from ripieno.objects import THREADS, Object, Objects, Options
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
@@ -154,9 +151,9 @@ class RipienoL2(L2AdapterInterface):
     def _start(self) -> None:
         is_own = not self.options.server
         self.known = Known(os.path.join(self.objects.path, "objects.json") if is_own else None)
-        self.spaces: dict[str, Space] = {}
+        self.spaces: dict[str, ripieno.Store] = {}
         """By salt: a handle of its namespace."""
-        self.held: defaultdict[ObjectKey, list[Held]] = defaultdict(list)
+        self.held: defaultdict[ObjectKey, list[ripieno.Held]] = defaultdict(list)
         """Locks of objects."""
         self.lock = threading.Lock()
         """Guards spaces and held."""
@@ -245,13 +242,15 @@ class RipienoL2(L2AdapterInterface):
             except ripieno.Error as error:
                 # A server has no more namespaces for this process.
                 self.objects.failed(error)
-        stats = self.objects.all.stats()
-        total = sum(used.values())
-        if isinstance(stats, ripieno.StoreStats):
-            total = stats.files_stored * piece
+        files = stored = 0
+        try:
+            counts = self.objects.all.counts()
+            files, stored = counts.files, counts.stored
+        except ripieno.Error as error:
+            self.objects.failed(error)
         return AdapterUsage(
-            total_bytes_used=total,
-            total_capacity_bytes=stats.files * piece,
+            total_bytes_used=sum(used.values()) if self.options.server else stored * piece,
+            total_capacity_bytes=files * piece,
             bytes_by_cache_salt=MappingProxyType({k: v for k, v in used.items() if v}),
         )
 
@@ -276,7 +275,7 @@ class RipienoL2(L2AdapterInterface):
         for tasks in (self.stores, self.lookups, self.loads):
             tasks.event.close()
 
-    def _space(self, salt: str) -> Space:
+    def _space(self, salt: str) -> ripieno.Store:
         """Returns a handle of a salt's namespace."""
         with self.lock:
             if salt not in self.spaces:
@@ -294,14 +293,14 @@ class RipienoL2(L2AdapterInterface):
         name = [key.model_name, key.kv_rank, key.object_group_id, key.chunk_hash.hex()]
         return Object.named(self._space(key.cache_salt), name, size, self.objects.piece, address)
 
-    def _hold(self, key: ObjectKey) -> Held | None:
+    def _hold(self, key: ObjectKey) -> ripieno.Held | None:
         """Returns a lock of an object, or None if it is not stored."""
         if self.objects.dead or digest_of(key.cache_salt) not in self.known.salts:
             return None
         try:
             for size in self.known.sizes:
                 found = self._found(key, size)
-                held = found.space.hold(found.keys) if found.is_stored else None
+                held = found.space.hold(found.keys) if self.objects.has(found) else None
                 if held and held.blocks == len(found.keys):
                     return held
                 if held:

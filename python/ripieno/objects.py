@@ -23,13 +23,9 @@ from typing import Any, ClassVar
 import ripieno
 from ripieno.capacity import made_in
 from ripieno.options import Options as StoreOptions
-from ripieno.served import ServedStore
 
 THREADS = 2
 """Threads for each direction, with a part of the buffer each: one copies while the other moves."""
-
-Space = ripieno.Store | ServedStore
-"""A handle of a store, in one namespace."""
 
 Batch = list[tuple[int, int]]
 """Pieces that are moved together: the object's position, and the piece's number in it."""
@@ -51,7 +47,7 @@ class Options(StoreOptions):
 class Object:
     """An object, in the store and in memory."""
 
-    space: Space
+    space: ripieno.Store
     """A handle of its namespace."""
     keys: list[bytes]
     """Of its pieces."""
@@ -62,16 +58,12 @@ class Object:
 
     @classmethod
     def named(
-        cls, space: Space, name: Sequence[Any], size: int, piece: int, address: int = 0
+        cls, space: ripieno.Store, name: Sequence[Any], size: int, piece: int, address: int = 0
     ) -> Object:
         """Returns the object of a name, which is plain data, and a size."""
         digest = hashlib.sha256(json.dumps([*name, size]).encode()).digest()
         keys = [digest[:28] + at.to_bytes(4, "little") for at in range(-(-size // piece))]
         return cls(space, keys, size, address)
-
-    @property
-    def is_stored(self) -> bool:
-        return self.space.lookup(self.keys) == len(self.keys)
 
 
 class Objects:
@@ -106,11 +98,11 @@ class Objects:
         def make(bytes: int) -> ripieno.Store:
             return ripieno.Store(self.path, shape, pool, capacity=bytes, **options.store)
 
-        self.all: Space
+        self.all: ripieno.Store
         """The store."""
         if options.server:
             self.path = options.server
-            self.all = ServedStore.connect(options.server, shape, pool)
+            self.all = ripieno.Store.connect(options.server, shape, pool)
         else:
             name = f"{name}-piece{piece}" + (f"-dp{number}" if of > 1 else "")
             self.path = os.path.join(options.path, name)
@@ -125,10 +117,23 @@ class Objects:
         self.told: set[type[Exception]] = set()
         """Kinds of errors that were already logged."""
 
+    def lookup(self, space: ripieno.Store, keys: Sequence[bytes]) -> int:
+        """Returns how many leading keys are stored; none if that cannot be known."""
+        try:
+            return 0 if self.dead else space.lookup(keys)
+        except ripieno.Error as error:
+            # It would end a scheduler of the engine.
+            self.failed(error)
+            return 0
+
+    def has(self, each: Object) -> bool:
+        """Returns True if an object is stored."""
+        return self.lookup(each.space, each.keys) == len(each.keys)
+
     def store(self, objects: Sequence[Object]) -> list[int]:
         """Stores objects, and returns the positions of those that are new and complete: others
         were stored before, or had no room beside more useful ones."""
-        new = [at for at, each in enumerate(objects) if not each.is_stored]
+        new = [at for at, each in enumerate(objects) if not self.has(each)]
         missing = {at: len(objects[at].keys) for at in new}
         for space, batch in self._batches(objects, new):
             with self._part() as part:
@@ -154,7 +159,7 @@ class Objects:
                         bad.add(at)
         return [at not in bad for at in range(len(objects))]
 
-    def _load_all(self, space: Space, objects: Sequence[Object], batch: Batch) -> bool:
+    def _load_all(self, space: ripieno.Store, objects: Sequence[Object], batch: Batch) -> bool:
         names = [objects[at].keys[number] for at, number in batch]
         try:
             with self._part() as part, space.load(names, list(part[: len(batch)])) as request:
@@ -170,10 +175,10 @@ class Objects:
 
     def _batches(
         self, objects: Sequence[Object], chosen: Iterable[int]
-    ) -> Iterator[tuple[Space, Batch]]:
+    ) -> Iterator[tuple[ripieno.Store, Batch]]:
         """Yields the pieces of the chosen objects, of one namespace each, as many as fit into a
         part of the buffer."""
-        spaces: dict[int, tuple[Space, Batch]] = {}
+        spaces: dict[int, tuple[ripieno.Store, Batch]] = {}
         for at in chosen:
             space, count = objects[at].space, len(objects[at].keys)
             spaces.setdefault(id(space), (space, []))[1].extend((at, n) for n in range(count))
@@ -218,7 +223,7 @@ class Objects:
     def close(self) -> None:
         """Releases the directory, or leaves the server."""
         try:
-            self.logger.info("ripieno: %s", self.all.stats())
+            self.logger.info("ripieno: %s", self.all.counts())
             self.all.close()
         except ripieno.Error as error:
             # Memory that a device may still reach stays mapped.

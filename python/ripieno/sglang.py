@@ -30,7 +30,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 import ripieno
 from ripieno import objects
-from ripieno.objects import Object, Objects, Space
+from ripieno.objects import Object, Objects
 
 if TYPE_CHECKING:
     import torch
@@ -94,11 +94,11 @@ class RipienoHiCache(HiCacheStorage):
         number, count = rank_of(storage_config, self.options.engines)
         self.objects = Objects(self.options, "sglang", logger, number, count)
         self.pools: dict[str, HostKVCache] = {}
-        self.known: dict[str, tuple[Space, int]] = {}
+        self.known: dict[str, tuple[ripieno.Store, int]] = {}
         """By pool: a handle of its namespace, and bytes of a page."""
         self.lock = threading.Lock()
         """Guards known."""
-        logger.info("ripieno: %s: %s", self.objects.path, self.objects.all.stats())
+        logger.info("ripieno: %s: %s", self.objects.path, self.objects.all.counts())
 
     def register_mem_pool_host(self, mem_pool_host: HostKVCache) -> None:
         super().register_mem_pool_host(mem_pool_host)
@@ -108,7 +108,7 @@ class RipienoHiCache(HiCacheStorage):
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self.pools[str(host_pool_name)] = host_pool
 
-    def _pool(self, name: str) -> tuple[Space, int]:
+    def _pool(self, name: str) -> tuple[ripieno.Store, int]:
         """Returns a handle of a pool's namespace, and the bytes of its pages."""
         with self.lock:
             if name not in self.known:
@@ -142,10 +142,11 @@ class RipienoHiCache(HiCacheStorage):
     def _prefix(self, pool: str, keys: Sequence[str]) -> int:
         """Returns how many leading keys are stored."""
         pieces = [self._found(pool, key).keys for key in keys]
-        if self.objects.dead or not pieces:
+        if not pieces:
             return 0
         space, _ = self._pool(pool)
-        return space.lookup([key for each in pieces for key in each]) // len(pieces[0])
+        found = self.objects.lookup(space, [key for each in pieces for key in each])
+        return found // len(pieces[0])
 
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
@@ -168,7 +169,7 @@ class RipienoHiCache(HiCacheStorage):
                 good = set(range(1, self._prefix(name, keys[:pages]) + 1))
             elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
                 tail = max(1, len(transfer.keys or ()))
-                has = [not self.objects.dead and self._found(name, key).is_stored for key in keys]
+                has = [self.objects.has(self._found(name, key)) for key in keys]
                 good = {n for n in lengths if all(has[max(0, n - tail) : n])}
             else:
                 # Groups of pages beside the KV pool's, which limit no hit: SGLang is told nothing.
@@ -221,7 +222,7 @@ class RipienoHiCache(HiCacheStorage):
         try:
             if not self.objects.dead:
                 self.objects.store(found)
-                return [each.is_stored for each in found]
+                return [self.objects.has(each) for each in found]
         except ripieno.Error as error:
             self.objects.failed(error)
         return [False] * len(keys)

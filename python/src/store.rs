@@ -1,29 +1,22 @@
-//! A store in one process: `ripieno.Store`.
+//! A store in this process, or at a server: `ripieno.Store`.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, RwLock},
-    time::Duration,
-};
+use std::{path::PathBuf, sync::RwLock, time::Duration};
 
-use objstore::{NewPin, PinLimits};
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict, PyTuple},
 };
-use ripieno_stack::{Builder, Own, Stack, StackError};
+use ripieno_serve::{Client, RemoteStore};
+use ripieno_stack::{Builder, KvPrefix, KvRequest, KvStore, Own, OwnStore, StackError};
 
 use crate::{
-    arguments::{self, OrRaise as _, dataclass, unpoisoned, usage},
+    arguments::{self, OrRaise as _, catalog_stats, dataclass, unpoisoned, usage},
     error::{closed, invalid},
     events,
 };
 
-/// A store that its handles, requests and holds keep open, until it is closed.
-type Opened = Arc<RwLock<Option<Stack>>>;
-
-/// A store in one process: keys, data and registered memory. Handles of one store share it, each in
-/// its own namespace. Dropping the last handle, request and hold of it closes it.
+/// A store: keys, data and registered memory. Handles of one store share it, each in its own
+/// namespace. Dropping the last handle, request and hold of it closes it.
 ///
 /// Opens the store in a directory. options: see docs/reference/options.md. With a capacity (in
 /// bytes or as "100GiB"), it is created first if there is none. Opening uses part of the pool for
@@ -31,7 +24,8 @@ type Opened = Arc<RwLock<Option<Stack>>>;
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Store {
-    opened: Own<(objstore::Store, Opened)>,
+    store: Own<Box<dyn KvStore>>,
+    layers: u32,
 }
 
 /// Blocks that are being loaded or stored, layer by layer. Ending it (end(), or as a context)
@@ -39,8 +33,8 @@ pub struct Store {
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Request {
-    /// `None` once it was ended. Dropped in this order.
-    request: Own<RwLock<Option<(ripieno_stack::Request, Opened)>>>,
+    /// `None` once it was ended.
+    request: Own<RwLock<Option<Box<dyn KvRequest>>>>,
     layers: u32,
     /// Number of blocks that it covers.
     #[pyo3(get)]
@@ -51,42 +45,40 @@ pub struct Request {
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Held {
-    /// `None` once it was ended. Dropped in this order.
-    prefix: Own<RwLock<Option<(objstore::Prefix, Opened)>>>,
+    /// `None` once it was ended.
+    prefix: Own<RwLock<Option<Box<dyn KvPrefix>>>>,
     /// Number of blocks.
     #[pyo3(get)]
     blocks: usize,
 }
 
-/// Refuses a closed store, whose catalog and counters would still answer from memory.
-fn check_open(opened: &Opened) -> PyResult<()> {
-    unpoisoned(opened.read()).as_ref().map(|_| ()).ok_or_else(closed)
-}
-
 impl Store {
-    fn open(&self) -> PyResult<(&objstore::Store, &Opened)> {
-        let (handle, opened) = self.opened.get().or_raise()?;
-        check_open(opened)?;
-        Ok((handle, opened))
+    fn of(store: Box<dyn KvStore>, layers: u32) -> Self {
+        Self { store: Own::new(store), layers }
     }
 
-    fn handle(&self) -> PyResult<&objstore::Store> {
-        Ok(self.open()?.0)
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl Send + FnOnce(&dyn KvStore) -> Result<T, StackError>,
+    ) -> PyResult<T> {
+        let store = self.store.get().or_raise()?;
+        py.detach(|| act(&**store)).or_raise()
+    }
+
+    /// Returns the store of this process.
+    fn own(&self) -> PyResult<&objstore::Store> {
+        self.store.get().or_raise()?.own().or_raise()
     }
 
     fn request(
         &self,
         py: Python<'_>,
-        make: impl Send
-        + FnOnce(&objstore::Store) -> Result<(ripieno_stack::Request, usize), StackError>,
+        make: impl Send + FnOnce(&dyn KvStore) -> Result<Box<dyn KvRequest>, StackError>,
     ) -> PyResult<Request> {
-        let (handle, opened) = self.open()?;
-        py.detach(|| {
-            let (request, blocks) = make(handle).or_raise()?;
-            let layers = handle.shape().layers;
-            let request = Own::new(RwLock::new(Some((request, opened.clone()))));
-            Ok(Request { request, layers, blocks })
-        })
+        let request = self.with(py, make)?;
+        let (blocks, layers) = (request.accepted(), self.layers);
+        Ok(Request { request: Own::new(RwLock::new(Some(request))), layers, blocks })
     }
 }
 
@@ -105,52 +97,75 @@ impl Store {
         events::start(py)?;
         let config = arguments::config(path, options)?;
         let namespace = namespace.map_or(Ok(Default::default()), arguments::Namespace::check)?;
-        let builder = Builder::new(config, shape.check()?).namespace(namespace);
-        let builder = builder.pool(pool.memory()?);
+        let shape = shape.check()?;
+        let builder = Builder::new(config, shape).namespace(namespace).pool(pool.memory()?);
         let stack = py.detach(|| builder.open()).or_raise()?;
-        let handle = stack.store().clone();
-        Ok(Self { opened: Own::new((handle, Arc::new(RwLock::new(Some(stack))))) })
+        Ok(Self::of(Box::new(OwnStore::new(stack)), shape.layers))
+    }
+
+    /// Connects to the store of a server (`ripieno serve`), by its socket. pool: memory that the
+    /// server shares, with its file (see SharedMemory); objects are whole pages.
+    ///
+    /// While the server is away, calls raise LostError; they connect to it again when it is back.
+    /// Blocks of a load that was lost are undefined, and no transfer uses them once it was ended.
+    #[staticmethod]
+    #[pyo3(signature = (socket, shape, pool, *, namespace = None))]
+    fn connect(
+        py: Python<'_>,
+        socket: PathBuf,
+        shape: arguments::Shape,
+        pool: arguments::Pool,
+        namespace: Option<arguments::Namespace>,
+    ) -> PyResult<Self> {
+        events::start(py)?;
+        let namespace = namespace.map_or(Ok(Default::default()), arguments::Namespace::check)?;
+        let (shape, pool) = (shape.check()?, pool.shared()?);
+        let store = py.detach(|| {
+            let client = Client::join(socket, shape, None, Some(pool))?;
+            client.check_pages()?;
+            RemoteStore::new(client, &namespace)
+        });
+        Ok(Self::of(Box::new(store.or_raise()?), shape.layers))
     }
 
     /// Same as Plane.placement.
     #[getter]
-    fn placement(&self) -> PyResult<String> {
-        let (_, opened) = self.opened.get().or_raise()?;
-        Ok(unpoisoned(opened.read()).as_ref().ok_or_else(closed)?.placement().to_string())
+    fn placement(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |store| store.placement())
     }
 
     /// Returns a handle of the same store that works in another namespace.
-    fn within(&self, namespace: arguments::Namespace) -> PyResult<Self> {
-        let (handle, opened) = self.open()?;
-        let handle = handle.within(&namespace.check()?).or_raise()?;
-        Ok(Self { opened: Own::new((handle, opened.clone())) })
+    fn within(&self, py: Python<'_>, namespace: arguments::Namespace) -> PyResult<Self> {
+        let namespace = namespace.check()?;
+        Ok(Self::of(self.with(py, |store| store.within(&namespace))?, self.layers))
     }
 
-    /// Returns how many leading keys are stored. Has no side effects, and never blocks.
-    fn lookup(&self, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
-        Ok(self.handle()?.peek(&arguments::keys(keys)?))
+    /// Returns how many leading keys are stored. Has no side effects, and waits for nothing but the
+    /// answer of a server.
+    fn lookup(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let keys = arguments::keys(keys)?;
+        self.with(py, |store| store.peek(&keys))
     }
 
     /// Starts reading the longest stored prefix of the keys into the memory of dram, except
     /// blocks already there; a load that follows copies them from there. They are held for it for
     /// `within` seconds, and are ordinary blocks after that. Returns how many leading blocks are
-    /// there or in flight; 0 without such memory. Never blocks. Prefetches in flight delay later
-    /// transfers: prefetch only for the requests that run next.
+    /// there or in flight; 0 without such memory, as with a server. Never blocks. Prefetches in
+    /// flight delay later transfers: prefetch only for the requests that run next.
     #[pyo3(signature = (keys, within = 10.0))]
     fn prefetch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, within: f64) -> PyResult<usize> {
         let keys = arguments::keys(keys)?;
         let within = arguments::seconds("within", within)?;
-        let handle = self.handle()?;
-        py.detach(|| handle.prefetch(&keys, within)).or_raise()
+        self.with(py, |store| store.prefetch(&keys, within))
     }
 
     /// Looks up the longest stored prefix of the keys, and protects it from eviction until the
-    /// result is ended, or this process. Never blocks.
-    fn hold(&self, keys: &Bound<'_, PyAny>) -> PyResult<Held> {
-        let (handle, opened) = self.open()?;
-        let prefix = handle.lookup(&arguments::keys(keys)?).or_raise()?;
-        let blocks = prefix.len();
-        Ok(Held { prefix: Own::new(RwLock::new(Some((prefix, opened.clone())))), blocks })
+    /// result is ended, or this process. Waits like lookup().
+    fn hold(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Held> {
+        let keys = arguments::keys(keys)?;
+        let prefix = self.with(py, |store| store.lookup(&keys))?;
+        let blocks = prefix.blocks();
+        Ok(Held { prefix: Own::new(RwLock::new(Some(prefix))), blocks })
     }
 
     /// Loads the longest stored prefix of the keys into the leading ones of these blocks. The
@@ -161,12 +176,7 @@ impl Store {
             let (keys, blocks) = (keys.len(), blocks.len());
             return Err(invalid(format!("{keys} keys and {blocks} blocks; give one for each")));
         }
-        self.request(py, |handle| {
-            let prefix = handle.lookup(&keys)?;
-            let blocks = &blocks[..prefix.len()];
-            let request = ripieno_stack::Request::retrieve(handle, &prefix, 0, blocks)?;
-            Ok((request, blocks.len()))
-        })
+        self.request(py, |store| store.fetch(&keys, &blocks))
     }
 
     /// Stores blocks under keys, as many leading ones as there is room for. Lookups do not find
@@ -178,85 +188,83 @@ impl Store {
         blocks: Vec<u32>,
     ) -> PyResult<Request> {
         let (keys, blocks) = (arguments::keys(keys)?, arguments::blocks(blocks));
-        self.request(py, |handle| {
-            let request = ripieno_stack::Request::store(handle, &keys, &blocks)?;
-            let accepted = request.accepted().map_or(0, |(accepted, _)| accepted);
-            Ok((request, accepted))
-        })
+        self.request(py, |store| store.store(&keys, &blocks))
     }
 
     /// Same as Catalog.pin(), until the store is closed at most.
     #[pyo3(signature = (keys, seconds, *, bytes_max = None, wait = false))]
     fn pin(
         &self,
+        py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         seconds: u64,
         bytes_max: Option<u64>,
         wait: bool,
     ) -> PyResult<arguments::Pinned> {
-        let handle = self.handle()?;
-        let (namespaces, ttl) = (&[handle.namespace()], Duration::from_secs(seconds));
-        let keys = &arguments::keys(keys)?[..];
-        let new = NewPin { owner: 0, namespaces, keys, ttl, bytes_max, wait };
-        handle.pin_for(&new, &PinLimits::default()).or_raise().map(arguments::pinned)
+        let (keys, ttl) = (arguments::keys(keys)?, Duration::from_secs(seconds));
+        self.with(py, |store| store.pin(&keys, ttl, bytes_max, wait)).map(arguments::pinned)
     }
 
     /// Same as Catalog.unpin().
-    fn unpin(&self, pin: u64) -> PyResult<bool> {
-        Ok(self.handle()?.end_pins(Some(pin), None).is_some())
+    fn unpin(&self, py: Python<'_>, pin: u64) -> PyResult<bool> {
+        self.with(py, |store| store.unpin(pin))
     }
 
     /// Drops those of these keys that are stored. Returns their number.
-    fn remove(&self, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
-        self.handle()?.remove(&arguments::keys(keys)?).or_raise()
+    fn remove(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
+        let keys = arguments::keys(keys)?;
+        self.with(py, |store| store.remove(&keys))
     }
 
     /// Returns the keys of the namespace that were evicted, removed or lost since the last call,
     /// by any handle; not those dropped by clear() and bump_epoch(). They are collected from the
     /// first call on. Keys of other namespaces are discarded.
     fn take_dropped<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let dropped = self.handle()?.take_dropped();
+        let dropped = self.own()?.take_dropped();
         Ok(dropped.iter().map(|key| PyBytes::new(py, &key.0)).collect())
     }
 
     /// Drops all blocks of the namespace.
     fn clear(&self) -> PyResult<()> {
-        self.handle()?.clear().or_raise()
+        self.own()?.clear().or_raise()
     }
 
     /// Evicts up to this many files of the namespace. Returns the number evicted.
     fn evict(&self, files: u32) -> PyResult<u32> {
-        self.handle()?.evict(files).or_raise()
+        self.own()?.evict(files).or_raise()
     }
 
     /// Permanently drops all blocks of the namespace. Returns the new epoch, which is durable when
     /// the next sync() has returned.
     fn bump_epoch(&self) -> PyResult<u64> {
-        self.handle()?.bump_epoch().or_raise()
+        self.own()?.bump_epoch().or_raise()
     }
 
     /// Makes all earlier evictions, removals and clears durable. Commits are durable when
     /// they return.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
-        let handle = self.handle()?;
-        py.detach(|| handle.sync_journal()).or_raise()
+        self.with(py, |store| store.sync())
     }
 
     /// Returns the device events since the last call, as for Plane. Call it about once a second;
     /// after requested, close the store: the process that wants the device back waits for that.
     fn poll_events(&self, py: Python<'_>) -> PyResult<Vec<(u32, &'static str)>> {
-        let handle = self.handle()?;
-        Ok(arguments::events(&py.detach(|| handle.plane().poll_events()).or_raise()?))
+        Ok(arguments::events(&self.with(py, |store| store.poll_events())?))
     }
 
     /// Returns the namespace's counts.
     fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        usage!(py, self.handle()?.usage().or_raise()?)
+        usage!(py, self.with(py, |store| store.usage())?)
     }
 
-    /// Returns counters since opening, and the current contents.
+    /// Returns the counts of all namespaces.
+    fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        catalog_stats!(py, self.with(py, |store| store.counts())?)
+    }
+
+    /// Returns counters since opening, and the current contents. Not with a server.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let handle = self.handle()?;
+        let handle = self.own()?;
         let stats = py.detach(|| handle.stats()).or_raise()?;
         dataclass!(
             py,
@@ -281,15 +289,12 @@ impl Store {
         )
     }
 
-    /// Makes all changes durable, and releases the directory and the pool. Every later call of any
-    /// handle, request or hold raises ClosedError, except end() and another close(). In a forked
-    /// process every call raises it, except these, which do nothing there.
+    /// Makes all changes durable, and releases the directory, or leaves the server, and the pool.
+    /// Every later call of any handle, request or hold raises ClosedError, except end() and another
+    /// close(). In a forked process every call raises it, except these, which do nothing there.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let Ok((_, opened)) = self.opened.get() else { return Ok(()) };
-        py.detach(|| {
-            let stack = unpoisoned(opened.write()).take();
-            stack.map_or(Ok(()), Stack::close).or_raise()
-        })
+        let Ok(store) = self.store.get() else { return Ok(()) };
+        py.detach(|| store.close()).or_raise()
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -324,15 +329,10 @@ impl Request {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        act: impl Send + FnOnce(&ripieno_stack::Request) -> Result<T, StackError>,
+        act: impl Send + FnOnce(&dyn KvRequest) -> Result<T, StackError>,
     ) -> PyResult<T> {
         let request = self.request.get().or_raise()?;
-        py.detach(|| {
-            let request = unpoisoned(request.read());
-            let (request, opened) = request.as_ref().ok_or_else(closed)?;
-            check_open(opened)?;
-            act(request).or_raise()
-        })
+        py.detach(|| act(&**unpoisoned(request.read()).as_ref().ok_or_else(closed)?).or_raise())
     }
 }
 
@@ -345,31 +345,28 @@ impl Request {
     }
 
     /// Waits for a layer that was started. Raises TransferError if it failed; then the contents of
-    /// the layer's blocks are undefined. Either way, no transfer uses them any more.
+    /// the layer's blocks are undefined. Either way, no transfer uses them any more; after a
+    /// LostError, that is so when the request has ended.
     fn wait(&self, py: Python<'_>, layer: u32) -> PyResult<()> {
         let layer = arguments::layer(layer, self.layers)?;
-        self.with(py, |request| request.wait(layer)).map(|_| ())
+        self.with(py, |request| request.wait(layer))
     }
 
     /// Same as wait(), without blocking: False while the layer is in flight.
     fn poll(&self, py: Python<'_>, layer: u32) -> PyResult<bool> {
         let layer = arguments::layer(layer, self.layers)?;
-        Ok(self.with(py, |request| request.poll(layer))?.is_some())
+        self.with(py, |request| request.poll(layer))
     }
 
     /// Moves all layers, and waits for them.
     fn move_all(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, ripieno_stack::Request::move_all)
+        self.with(py, |request| request.move_all())
     }
 
     /// Makes the stored blocks durable and visible. Returns how many leading keys lookups now find.
     fn commit(&self, py: Python<'_>) -> PyResult<usize> {
         let request = self.request.get().or_raise()?;
-        py.detach(|| {
-            let (request, opened) = unpoisoned(request.write()).take().ok_or_else(closed)?;
-            check_open(&opened)?;
-            Ok(request.commit().or_raise()?.accepted)
-        })
+        py.detach(|| unpoisoned(request.write()).take().ok_or_else(closed)?.commit().or_raise())
     }
 
     /// Waits for transfers in flight, and discards uncommitted blocks.

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vllm.logger import init_logger
 
+import ripieno
+
 if TYPE_CHECKING:
     from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
     from vllm.v1.kv_offload.base import ReqContext
@@ -49,7 +51,7 @@ def answer(
     for hint in hints.actions:
         try:
             outcome, reason, number = carry_out(hint, pin, unpin)
-        except Rejected as error:
+        except (Rejected, ripieno.Error) as error:
             outcome, reason, number = "rejected", str(error), None
         if outcome == "rejected":
             logger.warning("ripieno: hint %s is rejected: %s", hint.action_id, reason)
