@@ -46,7 +46,7 @@ enum Command {
     Catalog(catalog::CatalogArgs),
     /// Commits: latency, and bytes written per byte stored
     Commit(commit::CommitArgs),
-    /// Software controllers over files (`--media file:DIR`) against fio's io_uring engine
+    /// Software controllers over files (`--path DIR`) against fio's io_uring engine
     File(file::FileArgs),
     /// The I/O kernel on an NVIDIA GPU: commands a second, retrieve against a plain copy, the
     /// caller's CPU time per layer, and the slowdown of a matrix product beside it

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use nvme_driver::{Clock, ControllerOptions, DmaSlice, MonotonicClock, platform::buffer::Buffer};
 use nvme_emu::{Emu, EmuConfig};
 use objstore::{
-    BlockId, BlockKey, ExecutorFactory, Format, KeyChain, KvShape, Namespace, Prefix, Route, Store,
+    BlockId, BlockKey, ExecutorFactory, Format, KeyChain, KvShape, Prefix, Route, Store,
     StoreOptions,
 };
 use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
@@ -70,11 +70,10 @@ impl Stack {
             let gpu = gpu.map(|gpu| &**gpu);
             Ok(Controllers::emulated(configs, Path::new("bench"), &clock, &controller, gpu)?)
         };
-        let (store, built) = plan.open(controllers, |parts| {
+        let (store, built) = plan.open(controllers, |mut config| {
             if on_gpu.is_none() {
-                fill_with_pattern(DmaSlice::whole(parts.pool.memory().clone())?)?;
+                fill_with_pattern(DmaSlice::whole(config.pool.memory().clone())?)?;
             }
-            let mut config = parts.store(&plan, Namespace::default());
             if let Some(on) = on_gpu {
                 config.executor = (on.executor)(&clock);
             }

@@ -37,7 +37,7 @@ impl StoreDevice {
 }
 
 /// Data that [`crate::Store::format`] may overwrite.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Overwrite {
     /// Nothing but blank devices.
     #[default]

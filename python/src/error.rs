@@ -47,7 +47,7 @@ pub(crate) fn refused(error: impl Into<StackError>) -> PyErr {
 pub(crate) fn refused_in(error: StackError, store_dir: &Path) -> PyErr {
     match error.kind() {
         ErrorKind::Damaged => DamagedError::new_err(format!(
-            "{error}; `ripieno fsck --media file:{}` says what is damaged",
+            "{error}; `ripieno fsck --path {}` says what is damaged",
             store_dir.display()
         )),
         _ => refused(error),

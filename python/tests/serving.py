@@ -46,7 +46,7 @@ class Server:
     def format(self, drives, shape):
         numbers = (shape.layers, shape.segments, shape.object_bytes, shape.block_tokens)
         command = [self.program, "format", "--shape", ",".join(map(str, numbers))]
-        command += ["--device", ",".join(f"vfio:{drive}" for drive in drives)]
+        command += ["--devices", ",".join(f"vfio:{drive}" for drive in drives)]
         command += ["--capacity", CAPACITY, "--overwrite", "anything", "--no-undo"]
         subprocess.check_call(command, stdout=subprocess.DEVNULL)
 

@@ -265,7 +265,7 @@ def test_a_damaged_catalog_says_how_to_look_at_it(tmp_path):
     prepare(tmp_path)
     medium = tmp_path / "catalog" / "device-0.img"
     medium.write_bytes(bytes(medium.stat().st_size))
-    with pytest.raises(ripieno.DamagedError, match=f"ripieno fsck --media file:{tmp_path}/catalog"):
+    with pytest.raises(ripieno.DamagedError, match=f"ripieno fsck --path {tmp_path}/catalog"):
         ripieno.Catalog(tmp_path)
 
 

@@ -116,7 +116,7 @@ fn replay_on_a_gpu(path: &Path) {
     for (route, launch) in [("direct", "resident"), ("staged", "per-batch")] {
         let mut command = program();
         command.env("LD_LIBRARY_PATH", cuda_mock::folder(cuda_mock::Level::Full));
-        let flags = ["--executor", "cuda", "--require", route, "--launch", launch];
+        let flags = ["--executor", "cuda", "--route", route, "--launch", launch];
         let flags = [&flags[..], &["--verify", "full"]].concat();
         let report = hits(path, GPU_REQUESTS, &mut command, &flags);
         assert_eq!(report["path"], route);

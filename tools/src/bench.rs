@@ -36,14 +36,16 @@ use clap::{Args, Subcommand, ValueEnum};
 use gio_uring::abi;
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use nvme_emu::{EmuConfig, FileMedia, FileOptions, SimClock};
-use objstore::{KvShape, StoreOptions};
+use objstore::{KvShape, Overwrite, RawRing, StoreConfig, StoreDevice, StoreOptions};
 use ripieno_stack::{
-    Built, Controllers, Drives, EMU_DEPTH, EMU_QUEUES, Gpu, Placement, Plan, PoolMemory, Route,
+    Built, Controllers, Drives, EMU_DEPTH, Executor, Gpu, Placement, Plan, PoolMemory, Route,
+    StackConfig,
 };
 
-use crate::config::{self, Descriptors, EmuFlags, OutputFlags, PathFlags};
-use crate::devices::{Devices, EmuChoice, MediaChoice};
+use crate::config::{self, Descriptors, OutputFlags, PathFlags};
+use crate::devices::{self, Devices, EmuChoice};
 use crate::interrupt::Interrupt;
+use crate::options::{StoreFlags, Takes};
 use crate::problem::{Problem, user_error, user_errors};
 use crate::progress::Progress;
 use crate::size::{self, Size};
@@ -69,8 +71,7 @@ const BYTES_MAX: u64 = 16 << 20;
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Bandwidth, IOPS and latency of reads and writes of any size
-    // One thread, like other tools that measure drives.
-    #[command(after_help = RAW_HELP, mut_arg("executor", |arg| arg.default_value("inline")))]
+    #[command(after_help = RAW_HELP)]
     Raw(Box<RawFlags>),
 
     /// Bandwidth of whole contexts by length, layer by layer, through a store
@@ -100,16 +101,16 @@ store uses. One that is longer than a command may be takes several commands.
 
 Examples:
   ripieno bench raw
-  ripieno bench raw --media file:/var/tmp --rw read,write --bs 4k,128k,1m
+  ripieno bench raw --path /var/tmp --rw read,write --bs 4k,128k,1m
   ripieno bench raw --iodepth 1,2,4,8,16,32,64 --bs 4k         # where is the knee?
   ripieno bench raw --iodepth 1,4,16,64 --html raw.html        # the same as plots
   ripieno bench raw --rw randread,randwrite,randrw             # together against one by one
-  ripieno bench raw --device vfio:0000:65:00.0 --bs 4k,128k    # only reads
-  ripieno bench raw --device vfio:0000:65:00.0 --rw randwrite --overwrite
-  ripieno bench raw --device block:/dev/nvme1n1 --json
+  ripieno bench raw --devices vfio:0000:65:00.0 --bs 4k,128k    # only reads
+  ripieno bench raw --devices vfio:0000:65:00.0 --rw randwrite --overwrite anything
+  ripieno bench raw --block /dev/nvme1n1 --json
 
-A drive is only read, unless --rw names writes; then it must be blank, or --overwrite says that
-nothing on it is needed. A block device must not be in use, and is opened by a software controller.
+A drive is only read, unless --rw names writes; then it must be blank, or --overwrite names what is
+not needed. A block device must not be in use, and is opened by a software controller.
 
 Every measurement is checked: commands and bytes against the SMART log of each device, and a sample
 of the contents, moved after the measured time, against the driver's own reads. One that fails a
@@ -214,13 +215,17 @@ pub(crate) struct RawFlags {
         value_parser = size::count::<u64>(0..=u64::MAX))]
     seed: u64,
 
-    #[command(flatten)]
-    emu: EmuFlags,
+    /// Block devices, each behind a software controller, instead of files
+    #[arg(long, value_name = "PATH", help_heading = "Devices", value_delimiter = ',',
+        conflicts_with_all = ["path", "devices", "mdts"])]
+    block: Vec<PathBuf>,
 
-    /// Queue pairs per device, each with one warp
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "I/O",
-        value_parser = size::count::<u16>(1..=u64::from(EMU_QUEUES)))]
-    queues: u16,
+    /// MDTS of software controllers, 8KiB to 64MiB [default: 512KiB]
+    #[arg(long, value_name = "SIZE", value_parser = devices::mdts, help_heading = "Devices")]
+    mdts: Option<u32>,
+
+    #[command(flatten)]
+    options: StoreFlags<Self>,
 
     /// Data pointers of commands; auto: SGLs where supported
     #[arg(long, value_name = "KIND", value_enum, default_value_t = Descriptors::Auto,
@@ -235,6 +240,31 @@ pub(crate) struct RawFlags {
 
     #[command(flatten)]
     output: OutputFlags,
+}
+
+impl Takes for RawFlags {
+    const OPTIONS: &'static [(&'static str, &'static str)] = &[
+        ("path", "media in memory"),
+        ("devices", "2"),
+        ("lba", ""),
+        ("overwrite", ""),
+        // One thread, like other tools that measure drives.
+        ("executor", "inline"),
+        ("gpu", "0"),
+        ("io_sms", ""),
+        ("route", "host"),
+        ("queues", "1"),
+    ];
+}
+
+impl RawFlags {
+    fn queues(&self) -> u16 {
+        self.options.config.queues.unwrap_or(1)
+    }
+
+    fn overwrite(&self) -> Overwrite {
+        self.options.config.overwrite.unwrap_or_default()
+    }
 }
 
 /// Flags of a page with the results.
@@ -282,13 +312,17 @@ enum Target {
 }
 
 impl Target {
-    fn new(flags: &RawFlags) -> Result<Self, Problem> {
-        let RawFlags { path, emu, .. } = flags;
-        let blocks = path.block_devices()?;
-        if blocks.is_empty() {
-            return path.devices(emu, LBA_BYTES).map(Self::Devices);
+    fn new(flags: &RawFlags, executor: Executor) -> Result<Self, Problem> {
+        let config = &flags.options.config;
+        if flags.block.is_empty() {
+            let devices = Devices::new(config, flags.mdts, LBA_BYTES)?;
+            if devices.emu().is_some() {
+                flags.path.check_emulated(executor)?;
+            }
+            return Ok(Self::Devices(devices));
         }
-        Ok(Self::Blocks(blocks, path.block_lba(emu, LBA_BYTES)?))
+        flags.path.check_emulated(executor)?;
+        Ok(Self::Blocks(flags.block.clone(), config.lba.unwrap_or(LBA_BYTES)))
     }
 
     /// Returns true if nothing on the devices can be lost.
@@ -298,8 +332,8 @@ impl Target {
 
     fn name(&self) -> String {
         match self {
-            Self::Devices(devices) => match devices.media() {
-                Some(media) => format!("{} x {devices}, media {media}", devices.count()),
+            Self::Devices(devices) => match devices.emu() {
+                Some(emu) => format!("{} x {devices}, media {}", emu.count, emu.media()),
                 None => devices.to_string(),
             },
             Self::Blocks(paths, _) => {
@@ -323,7 +357,7 @@ struct Raw<'a> {
     flags: &'a RawFlags,
     target: Target,
     loads: Vec<Load>,
-    executor: ripieno_stack::Executor,
+    executor: Executor,
     route: Route,
     /// Transfers of an operation at most.
     contexts: u32,
@@ -334,12 +368,14 @@ struct Raw<'a> {
 impl<'a> Raw<'a> {
     fn check(flags: &'a RawFlags) -> Result<Self, Problem> {
         flags.page.check()?;
-        let target = Target::new(flags)?;
-        let executor = flags.path.executor(flags.path.gpu()?);
-        let route = flags.path.require.unwrap_or(Route::Host);
+        let config = &flags.options.config;
+        let executor = Some(config.executor.unwrap_or(Executor::Inline));
+        let executor = flags.path.executor(&StackConfig { executor, ..config.clone() })?;
+        let target = Target::new(flags, executor)?;
+        let route = config.route.unwrap_or(Route::Host);
         if route == Route::Staged {
             return Err(Problem::new(
-                "--require staged: bench raw has no pool that objects are staged for",
+                "--route staged: bench raw has no pool that objects are staged for",
                 "use direct or host; ripieno replay measures the staged route",
             ));
         }
@@ -353,20 +389,21 @@ impl<'a> Raw<'a> {
         let rws: Vec<Rw> =
             patterns.iter().map(|pattern| Rw { pattern: *pattern, mix: flags.rwmixread }).collect();
         let writes = rws.iter().any(|rw| rw.writes());
-        if writes && matches!(target, Target::Blocks(..)) && !flags.path.overwrite {
+        if writes && matches!(target, Target::Blocks(..)) && flags.overwrite() < Overwrite::Anything
+        {
             return Err(Problem::new(
                 format!("--rw: {} would be overwritten", target.name()),
-                "if nothing on it is needed, say --overwrite; or name reads only",
+                "if nothing on it is needed, say --overwrite anything; or name reads only",
             ));
         }
-        if !writes && flags.path.overwrite {
+        if !writes && flags.overwrite() > Overwrite::Nothing {
             return Err(Problem::new(
                 "--overwrite: --rw names reads only",
                 "leave it out, or name writes",
             ));
         }
         let together = flags.iodepth.iter().map(|depth| depth.div_ceil(load::OPERATIONS)).max();
-        let contexts = together.unwrap_or(1) * u32::from(flags.queues);
+        let contexts = together.unwrap_or(1) * u32::from(flags.queues());
         if contexts > abi::IOCTX_MAX {
             return Err(Problem::new(
                 format!(
@@ -395,15 +432,12 @@ impl<'a> Raw<'a> {
     /// Returns the transfers in flight on all devices at most.
     fn in_flight(&self) -> u64 {
         let depth = self.loads.iter().map(|load| load.depth).max().unwrap_or(1);
-        u64::from(depth) * u64::from(self.flags.queues) * u64::from(self.target.count())
+        u64::from(depth) * u64::from(self.flags.queues()) * u64::from(self.target.count())
     }
 
     /// Returns the bytes of a software controller.
     fn emu_bytes(&self, emu: &EmuChoice) -> u64 {
-        let default = match emu.media {
-            MediaChoice::Memory => MEMORY_SIZE,
-            MediaChoice::File(_) => FILE_SIZE,
-        };
+        let default = if emu.dir.is_some() { FILE_SIZE } else { MEMORY_SIZE };
         let bytes = self.flags.size.unwrap_or(default);
         bytes.next_multiple_of(u64::from(emu.lba_bytes))
     }
@@ -420,7 +454,7 @@ impl<'a> Raw<'a> {
         let (pairs, each) = self.buffers();
         let buffers = u64::from(pairs) * 2 * u64::from(each);
         let media = match &self.target {
-            Target::Devices(Devices::Emu(emu)) if emu.media == MediaChoice::Memory => {
+            Target::Devices(Devices::Emu(emu)) if emu.dir.is_none() => {
                 self.emu_bytes(emu) * u64::from(emu.count)
             }
             _ => 0,
@@ -432,7 +466,7 @@ impl<'a> Raw<'a> {
 
     fn controller_options(&self) -> ControllerOptions {
         ControllerOptions {
-            io_queues: self.flags.queues,
+            io_queues: self.flags.queues(),
             io_depth: self.entries,
             descriptors: self.flags.descriptors.preference(),
             ..ControllerOptions::default()
@@ -467,7 +501,7 @@ impl<'a> Raw<'a> {
                 let opened = Drives::open(addresses, path.memory, clock, &options);
                 let mut drives = opened.map_err(user_error)?;
                 match self.writes() {
-                    true => drives::claim(&mut drives, 0, path.overwrite)?,
+                    true => drives::claim(&mut drives, 0, self.flags.overwrite())?,
                     // Reads would be slow because of the owner, and slow it down.
                     false => drives.check_unowned().map_err(user_error)?,
                 }
@@ -488,7 +522,7 @@ impl<'a> Raw<'a> {
     /// Builds everything. With the I/O kernel in the calling thread, that thread also runs the
     /// software controllers.
     fn open(&self, gpu: Option<&Arc<Gpu>>) -> anyhow::Result<(Bench, Built)> {
-        let is_inline = self.executor == ripieno_stack::Executor::Inline;
+        let is_inline = self.executor == Executor::Inline;
         let stepping = is_inline.then(SimClock::real);
         let clock: Arc<dyn Clock> = match &stepping {
             Some(clock) => clock.clone(),
@@ -499,7 +533,7 @@ impl<'a> Raw<'a> {
         let memory = PoolMemory::Own { blocks: pairs * 2 };
         let iocbs = (self.in_flight() as u32).next_power_of_two().max(64);
         let options = StoreOptions {
-            queues: self.flags.queues,
+            queues: self.flags.queues(),
             depth: self.entries,
             iocbs,
             ..StoreOptions::default()
@@ -514,13 +548,16 @@ impl<'a> Raw<'a> {
             clock: &clock,
             check: &|_| Ok(()),
         };
-        let queues = u32::from(self.flags.queues);
+        let queues = u32::from(self.flags.queues());
         let mut pool = None;
         let opened = plan.open(
             || self.controllers(&clock, stepping.as_ref(), gpu.map(|gpu| &**gpu)),
-            |parts| {
-                pool = Some(parts.pool.clone());
-                parts.ring(&plan, self.contexts)
+            |config| {
+                pool = Some(config.pool.clone());
+                let StoreConfig { devices, executor, clock, pool, options, .. } = config;
+                let devices =
+                    devices.into_iter().map(StoreDevice::raw).collect::<Result<_, _>>()?;
+                Ok(RawRing::open(devices, executor, clock, pool, &options, self.contexts)?)
             },
         );
         let (ring, built) = opened.map_err(user_errors)?;
@@ -603,7 +640,7 @@ pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<u8> {
 
 fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
     let raw = Raw::check(flags)?;
-    if matches!(raw.executor, ripieno_stack::Executor::Cuda(_)) {
+    if matches!(raw.executor, Executor::Cuda(_)) {
         gpu::set_environment();
     }
     let mut interrupt = Interrupt::listen()?;
@@ -641,7 +678,7 @@ fn block_media(path: &Path) -> Result<FileMedia, Problem> {
         _ => FileMedia::open(path, 0, FileOptions::default()),
     };
     let hint = "name a block device that nothing uses, as a user who may open it; lsblk shows them";
-    opened.map_err(|error| Problem::new(format!("--device block:{error}"), hint))
+    opened.map_err(|error| Problem::new(format!("--block {error}"), hint))
 }
 
 impl Raw<'_> {
@@ -656,8 +693,8 @@ impl Raw<'_> {
         let time = format!("{runtime} s each, after {ramp} s that do not count; CPU: {cpu}");
         Setting {
             device: target.name(),
-            queues_per_device: flags.queues,
-            executor: config::name(flags.path.executor),
+            queues_per_device: flags.queues(),
+            executor: self.executor.to_string(),
             path: self.route.name(),
             memory: placement.memory(),
             notes: vec![("depth", depth.to_owned()), ("time", time)],

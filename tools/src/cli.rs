@@ -4,9 +4,10 @@ use std::io::{self, ErrorKind, IsTerminal as _};
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
-use clap::Subcommand;
-use clap::{Arg, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser};
+use clap::error::{ContextKind, ContextValue};
+use clap::{Arg, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use nvme_bind::VERSION;
+use ripieno_stack::former_option;
 use serde_json::json;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -58,8 +59,8 @@ Examples:
   ripieno replay
   ripieno replay --trace conversation_trace.jsonl --model tiny --verify full
   ripieno replay --capacity 1GiB                           # blocks are evicted
-  ripieno replay --keep --media file:/mnt/scratch/store    # the next replay finds the blocks
-  ripieno replay --device vfio:0000:65:00.0,vfio:0000:66:00.0 --verify full
+  ripieno replay --keep --path /mnt/scratch/store    # the next replay finds the blocks
+  ripieno replay --devices vfio:0000:65:00.0,vfio:0000:66:00.0 --verify full
   ripieno replay --executor cuda --io-sms 4 --launch resident --verify full
 
 Sizes have a unit: 4K, 1.5MiB, 2GiB (powers of 1024), 500GB (of 1000). Digits may be separated:
@@ -104,16 +105,16 @@ read.
 
 Examples:
   ripieno doctor
-  ripieno doctor --device vfio:0000:65:00.0,vfio:0000:66:00.0
-  ripieno doctor --require direct --json
+  ripieno doctor --devices vfio:0000:65:00.0,vfio:0000:66:00.0
+  ripieno doctor --route direct --json
 
 What --json prints: {\"checks\": [{\"id\", \"title\", \"route\", \"looked_at\",
 \"verdict\", \"found\", \"fix\"}], \"works\": [routes]}. A verdict is ok, warn, fail or skip.
 Each check is printed before the next one begins.
 
 Exit codes:
-  0  a route works (with --require: this route works)
-  1  no route works (with --require: this route does not), or a device did not answer
+  0  a route works (with --route: this route works)
+  1  no route works (with --route: this route does not), or a device did not answer
   2  bad input: the command line";
 
 const IDENTIFY_HELP: &str = "\
@@ -121,7 +122,7 @@ Attaches the driver, reads, and shuts the device down again. Nothing is written 
 
 Examples:
   ripieno identify
-  ripieno identify --device vfio:0000:65:00.0 --json
+  ripieno identify --devices vfio:0000:65:00.0 --json
 
 Exit codes:
   0  every device answered
@@ -131,13 +132,13 @@ Exit codes:
 const FORMAT_HELP: &str = "\
 Examples:
   A store directory of two files, for a model's KV cache:
-    ripieno format --media file:/var/tmp/store --model llama-3-8b --capacity 10GiB
+    ripieno format --path /var/tmp/store --model llama-3-8b --capacity 10GiB
   A store directory over two block devices, and drives bound to vfio-pci; first only shown:
-    ripieno format --media file:/var/lib/ripieno --block /dev/disk/by-id/nvme-A --dry-run
-    ripieno format --device vfio:0000:65:00.0,vfio:0000:66:00.0 --dry-run
+    ripieno format --path /var/lib/ripieno --block /dev/disk/by-id/nvme-A --dry-run
+    ripieno format --devices vfio:0000:65:00.0,vfio:0000:66:00.0 --dry-run
   A store in place of what is there; then what was there again:
-    ripieno format --device vfio:0000:65:00.0 --overwrite anything --undo-file before
-    ripieno format --device vfio:0000:65:00.0 --undo before
+    ripieno format --devices vfio:0000:65:00.0 --overwrite anything --undo-file before
+    ripieno format --devices vfio:0000:65:00.0 --undo before
 
 Devices that hold a filesystem, a partition table, a member of a RAID, a volume group or a pool, or
 data of an unknown kind are refused; so are those that hold a store, and those in use. All that
@@ -156,8 +157,8 @@ Exit codes:
 
 const INSPECT_HELP: &str = "\
 Examples:
-  ripieno inspect --media file:/var/tmp/store
-  ripieno inspect --device vfio:0000:65:00.0 --json
+  ripieno inspect --path /var/tmp/store
+  ripieno inspect --devices vfio:0000:65:00.0 --json
 
 Nothing is written, and no other process may have the store open meanwhile.
 
@@ -168,8 +169,8 @@ Exit codes:
 
 const FSCK_HELP: &str = "\
 Examples:
-  ripieno fsck --media file:/var/tmp/store
-  ripieno fsck --media file:/var/tmp/store --repair
+  ripieno fsck --path /var/tmp/store
+  ripieno fsck --path /var/tmp/store --repair
 
 What is checked: both copies of each superblock; that the devices are those of one store, and agree;
 every record of the journal, and that no key is in two files. The data is not read.
@@ -184,8 +185,8 @@ The I/O kernel compares the checksum of each object, as for any read. Damaged fi
 from the catalog, so that they become misses instead of errors.
 
 Examples:
-  ripieno scrub --media file:/var/tmp/store
-  ripieno scrub --media file:/var/tmp/store --report-only --rate 100MB --json
+  ripieno scrub --path /var/tmp/store
+  ripieno scrub --path /var/tmp/store --report-only --rate 100MB --json
 
 What --json prints: {\"store\", \"files\", \"files_read\", \"bytes_read\", \"seconds\", \"dropped\",
 \"interrupted\", \"damaged\": [{\"file\", \"namespace\", \"label\", \"key\", \"layer\", \"what\"}]}.
@@ -199,7 +200,7 @@ Exit codes:
 
 const TOP_HELP: &str = "\
 Examples:
-  ripieno replay --media file:/var/tmp/media --metrics 9400 &
+  ripieno replay --path /var/tmp/media --metrics 9400 &
   ripieno top 9400
   ripieno top /run/ripieno/kv.sock --once --json
 
@@ -382,9 +383,9 @@ fn long_version() -> &'static str {
 }
 
 /// Value names of numeric flags. Negative numbers are passed to their parsers, which reject them.
-const NUMBERS: [&str; 11] = [
+const NUMBERS: [&str; 13] = [
     "N", "COUNT", "SIZE", "SIZE|off", "BYTES", "RATE", "SEED", "PERCENT", "SECONDS", "FACTOR",
-    "DOLLARS",
+    "DOLLARS", "N|DRIVES", "512|4096",
 ];
 
 /// Returns the complete command line definition.
@@ -418,7 +419,7 @@ pub fn run() -> ExitCode {
     });
     let (command, path) = match raw {
         Ok(raw) => raw,
-        Err(error) => return ExitCode::from(misread(&error, is_json)),
+        Err(error) => return ExitCode::from(misread(error, is_json)),
     };
     match run_command(command) {
         Ok(code) => ExitCode::from(code),
@@ -443,8 +444,7 @@ impl Path {
     fn has(&self, flag: &str) -> bool {
         let mut command = &command();
         for name in &self.0 {
-            let Some(inner) = command.find_subcommand(name) else { return false };
-            command = inner;
+            command = command.find_subcommand(name).unwrap_or(command);
         }
         command.get_arguments().any(|arg| arg.get_long() == Some(flag))
     }
@@ -483,7 +483,14 @@ fn run_command(command: Command) -> anyhow::Result<u8> {
 }
 
 /// Prints help or the parse error. Returns the exit code.
-fn misread(error: &clap::Error, is_json: bool) -> u8 {
+fn misread(mut error: clap::Error, is_json: bool) -> u8 {
+    let words = std::env::args().skip(1).filter(|word| !word.starts_with('-'));
+    let hint = renamed(&error, &Path(words.collect()));
+    if let Some(hint) = &hint {
+        // In place of one that is spelled similarly.
+        error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.clone().into()]));
+    }
     let is_help = !error.use_stderr();
     match error.print() {
         Err(error) if is_help && error.kind() != ErrorKind::BrokenPipe => {
@@ -497,9 +504,17 @@ fn misread(error: &clap::Error, is_json: bool) -> u8 {
         let text = text.strip_prefix("error: ").unwrap_or(&text);
         // The usage follows the message.
         let message = text.split("\n\n").next().unwrap_or_default();
-        print_error("usage", message, "--help shows what can be given");
+        print_error("usage", message, hint.as_deref().unwrap_or("--help shows what can be given"));
     }
     u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE)
+}
+
+/// Names the present flag for one of former versions, if the command has it.
+fn renamed(error: &clap::Error, path: &Path) -> Option<String> {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return None };
+    let name = given.strip_prefix("--")?.replace('-', "_");
+    let now = former_option(&name).filter(|now| path.has(now))?;
+    Some(format!("its name is --{now}; ripieno options explains it"))
 }
 
 /// Reports an error in one line plus a hint, and chooses the exit code.

@@ -11,7 +11,7 @@ use std::io::IsTerminal as _;
 
 use nvme_bind::Paint;
 use nvme_bind::doctor::{Finding, Report, Verdict, machine_checks};
-use ripieno_stack::Route;
+use ripieno_stack::{CudaChoice, Route};
 use serde_json::{Map, json};
 
 use crate::config::DoctorFlags;
@@ -22,7 +22,9 @@ use findings::Findings;
 
 /// Runs all checks and prints the findings. Returns the exit code.
 pub(crate) fn run(flags: &DoctorFlags) -> anyhow::Result<u8> {
-    let (drives, choice) = (flags.drives()?, flags.gpu());
+    let config = &flags.options.config;
+    let (drives, mut choice) = (config.drives(), CudaChoice::new(config.gpu.unwrap_or(0)));
+    choice.sms = config.io_sms.unwrap_or(choice.sms);
     // Each finding is written as it is made.
     terminal::set_printed();
     // No other thread has started yet.
@@ -33,8 +35,8 @@ pub(crate) fn run(flags: &DoctorFlags) -> anyhow::Result<u8> {
     let mut findings = Findings { report, all: Vec::new() };
     machine_checks(|finding| findings.add(finding))?;
     let gpu = gpu::examine(choice, &mut findings)?;
-    match &drives[..] {
-        [] => trials::try_all(choice, gpu.as_ref(), &mut findings)?,
+    match drives {
+        [] => trials::try_all(config, choice, gpu.as_ref(), &mut findings)?,
         drives => drives::try_all(drives, choice, gpu.as_ref(), &mut findings)?,
     }
     let Findings { report, all } = findings;
@@ -46,7 +48,7 @@ pub(crate) fn run(flags: &DoctorFlags) -> anyhow::Result<u8> {
     };
     report.finish(Map::from_iter([("works".to_owned(), json!(works))]), &best)?;
     let answered = !all.iter().any(|finding| finding.id == drives::UNANSWERED);
-    let enough = match flags.require {
+    let enough = match config.route {
         Some(route) => works.contains(&route.name()),
         None => !works.is_empty(),
     };

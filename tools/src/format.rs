@@ -6,38 +6,27 @@ mod undo;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use kv_catalog::{CopyFault, FormatError, OnDevice, Superblock, foreign_data};
 use objstore::{Format, KvShape, Medium, Overwrite, Store, StoreError, StoreId};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
-use ripieno_stack::{StoreDir, StoreDirMedia, StoreDirOptions};
+use ripieno_stack::{PoolMemory, StoreDir, StoreDirMedia, StoreDirOptions, expand_home};
 
 use crate::devices;
 use crate::interrupt::Interrupt;
 use crate::keep;
 use crate::model::{self, Model, Shape};
-use crate::offline::{Offline, StoreLocation};
-use crate::problem::Problem;
+use crate::offline::Offline;
+use crate::options::{StoreFlags, Takes};
+use crate::problem::{Problem, user_error};
 use crate::size::{self, Size};
 use report::{Report, print_undone};
-
-/// Data that may be overwritten.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-enum Loss {
-    /// Nothing but scratch data of a replay without `--keep`.
-    #[value(skip)]
-    Nothing,
-    /// Another store, too.
-    Store,
-    /// Any data.
-    Anything,
-}
 
 /// Flags of `ripieno format`.
 #[derive(Debug, Args)]
 pub(crate) struct FormatFlags {
     #[command(flatten)]
-    place: StoreLocation,
+    options: StoreFlags<Self>,
 
     /// Model that gives the shape of the KV cache: tiny, llama-3-8b, qwen3-32b or deepseek-v3-mla
     #[arg(long, value_name = "NAME", default_value = model::DEFAULT, value_parser = model::named)]
@@ -53,32 +42,14 @@ pub(crate) struct FormatFlags {
         conflicts_with_all = ["block_tokens", "model"])]
     shape: Option<KvShape>,
 
-    /// Space for objects, over all devices [default: all that fits; required for a new store
-    /// directory of files]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    capacity: Option<u64>,
-
     /// Keep no object checksums: corrupted data is not detected then
     #[arg(long)]
     no_checksums: bool,
 
-    /// Files of a new store directory, one for each software controller, 1 to 64 [default: 2]
-    #[arg(long, value_name = "N", value_parser = size::count::<u32>(1..=64))]
-    devices: Option<u32>,
-
     /// Block devices of a new store directory instead of files; best by their names in
     /// /dev/disk/by-id. May be repeated
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["devices", "device"])]
+    #[arg(long, value_name = "PATH", conflicts_with = "devices")]
     block: Vec<PathBuf>,
-
-    /// Logical block size of a new store directory, 512 or 4096 bytes [default: 512 for tiny, else
-    /// 4096]
-    #[arg(long, value_name = "BYTES", value_parser = devices::lba)]
-    lba: Option<u32>,
-
-    /// Format devices that hold a store, or any data. It is lost unless --undo restores it
-    #[arg(long, value_enum, value_name = "WHAT")]
-    overwrite: Option<Loss>,
 
     /// Only show what would be written and lost
     #[arg(long)]
@@ -101,6 +72,16 @@ pub(crate) struct FormatFlags {
     json: bool,
 }
 
+impl Takes for FormatFlags {
+    const OPTIONS: &'static [(&'static str, &'static str)] = &[
+        ("path", ""),
+        ("devices", "2 for new files"),
+        ("capacity", "all that fits; required for new files"),
+        ("lba", "512 for tiny, else 4096"),
+        ("overwrite", ""),
+    ];
+}
+
 /// Present contents of a device.
 #[derive(Debug)]
 struct Held {
@@ -109,17 +90,16 @@ struct Held {
     bytes: u64,
     /// Description of the contents.
     what: String,
-    loss: Loss,
+    loss: Overwrite,
 }
 
 /// Formats, or shows what that would do, or undoes it. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`Problem`] for bad input and if data would be lost, and an error if a device fails.
 pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
     let _interrupt = Interrupt::listen().context("listening for signals")?;
+    let config = &flags.options.config;
+    config.check(&PoolMemory::Own { blocks: 0 }).map_err(user_error)?;
     if let Some(path) = &flags.undo {
-        let offline = Offline::open(&flags.place)?;
+        let offline = Offline::open(config)?;
         offline.demand_alone()?;
         let bytes = undo::put_back(path, &offline)?;
         offline.close()?;
@@ -130,14 +110,16 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
         || Shape::new(flags.model, flags.block_tokens.unwrap_or(flags.model.block_tokens));
     let shape = flags.shape.map_or_else(|| of_model().map(|shape| shape.kv()), Ok)?;
     let format = Format {
-        capacity_bytes: flags.capacity,
+        capacity_bytes: config.capacity,
         checksums: !flags.no_checksums,
         // `allow` checks what may be lost, including data outside the store's region.
         overwrite: Overwrite::Anything,
         ..Format::new(StoreId(OsRng.unwrap_err().random()), shape)
     };
-    let offline = match flags.place.dir()? {
+    let new = config.files().is_some() || config.lba.is_some() || !flags.block.is_empty();
+    let offline = match config.path.as_deref() {
         Some(dir) if !StoreDir::exists(dir) => {
+            check_parent(dir)?;
             let options = new_store_dir(flags, &format)?;
             if let (true, StoreDirMedia::Files { count, bytes }) = (flags.dry_run, &options.media) {
                 Report::of_files(dir, *count, *bytes, &format).print(flags)?;
@@ -145,11 +127,11 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
             }
             Offline::attach(StoreDir::create(dir, &options).map_err(in_the_way)?)?
         }
-        _ if flags.devices.is_some() || flags.lba.is_some() || !flags.block.is_empty() => {
+        _ if new => {
             let hint = "leave out --devices, --block and --lba, or name an empty directory";
             bail!(Problem::new("devices that are there keep their number and LBA size", hint));
         }
-        _ => Offline::open(&flags.place)?,
+        _ => Offline::open(config)?,
     };
     // A store directory that was created here is removed again if it does not get a store.
     let written = write(flags, &format, &offline);
@@ -176,7 +158,7 @@ fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Res
         return Ok(report);
     }
     allow(flags, &report.held)?;
-    if !flags.no_undo && report.held.iter().any(|held| held.loss > Loss::Nothing) {
+    if !flags.no_undo && report.held.iter().any(|held| held.loss > Overwrite::Nothing) {
         let default = || PathBuf::from(format!("ripieno-undo-{}", format.store));
         let path = flags.undo_file.clone().unwrap_or_else(default);
         undo::save(&path, format.store, offline).map_err(|error| not_saved(&path, &error))?;
@@ -213,19 +195,33 @@ fn not_saved(path: &Path, error: &anyhow::Error) -> Problem {
 
 /// Rejects the loss of data that the user did not name.
 fn allow(flags: &FormatFlags, held: &[Held]) -> Result<(), Problem> {
-    let allowed = flags.overwrite.unwrap_or(Loss::Nothing);
+    let allowed = flags.options.config.overwrite.unwrap_or_default();
     let Some(Held { device, what, loss, .. }) = held.iter().find(|held| held.loss > allowed) else {
         return Ok(());
     };
-    let word = if *loss == Loss::Store { "store" } else { "anything" };
+    let word = if *loss == Overwrite::Store { "store" } else { "anything" };
     Err(Problem::new(
         format!("{device}: it holds {what}, and formatting would destroy that"),
         format!("name another device; or say --overwrite {word} if it is not needed"),
     ))
 }
 
+/// Rejects a directory that cannot be made, also for a dry run.
+fn check_parent(dir: &Path) -> Result<(), Problem> {
+    let dir = expand_home(dir);
+    // An empty parent is the working directory.
+    let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if parent.is_none_or(Path::is_dir) {
+        return Ok(());
+    }
+    Err(Problem::new(
+        format!("--path {}: the directory that it would be in is not there", dir.display()),
+        "make that, or name another one that you may write to",
+    ))
+}
+
 fn new_store_dir(flags: &FormatFlags, format: &Format) -> anyhow::Result<StoreDirOptions> {
-    let lba_bytes = flags.lba.unwrap_or(flags.model.lba_bytes);
+    let lba_bytes = flags.options.config.lba.unwrap_or(flags.model.lba_bytes);
     if !flags.block.is_empty() {
         let id = OsRng.unwrap_err().random();
         let media = StoreDirMedia::BlockDevices(flags.block.clone());
@@ -235,11 +231,11 @@ fn new_store_dir(flags: &FormatFlags, format: &Format) -> anyhow::Result<StoreDi
         let hint = "leave out --undo-file; removing the directory removes the store";
         bail!(Problem::new("a new store directory overwrites nothing that could be saved", hint));
     }
-    if flags.capacity.is_none() {
+    if flags.options.config.capacity.is_none() {
         let hint = "say --capacity 10GiB, or as much as you want";
         bail!(Problem::new("a new store in files needs a size", hint));
     }
-    let count = flags.devices.unwrap_or(devices::EMU_DEFAULT);
+    let count = flags.options.config.files().unwrap_or(devices::EMU_DEFAULT);
     let each = Store::device_bytes(format, count, lba_bytes).map_err(refused)?;
     Ok(keep::in_files(count, each, lba_bytes))
 }
@@ -264,7 +260,7 @@ fn held(offline: &Offline) -> anyhow::Result<Vec<Held>> {
 }
 
 /// Returns the data on a drive outside the store's region; `None` if there is none of value.
-fn beside(whole: &mut Medium, store: &Medium) -> anyhow::Result<Option<(String, Loss)>> {
+fn beside(whole: &mut Medium, store: &Medium) -> anyhow::Result<Option<(String, Overwrite)>> {
     let [first, last] = edges(whole, store);
     if first.is_empty() && last.is_empty() {
         return Ok(None);
@@ -274,7 +270,7 @@ fn beside(whole: &mut Medium, store: &Medium) -> anyhow::Result<Option<(String, 
     whole.io.read(first.start, &mut head).context("reading the drive's beginning")?;
     whole.io.read(last.start, &mut tail).context("reading the drive's end")?;
     if ripieno_stack::is_scratch(&head) {
-        return Ok(Some(("scratch data of a replay".to_owned(), Loss::Nothing)));
+        return Ok(Some(("scratch data of a replay".to_owned(), Overwrite::Nothing)));
     }
     // A store of the whole namespace, without edges.
     let copies = Superblock::read_copies(&mut *whole.io)?;
@@ -282,7 +278,7 @@ fn beside(whole: &mut Medium, store: &Medium) -> anyhow::Result<Option<(String, 
         return Ok(Some(on(whole)));
     }
     let found = foreign_data(&head, &tail, whole.region.bytes());
-    Ok(found.map(|found| (found.what.to_owned(), Loss::Anything)))
+    Ok(found.map(|found| (found.what.to_owned(), Overwrite::Anything)))
 }
 
 /// Returns the byte ranges of a namespace before and after the store's region.
@@ -292,15 +288,15 @@ fn edges(whole: &Medium, store: &Medium) -> [std::ops::Range<u64>; 2] {
 }
 
 /// Returns the contents of a medium.
-fn on(medium: &mut Medium) -> (String, Loss) {
+fn on(medium: &mut Medium) -> (String, Overwrite) {
     match Superblock::read(&mut *medium.io) {
-        Ok(OnDevice::Blank) => ("nothing".to_owned(), Loss::Nothing),
-        Ok(OnDevice::Ours(found)) => (format!("store {}", found.store), Loss::Store),
-        Ok(OnDevice::Foreign(what)) => (what.to_owned(), Loss::Anything),
+        Ok(OnDevice::Blank) => ("nothing".to_owned(), Overwrite::Nothing),
+        Ok(OnDevice::Ours(found)) => (format!("store {}", found.store), Overwrite::Store),
+        Ok(OnDevice::Foreign(what)) => (what.to_owned(), Overwrite::Anything),
         Err(FormatError::Copy { fault, .. }) => {
-            (format!("a store whose superblock cannot be used: {fault}"), Loss::Store)
+            (format!("a store whose superblock cannot be used: {fault}"), Overwrite::Store)
         }
-        Err(error) => (error.to_string(), Loss::Anything),
+        Err(error) => (error.to_string(), Overwrite::Anything),
     }
 }
 

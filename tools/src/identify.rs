@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Args;
+use nvme_driver::platform::vfio::PciAddress;
 use nvme_driver::{Clock, Controller, ControllerOptions, DescriptorMode, Error, MonotonicClock};
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
 use nvme_spec::identify::IdentifyNamespace;
 use ripieno_stack::{open_drive, reset_subsystem, vfio_space};
 use serde::Serialize;
 
-use crate::devices::{self, Named};
+use crate::options::{StoreFlags, Takes};
 use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, user_error};
 use crate::size::{Size, grouped};
 use crate::table::grid;
@@ -24,10 +25,8 @@ const FREEZING: i32 = 273;
 /// Flags of `ripieno identify`.
 #[derive(Debug, Args)]
 pub(crate) struct IdentifyFlags {
-    /// Devices to show: emu (a software controller as `replay` uses it), or drives,
-    /// vfio:0000:65:00.0[,vfio:...]. May be repeated
-    #[arg(long, value_name = "DEVICE", default_value = "emu")]
-    device: Vec<String>,
+    #[command(flatten)]
+    options: StoreFlags<Self>,
 
     /// Reset the NVM subsystem of each device first (NSSR), for a drive that cannot be opened
     /// otherwise. All its controllers abort their commands, also those of other hosts
@@ -41,6 +40,10 @@ pub(crate) struct IdentifyFlags {
     /// Print more log messages; repeat for even more
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
+}
+
+impl Takes for IdentifyFlags {
+    const OPTIONS: &'static [(&'static str, &'static str)] = &[("devices", "1")];
 }
 
 /// A device. Field names are the JSON keys.
@@ -101,7 +104,13 @@ pub(crate) fn run(flags: &IdentifyFlags) -> anyhow::Result<u8> {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let mut found = Vec::new();
     let mut code = 0;
-    for device in devices::parse(&flags.device)? {
+    let config = &flags.options.config;
+    let devices = match config.files() {
+        None if config.drives().is_empty() => vec![None],
+        Some(count) => vec![None; count as usize],
+        None => config.drives().iter().copied().map(Some).collect(),
+    };
+    for device in devices {
         match examine(device, flags.reset_subsystem, &clock) {
             Ok(device) => found.push(device),
             Err(error) => {
@@ -120,9 +129,13 @@ pub(crate) fn run(flags: &IdentifyFlags) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-fn examine(device: Named, reset: bool, clock: &Arc<dyn Clock>) -> anyhow::Result<Device> {
+fn examine(
+    device: Option<PciAddress>,
+    reset: bool,
+    clock: &Arc<dyn Clock>,
+) -> anyhow::Result<Device> {
     match device {
-        Named::Emu => {
+        None => {
             let domain = EmuDomain::new("identify");
             let media = MemoryMedia::new(EMU_BYTES)?;
             let config = EmuConfig { subsystem_reset: true, ..EmuConfig::new("emu0") };
@@ -135,7 +148,7 @@ fn examine(device: Named, reset: bool, clock: &Arc<dyn Clock>) -> anyhow::Result
             let controller = Controller::attach(emu.bus(), clock.clone(), options)?;
             describe("emu".to_owned(), controller)
         }
-        Named::Vfio(address) => {
+        Some(address) => {
             let space = vfio_space().map_err(user_error)?;
             if reset {
                 reset_subsystem(&space, address, clock).map_err(user_error)?;

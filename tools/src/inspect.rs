@@ -5,7 +5,8 @@ use kv_catalog::{JournalScan, RecordCounts};
 use objstore::{Medium, Salvage};
 use serde_json::json;
 
-use crate::offline::{Offline, StoreLocation};
+use crate::offline::Offline;
+use crate::options::{StoreFlags, Takes};
 use crate::problem::EXIT_FAILED;
 use crate::progress::Progress;
 use crate::salvage;
@@ -18,11 +19,16 @@ use crate::terminal::{print, say};
 #[derive(Debug, Args)]
 pub(crate) struct InspectFlags {
     #[command(flatten)]
-    place: StoreLocation,
+    options: StoreFlags<Self>,
 
     /// Print one JSON object on stdout instead of the tables
     #[arg(long)]
     json: bool,
+}
+
+impl Takes for InspectFlags {
+    const OPTIONS: &'static [(&'static str, &'static str)] =
+        &[("path", ""), ("devices", "those of path")];
 }
 
 /// Flags of `ripieno fsck`.
@@ -44,7 +50,7 @@ pub(crate) struct FsckFlags {
 
 /// Shows the devices' contents. Returns the exit code.
 pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
-    let offline = Offline::examine(&flags.place, false)?;
+    let offline = Offline::examine(&flags.options.config, false)?;
     let owner = offline.living_owner()?.map(|(_, owner)| owner.to_string());
     let survey = Survey { owner, ..Survey::take(&mut offline.media()?, |_, _| {})? };
     offline.close()?;
@@ -58,7 +64,7 @@ pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
 
 /// Checks everything but the data, and repairs it if asked to. Returns the exit code.
 pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
-    check_devices(flags, Offline::examine(&flags.inspect.place, flags.repair)?, |media| {
+    check_devices(flags, Offline::examine(&flags.inspect.options.config, flags.repair)?, |media| {
         let progress = Progress::reading(!flags.inspect.json);
         let survey = Survey::take(media, |done, all| progress.read(done, all))?;
         progress.finish();
@@ -84,8 +90,8 @@ fn check_devices(
     let is_damaged = survey.journal.as_ref().is_some_and(|journal| journal.damage.is_some());
     let (mut salvage, mut findings, mut repaired) = (None, None, Vec::new());
     if flags.salvage && is_damaged {
-        let place = &flags.inspect.place;
-        let found = salvage::find(&survey, &mut media, place, flags.inspect.json)?;
+        let config = &flags.inspect.options.config;
+        let found = salvage::find(&survey, &mut media, config, flags.inspect.json)?;
         (salvage, findings) = (Some(found.0), Some(found.1));
     }
     if flags.repair && !survey.damage.is_empty() {

@@ -6,7 +6,6 @@ use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{Drives, StoreDir, StoreDirMedia, StoreDirOptions};
 
 use crate::config::StoreArgs;
-use crate::devices::{Devices, MediaChoice};
 use crate::drives;
 use crate::problem::{Problem, user_error};
 use crate::size::Size;
@@ -25,29 +24,18 @@ pub(crate) struct Keep {
 
 impl Keep {
     /// Opens an existing store directory. Drives are claimed later.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if another process uses the store directory, or if it is unusable.
     pub(crate) fn find(args: &StoreArgs) -> Result<Self, Problem> {
-        let store_dir = match args.devices.media() {
-            Some(MediaChoice::File(dir)) if StoreDir::exists(dir) => Some(StoreDir::open(dir)),
-            _ => None,
-        };
+        let dir = args.devices.emu().and_then(|emu| emu.dir.as_ref());
+        let store_dir = dir.filter(|dir| StoreDir::exists(dir)).map(|dir| StoreDir::open(dir));
         let store_dir =
             store_dir.transpose().map_err(|error| Problem::new(error.to_string(), ""))?;
         Ok(Self { found: store_dir.is_some(), store_dir })
     }
 
     /// Creates the store directory if there is none.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if it cannot be created.
     pub(crate) fn make(&mut self, args: &StoreArgs, sizing: &Sizing) -> Result<(), Problem> {
-        if let (None, Devices::Emu(emu)) = (&self.store_dir, &args.devices) {
-            let MediaChoice::File(dir) = &emu.media else {
-                let hint = "say --media file:DIR";
-                return Err(Problem::new("media in memory cannot be kept", hint));
-            };
+        let emu = args.devices.emu().filter(|_| self.store_dir.is_none());
+        if let Some((emu, dir)) = emu.and_then(|emu| Some((emu, emu.dir.as_ref()?))) {
             let options = in_files(emu.count, sizing.device_bytes, emu.lba_bytes);
             let created = StoreDir::create(dir, &options);
             self.store_dir = Some(created.map_err(|error| Problem::new(error.to_string(), ""))?);
@@ -56,16 +44,13 @@ impl Keep {
     }
 
     /// Looks for the store on the drives, and prepares them for a new one if there is none.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if they hold other data.
     pub(crate) fn claim(
         &mut self,
         drives: &mut Drives,
         args: &StoreArgs,
         sizing: &Sizing,
     ) -> anyhow::Result<()> {
-        self.found = !args.flags.path.overwrite && drives::hold_store(drives)?;
+        self.found = drives::hold_store(drives, args.config.overwrite.unwrap_or_default())?;
         if !self.found {
             drives::check_room(drives, sizing.device_bytes)?;
             drives.check_unowned().map_err(user_error)?;
@@ -86,9 +71,6 @@ impl Keep {
 
     /// Records that the store is open, with room for `files` files, and marks a new store directory
     /// as ready.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if an existing store has another capacity than was asked for.
     pub(crate) fn opened(
         &mut self,
         args: &StoreArgs,
@@ -97,7 +79,7 @@ impl Keep {
     ) -> anyhow::Result<Sizing> {
         let mut sizing = *asked;
         sizing.files = files;
-        if self.found && args.common.capacity.is_some() && files != asked.files {
+        if self.found && args.config.capacity.is_some() && files != asked.files {
             let (found, asked) = (Size(sizing.capacity_bytes()), Size(asked.capacity_bytes()));
             bail!(Problem::new(
                 format!("--capacity: the store was made with {found} for objects, and not {asked}"),

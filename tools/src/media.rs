@@ -8,7 +8,7 @@ use nvme_driver::remedy;
 use nvme_emu::{BandwidthDial, BandwidthMedia, EmuConfig, FileMedia, FileOptions, MemoryMedia};
 use ripieno_stack::StoreDir;
 
-use crate::devices::{EmuChoice, MediaChoice};
+use crate::devices::EmuChoice;
 use crate::problem::{Problem, user_error};
 use crate::size::Size;
 use crate::sizing::Sizing;
@@ -17,9 +17,6 @@ use crate::sizing::Sizing;
 const PAGE_BYTES: usize = 4096;
 
 /// Returns the configurations of the requested controllers, of a store directory or temporary.
-///
-/// # Errors
-/// Returns a [`Problem`] if the media directory cannot be used, and any error of the layers below.
 pub(crate) fn controllers(
     choice: &EmuChoice,
     sizing: &Sizing,
@@ -36,9 +33,6 @@ pub(crate) fn controllers(
 }
 
 /// Returns software controllers in memory, with the bandwidth that `dial` sets.
-///
-/// # Errors
-/// Returns an error if there is no address space for their bytes.
 pub(crate) fn simulated(
     choice: &EmuChoice,
     sizing: &Sizing,
@@ -66,9 +60,6 @@ fn touch(media: &MemoryMedia, bytes: u64) -> anyhow::Result<()> {
 
 /// Returns a temporary software controller of `bytes` bytes. With `is_filled`, its memory is
 /// allocated before it is used.
-///
-/// # Errors
-/// Same as [`controllers`].
 pub(crate) fn scratch(
     choice: &EmuChoice,
     bytes: u64,
@@ -76,17 +67,15 @@ pub(crate) fn scratch(
     index: u32,
 ) -> anyhow::Result<EmuConfig> {
     let config = EmuConfig::new(format!("emu{index}"));
-    Ok(match &choice.media {
-        MediaChoice::Memory => {
+    Ok(match &choice.dir {
+        None => {
             let media = memory(bytes)?;
             if is_filled {
                 touch(&media, bytes)?;
             }
             config.namespace(media, choice.lba_bytes)
         }
-        MediaChoice::File(directory) => {
-            config.namespace(file_media(directory, bytes)?, choice.lba_bytes)
-        }
+        Some(dir) => config.namespace(file_media(dir, bytes)?, choice.lba_bytes),
     })
 }
 
@@ -100,10 +89,10 @@ fn file_media(directory: &Path, bytes: u64) -> anyhow::Result<FileMedia> {
     open().map_err(|error: std::io::Error| {
         let (place, size) = (directory.display(), Size(bytes));
         Problem::new(
-            format!("--media file:{place}: a file of {size} cannot be used: {error}"),
+            format!("--path {place}: a file of {size} cannot be used: {error}"),
             remedy(&error).unwrap_or(
                 "name a directory on a local file system that you may write to and that has direct \
-                 I/O, such as --media file:/var/tmp",
+                 I/O, such as --path /var/tmp",
             ),
         )
         .into()

@@ -1,44 +1,14 @@
 //! Devices of a store that is not open: for `format`, `inspect`, `fsck` and `scrub`.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use clap::Args;
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use objstore::{Medium, Owner, Store, StoreDevice, StoreError};
-use ripieno_stack::{Controllers, Place, StoreDir, StoreDirError};
+use ripieno_stack::{Controllers, Place, PoolMemory, StackConfig, StoreDir, StoreDirError};
 
-use crate::devices::{self, MediaChoice};
 use crate::problem::{Problem, user_error};
 use crate::terminal::say;
-
-/// Location of a store.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct StoreLocation {
-    /// The store: file:DIR
-    #[arg(long, value_name = "file:DIR", value_parser = devices::media_to_be,
-        required_unless_present = "device", conflicts_with = "device")]
-    pub(crate) media: Option<MediaChoice>,
-
-    /// The store's drives, in their order: vfio:0000:65:00.0[,vfio:...]. May be repeated
-    #[arg(long, value_name = "DEVICE")]
-    pub(crate) device: Vec<String>,
-}
-
-impl StoreLocation {
-    /// Returns the directory; `None` for drives.
-    pub(crate) fn dir(&self) -> Result<Option<&PathBuf>, Problem> {
-        match &self.media {
-            Some(MediaChoice::File(dir)) => Ok(Some(dir)),
-            None => Ok(None),
-            Some(MediaChoice::Memory) => Err(Problem::new(
-                "--media memory: media in memory go with the process that has them",
-                "say --media file:DIR, or --device vfio:...",
-            )),
-        }
-    }
-}
 
 /// The attached devices. Fields are dropped in this order.
 #[derive(Debug)]
@@ -49,23 +19,31 @@ pub(crate) struct Offline {
 
 impl Offline {
     /// Attaches the driver to the store's devices. Writes nothing.
-    pub(crate) fn open(place: &StoreLocation) -> anyhow::Result<Self> {
-        match place.dir()? {
-            Some(dir) => {
-                Self::attach(StoreDir::open(dir).map_err(|error| user_error(error.into()))?)
+    pub(crate) fn open(config: &StackConfig) -> anyhow::Result<Self> {
+        match config.drives() {
+            [] => {
+                let dir = StoreDir::open(config.dir().map_err(user_error)?);
+                let dir = dir.map_err(|error| user_error(error.into()))?;
+                config.check_dir(&dir).map_err(user_error)?;
+                Self::attach(dir)
             }
-            None => Self::of_drives(place),
+            drives => Self::attach(Place::drives(drives)),
         }
     }
 
     /// Like [`Offline::open`], for damage checks: a device that is missing or too short, and a
     /// store directory whose parameters cannot be read, are findings and not user errors. Unless
     /// it `writes`, the file system may be read-only.
-    pub(crate) fn examine(place: &StoreLocation, writes: bool) -> anyhow::Result<Self> {
-        let Some(dir) = place.dir()? else { return Self::of_drives(place) };
+    pub(crate) fn examine(config: &StackConfig, writes: bool) -> anyhow::Result<Self> {
+        config.check(&PoolMemory::Own { blocks: 0 }).map_err(user_error)?;
+        if !config.drives().is_empty() {
+            return Self::open(config);
+        }
+        let dir = config.dir().map_err(user_error)?;
         let opened = if writes { StoreDir::open(dir) } else { StoreDir::open_to_read(dir) };
         match opened {
             Ok(store_dir) => {
+                config.check_dir(&store_dir).map_err(user_error)?;
                 if store_dir.is_read_only() {
                     let dir = dir.display();
                     say(format_args!("note: {dir} is on a read-only file system: it is only read"));
@@ -77,15 +55,6 @@ impl Offline {
             }
             Err(error) => Err(user_error(error.into())),
         }
-    }
-
-    fn of_drives(place: &StoreLocation) -> anyhow::Result<Self> {
-        let addresses = devices::drives(&place.device)?;
-        if addresses.is_empty() {
-            let message = "--device emu: a software controller's store is in a directory";
-            bail!(Problem::new(message, "say --media file:DIR, or --device vfio:..."));
-        }
-        Self::attach(Place::drives(&addresses))
     }
 
     /// Attaches the devices of a store.

@@ -1,11 +1,80 @@
-//! `ripieno options`: the options of a store.
+//! The options of a store, as flags of commands, and `ripieno options`.
 
-use clap::Args;
-use ripieno_stack::{OPTIONS, StackOption};
+use std::marker::PhantomData;
+
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, error::ErrorKind};
+use ripieno_stack::{OPTIONS, StackConfig, StackOption};
 use serde_json::{Value, json};
 
 use crate::table::fold;
 use crate::terminal;
+
+/// The flags of a command that takes options of a store.
+pub(crate) trait Takes {
+    /// Names of the options, each with its default there; "" is that of [`OPTIONS`].
+    const OPTIONS: &'static [(&'static str, &'static str)];
+}
+
+/// The options of a store among the flags of a command. Their names, values and help are those of
+/// [`OPTIONS`].
+#[derive(Debug, Clone)]
+pub(crate) struct StoreFlags<T> {
+    pub(crate) config: StackConfig,
+    of: PhantomData<T>,
+}
+
+impl<T> From<StackConfig> for StoreFlags<T> {
+    fn from(config: StackConfig) -> Self {
+        Self { config, of: PhantomData }
+    }
+}
+
+impl<T: Takes> Args for StoreFlags<T> {
+    fn augment_args(command: Command) -> Command {
+        command.args(T::OPTIONS.iter().map(|(name, default)| flag(name, default)))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<T: Takes> FromArgMatches for StoreFlags<T> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut flags = Self::from(StackConfig::default());
+        flags.update_from_arg_matches(matches).map(|()| flags)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        T::OPTIONS
+            .iter()
+            .try_for_each(|(name, _)| {
+                let text = matches.get_one::<String>(name);
+                text.map_or(Ok(()), |text| self.config.set(name, text))
+            })
+            .map_err(|why| clap::Error::raw(ErrorKind::ValueValidation, why))
+    }
+}
+
+fn flag(name: &str, default: &str) -> Arg {
+    let option = OPTIONS.iter().find(|option| option.name == name).expect("it is an option");
+    let default = if default.is_empty() { option.default } else { default };
+    // All of it is in `ripieno options`.
+    let help = option.help().split(". ").next().unwrap_or_default().trim_end_matches('.');
+    // As clap shows them elsewhere: the names of values would be wider than their column.
+    let (value, words) = match option.value.starts_with(char::is_lowercase) {
+        true => ("WORD", format!(" [possible values: {}]", option.value.replace('|', ", "))),
+        false => (option.value, String::new()),
+    };
+    Arg::new(option.name)
+        .long(&*option.name.replace('_', "-").leak())
+        .value_name(value)
+        .help(format!("{help} [default: {default}]{words}"))
+        .help_heading("Store")
+        .value_parser(|text: &str| {
+            (option.set)(&mut StackConfig::default(), text).map(|()| text.to_owned())
+        })
+}
 
 /// Flags of `ripieno options`.
 #[derive(Debug, Args)]
@@ -16,9 +85,6 @@ pub(crate) struct OptionsFlags {
 }
 
 /// Prints all options.
-///
-/// # Errors
-/// Returns an error if stdout cannot be written to.
 pub(crate) fn run(flags: &OptionsFlags) -> anyhow::Result<u8> {
     match flags.json {
         true => terminal::print(OPTIONS.iter().map(to_json).collect::<Value>())?,

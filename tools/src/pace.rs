@@ -23,6 +23,7 @@ use clap::Args;
 use crate::config::{CommonFlags, DeviceFlags, ReplayFlags, StoreArgs};
 use crate::file;
 use crate::interrupt::Interrupt;
+use crate::options::{StoreFlags, Takes};
 use crate::plan::{Plan, Times};
 use crate::problem::Problem;
 use crate::progress::Progress;
@@ -51,13 +52,29 @@ pub(crate) struct PaceFlags {
 
     #[command(flatten)]
     timing: TimingFlags,
+
+    #[command(flatten)]
+    options: StoreFlags<Self>,
+}
+
+impl Takes for PaceFlags {
+    const OPTIONS: &'static [(&'static str, &'static str)] = &[
+        ("devices", "2"),
+        ("capacity", "enough for the whole workload"),
+        ("lba", "4096; mini, tiny: 512"),
+        ("queues", "1"),
+        ("depth", ""),
+        ("dram", ""),
+        ("dram_mode", ""),
+    ];
 }
 
 /// Serves the requests and reports. Returns the exit code.
-pub(crate) fn run(PaceFlags { common, timing }: PaceFlags) -> anyhow::Result<u8> {
+pub(crate) fn run(PaceFlags { common, timing, options }: PaceFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
     let devices = DeviceFlags::default();
-    let mut args = StoreArgs::check(ReplayFlags { common, devices }, true)?;
+    let mut args =
+        StoreArgs::check(ReplayFlags { common, devices, options: options.config.into() }, true)?;
     let timing = Timing::new(timing, args.scale)?;
     if let Some(rates) = &timing.flags.hit_rates {
         return sweep::run(&args, &timing, rates, &mut interrupt);
@@ -226,7 +243,7 @@ impl RunSetup<'_> {
         let scheduler = Scheduler::new(config, table.clone());
         let store = stack.store().clone();
         store.plane().pace(scheduler, LookaheadConfig::default())?;
-        let looks_ahead = config.reads_first && args.common.dram > 0;
+        let looks_ahead = config.reads_first && args.dram() > 0;
         let store = (store, looks_ahead, pool.take(pool.blocks()));
         let tiers = StoreTiers::new(plan, args.shape, &sim.clock, progress, store);
         let (tiers, result) = act(tiers)?;

@@ -51,6 +51,14 @@ impl Problem {
     }
 }
 
+/// Rejects the first of these flags that was given.
+pub(crate) fn none_of(flags: &[(&str, bool)], why: &str, hint: &str) -> Result<(), Problem> {
+    match flags.iter().find(|(_, given)| *given) {
+        Some((flag, _)) => Err(Problem::new(format!("{flag}: {why}"), hint)),
+        None => Ok(()),
+    }
+}
+
 /// A signal ended a command that has no partial result. Contains the exit code.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted: there is no result, and no file was written")]
@@ -117,7 +125,7 @@ impl NoRoute {
     pub(crate) fn problem(&self) -> Problem {
         let Self(tried) = self;
         let asked = match &tried[..] {
-            [NotTaken { route, .. }] => format!("--require {route}: the route does not work"),
+            [NotTaken { route, .. }] => format!("--route {route}: the route does not work"),
             _ => "--executor cuda: no route of the data works".to_owned(),
         };
         let fix = tried.iter().map(|not| &*not.fix).find(|fix| !fix.is_empty());
@@ -140,10 +148,12 @@ pub(crate) fn shortage(error: &anyhow::Error, has: &dyn Fn(&str) -> bool) -> Opt
         let of_io = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
         of_io.or_else(|| cause.downcast_ref::<rustix::io::Errno>().map(|e| e.raw_os_error()))
     };
-    let (limit, flags): (_, &[_]) = match error.chain().find_map(code)? {
-        libc::EMFILE | libc::ENFILE => ("allow more open files (ulimit -n)", &["devices"]),
-        libc::ENOMEM => ("allow more memory (ulimit -v)", &["capacity", "pool-blocks"]),
-        libc::EAGAIN => ("allow more threads (ulimit -u)", &["devices"]),
+    // Elsewhere, devices are those of a store that is there.
+    let devices: &[_] = if has("mdts") { &["devices"] } else { &[] };
+    let (limit, flags) = match error.chain().find_map(code)? {
+        libc::EMFILE | libc::ENFILE => ("allow more open files (ulimit -n)", devices),
+        libc::ENOMEM => ("allow more memory (ulimit -v)", &["capacity", "pool-blocks"][..]),
+        libc::EAGAIN => ("allow more threads (ulimit -u)", devices),
         _ => return None,
     };
     let flags =

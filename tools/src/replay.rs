@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use nvme_driver::{Clock, MonotonicClock};
 use objstore::BlockKey;
-use ripieno_stack::{Drives, Gpu, Placement};
+use ripieno_stack::{Drives, Executor, Gpu, Placement};
 
 use crate::config::{StoreArgs, Verify};
 use crate::devices::Devices;
@@ -61,11 +61,11 @@ pub(crate) struct Setting {
 pub(crate) fn run(args: &StoreArgs) -> anyhow::Result<u8> {
     // Both come before any other thread starts: threads read the environment, and inherit the
     // signal mask.
-    if args.gpu.is_some() {
+    if matches!(args.executor, Executor::Cuda(_)) {
         gpu::set_environment();
     }
     let mut interrupt = Interrupt::listen()?;
-    let gpu = args.executor().gpu().map_err(user_error)?;
+    let gpu = args.executor.gpu().map_err(user_error)?;
     let (report, closed) = perform(args, gpu.as_ref(), &mut interrupt).map_err(|error| {
         match error.downcast_ref::<NoRoute>() {
             Some(none) => none.problem().into(),
@@ -104,7 +104,7 @@ fn perform(
     sizing.check_machine(args, keep.as_ref().is_some_and(Keep::is_found))?;
     match (&mut drives, &mut keep) {
         (Some(drives), None) => {
-            drives::claim(drives, sizing.device_bytes, args.flags.path.overwrite)?
+            drives::claim(drives, sizing.device_bytes, args.config.overwrite.unwrap_or_default())?
         }
         (Some(drives), Some(keep)) => keep.claim(drives, args, &sizing)?,
         (None, Some(keep)) => keep.make(args, &sizing)?,

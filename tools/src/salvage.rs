@@ -1,12 +1,14 @@
 //! `ripieno fsck --salvage`: finds and keeps the intact blocks of a store with a damaged journal.
 
+use std::path::Path;
+
 use anyhow::bail;
 use kv_catalog::{Expected, Member, Superblock, check_set};
 use objstore::{Medium, Salvage, StoreError};
-use ripieno_stack::Ranks;
+use ripieno_stack::{Ranks, StackConfig};
 use serde::Serialize;
 
-use crate::offline::{Offline, StoreLocation};
+use crate::offline::Offline;
 use crate::problem::{Problem, user_error};
 use crate::progress::Progress;
 use crate::size::{Size, grouped};
@@ -38,7 +40,7 @@ pub(crate) struct Findings {
 pub(crate) fn find(
     survey: &Survey,
     media: &mut [Medium],
-    place: &StoreLocation,
+    config: &StackConfig,
     quiet: bool,
 ) -> anyhow::Result<(Salvage, Findings)> {
     let Some(at) = survey.carrier() else {
@@ -60,7 +62,7 @@ pub(crate) fn find(
             .verify(media, &superblock, |done, all| progress.read(done, all))
             .map_err(refused)?;
     } else {
-        verify_ranks(&mut salvage, &superblock, place, &progress)?;
+        verify_ranks(&mut salvage, &superblock, config, &progress)?;
     }
     progress.finish();
     let findings = Findings::new(&salvage);
@@ -71,12 +73,12 @@ pub(crate) fn find(
 fn verify_ranks(
     salvage: &mut Salvage,
     catalog: &Superblock,
-    place: &StoreLocation,
+    config: &StackConfig,
     progress: &Progress,
 ) -> anyhow::Result<()> {
-    let above = place.dir()?.and_then(|dir| dir.parent());
+    let above = config.path.as_deref().and_then(Path::parent);
     let Some(dir) = above else {
-        let hint = "name the catalog's directory below the store's: file:DIR/catalog";
+        let hint = "name the catalog's directory below the store's: --path DIR/catalog";
         bail!(Problem::new("--salvage: the catalog does not say where its ranks are", hint));
     };
     let ranks = Ranks::open(dir).map_err(user_error)?;

@@ -18,9 +18,11 @@ use objstore::{
 use ripieno_stack::{Executor, this_process};
 use serde::Serialize;
 
+use crate::inspect::InspectFlags;
 use crate::interrupt::Interrupt;
 use crate::machine::check_memory;
-use crate::offline::{self, Offline, StoreLocation};
+use crate::offline::{self, Offline};
+use crate::options::StoreFlags;
 use crate::problem::Problem;
 use crate::progress::{Opening, Progress};
 use crate::size::{self, Size, grouped};
@@ -40,7 +42,7 @@ const NAP: Duration = Duration::from_millis(100);
 #[derive(Debug, Args)]
 pub(crate) struct ScrubFlags {
     #[command(flatten)]
-    place: StoreLocation,
+    options: StoreFlags<InspectFlags>,
 
     /// Leave damaged files in the catalog: a later retrieve will detect them again
     #[arg(long, alias = "dry-run")]
@@ -86,7 +88,7 @@ struct Findings {
 /// Reads all files. Returns the exit code.
 pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen().context("listening for signals")?;
-    let mut offline = Offline::examine(&flags.place, !flags.report_only)?;
+    let mut offline = Offline::examine(&flags.options.config, !flags.report_only)?;
     let (store, blocks) = open(&mut offline, flags)?;
     interrupt.orderly();
     let mut findings = Findings { dropped: !flags.report_only, ..Findings::default() };
@@ -162,7 +164,7 @@ fn pool(offline: &Offline, shape: &KvShape, blocks: u32) -> anyhow::Result<KvPoo
     // The superblock says how large a block is.
     let what = || format!("scrub reads {blocks} blocks at a time into {}", Size(bytes as u64));
     check_memory(bytes as u64, what, "scrub it on a machine with more memory")?;
-    let memory = offline.controllers.space().alloc(bytes).context("memory to read into")?;
+    let memory = offline.controllers.space.alloc(bytes).context("memory to read into")?;
     Ok(KvPool::contiguous(memory, shape, blocks)?)
 }
 

@@ -12,7 +12,7 @@ use clap::Args;
 use objstore::KvShape;
 use ripieno_serve::{PinLimits, Reload, ServeError, Server, ServerOptions, Settings, UserLimits};
 use ripieno_stack::{
-    Builder, ExecutorKind, PoolMemory, Size, StackConfig, StackError, expand_home, read_file,
+    Builder, Executor, PoolMemory, Size, StackConfig, StackError, expand_home, read_file,
 };
 use serde::Deserialize;
 
@@ -198,7 +198,7 @@ impl Plan {
         let (sessions_max, hold_max) = (clients, Duration::from_secs(hold_max));
         let settings =
             Settings { users, sessions_max, pool_bytes_max, limits, hold_max, pins, token };
-        if store.executor.is_some_and(|executor| executor != ExecutorKind::Host) {
+        if store.executor.is_some_and(|executor| executor != Executor::Host) {
             return Err("store.executor: a server has host threads; leave it out".to_owned());
         }
         let plan = Self { fixed: Fixed { socket, http, store, shape }, settings };
@@ -268,9 +268,6 @@ pub(crate) fn read_token(path: &Path) -> Result<String, String> {
 }
 
 /// Serves until a signal comes. Returns the exit code.
-///
-/// # Errors
-/// Returns a [`Problem`] for a wrong configuration, and an error if the store fails.
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<u8> {
     let Plan { fixed, settings } = Plan::read(&flags.config)?;
     let builder = fixed.builder().map_err(|why| Problem::new(why, ""))?;

@@ -1,9 +1,9 @@
 //! Sizes of the store and the KV pool, checked against this machine's memory and disk space.
 
 use objstore::{Format, Store, StoreId};
+use ripieno_stack::Executor;
 
 use crate::config::StoreArgs;
-use crate::devices::MediaChoice;
 use crate::machine;
 use crate::model::Shape;
 use crate::plan::Plan;
@@ -44,15 +44,12 @@ pub(crate) struct Sizing {
 
 impl Sizing {
     /// Returns the sizes for `plan`, limited by `--capacity`, on devices with LBAs of `lba_bytes`.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if no file fits, or if there are more than the layout can number.
     pub(crate) fn new(args: &StoreArgs, plan: &Plan, lba_bytes: u32) -> Result<Self, Problem> {
         let file_bytes = args.shape.file_bytes(lba_bytes);
         let needed = plan.distinct.max(1);
-        let files = args.common.capacity.map_or(needed, |bytes| bytes / file_bytes);
+        let files = args.config.capacity.map_or(needed, |bytes| bytes / file_bytes);
         if files == 0 {
-            let asked = args.common.capacity.unwrap_or(0);
+            let asked = args.config.capacity.unwrap_or(0);
             return Err(Problem::new(
                 format!(
                     "--capacity {asked} bytes: one block of model {} in {} layers needs \
@@ -111,36 +108,33 @@ impl Sizing {
 
     /// Rejects sizes that exceed this machine's memory or disk space; the media of an existing
     /// store have theirs already.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if there is less than the replay will fill.
     pub(crate) fn check_machine(&self, args: &StoreArgs, found: bool) -> Result<(), Problem> {
         let data = self.filled * self.file_bytes;
         let tables = u64::from(self.files) * FILE_TABLE_BYTES + OTHER_BYTES;
         // With a GPU the location of the pool is not yet known.
-        let pool = match args.gpu {
-            None => self.pool_bytes(args),
-            Some(_) => 0,
+        let pool = match args.executor {
+            Executor::Cuda(_) => 0,
+            Executor::Host | Executor::Inline => self.pool_bytes(args),
         };
-        let dram = args.common.dram;
+        let dram = args.dram();
         let mut memory = pool.saturating_add(tables).saturating_add(dram);
         let mut parts = vec![
             format!("{} in the KV pool", Size(pool)),
             format!("{} of --dram", Size(dram)),
             format!("{} for tables of {} blocks", Size(tables), grouped(self.files.into())),
         ];
-        let media = args.devices.media();
-        if let Some(MediaChoice::File(directory)) = media {
+        let emu = args.devices.emu();
+        if let Some(directory) = emu.and_then(|emu| emu.dir.as_ref()) {
             let free = machine::disk_available(directory).map_err(|error| {
                 Problem::new(
-                    format!("--media file:{}: {error}", directory.display()),
+                    format!("--path {}: {error}", directory.display()),
                     "name a directory that exists and that you may write to",
                 )
             })?;
             if !found && free < data {
                 return Err(Problem::new(
                     format!(
-                        "--media file:{}: the replay will write {}, but {} are free there",
+                        "--path {}: the replay will write {}, but {} are free there",
                         directory.display(),
                         Size(data),
                         Size(free)
@@ -148,7 +142,7 @@ impl Sizing {
                     "name a directory on a larger file system, or set --capacity or --requests",
                 ));
             }
-        } else if media.is_some() {
+        } else if emu.is_some() {
             memory = memory.saturating_add(data);
             parts.push(format!("{} in the store", Size(data)));
         }
@@ -156,9 +150,6 @@ impl Sizing {
     }
 
     /// Rejects a KV pool that exceeds this machine's memory.
-    ///
-    /// # Errors
-    /// Returns a [`Problem`] if there is too little.
     pub(crate) fn check_pool(&self, args: &StoreArgs) -> Result<(), Problem> {
         fits(self.pool_bytes(args), "all of it in the KV pool")
     }
@@ -170,7 +161,7 @@ pub(crate) fn fits(memory: u64, what: &str) -> Result<(), Problem> {
         memory,
         || format!("the replay needs about {} of memory ({what})", Size(memory)),
         "give a smaller --capacity (blocks are then evicted), --requests, --pool-blocks or --dram, \
-         or keep the bytes in files with --media file:DIR",
+         or keep the bytes in files with --path DIR",
     )
 }
 

@@ -9,16 +9,16 @@ use nvme_driver::{Clock, Nanos};
 use nvme_emu::Emu;
 use nvme_emu::{BandwidthDial, SimClock};
 use objstore::{
-    Format, KvPool, Namespace, Overwrite, SharedController, Store, StoreId, StoreOptions,
+    Format, KvPool, Overwrite, SharedController, Store, StoreConfig, StoreId, StoreOptions,
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
-    Built, Controllers, Drives, Endpoint, Gpu, MemoryPlace, Parts, Placement, Plan, PoolMemory,
-    Route, StackError, StoreDir,
+    Built, Controllers, Drives, Endpoint, Gpu, MemoryPlace, Placement, Plan, PoolMemory, Route,
+    StackError, StoreDir,
 };
 
 use crate::config::StoreArgs;
-use crate::devices::{Devices, MediaChoice};
+use crate::devices::Devices;
 use crate::keep::Keep;
 use crate::media;
 use crate::pool::{CpuAccess, GpuAccess, LAYERS_AHEAD, PARTS_MAX, Pool, PoolAccess};
@@ -77,15 +77,10 @@ type Opened = (Store, Vec<SharedController>, Opening, Pool);
 impl Stack {
     /// Builds controllers (or takes the opened drives), driver, pool and store, over the first
     /// route that works.
-    ///
-    /// # Errors
-    /// Returns [`crate::problem::NoRoute`] if no route works, a [`Problem`] if the media directory
-    /// is unusable, and any error of the layers below.
     pub(crate) fn build(plan: Build<'_>, drives: Option<Drives>) -> anyhow::Result<(Self, Pool)> {
         let Build { args, sizing, gpu, clock, .. } = plan;
         let memory = PoolMemory::Own { blocks: sizing.pool_blocks };
-        let executor = args.executor();
-        let require = args.flags.path.require;
+        let (executor, require) = (args.executor, args.config.route);
         let routes = ripieno_stack::routes(executor, &memory, require).map_err(user_error)?;
         if routes == [Route::Host] {
             sizing.check_pool(args)?;
@@ -106,13 +101,12 @@ impl Stack {
             check: &check,
         };
         let mut drives = drives;
-        let opened =
-            parts.open(|| plan.controllers(drives.take()), |found| plan.open(found, &parts));
+        let opened = parts.open(|| plan.controllers(drives.take()), |config| plan.open(config));
         let ((store, controllers, opening, pool), built) = opened.map_err(user_errors)?;
         // Whole first: if the address is refused, the store ends before its controllers.
         let mut stack = Self { metrics: None, store, controllers, built, opening };
         let serve = |address| Endpoint::of_store(address, &stack.store).map_err(user_error);
-        stack.metrics = args.flags.metrics.as_ref().map(serve).transpose()?;
+        stack.metrics = args.config.metrics.as_ref().map(serve).transpose()?;
         Ok((stack, pool))
     }
 
@@ -133,9 +127,6 @@ impl Stack {
     }
 
     /// Shuts the devices down, then ends the threads that drive them. Returns the devices' models.
-    ///
-    /// # Errors
-    /// Returns an error if a device does not shut down.
     pub(crate) fn close(self) -> anyhow::Result<Vec<String>> {
         drop((self.metrics, self.controllers));
         Ok(self.built.close(self.store)?)
@@ -187,23 +178,20 @@ impl Build<'_> {
 
     fn options(&self) -> StoreOptions {
         let Self { args, sim, .. } = *self;
-        StoreOptions {
-            queues: args.queues(),
-            depth: args.common.depth,
+        let options = StoreOptions {
             run_bytes: args.coalesce(),
             staging_buffers: layers_ahead(args),
-            dram: args.common.dram,
-            dram_mode: args.common.dram_mode,
             // Files keep their disk space.
-            deallocate: !matches!(args.devices.media(), Some(MediaChoice::File(_))),
+            deallocate: args.devices.emu().is_none_or(|emu| emu.dir.is_none()),
             ..sim.map_or_else(StoreOptions::default, |_| in_virtual_time())
-        }
+        };
+        args.config.tune(args.executor, options, args.controller_options()).0
     }
 
     /// Opens the store, formatted if it is not kept, and gives access to the pool.
-    fn open(&self, parts: Parts, plan: &Plan<'_>) -> Result<Opened, StackError> {
+    fn open(&self, config: StoreConfig) -> Result<Opened, StackError> {
         let Self { args, sizing, keep, .. } = *self;
-        let access = self.access(parts.route, &parts.pool)?;
+        let access = self.access(config.pool.path(), &config.pool)?;
         let format = Format {
             capacity_bytes: Some(sizing.capacity_bytes()),
             group: Some(sizing.group),
@@ -213,8 +201,7 @@ impl Build<'_> {
             overwrite: Overwrite::Anything,
             ..Format::new(StoreId(OsRng.unwrap_err().random()), args.shape.kv())
         };
-        let controllers = parts.devices.iter().map(|device| device.controller.clone()).collect();
-        let config = parts.store(plan, Namespace::default());
+        let controllers = config.devices.iter().map(|device| device.controller.clone()).collect();
         let found = keep.is_some_and(Keep::is_found);
         if !found {
             Store::format(&config.devices, &format)?;

@@ -125,7 +125,7 @@ fn without_writes_a_table_has_the_costs_of_reads_only() {
 
 #[test]
 fn what_only_requests_need_is_refused() {
-    for flag in ["--requests 3", "--trace x", "--capacity 1GiB", "--keep --media file:/tmp"] {
+    for flag in ["--requests 3", "--trace x", "--capacity 1GiB", "--keep --path /tmp"] {
         let output = run(&format!("bench table {flag}"));
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{flag}: {error}");

@@ -169,10 +169,6 @@ fn what_is_in_dram_is_not_read_from_the_devices() {
 #[test]
 fn bad_flags_are_refused() {
     for (line, wanted) in [
-        ("--device vfio:0000:65", "--device vfio:0000:65"),
-        ("--device vfio:65:00.0 --media memory", "--media"),
-        ("--gpu 0", "no GPU runs"),
-        ("--require direct", "host memory"),
         ("--block-tokens 48", "--block-tokens 48"),
         ("--block-tokens 1", "multiple of 4"),
         ("--descriptors prp --lba 4096", "cannot pad"),
@@ -183,7 +179,6 @@ fn bad_flags_are_refused() {
         ("--dram 900TiB", "900 TiB of --dram"),
         ("--dram 1KiB", "a block of model tiny has 4 KiB"),
         ("--coalesce 1", "one object has 1 KiB"),
-        ("--device emu,emu", "emu is named 2 times"),
         // The tables need the memory.
         ("--capacity 900TiB --model llama-3-8b --dram 900TiB", "for tables of 11"),
         // Far more keys than fit into memory; none is made.
@@ -192,27 +187,31 @@ fn bad_flags_are_refused() {
     ] {
         refused_with_hint(line, wanted);
     }
-    // These are refused by the parser, in its own format.
+    // These are refused by the parser or the stack, in their own format.
     for (line, wanted) in [
+        ("--devices vfio:0000:65", "or drives: vfio:0000:65:00.0"),
+        ("--devices vfio:65:00.0 --path x", "a directory or drives"),
+        ("--gpu 0", "no GPU runs"),
+        ("--route direct", "to this pool there is host"),
         ("--capacity lots", "such as 64MiB"),
         ("--capacity -5MiB", "such as 64MiB"),
         ("--capacity 1.5", "such as 64MiB"),
         ("--dram -1", "such as 64MiB"),
         ("--requests 1k", "without a unit"),
         ("--requests -3", "without a unit"),
-        ("--dram 1MiB --dram-mode back", "write-through, read-ahead"),
-        ("--dram-mode read-ahead", "--dram <SIZE>"),
+        ("--dram 1MiB --dram-mode back", "write-through or read-ahead"),
+        ("--dram-mode read-ahead", "give dram, too"),
         ("--seed=-3", "0 or more"),
         ("--seed -3", "0 or more"),
         ("--verify maybe", "full"),
         ("--executor mpi", "cuda"),
         ("--model llama-9", "no such model"),
-        ("--devices 65", "from 1 to 64"),
+        ("--devices 65", "1 to 64"),
         ("--queues 65", "from 1 to 64"),
         ("--depth 3", "power of two"),
         ("--lba 1024", "512 or 4096"),
         ("--requests 0", "1 or more"),
-        ("--media file:/no/such/dir", "No such file"),
+        ("--path /no/such/dir", "No such file"),
         ("--no-such-flag", "unexpected argument"),
     ] {
         refused(line, wanted);
@@ -224,9 +223,9 @@ fn bad_flags_are_refused() {
 #[test]
 fn limits_of_the_process_are_refused_and_named() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let media = format!("--media file:{}", directory.path().display());
+    let media = format!("--path {}", directory.path().display());
     for (limit, flags, wanted) in [
-        ("-f 1", &media[..], "--media file:"),
+        ("-f 1", &media[..], "--path "),
         ("-n 4", &media, "Too many open files"),
         ("-v 100000", "--capacity 1GiB", "ulimit -v"),
     ] {
@@ -405,7 +404,7 @@ fn file_media_leave_nothing_behind() {
     // The temporary directory may be a tmpfs without direct I/O.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path: &Path = directory.path();
-    let line = format!("--requests 30 --lba 4096 --verify full --media file:{}", path.display());
+    let line = format!("--requests 30 --lba 4096 --verify full --path {}", path.display());
     let report = report(&line);
     assert!(report["media"].as_str().unwrap().starts_with("file:"));
     assert_eq!(std::fs::read_dir(path).unwrap().count(), 0);
@@ -530,7 +529,7 @@ fn devices_are_shown_to_people_and_programs() {
     let out = command(&["identify", "--reset-subsystem"]);
     assert_eq!(out.status.code(), Some(0));
     assert!(text(&out.stderr).contains("resetting the NVM subsystem"));
-    let out = command(&["identify", "--device", "emu,emu", "--json"]);
+    let out = command(&["identify", "--devices", "2", "--json"]);
     let shown: Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(shown["devices"].as_array().unwrap().len(), 2);
     assert_eq!(shown["devices"][1]["namespaces"][0]["lba_bytes"], 512);
@@ -540,7 +539,7 @@ fn devices_are_shown_to_people_and_programs() {
 #[test]
 fn a_drive_that_is_not_there_is_named() {
     for name in ["identify", "replay"] {
-        let out = command(&[name, "--device", "vfio:ffff:ff:1f.7"]);
+        let out = command(&[name, "--devices", "vfio:ffff:ff:1f.7"]);
         let err = text(&out.stderr);
         assert_eq!(out.status.code(), Some(2), "{err}");
         assert!(err.starts_with("error: ") && err.contains("vfio"), "{err}");
@@ -556,8 +555,8 @@ fn an_error_is_an_object_with_json() {
         ("replay --json --no-such-flag", 2, "usage", "unexpected argument '--no-such-flag'"),
         ("sim no-such-scenario --json", 2, "usage", "no such scenario"),
         ("bench table --json --trace x", 2, "usage", "serves no requests"),
-        ("inspect --json --media file:/tmp/no/such", 2, "usage", "cannot be made"),
-        ("fsck --json", 2, "usage", "required"),
+        ("inspect --json --path /tmp/no/such", 2, "usage", "no store"),
+        ("fsck --json", 2, "usage", "path: it is missing"),
     ] {
         let output = command(&words.split_whitespace().collect::<Vec<_>>());
         let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -611,17 +610,17 @@ fn logs_are_chosen_by_words_that_mean_something() {
 fn hints_name_flags_of_the_same_command() {
     let root = ripieno::command();
     for words in [
-        "inspect --media file:/tmp/no/such",
-        "inspect --media file:/",
-        "fsck --device tape",
-        "scrub --device emu",
-        "scrub --media memory",
-        "format --media file:/dev/null",
-        "format --device emu",
-        "bench raw --device tape",
+        "inspect --path /tmp/no/such",
+        "inspect --path /",
+        "fsck --devices tape",
+        "scrub --devices emu",
+        "scrub --path /tmp --devices vfio:65:00.0",
+        "format --path /dev/null",
+        "format --devices emu",
+        "bench raw --devices tape",
         "bench raw --bs 16MiB --size 8MiB",
-        "bench raw --device block:/no/such",
-        "bench raw --device vfio:ffff:ff:1f.7",
+        "bench raw --block /no/such",
+        "bench raw --devices vfio:ffff:ff:1f.7",
         "bench table --trace x",
         "bench layers --trace x",
         "bench layers --model qwen3-32b --tokens 16000000",
@@ -629,10 +628,9 @@ fn hints_name_flags_of_the_same_command() {
         "bench table --pool-blocks 4000000000",
         "bench table --pool-blocks 15",
         "replay --pool-blocks 4000000000",
-        "replay --device vfio:ffff:ff:1f.7",
-        "identify --device vfio:ffff:ff:1f.7",
-        "doctor --device emu,emu",
-        "doctor --device tape",
+        "replay --devices vfio:ffff:ff:1f.7",
+        "identify --devices vfio:ffff:ff:1f.7",
+        "doctor --devices tape",
         "sim plan - --html /no/such/x",
         "sim cluster chat --kv-memory 1MiB",
     ] {

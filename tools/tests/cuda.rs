@@ -81,7 +81,7 @@ fn every_route_and_every_launch_move_the_same_bytes() {
     ] {
         for launch in ["per-batch", "resident"] {
             let line = "--requests 40 --seed 5 --verify full --io-sms 3 --pool-blocks 20";
-            let line = format!("{line} --require {route} --launch {launch}");
+            let line = format!("{line} --route {route} --launch {launch}");
             let (report, err) = report(Level::Full, &[], &line);
             assert_eq!((&report["path"], &report["executor"]), (&route.into(), &"cuda".into()));
             let gpu = &report["gpu"];
@@ -109,14 +109,14 @@ fn host_memory_serves_hits() {
     let line = "--requests 40 --seed 5 --verify full --pool-blocks 20 --dram 96MiB";
     for route in ["staged", "direct"] {
         for launch in ["per-batch", "resident"] {
-            let line = format!("{line} --require {route} --launch {launch}");
+            let line = format!("{line} --route {route} --launch {launch}");
             let (report, _) = report(Level::Full, &[], &line);
             assert_eq!(report["path"], route);
             assert!(count(&report, "dram_retrieved_bytes") > 0, "{line}: {report}");
         }
     }
     // The GPU's streams cannot access a pool without an address on the GPU.
-    let line = format!("replay --executor cuda {line} --require host");
+    let line = format!("replay --executor cuda {line} --route host");
     let said = text(&run(Level::Full, &[], &line).stderr);
     assert!(said.contains("dram") && said.contains("leave it 0"), "{said}");
 }
@@ -132,7 +132,7 @@ fn shapes_windows_and_samples() {
         "--requests 20 --verify off --coalesce off",
     ] {
         for route in ["staged", "direct"] {
-            let (report, _) = report(Level::Full, &[], &format!("{line} --require {route}"));
+            let (report, _) = report(Level::Full, &[], &format!("{line} --route {route}"));
             assert_eq!(report["path"], route, "{line}");
             assert!(count(&report, "stored_bytes") > 0, "{line}");
         }
@@ -140,7 +140,7 @@ fn shapes_windows_and_samples() {
 }
 
 /// The best route that works is taken, and the reasons against better ones are reported. With
-/// --require, no other route is taken.
+/// --route, no other route is taken.
 #[test]
 fn a_route_that_does_not_work_is_said() {
     let (best, err) = report(Level::Full, &[], "--requests 10 --verify full");
@@ -155,14 +155,14 @@ fn a_route_that_does_not_work_is_said() {
     let not = &next["routes_not_taken"][0];
     assert_eq!(not["route"], "direct");
     assert!(not["why"].as_str().unwrap().contains("OUT_OF_MEMORY"), "{not}");
-    let line = "replay --executor cuda --requests 10 --require direct";
-    refused(Level::Full, &no_memory, line, &["--require direct", "OUT_OF_MEMORY"]);
+    let line = "replay --executor cuda --requests 10 --route direct";
+    refused(Level::Full, &no_memory, line, &["--route direct", "OUT_OF_MEMORY"]);
     // The store tests a route before it uses it.
     let no_copies = [("MOCK_CUDA_INJECT", "cuMemcpyBatchAsync_v2:0:1")];
     let (next, err) = report(Level::Full, &no_copies, "--requests 10 --verify full");
     assert_eq!(next["path"], "staged", "{err}");
     assert!(err.contains("the route direct is not taken: emu0: copying"), "{err}");
-    refused(Level::Full, &no_copies, line, &["--require direct", "copying"]);
+    refused(Level::Full, &no_copies, line, &["--route direct", "copying"]);
 }
 
 /// Software controllers write into queues with the CPU, which must be able to map the GPU's memory
@@ -205,7 +205,7 @@ fn a_lost_gpu_ends_a_replay() {
 
 #[test]
 fn without_green_contexts_it_is_said() {
-    let (report, _) = report(Level::Twelve, &[], "--requests 10 --require host");
+    let (report, _) = report(Level::Twelve, &[], "--requests 10 --route host");
     let gpu = &report["gpu"];
     assert_eq!((&gpu["partition"], count(gpu, "io_sms_granted")), (&"priority stream".into(), 132));
     assert!(gpu["partition_missing"].as_str().unwrap().contains("green contexts"), "{gpu}");
@@ -213,7 +213,7 @@ fn without_green_contexts_it_is_said() {
 
 #[test]
 fn people_are_told_about_the_gpu() {
-    let output = run(Level::Full, &[], "replay --executor cuda --requests 10 --require host");
+    let output = run(Level::Full, &[], "replay --executor cuda --requests 10 --route host");
     let out = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{out}");
     for wanted in ["GPU 0 ", "a launch per batch on 4 of 132 SMs (4 asked for)", "pinned"] {
@@ -239,7 +239,7 @@ fn verdict<'a>(report: &'a Value, id: &str) -> (&'a str, &'a str) {
 
 #[test]
 fn the_doctor_tries_every_route() {
-    let (code, well) = doctor(Level::Full, &[], "--require direct");
+    let (code, well) = doctor(Level::Full, &[], "--route direct");
     assert_eq!(code, Some(0), "{well}");
     assert_eq!(well["works"], json!(["direct", "staged", "host"]));
     // Checks that read files of the machine are left out: their results differ between machines.
@@ -267,8 +267,8 @@ fn the_doctor_says_what_does_not_work_and_what_would_help() {
     assert_eq!(verdict(&report, "kernel").0, "skip");
     assert_eq!(verdict(&report, "direct-cuda").0, "fail");
     assert_eq!(verdict(&report, "host-host").0, "ok");
-    assert_eq!(doctor(Level::Full, &none, "--require staged").0, Some(1));
-    assert_eq!(doctor(Level::Full, &none, "--require host").0, Some(0));
+    assert_eq!(doctor(Level::Full, &none, "--route staged").0, Some(1));
+    assert_eq!(doctor(Level::Full, &none, "--route host").0, Some(0));
     // A kernel that crashes makes the GPU unusable, and nothing else.
     let dies = [("MOCK_CUDA_INJECT", "cuLaunchKernel:0:700")];
     let (code, report) = doctor(Level::Full, &dies, "");

@@ -269,7 +269,7 @@ fn a_store_on_a_read_only_file_system_can_be_looked_at() {
         let [dir, program] = [dir.to_str().unwrap(), env!("CARGO_BIN_EXE_ripieno")];
         let script = format!(
             "mount --bind {dir} {dir} && mount -o remount,ro,bind {dir} || exit 99; \
-             {program} {line} --media file:{dir}"
+             {program} {line} --path {dir}"
         );
         Command::new("unshare").args(["-rm", "sh", "-c", &script]).output()
     };
@@ -300,7 +300,7 @@ fn advice_is_about_what_failed_and_not_about_the_call() {
     let place = Place::new();
     let limited = |limit: &str, line: &str| {
         let (dir, program) = (place.store_dir(), env!("CARGO_BIN_EXE_ripieno"));
-        let script = format!("ulimit {limit}; {program} {line} --media file:{}", dir.display());
+        let script = format!("ulimit {limit}; {program} {line} --path {}", dir.display());
         said(line, Command::new("sh").args(["-c", &script]).output().unwrap(), 2)
     };
     let format = "format --model tiny --lba 4096 --capacity 64MiB --devices 16";
@@ -309,11 +309,11 @@ fn advice_is_about_what_failed_and_not_about_the_call() {
 }
 
 #[test]
-fn a_tilde_behind_file_is_the_home_of_the_user() {
+fn a_tilde_that_no_shell_expanded_is_the_home_of_the_user() {
     let place = Place::new();
     for (line, code) in [(FORMAT, 0), (REPLAY, 0), ("fsck", 0), ("inspect", 0)] {
         let mut command = place.bare(line);
-        command.args(["--media", "file:~/kv"]).env("HOME", place.path());
+        command.args(["--path", "~/kv"]).env("HOME", place.path());
         said(line, command.output().unwrap(), code);
     }
     assert!(place.path().join("kv/home.json").exists() && !place.path().join("~").exists());

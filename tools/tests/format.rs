@@ -32,7 +32,7 @@ fn a_home_is_made_and_found_by_a_replay() {
     let (new, nowhere) = (place.path().join("new"), place.path().join("no/such"));
     let made = |dir: &std::path::Path, words: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
-        command.arg("format").arg("--media").arg(format!("file:{}", dir.display()));
+        command.arg("format").arg("--path").arg(dir);
         said(
             words,
             command.args(words.split_whitespace()).output().unwrap(),

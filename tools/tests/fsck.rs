@@ -151,7 +151,7 @@ fn blocks_are_kept_that_are_whole_on_all_ranks() {
     let dir = place.path().join("store");
     store_on_two_ranks(&dir);
     let fsck = |words: &str, code| {
-        let line = format!("fsck --media file:{}/catalog --json {words}", dir.display());
+        let line = format!("fsck --path {}/catalog --json {words}", dir.display());
         let output = place.bare(&line).output().unwrap();
         let said = store_dir::said(&line, output, code);
         serde_json::from_str::<Value>(said.lines().find(|line| line.starts_with('{')).unwrap())

@@ -20,27 +20,28 @@ const RSS_BYTES_MAX: u64 = 512 << 20;
 /// file, which is `@`. `%` is a store directory, `+` an empty directory, `=` a file of layer times.
 const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("replay", "trace", "--trace @"),
-    ("replay", "media", "--media file:@"),
+    ("replay", "path", "--path @"),
     ("pace", "trace", "--trace @"),
     ("pace", "layers", "--layers @"),
     ("pace", "slack", "--slack @"),
-    ("bench raw", "media", "--media file:@"),
+    ("bench raw", "path", "--path @"),
+    ("bench raw", "block", "--block @"),
     ("bench raw", "html", "--html @"),
     ("bench layers", "html", "--html @"),
     ("bench layers", "trace", "--trace @"),
-    ("bench layers", "media", "--media file:@"),
+    ("bench layers", "path", "--path @"),
     ("bench table", "out", "--pace --model mini --out @"),
     ("bench table", "layer_times", "--layer-times @"),
     ("bench table", "against", "--layer-times = --against @"),
     ("bench table", "trace", "--trace @"),
-    ("bench table", "media", "--media file:@"),
-    ("format", "media", "--media file:@ --capacity 16MiB"),
-    ("format", "block", "--media file:+ --block @"),
-    ("format", "undo_file", "--media file:% --overwrite store --undo-file @"),
-    ("format", "undo", "--media file:% --undo @"),
-    ("inspect", "media", "--media file:@"),
-    ("fsck", "media", "--media file:@"),
-    ("scrub", "media", "--media file:@"),
+    ("bench table", "path", "--path @"),
+    ("format", "path", "--path @ --capacity 16MiB"),
+    ("format", "block", "--path + --block @"),
+    ("format", "undo_file", "--path % --overwrite store --undo-file @"),
+    ("format", "undo", "--path % --undo @"),
+    ("inspect", "path", "--path @"),
+    ("fsck", "path", "--path @"),
+    ("scrub", "path", "--path @"),
     ("sim", "names", "@"),
     ("sim", "layers", "l-eval --layers @"),
     ("sim", "html", "tutti-13 --html @"),
@@ -147,7 +148,7 @@ fn no_file_argument_waits_or_reads_without_a_limit() {
     fs::write(&times, format!("{head}\n{{\"requests\":[[9,9]],\"layer_us\":9}}\n")).unwrap();
     for (kind, file) in wrong_files(place.path()) {
         for (command, arg, words) in ARGUMENTS {
-            if kind == "directory" && ["media", "dir"].contains(arg) {
+            if kind == "directory" && ["path", "dir"].contains(arg) {
                 continue;
             }
             // A regular file is a valid place for results.
@@ -180,7 +181,7 @@ fn a_home_with_something_else_in_it_is_refused() {
                 continue;
             }
             std::os::unix::fs::symlink(&file, &path).unwrap();
-            let error = refused(&format!("inspect --media file:{}", place.store_dir().display()));
+            let error = refused(&format!("inspect --path {}", place.store_dir().display()));
             assert!(error.contains(name), "{kind}: {error}");
             fs::remove_file(&path).unwrap();
         }
@@ -194,7 +195,7 @@ fn files_for_results_are_checked_before_anything_else() {
     for (line, wanted) in [
         // The drive does not exist either, which is reported later, when it is opened.
         (
-            "bench table --device vfio:ffff:ff:1f.7 --out /no/such/x",
+            "bench table --devices vfio:ffff:ff:1f.7 --out /no/such/x",
             "--out /no/such/x: it cannot be",
         ),
         ("sim /no/such.jsonl --html /no/such/x", "--html /no/such/x: it cannot be"),
@@ -211,7 +212,7 @@ fn files_for_results_are_checked_before_anything_else() {
         format!("bench table --pace --model mini --pool-blocks 64 --out {}", table.display());
     let output = watch(start(&written), &written);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let other = format!("bench table --device vfio:ffff:ff:1f.7 --out {}", table.display());
+    let other = format!("bench table --devices vfio:ffff:ff:1f.7 --out {}", table.display());
     let error = refused(&other);
     assert!(error.contains(&format!("--out {}: ", table.display())), "{error}");
 }

@@ -27,7 +27,7 @@ fn place() -> TempDir {
 
 fn ripieno(dir: &Path, line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
-    command.args(["replay", "--keep", "--media"]).arg(format!("file:{}", dir.display()));
+    command.args(["replay", "--keep", "--path"]).arg(dir);
     if !line.contains("--model") {
         command.args(["--model", "tiny"]);
     }
@@ -84,8 +84,8 @@ fn another_store_than_the_one_that_is_there_is_refused() {
     let place = place();
     report(place.path(), "--requests 10");
     for (line, wanted) in [
-        ("--devices 3", "was made with 2"),
-        ("--lba 512", "was made with 4096"),
+        ("--devices 3", "the store has 2"),
+        ("--lba 512", "the store has 4096"),
         ("--capacity 99MiB", "a store keeps its size"),
         ("--block-tokens 64", "the store was formatted for"),
         ("--model llama-3-8b --requests 1 --capacity 64MiB", "the store was formatted for"),

@@ -189,8 +189,8 @@ fn what_was_learned_is_kept_for_the_same_setting() {
 #[test]
 fn what_has_no_virtual_time_is_refused() {
     for (line, wanted) in [
-        ("--device vfio:65:00.0", "unexpected argument"),
-        ("--media file:/tmp", "unexpected argument"),
+        ("--devices vfio:65:00.0", "does not support virtual time"),
+        ("--path /tmp", "unexpected argument"),
         ("--executor cuda", "unexpected argument"),
         ("--layer-time 1ms", "three times"),
         ("--medium 1GB,1GB", "four values"),

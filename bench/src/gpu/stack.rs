@@ -32,7 +32,7 @@ impl Plan {
         let Self { route, mode, sms, devices, queues, shape, blocks, buffers } = self;
         let choice = CudaChoice {
             ordinal: gpu.device.report().ordinal,
-            io_sms: sms.unwrap_or(CudaChoice::IO_SMS),
+            sms: sms.unwrap_or(CudaChoice::new(0).sms),
             is_resident: mode == LaunchMode::Resident,
         };
         let (maker, cuda) = (gpu.clone(), CudaOptions { mode, sms, ..CudaOptions::default() });

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use nvme_driver::{Clock, Controller, DmaSpace};
 use objstore::{
-    ExecutorFactory, KvPool, KvShape, Namespace, Owner, RawRing, Route, Store, StoreConfig,
-    StoreDevice, StoreGpu, StoreOptions,
+    KvPool, KvShape, Namespace, Owner, RawRing, Route, Store, StoreConfig, StoreOptions,
 };
 
 use crate::{
@@ -17,7 +16,7 @@ use crate::{
     gpu::Gpu,
     owner::this_process,
     pool::PoolMemory,
-    route::{PoolPlan, Prepared, limits, routes},
+    route::{PoolPlan, limits, routes},
 };
 
 /// Parameters of a store or a plane over any controllers. [`Builder`](crate::Builder) has defaults
@@ -42,42 +41,6 @@ pub struct Plan<'a> {
     /// Called before memory is allocated for a route, which is not taken after
     /// [`StackError::Unfit`].
     pub check: &'a dyn Fn(Route) -> Result<(), StackError>,
-}
-
-/// Parts from which a store or a plane is opened.
-#[expect(missing_debug_implementations, reason = "has a function")]
-pub struct Parts {
-    /// The route of the data.
-    pub route: Route,
-    /// The devices.
-    pub devices: Vec<StoreDevice>,
-    /// The registered KV pool.
-    pub pool: KvPool,
-    pub(crate) gpu: Option<StoreGpu>,
-    pub(crate) executor: ExecutorFactory,
-    pub(crate) options: StoreOptions,
-}
-
-impl Parts {
-    /// Returns the configuration of a store of these parts.
-    #[must_use]
-    pub fn store(self, plan: &Plan<'_>, namespace: Namespace) -> StoreConfig {
-        let Self { devices, pool, gpu, executor, options, .. } = self;
-        let (clock, shape) = (plan.clock.clone(), *plan.shape);
-        StoreConfig { devices, executor, clock, shape, namespace, pool, gpu, options }
-    }
-
-    /// Starts the I/O kernel on these parts, without a store, for operations of at most
-    /// `contexts_max` contexts.
-    ///
-    /// # Errors
-    /// Same as [`RawRing::open`].
-    pub fn ring(self, plan: &Plan<'_>, contexts_max: u32) -> Result<RawRing, StackError> {
-        let Self { devices, pool, executor, options, .. } = self;
-        let devices = devices.into_iter().map(StoreDevice::raw).collect::<Result<_, _>>()?;
-        let clock = plan.clock.clone();
-        Ok(RawRing::open(devices, executor, clock, pool, &options, contexts_max)?)
-    }
 }
 
 /// Resources of a store or a plane. Fields are dropped in this order: users before what they use.
@@ -105,7 +68,7 @@ impl Plan<'_> {
     pub fn open<T, E: From<StackError>>(
         &self,
         mut controllers: impl FnMut() -> Result<Controllers, E>,
-        mut open: impl FnMut(Parts) -> Result<T, StackError>,
+        mut open: impl FnMut(StoreConfig) -> Result<T, StackError>,
     ) -> Result<(T, Built), E> {
         // The same for all routes: a claim that a route left is this process's own.
         let owner = this_process()?;
@@ -113,7 +76,11 @@ impl Plan<'_> {
         for &route in routes(self.executor, self.pool, self.require)? {
             let mut ready = match spare.take() {
                 Some(controllers) => controllers,
-                None => self.outfit(controllers()?)?,
+                None => {
+                    let mut controllers = controllers()?;
+                    controllers.outfit(self.options, self.gpu.map(|gpu| &**gpu))?;
+                    controllers
+                }
             };
             let opened = match self.prepare(route, &mut ready) {
                 Ok(prepared) => self.take(route, ready, prepared, &owner, &mut open),
@@ -137,14 +104,12 @@ impl Plan<'_> {
         Err(StackError::NoRoute { tried: not_taken }.into())
     }
 
-    fn outfit(&self, mut controllers: Controllers) -> Result<Controllers, StackError> {
-        let StoreOptions { queues, depth, .. } = *self.options;
-        controllers.outfit(queues, depth, self.gpu.map(|gpu| &**gpu))?;
-        Ok(controllers)
-    }
-
-    /// Registers the pool; leaves the controllers unchanged if it fails.
-    fn prepare(&self, route: Route, controllers: &mut Controllers) -> Result<Prepared, StackError> {
+    /// Registers the pool, and names its location; leaves the controllers unchanged if it fails.
+    fn prepare(
+        &self,
+        route: Route,
+        controllers: &mut Controllers,
+    ) -> Result<(KvPool, String), StackError> {
         (self.check)(route)?;
         let staging_buffers = self.options.staging_buffers;
         let pool = PoolPlan { memory: self.pool, shape: self.shape, staging_buffers };
@@ -155,27 +120,28 @@ impl Plan<'_> {
         &self,
         route: Route,
         controllers: Controllers,
-        prepared: Prepared,
+        (pool, place): (KvPool, String),
         owner: &Owner,
-        open: &mut impl FnMut(Parts) -> Result<T, StackError>,
+        open: &mut impl FnMut(StoreConfig) -> Result<T, StackError>,
     ) -> Result<(T, Built), StackError> {
-        let (space, (unit, _)) = (controllers.space().clone(), limits(&controllers));
+        let (space, (unit, _)) = (controllers.space.clone(), limits(&controllers));
         let (backend, devices, queues) = controllers.into_parts();
-        let Prepared { pool, place } = prepared;
         let mut options = StoreOptions { owner: owner.clone(), ..self.options.clone() };
         if let Executor::Cuda(choice) = self.executor {
-            options.sms = choice.io_sms;
+            options.sms = choice.sms;
         }
         let is_small = self.shape.object_bytes <= LENT_OBJECT_BYTES_MAX;
         let emulation = backend.emulation().filter(|_| is_small);
         let lent = emulation.map(Emulation::threads).unwrap_or_default();
         let placement = Placement { route, queues, pool: place, not_taken: Vec::new() };
-        let opened = open(Parts {
-            route,
+        let opened = open(StoreConfig {
             devices,
+            executor: self.executor.factory(self.clock, self.gpu, lent),
+            clock: self.clock.clone(),
+            shape: *self.shape,
+            namespace: Namespace::default(),
             pool: pool.clone(),
             gpu: self.gpu.map(|gpu| gpu.for_store()),
-            executor: self.executor.factory(self.clock, self.gpu, lent),
             options,
         })?;
         Ok((opened, Built { pool, placement, space, unit, backend }))

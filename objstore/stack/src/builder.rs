@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock, platform::vfio::PciAddress};
-use objstore::{Format, KvShape, Namespace, Plane, RankId, Store, StoreId, StoreOptions};
+use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use objstore::{
+    Format, KvShape, Namespace, Plane, RankId, Store, StoreConfig, StoreId, StoreOptions,
+};
 
 use crate::{
-    build::{Built, Parts, Plan},
-    config::{DeviceChoice, StackConfig},
+    build::{Built, Plan},
+    config::StackConfig,
     error::StackError,
     memory::HostMemory,
     metrics::Endpoint,
@@ -16,7 +18,6 @@ use crate::{
     place::Place,
     pool::PoolMemory,
     rank::RankStack,
-    route::routes,
     stack::Stack,
     store_dir::{COMMAND_BYTES, StoreDir, StoreDirMedia, StoreDirOptions},
     watch::Watch,
@@ -97,14 +98,18 @@ impl Builder {
     /// # Errors
     /// Returns [`StackError::Config`] if they do.
     pub fn check(&self) -> Result<(), StackError> {
-        if self.place.is_none() {
-            self.drives()?;
+        self.config.check(&self.pool)?;
+        if self.place.is_some() {
+            return Ok(());
         }
-        if self.config.dram_mode.is_some() && self.config.dram.is_none() {
-            return Err(StackError::config("dram_mode", "it is for dram; give dram, too"));
+        match (self.config.drives(), self.config.capacity) {
+            ([], _) => self.config.dir().map(|_| ()),
+            (_, None) => Ok(()),
+            (_, Some(_)) => {
+                let problem = "drives get their store from ripieno format; leave it out";
+                Err(StackError::config("capacity", problem))
+            }
         }
-        let executor = self.config.executor(&self.pool)?;
-        routes(executor, &self.pool, self.config.route).map(|_| ())
     }
 
     /// Checks that this machine has the memory that this number of ranks ask for. Opening does it,
@@ -127,8 +132,8 @@ impl Builder {
         self.check_memory(1)?;
         let (place, format) = self.place()?;
         let namespace = std::mem::take(&mut self.namespace);
-        let (store, built, place) = self.build(place, format, |parts, plan| {
-            Ok(Store::open(parts.store(plan, namespace.clone()))?)
+        let (store, built, place) = self.build(place, format, |config| {
+            Ok(Store::open(StoreConfig { namespace: namespace.clone(), ..config })?)
         })?;
         let mut stack = Stack::new(store, built, place);
         stack.pacer = self.pacer(stack.store().plane())?;
@@ -146,9 +151,8 @@ impl Builder {
         self.check()?;
         self.check_memory(id.ranks)?;
         let (place, format) = self.place()?;
-        let (plane, built, place) = self.build(place, format, |parts, plan| {
-            Ok(Plane::open_rank(id, parts.store(plan, Namespace::default()))?)
-        })?;
+        let (plane, built, place) =
+            self.build(place, format, |config| Ok(Plane::open_rank(id, config)?))?;
         let mut stack = RankStack::new(plane, built, place)?;
         stack.pacer = self.pacer(stack.plane())?;
         let serve = |address| Endpoint::of_plane(address, stack.plane());
@@ -165,7 +169,7 @@ impl Builder {
         &self,
         mut place: Place,
         format: Option<Format>,
-        open: impl Fn(Parts, &Plan<'_>) -> Result<T, StackError>,
+        open: impl Fn(StoreConfig) -> Result<T, StackError>,
     ) -> Result<(T, Built, Place), StackError> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
         let executor = self.config.executor(&self.pool)?;
@@ -189,38 +193,16 @@ impl Builder {
         };
         let mut unformatted = format.as_ref();
         let controllers = || place.controllers(&clock, &controller, gpu.as_deref());
-        let (opened, built) = plan.open(controllers, |parts| {
+        let (opened, built) = plan.open(controllers, |config| {
             if let Some(format) = unformatted.take() {
-                place.format(&parts.devices, format)?;
+                place.format(&config.devices, format)?;
             }
-            open(parts, &plan)
+            open(config)
         })?;
         if format.is_some() {
             place.set_ready()?;
         }
         Ok((opened, built, place))
-    }
-
-    /// Returns the drives; `None` if the store is in a directory.
-    fn drives(&self) -> Result<Option<&[PciAddress]>, StackError> {
-        let StackConfig { path, devices, capacity, .. } = &self.config;
-        match (path, devices) {
-            (None, Some(DeviceChoice::Drives(addresses))) if capacity.is_none() => {
-                Ok(Some(addresses))
-            }
-            (None, Some(DeviceChoice::Drives(_))) => Err(StackError::config(
-                "capacity",
-                "drives get their store from ripieno format; leave it out",
-            )),
-            (Some(_), Some(DeviceChoice::Drives(_))) => Err(StackError::config(
-                "devices",
-                "a store has a directory or drives; give a number of files, or leave path out",
-            )),
-            (None, _) => {
-                Err(StackError::config("path", "it is missing; give the directory of the store"))
-            }
-            (Some(_), _) => Ok(None),
-        }
     }
 
     /// Opens or makes the place. Returns it with the format to apply first.
@@ -229,28 +211,18 @@ impl Builder {
         if let Some(place) = self.place.take() {
             return Ok((place, format));
         }
-        if let Some(addresses) = self.drives()? {
-            return Ok((Place::drives(addresses), format));
+        if !self.config.drives().is_empty() {
+            return Ok((Place::drives(self.config.drives()), format));
         }
-        let dir = self.config.path.as_deref().expect("there are no drives");
-        let count = match &self.config.devices {
-            Some(DeviceChoice::Files(count)) => Some(*count),
-            _ => None,
-        };
+        let dir = self.config.dir()?;
         let Some(bytes) = self.config.capacity else {
             let dir = StoreDir::open(dir)?;
-            let found = dir.devices().len() as u32;
-            return match count.filter(|count| *count != found) {
-                None => Ok((dir.into(), format)),
-                Some(_) => Err(StackError::config(
-                    "devices",
-                    format!("the store has {found}; leave it out, or name another directory"),
-                )),
-            };
+            self.config.check_dir(&dir)?;
+            return Ok((dir.into(), format));
         };
         let random = random()?;
         let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16 bytes"));
-        let media = StoreDirMedia::Files { count: count.unwrap_or(1), bytes };
+        let media = StoreDirMedia::Files { count: self.config.files().unwrap_or(1), bytes };
         let lba_bytes = self.config.lba.unwrap_or(4096);
         let dir = StoreDir::open_or_create(dir, &StoreDirOptions { id, media, lba_bytes })?;
         let new = || Format::new(StoreId(random), self.shape);

@@ -5,7 +5,13 @@
 //! interface's text, the flags of the programs with their completions and manual pages, the lines
 //! of `ripieno options` and of docs/reference/options.md, and the text of errors.
 
-use std::{collections::BTreeMap, fmt, ops::RangeInclusive, path::PathBuf, str::FromStr};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use nvme_driver::{ControllerOptions, platform::vfio::PciAddress};
 use objstore::{DramMode, Overwrite, Route, StoreOptions};
@@ -18,7 +24,9 @@ use crate::{
     executor::Executor,
     gpu::CudaChoice,
     pool::PoolMemory,
+    route::routes,
     size::Size,
+    store_dir::StoreDir,
 };
 
 /// Most devices of a store, and the most that the layout is tested with.
@@ -53,8 +61,8 @@ macro_rules! options {
 options! {
     /// Directory of the store. Its parent must exist.
     path: PathBuf, "DIR", "none", path;
-    /// Files in the directory, each behind a software controller (1 to 64), or drives that are
-    /// bound to vfio-pci: vfio:0000:65:00.0,vfio:... Fixed when the store is made.
+    /// Files in the directory (1 to 64), each behind a software controller, or drives that are
+    /// bound to vfio-pci: vfio:0000:65:00.0,vfio:0000:66:00.0. Fixed when the store is made.
     devices: DeviceChoice, "N|DRIVES", "1", DeviceChoice::from_str;
     /// Makes the store if there is none, for this many bytes on all devices together. Files are
     /// allocated at once, and never grow.
@@ -64,7 +72,7 @@ options! {
     /// Data on drives that may be lost when the store is made.
     overwrite: Overwrite, "nothing|store|anything", "nothing", |text| word(text, &OVERWRITE);
     /// Where the I/O kernel runs: on threads, in the thread that calls the store, or on a GPU.
-    executor: ExecutorKind, "host|inline|cuda", "by the KV pool", |text| word(text, &EXECUTORS);
+    executor: Executor, "host|inline|cuda", "by the KV pool", |text| word(text, &EXECUTORS);
     /// The GPU's number in CUDA.
     gpu: u32, "N", "that of the KV pool, or 0", |text| count(text, 0..=u32::MAX);
     /// SMs of the GPU for the I/O kernel, rounded up to a partition (1 or more).
@@ -91,9 +99,10 @@ options! {
 }
 
 /// Names of options that other programs or former versions use, and their names here.
-const FORMER: [(&str, &str); 10] = [
+const FORMER: [(&str, &str); 11] = [
     ("capacity_bytes", "capacity"),
     ("dram_bytes", "dram"),
+    ("device", "devices"),
     ("drives", "devices"),
     ("home", "path"),
     ("lba_bytes", "lba"),
@@ -109,8 +118,11 @@ const OVERWRITE: [(&str, Overwrite); 3] = [
     ("store", Overwrite::Store),
     ("anything", Overwrite::Anything),
 ];
-const EXECUTORS: [(&str, ExecutorKind); 3] =
-    [("host", ExecutorKind::Host), ("inline", ExecutorKind::Inline), ("cuda", ExecutorKind::Cuda)];
+const EXECUTORS: [(&str, Executor); 3] = [
+    ("host", Executor::Host),
+    ("inline", Executor::Inline),
+    ("cuda", Executor::Cuda(CudaChoice::new(0))),
+];
 const ROUTES: [(&str, Route); 3] =
     [("direct", Route::Direct), ("staged", Route::Staged), ("host", Route::Host)];
 const MODES: [(&str, DramMode); 2] =
@@ -127,7 +139,8 @@ pub struct StackOption {
     /// Its default, in words.
     pub default: &'static str,
     help: &'static str,
-    set: fn(&mut StackConfig, &str) -> Result<(), String>,
+    /// Sets it from its text, or says why that is no value of it.
+    pub set: fn(&mut StackConfig, &str) -> Result<(), String>,
 }
 
 impl StackOption {
@@ -147,17 +160,6 @@ pub enum DeviceChoice {
     Drives(Vec<PciAddress>),
 }
 
-/// Kinds of [`Executor`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExecutorKind {
-    /// Host threads.
-    Host,
-    /// The thread that calls the store.
-    Inline,
-    /// A GPU.
-    Cuda,
-}
-
 impl StackConfig {
     /// Returns the options of a store in a directory, with all defaults.
     pub fn at(path: impl Into<PathBuf>) -> Self {
@@ -174,6 +176,75 @@ impl StackConfig {
         (option.set)(self, text).map_err(|why| format!("{name}: {text:?} was given; {why}"))
     }
 
+    /// Checks that the options do not contradict each other, for a KV pool, and returns the
+    /// executor.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Config`] if they do.
+    pub fn check(&self, pool: &PoolMemory) -> Result<Executor, StackError> {
+        let on_drives = !self.drives().is_empty();
+        let either = "a store has a directory or drives; give a number of files, or leave path out";
+        for (name, is_wrong, problem) in [
+            ("devices", on_drives && self.path.is_some(), either),
+            ("lba", on_drives && self.lba.is_some(), "drives have their own; leave it out"),
+            (
+                "dram_mode",
+                self.dram_mode.is_some() && self.dram.is_none(),
+                "it is for dram; give dram, too",
+            ),
+        ] {
+            if is_wrong {
+                return Err(StackError::config(name, problem));
+            }
+        }
+        let executor = self.executor(pool)?;
+        routes(executor, pool, self.route).map(|_| executor)
+    }
+
+    /// Returns the drives; none if the devices are files.
+    #[must_use]
+    pub fn drives(&self) -> &[PciAddress] {
+        match &self.devices {
+            Some(DeviceChoice::Drives(addresses)) => addresses,
+            _ => &[],
+        }
+    }
+
+    /// Returns the number of files, if one was given.
+    #[must_use]
+    pub fn files(&self) -> Option<u32> {
+        match self.devices {
+            Some(DeviceChoice::Files(count)) => Some(count),
+            _ => None,
+        }
+    }
+
+    /// Returns the directory of a store that is not on drives.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Config`] if there is none.
+    pub fn dir(&self) -> Result<&Path, StackError> {
+        let missing = "it is missing; give the directory of the store, or drives as devices";
+        self.path.as_deref().ok_or_else(|| StackError::config("path", missing))
+    }
+
+    /// Checks the number and LBA size of devices that were given against a store that is there.
+    ///
+    /// # Errors
+    /// Returns [`StackError::Config`] if it has others.
+    pub fn check_dir(&self, dir: &StoreDir) -> Result<(), StackError> {
+        let (count, lba_bytes) = (dir.devices().len() as u32, dir.lba_bytes());
+        for (name, given, found) in [("devices", self.files(), count), ("lba", self.lba, lba_bytes)]
+        {
+            if given.is_some_and(|given| given != found) {
+                let problem =
+                    format!("the store has {found}; leave it out, or name another directory");
+                return Err(StackError::config(name, problem));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the executor for a KV pool: the one that is asked for, or else a GPU for a pool on
     /// one.
     ///
@@ -184,16 +255,13 @@ impl StackConfig {
             PoolMemory::Gpu { memory, .. } => Some(memory.ordinal()),
             PoolMemory::Engine { .. } | PoolMemory::Own { .. } => None,
         };
-        let by_pool = if on.is_some() { ExecutorKind::Cuda } else { ExecutorKind::Host };
-        let executor = match self.executor.unwrap_or(by_pool) {
-            ExecutorKind::Host => Executor::Host,
-            ExecutorKind::Inline => Executor::Inline,
-            ExecutorKind::Cuda => {
-                let choice = CudaChoice::new(self.gpu.or(on).unwrap_or(0));
-                let io_sms = self.io_sms.unwrap_or(choice.io_sms);
-                return Ok(Executor::Cuda(CudaChoice { io_sms, ..choice }));
-            }
-        };
+        let by_pool = on.map_or(Executor::Host, |ordinal| Executor::Cuda(CudaChoice::new(ordinal)));
+        let executor = self.executor.unwrap_or(by_pool);
+        if let Executor::Cuda(choice) = executor {
+            let ordinal = self.gpu.or(on).unwrap_or(choice.ordinal);
+            let sms = self.io_sms.unwrap_or(choice.sms);
+            return Ok(Executor::Cuda(CudaChoice { ordinal, sms, ..choice }));
+        }
         for (field, is_set) in [("gpu", self.gpu.is_some()), ("io_sms", self.io_sms.is_some())] {
             if is_set {
                 let problem = "no GPU runs the I/O kernel; leave it out, or give executor cuda";
@@ -204,7 +272,8 @@ impl StackConfig {
     }
 
     /// Returns `options` and `controller` with what is given here.
-    pub(crate) fn tune(
+    #[must_use]
+    pub fn tune(
         &self,
         executor: Executor,
         mut options: StoreOptions,
@@ -222,11 +291,17 @@ impl StackConfig {
     }
 }
 
+/// Returns the name of an option that other programs or former versions have under this one.
+#[must_use]
+pub fn former_option(name: &str) -> Option<&'static str> {
+    FORMER.iter().find(|(former, _)| *former == name).map(|(_, now)| *now)
+}
+
 /// Says that there is no such option, and names the one that is meant. `beside` are names that are
 /// known where it was given, besides those of [`OPTIONS`].
 #[must_use]
 pub fn unknown_option(name: &str, beside: &[String]) -> String {
-    if let Some((_, now)) = FORMER.iter().find(|(former, _)| *former == name) {
+    if let Some(now) = former_option(name) {
         return format!("{name}: there is no such option; its name is {now}");
     }
     let known = OPTIONS.iter().map(|option| option.name);

@@ -7,7 +7,7 @@ use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaMemory, DmaSlice, DmaSpace, platform::p2p,
 };
 use nvme_emu::{EmuConfig, EmuDomain, SimClock};
-use objstore::StoreDevice;
+use objstore::{StoreDevice, StoreOptions};
 
 use crate::{
     arena::Arena,
@@ -25,7 +25,8 @@ pub struct Controllers {
     pub devices: Vec<StoreDevice>,
     pub(crate) backend: Backend,
     peer: Option<Peer>,
-    pub(crate) space: Arc<dyn DmaSpace>,
+    /// Their DMA address space.
+    pub space: Arc<dyn DmaSpace>,
     /// Kind of their doorbells.
     doorbells: DoorbellKind,
     /// Location of queues and descriptors.
@@ -105,19 +106,18 @@ impl Controllers {
         Self { peer, ..Self::new(devices, None, space, DoorbellKind::Io) }
     }
 
-    /// Gives every device memory for `queues` queues of up to `depth` entries: from the peer, or
-    /// memory that the GPU reaches, which is also given the doorbells.
+    /// Gives every device memory for the queues of these options: from the peer, or memory that the
+    /// GPU reaches, which is also given the doorbells.
     ///
     /// # Errors
     /// Returns [`StackError::PeerFull`] or [`StackError::Unfit`], or [`StackError::Cuda`] if the
     /// GPU cannot map the doorbells.
     pub(crate) fn outfit(
         &mut self,
-        queues: u16,
-        depth: u32,
+        options: &StoreOptions,
         gpu: Option<&Gpu>,
     ) -> Result<(), StackError> {
-        let queues = usize::from(queues);
+        let (queues, depth) = (usize::from(options.queues), options.depth);
         let of = |device: &StoreDevice| entries(&device.controller.lock(), depth);
         if let Some(peer) = &mut self.peer {
             for device in &mut self.devices {
@@ -255,12 +255,6 @@ impl Controllers {
         Ok(())
     }
 
-    /// Returns the controllers' DMA address space.
-    #[must_use]
-    pub fn space(&self) -> &Arc<dyn DmaSpace> {
-        &self.space
-    }
-
     /// Returns the resources of the devices, the devices, which keep them, and the location of the
     /// queues.
     pub(crate) fn into_parts(self) -> (Arc<Backend>, Vec<StoreDevice>, String) {
@@ -324,8 +318,8 @@ mod tests {
             let why = plan.prepare(Route::Direct, &mut controllers, Some(&gpu)).unwrap_err();
             assert!(matches!(why, StackError::Unfit { .. }), "{why:?}");
             assert!(why.to_string().contains("the queues are not in the GPU's memory"), "{why}");
-            let staged = plan.prepare(Route::Staged, &mut controllers, Some(&gpu)).unwrap();
-            assert!(staged.place.contains("staged through"), "{}", staged.place);
+            let (_, place) = plan.prepare(Route::Staged, &mut controllers, Some(&gpu)).unwrap();
+            assert!(place.contains("staged through"), "{place}");
         });
     }
 }

@@ -1,6 +1,6 @@
 //! Executors of the I/O kernel.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use gio_kernels::{HostExecutor, HostOptions, InlineExecutor, Lend};
 use gio_uring::{ExecutorError, IoExecutor};
@@ -80,5 +80,15 @@ impl Executor {
                 Ok(Box::new(gpu.executor(choice, clock.clone())?))
             }),
         }
+    }
+}
+
+impl fmt::Display for Executor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::Inline => "inline",
+            Self::Cuda(_) => "cuda",
+        })
     }
 }

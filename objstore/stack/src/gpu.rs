@@ -28,19 +28,16 @@ pub struct CudaChoice {
     /// Its CUDA ordinal.
     pub ordinal: u32,
     /// SMs of the I/O kernel.
-    pub io_sms: u32,
+    pub sms: u32,
     /// True when the I/O kernel stays resident on them; otherwise it is launched for each batch.
     pub is_resident: bool,
 }
 
 impl CudaChoice {
-    /// Default number of SMs for the I/O kernel.
-    pub const IO_SMS: u32 = 4;
-
     /// Returns the choice of this GPU, with a launch for each batch.
     #[must_use]
-    pub fn new(ordinal: u32) -> Self {
-        Self { ordinal, io_sms: Self::IO_SMS, is_resident: false }
+    pub const fn new(ordinal: u32) -> Self {
+        Self { ordinal, sms: 4, is_resident: false }
     }
 }
 
@@ -92,7 +89,7 @@ impl Gpu {
         clock: Arc<dyn Clock>,
     ) -> Result<CudaExecutor, CudaError> {
         let mode = if choice.is_resident { LaunchMode::Resident } else { LaunchMode::PerBatch };
-        let options = CudaOptions { mode, sms: Some(choice.io_sms), ..CudaOptions::default() };
+        let options = CudaOptions { mode, sms: Some(choice.sms), ..CudaOptions::default() };
         let executor = CudaExecutor::new(&self.device, options, clock)?;
         *self.ran.lock().unwrap_or_else(PoisonError::into_inner) = Some(executor.report());
         Ok(executor)

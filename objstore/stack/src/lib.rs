@@ -99,10 +99,10 @@ mod watch;
 pub use gio_uring::RawStream;
 
 pub use address::MetricsAddress;
-pub use build::{Built, Parts, Plan};
+pub use build::{Built, Plan};
 pub use builder::Builder;
 pub use chosen::{MemoryPlace, NotTaken, Placement};
-pub use config::{DeviceChoice, ExecutorKind, OPTIONS, StackConfig, StackOption, unknown_option};
+pub use config::{DeviceChoice, OPTIONS, StackConfig, StackOption, former_option, unknown_option};
 pub use controllers::Controllers;
 pub use drives::{
     DriveIdentity, Drives, Holds, check_drive, is_scratch, open_drive, prove_reach,

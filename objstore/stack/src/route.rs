@@ -63,15 +63,6 @@ pub fn routes(
     }
 }
 
-/// A registered KV pool.
-#[derive(Debug)]
-pub(crate) struct Prepared {
-    /// The pool, as a store takes it.
-    pub(crate) pool: KvPool,
-    /// Its location, as a text.
-    pub(crate) place: String,
-}
-
 /// Parameters of a pool.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolPlan<'a> {
@@ -84,7 +75,7 @@ pub(crate) struct PoolPlan<'a> {
 }
 
 impl PoolPlan<'_> {
-    /// Registers the KV pool for `route`.
+    /// Registers the KV pool for `route`, and names its location.
     ///
     /// # Errors
     /// Returns [`StackError::Unfit`] if the route does not work here; also [`StackError::Memory`],
@@ -94,7 +85,7 @@ impl PoolPlan<'_> {
         route: Route,
         attached: &mut Controllers,
         gpu: Option<&Arc<Gpu>>,
-    ) -> Result<Prepared, StackError> {
+    ) -> Result<(KvPool, String), StackError> {
         match (route, gpu) {
             (Route::Host, _) => self.host(attached, gpu),
             (Route::Staged, Some(gpu)) => self.staged(attached, gpu),
@@ -106,29 +97,35 @@ impl PoolPlan<'_> {
     }
 
     /// Registers a pool in host memory, mapped for a GPU if one is used.
-    fn host(&self, on: &mut Controllers, gpu: Option<&Arc<Gpu>>) -> Result<Prepared, StackError> {
-        let mut prepared = match self.memory {
+    fn host(
+        &self,
+        on: &mut Controllers,
+        gpu: Option<&Arc<Gpu>>,
+    ) -> Result<(KvPool, String), StackError> {
+        let (pool, place) = match self.memory {
             PoolMemory::Own { blocks } => {
                 let (layout, bytes) = self.own(*blocks);
                 let (memory, place) = on.pool_memory(bytes)?;
                 let layout = layout.after(memory.offset());
                 let pool = KvPool::new(memory.memory().clone(), self.shape, layout)?;
-                Prepared { pool, place }
+                (pool, place)
             }
             PoolMemory::Engine { memory, layout } => self.of_engine(memory, layout, on)?,
             PoolMemory::Gpu { .. } => {
                 return Err(StackError::unfit("the pool is in a GPU's memory", ""));
             }
         };
-        if let Some(gpu) = gpu {
-            on.register(gpu, prepared.pool.memory())?;
-            prepared.place = "host memory, mapped into the GPU".into();
-        }
-        Ok(prepared)
+        let Some(gpu) = gpu else { return Ok((pool, place)) };
+        on.register(gpu, pool.memory())?;
+        Ok((pool, "host memory, mapped into the GPU".to_owned()))
     }
 
     /// Registers a pool in the GPU's memory, staged through pinned host memory.
-    fn staged(&self, attached: &mut Controllers, gpu: &Arc<Gpu>) -> Result<Prepared, StackError> {
+    fn staged(
+        &self,
+        attached: &mut Controllers,
+        gpu: &Arc<Gpu>,
+    ) -> Result<(KvPool, String), StackError> {
         let (layout, slots) = match self.memory {
             PoolMemory::Own { blocks } => (self.own(*blocks).0, *blocks),
             PoolMemory::Gpu { layout, .. } => (layout.clone(), self.staging_blocks(layout.blocks)),
@@ -147,11 +144,15 @@ impl PoolPlan<'_> {
         let pool = KvPool::staged(memory, staging, self.shape, layout)?;
         let staging = Size(bytes as u64);
         let place = format!("GPU memory, staged through {staging} of pinned host memory");
-        Ok(Prepared { pool, place })
+        Ok((pool, place))
     }
 
     /// Registers a pool in the GPU's memory, which the devices reach directly.
-    fn direct(&self, attached: &mut Controllers, gpu: &Arc<Gpu>) -> Result<Prepared, StackError> {
+    fn direct(
+        &self,
+        attached: &mut Controllers,
+        gpu: &Arc<Gpu>,
+    ) -> Result<(KvPool, String), StackError> {
         let (layout, memory) = match self.memory {
             PoolMemory::Own { blocks } => {
                 let (layout, bytes) = self.own(*blocks);
@@ -180,7 +181,7 @@ impl PoolPlan<'_> {
             attached.prove(&memory)?;
         }
         let pool = KvPool::on_gpu(memory, self.shape, layout.after(head))?;
-        Ok(Prepared { pool, place })
+        Ok((pool, place))
     }
 
     /// Returns the layout and size of memory allocated for the pool.
@@ -202,7 +203,7 @@ impl PoolPlan<'_> {
         memory: &EngineMemory,
         layout: &PoolLayout,
         attached: &Controllers,
-    ) -> Result<Prepared, StackError> {
+    ) -> Result<(KvPool, String), StackError> {
         let Self { shape, .. } = *self;
         let pool = pool::register(memory, layout.clone(), &*attached.space, shape)?;
         let base = memory.base().as_ptr().addr() as u64;
@@ -211,7 +212,7 @@ impl PoolPlan<'_> {
         // The store's proof of access uses an LBA at each end of the pool, and must not touch
         // memory beside it.
         if span(layout, shape) >= 2 * lba_bytes && layout.is_aligned(base, unit) {
-            return Ok(Prepared { pool, place });
+            return Ok((pool, place));
         }
         drop(pool);
         let room = (BOUNCE_MAX / shape.block_bytes()).max(1);
@@ -220,7 +221,7 @@ impl PoolPlan<'_> {
         let (ours, bytes) = self.own(blocks);
         let ours = KvPool::new(attached.space.alloc(bytes)?, shape, ours)?;
         let pool = ours.bounced(memory.external(), shape, layout.clone())?;
-        Ok(Prepared { pool, place })
+        Ok((pool, place))
     }
 
     /// Refuses objects in a GPU's memory that devices cannot describe: a kernel can copy them.

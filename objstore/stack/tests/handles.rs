@@ -177,9 +177,8 @@ fn controllers_keep_the_threads_that_answer_for_them() {
         Controllers::emulated([config], Path::new("kept"), &clock, &options, None)
     };
     let format = Format::new(StoreId([7; 16]), SHAPE);
-    let opened: Result<_, StackError> = plan.open(controllers, |parts| {
-        Ok(Store::create(parts.store(&plan, Namespace::default()), &format)?)
-    });
+    let opened: Result<_, StackError> =
+        plan.open(controllers, |config| Ok(Store::create(config, &format)?));
     let (store, built) = opened.unwrap();
     // The wrong order: what the store is on goes first.
     drop(built);

@@ -43,21 +43,21 @@ fn path(number: usize) -> String {
 
 fn a_zoned_namespace_is_refused_in_words() -> Result<()> {
     let device = format!("vfio:{DRIVE_Z}");
-    let before = ripieno(&format!("identify --json --device {device}"))?.success()?.json()?;
+    let before = ripieno(&format!("identify --json --devices {device}"))?.success()?.json()?;
     ensure!(before.to_string().contains("it is a zoned namespace"), "{before}");
     for words in [
         "format --model tiny --no-undo",
         "replay --model tiny",
-        "bench raw --rw randwrite --overwrite",
+        "bench raw --rw randwrite --overwrite anything",
     ] {
-        let ran = ripieno(&format!("{words} --device {device}"))?.with_code(REFUSED)?;
+        let ran = ripieno(&format!("{words} --devices {device}"))?.with_code(REFUSED)?;
         ensure!(ran.err.contains("zoned"), "{ran:?}");
     }
     Ok(())
 }
 
 fn one_namespace_is_not_formatted_as_two_devices() -> Result<()> {
-    let format = format!("format --model tiny --no-undo --device {},{}", path(0), path(1));
+    let format = format!("format --model tiny --no-undo --devices {},{}", path(0), path(1));
     let ran = ripieno(&format)?.with_code(REFUSED)?;
     ensure!(ran.err.contains("are the same namespace"), "{ran:?}");
     Ok(())
@@ -68,7 +68,7 @@ const REPLAY: &str = "replay --model tiny --keep --capacity 8MiB --pool-blocks 2
 /// Starts a replay that takes far longer than the test, and waits until the other controller shows
 /// that it has the store.
 fn start(number: usize) -> Result<Child> {
-    let words = format!("{REPLAY} --requests 100000 --device {}", path(number));
+    let words = format!("{REPLAY} --requests 100000 --devices {}", path(number));
     let said = File::create(COMPLAINTS)?;
     let mut command = Command::new("ripieno");
     command.args(words.split(' ')).stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
@@ -77,7 +77,7 @@ fn start(number: usize) -> Result<Child> {
     // The suite's watchdog ends this.
     loop {
         ensure!(child.try_wait()?.is_none(), "it ended: {}", std::fs::read_to_string(COMPLAINTS)?);
-        let seen = ripieno(&format!("inspect --json --device {}", path(1 - number)))?;
+        let seen = ripieno(&format!("inspect --json --devices {}", path(1 - number)))?;
         let owner = seen.json().ok().map(|found| found["owner"].to_string());
         if owner.is_some_and(|owner| owner.contains(&pid)) {
             return Ok(child);
@@ -93,20 +93,20 @@ fn signal(child: &Child, signal: Signal) -> Result<()> {
 /// Makes a store without blocks on the namespace.
 fn format() -> Result<()> {
     let words = "format --model tiny --no-undo --overwrite anything --capacity 8MiB";
-    ripieno(&format!("{words} --device {}", path(0)))?.success()?;
+    ripieno(&format!("{words} --devices {}", path(0)))?.success()?;
     Ok(())
 }
 
 /// Replays through a controller, with all bytes checked. Returns the report.
 fn replay(number: usize) -> Result<Value> {
-    let words = format!("{REPLAY} --requests 40 --json --device {}", path(number));
+    let words = format!("{REPLAY} --requests 40 --json --devices {}", path(number));
     let report = ripieno(&words)?.success()?.json()?;
     ensure!(report["store"] == "opened" && report["mismatches"] == 0, "{report}");
     Ok(report)
 }
 
 fn fsck(number: usize) -> Result<()> {
-    let words = format!("fsck --json --device {}", path(number));
+    let words = format!("fsck --json --devices {}", path(number));
     let report = ripieno(&words)?.success()?.json()?;
     ensure!(report["damage"] == serde_json::json!([]), "{report}");
     Ok(())
@@ -117,12 +117,12 @@ fn a_living_owner_keeps_others_out_and_a_dead_one_does_not() -> Result<()> {
     let mut child = start(0)?;
     let device = path(1);
     for words in [
-        format!("{REPLAY} --requests 40 --device {device}"),
-        format!("format --model tiny --no-undo --overwrite anything --device {device}"),
-        format!("fsck --repair --device {device}"),
-        format!("replay --model tiny --overwrite --device {device}"),
-        format!("bench raw --device {device}"),
-        format!("bench raw --rw randwrite --overwrite --device {device}"),
+        format!("{REPLAY} --requests 40 --devices {device}"),
+        format!("format --model tiny --no-undo --overwrite anything --devices {device}"),
+        format!("fsck --repair --devices {device}"),
+        format!("replay --model tiny --overwrite anything --devices {device}"),
+        format!("bench raw --devices {device}"),
+        format!("bench raw --rw randwrite --overwrite anything --devices {device}"),
     ] {
         let ran = ripieno(&words)?.with_code(REFUSED)?;
         let all = ["is alive", &format!("process {} on", child.id())];

@@ -62,7 +62,7 @@ fn replay(device: &str, more: &[&str]) -> Result<Value> {
         "replay",
         "--model",
         "tiny",
-        "--device",
+        "--devices",
         device,
         "--verify",
         "full",
@@ -88,7 +88,7 @@ fn replay(device: &str, more: &[&str]) -> Result<Value> {
 }
 
 fn both_drives_are_identified() -> Result<()> {
-    let report = ripieno(&["identify", "--json", "--device", &both()])?.success()?.json()?;
+    let report = ripieno(&["identify", "--json", "--devices", &both()])?.success()?.json()?;
     let text = report.to_string();
     for part in [SERIAL_A, SERIAL_B, DRIVE_A, DRIVE_B] {
         ensure!(text.contains(part), "{part} is not in {text}");
@@ -106,7 +106,7 @@ fn the_doctor_tries_both_drives_and_writes_to_none() -> Result<()> {
     };
     write(&text)?;
     let device = both();
-    let doctor = ["doctor", "--json", "--device", &device];
+    let doctor = ["doctor", "--json", "--devices", &device];
     let report = ripieno(&doctor)?.success()?.json()?;
     ensure!(report["works"] == serde_json::json!(["host"]), "{report}");
     let checks = report["checks"].as_array().context("no checks")?;
@@ -114,7 +114,7 @@ fn the_doctor_tries_both_drives_and_writes_to_none() -> Result<()> {
     for (id, verdict) in [("driver", "fail"), ("direct", "fail"), ("host", "ok"), ("iommu", "ok")] {
         ensure!(check(id).is_some_and(|check| check["verdict"] == verdict), "{id}: {report}");
     }
-    ripieno(&[&doctor[..], &["--require", "direct"]].concat())?.with_code(FAILED)?;
+    ripieno(&[&doctor[..], &["--route", "direct"]].concat())?.with_code(FAILED)?;
     let mut found = vec![0; text.len()];
     alone(DRIVE_B, options())?.1.read(FIRST, Lba(0), &mut found)?;
     same("what the drive held", &found, &text)?;
@@ -160,14 +160,14 @@ fn a_drive_with_data_is_refused() -> Result<()> {
     write(&text)?;
     let device = both();
     let all =
-        ["replay", "--model", "tiny", "--device", &device, "--requests", "20", "--verify", "full"];
+        ["replay", "--model", "tiny", "--devices", &device, "--requests", "20", "--verify", "full"];
     let refused = ripieno(&all)?.with_code(REFUSED)?;
     ensure!(refused.err.contains(DRIVE_B) && refused.err.contains("--overwrite"), "{refused:?}");
     let mut found = vec![0; text.len()];
     alone(DRIVE_B, options())?.1.read(FIRST, Lba(0), &mut found)?;
     same("what the drive held", &found, &text)?;
     // It leaves its scratch mark, so the next replay needs no --overwrite.
-    ripieno(&[&all[..], &["--overwrite"]].concat())?.success()?;
+    ripieno(&[&all[..], &["--overwrite", "anything"]].concat())?.success()?;
     Ok(())
 }
 
@@ -175,7 +175,7 @@ fn a_drive_with_data_is_refused() -> Result<()> {
 fn an_lba_that_fails_is_no_wrong_byte() -> Result<()> {
     let device = both();
     let more = ["--requests", "450", "--verify", "full", "--json"];
-    let ran = ripieno(&[&["replay", "--model", "tiny", "--device", &device], &more[..]].concat())?;
+    let ran = ripieno(&[&["replay", "--model", "tiny", "--devices", &device], &more[..]].concat())?;
     let report = ran.with_code(FAILED)?.json()?;
     ensure!(report["mismatches"] == 0, "{report}");
     ensure!(report["io_errors"].as_u64() > Some(0), "LBA {BAD_READ_LBA} was not read: {report}");
@@ -190,7 +190,7 @@ fn start(more: &[&str]) -> Result<Child> {
         "replay",
         "--model",
         "tiny",
-        "--device",
+        "--devices",
         &device,
         "--requests",
         "3000",
@@ -235,7 +235,7 @@ fn killed_and_run_again() -> Result<()> {
 /// A process finds the blocks that another one stored, and writes nothing.
 fn what_was_kept_is_found() -> Result<()> {
     let keep = ["--keep", "--requests", "60"];
-    let first = replay(&both(), &[&keep[..], &["--overwrite"]].concat())?;
+    let first = replay(&both(), &[&keep[..], &["--overwrite", "anything"]].concat())?;
     let again = replay(&both(), &keep)?;
     ensure!(first["store"] == "made" && again["store"] == "opened", "{first} {again}");
     let all = [("trace_blocks_hit", "trace_blocks"), ("files_found", "final_check_blocks")];
@@ -243,7 +243,7 @@ fn what_was_kept_is_found() -> Result<()> {
         ensure!(again[found] == again[wanted], "{found}: {again}");
     }
     ensure!(again["stored_bytes"] == 0, "{again}");
-    let marked = ripieno(&["replay", "--model", "tiny", "--device", &both(), "--requests", "20"])?
+    let marked = ripieno(&["replay", "--model", "tiny", "--devices", &both(), "--requests", "20"])?
         .with_code(REFUSED)?;
     ensure!(marked.err.contains("a store is on it"), "{marked:?}");
     Ok(())
@@ -252,7 +252,7 @@ fn what_was_kept_is_found() -> Result<()> {
 /// Kills a replay that evicts: the store opens, and all its data is right.
 fn a_store_survives_a_kill() -> Result<()> {
     let room = ["--keep", "--capacity", "5MiB"];
-    replay(&both(), &[&room[..], &["--requests", "60", "--overwrite"]].concat())?;
+    replay(&both(), &[&room[..], &["--requests", "60", "--overwrite", "anything"]].concat())?;
     for _ in 0..3 {
         let mut child = start(&room)?;
         ensure!(child.try_wait()?.is_none(), "it was over before it could be killed");
@@ -263,6 +263,6 @@ fn a_store_survives_a_kill() -> Result<()> {
         ensure!(again["files_found"].as_u64() > Some(0), "{again}");
     }
     // The next tests need no --overwrite.
-    replay(&both(), &["--requests", "60", "--overwrite"])?;
+    replay(&both(), &["--requests", "60", "--overwrite", "anything"])?;
     Ok(())
 }

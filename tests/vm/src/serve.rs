@@ -106,7 +106,7 @@ pub fn a_server_keeps_blocks_of_both_drives_in_memory() -> Result<()> {
 fn make_store(more: &str) -> Result<()> {
     pci::give_to_vfio(&[DRIVE_A, DRIVE_B])?;
     let device = format!("vfio:{DRIVE_A},vfio:{DRIVE_B}");
-    let format = ["format", "--model", "tiny", "--device", &device, "--overwrite", "anything"];
+    let format = ["format", "--model", "tiny", "--devices", &device, "--overwrite", "anything"];
     // Below the LBA that fails reads.
     let small = ["--capacity", "5MiB"];
     program::run("ripieno", &[&format[..], &small].concat())?.success()?;

@@ -29,10 +29,10 @@ what the commands of one pass put there, which the device reads; with SGLs at mo
 Examples:
   ripieno bench layers
   ripieno bench layers --model llama-3-8b,deepseek-v3-mla --tokens 1024,4096
-  ripieno bench layers --media file:/var/tmp --block-tokens 64 --json
+  ripieno bench layers --path /var/tmp --block-tokens 64 --json
   ripieno bench layers --by-descriptors --block-tokens 64 --tokens 16384 --json
   ripieno bench layers --html layers.html
-  ripieno bench layers --device vfio:0000:65:00.0 --overwrite"
+  ripieno bench layers --devices vfio:0000:65:00.0 --overwrite anything"
 );
 
 /// Lengths of contexts by default, in tokens.
@@ -42,7 +42,7 @@ const TOKENS: [u32; 8] =
 const PAGE_BYTES: u64 = 4096;
 const PRP_BYTES: u64 = 8;
 const SGL_BYTES: u64 = 16;
-const HINT: &str = "use another --model, or --media file:DIR";
+const HINT: &str = "use another --model, or --path DIR";
 
 /// Flags of `ripieno bench layers`.
 #[derive(Debug, Args)]

@@ -134,7 +134,7 @@ impl Measure<'_, '_> {
         work: impl FnOnce(&mut Measure<'_, '_>, u32) -> anyhow::Result<T>,
     ) -> anyhow::Result<Done<T>> {
         let batch_max = batch_max(args);
-        let hint = "use a smaller --pool-blocks, another --model, or --media file:DIR";
+        let hint = "use a smaller --pool-blocks, another --model, or --path DIR";
         session::with(args, u64::from(batch_max) * PARTS, medium, interrupt, hint, |session| {
             const LEAST: u32 = PARTS as u32 * SLOTS;
             let blocks = session.pool.take(session.pool.blocks());
@@ -150,7 +150,7 @@ impl Measure<'_, '_> {
             let progress = &progress;
             let mut measure = Measure { session, blocks, batch_max, progress, done: 0 };
             measure.prepare()?;
-            let (queues, depth) = (args.queues(), args.common.depth);
+            let (queues, depth) = (args.queues(), args.depth());
             let measured = work(&mut measure, u32::from(queues) * depth * args.devices.count());
             progress.finish();
             measured

@@ -14,6 +14,7 @@ use crate::interrupt::Interrupt;
 use crate::problem::{Interrupted, Problem, user_error};
 use crate::progress::Progress;
 use ripieno_sim::median;
+use ripieno_stack::{Executor, StackConfig};
 
 /// Transfers in flight while the contents are sampled.
 const DEPTH: u32 = 8;
@@ -48,12 +49,12 @@ pub(super) fn measure(
     args: &StoreArgs,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<Option<(Found, Vec<String>)>> {
-    let gpu = args.executor().gpu().map_err(user_error)?;
+    let gpu = args.executor.gpu().map_err(user_error)?;
     let most = measure::batch_max(args);
     let transfer = args.coalesce().next_multiple_of(LBA_MAX);
     let flags = RawFlags::of_reads(args, transfer, DEPTH);
     let mut raw = Raw::check(&flags)?;
-    (raw.contexts, raw.entries) = (abi::IOCTX_MAX, args.common.depth);
+    (raw.contexts, raw.entries) = (abi::IOCTX_MAX, args.depth());
     raw.check_memory()?;
     interrupt.orderly();
     let (mut bench, built) = raw.open(gpu.as_ref())?;
@@ -117,6 +118,8 @@ impl RawFlags {
     /// Returns flags that read these devices in transfers of up to `bytes` bytes.
     fn of_reads(args: &StoreArgs, bytes: u32, depth: u32) -> Self {
         let common = &args.common;
+        let executor = Some(args.config.executor.unwrap_or(Executor::Host));
+        let config = StackConfig { executor, queues: Some(args.queues()), ..args.config.clone() };
         Self {
             rw: vec![Pattern::Read],
             rwmixread: 100,
@@ -126,8 +129,9 @@ impl RawFlags {
             ramp: Duration::ZERO,
             size: None,
             seed: common.seed,
-            emu: common.emu.clone(),
-            queues: args.queues(),
+            block: Vec::new(),
+            mdts: common.mdts,
+            options: config.into(),
             descriptors: common.descriptors,
             path: args.flags.path.clone(),
             page: super::PageFlags::default(),

@@ -6,7 +6,7 @@ use ripieno_sim::{Line, Outcome, Plot, Table};
 use serde::{Serialize, Serializer};
 
 use super::PageFlags;
-use crate::config::{self, OutputFlags, StoreArgs};
+use crate::config::{OutputFlags, StoreArgs};
 use crate::devices::Devices;
 use crate::interrupt::Interrupt;
 use crate::outcome::{Fact, Facts, Value, shown};
@@ -114,11 +114,11 @@ impl Setting {
         let placement = stack.placement();
         Self {
             device: match devices {
-                Devices::Emu(emu) => format!("{} x {devices}, media {}", emu.count, emu.media),
+                Devices::Emu(emu) => format!("{} x {devices}, media {}", emu.count, emu.media()),
                 Devices::Vfio(_) => devices.to_string(),
             },
             queues_per_device: args.queues(),
-            executor: config::name(args.flags.path.executor),
+            executor: args.executor.to_string(),
             path: placement.route.name(),
             memory: placement.memory(),
             notes: Vec::new(),

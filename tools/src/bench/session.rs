@@ -13,12 +13,12 @@ use rand::{Rng as _, SeedableRng as _};
 
 use super::check::{Counted, Sent};
 use super::report::Setting;
-use crate::config::{ReplayFlags, StoreArgs, none_of};
+use crate::config::{ReplayFlags, StoreArgs};
 use crate::drives;
 use crate::interrupt::Interrupt;
 use crate::plan::Plan;
 use crate::pool::{Item, LAYERS_AHEAD, Pool};
-use crate::problem::{Problem, user_error};
+use crate::problem::{Problem, none_of, user_error};
 use crate::replay;
 use crate::sizing::Sizing;
 use crate::stack::{Build, Sim, Stack};
@@ -63,12 +63,12 @@ pub(super) struct Passes {
 
 /// Rejects flags that apply only to requests.
 pub(super) fn check(flags: &ReplayFlags, command: &str) -> Result<(), Problem> {
-    let ReplayFlags { common, devices } = flags;
+    let ReplayFlags { common, devices, options } = flags;
     let given = [
         ("--trace", common.trace.is_some()),
         ("--requests", common.requests.is_some()),
         ("--keep", devices.keep),
-        ("--capacity", common.capacity.is_some()),
+        ("--capacity", options.config.capacity.is_some()),
     ];
     let why = format!("ripieno {command} serves no requests, and keeps nothing");
     none_of(&given, &why, "leave it out")
@@ -93,7 +93,7 @@ pub(super) fn with<T>(
     hint: &str,
     work: impl FnOnce(&mut Session<'_>) -> anyhow::Result<T>,
 ) -> anyhow::Result<Done<T>> {
-    let gpu = args.executor().gpu().map_err(user_error)?;
+    let gpu = args.executor.gpu().map_err(user_error)?;
     let dial = BandwidthDial::default();
     let sim = args.is_virtual.then(|| Sim { clock: SimClock::new(args.common.seed), dial });
     let clock: Arc<dyn Clock> = match &sim {
@@ -109,7 +109,7 @@ pub(super) fn with<T>(
     let sizing = Sizing::new(args, &plan, lba_bytes).map_err(other_flags)?;
     sizing.check_machine(args, false).map_err(other_flags)?;
     if let Some(found) = &mut found {
-        drives::claim(found, sizing.device_bytes, args.flags.path.overwrite)?;
+        drives::claim(found, sizing.device_bytes, args.config.overwrite.unwrap_or_default())?;
     }
     let build = Build {
         args,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use kv_schedule::{Curve, IoCosts, Setting, SlackTable};
+use objstore::Overwrite;
 use serde::Serialize;
 
 use crate::config::{ReplayFlags, StoreArgs};
@@ -32,8 +33,8 @@ are written to a slack table for the scheduler; layer times are learned while se
 
 Examples:
   ripieno bench table --out slack.json
-  ripieno bench table --device vfio:0000:65:00.0             # only reads
-  ripieno bench table --device vfio:0000:65:00.0 --overwrite --out slack.json
+  ripieno bench table --devices vfio:0000:65:00.0            # only reads
+  ripieno bench table --devices vfio:0000:65:00.0 --overwrite anything --out slack.json
   ripieno bench table --pace --out slack.json   # then: ripieno pace --slack slack.json
   ripieno bench table --layer-times serving.jsonl --against offline.jsonl
   ripieno bench table --layer-times serving.jsonl --out slack.json
@@ -211,14 +212,17 @@ impl TableFlags {
         interrupt: &mut Interrupt,
     ) -> anyhow::Result<Option<(Found, Vec<String>)>> {
         let is_drive = matches!(args.devices, Devices::Vfio(_));
-        if !self.reads_only && (!is_drive || args.flags.path.overwrite) {
+        if !self.reads_only
+            && (!is_drive || args.config.overwrite.is_some_and(|it| it > Overwrite::Nothing))
+        {
             let all = |it: &mut Measure<'_, '_>, entries| it.all(entries);
             let done = Measure::with(args, self.medium, interrupt, all)?;
             return Ok(done.value.map(|found| (found, done.models)));
         }
         if let (Some(path), false) = (&self.out, has_costs) {
             let what = format!("--out {}: a new table needs the costs of writes", path.display());
-            let hint = "leave --out away; or if nothing on the drives is needed, say --overwrite";
+            let hint =
+                "leave --out away; or if nothing on the drives is needed, say --overwrite anything";
             return Err(Problem::new(what, hint).into());
         }
         reads::measure(args, interrupt)
@@ -255,7 +259,7 @@ fn slack_table(
 fn known_costs(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
     let text = file::read_text(path, timing::TABLE_BYTES_MAX).map_err(|error| {
         let what = format!("--out {}: {error}, and no device is named", path.display());
-        Problem::new(what, "name devices to measure (--device), or a table that has them")
+        Problem::new(what, "name devices to measure (--devices), or a table that has them")
     })?;
     let table = SlackTable::parse(&text).map_err(|error| unfit(path, error))?;
     let wanted = steps.setting(table.setting().drives.clone());

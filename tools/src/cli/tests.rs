@@ -29,3 +29,22 @@ fn a_hint_of_a_shortage_names_flags_that_the_command_has() {
         assert!(hint.contains(wanted) && hint.contains("--") == wanted.contains("--"), "{hint}");
     }
 }
+
+#[test]
+fn a_former_flag_leads_to_the_present_one_of_the_command() {
+    for (line, now) in [
+        ("replay --media file:/tmp", Some("--path")),
+        ("bench raw --device vfio:65:00.0", Some("--devices")),
+        ("doctor --require direct", Some("--route")),
+        ("inspect --device=vfio:65:00.0", Some("--devices")),
+        // They have no such flag, and never had one.
+        ("sim --media file:/tmp", None),
+        ("replay --schedule slack", None),
+    ] {
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let error = command().try_get_matches_from(["ripieno".to_owned()].iter().chain(&words));
+        let hint = renamed(&error.unwrap_err(), &Path(words));
+        assert_eq!(hint.is_some(), now.is_some(), "{line}: {hint:?}");
+        assert!(hint.unwrap_or_default().contains(now.unwrap_or_default()), "{line}");
+    }
+}

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nvme_bind::doctor::{Finding, Verdict};
-use ripieno_stack::{CudaChoice, Gpu, Route};
+use ripieno_stack::{CudaChoice, Executor, Gpu, Route, StackConfig};
 
 use crate::config::StoreArgs;
 use crate::replay;
@@ -13,11 +13,14 @@ use super::findings::{Findings, check, failed};
 
 /// Tests every route with the GPU, a resident kernel, and the route without a GPU.
 pub(super) fn try_all(
+    config: &StackConfig,
     choice: CudaChoice,
     gpu: Option<&Arc<Gpu>>,
     findings: &mut Findings<'_>,
 ) -> anyhow::Result<()> {
     // The route without a GPU comes first: a kernel that hangs keeps the process from continuing.
+    let devices = config.files().unwrap_or(1);
+    let tried = |finding, choice, route, gpu| tried(finding, devices, choice, route, gpu);
     findings.add(tried(finding(Route::Host, "host"), None, Route::Host, None))?;
     for &route in &Route::ALL {
         let finding = finding(route, "cuda");
@@ -42,24 +45,26 @@ fn finding(route: Route, executor: &str) -> Finding {
     check(format!("{route}-{executor}"), title).about(route.name())
 }
 
-/// Returns the arguments of a small replay with one software controller that checks every byte:
+/// Returns the arguments of a small replay with software controllers that checks every byte:
 /// enough requests that some hit, and so few pool blocks that requests are moved in parts.
-fn trial(choice: Option<CudaChoice>, route: Route) -> anyhow::Result<StoreArgs> {
+fn trial(devices: u32, choice: Option<CudaChoice>, route: Route) -> anyhow::Result<StoreArgs> {
     let executor = if choice.is_some() { "cuda" } else { "host" };
     let line = format!(
-        "--model tiny --requests 24 --pool-blocks 32 --verify full --devices 1 --depth 64 --quiet \
-         --executor {executor} --require {route}"
+        "--model tiny --requests 24 --pool-blocks 32 --verify full --devices {devices} --depth 64 \
+         --quiet --executor {executor} --route {route}"
     );
-    Ok(StoreArgs { gpu: choice, ..StoreArgs::from_line(&line)? })
+    let args = StoreArgs::from_line(&line)?;
+    Ok(StoreArgs { executor: choice.map_or(args.executor, Executor::Cuda), ..args })
 }
 
 fn tried(
     finding: Finding,
+    devices: u32,
     choice: Option<CudaChoice>,
     route: Route,
     gpu: Option<&Arc<Gpu>>,
 ) -> Finding {
-    let report = match trial(choice, route).and_then(|args| replay::trial(&args, gpu)) {
+    let report = match trial(devices, choice, route).and_then(|args| replay::trial(&args, gpu)) {
         Ok(report) => report,
         Err(error) => return failed(finding, &error),
     };

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use kv_catalog::Superblock;
-use objstore::Format;
+use objstore::{Format, Overwrite};
 use serde_json::json;
 
-use super::{FormatFlags, Held, Loss};
+use super::{FormatFlags, Held};
 use crate::size::{Size, grouped};
 use crate::table::{row, table};
 use crate::terminal::print;
@@ -37,16 +37,13 @@ impl Report {
             identity: "a file that would be made".to_owned(),
             bytes: bytes / u64::from(count),
             what: "nothing".to_owned(),
-            loss: Loss::Nothing,
+            loss: Overwrite::Nothing,
         };
         let held = (0..count).map(file).collect();
         Self { store: format.store.to_string(), superblock: None, held, undo_file: None }
     }
 
     /// Prints a table, or one JSON object.
-    ///
-    /// # Errors
-    /// Returns an error if stdout cannot be written to.
     pub(super) fn print(&self, flags: &FormatFlags) -> anyhow::Result<()> {
         if flags.json {
             print(self.to_json(flags.dry_run))
@@ -120,9 +117,6 @@ impl Report {
 }
 
 /// Prints how much was restored.
-///
-/// # Errors
-/// Returns an error if stdout cannot be written to.
 pub(super) fn print_undone(json: bool, path: &Path, bytes: u64) -> anyhow::Result<()> {
     let path = path.display();
     if json {

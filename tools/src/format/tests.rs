@@ -22,7 +22,7 @@ struct Line {
 }
 
 fn flags(line: &str) -> FormatFlags {
-    let words = ["format", "--device", "vfio:0000:65:00.0"].into_iter();
+    let words = ["format", "--devices", "vfio:0000:65:00.0"].into_iter();
     Line::try_parse_from(words.chain(line.split_whitespace())).unwrap().flags
 }
 

@@ -49,7 +49,7 @@ fn a_store_that_another_process_opens_meanwhile_is_not_repaired() {
         media.peek(COPY, &mut bytes).unwrap();
         bytes == [0xff; 64]
     };
-    let line = ["fsck", "--device", "vfio:0000:65:00.0", "--repair"];
+    let line = ["fsck", "--devices", "vfio:0000:65:00.0", "--repair"];
     let flags = Line::try_parse_from(line).unwrap().flags;
     let owner = Owner { id: [1; 16], host: "there".into(), pid: 5, since: 0 };
     let (stop, stopped) = channel::<()>();

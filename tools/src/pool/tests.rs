@@ -57,7 +57,7 @@ fn objects_do_not_overlap_for_the_cpu() {
 fn objects_do_not_overlap_for_a_gpu() {
     let test = "pool::tests::objects_do_not_overlap_for_a_gpu";
     isolated(test, Level::Full, &[], || {
-        let gpu = Gpu::open(CudaChoice { ordinal: 0, io_sms: 4, is_resident: false }).unwrap();
+        let gpu = Gpu::open(CudaChoice { ordinal: 0, sms: 4, is_resident: false }).unwrap();
         let shape = Shape::new(&MODELS[0], 64).unwrap();
         let bytes = Pool::bytes(&shape, 5);
         let domain = EmuDomain::with_copies("test", gpu.for_store().copies);

@@ -1,11 +1,12 @@
 //! Report of a replay: one JSON object for programs, tables for people.
 
 use objstore::DramStats;
-use ripieno_stack::NotTaken;
+use ripieno_stack::{Executor, NotTaken};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
-use crate::config::{self, Executor, StoreArgs, Verify};
+use crate::config::{self, StoreArgs, Verify};
+use crate::devices::EmuChoice;
 use crate::outcome::{Facts, facts, ratio};
 use crate::size::{Size, grouped};
 use crate::sizing::Sizing;
@@ -70,16 +71,16 @@ impl Report {
             version: env!("CARGO_PKG_VERSION"),
             path: outcome.stats.path.to_string(),
             routes_not_taken: placement.not_taken.iter().map(not_taken).collect::<Vec<_>>(),
-            executor: config::name(args.flags.path.executor),
+            executor: args.executor.to_string(),
             gpu: gpu,
             device: args.devices.to_string(),
             devices: args.devices.count(),
-            media: args.devices.media().map(ToString::to_string),
+            media: args.devices.emu().map(EmuChoice::media),
             memory: placement.memory(),
             lba_bytes: limits.lba_bytes,
             mdts_bytes: limits.mdts_bytes,
             queues_per_device: args.queues(),
-            queue_depth: args.common.depth,
+            queue_depth: args.depth(),
             coalesce_bytes: args.coalesce(),
             descriptors: config::name(args.common.descriptors),
             model: args.shape.model,
@@ -130,7 +131,7 @@ impl Report {
             final_check_bytes: tally.final_check.bytes(),
             io_errors: tally.io_errors,
             recoveries: stats.recoveries,
-            dram_bytes: args.common.dram,
+            dram_bytes: args.dram(),
             dram_hits: stats.dram.hits,
             dram_misses: stats.dram.misses,
             dram_retrieved_bytes: stats.dram.retrieved_bytes,
@@ -184,7 +185,7 @@ impl Report {
             bytes if bytes < 2 * shape.object_bytes => "no merging".to_owned(),
             bytes => format!("merged up to {}", Size(u64::from(bytes))),
         };
-        let (depth, descriptors) = (args.common.depth, config::name(args.common.descriptors));
+        let (depth, descriptors) = (args.depth(), config::name(args.common.descriptors));
         let mut rows = vec![
             row("workload", workload, format!("{} requests", grouped(self.planned[0]))),
             row(
@@ -199,7 +200,7 @@ impl Report {
                 ),
             ),
             row("path", self.outcome.stats.path, self.path_note()),
-            row("I/O kernel", config::name(args.flags.path.executor), self.kernel_note()),
+            row("I/O kernel", args.executor.to_string(), self.kernel_note()),
             row("devices", format!("{devices} x {}", self.kind()), self.facts_of_devices()),
             row(
                 "queues",
@@ -233,21 +234,19 @@ impl Report {
     fn kernel_note(&self) -> String {
         match &self.setting.gpu {
             Some(gpu) => gpu.kernel_words(),
-            None if self.args.flags.path.executor == Executor::Inline => {
-                "the calling thread".to_owned()
-            }
+            None if self.args.executor == Executor::Inline => "the calling thread".to_owned(),
             None => "threads of this machine's CPU".to_owned(),
         }
     }
 
     fn kind(&self) -> &'static str {
-        if self.args.devices.media().is_some() { "emu" } else { "drive" }
+        if self.args.devices.emu().is_some() { "emu" } else { "drive" }
     }
 
     fn facts_of_devices(&self) -> String {
         let Limits { lba_bytes, mdts_bytes } = self.setting.limits;
         let limit = mdts_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
-        let what = match self.args.devices.media() {
+        let what = match self.args.devices.emu().map(EmuChoice::media) {
             Some(media) => format!("software controllers, media: {media}"),
             None => self.args.devices.to_string(),
         };
@@ -312,7 +311,7 @@ impl Report {
                 format!("{} blocks found no room", grouped(tally.blocks_left_out)),
             ),
         ];
-        if self.args.common.dram > 0 {
+        if self.args.dram() > 0 {
             rows.push(dram_row(&stats.dram));
         }
         if tally.blocks_checked > 0 {

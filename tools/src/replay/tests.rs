@@ -133,9 +133,9 @@ fn a_gpu_finds_what_the_cpu_finds() {
     let copies = [("MOCK_COPY_DELAY_US", "500")];
     isolated("replay::tests::a_gpu_finds_what_the_cpu_finds", Level::Full, &copies, || {
         for (route, launch) in [("direct", "per-batch"), ("staged", "resident")] {
-            let line = format!("--requests 30 --executor cuda --require {route} --launch {launch}");
+            let line = format!("--requests 30 --executor cuda --route {route} --launch {launch}");
             let line = format!("{line} --verify full --pool-blocks 40 --seed 3 --no-checksums");
-            let gpu = Gpu::open(CudaChoice { ordinal: 0, io_sms: 4, is_resident: false }).unwrap();
+            let gpu = Gpu::open(CudaChoice { ordinal: 0, sms: 4, is_resident: false }).unwrap();
             let on = |opcode, every, then| replay_on(Some(&gpu), &line, opcode, every, then);
             let clean = on(READ, u64::MAX, FaultAction::CorruptRead);
             assert!(clean.is_clean() && clean.tally().findings.bytes > 0, "{clean:?}");

@@ -180,7 +180,7 @@ fn a_wrong_configuration_is_named() {
             "drives = [\"65:00.0\"]",
             "drives: there is no such option; its name is devices",
         ),
-        ("devices = 2", "device = 2", "device: there is no such option; devices is the nearest"),
+        ("devices = 2", "device = 2", "device: there is no such option; its name is devices"),
         ("devices = 2", "executor = \"cuda\"", "store.executor: a server has host threads"),
         (STORE, "devices = \"vfio:65:00.0\"\ncapacity = \"1GiB\"", "ripieno format"),
         ("[shape]", "[shapes]", "shape"),

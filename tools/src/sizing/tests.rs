@@ -47,7 +47,7 @@ fn too_little_and_too_much_are_refused() {
     }
     assert!(problem.to_string().contains("of memory"), "{problem}");
     assert!(problem.hint().contains("--capacity"));
-    let disk = args("--model qwen3-32b --media file:/tmp");
+    let disk = args("--model qwen3-32b --path /tmp");
     let problem = sizing.check_machine(&disk, false).unwrap_err();
     assert!(problem.to_string().contains("are free there"), "{problem}");
 }

@@ -67,11 +67,11 @@ impl Place {
     /// Returns `ripieno` with the arguments of `line`, on the store directory, run in its parent.
     pub fn command(&self, line: &str) -> Command {
         let mut command = self.bare(line);
-        command.arg("--media").arg(format!("file:{}", self.store_dir().display()));
+        command.arg("--path").arg(self.store_dir());
         command
     }
 
-    /// Same as `command`, without --media.
+    /// Same as `command`, without --path.
     pub fn bare(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
         command.args(line.split_whitespace()).env_remove("RUST_LOG").current_dir(self.path());

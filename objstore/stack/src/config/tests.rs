@@ -23,7 +23,7 @@ fn every_kind_of_value_is_read() {
         capacity: Some(100 << 30),
         lba: Some(512),
         overwrite: Some(Overwrite::Store),
-        executor: Some(ExecutorKind::Cuda),
+        executor: Some(Executor::Cuda(CudaChoice::new(0))),
         gpu: Some(1),
         io_sms: Some(8),
         route: Some(Route::Direct),
@@ -80,7 +80,8 @@ fn an_unknown_name_leads_to_the_right_one() {
         ("home", "its name is path"),
         ("dram_bytes", "its name is dram"),
         ("drma", "dram is the nearest"),
-        ("device", "devices is the nearest"),
+        ("device", "its name is devices"),
+        ("device_s", "devices is the nearest"),
         ("xyz", "there are path, devices,"),
     ] {
         let error = refused(name, "1");
@@ -116,13 +117,31 @@ fn options_of_a_gpu_need_one() {
     let pool = PoolMemory::Own { blocks: 1 };
     let executor = |json: &str| parsed(json).unwrap().executor(&pool);
     assert_eq!(executor("{}").unwrap(), Executor::Host);
-    let CudaChoice { ordinal, io_sms, .. } = CudaChoice::new(1);
+    let CudaChoice { ordinal, sms, .. } = CudaChoice::new(1);
     let Ok(Executor::Cuda(choice)) = executor(r#"{"executor": "cuda", "gpu": 1}"#) else {
         panic!()
     };
-    assert_eq!((choice.ordinal, choice.io_sms), (ordinal, io_sms));
+    assert_eq!((choice.ordinal, choice.sms), (ordinal, sms));
     for name in ["gpu", "io_sms"] {
         let error = executor(&format!(r#"{{"{name}": 2}}"#)).unwrap_err().to_string();
         assert!(error.starts_with(&format!("{name}: no GPU runs the I/O kernel")), "{error}");
     }
+}
+
+#[test]
+fn options_that_contradict_each_other_are_refused() {
+    let pool = PoolMemory::Own { blocks: 1 };
+    for (json, why) in [
+        (r#"{"path": "kv", "devices": "vfio:65:00.0"}"#, "devices: a store has a directory or"),
+        (r#"{"devices": "vfio:65:00.0", "lba": 512}"#, "lba: drives have"),
+        (r#"{"dram_mode": "read-ahead"}"#, "dram_mode: it is for dram"),
+        (r#"{"gpu": 0}"#, "gpu: no GPU runs"),
+        (r#"{"route": "direct"}"#, "route: direct was asked for"),
+    ] {
+        let error = parsed(json).unwrap().check(&pool).unwrap_err().to_string();
+        assert!(error.starts_with(why), "{json}: {error}");
+    }
+    let drives = parsed(r#"{"devices": "vfio:65:00.0", "overwrite": "store"}"#).unwrap();
+    assert_eq!(drives.check(&pool).unwrap(), Executor::Host);
+    assert!(drives.dir().unwrap_err().to_string().starts_with("path: it is missing"));
 }

@@ -232,7 +232,7 @@ replay() { # how, launch, route
   local trace=()
   [ ! -f trace.jsonl ] || trace=(--trace trace.jsonl)
   [ -z "$rehearse" ] || trace=(--requests 50)
-  "$1" "replay-$3-$2" 12 ./ripieno replay --model tiny --executor cuda --launch "$2" --require "$3" \
+  "$1" "replay-$3-$2" 12 ./ripieno replay --model tiny --executor cuda --launch "$2" --route "$3" \
     --verify full --progress never --json ${trace[@]+"${trace[@]}"}
 }
 gpu_test() { # how, limit, test
