@@ -16,7 +16,7 @@ use crate::{
     gpu::Gpu,
     owner::this_process,
     pool::PoolMemory,
-    route::{PoolPlan, limits, routes},
+    route::{Placed, PoolPlan, limits, routes},
 };
 
 /// Parameters of a store or a plane over any controllers. [`Builder`](crate::Builder) has defaults
@@ -105,11 +105,7 @@ impl Plan<'_> {
     }
 
     /// Registers the pool, and names its location; leaves the controllers unchanged if it fails.
-    fn prepare(
-        &self,
-        route: Route,
-        controllers: &mut Controllers,
-    ) -> Result<(KvPool, String), StackError> {
+    fn prepare(&self, route: Route, controllers: &mut Controllers) -> Result<Placed, StackError> {
         (self.check)(route)?;
         let staging_buffers = self.options.staging_buffers;
         let pool = PoolPlan { memory: self.pool, shape: self.shape, staging_buffers };
@@ -120,7 +116,7 @@ impl Plan<'_> {
         &self,
         route: Route,
         controllers: Controllers,
-        (pool, place): (KvPool, String),
+        (pool, place): Placed,
         owner: &Owner,
         open: &mut impl FnMut(StoreConfig) -> Result<T, StackError>,
     ) -> Result<(T, Built), StackError> {

@@ -118,8 +118,7 @@ impl Builder {
     /// # Errors
     /// Returns [`StackError::Config`] if it has less.
     pub fn check_memory(&self, ranks: u32) -> Result<(), StackError> {
-        let dram = self.config.dram.unwrap_or(self.options.dram);
-        HostMemory::check_dram(dram, ranks)
+        HostMemory::check_dram(self.config.dram.unwrap_or(self.options.dram), ranks)
     }
 
     /// Opens the store; with a capacity, creates it if there is none.
@@ -172,7 +171,7 @@ impl Builder {
         open: impl Fn(StoreConfig) -> Result<T, StackError>,
     ) -> Result<(T, Built, Place), StackError> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-        let executor = self.config.executor(&self.pool)?;
+        let executor = self.config.executor(&self.pool);
         let gpu = executor.gpu()?;
         let (mut options, controller) =
             self.config.tune(executor, self.options.clone(), self.controller.clone());

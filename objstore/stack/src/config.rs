@@ -182,22 +182,23 @@ impl StackConfig {
     /// # Errors
     /// Returns [`StackError::Config`] if they do.
     pub fn check(&self, pool: &PoolMemory) -> Result<Executor, StackError> {
-        let on_drives = !self.drives().is_empty();
+        let executor = self.executor(pool);
+        let (on_drives, on_gpu) =
+            (!self.drives().is_empty(), matches!(executor, Executor::Cuda(_)));
+        let no_dram = self.dram_mode.is_some() && self.dram.is_none();
         let either = "a store has a directory or drives; give a number of files, or leave path out";
+        let no_gpu = "no GPU runs the I/O kernel; leave it out, or give executor cuda";
         for (name, is_wrong, problem) in [
             ("devices", on_drives && self.path.is_some(), either),
             ("lba", on_drives && self.lba.is_some(), "drives have their own; leave it out"),
-            (
-                "dram_mode",
-                self.dram_mode.is_some() && self.dram.is_none(),
-                "it is for dram; give dram, too",
-            ),
+            ("dram_mode", no_dram, "it is for dram; give dram, too"),
+            ("gpu", !on_gpu && self.gpu.is_some(), no_gpu),
+            ("io_sms", !on_gpu && self.io_sms.is_some(), no_gpu),
         ] {
             if is_wrong {
                 return Err(StackError::config(name, problem));
             }
         }
-        let executor = self.executor(pool)?;
         routes(executor, pool, self.route).map(|_| executor)
     }
 
@@ -233,9 +234,8 @@ impl StackConfig {
     /// # Errors
     /// Returns [`StackError::Config`] if it has others.
     pub fn check_dir(&self, dir: &StoreDir) -> Result<(), StackError> {
-        let (count, lba_bytes) = (dir.devices().len() as u32, dir.lba_bytes());
-        for (name, given, found) in [("devices", self.files(), count), ("lba", self.lba, lba_bytes)]
-        {
+        let (files, lba) = (dir.devices().len() as u32, dir.lba_bytes());
+        for (name, given, found) in [("devices", self.files(), files), ("lba", self.lba, lba)] {
             if given.is_some_and(|given| given != found) {
                 let problem =
                     format!("the store has {found}; leave it out, or name another directory");
@@ -247,28 +247,20 @@ impl StackConfig {
 
     /// Returns the executor for a KV pool: the one that is asked for, or else a GPU for a pool on
     /// one.
-    ///
-    /// # Errors
-    /// Returns [`StackError::Config`] for options of a GPU without one.
-    pub fn executor(&self, pool: &PoolMemory) -> Result<Executor, StackError> {
+    pub(crate) fn executor(&self, pool: &PoolMemory) -> Executor {
         let on = match pool {
             PoolMemory::Gpu { memory, .. } => Some(memory.ordinal()),
             PoolMemory::Engine { .. } | PoolMemory::Own { .. } => None,
         };
         let by_pool = on.map_or(Executor::Host, |ordinal| Executor::Cuda(CudaChoice::new(ordinal)));
-        let executor = self.executor.unwrap_or(by_pool);
-        if let Executor::Cuda(choice) = executor {
-            let ordinal = self.gpu.or(on).unwrap_or(choice.ordinal);
-            let sms = self.io_sms.unwrap_or(choice.sms);
-            return Ok(Executor::Cuda(CudaChoice { ordinal, sms, ..choice }));
+        match self.executor.unwrap_or(by_pool) {
+            Executor::Cuda(choice) => Executor::Cuda(CudaChoice {
+                ordinal: self.gpu.or(on).unwrap_or(choice.ordinal),
+                sms: self.io_sms.unwrap_or(choice.sms),
+                ..choice
+            }),
+            executor => executor,
         }
-        for (field, is_set) in [("gpu", self.gpu.is_some()), ("io_sms", self.io_sms.is_some())] {
-            if is_set {
-                let problem = "no GPU runs the I/O kernel; leave it out, or give executor cuda";
-                return Err(StackError::config(field, problem));
-            }
-        }
-        Ok(executor)
     }
 
     /// Returns `options` and `controller` with what is given here.

@@ -63,6 +63,9 @@ pub fn routes(
     }
 }
 
+/// A registered KV pool, and its location as a text.
+pub(crate) type Placed = (KvPool, String);
+
 /// Parameters of a pool.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolPlan<'a> {
@@ -85,7 +88,7 @@ impl PoolPlan<'_> {
         route: Route,
         attached: &mut Controllers,
         gpu: Option<&Arc<Gpu>>,
-    ) -> Result<(KvPool, String), StackError> {
+    ) -> Result<Placed, StackError> {
         match (route, gpu) {
             (Route::Host, _) => self.host(attached, gpu),
             (Route::Staged, Some(gpu)) => self.staged(attached, gpu),
@@ -97,11 +100,7 @@ impl PoolPlan<'_> {
     }
 
     /// Registers a pool in host memory, mapped for a GPU if one is used.
-    fn host(
-        &self,
-        on: &mut Controllers,
-        gpu: Option<&Arc<Gpu>>,
-    ) -> Result<(KvPool, String), StackError> {
+    fn host(&self, on: &mut Controllers, gpu: Option<&Arc<Gpu>>) -> Result<Placed, StackError> {
         let (pool, place) = match self.memory {
             PoolMemory::Own { blocks } => {
                 let (layout, bytes) = self.own(*blocks);
@@ -121,11 +120,7 @@ impl PoolPlan<'_> {
     }
 
     /// Registers a pool in the GPU's memory, staged through pinned host memory.
-    fn staged(
-        &self,
-        attached: &mut Controllers,
-        gpu: &Arc<Gpu>,
-    ) -> Result<(KvPool, String), StackError> {
+    fn staged(&self, attached: &mut Controllers, gpu: &Arc<Gpu>) -> Result<Placed, StackError> {
         let (layout, slots) = match self.memory {
             PoolMemory::Own { blocks } => (self.own(*blocks).0, *blocks),
             PoolMemory::Gpu { layout, .. } => (layout.clone(), self.staging_blocks(layout.blocks)),
@@ -148,11 +143,7 @@ impl PoolPlan<'_> {
     }
 
     /// Registers a pool in the GPU's memory, which the devices reach directly.
-    fn direct(
-        &self,
-        attached: &mut Controllers,
-        gpu: &Arc<Gpu>,
-    ) -> Result<(KvPool, String), StackError> {
+    fn direct(&self, attached: &mut Controllers, gpu: &Arc<Gpu>) -> Result<Placed, StackError> {
         let (layout, memory) = match self.memory {
             PoolMemory::Own { blocks } => {
                 let (layout, bytes) = self.own(*blocks);
@@ -203,7 +194,7 @@ impl PoolPlan<'_> {
         memory: &EngineMemory,
         layout: &PoolLayout,
         attached: &Controllers,
-    ) -> Result<(KvPool, String), StackError> {
+    ) -> Result<Placed, StackError> {
         let Self { shape, .. } = *self;
         let pool = pool::register(memory, layout.clone(), &*attached.space, shape)?;
         let base = memory.base().as_ptr().addr() as u64;

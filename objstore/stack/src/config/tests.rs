@@ -115,7 +115,7 @@ fn defaults_are_those_of_the_store() {
 #[test]
 fn options_of_a_gpu_need_one() {
     let pool = PoolMemory::Own { blocks: 1 };
-    let executor = |json: &str| parsed(json).unwrap().executor(&pool);
+    let executor = |json: &str| parsed(json).unwrap().check(&pool);
     assert_eq!(executor("{}").unwrap(), Executor::Host);
     let CudaChoice { ordinal, sms, .. } = CudaChoice::new(1);
     let Ok(Executor::Cuda(choice)) = executor(r#"{"executor": "cuda", "gpu": 1}"#) else {
