@@ -191,7 +191,8 @@ class RipienoTier(SecondaryTierManager):
         keys = [] if self.dead else [_digest(key) for key in sorted(offered, key=place)]
         own = (job for _, job in self.jobs.values() if job.req_context is req_context)
         saves = any(not job.is_promotion for job in own)
-        answers = answer(hints, partial(self.store.pin, keys, wait=saves), self.store.unpin)
+        pin = partial(self.store.pin, keys, wait=saves)
+        answers = answer(hints, pin, self.store.unpin, self._failed)
         logger.info("ripieno: hints of request %s: %s", req_context.req_id, answers)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:

@@ -44,15 +44,21 @@ def stores(request: Request | ReqContext) -> bool:
 
 
 def answer(
-    hints: KvHintsEnvelope, pin: Pin, unpin: Callable[[int], bool]
+    hints: KvHintsEnvelope,
+    pin: Pin,
+    unpin: Callable[[int], bool],
+    failed: Callable[[ripieno.Error], object] | None = None,
 ) -> list[dict[str, Any]]:
-    """Carries out the hints of a request that has ended, and returns an answer to each."""
+    """Carries out the hints of a request that has ended, and returns an answer to each. Calls
+    `failed` with an error of the store."""
     answers = []
     for hint in hints.actions:
         try:
             outcome, reason, number = carry_out(hint, pin, unpin)
         except (Rejected, ripieno.Error) as error:
             outcome, reason, number = "rejected", str(error), None
+            if failed and isinstance(error, ripieno.Error):
+                failed(error)
         if outcome == "rejected":
             logger.warning("ripieno: hint %s is rejected: %s", hint.action_id, reason)
         named = {"action_id": hint.action_id, "outcome": outcome}
