@@ -4,14 +4,14 @@ use gio_uring::{Error, Uring, abi::IoCtx};
 use nvme_driver::{DmaSlice, Nanos};
 use nvme_spec::{ids::Lba, nvm::Direction};
 
-/// Time limit of the read.
-const TIMEOUT: Nanos = Nanos::from_millis(2_000);
+/// Time limit of the read. On a busy machine the threads of a software controller wait for seconds.
+const TIMEOUT: Nanos = Nanos::from_millis(10_000);
 
 /// Has the I/O kernel read one LBA, at `lba` of device number `device`, into `memory`, which has
 /// that length. Comparing the data is left to the caller.
 ///
 /// # Errors
-/// Returns a message if the read was not completed without an error within 2 s. The device may
+/// Returns a message if the read was not completed without an error within 10 s. The device may
 /// then still write to `memory`, until the ring is stopped and the queues are taken back.
 pub fn kernel_read(
     ring: &mut Uring,
