@@ -1,9 +1,11 @@
 //! The rule about planted bugs: the lists in tests/mutants follow the code.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 
 use crate::Rule;
-use crate::tree::{File, Tree, Violation, line_of};
+use crate::tree::{Tree, Violation, line_of};
 
 pub const RULES: &[Rule] = &[Rule {
     name: "planted bugs apply",
@@ -18,11 +20,13 @@ pub const RULES: &[Rule] = &[Rule {
         let good = entry("good", "a.rs", "once");
         let bad = [entry("twice", "a.rs", "two"), entry("gone", "b.rs", "x")].concat();
         let same = [good.clone(), entry("good", "a.rs", "never")].concat();
+        let switched = |name| entry(name, "a.rs", "once").replace("'z'", "'PLANTED'");
         vec![
             ("a.rs", "once two two".into()),
             ("tests/mutants/a.toml", [good, bad].concat()),
             ("tests/mutants/b.toml", same),
             ("tests/mutants/c.toml", "[[mutant]]\nname = 'c'\n".into()),
+            ("tests/mutants/d.toml", [switched("on"), switched("off")].concat()),
             ("other.toml", "name = 'no list'".into()),
         ]
     },
@@ -33,6 +37,7 @@ pub const RULES: &[Rule] = &[Rule {
         "tests/mutants/b.toml:9",  // also in the same list,
         "tests/mutants/b.toml:9",  // and for text that does not occur.
         "tests/mutants/c.toml:1",  // No list.
+        "tests/mutants/d.toml:9",  // Its text is gone when the one before is planted.
     ],
 }];
 
@@ -46,6 +51,7 @@ struct Mutant {
     name: String,
     file: String,
     find: String,
+    replace: String,
     test: String,
 }
 
@@ -60,6 +66,8 @@ fn planted_bugs_apply(tree: &Tree) -> Vec<Violation> {
             }
         };
         let mut from = 0;
+        // Those with a switch are planted together.
+        let mut planted: BTreeMap<String, String> = BTreeMap::new();
         for mutant in list.mutant {
             // In the order of the file; the search continues after the previous entry.
             from += file.text[from..].find(&mutant.name).unwrap_or(0);
@@ -75,10 +83,16 @@ fn planted_bugs_apply(tree: &Tree) -> Vec<Violation> {
                         .into(),
                 );
             }
-            let count = |target: &File| target.text.matches(&mutant.find).count();
-            match tree.file(&mutant.file).map(count) {
-                Some(1) => {}
-                Some(count) => wrong(format!(
+            let has_switch = mutant.replace.contains("PLANTED");
+            let right = tree.file(&mutant.file).map(|target| &target.text);
+            let text = planted.get(&mutant.file).filter(|_| has_switch).or(right);
+            match text.map(|text| (text.matches(&mutant.find).count(), text)) {
+                Some((1, text)) if has_switch => {
+                    let text = text.replacen(&mutant.find, &mutant.replace, 1);
+                    planted.insert(mutant.file, text);
+                }
+                Some((1, _)) => {}
+                Some((count, _)) => wrong(format!(
                     "`find` occurs {count} times in {}; it has to occur once: follow the code, or \
                      remove the bug that it can no longer have",
                     mutant.file
