@@ -103,8 +103,8 @@ fn read(
     let failed = |source| StackError::DriveIo { what: "trying the I/O kernel", source };
     let grant = drive.grant(qid, nsid).map_err(failed)?;
     let epoch = grant.epoch;
-    // An unanswered command is given up before the kernel is ended.
-    let command_timeout = Nanos::from_millis(3_000);
+    // After the read, and before the kernel is ended.
+    let command_timeout = Nanos::from_millis(11_000);
     let options = UringOptions { command_timeout, explicit_max: 1, ..UringOptions::default() };
     match Uring::init_queue(1, executor, clock, &[(0, grant)], options) {
         Ok(mut ring) => {
