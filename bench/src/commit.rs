@@ -143,7 +143,7 @@ fn commit(stack: &Stack, (committer, committers): (u32, u32), count: u32) -> Res
         let key = keys.next(&[at]);
         let save = store.allocate(&[key], &[block])?;
         ensure!(save.written() == 1, "the store is too small");
-        store.store_all(&save)?;
+        store.move_all(&save)?;
         let (committed, took) = timed(|| store.commit(save));
         ensure!(committed?.written == 1, "nothing was committed");
         us.push(took.as_secs_f64() * 1e6);

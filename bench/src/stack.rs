@@ -101,7 +101,7 @@ impl Stack {
     pub fn fill(&self, blocks: &[BlockId]) -> Result<u64> {
         let save = self.store.allocate(&self.keys, blocks)?;
         ensure!(save.written() == blocks.len(), "the store is too small");
-        let bytes = self.store.store_all(&save)?;
+        let bytes = self.store.move_all(&save)?;
         self.store.commit(save)?;
         Ok(bytes)
     }
@@ -116,7 +116,7 @@ impl Stack {
     /// Retrieves all layers of all blocks once, into these blocks. Returns the bytes read.
     pub fn retrieve(&self, blocks: &[BlockId]) -> Result<u64> {
         let load = self.store.retrieve(&self.prefix()?, blocks)?;
-        Ok(self.store.retrieve_all(&load)?)
+        Ok(self.store.move_all(&load)?)
     }
 
     /// Closes the store and shuts the drives down.

@@ -9,7 +9,7 @@
 //!   lookup(keys) -> Prefix          allocate(keys, blocks) -> StoreRequest       once a request
 //!   retrieve(prefix, blocks)          |
 //!     -> LoadRequest                     |
-//!   retrieve_layer(layer) -> Ticket store_layer(layer) -> Ticket            once a layer, O(1)
+//!   start(load, layer) -> Ticket    start(save, layer) -> Ticket            once a layer, O(1)
 //!   wait(ticket)                    wait(ticket)
 //!   drop                            commit(save)
 //! ```
@@ -21,7 +21,8 @@
 //! use nvme_driver::ControllerOptions;
 //! use nvme_emu::EmuDomain;
 //! use objstore::{
-//!     BlockId, KeyChain, KvShape, Layer, Namespace, Store, StoreConfig, StoreDevice, StoreOptions,
+//!     BlockId, KeyChain, KvShape, Layer, Namespace, Order, Store, StoreConfig, StoreDevice,
+//!     StoreOptions,
 //! };
 //! use ripieno_testkit::{Drives, KvMemory, format, host_executor, memory_drives};
 //!
@@ -52,7 +53,7 @@
 //! }
 //! let save = store.allocate(&keys, &sources)?;
 //! for layer in (0..shape.layers).map(Layer) {
-//!     store.store_layer(&save, layer)?;
+//!     store.start(&save, layer, Order::Unordered)?;
 //! }
 //! store.commit(save)?; // waits for the layers; permanent when it returns
 //!
@@ -61,7 +62,8 @@
 //! let targets = [BlockId(9), BlockId(4)];
 //! let load = store.retrieve(&prefix, &targets)?;
 //! let layers = (0..shape.layers).map(Layer);
-//! let tickets: Result<Vec<_>, _> = layers.map(|l| store.retrieve_layer(&load, l)).collect();
+//! let start = |layer| store.start(&load, layer, Order::Unordered);
+//! let tickets: Result<Vec<_>, _> = layers.map(start).collect();
 //! for (layer, ticket) in (0..).map(Layer).zip(tickets?) {
 //!     store.wait(ticket)?; // then run the layer's attention
 //!     assert!(kv.holds(targets[0], layer, keys[0], 0) && kv.holds(targets[1], layer, keys[1], 0));
@@ -92,7 +94,7 @@
 //!
 //! | call | the transfer starts | work enqueued later |
 //! |---|---|---|
-//! | `retrieve_layer`, [`Order::Unordered`] | immediately | does not wait |
+//! | [`Store::start`], [`Order::Unordered`] | immediately | does not wait |
 //! | [`Order::AfterEvent`]`(event)` | when the event reaches its value | does not wait |
 //! | [`Order::AfterStream`]`(stream)` | after the work enqueued before | does not wait |
 //! | [`Order::InStream`]`(stream)`, or a stream | after the work enqueued before | waits for it |
@@ -115,7 +117,7 @@
 //! ) -> Result<Vec<Ticket>, StoreError> {
 //!     let layers = (0..store.shape().layers).map(Layer);
 //!     let order = Order::AfterStream(compute);
-//!     layers.map(|layer| store.retrieve_layer_on(load, layer, order)).collect()
+//!     layers.map(|layer| store.start(load, layer, order)).collect()
 //! }
 //!
 //! /// Before a layer's attention: work enqueued from here on sees its KV.
@@ -135,7 +137,7 @@
 //!     layer: Layer,
 //!     compute: RawStream,
 //! ) -> Result<Ticket, StoreError> {
-//!     store.store_layer_on(save, layer, compute)
+//!     store.start(save, layer, compute)
 //! }
 //!
 //! /// After the pass, before its results are used: fails if any layer failed.
@@ -283,5 +285,5 @@ pub use registration::{InUse, KvPool};
 pub use stats::{DramStats, Durations, StoreStats, Times};
 pub use store::{
     Closed, ClusterCopies, Committed, Erased, LoadRequest, Medium, Prefix, RankId, Reservation,
-    Salvage, Store, StoreRequest, StoredClusters, open_catalog,
+    Salvage, Store, StoreRequest, StoredClusters, Transfer, open_catalog,
 };

@@ -38,7 +38,7 @@ pub use clusters::{ClusterCopies, StoredClusters};
 use deallocation::Drive;
 pub use erase::Erased;
 use handles::Held;
-pub use handles::{Committed, LoadRequest, Prefix, StoreRequest};
+pub use handles::{Committed, LoadRequest, Prefix, StoreRequest, Transfer};
 pub use open::{Closed, Medium};
 pub use ranks::{RankId, open_catalog};
 pub use reservation::Reservation;

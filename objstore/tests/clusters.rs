@@ -7,8 +7,8 @@ use crate::{shelf, stack};
 use kv_swarm::{Cluster, ClusterId, Clusters, Entry, Place, Placement, Read};
 use nvme_emu::{EmuCounters, FaultAction, FaultRule, FaultWhen, LbaRange};
 use objstore::{
-    BlockKey, ClusterCopies, DeviceIndex, FileId, Format, Geometry, KeyChain, KvShape, Layer, Row,
-    StoreError, StoreOptions, StoredClusters,
+    BlockKey, ClusterCopies, DeviceIndex, FileId, Format, Geometry, KeyChain, KvShape, Layer,
+    Order, Row, StoreError, StoreOptions, StoredClusters,
 };
 use proptest::prelude::*;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
@@ -70,7 +70,7 @@ fn save(stack: &mut Stack, clusters: &Clusters) -> Result<StoredClusters, StoreE
             stack.kv.fill(*block, key(copies.entries[*position as usize]), 0);
         }
         let fill = store.fill(&reservation, positions, &blocks)?;
-        let ticket = store.store_layer(&fill, Layer(0))?;
+        let ticket = store.start(&fill, Layer(0), Order::Unordered)?;
         assert!(store.end(&[ticket.job])?.iter().all(|done| done.failure.is_none()));
     }
     store.commit_reservation(&reservation)?;
@@ -101,7 +101,7 @@ fn load(
     let before: Vec<EmuCounters> = stack.emus.iter().map(|emu| emu.counters()).collect();
     let stats = stack.store.stats()?;
     let load = stored.retrieve(&stack.store, reads, &blocks)?;
-    let done = stack.store.wait(stack.store.retrieve_layer(&load, Layer(0))?)?;
+    let done = stack.store.wait(stack.store.start(&load, Layer(0), Order::Unordered)?)?;
     assert_eq!(done.device_bytes, all.len() as u64 * SHAPE.block_bytes());
     for (read, block) in all.iter().zip(&blocks) {
         assert!(stack.kv.holds(*block, Layer(0), key(read.entry), 0), "{read:?}");
@@ -329,7 +329,7 @@ fn half_written_clusters_leave_nothing() {
     let copies = ClusterCopies::new(&stack.store, clusters.clone(), key);
     let reservation = copies.reserve(&stack.store).unwrap();
     let fill = stack.store.fill(&reservation, &[0, 1, 2], &blocks(0, 3)).unwrap();
-    let ticket = stack.store.store_layer(&fill, Layer(0)).unwrap();
+    let ticket = stack.store.start(&fill, Layer(0), Order::Unordered).unwrap();
     stack.store.end(&[ticket.job]).unwrap();
     assert!(stack.store.commit_reservation(&reservation).is_err());
     drop((fill, reservation));
@@ -402,7 +402,7 @@ fn clusters_survive_a_crash() {
     let reservation = copies.reserve(&stack.store).unwrap();
     let positions: Vec<u32> = (0..40).collect();
     let fill = stack.store.fill(&reservation, &positions, &blocks(0, 40)).unwrap();
-    let ticket = stack.store.store_layer(&fill, Layer(0)).unwrap();
+    let ticket = stack.store.start(&fill, Layer(0), Order::Unordered).unwrap();
     stack.store.end(&[ticket.job]).unwrap();
     crash(stack);
 

@@ -69,7 +69,7 @@ fn a_layer_says_what_was_moved_wherever_it_came_from() {
     assert_eq!(stack.put(&keys, 0), 5);
     let prefix = stack.store.lookup(&keys).unwrap();
     let load = stack.store.retrieve(&prefix, &stack::blocks(30, 5)).unwrap();
-    let ticket = stack.store.retrieve_layer(&load, objstore::Layer(1)).unwrap();
+    let ticket = stack.store.start(&load, objstore::Layer(1), Order::Unordered).unwrap();
     let done = stack.store.wait(ticket).unwrap();
     assert_eq!((done.objects, done.bytes, done.device_bytes), (10, 10 * 4096, 6 * 4096));
 }
@@ -86,7 +86,7 @@ fn what_was_not_moved_well_is_not_kept() {
     assert_eq!(stack.store.stats().unwrap().dram.blocks, 0);
     // Neither are incomplete ones.
     let save = stack.begin(&keys, 0);
-    let ticket = stack.store.store_layer(&save, objstore::Layer(0)).unwrap();
+    let ticket = stack.store.start(&save, objstore::Layer(0), Order::Unordered).unwrap();
     stack.store.wait(ticket).unwrap();
     drop(save);
     assert_eq!(stack.store.stats().unwrap().dram.blocks, 0);
@@ -294,6 +294,6 @@ fn what_cannot_be_is_refused() {
     let load = stack.store.retrieve(&prefix, &stack::blocks(30, 2)).unwrap();
     let wait = gio_uring::Wait { event: stack.store.plane().event().unwrap(), value: 1 };
     let order = Order::AfterEvent(&wait);
-    let error = stack.store.retrieve_layer_on(&load, objstore::Layer(0), order).unwrap_err();
+    let error = stack.store.start(&load, objstore::Layer(0), order).unwrap_err();
     assert!(matches!(error, StoreError::Config { field: "dram", .. }), "{error}");
 }

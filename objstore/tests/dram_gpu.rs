@@ -7,7 +7,8 @@ use kv_schedule::Config;
 use nvme_driver::{Clock as _, DmaSpace as _, Nanos};
 use nvme_emu::FaultAction;
 use objstore::{
-    BlockId, BlockKey, DramMode, KvPool, Layer, Order, Route, Row, Store, StoreError, Ticket,
+    BlockId, BlockKey, DramMode, KvPool, Layer, LoadRequest, Order, Route, Row, Store, StoreError,
+    Ticket,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use rig::{Rig, wait_all};
@@ -88,7 +89,7 @@ fn a_layer_says_what_was_moved_wherever_it_came_from() {
         let keys = keys(0..5);
         assert_eq!(rig.put(&keys, 0), 5);
         let load = rig.load(&keys, 30);
-        let ticket = rig.store.retrieve_layer(&load, Layer(1)).unwrap();
+        let ticket = rig.store.start(&load, Layer(1), Order::Unordered).unwrap();
         let done = rig.store.wait(ticket).unwrap();
         assert_eq!((done.objects, done.bytes), (10, 10 * 4096), "{path}");
     });
@@ -107,10 +108,10 @@ fn hits_are_in_the_order_of_the_stream() {
             rig.fill(40, &new);
             rig.gpu.gate(compute, 1);
             let used = rig.look(compute, 40, &new, Layer(0));
-            let first = rig.store.retrieve_layer_on(&load, Layer(0), compute).unwrap();
+            let first = rig.store.start(&load, Layer(0), compute).unwrap();
             let seen = rig.look(compute, 40, &old, Layer(0));
             let order = Order::AfterStream(compute);
-            let second = rig.store.retrieve_layer_on(&load, Layer(1), order).unwrap();
+            let second = rig.store.start(&load, Layer(1), order).unwrap();
             rig.store.join(&second, other).unwrap();
             let joined = rig.look(other, 40, &old, Layer(1));
             rig.run(30);
@@ -136,7 +137,7 @@ fn a_word_of_the_host_starts_a_layer() {
             let load = rig.load(&keys, 40);
             let wait = gio_uring::Wait { event: rig.store.plane().event().unwrap(), value: 3 };
             let order = Order::AfterEvent(&wait);
-            let ticket = rig.store.retrieve_layer_on(&load, Layer(0), order).unwrap();
+            let ticket = rig.store.start(&load, Layer(0), order).unwrap();
             let event = wait.event.clone();
             drop(wait);
             rig.run(30);
@@ -192,7 +193,7 @@ fn what_is_kept_was_copied_before_the_blocks_are_used_again() {
             rig.fill(0, &stored);
             let save = rig.store.allocate(&stored, &blocks(0, 6)).unwrap();
             let tickets = overwritten(&mut rig, joined, 0, &new, |store, layer, order| {
-                store.store_layer_on(&save, layer, order)
+                store.start(&save, layer, order)
             });
             wait_all(&mut rig.store, tickets).unwrap();
             rig.store.commit(save).unwrap();
@@ -221,7 +222,7 @@ fn what_is_read_is_kept_as_it_was_read() {
             rig.put(&keys(40..46), 0);
             let load = rig.load(&stored, 40);
             let tickets = overwritten(&mut rig, joined, 40, &new, |store, layer, order| {
-                store.retrieve_layer_on(&load, layer, order)
+                store.start(&load, layer, order)
             });
             wait_all(&mut rig.store, tickets).unwrap();
             drop(load);
@@ -243,7 +244,7 @@ fn memory_is_reused_only_behind_the_stream_that_uses_it() {
         let late = rig.gpu.stream(1);
         rig.gpu.gate(late, 1);
         let load = rig.load(&old, 40);
-        rig.store.retrieve_layer_on(&load, Layer(0), late).unwrap();
+        rig.store.start(&load, Layer(0), late).unwrap();
         // All of the cache is being read: nothing else gets in.
         rig.put(&new, 8);
         assert_eq!(rig.store.stats().unwrap().dram.evictions, 0, "{path}");
@@ -336,12 +337,12 @@ fn a_recovery_keeps_nothing_that_was_not_moved() {
             rig.gpu.gate(late, 1);
             rig.faults(Some(on(opcode, FaultAction::Drop).limit(1)));
             let failing = match opcode {
-                READ => rig.store.retrieve_layer(&broken, Layer(0)).unwrap(),
-                _ => rig.store.store_layer(&save, Layer(0)).unwrap(),
+                READ => rig.store.start(&broken, Layer(0), Order::Unordered).unwrap(),
+                _ => rig.store.start(&save, Layer(0), Order::Unordered).unwrap(),
             };
             let mut tickets = Vec::new();
             for load in [&hits, &both] {
-                tickets.push(rig.store.retrieve_layer_on(load, Layer(0), late).unwrap());
+                tickets.push(rig.store.start(load, Layer(0), late).unwrap());
             }
             rig.store.wait(failing).unwrap_err();
             assert_eq!(rig.store.stats().unwrap().recoveries, 1, "{path}");
@@ -380,10 +381,8 @@ fn a_stream_that_refuses_keeps_nothing_in_flight() {
             let load = rig.load(&keys, 40);
             rig.gpu.break_it(Defect::RefusesAfter(after));
             let layers: Vec<_> = rig.layers().collect();
-            let started: Result<Vec<_>, _> = layers
-                .iter()
-                .map(|layer| rig.store.retrieve_layer_on(&load, *layer, compute))
-                .collect();
+            let started: Result<Vec<_>, _> =
+                layers.iter().map(|layer| rig.store.start(&load, *layer, compute)).collect();
             rig.gpu.break_it(Defect::None);
             if let Err(error) = started {
                 assert!(
@@ -409,7 +408,7 @@ fn nothing_is_freed_before_the_streams_are_past_it() {
         let late = rig.gpu.stream(1);
         let load = rig.load(&keys, 40);
         rig.gpu.gate(late, 1);
-        let ticket = rig.store.retrieve_layer_on(&load, Layer(0), late).unwrap();
+        let ticket = rig.store.start(&load, Layer(0), late).unwrap();
         let Rig { store, gpu, .. } = rig;
         let living = gpu.living();
         // Closed while the stream is held up: it still reads the memory.
@@ -447,7 +446,9 @@ fn a_layer_that_finds_no_free_operation_is_copied_later() {
         // The layers that were stored.
         assert_eq!(plane.advance().unwrap().in_flight, 0);
         let pairs = loads.iter().flat_map(|one| rig.layers().map(move |layer| (one, layer)));
-        let start = |(one, layer)| rig.store.retrieve_layer(one, layer).unwrap();
+        let start = |(one, layer): (&LoadRequest, _)| {
+            rig.store.start(one, layer, Order::Unordered).unwrap()
+        };
         let tickets: Vec<_> = pairs.map(start).collect();
         let first = plane.advance().unwrap();
         assert!(tickets.len() > plan(0, 1).options.iocbs as usize);
@@ -485,7 +486,7 @@ fn a_pool_in_pinned_memory_is_copied_to_by_streams() {
     let compute = rig.gpu.stream(1);
     rig.gpu.gate(compute, 1);
     let load = rig.load(&keys, 40);
-    let ticket = rig.store.retrieve_layer_on(&load, Layer(0), compute).unwrap();
+    let ticket = rig.store.start(&load, Layer(0), compute).unwrap();
     let seen = rig.look(compute, 40, &keys, Layer(0));
     rig.run(10);
     assert!(!rig.holds(40, &keys[..1], Layer(0)));

@@ -5,7 +5,7 @@ use crate::{shelf, stack};
 use nvme_driver::{Clock, ControllerEvent, Nanos, wait_until};
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, IdentifyOverrides};
 use nvme_spec::{admin::AdminOpcode, ids::Nsid, log::CriticalWarning};
-use objstore::{DeviceIndex, Layer, StoreError, StoreEvent, StoreOptions};
+use objstore::{DeviceIndex, Layer, Order, StoreError, StoreEvent, StoreOptions};
 use shelf::Shelf;
 use stack::{Plan, Stack, blocks, keys};
 
@@ -173,5 +173,5 @@ fn a_namespace_that_no_longer_holds_the_data_region_fails_the_store() {
         StoreError::Failed { cause } => assert!(cause.contains("no longer holds"), "{cause}"),
         other => panic!("{other}"),
     }
-    assert!(stack.store.retrieve_layer(&load, Layer(0)).is_err());
+    assert!(stack.store.start(&load, Layer(0), Order::Unordered).is_err());
 }

@@ -9,7 +9,9 @@ use gio_kernels::InlineExecutor;
 use gio_uring::{ExecutorError, IoExecutor, IoStatus, Progress, SharedMemory, Wait, abi::Args};
 use nvme_driver::{GrantEpoch, Nanos, Place, Quiesced};
 use nvme_emu::{FaultAction, FaultRule, FaultWhen, LbaRange, SimClock};
-use objstore::{BlockKey, Direction, Failure, Layer, LoadRequest, Prefix, Row, StoreError, Ticket};
+use objstore::{
+    BlockKey, Direction, Failure, Layer, LoadRequest, Order, Prefix, Row, StoreError, Ticket,
+};
 use stack::{Plan, READ, READ_ERROR, Stack, WRITE, WRITE_FAULT, blocks, keys, on};
 
 /// No merging: one command for each object.
@@ -97,10 +99,10 @@ fn after_a_failed_layer_the_request_goes_no_further() {
     let prefix = stack.store.lookup(&keys).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
     stack.faults(Some(on(READ, READ_ERROR)));
-    let ticket = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
+    let ticket = stack.store.start(&load, Layer(0), Order::Unordered).unwrap();
     failure(stack.store.wait(ticket).unwrap_err());
     stack.faults(None);
-    let error = stack.store.retrieve_layer(&load, Layer(1)).unwrap_err();
+    let error = stack.store.start(&load, Layer(1), Order::Unordered).unwrap_err();
     assert!(matches!(error, StoreError::RequestFailed { .. }), "{error}");
     assert_eq!(stack.store.lookup(&keys).unwrap().len(), 0);
 }
@@ -113,7 +115,7 @@ fn a_write_error_makes_the_commit_fail_and_frees_the_files() {
     let save = stack.begin(&keys, 0);
     for layer in (0..stack.shape.layers).map(Layer) {
         // No ticket is waited for: the commit finds the failure.
-        let _ = stack.store.store_layer(&save, layer).unwrap();
+        let _ = stack.store.start(&save, layer, Order::Unordered).unwrap();
     }
     let failed = failure(stack.store.commit(save).unwrap_err());
     assert_eq!(failed.direction, Direction::Write);
@@ -193,9 +195,9 @@ fn everything_in_flight_fails_with_a_recovery_and_innocent_files_stay() {
     let first = stack.store.retrieve(&prefixes[0], &blocks(20, 4)).unwrap();
     let second = stack.store.retrieve(&prefixes[1], &blocks(30, 4)).unwrap();
     let save = stack.begin(&c, 40);
-    let broken = stack.store.retrieve_layer(&first, Layer(0)).unwrap();
-    let write = stack.store.store_layer(&save, Layer(0)).unwrap();
-    let other = stack.store.retrieve_layer(&second, Layer(0)).unwrap();
+    let broken = stack.store.start(&first, Layer(0), Order::Unordered).unwrap();
+    let write = stack.store.start(&save, Layer(0), Order::Unordered).unwrap();
+    let other = stack.store.start(&second, Layer(0), Order::Unordered).unwrap();
     failure(stack.store.wait(broken).unwrap_err());
     assert_eq!(stack.store.stats().unwrap().recoveries, 1);
     // They ended before the queue broke, or failed with it; no time passes for either now.
@@ -228,7 +230,7 @@ fn on_device(stack: &Stack, keys: &[BlockKey], device: u32) -> Vec<BlockKey> {
 fn read_layer(stack: &Stack, keys: &[BlockKey], first: u32) -> (Prefix, LoadRequest, Ticket) {
     let prefix = stack.store.lookup(keys).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(first, keys.len())).unwrap();
-    let ticket = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
+    let ticket = stack.store.start(&load, Layer(0), Order::Unordered).unwrap();
     (prefix, load, ticket)
 }
 
@@ -340,7 +342,7 @@ fn what_was_cancelled_before_it_reached_a_device_loses_nothing() {
     let load = stack.store.retrieve(&prefix, &blocks(30, 4)).unwrap();
     // It waits for an event that is never signalled.
     let wait = Wait { event: stack.store.plane().event().unwrap(), value: 1 };
-    let ticket = stack.store.retrieve_layer_on(&load, Layer(0), &wait).unwrap();
+    let ticket = stack.store.start(&load, Layer(0), &wait).unwrap();
     stack.faults(Some(on(READ, FaultAction::Drop).limit(1)));
     let broken = stack.store.lookup(&a).unwrap();
     failure(stack.read(&broken, 20).unwrap_err());
@@ -401,9 +403,9 @@ fn handles_dropped_while_a_command_hangs() {
     });
     let prefix = stack.store.lookup(&a).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
-    let _ = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
+    let _ = stack.store.start(&load, Layer(0), Order::Unordered).unwrap();
     let save = stack.begin(&b, 10);
-    let _ = stack.store.store_layer(&save, Layer(0)).unwrap();
+    let _ = stack.store.start(&save, Layer(0), Order::Unordered).unwrap();
     drop((prefix, load, save));
     stack.store.plane().drain().unwrap();
     let stats = stack.store.stats().unwrap();
@@ -545,7 +547,7 @@ fn an_executor_that_cannot_go_on_is_replaced() {
     let broken = stack.store.lookup(&a).unwrap();
     failure(stack.read(&broken, 20).unwrap_err());
     stack.faults(None);
-    let error = stack.store.retrieve_layer(&load, Layer(0)).unwrap_err();
+    let error = stack.store.start(&load, Layer(0), Order::Unordered).unwrap_err();
     assert!(matches!(error, StoreError::RequestFailed { .. }), "{error}");
     drop((prefix, load, broken));
     assert_eq!(stack.get(&b, 20), 4);

@@ -8,7 +8,7 @@ use crate::stack;
 use std::collections::BTreeSet;
 
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange};
-use objstore::{BlockId, BlockKey, Layer, LoadRequest, Prefix, StoreError, StoreRequest};
+use objstore::{BlockId, BlockKey, Layer, LoadRequest, Order, Prefix, StoreError, StoreRequest};
 use rand::{Rng, SeedableRng, rngs::SmallRng, seq::SliceRandom};
 use ripieno_testkit::seeds;
 use stack::{Plan, READ_ERROR, Stack, WRITE_FAULT, keys};
@@ -122,7 +122,7 @@ impl World {
     fn store_layers(&mut self, save: &StoreRequest) -> Result<(), StoreError> {
         let mut tickets = Vec::new();
         for layer in self.layers() {
-            tickets.push(self.stack.store.store_layer(save, layer)?);
+            tickets.push(self.stack.store.start(save, layer, Order::Unordered)?);
             if self.rng.random_bool(0.5) {
                 let at = self.rng.random_range(0..tickets.len());
                 self.stack.store.wait(tickets.swap_remove(at))?;
@@ -176,7 +176,7 @@ impl World {
     fn load(&mut self, pairs: &[(BlockKey, BlockId)], load: &LoadRequest) {
         let mut tickets = Vec::new();
         for layer in self.layers() {
-            match self.stack.store.retrieve_layer(load, layer) {
+            match self.stack.store.start(load, layer, Order::Unordered) {
                 Ok(ticket) => tickets.push(ticket),
                 Err(error) => self.note(&error),
             }
@@ -256,9 +256,11 @@ impl World {
         let in_flight = self.rng.random_bool(0.3);
         let started = match self.held.swap_remove(at) {
             Held::Prefix(keys, prefix) => return self.get(&keys, &prefix),
-            Held::Load(_, load) if in_flight => self.stack.store.retrieve_layer(&load, layer),
+            Held::Load(_, load) if in_flight => {
+                self.stack.store.start(&load, layer, Order::Unordered)
+            }
             Held::Load(pairs, load) => return self.load(&pairs, &load),
-            Held::Store(save) => self.stack.store.store_layer(&save, layer),
+            Held::Store(save) => self.stack.store.start(&save, layer, Order::Unordered),
         };
         if let Err(error) = started {
             self.note(&error);

@@ -6,7 +6,7 @@ use gio_uring::Progress;
 use kv_schedule::{Config, Flow, StepId, StepShape};
 use nvme_driver::{Clock, Nanos};
 use nvme_emu::FaultAction;
-use objstore::{Layer, LayerDone, StoreError, Ticket};
+use objstore::{Layer, LayerDone, Order, StoreError, Ticket};
 use schedule::{pace, pending};
 use stack::{Plan, READ, READ_ERROR, Stack, blocks, keys, on};
 
@@ -49,8 +49,9 @@ fn reads_go_before_writes_that_wait_and_all_of_it_arrives() {
     stack.put(&old, 0);
     pace(&stack.store, ONE());
     let save = stack.begin(&new, 8);
-    let writes: Vec<Ticket> =
-        layers(&stack).map(|layer| stack.store.store_layer(&save, layer).unwrap()).collect();
+    let writes: Vec<Ticket> = layers(&stack)
+        .map(|layer| stack.store.start(&save, layer, Order::Unordered).unwrap())
+        .collect();
     assert_eq!(in_flight(&stack), 1, "nothing is in the first write's way");
     let prefix = stack.store.lookup(&old).unwrap();
     let targets = blocks(20, 8);
@@ -64,7 +65,7 @@ fn reads_go_before_writes_that_wait_and_all_of_it_arrives() {
     // Requested in reverse order: a step needs its layers in theirs.
     let mut reads: Vec<Ticket> = layers(&stack)
         .map(|layer| Layer(stack.shape.layers - 1 - layer.0))
-        .map(|layer| stack.store.retrieve_layer(&load, layer).unwrap())
+        .map(|layer| stack.store.start(&load, layer, Order::Unordered).unwrap())
         .collect();
     reads.reverse();
     let mut ended = Vec::new();
@@ -103,10 +104,11 @@ fn nothing_moves_before_its_turn_and_nothing_of_an_abandoned_job() {
     pace(&stack.store, ONE());
     let prefix = stack.store.lookup(&keys(0..4)).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(10, 4)).unwrap();
-    let tickets: Vec<Ticket> =
-        layers(&stack).map(|layer| stack.store.retrieve_layer(&load, layer).unwrap()).collect();
+    let tickets: Vec<Ticket> = layers(&stack)
+        .map(|layer| stack.store.start(&load, layer, Order::Unordered).unwrap())
+        .collect();
     assert_eq!((in_flight(&stack), pending(&stack.store)), (1, tickets.len()));
-    let again = stack.store.retrieve_layer(&load, Layer(2)).unwrap_err();
+    let again = stack.store.start(&load, Layer(2), Order::Unordered).unwrap_err();
     assert!(matches!(again, StoreError::InFlight { layer: Layer(2) }), "{again}");
     let before = stack.store.stats().unwrap().commands;
     drop(load);
@@ -127,10 +129,12 @@ fn a_layer_that_someone_waits_for_starts_at_once() {
     targets.iter().for_each(|block| stack.wipe(*block));
     let load = stack.store.retrieve(&prefix, &targets).unwrap();
     let save = stack.begin(&keys(4..8), 4);
-    let tickets: Vec<Ticket> =
-        layers(&stack).map(|layer| stack.store.retrieve_layer(&load, layer).unwrap()).collect();
-    let stores: Vec<Ticket> =
-        layers(&stack).map(|layer| stack.store.store_layer(&save, layer).unwrap()).collect();
+    let tickets: Vec<Ticket> = layers(&stack)
+        .map(|layer| stack.store.start(&load, layer, Order::Unordered).unwrap())
+        .collect();
+    let stores: Vec<Ticket> = layers(&stack)
+        .map(|layer| stack.store.start(&save, layer, Order::Unordered).unwrap())
+        .collect();
     assert_eq!(in_flight(&stack), 1);
     // The last layer: it would have been the last one, by its turn.
     let last = *tickets.last().unwrap();
@@ -158,9 +162,10 @@ fn the_end_of_a_job_waits_for_layers_that_wait() {
     let save = stack.begin(&keys(4..8), 4);
     let prefix = stack.store.lookup(&keys(0..4)).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(10, 4)).unwrap();
-    let reads: Vec<Ticket> =
-        layers(&stack).map(|layer| stack.store.retrieve_layer(&load, layer).unwrap()).collect();
-    layers(&stack).for_each(|layer| _ = stack.store.store_layer(&save, layer).unwrap());
+    let reads: Vec<Ticket> = layers(&stack)
+        .map(|layer| stack.store.start(&load, layer, Order::Unordered).unwrap())
+        .collect();
+    layers(&stack).for_each(|layer| _ = stack.store.start(&save, layer, Order::Unordered).unwrap());
     // It ends although nobody advances the pacer, and after all reads, which had their turn.
     stack.store.commit(save).unwrap();
     for read in reads {
@@ -177,15 +182,16 @@ fn more_than_may_wait_is_refused_and_a_failure_is_its_layers() {
     let layer_bytes = 4 * 2 * 4096;
     pace(&stack.store, Config { backlog_bytes: layer_bytes, ..ONE() });
     let save = stack.begin(&keys(4..8), 4);
-    stack.store.store_layer(&save, Layer(0)).unwrap();
-    let full = stack.store.store_layer(&save, Layer(1)).unwrap_err();
+    stack.store.start(&save, Layer(0), Order::Unordered).unwrap();
+    let full = stack.store.start(&save, Layer(1), Order::Unordered).unwrap_err();
     assert!(matches!(full, StoreError::Backlog(full) if full.limit == layer_bytes), "{full}");
     finish(&stack);
     drop(save);
     let prefix = stack.store.lookup(&keys(0..4)).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(10, 4)).unwrap();
     stack.faults(Some(on(READ, READ_ERROR)));
-    let [first, second] = [0, 1].map(|n| stack.store.retrieve_layer(&load, Layer(n)).unwrap());
+    let [first, second] =
+        [0, 1].map(|n| stack.store.start(&load, Layer(n), Order::Unordered).unwrap());
     assert_eq!(finish(&stack), [first, second]);
     let error = result(&stack, first).unwrap_err();
     assert!(matches!(error, StoreError::Transfer { .. }), "{error}");
@@ -202,8 +208,9 @@ fn a_device_that_hangs_is_noticed_by_who_only_advances() {
     let prefix = stack.store.lookup(&keys(0..4)).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(10, 4)).unwrap();
     stack.faults(Some(on(READ, FaultAction::Drop)));
-    let tickets: Vec<Ticket> =
-        layers(&stack).map(|layer| stack.store.retrieve_layer(&load, layer).unwrap()).collect();
+    let tickets: Vec<Ticket> = layers(&stack)
+        .map(|layer| stack.store.start(&load, layer, Order::Unordered).unwrap())
+        .collect();
     let mut ended = Vec::new();
     for idle in 0..200_000 {
         let advanced = stack.store.plane().advance().unwrap();
@@ -227,7 +234,7 @@ fn a_store_that_is_closed_moves_what_waits_first() {
     let mut stack = Stack::new(&Plan::default());
     pace(&stack.store, ONE());
     let save = stack.begin(&keys(4..8), 4);
-    layers(&stack).for_each(|layer| _ = stack.store.store_layer(&save, layer).unwrap());
+    layers(&stack).for_each(|layer| _ = stack.store.start(&save, layer, Order::Unordered).unwrap());
     let plane = stack.store.plane().clone();
     assert_eq!(pending(&stack.store), 3);
     let written = || stack.store.stats().unwrap().stored_bytes;
@@ -252,7 +259,7 @@ fn loads_do_not_wait_for_saves_that_found_no_room() {
         let first = 10 + 4 * number;
         let save = stack.begin(&keys(first..first + 4), first);
         for layer in layers(&stack) {
-            writes.push(stack.store.store_layer(&save, layer).unwrap());
+            writes.push(stack.store.start(&save, layer, Order::Unordered).unwrap());
         }
         stack.store.plane().hurry(writes.last().unwrap().job).unwrap();
         saves.push(save);
@@ -260,8 +267,9 @@ fn loads_do_not_wait_for_saves_that_found_no_room() {
     assert!(writes.len() > Plan::default().options.iocbs as usize);
     let prefix = stack.store.lookup(&keys(0..4)).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(50, 4)).unwrap();
-    let reads: Vec<Ticket> =
-        layers(&stack).map(|layer| stack.store.retrieve_layer(&load, layer).unwrap()).collect();
+    let reads: Vec<Ticket> = layers(&stack)
+        .map(|layer| stack.store.start(&load, layer, Order::Unordered).unwrap())
+        .collect();
     stack.store.plane().hurry(reads[0].job).unwrap();
     let ended = finish(&stack);
     let last = |of: &[Ticket]| ended.iter().rposition(|ticket| of.contains(ticket));
@@ -274,7 +282,8 @@ fn loads_do_not_wait_for_saves_that_found_no_room() {
     let save = stack.begin(&keys(60..64), 10);
     let others: Vec<_> = (0..8).map(|n| stack.begin(&keys(70 + 2 * n..72 + 2 * n), 20)).collect();
     for save in others.iter().chain([&save]) {
-        layers(&stack).for_each(|layer| _ = stack.store.store_layer(save, layer).unwrap());
+        layers(&stack)
+            .for_each(|layer| _ = stack.store.start(save, layer, Order::Unordered).unwrap());
     }
     stack.store.plane().drain().unwrap();
     assert_eq!((in_flight(&stack), pending(&stack.store)), (0, 0), "something waits");

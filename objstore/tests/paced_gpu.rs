@@ -31,7 +31,7 @@ fn a_write_that_waits_stores_the_bytes_that_its_stream_computed() {
         let read = rig.load(&keys(0..6), 40);
         // A read is in flight, and others wait: no write has its turn.
         for layer in rig.layers() {
-            rig.store.retrieve_layer(&read, layer).unwrap();
+            rig.store.start(&read, layer, Order::Unordered).unwrap();
         }
         rig.wipe(20, 6);
         rig.gpu.gate(compute, 1);
@@ -47,7 +47,7 @@ fn a_write_that_waits_stores_the_bytes_that_its_stream_computed() {
         let save = rig.store.allocate(&new, &stack::blocks(20, 6)).unwrap();
         for layer in rig.layers() {
             let order = Order::AfterStream(compute);
-            rig.store.store_layer_on(&save, layer, order).unwrap();
+            rig.store.start(&save, layer, order).unwrap();
         }
         assert!(pending(&rig.store) >= 4, "{path}: writes wait");
         // Work enqueued later sees that the blocks are free only once they were stored.
@@ -74,7 +74,7 @@ fn a_read_in_a_stream_does_not_wait_for_its_turn() {
         let compute = rig.gpu.stream(1);
         let read = rig.load(&keys(0..6), 40);
         for layer in rig.layers() {
-            rig.store.retrieve_layer_on(&read, layer, compute).unwrap();
+            rig.store.start(&read, layer, compute).unwrap();
         }
         let seen: Vec<_> =
             rig.layers().map(|layer| rig.look(compute, 40, &keys(0..6), layer)).collect();
@@ -83,7 +83,7 @@ fn a_read_in_a_stream_does_not_wait_for_its_turn() {
             rig.store.wait(read.ticket(layer)).unwrap();
         }
         assert!(seen.iter().all(|seen| seen.recv().unwrap()), "{path}");
-        let error = rig.store.retrieve_layer_on(&read, Layer(99), compute).unwrap_err();
+        let error = rig.store.start(&read, Layer(99), compute).unwrap_err();
         assert!(matches!(error, StoreError::NoSuchLayer { .. }), "{error}");
         rig.store.plane().advance().unwrap();
         assert_eq!(pending(&rig.store), 0, "{path}");
@@ -101,7 +101,7 @@ fn a_read_in_a_stream_after_a_long_pause_is_not_overdue() {
         }
         let (compute, read) = (rig.gpu.stream(1), rig.load(&keys(0..6), 40));
         rig.gpu.gate(compute, 1);
-        rig.store.retrieve_layer_on(&read, Layer(0), compute).unwrap();
+        rig.store.start(&read, Layer(0), compute).unwrap();
         for _ in 0..3 {
             rig.store.plane().advance().unwrap();
         }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use nvme_driver::{Clock, ControllerOptions, DmaSpace as _, Nanos};
 use nvme_emu::{EmuConfig, EmuDomain, FaultAction, FaultRule, FaultWhen, SglSupport};
 use objstore::{
-    BlockId, BlockKey, Format, KvPool, KvShape, Layer, Namespace, Store, StoreConfig, StoreDevice,
-    StoreError, StoreOptions,
+    BlockId, BlockKey, Format, KvPool, KvShape, Layer, Namespace, Order, Store, StoreConfig,
+    StoreDevice, StoreError, StoreOptions,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use ripieno_testkit::{
@@ -98,7 +98,7 @@ impl Engine {
 fn save(store: &Store, keys: &[BlockKey], blocks: &[BlockId]) {
     let save = store.allocate(keys, blocks).unwrap();
     for layer in (0..SHAPE.layers).map(Layer) {
-        store.store_layer(&save, layer).unwrap();
+        store.start(&save, layer, Order::Unordered).unwrap();
     }
     assert_eq!(store.commit(save).unwrap().written, keys.len());
 }
@@ -107,7 +107,7 @@ fn load(store: &Store, keys: &[BlockKey], blocks: &[BlockId]) {
     let prefix = store.lookup(keys).unwrap();
     let load = store.retrieve(&prefix, blocks).unwrap();
     for layer in (0..SHAPE.layers).map(Layer) {
-        let ticket = store.retrieve_layer(&load, layer).unwrap();
+        let ticket = store.start(&load, layer, Order::Unordered).unwrap();
         store.wait(ticket).unwrap();
     }
 }
@@ -145,13 +145,13 @@ fn a_pool_is_removed_under_its_requests() {
         let (keys, from) = (keys(0..8), blocks(0, 8));
         keys.iter().zip(&from).for_each(|(key, block)| memory.fill(*block, *key, 0));
         let request = store.allocate(&keys, &from).unwrap();
-        store.store_layer(&request, Layer(0)).unwrap();
-        store.store_layer(&request, Layer(2)).unwrap();
+        store.start(&request, Layer(0), Order::Unordered).unwrap();
+        store.start(&request, Layer(2), Order::Unordered).unwrap();
         let removed = rig.store.plane().remove_pool(pool).unwrap();
         let KvMemory { pool: kept, .. } = memory;
         drop((removed, kept));
         // Nothing of it is left: neither the request, nor its files.
-        let late = store.store_layer(&request, Layer(1)).unwrap_err();
+        let late = store.start(&request, Layer(1), Order::Unordered).unwrap_err();
         assert!(matches!(late, StoreError::Ended { .. }), "{late}");
         let late = store.allocate(&keys, &from).unwrap_err();
         assert!(matches!(late, StoreError::NoSuchPool { .. }), "{late}");
@@ -302,7 +302,7 @@ fn a_pool_is_removed_while_a_device_does_not_answer() {
     set_faults(&rig.drives.emus, Some(FaultRule::new(when, FaultAction::Drop).limit(1)));
     let store = rig.store.with_pool(first);
     let request = store.allocate(&keys, &from).unwrap();
-    store.store_layer(&request, Layer(0)).unwrap();
+    store.start(&request, Layer(0), Order::Unordered).unwrap();
     rig.store.plane().remove_pool(first).unwrap();
     assert_eq!(rig.store.plane().stats().unwrap().recoveries, 1);
     drop(request);

@@ -150,7 +150,7 @@ fn requests_have_to_fit_into_staging_buffers() {
         rig.wipe(0, count);
         let load = rig.store.retrieve_from(&prefix, first, &blocks(0, count)).unwrap();
         for layer in rig.layers() {
-            let ticket = rig.store.retrieve_layer(&load, layer).unwrap();
+            let ticket = rig.store.start(&load, layer, Order::Unordered).unwrap();
             rig.store.wait(ticket).unwrap();
             assert!(rig.holds(0, &keys[first..first + count], layer));
         }
@@ -171,16 +171,16 @@ fn staging_buffers_run_out_and_come_back() {
         let loads: Vec<_> = (0..3).map(|at| rig.load(&sets[at], 10 + 10 * at as u32)).collect();
         let mut tickets = Vec::new();
         for load in &loads[..2] {
-            tickets.push(rig.store.retrieve_layer_on(load, Layer(0), compute).unwrap());
+            tickets.push(rig.store.start(load, Layer(0), compute).unwrap());
         }
         // Their data is in staging memory by now, but their blocks are in use.
         rig.run(200);
-        let error = rig.store.retrieve_layer(&loads[2], Layer(0)).unwrap_err();
+        let error = rig.store.start(&loads[2], Layer(0), Order::Unordered).unwrap_err();
         assert!(matches!(error, StoreError::StagingBusy { buffers: 2 }), "{error}");
         assert!(rig.store.poll(&tickets[0]).unwrap().is_none());
         rig.gpu.open(1);
         rig::wait_all(&mut rig.store, tickets).unwrap();
-        let ticket = rig.store.retrieve_layer(&loads[2], Layer(0)).unwrap();
+        let ticket = rig.store.start(&loads[2], Layer(0), Order::Unordered).unwrap();
         rig.store.wait(ticket).unwrap();
         for (at, keys) in sets.iter().enumerate() {
             assert!(rig.holds(10 + 10 * at as u32, keys, Layer(0)), "request {at}, seed {seed}");
@@ -270,10 +270,10 @@ fn without_a_gpu_there_are_no_streams() {
     assert_eq!(store.stats().unwrap().path, Route::Host);
     let save = store.allocate(&keys(0..2), &blocks(0, 2)).unwrap();
     for order in [Order::AfterStream(stream), Order::InStream(stream)] {
-        let error = store.store_layer_on(&save, Layer(0), order).unwrap_err();
+        let error = store.start(&save, Layer(0), order).unwrap_err();
         assert!(matches!(error, StoreError::NoStreams), "{error}");
     }
-    let ticket = store.store_layer(&save, Layer(0)).unwrap();
+    let ticket = store.start(&save, Layer(0), Order::Unordered).unwrap();
     let error = store.join(&ticket, stream).unwrap_err();
     assert!(matches!(error, StoreError::NoStreams), "{error}");
     store.wait(ticket).unwrap();
@@ -345,7 +345,7 @@ fn a_pool_is_unregistered_only_when_nothing_uses_it() {
         rig.put(&keys, 0);
         let compute = rig.gpu.stream(1);
         let load = rig.load(&keys, 20);
-        let ticket = rig.store.retrieve_layer_on(&load, Layer(0), compute).unwrap();
+        let ticket = rig.store.start(&load, Layer(0), compute).unwrap();
         rig.store.wait(ticket).unwrap();
         let refused = own.unregister().unwrap_err();
         assert!(refused.others >= 1 && refused.to_string().contains("close the store"));
@@ -375,7 +375,7 @@ fn closing_waits_for_streams_that_look_at_the_stores_words() {
             let keys = keys(0..4);
             rig.put(&keys, 0);
             let load = rig.load(&keys, 20);
-            let ticket = rig.store.retrieve_layer(&load, Layer(0)).unwrap();
+            let ticket = rig.store.start(&load, Layer(0), Order::Unordered).unwrap();
             let compute = rig.gpu.stream(1);
             if opens {
                 // The stream gets there while the store is being closed.
@@ -412,7 +412,7 @@ fn a_wait_of_which_nobody_knows_the_end_keeps_its_word() {
     let keys = keys(0..4);
     rig.put(&keys, 0);
     let load = rig.load(&keys, 20);
-    let ticket = rig.store.retrieve_layer(&load, Layer(0)).unwrap();
+    let ticket = rig.store.start(&load, Layer(0), Order::Unordered).unwrap();
     let compute = rig.gpu.stream(1);
     rig.gpu.gate(compute, 1);
     rig.gpu.break_it(Defect::RefusesAfter(1));

@@ -3,7 +3,7 @@
 
 use crate::stack;
 
-use objstore::{BlockId, BlockKey, Format, KeyChain, KvShape, Layer, StoreOptions};
+use objstore::{BlockId, BlockKey, Format, KeyChain, KvShape, Layer, Order, StoreOptions};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use ripieno_testkit::format;
 use stack::{Plan, Stack};
@@ -43,7 +43,7 @@ fn put(stack: &Stack, keys: &[BlockKey]) -> (u64, u64) {
     let blocks: Vec<BlockId> = (0..keys.len() as u32).map(BlockId).collect();
     let save = stack.store.allocate(keys, &blocks).unwrap();
     assert_eq!(save.accepted(), keys.len());
-    stack.store.wait(stack.store.store_layer(&save, Layer(0)).unwrap()).unwrap();
+    stack.store.wait(stack.store.start(&save, Layer(0), Order::Unordered).unwrap()).unwrap();
     let written = stack.store.commit(save).unwrap().written;
     (written as u64, stack.store.stats().unwrap().commands - before.commands)
 }
@@ -58,7 +58,7 @@ fn get(stack: &Stack, keys: &[BlockKey]) -> u64 {
     let mut random = StdRng::seed_from_u64(7);
     (0..keys.len()).for_each(|at| blocks.swap(at, random.random_range(at..LONG as usize)));
     let load = stack.store.retrieve(&prefix, &blocks[..keys.len()]).unwrap();
-    stack.store.wait(stack.store.retrieve_layer(&load, Layer(0)).unwrap()).unwrap();
+    stack.store.wait(stack.store.start(&load, Layer(0), Order::Unordered).unwrap()).unwrap();
     stack.store.stats().unwrap().commands - before.commands
 }
 

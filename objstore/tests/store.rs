@@ -8,8 +8,8 @@ use gio_uring::Wait;
 use nvme_driver::{Clock, Nanos};
 use nvme_emu::{EmuConfig, FaultAction, SglSupport};
 use objstore::{
-    BlockId, FormatError, Geometry, KvShape, Layer, LayoutError, NewPin, Outcome, PinLimits, Route,
-    StoreError, StoreOptions,
+    BlockId, FormatError, Geometry, KvShape, Layer, LayoutError, NewPin, Order, Outcome, PinLimits,
+    Route, StoreError, StoreOptions,
 };
 use stack::{Plan, READ, Stack, blocks, keys, on};
 
@@ -59,7 +59,7 @@ fn a_commit_without_all_layers_is_refused_and_frees_the_files() {
     for missing in layers() {
         let save = stack.begin(&keys, 0);
         for layer in layers().filter(|layer| *layer != missing) {
-            let _ = stack.store.store_layer(&save, layer).unwrap();
+            let _ = stack.store.start(&save, layer, Order::Unordered).unwrap();
         }
         let error = stack.store.commit(save).unwrap_err();
         let named = matches!(error, StoreError::Incomplete { layer } if layer == missing);
@@ -76,7 +76,7 @@ fn a_commit_waits_for_tickets_nobody_waited_for() {
     let keys = keys(0..6);
     let save = stack.begin(&keys, 0);
     for layer in (0..stack.shape.layers).map(Layer) {
-        let _ = stack.store.store_layer(&save, layer).unwrap();
+        let _ = stack.store.start(&save, layer, Order::Unordered).unwrap();
     }
     stack.store.commit(save).unwrap();
     assert_eq!(stack.get(&keys, 10), 6);
@@ -212,7 +212,7 @@ fn a_transfer_keeps_its_files_without_its_prefix() {
     assert_eq!(stack.store.evict(100).unwrap(), 0);
     assert_eq!(stack.put(&b, 0), 4);
     for layer in (0..stack.shape.layers).map(Layer) {
-        let ticket = stack.store.retrieve_layer(&load, layer).unwrap();
+        let ticket = stack.store.start(&load, layer, Order::Unordered).unwrap();
         stack.store.wait(ticket).unwrap();
     }
     assert!(a.iter().zip(&blocks).all(|(key, block)| stack.holds(*block, *key)));
@@ -261,7 +261,7 @@ fn a_layer_starts_only_after_its_event() {
     let mut tickets = Vec::new();
     for layer in 0..stack.shape.layers {
         let wait = Wait { event: event.clone(), value: layer + 1 };
-        tickets.push(stack.store.store_layer_on(&save, Layer(layer), &wait).unwrap());
+        tickets.push(stack.store.start(&save, Layer(layer), &wait).unwrap());
     }
     for looks in 0..200 {
         stack.clock.pause(looks, Nanos::MAX);
@@ -313,7 +313,7 @@ fn removed_keys_are_gone_but_not_under_a_reader() {
     let other = keys(30..34);
     assert_eq!(stack.put(&other, 40), 0);
     for layer in (0..stack.shape.layers).map(Layer) {
-        let ticket = stack.store.retrieve_layer(&load, layer).unwrap();
+        let ticket = stack.store.start(&load, layer, Order::Unordered).unwrap();
         let done = stack.store.wait(ticket).unwrap();
         assert_eq!(done.objects, 8 * u64::from(stack.shape.segments));
         assert!(all.iter().zip(&blocks).all(|(key, block)| stack.kv.holds(*block, layer, *key, 0)));
@@ -335,7 +335,7 @@ fn part_of_a_prefix() {
     let blocks = [BlockId(50), BlockId(33), BlockId(41)];
     let load = stack.store.retrieve_from(&prefix, 4, &blocks).unwrap();
     for layer in (0..stack.shape.layers).map(Layer) {
-        let ticket = stack.store.retrieve_layer(&load, layer).unwrap();
+        let ticket = stack.store.start(&load, layer, Order::Unordered).unwrap();
         stack.store.wait(ticket).unwrap();
     }
     for (key, block) in keys[4..7].iter().zip(blocks) {
@@ -352,11 +352,11 @@ fn handles_dropped_in_flight_are_drained_by_the_store() {
     stack.put(&a, 0);
     for _ in 0..20 {
         let save = stack.begin(&b, 10);
-        let _ = stack.store.store_layer(&save, Layer(1)).unwrap();
+        let _ = stack.store.start(&save, Layer(1), Order::Unordered).unwrap();
         drop(save);
         let prefix = stack.store.lookup(&a).unwrap();
         let load = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
-        let ticket = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
+        let ticket = stack.store.start(&load, Layer(0), Order::Unordered).unwrap();
         drop((prefix, load));
         stack.store.plane().drain().unwrap();
         let error = stack.store.wait(ticket).unwrap_err();
@@ -375,8 +375,8 @@ fn tickets_can_be_polled_and_layers_moved_in_any_order() {
     let prefix = stack.store.lookup(&keys).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(20, 6)).unwrap();
     for layer in [2, 0, 1, 1].map(Layer) {
-        let ticket = stack.store.retrieve_layer(&load, layer).unwrap();
-        let twice = stack.store.retrieve_layer(&load, layer).unwrap_err();
+        let ticket = stack.store.start(&load, layer, Order::Unordered).unwrap();
+        let twice = stack.store.start(&load, layer, Order::Unordered).unwrap_err();
         assert!(matches!(twice, StoreError::InFlight { .. }), "{twice}");
         let mut looks = 0;
         while stack.store.poll(&ticket).unwrap().is_none() {
@@ -402,13 +402,14 @@ fn a_layer_waits_for_room_and_its_caller_is_told_if_there_is_none() {
     let prefix = stack.store.lookup(&keys).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(20, 2)).unwrap();
     let before = waits(&stack);
-    let tickets = [0, 1, 2].map(|at| stack.store.retrieve_layer(&load, Layer(at)).unwrap());
+    let tickets =
+        [0, 1, 2].map(|at| stack.store.start(&load, Layer(at), Order::Unordered).unwrap());
     assert_eq!(waits(&stack), before + 1, "two layers are in flight at a time");
     let _ = tickets.map(|ticket| stack.store.wait(ticket).unwrap());
 
     stack.faults(Some(on(READ, FaultAction::Drop)));
-    let stuck = [0, 1].map(|at| stack.store.retrieve_layer(&load, Layer(at)).unwrap());
-    let busy = stack.store.retrieve_layer(&load, Layer(2)).unwrap_err();
+    let stuck = [0, 1].map(|at| stack.store.start(&load, Layer(at), Order::Unordered).unwrap());
+    let busy = stack.store.start(&load, Layer(2), Order::Unordered).unwrap_err();
     assert!(matches!(busy, StoreError::Busy { in_flight: 2 }), "{busy}");
     let _ = stuck.map(|ticket| stack.store.wait(ticket).unwrap_err());
     stack.faults(None);
@@ -417,7 +418,7 @@ fn a_layer_waits_for_room_and_its_caller_is_told_if_there_is_none() {
     let prefix = stack.store.lookup(&keys).unwrap();
     let load = stack.store.retrieve(&prefix, &blocks(20, 2)).unwrap();
     stack.faults(Some(on(READ, FaultAction::Drop)));
-    let error = stack.store.retrieve_all(&load).unwrap_err();
+    let error = stack.store.move_all(&load).unwrap_err();
     assert!(matches!(error, StoreError::Transfer { .. }), "{error}");
 }
 
@@ -438,20 +439,20 @@ fn what_makes_no_sense_is_refused() {
     assert!(wrong(stack.store.retrieve(&prefix, &blocks(0, 3))).contains("3 blocks"));
     assert!(wrong(other.store.retrieve(&prefix, &blocks(0, 2))).contains("another store"));
     let load = stack.store.retrieve(&prefix, &blocks(0, 2)).unwrap();
-    let layer = stack.store.retrieve_layer(&load, Layer(3)).unwrap_err().to_string();
+    let layer = stack.store.start(&load, Layer(3), Order::Unordered).unwrap_err().to_string();
     assert!(layer.contains("layer 3") && layer.contains("has 3"), "{layer}");
-    let ticket = stack.store.retrieve_layer(&load, Layer(0)).unwrap();
+    let ticket = stack.store.start(&load, Layer(0), Order::Unordered).unwrap();
     let foreign = other.store.wait(ticket).unwrap_err().to_string();
     assert!(foreign.contains("has ended"), "{foreign}");
     // A request of the other store with the same number.
     other.put(&keys, 0);
     let found = other.store.lookup(&keys).unwrap();
     let own = other.store.retrieve(&found, &blocks(8, 2)).unwrap();
-    assert!(wrong(other.store.retrieve_layer(&load, Layer(0))).contains("another store"));
+    assert!(wrong(other.store.start(&load, Layer(0), Order::Unordered)).contains("another store"));
     let save = stack.store.allocate(&stack::keys(5..6), &blocks(9, 1)).unwrap();
-    assert!(wrong(other.store.store_layer(&save, Layer(0))).contains("another store"));
+    assert!(wrong(other.store.start(&save, Layer(0), Order::Unordered)).contains("another store"));
     assert!(wrong(other.store.commit(save)).contains("another store"));
-    let ticket = other.store.retrieve_layer(&own, Layer(0)).unwrap();
+    let ticket = other.store.start(&own, Layer(0), Order::Unordered).unwrap();
     other.store.wait(ticket).unwrap();
     let few = stack.store.allocate(&keys, &blocks(0, 1)).unwrap_err().to_string();
     assert!(few.contains("1 blocks were given for 2 keys"), "{few}");

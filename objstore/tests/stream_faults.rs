@@ -44,10 +44,10 @@ fn a_failed_layer_holds_no_stream_up() {
             let load = rig.load(&keys, 40);
             let [one, two, three] = [1, 2, 3].map(|n| rig.gpu.stream(n));
             rig.faults(Some(on(READ, action)));
-            let first = rig.store.retrieve_layer_on(&load, Layer(0), one).unwrap();
+            let first = rig.store.start(&load, Layer(0), one).unwrap();
             rig.store.join(&first, two).unwrap();
             // The failure may have been detected by now.
-            let second = rig.store.retrieve_layer_on(&load, Layer(1), Order::AfterStream(three));
+            let second = rig.store.start(&load, Layer(1), Order::AfterStream(three));
             if let Ok(second) = &second {
                 rig.store.join(second, three).unwrap();
             }
@@ -81,7 +81,7 @@ fn a_failed_store_holds_no_stream_up() {
         let save = rig.store.allocate(&keys, &blocks(0, 9)).unwrap();
         rig.faults(Some(on(WRITE, action)));
         for layer in rig.layers() {
-            if let Ok(ticket) = rig.store.store_layer_on(&save, layer, compute) {
+            if let Ok(ticket) = rig.store.start(&save, layer, compute) {
                 rig.store.join(&ticket, rig.gpu.stream(2)).unwrap();
             }
         }
@@ -107,9 +107,9 @@ fn a_cancelled_layer_is_not_started_by_a_late_word() {
         rig.gpu.gate(late, 1);
         let broken = rig.load(&a, 40);
         rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
-        let first = rig.store.retrieve_layer(&broken, Layer(0)).unwrap();
+        let first = rig.store.start(&broken, Layer(0), Order::Unordered).unwrap();
         let save = rig.store.allocate(&writing_keys, &blocks(30, 4)).unwrap();
-        let held = rig.store.store_layer_on(&save, Layer(0), Order::AfterStream(late)).unwrap();
+        let held = rig.store.start(&save, Layer(0), Order::AfterStream(late)).unwrap();
         let other = rig.gpu.stream(2);
         rig.store.join(&held, other).unwrap();
         assert!(failed(rig.store.wait(first)));
@@ -150,22 +150,22 @@ fn a_late_move_keeps_its_staging_buffer() {
     rig.gpu.gate(late, 1);
     let broken = rig.load(&a, 40);
     rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
-    let first = rig.store.retrieve_layer_on(&broken, Layer(0), compute).unwrap();
+    let first = rig.store.start(&broken, Layer(0), compute).unwrap();
     let save = rig.store.allocate(&keys(20..24), &blocks(30, 4)).unwrap();
-    let held = rig.store.store_layer_on(&save, Layer(0), late).unwrap();
+    let held = rig.store.start(&save, Layer(0), late).unwrap();
     assert!(failed(rig.store.wait(first)));
     assert!(failed(rig.store.wait(held)));
     drop((save, broken));
     rig.faults(None);
     let load = rig.load(&b, 40);
-    let one = rig.store.retrieve_layer_on(&load, Layer(0), compute).unwrap();
+    let one = rig.store.start(&load, Layer(0), compute).unwrap();
     // It waits for the only other buffer.
-    let two = rig.store.retrieve_layer_on(&load, Layer(1), compute).unwrap();
+    let two = rig.store.start(&load, Layer(1), compute).unwrap();
     assert!(rig.store.poll(&one).unwrap().is_some());
     rig.store.wait(two).unwrap();
     rig.gpu.open(1);
     assert!(rig.settle());
-    let three = rig.store.retrieve_layer_on(&load, Layer(2), compute).unwrap();
+    let three = rig.store.start(&load, Layer(2), compute).unwrap();
     rig.store.wait(three).unwrap();
     assert!(rig.layers().all(|layer| rig.holds(40, &b, layer)));
 }
@@ -286,12 +286,12 @@ fn a_kernel_that_died_holds_no_stream_up() {
         rig.put(&keys, 0);
         let load = rig.load(&keys, 40);
         *fault.lock().unwrap() = ExecutorFault::Dead;
-        let ticket = rig.store.retrieve_layer_on(&load, Layer(0), rig.gpu.stream(1)).unwrap();
+        let ticket = rig.store.start(&load, Layer(0), rig.gpu.stream(1)).unwrap();
         rig.store.join(&ticket, rig.gpu.stream(2)).unwrap();
         let error = rig.store.wait(ticket).unwrap_err();
         assert!(matches!(error, StoreError::Failed { .. }), "{path}: {error}");
         assert!(rig.settle(), "{path}: a stream waits for a kernel that is no more");
-        let error = rig.store.retrieve_layer(&load, Layer(1)).unwrap_err();
+        let error = rig.store.start(&load, Layer(1), Order::Unordered).unwrap_err();
         assert!(matches!(error, StoreError::Failed { .. }), "{path}: {error}");
     }
 }
@@ -305,7 +305,7 @@ fn a_lost_gpu_fails_the_store_with_its_own_words() {
             rig.put(&keys, 0);
             let load = rig.load(&keys, 40);
             *fault.lock().unwrap() = if late { ExecutorFault::None } else { ExecutorFault::Lost };
-            let ticket = rig.store.retrieve_layer_on(&load, Layer(0), rig.gpu.stream(1));
+            let ticket = rig.store.start(&load, Layer(0), rig.gpu.stream(1));
             *fault.lock().unwrap() = ExecutorFault::Lost;
             let result = ticket.and_then(|ticket| rig.store.wait(ticket));
             match result.unwrap_err() {
@@ -329,7 +329,7 @@ fn words_are_new_with_a_new_executor() {
         rig.put(&b, 0);
         let (compute, slow) = (rig.gpu.stream(1), rig.gpu.stream(2));
         let load = rig.load(&a, 40);
-        let done = rig.store.retrieve_layer_on(&load, Layer(0), compute).unwrap();
+        let done = rig.store.start(&load, Layer(0), compute).unwrap();
         rig.gpu.gate(slow, 1);
         rig.store.join(&done, slow).unwrap();
         while rig.store.poll(&done).unwrap().is_none() {
@@ -337,7 +337,7 @@ fn words_are_new_with_a_new_executor() {
         }
         *fault.lock().unwrap() = ExecutorFault::Once;
         rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
-        let broken = rig.store.retrieve_layer_on(&load, Layer(1), compute).unwrap();
+        let broken = rig.store.start(&load, Layer(1), compute).unwrap();
         assert!(failed(rig.store.wait(broken)));
         rig.faults(None);
         // A ticket from before: its event is in the memory of an executor that was replaced.
@@ -349,7 +349,7 @@ fn words_are_new_with_a_new_executor() {
         rig.put(&a, 0);
         for keys in [&a, &b] {
             let load = rig.load(keys, 40);
-            let ticket = rig.store.retrieve_layer_on(&load, Layer(2), compute).unwrap();
+            let ticket = rig.store.start(&load, Layer(2), compute).unwrap();
             let seen = rig.look(compute, 40, keys, Layer(2));
             assert!(rig.settle(), "{path}");
             assert_eq!(seen.try_recv(), Ok(true), "{path}");
@@ -373,13 +373,13 @@ fn copies_are_new_with_a_new_executor() {
         let slow = rig.gpu.stream(1);
         rig.gpu.gate(slow, 1);
         let [hits, broken] = [rig.load(&a, 40), rig.load(&b, 50)];
-        let copied = rig.store.retrieve_layer_on(&hits, Layer(0), slow).unwrap();
+        let copied = rig.store.start(&hits, Layer(0), slow).unwrap();
         *fault.lock().unwrap() = ExecutorFault::Once;
         rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
-        let failing = rig.store.retrieve_layer(&broken, Layer(0)).unwrap();
+        let failing = rig.store.start(&broken, Layer(0), Order::Unordered).unwrap();
         assert!(failed(rig.store.wait(failing)));
         rig.faults(None);
-        let refused = rig.store.retrieve_layer(&hits, Layer(1)).unwrap_err();
+        let refused = rig.store.start(&hits, Layer(1), Order::Unordered).unwrap_err();
         assert!(matches!(refused, StoreError::RequestFailed { .. }), "{path}: {refused}");
         assert!(living.strong_count() > 0, "{path}: a stream still looks at its tables");
         rig.gpu.open(1);
@@ -402,7 +402,7 @@ fn a_replaced_executor_leaves_nothing_behind() {
     let load = rig.load(&keys, 40);
     *fault.lock().unwrap() = ExecutorFault::Once;
     rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
-    let broken = rig.store.retrieve_layer(&load, Layer(0)).unwrap();
+    let broken = rig.store.start(&load, Layer(0), Order::Unordered).unwrap();
     assert!(failed(rig.store.wait(broken)));
     drop(load);
     rig.store.stats().unwrap();
@@ -419,7 +419,7 @@ fn a_request_that_finds_no_memory_is_refused() {
         let (stored, new) = (keys(0..9), keys(20..29));
         rig.put(&stored, 0);
         let (compute, mut open) = (rig.gpu.stream(1), vec![rig.load(&stored, 40)]);
-        let ticket = rig.store.retrieve_layer_on(&open[0], Layer(0), compute).unwrap();
+        let ticket = rig.store.start(&open[0], Layer(0), compute).unwrap();
         rig.store.wait(ticket).unwrap();
         *fault.lock().unwrap() = ExecutorFault::NoMemory;
         let error = loop {
@@ -433,7 +433,7 @@ fn a_request_that_finds_no_memory_is_refused() {
         assert!(error.to_string().contains("shared memory failed: not now"), "{path}: {error}");
         rig.store.allocate(&new, &blocks(50, 9)).unwrap_err();
         assert_eq!(rig.store.lookup(&new).unwrap().len(), 0);
-        let ticket = rig.store.retrieve_layer_on(&open[0], Layer(1), compute).unwrap();
+        let ticket = rig.store.start(&open[0], Layer(1), compute).unwrap();
         rig.store.wait(ticket).unwrap();
         assert!(rig.settle() && rig.holds(40, &stored, Layer(1)), "{path}");
         open.pop();
@@ -463,9 +463,9 @@ fn a_stream_that_refuses_is_an_error_with_nothing_in_flight() {
                 let save = rig.store.allocate(&stack::keys(50..56), &blocks(30, 6)).unwrap();
                 rig.gpu.break_it(Defect::RefusesAfter(taken));
                 let started = if which < 3 {
-                    rig.store.retrieve_layer_on(&load, Layer(0), order)
+                    rig.store.start(&load, Layer(0), order)
                 } else {
-                    rig.store.store_layer_on(&save, Layer(0), order)
+                    rig.store.start(&save, Layer(0), order)
                 };
                 rig.gpu.break_it(Defect::None);
                 let context = format!("{path}, {order:?}, {taken} taken, {which}");
@@ -509,11 +509,11 @@ fn a_move_of_which_nobody_knows_the_end_keeps_its_staging_buffer() {
     let compute = rig.gpu.stream(1);
     let save = rig.store.allocate(&keys(0..4), &blocks(0, 4)).unwrap();
     rig.gpu.break_it(Defect::RefusesAfter(1));
-    let error = rig.store.store_layer_on(&save, Layer(0), compute).unwrap_err();
+    let error = rig.store.start(&save, Layer(0), compute).unwrap_err();
     assert!(matches!(error, StoreError::Stream { .. }), "{error}");
     rig.gpu.break_it(Defect::None);
     assert!(rig.settle());
-    let error = rig.store.store_layer(&save, Layer(0)).unwrap_err();
+    let error = rig.store.start(&save, Layer(0), Order::Unordered).unwrap_err();
     assert!(matches!(error, StoreError::StagingBusy { buffers: 1 }), "{error}");
 }
 
@@ -527,7 +527,7 @@ fn a_stream_that_never_gets_there_fails_a_staged_store() {
     let load = rig.load(&keys, 40);
     let compute = rig.gpu.stream(1);
     rig.gpu.gate(compute, 1);
-    let ticket = rig.store.retrieve_layer_on(&load, Layer(0), compute).unwrap();
+    let ticket = rig.store.start(&load, Layer(0), compute).unwrap();
     let error = rig.store.wait(ticket).unwrap_err();
     assert!(matches!(error, StoreError::Failed { .. }), "{error}");
     let living = rig.gpu.living();

@@ -55,8 +55,7 @@ fn a_load_that_was_started_early_is_joined_where_it_is_used() {
         let load = rig.load(&keys, 40);
         let (compute, other) = (rig.gpu.stream(1), rig.gpu.stream(2));
         rig.faults(Some(on(READ, FaultAction::Delay { ns: 20_000_000 })));
-        let start =
-            |layer| rig.store.retrieve_layer_on(&load, layer, Order::AfterStream(compute)).unwrap();
+        let start = |layer| rig.store.start(&load, layer, Order::AfterStream(compute)).unwrap();
         let tickets: Vec<_> = (0..plan.shape.layers).map(Layer).map(start).collect();
         // Compute continues meanwhile.
         let nothing = rig.look(compute, 0, &[], Layer(0));
@@ -75,7 +74,7 @@ fn a_load_that_was_started_early_is_joined_where_it_is_used() {
         assert!(rig.settle());
         seen.iter().for_each(|seen| assert_eq!(seen.try_recv(), Ok(true), "{path}"));
         // A layer that has ended can be joined as well.
-        let last = rig.store.retrieve_layer(&load, Layer(0)).unwrap();
+        let last = rig.store.start(&load, Layer(0), Order::Unordered).unwrap();
         let deadline = rig.clock.now() + Nanos::from_millis(1000);
         while rig.store.poll(&last).unwrap().is_none() {
             rig.clock.pause(3, deadline);
@@ -99,7 +98,7 @@ fn an_empty_layer_can_be_put_in_order() {
         assert_eq!(again.written(), 0);
         let compute = rig.gpu.stream(1);
         for layer in rig.layers() {
-            let ticket = rig.store.store_layer_on(&again, layer, compute).unwrap();
+            let ticket = rig.store.start(&again, layer, compute).unwrap();
             rig.store.join(&ticket, compute).unwrap();
             rig.store.wait(ticket).unwrap();
         }
@@ -117,7 +116,7 @@ fn a_word_of_the_host_starts_a_layer() {
         rig.put(&keys, 0);
         let load = rig.load(&keys, 40);
         let wait = Wait { event: rig.store.plane().event().unwrap(), value: 3 };
-        let ticket = rig.store.retrieve_layer_on(&load, Layer(0), &wait).unwrap();
+        let ticket = rig.store.start(&load, Layer(0), &wait).unwrap();
         rig.run(300);
         assert!(!rig.holds(40, &keys, Layer(0)), "{path}");
         wait.event.set(3);
@@ -126,7 +125,7 @@ fn a_word_of_the_host_starts_a_layer() {
         // An event of another store.
         let foreign = Rig::new(plan, path);
         let wait = Wait { event: foreign.store.plane().event().unwrap(), value: 0 };
-        let error = rig.store.retrieve_layer_on(&load, Layer(1), &wait).unwrap_err();
+        let error = rig.store.start(&load, Layer(1), &wait).unwrap_err();
         assert!(matches!(error, StoreError::Ring(_)), "{error}");
     });
 }
@@ -224,7 +223,7 @@ impl Engine {
                 computed.iter().for_each(|(key, block)| places.fill(memory, *block, *key, layer));
             });
             let order = [Order::AfterStream, Order::InStream][self.rng.random_range(0..2)](stream);
-            let Some(ticket) = self.start(|store| store.store_layer_on(&save, layer, order)) else {
+            let Some(ticket) = self.start(|store| store.start(&save, layer, order)) else {
                 // Abandoned with layers in flight.
                 return;
             };
@@ -262,8 +261,7 @@ impl Engine {
                 used.iter().for_each(|block| places.wipe(memory, *block, layer));
             });
             let order = [Order::AfterStream, Order::InStream][self.rng.random_range(0..2)](before);
-            let Some(ticket) = self.start(|store| store.retrieve_layer_on(&load, layer, order))
-            else {
+            let Some(ticket) = self.start(|store| store.start(&load, layer, order)) else {
                 break;
             };
             let after = match order {

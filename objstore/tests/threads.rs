@@ -72,8 +72,9 @@ fn store_all(store: &Store, pool: &KvPool, domain: &EmuDomain, keys: &[BlockKey]
         }
     }
     let save = store.allocate(keys, &blocks).unwrap();
-    let tickets: Vec<_> =
-        (0..SHAPE.layers).map(|layer| store.store_layer(&save, Layer(layer)).unwrap()).collect();
+    let tickets: Vec<_> = (0..SHAPE.layers)
+        .map(|layer| store.start(&save, Layer(layer), Order::Unordered).unwrap())
+        .collect();
     for ticket in tickets {
         store.wait(ticket).unwrap();
     }
@@ -93,7 +94,7 @@ fn a_round_trip_with_threads() {
     // Handles may be dropped by other threads, at any time.
     std::thread::spawn(move || drop(prefix)).join().unwrap();
     for layer in (0..SHAPE.layers).map(Layer) {
-        let ticket = store.retrieve_layer(&load, layer).unwrap();
+        let ticket = store.start(&load, layer, Order::Unordered).unwrap();
         assert_eq!(store.wait(ticket).unwrap().objects, 400);
         let mut bytes = vec![0; SHAPE.object_bytes as usize];
         for (key, block) in keys.iter().zip(&blocks) {
@@ -121,7 +122,7 @@ fn a_layer_allocates_nothing_for_any_number_of_blocks() {
         let load = store.retrieve(&prefix, &blocks).unwrap();
         let allocated = measure(|| {
             for layer in (0..SHAPE.layers).map(Layer) {
-                let ticket = store.retrieve_layer(&load, layer).unwrap();
+                let ticket = store.start(&load, layer, Order::Unordered).unwrap();
                 store.wait(ticket).unwrap();
             }
         });
@@ -147,7 +148,7 @@ fn a_layer_in_order_with_streams_allocates_nothing() {
             let save = store.allocate(&keys[pass * 500..][..500], &blocks[..500]).unwrap();
             let allocated = measure(|| {
                 for layer in (0..SHAPE.layers).map(Layer) {
-                    let ticket = store.store_layer_on(&save, layer, compute).unwrap();
+                    let ticket = store.start(&save, layer, compute).unwrap();
                     store.wait(ticket).unwrap();
                 }
             });
@@ -163,7 +164,7 @@ fn a_layer_in_order_with_streams_allocates_nothing() {
                 for layer in (0..SHAPE.layers).map(Layer) {
                     let odd = layer.0 % 2 == 1;
                     let order = if odd { compute.into() } else { Order::AfterStream(compute) };
-                    let ticket = store.retrieve_layer_on(&load, layer, order).unwrap();
+                    let ticket = store.start(&load, layer, order).unwrap();
                     store.join(&ticket, compute).unwrap();
                     store.wait(ticket).unwrap();
                 }
@@ -198,7 +199,7 @@ fn threads_share_a_store() {
                 }
                 let save = store.allocate(&keys, &blocks).unwrap();
                 for layer in (0..SHAPE.layers).map(Layer) {
-                    let ticket = store.store_layer(&save, layer).unwrap();
+                    let ticket = store.start(&save, layer, Order::Unordered).unwrap();
                     store.wait(ticket).unwrap();
                 }
                 commits += store.commit(save).unwrap().written;
@@ -207,7 +208,7 @@ fn threads_share_a_store() {
                 let blocks: Vec<BlockId> = (thread * 16 + 8..).take(8).map(BlockId).collect();
                 let load = store.retrieve(&prefix, &blocks).unwrap();
                 for layer in (0..SHAPE.layers).map(Layer) {
-                    let ticket = store.retrieve_layer(&load, layer).unwrap();
+                    let ticket = store.start(&load, layer, Order::Unordered).unwrap();
                     store.wait(ticket).unwrap();
                 }
                 let mut bytes = vec![0; SHAPE.object_bytes as usize];

@@ -12,8 +12,8 @@ use std::{
 use nvme_driver::{ControllerOptions, Nanos};
 use nvme_emu::{EmuConfig, EmuDomain, Media, MediaDone, MediaKind, MediaOp, MemoryMedia};
 use objstore::{
-    BlockKey, Format, KvShape, Layer, Namespace, Store, StoreConfig, StoreDevice, StoreOptions,
-    StoreRequest,
+    BlockKey, Format, KvShape, Layer, Namespace, Order, Store, StoreConfig, StoreDevice,
+    StoreOptions, StoreRequest,
 };
 use ripieno_testkit::{Drives, KvMemory, blocks, format, host_executor, keys};
 
@@ -92,7 +92,7 @@ impl Media for Gated {
 fn written(store: &Store, keys: &[BlockKey], first: u32) -> StoreRequest {
     let save = store.allocate(keys, &blocks(first, keys.len())).unwrap();
     for layer in (0..SHAPE.layers).map(Layer) {
-        let ticket = store.store_layer(&save, layer).unwrap();
+        let ticket = store.start(&save, layer, Order::Unordered).unwrap();
         store.wait(ticket).unwrap();
     }
     save

@@ -17,7 +17,7 @@ use std::{
 
 use nvme_driver::{Clock, ControllerOptions, Nanos};
 use nvme_emu::{EmuDomain, SimClock};
-use objstore::{BlockKey, Format, KvShape, Layer, StoreError, StoreOptions, Ticket};
+use objstore::{BlockKey, Format, KvShape, Layer, Order, StoreError, StoreOptions, Ticket};
 use ripieno_testkit::{Drives, blocks, keys, memory_drives};
 use ripieno_tests::store::{Plan, Rig};
 
@@ -137,11 +137,11 @@ impl Workload {
     fn run(&self) -> [BTreeMap<String, u64>; 2] {
         let (store, blocks) = (&self.rig.store, blocks(0, self.keys.len()));
         let save = store.allocate(&self.keys, &blocks).expect("room");
-        let stored = self.count(|layer| store.store_layer(&save, layer));
+        let stored = self.count(|layer| store.start(&save, layer, Order::Unordered));
         store.commit(save).expect("stored");
         let prefix = store.lookup(&self.keys).expect("found");
         let load = store.retrieve(&prefix, &blocks).expect("files");
-        [stored, self.count(|layer| store.retrieve_layer(&load, layer))]
+        [stored, self.count(|layer| store.start(&load, layer, Order::Unordered))]
     }
 }
 

@@ -18,7 +18,7 @@ use nvme_emu::{
     SglSupport, SimClock, SimMedia, SimOptions,
 };
 use nvme_spec::status::Status;
-use objstore::{BlockId, BlockKey, Format, KvShape, Layer, StoreError, StoreOptions};
+use objstore::{BlockId, BlockKey, Format, KvShape, Layer, Order, StoreError, StoreOptions};
 use rand::{
     Rng as _, SeedableRng as _,
     rngs::SmallRng,
@@ -148,7 +148,7 @@ impl World {
         let writing = self.rig.store.allocate(&keys, &blocks)?;
         let (mut tickets, give_up) = (Vec::new(), self.rng.random_range(0..12) == 0);
         for layer in self.layers() {
-            tickets.push(self.rig.store.store_layer(&writing, layer)?);
+            tickets.push(self.rig.store.start(&writing, layer, Order::Unordered)?);
             if self.rng.random_range(0..2) == 0 {
                 let at = self.rng.random_range(0..tickets.len() as u32) as usize;
                 self.rig.store.wait(tickets.swap_remove(at))?;
@@ -180,7 +180,7 @@ impl World {
         let transfer = self.rig.store.retrieve(&prefix, &blocks)?;
         let mut tickets = Vec::new();
         for layer in self.layers() {
-            tickets.push(self.rig.store.retrieve_layer(&transfer, layer)?);
+            tickets.push(self.rig.store.start(&transfer, layer, Order::Unordered)?);
         }
         tickets.shuffle(&mut self.rng);
         let mut result = Ok(());
@@ -277,7 +277,7 @@ impl World {
                 let blocks = self.blocks(prefix.len())?;
                 let transfer = self.rig.store.retrieve(&prefix, &blocks)?;
                 self.in_flight = true;
-                self.rig.store.retrieve_layer(&transfer, Layer(0)).map(drop)
+                self.rig.store.start(&transfer, Layer(0), Order::Unordered).map(drop)
             }
             13 => self.rig.store.plane().drain(),
             _ => {

@@ -8,7 +8,7 @@ use std::{process::ExitCode, sync::Arc};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use nvme_driver::{Bus, ControllerOptions, DescriptorPreference, Iova};
 use nvme_spec::status::Status;
-use objstore::{BlockId, KvShape, Layer, StoreOptions};
+use objstore::{BlockId, KvShape, Layer, Order, StoreOptions};
 use ripieno_testkit::keys;
 use ripieno_tests::{
     conformance::{Difference, Found, assert_conforms},
@@ -174,7 +174,7 @@ fn store(qemu: &Qemu) {
         }
         let writing = rig.store.allocate(&keys, &first).unwrap();
         for layer in (0..plan.shape.layers).map(Layer) {
-            let ticket = rig.store.store_layer(&writing, layer).unwrap();
+            let ticket = rig.store.start(&writing, layer, Order::Unordered).unwrap();
             rig.store.wait(ticket).unwrap();
         }
         assert_eq!(rig.store.commit(writing).unwrap().accepted, keys.len());
@@ -183,7 +183,7 @@ fn store(qemu: &Qemu) {
         assert_eq!(prefix.len(), keys.len());
         let transfer = rig.store.retrieve(&prefix, &second).unwrap();
         for layer in (0..plan.shape.layers).map(Layer) {
-            let ticket = rig.store.retrieve_layer(&transfer, layer).unwrap();
+            let ticket = rig.store.start(&transfer, layer, Order::Unordered).unwrap();
             rig.store.wait(ticket).unwrap();
             for (block, key) in second.iter().zip(&keys) {
                 let right = rig.kv.holds(*block, layer, *key, version);

@@ -12,8 +12,8 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use kv_catalog::{OnDevice, Superblock};
 use objstore::{
-    BlockId, Failure, FileId, KvPool, KvShape, Layer, Namespace, Store, StoreConfig, StoreError,
-    StoreOptions, StoredFile,
+    BlockId, Failure, FileId, KvPool, KvShape, Layer, Namespace, Order, Store, StoreConfig,
+    StoreError, StoreOptions, StoredFile,
 };
 use ripieno_stack::{Executor, this_process};
 use serde::Serialize;
@@ -246,7 +246,7 @@ fn verify(
             return Ok(damaged);
         }
         let load = store.retrieve(&held, &blocks[..held.len()])?;
-        let read = |layer| store.wait(store.retrieve_layer(&load, layer)?);
+        let read = |layer| store.wait(store.start(&load, layer, Order::Unordered)?);
         let mut layers = (0..store.shape().layers).map(Layer);
         match layers.find_map(|layer| read(layer).err()) {
             None => return Ok(damaged),

@@ -62,7 +62,7 @@ impl Ours {
     fn retrieve(&mut self) -> Result<Pass> {
         let stack = &self.stack;
         let load = stack.store.retrieve(&stack.prefix()?, &self.blocks)?;
-        measured(|| Ok(stack.store.retrieve_all(&load)?))
+        measured(|| Ok(stack.store.move_all(&load)?))
     }
 
     /// Stores the same blocks again, into allocated extents, as with fio.
@@ -71,7 +71,7 @@ impl Ours {
         store.remove(&stack.keys)?;
         let save = store.allocate(&stack.keys, &self.blocks)?;
         ensure!(save.written() == self.blocks.len(), "the store is too small");
-        let pass = measured(|| Ok(store.store_all(&save)?))?;
+        let pass = measured(|| Ok(store.move_all(&save)?))?;
         store.commit(save)?;
         Ok(pass)
     }

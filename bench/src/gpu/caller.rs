@@ -99,7 +99,7 @@ fn call_ns(
             black_box(other.iter().step_by(64).map(|byte| u64::from(*byte)).sum::<u64>());
             let start = thread_cpu();
             for &layer in burst {
-                tickets.push(stack.store.retrieve_layer_on(&load, Layer(layer), order)?);
+                tickets.push(stack.store.start(&load, Layer(layer), order)?);
             }
             spent += thread_cpu() - start;
             calls += burst.len() as u32;

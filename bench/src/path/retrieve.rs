@@ -104,7 +104,7 @@ pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
 /// Retrieves all layers of all blocks once. Returns GiB/s.
 fn retrieve(stack: &Stack, blocks: &[BlockId]) -> Result<f64> {
     let load = stack.store.retrieve(&stack.prefix()?, blocks)?;
-    let (bytes, time) = timed(|| stack.store.retrieve_all(&load));
+    let (bytes, time) = timed(|| stack.store.move_all(&load));
     Ok(gib_s(bytes?, time))
 }
 

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use candle_core::{D, Tensor};
 use kv_swarm::{Cache, CacheConfig, Cluster, ClusterId, Clusters, Entry};
-use objstore::{BlockId, ClusterCopies, KeyChain, Layer, Store, StoredClusters};
+use objstore::{BlockId, ClusterCopies, KeyChain, Layer, Order, Store, StoredClusters};
 
 use crate::{
     engine::{Engine, Sequence},
@@ -175,7 +175,7 @@ impl LayerBlocks {
         let rest = self.free.len().checked_sub(missing.len()).context("no block of the pool")?;
         let blocks = self.free.split_off(rest);
         let loaded = stored.retrieve(store, &reads, &blocks).and_then(|load| {
-            let ticket = store.retrieve_layer(&load, Layer(layer as u32))?;
+            let ticket = store.start(&load, Layer(layer as u32), Order::Unordered)?;
             store.wait(ticket)
         });
         if let Err(error) = loaded {

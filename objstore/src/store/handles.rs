@@ -3,7 +3,7 @@
 //! Dropping a handle, on any thread and at any time, releases what it refers to: everything that a
 //! device might still use belongs to the plane.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use kv_catalog::{FileId, Layer, Reference, ReferenceId, WriteId};
 
@@ -50,38 +50,40 @@ impl Drop for Prefix {
     }
 }
 
-/// The common part of load and store requests.
-pub(super) struct Handle {
+/// The common part of a [`LoadRequest`] and a [`StoreRequest`]: layers that are moved.
+///
+/// Dropping it stops nothing that is in flight: the engine's blocks may be reused only after every
+/// ticket was waited for, or after [`crate::Plane::drain`].
+pub struct Transfer {
     pub(super) store: Arc<Inner>,
     pub(super) job: JobId,
 }
 
-impl Handle {
-    fn ticket(&self, layer: Layer) -> Ticket {
+impl Transfer {
+    /// Returns the name of a layer's operation.
+    #[must_use]
+    pub fn ticket(&self, layer: Layer) -> Ticket {
         Ticket { job: self.job, layer }
     }
 }
 
-impl fmt::Debug for Handle {
+impl fmt::Debug for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Handle").field(&self.job).finish()
+        f.debug_tuple("Transfer").field(&self.job).finish()
     }
 }
 
-impl Drop for Handle {
+impl Drop for Transfer {
     fn drop(&mut self) {
         self.store.plane.abandon(self.job);
     }
 }
 
 /// A request whose blocks are being retrieved.
-///
-/// Dropping it stops nothing that is in flight: the engine's blocks may be reused only after every
-/// ticket was waited for, or after [`crate::Plane::drain`].
 #[derive(Debug)]
 #[must_use = "dropping it ends the request"]
 pub struct LoadRequest {
-    pub(super) handle: Handle,
+    pub(super) transfer: Transfer,
     pub(super) blocks: usize,
 }
 
@@ -91,22 +93,23 @@ impl LoadRequest {
     pub fn blocks(&self) -> usize {
         self.blocks
     }
+}
 
-    /// Returns the name of a layer's operation.
-    #[must_use]
-    pub fn ticket(&self, layer: Layer) -> Ticket {
-        self.handle.ticket(layer)
+impl Deref for LoadRequest {
+    type Target = Transfer;
+
+    fn deref(&self) -> &Transfer {
+        &self.transfer
     }
 }
 
 /// A request whose blocks are being stored. Nothing of it is visible before
-/// [`crate::Store::commit`]; dropping it frees the files.
-///
-/// As with a [`LoadRequest`], blocks may be changed only after the tickets were waited for.
+/// [`crate::Store::commit`]; dropping it frees the files. Blocks may be changed only after the
+/// tickets were waited for.
 #[derive(Debug)]
 #[must_use = "dropping it gives the files back"]
 pub struct StoreRequest {
-    pub(super) handle: Handle,
+    pub(super) transfer: Transfer,
     pub(super) accepted: usize,
     pub(super) written: usize,
 }
@@ -124,11 +127,13 @@ impl StoreRequest {
     pub fn written(&self) -> usize {
         self.written
     }
+}
 
-    /// Returns the name of a layer's operation.
-    #[must_use]
-    pub fn ticket(&self, layer: Layer) -> Ticket {
-        self.handle.ticket(layer)
+impl Deref for StoreRequest {
+    type Target = Transfer;
+
+    fn deref(&self) -> &Transfer {
+        &self.transfer
     }
 }
 

@@ -9,7 +9,7 @@ use nvme_spec::nvm::Direction;
 
 use super::{
     Store,
-    handles::{Committed, Handle, Held, LoadRequest, Prefix, StoreRequest},
+    handles::{Committed, Held, LoadRequest, Prefix, StoreRequest, Transfer},
     reservation::Reservation,
 };
 use crate::{
@@ -86,8 +86,8 @@ impl Store {
             .map(|((position, file), block)| Move { file: *file, block: *block, position })
             .collect();
         let expected = self.expected(&shared.files);
-        let handle = self.begin(Direction::Read, &moves, &expected, Held::Read(shared.id))?;
-        Ok(LoadRequest { handle, blocks: blocks.len() })
+        let transfer = self.begin(Direction::Read, &moves, &expected, Held::Read(shared.id))?;
+        Ok(LoadRequest { transfer, blocks: blocks.len() })
     }
 
     /// Allocates files for the blocks with these keys, evicting as the policy chooses, and accepts
@@ -122,8 +122,8 @@ impl Store {
                 position,
             })
             .collect();
-        let handle = self.begin(Direction::Write, &moves, &[], Held::Write(write.id))?;
-        Ok(StoreRequest { handle, accepted, written: moves.len() })
+        let transfer = self.begin(Direction::Write, &moves, &[], Held::Write(write.id))?;
+        Ok(StoreRequest { transfer, accepted, written: moves.len() })
     }
 
     /// Takes files for as many leading keys as possible. Writes the journal if files only wait for
@@ -185,8 +185,8 @@ impl Store {
         let moves: Vec<Move> = moves.collect();
         let held = Held::Part(reservation.clone(), positions.to_vec());
         let within = Self { namespace: reservation.namespace.clone(), ..self.clone() };
-        let handle = within.begin(Direction::Write, &moves, &[], held)?;
-        Ok(StoreRequest { handle, accepted: moves.len(), written: moves.len() })
+        let transfer = within.begin(Direction::Write, &moves, &[], held)?;
+        Ok(StoreRequest { transfer, accepted: moves.len(), written: moves.len() })
     }
 
     /// Ends requests of [`Store::retrieve`] and [`Store::fill`]: waits for their layers in flight,
@@ -249,9 +249,9 @@ impl Store {
     /// before: nothing is committed after that until the store is reopened. Also
     /// [`StoreError::Foreign`] and [`StoreError::Failed`].
     pub fn commit(&self, save: StoreRequest) -> Result<Committed, StoreError> {
-        self.own(&save.handle, "store request")?;
-        let StoreRequest { handle, accepted, written } = save;
-        let job = handle.job;
+        self.own(&save)?;
+        let StoreRequest { transfer, accepted, written } = save;
+        let job = transfer.job;
         self.inner.plane.wait_for_job(job)?;
         self.inner.commit(job)?;
         Ok(Committed { accepted, written })
@@ -346,7 +346,7 @@ impl Store {
         moves: &[Move],
         expected: &[u32],
         held: Held,
-    ) -> Result<Handle, StoreError> {
+    ) -> Result<Transfer, StoreError> {
         let inner = &self.inner;
         let mut held = Some(held);
         let begun = inner.plane.with(|plane| {
@@ -364,6 +364,6 @@ impl Store {
         if let Some(held) = held {
             inner.give_back(held);
         }
-        Ok(Handle { store: inner.clone(), job: begun? })
+        Ok(Transfer { store: inner.clone(), job: begun? })
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kv_schedule::Flow;
 use objstore::{
-    BlockId, BlockKey, Committed, JobId, Layer, LayerDone, LoadRequest, Prefix, Reservation, Store,
-    StoreError, StoreRequest, Ticket,
+    BlockId, BlockKey, Committed, JobId, Layer, LayerDone, LoadRequest, Order, Prefix, Reservation,
+    Store, StoreError, StoreRequest, Ticket, Transfer,
 };
 
 use crate::{error::StackError, own::Process};
@@ -57,16 +57,17 @@ impl Request {
         Self { store: store.clone(), job: Some(job), process: Process::current() }
     }
 
-    fn job(&self, layer: Layer) -> Result<&Job, StackError> {
+    fn transfer(&self, layer: Layer) -> Result<&Transfer, StackError> {
         self.process.check()?;
-        self.job.as_ref().ok_or_else(|| StoreError::NotStarted { layer }.into())
+        match &self.job {
+            Some(Job::Retrieve(load)) => Ok(load),
+            Some(Job::Store(save)) => Ok(save),
+            None => Err(StoreError::NotStarted { layer }.into()),
+        }
     }
 
     fn ticket(&self, layer: Layer) -> Result<Ticket, StackError> {
-        Ok(match self.job(layer)? {
-            Job::Retrieve(load) => load.ticket(layer),
-            Job::Store(save) => save.ticket(layer),
-        })
+        Ok(self.transfer(layer)?.ticket(layer))
     }
 
     /// Returns the job, for calls of [`objstore::Plane`].
@@ -145,12 +146,9 @@ impl Request {
     /// Starts a layer; waits while as many are in flight as there may be.
     ///
     /// # Errors
-    /// Same as [`Store::retrieve_layer`].
+    /// Same as [`Store::start`].
     pub fn start(&self, layer: Layer) -> Result<(), StackError> {
-        match self.job(layer)? {
-            Job::Retrieve(load) => self.store.retrieve_layer(load, layer)?,
-            Job::Store(save) => self.store.store_layer(save, layer)?,
-        };
+        self.store.start(self.transfer(layer)?, layer, Order::Unordered)?;
         Ok(())
     }
 
@@ -173,12 +171,9 @@ impl Request {
     /// Moves all layers, and waits for them. On return, no device uses the blocks.
     ///
     /// # Errors
-    /// Same as [`Store::retrieve_all`].
+    /// Same as [`Store::move_all`].
     pub fn move_all(&self) -> Result<(), StackError> {
-        match self.job(Layer(0))? {
-            Job::Retrieve(load) => self.store.retrieve_all(load)?,
-            Job::Store(save) => self.store.store_all(save)?,
-        };
+        self.store.move_all(self.transfer(Layer(0))?)?;
         Ok(())
     }
 

@@ -8,7 +8,8 @@ use std::{any::Any, env, mem, path::Path, process::Command, sync::Arc, thread};
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use nvme_emu::{EmuConfig, MemoryMedia};
 use objstore::{
-    BlockId, Format, KvShape, Layer, Namespace, Route, Store, StoreError, StoreId, StoreOptions,
+    BlockId, Format, KvShape, Layer, Namespace, Order, Route, Store, StoreError, StoreId,
+    StoreOptions,
 };
 use ripieno_stack::{
     Builder, Controllers, ErrorKind, Executor, MetricsAddress, Own, Plan, PoolMemory, RankMedia,
@@ -69,7 +70,7 @@ const HANDLES: [(&str, Make); 12] = [
     ("a reservation", |stack| Box::new(stack.store().reserve(&keys(10..12)).unwrap())),
     ("a request of the store", |stack| {
         let save = stack.store().allocate(&keys(10..12), &blocks(2)).unwrap();
-        stack.store().store_layer(&save, Layer(0)).unwrap();
+        stack.store().start(&save, Layer(0), Order::Unordered).unwrap();
         Box::new(save)
     }),
     ("a request that stores", |stack| Box::new(storing(stack))),

@@ -9,7 +9,7 @@ use nvme_driver::{Clock, ControllerOptions, DevicePtr, DmaSpace, Nanos};
 use nvme_emu::{Emu, EmuDomain, FaultRule, SimClock};
 use objstore::{
     BlockId, BlockKey, ExecutorFactory, Format, KvPool, KvShape, Layer, LoadRequest, Namespace,
-    PoolLayout, Route, Row, Store, StoreConfig, StoreDevice, StoreError, StoreGpu, Ticket,
+    Order, PoolLayout, Route, Row, Store, StoreConfig, StoreDevice, StoreError, StoreGpu, Ticket,
 };
 use ripieno_testkit::{Drives, memory_drives, object, set_faults};
 
@@ -203,7 +203,7 @@ impl Rig {
         self.fill(first, keys);
         let save = self.store.allocate(keys, &blocks(first, keys.len())).unwrap();
         for layer in self.layers() {
-            let ticket = self.store.store_layer(&save, layer).unwrap();
+            let ticket = self.store.start(&save, layer, Order::Unordered).unwrap();
             self.store.wait(ticket).unwrap();
         }
         self.store.commit(save).unwrap().accepted
@@ -223,7 +223,7 @@ impl Rig {
         self.wipe(first, prefix.len());
         let load = self.store.retrieve(&prefix, &blocks(first, prefix.len())).unwrap();
         for layer in self.layers() {
-            let ticket = self.store.retrieve_layer(&load, layer).unwrap();
+            let ticket = self.store.start(&load, layer, Order::Unordered).unwrap();
             self.store.wait(ticket).unwrap();
             assert!(self.holds(first, &keys[..prefix.len()], layer), "layer {layer}");
         }

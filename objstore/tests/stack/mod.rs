@@ -12,8 +12,8 @@ use nvme_emu::{
     SimClock, SimMedia, SimOptions,
 };
 use objstore::{
-    BlockId, BlockKey, ExecutorFactory, Format, KvShape, Layer, Namespace, PolicyKind, Prefix,
-    Store, StoreConfig, StoreDevice, StoreError, StoreOptions, StoreRequest,
+    BlockId, BlockKey, ExecutorFactory, Format, KvShape, Layer, Namespace, Order, PolicyKind,
+    Prefix, Store, StoreConfig, StoreDevice, StoreError, StoreOptions, StoreRequest,
 };
 use ripieno_testkit::{Drives, KvMemory, format, memory_drives, set_faults};
 #[allow(unused_imports, reason = "each test file uses its part")]
@@ -163,7 +163,7 @@ impl Stack {
     /// Stores every layer of a store request, waiting for each.
     pub fn write_all(&mut self, save: &StoreRequest) -> Result<(), StoreError> {
         for layer in (0..self.shape.layers).map(Layer) {
-            let ticket = self.store.store_layer(save, layer)?;
+            let ticket = self.store.start(save, layer, Order::Unordered)?;
             self.store.wait(ticket)?;
         }
         Ok(())
@@ -183,7 +183,7 @@ impl Stack {
         let load = self.store.retrieve(prefix, &blocks)?;
         let mut tickets = Vec::new();
         for layer in (0..self.shape.layers).map(Layer) {
-            tickets.push(self.store.retrieve_layer(&load, layer)?);
+            tickets.push(self.store.start(&load, layer, Order::Unordered)?);
         }
         let mut result = Ok(());
         for ticket in tickets {

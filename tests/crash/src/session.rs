@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use anyhow::{Result, bail};
 use nvme_driver::Nanos;
 use objstore::{
-    BlockId, BlockKey, Layer, LoadRequest, Reservation, Store, StoreError, StoreRequest, Ticket,
-    Usage,
+    BlockId, BlockKey, Layer, LoadRequest, Order, Reservation, Store, StoreError, StoreRequest,
+    Ticket, Usage,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 use ripieno_testkit::KvMemory;
@@ -223,7 +223,7 @@ impl History {
         let (writer, store) = (&mut writers[at], &stores[0]);
         for _ in 0..self.rng.random_range(1..=4) {
             let Some(layer) = writer.layers.pop() else { break };
-            match store.store_layer(&writer.save, layer) {
+            match store.start(&writer.save, layer, Order::Unordered) {
                 Ok(ticket) => writer.tickets.push(ticket),
                 // The commit reports the reason.
                 Err(StoreError::RequestFailed { .. }) => {}
@@ -395,7 +395,7 @@ impl History {
         let (reader, store) = (&mut readers[at], &stores[0]);
         for _ in 0..self.rng.random_range(1..=4) {
             let Some(layer) = reader.layers.pop() else { break };
-            match store.retrieve_layer(&reader.load, layer) {
+            match store.start(&reader.load, layer, Order::Unordered) {
                 Ok(ticket) => reader.tickets.push(ticket),
                 Err(StoreError::RequestFailed { .. }) if powered.faults().any() || self.lies => {
                     reader.failed = true;
@@ -469,7 +469,7 @@ impl History {
         session.kv.wipe(block);
         let load = store.retrieve(&prefix, &[block])?;
         for layer in (0..self.format.shape.layers).map(Layer) {
-            let started = store.retrieve_layer(&load, layer);
+            let started = store.start(&load, layer, Order::Unordered);
             match started.and_then(|ticket| store.wait(ticket)) {
                 Ok(_) => {}
                 Err(StoreError::Transfer { .. } | StoreError::RequestFailed { .. })

@@ -6,7 +6,7 @@ use nvme_driver::Controller;
 use nvme_spec::ids::Lba;
 use objstore::SharedController;
 
-use super::load::{Bench, Load, Transfer};
+use super::load::{Bench, Load, Sampled};
 
 /// Transfers whose bytes are compared, at most.
 const SAMPLE: usize = 64;
@@ -143,7 +143,7 @@ pub(super) fn check(
     bench: &mut Bench,
     load: &Load,
     before: &Counted,
-    sample: &[Transfer],
+    sample: &[Sampled],
 ) -> anyhow::Result<Checks> {
     let wrong = before.problems(|| counted(bench))?;
     let mut checks = Checks { wrong, ..Checks::default() };
@@ -171,7 +171,7 @@ pub(super) fn check(
 }
 
 /// Reads the bytes of a transfer with the driver's own queue.
-fn read(bench: &Bench, load: &Load, transfer: &Transfer) -> anyhow::Result<Vec<u8>> {
+fn read(bench: &Bench, load: &Load, transfer: &Sampled) -> anyhow::Result<Vec<u8>> {
     let device = transfer.device as usize;
     let area = bench.areas[device];
     let lba = area.lba(transfer.place, load.bytes);

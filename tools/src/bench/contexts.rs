@@ -127,8 +127,8 @@ impl Context<'_> {
         let save = session.store.allocate(keys, &blocks)?;
         anyhow::ensure!(save.accepted() == count, "the store has no room for {count} blocks");
         let order = session.order();
-        let stored = session
-            .passes(self.rounds, |store, layer| store.store_layer_on(&save, layer, order))?;
+        let stored =
+            session.passes(self.rounds, |store, layer| store.start(&save, layer, order))?;
         let Some(mut stored) = stored else { return Ok(None) };
         session.store.commit(save)?;
         session.store.sync_journal()?;
@@ -139,8 +139,7 @@ impl Context<'_> {
         let prefix = session.store.lookup(keys)?;
         anyhow::ensure!(prefix.len() == count, "what was stored is not found");
         let load = session.store.retrieve(&prefix, &blocks)?;
-        let found = session
-            .passes(self.rounds, |store, layer| store.retrieve_layer_on(&load, layer, order))?;
+        let found = session.passes(self.rounds, |store, layer| store.start(&load, layer, order))?;
         let Some(mut found) = found else { return Ok(None) };
         if let Some(wrong) = session.compare(sample)? {
             stored.wrong.push(wrong.clone());

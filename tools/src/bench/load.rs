@@ -72,7 +72,7 @@ impl Area {
 
 /// A transfer: which bytes of a device, in which buffer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Transfer {
+pub(super) struct Sampled {
     pub(super) device: u32,
     /// Number of the transfer's place, in units of its size.
     pub(super) place: u64,
@@ -129,7 +129,7 @@ pub(super) struct Bench {
     /// Next place of each device, by direction.
     next: Vec<[u64; 2]>,
     /// The transfers of the sample, while it is submitted.
-    sample: Option<Vec<Transfer>>,
+    sample: Option<Vec<Sampled>>,
     /// Set if the user has interrupted while operations did not end.
     pub(super) is_stuck: bool,
 }
@@ -341,7 +341,7 @@ impl Bench {
         &mut self,
         load: &Load,
         interrupt: &mut Interrupt,
-    ) -> anyhow::Result<Option<Vec<Transfer>>> {
+    ) -> anyhow::Result<Option<Vec<Sampled>>> {
         self.sample = Some(Vec::new());
         let mut slots = Vec::new();
         // As many as have places of their own.
@@ -457,7 +457,7 @@ impl Bench {
             let device = device as u32;
             self.sample
                 .iter_mut()
-                .for_each(|it| it.push(Transfer { device, place, buffer, is_read }));
+                .for_each(|it| it.push(Sampled { device, place, buffer, is_read }));
         }
         let direction = if is_read { Direction::Read } else { Direction::Write };
         let since = Instant::now();

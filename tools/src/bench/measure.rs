@@ -1,10 +1,10 @@
 //! Times batches of reads and writes through a store, alone and mixed.
 
-use std::time::Duration;
+use std::{ops::Deref, time::Duration};
 
 use anyhow::ensure;
 use nvme_driver::{Nanos, Waiter};
-use objstore::{BlockId, KvShape, Layer, LoadRequest, Store, StoreError, StoreRequest, Ticket};
+use objstore::{BlockId, KvShape, Layer, Order, StoreError, Ticket, Transfer};
 use ripieno_sim::median;
 use serde::Serialize;
 
@@ -79,19 +79,7 @@ pub(super) struct Measure<'a, 'b> {
 }
 
 /// A request that moves the same blocks repeatedly.
-enum Job {
-    Read(LoadRequest),
-    Write(StoreRequest),
-}
-
-impl Job {
-    fn start(&self, store: &Store, layer: Layer) -> Result<Ticket, StoreError> {
-        match self {
-            Self::Read(load) => store.retrieve_layer(load, layer),
-            Self::Write(save) => store.store_layer(save, layer),
-        }
-    }
-}
+type Job = Box<dyn Deref<Target = Transfer>>;
 
 /// Returns the sizes of batches, in blocks.
 pub(super) fn sizes(batch_max: u32) -> impl Iterator<Item = u32> {
@@ -245,13 +233,17 @@ impl Measure<'_, '_> {
             let prefix = self.session.store.lookup(&self.session.keys[..3 * batch])?;
             ensure!(prefix.len() == 3 * batch, "what was stored is not found");
             let first = (slot as usize % 3) * batch;
-            return Ok(Job::Read(self.session.store.retrieve_from(&prefix, first, blocks)?));
+            return Ok(Box::new(self.session.store.retrieve_from(&prefix, first, blocks)?));
         }
         // In a mixture four slots share the batch; alone, a job uses all of it.
         let first = 3 * batch + (slot as usize * size) % (batch - size + 1);
         let save = self.session.store.allocate(&self.session.keys[first..][..size], blocks)?;
         ensure!(save.accepted() == size, "the store has no room for a batch");
-        Ok(Job::Write(save))
+        Ok(Box::new(save))
+    }
+
+    fn start(&self, job: &Job, layer: Layer) -> Result<Ticket, StoreError> {
+        self.session.store.start(job, layer, Order::Unordered)
     }
 
     /// Measures one operation at a time.
@@ -260,7 +252,7 @@ impl Measure<'_, '_> {
         let mut times = Vec::new();
         for sample in 0..SAMPLES {
             let begin = self.session.clock.now();
-            let ticket = job.start(&self.session.store, self.layer(sample))?;
+            let ticket = self.start(&job, self.layer(sample))?;
             self.session.store.wait(ticket)?;
             times.push((self.session.clock.now() - begin).0 as f64 / 1e3);
         }
@@ -276,7 +268,7 @@ impl Measure<'_, '_> {
         for slot in 0..SLOTS {
             let is_read = slot < reads;
             let job = self.job(size, slot, is_read)?;
-            let ticket = job.start(&self.session.store, self.layer(0))?;
+            let ticket = self.start(&job, self.layer(0))?;
             slots.push((job, ticket, is_read, 1));
         }
         let begin = self.session.clock.now();
@@ -289,7 +281,7 @@ impl Measure<'_, '_> {
                 if self.session.store.poll(ticket)?.is_some() {
                     ended[usize::from(!*is_read)] += 1;
                     last = self.session.clock.now();
-                    *ticket = job.start(&self.session.store, self.layer(*layers))?;
+                    *ticket = self.start(job, self.layer(*layers))?;
                     *layers += 1;
                 }
             }

@@ -214,7 +214,7 @@ impl Session<'_> {
         ensure!(prefix.len() == keys.len(), "what was stored is not found");
         let load = self.store.retrieve(&prefix, blocks)?;
         for layer in self.layers() {
-            self.store.wait(self.store.retrieve_layer_on(&load, layer, order)?)?;
+            self.store.wait(self.store.start(&load, layer, order)?)?;
         }
         self.compare(sample)
     }
@@ -249,7 +249,7 @@ impl Session<'_> {
         ensure!(save.accepted() == keys.len(), "the store has no room for {} blocks", keys.len());
         let order = self.order();
         for layer in self.layers() {
-            self.store.wait(self.store.store_layer_on(&save, layer, order)?)?;
+            self.store.wait(self.store.start(&save, layer, order)?)?;
         }
         self.store.commit(save)?;
         Ok(())

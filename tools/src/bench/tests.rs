@@ -20,7 +20,7 @@ fn flags(line: &str) -> RawFlags {
 
 /// Measures the first load of a command line. Then does `harm`, and returns the problems that the
 /// checks find.
-fn checked(line: &str, harm: impl Fn(&mut Bench, &[load::Transfer])) -> Vec<String> {
+fn checked(line: &str, harm: impl Fn(&mut Bench, &[load::Sampled])) -> Vec<String> {
     let flags = flags(&format!("{line} --size 4MiB --runtime 0.05 --ramp 0"));
     let raw = Raw::check(&flags).unwrap();
     let (mut bench, built) = raw.open(None).unwrap();

@@ -12,7 +12,7 @@ use kv_tier::{LookaheadConfig, RequestId, When};
 use nvme_driver::{Clock as _, Nanos};
 use nvme_emu::SimClock;
 use objstore::{
-    BlockId, BlockKey, Layer, LoadRequest, Prefix, Store, StoreError, StoreRequest, Ticket,
+    BlockId, BlockKey, Layer, LoadRequest, Order, Prefix, Store, StoreError, StoreRequest, Ticket,
 };
 use ripieno_sim::{Ended, Hit, Place, Purpose, Request, Tiers};
 
@@ -184,7 +184,7 @@ impl<'a> StoreTiers<'a> {
         let mut dropped = 0;
         if !storing.is_dropped {
             let request = storing.request;
-            match self.store.store_layer(&storing.save, Layer(layer)) {
+            match self.store.start(&storing.save, Layer(layer), Order::Unordered) {
                 Ok(ticket) => {
                     self.add(ticket, request, Purpose::Store { number, layer });
                     return Ok(0);
@@ -244,7 +244,7 @@ impl<'a> StoreTiers<'a> {
         for layer in 0..self.shape.layers {
             for at in 0..batches.len() {
                 if let Some(load) = loads.get(at) {
-                    let ticket = self.store.retrieve_layer(load, Layer(layer))?;
+                    let ticket = self.store.start(load, Layer(layer), Order::Unordered)?;
                     self.add(ticket, at, Purpose::Whole);
                     self.ended()?;
                 }
@@ -389,7 +389,7 @@ impl Tiers for StoreTiers<'_> {
         let job = load.ticket(Layer(0)).job;
         self.store.plane().assign(job, Self::flow(number), Some(step))?;
         for (layer, missing) in (0..).zip(missing) {
-            let ticket = self.store.retrieve_layer(load, Layer(layer))?;
+            let ticket = self.store.start(load, Layer(layer), Order::Unordered)?;
             self.add(ticket, number, Purpose::Layer(layer));
             *missing += 1;
         }

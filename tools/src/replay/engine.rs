@@ -194,7 +194,7 @@ impl Engine<'_> {
                 self.poison(window, next, &mut flights)?;
                 window.meter(&mut self.tally).begin();
                 let order = self.pool.access().order();
-                let issued = self.store.retrieve_layer_on(&load, Layer(next), order);
+                let issued = self.store.start(&load, Layer(next), order);
                 flights.push(next, issued, window.meter(&mut self.tally));
                 next += 1;
                 continue;
@@ -254,7 +254,7 @@ impl Engine<'_> {
                 self.make(window, accepted, next, &mut flights)?;
                 self.tally.store.begin();
                 let order = self.pool.access().order();
-                let issued = self.store.store_layer_on(&save, Layer(next), order);
+                let issued = self.store.start(&save, Layer(next), order);
                 flights.push(next, issued, &mut self.tally.store);
                 next += 1;
                 continue;

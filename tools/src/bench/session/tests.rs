@@ -15,7 +15,8 @@ fn checked(line: &str, harm: impl Fn(&mut Session<'_>, &[Item])) -> Vec<String> 
         blocks.reverse();
         let sample = session.sample(keys, &blocks)?;
         let load = session.store.retrieve(&session.store.lookup(keys)?, &blocks)?;
-        let moved = session.passes(2, |store, layer| store.retrieve_layer(&load, layer))?.unwrap();
+        let moved =
+            session.passes(2, |store, layer| store.start(&load, layer, Order::Unordered))?.unwrap();
         assert_eq!((moved.seconds.len(), &moved.wrong[..]), (2, &[][..]));
         harm(session, &sample);
         let mut wrong = session.problems(&before)?;
