@@ -194,8 +194,7 @@ pub struct StoreOptions {
     /// command; when it expires, the command's queue is abandoned and recreated.
     pub command_timeout: Nanos,
     /// Time that [`crate::Store::wait`] waits before it declares the I/O kernel or a device dead.
-    /// Must cover all operations queued before the one waited for, and the stream work that they
-    /// wait for.
+    /// Must exceed the time to drain the queue ahead, including stream dependencies.
     pub wait_timeout: Nanos,
     /// Time in which the I/O kernel must stop: it waits for commands that devices have.
     pub stop_timeout: Nanos,

@@ -113,8 +113,8 @@ A drive is only read, unless --rw names writes; then it must be blank, or --over
 not needed. A block device must not be in use, and is opened by a software controller.
 
 Every measurement is checked: commands and bytes against the SMART log of each device, and a sample
-of the contents, moved after the measured time, against the driver's own reads. One that fails a
-check has no figures. The spread is that of the bandwidth in ten parts of the time; 20 % is noisy.
+of the contents, moved after the measured time, against the driver's own reads. Failed ones report
+no numbers. The spread is (max - min) / median bandwidth over ten intervals; above 20 % is noisy.
 
 With --json: {\"version\", \"bench\", \"setting\": {...}, \"rows\": [{\"rw\", \"bs_bytes\",
 \"iodepth\", \"iops\", \"bytes_s\", \"p99_us\", ...}], \"knees\", \"mixed\", \"failed\"}."

@@ -42,7 +42,7 @@
 //!   controller's connections are its own: others cannot keep it out.
 //! - What a client holds ends after a time in which its engine makes no call.
 //! - A pinned block is not evicted before its pin ends; a pin ends with its time, or the server.
-//! - A [`Request`]'s blocks are its own again when it has ended, also if the server has died, if
+//! - Once a [`Request`] has ended, even by the server's death, nothing else accesses its blocks, if
 //!   objects are whole pages of the memory.
 //!
 //! # Not implemented

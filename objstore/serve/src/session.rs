@@ -86,7 +86,7 @@ pub(crate) struct Session {
     tables: Mutex<Tables>,
 }
 
-/// The things that the numbers of a client stand for.
+/// A client's handle tables.
 #[derive(Debug, Default)]
 struct Tables {
     /// By digest; each has a handle for each rank of the engine.

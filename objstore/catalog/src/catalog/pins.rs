@@ -1,6 +1,6 @@
 //! Pins: blocks that nothing evicts until a time.
 //!
-//! A pin is a reference, like a reader's, and not a mark in the journal: it ends with the process,
+//! A pin is an in-memory reference, like a reader's, and not journaled: it ends with the process,
 //! and none is left behind without an end.
 
 use std::{collections::BTreeMap, time::Duration};

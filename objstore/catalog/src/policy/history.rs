@@ -85,7 +85,7 @@ impl History {
         self.rates[kind][bucket(age)]
     }
 
-    /// Observes a use of a block, which is of this kind from now on.
+    /// Records a use of a block, and reclassifies the block as this kind.
     pub fn used(&mut self, hash: u64, kind: usize, now: u32) {
         if !(hash.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32).is_multiple_of(self.one_in) {
             return;
