@@ -1,8 +1,8 @@
-"""Counters of stores, catalogs and planes. They count from the opening; sizes are in bytes."""
+"""Counts of a store's files. Counters are from its opening on."""
 
 from dataclasses import dataclass
 
-__all__ = ["CatalogStats", "DramStats", "PlaneStats", "StoreStats", "Usage"]
+__all__ = ["CatalogStats", "Usage"]
 
 
 @dataclass(frozen=True)
@@ -53,75 +53,3 @@ class CatalogStats:
     """Files being written."""
     evicted: int
     """Files that were evicted."""
-
-
-@dataclass(frozen=True)
-class DramStats:
-    """The memory of the option dram, which keeps copies of blocks. All 0 without such memory."""
-
-    hits: int
-    """Loaded blocks that were in it, and were copied."""
-    misses: int
-    """Loaded blocks that were not in it, and were read from the devices."""
-    retrieved_bytes: int
-    """Bytes that were copied from it."""
-    blocks: int
-    """Blocks in it now."""
-    evictions: int
-    """Blocks that were evicted from it."""
-    prefetched_bytes: int
-    """Bytes that were prefetched into it."""
-    wasted_bytes: int
-    """Prefetched bytes that were evicted or overwritten before a load."""
-
-
-@dataclass(frozen=True)
-class PlaneStats:
-    """Transfers of a plane."""
-
-    route: str
-    """The data path: direct, staged or host."""
-    stored_bytes: int
-    """Bytes written to the devices, without padding."""
-    retrieved_bytes: int
-    """Bytes read from the devices, without padding."""
-    recoveries: int
-    """Recoveries of the devices from a timeout or a fault."""
-    commands: int
-    """NVMe commands of the I/O kernel."""
-    dram: DramStats
-    """The memory of the option dram."""
-
-
-@dataclass(frozen=True)
-class StoreStats:
-    """Contents and transfers of a store, over all namespaces. A file holds one block."""
-
-    route: str
-    """The data path: direct, staged or host."""
-    files: int
-    """Files in all."""
-    files_free: int
-    """Free files."""
-    files_stored: int
-    """Files that lookups find."""
-    file_bytes: int
-    """Bytes of a file on the devices, padding included."""
-    blocks_looked_up: int
-    """Blocks that loads looked up."""
-    blocks_hit: int
-    """Of these, blocks that were found."""
-    evictions: int
-    """Files that were evicted."""
-    files_lost: int
-    """Files that lost their key because they could not be read."""
-    stored_bytes: int
-    """Bytes written to the devices, without padding."""
-    retrieved_bytes: int
-    """Bytes read from the devices, without padding."""
-    journal_bytes: int
-    """Bytes written to the journal, padding included."""
-    recoveries: int
-    """Recoveries of the devices from a timeout or a fault."""
-    dram: DramStats
-    """The memory of the option dram."""

@@ -154,7 +154,7 @@ class RipienoTier(SecondaryTierManager):
         """The reason if the store is no longer used, else None."""
         self.told: set[type[Exception]] = set()
         """Kinds of errors that were already logged."""
-        self.capacity = self.store.stats().files
+        self.capacity = self.store.counts().files
         usage = self.store.usage()
         self.evicted = usage.evicted
         """Count at the last report."""
@@ -349,7 +349,8 @@ class RipienoTier(SecondaryTierManager):
         self.loader.shutdown(cancel_futures=True)
         self.storer.shutdown(cancel_futures=self.drops)
         try:
-            logger.info("ripieno: %s", self.store.stats())
+            used = {name: value for name, value in self.store.stats().items() if value}
+            logger.info("ripieno: %s", used)
         except ripieno.Error as error:
             self._failed(error)
         try:

@@ -11,17 +11,16 @@ use std::{
 };
 
 use nvme_driver::{DevicePtr, Nanos};
-use objstore::{
-    BlockId, BlockKey, DramStats, KvShape, Layer, PinAnswer, RankId, StoreEvent, StoreId,
-};
+use objstore::{BlockId, BlockKey, KvShape, Layer, PinAnswer, RankId, StoreEvent, StoreId};
 use pyo3::{
     prelude::*,
     types::{PyBool, PyBytes, PyDict, PyList, PyTuple},
 };
 use ripieno_stack::{
     DeviceChoice, EngineMemory, GpuMemory, OPTIONS, PoolLayout, PoolMemory, RankMedia, RawStream,
-    Size, StackConfig, unknown_option,
+    SampleValue, Size, StackConfig, unknown_option,
 };
+use serde::Serialize;
 
 use crate::error::{invalid, refused};
 
@@ -260,45 +259,34 @@ macro_rules! dataclass {
 }
 pub(crate) use dataclass;
 
-/// Returns a `ripieno.Usage` of counts with these fields.
-macro_rules! usage {
-    ($py:expr, $usage:expr) => {{
-        let usage = $usage;
-        $crate::arguments::dataclass!(
-            $py,
-            "Usage",
-            usage,
-            [
-                stored,
-                active,
-                evictable,
-                writing,
-                quota_files,
-                epoch,
-                asked,
-                hits,
-                committed,
-                evicted,
-                refused
-            ]
-        )
-    }};
+/// Returns a dataclass of `ripieno` from counts with the same fields.
+pub(crate) fn counts<'py>(
+    py: Python<'py>,
+    class: &str,
+    counts: impl Serialize,
+) -> PyResult<Bound<'py, PyAny>> {
+    let fields = PyDict::new(py);
+    let all = serde_json::to_value(counts).expect("numbers");
+    for (name, value) in all.as_object().expect("a struct") {
+        fields.set_item(name, value.as_u64())?;
+    }
+    py.import("ripieno")?.getattr(class)?.call((), Some(&fields))
 }
-pub(crate) use usage;
 
-/// Returns a `ripieno.CatalogStats` of counts with these fields.
-macro_rules! catalog_stats {
-    ($py:expr, $counts:expr) => {{
-        let counts = $counts;
-        $crate::arguments::dataclass!(
-            $py,
-            "CatalogStats",
-            counts,
-            [files, free, limbo, stored, active, evictable, writing, evicted]
-        )
-    }};
+/// Returns samples as a dict.
+pub(crate) fn samples(
+    py: Python<'_>,
+    samples: Vec<(String, SampleValue)>,
+) -> PyResult<Bound<'_, PyDict>> {
+    let all = PyDict::new(py);
+    for (name, value) in samples {
+        match value {
+            SampleValue::Count(count) => all.set_item(name, count)?,
+            SampleValue::Seconds(_) => all.set_item(name, f64::from(value))?,
+        }
+    }
+    Ok(all)
 }
-pub(crate) use catalog_stats;
 
 /// Checks the number of a layer.
 pub(crate) fn layer(layer: u32, layers: u32) -> PyResult<Layer> {
@@ -334,16 +322,6 @@ impl Rank {
 /// Converts device events into Python values.
 pub(crate) fn events(events: &[StoreEvent]) -> Vec<(u32, &'static str)> {
     events.iter().map(|StoreEvent { device, event }| (device.0, event.name())).collect()
-}
-
-/// Returns a `ripieno.DramStats`.
-pub(crate) fn dram_stats<'py>(py: Python<'py>, dram: &DramStats) -> PyResult<Bound<'py, PyAny>> {
-    dataclass!(
-        py,
-        "DramStats",
-        dram,
-        [hits, misses, retrieved_bytes, blocks, evictions, prefetched_bytes, wasted_bytes]
-    )
 }
 
 /// Parses a time in seconds.

@@ -19,7 +19,7 @@ use pyo3::{
 use ripieno_stack::{CatalogStack, Own, Ranks, RanksOptions};
 
 use crate::{
-    arguments::{self, OrRaise as _, catalog_stats, unpoisoned, usage},
+    arguments::{self, OrRaise as _, unpoisoned},
     error::{closed, invalid, of_store, refused_in},
     events,
 };
@@ -349,13 +349,14 @@ impl Catalog {
 
     /// Returns the namespace's counts.
     fn usage<'py>(&self, py: Python<'py>, namespace: u32) -> PyResult<Bound<'py, PyAny>> {
-        usage!(py, self.read(|catalog| catalog.usage(NamespaceId(namespace)))?)
+        let usage = self.read(|catalog| catalog.usage(NamespaceId(namespace)))?;
+        arguments::counts(py, "Usage", usage)
     }
 
     /// Returns the counts of all namespaces.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let counts = self.read(|catalog| Ok(catalog.counts()))?;
-        catalog_stats!(py, counts)
+        arguments::counts(py, "CatalogStats", counts)
     }
 
     /// Makes all earlier commits, evictions, pins and clears durable. Lookups of other threads do

@@ -13,7 +13,7 @@ use pyo3::{
 use ripieno_stack::{Builder, Own, RankStack, Ranks};
 
 use crate::{
-    arguments::{self, OrRaise as _, dataclass},
+    arguments::{self, OrRaise as _},
     error::invalid,
     events,
 };
@@ -304,19 +304,10 @@ impl Plane {
         Ok(arguments::events(&py.detach(|| plane.poll_events()).or_raise()?))
     }
 
-    /// Returns counters since opening.
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    /// Returns the counters since opening, as for a Store, of what a plane has.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let plane = self.plane()?;
-        let stats = py.detach(|| plane.stats()).or_raise()?;
-        dataclass!(
-            py,
-            "PlaneStats",
-            stats,
-            [stored_bytes, retrieved_bytes, recoveries],
-            route = stats.path.name(),
-            commands = stats.ring.total.commands,
-            dram = arguments::dram_stats(py, &stats.dram)?
-        )
+        arguments::samples(py, py.detach(|| ripieno_stack::samples(plane, None)).or_raise()?)
     }
 
     /// Waits for transfers in flight, and releases the directory and the pool. Every later call

@@ -18,7 +18,7 @@ use ripieno_serve::{
 use ripieno_stack::Own;
 
 use crate::{
-    arguments::{self, OrRaise as _, catalog_stats, dataclass, unpoisoned, usage},
+    arguments::{self, OrRaise as _, dataclass, unpoisoned},
     catalog::{Reference, Write},
     error::{closed, invalid, refused},
     events,
@@ -296,13 +296,13 @@ impl ServedCatalog {
     /// Returns the namespace's counts, on the first rank.
     fn usage<'py>(&self, py: Python<'py>, namespace: usize) -> PyResult<Bound<'py, PyAny>> {
         let usage: Usage = self.ask(py, |it| it.client.usage(SpaceId(namespace)))?;
-        usage!(py, usage)
+        arguments::counts(py, "Usage", usage)
     }
 
     /// Returns the counts of the server's store.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let counts: CatalogCounts = self.ask(py, |it| it.client.counts())?;
-        catalog_stats!(py, counts)
+        arguments::counts(py, "CatalogStats", counts)
     }
 
     /// Makes all earlier commits durable. While the server is away, does nothing: commits from

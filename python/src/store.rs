@@ -10,7 +10,7 @@ use ripieno_serve::{Client, RemoteStore};
 use ripieno_stack::{Builder, KvPrefix, KvRequest, KvStore, Own, OwnStore, StackError};
 
 use crate::{
-    arguments::{self, OrRaise as _, catalog_stats, dataclass, unpoisoned, usage},
+    arguments::{self, OrRaise as _, unpoisoned},
     error::{closed, invalid},
     events,
 };
@@ -254,39 +254,18 @@ impl Store {
 
     /// Returns the namespace's counts.
     fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        usage!(py, self.with(py, |store| store.usage())?)
+        arguments::counts(py, "Usage", self.with(py, |store| store.usage())?)
     }
 
     /// Returns the counts of all namespaces.
     fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        catalog_stats!(py, self.with(py, |store| store.counts())?)
+        arguments::counts(py, "CatalogStats", self.with(py, |store| store.counts())?)
     }
 
-    /// Returns counters since opening, and the current contents. Not with a server.
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let handle = self.own()?;
-        let stats = py.detach(|| handle.stats()).or_raise()?;
-        dataclass!(
-            py,
-            "StoreStats",
-            stats,
-            [
-                files,
-                files_free,
-                files_stored,
-                file_bytes,
-                blocks_looked_up,
-                blocks_hit,
-                evictions,
-                files_lost,
-                stored_bytes,
-                retrieved_bytes,
-                journal_bytes,
-                recoveries
-            ],
-            route = stats.path.name(),
-            dram = arguments::dram_stats(py, &stats.dram)?
-        )
+    /// Returns the counters since opening, and the current contents, by the names of
+    /// docs/reference/metrics.md without "ripieno_". Not with a server.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        arguments::samples(py, self.with(py, |store| store.stats())?)
     }
 
     /// Makes all changes durable, and releases the directory, or leaves the server, and the pool.

@@ -101,5 +101,5 @@ def test_layers_are_in_the_order_of_the_streams(tmp_path, route, dram):
                 assert torch.equal(kv[:, at].cpu(), stored)
                 # The same operations on the same bits.
                 assert torch.equal(found.cpu(), wanted)
-            hits = plane.stats().dram.hits if dram else 0
+            hits = plane.stats()["dram_hit_blocks_total"] if dram else 0
             print(f"{require}: {plane.placement}; {hits} blocks from DRAM")

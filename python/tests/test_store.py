@@ -79,7 +79,7 @@ def test_bytes_survive(tmp_path, pacing):
                 request.wait(layer)
         assert (kv[:, [9, 0, 15]] == sent[:, [4, 5, 6]]).all()
         assert not kv[:, 1].any(), "nothing was stored for it"
-        assert store.stats().blocks_hit == 3
+        assert store.stats()["hit_tokens_total"] == 3 * SHAPE.block_tokens
         assert store.usage().stored == 3
 
 
@@ -103,7 +103,7 @@ def test_sizes_are_bytes_or_text(tmp_path):
     with ripieno.Store(tmp_path / "s", SHAPE, pool, **sizes) as store:
         assert (tmp_path / "s/device-0.img").stat().st_size == CAPACITY
         save(store, keys(1, 2, 3), [4, 5, 6])
-        assert store.stats().dram.blocks == 2
+        assert store.stats()["dram_used_blocks"] == 2
     with pytest.raises(ripieno.InvalidError, match='^capacity: "many" was given'):
         ripieno.prepare(tmp_path / "r", SHAPE, capacity="many")
     assert ripieno.prepare(tmp_path / "r", SHAPE, capacity="32MiB")
@@ -122,16 +122,17 @@ def test_what_is_in_dram_is_not_read(tmp_path):
             request.move_all()
         assert (kv[:, [9, 0, 15]] == sent[:, [4, 5, 6]]).all()
         stats = store.stats()
-        assert (stats.dram.hits, stats.dram.misses, stats.dram.blocks) == (2, 1, 2)
-        assert (stats.dram.retrieved_bytes, stats.retrieved_bytes) == (2 * block, block)
+        blocks = [f"dram_{name}" for name in ("hit_blocks_total", "miss_blocks_total", "used_blocks")]
+        assert [stats[name] for name in blocks] == [2, 1, 2]
+        assert (stats["dram_loaded_bytes_total"], stats["read_bytes_total"]) == (2 * block, block)
         save(store, keys(4, 5), [1, 2])
         assert store.prefetch(keys(6, 1)) == 0
         assert store.prefetch(keys(1, 2, 6), within=60.0) == 2
-        until(lambda: store.stats().dram.prefetched_bytes >= 2 * block, "they are not read")
+        until(lambda: store.stats()["dram_prefetched_bytes_total"] >= 2 * block, "they are not read")
         with store.load(keys(1, 2), [9, 0]) as request:
             request.move_all()
         assert (kv[:, [9, 0]] == sent[:, [4, 5]]).all()
-        assert store.stats().retrieved_bytes == block, "as before"
+        assert store.stats()["read_bytes_total"] == block, "as before"
         for wrong in (-1.0, float("inf"), float("nan"), 1e12):
             with pytest.raises(ripieno.InvalidError, match="within is"):
                 store.prefetch(keys(1), wrong)
@@ -145,13 +146,14 @@ def test_only_what_is_prefetched_is_in_dram(tmp_path):
         ripieno.Store(tmp_path / "s", SHAPE, pool, dram_mode="back-write", **given)
     with ripieno.Store(tmp_path / "s", SHAPE, pool, dram_mode="read-ahead", **given) as store:
         save(store, keys(1, 2, 3), [4, 5, 6])
-        assert store.stats().dram.blocks == 0
+        assert store.stats()["dram_used_blocks"] == 0
         assert store.prefetch(keys(1, 2), within=60.0) == 2
-        until(lambda: store.stats().dram.prefetched_bytes >= 2 * block, "they are not read")
+        until(lambda: store.stats()["dram_prefetched_bytes_total"] >= 2 * block, "they are not read")
         with store.load(keys(1, 2, 3), [9, 0, 15]) as request:
             request.move_all()
         stats = store.stats()
-        assert (stats.dram.hits, stats.dram.misses, stats.dram.blocks) == (2, 1, 2)
+        blocks = [f"dram_{name}" for name in ("hit_blocks_total", "miss_blocks_total", "used_blocks")]
+        assert [stats[name] for name in blocks] == [2, 1, 2]
 
 
 def test_memory_of_any_alignment(tmp_path):

@@ -259,61 +259,6 @@ typedef struct {
     uint64_t committed;
 } ripieno_usage;
 
-// Counters of a whole store since it was opened, and its current state.
-typedef struct {
-    // sizeof(ripieno_stats), set by the caller.
-    size_t size;
-    // 1: blocks are copied through bounce buffers, because the devices cannot describe the pool's
-    // addresses.
-    uint32_t bounced;
-    // Capacity in blocks.
-    uint32_t blocks;
-    // Of these, free blocks.
-    uint32_t blocks_free;
-    // Blocks that lookups find.
-    uint32_t blocks_stored;
-    // Blocks being stored.
-    uint32_t blocks_writing;
-    // Zero.
-    uint32_t reserved;
-    // Bytes of a block on the devices, padding included.
-    uint64_t block_bytes;
-    // Calls of ripieno_lookup.
-    uint64_t lookups;
-    // Blocks looked up.
-    uint64_t blocks_asked;
-    // Blocks found.
-    uint64_t blocks_hit;
-    // Blocks evicted.
-    uint64_t evictions;
-    // Blocks dropped because reading them failed.
-    uint64_t blocks_lost;
-    // Bytes stored, without padding.
-    uint64_t stored_bytes;
-    // Bytes retrieved from the devices, without padding.
-    uint64_t retrieved_bytes;
-    // Bytes written to the journal.
-    uint64_t journal_bytes;
-    // Times the devices were recovered from a timeout or a fault.
-    uint64_t recoveries;
-    // NVMe commands issued by the I/O kernel.
-    uint64_t commands;
-    // Retrieved blocks that were in the cache of the option dram.
-    uint64_t dram_hits;
-    // Retrieved blocks that were not; 0 without a cache.
-    uint64_t dram_misses;
-    // Bytes retrieved from the cache.
-    uint64_t dram_retrieved_bytes;
-    // Blocks in the cache now.
-    uint64_t dram_blocks;
-    // Blocks evicted from the cache.
-    uint64_t dram_evictions;
-    // Bytes prefetched from the devices.
-    uint64_t dram_prefetched_bytes;
-    // Of these, bytes evicted before they were retrieved.
-    uint64_t dram_wasted_bytes;
-} ripieno_stats;
-
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -607,12 +552,14 @@ void ripieno_request_end(ripieno_request *request);
 // Fails with RIPIENO_STATUS_INVALID.
 ripieno_status ripieno_get_usage(const ripieno_store *store, ripieno_usage *usage);
 
-// Reports the counters of the whole store, over all namespaces.
+// Reports a counter of the whole store, over all namespaces: since it was opened, or as it is.
 //
-// stats: its size must be set; the other fields are filled.
+// name: of a sample in docs/reference/metrics.md, without "ripieno_": "evicted_blocks_total",
+// "flush_seconds_sum", "device_commands_total{device=\"0\"}". There are none of the devices'
+// health, of the time since opening, and of the time that computing would have taken.
 //
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
-ripieno_status ripieno_get_stats(const ripieno_store *store, ripieno_stats *stats);
+ripieno_status ripieno_get_stat(const ripieno_store *store, const char *name, double *value);
 
 // Reports events of the devices since the last call: RIPIENO_EVENT_* combined, 0 for none. The
 // store handles them itself, with one exception: after RIPIENO_EVENT_REQUESTED, end all requests
@@ -636,4 +583,3 @@ ripieno_status ripieno_poll_events(const ripieno_store *store, uint64_t *events)
 #define RIPIENO_POOL_INIT { .size = sizeof(ripieno_pool) }
 #define RIPIENO_NAMESPACE_INIT { .size = sizeof(ripieno_namespace) }
 #define RIPIENO_USAGE_INIT { .size = sizeof(ripieno_usage) }
-#define RIPIENO_STATS_INIT { .size = sizeof(ripieno_stats) }

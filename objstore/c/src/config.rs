@@ -184,7 +184,7 @@ unsafe fn bytes<'a>(from: *const c_char) -> &'a [u8] {
 ///
 /// # Safety
 /// Same as [`bytes`].
-unsafe fn text(from: *const c_char, name: &str) -> Result<String, Failure> {
+pub(crate) unsafe fn text(from: *const c_char, name: &str) -> Result<String, Failure> {
     // SAFETY: the caller's contract.
     let text = std::str::from_utf8(unsafe { bytes(from) });
     text.map(str::to_owned).map_err(|error| Failure::invalid(format!("{name}: {error}")))

@@ -2,10 +2,13 @@
 
 #![allow(unsafe_code, reason = "the C interface: fills what callers point to")]
 
+use std::ffi::c_char;
+
 use nvme_driver::ControllerEvent;
 use objstore::{Plane, StoreEvent};
 
 use crate::{
+    config::text,
     place::Store,
     status::{Failure, Status, guard},
     store::{handle, output},
@@ -47,63 +50,6 @@ pub struct Usage {
     pub hits: u64,
     /// Blocks committed since the store was opened.
     pub committed: u64,
-}
-
-/// Counters of a whole store since it was opened, and its current state.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct Stats {
-    /// sizeof(ripieno_stats), set by the caller.
-    pub size: usize,
-    /// 1: blocks are copied through bounce buffers, because the devices cannot describe the pool's
-    /// addresses.
-    pub bounced: u32,
-    /// Capacity in blocks.
-    pub blocks: u32,
-    /// Of these, free blocks.
-    pub blocks_free: u32,
-    /// Blocks that lookups find.
-    pub blocks_stored: u32,
-    /// Blocks being stored.
-    pub blocks_writing: u32,
-    /// Zero.
-    pub reserved: u32,
-    /// Bytes of a block on the devices, padding included.
-    pub block_bytes: u64,
-    /// Calls of ripieno_lookup.
-    pub lookups: u64,
-    /// Blocks looked up.
-    pub blocks_asked: u64,
-    /// Blocks found.
-    pub blocks_hit: u64,
-    /// Blocks evicted.
-    pub evictions: u64,
-    /// Blocks dropped because reading them failed.
-    pub blocks_lost: u64,
-    /// Bytes stored, without padding.
-    pub stored_bytes: u64,
-    /// Bytes retrieved from the devices, without padding.
-    pub retrieved_bytes: u64,
-    /// Bytes written to the journal.
-    pub journal_bytes: u64,
-    /// Times the devices were recovered from a timeout or a fault.
-    pub recoveries: u64,
-    /// NVMe commands issued by the I/O kernel.
-    pub commands: u64,
-    /// Retrieved blocks that were in the cache of the option dram.
-    pub dram_hits: u64,
-    /// Retrieved blocks that were not; 0 without a cache.
-    pub dram_misses: u64,
-    /// Bytes retrieved from the cache.
-    pub dram_retrieved_bytes: u64,
-    /// Blocks in the cache now.
-    pub dram_blocks: u64,
-    /// Blocks evicted from the cache.
-    pub dram_evictions: u64,
-    /// Bytes prefetched from the devices.
-    pub dram_prefetched_bytes: u64,
-    /// Of these, bytes evicted before they were retrieved.
-    pub dram_wasted_bytes: u64,
 }
 
 /// Fills a caller's struct up to the size of the caller's version.
@@ -158,46 +104,31 @@ pub unsafe extern "C" fn ripieno_get_usage(store: *const Store, usage: *mut Usag
     })
 }
 
-/// Reports the counters of the whole store, over all namespaces.
+/// Reports a counter of the whole store, over all namespaces: since it was opened, or as it is.
 ///
-/// stats: its size must be set; the other fields are filled.
+/// name: of a sample in docs/reference/metrics.md, without "ripieno_": "evicted_blocks_total",
+/// "flush_seconds_sum", "device_commands_total{device=\"0\"}". There are none of the devices'
+/// health, of the time since opening, and of the time that computing would have taken.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ripieno_get_stats(store: *const Store, stats: *mut Stats) -> Status {
+pub unsafe extern "C" fn ripieno_get_stat(
+    store: *const Store,
+    name: *const c_char,
+    value: *mut f64,
+) -> Status {
     guard(|| {
         // SAFETY: as the header requires.
-        let store = unsafe { handle(store, "store")? }.own()?;
-        let found = store.stats()?;
-        let value = Stats {
-            size: 0,
-            bounced: store.plane().is_bounced().into(),
-            blocks: found.files,
-            blocks_free: found.files_free,
-            blocks_stored: found.files_stored,
-            blocks_writing: found.files_writing,
-            reserved: 0,
-            block_bytes: found.file_bytes,
-            lookups: found.lookups,
-            blocks_asked: found.blocks_looked_up,
-            blocks_hit: found.blocks_hit,
-            evictions: found.evictions,
-            blocks_lost: found.files_lost,
-            stored_bytes: found.stored_bytes,
-            retrieved_bytes: found.retrieved_bytes,
-            journal_bytes: found.journal_bytes,
-            recoveries: found.recoveries,
-            commands: found.commands,
-            dram_hits: found.dram.hits,
-            dram_misses: found.dram.misses,
-            dram_retrieved_bytes: found.dram.retrieved_bytes,
-            dram_blocks: found.dram.blocks.into(),
-            dram_evictions: found.dram.evictions,
-            dram_prefetched_bytes: found.dram.prefetched_bytes,
-            dram_wasted_bytes: found.dram.wasted_bytes,
-        };
+        let (store, to) = unsafe { (handle(store, "store")?, output(value, "value")?) };
         // SAFETY: as the header requires.
-        unsafe { write(stats, "stats", value) }
+        let name = unsafe { text(name, "name")? };
+        let found = store.store.stats()?.into_iter().find(|(known, _)| *known == name);
+        let unknown = || {
+            let why = format!("name: this store has no \"{name}\"; see docs/reference/metrics.md");
+            Failure::invalid(why)
+        };
+        *to = found.ok_or_else(unknown)?.1.into();
+        Ok(())
     })
 }
 

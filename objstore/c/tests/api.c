@@ -195,13 +195,23 @@ static void test_pins(ripieno_store *store) {
     CHECK(peek(store, 40, 8) == 0);
 }
 
+static double stat(ripieno_store *store, const char *name) {
+    double value = -1;
+    OK(ripieno_get_stat(store, name, &value));
+    return value;
+}
+
 static void test_threads(ripieno_store *store) {
     run_threads(store);
-    ripieno_stats stats = RIPIENO_STATS_INIT;
-    OK(ripieno_get_stats(store, &stats));
-    CHECK(stats.blocks_stored == 240 && stats.evictions >= 7 && stats.recoveries == 0);
-    stats.size = 4;
-    INVALID("sizeof", ripieno_get_stats(store, &stats));
+    double value = 7;
+    CHECK(stat(store, "used_blocks") == 240 && stat(store, "evicted_blocks_total") >= 7);
+    CHECK(stat(store, "recoveries_total") == 0 && stat(store, "bounced") == 0);
+    CHECK(stat(store, "flush_seconds_sum") >= 0);
+    CHECK(stat(store, "device_commands_total{device=\"0\"}") > 0);
+    INVALID("used_block", ripieno_get_stat(store, "used_block", &value));
+    INVALID("no \"\"", ripieno_get_stat(store, NULL, &value));
+    INVALID("value", ripieno_get_stat(store, "used_blocks", NULL));
+    CHECK(value == 7);
     uint64_t events = 7;
     OK(ripieno_poll_events(store, &events));
     CHECK(events == 0);
@@ -291,11 +301,10 @@ static void test_dram(const char *home) {
     OK(ripieno_move_all(request));
     ripieno_request_end(request);
     for (uint32_t at = 0; at < 3; at++) compare(500 + at, 8 + at);
-    ripieno_stats stats = RIPIENO_STATS_INIT;
-    OK(ripieno_get_stats(store, &stats));
-    CHECK(stats.dram_hits == 3 && stats.dram_misses == 0 && stats.dram_blocks == 3);
-    CHECK(stats.dram_retrieved_bytes == 3 * ROWS * OBJECT && stats.retrieved_bytes == 0);
-    CHECK(stats.dram_evictions == 0);
+    CHECK(stat(store, "dram_hit_blocks_total") == 3 && stat(store, "dram_miss_blocks_total") == 0);
+    CHECK(stat(store, "dram_loaded_bytes_total") == 3 * ROWS * OBJECT);
+    CHECK(stat(store, "read_bytes_total") == 0 && stat(store, "dram_used_blocks") == 3);
+    CHECK(stat(store, "dram_evicted_blocks_total") == 0);
 
     // Prefetches blocks that were evicted.
     CHECK(put(store, 600, 8, 0) == 8);
@@ -305,18 +314,16 @@ static void test_dram(const char *home) {
     OK(ripieno_prefetch(store, keys(700, 1, more), 1, 60000, &found));
     CHECK(found == 0);
     INVALID("keys", ripieno_prefetch(store, NULL, 1, 0, &found));
-    for (int at = 0; at < 5000 && stats.dram_prefetched_bytes == 0; at++) {
+    for (int at = 0; at < 5000 && stat(store, "dram_prefetched_bytes_total") == 0; at++)
         nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
-        OK(ripieno_get_stats(store, &stats));
-    }
-    CHECK(stats.dram_prefetched_bytes == 3 * ROWS * OBJECT && stats.dram_wasted_bytes == 0);
+    CHECK(stat(store, "dram_prefetched_bytes_total") == 3 * ROWS * OBJECT);
+    CHECK(stat(store, "dram_wasted_bytes_total") == 0);
     OK(ripieno_close(store));
 
     INVALID("give write-through or read-ahead", open_with(home, no_such_mode, &store));
     OK(open_with(home, reading_ahead, &store));
     CHECK(put(store, 800, 3, 0) == 3);
-    OK(ripieno_get_stats(store, &stats));
-    CHECK(stats.dram_blocks == 0);
+    CHECK(stat(store, "dram_used_blocks") == 0);
     OK(ripieno_close(store));
 }
 

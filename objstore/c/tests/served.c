@@ -105,7 +105,7 @@ static void test_unsupported(ripieno_store *store) {
     uint32_t found;
     uint64_t epoch, events = 7;
     size_t cached = 7;
-    ripieno_stats stats = RIPIENO_STATS_INIT;
+    double value;
     keys(0, 8, key);
 #define UNSUPPORTED(call) GIVES(RIPIENO_STATUS_UNSUPPORTED, "ripieno ctl", call)
     UNSUPPORTED(ripieno_evict(store, 8, &found));
@@ -113,7 +113,7 @@ static void test_unsupported(ripieno_store *store) {
     UNSUPPORTED(ripieno_bump_epoch(store, &epoch));
     UNSUPPORTED(ripieno_set_quota(store, 8));
     UNSUPPORTED(ripieno_set_weight(store, 8));
-    UNSUPPORTED(ripieno_get_stats(store, &stats));
+    UNSUPPORTED(ripieno_get_stat(store, "lookups_total", &value));
     OK(ripieno_prefetch(store, key, 8, 1000, &cached));
     OK(ripieno_poll_events(store, &events));
     OK(ripieno_sync(store));

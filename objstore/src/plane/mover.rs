@@ -86,6 +86,8 @@ pub(super) struct Tally {
 pub struct PlaneStats {
     /// The data path.
     pub path: Route,
+    /// Set if blocks are copied through bounce buffers.
+    pub is_bounced: bool,
     /// Bytes written to the devices, without padding.
     pub stored_bytes: u64,
     /// Bytes read from the devices, without padding.
@@ -182,6 +184,7 @@ impl Mover {
         let Tally { stored_bytes, retrieved_bytes, times } = self.tally;
         Ok(PlaneStats {
             path: self.pool.path(),
+            is_bounced: self.copier.is_bounced(),
             stored_bytes,
             retrieved_bytes,
             dram: self.copier.stats(),

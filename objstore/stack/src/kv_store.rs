@@ -13,7 +13,12 @@ use objstore::{
     Store, StoreError, StoreEvent, Usage,
 };
 
-use crate::{error::StackError, request::Request, stack::Stack};
+use crate::{
+    error::StackError,
+    metrics::{SampleValue, samples},
+    request::Request,
+    stack::Stack,
+};
 
 /// A handle of a store, in one namespace. Any number of threads may use it. Errors are the ones of
 /// [`Store`], or of a server and its client: [`crate::ErrorKind::Lost`] while the server is away.
@@ -97,6 +102,12 @@ pub trait KvStore: Debug + Send + Sync {
 
     /// Returns the counts of the store's files.
     fn counts(&self) -> Result<CatalogCounts, StackError>;
+
+    /// Returns the samples of the store, over all namespaces ([`samples`]).
+    fn stats(&self) -> Result<Vec<(String, SampleValue)>, StackError> {
+        let store = self.own()?;
+        Ok(samples(store.plane(), Some(store))?)
+    }
 
     /// Describes where the store is, and the route of its data.
     fn placement(&self) -> Result<String, StackError>;

@@ -115,7 +115,9 @@ pub use gpu::{CudaChoice, Gpu};
 pub use input::{expand_home, open_file, read_file};
 pub use kv_store::{KvPrefix, KvRequest, KvStore, OwnStore};
 pub use memory::HostMemory;
-pub use metrics::{ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsPage};
+pub use metrics::{
+    ComputeSaved, Endpoint, METRICS, Metric, MetricKind, MetricsPage, SampleValue, samples,
+};
 pub use objstore::{BlockId, BlockKey, KvShape, PoolLayout, Route};
 pub use own::Own;
 pub use owner::this_process;

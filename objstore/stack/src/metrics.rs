@@ -1,10 +1,10 @@
-//! All metrics of a store by name, and their text in the OpenMetrics format.
+//! All metrics of a store by name, with their samples and their text in the OpenMetrics format.
 //!
 //! The table has no counters of its own: each entry reads one that the store or its plane keeps, so
 //! the I/O path does no work for it. It also names the counters of the connector for vLLM, so that
 //! a dashboard needs one set of names.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -108,6 +108,8 @@ pub static METRICS: &[Metric] = metrics! {
     Gauge "healthy" Healthy => "0 when the store has failed, was closed or takes no writes.";
     Gauge "uptime_seconds" Uptime => "Time since the store was opened.";
     Info "path" Route => "The data path: direct, staged or host.";
+    Gauge "bounced" Of(|plane| plane.is_bounced.into()) =>
+        "1 when blocks are copied through bounce buffers: devices cannot describe their addresses.";
     Counter "loaded_bytes" Of(|plane| plane.retrieved_bytes + plane.dram.retrieved_bytes) =>
         "Bytes that were loaded, from devices and DRAM, without padding.";
     Counter "read_bytes" Of(|plane| plane.retrieved_bytes) =>
@@ -305,99 +307,131 @@ impl MetricsPage {
     pub fn text(&mut self, accept: &str) -> (&'static str, String) {
         let Self { plane, store, since, compute_saved, health } = self;
         let format = TextFormat::of_accept(accept);
-        let taken = Snapshot::take(plane, store.as_ref(), *since, compute_saved, health);
-        let values = taken.unwrap_or_else(|_| Snapshot::failed(compute_saved.get()));
+        let taken = health.refresh(plane).and_then(|()| Snapshot::take(plane, store.as_ref()));
+        let mut values = taken.unwrap_or_default();
+        if values.plane.is_some() {
+            values.smart.clone_from(&health.logs);
+            values.uptime = Some(plane.now() - *since);
+        }
+        values.compute_saved = Some(compute_saved.get());
         (format.content_type(), values.text(format))
     }
 }
 
+/// Returns the samples of a store, or of a plane without one, by their names on the page of the
+/// metrics without the prefix `ripieno_`. Health of devices and times of an endpoint are not
+/// counted by them.
+///
+/// # Errors
+/// Returns [`StoreError::Failed`], or the error of a recovery from an earlier fault.
+pub fn samples(
+    plane: &Plane,
+    store: Option<&Store>,
+) -> Result<Vec<(String, SampleValue)>, StoreError> {
+    plane.sync()?;
+    let values = Snapshot::take(plane, store)?;
+    let named = |metric: &'static Metric| {
+        let all = values.samples(metric).into_iter();
+        all.map(|(suffix, value)| (format!("{}{suffix}", metric.name), value))
+    };
+    Ok(METRICS.iter().flat_map(named).collect())
+}
+
+/// The value of a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SampleValue {
+    /// A number.
+    Count(u64),
+    /// A time, in seconds.
+    Seconds(Nanos),
+}
+
+impl From<SampleValue> for f64 {
+    fn from(value: SampleValue) -> Self {
+        match value {
+            SampleValue::Count(count) => count as Self,
+            SampleValue::Seconds(time) => time.0 as Self / 1e9,
+        }
+    }
+}
+
+impl fmt::Display for SampleValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Count(count) => count.fmt(f),
+            Self::Seconds(_) => f64::from(*self).fmt(f),
+        }
+    }
+}
+
+/// Suffix of a sample, with its labels, and its value.
+type Sample = (String, SampleValue);
+
 /// The values at one time. Without a plane: it has failed, or was closed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Snapshot {
-    smart: Vec<Option<SmartLog>>,
     plane: Option<PlaneStats>,
     store: Option<StoreStats>,
     is_writable: bool,
     block_tokens: u64,
-    uptime: Nanos,
-    compute_saved: (u64, Nanos),
+    /// Only on a page.
+    smart: Vec<Option<SmartLog>>,
+    uptime: Option<Nanos>,
+    compute_saved: Option<(u64, Nanos)>,
 }
 
 impl Snapshot {
     /// Reads the counters. Nothing is locked for longer than that.
-    fn take(
-        plane: &Plane,
-        store: Option<&Store>,
-        since: Nanos,
-        saved: &ComputeSaved,
-        health: &mut Health,
-    ) -> Result<Self, StoreError> {
-        health.refresh(plane)?;
+    fn take(plane: &Plane, store: Option<&Store>) -> Result<Self, StoreError> {
         let stats = plane.stats()?;
         Ok(Self {
-            smart: health.logs.clone(),
             store: store.map(|store| store.stats_with(&stats)).transpose()?,
             plane: Some(stats),
             is_writable: plane.check_writable().is_ok(),
             block_tokens: plane.shape().block_tokens.into(),
-            uptime: plane.now() - since,
-            compute_saved: saved.get(),
+            ..Self::default()
         })
     }
 
-    /// Returns the values without a plane.
-    fn failed(compute_saved: (u64, Nanos)) -> Self {
-        let (plane, store, block_tokens, uptime) = (None, None, 0, Nanos(0));
-        let (smart, is_writable) = (Vec::new(), false);
-        Self { smart, plane, store, is_writable, block_tokens, uptime, compute_saved }
-    }
-
-    /// Returns the samples of a metric: suffix with labels, and value.
-    fn samples(&self, metric: &Metric) -> Vec<(String, String)> {
+    fn samples(&self, metric: &Metric) -> Vec<Sample> {
         let total = if metric.kind == MetricKind::Counter { "_total" } else { "" };
-        let number = |value: Option<u64>| {
-            value.map(|value| vec![(total.to_owned(), value.to_string())]).unwrap_or_default()
+        let one = |value| vec![(total.to_owned(), value)];
+        let number = |value: Option<u64>| value.map(|it| one(SampleValue::Count(it)));
+        let summary = |(count, sum)| {
+            let count = ("_count".to_owned(), SampleValue::Count(count));
+            vec![count, ("_sum".to_owned(), SampleValue::Seconds(sum))]
         };
-        let summary = |(count, sum): (u64, Nanos)| {
-            let all = [("_count", count.to_string()), ("_sum", seconds(sum))];
-            all.map(|(suffix, value)| (suffix.to_owned(), value)).to_vec()
+        let of_device = |(device, value): (usize, u64)| {
+            (format!("{total}{{device=\"{device}\"}}"), SampleValue::Count(value))
         };
         let plane = self.plane.as_ref();
-        match metric.source {
+        let found = match metric.source {
             Source::Healthy => number(Some(self.is_writable.into())),
             Source::Plane(get) => number(plane.map(get)),
             Source::Store(get) => number(self.store.map(|store| get(&store, self.block_tokens))),
-            Source::Uptime => {
-                plane.map(|_| (String::new(), seconds(self.uptime))).into_iter().collect()
-            }
-            Source::ComputeSaved => summary(self.compute_saved),
-            Source::Times(get) => {
-                plane.map(get).map(|times| summary((times.count, times.sum))).unwrap_or_default()
-            }
-            Source::Route => plane
-                .map(|plane| (format!("_info{{route=\"{}\"}}", plane.path), "1".to_owned()))
-                .into_iter()
-                .collect(),
-            Source::Device(get) => {
-                let queues = plane.map_or(&[][..], |plane| &plane.ring.queues);
+            Source::Uptime => self.uptime.map(|it| one(SampleValue::Seconds(it))),
+            Source::ComputeSaved => self.compute_saved.map(summary),
+            Source::Times(get) => plane.map(get).map(|times| summary((times.count, times.sum))),
+            Source::Route => plane.map(|plane| {
+                vec![(format!("_info{{route=\"{}\"}}", plane.path), SampleValue::Count(1))]
+            }),
+            Source::Device(get) => plane.map(|plane| {
+                let queues = &plane.ring.queues;
                 let devices = queues.iter().map(|queue| queue.device + 1).max().unwrap_or(0);
                 let sum = |device| {
-                    queues.iter().filter(|queue| queue.device == device).map(get).sum::<u64>()
+                    let queues = queues.iter().filter(|queue| queue.device == device);
+                    (device as usize, queues.map(get).sum())
                 };
-                let sample =
-                    |device| (format!("{total}{{device=\"{device}\"}}"), sum(device).to_string());
-                (0..devices).map(sample).collect()
-            }
+                (0..devices).map(sum).map(of_device).collect()
+            }),
             Source::Smart(get) => {
                 let logs = self.smart.iter().enumerate();
                 let logs = logs.filter_map(|(device, log)| Some((device, get(log.as_ref()?))));
-                logs.map(|(device, value)| {
-                    (format!("{total}{{device=\"{device}\"}}"), value.to_string())
-                })
-                .collect()
+                Some(logs.map(of_device).collect())
             }
-            Source::Connector => Vec::new(),
-        }
+            Source::Connector => None,
+        };
+        found.unwrap_or_default()
     }
 
     /// Returns the text of all metrics that have a value.
@@ -428,10 +462,6 @@ impl Snapshot {
         }
         text + if is_open { "# EOF\n" } else { "" }
     }
-}
-
-fn seconds(time: Nanos) -> String {
-    format!("{}", time.0 as f64 / 1e9)
 }
 
 #[cfg(test)]

@@ -146,7 +146,8 @@ class OwnStore(Place):
             Legacy.leave(self.path, rank, reports)
         except OSError as error:
             logger.error("ripieno: rank %d: what ended last is not known: %s", rank, error)
-        logger.info("ripieno: rank %d: %s", rank, self.own.stats())
+        used = {name: value for name, value in self.own.stats().items() if value}
+        logger.info("ripieno: rank %d: %s", rank, used)
 
 
 class ServedStore(Place):
