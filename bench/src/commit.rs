@@ -108,7 +108,7 @@ struct Found {
 
 fn measure(stack: &mut Stack, committers: u32, commits: u32) -> Result<Found> {
     let each = commits / committers;
-    let before = (stack.emu().counters(), stack.store.stats()?);
+    let before = (stack.emu().counters(), stack.store.stats()?.plane);
     let samples: Vec<Result<Vec<f64>>> = std::thread::scope(|scope| {
         let stack = &*stack;
         let run = |committer| move || commit(stack, (committer, committers), each);
@@ -122,7 +122,7 @@ fn measure(stack: &mut Stack, committers: u32, commits: u32) -> Result<Found> {
     for samples in samples {
         samples?.into_iter().for_each(|value| us.push(value));
     }
-    let after = (stack.emu().counters(), stack.store.stats()?);
+    let after = (stack.emu().counters(), stack.store.stats()?.plane);
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     Ok(Found {
         us,

@@ -78,7 +78,7 @@
 //! The constructor that registers the pool selects the data path: [`KvPool::on_gpu`] for GPU memory
 //! that the drives reach ([`Route::Direct`]), [`KvPool::staged`] for GPU memory that they do not
 //! reach ([`Route::Staged`]), [`KvPool::new`] for memory of this process ([`Route::Host`]).
-//! [`Store::open`] proves the path before [`StoreStats::path`] reports it: each drive writes a
+//! [`Store::open`] proves the path before [`PlaneStats::path`] reports it: each drive writes a
 //! known pattern out of the memory and reads one into it, at both ends; for a staged pool, the GPU
 //! moves objects both ways. A path that does not work is [`StoreError::Route`], never a fallback.
 //!
@@ -277,12 +277,11 @@ pub use kv_catalog::{
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;
 pub use plane::{
-    Advanced, ClosedPlane, JobDone, KvView, Plane, PlaneDevice, PlaneStats, RawRing, StoreEvent,
-    kernel_read,
+    Advanced, ClosedPlane, JobDone, KvView, Plane, PlaneDevice, RawRing, StoreEvent, kernel_read,
 };
 pub use pool_layout::PoolLayout;
 pub use registration::{InUse, KvPool};
-pub use stats::{DramStats, Durations, StoreStats, Times};
+pub use stats::{DramStats, Durations, Lookups, PlaneStats, StoreStats, Times};
 pub use store::{
     Closed, ClusterCopies, Committed, Erased, LoadRequest, Medium, Prefix, RankId, Reservation,
     Salvage, Store, StoreRequest, StoredClusters, Transfer, open_catalog,

@@ -25,6 +25,7 @@ use crate::{
     ids::{JobId, LayerDone, Move, PoolId, Ticket},
     order::Order,
     registration::KvPool,
+    stats::PlaneStats,
     store::owner::Ownership,
 };
 
@@ -50,7 +51,6 @@ pub use devices::{PlaneDevice, StoreEvent};
 pub use job::JobDone;
 use mover::Flushing;
 pub(crate) use mover::Mover;
-pub use mover::PlaneStats;
 pub use pacer::Advanced;
 use pacer::Pacer;
 pub use raw::RawRing;

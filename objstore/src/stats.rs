@@ -1,5 +1,7 @@
 //! Statistics of a store.
 
+use gio_uring::UringCounters;
+use kv_catalog::CatalogCounts;
 use nvme_driver::Nanos;
 use nvme_spec::nvm::Direction;
 
@@ -73,54 +75,71 @@ pub struct DramStats {
     pub wasted_bytes: u64,
 }
 
-/// Counts since the store was opened, and its current contents.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Counts since a plane was opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct StoreStats {
+pub struct PlaneStats {
     /// The data path.
     pub path: Route,
-    /// Files in all.
-    pub files: u32,
-    /// Free files.
-    pub files_free: u32,
-    /// Runs of adjacent free files; 1 means no fragmentation.
-    pub free_runs: u32,
-    /// Files that lookups can find.
-    pub files_stored: u32,
-    /// Files being written.
-    pub files_writing: u32,
-    /// Files in use by prefixes, load requests and store requests.
-    pub files_referenced: u32,
-    /// Bytes that one file takes on the devices, padding included.
-    pub file_bytes: u64,
-    /// Calls of `lookup`.
-    pub lookups: u64,
-    /// Blocks that lookups asked for.
-    pub blocks_looked_up: u64,
-    /// Blocks found by lookups.
-    pub blocks_hit: u64,
-    /// Files evicted.
-    pub evictions: u64,
-    /// Files that lost their key because reading them failed.
-    pub files_lost: u64,
+    /// Set if blocks are copied through bounce buffers.
+    pub is_bounced: bool,
     /// Bytes written to the devices, without padding.
     pub stored_bytes: u64,
-    /// Bytes retrieved from the devices, without padding.
+    /// Bytes read from the devices, without padding.
     pub retrieved_bytes: u64,
     /// Counts of the DRAM cache.
     pub dram: DramStats,
+    /// Recoveries of the controllers from a timeout or a fault.
+    pub recoveries: u64,
+    /// Counts of the I/O kernel.
+    pub ring: UringCounters,
+    /// Layers in flight.
+    pub layers_in_flight: u32,
+    /// Layers that wait for their turn.
+    pub layers_waiting: u32,
+    /// Where the time of callers goes.
+    pub times: Times,
+}
+
+/// Counts of lookups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Lookups {
+    /// Calls of `lookup`.
+    pub calls: u64,
+    /// Blocks that they asked for.
+    pub blocks: u64,
+    /// Blocks that they found.
+    pub hits: u64,
+    /// Files that lost their key because reading them failed.
+    pub files_lost: u64,
+}
+
+/// Counts since the store was opened, and its current contents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreStats {
+    /// Counts of the plane.
+    pub plane: PlaneStats,
+    /// Counts of the files of all namespaces.
+    pub files: CatalogCounts,
+    /// Bytes that one file takes on the devices, padding included.
+    pub file_bytes: u64,
+    /// Counts of lookups.
+    pub lookups: Lookups,
     /// Bytes written to the journal, padding included.
     pub journal_bytes: u64,
     /// Bytes of deallocate hints that drives accepted.
     pub deallocated_bytes: u64,
     /// Drives that refused a deallocate hint, and get no more.
     pub deallocations_failed: u64,
-    /// Recoveries of the controllers from a timeout or a fault.
-    pub recoveries: u64,
-    /// NVMe commands of the I/O kernel.
-    pub commands: u64,
-    /// Submission queue doorbells that it rang.
-    pub sq_doorbells: u64,
-    /// Completion queue doorbells that it rang.
-    pub cq_doorbells: u64,
+}
+
+impl StoreStats {
+    /// Returns the files that can be written without evicting: also those that wait for the
+    /// journal.
+    #[must_use]
+    pub fn files_free(&self) -> u32 {
+        self.files.free + self.files.limbo
+    }
 }

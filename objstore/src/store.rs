@@ -16,8 +16,8 @@ use nvme_driver::Clock;
 use crate::{
     error::StoreError,
     ids::{JobId, PoolId},
-    plane::{Mover, Plane, PlaneStats},
-    stats::StoreStats,
+    plane::{Mover, Plane},
+    stats::{Lookups, StoreStats},
 };
 
 mod block_device;
@@ -82,18 +82,9 @@ struct Inner {
 struct Jobs {
     /// References and files to release when a job ends.
     held: HashMap<JobId, Held>,
-    tally: Tally,
+    lookups: Lookups,
     /// Set when the store refuses every call, with the cause.
     failed: Option<String>,
-}
-
-/// Counts that the store keeps itself.
-#[derive(Debug, Clone, Copy, Default)]
-struct Tally {
-    lookups: u64,
-    blocks_looked_up: u64,
-    blocks_hit: u64,
-    files_lost: u64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -116,7 +107,7 @@ impl Inner {
         let mut jobs = self.jobs();
         self.catalog.with(|catalog| {
             for file in lost {
-                jobs.tally.files_lost += u64::from(catalog.is_stored(file));
+                jobs.lookups.files_lost += u64::from(catalog.is_stored(file));
                 catalog.lost(file);
             }
         });
@@ -257,9 +248,9 @@ impl Store {
         jobs.check()?;
         let reference =
             self.inner.catalog.with(|catalog| catalog.acquire(*self.namespace, keys))?;
-        jobs.tally.lookups += 1;
-        jobs.tally.blocks_looked_up += keys.len() as u64;
-        jobs.tally.blocks_hit += reference.files.len() as u64;
+        jobs.lookups.calls += 1;
+        jobs.lookups.blocks += keys.len() as u64;
+        jobs.lookups.hits += reference.files.len() as u64;
         Ok(Prefix { store: self.inner.clone(), reference })
     }
 
@@ -425,7 +416,29 @@ impl Store {
     /// Same as [`Store::lookup`].
     pub fn stats(&self) -> Result<StoreStats, StoreError> {
         self.inner.plane.sync()?;
-        self.stats_with(&self.inner.plane.stats()?)
+        self.stats_now()
+    }
+
+    /// Same as [`Store::stats`]. Reads counters, and does no other work: for watching a store in
+    /// use.
+    ///
+    /// # Errors
+    /// Same as [`Store::lookup`].
+    pub fn stats_now(&self) -> Result<StoreStats, StoreError> {
+        let (deallocated_bytes, deallocations_failed) = {
+            let drives = lock(&self.inner.drives);
+            let bytes = drives.iter().map(|drive| drive.bytes).sum();
+            (bytes, drives.iter().map(|drive| drive.failed).sum())
+        };
+        Ok(StoreStats {
+            plane: self.inner.plane.stats()?,
+            files: self.counts()?,
+            file_bytes: self.inner.geometry.file_bytes(),
+            lookups: self.inner.jobs().lookups,
+            journal_bytes: self.inner.catalog.written_bytes(),
+            deallocated_bytes,
+            deallocations_failed,
+        })
     }
 
     /// Returns the counts of the files of all namespaces.
@@ -442,47 +455,6 @@ impl Store {
     /// Same as [`Store::lookup`].
     pub fn are_stored(&self, keys: &[BlockKey]) -> Result<Vec<bool>, StoreError> {
         self.look(|catalog| Ok(catalog.are_stored(*self.namespace, keys)?))
-    }
-
-    /// Returns the counts of the store, with those of its plane that were taken before. Reads
-    /// counters, and does no other work: for watching a store in use.
-    ///
-    /// # Errors
-    /// Same as [`Store::lookup`].
-    pub fn stats_with(&self, plane: &PlaneStats) -> Result<StoreStats, StoreError> {
-        let journal_bytes = self.inner.catalog.written_bytes();
-        let (deallocated_bytes, deallocations_failed) = {
-            let drives = lock(&self.inner.drives);
-            let bytes = drives.iter().map(|drive| drive.bytes).sum();
-            (bytes, drives.iter().map(|drive| drive.failed).sum())
-        };
-        let counts = self.look(|catalog| Ok(catalog.counts()))?;
-        let Tally { lookups, blocks_looked_up, blocks_hit, files_lost } = self.inner.jobs().tally;
-        Ok(StoreStats {
-            path: plane.path,
-            files: counts.files,
-            files_free: counts.free + counts.limbo,
-            free_runs: counts.free_runs,
-            files_stored: counts.stored,
-            files_writing: counts.writing,
-            files_referenced: counts.active,
-            file_bytes: self.inner.geometry.file_bytes(),
-            lookups,
-            blocks_looked_up,
-            blocks_hit,
-            evictions: counts.evicted,
-            files_lost,
-            stored_bytes: plane.stored_bytes,
-            retrieved_bytes: plane.retrieved_bytes,
-            dram: plane.dram,
-            journal_bytes,
-            deallocated_bytes,
-            deallocations_failed,
-            recoveries: plane.recoveries,
-            commands: plane.ring.total.commands,
-            sq_doorbells: plane.ring.total.sq_doorbells,
-            cq_doorbells: plane.ring.total.cq_doorbells,
-        })
     }
 
     /// Returns the numbers and labels of all namespaces: for tools that maintain the whole store.

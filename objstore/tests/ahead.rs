@@ -77,16 +77,19 @@ fn blocks_of_an_announced_request_are_in_host_memory_when_it_runs() {
     settle(&stack);
     let stats = stack.store.stats().unwrap();
     let block = stack.shape.block_bytes();
-    assert_eq!((stats.dram.prefetched_bytes, stats.retrieved_bytes), (7 * block, 0));
+    assert_eq!((stats.plane.dram.prefetched_bytes, stats.plane.retrieved_bytes), (7 * block, 0));
     // No more commands.
-    let commands = stats.commands;
+    let commands = stats.plane.ring.total.commands;
     stack.faults(Some(on(READ, READ_ERROR)));
     withdraw(&stack, true);
     drop(prefix);
     assert_eq!(stack.get(&asked, 40), 7);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.commands, stats.files_referenced, stats.files_lost), (commands, 0, 0));
-    assert_eq!((stats.blocks_hit - before.blocks_hit, stats.dram.wasted_bytes), (7, 0));
+    assert_eq!(
+        (stats.plane.ring.total.commands, stats.files.active, stats.lookups.files_lost),
+        (commands, 0, 0)
+    );
+    assert_eq!((stats.lookups.hits - before.lookups.hits, stats.plane.dram.wasted_bytes), (7, 0));
     let counts = ahead(&stack.store);
     assert_eq!((counts.drives_bytes, counts.link_bytes, counts.dropped), (7 * block, 0, 0));
     assert_eq!(stack.refused_dma(), 0);
@@ -97,12 +100,12 @@ fn nothing_is_read_ahead_without_host_memory_or_of_files_that_do_not_exist() {
     let mut stack = Stack::new(&Plan::default());
     pace(&stack.store, Config::default());
     stack.put(&keys(0..2), 0);
-    let commands = stack.store.stats().unwrap().commands;
+    let commands = stack.store.stats().unwrap().plane.ring.total.commands;
     let prefix = announce(&stack, &keys(0..2));
     settle(&stack);
     withdraw(&stack, true);
     withdraw(&stack, true);
-    assert_eq!(stack.store.stats().unwrap().commands, commands);
+    assert_eq!(stack.store.stats().unwrap().plane.ring.total.commands, commands);
     drop(prefix);
     let when = When::At(now(&stack) + MS);
     let error = stack.store.plane().announce(REQUEST, &[FileId(1 << 30)], &[], when).unwrap_err();
@@ -123,14 +126,14 @@ fn an_aborted_request_leaves_nothing_behind() {
     assert_eq!(stack.store.remove(&keys(0..1)).unwrap(), 1);
     settle(&stack);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.files_referenced, pending(&stack.store)), (0, 0));
+    assert_eq!((stats.files.active, pending(&stack.store)), (0, 0));
     // Blocks that were read in vain are evicted before all others, and counted.
     stack.put(&keys(20..24), 0);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.dram.blocks, stats.retrieved_bytes), (4, 0));
-    assert_eq!(stats.dram.wasted_bytes, ahead(&stack.store).drives_bytes);
+    assert_eq!((stats.plane.dram.blocks, stats.plane.retrieved_bytes), (4, 0));
+    assert_eq!(stats.plane.dram.wasted_bytes, ahead(&stack.store).drives_bytes);
     assert_eq!(stack.get(&keys(20..24), 30), 4);
-    assert_eq!(stack.store.stats().unwrap().retrieved_bytes, 0, "they had room");
+    assert_eq!(stack.store.stats().unwrap().plane.retrieved_bytes, 0, "they had room");
 }
 
 #[test]
@@ -144,7 +147,10 @@ fn a_block_that_could_not_be_read_ahead_is_read_by_its_request() {
     drop(prefix);
     stack.faults(None);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.files_lost, stats.dram.prefetched_bytes, stats.files_referenced), (0, 0, 0));
+    assert_eq!(
+        (stats.lookups.files_lost, stats.plane.dram.prefetched_bytes, stats.files.active),
+        (0, 0, 0)
+    );
     assert_eq!(stack.get(&keys(0..3), 30), 3);
 }
 
@@ -187,12 +193,15 @@ fn bytes_are_right_whatever_happens_meanwhile() {
             if runs {
                 stack.get(wanted, 30);
             }
-            assert!(stack.store.stats().unwrap().dram.blocks <= 12, "seed {seed}");
+            assert!(stack.store.stats().unwrap().plane.dram.blocks <= 12, "seed {seed}");
         }
         settle(&stack);
         let (stats, counts) = (stack.store.stats().unwrap(), ahead(&stack.store));
-        assert_eq!(stats.files_referenced, 0, "seed {seed}");
-        assert!(counts.drives_bytes > 0 && stats.dram.wasted_bytes > 0, "{counts:?} {stats:?}");
+        assert_eq!(stats.files.active, 0, "seed {seed}");
+        assert!(
+            counts.drives_bytes > 0 && stats.plane.dram.wasted_bytes > 0,
+            "{counts:?} {stats:?}"
+        );
     }
 }
 
@@ -204,7 +213,7 @@ fn nothing_is_read_ahead_for_a_time_that_is_not_known() {
     // No iteration has ended.
     stack.store.announce(REQUEST, &prefix, When::In(1)).unwrap();
     settle(&stack);
-    assert_eq!(stack.store.stats().unwrap().dram.prefetched_bytes, 0);
+    assert_eq!(stack.store.stats().unwrap().plane.dram.prefetched_bytes, 0);
 }
 
 #[test]
@@ -219,10 +228,10 @@ fn blocks_committed_after_a_request_was_announced_are_read_ahead() {
     // The first block is still in host memory: it was announced.
     assert_eq!(ahead(&stack.store).drives_bytes, 3 * stack.shape.block_bytes());
     withdraw(&stack, true);
-    let before = stack.store.stats().unwrap().retrieved_bytes;
+    let before = stack.store.stats().unwrap().plane.retrieved_bytes;
     assert_eq!(stack.get(&asked, 30), 4);
-    assert_eq!(stack.store.stats().unwrap().retrieved_bytes, before, "all of them hit");
-    assert_eq!(stack.store.stats().unwrap().files_referenced, 0);
+    assert_eq!(stack.store.stats().unwrap().plane.retrieved_bytes, before, "all of them hit");
+    assert_eq!(stack.store.stats().unwrap().files.active, 0);
 }
 
 #[test]
@@ -240,5 +249,8 @@ fn an_idle_engine_is_told_when_to_look_again() {
         stack.clock.pause(u32::MAX, then);
     }
     settle(&stack);
-    assert_eq!(stack.store.stats().unwrap().dram.prefetched_bytes, 3 * stack.shape.block_bytes());
+    assert_eq!(
+        stack.store.stats().unwrap().plane.dram.prefetched_bytes,
+        3 * stack.shape.block_bytes()
+    );
 }

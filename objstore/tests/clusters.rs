@@ -115,8 +115,8 @@ fn load(
         counted
     });
     Ok(Counts {
-        commands: now.commands - stats.commands,
-        doorbells: now.sq_doorbells - stats.sq_doorbells,
+        commands: now.plane.ring.total.commands - stats.plane.ring.total.commands,
+        doorbells: now.plane.ring.total.sq_doorbells - stats.plane.ring.total.sq_doorbells,
         devices: devices.collect(),
     })
 }
@@ -247,7 +247,7 @@ fn clusters_are_read_from_a_fragmented_store() {
             at += run + random.random_range(1..64_usize);
         }
         stack.store.sync_journal().unwrap();
-        let runs = u64::from(stack.store.stats().unwrap().free_runs);
+        let runs = u64::from(stack.store.stats().unwrap().files.free_runs);
         assert!(runs > 20, "{runs}");
         let clusters = clusters(6, 200, &sizes(7, 20));
         let stored = save(&mut stack, &clusters).unwrap();
@@ -297,17 +297,17 @@ fn a_damaged_copy_is_an_error_and_others_are_read() {
 fn a_full_store_takes_no_part_of_the_clusters_and_removed_ones_give_their_room_back() {
     let mut stack = stack(4, Some(512));
     let large = clusters(9, 400, &[300, 200, 100]);
-    let free = stack.store.stats().unwrap().files_free;
+    let free = stack.store.stats().unwrap().files_free();
     let error = save(&mut stack, &large).unwrap_err();
     let StoreError::NoRoom { asked: 600, found } = error else { panic!("{error}") };
     assert!(found < 600, "{found}");
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.files_free, stats.files_stored, stats.files_writing), (free, 0, 0));
+    assert_eq!((stats.files_free(), stats.files.stored, stats.files.writing), (free, 0, 0));
 
     for seed in 10..13 {
         let clusters = clusters(seed, 400, &[300, 60, 100]);
         let stored = save(&mut stack, &clusters).unwrap();
-        assert_eq!(stack.store.stats().unwrap().files_free, free - 460);
+        assert_eq!(stack.store.stats().unwrap().files_free(), free - 460);
         // Used clusters are not evicted.
         assert!(matches!(save(&mut stack, &large), Err(StoreError::NoRoom { .. })));
         let reads = stored.reads(&[ClusterId(0), ClusterId(2)], |_| false);
@@ -316,7 +316,7 @@ fn a_full_store_takes_no_part_of_the_clusters_and_removed_ones_give_their_room_b
         let copies = ClusterCopies::new(&stack.store, clusters.clone(), key);
         stack.store.remove(&copies.keys).unwrap();
         stack.store.sync_journal().unwrap();
-        assert_eq!(stack.store.stats().unwrap().files_free, free);
+        assert_eq!(stack.store.stats().unwrap().files_free(), free);
     }
 }
 
@@ -324,7 +324,7 @@ fn a_full_store_takes_no_part_of_the_clusters_and_removed_ones_give_their_room_b
 #[test]
 fn half_written_clusters_leave_nothing() {
     let stack = stack(2, None);
-    let free = stack.store.stats().unwrap().files_free;
+    let free = stack.store.stats().unwrap().files_free();
     let clusters = clusters(13, 400, &[300, 200]);
     let copies = ClusterCopies::new(&stack.store, clusters.clone(), key);
     let reservation = copies.reserve(&stack.store).unwrap();
@@ -333,7 +333,7 @@ fn half_written_clusters_leave_nothing() {
     stack.store.end(&[ticket.job]).unwrap();
     assert!(stack.store.commit_reservation(&reservation).is_err());
     drop((fill, reservation));
-    assert_eq!(stack.store.stats().unwrap().files_free, free);
+    assert_eq!(stack.store.stats().unwrap().files_free(), free);
     let error = copies.find(&stack.store).unwrap_err();
     assert!(matches!(error, StoreError::Positions { blocks: 0, .. }), "{error}");
 }
@@ -379,9 +379,9 @@ proptest! {
 fn stored_copies_are_shared() {
     let mut stack = stack(3, None);
     let one = save(&mut stack, &clusters(20, 100, &[60, 40])).unwrap();
-    let free = stack.store.stats().unwrap().files_free;
+    let free = stack.store.stats().unwrap().files_free();
     let other = save(&mut stack, &clusters(20, 100, &[60, 40])).unwrap();
-    assert_eq!(stack.store.stats().unwrap().files_free, free);
+    assert_eq!(stack.store.stats().unwrap().files_free(), free);
     drop(one);
     let reads = other.reads(&[ClusterId(0), ClusterId(1)], |_| false);
     load(&mut stack, &other, &reads).unwrap();
@@ -395,7 +395,7 @@ fn clusters_survive_a_crash() {
     let (shelf, mut stack) = Shelf::made(3, SHAPE, &options);
     let kept = clusters(40, 60, &[30, 10, 20]);
     drop(save(&mut stack, &kept).unwrap());
-    let free = stack.store.stats().unwrap().files_free;
+    let free = stack.store.stats().unwrap().files_free();
     let other = clusters(41, 60, &[40]);
     let other_key = |entry: Entry| KeyChain::new(b"layer 8").next(&[entry.0]);
     let copies = ClusterCopies::new(&stack.store, other.clone(), other_key);
@@ -407,7 +407,7 @@ fn clusters_survive_a_crash() {
     crash(stack);
 
     let mut stack = shelf.open(&options);
-    assert_eq!(stack.store.stats().unwrap().files_free, free);
+    assert_eq!(stack.store.stats().unwrap().files_free(), free);
     let lost = ClusterCopies::new(&stack.store, other, other_key).find(&stack.store).unwrap_err();
     assert!(matches!(lost, StoreError::Positions { blocks: 0, .. }), "{lost}");
     let stored = ClusterCopies::new(&stack.store, kept, key).find(&stack.store).unwrap();

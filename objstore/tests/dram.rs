@@ -43,22 +43,25 @@ fn what_was_stored_or_retrieved_is_retrieved_without_a_command() {
     assert_eq!(stack.get(&keys[..6], 30), 6);
     stack.faults(None);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.commands, stats.retrieved_bytes), (before.commands, 0));
-    assert_eq!((stats.dram.retrieved_bytes, stats.dram.blocks), (6 * block, 6));
+    assert_eq!(
+        (stats.plane.ring.total.commands, stats.plane.retrieved_bytes),
+        (before.plane.ring.total.commands, 0)
+    );
+    assert_eq!((stats.plane.dram.retrieved_bytes, stats.plane.dram.blocks), (6 * block, 6));
 
     // More than the cache has room for: the rest comes from the devices.
     assert_eq!(stack.put(&keys, 0), 20);
     assert_eq!(stack.get(&keys, 30), 20);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.dram.blocks, stats.dram.evictions > 0), (8, true));
-    assert!(stats.retrieved_bytes >= 12 * block);
-    assert_eq!(stats.dram.retrieved_bytes + stats.retrieved_bytes, 26 * block);
+    assert_eq!((stats.plane.dram.blocks, stats.plane.dram.evictions > 0), (8, true));
+    assert!(stats.plane.retrieved_bytes >= 12 * block);
+    assert_eq!(stats.plane.dram.retrieved_bytes + stats.plane.retrieved_bytes, 26 * block);
     // The blocks that were read are cached now, the head of the prefix first.
     assert_eq!(stack.get(&keys[..8], 30), 8);
     let stats = stack.store.stats().unwrap();
     assert_eq!(stack.get(&keys[..8], 30), 8);
     let again = stack.store.stats().unwrap();
-    assert_eq!(again.retrieved_bytes, stats.retrieved_bytes);
+    assert_eq!(again.plane.retrieved_bytes, stats.plane.retrieved_bytes);
     assert_eq!(stack.refused_dma(), 0);
 }
 
@@ -83,13 +86,13 @@ fn what_was_not_moved_well_is_not_kept() {
     stack.write_all(&save).unwrap_err();
     stack.faults(None);
     stack.store.commit(save).unwrap_err();
-    assert_eq!(stack.store.stats().unwrap().dram.blocks, 0);
+    assert_eq!(stack.store.stats().unwrap().plane.dram.blocks, 0);
     // Neither are incomplete ones.
     let save = stack.begin(&keys, 0);
     let ticket = stack.store.start(&save, objstore::Layer(0), Order::Unordered).unwrap();
     stack.store.wait(ticket).unwrap();
     drop(save);
-    assert_eq!(stack.store.stats().unwrap().dram.blocks, 0);
+    assert_eq!(stack.store.stats().unwrap().plane.dram.blocks, 0);
     assert_eq!(stack.put(&keys, 0), 4);
     assert_eq!(stack.get(&keys, 30), 4);
 }
@@ -109,25 +112,28 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
     assert_eq!(stack.store.prefetch(&asked, soon).unwrap(), 4);
     stack.store.plane().drain().unwrap();
     let before = stack.store.stats().unwrap();
-    assert_eq!(before.dram.prefetched_bytes, 4 * block);
-    assert_eq!((before.dram.blocks, before.files_referenced, before.blocks_hit), (4, 0, 0));
-    assert_eq!(before.retrieved_bytes, 0);
+    assert_eq!(before.plane.dram.prefetched_bytes, 4 * block);
+    assert_eq!((before.plane.dram.blocks, before.files.active, before.lookups.hits), (4, 0, 0));
+    assert_eq!(before.plane.retrieved_bytes, 0);
     // Again: they are cached.
     assert_eq!(stack.store.prefetch(&old, soon).unwrap(), 4);
     stack.faults(Some(on(READ, READ_ERROR)));
     assert_eq!(stack.get(&old, 30), 4);
     stack.faults(None);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.commands, stats.dram.hits), (before.commands, 4));
-    assert_eq!((stats.dram.prefetched_bytes, stats.dram.wasted_bytes), (4 * block, 0));
+    assert_eq!(
+        (stats.plane.ring.total.commands, stats.plane.dram.hits),
+        (before.plane.ring.total.commands, 4)
+    );
+    assert_eq!((stats.plane.dram.prefetched_bytes, stats.plane.dram.wasted_bytes), (4 * block, 0));
     // The blocks are protected for the caller, but not forever.
     stack.put(&keys(30..34), 0);
     assert_eq!(stack.get(&old, 30), 4);
-    assert_eq!(stack.store.stats().unwrap().retrieved_bytes, 0);
+    assert_eq!(stack.store.stats().unwrap().plane.retrieved_bytes, 0);
     pass(&stack, soon);
     stack.put(&keys(40..44), 0);
     assert_eq!(stack.get(&old, 30), 4);
-    assert_eq!(stack.store.stats().unwrap().retrieved_bytes, 4 * block);
+    assert_eq!(stack.store.stats().unwrap().plane.retrieved_bytes, 4 * block);
     assert_eq!(stack.refused_dma(), 0);
 }
 
@@ -141,7 +147,7 @@ fn what_was_read_ahead_for_nothing_is_counted() {
     pass(&stack, Nanos(1));
     stack.put(&keys(20..24), 0);
     let stats = stack.store.stats().unwrap();
-    assert_eq!(stats.dram.wasted_bytes, 2 * stack.shape.block_bytes());
+    assert_eq!(stats.plane.dram.wasted_bytes, 2 * stack.shape.block_bytes());
 }
 
 #[test]
@@ -154,8 +160,11 @@ fn what_could_not_be_read_ahead_is_not_kept_and_is_read_when_it_is_needed() {
     stack.store.plane().drain().unwrap();
     stack.faults(None);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.dram.prefetched_bytes, stats.dram.blocks, stats.files_lost), (0, 2, 0));
-    assert_eq!(stats.files_referenced, 0);
+    assert_eq!(
+        (stats.plane.dram.prefetched_bytes, stats.plane.dram.blocks, stats.lookups.files_lost),
+        (0, 2, 0)
+    );
+    assert_eq!(stats.files.active, 0);
     assert_eq!(stack.get(&keys(0..4), 30), 4);
     assert_eq!(stack.get(&keys(10..14), 30), 4);
 }
@@ -169,17 +178,23 @@ fn only_what_is_read_ahead_is_kept_if_that_was_asked_for() {
     stack.put(&keys, 0);
     assert_eq!(stack.get(&keys, 30), 4);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.dram.blocks, stats.dram.misses, stats.retrieved_bytes), (0, 4, 4 * block));
+    assert_eq!(
+        (stats.plane.dram.blocks, stats.plane.dram.misses, stats.plane.retrieved_bytes),
+        (0, 4, 4 * block)
+    );
     assert_eq!(stack.store.prefetch(&keys[..2], Nanos::from_millis(1000)).unwrap(), 2);
     stack.store.plane().drain().unwrap();
     assert_eq!(stack.get(&keys, 30), 4);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.dram.blocks, stats.dram.hits, stats.retrieved_bytes), (2, 2, 6 * block));
+    assert_eq!(
+        (stats.plane.dram.blocks, stats.plane.dram.hits, stats.plane.retrieved_bytes),
+        (2, 2, 6 * block)
+    );
     assert_eq!(stack.store.remove(&keys).unwrap(), 4);
     stack.put(&keys, 0);
     assert_eq!(stack.get(&keys, 30), 4);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.dram.blocks, stats.dram.hits), (0, 2));
+    assert_eq!((stats.plane.dram.blocks, stats.plane.dram.hits), (0, 2));
 }
 
 #[test]
@@ -188,15 +203,15 @@ fn what_the_store_holds_no_more_takes_no_memory() {
     stack.put(&keys(0..6), 0);
     assert_eq!(stack.store.remove(&keys(0..4)).unwrap(), 4);
     stack.put(&keys(10..11), 0);
-    assert_eq!(stack.store.stats().unwrap().dram.blocks, 3);
+    assert_eq!(stack.store.stats().unwrap().plane.dram.blocks, 3);
     // A file that is still referenced keeps its cached block.
     let prefix = stack.store.lookup(&keys(4..6)).unwrap();
     assert_eq!(stack.store.remove(&keys(4..6)).unwrap(), 2);
     assert_eq!(stack.get(&keys(10..11), 30), 1);
-    assert_eq!(stack.store.stats().unwrap().dram.blocks, 3);
+    assert_eq!(stack.store.stats().unwrap().plane.dram.blocks, 3);
     drop(prefix);
     assert_eq!(stack.get(&keys(10..11), 30), 1);
-    assert_eq!(stack.store.stats().unwrap().dram.blocks, 1);
+    assert_eq!(stack.store.stats().unwrap().plane.dram.blocks, 1);
 }
 
 /// Every byte is compared by [`Stack::get`]: a file that was evicted and rewritten must not be
@@ -222,15 +237,18 @@ fn files_that_are_reused_are_served_as_what_they_are() {
                 4 => drop(stack.store.prefetch(keys, Nanos(random.random_range(0..1 << 20)))),
                 _ => drop(stack.get(keys, 30)),
             }
-            assert!(stack.store.stats().unwrap().dram.blocks as u64 <= room);
+            assert!(stack.store.stats().unwrap().plane.dram.blocks as u64 <= room);
         }
         stack.store.sync_journal().unwrap();
         stack.store.plane().drain().unwrap();
         let stats = stack.store.stats().unwrap();
-        assert_eq!(stats.files_referenced, 0);
+        assert_eq!(stats.files.active, 0);
         let has_all = room > 48 && mode != DramMode::ReadAhead;
-        assert_eq!(stats.dram.prefetched_bytes > 0, !has_all, "seed {seed}: {stats:?}");
-        assert!(stats.evictions > 0 && stats.dram.retrieved_bytes > 0, "seed {seed}: {stats:?}");
+        assert_eq!(stats.plane.dram.prefetched_bytes > 0, !has_all, "seed {seed}: {stats:?}");
+        assert!(
+            stats.files.evicted > 0 && stats.plane.dram.retrieved_bytes > 0,
+            "seed {seed}: {stats:?}"
+        );
     }
 }
 
@@ -274,7 +292,7 @@ fn nothing_of_it_is_needed_after_a_crash() {
     std::mem::forget(stack);
     let mut stack = open(false);
     assert_eq!(stack.get(&keys, 30), 10);
-    assert_eq!(stack.store.stats().unwrap().dram.retrieved_bytes, 0);
+    assert_eq!(stack.store.stats().unwrap().plane.dram.retrieved_bytes, 0);
     let more = ripieno_testkit::keys(20..30);
     assert_eq!(stack.put(&more, 0), 10);
     stack.store.close().unwrap();

@@ -42,16 +42,24 @@ fn what_was_stored_or_read_is_retrieved_without_a_command() {
         assert_eq!(rig.get(&keys[..6], 30), 6);
         rig.faults(None);
         let stats = rig.store.stats().unwrap();
-        assert_eq!((stats.commands, stats.retrieved_bytes), (before.commands, 0), "{path}");
-        assert_eq!((stats.dram.retrieved_bytes, stats.dram.blocks), (6 * block, 6));
+        assert_eq!(
+            (stats.plane.ring.total.commands, stats.plane.retrieved_bytes),
+            (before.plane.ring.total.commands, 0),
+            "{path}"
+        );
+        assert_eq!((stats.plane.dram.retrieved_bytes, stats.plane.dram.blocks), (6 * block, 6));
 
         // More than the cache has room for: a layer comes from both.
         assert_eq!(rig.put(&keys, 0), 14);
         assert_eq!(rig.get(&keys, 40), 14);
         let stats = rig.store.stats().unwrap();
-        assert_eq!((stats.dram.blocks, stats.dram.evictions > 0), (8, true), "{path}");
-        assert!(stats.retrieved_bytes >= 6 * block, "{path}");
-        assert_eq!(stats.dram.retrieved_bytes + stats.retrieved_bytes, 20 * block, "{path}");
+        assert_eq!((stats.plane.dram.blocks, stats.plane.dram.evictions > 0), (8, true), "{path}");
+        assert!(stats.plane.retrieved_bytes >= 6 * block, "{path}");
+        assert_eq!(
+            stats.plane.dram.retrieved_bytes + stats.plane.retrieved_bytes,
+            20 * block,
+            "{path}"
+        );
         // The blocks that were read are cached now.
         assert_eq!(rig.get(&keys[..8], 30), 8);
         rig.faults(Some(on(READ, READ_ERROR)));
@@ -73,13 +81,17 @@ fn only_what_is_read_ahead_is_kept_if_that_was_asked_for() {
         assert_eq!(rig.get(&keys, 30), 6);
         assert_eq!(rig.gpu.moved() == moved, path == Route::Direct, "{path}: staged ones are");
         let stats = rig.store.stats().unwrap();
-        assert_eq!((stats.dram.blocks, stats.retrieved_bytes), (0, 6 * block), "{path}");
+        assert_eq!(
+            (stats.plane.dram.blocks, stats.plane.retrieved_bytes),
+            (0, 6 * block),
+            "{path}"
+        );
         assert_eq!(rig.store.prefetch(&keys[..4], Nanos::from_millis(1000)).unwrap(), 4);
         rig.store.plane().drain().unwrap();
         assert_eq!(rig.get(&keys, 40), 6);
         let stats = rig.store.stats().unwrap();
-        assert_eq!((stats.dram.blocks, stats.dram.hits), (4, 4), "{path}");
-        assert_eq!(stats.retrieved_bytes, 8 * block, "{path}");
+        assert_eq!((stats.plane.dram.blocks, stats.plane.dram.hits), (4, 4), "{path}");
+        assert_eq!(stats.plane.retrieved_bytes, 8 * block, "{path}");
     }
 }
 
@@ -200,14 +212,14 @@ fn what_is_kept_was_copied_before_the_blocks_are_used_again() {
             assert!(rig.settle());
             rig.faults(Some(on(READ, READ_ERROR)));
             assert_eq!(rig.get(&stored, 40), 6, "{path}");
-            assert_eq!(rig.store.stats().unwrap().retrieved_bytes, 0);
+            assert_eq!(rig.store.stats().unwrap().plane.retrieved_bytes, 0);
             rig.faults(None);
             // The devices have them, too.
             let others = keys(40..60);
             others.chunks(5).for_each(|others| _ = rig.put(others, 10));
             assert_eq!(rig.get(&others[..10], 40) + rig.get(&others[10..], 40), 20, "{path}");
             assert_eq!(rig.get(&stored, 40), 6, "{path}");
-            assert!(rig.store.stats().unwrap().retrieved_bytes > 0);
+            assert!(rig.store.stats().unwrap().plane.retrieved_bytes > 0);
         });
     }
 }
@@ -228,7 +240,7 @@ fn what_is_read_is_kept_as_it_was_read() {
             drop(load);
             assert!(rig.settle());
             let before = rig.store.stats().unwrap();
-            assert_eq!(before.retrieved_bytes, 6 * rig.shape.block_bytes(), "{path}");
+            assert_eq!(before.plane.retrieved_bytes, 6 * rig.shape.block_bytes(), "{path}");
             rig.faults(Some(on(READ, READ_ERROR)));
             assert_eq!(rig.get(&stored, 50), 6, "{path}");
         });
@@ -247,12 +259,12 @@ fn memory_is_reused_only_behind_the_stream_that_uses_it() {
         rig.store.start(&load, Layer(0), late).unwrap();
         // All of the cache is being read: nothing else gets in.
         rig.put(&new, 8);
-        assert_eq!(rig.store.stats().unwrap().dram.evictions, 0, "{path}");
+        assert_eq!(rig.store.stats().unwrap().plane.dram.evictions, 0, "{path}");
         drop(load);
         rig.run(10);
         rig.put(&keys(20..24), 12);
         assert_eq!(
-            rig.store.stats().unwrap().dram.evictions,
+            rig.store.stats().unwrap().plane.dram.evictions,
             0,
             "{path}: given up, and still read"
         );
@@ -261,7 +273,7 @@ fn memory_is_reused_only_behind_the_stream_that_uses_it() {
         assert!(rig.holds(40, &old, Layer(0)), "{path}");
         rig.store.plane().drain().unwrap();
         rig.put(&keys(30..34), 16);
-        assert!(rig.store.stats().unwrap().dram.evictions > 0, "{path}");
+        assert!(rig.store.stats().unwrap().plane.dram.evictions > 0, "{path}");
     });
 }
 
@@ -277,11 +289,11 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
         assert_eq!(rig.store.prefetch(&old, Nanos::from_millis(1000)).unwrap(), 4);
         rig.store.plane().drain().unwrap();
         assert_eq!(rig.gpu.moved(), moved, "{path}: the devices reach it themselves");
-        assert_eq!(rig.store.stats().unwrap().dram.prefetched_bytes, 4 * block);
+        assert_eq!(rig.store.stats().unwrap().plane.dram.prefetched_bytes, 4 * block);
         rig.faults(Some(on(READ, READ_ERROR)));
         assert_eq!(rig.get(&old, 30), 4, "{path}");
         let stats = rig.store.stats().unwrap();
-        assert_eq!((stats.dram.hits, stats.retrieved_bytes), (4, 0), "{path}");
+        assert_eq!((stats.plane.dram.hits, stats.plane.retrieved_bytes), (4, 0), "{path}");
     });
 }
 
@@ -305,13 +317,16 @@ fn files_that_are_reused_are_served_as_what_they_are() {
                     4 => drop(rig.store.prefetch(keys, Nanos(random.random_range(0..1 << 20)))),
                     _ => drop(rig.get(keys, 30)),
                 }
-                assert!(rig.store.stats().unwrap().dram.blocks as u64 <= room);
+                assert!(rig.store.stats().unwrap().plane.dram.blocks as u64 <= room);
             }
             rig.store.sync_journal().unwrap();
             rig.store.plane().drain().unwrap();
             let stats = rig.store.stats().unwrap();
-            assert_eq!(stats.files_referenced, 0);
-            assert!(stats.evictions > 0 && stats.dram.retrieved_bytes > 0, "{seed}: {stats:?}");
+            assert_eq!(stats.files.active, 0);
+            assert!(
+                stats.files.evicted > 0 && stats.plane.dram.retrieved_bytes > 0,
+                "{seed}: {stats:?}"
+            );
         }
     }
 }
@@ -331,7 +346,7 @@ fn a_recovery_keeps_nothing_that_was_not_moved() {
             rig.fill(20, &new);
             let save = rig.store.allocate(&new, &blocks(20, 2)).unwrap();
             let both = rig.load(&b, 50);
-            assert_eq!(rig.store.stats().unwrap().dram.hits, 6, "{path}");
+            assert_eq!(rig.store.stats().unwrap().plane.dram.hits, 6, "{path}");
             let broken = rig.load(&c, 30);
             let late = rig.gpu.stream(1);
             rig.gpu.gate(late, 1);
@@ -345,7 +360,7 @@ fn a_recovery_keeps_nothing_that_was_not_moved() {
                 tickets.push(rig.store.start(load, Layer(0), late).unwrap());
             }
             rig.store.wait(failing).unwrap_err();
-            assert_eq!(rig.store.stats().unwrap().recoveries, 1, "{path}");
+            assert_eq!(rig.store.stats().unwrap().plane.recoveries, 1, "{path}");
             rig.faults(None);
             rig.gpu.open(1);
             assert!(rig.settle(), "{path}: a stream hangs");
@@ -394,7 +409,7 @@ fn a_stream_that_refuses_keeps_nothing_in_flight() {
             drop(load);
             if rig.store.plane().drain().is_ok() {
                 assert_eq!(rig.get(&keys, 50), 6, "{path}, {after}");
-                assert_eq!(rig.store.stats().unwrap().files_referenced, 0);
+                assert_eq!(rig.store.stats().unwrap().files.active, 0);
             }
         }
     }
@@ -495,7 +510,7 @@ fn a_pool_in_pinned_memory_is_copied_to_by_streams() {
     assert_eq!(seen.try_recv(), Ok(true));
     rig.store.wait(ticket).unwrap();
     let stats = rig.store.stats().unwrap();
-    assert_eq!((stats.path, stats.retrieved_bytes), (Route::Host, 0));
+    assert_eq!((stats.plane.path, stats.plane.retrieved_bytes), (Route::Host, 0));
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn a_fatal_status_is_recovered_while_the_store_is_idle() {
     stack.faults(Some(FaultRule::new(when, FaultAction::FatalStatus).limit(1)));
     stack.emus[0].warn(CriticalWarning::SPARE);
     poll(&mut stack);
-    assert_eq!(stack.store.stats().unwrap().recoveries, 1);
+    assert_eq!(stack.store.stats().unwrap().plane.recoveries, 1);
     assert_eq!(stack.get(&keys(0..4), 20), 4);
 }
 
@@ -85,7 +85,7 @@ fn a_pcie_error_stops_the_kernel_and_resets_that_drive_alone() {
     let after = resets();
     assert_eq!(after[0], before[0]);
     assert!(after[1] > before[1], "its link may have lost what it was told");
-    assert_eq!(stack.store.stats().unwrap().recoveries, 1);
+    assert_eq!(stack.store.stats().unwrap().plane.recoveries, 1);
     assert_eq!(stack.get(&keys(0..4), 20), 4);
     assert_eq!(stack.put(&keys(10..14), 0), 4);
 }
@@ -156,7 +156,7 @@ fn a_namespace_that_grew_gets_new_grants_and_keeps_its_blocks() {
         ),
         "{events:?}"
     );
-    assert_eq!(stack.store.stats().unwrap().recoveries, 1);
+    assert_eq!(stack.store.stats().unwrap().plane.recoveries, 1);
     assert_eq!(stack.get(&keys(0..4), 20), 4);
     assert_eq!(stack.put(&keys(10..14), 0), 4);
 }

@@ -71,8 +71,8 @@ fn a_read_error_names_layer_block_and_file_and_only_that_file_is_lost() {
     drop(prefix);
     assert_eq!(stack.get(&keys, 20), 6);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.files_lost, stats.files_stored, stats.recoveries), (1, 9, 0));
-    assert_eq!(stats.files_free, stats.files - 9);
+    assert_eq!((stats.lookups.files_lost, stats.files.stored, stats.plane.recoveries), (1, 9, 0));
+    assert_eq!(stats.files_free(), stats.files.files - 9);
     // After storing it again, it is found (perhaps in another file).
     stack.faults(None);
     assert_eq!(stack.put(&keys, 0), 10);
@@ -88,7 +88,7 @@ fn a_self_test_that_cannot_read_says_so() {
     assert_eq!(nvme(failed.status), (2, 0x81));
     stack.faults(None);
     stack.store.plane().self_test(None).unwrap();
-    assert_eq!(stack.store.stats().unwrap().files_lost, 0);
+    assert_eq!(stack.store.stats().unwrap().lookups.files_lost, 0);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_write_error_makes_the_commit_fail_and_frees_the_files() {
     assert_eq!(failed.direction, Direction::Write);
     assert_eq!(nvme(failed.status), (2, 0x80));
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.files_free, stats.files_stored), (stats.files, 0));
+    assert_eq!((stats.files_free(), stats.files.stored), (stats.files.files, 0));
     assert_eq!(stack.get(&keys, 20), 0);
     assert_eq!(stack.put(&keys, 0), 8);
     assert_eq!(stack.get(&keys, 20), 8);
@@ -152,13 +152,13 @@ fn after_a_read_that_breaks_the_queue_the_store_recovers_and_works() {
         let failed = failure(stack.read(&prefix, 20).unwrap_err());
         assert!(!failed.status.is_ok(), "{action:?}: {failed}");
         drop(prefix);
-        assert!(stack.store.stats().unwrap().recoveries >= 1, "{action:?}");
+        assert!(stack.store.stats().unwrap().plane.recoveries >= 1, "{action:?}");
         assert!(stack.get(&a, 20) < 6, "{action:?}: what failed is a miss");
         assert_eq!(stack.get(&b, 30), 6, "{action:?}");
         assert_eq!(stack.put(&a, 0), 6, "{action:?}");
         assert_eq!(stack.get(&a, 20), 6, "{action:?}");
         let stats = stack.store.stats().unwrap();
-        assert_eq!((stats.files_stored, stats.files_referenced), (12, 0), "{action:?}");
+        assert_eq!((stats.files.stored, stats.files.active), (12, 0), "{action:?}");
         assert_eq!(stack.refused_dma(), 0, "{action:?}");
     }
 }
@@ -180,7 +180,7 @@ fn after_a_write_that_breaks_the_queue_nothing_is_visible_and_the_store_works() 
         assert_eq!(stack.put(&a, 0), 6, "{action:?}");
         assert_eq!(stack.get(&a, 20), 6, "{action:?}");
         let stats = stack.store.stats().unwrap();
-        assert_eq!((stats.files_stored, stats.files_writing), (12, 0), "{action:?}");
+        assert_eq!((stats.files.stored, stats.files.writing), (12, 0), "{action:?}");
     }
 }
 
@@ -199,7 +199,7 @@ fn everything_in_flight_fails_with_a_recovery_and_innocent_files_stay() {
     let write = stack.store.start(&save, Layer(0), Order::Unordered).unwrap();
     let other = stack.store.start(&second, Layer(0), Order::Unordered).unwrap();
     failure(stack.store.wait(broken).unwrap_err());
-    assert_eq!(stack.store.stats().unwrap().recoveries, 1);
+    assert_eq!(stack.store.stats().unwrap().plane.recoveries, 1);
     // They ended before the queue broke, or failed with it; no time passes for either now.
     for ticket in [write, other] {
         match stack.store.poll(&ticket) {
@@ -279,12 +279,16 @@ fn a_lost_command_costs_its_queue_and_no_other_layer() {
     for key in [here, there] {
         let (_prefix, _transfer, ticket) = read_layer(&stack, &[key], 30);
         stack.store.wait(ticket).unwrap();
-        assert_eq!(stack.store.stats().unwrap().recoveries, 0, "nothing was given up");
+        assert_eq!(stack.store.stats().unwrap().plane.recoveries, 0, "nothing was given up");
     }
     let failed = failure(stack.store.wait(broken).unwrap_err());
     assert_eq!((failed.status, failed.errors), (IoStatus::Timeout, 1), "{failed}");
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.recoveries, stats.files_lost), (1, 1), "one file, and no other");
+    assert_eq!(
+        (stats.plane.recoveries, stats.lookups.files_lost),
+        (1, 1),
+        "one file, and no other"
+    );
     assert_eq!(resets(&stack), before, "no controller was reset");
     assert_eq!(stack.put(&all, 0), 8);
     assert_eq!(stack.get(&all, 40), 8);
@@ -311,7 +315,7 @@ fn layers_of_other_queues_end_well_when_a_queue_is_given_up() {
     failed_in_steps(&stack, &broken);
     let done = stack.store.poll(&ticket).unwrap();
     assert_eq!(done.map(|done| done.objects), Some(4), "it was waited for");
-    assert_eq!(stack.store.stats().unwrap().recoveries, 1);
+    assert_eq!(stack.store.stats().unwrap().plane.recoveries, 1);
 }
 
 #[test]
@@ -326,7 +330,7 @@ fn a_late_command_is_aborted_and_its_queue_goes_on() {
     assert_eq!(nvme(failed.status), (0, 7), "Command Abort Requested: {failed}");
     assert_eq!(failed.errors, 1);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.recoveries, stats.files_lost), (0, 1));
+    assert_eq!((stats.plane.recoveries, stats.lookups.files_lost), (0, 1));
     assert_eq!(resets(&stack), before);
     assert_eq!(stack.put(&all, 0), 8);
     assert_eq!(stack.get(&all, 40), 8);
@@ -409,9 +413,9 @@ fn handles_dropped_while_a_command_hangs() {
     drop((prefix, load, save));
     stack.store.plane().drain().unwrap();
     let stats = stack.store.stats().unwrap();
-    assert!(stats.recoveries >= 1);
-    assert_eq!((stats.files_referenced, stats.files_writing), (0, 0));
-    assert_eq!(stats.files_free + stats.files_stored, stats.files);
+    assert!(stats.plane.recoveries >= 1);
+    assert_eq!((stats.files.active, stats.files.writing), (0, 0));
+    assert_eq!(stats.files_free() + stats.files.stored, stats.files.files);
     assert_eq!(stack.put(&a, 0), 4);
     assert_eq!(stack.put(&b, 10), 4);
     assert_eq!(stack.get(&a, 20), 4);

@@ -45,7 +45,7 @@ fn nothing_is_committed_after_a_flush_that_failed() {
         assert_eq!(flushes(&stack.emus), before, "a device was asked again");
         assert_eq!((stack.store.peek(&a), stack.store.peek(&b)), (0, 0));
         assert_eq!(stack.get(&old, 20), 4, "what is stored can be retrieved");
-        assert_eq!(stack.store.stats().unwrap().files_writing, 0);
+        assert_eq!(stack.store.stats().unwrap().files.writing, 0);
         refused(stack.store.clone().close().map(drop));
         crash(stack);
         let mut stack = shelf.open(&StoreOptions::default());
@@ -190,7 +190,7 @@ fn what_a_drive_forgot_behind_the_stores_back_is_not_committed() {
     stack.store.remove(&old).unwrap();
     stack.store.sync_journal().unwrap();
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.deallocations_failed, stats.recoveries), (1, 0), "nobody noticed");
+    assert_eq!((stats.deallocations_failed, stats.plane.recoveries), (1, 0), "nobody noticed");
     let error = stack.store.commit(save).unwrap_err();
     assert!(matches!(error, StoreError::Forgotten), "{error}");
     assert_eq!(stack.store.peek(&a), 0);

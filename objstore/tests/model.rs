@@ -316,13 +316,13 @@ impl World {
         self.forget_evicted();
         self.works_again();
         let stats = self.stack.store.stats().unwrap();
-        assert_eq!(stats.files_stored as usize, self.model.len());
-        assert_eq!((stats.files_referenced, stats.files_writing), (0, 0));
-        assert_eq!(stats.files_free + stats.files_stored, stats.files);
-        assert_eq!(self.stack.store.evict(u32::MAX).unwrap(), stats.files_stored);
+        assert_eq!(stats.files.stored as usize, self.model.len());
+        assert_eq!((stats.files.active, stats.files.writing), (0, 0));
+        assert_eq!(stats.files_free() + stats.files.stored, stats.files.files);
+        assert_eq!(self.stack.store.evict(u32::MAX).unwrap(), stats.files.stored);
         self.stack.store.sync_journal().unwrap();
         let stats = self.stack.store.stats().unwrap();
-        assert_eq!((stats.files_free, stats.free_runs), (stats.files, 1));
+        assert_eq!((stats.files_free(), stats.files.free_runs), (stats.files.files, 1));
         assert_eq!(self.stack.refused_dma(), 0);
         (self.checked, self.failures)
     }

@@ -110,13 +110,13 @@ fn nothing_moves_before_its_turn_and_nothing_of_an_abandoned_job() {
     assert_eq!((in_flight(&stack), pending(&stack.store)), (1, tickets.len()));
     let again = stack.store.start(&load, Layer(2), Order::Unordered).unwrap_err();
     assert!(matches!(again, StoreError::InFlight { layer: Layer(2) }), "{again}");
-    let before = stack.store.stats().unwrap().commands;
+    let before = stack.store.stats().unwrap().plane.ring.total.commands;
     drop(load);
     assert_eq!(pending(&stack.store), 1, "what is in flight ends");
     assert_eq!(finish(&stack), tickets[..1]);
-    let moved = stack.store.stats().unwrap().commands - before;
+    let moved = stack.store.stats().unwrap().plane.ring.total.commands - before;
     assert!(moved <= 4 * 2, "{moved} commands for one layer");
-    assert_eq!(stack.store.stats().unwrap().files_referenced, 4, "of the prefix");
+    assert_eq!(stack.store.stats().unwrap().files.active, 4, "of the prefix");
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn a_store_that_is_closed_moves_what_waits_first() {
     layers(&stack).for_each(|layer| _ = stack.store.start(&save, layer, Order::Unordered).unwrap());
     let plane = stack.store.plane().clone();
     assert_eq!(pending(&stack.store), 3);
-    let written = || stack.store.stats().unwrap().stored_bytes;
+    let written = || stack.store.stats().unwrap().plane.stored_bytes;
     let before = written();
     stack.store.plane().drain().unwrap();
     assert_eq!((written() - before, pending(&stack.store)), (4 * stack.shape.block_bytes(), 0));

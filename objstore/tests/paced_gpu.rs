@@ -108,6 +108,6 @@ fn a_read_in_a_stream_after_a_long_pause_is_not_overdue() {
         rig.gpu.open(1);
         rig.store.wait(read.ticket(Layer(0))).unwrap();
         assert!(rig.holds(40, &keys(0..6), Layer(0)), "{path}");
-        assert_eq!(rig.store.stats().unwrap().recoveries, 0, "{path}");
+        assert_eq!(rig.store.stats().unwrap().plane.recoveries, 0, "{path}");
     });
 }

@@ -137,7 +137,7 @@ fn what_one_pool_stores_another_one_finds() {
 #[test]
 fn a_pool_is_removed_under_its_requests() {
     let rig = Rig::new(StoreOptions::default());
-    let free = rig.store.stats().unwrap().files_free;
+    let free = rig.store.stats().unwrap().files_free();
     for _ in 0..20 {
         let mut memory = rig.memory();
         let pool = rig.store.plane().add_pool(memory.pool.clone()).unwrap();
@@ -156,7 +156,7 @@ fn a_pool_is_removed_under_its_requests() {
         let late = store.allocate(&keys, &from).unwrap_err();
         assert!(matches!(late, StoreError::NoSuchPool { .. }), "{late}");
         assert!(store.commit(request).is_err());
-        assert_eq!(rig.store.stats().unwrap().files_free, free);
+        assert_eq!(rig.store.stats().unwrap().files_free(), free);
         assert_eq!(rig.store.peek(&keys), 0);
     }
     rig.store.close().unwrap();
@@ -209,7 +209,7 @@ fn blocks_in_dram_are_there_for_all_pools() {
     };
     assert!((0..SHAPE.layers).map(Layer).all(is_right));
     let stats = rig.store.stats().unwrap();
-    assert_eq!((stats.dram.hits, stats.retrieved_bytes), (4, 0), "{stats:?}");
+    assert_eq!((stats.plane.dram.hits, stats.plane.retrieved_bytes), (4, 0), "{stats:?}");
     rig.store.close().unwrap();
 }
 
@@ -224,7 +224,7 @@ fn without_checksums_the_cache_takes_no_blocks_of_engines() {
     engine.save(key, 0, BlockId(0));
     assert!(engine.loads(&[(key, 0)]) && engine.loads(&[(key, 0)]));
     let stats = rig.store.stats().unwrap();
-    assert_eq!((stats.dram.hits, stats.dram.blocks), (0, 0), "{stats:?}");
+    assert_eq!((stats.plane.dram.hits, stats.plane.dram.blocks), (0, 0), "{stats:?}");
     rig.store.close().unwrap();
 }
 
@@ -258,7 +258,7 @@ fn engines_over(drives: Vec<EmuConfig>, object_bytes: u32, seed: u64) {
             }
         }
     }
-    let dram = rig.store.stats().unwrap().dram;
+    let dram = rig.store.stats().unwrap().plane.dram;
     let counts = [dram.hits, dram.misses, dram.evictions, dram.prefetched_bytes];
     assert!(counts.iter().all(|count| *count > 0), "seed {seed}: {dram:?}");
     drop(engines);

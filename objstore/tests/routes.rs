@@ -28,7 +28,7 @@ fn route(path: Route, defect: Defect, corrupt: impl Fn(&Parts)) -> Result<(), St
     corrupt(&parts);
     match parts.store(&plan, pool, base, inline) {
         Ok(rig) => {
-            assert_eq!(rig.store.stats().unwrap().path, path);
+            assert_eq!(rig.store.stats().unwrap().plane.path, path);
             Ok(())
         }
         Err(StoreError::Route { path: tried, why }) => {
@@ -134,7 +134,11 @@ fn requests_have_to_fit_into_staging_buffers() {
     let error = rig.store.allocate(&keys, &blocks(0, 40)).unwrap_err();
     assert!(matches!(error, StoreError::Staging { blocks: 40, slots: SLOTS }), "{error}");
     let stats = rig.store.stats().unwrap();
-    assert_eq!((stats.files_free, stats.files_writing), (stats.files, 0), "nothing is left of it");
+    assert_eq!(
+        (stats.files_free(), stats.files.writing),
+        (stats.files.files, 0),
+        "nothing is left of it"
+    );
     for part in keys.chunks(SLOTS as usize) {
         rig.put(part, 0);
     }
@@ -267,7 +271,7 @@ fn without_a_gpu_there_are_no_streams() {
     let memory = parts.domain.alloc(6 * 64 * 4096).unwrap();
     let pool = KvPool::contiguous(memory, &plan.shape, 64).unwrap();
     let store = open(parts, pool, &plan).unwrap();
-    assert_eq!(store.stats().unwrap().path, Route::Host);
+    assert_eq!(store.stats().unwrap().plane.path, Route::Host);
     let save = store.allocate(&keys(0..2), &blocks(0, 2)).unwrap();
     for order in [Order::AfterStream(stream), Order::InStream(stream)] {
         let error = store.start(&save, Layer(0), order).unwrap_err();

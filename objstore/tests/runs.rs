@@ -45,7 +45,10 @@ fn put(stack: &Stack, keys: &[BlockKey]) -> (u64, u64) {
     assert_eq!(save.accepted(), keys.len());
     stack.store.wait(stack.store.start(&save, Layer(0), Order::Unordered).unwrap()).unwrap();
     let written = stack.store.commit(save).unwrap().written;
-    (written as u64, stack.store.stats().unwrap().commands - before.commands)
+    (
+        written as u64,
+        stack.store.stats().unwrap().plane.ring.total.commands - before.plane.ring.total.commands,
+    )
 }
 
 /// Retrieves all of `keys`; returns the number of commands.
@@ -59,7 +62,7 @@ fn get(stack: &Stack, keys: &[BlockKey]) -> u64 {
     (0..keys.len()).for_each(|at| blocks.swap(at, random.random_range(at..LONG as usize)));
     let load = stack.store.retrieve(&prefix, &blocks[..keys.len()]).unwrap();
     stack.store.wait(stack.store.start(&load, Layer(0), Order::Unordered).unwrap()).unwrap();
-    stack.store.stats().unwrap().commands - before.commands
+    stack.store.stats().unwrap().plane.ring.total.commands - before.plane.ring.total.commands
 }
 
 fn objects(blocks: u64) -> u64 {
@@ -97,7 +100,7 @@ fn churn_leaves_long_runs() {
             (late, commands) = (late + blocks, commands + took);
         }
     }
-    let evictions = stack.store.stats().unwrap().evictions;
+    let evictions = stack.store.stats().unwrap().files.evicted;
     assert!(evictions > 4 * FILES, "{evictions}");
     assert!(4 * commands <= objects(late), "{commands} commands for {late} blocks");
     let keys = conversation(u32::MAX, LONG);

@@ -25,17 +25,24 @@ fn what_was_committed_is_found_and_every_byte_is_right() {
     assert_eq!(stack.get(&other, 30), 7);
     let stats = stack.store.stats().unwrap();
     let bytes = 20 * stack.shape.block_bytes();
-    assert_eq!((stats.stored_bytes, stats.retrieved_bytes), (bytes, bytes + bytes * 7 / 20));
-    assert_eq!((stats.lookups, stats.blocks_looked_up, stats.blocks_hit), (2, 40, 27));
-    assert_eq!((stats.files_stored, stats.files_free), (20, stats.files - 20));
-    assert_eq!((stats.files_referenced, stats.free_runs), (0, 1));
-    assert_eq!(stats.path, Route::Host);
+    assert_eq!(
+        (stats.plane.stored_bytes, stats.plane.retrieved_bytes),
+        (bytes, bytes + bytes * 7 / 20)
+    );
+    assert_eq!((stats.lookups.calls, stats.lookups.blocks, stats.lookups.hits), (2, 40, 27));
+    assert_eq!((stats.files.stored, stats.files_free()), (20, stats.files.files - 20));
+    assert_eq!((stats.files.active, stats.files.free_runs), (0, 1));
+    assert_eq!(stats.plane.path, Route::Host);
     assert_eq!(stack.refused_dma(), 0);
     // Adjacent files are merged: at best one command per layer, segment and device, and no more
     // doorbells than commands.
     let objects = (20 + 20 + 7) * u64::from(stack.shape.rows());
-    assert!(stats.commands < objects / 2, "{} commands, {objects} objects", stats.commands);
-    assert!(stats.sq_doorbells <= stats.commands);
+    assert!(
+        stats.plane.ring.total.commands < objects / 2,
+        "{} commands, {objects} objects",
+        stats.plane.ring.total.commands
+    );
+    assert!(stats.plane.ring.total.sq_doorbells <= stats.plane.ring.total.commands);
 }
 
 #[test]
@@ -65,7 +72,7 @@ fn a_commit_without_all_layers_is_refused_and_frees_the_files() {
         let named = matches!(error, StoreError::Incomplete { layer } if layer == missing);
         assert!(named, "without layer {missing}: {error}");
         let stats = stack.store.stats().unwrap();
-        assert_eq!((stats.files_free, stats.files_writing), (stats.files, 0));
+        assert_eq!((stats.files_free(), stats.files.writing), (stats.files.files, 0));
         assert_eq!(stack.get(&keys, 10), 0);
     }
 }
@@ -100,15 +107,15 @@ fn a_key_is_stored_once() {
     stack.write_all(&other).unwrap();
     stack.store.commit(other).unwrap();
     assert_eq!(stack.get(&all, 32), 10);
-    assert_eq!(stack.store.stats().unwrap().files_stored, 10);
+    assert_eq!(stack.store.stats().unwrap().files.stored, 10);
     // All of it again: nothing to write.
     let again = stack.begin(&all, 0);
     assert_eq!((again.accepted(), again.written()), (10, 0));
     stack.write_all(&again).unwrap();
     assert_eq!(stack.store.commit(again).unwrap().written, 0);
     let stats = stack.store.stats().unwrap();
-    assert_eq!(stats.stored_bytes, 10 * stack.shape.block_bytes());
-    assert_eq!(stats.files_free, stats.files - 10);
+    assert_eq!(stats.plane.stored_bytes, 10 * stack.shape.block_bytes());
+    assert_eq!(stats.files_free(), stats.files.files - 10);
 }
 
 #[test]
@@ -125,7 +132,7 @@ fn a_writing_that_relied_on_an_aborted_one_leaves_a_miss() {
     assert_eq!(stack.store.peek(&keys[1..2]), 1);
     assert_eq!(stack.put(&keys[..1], 0), 1);
     assert_eq!(stack.get(&keys, 20), 3);
-    assert_eq!(stack.store.stats().unwrap().files_stored, 3);
+    assert_eq!(stack.store.stats().unwrap().files.stored, 3);
 }
 
 /// Returns a plan with 2 devices, groups of 4 files, 8 files in all.
@@ -148,7 +155,7 @@ fn eviction_takes_what_was_unused_longest_and_tails_first() {
     assert_eq!(stack.get(&b, 20), 2);
     assert_eq!(stack.get(&a, 20), 4);
     assert_eq!(stack.get(&c, 20), 2);
-    assert_eq!(stack.store.stats().unwrap().evictions, 2);
+    assert_eq!(stack.store.stats().unwrap().files.evicted, 2);
 }
 
 #[test]
@@ -162,7 +169,7 @@ fn referenced_files_stay() {
     // Only b's last file may be evicted; the request gets its head.
     assert_eq!(stack.put(&c, 0), 1);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.files_referenced, stats.evictions), (7, 1));
+    assert_eq!((stats.files.active, stats.files.evicted), (7, 1));
     stack.read(&prefix, 40).unwrap();
     drop(prefix);
     assert_eq!(stack.store.evict(100).unwrap(), 5);
@@ -171,7 +178,7 @@ fn referenced_files_stay() {
     assert_eq!(stack.store.evict(100).unwrap(), 3);
     stack.store.sync_journal().unwrap();
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.files_free, stats.free_runs), (8, 1));
+    assert_eq!((stats.files_free(), stats.files.free_runs), (8, 1));
 }
 
 #[test]
@@ -235,7 +242,7 @@ fn jobs_that_end_together_with_one_that_was_abandoned_release_what_they_hold() {
     let error = stack.store.end(&jobs).unwrap_err();
     assert!(matches!(error, StoreError::NoSuchJob { job } if job == jobs[1]), "{error}");
     drop((loads, prefix));
-    assert_eq!(stack.store.stats().unwrap().files_referenced, 0);
+    assert_eq!(stack.store.stats().unwrap().files.active, 0);
 }
 
 #[test]
@@ -295,7 +302,7 @@ fn a_request_larger_than_the_store_gets_its_head_or_nothing() {
     let pinned: Vec<_> = all[2..8].iter().map(|key| stack.store.lookup(&[*key]).unwrap()).collect();
     let none = stack.begin(&all, 0);
     assert_eq!((none.accepted(), none.written()), (0, 0));
-    assert_eq!(stack.store.stats().unwrap().files_referenced, 8);
+    assert_eq!(stack.store.stats().unwrap().files.active, 8);
     drop((held, pinned));
 }
 
@@ -363,7 +370,7 @@ fn handles_dropped_in_flight_are_drained_by_the_store() {
         assert!(matches!(error, StoreError::Ended { layer: Layer(0) }), "{error}");
     }
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.files_free, stats.files_stored, stats.files_referenced), (4, 4, 0));
+    assert_eq!((stats.files_free(), stats.files.stored, stats.files.active), (4, 4, 0));
     assert_eq!(stack.get(&a, 20), 4);
 }
 

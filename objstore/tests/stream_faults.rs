@@ -388,7 +388,7 @@ fn copies_are_new_with_a_new_executor() {
         assert!(rig.holds(40, &a, Layer(0)), "{path}");
         drop((hits, broken));
         assert_eq!(rig.get(&a, 40), 4, "{path}");
-        assert_eq!(rig.store.stats().unwrap().retrieved_bytes, 0, "{path}");
+        assert_eq!(rig.store.stats().unwrap().plane.retrieved_bytes, 0, "{path}");
         rig.store.close().unwrap();
     }
 }

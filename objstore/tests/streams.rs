@@ -35,7 +35,7 @@ fn every_byte_goes_there_and_back() {
         assert_eq!(rig.put(&keys, 0), 12);
         assert_eq!(rig.get(&keys, 40), 12, "{path}");
         let stats = rig.store.stats().unwrap();
-        assert_eq!(stats.path, path);
+        assert_eq!(stats.plane.path, path);
         // There and back, plus the proof's; one block is the self-test's.
         let objects = 2 * 13 * u64::from(rig.shape.rows());
         let proof = 2 * 2 * 2 * u64::from(rig.shape.segments);

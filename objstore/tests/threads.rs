@@ -106,7 +106,7 @@ fn a_round_trip_with_threads() {
         }
     }
     drop(load);
-    assert_eq!(store.stats().unwrap().files_referenced, 0);
+    assert_eq!(store.stats().unwrap().files.active, 0);
     assert_eq!(store.close().unwrap().controllers.len(), 2);
     drop(runner);
 }
@@ -226,7 +226,7 @@ fn threads_share_a_store() {
     let written: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
     assert_eq!(written, 4 * 20 * 8);
     let stats = store.stats().unwrap();
-    assert_eq!((stats.files_stored, stats.files_referenced, stats.files_writing), (640, 0, 0));
+    assert_eq!((stats.files.stored, stats.files.active, stats.files.writing), (640, 0, 0));
     store.close().unwrap();
     drop(runner);
 }

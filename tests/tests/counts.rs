@@ -113,7 +113,7 @@ impl Workload {
     /// Starts all layers, waits for them, and returns the counts. Profiles find it by its name.
     #[inline(never)]
     fn count(&self, start: impl Fn(Layer) -> Result<Ticket, StoreError>) -> BTreeMap<String, u64> {
-        let before = self.rig.store.stats().expect("counters");
+        let before = self.rig.store.stats().expect("counters").plane.ring.total;
         let mut tickets = Vec::with_capacity(self.rig.kv.shape.layers as usize);
         ALLOCATIONS.set(Some(0));
         for layer in 0..self.rig.kv.shape.layers {
@@ -123,7 +123,7 @@ impl Workload {
             self.rig.store.wait(*ticket).expect("moved");
         }
         let allocations = ALLOCATIONS.replace(None).expect("counted");
-        let after = self.rig.store.stats().expect("counters");
+        let after = self.rig.store.stats().expect("counters").plane.ring.total;
         let counts = [
             ("allocations", allocations),
             ("commands", after.commands - before.commands),

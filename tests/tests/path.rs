@@ -359,8 +359,8 @@ impl World {
         }
         self.rig.store.plane().drain().unwrap();
         let stats = self.rig.store.stats().unwrap();
-        assert_eq!(stats.files_free + stats.files_stored, stats.files, "{}", self.context);
-        tally.recoveries += stats.recoveries;
+        assert_eq!(stats.files_free() + stats.files.stored, stats.files.files, "{}", self.context);
+        tally.recoveries += stats.plane.recoveries;
     }
 }
 

@@ -177,7 +177,7 @@ fn scrub(
 ) -> anyhow::Result<()> {
     let labels: BTreeMap<_, _> = store.namespaces().into_iter().collect();
     findings.store = store.superblock().store.to_string();
-    findings.files = store.stats()?.files_stored.into();
+    findings.files = store.stats()?.files.stored.into();
     let progress = Progress::new("files", findings.files as usize, !flags.json);
     let start = Instant::now();
     let mut next = FileId(0);

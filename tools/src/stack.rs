@@ -218,7 +218,7 @@ impl Build<'_> {
             (Some(_), false) => "made",
             (Some(_), true) => "opened",
         };
-        let opening = Opening { how, files: store.stats()?.files_stored, ms };
+        let opening = Opening { how, files: store.stats()?.files.stored, ms };
         let pool = Pool::new(access, args.shape, sizing.pool_blocks, args.common.seed);
         Ok((store, controllers, opening, pool))
     }

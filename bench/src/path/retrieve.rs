@@ -57,7 +57,7 @@ pub fn dram(object_bytes: u32, rounds: u32) -> Result<[Sides; 2]> {
         let (bytes, time) = timed(|| stack.fill(&in_order));
         Ok([hits, gib_s(bytes?, time)])
     })?;
-    let read = stacks[0].store.stats()?.retrieved_bytes;
+    let read = stacks[0].store.stats()?.plane.retrieved_bytes;
     ensure!(read == 0, "{read} bytes were read from the media");
     Ok(found)
 }
@@ -91,11 +91,11 @@ pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
     let stack = Stack::in_memory(&StoreOptions::default(), &format, blocks)?;
     let scattered = scattered(blocks);
     let mut copy = Copy::new(object_bytes as usize, scattered.clone())?;
-    let before = stack.store.stats()?;
+    let before = stack.store.stats()?.plane.ring.total;
     let gib_s = Sides::measure(rounds, |_| -> Result<_> {
         Ok((retrieve(&stack, &scattered)?, copy.run()))
     })?;
-    let after = stack.store.stats()?;
+    let after = stack.store.stats()?.plane.ring.total;
     let doorbells = after.sq_doorbells - before.sq_doorbells;
     let commands_per_doorbell = (after.commands - before.commands) as f64 / doorbells as f64;
     Ok(Found { gib_s, commands_per_doorbell })

@@ -38,11 +38,11 @@ fn decode_offloaded(engine: &Engine, args: &Args, prompt: &[u32], top: usize) ->
     let mut answers = Vec::new();
     for room in [args.room, usize::MAX] {
         let sequence = engine.prefill(prompt, true)?;
-        let before = engine.store().stats()?.retrieved_bytes;
+        let before = engine.store().stats()?.plane.retrieved_bytes;
         let mut offloaded = engine.offload(sequence, top, room)?;
         engine.decode_offloaded(&mut offloaded, args.tokens.saturating_sub(1))?;
         if room == args.room {
-            let bytes = engine.store().stats()?.retrieved_bytes - before;
+            let bytes = engine.store().stats()?.plane.retrieved_bytes - before;
             println!("read: {} blocks of a layer, {bytes} bytes", offloaded.read);
         }
         answers.push(offloaded.sequence.tokens);

@@ -56,12 +56,12 @@ fn answer(engine: &Engine, mut sequence: Sequence) -> (Vec<u32>, Vec<u32>) {
 /// Computes a prompt with the store. Returns its tokens that were found, bytes retrieved and
 /// stored, in blocks, and the answer, which must be as computed without the store.
 fn asked(engine: &Engine, prompt: &[u32]) -> (usize, [u64; 2], Vec<u32>) {
-    let before = engine.store().stats().unwrap();
+    let before = engine.store().stats().unwrap().plane;
     let sequence = engine.prefill(prompt, true).unwrap();
     let (found, stored) = (sequence.found, sequence.stored);
     assert_eq!(stored, BLOCKS * BLOCK);
     let (tokens, kv) = answer(engine, sequence);
-    let now = engine.store().stats().unwrap();
+    let now = engine.store().stats().unwrap().plane;
     let (expected, bits) = answer(engine, engine.prefill(prompt, false).unwrap());
     assert_eq!(tokens, expected);
     assert!(kv == bits, "to the last bit");

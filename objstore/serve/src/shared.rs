@@ -269,12 +269,12 @@ impl Shared {
         let state = self.state();
         let Counts { sessions_ended, users, messages, calls, requests } = state.counts;
         Ok(Status {
-            files: stats.files,
+            files: stats.files.files,
             file_bytes: stats.file_bytes,
-            files_free: stats.files_free,
-            files_stored: stats.files_stored,
-            files_writing: stats.files_writing,
-            files_referenced: stats.files_referenced,
+            files_free: stats.files_free(),
+            files_stored: stats.files.stored,
+            files_writing: stats.files.writing,
+            files_referenced: stats.files.active,
             sessions: state.sessions.values().filter_map(|session| session.status()).collect(),
             sessions_ended,
             refused_users: users,

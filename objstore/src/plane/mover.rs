@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gio_uring::{Affine, Event, PoolDesc, Progress, UringCounters};
+use gio_uring::{Affine, Event, PoolDesc, Progress};
 use kv_catalog::{BlockId, DeviceIndex, FileId, Geometry, KvShape, Layer, Region, Seal};
 use nvme_driver::{Clock, DmaMemory, Nanos};
 use nvme_spec::{ids::Nsid, nvm::Direction};
@@ -19,12 +19,11 @@ use super::{
 };
 use crate::{
     config::StoreOptions,
-    data_path::Route,
     device::SharedController,
     error::StoreError,
     ids::{JobId, Move, PoolId, Ticket},
     registration::KvPool,
-    stats::{DramStats, Times},
+    stats::{PlaneStats, Times},
     store::owner::Ownership,
 };
 
@@ -78,32 +77,6 @@ pub(super) struct Tally {
     pub(super) stored_bytes: u64,
     pub(super) retrieved_bytes: u64,
     pub(super) times: Times,
-}
-
-/// Counts since a plane was opened.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct PlaneStats {
-    /// The data path.
-    pub path: Route,
-    /// Set if blocks are copied through bounce buffers.
-    pub is_bounced: bool,
-    /// Bytes written to the devices, without padding.
-    pub stored_bytes: u64,
-    /// Bytes read from the devices, without padding.
-    pub retrieved_bytes: u64,
-    /// Counts of the DRAM cache.
-    pub dram: DramStats,
-    /// Recoveries of the controllers from a timeout or a fault.
-    pub recoveries: u64,
-    /// Counts of the I/O kernel.
-    pub ring: UringCounters,
-    /// Layers in flight.
-    pub layers_in_flight: u32,
-    /// Layers that wait for their turn.
-    pub layers_waiting: u32,
-    /// Where the time of callers goes.
-    pub times: Times,
 }
 
 /// Devices to flush.

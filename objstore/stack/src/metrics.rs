@@ -175,26 +175,26 @@ pub static METRICS: &[Metric] = metrics! {
         "Spare blocks of a device that are left, in percent.";
     Counter "device_media_errors" Smart(|log| u128::from_le_bytes(log.media_errors) as u64) =>
         "Data that a device could not read or write correctly, over its life.";
-    Counter "lookups" Kept(|store, _| store.lookups) => "Lookups.";
-    Counter "lookup_tokens" Kept(|store, tokens| store.blocks_looked_up * tokens) =>
+    Counter "lookups" Kept(|store, _| store.lookups.calls) => "Lookups.";
+    Counter "lookup_tokens" Kept(|store, tokens| store.lookups.blocks * tokens) =>
         "Tokens that were looked up (vLLM: once for each request that got blocks).";
-    Counter "hit_tokens" Kept(|store, tokens| store.blocks_hit * tokens) =>
+    Counter "hit_tokens" Kept(|store, tokens| store.lookups.hits * tokens) =>
         "Tokens of these that were found.";
-    Gauge "capacity_blocks" Kept(|store, _| store.files.into()) =>
+    Gauge "capacity_blocks" Kept(|store, _| store.files.files.into()) =>
         "Blocks that the store has room for.";
-    Gauge "used_blocks" Kept(|store, _| store.files_stored.into()) => "Blocks it holds.";
-    Gauge "free_blocks" Kept(|store, _| store.files_free.into()) => "Room that is free.";
-    Gauge "free_runs" Kept(|store, _| store.free_runs.into()) =>
+    Gauge "used_blocks" Kept(|store, _| store.files.stored.into()) => "Blocks it holds.";
+    Gauge "free_blocks" Kept(|store, _| store.files_free().into()) => "Room that is free.";
+    Gauge "free_runs" Kept(|store, _| store.files.free_runs.into()) =>
         "Runs of adjacent free blocks: 1 without fragmentation.";
-    Gauge "pending_blocks" Kept(|store, _| store.files_writing.into()) =>
+    Gauge "pending_blocks" Kept(|store, _| store.files.writing.into()) =>
         "Blocks that are on their way to the store.";
-    Gauge "active_blocks" Kept(|store, _| store.files_referenced.into()) =>
+    Gauge "active_blocks" Kept(|store, _| store.files.active.into()) =>
         "Blocks in use, which are not evicted.";
     Gauge "block_bytes" Kept(|store, _| store.file_bytes) =>
         "Bytes of a block on the devices, with padding.";
-    Counter "evicted_blocks" Kept(|store, _| store.evictions) =>
+    Counter "evicted_blocks" Kept(|store, _| store.files.evicted) =>
         "Blocks that were evicted for others.";
-    Counter "lost_blocks" Kept(|store, _| store.files_lost) =>
+    Counter "lost_blocks" Kept(|store, _| store.lookups.files_lost) =>
         "Blocks that could not be read, and were dropped.";
     Counter "journal_bytes" Kept(|store, _| store.journal_bytes) =>
         "Bytes that were written to the journal, with padding.";
@@ -374,7 +374,7 @@ struct Snapshot {
     store: Option<StoreStats>,
     is_writable: bool,
     block_tokens: u64,
-    /// Only on a page.
+    /// Only on a page, as the next two.
     smart: Vec<Option<SmartLog>>,
     uptime: Option<Nanos>,
     compute_saved: Option<(u64, Nanos)>,
@@ -383,10 +383,13 @@ struct Snapshot {
 impl Snapshot {
     /// Reads the counters. Nothing is locked for longer than that.
     fn take(plane: &Plane, store: Option<&Store>) -> Result<Self, StoreError> {
-        let stats = plane.stats()?;
+        let store = store.map(Store::stats_now).transpose()?;
         Ok(Self {
-            store: store.map(|store| store.stats_with(&stats)).transpose()?,
-            plane: Some(stats),
+            plane: Some(match &store {
+                Some(store) => store.plane.clone(),
+                None => plane.stats()?,
+            }),
+            store,
             is_writable: plane.check_writable().is_ok(),
             block_tokens: plane.shape().block_tokens.into(),
             ..Self::default()
@@ -408,7 +411,9 @@ impl Snapshot {
         let found = match metric.source {
             Source::Healthy => number(Some(self.is_writable.into())),
             Source::Plane(get) => number(plane.map(get)),
-            Source::Store(get) => number(self.store.map(|store| get(&store, self.block_tokens))),
+            Source::Store(get) => {
+                number(self.store.as_ref().map(|store| get(store, self.block_tokens)))
+            }
             Source::Uptime => self.uptime.map(|it| one(SampleValue::Seconds(it))),
             Source::ComputeSaved => self.compute_saved.map(summary),
             Source::Times(get) => plane.map(get).map(|times| summary((times.count, times.sum))),

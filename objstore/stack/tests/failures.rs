@@ -150,14 +150,14 @@ fn a_device_that_disappears_ends_the_store_and_takes_nothing_with_it() {
 fn a_full_store_evicts_what_it_may_and_keeps_what_is_used() {
     let place = tempfile::tempdir().unwrap();
     let mut open = Open::made(place.path(), Some(16));
-    let files = open.stack.store.stats().unwrap().files;
+    let files = open.stack.store.stats().unwrap().files.files;
     let all = keys(0..files);
     for part in all.chunks(16) {
         assert_eq!(open.stack.put(part, 0), part.len());
     }
     let fresh = keys(1000..1004);
     assert_eq!(open.stack.put(&fresh, 0), 4, "the oldest go");
-    assert_eq!(open.stack.store.stats().unwrap().files_stored, files);
+    assert_eq!(open.stack.store.stats().unwrap().files.stored, files);
     let kept: Vec<_> =
         all.iter().copied().filter(|key| open.stack.store.peek(&[*key]) == 1).collect();
     let used = kept.iter().chain(&fresh).map(|key| open.stack.store.lookup(&[*key]).unwrap());
@@ -171,7 +171,7 @@ fn a_full_store_evicts_what_it_may_and_keeps_what_is_used() {
     for key in kept.iter().chain(&fresh) {
         assert_eq!(again.stack.get(&[*key], 20), 1);
     }
-    assert_eq!(again.stack.store.stats().unwrap().files_stored, files);
+    assert_eq!(again.stack.store.stats().unwrap().files.stored, files);
     assert_eq!(again.stack.put(&keys(2000..2004), 0), 4);
 }
 

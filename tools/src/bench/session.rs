@@ -226,11 +226,11 @@ impl Session<'_> {
 
     /// Returns the counters of the devices, and of what was sent to them.
     pub(super) fn counted(&self) -> anyhow::Result<Counted> {
-        let stats = self.store.stats()?;
+        let stats = self.store.stats()?.plane;
         let object = u64::from(self.args.shape.object_bytes);
         let padded = |bytes: u64| bytes / object * self.slot_bytes;
         let sent = Sent {
-            commands: stats.commands,
+            commands: stats.ring.total.commands,
             bytes: [padded(stats.retrieved_bytes), padded(stats.stored_bytes)],
             discarded: padded(stats.retrieved_bytes) - stats.retrieved_bytes,
             errors: 0,
@@ -262,7 +262,7 @@ impl Session<'_> {
         rounds: u32,
         start: impl Fn(&Store, Layer) -> Result<Ticket, StoreError>,
     ) -> anyhow::Result<Option<Passes>> {
-        let (before, stats) = (self.counted()?, self.store.stats()?);
+        let (before, stats) = (self.counted()?, self.store.stats()?.plane.ring.total);
         let mut seconds = Vec::new();
         for round in 0..=rounds {
             if self.interrupt.asked() {
@@ -284,7 +284,7 @@ impl Session<'_> {
                 seconds.push((self.clock.now() - begin).0 as f64 / 1e9);
             }
         }
-        let now = self.store.stats()?;
+        let now = self.store.stats()?.plane.ring.total;
         let each = |counted: u64| counted as f64 / f64::from(rounds + 1);
         let commands = each(now.commands - stats.commands);
         let doorbells = each(now.sq_doorbells - stats.sq_doorbells);

@@ -127,7 +127,7 @@ impl<'a> StoreTiers<'a> {
         let mut tally = self.tally.clone();
         let plane = self.store.plane();
         tally.counts = plane.with_scheduler(|it| it.counts())?.context("it is paced")?;
-        tally.dram = self.store.stats()?.dram;
+        tally.dram = self.store.stats()?.plane.dram;
         tally.late_batches = plane.with_lookahead(|it| it.counts().dropped)?.unwrap_or_default();
         Ok(tally)
     }

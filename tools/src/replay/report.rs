@@ -51,7 +51,7 @@ impl Report {
         let Outcome { tally, stats, .. } = &self.outcome;
         let object = u64::from(self.args.shape.object_bytes);
         let all = (tally.retrieve.bytes() + tally.store.bytes()) / object;
-        [all, all - stats.dram.retrieved_bytes / object]
+        [all, all - stats.plane.dram.retrieved_bytes / object]
     }
 
     /// Returns the bytes written to the devices: objects with padding, and the journal.
@@ -69,7 +69,7 @@ impl Report {
             |not: &NotTaken| json!({ "route": not.route.name(), "why": not.why, "fix": not.fix });
         facts! {
             version: env!("CARGO_PKG_VERSION"),
-            path: outcome.stats.path.to_string(),
+            path: outcome.stats.plane.path.to_string(),
             routes_not_taken: placement.not_taken.iter().map(not_taken).collect::<Vec<_>>(),
             executor: args.executor.to_string(),
             gpu: gpu,
@@ -98,6 +98,7 @@ impl Report {
     fn found(&self) -> Facts {
         let Self { args, sizing, setting, outcome, .. } = self;
         let Outcome { tally, stats, .. } = outcome;
+        let ring = &stats.plane.ring.total;
         let opening = &setting.opening;
         let (retrieved, stored) = (tally.retrieve.bytes(), tally.store.bytes());
         let (written, [objects, moved]) = (self.written_bytes(), self.objects());
@@ -121,7 +122,7 @@ impl Report {
             journal_bytes: stats.journal_bytes,
             written_per_stored: ratio(written, stored),
             written_per_retrieved: ratio(written, retrieved),
-            evicted_files: stats.evictions,
+            evicted_files: stats.files.evicted,
             blocks_left_out: tally.blocks_left_out,
             verify: config::name(args.flags.verify),
             verified_bytes: tally.findings.bytes,
@@ -130,24 +131,24 @@ impl Report {
             final_check_blocks: tally.blocks_checked,
             final_check_bytes: tally.final_check.bytes(),
             io_errors: tally.io_errors,
-            recoveries: stats.recoveries,
+            recoveries: stats.plane.recoveries,
             dram_bytes: args.dram(),
-            dram_hits: stats.dram.hits,
-            dram_misses: stats.dram.misses,
-            dram_retrieved_bytes: stats.dram.retrieved_bytes,
-            dram_blocks: stats.dram.blocks,
-            dram_evictions: stats.dram.evictions,
+            dram_hits: stats.plane.dram.hits,
+            dram_misses: stats.plane.dram.misses,
+            dram_retrieved_bytes: stats.plane.dram.retrieved_bytes,
+            dram_blocks: stats.plane.dram.blocks,
+            dram_evictions: stats.plane.dram.evictions,
             retrieve_gib_s: tally.retrieve.gib_s(),
             store_gib_s: tally.store.gib_s(),
             memcpy_gib_s: outcome.memcpy_gib_s,
             retrieve_s: tally.retrieve.busy_s(),
             store_s: tally.store.busy_s(),
-            commands: stats.commands,
-            sq_doorbells: stats.sq_doorbells,
-            cq_doorbells: stats.cq_doorbells,
-            commands_per_sq_doorbell: ratio(stats.commands, stats.sq_doorbells),
-            objects_per_sq_doorbell: ratio(moved, stats.sq_doorbells),
-            objects_per_command: ratio(moved, stats.commands),
+            commands: ring.commands,
+            sq_doorbells: ring.sq_doorbells,
+            cq_doorbells: ring.cq_doorbells,
+            commands_per_sq_doorbell: ratio(ring.commands, ring.sq_doorbells),
+            objects_per_sq_doorbell: ratio(moved, ring.sq_doorbells),
+            objects_per_command: ratio(moved, ring.commands),
             wall_s: outcome.wall_s,
             interrupted: outcome.interrupted,
         }
@@ -199,7 +200,7 @@ impl Report {
                     Size(u64::from(shape.object_bytes))
                 ),
             ),
-            row("path", self.outcome.stats.path, self.path_note()),
+            row("path", self.outcome.stats.plane.path, self.path_note()),
             row("I/O kernel", args.executor.to_string(), self.kernel_note()),
             row("devices", format!("{devices} x {}", self.kind()), self.facts_of_devices()),
             row(
@@ -255,6 +256,7 @@ impl Report {
 
     fn results(&self) -> Vec<[String; 3]> {
         let Outcome { tally, stats, wall_s, memcpy_gib_s, interrupted } = &self.outcome;
+        let ring = &stats.plane.ring.total;
         let rate = |meter: &Meter| {
             let rate = meter.gib_s();
             let share = if *memcpy_gib_s > 0.0 { rate / memcpy_gib_s } else { 0.0 };
@@ -293,26 +295,26 @@ impl Report {
             row("memcpy", per_second(*memcpy_gib_s), copied),
             row(
                 "commands",
-                grouped(stats.commands),
-                format!("{:.1} objects a command", ratio(moved, stats.commands)),
+                grouped(ring.commands),
+                format!("{:.1} objects a command", ratio(moved, ring.commands)),
             ),
             row(
                 "doorbells",
-                format!("{} SQ, {} CQ", grouped(stats.sq_doorbells), grouped(stats.cq_doorbells)),
+                format!("{} SQ, {} CQ", grouped(ring.sq_doorbells), grouped(ring.cq_doorbells)),
                 format!(
                     "{:.1} commands, {:.1} objects an SQ doorbell",
-                    ratio(stats.commands, stats.sq_doorbells),
-                    ratio(moved, stats.sq_doorbells)
+                    ratio(ring.commands, ring.sq_doorbells),
+                    ratio(moved, ring.sq_doorbells)
                 ),
             ),
             row(
                 "evicted",
-                format!("{} files", grouped(stats.evictions)),
+                format!("{} files", grouped(stats.files.evicted)),
                 format!("{} blocks found no room", grouped(tally.blocks_left_out)),
             ),
         ];
         if self.args.dram() > 0 {
-            rows.push(dram_row(&stats.dram));
+            rows.push(dram_row(&stats.plane.dram));
         }
         if tally.blocks_checked > 0 {
             rows.push(row(

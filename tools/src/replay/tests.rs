@@ -139,7 +139,7 @@ fn a_gpu_finds_what_the_cpu_finds() {
             let on = |opcode, every, then| replay_on(Some(&gpu), &line, opcode, every, then);
             let clean = on(READ, u64::MAX, FaultAction::CorruptRead);
             assert!(clean.is_clean() && clean.tally().findings.bytes > 0, "{clean:?}");
-            assert_eq!(clean.outcome.stats.path.to_string(), route);
+            assert_eq!(clean.outcome.stats.plane.path.to_string(), route);
             let flipped = on(READ, 7, FaultAction::CorruptRead);
             assert!(
                 flipped.tally().findings.mismatches > 0 && flipped.tally().io_errors == 0,
