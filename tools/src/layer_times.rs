@@ -10,8 +10,8 @@ use ripieno_sim::median;
 use serde::{Deserialize, Serialize};
 
 use crate::file::read_text;
+use crate::outcome::{Facts, Value, rows};
 use crate::problem::Problem;
-use crate::table::grid;
 
 /// Key that identifies a header line: the version.
 const HEADER: &str = "ripieno_layer_times";
@@ -144,7 +144,7 @@ impl Steps {
             fit: all(&|shape| table.fit(shape)),
             against: against.map(|(path, _)| path.to_owned()),
             against_off: says.map(|says| all(&|shape| says.layer(shape))),
-            shapes: groups.values().map(|steps| Group::of(steps, &table, says)).collect(),
+            shapes: groups.values().map(|steps| group(steps, &table, says)).collect(),
         }
     }
 }
@@ -277,70 +277,46 @@ pub(crate) struct Layers {
     fit: Off,
     against: Option<PathBuf>,
     against_off: Option<Off>,
-    shapes: Vec<Group>,
+    shapes: Vec<Facts>,
 }
 
-/// Medians of steps with similar shapes.
-#[derive(Debug, Serialize)]
-struct Group {
-    is_prefill: bool,
-    /// Tokens to compute over all requests; the next field counts those before them.
-    input: u32,
-    prefix: u64,
-    steps: usize,
-    layer_us: f64,
-    /// Prediction of the three-parameter fit to all steps (the last nine of each shape).
-    fit_us: Option<f64>,
-    against_us: Option<f64>,
-}
-
-impl Group {
-    fn of(steps: &[Step], table: &SlackTable, against: Option<&SlackTable>) -> Self {
-        let us = |time: Duration| time.as_secs_f64() * 1e6;
-        let some =
-            |of: &dyn Fn(&Step) -> Option<f64>| median(steps.iter().filter_map(of).collect());
-        let each = |of: &dyn Fn(&Step) -> f64| some(&|step| Some(of(step))).unwrap_or(0.0);
-        Self {
-            is_prefill: steps[0].shape.is_prefill,
-            input: each(&|step| step.shape.tokens.into()) as u32,
-            prefix: each(&|step| step.prefix as f64) as u64,
-            steps: steps.len(),
-            layer_us: each(&|step| us(step.layer)),
-            fit_us: some(&|step| table.fit(step.shape).map(us)),
-            against_us: some(&|step| against?.layer(step.shape).map(us)),
-        }
-    }
-
-    fn cells(&self, is_compared: bool) -> Vec<String> {
-        let kind = if self.is_prefill { "prefill" } else { "decode" };
-        let mut cells = vec![
-            kind.to_owned(),
-            self.input.to_string(),
-            self.prefix.to_string(),
-            self.steps.to_string(),
-            format!("{:.0}", self.layer_us),
-        ];
-        let said = [self.fit_us, self.against_us];
-        for said in &said[..1 + usize::from(is_compared)] {
-            let (time, off) = said.map_or_else(Default::default, |said| {
-                let off = 100.0 * (said / self.layer_us - 1.0);
-                (format!("{said:.0}"), format!("{off:+.0} %"))
+/// Returns the medians of steps with similar shapes, with the predictions of the three-parameter
+/// fit to all steps (the last nine of each shape), and of another table.
+fn group(steps: &[Step], table: &SlackTable, against: Option<&SlackTable>) -> Facts {
+    let us = |time: Duration| time.as_secs_f64() * 1e6;
+    let some = |of: &dyn Fn(&Step) -> Option<f64>| median(steps.iter().filter_map(of).collect());
+    let each = |of: &dyn Fn(&Step) -> f64| some(&|step| Some(of(step))).unwrap_or(0.0);
+    let is_prefill = steps[0].shape.is_prefill;
+    let kind = if is_prefill { "prefill" } else { "decode" };
+    let layer_us = each(&|step| us(step.layer));
+    let mut all = vec![
+        ("is_prefill", "", Value::Json(is_prefill.into())),
+        ("", "step", Value::Text(kind.to_owned())),
+        // Tokens to compute over all requests; the next value counts those before them.
+        ("input", "input", Value::Count(each(&|step| step.shape.tokens.into()) as u64)),
+        ("prefix", "prefix", Value::Count(each(&|step| step.prefix as f64) as u64)),
+        ("steps", "steps", Value::Count(steps.len() as u64)),
+        ("layer_us", "layer, us", Value::Whole(layer_us)),
+    ];
+    let fit = some(&|step| table.fit(step.shape).map(us));
+    let other = some(&|step| against?.layer(step.shape).map(us));
+    let named = [("fit_us", "fit, us", "off", fit), ("against_us", "against, us", "off", other)];
+    for (at, (key, name, off, said)) in named.into_iter().enumerate() {
+        all.push((key, "", Value::Json(said.into())));
+        if at == 0 || against.is_some() {
+            let part = said.map_or_else(String::new, |said| {
+                format!("{:+.0} %", 100.0 * (said / layer_us - 1.0))
             });
-            cells.extend([time, off]);
+            let said = said.map_or(Value::Text(String::new()), Value::Whole);
+            all.extend([("", name, said), ("", off, Value::Text(part))]);
         }
-        cells
     }
+    Facts(all)
 }
 
 impl Layers {
     pub(crate) fn text(&self) -> String {
-        let is_compared = self.against.is_some();
-        let mut head = vec!["step", "input", "prefix", "steps", "layer, us", "fit, us", "off"];
-        if is_compared {
-            head.extend(["against, us", "off"]);
-        }
-        let cells = self.shapes.iter().map(|group| group.cells(is_compared));
-        let table = grid(&head, cells.collect(), 1);
+        let table = rows(&self.shapes, 1);
         let mut text = format!(
             "{table}\n\nOff by, in the median of {} steps:\n  learned from the steps before each: \
              {}\n  the three numbers (fit): {}",

@@ -3,6 +3,7 @@
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
 use crate::size::{Size, grouped};
+use crate::table::grid;
 
 /// Formats microseconds with three digits.
 fn us(us: f64) -> String {
@@ -56,7 +57,7 @@ impl Value {
             Self::Bytes(bytes) => Size(*bytes).to_string(),
             Self::BytesPerSecond(rate) => format!("{}/s", Size(*rate as u64)),
             Self::Micros(micros) => us(*micros),
-            Self::Whole(number) => grouped(*number as u64),
+            Self::Whole(number) => grouped(number.round() as u64),
             Self::Ratio(ratio) => format!("{ratio:.2}"),
             Self::Seconds(seconds) => format!("{seconds:.3}"),
             Self::Percent(part) => format!("{:.0} %", 100.0 * part),
@@ -100,6 +101,14 @@ pub(crate) struct Facts(pub(crate) Vec<Fact>);
 /// Returns the facts that a table shows.
 pub(crate) fn shown(facts: &[Fact]) -> impl Iterator<Item = &Fact> {
     facts.iter().filter(|(_, name, _)| !name.is_empty())
+}
+
+/// Formats a table of rows with the same names; see [`grid`].
+pub(crate) fn rows(rows: &[Facts], left: usize) -> String {
+    let header: Vec<&str> =
+        rows.first().map_or(Vec::new(), |row| shown(&row.0).map(|it| it.1).collect());
+    let cells = rows.iter().map(|row| shown(&row.0).map(|it| it.2.text()).collect());
+    grid(&header, cells.collect(), left)
 }
 
 impl Serialize for Facts {
