@@ -1,16 +1,18 @@
 //! A filled store over software controllers.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
-use anyhow::{Context as _, Result, ensure};
-use nvme_driver::{Clock, ControllerOptions, DmaSlice, MonotonicClock, platform::buffer::Buffer};
+use anyhow::{Result, ensure};
+use nvme_driver::{Clock, DmaSlice, platform::buffer::Buffer};
 use nvme_emu::{Emu, EmuConfig};
 use objstore::{
     BlockId, BlockKey, ExecutorFactory, Format, KeyChain, KvShape, Prefix, Route, Store,
-    StoreOptions,
+    StoreConfig, StoreOptions,
 };
 use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
-use ripieno_stack::{Built, Controllers, CudaChoice, Executor, Gpu, Plan, PoolMemory, StackError};
+use ripieno_stack::{
+    Builder, CudaChoice, Executor, Gpu, OpenSteps, PoolMemory, StackConfig, StackError,
+};
 use ripieno_testkit::{memory_drives, pattern};
 
 const PATTERN_BYTES: usize = 1 << 20;
@@ -21,8 +23,7 @@ pub struct Stack {
     pub store: Store,
     /// Keys of all blocks, which are stored.
     pub keys: Vec<BlockKey>,
-    shape: KvShape,
-    built: Built,
+    stack: ripieno_stack::Stack,
 }
 
 pub type MakeExecutor = Box<dyn Fn(&Arc<dyn Clock>) -> ExecutorFactory>;
@@ -34,6 +35,19 @@ pub struct OnGpu {
     pub route: Route,
     /// The executor, over the stack's own clock.
     pub executor: MakeExecutor,
+}
+
+/// Fills the pool, or sets the executor on the GPU.
+struct Steps<'a>(Option<&'a OnGpu>);
+
+impl OpenSteps for Steps<'_> {
+    fn ready(&mut self, config: &mut StoreConfig) -> Result<(), StackError> {
+        let Some(on) = self.0 else {
+            return fill_with_pattern(DmaSlice::whole(config.pool.memory().clone())?);
+        };
+        config.executor = (on.executor)(&config.clock);
+        Ok(())
+    }
 }
 
 impl Stack {
@@ -51,37 +65,24 @@ impl Stack {
         blocks: u32,
         on_gpu: Option<&OnGpu>,
     ) -> Result<Self> {
-        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-        let gpu = on_gpu.map(|on| &on.gpu);
-        let plan = Plan {
-            executor: on_gpu.map_or(Executor::Host, |on| Executor::Cuda(on.choice)),
-            gpu,
-            require: Some(on_gpu.map_or(Route::Host, |on| on.route)),
-            shape: &format.shape,
-            pool: &PoolMemory::Own { blocks },
-            options,
-            clock: &clock,
-            check: &|_| Ok(()),
+        let config = StackConfig {
+            executor: Some(on_gpu.map_or(Executor::Host, |on| Executor::Cuda(on.choice))),
+            route: Some(on_gpu.map_or(Route::Host, |on| on.route)),
+            queues: Some(options.queues),
+            ..StackConfig::default()
         };
-        let controller = ControllerOptions { io_queues: options.queues, ..Default::default() };
-        let mut configs = Some(configs);
-        let controllers = || -> Result<Controllers> {
-            let configs = configs.take().context("a single route is tried")?;
-            let gpu = gpu.map(|gpu| &**gpu);
-            Ok(Controllers::emulated(configs, Path::new("bench"), &clock, &controller, gpu)?)
-        };
-        let (store, built) = plan.open(controllers, |mut config| {
-            if on_gpu.is_none() {
-                fill_with_pattern(DmaSlice::whole(config.pool.memory().clone())?)?;
-            }
-            if let Some(on) = on_gpu {
-                config.executor = (on.executor)(&clock);
-            }
-            Ok(Store::create(config, format)?)
-        })?;
+        let mut builder = Builder::new(config, format.shape)
+            .on(configs)
+            .pool(PoolMemory::Own { blocks })
+            .format(format.clone())
+            .options(options.clone());
+        if let Some(on) = on_gpu {
+            builder = builder.gpu(on.gpu.clone());
+        }
+        let stack = builder.open_with(&mut Steps(on_gpu))?;
         let mut chain = KeyChain::new(b"bench");
         let keys = (0..blocks).map(|block| chain.next(&[block])).collect();
-        let stack = Self { store, keys, shape: format.shape, built };
+        let stack = Self { store: stack.store().clone(), keys, stack };
         let blocks: Vec<BlockId> = (0..blocks).map(BlockId).collect();
         stack.fill(&blocks)?;
         Ok(stack)
@@ -89,12 +90,12 @@ impl Stack {
 
     /// Returns the first controller.
     pub fn emu(&self) -> &Arc<Emu> {
-        &self.built.emulation().expect("software controllers").emus()[0]
+        &self.stack.emus()[0]
     }
 
     /// Returns the layers of a block.
     pub fn layers(&self) -> u32 {
-        self.shape.layers
+        self.store.shape().layers
     }
 
     /// Stores all blocks, none of which may be stored yet. Returns the bytes of all layers.
@@ -121,8 +122,7 @@ impl Stack {
 
     /// Closes the store and shuts the drives down.
     pub fn close(self) -> Result<()> {
-        self.built.close(self.store)?;
-        Ok(())
+        Ok(self.stack.close()?)
     }
 }
 

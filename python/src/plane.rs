@@ -125,8 +125,8 @@ impl Plane {
         let (id, shape, pool) = (rank.check()?, shape.check()?, pool.memory()?);
         let config = arguments::config(path.clone(), options)?;
         let stack = py.detach(|| {
-            let place = Ranks::open(&path)?.place(id.rank)?;
-            Builder::new(config, shape).on(place).pool(pool).open_rank(id)
+            let devices = Ranks::open(&path)?.devices(id.rank)?;
+            Builder::new(config, shape).on(devices).pool(pool).open_rank(id)
         });
         Ok(Self { stack: Own::new(stack.or_raise()?) })
     }

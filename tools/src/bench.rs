@@ -34,19 +34,16 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use gio_uring::abi;
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use nvme_driver::ControllerOptions;
 use nvme_emu::{EmuConfig, FileMedia, FileOptions, SimClock};
-use objstore::{KvShape, Overwrite, RawRing, StoreConfig, StoreDevice, StoreOptions};
-use ripieno_stack::{
-    Built, Controllers, Drives, EMU_DEPTH, Executor, Gpu, Placement, Plan, PoolMemory, Route,
-    StackConfig,
-};
+use objstore::{KvShape, Overwrite, StoreOptions};
+use ripieno_stack::{Builder, EMU_DEPTH, Executor, Gpu, Placement, PoolMemory, Route, StackConfig};
 
 use crate::config::{self, Descriptors, OutputFlags, PathFlags};
 use crate::devices::{self, Devices, EmuChoice};
 use crate::interrupt::Interrupt;
 use crate::options::{StoreFlags, Takes};
-use crate::problem::{Problem, user_error, user_errors};
+use crate::problem::{Problem, user_error};
 use crate::progress::Progress;
 use crate::size::{self, Size};
 use crate::terminal::say;
@@ -473,39 +470,17 @@ impl<'a> Raw<'a> {
         }
     }
 
-    fn controllers(
-        &self,
-        clock: &Arc<dyn Clock>,
-        stepping: Option<&Arc<SimClock>>,
-        gpu: Option<&Gpu>,
-    ) -> anyhow::Result<Controllers> {
-        let (options, path) = (self.controller_options(), &self.flags.path);
-        let emulated = |configs: Vec<EmuConfig>| {
-            let name = Path::new("bench");
-            let made = match stepping {
-                Some(clock) => Controllers::simulated(configs, clock, &options),
-                None => Controllers::emulated(configs, name, clock, &options, gpu),
-            };
-            made.map_err(user_error)
-        };
+    /// Returns the devices; drives are attached and claimed.
+    fn devices(&self) -> anyhow::Result<ripieno_stack::Devices> {
         match &self.target {
             Target::Devices(Devices::Emu(emu)) => {
                 let bytes = self.emu_bytes(emu);
-                let config = |index| {
-                    let config = media::scratch(emu, bytes, true, index)?;
-                    Ok(EmuConfig { mdts_bytes: Some(emu.mdts), ..config })
-                };
-                emulated((0..emu.count).map(config).collect::<anyhow::Result<_>>()?)
+                let config = |index| media::scratch(emu, bytes, true, index);
+                Ok((0..emu.count).map(config).collect::<anyhow::Result<Vec<_>>>()?.into())
             }
             Target::Devices(Devices::Vfio(addresses)) => {
-                let opened = Drives::open(addresses, path.memory, clock, &options);
-                let mut drives = opened.map_err(user_error)?;
-                match self.writes() {
-                    true => drives::claim(&mut drives, 0, self.flags.overwrite())?,
-                    // Reads would be slow because of the owner, and slow it down.
-                    false => drives.check_unowned().map_err(user_error)?,
-                }
-                Ok(Controllers::of_drives(drives))
+                let drives = ripieno_stack::Devices::drives(addresses);
+                Ok(drives.memory(self.flags.path.memory))
             }
             Target::Blocks(paths, lba_bytes) => {
                 let config = |(index, path): (usize, &PathBuf)| {
@@ -514,57 +489,55 @@ impl<'a> Raw<'a> {
                     Ok(config.namespace(media, *lba_bytes))
                 };
                 let configs = paths.iter().enumerate().map(config);
-                emulated(configs.collect::<anyhow::Result<_>>()?)
+                Ok(configs.collect::<anyhow::Result<Vec<_>>>()?.into())
             }
+        }
+    }
+
+    /// Claims drives. Reads would be slow because of an owner, and slow it down.
+    fn claim(&self, drives: &mut ripieno_stack::Devices) -> anyhow::Result<()> {
+        match self.writes() {
+            true => drives::claim(drives, 0, self.flags.overwrite()),
+            false => drives::check_unowned(drives.attached()),
         }
     }
 
     /// Builds everything. With the I/O kernel in the calling thread, that thread also runs the
     /// software controllers.
-    fn open(&self, gpu: Option<&Arc<Gpu>>) -> anyhow::Result<(Bench, Built)> {
-        let is_inline = self.executor == Executor::Inline;
-        let stepping = is_inline.then(SimClock::real);
-        let clock: Arc<dyn Clock> = match &stepping {
-            Some(clock) => clock.clone(),
-            None => Arc::new(MonotonicClock::default()),
-        };
+    fn open(&self, gpu: Option<&Arc<Gpu>>) -> anyhow::Result<Bench> {
+        let mut devices = self.devices()?;
+        if self.executor == Executor::Inline {
+            devices = devices.simulated(SimClock::real());
+        }
+        if matches!(self.target, Target::Devices(Devices::Vfio(_))) {
+            devices
+                .attach(&self.controller_options(), gpu.map(|gpu| &**gpu))
+                .map_err(user_error)?;
+            self.claim(&mut devices)?;
+        }
         let (pairs, object_bytes) = self.buffers();
         let shape = KvShape { layers: 1, segments: 1, object_bytes, block_tokens: 1 };
-        let memory = PoolMemory::Own { blocks: pairs * 2 };
         let iocbs = (self.in_flight() as u32).next_power_of_two().max(64);
-        let options = StoreOptions {
-            queues: self.flags.queues(),
-            depth: self.entries,
-            iocbs,
-            ..StoreOptions::default()
+        let config = StackConfig {
+            executor: Some(self.executor),
+            route: Some(self.route),
+            queues: Some(self.flags.queues()),
+            depth: Some(self.entries),
+            ..StackConfig::default()
         };
-        let plan = Plan {
-            executor: self.executor,
-            gpu,
-            require: Some(self.route),
-            shape: &shape,
-            pool: &memory,
-            options: &options,
-            clock: &clock,
-            check: &|_| Ok(()),
-        };
+        let mut builder = Builder::new(config, shape)
+            .on(devices)
+            .pool(PoolMemory::Own { blocks: pairs * 2 })
+            .controller(self.controller_options())
+            .options(StoreOptions { iocbs, ..StoreOptions::default() });
+        if let Some(gpu) = gpu {
+            builder = builder.gpu(gpu.clone());
+        }
+        let stack = builder.open_raw(self.contexts).map_err(user_error)?;
         let queues = u32::from(self.flags.queues());
-        let mut pool = None;
-        let opened = plan.open(
-            || self.controllers(&clock, stepping.as_ref(), gpu.map(|gpu| &**gpu)),
-            |config| {
-                pool = Some(config.pool.clone());
-                let StoreConfig { devices, executor, clock, pool, options, .. } = config;
-                let devices =
-                    devices.into_iter().map(StoreDevice::raw).collect::<Result<_, _>>()?;
-                Ok(RawRing::open(devices, executor, clock, pool, &options, self.contexts)?)
-            },
-        );
-        let (ring, built) = opened.map_err(user_errors)?;
-        let pool = pool.context("a ring was opened")?;
-        let bench = Bench::new(ring, pool, self.flags.size, queues, self.flags.seed)?;
+        let bench = Bench::new(stack, self.flags.size, queues, self.flags.seed)?;
         let largest = u64::from(self.loads.iter().map(|load| load.bytes).max().unwrap_or(0));
-        for (area, (controller, _)) in bench.areas.iter().zip(bench.ring.controllers()) {
+        for (area, (controller, _)) in bench.areas.iter().zip(bench.stack.ring.controllers()) {
             let name = controller.lock().id().to_owned();
             if area.bytes < largest {
                 let found = Size(area.bytes);
@@ -579,7 +552,7 @@ impl<'a> Raw<'a> {
                 return Err(Problem::new(problem, "give multiples of that").into());
             }
         }
-        Ok((bench, built))
+        Ok(bench)
     }
 
     /// Writes scratch media once, so that reads find data; files and memory are allocated then.
@@ -647,25 +620,25 @@ fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
     raw.check_memory()?;
     let gpu = raw.executor.gpu().map_err(user_error)?;
     interrupt.orderly();
-    let (mut bench, built) = raw.open(gpu.as_ref())?;
+    let mut bench = raw.open(gpu.as_ref())?;
     let filled = raw.fill(&mut bench, &mut interrupt);
     let measured = filled.and_then(|()| raw.measure(&mut bench, &mut interrupt));
     let mut report = Report::new("raw");
     (report.rows, report.interrupted) = match measured {
         Ok(measured) => measured,
         Err(error) => {
-            let _ = built.close_ring(bench.ring);
+            let _ = bench.close();
             return Err(error);
         }
     };
-    report.setting = Some(raw.setting(&built.placement));
+    report.setting = Some(raw.setting(bench.stack.placement()));
     report.more.insert("load", raw.load());
     points::summarise(&mut report);
     let code = report.finish(&flags.page, &flags.output, &interrupt)?;
     if bench.is_stuck {
         say("waiting for commands that do not complete, for 30 s at most; a second Ctrl-C ends it");
     }
-    built.close_ring(bench.ring)?;
+    bench.close()?;
     Ok(code)
 }
 

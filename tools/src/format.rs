@@ -146,7 +146,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
 /// Writes the store after all checks have passed.
 fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Result<Report> {
     let held = held(offline)?;
-    let superblocks = Store::plan(&offline.controllers.devices, format).map_err(refused)?;
+    let superblocks = Store::plan(&offline.attached, format).map_err(refused)?;
     check_room(format, &superblocks)?;
     let mut report = Report::new(&superblocks, held);
     if flags.dry_run {
@@ -165,7 +165,7 @@ fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Res
         report.undo_file = Some(path);
     }
     clear_edges(offline)?;
-    Store::format(&offline.controllers.devices, format).map_err(refused)?;
+    Store::format(&offline.attached, format).map_err(refused)?;
     Ok(report)
 }
 

@@ -5,47 +5,42 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use nvme_driver::remedy;
-use nvme_emu::{BandwidthDial, BandwidthMedia, EmuConfig, FileMedia, FileOptions, MemoryMedia};
-use ripieno_stack::StoreDir;
+use nvme_emu::{BandwidthMedia, EmuConfig, FileMedia, FileOptions, MemoryMedia};
+use ripieno_stack::{Devices, StoreDir};
 
 use crate::devices::EmuChoice;
-use crate::problem::{Problem, user_error};
+use crate::problem::Problem;
 use crate::size::Size;
 use crate::sizing::Sizing;
+use crate::stack::Sim;
 
 /// Smallest size of a page of memory.
 const PAGE_BYTES: usize = 4096;
 
-/// Returns the configurations of the requested controllers, of a store directory or temporary.
-pub(crate) fn controllers(
+/// Returns software controllers with temporary media, or with those of a store directory.
+pub(crate) fn devices(
     choice: &EmuChoice,
     sizing: &Sizing,
-    store_dir: Option<&StoreDir>,
-) -> anyhow::Result<Vec<EmuConfig>> {
-    let mut configs = match store_dir {
-        Some(store_dir) => store_dir.controllers().map_err(|error| user_error(error.into()))?,
-        None => (0..choice.count)
-            .map(|index| scratch(choice, sizing.device_bytes, sizing.is_filled(), index))
-            .collect::<anyhow::Result<_>>()?,
-    };
-    configs.iter_mut().for_each(|config| config.mdts_bytes = Some(choice.mdts));
-    Ok(configs)
+    store_dir: Option<StoreDir>,
+) -> anyhow::Result<Devices> {
+    if let Some(store_dir) = store_dir {
+        return Ok(Devices::from(store_dir).mdts(choice.mdts));
+    }
+    let config = |index| scratch(choice, sizing.device_bytes, sizing.is_filled(), index);
+    Ok((0..choice.count).map(config).collect::<anyhow::Result<Vec<_>>>()?.into())
 }
 
-/// Returns software controllers in memory, with the bandwidth that `dial` sets.
-pub(crate) fn simulated(
-    choice: &EmuChoice,
-    sizing: &Sizing,
-    dial: &BandwidthDial,
-) -> anyhow::Result<Vec<EmuConfig>> {
+/// Returns software controllers in memory, with the bandwidth that `sim` sets.
+pub(crate) fn simulated(choice: &EmuChoice, sizing: &Sizing, sim: &Sim) -> anyhow::Result<Devices> {
     let controller = |index| {
         let media = memory(sizing.device_bytes)?;
-        let media = BandwidthMedia::new(media, dial.clone());
+        let media = BandwidthMedia::new(media, sim.dial.clone());
         let config = EmuConfig::new(format!("emu{index}")).namespace(media, choice.lba_bytes);
         // Without a volatile write cache, data is durable once written: commits do not wait.
         Ok(EmuConfig { mdts_bytes: Some(choice.mdts), vwc: false, ..config })
     };
-    (0..choice.count).map(controller).collect()
+    let configs = (0..choice.count).map(controller).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(Devices::from(configs).simulated(sim.clock.clone()))
 }
 
 fn memory(bytes: u64) -> anyhow::Result<MemoryMedia> {
@@ -66,7 +61,8 @@ pub(crate) fn scratch(
     is_filled: bool,
     index: u32,
 ) -> anyhow::Result<EmuConfig> {
-    let config = EmuConfig::new(format!("emu{index}"));
+    let mdts_bytes = Some(choice.mdts);
+    let config = EmuConfig { mdts_bytes, ..EmuConfig::new(format!("emu{index}")) };
     Ok(match &choice.dir {
         None => {
             let media = memory(bytes)?;

@@ -2,33 +2,27 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, bail};
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
-use objstore::{Medium, Owner, Store, StoreDevice, StoreError};
-use ripieno_stack::{Controllers, Place, PoolMemory, StackConfig, StoreDir, StoreDirError};
+use anyhow::Context as _;
+use nvme_driver::{ControllerOptions, DmaSpace};
+use objstore::{Medium, Owner, Store, StoreDevice};
+use ripieno_stack::{Devices, PoolMemory, StackConfig, StoreDir, StoreDirError};
 
-use crate::problem::{Problem, user_error};
+use crate::drives;
+use crate::problem::user_error;
 use crate::terminal::say;
 
 /// The attached devices. Fields are dropped in this order.
 #[derive(Debug)]
 pub(crate) struct Offline {
-    pub(crate) controllers: Controllers,
-    place: Place,
+    pub(crate) attached: Vec<StoreDevice>,
+    pub(crate) space: Arc<dyn DmaSpace>,
+    pub(crate) devices: Devices,
 }
 
 impl Offline {
     /// Attaches the driver to the store's devices. Writes nothing.
     pub(crate) fn open(config: &StackConfig) -> anyhow::Result<Self> {
-        match config.drives() {
-            [] => {
-                let dir = StoreDir::open(config.dir().map_err(user_error)?);
-                let dir = dir.map_err(|error| user_error(error.into()))?;
-                config.check_dir(&dir).map_err(user_error)?;
-                Self::attach(dir)
-            }
-            drives => Self::attach(Place::drives(drives)),
-        }
+        Self::attach(Devices::find(config).map_err(user_error)?)
     }
 
     /// Like [`Offline::open`], for damage checks: a device that is missing or too short, and a
@@ -58,43 +52,27 @@ impl Offline {
     }
 
     /// Attaches the devices of a store.
-    pub(crate) fn attach(place: impl Into<Place>) -> anyhow::Result<Self> {
-        let place = place.into();
-        let controllers =
-            place.controllers(&clock(), &ControllerOptions::default(), None).map_err(user_error)?;
-        Ok(Self { controllers, place })
-    }
-
-    /// Returns true if nothing can be written to the devices.
-    pub(crate) fn is_read_only(&self) -> bool {
-        matches!(&self.place, Place::StoreDir(dir) if dir.is_read_only())
-    }
-
-    /// Wraps emulated drives with data outside the store's region.
-    #[cfg(test)]
-    pub(crate) fn of_emulated(controllers: Controllers) -> Self {
-        Self { controllers, place: Place::drives(&[]) }
+    pub(crate) fn attach(devices: impl Into<Devices>) -> anyhow::Result<Self> {
+        let mut devices = devices.into();
+        devices.attach(&ControllerOptions::default(), None).map_err(user_error)?;
+        let (attached, space) = devices.take_attached();
+        Ok(Self { attached, space, devices })
     }
 
     /// Returns the store's regions.
     pub(crate) fn media(&self) -> anyhow::Result<Vec<Medium>> {
-        Ok(Store::media(&self.controllers.devices)?)
+        Ok(Store::media(&self.attached)?)
     }
 
     /// Returns the process that has the store open through another controller, and the device.
     /// Waits a few seconds if a process that has not closed the store may be alive.
     pub(crate) fn living_owner(&self) -> anyhow::Result<Option<(String, Owner)>> {
-        Ok(Store::living_owner(&self.controllers.devices)?)
+        Ok(Store::living_owner(&self.attached)?)
     }
 
     /// Refuses to write to devices that another process has open.
     pub(crate) fn demand_alone(&self) -> anyhow::Result<()> {
-        match self.living_owner()? {
-            Some((device, owner)) => {
-                bail!(Problem::new(StoreError::Owned { device, owner }.to_string(), ""))
-            }
-            None => Ok(()),
-        }
+        drives::check_unowned(&self.attached)
     }
 
     /// Returns the whole namespaces that contain the regions.
@@ -105,7 +83,7 @@ impl Offline {
             region: None,
             queue_memory: Vec::new(),
         };
-        let devices: Vec<StoreDevice> = self.controllers.devices.iter().map(whole).collect();
+        let devices: Vec<StoreDevice> = self.attached.iter().map(whole).collect();
         Ok(Store::media(&devices)?)
     }
 
@@ -117,21 +95,13 @@ impl Offline {
 
     /// Like [`Offline::close`], and marks a new store directory as ready.
     pub(crate) fn close_ready(self) -> anyhow::Result<()> {
-        match self.shut_down()? {
-            Place::StoreDir(mut store_dir) => Ok(store_dir.set_ready()?),
-            Place::Drives(_) => Ok(()),
-        }
+        Ok(self.shut_down()?.set_ready()?)
     }
 
-    fn shut_down(self) -> anyhow::Result<Place> {
-        for device in &self.controllers.devices {
+    fn shut_down(self) -> anyhow::Result<Devices> {
+        for device in &self.attached {
             device.controller.lock().shutdown().context("shutting a device down")?;
         }
-        Ok(self.place)
+        Ok(self.devices)
     }
-}
-
-/// Returns the clock of the devices.
-pub(crate) fn clock() -> Arc<dyn Clock> {
-    Arc::new(MonotonicClock::default())
 }

@@ -8,14 +8,11 @@ mod tally;
 mod tiers;
 
 use std::io::ErrorKind;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use kv_schedule::{Config, Scheduler, SlackTable, StepShape};
 use kv_tier::LookaheadConfig;
-use nvme_driver::Clock;
-use nvme_emu::{BandwidthDial, SimClock};
 use ripieno_sim::{Gpu, LLAMA_3_8B, LayerTimes, Model, Parameters, Request, Setup, serve_over};
 
 use clap::Args;
@@ -23,6 +20,7 @@ use clap::Args;
 use crate::config::{CommonFlags, DeviceFlags, ReplayFlags, StoreArgs};
 use crate::file;
 use crate::interrupt::Interrupt;
+use crate::media;
 use crate::options::{StoreFlags, Takes};
 use crate::plan::{Plan, Times};
 use crate::problem::Problem;
@@ -30,7 +28,7 @@ use crate::progress::Progress;
 use crate::replay;
 use crate::size::Size;
 use crate::sizing::Sizing;
-use crate::stack::{Build, Sim, Stack};
+use crate::stack::{self, Opened, Sim};
 use crate::terminal;
 use crate::timing::{self, Timing, TimingFlags};
 
@@ -233,10 +231,11 @@ impl RunSetup<'_> {
         act: impl FnOnce(StoreTiers<'_>) -> anyhow::Result<(StoreTiers<'_>, T)>,
     ) -> anyhow::Result<(T, SlackTable)> {
         let Self { args, timing, plan, sizing, table } = *self;
-        let sim = Sim { clock: SimClock::new(args.common.seed), dial: BandwidthDial::default() };
-        let clock: Arc<dyn Clock> = sim.clock.clone();
-        let build = Build { args, sizing, clock: &clock, gpu: None, keep: None, sim: Some(&sim) };
-        let (mut stack, mut pool) = Stack::build(build, None)?;
+        let sim = Sim::new(args);
+        let emu = args.devices.emu().context("it has software controllers")?;
+        let devices = (media::simulated(emu, sizing, &sim)?, "scratch");
+        let Opened { mut pool, controllers, stack, .. } = stack::open(args, sizing, devices, None)?;
+        drop(controllers);
         let from = stack.store().superblock().data_region().context("a store has data")?.first.0;
         let lba_bytes = u64::from(replay::lba_bytes(args, None));
         sim.dial.set(Some(timing.medium.each(args.devices.count(), from * lba_bytes)));

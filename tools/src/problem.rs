@@ -111,11 +111,6 @@ pub(crate) fn user_error(error: StackError) -> anyhow::Error {
     problem.into()
 }
 
-/// Same as [`user_error`], for an error that may be of another kind.
-pub(crate) fn user_errors(error: anyhow::Error) -> anyhow::Error {
-    error.downcast().map_or_else(|error| error, user_error)
-}
-
 /// None of the requested routes works.
 #[derive(Debug, thiserror::Error)]
 pub(crate) struct NoRoute(pub(crate) Vec<NotTaken>);

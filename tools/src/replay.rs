@@ -9,25 +9,23 @@ mod verify;
 use std::sync::Arc;
 use std::time::Instant;
 
-use nvme_driver::{Clock, MonotonicClock};
-use objstore::BlockKey;
-use ripieno_stack::{Drives, Executor, Gpu, Placement};
+use objstore::{BlockKey, StoreDevice};
+use ripieno_stack::{Executor, Gpu, Placement, Stack, StoreDir};
 
 use crate::config::{StoreArgs, Verify};
 use crate::devices::Devices;
 use crate::drives;
 use crate::gpu::{self, GpuReport};
 use crate::interrupt::Interrupt;
-use crate::keep::Keep;
 use crate::plan::Plan;
 use crate::pool::Pool;
 use crate::problem::{NoRoute, Problem, user_error};
 use crate::progress::Progress;
 use crate::size::Size;
 use crate::sizing::{self, Sizing};
-use crate::stack::{Build, Opening, Stack};
+use crate::stack::{self, Opened, Opening};
 use crate::terminal::{self, say};
-use crate::{synthetic, trace};
+use crate::{keep, media, synthetic, trace};
 
 use engine::{Engine, Tally};
 use report::Report;
@@ -90,43 +88,89 @@ fn perform(
     gpu: Option<&Arc<Gpu>>,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<(Report, anyhow::Result<()>)> {
-    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let mut keep = args.flags.keep.then(|| Keep::find(args)).transpose()?;
-    let store_dir = keep.as_ref().and_then(Keep::store_dir);
-    let args =
-        &store_dir.map_or_else(|| Ok(args.clone()), |store_dir| args.in_store_dir(store_dir))?;
+    let store_dir = keep::find(args)?;
+    let found = store_dir.as_ref();
+    let args = &found.map_or_else(|| Ok(args.clone()), |store_dir| args.in_store_dir(store_dir))?;
     let plan = plan(args)?;
     interrupt.orderly();
-    let mut drives = open_drives(args, &clock)?;
+    let drives = drives::open(args, gpu.map(|gpu| &**gpu))?;
     let limits = Limits::of(args, drives.as_ref());
     args.check_prp(limits.lba_bytes)?;
     let sizing = Sizing::new(args, &plan, limits.lba_bytes)?;
-    sizing.check_machine(args, keep.as_ref().is_some_and(Keep::is_found))?;
-    match (&mut drives, &mut keep) {
-        (Some(drives), None) => {
-            drives::claim(drives, sizing.device_bytes, args.config.overwrite.unwrap_or_default())?
-        }
-        (Some(drives), Some(keep)) => keep.claim(drives, args, &sizing)?,
-        (None, Some(keep)) => keep.make(args, &sizing)?,
-        (None, None) => {}
-    }
-    let parts = Build { args, sizing: &sizing, clock: &clock, gpu, keep: keep.as_ref(), sim: None };
-    let (mut stack, pool) = Stack::build(parts, drives)?;
-    let sizing = match &mut keep {
-        Some(keep) => keep.opened(args, &sizing, stack.store().superblock().layout.files)?,
-        None => sizing,
-    };
-    notes(args, &plan, &sizing, stack.opening);
+    sizing.check_machine(args, store_dir.is_some())?;
+    let devices = devices(args, &sizing, drives, store_dir)?;
+    let Opened { pool, controllers, stack, opening } = stack::open(args, &sizing, devices, gpu)?;
+    drop(controllers);
+    let sizing = found_sizing(args, &sizing, opening, &stack)?;
+    notes(args, &plan, &sizing, opening);
     route_notes(args, stack.placement());
-    if let (Some(endpoint), false) = (&stack.metrics, args.common.output.quiet) {
+    if let (Some(endpoint), false) = (stack.metrics(), args.common.output.quiet) {
         say(format_args!("metrics are at {0}: ripieno top {0}", endpoint.address()));
     }
-    let outcome = drive(args, &plan, &mut stack, pool, interrupt)?;
+    let outcome = drive(args, &plan, &stack, pool, interrupt)?;
     let gpu = gpu.and_then(|gpu| gpu.report()).as_ref().map(GpuReport::new);
-    let (placement, opening) = (stack.placement().clone(), stack.opening);
-    let setting = Setting { limits, placement, opening, gpu };
-    let closed = stack.close().map(|_| ());
+    let setting = Setting { limits, placement: stack.placement().clone(), opening, gpu };
+    let closed = stack.close().map_err(anyhow::Error::from);
     Ok((report(args, &plan, &sizing, setting, outcome), closed))
+}
+
+/// Returns the devices, claimed, and how the store on them is opened.
+fn devices(
+    args: &StoreArgs,
+    sizing: &Sizing,
+    drives: Option<ripieno_stack::Devices>,
+    store_dir: Option<StoreDir>,
+) -> anyhow::Result<(ripieno_stack::Devices, &'static str)> {
+    let overwrite = args.config.overwrite.unwrap_or_default();
+    let mut is_found = store_dir.is_some();
+    let devices = match (drives, &args.devices) {
+        (Some(mut drives), _) => {
+            match args.flags.keep {
+                true => is_found = drives::claim_to_keep(&drives, sizing.device_bytes, overwrite)?,
+                false => drives::claim(&mut drives, sizing.device_bytes, overwrite)?,
+            }
+            drives
+        }
+        (None, Devices::Emu(emu)) => {
+            let store_dir =
+                store_dir.map_or_else(|| keep::make(args, sizing), |it| Ok(Some(it)))?;
+            media::devices(emu, sizing, store_dir)?
+        }
+        (None, Devices::Vfio(_)) => unreachable!("they were opened"),
+    };
+    Ok((
+        devices,
+        if is_found {
+            "opened"
+        } else if args.flags.keep {
+            "made"
+        } else {
+            "scratch"
+        },
+    ))
+}
+
+/// Returns the sizes of the open store, and refuses others than were asked for.
+fn found_sizing(
+    args: &StoreArgs,
+    asked: &Sizing,
+    opening: Opening,
+    stack: &Stack,
+) -> Result<Sizing, Problem> {
+    let files = match args.flags.keep {
+        true => stack.store().superblock().layout.files,
+        false => asked.files,
+    };
+    let mut sizing = *asked;
+    sizing.files = files;
+    if opening.how == "opened" && args.config.capacity.is_some() && files != asked.files {
+        let (found, asked) = (Size(sizing.capacity_bytes()), Size(asked.capacity_bytes()));
+        return Err(Problem::new(
+            format!("--capacity: the store was made with {found} for objects, and not {asked}"),
+            "leave it out; a store keeps its size until it is formatted again",
+        ));
+    }
+    Ok(sizing)
 }
 
 /// Device limits that matter to the replay.
@@ -138,10 +182,13 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    fn of(args: &StoreArgs, drives: Option<&Drives>) -> Self {
+    fn of(args: &StoreArgs, drives: Option<&ripieno_stack::Devices>) -> Self {
         match (&args.devices, drives) {
             (_, Some(drives)) => {
-                Self { lba_bytes: drives.lba_bytes(), mdts_bytes: drives.mdts_bytes() }
+                let drives = drives.attached();
+                let mdts = |it: &StoreDevice| it.controller.lock().info().mdts_bytes;
+                let mdts_bytes = drives.iter().filter_map(mdts).min();
+                Self { lba_bytes: drives::lba_bytes(drives), mdts_bytes }
             }
             (Devices::Emu(emu), None) => {
                 Self { lba_bytes: emu.lba_bytes, mdts_bytes: Some(u64::from(emu.mdts)) }
@@ -152,18 +199,8 @@ impl Limits {
 }
 
 /// Returns the LBA size of the devices in bytes.
-pub(crate) fn lba_bytes(args: &StoreArgs, drives: Option<&Drives>) -> u32 {
+pub(crate) fn lba_bytes(args: &StoreArgs, drives: Option<&ripieno_stack::Devices>) -> u32 {
     Limits::of(args, drives).lba_bytes
-}
-
-/// Opens the drives; `None` for software controllers.
-pub(crate) fn open_drives(
-    args: &StoreArgs,
-    clock: &Arc<dyn Clock>,
-) -> anyhow::Result<Option<Drives>> {
-    let Devices::Vfio(addresses) = &args.devices else { return Ok(None) };
-    let options = args.controller_options();
-    Drives::open(addresses, args.flags.path.memory, clock, &options).map(Some).map_err(user_error)
 }
 
 /// Returns the blocks of all requests; for the default synthetic workload, as many as fit.
@@ -227,15 +264,16 @@ fn route_notes(args: &StoreArgs, placement: &Placement) {
 fn drive(
     args: &StoreArgs,
     plan: &Plan,
-    stack: &mut Stack,
+    stack: &Stack,
     pool: Pool,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<Outcome> {
     let memcpy_gib_s = rate::memcpy_gib_s(&args.shape, args.common.seed);
     let progress = Progress::new("requests", plan.requests(), args.shows_progress());
-    let saved = stack.metrics.as_ref().map(|endpoint| endpoint.compute_saved().clone());
+    let saved = stack.metrics().map(|endpoint| endpoint.compute_saved().clone());
+    let mut store = stack.store().clone();
     let mut engine = Engine {
-        store: stack.store(),
+        store: &mut store,
         saved,
         pool,
         shape: args.shape,

@@ -83,7 +83,7 @@ fn verify_ranks(
     };
     let ranks = Ranks::open(dir).map_err(user_error)?;
     for rank in 0..catalog.ranks {
-        let offline = Offline::attach(ranks.place(rank).map_err(user_error)?)?;
+        let offline = Offline::attach(ranks.devices(rank).map_err(user_error)?)?;
         let mut media = offline.media()?;
         let superblocks = rank_superblocks(&mut media, catalog, rank)?;
         salvage

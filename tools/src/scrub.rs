@@ -21,7 +21,7 @@ use serde::Serialize;
 use crate::inspect::InspectFlags;
 use crate::interrupt::Interrupt;
 use crate::machine::check_memory;
-use crate::offline::{self, Offline};
+use crate::offline::Offline;
 use crate::options::StoreFlags;
 use crate::problem::Problem;
 use crate::progress::{Opening, Progress};
@@ -135,17 +135,17 @@ fn open(offline: &mut Offline, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec
     drop(media);
     let shape = superblock.layout.shape;
     let blocks = (BATCH_BYTES / shape.block_bytes()).clamp(2, BATCH_FILES) as u32;
-    let clock = offline::clock();
+    let clock = offline.devices.clock();
     let (mut opening, start) = (Opening::new(!flags.json), Instant::now());
     let config = StoreConfig {
-        devices: std::mem::take(&mut offline.controllers.devices),
+        devices: std::mem::take(&mut offline.attached),
         executor: Executor::Host.factory(&clock, None, Vec::new()),
         clock,
         shape,
         namespace: Namespace::default(),
         pool: pool(offline, &shape, blocks)?,
         gpu: None,
-        options: StoreOptions { owner: this_process()?, ..options(offline.is_read_only()) },
+        options: StoreOptions { owner: this_process()?, ..options(offline.devices.is_read_only()) },
     };
     let store = Store::open_with(config, |done, all| opening.read(done, all, start.elapsed()));
     opening.finish();
@@ -164,7 +164,7 @@ fn pool(offline: &Offline, shape: &KvShape, blocks: u32) -> anyhow::Result<KvPoo
     // The superblock says how large a block is.
     let what = || format!("scrub reads {blocks} blocks at a time into {}", Size(bytes as u64));
     check_memory(bytes as u64, what, "scrub it on a machine with more memory")?;
-    let memory = offline.controllers.space.alloc(bytes).context("memory to read into")?;
+    let memory = offline.space.alloc(bytes).context("memory to read into")?;
     Ok(KvPool::contiguous(memory, shape, blocks)?)
 }
 

@@ -116,7 +116,7 @@ fn store_on_two_ranks(dir: &Path) {
         let memory = unsafe { EngineMemory::new(base, bytes, memory) };
         let layout = PoolLayout::contiguous(&SHAPE, 1);
         let builder = Builder::new(StackConfig::default(), SHAPE)
-            .on(ranks.place(rank).unwrap())
+            .on(ranks.devices(rank).unwrap())
             .pool(PoolMemory::Engine { memory, layout });
         (builder.open_rank(ranks.rank(rank)).unwrap(), base)
     };

@@ -1,24 +1,29 @@
 //! Builds a store from its options.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use nvme_driver::ControllerOptions;
 use objstore::{
-    Format, KvShape, Namespace, Plane, RankId, Store, StoreConfig, StoreId, StoreOptions,
+    Format, KvPool, KvShape, Namespace, Plane, RankId, RawRing, Route, Store, StoreConfig,
+    StoreDevice, StoreId, StoreOptions,
 };
 
 use crate::{
-    build::{Built, Plan},
+    chosen::Placement,
     config::StackConfig,
+    devices::Devices,
+    emulation::Emulation,
     error::StackError,
+    executor::Executor,
+    gpu::Gpu,
     memory::HostMemory,
     metrics::Endpoint,
-    owner::random,
+    owner::{random, this_process},
     pacing::Pacing,
-    place::Place,
     pool::PoolMemory,
     rank::RankStack,
-    stack::Stack,
+    route::{PoolPlan, limits, routes},
+    stack::{Below, RawStack, Stack},
     store_dir::{COMMAND_BYTES, StoreDir, StoreDirMedia, StoreDirOptions},
     watch::Watch,
 };
@@ -26,19 +31,49 @@ use crate::{
 /// Blocks of a pool that the store allocates, unless another number is given.
 const BLOCKS: u32 = 64;
 
+/// Size of objects up to which software controllers lend their threads to the I/O kernel. Checksums
+/// of larger ones take longer than what a change of threads costs (docs/results/file.md).
+const LENT_OBJECT_BYTES_MAX: u32 = 16 << 10;
+
+/// The steps of opening a store, for programs that take part in them.
+pub trait OpenSteps {
+    /// Called before a route is tried. Drops all that it has of the route before.
+    ///
+    /// # Errors
+    /// The next route is tried after [`StackError::Unfit`]; any other error ends the opening.
+    fn route(&mut self, _route: Route) -> Result<(), StackError> {
+        Ok(())
+    }
+
+    /// Called when devices and KV pool are ready, before the store is opened on them.
+    ///
+    /// # Errors
+    /// Same as [`OpenSteps::route`].
+    fn ready(&mut self, _config: &mut StoreConfig) -> Result<(), StackError> {
+        Ok(())
+    }
+
+    /// Called while the journal is read: `done` of at most `all` bytes.
+    fn read(&mut self, _done: u64, _all: u64) {}
+}
+
+impl OpenSteps for () {}
+
 /// Parameters of a store: its options, and values that only a program has.
 #[derive(Debug)]
 #[must_use = "open it"]
 pub struct Builder {
     config: StackConfig,
     /// In place of the path and devices of the options.
-    place: Option<Place>,
+    devices: Option<Devices>,
     shape: KvShape,
     format: Option<Format>,
     namespace: Namespace,
     pool: PoolMemory,
     controller: ControllerOptions,
     options: StoreOptions,
+    /// That of the executor, once it is open.
+    gpu: Option<Arc<Gpu>>,
 }
 
 impl Builder {
@@ -46,20 +81,27 @@ impl Builder {
     pub fn new(config: StackConfig, shape: KvShape) -> Self {
         Self {
             config,
-            place: None,
+            devices: None,
             shape,
             format: None,
             namespace: Namespace::default(),
             pool: PoolMemory::Own { blocks: BLOCKS },
             controller: ControllerOptions::default(),
             options: StoreOptions::default(),
+            gpu: None,
         }
     }
 
-    /// Opens the store in an opened directory, or on drives, instead of the path and devices of the
-    /// options.
-    pub fn on(mut self, place: impl Into<Place>) -> Self {
-        self.place = Some(place.into());
+    /// Opens the store on these devices, instead of the path and devices of the options. They may
+    /// be attached, with the options of [`Builder::controller`].
+    pub fn on(mut self, devices: impl Into<Devices>) -> Self {
+        self.devices = Some(devices.into());
+        self
+    }
+
+    /// Uses the GPU of the executor ([`Executor::gpu`]), which was opened.
+    pub fn gpu(mut self, gpu: Arc<Gpu>) -> Self {
+        self.gpu = Some(gpu);
         self
     }
 
@@ -99,7 +141,7 @@ impl Builder {
     /// Returns [`StackError::Config`] if they do.
     pub fn check(&self) -> Result<(), StackError> {
         self.config.check(&self.pool)?;
-        if self.place.is_some() {
+        if self.devices.is_some() {
             return Ok(());
         }
         match (self.config.drives(), self.config.capacity) {
@@ -126,15 +168,22 @@ impl Builder {
     /// # Errors
     /// Returns the [`StackError`] of the part that fails; [`StackError::NotEmpty`] if drives hold
     /// data that may not be overwritten.
-    pub fn open(mut self) -> Result<Stack, StackError> {
-        self.check()?;
+    pub fn open(self) -> Result<Stack, StackError> {
+        self.open_with(&mut ())
+    }
+
+    /// Same as [`Builder::open`], by these steps.
+    ///
+    /// # Errors
+    /// Also returns those of `steps`.
+    pub fn open_with(mut self, steps: &mut dyn OpenSteps) -> Result<Stack, StackError> {
         self.check_memory(1)?;
-        let (place, format) = self.place()?;
-        let namespace = std::mem::take(&mut self.namespace);
-        let (store, built, place) = self.build(place, format, |config| {
-            Ok(Store::open(StoreConfig { namespace: namespace.clone(), ..config })?)
+        let namespace = mem::take(&mut self.namespace);
+        let (store, below) = self.build(steps, |config, steps| {
+            let config = StoreConfig { namespace: namespace.clone(), ..config };
+            Ok(Store::open_with(config, |done, all| steps.read(done, all))?)
         })?;
-        let mut stack = Stack::new(store, built, place);
+        let mut stack = Stack::new(store, below);
         stack.pacer = self.pacer(stack.store().plane())?;
         let serve = |address| Endpoint::of_store(address, stack.store());
         stack.metrics = self.config.metrics.as_ref().map(serve).transpose()?;
@@ -142,21 +191,32 @@ impl Builder {
     }
 
     /// Opens the plane of a rank of a store in several processes, on the devices of
-    /// [`crate::Ranks::place`].
+    /// [`crate::Ranks::devices`].
     ///
     /// # Errors
     /// Returns the [`StackError`] of the part that fails.
     pub fn open_rank(mut self, id: RankId) -> Result<RankStack, StackError> {
-        self.check()?;
         self.check_memory(id.ranks)?;
-        let (place, format) = self.place()?;
-        let (plane, built, place) =
-            self.build(place, format, |config| Ok(Plane::open_rank(id, config)?))?;
-        let mut stack = RankStack::new(plane, built, place)?;
+        let (plane, below) = self.build(&mut (), |config, _| Ok(Plane::open_rank(id, config)?))?;
+        let mut stack = RankStack::new(plane, below)?;
         stack.pacer = self.pacer(stack.plane())?;
         let serve = |address| Endpoint::of_plane(address, stack.plane());
         stack.metrics = self.config.metrics.as_ref().map(serve).transpose()?;
         Ok(stack)
+    }
+
+    /// Opens a ring over the devices, without a store, for operations of up to `contexts`
+    /// transfers.
+    ///
+    /// # Errors
+    /// Returns the [`StackError`] of the part that fails.
+    pub fn open_raw(mut self, contexts: u32) -> Result<RawStack, StackError> {
+        let (ring, below) = self.build(&mut (), |config, _| {
+            let StoreConfig { devices, executor, clock, pool, options, .. } = config;
+            let devices = devices.into_iter().map(StoreDevice::raw).collect::<Result<_, _>>()?;
+            Ok(RawRing::open(devices, executor, clock, pool, &options, contexts)?)
+        })?;
+        Ok(RawStack { ring, below })
     }
 
     fn pacer(&self, plane: &Plane) -> Result<Option<Watch>, StackError> {
@@ -164,66 +224,110 @@ impl Builder {
         is_paced.then(|| Pacing::default().spawn(plane)).transpose()
     }
 
+    /// Takes devices and memory, by each route in turn until `open` succeeds.
     fn build<T>(
-        &self,
-        mut place: Place,
-        format: Option<Format>,
-        open: impl Fn(StoreConfig) -> Result<T, StackError>,
-    ) -> Result<(T, Built, Place), StackError> {
-        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+        &mut self,
+        steps: &mut dyn OpenSteps,
+        mut open: impl FnMut(StoreConfig, &mut dyn OpenSteps) -> Result<T, StackError>,
+    ) -> Result<(T, Below), StackError> {
+        self.check()?;
+        let (mut devices, format) = self.devices()?;
         let executor = self.config.executor(&self.pool);
-        let gpu = executor.gpu()?;
-        let (mut options, controller) =
-            self.config.tune(executor, self.options.clone(), self.controller.clone());
-        // Files do not gain from deallocation: zeroing them only costs time.
-        if place.is_on_files() {
-            options.deallocate = false;
-            options.run_bytes = options.run_bytes.max(COMMAND_BYTES);
+        if self.gpu.is_none() {
+            self.gpu = executor.gpu()?;
         }
-        let plan = Plan {
-            executor,
-            gpu: gpu.as_ref(),
-            require: self.config.route,
-            shape: &self.shape,
-            pool: &self.pool,
-            options: &options,
-            clock: &clock,
-            check: &|_| Ok(()),
-        };
-        let mut unformatted = format.as_ref();
-        let controllers = || place.controllers(&clock, &controller, gpu.as_deref());
-        let (opened, built) = plan.open(controllers, |config| {
-            if let Some(format) = unformatted.take() {
-                place.format(&config.devices, format)?;
-            }
-            open(config)
-        })?;
-        if format.is_some() {
-            place.set_ready()?;
+        self.tune(executor, &devices)?;
+        let (mut unformatted, mut not_taken) = (format.as_ref(), Vec::new());
+        for &route in routes(executor, &self.pool, self.config.route)? {
+            let error = match steps.route(route) {
+                Err(error) => error,
+                Ok(()) => {
+                    let gpu = self.gpu.as_deref();
+                    let on = devices.controllers(&self.controller, gpu)?;
+                    on.outfit(&self.options, gpu)?;
+                    let (queues, space, unit) = (on.queues.clone(), on.space.clone(), limits(on).0);
+                    let opened = self.pool_plan().register(route, on).and_then(|(pool, place)| {
+                        let mut config = self.store_config(executor, &mut devices, pool.clone());
+                        if let Some(format) = unformatted.take() {
+                            devices.format(&config.devices, format)?;
+                        }
+                        steps.ready(&mut config)?;
+                        Ok((open(config, steps)?, pool, place))
+                    });
+                    match opened {
+                        Err(error) => error,
+                        Ok((opened, pool, place)) => {
+                            if format.is_some() {
+                                devices.set_ready()?;
+                            }
+                            let placement = Placement { route, queues, pool: place, not_taken };
+                            return Ok((opened, Below { pool, placement, space, unit, devices }));
+                        }
+                    }
+                }
+            };
+            let not = error.of_route(route)?;
+            tracing::info!(%route, why = not.why, "the route is not taken");
+            not_taken.push(not);
         }
-        Ok((opened, built, place))
+        Err(StackError::NoRoute { tried: not_taken })
     }
 
-    /// Opens or makes the place. Returns it with the format to apply first.
-    fn place(&mut self) -> Result<(Place, Option<Format>), StackError> {
+    fn pool_plan(&self) -> PoolPlan<'_> {
+        let Self { pool, shape, options, gpu, .. } = self;
+        let staging_buffers = options.staging_buffers;
+        PoolPlan { pool, shape, staging_buffers, gpu: gpu.as_ref() }
+    }
+
+    /// Sets the options that depend on the executor and the devices.
+    fn tune(&mut self, executor: Executor, devices: &Devices) -> Result<(), StackError> {
+        let (options, controller) = (mem::take(&mut self.options), mem::take(&mut self.controller));
+        (self.options, self.controller) = self.config.tune(executor, options, controller);
+        // The same for all routes: a claim that a route left is this process's own.
+        self.options.owner = this_process()?;
+        if let Executor::Cuda(choice) = executor {
+            self.options.sms = choice.sms;
+        }
+        // Files do not gain from deallocation: zeroing them only costs time.
+        if devices.is_on_files() {
+            self.options.deallocate = false;
+            self.options.run_bytes = self.options.run_bytes.max(COMMAND_BYTES);
+        }
+        Ok(())
+    }
+
+    /// Takes the attached controllers.
+    fn store_config(&self, executor: Executor, devices: &mut Devices, pool: KvPool) -> StoreConfig {
+        let is_small = self.shape.object_bytes <= LENT_OBJECT_BYTES_MAX;
+        let lent = devices.emulation().filter(|_| is_small).map(Emulation::threads);
+        let clock = devices.clock();
+        StoreConfig {
+            executor: executor.factory(&clock, self.gpu.as_ref(), lent.unwrap_or_default()),
+            clock,
+            shape: self.shape,
+            namespace: Namespace::default(),
+            pool,
+            gpu: self.gpu.as_ref().map(|gpu| gpu.for_store()),
+            options: self.options.clone(),
+            devices: devices.take_attached().0,
+        }
+    }
+
+    /// Opens or makes the devices. Returns them with the format to apply first.
+    fn devices(&mut self) -> Result<(Devices, Option<Format>), StackError> {
         let format = self.format.take();
-        if let Some(place) = self.place.take() {
-            return Ok((place, format));
+        if let Some(devices) = self.devices.take() {
+            return Ok((devices, format));
         }
-        if !self.config.drives().is_empty() {
-            return Ok((Place::drives(self.config.drives()), format));
-        }
-        let dir = self.config.dir()?;
         let Some(bytes) = self.config.capacity else {
-            let dir = StoreDir::open(dir)?;
-            self.config.check_dir(&dir)?;
-            return Ok((dir.into(), format));
+            return Ok((Devices::find(&self.config)?, format));
         };
         let random = random()?;
         let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16 bytes"));
         let media = StoreDirMedia::Files { count: self.config.files().unwrap_or(1), bytes };
         let lba_bytes = self.config.lba.unwrap_or(4096);
-        let dir = StoreDir::open_or_create(dir, &StoreDirOptions { id, media, lba_bytes })?;
+        let options = StoreDirOptions { id, media, lba_bytes };
+        let dir = StoreDir::open_or_create(self.config.dir()?, &options)?;
         let new = || Format::new(StoreId(random), self.shape);
         let format = format.or_else(|| (!dir.is_ready()).then(new));
         Ok((dir.into(), format))

@@ -1,32 +1,32 @@
 //! Attached controllers and their shared memory, before a store takes them.
 
-use std::{path::Path, sync::Arc};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gio_kernels::cuda::{DoorbellKind, MappingKind, Registration};
 use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaMemory, DmaSlice, DmaSpace, platform::p2p,
 };
-use nvme_emu::{EmuConfig, EmuDomain, SimClock};
+use nvme_emu::Emu;
 use objstore::{StoreDevice, StoreOptions};
 
 use crate::{
     arena::Arena,
     chosen::MemoryPlace,
-    drives::{self, Drives, Peer},
+    drives::{self, Peer},
     emulation::Emulation,
     error::StackError,
     gpu::Gpu,
 };
 
-/// Controllers of one address space. Fields are dropped in this order.
+/// Attached controllers of one address space. Fields are dropped in this order.
 #[derive(Debug)]
-pub struct Controllers {
+pub(crate) struct Controllers {
     /// The controllers, in the form that a store takes.
-    pub devices: Vec<StoreDevice>,
-    pub(crate) backend: Backend,
+    pub(crate) devices: Vec<StoreDevice>,
+    backend: Arc<Backend>,
     peer: Option<Peer>,
     /// Their DMA address space.
-    pub space: Arc<dyn DmaSpace>,
+    pub(crate) space: Arc<dyn DmaSpace>,
     /// Kind of their doorbells.
     doorbells: DoorbellKind,
     /// Location of queues and descriptors.
@@ -38,76 +38,62 @@ pub struct Controllers {
 /// Resources that the controllers need. Whoever shares a controller keeps them, so that the order
 /// in which handles are dropped does not matter. Fields are dropped in this order.
 #[derive(Debug)]
-pub(crate) struct Backend {
-    emulation: Option<Emulation>,
+struct Backend {
+    emulation: Option<Arc<Emulation>>,
     /// Memory registered with the GPU; a GPU in use keeps its registrations.
-    registrations: Vec<Arc<Registration>>,
+    registrations: Mutex<Vec<Arc<Registration>>>,
 }
 
 impl Backend {
-    /// Returns the software controllers, if there are any.
-    pub(crate) fn emulation(&self) -> Option<&Emulation> {
-        self.emulation.as_ref()
+    fn keep(&self, registration: Arc<Registration>) {
+        let registrations = self.registrations.lock();
+        registrations.unwrap_or_else(PoisonError::into_inner).push(registration);
     }
 }
 
 impl Controllers {
     fn new(
         devices: Vec<StoreDevice>,
-        emulation: Option<Emulation>,
+        emulation: Option<Arc<Emulation>>,
         space: Arc<dyn DmaSpace>,
         doorbells: DoorbellKind,
     ) -> Self {
         let queues = MemoryPlace::Host.to_string();
-        let backend = Backend { emulation, registrations: Vec::new() };
+        let backend = Arc::new(Backend { emulation, registrations: Mutex::default() });
+        devices.iter().for_each(|device| device.controller.keep(backend.clone()));
         Self { devices, backend, peer: None, space, doorbells, queues, queues_on_gpu: false }
     }
 
-    /// Makes software controllers; their address space, of this name, reaches memory of `gpu`, too.
+    /// Attaches to software controllers.
     ///
     /// # Errors
-    /// Same as [`Emulation::start`].
-    pub fn emulated(
-        configs: impl IntoIterator<Item = EmuConfig>,
-        name: &Path,
+    /// Returns [`StackError::Attach`].
+    pub(crate) fn emulated(
+        emulation: &Arc<Emulation>,
         clock: &Arc<dyn Clock>,
         options: &ControllerOptions,
-        gpu: Option<&Gpu>,
     ) -> Result<Self, StackError> {
-        let name = name.display().to_string();
-        let domain = match gpu {
-            Some(gpu) => EmuDomain::with_copies(name, gpu.copies()),
-            None => EmuDomain::new(name),
+        let attach = |emu: &Arc<Emu>| {
+            let attached = Controller::attach(emu.bus(), clock.clone(), options.clone());
+            let failed = |source| StackError::Attach { device: emu.id().to_owned(), source };
+            attached.map(StoreDevice::new).map_err(failed)
         };
-        let (emulation, controllers) = Emulation::start(configs, &domain, clock, options)?;
-        let devices = controllers.into_iter().map(StoreDevice::new).collect();
-        Ok(Self::new(devices, Some(emulation), domain, DoorbellKind::Memory))
+        let devices = emulation.emus.iter().map(attach).collect::<Result<_, _>>()?;
+        let domain = emulation.domain.clone();
+        Ok(Self::new(devices, Some(emulation.clone()), domain, DoorbellKind::Memory))
     }
 
-    /// Makes software controllers in virtual time: waiting on `clock` runs them.
-    ///
-    /// # Errors
-    /// Same as [`Emulation::simulate`].
-    pub fn simulated(
-        configs: impl IntoIterator<Item = EmuConfig>,
-        clock: &Arc<SimClock>,
-        options: &ControllerOptions,
-    ) -> Result<Self, StackError> {
-        let domain = EmuDomain::new("simulated");
-        let (emulation, controllers) = Emulation::simulate(configs, &domain, clock, options)?;
-        let devices = controllers.into_iter().map(StoreDevice::new).collect();
-        Ok(Self::new(devices, Some(emulation), domain, DoorbellKind::Memory))
+    /// Takes open drives, and the memory of another function for their queues.
+    pub(crate) fn of_drives(
+        drives: Vec<StoreDevice>,
+        peer: Option<Peer>,
+        space: Arc<dyn DmaSpace>,
+    ) -> Self {
+        Self { peer, ..Self::new(drives, None, space, DoorbellKind::Io) }
     }
 
-    /// Takes open drives.
-    #[must_use]
-    pub fn of_drives(drives: Drives) -> Self {
-        let (devices, peer, space) = drives.into_parts();
-        Self { peer, ..Self::new(devices, None, space, DoorbellKind::Io) }
-    }
-
-    /// Gives every device memory for the queues of these options: from the peer, or memory that the
-    /// GPU reaches, which is also given the doorbells.
+    /// Gives every device memory for the queues of these options, unless it has some: from the
+    /// peer, or memory that the GPU reaches, which is also given the doorbells.
     ///
     /// # Errors
     /// Returns [`StackError::PeerFull`] or [`StackError::Unfit`], or [`StackError::Cuda`] if the
@@ -117,6 +103,9 @@ impl Controllers {
         options: &StoreOptions,
         gpu: Option<&Gpu>,
     ) -> Result<(), StackError> {
+        if self.devices.iter().any(|device| !device.queue_memory.is_empty()) {
+            return Ok(());
+        }
         let (queues, depth) = (usize::from(options.queues), options.depth);
         let of = |device: &StoreDevice| entries(&device.controller.lock(), depth);
         if let Some(peer) = &mut self.peer {
@@ -137,7 +126,7 @@ impl Controllers {
         for device in &mut self.devices {
             let bus = device.controller.lock().bus().clone();
             let doorbells = gpu.device().register_doorbells(&bus, self.doorbells)?;
-            self.backend.registrations.push(doorbells);
+            self.backend.keep(doorbells);
             let depth = of(device);
             for _ in 0..queues {
                 device.queue_memory.push(arena.queue(depth)?);
@@ -247,20 +236,12 @@ impl Controllers {
     /// # Errors
     /// Returns [`StackError::Cuda`] if no more memory can be pinned.
     pub(crate) fn register(
-        &mut self,
+        &self,
         gpu: &Gpu,
         memory: &Arc<dyn DmaMemory>,
     ) -> Result<(), StackError> {
-        self.backend.registrations.push(gpu.device().register_memory(memory)?);
+        self.backend.keep(gpu.device().register_memory(memory)?);
         Ok(())
-    }
-
-    /// Returns the resources of the devices, the devices, which keep them, and the location of the
-    /// queues.
-    pub(crate) fn into_parts(self) -> (Arc<Backend>, Vec<StoreDevice>, String) {
-        let backend = Arc::new(self.backend);
-        self.devices.iter().for_each(|device| device.controller.keep(backend.clone()));
-        (backend, self.devices, self.queues)
     }
 }
 
@@ -272,23 +253,22 @@ fn entries(controller: &Controller, asked: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use cuda_mock::{Level, isolated};
-    use nvme_driver::MonotonicClock;
-    use nvme_emu::MemoryMedia;
+    use nvme_emu::{EmuConfig, MemoryMedia};
     use objstore::{KvShape, Route};
 
     use super::*;
-    use crate::{gpu::CudaChoice, pool::PoolMemory, route::PoolPlan};
+    use crate::{emulation::Time, gpu::CudaChoice, pool::PoolMemory, route::PoolPlan};
 
     /// Makes controllers that treat their software controller as a drive.
-    fn drives() -> (Emulation, Controllers) {
+    fn drives() -> (Arc<Emulation>, Controllers) {
         let config = EmuConfig::new("drive").namespace(MemoryMedia::new(1 << 20).unwrap(), 512);
-        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-        let domain = EmuDomain::new("drives");
+        let time = Time::default();
+        let emulation =
+            Arc::new(Emulation::new(vec![config], "drives".into(), &time, None).unwrap());
         let options = ControllerOptions::default();
-        let (emulation, controllers) =
-            Emulation::start([config], &domain, &clock, &options).unwrap();
-        let devices = controllers.into_iter().map(StoreDevice::new).collect();
-        (emulation, Controllers::new(devices, None, domain, DoorbellKind::Memory))
+        let attached = Controllers::emulated(&emulation, &time.clock(), &options).unwrap();
+        let Controllers { devices, space, .. } = attached;
+        (emulation, Controllers::new(devices, None, space, DoorbellKind::Memory))
     }
 
     #[test]
@@ -299,8 +279,9 @@ mod tests {
         controllers.queues_on_gpu = true;
         controllers.check_order().unwrap();
         // Software controllers wait for their copies.
-        let (emulation, mut controllers) = drives();
-        controllers.backend.emulation = Some(emulation);
+        let (emulation, controllers) = drives();
+        let Controllers { devices, space, .. } = controllers;
+        let controllers = Controllers::new(devices, Some(emulation), space, DoorbellKind::Memory);
         controllers.check_order().unwrap();
     }
 
@@ -313,12 +294,13 @@ mod tests {
             let gpu = Gpu::open(CudaChoice::new(0)).unwrap();
             assert!(!gpu.device().report().is_coherent);
             let shape = KvShape { layers: 2, segments: 1, object_bytes: 4096, block_tokens: 16 };
-            let memory = PoolMemory::Own { blocks: 4 };
-            let plan = PoolPlan { memory: &memory, shape: &shape, staging_buffers: 2 };
-            let why = plan.prepare(Route::Direct, &mut controllers, Some(&gpu)).unwrap_err();
+            let pool = &PoolMemory::Own { blocks: 4 };
+            let (shape, gpu) = (&shape, Some(&gpu));
+            let plan = PoolPlan { pool, shape, staging_buffers: 2, gpu };
+            let why = plan.register(Route::Direct, &mut controllers).unwrap_err();
             assert!(matches!(why, StackError::Unfit { .. }), "{why:?}");
             assert!(why.to_string().contains("the queues are not in the GPU's memory"), "{why}");
-            let (_, place) = plan.prepare(Route::Staged, &mut controllers, Some(&gpu)).unwrap();
+            let (_, place) = plan.register(Route::Staged, &mut controllers).unwrap();
             assert!(place.contains("staged through"), "{place}");
         });
     }

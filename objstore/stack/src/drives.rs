@@ -11,7 +11,7 @@ use nvme_driver::{
     },
 };
 use nvme_spec::ids::Lba;
-use objstore::{Store, StoreDevice, StoreError};
+use objstore::StoreDevice;
 
 use crate::{arena::Arena, chosen::MemoryPlace, error::StackError};
 
@@ -30,12 +30,29 @@ const EDGE_BYTES: u64 = 1 << 20;
 /// Written to the first LBA of a drive that a replay used: the next replay may overwrite it.
 pub(crate) const MARK: &[u8] = b"ripieno replay: scratch data, may be overwritten\n";
 
-/// Open drives and the memory they share.
-#[derive(Debug)]
-pub struct Drives {
-    controllers: Vec<Controller>,
-    peer: Option<Peer>,
-    space: Arc<VfioSpace>,
+/// A drive and its expected identity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Drive {
+    /// Its PCI address.
+    pub address: PciAddress,
+    /// The expected drive; with `None`, only the store's own check applies.
+    pub identity: Option<DriveIdentity>,
+}
+
+impl Drive {
+    fn check(&self, found: &DriveIdentity) -> Result<(), StackError> {
+        match &self.identity {
+            Some(expected) if expected != found => Err(StackError::Drive {
+                drive: self.address.to_string(),
+                why: format!(
+                    "namespace {} of drive {} is there, and namespace {} of drive {} was expected",
+                    found.nsid, found.serial, expected.nsid, expected.serial
+                ),
+                hint: "name the drives where they are now, in the same order",
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Memory of another PCI function, with a bump allocator.
@@ -121,122 +138,42 @@ pub fn reset_subsystem(
     reset.map_err(|source| StackError::Attach { device: device(), source })
 }
 
-impl Drives {
-    /// Opens the drives, and proves that each reaches the chosen memory. Writes nothing to them.
-    ///
-    /// # Errors
-    /// Returns [`StackError::Unreached`], or an error of [`open_drive`] or [`check_drive`].
-    pub fn open(
-        addresses: &[PciAddress],
-        memory: MemoryPlace,
-        clock: &Arc<dyn Clock>,
-        options: &ControllerOptions,
-    ) -> Result<Self, StackError> {
-        let space = vfio_space()?;
-        let mut controllers = Vec::new();
-        for address in addresses {
-            let controller = open_drive(&space, *address, clock, options.clone())?;
-            check_drive(&controller)?;
-            controllers.push(controller);
+/// Drives in the form that a store takes, memory for them, and their address space.
+type Opened = (Vec<StoreDevice>, Option<Peer>, Arc<VfioSpace>);
+
+/// Opens drives that share an address space, and proves that each reaches the chosen memory. Writes
+/// nothing to them.
+///
+/// # Errors
+/// Returns [`StackError::Drive`] if one is not the expected one, [`StackError::Unreached`], or an
+/// error of [`open_drive`] or [`check_drive`].
+pub(crate) fn open(
+    expected: &[Drive],
+    memory: MemoryPlace,
+    clock: &Arc<dyn Clock>,
+    options: &ControllerOptions,
+) -> Result<Opened, StackError> {
+    let space = vfio_space()?;
+    let mut controllers = Vec::new();
+    for drive in expected {
+        let controller = open_drive(&space, drive.address, clock, options.clone())?;
+        check_drive(&controller)?;
+        controllers.push(controller);
+    }
+    let peer = match memory {
+        MemoryPlace::Host => None,
+        MemoryPlace::Peer { address, bar } => {
+            let opened = PeerBar::open(&space, address, bar, None);
+            let bar =
+                opened.map_err(|source| StackError::Vfio { what: memory.to_string(), source })?;
+            prove_peer(&bar, memory, &mut controllers)?;
+            Some(Peer::new(bar, memory))
         }
-        let peer = match memory {
-            MemoryPlace::Host => None,
-            MemoryPlace::Peer { address, bar } => {
-                let opened = PeerBar::open(&space, address, bar, None);
-                let bar = opened
-                    .map_err(|source| StackError::Vfio { what: memory.to_string(), source })?;
-                prove_peer(&bar, memory, &mut controllers)?;
-                Some(Peer::new(bar, memory))
-            }
-        };
-        Ok(Self { controllers, peer, space })
+    };
+    for (drive, controller) in expected.iter().zip(&controllers) {
+        drive.check(&identity(controller))?;
     }
-
-    /// Returns the controllers, in order.
-    #[must_use]
-    pub fn controllers(&self) -> &[Controller] {
-        &self.controllers
-    }
-
-    /// Returns the largest LBA size of the drives, in bytes.
-    #[must_use]
-    pub fn lba_bytes(&self) -> u32 {
-        let shifts = self.controllers.iter().map(|drive| namespace(drive).lba_shift);
-        1 << shifts.max().unwrap_or(9)
-    }
-
-    /// Returns the smallest command size limit (MDTS) of the drives, in bytes.
-    #[must_use]
-    pub fn mdts_bytes(&self) -> Option<u64> {
-        self.controllers.iter().filter_map(|drive| drive.info().mdts_bytes).min()
-    }
-
-    /// Returns the address of each drive, and the bytes that a store can use on it.
-    pub fn room(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.controllers.iter().map(|drive| {
-            let (_, lbas) = region(namespace(drive));
-            (drive.id(), lbas << namespace(drive).lba_shift)
-        })
-    }
-
-    /// Returns the address of each drive, and its contents.
-    ///
-    /// # Errors
-    /// Returns [`StackError::DriveIo`] if a drive fails.
-    pub fn holds(&mut self) -> Result<Vec<(String, Holds)>, StackError> {
-        let held = |drive: &mut Controller| Ok((drive.id().to_owned(), holds(drive)?));
-        self.controllers.iter_mut().map(held).collect()
-    }
-
-    /// Refuses drives with a store that another process has open, through another controller of the
-    /// namespace. Writes nothing.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::Owned`], or another [`StackError::Store`] if a drive fails.
-    pub fn check_unowned(&mut self) -> Result<(), StackError> {
-        let drives = std::mem::take(&mut self.controllers);
-        let devices: Vec<StoreDevice> = drives.into_iter().map(store_device).collect();
-        let owner = Store::living_owner(&devices);
-        let drives = devices.into_iter().map(StoreDevice::into_controller);
-        self.controllers = drives.collect::<Result<_, _>>()?;
-        match owner? {
-            Some((device, owner)) => Err(StoreError::Owned { device, owner }.into()),
-            None => Ok(()),
-        }
-    }
-
-    /// Marks the drives as scratch: from here on, their contents may be lost.
-    ///
-    /// # Errors
-    /// Returns [`StackError::DriveIo`] if a drive fails.
-    pub fn mark_as_scratch(&mut self) -> Result<(), StackError> {
-        for drive in &mut self.controllers {
-            let space = namespace(drive).clone();
-            let mut block = vec![0; 1 << space.lba_shift];
-            block[..MARK.len()].copy_from_slice(MARK);
-            let marked = drive.write(space.nsid, Lba(0), &block, true);
-            marked.map_err(|source| failed("marking a drive as scratch", source))?;
-        }
-        Ok(())
-    }
-
-    /// Erases signatures of partition tables, other formats and replays at the drives' edges.
-    ///
-    /// # Errors
-    /// Returns [`StackError::DriveIo`] if a drive fails.
-    pub fn clear_edges(&mut self) -> Result<(), StackError> {
-        self.controllers.iter_mut().try_for_each(clear_edges)
-    }
-
-    /// Returns the identity of each drive.
-    pub(crate) fn identities(&self) -> impl Iterator<Item = DriveIdentity> {
-        self.controllers.iter().map(identity)
-    }
-
-    /// Returns the drives in the form that a store takes, the peer, and the address space.
-    pub(crate) fn into_parts(self) -> (Vec<StoreDevice>, Option<Peer>, Arc<VfioSpace>) {
-        (self.controllers.into_iter().map(store_device).collect(), self.peer, self.space)
-    }
+    Ok((controllers.into_iter().map(store_device).collect(), peer, space))
 }
 
 /// Returns a drive in the form that a store takes.
@@ -251,7 +188,16 @@ pub(crate) fn identity(drive: &Controller) -> DriveIdentity {
     DriveIdentity { serial: drive.info().serial.clone(), nsid: namespace(drive).nsid.0 }
 }
 
-/// Same as [`Drives::clear_edges`], for one drive.
+/// Marks a drive as scratch: from here on, its contents may be lost.
+pub(crate) fn mark_as_scratch(drive: &mut Controller) -> Result<(), StackError> {
+    let space = namespace(drive).clone();
+    let mut block = vec![0; 1 << space.lba_shift];
+    block[..MARK.len()].copy_from_slice(MARK);
+    let marked = drive.write(space.nsid, Lba(0), &block, true);
+    marked.map_err(|source| failed("marking a drive as scratch", source))
+}
+
+/// Erases signatures of partition tables, other formats and replays at a drive's edges.
 pub(crate) fn clear_edges(drive: &mut Controller) -> Result<(), StackError> {
     let space = namespace(drive).clone();
     for lba in edges(&space) {
@@ -456,6 +402,18 @@ mod tests {
         ] {
             assert_eq!(Holds::of(&[first.clone(), last.clone()], bytes, between), wanted);
         }
+    }
+
+    #[test]
+    fn another_drive_than_expected_is_named() {
+        let identity = |serial: &str| DriveIdentity { serial: serial.to_owned(), nsid: 1 };
+        let address = "0000:65:00.0".parse().unwrap();
+        let drive = |identity| Drive { address, identity };
+        let found = identity("S1");
+        drive(None).check(&found).unwrap();
+        drive(Some(found.clone())).check(&found).unwrap();
+        let error = drive(Some(identity("S2"))).check(&found).unwrap_err().to_string();
+        assert!(error.contains("namespace 1 of drive S2 was expected"), "{error}");
     }
 
     fn at_end(before: usize) -> usize {

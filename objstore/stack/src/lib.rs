@@ -23,17 +23,17 @@
 //!
 //! # Architecture
 //! - [`StackConfig`]: the options of a store, each declared once, for all interfaces and programs;
-//!   [`OPTIONS`]: their names, values, defaults and help. [`Builder`]: opens or creates the store.
+//!   [`OPTIONS`]: their names, values, defaults and help.
 //! - [`StoreDir`]: a store's directory on this machine. One file, or block device, for each
 //!   software controller; their parameters; a lock.
-//! - [`Place`]: a store directory, or drives ([`Drives`]) that are opened through VFIO.
-//!   [`Controllers`]: its attached controllers, with memory for their queues.
+//! - [`Devices`]: a store directory, drives that are opened through VFIO, or other software
+//!   controllers; with their clock, and once the driver is attached, their controllers.
 //! - [`Executor`]: host threads, the calling thread, or a [`Gpu`], to run the I/O kernel.
-//! - [`Route`]: the data path to the KV pool, whose memory is a [`PoolMemory`]. [`Plan`] builds
-//!   the parts of a store by the first route that is proven; [`Placement`] reports it, and why no
-//!   better one was taken.
+//! - [`Builder`]: opens a store, or creates it, by the first [`Route`] of data to the KV pool that
+//!   is proven; the pool's memory is a [`PoolMemory`]. A program may take part ([`OpenSteps`]).
+//!   [`Placement`] reports the route, and why no better one was taken.
 //! - [`Stack`]: devices, driver, executor, KV pool and store, in the order in which they are built
-//!   and torn down.
+//!   and torn down. [`RawStack`]: the same with a ring and no store.
 //! - [`Ranks`]: the directory of a store in several processes. [`CatalogStack`] and [`RankStack`]:
 //!   the parts of the engine's scheduler and of each of its workers. A thread of each [`RankStack`]
 //!   watches its devices, so that a device is given back when its owner requests it, and a removal
@@ -65,11 +65,11 @@
 
 mod address;
 mod arena;
-mod build;
 mod builder;
 mod chosen;
 mod config;
 mod controllers;
+mod devices;
 mod drives;
 mod emulation;
 mod error;
@@ -83,7 +83,6 @@ mod metrics;
 mod own;
 mod owner;
 mod pacing;
-mod place;
 mod pool;
 mod rank;
 mod ranks;
@@ -99,16 +98,15 @@ mod watch;
 pub use gio_uring::RawStream;
 
 pub use address::MetricsAddress;
-pub use build::{Built, Plan};
-pub use builder::Builder;
+pub use builder::{Builder, OpenSteps};
 pub use chosen::{MemoryPlace, NotTaken, Placement};
 pub use config::{DeviceChoice, OPTIONS, StackConfig, StackOption, former_option, unknown_option};
-pub use controllers::Controllers;
+pub use devices::Devices;
 pub use drives::{
-    DriveIdentity, Drives, Holds, check_drive, is_scratch, open_drive, prove_reach,
-    reset_subsystem, vfio_space,
+    Drive, DriveIdentity, Holds, check_drive, is_scratch, open_drive, prove_reach, reset_subsystem,
+    vfio_space,
 };
-pub use emulation::{EMU_DEPTH, EMU_QUEUES, Emulation};
+pub use emulation::{EMU_DEPTH, EMU_QUEUES};
 pub use error::{ErrorKind, StackError};
 pub use executor::Executor;
 pub use gpu::{CudaChoice, Gpu};
@@ -122,7 +120,6 @@ pub use objstore::{BlockId, BlockKey, KvShape, PoolLayout, Route};
 pub use own::Own;
 pub use owner::this_process;
 pub use pacing::Pacing;
-pub use place::{Drive, Place};
 pub use pool::{EngineMemory, GpuMemory, PoolMemory};
 pub use rank::RankStack;
 pub use ranks::{CatalogStack, RankMedia, Ranks, RanksOptions};
@@ -130,6 +127,6 @@ pub use request::Request;
 pub use route::routes;
 pub use size::Size;
 pub use socket_file::SocketFile;
-pub use stack::Stack;
+pub use stack::{RawStack, Stack};
 pub use store_dir::{StoreDir, StoreDirDevice, StoreDirError, StoreDirMedia, StoreDirOptions};
 pub use trial::{trial_bytes, try_kernel};

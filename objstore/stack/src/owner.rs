@@ -7,7 +7,7 @@ use objstore::Owner;
 use crate::error::StackError;
 
 /// Returns this process with a new random id, for [`objstore::StoreOptions::owner`], which
-/// [`crate::Plan`] fills in.
+/// [`crate::Builder`] fills in.
 ///
 /// # Errors
 /// Returns [`StackError::Random`] if the system has no random bytes.

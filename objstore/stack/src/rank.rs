@@ -8,13 +8,8 @@ use std::{
 use objstore::Plane;
 
 use crate::{
-    build::{Built, shut_down},
-    chosen::Placement,
-    error::StackError,
-    metrics::Endpoint,
-    own::Process,
-    place::Place,
-    watch::Watch,
+    chosen::Placement, devices::shut_down, error::StackError, metrics::Endpoint, own::Process,
+    stack::Below, watch::Watch,
 };
 
 /// Interval between checks. An unbind, or a kernel that rings doorbells of a removed drive, waits
@@ -42,15 +37,15 @@ pub struct RankStack {
 struct Shared {
     plane: Plane,
     /// `None` once the plane was closed.
-    built: Mutex<Option<(Built, Place)>>,
+    below: Mutex<Option<Below>>,
 }
 
 impl Shared {
     fn close(&self, why: &str) -> Result<(), StackError> {
         // Held to the end: another caller returns when the devices were given back.
-        let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut below = self.below.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = self.plane.close(why);
-        let _below = built.take().map(|(built, place)| (built.unmap(), place));
+        let _devices = below.take().map(Below::unmap);
         let controllers = closed?.map(|closed| closed.controllers).unwrap_or_default();
         controllers.iter().try_for_each(|controller| shut_down(&mut controller.lock()))
     }
@@ -80,9 +75,9 @@ impl Drop for Shared {
 }
 
 impl RankStack {
-    pub(crate) fn new(plane: Plane, built: Built, place: Place) -> Result<Self, StackError> {
-        let placement = built.placement.clone();
-        let shared = Arc::new(Shared { plane, built: Mutex::new(Some((built, place))) });
+    pub(crate) fn new(plane: Plane, below: Below) -> Result<Self, StackError> {
+        let placement = below.placement.clone();
+        let shared = Arc::new(Shared { plane, below: Mutex::new(Some(below)) });
         let watched = shared.clone();
         let look = move || watched.look().then_some(CHECK_EVERY);
         let watch = Watch::spawn("ripieno watch", look).map_err(StackError::Watch)?;

@@ -29,13 +29,11 @@ use objstore::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    build::shut_down,
-    controllers::Backend,
-    drives::{self, DriveIdentity},
+    devices::Devices,
+    drives::{self, Drive, DriveIdentity},
     error::StackError,
     expand_home,
     own::Process,
-    place::{Drive, Place},
     store_dir::{self, Lock, State, StoreDir, StoreDirError, StoreDirMedia, StoreDirOptions},
 };
 
@@ -153,7 +151,7 @@ impl Ranks {
     /// [`StoreDirError::NotEmpty`] if the directory has foreign files; [`StackError::NotEmpty`] if
     /// a drive has data that may not be lost; [`StackError::Config`] if the drives cannot be
     /// divided, or are not the store's; or an error of [`StoreDir::create`], [`Store::format`] or
-    /// [`crate::Drives::open`]. Files made until then are removed; drives formatted until then are
+    /// [`Devices::attach`]. Files made until then are removed; drives formatted until then are
     /// recognised the next time.
     pub fn prepare(
         dir: &Path,
@@ -290,7 +288,7 @@ impl Ranks {
     ///
     /// # Errors
     /// Returns [`StoreDirError::Damaged`], or an error of [`StoreDir::open`].
-    pub fn place(&self, rank: u32) -> Result<Place, StackError> {
+    pub fn devices(&self, rank: u32) -> Result<Devices, StackError> {
         let Manifest { drives, ranks, .. } = &self.manifest;
         if drives.is_empty() {
             return Ok(StoreDir::open(&self.rank_dir(rank))?.into());
@@ -304,7 +302,7 @@ impl Ranks {
                 Err(StoreDirError::Damaged { path: self.dir.join(NAME), why })
             }
         };
-        Ok(Place::Drives(own.map(drive).collect::<Result<_, _>>()?))
+        Ok(own.map(drive).collect::<Result<Vec<_>, _>>()?.into())
     }
 
     /// Returns the directory of a rank's data.
@@ -404,7 +402,7 @@ impl Ranks {
                     let overwrite = *overwrite;
                     let part = format(Part::Rank { rank, ranks });
                     let format = Format { capacity_bytes, overwrite, ..part };
-                    let (found, identities) = make(&mut Place::drives(share), &format, clock)?;
+                    let (found, identities) = make(Devices::drives(share), &format, clock)?;
                     files = files.min(found);
                     let drives = share.iter().zip(identities).map(|(address, identity)| {
                         RankDrive { address: address.to_string(), identity }
@@ -468,27 +466,24 @@ fn make_store_dir(
     format: &Format,
     clock: &Arc<dyn Clock>,
 ) -> Result<u32, StackError> {
-    let mut place = StoreDir::create(dir, options)?.into();
-    make(&mut place, format, clock).map(|(files, _)| files)
+    make(StoreDir::create(dir, options)?.into(), format, clock).map(|(files, _)| files)
 }
 
 /// Formats devices, and releases them. Returns their number of files and their identities.
 fn make(
-    place: &mut Place,
+    devices: Devices,
     format: &Format,
     clock: &Arc<dyn Clock>,
 ) -> Result<(u32, Vec<DriveIdentity>), StackError> {
-    let (_below, devices, _) =
-        place.controllers(clock, &ControllerOptions::default(), None)?.into_parts();
-    let files = Store::plan(&devices, format).map_err(StackError::of_format)?[0].layout.files;
-    place.format(&devices, format)?;
-    place.set_ready()?;
-    let mut identities = Vec::new();
-    for device in devices {
-        let controller = &mut device.controller.lock();
-        identities.push(drives::identity(controller));
-        shut_down(controller)?;
-    }
+    let mut devices = devices.clocked(clock.clone());
+    devices.attach(&ControllerOptions::default(), None)?;
+    let attached = devices.attached();
+    let files = Store::plan(attached, format).map_err(StackError::of_format)?[0].layout.files;
+    devices.format(attached, format)?;
+    devices.set_ready()?;
+    let identity = |it: &StoreDevice| drives::identity(&it.controller.lock());
+    let identities = devices.attached().iter().map(identity).collect();
+    devices.shut_down()?;
     Ok((files, identities))
 }
 
@@ -498,7 +493,7 @@ fn make(
 pub struct CatalogStack {
     catalog: DurableCatalog,
     /// `None` once it was closed.
-    below: Option<(StoreDevice, Arc<Backend>, Place)>,
+    below: Option<Devices>,
     process: Process,
 }
 
@@ -512,13 +507,11 @@ impl CatalogStack {
         options: &StoreOptions,
         clock: &Arc<dyn Clock>,
     ) -> Result<Self, StackError> {
-        let place = Place::from(StoreDir::open(&ranks.catalog_dir())?);
-        let controllers = place.controllers(clock, &ControllerOptions::default(), None)?;
-        let (backend, mut devices, _) = controllers.into_parts();
-        let device = devices.remove(0);
-        let catalog = open_catalog(&device, options, |_, _| {})?;
-        let below = Some((device, backend, place));
-        Ok(Self { catalog, below, process: Process::current() })
+        let dir = StoreDir::open(&ranks.catalog_dir())?;
+        let mut devices = Devices::from(dir).clocked(clock.clone());
+        devices.attach(&ControllerOptions::default(), None)?;
+        let catalog = open_catalog(&devices.attached()[0], options, |_, _| {})?;
+        Ok(Self { catalog, below: Some(devices), process: Process::current() })
     }
 
     /// Returns the catalog.
@@ -542,9 +535,8 @@ impl CatalogStack {
             std::mem::forget(below);
             return Err(error);
         }
-        let (device, _backend, _place) = &below;
         let closed = self.catalog.close().map_err(StoreError::from);
-        let shut_down = shut_down(&mut device.controller.lock());
+        let shut_down = below.shut_down();
         closed?;
         shut_down
     }

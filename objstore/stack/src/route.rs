@@ -69,28 +69,27 @@ pub(crate) type Placed = (KvPool, String);
 /// Parameters of a pool.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolPlan<'a> {
-    /// The memory.
-    pub(crate) memory: &'a PoolMemory,
-    /// Shape of a KV block.
+    pub(crate) pool: &'a PoolMemory,
     pub(crate) shape: &'a KvShape,
     /// Number of staging buffers, if the pool is staged.
     pub(crate) staging_buffers: u32,
+    pub(crate) gpu: Option<&'a Arc<Gpu>>,
 }
 
 impl PoolPlan<'_> {
-    /// Registers the KV pool for `route`, and names its location.
+    /// Registers the KV pool for `route`, and names its location. Leaves the controllers unchanged
+    /// if it fails.
     ///
     /// # Errors
     /// Returns [`StackError::Unfit`] if the route does not work here; also [`StackError::Memory`],
     /// [`StackError::Pool`], [`StackError::Cuda`] or [`StackError::PeerFull`].
-    pub(crate) fn prepare(
+    pub(crate) fn register(
         &self,
         route: Route,
         attached: &mut Controllers,
-        gpu: Option<&Arc<Gpu>>,
     ) -> Result<Placed, StackError> {
-        match (route, gpu) {
-            (Route::Host, _) => self.host(attached, gpu),
+        match (route, self.gpu) {
+            (Route::Host, _) => self.host(attached),
             (Route::Staged, Some(gpu)) => self.staged(attached, gpu),
             (Route::Direct, Some(gpu)) => self.direct(attached, gpu),
             (Route::Staged | Route::Direct, None) => {
@@ -100,8 +99,8 @@ impl PoolPlan<'_> {
     }
 
     /// Registers a pool in host memory, mapped for a GPU if one is used.
-    fn host(&self, on: &mut Controllers, gpu: Option<&Arc<Gpu>>) -> Result<Placed, StackError> {
-        let (pool, place) = match self.memory {
+    fn host(&self, on: &mut Controllers) -> Result<Placed, StackError> {
+        let (pool, place) = match self.pool {
             PoolMemory::Own { blocks } => {
                 let (layout, bytes) = self.own(*blocks);
                 let (memory, place) = on.pool_memory(bytes)?;
@@ -114,14 +113,14 @@ impl PoolPlan<'_> {
                 return Err(StackError::unfit("the pool is in a GPU's memory", ""));
             }
         };
-        let Some(gpu) = gpu else { return Ok((pool, place)) };
+        let Some(gpu) = self.gpu else { return Ok((pool, place)) };
         on.register(gpu, pool.memory())?;
         Ok((pool, "host memory, mapped into the GPU".to_owned()))
     }
 
     /// Registers a pool in the GPU's memory, staged through pinned host memory.
     fn staged(&self, attached: &mut Controllers, gpu: &Arc<Gpu>) -> Result<Placed, StackError> {
-        let (layout, slots) = match self.memory {
+        let (layout, slots) = match self.pool {
             PoolMemory::Own { blocks } => (self.own(*blocks).0, *blocks),
             PoolMemory::Gpu { layout, .. } => (layout.clone(), self.staging_blocks(layout.blocks)),
             PoolMemory::Engine { .. } => {
@@ -132,7 +131,7 @@ impl PoolPlan<'_> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let staging = gpu.staging(&*attached.space, bytes.max(attached.scratch_bytes()))?;
         attached.prove(&staging)?;
-        let memory = match self.memory {
+        let memory = match self.pool {
             PoolMemory::Gpu { memory, .. } => memory.external(),
             _ => gpu.memory(self.own(layout.blocks).1)?,
         };
@@ -144,7 +143,7 @@ impl PoolPlan<'_> {
 
     /// Registers a pool in the GPU's memory, which the devices reach directly.
     fn direct(&self, attached: &mut Controllers, gpu: &Arc<Gpu>) -> Result<Placed, StackError> {
-        let (layout, memory) = match self.memory {
+        let (layout, memory) = match self.pool {
             PoolMemory::Own { blocks } => {
                 let (layout, bytes) = self.own(*blocks);
                 (layout, gpu.memory(bytes.max(attached.scratch_bytes()))?)
@@ -167,7 +166,7 @@ impl PoolPlan<'_> {
             let (memory, head, kind) = gpu.map(&*attached.space, memory)?;
             (memory, head, format!("GPU memory, mapped by GDRCopy ({kind})"))
         };
-        if let PoolMemory::Own { .. } = self.memory {
+        if let PoolMemory::Own { .. } = self.pool {
             // An engine's memory is not overwritten: the store tests it, and restores it.
             attached.prove(&memory)?;
         }
@@ -195,7 +194,7 @@ impl PoolPlan<'_> {
         layout: &PoolLayout,
         attached: &Controllers,
     ) -> Result<Placed, StackError> {
-        let Self { shape, .. } = *self;
+        let Self { shape, .. } = self;
         let pool = pool::register(memory, layout.clone(), &*attached.space, shape)?;
         let base = memory.base().as_ptr().addr() as u64;
         let (unit, lba_bytes) = limits(attached);

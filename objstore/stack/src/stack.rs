@@ -1,20 +1,80 @@
 //! A store with its devices, driver, executor and KV pool.
 
-use nvme_driver::{DmaSlice, platform::buffer::Buffer};
-use objstore::{BlockId, BlockKey, PoolId, PoolLayout, Row, Store};
+use std::sync::Arc;
+
+use nvme_driver::{DmaSlice, DmaSpace, platform::buffer::Buffer};
+use nvme_emu::Emu;
+use objstore::{BlockId, BlockKey, KvPool, PoolId, PoolLayout, RawRing, Row, Store};
 
 use crate::{
-    build::Built,
     chosen::Placement,
-    emulation::Emulation,
+    devices::{Devices, shut_down},
     error::StackError,
     metrics::Endpoint,
     own::Process,
-    place::Place,
     pool::{self, EngineMemory},
     request::Request,
     watch::Watch,
 };
+
+/// Parts below a store, a plane or a ring, besides the controllers. Fields are dropped in this
+/// order: users before what they use.
+#[derive(Debug)]
+pub(crate) struct Below {
+    pub(crate) pool: KvPool,
+    /// The route and the locations.
+    pub(crate) placement: Placement,
+    /// The devices' address space, and the alignment that they need in it.
+    pub(crate) space: Arc<dyn DmaSpace>,
+    pub(crate) unit: u64,
+    pub(crate) devices: Devices,
+}
+
+impl Below {
+    /// Releases the engine's memory after the store was closed. Drop the rest after the controllers
+    /// were shut down.
+    pub(crate) fn unmap(self) -> Devices {
+        self.devices
+    }
+}
+
+/// A ring over devices without a store, and what it is on ([`crate::Builder::open_raw`]).
+#[derive(Debug)]
+pub struct RawStack {
+    /// The ring.
+    pub ring: RawRing,
+    pub(crate) below: Below,
+}
+
+impl RawStack {
+    /// Returns the memory of its transfers.
+    #[must_use]
+    pub fn pool(&self) -> &KvPool {
+        &self.below.pool
+    }
+
+    /// Returns the route, and the locations.
+    #[must_use]
+    pub fn placement(&self) -> &Placement {
+        &self.below.placement
+    }
+
+    /// Returns the software controllers, for tests; none for drives.
+    #[must_use]
+    pub fn emus(&self) -> &[Arc<Emu>] {
+        self.below.devices.emus()
+    }
+
+    /// Closes the ring, releases the memory, and shuts the devices down.
+    ///
+    /// # Errors
+    /// Returns an error of [`RawRing::close`], or [`StackError::Shutdown`].
+    pub fn close(self) -> Result<(), StackError> {
+        let controllers = self.ring.close()?;
+        let _devices = self.below.unmap();
+        controllers.iter().try_for_each(|controller| shut_down(&mut controller.lock()))
+    }
+}
 
 /// A store, and what it is on. Dropping it closes the store ([`Stack::close`]), and logs a failure:
 /// requests, prefixes and other handles that are left then fail as closed, and can be dropped at
@@ -29,18 +89,18 @@ pub struct Stack {
     pub(crate) pacer: Option<Watch>,
     store: Store,
     /// `None` once the store was closed.
-    below: Option<(Built, Place)>,
+    below: Option<Below>,
     process: Process,
 }
 
 impl Stack {
-    pub(crate) fn new(store: Store, built: Built, place: Place) -> Self {
-        let (metrics, pacer, below) = (None, None, Some((built, place)));
+    pub(crate) fn new(store: Store, below: Below) -> Self {
+        let (metrics, pacer, below) = (None, None, Some(below));
         Self { metrics, pacer, store, below, process: Process::current() }
     }
 
-    fn built(&self) -> &Built {
-        &self.below.as_ref().expect("it is there until the store is closed").0
+    fn below(&self) -> &Below {
+        self.below.as_ref().expect("it is there until the store is closed")
     }
 
     /// Returns the store. Its clones are handles of the same store.
@@ -49,10 +109,10 @@ impl Stack {
         &self.store
     }
 
-    /// Returns the software controllers, for tests; `None` for drives.
+    /// Returns the software controllers, for tests; none for drives.
     #[must_use]
-    pub fn emulation(&self) -> Option<&Emulation> {
-        self.built().emulation()
+    pub fn emus(&self) -> &[Arc<Emu>] {
+        self.below().devices.emus()
     }
 
     /// Adds a pool of another engine, in memory of this process
@@ -68,7 +128,7 @@ impl Stack {
         memory: &EngineMemory,
         layout: &PoolLayout,
     ) -> Result<PoolId, StackError> {
-        let Built { space, unit, .. } = self.built();
+        let Below { space, unit, .. } = self.below();
         pool::check(layout, self.store.shape(), memory.bytes())?;
         if !layout.is_aligned(memory.base().as_ptr().addr() as u64, *unit) {
             let problem =
@@ -116,7 +176,7 @@ impl Stack {
     }
 
     fn object(&self, block: BlockId, row: Row) -> Result<Buffer, StackError> {
-        let pool = &self.built().pool;
+        let pool = &self.below().pool;
         let wrong = |problem| StackError::Config { field: "block", problem };
         let missing = || wrong(format!("there is no block {block}; there are {}", pool.blocks()));
         let offset = pool.offset(block, row).ok_or_else(missing)? as usize;
@@ -153,7 +213,7 @@ impl Stack {
     /// describe the engine's memory.
     #[must_use]
     pub fn is_bounced(&self) -> bool {
-        self.built().pool.is_bounced()
+        self.below().pool.is_bounced()
     }
 
     /// Returns the endpoint of the metrics, if there is one.
@@ -165,7 +225,7 @@ impl Stack {
     /// Returns the route, the locations, and the reasons against better routes.
     #[must_use]
     pub fn placement(&self) -> &Placement {
-        &self.built().placement
+        &self.below().placement
     }
 
     /// Closes the store, shuts the devices down, and releases the engine's memory. Other handles of
@@ -179,17 +239,17 @@ impl Stack {
     }
 
     fn shut(&mut self) -> Result<(), StackError> {
-        let Some((built, place)) = self.below.take() else { return Ok(()) };
+        let Some(below) = self.below.take() else { return Ok(()) };
         // Their threads use the store.
         let users = (self.metrics.take(), self.pacer.take());
         if let Err(error) = self.process.check() {
-            std::mem::forget((users, self.store.clone(), built, place));
+            std::mem::forget((users, self.store.clone(), below));
             return Err(error);
         }
         drop(users);
-        let closed = built.close(self.store.clone());
-        drop(place);
-        closed.map(|_| ())
+        let closed = self.store.clone().close();
+        let _devices = below.unmap();
+        closed?.controllers.iter_mut().try_for_each(shut_down)
     }
 }
 

@@ -124,27 +124,24 @@ fn read(
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use gio_kernels::{HostExecutor, HostOptions};
     use nvme_driver::ControllerOptions;
     use nvme_emu::{EmuConfig, FaultAction, FaultPlan, FaultRule, FaultWhen, MemoryMedia};
 
     use super::*;
-    use crate::controllers::Controllers;
+    use crate::devices::Devices;
 
     /// Tries a drive with these faults, and once more without them.
     fn tried(faults: FaultPlan) -> [Option<String>; 2] {
         let media = MemoryMedia::new(1 << 20).unwrap();
         media.poke(0, &[0x5a; 4096]).unwrap();
         let config = EmuConfig::new("drive").namespace(media, 4096);
-        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-        let options = ControllerOptions::default();
-        let controllers =
-            Controllers::emulated([config], Path::new("drive"), &clock, &options, None).unwrap();
-        let emu = controllers.backend.emulation().unwrap().emus()[0].clone();
-        let mut drive = controllers.devices[0].controller.lock();
-        let memory = controllers.space.alloc(trial_bytes(&drive)).unwrap();
+        let mut devices = Devices::from(vec![config]);
+        devices.attach(&ControllerOptions::default(), None).unwrap();
+        let (attached, space) = devices.take_attached();
+        let (emu, clock) = (devices.emus()[0].clone(), devices.clock());
+        let mut drive = attached[0].controller.lock();
+        let memory = space.alloc(trial_bytes(&drive)).unwrap();
         [faults, FaultPlan::default()].map(|faults| {
             emu.set_faults(faults);
             let executor = Box::new(HostExecutor::new(HostOptions::default(), clock.clone()));

@@ -5,17 +5,17 @@
 #[path = "../../tests/stack/mod.rs"]
 mod stack;
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock, Nanos};
+use nvme_driver::{ControllerOptions, Nanos};
 use nvme_emu::{EmuDomain, FaultPlan, FaultRule, LbaRange, SimClock};
 use objstore::{
     Format, KvShape, Namespace, PolicyKind, Store, StoreConfig, StoreDevice, StoreError, StoreId,
     StoreOptions,
 };
 use rand::{TryRngCore as _, rngs::OsRng};
-use ripieno_stack::{Emulation, Executor, StoreDir, StoreDirMedia, StoreDirOptions};
-use ripieno_testkit::KvMemory;
+use ripieno_stack::{Executor, StoreDir, StoreDirMedia, StoreDirOptions};
+use ripieno_testkit::{Drives, KvMemory};
 use stack::{READ, READ_ERROR, Stack, WRITE, WRITE_FAULT, blocks, keys, on};
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
@@ -24,18 +24,17 @@ const MIB: u64 = 1 << 20;
 /// A store in a directory, and the controllers for fault injection. Dropped in this order.
 struct Open {
     stack: Stack,
-    _emulation: Emulation,
+    _drives: Drives,
     _store_dir: StoreDir,
 }
 
 impl Open {
     /// Opens the store; formats the store directory's devices first if `format` is given.
     fn new(mut store_dir: StoreDir, format: Option<&Format>) -> Result<Self, StoreError> {
-        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
         let domain = EmuDomain::new("store");
-        let (configs, options) = (store_dir.controllers().unwrap(), ControllerOptions::default());
-        let (emulation, controllers) =
-            Emulation::start(configs, &domain, &clock, &options).unwrap();
+        let drives = Drives::threaded(domain.clone(), store_dir.controllers().unwrap());
+        let (clock, controllers) =
+            (drives.clock.clone(), drives.attach(&ControllerOptions::default()));
         let devices: Vec<StoreDevice> = controllers.into_iter().map(StoreDevice::new).collect();
         if let Some(format) = format {
             Store::format(&devices, format)?;
@@ -57,10 +56,10 @@ impl Open {
                 ..StoreOptions::default()
             },
         })?;
-        let emus = emulation.emus().to_vec();
+        let emus = drives.emus.clone();
         // The store has a real clock: this one is unused.
         let stack = Stack { store, shape: SHAPE, kv, domain, emus, clock: SimClock::new(1) };
-        Ok(Self { stack, _emulation: emulation, _store_dir: store_dir })
+        Ok(Self { stack, _drives: drives, _store_dir: store_dir })
     }
 
     fn made(dir: &Path, files: Option<u64>) -> Self {

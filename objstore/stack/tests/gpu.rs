@@ -19,7 +19,7 @@ use objstore::{
     StoreId, StoreOptions, Ticket,
 };
 use ripieno_stack::{
-    Builder, ErrorKind, GpuMemory, Place, PoolLayout, PoolMemory, RankMedia, RankStack, Ranks,
+    Builder, Devices, ErrorKind, GpuMemory, PoolLayout, PoolMemory, RankMedia, RankStack, Ranks,
     RanksOptions, Request, Route, StackConfig, StackError, StoreDir, StoreDirMedia,
     StoreDirOptions,
 };
@@ -103,9 +103,9 @@ fn temporary() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-fn config(place: Place, engine: &Engine, route: Option<Route>) -> Builder {
+fn config(devices: Devices, engine: &Engine, route: Option<Route>) -> Builder {
     let config = StackConfig { route, ..StackConfig::default() };
-    Builder::new(config, SHAPE).on(place).pool(engine.pool())
+    Builder::new(config, SHAPE).on(devices).pool(engine.pool())
 }
 
 fn store_dir(dir: &Path) -> StoreDir {
@@ -222,7 +222,7 @@ impl Rank {
         let word = device.pinned(4096).unwrap();
         let config = StackConfig { route: Some(route), ..StackConfig::default() };
         let stack = Builder::new(config, SHAPE)
-            .on(ranks.place(0).unwrap())
+            .on(ranks.devices(0).unwrap())
             .pool(engine.pool())
             .options(options)
             .open_rank(ranks.rank(0))

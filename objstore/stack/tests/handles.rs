@@ -8,12 +8,12 @@ use std::{any::Any, env, mem, path::Path, process::Command, sync::Arc, thread};
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use nvme_emu::{EmuConfig, MemoryMedia};
 use objstore::{
-    BlockId, Format, KvShape, Layer, Namespace, Order, Route, Store, StoreError, StoreId,
-    StoreOptions,
+    BlockId, Format, KvPool, KvShape, Layer, Namespace, Order, Store, StoreConfig, StoreError,
+    StoreId, StoreOptions,
 };
 use ripieno_stack::{
-    Builder, Controllers, ErrorKind, Executor, MetricsAddress, Own, Plan, PoolMemory, RankMedia,
-    Ranks, RanksOptions, Request, Stack, StackConfig, StackError,
+    Builder, Devices, ErrorKind, Executor, MetricsAddress, Own, RankMedia, Ranks, RanksOptions,
+    Request, Stack, StackConfig, StackError,
 };
 use ripieno_testkit::keys;
 
@@ -160,29 +160,24 @@ fn a_stack_may_be_dropped_while_other_threads_use_its_store() {
 
 #[test]
 fn controllers_keep_the_threads_that_answer_for_them() {
-    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let options = StoreOptions::default();
-    let plan = Plan {
-        executor: Executor::Host,
+    let config = EmuConfig::new("kept").namespace(MemoryMedia::new(32 << 20).unwrap(), 4096);
+    let mut below = Devices::from(vec![config]);
+    below.attach(&ControllerOptions::default(), None).unwrap();
+    let (clock, (devices, space)) = (below.clock(), below.take_attached());
+    let memory = space.alloc(4 * SHAPE.block_bytes() as usize).unwrap();
+    let config = StoreConfig {
+        devices,
+        executor: Executor::Host.factory(&clock, None, Vec::new()),
+        clock,
+        shape: SHAPE,
+        namespace: Namespace::default(),
+        pool: KvPool::contiguous(memory, &SHAPE, 4).unwrap(),
         gpu: None,
-        require: Some(Route::Host),
-        shape: &SHAPE,
-        pool: &PoolMemory::Own { blocks: 4 },
-        options: &options,
-        clock: &clock,
-        check: &|_| Ok(()),
+        options: StoreOptions::default(),
     };
-    let controllers = || {
-        let config = EmuConfig::new("kept").namespace(MemoryMedia::new(32 << 20).unwrap(), 4096);
-        let options = ControllerOptions::default();
-        Controllers::emulated([config], Path::new("kept"), &clock, &options, None)
-    };
-    let format = Format::new(StoreId([7; 16]), SHAPE);
-    let opened: Result<_, StackError> =
-        plan.open(controllers, |config| Ok(Store::create(config, &format)?));
-    let (store, built) = opened.unwrap();
+    let store = Store::create(config, &Format::new(StoreId([7; 16]), SHAPE)).unwrap();
     // The wrong order: what the store is on goes first.
-    drop(built);
+    drop(below);
     let request = Request::store(&store, &keys(0..2), &blocks(2)).unwrap();
     request.move_all().unwrap();
     assert_eq!(request.commit().unwrap().written, 2);
@@ -307,7 +302,7 @@ fn a_forked_process_leaves_a_rank_alone() {
     let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
     let options = RanksOptions { id: StoreId([7; 16]), ranks: 1, shape: SHAPE, media };
     let ranks = Ranks::prepare(&place.path().join("store"), &options, &clock).unwrap();
-    let builder = Builder::new(StackConfig::default(), SHAPE).on(ranks.place(0).unwrap());
+    let builder = Builder::new(StackConfig::default(), SHAPE).on(ranks.devices(0).unwrap());
     let rank = builder.open_rank(ranks.rank(0)).unwrap();
     let mut rank = Some(rank);
     let status = in_a_fork(|| {

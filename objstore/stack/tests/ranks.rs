@@ -16,8 +16,8 @@ use objstore::{
     StoreOptions, Ticket, open_catalog,
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
-use ripieno_stack::{Emulation, Executor, StoreDir, StoreDirMedia, StoreDirOptions};
-use ripieno_testkit::{KvMemory, format, keys};
+use ripieno_stack::{Executor, StoreDir, StoreDirMedia, StoreDirOptions};
+use ripieno_testkit::{Drives, KvMemory, format, keys};
 use serde::{Deserialize, Serialize};
 
 const SHAPE: KvShape = KvShape { layers: 3, segments: 1, object_bytes: 4096, block_tokens: 16 };
@@ -65,13 +65,11 @@ fn make(dir: &Path, format: &Format) {
     store_dir.set_ready().unwrap();
 }
 
-fn attach(store_dir: &StoreDir) -> (Emulation, Vec<StoreDevice>, Arc<EmuDomain>) {
-    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+fn attach(store_dir: &StoreDir) -> (Drives, Vec<StoreDevice>, Arc<EmuDomain>) {
     let domain = EmuDomain::new("ranks");
-    let configs = store_dir.controllers().unwrap();
-    let options = ControllerOptions::default();
-    let (emulation, controllers) = Emulation::start(configs, &domain, &clock, &options).unwrap();
-    (emulation, controllers.into_iter().map(StoreDevice::new).collect(), domain)
+    let drives = Drives::threaded(domain.clone(), store_dir.controllers().unwrap());
+    let controllers = drives.attach(&ControllerOptions::default());
+    (drives, controllers.into_iter().map(StoreDevice::new).collect(), domain)
 }
 
 fn open_plane(
@@ -218,7 +216,7 @@ struct Engine<'a> {
     catalog: DurableCatalog,
     namespace: NamespaceId,
     workers: Vec<Worker>,
-    _emulation: Emulation,
+    _emulation: Drives,
     _store_dir: StoreDir,
 }
 

@@ -128,14 +128,14 @@ impl Counted {
 
 /// Returns the counters of the devices and of the I/O kernel.
 pub(super) fn counted(bench: &mut Bench) -> anyhow::Result<Counted> {
-    let kernel = bench.ring.counters()?.total;
+    let kernel = bench.stack.ring.counters()?.total;
     let sent = Sent {
         commands: kernel.commands,
         bytes: [kernel.bytes_read, kernel.bytes_written],
         discarded: 0,
         errors: kernel.errors,
     };
-    Ok(Counted::read(bench.ring.controllers().map(|(controller, _)| controller), sent)?)
+    Ok(Counted::read(bench.stack.ring.controllers().map(|(controller, _)| controller), sent)?)
 }
 
 /// Checks a measurement that began at `before`. The transfers of the sample were the last ones.
@@ -175,7 +175,7 @@ fn read(bench: &Bench, load: &Load, transfer: &Sampled) -> anyhow::Result<Vec<u8
     let device = transfer.device as usize;
     let area = bench.areas[device];
     let lba = area.lba(transfer.place, load.bytes);
-    let (controller, nsid) = bench.ring.controllers().nth(device).expect("each has an area");
+    let (controller, nsid) = bench.stack.ring.controllers().nth(device).expect("each has an area");
     let mut bytes = vec![0; load.bytes as usize];
     let controller: &mut Controller = &mut controller.lock();
     controller.read(nsid, Lba(lba), &mut bytes)?;

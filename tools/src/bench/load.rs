@@ -11,6 +11,7 @@ use nvme_driver::{DmaSlice, Iova};
 use objstore::{BlockId, Direction, KvPool, RawRing, Row};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, RngCore as _, SeedableRng as _};
+use ripieno_stack::{RawStack, StackError};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Rw;
@@ -116,7 +117,7 @@ struct Slot {
 
 /// Devices, ring and buffers.
 pub(super) struct Bench {
-    pub(super) ring: RawRing,
+    pub(super) stack: RawStack,
     pub(super) areas: Vec<Area>,
     pub(super) queues: u32,
     pool: KvPool,
@@ -142,14 +143,13 @@ pub(super) fn cpu(clock: ClockId) -> f64 {
 
 impl Bench {
     pub(super) fn new(
-        ring: RawRing,
-        pool: KvPool,
+        stack: RawStack,
         size: Option<u64>,
         queues: u32,
         seed: u64,
     ) -> anyhow::Result<Self> {
-        let areas: Vec<Area> = ring
-            .regions()
+        let (pool, regions) = (stack.pool().clone(), stack.ring.regions());
+        let areas: Vec<Area> = regions
             .iter()
             .map(|region| Area {
                 first_lba: region.first.0,
@@ -162,10 +162,28 @@ impl Bench {
         let random = SmallRng::seed_from_u64(seed);
         let next = vec![[0; 2]; areas.len()];
         let (sample, is_stuck) = (None, false);
-        let mut bench =
-            Self { ring, areas, queues, pool, host, buffers, seed, random, next, sample, is_stuck };
+        let mut bench = Self {
+            stack,
+            areas,
+            queues,
+            pool,
+            host,
+            buffers,
+            seed,
+            random,
+            next,
+            sample,
+            is_stuck,
+        };
         bench.fill_buffers()?;
         Ok(bench)
+    }
+
+    /// Releases the buffers, and shuts the devices down.
+    pub(super) fn close(self) -> Result<(), StackError> {
+        let Self { stack, pool, host, .. } = self;
+        drop((pool, host));
+        stack.close()
     }
 
     /// Returns true if this process can read the buffers.
@@ -281,14 +299,14 @@ impl Bench {
         loop {
             let now = Instant::now();
             if found.is_none() && now - begin >= times.ramp {
-                found = Some((now, Measured::start(&mut self.ring)?));
+                found = Some((now, Measured::start(&mut self.stack.ring)?));
             }
             if let Some((start, measured)) = &mut found {
                 let elapsed = now - *start;
                 // Rates of nothing at all would be no measurement.
                 let has_any = measured.found.reads + measured.found.writes > 0;
                 if elapsed >= times.runtime && has_any {
-                    measured.end(&mut self.ring, elapsed)?;
+                    measured.end(&mut self.stack.ring, elapsed)?;
                     break;
                 }
                 let window = elapsed.as_secs_f64() / times.runtime.as_secs_f64();
@@ -384,7 +402,11 @@ impl Bench {
             });
         }
         let begin = Instant::now();
-        let id = self.ring.submit(Direction::Read, &contexts).context("submitting an operation")?;
+        let id = self
+            .stack
+            .ring
+            .submit(Direction::Read, &contexts)
+            .context("submitting an operation")?;
         let count = contexts.len() as u64;
         let mut slots = vec![Slot { id, since: begin, is_read: true, count }];
         let mut took = Duration::ZERO;
@@ -403,7 +425,7 @@ impl Bench {
     ) -> anyhow::Result<u64> {
         let (mut transfers, mut at) = (0, 0);
         while at < slots.len() {
-            let Some(done) = self.ring.try_completion(slots[at].id)? else {
+            let Some(done) = self.stack.ring.try_completion(slots[at].id)? else {
                 at += 1;
                 continue;
             };
@@ -424,7 +446,7 @@ impl Bench {
         if transfers > 0 {
             idle.moved();
         } else {
-            idle.wait(&mut self.ring)?;
+            idle.wait(&mut self.stack.ring)?;
         }
         Ok(transfers)
     }
@@ -461,7 +483,7 @@ impl Bench {
         }
         let direction = if is_read { Direction::Read } else { Direction::Write };
         let since = Instant::now();
-        let id = self.ring.submit(direction, &contexts).context("submitting an operation")?;
+        let id = self.stack.ring.submit(direction, &contexts).context("submitting an operation")?;
         Ok(Slot { id, since, is_read, count: contexts.len() as u64 })
     }
 

@@ -57,7 +57,7 @@ pub(super) fn measure(
     (raw.contexts, raw.entries) = (abi::IOCTX_MAX, args.depth());
     raw.check_memory()?;
     interrupt.orderly();
-    let (mut bench, built) = raw.open(gpu.as_ref())?;
+    let mut bench = raw.open(gpu.as_ref())?;
     let lba = bench.areas.iter().map(|area| 1 << area.lba_shift).max().unwrap_or(LBA_MAX);
     let slot = args.shape.object_bytes.next_multiple_of(lba);
     let run = (transfer / slot).max(1) * slot;
@@ -107,8 +107,9 @@ pub(super) fn measure(
         }
         Ok(Some(Found { read, write: Vec::new(), mix: Vec::new(), wrong }))
     });
-    let models = bench.ring.controllers().map(|(it, _)| it.lock().info().model.clone()).collect();
-    let closed = built.close_ring(bench.ring);
+    let models =
+        bench.stack.ring.controllers().map(|(it, _)| it.lock().info().model.clone()).collect();
+    let closed = bench.close();
     let found = measured?;
     closed?;
     Ok(found.map(|found| (found, models)))

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ripieno_sim::{Line, Outcome, Plot, Table};
+use ripieno_stack::Stack;
 use serde::{Serialize, Serializer};
 
 use super::PageFlags;
@@ -11,7 +12,6 @@ use crate::devices::Devices;
 use crate::interrupt::Interrupt;
 use crate::outcome::{Fact, Facts, Value, shown};
 use crate::sim::write_page;
-use crate::stack::Stack;
 use crate::table::{figures, fold, row, table};
 use crate::terminal;
 

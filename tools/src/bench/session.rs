@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use nvme_driver::{Clock, MonotonicClock};
-use nvme_emu::{BandwidthDial, SimClock};
+use nvme_driver::Clock;
 use objstore::{BlockId, BlockKey, Layer, Order, SharedController, Store, StoreError, Ticket};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -16,12 +15,13 @@ use super::report::Setting;
 use crate::config::{ReplayFlags, StoreArgs};
 use crate::drives;
 use crate::interrupt::Interrupt;
+use crate::media;
 use crate::plan::Plan;
 use crate::pool::{Item, LAYERS_AHEAD, Pool};
 use crate::problem::{Problem, none_of, user_error};
 use crate::replay;
 use crate::sizing::Sizing;
-use crate::stack::{Build, Sim, Stack};
+use crate::stack::{self, Opened, Sim};
 use crate::timing::Medium;
 use crate::trace::Request;
 
@@ -94,14 +94,9 @@ pub(super) fn with<T>(
     work: impl FnOnce(&mut Session<'_>) -> anyhow::Result<T>,
 ) -> anyhow::Result<Done<T>> {
     let gpu = args.executor.gpu().map_err(user_error)?;
-    let dial = BandwidthDial::default();
-    let sim = args.is_virtual.then(|| Sim { clock: SimClock::new(args.common.seed), dial });
-    let clock: Arc<dyn Clock> = match &sim {
-        Some(sim) => sim.clock.clone(),
-        None => Arc::new(MonotonicClock::default()),
-    };
+    let sim = args.is_virtual.then(|| Sim::new(args));
     interrupt.orderly();
-    let mut found = replay::open_drives(args, &clock)?;
+    let mut found = drives::open(args, gpu.as_deref())?;
     let lba_bytes = replay::lba_bytes(args, found.as_ref());
     args.check_prp(lba_bytes)?;
     let plan = plan(args, blocks);
@@ -111,15 +106,15 @@ pub(super) fn with<T>(
     if let Some(found) = &mut found {
         drives::claim(found, sizing.device_bytes, args.config.overwrite.unwrap_or_default())?;
     }
-    let build = Build {
-        args,
-        sizing: &sizing,
-        clock: &clock,
-        gpu: gpu.as_ref(),
-        keep: None,
-        sim: sim.as_ref(),
+    let devices = match (found, args.devices.emu(), &sim) {
+        (Some(drives), ..) => drives,
+        (None, Some(emu), Some(sim)) => media::simulated(emu, &sizing, sim)?,
+        (None, Some(emu), None) => media::devices(emu, &sizing, None)?,
+        (None, None, _) => unreachable!("drives were opened"),
     };
-    let (mut stack, pool) = Stack::build(build, found)?;
+    let clock = devices.clock();
+    let opened = stack::open(args, &sizing, (devices, "scratch"), gpu.as_ref())?;
+    let Opened { pool, controllers, stack, .. } = opened;
     let store = stack.store().clone();
     let medium = Medium::or_scaled(medium, args.scale);
     let mut session = Session {
@@ -129,7 +124,7 @@ pub(super) fn with<T>(
         pool,
         keys: plan.keys(0),
         interrupt,
-        devices: &stack.controllers,
+        devices: &controllers,
         slot_bytes: u64::from(args.shape.object_bytes.next_multiple_of(lba_bytes)),
         sim: sim.as_ref().map(|sim| (sim, medium)),
     };
@@ -139,7 +134,10 @@ pub(super) fn with<T>(
         sim.dial.set(None);
     }
     let setting = Setting::of(args, &stack);
-    let models = stack.close()?;
+    let model = |it: &SharedController| it.lock().info().model.clone();
+    let models = controllers.iter().map(model).collect();
+    drop(controllers);
+    stack.close()?;
     Ok(Done { value: value?, setting, models })
 }
 

@@ -23,7 +23,7 @@ fn flags(line: &str) -> RawFlags {
 fn checked(line: &str, harm: impl Fn(&mut Bench, &[load::Sampled])) -> Vec<String> {
     let flags = flags(&format!("{line} --size 4MiB --runtime 0.05 --ramp 0"));
     let raw = Raw::check(&flags).unwrap();
-    let (mut bench, built) = raw.open(None).unwrap();
+    let mut bench = raw.open(None).unwrap();
     raw.fill(&mut bench, &mut Interrupt::never()).unwrap();
     let before = check::counted(&mut bench).unwrap();
     let times = Times { ramp: flags.ramp, runtime: flags.runtime };
@@ -32,7 +32,7 @@ fn checked(line: &str, harm: impl Fn(&mut Bench, &[load::Sampled])) -> Vec<Strin
     let sample = bench.sample(&raw.loads[0], &mut interrupt).unwrap().unwrap();
     harm(&mut bench, &sample);
     let checks = check::check(&mut bench, &raw.loads[0], &before, &sample).unwrap();
-    built.close_ring(bench.ring).unwrap();
+    bench.close().unwrap();
     assert!(checks.compared > 0);
     checks.wrong
 }
@@ -56,14 +56,14 @@ fn wrong_contents_and_counts_are_noticed() {
         let wrong = checked(line, |bench, sample| {
             let device = sample[0].device as usize;
             let lba = bench.areas[device].lba(sample[0].place, 4096);
-            let (controller, nsid) = bench.ring.controllers().nth(device).unwrap();
+            let (controller, nsid) = bench.stack.ring.controllers().nth(device).unwrap();
             controller.lock().write(nsid, Lba(lba), &[7; 4096], false).unwrap();
         });
         assert!(wrong.iter().any(|it| it.contains("is not what was")), "{wrong:?}");
         assert!(wrong.iter().any(|it| it.contains("commands were sent")), "{wrong:?}");
     }
     let wrong = checked("--rw randread --bs 4k --devices 1", |bench, _| {
-        let (controller, nsid) = bench.ring.controllers().next().unwrap();
+        let (controller, nsid) = bench.stack.ring.controllers().next().unwrap();
         controller.lock().read(nsid, Lba(0), &mut [0; 4096]).unwrap();
     });
     assert_eq!(wrong.len(), 1, "{wrong:?}");
@@ -78,8 +78,8 @@ fn an_interrupt_ends_everything_that_does_not_complete() {
     let times = Times { ramp: flags.ramp, runtime: flags.runtime };
     let (load, pieces) = (&raw.loads[0], [Piece { device: 0, bytes: 4096 }]);
     for step in ["fill", "run", "sample", "batch"] {
-        let (mut bench, built) = raw.open(None).unwrap();
-        for emu in built.emulation().unwrap().emus() {
+        let mut bench = raw.open(None).unwrap();
+        for emu in bench.stack.emus() {
             let when = FaultWhen { admin: Some(false), ..FaultWhen::default() };
             let rules = vec![FaultRule::new(when, FaultAction::Drop)];
             emu.set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
@@ -106,6 +106,6 @@ fn an_interrupt_ends_everything_that_does_not_complete() {
         };
         assert!(matches!(measured, Ok(None)) && bench.is_stuck, "{step}: {measured:?}");
         // Closing it takes as long as a command may.
-        std::mem::forget((bench, built));
+        std::mem::forget(bench);
     }
 }

@@ -1,14 +1,10 @@
 //! Data outside a store's region, as on drives. Store directories and block devices:
 //! tests/format.rs.
 
-use std::sync::Arc;
-
 use clap::Parser as _;
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use nvme_emu::{EmuConfig, MemoryMedia};
 use nvme_spec::ids::Lba;
 use rand::{SeedableRng as _, rngs::SmallRng};
-use ripieno_stack::Controllers;
 
 use super::*;
 
@@ -30,11 +26,9 @@ fn flags(line: &str) -> FormatFlags {
 fn drive() -> (MemoryMedia, Offline) {
     let media = MemoryMedia::new(BYTES).unwrap();
     let config = EmuConfig::new("drive").namespace(media.clone(), 512);
-    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let (name, options) = (Path::new("drive"), ControllerOptions::default());
-    let mut controllers = Controllers::emulated([config], name, &clock, &options, None).unwrap();
-    controllers.devices[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
-    (media, Offline::of_emulated(controllers))
+    let mut offline = Offline::attach(vec![config]).unwrap();
+    offline.attached[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
+    (media, offline)
 }
 
 fn all(offline: &Offline) -> Vec<u8> {

@@ -1,16 +1,12 @@
 //! A drive that two controllers reach.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
 use clap::Parser as _;
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use nvme_emu::{EmuConfig, FaultPlan, IdentifyOverrides, IdentifyPatch, MemoryMedia};
 use objstore::{Format, KvShape, Owner, Store, StoreId};
-use ripieno_stack::Controllers;
 
 use super::*;
 
@@ -24,25 +20,23 @@ struct Line {
 }
 
 /// Attaches the drive through a controller of its own, of a subsystem with several (CMIC, NMIC).
-fn attached(id: &str, media: &MemoryMedia) -> Controllers {
+fn attached(id: &str, media: &MemoryMedia) -> Offline {
     let patch = |cns, offset, byte| IdentifyPatch { cns, offset, bytes: vec![byte] };
     let patches = vec![patch(1, 76, 2), patch(0, 30, 1)];
     let identify = IdentifyOverrides { patches, ..Default::default() };
     let config = EmuConfig { serial: "SUB".into(), ..EmuConfig::new(id) };
     let config = config.namespace(media.clone(), 4096);
     let config = config.faults(FaultPlan { identify, ..FaultPlan::default() });
-    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let options = ControllerOptions::default();
-    Controllers::emulated([config], Path::new(id), &clock, &options, None).unwrap()
+    Offline::attach(vec![config]).unwrap()
 }
 
 #[test]
 fn a_store_that_another_process_opens_meanwhile_is_not_repaired() {
     let shape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
     let media = MemoryMedia::new(64 << 20).unwrap();
-    let offline = || Offline::of_emulated(attached("ours", &media));
+    let offline = || attached("ours", &media);
     let other = attached("other", &media);
-    Store::format(&other.devices, &Format::new(StoreId([7; 16]), shape)).unwrap();
+    Store::format(&other.attached, &Format::new(StoreId([7; 16]), shape)).unwrap();
     media.poke(COPY, &[0xff; 64]).unwrap();
     let damaged = |media: &MemoryMedia| {
         let mut bytes = vec![0; 64];
@@ -56,7 +50,7 @@ fn a_store_that_another_process_opens_meanwhile_is_not_repaired() {
     let error = thread::scope(|scope| {
         let checked = check_devices(&flags, offline(), |found| {
             let survey = Survey::take(found, |_, _| {})?;
-            let mut io = Store::media(&other.devices)?.remove(0).io;
+            let mut io = Store::media(&other.attached)?.remove(0).io;
             owner.claim(&mut *io)?;
             let owner = &owner;
             scope.spawn(move || {

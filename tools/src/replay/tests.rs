@@ -35,9 +35,8 @@ fn replay_on(
     let limits = Limits::of(&args, None);
     let plan = plan(&args).unwrap();
     let sizing = Sizing::new(&args, &plan, limits.lba_bytes).unwrap();
-    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let parts = Build { args: &args, sizing: &sizing, clock: &clock, gpu, keep: None, sim: None };
-    let (mut stack, pool) = Stack::build(parts, None).unwrap();
+    let devices = devices(&args, &sizing, None, None).unwrap();
+    let Opened { pool, stack, opening, .. } = stack::open(&args, &sizing, devices, gpu).unwrap();
     let data = stack.store().superblock().data_region().unwrap();
     let when = FaultWhen {
         admin: Some(false),
@@ -52,8 +51,8 @@ fn replay_on(
         emu.set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
     }
     let outcome =
-        drive(&args, &plan, &mut stack, pool, &mut Interrupt::never()).expect("the replay goes on");
-    let (placement, opening) = (stack.placement().clone(), stack.opening);
+        drive(&args, &plan, &stack, pool, &mut Interrupt::never()).expect("the replay goes on");
+    let placement = stack.placement().clone();
     let setting = Setting { limits, placement, opening, gpu: None };
     let report = report(&args, &plan, &sizing, setting, outcome);
     stack.close().expect("the devices still work");
@@ -183,14 +182,11 @@ fn scrape_with_totals(line: &str, dir: &std::path::Path) -> Scrape {
     let args = StoreArgs::from_line(&line).unwrap();
     let (limits, plan) = (Limits::of(&args, None), plan(&args).unwrap());
     let sizing = Sizing::new(&args, &plan, limits.lba_bytes).unwrap();
-    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let (args_of, keep, sim, gpu) = (&args, None, None, None);
-    let parts = Build { args: args_of, sizing: &sizing, clock: &clock, gpu, keep, sim };
-    let (mut stack, pool) = Stack::build(parts, None).unwrap();
-    let outcome = drive(&args, &plan, &mut stack, pool, &mut Interrupt::never()).unwrap();
-    let (placement, opening) = (stack.placement().clone(), stack.opening);
-    let scrape =
-        Scrape::read(stack.metrics.as_ref().expect("asked for").address()).expect("it answers");
+    let devices = devices(&args, &sizing, None, None).unwrap();
+    let Opened { pool, stack, opening, .. } = stack::open(&args, &sizing, devices, None).unwrap();
+    let outcome = drive(&args, &plan, &stack, pool, &mut Interrupt::never()).unwrap();
+    let placement = stack.placement().clone();
+    let scrape = Scrape::read(stack.metrics().expect("asked for").address()).expect("it answers");
     let setting = Setting { limits, placement, opening, gpu: None };
     let hits = outcome.tally.trace_blocks_hit;
     let report = serde_json::to_value(report(&args, &plan, &sizing, setting, outcome)).unwrap();

@@ -101,7 +101,7 @@ impl Rig {
 
     fn of(dir: TempDir, stack: Stack, change: impl FnOnce(&mut ServerOptions)) -> Self {
         let plane = stack.store().plane().clone();
-        let emus = stack.emulation().unwrap().emus().to_vec();
+        let emus = stack.emus().to_vec();
         let mut options = options(socket(dir.path()));
         change(&mut options);
         let server = Server::bind(stack, options).unwrap();

@@ -29,12 +29,12 @@ fn open(dir: &Path) -> (RankStack, Arc<Emu>) {
     let options = RanksOptions { id: StoreId([7; 16]), ranks: 1, shape: SHAPE, media };
     let ranks = Ranks::prepare(dir, &options, &clock).unwrap();
     let builder = Builder::new(StackConfig::default(), SHAPE)
-        .on(ranks.place(0).unwrap())
+        .on(ranks.devices(0).unwrap())
         .pool(PoolMemory::Own { blocks: 4 });
     let stack = builder.open_rank(ranks.rank(0)).unwrap();
-    let built = stack.shared.built.lock().unwrap();
-    let mut emus = built.as_ref().unwrap().0.emulation().unwrap().emus().to_vec();
-    drop(built);
+    let below = stack.shared.below.lock().unwrap();
+    let mut emus = below.as_ref().unwrap().devices.emus().to_vec();
+    drop(below);
     (stack, emus.remove(0))
 }
 
