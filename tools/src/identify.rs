@@ -124,7 +124,7 @@ pub(crate) fn run(flags: &IdentifyFlags) -> anyhow::Result<u8> {
     if flags.json {
         terminal::print(serde_json::json!({ "devices": found }))?;
     } else {
-        found.iter().try_for_each(|device| terminal::print(device.text()))?;
+        found.iter().try_for_each(|device| terminal::print_text(&device.text()))?;
     }
     Ok(code)
 }

@@ -88,7 +88,7 @@ pub(crate) struct OptionsFlags {
 pub(crate) fn run(flags: &OptionsFlags) -> anyhow::Result<u8> {
     match flags.json {
         true => terminal::print(OPTIONS.iter().map(to_json).collect::<Value>())?,
-        false => terminal::print(OPTIONS.iter().map(to_text).collect::<Vec<_>>().join("\n"))?,
+        false => terminal::print_text(&OPTIONS.iter().map(to_text).collect::<Vec<_>>().join("\n"))?,
     }
     Ok(0)
 }
@@ -100,6 +100,6 @@ fn to_json(option: &StackOption) -> Value {
 
 fn to_text(option: &StackOption) -> String {
     let StackOption { name, value, default, .. } = option;
-    let help = fold(option.help()).replace('\n', "\n    ");
+    let help = fold(option.help(), 4).replace('\n', "\n    ");
     format!("{name} <{value}> [default: {default}]\n    {help}")
 }

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use ripieno_sim::{
     Counted, Machine, Outcome, PARAMETERS, POLICIES, Prices, Scenario, compare, comparisons, page,
 };
@@ -18,7 +17,7 @@ use crate::file;
 use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::size;
-use crate::table::fold;
+use crate::table::{fitted, fold};
 use crate::terminal;
 use cluster::ClusterFlags;
 use machine::{MachineFlags, check_fit};
@@ -247,7 +246,7 @@ fn report(outcomes: &[Outcome], flags: &ReportFlags) -> anyhow::Result<()> {
         terminal::print(serde_json::to_string(outcomes)?)?;
     } else {
         let shown: Vec<String> = outcomes.iter().map(show).collect();
-        terminal::print(shown.join("\n").trim_end())?;
+        terminal::print_text(shown.join("\n").trim_end())?;
     }
     Ok(())
 }
@@ -261,21 +260,14 @@ pub(crate) fn write_page(path: &Path, command: &str, outcomes: &[Outcome]) -> an
 fn show(outcome: &Outcome) -> String {
     let mut text = format!("{}: {}\n", outcome.name, outcome.title);
     for line in &outcome.setting {
-        text += &format!("  {}\n", fold(line).replace('\n', "\n    "));
+        text += &format!("  {}\n", fold(line, 4).replace('\n', "\n    "));
     }
     for table in outcome.tables.iter().chain(&comparisons(outcome)) {
-        let mut drawn = Table::new();
-        drawn
-            .load_preset(presets::UTF8_FULL_CONDENSED)
-            .set_content_arrangement(ContentArrangement::Dynamic)
-            .set_header(&table.columns)
-            .add_rows(table.rows.iter().map(|row| row.iter().map(|cell| fold(cell))));
-        let numbers = table.columns.len().min(5);
-        for column in drawn.column_iter_mut().take(numbers).skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        let header: Vec<&str> = table.columns.iter().map(String::as_str).collect();
+        let rows = table.rows.iter().map(|row| row.iter().map(|cell| fold(cell, 0)).collect());
+        let drawn = fitted(&header, rows.collect(), 1..5, 1);
         text += &format!("\n{}\n{drawn}\n", table.title);
     }
-    outcome.notes.iter().for_each(|note| text += &format!("\n{}\n", fold(note)));
+    outcome.notes.iter().for_each(|note| text += &format!("\n{}\n", fold(note, 0)));
     text
 }

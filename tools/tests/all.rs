@@ -16,3 +16,4 @@ mod scrub;
 mod serve;
 mod sim;
 mod store_dir;
+mod terminal;

@@ -327,7 +327,7 @@ fn drives_that_moved_are_looked_for_where_they_are_named_now() {
     let found: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(found["drives"][1]["address"], "0000:06:00.0", "{text}");
     assert_eq!(found["drives"][1]["serial"], "S2", "{text}");
-    // What identifies its drives is for opening them only.
+    // The identities are for opening only.
     let own = format!("{:?}", Ranks::open(dir).unwrap().devices(1).unwrap());
     assert!(own.matches("serial:").count() == 1 && own.contains(r#"serial: "S2""#), "{own}");
     let (_, message) = refused(dir, &options());

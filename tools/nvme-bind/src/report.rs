@@ -19,6 +19,8 @@ impl Paint {
 
 /// A terminal narrower than this does not know its width: a serial line reports 0.
 const TERMINAL_COLUMNS_MIN: u16 = 60;
+/// Maximum columns of running text.
+const COLUMNS_MAX: usize = 100;
 
 pub(crate) fn table(header: &[&str], paint: Paint) -> Table {
     let mut table = Table::new();
@@ -65,14 +67,19 @@ pub(crate) fn binary_size(bytes: u64) -> String {
     unit.map_or_else(|| format!("{bytes} B"), |(shift, name)| format!("{} {name}", bytes >> shift))
 }
 
-/// Wraps text at 100 columns, with the first line indented by 6 and the others by `indent`.
+/// Wraps text at 100 columns, or where the terminal ends if that is before, with the first line
+/// indented by 6 and the others by `indent`.
 pub(crate) fn wrapped(text: &str, indent: usize) -> Vec<String> {
-    const COLUMNS: usize = 100;
+    let terminal = Table::new().width().filter(|columns| *columns >= TERMINAL_COLUMNS_MIN);
+    wrapped_at(text, indent, terminal.map_or(COLUMNS_MAX, |it| COLUMNS_MAX.min(it.into())))
+}
+
+fn wrapped_at(text: &str, indent: usize, columns: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = " ".repeat(6);
     let mut is_fresh = true;
     for word in text.split(' ') {
-        if !is_fresh && line.chars().count() + 1 + word.chars().count() > COLUMNS {
+        if !is_fresh && line.chars().count() + 1 + word.chars().count() > columns {
             lines.push(std::mem::replace(&mut line, " ".repeat(indent)));
             is_fresh = true;
         }
@@ -101,8 +108,8 @@ mod tests {
 
     #[test]
     fn long_lines_are_wrapped_below_themselves() {
-        let lines = wrapped(&"word ".repeat(40), 17);
-        assert!(lines.len() > 1 && lines.iter().all(|line| line.len() <= 100), "{lines:#?}");
+        let lines = wrapped_at(&"word ".repeat(40), 17, 80);
+        assert!(lines.len() > 1 && lines.iter().all(|line| line.len() <= 80), "{lines:#?}");
         assert!(lines[1].starts_with(&" ".repeat(17)) && !lines[1].starts_with(&" ".repeat(18)));
     }
 }

@@ -12,7 +12,7 @@ use crate::devices::Devices;
 use crate::interrupt::Interrupt;
 use crate::outcome::{Fact, Facts, Value, shown};
 use crate::sim::write_page;
-use crate::table::{figures, fold, row, table};
+use crate::table::{fitted, fold, row, table};
 use crate::terminal;
 
 /// Spread above which a measurement is noisy.
@@ -229,10 +229,13 @@ impl Report {
         }
         for rows in self.tables() {
             let (header, cells) = cells(rows);
-            text += &format!("\n{}\n", figures(&header, cells, shown(&rows[0].of).count()));
+            text += &format!(
+                "\n{}\n",
+                fitted(&header, cells, 1..usize::MAX, shown(&rows[0].of).count())
+            );
         }
         for note in self.all_notes() {
-            text += &format!("\n{}", fold(&note));
+            text += &format!("\n{}", fold(&note, 0));
         }
         text
     }
