@@ -168,7 +168,7 @@ def test_a_full_store_evicts_and_never_grows(engine, tmp_path):
     tier = engine()
     (medium,) = tmp_path.glob("kv/*/device-0.img")
     blocks = medium.stat().st_blocks
-    files = tier.tier.store.stats().files
+    files = int(tier.tier.store.stats()["capacity_blocks"])
     keys = [key(f"key {number}") for number in range(3 * files // 8 * 8)]
     for at in range(0, len(keys), 8):
         assert tier.store(keys[at : at + 8], [at % 100] * 8).success
