@@ -71,14 +71,12 @@ impl Stack {
             queues: Some(options.queues),
             ..StackConfig::default()
         };
-        let mut builder = Builder::new(config, format.shape)
+        let builder = Builder::new(config, format.shape)
             .on(configs)
             .pool(PoolMemory::Own { blocks })
             .format(format.clone())
-            .options(options.clone());
-        if let Some(on) = on_gpu {
-            builder = builder.gpu(on.gpu.clone());
-        }
+            .options(options.clone())
+            .gpu(on_gpu.map(|on| on.gpu.clone()));
         let stack = builder.open_with(&mut Steps(on_gpu))?;
         let mut chain = KeyChain::new(b"bench");
         let keys = (0..blocks).map(|block| chain.next(&[block])).collect();

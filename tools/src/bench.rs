@@ -525,14 +525,12 @@ impl<'a> Raw<'a> {
             depth: Some(self.entries),
             ..StackConfig::default()
         };
-        let mut builder = Builder::new(config, shape)
+        let builder = Builder::new(config, shape)
             .on(devices)
             .pool(PoolMemory::Own { blocks: pairs * 2 })
             .controller(self.controller_options())
-            .options(StoreOptions { iocbs, ..StoreOptions::default() });
-        if let Some(gpu) = gpu {
-            builder = builder.gpu(gpu.clone());
-        }
+            .options(StoreOptions { iocbs, ..StoreOptions::default() })
+            .gpu(gpu.cloned());
         let stack = builder.open_raw(self.contexts).map_err(user_error)?;
         let queues = u32::from(self.flags.queues());
         let bench = Bench::new(stack, self.flags.size, queues, self.flags.seed)?;

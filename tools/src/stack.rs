@@ -70,10 +70,8 @@ pub(crate) fn open(
         .on(devices)
         .pool(memory)
         .controller(args.controller_options())
-        .options(options(args));
-    if let Some(gpu) = gpu {
-        builder = builder.gpu(gpu.clone());
-    }
+        .options(options(args))
+        .gpu(gpu.cloned());
     if how != "opened" {
         builder = builder.format(format(args, sizing));
     }

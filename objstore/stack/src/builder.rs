@@ -99,9 +99,9 @@ impl Builder {
         self
     }
 
-    /// Uses the GPU of the executor ([`Executor::gpu`]), which was opened.
-    pub fn gpu(mut self, gpu: Arc<Gpu>) -> Self {
-        self.gpu = Some(gpu);
+    /// Uses the GPU of the executor ([`Executor::gpu`]), if it was opened.
+    pub fn gpu(mut self, gpu: Option<Arc<Gpu>>) -> Self {
+        self.gpu = gpu;
         self
     }
 
