@@ -25,6 +25,9 @@ os.environ |= {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # vLLM kills workers, with what they store, 5 seconds after the end by default: a busy machine's
+    # disk takes longer.
+    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": os.environ.get("RIPIENO_SECONDS", "600"),
     # In one process, so that a test can step its engine.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
@@ -221,7 +224,7 @@ class Engine:
         return {key: hashlib.sha256(b"".join(pages)).hexdigest() for key, pages in blocks}
 
     def close(self):
-        self.llm.engine_core.shutdown()
+        self.llm.engine_core.shutdown(timeout=SECONDS)
 
 
 def metric(name, **labels):
@@ -252,6 +255,8 @@ def live(body, *args, environment=None, plane=faults.Plane, catalog=faults.Catal
     since = life.said.find("Timeout (")
     said = life.said[since:][:9000] if since >= 0 else life.said[-6000:]
     assert life.error is None, f"{said}\n{life.error}"
+    # pytest shows it if the test fails.
+    print(said)
     return life.value
 
 
