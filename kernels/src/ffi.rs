@@ -26,6 +26,8 @@ unsafe extern "C" {
     /// table (1), the CRC instruction (2), wide products (3), or the best available way.
     #[cfg(test)]
     pub(crate) fn gio_host_crc32c(at: u64, bytes: u32, how: u32) -> u32;
+    /// Returns the CRC-32C of an object.
+    pub(crate) fn gio_host_checksum(at: u64, bytes: u32) -> u32;
 
     /// Writes bytes `[byte, byte + len)` of the object with this seed to `at`.
     pub(crate) fn gio_host_fill(at: u64, seed: u64, byte: u64, len: u64);

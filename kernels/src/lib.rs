@@ -54,6 +54,7 @@ mod crc32c_tests;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod ffi;
+mod file;
 mod host;
 mod inline;
 mod memory;
@@ -61,5 +62,6 @@ pub mod pattern;
 pub mod pool;
 pub mod ptx;
 
+pub use file::{Ends, EndsClock, FileExecutor, FileTarget, Reach};
 pub use host::{HostExecutor, HostOptions, Lend, Turns};
 pub use inline::InlineExecutor;

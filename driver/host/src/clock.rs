@@ -54,6 +54,17 @@ pub trait Clock: Send + Sync + std::fmt::Debug {
     /// earlier. `idle` counts the caller's fruitless polls so far, so that an implementation can
     /// spin first and sleep later.
     fn pause(&self, idle: u32, until: Nanos);
+
+    /// Returns a number that grows with each event that wakes pauses; a constant if there are none.
+    fn happened(&self) -> u64 {
+        0
+    }
+
+    /// Same as [`Clock::pause`], but returns at once if something happened since
+    /// [`Clock::happened`] returned `seen`, which was before the last poll.
+    fn pause_since(&self, _seen: u64, idle: u32, until: Nanos) {
+        self.pause(idle, until);
+    }
 }
 
 /// A wait with a deadline: a loop of "poll, then [`Waiter::wait`]".
@@ -73,13 +84,15 @@ pub struct Waiter<'a> {
     clock: &'a dyn Clock,
     deadline: Nanos,
     idle: u32,
+    /// What had happened before the last poll.
+    seen: u64,
 }
 
 impl<'a> Waiter<'a> {
     /// Creates a wait that ends at `deadline`.
     #[must_use]
     pub fn new(clock: &'a dyn Clock, deadline: Nanos) -> Self {
-        Self { clock, deadline, idle: 0 }
+        Self { clock, deadline, idle: 0, seen: clock.happened() }
     }
 
     /// Records that the last poll found something: the next pause is short again.
@@ -92,7 +105,8 @@ impl<'a> Waiter<'a> {
         if self.clock.now() >= self.deadline {
             return false;
         }
-        self.clock.pause(self.idle, self.deadline);
+        self.clock.pause_since(self.seen, self.idle, self.deadline);
+        self.seen = self.clock.happened();
         self.idle = self.idle.saturating_add(1);
         true
     }

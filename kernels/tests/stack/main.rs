@@ -12,6 +12,7 @@ use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 use ripieno_testkit::{Drives, WATCHDOG_NS, memory_drives, pattern, seeds, set_faults};
 
 mod checksums;
+mod files;
 mod rig;
 
 use rig::{Stack, lost_command, round_trip};
@@ -155,14 +156,20 @@ const SLOTS: usize = 64;
 const SLOT_BYTES: usize = 20 << 10;
 
 /// Random lists of contexts, several in flight, against a model of memory and drives. No two lists
-/// of a round share a slot, so their completion order does not matter.
-fn explicit_lists(seed: u64) {
+/// of a round share a slot, so their completion order does not matter. `on_files`: by the file
+/// executor, and without faults.
+fn explicit_lists(seed: u64, on_files: bool) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let (sim, devices) = (SimClock::new(seed), rng.random_range(1..=3));
-    let parts = rng.random_range(1..=2);
-    let mut stack = Stack::new(devices, parts, 16 << rng.random_range(0..3), 1 << 20, Some(&sim));
-    let options = UringOptions { virtual_time: true, ..UringOptions::default() };
-    let mut ring = stack.ring(Box::new(InlineExecutor::new(sim)), options);
+    let (parts, depth) = (rng.random_range(1..=2), 16 << rng.random_range(0..3));
+    let sim = (!on_files).then_some(sim);
+    let mut stack = Stack::new(devices, parts, depth, 1 << 20, sim.as_ref());
+    let options = UringOptions { virtual_time: !on_files, ..UringOptions::default() };
+    let executor: Box<dyn IoExecutor> = match sim {
+        Some(sim) => Box::new(InlineExecutor::new(sim)),
+        None => Box::new(files::Files::new(devices, 1 << 20).executor(&stack)),
+    };
+    let mut ring = stack.ring(executor, options);
     let memory = stack.drives.domain.alloc(SLOTS * SLOT_BYTES).expect("memory");
     let slice = DmaSlice::whole(memory).expect("one range");
     let (iova, mut memory) = (slice.iova().0, Buffer::new(slice).expect("reachable"));
@@ -218,7 +225,7 @@ fn explicit_lists(seed: u64) {
         memory.read(0, &mut found).expect("inside");
         assert!(found == ram, "seed {seed}, round {round}");
     }
-    assert!(failed > 0, "seed {seed}: no command failed");
+    assert!((failed > 0) != on_files, "seed {seed}: {failed} contexts failed");
     ring.stop(ring.now() + WATCHDOG_NS).expect("stops");
 }
 
@@ -226,6 +233,7 @@ fn explicit_lists(seed: u64) {
 fn explicit_lists_do_what_they_say() {
     for seed in seeds(1, 8) {
         println!("seed {seed}");
-        explicit_lists(seed);
+        explicit_lists(seed, false);
+        explicit_lists(seed, true);
     }
 }

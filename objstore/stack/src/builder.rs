@@ -2,6 +2,7 @@
 
 use std::{mem, sync::Arc};
 
+use gio_kernels::{Ends, EndsClock};
 use nvme_driver::ControllerOptions;
 use objstore::{
     Format, KvPool, KvShape, Namespace, Plane, RankId, RawRing, Route, Store, StoreConfig,
@@ -232,7 +233,7 @@ impl Builder {
     ) -> Result<(T, Below), StackError> {
         self.check()?;
         let (mut devices, format) = self.devices()?;
-        let executor = self.config.executor(&self.pool);
+        let executor = self.executor(&devices)?;
         if self.gpu.is_none() {
             self.gpu = executor.gpu()?;
         }
@@ -273,6 +274,20 @@ impl Builder {
         Err(StackError::NoRoute { tried: not_taken })
     }
 
+    /// Returns the executor: the one that is asked for, or that of the KV pool; for one in host
+    /// memory, that of the devices.
+    fn executor(&self, devices: &Devices) -> Result<Executor, StackError> {
+        let executor = self.config.executor(&self.pool);
+        match (self.config.executor, executor) {
+            (None, Executor::Host) if devices.has_files() => Ok(Executor::File),
+            (_, Executor::File) if !devices.has_files() => {
+                let problem = "file is for a store in files of full speed; take host";
+                Err(StackError::config("executor", problem))
+            }
+            _ => Ok(executor),
+        }
+    }
+
     fn pool_plan(&self) -> PoolPlan<'_> {
         let Self { pool, shape, options, gpu, .. } = self;
         let staging_buffers = options.staging_buffers;
@@ -298,11 +313,18 @@ impl Builder {
 
     /// Takes the attached controllers.
     fn store_config(&self, executor: Executor, devices: &mut Devices, pool: KvPool) -> StoreConfig {
-        let is_small = self.shape.object_bytes <= LENT_OBJECT_BYTES_MAX;
-        let lent = devices.emulation().filter(|_| is_small).map(Emulation::threads);
-        let clock = devices.clock();
+        let mut clock = devices.clock();
+        let executor = if executor == Executor::File {
+            let ends = Arc::new(Ends::default());
+            clock = Arc::new(EndsClock { clock, ends: ends.clone() });
+            devices.file_executors(&ends, &clock)
+        } else {
+            let is_small = self.shape.object_bytes <= LENT_OBJECT_BYTES_MAX;
+            let lent = devices.emulation().filter(|_| is_small).map(Emulation::threads);
+            executor.factory(&clock, self.gpu.as_ref(), lent.unwrap_or_default())
+        };
         StoreConfig {
-            executor: executor.factory(&clock, self.gpu.as_ref(), lent.unwrap_or_default()),
+            executor,
             clock,
             shape: self.shape,
             namespace: Namespace::default(),

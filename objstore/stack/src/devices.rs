@@ -5,10 +5,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use gio_kernels::{Ends, FileExecutor, FileTarget, Reach};
 use kv_catalog::{OnDevice, Superblock};
 use nvme_driver::{Clock, Controller, ControllerOptions, DmaSpace, platform::vfio::PciAddress};
 use nvme_emu::{Emu, EmuConfig, SimClock};
-use objstore::{Format, Overwrite, Store, StoreDevice, StoreId};
+use objstore::{ExecutorFactory, Format, Overwrite, Store, StoreDevice, StoreId};
 
 use crate::{
     chosen::MemoryPlace,
@@ -28,6 +29,8 @@ pub struct Devices {
     attached: Option<Controllers>,
     /// Made when they are first attached.
     emulation: Option<Arc<Emulation>>,
+    /// The files behind them, for the file executor. Then, too.
+    files: Vec<FileTarget>,
     location: Location,
     time: Time,
 }
@@ -71,7 +74,7 @@ impl From<Vec<EmuConfig>> for Devices {
 
 impl Devices {
     fn at(location: Location) -> Self {
-        Self { attached: None, emulation: None, location, time: Time::default() }
+        Self { attached: None, emulation: None, files: Vec::new(), location, time: Time::default() }
     }
 
     /// Returns the drives at these addresses.
@@ -149,7 +152,8 @@ impl Devices {
                 mem::take(configs.get_mut().unwrap_or_else(PoisonError::into_inner))
             }
             Location::StoreDir(dir, mdts) => {
-                let mut configs = dir.controllers()?;
+                let (mut configs, files) = dir.controllers()?;
+                self.files = files;
                 configs.iter_mut().for_each(|it| it.mdts_bytes = mdts.or(it.mdts_bytes));
                 configs
             }
@@ -195,6 +199,29 @@ impl Devices {
     #[must_use]
     pub fn emus(&self) -> &[Arc<Emu>] {
         self.emulation.as_ref().map_or(&[], |emulation| &emulation.emus)
+    }
+
+    /// Returns true if the file executor can move the data: the devices are files, or block
+    /// devices, of full speed, in real time.
+    pub(crate) fn has_files(&self) -> bool {
+        matches!(&self.location, Location::StoreDir(dir, _) if !dir.is_slowed())
+            && matches!(self.time, Time::Real(_))
+    }
+
+    /// Returns a factory of file executors, for a pool that the attached controllers reach.
+    pub(crate) fn file_executors(
+        &self,
+        ends: &Arc<Ends>,
+        clock: &Arc<dyn Clock>,
+    ) -> ExecutorFactory {
+        let (files, ends, clock) = (self.files.clone(), ends.clone(), clock.clone());
+        let domain = self.emulation().map(|emulation| emulation.domain.clone());
+        let reach: Reach =
+            Arc::new(move |iova, bytes| domain.as_ref()?.access().resolve(iova, bytes).ok()?.host);
+        Box::new(move || {
+            let (files, ends) = (files.clone(), ends.clone());
+            Ok(Box::new(FileExecutor::new(files, reach.clone(), ends, clock.clone())))
+        })
     }
 
     pub(crate) fn emulation(&self) -> Option<&Emulation> {

@@ -16,6 +16,8 @@ use crate::{
 /// The executor of the I/O kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Executor {
+    /// The file executor, for a store in files: no controllers are between them and the store.
+    File,
     /// Host threads: its own, or for small objects those of software controllers over files.
     #[default]
     Host,
@@ -33,7 +35,7 @@ impl Executor {
     #[must_use]
     pub const fn queues(self) -> u16 {
         match self {
-            Self::Host | Self::Inline => 1,
+            Self::File | Self::Host | Self::Inline => 1,
             Self::Cuda(_) => 4,
         }
     }
@@ -44,13 +46,14 @@ impl Executor {
     /// Returns [`StackError::Cuda`] if there is no driver, no such GPU, or too few resources on it.
     pub fn gpu(self) -> Result<Option<Arc<Gpu>>, StackError> {
         match self {
-            Self::Host | Self::Inline => Ok(None),
+            Self::File | Self::Host | Self::Inline => Ok(None),
             Self::Cuda(choice) => Ok(Some(Gpu::open(choice)?)),
         }
     }
 
     /// Returns a factory for executors of this kind, on the opened GPU, or on `lent` threads, if
-    /// there are any, instead of threads of their own.
+    /// there are any, instead of threads of their own. That of [`Executor::File`] needs the files,
+    /// which only [`crate::Builder`] has, and fails.
     #[must_use]
     pub fn factory(
         self,
@@ -60,6 +63,10 @@ impl Executor {
     ) -> ExecutorFactory {
         let clock = clock.clone();
         match (self, gpu.cloned()) {
+            (Self::File, _) => Box::new(|| -> Made {
+                let cause = "it is for a store in files".to_owned();
+                Err(ExecutorError::Failed { executor: "file", cause })
+            }),
             (Self::Host, _) => Box::new(move || -> Made {
                 let clock = clock.clone();
                 if lent.is_empty() {
@@ -86,6 +93,7 @@ impl Executor {
 impl fmt::Display for Executor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::File => "file",
             Self::Host => "host",
             Self::Inline => "inline",
             Self::Cuda(_) => "cuda",

@@ -41,7 +41,7 @@ pub fn routes(
             }
             &[Route::Direct, Route::Staged]
         }
-        (PoolMemory::Gpu { .. }, Executor::Host | Executor::Inline) => {
+        (PoolMemory::Gpu { .. }, Executor::File | Executor::Host | Executor::Inline) => {
             return wrong(
                 "executor",
                 "the pool is in a GPU's memory, and only executor cuda, on that GPU, moves \

@@ -37,6 +37,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use gio_kernels::FileTarget;
 use nvme_driver::{Clock as _, MonotonicClock, Nanos, remedy, wait_until};
 use nvme_emu::{BandwidthDial, BandwidthMedia, EmuConfig, FileMedia, FileOptions, Media as _};
 use rustix::{fs::FallocateFlags, io::Errno};
@@ -281,6 +282,11 @@ impl StoreDir {
         self.lock.is_read_only()
     }
 
+    /// Returns true if its media are slower than their files.
+    pub(crate) fn is_slowed(&self) -> bool {
+        self.manifest.speed.is_some()
+    }
+
     /// Returns its directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
@@ -303,12 +309,12 @@ impl StoreDir {
     }
 
     /// Opens the media, bypassing the page cache: a software controller for each device, named by
-    /// its path.
+    /// its path, and its file.
     ///
     /// # Errors
     /// Returns [`StoreDirError::Media`] if the operating system refuses one: it is in use, the file
     /// system has no direct I/O, or a file system is mounted on the block device.
-    pub fn controllers(&self) -> Result<Vec<EmuConfig>, StoreDirError> {
+    pub fn controllers(&self) -> Result<(Vec<EmuConfig>, Vec<FileTarget>), StoreDirError> {
         let controller = |device: StoreDirDevice| {
             let read_only = self.is_read_only() && device.path.starts_with(&self.dir);
             let media = open_media(&device.path, device.bytes, read_only)?;
@@ -318,16 +324,20 @@ impl StoreDir {
                 mdts_bytes: Some(COMMAND_BYTES),
                 ..EmuConfig::default()
             };
-            Ok(match self.manifest.speed {
+            let (file, [memory_align, offset_align]) = media.file();
+            let target = FileTarget { file, memory_align, offset_align };
+            let config = match self.manifest.speed {
                 None => config.namespace(media, self.lba_bytes()),
                 Some(speed) => {
                     let dial = BandwidthDial::default();
                     dial.set(Some(speed.bandwidth()));
                     config.namespace(BandwidthMedia::new(media, dial), self.lba_bytes())
                 }
-            })
+            };
+            Ok((config, target))
         };
-        self.devices().map(controller).collect()
+        let made: Result<Vec<_>, StoreDirError> = self.devices().map(controller).collect();
+        Ok(made?.into_iter().unzip())
     }
 }
 

@@ -32,7 +32,7 @@ impl Open {
     /// Opens the store; formats the store directory's devices first if `format` is given.
     fn new(mut store_dir: StoreDir, format: Option<&Format>) -> Result<Self, StoreError> {
         let domain = EmuDomain::new("store");
-        let drives = Drives::threaded(domain.clone(), store_dir.controllers().unwrap());
+        let drives = Drives::threaded(domain.clone(), store_dir.controllers().unwrap().0);
         let (clock, controllers) =
             (drives.clock.clone(), drives.attach(&ControllerOptions::default()));
         let devices: Vec<StoreDevice> = controllers.into_iter().map(StoreDevice::new).collect();

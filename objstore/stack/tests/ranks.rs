@@ -67,7 +67,7 @@ fn make(dir: &Path, format: &Format) {
 
 fn attach(store_dir: &StoreDir) -> (Drives, Vec<StoreDevice>, Arc<EmuDomain>) {
     let domain = EmuDomain::new("ranks");
-    let drives = Drives::threaded(domain.clone(), store_dir.controllers().unwrap());
+    let drives = Drives::threaded(domain.clone(), store_dir.controllers().unwrap().0);
     let controllers = drives.attach(&ControllerOptions::default());
     (drives, controllers.into_iter().map(StoreDevice::new).collect(), domain)
 }

@@ -10,6 +10,7 @@ use std::{
     fmt, io,
     os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use io_uring::{IoUring, opcode, squeue, types};
@@ -54,7 +55,7 @@ impl Default for FileOptions {
 /// A medium in a file; see the module documentation.
 pub struct FileMedia {
     ring: IoUring,
-    file: OwnedFd,
+    file: Arc<OwnedFd>,
     path: PathBuf,
     capacity: u64,
     limits: Limits,
@@ -142,7 +143,7 @@ impl FileMedia {
         })?;
         Ok(Self {
             ring,
-            file,
+            file: Arc::new(file),
             path: path.to_owned(),
             capacity,
             limits,
@@ -158,6 +159,13 @@ impl FileMedia {
             drain: HostMap::anonymous(DRAIN_BYTES)?,
             broken: None,
         })
+    }
+
+    /// Returns the file, which stays locked while it is used, and the alignment that direct I/O
+    /// requires: of memory, and of offsets and lengths.
+    #[must_use]
+    pub fn file(&self) -> (Arc<OwnedFd>, [usize; 2]) {
+        (self.file.clone(), [self.limits.memory_align, self.limits.offset_align])
     }
 
     /// Starts `op` in a free slot. The caller has checked both.
@@ -294,7 +302,7 @@ impl FileMedia {
             // SAFETY: `zeroes` is ours, has that length, and is never written.
             let bytes = unsafe { std::slice::from_raw_parts(zeroes.ptr().as_ptr(), len) };
             let wrote =
-                rustix::io::pwrite(&self.file, bytes, at).map_err(|error| failed(error.into()))?;
+                rustix::io::pwrite(&*self.file, bytes, at).map_err(|error| failed(error.into()))?;
             if wrote == 0 {
                 return Err(failed(io::ErrorKind::WriteZero.into()));
             }
@@ -547,7 +555,10 @@ impl Drop for FileMedia {
             return;
         }
         // Not only by closing it: a child that another thread is forking has the lock until `exec`.
-        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        // But not while others write to it, which may go on after their store was given up.
+        if Arc::strong_count(&self.file) == 1 {
+            let _ = rustix::fs::flock(&*self.file, FlockOperation::Unlock);
+        }
     }
 }
 

@@ -55,7 +55,7 @@ fn a_wrong_value_is_named_with_what_can_be_given() {
         ("capacity", "3.5", "a number and a unit"),
         ("lba", "520", "give 512 or 4096"),
         ("overwrite", "all", "give nothing, store or anything"),
-        ("executor", "gpu", "give host, inline or cuda"),
+        ("executor", "gpu", "give file, host, inline or cuda"),
         ("gpu", "-1", "a whole number from 0 to"),
         ("io_sms", "0", "a whole number from 1 to"),
         ("io_sms", "18446744073709551616", "a whole number from 1 to"),

@@ -12,7 +12,8 @@ use ripieno_testkit::until;
 
 use super::*;
 use crate::{
-    Builder, PoolMemory, RankMedia, Ranks, RanksOptions, StackConfig, metrics::MetricsPage,
+    Builder, Executor, PoolMemory, RankMedia, Ranks, RanksOptions, StackConfig,
+    metrics::MetricsPage,
 };
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 1, object_bytes: 4096, block_tokens: 16 };
@@ -28,7 +29,9 @@ fn open(dir: &Path) -> (RankStack, Arc<Emu>) {
     let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
     let options = RanksOptions { id: StoreId([7; 16]), ranks: 1, shape: SHAPE, media };
     let ranks = Ranks::prepare(dir, &options, &clock).unwrap();
-    let builder = Builder::new(StackConfig::default(), SHAPE)
+    // The software controllers count what passes through them.
+    let config = StackConfig { executor: Some(Executor::Host), ..StackConfig::default() };
+    let builder = Builder::new(config, SHAPE)
         .on(ranks.devices(0).unwrap())
         .pool(PoolMemory::Own { blocks: 4 });
     let stack = builder.open_rank(ranks.rank(0)).unwrap();

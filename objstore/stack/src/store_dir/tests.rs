@@ -46,7 +46,7 @@ fn a_home_is_found_again_with_its_parameters() {
         assert_eq!(found.len(), device.bytes);
         assert!(found.blocks() * 512 >= device.bytes, "it has holes");
     }
-    let controllers = again.controllers().unwrap();
+    let (controllers, _) = again.controllers().unwrap();
     let serials: Vec<&str> = controllers.iter().map(|config| &*config.serial).collect();
     assert_eq!(serials, ["123456789abcdef0-0", "123456789abcdef0-1"]);
     assert!(controllers.iter().all(|config| config.validate().is_ok()));

@@ -1,0 +1,266 @@
+#![allow(unsafe_code, reason = "moves data in memory that the ring laid out")]
+//! Runs operations on files, with `io_uring` and without NVMe.
+//!
+//! One thread for each warp of the ring does the warp's share of every operation: the objects of
+//! its device. It computes offset and memory of each, as `cursor.cuh` does, merges neighbours into
+//! one read or write, submits them together, and sleeps in the kernel until some have ended or
+//! another operation is submitted. Nobody polls.
+
+mod op;
+mod ring;
+mod transfer;
+mod words;
+mod worker;
+
+use std::{
+    fmt, io,
+    os::fd::OwnedFd,
+    ptr::NonNull,
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        mpsc::{Receiver, channel},
+    },
+    thread::{self, JoinHandle},
+};
+
+use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
+use nvme_driver::{Clock, GrantEpoch, Iova, Nanos, Place, Quiesced, Waiter};
+
+use self::{ring::Wake, worker::Worker};
+use crate::memory;
+
+/// Name in reports.
+const NAME: &str = "file";
+
+/// A file, or a block device, in place of a device's namespace: LBA 0 is its first byte.
+#[derive(Debug, Clone)]
+pub struct FileTarget {
+    /// Open for direct I/O.
+    pub file: Arc<OwnedFd>,
+    /// Alignment of memory that direct I/O requires.
+    pub memory_align: usize,
+    /// Alignment of lengths and offsets that direct I/O requires.
+    pub offset_align: usize,
+}
+
+/// Finds memory by its address for devices: `bytes` bytes, which stay mapped while an operation
+/// uses them. `None` if they are not, or this process does not reach them.
+pub type Reach = Arc<dyn Fn(Iova, usize) -> Option<NonNull<u8>> + Send + Sync>;
+
+/// Counts operations that have ended, and wakes threads that wait for one.
+#[derive(Debug, Default)]
+pub struct Ends {
+    count: Mutex<u64>,
+    more: Condvar,
+}
+
+impl Ends {
+    fn count(&self) -> u64 {
+        // A number is never half written.
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.more.notify_all();
+    }
+}
+
+/// Longest sleep of a waiter. What it waits for may be something else than the end of an operation.
+const SLEEP_MAX: Nanos = Nanos::from_millis(10);
+/// Pauses before a waiter sleeps: an operation in the page cache or on a fast drive may end first.
+const SPINS: u32 = 64;
+
+/// A clock whose pauses last until an operation ends.
+#[derive(Debug)]
+pub struct EndsClock {
+    /// Its time.
+    pub clock: Arc<dyn Clock>,
+    /// The operations.
+    pub ends: Arc<Ends>,
+}
+
+impl Clock for EndsClock {
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    fn happened(&self) -> u64 {
+        self.ends.count()
+    }
+
+    fn pause(&self, idle: u32, until: Nanos) {
+        self.pause_since(self.happened(), idle, until);
+    }
+
+    fn pause_since(&self, seen: u64, idle: u32, until: Nanos) {
+        if idle < SPINS {
+            return std::hint::spin_loop();
+        }
+        let left = (until - self.now()).min(SLEEP_MAX);
+        let count = self.ends.count.lock().unwrap_or_else(PoisonError::into_inner);
+        // It returns early if it likes: the caller polls either way.
+        let _ = self.ends.more.wait_timeout_while(count, left.duration(), |count| *count == seen);
+    }
+}
+
+/// Executes operations on files; see the module.
+pub struct FileExecutor {
+    targets: Vec<FileTarget>,
+    reach: Reach,
+    ends: Arc<Ends>,
+    clock: Arc<dyn Clock>,
+    workers: Vec<Handle>,
+    grants: Vec<GrantEpoch>,
+}
+
+/// A thread, and its waker.
+struct Handle {
+    thread: JoinHandle<()>,
+    wake: Arc<Wake>,
+}
+
+impl FileExecutor {
+    /// Creates an executor over the files of devices 0, 1, ... in this order;
+    /// [`IoExecutor::start`] starts its threads. `clock` must be the ring's: the deadline of
+    /// [`IoExecutor::stop`] and the timeouts of transfers are measured with it. `ends` counts the
+    /// operations.
+    #[must_use]
+    pub fn new(
+        targets: Vec<FileTarget>,
+        reach: Reach,
+        ends: Arc<Ends>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        Self { targets, reach, ends, clock, workers: Vec::new(), grants: Vec::new() }
+    }
+
+    fn failed(cause: impl Into<String>) -> ExecutorError {
+        ExecutorError::Failed { executor: NAME, cause: cause.into() }
+    }
+
+    /// Starts the thread of a warp. It says when its ring is made.
+    fn begin(&self, args: Args, warp: u32) -> io::Result<(Handle, Receiver<io::Result<()>>)> {
+        let wake = Arc::new(Wake::new()?);
+        let (said, says) = channel();
+        let (clock, ends, reach) = (self.clock.clone(), self.ends.clone(), self.reach.clone());
+        let (targets, waker) = (self.targets.clone(), wake.clone());
+        let run = move || {
+            // SAFETY: the caller of `start` promised that everything `args` points to lives until
+            // `stop` succeeds, which joins this thread; and no other thread has this warp.
+            let made = unsafe { Worker::new(args, warp, &targets, reach, ends, clock, waker) };
+            match made {
+                Ok(worker) => {
+                    // If nobody listens, another thread could not be started: the stop word is set.
+                    let _ = said.send(Ok(()));
+                    worker.run();
+                }
+                Err(error) => {
+                    let _ = said.send(Err(error));
+                }
+            }
+        };
+        let thread = thread::Builder::new().name(format!("gio-file-{warp}")).spawn(run)?;
+        Ok((Handle { thread, wake }, says))
+    }
+
+    fn start_all(&mut self, args: Args) -> io::Result<()> {
+        let mut says = Vec::new();
+        for warp in 0..args.warp_count {
+            let (worker, made) = self.begin(args, warp)?;
+            self.workers.push(worker);
+            says.push(made);
+        }
+        for made in says {
+            made.recv().map_err(|_| io::Error::other("its thread ended"))??;
+        }
+        Ok(())
+    }
+
+    /// Ends what was started, if not all of it could be. Nothing was submitted yet.
+    fn give_up(&mut self, args: Args) {
+        // SAFETY: as in `begin`: the ring's stop word.
+        unsafe { words::set_stop(args.stop) };
+        for worker in self.workers.drain(..) {
+            worker.wake.wake();
+            if worker.thread.join().is_err() {
+                tracing::error!("a thread of the file executor panicked");
+            }
+        }
+    }
+}
+
+impl IoExecutor for FileExecutor {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
+        memory::alloc(NAME, len)
+    }
+
+    fn address(&self, place: &Place) -> Option<u64> {
+        place.host
+    }
+
+    fn start(&mut self, args: Args, grants: &[GrantEpoch]) -> Result<(), ExecutorError> {
+        if !self.workers.is_empty() {
+            return Err(Self::failed("it is running already; stop it first"));
+        }
+        if args.clock != 0 {
+            return Err(Self::failed("files have no virtual time; take another executor"));
+        }
+        if let Err(error) = self.start_all(args) {
+            self.give_up(args);
+            let hint = "the kernel or a container's policy forbids io_uring: see \
+                        io_uring_disabled in /proc/sys/kernel, or take executor host";
+            return Err(Self::failed(format!("setting up io_uring failed: {error}; {hint}")));
+        }
+        self.grants = grants.to_vec();
+        tracing::debug!(threads = args.warp_count, "threads run operations on files");
+        Ok(())
+    }
+
+    fn submitted(&mut self, _tail: u32, _sms: u32) -> Result<(), ExecutorError> {
+        self.workers.iter().for_each(|worker| worker.wake.wake());
+        Ok(())
+    }
+
+    /// Progress happens on other threads; checks that they run.
+    fn poll(&mut self) -> Result<Progress, ExecutorError> {
+        if self.workers.is_empty() {
+            return Err(Self::failed("it was not started, or stopped; start it (again)"));
+        }
+        match self.workers.iter().position(|worker| worker.thread.is_finished()) {
+            None => Ok(Progress::Idle),
+            Some(warp) => Err(Self::failed(format!("thread gio-file-{warp} ended by itself"))),
+        }
+    }
+
+    fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
+        let mut waiter = Waiter::new(&*self.clock, deadline);
+        while !self.workers.iter().all(|worker| worker.thread.is_finished()) {
+            self.workers.iter().for_each(|worker| worker.wake.wake());
+            if !waiter.wait() {
+                return Err(ExecutorError::StopTimeout { executor: NAME });
+            }
+        }
+        for worker in self.workers.drain(..) {
+            if worker.thread.join().is_err() {
+                // Its transfers may still be in the kernel.
+                return Err(Self::failed("one of its threads panicked"));
+            }
+        }
+        // SAFETY: every thread has ended, after it has seen the results of all its transfers.
+        Ok(unsafe { Quiesced::assert(std::mem::take(&mut self.grants)) })
+    }
+}
+
+impl fmt::Debug for FileExecutor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileExecutor")
+            .field("targets", &self.targets)
+            .field("threads", &self.workers.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,164 @@
+//! The `io_uring` of a thread, and how it is woken.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+    sync::atomic::{AtomicBool, Ordering, fence},
+};
+
+use io_uring::{IoUring, opcode, squeue, types};
+use nvme_driver::Nanos;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::FileTarget;
+
+/// The file of the ring.
+pub(super) const FILE: types::Fixed = types::Fixed(0);
+/// Marks the result of waiting for [`Wake`].
+pub(super) const WOKEN: u64 = u64::MAX;
+/// Marks the result of a cancellation, which is of no interest: that of the transfer follows.
+pub(super) const CANCELLED: u64 = u64::MAX - 1;
+
+/// Wakes a thread that sleeps in the kernel.
+#[derive(Debug)]
+pub(super) struct Wake {
+    asleep: AtomicBool,
+    event: OwnedFd,
+}
+
+impl Wake {
+    pub(super) fn new() -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { asleep: AtomicBool::new(false), event })
+    }
+
+    /// Has the thread look at the ring of operations and the stop word again.
+    pub(super) fn wake(&self) {
+        // Either the thread sees what was published before this, or this sees that it sleeps.
+        fence(Ordering::SeqCst);
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            // It cannot be full: the thread empties it before it sleeps again.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Called before the thread looks a last time and then sleeps.
+    pub(super) fn will_sleep(&self) {
+        self.asleep.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Called when the thread does not sleep.
+    pub(super) fn is_awake(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+    }
+
+    fn clear(&self) {
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+    }
+}
+
+/// The ring; made and used by one thread.
+pub(super) struct Ring {
+    ring: IoUring,
+    /// True while the kernel watches the [`Wake`].
+    is_watching: bool,
+    unsubmitted: usize,
+}
+
+impl Ring {
+    /// Makes a ring for `transfers` at a time.
+    pub(super) fn new(target: &FileTarget, transfers: u32) -> io::Result<Self> {
+        // Results are kept until the thread asks for them, and interrupt nobody. Linux before 6.1
+        // does not have that.
+        let mut builder = IoUring::builder();
+        builder.setup_single_issuer().setup_defer_taskrun();
+        // The thread that is woken, and a cancellation.
+        let entries = transfers + 2;
+        let ring = builder.build(entries).or_else(|_| IoUring::new(entries))?;
+        ring.submitter().register_files(&[target.file.as_raw_fd()])?;
+        // Saves a look-up for each call. Linux before 5.18 does not have that.
+        let _ = ring.submitter().register_ring_fd();
+        Ok(Self { ring, is_watching: false, unsubmitted: 0 })
+    }
+
+    /// Queues an entry.
+    ///
+    /// # Safety
+    /// What it points to lives until its result is seen.
+    pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        // SAFETY: the caller's promise.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.submit()?;
+        }
+        self.unsubmitted += 1;
+        Ok(())
+    }
+
+    /// Returns the number of entries that the kernel does not have yet.
+    pub(super) fn unsubmitted(&self) -> usize {
+        self.unsubmitted
+    }
+
+    /// Asks the kernel to give up a transfer.
+    pub(super) fn cancel(&mut self, transfer: u64) -> io::Result<()> {
+        let entry = opcode::AsyncCancel::new(transfer).build().user_data(CANCELLED);
+        // SAFETY: it points to nothing.
+        unsafe { self.push(&entry) }
+    }
+
+    /// Submits what is queued, with one system call.
+    pub(super) fn submit(&mut self) -> io::Result<()> {
+        self.enter(0, Nanos(0))
+    }
+
+    /// Submits what is queued, and sleeps until there are `results`, or someone wakes the thread,
+    /// or a time has passed.
+    pub(super) fn sleep(&mut self, wake: &Wake, results: usize, time: Nanos) -> io::Result<()> {
+        if !self.is_watching {
+            let file = types::Fd(wake.event.as_raw_fd());
+            let entry = opcode::PollAdd::new(file, libc::POLLIN as u32).build().user_data(WOKEN);
+            // SAFETY: it points to nothing.
+            unsafe { self.push(&entry)? };
+            self.is_watching = true;
+        }
+        self.enter(results, time)
+    }
+
+    fn enter(&mut self, results: usize, time: Nanos) -> io::Result<()> {
+        let span = time.duration();
+        let limit = types::Timespec::new().sec(span.as_secs()).nsec(span.subsec_nanos());
+        let args = types::SubmitArgs::new().timespec(&limit);
+        let entered = match results {
+            0 => self.ring.submit(),
+            _ => self.ring.submitter().submit_with_args(results, &args),
+        };
+        self.unsubmitted = self.ring.submission().len();
+        match entered {
+            Ok(_) => Ok(()),
+            // The time has passed, a signal arrived, or the kernel is short of memory or has to
+            // deliver results first: the caller comes again.
+            Err(error) if is_transient(&error) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes the results of transfers: numbers and values.
+    pub(super) fn take(&mut self, wake: &Wake, results: &mut Vec<(u64, i32)>) {
+        for entry in self.ring.completion() {
+            match entry.user_data() {
+                WOKEN => {
+                    self.is_watching = false;
+                    wake.clear();
+                }
+                CANCELLED => {}
+                transfer => results.push((transfer, entry.result())),
+            }
+        }
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
+    matches!(number, Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME | libc::ENOMEM))
+}
