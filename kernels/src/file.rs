@@ -112,6 +112,9 @@ pub struct FileExecutor {
     clock: Arc<dyn Clock>,
     workers: Vec<Handle>,
     grants: Vec<GrantEpoch>,
+    /// The GPU whose streams wait for events of the ring, and read its tables.
+    #[cfg(feature = "cuda")]
+    gpu: Option<Arc<crate::cuda::CudaDevice>>,
 }
 
 /// A thread, and its waker.
@@ -132,7 +135,25 @@ impl FileExecutor {
         ends: Arc<Ends>,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        Self { targets, reach, ends, clock, workers: Vec::new(), grants: Vec::new() }
+        Self {
+            targets,
+            reach,
+            ends,
+            clock,
+            workers: Vec::new(),
+            grants: Vec::new(),
+            #[cfg(feature = "cuda")]
+            gpu: None,
+        }
+    }
+
+    /// Allocates rings, events and tables in memory that this GPU reaches, too: for a KV pool in its
+    /// memory, to and from which its streams copy.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn beside(mut self, gpu: Arc<crate::cuda::CudaDevice>) -> Self {
+        self.gpu = Some(gpu);
+        self
     }
 
     fn failed(cause: impl Into<String>) -> ExecutorError {
@@ -196,6 +217,12 @@ impl IoExecutor for FileExecutor {
     }
 
     fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = &self.gpu {
+            // Its address for the GPU is good in this process as well (CUDA Driver API, section
+            // Unified Addressing): threads and streams use the same.
+            return gpu.pinned_shared(NAME, len);
+        }
         memory::alloc(NAME, len)
     }
 

@@ -269,22 +269,38 @@ impl Parts {
     }
 }
 
+/// Returns pinned memory as that of a ring.
+fn shared(
+    memory: Result<PinnedMemory, CudaError>,
+    executor: &'static str,
+    len: usize,
+) -> Result<SharedMemory, ExecutorError> {
+    let failed = |error: CudaError| ExecutorError::Memory { executor, len, cause: error.to_string() };
+    let memory = memory.map_err(failed)?;
+    let (host, address, len) = (memory.host(), memory.device().0, memory.len());
+    // SAFETY: zeroed, page aligned, the same memory for the GPU, ordinary memory for the host, and
+    // allocated until the owner is dropped.
+    Ok(unsafe { SharedMemory::new(host, address, len, Box::new(memory)) })
+}
+
+impl CudaDevice {
+    /// Allocates pinned memory for the ring of an executor that does not run on the GPU.
+    pub(crate) fn pinned_shared(
+        self: &Arc<Self>,
+        executor: &'static str,
+        len: usize,
+    ) -> Result<SharedMemory, ExecutorError> {
+        shared(self.pinned(len), executor, len)
+    }
+}
+
 impl IoExecutor for CudaExecutor {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
-        let failed = |error: CudaError| ExecutorError::Memory {
-            executor: NAME,
-            len,
-            cause: error.to_string(),
-        };
-        let memory = self.memory(len).map_err(failed)?;
-        let (host, address, len) = (memory.host(), memory.device().0, memory.len());
-        // SAFETY: zeroed, page aligned, the same memory for the GPU, ordinary memory for the host,
-        // and allocated until the owner is dropped.
-        Ok(unsafe { SharedMemory::new(host, address, len, Box::new(memory)) })
+        shared(self.memory(len), NAME, len)
     }
 
     fn alloc_state(&self, len: usize) -> Result<SharedMemory, ExecutorError> {

@@ -95,6 +95,8 @@ pub(super) struct Worker {
     /// Status of operations that are refused.
     refusal: u32,
     given_up: u32,
+    /// Time of this turn: in a virtual machine a look at the clock can take as long as a checksum.
+    now: Nanos,
     next_check: Nanos,
 }
 
@@ -151,6 +153,7 @@ impl Worker {
             results: Vec::with_capacity(depth),
             refusal: abi::STATUS_OK,
             given_up: 0,
+            now: Nanos(0),
             next_check: Nanos(0),
         })
     }
@@ -185,6 +188,7 @@ impl Worker {
         if self.refusal == abi::STATUS_OK && self.words.is_stopped() {
             self.refuse(abi::STATUS_CANCELLED);
         }
+        self.now = self.clock.now();
         let arrived = self.accept();
         self.fill()?;
         self.count();
@@ -235,8 +239,7 @@ impl Worker {
                 },
                 None => match self.words.entry(self.position) {
                     Some((id, iocb)) if self.refusal == 0 && !self.words.is_reached(&iocb) => {
-                        let since = self.clock.now();
-                        self.waiting = Some(Waiting { id, iocb, since, nap: NAP });
+                        self.waiting = Some(Waiting { id, iocb, since: self.now, nap: NAP });
                         break;
                     }
                     Some(ready) => ready,
@@ -265,7 +268,7 @@ impl Worker {
     /// Returns an operation that need not wait any more.
     fn await_event(&mut self, mut waiting: Waiting) -> Option<(u32, Iocb)> {
         let limit = self.words.args().event_timeout_ns;
-        let waited = self.clock.now() - waiting.since;
+        let waited = self.now - waiting.since;
         if self.refusal == abi::STATUS_OK && limit != 0 && waited.0 >= limit {
             self.fail(abi::FAULT_EVENT, Nanos::MAX);
         }
@@ -333,19 +336,21 @@ impl Worker {
         let Some(number) = self.free.pop() else { return Ok(()) };
         let slot = &mut self.slots[number];
         (slot.op, slot.run, slot.is_read) = (at, run, op.is_read());
-        if !op.is_read() {
-            store_checksums(op, &run, &self.reach);
-        }
         op.outstanding += 1;
         slot.state = State::Flying;
-        slot.since = self.clock.now();
+        slot.since = self.now;
         self.bytes[usize::from(!slot.is_read)] += run.bytes();
         self.words.add(offset_of!(Warp, commands), 1);
         if !self.prepare(number, false) {
             self.end(number, abi::STATUS_NVME | u32::from(NvmeStatus::INTERNAL_ERROR.0));
             return Ok(());
         }
-        self.queue(number)
+        self.queue(number)?;
+        // Behind it: the disk writes meanwhile.
+        if let Some(op) = self.ops[at].as_ref().filter(|op| !op.is_read()) {
+            store_checksums(op, &run, &self.reach);
+        }
+        Ok(())
     }
 
     /// Lists the memory of a transfer. Returns false if there is none for a bounce buffer.

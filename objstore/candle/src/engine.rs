@@ -1,7 +1,6 @@
 //! The engine: prompts in, tokens out, and its use of the store.
 
 use std::{
-    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -71,16 +70,16 @@ fn first_seen(window: Option<usize>, at: usize) -> usize {
 }
 
 impl Engine {
-    /// Opens the store in `dir`, or creates one of 64 MiB. With `windows`, every other layer has a
+    /// Opens a store, or creates one of 64 MiB in two files. With `windows`, every other layer has a
     /// sliding window.
     ///
     /// # Errors
     /// Returns an error if the store cannot be opened.
-    pub fn open(dir: &Path, windows: bool) -> Result<Self> {
+    pub fn open(config: StackConfig, windows: bool) -> Result<Self> {
         let windows: &[_] = if windows { &[Some(WINDOW), None] } else { &[None] };
         let pages = Pages::new();
         let devices = Some(DeviceChoice::Files(2));
-        let config = StackConfig { capacity: Some(64 << 20), devices, ..StackConfig::at(dir) };
+        let config = StackConfig { capacity: Some(64 << 20), devices, ..config };
         let builder = Builder::new(config, SHAPE);
         let stack = builder.namespace(namespace(windows)).pool(pages.memory()).open()?;
         Ok(Self { model: Llama::new(SEED, windows)?, pages, stack })

@@ -7,6 +7,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Result;
 use clap::Parser;
 use ripieno_candle::Engine;
+use ripieno_stack::StackConfig;
 
 const SENTENCE: &str = "What was computed once is read and not computed again. ";
 
@@ -53,7 +54,7 @@ fn decode_offloaded(engine: &Engine, args: &Args, prompt: &[u32], top: usize) ->
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let prompt: Vec<u32> = args.prompt.bytes().map(u32::from).collect();
-    let engine = Engine::open(&args.path, args.windows)?;
+    let engine = Engine::open(StackConfig::at(&args.path), args.windows)?;
 
     let mut answer = engine.prefill(&prompt, true)?;
     println!("found: {} of {} tokens", answer.found, prompt.len());

@@ -9,6 +9,7 @@ use std::{
 };
 
 use ripieno_candle::{Engine, SHAPE};
+use ripieno_stack::StackConfig;
 
 /// Tokens of the prompt: 18 blocks and 12 tokens.
 const TOKENS: usize = 300;
@@ -73,7 +74,7 @@ fn damaged_kv_is_computed_again() {
 
     // The sixth block's K in the third layer.
     let tokens: Vec<u32> = prompt().bytes().map(u32::from).collect();
-    let engine = Engine::open(&dir, false).unwrap();
+    let engine = Engine::open(StackConfig::at(&dir), false).unwrap();
     let sequence = engine.prefill(&tokens, true).unwrap();
     let k = engine.pages.read((2, 0), &sequence.table, 96).unwrap();
     engine.close().unwrap();

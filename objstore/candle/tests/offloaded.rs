@@ -3,6 +3,7 @@
 use candle_core::{Device, Tensor};
 use objstore::{BlockId, StoreError};
 use ripieno_candle::{Engine, Offloaded, SHAPE, Sequence};
+use ripieno_stack::{Executor, StackConfig};
 
 const BLOCK: usize = SHAPE.block_tokens as usize;
 /// Tokens of the prompt: 18 blocks, which are stored, and 12 tokens.
@@ -73,7 +74,10 @@ fn counted(engine: &Engine) -> [u64; 2] {
 #[test]
 fn answers_are_those_of_the_same_blocks_in_memory_and_reads_are_what_was_chosen() {
     let place = tempfile::tempdir().unwrap();
-    let engine = Engine::open(place.path(), false).unwrap();
+    // Software controllers count by themselves what passes through them.
+    let executor = Some(Executor::Host);
+    let config = StackConfig { executor, ..StackConfig::at(place.path()) };
+    let engine = Engine::open(config, false).unwrap();
     let mut dense = prefilled(&engine);
     engine.decode(&mut dense, ANSWER).unwrap();
     let dense = Answer::new(&engine, &dense);
@@ -114,7 +118,7 @@ fn answers_are_those_of_the_same_blocks_in_memory_and_reads_are_what_was_chosen(
 #[test]
 fn a_block_that_is_gone_is_an_error_and_the_prompt_is_computed_again() {
     let place = tempfile::tempdir().unwrap();
-    let engine = Engine::open(place.path(), false).unwrap();
+    let engine = Engine::open(StackConfig::at(place.path()), false).unwrap();
     let (expected, offloaded) = decode(&engine, 4, 0);
     assert!(engine.offload(offloaded.sequence, 0, 0).is_err());
     let sequence = prefilled(&engine);

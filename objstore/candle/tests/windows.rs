@@ -5,6 +5,7 @@ use std::path::Path;
 use candle_core::{Device, Tensor};
 use objstore::BlockId;
 use ripieno_candle::{Engine, SHAPE, Sequence};
+use ripieno_stack::StackConfig;
 
 const BLOCK: usize = SHAPE.block_tokens as usize;
 /// Tokens of the prompt: 18 blocks, which are stored, and 12 tokens.
@@ -26,7 +27,7 @@ fn other(from: usize, token: u8) -> Vec<u32> {
 }
 
 fn open(dir: &Path) -> Engine {
-    let engine = Engine::open(dir, true).unwrap();
+    let engine = Engine::open(StackConfig::at(dir), true).unwrap();
     // Pages that are neither computed nor loaded have no numbers.
     let pool: Vec<BlockId> = (0..256).map(BlockId).collect();
     let nothing = Tensor::full(f32::NAN, (pool.len() * BLOCK, 64), &Device::Cpu).unwrap();
@@ -102,7 +103,7 @@ fn other_layers_see_all_and_other_models_find_nothing() {
     assert_ne!(asked(&engine, &early).2, expected, "the answer depends on the first token");
     assert!(engine.offload(engine.prefill(&prompt(), true).unwrap(), 4, 0).is_err());
     engine.close().unwrap();
-    let dense = Engine::open(place.path(), false).unwrap();
+    let dense = Engine::open(StackConfig::at(place.path()), false).unwrap();
     let sequence = dense.prefill(&prompt(), true).unwrap();
     assert_eq!(sequence.found, 0, "it has other layers");
     dense.close().unwrap();

@@ -2,7 +2,7 @@
 
 use std::{mem, sync::Arc};
 
-use gio_kernels::{Ends, EndsClock};
+use gio_kernels::{Ends, EndsClock, cuda::CudaDriver};
 use nvme_driver::ControllerOptions;
 use objstore::{
     Format, KvPool, KvShape, Namespace, Plane, RankId, RawRing, Route, Store, StoreConfig,
@@ -235,8 +235,17 @@ impl Builder {
         let (mut devices, format) = self.devices()?;
         let executor = self.executor(&devices)?;
         if self.gpu.is_none() {
-            self.gpu = executor.gpu()?;
+            self.gpu = match (executor, &self.pool) {
+                (Executor::File, PoolMemory::Gpu { memory, .. }) => {
+                    let device = CudaDriver::load()?.device(memory.ordinal())?;
+                    Some(Gpu::for_copies(device)?)
+                }
+                _ => executor.gpu()?,
+            };
         }
+        // That whose memory has the queues: who fills them is elsewhere otherwise.
+        let runs_kernel = matches!(executor, Executor::Cuda(_));
+        let kernel_gpu = self.gpu.clone().filter(|_| runs_kernel);
         self.tune(executor, &devices)?;
         let (mut unformatted, mut not_taken) = (format.as_ref(), Vec::new());
         for &route in routes(executor, &self.pool, self.config.route)? {
@@ -245,7 +254,7 @@ impl Builder {
                 Ok(()) => {
                     let gpu = self.gpu.as_deref();
                     let on = devices.controllers(&self.controller, gpu)?;
-                    on.outfit(&self.options, gpu)?;
+                    on.outfit(&self.options, kernel_gpu.as_deref())?;
                     let (queues, space, unit) = (on.queues.clone(), on.space.clone(), limits(on).0);
                     let opened = self.pool_plan().register(route, on).and_then(|(pool, place)| {
                         let mut config = self.store_config(executor, &mut devices, pool.clone());
@@ -274,12 +283,14 @@ impl Builder {
         Err(StackError::NoRoute { tried: not_taken })
     }
 
-    /// Returns the executor: the one that is asked for, or that of the KV pool; for one in host
-    /// memory, that of the devices.
+    /// Returns the executor: the one that is asked for, or that of the devices and the KV pool.
     fn executor(&self, devices: &Devices) -> Result<Executor, StackError> {
         let executor = self.config.executor(&self.pool);
-        match (self.config.executor, executor) {
-            (None, Executor::Host) if devices.has_files() => Ok(Executor::File),
+        let StackConfig { executor: asked, route, io_sms, .. } = &self.config;
+        // Both need the I/O kernel on the GPU.
+        let on_gpu = *route == Some(Route::Direct) || io_sms.is_some();
+        match (asked, executor) {
+            (None, _) if devices.has_files() && !on_gpu => Ok(Executor::File),
             (_, Executor::File) if !devices.has_files() => {
                 let problem = "file is for a store in files of full speed; take host";
                 Err(StackError::config("executor", problem))
@@ -317,7 +328,7 @@ impl Builder {
         let executor = if executor == Executor::File {
             let ends = Arc::new(Ends::default());
             clock = Arc::new(EndsClock { clock, ends: ends.clone() });
-            devices.file_executors(&ends, &clock)
+            devices.file_executors(&ends, &clock, self.gpu.as_deref())
         } else {
             let is_small = self.shape.object_bytes <= LENT_OBJECT_BYTES_MAX;
             let lent = devices.emulation().filter(|_| is_small).map(Emulation::threads);

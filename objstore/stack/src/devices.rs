@@ -208,19 +208,26 @@ impl Devices {
             && matches!(self.time, Time::Real(_))
     }
 
-    /// Returns a factory of file executors, for a pool that the attached controllers reach.
+    /// Returns a factory of file executors, for a pool that the attached controllers reach, or that
+    /// of the GPU.
     pub(crate) fn file_executors(
         &self,
         ends: &Arc<Ends>,
         clock: &Arc<dyn Clock>,
+        gpu: Option<&Gpu>,
     ) -> ExecutorFactory {
+        let gpu = gpu.map(|gpu| gpu.device().clone());
         let (files, ends, clock) = (self.files.clone(), ends.clone(), clock.clone());
         let domain = self.emulation().map(|emulation| emulation.domain.clone());
         let reach: Reach =
             Arc::new(move |iova, bytes| domain.as_ref()?.access().resolve(iova, bytes).ok()?.host);
         Box::new(move || {
             let (files, ends) = (files.clone(), ends.clone());
-            Ok(Box::new(FileExecutor::new(files, reach.clone(), ends, clock.clone())))
+            let executor = FileExecutor::new(files, reach.clone(), ends, clock.clone());
+            Ok(Box::new(match gpu.clone() {
+                Some(gpu) => executor.beside(gpu),
+                None => executor,
+            }))
         })
     }
 

@@ -67,16 +67,24 @@ impl Gpu {
     /// # Errors
     /// Returns the driver's error.
     pub fn on(device: Arc<CudaDevice>, choice: CudaChoice) -> Result<Arc<Self>, CudaError> {
-        let gpu = Arc::new(Self {
+        let gpu = Self::for_copies(device)?;
+        // Detects before anything is built whether the I/O kernel compiles and gets its SMs.
+        gpu.executor(choice, Arc::new(MonotonicClock::default()))?;
+        Ok(gpu)
+    }
+
+    /// Same as [`Gpu::on`], without an I/O kernel: no SMs are reserved.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    pub(crate) fn for_copies(device: Arc<CudaDevice>) -> Result<Arc<Self>, CudaError> {
+        Ok(Arc::new(Self {
             copies: Arc::new(CudaCopies::with_host_memory(&device, COPY_BYTES)?),
             streams: Arc::new(CudaStreams::new(&device)?),
             gdr: Gdr::open(),
             ran: Mutex::default(),
             device,
-        });
-        // Detects before anything is built whether the I/O kernel compiles and gets its SMs.
-        gpu.executor(choice, Arc::new(MonotonicClock::default()))?;
-        Ok(gpu)
+        }))
     }
 
     /// Makes an executor on this GPU.

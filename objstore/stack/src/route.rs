@@ -41,11 +41,12 @@ pub fn routes(
             }
             &[Route::Direct, Route::Staged]
         }
-        (PoolMemory::Gpu { .. }, Executor::File | Executor::Host | Executor::Inline) => {
+        (PoolMemory::Gpu { .. }, Executor::File) => &[Route::Staged],
+        (PoolMemory::Gpu { .. }, Executor::Host | Executor::Inline) => {
             return wrong(
                 "executor",
-                "the pool is in a GPU's memory, and only executor cuda, on that GPU, moves \
-                 data there"
+                "the pool is in a GPU's memory; take cuda, on that GPU, or for a store in files \
+                 file"
                     .to_owned(),
             );
         }

@@ -19,7 +19,7 @@ use objstore::{
     StoreId, StoreOptions, Ticket,
 };
 use ripieno_stack::{
-    Builder, Devices, ErrorKind, GpuMemory, PoolLayout, PoolMemory, RankMedia, RankStack, Ranks,
+    Builder, CudaChoice, Devices, ErrorKind, Executor, GpuMemory, PoolLayout, PoolMemory, RankMedia, RankStack, Ranks,
     RanksOptions, Request, Route, StackConfig, StackError, StoreDir, StoreDirMedia,
     StoreDirOptions,
 };
@@ -103,8 +103,14 @@ fn temporary() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-fn config(devices: Devices, engine: &Engine, route: Option<Route>) -> Builder {
-    let config = StackConfig { route, ..StackConfig::default() };
+/// The I/O kernel on the GPU.
+const CUDA: Executor = Executor::Cuda(CudaChoice::new(0));
+/// The ways of the data to and from GPU memory.
+const WAYS: [(Route, Executor); 3] =
+    [(Route::Direct, CUDA), (Route::Staged, CUDA), (Route::Staged, Executor::File)];
+
+fn config(devices: Devices, engine: &Engine, executor: Executor, route: Option<Route>) -> Builder {
+    let config = StackConfig { route, executor: Some(executor), ..StackConfig::default() };
     Builder::new(config, SHAPE).on(devices).pool(engine.pool())
 }
 
@@ -122,7 +128,7 @@ fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
     let test = "what_is_stored_from_gpu_memory_is_found_again_on_every_route";
     // Copies are late, to detect a missing wait.
     isolated(test, Level::Full, &[("MOCK_COPY_DELAY_US", "300")], || {
-        for route in [Route::Direct, Route::Staged] {
+        for (route, executor) in WAYS {
             let place = temporary();
             let dir = place.path().join("store");
             // Like PyTorch's allocator: at any offset in a page.
@@ -130,7 +136,7 @@ fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
             let format = Format::new(StoreId([7; 16]), SHAPE);
             // Fewer than the model has layers.
             let options = StoreOptions { staging_buffers: 2, ..StoreOptions::default() };
-            let config = |place| config(place, &engine, Some(route)).options(options.clone());
+            let config = |place| config(place, &engine, executor, Some(route)).options(options.clone());
             let stack = config(store_dir(&dir).into()).format(format).open().unwrap();
             assert_eq!(stack.placement().route, route);
             (0..3).for_each(|block| engine.fill(block, block.into()));
@@ -145,12 +151,12 @@ fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
             let request = Request::retrieve(stack.store(), &prefix, 0, &blocks(5..8)).unwrap();
             request.move_all().unwrap();
             for block in 0..3 {
-                assert!(engine.holds(block + 5, block.into()), "{route}: block {block}");
-                assert!(engine.holds(block, block.into()), "{route}: block {block} was kept");
+                assert!(engine.holds(block + 5, block.into()), "{route}, {executor}: block {block}");
+                assert!(engine.holds(block, block.into()), "{route}, {executor}: block {block} was kept");
             }
             drop((request, prefix));
             stack.close().unwrap();
-            assert!(engine.others_are_well(), "{route}");
+            assert!(engine.others_are_well(), "{route}, {executor}");
         }
         cuda_mock::assert_thread_clean();
     });
@@ -164,9 +170,14 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
         let dir = place.path().join("store");
         let engine = Engine::new(512);
         let format = Format::new(StoreId([7; 16]), SHAPE);
-        let stack = config(store_dir(&dir).into(), &engine, None).format(format).open().unwrap();
+        let stack = config(store_dir(&dir).into(), &engine, CUDA, None).format(format).open().unwrap();
         let text = stack.placement().to_string();
         assert!(text.starts_with("direct (queues in pinned host memory, KV pool in GPU"), "{text}");
+        stack.close().unwrap();
+        // Without an executor, no SM is reserved.
+        let stack = Builder::new(StackConfig::at(&dir), SHAPE).pool(engine.pool()).open().unwrap();
+        let text = stack.placement().to_string();
+        assert!(text.starts_with("staged (queues in host"), "{text}");
         stack.close().unwrap();
         // PRPs have dword granularity; a kernel copies all other objects.
         let odd = Engine::new(510);
@@ -177,7 +188,7 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
         let open = |require| {
             let place = StoreDir::open(&dir).unwrap().into();
             let controller = controller.clone();
-            config(place, &odd, require).controller(controller).open()
+            config(place, &odd, CUDA, require).controller(controller).open()
         };
         let stack = open(None).unwrap();
         let text = stack.placement().to_string();
@@ -190,7 +201,7 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("there is direct and staged"), "{error}");
         for (name, text, wanted) in
-            [("executor", "host", "only executor cuda"), ("gpu", "1", "the pool is on GPU 0")]
+            [("executor", "host", "take cuda, on that GPU, or"), ("gpu", "1", "the pool is on GPU 0")]
         {
             let mut config = StackConfig::at(&dir);
             config.set(name, text).unwrap();
@@ -211,16 +222,21 @@ struct Rank {
 }
 
 impl Rank {
-    fn open(ranks: &Ranks, route: Route) -> Self {
-        Self::open_with(ranks, route, StoreOptions::default())
+    fn open(ranks: &Ranks, way: (Route, Executor)) -> Self {
+        Self::open_with(ranks, way, StoreOptions::default())
     }
 
-    fn open_with(ranks: &Ranks, route: Route, options: StoreOptions) -> Self {
+    fn open_with(
+        ranks: &Ranks,
+        (route, executor): (Route, Executor),
+        options: StoreOptions,
+    ) -> Self {
         let engine = Engine::new(4096 + 256);
         let device = &engine.device;
         let (stream, work) = (CudaStream::lowest(device).unwrap(), CudaPattern::new(device));
         let word = device.pinned(4096).unwrap();
-        let config = StackConfig { route: Some(route), ..StackConfig::default() };
+        let (route, executor) = (Some(route), Some(executor));
+        let config = StackConfig { route, executor, ..StackConfig::default() };
         let stack = Builder::new(config, SHAPE)
             .on(ranks.devices(0).unwrap())
             .pool(engine.pool())
@@ -285,9 +301,9 @@ fn ranks(dir: &Path) -> Ranks {
 fn layers_are_stored_after_the_stream_and_used_after_they_were_loaded() {
     let test = "layers_are_stored_after_the_stream_and_used_after_they_were_loaded";
     isolated(test, Level::Full, &[("MOCK_COPY_DELAY_US", "2000")], || {
-        for route in [Route::Direct, Route::Staged] {
+        for (route, executor) in WAYS {
             let place = temporary();
-            let rank = Rank::open(&ranks(place.path()), route);
+            let rank = Rank::open(&ranks(place.path()), (route, executor));
             rank.engine.fill(1, 99);
             // The engine computes layers, and saves each as soon as the CPU gets there.
             rank.pause();
@@ -302,7 +318,7 @@ fn layers_are_stored_after_the_stream_and_used_after_they_were_loaded() {
             while start.elapsed() < Duration::from_millis(100) {
                 assert!(
                     rank.stack.plane().poll(Ticket { job, layer: Layer(0) }).unwrap().is_none(),
-                    "{route}: too early"
+                    "{route}, {executor}: too early"
                 );
             }
             rank.go_on();
@@ -317,7 +333,7 @@ fn layers_are_stored_after_the_stream_and_used_after_they_were_loaded() {
             for layer in (0..SHAPE.layers).map(Layer) {
                 rank.join(job, layer);
             }
-            assert!(rank.finds(6, 5), "{route}: used before it was there");
+            assert!(rank.finds(6, 5), "{route}, {executor}: used before it was there");
             assert!(rank.stack.plane().end(&[job]).unwrap()[0].failure.is_none());
             let error = rank
                 .stack
@@ -342,10 +358,10 @@ fn all(rank: &Rank, job: JobId) -> JobDone {
 fn blocks_in_host_memory_are_copied_in_the_streams_order() {
     let test = "blocks_in_host_memory_are_copied_in_the_streams_order";
     isolated(test, Level::Full, &[("MOCK_COPY_DELAY_US", "300")], || {
-        for route in [Route::Direct, Route::Staged] {
+        for (route, executor) in WAYS {
             let place = temporary();
             let options = StoreOptions { dram: 4 * SHAPE.block_bytes(), ..StoreOptions::default() };
-            let rank = Rank::open_with(&ranks(place.path()), route, options);
+            let rank = Rank::open_with(&ranks(place.path()), (route, executor), options);
             let stats = || rank.stack.plane().stats().unwrap();
             // The block is copied before the stream continues and overwrites it.
             let job = rank.begin(Direction::Write, 1, &[]);
@@ -374,42 +390,42 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
             while start.elapsed() < Duration::from_millis(100) {
                 assert!(
                     rank.stack.plane().poll(Ticket { job, layer: Layer(0) }).unwrap().is_none(),
-                    "{route}: too early"
+                    "{route}, {executor}: too early"
                 );
             }
             let mut found = [0; 8];
             rank.engine.memory.read(rank.engine.offset(6, 0), &mut found).unwrap();
-            assert_eq!(found, [OTHERS; 8], "{route}: the stream was not there yet");
+            assert_eq!(found, [OTHERS; 8], "{route}, {executor}: the stream was not there yet");
             rank.go_on();
-            assert!(rank.finds(6, 5), "{route}: used before it was there");
+            assert!(rank.finds(6, 5), "{route}, {executor}: used before it was there");
             assert!(rank.stack.plane().end(&[job]).unwrap()[0].failure.is_none());
-            assert_eq!((stats().retrieved_bytes, stats().dram.hits), (0, 1), "{route}");
+            assert_eq!((stats().retrieved_bytes, stats().dram.hits), (0, 1), "{route}, {executor}");
 
             // The checksums differ from the cached bytes: the devices may be right.
             let mut others = stored.checksums.clone();
             others[3] ^= 1;
             let failure = all(&rank, rank.begin(Direction::Read, 5, &others)).failure;
             let failure = failure.expect("the bytes are other ones").to_string();
-            assert!(failure.contains("bytes differ from what was written"), "{route}: {failure}");
+            assert!(failure.contains("bytes differ from what was written"), "{route}, {executor}: {failure}");
             assert_eq!(rank.stack.plane().take_lost().unwrap(), []);
             // It is read from the devices, and cached again.
             for hits in [2, 3] {
                 let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
-                assert!(loaded.failure.is_none() && rank.finds(4, 5), "{route}: {loaded:?}");
-                assert_eq!(stats().retrieved_bytes, SHAPE.block_bytes(), "{route}");
-                assert_eq!(stats().dram.hits, hits, "{route}");
+                assert!(loaded.failure.is_none() && rank.finds(4, 5), "{route}, {executor}: {loaded:?}");
+                assert_eq!(stats().retrieved_bytes, SHAPE.block_bytes(), "{route}, {executor}");
+                assert_eq!(stats().dram.hits, hits, "{route}, {executor}");
             }
             // A file is cached only when all layers were copied.
             let job = rank.begin(Direction::Read, 4, &stored.checksums);
             rank.stack.plane().start(Ticket { job, layer: Layer(1) }, Order::Unordered).unwrap();
             let failure = rank.stack.plane().end(&[job]).unwrap().pop().unwrap().failure;
-            assert!(failure.is_some(), "{route}: two layers were never copied");
+            assert!(failure.is_some(), "{route}, {executor}: two layers were never copied");
             // The file gets new content: the old one is no longer served.
             let stored = all(&rank, rank.begin(Direction::Write, 1, &[]));
             let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
-            assert!(loaded.failure.is_none() && rank.finds(4, 77), "{route}: {loaded:?}");
+            assert!(loaded.failure.is_none() && rank.finds(4, 77), "{route}, {executor}: {loaded:?}");
             assert_eq!((stats().retrieved_bytes, stats().dram.hits), (SHAPE.block_bytes(), 5));
-            assert!(rank.engine.others_are_well(), "{route}");
+            assert!(rank.engine.others_are_well(), "{route}, {executor}");
             rank.stack.close().unwrap();
         }
         cuda_mock::assert_thread_clean();
@@ -420,10 +436,10 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
 fn damaged_bytes_are_noticed_on_every_route() {
     let test = "damaged_bytes_are_noticed_on_every_route";
     isolated(test, Level::Full, &[], || {
-        for route in [Route::Direct, Route::Staged] {
+        for (route, executor) in WAYS {
             let place = temporary();
             let ranks = ranks(place.path());
-            let rank = Rank::open(&ranks, route);
+            let rank = Rank::open(&ranks, (route, executor));
             rank.engine.fill(0, 21);
             let stored = all(&rank, rank.begin(Direction::Write, 0, &[]));
             assert!(stored.failure.is_none(), "{stored:?}");
@@ -437,10 +453,10 @@ fn damaged_bytes_are_noticed_on_every_route() {
             media[at + 77] ^= 4;
             std::fs::write(&file, media).unwrap();
 
-            let rank = Rank::open(&ranks, route);
+            let rank = Rank::open(&ranks, (route, executor));
             let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
             let failure = loaded.failure.expect("the bytes are other ones").to_string();
-            assert!(failure.contains("bytes differ from what was written"), "{route}: {failure}");
+            assert!(failure.contains("bytes differ from what was written"), "{route}, {executor}: {failure}");
             assert_eq!(rank.stack.plane().take_lost().unwrap(), [FileId(0)]);
             rank.stack.close().unwrap();
         }
