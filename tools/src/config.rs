@@ -175,7 +175,7 @@ impl Takes for ReplayFlags {
         ("capacity", "enough for the whole workload"),
         ("lba", "4096; mini, tiny: 512"),
         ("overwrite", ""),
-        ("executor", "host"),
+        ("executor", "host; with --path file"),
         ("gpu", "0"),
         ("io_sms", ""),
         ("route", ""),
@@ -222,8 +222,16 @@ impl StoreArgs {
         if is_virtual {
             check_virtual(&config)?;
         }
-        // Virtual time advances on one thread.
-        let executor = if is_virtual { Executor::Inline } else { executor };
+        // What is said about commands needs commands.
+        let any = common.descriptors == Descriptors::Auto && common.mdts.is_none();
+        let executor = match &devices {
+            // Virtual time advances on one thread.
+            _ if is_virtual => Executor::Inline,
+            Devices::Emu(emu) if emu.dir.is_some() && config.executor.is_none() && any => {
+                Executor::File
+            }
+            _ => executor,
+        };
         let scale = model.scale;
         let args = Self { common, flags, config, shape, devices, executor, is_virtual, scale };
         args.check_sizes()?;

@@ -198,8 +198,8 @@ impl Plan {
         let (sessions_max, hold_max) = (clients, Duration::from_secs(hold_max));
         let settings =
             Settings { users, sessions_max, pool_bytes_max, limits, hold_max, pins, token };
-        if store.executor.is_some_and(|executor| executor != Executor::Host) {
-            return Err("store.executor: a server has host threads; leave it out".to_owned());
+        if !matches!(store.executor, None | Some(Executor::File | Executor::Host)) {
+            return Err("store.executor: a server has threads: file, or host".to_owned());
         }
         let plan = Self { fixed: Fixed { socket, http, store, shape }, settings };
         plan.fixed.builder()?.check().map_err(|error| format!("store.{error}"))?;

@@ -114,7 +114,7 @@ impl Sizing {
         // With a GPU the location of the pool is not yet known.
         let pool = match args.executor {
             Executor::Cuda(_) => 0,
-            Executor::Host | Executor::Inline => self.pool_bytes(args),
+            Executor::File | Executor::Host | Executor::Inline => self.pool_bytes(args),
         };
         let dram = args.dram();
         let mut memory = pool.saturating_add(tables).saturating_add(dram);

@@ -245,7 +245,7 @@ fn check_table(path: &Path) {
 fn check_store_dir(dir: &Path) {
     if let Some(store_dir) = named(StoreDir::open(dir), dir) {
         assert!(store_dir.is_ready());
-        if let Ok(controllers) = store_dir.controllers() {
+        if let Ok((controllers, _)) = store_dir.controllers() {
             let domain = EmuDomain::new("store");
             let made = controllers.into_iter().map(|it| Emu::new(Arc::clone(&domain), it));
             made.for_each(drop);

@@ -275,7 +275,8 @@ fn shared(
     executor: &'static str,
     len: usize,
 ) -> Result<SharedMemory, ExecutorError> {
-    let failed = |error: CudaError| ExecutorError::Memory { executor, len, cause: error.to_string() };
+    let failed =
+        |error: CudaError| ExecutorError::Memory { executor, len, cause: error.to_string() };
     let memory = memory.map_err(failed)?;
     let (host, address, len) = (memory.host(), memory.device().0, memory.len());
     // SAFETY: zeroed, page aligned, the same memory for the GPU, ordinary memory for the host, and

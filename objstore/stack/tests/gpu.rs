@@ -19,9 +19,9 @@ use objstore::{
     StoreId, StoreOptions, Ticket,
 };
 use ripieno_stack::{
-    Builder, CudaChoice, Devices, ErrorKind, Executor, GpuMemory, PoolLayout, PoolMemory, RankMedia, RankStack, Ranks,
-    RanksOptions, Request, Route, StackConfig, StackError, StoreDir, StoreDirMedia,
-    StoreDirOptions,
+    Builder, CudaChoice, Devices, ErrorKind, Executor, GpuMemory, PoolLayout, PoolMemory,
+    RankMedia, RankStack, Ranks, RanksOptions, Request, Route, StackConfig, StackError, StoreDir,
+    StoreDirMedia, StoreDirOptions,
 };
 use ripieno_testkit::{WATCHDOG, keys, pattern};
 
@@ -136,7 +136,8 @@ fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
             let format = Format::new(StoreId([7; 16]), SHAPE);
             // Fewer than the model has layers.
             let options = StoreOptions { staging_buffers: 2, ..StoreOptions::default() };
-            let config = |place| config(place, &engine, executor, Some(route)).options(options.clone());
+            let config =
+                |place| config(place, &engine, executor, Some(route)).options(options.clone());
             let stack = config(store_dir(&dir).into()).format(format).open().unwrap();
             assert_eq!(stack.placement().route, route);
             (0..3).for_each(|block| engine.fill(block, block.into()));
@@ -151,8 +152,14 @@ fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
             let request = Request::retrieve(stack.store(), &prefix, 0, &blocks(5..8)).unwrap();
             request.move_all().unwrap();
             for block in 0..3 {
-                assert!(engine.holds(block + 5, block.into()), "{route}, {executor}: block {block}");
-                assert!(engine.holds(block, block.into()), "{route}, {executor}: block {block} was kept");
+                assert!(
+                    engine.holds(block + 5, block.into()),
+                    "{route}, {executor}: block {block}"
+                );
+                assert!(
+                    engine.holds(block, block.into()),
+                    "{route}, {executor}: block {block} was kept"
+                );
             }
             drop((request, prefix));
             stack.close().unwrap();
@@ -170,7 +177,8 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
         let dir = place.path().join("store");
         let engine = Engine::new(512);
         let format = Format::new(StoreId([7; 16]), SHAPE);
-        let stack = config(store_dir(&dir).into(), &engine, CUDA, None).format(format).open().unwrap();
+        let stack =
+            config(store_dir(&dir).into(), &engine, CUDA, None).format(format).open().unwrap();
         let text = stack.placement().to_string();
         assert!(text.starts_with("direct (queues in pinned host memory, KV pool in GPU"), "{text}");
         stack.close().unwrap();
@@ -200,9 +208,10 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
         let error = open(Some(Route::Host)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("there is direct and staged"), "{error}");
-        for (name, text, wanted) in
-            [("executor", "host", "take cuda, on that GPU, or"), ("gpu", "1", "the pool is on GPU 0")]
-        {
+        for (name, text, wanted) in [
+            ("executor", "host", "take cuda, on that GPU, or"),
+            ("gpu", "1", "the pool is on GPU 0"),
+        ] {
             let mut config = StackConfig::at(&dir);
             config.set(name, text).unwrap();
             let error = Builder::new(config, SHAPE).pool(engine.pool()).open().unwrap_err();
@@ -406,12 +415,18 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
             others[3] ^= 1;
             let failure = all(&rank, rank.begin(Direction::Read, 5, &others)).failure;
             let failure = failure.expect("the bytes are other ones").to_string();
-            assert!(failure.contains("bytes differ from what was written"), "{route}, {executor}: {failure}");
+            assert!(
+                failure.contains("bytes differ from what was written"),
+                "{route}, {executor}: {failure}"
+            );
             assert_eq!(rank.stack.plane().take_lost().unwrap(), []);
             // It is read from the devices, and cached again.
             for hits in [2, 3] {
                 let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
-                assert!(loaded.failure.is_none() && rank.finds(4, 5), "{route}, {executor}: {loaded:?}");
+                assert!(
+                    loaded.failure.is_none() && rank.finds(4, 5),
+                    "{route}, {executor}: {loaded:?}"
+                );
                 assert_eq!(stats().retrieved_bytes, SHAPE.block_bytes(), "{route}, {executor}");
                 assert_eq!(stats().dram.hits, hits, "{route}, {executor}");
             }
@@ -423,7 +438,10 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
             // The file gets new content: the old one is no longer served.
             let stored = all(&rank, rank.begin(Direction::Write, 1, &[]));
             let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
-            assert!(loaded.failure.is_none() && rank.finds(4, 77), "{route}, {executor}: {loaded:?}");
+            assert!(
+                loaded.failure.is_none() && rank.finds(4, 77),
+                "{route}, {executor}: {loaded:?}"
+            );
             assert_eq!((stats().retrieved_bytes, stats().dram.hits), (SHAPE.block_bytes(), 5));
             assert!(rank.engine.others_are_well(), "{route}, {executor}");
             rank.stack.close().unwrap();
@@ -456,7 +474,10 @@ fn damaged_bytes_are_noticed_on_every_route() {
             let rank = Rank::open(&ranks, (route, executor));
             let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
             let failure = loaded.failure.expect("the bytes are other ones").to_string();
-            assert!(failure.contains("bytes differ from what was written"), "{route}, {executor}: {failure}");
+            assert!(
+                failure.contains("bytes differ from what was written"),
+                "{route}, {executor}: {failure}"
+            );
             assert_eq!(rank.stack.plane().take_lost().unwrap(), [FileId(0)]);
             rank.stack.close().unwrap();
         }

@@ -22,7 +22,7 @@ fn defaults_follow_the_model() {
 fn the_gpu_is_chosen_in_full_or_by_default() {
     let gpu = |line| match StoreArgs::from_line(line).unwrap().executor {
         Executor::Cuda(choice) => Some(choice),
-        Executor::Host | Executor::Inline => None,
+        Executor::File | Executor::Host | Executor::Inline => None,
     };
     assert_eq!(gpu("--executor inline --route host"), None);
     let default = CudaChoice { ordinal: 0, sms: 4, is_resident: false };

@@ -235,6 +235,9 @@ impl Report {
     fn kernel_note(&self) -> String {
         match &self.setting.gpu {
             Some(gpu) => gpu.kernel_words(),
+            None if self.args.executor == Executor::File => {
+                "none: threads read and write the files by io_uring".to_owned()
+            }
             None if self.args.executor == Executor::Inline => "the calling thread".to_owned(),
             None => "threads of this machine's CPU".to_owned(),
         }

@@ -181,7 +181,7 @@ fn a_wrong_configuration_is_named() {
             "drives: there is no such option; its name is devices",
         ),
         ("devices = 2", "device = 2", "device: there is no such option; its name is devices"),
-        ("devices = 2", "executor = \"cuda\"", "store.executor: a server has host threads"),
+        ("devices = 2", "executor = \"cuda\"", "store.executor: a server has threads"),
         (STORE, "devices = \"vfio:65:00.0\"\ncapacity = \"1GiB\"", "ripieno format"),
         ("[shape]", "[shapes]", "shape"),
         ("users = [1001]", "users = [\"alice\"]", "users"),
