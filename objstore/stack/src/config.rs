@@ -61,8 +61,8 @@ macro_rules! options {
 options! {
     /// Directory of the store. Its parent must exist.
     path: PathBuf, "DIR", "none", path;
-    /// Files in the directory (1 to 64), each behind a software controller, or drives that are
-    /// bound to vfio-pci: vfio:0000:65:00.0,vfio:0000:66:00.0. Fixed when the store is made.
+    /// Files in the directory (1 to 64), or drives that are bound to vfio-pci:
+    /// vfio:0000:65:00.0,vfio:0000:66:00.0. Fixed when the store is made.
     devices: DeviceChoice, "N|DRIVES", "1", DeviceChoice::from_str;
     /// Makes the store if there is none, for this many bytes on all devices together. Files are
     /// allocated at once, and never grow.
