@@ -1,4 +1,4 @@
-//! `bench file`: software controllers over files, against fio's io_uring engine.
+//! `bench file`: a store in files, against fio's io_uring engine.
 
 mod fio;
 mod ours;
@@ -6,6 +6,7 @@ mod ours;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use ripieno_stack::Executor;
 use tempfile::TempDir;
 
 pub use self::fio::Missing;
@@ -16,12 +17,12 @@ use crate::{
 };
 
 const LAYERS: u32 = 4;
-const SIDES: [&str; 4] = ["ours", "without checksums", "fio plain", "fio tuned"];
+const SIDES: [&str; 5] = ["ours", "without checksums", "by controllers", "fio plain", "fio tuned"];
 
 /// Arguments of `file`.
 #[derive(clap::Args, Debug)]
 pub struct FileArgs {
-    /// Directory of the files, on the file system to measure; all sides together take seven times
+    /// Directory of the files, on the file system to measure; all sides together take nine times
     /// --mib
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
@@ -129,7 +130,7 @@ pub fn run(args: &FileArgs) -> Result<Report> {
 
 /// Adds the ratios of the [`SIDES`].
 fn compare(report: &mut Report, name: &str, sides: &[Side; SIDES.len()]) {
-    for (us, against) in [(0, 2), (0, 3), (1, 3), (0, 1)] {
+    for (us, against) in [(0, 3), (0, 4), (1, 4), (0, 2), (0, 1)] {
         let name = format!("{name}: {} against {}", SIDES[us], SIDES[against]);
         let pair = |of: fn(&Side) -> &Samples| {
             let [ours, theirs] = [us, against].map(|side| of(&sides[side]).clone());
@@ -153,8 +154,12 @@ fn measure(
     let folder = folder.path();
     let (depth, devices, mib) = (args.depth, args.devices, args.mib);
     let load = Load { object_bytes, depth, devices, mib };
-    let store = |checksums| Ours::new(folder, &load, checksums).context("a store over files");
-    let (mut with, mut without) = (store(true)?, store(false)?);
+    let store = |name, checksums, executor| {
+        Ours::new(folder, name, &load, checksums, executor).context("a store over files")
+    };
+    let mut with = store("ours", true, Executor::File)?;
+    let mut without = store("without", false, Executor::File)?;
+    let mut by_controllers = store("controllers", true, Executor::Host)?;
     // The first pass creates the files and writes all of them.
     fio::pass(folder, &load, Direction::Write, Setting::Tuned)?;
     let mut sides = <[Side; SIDES.len()]>::default();
@@ -162,6 +167,7 @@ fn measure(
         let passes = [
             with.pass(direction)?,
             without.pass(direction)?,
+            by_controllers.pass(direction)?,
             fio::pass(folder, &load, direction, Setting::Plain)?,
             fio::pass(folder, &load, direction, Setting::Tuned)?,
         ];

@@ -11,7 +11,7 @@ use objstore::{
 };
 use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 use ripieno_stack::{
-    Builder, CudaChoice, Executor, Gpu, OpenSteps, PoolMemory, StackConfig, StackError,
+    Builder, CudaChoice, Devices, Executor, Gpu, OpenSteps, PoolMemory, StackConfig, StackError,
 };
 use ripieno_testkit::{memory_drives, pattern};
 
@@ -57,22 +57,41 @@ impl Stack {
         Self::over(media(&format.shape, blocks, 1), options, format, blocks, None)
     }
 
-    /// Same as [`Stack::in_memory`], on these controllers, and on a GPU.
+    /// Same as [`Stack::in_memory`], on these devices, and on a GPU.
     pub fn over(
-        configs: Vec<EmuConfig>,
+        devices: impl Into<Devices>,
+        options: &StoreOptions,
+        format: &Format,
+        blocks: u32,
+        on_gpu: Option<&OnGpu>,
+    ) -> Result<Self> {
+        Self::by(
+            on_gpu.map(|on| Executor::Cuda(on.choice)),
+            devices,
+            options,
+            format,
+            blocks,
+            on_gpu,
+        )
+    }
+
+    /// Same as [`Stack::over`], by this executor instead of that of the devices.
+    pub fn by(
+        executor: Option<Executor>,
+        devices: impl Into<Devices>,
         options: &StoreOptions,
         format: &Format,
         blocks: u32,
         on_gpu: Option<&OnGpu>,
     ) -> Result<Self> {
         let config = StackConfig {
-            executor: Some(on_gpu.map_or(Executor::Host, |on| Executor::Cuda(on.choice))),
+            executor,
             route: Some(on_gpu.map_or(Route::Host, |on| on.route)),
             queues: Some(options.queues),
             ..StackConfig::default()
         };
         let builder = Builder::new(config, format.shape)
-            .on(configs)
+            .on(devices)
             .pool(PoolMemory::Own { blocks })
             .format(format.clone())
             .options(options.clone())

@@ -69,7 +69,7 @@ impl Ends {
 /// Longest sleep of a waiter. What it waits for may be something else than the end of an operation.
 const SLEEP_MAX: Nanos = Nanos::from_millis(10);
 /// Pauses before a waiter sleeps: an operation in the page cache or on a fast drive may end first.
-const SPINS: u32 = 64;
+const SPINS: u32 = 8;
 
 /// A clock whose pauses last until an operation ends.
 #[derive(Debug)]

@@ -1,10 +1,11 @@
-//! Our side: a store over software controllers whose media are files.
+//! Our side: a store in files.
 
 use std::{path::Path, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use nvme_emu::{EmuConfig, FileMedia, FileOptions};
 use objstore::{BlockId, Durability, Format, KvShape, StoreOptions};
+
+use ripieno_stack::{Executor, StoreDir, StoreDirMedia, StoreDirOptions};
 
 use super::{Direction, LAYERS, Load, Pass};
 use crate::{
@@ -19,8 +20,14 @@ pub struct Ours {
 }
 
 impl Ours {
-    /// Creates a store with its media in `folder`.
-    pub fn new(folder: &Path, load: &Load, checksums: bool) -> Result<Self> {
+    /// Creates a store in `folder`/`name`, of this executor.
+    pub fn new(
+        folder: &Path,
+        name: &str,
+        load: &Load,
+        checksums: bool,
+        executor: Executor,
+    ) -> Result<Self> {
         let shape = KvShape {
             layers: LAYERS,
             segments: 1,
@@ -29,15 +36,13 @@ impl Ours {
         };
         // Room for whole groups of the layout.
         let bytes = (load.bytes() * 2 / u64::from(load.devices)).max(64 << 20);
-        let mut configs = Vec::new();
-        for index in 0..load.devices {
-            let path = folder.join(format!("ours-{checksums}-{index}"));
-            let file = FileOptions { depth: load.depth, ..FileOptions::default() };
-            let media = FileMedia::open(&path, bytes, file).context("opening a medium")?;
-            configs.push(EmuConfig::new(format!("emu{index}")).namespace(media, 4096));
-        }
+        let bytes = bytes * u64::from(load.devices);
+        let media = StoreDirMedia::Files { count: load.devices, bytes };
+        let dir = StoreDirOptions { id: 1, media, lba_bytes: 4096 };
+        let dir = StoreDir::create(&folder.join(name), &dir).context("making its directory")?;
         let options = StoreOptions {
-            depth: (2 * load.depth).next_power_of_two(),
+            // As many reads or writes in the kernel as fio has.
+            depth: load.depth.next_power_of_two(),
             // One command per object, as fio has one per block.
             run_bytes: load.object_bytes,
             // No flushes, as with fio's defaults.
@@ -47,7 +52,7 @@ impl Ours {
             ..StoreOptions::default()
         };
         let format = Format { checksums, ..ripieno_testkit::format(shape) };
-        let stack = Stack::over(configs, &options, &format, load.blocks(), None)?;
+        let stack = Stack::by(Some(executor), dir, &options, &format, load.blocks(), None)?;
         Ok(Self { stack, blocks: scattered(load.blocks()) })
     }
 

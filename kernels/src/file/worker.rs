@@ -31,6 +31,9 @@ const BYTES_MAX: [u64; 2] = [8 << 20, 32 << 20];
 /// Entries and bytes after which the kernel gets what is queued, while there is more to do.
 const BATCH: usize = 32;
 const BATCH_BYTES: u64 = 256 << 10;
+/// Turns between looks at the clock, unless a sleep ends without a result: in a virtual machine a
+/// look can take as long as the checksum of 4 KiB.
+const TURNS: u32 = 16;
 /// Sleep while nothing is in progress; a submission ends it.
 const REST: Nanos = Nanos::from_millis(10_000);
 /// First sleep while an operation waits for an event, which may be a store to memory by anyone ...
@@ -46,7 +49,8 @@ struct Slot {
     run: Run,
     is_read: bool,
     transfer: Transfer,
-    since: Nanos,
+    /// When it was first seen in the kernel.
+    since: Option<Nanos>,
     state: State,
 }
 
@@ -95,9 +99,8 @@ pub(super) struct Worker {
     /// Status of operations that are refused.
     refusal: u32,
     given_up: u32,
-    /// Time of this turn: in a virtual machine a look at the clock can take as long as a checksum.
-    now: Nanos,
-    next_check: Nanos,
+    /// Turns since the last look at the clock.
+    turns: u32,
 }
 
 impl Worker {
@@ -127,7 +130,7 @@ impl Worker {
             run: Run { first: 0, count: 0, row: 0, offset: 0, slot_bytes: 0 },
             is_read: false,
             transfer: Transfer::default(),
-            since: Nanos(0),
+            since: None,
             state: State::Free,
         };
         let iocbs = args.ring_mask as usize + 1;
@@ -153,8 +156,7 @@ impl Worker {
             results: Vec::with_capacity(depth),
             refusal: abi::STATUS_OK,
             given_up: 0,
-            now: Nanos(0),
-            next_check: Nanos(0),
+            turns: 0,
         })
     }
 
@@ -188,7 +190,6 @@ impl Worker {
         if self.refusal == abi::STATUS_OK && self.words.is_stopped() {
             self.refuse(abi::STATUS_CANCELLED);
         }
-        self.now = self.clock.now();
         let arrived = self.accept();
         self.fill()?;
         self.count();
@@ -208,8 +209,13 @@ impl Worker {
         self.words.add(offset_of!(Warp, sq_doorbells), u64::from(self.ring.unsubmitted() > 0));
         self.ring.sleep(&self.wake, results, time)?;
         self.wake.is_awake();
-        self.reap()?;
-        self.check_time()
+        let is_empty = self.reap()? == 0;
+        self.turns += 1;
+        if is_empty || self.turns >= TURNS {
+            self.turns = 0;
+            self.check_time()?;
+        }
+        Ok(())
     }
 
     /// Returns the results for which the thread sleeps, and for how long at most.
@@ -239,7 +245,8 @@ impl Worker {
                 },
                 None => match self.words.entry(self.position) {
                     Some((id, iocb)) if self.refusal == 0 && !self.words.is_reached(&iocb) => {
-                        self.waiting = Some(Waiting { id, iocb, since: self.now, nap: NAP });
+                        self.waiting =
+                            Some(Waiting { id, iocb, since: self.clock.now(), nap: NAP });
                         break;
                     }
                     Some(ready) => ready,
@@ -268,7 +275,7 @@ impl Worker {
     /// Returns an operation that need not wait any more.
     fn await_event(&mut self, mut waiting: Waiting) -> Option<(u32, Iocb)> {
         let limit = self.words.args().event_timeout_ns;
-        let waited = self.now - waiting.since;
+        let waited = self.clock.now() - waiting.since;
         if self.refusal == abi::STATUS_OK && limit != 0 && waited.0 >= limit {
             self.fail(abi::FAULT_EVENT, Nanos::MAX);
         }
@@ -338,7 +345,7 @@ impl Worker {
         (slot.op, slot.run, slot.is_read) = (at, run, op.is_read());
         op.outstanding += 1;
         slot.state = State::Flying;
-        slot.since = self.now;
+        slot.since = None;
         self.bytes[usize::from(!slot.is_read)] += run.bytes();
         self.words.add(offset_of!(Warp, commands), 1);
         if !self.prepare(number, false) {
@@ -387,18 +394,19 @@ impl Worker {
         self.ring.submit()
     }
 
-    /// Handles results of the kernel.
-    fn reap(&mut self) -> io::Result<()> {
+    /// Handles results of the kernel, and returns their number.
+    fn reap(&mut self) -> io::Result<usize> {
         let mut results = mem::take(&mut self.results);
         self.ring.take(&self.wake, &mut results);
-        if !results.is_empty() {
+        let count = results.len();
+        if count > 0 {
             self.words.add(offset_of!(Warp, cq_doorbells), 1);
         }
         for (number, result) in results.drain(..) {
             self.advance(number as usize, result)?;
         }
         self.results = results;
-        Ok(())
+        Ok(count)
     }
 
     /// Handles a result of a transfer.
@@ -502,14 +510,15 @@ impl Worker {
 
     /// Gives up if a transfer takes too long.
     fn check_time(&mut self) -> io::Result<()> {
-        let now = self.clock.now();
-        if now < self.next_check {
+        if self.in_kernel() == 0 {
             return Ok(());
         }
-        let timeout = self.words.args().timeout_ns;
-        self.next_check = now + Nanos(timeout / 8);
-        let is_late = |it: &Slot| it.state == State::Flying && (now - it.since).0 >= timeout;
-        if self.slots.iter().any(is_late) {
+        let (now, timeout) = (self.clock.now(), self.words.args().timeout_ns);
+        let mut is_late = false;
+        for slot in self.slots.iter_mut().filter(|slot| slot.state == State::Flying) {
+            is_late |= (now - *slot.since.get_or_insert(now)).0 >= timeout;
+        }
+        if is_late {
             self.fail(abi::FAULT_TIMEOUT, Nanos(now.0.saturating_sub(timeout)));
             for number in 0..self.slots.len() {
                 if self.slots[number].state == State::GivenUp {
@@ -530,7 +539,11 @@ impl Worker {
                 continue;
             }
             *state = State::GivenUp;
-            let status = if *since <= late { abi::STATUS_TIMEOUT } else { abi::STATUS_FAULT };
+            let status = if since.is_some_and(|since| since <= late) {
+                abi::STATUS_TIMEOUT
+            } else {
+                abi::STATUS_FAULT
+            };
             let (at, indices) = (*at, run.indices());
             self.given_up += 1;
             if let Some(op) = &mut self.ops[at] {

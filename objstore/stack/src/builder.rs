@@ -317,7 +317,9 @@ impl Builder {
         // Files do not gain from deallocation: zeroing them only costs time.
         if devices.is_on_files() {
             self.options.deallocate = false;
-            self.options.run_bytes = self.options.run_bytes.max(COMMAND_BYTES);
+            if self.options.run_bytes == StoreOptions::default().run_bytes {
+                self.options.run_bytes = COMMAND_BYTES;
+            }
         }
         Ok(())
     }
