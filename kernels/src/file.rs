@@ -26,7 +26,10 @@ use std::{
 use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
 use nvme_driver::{Clock, GrantEpoch, Iova, Nanos, Place, Quiesced, Waiter};
 
-use self::{ring::Wake, worker::Worker};
+use self::{
+    ring::Wake,
+    worker::{Around, Worker},
+};
 use crate::memory;
 
 /// Name in reports.
@@ -66,7 +69,7 @@ impl Ends {
     }
 }
 
-/// Longest sleep of a waiter. What it waits for may be something else than the end of an operation.
+/// Longest sleep of a waiter, which may wait for something else than the end of an operation.
 const SLEEP_MAX: Nanos = Nanos::from_millis(10);
 /// Pauses before a waiter sleeps: an operation in the page cache or on a fast drive may end first.
 const SPINS: u32 = 8;
@@ -147,8 +150,8 @@ impl FileExecutor {
         }
     }
 
-    /// Allocates rings, events and tables in memory that this GPU reaches, too: for a KV pool in its
-    /// memory, to and from which its streams copy.
+    /// Allocates rings, events and tables in memory that this GPU reaches, too: for a KV pool in
+    /// its memory, to and from which its streams copy.
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn beside(mut self, gpu: Arc<crate::cuda::CudaDevice>) -> Self {
@@ -164,12 +167,18 @@ impl FileExecutor {
     fn begin(&self, args: Args, warp: u32) -> io::Result<(Handle, Receiver<io::Result<()>>)> {
         let wake = Arc::new(Wake::new()?);
         let (said, says) = channel();
-        let (clock, ends, reach) = (self.clock.clone(), self.ends.clone(), self.reach.clone());
-        let (targets, waker) = (self.targets.clone(), wake.clone());
+        let Self { targets, reach, ends, clock, .. } = self;
+        let (targets, reach) = (targets.clone(), reach.clone());
+        let (ends, clock, wake_of_it) = (ends.clone(), clock.clone(), wake.clone());
+        let around = move |device: u32| {
+            let target = targets.get(device as usize).cloned();
+            let target = target.ok_or_else(|| io::Error::other("it has too few files"))?;
+            Ok(Around { target, reach, ends, clock, wake: wake_of_it })
+        };
         let run = move || {
             // SAFETY: the caller of `start` promised that everything `args` points to lives until
             // `stop` succeeds, which joins this thread; and no other thread has this warp.
-            let made = unsafe { Worker::new(args, warp, &targets, reach, ends, clock, waker) };
+            let made = unsafe { Worker::new(args, warp, around) };
             match made {
                 Ok(worker) => {
                     // If nobody listens, another thread could not be started: the stop word is set.

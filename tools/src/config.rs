@@ -222,7 +222,7 @@ impl StoreArgs {
         if is_virtual {
             check_virtual(&config)?;
         }
-        // What is said about commands needs commands.
+        // Flags about commands need commands.
         let any = common.descriptors == Descriptors::Auto && common.mdts.is_none();
         let executor = match &devices {
             // Virtual time advances on one thread.

@@ -84,7 +84,7 @@ pub struct Waiter<'a> {
     clock: &'a dyn Clock,
     deadline: Nanos,
     idle: u32,
-    /// What had happened before the last poll.
+    /// Value of [`Clock::happened`] before the last poll.
     seen: u64,
 }
 

@@ -1,3 +1,4 @@
+#![allow(unsafe_code, reason = "moves data in memory that the ring laid out")]
 //! An operation on one warp: which objects are its share, and where each is.
 //!
 //! Does what `include/gio/cursor.cuh` does for NVMe commands.
@@ -16,7 +17,7 @@ const ROWS_MAX: u32 = 65_535;
 
 /// Neighbours on the file: one read or write.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Run {
+pub(super) struct Extent {
     /// Index of the first IOCTX.
     pub(super) first: u32,
     pub(super) count: u32,
@@ -28,7 +29,7 @@ pub(super) struct Run {
     pub(super) slot_bytes: u32,
 }
 
-impl Run {
+impl Extent {
     pub(super) fn bytes(&self) -> u64 {
         u64::from(self.count) * u64::from(self.slot_bytes)
     }
@@ -42,7 +43,7 @@ impl Run {
 /// The next part of an operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Next {
-    Run(Run),
+    Extent(Extent),
     /// An IOCTX that names no place.
     Invalid(u32),
 }
@@ -202,7 +203,7 @@ impl Op {
             self.settle();
             return Some(Next::Invalid(first));
         };
-        let mut run = Run { first, count: 1, row, offset, slot_bytes };
+        let mut run = Extent { first, count: 1, row, offset, slot_bytes };
         while self.is_affine()
             && !self.left.is_empty()
             && run.count < OBJECTS_MAX
@@ -214,7 +215,7 @@ impl Op {
             self.left.start += 1;
         }
         self.settle();
-        Some(Next::Run(run))
+        Some(Next::Extent(run))
     }
 
     /// Finds an object.

@@ -1,9 +1,10 @@
+#![allow(unsafe_code, reason = "moves data in memory that the ring laid out")]
 //! The `io_uring` of a thread, and how it is woken.
 
 use std::{
     io,
     os::fd::{AsRawFd as _, OwnedFd},
-    sync::atomic::{AtomicBool, Ordering, fence},
+    sync::{Mutex, PoisonError},
 };
 
 use io_uring::{IoUring, opcode, squeue, types};
@@ -22,35 +23,30 @@ pub(super) const CANCELLED: u64 = u64::MAX - 1;
 /// Wakes a thread that sleeps in the kernel.
 #[derive(Debug)]
 pub(super) struct Wake {
-    asleep: AtomicBool,
+    asleep: Mutex<bool>,
     event: OwnedFd,
 }
 
 impl Wake {
     pub(super) fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { asleep: AtomicBool::new(false), event })
+        Ok(Self { asleep: Mutex::new(false), event })
     }
 
     /// Has the thread look at the ring of operations and the stop word again.
     pub(super) fn wake(&self) {
-        // Either the thread sees what was published before this, or this sees that it sleeps.
-        fence(Ordering::SeqCst);
-        if self.asleep.swap(false, Ordering::SeqCst) {
+        // Either this sees that the thread sleeps, or the thread, which takes the lock after this
+        // and then looks a last time, sees what was published before.
+        if self.set_asleep(false) {
             // It cannot be full: the thread empties it before it sleeps again.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 
-    /// Called before the thread looks a last time and then sleeps.
-    pub(super) fn will_sleep(&self) {
-        self.asleep.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-    }
-
-    /// Called when the thread does not sleep.
-    pub(super) fn is_awake(&self) {
-        self.asleep.store(false, Ordering::SeqCst);
+    /// Says whether the thread sleeps: true before it looks a last time. Returns what was said.
+    pub(super) fn set_asleep(&self, asleep: bool) -> bool {
+        let mut said = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *said, asleep)
     }
 
     fn clear(&self) {
@@ -85,7 +81,7 @@ impl Ring {
     /// Queues an entry.
     ///
     /// # Safety
-    /// What it points to lives until its result is seen.
+    /// Everything that it points to lives until its result is seen.
     pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         // SAFETY: the caller's promise.
         while unsafe { self.ring.submission().push(entry) }.is_err() {

@@ -1,3 +1,4 @@
+#![allow(unsafe_code, reason = "moves data in memory that the ring laid out")]
 //! The memory of a read or write.
 
 use std::ptr::NonNull;
@@ -10,7 +11,7 @@ use crate::memory;
 
 /// The parts of a read or write, and the kernel's progress in them.
 #[derive(Default)]
-pub(super) struct Transfer {
+pub(super) struct Parts {
     parts: Vec<libc::iovec>,
     /// Number of finished parts.
     first: usize,
@@ -20,7 +21,7 @@ pub(super) struct Transfer {
     is_bounced: bool,
 }
 
-impl Transfer {
+impl Parts {
     /// Lists the memory of neighbours from `offset` on, each of which has `slot_bytes` on the file:
     /// directly, or all of it through a bounce buffer if `bounce`, or if direct I/O asks for that.
     ///
@@ -58,7 +59,7 @@ impl Transfer {
         if !is_read {
             for (object, to) in objects.zip(self.slots(slot_bytes)) {
                 // SAFETY: the buffer has a slot for each object, and the caller vouches for its
-                // memory. What is on the file behind an object is zero.
+                // memory. The rest of a slot is zero.
                 unsafe {
                     to.copy_from_nonoverlapping(object.memory, object.bytes);
                     to.add(object.bytes).write_bytes(0, slot_bytes - object.bytes);
@@ -137,7 +138,7 @@ impl Transfer {
     /// Copies what was read out of the bounce buffer, if it was used.
     ///
     /// # Safety
-    /// The objects are those of [`Transfer::prepare`], and the transfer has ended.
+    /// The objects are those of [`Parts::prepare`], and the transfer has ended.
     pub(super) unsafe fn deliver(&self, objects: impl Iterator<Item = Object>, slot_bytes: u64) {
         if !self.is_bounced {
             return;

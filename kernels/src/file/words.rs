@@ -1,3 +1,4 @@
+#![allow(unsafe_code, reason = "moves data in memory that the ring laid out")]
 //! Accesses to memory that the ring laid out, by the addresses in [`gio_uring::abi`].
 //!
 //! All of them need that the address is one of those that the ring passed on, for a value of this
@@ -25,7 +26,7 @@ pub(super) unsafe fn read<T: FromBytes>(array: u64, index: usize) -> T {
 ///
 /// # Safety
 /// See the module.
-pub(super) unsafe fn word32<'a>(address: u64) -> &'a AtomicU32 {
+unsafe fn word32<'a>(address: u64) -> &'a AtomicU32 {
     // SAFETY: the caller's promise; others access it atomically only.
     unsafe { AtomicU32::from_ptr(ptr::with_exposed_provenance_mut(address as usize)) }
 }
@@ -34,9 +35,27 @@ pub(super) unsafe fn word32<'a>(address: u64) -> &'a AtomicU32 {
 ///
 /// # Safety
 /// See the module.
-pub(super) unsafe fn word64<'a>(address: u64) -> &'a AtomicU64 {
+unsafe fn word64<'a>(address: u64) -> &'a AtomicU64 {
     // SAFETY: as in word32.
     unsafe { AtomicU64::from_ptr(ptr::with_exposed_provenance_mut(address as usize)) }
+}
+
+/// Loads a word that another publishes.
+///
+/// # Safety
+/// See the module.
+pub(super) unsafe fn load32(address: u64) -> u32 {
+    // SAFETY: the caller's promise. Relaxed: what publishes it orders it.
+    unsafe { word32(address) }.load(Ordering::Relaxed)
+}
+
+/// Stores a word that a completion publishes.
+///
+/// # Safety
+/// See the module.
+pub(super) unsafe fn store32(address: u64, value: u32) {
+    // SAFETY: the caller's promise. Relaxed: as above.
+    unsafe { word32(address) }.store(value, Ordering::Relaxed);
 }
 
 /// Sets the stop word.

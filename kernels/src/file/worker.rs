@@ -1,13 +1,7 @@
+#![allow(unsafe_code, reason = "moves data in memory that the ring laid out")]
 //! The thread of a warp.
 
-use std::{
-    collections::VecDeque,
-    io, mem,
-    mem::offset_of,
-    sync::{Arc, atomic::Ordering},
-    thread,
-    time::Duration,
-};
+use std::{collections::VecDeque, io, mem, mem::offset_of, sync::Arc, thread, time::Duration};
 
 use gio_uring::{
     NvmeStatus,
@@ -17,16 +11,16 @@ use nvme_driver::{Clock, Nanos};
 
 use super::{
     Ends, FileTarget, Reach,
-    op::{Next, Object, Op, Run},
+    op::{Extent, Next, Object, Op},
     ring::{FILE, Ring, Wake},
-    transfer::Transfer,
-    words::{Words, word32},
+    transfer::Parts,
+    words::{Words, load32, store32},
 };
 use crate::ffi;
 
 /// Limits of bytes in the kernel. A disk is no faster with more reads, but serves all of them
-/// together: of 48 MiB, the first arrived after 28 ms of 30, and now after 7 of 28. Nobody waits for
-/// the first write, and a busy machine is slow to hand over the next.
+/// together: of 48 MiB, the first arrived after 28 ms of 30, and now after 7 of 28. Nobody waits
+/// for the first write, and a busy machine is slow to hand over the next.
 const BYTES_MAX: [u64; 2] = [8 << 20, 32 << 20];
 /// Entries and bytes after which the kernel gets what is queued, while there is more to do.
 const BATCH: usize = 32;
@@ -43,19 +37,19 @@ const SLOWLY: u64 = 16;
 const NAP_MAX: Nanos = Nanos::from_millis(1);
 
 /// A read or write.
-struct Slot {
+struct OnWay {
     /// Number of its operation.
     op: usize,
-    run: Run,
+    run: Extent,
     is_read: bool,
-    transfer: Transfer,
+    transfer: Parts,
     /// When it was first seen in the kernel.
     since: Option<Nanos>,
-    state: State,
+    state: Stage,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum Stage {
     Free,
     /// In the kernel, or queued for it.
     Flying,
@@ -64,34 +58,43 @@ enum State {
 }
 
 /// The next operation of the ring, while it waits for its event.
-struct Waiting {
+struct Delayed {
     id: u32,
     iocb: Iocb,
     since: Nanos,
     nap: Nanos,
 }
 
-pub(super) struct Worker {
-    words: Words,
-    warp: Warp,
-    target: FileTarget,
-    reach: Reach,
-    ends: Arc<Ends>,
-    clock: Arc<dyn Clock>,
-    wake: Arc<Wake>,
-    ring: Ring,
-    /// Position of the next entry of the ring of operations.
-    position: u32,
-    waiting: Option<Waiting>,
-    ops: Vec<Option<Op>>,
-    unused: Vec<usize>,
-    /// Operations that are not all generated: reads, and writes. Neither wait for the other.
-    lanes: [VecDeque<usize>; 2],
+/// Surroundings of a worker.
+pub(super) struct Around {
+    pub(super) target: FileTarget,
+    pub(super) reach: Reach,
+    pub(super) ends: Arc<Ends>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) wake: Arc<Wake>,
+}
+
+/// Operations that are not all generated: reads, and writes. Neither wait for the other.
+struct Lanes {
+    ops: [VecDeque<usize>; 2],
     /// Bytes of each lane in the kernel.
     bytes: [u64; 2],
     /// The lane that started a transfer last.
     turn: usize,
-    slots: Vec<Slot>,
+}
+
+pub(super) struct Worker {
+    words: Words,
+    warp: Warp,
+    at: Around,
+    ring: Ring,
+    /// Position of the next entry of the ring of operations.
+    position: u32,
+    waiting: Option<Delayed>,
+    ops: Vec<Option<Op>>,
+    unused: Vec<usize>,
+    lanes: Lanes,
+    slots: Vec<OnWay>,
     free: Vec<usize>,
     /// Bytes that are queued for the kernel.
     queued: u64,
@@ -106,50 +109,41 @@ pub(super) struct Worker {
 impl Worker {
     /// # Safety
     /// `args` is what [`gio_uring::IoExecutor::start`] was given, and lives until the thread ends;
-    /// no other thread has this warp.
+    /// no other thread has this warp. `around`: of the warp's device.
     pub(super) unsafe fn new(
         args: Args,
         warp: u32,
-        targets: &[FileTarget],
-        reach: Reach,
-        ends: Arc<Ends>,
-        clock: Arc<dyn Clock>,
-        wake: Arc<Wake>,
+        around: impl FnOnce(u32) -> io::Result<Around>,
     ) -> io::Result<Self> {
         // SAFETY: the caller's promise.
         let words = unsafe { Words::new(args, warp) };
         let warp = words.warp();
-        let target = targets.get(warp.device as usize).cloned();
-        let target = target.ok_or_else(|| {
-            io::Error::other(format!("there is no file for device {}", warp.device))
-        })?;
+        let at = around(warp.device)?;
         let depth = 1usize << warp.depth_log2;
-        let ring = Ring::new(&target, depth as u32)?;
-        let slot = |_| Slot {
+        let ring = Ring::new(&at.target, depth as u32)?;
+        let slot = |_| OnWay {
             op: 0,
-            run: Run { first: 0, count: 0, row: 0, offset: 0, slot_bytes: 0 },
+            run: Extent { first: 0, count: 0, row: 0, offset: 0, slot_bytes: 0 },
             is_read: false,
-            transfer: Transfer::default(),
+            transfer: Parts::default(),
             since: None,
-            state: State::Free,
+            state: Stage::Free,
         };
         let iocbs = args.ring_mask as usize + 1;
         Ok(Self {
             words,
             warp,
-            target,
-            reach,
-            ends,
-            clock,
-            wake,
+            at,
             ring,
             position: 0,
             waiting: None,
             ops: (0..iocbs).map(|_| None).collect(),
             unused: (0..iocbs).rev().collect(),
-            lanes: [VecDeque::with_capacity(iocbs), VecDeque::with_capacity(iocbs)],
-            bytes: [0; 2],
-            turn: 0,
+            lanes: Lanes {
+                ops: [VecDeque::with_capacity(iocbs), VecDeque::with_capacity(iocbs)],
+                bytes: [0; 2],
+                turn: 0,
+            },
             slots: (0..depth).map(slot).collect(),
             free: (0..depth).rev().collect(),
             queued: 0,
@@ -194,21 +188,21 @@ impl Worker {
         self.fill()?;
         self.count();
         // Something may have been published meanwhile; and what arrived may all be done.
-        self.wake.will_sleep();
+        self.at.wake.set_asleep(true);
         let is_new = self.words.entry(self.position).is_some() && self.waiting.is_none();
         let must_end = self.refusal == abi::STATUS_OK && self.words.is_stopped();
         if is_new || must_end || (arrived && self.in_kernel() == 0) || !self.has_work() {
-            self.wake.is_awake();
+            self.at.wake.set_asleep(false);
             if self.ring.unsubmitted() > 0 {
                 self.submit()?;
             }
             return Ok(());
         }
-        let (results, time) = self.patience();
+        let (results, time) = self.sleep_limits();
         self.queued = 0;
         self.words.add(offset_of!(Warp, sq_doorbells), u64::from(self.ring.unsubmitted() > 0));
-        self.ring.sleep(&self.wake, results, time)?;
-        self.wake.is_awake();
+        self.ring.sleep(&self.at.wake, results, time)?;
+        self.at.wake.set_asleep(false);
         let is_empty = self.reap()? == 0;
         self.turns += 1;
         if is_empty || self.turns >= TURNS {
@@ -219,13 +213,13 @@ impl Worker {
     }
 
     /// Returns the results for which the thread sleeps, and for how long at most.
-    fn patience(&self) -> (usize, Nanos) {
+    fn sleep_limits(&self) -> (usize, Nanos) {
         let timeout = Nanos(self.words.args().timeout_ns / 8);
         let time = if self.in_kernel() == 0 { REST } else { timeout };
         if let Some(waiting) = &self.waiting {
             return (1, time.min(waiting.nap));
         }
-        if self.lanes.iter().any(|lane| !lane.is_empty()) {
+        if self.lanes.ops.iter().any(|lane| !lane.is_empty()) {
             // There is more to start: the disk stays busy with the rest.
             return ((self.in_kernel() / 4).max(1), time);
         }
@@ -246,7 +240,7 @@ impl Worker {
                 None => match self.words.entry(self.position) {
                     Some((id, iocb)) if self.refusal == 0 && !self.words.is_reached(&iocb) => {
                         self.waiting =
-                            Some(Waiting { id, iocb, since: self.clock.now(), nap: NAP });
+                            Some(Delayed { id, iocb, since: self.at.clock.now(), nap: NAP });
                         break;
                     }
                     Some(ready) => ready,
@@ -263,7 +257,7 @@ impl Worker {
             if is_generated {
                 self.finish_if_done(at);
             } else {
-                self.lanes[lane].push_back(at);
+                self.lanes.ops[lane].push_back(at);
             }
         }
         if self.refusal != abi::STATUS_OK {
@@ -273,9 +267,9 @@ impl Worker {
     }
 
     /// Returns an operation that need not wait any more.
-    fn await_event(&mut self, mut waiting: Waiting) -> Option<(u32, Iocb)> {
+    fn await_event(&mut self, mut waiting: Delayed) -> Option<(u32, Iocb)> {
         let limit = self.words.args().event_timeout_ns;
-        let waited = self.clock.now() - waiting.since;
+        let waited = self.at.clock.now() - waiting.since;
         if self.refusal == abi::STATUS_OK && limit != 0 && waited.0 >= limit {
             self.fail(abi::FAULT_EVENT, Nanos::MAX);
         }
@@ -290,12 +284,12 @@ impl Worker {
     /// Refuses what is not started.
     fn refuse(&mut self, status: u32) {
         self.refusal = status;
-        for lane in 0..self.lanes.len() {
-            for at in mem::take(&mut self.lanes[lane]) {
+        for lane in 0..BYTES_MAX.len() {
+            for at in mem::take(&mut self.lanes.ops[lane]) {
                 let Some(op) = &mut self.ops[at] else { continue };
-                while let Some(next) = op.next(&self.reach) {
+                while let Some(next) = op.next(&self.at.reach) {
                     let indices = match next {
-                        Next::Run(run) => run.indices(),
+                        Next::Extent(run) => run.indices(),
                         Next::Invalid(index) => index..index + 1,
                     };
                     let errors = indices.len() as u32;
@@ -310,11 +304,11 @@ impl Worker {
     /// Starts transfers of the lanes in turns.
     fn fill(&mut self) -> io::Result<()> {
         let mut empty = 0;
-        while empty < self.lanes.len() && !self.free.is_empty() {
-            self.turn = (self.turn + 1) % self.lanes.len();
-            let lane = self.turn;
-            let at = match self.lanes[lane].front() {
-                Some(&at) if self.bytes[lane] < BYTES_MAX[lane] => at,
+        while empty < BYTES_MAX.len() && !self.free.is_empty() {
+            self.lanes.turn = (self.lanes.turn + 1) % BYTES_MAX.len();
+            let lane = self.lanes.turn;
+            let at = match self.lanes.ops[lane].front() {
+                Some(&at) if self.lanes.bytes[lane] < BYTES_MAX[lane] => at,
                 _ => {
                     empty += 1;
                     continue;
@@ -322,8 +316,8 @@ impl Worker {
             };
             empty = 0;
             let Some(op) = &mut self.ops[at] else { continue };
-            match op.next(&self.reach) {
-                Some(Next::Run(run)) => self.start(at, run)?,
+            match op.next(&self.at.reach) {
+                Some(Next::Extent(run)) => self.start(at, run)?,
                 Some(Next::Invalid(index)) => {
                     note(op, abi::STATUS_INVALID, index..index + 1, 1);
                     self.words.add(offset_of!(Warp, errors), 1);
@@ -331,22 +325,22 @@ impl Worker {
                 None => {}
             }
             if self.ops[at].as_ref().is_some_and(Op::is_generated) {
-                self.lanes[lane].pop_front();
+                self.lanes.ops[lane].pop_front();
                 self.finish_if_done(at);
             }
         }
         Ok(())
     }
 
-    fn start(&mut self, at: usize, run: Run) -> io::Result<()> {
+    fn start(&mut self, at: usize, run: Extent) -> io::Result<()> {
         let Some(op) = &mut self.ops[at] else { return Ok(()) };
         let Some(number) = self.free.pop() else { return Ok(()) };
         let slot = &mut self.slots[number];
         (slot.op, slot.run, slot.is_read) = (at, run, op.is_read());
         op.outstanding += 1;
-        slot.state = State::Flying;
+        slot.state = Stage::Flying;
         slot.since = None;
-        self.bytes[usize::from(!slot.is_read)] += run.bytes();
+        self.lanes.bytes[usize::from(!slot.is_read)] += run.bytes();
         self.words.add(offset_of!(Warp, commands), 1);
         if !self.prepare(number, false) {
             self.end(number, abi::STATUS_NVME | u32::from(NvmeStatus::INTERNAL_ERROR.0));
@@ -355,26 +349,27 @@ impl Worker {
         self.queue(number)?;
         // Behind it: the disk writes meanwhile.
         if let Some(op) = self.ops[at].as_ref().filter(|op| !op.is_read()) {
-            store_checksums(op, &run, &self.reach);
+            store_checksums(op, &run, &self.at.reach);
         }
         Ok(())
     }
 
     /// Lists the memory of a transfer. Returns false if there is none for a bounce buffer.
     fn prepare(&mut self, number: usize, bounce: bool) -> bool {
-        let Slot { op, run, is_read, transfer, .. } = &mut self.slots[number];
+        let OnWay { op, run, is_read, transfer, .. } = &mut self.slots[number];
         let Some(op) = &self.ops[*op] else { return false };
         let place = [run.offset, u64::from(run.slot_bytes)];
-        let objects = objects(op, run, &self.reach);
+        let objects = objects(op, run, &self.at.reach);
         // SAFETY: the caller of the ring lends the memory until the operation completes, or the
         // executor has stopped.
-        let prepared = unsafe { transfer.prepare(objects, place, *is_read, &self.target, bounce) };
+        let prepared =
+            unsafe { transfer.prepare(objects, place, *is_read, &self.at.target, bounce) };
         prepared.inspect_err(|error| tracing::error!(%error, "no bounce buffer")).is_ok()
     }
 
     /// Queues the rest of a transfer for the kernel.
     fn queue(&mut self, number: usize) -> io::Result<()> {
-        let Slot { op, run, is_read, transfer, .. } = &self.slots[number];
+        let OnWay { op, run, is_read, transfer, .. } = &self.slots[number];
         let flags = self.ops[*op].as_ref().map_or(0, |op| op.iocb.flags);
         let sync = flags & abi::FLAG_FUA != 0;
         let entry = transfer.entry(FILE, *is_read, sync).user_data(number as u64);
@@ -397,7 +392,7 @@ impl Worker {
     /// Handles results of the kernel, and returns their number.
     fn reap(&mut self) -> io::Result<usize> {
         let mut results = mem::take(&mut self.results);
-        self.ring.take(&self.wake, &mut results);
+        self.ring.take(&self.at.wake, &mut results);
         let count = results.len();
         if count > 0 {
             self.words.add(offset_of!(Warp, cq_doorbells), 1);
@@ -412,7 +407,7 @@ impl Worker {
     /// Handles a result of a transfer.
     fn advance(&mut self, number: usize, result: i32) -> io::Result<()> {
         let slot = &mut self.slots[number];
-        if slot.state == State::GivenUp {
+        if slot.state == Stage::GivenUp {
             self.given_up -= 1;
             self.words.add(offset_of!(Warp, late), 1);
             self.release(number);
@@ -442,7 +437,7 @@ impl Worker {
 
     /// Returns the status that a drive would have, for an error of the operating system.
     fn status_of(&self, number: usize, error: &io::Error) -> u32 {
-        let Slot { run, is_read, .. } = &self.slots[number];
+        let OnWay { run, is_read, .. } = &self.slots[number];
         let (offset, bytes, device) = (run.offset, run.bytes(), self.warp.device);
         let direction = if *is_read { "reading" } else { "writing" };
         tracing::warn!(device, offset, bytes, %error, "{direction} the file failed");
@@ -456,7 +451,7 @@ impl Worker {
 
     /// Credits a transfer that has ended to its operation.
     fn end(&mut self, number: usize, status: u32) {
-        let Slot { op: at, run, is_read, transfer, .. } = &self.slots[number];
+        let OnWay { op: at, run, is_read, transfer, .. } = &self.slots[number];
         let (at, run, is_read) = (*at, *run, *is_read);
         if let Some(op) = &mut self.ops[at] {
             op.outstanding -= 1;
@@ -469,10 +464,10 @@ impl Worker {
                 self.words.add(counter, run.bytes());
                 let mut wrong = 0;
                 if is_read {
-                    let objects = objects(op, &run, &self.reach);
+                    let objects = objects(op, &run, &self.at.reach);
                     // SAFETY: they are those that were prepared.
                     unsafe { transfer.deliver(objects, u64::from(run.slot_bytes)) };
-                    wrong = verify(op, &run, &self.reach);
+                    wrong = verify(op, &run, &self.at.reach);
                 }
                 op.objects += u64::from(run.count - wrong);
                 self.words.add(offset_of!(Warp, errors), u64::from(wrong));
@@ -487,9 +482,9 @@ impl Worker {
 
     /// Frees a slot, whose transfer the kernel does not know.
     fn release(&mut self, number: usize) {
-        let Slot { run, is_read, state, .. } = &mut self.slots[number];
-        *state = State::Free;
-        self.bytes[usize::from(!*is_read)] -= run.bytes();
+        let OnWay { run, is_read, state, .. } = &mut self.slots[number];
+        *state = Stage::Free;
+        self.lanes.bytes[usize::from(!*is_read)] -= run.bytes();
         self.free.push(number);
     }
 
@@ -503,7 +498,7 @@ impl Worker {
             self.unused.push(at);
             self.words.add(offset_of!(Warp, objects), op.objects);
             if self.words.finish(op.id, op.errors, op.error, op.objects) {
-                self.ends.add();
+                self.at.ends.add();
             }
         }
     }
@@ -513,15 +508,15 @@ impl Worker {
         if self.in_kernel() == 0 {
             return Ok(());
         }
-        let (now, timeout) = (self.clock.now(), self.words.args().timeout_ns);
+        let (now, timeout) = (self.at.clock.now(), self.words.args().timeout_ns);
         let mut is_late = false;
-        for slot in self.slots.iter_mut().filter(|slot| slot.state == State::Flying) {
+        for slot in self.slots.iter_mut().filter(|slot| slot.state == Stage::Flying) {
             is_late |= (now - *slot.since.get_or_insert(now)).0 >= timeout;
         }
         if is_late {
             self.fail(abi::FAULT_TIMEOUT, Nanos(now.0.saturating_sub(timeout)));
             for number in 0..self.slots.len() {
-                if self.slots[number].state == State::GivenUp {
+                if self.slots[number].state == Stage::GivenUp {
                     self.ring.cancel(number as u64)?;
                 }
             }
@@ -534,11 +529,11 @@ impl Worker {
     fn fail(&mut self, fault: u32, late: Nanos) {
         self.words.set(offset_of!(Warp, fault), fault);
         for number in 0..self.slots.len() {
-            let Slot { state, since, op: at, run, .. } = &mut self.slots[number];
-            if *state != State::Flying {
+            let OnWay { state, since, op: at, run, .. } = &mut self.slots[number];
+            if *state != Stage::Flying {
                 continue;
             }
-            *state = State::GivenUp;
+            *state = Stage::GivenUp;
             let status = if since.is_some_and(|since| since <= late) {
                 abi::STATUS_TIMEOUT
             } else {
@@ -568,7 +563,7 @@ impl Worker {
 /// Returns the objects of a run. They were found when it was made.
 fn objects<'a>(
     op: &'a Op,
-    run: &'a Run,
+    run: &'a Extent,
     reach: &'a Reach,
 ) -> impl Iterator<Item = Object> + Clone + 'a {
     run.indices().filter_map(|index| op.object(run.row, index, reach))
@@ -581,8 +576,8 @@ fn note(op: &mut Op, status: u32, indices: std::ops::Range<u32>, errors: u32) {
         op.error = u64::from(status) << 32 | u64::from(indices.start);
     }
     for index in indices {
-        // SAFETY: the ring has a status for each IOCTX. Relaxed: the completion publishes them.
-        unsafe { word32(op.iocb.status + u64::from(index) * 4) }.store(status, Ordering::Relaxed);
+        // SAFETY: the ring has a status for each IOCTX; the completion publishes them.
+        unsafe { store32(op.iocb.status + u64::from(index) * 4, status) };
     }
 }
 
@@ -593,27 +588,26 @@ fn crc(object: Object) -> u32 {
 }
 
 /// Stores the checksums of objects that are about to be written.
-fn store_checksums(op: &Op, run: &Run, reach: &Reach) {
+fn store_checksums(op: &Op, run: &Extent, reach: &Reach) {
     for index in run.indices() {
         if let Some(to) = op.checksum(run.row, index)
             && let Some(object) = op.object(run.row, index, reach)
         {
-            // SAFETY: the ring has a checksum for each. Relaxed: the completion publishes them.
-            unsafe { word32(to) }.store(crc(object), Ordering::Relaxed);
+            // SAFETY: the ring has a checksum for each; the completion publishes them.
+            unsafe { store32(to, crc(object)) };
         }
     }
 }
 
 /// Compares objects that were read with their checksums. Returns the number of those that differ.
-fn verify(op: &mut Op, run: &Run, reach: &Reach) -> u32 {
+fn verify(op: &mut Op, run: &Extent, reach: &Reach) -> u32 {
     let mut wrong = 0;
     for index in run.indices() {
         if let Some(at) = op.checksum(run.row, index)
             && let Some(object) = op.object(run.row, index, reach)
         {
-            // SAFETY: as in store_checksums. Relaxed: the ring entry published it.
-            let expected = unsafe { word32(at) }.load(Ordering::Relaxed);
-            if expected != crc(object) {
+            // SAFETY: as in store_checksums; the ring entry published it.
+            if unsafe { load32(at) } != crc(object) {
                 wrong += 1;
                 note(op, abi::STATUS_CHECKSUM, index..index + 1, 1);
             }

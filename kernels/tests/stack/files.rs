@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use crate::rig::{Stack, all_rows, round_trip};
 
-/// What the file system asks for, or less: anything else is bounced.
+/// Alignment of direct I/O, on all file systems: anything else is bounced.
 const ALIGN: usize = 4096;
 
 /// Files in the place of drives.
@@ -147,7 +147,7 @@ fn wait(ring: &mut Uring, id: gio_uring::IocbId) -> Completion {
     ring.wait_completion(id, ring.now() + WATCHDOG_NS).expect("done in time")
 }
 
-/// What a drive would say: a read behind the end of the file, and a write to one that takes none.
+/// Statuses of a drive: for a read behind the end of the file, and a write to one that takes none.
 #[test]
 fn errors_of_the_file_are_statuses_of_their_objects() {
     let files = Files::new(1, 16 << 20);

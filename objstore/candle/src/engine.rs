@@ -70,8 +70,8 @@ fn first_seen(window: Option<usize>, at: usize) -> usize {
 }
 
 impl Engine {
-    /// Opens a store, or creates one of 64 MiB in two files. With `windows`, every other layer has a
-    /// sliding window.
+    /// Opens a store, or creates one of 64 MiB in two files. With `windows`, every other layer has
+    /// a sliding window.
     ///
     /// # Errors
     /// Returns an error if the store cannot be opened.

@@ -71,9 +71,10 @@ options! {
     lba: u32, "512|4096", "4096", lba;
     /// Data on drives that may be lost when the store is made.
     overwrite: Overwrite, "nothing|store|anything", "nothing", |text| word(text, &OVERWRITE);
-    /// What moves the data. file: io_uring on the files of a directory, without NVMe. The others
+    /// Way to move the data. file: io_uring on the files of a directory, without NVMe. The others
     /// run the I/O kernel: on threads, in the thread that calls the store, or on a GPU.
-    executor: Executor, "file|host|inline|cuda", "by devices and KV pool", |text| word(text, &EXECUTORS);
+    executor: Executor, "file|host|inline|cuda", "by devices, pool",
+        |text| word(text, &EXECUTORS);
     /// The GPU's number in CUDA.
     gpu: u32, "N", "that of the KV pool, or 0", |text| count(text, 0..=u32::MAX);
     /// SMs of the GPU for the I/O kernel, rounded up to a partition (1 or more).

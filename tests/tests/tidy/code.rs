@@ -96,6 +96,7 @@ const ATOMICS: &[(&str, &str)] = &[
     ("driver/host/src/platform/mmio.rs", "the accessors of memory that a device writes"),
     ("objstore/candle/src/pages.rs", "an engine's KV memory, which devices write"),
     ("driver/host/src/platform/vfio/mapping.rs", "a signal handler may use nothing else"),
+    ("kernels/src/file/words.rs", "the file executor's end of the rings, as in order.cuh"),
     ("driver/host/src/grant.rs", "a counter, so that each grant has a number of its own"),
     ("driver/host/src/state.rs", "a counter that is read while others use the controller"),
     (
