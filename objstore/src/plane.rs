@@ -363,12 +363,18 @@ impl Plane {
     pub fn end(&self, jobs: &[JobId]) -> Result<Vec<JobDone>, StoreError> {
         jobs.iter().try_for_each(|job| self.wait_for_job(*job))?;
         let mut ended = self.with(|mover| mover.end_all(jobs))?;
-        if ended.iter().any(JobDone::has_stored) {
-            self.flush()?;
-        }
+        self.settle(&mut ended)?;
+        Ok(ended)
+    }
+
+    /// Makes what ended jobs stored permanent, with one flush for all, or fails them.
+    pub(crate) fn settle(&self, ended: &mut [JobDone]) -> Result<(), StoreError> {
+        let stored = ended.iter().filter(|done| done.has_stored());
+        let before = stored.map(|done| done.flushes).max();
+        let took = before.map_or(Ok(None), |before| self.flush_after(before))?;
         self.with(|mover| {
-            mover.settle(&mut ended);
-            Ok(ended)
+            mover.settle(ended, took);
+            Ok(())
         })
     }
 
@@ -376,17 +382,27 @@ impl Plane {
     /// failure breaks the seal.
     pub(crate) fn flush(&self) -> Result<(), StoreError> {
         let before = self.with(|mover| Ok(mover.flushes))?;
+        let took = self.flush_after(before)?;
+        self.with(|mover| {
+            mover.settle(&mut [], took);
+            Ok(())
+        })
+    }
+
+    /// Flushes, unless a flush that began after the first `before` does it. Returns the time that
+    /// it took.
+    fn flush_after(&self, before: u64) -> Result<Option<Nanos>, StoreError> {
         let mut flushed = self.flushed();
         if *flushed > before {
-            return Ok(());
+            return Ok(None);
         }
         let begun = self.with(|mover| Ok(mover.begin_flush()))?;
-        let Some(Flushing { devices, seal }) = begun else { return Ok(()) };
+        let Some(Flushing { number, devices, seal }) = begun else { return Ok(None) };
         let since = self.now();
         // None is asked after the first that fails.
         let _ = devices.iter().try_for_each(|(controller, nsid)| controller.flush(*nsid, &seal));
-        *flushed = self.with(|mover| Ok(mover.end_flush(since)))?;
-        Ok(())
+        *flushed = number;
+        Ok(Some(self.now() - since))
     }
 
     /// Returns an error if the plane was closed or has failed.

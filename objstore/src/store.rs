@@ -9,14 +9,14 @@ use std::{
 use kv_catalog::{
     BlockKey, Catalog, CatalogCounts, DurableCatalog, FileId, Geometry, JournalError, KvShape,
     Namespace, NamespaceId, NamespaceOwner, NewPin, PinAnswer, PinLimits, PinList, StoredFile,
-    Superblock, Usage,
+    Superblock, Usage, WriteId,
 };
 use nvme_driver::Clock;
 
 use crate::{
     error::StoreError,
     ids::{JobId, PoolId},
-    plane::{Mover, Plane},
+    plane::{JobDone, Mover, Plane},
     stats::{Lookups, StoreStats},
 };
 
@@ -74,6 +74,10 @@ struct Inner {
     /// Drives that receive deallocate (TRIM) hints.
     drives: Mutex<Vec<Drive>>,
     plane: Plane,
+    /// Ended jobs whose commits wait.
+    queued: Mutex<Vec<(JobDone, WriteId)>>,
+    /// Results of commits that another thread did. Locked during a commit, before all others.
+    committed: Mutex<HashMap<JobId, Result<(), StoreError>>>,
     jobs: Mutex<Jobs>,
 }
 

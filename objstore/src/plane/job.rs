@@ -31,6 +31,8 @@ pub struct JobDone {
     /// were flushed, stored data may be lost: a drive that loses power, and is reset, loses the
     /// contents of its volatile cache.
     pub(crate) recoveries: u64,
+    /// Flushes that had begun when the job ended. A later one covers what it stored.
+    pub(super) flushes: u64,
     /// CRC-32C of the stored objects, `[block][row]`, blocks in the order of the job. Empty for a
     /// read, or if the plane keeps no checksums.
     pub checksums: Vec<u32>,

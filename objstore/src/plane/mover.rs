@@ -81,6 +81,7 @@ pub(super) struct Tally {
 
 /// Devices to flush.
 pub(super) struct Flushing {
+    pub(super) number: u64,
     pub(super) devices: Vec<(SharedController, Nsid)>,
     pub(super) seal: Seal,
 }
@@ -210,13 +211,8 @@ impl Mover {
         self.flushes += 1;
         let devices = self.transport.devices.all.iter().filter(|device| device.is_volatile);
         let devices = devices.map(|device| (device.controller.clone(), device.nsid));
-        Some(Flushing { devices: devices.collect(), seal: self.seal.clone() })
-    }
-
-    /// Ends the flush that has begun last, and returns its number.
-    pub(super) fn end_flush(&mut self, since: Nanos) -> u64 {
-        self.tally.times.flushes.add(self.clock.now() - since);
-        self.flushes
+        let (number, seal) = (self.flushes, self.seal.clone());
+        Some(Flushing { number, devices: devices.collect(), seal })
     }
 
     /// Refuses to store when the plane was opened to be read, on media that have become read-only,
@@ -297,7 +293,7 @@ impl Mover {
         let rows = self.setup.shape.rows();
         let checksums = made.map(|made| made.values(rows, &job.moves)).unwrap_or_default();
         self.let_go(&job);
-        Ok(JobDone { job: id, direction, failure, recoveries, checksums })
+        Ok(JobDone { job: id, direction, failure, recoveries, flushes: self.flushes, checksums })
     }
 
     /// Ends jobs of which nothing is in flight; none of them if one was abandoned or moves again:
@@ -317,7 +313,9 @@ impl Mover {
 
     /// Fails ended jobs whose data is not permanent after the flush that covers them: if any flush
     /// has failed, or a controller was reset, whose volatile cache may have lost the data before.
-    pub(super) fn settle(&self, ended: &mut [JobDone]) {
+    /// Counts the time of that flush, unless another thread has.
+    pub(super) fn settle(&mut self, ended: &mut [JobDone], flush: Option<Nanos>) {
+        flush.into_iter().for_each(|took| self.tally.times.flushes.add(took));
         let recoveries = self.recoveries();
         for done in ended.iter_mut().filter(|done| done.has_stored()) {
             // Another owner may have written to the files meanwhile.

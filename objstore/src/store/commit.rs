@@ -1,48 +1,73 @@
 //! Commits: data first, then the catalog, then the journal.
 //!
-//! Commits of several threads share their flushes ([`crate::Plane::end`]) and the groups of the
-//! journal ([`kv_catalog::DurableCatalog::sync`]): one is for all that have waited for the one
-//! before. Neither lookups nor transfers wait for that.
+//! A commit queues behind the one that is in progress. The next thread does the work for all that
+//! are queued by then: one flush of each device ([`crate::Plane::settle`]), one group in the journal
+//! ([`kv_catalog::DurableCatalog::sync`]). With a queue for each of the two, of 16 commits that
+//! share a flush the first one to go on would write its record alone, and 15 would wait for that,
+//! before a second group has theirs. Neither lookups nor transfers wait.
 
-use kv_catalog::FileId;
+use kv_catalog::{FileId, NotDurable, WriteId};
 
-use super::{Inner, handles::Held};
+use super::{Inner, handles::Held, lock};
 use crate::{error::StoreError, ids::JobId, plane::JobDone};
 
 impl Inner {
     pub(super) fn commit(&self, job: JobId) -> Result<(), StoreError> {
         // This ends the job: dropping the handle does nothing from here on.
-        let done = self.plane.end(&[job])?.pop();
-        let held = self.jobs().held.remove(&job);
-        let (Some(done), Some(Held::Write(write))) = (done, held) else {
+        self.plane.wait_for_job(job)?;
+        let ended = self.plane.with(|plane| plane.end(job))?;
+        let Some(Held::Write(write)) = self.jobs().held.remove(&job) else {
             return Err(StoreError::NoSuchJob { job });
         };
-        let JobDone { failure, checksums, .. } = done;
-        let committed = failure.map_or(Ok(()), Err).and_then(|()| {
-            self.catalog.change(|catalog| {
-                let files = catalog.own_files(write);
-                catalog.written(write, 0, &checksums)?;
-                catalog.commit(write)?;
-                Ok::<Vec<FileId>, StoreError>(files)
-            })
-        });
-        let files = match committed {
-            Ok(files) => files,
-            Err(error) => {
+        lock(&self.queued).push((ended, write));
+        let mut committed = lock(&self.committed);
+        if !committed.contains_key(&job) {
+            let queued = std::mem::take(&mut *lock(&self.queued));
+            committed.extend(self.commit_all(queued));
+        }
+        let result = committed.remove(&job);
+        drop(committed);
+        result.unwrap_or(Err(StoreError::NoSuchJob { job }))?;
+        self.deallocate();
+        Ok(())
+    }
+
+    /// Commits ended jobs, each whose data is permanent. Returns their results.
+    fn commit_all(&self, queued: Vec<(JobDone, WriteId)>) -> Vec<(JobId, Result<(), StoreError>)> {
+        let (mut ended, writes): (Vec<_>, Vec<_>) = queued.into_iter().unzip();
+        let settled = self.plane.settle(&mut ended);
+        let mut files = Vec::new();
+        let mut results = Vec::new();
+        for (JobDone { job, failure, checksums, .. }, write) in ended.into_iter().zip(writes) {
+            // A plane that was closed has flushed nothing, and stays closed.
+            let kept = settled.as_ref().map_or_else(|_| self.plane.check_open(), |()| Ok(()));
+            let committed = kept.and_then(|()| failure.map_or(Ok(()), Err)).and_then(|()| {
+                self.catalog.change(|catalog| {
+                    let own = catalog.own_files(write);
+                    catalog.written(write, 0, &checksums)?;
+                    catalog.commit(write)?;
+                    files.extend(own);
+                    Ok(())
+                })
+            });
+            if committed.is_err() {
                 self.give_back(Held::Write(write));
-                return Err(error);
             }
-        };
-        self.make_permanent(files)
+            results.push((job, committed));
+        }
+        let mut stored = results.iter_mut().filter(|(_, result)| result.is_ok()).peekable();
+        if stored.peek().is_some()
+            && let Err(refused) = self.make_permanent(files)
+        {
+            stored.for_each(|(_, result)| *result = Err(refused.clone().into()));
+        }
+        results
     }
 
     /// Makes the blocks of commits permanent. A caller whose commit failed must not find them.
-    pub(super) fn make_permanent(&self, files: Vec<FileId>) -> Result<(), StoreError> {
-        if let Err(refused) = self.catalog.sync() {
+    pub(super) fn make_permanent(&self, files: Vec<FileId>) -> Result<(), NotDurable> {
+        self.catalog.sync().inspect_err(|_| {
             self.catalog.with(|catalog| files.into_iter().for_each(|file| catalog.lost(file)));
-            return Err(refused.into());
-        }
-        self.deallocate();
-        Ok(())
+        })
     }
 }

@@ -369,6 +369,8 @@ impl Store {
                 clock,
                 drives: Mutex::new(drives),
                 plane,
+                queued: Mutex::default(),
+                committed: Mutex::default(),
                 jobs: Mutex::new(Jobs::default()),
             }),
             namespace,

@@ -18,8 +18,9 @@ use crate::{
     plane::JobDone,
 };
 
-/// Maximum waits for free files: other threads may take freed ones first.
-const ATTEMPTS_MAX: u32 = 8;
+/// Maximum waits for free files: other threads may take freed ones first. In a store of 126 files,
+/// where one is kept free ahead, 1 of 5,000 requests beside 15 others had none after 8 waits.
+const ATTEMPTS_MAX: u32 = 32;
 
 impl Store {
     /// Prepares to read the prefix into `blocks`, one for each of its positions. This is the only
@@ -233,7 +234,9 @@ impl Store {
     /// Same as [`Store::commit_reservation`].
     pub fn commit_reservations(&self, all: &[Arc<Reservation>]) -> Result<(), StoreError> {
         all.iter().try_for_each(|one| self.commit_reservation(one))?;
-        self.inner.make_permanent(all.iter().flat_map(|one| one.own_files()).collect())
+        self.inner.make_permanent(all.iter().flat_map(|one| one.own_files()).collect())?;
+        self.inner.deallocate();
+        Ok(())
     }
 
     /// Waits for the layers in flight and, if every layer was stored, makes the blocks permanent
@@ -251,9 +254,7 @@ impl Store {
     pub fn commit(&self, save: StoreRequest) -> Result<Committed, StoreError> {
         self.own(&save)?;
         let StoreRequest { transfer, accepted, written } = save;
-        let job = transfer.job;
-        self.inner.plane.wait_for_job(job)?;
-        self.inner.commit(job)?;
+        self.inner.commit(transfer.job)?;
         Ok(Committed { accepted, written })
     }
 
