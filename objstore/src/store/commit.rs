@@ -35,12 +35,15 @@ impl Inner {
     /// Commits ended jobs, each whose data is permanent. Returns their results.
     fn commit_all(&self, queued: Vec<(JobDone, WriteId)>) -> Vec<(JobId, Result<(), StoreError>)> {
         let (mut ended, writes): (Vec<_>, Vec<_>) = queued.into_iter().unzip();
-        let settled = self.plane.settle(&mut ended);
+        let unsettled = self.plane.settle(&mut ended).err().map(|error| error.to_string());
         let mut files = Vec::new();
         let mut results = Vec::new();
         for (JobDone { job, failure, checksums, .. }, write) in ended.into_iter().zip(writes) {
-            // A plane that was closed has flushed nothing, and stays closed.
-            let kept = settled.as_ref().map_or_else(|_| self.plane.check_open(), |()| Ok(()));
+            let kept = match unsettled.clone() {
+                None => Ok(()),
+                // It may have flushed nothing. One that was closed says so.
+                Some(cause) => self.plane.check_open().and(Err(StoreError::Failed { cause })),
+            };
             let committed = kept.and_then(|()| failure.map_or(Ok(()), Err)).and_then(|()| {
                 self.catalog.change(|catalog| {
                     let own = catalog.own_files(write);
