@@ -2,15 +2,14 @@
 //! Runs the kernel's warps on host threads.
 
 use std::{
-    convert::Infallible,
     fmt,
     num::NonZero,
     ops::Range,
     sync::{
         Arc,
-        mpsc::{Receiver, Sender, TryRecvError, channel},
+        mpsc::{Receiver, channel},
     },
-    thread::{self, JoinHandle, Thread},
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -45,62 +44,27 @@ pub struct HostOptions {
     pub threads: Option<usize>,
 }
 
-/// A part of the I/O kernel, run by repeated calls until one returns `None`. Each returns whether
-/// it found something to do.
-pub type Turns = Box<dyn FnMut() -> Option<bool> + Send>;
-
-/// Hands turns to a thread that exists, and returns it, to be unparked for new work. Returns `None`
-/// if it has ended.
-pub type Lend = Box<dyn Fn(Turns) -> Option<Thread> + Send>;
-
 /// Runs the I/O kernel on threads of this process, each with its share of the queues.
 ///
 /// An idle thread spins briefly, then sleeps until the next submission.
 pub struct HostExecutor {
     options: HostOptions,
-    /// Threads to use instead of new ones, if there are any.
-    lent: Vec<Lend>,
     clock: Arc<dyn Clock>,
-    threads: Vec<Worker>,
+    threads: Vec<JoinHandle<()>>,
     /// True between a successful `start` and a successful `stop`.
     running: bool,
     grants: Vec<GrantEpoch>,
-}
-
-/// A thread that runs a part of the kernel.
-struct Worker {
-    thread: Thread,
-    /// Disconnected when the thread no longer runs the kernel.
-    works: Receiver<Infallible>,
-    /// `None` if it is lent.
-    own: Option<JoinHandle<()>>,
-}
-
-impl Worker {
-    fn has_ended(&self) -> bool {
-        matches!(self.works.try_recv(), Err(TryRecvError::Disconnected))
-    }
 }
 
 /// Warps that one thread runs.
 struct Share {
     args: Args,
     warps: Range<u32>,
-    /// Opens when every thread has been started, and is dropped if one could not be.
-    gate: Option<Receiver<()>>,
-    _works: Sender<Infallible>,
 }
 
 impl Share {
     /// Runs each warp for a few rounds. Returns `None` if the kernel was stopped.
-    fn turn(&mut self) -> Option<u32> {
-        if let Some(gate) = &self.gate {
-            match gate.try_recv() {
-                Ok(()) => self.gate = None,
-                Err(TryRecvError::Empty) => return Some(0),
-                Err(TryRecvError::Disconnected) => return None,
-            }
-        }
+    fn turn(&self) -> Option<u32> {
         let Range { start, end } = self.warps;
         // SAFETY: the caller of `start` promised that everything `args` points to lives until
         // `stop` succeeds, which waits for the end of this share; and no other share has these
@@ -109,8 +73,12 @@ impl Share {
         (result & ffi::RUN_FINISHED == 0).then_some(result)
     }
 
-    /// Runs the share on a thread of its own.
-    fn run(mut self) {
+    /// Runs the share, once every thread has been started. The sender is dropped if one could not
+    /// be.
+    fn run(&self, all_started: &Receiver<()>) {
+        if all_started.recv().is_err() {
+            return;
+        }
         // Best effort: without it, sleeps take longer.
         let _ = rustix::thread::set_current_timer_slack(NonZero::new(SLACK_NS));
         let (mut idle, mut nap) = (0, NAP);
@@ -133,21 +101,11 @@ impl Share {
 }
 
 impl HostExecutor {
-    /// Creates an executor with threads of its own; [`IoExecutor::start`] starts it. `clock` must
+    /// Creates an executor; [`IoExecutor::start`] starts it. `clock` must
     /// be the ring's clock: the deadline of [`IoExecutor::stop`] is measured with it.
     #[must_use]
     pub fn new(options: HostOptions, clock: Arc<dyn Clock>) -> Self {
-        let (lent, threads, grants) = (Vec::new(), Vec::new(), Vec::new());
-        Self { options, lent, clock, threads, running: false, grants }
-    }
-
-    /// Same as [`HostExecutor::new`], on threads that also do something else, such as those of
-    /// software controllers: a command and its result then change threads nowhere. They must keep
-    /// calling what they are given.
-    #[must_use]
-    pub fn on_threads(lent: Vec<Lend>, clock: Arc<dyn Clock>) -> Self {
-        let options = HostOptions { threads: Some(lent.len()) };
-        Self { lent, ..Self::new(options, clock) }
+        Self { options, clock, threads: Vec::new(), running: false, grants: Vec::new() }
     }
 
     /// Returns the number of threads for `warps` queues.
@@ -157,29 +115,8 @@ impl HostExecutor {
         u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, warps.max(1))
     }
 
-    /// Starts one thread.
-    fn begin(
-        &self,
-        index: usize,
-        mut share: Share,
-        works: Receiver<Infallible>,
-    ) -> Result<Worker, ExecutorError> {
-        let Some(lend) = self.lent.get(index) else {
-            let thread = thread::Builder::new().name(format!("gio-host-{index}"));
-            let own = thread
-                .spawn(move || share.run())
-                .map_err(|error| Self::failed(format!("thread {index} did not start: {error}")))?;
-            return Ok(Worker { thread: own.thread().clone(), works, own: Some(own) });
-        };
-        let turns = move || share.turn().map(|result| result & ffi::RUN_MOVED != 0);
-        match lend(Box::new(turns)) {
-            Some(thread) => Ok(Worker { thread, works, own: None }),
-            None => Err(Self::failed("the software controllers' thread that runs it has ended")),
-        }
-    }
-
     fn wake(&self) {
-        self.threads.iter().for_each(|worker| worker.thread.unpark());
+        self.threads.iter().for_each(|thread| thread.thread().unpark());
     }
 
     fn failed(cause: impl Into<String>) -> ExecutorError {
@@ -191,10 +128,10 @@ impl HostExecutor {
         if !self.running {
             return Err(Self::failed("it was not started, or stopped; start it (again)"));
         }
-        match self.threads.iter().find(|worker| worker.has_ended()) {
+        match self.threads.iter().find(|thread| thread.is_finished()) {
             None => Ok(()),
-            Some(worker) => {
-                let name = worker.thread.name().unwrap_or("without a name");
+            Some(thread) => {
+                let name = thread.thread().name().unwrap_or("without a name");
                 Err(Self::failed(format!("thread {name} ended by itself")))
             }
         }
@@ -222,25 +159,24 @@ impl IoExecutor for HostExecutor {
         let first = |thread: u32| {
             (u64::from(args.warp_count) * u64::from(thread) / u64::from(threads)) as u32
         };
-        let mut gates = Vec::new();
+        let mut starts = Vec::new();
         for index in 0..threads {
-            let ((open, gate), (working, works)) = (channel(), channel());
-            let warps = first(index)..first(index + 1);
-            let share = Share { args, warps, gate: Some(gate), _works: working };
-            match self.begin(index as usize, share, works) {
-                Ok(worker) => self.threads.push(worker),
+            let (start, all_started) = channel();
+            let share = Share { args, warps: first(index)..first(index + 1) };
+            let thread = thread::Builder::new().name(format!("gio-host-{index}"));
+            match thread.spawn(move || share.run(&all_started)) {
+                Ok(thread) => self.threads.push(thread),
                 Err(error) => {
-                    gates.clear();
-                    self.wake();
+                    starts.clear();
                     join(&mut self.threads);
-                    return Err(error);
+                    return Err(Self::failed(format!("thread {index} did not start: {error}")));
                 }
             }
-            gates.push(open);
+            starts.push(start);
         }
-        for open in gates {
+        for start in starts {
             // A receiver is gone only if its thread ended, which `check` reports.
-            let _ = open.send(());
+            let _ = start.send(());
         }
         self.wake();
         self.running = true;
@@ -263,7 +199,7 @@ impl IoExecutor for HostExecutor {
 
     fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
         let mut waiter = Waiter::new(&*self.clock, deadline);
-        while !self.threads.iter().all(Worker::has_ended) {
+        while !self.threads.iter().all(JoinHandle::is_finished) {
             self.wake();
             if !waiter.wait() {
                 return Err(ExecutorError::StopTimeout { executor: NAME });
@@ -276,10 +212,10 @@ impl IoExecutor for HostExecutor {
     }
 }
 
-/// Joins own threads that have ended or are about to.
-fn join(threads: &mut Vec<Worker>) {
-    for own in threads.drain(..).filter_map(|worker| worker.own) {
-        if own.join().is_err() {
+/// Joins threads that have ended or are about to.
+fn join(threads: &mut Vec<JoinHandle<()>>) {
+    for thread in threads.drain(..) {
+        if thread.join().is_err() {
             tracing::error!("a host thread of the I/O kernel panicked");
         }
     }

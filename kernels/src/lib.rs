@@ -18,7 +18,8 @@
 //!
 //! [`HostExecutor`] distributes warps over threads, [`InlineExecutor`] runs them on the caller's
 //! thread (deterministic with a simulated clock). Both call `gio_host_run`. The feature `cuda` adds
-//! a third, `cuda::CudaExecutor`, which launches [`ptx`] on an NVIDIA GPU.
+//! a third, `cuda::CudaExecutor`, which launches [`ptx`] on an NVIDIA GPU. [`FileExecutor`] runs no
+//! kernel: it does the same operations on files, by io_uring.
 //!
 //! A second module, `include/pool`, has two kernels that work on a KV pool, also from one source
 //! for GPU and host: `unit.cuh` (unit of one memory access), `scatter_gather.cuh` (copies objects
@@ -63,5 +64,5 @@ pub mod pool;
 pub mod ptx;
 
 pub use file::{Ends, EndsClock, FileExecutor, FileTarget, Reach};
-pub use host::{HostExecutor, HostOptions, Lend, Turns};
+pub use host::{HostExecutor, HostOptions};
 pub use inline::InlineExecutor;

@@ -139,7 +139,7 @@ fn open(offline: &mut Offline, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec
     let (mut opening, start) = (Opening::new(!flags.json), Instant::now());
     let config = StoreConfig {
         devices: std::mem::take(&mut offline.attached),
-        executor: Executor::Host.factory(&clock, None, Vec::new()),
+        executor: Executor::Host.factory(&clock, None),
         clock,
         shape,
         namespace: Namespace::default(),

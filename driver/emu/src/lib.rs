@@ -87,5 +87,5 @@ pub use media::{
 };
 pub use power::PowerSwitch;
 pub use progress::{EmuCounters, Progress};
-pub use runner::{EmuRunner, EmuThread, Guest};
+pub use runner::EmuRunner;
 pub use sim::SimClock;

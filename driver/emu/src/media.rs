@@ -46,12 +46,6 @@ pub trait Media: Send + fmt::Debug {
     /// Returns the time at which the next operation in flight finishes, if known.
     fn next_event(&self) -> Option<Nanos>;
 
-    /// Returns whether someone else moves the bytes while the polling thread does other work, such
-    /// as the operating system. If so, that thread has time for the I/O kernel.
-    fn is_asynchronous(&self) -> bool {
-        false
-    }
-
     /// Sets whether only the calling thread submits, polls and cancels from now on. That thread
     /// must reset this before it ends. Media that do not benefit may ignore it.
     fn set_exclusive(&mut self, _exclusive: bool) {}

@@ -1,13 +1,14 @@
 //! Threads that drive controllers in real time.
 
 use std::{
-    fmt, io,
+    convert::Infallible,
+    io,
     num::NonZero,
     sync::{
-        Arc, Weak,
+        Arc,
         mpsc::{Receiver, Sender, TryRecvError, channel},
     },
-    thread::{self, JoinHandle, Thread},
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -34,12 +35,11 @@ const SLEEP_MAX: Duration = Duration::from_millis(1);
 const SLACK_NS: u64 = 1;
 
 /// Steps controllers until it is dropped, which stops the threads and joins them
-/// ([`nvme_driver::join`]). They may run other work in between ([`EmuThread::host`]).
+/// ([`nvme_driver::join`]).
 ///
 /// Threads spin briefly, then sleep for 20 to 100 microseconds, and up to a millisecond after a
 /// long idle time. They do not yield: on a busy machine that gives the CPU away for milliseconds.
-/// If no controller of a thread is enabled, and it has no guest, the thread sleeps until a register
-/// write wakes it.
+/// If no controller of a thread is enabled, the thread sleeps until a register write wakes it.
 ///
 /// While it exists, nothing else steps the controllers.
 #[derive(Debug)]
@@ -47,35 +47,7 @@ pub struct EmuRunner {
     emus: Vec<Arc<Emu>>,
     workers: Vec<JoinHandle<()>>,
     /// Dropping them signals the threads to stop.
-    guests: Vec<Arc<Sender<Guest>>>,
-}
-
-/// Work that a controller's thread does between steps, until it returns `None`. Returns whether it
-/// found something to do.
-pub type Guest = Box<dyn FnMut() -> Option<bool> + Send>;
-
-/// A thread of an [`EmuRunner`], which it does not keep alive.
-#[derive(Clone)]
-pub struct EmuThread {
-    guests: Weak<Sender<Guest>>,
-    thread: Thread,
-}
-
-impl EmuThread {
-    /// Hands `guest` to the thread, and returns the thread to be unparked for new work. Returns
-    /// `None`, and drops `guest`, if the thread has ended.
-    #[must_use]
-    pub fn host(&self, guest: Guest) -> Option<Thread> {
-        self.guests.upgrade()?.send(guest).ok()?;
-        self.thread.unpark();
-        Some(self.thread.clone())
-    }
-}
-
-impl fmt::Debug for EmuThread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EmuThread({:?})", self.thread.name())
-    }
+    running: Vec<Sender<Infallible>>,
 }
 
 impl EmuRunner {
@@ -91,14 +63,12 @@ impl EmuRunner {
 
     fn on_threads(threads: usize, emus: Vec<Arc<Emu>>, clock: Arc<dyn Clock>) -> io::Result<Self> {
         let count = threads.min(emus.len());
-        let mut runner = Self { emus: emus.clone(), workers: Vec::new(), guests: Vec::new() };
+        let mut runner = Self { emus: emus.clone(), workers: Vec::new(), running: Vec::new() };
         for index in 0..count {
-            // In order, as the I/O kernel's queues are: a guest then has its own controllers here.
             let first = |index| emus.len() * index / count;
             let mine = emus[first(index)..first(index + 1)].to_vec();
-            let (sender, inbox) = channel();
-            let ticks = clock.clone();
-            let work = Worker { emus: mine.clone(), clock: ticks, inbox, guests: Vec::new() };
+            let (sender, running) = channel();
+            let work = Worker { emus: mine.clone(), clock: clock.clone(), running };
             // An error drops `runner`, which ends the threads already started.
             let handle = thread::Builder::new()
                 .name(format!("nvme-emu-{index}"))
@@ -109,26 +79,15 @@ impl EmuRunner {
             // A register write may have come before it could wake the thread.
             handle.thread().unpark();
             runner.workers.push(handle);
-            runner.guests.push(Arc::new(sender));
+            runner.running.push(sender);
         }
         Ok(runner)
-    }
-
-    /// Returns the threads.
-    #[must_use]
-    pub fn threads(&self) -> Vec<EmuThread> {
-        let threads = self.guests.iter().zip(&self.workers);
-        let one = |(guests, worker): (_, &JoinHandle<()>)| EmuThread {
-            guests: Arc::downgrade(guests),
-            thread: worker.thread().clone(),
-        };
-        threads.map(one).collect()
     }
 }
 
 impl Drop for EmuRunner {
     fn drop(&mut self) {
-        self.guests.clear();
+        self.running.clear();
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
             join(worker);
@@ -142,23 +101,18 @@ impl Drop for EmuRunner {
 struct Worker {
     emus: Vec<Arc<Emu>>,
     clock: Arc<dyn Clock>,
-    inbox: Receiver<Guest>,
-    guests: Vec<Guest>,
+    /// Disconnected when the thread is to stop.
+    running: Receiver<Infallible>,
 }
 
 impl Worker {
-    fn run(mut self) {
+    fn run(self) {
         // Failure only makes sleeps longer.
         let _ = rustix::thread::set_current_timer_slack(NonZero::new(SLACK_NS));
         self.emus.iter().for_each(|emu| emu.set_exclusive(true));
         let mut idle = 0u32;
         let mut sleep = SLEEP_MIN;
-        loop {
-            match self.inbox.try_recv() {
-                Ok(guest) => self.guests.push(guest),
-                Err(TryRecvError::Empty) => {}
-                Err(TryRecvError::Disconnected) => break,
-            }
+        while !matches!(self.running.try_recv(), Err(TryRecvError::Disconnected)) {
             let now = self.clock.now();
             let all = self.round(now);
             if all.work > 0 {
@@ -167,8 +121,7 @@ impl Worker {
             }
             idle = idle.saturating_add(1);
             let asleep = !all.listening && all.outstanding == 0 && all.next_event.is_none();
-            // Guests have times of their own, such as those of commands that nobody answers.
-            if asleep && self.guests.is_empty() {
+            if asleep {
                 // Only a register write, a fault plan or the end can bring work, and all unpark.
                 thread::park();
             } else if idle <= SPINS {
@@ -185,16 +138,8 @@ impl Worker {
         tracing::debug!(controllers = self.emus.len(), "a thread of software controllers ended");
     }
 
-    fn round(&mut self, now: Nanos) -> Progress {
+    fn round(&self, now: Nanos) -> Progress {
         let mut all = Progress::default();
-        // First: what they submit is then fetched in the same round.
-        self.guests.retain_mut(|guest| match guest() {
-            Some(moved) => {
-                all.work += u32::from(moved);
-                true
-            }
-            None => false,
-        });
         for emu in &self.emus {
             all.merge(emu.step(now, BUDGET));
         }

@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use gio_kernels::{HostExecutor, HostOptions, InlineExecutor, Lend};
+use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
 use gio_uring::{Affine, AffineOp, Direction, IoCtx, IoExecutor, UringOptions};
 use nvme_driver::{DmaSlice, DmaSpace, Nanos, platform::buffer::Buffer};
-use nvme_emu::{EmuDomain, EmuThread, FaultAction, FaultRule, FaultWhen, SimClock};
+use nvme_emu::{EmuDomain, FaultAction, FaultRule, FaultWhen, SimClock};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 use ripieno_testkit::{Drives, WATCHDOG_NS, memory_drives, pattern, seeds, set_faults};
 
@@ -46,44 +46,6 @@ fn host_threads_move_the_right_bytes() {
     }
 }
 
-/// Returns an executor on the threads of the software controllers.
-fn on_their_threads(stack: &Stack) -> HostExecutor {
-    let runner = stack.drives.runner.as_ref().expect("threads");
-    let lend = |thread: EmuThread| -> Lend { Box::new(move |turns| thread.host(turns)) };
-    let lent = runner.threads().into_iter().map(lend).collect();
-    HostExecutor::on_threads(lent, stack.drives.clock.clone())
-}
-
-#[test]
-fn the_controllers_threads_move_the_right_bytes() {
-    for (devices, parts) in [(1, 1), (2, 2), (3, 1)] {
-        let stack = Stack::new(devices, parts, 32, 64 << 20, None);
-        let executor = on_their_threads(&stack);
-        round_trip(stack, Box::new(executor), UringOptions::default());
-    }
-}
-
-/// The kernel must not start on a thread that is no more, and says so if its thread ends.
-#[test]
-fn a_controllers_thread_that_ends_is_an_error() {
-    let mut stack = Stack::new(1, 1, 16, 16 << 20, None);
-    let executor = on_their_threads(&stack);
-    let late = on_their_threads(&stack);
-    let mut ring = stack.ring(Box::new(executor), UringOptions::default());
-    let pool = stack.pool(&mut ring, 1, 8, 4096);
-    let map = ring.upload_map(&[Affine { block: 0, file: 0 }], 1).expect("a map");
-    stack.drives.runner = None;
-    let op = AffineOp::new(Direction::Read, &map, &pool.handle, 0..1);
-    let error = ring.submit(&op).expect_err("nobody runs the kernel");
-    assert!(error.to_string().contains("nvme-emu-0 ended by itself"), "{error}");
-    ring.stop(ring.now() + WATCHDOG_NS).expect("nobody runs the kernel");
-    let mut late: Box<dyn IoExecutor> = Box::new(late);
-    let args = gio_uring::abi::Args { warp_count: 1, ..Default::default() };
-    let error = late.start(args, &[]).expect_err("the thread is no more");
-    assert!(error.to_string().contains("has ended"), "{error}");
-    stack.drives.run();
-}
-
 #[test]
 fn inline_in_virtual_time_moves_the_right_bytes() {
     for seed in [1, 2, 3] {
@@ -98,13 +60,6 @@ fn inline_in_virtual_time_moves_the_right_bytes() {
 fn a_lost_command_is_recovered_from_with_host_threads() {
     let stack = Stack::new(1, 1, 64, 16 << 20, None);
     let executor = HostExecutor::new(HostOptions::default(), stack.drives.clock.clone());
-    lost_command(stack, Box::new(executor), false);
-}
-
-#[test]
-fn a_lost_command_is_recovered_from_on_the_controllers_threads() {
-    let stack = Stack::new(1, 1, 64, 16 << 20, None);
-    let executor = on_their_threads(&stack);
     lost_command(stack, Box::new(executor), false);
 }
 

@@ -13,7 +13,6 @@ use crate::{
     chosen::Placement,
     config::StackConfig,
     devices::Devices,
-    emulation::Emulation,
     error::StackError,
     executor::Executor,
     gpu::Gpu,
@@ -31,10 +30,6 @@ use crate::{
 
 /// Blocks of a pool that the store allocates, unless another number is given.
 const BLOCKS: u32 = 64;
-
-/// Size of objects up to which software controllers lend their threads to the I/O kernel. Checksums
-/// of larger ones take longer than what a change of threads costs (docs/results/file.md).
-const LENT_OBJECT_BYTES_MAX: u32 = 16 << 10;
 
 /// The steps of opening a store, for programs that take part in them.
 pub trait OpenSteps {
@@ -332,9 +327,7 @@ impl Builder {
             clock = Arc::new(EndsClock { clock, ends: ends.clone() });
             devices.file_executors(&ends, &clock, self.gpu.as_deref())
         } else {
-            let is_small = self.shape.object_bytes <= LENT_OBJECT_BYTES_MAX;
-            let lent = devices.emulation().filter(|_| is_small).map(Emulation::threads);
-            executor.factory(&clock, self.gpu.as_ref(), lent.unwrap_or_default())
+            executor.factory(&clock, self.gpu.as_ref())
         };
         StoreConfig {
             executor,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nvme_driver::{Clock, MonotonicClock};
-use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, EmuThread, SimClock};
+use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, SimClock};
 
 use crate::{error::StackError, gpu::Gpu};
 
@@ -41,9 +41,7 @@ impl Default for Time {
 #[derive(Debug)]
 pub(crate) struct Emulation {
     /// `None` in virtual time.
-    runner: Option<EmuRunner>,
-    /// The threads have time for the I/O kernel, since they do not move the bytes.
-    has_time: bool,
+    _runner: Option<EmuRunner>,
     pub(crate) emus: Vec<Arc<Emu>>,
     /// Their address space, which reaches memory of the GPU, too.
     pub(crate) domain: Arc<EmuDomain>,
@@ -64,8 +62,6 @@ impl Emulation {
             Some(gpu) => EmuDomain::with_copies(name, gpu.copies()),
             None => EmuDomain::new(name),
         };
-        let mut media = configs.iter().flat_map(|config| &config.namespaces);
-        let has_time = media.all(|namespace| namespace.media.is_asynchronous());
         let emus = configs.into_iter().map(|config| {
             // One more than offered: the driver keeps one I/O queue for itself.
             let io_queues_max = EMU_QUEUES + 1;
@@ -82,13 +78,6 @@ impl Emulation {
                 None
             }
         };
-        Ok(Self { runner, has_time, emus, domain })
-    }
-
-    /// Returns the threads of the controllers, if they have time to run the I/O kernel as well: a
-    /// command and its result then change threads nowhere.
-    pub(crate) fn threads(&self) -> Vec<EmuThread> {
-        let runner = self.runner.as_ref().filter(|_| self.has_time);
-        runner.map(EmuRunner::threads).unwrap_or_default()
+        Ok(Self { _runner: runner, emus, domain })
     }
 }

@@ -2,10 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
-use gio_kernels::{HostExecutor, HostOptions, InlineExecutor, Lend};
+use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
 use gio_uring::{ExecutorError, IoExecutor};
 use nvme_driver::Clock;
-use nvme_emu::EmuThread;
 use objstore::ExecutorFactory;
 
 use crate::{
@@ -18,7 +17,7 @@ use crate::{
 pub enum Executor {
     /// The file executor, for a store in files: no controllers are between them and the store.
     File,
-    /// Host threads: its own, or for small objects those of software controllers over files.
+    /// Host threads.
     #[default]
     Host,
     /// The thread that calls the store.
@@ -51,16 +50,10 @@ impl Executor {
         }
     }
 
-    /// Returns a factory for executors of this kind, on the opened GPU, or on `lent` threads, if
-    /// there are any, instead of threads of their own. That of [`Executor::File`] needs the files,
+    /// Returns a factory for executors of this kind, on the opened GPU. That of [`Executor::File`] needs the files,
     /// which only [`crate::Builder`] has, and fails.
     #[must_use]
-    pub fn factory(
-        self,
-        clock: &Arc<dyn Clock>,
-        gpu: Option<&Arc<Gpu>>,
-        lent: Vec<EmuThread>,
-    ) -> ExecutorFactory {
+    pub fn factory(self, clock: &Arc<dyn Clock>, gpu: Option<&Arc<Gpu>>) -> ExecutorFactory {
         let clock = clock.clone();
         match (self, gpu.cloned()) {
             (Self::File, _) => Box::new(|| -> Made {
@@ -68,16 +61,7 @@ impl Executor {
                 Err(ExecutorError::Failed { executor: "file", cause })
             }),
             (Self::Host, _) => Box::new(move || -> Made {
-                let clock = clock.clone();
-                if lent.is_empty() {
-                    return Ok(Box::new(HostExecutor::new(HostOptions::default(), clock)));
-                }
-                let lend = |thread: &EmuThread| -> Lend {
-                    let thread = thread.clone();
-                    Box::new(move |turns| thread.host(turns))
-                };
-                let lent = lent.iter().map(lend).collect();
-                Ok(Box::new(HostExecutor::on_threads(lent, clock)))
+                Ok(Box::new(HostExecutor::new(HostOptions::default(), clock.clone())))
             }),
             (Self::Inline, _) => {
                 Box::new(move || -> Made { Ok(Box::new(InlineExecutor::new(clock.clone()))) })

@@ -43,7 +43,7 @@ impl Open {
         let kv = KvMemory::new(&*domain, SHAPE, 64);
         let store = Store::open(StoreConfig {
             devices,
-            executor: Executor::Host.factory(&clock, None, Vec::new()),
+            executor: Executor::Host.factory(&clock, None),
             clock,
             shape: SHAPE,
             namespace: Namespace::default(),

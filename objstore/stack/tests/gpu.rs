@@ -364,6 +364,7 @@ fn all(rank: &Rank, job: JobId) -> JobDone {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one block's life in the cache")]
 fn blocks_in_host_memory_are_copied_in_the_streams_order() {
     let test = "blocks_in_host_memory_are_copied_in_the_streams_order";
     isolated(test, Level::Full, &[("MOCK_COPY_DELAY_US", "300")], || {

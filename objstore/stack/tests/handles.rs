@@ -167,7 +167,7 @@ fn controllers_keep_the_threads_that_answer_for_them() {
     let memory = space.alloc(4 * SHAPE.block_bytes() as usize).unwrap();
     let config = StoreConfig {
         devices,
-        executor: Executor::Host.factory(&clock, None, Vec::new()),
+        executor: Executor::Host.factory(&clock, None),
         clock,
         shape: SHAPE,
         namespace: Namespace::default(),

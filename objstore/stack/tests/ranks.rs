@@ -83,7 +83,7 @@ fn open_plane(
         StoreConfig {
             devices,
             namespace: Namespace::default(),
-            executor: Executor::Host.factory(&clock, None, Vec::new()),
+            executor: Executor::Host.factory(&clock, None),
             clock,
             shape: SHAPE,
             pool: memory.pool.clone(),

@@ -157,10 +157,6 @@ impl Media for BandwidthMedia {
         [self.turn_ends(), lands, self.inner.next_event()].into_iter().flatten().min()
     }
 
-    fn is_asynchronous(&self) -> bool {
-        self.inner.is_asynchronous()
-    }
-
     fn set_exclusive(&mut self, exclusive: bool) {
         self.inner.set_exclusive(exclusive);
     }

@@ -509,10 +509,6 @@ impl Media for FileMedia {
         None
     }
 
-    fn is_asynchronous(&self) -> bool {
-        true
-    }
-
     fn set_exclusive(&mut self, exclusive: bool) {
         let changed = self.change_ring(if exclusive { Issuer::One } else { Issuer::Any });
         let path = self.path.display();

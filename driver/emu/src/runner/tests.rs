@@ -1,6 +1,6 @@
 use std::sync::Mutex;
 
-use nvme_driver::{MonotonicClock, Waiter};
+use nvme_driver::MonotonicClock;
 
 use super::*;
 use crate::{
@@ -23,7 +23,7 @@ fn stops_when_dropped_even_while_parked() {
     for threads in [1, 2, 8] {
         let clock = Arc::new(MonotonicClock::default());
         let runner = EmuRunner::on_threads(threads, emus.clone(), clock).unwrap();
-        assert_eq!(runner.threads().len(), threads.min(3));
+        assert_eq!(runner.workers.len(), threads.min(3));
         // Disabled controllers: the threads are parked by now, or soon will be.
         thread::sleep(Duration::from_millis(5));
         drop(runner);
@@ -36,35 +36,7 @@ fn stops_when_dropped_even_while_parked() {
 #[test]
 fn without_controllers_there_are_no_threads() {
     let runner = EmuRunner::spawn(Vec::new(), Arc::new(MonotonicClock::default())).unwrap();
-    assert!(runner.threads().is_empty());
-}
-
-#[test]
-fn a_guest_is_run_until_it_ends_or_the_threads_do() {
-    let runner = EmuRunner::spawn(emus(1), Arc::new(MonotonicClock::default())).unwrap();
-    let thread = runner.threads().remove(0);
-    // None of them finds work, and the controller is disabled: they are called all the same.
-    let counted = |turns: u32| -> (Guest, Arc<Mutex<u32>>) {
-        let count = Arc::new(Mutex::new(0));
-        let mine = count.clone();
-        let guest = move || {
-            *mine.lock().unwrap() += 1;
-            (*mine.lock().unwrap() < turns).then_some(false)
-        };
-        (Box::new(guest), count)
-    };
-    let ((short, its), (long, mine)) = (counted(3), counted(u32::MAX));
-    thread.host(short).unwrap();
-    thread.host(long).unwrap();
-    let clock = MonotonicClock::default();
-    let mut waiter = Waiter::new(&clock, WATCHDOG);
-    while Arc::strong_count(&its) > 1 || *mine.lock().unwrap() <= 100 {
-        assert!(waiter.wait(), "the guest is not run, or is kept");
-    }
-    assert_eq!(*its.lock().unwrap(), 3);
-    drop(runner);
-    assert_eq!(Arc::strong_count(&mine), 1, "the thread has let go");
-    assert!(thread.host(counted(1).0).is_none());
+    assert!(runner.workers.is_empty());
 }
 
 #[test]
