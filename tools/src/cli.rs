@@ -46,6 +46,8 @@ none of them, but that of doctor: 141, because the checks ended there.
 With --json, an error is an object on stdout, too: {\"error\": {\"kind\", \"message\",
 \"hint\"}}, of the kind usage (exit code 2), failed or interrupted; unless a result is there.
 
+-h shows of each command what is needed most, --help all.
+
 RUST_LOG chooses log messages and goes before -v and -q: a level (off, error, warn, info, debug,
 trace), or levels of modules: RUST_LOG=warn,nvme_driver=debug.";
 
@@ -311,11 +313,11 @@ struct Raw {
 /// Commands.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Replay LLM serving traffic through the whole stack and verify the data
+    /// Replay serving traffic through the whole stack and verify the data
     #[command(after_help = REPLAY_HELP)]
     Replay(Box<ReplayFlags>),
 
-    /// Serve requests at their arrival times in virtual time, with the scheduler and without
+    /// Serve requests at their arrival times, in virtual time
     #[command(after_help = PACE_HELP)]
     Pace(Box<PaceFlags>),
 
@@ -327,7 +329,7 @@ enum Command {
     #[command(after_help = FORMAT_HELP)]
     Format(Box<FormatFlags>),
 
-    /// Show what is on a store's devices: superblocks, layout, journal, namespaces, damage
+    /// Show what is on a store's devices: layout, journal, damage
     #[command(after_help = INSPECT_HELP)]
     Inspect(InspectFlags),
 
@@ -339,15 +341,15 @@ enum Command {
     #[command(after_help = SCRUB_HELP)]
     Scrub(ScrubFlags),
 
-    /// Simulate serving with a tiered KV cache, and compare with published results
+    /// Simulate serving with a tiered KV cache; compare with papers
     #[command(after_help = SIM_HELP)]
     Sim(Box<SimFlags>),
 
-    /// Watch a running store: bandwidth, errors, hits, waits, and if it is worth it
+    /// Watch a running store: bandwidth, errors, hits, waits
     #[command(after_help = TOP_HELP)]
     Top(TopFlags),
 
-    /// Own a store, and share it with other processes over a Unix socket
+    /// Own a store, and share it over a Unix socket
     #[command(after_help = SERVE_HELP)]
     Serve(ServeFlags),
 
@@ -359,11 +361,11 @@ enum Command {
     #[command(after_help = IDENTIFY_HELP)]
     Identify(IdentifyFlags),
 
-    /// Show which data paths work here, why the others do not, and how to fix that
+    /// Show which data paths work here, and how to enable the others
     #[command(after_help = DOCTOR_HELP)]
     Doctor(DoctorFlags),
 
-    /// Show the options of a store: for servers, engines, libraries and these commands
+    /// Show the options of a store and their defaults
     #[command(after_help = OPTIONS_HELP)]
     Options(OptionsFlags),
 
@@ -371,7 +373,7 @@ enum Command {
     #[command(after_help = COMPLETIONS_HELP)]
     Completions(CompletionsFlags),
 
-    /// Print this program's manual page, or write the pages of all commands into a directory
+    /// Print the manual page, or write those of all commands
     #[command(after_help = MAN_HELP)]
     Man(ManFlags),
 }
@@ -408,11 +410,90 @@ pub fn command() -> clap::Command {
         .mut_subcommand("bench", |bench| bench.mut_subcommands(|it| it.mut_args(without)))
 }
 
+/// Lines of a small terminal.
+const SCREEN: usize = 24;
+/// More flags and commands than these are not all shown by `-h`.
+const FEW: usize = 14;
+/// What `-h` shows of a command with more: flags and arguments, each with a text that fits into one
+/// line, or "" for that of `--help`.
+const BASIC: [(&str, &str); 32] = [
+    ("block", "Block devices instead of files"),
+    ("bs", ""),
+    ("capacity", "Size of the store, if it is made"),
+    ("devices", "Number of files, or drives: vfio:0000:65:00.0,..."),
+    ("dram", "Host memory for KV cache"),
+    ("drives", ""),
+    ("engines", ""),
+    ("executor", "Where the I/O kernel runs: host, inline or cuda"),
+    ("gpu", "The GPU"),
+    ("gpus", "Number of GPUs"),
+    ("html", "Write a page with tables and plots"),
+    ("iodepth", ""),
+    ("json", "Print JSON instead of tables"),
+    ("keep", "Keep the store for the next replay"),
+    ("layer_times", "Files of measured layer times"),
+    ("link", "Links between machines, in Gbps"),
+    ("model", "Model of the KV cache"),
+    ("names", "Scenarios, workloads or traces; without any, a list"),
+    ("out", "Write the table to this file"),
+    ("overwrite", "What may be lost: nothing, store or anything"),
+    ("path", "Directory of the store"),
+    ("rate", "Mean number of requests a second"),
+    ("runtime", ""),
+    ("rw", "read, write, rw, randread, randwrite or randrw"),
+    ("schedule", "slack, naive or both"),
+    ("shape", "Layers, segments, bytes of an object, tokens"),
+    ("size", "Bytes of each device that are used"),
+    ("socket", ""),
+    ("tokens", "Lengths of the contexts in tokens"),
+    ("trace", "Trace in the format of Mooncake; - is stdin"),
+    ("ttft_p99", "Most seconds to the first token, for 99 %"),
+    ("verify", "full, sampled or off"),
+];
+/// Commands that `ripieno -h` does not show.
+const RARE: [&str; 3] = ["pace", "completions", "man"];
+
+/// Returns a command line whose help fits a small terminal: `-h` shows what most users need.
+fn brief(mut command: clap::Command) -> clap::Command {
+    let count = command.get_arguments().count() + command.get_subcommands().count();
+    command = command
+        .disable_help_subcommand(true)
+        .help_template("{about-with-newline}{usage-heading} {usage}\n\n{all-args}{after-help}");
+    if count > FEW {
+        let is_rare = |it: &clap::Command| RARE.contains(&it.get_name());
+        command = command
+            .mut_args(|arg| match BASIC.iter().find(|(name, _)| *name == arg.get_id().as_str()) {
+                None => arg.hide(true),
+                Some((_, "")) => arg.help_heading(None::<&str>),
+                Some((_, text)) => {
+                    let is_flag = !arg.get_action().takes_values();
+                    let arg = arg.help_heading(None::<&str>).help(*text);
+                    if is_flag { arg } else { arg.hide_possible_values(true) }
+                }
+            })
+            .mut_subcommands(|it| if is_rare(&it) { it.hide(true) } else { it });
+    }
+    if let Some(all) = command.get_after_help().map(ToString::to_string) {
+        command = command.after_help("--help shows all flags, examples and exit codes");
+        let left = SCREEN.saturating_sub(command.render_help().to_string().lines().count() + 1);
+        let at = all.find("Examples:").map_or(all.len(), |at| at + "Examples:\n".len());
+        let lines = all[at..].lines().take_while(|line| !line.is_empty());
+        let fitting: Vec<&str> = lines.filter(|line| line.len() <= 80).take(left).collect();
+        if !fitting.is_empty() {
+            let head = "Examples (--help shows more, all flags, and exit codes):";
+            command = command.after_help(format!("{head}\n{}", fitting.join("\n")));
+        }
+    }
+    command.mut_subcommands(brief)
+}
+
 /// Runs the command line of this process and returns its exit code.
 #[must_use]
 pub fn run() -> ExitCode {
-    let is_json = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
-    let matches = command().try_get_matches();
+    let given =
+        |flag: &str| std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == flag);
+    let is_json = given("--json");
+    let matches = if given("-h") { brief(command()) } else { command() }.try_get_matches();
     let raw = matches.and_then(|matches| {
         let path = Path::of(&matches);
         Raw::from_arg_matches(&matches).map(|raw| (raw.command, path))

@@ -62,7 +62,7 @@ enum Verb {
     Status,
     /// Count leading keys that are stored
     Lookup(KeyFlags),
-    /// Protect the leading keys that are stored from eviction, for a time
+    /// Protect leading keys that are stored from eviction, for a time
     Pin {
         #[command(flatten)]
         keys: KeyFlags,
@@ -86,7 +86,7 @@ enum Verb {
     },
     /// Show the pins
     Pins,
-    /// Read blocks into the server's memory (store.dram) ahead of time; prints how many
+    /// Read blocks into the server's memory; prints how many
     Prefetch(KeyFlags),
     /// Delete all blocks of a namespace; prints how many
     Clear {
@@ -127,7 +127,7 @@ enum Verb {
         #[arg(long)]
         unlimited: bool,
     },
-    /// Send hints in vLLM's form (`KvHintsEnvelope`), and show the answer to each
+    /// Send hints in vLLM's form, and show the answers
     Hints {
         /// A JSON file, or - for stdin
         file: PathBuf,

@@ -59,13 +59,13 @@ struct TierFlags {
 /// Other simulations.
 #[derive(Debug, Subcommand)]
 enum SimCommand {
-    /// Find the tiers to buy for a workload: hits, TTFT, throughput and cost of each combination
+    /// Find the tiers to buy for a workload, by TTFT and cost
     #[command(after_help = PLAN_HELP)]
     Plan(Box<PlanFlags>),
-    /// Serve a workload with engines on several machines, by router and link between them
+    /// Serve a workload with engines on several machines
     #[command(after_help = CLUSTER_HELP)]
     Cluster(Box<ClusterFlags>),
-    /// Print the parameters as JSON, each with its source: a file for --parameters
+    /// Print the parameters as JSON, each with its source
     Parameters,
 }
 

@@ -98,3 +98,21 @@ fn tables_fit_the_terminal() {
         }
     }
 }
+
+/// Returns the names of a command and of all below it.
+fn names(command: &clap::Command, path: &[String]) -> Vec<Vec<String>> {
+    let below = command
+        .get_subcommands()
+        .flat_map(|it| names(it, &[path, &[it.get_name().to_owned()]].concat()));
+    below.chain([path.to_vec()]).collect()
+}
+
+#[test]
+fn short_help_fits_a_small_terminal() {
+    for name in names(&ripieno::command(), &[]) {
+        let words: Vec<&str> = name.iter().map(String::as_str).chain(["-h"]).collect();
+        let help = lines(&words, 80);
+        assert!(help.len() <= 24, "{words:?}: {} lines: {help:#?}", help.len());
+        assert!(help.iter().any(|line| line.contains("Usage: ripieno")), "{help:#?}");
+    }
+}
