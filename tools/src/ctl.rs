@@ -3,6 +3,7 @@
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
@@ -19,10 +20,12 @@ use serde_json::json;
 use crate::problem::{EXIT_FAILED, Problem};
 use crate::progress::Progress;
 use crate::serve::read_token;
-use crate::size::Size;
+use crate::size::{self, Size};
 use crate::table::grid;
 use crate::terminal;
 
+/// The socket of the unit for systemd.
+const SOCKET: &str = "/run/ripieno/ripieno.sock";
 /// Bytes of a file of hints, at most.
 const HINTS_BYTES_MAX: u64 = 4 << 20;
 
@@ -43,16 +46,16 @@ pub(crate) struct CtlFlags {
 /// The server.
 #[derive(Debug, Args)]
 struct Place {
-    /// The server's socket
-    #[arg(long, value_name = "PATH", required_unless_present = "address")]
+    /// The server's socket [default: that of the unit for systemd, /run/ripieno/ripieno.sock]
+    #[arg(long, value_name = "PATH", global = true)]
     socket: Option<PathBuf>,
 
     /// The server's TCP address, with --token-file
-    #[arg(long, value_name = "IP:PORT", requires = "token_file", conflicts_with = "socket")]
+    #[arg(long, value_name = "IP:PORT", global = true)]
     address: Option<SocketAddr>,
 
     /// The file with the token of the server's configuration
-    #[arg(long, value_name = "FILE", conflicts_with = "socket")]
+    #[arg(long, value_name = "FILE", global = true)]
     token_file: Option<PathBuf>,
 }
 
@@ -67,9 +70,9 @@ enum Verb {
         #[command(flatten)]
         keys: KeyFlags,
 
-        /// Time until the pin ends
-        #[arg(long, value_name = "SECONDS")]
-        ttl: u64,
+        /// Time until the pin ends: 600, 10m, 1d
+        #[arg(long, value_name = "TIME", value_parser = ttl)]
+        ttl: Duration,
 
         /// Bytes on the devices, at most, such as 10GiB
         #[arg(long, value_name = "SIZE")]
@@ -153,6 +156,11 @@ struct KeyFlags {
     /// Keys, of 64 hexadecimal digits each
     #[arg(value_name = "KEY", required = true, value_parser = key)]
     keys: Vec<Key>,
+}
+
+fn ttl(text: &str) -> Result<Duration, String> {
+    let time = size::duration(text)?;
+    if time.as_secs() == 0 { Err("a second is the least".to_owned()) } else { Ok(time) }
 }
 
 fn key(text: &str) -> Result<Key, String> {
@@ -250,13 +258,16 @@ fn erase_all(control: &Control, mut tick: impl FnMut(u64)) -> anyhow::Result<u64
 
 impl Place {
     fn address(self) -> Result<ControlAddress, Problem> {
-        match self {
-            Self { socket: Some(path), .. } => Ok(ControlAddress::Unix(path)),
-            Self { address: Some(address), token_file: Some(file), .. } => {
+        match (self.socket, self.address, self.token_file) {
+            (socket, None, None) => Ok(ControlAddress::Unix(socket.unwrap_or(SOCKET.into()))),
+            (None, Some(address), Some(file)) => {
                 let token = read_token(&file).map_err(|why| Problem::new(why, ""))?;
                 Ok(ControlAddress::Tcp(address, token))
             }
-            _ => Err(Problem::new("no server is named", "use --socket PATH")),
+            _ => {
+                let why = "--address and --token-file: each needs the other, and excludes --socket";
+                Err(Problem::new(why, "give both, or --socket PATH"))
+            }
         }
     }
 }
@@ -281,7 +292,7 @@ impl Verb {
             Self::Pin { keys: KeyFlags { namespace, keys }, ttl, bytes, wait } => {
                 let namespace = namespace.namespace;
                 let bytes_max = bytes.map(|Size(bytes)| bytes);
-                let asked = PinAsked { namespace, keys, ttl_s: ttl, bytes_max, wait };
+                let asked = PinAsked { namespace, keys, ttl_s: ttl.as_secs(), bytes_max, wait };
                 post("/cache/pins", json!(asked), |answer| Ok(pin_text(&parse(answer)?)))
             }
             Self::Unpin { pin } => {
@@ -339,7 +350,7 @@ fn status_text(status: &Status) -> String {
     )];
     for NamespaceStatus { namespace, label, files, quota_files } in &status.namespaces {
         let quota = quota_files.map_or(String::new(), |quota| format!(" of {}", size(quota)));
-        lines.push(format!("namespace {namespace} ({label}): {}{quota}", size(*files)));
+        lines.push(format!("{}: {}{quota}", named(*namespace, label), size(*files)));
     }
     for session in &status.sessions {
         let SessionStatus { uid, pid, pool_bytes, requests, prefixes, reservations, member } =
@@ -364,6 +375,11 @@ fn status_text(status: &Status) -> String {
         status.refused_requests
     ));
     lines.join("\n")
+}
+
+fn named(namespace: u32, label: &str) -> String {
+    let label = if label.is_empty() { String::new() } else { format!(" ({label})") };
+    format!("namespace {namespace}{label}")
 }
 
 fn outcome_text(outcome: impl serde::Serialize, reason: Option<&str>) -> String {
@@ -410,7 +426,7 @@ fn sums_text(ChecksumList { blocks }: &ChecksumList) -> String {
 
 fn quota_text(QuotaStatus { namespace, label, stored_bytes, quota_bytes }: &QuotaStatus) -> String {
     let limit = quota_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
-    format!("namespace {namespace} ({label}): {} of {limit}", Size(*stored_bytes))
+    format!("{}: {} of {limit}", named(*namespace, label), Size(*stored_bytes))
 }
 
 fn hints_text(HintAnswers { answers, .. }: &HintAnswers) -> String {

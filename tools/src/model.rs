@@ -2,7 +2,7 @@
 
 use objstore::KvShape;
 
-use crate::problem::Problem;
+use crate::problem::{Problem, nearest};
 
 /// Tokens of one block of a Mooncake trace.
 pub(crate) const TRACE_BLOCK_TOKENS: u32 = 512;
@@ -61,11 +61,13 @@ pub(crate) static MODELS: [Model; 5] = [
     Model { name: "deepseek-v3-mla", layers: 61, segments: 1, token_bytes: 576 * 2, ..LLAMA },
 ];
 
-/// Parses `--model`.
-pub(crate) fn named(name: &str) -> Result<&'static Model, String> {
+/// Parses `--model`: one of [`MODELS`], also in capitals and behind an organisation.
+pub(crate) fn named(given: &str) -> Result<&'static Model, String> {
+    let name = given.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
     MODELS.iter().find(|model| model.name == name).ok_or_else(|| {
         let names = MODELS.map(|model| model.name);
-        format!("no such model; choose one of {}", names.join(", "))
+        let nearest = nearest(&name, names.into_iter());
+        format!("no such model; choose one of {}{nearest}", names.join(", "))
     })
 }
 

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, error::ErrorKind};
 use ripieno_stack::{OPTIONS, StackConfig, StackOption};
 use serde_json::{Value, json};
@@ -61,19 +62,19 @@ fn flag(name: &str, default: &str) -> Arg {
     let default = if default.is_empty() { option.default } else { default };
     // All of it is in `ripieno options`.
     let help = option.help().split(". ").next().unwrap_or_default().trim_end_matches('.');
-    // As clap shows them elsewhere: the names of values would be wider than their column.
-    let (value, words) = match option.value.starts_with(char::is_lowercase) {
-        true => ("WORD", format!(" [possible values: {}]", option.value.replace('|', ", "))),
-        false => (option.value, String::new()),
-    };
-    Arg::new(option.name)
+    let arg = Arg::new(option.name)
         .long(&*option.name.replace('_', "-").leak())
-        .value_name(value)
-        .help(format!("{help} [default: {default}]{words}"))
-        .help_heading("Store")
-        .value_parser(|text: &str| {
+        .help(format!("{help} [default: {default}]"))
+        .help_heading("Store");
+    match option.value.starts_with(char::is_lowercase) {
+        // The words as the value's name would be wider than their column.
+        true => {
+            arg.value_name("WORD").value_parser(PossibleValuesParser::new(option.value.split('|')))
+        }
+        false => arg.value_name(option.value).value_parser(|text: &str| {
             (option.set)(&mut StackConfig::default(), text).map(|()| text.to_owned())
-        })
+        }),
+    }
 }
 
 /// Flags of `ripieno options`.

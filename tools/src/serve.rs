@@ -12,13 +12,17 @@ use clap::Args;
 use objstore::KvShape;
 use ripieno_serve::{PinLimits, Reload, ServeError, Server, ServerOptions, Settings, UserLimits};
 use ripieno_stack::{
-    Builder, Executor, PoolMemory, Size, StackConfig, StackError, expand_home, read_file,
+    Builder, Executor, PoolMemory, StackConfig, StackError, StoreDir, StoreDirError, expand_home,
+    read_file,
 };
+use rustix::fs::Access;
 use serde::Deserialize;
 
 use crate::interrupt::Interrupt;
-use crate::problem::{Problem, user_error};
-use crate::terminal::say;
+use crate::machine;
+use crate::problem::{Problem, nearest, user_error};
+use crate::size::{self, Size};
+use crate::terminal::{self, say};
 
 /// Bytes of a configuration file, at most.
 const CONFIG_BYTES_MAX: u64 = 64 << 10;
@@ -26,16 +30,27 @@ const CONFIG_BYTES_MAX: u64 = 64 << 10;
 /// Bytes of a token: fewer can be guessed.
 const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=1024;
 
+/// A configuration with all keys.
+const EXAMPLE: &str = include_str!("../../objstore/serve/systemd/ripieno.toml");
+
+/// Hint for a configuration that is wrong.
+const HINT: &str = "ripieno serve --print-config prints one with all keys; a value with a unit \
+                    is in quotes, such as \"1GiB\"";
+
 /// Flags of `ripieno serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeFlags {
-    /// The configuration, in TOML: see docs/start/serve.md
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    /// The configuration, in TOML
+    #[arg(long, value_name = "FILE", required_unless_present = "print_config")]
+    config: Option<PathBuf>,
 
-    /// Check the configuration, and end
+    /// Check the configuration, and the paths, room and memory that it needs, and end
     #[arg(long)]
     check: bool,
+
+    /// Print a configuration with all keys, and end
+    #[arg(long, conflicts_with_all = ["config", "check"])]
+    print_config: bool,
 
     /// Log more: -v info (clients that come and go), -vv debug, -vvv trace
     #[arg(short, long, action = clap::ArgAction::Count)]
@@ -52,9 +67,9 @@ struct Config {
     #[serde(default = "clients")]
     clients: u32,
     #[serde(default = "pool_max")]
-    pool_max: String,
+    pool_max: Given,
     #[serde(default = "hold_max")]
-    hold_max: u64,
+    hold_max: Given,
     #[serde(default)]
     limit: Vec<LimitConfig>,
     #[serde(default)]
@@ -76,8 +91,8 @@ struct Fixed {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PinConfig {
-    bytes: Option<String>,
-    ttl_max: Option<u64>,
+    bytes: Option<Given>,
+    ttl_max: Option<Given>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -93,19 +108,19 @@ struct LimitConfig {
     user: u32,
     clients: Option<u32>,
     namespaces: Option<u32>,
-    stored: Option<String>,
-    held: Option<String>,
-    pins: Option<String>,
-    memory: Option<String>,
-    bandwidth: Option<String>,
+    stored: Option<Given>,
+    held: Option<Given>,
+    pins: Option<Given>,
+    memory: Option<Given>,
+    bandwidth: Option<Given>,
 }
 
 impl LimitConfig {
     fn check(self) -> Result<(u32, UserLimits), String> {
         let Self { user, clients, namespaces, stored, held, pins, memory, bandwidth } = self;
-        let bytes = |name: &str, text: Option<String>| {
+        let bytes = |name: &str, given: Option<Given>| {
             let name = format!("{name} of user {user}");
-            text.map(|text| size(&name, &text)).transpose()
+            given.map(|given| given.bytes(&name)).transpose()
         };
         let bytes_s = bytes("bandwidth", bandwidth)?;
         if bytes_s == Some(0) {
@@ -140,13 +155,41 @@ fn clients() -> u32 {
     64
 }
 
-/// Seconds.
-fn hold_max() -> u64 {
-    600
+fn hold_max() -> Given {
+    Given::Number(600)
 }
 
-fn pool_max() -> String {
-    "64GiB".to_owned()
+fn pool_max() -> Given {
+    Given::Text("64GiB".to_owned())
+}
+
+/// A size or a time: a number of bytes or seconds, or a text with a unit.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a number, or a text with a unit, such as \"10m\" or \"1GiB\"")]
+enum Given {
+    Number(u64),
+    Text(String),
+}
+
+impl Given {
+    fn read<T>(&self, name: &str, read: fn(&str) -> Result<T, String>) -> Result<T, String> {
+        let found = match self {
+            Self::Number(number) => read(&number.to_string()),
+            Self::Text(text) => read(text),
+        };
+        found.map_err(|why| format!("{name}: {why}"))
+    }
+
+    fn bytes(&self, name: &str) -> Result<u64, String> {
+        self.read(name, size::parse)
+    }
+
+    fn time(&self, name: &str) -> Result<Duration, String> {
+        match self.read(name, size::duration)? {
+            time if time.as_secs() == 0 => Err(format!("{name}: at least one second is needed")),
+            time => Ok(time),
+        }
+    }
 }
 
 /// Validated parameters of a server.
@@ -159,11 +202,10 @@ struct Plan {
 impl Plan {
     fn read(path: &Path) -> Result<Self, Problem> {
         let at = path.display();
-        let wrong =
-            |why: String| Problem::new(format!("in {at}: {why}"), "see docs/start/serve.md");
+        let wrong = |why: String| Problem::new(format!("in {at}: {why}"), HINT);
         let bytes = read_file(path, CONFIG_BYTES_MAX).map_err(|error| wrong(error.to_string()))?;
         let config: Config =
-            basic_toml::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+            basic_toml::from_slice(&bytes).map_err(|error| wrong(misspelt(error.to_string())))?;
         Self::check(config).map_err(wrong)
     }
 
@@ -173,10 +215,8 @@ impl Plan {
         if clients == 0 {
             return Err("clients: at least one is needed".to_owned());
         }
-        let pool_bytes_max = size("pool_max", &pool_max)?;
-        if hold_max == 0 {
-            return Err("hold_max: at least one second is needed".to_owned());
-        }
+        let pool_bytes_max = pool_max.bytes("pool_max")?;
+        let hold_max = hold_max.time("hold_max")?;
         let mut limits = BTreeMap::new();
         for limit in limit {
             let (user, limit) = limit.check()?;
@@ -186,16 +226,13 @@ impl Plan {
         }
         let PinLimits { ttl, .. } = PinLimits::default();
         let pins = PinLimits {
-            bytes: pins.bytes.map(|text| size("pins.bytes", &text)).transpose()?,
-            ttl: pins.ttl_max.map_or(ttl, Duration::from_secs),
+            bytes: pins.bytes.map(|given| given.bytes("pins.bytes")).transpose()?,
+            ttl: pins.ttl_max.map_or(Ok(ttl), |given| given.time("pins.ttl_max"))?,
         };
-        if pins.ttl.is_zero() {
-            return Err("pins.ttl_max: at least one second is needed".to_owned());
-        }
         let socket = expand_home(&socket).into_owned();
         let token = http.as_ref().map(|http| read_token(&http.token_file)).transpose()?;
         let http = http.map(|http| http.address);
-        let (sessions_max, hold_max) = (clients, Duration::from_secs(hold_max));
+        let sessions_max = clients;
         let settings =
             Settings { users, sessions_max, pool_bytes_max, limits, hold_max, pins, token };
         if !matches!(store.executor, None | Some(Executor::File | Executor::Host)) {
@@ -216,6 +253,44 @@ impl Fixed {
         shape.validate().map_err(|error| format!("shape: {error}"))?;
         // Opening a store proves the path with blocks of its own.
         Ok(Builder::new(store.clone(), shape).pool(PoolMemory::Own { blocks: 2 }))
+    }
+
+    /// Looks at the paths of a server, which need not run, and the room there. Returns what it found.
+    fn look(&self) -> Result<String, Problem> {
+        check_folder("socket", &self.socket)?;
+        let drives = self.store.drives();
+        let is_free = |at: &&_| !Path::new(&format!("/sys/bus/pci/drivers/vfio-pci/{at}")).exists();
+        if let Some(at) = drives.iter().find(is_free) {
+            let why = format!("store.devices: vfio:{at} is not bound to vfio-pci");
+            return Err(Problem::new(why, "nvme-bind list shows the drives"));
+        }
+        let Some(dir) = self.store.path.as_deref().map(expand_home) else {
+            return Ok(format!("{} drives are bound", drives.len()));
+        };
+        let at = dir.display();
+        if StoreDir::exists(&dir) {
+            let found = StoreDir::open_to_read(&dir).map_err(StackError::StoreDir);
+            return match found.and_then(|found| self.store.check_dir(&found)) {
+                Ok(()) => Ok(format!("there is a store in {at}")),
+                Err(StackError::StoreDir(StoreDirError::Locked { holder, .. })) => {
+                    Ok(format!("the store in {at} is in use by {holder}"))
+                }
+                Err(error) => Err(Problem::new(format!("store: {error}"), "")),
+            };
+        }
+        let parent = check_folder("store.path", &dir)?;
+        let free = Size(machine::disk_available(parent).unwrap_or(u64::MAX));
+        match self.store.capacity.map(Size) {
+            Some(wanted) if wanted.0 <= free.0 => Ok(format!("{at} will get {wanted} of {free}")),
+            Some(wanted) => Err(Problem::new(
+                format!("store.capacity: {wanted}, but {free} are free in {}", parent.display()),
+                "give a smaller capacity, or a path on a larger file system",
+            )),
+            None => Err(Problem::new(
+                format!("store.capacity: there is no store in {at}, and no size for one"),
+                "give a capacity, or the path of a store",
+            )),
+        }
     }
 
     /// Returns the settings of the configuration as it is now, unless it changes something else.
@@ -240,8 +315,24 @@ impl Fixed {
     }
 }
 
-fn size(name: &str, text: &str) -> Result<u64, String> {
-    text.parse::<Size>().map(|Size(bytes)| bytes).map_err(|why| format!("{name}: {why}"))
+/// Adds the nearest name to serde's message on an unknown one, which lists all in backticks.
+fn misspelt(why: String) -> String {
+    let mut names = why.split('`').skip(1).step_by(2);
+    match names.next().filter(|_| why.starts_with("unknown field")) {
+        Some(given) => format!("{why}{}", nearest(given, names)),
+        None => why,
+    }
+}
+
+/// Returns the folder of a path, in which this user can make files.
+fn check_folder<'a>(key: &str, path: &'a Path) -> Result<&'a Path, Problem> {
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).map(|()| folder).map_err(
+        |error| {
+            let why = format!("{key} {}: in {}: {error}", path.display(), folder.display());
+            Problem::new(why, "make the folder, or give the user of the server access to it")
+        },
+    )
 }
 
 /// Reads a token, which others than its owner and group must not be able to read.
@@ -269,16 +360,22 @@ pub(crate) fn read_token(path: &Path) -> Result<String, String> {
 
 /// Serves until a signal comes. Returns the exit code.
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<u8> {
-    let Plan { fixed, settings } = Plan::read(&flags.config)?;
+    let Some(config) = &flags.config else {
+        terminal::print(EXAMPLE.trim_end())?;
+        return Ok(0);
+    };
+    let Plan { fixed, settings } = Plan::read(config)?;
     let builder = fixed.builder().map_err(|why| Problem::new(why, ""))?;
     if flags.check {
         builder.check_memory(1).map_err(in_config)?;
+        let found = fixed.look()?;
+        terminal::print(format_args!("ok: {}: {found}", config.display()))?;
         return Ok(0);
     }
     let mut interrupt = Interrupt::listen()?;
     let stack = builder.open().map_err(in_config)?;
     interrupt.orderly();
-    let (socket, http, config) = (fixed.socket.clone(), fixed.http, flags.config.clone());
+    let (socket, http, config) = (fixed.socket.clone(), fixed.http, config.clone());
     let reload = Some(Reload(Arc::new(move || fixed.read_again(&config))));
     let options = ServerOptions { socket: socket.clone(), http, settings, reload };
     let server = Server::bind(stack, options).map_err(problem)?;
@@ -293,7 +390,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<u8> {
 fn in_config(error: StackError) -> anyhow::Error {
     match error {
         StackError::Config { field, problem } => {
-            Problem::new(format!("store.{field}: {problem}"), "see docs/start/serve.md").into()
+            Problem::new(format!("store.{field}: {problem}"), HINT).into()
         }
         error => user_error(error),
     }

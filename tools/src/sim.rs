@@ -14,7 +14,7 @@ use ripieno_sim::{
 };
 
 use crate::file;
-use crate::problem::Problem;
+use crate::problem::{Problem, nearest};
 use crate::progress::Progress;
 use crate::size;
 use crate::table::{fitted, fold};
@@ -205,12 +205,15 @@ fn read(
     // A misspelt name is not taken for a file; - is stdin.
     let is_name = !name.contains(['/', '.']) && name != "-" && !Path::new(name).exists();
     if is_name && !workload::names().any(|known| known == name) {
+        if Scenario::named(name).is_some() {
+            let why = format!("{name}: a scenario has its own machine and requests");
+            return Err(Problem::new(why, format!("use ripieno sim {name}, or name a workload")));
+        }
         let scenarios = Scenario::all().iter().map(|it| it.name.as_str());
-        let known: Vec<&str> = scenarios.chain(workload::names()).collect();
-        let what = format!("{name}: no such scenario, workload or file");
+        let nearest = nearest(name, workload::names().chain(scenarios));
         return Err(Problem::new(
-            what,
-            format!("choose from {}, all, or a file", known.join(", ")),
+            format!("{name}: no such scenario, workload or file{nearest}"),
+            "ripieno sim lists them",
         ));
     }
     let workload = Workload::read(name, flags, seed, machine.setup().block_tokens)?;

@@ -1,6 +1,7 @@
-//! Sizes in bytes in human-readable form.
+//! Sizes in bytes and times in human-readable form.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 pub(crate) use ripieno_stack::Size;
 
@@ -13,6 +14,25 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
 pub(crate) fn above_zero(text: &str) -> Result<u64, String> {
     let bytes = parse(text)?;
     if bytes > 0 { Ok(bytes) } else { Err("expected more than 0 bytes".to_owned()) }
+}
+
+/// Parses a time with a unit, such as `80us`, `1.5ms`, `30s`, `10m`, `1h` and `7d`, or in seconds.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    const UNITS: [(&str, f64); 7] = [
+        ("us", 1e-6),
+        ("ms", 1e-3),
+        ("s", 1.0),
+        ("min", 60.0),
+        ("m", 60.0),
+        ("h", 3600.0),
+        ("d", 86_400.0),
+    ];
+    let of = |(name, unit): &(&str, f64)| Some((text.strip_suffix(name)?, *unit));
+    let (number, unit) = UNITS.iter().find_map(of).unwrap_or((text, 1.0));
+    let number: Option<f64> = number.trim_end().parse().ok();
+    let time = number.and_then(|number| Duration::try_from_secs_f64(number * unit).ok());
+    time.ok_or_else(|| format!("{text:?} is no time; write it as 30s, 80us, 1.5ms, 10m or 1h"))
 }
 
 /// Parses a whole number in a range, such as 4000 or `4_000`.

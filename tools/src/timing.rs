@@ -225,14 +225,13 @@ pub(crate) fn unusable(path: &std::path::Path, why: impl std::fmt::Display) -> P
     Problem::new(what, "name another file; one that is not there yet is made")
 }
 
-/// Parses `30us`, `1.5ms` or `2s`.
+/// Parses a time with a unit: without one, microseconds may be meant.
 fn time(text: &str) -> Result<Duration, String> {
-    let units = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
-    let found = units.iter().find_map(|(unit, seconds)| {
-        let number: f64 = text.trim().strip_suffix(unit)?.trim_end().parse().ok()?;
-        Duration::try_from_secs_f64(number * seconds).ok()
-    });
-    found.ok_or_else(|| format!("{text:?} is no time; write it as 30us, 1.5ms or 2s"))
+    let found = size::duration(text)?;
+    match text.ends_with(|c: char| c.is_ascii_digit()) {
+        true => Err(format!("{text:?} has no unit; write it as 30us, 1.5ms or 2s")),
+        false => Ok(found),
+    }
 }
 
 fn layer_time(text: &str) -> Result<LayerTime, String> {

@@ -4,6 +4,7 @@ mod figures;
 mod scrape;
 
 use std::io::IsTerminal as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -23,7 +24,7 @@ const EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 pub(crate) struct TopFlags {
     /// Where a store serves its metrics: a port, IP:PORT, or a Unix socket's path
-    #[arg(value_name = "ADDR")]
+    #[arg(value_name = "ADDR", value_parser = address)]
     address: MetricsAddress,
 
     /// Show one second, and end
@@ -74,9 +75,22 @@ fn screen() -> Option<ProgressBar> {
     Some(screen)
 }
 
+/// Parses an address to read from: other than one to serve at, it may be any machine's.
+fn address(text: &str) -> Result<MetricsAddress, String> {
+    let host = text.strip_prefix("public:").unwrap_or(text).replace("localhost:", "127.0.0.1:");
+    let is_file = || text.parse::<u16>().is_err() && Path::new(text).exists();
+    match host.parse() {
+        Ok(address) => Ok(MetricsAddress::Tcp(address)),
+        Err(_) if is_file() => Ok(MetricsAddress::Unix(text.into())),
+        Err(_) => text.parse(),
+    }
+}
+
 fn unreachable(address: &MetricsAddress, error: &std::io::Error) -> Problem {
     let what = format!("no metrics of a store are at {address}: {error}");
-    Problem::new(what, "a store serves them if asked to: ripieno replay --metrics ADDR")
+    let hint = "ripieno serve has them at its socket, other stores if asked to: the option metrics \
+                of an engine, or ripieno replay --metrics ADDR";
+    Problem::new(what, hint)
 }
 
 #[cfg(test)]

@@ -199,7 +199,7 @@ fn bad_flags_are_refused() {
         ("--dram -1", "such as 64MiB"),
         ("--requests 1k", "without a unit"),
         ("--requests -3", "without a unit"),
-        ("--dram 1MiB --dram-mode back", "write-through or read-ahead"),
+        ("--dram 1MiB --dram-mode back", "write-through, read-ahead"),
         ("--dram-mode read-ahead", "give dram, too"),
         ("--seed=-3", "0 or more"),
         ("--seed -3", "0 or more"),

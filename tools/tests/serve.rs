@@ -69,6 +69,7 @@ fn a_server_is_asked_and_ended() {
     let config = config(dir.path());
     let checked = ripieno(&["serve", "--check", "--config", &config]).output().unwrap();
     assert!(checked.status.success() && !dir.path().join("store").exists(), "only checked");
+    assert!(text(&checked.stdout).starts_with("ok: "), "{}", text(&checked.stdout));
     let mut server = serve(&config);
     let status = ctl(dir.path(), &["status"]);
     assert!(status.status.success(), "{}", text(&status.stderr));
@@ -82,10 +83,19 @@ fn a_server_is_asked_and_ended() {
     assert_eq!(text(&found.stdout), "0\n", "{}", text(&found.stderr));
     let quota = ctl(dir.path(), &["quota", "--namespace", &namespace, "--bytes", "1MiB"]);
     assert!(text(&quota.stdout).ends_with("0 B of 1 MiB\n"), "{}", text(&quota.stderr));
+    let nothing = ctl(dir.path(), &["quota", "--namespace", &namespace, "--bytes", "10"]);
+    assert!(text(&nothing.stderr).contains("room for no block"), "{}", text(&nothing.stderr));
+    assert_eq!(nothing.status.code(), Some(2));
     let quota = ctl(dir.path(), &["quota", "--namespace", &namespace, "--unlimited"]);
     assert!(text(&quota.stdout).ends_with("0 B of no limit\n"), "{}", text(&quota.stderr));
     let refused = ctl(dir.path(), &["clear", "--namespace", "77"]);
     assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
+    // Flags behind the verb; and a store in use is no fault of the configuration.
+    let socket = dir.path().join("socket").display().to_string();
+    let after = ripieno(&["ctl", "status", "--socket", &socket, "--json"]).output().unwrap();
+    assert_eq!(after.status.code(), Some(0), "{}", text(&after.stderr));
+    let checked = ripieno(&["serve", "--config", &config, "--check"]).output().unwrap();
+    assert!(text(&checked.stdout).contains("in use by process"), "{}", text(&checked.stderr));
     // A second one on the same store.
     let second = ripieno(&["serve", "--config", &config]).output().unwrap();
     assert_eq!(second.status.code(), Some(2), "{}", text(&second.stderr));
@@ -190,7 +200,11 @@ fn a_configuration_is_read_again_and_a_port_has_a_token() {
     assert_eq!(done(at, &["reload"]), "new: token\n");
     assert_eq!(over_tcp("status").status.code(), Some(0));
     // One way to the server, and a token for a port.
-    for wrong in [&["status"][..], &["--address", "127.0.0.1:1", "status"]] {
+    for wrong in [
+        &["status"][..],
+        &["--address", "127.0.0.1:1", "status"],
+        &["status", "--socket", "x", "--address", "127.0.0.1:1", "--token-file", &token],
+    ] {
         let output = ripieno(&[&["ctl"], wrong].concat()).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{wrong:?}");
     }
@@ -200,6 +214,20 @@ fn a_configuration_is_read_again_and_a_port_has_a_token() {
 fn bad_input_is_refused() {
     let dir = TempDir::new().unwrap();
     let config = config(dir.path());
+    let good = fs::read_to_string(&config).unwrap();
+    let at = dir.path().display().to_string();
+    for (from, to, why) in [
+        ("16MiB", "900TiB", "are free in"),
+        ("capacity = \"16MiB\"", "", "no size for one"),
+        (&format!("{at}/store"), "/nowhere/store", "store.path /nowhere/store"),
+        (&format!("{at}/socket"), "/nowhere/socket", "socket /nowhere/socket"),
+        ("segments", "segment", "is it segments?"),
+    ] {
+        fs::write(&config, good.replace(from, to)).unwrap();
+        let wrong = ripieno(&["serve", "--check", "--config", &config]).output().unwrap();
+        assert_eq!(wrong.status.code(), Some(2), "{to}");
+        assert!(text(&wrong.stderr).contains(why), "{to}: {}", text(&wrong.stderr));
+    }
     fs::write(&config, "socket = 7").unwrap();
     let wrong = ripieno(&["serve", "--config", &config]).output().unwrap();
     assert_eq!(wrong.status.code(), Some(2));

@@ -181,6 +181,8 @@ fn bad_input_is_named() {
     refused(&["tutti-99"], "tutti-99: no such scenario, workload or file");
     refused(&["plan", "tutti-99"], "tutti-99: no such scenario, workload or file");
     refused(&["cluster", "tutti-99"], "tutti-99: no such scenario, workload or file");
+    refused(&["chatt"], "workload or file; is it chat?");
+    refused(&["plan", "tutti-13"], "a scenario has its own machine");
     refused(&[path, "--warm-up", "100"], "--warm-up 100: the last request comes after");
     refused(&[path, "--kv-memory", "300MiB"], "request 1: 4096 tokens of prompt and 20 of output");
     refused(&["plan", path, "--model", "llama-3-70b"], "its weights leave no room");
@@ -188,7 +190,7 @@ fn bad_input_is_named() {
         ("--engines", "65", "expected a whole number from 1 to 64"),
         ("--link", "0", "expected above 0"),
         ("--link", "1e9", "expected 0.001 to 100000"),
-        ("--directory-delay", "-1", "expected above 0"),
+        ("--directory-delay", "-1", "is no time"),
     ] {
         let output = sim(&["cluster", path, &format!("{flag}={value}")]);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -213,7 +215,7 @@ fn drives_and_parameters_are_the_given_ones() {
     let small = [path, "--rate", "0.2", "--kv-memory", "2GiB"];
     let with = |more: &[&str]| json(&[&small[..], more].concat());
     let ttft = |outcome: &Value| cell(outcome, 0, "ours", "TTFT, ms");
-    let slow = with(&["--drive-read", "100MB", "--drive-write", "100MB", "--latency", "5000"]);
+    let slow = with(&["--drive-read", "100MB", "--drive-write", "100MB", "--latency", "5ms"]);
     assert!(ttft(&slow) > 1.5 * ttft(&with(&[])), "{} {}", ttft(&slow), ttft(&with(&[])));
     let setting = slow["setting"].to_string();
     assert!(setting.contains("drive.read is 1e8 bytes/s (measured: --drive-read)"), "{setting}");

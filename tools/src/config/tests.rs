@@ -51,7 +51,7 @@ fn what_cannot_be_is_refused_with_what_can() {
         ("--requests 0", "1 or more"),
         ("--pool-blocks 0", "1 or more"),
         ("--model tiny --descriptors prp --lba 4096", "cannot pad"),
-        ("--executor mpi", "give host, inline or cuda"),
+        ("--executor mpi", "host, inline, cuda"),
         ("--gpu 0", "no GPU runs"),
         ("--io-sms 2", "no GPU runs"),
         ("--launch resident --executor inline", "no GPU runs"),

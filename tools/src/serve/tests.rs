@@ -155,6 +155,22 @@ fn the_shipped_configuration_is_valid() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../objstore/serve/systemd/ripieno.toml");
     let fixed = Plan::read(&path).unwrap().fixed;
     assert_eq!(fixed.socket, Path::new("/run/ripieno/ripieno.sock"), "the unit's directory");
+    // What is behind a # is valid, too, and no key is missing.
+    let keys = EXAMPLE.lines().map(|line| match line.strip_prefix("# ") {
+        Some(key) if key.starts_with("[") || key.contains(" = ") => key,
+        _ => line,
+    });
+    let all: String =
+        keys.filter(|it| *it != "devices = 2").map(|it| it.to_owned() + "\n").collect();
+    let config: Config = basic_toml::from_str(&all).unwrap();
+    assert!(config.http.is_some() && config.pins.bytes.is_some() && config.store.dram.is_some());
+    let LimitConfig { clients, namespaces, stored, held, pins, memory, bandwidth, .. } =
+        &config.limit[0];
+    assert!(clients.is_some() && namespaces.is_some());
+    assert!([stored, held, pins, memory, bandwidth].iter().all(|it| it.is_some()), "{config:?}");
+    for key in ["users", "clients", "pool_max", "hold_max"] {
+        assert!(EXAMPLE.contains(&format!("\n{key} = ")), "{key}");
+    }
 }
 
 #[test]

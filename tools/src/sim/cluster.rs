@@ -28,8 +28,8 @@ pub(crate) struct ClusterFlags {
         value_parser = gbps, help_heading = "Cluster")]
     link: Vec<f64>,
 
-    /// Seconds until the directory knows what an engine stored or dropped
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.1, value_parser = seconds_or_zero,
+    /// Time until the directory knows what an engine stored or dropped
+    #[arg(long, value_name = "TIME", default_value_t = 0.1, value_parser = seconds_or_zero,
         help_heading = "Cluster")]
     directory_delay: f64,
 

@@ -7,7 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use kv_schedule::SlackTable;
 use ripieno_sim::{Gpu, LLAMA_3_8B, Machine, Model, ParameterError, Parameters, Request};
 
-use super::workload::above_zero;
+use super::workload::{above_zero, seconds};
 use crate::file::read_text;
 use crate::problem::Problem;
 use crate::size::{self, Size};
@@ -85,8 +85,8 @@ struct DriveFlags {
     #[arg(long, value_name = "PART", value_parser = above_zero, help_heading = "Drives")]
     mixed: Option<f64>,
 
-    /// Microseconds between the request and the first byte of a drive [default: 80]
-    #[arg(long, value_name = "US", value_parser = above_zero, help_heading = "Drives")]
+    /// Time between the request and the first byte of a drive, 80us or in microseconds [default: 80]
+    #[arg(long, value_name = "TIME", value_parser = micros, help_heading = "Drives")]
     latency: Option<f64>,
 
     /// Operations a second of a drive [default: 1000000]
@@ -97,6 +97,14 @@ struct DriveFlags {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["drive_read", "drive_write", "mixed",
         "latency"], help_heading = "Drives")]
     table: Option<PathBuf>,
+}
+
+/// Parses microseconds, or a time with a unit.
+fn micros(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(_) => above_zero(text),
+        Err(_) => seconds(text).map(|seconds| seconds * 1e6),
+    }
 }
 
 fn model() -> impl TypedValueParser<Value = Model> {

@@ -3,7 +3,7 @@
 use clap::Args;
 use ripieno_sim::{Choices, Limits, Machine, Outcome, plan};
 
-use super::workload::{Workload, above_zero};
+use super::workload::{Workload, above_zero, seconds};
 use super::{ServingFlags, named, read, report};
 use crate::problem::Problem;
 use crate::progress::Progress;
@@ -26,8 +26,8 @@ pub(crate) struct PlanFlags {
         value_parser = size::count::<u32>(1..=256), help_heading = "Choices")]
     drives: Vec<u32>,
 
-    /// Seconds to the first token that 99 % of the requests must not exceed, with any seed
-    #[arg(long, value_name = "SECONDS", value_parser = above_zero, help_heading = "Choices")]
+    /// Time to the first token that 99 % of the requests must not exceed, with any seed
+    #[arg(long, value_name = "TIME", value_parser = seconds, help_heading = "Choices")]
     ttft_p99: Option<f64>,
 
     /// Other numbers of GPUs, without host memory and drives [default: twice as many as --gpus]

@@ -33,13 +33,13 @@ pub(crate) struct WorkloadFlags {
         value_parser = size::count::<u64>(0..=u64::MAX))]
     pub(super) seed: u64,
 
-    /// Seconds at the beginning whose requests are served and not counted
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Workload")]
+    /// Time at the beginning whose requests are served and not counted
+    #[arg(long, value_name = "TIME", value_parser = seconds, help_heading = "Workload")]
     warm_up: Option<f64>,
 
-    /// Seconds by which each arrival of a trace is moved, at random up to these; 0 for none
+    /// Time by which each arrival of a trace is moved, at random up to these; 0 for none
     /// [default: for a trace whose times are all multiples of a second or more, that multiple]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds_or_zero, help_heading = "Workload")]
+    #[arg(long, value_name = "TIME", value_parser = seconds_or_zero, help_heading = "Workload")]
     jitter: Option<f64>,
 
     /// Percentage of clients that disconnect, each at a random moment while its request waits or is
@@ -47,16 +47,19 @@ pub(crate) struct WorkloadFlags {
     #[arg(long, value_name = "PERCENT", value_parser = percent, help_heading = "Workload")]
     abort: Option<f64>,
 
-    /// Seconds after the arrival of a request within which its client disconnects
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds,
+    /// Time after the arrival of a request within which its client disconnects
+    #[arg(long, value_name = "TIME", default_value_t = 10.0, value_parser = seconds,
         requires = "abort", help_heading = "Workload")]
     abort_within: f64,
 }
 
 /// Parses seconds that fit into virtual time.
-fn seconds(text: &str) -> Result<f64, String> {
-    above_zero(text)
-        .and_then(|seconds| if seconds <= 1e9 { Ok(seconds) } else { Err("expected fewer".into()) })
+pub(super) fn seconds(text: &str) -> Result<f64, String> {
+    match size::duration(text)?.as_secs_f64() {
+        0.0 => Err("expected above 0".to_owned()),
+        seconds if seconds <= 1e9 => Ok(seconds),
+        _ => Err("expected fewer".to_owned()),
+    }
 }
 
 /// Parses a rate with which the largest number of requests fits into virtual time.

@@ -44,6 +44,11 @@ impl Scrape {
         self.get(name).unwrap_or_default()
     }
 
+    /// Returns a sample that is a number of things, or 0.
+    pub(crate) fn count(&self, name: &str) -> u64 {
+        self.or_zero(name) as u64
+    }
+
     /// Returns the number of devices.
     pub(crate) fn devices(&self) -> usize {
         self.0.keys().filter(|name| name.starts_with("device_queue_depth{")).count()

@@ -40,13 +40,14 @@ fn rates_are_of_the_time_between_two_scrapes() {
         Figures::new(&of(4e9, 100.0, 10.0), &of(5e9, 600.0, 30.0), Duration::from_secs(2));
     assert_eq!((figures.read_bytes_s, figures.commands_s), (5e8, 250.0));
     assert_eq!((figures.hit_rate, figures.hit_rate_now), (Some(0.5), Some(0.5)));
-    assert_eq!(figures.devices[0].queue_depth, 7.0);
+    assert_eq!(figures.devices[0].queue_depth, 7);
     assert_eq!(figures.devices[0].wear_percent, Some(3.0));
     let text = figures.text(&MetricsAddress::Unix("./m".into()));
-    assert!(text.contains("wear     3 % of nvme0, media errors: 0"), "{text}");
+    assert!(text.contains("written a day: 9.31 GiB, 100.0 times the capacity"), "{text}");
+    assert!(text.contains("wear     3 % of dev 0, media errors: 0"), "{text}");
     assert_eq!(figures.waits[0].seconds, 0.25);
     assert_eq!(figures.worth.speedup, Some(25.0));
-    assert_eq!(figures.worth.written_bytes_day, 1e10);
+    assert_eq!(figures.worth.written_bytes_day, Some(1e10));
     assert_eq!(figures.worth.capacity_writes_day, Some(100.0));
     // The queues were made again, and count from 0.
     let restarted =
@@ -96,7 +97,26 @@ fn a_store_that_takes_no_writes_is_shown_with_its_loads() {
     };
     let (reading, closed) = (text(&loads), text(&loads[..1]));
     assert!(reading.contains("takes no writes") && reading.contains("host, open for 0:01:00"));
+    assert!(reading.contains("written a day: not known in the first hour"), "{reading}");
     assert!(closed.contains("failed or closed") && !closed.contains("open for"), "{closed}");
+}
+
+#[test]
+fn a_reader_names_a_port_a_host_or_a_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("sock");
+    std::fs::write(&socket, "").unwrap();
+    for (text, wanted) in [
+        ("9400", "127.0.0.1:9400"),
+        ("localhost:9400", "127.0.0.1:9400"),
+        ("10.0.0.7:9400", "10.0.0.7:9400"),
+        ("public:0.0.0.0:9400", "0.0.0.0:9400"),
+        (socket.to_str().unwrap(), socket.to_str().unwrap()),
+        ("Cargo.toml", "Cargo.toml"),
+    ] {
+        assert_eq!(address(text).map(|it| it.to_string()), Ok(wanted.to_owned()), "{text}");
+    }
+    assert!(address("nowhere").unwrap_err().contains("is no address"));
 }
 
 #[test]

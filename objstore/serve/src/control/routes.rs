@@ -65,6 +65,10 @@ pub(crate) static ROUTES: &[Route] = &[
     route("PUT", "/quota/{namespace}", |shared, asked, namespace| {
         let QuotaAsked { bytes } = body(asked)?;
         let each = shared.stack.store().geometry().file_bytes().max(1);
+        if let Some(few @ 1..) = bytes.filter(|bytes| *bytes < each) {
+            let why = format!("a quota of {few} bytes has room for no block: one has {each}");
+            return Err(Refusal::argument(why));
+        }
         let files = bytes.map(|bytes| u32::try_from(bytes / each).unwrap_or(u32::MAX));
         within(shared, namespace)?.set_quota(files)?;
         shared.stack.store().sync_journal()?;
@@ -87,7 +91,7 @@ pub(crate) fn answer(shared: &Shared, asked: &Asked) -> Result<Reply, Refusal> {
         allowed.push(*method);
     }
     if allowed.is_empty() {
-        let why = "there is no such path; docs/reference/openapi.json has all";
+        let why = "there is no such path; `ripieno ctl --help` names what there is";
         return Err(Refusal::new(RefusalKind::Missing, why));
     }
     let why = format!("this path has {}", allowed.join(", "));
