@@ -37,7 +37,7 @@ use gio_uring::abi;
 use nvme_driver::ControllerOptions;
 use nvme_emu::{EmuConfig, FileMedia, FileOptions, SimClock};
 use objstore::{KvShape, Overwrite, StoreOptions};
-use ripieno_stack::{Builder, EMU_DEPTH, Executor, Gpu, Placement, PoolMemory, Route, StackConfig};
+use ripieno_stack::{Builder, EMU_DEPTH, Executor, Gpu, PoolMemory, Route, StackConfig};
 
 use crate::config::{self, Descriptors, OutputFlags, PathFlags};
 use crate::devices::{self, Devices, EmuChoice};
@@ -113,7 +113,7 @@ Every measurement is checked: commands and bytes against the SMART log of each d
 of the contents, moved after the measured time, against the driver's own reads. Failed ones report
 no numbers. The spread is (max - min) / median bandwidth over ten intervals; above 20 % is noisy.
 
-With --json: {\"version\", \"bench\", \"setting\": {...}, \"rows\": [{\"rw\", \"bs_bytes\",
+With --json: {\"version\", \"bench\", \"run\", \"setting\", \"rows\": [{\"rw\", \"bs_bytes\",
 \"iodepth\", \"iops\", \"bytes_s\", \"p99_us\", ...}], \"knees\", \"mixed\", \"failed\"}."
 );
 
@@ -192,13 +192,13 @@ pub(crate) struct RawFlags {
         value_parser = size::count::<u32>(1..=DEPTH_MAX), help_heading = "Load")]
     iodepth: Vec<u32>,
 
-    /// Seconds that each measurement takes
-    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = some_seconds,
+    /// Time that each measurement takes: 2, 500ms, 1m
+    #[arg(long, value_name = "TIME", default_value = "2", value_parser = some_time,
         help_heading = "Load")]
     runtime: Duration,
 
-    /// Seconds before it, which are not measured
-    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds,
+    /// Time before it, which is not measured
+    #[arg(long, value_name = "TIME", default_value = "0.5", value_parser = time,
         help_heading = "Load")]
     ramp: Duration,
 
@@ -284,19 +284,21 @@ fn bytes(text: &str) -> Result<u32, String> {
     if (512..=BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(512) {
         return Ok(bytes as u32);
     }
-    Err(format!("expected a multiple of 512 bytes, up to {}", Size(BYTES_MAX)))
+    let powers = match text.to_ascii_lowercase().split_once('b') {
+        Some((number, "")) => format!("; powers of 1024 are written {number} or {number}ib"),
+        _ => String::new(),
+    };
+    let most = Size(BYTES_MAX);
+    Err(format!("{bytes} bytes; expected a multiple of 512 bytes, up to {most}{powers}"))
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let text = text.strip_suffix('s').unwrap_or(text);
-    let seconds = text.parse().ok().filter(|seconds: &f64| (0.0..=86_400.0).contains(seconds));
-    seconds
-        .map(Duration::from_secs_f64)
-        .ok_or_else(|| "expected seconds, such as 0.5, up to a day".to_owned())
+fn time(text: &str) -> Result<Duration, String> {
+    let found = size::duration(text)?;
+    if found.as_secs() > 86_400 { Err("expected a day or less".to_owned()) } else { Ok(found) }
 }
 
-fn some_seconds(text: &str) -> Result<Duration, String> {
-    let found = seconds(text)?;
+fn some_time(text: &str) -> Result<Duration, String> {
+    let found = time(text)?;
     if found.is_zero() { Err("expected more than 0 seconds".to_owned()) } else { Ok(found) }
 }
 
@@ -629,7 +631,10 @@ fn raw(flags: &RawFlags) -> anyhow::Result<u8> {
             return Err(error);
         }
     };
-    report.setting = Some(raw.setting(bench.stack.placement()));
+    report.setting = Some(raw.setting(&bench));
+    if matches!(&raw.target, Target::Devices(Devices::Emu(EmuChoice { dir: None, .. }))) {
+        report.head = ": of this machine's memory, not of a drive (see --path, --block, --devices)";
+    }
     report.more.insert("load", raw.load());
     points::summarise(&mut report);
     let code = report.finish(&flags.page, &flags.output, &interrupt)?;
@@ -653,8 +658,8 @@ fn block_media(path: &Path) -> Result<FileMedia, Problem> {
 }
 
 impl Raw<'_> {
-    fn setting(&self, placement: &Placement) -> Setting {
-        let Self { flags, target, .. } = self;
+    fn setting(&self, bench: &Bench) -> Setting {
+        let (Self { flags, target, .. }, placement) = (self, bench.stack.placement());
         let cpu = match target {
             Target::Devices(Devices::Vfio(_)) => "of the whole process",
             _ => "of the whole process, with the software controllers",
@@ -668,6 +673,11 @@ impl Raw<'_> {
             executor: self.executor.to_string(),
             path: self.route.name(),
             memory: placement.memory(),
+            lba_bytes: bench.areas.first().map(|area| 1 << area.lba_shift),
+            file_system: match target {
+                Target::Devices(devices) => report::file_system(devices),
+                Target::Blocks(..) => None,
+            },
             notes: vec![("depth", depth.to_owned()), ("time", time)],
         }
     }
@@ -680,6 +690,8 @@ impl Raw<'_> {
             "descriptors": config::name(flags.descriptors),
             "runtime_s": flags.runtime.as_secs_f64(),
             "ramp_s": flags.ramp.as_secs_f64(),
+            "seed": flags.seed,
+            "size_bytes": flags.size,
             "is_software": !matches!(self.target, Target::Devices(Devices::Vfio(_))),
         })
     }

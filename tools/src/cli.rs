@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use nvme_bind::VERSION;
+use nvme_driver::platform::vfio::PciAddress;
 use ripieno_stack::former_option;
 use serde_json::json;
 use tracing::level_filters::LevelFilter;
@@ -68,7 +69,6 @@ Examples:
 Sizes have a unit: 4K, 1.5MiB, 2GiB (powers of 1024), 500GB (of 1000). Digits may be separated:
 4_000. The report goes to stdout, everything else to stderr. retrieve and store are bytes per time
 with transfers in flight; memcpy is one thread that copies objects of the same size.
-All flags in detail: docs/reference/cli.md
 
 Exit codes:
   0    everything was replayed and every checked byte was right
@@ -91,7 +91,7 @@ Examples:
 Software controllers run at the speed of drives (--medium), and layers take the time of a GPU:
 by default Llama-3-8B on an H100 with two drives of the Tutti paper. The bytes of mini are 1024
 times fewer, and its devices 1024 times slower. Data is moved and not checked. The same arguments
-give the same numbers. All flags in detail: docs/reference/cli.md
+give the same numbers.
 
 Exit codes:
   0    all requests were served
@@ -209,21 +209,17 @@ Examples:
 Rates are of the last second, all else is since the store was opened. waits has the seconds that
 callers waited in the last second: for layers of loads and saves, for a slot to start a layer, and
 for flushes. worth compares the time of loads with that of computing, which a replay models. If
-stdout is no terminal, each second is printed as lines.
-
-Exit codes:
-  0  the store was shown; it may have ended meanwhile
-  1  stdout could not be written to
-  2  bad input: the command line, or an address without metrics of a store";
+stdout is no terminal, each second is printed as lines.";
 
 const SERVE_HELP: &str = "\
 Examples:
   ripieno serve --config /etc/ripieno.toml
+  ripieno serve --print-config > ripieno.toml
   ripieno serve --config ripieno.toml --check
 
 Owns a store in a directory or on drives; processes of the users in the configuration share it over
-a Unix socket. SIGTERM or Ctrl-C ends it: sessions end, and the store is closed. The configuration,
-a unit for systemd, and what is shared: docs/start/serve.md
+a Unix socket. SIGTERM or Ctrl-C ends it: sessions end, and the store is closed. --print-config
+prints a configuration to start from.
 
 Exit codes:
   0    it was ended by a signal, and the store is closed
@@ -232,13 +228,13 @@ Exit codes:
 
 const CTL_HELP: &str = "\
 Examples:
-  ripieno ctl --socket /run/ripieno/ripieno.sock status
-  ripieno ctl --socket /run/ripieno/ripieno.sock quota --namespace 1 --bytes 10GiB
-  ripieno ctl --socket /run/ripieno/ripieno.sock --json pin --namespace 1 --ttl 600 KEY...
-  ripieno ctl --address 10.0.0.7:9500 --token-file /etc/ripieno/token metrics
+  ripieno ctl status
+  ripieno ctl quota --namespace 1 --bytes 10GiB --socket ./ripieno.sock
+  ripieno ctl pin --namespace 1 --ttl 10m KEY... --json
+  ripieno ctl metrics --address 10.0.0.7:9500 --token-file /etc/ripieno/token
 
-For the server's own user, and root; over TCP, for all who have the token. The requests are those of
-docs/reference/openapi.json: other programs can make them, too.
+For the server's own user, and root; over TCP, for all who have the token. Flags may also stand
+before the verb. The requests are JSON over HTTP: other programs can make them, too.
 
 Exit codes:
   0  done; a pin or hint may have been clipped, deferred, rejected or missing
@@ -261,45 +257,26 @@ which of a paper's numbers were used for them. The same scenario gives the same 
 
 With --json: [{\"name\", \"title\", \"setting\", \"tables\": [{\"title\", \"columns\", \"rows\"}],
 \"comparisons\": [{\"what\", \"unit\", \"paper\", \"ours\", \"basis\", \"note\"}],
-\"plots\", \"notes\"}].
-
-Exit codes:
-  0  simulated
-  2  bad input: the command line";
+\"plots\", \"notes\"}].";
 
 const OPTIONS_HELP: &str = "\
 Examples:
   ripieno options
   ripieno options --json
 
-They are the same for servers, engines, Python and C: docs/reference/options.md
+They are the same for servers, engines, Python and C.
 
-What --json prints: [{\"name\", \"value\", \"default\", \"help\"}].
-
-Exit codes:
-  0  printed
-  1  stdout could not be written to
-  2  bad input: the command line";
+What --json prints: [{\"name\", \"value\", \"default\", \"help\"}].";
 
 const COMPLETIONS_HELP: &str = "\
 Examples:
   ripieno completions bash > ~/.local/share/bash-completion/completions/ripieno
-  ripieno completions zsh nvme-bind > ~/.zfunc/_nvme-bind
-
-Exit codes:
-  0  printed
-  1  stdout could not be written to
-  2  bad input: the command line";
+  ripieno completions zsh nvme-bind > ~/.zfunc/_nvme-bind";
 
 const MAN_HELP: &str = "\
 Examples:
   ripieno man | man -l -
-  ripieno man ~/.local/share/man/man1
-
-Exit codes:
-  0  printed or written
-  1  stdout could not be written to
-  2  bad input: the command line, or a directory that cannot be written to";
+  ripieno man ~/.local/share/man/man1";
 
 /// NVMe SSDs as a memory tier for GPUs.
 #[derive(Debug, Parser)]
@@ -386,7 +363,7 @@ fn long_version() -> &'static str {
 
 /// Value names of numeric flags. Negative numbers are passed to their parsers, which reject them.
 const NUMBERS: [&str; 13] = [
-    "N", "COUNT", "SIZE", "SIZE|off", "BYTES", "RATE", "SEED", "PERCENT", "SECONDS", "FACTOR",
+    "N", "COUNT", "SIZE", "SIZE|off", "BYTES", "RATE", "SEED", "PERCENT", "TIME", "FACTOR",
     "DOLLARS", "N|DRIVES", "512|4096",
 ];
 
@@ -414,44 +391,22 @@ pub fn command() -> clap::Command {
 const SCREEN: usize = 24;
 /// More flags and commands than these are not all shown by `-h`.
 const FEW: usize = 14;
-/// What `-h` shows of a command with more: flags and arguments, each with a text that fits into one
-/// line, or "" for that of `--help`.
-const BASIC: [(&str, &str); 32] = [
-    ("block", "Block devices instead of files"),
-    ("bs", ""),
+/// Flags and arguments that it shows then.
+const BASIC: &str = "block bs capacity devices dram drives engines executor gpu gpus html iodepth \
+                     json keep layer_times link model names out overwrite path rate runtime rw \
+                     schedule shape size socket tokens trace ttft_p99 verify";
+/// Their texts, where the first clause of the help says too little.
+const TEXTS: [(&str, &str); 9] = [
     ("capacity", "Size of the store, if it is made"),
     ("devices", "Number of files, or drives: vfio:0000:65:00.0,..."),
-    ("dram", "Host memory for KV cache"),
-    ("drives", ""),
-    ("engines", ""),
     ("executor", "Where the I/O kernel runs: host, inline or cuda"),
-    ("gpu", "The GPU"),
-    ("gpus", "Number of GPUs"),
-    ("html", "Write a page with tables and plots"),
-    ("iodepth", ""),
-    ("json", "Print JSON instead of tables"),
-    ("keep", "Keep the store for the next replay"),
-    ("layer_times", "Files of measured layer times"),
-    ("link", "Links between machines, in Gbps"),
     ("model", "Model of the KV cache"),
-    ("names", "Scenarios, workloads or traces; without any, a list"),
-    ("out", "Write the table to this file"),
+    ("names", "Scenarios, workloads or traces"),
     ("overwrite", "What may be lost: nothing, store or anything"),
-    ("path", "Directory of the store"),
-    ("rate", "Mean number of requests a second"),
-    ("runtime", ""),
     ("rw", "read, write, rw, randread, randwrite or randrw"),
     ("schedule", "slack, naive or both"),
-    ("shape", "Layers, segments, bytes of an object, tokens"),
-    ("size", "Bytes of each device that are used"),
-    ("socket", ""),
-    ("tokens", "Lengths of the contexts in tokens"),
-    ("trace", "Trace in the format of Mooncake; - is stdin"),
-    ("ttft_p99", "Most seconds to the first token, for 99 %"),
     ("verify", "full, sampled or off"),
 ];
-/// Commands that `ripieno -h` does not show.
-const RARE: [&str; 3] = ["pace", "completions", "man"];
 
 /// Returns a command line whose help fits a small terminal: `-h` shows what most users need.
 fn brief(mut command: clap::Command) -> clap::Command {
@@ -460,18 +415,10 @@ fn brief(mut command: clap::Command) -> clap::Command {
         .disable_help_subcommand(true)
         .help_template("{about-with-newline}{usage-heading} {usage}\n\n{all-args}{after-help}");
     if count > FEW {
-        let is_rare = |it: &clap::Command| RARE.contains(&it.get_name());
-        command = command
-            .mut_args(|arg| match BASIC.iter().find(|(name, _)| *name == arg.get_id().as_str()) {
-                None => arg.hide(true),
-                Some((_, "")) => arg.help_heading(None::<&str>),
-                Some((_, text)) => {
-                    let is_flag = !arg.get_action().takes_values();
-                    let arg = arg.help_heading(None::<&str>).help(*text);
-                    if is_flag { arg } else { arg.hide_possible_values(true) }
-                }
-            })
-            .mut_subcommands(|it| if is_rare(&it) { it.hide(true) } else { it });
+        command = command.mut_args(brief_arg).mut_subcommands(|it| {
+            let is_rare = ["pace", "completions", "man"].contains(&it.get_name());
+            it.hide(is_rare)
+        });
     }
     if let Some(all) = command.get_after_help().map(ToString::to_string) {
         command = command.after_help("--help shows all flags, examples and exit codes");
@@ -485,6 +432,19 @@ fn brief(mut command: clap::Command) -> clap::Command {
         }
     }
     command.mut_subcommands(brief)
+}
+
+fn brief_arg(arg: Arg) -> Arg {
+    let name = arg.get_id().as_str();
+    if !BASIC.split(' ').any(|basic| basic == name) {
+        return arg.hide(true);
+    }
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let clause = help.split(['[', ';', ',', ':']).next().unwrap_or_default().split(". ").next();
+    let text = TEXTS.iter().find(|it| it.0 == name).map(|it| it.1).or(clause).unwrap_or_default();
+    let has_values = arg.get_action().takes_values();
+    let arg = arg.help(text.trim().to_owned()).help_heading(None::<&str>);
+    if has_values { arg.hide_possible_values(true) } else { arg }
 }
 
 /// Runs the command line of this process and returns its exit code.
@@ -519,6 +479,15 @@ impl Path {
             matches = inner;
         }
         Self(names)
+    }
+
+    /// The words and values of a line that cannot be read.
+    fn unread(line: impl Iterator<Item = String>) -> Self {
+        let word = |word: String| match word.strip_prefix('-') {
+            Some(flag) => flag.split_once('=').map(|(_, value)| value.to_owned()),
+            None => Some(word),
+        };
+        Self(line.filter_map(word).collect())
     }
 
     /// Returns true if the command has this flag.
@@ -565,8 +534,7 @@ fn run_command(command: Command) -> anyhow::Result<u8> {
 
 /// Prints help or the parse error. Returns the exit code.
 fn misread(mut error: clap::Error, is_json: bool) -> u8 {
-    let words = std::env::args().skip(1).filter(|word| !word.starts_with('-'));
-    let hint = renamed(&error, &Path(words.collect()));
+    let hint = tip(&error, &Path::unread(std::env::args().skip(1)));
     if let Some(hint) = &hint {
         // In place of one that is spelled similarly.
         error.remove(ContextKind::SuggestedArg);
@@ -590,12 +558,59 @@ fn misread(mut error: clap::Error, is_json: bool) -> u8 {
     u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE)
 }
 
-/// Names the present flag for one of former versions, if the command has it.
-fn renamed(error: &clap::Error, path: &Path) -> Option<String> {
-    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return None };
-    let name = given.strip_prefix("--")?.replace('-', "_");
-    let now = former_option(&name).filter(|now| path.has(now))?;
-    Some(format!("its name is --{now}; ripieno options explains it"))
+/// Says what is meant by a flag of former versions or of fio, or by a place without a flag.
+fn tip(error: &clap::Error, path: &Path) -> Option<String> {
+    let of = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let given = of(ContextKind::InvalidArg)?;
+    let (name, words) = match (given.strip_prefix("--"), of(ContextKind::InvalidValue)) {
+        (None, _) => return place(given, path),
+        (Some(flag), Some(value)) => {
+            return place(value, path).filter(|_| flag.starts_with("devices"));
+        }
+        (Some(name), None) => (name.replace('-', "_"), path.0.iter()),
+    };
+    let now = former_option(&name).filter(|now| path.has(now));
+    let is_place = matches!(now, Some("path" | "devices")) || name == "filename";
+    let mut places = words.filter(|_| is_place).flat_map(|word| place(word, path));
+    match (places.next(), now) {
+        (Some(found), _) => Some(found),
+        (None, Some(now)) => Some(format!("its name is --{now}; ripieno options explains it")),
+        (None, None) => fio(&name).filter(|_| path.has("iodepth")).map(str::to_owned),
+    }
+}
+
+/// Says what `bench raw` has for a parameter of fio.
+fn fio(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "blocksize" => "it is --bs here",
+        "filename" | "directory" => "it is --path DIR, --block /dev/nvme1n1 or --devices here",
+        "numjobs" => "it is --queues here: queue pairs of each device, all used by one thread",
+        "output_format" => "it is --json here",
+        "ramp_time" => "it is --ramp here",
+        "randseed" => "it is --seed here",
+        "readwrite" => "it is --rw here",
+        "direct" | "group_reporting" | "time_based" | "verify" => "leave it out: it is always so",
+        "ioengine" => "leave it out: --executor says where NVMe commands are made, in userspace",
+        "name" => "leave it out: each measurement has a row",
+        _ => return None,
+    })
+}
+
+/// Returns the flag of a command for a device or a directory.
+fn place(text: &str, path: &Path) -> Option<String> {
+    let at = text.strip_prefix("file:").unwrap_or(text);
+    let is_drive = at.parse::<PciAddress>().is_ok();
+    let (flag, value) = match at.starts_with("/dev/") {
+        true if path.has("block") => ("block", format!("{at}, or --devices vfio:0000:65:00.0")),
+        true => ("devices", "vfio:0000:65:00.0: nvme-bind list has the address".to_owned()),
+        false if is_drive => ("devices", format!("vfio:{at}")),
+        false if at.contains('/') || text != at => ("path", at.to_owned()),
+        false => return None,
+    };
+    path.has(flag).then(|| format!("it is --{flag} {value} here"))
 }
 
 /// Reports an error in one line plus a hint, and chooses the exit code.

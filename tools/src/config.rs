@@ -172,7 +172,7 @@ impl Takes for ReplayFlags {
     const OPTIONS: &'static [(&'static str, &'static str)] = &[
         ("path", "media in memory"),
         ("devices", "2"),
-        ("capacity", "enough for the whole workload"),
+        ("capacity", "enough for the whole workload; of a trace, half of what is free at most"),
         ("lba", "4096; mini, tiny: 512"),
         ("overwrite", ""),
         ("executor", "host; with --path file"),

@@ -43,7 +43,8 @@ pub(crate) struct IdentifyFlags {
 }
 
 impl Takes for IdentifyFlags {
-    const OPTIONS: &'static [(&'static str, &'static str)] = &[("devices", "1")];
+    const OPTIONS: &'static [(&'static str, &'static str)] =
+        &[("devices", "the drives that are bound to vfio-pci, or 1")];
 }
 
 /// A device. Field names are the JSON keys.
@@ -106,7 +107,9 @@ pub(crate) fn run(flags: &IdentifyFlags) -> anyhow::Result<u8> {
     let mut code = 0;
     let config = &flags.options.config;
     let devices = match config.files() {
-        None if config.drives().is_empty() => vec![None],
+        // A reset is only for drives that are named.
+        None if config.drives().is_empty() && flags.reset_subsystem => vec![None],
+        None if config.drives().is_empty() => bound(),
         Some(count) => vec![None; count as usize],
         None => config.drives().iter().copied().map(Some).collect(),
     };
@@ -127,6 +130,19 @@ pub(crate) fn run(flags: &IdentifyFlags) -> anyhow::Result<u8> {
         found.iter().try_for_each(|device| terminal::print_text(&device.text()))?;
     }
     Ok(code)
+}
+
+/// Returns the drives that are bound to VFIO; without any, a software controller.
+fn bound() -> Vec<Option<PciAddress>> {
+    let all = nvme_pci::functions(&nvme_pci::Root::machine());
+    let drives: Vec<_> =
+        all.iter().filter(|it| it.is_nvme() && it.is_vfio()).map(|it| Some(it.bdf)).collect();
+    if !drives.is_empty() {
+        return drives;
+    }
+    say("note: no drive is bound to vfio-pci, so this is a software controller");
+    say(" hint: nvme-bind list shows the drives of this machine");
+    vec![None]
 }
 
 fn examine(

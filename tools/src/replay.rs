@@ -96,7 +96,7 @@ fn perform(
     let drives = drives::open(args, gpu.map(|gpu| &**gpu))?;
     let limits = Limits::of(args, drives.as_ref());
     args.check_prp(limits.lba_bytes)?;
-    let sizing = Sizing::new(args, &plan, limits.lba_bytes)?;
+    let sizing = Sizing::fitting(args, &plan, limits.lba_bytes)?;
     sizing.check_machine(args, store_dir.is_some())?;
     let devices = devices(args, &sizing, drives, store_dir)?;
     let Opened { pool, controllers, stack, opening } = stack::open(args, &sizing, devices, gpu)?;

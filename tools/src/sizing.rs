@@ -1,9 +1,10 @@
 //! Sizes of the store and the KV pool, checked against this machine's memory and disk space.
 
 use objstore::{Format, Store, StoreId};
-use ripieno_stack::Executor;
+use ripieno_stack::{Executor, HostMemory};
 
 use crate::config::StoreArgs;
+use crate::devices::EmuChoice;
 use crate::machine;
 use crate::model::Shape;
 use crate::plan::Plan;
@@ -90,6 +91,19 @@ impl Sizing {
             pool_blocks: args.common.pool_blocks.unwrap_or_else(|| pool_blocks(&args.shape, plan)),
             filled: u64::from(files).min(plan.distinct),
         })
+    }
+
+    /// Same as [`Sizing::new`]; but without `--capacity`, a trace gets at most half of what is free.
+    pub(crate) fn fitting(args: &StoreArgs, plan: &Plan, lba_bytes: u32) -> Result<Self, Problem> {
+        let free = match args.devices.emu().filter(|_| args.common.trace.is_some()) {
+            Some(EmuChoice { dir: Some(dir), .. }) => machine::disk_available(dir).ok(),
+            Some(_) => HostMemory::of_machine().map(|memory| memory.available),
+            None => None,
+        };
+        let needed = plan.distinct.max(1) * args.shape.file_bytes(lba_bytes);
+        let mut args = args.clone();
+        args.config.capacity = args.config.capacity.or(free.map(|free| needed.min(free / 2)));
+        Self::new(&args, plan, lba_bytes)
     }
 
     /// Returns the bytes that the store may use over all devices, including padding.

@@ -52,6 +52,27 @@ fn every_pattern_size_and_depth_is_measured() {
 }
 
 #[test]
+fn a_result_says_what_made_it() {
+    let found = report("--rw randread --bs 4k --seed 7 --path /var/tmp");
+    let (run, setting) = (&found["run"], &found["setting"]);
+    for key in ["date", "host", "kernel", "command"] {
+        assert!(run[key].as_str().is_some_and(|text| !text.is_empty()), "{key}: {run}");
+    }
+    assert!(setting["file_system"].is_string() && setting["lba_bytes"] == 4096, "{setting}");
+    assert!(found["load"]["seed"] == 7 && found["notes"].to_string().contains("checked: "));
+    let text = run_raw("");
+    assert!(text.contains("of this machine's memory, not of a drive"), "{text}");
+    assert!(!run_raw("--path /var/tmp").contains("not of a drive"));
+}
+
+/// Returns what `bench raw` prints for people.
+fn run_raw(line: &str) -> String {
+    let flags = "--rw randread --bs 4k --size 8MiB --runtime 50ms --ramp 0";
+    let output = run(&format!("bench raw {flags} {line}"));
+    String::from_utf8_lossy(&output.stdout).replace("\n--", " --")
+}
+
+#[test]
 fn all_of_every_device_is_written_before_it_is_measured() {
     for line in ["--devices 3 --queues 3 --bs 64k", "--devices 1 --bs 4k"] {
         let found = report(&format!("--rw randread {line}"));
@@ -89,12 +110,13 @@ fn bad_input_is_refused_in_words() {
         ("--block /no/such/device", "--block /no/such/device"),
         ("--block /dev/null --devices 2", "cannot be used with"),
         ("--devices vfio:0000:00:00.0 --overwrite anything", "names reads only"),
+        ("--bs 4kb", "powers of 1024 are written 4k"),
         ("--bs 1000", "a multiple of 512"),
         ("--bs 512", "LBAs of 4096 bytes"),
         ("--bs 16m --size 8MiB", "give a larger --size"),
         ("--iodepth 1023 --bs 16m --devices 64", "of memory"),
         ("--route staged --executor cuda", "no pool that objects are staged for"),
-        ("--runtime -1", "expected seconds"),
+        ("--runtime -1", "is no time"),
         ("--runtime 0", "more than 0 seconds"),
     ] {
         let output = run(&format!("bench raw {line}"));

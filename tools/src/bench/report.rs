@@ -10,6 +10,7 @@ use super::PageFlags;
 use crate::config::{OutputFlags, StoreArgs};
 use crate::devices::Devices;
 use crate::interrupt::Interrupt;
+use crate::machine;
 use crate::outcome::{Fact, Facts, Value, shown};
 use crate::sim::write_page;
 use crate::table::{fitted, fold, row, table};
@@ -103,6 +104,10 @@ pub(super) struct Setting {
     /// Route of the data: direct, staged or host.
     pub(super) path: &'static str,
     pub(super) memory: String,
+    /// Bytes of a logical block; null for drives that a store has.
+    pub(super) lba_bytes: Option<u32>,
+    /// Of the media's files; null for other media.
+    pub(super) file_system: Option<String>,
     /// More about the I/O kernel, and about the time.
     #[serde(skip)]
     pub(super) notes: Vec<(&'static str, String)>,
@@ -121,12 +126,14 @@ impl Setting {
             executor: args.executor.to_string(),
             path: placement.route.name(),
             memory: placement.memory(),
+            lba_bytes: devices.emu().map(|emu| emu.lba_bytes),
+            file_system: file_system(devices),
             notes: Vec::new(),
         }
     }
 
     fn rows(&self) -> Vec<[String; 3]> {
-        let Self { device, queues_per_device, executor, path, memory, notes } = self;
+        let Self { device, queues_per_device, executor, path, memory, notes, .. } = self;
         let mut rows = vec![
             row("device", "", device),
             row("queues", queues_per_device, "on each device"),
@@ -136,6 +143,11 @@ impl Setting {
         rows.extend(notes.iter().map(|(name, note)| row(name, "", note)));
         rows
     }
+}
+
+/// Returns the file system of software controllers on files.
+pub(super) fn file_system(devices: &Devices) -> Option<String> {
+    machine::file_system(devices.emu()?.dir.as_deref()?)
 }
 
 /// Returns the rows of a setting as lines.
@@ -171,6 +183,10 @@ pub(super) type Axis = (&'static str, &'static str, f64);
 pub(super) struct Report {
     version: &'static str,
     bench: &'static str,
+    run: serde_json::Value,
+    /// What is measured, if that is not a drive.
+    #[serde(skip)]
+    pub(super) head: &'static str,
     pub(super) setting: Option<Setting>,
     pub(super) rows: Vec<Row>,
     pub(super) notes: Vec<String>,
@@ -194,6 +210,8 @@ impl Report {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             bench,
+            run: machine::run(),
+            head: "",
             setting: None,
             rows: Vec::new(),
             notes: Vec::new(),
@@ -215,6 +233,7 @@ impl Report {
         interrupt: &Interrupt,
     ) -> anyhow::Result<u8> {
         self.failed = self.rows.iter().filter(|row| !row.is_good()).count();
+        self.notes = self.all_notes();
         if let Some(page) = &page.html {
             write_page(page, &format!("ripieno bench {}", self.bench), &[self.outcome()])?;
         }
@@ -223,7 +242,8 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let mut text = format!("ripieno {} bench {}\n", self.version, self.bench);
+        let head = format!("ripieno {} bench {}{}", self.version, self.bench, self.head);
+        let mut text = fold(&head, 0) + "\n";
         if let Some(setting) = &self.setting {
             text += &format!("\n{}\n", table(&setting.rows()));
         }
@@ -234,8 +254,8 @@ impl Report {
                 fitted(&header, cells, 1..usize::MAX, shown(&rows[0].of).count())
             );
         }
-        for note in self.all_notes() {
-            text += &format!("\n{}", fold(&note, 0));
+        for note in &self.notes {
+            text += &format!("\n{}", fold(note, 0));
         }
         text
     }
@@ -264,7 +284,7 @@ impl Report {
             setting: self.setting.as_ref().map_or(Vec::new(), |it| listed(&it.rows())),
             tables: tables.collect(),
             plots: plots.filter(|plot| !plot.lines.is_empty()).collect(),
-            notes: self.all_notes(),
+            notes: self.notes.clone(),
             ..Outcome::default()
         }
     }

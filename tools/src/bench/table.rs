@@ -44,7 +44,6 @@ a store. With --out, the costs of writes are those that the table has already.
 
 Flags of requests (--trace, --requests, --capacity, --keep) are refused. Larger batches need a
 larger pool (--pool-blocks). On drives, what was just written may be read from their cache.
-All flags, the layer times and the JSON fields in detail: docs/reference/cli.md
 
 Exit codes:
   0    measured, and with --out written

@@ -37,13 +37,26 @@ fn a_former_flag_leads_to_the_present_one_of_the_command() {
         ("bench raw --device vfio:65:00.0", Some("--devices")),
         ("doctor --require direct", Some("--route")),
         ("inspect --device=vfio:65:00.0", Some("--devices")),
+        ("bench raw --device /dev/nvme0n1", Some("--block /dev/nvme0n1")),
+        ("bench raw --devices /dev/nvme0n1", Some("--block /dev/nvme0n1")),
+        ("bench raw --devices file:/tmp", Some("--path /tmp")),
+        ("bench raw --filename=/dev/nvme0n1", Some("--block")),
+        ("bench raw --numjobs 4", Some("--queues")),
+        ("bench raw --direct=1", Some("leave it out")),
+        ("bench raw --ioengine libaio", Some("--executor")),
+        ("bench raw /dev/nvme0n1", Some("--block /dev/nvme0n1")),
+        ("bench raw /var/tmp", Some("--path /var/tmp")),
+        ("inspect ./store", Some("--path ./store")),
+        ("identify /dev/nvme0n1", Some("nvme-bind list")),
+        ("identify 65:00.0", Some("--devices vfio:65:00.0")),
         // They have no such flag, and never had one.
+        ("replay --numjobs 4", None),
         ("sim --media file:/tmp", None),
         ("replay --schedule slack", None),
     ] {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let error = command().try_get_matches_from(["ripieno".to_owned()].iter().chain(&words));
-        let hint = renamed(&error.unwrap_err(), &Path(words));
+        let hint = tip(&error.unwrap_err(), &Path::unread(words.into_iter()));
         assert_eq!(hint.is_some(), now.is_some(), "{line}: {hint:?}");
         assert!(hint.unwrap_or_default().contains(now.unwrap_or_default()), "{line}");
     }

@@ -47,6 +47,10 @@ fn too_little_and_too_much_are_refused() {
     }
     assert!(problem.to_string().contains("of memory"), "{problem}");
     assert!(problem.hint().contains("--capacity"));
+    let trace = args("--model qwen3-32b --trace x");
+    let fitting = Sizing::fitting(&trace, &plan(&much, 50_000), 4096).unwrap();
+    assert!(fitting.files > 0 && fitting.capacity_bytes() < fitting.needed_bytes);
+    fitting.check_machine(&much, false).unwrap();
     let disk = args("--model qwen3-32b --path /tmp");
     let problem = sizing.check_machine(&disk, false).unwrap_err();
     assert!(problem.to_string().contains("are free there"), "{problem}");
