@@ -255,7 +255,7 @@ impl Fixed {
         Ok(Builder::new(store.clone(), shape).pool(PoolMemory::Own { blocks: 2 }))
     }
 
-    /// Looks at the paths of a server, which need not run, and the room there. Returns what it found.
+    /// Looks at the paths of a server, which need not run, and the room. Returns what it found.
     fn look(&self) -> Result<String, Problem> {
         check_folder("socket", &self.socket)?;
         let drives = self.store.drives();

@@ -93,7 +93,7 @@ impl Sizing {
         })
     }
 
-    /// Same as [`Sizing::new`]; but without `--capacity`, a trace gets at most half of what is free.
+    /// Same as [`Sizing::new`], but a trace without `--capacity` gets half of what is free at most.
     pub(crate) fn fitting(args: &StoreArgs, plan: &Plan, lba_bytes: u32) -> Result<Self, Problem> {
         let free = match args.devices.emu().filter(|_| args.common.trace.is_some()) {
             Some(EmuChoice { dir: Some(dir), .. }) => machine::disk_available(dir).ok(),

@@ -184,7 +184,7 @@ pub(super) struct Report {
     version: &'static str,
     bench: &'static str,
     run: serde_json::Value,
-    /// What is measured, if that is not a drive.
+    /// Media that are measured, if they are no drive.
     #[serde(skip)]
     pub(super) head: &'static str,
     pub(super) setting: Option<Setting>,

@@ -155,7 +155,7 @@ fn the_shipped_configuration_is_valid() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../objstore/serve/systemd/ripieno.toml");
     let fixed = Plan::read(&path).unwrap().fixed;
     assert_eq!(fixed.socket, Path::new("/run/ripieno/ripieno.sock"), "the unit's directory");
-    // What is behind a # is valid, too, and no key is missing.
+    // Keys behind a # are valid, too, and none is missing.
     let keys = EXAMPLE.lines().map(|line| match line.strip_prefix("# ") {
         Some(key) if key.starts_with("[") || key.contains(" = ") => key,
         _ => line,

@@ -85,7 +85,7 @@ struct DriveFlags {
     #[arg(long, value_name = "PART", value_parser = above_zero, help_heading = "Drives")]
     mixed: Option<f64>,
 
-    /// Time between the request and the first byte of a drive, 80us or in microseconds [default: 80]
+    /// Time between the request and the first byte of a drive: 80us, or microseconds [default: 80]
     #[arg(long, value_name = "TIME", value_parser = micros, help_heading = "Drives")]
     latency: Option<f64>,
 
