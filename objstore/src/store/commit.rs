@@ -1,7 +1,7 @@
 //! Commits: data first, then the catalog, then the journal.
 //!
 //! A commit queues behind the one that is in progress. The next thread does the work for all that
-//! are queued by then: one flush of each device ([`crate::Plane::settle`]), one group in the journal
+//! are queued by then: one flush of each device (`Plane::settle`), and one group in the journal
 //! ([`kv_catalog::DurableCatalog::sync`]). With a queue for each of the two, of 16 commits that
 //! share a flush the first one to go on would write its record alone, and 15 would wait for that,
 //! before a second group has theirs. Neither lookups nor transfers wait.

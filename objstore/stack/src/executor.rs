@@ -50,8 +50,8 @@ impl Executor {
         }
     }
 
-    /// Returns a factory for executors of this kind, on the opened GPU. That of [`Executor::File`] needs the files,
-    /// which only [`crate::Builder`] has, and fails.
+    /// Returns a factory for executors of this kind, on the opened GPU. That of
+    /// [`Executor::File`] needs the files, which only [`crate::Builder`] has, and fails.
     #[must_use]
     pub fn factory(self, clock: &Arc<dyn Clock>, gpu: Option<&Arc<Gpu>>) -> ExecutorFactory {
         let clock = clock.clone();

@@ -363,8 +363,26 @@ fn all(rank: &Rank, job: JobId) -> JobDone {
     rank.stack.plane().end(&[job]).unwrap().pop().unwrap()
 }
 
+/// Stores block 1 layer by layer: each is copied before the stream continues and overwrites it.
+fn stored_in_the_streams_order(rank: &Rank) -> JobDone {
+    let job = rank.begin(Direction::Write, 1, &[]);
+    for layer in (0..SHAPE.layers).map(Layer) {
+        let compute = |seed| {
+            let items = rank.engine.items(1, layer, seed);
+            // SAFETY: objects of the cache, which is kept.
+            unsafe { rank.work.fill(rank.stream(), &items) }.unwrap();
+        };
+        compute(5);
+        rank.start(job, layer);
+        rank.join(job, layer);
+        compute(77);
+    }
+    let stored = rank.stack.plane().end(&[job]).unwrap().pop().unwrap();
+    assert!(stored.failure.is_none(), "{stored:?}");
+    stored
+}
+
 #[test]
-#[expect(clippy::too_many_lines, reason = "one block's life in the cache")]
 fn blocks_in_host_memory_are_copied_in_the_streams_order() {
     let test = "blocks_in_host_memory_are_copied_in_the_streams_order";
     isolated(test, Level::Full, &[("MOCK_COPY_DELAY_US", "300")], || {
@@ -373,21 +391,7 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
             let options = StoreOptions { dram: 4 * SHAPE.block_bytes(), ..StoreOptions::default() };
             let rank = Rank::open_with(&ranks(place.path()), (route, executor), options);
             let stats = || rank.stack.plane().stats().unwrap();
-            // The block is copied before the stream continues and overwrites it.
-            let job = rank.begin(Direction::Write, 1, &[]);
-            for layer in (0..SHAPE.layers).map(Layer) {
-                let compute = |seed| {
-                    let items = rank.engine.items(1, layer, seed);
-                    // SAFETY: objects of the cache, which is kept.
-                    unsafe { rank.work.fill(rank.stream(), &items) }.unwrap();
-                };
-                compute(5);
-                rank.start(job, layer);
-                rank.join(job, layer);
-                compute(77);
-            }
-            let stored = rank.stack.plane().end(&[job]).unwrap().pop().unwrap();
-            assert!(stored.failure.is_none(), "{stored:?}");
+            let stored = stored_in_the_streams_order(&rank);
 
             rank.pause();
             let job = rank.begin(Direction::Read, 6, &stored.checksums);
