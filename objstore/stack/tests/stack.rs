@@ -7,8 +7,8 @@ use std::{ops::Range, path::Path, process::Command, ptr::NonNull, sync::Arc};
 use nvme_driver::{ControllerOptions, DescriptorPreference};
 use objstore::{BlockId, Format, KvShape, Layer, StoreError, StoreId, StoreOptions};
 use ripieno_stack::{
-    Builder, EngineMemory, PoolLayout, PoolMemory, Request, Stack, StackConfig, StackError,
-    StoreDir, StoreDirMedia, StoreDirOptions,
+    Builder, EngineMemory, Executor, PoolLayout, PoolMemory, Request, Stack, StackConfig,
+    StackError, StoreDir, StoreDirMedia, StoreDirOptions,
 };
 use ripieno_testkit::{keys, pattern};
 
@@ -70,9 +70,19 @@ impl Engine {
 }
 
 fn config(store_dir: StoreDir, engine: &Engine, descriptors: DescriptorPreference) -> Builder {
+    by(None, store_dir, engine, descriptors)
+}
+
+fn by(
+    executor: Option<Executor>,
+    store_dir: StoreDir,
+    engine: &Engine,
+    descriptors: DescriptorPreference,
+) -> Builder {
     let pool = PoolMemory::Engine { memory: engine.memory.clone(), layout: engine.layout.clone() };
     let controller = ControllerOptions { descriptors, ..ControllerOptions::default() };
-    Builder::new(StackConfig::default(), SHAPE).on(store_dir).pool(pool).controller(controller)
+    let config = StackConfig { executor, ..StackConfig::default() };
+    Builder::new(config, SHAPE).on(store_dir).pool(pool).controller(controller)
 }
 
 fn created(dir: &Path, engine: &Engine, descriptors: DescriptorPreference) -> Stack {
@@ -151,6 +161,27 @@ fn survives(shift: usize, descriptors: DescriptorPreference, bounced: bool) {
 #[test]
 fn blocks_survive_in_a_store_dir() {
     survives(0, DescriptorPreference::Auto, false);
+}
+
+/// Both compute where an object is, on two files.
+#[test]
+fn each_executor_finds_what_the_other_has_stored() {
+    let descriptors = DescriptorPreference::default();
+    for [first, second] in [[Executor::File, Executor::Host], [Executor::Host, Executor::File]] {
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().join("store");
+        let engine = Engine::new(0);
+        created(&dir, &engine, descriptors).close().unwrap();
+        let open = |executor| {
+            by(Some(executor), StoreDir::open(&dir).unwrap(), &engine, descriptors).open().unwrap()
+        };
+        let stack = open(first);
+        store(&stack, &engine, 0..4);
+        stack.close().unwrap();
+        let stack = open(second);
+        retrieve(&stack, &engine, 0..4);
+        stack.close().unwrap();
+    }
 }
 
 #[test]
