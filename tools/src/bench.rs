@@ -477,7 +477,7 @@ impl<'a> Raw<'a> {
         match &self.target {
             Target::Devices(Devices::Emu(emu)) => {
                 let bytes = self.emu_bytes(emu);
-                let config = |index| media::scratch(emu, bytes, true, index);
+                let config = |index| Ok(media::scratch(emu, bytes, true, index)?.0);
                 Ok((0..emu.count).map(config).collect::<anyhow::Result<Vec<_>>>()?.into())
             }
             Target::Devices(Devices::Vfio(addresses)) => {

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use nvme_driver::remedy;
 use nvme_emu::{BandwidthMedia, EmuConfig, FileMedia, FileOptions, MemoryMedia};
-use ripieno_stack::{Devices, StoreDir};
+use ripieno_stack::{Devices, FileTarget, StoreDir, file_target};
 
 use crate::devices::EmuChoice;
 use crate::problem::Problem;
@@ -26,8 +26,11 @@ pub(crate) fn devices(
     if let Some(store_dir) = store_dir {
         return Ok(Devices::from(store_dir).mdts(choice.mdts));
     }
-    let config = |index| scratch(choice, sizing.device_bytes, sizing.is_filled(), index);
-    Ok((0..choice.count).map(config).collect::<anyhow::Result<Vec<_>>>()?.into())
+    let one = |index| scratch(choice, sizing.device_bytes, sizing.is_filled(), index);
+    let all = (0..choice.count).map(one).collect::<anyhow::Result<Vec<_>>>()?;
+    let (configs, files): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+    let files = files.into_iter().flatten().collect::<Vec<_>>();
+    Ok(Devices::from((configs, files)))
 }
 
 /// Returns software controllers in memory, with the bandwidth that `sim` sets.
@@ -53,14 +56,14 @@ fn touch(media: &MemoryMedia, bytes: u64) -> anyhow::Result<()> {
     Ok(pages.try_for_each(|at| media.poke(at, &[0]))?)
 }
 
-/// Returns a temporary software controller of `bytes` bytes. With `is_filled`, its memory is
-/// allocated before it is used.
+/// Returns a temporary software controller of `bytes` bytes, and its file, if it has one. With
+/// `is_filled`, its memory is allocated before it is used.
 pub(crate) fn scratch(
     choice: &EmuChoice,
     bytes: u64,
     is_filled: bool,
     index: u32,
-) -> anyhow::Result<EmuConfig> {
+) -> anyhow::Result<(EmuConfig, Option<FileTarget>)> {
     let mdts_bytes = Some(choice.mdts);
     let config = EmuConfig { mdts_bytes, ..EmuConfig::new(format!("emu{index}")) };
     Ok(match &choice.dir {
@@ -69,9 +72,13 @@ pub(crate) fn scratch(
             if is_filled {
                 touch(&media, bytes)?;
             }
-            config.namespace(media, choice.lba_bytes)
+            (config.namespace(media, choice.lba_bytes), None)
         }
-        Some(dir) => config.namespace(file_media(dir, bytes)?, choice.lba_bytes),
+        Some(dir) => {
+            let media = file_media(dir, bytes)?;
+            let file = file_target(&media);
+            (config.namespace(media, choice.lba_bytes), Some(file))
+        }
     })
 }
 

@@ -324,7 +324,8 @@ impl Worker {
                 }
                 None => {}
             }
-            if self.ops[at].as_ref().is_some_and(Op::is_generated) {
+            // It is over already if its last transfer could not be started.
+            if self.ops[at].as_ref().is_none_or(Op::is_generated) {
                 self.lanes.ops[lane].pop_front();
                 self.finish_if_done(at);
             }

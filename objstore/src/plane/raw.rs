@@ -28,6 +28,8 @@ pub struct RawRing {
     transport: Transport,
     /// Memory that devices may reach while they have queues.
     pool: KvPool,
+    /// [`Clock::happened`] before the last poll.
+    seen: u64,
 }
 
 impl RawRing {
@@ -47,7 +49,7 @@ impl RawRing {
         let devices = Devices::new(devices, options, clock.now())?;
         let options = options.clone();
         let transport = Transport::new(devices, executor, clock, options, contexts_max)?;
-        Ok(Self { transport, pool })
+        Ok(Self { transport, pool, seen: 0 })
     }
 
     /// Returns the region of each device that contexts should stay in.
@@ -78,12 +80,13 @@ impl RawRing {
     /// # Errors
     /// Returns an error of the ring: its kernel failed.
     pub fn poll(&mut self) -> Result<Progress, StoreError> {
+        self.seen = self.transport.clock.happened();
         Ok(self.transport.ring()?.poll()?)
     }
 
-    /// Pauses between fruitless polls, of which there have been `idle`; see [`Clock::pause`].
+    /// Pauses between fruitless polls, of which there have been `idle`; see [`Clock::pause_since`].
     pub fn pause(&self, idle: u32) {
-        self.transport.clock.pause(idle, Nanos::MAX);
+        self.transport.clock.pause_since(self.seen, idle, Nanos::MAX);
     }
 
     /// Returns the completion of an operation, if present; the operation is over then.

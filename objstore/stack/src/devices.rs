@@ -8,7 +8,7 @@ use std::{
 use gio_kernels::{Ends, FileExecutor, FileTarget, Reach};
 use kv_catalog::{OnDevice, Superblock};
 use nvme_driver::{Clock, Controller, ControllerOptions, DmaSpace, platform::vfio::PciAddress};
-use nvme_emu::{Emu, EmuConfig, SimClock};
+use nvme_emu::{Emu, EmuConfig, FileMedia, SimClock};
 use objstore::{ExecutorFactory, Format, Overwrite, Store, StoreDevice, StoreId};
 
 use crate::{
@@ -70,6 +70,20 @@ impl From<Vec<EmuConfig>> for Devices {
     fn from(configs: Vec<EmuConfig>) -> Self {
         Self::at(Location::Emulated(Mutex::new(configs)))
     }
+}
+
+/// The same over files, whose data the file executor can move.
+impl From<(Vec<EmuConfig>, Vec<FileTarget>)> for Devices {
+    fn from((configs, files): (Vec<EmuConfig>, Vec<FileTarget>)) -> Self {
+        Self { files, ..configs.into() }
+    }
+}
+
+/// Returns the file of a medium, for the file executor.
+#[must_use]
+pub fn file_target(media: &FileMedia) -> FileTarget {
+    let (file, [memory_align, offset_align]) = media.file();
+    FileTarget { file, memory_align, offset_align }
 }
 
 impl Devices {
@@ -204,8 +218,11 @@ impl Devices {
     /// Returns true if the file executor can move the data: the devices are files, or block
     /// devices, of full speed, in real time.
     pub(crate) fn has_files(&self) -> bool {
-        matches!(&self.location, Location::StoreDir(dir, _) if !dir.is_slowed())
-            && matches!(self.time, Time::Real(_))
+        let has_files = match &self.location {
+            Location::StoreDir(dir, _) => !dir.is_slowed(),
+            Location::Emulated(_) | Location::Drives { .. } => !self.files.is_empty(),
+        };
+        has_files && matches!(self.time, Time::Real(_))
     }
 
     /// Returns a factory of file executors, for a pool that the attached controllers reach, or that

@@ -95,13 +95,14 @@ pub mod store_dir;
 mod trial;
 mod watch;
 
+pub use gio_kernels::FileTarget;
 pub use gio_uring::RawStream;
 
 pub use address::MetricsAddress;
 pub use builder::{Builder, OpenSteps};
 pub use chosen::{MemoryPlace, NotTaken, Placement};
 pub use config::{DeviceChoice, OPTIONS, StackConfig, StackOption, former_option, unknown_option};
-pub use devices::Devices;
+pub use devices::{Devices, file_target};
 pub use drives::{
     Drive, DriveIdentity, Holds, check_drive, is_scratch, open_drive, prove_reach, reset_subsystem,
     vfio_space,

@@ -47,7 +47,7 @@ pub(crate) use lock::Lock;
 use manifest::{Device, Manifest};
 pub(crate) use manifest::{State, read_json, write_json};
 
-use crate::expand_home;
+use crate::{devices::file_target, expand_home};
 
 /// Maximum bytes of a command on files. A read of 1 MiB takes half the CPU time of four of 256
 /// KiB, and unlike a drive, a file needs no more commands to work on in parallel.
@@ -324,8 +324,7 @@ impl StoreDir {
                 mdts_bytes: Some(COMMAND_BYTES),
                 ..EmuConfig::default()
             };
-            let (file, [memory_align, offset_align]) = media.file();
-            let target = FileTarget { file, memory_align, offset_align };
+            let target = file_target(&media);
             let config = match self.manifest.speed {
                 None => config.namespace(media, self.lba_bytes()),
                 Some(speed) => {
