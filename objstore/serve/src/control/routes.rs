@@ -64,13 +64,14 @@ pub(crate) static ROUTES: &[Route] = &[
     route("GET", "/quota/{namespace}", |shared, _, namespace| json(&shared.quota(namespace)?)),
     route("PUT", "/quota/{namespace}", |shared, asked, namespace| {
         let QuotaAsked { bytes } = body(asked)?;
+        let within = within(shared, namespace)?;
         let each = shared.stack.store().geometry().file_bytes().max(1);
         if let Some(few @ 1..) = bytes.filter(|bytes| *bytes < each) {
             let why = format!("a quota of {few} bytes has room for no block: one has {each}");
             return Err(Refusal::argument(why));
         }
         let files = bytes.map(|bytes| u32::try_from(bytes / each).unwrap_or(u32::MAX));
-        within(shared, namespace)?.set_quota(files)?;
+        within.set_quota(files)?;
         shared.stack.store().sync_journal()?;
         json(&shared.quota(namespace)?)
     }),
