@@ -28,7 +28,8 @@
 //!   software controller; their parameters; a lock.
 //! - [`Devices`]: a store directory, drives that are opened through VFIO, or other software
 //!   controllers; with their clock, and once the driver is attached, their controllers.
-//! - [`Executor`]: host threads, the calling thread, or a [`Gpu`], to run the I/O kernel.
+//! - [`Executor`]: io_uring on files; or host threads, the calling thread, or a [`Gpu`], to run the
+//!   I/O kernel.
 //! - [`Builder`]: opens a store, or creates it, by the first [`Route`] of data to the KV pool that
 //!   is proven; the pool's memory is a [`PoolMemory`]. A program may take part ([`OpenSteps`]).
 //!   [`Placement`] reports the route, and why no better one was taken.
