@@ -8,7 +8,7 @@ use std::{
 use gio_kernels::{Ends, FileExecutor, FileTarget, Reach};
 use kv_catalog::{OnDevice, Superblock};
 use nvme_driver::{Clock, Controller, ControllerOptions, DmaSpace, platform::vfio::PciAddress};
-use nvme_emu::{Emu, EmuConfig, FileMedia, SimClock};
+use nvme_emu::{Emu, EmuConfig, SimClock};
 use objstore::{ExecutorFactory, Format, Overwrite, Store, StoreDevice, StoreId};
 
 use crate::{
@@ -77,13 +77,6 @@ impl From<(Vec<EmuConfig>, Vec<FileTarget>)> for Devices {
     fn from((configs, files): (Vec<EmuConfig>, Vec<FileTarget>)) -> Self {
         Self { files, ..configs.into() }
     }
-}
-
-/// Returns the file of a medium, for the file executor.
-#[must_use]
-pub fn file_target(media: &FileMedia) -> FileTarget {
-    let (file, [memory_align, offset_align]) = media.file();
-    FileTarget { file, memory_align, offset_align }
 }
 
 impl Devices {

@@ -103,7 +103,7 @@ pub use address::MetricsAddress;
 pub use builder::{Builder, OpenSteps};
 pub use chosen::{MemoryPlace, NotTaken, Placement};
 pub use config::{DeviceChoice, OPTIONS, StackConfig, StackOption, former_option, unknown_option};
-pub use devices::{Devices, file_target};
+pub use devices::Devices;
 pub use drives::{
     Drive, DriveIdentity, Holds, check_drive, is_scratch, open_drive, prove_reach, reset_subsystem,
     vfio_space,
@@ -130,5 +130,7 @@ pub use route::routes;
 pub use size::Size;
 pub use socket_file::SocketFile;
 pub use stack::{RawStack, Stack};
-pub use store_dir::{StoreDir, StoreDirDevice, StoreDirError, StoreDirMedia, StoreDirOptions};
+pub use store_dir::{
+    StoreDir, StoreDirDevice, StoreDirError, StoreDirMedia, StoreDirOptions, file_target,
+};
 pub use trial::{trial_bytes, try_kernel};

@@ -47,7 +47,7 @@ pub(crate) use lock::Lock;
 use manifest::{Device, Manifest};
 pub(crate) use manifest::{State, read_json, write_json};
 
-use crate::{devices::file_target, expand_home};
+use crate::expand_home;
 
 /// Maximum bytes of a command on files. A read of 1 MiB takes half the CPU time of four of 256
 /// KiB, and unlike a drive, a file needs no more commands to work on in parallel.
@@ -479,6 +479,13 @@ fn open_media(path: &Path, bytes: u64, read_only: bool) -> Result<FileMedia, Sto
         !opened.as_ref().is_err_and(in_use)
     });
     opened.map_err(StoreDirError::Media)
+}
+
+/// Returns the file of a medium, for the file executor.
+#[must_use]
+pub fn file_target(media: &FileMedia) -> FileTarget {
+    let (file, [memory_align, offset_align]) = media.file();
+    FileTarget { file, memory_align, offset_align }
 }
 
 /// Refuses a directory with other files than ours, before a lock is put beside them.
