@@ -285,7 +285,7 @@ impl Builder {
         // Both need the I/O kernel on the GPU.
         let on_gpu = *route == Some(Route::Direct) || io_sms.is_some();
         match (asked, executor) {
-            (None, _) if devices.has_files() && !on_gpu => Ok(Executor::File),
+            (None, _) if devices.has_files() && !on_gpu && !is_in_valgrind() => Ok(Executor::File),
             (_, Executor::File) if !devices.has_files() => {
                 let problem = "file is for a store in files of full speed; take host";
                 Err(StackError::config("executor", problem))
@@ -360,4 +360,11 @@ impl Builder {
         let format = format.or_else(|| (!dir.is_ready()).then(new));
         Ok((dir.into(), format))
     }
+}
+
+/// Returns true in valgrind. It runs one thread at a time, and (3.19) does not know that
+/// `io_uring_enter` waits: all threads would stand still while that of the file executor sleeps.
+fn is_in_valgrind() -> bool {
+    let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+    preloaded.to_string_lossy().contains("vgpreload")
 }
