@@ -326,7 +326,7 @@ def test_devices_and_executors_that_cannot_be_are_refused(tmp_path):
     ranks = ripieno.prepare(tmp_path / "kv", SHAPE, capacity=CAPACITY)
     pool = ripieno.Pool.contiguous(numpy.zeros((3, BLOCKS, 4096), numpy.uint8), SHAPE)
     for options, said in [
-        ({"executor": "gpu"}, "executor: .gpu. was given; give host, inline or cuda"),
+        ({"executor": "gpu"}, "executor: .gpu. was given; give file, host, inline or cuda"),
         ({"io_sms": 4}, "io_sms: no GPU runs the I/O kernel"),
         ({"route": "fast"}, "route: .fast. was given; give direct, staged or host"),
         ({"route": "direct"}, "route: direct was asked for; to this pool there is host"),
