@@ -338,7 +338,7 @@ def test_devices_and_executors_that_cannot_be_are_refused(tmp_path):
             plane(pool, **options)
     with pytest.raises(ripieno.InvalidError, match="pool.device is cuda; give cpu, or cuda:0"):
         plane(replace(pool, device="cuda"))
-    with pytest.raises(ripieno.InvalidError, match="only executor cuda, on that GPU"):
+    with pytest.raises(ripieno.InvalidError, match="take cuda, on that GPU, or for"):
         plane(replace(pool, device="cuda:0"), executor="host")
     with plane(pool, route="host") as opened:
         assert (opened.route, opened.placement) == ("host", "host (host)")
