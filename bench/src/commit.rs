@@ -62,7 +62,7 @@ pub fn run(args: &CommitArgs) -> Result<Report> {
         let format = ripieno_testkit::format(SHAPE);
         // All layers of all committers' blocks.
         let options = StoreOptions { iocbs: BLOCKS * SHAPE.layers, ..StoreOptions::default() };
-        let mut stack = Stack::over(configs, &options, &format, BLOCKS, None)?;
+        let mut stack = Stack::over(configs, &options, &format, BLOCKS, None, None)?;
         // The first write of a block costs the file system more.
         measure(&mut stack, 1, 2 * BLOCKS)?;
         let mut alone = None;

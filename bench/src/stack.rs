@@ -54,38 +54,21 @@ impl Stack {
     /// Creates a store of `blocks` blocks on one controller with memory media, filled from an
     /// equally large KV pool.
     pub fn in_memory(options: &StoreOptions, format: &Format, blocks: u32) -> Result<Self> {
-        Self::over(media(&format.shape, blocks, 1), options, format, blocks, None)
+        Self::over(media(&format.shape, blocks, 1), options, format, blocks, None, None)
     }
 
-    /// Same as [`Stack::in_memory`], on these devices, and on a GPU.
+    /// Same as [`Stack::in_memory`], on these devices, by an executor other than theirs, and on a
+    /// GPU.
     pub fn over(
         devices: impl Into<Devices>,
         options: &StoreOptions,
         format: &Format,
         blocks: u32,
-        on_gpu: Option<&OnGpu>,
-    ) -> Result<Self> {
-        Self::by(
-            on_gpu.map(|on| Executor::Cuda(on.choice)),
-            devices,
-            options,
-            format,
-            blocks,
-            on_gpu,
-        )
-    }
-
-    /// Same as [`Stack::over`], by this executor instead of that of the devices.
-    pub fn by(
         executor: Option<Executor>,
-        devices: impl Into<Devices>,
-        options: &StoreOptions,
-        format: &Format,
-        blocks: u32,
         on_gpu: Option<&OnGpu>,
     ) -> Result<Self> {
         let config = StackConfig {
-            executor,
+            executor: executor.or(on_gpu.map(|on| Executor::Cuda(on.choice))),
             route: Some(on_gpu.map_or(Route::Host, |on| on.route)),
             queues: Some(options.queues),
             ..StackConfig::default()

@@ -24,7 +24,7 @@ use std::{
 };
 
 use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
-use nvme_driver::{Clock, GrantEpoch, Iova, Nanos, Place, Quiesced, Waiter};
+use nvme_driver::{Clock, GrantEpoch, Iova, Nanos, Place, Quiesced, Waiter, remedy};
 
 use self::{
     ring::Wake,
@@ -34,6 +34,7 @@ use crate::memory;
 
 /// Name in reports.
 const NAME: &str = "file";
+const PANICKED: &str = "one of its threads panicked; the kernel may still use its memory";
 
 /// A file, or a block device, in place of a device's namespace: LBA 0 is its first byte.
 #[derive(Debug, Clone)]
@@ -115,6 +116,8 @@ pub struct FileExecutor {
     clock: Arc<dyn Clock>,
     workers: Vec<Handle>,
     grants: Vec<GrantEpoch>,
+    /// A thread panicked, whose transfers may still be in the kernel: there is no proof any more.
+    is_lost: bool,
     /// The GPU whose streams wait for events of the ring, and read its tables.
     #[cfg(feature = "cuda")]
     gpu: Option<Arc<crate::cuda::CudaDevice>>,
@@ -145,6 +148,7 @@ impl FileExecutor {
             clock,
             workers: Vec::new(),
             grants: Vec::new(),
+            is_lost: false,
             #[cfg(feature = "cuda")]
             gpu: None,
         }
@@ -240,6 +244,9 @@ impl IoExecutor for FileExecutor {
     }
 
     fn start(&mut self, args: Args, grants: &[GrantEpoch]) -> Result<(), ExecutorError> {
+        if self.is_lost {
+            return Err(Self::failed(PANICKED));
+        }
         if !self.workers.is_empty() {
             return Err(Self::failed("it is running already; stop it first"));
         }
@@ -248,8 +255,9 @@ impl IoExecutor for FileExecutor {
         }
         if let Err(error) = self.start_all(args) {
             self.give_up(args);
-            let hint = "the kernel or a container's policy forbids io_uring: see \
+            let policy = "the kernel or a container's policy forbids io_uring: see \
                         io_uring_disabled in /proc/sys/kernel, or take executor host";
+            let hint = remedy(&error).unwrap_or(policy);
             return Err(Self::failed(format!("setting up io_uring failed: {error}; {hint}")));
         }
         self.grants = grants.to_vec();
@@ -282,10 +290,10 @@ impl IoExecutor for FileExecutor {
             }
         }
         for worker in self.workers.drain(..) {
-            if worker.thread.join().is_err() {
-                // Its transfers may still be in the kernel.
-                return Err(Self::failed("one of its threads panicked"));
-            }
+            self.is_lost |= worker.thread.join().is_err();
+        }
+        if self.is_lost {
+            return Err(Self::failed(PANICKED));
         }
         // SAFETY: every thread has ended, after it has seen the results of all its transfers.
         Ok(unsafe { Quiesced::assert(std::mem::take(&mut self.grants)) })

@@ -52,7 +52,7 @@ impl Ours {
             ..StoreOptions::default()
         };
         let format = Format { checksums, ..ripieno_testkit::format(shape) };
-        let stack = Stack::by(Some(executor), dir, &options, &format, load.blocks(), None)?;
+        let stack = Stack::over(dir, &options, &format, load.blocks(), Some(executor), None)?;
         Ok(Self { stack, blocks: scattered(load.blocks()) })
     }
 

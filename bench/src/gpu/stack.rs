@@ -55,7 +55,7 @@ impl Plan {
         };
         let (media, format) =
             (stack::media(&shape, blocks, devices), ripieno_testkit::format(shape));
-        Stack::over(media, &options, &format, blocks, Some(&on_gpu))
+        Stack::over(media, &options, &format, blocks, None, Some(&on_gpu))
     }
 
     /// Returns the number of layers in flight at once.

@@ -20,6 +20,9 @@ pub(super) const WOKEN: u64 = u64::MAX;
 /// Marks the result of a cancellation, which is of no interest: that of the transfer follows.
 pub(super) const CANCELLED: u64 = u64::MAX - 1;
 
+/// Times that entries are submitted to make room for one. The kernel may be short of memory.
+const PUSHES_MAX: u32 = 10_000;
+
 /// Wakes a thread that sleeps in the kernel.
 #[derive(Debug)]
 pub(super) struct Wake {
@@ -83,12 +86,15 @@ impl Ring {
     /// # Safety
     /// Everything that it points to lives until its result is seen.
     pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
-        // SAFETY: the caller's promise.
-        while unsafe { self.ring.submission().push(entry) }.is_err() {
+        for _ in 0..PUSHES_MAX {
+            // SAFETY: the caller's promise.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                self.unsubmitted += 1;
+                return Ok(());
+            }
             self.submit()?;
         }
-        self.unsubmitted += 1;
-        Ok(())
+        Err(io::ErrorKind::ResourceBusy.into())
     }
 
     /// Returns the number of entries that the kernel does not have yet.

@@ -159,7 +159,7 @@ impl Worker {
         while self.has_work() {
             if let Err(error) = self.turn() {
                 tracing::error!(%error, "io_uring failed for good");
-                self.fail(abi::FAULT_TIMEOUT, Nanos::MAX);
+                self.fail(abi::FAULT_TIMEOUT, Nanos(0));
                 // The kernel may still use memory of the transfers: this must not end, and then
                 // the stop of the executor fails, and nothing is freed.
                 while self.in_kernel() > 0 {
@@ -271,7 +271,7 @@ impl Worker {
         let limit = self.words.args().event_timeout_ns;
         let waited = self.at.clock.now() - waiting.since;
         if self.refusal == abi::STATUS_OK && limit != 0 && waited.0 >= limit {
-            self.fail(abi::FAULT_EVENT, Nanos::MAX);
+            self.fail(abi::FAULT_EVENT, Nanos(0));
         }
         if self.refusal != abi::STATUS_OK || self.words.is_reached(&waiting.iocb) {
             return Some((waiting.id, waiting.iocb));

@@ -10,8 +10,8 @@ use std::{
 
 use gio_kernels::{Ends, EndsClock, FileExecutor, FileTarget, Reach};
 use gio_uring::{
-    Affine, AffineOp, Completion, Direction, Fault, IoStatus, NvmeStatus, PoolDesc, Signal, Uring,
-    UringOptions, Wait,
+    Affine, AffineOp, Completion, Direction, Fault, IoCtx, IoStatus, NvmeStatus, PoolDesc, Signal,
+    Uring, UringOptions, Wait,
 };
 use nvme_driver::{Clock, DmaSlice, DmaSpace as _, Nanos, platform::buffer::Buffer};
 use nvme_emu::EmuDomain;
@@ -233,6 +233,24 @@ fn a_file_that_hangs_is_given_up() {
         ring.restart(&grants).expect("starts again");
     }
     ring.stop(ring.now() + WATCHDOG_NS).expect("stops");
+}
+
+/// Its thread may have transfers in the kernel: nothing proves that they have ended, ever.
+#[test]
+fn a_thread_that_panics_is_no_proof() {
+    let files = Files::new(1, 16 << 20);
+    let mut stack = Stack::new(1, 1, 16, 16 << 20, None);
+    let clock = stack.drives.clock.clone();
+    let reach: Reach = Arc::new(|_, _| panic!("for this test"));
+    let executor = FileExecutor::new(files.targets(true), reach, Arc::default(), clock);
+    let mut ring = stack.ring(Box::new(executor), UringOptions::default());
+    let context = IoCtx { iova: 0, lba: 0, bytes: 4096, device: 0 };
+    ring.submit_explicit(Direction::Read, false, &[context]).expect("submitted");
+    until("the thread ends", || ring.poll().is_err());
+    for _ in 0..2 {
+        let error = ring.stop(ring.now() + WATCHDOG_NS).expect_err("no proof").to_string();
+        assert!(error.contains("panicked"), "{error}");
+    }
 }
 
 #[test]

@@ -285,7 +285,15 @@ impl Builder {
         // Both need the I/O kernel on the GPU.
         let on_gpu = *route == Some(Route::Direct) || io_sms.is_some();
         match (asked, executor) {
-            (None, _) if devices.has_files() && !on_gpu && !is_in_valgrind() => Ok(Executor::File),
+            (None, _) if devices.has_files() && !on_gpu => Ok(match is_in_valgrind() {
+                true => {
+                    tracing::warn!(
+                        "in valgrind, software controllers move the data: it has no io_uring"
+                    );
+                    executor
+                }
+                false => Executor::File,
+            }),
             (_, Executor::File) if !devices.has_files() => {
                 let problem = "file is for a store in files of full speed; take host";
                 Err(StackError::config("executor", problem))
