@@ -61,9 +61,8 @@ pub(crate) fn none_of(flags: &[(&str, bool)], why: &str, hint: &str) -> Result<(
 
 /// Names the one of `names` that `given` is probably meant for, as the end of a message.
 pub(crate) fn nearest<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> String {
-    let likeness = |name: &str| strsim::jaro_winkler(name, given);
-    let found = names.max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-    found.filter(|name| likeness(name) > 0.7).map_or(String::new(), |it| format!("; is it {it}?"))
+    let found = ripieno_stack::nearest(given, names, 0.7);
+    found.map_or(String::new(), |it| format!("; is it {it}?"))
 }
 
 /// A signal ended a command that has no partial result. Contains the exit code.

@@ -228,7 +228,7 @@ pub(crate) fn unusable(path: &std::path::Path, why: impl std::fmt::Display) -> P
 /// Parses a time with a unit: without one, microseconds may be meant.
 fn time(text: &str) -> Result<Duration, String> {
     let found = size::duration(text)?;
-    match text.ends_with(|c: char| c.is_ascii_digit()) {
+    match text.trim_end().ends_with(|c: char| c.is_ascii_digit()) {
         true => Err(format!("{text:?} has no unit; write it as 30us, 1.5ms or 2s")),
         false => Ok(found),
     }

@@ -301,12 +301,22 @@ pub fn unknown_option(name: &str, beside: &[String]) -> String {
     }
     let known = OPTIONS.iter().map(|option| option.name);
     let known: Vec<&str> = known.chain(beside.iter().map(String::as_str)).collect();
-    let likeness = |known: &&str| strsim::jaro_winkler(known, name);
-    let nearest = known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-    match nearest.filter(|nearest| likeness(nearest) > 0.8) {
+    match nearest(name, known.iter().copied(), 0.8) {
         Some(nearest) => format!("{name}: there is no such option; {nearest} is the nearest"),
         None => format!("{name}: there is no such option; there are {}", known.join(", ")),
     }
+}
+
+/// Returns the name that `given` is most like, if that is more than `least` of 1 (Jaro-Winkler).
+#[must_use]
+pub fn nearest<'a>(
+    given: &str,
+    names: impl Iterator<Item = &'a str>,
+    least: f64,
+) -> Option<&'a str> {
+    let likeness = |name: &str| strsim::jaro_winkler(name, given);
+    let found = names.max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    found.filter(|name| likeness(name) > least)
 }
 
 impl FromStr for DeviceChoice {

@@ -102,7 +102,9 @@ pub use gio_uring::RawStream;
 pub use address::MetricsAddress;
 pub use builder::{Builder, OpenSteps};
 pub use chosen::{MemoryPlace, NotTaken, Placement};
-pub use config::{DeviceChoice, OPTIONS, StackConfig, StackOption, former_option, unknown_option};
+pub use config::{
+    DeviceChoice, OPTIONS, StackConfig, StackOption, former_option, nearest, unknown_option,
+};
 pub use devices::Devices;
 pub use drives::{
     Drive, DriveIdentity, Holds, check_drive, is_scratch, open_drive, prove_reach, reset_subsystem,
