@@ -4,7 +4,8 @@
 //! One thread for each warp of the ring does the warp's share of every operation: the objects of
 //! its device. It computes offset and memory of each, as `cursor.cuh` does, merges neighbours into
 //! one read or write, submits them together, and sleeps in the kernel until some have ended or
-//! another operation is submitted. Nobody polls.
+//! another operation is submitted. Nobody polls. Where `io_uring` is forbidden, more threads read
+//! and write in its place, and the executor's name says so.
 
 mod op;
 mod ring;
@@ -27,7 +28,7 @@ use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
 use nvme_driver::{Clock, GrantEpoch, Iova, Nanos, Place, Quiesced, Waiter, remedy};
 
 use self::{
-    ring::Wake,
+    ring::{Lesser, Wake},
     worker::{Around, Worker},
 };
 use crate::memory;
@@ -116,12 +117,17 @@ pub struct FileExecutor {
     clock: Arc<dyn Clock>,
     workers: Vec<Handle>,
     grants: Vec<GrantEpoch>,
+    /// Name in reports: how it was started.
+    name: &'static str,
     /// A thread panicked, whose transfers may still be in the kernel: there is no proof any more.
     is_lost: bool,
     /// The GPU whose streams wait for events of the ring, and read its tables.
     #[cfg(feature = "cuda")]
     gpu: Option<Arc<crate::cuda::CudaDevice>>,
 }
+
+/// Message of a thread about its ring.
+type Made = io::Result<Option<Lesser>>;
 
 /// A thread, and its waker.
 struct Handle {
@@ -148,6 +154,7 @@ impl FileExecutor {
             clock,
             workers: Vec::new(),
             grants: Vec::new(),
+            name: NAME,
             is_lost: false,
             #[cfg(feature = "cuda")]
             gpu: None,
@@ -167,8 +174,8 @@ impl FileExecutor {
         ExecutorError::Failed { executor: NAME, cause: cause.into() }
     }
 
-    /// Starts the thread of a warp. It says when its ring is made.
-    fn begin(&self, args: Args, warp: u32) -> io::Result<(Handle, Receiver<io::Result<()>>)> {
+    /// Starts the thread of a warp. It says when its ring is made, and of what kind.
+    fn begin(&self, args: Args, warp: u32) -> io::Result<(Handle, Receiver<Made>)> {
         let wake = Arc::new(Wake::new()?);
         let (said, says) = channel();
         let Self { targets, reach, ends, clock, .. } = self;
@@ -184,9 +191,9 @@ impl FileExecutor {
             // `stop` succeeds, which joins this thread; and no other thread has this warp.
             let made = unsafe { Worker::new(args, warp, around) };
             match made {
-                Ok(worker) => {
+                Ok((worker, lesser)) => {
                     // If nobody listens, another thread could not be started: the stop word is set.
-                    let _ = said.send(Ok(()));
+                    let _ = said.send(Ok(lesser));
                     worker.run();
                 }
                 Err(error) => {
@@ -198,17 +205,18 @@ impl FileExecutor {
         Ok((Handle { thread, wake }, says))
     }
 
-    fn start_all(&mut self, args: Args) -> io::Result<()> {
+    fn start_all(&mut self, args: Args) -> Made {
         let mut says = Vec::new();
         for warp in 0..args.warp_count {
             let (worker, made) = self.begin(args, warp)?;
             self.workers.push(worker);
             says.push(made);
         }
+        let mut lesser = None;
         for made in says {
-            made.recv().map_err(|_| io::Error::other("its thread ended"))??;
+            lesser = made.recv().map_err(|_| io::Error::other("its thread ended"))??;
         }
-        Ok(())
+        Ok(lesser)
     }
 
     /// Ends what was started, if not all of it could be. Nothing was submitted yet.
@@ -226,7 +234,7 @@ impl FileExecutor {
 
 impl IoExecutor for FileExecutor {
     fn name(&self) -> &'static str {
-        NAME
+        self.name
     }
 
     fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
@@ -253,13 +261,18 @@ impl IoExecutor for FileExecutor {
         if args.clock != 0 {
             return Err(Self::failed("files have no virtual time; take another executor"));
         }
-        if let Err(error) = self.start_all(args) {
-            self.give_up(args);
-            let policy = "the kernel or a container's policy forbids io_uring: see \
-                        io_uring_disabled in /proc/sys/kernel, or take executor host";
-            let hint = remedy(&error).unwrap_or(policy);
-            return Err(Self::failed(format!("setting up io_uring failed: {error}; {hint}")));
-        }
+        self.name = match self.start_all(args) {
+            Ok(None) => NAME,
+            Ok(Some(Lesser { name, cause, remedy })) => {
+                tracing::warn!(%cause, "{name}: {remedy}");
+                name
+            }
+            Err(error) => {
+                self.give_up(args);
+                let hint = remedy(&error).unwrap_or("or take executor host");
+                return Err(Self::failed(format!("setting up io_uring failed: {error}; {hint}")));
+            }
+        };
         self.grants = grants.to_vec();
         tracing::debug!(threads = args.warp_count, "threads run operations on files");
         Ok(())

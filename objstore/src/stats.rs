@@ -81,6 +81,8 @@ pub struct DramStats {
 pub struct PlaneStats {
     /// The data path.
     pub path: Route,
+    /// The executor, and how it runs where that is not the usual way.
+    pub executor: &'static str,
     /// Set if blocks are copied through bounce buffers.
     pub is_bounced: bool,
     /// Bytes written to the devices, without padding.

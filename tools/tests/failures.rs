@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use ripieno_testkit::without_io_uring;
 use store_dir::{FORMAT, Place, REPLAY, is_root, said};
 
 /// All commands that use an existing store directory.
@@ -306,6 +307,23 @@ fn advice_is_about_what_failed_and_not_about_the_call() {
     let format = "format --model tiny --lba 4096 --capacity 64MiB --devices 16";
     let found = limited("-n 16", format);
     assert!(found.contains("ulimit -n") && !found.contains("io_uring_disabled"), "{found}");
+}
+
+#[test]
+fn a_store_is_used_where_io_uring_is_forbidden_and_the_report_says_so() {
+    let place = Place::new();
+    let without = |line: &str| {
+        let mut command = place.command(line);
+        said(line, without_io_uring(&mut command).output().unwrap(), 0)
+    };
+    without(FORMAT);
+    for round in 0..2 {
+        let found = without(REPLAY);
+        assert!(found.contains("file (threads: io_uring is forbidden)"), "{round}: {found}");
+    }
+    without("fsck");
+    // Reads by io_uring what threads wrote.
+    is_whole(&place);
 }
 
 #[test]

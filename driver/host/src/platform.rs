@@ -3,12 +3,14 @@
 //! [`mmio`] has the raw accessors. [`ring`] and [`buffer`] are the safe types on top of them that
 //! the rest of the crate uses; they check bounds and alignment once, on construction. [`window`]
 //! does the same for memory of other devices, and [`p2p`] proves that a controller can access it.
-//! With the feature `vfio`, `vfio` has the controllers on PCIe.
+//! [`threads`] is for files where io_uring is forbidden. With the feature `vfio`, `vfio` has the
+//! controllers on PCIe.
 
 pub mod buffer;
 pub mod mmio;
 pub mod p2p;
 pub mod ring;
+pub mod threads;
 #[cfg(feature = "vfio")]
 pub mod vfio;
 pub mod window;

@@ -4,12 +4,15 @@
 use std::{
     io,
     os::fd::{AsRawFd as _, OwnedFd},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use io_uring::{IoUring, opcode, squeue, types};
-use nvme_driver::Nanos;
-use rustix::event::{EventfdFlags, eventfd};
+use nvme_driver::{
+    Nanos,
+    platform::threads::{self, EntryThreads},
+};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::FileTarget;
 
@@ -19,6 +22,13 @@ pub(super) const FILE: types::Fixed = types::Fixed(0);
 pub(super) const WOKEN: u64 = u64::MAX;
 /// Marks the result of a cancellation, which is of no interest: that of the transfer follows.
 pub(super) const CANCELLED: u64 = u64::MAX - 1;
+
+/// Names in reports.
+const PLAIN: &str = "file (plain io_uring)";
+const THREADS: &str = "file (threads: io_uring is forbidden)";
+const FORBIDDEN: &str = "threads read and write the files, which takes more CPU time; allow \
+                         io_uring_setup, _enter and _register in the container's policy, and see \
+                         io_uring_disabled in /proc/sys/kernel";
 
 /// Times that entries are submitted to make room for one. The kernel may be short of memory.
 const PUSHES_MAX: u32 = 10_000;
@@ -52,33 +62,73 @@ impl Wake {
         std::mem::replace(&mut *said, asleep)
     }
 
+    /// Sleeps until someone wakes the thread, or a time has passed, or a signal arrives.
+    fn sleep(&self, time: Nanos) {
+        let span = time.duration();
+        let limit = Timespec { tv_sec: span.as_secs() as i64, tv_nsec: span.subsec_nanos().into() };
+        let mut event = [PollFd::new(&self.event, PollFlags::IN)];
+        if poll(&mut event, Some(&limit)).is_ok_and(|ready| ready > 0) {
+            self.clear();
+        }
+    }
+
     fn clear(&self) {
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
     }
 }
 
+/// How it is less than the best.
+#[derive(Debug)]
+pub(super) struct Lesser {
+    /// Name of the executor in reports.
+    pub(super) name: &'static str,
+    pub(super) cause: io::Error,
+    pub(super) remedy: &'static str,
+}
+
+/// Executes entries.
+#[allow(clippy::large_enum_variant, reason = "a queue has one")]
+enum Way {
+    Kernel(IoUring),
+    /// For the file.
+    Threads(EntryThreads, Arc<OwnedFd>),
+}
+
 /// The ring; made and used by one thread.
 pub(super) struct Ring {
-    ring: IoUring,
+    way: Way,
     /// True while the kernel watches the [`Wake`].
     is_watching: bool,
     unsubmitted: usize,
 }
 
 impl Ring {
-    /// Makes a ring for `transfers` at a time.
-    pub(super) fn new(target: &FileTarget, transfers: u32) -> io::Result<Self> {
-        // Results are kept until the thread asks for them, and interrupt nobody. Linux before 6.1
-        // does not have that.
-        let mut builder = IoUring::builder();
-        builder.setup_single_issuer().setup_defer_taskrun();
+    /// Makes a ring for `transfers` at a time. Says how it is less than the best, if it is.
+    pub(super) fn new(
+        target: &FileTarget,
+        transfers: u32,
+        wake: &Arc<Wake>,
+    ) -> io::Result<(Self, Option<Lesser>)> {
         // The thread that is woken, and a cancellation.
-        let entries = transfers + 2;
-        let ring = builder.build(entries).or_else(|_| IoUring::new(entries))?;
-        ring.submitter().register_files(&[target.file.as_raw_fd()])?;
-        // Saves a look-up for each call. Linux before 5.18 does not have that.
-        let _ = ring.submitter().register_ring_fd();
-        Ok(Self { ring, is_watching: false, unsubmitted: 0 })
+        let (ring, cause) = threads::ring(transfers + 2)?;
+        let (name, remedy) = match ring {
+            Some(_) => (PLAIN, "it takes more CPU time; Linux 6.1 has what is missing"),
+            None => (THREADS, FORBIDDEN),
+        };
+        let lesser = cause.map(|cause| Lesser { name, cause, remedy });
+        let way = match ring {
+            Some(ring) => {
+                ring.submitter().register_files(&[target.file.as_raw_fd()])?;
+                // Saves a look-up for each call. Linux before 5.18 does not have that.
+                let _ = ring.submitter().register_ring_fd();
+                Way::Kernel(ring)
+            }
+            None => {
+                let wake = wake.clone();
+                Way::Threads(EntryThreads::new(move || wake.wake())?, target.file.clone())
+            }
+        };
+        Ok((Self { way, is_watching: false, unsubmitted: 0 }, lesser))
     }
 
     /// Queues an entry.
@@ -88,7 +138,16 @@ impl Ring {
     pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         for _ in 0..PUSHES_MAX {
             // SAFETY: the caller's promise.
-            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+            let is_pushed = unsafe {
+                match &mut self.way {
+                    Way::Kernel(ring) => ring.submission().push(entry).is_ok(),
+                    Way::Threads(threads, file) => {
+                        threads.push(entry, file);
+                        true
+                    }
+                }
+            };
+            if is_pushed {
                 self.unsubmitted += 1;
                 return Ok(());
             }
@@ -102,8 +161,12 @@ impl Ring {
         self.unsubmitted
     }
 
-    /// Asks the kernel to give up a transfer.
+    /// Asks the kernel to give up a transfer. A thread that has begun one cannot.
     pub(super) fn cancel(&mut self, transfer: u64) -> io::Result<()> {
+        if let Way::Threads(threads, _) = &self.way {
+            threads.cancel(transfer);
+            return Ok(());
+        }
         let entry = opcode::AsyncCancel::new(transfer).build().user_data(CANCELLED);
         // SAFETY: it points to nothing.
         unsafe { self.push(&entry) }
@@ -117,6 +180,13 @@ impl Ring {
     /// Submits what is queued, and sleeps until there are `results`, or someone wakes the thread,
     /// or a time has passed.
     pub(super) fn sleep(&mut self, wake: &Wake, results: usize, time: Nanos) -> io::Result<()> {
+        if let Way::Threads(threads, _) = &mut self.way {
+            (self.unsubmitted, _) = (0, threads.submit());
+            if threads.want(results) {
+                wake.sleep(time);
+            }
+            return Ok(());
+        }
         if !self.is_watching {
             let file = types::Fd(wake.event.as_raw_fd());
             let entry = opcode::PollAdd::new(file, libc::POLLIN as u32).build().user_data(WOKEN);
@@ -128,14 +198,21 @@ impl Ring {
     }
 
     fn enter(&mut self, results: usize, time: Nanos) -> io::Result<()> {
+        let ring = match &mut self.way {
+            Way::Kernel(ring) => ring,
+            Way::Threads(threads, _) => {
+                (self.unsubmitted, _) = (0, threads.submit());
+                return Ok(());
+            }
+        };
         let span = time.duration();
         let limit = types::Timespec::new().sec(span.as_secs()).nsec(span.subsec_nanos());
         let args = types::SubmitArgs::new().timespec(&limit);
         let entered = match results {
-            0 => self.ring.submit(),
-            _ => self.ring.submitter().submit_with_args(results, &args),
+            0 => ring.submit(),
+            _ => ring.submitter().submit_with_args(results, &args),
         };
-        self.unsubmitted = self.ring.submission().len();
+        self.unsubmitted = ring.submission().len();
         match entered {
             Ok(_) => Ok(()),
             // The time has passed, a signal arrived, or the kernel is short of memory or has to
@@ -147,7 +224,11 @@ impl Ring {
 
     /// Takes the results of transfers: numbers and values.
     pub(super) fn take(&mut self, wake: &Wake, results: &mut Vec<(u64, i32)>) {
-        for entry in self.ring.completion() {
+        let ring = match &mut self.way {
+            Way::Kernel(ring) => ring,
+            Way::Threads(threads, _) => return threads.take(results),
+        };
+        for entry in ring.completion() {
             match entry.user_data() {
                 WOKEN => {
                     self.is_watching = false;

@@ -12,7 +12,7 @@ use nvme_driver::{Clock, Nanos};
 use super::{
     Ends, FileTarget, Reach,
     op::{Extent, Next, Object, Op},
-    ring::{FILE, Ring, Wake},
+    ring::{FILE, Lesser, Ring, Wake},
     transfer::Parts,
     words::{Words, load32, store32},
 };
@@ -114,13 +114,13 @@ impl Worker {
         args: Args,
         warp: u32,
         around: impl FnOnce(u32) -> io::Result<Around>,
-    ) -> io::Result<Self> {
+    ) -> io::Result<(Self, Option<Lesser>)> {
         // SAFETY: the caller's promise.
         let words = unsafe { Words::new(args, warp) };
         let warp = words.warp();
         let at = around(warp.device)?;
         let depth = 1usize << warp.depth_log2;
-        let ring = Ring::new(&at.target, depth as u32)?;
+        let (ring, lesser) = Ring::new(&at.target, depth as u32, &at.wake)?;
         let slot = |_| OnWay {
             op: 0,
             run: Extent { first: 0, count: 0, row: 0, offset: 0, slot_bytes: 0 },
@@ -130,7 +130,7 @@ impl Worker {
             state: Stage::Free,
         };
         let iocbs = args.ring_mask as usize + 1;
-        Ok(Self {
+        let worker = Self {
             words,
             warp,
             at,
@@ -151,7 +151,8 @@ impl Worker {
             refusal: abi::STATUS_OK,
             given_up: 0,
             turns: 0,
-        })
+        };
+        Ok((worker, lesser))
     }
 
     /// Works until the ring is stopped, and nothing is in the kernel any more.

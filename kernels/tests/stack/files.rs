@@ -2,9 +2,10 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{PipeWriter, pipe},
+    io::{PipeWriter, Write as _, pipe},
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::PathBuf,
+    process::Command,
     sync::Arc,
 };
 
@@ -15,7 +16,7 @@ use gio_uring::{
 };
 use nvme_driver::{Clock, DmaSlice, DmaSpace as _, Nanos, platform::buffer::Buffer};
 use nvme_emu::EmuDomain;
-use ripieno_testkit::{WATCHDOG_NS, pattern, until};
+use ripieno_testkit::{WATCHDOG_NS, is_without_io_uring, pattern, until, without_io_uring};
 use tempfile::TempDir;
 
 use crate::rig::{Stack, all_rows, round_trip};
@@ -73,6 +74,30 @@ fn executor(stack: &Stack, targets: Vec<FileTarget>) -> FileExecutor {
 fn reach(domain: &Arc<EmuDomain>) -> Reach {
     let domain = domain.clone();
     Arc::new(move |iova, bytes| domain.access().resolve(iova, bytes).ok()?.host)
+}
+
+/// All tests of this file, in a process for which it is forbidden.
+#[test]
+fn without_io_uring_threads_do_the_same() {
+    if is_without_io_uring() {
+        return;
+    }
+    let mut tests = Command::new(std::env::current_exe().expect("this program"));
+    let done = without_io_uring(tests.arg("files::")).output().expect("it ran");
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && !said.contains(" 0 passed"), "{said}");
+}
+
+/// The name in reports says who moves the data.
+#[test]
+fn the_name_says_whether_io_uring_is_forbidden() {
+    let files = Files::new(1, 16 << 20);
+    let mut stack = Stack::new(1, 1, 8, 16 << 20, None);
+    let executor = files.executor(&stack);
+    let mut ring = stack.ring(Box::new(executor), UringOptions::default());
+    let is_by_threads = ring.executor_name() == "file (threads: io_uring is forbidden)";
+    assert_eq!(is_by_threads, is_without_io_uring(), "{}", ring.executor_name());
+    ring.stop(ring.now() + WATCHDOG_NS).expect("stops");
 }
 
 #[test]
@@ -216,7 +241,7 @@ fn hanging() -> (FileTarget, PipeWriter) {
 /// The read times out, the executor proves that it ended, and it can be started again.
 #[test]
 fn a_file_that_hangs_is_given_up() {
-    let (file, _writer) = hanging();
+    let (file, mut writer) = hanging();
     let mut stack = Stack::new(1, 1, 16, 16 << 20, None);
     let executor = executor(&stack, vec![file]);
     let command_timeout = Nanos::from_millis(200);
@@ -224,6 +249,17 @@ fn a_file_that_hangs_is_given_up() {
     let mut ring = stack.ring(Box::new(executor), options);
     let pool = stack.pool(&mut ring, 2, 64, 4096);
     let map: Vec<Affine> = (0..32).map(|i| Affine { block: i, file: 2 * i }).collect();
+    if is_without_io_uring() {
+        // Threads that read it cannot be told to stop: what they write to stays theirs.
+        assert_eq!(all_rows(&mut ring, &pool, Direction::Read, &map).0, 0);
+        assert_eq!(ring.faulted().expect("it failed").fault, Fault::Timeout);
+        let stopped = ring.stop(ring.now() + Nanos::from_millis(200));
+        let error = stopped.expect_err("there are reads without a result").to_string();
+        assert!(error.contains("did not stop in time"), "{error}");
+        writer.write_all(&vec![7; 32 * 4096]).expect("they read it");
+        ring.stop(ring.now() + WATCHDOG_NS).expect("they have ended");
+        return;
+    }
     for _ in 0..2 {
         assert_eq!(all_rows(&mut ring, &pool, Direction::Read, &map).0, 0);
         assert_eq!(ring.faulted().expect("it failed").fault, Fault::Timeout);

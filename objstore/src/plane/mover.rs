@@ -158,6 +158,7 @@ impl Mover {
         let Tally { stored_bytes, retrieved_bytes, times } = self.tally;
         Ok(PlaneStats {
             path: self.pool.path(),
+            executor: self.transport.executor_name(),
             is_bounced: self.copier.is_bounced(),
             stored_bytes,
             retrieved_bytes,

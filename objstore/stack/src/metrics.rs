@@ -67,6 +67,7 @@ enum Source {
     Device(fn(&QueueCounters) -> u64),
     /// Of each device, by its SMART log.
     Smart(fn(&SmartLog) -> u64),
+    Executor,
     Route,
     /// Only with a catalog in the same process. The second argument is the tokens of a block.
     Store(fn(&StoreStats, u64) -> u64),
@@ -99,7 +100,7 @@ macro_rules! metrics {
 }
 
 use Source::{
-    ComputeSaved as Saved, Connector, Device, Healthy, Plane as Of, Route, Store as Kept,
+    ComputeSaved as Saved, Connector, Device, Executor, Healthy, Plane as Of, Route, Store as Kept,
 };
 use Source::{Smart, Times, Uptime};
 
@@ -108,6 +109,7 @@ pub static METRICS: &[Metric] = metrics! {
     Gauge "healthy" Healthy => "0 when the store has failed, was closed or takes no writes.";
     Gauge "uptime_seconds" Uptime => "Time since the store was opened.";
     Info "path" Route => "The data path: direct, staged or host.";
+    Info "executor" Executor => "Who moves the data, and if files are not moved by io_uring, why.";
     Gauge "bounced" Of(|plane| plane.is_bounced.into()) =>
         "1 when blocks are copied through bounce buffers: devices cannot describe their addresses.";
     Counter "loaded_bytes" Of(|plane| plane.retrieved_bytes + plane.dram.retrieved_bytes) =>
@@ -407,6 +409,9 @@ impl Snapshot {
         let of_device = |(device, value): (usize, u64)| {
             (format!("{total}{{device=\"{device}\"}}"), SampleValue::Count(value))
         };
+        let info = |label, value: &dyn fmt::Display| {
+            vec![(format!("_info{{{label}=\"{value}\"}}"), SampleValue::Count(1))]
+        };
         let plane = self.plane.as_ref();
         let found = match metric.source {
             Source::Healthy => number(Some(self.is_writable.into())),
@@ -417,9 +422,8 @@ impl Snapshot {
             Source::Uptime => self.uptime.map(|it| one(SampleValue::Seconds(it))),
             Source::ComputeSaved => self.compute_saved.map(summary),
             Source::Times(get) => plane.map(get).map(|times| summary((times.count, times.sum))),
-            Source::Route => plane.map(|plane| {
-                vec![(format!("_info{{route=\"{}\"}}", plane.path), SampleValue::Count(1))]
-            }),
+            Source::Route => plane.map(|plane| info("route", &plane.path)),
+            Source::Executor => plane.map(|plane| info("executor", &plane.executor)),
             Source::Device(get) => plane.map(|plane| {
                 let queues = &plane.ring.queues;
                 let devices = queues.iter().map(|queue| queue.device + 1).max().unwrap_or(0);

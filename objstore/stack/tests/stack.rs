@@ -10,7 +10,7 @@ use ripieno_stack::{
     Builder, EngineMemory, Executor, PoolLayout, PoolMemory, Request, Stack, StackConfig,
     StackError, StoreDir, StoreDirMedia, StoreDirOptions,
 };
-use ripieno_testkit::{keys, pattern};
+use ripieno_testkit::{is_without_io_uring, keys, pattern, without_io_uring};
 
 const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
 const BLOCKS: u32 = 8;
@@ -161,6 +161,25 @@ fn survives(shift: usize, descriptors: DescriptorPreference, bounced: bool) {
 #[test]
 fn blocks_survive_in_a_store_dir() {
     survives(0, DescriptorPreference::Auto, false);
+}
+
+/// All tests of this file, in a process for which it is forbidden: in most containers it is.
+#[test]
+fn a_store_in_a_directory_needs_no_io_uring() {
+    if is_without_io_uring() {
+        let place = tempfile::tempdir().unwrap();
+        let engine = Engine::new(0);
+        created(place.path(), &engine, DescriptorPreference::default()).close().unwrap();
+        let dir = StoreDir::open(place.path()).unwrap();
+        let stack = by(None, dir, &engine, DescriptorPreference::default()).open().unwrap();
+        let executor = stack.store().stats().unwrap().plane.executor;
+        assert_eq!(executor, "file (threads: io_uring is forbidden)");
+        return stack.close().unwrap();
+    }
+    let mut tests = Command::new(std::env::current_exe().unwrap());
+    let done = without_io_uring(&mut tests).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && !said.contains(" 0 passed"), "{said}");
 }
 
 /// Both compute where an object is, on two files.

@@ -5,6 +5,7 @@
 //! [`Drives`] are software controllers in one address space, in virtual or in real time.
 //! [`KvMemory`] is the KV pool of an engine that knows the expected contents of each block.
 //! Contents come from [`pattern`]: `rand` with a seed, so failures are reproducible.
+//! [`without_io_uring`] starts a program as in a container that forbids it.
 //! [`until`] waits for an event that no handle tells of.
 //!
 //! # Invariants
@@ -18,6 +19,7 @@
 //! of their own crate.
 
 mod drives;
+mod forbidden;
 mod kv;
 
 use std::{
@@ -29,6 +31,7 @@ use nvme_driver::Nanos;
 use rand::{RngCore as _, SeedableRng as _, rngs::SmallRng};
 
 pub use drives::{Drives, memory_drives, set_faults};
+pub use forbidden::{is_without_io_uring, without_io_uring};
 pub use kv::{KvMemory, blocks, format, host_executor, inline_executor, keys, object};
 
 /// Time after which a wait of a test is a hang, on any machine.

@@ -71,7 +71,7 @@ impl Report {
             version: env!("CARGO_PKG_VERSION"),
             path: outcome.stats.plane.path.to_string(),
             routes_not_taken: placement.not_taken.iter().map(not_taken).collect::<Vec<_>>(),
-            executor: args.executor.to_string(),
+            executor: outcome.stats.plane.executor,
             gpu: gpu,
             device: args.devices.to_string(),
             devices: args.devices.count(),
@@ -201,7 +201,7 @@ impl Report {
                 ),
             ),
             row("path", self.outcome.stats.plane.path, self.path_note()),
-            row("I/O kernel", args.executor.to_string(), self.kernel_note()),
+            row("I/O kernel", self.outcome.stats.plane.executor, self.kernel_note()),
             row("devices", format!("{devices} x {}", self.kind()), self.facts_of_devices()),
             row(
                 "queues",
@@ -236,7 +236,7 @@ impl Report {
         match &self.setting.gpu {
             Some(gpu) => gpu.kernel_words(),
             None if self.args.executor == Executor::File => {
-                "none: threads read and write the files by io_uring".to_owned()
+                "none: threads read and write the files".to_owned()
             }
             None if self.args.executor == Executor::Inline => "the calling thread".to_owned(),
             None => "threads of this machine's CPU".to_owned(),

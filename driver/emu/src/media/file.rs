@@ -2,7 +2,7 @@
 //!
 //! Bytes go directly between file and DMA memory if direct I/O supports its alignment; else through
 //! a bounce buffer. Operations are queued in `submit` and passed to the kernel together in `poll`,
-//! with one system call.
+//! with one system call. Threads carry them out where `io_uring` is forbidden.
 #![allow(unsafe_code, reason = "gives the kernel addresses to read and write asynchronously")]
 
 use std::{
@@ -14,7 +14,11 @@ use std::{
 };
 
 use io_uring::{IoUring, opcode, squeue, types};
-use nvme_driver::{Clock, MonotonicClock, Nanos, wait_until};
+use nvme_driver::{
+    Clock, MonotonicClock, Nanos,
+    platform::threads::{self, EntryThreads},
+    wait_until,
+};
 use rustix::fs::{FallocateFlags, FlockOperation};
 
 use self::{
@@ -54,7 +58,7 @@ impl Default for FileOptions {
 
 /// A medium in a file; see the module documentation.
 pub struct FileMedia {
-    ring: IoUring,
+    ring: Ring,
     file: Arc<OwnedFd>,
     path: PathBuf,
     capacity: u64,
@@ -116,7 +120,7 @@ impl FileMedia {
     ///
     /// # Errors
     /// Returns the operating system's error with a remedy, for the file, the lock, `O_DIRECT`, or
-    /// `io_uring`. Fails for a block device smaller than `bytes`.
+    /// `io_uring` (unless that is forbidden). Fails for a block device smaller than `bytes`.
     pub fn open(path: &Path, bytes: u64, options: FileOptions) -> io::Result<Self> {
         let file = open(path, bytes > 0, options)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
@@ -137,9 +141,7 @@ impl FileMedia {
         let FileOptions { keep_space, depth, .. } = options;
         let depth = depth.clamp(1, 4096);
         let ring = ring(depth, Issuer::Any).map_err(|error| {
-            let hint = "the kernel or a container's policy forbids it: see io_uring_disabled in \
-                        /proc/sys/kernel, or use memory media";
-            explain(path, "setting up io_uring for it", error, hint)
+            explain(path, "setting up io_uring for it", error, "use memory media")
         })?;
         Ok(Self {
             ring,
@@ -192,9 +194,17 @@ impl FileMedia {
         // SAFETY: everything the entry points to lives until its completion: the list of parts and
         // the bounce buffer in the slot, the memory behind them by the operation's sg_list, the
         // drain and the file in `self`. A slot is emptied only by `finish`, or leaked.
-        let pushed = unsafe { self.ring.submission().push(&entry) };
+        let pushed = unsafe {
+            match &mut self.ring {
+                Ring::Kernel(ring) => ring.submission().push(&entry).is_ok(),
+                Ring::Threads(threads) => {
+                    threads.push(&entry, &self.file);
+                    true
+                }
+            }
+        };
         // The queue has at least as many entries as there are slots, and each slot uses one.
-        assert!(pushed.is_ok(), "the kernel's queue is full with a slot free");
+        assert!(pushed, "the kernel's queue is full with a slot free");
         self.unsubmitted += 1;
         if self.unsubmitted >= BATCH {
             self.hand_over();
@@ -204,8 +214,15 @@ impl FileMedia {
     /// Submits queued entries with one system call. On a single-issuer ring, this also collects
     /// available results.
     fn hand_over(&mut self) {
-        match self.ring.submit() {
-            Ok(_) => self.unsubmitted = self.ring.submission().len(),
+        let ring = match &mut self.ring {
+            Ring::Kernel(ring) => ring,
+            Ring::Threads(threads) => {
+                (self.unsubmitted, _) = (0, threads.submit());
+                return;
+            }
+        };
+        match ring.submit() {
+            Ok(_) => self.unsubmitted = ring.submission().len(),
             // Interrupted, short of memory, or another thread's ring: the queue is unchanged, and
             // the next call tries again.
             Err(error) if transient(&error) => std::thread::yield_now(),
@@ -239,8 +256,13 @@ impl FileMedia {
 
     /// Takes the kernel's results out of the ring.
     fn collect(&mut self) {
-        let results = self.ring.completion().map(|entry| (entry.user_data(), entry.result()));
-        self.reaped.extend(results);
+        match &mut self.ring {
+            Ring::Kernel(ring) => {
+                let results = ring.completion().map(|entry| (entry.user_data(), entry.result()));
+                self.reaped.extend(results);
+            }
+            Ring::Threads(threads) => threads.take(&mut self.reaped),
+        }
     }
 
     fn reap(&mut self, done: &mut Vec<MediaDone>) {
@@ -344,6 +366,8 @@ impl FileMedia {
     /// Replaces the ring once it has delivered all results, for which it waits [`DROP_TIMEOUT`].
     /// Returns `false`, and keeps the ring, if they did not arrive.
     fn change_ring(&mut self, issuer: Issuer) -> io::Result<bool> {
+        let Ring::Kernel(old) = &self.ring else { return Ok(true) };
+        let entries = old.params().sq_entries();
         let clock = MonotonicClock::default();
         let ended = wait_until(&clock, clock.now() + DROP_TIMEOUT, || {
             self.hand_over();
@@ -351,7 +375,7 @@ impl FileMedia {
             self.unfinished() == 0
         });
         if ended {
-            self.ring = ring(self.ring.params().sq_entries(), issuer)?;
+            self.ring = ring(entries, issuer)?;
         }
         Ok(ended)
     }
@@ -489,7 +513,7 @@ impl Media for FileMedia {
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Vec<MediaDone>) {
-        if self.unsubmitted > 0 || self.ring.submission().taskrun() {
+        if self.unsubmitted > 0 || self.ring.has_results_to_fetch() {
             self.hand_over();
         }
         if self.flying() > 0 {
@@ -574,14 +598,30 @@ enum Issuer {
     One,
 }
 
-fn ring(depth: u32, issuer: Issuer) -> io::Result<IoUring> {
-    let mut builder = IoUring::builder();
-    builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
-    match issuer {
-        // Linux before 6.1 does not support such rings.
-        Issuer::One => builder.build(depth).or_else(|_| IoUring::new(depth)),
-        Issuer::Any => IoUring::new(depth),
+/// Executes entries.
+#[allow(clippy::large_enum_variant, reason = "a medium has one")]
+enum Ring {
+    Kernel(IoUring),
+    Threads(EntryThreads),
+}
+
+impl Ring {
+    /// Returns true if the kernel has results that it hands out only when asked.
+    fn has_results_to_fetch(&mut self) -> bool {
+        match self {
+            Self::Kernel(ring) => ring.submission().taskrun(),
+            Self::Threads(_) => false,
+        }
     }
+}
+
+fn ring(depth: u32, issuer: Issuer) -> io::Result<Ring> {
+    let made = match issuer {
+        Issuer::One => threads::ring(depth)?.0,
+        Issuer::Any => threads::unless_forbidden(|| IoUring::new(depth))?.ok(),
+    };
+    // Nobody sleeps until there is a result: the controller polls.
+    made.map_or_else(|| EntryThreads::new(|| {}).map(Ring::Threads), |ring| Ok(Ring::Kernel(ring)))
 }
 
 fn transient(error: &io::Error) -> bool {
