@@ -214,7 +214,8 @@ impl FileExecutor {
         }
         let mut lesser = None;
         for made in says {
-            lesser = made.recv().map_err(|_| io::Error::other("its thread ended"))??;
+            let one = made.recv().map_err(|_| io::Error::other("its thread ended"))??;
+            lesser = lesser.or(one);
         }
         Ok(lesser)
     }
@@ -269,7 +270,7 @@ impl IoExecutor for FileExecutor {
             }
             Err(error) => {
                 self.give_up(args);
-                let hint = remedy(&error).unwrap_or("or take executor host");
+                let hint = remedy(&error).unwrap_or("take executor host");
                 return Err(Self::failed(format!("setting up io_uring failed: {error}; {hint}")));
             }
         };

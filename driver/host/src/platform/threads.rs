@@ -67,6 +67,8 @@ struct Sqe {
     rest: [u64; 3],
 }
 
+const _: () = assert!(size_of::<Sqe>() == size_of::<Entry>(), "an entry has another layout");
+
 /// An entry, and the file that it is about.
 type Queued = (Entry, Arc<OwnedFd>);
 
@@ -139,9 +141,11 @@ impl EntryThreads {
         drop(state);
         (0..count).for_each(|_| self.desk.more.notify_one());
         for _ in 0..more {
-            if self.desk.clone().start().is_err() {
+            if let Err(error) = self.desk.clone().start() {
                 // The others take its share.
-                self.desk.lock().threads -= 1;
+                let threads = &mut self.desk.lock().threads;
+                *threads -= 1;
+                tracing::warn!(%error, threads, "fewer threads than needed serve the files");
             }
         }
     }
@@ -172,9 +176,13 @@ impl EntryThreads {
 }
 
 impl Drop for EntryThreads {
-    /// Ends the threads once they have done what they have: without waiting, for a disk may hang.
+    /// Ends the threads once they have done what they have begun: without waiting, for a disk may
+    /// hang. The rest is not begun: after a panic, the lists of its parts are gone.
     fn drop(&mut self) {
-        self.desk.lock().is_closed = true;
+        let mut state = self.desk.lock();
+        state.is_closed = true;
+        state.queue.clear();
+        drop(state);
         self.desk.more.notify_all();
     }
 }
@@ -270,3 +278,6 @@ fn run(entry: &Entry, file: RawFd) -> i32 {
 fn error() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
+
+#[cfg(test)]
+mod tests;
