@@ -214,8 +214,7 @@ impl FileExecutor {
         }
         let mut lesser = None;
         for made in says {
-            let one = made.recv().map_err(|_| io::Error::other("its thread ended"))??;
-            lesser = lesser.or(one);
+            lesser = lesser.or(made.recv().map_err(|_| io::Error::other("its thread ended"))??);
         }
         Ok(lesser)
     }
