@@ -40,7 +40,7 @@ fn too_little_and_too_much_are_refused() {
     let problem = Sizing::new(&little, &plan(&little, 1), 4096).unwrap_err();
     assert!(problem.to_string().contains("needs 8388608 bytes (8 MiB)"), "{problem}");
     let much = args("--model qwen3-32b");
-    let plan = plan(&much, 10_000);
+    let plan = plan(&much, 40_000);
     let sizing = Sizing::new(&much, &plan, 4096).unwrap();
     assert!(sizing.needed_bytes > 10 << 40, "some machine has room for {}", sizing.needed_bytes);
     let problem = sizing.check_machine(&much, false).unwrap_err();
